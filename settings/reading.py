@@ -1,0 +1,106 @@
+"""Read the settings from the environment, and show them without their secrets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from difflib import get_close_matches
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from dotenv import dotenv_values
+from pydantic import SecretStr, ValidationError
+from pydantic_core import ErrorDetails
+
+from settings import PREFIX, Settings, SettingsError
+from settings.cron import Cron
+
+MASK = "********"
+KINDS = {timedelta: "seconds", SecretStr: "URL", Cron: "cron", int: "count", float: "per second", str: "text"}
+
+
+@dataclass(frozen=True)
+class Described:
+    """A setting as the command line and the documentation show it."""
+
+    name: str
+    type: str
+    default: str
+    value: str
+    sentence: str
+
+
+def load(env_file: str | None = ".env") -> Settings:
+    """Read the settings; raise `SettingsError` naming every unknown name and bad value.
+
+    No message repeats a value that may hold a password.
+    """
+    problems = list(_unknown_names(env_file))
+    try:
+        settings = Settings(_env_file=env_file)  # type: ignore[call-arg]
+    except ValidationError as error:
+        problems += [_bad_value(details) for details in error.errors(include_input=False, include_url=False)]
+    if problems:
+        raise SettingsError("; ".join(problems) + "; `forgekeeper settings --help` says how settings are given")
+    return settings
+
+
+def describe(settings: Settings) -> list[Described]:
+    """List every setting with its present value, secrets masked."""
+    return [
+        Described(
+            name=PREFIX + name.upper(),
+            type=_kind(field.annotation),
+            default=_shown(field.default),
+            value=_shown(getattr(settings, name), none="off" if name.startswith("cron_") else ""),
+            sentence=field.description or "",
+        )
+        for name, field in Settings.model_fields.items()
+    ]
+
+
+def _unknown_names(env_file: str | None) -> Iterator[str]:
+    known = {PREFIX + name.upper() for name in Settings.model_fields}
+    given = {*os.environ, *(dotenv_values(env_file) if env_file else ())}
+    for name in sorted(name for name in given if name.upper().startswith(PREFIX)):
+        if name.upper() not in known:
+            # Without the prefix: it makes all of them alike.
+            close = get_close_matches(
+                name.upper().removeprefix(PREFIX), [one.removeprefix(PREFIX) for one in known], n=1
+            )
+            yield f"unknown setting {name}" + (f" (did you mean {PREFIX}{close[0]}?)" if close else "")
+
+
+def _bad_value(details: ErrorDetails) -> str:
+    name, *inside = (str(part) for part in details["loc"])
+    reason = details["msg"].removeprefix("Value error, ")
+    reason = reason.replace("datetime.timedelta(0)", "0").replace("datetime.timedelta(days=21)", "three weeks")
+    # pydantic names the branch of a union it tried; only an operator's own keys help him.
+    key = f" ({inside[0]})" if inside and name.lower() == "object_stores" else ""
+    return f"bad value of {PREFIX}{name.upper()}{key}: {reason}"
+
+
+def _kind(annotation: Any) -> str:
+    if get_origin(annotation) in (Union, UnionType):
+        return " or ".join(_kind(part) for part in get_args(annotation) if part is not type(None))
+    if get_origin(annotation) is Literal:
+        return " | ".join(str(choice) for choice in get_args(annotation))
+    if get_origin(annotation) is dict:
+        return "JSON"
+    if hasattr(annotation, "__metadata__"):
+        return _kind(get_args(annotation)[0])
+    return KINDS.get(annotation, getattr(annotation, "__name__", str(annotation)).lower())
+
+
+def _shown(value: Any, none: str = "") -> str:
+    if value is None:
+        return none
+    if isinstance(value, SecretStr):
+        return MASK
+    if isinstance(value, timedelta):
+        return f"{value.total_seconds():g}"
+    if isinstance(value, dict):
+        return ", ".join(f"{key}: {_shown(part)}" for key, part in value.items())
+    return str(value)

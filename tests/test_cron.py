@@ -1,0 +1,227 @@
+"""Schedules: what crontab(5) means by them, and which are refused."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from settings.cron import BadCron, Cron, parse
+
+MONDAY = datetime(2026, 6, 1, tzinfo=UTC)
+EVERY_DAY = "sun mon tue wed thu fri sat"
+NAMES = EVERY_DAY.split()
+NUMBERS = st.integers(0, 7)
+
+DAYS = st.sampled_from(["*", "1", "31", "29", "*/9", "10-12,20"])
+MONTHS = st.sampled_from(["*", "2", "*/5", "jan,dec", "3-7/2"])
+WEEKDAYS = st.sampled_from(["*", "0", "7", "5-7", "mon-fri", "*/3", "6/1"])
+SECONDS = st.sampled_from(["", "0", "*/7", "59", "3-9"])
+TIMES = st.sampled_from(["* *", "0 0", "59 23", "*/15 *", "5/20 8-18", "0,30 */6", "7 12"])
+INSTANTS = st.timedeltas(timedelta(days=-1_000), timedelta(days=30_000)).map(MONDAY.__add__)
+
+
+@st.composite
+def schedules(draw):
+    day, weekday = draw(DAYS), draw(WEEKDAYS)
+    if "*" not in (day, weekday):
+        day = "*"
+    month = draw(MONTHS) if day != "31" else "*"
+    return Cron(f"{draw(SECONDS)} {draw(TIMES)} {day} {month} {weekday}")
+
+
+@st.composite
+def weekday_parts(draw):
+    """A part of a weekday field, and the numbers it stands for."""
+    first, last = sorted((draw(NUMBERS), draw(NUMBERS)))
+    step = draw(st.integers(1, 7))
+    spelt = [draw(st.sampled_from([str(first), NAMES[first % 7]])), draw(st.sampled_from([str(last), NAMES[last % 7]]))]
+    if first == 7 or (last == 7 and first == 0):
+        spelt = [str(first), str(last)]  # as a name, Sunday at the start is 0, and so is "sun-sun"
+    shapes = [
+        (spelt[0], range(first, first + 1)),
+        ("-".join(spelt), range(first, last + 1)),
+        ("-".join(spelt) + f"/{step}", range(first, last + 1, step)),
+        (f"*/{step}", range(0, 7, step)),
+    ]
+    return draw(st.sampled_from(shapes))
+
+
+@pytest.mark.parametrize(
+    ("expression", "after", "expected"),
+    [
+        ("* * * * *", "06-01 00:00:00", "06-01 00:01:00"),
+        ("* * * * * *", "06-01 00:00:00", "06-01 00:00:01"),
+        ("30 * * * * *", "06-01 00:00:30", "06-01 00:01:30"),
+        ("59 59 23 31 12 *", "06-01 00:00:00", "12-31 23:59:59"),
+        ("0 0 * * *", "06-01 00:00:00", "06-02 00:00:00"),
+        ("*/20 * * * *", "06-01 00:40:00", "06-01 01:00:00"),
+        ("5/20 * * * *", "06-01 00:05:00", "06-01 00:25:00"),
+        ("5/20 * * * *", "06-01 00:45:00", "06-01 01:05:00"),
+        ("1-5/2 * * * *", "06-01 00:03:00", "06-01 00:05:00"),
+        ("1-5/2 * * * *", "06-01 00:05:00", "06-01 01:01:00"),
+        ("7,3,40-41 * * * *", "06-01 00:07:00", "06-01 00:40:00"),
+        ("0 6 * * ?", "06-01 06:00:00", "06-02 06:00:00"),
+        ("0 0 1 JAN,Jul *", "06-01 00:00:00", "07-01 00:00:00"),
+        ("0 0 1 jul-oct *", "07-01 00:00:00", "08-01 00:00:00"),
+        ("0 0 1 jul-oct/2 *", "07-01 00:00:00", "09-01 00:00:00"),
+        ("0 0 1 jul-10 *", "07-01 00:00:00", "08-01 00:00:00"),
+        ("0 0 29 2 *", "06-01 00:00:00", "2028-02-29 00:00:00"),
+        ("0 0 31 * *", "06-01 00:00:00", "07-31 00:00:00"),
+    ],
+)
+def test_the_next_time_is_what_crontab_says(expression, after, expected):
+    found = Cron(expression).after(moment(after))
+
+    assert found == moment(expected)
+
+
+@pytest.mark.parametrize(
+    ("field", "days"),
+    [
+        ("*", EVERY_DAY),
+        ("0", "sun"),
+        ("7", "sun"),
+        ("0,7", "sun"),
+        ("SUN", "sun"),
+        ("1", "mon"),
+        ("6", "sat"),
+        ("0-7", EVERY_DAY),
+        ("1-7", EVERY_DAY),
+        ("5-7", "sun fri sat"),
+        ("fri-sun", "sun fri sat"),
+        ("7-7", "sun"),
+        ("mon-fri", "mon tue wed thu fri"),
+        ("*/2", "sun tue thu sat"),
+        ("1-5/2", "mon wed fri"),
+        ("5/2", "fri"),
+        ("4/2", "thu sat"),
+        ("5-7/2", "sun fri"),
+        ("1,wed,5-6", "mon wed fri sat"),
+    ],
+)
+def test_weekdays_count_from_sunday_which_is_0_and_7(field, days):
+    week = Cron(f"0 0 * * {field}").between(MONDAY - timedelta(days=1, seconds=1), MONDAY + timedelta(days=5))
+
+    assert [f"{day:%a}".lower() for day in week] == days.split()
+
+
+@given(st.lists(weekday_parts(), min_size=1, max_size=4))
+@example([("5-7", range(5, 8))])
+def test_weekdays_agree_with_the_calendar(parts):
+    wanted = {number % 7 for _text, numbers in parts for number in numbers}
+    midnights = [MONDAY + timedelta(days=day) for day in range(14)]
+
+    found = Cron("0 0 * * " + ",".join(text for text, _numbers in parts))
+
+    assert list(found.between(MONDAY - timedelta(seconds=1), midnights[-1])) == [
+        midnight for midnight in midnights if midnight.isoweekday() % 7 in wanted
+    ]
+
+
+@pytest.mark.parametrize(
+    ("expression", "complaint"),
+    [
+        ("", "has 0 fields"),
+        ("* * * *", "has 4 fields"),
+        ("* * * * * * *", "has 7 fields"),
+        ("@daily", "has 1 fields"),
+        ("60 * * * *", "60"),
+        ("60 * * * * *", "60"),
+        ("* 24 * * *", "24"),
+        ("* * 0 * *", "lower than the minimum value"),
+        ("* * 32 * *", "32"),
+        ("* * * 0 *", "'0' is not a month"),
+        ("* * * 13 *", "13"),
+        ("* * * * 8", "'8' is not a weekday"),
+        ("* * * * -1", "'-1' is not a weekday"),
+        ("* * * * 1,", "'' is not a weekday"),
+        ("* * * * sunday", "'sunday' is not a weekday"),
+        ("* * * * 5-1", "'5-1' is an empty range"),
+        ("* * * * */0", "'*/0' is an empty range"),
+        ("*/0 * * * *", "Increment must be higher than 0"),
+        ("30-10 * * * *", "minimum value in a range"),
+        ("x * * * *", "x"),
+        ("1,,2 * * * *", "1,,2"),
+        ("* * * smarch *", "smarch"),
+        ("* * * jan! *", "jan!"),
+        ("* * last * *", "last"),
+        ("* * 1 * 1", "both the day of the month and the day of the week"),
+        ("* * */2 * mon-fri", "both the day of the month and the day of the week"),
+        ("0 0 30 2 *", "never fires"),
+        ("0 0 31 4,6,9,11 *", "never fires"),
+    ],
+)
+def test_a_wrong_schedule_is_refused_with_what_is_wrong(expression, complaint):
+    with pytest.raises(BadCron) as refusal:
+        Cron(expression)
+
+    assert repr(expression) in str(refusal.value)
+    assert complaint in str(refusal.value)
+
+
+@pytest.mark.parametrize("text", ["off", "OFF", " off "])
+def test_off_is_no_schedule(text):
+    assert parse(text) is None
+
+
+def test_schedules_that_differ_in_blanks_only_are_equal():
+    assert {Cron(" 0  0 * * * "), Cron("0 0 * * *")} == {parse("0 0 * * *")}
+
+
+@given(schedules(), INSTANTS)
+@example(Cron("0 0 29 2 *"), datetime(2104, 2, 28, 23, 59, 59, tzinfo=UTC))
+@example(Cron("59 23 31 12 *"), datetime(2026, 12, 31, 23, 59, tzinfo=UTC))
+@example(Cron("* * * * *"), MONDAY)
+@example(Cron("* * * * * *"), MONDAY)
+def test_an_instant_lies_between_its_newest_time_and_the_next(schedule, instant):
+    newest = schedule.newest(instant)
+
+    assert newest <= instant < schedule.after(newest)
+
+
+@given(schedules(), INSTANTS)
+def test_the_next_time_is_its_own_newest(schedule, instant):
+    tick = schedule.after(instant)
+
+    assert tick == schedule.newest(tick) > instant
+
+
+def test_between_leaves_out_its_start_and_includes_its_end():
+    times = Cron("0 * * * *").between(MONDAY, MONDAY + timedelta(hours=2))
+
+    assert list(times) == [MONDAY + timedelta(hours=1), MONDAY + timedelta(hours=2)]
+
+
+def test_between_two_times_there_is_nothing():
+    times = Cron("0 * * * *").between(MONDAY, MONDAY + timedelta(minutes=59))
+
+    assert list(times) == []
+
+
+@pytest.mark.parametrize(
+    ("expression", "period"),
+    [
+        ("* * * * * *", timedelta(seconds=1)),
+        ("* * * * *", timedelta(minutes=1)),
+        ("5/15 * * * *", timedelta(minutes=15)),
+        ("0,10 * * * *", timedelta(minutes=50)),
+        ("0 */6 * * *", timedelta(hours=6)),
+        ("* 9-17 * * *", timedelta(hours=15, minutes=1)),
+        ("0 0 * * *", timedelta(days=1)),
+        ("0 0 * * mon-fri", timedelta(days=3)),
+        ("* * * * sun", timedelta(days=6, minutes=1)),
+        ("* * 1,10 * *", timedelta(days=21, minutes=1)),
+        ("0 0 1 * *", timedelta(days=31)),
+        ("0 0 31 * *", timedelta(days=61)),
+        ("0 12 * 6 *", timedelta(days=337)),
+        ("0 0 29 2 *", timedelta(days=8 * 365 + 1)),  # 2100 is no leap year
+    ],
+)
+def test_the_period_is_the_longest_gap(expression, period):
+    assert Cron(expression).period == period
+
+
+def moment(text):
+    """Read ``[2026-]06-01 00:00:00``."""
+    return datetime.fromisoformat(text if text[4] == "-" else f"2026-{text}").replace(tzinfo=UTC)

@@ -1,0 +1,302 @@
+"""Settings: what is refused and how it is said, what wins, and that no password is ever shown."""
+
+import traceback
+from dataclasses import asdict
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from settings import PREFIX, Settings, SettingsError
+from settings.cron import Cron
+from settings.reading import MASK, describe, load
+from workers import BATCHES
+
+SECRET = "hunter2"
+DATABASE_URLS = [
+    "postgresql://u:hunter2@h/d",
+    "postgres://u:hunter2@h1:5432,h2:5433/d?sslmode=require",
+    "postgresql://u@/d?host=/run/postgresql&password=hunter2",
+    "host=h dbname=d password=hunter2",
+]
+MALFORMED_DATABASE_URLS = [
+    "postgresql://u:p@hunter2@h/d",
+    "postgresql://u:hunter2@x@h/d",
+    "postgresql://u:hunter2/x@h/d",
+    "postgresql://u:x/hunter2@h/d",
+    "postgresql://u:5432/hunter2@h/d",
+    "postgresql://u:hunter2@h:port/d",
+    "postgresql://u:hunter2@h:hunter2/d",
+    "postgresql://u:hunter2%zz@h/d",
+    "postgresql://u:hunter2@[h/d",
+    "postgresql://u:hunter2@h/d?unknown=hunter2",
+    "mysql://u:hunter2@h/d",
+    "u:hunter2@h/d",
+    "host=h password='hunter2",
+]
+REDIS_URLS = [
+    "redis://:hunter2@h:6379/0",
+    "rediss://u:hunter2@h",
+    "unix://:hunter2@/run/redis.sock?db=1",
+    "unix:///run/redis.sock?password=hunter2",
+]
+MALFORMED_REDIS_URLS = [
+    "redis://:p/hunter2@h/0",
+    "redis://:6379/hunter2@h/0",
+    "redis://:hunter2?@h/0",
+    "redis://:hunter2#x@h/0",
+    "redis://:hunter2@h:port/0",
+    "redis://:hunter2@h:99999/0",
+    "redis://:hunter2@[h/0",
+    "redis://h/hunter2",
+    "redis://h/0?db=hunter2",
+    "redis://h/0?unknown=hunter2",
+    "redis:hunter2",
+    "http://:hunter2@h/0",
+    "hunter2@h",
+]
+URLS = [("DATABASE_URL", url) for url in DATABASE_URLS] + [("REDIS_URL", url) for url in REDIS_URLS]
+MALFORMED_URLS = [("DATABASE_URL", url) for url in MALFORMED_DATABASE_URLS]
+MALFORMED_URLS += [("REDIS_URL", url) for url in MALFORMED_REDIS_URLS]
+STORES = [
+    '{"artifacts": "s3://',
+    '{"artifacts": 5, "hunter2',
+    '["s3://hunter2@b"]',
+    '{"artifacts": {"url": "hunter2"}}',
+]
+
+
+@pytest.fixture
+def given(monkeypatch):
+    """Put settings into the environment."""
+
+    def put(**values):
+        for name, value in values.items():
+            monkeypatch.setenv(PREFIX + name, value)
+
+    return put
+
+
+@pytest.fixture
+def refused(given):
+    """Put settings into the environment and return the message that refuses them."""
+
+    def load_and_fail(**values):
+        given(**values)
+        with pytest.raises(SettingsError) as refusal:
+            load()
+        return str(refusal.value)
+
+    return load_and_fail
+
+
+def test_an_unknown_name_is_refused_with_the_name_it_resembles(refused):
+    message = refused(REDISURL="redis://h")
+
+    assert "unknown setting FORGEKEEPER_REDISURL (did you mean FORGEKEEPER_REDIS_URL?)" in message
+
+
+def test_an_unknown_name_in_the_file_is_refused(refused):
+    Path(".env").write_text("FORGEKEEPER_CRON_PRUNES=off\n")
+
+    message = refused()
+
+    assert "unknown setting FORGEKEEPER_CRON_PRUNES (did you mean FORGEKEEPER_CRON_PRUNE?)" in message
+
+
+def test_a_name_that_resembles_none_gets_no_suggestion(refused):
+    message = refused(ZZZ="1")
+
+    assert "unknown setting FORGEKEEPER_ZZZ;" in message
+
+
+def test_names_without_the_prefix_are_not_ours(monkeypatch):
+    monkeypatch.setenv("REDIS_URL", "nonsense")
+    Path(".env").write_text("DATABASE_URL=nonsense\n")
+
+    assert load().redis_url is load().database_url is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("DEAD_AFTER", value) for value in ("0", "-1", "-0.5", "soon", "PT5S", "00:05", "inf", "nan")),
+        *(("WORKER_THREADS", value) for value in ("0", "-1", "1.5", "many")),
+        *(("PACE_PRUNE", value) for value in ("0", "-1", "nan", "slow")),
+        ("CRON_PRUNE", "hourly"),
+        ("CATCH_UP_PRUNE", "twice"),
+        ("LOG_LEVEL", "info"),
+        ("LOG_FORMAT", "xml"),
+        *MALFORMED_URLS,
+        *(("OBJECT_STORES", value) for value in STORES),
+    ],
+)
+def test_a_bad_value_is_refused_by_its_name(refused, name, value):
+    message = refused(**{name: value})
+
+    assert f"{PREFIX}{name} " in message.replace(":", " ")
+
+
+def test_every_problem_is_in_the_one_message(refused):
+    bad = {"DATABASE_URL": "x", "OBJECT_STORES": "{", "CRON_PRUNE": "x", "DEAD_AFTER": "x", "UNKNOWN": "x"}
+
+    message = refused(**bad)
+
+    assert [name for name in bad if PREFIX + name not in message] == []
+
+
+def test_a_bad_object_store_is_named_by_its_location(refused):
+    message = refused(OBJECT_STORES='{"artifacts": 5}')
+
+    assert "FORGEKEEPER_OBJECT_STORES (artifacts)" in message
+
+
+def test_the_environment_wins_over_the_file(given):
+    Path(".env").write_text("FORGEKEEPER_WORKER_THREADS=3\nFORGEKEEPER_WORKER_PROCESSES=4\n")
+    given(WORKER_THREADS="5")
+
+    settings = load()
+
+    assert (settings.worker_threads, settings.worker_processes) == (5, 4)
+
+
+def test_names_may_be_in_lower_case(monkeypatch):
+    monkeypatch.setenv("forgekeeper_worker_threads", "5")
+
+    assert load().worker_threads == 5
+
+
+def test_an_empty_value_is_an_unset_one(given):
+    given(DATABASE_URL="", CRON_PRUNE="", WORKER_THREADS="", CATCH_UP_WINDOW="", OBJECT_STORES="")
+
+    assert load() == Settings()
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("15", 15), ("0.25", 0.25), ("1e2", 100), (" 7 ", 7)])
+def test_a_duration_is_a_number_of_seconds(given, text, seconds):
+    given(DEAD_AFTER=text)
+
+    assert load().dead_after == timedelta(seconds=seconds)
+
+
+def test_a_schedule_is_read_as_one(given):
+    given(CRON_PRUNE="30 4 * * *")
+
+    assert load().cron("prune") == Cron("30 4 * * *")
+
+
+def test_a_schedule_that_is_off_is_none(given):
+    given(CRON_PRUNE="off")
+
+    assert load().cron("prune") is None
+
+
+@pytest.mark.parametrize(("name", "url"), URLS)
+def test_a_good_url_is_taken_as_it_is(given, name, url):
+    given(**{name: url})
+
+    assert getattr(load(), name.lower()).get_secret_value() == url
+
+
+@pytest.mark.parametrize(("name", "value"), MALFORMED_URLS + [("OBJECT_STORES", value) for value in STORES])
+def test_a_refusal_shows_nothing_of_a_password(given, name, value):
+    given(**{name: value})
+    with pytest.raises(SettingsError) as refusal:
+        load()
+
+    shown = "".join(traceback.format_exception(refusal.value))
+
+    assert SECRET not in shown
+
+
+@pytest.mark.parametrize(("name", "url"), MALFORMED_URLS)
+def test_a_refusal_of_the_class_itself_shows_nothing_of_a_password(name, url):
+    with pytest.raises(ValidationError) as refusal:
+        Settings(**{name.lower(): url})
+
+    shown = "".join(traceback.format_exception(refusal.value))
+
+    assert SECRET not in shown
+
+
+@pytest.mark.parametrize(("name", "url"), [*URLS, ("OBJECT_STORES", '{"artifacts": "s3://hunter2@bucket"}')])
+@pytest.mark.parametrize("show", [repr, str, lambda settings: str([asdict(shown) for shown in describe(settings)])])
+def test_settings_that_are_shown_show_no_password(given, name, url, show):
+    given(**{name: url})
+
+    shown = show(load())
+
+    assert SECRET not in shown
+    assert "***" in shown
+
+
+def test_object_stores_are_described_by_their_locations(given):
+    given(OBJECT_STORES='{"artifacts": "s3://key:hunter2@bucket", "uploads": "file:///srv"}')
+
+    assert shown("OBJECT_STORES").value == f"artifacts: {MASK}, uploads: {MASK}"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "as_given"),
+    [
+        ("CRON_PRUNE", "off", "off"),
+        ("CRON_PRUNE", "0 1  * * *", "0 1 * * *"),
+        ("DEAD_AFTER", "0.50", "0.5"),
+        ("PACE_PRUNE", "", ""),
+        ("REPOSITORIES_ROOT", "/srv/repositories", "/srv/repositories"),
+    ],
+)
+def test_a_value_is_described_as_an_operator_would_write_it(given, name, value, as_given):
+    given(**{name: value})
+
+    assert shown(name).value == as_given
+
+
+@pytest.mark.parametrize(
+    ("require", "name"), [(Settings.require_database, "DATABASE_URL"), (Settings.require_redis, "REDIS_URL")]
+)
+def test_a_missing_url_is_asked_for_in_a_sentence(require, name):
+    with pytest.raises(SettingsError, match=rf"^FORGEKEEPER_{name} is not set: set it to a URL such as .*://"):
+        require(Settings())
+
+
+@pytest.mark.parametrize(
+    ("cron", "own", "window"),
+    [
+        ("* * * * *", None, timedelta(hours=1)),
+        ("0 4 * * *", None, timedelta(days=1)),
+        ("0 4 * * mon", None, timedelta(weeks=1)),
+        ("off", None, timedelta(hours=1)),
+        ("0 4 * * *", "60", timedelta(minutes=1)),
+    ],
+)
+def test_a_missed_tick_is_caught_up_within_a_period_at_least_an_hour_or_as_set(cron, own, window):
+    settings = Settings(cron_prune=cron, catch_up_window=own)
+
+    assert settings.window("prune") == window
+
+
+@pytest.mark.parametrize("name", Settings.model_fields)
+def test_every_setting_has_a_sentence(name):
+    sentence = Settings.model_fields[name].description
+
+    assert sentence[0].isupper()
+    assert sentence.endswith(".")
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_every_batch_has_its_settings(batch):
+    assert {f"cron_{batch}", f"catch_up_{batch}", f"pace_{batch}"} <= Settings.model_fields.keys()
+
+
+@pytest.mark.parametrize("kind", ["cron", "catch_up", "pace"])
+def test_no_setting_is_for_a_batch_that_does_not_exist(kind):
+    names = {name.removeprefix(f"{kind}_") for name in Settings.model_fields if name.startswith(f"{kind}_")}
+
+    assert names - {"window"} == BATCHES.keys()
+
+
+def shown(name):
+    (found,) = [setting for setting in describe(load()) if setting.name == PREFIX + name]
+    return found

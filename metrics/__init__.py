@@ -1,0 +1,1 @@
+"""What operators see of the system: the format of its log lines."""

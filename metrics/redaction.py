@@ -1,0 +1,43 @@
+"""What must not reach a log line as it is: secrets, control characters, endless text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+MASK = "********"
+LONGEST = 4_000
+"""Characters of one fact: an error's trace fits, a dumped payload does not."""
+
+NAME = r"\w*(?:password|passwd|secret|signature|access_?key|api_?key|token)\w*"
+URL_PASSWORD = re.compile(r"(\w+://[^\s:/@]*):\S*@")
+NAMED_SECRET = re.compile(rf"(?i)({NAME})([\"']?\s*[=:]\s*)(\"[^\"]*\"|'[^']*'|[^\s&,;]+)")
+CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
+
+def clean(text: str) -> str:
+    """Mask secrets, escape control characters, cut the middle out of what is too long."""
+    text = URL_PASSWORD.sub(rf"\1:{MASK}@", text)
+    text = NAMED_SECRET.sub(rf"\1\2{MASK}", text)
+    text = text.translate(CONTROL).encode("utf-8", "backslashreplace").decode()
+    if len(text) <= LONGEST:
+        return text
+    half = (LONGEST - 1) // 2
+    return f"{text[:half]}…{text[-half:]}"
+
+
+def redact(value: Any, name: str = "") -> Any:
+    """Return *value* fit for a log line, at any depth; what is *name*d as a secret is masked whole."""
+    if name and re.fullmatch(f"(?i){NAME}", name):
+        return MASK
+    if isinstance(value, Mapping):
+        return {str(key): redact(part, str(key)) for key, part in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [redact(part) for part in value]
+    if value is None or isinstance(value, bool | float):
+        return value
+    if isinstance(value, int):
+        # JSON has numbers of any size; most of what reads it does not.
+        return value if value.bit_length() < 64 else str(value)
+    return clean(value if isinstance(value, str) else str(value))

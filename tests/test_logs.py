@@ -1,0 +1,256 @@
+"""Log lines: what is on them, what is masked, and that each is one line."""
+
+import io
+import json
+import logging
+
+import pytest
+import structlog
+
+from metrics import logs
+from metrics.redaction import LONGEST
+
+SECRET = "hunter2"
+
+
+class Tripped(Exception):
+    """Something to log."""
+
+
+@pytest.fixture
+def stream():
+    """What is logged as JSON, from DEBUG on; the logging of the test run is put back afterwards."""
+    root = logging.getLogger()
+    before = root.handlers[:], root.level, structlog.get_config()
+    output = io.StringIO()
+    logs.configure("json", "DEBUG", output)
+    yield output
+    structlog.contextvars.clear_contextvars()
+    root.handlers[:], root.level = before[0], before[1]
+    structlog.configure(**before[2])
+
+
+@pytest.fixture
+def line(stream):
+    """Read the one line that was logged."""
+
+    def read():
+        (text,) = stream.getvalue().splitlines()
+        return json.loads(text)
+
+    return read
+
+
+log = structlog.get_logger("tests")
+
+
+def test_a_line_begins_with_when_how_grave_and_what(line):
+    log.warning("run lost", batch="prune", seconds=1.5)
+
+    assert list(line()) == ["at", "level", "message", "batch", "seconds"]
+
+
+def test_facts_keep_their_types(line):
+    facts = {"count": 3, "share": 0.5, "late": False, "tick": None, "ids": [1, 2], "by": {"table": 1}}
+
+    log.info("run finished", **facts)
+
+    assert {name: line()[name] for name in facts} == facts
+
+
+def test_the_time_is_in_utc(line):
+    log.info("run started")
+
+    assert line()["at"].endswith("Z")
+
+
+def test_a_library_s_record_looks_like_ours(line):
+    logging.getLogger("library").warning("%d connections", 3, extra={"pool": "main"})
+
+    assert line() | {"at": ""} == {"at": "", "level": "warning", "message": "3 connections", "pool": "main"}
+
+
+@pytest.mark.parametrize("logger", [structlog.get_logger("tests"), logging.getLogger("library")])
+def test_what_is_bound_to_the_context_is_on_every_line(line, logger):
+    structlog.contextvars.bind_contextvars(batch="prune", run=7)
+
+    logger.info("run started")
+
+    assert (line()["batch"], line()["run"]) == ("prune", 7)
+
+
+@pytest.mark.parametrize("logger", [structlog.get_logger("tests"), logging.getLogger("library")])
+def test_an_exception_and_its_cause_are_on_the_same_line(line, logger):
+    try:
+        trip("the second", Tripped("the first"))
+    except Tripped:
+        logger.exception("run failed")
+
+    assert line()["message"] == "run failed"
+    assert "Tripped: the first" in line()["exception"]
+    assert line()["exception"].endswith("Tripped: the second")
+
+
+def test_what_is_below_the_level_is_not_logged(stream):
+    logs.configure("json", "WARNING", stream)
+
+    log.info("run started")
+    logging.getLogger("library").info("connected")
+
+    assert stream.getvalue() == ""
+
+
+def test_a_person_gets_lines_to_read(stream):
+    logs.configure("console", "INFO", stream)
+
+    log.info("run finished", deleted=3)
+
+    assert "[info     ] run finished" in stream.getvalue()
+    assert "deleted=3" in stream.getvalue()
+
+
+def test_a_pipe_gets_json_unless_asked_otherwise(stream, line):
+    logs.configure(None, "INFO", stream)
+
+    log.info("run finished")
+
+    assert line()["message"] == "run finished"
+
+
+def test_a_terminal_gets_lines_to_read_unless_asked_otherwise(stream, monkeypatch):
+    monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
+    logs.configure(None, "INFO", stream)
+
+    log.info("run finished")
+
+    assert not stream.getvalue().startswith("{")
+
+
+def test_nothing_is_written_to_standard_output(stream, capfd):
+    logs.configure("json", "DEBUG")
+
+    log.info("run finished")
+    logging.getLogger("library").info("connected")
+
+    written = capfd.readouterr()
+    assert (written.out, len(written.err.splitlines())) == ("", 2)
+
+
+LEAKS = {
+    "a URL": "cannot reach postgresql://u:hunter2@h/d now",
+    "a URL without a user": "redis://:hunter2@h:6379/0",
+    "a URL whose password has an @": "redis://:p@hunter2@h:6379/0",
+    "a URL whose password has a slash": "redis://:p/hunter2@h:6379/0",
+    "a parameter of a URL": "postgresql://h/d?user=u&password=hunter2&sslmode=require",
+    "a signature": "GET https://b.s3/o?X-Amz-Signature=hunter2&X-Amz-Date=1 failed",
+    "a libpq string": "host=h password=hunter2 dbname=d",
+    "a quoted libpq string": "host=h password='two words hunter2' dbname=d",
+    "JSON": '{"password": "hunter2"}',
+    "Python": "{'secret': 'hunter2'}",
+    "capitals": "Password: hunter2",
+    "an environment variable": "AWS_SECRET_ACCESS_KEY=hunter2",
+    "another one": "PGPASSWORD=hunter2",
+}
+URL = "redis://:hunter2@h/0"
+FACTS = {
+    "a list": [URL],
+    "a dictionary": {"urls": {"redis": URL}},
+    "a tuple": (1, URL),
+    "an exception": Tripped(URL),
+    "bytes": URL.encode(),
+    "a dictionary of secrets": {"password": SECRET},
+}
+
+
+@pytest.mark.parametrize("text", LEAKS.values(), ids=LEAKS)
+@pytest.mark.parametrize("style", ["json", "console"])
+def test_a_secret_is_masked_wherever_it_stands(stream, style, text):
+    logs.configure(style, "INFO", stream)
+    try:
+        trip(text)
+    except Tripped:
+        log.exception(text, fact=text)
+    logging.getLogger("library").warning("failed: %s", text, extra={"url": text})
+
+    assert SECRET not in stream.getvalue()
+    assert "********" in stream.getvalue()
+
+
+@pytest.mark.parametrize("fact", FACTS.values(), ids=FACTS)
+@pytest.mark.parametrize("style", ["json", "console"])
+def test_a_secret_inside_a_fact_is_masked(stream, style, fact):
+    logs.configure(style, "INFO", stream)
+
+    log.info("connected", fact=fact)
+
+    assert SECRET not in stream.getvalue()
+
+
+def test_a_fact_that_is_named_as_a_secret_is_masked(stream):
+    log.info("connected", password=SECRET)
+
+    assert SECRET not in stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    "text", ["run 7 of prune at 10:31", "s3://bucket/a@b", "see https://h:443/p", "the password was wrong"]
+)
+def test_what_is_no_secret_stays(line, text):
+    log.info(text)
+
+    assert line()["message"] == text
+
+
+@pytest.mark.parametrize(
+    ("raw", "escaped"),
+    [
+        ("\x1b[31mred", r"\x1b[31mred"),
+        ("over\rwritten", r"over\x0dwritten"),
+        ("nul\0", r"nul\x00"),
+        ("bell\a", r"bell\x07"),
+        ("gone\x7f", r"gone\x7f"),
+        ("\x9b31mred", r"\x9b31mred"),
+    ],
+)
+@pytest.mark.parametrize("style", ["json", "console"])
+def test_control_characters_are_escaped(stream, style, raw, escaped):
+    logs.configure(style, "INFO", stream)
+
+    log.info("odd", name=raw)
+
+    assert raw not in stream.getvalue()
+    assert (json.loads(stream.getvalue())["name"] if style == "json" else stream.getvalue()).count(escaped) == 1
+
+
+def test_a_message_with_a_line_break_is_one_line(line):
+    log.info('first\n{"message": "forged"}')
+
+    assert line()["message"] == 'first\n{"message": "forged"}'
+
+
+@pytest.mark.parametrize("value", ["broken\udc80", 2**70, float("nan"), {1: 2}, object], ids=repr)
+def test_a_fact_that_json_cannot_write_costs_no_line(line, value):
+    log.info("odd", value=value)
+
+    assert line()["message"] == "odd"
+
+
+def test_a_long_fact_is_cut(line):
+    log.info("x" * 10_000, fact="y" * 10_000)
+
+    assert len(line()["message"]) <= LONGEST
+    assert len(line()["fact"]) <= LONGEST
+
+
+def test_a_long_trace_keeps_its_end_which_names_the_error(line):
+    try:
+        trip("the reason", Tripped("x" * 10_000))
+    except Tripped:
+        log.exception("run failed")
+
+    assert len(line()["exception"]) <= LONGEST
+    assert line()["exception"].endswith("Tripped: the reason")
+
+
+def trip(text, cause=None):
+    raise Tripped(text) from cause

@@ -1,0 +1,69 @@
+"""The tables, what can be asked of them, and the guarded changes of their state."""
+
+from models.batch import FOREVER, Batch
+from models.bulk_imports import BulkImport, BulkImportEntity, BulkImportTracker, ImportStatus, TrackerStatus
+from models.database import (
+    Base,
+    Patience,
+    database,
+    now,
+    open_per_thread,
+    open_pool,
+    reachable,
+    release,
+    sqlstate,
+)
+from models.deleted_object import DeletedObject
+from models.feature_flag import FLAGS, FeatureFlag
+from models.job_artifacts import JobArtifact, ProjectStatistics
+from models.job_run import JobRun, Lost, Started
+from models.projects import DeletionStatus, GitRefDeletion, Project
+from models.user_status import UserStatus
+
+OURS: tuple[type[Base], ...] = (FeatureFlag, Batch, JobRun, DeletedObject)
+"""Tables that forgekeeper owns and migrates."""
+
+APPLICATION: tuple[type[Base], ...] = (
+    UserStatus,
+    Project,
+    GitRefDeletion,
+    BulkImport,
+    BulkImportEntity,
+    BulkImportTracker,
+    JobArtifact,
+    ProjectStatistics,
+)
+"""Tables that the forge owns; only the example application's migrations create them."""
+
+__all__ = [
+    "APPLICATION",
+    "FLAGS",
+    "FOREVER",
+    "OURS",
+    "Base",
+    "Batch",
+    "BulkImport",
+    "BulkImportEntity",
+    "BulkImportTracker",
+    "DeletedObject",
+    "DeletionStatus",
+    "FeatureFlag",
+    "GitRefDeletion",
+    "ImportStatus",
+    "JobArtifact",
+    "JobRun",
+    "Lost",
+    "Patience",
+    "Project",
+    "ProjectStatistics",
+    "Started",
+    "TrackerStatus",
+    "UserStatus",
+    "database",
+    "now",
+    "open_per_thread",
+    "open_pool",
+    "reachable",
+    "release",
+    "sqlstate",
+]

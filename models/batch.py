@@ -1,0 +1,50 @@
+"""Batches as rows: since when they are known, and whether somebody has paused them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
+import peewee as pw
+from playhouse.postgres_ext import DateTimeTZField
+
+from models.database import Base, default
+
+FOREVER = datetime(9999, 12, 31, tzinfo=UTC)
+
+
+class Batch(Base):
+    """A batch.  A pause lives here because a flushed Redis must not resume a deleter."""
+
+    name = pw.TextField(primary_key=True)
+    registered_at = DateTimeTZField(constraints=default("clock_timestamp()"))
+    paused_until = DateTimeTZField(null=True)
+    paused_reason = pw.TextField(null=True)
+    paused_by = pw.TextField(null=True)
+    cursor = pw.BigIntegerField(null=True)
+
+    class Meta:
+        table_name = "batches"
+
+    @classmethod
+    def register(cls, names: Iterable[str]) -> None:
+        """Make the batches known; those that are already are left as they are."""
+        cls.insert_many([{"name": name} for name in names]).on_conflict_ignore().execute()
+
+    @classmethod
+    def paused(cls, name: str) -> pw.ModelSelect[Batch]:
+        """Select the batch if it is paused at this moment."""
+        return cls.select().where(cls.name == name, cls.paused_until > pw.fn.clock_timestamp())
+
+    @classmethod
+    def pause(cls, name: str, *, until: datetime | None, reason: str | None, by: str) -> None:
+        """Start no run of the batch before *until*, or ever if None; a running one goes on."""
+        cls.register([name])
+        cls.update(paused_until=until or FOREVER, paused_reason=reason, paused_by=by).where(cls.name == name).execute()
+
+    @classmethod
+    def resume(cls, name: str) -> bool:
+        """End a pause; return False when there was none."""
+        paused = cls.paused(name).exists()
+        cls.update(paused_until=None, paused_reason=None, paused_by=None).where(cls.name == name).execute()
+        return paused

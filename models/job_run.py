@@ -1,0 +1,288 @@
+"""The ledger: every tick of a batch and every run by hand, each in exactly one state.
+
+A batch's open row (claimed, enqueued or started) is its lock.  A change of state is one
+guarded update; who comes second changes nothing and is told so by the return value.
+All times are the database's, so a machine whose clock is wrong claims nothing early and
+repeats nothing.  `docs/architecture.md` draws the states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+import peewee as pw
+from playhouse.postgres_ext import DateTimeTZField
+
+from models.database import Base, BigIdentityField, database, default
+
+WAITING = ("claimed", "enqueued")
+OPEN = (*WAITING, "started")
+CLOCK_TOLERANCE = timedelta(seconds=2)
+"""How far a scheduler's clock may be ahead without its tick being turned away."""
+MAX_LOSSES = 3
+"""A run that has taken this many workers down with it is poison."""
+MAX_RETRIES = 25
+"""The documents' number; the failure after the last retry is final."""
+
+CLAIM = """
+    insert into job_runs (batch, tick, state, reason, claimed_by, claimed_at)
+    select %(batch)s, %(tick)s, 'claimed', %(reason)s, %(by)s, clock_timestamp()
+    where %(tick)s <= clock_timestamp() + %(tolerance)s
+      and not exists (select from batches where name = %(batch)s and paused_until > clock_timestamp())
+    on conflict do nothing
+    returning id
+"""
+RECORD = """
+    insert into job_runs (batch, tick, state, reason, claimed_by, claimed_at, finished_at)
+    select %(batch)s, tick, %(state)s, %(reason)s, %(by)s, clock_timestamp(), clock_timestamp()
+    from unnest(%(ticks)s::timestamptz[]) as tick
+    on conflict (batch, tick) do nothing
+"""
+REOPEN_LOST = """
+    update job_runs set
+        state = case when losses + 1 >= %(max_losses)s then 'failed' else 'enqueued' end,
+        reason = case when losses + 1 >= %(max_losses)s then 'poison' else 'worker_lost' end,
+        finished_at = case when losses + 1 >= %(max_losses)s then clock_timestamp() end,
+        error = 'the worker was lost: ' || coalesce(started_by, 'unknown'),
+        losses = losses + 1, failures = failures + 1, retry_at = null
+    where batch = %(batch)s and state = 'started' and alive_at < clock_timestamp() - %(dead_after)s
+    returning id, state, started_by, losses
+"""
+START = """
+    update job_runs set
+        state = 'started', attempt = attempt + 1, retry_at = null,
+        started_by = %(by)s, started_at = clock_timestamp(), alive_at = clock_timestamp()
+    where id = %(id)s and state in ('claimed', 'enqueued')
+      and not exists (
+        select from batches where name = job_runs.batch and paused_until > clock_timestamp()
+      )
+    returning attempt, failures, tick
+"""
+START_MANUAL = """
+    insert into job_runs (batch, state, attempt, claimed_by, claimed_at, started_by, started_at, alive_at)
+    select %(batch)s, 'started', 1, %(by)s, clock_timestamp(), %(by)s, clock_timestamp(), clock_timestamp()
+    where not exists (select from batches where name = %(batch)s and paused_until > clock_timestamp())
+    on conflict do nothing
+    returning id, attempt, failures
+"""
+KEEP_ALIVE = """
+    update job_runs set alive_at = clock_timestamp()
+    where state = 'started' and (id, attempt) in (
+        select * from unnest(%(ids)s::bigint[], %(attempts)s::int[])
+    )
+    returning id
+"""
+FAIL = """
+    update job_runs set
+        state = case when failures < %(retries)s then 'enqueued' else 'failed' end,
+        retry_at = case when failures < %(retries)s then clock_timestamp() + %(delay)s end,
+        finished_at = case when failures < %(retries)s then null else clock_timestamp() end,
+        failures = failures + 1, reason = 'error', error = %(error)s
+    where id = %(id)s and attempt = %(attempt)s and state = 'started'
+    returning state
+"""
+DELETE_CLOSED = """
+    delete from job_runs where id = any(array(
+        select id from job_runs as old
+        where finished_at < %(horizon)s and state not in ('claimed', 'enqueued', 'started')
+          and exists (select from job_runs as newer where newer.batch = old.batch and newer.id > old.id)
+        limit %(limit)s
+        for update skip locked
+    ))
+"""
+
+
+class Started(NamedTuple):
+    """A run that is now ours, as long as nobody finds us dead."""
+
+    id: int
+    attempt: int
+    failures: int = 0
+    tick: datetime | None = None
+
+
+class Lost(NamedTuple):
+    """A run that was taken from a worker that fell silent."""
+
+    id: int
+    state: str
+    worker: str | None
+    losses: int
+
+
+class JobRun(Base):
+    """One tick of a batch, or one run by hand (no tick)."""
+
+    id = BigIdentityField()
+    batch = pw.TextField()
+    tick = DateTimeTZField(null=True)
+    state = pw.TextField()
+    reason = pw.TextField(null=True)
+    attempt = pw.IntegerField(constraints=default("0"))
+    failures = pw.IntegerField(constraints=default("0"))
+    losses = pw.IntegerField(constraints=default("0"))
+    retry_at = DateTimeTZField(null=True)
+    claimed_by = pw.TextField(null=True)
+    claimed_at = DateTimeTZField(null=True)
+    enqueued_at = DateTimeTZField(null=True)
+    started_by = pw.TextField(null=True)
+    started_at = DateTimeTZField(null=True)
+    alive_at = DateTimeTZField(null=True)
+    finished_at = DateTimeTZField(null=True)
+    result = pw.JSONField(null=True)
+    error = pw.TextField(null=True)
+
+    class Meta:
+        table_name = "job_runs"
+
+    @classmethod
+    def of(cls, batch: str) -> pw.ModelSelect[JobRun]:
+        """Select the batch's rows, newest first."""
+        return cls.select().where(cls.batch == batch).order_by(cls.id.desc())
+
+    @classmethod
+    def open(cls, batch: str) -> JobRun | None:
+        """Return the batch's open row, its lock."""
+        row: JobRun | None = cls.of(batch).where(cls.state.in_(OPEN)).first()
+        return row
+
+    @classmethod
+    def at(cls, batch: str, tick: datetime) -> JobRun | None:
+        """Return the tick's row."""
+        row: JobRun | None = cls.of(batch).where(cls.tick == tick).first()
+        return row
+
+    @classmethod
+    def last_ended(cls, batch: str) -> JobRun | None:
+        """Return the newest run of the batch that was started and has ended."""
+        ended = cls.started_at.is_null(False) & cls.finished_at.is_null(False)
+        row: JobRun | None = cls.of(batch).where(ended).first()
+        return row
+
+    @classmethod
+    def oldest_tick(cls, batch: str) -> datetime | None:
+        """Return the oldest tick that has a row."""
+        tick: datetime | None = cls.select(pw.fn.min(cls.tick)).where(cls.batch == batch).scalar()
+        return tick
+
+    @classmethod
+    def newest_tick(cls, batch: str) -> datetime | None:
+        """Return the newest tick that has a row."""
+        tick: datetime | None = cls.select(pw.fn.max(cls.tick)).where(cls.batch == batch).scalar()
+        return tick
+
+    @classmethod
+    def claim(cls, batch: str, tick: datetime, *, by: str, reason: str | None) -> int | None:
+        """Claim the tick if it is due, the batch neither paused nor open; return the row's id.
+
+        A retry that still waits gives way to the newer tick, which does the same work.
+        Of several schedulers one gets the id, the others None.
+        """
+        with database.atomic() as transaction:
+            cls.supersede(batch, tick)
+            values = {"batch": batch, "tick": tick, "by": by, "reason": reason, "tolerance": CLOCK_TOLERANCE}
+            row = database.execute_sql(CLAIM, values).fetchone()
+            if row is None:
+                # Another scheduler's tick, a pause or an open run: the retry keeps its place.
+                transaction.rollback()
+        return row[0] if row else None
+
+    @classmethod
+    def supersede(cls, batch: str, tick: datetime) -> None:
+        """Fail the batch's waiting retry of an older tick, or of a run by hand."""
+        older = cls.tick.is_null() | (cls.tick < tick)
+        cls.update(state="failed", reason="superseded", finished_at=pw.fn.clock_timestamp()).where(
+            cls.batch == batch, cls.state == "enqueued", cls.failures > 0, older
+        ).execute()
+
+    @classmethod
+    def record(cls, batch: str, ticks: Sequence[datetime], state: str, *, by: str, reason: str | None = None) -> int:
+        """Record ticks that will not run; return how many had no row yet."""
+        values = {"batch": batch, "ticks": list(ticks), "state": state, "reason": reason, "by": by}
+        count: int = database.execute_sql(RECORD, values).rowcount
+        return count
+
+    @classmethod
+    def claim_manual(cls, batch: str, *, by: str) -> int | None:
+        """Open a run by hand that a worker shall start; None when one is open already."""
+        row = cls.insert(batch=batch, state="claimed", claimed_by=by, claimed_at=pw.fn.clock_timestamp())
+        inserted = list(row.on_conflict_ignore().returning(cls.id).tuples().execute())
+        return inserted[0][0] if inserted else None
+
+    @classmethod
+    def mark_enqueued(cls, run_id: int) -> None:
+        """Note that a claimed row's message has been sent; a row that has moved on stays."""
+        cls.update(state="enqueued", enqueued_at=pw.fn.clock_timestamp()).where(
+            cls.id == run_id, cls.state == "claimed"
+        ).execute()
+
+    @classmethod
+    def start(cls, run_id: int, *, by: str) -> Started | None:
+        """Start the run; None when it is started, closed or paused, or its row is gone."""
+        row = database.execute_sql(START, {"id": run_id, "by": by}).fetchone()
+        return Started(run_id, *row) if row else None
+
+    @classmethod
+    def start_here(cls, batch: str, *, by: str) -> Started | None:
+        """Take over the batch's waiting row, or start a new one; None when one runs or the batch is paused."""
+        waiting = cls.open(batch)
+        if waiting is not None:
+            return cls.start(waiting.id, by=by)
+        row = database.execute_sql(START_MANUAL, {"batch": batch, "by": by}).fetchone()
+        return Started(*row) if row else None
+
+    @classmethod
+    def keep_alive(cls, runs: Iterable[Started]) -> set[int]:
+        """Give signs of life; return the ids of the runs that are still ours."""
+        runs = list(runs)
+        values = {"ids": [run.id for run in runs], "attempts": [run.attempt for run in runs]}
+        return {row[0] for row in database.execute_sql(KEEP_ALIVE, values).fetchall()}
+
+    @classmethod
+    def succeed(cls, run: Started, result: dict[str, Any]) -> bool:
+        """Close the run with its result; return False when it was taken from us meanwhile."""
+        values = {"state": "succeeded", "result": result, "finished_at": pw.fn.clock_timestamp(), "error": None}
+        return bool(cls.update(values).where(cls.is_ours(run)).execute())
+
+    @classmethod
+    def fail(cls, run: Started, error: str, *, delay: timedelta, retries: int = MAX_RETRIES) -> str | None:
+        """Let the run wait *delay* for its next try, or end it after so many *retries*.
+
+        Returns the new state, None when the run was taken from us meanwhile.
+        """
+        values = {"id": run.id, "attempt": run.attempt, "error": error, "delay": delay, "retries": retries}
+        row = database.execute_sql(FAIL, values).fetchone()
+        return row[0] if row else None
+
+    @classmethod
+    def is_ours(cls, run: Started) -> pw.Expression:
+        """Build the guard of every change that a runner makes."""
+        return (cls.id == run.id) & (cls.attempt == run.attempt) & (cls.state == "started")
+
+    @classmethod
+    def reopen_lost(cls, batch: str, *, dead_after: timedelta) -> list[Lost]:
+        """Take runs from workers silent for *dead_after*; the third time it is poison."""
+        values = {"batch": batch, "dead_after": dead_after, "max_losses": MAX_LOSSES}
+        return [Lost(*row) for row in database.execute_sql(REOPEN_LOST, values).fetchall()]
+
+    @classmethod
+    def give_up(cls, run_id: int, *, reason: str) -> bool:
+        """Fail a waiting run whose message lies in the dead letters; return False if it has moved on."""
+        values = {"state": "failed", "reason": reason, "finished_at": pw.fn.clock_timestamp()}
+        return bool(cls.update(values).where(cls.id == run_id, cls.state.in_(WAITING)).execute())
+
+    @classmethod
+    def delete_closed(cls, horizon: datetime, *, limit: int) -> int:
+        """Delete up to *limit* rows closed before *horizon*, never the newest of a batch."""
+        count: int = database.execute_sql(DELETE_CLOSED, {"horizon": horizon, "limit": limit}).rowcount
+        return count
+
+
+JobRun.add_index(pw.SQL("create unique index job_runs_batch_tick on job_runs (batch, tick)"))
+JobRun.add_index(
+    pw.SQL("create unique index one_open_run on job_runs (batch) where state in ('claimed', 'enqueued', 'started')")
+)
+JobRun.add_index(pw.SQL("create index job_runs_batch_id on job_runs (batch, id)"))
+JobRun.add_index(pw.SQL("create index job_runs_finished_at on job_runs (finished_at)"))

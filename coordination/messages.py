@@ -1,0 +1,64 @@
+"""Messages: put in once, found among the dead, forgotten in the end.
+
+The keys are Dramatiq's own: a message that is put in here is fetched by any Dramatiq
+worker, and everything that reads Dramatiq's queues reads ours.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import redis
+from dramatiq import Message
+from dramatiq.brokers.redis import RedisBroker
+
+from coordination.scripts import call
+
+DEAD_MESSAGE_TTL = timedelta(days=7)
+"""How long dead letters are kept: Dramatiq's number, long enough for a holiday."""
+
+
+def push_once(broker: RedisBroker, message: Message[Any]) -> bool:
+    """Put *message* into its queue; return False when its id is on its way already.
+
+    The id is the message's own: it counts as on its way from here until a worker has
+    acknowledged it, however often its worker dies, and not a moment longer.
+    """
+    message = message.copy(options={"redis_message_id": message.message_id})
+    queue = f"{broker.namespace}:{message.queue_name}"
+    broker.emit_before("enqueue", message, None)
+    pushed = call(
+        broker.client,
+        "push_once",
+        keys=[f"{queue}.DQ.msgs", f"{queue}.msgs", queue],
+        args=[message.message_id, message.encode()],
+    )
+    if pushed:
+        broker.emit_after("enqueue", message, None)
+    return bool(pushed)
+
+
+def is_dead(broker: RedisBroker, queue: str, message_id: str) -> bool:
+    """Say whether the message lies in the queue's dead letters."""
+    return bool(broker.client.hexists(f"{broker.namespace}:{queue}.XQ.msgs", message_id))
+
+
+def forget_dead(broker: RedisBroker, queue: str, *, ttl: timedelta = DEAD_MESSAGE_TTL, limit: int) -> int:
+    """Forget up to *limit* dead letters of the queue older than *ttl*; return how many."""
+    dead = f"{broker.namespace}:{queue}.XQ"
+    milliseconds = round(ttl.total_seconds() * 1000)
+    forgotten: int = call(broker.client, "forget_dead", keys=[dead, f"{dead}.msgs"], args=[milliseconds, limit])
+    return forgotten
+
+
+def depth(client: redis.Redis, namespace: str, queue: str) -> dict[str, int]:
+    """Count the queue's messages: ready, in flight, delayed and dead."""
+    key = f"{namespace}:{queue}"
+    with client.pipeline(transaction=False) as pipe:
+        pipe.llen(key)
+        pipe.hlen(f"{key}.msgs")
+        pipe.hlen(f"{key}.DQ.msgs")
+        pipe.zcard(f"{key}.XQ")
+        ready, stored, delayed, dead = pipe.execute()
+    return {"ready": ready, "in_flight": max(0, stored - ready), "delayed": delayed, "dead": dead}

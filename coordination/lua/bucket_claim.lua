@@ -1,0 +1,35 @@
+-- Give an available bucket to an owner.
+--
+-- KEYS[1]  {bulk_delete_expired_job_artifacts}:available_buckets  set of numbers
+-- KEYS[2]  {bulk_delete_expired_job_artifacts}:occupied_buckets   sorted set, number by second of its last sign of life
+-- KEYS[3]  {bulk_delete_expired_job_artifacts}:bucket_owners      hash, number -> token
+-- KEYS[4]  {bulk_delete_expired_job_artifacts}:bucket_state       hash; `last_claimed` is written here and nowhere else
+-- ARGV[1]  max, the bucket's number will be below it
+-- ARGV[2]  token, the owner's own, new for each claim
+--
+-- Returns the number, or nil when none is free.  A token that has a bucket gets that one again.
+-- Buckets are given out in turn: were it always the lowest, a single worker would find bucket 0
+-- free again each time, and never come to the others.
+
+local now = redis.call('time')[1]
+
+local owners = redis.call('hgetall', KEYS[3])
+for i = 1, #owners, 2 do
+  if owners[i + 1] == ARGV[2] and redis.call('zscore', KEYS[2], owners[i]) then
+    return tonumber(owners[i])
+  end
+end
+
+local max = tonumber(ARGV[1])
+local last = tonumber(redis.call('hget', KEYS[4], 'last_claimed')) or -1
+for step = 1, max do
+  local number = (last + step) % max
+  -- Taken out of both sets of a bucket that is in both: another program's leftover, and the owner is right.
+  if redis.call('srem', KEYS[1], number) == 1 and not redis.call('zscore', KEYS[2], number) then
+    redis.call('zadd', KEYS[2], now, number)
+    redis.call('hset', KEYS[3], number, ARGV[2])
+    redis.call('hset', KEYS[4], 'last_claimed', number)
+    return number
+  end
+end
+return nil

@@ -1,0 +1,257 @@
+"""The register of direct uploads that have begun and not completed (batch 100).
+
+It lives in Redis alone and goes by Redis's clock.  An entry is `pending` until either its
+producer completes it or a run claims it, in one atomic step: exactly one of them has it.
+A claimed entry is in `deleting` until its object is gone, and in `failed` when that could
+not be done; there a person finds it.
+
+A worker that was paused for longer than its claim may still delete the object once more
+than others have.  That is harmless while a path is used once, as docs/uploads.md demands.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import secrets
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import redis
+
+from coordination.scripts import call
+
+PENDING = "{pending_direct_uploads}:pending"
+DELETING = "{pending_direct_uploads}:deleting"
+FAILED = "{pending_direct_uploads}:failed"
+ATTEMPTS = "{pending_direct_uploads}:attempts"
+CLAIMS = "{pending_direct_uploads}:claims"
+
+CLAIM_TTL = timedelta(seconds=60)
+"""How long a claim may be acted on by the one who took it."""
+MAX_ATTEMPTS = 5
+
+_NO_TEXT = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")  # control characters, and what is left of bytes that are no UTF-8
+
+
+class MalformedUpload(ValueError):
+    """A location is a name without a colon; a path has no empty, `.` or `..` part and no control character."""
+
+
+class BeingDeleted(Exception):
+    """The object of an earlier upload to this path is being deleted; use another path."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An upload that was never completed, and how often deleting its object has failed."""
+
+    member: str
+    attempts: int
+
+    @property
+    def location(self) -> str:
+        """What stands before the first colon."""
+        return self.member.partition(":")[0]
+
+    @property
+    def path(self) -> str:
+        """What stands after the first colon; it may contain more of them."""
+        return self.member.partition(":")[2]
+
+    @property
+    def malformed(self) -> bool:
+        """Whether no object can be meant; the register holds what other programs write."""
+        parts = self.path.split("/")
+        return not self.location or bool({"", ".", ".."}.intersection(parts) or _NO_TEXT.search(self.member))
+
+
+@dataclass(frozen=True)
+class Failure(Entry):
+    """An entry that was given up, and when."""
+
+    at: datetime
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Entries that belong to one worker for a while."""
+
+    token: str
+    taken: float
+    entries: list[Entry]
+
+    def expired(self, now: float) -> bool:
+        """Say whether the claim is too old to be acted on; *now* is monotonic.
+
+        Ask before each deletion.  A worker that was paused drops its claim: the next run finds it.
+        """
+        return now - self.taken > CLAIM_TTL.total_seconds()
+
+
+def prepare(client: redis.Redis, location: str, path: str) -> None:
+    """Register an upload that is about to begin.
+
+    Raises `BeingDeleted` while the register still holds the path to delete its object, and
+    `MalformedUpload`.  Preparing again starts its time anew.
+    """
+    if not call(client, "upload_prepare", keys=[PENDING, DELETING, FAILED], args=[_member(location, path)]):
+        raise BeingDeleted(f"{location}:{path} is being deleted; use another path")
+
+
+def complete(client: redis.Redis, location: str, path: str) -> bool:
+    """Take the upload off the register; return False when it is too late for that.
+
+    After True it is never claimed.  After False its object is gone or about to go, and the
+    upload must be treated as failed; so must one whose answer was lost, for asking again
+    answers False.
+    """
+    return bool(client.zrem(PENDING, _member(location, path)))
+
+
+def exists(client: redis.Redis, location: str, path: str) -> bool:
+    """Say whether the upload is pending."""
+    return client.zscore(PENDING, _member(location, path)) is not None
+
+
+def count(client: redis.Redis) -> int:
+    """Count the pending uploads, fresh ones too."""
+    return int(client.zcard(PENDING))
+
+
+def pending_only(client: redis.Redis, location: str, paths: Sequence[str]) -> list[str]:
+    """Return those of *paths* that are pending, in their order."""
+    if not paths:
+        return []
+    scores = client.zmscore(PENDING, [_member(location, path) for path in paths])
+    return [path for path, score in zip(paths, scores, strict=True) if score is not None]
+
+
+def claim(
+    client: redis.Redis,
+    *,
+    stale_after: timedelta,
+    visibility: timedelta,
+    limit: int,
+    skip_locations: Collection[str] = (),
+    clock: Callable[[], float] = time.monotonic,
+) -> Claim:
+    """Claim up to *limit* entries: first those whose deletion is due again, then stale ones, oldest first.
+
+    Stale is what was registered more than *stale_after* ago.  Each entry is claimed in one
+    atomic step and is nobody else's for *visibility*; fresh entries are not even read.
+    """
+    if visibility <= CLAIM_TTL + timedelta(seconds=1):
+        raise ValueError("another could take a claim that is still being acted on")
+    # Taken before Redis is asked: an answer that is long on its way makes the claim older, not younger.
+    result = Claim(secrets.token_hex(8), clock(), [])
+    # Redis compares whole seconds: only from one more on is it surely longer than *stale_after*.
+    for source, due_at_age in ((DELETING, 0), (PENDING, math.ceil(stale_after.total_seconds()) + 1)):
+        rank = 0
+        while rank >= 0 and (left := limit - len(result.entries)) > 0:
+            rank, *found = call(
+                client,
+                "upload_claim",
+                keys=[source, PENDING, DELETING, ATTEMPTS, CLAIMS],
+                args=[result.token, due_at_age, math.floor(visibility.total_seconds()), left, rank, *skip_locations],
+            )
+            result.entries.extend(Entry(_decode(member), int(attempts)) for member, attempts in found)
+    return result
+
+
+def forget(client: redis.Redis, claim: Claim, entries: Collection[Entry]) -> int:
+    """Drop entries whose object is gone; return how many were still ours."""
+    return _settle(client, "upload_forget", [DELETING, ATTEMPTS, CLAIMS], claim, entries)
+
+
+def keep(client: redis.Redis, claim: Claim, entries: Collection[Entry]) -> int:
+    """Drop entries whose object must stay because a live row names it; return how many were still ours."""
+    return _settle(client, "upload_forget", [DELETING, ATTEMPTS, CLAIMS], claim, entries)
+
+
+def put_back(client: redis.Redis, claim: Claim, entries: Collection[Entry]) -> int:
+    """Give entries back untried, at no attempt; return how many were still ours.
+
+    They are due at once.  Whoever goes on claiming names their location in *skip_locations*,
+    or gets them again.
+    """
+    return _settle(client, "upload_put_back", [DELETING, CLAIMS], claim, entries)
+
+
+def fail(client: redis.Redis, claim: Claim, entry: Entry, *, backoff: timedelta) -> bool:
+    """Count a failed attempt; return True when it was the last, and the entry lies in `failed`.
+
+    Otherwise it is due again after *backoff*, twice as long after each further attempt.
+    """
+    return _fail(client, claim, [entry], MAX_ATTEMPTS, backoff) > 0
+
+
+def reject(client: redis.Redis, claim: Claim, entries: Collection[Entry]) -> int:
+    """Move entries that cannot be tried to `failed` at once; return how many lie there."""
+    return _fail(client, claim, entries, 1, timedelta())
+
+
+def registered(client: redis.Redis, location: str, paths: Sequence[str]) -> set[str]:
+    """Return those of *paths* that the register names, whatever has become of them."""
+    if not paths:
+        return set()
+    members = [f"{location}:{path}" for path in paths]
+    scores = [client.zmscore(key, members) for key in (PENDING, DELETING, FAILED)]
+    return {path for path, *found in zip(paths, *scores, strict=True) if any(score is not None for score in found)}
+
+
+def adopt(client: redis.Redis, location: str, paths: Collection[str], *, age: timedelta) -> int:
+    """Register objects that nobody answers for, as uploads of *age* ago; return how many are new.
+
+    From there they go the way of every stale upload, with all its checks.
+    """
+    seconds, _microseconds = client.time()
+    entries = {_member(location, path): int(seconds) - age.total_seconds() for path in paths}
+    return int(client.zadd(PENDING, entries, nx=True) or 0) if entries else 0
+
+
+def failed(client: redis.Redis, limit: int) -> list[Failure]:
+    """Return the entries that were given up, those of longest ago first."""
+    found: Any = client.zrange(FAILED, 0, limit - 1, withscores=True)
+    return [
+        Failure(_decode(member), int(client.hget(ATTEMPTS, member) or 0), datetime.fromtimestamp(score, UTC))
+        for member, score in found
+    ]
+
+
+def retry(client: redis.Redis, members: Collection[str] | None = None) -> int:
+    """Let *members* that were given up, or all of them, be tried anew; return how many there were."""
+    given_up: Any = client.zrange(FAILED, 0, -1) if members is None else [_encode(member) for member in members]
+    retried: int = call(client, "upload_retry", keys=[DELETING, FAILED, ATTEMPTS], args=given_up)
+    return retried
+
+
+def _fail(client: redis.Redis, claim: Claim, entries: Collection[Entry], attempts: int, backoff: timedelta) -> int:
+    keys = [DELETING, FAILED, ATTEMPTS, CLAIMS]
+    return _settle(client, "upload_fail", keys, claim, entries, attempts, math.ceil(backoff.total_seconds()))
+
+
+def _settle(
+    client: redis.Redis, script: str, keys: list[str], claim: Claim, entries: Collection[Entry], *args: int
+) -> int:
+    members = [_encode(entry.member) for entry in entries]
+    settled: int = call(client, script, keys=keys, args=[claim.token, *args, *members])
+    return settled
+
+
+def _member(location: str, path: str) -> str:
+    entry = Entry(f"{location}:{path}", 0)
+    if entry.location != location or entry.malformed:
+        raise MalformedUpload(f"{location!r}, {path!r}: {MalformedUpload.__doc__}")
+    return entry.member
+
+
+def _decode(member: bytes) -> str:
+    return member.decode(errors="surrogateescape")
+
+
+def _encode(member: str) -> bytes:
+    return member.encode(errors="surrogateescape")

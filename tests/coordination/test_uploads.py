@@ -1,0 +1,569 @@
+"""What the register of uploads promises, one sentence a test."""
+
+import re
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import redis
+
+from coordination import uploads
+from coordination.uploads import BeingDeleted, Entry, MalformedUpload
+
+ROOT = Path(__file__).parents[2]
+THREE_HOURS = timedelta(hours=3)
+FIVE_MINUTES = timedelta(minutes=5)
+BACKOFF = timedelta(minutes=1)
+STALE = 3 * 3600 + 60
+
+
+@pytest.fixture(scope="module")
+def client(urls):
+    with redis.Redis.from_url(urls.redis) as client:
+        yield client
+
+
+@pytest.fixture(autouse=True)
+def empty(client):
+    client.flushdb()
+
+
+def now(client):
+    return client.time()[0]
+
+
+def within_one_second(client, act):
+    """Give what *act* answers to a second that did not end while it was at it."""
+    while True:
+        second = now(client)
+        answer = act(second)
+        if now(client) == second:
+            return answer
+
+
+def register(client, *members, age=STALE):
+    second = now(client)
+    client.zadd(uploads.PENDING, dict.fromkeys(members, second - age))
+
+
+def claim(client, *, limit=100, skip=(), clock=lambda: 0.0):
+    return uploads.claim(
+        client, stale_after=THREE_HOURS, visibility=FIVE_MINUTES, limit=limit, skip_locations=skip, clock=clock
+    )
+
+
+def claimed(client, *, limit=100, skip=()):
+    return [entry.member for entry in claim(client, limit=limit, skip=skip).entries]
+
+
+def let_pass(client, time):
+    """Make *time* pass for what lies in deleting."""
+    for member, score in client.zrange(uploads.DELETING, 0, -1, withscores=True):
+        client.zadd(uploads.DELETING, {member: score - time.total_seconds()})
+
+
+def contents(client):
+    """Say which members lie where."""
+    sets = {"pending": uploads.PENDING, "deleting": uploads.DELETING, "failed": uploads.FAILED}
+    found = {name: [member.decode() for member in client.zrange(key, 0, -1)] for name, key in sets.items()}
+    return {name: members for name, members in found.items() if members}
+
+
+def give_up(client, member):
+    register(client, member)
+    mine = claim(client)
+    uploads.reject(client, mine, mine.entries)
+
+
+# Producers
+
+
+def test_an_upload_is_pending_from_its_preparation_until_its_completion(client):
+    uploads.prepare(client, "artifacts", "a/b")
+    assert uploads.exists(client, "artifacts", "a/b")
+    assert uploads.count(client) == 1
+
+    assert uploads.complete(client, "artifacts", "a/b") is True
+
+    assert not uploads.exists(client, "artifacts", "a/b")
+    assert uploads.count(client) == 0
+
+
+def test_the_time_of_registration_is_a_second_of_redis_own_clock(client):
+    def prepare(second):
+        uploads.prepare(client, "artifacts", "a")
+        return second, client.zscore(uploads.PENDING, "artifacts:a")
+
+    second, score = within_one_second(client, prepare)
+
+    assert score == second
+
+
+def test_preparing_again_after_a_lost_reply_leaves_one_entry(client):
+    uploads.prepare(client, "artifacts", "a")
+
+    uploads.prepare(client, "artifacts", "a")
+
+    assert contents(client) == {"pending": ["artifacts:a"]}
+
+
+def test_preparing_again_starts_the_three_hours_anew(client):
+    register(client, "artifacts:a")
+
+    uploads.prepare(client, "artifacts", "a")
+
+    assert claimed(client) == []
+
+
+def test_a_path_may_contain_colons_and_is_not_cut_at_them(client):
+    uploads.prepare(client, "artifacts", "a:b:c")
+    register(client, "artifacts:a:b:c")
+
+    (entry,) = claim(client).entries
+
+    assert (entry.location, entry.path, entry.malformed) == ("artifacts", "a:b:c", False)
+    assert not uploads.exists(client, "artifacts", "a")
+
+
+@pytest.mark.parametrize("path", ["plain", "a/b/c.zip", "größe/日本語 x", "a:b", ":", "...", "a%2e%2e"])
+def test_what_can_be_prepared_comes_back_as_it_was(client, path):
+    uploads.prepare(client, "artifacts", path)
+    register(client, f"artifacts:{path}")
+
+    (entry,) = claim(client).entries
+
+    assert (entry.location, entry.path, entry.malformed) == ("artifacts", path, False)
+
+
+@pytest.mark.parametrize(
+    ("location", "path"),
+    [
+        ("", "a"),
+        ("arti:facts", "a"),
+        ("artifacts", ""),
+        ("artifacts", "/a"),
+        ("artifacts", "a/"),
+        ("artifacts", "a//b"),
+        ("artifacts", "a/../b"),
+        ("artifacts", "./a"),
+        ("artifacts", "a\nb"),
+        ("artifacts", "a\0b"),
+        ("artifacts", "a\udcff"),
+    ],
+)
+@pytest.mark.parametrize("act", [uploads.prepare, uploads.complete, uploads.exists])
+def test_what_no_object_can_be_called_is_refused(client, act, location, path):
+    with pytest.raises(MalformedUpload):
+        act(client, location, path)
+
+    assert contents(client) == {}
+
+
+def test_a_path_that_is_being_deleted_cannot_be_prepared(client):
+    register(client, "artifacts:a")
+    claim(client)
+
+    with pytest.raises(BeingDeleted):
+        uploads.prepare(client, "artifacts", "a")
+
+    assert contents(client) == {"deleting": ["artifacts:a"]}
+
+
+def test_a_path_whose_deletion_was_given_up_cannot_be_prepared(client):
+    give_up(client, "artifacts:a")
+
+    with pytest.raises(BeingDeleted):
+        uploads.prepare(client, "artifacts", "a")
+
+    assert contents(client) == {"failed": ["artifacts:a"]}
+
+
+def test_pending_only_keeps_the_pending_ones_in_their_order(client):
+    uploads.prepare(client, "artifacts", "a")
+    uploads.prepare(client, "artifacts", "c:d")
+    uploads.prepare(client, "packages", "b")
+
+    assert uploads.pending_only(client, "artifacts", ["c:d", "b", "a"]) == ["c:d", "a"]
+    assert uploads.pending_only(client, "artifacts", []) == []
+
+
+def test_what_was_completed_can_never_be_claimed(client):
+    register(client, "artifacts:a")
+    assert uploads.complete(client, "artifacts", "a") is True
+
+    assert claimed(client) == []
+
+
+def test_completing_what_was_claimed_comes_too_late(client):
+    register(client, "artifacts:a")
+    claim(client)
+
+    assert uploads.complete(client, "artifacts", "a") is False
+    assert contents(client) == {"deleting": ["artifacts:a"]}
+
+
+def test_completing_what_was_never_prepared_or_is_completed_already_comes_too_late(client):
+    uploads.prepare(client, "artifacts", "a")
+    uploads.complete(client, "artifacts", "a")
+
+    assert uploads.complete(client, "artifacts", "a") is False
+    assert uploads.complete(client, "artifacts", "never") is False
+
+
+def test_the_commands_that_the_page_gives_to_other_languages_are_these(client):
+    (command,) = re.findall(r"^EVALSHA <sha> (.+)$", (ROOT / "docs" / "uploads.md").read_text(), re.MULTILINE)
+    sha = client.script_load((ROOT / "coordination" / "lua" / "upload_prepare.lua").read_bytes())
+
+    assert client.execute_command("EVALSHA", sha, *command.split()) == 1
+    assert contents(client) == {"pending": ["artifacts:a1/5f0c9e/job.zip"]}
+    claim(client)
+    register(client, "artifacts:a1/5f0c9e/job.zip")
+    claim(client)
+    assert client.execute_command("EVALSHA", sha, *command.split()) == 0
+
+
+# Claiming
+
+
+def test_an_upload_registered_exactly_three_hours_ago_is_not_stale(client):
+    def register_and_claim(second):
+        client.flushdb()
+        client.zadd(uploads.PENDING, {"artifacts:exactly": second - 10800, "artifacts:more": second - 10801})
+        return claimed(client)
+
+    assert within_one_second(client, register_and_claim) == ["artifacts:more"]
+
+
+def test_a_fraction_of_a_second_is_not_rounded_down(client):
+    def register_and_claim(second):
+        client.flushdb()
+        client.zadd(uploads.PENDING, {"artifacts:a": second - 2})
+        answer = uploads.claim(client, stale_after=timedelta(seconds=1.5), visibility=FIVE_MINUTES, limit=1)
+        return answer.entries
+
+    assert within_one_second(client, register_and_claim) == []
+
+
+def test_the_oldest_are_claimed_first_and_never_more_than_the_limit(client):
+    for hour in (4, 6, 5):
+        register(client, f"artifacts:{hour}", age=hour * 3600)
+
+    assert claimed(client, limit=2) == ["artifacts:6", "artifacts:5"]
+    assert contents(client)["pending"] == ["artifacts:4"]
+
+
+def test_more_can_be_claimed_than_one_step_looks_at(client):
+    register(client, *(f"artifacts:{n}" for n in range(2501)))
+
+    assert len(claimed(client, limit=2500)) == 2500
+    assert len(claimed(client, limit=2500)) == 1
+
+
+def test_nothing_is_claimed_twice_before_its_visibility_has_passed(client):
+    register(client, "artifacts:a")
+    assert claimed(client) == ["artifacts:a"]
+
+    let_pass(client, FIVE_MINUTES - timedelta(seconds=5))
+    assert claimed(client) == []
+
+    let_pass(client, timedelta(seconds=5))
+    assert claimed(client) == ["artifacts:a"]
+
+
+def test_what_a_crash_left_comes_before_what_is_stale_by_now(client):
+    register(client, "artifacts:left")
+    claim(client)
+    let_pass(client, FIVE_MINUTES)
+    register(client, "artifacts:older", age=10 * STALE)
+
+    assert claimed(client, limit=1) == ["artifacts:left"]
+    assert claimed(client, limit=1) == ["artifacts:older"]
+
+
+def test_a_claim_repeated_after_a_lost_reply_gets_other_entries(client):
+    register(client, "artifacts:a", "artifacts:b")
+    claim(client, limit=1)
+
+    assert claimed(client) == ["artifacts:b"]
+
+
+def test_an_entry_somebody_registered_while_it_was_being_deleted_is_claimed_once(client):
+    register(client, "artifacts:a")
+    claim(client)
+    let_pass(client, FIVE_MINUTES)
+    register(client, "artifacts:a")
+
+    assert claimed(client) == ["artifacts:a"]
+    assert uploads.complete(client, "artifacts", "a") is False
+
+
+def test_a_location_that_is_passed_over_neither_blocks_the_others_nor_is_claimed(client):
+    register(client, *(f"down:{n}" for n in range(3000)), age=2 * STALE)
+    register(client, "artifacts:a", "packages:b")
+    register(client, "down:fresh", "artifacts:fresh", age=0)
+
+    assert claimed(client, limit=1, skip=["down", "gone"]) == ["artifacts:a"]
+    assert claimed(client, skip=["down", "gone"]) == ["packages:b"]
+    assert claimed(client, skip=["down", "gone"]) == []
+    assert uploads.complete(client, "down", "0") is True
+
+
+def test_pages_passed_over_lose_no_entry_between_them(client):
+    members = [f"{'down' if n % 3 else 'artifacts'}:{n:04}" for n in range(5000)]
+    register(client, *members)
+
+    found = claimed(client, limit=5000, skip=["down"])
+
+    assert sorted(found) == [member for member in members if member.startswith("artifacts")]
+
+
+def test_a_location_is_passed_over_among_what_waits_for_another_try_too(client):
+    register(client, "down:a", "artifacts:b")
+    mine = claim(client)
+    uploads.put_back(client, mine, mine.entries)
+
+    assert claimed(client, skip=["down"]) == ["artifacts:b"]
+
+
+def test_fresh_entries_are_not_even_read(client):
+    def fastest_claim():
+        times = []
+        for n in range(30):
+            register(client, f"artifacts:stale{n}")
+            client.slowlog_reset()
+            assert claimed(client) == [f"artifacts:stale{n}"]
+            scripts = [entry["duration"] for entry in client.slowlog_get(128) if b"EVALSHA" in entry["command"]]
+            times.append(sum(scripts))
+        return min(times)
+
+    threshold = client.config_get("slowlog-log-slower-than")["slowlog-log-slower-than"]
+    client.config_set("slowlog-log-slower-than", 0)
+    try:
+        among_none = fastest_claim()
+        register(client, *(f"artifacts:fresh{n}" for n in range(200_000)), age=0)
+        among_many = fastest_claim()
+    finally:
+        client.config_set("slowlog-log-slower-than", threshold)
+
+    # Looking at each of them takes more than ten milliseconds; these are some tens of microseconds.
+    assert among_many < among_none + 1000
+
+
+@pytest.mark.parametrize(
+    "member",
+    [b"nocolon", b"artifacts:", b":path", b":", b"", b"artifacts:a//b", b"artifacts:../a", b"artifacts:\xff\xfe"],
+)
+def test_what_no_object_can_be_called_is_claimed_with_a_flag_and_can_be_rejected(client, member):
+    client.zadd(uploads.PENDING, {member: 1, "artifacts:good": 2})
+
+    mine = claim(client)
+    malformed = [entry for entry in mine.entries if entry.malformed]
+    uploads.reject(client, mine, malformed)
+
+    assert [entry.member for entry in mine.entries if not entry.malformed] == ["artifacts:good"]
+    assert client.zrange(uploads.FAILED, 0, -1) == [member]
+    assert client.zrange(uploads.DELETING, 0, -1) == [b"artifacts:good"]
+
+
+def test_a_claim_expires_after_sixty_seconds_of_the_monotonic_clock(client):
+    mine = claim(client, clock=lambda: 1000.0)
+
+    assert not mine.expired(1060.0)
+    assert mine.expired(1060.1)
+
+
+def test_an_answer_long_on_its_way_makes_the_claim_older(client):
+    register(client, "artifacts:a")
+
+    def clock():
+        assert contents(client) == {"pending": ["artifacts:a"]}
+        return 1000.0
+
+    assert claim(client, clock=clock).taken == 1000.0
+
+
+def test_no_claim_can_be_had_that_another_could_take_before_it_expires(client):
+    with pytest.raises(ValueError, match="another could take"):
+        uploads.claim(client, stale_after=THREE_HOURS, visibility=uploads.CLAIM_TTL + timedelta(seconds=1), limit=1)
+
+
+# Settling
+
+
+@pytest.mark.parametrize("act", [uploads.forget, uploads.keep])
+def test_what_is_forgotten_or_kept_leaves_nothing_in_the_register(client, act):
+    register(client, "artifacts:a")
+    mine = claim(client)
+    uploads.fail(client, mine, mine.entries[0], backoff=BACKOFF)
+    let_pass(client, BACKOFF)
+    mine = claim(client)
+
+    assert act(client, mine, mine.entries) == 1
+
+    assert client.keys() == []
+
+
+def test_forgetting_again_after_a_lost_reply_does_nothing(client):
+    register(client, "artifacts:a")
+    mine = claim(client)
+    uploads.forget(client, mine, mine.entries)
+    uploads.prepare(client, "artifacts", "a")
+
+    assert uploads.forget(client, mine, mine.entries) == 0
+    assert contents(client) == {"pending": ["artifacts:a"]}
+
+
+def test_only_some_of_a_claim_can_be_settled(client):
+    register(client, "artifacts:a", "artifacts:b")
+    mine = claim(client)
+
+    assert uploads.forget(client, mine, mine.entries[:1]) == 1
+    assert uploads.forget(client, mine, []) == 0
+    assert contents(client) == {"deleting": ["artifacts:b"]}
+
+
+def test_what_is_put_back_is_due_at_once_and_has_spent_no_attempt(client):
+    register(client, "artifacts:a")
+    mine = claim(client)
+
+    assert uploads.put_back(client, mine, mine.entries) == 1
+    assert uploads.put_back(client, mine, mine.entries) == 0
+
+    assert claim(client).entries == [Entry("artifacts:a", 0)]
+
+
+def test_what_is_put_back_does_not_come_back_to_a_run_that_passes_its_location_over(client):
+    register(client, "down:a")
+    mine = claim(client)
+    uploads.put_back(client, mine, mine.entries)
+
+    assert claimed(client, skip=["down"]) == []
+    assert claimed(client) == ["down:a"]
+
+
+def test_what_is_put_back_cannot_complete_any_more(client):
+    register(client, "artifacts:a")
+    mine = claim(client)
+    uploads.put_back(client, mine, mine.entries)
+
+    assert uploads.complete(client, "artifacts", "a") is False
+
+
+def test_each_failed_attempt_waits_twice_as_long_and_the_fifth_is_the_last(client):
+    register(client, "artifacts:a")
+    waits = []
+    for attempt in range(1, 5):
+        mine = claim(client)
+        assert mine.entries == [Entry("artifacts:a", attempt - 1)]
+
+        def fail(second, mine=mine):
+            given_up = uploads.fail(client, mine, mine.entries[0], backoff=BACKOFF)
+            return given_up, client.zscore(uploads.DELETING, "artifacts:a") - second
+
+        given_up, wait = fail(now(client))
+        assert given_up is False
+        waits.append(wait)
+        assert claimed(client) == []
+        let_pass(client, timedelta(seconds=wait))
+
+    mine = claim(client)
+    assert uploads.fail(client, mine, mine.entries[0], backoff=BACKOFF) is True
+
+    assert waits == pytest.approx([60, 120, 240, 480], abs=1)
+    assert contents(client) == {"failed": ["artifacts:a"]}
+    assert claimed(client) == []
+
+
+def test_a_failure_reported_again_after_a_lost_reply_counts_once(client):
+    register(client, "artifacts:a")
+    mine = claim(client)
+    uploads.fail(client, mine, mine.entries[0], backoff=BACKOFF)
+
+    assert uploads.fail(client, mine, mine.entries[0], backoff=BACKOFF) is False
+    let_pass(client, BACKOFF)
+    assert claim(client).entries == [Entry("artifacts:a", 1)]
+
+
+def test_the_last_failure_reported_again_gets_the_same_answer(client):
+    register(client, "artifacts:a")
+    client.hset(uploads.ATTEMPTS, "artifacts:a", 4)
+    mine = claim(client)
+    assert uploads.fail(client, mine, mine.entries[0], backoff=BACKOFF) is True
+
+    assert uploads.fail(client, mine, mine.entries[0], backoff=BACKOFF) is True
+    assert [failure.attempts for failure in uploads.failed(client, 10)] == [5]
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        uploads.forget,
+        uploads.keep,
+        uploads.put_back,
+        uploads.reject,
+        lambda client, claim, entries: uploads.fail(client, claim, entries[0], backoff=BACKOFF),
+    ],
+)
+def test_a_late_owner_disturbs_nothing(client, act):
+    register(client, "artifacts:a")
+    late = claim(client)
+    let_pass(client, FIVE_MINUTES)
+    mine = claim(client)
+    assert mine.entries == late.entries
+    before = client.zrange(uploads.DELETING, 0, -1, withscores=True)
+
+    assert act(client, late, late.entries) == 0
+
+    assert client.zrange(uploads.DELETING, 0, -1, withscores=True) == before
+    assert client.hlen(uploads.ATTEMPTS) == 0
+    assert uploads.forget(client, mine, mine.entries) == 1
+
+
+# Given up
+
+
+def test_the_failed_are_listed_with_their_attempts_and_time_those_of_longest_ago_first(client):
+    for member in ("artifacts:new", "artifacts:old"):
+        give_up(client, member)
+    client.zadd(uploads.FAILED, {"artifacts:old": 86400})
+
+    first, second = uploads.failed(client, 10)
+
+    assert (first.path, first.attempts, first.at.isoformat()) == ("old", 1, "1970-01-02T00:00:00+00:00")
+    assert second.path == "new"
+    assert uploads.failed(client, 1) == [first]
+
+
+def test_retrying_gives_all_attempts_back_and_is_due_at_once(client):
+    give_up(client, "artifacts:a")
+    give_up(client, "artifacts:b")
+
+    assert uploads.retry(client, ["artifacts:a", "artifacts:never"]) == 1
+    assert uploads.retry(client, ["artifacts:a"]) == 0
+
+    assert claim(client).entries == [Entry("artifacts:a", 0)]
+    assert contents(client)["failed"] == ["artifacts:b"]
+
+
+def test_all_can_be_retried_at_once_whatever_they_are_called(client):
+    client.zadd(uploads.FAILED, {b"\xff": 1, "artifacts:a": 2})
+
+    assert uploads.retry(client) == 2
+    assert uploads.retry(client) == 0
+    assert uploads.failed(client, 10) == []
+
+
+def test_a_server_that_has_forgotten_the_scripts_is_taught_them_again(client):
+    uploads.prepare(client, "artifacts", "a")
+    client.script_flush()
+
+    uploads.prepare(client, "artifacts", "b")
+
+    assert uploads.count(client) == 2
+
+
+def test_all_keys_share_one_hash_tag():
+    keys = {uploads.PENDING, uploads.DELETING, uploads.FAILED, uploads.ATTEMPTS, uploads.CLAIMS}
+
+    assert len(keys) == 5
+    assert {key.partition(":")[0] for key in keys} == {"{pending_direct_uploads}"}

@@ -1,0 +1,1 @@
+"""The world outside database and Redis."""

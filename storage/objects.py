@@ -1,0 +1,226 @@
+"""Delete objects in bulk, and believe only what is certain.
+
+A bulk deletion that fails says nothing about any of its objects, and an object that is
+missing may be on a disk that has just gone.  So after a bulk error each object is tried
+by itself, and an answer counts only once the sentinel has been read after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import obstore
+from obstore.store import LocalStore, S3Store
+
+from storage.opening import FAILURES, check_process, open_store, reason
+from storage.sentinel import NAME
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+BULK = 1_000
+"""As many as one request to S3 may name."""
+
+UNCONFIRMED = 100
+"""So many answers about single objects wait for the sentinel at most."""
+
+RETRIES = 2
+LONGEST = 1_024
+"""Bytes, S3's limit for a key."""
+
+# Control characters, halves of characters, two that XML does not have, and the ending
+# that a local store keeps for files it has not finished writing.
+_UNFIT = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]|#[0-9]+\Z")
+
+
+def is_normal(path: str) -> bool:
+    """Say whether every store takes *path* as it stands, and whether it may name an object at all.
+
+    What is not normal would be refused or mean another object; nothing may name the sentinel.
+    """
+    return (
+        not _UNFIT.search(path) and len(path.encode()) <= LONGEST and {"", ".", "..", NAME}.isdisjoint(path.split("/"))
+    )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one object."""
+
+    state: Literal["deleted", "missing", "failed"]
+    reason: str = ""
+
+
+DELETED = Outcome("deleted")
+MISSING = Outcome("missing")
+
+
+def failed(reason: str) -> Outcome:
+    """Say that an object may still be there, and why."""
+    return Outcome("failed", reason)
+
+
+class StoreUnavailable(Exception):
+    """Nothing is to be believed about any object of this call that is not in *known*."""
+
+    def __init__(self, message: str, known: dict[str, Outcome]) -> None:
+        super().__init__(message)
+        self.known = known
+
+
+class Objects:
+    """The objects at one location.
+
+    Belongs to the process that made it; threads may share it.  Raises `StoreUnavailable`
+    when the URL is wrong or the folder is not there.  A request without an answer within
+    *request_timeout* has failed, and none is repeated later than *retry_timeout*.
+    """
+
+    def __init__(
+        self,
+        location: str,
+        url: str,
+        *,
+        request_timeout: timedelta = timedelta(seconds=30),
+        retry_timeout: timedelta = timedelta(seconds=10),
+    ) -> None:
+        self.location = location
+        try:
+            self._store = open_store(url, request_timeout=request_timeout, retries=RETRIES, retry_timeout=retry_timeout)
+        except FAILURES as error:
+            raise StoreUnavailable(f"{location}: {reason(error)}", {}) from None
+
+    def delete(self, paths: Sequence[str], *, until: float | None = None) -> dict[str, Outcome]:
+        """Delete the objects at *paths*; say what became of each.
+
+        Stops at *until*, an instant of the monotonic clock, whatever the store does; a path
+        that is then not in the answer may have been deleted or not.  S3 cannot tell missing
+        objects from deleted ones and calls them deleted.  Raises `StoreUnavailable` once the
+        sentinel cannot be read, and RuntimeError in a forked child.
+        """
+        check_process()
+        deletion = _Deletion(self.location, self._store)
+        normal = []
+        for path in dict.fromkeys(paths):
+            if is_normal(path):
+                normal.append(path)
+            else:
+                deletion.known[path] = failed("invalid path")
+        if normal:
+            asyncio.run(deletion.run(normal, until))
+        return deletion.known
+
+    def put(self, paths: Sequence[str], content: bytes = b"a sample\n") -> None:
+        """Put an object at each of *paths*: sample data.  Raises `StoreUnavailable`."""
+        with self._answering():
+            for path in paths:
+                obstore.put(self._store, path, content)
+
+    def listed(self, prefix: str, *, before: datetime) -> Iterator[str]:
+        """Yield the path of every object under *prefix* last changed earlier than *before*.
+
+        Raises `StoreUnavailable`, also for a name that the store cannot spell out.
+        """
+        with self._answering():
+            for page in obstore.list(self._store, prefix or None):
+                for found in page:
+                    if found["last_modified"] < before and found["path"].rpartition("/")[2] != NAME:
+                        yield found["path"]
+
+    def has(self, path: str, *, before: datetime) -> bool:
+        """Say whether an object of exactly that name was last changed earlier than *before*."""
+        with self._answering():
+            try:
+                return obstore.head(self._store, path)["last_modified"] < before
+            except FileNotFoundError:
+                return False
+
+    @contextmanager
+    def _answering(self) -> Iterator[None]:
+        check_process()
+        try:
+            yield
+        except FAILURES as error:
+            raise StoreUnavailable(f"{self.location}: {reason(error)}", {}) from None
+
+
+class _Deletion:
+    """One call: what is known for certain, and the answers that the sentinel has not confirmed yet."""
+
+    def __init__(self, location: str, store: ObjectStore) -> None:
+        self.known: dict[str, Outcome] = {}
+        self._unconfirmed: dict[str, Outcome] = {}
+        self._location = location
+        self._store = store
+        self._root = Path(str(store.prefix)).resolve() if isinstance(store, LocalStore) else None
+        # S3 says of a missing object, too, that it has deleted it.
+        self._deleted_is_certain = not isinstance(store, S3Store)
+
+    async def run(self, paths: list[str], until: float | None) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(until):
+                await self._delete(paths)
+
+    async def _delete(self, paths: list[str]) -> None:
+        await self._confirm()
+        for start in range(0, len(paths), BULK):
+            chunk = paths[start : start + BULK]
+            # A folder's bulk deletion is no faster, and stops at the first missing file.
+            if self._root is not None or not await self._in_bulk(chunk):
+                await self._one_by_one(chunk)
+            await self._confirm()
+
+    async def _confirm(self) -> None:
+        """Read the sentinel, and with it believe the answers so far."""
+        try:
+            await obstore.head_async(self._store, NAME)
+        except FAILURES as error:
+            message = f"{self._location}: cannot read {NAME}: {reason(error)}"
+            raise StoreUnavailable(message, self.known) from None
+        self.known |= self._unconfirmed
+        self._unconfirmed.clear()
+
+    async def _in_bulk(self, chunk: list[str]) -> bool:
+        """Say whether all were deleted; if not, some may have been."""
+        try:
+            await obstore.delete_async(self._store, chunk)
+        except FAILURES:
+            await self._confirm()
+            return False
+        for path in chunk:
+            self._note(path, DELETED)
+        return True
+
+    async def _one_by_one(self, chunk: list[str]) -> None:
+        for path in chunk:
+            outcome = await self._one(path)
+            self._note(path, outcome)
+            # After a failure at once: a store that has gone is not asked a thousand times.
+            if outcome.state == "failed" or len(self._unconfirmed) >= UNCONFIRMED:
+                await self._confirm()
+
+    async def _one(self, path: str) -> Outcome:
+        if self._root is not None and not _is_inside(self._root, path):
+            return failed("a symbolic link leads out of the store")
+        try:
+            await obstore.delete_async(self._store, path)
+        except FileNotFoundError:
+            return MISSING
+        except FAILURES as error:
+            return failed(reason(error))
+        return DELETED
+
+    def _note(self, path: str, outcome: Outcome) -> None:
+        certain = outcome == DELETED and self._deleted_is_certain
+        (self.known if certain else self._unconfirmed)[path] = outcome
+
+
+def _is_inside(root: Path, path: str) -> bool:
+    return (root / path).parent.resolve().is_relative_to(root)

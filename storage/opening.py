@@ -1,0 +1,105 @@
+"""Open the object store behind a URL.
+
+    s3://bucket/prefix?endpoint=http://127.0.0.1:9000&allow_http=true&region=eu-west-1&access_key_id=…&secret_access_key=…
+    gs://bucket/prefix?service_account=/etc/forgekeeper/google.json
+    az://container/prefix?account_name=…&account_key=…
+    file:///srv/objects
+
+What stands behind the question mark are options of the store, percent-encoded where they
+contain `&`, `#` or `%`; `OPTIONS` has them all.  What is not given there is looked for in
+the environment under the store's usual names (`AWS_ACCESS_KEY_ID`, …).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from datetime import timedelta
+from functools import cache
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+from obstore.exceptions import BaseError
+from obstore.store import from_url
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+HTTP = frozenset({"allow_http", "allow_invalid_certificates", "proxy_url"})
+OPTIONS = {
+    "file": frozenset[str](),
+    "s3": HTTP
+    | {"access_key_id", "secret_access_key", "session_token", "skip_signature"}
+    | {"endpoint", "region", "virtual_hosted_style_request", "disable_bulk_delete"},
+    "gs": HTTP | {"service_account", "service_account_key", "application_credentials", "base_url", "skip_signature"},
+    "az": HTTP
+    | {"account_name", "account_key", "sas_key", "client_id", "client_secret", "tenant_id"}
+    | {"endpoint", "use_emulator", "skip_signature"},
+}
+FAILURES = (BaseError, OSError, ValueError, TypeError)
+"""All that obstore raises, of its own and built in."""
+
+LONGEST_REASON = 200
+_NOISE = re.compile(r" in [\d.]+[nµm]?s(, after \d+ retries, max_retries: \d+, retry_timeout: \S+)? +(?=- )")
+_QUERY = re.compile(r"\?[^\s,]*")
+
+
+def open_store(url: str, *, request_timeout: timedelta, retries: int, retry_timeout: timedelta) -> ObjectStore:
+    """Open the store behind *url*; raise one of `FAILURES` when the URL is wrong or its folder is not there.
+
+    Nothing is sent yet.  A request that got no answer within *request_timeout* has failed;
+    one that may be tried again is, up to *retries* times, but not after *retry_timeout*.
+    """
+    check_process()
+    address, options = _split(url)
+    if address.startswith("file:"):
+        return from_url(address, automatic_cleanup=True)
+    client: Any = {"timeout": request_timeout} | {key: options.pop(key) for key in HTTP & options.keys()}
+    config: Any = options
+    return from_url(
+        address,
+        config=config,
+        client_options=client,
+        retry_config={"max_retries": retries, "retry_timeout": retry_timeout},
+    )
+
+
+def _split(url: str) -> tuple[str, dict[str, str]]:
+    address, _, query = url.partition("?")
+    parts = urlsplit(address)
+    if parts.scheme not in OPTIONS:
+        raise ValueError("not a URL such as s3://bucket/prefix, gs://…, az://… or file:///folder")
+    if "#" in url or "@" in parts.netloc:
+        raise ValueError("keys belong behind the question mark, with '#' percent-encoded: ?access_key_id=…")
+    # Not parse_qsl: it reads '+' as a space, and secret keys contain it.
+    pairs = (pair.partition("=") for pair in query.split("&") if pair)
+    options = {name: unquote(value) for name, _, value in pairs}
+    unknown = sorted(options.keys() - OPTIONS[parts.scheme])
+    if unknown:
+        known = ", ".join(sorted(OPTIONS[parts.scheme])) or "none"
+        raise ValueError(f"unknown option {', '.join(unknown)}; {parts.scheme}:// has: {known}")
+    return address, options
+
+
+def reason(error: Exception) -> str:
+    """Say in one short line what went wrong, without what an address may carry behind its question mark."""
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    line = _QUERY.sub("", _NOISE.sub(" ", line)).strip()
+    # Paths are long and stand in front; what the server said stands at the end.
+    half = LONGEST_REASON // 2
+    return line if len(line) <= LONGEST_REASON else f"{line[: half - 1]}…{line[-half:]}"
+
+
+def check_process() -> None:
+    """Raise unless this is the process that used obstore first.
+
+    Its threads do not live on in a forked child, which would wait for them for ever, with
+    stores of its own too.
+    """
+    if _home() != os.getpid():
+        raise RuntimeError(f"process {_home()} has used object stores before it forked; open them in the child only")
+
+
+@cache
+def _home() -> int:
+    return os.getpid()

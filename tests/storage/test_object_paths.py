@@ -1,0 +1,141 @@
+"""Which paths are normal, and that those mean the same object everywhere."""
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from storage.objects import DELETED, failed, is_normal
+
+LONG = "/".join(["ü" * 100] * 5) + "/" + "x" * 19
+assert len(LONG.encode()) == 1_024
+
+NORMAL = [
+    "a",
+    "a/b/c",
+    "@final/ab/cd/0123456789",
+    "a:b:c",
+    "with spaces/ and more ",
+    "ünï/côdé/文件/😀",
+    "e\u0301 stays two characters",
+    "100%/%2e%2e/%2F",
+    "1+1=2&3;4,5",
+    "<b>&amp;'\"",
+    "back\\slash",
+    "what?x=y",
+    "a#b",
+    "a#1b",
+    "a#1/b",
+    "...",
+    "..a/.b",
+    "~/*|{}[]^`$!",
+    ".forgekeeper-root2",
+    LONG,
+]
+NOT_NORMAL = [
+    "",
+    "/",
+    "/a",
+    "a/",
+    "a//b",
+    ".",
+    "..",
+    "./a",
+    "../a",
+    "a/.",
+    "a/..",
+    "a/../b",
+    "a/./b",
+    "a\0b",
+    "a\nb",
+    "a\rb",
+    "a\tb",
+    "a\x1fb",
+    "a\x7fb",
+    "a\x85b",
+    "a\ud800b",
+    "a\ufffeb",
+    "a\uffffb",
+    "a#1",
+    "a/b#123",
+    ".forgekeeper-root",
+    "a/.forgekeeper-root",
+    ".forgekeeper-root/a",
+    LONG + "x",
+    "x" * 1_025,
+    "ü" * 513,
+]
+
+# Letters that are special to somebody, and any others.
+LETTERS = st.one_of(st.sampled_from(list("ab./:#%+?&=<>\"'\\ ~*0189\ufffe\n")), st.characters())
+PATHS = st.lists(st.text(LETTERS, max_size=30), min_size=1, max_size=5).map("/".join)
+
+
+@pytest.mark.parametrize("path", NORMAL)
+def test_normal(path):
+    assert is_normal(path)
+
+
+@pytest.mark.parametrize("path", NOT_NORMAL)
+def test_not_normal(path):
+    assert not is_normal(path)
+
+
+@pytest.mark.parametrize("path", NORMAL)
+def test_a_normal_path_deletes_the_object_of_that_name_and_no_other(store, objects, path):
+    store.put(path, "bystander")
+
+    outcomes = objects(store).delete([path])
+
+    assert outcomes == {path: DELETED}
+    assert store.keys() == {"bystander"}
+
+
+@pytest.mark.parametrize("path", NORMAL)
+def test_a_normal_path_is_listed_as_it_was_written(store, path):
+    store.put(path)
+
+    assert store.keys() == {path}
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@given(path=PATHS.filter(is_normal))
+@example(path="a%2Fb#0x/\u2028/ ")
+def test_whatever_is_normal_means_one_object_alone(store, objects, path):
+    twin = path + "+"
+    store.put(path, twin)
+    assert store.keys() == {path, twin}
+
+    outcomes = objects(store).delete([path])
+
+    assert outcomes == {path: DELETED}
+    assert store.keys() == {twin}
+    objects(store).delete([twin])
+
+
+def test_paths_that_are_not_normal_never_reach_the_store(s3, objects):
+    outcomes = objects(s3).delete(NOT_NORMAL)
+
+    assert outcomes == dict.fromkeys(NOT_NORMAL, failed("invalid path"))
+    assert s3.proxy.counts.total() == 0
+
+
+def test_paths_that_are_not_normal_keep_no_other(store, objects):
+    store.put("a", "z")
+
+    outcomes = objects(store).delete(["a", "../b", ".forgekeeper-root", "z"])
+
+    assert store.keys() == set()
+    assert (outcomes["a"], outcomes["z"]) == (DELETED, DELETED)
+
+
+def test_the_sentinel_survives_its_own_deletion(store, objects):
+    objects(store).delete([".forgekeeper-root"])
+    store.put("a")
+
+    assert objects(store).delete(["a"]) == {"a": DELETED}
+
+
+def test_a_path_given_twice_is_one_object(store, objects):
+    store.put("a")
+
+    assert objects(store).delete(["a", "a"]) == {"a": DELETED}

@@ -1,0 +1,283 @@
+"""Deletion on S3: in few requests, whatever fails, and nothing believed without the sentinel."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+
+from storage import sentinel
+from storage.objects import DELETED, StoreUnavailable
+
+A_SECOND = timedelta(seconds=1)
+ALWAYS_IN_TIME = 20.0
+
+
+def numbered(count):
+    return [f"@final/{number:05}" for number in range(count)]
+
+
+def unavailable(objects, paths, **options):
+    with pytest.raises(StoreUnavailable) as caught:
+        objects.delete(paths, **options)
+    return caught.value
+
+
+def test_thousands_of_objects_take_one_request_per_thousand(s3, objects):
+    paths = numbered(2_500)
+    s3.put(*paths, "bystander")
+
+    outcomes = objects(s3).delete(paths)
+
+    assert s3.keys() == {"bystander"}
+    assert outcomes == dict.fromkeys(paths, DELETED)
+    assert (s3.proxy.counts["bulk"], s3.proxy.counts["single"]) == (3, 0)
+
+
+def test_the_sentinel_is_read_before_the_first_and_after_every_request(s3, objects):
+    objects(s3).delete(numbered(2_500))
+
+    assert s3.proxy.counts["head"] == 4
+
+
+def test_no_paths_ask_nothing(s3, objects):
+    outcomes = objects(s3).delete([])
+
+    assert outcomes == {}
+    assert s3.proxy.counts.total() == 0
+
+
+def test_a_missing_object_is_called_deleted_because_s3_cannot_tell(s3, objects):
+    assert objects(s3).delete(["never/there"]) == {"never/there": DELETED}
+
+
+@pytest.mark.parametrize("code", ["AccessDenied", "InternalError"])
+def test_one_object_that_cannot_be_deleted_keeps_no_other(s3, objects, code):
+    paths = numbered(20)
+    s3.put(*paths)
+    s3.proxy.refuse_key(paths[3], code)
+
+    outcomes = objects(s3).delete(paths)
+
+    assert s3.keys() == {paths[3]}
+    assert outcomes.pop(paths[3]).state == "failed"
+    assert outcomes == dict.fromkeys(paths[:3] + paths[4:], DELETED)
+
+
+def test_a_failure_says_what_the_store_said(s3, objects):
+    s3.proxy.refuse_key("one", "AccessDenied")
+
+    outcome = objects(s3).delete(["one"])["one"]
+
+    assert "AccessDenied" in outcome.reason
+
+
+def test_a_failed_bulk_deletion_is_repeated_object_by_object(s3, objects):
+    s3.put("a", "b")
+    s3.proxy.answer(501, "NotImplemented", kinds=["bulk"])
+
+    outcomes = objects(s3).delete(["a", "b"])
+
+    assert s3.keys() == set()
+    assert outcomes == {"a": DELETED, "b": DELETED}
+
+
+def test_a_failed_bulk_deletion_of_one_thousand_leaves_the_next_thousand_in_bulk(s3, objects):
+    paths = numbered(1_010)
+    s3.proxy.answer(501, "NotImplemented", kinds=["bulk"], times=3)
+
+    outcomes = objects(s3).delete(paths)
+
+    assert outcomes == dict.fromkeys(paths, DELETED)
+    assert s3.proxy.counts["single"] == 1_000
+
+
+@pytest.mark.parametrize("kinds", [["head"], ["bulk"], ["bulk", "single"]])
+def test_a_store_that_is_busy_for_a_moment_is_asked_again(s3, objects, kinds):
+    s3.put("a", "b")
+    s3.proxy.answer(503, "SlowDown", kinds=kinds, times=2)
+
+    outcomes = objects(s3).delete(["a", "b"])
+
+    assert s3.keys() == set()
+    assert outcomes == {"a": DELETED, "b": DELETED}
+
+
+def test_a_store_that_stays_busy_is_unavailable_soon(s3, objects):
+    s3.proxy.answer(503, "SlowDown")
+    start = time.monotonic()
+
+    error = unavailable(objects(s3), numbered(2_500), until=start + ALWAYS_IN_TIME)
+
+    assert error.known == {}
+    assert time.monotonic() < start + ALWAYS_IN_TIME
+
+
+def test_a_store_that_becomes_busy_keeps_what_was_known(s3, objects):
+    paths = numbered(2_500)
+    s3.proxy.before("bulk", 2, lambda: s3.proxy.answer(503, "SlowDown"))
+
+    error = unavailable(objects(s3), paths)
+
+    assert error.known == dict.fromkeys(paths[:1_000], DELETED)
+
+
+def test_a_store_that_has_gone_is_not_asked_object_by_object(s3, objects):
+    s3.proxy.before("bulk", 1, lambda: s3.proxy.answer(503, "SlowDown"))
+
+    unavailable(objects(s3), numbered(500))
+
+    assert s3.proxy.counts["single"] == 0
+
+
+def test_a_store_that_denies_everything_is_unavailable(s3, objects):
+    s3.proxy.answer(403, "AccessDenied")
+
+    error = unavailable(objects(s3), ["a", "b"])
+
+    assert error.known == {}
+    assert sentinel.NAME in str(error)
+
+
+def test_a_store_that_denies_deletions_alone_fails_each_object(s3, objects):
+    s3.put("a", "b")
+    s3.proxy.answer(403, "AccessDenied", kinds=["bulk", "single"])
+
+    outcomes = objects(s3).delete(["a", "b"])
+
+    assert {outcome.state for outcome in outcomes.values()} == {"failed"}
+    assert s3.keys() == {"a", "b"}
+
+
+def test_a_bucket_that_is_not_there_is_unavailable(s3, objects):
+    s3.url = s3.url.replace("s3://", "s3://not-")
+
+    assert unavailable(objects(s3), ["a"]).known == {}
+
+
+def test_a_bucket_without_sentinel_is_left_alone(empty_s3, objects):
+    empty_s3.put("a", "b")
+
+    unavailable(objects(empty_s3), ["a", "b"])
+
+    assert empty_s3.keys() == {"a", "b"}
+
+
+def test_answers_after_which_the_sentinel_is_gone_are_not_believed(s3, objects):
+    paths = numbered(2_500)
+    s3.proxy.before("bulk", 2, s3.remove_sentinel)
+
+    error = unavailable(objects(s3), paths)
+
+    assert error.known == dict.fromkeys(paths[:1_000], DELETED)
+
+
+def test_a_server_that_refuses_connections_is_unavailable(s3, objects):
+    opened = objects(s3)
+    s3.proxy.stop()
+
+    assert unavailable(opened, ["a", "b"]).known == {}
+
+
+def test_a_server_that_stops_in_between_keeps_what_was_known(s3, objects):
+    paths = numbered(2_500)
+    s3.proxy.before("bulk", 2, s3.proxy.stop)
+
+    error = unavailable(objects(s3), paths)
+
+    assert error.known == dict.fromkeys(paths[:1_000], DELETED)
+
+
+def test_a_server_that_stops_among_single_objects_is_noticed_at_the_first(s3, objects):
+    paths = numbered(500)
+    s3.proxy.answer(501, "NotImplemented", kinds=["bulk"])
+    s3.proxy.before("single", 150, s3.proxy.stop)
+
+    error = unavailable(objects(s3), paths)
+
+    assert error.known == dict.fromkeys(paths[:100], DELETED)
+
+
+def test_failures_are_known_as_soon_as_the_sentinel_was_read_after_them(s3, objects):
+    paths = numbered(10)
+    s3.proxy.refuse_key(paths[0], "AccessDenied")
+    s3.proxy.before("single", 6, s3.proxy.stop)
+
+    error = unavailable(objects(s3), paths)
+
+    assert error.known[paths[0]].state == "failed"
+
+
+def test_a_silent_server_is_unavailable_after_the_request_timeout(s3, objects):
+    s3.proxy.hang("head", "bulk", "single")
+    start = time.monotonic()
+
+    error = unavailable(objects(s3, request_timeout=A_SECOND, retry_timeout=A_SECOND), ["a", "b"])
+
+    assert error.known == {}
+    assert time.monotonic() < start + ALWAYS_IN_TIME
+
+
+def test_a_silent_server_holds_nobody_longer_than_until(s3, objects):
+    s3.proxy.hang("bulk")
+    until = time.monotonic() + 1
+
+    outcomes = objects(s3).delete(["a", "b"], until=until)
+
+    assert outcomes == {}
+    assert until <= time.monotonic() < until + 2
+
+
+def test_what_was_known_when_the_time_is_up_is_told(s3, objects):
+    paths = numbered(2_500)
+    s3.proxy.before("bulk", 2, lambda: s3.proxy.hang("bulk"))
+
+    outcomes = objects(s3).delete(paths, until=time.monotonic() + 4)
+
+    assert outcomes == dict.fromkeys(paths[:1_000], DELETED)
+
+
+def test_a_failing_store_is_not_tried_beyond_until(s3, objects):
+    s3.proxy.answer(500, "InternalError", kinds=["bulk", "single"])
+    until = time.monotonic() + 3
+
+    outcomes = objects(s3).delete(numbered(900), until=until)
+
+    assert time.monotonic() < until + 1
+    assert {outcome.state for outcome in outcomes.values()} == {"failed"}
+
+
+def test_nothing_is_deleted_when_the_time_was_up_before(s3, objects):
+    s3.put("a")
+
+    outcomes = objects(s3).delete(["a"], until=time.monotonic() - 1)
+
+    assert outcomes == {}
+    assert s3.keys() == {"a"}
+
+
+def test_threads_share_a_store(s3, objects):
+    shared = objects(s3)
+    shares = [[f"{thread}/{number}" for number in range(50)] for thread in range(4)]
+    for share in shares:
+        s3.put(*share)
+
+    with ThreadPoolExecutor(4) as threads:
+        answers = list(threads.map(shared.delete, shares))
+
+    assert answers == [dict.fromkeys(share, DELETED) for share in shares]
+    assert s3.keys() == set()
+
+
+def test_what_an_error_says_is_one_short_line_without_secrets(s3, objects):
+    path = "long/" * 150 + "path"
+    s3.proxy.answer(403, "AccessDenied")
+
+    said = str(unavailable(objects(s3), [path]))
+    s3.proxy.answer(200, "", kinds=["head"], times=0)
+    reason = objects(s3).delete([path])[path].reason
+
+    assert len(reason) <= 200
+    assert "\n" not in said + reason
+    assert s3.secret not in said + reason
+    assert "403" in reason

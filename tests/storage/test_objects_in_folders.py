@@ -1,0 +1,183 @@
+"""Deletion in a local store: a disk can vanish, and a name can lead elsewhere."""
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from embedded.waiting import wait_until
+from storage.objects import DELETED, MISSING, Objects, StoreUnavailable
+
+ROOT = Path(__file__).parents[2]
+LIMIT = 20.0
+
+# Uses a store, forks, and lets the child use it, then open it anew.
+FORK = """
+import os, signal, sys
+from storage.objects import Objects
+from storage.sentinel import Store
+url = sys.argv[1]
+parents = Objects("artifacts", url)
+parents.delete(["a"])
+if os.fork():
+    sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
+signal.alarm(10)
+for use in (lambda: parents.delete(["b"]), lambda: Objects("artifacts", url), lambda: Store("artifacts", url)):
+    try:
+        use()
+    except RuntimeError as error:
+        print(error, flush=True)
+os._exit(0)
+"""
+
+
+def numbered(count):
+    return [f"{number % 100:02}/{number:05}" for number in range(count)]
+
+
+def test_a_missing_object_is_told_from_a_deleted_one(folder, objects):
+    folder.put("a")
+
+    assert objects(folder).delete(["a", "b"]) == {"a": DELETED, "b": MISSING}
+
+
+def test_missing_objects_keep_no_other(folder, objects):
+    paths = numbered(1_500)
+    folder.put(*paths[1::2], "bystander")
+
+    outcomes = objects(folder).delete(paths)
+
+    assert folder.keys() == {"bystander"}
+    assert outcomes == dict.fromkeys(paths[::2], MISSING) | dict.fromkeys(paths[1::2], DELETED)
+
+
+def test_an_object_that_cannot_be_deleted_keeps_no_other(folder, objects):
+    folder.put("a", "folder/bystander", "z")
+
+    outcomes = objects(folder).delete(["a", "folder", "z"])
+
+    assert folder.keys() == {"folder/bystander"}
+    assert outcomes.pop("folder").state == "failed"
+    assert outcomes == {"a": DELETED, "z": DELETED}
+
+
+def test_folders_that_become_empty_go_with_their_last_object(folder, objects):
+    folder.put("a/b/c", "a/bystander")
+
+    objects(folder).delete(["a/b/c"])
+
+    assert not (folder.root / "a/b").exists()
+    assert folder.keys() == {"a/bystander"}
+
+
+def test_a_folder_without_sentinel_is_left_alone(folder, objects):
+    folder.put("a")
+    folder.remove_sentinel()
+
+    with pytest.raises(StoreUnavailable, match=r"cannot read \.forgekeeper-root"):
+        objects(folder).delete(["a"])
+
+    assert folder.keys() == {"a"}
+
+
+def test_a_root_that_is_not_there_cannot_be_opened(folder):
+    with pytest.raises(StoreUnavailable, match="artifacts: "):
+        Objects("artifacts", folder.url + "-not-mounted")
+
+
+def test_nothing_is_missing_from_a_root_that_has_gone(folder, objects):
+    opened = objects(folder)
+    folder.root.rename(folder.root.with_name("unmounted"))
+
+    with pytest.raises(StoreUnavailable) as caught:
+        opened.delete(["a", "b"])
+
+    assert caught.value.known == {}
+
+
+def test_nothing_is_missing_after_the_root_goes_in_the_middle(folder, objects):
+    paths = numbered(5_000)
+    folder.put(*paths)
+    elsewhere = folder.root.with_name("unmounted")
+
+    def unmount():
+        wait_until(lambda: not (folder.root / paths[1_000]).exists(), LIMIT)
+        folder.root.rename(elsewhere)
+
+    thread = threading.Thread(target=unmount)
+    thread.start()
+    with pytest.raises(StoreUnavailable) as caught:
+        objects(folder).delete(paths)
+    thread.join()
+    folder.root = elsewhere
+
+    assert caught.value.known == dict.fromkeys(set(paths) - folder.keys(), DELETED)
+    assert len(caught.value.known) > 1_000
+
+
+def test_a_link_that_leads_out_of_the_store_is_not_followed(folder, objects, tmp_path):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "precious").touch()
+    (folder.root / "linked").symlink_to(outside)
+
+    outcomes = objects(folder).delete(["linked/precious", "linked/missing"])
+
+    assert (outside / "precious").exists()
+    assert {outcome.state for outcome in outcomes.values()} == {"failed"}
+
+
+def test_a_link_to_a_folder_with_a_similar_name_leads_out_too(folder, objects):
+    similar = folder.root.with_name(folder.root.name + "-old")
+    similar.mkdir()
+    (similar / "precious").touch()
+    (folder.root / "linked").symlink_to(similar)
+
+    objects(folder).delete(["linked/precious"])
+
+    assert (similar / "precious").exists()
+
+
+def test_a_link_within_the_store_is_followed(folder, objects):
+    folder.put("real/a")
+    (folder.root / "linked").symlink_to(folder.root / "real")
+
+    assert objects(folder).delete(["linked/a"]) == {"linked/a": DELETED}
+
+
+def test_an_object_that_is_a_link_goes_without_what_it_leads_to(folder, objects, tmp_path):
+    (tmp_path / "precious").touch()
+    (folder.root / "a").symlink_to(tmp_path / "precious")
+
+    objects(folder).delete(["a"])
+
+    assert folder.keys() == set()
+    assert (tmp_path / "precious").exists()
+
+
+def test_a_root_that_is_a_link_is_followed(folder, objects, tmp_path):
+    folder.put("a")
+    (tmp_path / "mounted").symlink_to(folder.root)
+
+    folder.url = f"file://{tmp_path}/mounted"
+
+    assert objects(folder).delete(["a"]) == {"a": DELETED}
+
+
+def test_a_forked_child_is_told_instead_of_left_hanging(folder):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+
+    child = subprocess.run(
+        [sys.executable, "-c", FORK, folder.url],
+        check=False,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
+
+    assert child.returncode == 0, child.stderr
+    assert child.stdout.count("before it forked") == 3

@@ -1,0 +1,404 @@
+"""The outbox of batch 11 against real stores: what is deleted, what stays, what comes back."""
+
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from threading import Barrier
+
+import pytest
+from structlog.testing import capture_logs
+
+from models import DeletedObject, JobArtifact, database, now
+from models.deleted_object import MAX_ATTEMPTS
+from models.job_artifacts import CLASSES, START
+from settings import Settings
+from workers import delete_objects, stores
+from workers.deadline import Deadline
+from workers.delete_objects import CHUNK, FIRST_RETRY, MAX_RUNTIME, VISIBILITY, Outcome
+
+SECOND = timedelta(seconds=1)
+HOUR = timedelta(hours=1)
+CLOSED_PORT = "http://127.0.0.1:1"
+
+pytestmark = pytest.mark.usefixtures("database")
+
+
+class Clock:
+    """A monotonic clock that stands still until it is told to go on."""
+
+    def __init__(self):
+        self._seconds = 0.0
+
+    def __call__(self):
+        return self._seconds
+
+    def go_past_the_budget(self):
+        self._seconds += MAX_RUNTIME.total_seconds()
+
+
+@pytest.fixture(autouse=True)
+def restarted():
+    """The stores of a process that has just started; call it to start anew."""
+    stores._opened.clear()
+    yield stores._opened.clear
+    stores._opened.clear()
+
+
+def run(url, deadline=None):
+    settings = Settings(object_stores={stores.ARTIFACTS: url} if url else {})
+    return delete_objects.run(deadline or Deadline(MAX_RUNTIME), settings)
+
+
+def record(*paths, age=SECOND, attempts=0):
+    """Put objects into the outbox, due since *age*."""
+    rows = []
+    for path in paths:
+        store_dir, _, file = path.rpartition("/")
+        row = {"project_id": 1, "store_dir": store_dir, "file": file, "attempts": attempts, "pick_up_at": now() - age}
+        rows.append(row)
+    DeletedObject.insert_many(rows).execute()
+
+
+def deleted_artifact(store, *paths, **options):
+    """Leave objects behind whose artifacts are gone."""
+    store.put(*paths)
+    record(*paths, **options)
+
+
+def live_artifact(path, **options):
+    JobArtifact.create(project_id=1, job_id=1, file_type=1, file_final_path=path, **options)
+
+
+def time_passes(duration):
+    DeletedObject.update(pick_up_at=DeletedObject.pick_up_at - duration).execute()
+
+
+def outbox():
+    return {row.path: row.attempts for row in DeletedObject.select()}
+
+
+def waits(path):
+    """How long until the object is due, in seconds."""
+    (row,) = [row for row in DeletedObject.select() if row.path == path]
+    return (row.pick_up_at - now()).total_seconds()
+
+
+def away(store):
+    """The URL of the same store where nobody listens."""
+    proxy = getattr(store, "proxy", None)
+    return store.url.replace(proxy.url, CLOSED_PORT) if proxy else f"{store.url}/not/there"
+
+
+def numbered(count):
+    return [f"ab/{number:05}" for number in range(count)]
+
+
+# What it deletes
+
+
+def test_with_an_empty_outbox_nothing_is_done(store):
+    assert run(store.url) == Outcome(0, 0, 0, 0, "drained")
+
+
+def test_what_is_due_is_deleted_with_its_row(store):
+    deleted_artifact(store, "a/b/c", "d")
+    store.put("bystander")
+
+    outcome = run(store.url)
+
+    assert (outcome, store.keys(), outbox()) == (Outcome(2, 0, 0, 0, "drained"), {"bystander"}, {})
+
+
+def test_what_has_a_grace_stays_until_that_is_over(store):
+    deleted_artifact(store, "due")
+    deleted_artifact(store, "kept a while", age=-HOUR)
+
+    outcome = run(store.url)
+
+    assert (outcome, store.keys(), outbox()) == (Outcome(1, 0, 0, 0, "drained"), {"kept a while"}, {"kept a while": 0})
+
+
+def test_an_object_that_is_missing_is_a_success(folder):
+    record("never/there")
+
+    assert (run(folder.url), outbox()) == (Outcome(0, 1, 0, 0, "drained"), {})
+
+
+def test_s3_calls_a_missing_object_deleted(s3):
+    record("never/there")
+
+    assert (run(s3.url), outbox()) == (Outcome(1, 0, 0, 0, "drained"), {})
+
+
+def test_one_more_than_a_chunk_is_deleted_in_one_run(store):
+    deleted_artifact(store, *numbered(CHUNK + 1))
+
+    outcome = run(store.url)
+
+    assert (outcome, store.keys(), outbox()) == (Outcome(CHUNK + 1, 0, 0, 0, "drained"), set(), {})
+
+
+def test_on_s3_a_thousand_objects_take_one_request(s3):
+    record(*numbered(2 * CHUNK))
+
+    run(s3.url)
+
+    assert (s3.proxy.counts["bulk"], s3.proxy.counts["single"]) == (2, 0)
+
+
+@pytest.mark.parametrize("final_path", ["a/b/c", "c", "a/c", "x:y/c", "ab/12/2026_11_20/artifacts (1).zip"])
+def test_what_is_deleted_is_the_object_that_the_artifact_named(store, final_path):
+    live_artifact(final_path, expire_at=now() - HOUR, locked=0)
+    store.put(final_path, "a/c.zip", "b", "y")
+    destroy_expired()
+
+    outcome = run(store.url)
+
+    assert (outcome.deleted, store.keys()) == (1, {"a/c.zip", "b", "y"})
+
+
+@pytest.mark.parametrize("final_path", ["/a", "a/", "/a/", "a//b", "//a", "a/../b", "../a", "./a", "/", ""])
+def test_a_path_that_is_not_normal_deletes_nothing_and_fails(store, final_path):
+    live_artifact(final_path, expire_at=now() - HOUR, locked=0)
+    store.put("a/b", "b")
+    destroy_expired()
+    before = store.keys()
+
+    outcome = run(store.url)
+
+    assert (outcome.deleted, outcome.missing, outcome.failed, store.keys()) == (0, 0, 1, before)
+
+
+def test_a_slash_in_front_does_not_delete_the_object_without_it(store):
+    live_artifact("/a", expire_at=now() - HOUR, locked=0)
+    store.put("a")
+    destroy_expired()
+
+    assert (run(store.url).failed, store.keys()) == (1, {"a"})
+
+
+def destroy_expired():
+    for number in range(CLASSES):
+        JobArtifact.destroy_expired(number, now(), START, limit=100, grace=timedelta())
+
+
+# Artifacts that are alive
+
+
+def test_an_object_that_a_live_artifact_names_is_left_alone_and_its_row_removed(store):
+    deleted_artifact(store, "a/kept", "a/gone")
+    live_artifact("a/kept")
+
+    with capture_logs() as logs:
+        outcome = run(store.url)
+
+    assert (outcome, store.keys(), outbox()) == (Outcome(1, 0, 0, 0, "drained"), {"a/kept"}, {})
+    assert [line["path"] for line in logs if line["log_level"] == "error"] == ["a/kept"]
+
+
+# What fails
+
+
+def test_an_object_that_cannot_be_deleted_costs_an_attempt_and_keeps_no_other(s3):
+    deleted_artifact(s3, "a", "bad", "c")
+    s3.proxy.refuse_key("bad", "AccessDenied")
+
+    outcome = run(s3.url)
+
+    assert (outcome, s3.keys(), outbox()) == (Outcome(2, 0, 1, 0, "drained"), {"bad"}, {"bad": 1})
+
+
+def test_what_failed_waits_and_then_twice_as_long(s3):
+    deleted_artifact(s3, "bad")
+    s3.proxy.refuse_key("bad", "AccessDenied")
+    run(s3.url)
+    first = waits("bad")
+    time_passes(HOUR)
+
+    run(s3.url)
+
+    seconds = FIRST_RETRY.total_seconds()
+    assert (first, waits("bad")) == (pytest.approx(seconds, abs=5), pytest.approx(2 * seconds, abs=5))
+
+
+def test_what_failed_is_left_alone_while_it_waits(s3):
+    deleted_artifact(s3, "bad")
+    s3.proxy.refuse_key("bad", "AccessDenied")
+    run(s3.url)
+
+    assert (run(s3.url), outbox()) == (Outcome(), {"bad": 1})
+
+
+def test_what_failed_once_is_deleted_when_it_can_be(s3):
+    deleted_artifact(s3, "bad")
+    s3.proxy.refuse_key("bad", "AccessDenied")
+    run(s3.url)
+    s3.proxy._refused_keys.clear()
+    time_passes(HOUR)
+
+    assert (run(s3.url), s3.keys(), outbox()) == (Outcome(1, 0, 0, 0, "drained"), set(), {})
+
+
+def test_after_ten_attempts_an_object_is_dead(s3):
+    deleted_artifact(s3, "bad", attempts=MAX_ATTEMPTS - 1)
+    s3.proxy.refuse_key("bad", "AccessDenied")
+
+    with capture_logs() as logs:
+        outcome = run(s3.url)
+
+    assert (outcome.failed, [row.path for row in DeletedObject.dead()]) == (1, ["bad"])
+    assert [line["objects"] for line in logs if line["event"] == "objects given up"] == [1]
+
+
+def test_a_dead_object_is_not_tried_again(store):
+    deleted_artifact(store, "dead", attempts=MAX_ATTEMPTS)
+
+    assert (run(store.url), store.keys()) == (Outcome(), {"dead"})
+
+
+def test_a_dead_object_that_somebody_revives_has_all_its_attempts_again(store):
+    deleted_artifact(store, "dead", attempts=MAX_ATTEMPTS)
+    DeletedObject.retry(None)
+
+    attempts = outbox()
+    outcome = run(store.url)
+
+    assert (attempts, outcome.deleted, store.keys(), outbox()) == ({"dead": 0}, 1, set(), {})
+
+
+# Stores that are away
+
+
+def test_a_store_that_is_away_costs_no_attempt(store):
+    deleted_artifact(store, "a", "b")
+
+    outcome = run(away(store))
+
+    assert (outcome, store.keys()) == (Outcome(0, 0, 0, 2, "store_unavailable"), {"a", "b"})
+    assert outbox() == {"a": 0, "b": 0}
+
+
+def test_everything_is_done_once_the_store_is_back(store, restarted):
+    deleted_artifact(store, "a", "b")
+    run(away(store))
+    restarted()
+
+    assert (run(store.url), store.keys(), outbox()) == (Outcome(2, 0, 0, 0, "drained"), set(), {})
+
+
+def test_a_store_that_comes_back_is_found_by_the_same_process(s3):
+    deleted_artifact(s3, "a")
+    s3.proxy.answer(403, "AccessDenied")
+    denied = run(s3.url)
+    s3.proxy._answers.clear()
+
+    assert (denied, run(s3.url)) == (Outcome(0, 0, 0, 1, "store_unavailable"), Outcome(1, 0, 0, 0, "drained"))
+
+
+def test_a_store_without_its_sentinel_loses_nothing(store):
+    deleted_artifact(store, "a", "b")
+    store.remove_sentinel()
+
+    outcome = run(store.url)
+
+    assert (outcome, store.keys()) == (Outcome(0, 0, 0, 2, "store_unavailable"), {"a", "b"})
+    assert outbox() == {"a": 0, "b": 0}
+
+
+def test_a_disk_that_vanishes_in_the_middle_takes_no_row_with_it(folder):
+    deleted_artifact(folder, *numbered(CHUNK + 1))
+    gone = folder.root.with_name("unmounted")
+
+    outcome = run(folder.url, Deadline(MAX_RUNTIME, safe_point=lambda: folder.root.rename(gone)))
+
+    gone.rename(folder.root)
+    assert outcome == Outcome(CHUNK, 0, 0, 1, "store_unavailable")
+    assert outbox() == dict.fromkeys(folder.keys(), 0)
+    assert run(folder.url) == Outcome(1, 0, 0, 0, "drained")
+
+
+def test_a_store_that_fails_in_the_middle_of_a_chunk_costs_no_attempt(s3):
+    paths = numbered(CHUNK + 1)
+    deleted_artifact(s3, paths[-1])
+    record(*paths[:-1], age=HOUR)
+    s3.proxy.before("bulk", 2, lambda: s3.proxy.answer(403, "AccessDenied"))
+    s3.proxy.before("single", 1, lambda: s3.proxy.answer(403, "AccessDenied"))
+
+    outcome = run(s3.url)
+
+    assert (outcome, s3.keys()) == (Outcome(CHUNK, 0, 0, 1, "store_unavailable"), {paths[-1]})
+    assert outbox() == {paths[-1]: 0}
+
+
+def test_without_a_store_nothing_is_claimed():
+    record("a")
+    due = DeletedObject.get().pick_up_at
+
+    outcome = run(None)
+
+    assert (outcome, DeletedObject.get().pick_up_at) == (Outcome(0, 0, 0, 1, "no_store"), due)
+
+
+def test_a_store_that_hangs_ends_with_the_budget_and_costs_no_attempt(s3):
+    deleted_artifact(s3, "a", "b")
+    s3.proxy.hang("bulk")
+
+    outcome = run(s3.url, Deadline(SECOND))
+
+    assert (outcome, s3.keys()) == (Outcome(0, 0, 0, 2, "deadline"), {"a", "b"})
+    assert outbox() == {"a": 0, "b": 0}
+
+
+# Claims, others and deadlines
+
+
+def test_what_a_crashed_run_had_claimed_belongs_to_nobody_else_for_ten_minutes(store):
+    deleted_artifact(store, "a")
+    DeletedObject.claim_due(now(), visibility=VISIBILITY, limit=CHUNK)
+    time_passes(VISIBILITY - 30 * SECOND)
+
+    assert (run(store.url), store.keys()) == (Outcome(), {"a"})
+
+
+def test_what_a_crashed_run_had_claimed_is_deleted_by_a_later_one(store):
+    deleted_artifact(store, "a")
+    DeletedObject.claim_due(now(), visibility=VISIBILITY, limit=CHUNK)
+    time_passes(VISIBILITY)
+
+    assert (run(store.url), store.keys(), outbox()) == (Outcome(1, 0, 0, 0, "drained"), set(), {})
+
+
+def test_a_run_that_dies_between_two_chunks_leaves_the_rest_to_the_next(folder):
+    deleted_artifact(folder, *numbered(CHUNK + 1))
+
+    with pytest.raises(ZeroDivisionError):
+        run(folder.url, Deadline(MAX_RUNTIME, safe_point=lambda: 1 / 0))
+
+    assert (len(outbox()), len(folder.keys())) == (1, 1)
+    assert run(folder.url) == Outcome(1, 0, 0, 0, "drained")
+
+
+def test_two_at_once_delete_every_object_once(folder):
+    deleted_artifact(folder, *numbered(3 * CHUNK))
+    together = Barrier(2)
+
+    def run_with_the_other():
+        with database.connection_context():
+            together.wait()
+            return run(folder.url)
+
+    with ThreadPoolExecutor(2) as threads:
+        outcomes = [future.result() for future in [threads.submit(run_with_the_other) for _ in range(2)]]
+
+    assert sum(outcome.deleted for outcome in outcomes) == 3 * CHUNK
+    assert sum(outcome.missing + outcome.failed for outcome in outcomes) == 0
+    assert (folder.keys(), outbox()) == (set(), {})
+
+
+def test_at_the_deadline_a_run_says_so_and_leaves_the_rest(s3):
+    record(*numbered(CHUNK + 1))
+    clock = Clock()
+
+    outcome = run(s3.url, Deadline(MAX_RUNTIME, clock=clock, safe_point=clock.go_past_the_budget))
+
+    assert (outcome, len(outbox())) == (Outcome(CHUNK, 0, 0, 1, "deadline"), 1)
+    assert run(s3.url) == Outcome(1, 0, 0, 0, "drained")

@@ -1,0 +1,511 @@
+"""Batch 100 against real stores: a folder and S3, with entries, stores and runs that fail."""
+
+import sys
+import time
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from structlog.testing import capture_logs
+
+from coordination import uploads
+from models import JobArtifact
+from settings import Settings
+from storage import sentinel
+from workers import stale_direct_uploads, stores
+from workers.clients import client
+from workers.deadline import Deadline
+from workers.stale_direct_uploads import CHUNK, MAX_EXEC_DURATION, MAX_UPLOAD_DURATION, VISIBILITY, Outcome, Sweep
+
+STALE = MAX_UPLOAD_DURATION.total_seconds() + 60
+SECOND = timedelta(seconds=1)
+HERE = "artifacts"
+ELSEWHERE = "lfs"
+CLOSED_PORT = "http://127.0.0.1:1"
+
+pytestmark = pytest.mark.usefixtures("database")
+
+
+class Clock:
+    """A monotonic clock that stands still until it is told to go on."""
+
+    def __init__(self):
+        self._seconds = 0.0
+
+    def __call__(self):
+        return self._seconds
+
+    def go_past_the_budget(self):
+        self._seconds += MAX_EXEC_DURATION.total_seconds()
+
+
+@pytest.fixture(autouse=True)
+def restarted():
+    """The stores of a process that has just started; call it to start anew."""
+    stores._opened.clear()
+    yield stores._opened.clear
+    stores._opened.clear()
+
+
+@pytest.fixture
+def other(tmp_path, store):
+    """A second store, a folder, for the location `lfs`."""
+    (tmp_path / "other").mkdir()
+    other = type("Other", (), {"root": tmp_path / "other", "url": f"file://{tmp_path / 'other'}"})()
+    sentinel.Store(ELSEWHERE, other.url).create_sentinel()
+    other.put = lambda *paths: [(other.root / path).write_bytes(b"") for path in paths]
+    other.keys = lambda: {file.name for file in other.root.iterdir()} - {sentinel.NAME}
+    return other
+
+
+def run(*options, **locations):
+    deadline = options[0] if options else Deadline(MAX_EXEC_DURATION)
+    return stale_direct_uploads.run(deadline, Settings(object_stores=locations))
+
+
+def now():
+    return client.time()[0]
+
+
+def register(*paths, location=HERE, age=STALE):
+    register_members(*(f"{location}:{path}" for path in paths), age=age)
+
+
+def register_members(*members, age=STALE):
+    client.zadd(uploads.PENDING, dict.fromkeys(members, now() - age))
+
+
+def begin(store, *paths, location=HERE, age=STALE):
+    """Begin uploads: the objects and their entries."""
+    store.put(*paths)
+    register(*paths, location=location, age=age)
+
+
+def time_passes(duration):
+    """Let *duration* pass for what lies in deleting."""
+    for member, score in client.zrange(uploads.DELETING, 0, -1, withscores=True):
+        client.zadd(uploads.DELETING, {member: score - duration.total_seconds()})
+
+
+def members(key):
+    return {member.decode(errors="surrogateescape") for member in client.zrange(key, 0, -1)}
+
+
+def registered():
+    """All entries, whatever has become of them."""
+    return members(uploads.PENDING) | members(uploads.DELETING) | members(uploads.FAILED)
+
+
+def attempts():
+    return {member.decode(): int(number) for member, number in client.hgetall(uploads.ATTEMPTS).items()}
+
+
+def away(store):
+    """The URL of the same store where nobody listens."""
+    proxy = getattr(store, "proxy", None)
+    return store.url.replace(proxy.url, CLOSED_PORT) if proxy else f"{store.url}/not/there"
+
+
+def numbered(count):
+    return [f"@final/{number:05}" for number in range(count)]
+
+
+# What it deletes
+
+
+def test_with_nothing_registered_nothing_is_done(store):
+    assert run(artifacts=store.url) == Outcome(0, 0, False, 0)
+
+
+def test_a_stale_upload_is_deleted_with_its_entry(store):
+    begin(store, "a/b")
+
+    outcome = run(artifacts=store.url)
+
+    assert (outcome, store.keys(), registered(), attempts()) == (Outcome(1, 1, False, 0), set(), set(), {})
+
+
+def test_fresh_uploads_are_counted_and_left_alone(store):
+    begin(store, "old")
+    begin(store, "fresh", age=60)
+
+    outcome = run(artifacts=store.url)
+
+    assert (outcome, store.keys(), registered()) == (Outcome(2, 1, False, 0), {"fresh"}, {"artifacts:fresh"})
+
+
+def test_an_upload_of_exactly_three_hours_is_not_stale(folder):
+    while True:
+        client.delete(uploads.PENDING)
+        begin(folder, "a", age=MAX_UPLOAD_DURATION.total_seconds())
+        second = now()
+        outcome = run(artifacts=folder.url)
+        if now() == second:
+            break
+
+    assert (outcome, folder.keys()) == (Outcome(1, 0, False, 0), {"a"})
+
+
+def test_an_upload_is_stale_two_seconds_after_its_three_hours(folder):
+    # Redis tells whole seconds: after one more it may still be a fraction too early.
+    begin(folder, "a", age=(MAX_UPLOAD_DURATION + 2 * SECOND).total_seconds())
+
+    assert run(artifacts=folder.url).total_deleted_stale_entries == 1
+
+
+def test_a_path_is_not_cut_at_its_second_colon(store):
+    begin(store, "a:b:c")
+    store.put("a", "a:b", "b:c", "c")
+
+    outcome = run(artifacts=store.url)
+
+    assert (outcome.total_deleted_stale_entries, store.keys()) == (1, {"a", "a:b", "b:c", "c"})
+
+
+def test_an_object_that_is_missing_is_a_success(store):
+    register("never/arrived")
+
+    outcome = run(artifacts=store.url)
+
+    assert (outcome, registered()) == (Outcome(1, 1, False, 0), set())
+
+
+def test_each_location_deletes_in_its_own_store(store, other):
+    begin(store, "a")
+    begin(other, "a", location=ELSEWHERE)
+    store.put("b")
+    begin(other, "b", location=ELSEWHERE)
+
+    run(artifacts=store.url, lfs=other.url)
+
+    assert (store.keys(), other.keys()) == ({"b"}, set())
+
+
+def test_more_than_a_chunk_is_deleted_in_one_run(s3):
+    register(*numbered(CHUNK + 1))
+
+    outcome = run(artifacts=s3.url)
+
+    assert (outcome, registered()) == (Outcome(CHUNK + 1, CHUNK + 1, False, 0), set())
+
+
+# Bad entries
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        "no colon at all",
+        "artifacts:",
+        ":path",
+        "artifacts:..",
+        "artifacts:../../etc/passwd",
+        "artifacts:a/./b",
+        "artifacts:a//b",
+        "artifacts:/a",
+        "artifacts:a/",
+        f"artifacts:{sentinel.NAME}",
+        f"artifacts:a/{sentinel.NAME}",
+        "artifacts:a\x00b",
+        "artifacts:a#1",
+        f"artifacts:{'a' * 2000}",
+        b"artifacts:\xff",
+    ],
+)
+def test_an_entry_that_no_object_can_bear_is_failed_at_once_and_the_rest_goes_on(store, member):
+    register_members(member, age=STALE + 60)
+    begin(store, "good")
+
+    outcome = run(artifacts=store.url)
+
+    text = member.decode(errors="surrogateescape") if isinstance(member, bytes) else member
+    assert (outcome, store.keys()) == (Outcome(2, 1, False, 1), set())
+    assert (members(uploads.PENDING), members(uploads.DELETING), members(uploads.FAILED)) == (set(), set(), {text})
+
+
+def test_an_entry_named_as_the_sentinel_leaves_the_sentinel(folder):
+    register(sentinel.NAME)
+
+    run(artifacts=folder.url)
+
+    assert (folder.root / sentinel.NAME).exists()
+
+
+def test_malformed_entries_are_not_tried_again(store):
+    register("..")
+    run(artifacts=store.url)
+
+    assert run(artifacts=store.url) == Outcome(0, 0, False, 0)
+
+
+def test_a_chunk_full_of_malformed_entries_stops_nobody(store):
+    register_members(*(f"bad {number}" for number in range(CHUNK + 1)), age=STALE + 60)
+    begin(store, "good")
+
+    outcome = run(artifacts=store.url)
+
+    assert (outcome, store.keys()) == (Outcome(CHUNK + 2, 1, False, CHUNK + 1), set())
+
+
+def test_an_unknown_location_costs_each_of_its_entries_an_attempt_and_the_others_go_on(store):
+    register("a", "b", location="unknown", age=STALE + 60)
+    begin(store, "good")
+
+    outcome = run(artifacts=store.url)
+
+    assert (outcome, store.keys()) == (Outcome(3, 1, False, 2), set())
+    assert attempts() == {"unknown:a": 1, "unknown:b": 1}
+
+
+def test_what_failed_waits_for_the_next_run_and_then_twice_as_long(store):
+    register("a", location="unknown")
+    run(artifacts=store.url)
+    first = client.zscore(uploads.DELETING, "unknown:a") - now()
+    time_passes(timedelta(minutes=6))
+
+    run(artifacts=store.url)
+
+    second = client.zscore(uploads.DELETING, "unknown:a") - now()
+    assert (first, second) == (pytest.approx(360, abs=2), pytest.approx(720, abs=2))
+
+
+def test_what_failed_is_left_alone_while_it_waits(store):
+    register("a", location="unknown")
+    run(artifacts=store.url)
+
+    assert run(artifacts=store.url) == Outcome(0, 0, False, 0)
+    assert attempts() == {"unknown:a": 1}
+
+
+def test_after_five_attempts_an_entry_is_given_up(store):
+    register("a", location="unknown")
+
+    failures = []
+    for _ in range(5):
+        failures.append(run(artifacts=store.url).failed_entries)
+        time_passes(timedelta(hours=2))
+
+    assert failures == [1, 1, 1, 1, 1]
+    assert (members(uploads.DELETING), members(uploads.FAILED)) == (set(), {"unknown:a"})
+
+
+def test_an_entry_that_was_given_up_is_not_tried_again_until_somebody_asks_for_it(store, other):
+    begin(other, "a", location=ELSEWHERE)
+    for _ in range(5):
+        run(artifacts=store.url)
+        time_passes(timedelta(hours=2))
+    given_up = run(artifacts=store.url, lfs=other.url)
+    uploads.retry(client)
+
+    revived = run(artifacts=store.url, lfs=other.url)
+
+    assert (given_up, revived.total_deleted_stale_entries) == (Outcome(0, 0, False, 0), 1)
+    assert (other.keys(), registered(), attempts()) == (set(), set(), {})
+
+
+def test_one_object_that_cannot_be_deleted_costs_an_attempt_and_keeps_no_other(s3):
+    paths = numbered(20)
+    begin(s3, *paths)
+    s3.proxy.refuse_key(paths[3], "AccessDenied")
+
+    outcome = run(artifacts=s3.url)
+
+    assert (outcome, s3.keys()) == (Outcome(20, 19, False, 1), {paths[3]})
+    assert attempts() == {f"artifacts:{paths[3]}": 1}
+
+
+def test_what_could_not_be_deleted_is_deleted_later(s3):
+    begin(s3, "a", "b")
+    s3.proxy.refuse_key("b", "AccessDenied")
+    run(artifacts=s3.url)
+    s3.proxy._refused_keys.clear()
+    time_passes(timedelta(minutes=6))
+
+    outcome = run(artifacts=s3.url)
+
+    assert (outcome.total_deleted_stale_entries, s3.keys(), registered(), attempts()) == (1, set(), set(), {})
+
+
+# Artifacts that are alive
+
+
+def test_an_upload_that_a_live_artifact_names_is_kept_and_forgotten(store):
+    begin(store, "kept", "stale")
+    JobArtifact.create(project_id=1, job_id=1, file_type=1, file_final_path="kept")
+
+    with capture_logs() as logs:
+        outcome = run(artifacts=store.url)
+
+    assert (outcome, store.keys(), registered()) == (Outcome(2, 1, False, 0), {"kept"}, set())
+    assert [line["path"] for line in logs if line["log_level"] == "error"] == ["kept"]
+
+
+def test_an_artifact_keeps_no_object_of_another_location(store, other):
+    begin(other, "a", location=ELSEWHERE)
+    JobArtifact.create(project_id=1, job_id=1, file_type=1, file_final_path="a")
+
+    run(artifacts=store.url, lfs=other.url)
+
+    assert other.keys() == set()
+
+
+# Stores that are away
+
+
+def test_a_store_that_is_away_costs_no_attempt_and_stops_no_other(store, other):
+    begin(store, "a", "b", age=STALE + 60)
+    begin(other, "c", location=ELSEWHERE)
+
+    outcome = run(artifacts=away(store), lfs=other.url)
+
+    assert (outcome, other.keys(), attempts()) == (Outcome(3, 1, False, 0), set(), {})
+    assert (store.keys(), registered()) == ({"a", "b"}, {"artifacts:a", "artifacts:b"})
+
+
+def test_more_than_a_chunk_at_a_store_that_is_away_stops_no_other(folder, other):
+    register(*numbered(CHUNK + 1), age=STALE + 60)
+    begin(other, "c", location=ELSEWHERE)
+
+    outcome = run(artifacts=away(folder), lfs=other.url)
+
+    assert (outcome, other.keys(), attempts()) == (Outcome(CHUNK + 2, 1, False, 0), set(), {})
+
+
+def test_everything_is_done_once_the_store_is_back(store, restarted):
+    begin(store, "a", "b")
+    run(artifacts=away(store))
+    restarted()
+
+    outcome = run(artifacts=store.url)
+
+    assert (outcome, store.keys(), registered()) == (Outcome(0, 2, False, 0), set(), set())
+
+
+def test_a_store_that_denies_everything_costs_no_attempt(s3):
+    begin(s3, "a")
+    s3.proxy.answer(403, "AccessDenied")
+
+    outcome = run(artifacts=s3.url)
+
+    assert (outcome, s3.keys(), attempts()) == (Outcome(1, 0, False, 0), {"a"}, {})
+    assert registered() == {"artifacts:a"}
+
+
+def test_a_store_that_comes_back_is_found_by_the_same_process(s3):
+    begin(s3, "a")
+    s3.proxy.answer(403, "AccessDenied")
+    run(artifacts=s3.url)
+    s3.proxy._answers.clear()
+
+    assert run(artifacts=s3.url).total_deleted_stale_entries == 1
+    assert s3.keys() == set()
+
+
+def test_without_its_sentinel_a_store_loses_nothing(store):
+    begin(store, "a", "b")
+    store.remove_sentinel()
+
+    with capture_logs() as logs:
+        outcome = run(artifacts=store.url)
+
+    assert (outcome, store.keys(), attempts()) == (Outcome(2, 0, False, 0), {"a", "b"}, {})
+    assert registered() == {"artifacts:a", "artifacts:b"}
+    assert [line["event"] for line in logs] == ["object store unavailable"]
+
+
+def test_an_entry_whose_store_vanished_is_not_taken_for_missing(folder):
+    begin(folder, *numbered(CHUNK + 1))
+    gone = folder.root.with_name("unmounted")
+
+    outcome = run(
+        Deadline(MAX_EXEC_DURATION, safe_point=lambda: folder.root.exists() and folder.root.rename(gone)),
+        artifacts=folder.url,
+    )
+
+    gone.rename(folder.root)
+    (left,) = folder.keys()
+    assert (outcome, registered()) == (Outcome(CHUNK + 1, CHUNK, False, 0), {f"artifacts:{left}"})
+
+
+# Claims and deadlines
+
+
+def test_what_a_crashed_run_had_claimed_belongs_to_nobody_else_for_five_minutes(store):
+    begin(store, "a")
+    uploads.claim(client, stale_after=MAX_UPLOAD_DURATION, visibility=VISIBILITY, limit=CHUNK)
+    time_passes(VISIBILITY - 30 * SECOND)
+
+    assert run(artifacts=store.url) == Outcome(0, 0, False, 0)
+    assert store.keys() == {"a"}
+
+
+def test_what_a_crashed_run_had_claimed_is_deleted_by_a_later_one(store):
+    begin(store, "a", "b")
+    uploads.claim(client, stale_after=MAX_UPLOAD_DURATION, visibility=VISIBILITY, limit=CHUNK)
+    time_passes(VISIBILITY + SECOND)
+
+    outcome = run(artifacts=store.url)
+
+    assert (outcome, store.keys(), registered()) == (Outcome(0, 2, False, 0), set(), set())
+
+
+def test_a_worker_that_was_paused_for_longer_than_its_claim_deletes_nothing(store):
+    begin(store, "a")
+    sweep = Sweep(Settings(object_stores={HERE: store.url}), Deadline(MAX_EXEC_DURATION))
+    claim = sweep.claim()
+
+    sweep.work_through(replace(claim, taken=claim.taken - uploads.CLAIM_TTL.total_seconds() - 1))
+
+    assert (sweep.deleted, sweep.failed, store.keys(), attempts()) == (0, 0, {"a"}, {})
+    assert members(uploads.DELETING) == {"artifacts:a"}
+
+
+def test_a_run_that_dies_between_two_chunks_leaves_the_rest_to_the_next(s3):
+    begin(s3, "last", age=STALE)
+    register(*numbered(CHUNK), age=STALE + 60)
+
+    with pytest.raises(ZeroDivisionError):
+        run(Deadline(MAX_EXEC_DURATION, safe_point=lambda: 1 / 0), artifacts=s3.url)
+
+    assert (registered(), s3.keys()) == ({"artifacts:last"}, {"last"})
+    assert run(artifacts=s3.url) == Outcome(1, 1, False, 0)
+
+
+def test_at_the_deadline_a_run_says_so_and_leaves_the_rest(s3):
+    register(*numbered(CHUNK + 1))
+    clock = Clock()
+    deadline = Deadline(MAX_EXEC_DURATION, clock=clock, safe_point=clock.go_past_the_budget)
+
+    assert run(deadline, artifacts=s3.url) == Outcome(CHUNK + 1, CHUNK, True, 0)
+    assert run(artifacts=s3.url) == Outcome(1, 1, False, 0)
+
+
+def test_a_store_that_hangs_ends_with_the_budget_and_costs_no_attempt(s3):
+    begin(s3, "a", "b")
+    s3.proxy.hang("bulk")
+
+    outcome = run(Deadline(SECOND), artifacts=s3.url)
+
+    assert (outcome, s3.keys(), attempts()) == (Outcome(2, 0, True, 0), {"a", "b"}, {})
+    assert registered() == {"artifacts:a", "artifacts:b"}
+
+
+# Many
+
+
+def test_twenty_thousand_stale_among_two_hundred_thousand_take_twenty_requests(s3, capsys):
+    stale, real = [f"stale/{number:06}" for number in range(20_000)], 300
+    s3.put(*stale[:: len(stale) // real], "fresh/000000")
+    moment = now()
+    client.zadd(uploads.PENDING, {f"artifacts:{path}": moment - STALE - 60 for path in stale})
+    client.zadd(uploads.PENDING, {f"artifacts:fresh/{number:06}": moment - 60 for number in range(180_000)})
+
+    began = time.monotonic()
+    outcome = run(artifacts=s3.url)
+    seconds = time.monotonic() - began
+
+    with capsys.disabled():
+        sys.stdout.write(f"\n20,000 stale of 200,000 uploads: {seconds:.1f} s, {dict(s3.proxy.counts)}\n")
+    assert outcome == Outcome(200_000, 20_000, False, 0)
+    assert (s3.proxy.counts["bulk"], s3.proxy.counts["single"]) == (20, 0)
+    assert (s3.keys(), client.zcard(uploads.PENDING)) == ({"fresh/000000"}, 180_000)

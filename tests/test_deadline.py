@@ -1,0 +1,200 @@
+"""A run's budget, with a clock that the test turns."""
+
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+
+from workers.deadline import Deadline, stopping
+
+BUDGET = timedelta(seconds=30)
+LONG = 1_000
+A_MOMENT = 0.05
+TOO_LONG = 5.0
+"""Seconds that none of these waits may take, and that each would take if it were not cut short."""
+
+
+class Clock:
+    """A monotonic clock that stands still until it is set; *when_asked* happens at each look at it."""
+
+    def __init__(self, when_asked=lambda: None):
+        self.seconds = 5_000.0
+        self._when_asked = when_asked
+
+    def __call__(self):
+        self._when_asked()
+        return self.seconds
+
+
+class Taken(Exception):
+    """What a safe point raises in these tests."""
+
+
+@pytest.fixture(autouse=True)
+def _nobody_asks_to_stop():
+    stopping.clear()
+    yield
+    stopping.clear()
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def raise_taken():
+    raise Taken
+
+
+def elapsed(act):
+    began = time.monotonic()
+    act()
+    return time.monotonic() - began
+
+
+def test_a_deadline_has_not_passed_a_moment_before_its_end(clock):
+    deadline = Deadline(BUDGET, clock=clock)
+    clock.seconds += 29.999
+
+    assert not deadline.passed()
+
+
+def test_a_deadline_has_passed_at_its_exact_end(clock):
+    deadline = Deadline(BUDGET, clock=clock)
+    clock.seconds += 30
+
+    assert deadline.passed()
+
+
+def test_a_deadline_stays_passed(clock):
+    deadline = Deadline(BUDGET, clock=clock)
+    clock.seconds += LONG
+
+    assert [deadline.passed(), deadline.passed()] == [True, True]
+
+
+def test_the_budget_begins_when_the_deadline_is_made(clock):
+    clock.seconds += LONG
+    deadline = Deadline(BUDGET, clock=clock)
+
+    assert not deadline.passed()
+
+
+def test_a_run_that_is_asked_to_stop_has_reached_its_deadline(clock):
+    deadline = Deadline(BUDGET, clock=clock)
+
+    stopping.set()
+
+    assert deadline.passed()
+
+
+def test_each_question_is_a_safe_point(clock):
+    safe_points = []
+    deadline = Deadline(BUDGET, clock=clock, safe_point=lambda: safe_points.append(clock.seconds))
+
+    deadline.passed(1)
+    deadline.passed()
+
+    assert len(safe_points) == 2
+
+
+def test_what_the_safe_point_raises_ends_the_run(clock):
+    deadline = Deadline(BUDGET, clock=clock, safe_point=raise_taken)
+
+    with pytest.raises(Taken):
+        deadline.passed(1)
+
+
+def test_a_run_that_was_taken_does_not_end_as_if_its_budget_were_used_up(clock):
+    deadline = Deadline(BUDGET, clock=clock, safe_point=raise_taken)
+    clock.seconds += LONG
+    stopping.set()
+
+    with pytest.raises(Taken):
+        deadline.passed(1)
+
+
+def test_done_counts_what_the_run_has_told_of(clock):
+    deadline = Deadline(BUDGET, clock=clock)
+
+    deadline.passed(100)
+    deadline.passed()
+    deadline.passed(7)
+
+    assert deadline.done == 107
+
+
+def test_done_counts_the_chunk_at_whose_safe_point_the_run_ends(clock):
+    deadline = Deadline(BUDGET, clock=clock, safe_point=raise_taken)
+
+    with pytest.raises(Taken):
+        deadline.passed(100)
+
+    assert deadline.done == 100
+
+
+def test_pace_waits_as_long_as_the_rows_may_take(clock):
+    deadline = Deadline(BUDGET, clock=clock, pace=100)
+
+    waited = elapsed(lambda: deadline.passed(5))
+
+    assert A_MOMENT <= waited < TOO_LONG
+
+
+def test_pace_does_not_wait_when_nothing_was_done(clock):
+    deadline = Deadline(BUDGET, clock=clock, pace=0.001)
+
+    waited = elapsed(deadline.passed)
+
+    assert waited < TOO_LONG
+
+
+def test_without_pace_there_is_no_waiting(clock):
+    deadline = Deadline(BUDGET, clock=clock)
+
+    waited = elapsed(lambda: deadline.passed(1_000_000))
+
+    assert waited < TOO_LONG
+
+
+def test_pace_does_not_wait_beyond_the_budget(clock):
+    deadline = Deadline(BUDGET, clock=clock, pace=100)
+    clock.seconds += 30 - A_MOMENT
+
+    waited = elapsed(lambda: deadline.passed(LONG))
+
+    assert A_MOMENT * 0.9 <= waited < TOO_LONG
+
+
+def test_pace_does_not_wait_when_the_budget_is_used_up(clock):
+    deadline = Deadline(BUDGET, clock=clock, pace=100)
+    clock.seconds += LONG
+
+    waited = elapsed(lambda: deadline.passed(LONG))
+
+    assert waited < TOO_LONG
+
+
+def test_a_request_to_stop_ends_the_wait_for_the_pace():
+    # The clock is looked at right before the wait.
+    stopper = threading.Thread(target=stopping.set)
+    begin = threading.Event()
+    clock = Clock(lambda: begin.is_set() and not stopper.ident and stopper.start())
+    deadline = Deadline(timedelta(hours=1), clock=clock, pace=100)
+    begin.set()
+
+    waited = elapsed(lambda: deadline.passed(LONG))
+
+    stopper.join()
+    assert waited < TOO_LONG
+
+
+def test_the_safe_point_comes_after_the_wait_for_the_pace(clock):
+    safe_points = []
+    deadline = Deadline(BUDGET, clock=clock, pace=100, safe_point=lambda: safe_points.append(time.monotonic()))
+    began = time.monotonic()
+
+    deadline.passed(5)
+
+    assert safe_points[0] - began >= A_MOMENT

@@ -1,0 +1,336 @@
+"""Prune against real records in PostgreSQL and Redis."""
+
+import functools
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+
+import peewee as pw
+import psycopg2
+import pytest
+import redis
+
+from models import DeletionStatus, GitRefDeletion, JobRun, database, now
+from workers import QUEUES, prune
+from workers.broker import NAMESPACE
+from workers.clients import client
+from workers.deadline import Deadline
+from workers.prune import CHUNK, Outcome
+
+BUDGET = timedelta(minutes=5)
+MINUTE, DAY = timedelta(minutes=1), timedelta(days=1)
+MICROSECOND = timedelta(microseconds=1)
+NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
+
+PROCESS_MANY = """
+    insert into batched_git_ref_updates_deletions (project_id, ref, status, processed_at)
+    select 1, 'refs/old/' || number, 2, now() - interval '2 days' from generate_series(1, %s) as number
+"""
+CLOSE_MANY = """
+    insert into job_runs (batch, state, finished_at)
+    select 'user_status_cleanup', 'succeeded', now() - interval '40 days' from generate_series(1, %s)
+"""
+
+pytestmark = pytest.mark.usefixtures("database")
+
+
+class Crash(Exception):
+    """The end of a process, as far as a run can tell."""
+
+
+def crash():
+    raise Crash
+
+
+def ref_deletion(name, status=DeletionStatus.PROCESSED, *, processed_at):
+    GitRefDeletion.create(project_id=1, ref=name, status=status, processed_at=processed_at)
+    return name
+
+
+def closed_run(state="succeeded", *, finished_at, batch="user_status_cleanup"):
+    return JobRun.create(batch=batch, state=state, finished_at=finished_at).id
+
+
+def dead_letter(message_id, *, age, queue="cron"):
+    """Put a message among the dead letters as Dramatiq does."""
+    key = f"{NAMESPACE}:{queue}.XQ"
+    client.zadd(key, {message_id: round((time.time() - age.total_seconds()) * 1000)})
+    client.hset(f"{key}.msgs", message_id, b"{}")
+    return message_id
+
+
+def dead_letters(count, *, age, queue="cron"):
+    key = f"{NAMESPACE}:{queue}.XQ"
+    died = round((time.time() - age.total_seconds()) * 1000)
+    client.zadd(key, {str(number): died for number in range(count)})
+    client.hset(f"{key}.msgs", mapping={str(number): b"{}" for number in range(count)})
+
+
+def refs():
+    return {row.ref for row in GitRefDeletion.select()}
+
+
+def runs():
+    return {row.id for row in JobRun.select()}
+
+
+def letters(queue="cron"):
+    """The ids of the dead letters, which must be the same in both keys."""
+    key = f"{NAMESPACE}:{queue}.XQ"
+    ids, bodies = set(client.zrange(key, 0, -1)), set(client.hkeys(f"{key}.msgs"))
+    assert ids == bodies
+    return {name.decode() for name in ids}
+
+
+def time_runs_out_after_a_chunk():
+    """Tell a monotonic clock's time: it stands still until ref deletions have gone."""
+    return 0.0 if len(refs()) > CHUNK else BUDGET.total_seconds()
+
+
+def run(**options):
+    return prune.run(Deadline(BUDGET, **options))
+
+
+def test_with_nothing_to_do_nothing_is_done():
+    assert run() == Outcome(ref_deletions=0, runs=0, dead_letters=0, stopped="drained")
+
+
+# Ref deletions
+
+
+def test_a_ref_deletion_goes_a_day_after_it_was_processed():
+    ref_deletion("old", processed_at=now() - DAY - MINUTE)
+    young = ref_deletion("young", processed_at=now() - DAY + MINUTE)
+
+    outcome = run()
+
+    assert (outcome, refs()) == (Outcome(ref_deletions=1), {young})
+
+
+@pytest.mark.parametrize(
+    ("processed_at", "deleted"), [(NOON - MICROSECOND, 1), (NOON, 0), (NOON + MICROSECOND, 0), (None, 0)]
+)
+def test_a_ref_deletion_goes_only_if_it_was_processed_before_the_horizon(processed_at, deleted):
+    ref_deletion("refs/heads/one", processed_at=processed_at)
+
+    assert GitRefDeletion.delete_processed(NOON, limit=CHUNK) == deleted
+
+
+@pytest.mark.parametrize("status", [DeletionStatus.PENDING, DeletionStatus.REJECTED])
+def test_a_ref_deletion_that_was_not_processed_stays(status):
+    kept = ref_deletion("refs/heads/one", status, processed_at=now() - 40 * DAY)
+
+    run()
+
+    assert refs() == {kept}
+
+
+# Runs
+
+
+def test_a_run_goes_thirty_days_after_it_was_closed():
+    closed_run(finished_at=now() - 30 * DAY - MINUTE)
+    young = closed_run(finished_at=now() - 30 * DAY + MINUTE)
+    newest = closed_run(finished_at=now())
+
+    outcome = run()
+
+    assert (outcome, runs()) == (Outcome(runs=1), {young, newest})
+
+
+@pytest.mark.parametrize(("finished_at", "deleted"), [(NOON - MICROSECOND, 1), (NOON, 0), (NOON + MICROSECOND, 0)])
+def test_a_run_goes_only_if_it_was_closed_before_the_horizon(finished_at, deleted):
+    closed_run(finished_at=finished_at)
+    closed_run(finished_at=NOON + DAY)
+
+    assert JobRun.delete_closed(NOON, limit=CHUNK) == deleted
+
+
+@pytest.mark.parametrize("state", ["succeeded", "failed", "skipped", "coalesced", "missed"])
+def test_a_run_goes_however_it_was_closed(state):
+    closed_run(state, finished_at=now() - 40 * DAY)
+    newest = closed_run(finished_at=now())
+
+    run()
+
+    assert runs() == {newest}
+
+
+def test_the_newest_run_of_each_batch_stays_however_old():
+    for batch in ("user_status_cleanup", "prune"):
+        closed_run(batch=batch, finished_at=now() - 50 * DAY)
+    kept = {closed_run(batch=batch, finished_at=now() - 40 * DAY) for batch in ("user_status_cleanup", "prune")}
+
+    outcome = run()
+
+    assert (outcome.runs, runs()) == (2, kept)
+
+
+@pytest.mark.parametrize("state", ["claimed", "enqueued", "started"])
+@pytest.mark.parametrize("finished", [None, 40 * DAY])
+def test_an_open_run_stays_however_old(state, finished):
+    still_open = closed_run(state, finished_at=finished and now() - finished)
+    newest = closed_run("skipped", finished_at=now())
+
+    run()
+
+    assert runs() == {still_open, newest}
+
+
+# Dead letters
+
+
+def test_a_dead_letter_goes_after_its_time_to_live():
+    dead_letter("old", age=7 * DAY + MINUTE)
+    young = dead_letter("young", age=7 * DAY - MINUTE)
+
+    outcome = run()
+
+    assert (outcome, letters()) == (Outcome(dead_letters=1), {young})
+
+
+def test_dead_letters_of_every_queue_go():
+    for queue in QUEUES:
+        dead_letter("old", age=8 * DAY, queue=queue)
+
+    outcome = run()
+
+    assert (outcome.dead_letters, [letters(queue) for queue in QUEUES]) == (len(QUEUES), [set()] * len(QUEUES))
+
+
+# How it works through them
+
+
+def test_the_result_counts_each_kind():
+    for number in range(3):
+        ref_deletion(str(number), processed_at=now() - 2 * DAY)
+    for _ in range(3):
+        closed_run(finished_at=now() - 40 * DAY)
+    dead_letter("old", age=8 * DAY)
+
+    assert run() == Outcome(ref_deletions=3, runs=2, dead_letters=1, stopped="drained")
+
+
+def test_more_than_a_chunk_of_ref_deletions_goes_in_one_run():
+    database.execute_sql(PROCESS_MANY, (CHUNK + 1,))
+
+    outcome = run()
+
+    assert (outcome, refs()) == (Outcome(ref_deletions=CHUNK + 1), set())
+
+
+def test_more_than_a_chunk_of_runs_goes_in_one_run():
+    database.execute_sql(CLOSE_MANY, (CHUNK + 2,))
+
+    outcome = run()
+
+    assert (outcome, len(runs())) == (Outcome(runs=CHUNK + 1), 1)
+
+
+def test_more_than_a_chunk_of_dead_letters_goes_in_one_run():
+    dead_letters(CHUNK + 1, age=8 * DAY)
+
+    outcome = run()
+
+    assert (outcome, letters()) == (Outcome(dead_letters=CHUNK + 1), set())
+
+
+def test_a_run_ends_at_its_deadline_after_a_chunk():
+    database.execute_sql(PROCESS_MANY, (CHUNK + 1,))
+    closed_run(finished_at=now() - 40 * DAY)
+    closed_run(finished_at=now() - 40 * DAY)
+
+    outcome = run(clock=time_runs_out_after_a_chunk)
+
+    assert (outcome, len(refs()), len(runs())) == (Outcome(CHUNK, 0, 0, "deadline"), 1, 2)
+
+
+def test_what_the_deadline_left_goes_in_the_next_run():
+    database.execute_sql(PROCESS_MANY, (CHUNK + 1,))
+    run(clock=time_runs_out_after_a_chunk)
+
+    outcome = run()
+
+    assert (outcome, refs()) == (Outcome(ref_deletions=1), set())
+
+
+@pytest.mark.parametrize("count", [7, CHUNK, CHUNK + 7])
+def test_the_deadline_is_told_of_all_that_was_removed(count):
+    database.execute_sql(PROCESS_MANY, (count,))
+    deadline = Deadline(BUDGET)
+
+    prune.run(deadline)
+
+    assert deadline.done == count
+
+
+def test_a_run_whose_time_runs_out_with_the_last_record_has_left_nothing():
+    dead_letter("old", age=8 * DAY, queue=QUEUES[-1])
+
+    outcome = run(clock=lambda: 0.0 if letters(QUEUES[-1]) else BUDGET.total_seconds())
+
+    assert outcome == Outcome(dead_letters=1, stopped="drained")
+
+
+def test_two_runs_at_once_remove_nothing_twice():
+    database.execute_sql(PROCESS_MANY, (6 * CHUNK,))
+    database.execute_sql(CLOSE_MANY, (6 * CHUNK + 1,))
+    dead_letters(6 * CHUNK, age=8 * DAY)
+    together = threading.Barrier(2, timeout=30)
+
+    def run_beside_another():
+        meet_once = functools.cache(lambda: together.wait() * 0)
+        with database.connection_context():
+            return run(safe_point=meet_once)
+
+    with ThreadPoolExecutor(2) as pool:
+        outcomes = [each.result() for each in [pool.submit(run_beside_another) for _ in range(2)]]
+
+    totals = [sum(getattr(outcome, name) for outcome in outcomes) for name in ("ref_deletions", "runs", "dead_letters")]
+    assert (totals, refs(), len(runs()), letters()) == ([6 * CHUNK] * 3, set(), 1, set())
+
+
+def test_the_run_after_a_crash_removes_what_was_left():
+    database.execute_sql(PROCESS_MANY, (CHUNK + 1,))
+    dead_letter("old", age=8 * DAY)
+    with pytest.raises(Crash):
+        run(safe_point=lambda: len(refs()) == 1 and crash())
+
+    outcome = run()
+
+    assert outcome == Outcome(ref_deletions=1, dead_letters=1)
+
+
+def test_locked_rows_are_passed_over_and_go_in_the_next_run(urls):
+    database.execute_sql(PROCESS_MANY, (10,))
+    with closing(psycopg2.connect(urls.database)) as other, other.cursor() as cursor:
+        cursor.execute("select from batched_git_ref_updates_deletions order by id limit 4 for update")
+        first = run()
+        other.rollback()
+
+        second = run()
+
+    assert (first, second, refs()) == (Outcome(ref_deletions=6), Outcome(ref_deletions=4), set())
+
+
+def test_a_database_that_goes_down_ends_the_run_with_an_operational_error(urls):
+    server = database.connection().info.backend_pid
+    with (
+        closing(psycopg2.connect(urls.database)) as other,
+        other.cursor() as cursor,
+        pytest.raises(pw.OperationalError),
+    ):
+        run(safe_point=lambda: cursor.execute("select pg_terminate_backend(%s, 10000)", (server,)))
+
+
+def test_a_redis_that_is_down_costs_the_dead_letters_only(monkeypatch, tmp_path):
+    ref_deletion("old", processed_at=now() - 2 * DAY)
+    nowhere = redis.ConnectionPool.from_url(f"unix://{tmp_path}/nobody")
+    monkeypatch.setattr(client, "connection_pool", nowhere)
+
+    with pytest.raises(redis.ConnectionError):
+        run()
+
+    assert refs() == set()

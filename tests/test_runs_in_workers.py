@@ -1,0 +1,449 @@
+"""Runs in real worker processes, and what becomes of them when a process, a server or a statement fails."""
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import closing, contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+
+import dramatiq
+import orjson
+import psycopg2
+import pytest
+from dramatiq import Worker
+from dramatiq.brokers.redis import RedisBroker
+
+import scheduler
+from coordination.messages import depth, push_once
+from embedded.waiting import wait_until
+from models import FeatureFlag, JobRun, database, now
+from settings import PREFIX
+from workers import BATCHES, broker
+from workers.clients import client
+from workers.middleware import Connections
+
+ROOT = Path(__file__).parents[1]
+NAME = "user_status_cleanup"
+BATCH = BATCHES[NAME]
+LIMIT = 30.0
+DEAD_AFTER = timedelta(seconds=1.5)
+PATIENT = {"database_lock_timeout": 60, "database_statement_timeout": 60}
+"""Settings that let a run wait for a lock for as long as a test wants it held."""
+NOTHING = {"ready": 0, "in_flight": 0, "delayed": 0, "dead": 0}
+
+ADD_DUE = """
+    insert into user_statuses (user_id, clear_status_at)
+    select id, now() - interval '1 day' from generate_series(1, %s) as id
+"""
+WAITING_FOR_A_LOCK = "select 1 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+TERMINATE_WORKERS = """
+    select pg_terminate_backend(pid, 10000) from pg_stat_activity
+    where application_name = 'forgekeeper worker' and datname = current_database()
+"""
+
+
+class WorkerProcesses:
+    """`forgekeeper worker` with one process, its log in a file."""
+
+    def __init__(self, log, settings, threads):
+        self._log = log
+        environment = {PREFIX + name.upper(): str(value) for name, value in settings.items()}
+        with log.open("wb") as output:
+            self.master = subprocess.Popen(
+                [sys.executable, "-m", "cli", "worker", "--processes", "1", "--threads", str(threads)],
+                env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    def end(self):
+        """Ask it to drain; return its exit status."""
+        self.master.terminate()
+        return self.master.wait(LIMIT)
+
+    def clean_up(self):
+        """Leave nothing running; what nobody has killed must be able to end by itself."""
+        killed = self.master.poll() is not None
+        try:
+            assert killed or self.end() == 0, self._log.read_text()
+        finally:
+            self._kill_all()
+
+    def _kill_all(self):
+        with suppress(ProcessLookupError):
+            os.killpg(self.master.pid, signal.SIGKILL)
+        self.master.wait()
+
+    def said(self, message):
+        """The lines with that sentence, so far."""
+        whole, _, _ = self._log.read_text().rpartition("\n")
+        lines = [orjson.loads(line) for line in whole.splitlines() if line.startswith("{")]
+        return [line for line in lines if line["message"] == message]
+
+
+@pytest.fixture
+def start_worker(database, tmp_path):
+    started = []
+
+    def start(*, threads=2, **settings):
+        log = tmp_path / f"worker-{len(started)}.log"
+        usual = {"dead_after": DEAD_AFTER.total_seconds(), "retry_after": 0.2}
+        started.append(WorkerProcesses(log, usual | settings, threads))
+        return started[-1]
+
+    yield start
+    for worker in started:
+        worker.clean_up()
+
+
+@pytest.fixture
+def reconcile(settings):
+    """Do what a scheduler does for the batch, which has no timetable here: its runs are the test's."""
+    quick = settings.model_copy(update={"cron_user_status_cleanup": None, "dead_after": DEAD_AFTER})
+    return lambda: scheduler.reconcile(BATCH, quick, by="test")
+
+
+@pytest.fixture
+def other(urls):
+    """A session of somebody else's, in a transaction."""
+    with closing(psycopg2.connect(urls.database)) as connection, connection.cursor() as cursor:
+        yield cursor
+
+
+def eventually(condition, limit=LIMIT):
+    assert wait_until(condition, limit), "it did not come to that in time"
+
+
+def due_statuses(count):
+    database.execute_sql(ADD_DUE, (count,))
+
+
+def statuses_left():
+    return database.execute_sql("select count(*) from user_statuses").fetchone()[0]
+
+
+def row(run_id):
+    return JobRun.get_by_id(run_id)
+
+
+def in_state(run_id, state):
+    return lambda: row(run_id).state == state
+
+
+def send(reconcile):
+    """Send a run by hand; return its row's id."""
+    run_id = JobRun.claim_manual(NAME, by="test")
+    reconcile()
+    return run_id
+
+
+def send_closed_run():
+    """Send the message of a run that has been closed meanwhile; return its row's id."""
+    run_id = JobRun.claim_manual(NAME, by="test")
+    JobRun.give_up(run_id, reason="superseded")
+    push_once(broker, BATCH.actor.message().copy(message_id=str(run_id)))
+    return run_id
+
+
+def finished(reconcile, run_id):
+    """Whether the run has succeeded after another look of the scheduler."""
+
+    def looked():
+        reconcile()
+        return row(run_id).state == "succeeded"
+
+    return looked
+
+
+def queue():
+    return depth(client, broker.namespace, BATCH.queue)
+
+
+def acknowledged():
+    return queue() == NOTHING
+
+
+def someone_waits_for_a_lock():
+    return bool(database.execute_sql(WAITING_FOR_A_LOCK).fetchone())
+
+
+@contextmanager
+def without_the_table():
+    database.execute_sql("alter table user_statuses rename to away")
+    try:
+        yield
+    finally:
+        database.execute_sql("alter table away rename to user_statuses")
+
+
+def take(run_id):
+    """Take the run as if it had been found dead and begun elsewhere; return what its row is then."""
+    JobRun.update(attempt=2, started_by="elsewhere:1").where(JobRun.id == run_id).execute()
+    return row(run_id).__data__
+
+
+def process_of(run_id):
+    """The process that made the run's last attempt."""
+    _host, _, pid = row(run_id).started_by.rpartition(":")
+    return int(pid)
+
+
+# A run that goes well
+
+
+def test_a_sent_run_is_executed_and_succeeds_with_its_result(start_worker, reconcile):
+    due_statuses(250)
+    start_worker()
+
+    run_id = send(reconcile)
+
+    eventually(in_state(run_id, "succeeded"))
+    assert row(run_id).result == {"deleted": 250, "batches": 3, "stopped": "drained"}
+    assert (row(run_id).attempt, row(run_id).failures, statuses_left()) == (1, 0, 0)
+
+
+def test_the_first_and_the_last_line_of_a_run_carry_its_facts(start_worker, reconcile):
+    due_statuses(1)
+    tick = now()
+    run_id = JobRun.claim(NAME, tick, by="test", reason=None)
+    worker = start_worker()
+
+    reconcile()
+
+    eventually(lambda: worker.said("run finished"))
+    (started,), (finished,) = worker.said("run started"), worker.said("run finished")
+    facts = {
+        "batch": NAME,
+        "tick": tick.isoformat(),
+        "run": run_id,
+        "attempt": 1,
+        "message_id": str(run_id),
+        "worker": row(run_id).started_by,
+    }
+    assert facts.items() <= started.items()
+    assert (facts | {"level": "info", "deleted": 1, "batches": 1, "stopped": "drained"}).items() <= finished.items()
+
+
+def test_a_line_after_a_run_carries_none_of_its_facts(start_worker, reconcile):
+    worker = start_worker(threads=1)
+    send(reconcile)
+    eventually(acknowledged)
+
+    send_closed_run()
+
+    eventually(lambda: worker.said("run skipped"))
+    (line,) = worker.said("run skipped")
+    assert not {"tick", "attempt", "message_id", "worker"} & set(line)
+
+
+# A run that does not begin
+
+
+def test_a_message_whose_row_is_closed_is_acknowledged_without_running(start_worker):
+    due_statuses(1)
+    run_id = send_closed_run()
+    closed = row(run_id).__data__
+
+    worker = start_worker()
+
+    eventually(lambda: worker.said("run skipped"))
+    eventually(acknowledged)
+    (line,) = worker.said("run skipped")
+    assert (line["run"], line["reason"]) == (run_id, "duplicate")
+    assert (statuses_left(), row(run_id).__data__) == (1, closed)
+    assert worker.said("message failed") == []
+
+
+# A run that fails
+
+
+def test_a_failed_run_waits_for_its_retry_with_its_error(start_worker, reconcile):
+    worker = start_worker(retry_after=600)
+    with without_the_table():
+        run_id = send(reconcile)
+
+        eventually(acknowledged)
+        reconcile()
+
+    waiting = row(run_id)
+    assert (waiting.state, waiting.reason, waiting.failures) == ("enqueued", "error", 1)
+    assert timedelta(minutes=9) < waiting.retry_at - now() <= timedelta(minutes=15)
+    assert waiting.error == 'ProgrammingError: relation "user_statuses" does not exist'
+    (line,) = worker.said("run failed")
+    assert (line["level"], line["run"], line["state"]) == ("error", run_id, "enqueued")
+    assert (waiting.attempt, queue()) == (1, NOTHING)
+
+
+def test_a_failed_run_succeeds_once_its_table_is_back(start_worker, reconcile):
+    due_statuses(1)
+    start_worker()
+    with without_the_table():
+        run_id = send(reconcile)
+        eventually(lambda: row(run_id).failures == 1)
+
+    eventually(finished(reconcile, run_id))
+
+    assert (row(run_id).error, row(run_id).result["deleted"], statuses_left()) == (None, 1, 0)
+
+
+# A run that loses its worker
+
+
+def test_a_run_whose_process_was_killed_is_finished_by_another_worker(start_worker, reconcile, other):
+    due_statuses(250)
+    first = start_worker(**PATIENT)
+    other.execute("lock table user_statuses in access exclusive mode")
+    run_id = send(reconcile)
+    eventually(someone_waits_for_a_lock)
+    killed = process_of(run_id)
+
+    os.kill(killed, signal.SIGKILL)
+
+    first.master.wait(LIMIT)
+    assert row(run_id).state == "started"
+    silent_since = row(run_id).alive_at
+
+    def reopened():
+        reconcile()
+        return row(run_id).losses == 1
+
+    eventually(reopened)
+    lost = row(run_id)
+    assert (lost.state, lost.reason, lost.failures) == ("enqueued", "worker_lost", 1)
+    assert lost.alive_at == silent_since
+    assert now() - silent_since > DEAD_AFTER
+
+    other.connection.rollback()
+    start_worker()
+    eventually(finished(reconcile, run_id))
+    assert (row(run_id).attempt, row(run_id).losses, statuses_left()) == (2, 1, 0)
+    assert process_of(run_id) != killed
+
+
+def test_a_run_that_is_not_silent_for_long_enough_is_not_taken(start_worker, reconcile):
+    due_statuses(500)
+    # Five batches of a second each: more than three times as long as a silent run is left alone.
+    start_worker(pace_user_status_cleanup=100)
+    run_id = send(reconcile)
+
+    eventually(finished(reconcile, run_id))
+
+    run = row(run_id)
+    assert run.finished_at - run.started_at > 3 * DEAD_AFTER
+    assert (run.attempt, run.losses, run.failures) == (1, 0, 0)
+
+
+def test_a_run_that_was_taken_meanwhile_ends_at_its_next_safe_point_and_changes_nothing(start_worker, reconcile):
+    due_statuses(10_000)
+    worker = start_worker(pace_user_status_cleanup=100)
+    run_id = send(reconcile)
+    eventually(lambda: statuses_left() < 10_000)
+    taken = take(run_id)
+
+    eventually(acknowledged)
+
+    eventually(lambda: worker.said("run lost"))
+    (line,) = worker.said("run lost")
+    assert (line["level"], line["run"], line["attempt"]) == ("warning", run_id, 1)
+    assert row(run_id).__data__ == taken
+    assert statuses_left() > 9_000
+
+
+def test_a_run_that_ends_before_it_hears_that_it_was_taken_changes_nothing(start_worker, reconcile, other):
+    # So patient that no sign of life is due before the end.
+    worker = start_worker(dead_after=300, **PATIENT)
+    other.execute("lock table user_statuses in access exclusive mode")
+    run_id = send(reconcile)
+    eventually(someone_waits_for_a_lock)
+    taken = take(run_id)
+
+    other.connection.rollback()
+
+    eventually(acknowledged)
+    eventually(lambda: worker.said("run lost"))
+    (line,) = worker.said("run lost")
+    assert (line["run"], line["attempt"], row(run_id).__data__) == (run_id, 1, taken)
+
+
+# A worker that is asked to end
+
+
+def test_a_run_ends_at_its_next_safe_point_when_its_worker_is_asked_to_end(start_worker, reconcile):
+    due_statuses(10_000)
+    worker = start_worker(pace_user_status_cleanup=10)
+    run_id = send(reconcile)
+    eventually(lambda: statuses_left() < 10_000)
+
+    status = worker.end()
+
+    assert (status, row(run_id).state) == (0, "succeeded")
+    assert row(run_id).result == {"deleted": 100, "batches": 1, "stopped": "deadline"}
+    assert (statuses_left(), queue()) == (9_900, NOTHING)
+
+
+# The connection between two messages
+
+
+def leave_a_transaction_open():
+    # What an interrupt between a block's last statement and its end leaves.
+    database.atomic().__enter__()
+    FeatureFlag.create(name="first")
+
+
+def leave_an_unknown_transaction_open():
+    database.execute_sql("begin")
+    FeatureFlag.create(name="first")
+
+
+def fail_in_a_transaction():
+    leave_a_transaction_open()
+    database.execute_sql("select 1 / 0")
+
+
+def fail_in_a_block():
+    with database.atomic():
+        FeatureFlag.create(name="first")
+        database.execute_sql("select 1 / 0")
+
+
+@pytest.mark.parametrize(
+    "first", [leave_a_transaction_open, leave_an_unknown_transaction_open, fail_in_a_transaction, fail_in_a_block]
+)
+@pytest.mark.usefixtures("database")
+def test_a_message_finds_a_clean_connection_whatever_the_one_before_left(first):
+    own = RedisBroker(client=client, namespace="tests", middleware=[Connections()])
+    messy = dramatiq.actor(first, broker=own, queue_name="q")
+    tidy = dramatiq.actor(
+        lambda: FeatureFlag.create(name="second") and None, broker=own, actor_name="tidy", queue_name="q"
+    )
+    worker = Worker(own, worker_threads=1, worker_timeout=50)
+    messy.send()
+    tidy.send()
+
+    worker.start()
+    own.join("q", timeout=round(LIMIT * 1000))
+    worker.stop()
+
+    assert {flag.name for flag in FeatureFlag.select()} == {"second"}
+
+
+def test_the_message_after_a_broken_connection_is_worked_on(start_worker, reconcile, other):
+    due_statuses(1)
+    worker = start_worker()
+    send(reconcile)
+    eventually(acknowledged)
+    other.execute(TERMINATE_WORKERS)
+    terminated = other.fetchall()
+    database.execute_sql(ADD_DUE, (10,))
+
+    run_id = send(reconcile)
+
+    eventually(in_state(run_id, "succeeded"))
+    assert terminated
+    assert set(terminated) == {(True,)}
+    assert (row(run_id).attempt, row(run_id).failures, statuses_left()) == (1, 0, 0)
+    assert worker.said("message failed") == []

@@ -1,0 +1,432 @@
+"""Batch 48 against a real PostgreSQL, with users who change their statuses meanwhile."""
+
+import functools
+import random
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime, timedelta
+
+import peewee as pw
+import psycopg2
+import pytest
+
+from models import JobRun, UserStatus, database
+from models.user_status import START
+from workers import user_status_cleanup
+from workers.attempt import identity
+from workers.deadline import Deadline, stopping
+from workers.runner import Runner
+from workers.user_status_cleanup import BATCH_SIZE, Outcome
+
+BUDGET = timedelta(minutes=5)
+NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+MICROSECOND = timedelta(microseconds=1)
+EXTENSIONS = 2_000
+
+ADD_DUE = """
+    insert into user_statuses (user_id, clear_status_at)
+    select id, now() - interval '1 day' + id * interval '1 millisecond' from generate_series(%s, %s) as id
+"""
+LOCK_OLDEST = """
+    select user_id from user_statuses where clear_status_at <= now()
+    order by clear_status_at, user_id limit %s for update
+"""
+EXTEND = """
+    update user_statuses set clear_status_at = now() + interval '1 day'
+    where user_id = %s and clear_status_at <= now()
+    returning clear_status_at
+"""
+# One that the run will come to next, or is at.
+EXTEND_ANY = """
+    update user_statuses set clear_status_at = now() + interval '1 day'
+    where user_id = (
+        select user_id from user_statuses where clear_status_at <= now()
+        order by clear_status_at, user_id offset %s limit 1
+    ) and clear_status_at <= now()
+    returning user_id, clear_status_at
+"""
+NESTED_LOOPS_ONLY = "; ".join(
+    f"set local enable_{node} = off" for node in ("material", "hashjoin", "mergejoin", "hashagg", "sort")
+)
+FORBIDDEN = """
+    delete from user_statuses where user_id in (
+        select user_id from user_statuses where clear_status_at <= now()
+        order by clear_status_at, user_id limit %s for update skip locked
+    )
+"""
+
+pytestmark = pytest.mark.usefixtures("database")
+
+
+class Clock:
+    """A monotonic clock that goes on by *step* each time it is looked at."""
+
+    def __init__(self, step):
+        self._step = step
+        self._seconds = 0.0
+
+    def __call__(self):
+        self._seconds += self._step
+        return self._seconds
+
+
+class Crash(Exception):
+    """The end of a process, as far as a run can tell."""
+
+
+def crash():
+    raise Crash
+
+
+def user_status(user_id, *, clear_status_at):
+    UserStatus.create(user_id=user_id, clear_status_at=clear_status_at)
+    return user_id
+
+
+def due_statuses(count, *, first=1):
+    """Add due statuses; the higher the id, the later they became due."""
+    database.execute_sql(ADD_DUE, (first, first + count - 1))
+
+
+def statuses():
+    return dict(database.execute_sql("select user_id, clear_status_at from user_statuses").fetchall())
+
+
+def run(**options):
+    return user_status_cleanup.run(Deadline(BUDGET, **options))
+
+
+@pytest.fixture
+def other(urls):
+    """A session of somebody else's, in a transaction."""
+    with closing(psycopg2.connect(urls.database)) as connection, connection.cursor() as cursor:
+        yield cursor
+
+
+# What it deletes
+
+
+def test_with_nothing_to_do_nothing_is_done():
+    assert run() == Outcome(deleted=0, batches=0, stopped="drained")
+
+
+def test_a_run_deletes_what_is_due_and_nothing_else():
+    user_status(1, clear_status_at=datetime.now(UTC) - HOUR)
+    tomorrow = user_status(2, clear_status_at=datetime.now(UTC) + HOUR)
+    never = user_status(3, clear_status_at=None)
+
+    outcome = run()
+
+    assert (outcome, set(statuses())) == (Outcome(1, 1, "drained"), {tomorrow, never})
+
+
+@pytest.mark.parametrize(
+    ("clear_status_at", "due"),
+    [
+        (NOON - MICROSECOND, True),
+        (NOON, True),
+        (NOON + MICROSECOND, False),
+        (None, False),
+        (datetime.min.replace(tzinfo=UTC), True),
+    ],
+    ids=["a microsecond ago", "exactly now", "a microsecond later", "never", "at the beginning of time"],
+)
+def test_a_status_is_due_from_the_exact_moment_on(clear_status_at, due):
+    user_status(1, clear_status_at=clear_status_at)
+
+    counted = UserStatus.due(NOON).count()
+    deleted, _ = UserStatus.delete_due(NOON, START, limit=BATCH_SIZE)
+
+    assert (counted, deleted, len(statuses())) == ((1, 1, 0) if due else (0, 0, 1))
+
+
+def test_the_oldest_are_deleted_first():
+    for user_id, hours in {1: 1, 2: 3, 3: 2, 4: 4}.items():
+        user_status(user_id, clear_status_at=NOON - hours * HOUR)
+
+    UserStatus.delete_due(NOON, START, limit=2)
+
+    assert set(statuses()) == {1, 3}
+
+
+def test_of_equally_old_ones_none_is_forgotten_between_two_batches():
+    for user_id in range(1, 2 * BATCH_SIZE + 2):
+        user_status(user_id, clear_status_at=NOON)
+
+    outcome = run()
+
+    assert (outcome.deleted, statuses()) == (2 * BATCH_SIZE + 1, {})
+
+
+@pytest.mark.parametrize(
+    ("count", "batches"), [(BATCH_SIZE - 1, 1), (BATCH_SIZE, 1), (BATCH_SIZE + 1, 2), (2 * BATCH_SIZE + 1, 3)]
+)
+def test_a_run_takes_as_many_batches_as_it_needs(count, batches):
+    due_statuses(count)
+
+    outcome = run()
+
+    assert (outcome, statuses()) == (Outcome(count, batches, "drained"), {})
+
+
+def test_a_run_that_is_done_twice_ends_as_if_done_once():
+    due_statuses(BATCH_SIZE + 1)
+    run()
+
+    outcome = run()
+
+    assert outcome == Outcome(0, 0, "drained")
+
+
+# How it ends
+
+
+def test_a_run_ends_at_its_deadline_after_a_full_batch():
+    due_statuses(2 * BATCH_SIZE + 50)
+
+    outcome = run(clock=Clock(step=BUDGET.total_seconds()))
+
+    assert (outcome, len(statuses())) == (Outcome(BATCH_SIZE, 1, "deadline"), BATCH_SIZE + 50)
+
+
+def test_a_run_goes_on_until_its_deadline():
+    due_statuses(4 * BATCH_SIZE)
+
+    outcome = run(clock=Clock(step=BUDGET.total_seconds() / 3))
+
+    assert outcome == Outcome(3 * BATCH_SIZE, 3, "deadline")
+
+
+def test_what_the_deadline_left_goes_in_the_next_run():
+    due_statuses(2 * BATCH_SIZE + 50)
+    run(clock=Clock(step=BUDGET.total_seconds()))
+
+    outcome = run()
+
+    assert (outcome.deleted, statuses()) == (BATCH_SIZE + 50, {})
+
+
+def test_a_run_that_is_asked_to_stop_ends_after_its_batch():
+    due_statuses(2 * BATCH_SIZE)
+    stopping.set()
+    try:
+        outcome = run()
+    finally:
+        stopping.clear()
+
+    assert outcome == Outcome(BATCH_SIZE, 1, "deadline")
+
+
+def test_two_runs_at_once_delete_nothing_twice():
+    due_statuses(30 * BATCH_SIZE)
+    together = threading.Barrier(2, timeout=30)
+
+    def run_beside_another():
+        meet_once = functools.cache(lambda: together.wait() * 0)
+        with database.connection_context():
+            return run(safe_point=meet_once).deleted
+
+    with ThreadPoolExecutor(2) as pool:
+        deleted = [each.result() for each in [pool.submit(run_beside_another) for _ in range(2)]]
+
+    assert (sum(deleted), statuses()) == (30 * BATCH_SIZE, {})
+    assert min(deleted) >= BATCH_SIZE
+
+
+def test_a_run_that_crashes_has_deleted_whole_batches():
+    due_statuses(2 * BATCH_SIZE + 50)
+
+    with pytest.raises(Crash):
+        run(safe_point=crash)
+
+    assert len(statuses()) == BATCH_SIZE + 50
+
+
+def test_the_run_after_a_crash_deletes_what_was_left():
+    due_statuses(2 * BATCH_SIZE + 50)
+    with pytest.raises(Crash):
+        run(safe_point=crash)
+
+    outcome = run()
+
+    assert (outcome.deleted, statuses()) == (BATCH_SIZE + 50, {})
+
+
+def test_a_database_that_goes_down_ends_the_run_with_an_operational_error(other):
+    due_statuses(2 * BATCH_SIZE + 50)
+    server = database.connection().info.backend_pid
+
+    with pytest.raises(pw.OperationalError):
+        run(safe_point=lambda: other.execute("select pg_terminate_backend(%s, 10000)", (server,)))
+
+    other.execute("select count(*) from user_statuses")
+    assert other.fetchone() == (BATCH_SIZE + 50,)
+
+
+# Must not happen: the claim deletes more than the limit
+
+
+@contextmanager
+def one_row_statistics_and_nested_loops(count):
+    """Let PostgreSQL take a table of *count* due rows for one of a single row, and give it only one way to join."""
+    due_statuses(1)
+    database.execute_sql("analyze user_statuses")
+    # In one transaction, so that no autovacuum can see the rows and correct the statistics.
+    with database.atomic():
+        due_statuses(count - 1, first=2)
+        database.execute_sql(NESTED_LOOPS_ONLY)
+        yield
+
+
+def test_the_forbidden_form_deletes_everything_under_such_a_plan():
+    with one_row_statistics_and_nested_loops(110):
+        deleted = database.execute_sql(FORBIDDEN, (1,)).rowcount
+
+    assert deleted == 110
+
+
+@pytest.mark.parametrize("limit", [1, 10, BATCH_SIZE])
+def test_the_claim_never_deletes_more_than_the_limit(limit):
+    with one_row_statistics_and_nested_loops(110):
+        deleted, _ = UserStatus.delete_due(datetime.now(UTC), START, limit=limit)
+
+    assert (deleted, len(statuses())) == (limit, 110 - limit)
+
+
+def test_a_run_under_such_a_plan_takes_its_batches_one_by_one():
+    with one_row_statistics_and_nested_loops(2 * BATCH_SIZE + 1):
+        outcome = run()
+
+    assert outcome == Outcome(2 * BATCH_SIZE + 1, 3, "drained")
+
+
+# Must not happen: a status that was extended while the run was at it is deleted
+
+
+def test_a_status_that_is_being_extended_is_skipped(other):
+    due_statuses(3)
+    other.execute(EXTEND, (2,))
+
+    outcome = run()
+
+    assert (outcome, set(statuses())) == (Outcome(2, 1, "drained"), {2})
+
+
+def test_a_status_whose_extension_was_committed_survives(other):
+    due_statuses(3)
+    other.execute(EXTEND, (2,))
+    (extended_to,) = other.fetchone()
+    run()
+    other.connection.commit()
+
+    run()
+
+    assert statuses() == {2: extended_to}
+
+
+def test_a_status_whose_extension_was_rolled_back_is_deleted_by_the_next_run(other):
+    due_statuses(3)
+    other.execute(EXTEND, (2,))
+    run()
+    other.connection.rollback()
+
+    outcome = run()
+
+    assert (outcome.deleted, statuses()) == (1, {})
+
+
+def test_statuses_extended_in_thousands_of_interleavings_all_survive(urls):
+    extended, too_late, deleted, added = {}, [], 0, 0
+    running, ended = threading.Event(), threading.Event()
+
+    def extend():
+        with closing(psycopg2.connect(urls.database)) as connection, connection.cursor() as cursor:
+            connection.autocommit = True
+            while not ended.is_set():
+                running.wait(1)
+                cursor.execute(EXTEND_ANY, (random.randrange(2 * BATCH_SIZE),))
+                row = cursor.fetchone()
+                if row is None:
+                    too_late.append(1)
+                else:
+                    user_id, until = row
+                    extended[user_id] = until
+
+    with ThreadPoolExecutor(2) as pool:
+        users = [pool.submit(extend) for _ in range(2)]
+        while len(extended) < EXTENSIONS and not any(user.done() for user in users):
+            due_statuses(10_000, first=added + 1)
+            added += 10_000
+            running.set()
+            deleted += run().deleted
+            running.clear()
+        ended.set()
+        running.set()
+        for user in users:
+            user.result()
+    deleted += run().deleted
+
+    assert len(extended) >= EXTENSIONS
+    assert too_late, "nobody ever came too late: the run and the users were not at the same rows"
+    assert statuses() == extended
+    assert deleted == added - len(extended)
+
+
+# Must not happen: a run ends early because rows were locked
+
+
+def test_a_run_goes_on_behind_locked_rows(other):
+    due_statuses(250)
+    other.execute(LOCK_OLDEST, (150,))
+
+    outcome = run()
+
+    assert (outcome, set(statuses())) == (Outcome(100, 1, "drained"), set(range(1, 151)))
+
+
+def test_rows_that_were_locked_go_in_the_next_run(other):
+    due_statuses(250)
+    other.execute(LOCK_OLDEST, (150,))
+    run()
+    other.connection.rollback()
+
+    outcome = run()
+
+    assert (outcome.deleted, statuses()) == (150, {})
+
+
+def test_locked_rows_make_a_run_neither_wait_nor_search_again_and_again(other):
+    def seconds(*, locked):
+        database.execute_sql("truncate user_statuses")
+        due_statuses(20_000)
+        other.execute(LOCK_OLDEST, (locked,))
+        began = time.monotonic()
+        deleted = run().deleted
+        took = time.monotonic() - began
+        other.connection.rollback()
+        assert deleted == 20_000 - locked
+        return took
+
+    freely = min(seconds(locked=0) for _ in range(3))
+    half_locked = min(seconds(locked=10_000) for _ in range(3))
+
+    assert half_locked < 2 * freely
+
+
+# Must not happen: no trace of how much was deleted
+
+
+def test_the_ledger_says_how_much_was_deleted(settings):
+    due_statuses(2 * BATCH_SIZE + 3)
+    runner = Runner(settings)
+    attempt = runner.begin("user_status_cleanup", JobRun.start_here("user_status_cleanup", by=identity()))
+
+    user_status_cleanup.user_status_cleanup.fn()
+    runner.close(attempt, None)
+    runner.stop()
+
+    row = JobRun.get_by_id(attempt.run.id)
+    assert (row.state, row.result) == ("succeeded", {"deleted": 203, "batches": 3, "stopped": "drained"})

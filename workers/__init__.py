@@ -1,0 +1,94 @@
+"""The batches: `dramatiq workers` finds them all here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from dramatiq import Actor
+
+from coordination import uploads
+from models import BulkImport, BulkImportEntity, DeletedObject, JobArtifact, UserStatus, now
+from workers import (
+    delete_objects,
+    expired_job_artifacts,
+    prune,
+    stale_direct_uploads,
+    stale_imports,
+    user_status_cleanup,
+)
+from workers.broker import QUEUES, broker
+from workers.clients import client
+
+__all__ = ["BATCHES", "QUEUES", "Batch", "broker"]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A batch as the scheduler and the command line know it."""
+
+    actor: Actor[[], None]
+    outcome: type[Any]
+    budget: timedelta
+    sentence: str
+    backlog: Callable[[], int] | None = None
+
+    @property
+    def name(self) -> str:
+        """The batch's name: its actor's."""
+        return self.actor.actor_name
+
+    @property
+    def queue(self) -> str:
+        """The queue its messages go through."""
+        return self.actor.queue_name
+
+    @property
+    def nothing(self) -> Any:
+        """The outcome of a run that did nothing."""
+        return self.outcome()
+
+
+BATCHES: dict[str, Batch] = {
+    batch.name: batch
+    for batch in (
+        Batch(
+            user_status_cleanup.user_status_cleanup,
+            user_status_cleanup.Outcome,
+            user_status_cleanup.MAX_RUNTIME,
+            "Delete user statuses whose time has passed.",
+            lambda: UserStatus.due(now()).count(),
+        ),
+        Batch(
+            expired_job_artifacts.expired_job_artifacts,
+            expired_job_artifacts.Outcome,
+            expired_job_artifacts.PARENT_BUDGET,
+            "Destroy expired CI artifacts in parallel buckets.",
+            lambda: JobArtifact.expired(now()).count(),
+        ),
+        Batch(
+            delete_objects.delete_objects,
+            delete_objects.Outcome,
+            delete_objects.MAX_RUNTIME,
+            "Delete the objects of destroyed artifacts.",
+            lambda: DeletedObject.due(now()).count(),
+        ),
+        Batch(
+            stale_direct_uploads.stale_direct_uploads,
+            stale_direct_uploads.Outcome,
+            stale_direct_uploads.MAX_EXEC_DURATION,
+            "Delete uploads that began three hours ago and never completed.",
+            lambda: uploads.count(client),
+        ),
+        Batch(
+            stale_imports.stale_imports,
+            stale_imports.Outcome,
+            stale_imports.MAX_RUNTIME,
+            "Give up bulk imports that nothing has touched for a day.",
+            lambda: BulkImport.stale(now()).count() + BulkImportEntity.stale(now()).count(),
+        ),
+        Batch(prune.prune, prune.Outcome, prune.MAX_RUNTIME, "Remove forgekeeper's own old records."),
+    )
+}

@@ -1,0 +1,168 @@
+"""One attempt at a run, from the guarded update that starts it to the one that closes it.
+
+The same in a worker and in `forgekeeper run`.  A batch never runs outside an attempt.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import socket
+import time
+from collections.abc import Sequence
+from contextvars import ContextVar
+from dataclasses import asdict
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import structlog
+from dramatiq import Actor
+from dramatiq.brokers.redis import RedisBroker
+
+from coordination.fan_out import Enqueued, Keyed, enqueue_many
+from models import JobRun, Started
+from models.job_run import MAX_RETRIES
+from settings import Settings
+from workers.deadline import Deadline
+
+LONGEST_RETRY = timedelta(hours=1)
+"""Twenty-five retries at this cap take most of a day: longer than an outage that pages."""
+
+log = structlog.get_logger(__name__)
+_current: ContextVar[Attempt | None] = ContextVar("attempt", default=None)
+
+
+class LostRun(Exception):
+    """The run was taken from us: we were silent for too long, and another may be at it."""
+
+
+class NoAttempt(Exception):
+    """A batch was called outside a run; use `forgekeeper run` or `forgekeeper send`."""
+
+
+def identity() -> str:
+    """Name this process the way the ledger and the logs do: host and process id."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+def current() -> Attempt:
+    """Return the attempt that this thread is making; raise `NoAttempt` outside one."""
+    attempt = _current.get()
+    if attempt is None:
+        raise NoAttempt(NoAttempt.__doc__)
+    return attempt
+
+
+class Call(NamedTuple):
+    """A child to work on."""
+
+    actor: Actor[..., None]
+    message_id: str
+    args: tuple[Any, ...]
+
+
+class Attempt:
+    """A started run of *batch*."""
+
+    def __init__(self, batch: str, run: Started, settings: Settings) -> None:
+        self.batch = batch
+        self.run = run
+        self.outcome: Any = None
+        self.skipped: str | None = None
+        self.budget: Deadline | None = None
+        self.settings = settings
+        self.children: list[Call] | None = None
+        self._pace = settings.pace(batch)
+        self._retry_after = settings.retry_after
+        self._dead_after = settings.dead_after.total_seconds()
+        self._alive = self._began = time.monotonic()
+        self._taken = False
+
+    def enter(self) -> None:
+        """Make this the thread's attempt, and put its facts on every log line."""
+        _current.set(self)
+        structlog.contextvars.bind_contextvars(
+            batch=self.batch,
+            run=self.run.id,
+            attempt=self.run.attempt,
+            tick=self.run.tick and self.run.tick.isoformat(),
+            message_id=str(self.run.id),
+            worker=identity(),
+        )
+        log.info("run started")
+
+    def leave(self) -> None:
+        """End being the thread's attempt."""
+        _current.set(None)
+        structlog.contextvars.clear_contextvars()
+
+    def deadline(self, budget: timedelta) -> Deadline:
+        """Start the batch's budget."""
+        self.budget = Deadline(budget, safe_point=self.check, pace=self._pace)
+        return self.budget
+
+    def fan_out(self, actor: Actor[..., None], keyed_args: Sequence[Keyed]) -> Enqueued:
+        """Send *actor* a message for each pair of id and arguments, unless it is on its way already.
+
+        Where *children* are collected, the caller works on them himself, after this run.
+        """
+        if self.children is None:
+            assert isinstance(actor.broker, RedisBroker)
+            return enqueue_many(actor.broker, actor, keyed_args)
+        self.children += [Call(actor, message_id, args) for message_id, args in keyed_args]
+        return Enqueued(len(keyed_args))
+
+    def result(self) -> dict[str, Any]:
+        """Return the outcome's fields, and why nothing was done if nothing was to be."""
+        return asdict(self.outcome) | ({"skipped": self.skipped} if self.skipped else {})
+
+    def sign_of_life(self, *, ours: bool) -> None:
+        """Take note of what a heartbeat found."""
+        self._alive = time.monotonic()
+        self._taken = self._taken or not ours
+
+    def check(self) -> None:
+        """Raise `LostRun` when the run was taken from us, or must be assumed to be."""
+        if self._taken or time.monotonic() - self._alive > self._dead_after:
+            raise LostRun(f"run {self.run.id} of {self.batch} was taken from attempt {self.run.attempt}")
+
+    def succeed(self) -> bool:
+        """Close the run with the batch's outcome; return False when it was taken from us."""
+        result = self.result()
+        ours = JobRun.succeed(self.run, result)
+        if ours:
+            log.info("run finished", seconds=self._seconds(), **result)
+        else:
+            log.warning("run lost", seconds=self._seconds(), **result)
+        return ours
+
+    def fail(self, error: BaseException, *, final: bool) -> str | None:
+        """Let the run be tried again later, unless *final*; return its new state, None when it is lost."""
+        delay = backoff(self.run.failures, first=self._retry_after)
+        retries = 0 if final else MAX_RETRIES
+        lost = isinstance(error, LostRun)
+        state = None if lost else JobRun.fail(self.run, describe(error), delay=delay, retries=retries)
+        if state is None:
+            log.warning("run lost", seconds=self._seconds())
+        else:
+            retry_in = round(delay.total_seconds(), 1) if state == "enqueued" else None
+            # Where somebody watches, the command says what went wrong; its trace is for those who look for it.
+            trace = error if not final or log.isEnabledFor(logging.DEBUG) else None
+            log.error("run failed", seconds=self._seconds(), state=state, retry_in=retry_in, exc_info=trace)
+        return state
+
+    def _seconds(self) -> float:
+        return round(time.monotonic() - self._began, 3)
+
+
+def backoff(failures: int, *, first: timedelta) -> timedelta:
+    """Return how long to wait after so many earlier failures: *first*, doubled each time, with jitter."""
+    jitter = random.uniform(1.0, 1.5)  # noqa: S311, spreads load, guards nothing
+    delay: timedelta = first * 2 ** min(failures, 20) * jitter
+    return min(delay, LONGEST_RETRY)
+
+
+def describe(error: BaseException) -> str:
+    """Put an exception into one line for the ledger."""
+    return f"{type(error).__name__}: {error}".splitlines()[0][:500]

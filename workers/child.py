@@ -1,0 +1,62 @@
+"""A child: one message of a fan-out, as it is worked on."""
+
+from __future__ import annotations
+
+import time
+from contextvars import ContextVar
+from dataclasses import asdict
+from datetime import timedelta
+from typing import Any
+
+import structlog
+
+from settings import Settings
+from workers.attempt import NoAttempt, identity
+from workers.deadline import Deadline
+
+log = structlog.get_logger(__name__)
+_current: ContextVar[Child | None] = ContextVar("child", default=None)
+
+
+def current() -> Child:
+    """Return the child that this thread works on; raise `NoAttempt` outside one."""
+    child = _current.get()
+    if child is None:
+        raise NoAttempt(NoAttempt.__doc__)
+    return child
+
+
+class Child:
+    """One message of a fan-out: its log lines, its outcome, and whether there is more to do.
+
+    A child holds no row: what it works on is claimed where the data is, so losing it, or
+    working on it twice, is harmless.
+    """
+
+    def __init__(self, actor: str, message_id: str, settings: Settings) -> None:
+        self.settings = settings
+        self.message_id = message_id
+        self.outcome: Any = None
+        self.more = False
+        self._actor = actor
+        self._began = time.monotonic()
+
+    def enter(self) -> None:
+        """Make this the thread's child, and put its facts on every log line."""
+        _current.set(self)
+        structlog.contextvars.bind_contextvars(batch=self._actor, message_id=self.message_id, worker=identity())
+        log.info("child started")
+
+    def leave(self, error: BaseException | None) -> None:
+        """End being the thread's child; say what came of it."""
+        seconds = round(time.monotonic() - self._began, 3)
+        if error is None:
+            log.info("child finished", seconds=seconds, more=self.more, **asdict(self.outcome))
+        else:
+            log.error("child failed", seconds=seconds, exc_info=error)
+        _current.set(None)
+        structlog.contextvars.clear_contextvars()
+
+    def deadline(self, budget: timedelta, *, pace: float | None) -> Deadline:
+        """Start the child's budget."""
+        return Deadline(budget, pace=pace)

@@ -1,0 +1,49 @@
+"""A run's budget, asked at every safe point: between two chunks, outside transactions."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+stopping = threading.Event()
+"""Set when this process drains: every run ends at its next safe point."""
+
+
+class Deadline:
+    """When a run has to end: at the end of its budget, or sooner when asked to.
+
+    *safe_point* may raise to end the run at once.  A run that is asked to stop ends as
+    if its budget were used up: what is left waits for the next tick.  *done* counts what
+    the run has told of.
+    """
+
+    def __init__(
+        self,
+        budget: timedelta,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        safe_point: Callable[[], None] = lambda: None,
+        pace: float | None = None,
+    ) -> None:
+        self.done = 0
+        self._clock = clock
+        self._ends = clock() + budget.total_seconds()
+        self._safe_point = safe_point
+        self._pace = pace
+
+    def left(self) -> float:
+        """Return the seconds that are left of the budget."""
+        return max(0.0, self._ends - self._clock())
+
+    def passed(self, done: int = 0) -> bool:
+        """Say whether the run has to end, after the *done* rows or objects of its last chunk.
+
+        Keeps to the pace: waits as long as those may take, but not beyond the budget.
+        """
+        self.done += done
+        if self._pace and done:
+            stopping.wait(min(done / self._pace, max(0.0, self._ends - self._clock())))
+        self._safe_point()
+        return stopping.is_set() or self._clock() >= self._ends

@@ -1,0 +1,56 @@
+"""The heart of a process: one thread that keeps all its runs alive."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+
+import peewee as pw
+import structlog
+from playhouse.pool import MaxConnectionsExceeded
+
+from models import JobRun, database, release
+from workers.attempt import Attempt, describe
+
+log = structlog.get_logger(__name__)
+
+
+class Heart(threading.Thread):
+    """Gives signs of life for every attempt of this process, three times in *dead_after*."""
+
+    def __init__(self, dead_after: timedelta) -> None:
+        super().__init__(name="heart", daemon=True)
+        self._interval = dead_after.total_seconds() / 3
+        self._attempts: dict[int, Attempt] = {}
+        self._stopped = threading.Event()
+
+    def watch(self, attempt: Attempt) -> None:
+        """Keep the attempt alive from now on."""
+        self._attempts[attempt.run.id] = attempt
+
+    def forget(self, attempt: Attempt) -> None:
+        """Let the attempt be; it is closed or lost."""
+        self._attempts.pop(attempt.run.id, None)
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stopped.set()
+
+    def run(self) -> None:
+        """Beat until stopped; a database that is away costs beats, not the thread."""
+        while not self._stopped.wait(self._interval):
+            attempts = list(self._attempts.values())
+            if attempts:
+                self._beat(attempts)
+
+    def _beat(self, attempts: list[Attempt]) -> None:
+        try:
+            database.connect()
+            alive = JobRun.keep_alive(attempt.run for attempt in attempts)
+        except (pw.PeeweeException, MaxConnectionsExceeded) as error:
+            log.warning("heartbeat failed", error=describe(error))
+            return
+        finally:
+            release()
+        for attempt in attempts:
+            attempt.sign_of_life(ours=attempt.run.id in alive)

@@ -1,0 +1,194 @@
+"""What every message passes through: clients, a connection, and the life of its run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import peewee as pw
+import structlog
+from dramatiq import Broker, MessageProxy, Worker
+from dramatiq.brokers.redis import RedisBroker
+from dramatiq.middleware import Middleware, MiddlewareError, Retries, SkipMessage
+from playhouse.pool import MaxConnectionsExceeded
+
+from coordination.messages import push_once
+from metrics import logs
+from models import database, release
+from settings import Settings
+from settings.reading import load
+from workers.attempt import Attempt, identity
+from workers.child import Child
+from workers.clients import Limits, connect
+from workers.deadline import stopping
+from workers.runner import Runner
+
+log = structlog.get_logger(__name__)
+
+
+class NotReady(MiddlewareError):
+    """The message cannot be worked on now; Dramatiq swallows other errors of a hook and goes on."""
+
+
+class Clients(Middleware):
+    """Connects each worker process after its fork, and asks its runs to stop when it drains."""
+
+    def after_process_boot(self, broker: Broker) -> None:
+        """Point this process at its servers."""
+        assert isinstance(broker, RedisBroker)
+        settings = load()
+        logs.configure(settings.log_format, settings.log_level)
+        broker.heartbeat_timeout = round(settings.dead_after.total_seconds() * 1000)
+        # One connection for each thread, and one for the heart.
+        connect(settings, Limits.of_worker(settings), name="worker", connections=settings.worker_threads + 1)
+
+    def before_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
+        """Let every run end at its next safe point."""
+        log.info("worker draining", worker=identity())
+        stopping.set()
+
+
+class Connections(Middleware):
+    """Gives each message a database connection, and takes it back clean."""
+
+    def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
+        """Connect; raise `NotReady` when the database is away."""
+        try:
+            database.connect()
+        except (pw.PeeweeException, MaxConnectionsExceeded) as error:
+            raise NotReady(f"no connection to the database: {error}") from error
+
+    def after_process_message(
+        self,
+        broker: Broker,
+        message: MessageProxy,
+        *,
+        result: Any | None = None,
+        exception: BaseException | None = None,
+    ) -> None:
+        """Give the connection back, whatever happened."""
+        release()
+
+    def after_skip_message(self, broker: Broker, message: MessageProxy) -> None:
+        """Give the connection back."""
+        release()
+
+
+class Runs(Middleware):
+    """Starts and closes the run behind each message of a batch.
+
+    The message's id is the id of the run's row, and the row decides: a message whose row
+    cannot be started is a duplicate, and is acknowledged.
+    """
+
+    @property
+    def actor_options(self) -> set[str]:
+        """An actor declared with ``document=N`` is the parent of a batch."""
+        return {"document"}
+
+    def __init__(self) -> None:
+        self._runner: Runner | None = None
+        self._attempts: dict[str, Attempt] = {}
+
+    def after_process_boot(self, broker: Broker) -> None:
+        """Make this process able to run batches."""
+        self._runner = Runner(load())
+
+    def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
+        """Start the run; skip a message whose row cannot be started."""
+        if "document" not in broker.get_actor(message.actor_name).options:
+            return
+        assert self._runner is not None, "messages are worked on in worker processes only"
+        try:
+            attempt = self._runner.start(message.actor_name, int(message.message_id))
+        except (pw.PeeweeException, ValueError) as error:
+            raise NotReady(f"run {message.message_id} cannot be started: {error}") from error
+        if attempt is None:
+            raise SkipMessage
+        self._attempts[message.message_id] = attempt
+
+    def after_process_message(
+        self,
+        broker: Broker,
+        message: MessageProxy,
+        *,
+        result: Any | None = None,
+        exception: BaseException | None = None,
+    ) -> None:
+        """Close the run.  Only then is the message acknowledged; a run out of retries is a dead letter."""
+        attempt = self._attempts.pop(message.message_id, None)
+        if attempt is None:
+            if isinstance(exception, NotReady):
+                log.error("message failed", actor=message.actor_name, message_id=message.message_id, exc_info=exception)
+            return
+        assert self._runner is not None
+        if self._runner.close(attempt, exception) == "failed":
+            message.fail()
+
+
+class Children(Middleware):
+    """Works on the messages of a fan-out, and sends the successor of one that has more to do.
+
+    A child declares itself with ``child=True``.  Its successor has the same message id, so
+    it can only follow when this message has been acknowledged.
+    """
+
+    @property
+    def actor_options(self) -> set[str]:
+        """An actor declared with ``child=True`` is one of a fan-out."""
+        return {"child"}
+
+    def __init__(self) -> None:
+        self._settings: Settings | None = None
+        self._working: dict[str, Child] = {}
+        self._successors: set[str] = set()
+
+    def after_process_boot(self, broker: Broker) -> None:
+        """Make this process able to work on children."""
+        self._settings = load()
+
+    def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
+        """Enter the child."""
+        if "child" in broker.get_actor(message.actor_name).options:
+            assert self._settings is not None
+            child = Child(message.actor_name, message.message_id, self._settings)
+            child.enter()
+            self._working[message.message_id] = child
+
+    def after_process_message(
+        self,
+        broker: Broker,
+        message: MessageProxy,
+        *,
+        result: Any | None = None,
+        exception: BaseException | None = None,
+    ) -> None:
+        """Leave the child, and remember whether it wants a successor."""
+        child = self._working.pop(message.message_id, None)
+        if child is not None:
+            child.leave(exception)
+            if child.more and exception is None and not stopping.is_set():
+                self._successors.add(message.message_id)
+
+    def after_ack(self, broker: Broker, message: MessageProxy) -> None:
+        """Send the successor."""
+        if message.message_id in self._successors:
+            self._successors.discard(message.message_id)
+            assert isinstance(broker, RedisBroker)
+            actor = broker.get_actor(message.actor_name)
+            push_once(broker, actor.message(*message.args).copy(message_id=message.message_id))
+
+
+class ChildRetries(Retries):
+    """Retries children; the retry of a batch is its row's affair."""
+
+    def after_process_message(
+        self,
+        broker: Broker,
+        message: MessageProxy,
+        *,
+        result: Any | None = None,
+        exception: BaseException | None = None,
+    ) -> None:
+        """Send a failed child again later, up to the documents' number of times; then it is a dead letter."""
+        if "child" in broker.get_actor(message.actor_name).options:
+            super().after_process_message(broker, message, result=result, exception=exception)  # type: ignore[no-untyped-call]

@@ -1,0 +1,62 @@
+"""Remove forgekeeper's own old records.
+
+Runs hourly, in bounded chunks: processed ref deletions after a day, closed runs after
+thirty days (the newest of each batch stays), dead letters past their time to live.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Literal
+
+import dramatiq
+
+from coordination.messages import forget_dead
+from models import GitRefDeletion, JobRun, now
+from workers.attempt import current
+from workers.broker import QUEUES, broker
+from workers.deadline import Deadline
+
+CHUNK = 1_000
+MAX_RUNTIME = timedelta(minutes=5)
+KEEP_REF_DELETIONS = timedelta(days=1)
+KEEP_RUNS = timedelta(days=30)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How many records of each kind were removed."""
+
+    ref_deletions: int = 0
+    runs: int = 0
+    dead_letters: int = 0
+    stopped: Literal["drained", "deadline"] = "drained"
+
+
+@dramatiq.actor(broker=broker, queue_name="cron", document=None, time_limit=600_000)
+def prune() -> None:
+    """Run the batch for the message's row."""
+    attempt = current()
+    attempt.outcome = run(attempt.deadline(MAX_RUNTIME))
+
+
+def run(deadline: Deadline) -> Outcome:
+    """Remove what has been kept for long enough."""
+    instant = now()
+    removals: list[tuple[str, Callable[..., int]]] = [
+        ("ref_deletions", partial(GitRefDeletion.delete_processed, instant - KEEP_REF_DELETIONS)),
+        ("runs", partial(JobRun.delete_closed, instant - KEEP_RUNS)),
+        *(("dead_letters", partial(forget_dead, broker, queue)) for queue in QUEUES),
+    ]
+    counts = dict.fromkeys(("ref_deletions", "runs", "dead_letters"), 0)
+    for kind, remove in removals:
+        count = CHUNK
+        while count == CHUNK:
+            count = remove(limit=CHUNK)
+            counts[kind] += count
+            if deadline.passed(count) and count == CHUNK:
+                return Outcome(**counts, stopped="deadline")
+    return Outcome(**counts, stopped="drained")

@@ -1,0 +1,55 @@
+"""Start a run, keep it alive, close it: what a worker's middleware and `forgekeeper run` share."""
+
+from __future__ import annotations
+
+import structlog
+
+from models import Batch, JobRun, Started
+from settings import Settings
+from workers.attempt import Attempt, identity
+from workers.heart import Heart
+
+log = structlog.get_logger(__name__)
+
+
+class Runner:
+    """Makes the attempts of one process; it owns the thread that keeps them alive."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._heart = Heart(settings.dead_after)
+        self._heart.start()
+
+    def stop(self) -> None:
+        """End the heart; attempts that are still open will be found dead."""
+        self._heart.stop()
+
+    def start(self, batch: str, run_id: int) -> Attempt | None:
+        """Start the run of that row; None when it is a duplicate or the batch is paused."""
+        run = JobRun.start(run_id, by=identity())
+        if run is None:
+            paused = Batch.paused(batch).exists()
+            # A paused batch's row stays open; its message is sent again after the pause.
+            log.info("run skipped", batch=batch, run=run_id, reason="paused" if paused else "duplicate")
+            return None
+        return self.begin(batch, run)
+
+    def begin(self, batch: str, run: Started) -> Attempt:
+        """Make this thread's attempt at a run that has been started."""
+        attempt = Attempt(batch, run, self._settings)
+        attempt.enter()
+        self._heart.watch(attempt)
+        return attempt
+
+    def close(self, attempt: Attempt, error: BaseException | None, *, final: bool = False) -> str | None:
+        """Close the attempt; return the row's new state, None when it was taken from us.
+
+        An error leads to a retry, unless it is *final*.
+        """
+        try:
+            if error is not None:
+                return attempt.fail(error, final=final)
+            return "succeeded" if attempt.succeed() else None
+        finally:
+            self._heart.forget(attempt)
+            attempt.leave()

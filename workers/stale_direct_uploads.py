@@ -1,0 +1,149 @@
+"""Delete uploads that began three hours ago and never completed (batch 100).
+
+Runs every six minutes.  Stale entries are claimed from the register, oldest first, their
+objects deleted in bulk, the entries forgotten.  A claim that a crash leaves behind is taken
+up by a later run.  A bad entry, an unknown location or a store that is down stops nobody else.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import groupby
+
+import dramatiq
+import structlog
+
+from coordination import uploads
+from coordination.uploads import Claim, Entry
+from models import JobArtifact
+from settings import Settings
+from storage.objects import Outcome as Deletion
+from storage.objects import StoreUnavailable, is_normal
+from workers import stores
+from workers.attempt import current
+from workers.broker import broker
+from workers.clients import client
+from workers.deadline import Deadline
+
+MAX_UPLOAD_DURATION = timedelta(hours=3)
+MAX_EXEC_DURATION = timedelta(seconds=250)
+CHUNK = 1_000
+VISIBILITY = timedelta(minutes=5)
+BACKOFF = timedelta(minutes=6)
+"""The next run: sooner nobody would look."""
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run came to, in the document's words."""
+
+    total_pending_entries: int = 0
+    total_deleted_stale_entries: int = 0
+    execution_timeout: bool = False
+    failed_entries: int = 0
+
+
+@dramatiq.actor(broker=broker, queue_name="cron", document=100, time_limit=900_000)
+def stale_direct_uploads() -> None:
+    """Run the batch for the message's row."""
+    attempt = current()
+    if attempt.settings.object_stores:
+        attempt.outcome = run(attempt.deadline(MAX_EXEC_DURATION), attempt.settings)
+    else:
+        attempt.outcome, attempt.skipped = Outcome(), "no_store"
+
+
+def run(deadline: Deadline, settings: Settings) -> Outcome:
+    """Delete what is stale, a thousand entries at a time."""
+    sweep = Sweep(settings, deadline)
+    pending = uploads.count(client)
+    timed_out = False
+    while (claim := sweep.claim()).entries:
+        sweep.work_through(claim)
+        if deadline.passed(len(claim.entries)):
+            timed_out = True
+            break
+    return Outcome(pending, sweep.deleted, timed_out, sweep.failed)
+
+
+class Sweep:
+    """One run through the register; *away* are the locations that it has had to stop."""
+
+    def __init__(self, settings: Settings, deadline: Deadline) -> None:
+        self.deleted = 0
+        self.failed = 0
+        self._away: set[str] = set()
+        self._settings = settings
+        self._deadline = deadline
+
+    def claim(self) -> Claim:
+        """Claim the next entries of locations that answer."""
+        return uploads.claim(
+            client,
+            stale_after=MAX_UPLOAD_DURATION,
+            visibility=VISIBILITY,
+            limit=CHUNK,
+            skip_locations=self._away,
+        )
+
+    def work_through(self, claim: Claim) -> None:
+        """Delete the claim's objects, location by location."""
+        bad = {entry for entry in claim.entries if entry.malformed or not is_normal(entry.path)}
+        if bad:
+            log.error("upload entries malformed", entries=len(bad), first=min(entry.member for entry in bad))
+            self.failed += uploads.reject(client, claim, bad)
+        for location, entries in _by_location(entry for entry in claim.entries if entry not in bad):
+            self._at(location, claim, self._unnamed(claim, entries))
+
+    def _unnamed(self, claim: Claim, entries: list[Entry]) -> list[Entry]:
+        """Drop the entries whose objects a live artifact names: those are not ours to delete."""
+        paths = [entry.path for entry in entries]
+        named = JobArtifact.named(paths) if entries and entries[0].location == stores.ARTIFACTS else set()
+        kept = [entry for entry in entries if entry.path in named]
+        for entry in kept:
+            log.error("upload kept, an artifact names it", location=entry.location, path=entry.path)
+        uploads.keep(client, claim, kept)
+        return [entry for entry in entries if entry.path not in named]
+
+    def _at(self, location: str, claim: Claim, entries: list[Entry]) -> None:
+        if not entries:
+            return
+        try:
+            store = stores.at(location, self._settings)
+            if store is None:
+                self._fail(claim, dict.fromkeys(entries, f"no store is configured for {location}"))
+                return
+            if claim.expired(time.monotonic()):
+                log.warning("claim dropped, too old to be acted on", entries=len(entries))
+                return
+            until = min(claim.taken + uploads.CLAIM_TTL.total_seconds(), time.monotonic() + self._deadline.left())
+            self._settle(claim, entries, store.delete([entry.path for entry in entries], until=until))
+        except StoreUnavailable as error:
+            log.error("object store unavailable", location=location, error=str(error))  # noqa: TRY400, no trace
+            self._away.add(location)
+            self._settle(claim, entries, error.known)
+
+    def _settle(self, claim: Claim, entries: list[Entry], known: dict[str, Deletion]) -> None:
+        """Forget what is gone, spend an attempt on what failed, give the rest back untried."""
+        states = {entry: known[entry.path] for entry in entries if entry.path in known}
+        gone = [entry for entry, outcome in states.items() if outcome.state != "failed"]
+        self.deleted += uploads.forget(client, claim, gone)
+        self._fail(claim, {entry: outcome.reason for entry, outcome in states.items() if outcome.state == "failed"})
+        uploads.put_back(client, claim, [entry for entry in entries if entry not in states])
+
+    def _fail(self, claim: Claim, reasons: dict[Entry, str]) -> None:
+        for entry, reason in reasons.items():
+            last = uploads.fail(client, claim, entry, backoff=BACKOFF)
+            log.warning("upload not deleted", location=entry.location, path=entry.path, reason=reason, given_up=last)
+            self.failed += 1
+
+
+def _by_location(entries: Iterator[Entry]) -> Iterator[tuple[str, list[Entry]]]:
+    ordered = sorted(entries, key=lambda entry: entry.location)
+    for location, group in groupby(ordered, key=lambda entry: entry.location):
+        yield location, list(group)

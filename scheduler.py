@@ -1,0 +1,227 @@
+"""The timetable, and the process that keeps it.
+
+Any number of schedulers run side by side, without a leader.  APScheduler only says
+*now*; what is due, who claims it and what became of it is decided by rows, with the
+database's clock.  `reconcile` may be called at any moment, by anyone, any number of
+times: it moves a batch to where it should be, and repairs whatever a crash, a lost
+message or an emptied Redis has left behind.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from itertools import islice
+from types import FrameType
+
+import peewee as pw
+import redis
+import structlog
+from apscheduler.events import EVENT_JOB_SUBMITTED, EVENT_SCHEDULER_STARTED, JobSubmissionEvent
+from apscheduler.schedulers.blocking import BlockingScheduler
+
+from coordination.messages import is_dead, push_once
+from models import Batch as BatchRow
+from models import JobRun, database, now, release
+from models.job_run import CLOCK_TOLERANCE
+from settings import Settings
+from settings.cron import Cron
+from workers import BATCHES, Batch, broker
+from workers.attempt import describe, identity
+
+LATE = timedelta(minutes=1)
+"""A tick found later than this was missed; the documents promise a minute at most."""
+REMEMBERED = 100
+"""How many older ticks get a row each after an outage; the ledger need not list a week of minutes."""
+
+log = structlog.get_logger(__name__)
+
+
+def reconcile(batch: Batch, settings: Settings, *, by: str, told: datetime | None = None) -> None:
+    """Move the batch to where it should be now; idempotent, safe in many processes at once.
+
+    *told* is the tick that the caller's own clock says is due.  It is believed up to
+    `CLOCK_TOLERANCE` before the database's clock gets there, and no further.
+    Raises `peewee.PeeweeException` and `redis.RedisError` when a server is away: then
+    nothing is lost, and the next call goes on from there.
+    """
+    for lost in JobRun.reopen_lost(batch.name, dead_after=settings.dead_after):
+        log.warning("run taken from a silent worker", batch=batch.name, **lost._asdict())
+    schedule = settings.cron(batch.name)
+    if schedule is not None:
+        _plan(batch, schedule, settings, by=by, told=told)
+    send(batch)
+
+
+def send(batch: Batch) -> None:
+    """Send the batch's open run, unless it runs, waits for its retry, or is on its way already."""
+    run = JobRun.open(batch.name)
+    if run is None or run.state == "started":
+        return
+    if is_dead(broker, batch.queue, str(run.id)):
+        if JobRun.give_up(run.id, reason="dead_lettered"):
+            log.error("run given up", batch=batch.name, run=run.id, reason="dead_lettered")
+        return
+    if BatchRow.paused(batch.name).exists() or (run.retry_at and run.retry_at > now()):
+        return
+    if push_once(broker, batch.actor.message().copy(message_id=str(run.id))):
+        log.info("run sent", batch=batch.name, run=run.id, tick=run.tick and run.tick.isoformat())
+    JobRun.mark_enqueued(run.id)
+
+
+def _plan(batch: Batch, schedule: Cron, settings: Settings, *, by: str, told: datetime | None) -> None:
+    """Give every tick up to now its row: claimed, skipped, coalesced or missed."""
+    instant = now()
+    due = schedule.newest(instant)
+    if told is not None and due < told <= instant + CLOCK_TOLERANCE:
+        due = told
+    known = JobRun.newest_tick(batch.name) or _registered(batch)
+    if due <= known:
+        return
+    horizon = instant - settings.window(batch.name)
+    late = due < instant - LATE
+    skipped = settings.catch_up(batch.name) == "skip"
+    _record_older(batch, list(_before(schedule, due, known)), horizon, skipped=late and skipped, by=by)
+    if late and (skipped or due <= horizon):
+        JobRun.record(batch.name, [due], "missed", by=by, reason="skip" if skipped else None)
+        return
+    if JobRun.claim(batch.name, due, by=by, reason="catch_up" if late else None) is None:
+        reason = "paused" if BatchRow.paused(batch.name).exists() else "overlap"
+        if JobRun.record(batch.name, [due], "skipped", by=by, reason=reason):
+            log.info("tick skipped", batch=batch.name, tick=due.isoformat(), reason=reason)
+
+
+def _record_older(batch: Batch, ticks: list[datetime], horizon: datetime, *, skipped: bool, by: str) -> None:
+    """Record ticks that nobody claimed in time: the newest one does their work, unless it is skipped too."""
+    recent = [tick for tick in ticks if tick > horizon]
+    state, reason = ("missed", "skip") if skipped else ("coalesced", None)
+    recorded = JobRun.record(batch.name, recent, state, by=by, reason=reason)
+    recorded += JobRun.record(batch.name, [tick for tick in ticks if tick <= horizon], "missed", by=by)
+    if recorded:
+        log.warning("ticks missed", batch=batch.name, ticks=recorded, oldest=ticks[-1].isoformat())
+
+
+def _before(schedule: Cron, due: datetime, known: datetime) -> Iterator[datetime]:
+    """Yield the ticks between *known* and *due*, newest first, not more than we remember."""
+
+    def backwards() -> Iterator[datetime]:
+        tick = due
+        while (tick := schedule.newest(tick - timedelta(microseconds=1))) > known:
+            yield tick
+
+    return islice(backwards(), REMEMBERED)
+
+
+def _registered(batch: Batch) -> datetime:
+    """Return since when the batch is known; what was due before that was not missed."""
+    BatchRow.register([batch.name])
+    registered: datetime = BatchRow.get_by_id(batch.name).registered_at
+    return registered
+
+
+class Loop(threading.Thread):
+    """Reconciles one batch: when its bell rings, and every few seconds without.
+
+    The pause between two turns is measured by the monotonic clock, so that a wall clock
+    that is set back by an hour, which silences APScheduler for as long, costs seconds.
+    """
+
+    def __init__(self, batch: Batch, settings: Settings, *, broken: threading.Event, ending: threading.Event) -> None:
+        super().__init__(name=batch.name, daemon=True)
+        self._batch = batch
+        self._bell = threading.Event()
+        self._told: datetime | None = None
+        self._settings = settings
+        self._stopped = threading.Event()
+        self._broken = broken
+        self._ending = ending
+
+    def ring(self, tick: datetime) -> None:
+        """Say that *tick* is due by this machine's clock."""
+        self._told = tick
+        self._bell.set()
+
+    def stop(self) -> None:
+        """End after the present turn."""
+        self._stopped.set()
+        self._bell.set()
+
+    def run(self) -> None:
+        """Turn until stopped; a thread that ends for another reason ends the process."""
+        try:
+            while not self._stopped.is_set():
+                self.turn()
+                self._bell.wait(self._settings.poll_interval.total_seconds())
+                self._bell.clear()
+        finally:
+            release()
+            if not self._stopped.is_set():
+                self._broken.set()
+                self._ending.set()
+
+    def turn(self) -> None:
+        """Reconcile once; a server that is away costs this turn alone."""
+        try:
+            database.connect(reuse_if_open=True)
+            told, self._told = self._told, None
+            reconcile(self._batch, self._settings, by=identity(), told=told)
+        except (pw.PeeweeException, redis.RedisError) as error:
+            log.warning("reconcile failed", batch=self._batch.name, error=describe(error))
+            release()
+
+
+def serve(settings: Settings) -> int:
+    """Keep the timetable until SIGTERM or SIGINT; return the exit status.
+
+    A loop that breaks ends the process with status 1, for its supervisor to start anew:
+    a scheduler that lives on without one of its batches is the worst of all.
+    """
+    clock = BlockingScheduler(timezone="UTC", job_defaults={"misfire_grace_time": None, "coalesce": True})
+    broken, ending = threading.Event(), threading.Event()
+    loops = [Loop(batch, settings, broken=broken, ending=ending) for batch in BATCHES.values()]
+    for loop in loops:
+        schedule = settings.cron(loop.name)
+        if schedule is not None:
+            clock.add_job(_nothing, schedule.trigger, id=loop.name)
+        loop.start()
+    _ring_when_due(clock, loops)
+    _stop_when(ending, clock)
+    log.info("scheduler started", scheduler=identity(), batches=sorted(BATCHES))
+    clock.start()
+    for loop in loops:
+        loop.stop()
+    for loop in loops:
+        loop.join(settings.scheduler_timeout.total_seconds() * 2)
+    log.info("scheduler stopped", scheduler=identity())
+    return 1 if broken.is_set() else 0
+
+
+def _nothing() -> None:
+    """Be a job's function: it is not told which tick it is for, so the event does the work."""
+
+
+def _ring_when_due(clock: BlockingScheduler, loops: list[Loop]) -> None:
+    by_name = {loop.name: loop for loop in loops}
+
+    def submitted(event: JobSubmissionEvent) -> None:
+        by_name[event.job_id].ring(event.scheduled_run_times[-1])
+
+    clock.add_listener(submitted, EVENT_JOB_SUBMITTED)
+
+
+def _stop_when(ending: threading.Event, clock: BlockingScheduler) -> None:
+    """Shut the clock down once it runs and *ending* is set, by a signal or a broken loop."""
+
+    def received(_signal: int, _frame: FrameType | None) -> None:
+        ending.set()
+
+    def shut_down() -> None:
+        ending.wait()
+        clock.shutdown(wait=False)
+
+    signal.signal(signal.SIGTERM, received)
+    signal.signal(signal.SIGINT, received)
+    stopper = threading.Thread(target=shut_down, name="stopper", daemon=True)
+    clock.add_listener(lambda _event: stopper.start(), EVENT_SCHEDULER_STARTED)

@@ -1,0 +1,549 @@
+"""A state machine tries to break the ledger.
+
+It runs against the real PostgreSQL and the real Redis, with two things put in between: a
+clock of the database that the machine sets, and schedulers that stall before any of their
+questions to a server, go on much later, or never.
+"""
+
+import logging
+import sys
+import threading
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from urllib.parse import quote
+
+import hypothesis
+import pytest
+import structlog
+from dramatiq import Message
+from dramatiq.brokers.redis import DEFAULT_DEAD_MESSAGE_TTL
+from hypothesis import HealthCheck, configuration
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+import models
+import scheduler
+from coordination.messages import is_dead
+from models import Batch, JobRun, Started
+from models.job_run import CLOCK_TOLERANCE, OPEN
+from settings import Settings
+from workers import BATCHES, broker
+from workers.clients import Limits, client, connect
+
+EXAMPLES = 1_000
+NAME = "user_status_cleanup"
+BATCH = BATCHES[NAME]
+SCHEDULES = ("* * * * * *", "* * * * *", "*/10 * * * *")
+FINAL = {"succeeded", "failed", "skipped", "coalesced", "missed"}
+DAWN = datetime(2026, 3, 1, 11, 58, 30, tzinfo=UTC)
+SECONDS = (0.3, 1, 2.5, 6, 14, 16, 31, 61, 700, 15_000)
+ROUNDS = 12
+
+FAKE_CLOCK = """
+    drop schema if exists fake cascade;
+    create schema fake;
+    create unlogged table fake.clock (at timestamptz);
+    insert into fake.clock values ('2026-03-01');
+    create function fake.clock_timestamp() returns timestamptz language sql volatile as 'select at from fake.clock';
+"""
+ROWS = "select id, tick, state, reason, attempt, failures, finished_at, xmin::text from job_runs order by id"
+
+
+@pytest.fixture
+def ledger(_migrated, urls, tmp_path):
+    """The models' connections, all of which see the machine's clock before the real one."""
+    own = quote("-c search_path=fake,public,pg_catalog")
+    url = urls.database + ("&" if "?" in urls.database else "?") + f"options={own}"
+    with connected(urls.database, urls.redis):
+        models.database.execute_sql(FAKE_CLOCK)
+    configuration.set_hypothesis_home_dir(tmp_path)
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    with connected(url, urls.redis), pytest.MonkeyPatch.context() as patch:
+        stall_at_every_question(patch)
+        yield
+    structlog.reset_defaults()
+    with connected(urls.database, urls.redis):
+        models.database.execute_sql("drop schema fake cascade")
+
+
+@contextmanager
+def connected(url, redis_url):
+    settings = Settings(database_url=url, redis_url=redis_url)
+    connect(settings, Limits.of_worker(settings), name="machine", connections=10)
+    with models.database.connection_context():
+        yield
+    models.database.close_all()
+    client.connection_pool.disconnect()
+
+
+class Killed(BaseException):
+    """The process is no more."""
+
+
+class Process(threading.Thread):
+    """Does its deed, but stalls before its n-th question to a server until it is told what then."""
+
+    def __init__(self, deed, questions):
+        super().__init__(daemon=True)
+        self.deed = deed
+        self.ended = False
+        self.error = None
+        self._left = questions
+        self._dies = False
+        self._stalled = threading.Event()
+        self._told = threading.Event()
+        self.start()
+        self._stalled.wait()
+
+    def run(self):
+        try:
+            models.database.connect()
+            self.deed()
+        except Killed:
+            pass
+        except Exception as error:  # noqa: BLE001, raised in the machine's thread
+            self.error = error
+        finally:
+            models.release()
+            self.ended = True
+            self._stalled.set()
+
+    def question(self):
+        # While it holds row locks the others would wait for it in vain: races inside the
+        # claiming transaction are PostgreSQL's business.
+        if models.database.in_transaction():
+            return
+        if self._left == 0:
+            self._stalled.set()
+            self._told.wait()
+            self._told.clear()
+            if self._dies:
+                raise Killed
+        self._left -= 1
+
+    def go_on(self, questions):
+        self._left = questions
+        self._resume()
+
+    def die(self):
+        self._dies = True
+        self._resume()
+
+    def _resume(self):
+        self._stalled.clear()
+        self._told.set()
+        self._stalled.wait()
+        if self.error is not None:
+            raise self.error
+
+
+def stall_at_every_question(patch):
+    def stalling(ask):
+        def asked(*arguments, **options):
+            process = threading.current_thread()
+            if isinstance(process, Process):
+                process.question()
+            return ask(*arguments, **options)
+
+        return asked
+
+    patch.setattr(models.database.obj, "_execute_cursor", stalling(models.database.obj._execute_cursor))
+    patch.setattr(client, "execute_command", stalling(client.execute_command))
+
+
+@dataclass
+class Worker:
+    """One thread of a worker process, or the terminal that `forgekeeper run` runs in."""
+
+    name: str
+    message: str | None = None
+    run: Started | None = None
+    ending: str | None = None
+    sign: datetime | None = None
+
+
+@dataclass
+class World:
+    """What the machine remembers, to compare the ledger with."""
+
+    rows: dict = field(default_factory=dict)
+    attempts: Counter = field(default_factory=Counter)
+    successes: Counter = field(default_factory=Counter)
+
+
+picks = st.integers(0, 5).map(lambda number: lambda candidates: candidates[number % len(candidates)])
+drifts = st.sampled_from([None, *(timedelta(seconds=seconds) for seconds in (-3_600, -5, 0, 0.7, 1.9, 3, 3_600))])
+
+
+class Machine(RuleBasedStateMachine):
+    @initialize(schedule=st.sampled_from(SCHEDULES), catch_up=st.sampled_from(["once", "skip"]))
+    def begin(self, schedule, catch_up):
+        models.database.execute_sql("delete from job_runs; delete from batches")
+        client.flushdb()
+        self.configured = Settings(cron_user_status_cleanup=schedule, catch_up_user_status_cleanup=catch_up)
+        self.world = World()
+        self.stalled = []
+        self.paused_until = None
+        self.terminal = Worker("terminal")
+        self.workers = [self.hired() for _ in range(3)]
+        self.set_clock(DAWN)
+        Batch.insert(name=NAME, registered_at=DAWN).execute()
+
+    def hired(self):
+        self.names = getattr(self, "names", 0) + 1
+        return Worker(f"worker-{self.names}")
+
+    def set_clock(self, instant):
+        self.now = instant
+        models.database.execute_sql("update fake.clock set at = %s", (instant,))
+
+    def dispatch(self, worker, command, *arguments, maintenance=False):
+        """Run Dramatiq's own script, at our time."""
+        milliseconds = round(self.now.timestamp() * 1000)
+        dead_after = round(self.configured.dead_after.total_seconds() * 1000)
+        limits = (dead_after, DEFAULT_DEAD_MESSAGE_TTL, int(maintenance), 7_000)
+        return broker.scripts["dispatch"](
+            args=[command, milliseconds, BATCH.queue, worker.name, *limits, *arguments], keys=[broker.namespace]
+        )
+
+    # The clock
+
+    @rule(seconds=st.sampled_from(SECONDS))
+    def time_passes(self, seconds):
+        self.set_clock(self.now + timedelta(seconds=seconds))
+
+    @rule(drift=drifts, take=st.booleans())
+    def a_tick_comes(self, drift, take):
+        early = min(max(drift or timedelta(0), timedelta(0)), CLOCK_TOLERANCE)
+        self.set_clock(max(self.now, self.configured.cron(NAME).after(self.now + early) - early))
+        self.a_scheduler_fires(drift)
+        if take and self.idle:
+            self.take(self.idle[0], rescue=False)
+
+    # Schedulers: they fire whenever they like, and their own clocks say what they like
+
+    @rule(drift=drifts)
+    def a_scheduler_fires(self, drift):
+        self.reconcile(drift)
+        self.check_reconciled()
+
+    def reconcile(self, drift):
+        told = None if drift is None else self.configured.cron(NAME).newest(self.now + drift)
+        scheduler.reconcile(BATCH, self.configured, by=f"fires at {self.now}", told=told)
+
+    def check_reconciled(self):
+        due = self.configured.cron(NAME).newest(self.now)
+        assert due <= DAWN or JobRun.select().where(JobRun.tick == due).exists(), "a tick was overlooked"
+        run = JobRun.open(NAME)
+        if run is None:
+            return
+        if run.state == "started":
+            assert self.now - run.alive_at <= self.configured.dead_after, "a lost run was overlooked"
+            return
+        assert not is_dead(broker, BATCH.queue, str(run.id)), "a dead letter was overlooked"
+        if not self.paused and (run.retry_at is None or run.retry_at <= self.now):
+            assert run.state == "enqueued"
+            assert client.hexists(f"{broker.namespace}:{BATCH.queue}.msgs", run.id), "a run was not sent"
+
+    @precondition(lambda self: len(self.stalled) < 3)
+    @rule(drift=drifts, questions=st.integers(0, 11))
+    def a_scheduler_fires_and_stalls(self, drift, questions):
+        self.launch(lambda: self.reconcile(drift), questions)
+
+    def launch(self, deed, questions):
+        process = Process(deed, questions)
+        if process.error is not None:
+            raise process.error
+        if not process.ended:
+            self.stalled.append(process)
+
+    @precondition(lambda self: self.stalled)
+    @rule(pick=picks, questions=st.integers(0, 3) | st.just(-1))
+    def a_stalled_one_goes_on(self, pick, questions):
+        pick(self.stalled).go_on(questions)
+        self.stalled = [process for process in self.stalled if not process.ended]
+
+    @precondition(lambda self: self.stalled)
+    @rule(pick=picks)
+    def a_stalled_one_is_killed(self, pick):
+        process = pick(self.stalled)
+        process.die()
+        self.stalled.remove(process)
+
+    # Workers
+
+    @property
+    def idle(self):
+        return [worker for worker in self.workers if worker.message is None]
+
+    @property
+    def holding(self):
+        return [worker for worker in self.workers if worker.message and not worker.run and not worker.ending]
+
+    @property
+    def running(self):
+        return [worker for worker in [*self.workers, self.terminal] if worker.run is not None]
+
+    @property
+    def ended(self):
+        return [worker for worker in self.workers if worker.ending is not None]
+
+    @precondition(lambda self: self.idle)
+    @rule(pick=picks, rescue=st.booleans())
+    def a_worker_takes_a_message(self, pick, rescue):
+        self.take(pick(self.idle), rescue=rescue)
+
+    def take(self, worker, *, rescue):
+        self.fetch(worker, rescue=rescue)
+        if worker.message is not None:
+            self.start(worker)
+
+    @precondition(lambda self: self.idle)
+    @rule(pick=picks, rescue=st.booleans())
+    def a_worker_prefetches_a_message(self, pick, rescue):
+        self.fetch(pick(self.idle), rescue=rescue)
+
+    def fetch(self, worker, *, rescue):
+        for body in self.dispatch(worker, "fetch", 1, maintenance=rescue):
+            if body is not None:
+                worker.message = Message.decode(body).message_id
+
+    @precondition(lambda self: self.holding)
+    @rule(pick=picks)
+    def a_worker_starts_its_message(self, pick):
+        self.start(pick(self.holding))
+
+    def start(self, worker):
+        run = JobRun.start(int(worker.message), by=worker.name)
+        if run is None:
+            self.end(worker, "ack")
+            self.acknowledge(worker)
+        else:
+            assert not self.paused, "a run of a paused batch was started"
+            self.begin_attempt(worker, run)
+
+    def begin_attempt(self, worker, run):
+        assert run.attempt > self.world.attempts[run.id], "an attempt's number was given twice"
+        self.world.attempts[run.id] = run.attempt
+        worker.run, worker.sign = run, self.now
+
+    def end(self, worker, ending):
+        worker.run, worker.sign = None, None
+        worker.ending = ending if worker.message else None
+
+    def check_ours(self, run):
+        assert self.world.attempts[run.id] == run.attempt, "a lost attempt was told that it owns its run"
+
+    @precondition(lambda self: self.running)
+    @rule(pick=picks)
+    def a_heart_beats(self, pick):
+        worker = pick(self.running)
+        if JobRun.keep_alive(iter([worker.run])) == {worker.run.id}:
+            self.check_ours(worker.run)
+            worker.sign = self.now
+        else:
+            self.end(worker, "ack")
+
+    @precondition(lambda self: self.running)
+    @rule(pick=picks, acknowledge=st.booleans())
+    def a_run_succeeds(self, pick, acknowledge):
+        worker = pick(self.running)
+        self.succeed(worker)
+        if acknowledge:
+            self.acknowledge(worker)
+
+    def succeed(self, worker):
+        if JobRun.succeed(worker.run, {"deleted": 1}):
+            self.check_ours(worker.run)
+            self.world.successes[worker.run.id] += 1
+        self.end(worker, "ack")
+
+    @precondition(lambda self: self.running)
+    @rule(
+        pick=picks,
+        delay=st.sampled_from([0, 15, 3_600]),
+        retries=st.sampled_from([25, 25, 0]),
+        acknowledge=st.booleans(),
+    )
+    def a_run_fails(self, pick, delay, retries, acknowledge):
+        worker = pick(self.running)
+        state = JobRun.fail(worker.run, "Oops", delay=timedelta(seconds=delay), retries=retries)
+        if state is not None:
+            self.check_ours(worker.run)
+        self.end(worker, "nack" if state == "failed" else "ack")
+        if acknowledge:
+            self.acknowledge(worker)
+
+    @precondition(lambda self: self.ended)
+    @rule(pick=picks)
+    def a_worker_acknowledges(self, pick):
+        self.acknowledge(pick(self.ended))
+
+    def acknowledge(self, worker):
+        if worker.message is not None:
+            self.dispatch(worker, worker.ending, worker.message)
+        worker.message = worker.ending = None
+
+    @precondition(lambda self: self.running or self.holding or self.ended)
+    @rule(pick=picks)
+    def a_worker_is_killed(self, pick):
+        self.kill(pick([*self.running, *self.holding, *self.ended]))
+
+    def kill(self, worker):
+        if worker is self.terminal:
+            self.terminal = Worker("terminal")
+        else:
+            self.workers[self.workers.index(worker)] = self.hired()
+
+    @precondition(lambda self: self.holding)
+    @rule(pick=picks)
+    def a_message_lands_in_the_dead_letters(self, pick):
+        worker = pick(self.holding)
+        self.end(worker, "nack")
+        self.acknowledge(worker)
+
+    @precondition(lambda self: self.running and self.idle)
+    @rule(pick=picks)
+    def a_silent_worker_is_replaced(self, pick):
+        self.set_clock(self.now + self.configured.dead_after + timedelta(seconds=1))
+        self.a_scheduler_fires(None)
+        self.take(pick(self.idle), rescue=True)
+
+    # Redis and people
+
+    @rule()
+    def redis_is_emptied(self):
+        client.flushall()
+
+    @property
+    def paused(self):
+        return self.paused_until is not None and self.now < self.paused_until
+
+    @precondition(lambda self: not self.paused)
+    @rule(minutes=st.sampled_from([1, 30, 10_000_000]))
+    def somebody_pauses(self, minutes):
+        self.paused_until = self.now + timedelta(minutes=minutes)
+        Batch.pause(NAME, until=self.paused_until, reason=None, by="me")
+
+    @precondition(lambda self: self.paused)
+    @rule()
+    def somebody_resumes(self):
+        self.paused_until = None
+        assert Batch.resume(NAME), "the pause was forgotten"
+
+    @precondition(lambda self: len(self.stalled) < 3)
+    @rule(questions=st.integers(0, 4) | st.just(-1))
+    def somebody_sends(self, questions):
+        self.launch(lambda: JobRun.claim_manual(NAME, by="me") and scheduler.send(BATCH), questions)
+
+    @precondition(lambda self: self.terminal.run is None and not self.paused)
+    @rule()
+    def somebody_runs(self):
+        run = JobRun.start_here(NAME, by="me")
+        if run is not None:
+            self.begin_attempt(self.terminal, run)
+
+    # What must hold after every step
+
+    @invariant()
+    def the_ledger_is_sound(self):
+        before, self.world.rows = self.world.rows, self.read()
+        after = self.world.rows
+        assert before.keys() <= after.keys()
+        assert sum(row["state"] in OPEN for row in after.values()) <= 1, "two open runs"
+        ticks = [row["tick"] for row in after.values() if row["tick"] is not None]
+        assert len(ticks) == len(set(ticks)), "a tick has two rows"
+        for run, row in after.items():
+            if run not in before:
+                self.check_new(row)
+            elif row != before[run]:
+                self.check_changed(before[run], row)
+
+    def read(self):
+        cursor = models.database.execute_sql(ROWS)
+        names = [column.name for column in cursor.description]
+        return {row[0]: dict(zip(names, row, strict=True)) for row in cursor}
+
+    def check_new(self, row):
+        assert row["state"] in OPEN or row["state"] in FINAL
+        if row["tick"] is not None:
+            assert row["tick"] <= self.now + CLOCK_TOLERANCE, "a tick was recorded before its time"
+            if row["state"] in OPEN:
+                assert not self.paused, "a tick was claimed during a pause"
+
+    def check_changed(self, before, row):
+        assert before["state"] in OPEN, "a closed row was changed"
+        assert row["state"] in OPEN or row["state"] in FINAL
+        assert row["attempt"] >= before["attempt"]
+        if row["reason"] == "superseded":
+            assert any(self.is_newer(other, row) for other in self.world.rows.values()), "a retry gave way to nothing"
+
+    @staticmethod
+    def is_newer(other, row):
+        ran = other["state"] not in ("skipped", "coalesced", "missed")
+        return ran and other["tick"] is not None and (row["tick"] is None or other["tick"] > row["tick"])
+
+    @invariant()
+    def at_most_one_attempt_lives(self):
+        # Silent for longer, it ends by itself at its next safe point.
+        living = [worker for worker in self.running if self.now - worker.sign <= self.configured.dead_after]
+        assert len(living) <= 1, "two attempts live"
+
+    @invariant()
+    def a_run_succeeds_at_most_once(self):
+        assert all(count == 1 for count in self.world.successes.values())
+
+    # What must happen once the faults stop
+
+    def teardown(self):
+        failing = sys.exc_info()[0] is not None
+        for process in getattr(self, "stalled", []):
+            process.die()
+        if not failing and hasattr(self, "world"):
+            self.recover()
+
+    def recover(self):
+        if self.paused:
+            self.somebody_resumes()
+        for worker in [*self.workers, self.terminal]:
+            self.kill(worker)
+        self.set_clock(self.now + self.configured.dead_after)
+        healthy, since = self.workers[0], self.now
+        for _ in range(ROUNDS):
+            self.set_clock(self.configured.cron(NAME).after(self.now + timedelta(seconds=5)))
+            self.a_scheduler_fires(None)
+            self.fetch(healthy, rescue=True)
+            while healthy.message is not None:
+                self.start(healthy)
+                if healthy.run is not None:
+                    self.succeed(healthy)
+                    self.acknowledge(healthy)
+                self.fetch(healthy, rescue=True)
+            self.the_ledger_is_sound()
+            if any(
+                row["state"] == "succeeded" and row["tick"] and row["tick"] > since for row in self.world.rows.values()
+            ):
+                return
+        raise AssertionError("the batch is stuck")
+
+
+def test_no_order_of_faults_doubles_a_run_or_stops_a_batch(ledger):
+    thorough = hypothesis.settings(
+        max_examples=EXAMPLES,
+        stateful_step_count=25,
+        deadline=None,
+        database=None,
+        print_blob=True,
+        suppress_health_check=list(HealthCheck),
+    )
+
+    run_state_machine_as_test(Machine, settings=thorough)

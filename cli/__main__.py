@@ -1,0 +1,5 @@
+"""`python -m cli` is `forgekeeper`."""
+
+from cli import main
+
+main()

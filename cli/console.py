@@ -1,0 +1,79 @@
+"""What commands print: tables for people, one JSON object for programs, one sentence for errors.
+
+Answers go to standard output; progress, logs and errors go to standard error.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, NoReturn
+
+import orjson
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from metrics.redaction import clean
+
+FAILED, WRONG_USE = 1, 2
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+# A pipe has no width; tables in it must not lose their ends.
+# No markup: what comes from the database or an operator may contain brackets.
+out = Console(highlight=False, markup=False, soft_wrap=True, width=None if sys.stdout.isatty() else 200)
+err = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+
+
+class Problem(Exception):
+    """A sentence that says what is wrong and what to do, and the exit status it leads to."""
+
+    def __init__(self, sentence: str, status: int = FAILED) -> None:
+        super().__init__(sentence)
+        self.status = status
+
+
+def wrong_use(sentence: str) -> NoReturn:
+    """Refuse what was asked for."""
+    raise Problem(sentence, WRONG_USE)
+
+
+def emit(value: Any) -> None:
+    """Print *value* as JSON."""
+    try:
+        text = orjson.dumps(value, default=str, option=orjson.OPT_INDENT_2).decode()
+    except TypeError:  # halves of characters, from names that are not UTF-8
+        text = json.dumps(value, default=str, indent=2)
+    sys.stdout.write(text + "\n")
+
+
+def table(title: str, columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
+    """Print a table; None is shown as nothing."""
+    drawn = Table(*columns, title=title or None, title_justify="left", box=None, header_style="bold", pad_edge=False)
+    for row in rows:
+        drawn.add_row(*(Text("" if cell is None else clean(str(cell))) for cell in row))
+    out.print(drawn)
+
+
+def moment(instant: datetime | None) -> str:
+    """Write an instant for people: to the second, in UTC."""
+    return instant.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S") if instant else "never"
+
+
+def facts(result: dict[str, Any] | None) -> str:
+    """Write a result as ``name=value`` pairs."""
+    return " ".join(f"{name}={value}" for name, value in (result or {}).items())
+
+
+def lasting(duration: timedelta) -> str:
+    """Write a duration for people: tenths of a second below a minute, two units above."""
+    seconds = max(0.0, duration.total_seconds())
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, hours = round(seconds) // 60, round(seconds) // 3600
+    if hours == 0:
+        return f"{minutes} min {round(seconds) % 60} s"
+    return f"{hours} h {minutes % 60} min" if hours < 48 else f"{hours // 24} days {hours % 24} h"

@@ -1,0 +1,157 @@
+"""Look into the ledger (`ticks`, `why`, `status`), and hold batches back (`pause`, `resume`)."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+
+from cli import story
+from cli.connection import batch_named, connected
+from cli.console import Json, emit, facts, moment, out, table, wrong_use
+from cli.running import Name
+from coordination.messages import depth
+from models import FOREVER, JobRun, now
+from models import Batch as BatchRow
+from settings import Settings
+from workers import BATCHES, QUEUES, Batch
+from workers.attempt import identity
+from workers.broker import NAMESPACE
+from workers.clients import client
+
+
+def status(json: Json = False) -> None:
+    """Show every batch: schedule, next and last run, backlog, pause; and every queue."""
+    with connected("status") as settings:
+        instant = now()
+        batches = {name: _batch_status(batch, settings, instant) for name, batch in BATCHES.items()}
+        queues = {queue: depth(client, NAMESPACE, queue) for queue in QUEUES}
+    if json:
+        emit({"at": instant, "batches": batches, "queues": queues})
+        return
+    columns = ("batch", "schedule", "next", "last ended", "state", "result", "backlog", "held back")
+    rows = [
+        (
+            name,
+            state["schedule"],
+            moment(state["next"]) if state["next"] else "",
+            moment(state["last"]["finished_at"]) if state["last"] else "never",
+            state["open"]["state"] if state["open"] else state["last"] and state["last"]["state"],
+            facts(state["last"]["result"]) if state["last"] else "",
+            state["backlog"],
+            _held_back(state["paused"]),
+        )
+        for name, state in batches.items()
+    ]
+    table("Batches", columns, rows)
+    out.print()
+    table("Queues", ("queue", "ready", "in flight", "delayed", "dead"), [(n, *q.values()) for n, q in queues.items()])
+
+
+def ticks(
+    batch: Name, limit: Annotated[int, typer.Option(min=1, help="How many, newest first.")] = 20, json: Json = False
+) -> None:
+    """List a batch's ticks and runs by hand, newest first."""
+    name = batch_named(batch).name
+    with connected("ticks"):
+        runs = list(JobRun.of(name).limit(limit))
+    if json:
+        emit({"batch": name, "ticks": [run.__data__ for run in runs]})
+        return
+    columns = ("run", "tick", "state", "reason", "attempt", "started by", "ended", "result or error")
+    table(
+        "",
+        columns,
+        (
+            (
+                run.id,
+                moment(run.tick) if run.tick else "by hand",
+                run.state,
+                run.reason,
+                run.attempt,
+                run.started_by,
+                moment(run.finished_at) if run.finished_at else "",
+                facts(run.result) or run.error,
+            )
+            for run in runs
+        ),
+    )
+
+
+def why(
+    batch: Name,
+    time: Annotated[str | None, typer.Argument(metavar="[TIME]", help="A tick, in UTC; the newest if absent.")] = None,
+    json: Json = False,
+) -> None:
+    """Tell the story of one tick: who ran it and what came of it, or why it never ran."""
+    name, tick = batch_named(batch).name, None if time is None else _instant(time)
+    with connected("why") as settings:
+        run = JobRun.at(name, tick) if tick else JobRun.of(name).first()
+        if run is not None:
+            sentences = story.tell(run, BatchRow.paused(name).first())
+        elif tick is not None:
+            sentences = story.tell_absent(tick, settings.cron(name), JobRun.oldest_tick(name))
+        else:
+            sentences = ["The batch has not been due yet since it was registered, and nobody has sent it."]
+    if json:
+        emit({"batch": name, "run": run and run.__data__, "story": sentences})
+    else:
+        out.print("\n".join(sentences))
+
+
+def pause(
+    batch: Name,
+    until: Annotated[str | None, typer.Option(metavar="TIME", help="When it ends by itself, in UTC.")] = None,
+    reason: Annotated[str | None, typer.Option(help="Why, for whoever looks at it.")] = None,
+) -> None:
+    """Start no run of a batch, until resumed.  A run that has started goes on."""
+    name, end = batch_named(batch).name, None if until is None else _instant(until)
+    with connected("pause"):
+        if end is not None and end <= now():
+            wrong_use(f"{moment(end)} has passed; give a time to come, in UTC")
+        BatchRow.pause(name, until=end, reason=reason, by=identity())
+    out.print(f"{name} is paused {f'until {moment(end)}' if end else f'until `forgekeeper resume {name}`'}")
+
+
+def resume(batch: Name) -> None:
+    """Let a paused batch run again."""
+    name = batch_named(batch).name
+    with connected("resume"):
+        paused = BatchRow.resume(name)
+    out.print(f"{name} runs again from its next tick" if paused else f"{name} was not paused")
+
+
+def _batch_status(batch: Batch, settings: Settings, instant: datetime) -> dict[str, Any]:
+    schedule, paused, running = settings.cron(batch.name), BatchRow.paused(batch.name).first(), JobRun.open(batch.name)
+    last = JobRun.last_ended(batch.name)
+    return {
+        "schedule": str(schedule or "off"),
+        "next": schedule and schedule.after(instant),
+        "open": running and _row(running),
+        "last": last and _row(last),
+        "backlog": batch.backlog() if batch.backlog else None,
+        "paused": paused and {"until": paused.paused_until, "reason": paused.paused_reason, "by": paused.paused_by},
+    }
+
+
+def _held_back(pause: dict[str, Any] | None) -> str:
+    if pause is None:
+        return ""
+    until = "until resumed" if pause["until"] >= FOREVER else f"until {moment(pause['until'])}"
+    return f"paused {until}" + (f" ({pause['reason']})" if pause["reason"] else "")
+
+
+def _row(run: JobRun) -> dict[str, Any]:
+    wanted = ("id", "tick", "state", "reason", "attempt", "started_by", "started_at", "finished_at", "result", "error")
+    return {field: getattr(run, field) for field in wanted}
+
+
+def _instant(text: str) -> datetime:
+    try:
+        instant = datetime.fromisoformat(text)
+    except ValueError:
+        wrong_use(f"{text!r} is not a time: write it as 2026-11-20T08:30, in UTC")
+    if not 2000 <= instant.year < 9000:
+        wrong_use(f"{text!r} is not a time of ours: give a year from 2000 to 8999")
+    return instant.astimezone(UTC) if instant.tzinfo else instant.replace(tzinfo=UTC)

@@ -1,0 +1,72 @@
+"""Child processes of a command: started together, ended together, never left behind."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+PR_SET_PDEATHSIG = 1
+DRAIN = 60.0
+"""Seconds that a worker may take to finish what it is at, before it is killed."""
+
+
+class Processes:
+    """A context in which `forgekeeper` commands run beside this one.
+
+    Leaving it ends them, the last started first, each with SIGTERM and after `DRAIN`
+    seconds with SIGKILL.  If this process dies, however it dies, they get their SIGTERM
+    from the kernel.
+    """
+
+    def __init__(self, environment: Mapping[str, str], *, output: IO[bytes] | None = None) -> None:
+        self._environment = {**os.environ, **environment}
+        self._output = output
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def start(self, *arguments: str) -> None:
+        """Start ``forgekeeper <arguments>``."""
+        root = str(Path(__file__).parent.parent)
+        self._children[" ".join(arguments)] = subprocess.Popen(
+            [sys.executable, "-m", "cli", *arguments],
+            env={
+                **self._environment,
+                "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])),
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=self._output,
+            # A Ctrl-C is for us alone: we tell them, in order.
+            start_new_session=True,
+            preexec_fn=_end_with_parent,  # noqa: PLW1509, one system call, no thread of ours holds a lock
+        )
+
+    def ended(self) -> str | None:
+        """Name a command that has ended by itself, None while all run."""
+        return next((name for name, child in self._children.items() if child.poll() is not None), None)
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        for child in reversed(self._children.values()):
+            if child.poll() is None:
+                child.send_signal(signal.SIGTERM)
+        for child in reversed(self._children.values()):
+            try:
+                child.wait(DRAIN)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,0 +1,104 @@
+"""`seed`: sample data, into a database that is forgekeeper's own."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Annotated
+
+import typer
+from rich.progress import Progress
+
+import migrations
+from cli.connection import connected, require_redis
+from cli.console import Json, Problem, emit, err, table
+from coordination import uploads as register
+from models import database, sample
+from settings import Settings
+from workers import stores
+from workers.clients import client
+
+STATUSES, IMPORTS, ARTIFACTS, UPLOADS = 5_000, 200, 1_000, 200
+MALFORMED = ("no location at all", "artifacts:", "artifacts:../../etc/passwd")
+"""Members of the register that no upload can have made: they end as failed, and stop nobody else."""
+UNKNOWN = ("nowhere:uploads/a:b",)
+"""Members whose location is not configured: they are tried again, and stop nobody else."""
+
+
+@dataclass(frozen=True)
+class Seeded:
+    """What was put in: how many in all, and how many of them are due."""
+
+    what: str
+    total: int
+    due: int
+
+
+def seed(
+    scale: Annotated[int, typer.Option(min=1, help="So many times the usual amount.")] = 1, json: Json = False
+) -> None:
+    """Fill the database with sample data, beside what is there.
+
+    Refuses a database that holds a forge's own tables.
+    """
+    with connected("seed") as settings:
+        require_redis()
+        seeded = fill(scale, settings)
+    if json:
+        emit({made.what.replace(" ", "_"): {"total": made.total, "due": made.due} for made in seeded})
+    else:
+        table("", ("sample data", "total", "due"), ((made.what, f"{made.total:,}", f"{made.due:,}") for made in seeded))
+
+
+def fill(scale: int, settings: Settings) -> list[Seeded]:
+    """Put sample data in, with progress on a terminal; return what was put in."""
+    try:
+        migrations.migrate(database.obj, "example")
+    except migrations.TableExists as error:
+        raise Problem(f"{error}: this database is a forge's own, sample data does not belong there") from error
+    samples: tuple[Callable[[int, Settings], Seeded], ...] = (_user_statuses, _imports, _artifacts, _uploads)
+    seeded = []
+    with Progress(console=err, disable=not err.is_terminal, transient=True) as progress:
+        task = progress.add_task("sample data", total=len(samples))
+        for make in samples:
+            seeded.append(make(scale, settings))
+            progress.advance(task)
+    return seeded
+
+
+def _user_statuses(scale: int, _settings: Settings) -> Seeded:
+    total = STATUSES * scale
+    return Seeded("user statuses", total, sample.user_statuses(total))
+
+
+def _imports(scale: int, _settings: Settings) -> Seeded:
+    total = IMPORTS * scale
+    return Seeded("bulk imports", total, sample.imports(total))
+
+
+def _artifacts(scale: int, settings: Settings) -> Seeded:
+    """Artifacts with their objects, but one: it never arrived."""
+    total = ARTIFACTS * scale
+    paths, due = sample.artifacts(total)
+    store = stores.at(stores.ARTIFACTS, settings)
+    if store is not None:
+        store.put(paths[1:])
+    return Seeded("job artifacts", total, due)
+
+
+def _uploads(scale: int, settings: Settings) -> Seeded:
+    """Register uploads of yesterday and of just now, and a few entries that only a bug could write."""
+    total = UPLOADS * scale
+    names = [f"uploads/{secrets.token_hex(4)}:{n}" for n in range(total)]
+    stale, fresh = names[: total // 2], names[total // 2 :]
+    register.adopt(client, stores.ARTIFACTS, stale, age=timedelta(days=1))
+    for name in fresh:
+        register.prepare(client, stores.ARTIFACTS, name)
+    client.zadd(register.PENDING, dict.fromkeys(MALFORMED + UNKNOWN, 0))
+    store = stores.at(stores.ARTIFACTS, settings)
+    if store is not None:
+        store.put(names[1:])
+    odd = len(MALFORMED + UNKNOWN)
+    return Seeded("direct uploads", total + odd, len(stale) + odd)

@@ -1,0 +1,113 @@
+"""Settings, schema, flags: what an operator looks after (`settings`, `migrate`, `flags`)."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+import migrations
+from cli.connection import connected
+from cli.console import Json, Problem, emit, out, table, wrong_use
+from models import FLAGS, FeatureFlag, database
+from settings.reading import Described, describe, load
+
+INTRODUCTION = """# Settings
+
+Settings are environment variables, or lines of a file `.env` where the command runs; the
+environment wins. An unknown name that begins with `FORGEKEEPER_`, or a value that does not
+fit, stops the start and is named. `forgekeeper settings` shows the present values.
+
+This page is printed by `forgekeeper settings --markdown`.
+"""
+
+flags = typer.Typer(help="Feature flags: list them, or turn one on or off for all processes.")
+Flag = Annotated[str, typer.Argument(metavar="NAME", help="The flag's name; `forgekeeper flags` lists them.")]
+
+
+def settings(
+    json: Json = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the page docs/settings.md.")] = False,
+) -> None:
+    """List every setting with its type, default, present value and sentence.
+
+    Settings are environment variables, or lines of a file `.env` where the command runs.
+    """
+    described = describe(load())
+    if json:
+        emit([asdict(setting) for setting in described])
+    elif markdown:
+        out.print(page(described), end="")
+    else:
+        for setting in described:
+            default = f", default {setting.default}" if setting.default else ""
+            out.print(f"{setting.name}={setting.value}  ({setting.type}{default})", style="bold")
+            out.print(f"    {setting.sentence}")
+
+
+def page(described: list[Described]) -> str:
+    """Write the documentation's page of settings."""
+    rows = "".join(
+        f"| `{s.name}` | {s.type.replace('|', 'or')} | {f'`{s.default}`' if s.default else ''} | {s.sentence} |\n"
+        for s in described
+    )
+    return f"{INTRODUCTION}\n| name | type | default | what it is for |\n|---|---|---|---|\n{rows}"
+
+
+def migrate(
+    check: Annotated[bool, typer.Option("--check", help="Change nothing; exit 1 if migrations are pending.")] = False,
+) -> None:
+    """Apply pending migrations of forgekeeper's own tables; the forge's are never touched."""
+    with connected("migrate", migrated=False):
+        if check:
+            pending = migrations.pending(database.obj)
+            if pending:
+                raise Problem(f"pending: {', '.join(pending)}; run `forgekeeper migrate`")
+            out.print("the schema is up to date")
+            return
+        try:
+            applied = migrations.migrate(database.obj)
+        except migrations.TableExists as error:
+            raise Problem(f"{error}: it was not made by forgekeeper; rename it or use another schema") from error
+    out.print(f"applied: {', '.join(applied)}" if applied else "the schema is up to date")
+
+
+@flags.callback(invoke_without_command=True)
+def flags_default(context: typer.Context) -> None:
+    """List the flags when no command is given."""
+    if context.invoked_subcommand is None:
+        flags_list()
+
+
+@flags.command("list")
+def flags_list(json: Json = False) -> None:
+    """List the flags."""
+    with connected("flags"):
+        states = {name: FeatureFlag.is_on(name) for name in FLAGS}
+    if json:
+        emit({"flags": states})
+    else:
+        table(
+            "", ("flag", "state", "what it switches"), ((n, "on" if s else "off", FLAGS[n]) for n, s in states.items())
+        )
+
+
+@flags.command("on")
+def flags_on(name: Flag) -> None:
+    """Turn a flag on."""
+    _turn(name, on=True)
+
+
+@flags.command("off")
+def flags_off(name: Flag) -> None:
+    """Turn a flag off."""
+    _turn(name, on=False)
+
+
+def _turn(name: str, *, on: bool) -> None:
+    if name not in FLAGS:
+        wrong_use(f"there is no flag {name!r}; there are: {', '.join(FLAGS)}")
+    with connected("flags"):
+        FeatureFlag.turn(name, on=on)
+    out.print(f"{name} is {'on' if on else 'off'}")

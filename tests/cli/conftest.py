@@ -1,0 +1,159 @@
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import traceback
+from contextlib import closing, redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+import psycopg2
+import pytest
+import structlog
+
+import cli
+import models
+from settings import PREFIX
+from workers.clients import client
+
+ROOT = Path(__file__).parents[2]
+
+
+class Result(NamedTuple):
+    """What a command came to."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+    @property
+    def json(self):
+        return json.loads(self.stdout)
+
+    @property
+    def complaint(self):
+        """The sentence of a command that was refused or has failed, and that said nothing else."""
+        assert self.stdout == ""
+        (line,) = self.stderr.splitlines()
+        assert line.startswith("forgekeeper: ")
+        return line.removeprefix("forgekeeper: ")
+
+    @property
+    def sentences(self):
+        """The lines on standard error that are not log lines."""
+        return [line for line in self.stderr.splitlines() if not line.startswith("{")]
+
+
+@pytest.fixture
+def environment():
+    """Build the environment of a process; settings are given without their prefix, None takes one away."""
+
+    def build(**settings):
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        values = {**os.environ, "PYTHONPATH": path, **{PREFIX + name: value for name, value in settings.items()}}
+        return {name: value for name, value in values.items() if value is not None}
+
+    return build
+
+
+@pytest.fixture
+def forgekeeper(environment, tmp_path):
+    """Run `forgekeeper <arguments>` as a process of its own."""
+
+    def call(*arguments, **settings):
+        ended = subprocess.run(
+            [sys.executable, "-m", "cli", *arguments],
+            env=environment(**settings),
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        return Result(ended.returncode, ended.stdout, ended.stderr)
+
+    return call
+
+
+@pytest.fixture
+def main(environment, monkeypatch):
+    """Run `forgekeeper <arguments>` inside this process, which is given back as it was."""
+
+    def call(*arguments, **settings):
+        pointed, pool = models.database.obj, client.connection_pool
+        signals = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        handlers, configured, config = logging.root.handlers[:], structlog.is_configured(), structlog.get_config()
+        out, err = StringIO(), StringIO()
+        variables = environment(**settings)
+        with monkeypatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+            patch.setattr(sys, "argv", ["forgekeeper", *arguments])
+            for name in [name for name in os.environ if name.startswith(PREFIX)]:
+                patch.delenv(name)
+            for name, value in variables.items():
+                patch.setenv(name, value)
+            status = 0
+            try:
+                cli.main()
+            except SystemExit as ended:
+                status = ended.code
+            except Exception:  # noqa: BLE001, what a process would do with it
+                err.write(traceback.format_exc())
+                status = 1
+            finally:
+                if models.database.obj is not pointed:
+                    models.database.close_all()
+                    client.connection_pool.disconnect()
+                if pointed is not None:
+                    models.database.initialize(pointed)
+                client.connection_pool = pool
+                for number, handler in signals.items():
+                    signal.signal(number, handler)
+                logging.root.handlers[:] = handlers
+                structlog.configure(**config) if configured else structlog.reset_defaults()
+        return Result(status or 0, out.getvalue(), err.getvalue())
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def query():
+    """Ask the database at a URL; return its rows, where there are any."""
+
+    def ask(url, sql):
+        with closing(psycopg2.connect(url)) as connection:
+            connection.autocommit = True
+            with connection.cursor() as cursor:
+                cursor.execute(sql)
+                return cursor.fetchall() if cursor.description else []
+
+    return ask
+
+
+@pytest.fixture(scope="session")
+def new_database(urls, query):
+    """Make databases with nothing in them; return where each is."""
+    names = []
+
+    def make():
+        names.append(f"test_{uuid4().hex}")
+        query(urls.database, f"create database {names[-1]}")
+        return urlsplit(urls.database)._replace(path=f"/{names[-1]}").geturl()
+
+    yield make
+    # Embedded servers take their databases with them.
+    for name in names if "TEST_DATABASE_URL" in os.environ else []:
+        query(urls.database, f"drop database {name} with (force)")
+
+
+@pytest.fixture
+def own_database(settings, new_database, main):
+    """The URL of a database with all tables, for tests that spoil them."""
+    url = new_database()
+    assert main("migrate", DATABASE_URL=url).status == 0
+    assert main("seed", DATABASE_URL=url).status == 0
+    return url

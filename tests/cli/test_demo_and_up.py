@@ -1,0 +1,255 @@
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from embedded.waiting import wait_until
+from settings import PREFIX
+
+ROOT = Path(__file__).parents[2]
+MARK = "DEMO_MARK"
+LIMIT = 20.0
+PATIENCE = 60.0
+"""Seconds that two busy cores may take to make a database and start all processes."""
+FIGURES = {
+    "user statuses 5,000 2,000 3,000 0",
+    "bulk imports 200 40 200 0",
+    "job artifacts 1,000 600 400 0",
+    "direct uploads 204 104 100 0",
+    "objects 1,198 698 500 0",
+}
+
+
+class Command:
+    """A `forgekeeper` process in a folder of its own, whose temporary files and descendants can be told from others."""
+
+    def __init__(self, folder, *arguments, **settings):
+        self.folder = folder
+        self.temporary = Path(tempfile.mkdtemp(prefix="t", dir=folder.parent))
+        self.output = self.temporary.with_suffix(".out")
+        self._mark = uuid4().hex
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+        own = {"PYTHONPATH": str(ROOT), "TMPDIR": str(self.temporary), MARK: self._mark}
+        with self.output.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "cli", *arguments],
+                cwd=folder,
+                env=inherited | own | {PREFIX + name: value for name, value in settings.items()},
+                stdout=output,
+                stderr=output,
+            )
+
+    @property
+    def said(self):
+        return self.output.read_text()
+
+    def says(self, text):
+        return wait_until(lambda: text in self.said or self.process.poll() is not None, PATIENCE) and text in self.said
+
+    def ends(self, signal_number=None):
+        if signal_number:
+            self.process.send_signal(signal_number)
+        return self.process.wait(PATIENCE)
+
+    def pids(self):
+        """Find our processes: they have inherited our mark, or work in our folders.
+
+        Servers write their titles over their environment.
+        """
+        return [int(process.name) for process in Path("/proc").glob("[0-9]*") if self._is_ours(process)]
+
+    def _is_ours(self, process):
+        with suppress(OSError):  # it has ended
+            if f"{MARK}={self._mark}".encode() in (process / "environ").read_bytes():
+                return True
+            place = (process / "cwd").readlink()
+            return place.is_relative_to(self.folder) or place.is_relative_to(self.temporary)
+        return False
+
+    def leaves_no_process(self):
+        return wait_until(lambda: not self.pids(), LIMIT)
+
+    def leaves_no_folder(self):
+        return wait_until(lambda: not any(self.temporary.iterdir()), LIMIT)
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+        for pid in self.pids():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    """Start commands, in a new folder if none is given; in the end nothing of them is left."""
+    commands = []
+
+    def begin(*arguments, folder=None, **settings):
+        commands.append(Command(folder or tmp_path_factory.mktemp("w"), *arguments, **settings))
+        return commands[-1]
+
+    yield begin
+    for command in commands:
+        command.kill()
+
+
+# demo
+
+
+@pytest.fixture(scope="module")
+def tour(start, tmp_path_factory):
+    """A tour that has ended, on a machine whose own settings are bad."""
+    folder = tmp_path_factory.mktemp("w")
+    (folder / ".env").write_text("FORGEKEEPER_CRON_USER_STATUS_CLEANUP=off\nFORGEKEEPER_NO_SUCH_SETTING=1\n")
+    command = start("demo", folder=folder, CRON_PRUNE="nonsense", DATABASE_URL="postgresql://nowhere/x", NO_SUCH="1")
+    command.ends()
+    return command
+
+
+def test_the_tour_ends_well_on_a_machine_whose_own_settings_are_bad(tour):
+    assert tour.process.returncode == 0, tour.said
+
+
+def test_the_tour_shows_the_expected_figures(tour):
+    assert {" ".join(line.split()) for line in tour.said.splitlines()} >= FIGURES
+
+
+def test_the_tour_tells_the_story_of_a_tick(tour):
+    assert "was claimed by scheduler" in tour.said
+    assert "It ended well after" in tour.said
+
+
+def test_the_tour_shows_people_no_log_lines(tour):
+    assert not [line for line in tour.said.splitlines() if line.startswith("{")]
+
+
+def test_the_tour_leaves_nothing_behind(tour):
+    assert tour.leaves_no_process()
+    assert tour.leaves_no_folder()
+    assert [path.name for path in tour.folder.iterdir()] == [".env"]
+
+
+@pytest.mark.parametrize("deadly", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+def test_a_tour_that_is_killed_in_the_middle_leaves_nothing_behind(start, deadly):
+    tour = start("demo")
+    assert tour.says("A scheduler and a worker start")
+    logs = partial(tour.temporary.glob, "*/forgekeeper.log")
+    assert wait_until(lambda: any("scheduler started" in log.read_text() for log in logs()), LIMIT)
+
+    status = tour.ends(deadly)
+
+    assert status == {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}[deadly]
+    assert tour.leaves_no_process(), tour.pids()
+    assert tour.leaves_no_folder()
+    assert "Traceback" not in tour.said
+
+
+# up
+
+
+class Up:
+    """`forgekeeper up` in a folder, and a look into its database."""
+
+    def __init__(self, start, folder, query):
+        settings = {"CRON_USER_STATUS_CLEANUP": "* * * * * *", "POLL_INTERVAL": "1", "WORKER_PROCESSES": "1"}
+        self.command = start("up", folder=folder, **settings)
+        url = f"postgresql://forgekeeper@/forgekeeper?host={folder}/.forgekeeper/sockets&port=5432"
+        self.query = partial(query, url)
+
+    def runs(self):
+        return self.query("select coalesce(max(id), 0) from job_runs where state = 'succeeded'")[0][0]
+
+    def has_run_since(self, run):
+        return self.command.says("forgekeeper is up") and wait_until(lambda: self.runs() > run, PATIENCE)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("w")
+
+
+@pytest.fixture(scope="module")
+def first(start, folder, query):
+    """An `up` in an empty folder that has run a batch, was interrupted, and has ended."""
+    up = Up(start, folder, query)
+    up.ran = up.has_run_since(0)
+    up.query("insert into user_statuses (user_id, message) values (7, 'here to stay')")
+    up.last = up.runs()
+    up.command.ends(signal.SIGINT)
+    return up
+
+
+@pytest.fixture(scope="module")
+def second(start, folder, query, first):
+    """An `up` in the folder of the first, at work."""
+    up = Up(start, folder, query)
+    up.ran = up.has_run_since(first.last)
+    return up
+
+
+def test_up_without_urls_starts_servers_of_its_own_and_says_so(first, folder):
+    assert "no URLs are set: using embedded PostgreSQL and Redis in .forgekeeper/" in first.command.said
+    assert (folder / ".forgekeeper" / "postgres").is_dir()
+
+
+def test_up_runs_batches(first):
+    assert first.ran, first.command.said
+
+
+def test_up_ends_everything_when_interrupted(first):
+    assert first.command.process.returncode == 0
+    assert first.command.leaves_no_process(), first.command.pids()
+    assert first.command.leaves_no_folder()
+
+
+def test_up_goes_on_with_the_data_of_the_last_time(first, second):
+    assert second.ran, second.command.said
+    assert second.query("select message from user_statuses where user_id = 7") == [("here to stay",)]
+    assert second.query(f"select state from job_runs where id = {first.last}") == [("succeeded",)]
+
+
+def test_a_second_up_in_the_same_folder_is_refused_with_one_sentence(start, second, folder):
+    refused = start("up", folder=folder)
+
+    status = refused.ends()
+
+    (line,) = refused.said.splitlines()
+    assert status == 1
+    assert line.startswith("forgekeeper: ")
+    assert ".forgekeeper is in use by other embedded servers; stop those, or use another folder" in line
+    assert second.command.process.poll() is None
+
+
+@pytest.mark.parametrize("given", [{"DATABASE_URL": "postgresql://h/n"}, {"REDIS_URL": "redis://h/0"}], ids=list)
+def test_up_with_one_url_of_two_is_refused_with_one_sentence(main, given):
+    result = main("up", **given)
+
+    assert result.status == 2
+    assert result.complaint == (
+        "set both FORGEKEEPER_DATABASE_URL and FORGEKEEPER_REDIS_URL, or neither to use embedded servers"
+    )
+
+
+def test_up_on_servers_that_are_not_there_is_refused_with_one_sentence(start):
+    up = start("up", DATABASE_URL="postgresql://forge:hunter2@127.0.0.1:1/x", REDIS_URL="redis://127.0.0.1:1/0")
+
+    status = up.ends()
+
+    (line,) = up.said.splitlines()
+    assert status == 1
+    assert line.startswith("forgekeeper: cannot use PostgreSQL: ")
+    assert "hunter2" not in line
+
+
+def test_up_that_is_killed_leaves_no_process(second):
+    second.command.ends(signal.SIGKILL)
+
+    assert second.command.leaves_no_process(), second.command.pids()

@@ -1,0 +1,456 @@
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from coordination.messages import depth
+from models import FLAGS, Batch, FeatureFlag, JobRun, now, sample
+from settings import Settings
+from workers import BATCHES, QUEUES
+from workers.broker import NAMESPACE
+from workers.clients import client
+
+NAME = "user_status_cleanup"
+FLAG = "bulk_delete_job_artifacts"
+
+
+def findings(result, subject):
+    return [(found["level"], found["message"]) for found in result.json["findings"] if found["subject"] == subject]
+
+
+@pytest.fixture
+def places(tmp_path):
+    """A folder of repositories and a store of objects, with something in each, and the settings that lead there."""
+    repositories, objects = tmp_path / "repositories", tmp_path / "objects"
+    for folder in (repositories, objects):
+        folder.mkdir()
+        (folder / "something").touch()
+    return {"REPOSITORIES_ROOT": str(repositories), "OBJECT_STORES": f'{{"artifacts": "file://{objects}"}}'}
+
+
+# status
+
+
+def test_status_lists_every_batch_and_queue(forgekeeper, database):
+    result = forgekeeper("status")
+
+    assert (result.status, result.stderr) == (0, "")
+    for name in (*BATCHES, *QUEUES):
+        assert name in result.stdout
+
+
+def test_status_with_json_prints_one_object_with_every_batch_and_queue(forgekeeper, database):
+    result = forgekeeper("status", "--json")
+
+    assert (result.status, result.stderr) == (0, "")
+    assert set(result.json["batches"]) == set(BATCHES)
+    assert result.json["queues"]["cron"] == {"ready": 0, "in_flight": 0, "delayed": 0, "dead": 0}
+
+
+def test_status_of_a_batch_that_never_ran(main, database):
+    status = main("status", "--json", CRON_USER_STATUS_CLEANUP="30 4 * * *").json["batches"][NAME]
+
+    next_tick = datetime.fromisoformat(status.pop("next"))
+    assert (next_tick.hour, next_tick.minute, next_tick.tzinfo) == (4, 30, UTC)
+    assert status == {"schedule": "30 4 * * *", "open": None, "last": None, "backlog": 0, "paused": None}
+
+
+def test_status_of_a_batch_without_a_schedule(main, database):
+    status = main("status", "--json", CRON_USER_STATUS_CLEANUP="off").json["batches"][NAME]
+
+    assert (status["schedule"], status["next"]) == ("off", None)
+
+
+def test_status_shows_the_last_run_and_what_it_came_to(main, database):
+    sample.user_statuses(5)
+    main("run", NAME)
+
+    last = main("status", "--json").json["batches"][NAME]["last"]
+
+    assert (last["state"], last["attempt"], last["result"]["deleted"]) == ("succeeded", 1, 2)
+
+
+def test_status_shows_the_backlog(main, database):
+    sample.user_statuses(5)
+
+    assert main("status", "--json").json["batches"][NAME]["backlog"] == 2
+
+
+def test_status_shows_an_open_run_and_its_message(main, database):
+    main("send", NAME)
+
+    status = main("status", "--json").json
+
+    assert status["batches"][NAME]["open"]["state"] == "enqueued"
+    assert status["queues"]["cron"]["ready"] == 1
+
+
+def test_status_shows_who_paused_a_batch_until_when_and_why(main, database):
+    until = datetime(2100, 1, 1, tzinfo=UTC)
+    Batch.pause(NAME, until=until, reason="moving disks", by="ops:1")
+
+    paused = main("status", "--json").json["batches"][NAME]["paused"]
+
+    assert datetime.fromisoformat(paused.pop("until")) == until
+    assert paused == {"reason": "moving disks", "by": "ops:1"}
+
+
+def test_status_tells_a_person_when_a_pause_ends_and_its_reason(main, database):
+    Batch.pause(NAME, until=datetime(2100, 1, 1, tzinfo=UTC), reason="[disks]", by="ops:1")
+
+    shown = main("status").stdout
+
+    assert "paused until 2100-01-01 00:00:00" in shown
+    assert "[disks]" in shown
+
+
+def test_status_shows_a_pause_without_an_end_as_such(main, database):
+    Batch.pause(NAME, until=None, reason=None, by="ops:1")
+
+    assert "9999" not in main("status").stdout
+
+
+# ticks
+
+
+def test_ticks_lists_runs_newest_first(forgekeeper, database):
+    for deleted in (1, 2):
+        JobRun.succeed(JobRun.start_here(NAME, by="worker-1:9"), {"deleted": deleted})
+
+    result = forgekeeper("ticks", NAME, "--json")
+
+    assert (result.status, result.stderr, result.json["batch"]) == (0, "", NAME)
+    assert [tick["result"]["deleted"] for tick in result.json["ticks"]] == [2, 1]
+
+
+def test_ticks_lists_as_many_as_asked_for(main, database):
+    for _ in range(3):
+        JobRun.succeed(JobRun.start_here(NAME, by="worker-1:9"), {})
+
+    assert len(main("ticks", NAME, "--limit", "2", "--json").json["ticks"]) == 2
+
+
+def test_ticks_shows_a_person_the_run_and_what_it_came_to(main, database):
+    JobRun.succeed(JobRun.start_here(NAME, by="worker-1:9"), {"deleted": 7})
+
+    row = main("ticks", NAME).stdout.splitlines()[-1].split()
+
+    assert row[:4] == ["1", "by", "hand", "succeeded"]
+    assert "deleted=7" in row
+
+
+def test_ticks_shows_an_error_as_it_was(main, database):
+    JobRun.fail(JobRun.start_here(NAME, by="worker-1:9"), "Oops: [/x]", delay=timedelta(0), retries=0)
+
+    assert "[/x]" in main("ticks", NAME).stdout
+
+
+# pause, resume
+
+
+def test_pause_holds_a_batch_back_until_resumed(forgekeeper, database):
+    paused = forgekeeper("pause", NAME, "--reason", "moving disks")
+
+    row = Batch.paused(NAME).get()
+    assert (paused.status, paused.stdout) == (0, f"{NAME} is paused until `forgekeeper resume {NAME}`\n")
+    assert (row.paused_until.year, row.paused_reason) == (9999, "moving disks")
+
+
+def test_pause_until_a_time_ends_by_itself(main, database):
+    result = main("pause", NAME, "--until", "2100-01-01T08:30")
+
+    assert (result.status, result.stdout) == (0, f"{NAME} is paused until 2100-01-01 08:30:00\n")
+    assert Batch.paused(NAME).get().paused_until == datetime(2100, 1, 1, 8, 30, tzinfo=UTC)
+
+
+def test_a_time_with_a_zone_is_understood(main, database):
+    result = main("pause", NAME, "--until", "2100-01-01T08:30+02:00")
+
+    assert result.stdout == f"{NAME} is paused until 2100-01-01 06:30:00\n"
+
+
+def test_resume_ends_a_pause(forgekeeper, database):
+    Batch.pause(NAME, until=None, reason=None, by="ops:1")
+
+    result = forgekeeper("resume", NAME)
+
+    assert (result.status, result.stdout) == (0, f"{NAME} runs again from its next tick\n")
+    assert not Batch.paused(NAME).exists()
+
+
+def test_resume_says_that_there_was_no_pause(main, database):
+    result = main("resume", NAME)
+
+    assert (result.status, result.stdout) == (0, f"{NAME} was not paused\n")
+
+
+def test_an_emptied_redis_does_not_resume_a_paused_batch(main, database):
+    main("pause", NAME)
+    client.flushall()
+
+    assert main("run", NAME, "--json").json["skipped"] == "paused"
+    assert main("send", NAME, "--json").json["skipped"] == "paused"
+    assert depth(client, NAMESPACE, "cron")["ready"] == 0
+
+
+# flags
+
+
+def test_flags_lists_every_flag_by_its_whole_name(forgekeeper, database):
+    result = forgekeeper("flags")
+
+    assert (result.status, result.stderr) == (0, "")
+    for name in FLAGS:
+        assert name in result.stdout
+
+
+def test_flags_with_json_prints_one_object(main, database):
+    FeatureFlag.turn(FLAG, on=True)
+
+    result = main("flags", "list", "--json")
+
+    assert result.json["flags"] == dict.fromkeys(FLAGS, False) | {FLAG: True}
+
+
+def test_a_flag_is_turned_on_and_off(forgekeeper, main, database):
+    assert forgekeeper("flags", "on", FLAG).stdout == f"{FLAG} is on\n"
+    assert FeatureFlag.is_on(FLAG)
+
+    assert main("flags", "off", FLAG).stdout == f"{FLAG} is off\n"
+    assert not FeatureFlag.is_on(FLAG)
+
+
+# settings
+
+
+def test_settings_shows_each_with_value_type_default_and_sentence(forgekeeper, settings):
+    result = forgekeeper("settings", DEAD_AFTER="7")
+
+    assert (result.status, result.stderr) == (0, "")
+    for name in Settings.model_fields:
+        assert f"FORGEKEEPER_{name.upper()}=" in result.stdout
+    assert "FORGEKEEPER_DEAD_AFTER=7  (seconds, default 15)\n    A worker, run or lease silent" in result.stdout
+
+
+def test_settings_with_json_lists_them_all(main, settings):
+    shown = {setting["name"]: setting for setting in main("settings", "--json", CRON_PRUNE="off").json}
+
+    assert set(shown) == {f"FORGEKEEPER_{name.upper()}" for name in Settings.model_fields}
+    assert shown["FORGEKEEPER_CRON_PRUNE"] == {
+        "name": "FORGEKEEPER_CRON_PRUNE",
+        "type": "cron",
+        "default": "0 * * * *",
+        "value": "off",
+        "sentence": "When forgekeeper's own old records are removed.",
+    }
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_settings_masks_what_may_hold_a_password(main, settings, form):
+    result = main(
+        "settings",
+        *form,
+        DATABASE_URL="postgresql://forge:hunter2@host/forge",
+        REDIS_URL="redis://forge:hunter2@host/0",
+        OBJECT_STORES='{"artifacts": "s3://bucket?secret_access_key=hunter2"}',
+    )
+
+    assert result.status == 0
+    assert "artifacts: ********" in result.stdout
+    assert "hunter2" not in result.stdout
+
+
+def test_settings_shows_a_path_as_it_is(main, settings):
+    assert "REPOSITORIES_ROOT=/srv/[old]/repos " in main("settings", REPOSITORIES_ROOT="/srv/[old]/repos").stdout
+
+
+# check
+
+
+def test_check_finds_no_error_after_init(forgekeeper, database, places):
+    forgekeeper("check", "--init", **places)
+
+    result = forgekeeper("check", "--json", **places)
+
+    assert (result.status, result.stderr, result.json["ok"]) == (0, "", True)
+    for subject in ("settings", "schedules", "postgresql", "schema", "repositories", "object store"):
+        assert [level for level, _ in findings(result, subject)] == ["ok"]
+
+
+def test_check_prints_a_line_for_each_finding(main, database, places):
+    main("check", "--init", **places)
+
+    lines = main("check", **places).stdout.splitlines()
+
+    assert "ok      schema: all tables, columns and indexes are there" in lines
+    assert f"ok      repositories: {places['REPOSITORIES_ROOT']} has its sentinel" in lines
+    assert all(line.split()[0] in {"ok", "warning", "error"} for line in lines)
+
+
+def test_a_missing_sentinel_is_an_error_that_names_its_remedy(main, database, places):
+    result = main("check", "--json", **places)
+
+    assert (result.status, result.json["ok"]) == (1, False)
+    for subject in ("repositories", "object store"):
+        ((level, message),) = findings(result, subject)
+        assert level == "error"
+        assert message.endswith("has no .forgekeeper-root; `forgekeeper check --init` creates it")
+
+
+def test_init_creates_missing_sentinels_and_says_so(main, database, places):
+    result = main("check", "--init", "--json", **places)
+
+    assert result.status == 0
+    for subject in ("repositories", "object store"):
+        ((level, message),) = findings(result, subject)
+        assert (level, message.endswith("had no .forgekeeper-root; created it")) == ("ok", True)
+
+
+def test_init_refuses_an_empty_folder_where_the_database_knows_projects(main, database, places, tmp_path):
+    database.execute_sql("insert into projects (id, disk_path) values (1, '@hashed/1.git')")
+    (tmp_path / "repositories" / "something").unlink()
+
+    result = main("check", "--init", "--json", **places)
+
+    assert result.status == 1
+    ((level, message),) = findings(result, "repositories")
+    assert (level, message.endswith("is the right disk or bucket there?")) == ("error", True)
+    assert not any((tmp_path / "repositories").iterdir())
+
+
+def test_init_refuses_an_empty_store_where_the_database_knows_objects(main, database, places, tmp_path):
+    database.execute_sql("insert into ci_deleted_objects (store_dir, file) values ('a', 'b')")
+    (tmp_path / "objects" / "something").unlink()
+
+    result = main("check", "--init", "--json", **places)
+
+    assert result.status == 1
+    assert [level for level, _ in findings(result, "object store")] == ["error"]
+    assert not any((tmp_path / "objects").iterdir())
+
+
+def test_a_folder_or_store_that_is_not_there_is_named_once(main, database):
+    result = main(
+        "check", "--json", REPOSITORIES_ROOT="/nowhere/at/all", OBJECT_STORES='{"artifacts": "file:///nowhere/else"}'
+    )
+
+    assert result.status == 1
+    assert findings(result, "repositories") == [("error", "/nowhere/at/all is not a folder")]
+    ((level, message),) = findings(result, "object store")
+    assert (level, message.count("artifacts"), "/nowhere/else" in message) == ("error", 1, True)
+
+
+def test_a_missing_index_is_a_warning(main, own_database, query):
+    query(own_database, "drop index user_statuses_clear_status_at")
+
+    result = main("check", "--json", DATABASE_URL=own_database)
+
+    assert (result.status, result.json["ok"]) == (0, True)
+    ((level, message),) = findings(result, "schema")
+    assert (level, "user_statuses_clear_status_at" in message) == ("warning", True)
+
+
+def test_a_missing_column_is_an_error(main, own_database, query):
+    query(own_database, "alter table user_statuses drop column availability")
+
+    result = main("check", "--json", DATABASE_URL=own_database)
+
+    assert result.status == 1
+    assert findings(result, "schema") == [("error", "column user_statuses.availability is missing")]
+
+
+def test_a_database_without_our_tables_is_an_error_that_names_its_remedy(main, settings, new_database):
+    result = main("check", "--json", DATABASE_URL=new_database())
+
+    assert result.status == 1
+    assert findings(result, "schema") == [("error", "pending: 0001_ledger, 0002_outbox; run `forgekeeper migrate`")]
+
+
+def test_check_reports_on_servers_that_are_away(main, settings):
+    result = main(
+        "check",
+        "--json",
+        DATABASE_URL="postgresql://forge:hunter2@127.0.0.1:1/forge",
+        REDIS_URL="redis://forge:hunter2@127.0.0.1:1/0",
+    )
+
+    assert result.status == 1
+    for subject in ("postgresql", "redis"):
+        ((level, message),) = findings(result, subject)
+        assert (level, "refused" in message) == ("error", True)
+    assert "hunter2" not in result.stdout
+
+
+# migrate
+
+
+def test_migrate_names_what_it_applied_and_then_finds_nothing_to_do(forgekeeper, main, settings, new_database):
+    url = new_database()
+
+    first, second = forgekeeper("migrate", DATABASE_URL=url), main("migrate", DATABASE_URL=url)
+
+    assert (first.status, first.stdout) == (0, "applied: 0001_ledger, 0002_outbox\n")
+    assert (second.status, second.stdout) == (0, "the schema is up to date\n")
+
+
+def test_migrate_check_changes_nothing_and_tells_by_its_status(forgekeeper, main, settings, new_database):
+    url = new_database()
+
+    before = forgekeeper("migrate", "--check", DATABASE_URL=url)
+    main("migrate", DATABASE_URL=url)
+    after = main("migrate", "--check", DATABASE_URL=url)
+
+    assert (before.status, before.complaint) == (1, "pending: 0001_ledger, 0002_outbox; run `forgekeeper migrate`")
+    assert (after.status, after.stdout) == (0, "the schema is up to date\n")
+
+
+def test_migrate_refuses_a_database_that_has_such_a_table_already(main, settings, new_database, query):
+    url = new_database()
+    query(url, "create table job_runs (somebody_elses int)")
+
+    result = main("migrate", DATABASE_URL=url)
+
+    assert result.status == 1
+    assert "job_runs" in result.complaint
+
+
+# seed
+
+
+def test_seed_puts_in_so_many_times_the_usual_amount(forgekeeper, database):
+    result = forgekeeper("seed", "--scale", "2", "--json")
+
+    assert (result.status, result.json["user_statuses"]) == (0, {"total": 10_000, "due": 4_000})
+    assert database.execute_sql("select count(*) from user_statuses").fetchone() == (10_000,)
+
+
+def test_seed_twice_adds(main, database):
+    main("seed")
+
+    result = main("seed")
+
+    assert result.status == 0
+    assert database.execute_sql("select count(*) from user_statuses").fetchone() == (10_000,)
+
+
+def test_what_seed_calls_due_is_what_the_next_run_deletes(main, database):
+    due = main("seed", "--json").json["user_statuses"]["due"]
+
+    assert main("run", NAME, "--json").json["deleted"] == due
+
+
+def test_seed_refuses_the_database_of_a_forge(main, settings, new_database, query):
+    url = new_database()
+    main("migrate", DATABASE_URL=url)
+    query(url, "create table user_statuses (user_id bigint primary key)")
+
+    result = main("seed", DATABASE_URL=url)
+
+    assert result.status == 1
+    assert "sample data does not belong there" in result.complaint
+    assert query(url, "select count(*) from user_statuses") == [(0,)]
+
+
+def test_the_clock_of_status_is_the_databases(main, database):
+    at = datetime.fromisoformat(main("status", "--json").json["at"])
+
+    assert abs(now() - at) < timedelta(seconds=30)

@@ -1,0 +1,524 @@
+"""What is at work or was given up: `buckets`, `uploads`, `objects`, and runs without a store."""
+
+import json
+import os
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from coordination import buckets, uploads
+from models import DeletedObject, JobArtifact, JobRun, now
+from models.deleted_object import MAX_ATTEMPTS
+from storage import sentinel
+from workers import stores
+from workers.clients import client
+
+DAY = timedelta(days=1)
+STALE = timedelta(hours=4)
+CLOSED_REDIS = "redis://127.0.0.1:1/0"
+
+pytestmark = pytest.mark.usefixtures("database")
+
+
+@pytest.fixture(autouse=True)
+def restarted():
+    stores._opened.clear()
+    yield
+    stores._opened.clear()
+
+
+@pytest.fixture
+def root(tmp_path):
+    """The folder of an object store."""
+    root = tmp_path / "objects"
+    root.mkdir()
+    sentinel.Store("artifacts", f"file://{root}").create_sentinel()
+    return root
+
+
+@pytest.fixture
+def object_stores(root):
+    """The setting that leads to that folder, under two names."""
+    return {"OBJECT_STORES": json.dumps({"artifacts": f"file://{root}", "lfs": f"file://{root}"})}
+
+
+@pytest.fixture
+def reconcile(main, object_stores):
+    def call(*arguments, location="artifacts"):
+        return main("uploads", "reconcile", location, *arguments, **object_stores)
+
+    return call
+
+
+@pytest.fixture
+def orphans(reconcile):
+    """Ask which objects nobody answers for."""
+    return lambda *arguments: reconcile("--dry-run", "--json", *arguments).json["orphans"]
+
+
+def put(root, *paths, age=2 * DAY):
+    changed = (datetime.now(UTC) - age).timestamp()
+    for path in paths:
+        file = root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"")
+        os.utime(file, (changed, changed))
+
+
+def objects_in(root):
+    return {str(file.relative_to(root)) for file in root.rglob("*") if file.is_file()} - {sentinel.NAME}
+
+
+def register(*members, age=STALE):
+    client.zadd(uploads.PENDING, dict.fromkeys(members, client.time()[0] - age.total_seconds()))
+
+
+def give_up(*members):
+    register(*members)
+    claim = uploads.claim(client, stale_after=timedelta(hours=3), visibility=timedelta(minutes=5), limit=100)
+    uploads.reject(client, claim, claim.entries)
+
+
+def record(path, *, attempts=0):
+    store_dir, _, file = path.rpartition("/")
+    return DeletedObject.create(store_dir=store_dir, file=file, attempts=attempts).id
+
+
+def members(key):
+    return {member.decode() for member in client.zrange(key, 0, -1)}
+
+
+# Without a store
+
+
+def test_without_an_object_store_a_run_of_stale_uploads_is_skipped(forgekeeper):
+    result = forgekeeper("run", "stale_direct_uploads", "--json")
+
+    nothing = {
+        "total_pending_entries": 0,
+        "total_deleted_stale_entries": 0,
+        "execution_timeout": False,
+        "failed_entries": 0,
+    }
+    assert (result.status, result.json) == (0, nothing | {"skipped": "no_store"})
+
+
+def test_without_an_object_store_no_upload_is_claimed(main):
+    register("artifacts:a")
+
+    main("run", "stale_direct_uploads")
+
+    assert members(uploads.PENDING) == {"artifacts:a"}
+
+
+def test_without_an_object_store_a_run_of_delete_objects_says_so(main):
+    record("a")
+
+    result = main("run", "delete_objects", "--json")
+
+    assert result.status == 0
+    assert result.json == {"deleted": 0, "missing": 0, "failed": 0, "remaining": 1, "stopped": "no_store"}
+
+
+@pytest.mark.parametrize("batch", ["stale_direct_uploads", "delete_objects"])
+def test_a_run_without_an_object_store_has_succeeded(main, batch):
+    main("run", batch)
+
+    assert JobRun.of(batch).first().state == "succeeded"
+
+
+def test_a_run_of_stale_uploads_deletes_them(main, root, object_stores):
+    put(root, "a", "b")
+    register("artifacts:a")
+
+    result = main("run", "stale_direct_uploads", "--json", **object_stores)
+
+    assert (result.json["total_deleted_stale_entries"], objects_in(root)) == (1, {"b"})
+
+
+def test_a_run_of_delete_objects_deletes_them(main, root, object_stores):
+    put(root, "a/b", "b")
+    record("a/b")
+
+    result = main("run", "delete_objects", "--json", **object_stores)
+
+    assert (result.json["deleted"], objects_in(root)) == (1, {"b"})
+
+
+# Buckets
+
+
+def test_before_the_first_run_there_are_no_buckets(main):
+    assert main("buckets", "--json").json == {"available": [], "occupied": []}
+
+
+def test_buckets_shows_the_free_ones_and_who_has_the_others(main):
+    buckets.tidy(client, 5, silent_for=timedelta(minutes=10))
+    bucket = buckets.claim(client, 5)
+
+    answer = main("buckets", "--json").json
+
+    (held,) = answer["occupied"]
+    assert (held["number"], held["token"]) == (bucket.number, bucket.token)
+    assert sorted([held["number"], *answer["available"]]) == [0, 1, 2, 3, 4]
+
+
+def test_the_table_of_buckets_has_a_line_for_each(main):
+    buckets.tidy(client, 5, silent_for=timedelta(minutes=10))
+    token = buckets.claim(client, 5).token
+
+    lines = main("buckets").stdout.splitlines()
+
+    assert [line.split()[1] for line in lines[1:]].count("available") == 4
+    assert sum(token in line and "occupied" in line for line in lines) == 1
+
+
+# Uploads that were given up
+
+
+def test_without_failed_uploads_none_are_listed(main):
+    assert main("uploads", "failed", "--json").json == {"failed": 0, "entries": []}
+
+
+def test_failed_uploads_are_listed_with_their_attempts(main):
+    give_up("no colon")
+
+    answer = main("uploads", "failed", "--json").json
+
+    (entry,) = answer["entries"]
+    assert (answer["failed"], entry["member"], entry["attempts"]) == (1, "no colon", 1)
+    assert abs(datetime.fromisoformat(entry["at"]) - now()) < timedelta(minutes=1)
+
+
+@pytest.mark.parametrize("arguments", [["uploads"], ["uploads", "failed"]])
+def test_failed_uploads_are_shown_as_a_table(main, arguments):
+    give_up("artifacts:a [1]")
+
+    result = main(*arguments)
+
+    assert result.status == 0
+    assert "artifacts:a [1]" in result.stdout
+    assert result.stdout.endswith("1 in all\n")
+
+
+def test_of_many_failed_uploads_as_many_are_listed_as_asked_for(main):
+    give_up("bad 1", "bad 2", "bad 3")
+
+    answer = main("uploads", "failed", "--limit", "2", "--json").json
+
+    assert (answer["failed"], len(answer["entries"])) == (3, 2)
+
+
+@pytest.mark.parametrize("member", [b"artifacts:\xff", b"artifacts:a\x1b[31m\nb"])
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_an_entry_that_is_no_text_can_be_listed(forgekeeper, member, options):
+    give_up(member)
+
+    result = forgekeeper("uploads", "failed", *options)
+
+    assert (result.status, "\x1b" in result.stdout) == (0, False)
+
+
+def test_a_failed_upload_that_is_retried_is_deleted_by_the_next_run(main, root, object_stores):
+    put(root, "a", "b")
+    give_up("artifacts:a", "artifacts:b")
+
+    result = main("uploads", "retry", "artifacts:a")
+
+    assert (result.status, result.stdout) == (0, "1 will be tried anew\n")
+    main("run", "stale_direct_uploads", **object_stores)
+    assert (objects_in(root), members(uploads.FAILED)) == ({"b"}, {"artifacts:b"})
+
+
+def test_all_failed_uploads_can_be_retried_at_once(main):
+    give_up("artifacts:a", "artifacts:b")
+
+    result = main("uploads", "retry", "--all")
+
+    assert (result.stdout, members(uploads.FAILED)) == ("2 will be tried anew\n", set())
+
+
+def test_retrying_all_of_no_failed_uploads_is_no_error(main):
+    assert main("uploads", "retry", "--all") == (0, "0 will be tried anew\n", "")
+
+
+def test_an_upload_that_has_not_failed_is_not_retried(main):
+    register("artifacts:a")
+
+    result = main("uploads", "retry", "artifacts:a")
+
+    assert result.status == 1
+    assert result.complaint == ("artifacts:a is not among the failed uploads; `forgekeeper uploads failed` lists them")
+
+
+# Objects that nobody answers for
+
+
+def test_objects_that_nothing_names_are_listed(reconcile, root):
+    put(root, "a/1", "a/2", "b")
+
+    answer = reconcile("--dry-run", "--json").json
+
+    answer["orphans"].sort()
+    assert answer == {"location": "artifacts", "examined": 3, "orphans": ["a/1", "a/2", "b"], "registered": 0}
+
+
+def test_a_dry_run_registers_nothing(reconcile, root):
+    put(root, "a")
+
+    result = reconcile("--dry-run")
+
+    assert result.stdout.splitlines()[0] == "a"
+    assert uploads.count(client) == 0
+
+
+def test_only_objects_under_the_prefix_are_looked_at(reconcile, root):
+    put(root, "@final/a", "@finally/b", "c")
+
+    answer = reconcile("--dry-run", "--json", "--prefix", "@final").json
+
+    assert (answer["examined"], answer["orphans"]) == (1, ["@final/a"])
+
+
+def test_objects_younger_than_a_day_are_left_alone(orphans, root):
+    put(root, "young", age=DAY - timedelta(minutes=1))
+    put(root, "old", age=DAY + timedelta(minutes=1))
+
+    assert orphans() == ["old"]
+
+
+def test_an_object_that_an_artifact_names_is_left_alone(orphans, root):
+    put(root, "a/named", "a/orphan")
+    JobArtifact.create(project_id=1, job_id=1, file_type=1, file_final_path="a/named")
+
+    assert orphans() == ["a/orphan"]
+
+
+@pytest.mark.parametrize("path", ["a/named", "named"])
+def test_an_object_in_the_outbox_is_left_alone(orphans, root, path):
+    put(root, path, "other/named")
+    record(path)
+
+    assert orphans() == ["other/named"]
+
+
+def test_a_dead_object_of_the_outbox_is_left_alone(orphans, root):
+    put(root, "a")
+    record("a", attempts=MAX_ATTEMPTS)
+
+    assert orphans() == []
+
+
+def test_an_object_whose_upload_is_pending_is_left_alone(orphans, root):
+    put(root, "a")
+    register("artifacts:a")
+
+    assert orphans() == []
+
+
+def test_an_object_whose_upload_is_pending_elsewhere_is_listed(orphans, root):
+    put(root, "a")
+    register("lfs:a")
+
+    assert orphans() == ["a"]
+
+
+def test_an_object_whose_upload_is_being_deleted_is_left_alone(orphans, root):
+    put(root, "a")
+    register("artifacts:a")
+    uploads.claim(client, stale_after=timedelta(hours=3), visibility=timedelta(minutes=5), limit=100)
+
+    assert orphans() == []
+
+
+def test_an_object_whose_upload_was_given_up_is_left_alone(orphans, root):
+    put(root, "a")
+    give_up("artifacts:a")
+
+    assert orphans() == []
+
+
+def test_the_sentinel_is_no_orphan(orphans, root):
+    os.utime(root / sentinel.NAME, (0, 0))
+
+    assert orphans() == []
+
+
+def test_what_is_registered_is_deleted_by_the_next_run(main, reconcile, root, object_stores):
+    put(root, "a/orphan", "a/named")
+    put(root, "young", age=timedelta())
+    JobArtifact.create(project_id=1, job_id=1, file_type=1, file_final_path="a/named")
+
+    registered = reconcile("--json").json["registered"]
+    main("run", "stale_direct_uploads", **object_stores)
+
+    assert (registered, objects_in(root)) == (1, {"a/named", "young"})
+
+
+def test_reconciling_twice_registers_once(reconcile, root):
+    put(root, "a")
+    reconcile()
+
+    assert reconcile("--json").json["registered"] == 0
+    assert members(uploads.PENDING) == {"artifacts:a"}
+
+
+@pytest.mark.parametrize("path", ["ümläut ✓", "a:b", "back\\slash", "a#b", "100%", "a?b"])
+def test_an_object_with_an_odd_name_keeps_no_other_from_being_registered(reconcile, root, path):
+    put(root, path, "good")
+
+    result = reconcile("--json")
+
+    assert result.status == 0
+    assert "artifacts:good" in members(uploads.PENDING)
+
+
+def test_a_name_that_the_store_cannot_list_ends_reconcile_with_a_sentence(reconcile, root):
+    put(root, "line\nbreak", "good")
+
+    result = reconcile()
+
+    assert (result.status, uploads.count(client)) == (1, 0)
+    assert "invalid path" in result.complaint
+
+
+def test_a_page_of_objects_costs_one_question_to_each_table(reconcile, root, query, urls):
+    put(root, *(f"{number:04}" for number in range(300)))
+    before = scans(query, urls)
+
+    reconcile("--dry-run")
+
+    assert scans(query, urls) - before < 10
+
+
+def scans(query, urls):
+    """How often somebody has gone through the artifacts, by PostgreSQL's statistics."""
+    query(urls.database, "select pg_stat_clear_snapshot()")
+    counted = "select seq_scan + idx_scan from pg_stat_all_tables where relname = 'ci_job_artifacts'"
+    return query(urls.database, counted)[0][0]
+
+
+def test_an_unknown_location_is_wrong_use_and_the_known_ones_are_named(reconcile):
+    result = reconcile("--dry-run", location="nowhere")
+
+    assert result.status == 2
+    assert result.complaint == "there is no object store 'nowhere'; there are: artifacts, lfs"
+
+
+def test_without_any_store_reconcile_says_that_there_is_none(main):
+    result = main("uploads", "reconcile", "artifacts")
+
+    assert (result.status, result.complaint) == (2, "there is no object store 'artifacts'; there are: none")
+
+
+def test_reconcile_at_a_store_that_is_away_fails_with_a_sentence(main, tmp_path):
+    away = json.dumps({"artifacts": f"file://{tmp_path}/not/there"})
+
+    result = main("uploads", "reconcile", "artifacts", OBJECT_STORES=away)
+
+    assert result.status == 1
+    assert result.complaint.endswith("`forgekeeper check` looks for the cause")
+
+
+# Objects that were given up
+
+
+def test_without_dead_objects_none_are_listed(main):
+    record("alive", attempts=MAX_ATTEMPTS - 1)
+
+    assert main("objects", "failed", "--json").json == {"failed": 0, "entries": []}
+
+
+def test_dead_objects_are_listed_with_their_attempts(main):
+    number = record("a/b/c", attempts=MAX_ATTEMPTS)
+
+    answer = main("objects", "failed", "--json").json
+
+    (entry,) = answer["entries"]
+    del entry["created_at"]
+    assert (answer["failed"], entry) == (1, {"id": number, "path": "a/b/c", "attempts": MAX_ATTEMPTS})
+
+
+@pytest.mark.parametrize("arguments", [["objects"], ["objects", "failed"]])
+def test_dead_objects_are_shown_as_a_table(main, arguments):
+    record("a/b [1]", attempts=MAX_ATTEMPTS)
+
+    result = main(*arguments)
+
+    assert result.status == 0
+    assert "a/b [1]" in result.stdout
+    assert result.stdout.endswith("1 in all\n")
+
+
+def test_of_many_dead_objects_as_many_are_listed_as_asked_for(main):
+    for number in range(3):
+        record(str(number), attempts=MAX_ATTEMPTS)
+
+    answer = main("objects", "failed", "--limit", "2", "--json").json
+
+    assert (answer["failed"], [entry["path"] for entry in answer["entries"]]) == (3, ["0", "1"])
+
+
+def test_a_dead_object_that_is_retried_is_deleted_by_the_next_run(main, root, object_stores):
+    put(root, "a", "b")
+    number = record("a", attempts=MAX_ATTEMPTS)
+    record("b", attempts=MAX_ATTEMPTS)
+
+    result = main("objects", "retry", str(number))
+
+    assert (result.status, result.stdout) == (0, "1 will be tried anew\n")
+    main("run", "delete_objects", **object_stores)
+    assert (objects_in(root), [row.path for row in DeletedObject.dead()]) == ({"b"}, ["b"])
+
+
+def test_all_dead_objects_can_be_retried_at_once(main):
+    for path in "ab":
+        record(path, attempts=MAX_ATTEMPTS)
+
+    result = main("objects", "retry", "--all")
+
+    assert (result.stdout, DeletedObject.dead().count()) == ("2 will be tried anew\n", 0)
+
+
+def test_an_object_that_is_not_dead_is_not_retried(main):
+    number = record("alive", attempts=3)
+
+    result = main("objects", "retry", str(number))
+
+    assert (result.status, DeletedObject.get().attempts) == (1, 3)
+    assert result.complaint == (f"{number} is not among the dead objects; `forgekeeper objects failed` lists them")
+
+
+# Wrong use
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["uploads", "retry"],
+        ["uploads", "retry", "artifacts:a", "--all"],
+        ["uploads", "failed", "--limit", "0"],
+        ["uploads", "failed", "--limit", "many"],
+        ["uploads", "reconcile"],
+        ["uploads", "nonsense"],
+        ["objects", "retry"],
+        ["objects", "retry", "1", "--all"],
+        ["objects", "retry", "one"],
+        ["objects", "failed", "--limit", "-1"],
+        ["objects", "failed", "--limit", "99999999999999999999"],
+        ["objects", "nonsense"],
+        ["buckets", "1"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_use_is_refused_with_a_sentence(main, arguments):
+    result = main(*arguments)
+
+    assert (result.status, bool(result.complaint)) == (2, True)
+
+
+@pytest.mark.parametrize("arguments", [["buckets"], ["uploads", "failed"], ["uploads", "retry", "--all"]], ids=" ".join)
+def test_without_redis_they_fail_with_a_sentence(main, arguments):
+    result = main(*arguments, REDIS_URL=CLOSED_REDIS)
+
+    assert (result.status, bool(result.complaint)) == (1, True)

@@ -1,0 +1,242 @@
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+
+import scheduler
+from coordination.messages import depth
+from embedded.waiting import wait_until
+from models import Batch, JobRun, UserStatus, now, sample
+from workers import BATCHES
+from workers.broker import NAMESPACE
+from workers.clients import client
+
+NAME = "user_status_cleanup"
+NOTHING = {"deleted": 0, "batches": 0, "stopped": "drained"}
+CLOSED_REDIS = "redis://127.0.0.1:1/0"
+LIMIT = 20.0
+
+
+def last_run():
+    return JobRun.of(NAME).first()
+
+
+def due():
+    return UserStatus.due(now()).count()
+
+
+def messages():
+    return depth(client, NAMESPACE, "cron")["ready"]
+
+
+def claim_this_minute():
+    tick = now().replace(second=0, microsecond=0)
+    return JobRun.claim(NAME, tick, by="scheduler-1:7", reason=None)
+
+
+def test_run_prints_the_result(forgekeeper, database):
+    sample.user_statuses(5)
+
+    result = forgekeeper("run", NAME)
+
+    assert (result.status, result.stdout) == (0, f"{NAME}: deleted=2 batches=1 stopped=drained\n")
+
+
+def test_run_with_json_prints_one_object_and_its_logs_elsewhere(forgekeeper, database):
+    sample.user_statuses(5)
+
+    result = forgekeeper("run", NAME, "--json")
+
+    assert (result.status, result.json) == (0, NOTHING | {"deleted": 2, "batches": 1})
+    assert [json.loads(line)["message"] for line in result.stderr.splitlines()] == ["run started", "run finished"]
+
+
+def test_a_run_by_hand_leaves_a_row_in_the_ledger(main, database):
+    main("run", NAME)
+
+    assert (last_run().tick, last_run().state, last_run().attempt) == (None, "succeeded", 1)
+
+
+def test_a_second_run_finds_nothing_to_delete(main, database):
+    sample.user_statuses(5)
+    main("run", NAME)
+
+    assert main("run", NAME, "--json").json == NOTHING
+
+
+def test_a_run_of_a_paused_batch_is_skipped_with_every_field_zero(main, database):
+    sample.user_statuses(5)
+    Batch.pause(NAME, until=None, reason="the disk is full", by="ops:1")
+
+    result = main("run", NAME, "--json")
+
+    assert (result.status, result.json) == (0, NOTHING | {"skipped": "paused"})
+    assert (due(), last_run()) == (2, None)
+
+
+def test_a_run_that_is_skipped_says_who_paused_the_batch_and_why(main, database):
+    Batch.pause(NAME, until=None, reason="the disk is full", by="ops:1")
+
+    result = main("run", NAME)
+
+    assert result.sentences == [f"{NAME} is paused by ops:1 (the disk is full); `forgekeeper resume {NAME}` ends that"]
+
+
+@pytest.mark.parametrize("reason", ["see [ticket]", "the disk [/data] is full"])
+@pytest.mark.parametrize("command", ["run", "send"])
+def test_the_reason_of_a_pause_is_shown_as_it_was_given(main, database, command, reason):
+    Batch.pause(NAME, until=None, reason=reason, by="ops:1")
+
+    assert reason in main(command, NAME).stderr
+
+
+def test_a_run_of_a_running_batch_is_skipped_with_every_field_zero(forgekeeper, database):
+    JobRun.start_here(NAME, by="elsewhere:42")
+
+    result = forgekeeper("run", NAME, "--json")
+
+    assert (result.status, result.json) == (0, NOTHING | {"skipped": "overlap"})
+
+
+@pytest.mark.parametrize("command", ["run", "send"])
+def test_who_comes_second_learns_who_runs_the_batch_and_since_when(main, database, command):
+    JobRun.start_here(NAME, by="elsewhere:42")
+
+    result = main(command, NAME)
+
+    since = last_run().started_at.strftime("%Y-%m-%d %H:%M:%S")
+    assert result.status == 0
+    assert result.sentences == [f"{NAME} is running on elsewhere:42 since {since}; wait until it ends"]
+
+
+def test_a_run_leaves_the_one_that_is_running_alone(main, database):
+    run = JobRun.start_here(NAME, by="elsewhere:42")
+
+    main("run", NAME)
+
+    assert JobRun.succeed(run, {})
+
+
+def test_a_run_takes_over_a_tick_that_waits_in_the_queue(main, database):
+    run_id = claim_this_minute()
+    scheduler.send(BATCHES[NAME])
+
+    result = main("run", NAME)
+
+    assert result.status == 0
+    assert (last_run().id, last_run().state, last_run().attempt) == (run_id, "succeeded", 1)
+
+
+def test_a_failed_run_ends_with_one_sentence_and_exit_status_1(forgekeeper, own_database, query):
+    query(own_database, "alter table user_statuses rename to gone")
+
+    result = forgekeeper("run", NAME, "--json", DATABASE_URL=own_database)
+
+    assert (result.status, result.stdout) == (1, "")
+    assert result.sentences == [
+        (
+            f'forgekeeper: {NAME} failed: ProgrammingError: relation "user_statuses" does not exist;'
+            " `forgekeeper check` looks for the cause"
+        )
+    ]
+
+
+def test_a_run_by_hand_that_fails_is_not_tried_again(main, own_database, query):
+    query(own_database, "alter table user_statuses rename to gone")
+
+    main("run", NAME, DATABASE_URL=own_database)
+
+    assert query(own_database, "select state, retry_at from job_runs") == [("failed", None)]
+
+
+def test_a_failed_run_shows_a_person_no_traceback(main, own_database, query):
+    query(own_database, "alter table user_statuses rename to gone")
+
+    result = main("run", NAME, DATABASE_URL=own_database, LOG_FORMAT="console")
+
+    assert "Traceback" not in result.stderr
+
+
+def test_a_tick_taken_over_that_fails_is_left_to_the_workers(main, own_database, query):
+    query(own_database, "alter table user_statuses rename to gone")
+    query(own_database, f"insert into job_runs (batch, tick, state) values ('{NAME}', '2026-01-01', 'enqueued')")
+
+    result = main("run", NAME, DATABASE_URL=own_database)
+
+    assert result.status == 1
+    assert result.sentences[-1].endswith("; workers will try it again")
+    assert query(own_database, "select state, failures from job_runs") == [("enqueued", 1)]
+
+
+def test_ctrl_c_ends_a_run_at_the_next_chunk(environment, database):
+    sample.user_statuses(1_000)
+    running = subprocess.Popen(
+        [sys.executable, "-m", "cli", "run", NAME, "--json"],
+        env=environment(PACE_USER_STATUS_CLEANUP="50"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    wait_until(lambda: due() == 300, LIMIT)
+
+    running.send_signal(signal.SIGINT)
+    stdout, _ = running.communicate(timeout=LIMIT)
+
+    assert (running.returncode, json.loads(stdout)["deleted"]) == (0, 100)
+    assert (due(), last_run().state) == (300, "succeeded")
+
+
+def test_send_queues_a_run_and_says_how_to_follow_it(forgekeeper, database):
+    result = forgekeeper("send", NAME)
+
+    run_id = last_run().id
+    assert result.status == 0
+    assert result.stdout == f"{NAME} is queued as run {run_id}; `forgekeeper why {NAME}` tells what becomes of it\n"
+    assert (last_run().state, messages()) == ("enqueued", 1)
+
+
+def test_send_twice_queues_once_and_says_since_when(main, database):
+    main("send", NAME)
+
+    second = main("send", NAME)
+
+    since = last_run().claimed_at.strftime("%Y-%m-%d %H:%M:%S")
+    assert (second.status, second.sentences) == (0, [f"{NAME} is queued already, since {since}"])
+    assert (JobRun.select().count(), messages()) == (1, 1)
+
+
+def test_send_again_puts_a_lost_message_back(main, database):
+    main("send", NAME)
+    client.flushall()
+
+    main("send", NAME)
+
+    assert (JobRun.select().count(), messages()) == (1, 1)
+
+
+def test_send_with_json_prints_one_object(forgekeeper, database):
+    result = forgekeeper("send", NAME, "--json")
+
+    assert (result.status, result.json) == (0, {"batch": NAME, "run": last_run().id, "skipped": None})
+
+
+def test_send_with_json_says_that_it_was_skipped(main, database):
+    main("send", NAME)
+
+    assert main("send", NAME, "--json").json == {"batch": NAME, "run": None, "skipped": "overlap"}
+
+
+def test_send_of_a_paused_batch_queues_nothing(main, database):
+    Batch.pause(NAME, until=None, reason=None, by="ops:1")
+
+    result = main("send", NAME, "--json")
+
+    assert (result.status, result.json) == (0, {"batch": NAME, "run": None, "skipped": "paused"})
+    assert (last_run(), messages()) == (None, 0)
+
+
+def test_send_opens_no_run_while_redis_is_away(main, database):
+    result = main("send", NAME, REDIS_URL=CLOSED_REDIS)
+
+    assert (result.status, last_run()) == (1, None)

@@ -1,0 +1,322 @@
+from datetime import timedelta
+
+import pytest
+
+import scheduler
+from models import Batch, JobRun, now
+from settings.reading import load
+from workers import BATCHES, broker
+from workers.clients import client
+
+NAME = "user_status_cleanup"
+BATCH = BATCHES[NAME]
+HOUR = timedelta(hours=1)
+MINUTE = timedelta(minutes=1)
+
+
+def written(instant):
+    return instant.strftime("%Y-%m-%d %H:%M:%S")
+
+
+def minute():
+    return now().replace(second=0, microsecond=0)
+
+
+def claimed(tick=None):
+    return JobRun.claim(NAME, tick or minute(), by="sched-1:7", reason=None)
+
+
+def started(run_id, by="worker-2:9"):
+    return JobRun.start(run_id, by=by)
+
+
+def reconciled(by="sched-1:7"):
+    scheduler.reconcile(BATCH, load(), by=by)
+
+
+def registered(ago):
+    """Make the batch known for so long, as if schedulers had been away since."""
+    Batch.register([NAME])
+    Batch.update(registered_at=now() - ago).execute()
+
+
+def fell_silent():
+    """Let a minute pass since the last sign of life, and a scheduler take note of it."""
+    JobRun.update(alive_at=JobRun.alive_at - MINUTE).where(JobRun.state == "started").execute()
+    JobRun.reopen_lost(NAME, dead_after=timedelta(seconds=15))
+    scheduler.send(BATCH)
+
+
+def only(state):
+    """Return the newest tick in that state."""
+    return JobRun.of(NAME).where(JobRun.state == state).order_by(JobRun.tick.desc()).first().tick
+
+
+@pytest.fixture
+def story(main, database):
+    """Ask why, at a tick if one is given, and return the answer's lines."""
+
+    def ask(tick=None, **settings):
+        times = [] if tick is None else [tick if isinstance(tick, str) else written(tick)]
+        result = main("why", NAME, *times, **settings)
+        assert (result.status, result.stderr) == (0, "")
+        return result.stdout.splitlines()
+
+    return ask
+
+
+def test_a_tick_that_succeeded_names_scheduler_worker_and_result(story):
+    run_id = claimed(minute() - 2 * MINUTE)
+    JobRun.update(claimed_at=JobRun.tick + timedelta(seconds=0.4)).execute()
+    JobRun.mark_enqueued(run_id)
+    JobRun.succeed(started(run_id), {"deleted": 150, "batches": 2})
+    JobRun.update(
+        started_at=JobRun.tick + timedelta(seconds=1), finished_at=JobRun.tick + timedelta(seconds=4)
+    ).execute()
+
+    told = story()
+
+    run = JobRun.get_by_id(run_id)
+    assert told == [
+        f"The tick of {written(run.tick)} was claimed by scheduler sched-1:7, 0.4 s after it was due.",
+        f"It was sent to the workers at {written(run.enqueued_at)}.",
+        f"It was started by worker worker-2:9 at {written(run.started_at)}, 1.0 s after it was due.",
+        "It ended well after 3.0 s: batches=2 deleted=150.",
+    ]
+
+
+def test_why_is_told_by_a_process_too(forgekeeper, database):
+    claimed()
+
+    result = forgekeeper("why", NAME, "--json")
+
+    assert (result.status, result.stderr, result.json["batch"]) == (0, "", NAME)
+    assert result.json["run"]["state"] == "claimed"
+    assert result.json["story"][-1] == "It has not been sent to the workers yet."
+
+
+def test_a_time_is_understood_as_it_is_printed(story):
+    run_id = claimed()
+
+    assert story(written(JobRun.get_by_id(run_id).tick)) == story()
+
+
+def test_a_tick_skipped_because_of_an_open_run_says_so(story):
+    registered(1.5 * MINUTE)
+    JobRun.start_here(NAME, by="ops:1")
+    reconciled()
+
+    told = story(only("skipped"))
+
+    assert "was found by scheduler sched-1:7" in told[0]
+    assert told[1:] == ["It was skipped, because an earlier run was still open."]
+
+
+def test_a_tick_skipped_because_of_a_pause_says_so(story):
+    registered(1.5 * MINUTE)
+    Batch.pause(NAME, until=None, reason=None, by="ops:1")
+    reconciled()
+
+    assert "It was skipped, because the batch was paused." in story(only("skipped"))
+
+
+def test_a_run_opened_again_after_a_kill_says_who_was_lost_and_then_that_it_waits(story):
+    run_id = claimed()
+    started(run_id, by="worker-2:9")
+    fell_silent()
+
+    told = story()
+
+    begun = next(n for n, sentence in enumerate(told) if "started by worker worker-2:9" in sentence)
+    lost = next(n for n, sentence in enumerate(told) if "fell silent in the middle of it (once)" in sentence)
+    assert begun < lost
+    assert told[-1] == "It waits for a worker."
+
+
+def test_a_run_that_succeeds_after_a_kill_tells_of_both_attempts(story):
+    run_id = claimed()
+    started(run_id, by="worker-2:9")
+    fell_silent()
+    JobRun.succeed(started(run_id, by="worker-3:4"), {"deleted": 1})
+
+    told = " ".join(story())
+
+    assert "fell silent in the middle of it (once), and the run was taken from it and opened again." in told
+    assert "Attempt 2 was started by worker worker-3:4" in told
+    assert told.endswith("s: deleted=1.")
+
+
+def test_a_run_that_kills_its_workers_is_told_as_poison(story):
+    run_id = claimed()
+    for _ in range(3):
+        started(run_id)
+        fell_silent()
+
+    assert story()[-1] == (
+        "It was given up as poison: it has taken 3 workers down with it."
+        " The last error was: the worker was lost: worker-2:9."
+    )
+
+
+def test_a_missed_tick_says_that_nobody_was_at_work(story):
+    registered(HOUR + 30 * MINUTE)
+    reconciled()
+
+    told = story(only("missed"))
+
+    assert told[-1] == (
+        "It was missed: no scheduler was at work, and when one came back it was too old to be caught up."
+    )
+
+
+def test_a_coalesced_tick_says_that_the_newest_one_did_its_work(story):
+    registered(5 * MINUTE)
+    reconciled()
+
+    assert story(only("coalesced"))[-1] == ("Nobody claimed it in time; the newest tick after the outage did its work.")
+
+
+@pytest.mark.parametrize("state", ["missed", "coalesced"])
+def test_a_tick_that_never_ran_is_not_said_to_have_been_caught_up(story, state):
+    registered(HOUR + 30 * MINUTE)
+    reconciled()
+
+    assert not any("It was caught up" in sentence for sentence in story(only(state)))
+
+
+def test_no_tick_is_said_to_have_done_the_work_where_outages_are_skipped(story, monkeypatch):
+    monkeypatch.setenv("FORGEKEEPER_CATCH_UP_USER_STATUS_CLEANUP", "skip")
+    due = minute() - 10 * MINUTE
+    monkeypatch.setenv("FORGEKEEPER_CRON_USER_STATUS_CLEANUP", f"{due.minute},{(due - 5 * MINUTE).minute} * * * *")
+    registered(20 * MINUTE)
+    reconciled()
+
+    for run in JobRun.of(NAME):
+        assert not any("did its work" in sentence for sentence in story(run.tick))
+
+
+def test_a_tick_claimed_late_says_that_it_was_caught_up(story, monkeypatch):
+    monkeypatch.setenv("FORGEKEEPER_CRON_USER_STATUS_CLEANUP", f"{(minute() - 10 * MINUTE).minute} * * * *")
+    registered(20 * MINUTE)
+    reconciled()
+
+    assert story()[0].endswith("It was caught up after an outage.")
+
+
+def test_a_failure_says_when_it_is_tried_again_and_what_the_error_was(story):
+    JobRun.fail(started(claimed()), "OperationalError: [Errno 111] refused [/tmp]", delay=HOUR)
+
+    told = story()
+
+    retry = written(JobRun.of(NAME).first().retry_at)
+    assert told[-1] == (
+        f"It has failed 1 time(s), and waits for its retry at {retry}."
+        " The last error was: OperationalError: [Errno 111] refused [/tmp]."
+    )
+
+
+def test_a_failure_after_the_last_retry_says_that_it_is_final(story):
+    JobRun.fail(started(claimed()), "ValueError: no", delay=HOUR, retries=0)
+
+    assert story()[-1] == "It failed for good after 1 failure(s). The last error was: ValueError: no."
+
+
+def test_a_superseded_retry_says_that_a_newer_tick_took_over(story):
+    old = minute() - 3 * MINUTE
+    JobRun.fail(started(claimed(old)), "ValueError: no", delay=HOUR)
+    reconciled()
+
+    assert story(old)[-1] == (
+        "It waited for a retry when a newer tick came and took over its work. The last error was: ValueError: no."
+    )
+
+
+def test_a_run_whose_message_is_dead_says_so(story):
+    run_id = claimed()
+    client.hset(f"{broker.namespace}:cron.XQ.msgs", str(run_id), "{}")
+    scheduler.send(BATCH)
+
+    assert story()[-1] == "It was given up, because its message lies in the dead letters of its queue."
+
+
+def test_a_run_that_is_under_way_shows_its_last_sign_of_life(story):
+    started(claimed())
+
+    alive = written(JobRun.of(NAME).first().alive_at)
+    assert story()[-1] == f"It is running; its last sign of life was at {alive}."
+
+
+def test_a_run_that_waits_while_its_batch_is_paused_says_so(story):
+    claimed()
+    scheduler.send(BATCH)
+    Batch.pause(NAME, until=None, reason=None, by="ops:1")
+
+    assert any("paused" in sentence for sentence in story())
+
+
+def test_a_run_sent_by_hand_names_who_asked_for_it(story):
+    run_id = JobRun.claim_manual(NAME, by="ops:1")
+    scheduler.send(BATCH)
+
+    told = story()
+
+    run = JobRun.get_by_id(run_id)
+    assert told == [
+        f"Run {run_id} was asked for by hand, by ops:1 at {written(run.claimed_at)}.",
+        f"It was sent to the workers at {written(run.enqueued_at)}.",
+        "It waits for a worker.",
+    ]
+
+
+def test_a_run_made_by_hand_tells_who_ran_it_and_what_came_of_it(story, main):
+    main("run", NAME)
+
+    told = story()
+
+    run = JobRun.of(NAME).first()
+    assert told[0] == f"Run {run.id} was asked for by hand, by {run.started_by} at {written(run.claimed_at)}."
+    assert told[-1].endswith("s: batches=0 deleted=0 stopped=drained.")
+
+
+def test_a_run_made_by_hand_was_not_started_by_a_worker(story, main):
+    main("run", NAME)
+
+    assert not any("by worker" in sentence for sentence in story())
+
+
+def test_at_a_time_between_two_ticks_both_are_named(story):
+    tick = minute()
+    claimed(tick)
+
+    assert story(tick + timedelta(seconds=30)) == [
+        f"The batch was not due at {written(tick + timedelta(seconds=30))}.",
+        f"Its schedule is * * * * *: it was due at {written(tick)} and again at {written(tick + MINUTE)}.",
+    ]
+
+
+def test_before_the_ledger_begins_its_first_tick_is_named(story):
+    tick = minute()
+    claimed(tick)
+
+    assert story(tick - HOUR) == [
+        f"The ledger has nothing of {written(tick - HOUR)}: it begins at {written(tick)}.",
+    ]
+
+
+def test_a_tick_that_nobody_has_looked_at_says_so(story):
+    tick = minute()
+    claimed(tick - MINUTE)
+
+    assert story(tick + HOUR) == [
+        f"No scheduler has looked at {written(tick + HOUR)}: either none was at work, or the time has not come."
+    ]
+
+
+def test_a_batch_without_a_schedule_is_told_to_run_only_when_sent(story):
+    assert story(minute(), CRON_USER_STATUS_CLEANUP="off") == [
+        "The batch has no schedule (its cron is off); it runs only when somebody sends it."
+    ]
+
+
+def test_a_batch_that_was_never_due_says_so(story):
+    assert story() == ["The batch has not been due yet since it was registered, and nobody has sent it."]

@@ -1,0 +1,42 @@
+"""The documents say what the code does."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from cli.upkeep import page
+from settings.reading import describe, load
+from workers import BATCHES
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def test_the_page_of_settings_is_what_the_declarations_print():
+    assert (ROOT / "docs" / "settings.md").read_text() == page(describe(load()))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_between_pages_leads_somewhere(page):
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text())
+
+    missing = [link for link in links if not (page.parent / link).exists()]
+
+    assert missing == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_file_that_a_page_names_exists(page):
+    paths = re.findall(r"`((?:[a-z_]+/)+[a-z_0-9]+\.(?:py|lua|md|sql))`", page.read_text())
+
+    missing = [path for path in paths if not (ROOT / path).exists()]
+
+    assert missing == []
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_every_batch_has_a_page(batch):
+    pages = "".join(page.read_text() for page in (ROOT / "docs" / "batches").glob("*.md"))
+
+    assert f"`{batch}`" in pages

@@ -1,0 +1,90 @@
+"""Real servers for every test: started once, emptied before each test that uses them.
+
+TEST_DATABASE_URL and TEST_REDIS_URL name servers to use instead of the embedded ones;
+that database is emptied too.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis.configuration import set_hypothesis_home_dir
+
+import migrations
+import models
+from embedded import servers
+from settings import PREFIX, Settings
+from settings.reading import load
+from workers.clients import Limits, client, connect
+
+TABLES = ", ".join(model._meta.table_name for model in (*models.OURS, *models.APPLICATION))
+
+# Autovacuum gives way to whoever waits for its table, but only after this long, and by default
+# that is no sooner than our lock timeout: emptying a table that it is at would fail.
+OPTIONS = {"deadlock_timeout": "100ms"}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep what Hypothesis writes out of the checkout, and remove it in the end."""
+    folder = TemporaryDirectory(prefix="forgekeeper-hypothesis-")
+    config.add_cleanup(folder.cleanup)
+    set_hypothesis_home_dir(folder.name)
+
+
+@dataclass(frozen=True)
+class Urls:
+    """Where the servers of this test session are."""
+
+    database: str
+    redis: str
+
+
+@pytest.fixture(scope="session")
+def urls() -> Iterator[Urls]:
+    if "TEST_DATABASE_URL" in os.environ:
+        yield Urls(os.environ["TEST_DATABASE_URL"], os.environ["TEST_REDIS_URL"])
+        return
+    with servers(postgres_options=OPTIONS) as running:
+        yield Urls(running.database_url, running.redis_url)
+
+
+@pytest.fixture(autouse=True)
+def no_settings_of_the_machine(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    for name in os.environ:
+        if name.startswith(PREFIX):
+            monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path_factory.mktemp("cwd"))
+
+
+@pytest.fixture
+def settings(urls: Urls, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """Settings that lead to the test servers, in the environment too, for processes we start."""
+    monkeypatch.setenv(PREFIX + "DATABASE_URL", urls.database)
+    monkeypatch.setenv(PREFIX + "REDIS_URL", urls.redis)
+    return load()
+
+
+@pytest.fixture(scope="session")
+def _migrated(urls: Urls) -> None:
+    settings = Settings(database_url=urls.database, redis_url=urls.redis)
+    connect(settings, Limits.of_worker(settings), name="tests", connections=1)
+    with models.database.connection_context():
+        models.database.execute_sql("drop schema public cascade; create schema public")
+        migrations.migrate(models.database.obj)
+        migrations.migrate(models.database.obj, "example")
+
+
+@pytest.fixture
+def database(_migrated: None, settings: Settings) -> Iterator[models.database.__class__]:
+    """The test database, connected, its tables and Redis empty."""
+    connect(settings, Limits.of_worker(settings), name="tests", connections=20)
+    with models.database.connection_context():
+        models.database.execute_sql(f"truncate {TABLES} restart identity")
+        client.flushdb()
+        yield models.database
+    models.database.close_all()
+    client.connection_pool.disconnect()

@@ -31,6 +31,9 @@ BULK = 1_000
 UNCONFIRMED = 100
 """So many answers about single objects wait for the sentinel at most."""
 
+PROBE = ".forgekeeper-probe"
+"""A name that no object has: whoever may delete anything may delete this."""
+
 RETRIES = 2
 LONGEST = 1_024
 """Bytes, S3's limit for a key."""
@@ -45,9 +48,8 @@ def is_normal(path: str) -> bool:
 
     What is not normal would be refused or mean another object; nothing may name the sentinel.
     """
-    return (
-        not _UNFIT.search(path) and len(path.encode()) <= LONGEST and {"", ".", "..", NAME}.isdisjoint(path.split("/"))
-    )
+    forbidden = {"", ".", "..", NAME, PROBE}
+    return not _UNFIT.search(path) and len(path.encode()) <= LONGEST and forbidden.isdisjoint(path.split("/"))
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,8 @@ class Objects:
         Stops at *until*, an instant of the monotonic clock, whatever the store does; a path
         that is then not in the answer may have been deleted or not.  S3 cannot tell missing
         objects from deleted ones and calls them deleted.  Raises `StoreUnavailable` once the
-        sentinel cannot be read, and RuntimeError in a forked child.
+        sentinel cannot be read or nothing at all may be deleted, and RuntimeError in a
+        forked child.
         """
         check_process()
         deletion = _Deletion(self.location, self._store)
@@ -157,6 +160,7 @@ class _Deletion:
     def __init__(self, location: str, store: ObjectStore) -> None:
         self.known: dict[str, Outcome] = {}
         self._unconfirmed: dict[str, Outcome] = {}
+        self._lets_us_delete = False
         self._location = location
         self._store = store
         self._root = Path(str(store.prefix)).resolve() if isinstance(store, LocalStore) else None
@@ -184,8 +188,19 @@ class _Deletion:
         except FAILURES as error:
             message = f"{self._location}: cannot read {NAME}: {reason(error)}"
             raise StoreUnavailable(message, self.known) from None
+        refused = [path for path, outcome in self._unconfirmed.items() if outcome.state == "failed"]
+        if refused and not self._lets_us_delete:
+            await self._probe(refused[0])
         self.known |= self._unconfirmed
         self._unconfirmed.clear()
+
+    async def _probe(self, refused: str) -> None:
+        """Find out once whether *refused* is alone, or the store lets us read but not delete."""
+        folder = refused.rpartition("/")[0]
+        answers = [await self._one(path) for path in (PROBE, f"{folder}/{PROBE}" if folder else PROBE)]
+        self._lets_us_delete = any(answer.state != "failed" for answer in answers)
+        if not self._lets_us_delete:
+            raise StoreUnavailable(f"{self._location}: nothing may be deleted: {answers[0].reason}", self.known)
 
     async def _in_bulk(self, chunk: list[str]) -> bool:
         """Say whether all were deleted; if not, some may have been."""

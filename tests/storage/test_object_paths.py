@@ -59,6 +59,7 @@ NOT_NORMAL = [
     "a/b#123",
     ".forgekeeper-root",
     "a/.forgekeeper-root",
+    "a/.forgekeeper-probe",
     ".forgekeeper-root/a",
     LONG + "x",
     "x" * 1_025,

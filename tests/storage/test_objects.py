@@ -139,14 +139,39 @@ def test_a_store_that_denies_everything_is_unavailable(s3, objects):
     assert sentinel.NAME in str(error)
 
 
-def test_a_store_that_denies_deletions_alone_fails_each_object(s3, objects):
+@pytest.mark.parametrize(("status", "code"), [(403, "AccessDenied"), (503, "SlowDown")])
+def test_a_store_that_lets_us_read_but_not_delete_is_unavailable(s3, objects, status, code):
     s3.put("a", "b")
-    s3.proxy.answer(403, "AccessDenied", kinds=["bulk", "single"])
+    s3.proxy.answer(status, code, kinds=["bulk", "single"])
 
-    outcomes = objects(s3).delete(["a", "b"])
-
-    assert {outcome.state for outcome in outcomes.values()} == {"failed"}
+    assert unavailable(objects(s3), ["a", "b"]).known == {}
     assert s3.keys() == {"a", "b"}
+
+
+def test_an_object_that_may_not_be_deleted_stops_no_other(s3, objects):
+    s3.put("held", "b")
+    s3.proxy.refuse_key("held", "AccessDenied")
+
+    outcomes = objects(s3).delete(["held", "b"])
+
+    assert {path: outcome.state for path, outcome in outcomes.items()} == {"held": "failed", "b": "deleted"}
+    assert s3.keys() == {"held"}
+
+
+def test_a_folder_that_may_not_be_deleted_from_does_not_stop_the_store(s3, objects):
+    s3.put("held/a")
+    s3.proxy.refuse_key("held/a", "AccessDenied")
+    s3.proxy.refuse_key("held/.forgekeeper-probe", "AccessDenied")
+
+    assert objects(s3).delete(["held/a"])["held/a"].state == "failed"
+
+
+def test_credentials_for_one_folder_alone_are_enough(s3, objects):
+    s3.put("ours/a")
+    s3.proxy.refuse_key("ours/a", "AccessDenied")
+    s3.proxy.refuse_key(".forgekeeper-probe", "AccessDenied")
+
+    assert objects(s3).delete(["ours/a"])["ours/a"].state == "failed"
 
 
 def test_a_bucket_that_is_not_there_is_unavailable(s3, objects):
@@ -238,10 +263,12 @@ def test_what_was_known_when_the_time_is_up_is_told(s3, objects):
 
 
 def test_a_failing_store_is_not_tried_beyond_until(s3, objects):
-    s3.proxy.answer(500, "InternalError", kinds=["bulk", "single"])
+    paths = numbered(900)
+    for path in paths:
+        s3.proxy.refuse_key(path, "InternalError")
     until = time.monotonic() + 3
 
-    outcomes = objects(s3).delete(numbered(900), until=until)
+    outcomes = objects(s3).delete(paths, until=until)
 
     assert time.monotonic() < until + 1
     assert {outcome.state for outcome in outcomes.values()} == {"failed"}
@@ -274,10 +301,11 @@ def test_what_an_error_says_is_one_short_line_without_secrets(s3, objects):
     s3.proxy.answer(403, "AccessDenied")
 
     said = str(unavailable(objects(s3), [path]))
-    s3.proxy.answer(200, "", kinds=["head"], times=0)
+    s3.proxy.answer(200, "", times=0)
+    s3.proxy.refuse_key(path, "AccessDenied")
     reason = objects(s3).delete([path])[path].reason
 
     assert len(reason) <= 200
     assert "\n" not in said + reason
     assert s3.secret not in said + reason
-    assert "403" in reason
+    assert "AccessDenied" in reason

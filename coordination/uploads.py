@@ -31,7 +31,7 @@ ATTEMPTS = "{pending_direct_uploads}:attempts"
 CLAIMS = "{pending_direct_uploads}:claims"
 
 CLAIM_TTL = timedelta(seconds=60)
-"""How long a claim may be acted on by the one who took it."""
+"""How long a claim may be acted on by the one who took it, unless he says otherwise."""
 MAX_ATTEMPTS = 5
 
 _NO_TEXT = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")  # control characters, and what is left of bytes that are no UTF-8
@@ -83,13 +83,19 @@ class Claim:
     token: str
     taken: float
     entries: list[Entry]
+    ttl: timedelta = CLAIM_TTL
+
+    @property
+    def until(self) -> float:
+        """The monotonic instant after which nothing may be done about the entries."""
+        return self.taken + self.ttl.total_seconds()
 
     def expired(self, now: float) -> bool:
         """Say whether the claim is too old to be acted on; *now* is monotonic.
 
         Ask before each deletion.  A worker that was paused drops its claim: the next run finds it.
         """
-        return now - self.taken > CLAIM_TTL.total_seconds()
+        return now > self.until
 
 
 def prepare(client: redis.Redis, location: str, path: str) -> None:
@@ -136,6 +142,7 @@ def claim(
     stale_after: timedelta,
     visibility: timedelta,
     limit: int,
+    ttl: timedelta = CLAIM_TTL,
     skip_locations: Collection[str] = (),
     clock: Callable[[], float] = time.monotonic,
 ) -> Claim:
@@ -143,11 +150,12 @@ def claim(
 
     Stale is what was registered more than *stale_after* ago.  Each entry is claimed in one
     atomic step and is nobody else's for *visibility*; fresh entries are not even read.
+    The claim may be acted on for *ttl*, which must be more than a second shorter.
     """
-    if visibility <= CLAIM_TTL + timedelta(seconds=1):
+    if visibility <= ttl + timedelta(seconds=1):
         raise ValueError("another could take a claim that is still being acted on")
     # Taken before Redis is asked: an answer that is long on its way makes the claim older, not younger.
-    result = Claim(secrets.token_hex(8), clock(), [])
+    result = Claim(secrets.token_hex(8), clock(), [], ttl)
     # Redis compares whole seconds: only from one more on is it surely longer than *stale_after*.
     for source, due_at_age in ((DELETING, 0), (PENDING, math.ceil(stale_after.total_seconds()) + 1)):
         rank = 0

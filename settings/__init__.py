@@ -15,7 +15,19 @@ from pydantic import SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from settings.cron import Cron
-from settings.kinds import CatchUp, Count, DatabaseUrl, Duration, Grace, ObjectStores, Pace, RedisUrl, Schedule, setting
+from settings.kinds import (
+    CatchUp,
+    Count,
+    DatabaseUrl,
+    Duration,
+    Grace,
+    ObjectStores,
+    Pace,
+    RedisUrl,
+    Schedule,
+    Visibility,
+    setting,
+)
 
 PREFIX = "FORGEKEEPER_"
 
@@ -87,6 +99,12 @@ class Settings(BaseSettings):
     database_network_timeout: Duration = setting("20", "A database that does not answer for this long is gone.")
     store_timeout: Duration = setting("30", "How long a worker waits for an answer of an object store.")
     object_grace: Grace = setting("0", "How long the object of a deleted artifact is kept.")
+    object_visibility: Visibility = setting(
+        "600", "Objects that a run has claimed are given to another this much later, should it have died."
+    )
+    upload_visibility: Visibility = setting(
+        "300", "Stale uploads that a run has claimed are given to another this much later; it acts on them for a fifth."
+    )
     bucket_silent_after: Duration = setting("600", "An artifact bucket silent for this long is given to another child.")
     redis_timeout: Duration = setting("5", "How long a worker waits for an answer of Redis.")
     scheduler_timeout: Duration = setting("2", "How long a scheduler waits for PostgreSQL or Redis before it goes on.")

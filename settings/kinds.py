@@ -82,6 +82,7 @@ def _stores(value: object) -> object:
 
 # Three weeks: PostgreSQL counts its time-outs in milliseconds, in 31 bits.
 Duration = Annotated[timedelta, BeforeValidator(_duration), Field(gt=timedelta(0), le=timedelta(weeks=3))]
+Visibility = Annotated[Duration, Field(ge=timedelta(seconds=2))]
 Schedule = Annotated[Cron | None, PlainValidator(_schedule), NoDecode]
 DatabaseUrl = Annotated[SecretStr, AfterValidator(_database_url)]
 RedisUrl = Annotated[SecretStr, AfterValidator(_redis_url)]

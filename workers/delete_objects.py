@@ -25,10 +25,8 @@ from workers.broker import broker
 from workers.deadline import Deadline
 
 CHUNK = 1_000
-VISIBILITY = timedelta(minutes=10)
 FIRST_RETRY = timedelta(minutes=1)
 MAX_RUNTIME = timedelta(minutes=4)
-"""Well below `VISIBILITY`: what a run has claimed stays its own while it lasts."""
 
 log = structlog.get_logger(__name__)
 
@@ -71,24 +69,28 @@ def run(deadline: Deadline, settings: Settings) -> Outcome:
         store = stores.at(stores.ARTIFACTS, settings)
         if store is None:
             return tally.outcome("no_store")
-        while claimed := DeletedObject.claim_due(now(), visibility=VISIBILITY, limit=CHUNK):
-            _delete(store, claimed, tally, deadline)
+        while True:
+            # What was claimed is ours for so long; it is counted from before the claim.
+            until = time.monotonic() + min(deadline.left(), settings.object_visibility.total_seconds())
+            claimed = DeletedObject.claim_due(now(), visibility=settings.object_visibility, limit=CHUNK)
+            if not claimed:
+                return tally.outcome("drained")
+            _delete(store, claimed, tally, until)
             if deadline.passed(len(claimed)):
                 return tally.outcome("deadline")
     except StoreUnavailable as error:
         log.error("object store unavailable", location=stores.ARTIFACTS, error=str(error))  # noqa: TRY400, no trace
         return tally.outcome("store_unavailable")
-    return tally.outcome("drained")
 
 
-def _delete(store: Objects, claimed: list[Claimed], tally: Tally, deadline: Deadline) -> None:
+def _delete(store: Objects, claimed: list[Claimed], tally: Tally, until: float) -> None:
     named = JobArtifact.named([row.path for row in claimed])
     for row in claimed:
         if row.path in named:
             log.error("object kept, an artifact names it", path=row.path)
     paths = [row.path for row in claimed if row.path not in named]
     try:
-        outcomes = store.delete(paths, until=time.monotonic() + deadline.left())
+        outcomes = store.delete(paths, until=until)
     except StoreUnavailable as error:
         _settle(claimed, {path: outcome.state for path, outcome in error.known.items()}, named, tally)
         raise

@@ -31,7 +31,6 @@ from workers.deadline import Deadline
 MAX_UPLOAD_DURATION = timedelta(hours=3)
 MAX_EXEC_DURATION = timedelta(seconds=250)
 CHUNK = 1_000
-VISIBILITY = timedelta(minutes=5)
 BACKOFF = timedelta(minutes=6)
 """The next run: sooner nobody would look."""
 
@@ -86,8 +85,9 @@ class Sweep:
         return uploads.claim(
             client,
             stale_after=MAX_UPLOAD_DURATION,
-            visibility=VISIBILITY,
+            visibility=self._settings.upload_visibility,
             limit=CHUNK,
+            ttl=self._settings.upload_visibility / 5,
             skip_locations=self._away,
         )
 
@@ -121,7 +121,7 @@ class Sweep:
             if claim.expired(time.monotonic()):
                 log.warning("claim dropped, too old to be acted on", entries=len(entries))
                 return
-            until = min(claim.taken + uploads.CLAIM_TTL.total_seconds(), time.monotonic() + self._deadline.left())
+            until = min(claim.until, time.monotonic() + self._deadline.left())
             self._settle(claim, entries, store.delete([entry.path for entry in entries], until=until))
         except StoreUnavailable as error:
             log.error("object store unavailable", location=location, error=str(error))  # noqa: TRY400, no trace

@@ -1,5 +1,6 @@
 """The outbox of batch 11 against real stores: what is deleted, what stays, what comes back."""
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from threading import Barrier
@@ -13,10 +14,11 @@ from models.job_artifacts import CLASSES, START
 from settings import Settings
 from workers import delete_objects, stores
 from workers.deadline import Deadline
-from workers.delete_objects import CHUNK, FIRST_RETRY, MAX_RUNTIME, VISIBILITY, Outcome
+from workers.delete_objects import CHUNK, FIRST_RETRY, MAX_RUNTIME, Outcome
 
 SECOND = timedelta(seconds=1)
 HOUR = timedelta(hours=1)
+VISIBILITY = timedelta(minutes=10)
 CLOSED_PORT = "http://127.0.0.1:1"
 
 pytestmark = pytest.mark.usefixtures("database")
@@ -43,8 +45,8 @@ def restarted():
     stores._opened.clear()
 
 
-def run(url, deadline=None):
-    settings = Settings(object_stores={stores.ARTIFACTS: url} if url else {})
+def run(url, deadline=None, **options):
+    settings = Settings(object_stores={stores.ARTIFACTS: url} if url else {}, **options)
     return delete_objects.run(deadline or Deadline(MAX_RUNTIME), settings)
 
 
@@ -329,6 +331,16 @@ def test_a_store_that_fails_in_the_middle_of_a_chunk_costs_no_attempt(s3):
     assert outbox() == {paths[-1]: 0}
 
 
+def test_a_store_that_lets_us_read_but_not_delete_costs_no_attempt(s3):
+    deleted_artifact(s3, "a", "b")
+    s3.proxy.answer(403, "AccessDenied", kinds=["bulk", "single"])
+
+    outcome = run(s3.url)
+
+    assert (outcome, s3.keys()) == (Outcome(0, 0, 0, 2, "store_unavailable"), {"a", "b"})
+    assert outbox() == {"a": 0, "b": 0}
+
+
 def test_without_a_store_nothing_is_claimed():
     record("a")
     due = DeletedObject.get().pick_up_at
@@ -346,6 +358,17 @@ def test_a_store_that_hangs_ends_with_the_budget_and_costs_no_attempt(s3):
 
     assert (outcome, s3.keys()) == (Outcome(0, 0, 0, 2, "deadline"), {"a", "b"})
     assert outbox() == {"a": 0, "b": 0}
+
+
+def test_a_claim_is_not_acted_on_when_it_may_be_anothers_already(s3):
+    deleted_artifact(s3, "a")
+    s3.proxy.hang("bulk", "single")
+    began = time.monotonic()
+
+    with pytest.raises(ZeroDivisionError):
+        run(s3.url, Deadline(MAX_RUNTIME, safe_point=lambda: 1 / 0), object_visibility=2 * SECOND)
+
+    assert time.monotonic() - began < 5
 
 
 # Claims, others and deadlines

@@ -15,7 +15,7 @@ from storage import sentinel
 from workers import stale_direct_uploads, stores
 from workers.clients import client
 from workers.deadline import Deadline
-from workers.stale_direct_uploads import CHUNK, MAX_EXEC_DURATION, MAX_UPLOAD_DURATION, VISIBILITY, Outcome, Sweep
+from workers.stale_direct_uploads import CHUNK, MAX_EXEC_DURATION, MAX_UPLOAD_DURATION, Outcome, Sweep
 
 STALE = MAX_UPLOAD_DURATION.total_seconds() + 60
 SECOND = timedelta(seconds=1)
@@ -432,8 +432,8 @@ def test_an_entry_whose_store_vanished_is_not_taken_for_missing(folder):
 
 def test_what_a_crashed_run_had_claimed_belongs_to_nobody_else_for_five_minutes(store):
     begin(store, "a")
-    uploads.claim(client, stale_after=MAX_UPLOAD_DURATION, visibility=VISIBILITY, limit=CHUNK)
-    time_passes(VISIBILITY - 30 * SECOND)
+    uploads.claim(client, stale_after=MAX_UPLOAD_DURATION, visibility=Settings().upload_visibility, limit=CHUNK)
+    time_passes(Settings().upload_visibility - 30 * SECOND)
 
     assert run(artifacts=store.url) == Outcome(0, 0, False, 0)
     assert store.keys() == {"a"}
@@ -441,8 +441,8 @@ def test_what_a_crashed_run_had_claimed_belongs_to_nobody_else_for_five_minutes(
 
 def test_what_a_crashed_run_had_claimed_is_deleted_by_a_later_one(store):
     begin(store, "a", "b")
-    uploads.claim(client, stale_after=MAX_UPLOAD_DURATION, visibility=VISIBILITY, limit=CHUNK)
-    time_passes(VISIBILITY + SECOND)
+    uploads.claim(client, stale_after=MAX_UPLOAD_DURATION, visibility=Settings().upload_visibility, limit=CHUNK)
+    time_passes(Settings().upload_visibility + SECOND)
 
     outcome = run(artifacts=store.url)
 

@@ -21,7 +21,7 @@ test: $(VENV)/.test ## Run the test suite
 	@$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-system: $(VENV)/.test ## Run the slow tests: processes killed, servers emptied, minutes long
-	@$(BIN)/python -m pytest tests/system -s
+	@$(BIN)/python -m pytest tests/system -s --timeout 900
 
 check: $(VENV)/.test ## Lint, format, types, import directions, generated documents
 	@$(BIN)/ruff check .

@@ -20,6 +20,8 @@ HOST = """
 import json, os, signal, subprocess, sys, time
 from pathlib import Path
 from embedded import servers
+# Whoever runs the tests in the background may have us ignore it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 with servers(Path(sys.argv[1]) if sys.argv[1] else None) as s:
     print(json.dumps([str(s.folder), s.database_url, s.redis_url, s.postgres_pid, s.redis_pid]), flush=True)
     exec(sys.argv[2])

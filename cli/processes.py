@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -12,7 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-PR_SET_PDEATHSIG = 1
+from workers import ending
+
 DRAIN = 60.0
 """Seconds that a worker may take to finish what it is at, before it is killed."""
 
@@ -47,7 +47,7 @@ class Processes:
             stderr=self._output,
             # A Ctrl-C is for us alone: we tell them, in order.
             start_new_session=True,
-            preexec_fn=_end_with_parent,  # noqa: PLW1509, one system call, no thread of ours holds a lock
+            preexec_fn=ending.end_with_parent,  # noqa: PLW1509, one system call, no thread of ours holds a lock
         )
 
     def ended(self) -> str | None:
@@ -66,7 +66,3 @@ class Processes:
             except subprocess.TimeoutExpired:
                 child.kill()
                 child.wait()
-
-
-def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -385,6 +385,31 @@ def test_a_run_ends_at_its_next_safe_point_when_its_worker_is_asked_to_end(start
     assert (statuses_left(), queue()) == (9_900, NOTHING)
 
 
+def test_a_worker_that_is_asked_to_end_again_and_again_still_drains(start_worker, reconcile):
+    due_statuses(10_000)
+    worker = start_worker(pace_user_status_cleanup=10)
+    run_id = send(reconcile)
+    eventually(lambda: statuses_left() < 10_000)
+
+    os.killpg(worker.master.pid, signal.SIGTERM)
+    os.killpg(worker.master.pid, signal.SIGTERM)
+
+    assert (worker.master.wait(LIMIT), row(run_id).state, statuses_left()) == (0, "succeeded", 9_900)
+
+
+def test_a_killed_master_takes_its_children_with_it(start_worker, reconcile):
+    due_statuses(10_000)
+    worker = start_worker(pace_user_status_cleanup=10)
+    run_id = send(reconcile)
+    eventually(lambda: statuses_left() < 10_000)
+    child = process_of(run_id)
+
+    worker.master.kill()
+
+    eventually(lambda: not Path(f"/proc/{child}").exists())
+    assert (row(run_id).state, statuses_left()) == ("succeeded", 9_900)
+
+
 # The connection between two messages
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import peewee as pw
@@ -16,6 +17,7 @@ from metrics import logs
 from models import database, release
 from settings import Settings
 from settings.reading import load
+from workers import ending
 from workers.attempt import Attempt, identity
 from workers.child import Child
 from workers.clients import Limits, connect
@@ -35,8 +37,10 @@ class Clients(Middleware):
     def after_process_boot(self, broker: Broker) -> None:
         """Point this process at its servers."""
         assert isinstance(broker, RedisBroker)
+        ending.follow()
         settings = load()
-        logs.configure(settings.log_format, settings.log_level)
+        # Not what Dramatiq has put in its place: a pipe to the master, in whose death lines would be lost.
+        logs.configure(settings.log_format, settings.log_level, sys.__stderr__)
         broker.heartbeat_timeout = round(settings.dead_after.total_seconds() * 1000)
         # One connection for each thread, and one for the heart.
         connect(settings, Limits.of_worker(settings), name="worker", connections=settings.worker_threads + 1)

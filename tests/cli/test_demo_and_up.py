@@ -65,6 +65,11 @@ class Command:
         """
         return [int(process.name) for process in Path("/proc").glob("[0-9]*") if self._is_ours(process)]
 
+    def process_table(self):
+        """Say which processes of ours there are, and what they last logged."""
+        logs = [log.read_text()[-2000:] for log in self.temporary.glob("*/forgekeeper.log")]
+        return [Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ") for pid in self.pids()], logs
+
     def _is_ours(self, process):
         with suppress(OSError):  # it has ended
             if f"{MARK}={self._mark}".encode() in (process / "environ").read_bytes():
@@ -147,7 +152,7 @@ def test_a_tour_that_is_killed_in_the_middle_leaves_nothing_behind(start, deadly
     status = tour.ends(deadly)
 
     assert status == {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}[deadly]
-    assert tour.leaves_no_process(), tour.pids()
+    assert tour.leaves_no_process(), tour.process_table()
     assert tour.leaves_no_folder()
     assert "Traceback" not in tour.said
 
@@ -206,7 +211,7 @@ def test_up_runs_batches(first):
 
 def test_up_ends_everything_when_interrupted(first):
     assert first.command.process.returncode == 0
-    assert first.command.leaves_no_process(), first.command.pids()
+    assert first.command.leaves_no_process(), first.command.process_table()
     assert first.command.leaves_no_folder()
 
 
@@ -252,4 +257,4 @@ def test_up_on_servers_that_are_not_there_is_refused_with_one_sentence(start):
 def test_up_that_is_killed_leaves_no_process(second):
     second.command.ends(signal.SIGKILL)
 
-    assert second.command.leaves_no_process(), second.command.pids()
+    assert second.command.leaves_no_process(), second.command.process_table()

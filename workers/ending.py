@@ -1,0 +1,45 @@
+"""The signals by which a worker process is asked to end: from its master, from the kernel, from both."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+from types import FrameType
+
+PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent() -> None:
+    """Let the kernel send this process SIGTERM when its parent dies, however it dies."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def follow() -> None:
+    """Drain at the first SIGTERM, whatever comes after it; end with the master, at once if it is dead already.
+
+    Dramatiq takes a second signal for "drop everything".  But a terminal, systemd and the
+    kernel say it more than once: to the group and by the master, or for each thread of a
+    master that was killed.  Call it in the main thread of a process that Dramatiq forked.
+    """
+    master = multiprocessing.parent_process()
+    if master is None:
+        return
+    _drain_once()
+    end_with_parent()
+    if os.getppid() != master.pid:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _drain_once() -> None:
+    drain = signal.getsignal(signal.SIGTERM)
+    assert callable(drain)
+
+    def first(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        drain(number, frame)
+
+    signal.signal(signal.SIGTERM, first)
+    signal.signal(signal.SIGHUP, first)

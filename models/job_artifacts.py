@@ -21,6 +21,12 @@ CLASSES = 10
 # ``totals`` locks the projects' statistics in one order before anything is deleted: every
 # bucket touches every project, and without the order ten of them deadlock by the hundred.
 # The deletion names its count so that PostgreSQL cannot put it off.
+#
+# Statistics may be stale or missing, and no batch may read everything that has expired
+# because of it.  So the deletion names the ends of its batch, should it go through the
+# index instead of by id; and the claim takes the index in its order, not by a bitmap
+# that is sorted afterwards (`IN_ORDER`).
+IN_ORDER = "set local enable_bitmapscan = off; "
 DESTROY_EXPIRED = """
     with claimed as materialized (
         select id, project_id, expire_at from ci_job_artifacts
@@ -38,6 +44,8 @@ DESTROY_EXPIRED = """
         delete from ci_job_artifacts
         where (select count(*) from totals) >= 0 and id = any(array(select id from claimed))
           and mod(project_id + job_id, 10) = %(class)s and expire_at < %(now)s and locked = 0 and file_type <> 3
+          and (expire_at, id) > (%(expired)s, %(id)s)
+          and (expire_at, id) <= (select expire_at, id from claimed order by expire_at desc, id desc limit 1)
         returning id, project_id, file_store, file_final_path, coalesce(size, 0) as size
     ), recorded as (
         insert into ci_deleted_objects (project_id, file_store, store_dir, file, pick_up_at)
@@ -109,7 +117,7 @@ class JobArtifact(Base):
         we have locked its row survives; rows that others hold locked are passed over.
         """
         values = {"class": number, "now": now, "limit": limit, "grace": grace, **after._asdict()}
-        row = database.execute_sql(DESTROY_EXPIRED, values).fetchone()
+        row = database.execute_sql(IN_ORDER + DESTROY_EXPIRED, values).fetchone()
         return Destroyed(row[0], row[1], Position(*row[2:])) if row else Destroyed(0, 0, None)
 
     @classmethod

@@ -16,8 +16,8 @@ from structlog.testing import capture_logs
 from coordination import buckets
 from coordination.messages import depth
 from embedded.waiting import wait_until
-from models import DeletedObject, FeatureFlag, JobArtifact, JobRun, ProjectStatistics, database
-from models.job_artifacts import CLASSES, START
+from models import DeletedObject, FeatureFlag, JobArtifact, JobRun, ProjectStatistics, database, now
+from models.job_artifacts import CLASSES, DESTROY_EXPIRED, IN_ORDER, START
 from workers import broker, expired_job_artifacts
 from workers.attempt import identity
 from workers.clients import client
@@ -37,6 +37,7 @@ HOUR = timedelta(hours=1)
 MICROSECOND = timedelta(microseconds=1)
 NO_GRACE = timedelta(0)
 KEEPS = 2_000
+DUE, FEW = 40_000, 1_500
 BUCKETS, MANY_BUCKETS = 5, 10
 ARTIFACTS, PROJECTS = 200_000, 97
 FLIP_EVERY = 0.2
@@ -82,7 +83,7 @@ WRONG_STATISTICS = """
 KEEP_ANY = """
     update ci_job_artifacts set {change}
     where id = (
-        select id from ci_job_artifacts where {deletable}
+        select id from ci_job_artifacts where {deletable} and mod(project_id + job_id, 10) = %s
         order by expire_at, id offset %s limit 1
     ) and {deletable}
     returning id
@@ -157,6 +158,24 @@ def rows(sql):
 
 def count(condition):
     return rows(f"select count(*) from ci_job_artifacts where {condition}")[0][0]
+
+
+def rows_read(after):
+    """Destroy a batch and undo it; return how many artifacts each of its scans came across, dead ones aside."""
+    values = {"class": 0, "now": now(), "limit": BATCH_SIZE, "grace": NO_GRACE, **after._asdict()}
+    with database.atomic() as transaction:
+        explained = f"{IN_ORDER} explain (analyze, format json) {DESTROY_EXPIRED}"
+        ((plans,),) = database.execute_sql(explained, values).fetchall()
+        transaction.rollback()
+    scans = [node for node in nodes(plans[0]["Plan"]) if node.get("Relation Name") == "ci_job_artifacts"]
+    kinds = ("Actual Rows", "Rows Removed by Filter", "Rows Removed by Index Recheck")
+    return [sum(int(scan.get(kind, 0)) for kind in kinds) for scan in scans if "Scan" in scan["Node Type"]]
+
+
+def nodes(plan):
+    yield plan
+    for child in plan.get("Plans", ()):
+        yield from nodes(child)
 
 
 def turn_on(*, high_concurrency=False):
@@ -512,7 +531,7 @@ def test_artifacts_kept_in_thousands_of_interleavings_all_survive(urls):
             while not ended.is_set():
                 running.wait(1)
                 statement = KEEP_ANY.format(change=random.choice(KEEPING), deletable=DELETABLE)
-                cursor.execute(statement, (random.randrange(BATCH_SIZE),))
+                cursor.execute(statement, (random.randrange(CLASSES), random.randrange(BATCH_SIZE)))
                 row = cursor.fetchone()
                 if row is None:
                     too_late.append(1)
@@ -578,6 +597,29 @@ def test_a_child_goes_on_behind_locked_rows(other):
     outcome = run()
 
     assert (outcome.destroyed, outcome.stopped, ids()) == (BATCH_SIZE, "drained", set(range(1, BATCH_SIZE + 51)))
+
+
+# Must not happen: batches that slow down with what there is to do
+
+
+@pytest.mark.parametrize("known", ["nothing", "an empty table", "that nothing is due", "that few are due", "all"])
+def test_a_batch_reads_no_more_than_it_destroys_whatever_postgresql_knows(known):
+    due_artifacts(DUE, step=1)
+    if known == "nothing":
+        database.execute_sql("delete from pg_statistic where starelid = 'ci_job_artifacts'::regclass")
+    elif known == "an empty table":
+        database.execute_sql("truncate ci_job_artifacts")
+    elif known != "all":
+        change = "set expire_at = now() + interval '1 year' where id > %s"
+        database.execute_sql(f"update ci_job_artifacts {change}", (FEW if known == "that few are due" else 0,))
+    if known != "nothing":
+        database.execute_sql("analyze ci_job_artifacts")
+    due_artifacts(DUE, first=DUE + 1, step=1)
+
+    first = rows_read(START)
+    reached = JobArtifact.destroy_expired(0, now(), START, limit=BATCH_SIZE, grace=NO_GRACE).reached
+
+    assert (first, rows_read(reached)) == ([BATCH_SIZE, BATCH_SIZE], [BATCH_SIZE, BATCH_SIZE])
 
 
 # How a child ends, and what becomes of its bucket

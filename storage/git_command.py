@@ -1,0 +1,188 @@
+"""Run git on one repository: nobody's configuration, no hooks, and an end that leaves no locks.
+
+Git that is killed leaves `packed-refs.lock` behind and so blocks everybody's pushes; asked to
+end with SIGTERM it removes its locks.  So it is asked, given time, and killed only then.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO
+
+# Everything a person, the machine or the caller has set is left out, GIT_* first of all.
+_ENVIRONMENT = {
+    "PATH": os.defpath,
+    "HOME": "/nonexistent",
+    "LC_ALL": "C",
+    "GIT_CONFIG_GLOBAL": "/dev/null",
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_NO_LAZY_FETCH": "1",
+    "GIT_TERMINAL_PROMPT": "0",
+}
+_CONFIG = {
+    "core.hooksPath": "/dev/null",
+    # Git would look six times whether a ref has the name of the oid that it is given: half its time.
+    "core.warnAmbiguousRefs": "false",
+    "gc.auto": "0",
+}
+
+_GLANCE = 0.1
+"""Seconds after which an exception that another thread has raised in ours is noticed at the latest."""
+
+_COMPLAINT = 65_536
+"""Bytes of what git complains about that are read."""
+
+
+class GitUnavailable(Exception):
+    """There is no git to run."""
+
+
+class GitTimedOut(Exception):
+    """Git was ended because its time was up; nothing is known of what it was asked for.
+
+    *killed* is true when SIGTERM was not enough; then *locks* names what may be left of git,
+    or be another's: it lies there now.
+    """
+
+    def __init__(self, message: str, *, killed: bool = False, locks: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.killed = killed
+        self.locks = locks
+
+    def __str__(self) -> str:
+        """Name some of the locks, for whoever has to remove them."""
+        some = f"; may have left {len(self.locks)} locks: {', '.join(self.locks[:3])}" if self.locks else ""
+        return super().__str__() + some
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What git said; the files last as long as the context."""
+
+    code: int
+    out: IO[bytes]
+    err: IO[bytes]
+
+    def complaint(self) -> bytes:
+        """Return the end of what git wrote to standard error, from its fatal line on if there is one; never nothing."""
+        if self.code < 0:
+            return b"git was ended by signal %d" % -self.code
+        self.err.seek(max(0, self.err.seek(0, os.SEEK_END) - _COMPLAINT))
+        said = self.err.read()
+        fatal = re.search(rb"^fatal: ", said, re.MULTILINE)
+        return (said[fatal.end() :] if fatal else said) or b"git ended with status %d and without a word" % self.code
+
+
+@dataclass(frozen=True)
+class Git:
+    """Git for one repository, until an instant of the monotonic clock."""
+
+    git_dir: Path
+    until: float
+    grace: float
+
+    def left(self) -> float:
+        """Return how many seconds there are."""
+        return self.until - time.monotonic()
+
+    @contextmanager
+    def run(
+        self, *arguments: str | bytes, given: bytes = b"", config: Mapping[str, str] | None = None
+    ) -> Iterator[Answer]:
+        """Run git to its end, with *given* as its standard input.
+
+        Raises `GitUnavailable` and `GitTimedOut`.  Whatever else is raised in this thread
+        meanwhile ends git, too, before it goes on its way.
+        """
+        program = shutil.which("git")
+        if program is None:
+            raise GitUnavailable("there is no git on the PATH")
+        if self.left() <= 0:
+            raise GitTimedOut("the time was up before git was started")
+        options = [part for item in {**_CONFIG, **(config or {})}.items() for part in ("-c", "=".join(item))]
+        # Never -C: where the directory is missing, git would take the repository around it.
+        command = [program, *options, f"--git-dir={self.git_dir}", *arguments]
+        # Files, not pipes: neither side ever waits for the other to read.
+        with TemporaryFile() as stdin, TemporaryFile() as out, TemporaryFile() as err:
+            stdin.write(given)
+            stdin.seek(0)
+            code = self._run(command, stdin, out, err)
+            out.seek(0)
+            err.seek(0)
+            yield Answer(code, out, err)
+
+    def _run(self, command: Sequence[str | bytes], stdin: IO[bytes], out: IO[bytes], err: IO[bytes]) -> int:
+        try:
+            process = subprocess.Popen(
+                command,
+                env=_ENVIRONMENT,
+                cwd="/",
+                stdin=stdin,
+                stdout=out,
+                stderr=err,
+                # Ctrl-C at our terminal is ours to pass on.
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise GitUnavailable(f"git cannot be started: {error.strerror}") from None
+        ended = False
+        try:
+            ended = _wait(process, self.until)
+        finally:
+            killed = not ended and _end(process, self.grace)
+        if not ended:
+            message = "git was killed: its time was up and SIGTERM did not end it" if killed else "its time was up"
+            raise GitTimedOut(message, killed=killed)
+        return process.returncode
+
+
+def legible(said: bytes, limit: int = 200) -> str:
+    """Return the first line of what git said, without anything that a terminal or a log would obey.
+
+    From a line that is too long the middle is missing: the reason stands at its end.
+    """
+    line = said.strip().partition(b"\n")[0].decode(errors="backslashreplace")
+    text = "".join(character if character.isprintable() else ascii(character)[1:-1] for character in line)
+    return text if len(text) <= limit else f"{text[: limit // 2 - 1]}…{text[-limit // 2 :]}"
+
+
+def _end(process: subprocess.Popen[bytes], grace: float) -> bool:
+    """End git and whatever it has started; say whether it had to be killed."""
+    _signal(process, signal.SIGTERM)
+    if _wait(process, time.monotonic() + grace):
+        return False
+    _signal(process, signal.SIGKILL)
+    process.wait()
+    return True
+
+
+def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    # It leads its session, and is not reaped: the number is no one else's.
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
+
+
+def _wait(process: subprocess.Popen[bytes], until: float) -> bool:
+    """Say whether *process* has ended by *until*."""
+    # Popen.wait() looks every 50 ms, longer than most commands take.
+    handle = os.pidfd_open(process.pid)
+    try:
+        poll = select.poll()
+        poll.register(handle, select.POLLIN)
+        while (left := until - time.monotonic()) > 0:
+            if poll.poll(1_000 * min(left, _GLANCE)):
+                break
+    finally:
+        os.close(handle)
+    return process.poll() is not None

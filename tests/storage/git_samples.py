@@ -1,0 +1,119 @@
+"""Bare repositories for tests, and programs that stand in for git where git itself cannot be made to fail."""
+
+import os
+import shutil
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+from storage import git_refs, sentinel
+from storage.git_refs import Doomed
+
+ALWAYS_IN_TIME = 60.0
+HISTORY = b"""\
+commit refs/heads/main
+committer A <a@example.org> 1700000000 +0000
+data 3
+one
+commit refs/heads/two
+committer A <a@example.org> 1700000001 +0000
+data 3
+two
+"""
+
+
+class Bare:
+    """A bare repository *disk_path* below *root*, with two commits and the branch main."""
+
+    def __init__(self, root, disk_path="group/project.git", *options):
+        self.root = root
+        self.disk_path = disk_path
+        self.path = root / disk_path
+        self.git("init", "--quiet", "--bare", "--template=", "--initial-branch=main", *options, self.path, bare=False)
+        self.git("fast-import", "--quiet", given=HISTORY)
+        self.one = self.git("rev-parse", "main")
+        self.two = self.git("rev-parse", "two")
+        self.git("update-ref", "-d", "refs/heads/two")
+
+    def git(self, *arguments, given=b"", bare=True):
+        command = ["git", *([f"--git-dir={self.path}"] if bare else []), *arguments]
+        done = subprocess.run(command, input=given, capture_output=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.decode().strip()
+
+    def loose(self, *names, value=None):
+        for name in names:
+            file = self.path / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text((self.one if value is None else value) + "\n")
+
+    def packed(self, *names):
+        """Make these the packed refs, and no others."""
+        lines = [f"{self.one} {name}\n".encode() for name in names]
+        lines.sort(key=lambda line: line.split(b" ", 1)[1])
+        (self.path / "packed-refs").write_bytes(b"# pack-refs with: peeled fully-peeled sorted \n" + b"".join(lines))
+
+    def refs(self):
+        """Return what the files say, whatever git would: value or text by name."""
+        packed = self.path / "packed-refs"
+        lines = packed.read_text().splitlines() if packed.exists() else []
+        found = dict(line.split(" ", 1)[::-1] for line in lines if line[0] not in "#^")
+        for folder, _folders, files in os.walk(self.path / "refs"):
+            for file in files:
+                found[str(Path(folder, file).relative_to(self.path))] = Path(folder, file).read_text().strip()
+        return found
+
+    def fsck(self):
+        self.git("fsck", "--strict", "--no-dangling")
+
+    def locks(self):
+        return [path for path in self.path.rglob("*") if path.name.endswith((".lock", ".new"))]
+
+    def delete(self, *doomed, within=ALWAYS_IN_TIME, **options):
+        rows = [Doomed(row) if isinstance(row, str) else row for row in doomed]
+        return git_refs.delete(self.root, self.disk_path, rows, until=time.monotonic() + within, **options)
+
+    def states(self, *doomed, **options):
+        """Delete, and return the state of each ref by its name."""
+        return {row.ref: outcome.state for row, outcome in self.delete(*doomed, **options).items()}
+
+
+class Held(threading.Thread):
+    """A thread that runs *work*; `result()` waits for it and returns or raises what it did."""
+
+    def __init__(self, work):
+        super().__init__(daemon=True)
+        self._work = work
+        self._outcome = None
+        self._error = None
+        self.start()
+
+    def run(self):
+        try:
+            self._outcome = self._work()
+        except BaseException as error:  # noqa: BLE001, raised again in the other thread
+            self._error = error
+
+    def result(self):
+        self.join(ALWAYS_IN_TIME)
+        assert not self.is_alive()
+        if self._error:
+            raise self._error
+        return self._outcome
+
+
+def put_root(path):
+    path.mkdir(parents=True)
+    (path / sentinel.NAME).write_bytes(sentinel.TEXT)
+    return path
+
+
+def stand_in(folder, monkeypatch, script):
+    """Put a program named git first on the PATH; in *script* $GIT is the real one."""
+    real = shutil.which("git")
+    folder.mkdir()
+    program = folder / "git"
+    program.write_text(f"#!/bin/sh\nGIT={real}\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")

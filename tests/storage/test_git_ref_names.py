@@ -1,0 +1,104 @@
+"""Our rules for names of refs are git's."""
+
+import subprocess
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from storage.ref_names import LONGEST, refusal
+
+LONG = "refs/" + "/".join(["ü" * 100] * 10)
+assert len(LONG) <= LONGEST
+
+FINE = [
+    "refs/x",
+    "refs/heads/main",
+    "refs/mr/1/head",
+    "refs/heads/with@at",
+    "refs/heads/@",
+    "refs/heads/-x",
+    "refs/heads/a{b}",
+    'refs/heads/it\'s"quoted"',
+    "refs/heads/a.b",
+    "refs/heads/a./b",
+    "refs/heads/lock",
+    "refs/heads/a.lockx",
+    "refs/heads/a.LOCK",
+    "refs/heads/ünï/文件/😀",
+    "refs/heads/\x80\u2028",
+    LONG,
+]
+INVALID = [
+    "refs/",
+    "refs//x",
+    "refs/x/",
+    "refs/x//y",
+    "refs/.x",
+    "refs/x/.y",
+    "refs/x.",
+    "refs/x..y",
+    "refs/../HEAD",
+    "refs/x.lock",
+    "refs/x.lock/y",
+    "refs/x@{1}",
+    "refs/x y",
+    "refs/x~1",
+    "refs/x^",
+    "refs/x:y",
+    "refs/x?",
+    "refs/x*",
+    "refs/x[y",
+    "refs/x\\y",
+    "refs/x\ny",
+    "refs/x\n",
+    "refs/x\0y",
+    "refs/x\ty",
+    "refs/x\x1fy",
+    "refs/x\x7f",
+    "refs/x\ud800",
+]
+NOT_UNDER_REFS = ["", "HEAD", "FETCH_HEAD", "ORIG_HEAD", "main", "refs", "Refs/x", "/refs/x", " refs/x", "\ud800"]
+
+LETTERS = st.one_of(
+    st.sampled_from(list("ab.@{/-~^:?*[\\ \x7f\x1f\n")),
+    st.sampled_from([".lock", "..", "@{", "//", "/.", "ü", "refs"]),
+    st.characters(exclude_categories=["Cs"], exclude_characters="\0"),
+)
+
+
+def git_takes(name):
+    command = ["git", "check-ref-format", name]
+    return subprocess.run(command, check=False, stderr=subprocess.DEVNULL).returncode == 0
+
+
+@pytest.mark.parametrize("name", FINE)
+def test_a_fine_name_is_fine(name):
+    assert refusal(name) is None
+    assert git_takes(name)
+
+
+@pytest.mark.parametrize("name", INVALID)
+def test_an_invalid_name_is_invalid(name):
+    assert refusal(name) == "invalid_name"
+
+
+@pytest.mark.parametrize("name", [name for name in INVALID if not set(name) & set("\0\ud800")])
+def test_git_takes_no_invalid_name(name):
+    assert not git_takes(name)
+
+
+@pytest.mark.parametrize("name", NOT_UNDER_REFS)
+def test_a_name_elsewhere_is_not_under_refs(name):
+    assert refusal(name) == "not_under_refs"
+
+
+def test_a_name_may_be_as_long_as_the_column_and_no_longer():
+    assert refusal("refs/".ljust(1_024, "ü")) is None
+    assert refusal("refs/".ljust(1_025, "ü")) == "too_long"
+
+
+@settings(max_examples=700, deadline=None, database=None)
+@given(st.lists(LETTERS, max_size=12).map(lambda parts: "refs/" + "".join(parts)))
+def test_git_takes_exactly_the_names_that_we_do(name):
+    assert (refusal(name) is None) == git_takes(name)

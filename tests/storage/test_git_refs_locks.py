@@ -1,0 +1,535 @@
+"""Locks of others, a git that hangs, and repositories and disks that are not there."""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from embedded.waiting import wait_until
+from storage.git_refs import (
+    DELETED,
+    Doomed,
+    GitTimedOut,
+    RepositoryFailed,
+    RepositoryLocked,
+    RepositoryMissing,
+    RootUnavailable,
+    delete,
+)
+
+from .git_samples import ALWAYS_IN_TIME, Bare, Held, put_root, stand_in
+
+TWO_HOURS = 7_200
+
+
+@pytest.fixture
+def root(tmp_path):
+    return put_root(tmp_path / "repositories")
+
+
+@pytest.fixture
+def repository(root):
+    repository = Bare(root)
+    repository.packed("refs/a", "refs/b")
+    repository.loose("refs/c")
+    return repository
+
+
+def two_hours_ago(path):
+    path.touch()
+    os.utime(path, (path.stat().st_mtime - TWO_HOURS,) * 2)
+
+
+@contextmanager
+def prepared(repository, *names):
+    """Let another git hold the locks for a deletion of *names*; in the end it gives up."""
+    with subprocess.Popen(
+        ["git", f"--git-dir={repository.path}", "update-ref", "--stdin"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as other:
+        other.stdin.write(b"start\n" + b"".join(b"delete %s\n" % name.encode() for name in names) + b"prepare\n")
+        other.stdin.flush()
+        assert other.stdout.readline() == b"start: ok\n"
+        assert other.stdout.readline() == b"prepare: ok\n"
+        yield
+        other.communicate()
+
+
+def test_a_locked_ref_stays_and_keeps_no_other(repository):
+    repository.loose("refs/d")
+    two_hours_ago(repository.path / "refs/c.lock")
+
+    outcomes = repository.delete("refs/a", "refs/b", "refs/c", "refs/d")
+
+    locked = outcomes.pop(Doomed("refs/c"))
+    assert set(outcomes.values()) == {DELETED}
+    assert locked.state == "locked"
+    assert ", 2:00:0" in locked.reason
+    assert (repository.path / "refs/c.lock").exists()
+    assert "refs/c" in repository.refs()
+
+
+def test_thousands_of_locks_of_a_killed_git_cost_one_refusal(repository):
+    names = [f"refs/mr/{number}" for number in range(2_000)]
+    repository.packed("refs/a", *names)
+    (repository.path / "refs/mr").mkdir(parents=True)
+    for name in names:
+        (repository.path / f"{name}.lock").touch()
+    started = time.monotonic()
+
+    states = repository.states("refs/a", *names)
+
+    assert states.pop("refs/a") == "deleted"
+    assert set(states.values()) == {"locked"}
+    assert time.monotonic() < started + 20
+
+
+def test_a_ref_named_like_the_lock_of_all_is_a_ref(repository):
+    repository.loose("refs/packed-refs")
+    (repository.path / "refs/packed-refs.lock").touch()
+
+    states = repository.states("refs/packed-refs", "refs/a")
+
+    assert states == {"refs/packed-refs": "locked", "refs/a": "deleted"}
+
+
+@pytest.mark.parametrize("lock", ["packed-refs.lock", "packed-refs.new"])
+def test_a_lock_of_all_refs_is_reported_with_its_age_and_left(repository, lock):
+    before = repository.refs()
+    two_hours_ago(repository.path / lock)
+
+    with pytest.raises(RepositoryLocked) as caught:
+        repository.delete("refs/a", "refs/c", within=2)
+
+    assert caught.value.path == lock
+    assert timedelta(hours=2) <= caught.value.age < timedelta(hours=3)
+    assert str(caught.value).startswith(f"{lock} is held, 2:00:")
+    assert [path.name for path in repository.locks()] == [lock]
+    assert repository.refs() == before
+
+
+def test_a_lock_that_is_let_go_in_time_is_waited_for(repository):
+    with prepared(repository, "refs/b"):
+        deletion = Held(lambda: repository.states("refs/a", "refs/c"))
+        assert wait_until((repository.path / "refs/c.lock").exists, ALWAYS_IN_TIME)
+
+    assert deletion.result() == {"refs/a": "deleted", "refs/c": "deleted"}
+    assert set(repository.refs()) == {"refs/heads/main", "refs/b"}
+
+
+def test_two_deletions_at_once_end_as_one_would(root):
+    repository = Bare(root)
+    names = [f"refs/mr/{number}" for number in range(300)]
+    repository.packed(*names)
+
+    both = [Held(lambda: repository.states(*names)) for _ in range(2)]
+    for deletion in both:
+        with suppress(RepositoryLocked):
+            assert set(deletion.result().values()) <= {"deleted", "gone", "locked"}
+    repository.delete(*names)
+
+    assert set(repository.refs()) == {"refs/heads/main"}
+    assert repository.locks() == []
+    repository.fsck()
+
+
+def test_pushes_meanwhile_are_neither_lost_nor_undone(root):
+    repository = Bare(root)
+    names = [f"refs/mr/{number}" for number in range(300)]
+    pushed = [f"refs/pushed/{number}" for number in range(20)]
+    repository.packed(*names)
+    rows = [Doomed(name, repository.one) for name in names]
+
+    def push():
+        for name in [name for pair in zip(pushed, names, strict=False) for name in pair]:
+            patience = ["-c", "core.packedRefsTimeout=10000", "-c", "core.filesRefLockTimeout=10000"]
+            repository.git(*patience, "update-ref", name, repository.two)
+
+    pushing = Held(push)
+    while pushing.is_alive():
+        repository.delete(*rows)
+    pushing.result()
+    repository.delete(*rows)
+
+    kept = dict.fromkeys([*pushed, *names[: len(pushed)]], repository.two)
+    assert repository.refs() == {"refs/heads/main": repository.one, **kept}
+    repository.fsck()
+
+
+def test_nothing_is_started_when_the_time_was_up_before(repository):
+    with pytest.raises(GitTimedOut, match="before git was started"):
+        repository.delete("refs/a", within=-1)
+
+    assert "refs/a" in repository.refs()
+
+
+def test_git_that_waits_too_long_for_a_lock_is_given_up_in_time_to_say_so(repository):
+    started = time.monotonic()
+
+    with prepared(repository, "refs/b"), pytest.raises(RepositoryLocked):
+        repository.delete("refs/c", within=2)
+
+    assert time.monotonic() < started + 2
+    assert repository.locks() == []
+
+
+HANGING = """
+case "$*" in *update-ref*)
+    cd {path}
+    trap '{at_term}' TERM
+    echo $$ > pid
+    touch packed-refs.lock refs/c.lock
+    # A time that nobody waits for, in pieces after which the shell looks at its traps.
+    while :; do sleep 0.05; done
+esac
+exec $GIT "$@"
+"""
+CLEAN_UP = "rm packed-refs.lock refs/c.lock; exit 143"
+
+
+def hang(repository, folder, monkeypatch, *, at_term):
+    stand_in(folder / "bin", monkeypatch, HANGING.format(path=repository.path, at_term=at_term))
+
+
+def test_git_that_hangs_is_asked_to_end_and_leaves_no_locks(repository, tmp_path, monkeypatch):
+    hang(repository, tmp_path, monkeypatch, at_term=CLEAN_UP)
+    started = time.monotonic()
+
+    with pytest.raises(GitTimedOut) as caught:
+        repository.delete("refs/a", "refs/c", within=1)
+
+    assert 1 <= time.monotonic() - started < 5
+    assert (caught.value.killed, caught.value.locks) == (False, ())
+    assert repository.locks() == []
+
+
+def test_git_that_does_not_listen_is_killed_and_its_locks_are_told(repository, tmp_path, monkeypatch):
+    hang(repository, tmp_path, monkeypatch, at_term="")
+    started = time.monotonic()
+
+    with pytest.raises(GitTimedOut) as caught:
+        repository.delete("refs/a", "refs/c", within=1, grace=0.5)
+
+    assert 1.5 <= time.monotonic() - started < 5
+    assert caught.value.killed
+    assert not Path("/proc", (repository.path / "pid").read_text().strip()).exists()
+    assert caught.value.locks == ("packed-refs.lock", "refs/c.lock")
+    assert str(caught.value).endswith("2 locks: packed-refs.lock, refs/c.lock")
+    assert len(repository.locks()) == 2
+
+
+def is_waited_for(repository, waiting="self"):
+    """Say whether the hanging git runs and the process *waiting* has begun to wait for it."""
+    handles = []
+    for handle in Path(f"/proc/{waiting}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            handles.append(str(handle.readlink()))
+    return len(repository.locks()) == 2 and "anon_inode:[pidfd]" in handles
+
+
+class Stop(BaseException):
+    pass
+
+
+def test_an_exception_raised_meanwhile_in_our_thread_ends_git(repository, tmp_path, monkeypatch):
+    hang(repository, tmp_path, monkeypatch, at_term=CLEAN_UP)
+    deletion = Held(lambda: repository.delete("refs/a", "refs/c"))
+    assert wait_until(lambda: is_waited_for(repository), ALWAYS_IN_TIME)
+
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(deletion.ident), ctypes.py_object(Stop))
+
+    with pytest.raises(Stop):
+        deletion.result()
+    assert repository.locks() == []
+
+
+INTERRUPTED = """
+import signal, sys, time
+from pathlib import Path
+from storage.git_refs import Doomed, delete
+# A shell lets what runs in the background ignore it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+delete(Path(sys.argv[1]), sys.argv[2], [Doomed("refs/c")], until=time.monotonic() + 60)
+"""
+
+
+def test_ctrl_c_reaches_git_through_us_alone(repository, tmp_path, monkeypatch):
+    hang(repository, tmp_path, monkeypatch, at_term=f"touch {tmp_path}/asked; {CLEAN_UP}")
+    process = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED, repository.root, repository.disk_path],
+        cwd=Path(__file__).parents[2],
+        start_new_session=True,
+        stderr=subprocess.PIPE,
+    )
+    assert wait_until(lambda: is_waited_for(repository, process.pid), ALWAYS_IN_TIME)
+
+    os.killpg(process.pid, signal.SIGINT)
+
+    assert b"KeyboardInterrupt" in process.communicate(timeout=ALWAYS_IN_TIME)[1]
+    assert (tmp_path / "asked").exists()
+    assert repository.locks() == []
+
+
+def test_real_git_that_is_ended_while_it_waits_leaves_no_locks(repository, tmp_path, monkeypatch):
+    # It waits for the lock of all refs, with one of its own in hand, for as long as it is let.
+    stand_in(
+        tmp_path / "bin",
+        monkeypatch,
+        """
+        for word; do
+            shift
+            case "$word" in core.packedRefsTimeout=*) word=core.packedRefsTimeout=-1; esac
+            set -- "$@" "$word"
+        done
+        exec $GIT "$@"
+        """,
+    )
+
+    with prepared(repository, "refs/b"):
+        with pytest.raises(GitTimedOut) as caught:
+            repository.delete("refs/c", within=1)
+        assert not (repository.path / "refs/c.lock").exists()
+
+    assert not caught.value.killed
+    assert repository.locks() == []
+
+
+def test_masses_of_names_and_of_complaints_do_not_jam(repository, tmp_path, monkeypatch):
+    names = [f"refs/mr/{number}/{'x' * 200}" for number in range(10_000)]
+    repository.packed(*names)
+    stand_in(
+        tmp_path / "bin",
+        monkeypatch,
+        r"""
+        case "$*" in *update-ref*) yes warning: no | head -n 500000 >&2; echo "fatal: \033[mno space" >&2; exit 128; esac
+        exec $GIT "$@"
+        """,
+    )
+
+    with pytest.raises(RepositoryFailed) as caught:
+        repository.delete(*names)
+
+    assert str(caught.value) == r"\x1b[mno space"
+
+
+def test_a_git_that_refuses_everything_is_not_asked_for_ever(repository, tmp_path, monkeypatch):
+    repository.packed(*[f"refs/{number}" for number in range(1_000)])
+    stand_in(
+        tmp_path / "bin",
+        monkeypatch,
+        f"""
+        case "$*" in *update-ref*) echo x >> {tmp_path}/asked; echo fatal: no >&2; exit 128; esac
+        exec $GIT "$@"
+        """,
+    )
+
+    with pytest.raises(RepositoryFailed, match="no"):
+        repository.delete(*[f"refs/{number}" for number in range(1_000)])
+
+    assert len((tmp_path / "asked").read_text().splitlines()) <= 64
+
+
+@pytest.mark.parametrize(
+    ("end", "message"),
+    [
+        ("kill -KILL $$", "git was ended by signal 9"),
+        (
+            "echo \"fatal: cannot lock ref 'refs/a': Unable to create 'x': No space left on device\" >&2; exit 128",
+            "space",
+        ),
+    ],
+)
+def test_what_concerns_all_refs_fails_the_repository_at_once(repository, tmp_path, monkeypatch, end, message):
+    stand_in(
+        tmp_path / "bin",
+        monkeypatch,
+        f'case "$*" in *update-ref*) echo x >> {tmp_path}/asked; {end}; esac\nexec $GIT "$@"',
+    )
+
+    with pytest.raises(RepositoryFailed, match=message):
+        repository.delete("refs/a", "refs/b")
+
+    assert (tmp_path / "asked").read_text() == "x\n"
+
+
+def test_a_git_that_does_not_say_it_committed_has_not(repository, tmp_path, monkeypatch):
+    stand_in(tmp_path / "bin", monkeypatch, 'case "$*" in *update-ref*) exit 0; esac\nexec $GIT "$@"')
+
+    assert repository.states("refs/a") == {"refs/a": "locked"}
+
+
+@pytest.mark.parametrize("content", ["junk\n", "unterminated"])
+def test_packed_refs_that_cannot_be_read_fail_the_repository(repository, content):
+    (repository.path / "packed-refs").write_text(content)
+
+    with pytest.raises(RepositoryFailed, match="packed-refs"):
+        repository.delete("refs/c")
+
+    assert "refs/c" in {path.name and f"refs/{path.name}" for path in (repository.path / "refs").iterdir()}
+
+
+@pytest.mark.parametrize("head", [None, "junk"])
+def test_a_directory_that_is_no_repository_fails(repository, head):
+    (repository.path / "HEAD").unlink()
+    if head:
+        (repository.path / "HEAD").write_text(head)
+
+    with pytest.raises(RepositoryFailed, match="not a git repository"):
+        repository.delete("refs/c")
+
+
+def test_a_format_that_git_does_not_know_fails_the_repository(repository):
+    repository.git("config", "core.repositoryFormatVersion", "1")
+    repository.git("config", "extensions.refStorage", "unheard-of")
+
+    with pytest.raises(RepositoryFailed):
+        repository.delete("refs/c")
+
+
+@pytest.fixture
+def outside(tmp_path):
+    outside = Bare(tmp_path / "outside")
+    outside.loose("refs/c")
+    yield outside
+    assert "refs/c" in outside.refs()
+
+
+@pytest.mark.parametrize(
+    "disk_path",
+    [
+        "",
+        ".",
+        "..",
+        "/",
+        "../outside/group/project.git",
+        "group/../../outside/group/project.git",
+        "link",
+        "link/project.git",
+        "a\0b",
+        "group/../group/project.git",
+        "loop",
+        "\ud800",
+        "dangling",
+        "file",
+    ],
+)
+def test_a_path_that_leads_elsewhere_is_not_followed(repository, outside, disk_path):
+    link = {"link": outside.path, "link/project.git": outside.path.parent}.get(disk_path)
+    if link:
+        (repository.root / "link").symlink_to(link)
+    (repository.root / "loop").symlink_to("loop")
+    (repository.root / "dangling").symlink_to("group/nothing")
+    (repository.root / "file").write_text(f"gitdir: {outside.path}\n")
+
+    with pytest.raises(RepositoryFailed, match="the path of the repository"):
+        delete(repository.root, disk_path, [Doomed("refs/c")], until=time.monotonic() + ALWAYS_IN_TIME)
+
+    assert "refs/c" in repository.refs()
+
+
+def test_an_absolute_path_is_refused_even_inside_the_root(repository):
+    with pytest.raises(RepositoryFailed):
+        delete(repository.root, str(repository.path), [Doomed("refs/c")], until=time.monotonic() + ALWAYS_IN_TIME)
+
+
+def test_a_link_inside_the_root_is_followed(repository):
+    (repository.root / "link").symlink_to(repository.path)
+    (repository.root.parent / "root").symlink_to(repository.root)
+
+    outcomes = delete(
+        repository.root.parent / "root", "link", [Doomed("refs/c")], until=time.monotonic() + ALWAYS_IN_TIME
+    )
+
+    assert outcomes == {Doomed("refs/c"): DELETED}
+
+
+@pytest.mark.parametrize("disk_path", ["never/there.git", "group/project.git/description/x", "group/none.git"])
+def test_a_repository_that_is_not_there_is_missing(repository, disk_path):
+    (repository.path / "description").touch()
+    # Git would find this one, were it to look around.
+    Bare(repository.root, "group/.git").loose("refs/c")
+
+    with pytest.raises(RepositoryMissing):
+        delete(repository.root, disk_path, [Doomed("refs/c")], until=time.monotonic() + ALWAYS_IN_TIME)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_without_sentinel_nothing_is_believed_or_deleted(repository, there):
+    sentinel = repository.root / ".forgekeeper-root"
+    sentinel.rename(repository.root / "other")
+    if not there:
+        repository.disk_path = "never/there.git"
+
+    with pytest.raises(RootUnavailable):
+        repository.delete("refs/c", "refs/gone")
+
+    assert "refs/c" in repository.refs()
+
+
+def test_a_sentinel_that_is_a_folder_is_none(repository):
+    (repository.root / ".forgekeeper-root").unlink()
+    (repository.root / ".forgekeeper-root").mkdir()
+
+    with pytest.raises(RootUnavailable):
+        repository.delete("refs/c")
+
+
+def meanwhile(tmp_path, monkeypatch, command, deed):
+    """Let *deed* happen just before the first git *command* runs."""
+    stand_in(
+        tmp_path / "bin",
+        monkeypatch,
+        f'case "$*" in *{command}*) test -e {tmp_path}/done || {{ touch {tmp_path}/done; {deed}; }}; esac\nexec $GIT "$@"',
+    )
+
+
+@pytest.mark.parametrize("command", ["symbolic-ref", "for-each-ref", "update-ref"])
+def test_a_root_that_goes_away_in_between_is_not_a_repository_that_is_gone(repository, tmp_path, monkeypatch, command):
+    meanwhile(tmp_path, monkeypatch, command, f"mv {repository.root} {tmp_path}/away")
+
+    with pytest.raises(RootUnavailable):
+        repository.delete("refs/c", "refs/gone")
+
+
+@pytest.mark.parametrize("command", ["symbolic-ref", "for-each-ref", "update-ref"])
+def test_a_repository_that_goes_away_in_between_is_missing(repository, tmp_path, monkeypatch, command):
+    meanwhile(tmp_path, monkeypatch, command, f"mv {repository.path} {tmp_path}/away")
+
+    with pytest.raises(RepositoryMissing):
+        repository.delete("refs/c", "refs/gone")
+
+
+def test_refs_are_not_gone_because_the_root_was_when_git_looked(repository, tmp_path, monkeypatch):
+    Bare(tmp_path / "empty")
+    deed = f"mv {repository.root} {tmp_path}/away; mv {tmp_path}/empty {repository.root}"
+    meanwhile(tmp_path, monkeypatch, "for-each-ref", deed)
+
+    with pytest.raises(RootUnavailable):
+        repository.delete("refs/a")
+
+
+def test_refs_are_not_gone_because_another_repository_took_the_place(repository, tmp_path, monkeypatch):
+    other = Bare(tmp_path / "other")
+    deed = f"mv {repository.path} {tmp_path}/away; mv {other.path} {repository.path}"
+    meanwhile(tmp_path, monkeypatch, "for-each-ref", deed)
+
+    with pytest.raises(RepositoryFailed, match="place"):
+        repository.delete("refs/a")
+
+
+def test_threads_do_not_disturb_each_other(root):
+    repositories = [Bare(root, f"{number}.git") for number in range(3)]
+    for repository in repositories:
+        repository.loose("refs/a")
+
+    deletions = [Held(lambda repository=repository: repository.states("refs/a")) for repository in repositories]
+
+    assert [deletion.result() for deletion in deletions] == [{"refs/a": "deleted"}] * 3

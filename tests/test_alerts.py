@@ -1,0 +1,367 @@
+"""The alert rules: whom they tell, where they lead, what they rest on; promtool and amtool have their say."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import time
+import urllib.request
+from pathlib import Path
+from threading import Event
+
+import peewee
+import pytest
+import typer
+import yaml
+
+from cli import app
+from settings import PREFIX, Settings
+
+ROOT = Path(__file__).parent.parent
+RULES_FILE = ROOT / "metrics" / "alerts.yml"
+GROUPS = yaml.safe_load(RULES_FILE.read_text())["groups"]
+RULES = [rule for group in GROUPS for rule in group["rules"]]
+ALERTS = [rule for rule in RULES if "alert" in rule]
+NAMES = sorted({rule["alert"] for rule in ALERTS})
+RUNBOOKS = ROOT / "docs" / "runbooks"
+RUNBOOK_BASE = "https://forgekeeper.example/docs/runbooks/"
+SECTIONS = ["Meaning", "Impact", "Diagnosis", "Mitigation", "How to tell it is over"]
+UNIT_TESTS = sorted((ROOT / "tests" / "alerts").glob("*.yml"))
+
+# 監視・アラート of the five documents: document, row, threshold, and who is told.
+ROWS = [
+    ("48", "処理時間", "60秒", "system-admins"),
+    ("48", "残存クリーンアップ対象数", "10000件超過", "system-admins"),
+    ("58", "エラー件数", "Sidekiq失敗キュー", "operations"),
+    ("100", "処理時間", "250秒超過（タイムアウト）", "operations"),  # noqa: RUF001
+    ("100", "エラー件数", "連続失敗", "operations"),
+    ("100", "ペンディングエントリ蓄積", "大量蓄積", "operations"),
+    ("65", "停滞インポート件数", "設定なし（ログ監視）", "log-monitoring"),  # noqa: RUF001
+    ("65", "エラー件数", "設定なし（Sentry/ErrorTracking）", "error-tracking"),  # noqa: RUF001
+    ("11", "処理時間", "60秒", "operations"),
+    ("11", "エラー件数", "連続3回失敗", "operations"),
+]
+
+
+def found(program):
+    """Find Debian's program, which .ci/run installs; elsewhere a machine without it is no reason to fail."""
+    if shutil.which(program) is None:
+        if "CI" in os.environ:
+            pytest.fail(f"{program} is missing, and .ci/run should have installed it")
+        pytest.skip(f"{program} is not installed (Debian: prometheus, prometheus-alertmanager)")
+    return program
+
+
+def ran(program, *arguments):
+    """Run Debian's program; return its status and what it said."""
+    found(program)
+    done = subprocess.run([program, *map(str, arguments)], capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_the_rules_are_sound():
+    status, said = ran("promtool", "check", "rules", "--lint=all", "--lint-fatal", RULES_FILE)
+
+    assert status == 0, said
+
+
+@pytest.mark.parametrize("file", UNIT_TESTS, ids=lambda file: file.stem)
+def test_the_rules_fire_and_stay_silent_where_they_should(file):
+    status, said = ran("promtool", "test", "rules", file)
+
+    assert status == 0, said
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_alert_is_shown_to_fire_and_to_stay_silent(name):
+    checks = [
+        bool(check.get("exp_alerts"))
+        for file in UNIT_TESTS
+        for case in yaml.safe_load(file.read_text())["tests"]
+        for check in case["alert_rule_test"]
+        if check["alertname"] == name
+    ]
+
+    assert set(checks) == ({True} if name == "Watchdog" else {True, False})
+
+
+@pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
+def test_every_alert_says_whom_it_tells_and_what(rule):
+    labels, notes = rule["labels"], rule["annotations"]
+
+    assert labels["severity"] in {"critical", "warning", "info", "none"}
+    assert labels["team"] in {"operations", "system-admins", "log-monitoring", "error-tracking"}
+    assert notes["summary"].endswith(".")
+    assert "$value" in notes["description"]
+    assert notes["runbook_url"] == f"{RUNBOOK_BASE}{rule['alert']}.md"
+    assert rule["alert"] == "Watchdog" or notes["dashboard_url"].startswith("https://grafana.example/d/forgekeeper-")
+
+
+@pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
+def test_a_text_names_no_label_that_the_rule_does_not_keep(rule):
+    named = set(re.findall(r"\$labels\.(\w+)", " ".join(rule["annotations"].values())))
+    kept = {label for by in re.findall(r"by \(([^)]*)\)", rule["expr"]) for label in re.split(r",\s*", by)}
+    if "by (" not in rule["expr"] and not re.search(r"\b(absent|sum|max|min)\b", rule["expr"]):
+        kept |= {"job", "instance"}  # nothing is aggregated away
+
+    assert named <= kept | set(rule["labels"])
+
+
+@pytest.mark.parametrize(("document", "row", "threshold", "team"), ROWS)
+def test_every_row_of_the_documents_has_its_rule(document, row, threshold, team):
+    wanted = f"バッチ設計書 {document} 監視・アラート: {row} {threshold}"
+
+    rules = [rule for rule in ALERTS if rule["annotations"].get("document") == wanted]
+
+    assert [rule["labels"]["team"] for rule in rules] == [team]
+
+
+def test_no_rule_names_a_row_that_no_document_has():
+    assert sum("document" in rule["annotations"] for rule in ALERTS) == len(ROWS)
+
+
+def test_the_rules_rest_on_metrics_of_the_catalogue():
+    metrics = importlib.import_module("metrics.catalogue").METRICS
+    names = set(metrics) | {
+        f"{name}_{end}"
+        for name, metric in metrics.items()
+        if metric.type == "histogram"
+        for end in ("bucket", "sum", "count")
+    }
+
+    asked = {name for rule in RULES for name in re.findall(r"\bforgekeeper_\w+", rule["expr"])}
+
+    assert asked - names == set()
+
+
+def test_the_rules_ask_for_labels_and_values_that_exist():
+    metrics = importlib.import_module("metrics.catalogue").METRICS
+
+    for rule in RULES:
+        for name, matchers in re.findall(r"\b(forgekeeper_\w+)\s*\{([^}]*)\}", rule["expr"]):
+            for label, operator, value in re.findall(r'(\w+)(=~|!~|!=|=)"([^"]*)"', matchers):
+                known = metrics[name].values[label]
+                for wanted in value.split("|"):
+                    assert known is None or wanted in known, f"{rule['alert']}: {name} has no {label}{operator}{wanted}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_alert_has_a_runbook(name):
+    page = (RUNBOOKS / f"{name}.md").read_text()
+
+    assert page.startswith(f"# {name}\n")
+    assert re.findall(r"^## (.+)$", page, re.MULTILINE) == SECTIONS
+    assert all(part.strip() for part in re.split(r"^## .+$", page, flags=re.MULTILINE)[1:])
+
+
+def test_no_runbook_is_about_an_alert_that_is_gone():
+    assert sorted(page.stem for page in RUNBOOKS.glob("*.md")) == NAMES
+
+
+def commands(group, path=()):
+    """List the names of all commands below a group, and the options of each."""
+    for name, command in group.commands.items():
+        yield (*path, name), {option for parameter in command.params for option in parameter.opts}
+        if hasattr(command, "commands"):
+            yield from commands(command, (*path, name))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_command_of_a_runbook_exists(name):
+    known = dict(commands(typer.main.get_command(app)))
+    page = (RUNBOOKS / f"{name}.md").read_text()
+
+    for line in re.findall(r"(?:^|`)forgekeeper ([^`\n#]+)", page, re.MULTILINE):
+        words = line.split()
+        path = tuple(words[:2]) if tuple(words[:2]) in known else tuple(words[:1])
+        assert path in known, f"forgekeeper {line}"
+        assert {word for word in words if word.startswith("--")} <= known[path], f"forgekeeper {line}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_setting_of_a_runbook_exists(name):
+    settings = {PREFIX + field.upper() for field in Settings.model_fields}
+    page = (RUNBOOKS / f"{name}.md").read_text()
+
+    named = re.findall(rf"{PREFIX}[A-Z_]+[A-Z](?!_?\.\.\.)\b", page)
+
+    assert {one for one in named if one not in settings} == set()
+
+
+def test_every_query_of_the_runbooks_is_answered(database):
+    pages = {page.stem: page.read_text() for page in RUNBOOKS.glob("*.md")}
+    queries = [
+        (name, query)
+        for name, page in pages.items()
+        for query in (*re.findall(r'psql .* -c "([^"]+)"', page), *re.findall(r"`(select [^`]+ from [^`]+)`", page))
+    ]
+
+    for name, query in queries:
+        try:
+            database.execute_sql(query.replace("BATCH", "prune").replace("PROJECT", "1").replace("%", "%%"))
+        except peewee.PeeweeException as error:
+            pytest.fail(f"{name}: {query}: {error}")
+    assert len(queries) >= 30
+
+
+def test_the_page_of_alerts_lists_them():
+    rows = [
+        f"| [`{rule['alert']}`](runbooks/{rule['alert']}.md) | {rule['labels']['severity']} | {rule['labels']['team']} "
+        f"| {rule.get('for', 'at once')} | {rule['annotations']['summary']} |"
+        for rule in ALERTS
+    ]
+
+    listed = [line for line in (ROOT / "docs" / "alerts.md").read_text().splitlines() if line.startswith("| [`")]
+
+    assert listed == rows
+
+
+def test_the_configuration_of_prometheus_is_sound():
+    status, said = ran("promtool", "check", "config", "--lint=all", "--lint-fatal", ROOT / "deploy" / "prometheus.yml")
+
+    assert status == 0, said
+
+
+def test_prometheus_scrapes_the_jobs_that_the_rules_ask_for():
+    config = yaml.safe_load((ROOT / "deploy" / "prometheus.yml").read_text())
+
+    targets = {job["job_name"]: job["static_configs"][0]["targets"] for job in config["scrape_configs"]}
+
+    assert targets == {
+        "forgekeeper-worker": ["127.0.0.1:9191"],
+        "forgekeeper-scheduler": ["127.0.0.1:9192"],
+        "forgekeeper-exporter": ["127.0.0.1:9193"],
+    }
+
+
+ALERTMANAGER = ROOT / "deploy" / "alertmanager.yml"
+
+
+def receivers(labels):
+    """Name who is told of an alert with these labels, after the routes of the example."""
+    team, severity = labels["team"], labels["severity"]
+    if severity == "none":
+        return "watchdog"
+    named = "operations" if team == "operations" else team
+    return f"pager,{named}" if severity == "critical" else named
+
+
+def test_the_configuration_of_alertmanager_is_sound():
+    status, said = ran("amtool", "check-config", ALERTMANAGER)
+
+    assert status == 0, said
+
+
+@pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: f"{rule['alert']}-{rule['labels']['severity']}")
+def test_every_alert_reaches_its_people(rule):
+    labels = [f"{name}={value}" for name, value in {"alertname": rule["alert"], **rule["labels"]}.items()]
+
+    status, said = ran(
+        *("amtool", "config", "routes", "test", f"--config.file={ALERTMANAGER}"),
+        f"--verify.receivers={receivers(rule['labels'])}",
+        *labels,
+    )
+
+    assert status == 0, said
+
+
+def test_what_inhibits_and_is_inhibited_exists():
+    config = yaml.safe_load(ALERTMANAGER.read_text())
+
+    matchers = [
+        matcher
+        for rule in config["inhibit_rules"]
+        for matcher in (*rule["source_matchers"], *rule["target_matchers"])
+        if matcher.startswith("alertname")
+    ]
+    named = {name for matcher in matchers for name in matcher.split('"')[1].split("|")}
+
+    assert len(config["inhibit_rules"]) == 4
+    assert named <= set(NAMES)
+
+
+@pytest.fixture(scope="module")
+def alertmanager(tmp_path_factory):
+    """A real Alertmanager with the example's configuration, on loopback; nobody hears its webhooks."""
+    program = found("prometheus-alertmanager")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    command = [
+        *(program, f"--config.file={ALERTMANAGER}", f"--web.listen-address={address}", "--cluster.listen-address="),
+        f"--storage.path={tmp_path_factory.mktemp('alertmanager')}",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            yield f"http://{address}/api/v2"
+        finally:
+            process.kill()
+
+
+def tell(api, alerts):
+    """Send alerts to Alertmanager, and return which of them it holds back, by name and batch."""
+    body = json.dumps([{"labels": labels} for labels in alerts]).encode()
+    request = urllib.request.Request(f"{api}/alerts", body, {"Content-Type": "application/json"})
+    until = time.monotonic() + 30
+    while True:
+        try:
+            urllib.request.urlopen(request, timeout=5).close()
+            with urllib.request.urlopen(f"{api}/alerts", timeout=5) as answer:
+                held = {key(one["labels"]): bool(one["status"]["inhibitedBy"]) for one in json.load(answer)}
+        except OSError:
+            held = {}
+        known = {key(labels) for labels in alerts}
+        if known <= set(held):
+            return {one: held[one] for one in known}
+        assert time.monotonic() < until
+        Event().wait(0.05)
+
+
+def key(labels):
+    return labels["alertname"], labels.get("batch", ""), labels.get("window", "")
+
+
+# The batch keeps the cases apart, where the rule asks for equal ones.
+INHIBITED = [
+    (
+        "BatchErrorBudgetBurn",
+        {"batch": "prune", "window": "1h"},
+        "BatchErrorBudgetBurn",
+        {"batch": "prune", "window": "6h"},
+    ),
+    ("BatchNotSucceeded", {"batch": "stale_imports"}, "BatchConsecutiveFailures", {"batch": "stale_imports"}),
+    ("BatchNotSucceeded", {"batch": "stale_imports"}, "BatchLeaseContention", {"batch": "stale_imports"}),
+    *(
+        ("BatchSchedulerDown", {}, name, {"batch": "user_status_cleanup"})
+        for name in ("BatchSchedulerStalled", "BatchNotEnqueued", "BatchScheduleMissing", "BatchNotSucceeded")
+    ),
+    *(
+        ("BatchWorkersDown", {}, name, {"batch": "delete_objects"})
+        for name in ("BatchQueueLatencyHigh", "BatchNotSucceeded", "BatchBacklogTooOld", "BatchNotProgressing")
+    ),
+]
+
+
+def test_what_follows_from_a_cause_is_held_back_and_nothing_else(alertmanager):
+    bystanders = [
+        {"alertname": "BatchErrorBudgetBurn", "batch": "git_ref_cleanup", "window": "6h"},
+        {"alertname": "BatchConsecutiveFailures", "batch": "git_ref_cleanup"},
+        {"alertname": "BatchLeaseContention", "batch": "git_ref_cleanup"},
+        {"alertname": "BatchDeadLetters", "batch": "delete_objects"},
+    ]
+    results = [{"alertname": name, **labels} for _, _, name, labels in INHIBITED]
+
+    before = tell(alertmanager, [*results, *bystanders])
+    tell(alertmanager, [{"alertname": name, **labels} for name, labels, _, _ in INHIBITED])
+    wanted, until = {key(labels) for labels in results}, time.monotonic() + 10
+    while (held := {one for one, is_held in tell(alertmanager, [*results, *bystanders]).items() if is_held}) < wanted:
+        assert time.monotonic() < until, wanted - held
+        Event().wait(0.05)  # it learns of new causes a moment later
+
+    # Some are causes in another case, and hold their own results back from the start.
+    assert not any(before[key(labels)] for labels in bystanders)
+    assert held == wanted

@@ -49,9 +49,15 @@ class Folder:
 
     def has_sentinel(self) -> bool:
         """Say whether the sentinel is there."""
-        if not self._root.is_dir():
-            raise Unreadable(f"{self._root} is not a folder")
-        return (self._root / NAME).is_file()
+        with _readable(str(self)):
+            if not self._root.is_dir():
+                raise NotADirectoryError("is not a folder")
+            try:
+                # A disk in trouble may know the name, and no more.
+                (self._root / NAME).read_bytes()
+            except FileNotFoundError:
+                return False
+            return True
 
     def is_empty(self) -> bool:
         """Say whether there is nothing at all."""

@@ -2,14 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from enum import IntEnum
+from typing import NamedTuple
 
 import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
 from models.database import Base, BigIdentityField, database, default
 
+# One look into the index for each project, however many rows it has.
+PROJECTS_WITH_PENDING = """
+    with recursive waiting (project_id) as (
+        (select project_id from batched_git_ref_updates_deletions
+         where status = 1 and project_id > %(after)s and project_id <= %(until)s
+         order by project_id limit 1)
+        union all
+        select (select next.project_id from batched_git_ref_updates_deletions as next
+                where next.status = 1 and next.project_id > waiting.project_id and next.project_id <= %(until)s
+                order by next.project_id limit 1)
+        from waiting where waiting.project_id is not null
+    )
+    select project_id from waiting where project_id is not null limit %(limit)s
+"""
+SETTLE = """
+    update batched_git_ref_updates_deletions as deletion
+    set status = case when reasons.reason is null then 2 else 3 end, reason = reasons.reason,
+        updated_at = clock_timestamp(),
+        processed_at = case when reasons.reason is null then clock_timestamp() end
+    from unnest(%(ids)s::bigint[], %(reasons)s::text[]) as reasons (id, reason)
+    where deletion.id = reasons.id and deletion.status = 1
+    returning deletion.status
+"""
 DELETE_PROCESSED = """
     delete from batched_git_ref_updates_deletions
     where id = any(array(
@@ -19,6 +44,17 @@ DELETE_PROCESSED = """
         for update skip locked
     )) and status = 2
 """
+
+
+LAST = 2**63 - 1
+"""No project's id is above it."""
+
+
+class Settled(NamedTuple):
+    """How many deletions were closed, by how."""
+
+    processed: int
+    rejected: int
 
 
 class DeletionStatus(IntEnum):
@@ -38,6 +74,11 @@ class Project(Base):
     class Meta:
         table_name = "projects"
 
+    @classmethod
+    def paths(cls, ids: Sequence[int]) -> list[str]:
+        """Return where the repositories of these projects lie, below the root."""
+        return [project.disk_path for project in cls.select().where(cls.id.in_(list(ids)))]
+
 
 class GitRefDeletion(Base):
     """A ref that its project wants deleted.  No foreign key: the project may go first."""
@@ -54,6 +95,48 @@ class GitRefDeletion(Base):
 
     class Meta:
         table_name = "batched_git_ref_updates_deletions"
+
+    @classmethod
+    def pending(cls) -> pw.ModelSelect[GitRefDeletion]:
+        """Select the deletions that nobody has made yet."""
+        return cls.select().where(cls.status == DeletionStatus.PENDING)
+
+    @classmethod
+    def pending_of(cls, project_id: int, *, after: int, limit: int) -> list[GitRefDeletion]:
+        """Return up to *limit* pending deletions of the project with an id above *after*, in their order."""
+        of_project = cls.pending().where(cls.project_id == project_id, cls.id > after)
+        return list(of_project.order_by(cls.project_id, cls.id).limit(limit))
+
+    @classmethod
+    def projects(cls, *, after: int, until: int = LAST, limit: int) -> list[int]:
+        """Return up to *limit* ids of projects with pending deletions, above *after* and not above *until*."""
+        values = {"after": after, "until": until, "limit": limit}
+        return [project_id for (project_id,) in database.execute_sql(PROJECTS_WITH_PENDING, values).fetchall()]
+
+    @classmethod
+    def settle(cls, reasons: Mapping[int, str | None]) -> Settled:
+        """Close the deletions of these ids: rejected where there is a reason, else processed.
+
+        One that somebody has closed meanwhile stays as it is, and is not counted.
+        """
+        values = {"ids": list(reasons), "reasons": list(reasons.values())}
+        statuses = [status for (status,) in database.execute_sql(SETTLE, values).fetchall()]
+        rejected = statuses.count(DeletionStatus.REJECTED)
+        return Settled(processed=len(statuses) - rejected, rejected=rejected)
+
+    @classmethod
+    def rejected(cls) -> pw.ModelSelect[GitRefDeletion]:
+        """Select the deletions that were refused, with their reasons."""
+        return cls.select().where(cls.status == DeletionStatus.REJECTED).order_by(cls.id)
+
+    @classmethod
+    def retry(cls, ids: Sequence[int] | None) -> int:
+        """Let rejected deletions be tried anew, all of them if *ids* is None; return how many."""
+        which = cls.status == DeletionStatus.REJECTED
+        if ids is not None:
+            which &= cls.id.in_(list(ids))
+        values = {"status": DeletionStatus.PENDING, "reason": None, "updated_at": pw.fn.clock_timestamp()}
+        return int(cls.update(values).where(which).execute())
 
     @classmethod
     def delete_processed(cls, horizon: datetime, *, limit: int) -> int:

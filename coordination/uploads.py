@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import redis
 
@@ -98,6 +98,15 @@ class Claim:
         return now > self.until
 
 
+class Census(NamedTuple):
+    """How many entries there are: pending, due to be deleted and since when, and given up."""
+
+    pending: int
+    due: int
+    due_since: datetime | None
+    failed: int
+
+
 def prepare(client: redis.Redis, location: str, path: str) -> None:
     """Register an upload that is about to begin.
 
@@ -126,6 +135,24 @@ def exists(client: redis.Redis, location: str, path: str) -> bool:
 def count(client: redis.Redis) -> int:
     """Count the pending uploads, fresh ones too."""
     return int(client.zcard(PENDING))
+
+
+def census(client: redis.Redis, stale_after: timedelta) -> Census:
+    """Count the entries; due is what a run would claim now."""
+    seconds, _microseconds = client.time()
+    stale = stale_after.total_seconds()
+    with client.pipeline(transaction=False) as pipe:
+        pipe.zcard(PENDING)
+        pipe.zcount(PENDING, "-inf", f"({seconds - stale}")
+        pipe.zcount(DELETING, "-inf", seconds)
+        pipe.zrange(PENDING, 0, 0, withscores=True)
+        pipe.zrange(DELETING, 0, 0, withscores=True)
+        pipe.zcard(FAILED)
+        pending, fresh_no_more, again, first, first_again, given_up = pipe.execute()
+    since = [score + stale for _, score in first] + [score for _, score in first_again]
+    due_since = min((instant for instant in since if instant <= seconds), default=None)
+    moment = None if due_since is None else datetime.fromtimestamp(due_since, UTC)
+    return Census(pending, fresh_no_more + again, moment, given_up)
 
 
 def pending_only(client: redis.Redis, location: str, paths: Sequence[str]) -> list[str]:

@@ -23,6 +23,7 @@ from workers import stores
 from workers.attempt import current
 from workers.broker import broker
 from workers.deadline import Deadline
+from workers.failpoints import failpoint
 
 CHUNK = 1_000
 FIRST_RETRY = timedelta(minutes=1)
@@ -75,6 +76,7 @@ def run(deadline: Deadline, settings: Settings) -> Outcome:
             claimed = DeletedObject.claim_due(now(), visibility=settings.object_visibility, limit=CHUNK)
             if not claimed:
                 return tally.outcome("drained")
+            failpoint("delete_objects.claimed")
             _delete(store, claimed, tally, until)
             if deadline.passed(len(claimed)):
                 return tally.outcome("deadline")
@@ -94,6 +96,7 @@ def _delete(store: Objects, claimed: list[Claimed], tally: Tally, until: float) 
     except StoreUnavailable as error:
         _settle(claimed, {path: outcome.state for path, outcome in error.known.items()}, named, tally)
         raise
+    failpoint("delete_objects.deleted")
     _settle(claimed, {path: outcome.state for path, outcome in outcomes.items()}, named, tally)
 
 
@@ -102,6 +105,7 @@ def _settle(claimed: list[Claimed], states: dict[str, str], named: set[str], tal
     gone = [row for row in claimed if row.path in named or states.get(row.path) in ("deleted", "missing")]
     failed = [row for row in claimed if states.get(row.path) == "failed"]
     DeletedObject.forget(gone)
+    failpoint("delete_objects.forgotten")
     died = DeletedObject.fail(failed, first_retry=FIRST_RETRY)
     DeletedObject.put_back([row for row in claimed if row not in gone and row not in failed], now())
     tally.deleted += sum(states.get(row.path) == "deleted" for row in gone)

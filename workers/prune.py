@@ -19,6 +19,7 @@ from models import GitRefDeletion, JobRun, now
 from workers.attempt import current
 from workers.broker import QUEUES, broker
 from workers.deadline import Deadline
+from workers.failpoints import failpoint
 
 CHUNK = 1_000
 MAX_RUNTIME = timedelta(minutes=5)
@@ -56,6 +57,7 @@ def run(deadline: Deadline) -> Outcome:
         count = CHUNK
         while count == CHUNK:
             count = remove(limit=CHUNK)
+            failpoint("prune.removed")
             counts[kind] += count
             if deadline.passed(count) and count == CHUNK:
                 return Outcome(**counts, stopped="deadline")

@@ -27,6 +27,7 @@ from workers.attempt import current
 from workers.broker import broker
 from workers.clients import client
 from workers.deadline import Deadline
+from workers.failpoints import failpoint
 
 MAX_UPLOAD_DURATION = timedelta(hours=3)
 MAX_EXEC_DURATION = timedelta(seconds=250)
@@ -63,6 +64,7 @@ def run(deadline: Deadline, settings: Settings) -> Outcome:
     pending = uploads.count(client)
     timed_out = False
     while (claim := sweep.claim()).entries:
+        failpoint("stale_direct_uploads.claimed")
         sweep.work_through(claim)
         if deadline.passed(len(claim.entries)):
             timed_out = True
@@ -122,7 +124,9 @@ class Sweep:
                 log.warning("claim dropped, too old to be acted on", entries=len(entries))
                 return
             until = min(claim.until, time.monotonic() + self._deadline.left())
-            self._settle(claim, entries, store.delete([entry.path for entry in entries], until=until))
+            known = store.delete([entry.path for entry in entries], until=until)
+            failpoint("stale_direct_uploads.deleted")
+            self._settle(claim, entries, known)
         except StoreUnavailable as error:
             log.error("object store unavailable", location=location, error=str(error))  # noqa: TRY400, no trace
             self._away.add(location)
@@ -133,6 +137,7 @@ class Sweep:
         states = {entry: known[entry.path] for entry in entries if entry.path in known}
         gone = [entry for entry, outcome in states.items() if outcome.state != "failed"]
         self.deleted += uploads.forget(client, claim, gone)
+        failpoint("stale_direct_uploads.forgotten")
         self._fail(claim, {entry: outcome.reason for entry, outcome in states.items() if outcome.state == "failed"})
         uploads.put_back(client, claim, [entry for entry in entries if entry not in states])
 

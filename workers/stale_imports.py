@@ -20,6 +20,7 @@ from models.bulk_imports import START, TimedOut
 from workers.attempt import current
 from workers.broker import broker
 from workers.deadline import Deadline
+from workers.failpoints import failpoint
 
 PAGE_SIZE = 100
 MAX_RUNTIME = timedelta(minutes=10)
@@ -78,6 +79,7 @@ def _sweep(kind: Kind, instant: datetime, deadline: Deadline) -> Sweep:
     while page := kind.stale_page(instant, position, limit=PAGE_SIZE):
         position = page[-1]
         timed_out, failed = _clean_up(kind, [record.id for record in page], instant, deadline)
+        failpoint("stale_imports.timed_out")
         for record in timed_out:
             # The document's two lines, at its level; they come after the commit.
             log.error(record.message, **record.facts)

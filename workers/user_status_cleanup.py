@@ -17,6 +17,7 @@ from models.user_status import START
 from workers.attempt import current
 from workers.broker import broker
 from workers.deadline import Deadline
+from workers.failpoints import failpoint
 
 BATCH_SIZE = 100
 MAX_RUNTIME = timedelta(seconds=30)
@@ -43,6 +44,7 @@ def run(deadline: Deadline) -> Outcome:
     due, position, deleted, batches = now(), START, 0, 0
     while True:
         count, position = UserStatus.delete_due(due, position, limit=BATCH_SIZE)
+        failpoint("user_status_cleanup.deleted")
         if count == 0:
             return Outcome(deleted, batches, "drained")
         deleted, batches = deleted + count, batches + 1

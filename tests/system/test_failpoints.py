@@ -1,0 +1,82 @@
+"""A worker that is killed between two steps of a batch, and then started again, ends as an undisturbed one."""
+
+import pytest
+
+from coordination.messages import depth
+from embedded.waiting import wait_until
+from models import JobRun
+from settings.failpoints import NAMES
+from workers import BATCHES, QUEUES
+from workers.broker import NAMESPACE
+from workers.clients import client
+
+from .worlds import CASES, LIMIT, ONCE_A_YEAR, World, undisturbed
+
+BATCH_OF = {
+    "delete_artifact_bucket": "expired_job_artifacts",
+    "clean_project_refs": "git_ref_cleanup",
+    "run": "user_status_cleanup",
+}
+"""Which batch's case reaches a failpoint that is not named for a batch."""
+WORKER = ("worker", "--processes", "1", "--threads", "2")
+
+
+@pytest.fixture
+def world(database, tmp_path):
+    return World.make(database, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def undisturbed_states():
+    return {}
+
+
+@pytest.fixture
+def expected(world, services, undisturbed_states):
+    """How things stand after a run of the batch that nobody disturbs; found out once for each batch."""
+
+    def expected(batch):
+        if batch not in undisturbed_states:
+            undisturbed_states[batch] = undisturbed(CASES[batch](world), batch, services)
+            world.empty()
+        return undisturbed_states[batch]
+
+    return expected
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_worker_killed_there_and_started_again_ends_as_an_undisturbed_one(world, services, expected, name):
+    step = name.split(".")[0]
+    batch = BATCH_OF.get(step, step)
+    want, case = expected(batch), CASES[batch](world)
+    case.seed()
+    others = {f"cron_{other}": "off" for other in BATCHES if other != batch}
+    environment = {**world.environment, **others, f"cron_{batch}": case.cron}
+    run = JobRun.claim_manual(batch, by="test")
+
+    killed = services("killed", *WORKER, **environment, failpoints=f"{name}=kill")
+    services("scheduler", "scheduler", **environment)
+    assert wait_until(lambda: killed.process.poll() is not None, LIMIT), "the worker was not killed"
+    killed.kill()
+    case.claims_run_out()
+    worker = services("worker", *WORKER, **environment)
+    wait_until(lambda: case.state() == want and ended(run, case), LIMIT)
+    quiet = wait_until(lambda: not messages(case), LIMIT)
+    worker.kill()
+
+    assert {line["name"] for line in killed.lines() if line.get("message") == "failpoint reached"} == {name}
+    assert case.state() == want
+    assert (ended(run, case), quiet) == (True, True)
+
+
+def ended(run, case):
+    """Say whether the killed run has ended well, or has given way to a later tick where there is one."""
+    row = JobRun.get_by_id(run)
+    return row.state == "succeeded" or (case.cron != ONCE_A_YEAR and row.reason == "superseded")
+
+
+def messages(case):
+    """Count the messages that are left; of a batch that is due every second, those of its children."""
+    queues = [queue for queue in QUEUES if queue != "cron" or case.cron == ONCE_A_YEAR]
+    depths = [depth(client, NAMESPACE, queue) for queue in queues]
+    return sum(counts["ready"] + counts["in_flight"] + counts["delayed"] for counts in depths)

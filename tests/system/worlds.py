@@ -1,0 +1,294 @@
+"""What the batches work on, as sample data that a killed run and an undisturbed one can be compared over."""
+
+import json
+import os
+import shutil
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, ClassVar
+
+from coordination import uploads
+from models import DeletedObject, FeatureFlag, GitRefDeletion, JobRun, now, sample
+from storage import git_sample, sentinel
+from workers import broker
+from workers.clients import client
+
+LIMIT = 60.0
+DEAD_AFTER = "1"
+EVERY_SECOND = "* * * * * *"
+ONCE_A_YEAR = "0 0 1 1 *"
+TABLES = (
+    "user_statuses",
+    "bulk_imports",
+    "bulk_import_entities",
+    "bulk_import_trackers",
+    "ci_job_artifacts",
+    "project_statistics",
+    "ci_deleted_objects",
+    "projects",
+    "batched_git_ref_updates_deletions",
+    "feature_flags",
+    "job_runs",
+    "batches",
+)
+
+
+@dataclass
+class World:
+    """What the batches work on: the tables, Redis, a store and repositories."""
+
+    database: Any
+    root: Any
+    repositories: Any
+
+    @classmethod
+    def make(cls, database, folder):
+        world = cls(database, folder / "objects", folder / "repositories")
+        for root in (world.root, world.repositories):
+            root.mkdir()
+        sentinel.Store("artifacts", f"file://{world.root}").create_sentinel()
+        sentinel.Folder(world.repositories).create_sentinel()
+        return world
+
+    @property
+    def environment(self):
+        """Settings of processes that work on it, without much patience."""
+        return {
+            "object_stores": json.dumps({"artifacts": f"file://{self.root}"}),
+            "repositories_root": str(self.repositories),
+            "dead_after": DEAD_AFTER,
+            "poll_interval": "0.5",
+            "bucket_silent_after": "2",
+            "log_format": "json",
+        }
+
+    def ask(self, sql):
+        return self.database.execute_sql(sql).fetchall()
+
+    def count(self, sql):
+        return self.ask(f"select count(*) from {sql}")[0][0]
+
+    def files(self):
+        found = set()
+        # A folder may vanish while it is looked at.
+        with suppress(FileNotFoundError):
+            found = {str(file.relative_to(self.root)) for file in self.root.rglob("*") if file.is_file()}
+        return found - {sentinel.NAME}
+
+    def put(self, *paths):
+        for path in paths:
+            file = self.root / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(b"")
+
+    def empty(self):
+        self.database.execute_sql(f"truncate {', '.join(TABLES)} restart identity")
+        client.flushdb()
+        for path in self.files():
+            (self.root / path).unlink()
+        for repository in self.repositories.glob("*/"):
+            shutil.rmtree(repository)
+
+
+class Case:
+    """A batch: its sample data, what is left to do, and how things stand."""
+
+    cron = ONCE_A_YEAR
+    """Rare: it is the killed run itself that must be taken up, not a later tick's."""
+
+    def __init__(self, world):
+        self.world = world
+
+    def claims_run_out(self):
+        """Let the time pass for which what a dead run claimed is nobody else's."""
+
+
+class UserStatusCleanup(Case):
+    total = 1_000
+    pace: ClassVar = {"pace_user_status_cleanup": "200"}
+
+    def seed(self):
+        sample.user_statuses(2_500)
+
+    def left(self):
+        return self.world.count("user_statuses where clear_status_at <= now()")
+
+    def state(self):
+        return self.world.ask("select user_id from user_statuses order by user_id")
+
+
+class StaleImports(Case):
+    total = 600
+    pace: ClassVar = {"pace_stale_imports": "200"}
+
+    def seed(self):
+        sample.imports(1_000)
+
+    def left(self):
+        stale = "where status in (0, 1) and updated_at < now() - interval '1 day'"
+        return self.world.count(f"bulk_imports {stale}") + self.world.count(f"bulk_import_entities {stale}")
+
+    def state(self):
+        tables = ("bulk_imports", "bulk_import_entities", "bulk_import_trackers")
+        return [self.world.ask(f"select id, status from {table} order by id") for table in tables]
+
+
+class StaleDirectUploads(Case):
+    total = 3_000
+    pace: ClassVar = {"pace_stale_direct_uploads": "2000"}
+
+    def seed(self):
+        stale = [f"stale/{number:04}" for number in range(self.total)]
+        fresh = [f"fresh/{number:04}" for number in range(100)]
+        self.world.put(*stale, *fresh)
+        now = client.time()[0]
+        client.zadd(uploads.PENDING, {f"artifacts:{path}": now - 4 * 3600 for path in stale})
+        client.zadd(uploads.PENDING, {f"artifacts:{path}": now - 60 for path in fresh})
+
+    def left(self):
+        return sum(path.startswith("stale/") for path in self.world.files())
+
+    def state(self):
+        keys = (uploads.PENDING, uploads.DELETING, uploads.FAILED)
+        register = [set(client.zrange(key, 0, -1)) for key in keys]
+        return register, client.hgetall(uploads.ATTEMPTS), client.hgetall(uploads.CLAIMS), self.world.files()
+
+    def claims_run_out(self):
+        for member in client.zrange(uploads.DELETING, 0, -1):
+            client.zadd(uploads.DELETING, {member: 0})
+
+
+class DeleteObjects(Case):
+    total = 3_000
+    pace: ClassVar = {"pace_delete_objects": "2000"}
+
+    def seed(self):
+        gone = [f"gone/{number:04}" for number in range(self.total)]
+        self.world.put(*gone, *(f"kept/{number:04}" for number in range(100)))
+        DeletedObject.insert_many(
+            [{"store_dir": "gone", "file": path.removeprefix("gone/")} for path in gone]
+        ).execute()
+
+    def left(self):
+        return sum(path.startswith("gone/") for path in self.world.files())
+
+    def state(self):
+        return self.world.ask(
+            "select store_dir, file, attempts from ci_deleted_objects order by id"
+        ), self.world.files()
+
+    def claims_run_out(self):
+        DeletedObject.update(pick_up_at=DeletedObject.pick_up_at - timedelta(minutes=10)).execute()
+
+
+class ExpiredJobArtifacts(Case):
+    total = 1_200
+    pace: ClassVar = {"pace_expired_job_artifacts": "400"}
+    cron = EVERY_SECOND
+    """The run itself ends at once, its children's buckets are taken from them by a later one."""
+
+    def seed(self):
+        FeatureFlag.turn("bulk_delete_job_artifacts", on=True)
+        sample.artifacts(2_000)
+
+    def left(self):
+        return self.world.count("ci_job_artifacts where expire_at < now() and locked = 0 and file_type <> 3")
+
+    def state(self):
+        artifacts = self.world.ask("select id, file_final_path from ci_job_artifacts order by id")
+        outbox = self.world.ask(
+            "select project_id, file_store, store_dir, file from ci_deleted_objects order by 1, 2, 3, 4"
+        )
+        return artifacts, outbox, self.world.ask("select * from project_statistics order by project_id")
+
+
+class GitRefCleanup(Case):
+    projects, doomed = 8, 30
+    total = projects * doomed
+    cron = EVERY_SECOND
+
+    def seed(self):
+        refs = [f"refs/merge-requests/{number}/head" for number in range(self.doomed + 5)]
+        projects = sample.projects(self.projects)
+        for disk_path in projects.values():
+            git_sample.create(self.world.repositories, disk_path, refs)
+        sample.ref_deletions(list(projects), refs[: self.doomed])
+
+    def left(self):
+        return GitRefDeletion.pending().count()
+
+    def state(self):
+        rows = self.world.ask(
+            "select project_id, ref, status, reason from batched_git_ref_updates_deletions order by id"
+        )
+        return rows, [self.refs(disk_path) for (disk_path,) in self.world.ask("select disk_path from projects")]
+
+    def refs(self, disk_path):
+        """List the repository's refs as its files have them; a file or a folder may vanish meanwhile."""
+        repository, packed = self.world.repositories / disk_path, ""
+        with suppress(FileNotFoundError):
+            packed = (repository / "packed-refs").read_text()
+        return packed, {(folder, name) for folder, _, names in os.walk(repository / "refs") for name in names}
+
+
+class Prune(Case):
+    """Of each kind of record more than one chunk is old, and some are young."""
+
+    each = 1_200
+    total = 3 * each
+
+    def seed(self):
+        old, young = timedelta(days=40), timedelta(hours=1)
+        GitRefDeletion.insert_many(
+            [
+                {"project_id": 1, "ref": f"refs/x/{number}", "status": 2, "processed_at": now() - age}
+                for age, count in ((old, self.each), (young, 10))
+                for number in range(count)
+            ]
+        ).execute()
+        JobRun.insert_many(
+            [
+                {"batch": "stale_imports", "state": "succeeded", "finished_at": now() - age}
+                for age, count in ((old, self.each), (young, 10))
+                for _ in range(count)
+            ]
+        ).execute()
+        for number in range(self.each + 10):
+            died = (now() - (timedelta(days=6, hours=23) if number >= self.each else timedelta(days=8))).timestamp()
+            client.zadd(f"{broker.namespace}:git.XQ", {str(number): round(died * 1000)})
+            client.hset(f"{broker.namespace}:git.XQ.msgs", str(number), b"{}")
+
+    def left(self):
+        refs = self.world.count("batched_git_ref_updates_deletions where processed_at < now() - interval '1 day'")
+        runs = self.world.count("job_runs where batch = 'stale_imports' and finished_at < now() - interval '30 days'")
+        return refs + runs + client.zcard(f"{broker.namespace}:git.XQ") - 10
+
+    def state(self):
+        dead = client.zrange(f"{broker.namespace}:git.XQ", 0, -1)
+        return (
+            self.world.ask("select id from batched_git_ref_updates_deletions order by id"),
+            self.world.ask("select id from job_runs where batch = 'stale_imports' order by id"),
+            (set(dead), set(client.hkeys(f"{broker.namespace}:git.XQ.msgs"))),
+        )
+
+
+CASES = {
+    "user_status_cleanup": UserStatusCleanup,
+    "stale_imports": StaleImports,
+    "stale_direct_uploads": StaleDirectUploads,
+    "delete_objects": DeleteObjects,
+    "expired_job_artifacts": ExpiredJobArtifacts,
+    "git_ref_cleanup": GitRefCleanup,
+    "prune": Prune,
+}
+
+
+def undisturbed(case, batch, services):
+    """Say how things stand after a run that nobody disturbs."""
+    case.seed()
+    assert case.left() == case.total
+    service = services("undisturbed", "run", batch, **case.world.environment)
+    assert service.process.wait(LIMIT) == 0
+    assert case.left() == 0
+    return case.state()

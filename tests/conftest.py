@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from tempfile import TemporaryDirectory
 
+import psycopg2
 import pytest
 from hypothesis.configuration import set_hypothesis_home_dir
 
@@ -57,6 +59,9 @@ def no_settings_of_the_machine(monkeypatch: pytest.MonkeyPatch, tmp_path_factory
     for name in os.environ:
         if name.startswith(PREFIX):
             monkeypatch.delenv(name)
+    for process in ("WORKER", "SCHEDULER", "EXPORTER"):
+        # Tests run beside one another: a page is served by those that ask for it, at a port of their own.
+        monkeypatch.setenv(f"{PREFIX}METRICS_PORT_{process}", "0")
     monkeypatch.chdir(tmp_path_factory.mktemp("cwd"))
 
 
@@ -66,6 +71,13 @@ def settings(urls: Urls, monkeypatch: pytest.MonkeyPatch) -> Settings:
     monkeypatch.setenv(PREFIX + "DATABASE_URL", urls.database)
     monkeypatch.setenv(PREFIX + "REDIS_URL", urls.redis)
     return load()
+
+
+@pytest.fixture
+def other(urls: Urls) -> Iterator[psycopg2.extensions.cursor]:
+    """A session of somebody else's, in a transaction."""
+    with closing(psycopg2.connect(urls.database)) as connection, connection.cursor() as cursor:
+        yield cursor
 
 
 @pytest.fixture(scope="session")

@@ -32,6 +32,8 @@ from workers.expired_job_artifacts import (
 )
 from workers.runner import Runner
 
+from .clocks import Clock, Crash, crash
+
 NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 HOUR = timedelta(hours=1)
 MICROSECOND = timedelta(microseconds=1)
@@ -92,26 +94,6 @@ WAITING_FOR_A_LOCK = "select 1 from pg_stat_activity where datname = current_dat
 KEEPING = ["expire_at = null", "locked = 1", "expire_at = now() + interval '1 day'"]
 
 pytestmark = pytest.mark.usefixtures("database")
-
-
-class Clock:
-    """A monotonic clock that goes on by *step* each time it is looked at."""
-
-    def __init__(self, step):
-        self._step = step
-        self._seconds = 0.0
-
-    def __call__(self):
-        self._seconds += self._step
-        return self._seconds
-
-
-class Crash(Exception):
-    """The end of a child, as far as its bucket can tell."""
-
-
-def crash():
-    raise Crash
 
 
 def artifact(*, number=0, size=10, path="ab/cd/artifact", project=1, expire_at=NOON - HOUR, **facts):
@@ -191,13 +173,6 @@ def run(**options):
 
 def all_free(number=BUCKETS):
     return buckets.available(client) == list(range(number)) and buckets.held(client) == []
-
-
-@pytest.fixture
-def other(urls):
-    """A session of somebody else's, in a transaction."""
-    with closing(psycopg2.connect(urls.database)) as connection, connection.cursor() as cursor:
-        yield cursor
 
 
 @pytest.fixture

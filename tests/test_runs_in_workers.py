@@ -4,13 +4,12 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 
 import dramatiq
 import orjson
-import psycopg2
 import pytest
 from dramatiq import Worker
 from dramatiq.brokers.redis import RedisBroker
@@ -105,13 +104,6 @@ def reconcile(settings):
     """Do what a scheduler does for the batch, which has no timetable here: its runs are the test's."""
     quick = settings.model_copy(update={"cron_user_status_cleanup": None, "dead_after": DEAD_AFTER})
     return lambda: scheduler.reconcile(BATCH, quick, by="test")
-
-
-@pytest.fixture
-def other(urls):
-    """A session of somebody else's, in a transaction."""
-    with closing(psycopg2.connect(urls.database)) as connection, connection.cursor() as cursor:
-        yield cursor
 
 
 def eventually(condition, limit=LIMIT):

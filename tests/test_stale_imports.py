@@ -23,6 +23,8 @@ from workers import stale_imports
 from workers.deadline import Deadline, stopping
 from workers.stale_imports import MAX_RUNTIME, PAGE_SIZE, Outcome
 
+from .clocks import Clock, Crash, crash
+
 NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 DAY = timedelta(hours=24)
 MICROSECOND = timedelta(microseconds=1)
@@ -68,26 +70,6 @@ KINDS = [(BulkImport, "bulk_imports", ADD_IMPORTS), (BulkImportEntity, "bulk_imp
 both_kinds = pytest.mark.parametrize(("kind", "table", "seed"), KINDS, ids=["imports", "entities"])
 
 pytestmark = pytest.mark.usefixtures("database")
-
-
-class Clock:
-    """A monotonic clock that goes on by *step* each time it is looked at."""
-
-    def __init__(self, step):
-        self._step = step
-        self._seconds = 0.0
-
-    def __call__(self):
-        self._seconds += self._step
-        return self._seconds
-
-
-class Crash(Exception):
-    """The end of a process, as far as a run can tell."""
-
-
-def crash():
-    raise Crash
 
 
 def ago(**duration):
@@ -143,13 +125,6 @@ def run(**options):
 
 def stale_lines(lines):
     return [line for line in lines if line["event"] in ("BulkImport stale", "BulkImports::Entity stale")]
-
-
-@pytest.fixture
-def other(urls):
-    """A session of somebody else's, in a transaction."""
-    with closing(psycopg2.connect(urls.database)) as connection, connection.cursor() as cursor:
-        yield cursor
 
 
 @contextmanager

@@ -20,6 +20,8 @@ from workers.deadline import Deadline, stopping
 from workers.runner import Runner
 from workers.user_status_cleanup import BATCH_SIZE, Outcome
 
+from .clocks import Clock, Crash, crash
+
 BUDGET = timedelta(minutes=5)
 NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -61,26 +63,6 @@ FORBIDDEN = """
 pytestmark = pytest.mark.usefixtures("database")
 
 
-class Clock:
-    """A monotonic clock that goes on by *step* each time it is looked at."""
-
-    def __init__(self, step):
-        self._step = step
-        self._seconds = 0.0
-
-    def __call__(self):
-        self._seconds += self._step
-        return self._seconds
-
-
-class Crash(Exception):
-    """The end of a process, as far as a run can tell."""
-
-
-def crash():
-    raise Crash
-
-
 def user_status(user_id, *, clear_status_at):
     UserStatus.create(user_id=user_id, clear_status_at=clear_status_at)
     return user_id
@@ -97,13 +79,6 @@ def statuses():
 
 def run(**options):
     return user_status_cleanup.run(Deadline(BUDGET, **options))
-
-
-@pytest.fixture
-def other(urls):
-    """A session of somebody else's, in a transaction."""
-    with closing(psycopg2.connect(urls.database)) as connection, connection.cursor() as cursor:
-        yield cursor
 
 
 # What it deletes

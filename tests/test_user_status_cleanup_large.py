@@ -4,13 +4,11 @@ import os
 import subprocess
 import sys
 import time
-from contextlib import closing
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
 import orjson
-import psycopg2
 import pytest
 
 from models import JobRun, database
@@ -52,13 +50,6 @@ class Finished:
 def statuses(database):
     database.execute_sql(SEED, (ALL,))
     database.execute_sql("analyze user_statuses")
-
-
-@pytest.fixture
-def other(urls):
-    """A session of somebody else's, in a transaction."""
-    with closing(psycopg2.connect(urls.database)) as connection, connection.cursor() as cursor:
-        yield cursor
 
 
 @pytest.fixture

@@ -1,0 +1,21 @@
+"""Time and the end of a process, as a test wants them."""
+
+
+class Clock:
+    """A monotonic clock that goes on by *step* each time it is looked at."""
+
+    def __init__(self, step):
+        self._step = step
+        self._seconds = 0.0
+
+    def __call__(self):
+        self._seconds += self._step
+        return self._seconds
+
+
+class Crash(Exception):
+    """The end of a process, as far as a run or a child can tell."""
+
+
+def crash():
+    raise Crash

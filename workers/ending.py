@@ -6,9 +6,13 @@ import ctypes
 import multiprocessing
 import os
 import signal
+import threading
 from types import FrameType
 
 PR_SET_PDEATHSIG = 1
+
+draining = threading.Event()
+"""Set from the first signal on: nothing is fetched or started any more."""
 
 
 def end_with_parent() -> None:
@@ -39,6 +43,8 @@ def _drain_once() -> None:
     def first(number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        # Its lock is safe here: the main thread, which a signal interrupts, never waits for this event.
+        draining.set()
         drain(number, frame)
 
     signal.signal(signal.SIGTERM, first)

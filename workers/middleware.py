@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import peewee as pw
+import redis
 import structlog
 from dramatiq import Broker, MessageProxy, Worker
 from dramatiq.brokers.redis import RedisBroker
@@ -18,10 +20,13 @@ from models import database, release
 from settings import Settings
 from settings.reading import load
 from workers import ending
-from workers.attempt import Attempt, identity
+from workers.attempt import Attempt, describe, identity
 from workers.child import Child
 from workers.clients import Limits, connect
+from workers.consumer import Broker as OurBroker
+from workers.consumer import Delivery
 from workers.deadline import stopping
+from workers.pulse import Pulse
 from workers.runner import Runner
 
 log = structlog.get_logger(__name__)
@@ -36,19 +41,67 @@ class Clients(Middleware):
 
     def after_process_boot(self, broker: Broker) -> None:
         """Point this process at its servers."""
-        assert isinstance(broker, RedisBroker)
         ending.follow()
         settings = load()
         # Not what Dramatiq has put in its place: a pipe to the master, in whose death lines would be lost.
         logs.configure(settings.log_format, settings.log_level, sys.__stderr__)
-        broker.heartbeat_timeout = round(settings.dead_after.total_seconds() * 1000)
         # One connection for each thread, and one for the heart.
         connect(settings, Limits.of_worker(settings), name="worker", connections=settings.worker_threads + 1)
 
     def before_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
         """Let every run end at its next safe point."""
         log.info("worker draining", worker=identity())
+        # A signal has done so, unless it came before we followed them.
+        if not ending.draining.is_set():
+            ending.draining.set()
         stopping.set()
+
+
+class Holding(Middleware):
+    """Keeps this process's hold on its messages, and says of each when it starts.
+
+    A start that never ends is a death that the message is made to answer for.  Runs are not
+    counted here: their rows count their losses, and a dead letter would close such a row
+    while its own count says that it may be tried again.
+    """
+
+    def __init__(self, queues: Sequence[str]) -> None:
+        self._queues = queues
+        self._pulse: Pulse | None = None
+
+    def after_process_boot(self, broker: Broker) -> None:
+        """Make this process a worker of its own, among those whose silence is noticed."""
+        assert isinstance(broker, OurBroker)
+        broker.enrol()
+
+    def after_worker_boot(self, broker: Broker, worker: Worker) -> None:
+        """Start the pulse."""
+        assert isinstance(broker, OurBroker)
+        queues = {*self._queues, *broker.get_declared_queues()}
+        self._pulse = Pulse(broker.deliveries, worker, queues=queues, dead_after=load().dead_after)
+        self._pulse.start()
+
+    def after_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
+        """Stop the pulse: nothing is in hand any more."""
+        assert self._pulse is not None
+        self._pulse.stop()
+
+    def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
+        """Note the start; skip a message that was taken from us, or that a drain lets nobody start."""
+        assert isinstance(broker, OurBroker)
+        assert isinstance(message, Delivery)
+        counted = "document" not in broker.get_actor(message.actor_name).options
+        try:
+            ours = not ending.draining.is_set() and broker.deliveries.start(
+                message.queue_name, message.fetched.id, counted=counted
+            )
+        except redis.RedisError as error:
+            # It is ours as far as anybody knows; not to work at all would be worse than not to count.
+            log.warning("start not noted", message_id=message.message_id, error=describe(error))
+            return
+        if not ours:
+            message.unstarted = True
+            raise SkipMessage
 
 
 class Connections(Middleware):
@@ -183,7 +236,11 @@ class Children(Middleware):
 
 
 class ChildRetries(Retries):
-    """Retries children; the retry of a batch is its row's affair."""
+    """Retries children; the retry of a batch is its row's affair.
+
+    The retry goes into the delayed queue with the acknowledgement, in one step that is tried
+    until it works.
+    """
 
     def after_process_message(
         self,
@@ -194,5 +251,11 @@ class ChildRetries(Retries):
         exception: BaseException | None = None,
     ) -> None:
         """Send a failed child again later, up to the documents' number of times; then it is a dead letter."""
-        if "child" in broker.get_actor(message.actor_name).options:
+        if "child" not in broker.get_actor(message.actor_name).options:
+            return
+        try:
             super().after_process_message(broker, message, result=result, exception=exception)  # type: ignore[no-untyped-call]
+        except BaseException:
+            # Dramatiq swallows what a hook raises and would acknowledge a message that nobody has retried.
+            message.fail()
+            raise

@@ -1,0 +1,33 @@
+-- Take messages from the head of a queue into a worker's hands.
+--
+-- KEYS[1]  <namespace>:<queue>                     list of ids, what workers fetch from
+-- KEYS[2]  <namespace>:<queue>.msgs                hash, id -> body until the message is acknowledged
+-- KEYS[3]  <namespace>:__acks__.<worker>.<queue>   set of ids that the worker has in hand
+-- KEYS[4]  <namespace>:__heartbeats__              sorted set, worker by the millisecond of its last sign of life
+-- ARGV[1]  worker
+-- ARGV[2]  how many to take at most
+--
+-- Returns id, body, id, body, …  An id whose body is gone is dropped.
+--
+-- Taking from the list comes first: a Redis that is full lets a script go on whose first write
+-- frees memory, so that queues can be drained when nothing can be sent any more.
+
+local answer = {}
+while #answer < 2 * ARGV[2] do
+  local id = redis.call('lpop', KEYS[1])
+  if not id then
+    break
+  end
+  local body = redis.call('hget', KEYS[2], id)
+  if body then
+    redis.call('sadd', KEYS[3], id)
+    answer[#answer + 1] = id
+    answer[#answer + 1] = body
+  end
+end
+if #answer > 0 then
+  -- Whoever has something in hand must be among those whose silence is noticed.
+  local now = redis.call('time')
+  redis.call('zadd', KEYS[4], now[1] * 1000 + math.floor(now[2] / 1000), ARGV[1])
+end
+return answer

@@ -1,0 +1,26 @@
+-- Hand back what a worker has in hand by Redis's account and not by its own.
+--
+-- KEYS[1]  <namespace>:__acks__.<worker>.<queue>     set of ids that the worker has in hand
+-- KEYS[2]  <namespace>:__started__.<worker>.<queue>  set of ids that it has started on
+-- KEYS[3]  <namespace>:<queue>.msgs                  hash, id -> body until the message is acknowledged
+-- KEYS[4]  <namespace>:<queue>                       list of ids, what workers fetch from
+-- ARGV     ids that the worker knows of
+--
+-- Returns how many went back to the head of the queue.
+
+local held = {}
+for _, id in ipairs(ARGV) do
+  held[id] = true
+end
+local count = 0
+for _, id in ipairs(redis.call('smembers', KEYS[1])) do
+  if not held[id] then
+    redis.call('srem', KEYS[1], id)
+    redis.call('srem', KEYS[2], id)
+    if redis.call('hexists', KEYS[3], id) == 1 then
+      redis.call('lpush', KEYS[4], id)
+      count = count + 1
+    end
+  end
+end
+return count

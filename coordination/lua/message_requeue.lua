@@ -1,0 +1,25 @@
+-- Hand messages back to the head of their queue, in their order.
+--
+-- KEYS[1]  <namespace>:__acks__.<worker>.<queue>     set of ids that the worker has in hand
+-- KEYS[2]  <namespace>:__started__.<worker>.<queue>  set of ids that it has started on
+-- KEYS[3]  <namespace>:<queue>.starts                hash, id -> starts without an orderly end
+-- KEYS[4]  <namespace>:<queue>.msgs                  hash, id -> body until the message is acknowledged
+-- KEYS[5]  <namespace>:<queue>                       list of ids, what workers fetch from
+-- ARGV     ids
+--
+-- Returns how many were handed back; those that are no longer in this worker's hands are not.
+
+local count = 0
+for i = #ARGV, 1, -1 do
+  local id = ARGV[i]
+  if redis.call('srem', KEYS[1], id) == 1 then
+    if redis.call('srem', KEYS[2], id) == 1 then
+      redis.call('hdel', KEYS[3], id)
+    end
+    if redis.call('hexists', KEYS[4], id) == 1 then
+      redis.call('lpush', KEYS[5], id)
+      count = count + 1
+    end
+  end
+end
+return count

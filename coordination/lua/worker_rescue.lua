@@ -1,0 +1,45 @@
+-- Take the messages of one queue out of the hands of a worker that is silent, a bounded number of them.
+--
+-- KEYS[1]  <namespace>:__heartbeats__                sorted set, worker by the millisecond of its last sign of life
+-- KEYS[2]  <namespace>:__acks__.<worker>.<queue>     set of ids that the worker has in hand
+-- KEYS[3]  <namespace>:__started__.<worker>.<queue>  set of ids that it has started on
+-- KEYS[4]  <namespace>:<queue>.starts                hash, id -> starts without an orderly end
+-- KEYS[5]  <namespace>:<queue>.msgs                  hash, id -> body until the message is acknowledged
+-- KEYS[6]  <namespace>:<queue>                       list of ids, what workers fetch from
+-- KEYS[7]  <namespace>:<queue>.XQ                    sorted set, id by the millisecond of its death
+-- KEYS[8]  <namespace>:<queue>.XQ.msgs               hash, id -> body
+-- KEYS[9]  <namespace>:<queue>.XQ.reasons            hash, id -> why it was given up
+-- ARGV[1]  worker
+-- ARGV[2]  how long is too long, in milliseconds
+-- ARGV[3]  how many starts without an end make a message a dead letter
+-- ARGV[4]  how many to take at most
+--
+-- Returns how many were taken, all told, and the ids of those that became dead letters; the
+-- others are at the head of the queue.  A worker that has shown itself meanwhile keeps its own.
+
+local time = redis.call('time')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local last = redis.call('zscore', KEYS[1], ARGV[1])
+if not last or tonumber(last) >= now - ARGV[2] then
+  return {0}
+end
+
+local answer = {0}
+for _, id in ipairs(redis.call('spop', KEYS[2], ARGV[4])) do
+  answer[1] = answer[1] + 1
+  local started = redis.call('srem', KEYS[3], id) == 1
+  local body = redis.call('hget', KEYS[5], id)
+  if not body then
+    redis.call('hdel', KEYS[4], id)
+  elseif started and tonumber(redis.call('hget', KEYS[4], id) or 0) >= tonumber(ARGV[3]) then
+    redis.call('hdel', KEYS[4], id)
+    redis.call('hdel', KEYS[5], id)
+    redis.call('zadd', KEYS[7], now, id)
+    redis.call('hset', KEYS[8], id, body)
+    redis.call('hset', KEYS[9], id, 'poison')
+    answer[#answer + 1] = id
+  else
+    redis.call('lpush', KEYS[6], id)
+  end
+end
+return answer

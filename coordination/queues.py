@@ -1,0 +1,48 @@
+"""What lies in the queues, read from their keys: nothing is asked of the broker, which would count us as a worker."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import UTC, datetime
+from typing import Any
+
+import orjson
+import redis
+
+PAGE = 1_000
+DUE = "forgekeeper_due_ms"
+"""The option in which a message that was delayed says until when: its timestamp is that of its first try."""
+
+
+def due_since(client: redis.Redis, namespace: str, queue: str) -> datetime | None:
+    """Return when the message at the head of the queue became due; None when the queue is empty.
+
+    None, too, for a body that is no message.
+    """
+    key = f"{namespace}:{queue}"
+    head: Any = client.lindex(key, 0)
+    message = _message(client.hget(f"{key}.msgs", head)) if head is not None else {}
+    options = message.get("options")
+    due = (options.get(DUE) if isinstance(options, dict) else None) or message.get("message_timestamp")
+    return datetime.fromtimestamp(due / 1000, UTC) if isinstance(due, int | float) else None
+
+
+def dead_by_actor(client: redis.Redis, namespace: str, queue: str, *, limit: int) -> Counter[str]:
+    """Count the queue's dead letters by actor, reading up to about *limit*; what is no message is not counted."""
+    found: Counter[str] = Counter()
+    cursor, read = 0, 0
+    page: Any
+    while True:
+        cursor, page = client.hscan(f"{namespace}:{queue}.XQ.msgs", cursor, count=PAGE)
+        found.update(str(_message(body).get("actor_name")) for body in page.values())
+        read += len(page)
+        if cursor == 0 or read >= limit:
+            return found
+
+
+def _message(body: Any) -> dict[str, Any]:
+    try:
+        message = orjson.loads(body or b"{}")
+    except orjson.JSONDecodeError:
+        return {}
+    return message if isinstance(message, dict) else {}

@@ -1,0 +1,744 @@
+"""Messages in the hands of workers, in a real Redis: every message in exactly one place, whatever happens."""
+
+from collections import Counter
+from contextlib import contextmanager
+from datetime import timedelta
+
+import pytest
+import redis
+from dramatiq import Message
+from dramatiq.brokers.redis import RedisBroker
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from coordination import deliveries
+from coordination.deliveries import CHUNK, MAX_DEATHS, Deliveries
+from coordination.scripts import call
+
+NAMESPACE = "deliveries"
+QUEUE, LINE = "q", "q.DQ"
+QUEUES = (QUEUE, "other")
+DEAD_AFTER = timedelta(minutes=1)
+HEARTBEATS = f"{NAMESPACE}:__heartbeats__"
+
+
+@pytest.fixture(scope="module")
+def client(urls):
+    with redis.Redis.from_url(urls.redis) as client:
+        yield client
+
+
+@pytest.fixture(autouse=True)
+def _empty(client):
+    client.flushdb()
+
+
+@pytest.fixture
+def hire(client):
+    return lambda name: Deliveries(client, NAMESPACE, name)
+
+
+@pytest.fixture
+def worker(hire):
+    return hire("worker")
+
+
+@pytest.fixture
+def other(hire):
+    return hire("other")
+
+
+def body(message_id, version=0, queue=QUEUE):
+    options = {"redis_message_id": message_id}
+    return Message(queue, "actor", (), {}, options, message_id, version).encode()
+
+
+def put(worker, *message_ids, queue=QUEUE):
+    return [worker.put(queue, message_id, body(message_id, queue=queue)) for message_id in message_ids]
+
+
+def ids(fetched):
+    return [one.id.decode() for one in fetched]
+
+
+def ready(client, queue=QUEUE):
+    return [message_id.decode() for message_id in client.lrange(f"{NAMESPACE}:{queue}", 0, -1)]
+
+
+def fall_silent(worker):
+    """Let the worker's last sign of life be as old as can be."""
+    assert worker.client.zscore(HEARTBEATS, worker.worker) is not None
+    worker.client.zadd(HEARTBEATS, {worker.worker: 0})
+
+
+def die_of(worker, message_id, *, other):
+    """Start on the message and never come back; *other* rescues what is left."""
+    worker.fetch(QUEUE, limit=10)
+    assert worker.start(QUEUE, message_id, counted=True)
+    fall_silent(worker)
+    return other.rescue(QUEUES, dead_after=DEAD_AFTER)
+
+
+def dead_letters(client):
+    return {key.decode(): value.decode() for key, value in client.hgetall(f"{NAMESPACE}:{QUEUE}.XQ.reasons").items()}
+
+
+# What others see
+
+
+def test_only_those_who_have_something_in_hand_or_beat_are_workers(client, worker, other):
+    put(worker, "1")
+    assert client.zcard(HEARTBEATS) == 0
+
+    worker.fetch(QUEUE, limit=1)
+    other.beat()
+
+    assert set(client.zrange(HEARTBEATS, 0, -1)) == {b"worker", b"other"}
+
+
+def test_a_sign_of_life_bears_the_time_of_redis(client, worker):
+    worker.beat()
+
+    seconds, micros = client.time()
+    assert 0 <= seconds * 1000 + micros // 1000 - client.zscore(HEARTBEATS, "worker") < 10_000
+
+
+def test_a_bare_dramatiq_worker_fetches_and_ends_what_we_put_and_retried(client, worker):
+    put(worker, "1", "2")
+    (fetched,) = worker.fetch(QUEUE, limit=1)
+    worker.retry(QUEUE, fetched, body("1", 1, LINE))
+    bare = RedisBroker(client=client, namespace=NAMESPACE, middleware=[])
+
+    found = {queue: Message.decode(bare.do_fetch(queue, 5)[0]).message_id for queue in (QUEUE, LINE)}
+    bare.do_ack(QUEUE, "2")
+    bare.do_nack(LINE, "1")
+
+    assert found == {QUEUE: "2", LINE: "1"}
+    assert client.zrange(f"{NAMESPACE}:{QUEUE}.XQ", 0, -1) == [b"1"]
+    assert client.hlen(f"{NAMESPACE}:{QUEUE}.msgs") == 0
+
+
+def test_what_a_silent_bare_worker_had_in_hand_is_rescued(client, worker):
+    put(worker, "1")
+    bare = RedisBroker(client=client, namespace=NAMESPACE, middleware=[])
+    bare.do_fetch(QUEUE, 1)
+    client.zadd(HEARTBEATS, {bare.broker_id: 0})
+
+    worker.rescue(QUEUES, dead_after=DEAD_AFTER)
+
+    assert (ready(client), client.zcard(HEARTBEATS)) == (["1"], 0)
+
+
+def test_a_dead_letter_bears_its_reason(client, worker):
+    put(worker, "1")
+    worker.fetch(QUEUE, limit=1)
+
+    worker.nack(QUEUE, "1", reason="ValueError: no")
+
+    assert dead_letters(client) == {"1": "ValueError: no"}
+    assert client.hget(f"{NAMESPACE}:{QUEUE}.XQ.msgs", "1") == body("1")
+
+
+# Rescue
+
+
+def test_the_messages_of_a_silent_worker_are_at_the_head_of_the_queue(client, worker, other):
+    put(worker, "1", "2", "3")
+    worker.fetch(QUEUE, limit=1)
+    fall_silent(worker)
+
+    (rescued,) = other.rescue(QUEUES, dead_after=DEAD_AFTER)
+
+    assert (rescued.worker, rescued.queue, rescued.taken, rescued.poison) == ("worker", QUEUE, 1, [])
+    assert ready(client) == ["1", "2", "3"]
+    assert client.zcard(HEARTBEATS) == 0
+
+
+@pytest.mark.parametrize("queue", [QUEUE, LINE, "other", "other.DQ"])
+def test_every_queue_is_rescued(client, worker, other, queue):
+    put(worker, "1", queue=queue)
+    worker.fetch(queue, limit=1)
+    fall_silent(worker)
+
+    other.rescue(QUEUES, dead_after=DEAD_AFTER)
+
+    assert ready(client, queue) == ["1"]
+
+
+def test_more_than_a_chunk_is_rescued_at_once(client, worker, other):
+    many = [str(number) for number in range(2 * CHUNK + 1)]
+    put(worker, *many)
+    while worker.fetch(QUEUE, limit=CHUNK):
+        pass
+    fall_silent(worker)
+
+    other.rescue(QUEUES, dead_after=DEAD_AFTER)
+
+    assert sorted(ready(client)) == sorted(many)
+
+
+def test_a_worker_that_shows_itself_in_time_keeps_its_messages(client, worker, other):
+    put(worker, "1")
+    worker.fetch(QUEUE, limit=1)
+    fall_silent(worker)
+    worker.beat()
+
+    assert other.rescue(QUEUES, dead_after=DEAD_AFTER) == []
+    assert (ready(client), worker.ack(QUEUE, "1")) == ([], True)
+
+
+def test_a_worker_that_shows_itself_while_it_is_being_rescued_keeps_the_rest(client, worker, other, monkeypatch):
+    put(worker, "1")
+    worker.fetch(QUEUE, limit=1)
+    fall_silent(worker)
+
+    def call_late(client, script, **arguments):
+        if script == "worker_rescue":
+            call(client, "worker_beat", keys=[HEARTBEATS], args=["worker"])
+        return call(client, script, **arguments)
+
+    monkeypatch.setattr(deliveries, "call", call_late)
+
+    assert other.rescue(QUEUES, dead_after=DEAD_AFTER) == []
+    assert (ready(client), worker.ack(QUEUE, "1")) == ([], True)
+    assert client.zscore(HEARTBEATS, "worker") is not None
+
+
+def test_a_worker_that_comes_back_too_late_changes_nothing(client, worker, other):
+    put(worker, "1")
+    (fetched,) = worker.fetch(QUEUE, limit=1)
+    fall_silent(worker)
+    other.rescue(QUEUES, dead_after=DEAD_AFTER)
+    other.fetch(QUEUE, limit=1)
+
+    answers = [
+        worker.start(QUEUE, "1", counted=True),
+        worker.retry(QUEUE, fetched, b"later"),
+        worker.nack(QUEUE, *fetched, reason="late"),
+        worker.ack(QUEUE, *fetched),
+        bool(worker.requeue(QUEUE, ["1"])),
+        bool(worker.reclaim(QUEUE, [])),
+        bool(worker.hand_back(QUEUE)),
+    ]
+
+    assert answers == [False] * len(answers)
+    assert (ready(client), dead_letters(client), other.ack(QUEUE, *fetched)) == ([], {}, True)
+
+
+def test_a_worker_that_comes_back_and_fetches_is_watched_again(client, worker, other):
+    put(worker, "1")
+    worker.beat()
+    fall_silent(worker)
+    other.rescue(QUEUES, dead_after=DEAD_AFTER)
+
+    worker.fetch(QUEUE, limit=1)
+
+    assert client.zscore(HEARTBEATS, "worker") is not None
+
+
+def test_nothing_walks_through_all_keys(client, worker, other):
+    client.config_resetstat()
+    put(worker, "1")
+    die_of(worker, "1", other=other)
+
+    assert not {"cmdstat_keys", "cmdstat_scan"} & set(client.info("commandstats"))
+
+
+# Poison
+
+
+def test_the_third_death_is_a_dead_letter_and_the_neighbours_go_on(client, hire, other):
+    put(other, "bad", "good")
+    for life in range(MAX_DEATHS - 1):
+        assert [rescued.poison for rescued in die_of(hire(f"worker-{life}"), "bad", other=other)] == [[]]
+        assert sorted(ready(client)) == ["bad", "good"]
+
+    (rescued,) = die_of(hire("last"), "bad", other=other)
+
+    assert (rescued.taken, rescued.poison, ready(client)) == (2, ["bad"], ["good"])
+    assert dead_letters(client) == {"bad": "poison"}
+    assert client.hget(f"{NAMESPACE}:{QUEUE}.XQ.msgs", "bad") == body("bad")
+
+
+def test_messages_that_had_not_started_are_innocent_however_often_their_workers_die(client, hire, other):
+    put(other, "1")
+    for life in range(2 * MAX_DEATHS):
+        worker = hire(f"worker-{life}")
+        worker.fetch(QUEUE, limit=1)
+        fall_silent(worker)
+        other.rescue(QUEUES, dead_after=DEAD_AFTER)
+
+    assert (ready(client), dead_letters(client)) == (["1"], {})
+
+
+def test_a_message_that_waits_unstarted_where_the_third_death_happens_is_not_given_up(client, hire, other):
+    put(other, "bad")
+    for life in range(MAX_DEATHS - 1):
+        die_of(hire(f"worker-{life}"), "bad", other=other)
+    bystander = hire("bystander")
+    bystander.fetch(QUEUE, limit=1)
+    fall_silent(bystander)
+
+    other.rescue(QUEUES, dead_after=DEAD_AFTER)
+
+    assert (ready(client), dead_letters(client)) == (["bad"], {})
+
+
+def test_a_message_with_all_its_deaths_that_waits_unstarted_is_not_given_up(client, worker, other):
+    put(other, "1")
+    for _ in range(MAX_DEATHS):
+        other.fetch(QUEUE, limit=1)
+        other.start(QUEUE, "1", counted=True)
+        other.reclaim(QUEUE, [])
+    worker.fetch(QUEUE, limit=1)
+    fall_silent(worker)
+
+    other.rescue(QUEUES, dead_after=DEAD_AFTER)
+
+    assert (ready(client), dead_letters(client)) == (["1"], {})
+
+
+def test_deaths_of_a_message_that_another_counts_are_not_counted_here(client, hire, other):
+    put(other, "run")
+    for life in range(2 * MAX_DEATHS):
+        worker = hire(f"worker-{life}")
+        worker.fetch(QUEUE, limit=1)
+        worker.start(QUEUE, "run", counted=False)
+        fall_silent(worker)
+        other.rescue(QUEUES, dead_after=DEAD_AFTER)
+
+    assert (ready(client), dead_letters(client)) == (["run"], {})
+
+
+def ended_by_ack(worker, fetched):
+    worker.ack(QUEUE, *fetched)
+    put(worker, "1")
+
+
+def ended_by_nack(worker, fetched):
+    worker.nack(QUEUE, *fetched, reason="no")
+    put(worker, "1")
+
+
+def ended_by_retry(worker, fetched):
+    worker.retry(QUEUE, fetched, body("1", queue=LINE))
+    (waiting,) = worker.fetch(LINE, limit=1)
+    worker.due(QUEUE, waiting, body("1"))
+
+
+def ended_by_requeue(worker, fetched):
+    worker.requeue(QUEUE, [fetched.id])
+
+
+@pytest.mark.parametrize("end", [ended_by_ack, ended_by_nack, ended_by_retry, ended_by_requeue])
+def test_every_orderly_end_clears_the_count(client, hire, other, end):
+    put(other, "1")
+    for life in range(MAX_DEATHS - 1):
+        die_of(hire(f"worker-{life}"), "1", other=other)
+    (fetched,) = other.fetch(QUEUE, limit=1)
+    other.start(QUEUE, "1", counted=True)
+
+    end(other, fetched)
+
+    (rescued,) = die_of(hire("another"), "1", other=other)
+    assert (rescued.poison, ready(client)) == ([], ["1"])
+
+
+def test_handing_back_a_message_that_has_not_started_does_not_clear_its_deaths(client, hire, other):
+    put(other, "bad")
+    for life in range(MAX_DEATHS - 1):
+        die_of(hire(f"worker-{life}"), "bad", other=other)
+    other.fetch(QUEUE, limit=1)
+    other.requeue(QUEUE, ["bad"])
+
+    (rescued,) = die_of(hire("last"), "bad", other=other)
+
+    assert rescued.poison == ["bad"]
+
+
+# Ends
+
+
+def test_messages_go_back_to_the_head_in_their_order(client, worker):
+    put(worker, "1", "2", "3")
+    fetched = ids(worker.fetch(QUEUE, limit=2))
+
+    assert worker.requeue(QUEUE, fetched) == 2
+    assert ready(client) == ["1", "2", "3"]
+
+
+def test_an_acknowledgement_repeated_after_a_lost_reply_does_not_end_the_next_message_of_that_id(worker):
+    put(worker, "1")
+    (first,) = worker.fetch(QUEUE, limit=1)
+    worker.ack(QUEUE, *first)
+    worker.put(QUEUE, "1", body("1", 1))
+    (second,) = worker.fetch(QUEUE, limit=1)
+
+    again = worker.ack(QUEUE, *first)
+
+    assert (again, worker.ack(QUEUE, *second)) == (False, True)
+
+
+def test_what_was_started_is_not_handed_back(client, worker):
+    put(worker, "1", "2")
+    worker.fetch(QUEUE, limit=2)
+    worker.start(QUEUE, "1", counted=True)
+
+    assert worker.hand_back(QUEUE) == 1
+    assert (ready(client), worker.start(QUEUE, "2", counted=True), worker.ack(QUEUE, "1")) == (["2"], False, True)
+
+
+def test_what_a_lost_reply_brought_is_reclaimed(client, worker):
+    put(worker, "1", "2")
+    worker.fetch(QUEUE, limit=2)
+
+    assert worker.reclaim(QUEUE, ["1"]) == 1
+    assert (ready(client), worker.ack(QUEUE, "1")) == (["2"], True)
+
+
+def test_an_id_without_a_body_is_dropped(client, worker):
+    put(worker, "1", "2")
+    client.hdel(f"{NAMESPACE}:{QUEUE}.msgs", "1")
+
+    assert ids(worker.fetch(QUEUE, limit=2)) == ["2"]
+    assert client.smembers(f"{NAMESPACE}:__acks__.worker.{QUEUE}") == {b"2"}
+
+
+def test_a_delayed_message_whose_id_is_queued_already_does_not_double_it(client, worker):
+    put(worker, "1", queue=LINE)
+    (waiting,) = worker.fetch(LINE, limit=1)
+    # As somebody would who does not know our rules.
+    client.hset(f"{NAMESPACE}:{QUEUE}.msgs", "1", body("1"))
+    client.rpush(f"{NAMESPACE}:{QUEUE}", "1")
+
+    assert worker.due(QUEUE, waiting, body("1", 1))
+    assert (ready(client), client.hlen(f"{NAMESPACE}:{LINE}.msgs")) == (["1"], 0)
+
+
+# A full Redis
+
+
+@contextmanager
+def full(client):
+    client.config_set("maxmemory", "1")
+    try:
+        yield
+    finally:
+        client.config_set("maxmemory", "0")
+
+
+def test_a_full_redis_refuses_new_messages_and_lets_the_others_out(client, worker, other):
+    put(worker, "done", "retried", "given up")
+    put(worker, "waiting", queue=LINE)
+    worker.beat()
+    with full(client):
+        with pytest.raises(redis.ResponseError, match="OOM"):
+            put(worker, "new")
+
+        fetched = worker.fetch(QUEUE, limit=3)
+        started = [worker.start(QUEUE, one.id, counted=True) for one in fetched]
+        ended = [
+            worker.ack(QUEUE, *fetched[0]),
+            worker.retry(QUEUE, fetched[1], body("retried", 1, LINE)),
+            worker.nack(QUEUE, *fetched[2], reason="no"),
+            worker.due(QUEUE, worker.fetch(LINE, limit=1)[0], body("waiting", 1)),
+        ]
+        fall_silent_before = client.zscore(HEARTBEATS, "worker")
+        worker.beat()
+
+        assert (ids(fetched), started, ended) == (["done", "retried", "given up"], [True] * 3, [True] * 4)
+        assert client.zscore(HEARTBEATS, "worker") >= fall_silent_before
+
+
+def test_a_full_redis_lets_the_messages_of_a_silent_worker_be_rescued(client, worker, other):
+    put(worker, "1")
+    worker.fetch(QUEUE, limit=1)
+    fall_silent(worker)
+
+    with full(client):
+        other.rescue(QUEUES, dead_after=DEAD_AFTER)
+
+    assert ready(client) == ["1"]
+
+
+# Any order of anything
+
+
+NAMES = ("a", "b", "c")
+picks = st.sampled_from(NAMES)
+messages = st.sampled_from(["1", "2", "3", "4"])
+
+
+class Machine(RuleBasedStateMachine):
+    """Workers that fetch, start, end, drain, fall silent and come back, and a model of where each message is.
+
+    *where* has for each message that is on its way the queue it is in and who has it in
+    hand, None while it is ready.  What a worker believes to have in hand it may have lost.
+    """
+
+    client = None
+
+    @initialize()
+    def start(self):
+        self.client.flushdb()
+        self.workers = {name: Deliveries(self.client, NAMESPACE, name) for name in NAMES}
+        self.believes = {name: [] for name in NAMES}
+        self.where = {}
+        self.bodies = {}
+        self.started = set()
+        self.deaths = Counter()
+        self.dead = set()
+        self.silent = set()
+        self.version = 0
+
+    def fresh(self, message_id, queue):
+        self.version += 1
+        return body(message_id, self.version, queue)
+
+    def ours(self, name, queue, fetched, *, exactly=True):
+        message_id = fetched.id.decode()
+        same = not exactly or self.bodies.get(message_id) == fetched.body
+        return same and self.where.get(message_id) == (queue, name)
+
+    def settled(self, name, queue, message_id, where, *, clears=True):
+        """Move the message in the model."""
+        if (name, queue, message_id) in self.started:
+            self.started.discard((name, queue, message_id))
+            if clears:
+                self.deaths.pop(message_id, None)
+        if where is None:
+            self.where.pop(message_id)
+            self.bodies.pop(message_id)
+        else:
+            self.where[message_id] = where
+
+    @rule(message_id=messages, queue=st.sampled_from([QUEUE, LINE]))
+    def somebody_puts_a_message(self, message_id, queue):
+        new = self.fresh(message_id, queue)
+
+        accepted = self.workers["a"].put(queue, message_id, new)
+
+        assert accepted == (message_id not in self.where)
+        if accepted:
+            self.where[message_id] = (queue, None)
+            self.bodies[message_id] = new
+
+    @rule(name=picks, queue=st.sampled_from([QUEUE, LINE]), limit=st.integers(1, 3))
+    def a_worker_fetches(self, name, queue, limit):
+        expected = sum(where == (queue, None) for where in self.where.values())
+
+        fetched = self.workers[name].fetch(queue, limit=limit)
+
+        assert len(fetched) == min(limit, expected)
+        for one in fetched:
+            message_id = one.id.decode()
+            assert self.where[message_id] == (queue, None)
+            assert self.bodies[message_id] == one.body
+            self.where[message_id] = (queue, name)
+            self.believes[name].append((queue, one))
+        if fetched:
+            self.silent.discard(name)
+
+    @rule(name=picks)
+    def a_reply_is_lost(self, name):
+        if self.workers[name].fetch(QUEUE, limit=1):
+            (message_id,) = [
+                key
+                for key, where in self.where.items()
+                if where == (QUEUE, None) and self.client.sismember(f"{NAMESPACE}:__acks__.{name}.{QUEUE}", key)
+            ]
+            self.where[message_id] = (QUEUE, name)
+            self.silent.discard(name)
+
+    def some(self, data, name, queue):
+        held = [one for line, one in self.believes[name] if line == queue]
+        return data.draw(st.sampled_from(held)) if held else None
+
+    @rule(data=st.data(), name=picks, counted=st.booleans())
+    def a_worker_starts(self, data, name, counted):
+        fetched = self.some(data, name, QUEUE)
+        if fetched is None:
+            return
+        message_id = fetched.id.decode()
+        if (name, QUEUE, message_id) in self.started:
+            return
+
+        may = self.workers[name].start(QUEUE, message_id, counted=counted)
+
+        assert may == self.ours(name, QUEUE, fetched, exactly=False)
+        if may:
+            self.started.add((name, QUEUE, message_id))
+            self.deaths[message_id] += counted
+
+    @rule(data=st.data(), name=picks, how=st.sampled_from(["ack", "nack", "retry"]), forgets=st.booleans())
+    def a_worker_ends_a_message(self, data, name, how, forgets):
+        fetched = self.some(data, name, QUEUE)
+        if fetched is None:
+            return
+        message_id = fetched.id.decode()
+        worker, ours = self.workers[name], self.ours(name, QUEUE, fetched)
+
+        if how == "ack":
+            answer, where = worker.ack(QUEUE, *fetched), None
+        elif how == "nack":
+            answer, where = worker.nack(QUEUE, *fetched, reason="no"), None
+        else:
+            later = self.fresh(message_id, LINE)
+            answer, where = worker.retry(QUEUE, fetched, later), (LINE, None)
+
+        assert answer == ours
+        if ours:
+            self.deaths.pop(message_id, None)
+            self.settled(name, QUEUE, message_id, where)
+            if how == "nack":
+                self.dead.add(message_id)
+            if how == "retry":
+                self.bodies[message_id] = later
+        if forgets:  # else the reply was lost, and the worker will do it again
+            self.believes[name].remove((QUEUE, fetched))
+
+    @rule(data=st.data(), name=picks)
+    def a_message_becomes_due(self, data, name):
+        fetched = self.some(data, name, LINE)
+        if fetched is None:
+            return
+        message_id = fetched.id.decode()
+        ours, now = self.ours(name, LINE, fetched), self.fresh(message_id, QUEUE)
+
+        assert self.workers[name].due(QUEUE, fetched, now) == ours
+
+        if ours:
+            self.settled(name, LINE, message_id, (QUEUE, None))
+            self.bodies[message_id] = now
+        self.believes[name].remove((LINE, fetched))
+
+    @rule(data=st.data(), name=picks, queue=st.sampled_from([QUEUE, LINE]))
+    def a_worker_hands_a_message_back(self, data, name, queue):
+        fetched = self.some(data, name, queue)
+        if fetched is None:
+            return
+        ours = self.ours(name, queue, fetched, exactly=False)
+
+        assert self.workers[name].requeue(queue, [fetched.id]) == ours
+
+        if ours:
+            self.settled(name, queue, fetched.id.decode(), (queue, None))
+        self.believes[name].remove((queue, fetched))
+
+    @rule(name=picks, queue=st.sampled_from([QUEUE, LINE]))
+    def a_worker_drains(self, name, queue):
+        unstarted = [
+            message_id
+            for message_id, where in self.where.items()
+            if where == (queue, name) and (name, queue, message_id) not in self.started
+        ]
+
+        assert self.workers[name].hand_back(queue) == len(unstarted)
+
+        for message_id in unstarted:
+            self.where[message_id] = (queue, None)
+
+    @rule(name=picks, queue=st.sampled_from([QUEUE, LINE]))
+    def a_worker_reclaims(self, name, queue):
+        held = [one.id for line, one in self.believes[name] if line == queue]
+        strange = [
+            message_id
+            for message_id, where in self.where.items()
+            if where == (queue, name) and message_id.encode() not in held
+        ]
+
+        assert self.workers[name].reclaim(queue, held) == len(strange)
+
+        for message_id in strange:
+            self.settled(name, queue, message_id, (queue, None), clears=False)
+
+    @rule(name=picks)
+    def a_worker_falls_silent(self, name):
+        if self.client.zscore(HEARTBEATS, name) is not None:
+            fall_silent(self.workers[name])
+            self.silent.add(name)
+
+    @rule(name=picks)
+    def a_worker_is_killed_and_another_takes_its_place(self, name):
+        """Its successor bears the same name here, which makes things worse than they can be."""
+        self.a_worker_falls_silent(name)
+        self.believes[name] = []
+
+    @rule(name=picks)
+    def a_worker_beats(self, name):
+        self.workers[name].beat()
+        self.silent.discard(name)
+
+    @precondition(lambda self: self.silent)
+    @rule(name=picks)
+    def somebody_rescues(self, name):
+        found = self.workers[name].rescue(QUEUES, dead_after=DEAD_AFTER)
+
+        poison = set()
+        for message_id, (queue, holder) in list(self.where.items()):
+            if holder not in self.silent:
+                continue
+            if (holder, queue, message_id) in self.started and self.deaths[message_id] >= MAX_DEATHS:
+                poison.add(message_id)
+                self.settled(holder, queue, message_id, None)
+            else:
+                self.settled(holder, queue, message_id, (queue, None), clears=False)
+        self.dead |= poison
+        self.silent.clear()
+        assert {message_id for rescued in found for message_id in rescued.poison} == poison
+
+    @invariant()
+    def every_message_is_in_exactly_one_place(self):
+        if self.client is None or not hasattr(self, "where"):
+            return
+        places = Counter()
+        for queue in (QUEUE, LINE):
+            for message_id in ready(self.client, queue):
+                places[message_id, (queue, None)] += 1
+            for name in NAMES:
+                for message_id in self.client.smembers(f"{NAMESPACE}:__acks__.{name}.{queue}"):
+                    places[message_id.decode(), (queue, name)] += 1
+        assert places == Counter(self.where.items())
+        stored = {}
+        for queue in (QUEUE, LINE):
+            stored |= self.client.hgetall(f"{NAMESPACE}:{queue}.msgs")
+        assert stored == {message_id.encode(): text for message_id, text in self.bodies.items()}
+        assert {message_id.decode() for message_id in self.client.zrange(f"{NAMESPACE}:{QUEUE}.XQ", 0, -1)} == self.dead
+
+    @invariant()
+    def whoever_has_something_in_hand_is_watched(self):
+        if hasattr(self, "where"):
+            watched = {name.decode() for name in self.client.zrange(HEARTBEATS, 0, -1)}
+            assert {name for _queue, name in self.where.values() if name} <= watched
+
+    @invariant()
+    def nothing_is_remembered_of_what_has_ended(self):
+        if hasattr(self, "where"):
+            counted = {
+                key.decode(): int(value) for key, value in self.client.hgetall(f"{NAMESPACE}:{QUEUE}.starts").items()
+            }
+            assert counted == {key: count for key, count in self.deaths.items() if count}
+            for name in NAMES:
+                started = self.client.smembers(f"{NAMESPACE}:__started__.{name}.{QUEUE}")
+                assert started == {key.encode() for who, _queue, key in self.started if who == name}
+
+
+def test_every_message_is_in_exactly_one_place_whatever_the_order_of_events(client):
+    class Here(Machine):
+        pass
+
+    Here.client = client
+    run_state_machine_as_test(
+        Here,
+        settings=settings(
+            max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+        ),
+    )

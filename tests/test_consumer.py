@@ -1,0 +1,412 @@
+"""The consumer that Dramatiq's threads are given: what it hands out, and how it ends what comes back."""
+
+import threading
+from datetime import timedelta
+from types import SimpleNamespace
+
+import dramatiq
+import pytest
+import redis
+from dramatiq import Message, Worker
+from dramatiq.common import current_millis
+from dramatiq.errors import ConnectionClosed
+from dramatiq.middleware import Middleware
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from coordination.deliveries import Deliveries
+from coordination.messages import depth
+from embedded.waiting import wait_until
+from workers import consumer as consumers
+from workers import ending
+from workers.consumer import Broker
+from workers.middleware import ChildRetries, Holding
+from workers.pulse import Pulse
+
+QUEUE, LINE = "q", "q.DQ"
+NAMESPACE = "consumer"
+LIMIT = 30_000
+
+
+@pytest.fixture
+def client(urls):
+    with redis.BlockingConnectionPool.from_url(urls.redis) as pool:
+        client = redis.Redis(connection_pool=pool)
+        client.flushdb()
+        yield client
+
+
+class Options(Middleware):
+    """Lets actors be children without working on them as such."""
+
+    @property
+    def actor_options(self):
+        return {"child", "document"}
+
+
+@pytest.fixture
+def broker(client):
+    return Broker(client=client, namespace=NAMESPACE, middleware=[Options()])
+
+
+@pytest.fixture
+def done():
+    return []
+
+
+@pytest.fixture(autouse=True)
+def act(broker, done):
+    return dramatiq.actor(lambda *args: done.append(args), actor_name="act", queue_name=QUEUE, broker=broker)
+
+
+@pytest.fixture
+def consume(broker):
+    return lambda queue=QUEUE, prefetch=10: broker.consume(queue, prefetch=prefetch, timeout=1)
+
+
+@pytest.fixture
+def draining():
+    ending.draining.set()
+    yield
+    ending.draining.clear()
+
+
+def put(broker, message_id, queue=QUEUE, **options):
+    broker.do_enqueue(queue, message_id, Message(queue, "act", (), {}, options, message_id).encode())
+
+
+def ready(client, queue=QUEUE):
+    return [message_id.decode() for message_id in client.lrange(f"{NAMESPACE}:{queue}", 0, -1)]
+
+
+def where(client):
+    return {name: count for name, count in depth(client, NAMESPACE, QUEUE).items() if count}
+
+
+def drain_out(consumer):
+    """All messages that the consumer hands out before it idles."""
+    found = []
+    while (message := next(consumer)) is not None:
+        found.append(message)
+    return found
+
+
+def cut_off(broker, monkeypatch):
+    """Let the broker's commands end in a server that is not there."""
+    nowhere = redis.Redis(unix_socket_path="/nonexistent/redis.sock", retry=Retry(NoBackoff(), 0))
+    monkeypatch.setattr(broker, "deliveries", type(broker.deliveries)(nowhere, NAMESPACE, broker.broker_id))
+
+
+# What it hands out
+
+
+def test_messages_are_handed_out_in_their_order_up_to_the_prefetch(broker, client, consume):
+    for message_id in ("1", "2", "3"):
+        put(broker, message_id)
+
+    found = drain_out(consume(prefetch=2))
+
+    assert [message.message_id for message in found] == ["1", "2"]
+    assert ready(client) == ["3"]
+
+
+def test_there_is_room_again_after_an_end(broker, consume):
+    for message_id in ("1", "2"):
+        put(broker, message_id)
+    consumer = consume(prefetch=1)
+    (first,) = drain_out(consumer)
+
+    consumer.ack(first)
+
+    assert [message.message_id for message in drain_out(consumer)] == ["2"]
+
+
+def test_a_time_in_a_message_that_does_not_wait_is_no_reason_to_let_it_wait(broker, consume):
+    put(broker, "1", eta=current_millis() + 10_000)
+
+    (message,) = drain_out(consume())
+
+    assert "eta" not in message.options
+
+
+@pytest.mark.parametrize("eta", [{}, {"eta": None}, {"eta": "soon"}])
+def test_a_delayed_message_without_a_time_is_due(broker, consume, eta):
+    put(broker, "1", queue=LINE, **eta)
+
+    (message,) = drain_out(consume(LINE))
+
+    assert message.options["eta"] == 0
+
+
+# What is in hand
+
+
+def test_what_is_in_hand_stays_there_when_the_consumer_is_replaced(broker, client, consume):
+    put(broker, "1")
+    (message,) = drain_out(consume())
+
+    second = consume(prefetch=1)
+
+    assert (drain_out(second), ready(client)) == ([], [])
+    second.ack(message)
+    assert where(client) == {}
+
+
+def test_what_a_lost_reply_brought_is_handed_out_by_the_next_consumer(broker, client, consume):
+    put(broker, "1")
+    broker.deliveries.fetch(QUEUE, limit=1)
+
+    assert [message.message_id for message in drain_out(consume())] == ["1"]
+
+
+def test_what_a_lost_reply_brought_is_found_without_a_new_consumer_too(broker, consume, monkeypatch):
+    monkeypatch.setattr(consumers, "RECLAIM_EVERY", consumers.RECLAIM_EVERY * 0)
+    consumer = consume()
+    assert next(consumer) is None
+    put(broker, "1")
+    broker.deliveries.fetch(QUEUE, limit=1)
+
+    assert [message.message_id for message in drain_out(consumer)] == ["1"]
+
+
+def test_delayed_messages_go_back_when_the_consumer_is_replaced(broker, client, consume):
+    put(broker, "1", queue=LINE, eta=current_millis() + 10_000)
+    drain_out(consume(LINE))
+
+    assert [message.message_id for message in drain_out(consume(LINE))] == ["1"]
+
+
+def test_a_message_that_was_taken_from_us_and_comes_again_is_not_handed_out_twice(broker, client, consume):
+    put(broker, "1")
+    consumer = consume()
+    (message,) = drain_out(consumer)
+    broker.deliveries.requeue(QUEUE, ["1"])  # as another does who finds us silent
+
+    assert drain_out(consumer) == []
+
+    consumer.ack(message)
+    assert where(client) == {}
+
+
+def test_a_worker_that_drains_hands_out_nothing(broker, client, consume, draining):
+    put(broker, "1")
+
+    assert (next(consume()), ready(client)) == (None, ["1"])
+
+
+def test_a_worker_that_drains_hands_back_what_it_has_not_started(broker, client, consume):
+    put(broker, "1")
+    put(broker, "2")
+    consumer = consume()
+    first, _second = drain_out(consumer)
+    broker.deliveries.start(QUEUE, first.message_id, counted=True)
+
+    ending.draining.set()
+    try:
+        next(consumer)
+    finally:
+        ending.draining.clear()
+
+    assert ready(client) == ["2"]
+
+
+# How it ends them
+
+
+def test_a_message_that_is_due_goes_into_its_queue_with_its_acknowledgement(broker, client, consume):
+    put(broker, "1", queue=LINE, eta=0)
+    consumer = consume(LINE)
+    (message,) = drain_out(consumer)
+
+    moved = message.copy(queue_name=QUEUE)  # what Dramatiq's thread does
+    del moved.options["eta"]
+    broker.enqueue(moved)
+    before = where(client)
+    consumer.ack(message)
+
+    assert (before, where(client)) == ({"delayed": 1}, {"ready": 1})
+    (again,) = drain_out(consume())
+    assert (again.queue_name, "eta" in again.options) == (QUEUE, False)
+
+
+def test_a_delayed_message_that_was_taken_from_us_does_not_come_back_when_its_time_comes(broker, client, consume):
+    put(broker, "1", queue=LINE, eta=0)
+    consumer = consume(LINE)
+    (message,) = drain_out(consumer)
+    broker.deliveries.requeue(LINE, ["1"])
+    other = Deliveries(client, NAMESPACE, "other")
+    other.due(QUEUE, *other.fetch(LINE, limit=1), b"")
+    other.ack(QUEUE, *other.fetch(QUEUE, limit=1)[0])
+
+    moved = message.copy(queue_name=QUEUE)
+    del moved.options["eta"]
+    broker.enqueue(moved)
+    consumer.ack(message)
+
+    assert where(client) == {}
+
+
+def test_a_message_that_is_enqueued_while_in_hand_waits_from_its_acknowledgement_on(broker, client, consume):
+    put(broker, "1")
+    consumer = consume()
+    (message,) = drain_out(consumer)
+
+    broker.enqueue(message, delay=10_000)
+    before = where(client)
+    consumer.ack(message)
+
+    assert (before, where(client)) == ({"in_flight": 1}, {"delayed": 1})
+
+
+def end_well(consumer, message):
+    consumer.ack(message)
+
+
+def give_up(consumer, message):
+    message.fail()
+    consumer.nack(message)
+
+
+def hand_back(consumer, message):
+    consumer.requeue([message])
+
+
+@pytest.mark.parametrize("end", [end_well, give_up, hand_back])
+def test_an_end_that_redis_refuses_is_a_closed_connection_and_can_be_repeated(broker, client, consume, end):
+    put(broker, "1")
+    consumer = consume()
+    (message,) = drain_out(consumer)
+    client.replicaof("127.0.0.1", "1")
+    try:
+        with pytest.raises(ConnectionClosed):
+            end(consumer, message)
+    finally:
+        client.replicaof("no", "one")
+
+    end(consumer, message)
+
+    assert "in_flight" not in where(client)
+
+
+def test_a_fetch_from_a_redis_that_is_away_is_a_closed_connection(broker, consume, monkeypatch):
+    cut_off(broker, monkeypatch)
+
+    with pytest.raises(ConnectionClosed):
+        next(consume())
+
+
+# A retry that cannot be made
+
+
+def test_a_child_whose_retry_cannot_even_be_prepared_is_a_dead_letter_and_never_acknowledged(client):
+    broker = Broker(client=client, namespace=NAMESPACE, middleware=[ChildRetries(), Options()])
+
+    def fail():
+        raise ValueError("no")
+
+    dramatiq.actor(fail, actor_name="act", queue_name=QUEUE, broker=broker, child=True)
+    put(broker, "1", retries="many")
+    worker = Worker(broker, worker_threads=1, worker_timeout=10)
+    worker.start()
+    try:
+        broker.join(QUEUE, timeout=LIMIT)
+    finally:
+        worker.stop()
+
+    assert where(client) == {"dead": 1}
+
+
+# A message that starts
+
+
+def test_a_message_that_was_taken_from_us_does_not_start(client, done):
+    broker = Broker(client=client, namespace=NAMESPACE, middleware=[Options(), Holding([QUEUE])])
+    dramatiq.actor(lambda: done.append("1"), actor_name="act", queue_name=QUEUE, broker=broker)
+    put(broker, "1")
+    (message,) = drain_out(broker.consume(QUEUE, prefetch=5, timeout=1))
+    broker.deliveries.requeue(QUEUE, ["1"])
+
+    with pytest.raises(dramatiq.middleware.SkipMessage):
+        broker.emit_before("process_message", message)
+
+    broker.consume(QUEUE).ack(message)
+    assert ready(client) == ["1"]
+
+
+def test_a_message_of_a_worker_that_drains_does_not_start_and_goes_back(client, draining):
+    broker = Broker(client=client, namespace=NAMESPACE, middleware=[Options(), Holding([QUEUE])])
+    dramatiq.actor(lambda: None, actor_name="act", queue_name=QUEUE, broker=broker)
+    put(broker, "1")
+    ending.draining.clear()
+    consumer = broker.consume(QUEUE, prefetch=5, timeout=1)
+    (message,) = drain_out(consumer)
+    ending.draining.set()
+
+    with pytest.raises(dramatiq.middleware.SkipMessage):
+        broker.emit_before("process_message", message)
+    consumer.ack(message)
+
+    assert ready(client) == ["1"]
+
+
+@pytest.mark.parametrize(("options", "count"), [({"child": True}, b"1"), ({"document": 48}, None)])
+def test_starts_of_children_are_counted_and_starts_of_runs_are_not(client, options, count):
+    broker = Broker(client=client, namespace=NAMESPACE, middleware=[Options(), Holding([QUEUE])])
+    dramatiq.actor(lambda: None, actor_name="act", queue_name=QUEUE, broker=broker, **options)
+    put(broker, "1")
+    (message,) = drain_out(broker.consume(QUEUE, prefetch=5, timeout=1))
+
+    broker.emit_before("process_message", message)
+
+    assert client.hget(f"{NAMESPACE}:{QUEUE}.starts", "1") == count
+
+
+def test_a_message_whose_start_cannot_be_noted_starts_all_the_same(client, monkeypatch):
+    broker = Broker(client=client, namespace=NAMESPACE, middleware=[Options(), Holding([QUEUE])])
+    dramatiq.actor(lambda: None, actor_name="act", queue_name=QUEUE, broker=broker)
+    put(broker, "1")
+    consumer = broker.consume(QUEUE, prefetch=5, timeout=1)
+    (message,) = drain_out(consumer)
+
+    with monkeypatch.context() as away:
+        cut_off(broker, away)
+        broker.emit_before("process_message", message)
+
+    consumer.ack(message)
+    assert where(client) == {}
+
+
+# The pulse
+
+
+@pytest.fixture
+def pulse(broker):
+    """The pulse of a process whose consumer is busy elsewhere: between two tries, say."""
+    worker = SimpleNamespace(consumers={QUEUE: threading.current_thread()}, workers=[])
+    pulse = Pulse(broker.deliveries, worker, queues=[QUEUE], dead_after=timedelta(seconds=0.3))
+    pulse.start()
+    yield pulse
+    pulse.stop()
+    pulse.join()
+
+
+def test_a_drain_does_not_wait_for_a_consumer_that_is_busy(broker, client, consume, pulse):
+    put(broker, "1")
+    put(broker, "2")
+    first, _second = drain_out(consume())
+    broker.deliveries.start(QUEUE, first.message_id, counted=True)
+
+    ending.draining.set()
+    try:
+        assert wait_until(lambda: ready(client) == ["2"], 5)
+    finally:
+        ending.draining.clear()
+
+
+def test_signs_of_life_go_on_through_a_drain(broker, client, pulse, draining):
+    def beaten_since(score):
+        return lambda: client.zscore(f"{NAMESPACE}:__heartbeats__", broker.broker_id) > score
+
+    assert wait_until(lambda: client.zcard(f"{NAMESPACE}:__heartbeats__") == 1, 5)
+    for _ in range(3):
+        assert wait_until(beaten_since(client.zscore(f"{NAMESPACE}:__heartbeats__", broker.broker_id)), 5)

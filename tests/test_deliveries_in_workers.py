@@ -1,0 +1,400 @@
+"""Messages in real worker processes that are killed, told to end, or lose their Redis."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import orjson
+import pytest
+from dramatiq import Message
+from dramatiq.common import current_millis
+
+from coordination.deliveries import MAX_DEATHS
+from coordination.messages import push_once
+from embedded.waiting import wait_until
+from settings import PREFIX
+from workers.broker import broker
+from workers.clients import client
+
+ROOT = Path(__file__).parents[1]
+PROGRAM = ROOT / "tests" / "worker_with_odd_actors.py"
+QUEUE = "objects"
+KEY = f"{broker.namespace}:{QUEUE}"
+LIMIT = 30.0
+DEAD_AFTER = 1.0
+READY = "Worker process is ready for action."
+
+pytestmark = pytest.mark.usefixtures("database")
+
+
+class WorkerProcesses:
+    """Worker processes under one master, with their log in a file."""
+
+    def __init__(self, log, *, processes, threads, settings):
+        self._log = log
+        self._processes = processes
+        environment = {PREFIX + name.upper(): str(value) for name, value in settings.items()}
+        arguments = ["--processes", str(processes), "--threads", str(threads), "--queues", QUEUE]
+        with log.open("wb") as output:
+            self.master = subprocess.Popen(
+                [sys.executable, str(PROGRAM), *arguments],
+                env={**os.environ, "PYTHONPATH": str(ROOT), "dramatiq_restart_delay": "200", **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    def ready(self):
+        eventually(lambda: len(self.said(READY)) == self._processes)
+        return self
+
+    def end(self):
+        self.master.terminate()
+        return self.master.wait(LIMIT)
+
+    def clean_up(self):
+        with suppress(ProcessLookupError):
+            os.killpg(self.master.pid, signal.SIGKILL)
+        self.master.wait()
+
+    def text(self):
+        return self._log.read_text()
+
+    def said(self, message):
+        """The lines that begin with that sentence, so far."""
+        whole, _, _ = self.text().rpartition("\n")
+        lines = [orjson.loads(line) for line in whole.splitlines() if line.startswith("{")]
+        return [line for line in lines if line["message"].startswith(message)]
+
+
+@pytest.fixture
+def start_worker(database, tmp_path):
+    started = []
+
+    def start(*, threads=2, processes=1, **settings):
+        log = tmp_path / f"worker-{len(started)}.log"
+        usual = {"dead_after": DEAD_AFTER, "worker_threads": threads, "redis_timeout": 1}
+        started.append(WorkerProcesses(log, processes=processes, threads=threads, settings=usual | settings))
+        return started[-1]
+
+    yield start
+    for worker in started:
+        worker.clean_up()
+
+
+@pytest.fixture
+def go(tmp_path):
+    """The file that those who wait are waiting for."""
+    return tmp_path / "go"
+
+
+def eventually(condition, limit=LIMIT):
+    assert wait_until(condition, limit), "it did not come to that in time"
+
+
+def push(actor, *args, message_id=None):
+    message = Message(QUEUE, actor, args, {}, {})
+    assert push_once(broker, message.copy(message_id=message_id or message.message_id))
+
+
+def delay(actor, *args, seconds):
+    message = Message(QUEUE, actor, args, {}, {})
+    options = {"redis_message_id": message.message_id, "eta": current_millis() + round(seconds * 1000)}
+    message = message.copy(queue_name=f"{QUEUE}.DQ", options=options)
+    broker.do_enqueue(message.queue_name, message.message_id, message.encode())
+
+
+def done():
+    return [key.decode() for key in client.lrange("done", 0, -1)]
+
+
+def started():
+    """The starts of those that tell of theirs: key and process."""
+    return [(key, int(pid)) for key, pid in (line.decode().split() for line in client.lrange("started", 0, -1))]
+
+
+def left():
+    """Where messages are left: the lists' lengths, and the ids that have bodies."""
+    waiting = {name: client.llen(f"{KEY}{name}") for name in ("", ".DQ")}
+    return waiting, {name: client.hlen(f"{KEY}{name}.msgs") for name in ("", ".DQ")}
+
+
+NOTHING = {"": 0, ".DQ": 0}, {"": 0, ".DQ": 0}
+
+
+def reasons():
+    return {key.decode(): text.decode() for key, text in client.hgetall(f"{KEY}.XQ.reasons").items()}
+
+
+# Processes that are killed
+
+
+def test_each_process_of_a_master_is_a_worker_of_its_own(start_worker):
+    start_worker(processes=2).ready()
+
+    eventually(lambda: client.zcard(f"{broker.namespace}:__heartbeats__") == 2)
+
+
+def test_a_producer_is_no_worker():
+    push("note", "1")
+    broker.enqueue(Message(QUEUE, "note", ("2",), {}, {}), delay=1000)
+
+    assert client.zcard(f"{broker.namespace}:__heartbeats__") == 0
+
+
+def test_a_message_whose_process_was_killed_runs_again_elsewhere(start_worker, go):
+    first = start_worker().ready()
+    push("hold", "1", str(go))
+    eventually(started)
+    second = start_worker().ready()
+
+    os.kill(started()[0][1], signal.SIGKILL)
+    killed_at = time.monotonic()
+
+    eventually(lambda: len(started()) == 2)
+    assert time.monotonic() - killed_at < DEAD_AFTER + 5
+    go.touch()
+    eventually(lambda: left() == NOTHING)
+    first.master.wait(LIMIT)
+    assert done() == ["1"]
+    assert second.said("messages rescued")
+
+
+def test_a_message_that_kills_its_process_is_given_up_and_its_neighbours_are_done(start_worker):
+    push("kill", "bad", message_id="bad")
+    neighbours = [str(number) for number in range(5)]
+    for key in neighbours:
+        push("note", key)
+    worker = None
+
+    def given_up():
+        nonlocal worker
+        if worker is None or worker.master.poll() is not None:
+            # One thread: the neighbours lie prefetched behind it each time.
+            worker = start_worker(threads=1)
+        return reasons()
+
+    eventually(given_up)
+
+    eventually(lambda: left() == NOTHING)
+    assert reasons() == {"bad": "poison"}
+    assert Counter(key for key, _pid in started()) == {"bad": MAX_DEATHS}
+    assert sorted(done()) == neighbours
+
+
+# Processes that are told to end
+
+
+def once_to_the_master(master):
+    master.terminate()
+
+
+def twice_to_all(master):
+    os.killpg(master.pid, signal.SIGTERM)
+    os.killpg(master.pid, signal.SIGTERM)
+
+
+@pytest.mark.parametrize("tell", [once_to_the_master, twice_to_all])
+def test_what_runs_is_finished_and_what_does_not_runs_elsewhere(start_worker, go, tell):
+    first = start_worker(threads=12).ready()
+    running = [f"running-{number}" for number in range(12)]
+    prefetched = [f"prefetched-{number}" for number in range(6)]
+    for key in running:
+        push("hold", key, str(go))
+    eventually(lambda: len(started()) == 12)
+    for key in prefetched:
+        push("note", key)
+    eventually(lambda: client.llen(KEY) == 0)
+    start_worker().ready()
+
+    told_at = time.monotonic()
+    tell(first.master)
+
+    eventually(lambda: sorted(done()) == prefetched)
+    assert time.monotonic() - told_at < 2
+    # Long enough for its messages to be taken from it, if it gave no signs of life.
+    eventually(lambda: time.monotonic() - told_at > 1.5 * DEAD_AFTER)
+    go.touch()
+    assert first.master.wait(LIMIT) == 0, first.text()
+    eventually(lambda: left() == NOTHING)
+    assert Counter(done()) == Counter(running + prefetched)
+    assert len(started()) == 12
+
+
+def test_a_worker_that_ends_hands_back_what_waits_for_its_time(start_worker):
+    worker = start_worker().ready()
+    for key in ("1", "2", "3"):
+        delay("note", key, seconds=600)
+    eventually(lambda: client.llen(f"{KEY}.DQ") == 0)
+
+    status = worker.end()
+
+    assert (status, left()) == (0, ({"": 0, ".DQ": 3}, {"": 0, ".DQ": 3}))
+
+
+def test_a_process_one_of_whose_threads_has_died_ends_and_its_messages_run_elsewhere(start_worker):
+    worker = start_worker(threads=1).ready()
+    push("end_the_thread")
+    push("note", "1")
+
+    worker.master.wait(LIMIT)
+
+    assert [line["reason"] for line in worker.said("worker ends itself")] == ["a thread has died"]
+    assert client.lrange(KEY, 0, -1)
+    start_worker(threads=1)
+    eventually(lambda: done() == ["1"])
+
+
+# A Redis that fails
+
+
+@contextmanager
+def read_only():
+    client.replicaof("127.0.0.1", "1")
+    try:
+        yield
+    finally:
+        client.replicaof("no", "one")
+
+
+@contextmanager
+def unresponsive():
+    client.execute_command("client", "pause", 60_000, "write")
+    try:
+        yield
+    finally:
+        client.execute_command("client", "unpause")
+
+
+faults = pytest.mark.parametrize("fault", [read_only, unresponsive])
+
+
+def failed_ends(worker):
+    return worker.said("Failed to post_process_message")
+
+
+@faults
+def test_a_message_that_ends_while_redis_fails_is_ended_afterwards(start_worker, go, fault):
+    worker = start_worker().ready()
+    push("wait", str(go))
+    eventually(Path(f"{go}.started").exists)
+
+    with fault():
+        go.touch()
+        eventually(lambda: failed_ends(worker))
+
+    eventually(lambda: left() == NOTHING)
+    assert not worker.said("messages reclaimed")
+    assert not worker.said("Consumer encountered an unexpected error")
+
+
+@faults
+def test_a_child_that_fails_while_redis_fails_is_retried_afterwards(start_worker, go, fault):
+    worker = start_worker().ready()
+    push("fail_first", "1", str(go))
+    eventually(Path(f"{go}.tries").exists)
+
+    with fault():
+        go.touch()
+        eventually(lambda: failed_ends(worker))
+
+    eventually(lambda: left() == NOTHING)
+    assert (done(), reasons(), Path(f"{go}.tries").read_text()) == (["1"], {}, "xx")
+
+
+def test_workers_that_all_lost_their_redis_do_not_take_each_others_messages(start_worker, go):
+    workers = [start_worker(threads=1).ready() for _ in range(2)]
+    # One of them may hold two, one at work and one prefetched.
+    for number in range(3):
+        push("hold", str(number), str(go))
+    eventually(lambda: len({pid for _key, pid in started()}) == 2)
+
+    with read_only():
+        failing_since = time.monotonic()
+        eventually(lambda: time.monotonic() - failing_since > 1.5 * DEAD_AFTER)
+    back_since = time.monotonic()
+    eventually(lambda: time.monotonic() - back_since > 1.5 * DEAD_AFTER)
+
+    assert [worker.said("messages rescued") for worker in workers] == [[], []]
+    assert len(started()) == 2
+    go.touch()
+    eventually(lambda: left() == NOTHING)
+    assert Counter(done()) == Counter(["0", "1", "2"])
+
+
+def test_delayed_messages_survive_a_failing_redis(start_worker):
+    worker = start_worker().ready()
+    keys = [str(number) for number in range(20)]
+    for key in keys:
+        delay("note", key, seconds=3)
+    eventually(lambda: client.llen(f"{KEY}.DQ") == 0)
+
+    with read_only():
+        eventually(lambda: len(worker.said("Consumer encountered a connection error")) >= 2)
+
+    eventually(lambda: left() == NOTHING)
+    assert Counter(done()) == Counter(keys)
+
+
+# Messages that cannot be worked on
+
+
+def test_a_message_of_an_unknown_actor_waits_for_another_worker(start_worker):
+    worker = start_worker()
+    for _ in range(3):
+        push("nobody")
+
+    eventually(lambda: client.hlen(f"{KEY}.DQ.msgs") == 3)
+
+    assert (client.hlen(f"{KEY}.msgs"), reasons()) == (0, {})
+    assert [(line["level"], line["actor"]) for line in worker.said("unknown actor")] == [("warning", "nobody")]
+    bodies = client.hvals(f"{KEY}.DQ.msgs")
+    assert all(30_000 < Message.decode(body).options["eta"] - current_millis() <= 60_000 for body in bodies)
+
+
+GOOD = Message(QUEUE, "note", ("1",), {}, {}).asdict()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{",
+        b"\xff",
+        b"null",
+        b"{}",
+        orjson.dumps(GOOD | {"surprise": 1}),
+        orjson.dumps(GOOD | {"options": []}),
+        orjson.dumps(GOOD | {"args": None}),
+        orjson.dumps(GOOD | {"actor_name": ["note"]}),
+        orjson.dumps(GOOD | {"queue_name": "cron"}),
+    ],
+)
+def test_a_body_that_is_no_message_is_a_dead_letter(body):
+    broker.do_enqueue(QUEUE, "bad", body)
+    push("note", "1")
+    consumer = broker.consume(QUEUE, prefetch=5, timeout=1)
+    broker.declare_actor(type("Note", (), {"queue_name": QUEUE, "actor_name": "note"}))
+    try:
+        delivery = next(consumer)
+    finally:
+        broker.actors.pop("note")
+
+    assert (delivery.args, reasons()) == (("1",), {"bad": "malformed"})
+    assert client.hget(f"{KEY}.XQ.msgs", "bad") == body
+    consumer.ack(delivery)
+    assert left() == NOTHING
+
+
+def test_a_child_out_of_retries_is_a_dead_letter_with_its_error(start_worker):
+    start_worker()
+    push("fail", "no such thing", message_id="7")
+
+    eventually(reasons)
+
+    assert (reasons(), left()) == ({"7": "ValueError: no such thing"}, NOTHING)

@@ -1,0 +1,295 @@
+"""Our side of Dramatiq's worker: how messages come out of Redis, and how each of them ends.
+
+Dramatiq's threads ask the broker for a consumer, the consumer for messages, and give each
+back with `ack` or `nack`.  Here a message is in this process's hands until one step in
+Redis has ended it, and that step is tried until it works: an error of Redis, of whatever
+kind, is to Dramatiq a closed connection.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+import dramatiq
+import redis
+import structlog
+from dramatiq import Message, MessageProxy
+from dramatiq.brokers.redis import RedisBroker
+from dramatiq.common import compute_backoff, current_millis, dq_name, q_name
+from dramatiq.errors import ConnectionClosed, DecodeError
+
+from coordination.deliveries import Deliveries, Fetched
+from coordination.messages import depth
+from workers import ending
+from workers.attempt import describe, identity
+
+RECLAIM_EVERY = timedelta(minutes=1)
+"""How often a consumer looks for messages that are ours by Redis's account alone."""
+UNKNOWN_FOR = timedelta(minutes=1)
+"""How long a message waits whose actor this process does not know; a newer worker may come by."""
+
+log = structlog.get_logger(__name__)
+
+
+class Due(Message[Any]):
+    """A delayed message: when its time has come its acknowledgement moves it, in one step."""
+
+
+class Delivery(MessageProxy):
+    """A message in this process's hands, and how its acknowledgement is to end it."""
+
+    def __init__(self, fetched: Fetched, message: Message[Any]) -> None:
+        super().__init__(message)
+        self.fetched = fetched
+        self.later: Message[Any] | None = None  # what takes its place in the delayed queue
+        self.unstarted = False  # it goes back to its queue
+        self.reason = "failed"
+
+    def stuff_exception(self, exception: BaseException) -> None:
+        """Remember what went wrong, for the dead letters."""
+        super().stuff_exception(exception)
+        self.reason = describe(exception)
+
+
+class Broker(RedisBroker):
+    """A broker in which a message is known in Redis by its own id, through all its retries.
+
+    That id is what makes it one of a kind: while it waits, is queued or is worked on, the
+    same cannot be put in again.
+    """
+
+    def __init__(self, *, client: redis.Redis, namespace: str, middleware: list[dramatiq.Middleware]) -> None:
+        super().__init__(client=client, namespace=namespace, middleware=middleware)  # type: ignore[no-untyped-call]
+        self._held: dict[str, set[Fetched]] = defaultdict(set)
+        self.enrol()
+
+    def enrol(self) -> None:
+        """Make this process a worker of its own; Dramatiq would share one name among all forks of a master."""
+        self.broker_id = f"{identity()}:{uuid4().hex[:12]}"
+        self.deliveries = Deliveries(self.client, self.namespace, self.broker_id)
+
+    def consume(self, queue_name: str, prefetch: int = 1, timeout: int = 5000) -> Consumer:
+        """Return a consumer of the queue; *timeout* is for how many milliseconds it may idle."""
+        return Consumer(self, queue_name, self._held[queue_name], prefetch=prefetch, timeout=timeout)
+
+    def enqueue(self, message: Message[Any], *, delay: int | None = None) -> Message[Any]:
+        """Put *message* into its queue, or let it wait *delay* milliseconds first.
+
+        One whose id is on its way already is not put in.  One that a worker has in hand
+        waits from its acknowledgement on.
+        """
+        if isinstance(message, Due):
+            return message
+        delivery = message if isinstance(message, Delivery) else None
+        message = message.copy(options={"redis_message_id": message.message_id})
+        if delay is not None:
+            waiting_line, eta = dq_name(message.queue_name), current_millis() + delay
+            message = message.copy(queue_name=waiting_line, options={"eta": eta})
+        self.emit_before("enqueue", message, delay)
+        if delivery is not None:
+            delivery.later = message
+        elif not self.do_enqueue(message.queue_name, message.message_id, message.encode()):
+            return message
+        self.emit_after("enqueue", message, delay)
+        return message
+
+    # What Dramatiq itself calls its commands
+
+    def do_enqueue(self, queue: str, message_id: str, body: bytes) -> bool:
+        """Put a message in, unless its id is on its way already."""
+        return self.deliveries.put(queue, message_id, body)
+
+    def do_fetch(self, queue: str, limit: int) -> list[bytes]:
+        """Take messages; return their bodies."""
+        return [fetched.body for fetched in self.deliveries.fetch(queue, limit=limit)]
+
+    def do_ack(self, queue: str, message_id: str) -> bool:
+        """End a message that is done."""
+        return self.deliveries.ack(queue, message_id)
+
+    def do_nack(self, queue: str, message_id: str) -> bool:
+        """Make a message a dead letter."""
+        return self.deliveries.nack(queue, message_id, reason="failed")
+
+    def do_requeue(self, queue: str, *message_ids: str) -> int:
+        """Hand messages back."""
+        return self.deliveries.requeue(queue, message_ids)
+
+    def do_qsize(self, queue: str) -> int:
+        """Count the messages that are not done."""
+        counts = depth(self.client, self.namespace, queue)
+        return counts["ready"] + counts["in_flight"] + counts["delayed"]
+
+
+class Consumer(dramatiq.Consumer):
+    """Fetches the messages of one queue, or of its delayed ones, and ends them.
+
+    *held* is what this process has in hand of the queue.  It outlives the consumer, which
+    Dramatiq replaces after an error: work goes on meanwhile.
+    """
+
+    def __init__(self, broker: Broker, queue: str, held: set[Fetched], *, prefetch: int, timeout: int) -> None:
+        self._broker = broker
+        self._deliveries = broker.deliveries
+        self._queue = queue
+        self._delayed = queue != q_name(queue)
+        self._held = held
+        self._prefetch = prefetch
+        self._timeout = timeout
+        self._fetched: deque[Fetched] = deque()
+        self._misses = 0
+        self._reclaim_at = time.monotonic()
+        self._handed_back = False
+        self._unknown = UnknownActors()
+        if self._delayed:
+            # Dramatiq has dropped those that waited in its memory.
+            held.clear()
+
+    def __next__(self) -> Delivery | None:
+        """Return a message to work on; None after idling for a moment."""
+        with _closing_at_errors():
+            if ending.draining.is_set():
+                self._drain()
+                time.sleep(self._timeout / 1000)
+                return None
+            if not self._fetched:
+                self._fetch()
+            while self._fetched:
+                delivery = self._open(self._fetched.popleft())
+                if delivery is not None:
+                    return delivery
+            self._misses, milliseconds = compute_backoff(self._misses, max_backoff=self._timeout)
+        ending.draining.wait(milliseconds / 1000)
+        return None
+
+    def ack(self, message: MessageProxy) -> None:
+        """End the message: it is done, waits for its retry, has become due, or goes back unstarted."""
+        assert isinstance(message, Delivery)
+        with _closing_at_errors():
+            ours = self._end(message)
+        self._held.discard(message.fetched)
+        if not ours and not message.unstarted:
+            log.warning("message ended elsewhere", queue=self._queue, message_id=message.message_id)
+
+    def nack(self, message: MessageProxy) -> None:
+        """Make the message a dead letter."""
+        assert isinstance(message, Delivery)
+        with _closing_at_errors():
+            self._deliveries.nack(self._queue, *message.fetched, reason=message.reason)
+        self._held.discard(message.fetched)
+
+    def requeue(self, messages: Iterable[MessageProxy]) -> None:
+        """Hand messages back that were not worked on."""
+        fetched = [message.fetched for message in messages if isinstance(message, Delivery)]
+        if fetched:
+            with _closing_at_errors():
+                self._deliveries.requeue(self._queue, [one.id for one in fetched])
+            self._held.difference_update(fetched)
+
+    def _end(self, delivery: Delivery) -> bool:
+        if self._delayed:
+            message = delivery.copy(queue_name=q_name(self._queue))
+            del message.options["eta"]
+            return self._deliveries.due(message.queue_name, delivery.fetched, message.encode())
+        if delivery.later is not None:
+            return self._deliveries.retry(self._queue, delivery.fetched, delivery.later.encode())
+        if delivery.unstarted:
+            return bool(self._deliveries.requeue(self._queue, [delivery.fetched.id]))
+        return self._deliveries.ack(self._queue, *delivery.fetched)
+
+    def _fetch(self) -> None:
+        now = time.monotonic()
+        if now >= self._reclaim_at:
+            count = self._deliveries.reclaim(self._queue, [held.id for held in self._held.copy()])
+            if count:
+                log.warning("messages reclaimed", queue=self._queue, count=count)
+            self._reclaim_at = now + RECLAIM_EVERY.total_seconds()
+        room = self._prefetch - len(self._held)
+        if room > 0:
+            self._fetched.extend(self._deliveries.fetch(self._queue, limit=room))
+        if ending.draining.is_set():
+            self._drain()
+
+    def _drain(self) -> None:
+        """Hand back what has not been started, once; the pulse did so too, perhaps before our last fetch."""
+        if not self._handed_back:
+            self._fetched.clear()
+            self._deliveries.hand_back(self._queue)
+            self._handed_back = True
+
+    def _open(self, fetched: Fetched) -> Delivery | None:
+        """Make a delivery of what was fetched; None when nobody here can work on it."""
+        self._misses = 0
+        if fetched in self._held:
+            # It was taken from us while we were at it, and is ours again: once is enough.
+            return None
+        message = self._decode(fetched)
+        if message is None:
+            log.error("message given up", queue=self._queue, message_id=_text(fetched), reason="malformed")
+            self._deliveries.nack(self._queue, *fetched, reason="malformed")
+            return None
+        if not self._delayed and message.actor_name not in self._broker.actors:
+            self._postpone(fetched, message)
+            return None
+        self._held.add(fetched)
+        return Delivery(fetched, message)
+
+    def _decode(self, fetched: Fetched) -> Message[Any] | None:
+        try:
+            message = Message.decode(fetched.body)
+        except DecodeError:
+            return None
+        options = message.options
+        parts = {str: (message.actor_name, message.message_id), dict: (message.kwargs, options)}
+        if not all(isinstance(part, kind) for kind, values in parts.items() for part in values):
+            return None
+        if message.queue_name != self._queue:
+            return None
+        if not self._delayed:
+            options.pop("eta", None)
+            return message
+        if not isinstance(options.get("eta"), int | float):
+            options["eta"] = 0
+        return Due(**message.asdict())
+
+    def _postpone(self, fetched: Fetched, message: Message[Any]) -> None:
+        """Hand the message of an unknown actor back, to be looked at again later."""
+        self._unknown.seen(message.actor_name, self._queue)
+        eta = current_millis() + round(UNKNOWN_FOR.total_seconds() * 1000)
+        later = message.copy(queue_name=dq_name(self._queue), options={"eta": eta})
+        self._deliveries.retry(self._queue, fetched, later.encode())
+
+
+class UnknownActors:
+    """Counts messages of unknown actors, and says so once a minute for each actor."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._silent_until: dict[str, float] = {}
+
+    def seen(self, actor: str, queue: str) -> None:
+        """Count one; tell of those since the last line when that is long enough ago."""
+        self._counts[actor] += 1
+        now = time.monotonic()
+        if now >= self._silent_until.get(actor, now):
+            self._silent_until[actor] = now + UNKNOWN_FOR.total_seconds()
+            log.warning("unknown actor", actor=actor, queue=queue, messages=self._counts.pop(actor))
+
+
+@contextmanager
+def _closing_at_errors() -> Iterator[None]:
+    """Let Dramatiq try again what it gives up after any other error than that of a connection."""
+    try:
+        yield
+    except redis.RedisError as error:
+        raise ConnectionClosed(describe(error)) from error
+
+
+def _text(fetched: Fetched) -> str:
+    return fetched.id.decode(errors="replace")

@@ -1,0 +1,92 @@
+"""The pulse of a worker process: one thread that keeps its messages its own, and saves those of the dead."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterable
+from datetime import timedelta
+
+import redis
+import structlog
+from dramatiq import Worker
+
+from coordination.deliveries import Deliveries
+from workers import ending
+from workers.attempt import describe
+
+LONGEST_INTERVAL = timedelta(seconds=2.5)
+"""With it, and with an idle consumer's second, a message runs again within 20 s of its worker's death by default."""
+
+log = structlog.get_logger(__name__)
+
+
+class Pulse(threading.Thread):
+    """Gives signs of life, rescues the messages of silent workers, hands back at a drain, ends a crippled process.
+
+    It goes on through the drain: the last message may take long.
+    """
+
+    def __init__(self, deliveries: Deliveries, worker: Worker, *, queues: Iterable[str], dead_after: timedelta) -> None:
+        super().__init__(name="pulse", daemon=True)
+        self._deliveries = deliveries
+        self._worker = worker
+        self._queues = tuple(queues)
+        self._dead_after = dead_after
+        self._interval = min(dead_after / 6, LONGEST_INTERVAL).total_seconds()
+        self._stopped = threading.Event()
+        self._handed_back = False
+        self._trusts_from = time.monotonic()
+
+    def stop(self) -> None:
+        """End the thread: the worker's are gone."""
+        self._stopped.set()
+
+    def run(self) -> None:
+        """Beat until stopped; without a pulse the process would be taken for dead, so it ends."""
+        try:
+            while not self._stopped.is_set():
+                self._turn()
+                interrupt = self._stopped if self._handed_back else ending.draining
+                interrupt.wait(self._interval)
+        finally:
+            if not self._stopped.is_set():
+                self._end("its pulse has stopped")
+
+    def _turn(self) -> None:
+        if not ending.draining.is_set():
+            self._look_after_threads()
+        try:
+            if ending.draining.is_set() and not self._handed_back:
+                self._hand_back()
+            self._deliveries.beat()
+            if time.monotonic() >= self._trusts_from:
+                self._rescue()
+        except redis.RedisError as error:
+            log.warning("pulse failed", error=describe(error))
+            # Everybody's signs of life are missing now.  Those who live need time to give one.
+            self._trusts_from = time.monotonic() + self._dead_after.total_seconds()
+            self._stopped.wait(self._interval)
+
+    def _hand_back(self) -> None:
+        count = sum(self._deliveries.hand_back(queue) for queue in self._worker.consumers)
+        self._handed_back = True
+        log.info("messages handed back", count=count)
+
+    def _rescue(self) -> None:
+        for rescued in self._deliveries.rescue(self._queues, dead_after=self._dead_after):
+            log.warning("messages rescued", silent=rescued.worker, queue=rescued.queue, count=rescued.taken)
+            for message_id in rescued.poison:
+                log.error("message given up", queue=rescued.queue, message_id=message_id, reason="poison")
+
+    def _look_after_threads(self) -> None:
+        threads = [*self._worker.workers, *self._worker.consumers.values()]
+        dead = [thread.name for thread in threads if not thread.is_alive()]
+        if dead:
+            self._end("a thread has died", threads=dead)
+
+    def _end(self, why: str, **facts: object) -> None:
+        log.critical("worker ends itself", reason=why, **facts)
+        os.kill(os.getpid(), signal.SIGTERM)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -35,12 +35,13 @@ def run(batch: Name, json: Json = False) -> None:
     """
     chosen = batch_named(batch)
     with connected(f"run {batch}") as settings:
-        reason = _paused(chosen)
-        started = None if reason else JobRun.start_here(chosen.name, by=identity())
+        pause = paused(chosen)
+        started = None if pause else JobRun.start_here(chosen.name, by=identity())
         if started is not None:
             result = _perform(chosen, started, settings)
         else:
-            result = asdict(chosen.nothing) | {"skipped": reason or _overlapping(chosen)}
+            err.print(pause or overlapping(chosen))
+            result = asdict(chosen.nothing) | {"skipped": "paused" if pause else "overlap"}
     if json:
         emit(result)
     else:
@@ -52,15 +53,34 @@ def send(batch: Name, json: Json = False) -> None:
     chosen = batch_named(batch)
     with connected("send"):
         require_redis()
-        reason = _paused(chosen)
-        run_id = None if reason else JobRun.claim_manual(chosen.name, by=identity())
-        if run_id is None:
-            reason = reason or _overlapping(chosen)
-        scheduler.send(chosen)
+        sent = send_by_hand(chosen)
+    if sent.run is None:
+        err.print(sent.sentence)
     if json:
-        emit({"batch": batch, "run": run_id, "skipped": reason})
-    elif run_id is not None:
-        out.print(f"{batch} is queued as run {run_id}; `forgekeeper why {batch}` tells what becomes of it")
+        emit({"batch": batch, "run": sent.run, "skipped": sent.skipped})
+    elif sent.run is not None:
+        out.print(sent.sentence)
+
+
+class Sent(NamedTuple):
+    """What became of a wish for a run by hand, and the sentence about it."""
+
+    run: int | None
+    skipped: str | None
+    sentence: str
+
+
+def send_by_hand(batch: Batch) -> Sent:
+    """Send a run by hand to the workers, unless the batch is paused or has a run open."""
+    sentence, skipped = paused(batch), "paused"
+    run_id = None if sentence else JobRun.claim_manual(batch.name, by=identity())
+    if run_id is None and sentence is None:
+        sentence, skipped = overlapping(batch), "overlap"
+    scheduler.send(batch)
+    if sentence:
+        return Sent(None, skipped, sentence)
+    hint = f"`forgekeeper why {batch.name}` tells what becomes of it"
+    return Sent(run_id, None, f"{batch.name} is queued as run {run_id}; {hint}")
 
 
 def _perform(batch: Batch, started: Started, settings: Settings) -> dict[str, Any]:
@@ -88,6 +108,7 @@ def _perform(batch: Batch, started: Started, settings: Settings) -> dict[str, An
 def _work_on(calls: list[Call], settings: Settings) -> dict[str, Any]:
     """Work on the children of a run here, each until it is drained; return what they came to."""
     outcomes: list[dict[str, Any]] = []
+    failures: list[str] = []
     for call in calls:
         more = not stopping.is_set()
         while more:
@@ -95,33 +116,36 @@ def _work_on(calls: list[Call], settings: Settings) -> dict[str, Any]:
             child.enter()
             try:
                 call.actor.fn(*call.args)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001, whatever it is, the other children are none the worse
                 child.leave(error)
-                raise Problem(f"{call.message_id} failed: {describe(error)}; workers will not try it again") from error
+                failures.append(f"{call.message_id}: {describe(error)}")
+                break
             child.leave(None)
             outcomes.append(asdict(child.outcome))
             more = child.more and not stopping.is_set()
+    if failures:
+        count = f"{len(failures)} of {len(calls)} children failed"
+        raise Problem(f"{count}, the first {failures[0]}; workers will not try them again, the next run will")
     return {"children": outcomes} if calls else {}
 
 
-def _paused(batch: Batch) -> str | None:
+def paused(batch: Batch) -> str | None:
+    """Say by whom the batch is paused, None when it is not."""
     row = BatchRow.paused(batch.name).first()
     if row is None:
         return None
     because = f" ({row.paused_reason})" if row.paused_reason else ""
-    err.print(f"{batch.name} is paused by {row.paused_by}{because}; `forgekeeper resume {batch.name}` ends that")
-    return "paused"
+    return f"{batch.name} is paused by {row.paused_by}{because}; `forgekeeper resume {batch.name}` ends that"
 
 
-def _overlapping(batch: Batch) -> str:
+def overlapping(batch: Batch) -> str:
+    """Say which open run of the batch is in the way."""
     row = JobRun.open(batch.name)
     if row is None:
-        err.print(f"{batch.name} was busy a moment ago; try again")
-    elif row.state == "started":
-        err.print(f"{batch.name} is running on {row.started_by} since {moment(row.started_at)}; wait until it ends")
-    else:
-        err.print(f"{batch.name} is queued already, since {moment(row.claimed_at)}")
-    return "overlap"
+        return f"{batch.name} was busy a moment ago; try again"
+    if row.state == "started":
+        return f"{batch.name} is running on {row.started_by} since {moment(row.started_at)}; wait until it ends"
+    return f"{batch.name} is queued already, since {moment(row.claimed_at)}"
 
 
 @contextmanager

@@ -48,7 +48,8 @@ def forget_dead(broker: RedisBroker, queue: str, *, ttl: timedelta = DEAD_MESSAG
     """Forget up to *limit* dead letters of the queue older than *ttl*; return how many."""
     dead = f"{broker.namespace}:{queue}.XQ"
     milliseconds = round(ttl.total_seconds() * 1000)
-    forgotten: int = call(broker.client, "forget_dead", keys=[dead, f"{dead}.msgs"], args=[milliseconds, limit])
+    keys = [dead, f"{dead}.msgs", f"{dead}.reasons"]
+    forgotten: int = call(broker.client, "forget_dead", keys=keys, args=[milliseconds, limit])
     return forgotten
 
 

@@ -1,7 +1,8 @@
 -- Forget dead letters that died before a horizon, a bounded number of them.
 --
--- KEYS[1]  <namespace>:<queue>.XQ       sorted set, id by the millisecond of its death
--- KEYS[2]  <namespace>:<queue>.XQ.msgs  hash, id -> body
+-- KEYS[1]  <namespace>:<queue>.XQ          sorted set, id by the millisecond of its death
+-- KEYS[2]  <namespace>:<queue>.XQ.msgs     hash, id -> body
+-- KEYS[3]  <namespace>:<queue>.XQ.reasons  hash, id -> why it was given up
 -- ARGV[1]  time to live, in milliseconds
 -- ARGV[2]  how many to forget at most
 --
@@ -13,5 +14,14 @@ local ids = redis.call('zrangebyscore', KEYS[1], '-inf', '(' .. horizon, 'limit'
 for _, id in ipairs(ids) do
   redis.call('zrem', KEYS[1], id)
   redis.call('hdel', KEYS[2], id)
+  redis.call('hdel', KEYS[3], id)
+end
+-- Dramatiq forgets old dead letters too, and knows nothing of their reasons.
+if redis.call('hlen', KEYS[3]) > redis.call('zcard', KEYS[1]) then
+  for _, id in ipairs(redis.call('hkeys', KEYS[3])) do
+    if not redis.call('zscore', KEYS[1], id) then
+      redis.call('hdel', KEYS[3], id)
+    end
+  end
 end
 return #ids

@@ -1,0 +1,12 @@
+-- Remove a dead letter.
+--
+-- KEYS[1]  <namespace>:<queue>.XQ          sorted set, id by the millisecond of its death
+-- KEYS[2]  <namespace>:<queue>.XQ.msgs     hash, id -> body
+-- KEYS[3]  <namespace>:<queue>.XQ.reasons  hash, id -> why it was given up
+-- ARGV[1]  id
+--
+-- Returns 1 when it was removed, 0 when it was gone already.
+
+redis.call('hdel', KEYS[2], ARGV[1])
+redis.call('hdel', KEYS[3], ARGV[1])
+return redis.call('zrem', KEYS[1], ARGV[1])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from collections.abc import Iterator
 from typing import Annotated, Literal, NamedTuple
 
@@ -65,6 +67,7 @@ def _findings(settings: Settings, *, init: bool) -> Iterator[Finding]:
     else:
         yield from _postgresql()
     try:
+        yield from _git()
         yield from _repositories(settings, init=init)
         yield from _stores(settings, init=init)
     finally:
@@ -123,6 +126,15 @@ def _repositories(settings: Settings, *, init: bool) -> Iterator[Finding]:
         yield _sentinel("repositories", sentinel.Folder(root), init=init, known=(Project,))
     except sentinel.Unreadable as error:
         yield Finding("repositories", "error", str(error))
+
+
+def _git() -> Iterator[Finding]:
+    program = shutil.which("git")
+    if program is None:
+        yield Finding("git", "warning", "there is no git on the PATH: no refs can be deleted")
+        return
+    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
+    yield Finding("git", "ok", said.stdout.strip().removeprefix("git "))
 
 
 def _stores(settings: Settings, *, init: bool) -> Iterator[Finding]:

@@ -17,11 +17,22 @@ import migrations
 from cli.connection import connected
 from cli.console import Problem, err, facts, out, table
 from cli.processes import Processes
-from cli.sample import MALFORMED, UNKNOWN, fill
+from cli.sample import MALFORMED, REFUSED, UNKNOWN, fill
 from cli.story import tell
 from coordination import uploads
-from models import BulkImport, DeletedObject, FeatureFlag, JobArtifact, JobRun, UserStatus, database, now
+from models import (
+    BulkImport,
+    DeletedObject,
+    FeatureFlag,
+    GitRefDeletion,
+    JobArtifact,
+    JobRun,
+    UserStatus,
+    database,
+    now,
+)
 from settings import PREFIX
+from storage import git_sample
 from storage.sentinel import NAME, Folder
 from workers import BATCHES, stores
 from workers.clients import client
@@ -30,12 +41,16 @@ PATIENCE = 90.0
 """Seconds; on two slow cores the tour takes about fifteen."""
 SCHEDULES = {
     "CRON_USER_STATUS_CLEANUP": "*/3 * * * * *",
+    "CRON_GIT_REF_CLEANUP": "*/3 * * * * *",
     "CRON_STALE_IMPORTS": "*/4 * * * * *",
     "CRON_EXPIRED_JOB_ARTIFACTS": "*/3 * * * * *",
     "CRON_DELETE_OBJECTS": "*/2 * * * * *",
     "CRON_STALE_DIRECT_UPLOADS": "*/4 * * * * *",
     "CRON_PRUNE": "*/5 * * * * *",
 }
+
+NO_PAGES = dict.fromkeys(("METRICS_PORT_WORKER", "METRICS_PORT_SCHEDULER", "METRICS_PORT_EXPORTER"), "0")
+"""Whatever runs on this machine already may have the usual ports."""
 
 
 class Count(NamedTuple):
@@ -57,7 +72,7 @@ def demo() -> None:
     signal.signal(signal.SIGTERM, _leave)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job inherits none
     with _environment() as folder, connected("demo", migrated=False) as settings:
-        out.print("1. PostgreSQL and Redis run on sockets in a temporary folder, with an object store beside them.")
+        out.print("1. PostgreSQL and Redis run on sockets in a temporary folder, beside git repositories and objects.")
         migrations.migrate(database.obj)
         due = {seeded.what: seeded.due for seeded in fill(1, settings)}
         before = _counts(folder, due)
@@ -82,15 +97,17 @@ def _environment() -> Iterator[Path]:
     try:
         with servers() as own:
             os.chdir(own.folder)  # where there is no .env file
-            store = own.folder / "objects"
-            store.mkdir()
-            Folder(store).create_sentinel()
+            store, repositories = own.folder / "objects", own.folder / "repositories"
+            for folder in (store, repositories):
+                folder.mkdir()
+                Folder(folder).create_sentinel()
             addresses = {
                 "DATABASE_URL": own.database_url,
                 "REDIS_URL": own.redis_url,
+                "REPOSITORIES_ROOT": str(repositories),
                 "OBJECT_STORES": json.dumps({stores.ARTIFACTS: store.as_uri()}),
             }
-            os.environ.update({PREFIX + name: value for name, value in (addresses | SCHEDULES).items()})
+            os.environ.update({PREFIX + name: value for name, value in (addresses | SCHEDULES | NO_PAGES).items()})
             yield own.folder
             os.chdir("/")
     except EmbeddedError as error:
@@ -106,6 +123,7 @@ def _counts(folder: Path, due: dict[str, int]) -> Counts:
     doomed = max(0, artifacts + pending - len(MALFORMED + UNKNOWN) - 2) + DeletedObject.due(instant).count()
     return {
         "user statuses": Count(UserStatus.select().count(), UserStatus.due(instant).count()),
+        "git refs": Count(git_sample.count(folder / "repositories"), due["git refs"]),
         "bulk imports": Count(BulkImport.select().count(), BulkImport.stale(instant).count()),
         "job artifacts": Count(JobArtifact.select().count(), artifacts),
         "direct uploads": Count(uploads.count(client), pending),
@@ -151,9 +169,10 @@ def _report(before: Counts, after: Counts) -> None:
     expected = {
         what: Count(count.total - (0 if what == "bulk imports" else count.due), 0) for what, count in before.items()
     }
-    failed = int(client.zcard(uploads.FAILED))
-    if after != expected or failed != len(MALFORMED):
-        raise Problem(f"a figure is wrong: expected {expected}, found {after} and {failed} failed uploads")
+    failed, rejected = int(client.zcard(uploads.FAILED)), GitRefDeletion.rejected().count()
+    if after != expected or (failed, rejected) != (len(MALFORMED), len(REFUSED)):
+        found = f"{after}, {failed} failed uploads and {rejected} rejected ref deletions"
+        raise Problem(f"a figure is wrong: expected {expected}, found {found}")
     out.print("\nEvery figure is as expected. Servers and data are being removed.")
 
 

@@ -10,6 +10,8 @@ import typer
 from cli import story
 from cli.connection import batch_named, connected
 from cli.console import Json, emit, facts, moment, out, table, wrong_use
+from cli.git import held
+from cli.objects import bucket_states
 from cli.running import Name
 from coordination.messages import depth
 from models import FOREVER, JobRun, now
@@ -27,8 +29,9 @@ def status(json: Json = False) -> None:
         instant = now()
         batches = {name: _batch_status(batch, settings, instant) for name, batch in BATCHES.items()}
         queues = {queue: depth(client, NAMESPACE, queue) for queue in QUEUES}
+        buckets, leases = bucket_states(), held()
     if json:
-        emit({"at": instant, "batches": batches, "queues": queues})
+        emit({"at": instant, "batches": batches, "queues": queues, "buckets": buckets, "leases": leases})
         return
     columns = ("batch", "schedule", "next", "last ended", "state", "result", "backlog", "held back")
     rows = [
@@ -47,6 +50,10 @@ def status(json: Json = False) -> None:
     table("Batches", columns, rows)
     out.print()
     table("Queues", ("queue", "ready", "in flight", "delayed", "dead"), [(n, *q.values()) for n, q in queues.items()])
+    out.print(
+        f"\nArtifact buckets: {len(buckets['available'])} available, {len(buckets['occupied'])} occupied. "
+        f"Leases held: {len(leases)}."
+    )
 
 
 def ticks(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from datetime import timedelta
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -29,13 +29,19 @@ All = Annotated[bool, typer.Option("--all", help="Every one of them.")]
 def buckets(json: Json = False) -> None:
     """Show the artifact buckets: which are free, and who has the others since when."""
     with connected("buckets"):
-        free, held = bucket_register.available(client), bucket_register.held(client)
+        found = bucket_states()
     if json:
-        emit({"available": free, "occupied": [held._asdict() for held in held]})
+        emit(found)
         return
-    rows = [(number, "available", "", "") for number in free]
-    rows += [(one.number, "occupied", moment(one.since), one.token or "unknown") for one in held]
+    rows = [(number, "available", "", "") for number in found["available"]]
+    rows += [(one["number"], "occupied", moment(one["since"]), one["token"] or "unknown") for one in found["occupied"]]
     table("", ("bucket", "state", "last sign of life", "owner"), sorted(rows))
+
+
+def bucket_states() -> dict[str, list[Any]]:
+    """Return the numbers of the available buckets, and of the occupied ones number, since and token."""
+    occupied = [one._asdict() for one in bucket_register.held(client)]
+    return {"available": bucket_register.available(client), "occupied": occupied}
 
 
 @uploads.callback(invoke_without_command=True)

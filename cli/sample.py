@@ -17,14 +17,17 @@ from cli.console import Json, Problem, emit, err, table
 from coordination import uploads as register
 from models import database, sample
 from settings import Settings
+from storage import git_sample
 from workers import stores
 from workers.clients import client
 
-STATUSES, IMPORTS, ARTIFACTS, UPLOADS = 5_000, 200, 1_000, 200
+STATUSES, IMPORTS, ARTIFACTS, UPLOADS, PROJECTS, REFS = 5_000, 200, 1_000, 200, 10, 100
 MALFORMED = ("no location at all", "artifacts:", "artifacts:../../etc/passwd")
 """Members of the register that no upload can have made: they end as failed, and stop nobody else."""
 UNKNOWN = ("nowhere:uploads/a:b",)
 """Members whose location is not configured: they are tried again, and stop nobody else."""
+REFUSED = ("HEAD", "main", "refs/heads/main", "refs/heads/a..b", "refs/heads/two\nlines", "refs/" + 1_020 * "x")
+"""Refs that nobody may have deleted this way: they end as rejected, and stop no other."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ def fill(scale: int, settings: Settings) -> list[Seeded]:
         migrations.migrate(database.obj, "example")
     except migrations.TableExists as error:
         raise Problem(f"{error}: this database is a forge's own, sample data does not belong there") from error
-    samples: tuple[Callable[[int, Settings], Seeded], ...] = (_user_statuses, _imports, _artifacts, _uploads)
+    samples: tuple[Callable[[int, Settings], Seeded], ...] = (_user_statuses, _refs, _imports, _artifacts, _uploads)
     seeded = []
     with Progress(console=err, disable=not err.is_terminal, transient=True) as progress:
         task = progress.add_task("sample data", total=len(samples))
@@ -71,6 +74,23 @@ def fill(scale: int, settings: Settings) -> list[Seeded]:
 def _user_statuses(scale: int, _settings: Settings) -> Seeded:
     total = STATUSES * scale
     return Seeded("user statuses", total, sample.user_statuses(total))
+
+
+def _refs(scale: int, settings: Settings) -> Seeded:
+    """Repositories half of whose merge requests are closed; one was never created, and one project has gone."""
+    root = settings.repositories_root
+    if root is None:
+        return Seeded("git refs", 0, 0)
+    projects = sample.projects(PROJECTS * scale)
+    refs = [f"refs/merge-requests/{n}/head" for n in range(REFS)]
+    doomed = refs[: REFS // 2]
+    _never_created, *existing = projects.items()
+    for _, disk_path in existing:
+        git_sample.create(root, disk_path, refs)
+    nobody = max(projects) + 1_000_000
+    sample.ref_deletions([*projects, nobody], doomed)
+    sample.ref_deletions([existing[0][0]], REFUSED)
+    return Seeded("git refs", len(existing) * (REFS + 1), len(existing) * len(doomed))
 
 
 def _imports(scale: int, _settings: Settings) -> Seeded:

@@ -19,6 +19,7 @@ class Batch(Base):
     name = pw.TextField(primary_key=True)
     registered_at = DateTimeTZField(constraints=default("clock_timestamp()"))
     paused_until = DateTimeTZField(null=True)
+    paused_since = DateTimeTZField(null=True)
     paused_reason = pw.TextField(null=True)
     paused_by = pw.TextField(null=True)
     cursor = pw.BigIntegerField(null=True)
@@ -37,14 +38,35 @@ class Batch(Base):
         return cls.select().where(cls.name == name, cls.paused_until > pw.fn.clock_timestamp())
 
     @classmethod
+    def all_paused(cls) -> pw.ModelSelect[Batch]:
+        """Select the batches that are paused at this moment."""
+        return cls.select().where(cls.paused_until > pw.fn.clock_timestamp())
+
+    @classmethod
     def pause(cls, name: str, *, until: datetime | None, reason: str | None, by: str) -> None:
         """Start no run of the batch before *until*, or ever if None; a running one goes on."""
         cls.register([name])
-        cls.update(paused_until=until or FOREVER, paused_reason=reason, paused_by=by).where(cls.name == name).execute()
+        now = pw.fn.clock_timestamp()
+        since = pw.Case(None, [(cls.paused_until > now, cls.paused_since)], now)
+        values = {"paused_until": until or FOREVER, "paused_since": since, "paused_reason": reason, "paused_by": by}
+        cls.update(values).where(cls.name == name).execute()
+
+    @classmethod
+    def position(cls, name: str) -> int:
+        """Return where the batch's last run ended; 0 when it has to begin at the beginning."""
+        row = cls.get_or_none(cls.name == name)
+        return (row and row.cursor) or 0
+
+    @classmethod
+    def move_to(cls, name: str, position: int) -> None:
+        """Remember where the batch's next run goes on."""
+        cls.register([name])
+        cls.update(cursor=position).where(cls.name == name).execute()
 
     @classmethod
     def resume(cls, name: str) -> bool:
         """End a pause; return False when there was none."""
         paused = cls.paused(name).exists()
-        cls.update(paused_until=None, paused_reason=None, paused_by=None).where(cls.name == name).execute()
+        nothing = dict.fromkeys(("paused_until", "paused_since", "paused_reason", "paused_by"))
+        cls.update(nothing).where(cls.name == name).execute()
         return paused

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from models.database import database
 
 # Of five statuses two have expired, two expire later, one never does.
@@ -50,6 +52,17 @@ STATISTICS = """
     on conflict (project_id) do update set build_artifacts_size = excluded.build_artifacts_size
 """
 
+PROJECTS = """
+    insert into projects (id, disk_path)
+    select first + n, format('sample/%%s.git', first + n)
+    from (select coalesce(max(id), 0) + 1 as first from projects) as present, generate_series(0, %(total)s - 1) as n
+    returning id, disk_path
+"""
+REF_DELETIONS = """
+    insert into batched_git_ref_updates_deletions (project_id, ref)
+    select project_id, ref from unnest(%(projects)s::bigint[]) as project_id, unnest(%(refs)s::text[]) as ref
+"""
+
 
 def user_statuses(total: int) -> int:
     """Add *total* statuses; return how many of them are due."""
@@ -68,3 +81,14 @@ def artifacts(total: int) -> tuple[list[str], int]:
     paths = [row[0] for row in database.execute_sql(ARTIFACTS, {"total": total}).fetchall()]
     database.execute_sql(STATISTICS)
     return paths, sum(n % 10 < 6 for n in range(total))
+
+
+def projects(total: int) -> dict[int, str]:
+    """Add *total* projects; return where the repository of each belongs, by its id."""
+    return dict(database.execute_sql(PROJECTS, {"total": total}).fetchall())
+
+
+def ref_deletions(projects: Sequence[int], refs: Sequence[str]) -> int:
+    """Ask for the deletion of *refs* in each of *projects*; return how many rows there are."""
+    count: int = database.execute_sql(REF_DELETIONS, {"projects": list(projects), "refs": list(refs)}).rowcount
+    return count

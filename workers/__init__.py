@@ -10,10 +10,11 @@ from typing import Any
 from dramatiq import Actor
 
 from coordination import uploads
-from models import BulkImport, BulkImportEntity, DeletedObject, JobArtifact, UserStatus, now
+from models import BulkImport, BulkImportEntity, DeletedObject, GitRefDeletion, JobArtifact, UserStatus, now
 from workers import (
     delete_objects,
     expired_job_artifacts,
+    git_ref_cleanup,
     prune,
     stale_direct_uploads,
     stale_imports,
@@ -60,6 +61,13 @@ BATCHES: dict[str, Batch] = {
             user_status_cleanup.MAX_RUNTIME,
             "Delete user statuses whose time has passed.",
             lambda: UserStatus.due(now()).count(),
+        ),
+        Batch(
+            git_ref_cleanup.git_ref_cleanup,
+            git_ref_cleanup.Outcome,
+            git_ref_cleanup.LOCK_TIMEOUT,
+            "Delete the git refs that projects want deleted, a child for each project.",
+            lambda: GitRefDeletion.pending().count(),
         ),
         Batch(
             expired_job_artifacts.expired_job_artifacts,

@@ -20,6 +20,7 @@ PATIENCE = 60.0
 """Seconds that two busy cores may take to make a database and start all processes."""
 FIGURES = {
     "user statuses 5,000 2,000 3,000 0",
+    "git refs 909 450 459 0",
     "bulk imports 200 40 200 0",
     "job artifacts 1,000 600 400 0",
     "direct uploads 204 104 100 0",
@@ -37,6 +38,7 @@ class Command:
         self._mark = uuid4().hex
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
         own = {"PYTHONPATH": str(ROOT), "TMPDIR": str(self.temporary), MARK: self._mark}
+        own |= {f"{PREFIX}METRICS_PORT_{process}": "0" for process in ("WORKER", "SCHEDULER", "EXPORTER")}
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "cli", *arguments],

@@ -23,6 +23,7 @@ from apscheduler.events import EVENT_JOB_SUBMITTED, EVENT_SCHEDULER_STARTED, Job
 from apscheduler.schedulers.blocking import BlockingScheduler
 
 from coordination.messages import is_dead, push_once
+from metrics.instruments import Instruments
 from models import Batch as BatchRow
 from models import JobRun, database, now, release
 from models.job_run import CLOCK_TOLERANCE
@@ -33,8 +34,12 @@ from workers.attempt import describe, identity
 
 LATE = timedelta(minutes=1)
 """A tick found later than this was missed; the documents promise a minute at most."""
+HEARTBEAT = timedelta(seconds=15)
 REMEMBERED = 100
 """How many older ticks get a row each after an outage; the ledger need not list a week of minutes."""
+
+COUNT = Instruments("scheduler")
+"""What this process has sent, and what it could not."""
 
 log = structlog.get_logger(__name__)
 
@@ -48,6 +53,7 @@ def reconcile(batch: Batch, settings: Settings, *, by: str, told: datetime | Non
     nothing is lost, and the next call goes on from there.
     """
     for lost in JobRun.reopen_lost(batch.name, dead_after=settings.dead_after):
+        COUNT.inc("forgekeeper_scheduler_runs_reopened_total", batch.name)
         log.warning("run taken from a silent worker", batch=batch.name, **lost._asdict())
     schedule = settings.cron(batch.name)
     if schedule is not None:
@@ -67,6 +73,8 @@ def send(batch: Batch) -> None:
     if BatchRow.paused(batch.name).exists() or (run.retry_at and run.retry_at > now()):
         return
     if push_once(broker, batch.actor.message().copy(message_id=str(run.id))):
+        COUNT.inc("forgekeeper_scheduler_enqueued_total", batch.name)
+        COUNT.mark("forgekeeper_scheduler_last_enqueue_timestamp_seconds", batch.name)
         log.info("run sent", batch=batch.name, run=run.id, tick=run.tick and run.tick.isoformat())
     JobRun.mark_enqueued(run.id)
 
@@ -85,11 +93,14 @@ def _plan(batch: Batch, schedule: Cron, settings: Settings, *, by: str, told: da
     skipped = settings.catch_up(batch.name) == "skip"
     _record_older(batch, list(_before(schedule, due, known)), horizon, skipped=late and skipped, by=by)
     if late and (skipped or due <= horizon):
-        JobRun.record(batch.name, [due], "missed", by=by, reason="skip" if skipped else None)
+        missed = JobRun.record(batch.name, [due], "missed", by=by, reason="skip" if skipped else None)
+        COUNT.inc("forgekeeper_scheduler_misfires_total", batch.name, by=missed)
         return
     if JobRun.claim(batch.name, due, by=by, reason="catch_up" if late else None) is None:
         reason = "paused" if BatchRow.paused(batch.name).exists() else "overlap"
         if JobRun.record(batch.name, [due], "skipped", by=by, reason=reason):
+            if reason == "overlap":
+                COUNT.inc("forgekeeper_scheduler_max_instances_total", batch.name)
             log.info("tick skipped", batch=batch.name, tick=due.isoformat(), reason=reason)
 
 
@@ -100,6 +111,7 @@ def _record_older(batch: Batch, ticks: list[datetime], horizon: datetime, *, ski
     recorded = JobRun.record(batch.name, recent, state, by=by, reason=reason)
     recorded += JobRun.record(batch.name, [tick for tick in ticks if tick <= horizon], "missed", by=by)
     if recorded:
+        COUNT.inc("forgekeeper_scheduler_misfires_total", batch.name, by=recorded)
         log.warning("ticks missed", batch=batch.name, ticks=recorded, oldest=ticks[-1].isoformat())
 
 
@@ -168,6 +180,7 @@ class Loop(threading.Thread):
             told, self._told = self._told, None
             reconcile(self._batch, self._settings, by=identity(), told=told)
         except (pw.PeeweeException, redis.RedisError) as error:
+            COUNT.inc("forgekeeper_scheduler_enqueue_failures_total", self._batch.name)
             log.warning("reconcile failed", batch=self._batch.name, error=describe(error))
             release()
 
@@ -178,6 +191,7 @@ def serve(settings: Settings) -> int:
     A loop that breaks ends the process with status 1, for its supervisor to start anew:
     a scheduler that lives on without one of its batches is the worst of all.
     """
+    COUNT.zero()
     clock = BlockingScheduler(timezone="UTC", job_defaults={"misfire_grace_time": None, "coalesce": True})
     broken, ending = threading.Event(), threading.Event()
     loops = [Loop(batch, settings, broken=broken, ending=ending) for batch in BATCHES.values()]
@@ -187,6 +201,7 @@ def serve(settings: Settings) -> int:
             clock.add_job(_nothing, schedule.trigger, id=loop.name)
         loop.start()
     _ring_when_due(clock, loops)
+    _beat(clock)
     _stop_when(ending, clock)
     log.info("scheduler started", scheduler=identity(), batches=sorted(BATCHES))
     clock.start()
@@ -206,9 +221,24 @@ def _ring_when_due(clock: BlockingScheduler, loops: list[Loop]) -> None:
     by_name = {loop.name: loop for loop in loops}
 
     def submitted(event: JobSubmissionEvent) -> None:
-        by_name[event.job_id].ring(event.scheduled_run_times[-1])
+        if event.job_id in by_name:
+            by_name[event.job_id].ring(event.scheduled_run_times[-1])
 
     clock.add_listener(submitted, EVENT_JOB_SUBMITTED)
+
+
+def _beat(clock: BlockingScheduler) -> None:
+    """Let the clock itself say that it runs, and when it will ring for each batch next."""
+
+    def beat() -> None:
+        for batch in BATCHES:
+            job = clock.get_job(batch)
+            due = job.next_run_time.timestamp() if job and job.next_run_time else 0
+            COUNT.set("forgekeeper_scheduler_next_run_timestamp_seconds", batch, to=due)
+        COUNT.mark("forgekeeper_scheduler_heartbeat_timestamp_seconds")
+
+    clock.add_job(beat, "interval", seconds=HEARTBEAT.total_seconds(), id="heartbeat")
+    clock.add_listener(lambda _event: beat(), EVENT_SCHEDULER_STARTED)
 
 
 def _stop_when(ending: threading.Event, clock: BlockingScheduler) -> None:

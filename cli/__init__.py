@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import typer
 
-from cli import checking, demo, ledger, objects, running, sample, serving, upkeep
+from cli import checking, dead, demo, git, ledger, metrics, objects, running, sample, serving, upkeep
 from cli.console import WRONG_USE, Problem, err
 from metrics.redaction import clean
 from settings import SettingsError
@@ -23,8 +23,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
-    "Serve": (demo.demo, serving.up, serving.scheduler, serving.worker),
-    "Prepare": (checking.check, upkeep.migrate, upkeep.settings, sample.seed),
+    "Serve": (demo.demo, serving.up, serving.scheduler, serving.worker, serving.exporter),
+    "Prepare": (checking.check, upkeep.migrate, upkeep.settings, metrics.metrics, sample.seed),
     "Run": (running.run, running.send, ledger.pause, ledger.resume),
     "Look": (ledger.status, ledger.ticks, ledger.why, objects.buckets),
 }
@@ -34,6 +34,9 @@ for panel, commands in PANELS.items():
 app.add_typer(upkeep.flags, name="flags", rich_help_panel="Run")
 app.add_typer(objects.uploads, name="uploads", rich_help_panel="Look")
 app.add_typer(objects.objects, name="objects", rich_help_panel="Look")
+app.add_typer(git.refs, name="refs", rich_help_panel="Look")
+app.add_typer(git.leases, name="leases", rich_help_panel="Look")
+app.add_typer(dead.dead, name="dead", rich_help_panel="Look")
 
 
 def main() -> None:

@@ -1,9 +1,10 @@
-"""The processes that serve: `scheduler`, `worker`, and `up`, which is both with servers of its own."""
+"""The processes that serve: `scheduler`, `worker`, `exporter`, and `up`: all of them, with servers of its own."""
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -12,13 +13,17 @@ from pathlib import Path
 from types import FrameType
 from typing import Annotated
 
+import structlog
 import typer
 
 import migrations
 import scheduler as timetable
-from cli.connection import connected, require_redis
+from cli.connection import configured, connected, require_redis
 from cli.console import FAILED, Problem, err, wrong_use
 from cli.processes import Processes
+from metrics import exporter as exporting
+from metrics import gathering
+from metrics.page import Page, PortTaken, listen
 from models import database
 from settings import PREFIX, Settings
 from settings.reading import load
@@ -26,6 +31,12 @@ from workers import QUEUES
 from workers.clients import Limits, connect
 
 FOLDER = Path(".forgekeeper")
+SECOND_WORKER = 3
+"""So far behind the first worker's port is the second's of `up`: by default at 9194, after the exporter."""
+MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
+"""The client looks at it once, when it is first imported: setting it later would lose every count."""
+
+log = structlog.get_logger(__name__)
 
 
 def scheduler() -> None:
@@ -35,6 +46,8 @@ def scheduler() -> None:
     """
     with connected("scheduler") as settings:
         require_redis()
+    if settings.metrics_port_scheduler:
+        Page(_listen(settings.metrics_host, settings.metrics_port_scheduler), timetable.COUNT.registry).start()
     connect(settings, Limits.of_scheduler(settings), name="scheduler", connections=None)
     raise typer.Exit(timetable.serve(settings))
 
@@ -43,6 +56,9 @@ def worker(
     processes: Annotated[int | None, typer.Option(min=1, help="How many; by default the setting.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of each; by default the setting.")] = None,
     queues: Annotated[list[str] | None, typer.Option(help="Only this queue; may be given several times.")] = None,
+    metrics_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Where its metrics are; by default the setting.")
+    ] = None,
 ) -> None:
     """Work through the messages of the queues.
 
@@ -57,11 +73,51 @@ def worker(
     # What a process needs in its environment must be there before its Python starts.
     os.environ[PREFIX + "WORKER_THREADS"] = str(threads)
     os.environ[PREFIX + "LOG_FORMAT"] = settings.log_format or ("console" if sys.stderr.isatty() else "json")
+    _count_in_files(settings.metrics_host, settings.metrics_port_worker if metrics_port is None else metrics_port)
     arguments = ["--processes", str(processes or settings.worker_processes), "--threads", str(threads)]
     if queues:
         arguments += ["--queues", *queues]
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", "workers", *arguments])  # noqa: S606, our own program
+
+
+def _count_in_files(host: str, port: int) -> None:
+    """Serve the page of all processes of this worker, and let them count in its files; none if *port* is 0."""
+    os.environ.pop(MULTIPROCESS, None)
+    os.environ[PREFIX + "METRICS_PORT_WORKER"] = str(port)
+    if port:
+        with _listen(host, port) as listening:
+            os.environ[MULTIPROCESS] = str(gathering.begin(listening, dict(os.environ)))
+
+
+def exporter() -> None:
+    """Serve what is the case as metrics: backlogs, queues, leases, the last runs, asked for when scraped.
+
+    PostgreSQL and Redis may be away.  SIGTERM and Ctrl-C end it.
+    """
+    settings = configured()
+    connect(settings, exporting.LIMITS, name="exporter", connections=None)
+    if not settings.metrics_port_exporter:
+        wrong_use(f"{PREFIX}METRICS_PORT_EXPORTER is 0: an exporter without a page has nothing to do")
+    page = Page(_listen(settings.metrics_host, settings.metrics_port_exporter), exporting.registry(settings))
+    ending = threading.Event()
+
+    def received(_signal: int, _frame: FrameType | None) -> None:
+        ending.set()
+
+    signal.signal(signal.SIGTERM, received)
+    signal.signal(signal.SIGINT, received)
+    page.start()
+    log.info("exporter started", url=page.url)
+    ending.wait()
+    log.info("exporter stopped")
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        return listen(host, port)
+    except PortTaken as taken:
+        raise Problem(f"{taken}; stop what is there, or choose another port") from None
 
 
 def up() -> None:
@@ -85,7 +141,13 @@ def up() -> None:
         running.start("scheduler")
         # A minute's batch never waits behind somebody's five-minute child.
         running.start("worker", "--queues", "cron", "--processes", "1", "--threads", "4")
-        running.start("worker", *(part for queue in QUEUES if queue != "cron" for part in ("--queues", queue)))
+        others = (part for queue in QUEUES if queue != "cron" for part in ("--queues", queue))
+        # Two workers, two pages.
+        settings = load()
+        port = settings.metrics_port_worker and settings.metrics_port_worker + SECOND_WORKER
+        running.start("worker", *others, "--metrics-port", str(port))
+        if settings.metrics_port_exporter:
+            running.start("exporter")
         err.print("forgekeeper is up; Ctrl-C ends it")
         while not ending.wait(0.5):
             if name := running.ended():

@@ -93,6 +93,33 @@ DELETE_CLOSED = """
     ))
 """
 
+# A success sets the count back: what failed on the way to it is not counted.  One batch in
+# each statement: for a batch that it does not know PostgreSQL reads the table from its end.
+HEALTH = """
+    with good as (
+        select id, finished_at from job_runs where batch = %(batch)s and state = 'succeeded' order by id desc limit 1
+    ), last as (
+        select started_at, finished_at from job_runs
+        where batch = %(batch)s and started_at is not null and finished_at is not null
+        order by id desc limit 1
+    )
+    select (select finished_at from last), (select finished_at - started_at from last),
+        (select finished_at from good),
+        (select coalesce(sum(failures), 0) from job_runs
+         where batch = %(batch)s and id > coalesce((select id from good), 0)),
+        (select min(started_at) from job_runs where batch = %(batch)s and state = 'started')
+"""
+
+
+class Health(NamedTuple):
+    """What the ledger says of a batch; *failures* are those since its last success."""
+
+    last_run: datetime | None
+    duration: timedelta | None
+    last_success: datetime | None
+    failures: int
+    running_since: datetime | None
+
 
 class Started(NamedTuple):
     """A run that is now ours, as long as nobody finds us dead."""
@@ -160,6 +187,11 @@ class JobRun(Base):
         ended = cls.started_at.is_null(False) & cls.finished_at.is_null(False)
         row: JobRun | None = cls.of(batch).where(ended).first()
         return row
+
+    @classmethod
+    def health(cls, batch: str) -> Health:
+        """Sum up what has become of the batch's runs."""
+        return Health(*database.execute_sql(HEALTH, {"batch": batch}).fetchone())
 
     @classmethod
     def oldest_tick(cls, batch: str) -> datetime | None:

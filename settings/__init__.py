@@ -20,9 +20,11 @@ from settings.kinds import (
     Count,
     DatabaseUrl,
     Duration,
+    Faults,
     Grace,
     ObjectStores,
     Pace,
+    Port,
     RedisUrl,
     Schedule,
     Visibility,
@@ -51,6 +53,7 @@ class Settings(BaseSettings):
     )
 
     cron_user_status_cleanup: Schedule = setting("* * * * *", "When expired user statuses are deleted.")
+    cron_git_ref_cleanup: Schedule = setting("* * * * *", "When projects' pending ref deletions are looked for.")
     cron_expired_job_artifacts: Schedule = setting(
         "*/5 * * * *", "When the buckets of expired artifacts are worked on."
     )
@@ -62,6 +65,7 @@ class Settings(BaseSettings):
     catch_up_user_status_cleanup: CatchUp = setting(
         "once", "A missed tick of this batch: run the newest once, or skip."
     )
+    catch_up_git_ref_cleanup: CatchUp = setting("once", "A missed tick of this batch: run the newest once, or skip.")
     catch_up_expired_job_artifacts: CatchUp = setting(
         "once", "A missed tick of this batch: run the newest once, or skip."
     )
@@ -76,6 +80,9 @@ class Settings(BaseSettings):
     )
 
     pace_user_status_cleanup: Pace | None = setting(None, "Statuses deleted per second at most; unset: no limit.")
+    pace_git_ref_cleanup: Pace | None = setting(
+        None, "Refs that each child deletes per second at most; unset: no limit."
+    )
     pace_expired_job_artifacts: Pace | None = setting(
         None, "Artifacts that each child destroys per second at most; unset: no limit."
     )
@@ -84,8 +91,10 @@ class Settings(BaseSettings):
     pace_stale_imports: Pace | None = setting(None, "Imports and entities given up per second; unset: no limit.")
     pace_prune: Pace | None = setting(None, "Records removed per second at most; unset: no limit.")
 
+    queue_limit: Count = setting("100000", "A batch starts no more children while so many wait in their queue.")
+
     dead_after: Duration = setting(
-        "15", "A worker, run or lease silent for this long is dead; signs of life come three times as often."
+        "15", "A worker, run or lease silent for this long is dead; signs of life come several times as often."
     )
     retry_after: Duration = setting(
         "15", "The first retry of a failed run waits this long, each further one twice that."
@@ -112,10 +121,16 @@ class Settings(BaseSettings):
     worker_processes: Count = setting("2", "Processes that `forgekeeper worker` starts.")
     worker_threads: Count = setting("8", "Threads of each worker process.")
 
+    metrics_host: str = setting("127.0.0.1", "Where the pages of metrics are served.")
+    metrics_port_worker: Port = setting("9191", "The page of `forgekeeper worker`; 0: none.")
+    metrics_port_scheduler: Port = setting("9192", "The page of `forgekeeper scheduler`; 0: none.")
+    metrics_port_exporter: Port = setting("9193", "The page of `forgekeeper exporter`; 0: none.")
+
     log_format: Literal["json", "console"] | None = setting(
         None, "How log lines look; by default console on a terminal, json elsewhere."
     )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = setting("INFO", "The least level that is logged.")
+    failpoints: Faults = setting("", "For tests only: where a process is to be killed, to fail or to wait.")
 
     def cron(self, batch: str) -> Cron | None:
         """Return the schedule of *batch*, None when it is ``off``."""

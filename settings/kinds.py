@@ -14,6 +14,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, Sec
 from pydantic_settings import NoDecode
 
 from settings.cron import Cron, parse
+from settings.failpoints import Failpoints
+from settings.failpoints import parse as parse_failpoints
 
 REDIS_OPTIONS = {
     "db",
@@ -88,8 +90,10 @@ DatabaseUrl = Annotated[SecretStr, AfterValidator(_database_url)]
 RedisUrl = Annotated[SecretStr, AfterValidator(_redis_url)]
 Pace = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
+Port = Annotated[int, Field(ge=0, le=65535)]
 Grace = Annotated[timedelta, BeforeValidator(_duration), Field(ge=timedelta(0))]
 ObjectStores = Annotated[dict[str, SecretStr], NoDecode, BeforeValidator(_stores)]
+Faults = Annotated[Failpoints, PlainValidator(parse_failpoints), NoDecode]
 CatchUp = Literal["once", "skip"]
 
 

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import obstore
 from obstore.store import LocalStore, S3Store
 
+from metrics.counting import WORKER
 from storage.opening import FAILURES, check_process, open_store, reason
 from storage.sentinel import NAME
 
@@ -37,6 +39,8 @@ PROBE = ".forgekeeper-probe"
 RETRIES = 2
 LONGEST = 1_024
 """Bytes, S3's limit for a key."""
+
+Answer = TypeVar("Answer")
 
 # Control characters, halves of characters, two that XML does not have, and the ending
 # that a local store keeps for files it has not finished writing.
@@ -184,7 +188,7 @@ class _Deletion:
     async def _confirm(self) -> None:
         """Read the sentinel, and with it believe the answers so far."""
         try:
-            await obstore.head_async(self._store, NAME)
+            await _asked("head", obstore.head_async(self._store, NAME))
         except FAILURES as error:
             message = f"{self._location}: cannot read {NAME}: {reason(error)}"
             raise StoreUnavailable(message, self.known) from None
@@ -205,7 +209,7 @@ class _Deletion:
     async def _in_bulk(self, chunk: list[str]) -> bool:
         """Say whether all were deleted; if not, some may have been."""
         try:
-            await obstore.delete_async(self._store, chunk)
+            await _asked("delete_many", obstore.delete_async(self._store, chunk))
         except FAILURES:
             await self._confirm()
             return False
@@ -225,7 +229,7 @@ class _Deletion:
         if self._root is not None and not _is_inside(self._root, path):
             return failed("a symbolic link leads out of the store")
         try:
-            await obstore.delete_async(self._store, path)
+            await _asked("delete", obstore.delete_async(self._store, path))
         except FileNotFoundError:
             return MISSING
         except FAILURES as error:
@@ -235,6 +239,24 @@ class _Deletion:
     def _note(self, path: str, outcome: Outcome) -> None:
         certain = outcome == DELETED and self._deleted_is_certain
         (self.known if certain else self._unconfirmed)[path] = outcome
+
+
+async def _asked(operation: str, answer: Awaitable[Answer]) -> Answer:
+    """Count the request, however it ends; that there is no such object is an answer like others."""
+    began = time.monotonic()
+    failed = 0
+    try:
+        return await answer
+    except FileNotFoundError:
+        raise
+    except FAILURES:
+        failed = 1
+        raise
+    finally:
+        with suppress(OSError, ValueError):  # of the files in which we count
+            seconds = time.monotonic() - began
+            WORKER.observe("forgekeeper_object_storage_request_duration_seconds", operation, seconds=seconds)
+            WORKER.inc("forgekeeper_object_storage_request_failures_total", operation, by=failed)
 
 
 def _is_inside(root: Path, path: str) -> bool:

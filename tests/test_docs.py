@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from cli import metrics
 from cli.upkeep import page
+from metrics.catalogue import METRICS
 from settings.reading import describe, load
 from workers import BATCHES
 
@@ -15,6 +17,10 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 
 def test_the_page_of_settings_is_what_the_declarations_print():
     assert (ROOT / "docs" / "settings.md").read_text() == page(describe(load()))
+
+
+def test_the_page_of_metrics_is_what_the_catalogue_prints():
+    assert (ROOT / "docs" / "metrics.md").read_text() == metrics.page(METRICS.values())
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -109,7 +109,7 @@ class Attempt:
         """
         if self.children is None:
             assert isinstance(actor.broker, RedisBroker)
-            return enqueue_many(actor.broker, actor, keyed_args)
+            return enqueue_many(actor.broker, actor, keyed_args, limit_depth=self.settings.queue_limit)
         self.children += [Call(actor, message_id, args) for message_id, args in keyed_args]
         return Enqueued(len(keyed_args))
 
@@ -132,9 +132,9 @@ class Attempt:
         result = self.result()
         ours = JobRun.succeed(self.run, result)
         if ours:
-            log.info("run finished", seconds=self._seconds(), **result)
+            log.info("run finished", seconds=self.seconds(), **result)
         else:
-            log.warning("run lost", seconds=self._seconds(), **result)
+            log.warning("run lost", seconds=self.seconds(), **result)
         return ours
 
     def fail(self, error: BaseException, *, final: bool) -> str | None:
@@ -144,15 +144,16 @@ class Attempt:
         lost = isinstance(error, LostRun)
         state = None if lost else JobRun.fail(self.run, describe(error), delay=delay, retries=retries)
         if state is None:
-            log.warning("run lost", seconds=self._seconds())
+            log.warning("run lost", seconds=self.seconds())
         else:
             retry_in = round(delay.total_seconds(), 1) if state == "enqueued" else None
             # Where somebody watches, the command says what went wrong; its trace is for those who look for it.
             trace = error if not final or log.isEnabledFor(logging.DEBUG) else None
-            log.error("run failed", seconds=self._seconds(), state=state, retry_in=retry_in, exc_info=trace)
+            log.error("run failed", seconds=self.seconds(), state=state, retry_in=retry_in, exc_info=trace)
         return state
 
-    def _seconds(self) -> float:
+    def seconds(self) -> float:
+        """Return how long it has taken so far."""
         return round(time.monotonic() - self._began, 3)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import structlog
 
 from settings import Settings
+from workers import measuring
 from workers.attempt import NoAttempt, identity
 from workers.deadline import Deadline
 
@@ -54,6 +55,7 @@ class Child:
             log.info("child finished", seconds=seconds, more=self.more, **asdict(self.outcome))
         else:
             log.error("child failed", seconds=seconds, exc_info=error)
+        measuring.child_ended(self._actor, seconds, self.outcome, error)
         _current.set(None)
         structlog.contextvars.clear_contextvars()
 

@@ -25,6 +25,7 @@ from workers.attempt import current
 from workers.broker import broker
 from workers.clients import client
 from workers.deadline import Deadline
+from workers.failpoints import failpoint
 
 FLAG = "bulk_delete_job_artifacts"
 HIGH_CONCURRENCY_FLAG = "bulk_delete_job_artifacts_high_concurrency"
@@ -72,6 +73,7 @@ def expired_job_artifacts() -> None:
     counts = buckets.tidy(client, limit, silent_for=attempt.settings.bucket_silent_after)
     free = buckets.available(client)
     sent = attempt.fan_out(delete_artifact_bucket, [(f"delete_artifact_bucket:{number}", ()) for number in free])
+    failpoint("expired_job_artifacts.enqueued")
     attempt.outcome = Outcome(**asdict(counts), children_enqueued=sent.enqueued)
 
 
@@ -91,7 +93,10 @@ def run(deadline: Deadline, *, grace: timedelta) -> BucketOutcome:
     if bucket is None:
         return BucketOutcome()
     try:
-        return _destroy(bucket, deadline, grace)
+        failpoint("delete_artifact_bucket.claimed")
+        outcome = _destroy(bucket, deadline, grace)
+        failpoint("delete_artifact_bucket.finished")
+        return outcome
     finally:
         buckets.release(client, bucket)
 
@@ -102,6 +107,7 @@ def _destroy(bucket: Bucket, deadline: Deadline, grace: timedelta) -> BucketOutc
         position = START
         while True:
             batch = JobArtifact.destroy_expired(number, instant, position, limit=BATCH_SIZE, grace=grace)
+            failpoint("delete_artifact_bucket.destroyed")
             if batch.reached is None:
                 break
             position, loops = batch.reached, loops + 1

@@ -6,7 +6,9 @@ import structlog
 
 from models import Batch, JobRun, Started
 from settings import Settings
+from workers import measuring
 from workers.attempt import Attempt, identity
+from workers.failpoints import arm, failpoint
 from workers.heart import Heart
 
 log = structlog.get_logger(__name__)
@@ -16,6 +18,7 @@ class Runner:
     """Makes the attempts of one process; it owns the thread that keeps them alive."""
 
     def __init__(self, settings: Settings) -> None:
+        arm(settings.failpoints)
         self._settings = settings
         self._heart = Heart(settings.dead_after)
         self._heart.start()
@@ -30,8 +33,11 @@ class Runner:
         if run is None:
             paused = Batch.paused(batch).exists()
             # A paused batch's row stays open; its message is sent again after the pause.
-            log.info("run skipped", batch=batch, run=run_id, reason="paused" if paused else "duplicate")
+            reason = "paused" if paused else "duplicate"
+            measuring.run_skipped(batch, reason)
+            log.info("run skipped", batch=batch, run=run_id, reason=reason)
             return None
+        measuring.run_started(batch, run)
         return self.begin(batch, run)
 
     def begin(self, batch: str, run: Started) -> Attempt:
@@ -46,10 +52,17 @@ class Runner:
 
         An error leads to a retry, unless it is *final*.
         """
+        state: str | None = None
         try:
             if error is not None:
-                return attempt.fail(error, final=final)
-            return "succeeded" if attempt.succeed() else None
+                state = attempt.fail(error, final=final)
+            else:
+                succeeded = attempt.succeed()
+                failpoint("run.closed")
+                state = "succeeded" if succeeded else None
+            return state
         finally:
             self._heart.forget(attempt)
+            facts = attempt.batch, attempt.seconds(), attempt.outcome, error
+            measuring.run_ended(*facts, state=state, skipped=attempt.skipped)
             attempt.leave()

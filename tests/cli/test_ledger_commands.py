@@ -334,7 +334,7 @@ def test_a_folder_or_store_that_is_not_there_is_named_once(main, database):
     )
 
     assert result.status == 1
-    assert findings(result, "repositories") == [("error", "/nowhere/at/all is not a folder")]
+    assert findings(result, "repositories") == [("error", "/nowhere/at/all: is not a folder")]
     ((level, message),) = findings(result, "object store")
     assert (level, message.count("artifacts"), "/nowhere/else" in message) == ("error", 1, True)
 
@@ -362,7 +362,9 @@ def test_a_database_without_our_tables_is_an_error_that_names_its_remedy(main, s
     result = main("check", "--json", DATABASE_URL=new_database())
 
     assert result.status == 1
-    assert findings(result, "schema") == [("error", "pending: 0001_ledger, 0002_outbox; run `forgekeeper migrate`")]
+    assert findings(result, "schema") == [
+        ("error", "pending: 0001_ledger, 0002_outbox, 0003_paused_since; run `forgekeeper migrate`")
+    ]
 
 
 def test_check_reports_on_servers_that_are_away(main, settings):
@@ -388,7 +390,7 @@ def test_migrate_names_what_it_applied_and_then_finds_nothing_to_do(forgekeeper,
 
     first, second = forgekeeper("migrate", DATABASE_URL=url), main("migrate", DATABASE_URL=url)
 
-    assert (first.status, first.stdout) == (0, "applied: 0001_ledger, 0002_outbox\n")
+    assert (first.status, first.stdout) == (0, "applied: 0001_ledger, 0002_outbox, 0003_paused_since\n")
     assert (second.status, second.stdout) == (0, "the schema is up to date\n")
 
 
@@ -399,7 +401,10 @@ def test_migrate_check_changes_nothing_and_tells_by_its_status(forgekeeper, main
     main("migrate", DATABASE_URL=url)
     after = main("migrate", "--check", DATABASE_URL=url)
 
-    assert (before.status, before.complaint) == (1, "pending: 0001_ledger, 0002_outbox; run `forgekeeper migrate`")
+    assert (before.status, before.complaint) == (
+        1,
+        "pending: 0001_ledger, 0002_outbox, 0003_paused_since; run `forgekeeper migrate`",
+    )
     assert (after.status, after.stdout) == (0, "the schema is up to date\n")
 
 

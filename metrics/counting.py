@@ -1,0 +1,7 @@
+"""What this process has counted, for the page that shows all processes of a worker together."""
+
+from __future__ import annotations
+
+from metrics.instruments import Instruments
+
+WORKER = Instruments("worker")

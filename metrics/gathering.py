@@ -1,0 +1,185 @@
+"""`python -m metrics.gathering`: the page of all processes of a worker, served by a process of its own.
+
+The processes keep what they count in files; this one reads them all.  So the page is there
+before the first of them and through the drain of the last, and what a killed one has counted
+is not lost.  Each start has a folder of its own, and whoever works with it holds its lock: a
+folder that nobody holds was left behind, and is removed by the next who starts.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import defaultdict
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.mmap_dict import MmapedDict
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
+
+from metrics.instruments import Instruments
+from metrics.page import Page
+
+PREFIX = "forgekeeper-worker-"
+GRAVE = "dead"
+"""Instead of a process's id, in the names of the files that hold what dead ones have counted."""
+
+
+class MasterEnded(Exception):
+    """The process whose workers are shown has ended."""
+
+
+class Gathered(Collector):
+    """What all processes together have counted, and zeros for what none of them has."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._zeros = list(Instruments("worker").zero().registry.collect())
+
+    def describe(self) -> list[Family]:
+        """Name nothing: to be asked what there is would be a scrape."""
+        return []
+
+    def collect(self) -> list[Family]:
+        """Read the files."""
+        with self._lock:
+            files = MultiProcessCollector(None, str(self._folder))  # type: ignore[no-untyped-call]
+            found = {family.name: family for family in files.collect()}  # type: ignore[no-untyped-call]
+        return [_with_zeros(zero, found.get(zero.name)) for zero in self._zeros]
+
+    def bury(self) -> None:
+        """Add the files of dead processes up into one for each type: a page must not get slower with every death.
+
+        What a dead process was at is over; what it has counted stays.
+        """
+        dead = [file for file in self._folder.glob("*_*.db") if _is_dead(file)]
+        if not dead:
+            return
+        with self._lock:
+            for kind in ("counter", "histogram"):
+                _add_up(self._folder / f"{kind}_{GRAVE}.db", [file for file in dead if file.name.startswith(kind)])
+            for file in dead:
+                file.unlink(missing_ok=True)
+
+
+def _with_zeros(zero: Family, counted: Family | None) -> Family:
+    """Return what was counted, and a zero for every series of which nothing was."""
+    family = Family(zero.name, zero.documentation, zero.type)
+    family.samples = list(counted.samples) if counted else []
+    known = {(sample.name, *sorted(sample.labels.items())) for sample in family.samples}
+    family.samples += [s for s in zero.samples if (s.name, *sorted(s.labels.items())) not in known]
+    return family
+
+
+def _is_dead(file: Path) -> bool:
+    owner = file.stem.rpartition("_")[2]
+    if not owner.isdigit():
+        return False
+    try:
+        os.kill(int(owner), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False
+
+
+def _add_up(grave: Path, dead: list[Path]) -> None:
+    """Replace the file *grave* by the sum of itself and the *dead*."""
+    if not dead:
+        return
+    sums: dict[str, float] = defaultdict(float)
+    for file in [grave, *dead] if grave.exists() else dead:
+        for key, value, _timestamp, _position in MmapedDict.read_all_values_from_file(str(file)):  # type: ignore[no-untyped-call]
+            sums[key] += value
+    new = grave.with_suffix(".new")
+    new.unlink(missing_ok=True)
+    written = MmapedDict(str(new))  # type: ignore[no-untyped-call]
+    for key, value in sums.items():
+        written.write_value(key, value, 0.0)  # type: ignore[no-untyped-call]
+    written.close()  # type: ignore[no-untyped-call]
+    new.rename(grave)
+
+
+def begin(listening: socket.socket, environment: Mapping[str, str]) -> Path:
+    """Start the page of the processes that this one will start; return the folder they have to count in.
+
+    This process may replace its program: it is known by its id.  The lock goes with it, and
+    to every process that it forks.
+    """
+    _remove_abandoned()
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+    lock = _lock(folder)
+    os.set_inheritable(lock, True)
+    subprocess.Popen(
+        [sys.executable, "-m", "metrics.gathering", str(listening.fileno()), str(folder), str(os.getpid())],
+        pass_fds=[listening.fileno()],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        # Signals are for those who work; it ends after them.
+        start_new_session=True,
+    )
+    return folder
+
+
+def serve(listening: socket.socket, folder: Path, master: int) -> None:
+    """Serve the page until the master has ended; remove the folder when its last worker has."""
+    registry = CollectorRegistry()
+    gathered = Gathered(folder)
+    registry.register(gathered)
+
+    def turn() -> None:
+        gathered.bury()
+        if os.getppid() != master:
+            raise MasterEnded
+
+    with suppress(MasterEnded), Page(listening, registry, turn) as page:
+        page.serve()
+    # The port is free for the next; orphans that still drain go on counting, and need their folder.
+    with suppress(FileNotFoundError):
+        os.close(_lock(folder))
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _lock(folder: Path, options: int = 0) -> int:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | options)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _remove_abandoned() -> None:
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with suppress(OSError):
+            if folder.stat().st_uid == os.getuid():
+                lock = _lock(folder, fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+                os.close(lock)
+
+
+def main(arguments: list[str]) -> None:
+    """Serve as *arguments* say: the listening socket's number, the folder, the master's id."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        # A supervisor tells everybody; the page stays through the drain.
+        signal.signal(number, signal.SIG_IGN)
+    descriptor, folder, master = arguments
+    serve(socket.socket(fileno=int(descriptor)), Path(folder), int(master))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

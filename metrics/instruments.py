@@ -1,0 +1,83 @@
+"""What counts: the metrics of the catalogue as objects of prometheus_client.
+
+Where the variable ``PROMETHEUS_MULTIPROC_DIR`` was set before Python started they are kept
+in files, from which one page shows all processes together; elsewhere in memory.
+"""
+
+from __future__ import annotations
+
+import prometheus_client as prometheus
+from prometheus_client import CollectorRegistry
+from prometheus_client.values import MutexValue, ValueClass
+
+from metrics.catalogue import Metric, Process, of
+
+# Each counter's date of birth would be one more series, and no rule asks for it.
+prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]
+
+
+class Instruments:
+    """The metrics of one kind of process, each known by its full name."""
+
+    def __init__(self, process: Process) -> None:
+        self.registry = CollectorRegistry()
+        self._instruments = {metric.name: _instrument(metric, self.registry) for metric in of(process)}
+        self._children = {metric.name: metric.children or () for metric in of(process)}
+
+    @property
+    def in_files(self) -> bool:
+        """Say whether a page of all processes will see what is counted here."""
+        return ValueClass is not MutexValue
+
+    def inc(self, name: str, *labels: str, by: float = 1) -> None:
+        """Count *by* more."""
+        instrument = self._of(name, labels)
+        assert isinstance(instrument, prometheus.Counter | prometheus.Gauge)
+        instrument.inc(by)
+
+    def dec(self, name: str, *labels: str) -> None:
+        """Count one less."""
+        gauge = self._of(name, labels)
+        assert isinstance(gauge, prometheus.Gauge)
+        gauge.dec()
+
+    def set(self, name: str, *labels: str, to: float) -> None:
+        """Set a gauge."""
+        gauge = self._of(name, labels)
+        assert isinstance(gauge, prometheus.Gauge)
+        gauge.set(to)
+
+    def mark(self, name: str, *labels: str) -> None:
+        """Set a gauge to this instant."""
+        gauge = self._of(name, labels)
+        assert isinstance(gauge, prometheus.Gauge)
+        gauge.set_to_current_time()
+
+    def observe(self, name: str, *labels: str, seconds: float) -> None:
+        """Note how long something took."""
+        histogram = self._of(name, labels)
+        assert isinstance(histogram, prometheus.Histogram)
+        histogram.observe(seconds)
+
+    def zero(self) -> Instruments:
+        """Create every series: one that first appears as a one never rises.  No instant is zero, so none is created."""
+        for name, children in self._children.items():
+            for labels in children if not name.endswith("_timestamp_seconds") else ():
+                self._of(name, labels)
+        return self
+
+    def _of(self, name: str, labels: tuple[str, ...]) -> Instrument:
+        instrument = self._instruments[name]
+        return instrument.labels(*labels) if labels else instrument
+
+
+Instrument = prometheus.Counter | prometheus.Gauge | prometheus.Histogram
+
+
+def _instrument(metric: Metric, registry: CollectorRegistry) -> Instrument:
+    if metric.type == "counter":
+        return prometheus.Counter(metric.name, metric.help, metric.labels, registry=registry)
+    if metric.type == "histogram":
+        return prometheus.Histogram(metric.name, metric.help, metric.labels, registry=registry, buckets=metric.buckets)
+    # Of all processes of a worker: how many in those that live.
+    return prometheus.Gauge(metric.name, metric.help, metric.labels, registry=registry, multiprocess_mode="livesum")

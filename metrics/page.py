@@ -1,0 +1,71 @@
+"""A page of metrics over HTTP, on a socket that was bound before: a busy port ends the start, not the page."""
+
+from __future__ import annotations
+
+import os
+import socket
+import socketserver
+import threading
+from collections.abc import Callable
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+from prometheus_client import CollectorRegistry, make_wsgi_app
+
+
+class PortTaken(Exception):
+    """The address cannot be listened at; the message says which, and why."""
+
+
+class Page(socketserver.ThreadingMixIn, WSGIServer):
+    """Serves what *registry* collects, each scrape in a thread of its own; *turn* is called every fifth of a second."""
+
+    daemon_threads = True
+
+    def __init__(
+        self, listening: socket.socket, registry: CollectorRegistry, turn: Callable[[], None] = lambda: None
+    ) -> None:
+        super().__init__(listening.getsockname()[:2], _Request, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listening
+        self.server_name, self.server_port = listening.getsockname()[:2]
+        self.setup_environ()
+        self.set_app(make_wsgi_app(registry))
+        self._turn = turn
+
+    @property
+    def url(self) -> str:
+        """Where the page is."""
+        host = f"[{self.server_name}]" if ":" in self.server_name else self.server_name
+        return f"http://{host}:{self.server_port}/metrics"
+
+    def service_actions(self) -> None:
+        """Do what else there is to do, between requests."""
+        super().service_actions()
+        self._turn()
+
+    def start(self) -> None:
+        """Serve from a thread of its own, until the process ends."""
+        threading.Thread(target=self.serve, name="metrics", daemon=True).start()
+
+    def serve(self) -> None:
+        """Serve until shut down."""
+        self.serve_forever(poll_interval=0.2)
+
+
+class _Request(WSGIRequestHandler):
+    timeout = 10
+    """Who connects and says nothing is not waited for longer."""
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002, the library's name
+        """Say nothing: a line for each scrape tells nobody anything."""
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Listen at an address; raise `PortTaken` when that cannot be."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=64)
+    except OSError as error:
+        # The library's own text repeats the address; that of a name which leads nowhere has no number of the system's.
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
+        raise PortTaken(f"cannot serve metrics at {host}:{port}: {reason}") from None

@@ -1,0 +1,689 @@
+"""What the exporter says of rows, keys and disks, and that it says it whatever is away."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import closing, suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psycopg2
+import pytest
+from prometheus_client import generate_latest
+
+from coordination import buckets, uploads
+from coordination.lease import lease
+from coordination.messages import push_once
+from embedded.waiting import wait_until
+from metrics import exporter
+from metrics.catalogue import COLLECTORS, METRICS, OBJECTIVES, of
+from models import (
+    Batch,
+    BulkImport,
+    BulkImportEntity,
+    DeletedObject,
+    FeatureFlag,
+    GitRefDeletion,
+    JobArtifact,
+    JobRun,
+    Project,
+    UserStatus,
+    backlog,
+    database,
+    now,
+)
+from models.deleted_object import MAX_ATTEMPTS
+from settings import PREFIX
+from storage import sentinel
+from workers import BATCHES, broker
+from workers.broker import NAMESPACE
+from workers.clients import client
+from workers.git_ref_cleanup import clean_project_refs
+
+from .pages import read
+
+ROOT = Path(__file__).parents[2]
+IN_REDIS = {"queues", "dead_letters", "leases", "uploads"}
+WITHOUT_BOTH = {"roots"}
+FOREVER = timedelta(days=1)
+NAME = "user_status_cleanup"
+ALWAYS_THERE = {
+    metric.name
+    for metric in of("exporter")
+    if not metric.name.endswith(("_timestamp_seconds", "last_run_duration_seconds", "root_readable"))
+}
+
+
+@pytest.fixture
+def look(database, settings):
+    """Scrape an exporter of our own, with settings of one's choice."""
+
+    def collect(**changed):
+        return read(generate_latest(exporter.registry(settings.model_copy(update=changed))).decode())
+
+    return collect
+
+
+@pytest.fixture
+def start(database, settings, free_port, scrape_when_up):
+    """Start `forgekeeper exporter` as a process; return its URL."""
+    running = []
+
+    def begin(port=free_port, **changed):
+        environment = {"METRICS_PORT_EXPORTER": port, **changed}
+        running.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "cli", "exporter"],
+                env={**os.environ, "PYTHONPATH": str(ROOT)}
+                | {PREFIX + name: str(value) for name, value in environment.items()},
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+        return running[-1], f"http://127.0.0.1:{port}/metrics"
+
+    yield begin
+    for process in running:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=20)
+
+
+@pytest.fixture
+def black_hole():
+    """The port of a server that accepts everybody and never says anything."""
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as silent:
+        yield silent.getsockname()[1]
+
+
+def ended_run(state="succeeded", *, failures=0, batch=NAME):
+    run_id = JobRun.claim_manual(batch, by="test")
+    started = JobRun.start(run_id, by="test")
+    for _ in range(failures):
+        JobRun.fail(started, "x", delay=timedelta(0), retries=99)
+        started = JobRun.start(run_id, by="test")
+    if state == "succeeded":
+        JobRun.succeed(started, {})
+    elif state == "failed":
+        JobRun.fail(started, "x", delay=timedelta(0), retries=0)
+    return run_id
+
+
+def near(instant, tolerance=5.0):
+    return pytest.approx(instant.timestamp(), abs=tolerance)
+
+
+# The first scrape
+
+
+def test_every_series_that_can_be_zero_is_there_on_the_first_scrape(look):
+    page = look()
+
+    assert {name: set(page.series(name.removeprefix("forgekeeper_"))) for name in ALWAYS_THERE} == {
+        name: {
+            tuple(value for _, value in sorted(zip(METRICS[name].labels, child, strict=True)))
+            for child in METRICS[name].children
+        }
+        for name in ALWAYS_THERE
+        if name != "forgekeeper_backlog_age_objective_seconds"
+    } | {
+        "forgekeeper_backlog_age_objective_seconds": set(OBJECTIVES) - {("delete_artifact_bucket", "expired_artifact")}
+    }
+
+
+def test_every_collector_works_on_empty_servers(look):
+    assert look().series("exporter_collector_success") == {(name,): 1 for name in COLLECTORS}
+
+
+def test_nothing_is_shown_that_the_catalogue_does_not_have(look):
+    ended_run()
+
+    assert look().names <= {metric.name for metric in of("exporter")}
+
+
+def test_promtool_has_nothing_against_the_page(look, promtool):
+    ended_run()
+
+    assert promtool(look().text) == ""
+
+
+# batches
+
+
+def test_the_interval_is_the_longest_gap_of_the_configured_schedule(look, settings):
+    page = look(cron_stale_imports=settings.cron_user_status_cleanup)
+
+    assert page.value("schedule_interval_seconds", batch="stale_imports") == 60
+    assert page.value("schedule_interval_seconds", batch="stale_direct_uploads") == 360
+    assert page.value("schedule_interval_seconds", batch="expired_job_artifacts") == 300
+
+
+def test_of_a_paused_batch_nothing_is_expected(look):
+    Batch.pause("git_ref_cleanup", until=None, reason=None, by="test")
+    FeatureFlag.turn("bulk_delete_job_artifacts", on=True)
+
+    page = look()
+
+    assert page.value("schedule_interval_seconds", batch="git_ref_cleanup") is None
+    assert set(page.series("backlog_age_objective_seconds")) == set(OBJECTIVES) - {
+        ("clean_project_refs", "git_ref_deletion")
+    }
+    assert page.value("batch_paused_since_timestamp_seconds", batch="git_ref_cleanup") == near(now())
+
+
+def test_pausing_again_does_not_make_a_pause_younger(look):
+    Batch.pause(NAME, until=None, reason=None, by="test")
+    Batch.update(paused_since=now() - FOREVER).execute()
+    Batch.pause(NAME, until=now() + FOREVER, reason="still", by="test")
+
+    since = look().value("batch_paused_since_timestamp_seconds", batch=NAME)
+
+    assert since == near(now() - FOREVER)
+
+
+def test_a_new_pause_after_one_that_has_ended_counts_from_its_own_beginning(look):
+    Batch.pause(NAME, until=now() - timedelta(seconds=1), reason=None, by="test")
+    Batch.update(paused_since=now() - FOREVER).execute()
+    Batch.pause(NAME, until=None, reason=None, by="test")
+
+    assert look().value("batch_paused_since_timestamp_seconds", batch=NAME) == near(now())
+
+
+def test_a_resumed_batch_is_expected_again(look):
+    Batch.pause(NAME, until=None, reason=None, by="test")
+    Batch.resume(NAME)
+
+    page = look()
+
+    assert page.value("schedule_interval_seconds", batch=NAME) == 60
+    assert page.value("batch_paused_since_timestamp_seconds", batch=NAME) is None
+
+
+def test_of_a_batch_whose_schedule_is_off_nothing_is_expected(look):
+    page = look(cron_stale_imports=None)
+
+    assert page.value("schedule_interval_seconds", batch="stale_imports") is None
+    assert page.value("backlog_age_objective_seconds", batch="stale_imports", record="entity") is None
+
+
+def test_expired_artifacts_may_wait_for_as_long_as_their_flag_is_off(look):
+    assert (
+        look().value("backlog_age_objective_seconds", batch="delete_artifact_bucket", record="expired_artifact") is None
+    )
+
+
+def test_a_registered_batch_says_since_when(look):
+    Batch.register([NAME])
+
+    page = look()
+
+    assert page.value("registered_timestamp_seconds", batch=NAME) == near(now())
+    assert page.value("registered_timestamp_seconds", batch="prune") is None
+
+
+# runs
+
+
+def test_a_run_that_has_ended_well_is_the_last_run_and_the_last_success(look):
+    ended_run()
+    JobRun.update(started_at=now() - timedelta(seconds=40), finished_at=now() - timedelta(seconds=10)).execute()
+
+    page = look()
+
+    assert page.value("last_run_timestamp_seconds", batch=NAME) == near(now() - timedelta(seconds=10))
+    assert page.value("last_success_timestamp_seconds", batch=NAME) == near(now() - timedelta(seconds=10))
+    assert page.value("last_run_duration_seconds", batch=NAME) == pytest.approx(30, abs=0.5)
+    assert page.value("running_since_timestamp_seconds", batch=NAME) is None
+
+
+def test_failures_are_counted_over_runs_and_retries_since_the_last_success(look):
+    ended_run(failures=7)
+    ended_run("failed", failures=1)
+    ended_run("open", failures=3)
+
+    assert look().value("consecutive_failures", batch=NAME) == 5
+
+
+def test_a_success_sets_the_failures_back(look):
+    ended_run("failed", failures=2)
+    ended_run(failures=1)
+
+    assert look().value("consecutive_failures", batch=NAME) == 0
+
+
+def test_a_failed_run_is_the_last_run_but_no_success(look):
+    ended_run("failed")
+
+    page = look()
+
+    assert page.value("last_run_timestamp_seconds", batch=NAME) == near(now())
+    assert page.value("last_success_timestamp_seconds", batch=NAME) is None
+
+
+def test_a_tick_that_never_ran_is_no_run(look):
+    JobRun.record(NAME, [now()], "missed", by="test")
+
+    assert look().value("last_run_timestamp_seconds", batch=NAME) is None
+
+
+def test_a_run_in_progress_says_since_when(look):
+    ended_run("open")
+
+    page = look()
+
+    assert page.value("running_since_timestamp_seconds", batch=NAME) == near(now())
+    assert page.value("running_since_timestamp_seconds", batch="prune") is None
+
+
+# flags
+
+
+def test_a_flag_that_is_on_is_one(look):
+    FeatureFlag.turn("bulk_delete_job_artifacts", on=True)
+
+    assert look().series("feature_flag_enabled") == {
+        ("bulk_delete_job_artifacts",): 1,
+        ("bulk_delete_job_artifacts_high_concurrency",): 0,
+    }
+
+
+# queues and dead letters
+
+
+def send(batch=NAME, *, message_id="1", **options):
+    message = BATCHES[batch].actor.message().copy(message_id=message_id, options=options)
+    push_once(broker, message)
+    return message
+
+
+def test_messages_are_counted_by_state_without_asking_the_broker(look):
+    for number in range(3):
+        send(message_id=str(number))
+    client.lpop(f"{NAMESPACE}:cron")  # what a worker does when it fetches
+    client.hset(f"{NAMESPACE}:git.DQ.msgs", "x", b"{}")
+
+    page = look()
+
+    assert page.value("queue_messages", queue_name="cron", state="ready") == 2
+    assert page.value("queue_messages", queue_name="cron", state="unacked") == 1
+    assert page.value("queue_messages", queue_name="git", state="delayed") == 1
+    assert not client.exists(f"{NAMESPACE}:__heartbeats__")
+
+
+def test_the_oldest_message_is_the_head_of_the_queue(look):
+    message = send()
+    send(message_id="2")
+
+    oldest = look().series("queue_oldest_message_timestamp_seconds")
+
+    assert oldest == {("cron",): message.message_timestamp / 1000}
+
+
+def test_a_message_that_was_delayed_is_as_old_as_the_end_of_its_delay(look):
+    send(forgekeeper_due_ms=1_700_000_000_000)
+
+    assert look().value("queue_oldest_message_timestamp_seconds", queue_name="cron") == 1_700_000_000
+
+
+@pytest.mark.parametrize("body", [b"\xff", b"[]", b'{"options": 3}', b'{"message_timestamp": "x"}'])
+def test_a_body_that_is_no_message_breaks_nothing(look, body):
+    client.rpush(f"{NAMESPACE}:cron", "x")
+    client.hset(f"{NAMESPACE}:cron.msgs", "x", body)
+    client.hset(f"{NAMESPACE}:cron.XQ.msgs", "x", body)
+
+    page = look()
+
+    assert page.value("exporter_collector_success", collector="queues") == 1
+    assert page.value("exporter_collector_success", collector="dead_letters") == 1
+    assert page.value("queue_messages", queue_name="cron", state="ready") == 1
+
+
+def test_dead_letters_are_counted_by_queue_and_batch(look):
+    for number in range(1_500):
+        client.hset(f"{NAMESPACE}:git.XQ.msgs", str(number), clean_project_refs.message(number).encode())
+    client.hset(f"{NAMESPACE}:cron.XQ.msgs", "1", BATCHES["prune"].actor.message().encode())
+
+    page = look()
+
+    assert page.value("dead_letter_messages", queue_name="git", batch="clean_project_refs") == 1_500
+    assert page.value("dead_letter_messages", queue_name="cron", batch="prune") == 1
+    assert page.value("dead_letter_messages", queue_name="cron", batch=NAME) == 0
+
+
+# leases and buckets
+
+
+def test_a_held_lease_is_known_by_its_family_and_says_when_it_ends(look):
+    with (
+        lease(client, "clean_project_refs:7", ttl=timedelta(seconds=60), holder="a"),
+        lease(client, "clean_project_refs:8", ttl=timedelta(seconds=300), holder="b"),
+    ):
+        page = look()
+
+    assert page.series("lease_held") == {("clean_project_refs",): 1}
+    assert page.value("lease_expiry_timestamp_seconds", lease="clean_project_refs") == near(
+        now() + timedelta(seconds=300)
+    )
+
+
+def test_a_lease_that_nobody_holds_has_no_end(look):
+    page = look()
+
+    assert page.series("lease_held") == {("clean_project_refs",): 0}
+    assert page.series("lease_expiry_timestamp_seconds") == {}
+
+
+def test_buckets_are_counted_and_the_oldest_says_since_when(look):
+    FeatureFlag.turn("bulk_delete_job_artifacts", on=True)
+    buckets.tidy(client, 5)
+    buckets.claim(client, 5)
+
+    page = look()
+
+    assert page.series("buckets") == {("available",): 4, ("occupied",): 1}
+    assert page.value("buckets_limit") == 5
+    assert page.value("bucket_oldest_occupied_timestamp_seconds") == near(now())
+
+
+@pytest.mark.parametrize(
+    ("hold_back", "limit"),
+    [
+        (lambda: None, 10),
+        (lambda: FeatureFlag.turn("bulk_delete_job_artifacts", on=False), 0),
+        (lambda: Batch.pause("expired_job_artifacts", until=None, reason=None, by="test"), 0),
+    ],
+    ids=["on", "flag off", "paused"],
+)
+def test_a_batch_that_is_held_back_needs_no_buckets(look, hold_back, limit):
+    FeatureFlag.turn("bulk_delete_job_artifacts", on=True)
+    FeatureFlag.turn("bulk_delete_job_artifacts_high_concurrency", on=True)
+    hold_back()
+
+    assert look().value("buckets_limit") == limit
+
+
+# roots and locks
+
+
+def test_a_root_is_readable_while_its_sentinel_is_there(look, tmp_path, settings):
+    stores = {}
+    for name in ("good", "bare"):
+        (tmp_path / name).mkdir()
+        stores[name] = (tmp_path / name).as_uri()
+    sentinel.Folder(tmp_path / "good").create_sentinel()
+    stores["gone"] = (tmp_path / "gone").as_uri()
+    configured = type(settings)(object_stores=json.dumps(stores)).object_stores
+
+    page = look(object_stores=configured, repositories_root=tmp_path / "unmounted")
+
+    assert page.series("root_readable") == {("good",): 1, ("bare",): 0, ("gone",): 0, ("repositories",): 0}
+    assert page.value("exporter_collector_success", collector="roots") == 1
+
+
+def test_a_store_that_never_answers_is_unreadable_and_hides_no_other(look, tmp_path, settings, black_hole):
+    sentinel.Folder(tmp_path).create_sentinel()
+    silent = f"s3://bucket?endpoint=http://127.0.0.1:{black_hole}&allow_http=true&region=x&access_key_id=a&secret_access_key=b"
+    configured = type(settings)(object_stores=json.dumps({"s": silent, "f": tmp_path.as_uri()})).object_stores
+
+    page = look(object_stores=configured)
+
+    assert page.series("root_readable") == {("s",): 0, ("f",): 1}
+    assert page.value("exporter_collector_success", collector="roots") == 1
+
+
+@pytest.mark.parametrize(("age", "stale"), [(timedelta(minutes=19), 0), (timedelta(minutes=21), 1)], ids=str)
+def test_a_lock_that_outlives_every_deletion_is_stale(look, tmp_path, age, stale):
+    sentinel.Folder(tmp_path).create_sentinel()
+    for number in (1, 2):
+        Project.create(id=number, disk_path=f"{number}.git")
+        GitRefDeletion.create(project_id=number, ref="refs/heads/x")
+        (tmp_path / f"{number}.git").mkdir()
+    lock = tmp_path / "2.git" / "packed-refs.lock"
+    lock.touch()
+    left = time.time() - age.total_seconds()
+    os.utime(lock, (left, left))
+
+    assert look(repositories_root=tmp_path).value("git_stale_locks") == stale
+
+
+def test_of_locks_below_an_unmounted_root_nothing_is_said(look, tmp_path):
+    Project.create(id=1, disk_path="1.git")
+    GitRefDeletion.create(project_id=1, ref="refs/heads/x")
+
+    page = look(repositories_root=tmp_path)
+
+    assert page.value("git_stale_locks") is None
+    assert page.value("exporter_collector_success", collector="git_locks") == 1
+
+
+# backlogs
+
+
+def ago(**duration):
+    return now() - timedelta(**duration)
+
+
+def a_status(**duration):
+    UserStatus.create(user_id=UserStatus.select().count() + 1, clear_status_at=ago(**duration))
+
+
+def an_artifact(**duration):
+    JobArtifact.create(
+        project_id=1,
+        job_id=JobArtifact.select().count(),
+        file_type=1,
+        file_final_path="x",
+        locked=0,
+        expire_at=ago(**duration),
+    )
+
+
+BACKLOGS = {
+    ("user_status_cleanup", "user_status"): a_status,
+    ("delete_artifact_bucket", "expired_artifact"): an_artifact,
+    ("clean_project_refs", "git_ref_deletion"): lambda **duration: GitRefDeletion.create(
+        project_id=1, ref="refs/x", updated_at=ago(**duration)
+    ),
+    ("delete_objects", "deleted_object"): lambda **duration: DeletedObject.create(
+        store_dir="a", file="b", pick_up_at=ago(**duration)
+    ),
+    ("stale_imports", "bulk_import"): lambda **duration: BulkImport.create(
+        user_id=1, updated_at=ago(days=1, **duration)
+    ),
+    ("stale_imports", "entity"): lambda **duration: BulkImportEntity.create(
+        bulk_import_id=1,
+        source_full_path="a",
+        destination_name="b",
+        destination_namespace="c",
+        updated_at=ago(days=1, **duration),
+    ),
+    ("stale_direct_uploads", "stale_upload"): lambda **duration: client.zadd(
+        uploads.PENDING, {f"s:{duration}": int(ago(hours=3, **duration).timestamp())}
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BACKLOGS, ids=lambda kind: kind[1])
+def test_a_backlog_is_counted_and_as_old_as_its_oldest_record(look, kind):
+    add = BACKLOGS[kind]
+    add(minutes=10)
+    add(minutes=30)
+
+    page = look()
+
+    labels = dict(zip(("batch", "record"), kind, strict=True))
+    assert page.value("backlog_records", **labels) == 2
+    assert page.value("backlog_oldest_timestamp_seconds", **labels) == near(ago(minutes=30))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in BACKLOGS if kind[1] != "git_ref_deletion"], ids=lambda kind: kind[1])
+def test_what_is_not_due_yet_is_no_backlog(look, kind):
+    add = BACKLOGS[kind]
+    add(minutes=-10)
+
+    page = look()
+
+    labels = dict(zip(("batch", "record"), kind, strict=True))
+    assert page.value("backlog_records", **labels) == 0
+    assert page.value("backlog_oldest_timestamp_seconds", **labels) is None
+
+
+def test_the_oldest_artifact_is_found_whatever_its_class(look):
+    for number in range(20):
+        an_artifact(minutes=1 + number)
+
+    oldest = look().value("backlog_oldest_timestamp_seconds", batch="delete_artifact_bucket", record="expired_artifact")
+
+    assert oldest == near(ago(minutes=20))
+
+
+def test_pending_uploads_are_counted_fresh_ones_too(look):
+    uploads.prepare(client, "s", "fresh")
+
+    page = look()
+
+    assert page.value("backlog_records", batch="stale_direct_uploads", record="pending_upload") == 1
+    assert page.value("backlog_records", batch="stale_direct_uploads", record="stale_upload") == 0
+
+
+def test_a_count_goes_up_to_its_bound_and_no_further(look, monkeypatch):
+    monkeypatch.setattr(backlog, "BOUND", 3)
+    for _ in range(5):
+        a_status(minutes=1)
+
+    assert look().value("backlog_records", batch="user_status_cleanup", record="user_status") == 3
+
+
+def test_what_was_given_up_is_counted(look):
+    client.zadd(uploads.FAILED, {"s:x": 1})
+    DeletedObject.create(store_dir="a", file="b", attempts=MAX_ATTEMPTS)
+    GitRefDeletion.create(project_id=1, ref="refs/x", status=3)
+
+    assert look().series("given_up_records") == {
+        ("stale_direct_uploads", "failed_upload"): 1,
+        ("delete_objects", "dead_object"): 1,
+        ("clean_project_refs", "rejected_ref"): 1,
+    }
+
+
+# Whatever is away
+
+
+def away(page):
+    return {name for (name,), worked in page.series("exporter_collector_success").items() if not worked}
+
+
+def timed(scrape, url):
+    began = time.monotonic()
+    page = scrape(url, timeout=10)
+    return page, time.monotonic() - began
+
+
+@pytest.mark.parametrize("how", ["closed", "silent"])
+def test_with_the_database_away_a_scrape_takes_two_seconds_and_says_what_is_missing(start, scrape, black_hole, how):
+    port = black_hole if how == "silent" else 1
+    _, url = start(DATABASE_URL=f"postgresql://forge:hunter2@127.0.0.1:{port}/x")
+    assert listening(url)
+
+    page, seconds = timed(scrape, url)
+
+    assert seconds < 2
+    assert away(page) == set(COLLECTORS) - IN_REDIS - WITHOUT_BOTH
+    assert page.value("queue_messages", queue_name="cron", state="ready") == 0
+
+
+@pytest.mark.parametrize("how", ["closed", "silent"])
+def test_with_redis_away_a_scrape_takes_two_seconds_and_says_what_is_missing(start, scrape, black_hole, how):
+    port = black_hole if how == "silent" else 1
+    _, url = start(REDIS_URL=f"redis://127.0.0.1:{port}/0")
+    assert listening(url)
+
+    page, seconds = timed(scrape, url)
+
+    assert seconds < 2
+    assert away(page) == IN_REDIS | {"buckets"}
+    assert page.value("backlog_records", batch="user_status_cleanup", record="user_status") == 0
+
+
+def listening(url):
+    """Wait for somebody to listen there; nothing is asked of him yet."""
+
+    def connects():
+        with suppress(OSError), socket.create_connection(("127.0.0.1", urlsplit(url).port)):
+            return True
+        return False
+
+    return wait_until(connects, 30)
+
+
+def test_a_table_that_is_locked_takes_one_collector_away(urls, look):
+    with closing(psycopg2.connect(urls.database)) as other, other.cursor() as cursor:
+        cursor.execute("lock table user_statuses in access exclusive mode")
+
+        began = time.monotonic()
+        page = look()
+        seconds = time.monotonic() - began
+
+    assert seconds < 2
+    assert away(page) == {"user_statuses"}
+
+
+def test_a_table_that_is_missing_takes_one_collector_away(look):
+    database.execute_sql("alter table bulk_imports rename to elsewhere")
+    try:
+        page = look()
+    finally:
+        database.execute_sql("alter table elsewhere rename to bulk_imports")
+
+    assert away(page) == {"imports"}
+
+
+def test_two_exporters_at_once_agree(start, scrape_when_up, free_port):
+    a_status(minutes=1)
+    ended_run("failed")
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        other_port = probe.getsockname()[1]
+    (_, one), (_, two) = start(), start(port=other_port)
+
+    first, second = scrape_when_up(one), scrape_when_up(two)
+
+    own = "forgekeeper_exporter_collector_duration_seconds"
+    assert {key: value for key, value in first.samples.items() if key[0] != own} == {
+        key: value for key, value in second.samples.items() if key[0] != own
+    }
+
+
+def test_many_scrapes_at_once_ask_the_servers_once(database, settings):
+    shown = exporter.registry(settings)
+    pages = []
+    threads = [threading.Thread(target=lambda: pages.append(generate_latest(shown))) for _ in range(8)]
+
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(set(pages)) == 1
+
+
+def test_an_exporter_ends_when_told_to(start, scrape_when_up):
+    process, url = start()
+    scrape_when_up(url)
+
+    process.terminate()
+
+    assert process.wait(10) == 0
+
+
+def test_the_age_of_a_record_is_measured_by_the_database_s_clock(look):
+    a_status(seconds=1)
+
+    oldest = look().value("backlog_oldest_timestamp_seconds", batch="user_status_cleanup", record="user_status")
+
+    assert datetime.fromtimestamp(oldest, UTC) <= now()

@@ -1,0 +1,77 @@
+"""What processes have counted is read together, the dead ones' too."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median
+
+from prometheus_client import CollectorRegistry, generate_latest
+
+from metrics import gathering
+
+from .pages import read
+
+ROOT = Path(__file__).parents[2]
+NAME = "user_status_cleanup"
+COUNT_EVERYTHING = """
+import os, sys
+from metrics.catalogue import METRICS, of
+from metrics.instruments import Instruments
+
+count = Instruments("worker")
+for _ in range(int(sys.argv[1])):
+    if os.fork() == 0:
+        for metric in of("worker"):
+            for labels in metric.children:
+                if metric.type == "histogram":
+                    count.observe(metric.name, *labels, seconds=1.0)
+                else:
+                    count.inc(metric.name, *labels)
+        os._exit(0)
+    os.wait()
+"""
+
+
+def count_everything(folder, processes):
+    """Let processes count everything once, and die."""
+    subprocess.run(
+        [sys.executable, "-c", COUNT_EVERYTHING, str(processes)],
+        env={"PYTHONPATH": str(ROOT), "PROMETHEUS_MULTIPROC_DIR": str(folder)},
+        check=True,
+    )
+
+
+def test_the_dead_are_added_up_once_however_often_one_looks(tmp_path):
+    registry, gathered = CollectorRegistry(), gathering.Gathered(tmp_path)
+    registry.register(gathered)
+    for _ in range(2):
+        count_everything(tmp_path, 2)
+        before = read(generate_latest(registry).decode())
+        gathered.bury()
+        gathered.bury()
+        after = read(generate_latest(registry).decode())
+
+    ended = "forgekeeper_runs_in_progress"
+    assert after.value("runs_total", batch=NAME) == 4
+    assert {key: value for key, value in after.samples.items() if key[0] != ended} == {
+        key: value for key, value in before.samples.items() if key[0] != ended
+    }
+    assert after.value("runs_in_progress", batch=NAME) == 0
+
+
+def test_a_hundred_dead_processes_are_read_in_a_tenth_of_a_second(tmp_path):
+    count_everything(tmp_path, 100)
+    registry, gathered = CollectorRegistry(), gathering.Gathered(tmp_path)
+    registry.register(gathered)
+    pages, seconds = [], []
+    gathered.bury()
+    for _ in range(5):
+        began = time.monotonic()
+        pages.append(generate_latest(registry).decode())
+        seconds.append(time.monotonic() - began)
+
+    assert read(pages[-1]).value("runs_total", batch=NAME) == 100
+    assert read(pages[-1]).value("run_duration_seconds_count", batch=NAME) == 100
+    assert read(pages[-1]).value("runs_in_progress", batch=NAME) == 0
+    assert median(seconds) < 0.1, seconds

@@ -1,0 +1,261 @@
+"""What a worker counts of a run or a child that has ended."""
+
+from dataclasses import fields
+from datetime import timedelta
+
+import peewee as pw
+import pytest
+import redis
+from dramatiq.middleware import TimeLimitExceeded
+
+from coordination.lease import LeaseLost
+from metrics.catalogue import BATCHES as KNOWN
+from metrics.catalogue import METRICS
+from metrics.counting import WORKER
+from models import JobRun, Started, UserStatus, backlog, now
+from storage import git_refs, objects
+from workers import BATCHES, git_ref_cleanup, measuring
+from workers import expired_job_artifacts as artifacts
+from workers import stale_direct_uploads as direct
+from workers import user_status_cleanup as statuses
+from workers.deadline import stopping
+from workers.measuring import BREACHES, FIELDS
+
+OUTCOMES = {name: batch.outcome for name, batch in BATCHES.items()} | {
+    "clean_project_refs": git_ref_cleanup.ProjectOutcome,
+    "delete_artifact_bucket": artifacts.BucketOutcome,
+}
+
+
+class Counted:
+    """What has been counted since."""
+
+    def __init__(self):
+        self._before = self._all()
+
+    def __call__(self, name, *labels):
+        (metric,) = [metric for known, metric in METRICS.items() if known == f"forgekeeper_{name}"]
+        key = (metric.name, *sorted(zip(metric.labels, labels, strict=True)))
+        return self._all().get(key, 0) - self._before.get(key, 0)
+
+    @property
+    def everything(self):
+        return {key for key, value in self._all().items() if value != self._before.get(key, 0)}
+
+    def _all(self):
+        return {
+            (sample.name, *sorted(sample.labels.items())): sample.value
+            for family in WORKER.registry.collect()
+            for sample in family.samples
+        }
+
+
+@pytest.fixture
+def counted():
+    return Counted()
+
+
+def end(batch, seconds=1.0, outcome=None, error=None, *, state="succeeded", skipped=None):
+    measuring.run_ended(batch, seconds, outcome, error, state=state, skipped=skipped)
+
+
+@pytest.mark.parametrize("batch", KNOWN)
+def test_every_figure_of_an_outcome_is_known_to_the_table_and_the_catalogue(batch):
+    names = {field.name for field in fields(OUTCOMES[batch])}
+
+    for (metric, *labels), summed in FIELDS[batch].items():
+        assert set(summed) <= names
+        assert (batch, *labels) in METRICS[metric].children
+
+
+def test_whatever_the_catalogue_says_of_records_and_children_is_counted():
+    counted = {(metric, batch, *labels) for batch, rules in FIELDS.items() for metric, *labels in rules}
+
+    declared = {
+        (name, *child)
+        for name in (measuring.PROCESSED, measuring.EXAMINED, measuring.ERRORS, measuring.CHILDREN)
+        for child in METRICS[name].children
+    }
+
+    assert counted == declared
+
+
+def test_a_run_that_ends_well_is_a_run_with_its_figures_and_no_failure(counted):
+    end("user_status_cleanup", outcome=statuses.Outcome(7, 1, "drained"))
+
+    assert counted("runs_total", "user_status_cleanup") == 1
+    assert counted("records_processed_total", "user_status_cleanup", "user_status") == 7
+    assert {name for name, *_ in counted.everything} == {
+        "forgekeeper_runs_total",
+        "forgekeeper_records_processed_total",
+        "forgekeeper_records_examined_total",
+        "forgekeeper_run_duration_seconds_bucket",
+        "forgekeeper_run_duration_seconds_count",
+        "forgekeeper_run_duration_seconds_sum",
+    }
+
+
+def test_a_failed_attempt_that_will_be_tried_again_is_a_failure_and_one_retry(counted):
+    end("prune", error=redis.ConnectionError(), state="enqueued")
+
+    assert counted("run_failures_total", "prune", "redis") == 1
+    assert counted("run_retries_total", "prune") == 1
+
+
+def test_a_failure_for_good_is_no_retry(counted):
+    end("prune", error=ValueError(), state="failed")
+
+    assert counted("run_failures_total", "prune", "other") == 1
+    assert counted("run_retries_total", "prune") == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (pw.OperationalError(), "database"),
+        (redis.TimeoutError(), "redis"),
+        (objects.StoreUnavailable("x", {}), "object_storage"),
+        (git_refs.RepositoryFailed(), "gitaly"),
+        (git_refs.RootUnavailable(), "gitaly"),
+        (TimeLimitExceeded(), "time_limit"),
+        (KeyError(), "other"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_an_error_is_of_one_kind_of_the_catalogue(error, kind):
+    assert measuring.kind(error) == kind
+    assert ("prune", kind) in METRICS["forgekeeper_run_failures_total"].children
+
+
+@pytest.mark.parametrize(
+    ("batch", "limit"), [("user_status_cleanup", 60), ("stale_direct_uploads", 250), ("expired_job_artifacts", 60)]
+)
+@pytest.mark.parametrize("error", [None, ValueError()], ids=["ended well", "failed"])
+def test_a_run_longer_than_its_document_allows_is_one_breach(database, counted, batch, limit, error):
+    outcome = None if error else OUTCOMES[batch]()
+
+    end(batch, limit, outcome, error)
+    within = counted("threshold_breaches_total", batch, "duration")
+    end(batch, limit + 0.1, outcome, error)
+
+    assert within == 0
+    assert counted("threshold_breaches_total", batch, "duration") == 1
+
+
+def test_other_batches_may_take_as_long_as_they_like(counted):
+    end("prune", 100_000.0, OUTCOMES["prune"]())
+
+    assert BREACHES not in {name for name, *_ in counted.everything}
+
+
+@pytest.mark.parametrize(("batch", "limit"), [("stale_direct_uploads", 2), ("expired_job_artifacts", 3)])
+def test_failures_in_a_row_are_a_breach_from_the_document_s_number_on(database, counted, batch, limit):
+    started = JobRun.start(JobRun.claim_manual(batch, by="test"), by="test")
+    breaches = []
+    for _ in range(limit):
+        JobRun.fail(started, "x", delay=timedelta(0))
+        end(batch, error=ValueError(), state="enqueued")
+        breaches.append(counted("threshold_breaches_total", batch, "consecutive_failures"))
+        started = JobRun.start(started.id, by="test")
+
+    assert breaches == [0] * (limit - 1) + [1]
+
+
+@pytest.mark.parametrize(("left", "breaches"), [(10_000, 0), (10_001, 1)])
+def test_more_pending_uploads_than_the_limit_are_a_breach(counted, left, breaches):
+    end("stale_direct_uploads", outcome=direct.Outcome(left + 5, 5))
+
+    assert counted("threshold_breaches_total", "stale_direct_uploads", "backlog") == breaches
+
+
+@pytest.mark.parametrize(("left", "breaches"), [(3, 0), (4, 1)])
+def test_more_statuses_left_than_the_limit_are_a_breach(database, counted, monkeypatch, left, breaches):
+    monkeypatch.setattr(measuring, "BACKLOG", 3)
+    for number in range(left):
+        UserStatus.create(user_id=number, clear_status_at=now() - timedelta(minutes=1))
+    assert backlog.BOUND > measuring.BACKLOG
+
+    end("user_status_cleanup", outcome=statuses.Outcome(1, 1, "deadline"))
+
+    assert counted("threshold_breaches_total", "user_status_cleanup", "backlog") == breaches
+
+
+def test_a_run_that_stops_at_its_budget_is_a_timeout(database, counted):
+    end("user_status_cleanup", outcome=statuses.Outcome(1, 1, "deadline"))
+    end("stale_direct_uploads", outcome=direct.Outcome(execution_timeout=True))
+
+    assert counted("run_timeouts_total", "user_status_cleanup") == 1
+    assert counted("run_timeouts_total", "stale_direct_uploads") == 1
+
+
+def test_a_run_that_drains_is_no_timeout(database, counted):
+    stopping.set()
+    try:
+        end("user_status_cleanup", outcome=statuses.Outcome(1, 1, "deadline"))
+    finally:
+        stopping.clear()
+
+    assert counted("run_timeouts_total", "user_status_cleanup") == 0
+
+
+def test_a_fan_out_counts_its_children_and_whether_it_was_cut_off(counted):
+    end("git_ref_cleanup", outcome=git_ref_cleanup.Outcome(10, 8, 2, "max_projects"))
+
+    assert counted("children_enqueued_total", "git_ref_cleanup", "clean_project_refs") == 8
+    assert counted("fanout_limit_reached_total", "git_ref_cleanup") == 1
+
+
+def test_buckets_that_were_put_back_or_added_are_counted(counted):
+    end("expired_job_artifacts", outcome=artifacts.Outcome(5, 2, 1, 1, 2, 3))
+
+    assert counted("buckets_recovered_total") == 1
+    assert counted("buckets_refilled_total") == 2
+    assert counted("children_enqueued_total", "expired_job_artifacts", "delete_artifact_bucket") == 3
+
+
+def test_a_flag_that_could_not_be_read_is_counted(counted):
+    end("expired_job_artifacts", outcome=artifacts.Outcome(), skipped="flag_unreadable")
+
+    assert counted("feature_flag_errors_total", "bulk_delete_job_artifacts") == 1
+
+
+@pytest.mark.parametrize(
+    ("stopped", "error", "expected"),
+    [
+        ("drained", None, (1, 0, 0)),
+        ("lease_held", None, (0, 1, 0)),
+        (None, LeaseLost(), (1, 0, 1)),
+        (None, redis.TimeoutError(), (0, 0, 0)),
+    ],
+    ids=["taken", "held by another", "lost", "nobody knows"],
+)
+def test_a_child_tells_what_became_of_its_lease(counted, stopped, error, expected):
+    outcome = stopped and git_ref_cleanup.ProjectOutcome(stopped=stopped)
+
+    measuring.child_ended("clean_project_refs", 1.0, outcome, error)
+
+    names = ("lease_acquisitions_total", "lease_contentions_total", "lease_lost_total")
+    assert tuple(counted(name, "clean_project_refs") for name in names) == expected
+    assert counted("runs_skipped_total", "clean_project_refs", "lease_held") == expected[1]
+
+
+@pytest.mark.parametrize(("late", "attempt", "count"), [(61, 1, 1), (59, 1, 0), (61, 2, 0)], ids=str)
+def test_a_tick_that_starts_more_than_a_minute_late_is_counted_once(database, counted, late, attempt, count):
+    measuring.run_started("prune", Started(1, attempt, 0, now() - timedelta(seconds=late)))
+
+    assert counted("run_late_starts_total", "prune") == count
+
+
+def test_a_run_by_hand_is_never_late(counted):
+    measuring.run_started("prune", Started(1, 1))
+
+    assert counted.everything == set()
+
+
+def test_a_database_that_has_gone_does_not_fail_the_count(settings, counted):
+    with pytest.raises(pw.PeeweeException):
+        JobRun.health("stale_direct_uploads")
+
+    end("stale_direct_uploads", error=pw.OperationalError(), state="enqueued")
+
+    assert counted("run_failures_total", "stale_direct_uploads", "database") == 1

@@ -1,0 +1,173 @@
+"""The page of a scheduler: that it lives, what it has sent and what it could not."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from prometheus_client import generate_latest
+
+import scheduler
+from embedded.waiting import wait_until
+from metrics.catalogue import of
+from models import Batch, JobRun, database, now
+from settings import PREFIX
+from settings.cron import Cron
+from workers import BATCHES
+
+from .pages import read
+
+ROOT = Path(__file__).parents[2]
+NAME = "user_status_cleanup"
+LIMIT = 30.0
+
+
+@pytest.fixture
+def start(settings, free_port):
+    """Start `forgekeeper scheduler` with a page; return its process and its URL."""
+    running = []
+
+    def begin(port=free_port, **changed):
+        environment = {"METRICS_PORT_SCHEDULER": port, **changed}
+        running.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "cli", "scheduler"],
+                env={**os.environ, "PYTHONPATH": str(ROOT)}
+                | {PREFIX + name: str(value) for name, value in environment.items()},
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+        return running[-1], f"http://127.0.0.1:{port}/metrics"
+
+    yield begin
+    for process in running:
+        if process.poll() is None:
+            process.terminate()
+        process.communicate(timeout=LIMIT)
+
+
+@pytest.fixture
+def counted(database):
+    """Tell by how much this process's counter of the batch has risen."""
+    page = lambda: read(generate_latest(scheduler.COUNT.registry).decode())  # noqa: E731
+    before = page()
+    return lambda name: (page().value(name, batch=NAME) or 0) - (before.value(name, batch=NAME) or 0)
+
+
+@pytest.fixture
+def reconcile(settings):
+    def turn(expression="0 0 1 1 *"):
+        scheduler.reconcile(
+            BATCHES[NAME], settings.model_copy(update={"cron_user_status_cleanup": Cron(expression)}), by="test"
+        )
+
+    return turn
+
+
+def registered(**ago):
+    Batch.register([NAME])
+    Batch.update(registered_at=now() - timedelta(**ago)).execute()
+
+
+def test_a_scheduler_says_that_it_lives_what_it_sends_and_what_comes_next(
+    database, start, scrape, scrape_when_up, promtool
+):
+    _, url = start(CRON_USER_STATUS_CLEANUP="* * * * * *", CRON_PRUNE="off", POLL_INTERVAL="0.5")
+    scrape_when_up(url)
+
+    def sent():
+        page = scrape(url)
+        return page.value("scheduler_enqueued_total", batch=NAME) and page.value(
+            "scheduler_heartbeat_timestamp_seconds"
+        )
+
+    assert wait_until(sent, LIMIT)
+    page = scrape(url)
+    instant = now().timestamp()
+    assert promtool(page.text) == ""
+    assert page.value("scheduler_heartbeat_timestamp_seconds") == pytest.approx(instant, abs=20)
+    assert page.value("scheduler_last_enqueue_timestamp_seconds", batch=NAME) == pytest.approx(instant, abs=20)
+    assert page.value("scheduler_last_enqueue_timestamp_seconds", batch="stale_imports") is None
+    assert 0 < page.value("scheduler_next_run_timestamp_seconds", batch="stale_imports") - instant < 4 * 3600 + 1
+    assert page.value("scheduler_next_run_timestamp_seconds", batch="prune") == 0
+    for metric in of("scheduler"):
+        if metric.type == "counter":
+            assert len(page.series(metric.name.removeprefix("forgekeeper_"))) == len(metric.children)
+
+
+def test_a_scheduler_whose_port_is_busy_does_not_start(database, start):
+    with socket.create_server(("127.0.0.1", 0)) as somebody:
+        port = somebody.getsockname()[1]
+        process, _ = start(port=port)
+
+        _, said = process.communicate(timeout=LIMIT)
+
+    assert process.returncode == 1
+    assert said == (
+        f"forgekeeper: cannot serve metrics at 127.0.0.1:{port}: Address already in use;"
+        " stop what is there, or choose another port\n"
+    )
+
+
+def test_a_message_is_counted_when_it_is_sent_and_not_again(counted, reconcile):
+    JobRun.claim_manual(NAME, by="test")
+
+    reconcile()
+    reconcile()
+
+    assert counted("scheduler_enqueued_total") == 1
+
+
+def test_ticks_that_nobody_claimed_in_time_are_misfires(counted, reconcile):
+    registered(minutes=5, seconds=30)
+
+    reconcile("* * * * *")
+
+    assert counted("scheduler_misfires_total") in {4, 5}
+
+
+def test_a_tick_during_an_open_run_is_suppressed(counted, reconcile):
+    registered(minutes=1, seconds=1)
+    JobRun.start(JobRun.claim_manual(NAME, by="test"), by="test")
+
+    reconcile("* * * * *")
+
+    assert counted("scheduler_max_instances_total") == 1
+
+
+def test_a_tick_during_a_pause_is_neither_missed_nor_suppressed(counted, reconcile):
+    registered(minutes=1, seconds=1)
+    Batch.pause(NAME, until=None, reason=None, by="test")
+
+    reconcile("* * * * *")
+
+    assert counted("scheduler_max_instances_total") == 0
+    assert counted("scheduler_misfires_total") == 0
+
+
+def test_a_run_that_is_taken_from_a_silent_worker_is_counted(counted, reconcile):
+    JobRun.start(JobRun.claim_manual(NAME, by="test"), by="test")
+    JobRun.update(alive_at=now() - timedelta(hours=1)).execute()
+
+    reconcile()
+
+    assert counted("scheduler_runs_reopened_total") == 1
+
+
+def test_a_turn_that_raises_is_a_failure_to_send(counted, settings):
+    loop = scheduler.Loop(BATCHES[NAME], settings, broken=threading.Event(), ending=threading.Event())
+    # In a thread of its own, as always: it throws its connection away.
+    turn = threading.Thread(target=loop.turn)
+    database.execute_sql("alter table job_runs rename to elsewhere")
+    try:
+        turn.start()
+        turn.join()
+    finally:
+        database.execute_sql("alter table elsewhere rename to job_runs")
+
+    assert counted("scheduler_enqueue_failures_total") == 1

@@ -1,0 +1,134 @@
+"""The page of all processes of a worker: there before the first message, and counting."""
+
+import fcntl
+import os
+import socket
+import subprocess
+import sys
+
+from coordination.messages import push_once
+from embedded.waiting import wait_until
+from metrics import gathering
+from metrics.catalogue import of
+from models import GitRefDeletion, database
+from settings import PREFIX
+from workers import broker
+from workers.git_ref_cleanup import clean_project_refs
+
+from .worker import LIMIT, NAME, ROOT, due
+
+
+def test_every_series_is_there_at_zero_before_the_first_message(start_worker, scrape_when_up, promtool):
+    worker = start_worker()
+
+    page = scrape_when_up(worker.url)
+
+    assert promtool(page.text) == ""
+    for metric in of("worker"):
+        suffix = "_count" if metric.type == "histogram" else ""
+        found = page.series(metric.name.removeprefix("forgekeeper_") + suffix)
+        assert len(found) == len(metric.children), metric.name
+        assert metric.name == "forgekeeper_log_messages_total" or set(found.values()) == {0}, metric.name
+
+
+def test_a_run_is_counted_with_what_it_did(start_worker, send, counts, scrape, promtool):
+    due(3)
+    worker = start_worker(processes=2)
+
+    send()
+
+    assert counts(worker, 1, "runs_total", batch=NAME)
+    page = scrape(worker.url)
+    assert promtool(page.text) == ""
+    assert page.value("records_processed_total", batch=NAME, record="user_status") == 3
+    assert page.value("run_duration_seconds_count", batch=NAME) == 1
+    assert page.value("run_wait_seconds_count", batch=NAME) == 1
+    assert counts(worker, 0, "runs_in_progress", batch=NAME)
+    assert page.value("log_messages_total", level="info") > 0
+
+
+def test_a_run_that_fails_is_one_failure_and_one_retry(start_worker, send, counts, scrape):
+    database.execute_sql("alter table user_statuses rename to elsewhere")
+    try:
+        worker = start_worker()
+        send()
+        failed = counts(worker, 1, "run_failures_total", batch=NAME, error_kind="database")
+    finally:
+        database.execute_sql("alter table elsewhere rename to user_statuses")
+
+    assert failed
+    assert scrape(worker.url).value("run_retries_total", batch=NAME) == 1
+
+
+def test_a_child_that_fails_is_retried_once_and_its_last_failure_is_a_dead_letter(start_worker, counts, scrape):
+    worker = start_worker()
+    for project in (1, 2):
+        GitRefDeletion.create(project_id=project, ref="refs/x")
+    last = clean_project_refs.message(2).copy(options={"retries": 25})
+
+    push_once(broker, clean_project_refs.message(1))
+    push_once(broker, last)
+
+    labels = {"batch": "clean_project_refs"}
+    assert counts(worker, 2, "run_failures_total", error_kind="gitaly", **labels)
+    assert counts(worker, 1, "run_dead_letters_total", **labels)
+    assert counts(worker, 1, "run_retries_total", **labels)
+    page = scrape(worker.url)
+    assert page.value("threshold_breaches_total", threshold="dead_letter", **labels) == 1
+    assert page.value("lease_acquisitions_total", lease="clean_project_refs") == 2
+
+
+def test_a_worker_whose_port_is_busy_does_not_start(start_worker):
+    with socket.create_server(("127.0.0.1", 0)) as somebody:
+        port = somebody.getsockname()[1]
+        worker = start_worker(METRICS_PORT_WORKER=port)
+
+        status = worker.master.wait(LIMIT)
+
+    (line,) = [line for line in worker.log.read_text().splitlines() if not line.startswith("{")]
+    assert status == 1
+    assert line == (
+        f"forgekeeper: cannot serve metrics at 127.0.0.1:{port}: Address already in use;"
+        " stop what is there, or choose another port"
+    )
+    assert worker.folders == []
+
+
+def test_a_worker_without_a_page_keeps_no_files(start_worker, send):
+    worker = start_worker(METRICS_PORT_WORKER=0)
+    send()
+    assert wait_until(lambda: "run finished" in worker.log.read_text(), LIMIT)
+
+    assert worker.folders == []
+
+
+def test_the_folder_is_private_and_replaces_those_that_nobody_holds(start_worker, scrape_when_up, tmp_path):
+    abandoned, held = tmp_path / f"{gathering.PREFIX}a", tmp_path / f"{gathering.PREFIX}b"
+    for folder in (abandoned, held):
+        folder.mkdir()
+    lock = os.open(held, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+
+    worker = start_worker()
+    scrape_when_up(worker.url)
+    (own,) = set(worker.folders) - {held}
+    os.close(lock)
+
+    assert own.stat().st_mode & 0o777 == 0o700
+    assert not abandoned.exists()
+    assert held.exists()
+
+
+def test_workers_that_forgekeeper_has_not_prepared_do_not_start(settings, monkeypatch):
+    monkeypatch.setenv(PREFIX + "METRICS_PORT_WORKER", "9191")
+
+    refused = subprocess.run(
+        [sys.executable, "-m", "workers"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert refused.returncode == 2
+    assert refused.stderr == ("forgekeeper: `forgekeeper worker` starts workers; this program lacks what it prepares\n")

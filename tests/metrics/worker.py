@@ -1,0 +1,71 @@
+"""A worker with a page, as a process."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+
+from metrics import gathering
+from models import UserStatus, now
+from settings import PREFIX
+
+ROOT = Path(__file__).parents[2]
+NAME = "user_status_cleanup"
+LIMIT = 30.0
+PATIENT = {"DATABASE_LOCK_TIMEOUT": 60, "DATABASE_STATEMENT_TIMEOUT": 60}
+"""Settings that let a run wait for a lock for as long as a test wants it held."""
+
+
+class WorkerWithPage:
+    """`forgekeeper worker` with a page."""
+
+    def __init__(self, folder, port, processes, settings):
+        self._port = port
+        self.url = f"http://127.0.0.1:{port}/metrics"
+        self.temporary = folder
+        self.log = folder / "worker.log"
+        usual = {"METRICS_PORT_WORKER": port, "RETRY_AFTER": 60, "DEAD_AFTER": 3, "REPOSITORIES_ROOT": folder / "gone"}
+        with self.log.open("ab") as output:
+            self.master = subprocess.Popen(
+                [sys.executable, "-m", "cli", "worker", "--processes", str(processes), "--threads", "2"],
+                env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder)}
+                | {PREFIX + name: str(value) for name, value in (usual | settings).items()},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    @property
+    def folders(self):
+        return list(self.temporary.glob(f"{gathering.PREFIX}*"))
+
+    @property
+    def children(self):
+        """The ids of the worker processes: those that listen to Redis, not the page."""
+        found = Path(f"/proc/{self.master.pid}/task/{self.master.pid}/children").read_text().split()
+        return [int(pid) for pid in found if b"gathering" not in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+    def listens(self):
+        """Say whether its page can be connected to."""
+        with suppress(OSError), socket.create_connection(("127.0.0.1", self._port)):
+            return True
+        return False
+
+    def clean_up(self):
+        if self.master.poll() is None:
+            self.master.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self.master.wait(LIMIT)
+        with suppress(ProcessLookupError):
+            os.killpg(self.master.pid, signal.SIGKILL)
+        self.master.wait()
+
+
+def due(count):
+    for number in range(count):
+        UserStatus.create(user_id=number, clear_status_at=now() - timedelta(minutes=1))

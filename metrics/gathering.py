@@ -55,8 +55,9 @@ class Gathered(Collector):
     def collect(self) -> list[Family]:
         """Read the files."""
         with self._lock:
-            files = MultiProcessCollector(None, str(self._folder))  # type: ignore[no-untyped-call]
-            found = {family.name: family for family in files.collect()}  # type: ignore[no-untyped-call]
+            files = filter(_has_begun, self._folder.glob("*.db"))
+            merged = MultiProcessCollector.merge(map(str, files), accumulate=True)  # type: ignore[no-untyped-call]
+            found = {family.name: family for family in merged}
         return [_with_zeros(zero, found.get(zero.name)) for zero in self._zeros]
 
     def bury(self) -> None:
@@ -69,7 +70,8 @@ class Gathered(Collector):
             return
         with self._lock:
             for kind in ("counter", "histogram"):
-                _add_up(self._folder / f"{kind}_{GRAVE}.db", [file for file in dead if file.name.startswith(kind)])
+                counted = [file for file in dead if file.name.startswith(kind) and _has_begun(file)]
+                _add_up(self._folder / f"{kind}_{GRAVE}.db", counted)
             for file in dead:
                 file.unlink(missing_ok=True)
 
@@ -81,6 +83,11 @@ def _with_zeros(zero: Family, counted: Family | None) -> Family:
     known = {(sample.name, *sorted(sample.labels.items())) for sample in family.samples}
     family.samples += [s for s in zero.samples if (s.name, *sorted(s.labels.items())) not in known]
     return family
+
+
+def _has_begun(file: Path) -> bool:
+    """Say whether the file can be read: one that a process is just making, or died making, is empty."""
+    return file.stat().st_size > 0
 
 
 def _is_dead(file: Path) -> bool:

@@ -60,6 +60,21 @@ def test_the_dead_are_added_up_once_however_often_one_looks(tmp_path):
     assert after.value("runs_in_progress", batch=NAME) == 0
 
 
+def test_a_file_that_a_process_died_making_spoils_no_page(tmp_path):
+    registry, gathered = CollectorRegistry(), gathering.Gathered(tmp_path)
+    registry.register(gathered)
+    count_everything(tmp_path, 1)
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    (tmp_path / f"counter_{ended.pid}.db").touch()
+
+    before = read(generate_latest(registry).decode())
+    gathered.bury()
+    after = read(generate_latest(registry).decode())
+
+    assert (before.value("runs_total", batch=NAME), after.value("runs_total", batch=NAME)) == (1, 1)
+
+
 def test_a_hundred_dead_processes_are_read_in_a_tenth_of_a_second(tmp_path):
     count_everything(tmp_path, 100)
     registry, gathered = CollectorRegistry(), gathering.Gathered(tmp_path)

@@ -290,7 +290,7 @@ def test_a_run_whose_process_was_killed_is_finished_by_another_worker(start_work
     first = start_worker(**PATIENT)
     other.execute("lock table user_statuses in access exclusive mode")
     run_id = send(reconcile)
-    eventually(someone_waits_for_a_lock)
+    eventually(lambda: someone_waits_for_a_lock() and first.said("Worker process is ready for action."))
     killed = process_of(run_id)
 
     os.kill(killed, signal.SIGKILL)
@@ -393,13 +393,27 @@ def test_a_killed_master_takes_its_children_with_it(start_worker, reconcile):
     due_statuses(10_000)
     worker = start_worker(pace_user_status_cleanup=10)
     run_id = send(reconcile)
-    eventually(lambda: statuses_left() < 10_000)
+    eventually(lambda: statuses_left() < 10_000 and worker.said("Worker process is ready for action."))
     child = process_of(run_id)
 
     worker.master.kill()
 
     eventually(lambda: not Path(f"/proc/{child}").exists())
     assert (row(run_id).state, statuses_left()) == ("succeeded", 9_900)
+
+
+def test_a_master_whose_process_died_saying_that_it_was_up_ends_instead_of_waiting_for_ever(database):
+    program = [sys.executable, str(ROOT / "tests" / "worker_killed_at_boot.py"), "--processes", "1", "--threads", "1"]
+    master = subprocess.run(
+        program,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=LIMIT,
+        check=False,
+    )
+
+    assert (master.returncode, b"died while it started" in master.stderr) == (1, True)
 
 
 # The connection between two messages

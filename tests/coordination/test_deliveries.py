@@ -440,7 +440,7 @@ def test_a_full_redis_refuses_new_messages_and_lets_the_others_out(client, worke
     put(worker, "waiting", queue=LINE)
     worker.beat()
     with full(client):
-        with pytest.raises(redis.ResponseError, match="OOM"):
+        with pytest.raises(redis.ResponseError, match="maxmemory"):
             put(worker, "new")
 
         fetched = worker.fetch(QUEUE, limit=3)

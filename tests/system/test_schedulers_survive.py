@@ -19,6 +19,7 @@ import psycopg2
 import pytest
 
 from embedded.waiting import wait_until
+from workers import BATCHES
 from workers.clients import client
 
 DURATION = float(os.environ.get("CHAOS_SECONDS", "120"))
@@ -36,9 +37,8 @@ SLACK = timedelta(seconds=0.25)
 
 OPEN = {"claimed", "enqueued", "started"}
 ENDINGS = {"run finished", "run failed", "run lost"}
-ENVIRONMENT = {
+ENVIRONMENT = {f"cron_{batch}": "off" for batch in BATCHES} | {
     "cron_user_status_cleanup": "* * * * * *",
-    "cron_prune": "off",
     "pace_user_status_cleanup": str(PACE),
     "dead_after": str(DEAD_AFTER.total_seconds()),
     "poll_interval": "0.5",

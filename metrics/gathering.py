@@ -30,6 +30,7 @@ from prometheus_client.registry import Collector
 
 from metrics.instruments import Instruments
 from metrics.page import Page
+from metrics.room import reserve
 
 PREFIX = "forgekeeper-worker-"
 GRAVE = "dead"
@@ -63,17 +64,19 @@ class Gathered(Collector):
     def bury(self) -> None:
         """Add the files of dead processes up into one for each type: a page must not get slower with every death.
 
-        What a dead process was at is over; what it has counted stays.
+        What a dead process was at is over; what it has counted stays.  On a full disk all stays as it is.
         """
         dead = [file for file in self._folder.glob("*_*.db") if _is_dead(file)]
         if not dead:
             return
         with self._lock:
-            for kind in ("counter", "histogram"):
-                counted = [file for file in dead if file.name.startswith(kind) and _has_begun(file)]
-                _add_up(self._folder / f"{kind}_{GRAVE}.db", counted)
-            for file in dead:
-                file.unlink(missing_ok=True)
+            for kind in ("counter", "histogram", "gauge"):
+                buried = [file for file in dead if file.name.startswith(kind)]
+                with suppress(OSError):
+                    if kind != "gauge":
+                        _add_up(self._folder / f"{kind}_{GRAVE}.db", [file for file in buried if _has_begun(file)])
+                    for file in buried:
+                        file.unlink(missing_ok=True)
 
 
 def _with_zeros(zero: Family, counted: Family | None) -> Family:
@@ -113,6 +116,7 @@ def _add_up(grave: Path, dead: list[Path]) -> None:
             sums[key] += value
     new = grave.with_suffix(".new")
     new.unlink(missing_ok=True)
+    reserve(new)
     written = MmapedDict(str(new))  # type: ignore[no-untyped-call]
     for key, value in sums.items():
         written.write_value(key, value, 0.0)  # type: ignore[no-untyped-call]

@@ -7,13 +7,16 @@ in files, from which one page shows all processes together; elsewhere in memory.
 from __future__ import annotations
 
 import prometheus_client as prometheus
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, values
 from prometheus_client.values import MutexValue, ValueClass
 
 from metrics.catalogue import Metric, Process, of
+from metrics.room import RoomyFile
 
 # Each counter's date of birth would be one more series, and no rule asks for it.
 prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]
+# The client's own files end their process when the disk is full.
+values.MmapedDict = RoomyFile  # type: ignore[attr-defined]
 
 
 class Instruments:
@@ -23,6 +26,7 @@ class Instruments:
         self.registry = CollectorRegistry()
         self._instruments = {metric.name: _instrument(metric, self.registry) for metric in of(process)}
         self._children = {metric.name: metric.children or () for metric in of(process)}
+        self._series: dict[tuple[str, ...], Instrument] = {}
 
     @property
     def in_files(self) -> bool:
@@ -31,31 +35,33 @@ class Instruments:
 
     def inc(self, name: str, *labels: str, by: float = 1) -> None:
         """Count *by* more."""
-        instrument = self._of(name, labels)
+        if not by:
+            return
+        instrument = self._of(name, *labels)
         assert isinstance(instrument, prometheus.Counter | prometheus.Gauge)
         instrument.inc(by)
 
     def dec(self, name: str, *labels: str) -> None:
         """Count one less."""
-        gauge = self._of(name, labels)
+        gauge = self._of(name, *labels)
         assert isinstance(gauge, prometheus.Gauge)
         gauge.dec()
 
     def set(self, name: str, *labels: str, to: float) -> None:
         """Set a gauge."""
-        gauge = self._of(name, labels)
+        gauge = self._of(name, *labels)
         assert isinstance(gauge, prometheus.Gauge)
         gauge.set(to)
 
     def mark(self, name: str, *labels: str) -> None:
         """Set a gauge to this instant."""
-        gauge = self._of(name, labels)
+        gauge = self._of(name, *labels)
         assert isinstance(gauge, prometheus.Gauge)
         gauge.set_to_current_time()
 
     def observe(self, name: str, *labels: str, seconds: float) -> None:
         """Note how long something took."""
-        histogram = self._of(name, labels)
+        histogram = self._of(name, *labels)
         assert isinstance(histogram, prometheus.Histogram)
         histogram.observe(seconds)
 
@@ -63,12 +69,19 @@ class Instruments:
         """Create every series: one that first appears as a one never rises.  No instant is zero, so none is created."""
         for name, children in self._children.items():
             for labels in children if not name.endswith("_timestamp_seconds") else ():
-                self._of(name, labels)
+                self._of(name, *labels)
         return self
 
-    def _of(self, name: str, labels: tuple[str, ...]) -> Instrument:
-        instrument = self._instruments[name]
-        return instrument.labels(*labels) if labels else instrument
+    def _of(self, *series: str) -> Instrument:
+        """Return what counts the series, a metric's name and the values of its labels.
+
+        It is remembered: to ask the client for it takes as long as to count.
+        """
+        if series not in self._series:
+            name, *labels = series
+            instrument = self._instruments[name]
+            self._series[series] = instrument.labels(*labels) if labels else instrument
+        return self._series[series]
 
 
 Instrument = prometheus.Counter | prometheus.Gauge | prometheus.Histogram

@@ -7,9 +7,10 @@ the second: calling again with the same ids completes the work.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
+from types import MappingProxyType
 from typing import Any
 
 from dramatiq import Actor, Message, get_encoder
@@ -20,6 +21,8 @@ from coordination.scripts import call
 
 CHUNK = 1000
 """Messages in one script: 1,000 occupy Redis for a few milliseconds, and larger chunks are no faster."""
+
+NONE: Mapping[str, Any] = MappingProxyType({})
 
 Keyed = tuple[str, tuple[Any, ...]]
 
@@ -34,9 +37,14 @@ class Enqueued:
 
 
 def enqueue_many(
-    broker: RedisBroker, actor: Actor[..., Any], keyed_args: Iterable[Keyed], *, limit_depth: int | None = None
+    broker: RedisBroker,
+    actor: Actor[..., Any],
+    keyed_args: Iterable[Keyed],
+    *,
+    limit_depth: int | None = None,
+    options: Mapping[str, Any] = NONE,
 ) -> Enqueued:
-    """Send *actor* a message for each pair of message id and arguments, unless that id is on its way.
+    """Send *actor* a message with *options* for each pair of message id and arguments, unless that id is on its way.
 
     Nothing more is sent once *limit_depth* messages are ready in the queue.  That is asked
     before each chunk, so the queue may grow a chunk beyond it.
@@ -48,11 +56,13 @@ def enqueue_many(
         if limit_depth is not None and broker.client.llen(queue) >= limit_depth:
             return Enqueued(enqueued, seen - enqueued, queue_full=True)
         seen += len(chunk)
-        enqueued += _push(broker, queue, _messages(broker, actor, chunk))
+        enqueued += _push(broker, queue, _messages(broker, actor, chunk, options))
     return Enqueued(enqueued, seen - enqueued)
 
 
-def _messages(broker: RedisBroker, actor: Actor[..., Any], chunk: list[Keyed]) -> list[Message[Any]]:
+def _messages(
+    broker: RedisBroker, actor: Actor[..., Any], chunk: list[Keyed], options: Mapping[str, Any]
+) -> list[Message[Any]]:
     template = actor.message_with_options()
     messages = []
     for message_id, args in chunk:
@@ -61,7 +71,7 @@ def _messages(broker: RedisBroker, actor: Actor[..., Any], chunk: list[Keyed]) -
             template.actor_name,
             args,
             {},
-            {"redis_message_id": message_id},
+            {**options, "redis_message_id": message_id},
             message_id,
             template.message_timestamp,
         )

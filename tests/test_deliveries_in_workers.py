@@ -18,6 +18,7 @@ from coordination.deliveries import MAX_DEATHS
 from coordination.messages import push_once
 from embedded.waiting import wait_until
 from settings import PREFIX
+from workers.attempt import RUN
 from workers.broker import broker
 from workers.clients import client
 
@@ -27,6 +28,12 @@ QUEUE = "objects"
 KEY = f"{broker.namespace}:{QUEUE}"
 LIMIT = 30.0
 DEAD_AFTER = 1.0
+WITHOUT_OPENTELEMETRY = """
+import sys
+sys.modules["opentelemetry"] = None  # what an import finds where it is not installed
+from workers.broker import broker
+print(sorted(type(one).__name__ for one in broker.middleware))
+"""
 READY = "Worker process is ready for action."
 
 pytestmark = pytest.mark.usefixtures("database")
@@ -98,8 +105,8 @@ def eventually(condition, limit=LIMIT):
     assert wait_until(condition, limit), "it did not come to that in time"
 
 
-def push(actor, *args, message_id=None):
-    message = Message(QUEUE, actor, args, {}, {})
+def push(actor, *args, message_id=None, run=None):
+    message = Message(QUEUE, actor, args, {}, {RUN: run} if run else {})
     assert push_once(broker, message.copy(message_id=message_id or message.message_id))
 
 
@@ -391,6 +398,15 @@ def test_a_body_that_is_no_message_is_a_dead_letter(body):
     assert left() == NOTHING
 
 
+def test_the_lines_of_a_child_and_of_its_successor_name_the_run_that_sent_them(start_worker, go):
+    push("go_on", str(go), message_id="child", run=7)
+    worker = start_worker()
+
+    eventually(lambda: len(worker.said("child finished")) == 2)
+
+    assert {(line["message_id"], line["run"]) for line in worker.said("child")} == {("child", 7)}
+
+
 def test_a_child_out_of_retries_is_a_dead_letter_with_its_error(start_worker):
     start_worker()
     push("fail", "no such thing", message_id="7")
@@ -398,3 +414,39 @@ def test_a_child_out_of_retries_is_a_dead_letter_with_its_error(start_worker):
     eventually(reasons)
 
     assert (reasons(), left()) == ({"7": "ValueError: no such thing"}, NOTHING)
+
+
+# Traces
+
+
+@pytest.fixture
+def traced(start_worker, tmp_path, monkeypatch):
+    """Let a worker hand on a message to a child with a successor; return its spans and the lines of the children."""
+    spans = tmp_path / "spans"
+    monkeypatch.setenv("SPANS", str(spans))
+    push("hand_on", str(tmp_path / "go"))
+    worker = start_worker()
+    eventually(lambda: spans.exists() and spans.read_text().count("\n") == 3)
+    return [orjson.loads(line) for line in spans.read_text().splitlines()], worker.said("child")
+
+
+def test_what_a_message_sends_and_its_successor_belong_to_its_trace(traced):
+    sender, *sent = sorted(traced[0], key=lambda span: span["name"] != "hand_on")
+
+    assert sender["parent_id"] is None
+    assert {(span["name"], span["parent_id"]) for span in sent} == {("go_on", sender["context"]["span_id"])}
+
+
+def test_log_lines_name_the_trace(traced):
+    spans, lines = traced
+
+    assert {f"0x{line['trace_id']}" for line in lines} == {spans[0]["context"]["trace_id"]}
+
+
+def test_workers_need_no_opentelemetry():
+    command = [sys.executable, "-c", WITHOUT_OPENTELEMETRY]
+
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+
+    assert "Tracing" not in found.stdout
+    assert "Measuring" in found.stdout

@@ -20,7 +20,7 @@ from models.projects import PROJECTS_WITH_PENDING, Settled
 from storage import sentinel
 from storage.git_refs import RepositoryFailed, RepositoryLocked, RootUnavailable
 from workers import broker, git_ref_cleanup
-from workers.attempt import identity
+from workers.attempt import RUN, identity
 from workers.child import Child
 from workers.clients import client
 from workers.deadline import Deadline, stopping
@@ -1337,6 +1337,14 @@ def test_the_last_line_of_a_child_carries_its_figures(child, repository):
     (finished,) = [line for line in lines if line["event"] == "child finished"]
     facts = {"total_deletes": 1, "rejected": 1, "stopped": "drained", "more": False, "log_level": "info"}
     assert facts.items() <= finished.items()
+
+
+def test_a_child_s_message_says_which_run_has_sent_it(parent, repository):
+    rows("refs/mr/1")
+    run = parent()
+
+    with taken() as message:
+        assert message.options[RUN] == run.id
 
 
 def test_what_the_parent_sends_is_what_a_child_drains(parent, child, repository):

@@ -21,13 +21,16 @@ from dramatiq import Actor
 from dramatiq.brokers.redis import RedisBroker
 
 from coordination.fan_out import Enqueued, Keyed, enqueue_many
-from models import JobRun, Started
+from models import JobRun, Started, database, reachable, release
 from models.job_run import MAX_RETRIES
 from settings import Settings
 from workers.deadline import Deadline
 
 LONGEST_RETRY = timedelta(hours=1)
 """Twenty-five retries at this cap take most of a day: longer than an outage that pages."""
+
+RUN = "forgekeeper_run"
+"""The option in which a child's message says which run has sent it."""
 
 log = structlog.get_logger(__name__)
 _current: ContextVar[Attempt | None] = ContextVar("attempt", default=None)
@@ -109,7 +112,9 @@ class Attempt:
         """
         if self.children is None:
             assert isinstance(actor.broker, RedisBroker)
-            return enqueue_many(actor.broker, actor, keyed_args, limit_depth=self.settings.queue_limit)
+            return enqueue_many(
+                actor.broker, actor, keyed_args, limit_depth=self.settings.queue_limit, options={RUN: self.run.id}
+            )
         self.children += [Call(actor, message_id, args) for message_id, args in keyed_args]
         return Enqueued(len(keyed_args))
 
@@ -142,6 +147,10 @@ class Attempt:
         delay = backoff(self.run.failures, first=self._retry_after)
         retries = 0 if final else MAX_RETRIES
         lost = isinstance(error, LostRun)
+        if not lost and not reachable():
+            # Perhaps only this connection has gone: a run that can say that it failed is not lost with its worker.
+            release()
+            database.connect()
         state = None if lost else JobRun.fail(self.run, describe(error), delay=delay, retries=retries)
         if state is None:
             log.warning("run lost", seconds=self.seconds())

@@ -15,6 +15,7 @@ from workers.clients import client
 from workers.consumer import Broker
 from workers.measuring import Measuring
 from workers.middleware import Children, ChildRetries, Clients, Connections, Holding, Runs
+from workers.tracing import tracing
 
 NAMESPACE = "forgekeeper"
 QUEUES = ("cron", "git", "artifacts", "objects")
@@ -26,6 +27,7 @@ broker = Broker(
     # Outermost first.  The time limit comes last, so that it is disarmed first: raised
     # while a run is being closed it would end the thread and lose the message.
     middleware=[
+        *tracing(),
         Measuring(),
         Clients(),
         Holding(QUEUES),

@@ -31,21 +31,24 @@ class Child:
     """One message of a fan-out: its log lines, its outcome, and whether there is more to do.
 
     A child holds no row: what it works on is claimed where the data is, so losing it, or
-    working on it twice, is harmless.
+    working on it twice, is harmless.  *run* is the one that has sent it, where that is known.
     """
 
-    def __init__(self, actor: str, message_id: str, settings: Settings) -> None:
+    def __init__(self, actor: str, message_id: str, settings: Settings, *, run: int | None = None) -> None:
         self.settings = settings
         self.message_id = message_id
         self.outcome: Any = None
         self.more = False
         self._actor = actor
+        self._run = run
         self._began = time.monotonic()
 
     def enter(self) -> None:
         """Make this the thread's child, and put its facts on every log line."""
         _current.set(self)
-        structlog.contextvars.bind_contextvars(batch=self._actor, message_id=self.message_id, worker=identity())
+        structlog.contextvars.bind_contextvars(
+            batch=self._actor, run=self._run, message_id=self.message_id, worker=identity()
+        )
         log.info("child started")
 
     def leave(self, error: BaseException | None) -> None:

@@ -20,7 +20,7 @@ from models import database, release
 from settings import Settings
 from settings.reading import load
 from workers import ending
-from workers.attempt import Attempt, describe, identity
+from workers.attempt import RUN, Attempt, describe, identity
 from workers.child import Child
 from workers.clients import Limits, connect
 from workers.consumer import Broker as OurBroker
@@ -28,6 +28,10 @@ from workers.consumer import Delivery
 from workers.deadline import stopping
 from workers.pulse import Pulse
 from workers.runner import Runner
+from workers.tracing import HEADER
+
+ORIGIN = {RUN, HEADER}
+"""What a message's options say of where it comes from."""
 
 log = structlog.get_logger(__name__)
 
@@ -207,7 +211,7 @@ class Children(Middleware):
         """Enter the child."""
         if "child" in broker.get_actor(message.actor_name).options:
             assert self._settings is not None
-            child = Child(message.actor_name, message.message_id, self._settings)
+            child = Child(message.actor_name, message.message_id, self._settings, run=message.options.get(RUN))
             child.enter()
             self._working[message.message_id] = child
 
@@ -232,7 +236,9 @@ class Children(Middleware):
             self._successors.discard(message.message_id)
             assert isinstance(broker, RedisBroker)
             actor = broker.get_actor(message.actor_name)
-            push_once(broker, actor.message(*message.args).copy(message_id=message.message_id))
+            origin = {name: value for name, value in message.options.items() if name in ORIGIN}
+            successor = actor.message_with_options(args=message.args, **origin)
+            push_once(broker, successor.copy(message_id=message.message_id))
 
 
 class ChildRetries(Retries):

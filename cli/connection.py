@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import peewee as pw
@@ -29,13 +29,15 @@ def configured() -> Settings:
 
 
 @contextmanager
-def connected(name: str, *, migrated: bool = True) -> Iterator[Settings]:
+def connected(
+    name: str, *, migrated: bool = True, limits: Callable[[Settings], Limits] = Limits.of_worker
+) -> Iterator[Settings]:
     """Connect this command to PostgreSQL; say in a sentence what is missing.
 
-    Unless *migrated* is False the schema must be up to date.
+    Unless *migrated* is False the schema must be up to date.  *limits* says how patient the command is.
     """
     settings = configured()
-    connect(settings, Limits.of_worker(settings), name=name, connections=3)
+    connect(settings, limits(settings), name=name, connections=3)
     with explained():
         database.connect()
         try:

@@ -21,6 +21,7 @@ from settings import Settings
 from workers import Batch
 from workers.attempt import Attempt, Call, describe, identity
 from workers.child import Child
+from workers.clients import Limits
 from workers.deadline import stopping
 from workers.runner import Runner
 
@@ -51,7 +52,8 @@ def run(batch: Name, json: Json = False) -> None:
 def send(batch: Name, json: Json = False) -> None:
     """Send a batch to the workers now, unless it is queued or running already."""
     chosen = batch_named(batch)
-    with connected("send"):
+    # Whoever sends is not to be held up by a server that hangs.
+    with connected("send", limits=Limits.of_scheduler):
         require_redis()
         sent = send_by_hand(chosen)
     if sent.run is None:
@@ -98,21 +100,21 @@ def _perform(batch: Batch, started: Started, settings: Settings) -> dict[str, An
     state = runner.close(attempt, error, final=by_hand)
     runner.stop()
     if state == "succeeded":
-        return attempt.result() | _work_on(attempt.children or [], settings)
+        return attempt.result() | _work_on(attempt.children or [], settings, run=attempt.run.id)
     if state is None:
         raise Problem(f"{batch.name} was taken from this process: it gave no sign of life for too long")
     hint = "`forgekeeper check` looks for the cause" if by_hand else "workers will try it again"
     raise Problem(f"{batch.name} failed: {describe(error) if error else 'unknown'}; {hint}") from error
 
 
-def _work_on(calls: list[Call], settings: Settings) -> dict[str, Any]:
+def _work_on(calls: list[Call], settings: Settings, *, run: int) -> dict[str, Any]:
     """Work on the children of a run here, each until it is drained; return what they came to."""
     outcomes: list[dict[str, Any]] = []
     failures: list[str] = []
     for call in calls:
         more = not stopping.is_set()
         while more:
-            child = Child(call.actor.actor_name, call.message_id, settings)
+            child = Child(call.actor.actor_name, call.message_id, settings, run=run)
             child.enter()
             try:
                 call.actor.fn(*call.args)

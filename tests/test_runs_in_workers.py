@@ -403,17 +403,28 @@ def test_a_killed_master_takes_its_children_with_it(start_worker, reconcile):
 
 
 def test_a_master_whose_process_died_saying_that_it_was_up_ends_instead_of_waiting_for_ever(database):
-    program = [sys.executable, str(ROOT / "tests" / "worker_killed_at_boot.py"), "--processes", "1", "--threads", "1"]
-    master = subprocess.run(
-        program,
+    master = killed_at_boot("while", boot=4)
+
+    assert (master.returncode, b"died while it started" in master.stderr) == (1, True)
+
+
+def test_a_master_whose_process_died_before_it_was_up_finds_out_in_a_few_seconds(database):
+    master = killed_at_boot("before", boot=60, limit=20)
+
+    assert (master.returncode, b"exited unexpectedly" in master.stderr) == (1, True)
+
+
+def killed_at_boot(moment, *, boot, limit=LIMIT):
+    """Start a worker one of whose processes is killed then; return what it has come to within so many seconds."""
+    program = [sys.executable, str(ROOT / "tests" / "worker_killed_at_boot.py"), moment, str(boot)]
+    return subprocess.run(
+        [*program, "--processes", "1", "--threads", "1"],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdin=subprocess.DEVNULL,
         capture_output=True,
-        timeout=LIMIT,
+        timeout=limit,
         check=False,
     )
-
-    assert (master.returncode, b"died while it started" in master.stderr) == (1, True)
 
 
 # The connection between two messages

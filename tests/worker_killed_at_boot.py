@@ -1,4 +1,4 @@
-"""`forgekeeper worker` one of whose processes is killed at the worst moment: while it says that it is up."""
+"""`forgekeeper worker` one of whose processes is killed at the worst moments: `before` or `while` it says that it is up."""
 
 import os
 import signal
@@ -11,10 +11,14 @@ from workers.__main__ import run
 
 def die_with_its_lock(event):
     event._cond.acquire()
+    die(event)
+
+
+def die(_event):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-Event.set = die_with_its_lock
-
 if __name__ == "__main__":
-    sys.exit(run(sys.argv[1:], boot=timedelta(seconds=4)))
+    moment, boot, *arguments = sys.argv[1:]
+    Event.set = {"before": die, "while": die_with_its_lock}[moment]
+    sys.exit(run(arguments, boot=timedelta(seconds=float(boot))))

@@ -14,8 +14,10 @@ from metrics import logs
 from metrics.counting import WORKER
 from settings.reading import load
 
+WORD = timedelta(seconds=5)
+"""How long the master waits for a process to say that it is up, and hears nothing else: not that it has died."""
 BOOT = timedelta(minutes=1)
-"""Twice as long as Dramatiq waits for its processes to come up."""
+"""Far longer than a master takes that does not hang."""
 
 
 def run(arguments: list[str], *, boot: timedelta = BOOT) -> int:
@@ -30,8 +32,11 @@ def run(arguments: list[str], *, boot: timedelta = BOOT) -> int:
         sys.stderr.write("forgekeeper: `forgekeeper worker` starts workers; this program lacks what it prepares\n")
         return 2
     _end_unless_up_after(boot)
+    # On SIGHUP dramatiq becomes what stands here, in the same process: with a new program, and the same page.
+    sys.argv = [sys.executable, "-m", "workers", *arguments]
     # No --path: dramatiq would put the current folder before everything that is installed.
-    status: int = main(make_argument_parser().parse_args(["workers", "--path", "--skip-logging", *arguments]))
+    ours = ["workers", "--path", "--skip-logging", "--worker-fork-timeout", str(round(WORD.total_seconds() * 1000))]
+    status: int = main(make_argument_parser().parse_args([*ours, *arguments]))
     return status
 
 

@@ -46,6 +46,20 @@ def test_what_a_killed_process_has_counted_stays_and_a_restart_begins_anew(start
     assert counts(again, 1, "runs_total", batch=NAME)
 
 
+def test_a_worker_that_is_told_to_reload_comes_up_again_and_goes_on_counting(start_worker, send, counts):
+    worker = start_worker()
+    send()
+    assert counts(worker, 1, "runs_total", batch=NAME)
+    before = worker.children
+
+    worker.master.send_signal(signal.SIGHUP)
+
+    assert wait_until(lambda: worker.children and not set(worker.children) & set(before), LIMIT)
+    send()
+    assert counts(worker, 2, "runs_total", batch=NAME)
+    assert worker.master.poll() is None
+
+
 def test_a_killed_master_frees_the_port_at_once_and_the_folder_when_its_workers_have_ended(
     start_worker, send, counts, table_lock
 ):

@@ -27,7 +27,7 @@ from metrics.page import Page, PortTaken, listen
 from models import database
 from settings import PREFIX, Settings
 from settings.reading import load
-from workers import QUEUES
+from workers import BATCHES, QUEUES
 from workers.clients import Limits, connect
 
 FOLDER = Path(".forgekeeper")
@@ -139,8 +139,8 @@ def up() -> None:
         _migrate_all(example=bool(environment))
         running = stack.enter_context(Processes(environment))
         running.start("scheduler")
-        # A minute's batch never waits behind somebody's five-minute child.
-        running.start("worker", "--queues", "cron", "--processes", "1", "--threads", "4")
+        # A minute's batch never waits behind somebody's five-minute child, nor behind other batches: each has a thread.
+        running.start("worker", "--queues", "cron", "--processes", "1", "--threads", str(len(BATCHES)))
         others = (part for queue in QUEUES if queue != "cron" for part in ("--queues", queue))
         # Two workers, two pages.
         settings = load()

@@ -1,0 +1,20 @@
+"""The slow actors for Dramatiq's own command, on a broker with all its defaults unless a test says otherwise."""
+
+import os
+
+import dramatiq
+import redis
+from dramatiq.brokers.redis import RedisBroker
+
+from .slow_work import declare
+
+URL, NOTES, OPTIONS = "STOCK_REDIS_URL", "stock notes", "STOCK_BROKER_"
+"""Options such as STOCK_BROKER_HEARTBEAT_TIMEOUT are the broker's, whole numbers."""
+
+if URL in os.environ:
+    options = {
+        name.removeprefix(OPTIONS).lower(): int(value) for name, value in os.environ.items() if name.startswith(OPTIONS)
+    }
+    broker = RedisBroker(url=os.environ[URL], **options)
+    dramatiq.set_broker(broker)
+    declare(broker, redis.Redis.from_url(os.environ[URL]), NOTES)

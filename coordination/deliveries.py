@@ -38,12 +38,13 @@ class Fetched(NamedTuple):
 
 
 class Rescued(NamedTuple):
-    """What was taken from a silent worker in one queue: back in it, or given up as poison."""
+    """What was taken from a silent worker in one queue: back in it, or given up as poison, with these bodies."""
 
     worker: str
     queue: str
     taken: int
     poison: list[str]
+    bodies: list[bytes]
 
 
 @dataclass(frozen=True)
@@ -133,12 +134,14 @@ class Deliveries:
     def _rescue(self, queue: str, milliseconds: int) -> Rescued:
         keys = [self._heartbeats, *self._ends(queue), self._key(queue), *self._dead(queue)]
         poison: list[str] = []
+        bodies: list[bytes] = []
         count, taken = 0, CHUNK
         while taken == CHUNK:
             taken, *given_up = self._call("worker_rescue", keys, self.worker, milliseconds, MAX_DEATHS, CHUNK)
             count += taken
-            poison += [message_id.decode() for message_id in given_up]
-        return Rescued(self.worker, queue, count, poison)
+            poison += [message_id.decode() for message_id in given_up[::2]]
+            bodies += given_up[1::2]
+        return Rescued(self.worker, queue, count, poison, bodies)
 
     def _call(self, script: str, keys: list[str], *args: Any) -> Any:
         return call(self.client, script, keys=keys, args=list(args))

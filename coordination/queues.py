@@ -28,16 +28,21 @@ def due_since(client: redis.Redis, namespace: str, queue: str) -> datetime | Non
 
 
 def dead_by_actor(client: redis.Redis, namespace: str, queue: str, *, limit: int) -> Counter[str]:
-    """Count the queue's dead letters by actor, reading up to about *limit*; what is no message is not counted."""
+    """Count the queue's dead letters by actor, reading up to about *limit*; what names no actor has the empty name."""
     found: Counter[str] = Counter()
     cursor, read = 0, 0
     page: Any
     while True:
         cursor, page = client.hscan(f"{namespace}:{queue}.XQ.msgs", cursor, count=PAGE)
-        found.update(str(_message(body).get("actor_name")) for body in page.values())
+        found.update(actor_of(body) for body in page.values())
         read += len(page)
         if cursor == 0 or read >= limit:
             return found
+
+
+def actor_of(body: Any) -> str:
+    """Name the actor of a message; the empty name when the body is no message."""
+    return str(_message(body).get("actor_name", ""))
 
 
 def _message(body: Any) -> dict[str, Any]:

@@ -44,6 +44,8 @@ BATCHES = {
     )
 }
 QUEUES = ("cron", "git", "artifacts", "objects")
+NO_BATCH = "unknown"
+"""The batch of a dead letter that is no message, or is of no batch: it is somebody's lost work all the same."""
 
 OBJECTIVES = {
     ("user_status_cleanup", "user_status"): timedelta(seconds=300),
@@ -178,7 +180,12 @@ def _worker(page: _Page) -> None:
     page.counter("run_failures", "Runs that raised, by kind of error.", "batch error_kind", _each(BATCHES, ERROR_KINDS))
     page.counter("runs_skipped", "Runs that returned early without doing work.", "batch reason", _each(BATCHES, SKIPS))
     page.counter("run_retries", "Retries scheduled (each counted once).", "batch", _EACH)
-    page.counter("run_dead_letters", "Messages moved to the dead-letter queue.", "batch", _EACH)
+    page.counter(
+        "run_dead_letters",
+        "Messages moved to the dead-letter queue; what is of no batch as `unknown`.",
+        "batch",
+        _each((*BATCHES, NO_BATCH)),
+    )
     page.counter(
         "run_timeouts",
         "Runs that stopped at their own time budget with work left (execution_timeout).",
@@ -309,9 +316,9 @@ def _exporter(page: _Page) -> None:
     )
     page.gauge(
         "dead_letter_messages",
-        "Messages in the dead-letter queue.",
+        "Messages in the dead-letter queue; what is of no batch of that queue as `unknown`.",
         "queue_name batch",
-        tuple((batch.queue, batch.name) for batch in BATCHES.values()),
+        (*((batch.queue, batch.name) for batch in BATCHES.values()), *_each(QUEUES, [NO_BATCH])),
     )
     page.gauge("lease_held", "1 while the lease is held.", "lease", _LEASES)
     page.gauge(

@@ -24,7 +24,7 @@ from prometheus_client.registry import Collector
 
 from coordination import buckets, lease, queues, uploads
 from coordination.messages import depth
-from metrics.catalogue import BATCHES, COLLECTORS, FLAGS, LEASES, OBJECTIVES, QUEUES, Metric, of
+from metrics.catalogue import BATCHES, COLLECTORS, FLAGS, LEASES, NO_BATCH, OBJECTIVES, QUEUES, Metric, of
 from models import Batch, FeatureFlag, GitRefDeletion, JobRun, Patience, Project, backlog, database, now, release
 from settings import Settings
 from storage import git_repository, sentinel
@@ -230,9 +230,9 @@ def _queues(_settings: Settings) -> Iterator[Reading]:
 def _dead_letters(_settings: Settings) -> Iterator[Reading]:
     for queue in QUEUES:
         found = queues.dead_by_actor(client, NAMESPACE, queue, limit=DEAD_LETTERS)
-        for name, batch in BATCHES.items():
-            if batch.queue == queue:
-                yield Reading("dead_letter_messages", found[name], (queue, name))
+        for name in (name for name, batch in BATCHES.items() if batch.queue == queue):
+            yield Reading("dead_letter_messages", found.pop(name, 0), (queue, name))
+        yield Reading("dead_letter_messages", found.total(), (queue, NO_BATCH))
 
 
 def _leases(_settings: Settings) -> Iterator[Reading]:

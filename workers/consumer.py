@@ -26,7 +26,8 @@ from dramatiq.errors import ConnectionClosed, DecodeError
 
 from coordination.deliveries import Deliveries, Fetched
 from coordination.messages import depth
-from workers import ending
+from coordination.queues import actor_of
+from workers import ending, measuring
 from workers.attempt import describe, identity
 
 RECLAIM_EVERY = timedelta(minutes=1)
@@ -232,7 +233,8 @@ class Consumer(dramatiq.Consumer):
         message = self._decode(fetched)
         if message is None:
             log.error("message given up", queue=self._queue, message_id=_text(fetched), reason="malformed")
-            self._deliveries.nack(self._queue, *fetched, reason="malformed")
+            if self._deliveries.nack(self._queue, *fetched, reason="malformed"):
+                measuring.given_up(actor_of(fetched.body))
             return None
         if not self._delayed and message.actor_name not in self._broker.actors:
             self._postpone(fetched, message)

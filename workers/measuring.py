@@ -22,7 +22,7 @@ from playhouse.pool import MaxConnectionsExceeded
 
 from coordination.lease import LeaseLost
 from coordination.queues import DUE
-from metrics.catalogue import BATCHES, FLAGS, LEASES, LEVELS
+from metrics.catalogue import BATCHES, FLAGS, LEASES, LEVELS, NO_BATCH
 from metrics.counting import WORKER as COUNT
 from models import JobRun, Started, backlog, now
 from storage import git_refs, objects
@@ -148,6 +148,14 @@ def child_ended(actor: str, seconds: float, outcome: Any, error: BaseException |
             _lease(actor, outcome, error)
 
 
+def given_up(actor: str) -> None:
+    """Count a dead letter of that actor, of one that is no batch too."""
+    with _harmless():
+        COUNT.inc("forgekeeper_run_dead_letters_total", actor if actor in BATCHES else NO_BATCH)
+        if actor in DEAD_LETTERS:
+            COUNT.inc(BREACHES, actor, "dead_letter")
+
+
 def kind(error: BaseException) -> str:
     """Name the kind of an error."""
     return next((name for name, classes in KINDS if isinstance(error, classes)), "other")
@@ -208,11 +216,7 @@ class Measuring(Middleware):
 
     def after_nack(self, broker: Broker, message: MessageProxy) -> None:
         """Count a dead letter."""
-        with _harmless():
-            if message.actor_name in BATCHES:
-                COUNT.inc("forgekeeper_run_dead_letters_total", message.actor_name)
-                if message.actor_name in DEAD_LETTERS:
-                    COUNT.inc(BREACHES, message.actor_name, "dead_letter")
+        given_up(message.actor_name)
 
     def _leave(self, message: MessageProxy) -> float | None:
         began = self._began.pop(message.message_id, None)

@@ -14,7 +14,8 @@ import structlog
 from dramatiq import Worker
 
 from coordination.deliveries import Deliveries
-from workers import ending
+from coordination.queues import actor_of
+from workers import ending, measuring
 from workers.attempt import describe
 
 LONGEST_INTERVAL = timedelta(seconds=2.5)
@@ -78,8 +79,9 @@ class Pulse(threading.Thread):
     def _rescue(self) -> None:
         for rescued in self._deliveries.rescue(self._queues, dead_after=self._dead_after):
             log.warning("messages rescued", silent=rescued.worker, queue=rescued.queue, count=rescued.taken)
-            for message_id in rescued.poison:
+            for message_id, body in zip(rescued.poison, rescued.bodies, strict=True):
                 log.error("message given up", queue=rescued.queue, message_id=message_id, reason="poison")
+                measuring.given_up(actor_of(body))
 
     def _look_after_threads(self) -> None:
         threads = [*self._worker.workers, *self._worker.consumers.values()]

@@ -14,7 +14,7 @@
 -- ARGV[3]  how many starts without an end make a message a dead letter
 -- ARGV[4]  how many to take at most
 --
--- Returns how many were taken, all told, and the ids of those that became dead letters; the
+-- Returns how many were taken, all told, and id and body of each that became a dead letter; the
 -- others are at the head of the queue.  A worker that has shown itself meanwhile keeps its own.
 
 local time = redis.call('time')
@@ -38,6 +38,7 @@ for _, id in ipairs(redis.call('spop', KEYS[2], ARGV[4])) do
     redis.call('hset', KEYS[8], id, body)
     redis.call('hset', KEYS[9], id, 'poison')
     answer[#answer + 1] = id
+    answer[#answer + 1] = body
   else
     redis.call('lpush', KEYS[6], id)
   end

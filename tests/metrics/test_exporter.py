@@ -46,6 +46,7 @@ from workers.broker import NAMESPACE
 from workers.clients import client
 from workers.git_ref_cleanup import clean_project_refs
 
+from ..system.proxy import postgres_through, redis_through  # noqa: TID252, pytest puts no folder on the path
 from .pages import read
 
 ROOT = Path(__file__).parents[2]
@@ -356,6 +357,23 @@ def test_dead_letters_are_counted_by_queue_and_batch(look):
     assert page.value("dead_letter_messages", queue_name="cron", batch=NAME) == 0
 
 
+@pytest.mark.parametrize("body", [b"\xff", b"[]", b'{"actor_name": 3}', b'{"actor_name": "of_long_ago"}'])
+def test_a_dead_letter_that_is_of_no_batch_is_counted_as_unknown(look, body):
+    client.hset(f"{NAMESPACE}:git.XQ.msgs", "x", body)
+    client.hset(f"{NAMESPACE}:git.XQ.msgs", "y", clean_project_refs.message(1).encode())
+
+    page = look()
+
+    assert page.value("dead_letter_messages", queue_name="git", batch="unknown") == 1
+    assert page.value("dead_letter_messages", queue_name="cron", batch="unknown") == 0
+
+
+def test_a_dead_letter_in_a_queue_that_is_not_its_batch_s_is_not_overlooked(look):
+    client.hset(f"{NAMESPACE}:objects.XQ.msgs", "x", clean_project_refs.message(1).encode())
+
+    assert look().value("dead_letter_messages", queue_name="objects", batch="unknown") == 1
+
+
 # leases and buckets
 
 
@@ -609,6 +627,40 @@ def test_with_redis_away_a_scrape_takes_two_seconds_and_says_what_is_missing(sta
     assert seconds < 2
     assert away(page) == IN_REDIS | {"buckets"}
     assert page.value("backlog_records", batch="user_status_cleanup", record="user_status") == 0
+
+
+def goes_dark(scrape, url):
+    """Scrape until something is missing; return what, and how long the slowest scrape took."""
+    slowest, missing = 0.0, set()
+    until = time.monotonic() + exporter.CACHE + 10
+    while not missing and time.monotonic() < until:
+        page, seconds = timed(scrape, url)
+        slowest, missing = max(slowest, seconds), away(page)
+        threading.Event().wait(0.1)  # what was asked a moment ago is not asked again
+    return missing, slowest
+
+
+@pytest.mark.parametrize(
+    ("server", "blind"),
+    [("database", set(COLLECTORS) - IN_REDIS - WITHOUT_BOTH), ("redis", IN_REDIS | {"buckets"})],
+    ids=["database", "redis"],
+)
+def test_a_server_that_falls_silent_between_two_scrapes_costs_two_seconds_until_it_speaks_again(
+    urls, start, scrape, server, blind
+):
+    through = {"database": postgres_through, "redis": redis_through}[server]
+    proxy, url_through = through(getattr(urls, server))
+    with proxy:
+        _, url = start(**{f"{server.upper()}_URL": url_through})
+        assert listening(url)
+        assert wait_until(lambda: away(scrape(url)) == set(), 10)
+
+        proxy.black_hole()
+        missing, slowest = goes_dark(scrape, url)
+        proxy.passing()
+
+        assert (missing, slowest < 2) == (blind, True)
+        assert wait_until(lambda: away(scrape(url)) == set(), exporter.CACHE + 10)
 
 
 def listening(url):

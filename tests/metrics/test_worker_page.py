@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 
+from coordination.deliveries import MAX_DEATHS, Deliveries
 from coordination.messages import push_once
 from embedded.waiting import wait_until
 from metrics import gathering
@@ -13,6 +14,7 @@ from metrics.catalogue import of
 from models import GitRefDeletion, database
 from settings import PREFIX
 from workers import broker
+from workers.clients import client
 from workers.git_ref_cleanup import clean_project_refs
 
 from .worker import LIMIT, NAME, ROOT, due
@@ -76,6 +78,26 @@ def test_a_child_that_fails_is_retried_once_and_its_last_failure_is_a_dead_lette
     page = scrape(worker.url)
     assert page.value("threshold_breaches_total", threshold="dead_letter", **labels) == 1
     assert page.value("lease_acquisitions_total", lease="clean_project_refs") == 2
+
+
+def test_a_message_that_is_none_is_a_dead_letter_of_an_unknown_batch(start_worker, counts):
+    broker.do_enqueue("git", "bad", b"no message")
+
+    assert counts(start_worker(), 1, "run_dead_letters_total", batch="unknown")
+
+
+def test_a_child_that_has_taken_three_workers_down_is_a_dead_letter_and_a_breach(start_worker, counts):
+    dead = Deliveries(client, broker.namespace, "dead")
+    push_once(broker, clean_project_refs.message(1))
+    (fetched,) = dead.fetch("git", limit=1)
+    for _ in range(MAX_DEATHS):
+        dead.start("git", fetched.id, counted=True)
+    client.zadd(f"{broker.namespace}:__heartbeats__", {"dead": 1})
+
+    worker = start_worker()
+
+    assert counts(worker, 1, "run_dead_letters_total", batch="clean_project_refs")
+    assert counts(worker, 1, "threshold_breaches_total", batch="clean_project_refs", threshold="dead_letter")
 
 
 def test_a_worker_whose_port_is_busy_does_not_start(start_worker):

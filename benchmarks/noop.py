@@ -1,0 +1,113 @@
+"""A worker with an actor that does nothing, and messages for it.
+
+`python -m benchmarks.noop enqueue KIND COUNT`, and `… work KIND` with Dramatiq's arguments:
+
+bare        Dramatiq as it comes
+ours        our broker and middleware
+measured    the same, with a child that is counted and logged, as those of a batch are
+unmeasured  the same child, neither counted nor shown on a page
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+
+import dramatiq
+from dramatiq.brokers.redis import RedisBroker
+from dramatiq.cli import main, make_argument_parser
+
+from metrics import gathering
+from metrics.page import listen
+from settings.reading import load
+from workers.clients import Limits, connect
+
+QUEUES = {"bare": "default", "ours": "objects", "measured": "git", "unmeasured": "git"}
+MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
+
+
+@dataclass
+class Outcome:
+    """What a child that does nothing has done."""
+
+    total_deletes: int = 0
+    rejected: int = 0
+    stopped: str = "drained"
+
+
+def actor(kind: str, redis_url: str) -> dramatiq.Actor[[], None]:
+    """Declare the actor of that kind, and connect its broker to the Redis at *redis_url*."""
+    if kind == "bare":
+        return _bare(redis_url)
+    return _ours() if kind == "ours" else _child(measured=kind == "measured")
+
+
+def _bare(redis_url: str) -> dramatiq.Actor[[], None]:
+    broker = RedisBroker(url=redis_url)
+    dramatiq.set_broker(broker)
+    return dramatiq.actor(actor_name="nothing", queue_name=QUEUES["bare"], broker=broker)(_nothing)
+
+
+def _ours() -> dramatiq.Actor[[], None]:
+    from workers.broker import broker
+
+    return dramatiq.actor(actor_name="nothing", queue_name=QUEUES["ours"], broker=broker)(_nothing)
+
+
+def _child(*, measured: bool) -> dramatiq.Actor[[], None]:
+    from workers import measuring
+    from workers.broker import broker
+    from workers.child import current
+
+    def child() -> None:
+        current().outcome = Outcome()
+
+    if not measured:
+        broker.middleware[:] = [one for one in broker.middleware if not isinstance(one, measuring.Measuring)]
+        measuring.child_ended = lambda *_: None
+    # The actor of the catalogue itself: others are not counted.
+    real: dramatiq.Actor[[], None] = broker.get_actor("clean_project_refs")
+    real.fn = child
+    return real
+
+
+def _nothing() -> None:
+    """Do nothing."""
+
+
+def enqueue(kind: str, count: int) -> None:
+    """Put *count* messages of that kind in."""
+    from coordination.fan_out import enqueue_many
+
+    sent = _connected(kind)
+    assert isinstance(sent.broker, RedisBroker)
+    enqueue_many(sent.broker, sent, ((str(number), ()) for number in range(count)))
+
+
+def work(kind: str, arguments: list[str]) -> int:
+    """Be a worker's master with Dramatiq's *arguments*; return its exit status."""
+    if kind == "measured" and MULTIPROCESS not in os.environ:
+        # As `forgekeeper worker` does it: the client looks at this once, when it is imported.
+        with listen("127.0.0.1", 0) as listening:
+            os.environ["FORGEKEEPER_METRICS_PORT_WORKER"] = str(listening.getsockname()[1])
+            os.environ[MULTIPROCESS] = str(gathering.begin(listening, dict(os.environ)))
+        os.execv(sys.executable, [sys.executable, "-m", "benchmarks.noop", "work", kind, *arguments])
+    _connected(kind)
+    # The broker is set; Dramatiq wants a module to import all the same.
+    status: int = main(make_argument_parser().parse_args(["benchmarks.noop", "--skip-logging", *arguments]))
+    return status
+
+
+def _connected(kind: str) -> dramatiq.Actor[[], None]:
+    settings = load()
+    declared = actor(kind, settings.require_redis())
+    connect(settings, Limits.of_worker(settings), name="benchmark", connections=1)
+    return declared
+
+
+if __name__ == "__main__":
+    TASK, KIND, *REST = sys.argv[1:]
+    if TASK == "work":
+        sys.exit(work(KIND, REST))
+    enqueue(KIND, int(REST[0]))

@@ -1,0 +1,60 @@
+"""Benchmarks compare like with like, and run; how fast anything is, is none of a test's business."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.pairing import Pair, compare
+
+ROOT = Path(__file__).parent.parent
+
+
+def benchmark(*arguments):
+    command = [sys.executable, "-m", "benchmarks", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def pair(order, *, ours, peer):
+    def turn(name, rates):
+        def measured():
+            order.append(name)
+            return next(rates)
+
+        return measured
+
+    return Pair("a", "things", turn("ours", iter(ours)), turn("peer", iter(peer)), "somebody", 1.0)
+
+
+def test_the_two_take_turns_and_each_is_first_as_often_as_the_other():
+    order = []
+
+    compare(pair(order, ours=[1.0, 1.0], peer=[1.0, 1.0]), rounds=2)
+
+    assert order == ["ours", "peer", "peer", "ours"]
+
+
+def test_the_ratio_is_the_median_of_the_rounds_ratios():
+    figures = compare(pair([], ours=[2.0, 9.0, 3.0], peer=[1.0, 1.0, 3.0]), rounds=3)
+
+    assert (figures.ratios, figures.ratio) == ([2.0, 9.0, 1.0], 2.0)
+
+
+@pytest.mark.parametrize("name", ["messages", "metrics"])
+def test_a_benchmark_runs_to_its_end_and_writes_its_figures(tmp_path, name):
+    file = tmp_path / "figures.json"
+
+    done = benchmark(name, "--scale", "0.01", "--rounds", "1", "--json", str(file))
+
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(file.read_text())[name]
+    assert (len(figures["ours"]), len(figures["peers"]), figures["ratio"] > 0) == (1, 1, True)
+
+
+def test_an_unknown_benchmark_is_named_beside_those_that_there_are():
+    done = benchmark("mesages")
+
+    assert done.returncode == 2
+    assert "no benchmark mesages; there are: messages, metrics" in done.stderr

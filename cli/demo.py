@@ -9,6 +9,8 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from itertools import groupby
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple, NoReturn
@@ -18,8 +20,10 @@ from cli.connection import connected
 from cli.console import Problem, err, facts, out, table
 from cli.processes import Processes
 from cli.sample import MALFORMED, REFUSED, UNKNOWN, fill
+from cli.scraping import Compared, Figure, PageMissing, Pages, compare, free_ports
 from cli.story import tell
 from coordination import uploads
+from metrics.catalogue import COLLECTORS
 from models import (
     BulkImport,
     DeletedObject,
@@ -31,7 +35,7 @@ from models import (
     database,
     now,
 )
-from settings import PREFIX
+from settings import PREFIX, Settings
 from storage import git_sample
 from storage.sentinel import NAME, Folder
 from workers import BATCHES, stores
@@ -49,8 +53,9 @@ SCHEDULES = {
     "CRON_PRUNE": "*/5 * * * * *",
 }
 
-NO_PAGES = dict.fromkeys(("METRICS_PORT_WORKER", "METRICS_PORT_SCHEDULER", "METRICS_PORT_EXPORTER"), "0")
-"""Whatever runs on this machine already may have the usual ports."""
+PAGES = ("worker", "scheduler", "exporter")
+COUNTING_PATIENCE = 15.0
+"""Seconds that pages may take to show what was done; an exporter's answer is kept for three."""
 
 
 class Count(NamedTuple):
@@ -78,13 +83,15 @@ def demo() -> None:
         before = _counts(folder, due)
         out.print("2. There is sample data: " + ", ".join(f"{count.total:,} {what}" for what, count in before.items()))
         FeatureFlag.turn("bulk_delete_job_artifacts", on=True)
-        out.print("3. A scheduler and a worker start, each a process of its own.")
+        out.print("3. A scheduler, a worker and an exporter start, each a process of its own.")
         log = folder / "forgekeeper.log"
         with log.open("wb") as output, Processes({PREFIX + "LOG_FORMAT": "json"}, output=output) as running:
             running.start("scheduler")
             running.start("worker", "--processes", "1", "--threads", "8")
+            running.start("exporter")
             _wait_until_drained(running, log)
-        _report(before, _counts(folder, dict.fromkeys(due, 0)))
+            compared = _compared(before, log)
+        _report(before, _counts(folder, dict.fromkeys(due, 0)), compared)
 
 
 @contextmanager
@@ -107,7 +114,9 @@ def _environment() -> Iterator[Path]:
                 "REPOSITORIES_ROOT": str(repositories),
                 "OBJECT_STORES": json.dumps({stores.ARTIFACTS: store.as_uri()}),
             }
-            os.environ.update({PREFIX + name: value for name, value in (addresses | SCHEDULES | NO_PAGES).items()})
+            # Whatever runs on this machine already may have the usual ports.
+            ports = {f"METRICS_PORT_{page.upper()}": str(port) for page, port in zip(PAGES, free_ports(3), strict=True)}
+            os.environ.update({PREFIX + name: value for name, value in (addresses | SCHEDULES | ports).items()})
             yield own.folder
             os.chdir("/")
     except EmbeddedError as error:
@@ -150,7 +159,62 @@ def _left() -> int:
     return sum(backlogs.values()) + int(client.zcard(uploads.DELETING)) - len(UNKNOWN) * bool(uploads.failed(client, 1))
 
 
-def _report(before: Counts, after: Counts) -> None:
+def _urls() -> dict[str, str]:
+    """Say where the pages of metrics are."""
+    return {page: f"http://127.0.0.1:{os.environ[f'{PREFIX}METRICS_PORT_{page.upper()}']}/metrics" for page in PAGES}
+
+
+def _compared(before: Counts, log: Path) -> list[Compared]:
+    """Hold the pages of metrics against rows, the register and the ledger."""
+    try:
+        return compare(_urls(), partial(_figures, before), patience=COUNTING_PATIENCE)
+    except PageMissing as missing:
+        raise Problem(f"the tour failed: {missing}; the log ends with:\n{_tail(log)}") from missing
+
+
+def _figures(before: Counts, pages: Pages) -> Iterator[Figure]:
+    """Yield what the pages have to show: what is gone of the data, what the ledger tells, what is left."""
+    rows = {batch: list(JobRun.of(batch)) for batch in BATCHES}
+    runs = {batch: [run for run in found if run.state == "succeeded"] for batch, found in rows.items()}
+    yield from _processed(before, runs)
+    for batch, succeeded in runs.items():
+        yield Figure("worker", "runs_total", {"batch": batch}, len(succeeded))
+    for parent, field in (("git_ref_cleanup", "enqueued"), ("expired_job_artifacts", "children_enqueued")):
+        yield Figure("worker", "children_enqueued_total", {"batch": parent}, sum(r.result[field] for r in runs[parent]))
+    for metric in ("run_failures_total", "run_retries_total", "run_dead_letters_total", "threshold_breaches_total"):
+        yield Figure("worker", metric, {}, 0)
+    for batch in BATCHES:
+        # One that was sent twice, its run having ended between two looks at it, has done nothing.
+        twice = Figure("worker", "runs_skipped_total", {"batch": batch, "reason": "duplicate"}, 0).shown(pages) or 0
+        sent = sum(run.enqueued_at is not None or run.attempt > 0 for run in rows[batch])
+        yield Figure("scheduler", "scheduler_enqueued_total", {"batch": batch}, sent + twice)
+    for batch, what in (("user_status_cleanup", "user_status"), ("clean_project_refs", "git_ref_deletion")):
+        yield Figure("exporter", "backlog_records", {"batch": batch, "record": what}, 0)
+    yield Figure("exporter", "given_up_records", {"record": "failed_upload"}, len(MALFORMED))
+    yield Figure("exporter", "given_up_records", {"record": "rejected_ref"}, len(REFUSED))
+    yield Figure("exporter", "exporter_collector_success", {}, len(COLLECTORS))
+
+
+def _processed(before: Counts, runs: dict[str, list[JobRun]]) -> Iterator[Figure]:
+    """Yield what is gone; of an artifact the row counts once, and its object once, though one never arrived."""
+    closed = GitRefDeletion.select().count() - GitRefDeletion.pending().count()
+    artifacts, uploaded = before["job artifacts"].due, before["direct uploads"].due - len(MALFORMED + UNKNOWN)
+    for batch, record, count in (
+        ("user_status_cleanup", "user_status", before["user statuses"].due),
+        ("clean_project_refs", "git_ref_deletion", closed - len(REFUSED)),
+        ("stale_direct_uploads", "stale_upload", uploaded),
+        ("stale_imports", "bulk_import", before["bulk imports"].due),
+        ("stale_imports", "entity", sum(run.result["entities"] for run in runs["stale_imports"])),
+        ("stale_imports", "tracker", sum(run.result["trackers"] for run in runs["stale_imports"])),
+        ("delete_artifact_bucket", "expired_artifact", artifacts),
+        ("delete_objects", "deleted_object", artifacts),
+    ):
+        yield Figure("worker", "records_processed_total", {"batch": batch, "record": record}, count)
+    refused = {"batch": "clean_project_refs", "record": "git_ref_deletion"}
+    yield Figure("worker", "record_errors_total", refused, len(REFUSED))
+
+
+def _report(before: Counts, after: Counts, compared: list[Compared]) -> None:
     out.print("4. This is what they did:\n")
     columns = ("what", "there were", "to go", "are left", "to go")
     rows = [(what, *(f"{n:,}" for n in (*before[what], *after[what]))) for what in before]
@@ -163,7 +227,8 @@ def _report(before: Counts, after: Counts) -> None:
         [(b, len(r), facts(_busiest(r).result)) for b, r in runs.items()],
     )
     story = _busiest(runs["user_status_cleanup"])
-    out.print("\n5. The story of a tick, as `forgekeeper why user_status_cleanup` tells it:\n")
+    _show_pages(compared)
+    out.print("\n6. The story of a tick, as `forgekeeper why user_status_cleanup` tells it:\n")
     for sentence in tell(story):
         out.print(f"   {sentence}")
     expected = {
@@ -173,7 +238,34 @@ def _report(before: Counts, after: Counts) -> None:
     if after != expected or (failed, rejected) != (len(MALFORMED), len(REFUSED)):
         found = f"{after}, {failed} failed uploads and {rejected} rejected ref deletions"
         raise Problem(f"a figure is wrong: expected {expected}, found {found}")
+    if wrong := [one for one in compared if not one.agrees]:
+        raise Problem("a page of metrics is wrong: " + "; ".join(map(_difference, wrong)))
     out.print("\nEvery figure is as expected. Servers and data are being removed.")
+
+
+def _show_pages(compared: list[Compared]) -> None:
+    """Show where the pages are and what they say; the figures of one record or kind each, those of batches added up."""
+    out.print("\n5. Their pages of metrics say the same; elsewhere they are at " + _usual_places() + ":\n")
+    rows: list[tuple[str, ...]] = []
+    for (page, metric, of), group in groupby(compared, key=lambda one: (*one.figure[:2], _of(one.figure))):
+        ones = list(group)
+        shown, done = sum(one.shown or 0 for one in ones), sum(one.figure.done for one in ones)
+        rows.append((page, f"forgekeeper_{metric}", of, f"{shown:,.0f}", f"{done:,.0f}"))
+    table("", ("page", "metric", "of", "it says", "was done"), rows)
+
+
+def _of(figure: Figure) -> str:
+    return figure.labels.get("record") or ("all batches" if "batch" in figure.labels else "all")
+
+
+def _usual_places() -> str:
+    ports = [Settings.model_fields[f"metrics_port_{page}"].default for page in PAGES]
+    return ", ".join(f":{port} ({page})" for page, port in zip(PAGES, ports, strict=True))
+
+
+def _difference(one: Compared) -> str:
+    labels = ", ".join(f"{name}={value}" for name, value in one.figure.labels.items())
+    return f"{one.figure.metric}({labels}) of the {one.figure.page} is {one.shown}, not {one.figure.done}"
 
 
 def _busiest(runs: list[JobRun]) -> JobRun:

@@ -9,8 +9,11 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from prometheus_client import CollectorRegistry, Counter
 
+from cli.scraping import Figure, PageMissing, compare, free_ports, scrape
 from embedded.waiting import wait_until
+from metrics.page import Page, listen
 from settings import PREFIX
 
 ROOT = Path(__file__).parents[2]
@@ -25,6 +28,19 @@ FIGURES = {
     "job artifacts 1,000 600 400 0",
     "direct uploads 204 104 100 0",
     "objects 1,198 698 500 0",
+}
+SHOWN = {
+    "worker forgekeeper_records_processed_total user_status 2,000 2,000",
+    "worker forgekeeper_records_processed_total git_ref_deletion 550 550",
+    "worker forgekeeper_records_processed_total stale_upload 100 100",
+    "worker forgekeeper_records_processed_total bulk_import 40 40",
+    "worker forgekeeper_records_processed_total expired_artifact 600 600",
+    "worker forgekeeper_records_processed_total deleted_object 600 600",
+    "worker forgekeeper_record_errors_total git_ref_deletion 6 6",
+    "worker forgekeeper_children_enqueued_total all batches 16 16",
+    "worker forgekeeper_run_failures_total all 0 0",
+    "exporter forgekeeper_given_up_records failed_upload 3 3",
+    "exporter forgekeeper_exporter_collector_success all 15 15",
 }
 
 
@@ -129,6 +145,10 @@ def test_the_tour_shows_the_expected_figures(tour):
     assert {" ".join(line.split()) for line in tour.said.splitlines()} >= FIGURES
 
 
+def test_the_tour_shows_that_the_pages_of_metrics_say_what_was_done(tour):
+    assert {" ".join(line.split()) for line in tour.said.splitlines()} >= SHOWN
+
+
 def test_the_tour_tells_the_story_of_a_tick(tour):
     assert "was claimed by scheduler" in tour.said
     assert "It ended well after" in tour.said
@@ -147,7 +167,7 @@ def test_the_tour_leaves_nothing_behind(tour):
 @pytest.mark.parametrize("deadly", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
 def test_a_tour_that_is_killed_in_the_middle_leaves_nothing_behind(start, deadly):
     tour = start("demo")
-    assert tour.says("A scheduler and a worker start")
+    assert tour.says("A scheduler, a worker and an exporter start")
     logs = partial(tour.temporary.glob, "*/forgekeeper.log")
     assert wait_until(lambda: any("scheduler started" in log.read_text() for log in logs()), LIMIT)
 
@@ -159,14 +179,86 @@ def test_a_tour_that_is_killed_in_the_middle_leaves_nothing_behind(start, deadly
     assert "Traceback" not in tour.said
 
 
+# pages, held against what was done
+
+DONE = Figure("worker", "things_total", {"kind": "good"}, 3)
+
+
+@pytest.fixture
+def things():
+    return Counter("forgekeeper_things", "x", ["kind", "size"], registry=CollectorRegistry())
+
+
+@pytest.fixture
+def pages(things):
+    registry = CollectorRegistry()
+    registry.register(things)
+    page = Page(listen("127.0.0.1", 0), registry)
+    page.start()
+    yield {"worker": page.url}
+    page.shutdown()
+    page.server_close()
+
+
+def test_a_page_agrees_when_the_series_with_those_labels_add_up_to_what_was_done(pages, things):
+    things.labels("good", "small").inc(1)
+    things.labels("good", "large").inc(2)
+    things.labels("bad", "small").inc(7)
+
+    (compared,) = compare(pages, lambda _pages: [DONE], patience=0)
+
+    assert (compared.shown, compared.agrees) == (3, True)
+
+
+def test_a_page_that_says_something_else_is_found_out(pages, things):
+    things.labels("good", "small").inc(4)
+
+    (compared,) = compare(pages, lambda _pages: [DONE], patience=0.2)
+
+    assert (compared.shown, compared.agrees) == (4, False)
+
+
+def test_a_series_that_is_not_there_is_not_zero(pages):
+    (compared,) = compare(pages, lambda _pages: [DONE._replace(done=0)], patience=0)
+
+    assert (compared.shown, compared.agrees) == (None, False)
+
+
+def test_what_is_counted_a_moment_later_is_waited_for(pages, things):
+    def count_one_more(_pages):
+        things.labels("good", "small").inc()
+        return [DONE._replace(done=4)]
+
+    # It is asked twice for each look at the pages.
+    (compared,) = compare(pages, count_one_more, patience=LIMIT)
+
+    assert (compared.shown, compared.agrees) == (4, True)
+
+
+def test_pages_do_not_count_that_were_read_while_work_went_on(pages, things):
+    things.labels("good", "small").inc(3)
+    answers = iter([3, 4, 3, 3])
+
+    compare(pages, lambda _pages: [DONE._replace(done=next(answers))], patience=LIMIT)
+
+    assert next(answers, None) is None
+
+
+def test_a_page_that_never_comes_is_an_error_that_names_it():
+    url = f"http://127.0.0.1:{free_ports(1)[0]}/metrics"
+
+    with pytest.raises(PageMissing, match=url):
+        compare({"worker": url}, lambda _pages: [], patience=0.2)
+
+
 # up
 
 
 class Up:
     """`forgekeeper up` in a folder, and a look into its database."""
 
-    def __init__(self, start, folder, query):
-        settings = {"CRON_USER_STATUS_CLEANUP": "* * * * * *", "POLL_INTERVAL": "1", "WORKER_PROCESSES": "1"}
+    def __init__(self, start, folder, query, **settings):
+        settings |= {"CRON_USER_STATUS_CLEANUP": "* * * * * *", "POLL_INTERVAL": "1", "WORKER_PROCESSES": "1"}
         self.command = start("up", folder=folder, **settings)
         url = f"postgresql://forgekeeper@/forgekeeper?host={folder}/.forgekeeper/sockets&port=5432"
         self.query = partial(query, url)
@@ -185,13 +277,29 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def first(start, folder, query):
-    """An `up` in an empty folder that has run a batch, was interrupted, and has ended."""
-    up = Up(start, folder, query)
+    """An `up` in an empty folder that has run a batch, was interrupted, and has ended; what its pages said."""
+    worker, scheduler, exporter = free_ports(3)
+    ports = {"METRICS_PORT_WORKER": worker, "METRICS_PORT_SCHEDULER": scheduler, "METRICS_PORT_EXPORTER": exporter}
+    up = Up(start, folder, query, **{name: str(port) for name, port in ports.items()})
     up.ran = up.has_run_since(0)
+    up.pages = pages_of({"cron": worker, "others": worker + 3, "scheduler": scheduler, "exporter": exporter})
     up.query("insert into user_statuses (user_id, message) values (7, 'here to stay')")
     up.last = up.runs()
     up.command.ends(signal.SIGINT)
     return up
+
+
+def pages_of(ports):
+    """Read the pages at these ports, as soon as all are there."""
+    urls, found = {name: f"http://127.0.0.1:{port}/metrics" for name, port in ports.items()}, []
+
+    def all_there():
+        with suppress(PageMissing):
+            found.append(scrape(urls))
+        return bool(found)
+
+    assert wait_until(all_there, PATIENCE), urls
+    return found[0]
 
 
 @pytest.fixture(scope="module")
@@ -209,6 +317,15 @@ def test_up_without_urls_starts_servers_of_its_own_and_says_so(first, folder):
 
 def test_up_runs_batches(first):
     assert first.ran, first.command.said
+
+
+def test_up_serves_a_page_of_each_worker_the_scheduler_and_the_exporter(first):
+    runs = {"batch": "user_status_cleanup"}
+
+    assert Figure("cron", "runs_total", runs, 0).shown(first.pages) >= 1
+    assert Figure("others", "runs_total", runs, 0).shown(first.pages) == 0
+    assert Figure("scheduler", "scheduler_enqueued_total", runs, 0).shown(first.pages) >= 1
+    assert Figure("exporter", "exporter_collector_success", {"collector": "queues"}, 0).shown(first.pages) == 1
 
 
 def test_up_ends_everything_when_interrupted(first):

@@ -1,97 +1,11 @@
 """Real processes, started as an operator starts them, and stopped whatever happens."""
 
-import json
-import os
-import signal
-import subprocess
-import sys
-import time
-from contextlib import suppress
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import asdict
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-LIMIT = 15.0
-
-
-@dataclass
-class Service:
-    """A command that is started again whenever it has died, each life with a log of its own."""
-
-    name: str
-    arguments: tuple[str, ...]
-    folder: Path
-    environment: dict[str, str]
-    deaths: list[tuple[int, float]] = field(default_factory=list)
-    lives: int = 0
-
-    def start(self):
-        self.lives += 1
-        with (self.folder / f"{self.name}-{self.lives}.log").open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "cli", *self.arguments],
-                cwd=self.folder,
-                env={**os.environ, "PYTHONPATH": str(ROOT), **self.environment},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-
-    def restart_if_dead(self):
-        if self.process.poll() is not None:
-            self.kill()
-            self.start()
-
-    @property
-    def children(self):
-        try:
-            text = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
-        except (FileNotFoundError, ProcessLookupError):
-            return []
-        return [int(pid) for pid in text.split()]
-
-    def kill(self):
-        """Kill the command and all its processes; they are a process group of their own."""
-        self.note_deaths([self.process.pid, *self.children])
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-
-    def kill_a_child(self, dice):
-        """Kill one child; return False when there is none yet."""
-        children = self.children
-        if not children:
-            return False
-        child = dice.choice(children)
-        self.note_deaths([child])
-        try:
-            os.kill(child, signal.SIGKILL)
-        except ProcessLookupError:
-            return False
-        return True
-
-    def note_deaths(self, pids):
-        self.deaths += [(pid, time.time()) for pid in pids]
-
-    def stop(self):
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-            with suppress(subprocess.TimeoutExpired):
-                self.process.wait(LIMIT)
-        self.kill()
-        return self.process.returncode
-
-    def lines(self):
-        """Yield the facts of the log lines of all lives; a killed process's last one may be cut."""
-        for life in range(1, self.lives + 1):
-            for line in (self.folder / f"{self.name}-{life}.log").read_text(errors="replace").splitlines():
-                try:
-                    yield json.loads(line)
-                except ValueError:
-                    continue
+from .matrix import ELSEWHERE, STOCK, Outcome, gathered, table
+from .service import Service
 
 
 @pytest.fixture
@@ -108,3 +22,45 @@ def services(settings, tmp_path):
     yield start
     for service in started:
         service.kill()
+
+
+@pytest.fixture
+def go(tmp_path):
+    """The file that those who hold are waiting for."""
+    return tmp_path / "go"
+
+
+@pytest.fixture
+def outcome(record_property):
+    """Note what was seen of a fault, for the table; *recovery* in seconds each, `inf` for never."""
+
+    def note(fault, *, injected, violations=0, recovery=(), duplicates=0, stock=False):
+        seen = Outcome(injected, violations, list(recovery), duplicates)
+        record_property("outcome", (fault, STOCK if stock else "", asdict(seen)))
+
+    return note
+
+
+@pytest.fixture
+def say(record_property):
+    """Note figures that a test has to tell, for the end."""
+
+    def note(*sentences):
+        record_property("said", sentences)
+
+    return note
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Print what tests have noted; their processes hand it on with their reports."""
+    reports = [report for reports in terminalreporter.stats.values() for report in reports]
+    # The report of a test's end carries them once more.
+    noted = [report for report in reports if getattr(report, "when", None) == "call"]
+    for report in noted:
+        for sentences in (value for name, value in report.user_properties if name == "said"):
+            terminalreporter.section(report.nodeid.rpartition("::")[2], "-")
+            terminalreporter.write("\n".join([*sentences, ""]))
+    found = gathered(pair for report in noted for pair in report.user_properties)
+    if found:
+        terminalreporter.section("fault matrix")
+        terminalreporter.write("\n".join([*table(found, ELSEWHERE), ""]))

@@ -7,7 +7,6 @@ of kills (their effects depend on timing all the same).
 import os
 import random
 import shutil
-import sys
 import threading
 import time
 from collections import Counter
@@ -221,15 +220,6 @@ def forge(database, urls, store, services):
         forge.ask("drop function watch cascade; drop table recorded")
 
 
-@pytest.fixture
-def say(capsys):
-    def write(*sentences):
-        with capsys.disabled():
-            sys.stdout.write("\n".join(["", *sentences, ""]))
-
-    return write
-
-
 def test_ten_children_destroy_each_artifact_once_and_its_object(forge, say):
     forge.start()
 
@@ -257,16 +247,17 @@ def test_ten_children_destroy_each_artifact_once_while_the_flag_flips_every_seco
     assert forge.endings()["scale_down"] > 0
 
 
-def test_ten_children_destroy_each_artifact_once_while_workers_are_killed_at_random(forge, say):
+def test_ten_children_destroy_each_artifact_once_while_workers_are_killed_at_random(forge, say, outcome):
     forge.start(pace_expired_job_artifacts=PACES["kills"])
     dice, kills, before = random.Random(SEED), Counter(), forge.count("recorded")
     ending = time.monotonic() + DURATION
     while time.monotonic() < ending:
         forge.until(lambda: False, dice.uniform(0.3, 2))
         kills[kill(dice, forge.workers)] += 1
-    meanwhile = forge.count("recorded") - before
+    meanwhile, ended = forge.count("recorded") - before, time.monotonic()
 
     figures = forge.finish()
+    outcome(1, injected=kills.total() - kills["nobody there"], recovery=[time.monotonic() - ended])
 
     say(
         f"seed {SEED}: {figures}",

@@ -8,7 +8,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -120,15 +119,6 @@ def forge(database, root, services):
     return Forge(database, root, services)
 
 
-@pytest.fixture
-def say(capsys):
-    def write(*sentences):
-        with capsys.disabled():
-            sys.stdout.write("\n".join(["", *sentences, ""]))
-
-    return write
-
-
 def lines(services, message):
     return [line for service in services for line in service.lines() if line.get("message") == message]
 
@@ -149,7 +139,7 @@ def gits(root):
 # Killed workers
 
 
-def test_exactly_the_doomed_refs_go_while_workers_are_killed_at_random(forge, root, tmp_path, monkeypatch, say):
+def test_exactly_the_doomed_refs_go_while_workers_are_killed_at_random(forge, tmp_path, monkeypatch, say, outcome):
     doomed = [f"refs/mr/{number}/head" for number in range(DOOMED)]
     others = [f"refs/heads/topic/{number}" for number in range(OTHERS - 1)] + ["refs/heads/main"]
     repositories = {number: forge.repository(number) for number in range(1, PROJECTS + 1)}
@@ -161,19 +151,21 @@ def test_exactly_the_doomed_refs_go_while_workers_are_killed_at_random(forge, ro
     stand_in(tmp_path / "bin", monkeypatch, SLOW)
     worker, dice, kills, orphans = forge.start(), random.Random(SEED), 0, 0
     pacing, began = threading.Event(), time.monotonic()
-    assert wait_until(lambda: gits(root), PATIENCE), "nothing was ever deleted"
+    assert wait_until(lambda: gits(forge.root), PATIENCE), "nothing was ever deleted"
 
     while forge.pending() and time.monotonic() < began + DURATION:
-        wait_until(lambda: gits(root), START)
+        wait_until(lambda: gits(forge.root), START)
         pacing.wait(dice.uniform(0, 1.5))
         kills += worker.kill_a_child(dice)
-        orphans += len(gits(root))
+        orphans += len(gits(forge.root))
         wait_until(lambda: worker.process.poll() is not None, START)
         worker.restart_if_dead()
-    meanwhile = PROJECTS * DOOMED - forge.pending()
+    meanwhile, killed = PROJECTS * DOOMED - forge.pending(), time.monotonic()
     drained = forge.drained([worker])
     seconds = time.monotonic() - began
-    ended = wait_until(lambda: not gits(root), PATIENCE)
+    ended = wait_until(lambda: not gits(forge.root), PATIENCE)
+    wrong = [bare for bare in repositories.values() if (bare.refs(), bare.locks()) != (expected, [])]
+    outcome(1, injected=kills, violations=len(wrong), recovery=[began + seconds - killed])
 
     finished = lines([worker], "child finished")
     say(
@@ -184,8 +176,8 @@ def test_exactly_the_doomed_refs_go_while_workers_are_killed_at_random(forge, ro
     )
     assert (drained, ended, forge.statuses()) == (True, True, {DeletionStatus.PROCESSED: PROJECTS * DOOMED})
     assert kills > 0
+    assert wrong == []
     for bare in repositories.values():
-        assert (bare.refs(), bare.locks()) == (expected, [])
         bare.fsck()
     assert wait_until(lambda: leases(client) == [], PATIENCE), "a lease was never free again"
 
@@ -271,7 +263,7 @@ def share_of_failures(users):
     return sum(len(user.failures) for user in users) / sum(user.pushes for user in users)
 
 
-def test_pushes_neither_fail_because_of_us_nor_lose_a_ref_that_was_made_anew(forge, push, say):
+def test_pushes_neither_fail_because_of_us_nor_lose_a_ref_that_was_made_anew(forge, push, say, outcome):
     bare = forge.repository()
     bare.git("config", "receive.autogc", "false")
     names = [f"refs/mr/{number}" for number in range(2 * PUSHED_REFS)]
@@ -311,10 +303,11 @@ def test_pushes_neither_fail_because_of_us_nor_lose_a_ref_that_was_made_anew(for
         f" {len(lines([worker], 'refs locked'))} found refs locked",
     )
     refs = bare.refs()
+    wrong = {ref for ref in made if refs.get(ref) != bare.two} | ({ref for ref in doomed if ref in refs} ^ made)
+    outcome(36, injected=sum(user.pushes for user in users), violations=len(wrong))
     assert drained
+    assert wrong == set()
     assert (meanwhile[DeletionStatus.PROCESSED] > 0, len(made) > 0) == (True, True)
-    assert {ref for ref in made if refs.get(ref) != bare.two} == set()
-    assert {ref for ref in doomed if ref in refs} == made
     assert {ref for ref in waiting if refs.get(ref) != bare.one} == set()
     assert {row.reason for row in GitRefDeletion.rejected()} <= {"moved"}
     assert {row.ref for row in GitRefDeletion.rejected()} <= made

@@ -1,5 +1,7 @@
 """A batch that is killed in the middle, and then taken up by a scheduler and a worker, ends as if nothing had been."""
 
+from time import monotonic
+
 import pytest
 
 from embedded.waiting import wait_until
@@ -17,7 +19,7 @@ def world(database, tmp_path):
 
 
 @pytest.mark.parametrize("batch", BATCHES)
-def test_a_batch_that_is_killed_and_taken_up_ends_as_an_undisturbed_run(world, services, batch):
+def test_a_batch_that_is_killed_and_taken_up_ends_as_an_undisturbed_run(world, services, outcome, batch):
     case = CASES[batch](world)
     expected = undisturbed(case, batch, services)
     world.empty()
@@ -32,15 +34,17 @@ def test_a_batch_that_is_killed_and_taken_up_ends_as_an_undisturbed_run(world, s
     options = {**world.environment, **others, f"cron_{batch}": case.cron}
     services("scheduler", "scheduler", **options)
     services("worker", "worker", "--processes", "1", "--threads", "2", **options)
+    began = monotonic()
+    wait_until(lambda: case.state() == expected, LIMIT)
+    outcome(1, injected=1, violations=case.state() != expected, recovery=[monotonic() - began])
 
     assert 0 < left < case.total, "it was not killed in the middle"
-    wait_until(lambda: case.state() == expected, LIMIT)
     assert case.state() == expected
     assert wait_until(lambda: closed(batch), LIMIT), "the row of the killed run stayed open"
 
 
 @pytest.mark.parametrize("batch", BATCHES)
-def test_a_batch_that_is_killed_again_and_again_ends_as_an_undisturbed_run(world, services, batch):
+def test_a_batch_that_is_killed_again_and_again_ends_as_an_undisturbed_run(world, services, outcome, batch):
     case = CASES[batch](world)
     expected = undisturbed(case, batch, services)
     world.empty()
@@ -59,8 +63,10 @@ def test_a_batch_that_is_killed_again_and_again_ends_as_an_undisturbed_run(world
         kills.append(left)
         case.claims_run_out()
     services("last worker", "worker", "--processes", "1", "--threads", "2", **options)
-
+    began = monotonic()
     wait_until(lambda: case.state() == expected, LIMIT)
+    outcome(1, injected=len(kills), violations=case.state() != expected, recovery=[monotonic() - began])
+
     assert case.state() == expected
     assert kills[0] > 0, "the first was not killed in the middle"
 

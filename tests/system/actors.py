@@ -1,0 +1,39 @@
+"""`forgekeeper worker` with the actors of the tests that break Redis: a program that tests start."""
+
+import os
+import sys
+from dataclasses import dataclass
+from datetime import timedelta
+
+import dramatiq
+
+from coordination.lease import lease
+from workers.__main__ import run
+from workers.broker import broker
+from workers.child import current
+from workers.clients import client
+
+from .told_work import QUEUE, declare
+
+NOTES = "NOTES"
+
+
+@dataclass
+class Outcome:
+    """Nothing to tell."""
+
+
+def attempt():
+    current().outcome = Outcome()
+
+
+def with_lease(key):
+    """Be done while holding the lease of that name."""
+    with lease(client, key, ttl=timedelta(minutes=5), holder="a test"):
+        tell("done", key)
+
+
+if __name__ == "__main__":
+    tell = declare(broker, os.environ[NOTES], attempt=attempt, child=True)
+    dramatiq.actor(with_lease, broker=broker, queue_name=QUEUE)
+    sys.exit(run(sys.argv[1:]))

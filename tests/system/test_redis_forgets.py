@@ -1,0 +1,241 @@
+"""A Redis that is emptied, killed, full, read-only or without its scripts, under workers that are at it."""
+
+import threading
+import time
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime
+from math import inf
+from pathlib import Path
+
+import pytest
+import redis
+from dramatiq.brokers.redis import RedisBroker
+
+from embedded.folder import opened
+from embedded.plan import Plan
+from embedded.redis import answers, start, url
+from embedded.waiting import wait_until
+from models import JobRun, now
+from workers import BATCHES
+from workers.broker import NAMESPACE
+from workers.clients import client
+
+from .stock import NOTHING, Ours, cleaned_up, eventually, pass_time
+from .worlds import CASES, World
+
+CAP = 30.0
+THREADS = 4
+SHORT = {"dead_after": 1, "redis_timeout": 1}
+EVERY_SECOND = "* * * * * *"
+NEVER = datetime.min.replace(tzinfo=UTC)
+
+
+@pytest.fixture
+def ours(database, urls, tmp_path):
+    with cleaned_up(Ours(urls.redis, tmp_path, proxied=False)) as (ours,):
+        yield ours
+
+
+# Emptied
+
+EMPTIED = ("user_status_cleanup", "expired_job_artifacts", "git_ref_cleanup")
+"""Batches whose sample data do not get into one another's way: their messages, leases and buckets are emptied."""
+TIMES, EVERY = 8, 0.6
+"""How often Redis is emptied, and seconds between."""
+
+
+def test_batches_end_as_undisturbed_ones_though_redis_is_emptied(database, services, tmp_path, outcome):
+    world = World.make(database, tmp_path)
+    cases = [CASES[batch](world) for batch in EMPTIED]
+    want = undisturbed(world, cases, services)
+    off = {f"cron_{batch}": "off" for batch in BATCHES}
+    paces = {name: pace for case in cases for name, pace in getattr(case, "pace", {}).items()}
+    environment = {**world.environment, **off, **{f"cron_{batch}": EVERY_SECOND for batch in EMPTIED}, **paces}
+    services("scheduler", "scheduler", **environment)
+    services("worker", "worker", "--processes", "1", "--threads", str(THREADS), **environment)
+    eventually(lambda: any(case.left() < case.total for case in cases))
+
+    for _ in range(TIMES):
+        client.flushall()
+        pass_time(EVERY)
+    client.flushall()
+    last, last_at = now(), time.monotonic()
+    drained = wait_until(lambda: not any(case.left() for case in cases), CAP)
+    again = wait_until(lambda: all(newest_success(batch) > last for batch in EMPTIED), CAP)
+    recovery = time.monotonic() - last_at if drained and again else inf
+
+    wrong = [batch for batch, case, state in zip(EMPTIED, cases, want, strict=True) if case.state() != state]
+    outcome(13, injected=TIMES + 1, violations=len(wrong), recovery=[recovery])
+    assert (drained, again, wrong) == (True, True, [])
+
+
+def undisturbed(world, cases, services):
+    """Say how things stand after runs that nobody disturbs, and seed the world anew."""
+    for case in cases:
+        case.seed()
+    running = [services(f"undisturbed-{batch}", "run", batch, **world.environment) for batch in EMPTIED]
+    assert [service.process.wait(CAP) for service in running] == [0] * len(cases)
+    assert [case.left() for case in cases] == [0] * len(cases)
+    want = [case.state() for case in cases]
+    world.empty()
+    for case in cases:
+        case.seed()
+    return want
+
+
+def newest_success(batch):
+    rows = JobRun.select().where(JobRun.batch == batch, JobRun.state == "succeeded")
+    return max((row.finished_at for row in rows), default=NEVER)
+
+
+# Killed
+
+EACH = 0.005
+"""Seconds between two messages."""
+GUARANTEED = 1.0
+"""What was acknowledged longer than this before the kill is in the log."""
+
+
+class Sender(threading.Thread):
+    """Puts messages in, again and again until each is acknowledged; notes when that was."""
+
+    def __init__(self, ours):
+        super().__init__(daemon=True)
+        self.acknowledged = {}
+        self._ours = ours
+        self.broker = RedisBroker(url=ours.url, namespace=NAMESPACE, middleware=[])
+        self._stopped = threading.Event()
+
+    def stop(self):
+        self._stopped.set()
+        self.join()
+        self.broker.client.connection_pool.disconnect()
+
+    def run(self):
+        number = 0
+        while not self._stopped.wait(EACH):
+            try:
+                self._ours.send("note", str(number), by=self.broker)
+            except redis.RedisError:
+                continue
+            self.acknowledged[str(number)] = time.monotonic()
+            number += 1
+
+
+def test_a_killed_redis_with_a_log_loses_no_message_acknowledged_a_second_before(database, tmp_path, go, outcome):
+    binary = Path(Plan.on_this_machine(None, {}).redis_binary)
+    with opened(tmp_path / "redis") as site:
+        server = start(site, binary)
+        server.wait_until_ready(answers(site))
+        with closing(redis.Redis.from_url(url(site))) as look, cleaned_up(Ours(url(site), tmp_path)) as (ours,):
+            try:
+                ours.start(threads=THREADS, **SHORT)
+                eventually(ours.ready)
+                sender = Sender(ours)
+                for number in range(THREADS):
+                    ours.send("hold", f"at-work-{number}", str(go), by=sender.broker)
+                eventually(lambda: len(ours.notes("began")) == THREADS)
+                # They queue up behind those at work, for longer than may be lost.
+                sender.start()
+                eventually(lambda: len(sender.acknowledged) > 2 * GUARANTEED / EACH)
+
+                server.process.kill()
+                killed_at = time.monotonic()
+                server.process.wait()
+                server = start(site, binary)
+                server.wait_until_ready(answers(site))
+                back_at = time.monotonic()
+                go.touch()
+                eventually(lambda: len(ours.notes("done", since=back_at)) > THREADS)
+                resumed = ours.notes("done", since=back_at)[THREADS].at - back_at
+                sender.stop()
+                nothing_left = wait_until(lambda: not look.hlen(f"{NAMESPACE}:objects.msgs"), CAP)
+            finally:
+                server.stop()
+
+    done = set(ours.done())
+    lost = [at for key, at in sender.acknowledged.items() if key not in done]
+    too_early = [at for at in lost if at < killed_at - GUARANTEED or at > killed_at]
+    outcome(14, injected=1, violations=len(too_early), recovery=[resumed], duplicates=ours.doubled())
+    assert nothing_left
+    assert too_early == [], f"{len(lost)} lost"
+
+
+# Refusing to write
+
+
+@contextmanager
+def full():
+    client.config_set("maxmemory", "1")
+    try:
+        yield "maxmemory"
+    finally:
+        client.config_set("maxmemory", "0")
+
+
+@contextmanager
+def read_only():
+    client.replicaof("127.0.0.1", "1")
+    try:
+        yield "read only"
+    finally:
+        client.replicaof("no", "one")
+
+
+@pytest.mark.parametrize(("number", "fault"), [(18, full), (19, read_only)])
+def test_a_redis_that_takes_no_writes_refuses_new_messages_and_gets_rid_of_the_old_ones_afterwards(
+    ours, go, outcome, number, fault
+):
+    at_work, delayed = [f"at-work-{n}" for n in range(THREADS)], [f"delayed-{n}" for n in range(20)]
+    failing = [f"failing-{n}" for n in range(THREADS)]
+    for _ in range(2):
+        # Room for all, whichever of the two takes them.
+        ours.start(threads=2 * THREADS, **SHORT)
+    eventually(ours.ready)
+    for held, failed in zip(at_work, failing, strict=True):
+        ours.send("hold", held, str(go))
+        ours.send("fail_first", failed, str(go))
+    eventually(lambda: len(ours.notes("began")) == 2 * THREADS)
+    for key in delayed:
+        ours.send("note", key, delay=2)
+    eventually(ours.fetched)
+
+    with fault() as complaint:
+        with pytest.raises(redis.ResponseError, match=complaint):
+            ours.send("note", "new")
+        go.touch()
+        # Longer than a worker may be silent, and than the delayed ones wait.
+        pass_time(3)
+    back_at, keys = time.monotonic(), at_work + failing + delayed
+    ended = wait_until(lambda: ours.left() == NOTHING and ours.in_hand() == 0, CAP)
+    recovery = time.monotonic() - back_at if ended else inf
+
+    waits = ours.waits(keys, back_at)
+    violations = waits.count(inf) + ours.dead() + ours.in_hand() + sum(ours.left()[1].values())
+    outcome(number, injected=1, violations=violations, recovery=[recovery], duplicates=ours.doubled())
+    assert (ours.done(), ended, ours.dead()) == (sorted(keys), True, 0)
+
+
+# Without its scripts
+
+
+def test_messages_are_done_without_an_error_while_scripts_are_flushed(ours, outcome):
+    keys, flushed = [str(number) for number in range(400)], 0
+    ours.start(threads=THREADS, **SHORT)
+    eventually(ours.ready)
+    ending = time.monotonic() + CAP
+    began_at = time.monotonic()
+    for key in keys:
+        client.script_flush()
+        flushed += 1
+        ours.send("note", key)
+    while ours.left() != NOTHING and time.monotonic() < ending:
+        client.script_flush()
+        flushed += 1
+
+    done, complaints = ours.done(), [line for line in ours.lines() if line.get("level") not in {"info", "debug"}]
+    violations = len(set(keys) - set(done)) + len(complaints)
+    recovery = [time.monotonic() - began_at]
+    outcome(20, injected=flushed, violations=violations, recovery=recovery, duplicates=ours.doubled())
+    assert complaints == []
+    assert (done, ours.left()) == (sorted(keys), NOTHING)

@@ -1,0 +1,319 @@
+"""A soak: everything at once, for as long as you like, and then the question whether the history is possible.
+
+    python -m tests.system.soak --minutes 30 --seed 7
+
+Schedulers, workers and simulated users work on servers of their own while faults are injected
+in rounds: some at a time, then a pause until every batch has succeeded again.  In the end
+the history is checked.  A seed repeats the choice of faults; what they hit depends on timing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import mkdtemp
+
+import psycopg2
+from dramatiq.common import current_millis
+
+from coordination import uploads
+from embedded.waiting import wait_until
+from workers import BATCHES, QUEUES, expired_job_artifacts, git_ref_cleanup
+from workers.broker import NAMESPACE
+
+from . import trouble, watch
+from .citizens import CITIZENS, Place
+from .history import BOUND, PROPERTIES, Evidence, History, check, read
+from .matrix import Outcome, table
+from .service import LIMIT, ROOT
+from .trouble import PERIODS, SECRET, STATEMENT_TIMEOUT, Rig
+
+EVERYTHING = 43
+START = 60.0
+RECOVERY = 60.0
+"""So long after the last fault every batch must have succeeded again."""
+NEARLY_DUE = 8.0
+"""Whatever citizens make is due within so many seconds, or not for an hour."""
+DRAIN = 90.0
+RECONCILED = 45.0
+CHUNK = 10.0
+TWO_DAYS = 2 * 24 * 3600
+BUDGETS = {name: batch.budget.total_seconds() for name, batch in BATCHES.items()} | {
+    "delete_artifact_bucket": expired_job_artifacts.MAX_RUNTIME.total_seconds(),
+    "clean_project_refs": git_ref_cleanup.LOCK_TIMEOUT.total_seconds(),
+}
+NEWEST = "select batch, extract(epoch from max(started_at))::float8 from job_runs where state = 'succeeded' group by 1"
+
+
+@dataclass
+class Report:
+    """What a soak has come to."""
+
+    seed: int
+    seconds: float
+    faults: Counter = field(default_factory=Counter)
+    violations: dict = field(default_factory=dict)
+    recoveries: list = field(default_factory=list)
+    duplicates: int = 0
+    notes: list = field(default_factory=list)
+    operations: Counter = field(default_factory=Counter)
+
+    @property
+    def outcome(self):
+        """Return the row of the table."""
+        count = sum(map(len, self.violations.values()))
+        return Outcome(self.faults.total(), count, self.recoveries, self.duplicates)
+
+    def lines(self):
+        """Yield the report for people to read."""
+        yield f"seed {self.seed}, {self.seconds:.0f} s of faults"
+        for title, counts in (("faults", self.faults), ("operations", self.operations)):
+            yield f"  {title} ({counts.total()})"
+            yield from (f"    {count:6} {name}" for name, count in sorted(counts.items()))
+        yield from (f"  {note}" for note in self.notes)
+        for name, sentences in self.violations.items():
+            yield f"  {name} {len(sentences):4}  {_sentence(name)}"
+            yield from (f"        {sentence}" for sentence in sentences[:20])
+        header, *rows = table({(EVERYTHING, ""): self.outcome}, {})
+        yield header
+        yield next(row for row in rows if row.startswith(str(EVERYTHING)))
+
+
+def _sentence(name):
+    return PROPERTIES[name].__doc__.partition("\n")[0].partition(": ")[2]
+
+
+class Soak:
+    """One soak in a folder: servers, services, citizens, faults; then the drain and the check."""
+
+    def __init__(self, stack, path, *, seed, seconds, say):
+        self.dice = random.Random(seed)
+        self.report = Report(seed, seconds)
+        self.path = path
+        self._say = say
+        self._longest_drain = 0.0
+        self.history = History(path / "history.jsonl")
+        stack.callback(self.history.close)
+        # Its own dice: how often it is asked depends on timing, and the faults shall not.
+        self.rig = Rig.make(stack, path, self.history, random.Random(seed))
+        self.place = Place(self.rig.world, self.rig.servers.database_url, self.rig.servers.redis)
+        stack.callback(self.place.close)
+        self._migrate()
+        self.citizens = [citizen(self.place, self.history, seed) for citizen in CITIZENS]
+        self.watcher = watch.Watcher(self.place, self.rig, self.history, SECRET)
+        stack.callback(self._still)
+
+    def _migrate(self):
+        statements = "import migrations, models, sys, peewee as pw; from playhouse.db_url import connect"
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        script = (
+            f"{statements}; db = pw.PostgresqlDatabase(sys.argv[1]); models.database.initialize(db); db.connect();"
+            " migrations.migrate(db); migrations.migrate(db, 'example')"
+        )
+        subprocess.run([sys.executable, "-c", script, self.rig.servers.database_url], env=environment, check=True)
+        self.rig.ask("insert into feature_flags (name, enabled) values ('bulk_delete_job_artifacts', true)")
+
+    def _still(self):
+        for thread in (*self.citizens, self.watcher):
+            if thread.is_alive():
+                thread.stop()
+
+    def run(self):
+        """Do it all; return the report."""
+        for citizen in self.citizens:
+            citizen.start()
+        with trouble.nothing_armed(self.rig):
+            for service in self.rig.services:
+                self.rig.begin(service)
+            assert self._succeeded_after(0.0, START) is not None, "nothing ever ran"
+        self.watcher.start()
+        self._torment()
+        self._drain()
+        self._rest()
+        final = watch.final(self.rig, self.citizens[-1].bares)
+        final.changed_at_rest = self.changed
+        final.effects = {record: abs(count - self.due[record]) for record, count in watch.tally(self.rig).items()}
+        final.counted = watch.counted(self.rig.workers)
+        self._reconcile(final)
+        self._end()
+        final.runs = watch.runs(self.rig)
+        return self._judge(final)
+
+    def _torment(self):
+        ends = time.monotonic() + self.report.seconds
+        while time.monotonic() < ends:
+            faults = trouble.some(self.dice)
+            self._say(f"{', '.join(faults)}")
+            self.rig.torment(faults)
+            with trouble.nothing_armed(self.rig):
+                seconds = self._succeeded_after(time.time(), RECOVERY)
+            self.report.recoveries.append(math.inf if seconds is None else seconds)
+            self._say(f"    every batch has succeeded again after {self.report.recoveries[-1]:.1f} s")
+            self.rig.let_pass(self.dice.uniform(0, 2))
+
+    def _succeeded_after(self, instant, limit):
+        """Wait until each batch has succeeded in a run begun after *instant*; return the seconds, None for never."""
+        began = time.monotonic()
+
+        def again():
+            self.rig.let_pass(0.2)
+            try:
+                newest = dict(self.rig.ask(NEWEST))
+            except psycopg2.OperationalError:
+                return False
+            return all(newest.get(batch, 0.0) > instant for batch in BATCHES)
+
+        return time.monotonic() - began if wait_until(again, limit) else None
+
+    def _drain(self):
+        """Stop the users, end all services and start them anew, let time pass, and wait until nothing is left."""
+        for citizen in self.citizens:
+            citizen.stop()
+            assert citizen.broken is None, citizen.broken
+        self.rig.armed = False
+        stopped = time.monotonic()
+        self.report.notes.append(f"services asked to end with: {self._stop_services()}")
+        self._let_time_come()
+        self.due = watch.tally(self.rig)
+        for service in self.rig.services:
+            self.rig.begin(service)
+        began = time.monotonic()
+        if not wait_until(lambda: self.rig.let_pass(0.2) or not watch.left(self.rig), DRAIN):
+            self.report.notes.append(f"after {DRAIN:.0f} s there is left: {watch.left(self.rig)}")
+        self.report.notes.append(f"nothing was left {time.monotonic() - began:.1f} s after the services' start")
+        self.rig.let_pass(stopped + NEARLY_DUE + BOUND - time.monotonic())
+
+    def _stop_services(self):
+        for service in self.rig.services:
+            service.signal(signal.SIGTERM, [service.master])
+        statuses = []
+        for service in self.rig.services:
+            wait_until(lambda service=service: service.process.poll() is not None, LIMIT)
+            statuses.append(service.process.poll())
+            service.kill()
+        return statuses
+
+    def _let_time_come(self):
+        """Let everything that waits for its next try be due: children wait for up to ten minutes."""
+        client = self.rig.client
+        for queue in QUEUES:
+            key = f"{NAMESPACE}:{queue}.DQ.msgs"
+            for number, body in client.hgetall(key).items():
+                message = json.loads(body)
+                message["options"]["eta"] = current_millis()
+                client.hset(key, number, json.dumps(message))
+        for member in client.zrange(uploads.DELETING, 0, -1):
+            client.zadd(uploads.DELETING, {member: 0})
+        self.rig.ask("update ci_deleted_objects set pick_up_at = now() where attempts < 10")
+
+    def _rest(self):
+        """Let every batch run twice more where nothing is left to do."""
+        before = watch.at_rest(self.rig, self.citizens[-1].bares)
+        for _ in range(2):
+            if self._succeeded_after(time.time(), RECOVERY) is None:
+                self.report.recoveries.append(math.inf)
+        after = watch.at_rest(self.rig, self.citizens[-1].bares)
+        self.changed = [f"{name}: {before[name]} {after[name]}"[:500] for name in before if before[name] != after[name]]
+
+    def _reconcile(self, final):
+        """Let the operator look for orphans two days later, and the batch delete them."""
+        then = time.time() - TWO_DAYS
+        for path in watch.files(self.rig.world):
+            os.utime(self.rig.world.root / path, (then, then))
+        service = self.rig.services[0]
+        found = subprocess.run(
+            [sys.executable, "-m", "cli", "uploads", "reconcile", "artifacts", "--json"],
+            env={**os.environ, "PYTHONPATH": str(ROOT), **service.environment},
+            cwd=service.folder,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        self.report.notes.append(f"reconcile found {len(json.loads(found.stdout)['orphans'])} orphans")
+        client = self.rig.client
+        wait_until(lambda: self.rig.let_pass(0.3) or not watch.left(self.rig), RECONCILED)
+        final.files_then, final.named_then = watch.files(self.rig.world), watch.named(self.rig)
+        self.report.notes.append(f"{client.zcard(uploads.FAILED)} uploads given up, as planted")
+
+    def _end(self):
+        short = watch.threads_short(self.rig.workers)
+        if short:
+            self.history.sample("threads", service=str(short), threads=0)
+        self.watcher.stop()
+        assert self.watcher.broken is None, self.watcher.broken
+        self.report.notes.append(f"services asked to end at rest with: {self._stop_services()}")
+
+    def _judge(self, final):
+        operations, samples = read(self.history.path)
+        evidence = Evidence(
+            operations,
+            samples,
+            self.history.looked,
+            final,
+            logs=sorted(self.path.glob("*/*.log")),
+            secrets=(SECRET,),
+            periods=PERIODS,
+            longest={name: seconds + CHUNK + STATEMENT_TIMEOUT for name, seconds in BUDGETS.items()},
+            recoveries=self.report.recoveries,
+            slowest_recovery=RECOVERY,
+        )
+        report = self.report
+        report.violations = check(evidence)
+        report.faults = self.rig.faults
+        report.duplicates = sum(max(0, run["attempt"] - 1) for run in final.runs)
+        for (do, outcome), count in self.history.done.items():
+            report.operations[f"{do}: {outcome}"] += count
+        states = Counter(f"{run['state']} {run['reason'] or ''}".strip() for run in final.runs)
+        report.notes.append(f"runs: {dict(sorted(states.items()))}; services started {self.rig.restarts} times")
+        report.notes.append(f"looked: {dict(self.history.looked)}; Redis emptied {len(evidence.emptied)} times")
+        escaped = sum(
+            "planted" in line for log in evidence.logs for line in log.read_text(errors="replace").splitlines()
+        )
+        report.notes.append(f"{escaped} log lines repeat what was planted")
+        (self.path / "final.json").write_text(json.dumps(vars(final)))
+        return report
+
+
+def soak(*, seed, seconds, folder, say=lambda _: None):
+    """Run a soak in *folder*; return its report."""
+    with ExitStack() as stack:
+        return Soak(stack, folder, seed=seed, seconds=seconds, say=say).run()
+
+
+def main():
+    """Run it from the command line; exit 1 if any property does not hold."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--seed", type=int, default=random.randrange(2**32))
+    options = parser.parse_args()
+    # Whoever ends it ends its services with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    folder = Path(mkdtemp(prefix="forgekeeper-soak-"))
+    sys.stdout.write(f"seed {options.seed}; everything is written down in {folder}\n")
+
+    def say(line):
+        sys.stdout.write(f"{time.strftime('%H:%M:%S')} {line}\n")
+        sys.stdout.flush()
+
+    report = soak(seed=options.seed, seconds=60 * options.minutes, folder=folder, say=say)
+    sys.stdout.write("\n".join([*report.lines(), ""]))
+    violated = report.outcome.violations
+    if not violated:
+        shutil.rmtree(folder)
+    sys.exit(1 if violated else 0)
+
+
+if __name__ == "__main__":
+    main()

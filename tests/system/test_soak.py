@@ -1,0 +1,27 @@
+"""Everything at once, for half a minute; `python -m tests.system.soak` does it for as long as you like.
+
+SOAK_SECONDS sets for how long faults are injected, CHAOS_SEED repeats their choice.
+"""
+
+import os
+import random
+
+from .soak import EVERYTHING, soak
+
+DURATION = float(os.environ.get("SOAK_SECONDS", "45"))
+SEED = int(os.environ.get("CHAOS_SEED", random.randrange(2**32)))
+
+
+def test_no_property_is_broken_while_everything_goes_wrong_at_once(tmp_path, say, outcome):
+    report = soak(seed=SEED, seconds=DURATION, folder=tmp_path)
+
+    row = report.outcome
+    outcome(
+        EVERYTHING,
+        injected=row.injected,
+        violations=row.violations,
+        recovery=row.recovery,
+        duplicates=row.duplicates,
+    )
+    say(*report.lines())
+    assert {name: found for name, found in report.violations.items() if found} == {}

@@ -31,6 +31,7 @@ from settings import Settings
 from settings.cron import Cron
 from workers import BATCHES, Batch, broker
 from workers.attempt import describe, identity
+from workers.failpoints import arm, failpoint
 
 LATE = timedelta(minutes=1)
 """A tick found later than this was missed; the documents promise a minute at most."""
@@ -76,6 +77,7 @@ def send(batch: Batch) -> None:
         COUNT.inc("forgekeeper_scheduler_enqueued_total", batch.name)
         COUNT.mark("forgekeeper_scheduler_last_enqueue_timestamp_seconds", batch.name)
         log.info("run sent", batch=batch.name, run=run.id, tick=run.tick and run.tick.isoformat())
+    failpoint("tick.sent")
     JobRun.mark_enqueued(run.id)
 
 
@@ -96,12 +98,14 @@ def _plan(batch: Batch, schedule: Cron, settings: Settings, *, by: str, told: da
         missed = JobRun.record(batch.name, [due], "missed", by=by, reason="skip" if skipped else None)
         COUNT.inc("forgekeeper_scheduler_misfires_total", batch.name, by=missed)
         return
-    if JobRun.claim(batch.name, due, by=by, reason="catch_up" if late else None) is None:
-        reason = "paused" if BatchRow.paused(batch.name).exists() else "overlap"
-        if JobRun.record(batch.name, [due], "skipped", by=by, reason=reason):
-            if reason == "overlap":
-                COUNT.inc("forgekeeper_scheduler_max_instances_total", batch.name)
-            log.info("tick skipped", batch=batch.name, tick=due.isoformat(), reason=reason)
+    if JobRun.claim(batch.name, due, by=by, reason="catch_up" if late else None) is not None:
+        failpoint("tick.claimed")
+        return
+    reason = "paused" if BatchRow.paused(batch.name).exists() else "overlap"
+    if JobRun.record(batch.name, [due], "skipped", by=by, reason=reason):
+        if reason == "overlap":
+            COUNT.inc("forgekeeper_scheduler_max_instances_total", batch.name)
+        log.info("tick skipped", batch=batch.name, tick=due.isoformat(), reason=reason)
 
 
 def _record_older(batch: Batch, ticks: list[datetime], horizon: datetime, *, skipped: bool, by: str) -> None:
@@ -192,6 +196,7 @@ def serve(settings: Settings) -> int:
     a scheduler that lives on without one of its batches is the worst of all.
     """
     COUNT.zero()
+    arm(settings.failpoints)
     clock = BlockingScheduler(timezone="UTC", job_defaults={"misfire_grace_time": None, "coalesce": True})
     broken, ending = threading.Event(), threading.Event()
     loops = [Loop(batch, settings, broken=broken, ending=ending) for batch in BATCHES.values()]

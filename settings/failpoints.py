@@ -29,6 +29,8 @@ Name = Literal[
     "clean_project_refs.settled",
     "prune.removed",
     "run.closed",
+    "tick.claimed",
+    "tick.sent",
 ]
 """Every failpoint, named for the step that has just been taken."""
 

@@ -1,5 +1,7 @@
 """A worker that is killed between two steps of a batch, and then started again, ends as an undisturbed one."""
 
+from time import monotonic
+
 import pytest
 
 from coordination.messages import depth
@@ -18,7 +20,16 @@ BATCH_OF = {
     "run": "user_status_cleanup",
 }
 """Which batch's case reaches a failpoint that is not named for a batch."""
+FAULTS = {
+    "run.closed": 2,
+    "clean_project_refs.deleted": 3,
+    "stale_direct_uploads.deleted": 4,
+    "delete_objects.deleted": 4,
+}
+"""Which fault of the matrix that is; any other failpoint lies somewhere in a batch."""
 WORKER = ("worker", "--processes", "1", "--threads", "2")
+OF_WORKERS = [name for name in NAMES if not name.startswith("tick.")]
+"""A tick's are the schedulers': `test_scheduler_faults.py` has them."""
 
 
 @pytest.fixture
@@ -44,8 +55,8 @@ def expected(world, services, undisturbed_states):
     return expected
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_worker_killed_there_and_started_again_ends_as_an_undisturbed_one(world, services, expected, name):
+@pytest.mark.parametrize("name", OF_WORKERS)
+def test_a_worker_killed_there_and_started_again_ends_as_an_undisturbed_one(world, services, expected, outcome, name):
     step = name.split(".")[0]
     batch = BATCH_OF.get(step, step)
     want, case = expected(batch), CASES[batch](world)
@@ -60,7 +71,9 @@ def test_a_worker_killed_there_and_started_again_ends_as_an_undisturbed_one(worl
     killed.kill()
     case.claims_run_out()
     worker = services("worker", *WORKER, **environment)
+    began = monotonic()
     wait_until(lambda: case.state() == want and ended(run, case), LIMIT)
+    outcome(FAULTS.get(name, 1), injected=1, violations=case.state() != want, recovery=[monotonic() - began])
     quiet = wait_until(lambda: not messages(case), LIMIT)
     worker.kill()
 

@@ -1,0 +1,376 @@
+"""Schedulers that are stopped, replaced or killed in the middle of a tick, and clocks that are wrong or jump."""
+
+import os
+import shutil
+import signal
+import struct
+import subprocess
+import threading
+import time
+from collections import Counter
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+import migrations
+from embedded import servers
+from embedded.waiting import wait_until
+from models import JobRun, UserStatus, database, now, sample
+from models.job_run import CLOCK_TOLERANCE
+from settings import PREFIX
+from settings.reading import load
+from workers import BATCHES
+from workers.clients import Limits, connect
+
+LIMIT = 30.0
+SECOND = timedelta(seconds=1)
+BATCH = "user_status_cleanup"
+OFF = {f"cron_{batch}": "off" for batch in BATCHES} | {"dead_after": "2", "log_format": "json"}
+FREQUENT = (BATCH, "stale_imports", "prune")
+"""Several: so each of the schedulers is soon the first at one of them."""
+EVERY_SECOND = OFF | {f"cron_{batch}": "* * * * * *" for batch in FREQUENT} | {"poll_interval": "0.5"}
+WORKER = ("worker", "--processes", "1", "--threads", "2")
+
+
+class Timetable:
+    """Schedulers side by side, and what the ledger and their logs say of the ticks."""
+
+    def __init__(self, services):
+        self._services = services
+        self.schedulers = []
+
+    def start(self, **environment):
+        name = f"scheduler{len(self.schedulers)}"
+        scheduler = self._services(name, "scheduler", **EVERY_SECOND | environment)
+        self.schedulers.append(scheduler)
+        return scheduler
+
+    def claims(self, scheduler):
+        """Count the ticks that the present life of the scheduler has given a row."""
+        return JobRun.select().where(JobRun.claimed_by.endswith(f":{scheduler.process.pid}")).count()
+
+    def started(self, scheduler):
+        """Wait until as many lives of the scheduler as there were have said that they keep the timetable."""
+
+        def all_said():
+            return sum(line["message"] == "scheduler started" for line in scheduler.lines()) == scheduler.lives
+
+        return wait_until(all_said, LIMIT)
+
+    def at_work(self, scheduler):
+        """Stop the others, and wait until the scheduler has given another tick its row."""
+        others = [other.process for other in self.schedulers if other is not scheduler and other.process.poll() is None]
+        for other in others:
+            other.send_signal(signal.SIGSTOP)
+        before = self.claims(scheduler)
+        claims = wait_until(lambda: self.claims(scheduler) > before, LIMIT)
+        for other in others:
+            other.send_signal(signal.SIGCONT)
+        return claims
+
+    def wait_for_ticks(self, count):
+        """Wait until so many more ticks have been claimed."""
+        claimed = JobRun.select().where(JobRun.batch == BATCH, JobRun.state != "skipped")
+        before = claimed.count()
+        assert wait_until(lambda: claimed.count() >= before + count, LIMIT), "the ticks stop"
+
+    def missed(self):
+        """Count the ticks between the first and the last that have no row, or more than one, or were not in time."""
+        late = JobRun.select().where(JobRun.state.in_(["coalesced", "missed"])).count()
+        return late + sum(later - earlier != SECOND for batch in FREQUENT for earlier, later in pairwise(ticks(batch)))
+
+    def sent_again(self):
+        """Count messages that were sent although they had been sent; a worker finds their runs closed."""
+        sent = Counter(
+            line["run"]
+            for scheduler in self.schedulers
+            for line in scheduler.lines()
+            if line.get("message") == "run sent"
+        )
+        return sum(count - 1 for count in sent.values())
+
+    def doubled(self):
+        """Count the runs of which there was more than one attempt."""
+        return JobRun.select().where(JobRun.attempt > 1).count()
+
+    def lateness(self):
+        """Return how late the latest row was made, in seconds."""
+        return max((row.claimed_at - row.tick).total_seconds() for row in JobRun.select())
+
+    def earliness(self):
+        return max(row.tick - row.claimed_at for row in JobRun.select())
+
+
+def ticks(batch):
+    return [tick for (tick,) in JobRun.select(JobRun.tick).where(JobRun.batch == batch).order_by(JobRun.tick).tuples()]
+
+
+@pytest.fixture
+def timetable(database, services):
+    return Timetable(services)
+
+
+def pass_time(seconds):
+    """Let a fault last: its length is what is tested."""
+    threading.Event().wait(seconds)
+
+
+# Stopped, replaced, killed
+
+
+def test_while_one_of_three_schedulers_is_stopped_the_others_keep_every_tick(timetable, services, outcome):
+    schedulers = [timetable.start() for _ in range(3)]
+    services("worker", *WORKER, **EVERY_SECOND)
+    assert all(timetable.started(scheduler) for scheduler in schedulers)
+    timetable.wait_for_ticks(2)
+
+    for scheduler in schedulers:
+        # Wherever it is just now: in a transaction, too.
+        scheduler.process.send_signal(signal.SIGSTOP)
+        pass_time(2.5)
+        scheduler.process.send_signal(signal.SIGCONT)
+        timetable.wait_for_ticks(1)
+
+    missed, again, late = timetable.missed(), timetable.sent_again(), timetable.lateness()
+    outcome(8, injected=3, violations=missed, recovery=[late], duplicates=again)
+    assert missed == 0
+    assert timetable.doubled() == 0
+    # It may have been stopped while it held a tick's row; then PostgreSQL ends its session first.
+    assert late < 6
+    assert all(timetable.at_work(scheduler) for scheduler in schedulers), "one does not go on"
+
+
+def test_schedulers_that_start_together_and_are_replaced_one_by_one_claim_each_tick_once(timetable, services, outcome):
+    schedulers = [timetable.start() for _ in range(3)]
+    services("worker", *WORKER, **EVERY_SECOND)
+    assert all(timetable.started(scheduler) for scheduler in schedulers)
+
+    statuses = []
+    for scheduler in schedulers:
+        timetable.wait_for_ticks(2)
+        statuses.append(scheduler.stop())
+        scheduler.start()
+        assert timetable.started(scheduler)
+
+    missed, again, late = timetable.missed(), timetable.sent_again(), timetable.lateness()
+    outcome(9, injected=3, violations=missed, recovery=[late], duplicates=again)
+    assert missed == 0
+    assert timetable.doubled() == 0
+    assert statuses == [0, 0, 0]
+    assert all(timetable.at_work(scheduler) for scheduler in schedulers), "a successor does nothing"
+
+
+@pytest.mark.parametrize(("step", "by"), [("tick.claimed", "another"), ("tick.sent", "its successor")])
+def test_a_tick_whose_scheduler_was_killed_is_sent_once(timetable, services, outcome, step, by):
+    # One that has no timetable still sends what others have claimed.  The interval is the default.
+    watching = OFF | {"poll_interval": "5"}
+    others = [services("another", "scheduler", **watching)] if by == "another" else []
+    one = {f"cron_{batch}": "off" for batch in FREQUENT if batch != BATCH}
+    killed = timetable.start(failpoints=f"{step}=kill", **one)
+    assert wait_until(lambda: killed.process.poll() is not None, LIMIT), "the scheduler was not killed"
+    run, died_at = JobRun.open(BATCH), time.monotonic()
+    if not others:
+        others = [services("successor", "scheduler", **watching)]
+    timetable.schedulers += others
+
+    sent = wait_until(lambda: JobRun.get_by_id(run.id).state == "enqueued", LIMIT)
+    recovery = time.monotonic() - died_at
+    services("worker", *WORKER, **OFF)
+    done = wait_until(lambda: JobRun.get_by_id(run.id).state == "succeeded", LIMIT)
+
+    again = timetable.sent_again()
+    violations = (not sent) + (not done)
+    outcome(10, injected=1, violations=violations, recovery=[recovery], duplicates=again)
+    assert {line["name"] for line in killed.lines() if line.get("message") == "failpoint reached"} == {step}
+    assert (sent, done, again) == (True, True, 0)
+    assert timetable.doubled() == 0
+
+
+# Clocks
+
+CLOCK = r"""
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <time.h>
+#include <unistd.h>
+
+static long right, *ahead = &right;
+
+__attribute__((constructor)) static void begin(void) {
+    const char *name = getenv("CLOCK_FILE");
+    int file = name ? open(name, O_RDONLY) : -1;
+    void *page = file < 0 ? MAP_FAILED : mmap(0, sizeof right, PROT_READ, MAP_SHARED, file, 0);
+    if (page != MAP_FAILED) ahead = page;
+    if (file >= 0) close(file);
+}
+
+int clock_gettime(clockid_t id, struct timespec *at) {
+    int code = syscall(SYS_clock_gettime, id, at);
+    if (!code && (id == CLOCK_REALTIME || id == CLOCK_REALTIME_COARSE)) at->tv_sec += *ahead;
+    return code;
+}
+
+int gettimeofday(struct timeval *restrict at, void *restrict zone) {
+    struct timespec now;
+    (void)zone;
+    if (clock_gettime(CLOCK_REALTIME, &now)) return -1;
+    at->tv_sec = now.tv_sec;
+    at->tv_usec = now.tv_nsec / 1000;
+    return 0;
+}
+
+time_t time(time_t *at) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    if (at) *at = now.tv_sec;
+    return now.tv_sec;
+}
+"""
+"""A wall clock that is a number of seconds ahead, which may change at any moment; the monotonic one stays right."""
+
+
+class Clock:
+    """The wall clock of the processes that are started `worn`."""
+
+    def __init__(self, library, file, monkeypatch):
+        self._library, self._file, self._monkeypatch = library, file, monkeypatch
+        self.ahead(0)
+
+    def ahead(self, seconds):
+        """Set the clock to be so far ahead, for those that wear it already, too."""
+        with os.fdopen(os.open(self._file, os.O_WRONLY | os.O_CREAT, 0o644), "wb") as file:
+            file.write(struct.pack("l", round(seconds)))
+
+    def at(self, moment):
+        self.ahead((moment - datetime.now(UTC)).total_seconds())
+
+    @contextmanager
+    def worn(self):
+        """Let what is started meanwhile have this clock."""
+        with self._monkeypatch.context() as patch:
+            patch.setenv("LD_PRELOAD", str(self._library))
+            patch.setenv("CLOCK_FILE", str(self._file))
+            yield
+
+
+@pytest.fixture(scope="module")
+def clock_library():
+    """Where everybody can read it: the servers may run as somebody else."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        assert "CI" not in os.environ, "there is no C compiler: it is needed to make a clock that is wrong"
+        pytest.skip("there is no C compiler to make a clock that is wrong")
+    with TemporaryDirectory(prefix="forgekeeper-clock-") as folder:
+        Path(folder).chmod(0o755)
+        library = Path(folder, "clock.so")
+        command = [compiler, "-shared", "-fPIC", "-O1", "-x", "c", "-", "-o", str(library)]
+        subprocess.run(command, input=CLOCK.encode(), check=True)
+        yield library
+
+
+@pytest.fixture
+def clocks(clock_library, monkeypatch):
+    """Make clocks, all right at first."""
+    names = []
+
+    def make():
+        names.append(clock_library.with_name(f"clock{len(names)}"))
+        return Clock(clock_library, names[-1], monkeypatch)
+
+    yield make
+    for name in names:
+        name.unlink()
+
+
+def test_clocks_that_are_wrong_or_jump_neither_lose_nor_repeat_a_tick_nor_delete_early(
+    timetable, services, clocks, outcome
+):
+    hour, minutes = 3600, -300
+    sample.user_statuses(100)
+    UserStatus.update(clear_status_at=now() + timedelta(minutes=30)).execute()
+    fast, slow, worn_by_worker = clocks(), clocks(), clocks()
+    fast.ahead(hour)
+    slow.ahead(minutes)
+    worn_by_worker.ahead(hour)
+    timetable.start()
+    for clock in (fast, slow):
+        with clock.worn():
+            timetable.start()
+    with worn_by_worker.worn():
+        services("worker", *WORKER, **EVERY_SECOND)
+    assert all(timetable.started(scheduler) for scheduler in timetable.schedulers)
+    assert wait_until(lambda: JobRun.last_ended(BATCH) is not None, LIMIT)
+    pass_time(2)
+
+    jumps = [(fast, minutes), (slow, hour), (fast, 1), (slow, -1), (fast, 0), (slow, 0)]
+    for clock, seconds in jumps:
+        clock.ahead(seconds)
+        pass_time(1)
+
+    missed, again, late = timetable.missed(), timetable.sent_again(), timetable.lateness()
+    early = timetable.earliness()
+    left = UserStatus.select().count()
+    wrong = missed + (early > CLOCK_TOLERANCE) + (100 - left)
+    outcome(11, injected=3 + len(jumps), violations=wrong, recovery=[late], duplicates=again)
+    assert (missed, timetable.doubled()) == (0, 0)
+    assert early <= CLOCK_TOLERANCE
+    assert left == 100
+    # APScheduler still waits for an hour that has been taken back; the loops do not.
+    assert all(timetable.at_work(scheduler) for scheduler in timetable.schedulers), "one has stopped"
+
+
+@pytest.fixture
+def clock_of_servers(clocks, settings, monkeypatch):
+    """Servers of our own, whose clock is given, and the models pointed at them."""
+    clock = clocks()
+    clock.at(datetime(2026, 10, 31, 23, 30, 50, tzinfo=UTC))
+    with clock.worn():
+        running = servers()
+        own = running.__enter__()
+    try:
+        monkeypatch.setenv(PREFIX + "DATABASE_URL", own.database_url)
+        monkeypatch.setenv(PREFIX + "REDIS_URL", own.redis_url)
+        settings = load()
+        connect(settings, Limits.of_worker(settings), name="tests", connections=1)
+        with database.connection_context():
+            migrations.migrate(database.obj)
+            yield clock
+        database.close_all()
+    finally:
+        running.__exit__(None, None, None)
+
+
+def test_summer_time_begins_and_ends_without_a_tick_too_many_or_too_few(
+    clock_of_servers, services, monkeypatch, outcome
+):
+    """Where the local time is New York's; the clock of all is set on by an hour again and again."""
+    clock, hours = clock_of_servers, (0, 4, 5, 6, 7, 8)
+    changes = [datetime(2026, 11, 1, 6, tzinfo=UTC), datetime(2027, 3, 14, 7, tzinfo=UTC)]
+    cron = {f"cron_{BATCH}": "* * * * *", "cron_stale_imports": "0 */4 * * *", "poll_interval": "0.2"}
+    monkeypatch.setenv("TZ", "America/New_York")
+    with clock.worn():
+        services("scheduler", "scheduler", **OFF | cron)
+    assert wait_until(lambda: JobRun.newest_tick(BATCH) is not None, LIMIT)
+
+    for change in changes:
+        first = change.replace(hour=0, minute=0, second=30)
+        for hour in hours:
+            moment = first.replace(hour=hour)
+            clock.at(moment)
+            assert wait_until(lambda moment=moment: JobRun.newest_tick(BATCH) >= moment - timedelta(minutes=1), LIMIT)
+
+    wrong = 0
+    for change in changes:
+        first, last = change.replace(hour=4), change.replace(hour=8)
+        every_minute = {first + timedelta(minutes=number) for number in range(4 * 60 + 1)}
+        for batch, expected in ((BATCH, every_minute), ("stale_imports", {first, last})):
+            wrong += len(expected ^ {tick for tick in ticks(batch) if first <= tick <= last})
+    outcome(12, injected=len(changes), violations=wrong)
+    assert wrong == 0

@@ -1,0 +1,253 @@
+"""Disks that go away, are full, or take no metrics, while workers are at it."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager, suppress
+from urllib.request import urlopen
+
+import pytest
+
+from embedded.waiting import wait_until
+from metrics.room import ROOM
+from models import DeletedObject, GitRefDeletion, JobRun, UserStatus, now, sample
+from storage import sentinel
+from workers import BATCHES
+from workers.clients import client
+
+from .service import ROOT as TREE
+from .worlds import CASES, World
+
+LIMIT = 40.0
+OFF = {f"cron_{batch}": "off" for batch in BATCHES}
+WORKER = ("worker", "--processes", "1", "--threads", "4")
+MIB = 1024 * 1024
+
+
+def pass_time(seconds):
+    """Let a fault last: its length is what is tested."""
+    threading.Event().wait(seconds)
+
+
+def said(service, message):
+    return [line for line in service.lines() if message in str(line)]
+
+
+# Gone
+
+GONE = ("delete_objects", "git_ref_cleanup")
+
+
+def test_while_store_and_repositories_are_away_nothing_counts_as_done_and_then_all_is(
+    database, services, tmp_path, outcome
+):
+    world = World.make(database, tmp_path)
+    cases = [CASES[name](world) for name in GONE]
+    expected = [end_of(case, services, name) for case, name in zip(cases, GONE, strict=True)]
+    world.empty()
+    for case in cases:
+        case.seed()
+    options = OFF | world.environment | {"retry_after": "0.5"} | {f"cron_{name}": "* * * * * *" for name in GONE}
+    paces = {"pace_delete_objects": "500", "pace_git_ref_cleanup": "10"}
+    services("scheduler", "scheduler", **options)
+    worker = services("worker", *WORKER, **options, **paces)
+    assert wait_until(lambda: all(0 < case.left() < case.total for case in cases), LIMIT), "nothing was done"
+
+    roots = (world.root, world.repositories)
+    for root in roots:
+        root.rename(root.with_suffix(".away"))
+    # What was under way meanwhile has ended: the next run says that there is nothing there.
+    noticed = wait_until(lambda: all(said(worker, root.name) for root in roots), LIMIT)
+    pass_time(0.5)
+    before = pending()
+    pass_time(1.5)
+    consumed = before - pending()
+    for root in roots:
+        # A git that was at it has made folders where it wanted its lock; a disk that is mounted again covers them.
+        assert [path for path in root.rglob("*") if not path.is_dir()] == []
+        shutil.rmtree(root, ignore_errors=True)
+        root.with_suffix(".away").rename(root)
+    # Each child waits for half a minute at most; once Redis is emptied, the next run sends them all at once.
+    client.flushdb()
+    back_at = time.monotonic()
+
+    def everything_done():
+        for case in cases:
+            case.claims_run_out()
+        return [case.state() for case in cases] == expected
+
+    done = wait_until(everything_done, LIMIT)
+    recovery = time.monotonic() - back_at
+    outcome(33, injected=2, violations=consumed + (not done), recovery=[recovery])
+    assert noticed
+    assert before > 0, "all was done before"
+    assert consumed == 0
+    assert [case.state() for case in cases] == expected
+
+
+def end_of(case, services, name):
+    case.seed()
+    assert services(f"undisturbed {name}", "run", name, **case.world.environment).process.wait(LIMIT) == 0
+    assert case.left() == 0
+    return case.state()
+
+
+def pending():
+    return DeletedObject.select().count() + GitRefDeletion.pending().count()
+
+
+# Full
+
+
+@pytest.fixture
+def disk(tmp_path, capsys):
+    """Mount small disks."""
+    mounted = []
+
+    @contextmanager
+    def none_if_impossible():
+        try:
+            yield
+        except (OSError, subprocess.CalledProcessError) as error:
+            reason = f"full disks were not tested, a small one cannot be mounted: {error}"
+            with capsys.disabled():
+                sys.stdout.write(f"\n{reason}\n")
+            pytest.skip(reason)
+
+    def mount(name, size):
+        folder = tmp_path / name
+        folder.mkdir()
+        with none_if_impossible():
+            command = ["mount", "-t", "tmpfs", "-o", f"size={size},mode=1777", "none", str(folder)]
+            subprocess.run(command, check=True, capture_output=True)
+        mounted.append(folder)
+        return folder
+
+    yield mount
+    for folder in mounted:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill(folder):
+    """Leave no byte; return the file that takes them all."""
+    filler = folder / "filler"
+    with filler.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(b"\0" * 4096)
+    return filler
+
+
+def test_on_a_full_disk_no_ref_counts_as_deleted_and_all_go_once_there_is_room(database, services, disk, outcome):
+    repositories = disk("repositories", 8 * MIB)
+    world = World(database, repositories.with_name("objects"), repositories)
+    sentinel.Folder(repositories).create_sentinel()
+    world.root.mkdir()
+    case = CASES["git_ref_cleanup"](world)
+    case.seed()
+    filler = fill(repositories)
+    options = OFF | world.environment | {"cron_git_ref_cleanup": "* * * * * *", "object_stores": "{}"}
+    services("scheduler", "scheduler", **options)
+    worker = services("worker", *WORKER, **options)
+
+    noticed = wait_until(lambda: len(said(worker, "No space left on device")) >= case.projects, LIMIT)
+    consumed = case.total - case.left()
+    others = JobRun.select().where(JobRun.state == "succeeded").count()
+    filler.unlink()
+    # Each child waits for half a minute at most; once Redis is emptied, the next run sends them all at once.
+    client.flushdb()
+    room_at = time.monotonic()
+    done = wait_until(lambda: case.left() == 0, LIMIT)
+    recovery = time.monotonic() - room_at
+
+    left = refs_left(case)
+    wrong = consumed + (not done) + len(left)
+    outcome(37, injected=1, violations=wrong, recovery=[recovery])
+    assert noticed
+    assert consumed == 0
+    assert others > 0, "its children's trouble must not hold up the batch"
+    assert done
+    assert left == []
+
+
+def refs_left(case):
+    """List the doomed refs that are still there."""
+    doomed = {f"refs/merge-requests/{number}/head" for number in range(case.doomed)}
+    packed = [case.refs(disk_path)[0] for (disk_path,) in case.world.ask("select disk_path from projects")]
+    return [line for text in packed for line in text.splitlines() if line.partition(" ")[2] in doomed]
+
+
+# Metrics
+
+
+@pytest.fixture
+def worker_that_counts(services, disk, monkeypatch):
+    """Start a worker that keeps what it counts on a small disk; return both."""
+
+    def start(**options):
+        folder = disk("metrics", MIB)
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+        with monkeypatch.context() as patch:
+            patch.setenv("TMPDIR", str(folder))
+            worker = services("worker", *WORKER, **options, metrics_port_worker=str(port))
+        assert wait_until(lambda: said(worker, "is booting up"), LIMIT)
+        assert list(folder.glob("forgekeeper-worker-*")), "it counts elsewhere"
+        return worker, folder, port
+
+    return start
+
+
+def test_batches_go_on_while_the_disk_of_their_metrics_is_full(database, services, worker_that_counts, outcome):
+    sample.user_statuses(1_000)
+    options = OFF | {"cron_user_status_cleanup": "* * * * * *", "poll_interval": "0.5", "log_format": "json"}
+    worker, folder, port = worker_that_counts(**options)
+    fill(folder)
+    services("scheduler", "scheduler", **options)
+
+    began = time.monotonic()
+    done = wait_until(lambda: UserStatus.due(now()).count() == 0, LIMIT)
+    recovery = time.monotonic() - began
+    more = wait_until(lambda: JobRun.select().where(JobRun.state == "succeeded").count() > 2, LIMIT)
+    status = worker.process.poll()
+    failures = JobRun.select().where(JobRun.failures > 0).count()
+    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        page = answer.status
+    violations = (not done) + (not more) + failures + (status is not None)
+    outcome(39, injected=1, violations=violations, recovery=[recovery])
+    assert status is None, "the worker has ended"
+    assert (done, more) == (True, True)
+    assert (failures, page) == (0, 200)
+
+
+COUNT_ALL = "from metrics.instruments import Instruments; Instruments('worker').zero()"
+BURY = "import pathlib, sys; from metrics.gathering import Gathered; Gathered(pathlib.Path(sys.argv[1])).bury()"
+
+
+def python(program, *arguments, **environment):
+    """Run a program in a process of its own, for it may be killed."""
+    environment = {**os.environ, "PYTHONPATH": str(TREE), **environment}
+    return subprocess.run([sys.executable, "-c", program, *arguments], env=environment, check=False).returncode
+
+
+def test_there_is_room_for_everything_that_a_worker_counts(tmp_path):
+    status = python(COUNT_ALL, PROMETHEUS_MULTIPROC_DIR=str(tmp_path))
+
+    assert status == 0
+    assert {file.stat().st_size for file in tmp_path.glob("*.db")} == {ROOM}
+
+
+def test_on_a_full_disk_what_dead_processes_have_counted_is_kept_as_it_is(disk):
+    folder = disk("metrics", MIB)
+    assert python(COUNT_ALL, PROMETHEUS_MULTIPROC_DIR=str(folder)) == 0
+    fill(folder)
+    before = {file.name: file.read_bytes() for file in folder.glob("*_*.db")}
+
+    status = python(BURY, str(folder))
+
+    counted = {name: content for name, content in before.items() if not name.startswith("gauge")}
+    assert status == 0
+    assert {file.name: file.read_bytes() for file in folder.glob("*_*.db")} == counted

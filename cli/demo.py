@@ -177,12 +177,14 @@ def _figures(before: Counts, pages: Pages) -> Iterator[Figure]:
     rows = {batch: list(JobRun.of(batch)) for batch in BATCHES}
     runs = {batch: [run for run in found if run.state == "succeeded"] for batch, found in rows.items()}
     yield from _processed(before, runs)
-    for batch, succeeded in runs.items():
-        yield Figure("worker", "runs_total", {"batch": batch}, len(succeeded))
+    for batch, found in rows.items():
+        ended = sum(run.attempt - run.losses - (run.state == "started") for run in found)
+        yield Figure("worker", "runs_total", {"batch": batch}, ended)
     for parent, field in (("git_ref_cleanup", "enqueued"), ("expired_job_artifacts", "children_enqueued")):
         yield Figure("worker", "children_enqueued_total", {"batch": parent}, sum(r.result[field] for r in runs[parent]))
-    for metric in ("run_failures_total", "run_retries_total", "run_dead_letters_total", "threshold_breaches_total"):
-        yield Figure("worker", metric, {}, 0)
+    for metric in ("run_failures_total", "run_retries_total"):
+        yield Figure("worker", metric, {}, sum(run.failures for found in rows.values() for run in found))
+    yield Figure("worker", "run_dead_letters_total", {}, 0)
     for batch in BATCHES:
         # One that was sent twice, its run having ended between two looks at it, has done nothing.
         twice = Figure("worker", "runs_skipped_total", {"batch": batch, "reason": "duplicate"}, 0).shown(pages) or 0

@@ -37,7 +37,6 @@ SHOWN = {
     "worker forgekeeper_records_processed_total expired_artifact 600 600",
     "worker forgekeeper_records_processed_total deleted_object 600 600",
     "worker forgekeeper_record_errors_total git_ref_deletion 6 6",
-    "worker forgekeeper_children_enqueued_total all batches 16 16",
     "worker forgekeeper_run_failures_total all 0 0",
     "exporter forgekeeper_given_up_records failed_upload 3 3",
     "exporter forgekeeper_exporter_collector_success all 15 15",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 MASK = "********"
@@ -19,8 +20,12 @@ CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if 
 
 def escaped(text: str) -> str:
     """Mask secrets, escape control characters."""
-    text = URL_PASSWORD.sub(rf"\1:{MASK}@", text)
-    text = NAMED_SECRET.sub(rf"\1\2{MASK}", text)
+    # Most texts are words: a secret stands behind one of two characters, and what can be printed needs no escape.
+    if ":" in text or "=" in text:
+        text = URL_PASSWORD.sub(rf"\1:{MASK}@", text)
+        text = NAMED_SECRET.sub(rf"\1\2{MASK}", text)
+    if text.isprintable():
+        return text
     return text.translate(CONTROL).encode("utf-8", "backslashreplace").decode()
 
 
@@ -35,7 +40,7 @@ def clean(text: str) -> str:
 
 def redact(value: Any, name: str = "") -> Any:
     """Return *value* fit for a log line, at any depth; what is *name*d as a secret is masked whole."""
-    if name and re.fullmatch(f"(?i){NAME}", name):
+    if name and _names_a_secret(name):
         return MASK
     if isinstance(value, Mapping):
         return {str(key): redact(part, str(key)) for key, part in value.items()}
@@ -47,3 +52,8 @@ def redact(value: Any, name: str = "") -> Any:
         # JSON has numbers of any size; most of what reads it does not.
         return value if value.bit_length() < 64 else str(value)
     return clean(value if isinstance(value, str) else str(value))
+
+
+@lru_cache(maxsize=1_000)
+def _names_a_secret(name: str) -> bool:
+    return re.fullmatch(f"(?i){NAME}", name) is not None

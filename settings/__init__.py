@@ -105,7 +105,7 @@ class Settings(BaseSettings):
     database_statement_timeout: Duration = setting("30", "PostgreSQL gives a statement up after this long.")
     database_lock_timeout: Duration = setting("1", "PostgreSQL gives up waiting for a lock after this long.")
     database_idle_timeout: Duration = setting("10", "PostgreSQL ends a session that idles in a transaction this long.")
-    database_network_timeout: Duration = setting("20", "A database that does not answer for this long is gone.")
+    database_network_timeout: Duration = setting("15", "A database that does not answer for this long is gone.")
     store_timeout: Duration = setting("30", "How long a worker waits for an answer of an object store.")
     object_grace: Grace = setting("0", "How long the object of a deleted artifact is kept.")
     object_visibility: Visibility = setting(

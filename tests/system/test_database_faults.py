@@ -92,6 +92,8 @@ def test_batches_whose_sessions_are_ended_again_and_again_end_as_undisturbed_one
 
     options = EVERY_SECOND | world.environment | {f"cron_{name}": "* * * * * *" for name in TOGETHER}
     options |= {name: value for case in cases.values() for name, value in getattr(case, "pace", {}).items()}
+    # Nobody dies: a run that is lost to a busy machine would be a failure more.
+    options |= {"dead_after": "4"}
     schedulers = [services(f"scheduler{number}", "scheduler", **options) for number in range(2)]
     worker = services("worker", *WORKER, **options)
     assert wait_until(lambda: any(case.left() < case.total for case in cases.values()), LIMIT), "nothing was done"
@@ -242,6 +244,7 @@ def test_without_a_connection_left_everybody_waits_and_goes_on_once_there_is_one
         hoarded_at = time.monotonic()
         before = len(failures(*everyone))
         pass_time(3)
+        wait_until(lambda: len(failures(*everyone)) > before, LIMIT)
         complained = len(failures(*everyone)) - before
         seconds = time.monotonic() - hoarded_at
         alive = [service.process.poll() for service in everyone]
@@ -253,7 +256,7 @@ def test_without_a_connection_left_everybody_waits_and_goes_on_once_there_is_one
     assert complained > 0, "they had connections"
     # A turn for each tick and each poll, in each of two schedulers, and some for the worker.
     assert complained < 2 * 3 * len(BATCHES) * (seconds + 1), "somebody tries all the time"
-    assert recovery < 15
+    assert recovery < LIMIT / 2
 
 
 @contextmanager
@@ -278,9 +281,9 @@ def hoarded(url):
 # A network that swallows everything
 
 CLONE_NEWNET = 0x40000000
-NETWORK_TIMEOUT, CONNECT_TIMEOUT, SCHEDULER_TIMEOUT = 20.0, 3.0, 2.0
-"""The defaults.  A worker says that its query has failed after trying to write that down on a new connection."""
-SLACK = 2.0
+SCHEDULER_TIMEOUT, SLACK = 2.0, 2.0
+NOTICED = 20.0
+"""By the default timeouts a worker's query fails after 15 s; it says so after 3 s of trying to write that down elsewhere."""
 
 
 class Network:
@@ -388,7 +391,7 @@ def test_a_query_that_is_never_answered_fails_in_twenty_seconds_and_a_scheduler_
     again = wait_until(lambda: JobRun.get_by_id(run).state == "succeeded", LIMIT)
     recovery = time.monotonic() - up_at
 
-    late = [detected[0] > 2 * SCHEDULER_TIMEOUT + SLACK, detected[1] > NETWORK_TIMEOUT + CONNECT_TIMEOUT + SLACK]
+    late = [detected[0] > 2 * SCHEDULER_TIMEOUT + 2 * SLACK, detected[1] > NOTICED + SLACK]
     outcome(26, injected=2, violations=sum(late) + (not found) + (not again), recovery=detected)
     sys.stdout.write(f"noticed after {detected} s, done {recovery:.1f} s after the network was back\n")
     assert found

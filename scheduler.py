@@ -35,6 +35,8 @@ from workers.failpoints import arm, failpoint
 
 LATE = timedelta(minutes=1)
 """A tick found later than this was missed; the documents promise a minute at most."""
+PRECEDENCE = timedelta(seconds=1)
+"""For so long a claimed run is its claimant's to send, and a sent one its message's to arrive."""
 HEARTBEAT = timedelta(seconds=15)
 REMEMBERED = 100
 """How many older ticks get a row each after an outage; the ledger need not list a week of minutes."""
@@ -59,11 +61,15 @@ def reconcile(batch: Batch, settings: Settings, *, by: str, told: datetime | Non
     schedule = settings.cron(batch.name)
     if schedule is not None:
         _plan(batch, schedule, settings, by=by, told=told)
-    send(batch)
+    send(batch, by=by)
 
 
-def send(batch: Batch) -> None:
-    """Send the batch's open run, unless it runs, waits for its retry, or is on its way already."""
+def send(batch: Batch, *, by: str | None = None) -> None:
+    """Send the batch's open run, unless it runs, waits for its retry, or is on its way already.
+
+    A scheduler, *by*, leaves a fresh one to its claimant and its message: a worker may start
+    and end it between this look at its row and the sending, which would be a second one.
+    """
     run = JobRun.open(batch.name)
     if run is None or run.state == "started":
         return
@@ -71,7 +77,10 @@ def send(batch: Batch) -> None:
         if JobRun.give_up(run.id, reason="dead_lettered"):
             log.error("run given up", batch=batch.name, run=run.id, reason="dead_lettered")
         return
-    if BatchRow.paused(batch.name).exists() or (run.retry_at and run.retry_at > now()):
+    instant = now()
+    if by is not None and _is_fresh(run, instant, by=by):
+        return
+    if BatchRow.paused(batch.name).exists() or (run.retry_at and run.retry_at > instant):
         return
     if push_once(broker, batch.actor.message().copy(message_id=str(run.id))):
         COUNT.inc("forgekeeper_scheduler_enqueued_total", batch.name)
@@ -79,6 +88,13 @@ def send(batch: Batch) -> None:
         log.info("run sent", batch=batch.name, run=run.id, tick=run.tick and run.tick.isoformat())
     failpoint("tick.sent")
     JobRun.mark_enqueued(run.id)
+
+
+def _is_fresh(run: JobRun, instant: datetime, *, by: str) -> bool:
+    if run.state == "claimed" and run.claimed_by == by:
+        return False
+    age: timedelta = instant - (run.enqueued_at or run.claimed_at)
+    return timedelta(0) <= age < PRECEDENCE
 
 
 def _plan(batch: Batch, schedule: Cron, settings: Settings, *, by: str, told: datetime | None) -> None:

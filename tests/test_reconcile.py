@@ -29,6 +29,7 @@ BATCH = BATCHES[NAME]
 QUEUE = f"{broker.namespace}:{BATCH.queue}"
 DAWN = datetime(2026, 3, 1, 11, 59, 30, tzinfo=UTC)
 NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+MICROSECOND = timedelta(microseconds=1)
 SECOND = timedelta(seconds=1)
 MINUTE = timedelta(minutes=1)
 HOUR = timedelta(hours=1)
@@ -81,9 +82,9 @@ def reconcile(by="A", told=None, **settings):
     scheduler.reconcile(BATCH, Settings(**settings), by=by, told=told)
 
 
-def at(instant, **settings):
+def at(instant, by="A", **settings):
     clock_is(instant)
-    reconcile(**settings)
+    reconcile(by, **settings)
 
 
 def row(tick=NOON):
@@ -167,7 +168,7 @@ def test_a_reconcile_that_finds_nothing_to_do_changes_nothing():
     at(NOON)
     before = list(JobRun.select().dicts())
 
-    reconcile(by="B")
+    at(NOON + SECOND, by="B")
 
     assert list(JobRun.select().dicts()) == before
     assert len(sent()) == 1
@@ -263,7 +264,7 @@ def test_a_run_that_was_sent_before_the_pause_runs_after_it():
     assert not sent()
     Batch.resume(NAME)
 
-    reconcile()
+    at(NOON + SECOND)
 
     assert sent() == [row().id]
     assert start() is not None
@@ -342,7 +343,7 @@ def test_a_message_is_sent_again_after_redis_was_emptied():
     at(NOON)
     client.flushall()
 
-    reconcile(by="B")
+    at(NOON + SECOND, by="B")
 
     assert sent() == [row().id]
 
@@ -351,7 +352,7 @@ def test_a_message_that_a_worker_holds_is_not_sent_again():
     at(NOON)
     fetch()
 
-    reconcile(by="B")
+    at(NOON + SECOND, by="B")
 
     assert not sent()
 
@@ -362,9 +363,36 @@ def test_what_a_scheduler_claimed_before_it_died_is_sent_by_the_next(monkeypatch
         reconcile()
     assert row().state == "claimed"
 
-    reconcile(by="B")
+    at(NOON + SECOND, by="B")
 
     assert row().state == "enqueued"
+    assert sent() == [row().id]
+
+
+def test_for_a_second_a_run_is_its_claimants_to_send():
+    clock_is(NOON)
+    JobRun.claim(NAME, NOON, by="A", reason=None)
+
+    at(NOON + SECOND - MICROSECOND, by="B")
+
+    assert (row().state, sent()) == ("claimed", [])
+
+
+def test_for_a_second_nobody_sends_again_what_was_sent():
+    at(NOON)
+    client.flushall()
+
+    at(NOON + SECOND - MICROSECOND)
+
+    assert sent() == []
+
+
+def test_a_run_claimed_by_a_clock_that_was_set_back_since_is_sent_by_anyone():
+    clock_is(NOON)
+    JobRun.claim(NAME, NOON, by="A", reason=None)
+
+    at(NOON - SECOND, by="B")
+
     assert sent() == [row().id]
 
 
@@ -374,7 +402,7 @@ def test_what_a_scheduler_sent_before_it_died_is_not_sent_twice(monkeypatch):
         reconcile()
     assert row().state == "claimed"
 
-    reconcile(by="B")
+    at(NOON + SECOND, by="B")
 
     assert row().state == "enqueued"
     assert sent() == [row().id]

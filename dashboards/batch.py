@@ -97,7 +97,7 @@ def _standing() -> Row:
             ),
             figure(
                 "Next tick",
-                "When the scheduler will send it next. None while it is paused or off.",
+                "When its next tick is due; while it is paused that will be skipped. None while its cron is off.",
                 "s",
                 Query(
                     '(max(forgekeeper_scheduler_next_run_timestamp_seconds{batch="$batch"}) > 0) - time()', "from now"

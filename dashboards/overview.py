@@ -277,7 +277,8 @@ def _work() -> Row:
             ),
             graph(
                 "Oldest due record",
-                "Its waiting time as a share of what is promised. At 100 % BatchBacklogTooOld is near.",
+                "Its waiting time as a share of what is promised. At 100 % BatchBacklogTooOld is near, but for what "
+                "was held back until lately.",
                 "percentunit",
                 Query(
                     f"({OLDEST}) / on (batch, record) "

@@ -252,7 +252,9 @@ def _scheduler(page: _Page) -> None:
     page.counter("scheduler_max_instances", "Ticks suppressed, a run of the batch being open.", "batch", _CRON)
     page.counter("scheduler_runs_reopened", "Runs taken from a worker that had fallen silent.", "batch", _CRON)
     page.gauge("scheduler_last_enqueue_timestamp_seconds", "Last send.", "batch", _CRON)
-    page.gauge("scheduler_next_run_timestamp_seconds", "Next run by the scheduler; 0 when paused.", "batch", _CRON)
+    page.gauge(
+        "scheduler_next_run_timestamp_seconds", "Next tick of the timetable; 0 if the cron is off.", "batch", _CRON
+    )
 
 
 def _exporter(page: _Page) -> None:

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import time
 import urllib.request
@@ -21,6 +20,8 @@ import yaml
 
 from cli import app
 from settings import PREFIX, Settings
+
+from .ports import free_ports
 
 ROOT = Path(__file__).parent.parent
 RULES_FILE = ROOT / "metrics" / "alerts.yml"
@@ -289,8 +290,7 @@ def test_what_inhibits_and_is_inhibited_exists():
 def alertmanager(tmp_path_factory):
     """A real Alertmanager with the example's configuration, on loopback; nobody hears its webhooks."""
     program = found("prometheus-alertmanager")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_ports(1)[0]}"
     command = [
         *(program, f"--config.file={ALERTMANAGER}", f"--web.listen-address={address}", "--cluster.listen-address="),
         f"--storage.path={tmp_path_factory.mktemp('alertmanager')}",
@@ -337,7 +337,10 @@ INHIBITED = [
     ("BatchNotSucceeded", {"batch": "stale_imports"}, "BatchLeaseContention", {"batch": "stale_imports"}),
     *(
         ("BatchSchedulerDown", {}, name, {"batch": "user_status_cleanup"})
-        for name in ("BatchSchedulerStalled", "BatchNotEnqueued", "BatchScheduleMissing", "BatchNotSucceeded")
+        for name in (
+            *("BatchSchedulerStalled", "BatchNotEnqueued", "BatchScheduleMissing", "BatchNotSucceeded"),
+            *("BatchBacklogTooOld", "BatchNotProgressing"),
+        )
     ),
     *(
         ("BatchWorkersDown", {}, name, {"batch": "delete_objects"})
@@ -357,7 +360,7 @@ def test_what_follows_from_a_cause_is_held_back_and_nothing_else(alertmanager):
 
     before = tell(alertmanager, [*results, *bystanders])
     tell(alertmanager, [{"alertname": name, **labels} for name, labels, _, _ in INHIBITED])
-    wanted, until = {key(labels) for labels in results}, time.monotonic() + 10
+    wanted, until = {key(labels) for labels in results}, time.monotonic() + 30
     while (held := {one for one, is_held in tell(alertmanager, [*results, *bystanders]).items() if is_held}) < wanted:
         assert time.monotonic() < until, wanted - held
         Event().wait(0.05)  # it learns of new causes a moment later

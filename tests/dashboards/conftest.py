@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import socket
 import subprocess
 import time
 import urllib.error
@@ -15,10 +14,11 @@ import pytest
 
 from embedded.waiting import wait_until
 
+from ..ports import free_ports  # noqa: TID252, pytest puts no folder on the path
 from .history import openmetrics
 from .reading import ROOT
 
-LIMIT = 30
+LIMIT = 60
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +46,7 @@ def blocks(programs, tmp_path_factory):
 @pytest.fixture(scope="module")
 def ask(blocks):
     """Ask a Prometheus that has the history, and evaluates our rules on it, as its HTTP API is asked."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_ports(1)[0]}"
     config = blocks.parent / "prometheus.yml"
     rules = ROOT / "metrics" / "alerts.yml"
     config.write_text(f"global: {{evaluation_interval: 1s}}\nrule_files: [{json.dumps(str(rules))}]\n")

@@ -42,7 +42,10 @@ class MasterEnded(Exception):
 
 
 class Gathered(Collector):
-    """What all processes together have counted, and zeros for what none of them has."""
+    """What all processes together have counted, and zeros for what none of them has.
+
+    Nothing at all where the folder is gone: zeros would look like a worker that has nothing to tell.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -55,6 +58,8 @@ class Gathered(Collector):
 
     def collect(self) -> list[Family]:
         """Read the files."""
+        if not self._folder.is_dir():
+            return []
         with self._lock:
             files = filter(_has_begun, self._folder.glob("*.db"))
             merged = MultiProcessCollector.merge(map(str, files), accumulate=True)  # type: ignore[no-untyped-call]

@@ -75,6 +75,13 @@ def test_a_file_that_a_process_died_making_spoils_no_page(tmp_path):
     assert (before.value("runs_total", batch=NAME), after.value("runs_total", batch=NAME)) == (1, 1)
 
 
+def test_a_folder_that_is_gone_is_an_empty_page_and_no_zeros(tmp_path):
+    registry = CollectorRegistry()
+    registry.register(gathering.Gathered(tmp_path / "gone"))
+
+    assert generate_latest(registry) == b""
+
+
 def test_a_hundred_dead_processes_are_read_in_a_tenth_of_a_second(tmp_path):
     count_everything(tmp_path, 100)
     registry, gathered = CollectorRegistry(), gathering.Gathered(tmp_path)

@@ -82,6 +82,11 @@ def alternatives(rule: Rule) -> Iterator[Mutant]:
         length = _seconds(rule.get("for", "0s"))
         lengths = [2 * length, length // 2, 0] if length else [300]
         spoilt += [(f"for becomes {other}s", {"for": f"{other}s"}) for other in lengths]
+        if "keep_firing_for" in rule:
+            kept = _seconds(rule["keep_firing_for"])
+            spoilt += [
+                (f"keep_firing_for becomes {n}s", {"keep_firing_for": f"{n}s"}) for n in (2 * kept, kept // 2, 0)
+            ]
         severity = "warning" if rule["labels"]["severity"] != "warning" else "critical"
         spoilt.append((f"severity becomes {severity}", {"labels": {**rule["labels"], "severity": severity}}))
     for change, fields in spoilt:

@@ -2,9 +2,11 @@
 
 import fcntl
 import os
+import re
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 from coordination.deliveries import MAX_DEATHS, Deliveries
 from coordination.messages import push_once
@@ -39,13 +41,14 @@ def test_a_run_is_counted_with_what_it_did(start_worker, send, counts, scrape, p
 
     send()
 
-    assert counts(worker, 1, "runs_total", batch=NAME)
+    # The last of its figures.
+    assert counts(worker, 1, "run_wait_seconds_count", batch=NAME)
     page = scrape(worker.url)
     assert promtool(page.text) == ""
+    assert page.value("runs_total", batch=NAME) == 1
+    assert page.value("runs_in_progress", batch=NAME) == 0
     assert page.value("records_processed_total", batch=NAME, record="user_status") == 3
     assert page.value("run_duration_seconds_count", batch=NAME) == 1
-    assert page.value("run_wait_seconds_count", batch=NAME) == 1
-    assert counts(worker, 0, "runs_in_progress", batch=NAME)
     assert page.value("log_messages_total", level="info") > 0
 
 
@@ -54,12 +57,12 @@ def test_a_run_that_fails_is_one_failure_and_one_retry(start_worker, send, count
     try:
         worker = start_worker()
         send()
-        failed = counts(worker, 1, "run_failures_total", batch=NAME, error_kind="database")
+        retried = counts(worker, 1, "run_retries_total", batch=NAME)
     finally:
         database.execute_sql("alter table elsewhere rename to user_statuses")
 
-    assert failed
-    assert scrape(worker.url).value("run_retries_total", batch=NAME) == 1
+    assert retried
+    assert scrape(worker.url).value("run_failures_total", batch=NAME, error_kind="database") == 1
 
 
 def test_a_child_that_fails_is_retried_once_and_its_last_failure_is_a_dead_letter(start_worker, counts, scrape):
@@ -75,9 +78,8 @@ def test_a_child_that_fails_is_retried_once_and_its_last_failure_is_a_dead_lette
     assert counts(worker, 2, "run_failures_total", error_kind="gitaly", **labels)
     assert counts(worker, 1, "run_dead_letters_total", **labels)
     assert counts(worker, 1, "run_retries_total", **labels)
-    page = scrape(worker.url)
-    assert page.value("threshold_breaches_total", threshold="dead_letter", **labels) == 1
-    assert page.value("lease_acquisitions_total", lease="clean_project_refs") == 2
+    assert counts(worker, 1, "threshold_breaches_total", threshold="dead_letter", **labels)
+    assert counts(worker, 2, "lease_acquisitions_total", lease="clean_project_refs")
 
 
 def test_a_message_that_is_none_is_a_dead_letter_of_an_unknown_batch(start_worker, counts):
@@ -114,6 +116,16 @@ def test_a_worker_whose_port_is_busy_does_not_start(start_worker):
         " stop what is there, or choose another port"
     )
     assert worker.folders == []
+
+
+def test_a_worker_is_called_what_the_runbook_looks_for(start_worker, scrape_when_up):
+    page = (ROOT / "docs" / "runbooks" / "BatchWorkersDown.md").read_text()
+    worker = start_worker()
+    scrape_when_up(worker.url)
+
+    called = Path(f"/proc/{worker.master.pid}/cmdline").read_text().replace("\0", " ")
+
+    assert re.search(r"^pgrep -af -- '(.+)'$", page, re.MULTILINE)[1] in called
 
 
 def test_a_worker_without_a_page_keeps_no_files(start_worker, send):

@@ -119,7 +119,7 @@ def find(broker: RedisBroker, queues: Sequence[str], letter_id: str) -> DeadLett
 
 
 def read(broker: RedisBroker, found: Sequence[Address]) -> Iterator[DeadLetter]:
-    """Read the dead letters that lie there, in that order; those that are gone by now are left out."""
+    """Read the dead letters that lie there, in that order; those that are gone, or have died anew, are left out."""
     for start in range(0, len(found), PAGE):
         page = found[start : start + PAGE]
         with broker.client.pipeline(transaction=False) as pipe:
@@ -130,7 +130,7 @@ def read(broker: RedisBroker, found: Sequence[Address]) -> Iterator[DeadLetter]:
                 pipe.hget(reasons, _key(address.id))
             answers = iter(pipe.execute())
         for address, (score, body, noted) in zip(page, zip(answers, answers, answers, strict=True), strict=True):
-            if score is not None:
+            if score is not None and _moment(score) == address.since:
                 yield DeadLetter(*address, body, noted and noted.decode(errors="replace"))
 
 
@@ -161,8 +161,9 @@ def replay(broker: RedisBroker, letter: DeadLetter) -> Replayed:
 
 
 def remove(broker: RedisBroker, letter: DeadLetter) -> bool:
-    """Remove the letter; return False when it was gone already."""
-    return bool(call(broker.client, "remove_dead", keys=_keys(broker, letter.queue), args=[_key(letter.id)]))
+    """Remove the letter; return False when it was gone already, or another of its id has taken its place."""
+    seen = [_key(letter.id), letter.body or b""]
+    return bool(call(broker.client, "remove_dead", keys=_keys(broker, letter.queue), args=seen))
 
 
 def _keys(broker: RedisBroker, queue: str) -> list[str]:

@@ -4,9 +4,13 @@
 -- KEYS[2]  <namespace>:<queue>.XQ.msgs     hash, id -> body
 -- KEYS[3]  <namespace>:<queue>.XQ.reasons  hash, id -> why it was given up
 -- ARGV[1]  id
+-- ARGV[2]  body that the caller has seen there, or '' for none
 --
--- Returns 1 when it was removed, 0 when it was gone already.
+-- Returns 1 when it was removed, 0 when it is no longer what the caller has seen; then nothing was changed.
 
+if (redis.call('hget', KEYS[2], ARGV[1]) or '') ~= ARGV[2] then
+  return 0
+end
 redis.call('hdel', KEYS[2], ARGV[1])
 redis.call('hdel', KEYS[3], ARGV[1])
 return redis.call('zrem', KEYS[1], ARGV[1])

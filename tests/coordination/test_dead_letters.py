@@ -19,6 +19,7 @@ from embedded.waiting import wait_until
 QUEUE, OTHER = "git", "objects"
 QUEUES = (QUEUE, OTHER)
 NAMESPACE = "dead_letters"
+LIMIT = 60.0
 KEY = f"{NAMESPACE}:{QUEUE}"
 NOTHING = {"ready": 0, "in_flight": 0, "delayed": 0, "dead": 0}
 PAST = {"retries": 3, "traceback": "Traceback\n  ...\nOSError: gone", "eta": 5, "requeue_timestamp": 7}
@@ -148,6 +149,16 @@ def test_a_letter_that_is_removed_after_it_was_listed_is_left_out(broker, die, l
     dead_letters.remove(broker, letter("7"))
 
     assert [one.id for one in dead_letters.read(broker, found)] == ["8"]
+
+
+def test_a_letter_that_has_died_anew_since_it_was_listed_is_left_out(client, broker, die):
+    die("7")
+    client.zincrby(f"{KEY}.XQ", -1000, "7")
+    found = dead_letters.addresses(broker, QUEUES)
+
+    die("7")
+
+    assert list(dead_letters.read(broker, found)) == []
 
 
 def test_the_dead_letters_of_all_queues_are_counted(broker, die):
@@ -337,14 +348,14 @@ def test_a_letter_that_a_worker_gave_up_is_worked_on_after_its_replay(client, ur
     worker = Worker(broker, worker_timeout=10, worker_threads=1)
     worker.start()
     try:
-        assert wait_until(lambda: dead_letters.count(broker, QUEUES) == 1, 10)
+        assert wait_until(lambda: dead_letters.count(broker, QUEUES) == 1, LIMIT)
         (found,) = dead_letters.read(broker, dead_letters.addresses(broker, QUEUES))
         assert (found.reason, found.options["retries"]) == ("OSError: away", 1)
 
         became = dead_letters.replay(broker, found)
 
-        assert wait_until(lambda: len(tries) == 3, 10)
-        broker.join(QUEUE, timeout=10_000)
+        assert wait_until(lambda: len(tries) == 3, LIMIT)
+        broker.join(QUEUE, timeout=round(LIMIT * 1000))
     finally:
         worker.stop()
     assert (became, tries, dead_letters.count(broker, QUEUES)) == ("replayed", [5, 5, 5], 0)
@@ -368,6 +379,16 @@ def test_a_letter_is_removed_once(broker, die, letter):
     seen = letter("7")
 
     assert [dead_letters.remove(broker, seen) for _ in range(2)] == [True, False]
+
+
+def test_a_letter_that_has_died_anew_since_it_was_read_is_not_removed(broker, die, letter, keys):
+    die("7")
+    seen = letter("7")
+    die("7", retries=1)
+
+    removed = dead_letters.remove(broker, seen)
+
+    assert (removed, keys()[0]) == (False, {"7"})
 
 
 def test_a_forgotten_letter_takes_its_reason_along(broker, client, die, keys):

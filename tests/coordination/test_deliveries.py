@@ -375,16 +375,44 @@ def test_messages_go_back_to_the_head_in_their_order(client, worker):
     assert ready(client) == ["1", "2", "3"]
 
 
-def test_an_acknowledgement_repeated_after_a_lost_reply_does_not_end_the_next_message_of_that_id(worker):
+def acknowledge(worker, fetched):
+    return worker.ack(QUEUE, *fetched)
+
+
+def give_up(worker, fetched):
+    return worker.nack(QUEUE, *fetched, reason="failed")
+
+
+def try_again(worker, fetched):
+    return worker.retry(QUEUE, fetched, body("1", 1, LINE))
+
+
+@pytest.mark.parametrize("end", [acknowledge, give_up, try_again])
+def test_an_end_repeated_after_a_lost_reply_does_not_end_the_next_message_of_that_id(worker, end):
     put(worker, "1")
     (first,) = worker.fetch(QUEUE, limit=1)
-    worker.ack(QUEUE, *first)
+    end(worker, first)
+    for waiting in worker.fetch(LINE, limit=1):
+        worker.due(QUEUE, waiting, body("1", 1))
     worker.put(QUEUE, "1", body("1", 1))
     (second,) = worker.fetch(QUEUE, limit=1)
 
-    again = worker.ack(QUEUE, *first)
+    again = end(worker, first)
 
     assert (again, worker.ack(QUEUE, *second)) == (False, True)
+
+
+def test_a_wait_that_is_ended_again_after_a_lost_reply_does_not_end_the_next_one_of_that_id(worker):
+    put(worker, "1", queue=LINE)
+    (first,) = worker.fetch(LINE, limit=1)
+    worker.due(QUEUE, first, body("1"))
+    (message,) = worker.fetch(QUEUE, limit=1)
+    try_again(worker, message)
+    (second,) = worker.fetch(LINE, limit=1)
+
+    again = worker.due(QUEUE, first, body("1"))
+
+    assert (again, worker.due(QUEUE, second, body("1", 1))) == (False, True)
 
 
 def test_what_was_started_is_not_handed_back(client, worker):

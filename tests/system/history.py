@@ -150,6 +150,8 @@ class Final:
     """Record -> how many were changed by the workers that were started after the faults."""
     counted: dict = field(default_factory=dict)
     """Record -> how many those workers have counted."""
+    stranded: list = field(default_factory=list)
+    """What lay in Redis where no worker would find it, when all had ended."""
     changed_at_rest: list = field(default_factory=list)
     """What further runs changed although there was nothing to do."""
 
@@ -414,6 +416,7 @@ def nothing_is_lost(evidence):
     yield from _refs_left(evidence)
     if final.old_requests:
         yield f"{final.old_requests} ref deletions processed days ago have not been pruned"
+    yield from (f"nobody would ever find {message} again" for message in final.stranded)
 
 
 def _uploads_left(evidence, horizon):
@@ -534,11 +537,12 @@ def each_tick_once(evidence):
         if run["tick"] is not None:
             ticks[run["batch"]].append(run["tick"])
     for batch, period in evidence.periods.items():
-        if not ticks[batch]:
-            yield f"{batch} has never had a tick"
         for first, second in pairwise(sorted(ticks[batch])):
             if abs(second - first - period) > 0.001:
                 yield f"{batch}: after the tick {first} comes {second}"
+        silent = evidence.final.now - max(ticks[batch], default=0.0)
+        if silent > period + EARLY:
+            yield f"{batch} had no tick for {silent:.1f} s in the end"
     yield from _endings(evidence)
     for seconds in evidence.recoveries:
         if seconds > evidence.slowest_recovery:
@@ -575,7 +579,7 @@ def twice_is_once(evidence):
 
 def runs_end_in_time(evidence):
     """P9: each run and each child ends within its budget, one chunk and one statement's time-out."""
-    for message in ("child finished", "child failed"):
+    for message in ("child finished", "child failed", "run finished", "run failed", "run lost"):
         for line in evidence.lines(message):
             if line["seconds"] > evidence.longest.get(line["batch"], math.inf):
                 yield f"{line['message_id']} took {line['seconds']:.1f} s"

@@ -148,6 +148,7 @@ class Soak:
         final.counted = watch.counted(self.rig.workers)
         self._reconcile(final)
         self._end()
+        final.stranded = watch.stranded(self.rig.client)
         final.runs = watch.runs(self.rig)
         return self._judge(final)
 

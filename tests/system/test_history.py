@@ -35,7 +35,8 @@ def run(number, tick, **changes):
 @pytest.fixture
 def logs(tmp_path):
     log = tmp_path / "worker-1.log"
-    log.write_text(json.dumps({"message": "run finished", "run": 1}) + "\n")
+    line = {"message": "run finished", "batch": "prune", "run": 1, "message_id": "1", "seconds": 1.0}
+    log.write_text(json.dumps(line) + "\n")
     return [log]
 
 
@@ -87,7 +88,8 @@ def evidence(logs):
         files=["a", "c", "d/1", "d/3"],
         files_then=["a", "c", "d/1", "d/3"],
         named_then=["a", "c", "d/1", "d/3"],
-        runs=[run(1, NOW), run(2, NOW + 2, state="skipped", started_at=None), run(3, NOW + 4)],
+        runs=[run(1, NOW), run(2, NOW + 2, state="skipped", started_at=None)]
+        + [run(number, NOW + 2 * number - 2) for number in range(3, 52)],
         effects={"user_status": 3},
         counted={"user_status": 3, "stale_upload": 1},
         buckets={"available": [0, 1], "occupied": [], "max": 2},
@@ -161,6 +163,10 @@ def a_ref_deletion_has_vanished(evidence):
 
 def old_records_are_left(evidence):
     evidence.final.old_requests = 3
+
+
+def a_message_is_nowhere(evidence):
+    evidence.final.stranded.append("git clean_project_refs:1")
 
 
 def an_extended_status_is_gone(evidence):
@@ -259,6 +265,14 @@ def a_tick_is_missing(evidence):
     evidence.final.runs.pop(1)
 
 
+def ticks_have_stopped(evidence):
+    del evidence.final.runs[-5:]
+
+
+def a_batch_never_had_a_tick(evidence):
+    evidence.periods["stale_imports"] = 2
+
+
 def a_tick_was_claimed_early(evidence):
     evidence.final.runs[0]["claimed_at"] -= 60
 
@@ -294,6 +308,11 @@ def an_import_has_come_from_nowhere(evidence):
 
 def a_run_took_too_long(evidence):
     evidence.final.runs[0]["finished_at"] += HOUR
+
+
+def a_run_failed_too_late(evidence):
+    line = {"message": "run failed", "batch": "prune", "message_id": "1", "seconds": HOUR}
+    evidence.logs[0].write_text(json.dumps(line) + "\n")
 
 
 def a_child_took_too_long(evidence):
@@ -374,6 +393,7 @@ PLANTED = {
         a_ref_deletion_is_closed_and_its_ref_there,
         a_ref_deletion_has_vanished,
         old_records_are_left,
+        a_message_is_nowhere,
     ),
     "P2": (
         an_extended_status_is_gone,
@@ -394,6 +414,8 @@ PLANTED = {
     "P6": (a_bucket_is_lost, a_bucket_is_there_twice),
     "P7": (
         a_tick_is_missing,
+        ticks_have_stopped,
+        a_batch_never_had_a_tick,
         a_tick_was_claimed_early,
         a_run_was_closed_well_twice,
         a_run_that_was_closed_well_has_failed,
@@ -401,7 +423,7 @@ PLANTED = {
         nothing_ran_after_the_faults,
     ),
     "P8": (bytes_were_taken_off_twice, a_run_with_nothing_to_do_changed_something, an_import_has_come_from_nowhere),
-    "P9": (a_run_took_too_long, a_child_took_too_long),
+    "P9": (a_run_took_too_long, a_run_failed_too_late, a_child_took_too_long),
     "P10": (a_transaction_was_old,),
     "P11": (a_finished_import_has_timed_out, an_entity_was_half_timed_out, an_entity_is_half_timed_out),
     "P12": (a_counter_fell, more_was_counted_than_done, something_done_was_not_counted, nobody_compared_counts),

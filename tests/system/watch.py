@@ -271,6 +271,19 @@ def _register(client):
     }
 
 
+def stranded(client):
+    """List what lies where no worker would find it: bodies and ids apart, ids twice, and what nobody handed back."""
+    found = [key.decode() for kind in ("acks", "started") for key in client.scan_iter(f"{NAMESPACE}:__{kind}__.*")]
+    for line in (line for queue in QUEUES for line in (queue, f"{queue}.DQ")):
+        ids, bodies = (Counter(keys) for keys in _waiting(client, f"{NAMESPACE}:{line}"))
+        found += [f"{line} {key.decode(errors='replace')}" for key in (ids - bodies) + (bodies - ids)]
+    return found
+
+
+def _waiting(client, key):
+    return client.lrange(key, 0, -1), client.hkeys(f"{key}.msgs")
+
+
 def at_rest(rig, bares):
     """Return everything that a batch may change, for two looks to be compared."""
     tables = {

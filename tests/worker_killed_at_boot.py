@@ -1,24 +1,24 @@
-"""`forgekeeper worker` one of whose processes is killed at the worst moments: `before` or `while` it says that it is up."""
+"""`forgekeeper worker` of whose processes one, or the `master`, is killed when they are about to say that they are up."""
 
 import os
 import signal
 import sys
-from datetime import timedelta
-from multiprocessing.synchronize import Event
 
 from workers.__main__ import run
+from workers.word import Word
 
 
-def die_with_its_lock(event):
-    event._cond.acquire()
-    die(event)
-
-
-def die(_event):
+def kill_itself(_word):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def kill_master(word):
+    os.kill(os.getppid(), signal.SIGKILL)
+    word_of_the_living(word)
+
+
 if __name__ == "__main__":
-    moment, boot, *arguments = sys.argv[1:]
-    Event.set = {"before": die, "while": die_with_its_lock}[moment]
-    sys.exit(run(arguments, boot=timedelta(seconds=float(boot))))
+    whom, *arguments = sys.argv[1:]
+    word_of_the_living = Word.set
+    Word.set = {"process": kill_itself, "master": kill_master}[whom]
+    sys.exit(run(arguments))

@@ -115,7 +115,7 @@ class Settings(BaseSettings):
         "300", "Stale uploads that a run has claimed are given to another this much later; it acts on them for a fifth."
     )
     bucket_silent_after: Duration = setting("600", "An artifact bucket silent for this long is given to another child.")
-    redis_timeout: Duration = setting("5", "How long a worker waits for an answer of Redis.")
+    redis_timeout: Duration = setting("2", "How long a worker waits for an answer of Redis.")
     scheduler_timeout: Duration = setting("2", "How long a scheduler waits for PostgreSQL or Redis before it goes on.")
 
     worker_processes: Count = setting("2", "Processes that `forgekeeper worker` starts.")

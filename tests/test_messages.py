@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
+import redis
 from dramatiq import Message
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.middleware import Middleware
@@ -209,6 +210,18 @@ def test_a_server_that_has_forgotten_the_scripts_is_taught_them_again():
     client.script_flush()
 
     assert push("8")
+
+
+def test_a_server_that_has_become_read_only_is_left_for_whoever_is_master_now():
+    before = client.client_id()
+    client.replicaof("127.0.0.1", "1")
+    try:
+        with pytest.raises(redis.ResponseError, match="READONLY"):
+            push("7")
+    finally:
+        client.replicaof("no", "one")
+
+    assert client.client_id() != before
 
 
 def test_a_message_that_was_given_up_is_dead():

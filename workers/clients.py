@@ -64,6 +64,7 @@ def connect(settings: Settings, limits: Limits, *, name: str, connections: int |
         socket_connect_timeout=patience,
         health_check_interval=30,
         # A command sent again after a lost reply may be done twice; whoever can bear
-        # that repeats it himself.
-        retry=Retry(NoBackoff(), 0),
+        # that repeats it himself.  The connection is left after each of these errors: a master
+        # that has become a replica keeps its connections, and would say READONLY for ever.
+        retry=Retry(NoBackoff(), 0, (redis.ConnectionError, redis.TimeoutError, redis.ResponseError)),
     )

@@ -54,7 +54,7 @@ START = """
     update job_runs set
         state = 'started', attempt = attempt + 1, retry_at = null,
         started_by = %(by)s, started_at = clock_timestamp(), alive_at = clock_timestamp()
-    where id = %(id)s and state in ('claimed', 'enqueued')
+    where id = %(id)s and batch = %(batch)s and state in ('claimed', 'enqueued')
       and not exists (
         select from batches where name = job_runs.batch and paused_until > clock_timestamp()
       )
@@ -251,9 +251,12 @@ class JobRun(Base):
         ).execute()
 
     @classmethod
-    def start(cls, run_id: int, *, by: str) -> Started | None:
-        """Start the run; None when it is started, closed or paused, or its row is gone."""
-        row = database.execute_sql(START, {"id": run_id, "by": by}).fetchone()
+    def start(cls, batch: str, run_id: int, *, by: str) -> Started | None:
+        """Start the batch's run; None when it is started, closed or paused, or its row is gone.
+
+        Another batch's row has the id if the database is older than the message: it was restored.
+        """
+        row = database.execute_sql(START, {"id": run_id, "batch": batch, "by": by}).fetchone()
         return Started(run_id, *row) if row else None
 
     @classmethod
@@ -261,7 +264,7 @@ class JobRun(Base):
         """Take over the batch's waiting row, or start a new one; None when one runs or the batch is paused."""
         waiting = cls.open(batch)
         if waiting is not None:
-            return cls.start(waiting.id, by=by)
+            return cls.start(batch, waiting.id, by=by)
         row = database.execute_sql(START_MANUAL, {"batch": batch, "by": by}).fetchone()
         return Started(*row) if row else None
 

@@ -106,7 +106,7 @@ def fetch():
 
 
 def start(tick=NOON):
-    return JobRun.start(row(tick).id, by="worker")
+    return JobRun.start(NAME, row(tick).id, by="worker")
 
 
 def executed(tick=NOON):
@@ -431,6 +431,13 @@ def test_a_worker_may_start_a_run_that_its_scheduler_has_not_marked_as_sent():
     JobRun.mark_enqueued(run.id)
 
     assert row().state == "started"
+
+
+def test_a_message_of_another_batch_starts_no_run():
+    at(NOON)
+
+    assert JobRun.start("stale_imports", row().id, by="worker") is None
+    assert row().state == "enqueued"
 
 
 def test_a_run_whose_message_is_a_dead_letter_is_given_up():

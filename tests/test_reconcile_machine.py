@@ -331,7 +331,7 @@ class Machine(RuleBasedStateMachine):
         self.start(pick(self.holding))
 
     def start(self, worker):
-        run = JobRun.start(int(worker.message), by=worker.name)
+        run = JobRun.start(NAME, int(worker.message), by=worker.name)
         if run is None:
             self.end(worker, "ack")
             self.acknowledge(worker)

@@ -29,7 +29,7 @@ class Runner:
 
     def start(self, batch: str, run_id: int) -> Attempt | None:
         """Start the run of that row; None when it is a duplicate or the batch is paused."""
-        run = JobRun.start(run_id, by=identity())
+        run = JobRun.start(batch, run_id, by=identity())
         if run is None:
             paused = Batch.paused(batch).exists()
             # A paused batch's row stays open; its message is sent again after the pause.

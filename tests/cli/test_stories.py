@@ -27,7 +27,7 @@ def claimed(tick=None):
 
 
 def started(run_id, by="worker-2:9"):
-    return JobRun.start(run_id, by=by)
+    return JobRun.start(NAME, run_id, by=by)
 
 
 def reconciled(by="sched-1:7"):

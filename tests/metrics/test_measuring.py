@@ -150,13 +150,13 @@ def test_other_batches_may_take_as_long_as_they_like(counted):
 
 @pytest.mark.parametrize(("batch", "limit"), [("stale_direct_uploads", 2), ("expired_job_artifacts", 3)])
 def test_failures_in_a_row_are_a_breach_from_the_document_s_number_on(database, counted, batch, limit):
-    started = JobRun.start(JobRun.claim_manual(batch, by="test"), by="test")
+    started = JobRun.start(batch, JobRun.claim_manual(batch, by="test"), by="test")
     breaches = []
     for _ in range(limit):
         JobRun.fail(started, "x", delay=timedelta(0))
         end(batch, error=ValueError(), state="enqueued")
         breaches.append(counted("threshold_breaches_total", batch, "consecutive_failures"))
-        started = JobRun.start(started.id, by="test")
+        started = JobRun.start(batch, started.id, by="test")
 
     assert breaches == [0] * (limit - 1) + [1]
 

@@ -12,6 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from tempfile import TemporaryDirectory
 
+import hypothesis
 import psycopg2
 import pytest
 from hypothesis.configuration import set_hypothesis_home_dir
@@ -35,6 +36,10 @@ def pytest_configure(config: pytest.Config) -> None:
     folder = TemporaryDirectory(prefix="forgekeeper-hypothesis-")
     config.add_cleanup(folder.cleanup)
     set_hypothesis_home_dir(folder.name)
+    # A busy machine is no finding of Hypothesis's.
+    patient = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+    hypothesis.settings.register_profile("patient", patient)
+    hypothesis.settings.load_profile("patient")
 
 
 @dataclass(frozen=True)

@@ -159,7 +159,7 @@ def test_of_two_that_migrate_at_once_one_does_it_and_the_other_has_nothing_to_do
     names = migrations.pending(empty)
     empty.execute_sql("select pg_advisory_lock(%s)", (migrations.LOCK,))
     both = [Migrating(empty), Migrating(empty)]
-    wait_until(lambda: waiting(empty, 0) == 2, 10)
+    assert wait_until(lambda: waiting(empty, 0) == 2, 30)
 
     empty.execute_sql("select pg_advisory_unlock(%s)", (migrations.LOCK,))
     for one in both:
@@ -173,7 +173,7 @@ def test_one_that_comes_second_waits_longer_than_for_other_locks(empty):
     empty.execute_sql("select pg_advisory_lock(%s)", (migrations.LOCK,))
     second = Migrating(empty)
 
-    wait_until(lambda: not second.is_alive() or waiting(empty, 2 * PATIENCE.lock.total_seconds()), 10)
+    wait_until(lambda: not second.is_alive() or waiting(empty, 2 * PATIENCE.lock.total_seconds()), 30)
     empty.execute_sql("select pg_advisory_unlock(%s)", (migrations.LOCK,))
     second.join()
 

@@ -296,7 +296,7 @@ def test_a_worker_runs_them_and_then_the_same_ids_may_come_again(broker, clean, 
     worker = Worker(broker, worker_threads=2, worker_timeout=10)
     worker.start()
     try:
-        broker.join(QUEUE, timeout=20_000, interval=10)
+        broker.join(QUEUE, timeout=60_000, interval=10)
     finally:
         worker.stop()
 

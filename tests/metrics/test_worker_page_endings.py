@@ -29,7 +29,9 @@ def test_what_a_killed_process_has_counted_stays_and_a_restart_begins_anew(start
     due(3)
     worker = start_worker(processes=2, **PATIENT)
     send()
-    assert counts(worker, 1, "runs_total", batch=NAME)
+    # The last of its figures.
+    assert counts(worker, 1, "run_wait_seconds_count", batch=NAME)
+    assert wait_until(worker.is_up, LIMIT)
 
     (one, other) = worker.children
     os.kill(other, signal.SIGSTOP)  # the other one holds the page up, as a long drain would
@@ -66,6 +68,7 @@ def test_a_killed_master_frees_the_port_at_once_and_the_folder_when_its_workers_
     worker = start_worker(**PATIENT)
     send()
     assert counts(worker, 1, "runs_in_progress", batch=NAME)
+    assert wait_until(worker.is_up, LIMIT)
 
     worker.master.kill()
 

@@ -15,7 +15,7 @@ from settings import PREFIX
 
 ROOT = Path(__file__).parents[2]
 NAME = "user_status_cleanup"
-LIMIT = 30.0
+LIMIT = 60.0
 PATIENT = {"DATABASE_LOCK_TIMEOUT": 60, "DATABASE_STATEMENT_TIMEOUT": 60}
 """Settings that let a run wait for a lock for as long as a test wants it held."""
 
@@ -25,6 +25,7 @@ class WorkerWithPage:
 
     def __init__(self, folder, port, processes, settings):
         self._port = port
+        self._processes = processes
         self.url = f"http://127.0.0.1:{port}/metrics"
         self.temporary = folder
         self.log = folder / "worker.log"
@@ -44,11 +45,19 @@ class WorkerWithPage:
     def folders(self):
         return list(self.temporary.glob(f"{gathering.PREFIX}*"))
 
+    def is_up(self):
+        """Say whether all its processes have told their master so; one that has not hangs once its master is killed."""
+        return self.log.read_text().count("Worker process is ready for action.") == self._processes
+
     @property
     def children(self):
         """The ids of the worker processes: those that listen to Redis, not the page."""
-        found = Path(f"/proc/{self.master.pid}/task/{self.master.pid}/children").read_text().split()
-        return [int(pid) for pid in found if b"gathering" not in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        found = []
+        for pid in Path(f"/proc/{self.master.pid}/task/{self.master.pid}/children").read_text().split():
+            with suppress(OSError):  # it has ended
+                if b"gathering" not in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    found.append(int(pid))
+        return found
 
     def listens(self):
         """Say whether its page can be connected to."""

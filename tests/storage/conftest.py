@@ -3,7 +3,7 @@
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from socket import create_connection, socket
+from socket import create_connection
 from urllib.parse import quote
 
 import pytest
@@ -12,9 +12,10 @@ from embedded.waiting import wait_until
 from storage import sentinel
 from storage.objects import Objects
 
+from ..ports import free_ports  # noqa: TID252, pytest puts no folder on the path
 from .faulty_s3 import FaultyS3
 
-LIMIT = 30.0
+LIMIT = 60.0
 
 
 class Folder:
@@ -72,9 +73,7 @@ class S3:
 @pytest.fixture(scope="session")
 def moto():
     """Run a moto server; return its URL."""
-    with socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (port,) = free_ports(1)
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:

@@ -368,7 +368,7 @@ def test_a_claim_is_not_acted_on_when_it_may_be_anothers_already(s3):
     with pytest.raises(ZeroDivisionError):
         run(s3.url, Deadline(MAX_RUNTIME, safe_point=lambda: 1 / 0), object_visibility=2 * SECOND)
 
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 15
 
 
 # Claims, others and deadlines

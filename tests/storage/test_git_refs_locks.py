@@ -27,6 +27,8 @@ from storage.git_refs import (
 from .git_samples import ALWAYS_IN_TIME, Bare, Held, put_root, stand_in
 
 TWO_HOURS = 7_200
+A_BUSY_MACHINE = 8.0
+"""Seconds that it may add."""
 
 
 @pytest.fixture
@@ -89,7 +91,7 @@ def test_thousands_of_locks_of_a_killed_git_cost_one_refusal(repository):
 
     assert states.pop("refs/a") == "deleted"
     assert set(states.values()) == {"locked"}
-    assert time.monotonic() < started + 20
+    assert time.monotonic() < started + ALWAYS_IN_TIME
 
 
 def test_a_ref_named_like_the_lock_of_all_is_a_ref(repository):
@@ -107,7 +109,7 @@ def test_a_lock_of_all_refs_is_reported_with_its_age_and_left(repository, lock):
     two_hours_ago(repository.path / lock)
 
     with pytest.raises(RepositoryLocked) as caught:
-        repository.delete("refs/a", "refs/c", within=2)
+        repository.delete("refs/a", "refs/c", within=4)
 
     assert caught.value.path == lock
     assert timedelta(hours=2) <= caught.value.age < timedelta(hours=3)
@@ -175,9 +177,9 @@ def test_git_that_waits_too_long_for_a_lock_is_given_up_in_time_to_say_so(reposi
     started = time.monotonic()
 
     with prepared(repository, "refs/b"), pytest.raises(RepositoryLocked):
-        repository.delete("refs/c", within=2)
+        repository.delete("refs/c", within=4)
 
-    assert time.monotonic() < started + 2
+    assert time.monotonic() < started + 4
     assert repository.locks() == []
 
 
@@ -204,9 +206,9 @@ def test_git_that_hangs_is_asked_to_end_and_leaves_no_locks(repository, tmp_path
     started = time.monotonic()
 
     with pytest.raises(GitTimedOut) as caught:
-        repository.delete("refs/a", "refs/c", within=1)
+        repository.delete("refs/a", "refs/c", within=2)
 
-    assert 1 <= time.monotonic() - started < 5
+    assert 2 <= time.monotonic() - started < 2 + A_BUSY_MACHINE
     assert (caught.value.killed, caught.value.locks) == (False, ())
     assert repository.locks() == []
 
@@ -216,9 +218,9 @@ def test_git_that_does_not_listen_is_killed_and_its_locks_are_told(repository, t
     started = time.monotonic()
 
     with pytest.raises(GitTimedOut) as caught:
-        repository.delete("refs/a", "refs/c", within=1, grace=0.5)
+        repository.delete("refs/a", "refs/c", within=2, grace=0.5)
 
-    assert 1.5 <= time.monotonic() - started < 5
+    assert 2.5 <= time.monotonic() - started < 2.5 + A_BUSY_MACHINE
     assert caught.value.killed
     assert not Path("/proc", (repository.path / "pid").read_text().strip()).exists()
     assert caught.value.locks == ("packed-refs.lock", "refs/c.lock")

@@ -10,7 +10,9 @@ from storage import sentinel
 from storage.objects import DELETED, StoreUnavailable
 
 A_SECOND = timedelta(seconds=1)
-ALWAYS_IN_TIME = 20.0
+ALWAYS_IN_TIME = 60.0
+A_BUSY_MACHINE = 8.0
+"""Seconds that it may add."""
 
 
 def numbered(count):
@@ -250,14 +252,14 @@ def test_a_silent_server_holds_nobody_longer_than_until(s3, objects):
     outcomes = objects(s3).delete(["a", "b"], until=until)
 
     assert outcomes == {}
-    assert until <= time.monotonic() < until + 2
+    assert until <= time.monotonic() < until + A_BUSY_MACHINE
 
 
 def test_what_was_known_when_the_time_is_up_is_told(s3, objects):
     paths = numbered(2_500)
     s3.proxy.before("bulk", 2, lambda: s3.proxy.hang("bulk"))
 
-    outcomes = objects(s3).delete(paths, until=time.monotonic() + 4)
+    outcomes = objects(s3).delete(paths, until=time.monotonic() + 7)
 
     assert outcomes == dict.fromkeys(paths[:1_000], DELETED)
 
@@ -270,7 +272,7 @@ def test_a_failing_store_is_not_tried_beyond_until(s3, objects):
 
     outcomes = objects(s3).delete(paths, until=until)
 
-    assert time.monotonic() < until + 1
+    assert time.monotonic() < until + A_BUSY_MACHINE
     assert {outcome.state for outcome in outcomes.values()} == {"failed"}
 
 

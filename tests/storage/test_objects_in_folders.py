@@ -12,7 +12,7 @@ from embedded.waiting import wait_until
 from storage.objects import DELETED, MISSING, Objects, StoreUnavailable
 
 ROOT = Path(__file__).parents[2]
-LIMIT = 20.0
+LIMIT = 60.0
 
 # Uses a store, forks, and lets the child use it, then open it anew.
 FORK = """

@@ -21,8 +21,9 @@ from typing import NamedTuple
 import pytest
 import yaml
 
-from cli.scraping import free_ports
 from embedded.waiting import wait_until
+
+from ..ports import free_ports  # noqa: TID252, pytest puts no folder on the path
 
 ROOT = Path(__file__).parents[2]
 FASTER = 60

@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from time import monotonic
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
+from ..ports import free_ports  # noqa: TID252, pytest puts no folder on the path
+
 READ = 1 << 16
 FOREVER = 3600.0
 
@@ -56,7 +58,8 @@ class Proxy:
         self._waker, self._wakened = socket.socketpair()
         self._wakened.setblocking(False)
         self._selector.register(self._wakened, selectors.EVENT_READ)
-        self.port = 0
+        # Its own while it refuses, too.
+        (self.port,) = free_ports(1)
         self._listen()
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name=f"proxy:{self.port}", daemon=True)
@@ -131,7 +134,6 @@ class Proxy:
         self._listener.bind(("127.0.0.1", self.port))
         self._listener.listen(128)
         self._listener.setblocking(False)
-        self.port = self._listener.getsockname()[1]
         self._selector.register(self._listener, selectors.EVENT_READ)
 
     def _stop(self):

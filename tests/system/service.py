@@ -10,8 +10,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from embedded.waiting import wait_until
+
 ROOT = Path(__file__).parents[2]
-LIMIT = 15.0
+LIMIT = 30.0
 
 
 @dataclass
@@ -76,12 +78,23 @@ class Service:
         self.deaths += [(pid, time.time()) for pid in pids]
 
     def stop(self):
+        """Ask it to end; return its status.  One that has just begun to start would not hear it, but die of it."""
+        wait_until(lambda: self.process.poll() is not None or self._hears_sigterm(), LIMIT)
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(LIMIT)
         self.kill()
         return self.process.returncode
+
+    def _hears_sigterm(self):
+        """Say whether it has a handler for SIGTERM, or blocks it until it has one."""
+        bit = 1 << signal.SIGTERM - 1
+        with suppress(FileNotFoundError, ProcessLookupError):
+            text = Path(f"/proc/{self.process.pid}/status").read_text()
+            lines = dict(line.split(":\t", 1) for line in text.splitlines())
+            return bool((int(lines["SigCgt"], 16) | int(lines["SigBlk"], 16)) & bit)
+        return True
 
     def lines(self):
         """Yield the facts of the log lines of all lives; a killed process's last one may be cut."""

@@ -19,7 +19,7 @@ from .stock_actors import URL
 from .stock_processes import Master, Note
 from .told_work import QUEUE
 
-LIMIT = 30.0
+LIMIT = 60.0
 NOTHING = {"": 0, ".DQ": 0}, {"": 0, ".DQ": 0}
 
 

@@ -24,7 +24,7 @@ from .slow_work import QUEUE
 from .stock_slow_actors import NOTES as STOCK_NOTES
 from .stock_slow_actors import OPTIONS, URL
 
-LIMIT = 30.0
+LIMIT = 60.0
 READY = "Worker process is ready for action."
 PREFETCH = "dramatiq_queue_prefetch"
 

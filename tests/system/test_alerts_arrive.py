@@ -13,7 +13,6 @@ from urllib.request import urlopen
 
 import pytest
 
-from cli.scraping import free_ports
 from coordination import dead_letters
 from embedded.waiting import wait_until
 from models import Batch, FeatureFlag, GitRefDeletion, JobArtifact, JobRun, UserStatus, database, now, sample
@@ -22,6 +21,7 @@ from storage import git_sample
 from workers import BATCHES, broker
 from workers.clients import Limits, connect
 
+from ..ports import free_ports  # noqa: TID252, pytest puts no folder on the path
 from .monitoring import monitoring
 from .service import Service
 from .worlds import ONCE_A_YEAR, World

@@ -143,10 +143,10 @@ class Forge:
         stores = {"object_stores": orjson.dumps({"artifacts": f"file://{self.store}"}).decode()}
         environment = ENVIRONMENT | stores | environment
         self.workers = [self._services(f"worker{number}", *WORKER, **environment) for number in range(WORKERS)]
-        assert wait_until(lambda: len(self.lines(READY)) == WORKERS * PROCESSES, 30), "not all workers came up"
+        assert wait_until(lambda: len(self.lines(READY)) == WORKERS * PROCESSES, 90), "not all workers came up"
         self.scheduler = self._services("scheduler", "scheduler", **environment)
         self.began = time.monotonic()
-        assert wait_until(lambda: self.count("recorded") > 0, 30), "nothing was ever destroyed"
+        assert wait_until(lambda: self.count("recorded") > 0, 90), "nothing was ever destroyed"
 
     def until(self, condition, seconds=PATIENCE):
         """Wait for *condition*; a worker that has died is started again meanwhile."""
@@ -170,7 +170,7 @@ class Forge:
         assert self.until(lambda: self.count("ci_deleted_objects") == 0), "the outbox did not become empty"
         emptied = time.monotonic() - self.began
         statuses = [service.stop() for service in (self.scheduler, *self.workers)]
-        assert wait_until(lambda: not self.ask(OTHERS), 10)
+        assert wait_until(lambda: not self.ask(OTHERS), 30)
 
         assert self.ask(SURVIVORS) == self.untouched
         assert self.paths() == self.survivors

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -19,6 +18,7 @@ from storage import sentinel
 from workers import BATCHES
 from workers.clients import client
 
+from ..ports import free_ports  # noqa: TID252, pytest puts no folder on the path
 from .service import ROOT as TREE
 from .worlds import CASES, World
 
@@ -189,8 +189,7 @@ def worker_that_counts(services, disk, monkeypatch):
 
     def start(**options):
         folder = disk("metrics", MIB)
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            port = server.getsockname()[1]
+        (port,) = free_ports(1)
         with monkeypatch.context() as patch:
             patch.setenv("TMPDIR", str(folder))
             worker = services("worker", *WORKER, **options, metrics_port_worker=str(port))
@@ -214,7 +213,7 @@ def test_batches_go_on_while_the_disk_of_their_metrics_is_full(database, service
     more = wait_until(lambda: JobRun.select().where(JobRun.state == "succeeded").count() > 2, LIMIT)
     status = worker.process.poll()
     failures = JobRun.select().where(JobRun.failures > 0).count()
-    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=LIMIT) as answer:
         page = answer.status
     violations = (not done) + (not more) + failures + (status is not None)
     outcome(39, injected=1, violations=violations, recovery=[recovery])

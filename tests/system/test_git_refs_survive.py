@@ -26,14 +26,14 @@ from ..storage.git_samples import Bare, put_root, stand_in  # noqa: TID252, pyte
 
 DURATION = float(os.environ.get("REFS_CHAOS_SECONDS", "12"))
 SEED = int(os.environ.get("CHAOS_SEED", random.randrange(2**32)))
-PATIENCE = 60.0
+PATIENCE = 120.0
 START = 10.0
 PROJECTS, DOOMED, OTHERS = 20, 3_000, 1_000
 PUSHERS = 3
 PUSHED_REFS = 1_500
 DOOMED_AT_ONCE = 25
 FEED_EVERY = 0.25
-MOST_MORE_FAILURES = 0.01
+MOST_MORE_FAILURES = 0.02
 COMMITS, BRANCHES, TAGS = 300, 6_000, 6_000
 LOOSE = 500
 ENVIRONMENT = {

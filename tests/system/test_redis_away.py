@@ -223,7 +223,7 @@ def test_a_lost_reply_neither_loses_nor_doubles_a_message_nor_leaves_a_lease(our
 
 
 def test_a_message_whose_senders_reply_is_lost_is_sent_again_and_done_once(ours, outcome):
-    sender = RedisBroker(url=f"{ours.url}?socket_timeout=1", namespace=NAMESPACE, middleware=[])
+    sender = RedisBroker(url=f"{ours.url}?socket_timeout=4", namespace=NAMESPACE, middleware=[])
     assert ours.send("note", "first", by=sender)
     ours.proxy.drop_replies(1, to=sent("push_once"))
     with pytest.raises(redis.TimeoutError):

@@ -23,9 +23,11 @@ from workers.clients import client
 from .stock import NOTHING, Ours, cleaned_up, eventually, pass_time
 from .worlds import CASES, World
 
-CAP = 30.0
+CAP = 60.0
 THREADS = 4
 SHORT = {"dead_after": 1, "redis_timeout": 1}
+ALIVE = {"dead_after": 3, "redis_timeout": 1}
+"""The same where nobody dies: a busy machine must not be taken for a dead worker."""
 EVERY_SECOND = "* * * * * *"
 NEVER = datetime.min.replace(tzinfo=UTC)
 
@@ -92,8 +94,8 @@ def newest_success(batch):
 
 EACH = 0.005
 """Seconds between two messages."""
-GUARANTEED = 1.0
-"""What was acknowledged longer than this before the kill is in the log."""
+GUARANTEED = 2.0
+"""What was acknowledged longer than this before the kill is in the log: Redis says a second, and two on a slow disk."""
 
 
 class Sender(threading.Thread):
@@ -190,7 +192,7 @@ def test_a_redis_that_takes_no_writes_refuses_new_messages_and_gets_rid_of_the_o
     failing = [f"failing-{n}" for n in range(THREADS)]
     for _ in range(2):
         # Room for all, whichever of the two takes them.
-        ours.start(threads=2 * THREADS, **SHORT)
+        ours.start(threads=2 * THREADS, **ALIVE)
     eventually(ours.ready)
     for held, failed in zip(at_work, failing, strict=True):
         ours.send("hold", held, str(go))
@@ -205,7 +207,7 @@ def test_a_redis_that_takes_no_writes_refuses_new_messages_and_gets_rid_of_the_o
             ours.send("note", "new")
         go.touch()
         # Longer than a worker may be silent, and than the delayed ones wait.
-        pass_time(3)
+        pass_time(4.5)
     back_at, keys = time.monotonic(), at_work + failing + delayed
     ended = wait_until(lambda: ours.left() == NOTHING and ours.in_hand() == 0, CAP)
     recovery = time.monotonic() - back_at if ended else inf
@@ -221,7 +223,8 @@ def test_a_redis_that_takes_no_writes_refuses_new_messages_and_gets_rid_of_the_o
 
 def test_messages_are_done_without_an_error_while_scripts_are_flushed(ours, outcome):
     keys, flushed = [str(number) for number in range(400)], 0
-    ours.start(threads=THREADS, **SHORT)
+    # With the default patience: that a busy Redis is late would be a complaint.
+    ours.start(threads=THREADS)
     eventually(ours.ready)
     ending = time.monotonic() + CAP
     began_at = time.monotonic()

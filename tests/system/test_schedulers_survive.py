@@ -23,8 +23,8 @@ from workers.clients import client
 
 DURATION = float(os.environ.get("CHAOS_SECONDS", "60"))
 SEED = int(os.environ.get("CHAOS_SEED", random.randrange(2**32)))
-START = 30.0
-RECOVERY = 15.0
+START = 60.0
+RECOVERY = 30.0
 FLUSH_EVERY = 15.0
 SAMPLE_EVERY = 0.05
 BACKLOG = 50

@@ -21,7 +21,7 @@ STEPS = {
     "git_ref_cleanup": "clean_project_refs.deleted",
 }
 """Where the worker stands: behind its first chunk, its first bucket's, or between git and the table."""
-HOLD_UP = "sleep:3*1"
+HOLD_UP = "sleep:8*1"
 """Longer than it takes to stop a process that has come to that step."""
 OPEN = ("claimed", "enqueued", "started")
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import time
 from collections import Counter
 from contextlib import contextmanager, suppress
@@ -25,6 +24,7 @@ from embedded.postgres import Postgres
 from settings.failpoints import NAMES
 from workers import BATCHES, QUEUES
 
+from ..ports import free_ports  # noqa: TID252, pytest puts no folder on the path
 from .proxy import postgres_through, redis_through
 from .service import LIMIT, Service
 from .worlds import World
@@ -146,12 +146,6 @@ class Watched(Service):
                 os.kill(pid, number)
 
 
-def _free_port():
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return listening.getsockname()[1]
-
-
 @dataclass
 class Rig:
     """Everything that a soak has to do with."""
@@ -180,7 +174,7 @@ class Rig:
         return rig
 
     def add(self, name, *arguments):
-        port = _free_port() if arguments[0] == "worker" else 0
+        port = free_ports(1)[0] if arguments[0] == "worker" else 0
         proxies = redis_through(self.servers.redis_url), postgres_through(self.servers.database_url)
         (redis_proxy, redis_url), (database_proxy, database_url) = proxies
         settings = {

@@ -120,7 +120,7 @@ class UserStatusCleanup(Case):
 
 class StaleImports(Case):
     total = 600
-    pace: ClassVar = {"pace_stale_imports": "200"}
+    pace: ClassVar = {"pace_stale_imports": "120"}
 
     def seed(self):
         sample.imports(1_000)
@@ -136,7 +136,7 @@ class StaleImports(Case):
 
 class StaleDirectUploads(Case):
     total = 3_000
-    pace: ClassVar = {"pace_stale_direct_uploads": "2000"}
+    pace: ClassVar = {"pace_stale_direct_uploads": "600"}
 
     def seed(self):
         stale = [f"stale/{number:04}" for number in range(self.total)]
@@ -161,7 +161,7 @@ class StaleDirectUploads(Case):
 
 class DeleteObjects(Case):
     total = 3_000
-    pace: ClassVar = {"pace_delete_objects": "2000"}
+    pace: ClassVar = {"pace_delete_objects": "600"}
 
     def seed(self):
         gone = [f"gone/{number:04}" for number in range(self.total)]
@@ -184,7 +184,7 @@ class DeleteObjects(Case):
 
 class ExpiredJobArtifacts(Case):
     total = 1_200
-    pace: ClassVar = {"pace_expired_job_artifacts": "400"}
+    pace: ClassVar = {"pace_expired_job_artifacts": "240"}
     cron = EVERY_SECOND
     """The run itself ends at once, its children's buckets are taken from them by a later one."""
 

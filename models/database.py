@@ -9,6 +9,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from select import POLLIN, poll
 from typing import Any
 
 import peewee as pw
@@ -65,13 +66,27 @@ class PerThreadDatabase(pw.PostgresqlDatabase):
         self.close()
 
 
+class Pool(PooledPostgresqlDatabase):  # type: ignore[misc]  # playhouse has no types
+    """A pool that asks the server whether a connection still works only where there is reason to.
+
+    Peewee asks each time one is taken, and meanwhile no other thread can take or return one.
+    A server that ends a connection says so, and one that has gone silent is noticed by the
+    kernel's probes; before that, the first statement fails instead of the question.
+    """
+
+    def _is_closed(self, connection: Any) -> bool:
+        if not connection.closed and connection.get_transaction_status() == TRANSACTION_STATUS_IDLE:
+            said = poll()
+            said.register(connection, POLLIN)
+            if not said.poll(0):
+                return False
+        closed: bool = super()._is_closed(connection)
+        return closed
+
+
 def open_pool(url: str, patience: Patience, *, name: str, size: int) -> None:
     """Let the models use a pool of at most *size* connections, each made when first needed."""
-    database.initialize(
-        PooledPostgresqlDatabase(
-            None, max_connections=size, timeout=patience.connect.total_seconds(), autoconnect=False
-        )
-    )
+    database.initialize(Pool(None, max_connections=size, timeout=patience.connect.total_seconds(), autoconnect=False))
     _point_at(url, patience, name)
 
 

@@ -6,9 +6,11 @@ in files, from which one page shows all processes together; elsewhere in memory.
 
 from __future__ import annotations
 
+import os
+
 import prometheus_client as prometheus
 from prometheus_client import CollectorRegistry, values
-from prometheus_client.values import MutexValue, ValueClass
+from prometheus_client.values import MultiProcessValue, MutexValue
 
 from metrics.catalogue import Metric, Process, of
 from metrics.room import RoomyFile
@@ -17,6 +19,12 @@ from metrics.room import RoomyFile
 prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]
 # The client's own files end their process when the disk is full.
 values.MmapedDict = RoomyFile  # type: ignore[attr-defined]
+IN_FILES = values.ValueClass is not MutexValue
+if IN_FILES:
+    # The client asks the system for the process's id whenever it counts; only a fork changes it.
+    identities = [os.getpid()]
+    os.register_at_fork(after_in_child=lambda: identities.__setitem__(0, os.getpid()))
+    values.ValueClass = MultiProcessValue(lambda: identities[0])  # type: ignore[no-untyped-call]
 
 
 class Instruments:
@@ -31,14 +39,14 @@ class Instruments:
     @property
     def in_files(self) -> bool:
         """Say whether a page of all processes will see what is counted here."""
-        return ValueClass is not MutexValue
+        return IN_FILES
 
     def inc(self, name: str, *labels: str, by: float = 1) -> None:
         """Count *by* more."""
         if not by:
             return
         instrument = self._of(name, *labels)
-        assert isinstance(instrument, prometheus.Counter | prometheus.Gauge)
+        assert isinstance(instrument, RISING)
         instrument.inc(by)
 
     def dec(self, name: str, *labels: str) -> None:
@@ -77,14 +85,16 @@ class Instruments:
 
         It is remembered: to ask the client for it takes as long as to count.
         """
-        if series not in self._series:
+        known = self._series.get(series)
+        if known is None:
             name, *labels = series
             instrument = self._instruments[name]
-            self._series[series] = instrument.labels(*labels) if labels else instrument
-        return self._series[series]
+            known = self._series[series] = instrument.labels(*labels) if labels else instrument
+        return known
 
 
 Instrument = prometheus.Counter | prometheus.Gauge | prometheus.Histogram
+RISING = (prometheus.Counter, prometheus.Gauge)
 
 
 def _instrument(metric: Metric, registry: CollectorRegistry) -> Instrument:

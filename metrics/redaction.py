@@ -11,11 +11,24 @@ MASK = "********"
 LONGEST = 4_000
 """Characters of one fact: an error's trace fits, a dumped payload does not."""
 
+KEYS = ("access", "account", "api", "private", "sas")
+WORDS = (
+    *("password", "passwd", "secret", "signature", "token", "authorization"),
+    *(f"{kind}{between}key" for kind in KEYS for between in ("", "_")),
+)
+"""What secrets have in their names."""
+
 # Each begins where a word does: from every letter of a long word anew, it would take seconds.
-NAME = r"(?<!\w)\w*?(?:password|passwd|secret|signature|access_?key|api_?key|token)\w*"
+NAME = rf"(?<!\w)(?:sig(?!\w)|\w*?(?:{'|'.join(WORDS)})\w*)"
 URL_PASSWORD = re.compile(r"((?<!\w)\w+://[^\s:/@]*):\S*@")
-NAMED_SECRET = re.compile(rf"(?i)({NAME})([\"']?\s*[=:]\s*)(\"[^\"]*\"|'[^']*'|[^\s&,;]+)")
-CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+VALUE = r"\"[^\"]*\"|'[^']*'|(?:(?:Basic|Bearer)\s+)?[^\s&,;]+"
+NAMED_SECRET = re.compile(rf"(?i)({NAME})([\"']?\s*[=:]\s*)({VALUE})")
+SIGNATURE = re.compile(r"(?<!\w)sig(?!\w)")
+CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"} | {
+    # They break a line, or turn the direction in which it is read.
+    code: f"\\u{code:04x}"
+    for code in (0x61C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A))
+}
 
 
 def escaped(text: str) -> str:
@@ -38,6 +51,17 @@ def clean(text: str) -> str:
     return f"{text[:half]}…{text[-half:]}"
 
 
+def harmless(line: str) -> bool:
+    """Say whether `redact` would change nothing of *line*, a line of JSON.
+
+    It is quick, and says no where it would have to look closer.
+    """
+    if len(line) > LONGEST or not line.isascii() or not line.isprintable() or "\\" in line or "://" in line:
+        return False
+    lower = line.lower()
+    return not any(map(lower.__contains__, WORDS)) and not ("sig" in lower and SIGNATURE.search(lower))
+
+
 def redact(value: Any, name: str = "") -> Any:
     """Return *value* fit for a log line, at any depth; what is *name*d as a secret is masked whole."""
     if name and _names_a_secret(name):
@@ -51,7 +75,14 @@ def redact(value: Any, name: str = "") -> Any:
     if isinstance(value, int):
         # JSON has numbers of any size; most of what reads it does not.
         return value if value.bit_length() < 64 else str(value)
-    return clean(value if isinstance(value, str) else str(value))
+    return clean(value if isinstance(value, str) else _text(value))
+
+
+def _text(value: object) -> str:
+    try:
+        return str(value)
+    except Exception:  # noqa: BLE001, to say something must not fail
+        return object.__repr__(value)
 
 
 @lru_cache(maxsize=1_000)

@@ -3,14 +3,22 @@
 import io
 import json
 import logging
+import os
+import socket
+from pathlib import Path
 
+import hypothesis
+import orjson
 import pytest
 import structlog
+from hypothesis import given
+from hypothesis import strategies as some
 
 from metrics import logs
-from metrics.redaction import LONGEST
+from metrics.redaction import LONGEST, WORDS, redact
 
 SECRET = "hunter2"
+LIMIT = 10.0
 
 
 class Tripped(Exception):
@@ -42,6 +50,7 @@ def line(stream):
 
 
 log = structlog.get_logger("tests")
+LOGGERS = [log, logging.getLogger("library")]
 
 
 def test_a_line_begins_with_when_how_grave_and_what(line):
@@ -70,7 +79,7 @@ def test_a_library_s_record_looks_like_ours(line):
     assert line() | {"at": ""} == {"at": "", "level": "warning", "message": "3 connections", "pool": "main"}
 
 
-@pytest.mark.parametrize("logger", [structlog.get_logger("tests"), logging.getLogger("library")])
+@pytest.mark.parametrize("logger", LOGGERS)
 def test_what_is_bound_to_the_context_is_on_every_line(line, logger):
     structlog.contextvars.bind_contextvars(batch="prune", run=7)
 
@@ -79,7 +88,7 @@ def test_what_is_bound_to_the_context_is_on_every_line(line, logger):
     assert (line()["batch"], line()["run"]) == ("prune", 7)
 
 
-@pytest.mark.parametrize("logger", [structlog.get_logger("tests"), logging.getLogger("library")])
+@pytest.mark.parametrize("logger", LOGGERS)
 def test_an_exception_and_its_cause_are_on_the_same_line(line, logger):
     try:
         trip("the second", Tripped("the first"))
@@ -148,8 +157,13 @@ LEAKS = {
     "JSON": '{"password": "hunter2"}',
     "Python": "{'secret': 'hunter2'}",
     "capitals": "Password: hunter2",
+    "an old letter": "pa\u017fsword=hunter2",
     "an environment variable": "AWS_SECRET_ACCESS_KEY=hunter2",
     "another one": "PGPASSWORD=hunter2",
+    "a storage account's key": "DefaultEndpointsProtocol=https;AccountKey=hunter2;EndpointSuffix=h",
+    "a shared access signature": "GET https://h/o?sv=1&sig=hunter2&se=2 failed",
+    "a service account's key": '{"private_key": "hunter2"}',
+    "a header": "Authorization: Bearer hunter2",
 }
 URL = "redis://:hunter2@h/0"
 FACTS = {
@@ -193,7 +207,11 @@ def test_a_fact_that_is_named_as_a_secret_is_masked(stream):
 
 
 @pytest.mark.parametrize(
-    "text", ["run 7 of prune at 10:31", "s3://bucket/a@b", "see https://h:443/p", "the password was wrong"]
+    "text",
+    [
+        *("run 7 of prune at 10:31", "s3://bucket/a@b", "see https://h:443/p", "the password was wrong"),
+        "ended by a signal: 9",
+    ],
 )
 def test_what_is_no_secret_stays(line, text):
     log.info(text)
@@ -210,6 +228,8 @@ def test_what_is_no_secret_stays(line, text):
         ("bell\a", r"bell\x07"),
         ("gone\x7f", r"gone\x7f"),
         ("\x9b31mred", r"\x9b31mred"),
+        ("two\u2028lines", r"two\u2028lines"),
+        ("\u202ederorrim", r"\u202ederorrim"),
     ],
 )
 @pytest.mark.parametrize("style", ["json", "console"])
@@ -220,6 +240,27 @@ def test_control_characters_are_escaped(stream, style, raw, escaped):
 
     assert raw not in stream.getvalue()
     assert (json.loads(stream.getvalue())["name"] if style == "json" else stream.getvalue()).count(escaped) == 1
+
+
+PIECES = [*WORDS, "sig", "PassWord", "\u017fecret", "://", *":=@'\"\\\n\x1b\x7f\x9bx7 "]
+TEXTS = some.lists(some.sampled_from(PIECES), max_size=6).map("".join)
+VALUES = some.recursive(
+    TEXTS | some.integers() | some.floats() | some.booleans() | some.none() | some.datetimes(),
+    lambda parts: some.lists(parts, max_size=3) | some.dictionaries(TEXTS, parts, max_size=3),
+    max_leaves=5,
+)
+
+
+@hypothesis.settings(suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
+@hypothesis.example(fact=2**63)
+@given(fact=VALUES)
+def test_a_line_has_what_redaction_leaves_of_a_fact_whatever_it_is(stream, fact):
+    stream.seek(0)
+    stream.truncate()
+
+    log.info("said", fact=fact)
+
+    assert json.loads(stream.getvalue())["fact"] == json.loads(orjson.dumps(redact(fact)))
 
 
 def test_a_message_with_a_line_break_is_one_line(line):
@@ -233,6 +274,56 @@ def test_a_fact_that_json_cannot_write_costs_no_line(line, value):
     log.info("odd", value=value)
 
     assert line()["message"] == "odd"
+
+
+class Speechless:
+    """Something that has no text."""
+
+    def __str__(self):
+        raise Tripped
+
+
+def test_a_fact_that_has_no_text_costs_no_line(line):
+    log.info("odd", value=Speechless())
+
+    assert "Speechless object" in line()["value"]
+
+
+@pytest.mark.parametrize("logger", LOGGERS)
+def test_a_line_that_cannot_be_written_fails_nobody(stream, logger):
+    with Path("/dev/full").open("w") as full:
+        logs.configure("json", "INFO", full)
+
+        logger.warning("run started")
+
+        # What it holds would be written once more when it is closed.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), full.fileno())
+
+
+@pytest.mark.parametrize("logger", LOGGERS)
+def test_each_line_is_written_at_once(stream, logger):
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    theirs.settimeout(LIMIT)
+    with ours, theirs, ours.makefile("w") as file:
+        logs.configure("json", "INFO", file)
+
+        logger.warning("run started")
+        logger.warning("run finished")
+
+        lines = [json.loads(theirs.recv(10_000)) for _ in range(2)]
+    assert [line["message"] for line in lines] == ["run started", "run finished"]
+
+
+def test_whoever_counts_lines_is_told_the_level_of_each(stream):
+    levels = []
+    logs.configure("json", "INFO", stream, told=levels.append)
+
+    log.debug("not written")
+    log.info("run started")
+    logging.getLogger("library").warning("connection lost")
+    log.error("run failed")
+
+    assert levels == ["info", "warning", "error"]
 
 
 def test_a_long_fact_is_cut(line):

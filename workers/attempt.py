@@ -10,12 +10,13 @@ import os
 import random
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import asdict
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
+import peewee as pw
 import structlog
 from dramatiq import Actor
 from dramatiq.brokers.redis import RedisBroker
@@ -31,6 +32,8 @@ LONGEST_RETRY = timedelta(hours=1)
 
 RUN = "forgekeeper_run"
 """The option in which a child's message says which run has sent it."""
+
+Answer = TypeVar("Answer")
 
 log = structlog.get_logger(__name__)
 _current: ContextVar[Attempt | None] = ContextVar("attempt", default=None)
@@ -135,7 +138,7 @@ class Attempt:
     def succeed(self) -> bool:
         """Close the run with the batch's outcome; return False when it was taken from us."""
         result = self.result()
-        ours = JobRun.succeed(self.run, result)
+        ours = _written(lambda: JobRun.succeed(self.run, result))
         if ours:
             log.info("run finished", seconds=self.seconds(), **result)
         else:
@@ -146,24 +149,33 @@ class Attempt:
         """Let the run be tried again later, unless *final*; return its new state, None when it is lost."""
         delay = backoff(self.run.failures, first=self._retry_after)
         retries = 0 if final else MAX_RETRIES
-        lost = isinstance(error, LostRun)
-        if not lost and not reachable():
-            # Perhaps only this connection has gone: a run that can say that it failed is not lost with its worker.
-            release()
-            database.connect()
-        state = None if lost else JobRun.fail(self.run, describe(error), delay=delay, retries=retries)
+        state = None
+        if not isinstance(error, LostRun):
+            state = _written(lambda: JobRun.fail(self.run, describe(error), delay=delay, retries=retries))
         if state is None:
             log.warning("run lost", seconds=self.seconds())
         else:
             retry_in = round(delay.total_seconds(), 1) if state == "enqueued" else None
             # Where somebody watches, the command says what went wrong; its trace is for those who look for it.
-            trace = error if not final or log.isEnabledFor(logging.DEBUG) else None
+            trace = error if not final or log.is_enabled_for(logging.DEBUG) else None
             log.error("run failed", seconds=self.seconds(), state=state, retry_in=retry_in, exc_info=trace)
         return state
 
     def seconds(self) -> float:
         """Return how long it has taken so far."""
         return round(time.monotonic() - self._began, 3)
+
+
+def _written(write: Callable[[], Answer]) -> Answer:
+    try:
+        return write()
+    except pw.PeeweeException:
+        if reachable():
+            raise
+        # Perhaps only this connection has gone: a run that can say how it ended is not lost with its worker.
+        release()
+        database.connect()
+        return write()
 
 
 def backoff(failures: int, *, first: timedelta) -> timedelta:
@@ -174,5 +186,8 @@ def backoff(failures: int, *, first: timedelta) -> timedelta:
 
 
 def describe(error: BaseException) -> str:
-    """Put an exception into one line for the ledger."""
-    return f"{type(error).__name__}: {error}".splitlines()[0][:500]
+    """Put an exception into one line for the ledger and the dead letters."""
+    line = f"{type(error).__name__}: {error}".splitlines()[0][:500]
+    # PostgreSQL refuses a NUL, and both refuse the half characters by which Python writes bytes that are no
+    # text: then the run or the message could not be ended.
+    return line.replace("\0", "\\x00").encode(errors="backslashreplace").decode()

@@ -6,10 +6,9 @@ goes wrong here is logged, and the run is none the worse.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import timedelta
+from threading import get_ident
 from typing import Any
 
 import peewee as pw
@@ -37,6 +36,9 @@ FAILURES = {"stale_direct_uploads": 2, "expired_job_artifacts": 3}
 BACKLOG = 10_000
 """More than so many left by a run of `user_status_cleanup` or `stale_direct_uploads` are an alarm."""
 DEAD_LETTERS = {"git_ref_cleanup", "clean_project_refs"}
+
+PASSED_OVER = (OSError, ValueError, pw.PeeweeException)
+"""What may go wrong with counting."""
 
 PROCESSED = "forgekeeper_records_processed_total"
 EXAMINED = "forgekeeper_records_examined_total"
@@ -148,6 +150,13 @@ def child_ended(actor: str, seconds: float, outcome: Any, error: BaseException |
             _lease(actor, outcome, error)
 
 
+def line_written(level: str) -> None:
+    """Count a log line of that level."""
+    # No line about a line that could not be counted.
+    with suppress(OSError, ValueError):
+        COUNT.inc("forgekeeper_log_messages_total", level if level in LEVELS else "info")
+
+
 def given_up(actor: str) -> None:
     """Count a dead letter of that actor, of one that is no batch too."""
     with _harmless():
@@ -165,11 +174,8 @@ class Measuring(Middleware):
     """Counts messages where they pass.  It comes first: around all others, whatever they do with a message."""
 
     def __init__(self) -> None:
-        self._began: dict[str, float] = {}
-
-    def after_process_boot(self, broker: Broker) -> None:
-        """Count this process's log lines from now on."""
-        logging.getLogger().addHandler(Lines())
+        # By thread too: a message may come again while its first copy is still in hand.
+        self._began: dict[tuple[int, str], float] = {}
 
     def before_enqueue(self, broker: Broker, message: Message[Any], delay: int | None) -> None:
         """Note until when a message is delayed: whoever finds it later must not take the delay for waiting."""
@@ -186,7 +192,7 @@ class Measuring(Middleware):
         """Count a message in progress."""
         with _harmless():
             if message.actor_name in BATCHES:
-                self._began[message.message_id] = current_millis()
+                self._began[get_ident(), message.message_id] = current_millis()
                 COUNT.inc("forgekeeper_runs_in_progress", message.actor_name)
 
     def after_process_message(
@@ -219,26 +225,11 @@ class Measuring(Middleware):
         given_up(message.actor_name)
 
     def _leave(self, message: MessageProxy) -> float | None:
-        began = self._began.pop(message.message_id, None)
+        began = self._began.pop((get_ident(), message.message_id), None)
         if began is not None:
             with _harmless():
                 COUNT.dec("forgekeeper_runs_in_progress", message.actor_name)
         return began
-
-
-class Lines(logging.Handler):
-    """Counts log lines by their level."""
-
-    def createLock(self) -> None:  # noqa: N802, the library's name
-        """Have none: counting has one of its own, and every line would wait for both."""
-        self.lock = None
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Count one."""
-        level = record.levelname.lower()
-        # No line about a line that could not be counted.
-        with suppress(OSError, ValueError):
-            COUNT.inc("forgekeeper_log_messages_total", level if level in LEVELS else "info")
 
 
 def _ended(batch: str, seconds: float, outcome: Any, error: BaseException | None) -> None:
@@ -263,8 +254,8 @@ def _timed_out(outcome: Any) -> bool:
 
 def _particulars(batch: str, outcome: Any) -> None:
     """Count what only one batch has."""
-    if batch == "user_status_cleanup" and outcome.stopped == "deadline":
-        # Only a run that was cut short leaves anything: others need not be asked.
+    if batch == "user_status_cleanup":
+        # One that has drained leaves what somebody else has locked.
         if backlog.user_statuses(now()).records > BACKLOG:
             COUNT.inc(BREACHES, batch, "backlog")
     elif batch == "stale_direct_uploads":
@@ -287,10 +278,14 @@ def _lease(family: str, outcome: Any, error: BaseException | None) -> None:
         COUNT.inc("forgekeeper_lease_lost_total", family)
 
 
-@contextmanager
-def _harmless() -> Iterator[None]:
+class _harmless:  # noqa: N801, used as a word; a generator would take longer than to count
     """Let nothing that goes wrong with counting reach the run."""
-    try:
-        yield
-    except (OSError, ValueError, pw.PeeweeException) as error:
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> bool:
+        if not isinstance(error, PASSED_OVER):
+            return False
         log.debug("not counted", error=str(error))
+        return True

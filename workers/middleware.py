@@ -19,7 +19,7 @@ from metrics import logs
 from models import database, release
 from settings import Settings
 from settings.reading import load
-from workers import ending
+from workers import ending, measuring
 from workers.attempt import RUN, Attempt, describe, identity
 from workers.child import Child
 from workers.clients import Limits, connect
@@ -48,7 +48,7 @@ class Clients(Middleware):
         ending.follow()
         settings = load()
         # Not what Dramatiq has put in its place: a pipe to the master, in whose death lines would be lost.
-        logs.configure(settings.log_format, settings.log_level, sys.__stderr__)
+        logs.configure(settings.log_format, settings.log_level, sys.__stderr__, told=measuring.line_written)
         # One connection for each thread, and one for the heart.
         connect(settings, Limits.of_worker(settings), name="worker", connections=settings.worker_threads + 1)
 

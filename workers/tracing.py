@@ -8,6 +8,7 @@ configuration, as with `opentelemetry-instrument forgekeeper worker`.
 from __future__ import annotations
 
 from contextvars import Token
+from threading import get_ident
 from typing import Any
 
 import structlog
@@ -35,7 +36,8 @@ class Tracing(Middleware):
 
     def __init__(self) -> None:
         self._tracer = trace.get_tracer("forgekeeper")
-        self._spans: dict[str, tuple[trace.Span, Token[context.Context]]] = {}
+        # By thread too: a message may come again while its first copy is still in hand.
+        self._spans: dict[tuple[int, str], tuple[trace.Span, Token[context.Context]]] = {}
 
     def before_enqueue(self, broker: Broker, message: Message[Any], delay: int | None) -> None:
         """Note the present span; a message that is sent once more belongs to where it was sent first."""
@@ -53,7 +55,7 @@ class Tracing(Middleware):
             trace.SpanKind.CONSUMER,
             {"messaging.message.id": message.message_id, "messaging.destination.name": message.queue_name},
         )
-        self._spans[message.message_id] = span, context.attach(trace.set_span_in_context(span, sender))
+        self._spans[get_ident(), message.message_id] = span, context.attach(trace.set_span_in_context(span, sender))
         trace_id = span.get_span_context().trace_id
         if trace_id != trace.INVALID_TRACE_ID:
             structlog.contextvars.bind_contextvars(trace_id=trace.format_trace_id(trace_id))
@@ -67,9 +69,10 @@ class Tracing(Middleware):
         exception: BaseException | None = None,
     ) -> None:
         """End it."""
-        if message.message_id not in self._spans:
+        attempt = get_ident(), message.message_id
+        if attempt not in self._spans:
             return
-        span, token = self._spans.pop(message.message_id)
+        span, token = self._spans.pop(attempt)
         if exception is not None:
             span.record_exception(exception)
             span.set_status(trace.StatusCode.ERROR)

@@ -1,11 +1,13 @@
 """What a worker counts of a run or a child that has ended."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from datetime import timedelta
 
 import peewee as pw
 import pytest
 import redis
+from dramatiq import MessageProxy
 from dramatiq.middleware import TimeLimitExceeded
 
 from coordination.lease import LeaseLost
@@ -18,6 +20,7 @@ from workers import BATCHES, git_ref_cleanup, measuring
 from workers import expired_job_artifacts as artifacts
 from workers import stale_direct_uploads as direct
 from workers import user_status_cleanup as statuses
+from workers.broker import broker
 from workers.deadline import stopping
 from workers.measuring import BREACHES, FIELDS
 
@@ -80,7 +83,7 @@ def test_whatever_the_catalogue_says_of_records_and_children_is_counted():
     assert counted == declared
 
 
-def test_a_run_that_ends_well_is_a_run_with_its_figures_and_no_failure(counted):
+def test_a_run_that_ends_well_is_a_run_with_its_figures_and_no_failure(database, counted):
     end("user_status_cleanup", outcome=statuses.Outcome(7, 1, "drained"))
 
     assert counted("runs_total", "user_status_cleanup") == 1
@@ -168,14 +171,17 @@ def test_more_pending_uploads_than_the_limit_are_a_breach(counted, left, breache
     assert counted("threshold_breaches_total", "stale_direct_uploads", "backlog") == breaches
 
 
+@pytest.mark.parametrize("stopped", ["deadline", "drained"])
 @pytest.mark.parametrize(("left", "breaches"), [(3, 0), (4, 1)])
-def test_more_statuses_left_than_the_limit_are_a_breach(database, counted, monkeypatch, left, breaches):
+def test_more_statuses_left_than_the_limit_are_a_breach(  # noqa: PLR0917, fixtures
+    database, counted, monkeypatch, left, breaches, stopped
+):
     monkeypatch.setattr(measuring, "BACKLOG", 3)
     for number in range(left):
         UserStatus.create(user_id=number, clear_status_at=now() - timedelta(minutes=1))
     assert backlog.BOUND > measuring.BACKLOG
 
-    end("user_status_cleanup", outcome=statuses.Outcome(1, 1, "deadline"))
+    end("user_status_cleanup", outcome=statuses.Outcome(1, 1, stopped))
 
     assert counted("threshold_breaches_total", "user_status_cleanup", "backlog") == breaches
 
@@ -250,6 +256,22 @@ def test_a_run_by_hand_is_never_late(counted):
     measuring.run_started("prune", Started(1, 1))
 
     assert counted.everything == set()
+
+
+def test_a_message_that_two_threads_have_in_hand_is_in_progress_until_the_second_has_ended(counted):
+    one, message = measuring.Measuring(), MessageProxy(BATCHES["prune"].actor.message())
+
+    def handled():
+        one.before_process_message(broker, message)
+        one.after_process_message(broker, message)
+
+    one.before_process_message(broker, message)
+    with ThreadPoolExecutor(1) as other:
+        other.submit(handled).result()
+
+    assert counted("runs_in_progress", "prune") == 1
+    one.after_process_message(broker, message)
+    assert counted("runs_in_progress", "prune") == 0
 
 
 def test_a_database_that_has_gone_does_not_fail_the_count(settings, counted):

@@ -26,8 +26,12 @@ ROOT = Path(__file__).parents[1]
 PROGRAM = ROOT / "tests" / "worker_with_odd_actors.py"
 QUEUE = "objects"
 KEY = f"{broker.namespace}:{QUEUE}"
-LIMIT = 30.0
+LIMIT = 60.0
 DEAD_AFTER = 1.0
+ALIVE_FOR = 3.0
+"""The same where nobody is dead: a busy machine must not be taken for it."""
+BUSY = 8.0
+"""Seconds that a busy machine may add to what is promised."""
 WITHOUT_OPENTELEMETRY = """
 import sys
 sys.modules["opentelemetry"] = None  # what an import finds where it is not installed
@@ -165,12 +169,12 @@ def test_a_message_whose_process_was_killed_runs_again_elsewhere(start_worker, g
     killed_at = time.monotonic()
 
     eventually(lambda: len(started()) == 2)
-    assert time.monotonic() - killed_at < DEAD_AFTER + 5
+    assert time.monotonic() - killed_at < DEAD_AFTER + BUSY
     go.touch()
     eventually(lambda: left() == NOTHING)
     first.master.wait(LIMIT)
     assert done() == ["1"]
-    assert second.said("messages rescued")
+    eventually(lambda: second.said("messages rescued"))
 
 
 def test_a_message_that_kills_its_process_is_given_up_and_its_neighbours_are_done(start_worker):
@@ -209,7 +213,7 @@ def twice_to_all(master):
 
 @pytest.mark.parametrize("tell", [once_to_the_master, twice_to_all])
 def test_what_runs_is_finished_and_what_does_not_runs_elsewhere(start_worker, go, tell):
-    first = start_worker(threads=12).ready()
+    first = start_worker(threads=12, dead_after=ALIVE_FOR).ready()
     running = [f"running-{number}" for number in range(12)]
     prefetched = [f"prefetched-{number}" for number in range(6)]
     for key in running:
@@ -218,15 +222,15 @@ def test_what_runs_is_finished_and_what_does_not_runs_elsewhere(start_worker, go
     for key in prefetched:
         push("note", key)
     eventually(lambda: client.llen(KEY) == 0)
-    start_worker().ready()
+    start_worker(dead_after=ALIVE_FOR).ready()
 
     told_at = time.monotonic()
     tell(first.master)
 
     eventually(lambda: sorted(done()) == prefetched)
-    assert time.monotonic() - told_at < 2
+    assert time.monotonic() - told_at < 2 + BUSY
     # Long enough for its messages to be taken from it, if it gave no signs of life.
-    eventually(lambda: time.monotonic() - told_at > 1.5 * DEAD_AFTER)
+    eventually(lambda: time.monotonic() - told_at > 1.5 * ALIVE_FOR)
     go.touch()
     assert first.master.wait(LIMIT) == 0, first.text()
     eventually(lambda: left() == NOTHING)
@@ -323,7 +327,7 @@ def test_a_child_that_fails_while_redis_fails_is_retried_afterwards(start_worker
 
 
 def test_workers_that_all_lost_their_redis_do_not_take_each_others_messages(start_worker, go):
-    workers = [start_worker(threads=1).ready() for _ in range(2)]
+    workers = [start_worker(threads=1, dead_after=ALIVE_FOR).ready() for _ in range(2)]
     # One of them may hold two, one at work and one prefetched.
     for number in range(3):
         push("hold", str(number), str(go))
@@ -331,9 +335,9 @@ def test_workers_that_all_lost_their_redis_do_not_take_each_others_messages(star
 
     with read_only():
         failing_since = time.monotonic()
-        eventually(lambda: time.monotonic() - failing_since > 1.5 * DEAD_AFTER)
+        eventually(lambda: time.monotonic() - failing_since > 1.5 * ALIVE_FOR)
     back_since = time.monotonic()
-    eventually(lambda: time.monotonic() - back_since > 1.5 * DEAD_AFTER)
+    eventually(lambda: time.monotonic() - back_since > 1.5 * ALIVE_FOR)
 
     assert [worker.said("messages rescued") for worker in workers] == [[], []]
     assert len(started()) == 2
@@ -414,13 +418,30 @@ def test_the_lines_of_a_child_and_of_its_successor_name_the_run_that_sent_them(s
     assert {(line["message_id"], line["run"]) for line in worker.said("child")} == {("child", 7)}
 
 
-def test_a_child_out_of_retries_is_a_dead_letter_with_its_error(start_worker):
+def test_a_child_that_comes_again_while_its_process_is_at_it_is_ended_as_often_as_it_was_begun(start_worker, go):
+    tries = go.with_name("go.tries")
+    worker = start_worker()
+    push("fail_first", "1", str(go), message_id="child")
+    eventually(tries.exists)
+    client.flushdb()
+    push("fail_first", "1", str(go), message_id="child")
+    eventually(lambda: tries.read_text() == "xx")
+
+    go.touch()
+
+    eventually(lambda: len(worker.said("child finished")) == 2)
+
+
+@pytest.mark.parametrize(
+    ("said", "noted"), [("no such thing", "no such thing"), ("\udcff\0", "\\udcff\\x00")], ids=["text", "no text"]
+)
+def test_a_child_out_of_retries_is_a_dead_letter_with_its_error(start_worker, said, noted):
     start_worker()
-    push("fail", "no such thing", message_id="7")
+    push("fail", said, message_id="7")
 
     eventually(reasons)
 
-    assert (reasons(), left()) == ({"7": "ValueError: no such thing"}, NOTHING)
+    assert (reasons(), left()) == ({"7": f"ValueError: {noted}"}, NOTHING)
 
 
 # Traces

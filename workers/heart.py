@@ -25,12 +25,16 @@ class Heart(threading.Thread):
         self._stopped = threading.Event()
 
     def watch(self, attempt: Attempt) -> None:
-        """Keep the attempt alive from now on."""
+        """Keep the attempt alive from now on; an earlier one of ours at the same run is lost."""
+        earlier = self._attempts.get(attempt.run.id)
         self._attempts[attempt.run.id] = attempt
+        if earlier is not None:
+            earlier.sign_of_life(ours=False)
 
     def forget(self, attempt: Attempt) -> None:
         """Let the attempt be; it is closed or lost."""
-        self._attempts.pop(attempt.run.id, None)
+        if self._attempts.get(attempt.run.id) is attempt:
+            del self._attempts[attempt.run.id]
 
     def stop(self) -> None:
         """End the thread."""

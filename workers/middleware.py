@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from threading import get_ident
 from typing import Any
 
 import peewee as pw
@@ -148,7 +149,8 @@ class Runs(Middleware):
 
     def __init__(self) -> None:
         self._runner: Runner | None = None
-        self._attempts: dict[str, Attempt] = {}
+        # By thread: a run that was taken from us may come back while its first attempt is still in its last chunk.
+        self._attempts: dict[int, Attempt] = {}
 
     def after_process_boot(self, broker: Broker) -> None:
         """Make this process able to run batches."""
@@ -165,7 +167,7 @@ class Runs(Middleware):
             raise NotReady(f"run {message.message_id} cannot be started: {error}") from error
         if attempt is None:
             raise SkipMessage
-        self._attempts[message.message_id] = attempt
+        self._attempts[get_ident()] = attempt
 
     def after_process_message(
         self,
@@ -176,7 +178,7 @@ class Runs(Middleware):
         exception: BaseException | None = None,
     ) -> None:
         """Close the run.  Only then is the message acknowledged; a run out of retries is a dead letter."""
-        attempt = self._attempts.pop(message.message_id, None)
+        attempt = self._attempts.pop(get_ident(), None)
         if attempt is None:
             if isinstance(exception, NotReady):
                 log.error("message failed", actor=message.actor_name, message_id=message.message_id, exc_info=exception)
@@ -200,7 +202,8 @@ class Children(Middleware):
 
     def __init__(self) -> None:
         self._settings: Settings | None = None
-        self._working: dict[str, Child] = {}
+        # By thread: after Redis was emptied the same message may come while we are at its first copy.
+        self._working: dict[int, Child] = {}
         self._successors: set[str] = set()
 
     def after_process_boot(self, broker: Broker) -> None:
@@ -213,7 +216,7 @@ class Children(Middleware):
             assert self._settings is not None
             child = Child(message.actor_name, message.message_id, self._settings, run=message.options.get(RUN))
             child.enter()
-            self._working[message.message_id] = child
+            self._working[get_ident()] = child
 
     def after_process_message(
         self,
@@ -224,7 +227,7 @@ class Children(Middleware):
         exception: BaseException | None = None,
     ) -> None:
         """Leave the child, and remember whether it wants a successor."""
-        child = self._working.pop(message.message_id, None)
+        child = self._working.pop(get_ident(), None)
         if child is not None:
             child.leave(exception)
             if child.more and exception is None and not stopping.is_set():

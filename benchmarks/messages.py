@@ -35,7 +35,9 @@ def pairs(servers: Servers, scale: float) -> list[Pair]:
     run = partial(_rate, servers, round(MESSAGES * scale))
     return [
         Pair("messages", "messages", partial(run, "ours"), partial(run, "bare"), "bare Dramatiq", 0.8),
-        Pair("metrics", "messages", partial(run, "measured"), partial(run, "unmeasured"), "without metrics", 0.9),
+        Pair("metrics", "messages", partial(run, "observed"), partial(run, "unmeasured"), "without metrics", 0.9),
+        Pair("logs", "messages", partial(run, "observed"), partial(run, "unlogged"), "without log lines", 0.9),
+        Pair("both", "messages", partial(run, "observed"), partial(run, "unobserved"), "without either", 0.9),
     ]
 
 

@@ -4,8 +4,10 @@
 
 bare        Dramatiq as it comes
 ours        our broker and middleware
-measured    the same, with a child that is counted and logged, as those of a batch are
+observed    the same, with a child that is counted and logged, as those of a batch are
 unmeasured  the same child, neither counted nor shown on a page
+unlogged    the same child, counted, but without lines and what is noted for them
+unobserved  the same child, neither counted nor logged
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass
+from time import monotonic
 
 import dramatiq
 from dramatiq.brokers.redis import RedisBroker
@@ -21,9 +24,13 @@ from dramatiq.cli import main, make_argument_parser
 from metrics import gathering
 from metrics.page import listen
 from settings.reading import load
+from workers import measuring, middleware
+from workers.child import Child, _current, current
 from workers.clients import Limits, connect
 
-QUEUES = {"bare": "default", "ours": "objects", "measured": "git", "unmeasured": "git"}
+COUNTED = {"observed", "unlogged"}
+LOGGED = {"observed", "unmeasured"}
+QUEUES = {"bare": "default", "ours": "objects", **dict.fromkeys((*COUNTED, *LOGGED, "unobserved"), "git")}
 MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
 
 
@@ -36,11 +43,24 @@ class Outcome:
     stopped: str = "drained"
 
 
+class Silent(Child):
+    """A child that says nothing, and notes nothing to say."""
+
+    def enter(self) -> None:
+        """Make this the thread's child."""
+        _current.set(self)
+
+    def leave(self, error: BaseException | None) -> None:
+        """Count what came of it."""
+        measuring.child_ended(self._actor, monotonic() - self._began, self.outcome, error)
+        _current.set(None)
+
+
 def actor(kind: str, redis_url: str) -> dramatiq.Actor[[], None]:
     """Declare the actor of that kind, and connect its broker to the Redis at *redis_url*."""
     if kind == "bare":
         return _bare(redis_url)
-    return _ours() if kind == "ours" else _child(measured=kind == "measured")
+    return _ours() if kind == "ours" else _child(kind)
 
 
 def _bare(redis_url: str) -> dramatiq.Actor[[], None]:
@@ -55,17 +75,18 @@ def _ours() -> dramatiq.Actor[[], None]:
     return dramatiq.actor(actor_name="nothing", queue_name=QUEUES["ours"], broker=broker)(_nothing)
 
 
-def _child(*, measured: bool) -> dramatiq.Actor[[], None]:
-    from workers import measuring
+def _child(kind: str) -> dramatiq.Actor[[], None]:
     from workers.broker import broker
-    from workers.child import current
 
     def child() -> None:
         current().outcome = Outcome()
 
-    if not measured:
+    if kind not in COUNTED:
         broker.middleware[:] = [one for one in broker.middleware if not isinstance(one, measuring.Measuring)]
         measuring.child_ended = lambda *_: None
+        measuring.line_written = lambda *_: None
+    if kind not in LOGGED:
+        middleware.Child = Silent  # type: ignore[attr-defined]
     # The actor of the catalogue itself: others are not counted.
     real: dramatiq.Actor[[], None] = broker.get_actor("clean_project_refs")
     real.fn = child
@@ -87,7 +108,7 @@ def enqueue(kind: str, count: int) -> None:
 
 def work(kind: str, arguments: list[str]) -> int:
     """Be a worker's master with Dramatiq's *arguments*; return its exit status."""
-    if kind == "measured" and MULTIPROCESS not in os.environ:
+    if kind in COUNTED and MULTIPROCESS not in os.environ:
         # As `forgekeeper worker` does it: the client looks at this once, when it is imported.
         with listen("127.0.0.1", 0) as listening:
             os.environ["FORGEKEEPER_METRICS_PORT_WORKER"] = str(listening.getsockname()[1])

@@ -42,7 +42,7 @@ def test_the_ratio_is_the_median_of_the_rounds_ratios():
     assert (figures.ratios, figures.ratio) == ([2.0, 9.0, 1.0], 2.0)
 
 
-@pytest.mark.parametrize("name", ["messages", "metrics"])
+@pytest.mark.parametrize("name", ["messages", "metrics", "logs", "both"])
 def test_a_benchmark_runs_to_its_end_and_writes_its_figures(tmp_path, name):
     file = tmp_path / "figures.json"
 
@@ -57,4 +57,4 @@ def test_an_unknown_benchmark_is_named_beside_those_that_there_are():
     done = benchmark("mesages")
 
     assert done.returncode == 2
-    assert "no benchmark mesages; there are: messages, metrics" in done.stderr
+    assert "no benchmark mesages; there are: messages, metrics, logs, both" in done.stderr

@@ -410,3 +410,23 @@ def test_signs_of_life_go_on_through_a_drain(broker, client, pulse, draining):
     assert wait_until(lambda: client.zcard(f"{NAMESPACE}:__heartbeats__") == 1, LIMIT)
     for _ in range(3):
         assert wait_until(beaten_since(client.zscore(f"{NAMESPACE}:__heartbeats__", broker.broker_id)), LIMIT)
+
+
+def test_whose_sign_of_life_an_outage_has_made_old_is_given_time_for_another(broker, client):
+    # Its worker lives; while Redis was away it could not say so.
+    put(broker, "1")
+    drain_out(broker.consume(QUEUE, prefetch=1, timeout=1))
+    client.zadd(f"{NAMESPACE}:__heartbeats__", {broker.broker_id: 0})
+    new = Deliveries(client, NAMESPACE, "new")
+    worker = SimpleNamespace(consumers={QUEUE: threading.current_thread()}, workers=[])
+    pulse = Pulse(new, worker, queues=[QUEUE], dead_after=timedelta(seconds=6))
+    pulse.start()
+    assert wait_until(lambda: client.zscore(f"{NAMESPACE}:__heartbeats__", "new"), LIMIT)
+
+    broker.deliveries.beat()
+    told = client.zscore(f"{NAMESPACE}:__heartbeats__", broker.broker_id)
+    assert wait_until(lambda: client.zscore(f"{NAMESPACE}:__heartbeats__", "new") > told + 3_500, LIMIT)
+
+    pulse.stop()
+    pulse.join()
+    assert ready(client) == []

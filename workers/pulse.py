@@ -39,7 +39,8 @@ class Pulse(threading.Thread):
         self._interval = min(dead_after / 6, LONGEST_INTERVAL).total_seconds()
         self._stopped = threading.Event()
         self._handed_back = False
-        self._trusts_from = time.monotonic()
+        # Redis may have been away until now, and everybody's signs be old.  Those who live give one meanwhile.
+        self._trusts_from = time.monotonic() + 3 * self._interval
 
     def stop(self) -> None:
         """End the thread: the worker's are gone."""

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from itertools import islice
+from time import monotonic
 from types import FrameType
 
 import peewee as pw
@@ -70,6 +71,7 @@ def send(batch: Batch, *, by: str | None = None) -> None:
     A scheduler, *by*, leaves a fresh one to its claimant and its message: a worker may start
     and end it between this look at its row and the sending, which would be a second one.
     """
+    looked = monotonic()
     run = JobRun.open(batch.name)
     if run is None or run.state == "started":
         return
@@ -81,6 +83,9 @@ def send(batch: Batch, *, by: str | None = None) -> None:
     if by is not None and _is_fresh(run, instant, by=by):
         return
     if BatchRow.paused(batch.name).exists() or (run.retry_at and run.retry_at > instant):
+        return
+    if monotonic() - looked > PRECEDENCE.total_seconds() and not _still_waits(run):
+        # We were stopped, or had to wait, and another has sent it meanwhile.
         return
     if push_once(broker, batch.actor.message().copy(message_id=str(run.id))):
         COUNT.inc("forgekeeper_scheduler_enqueued_total", batch.name)
@@ -95,6 +100,11 @@ def _is_fresh(run: JobRun, instant: datetime, *, by: str) -> bool:
         return False
     age: timedelta = instant - (run.enqueued_at or run.claimed_at)
     return timedelta(0) <= age < PRECEDENCE
+
+
+def _still_waits(run: JobRun) -> bool:
+    newest = JobRun.open(run.batch)
+    return newest is not None and newest.id == run.id and newest.state != "started"
 
 
 def _plan(batch: Batch, schedule: Cron, settings: Settings, *, by: str, told: datetime | None) -> None:

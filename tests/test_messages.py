@@ -216,7 +216,7 @@ def test_a_server_that_has_become_read_only_is_left_for_whoever_is_master_now():
     before = client.client_id()
     client.replicaof("127.0.0.1", "1")
     try:
-        with pytest.raises(redis.ResponseError, match="(?i)read.?only"):
+        with pytest.raises(redis.ResponseError, match=r"(?i)read.?only"):
             push("7")
     finally:
         client.replicaof("no", "one")

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import count
 from urllib.parse import quote
 
 import dramatiq
@@ -385,6 +386,30 @@ def test_for_a_second_nobody_sends_again_what_was_sent():
     at(NOON + SECOND - MICROSECOND)
 
     assert sent() == []
+
+
+def test_a_scheduler_that_was_stopped_does_not_send_what_has_run_meanwhile(monkeypatch):
+    clock_is(NOON)
+    JobRun.claim(NAME, NOON, by="A", reason=None)
+    looks = count()
+
+    def stopped():
+        if (look := next(looks)) == 1:
+            JobRun.succeed(start(), {})
+        return look * 2
+
+    monkeypatch.setattr(scheduler, "monotonic", stopped)
+    reconcile()
+
+    assert (row().state, sent()) == ("succeeded", [])
+
+
+def test_a_scheduler_that_waits_long_for_each_answer_sends_all_the_same(monkeypatch):
+    monkeypatch.setattr(scheduler, "monotonic", count(step=2).__next__)
+
+    at(NOON)
+
+    assert sent() == [row().id]
 
 
 def test_a_run_claimed_by_a_clock_that_was_set_back_since_is_sent_by_anyone():

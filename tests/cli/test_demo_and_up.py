@@ -294,6 +294,7 @@ def first(start, folder, query):
     ports = {"METRICS_PORT_WORKER": worker, "METRICS_PORT_SCHEDULER": scheduler, "METRICS_PORT_EXPORTER": exporter}
     up = Up(start, folder, query, **{name: str(port) for name, port in ports.items()})
     up.ran = up.has_run_since(0)
+    assert up.ran, up.command.said
     up.pages = pages_of({"cron": worker, "others": others, "scheduler": scheduler, "exporter": exporter}, AT_WORK)
     up.query("insert into user_statuses (user_id, message) values (7, 'here to stay')")
     up.last = up.runs()
@@ -303,15 +304,17 @@ def first(start, folder, query):
 
 def pages_of(ports, figures):
     """Read the pages at these ports, as soon as all are there and show these figures (or after `PATIENCE`, as they are)."""
-    urls, found = {name: f"http://127.0.0.1:{port}/metrics" for name, port in ports.items()}, []
+    urls, found, missing = {name: f"http://127.0.0.1:{port}/metrics" for name, port in ports.items()}, [], []
 
     def all_there():
-        with suppress(PageMissing):
+        try:
             found[:] = [scrape(urls)]
+        except PageMissing as error:
+            missing.append(str(error))
         return found and all((figure.shown(found[0]) or 0) >= 1 for figure in figures)
 
     wait_until(all_there, PATIENCE)
-    assert found, urls
+    assert found, missing[-1]
     return found[0]
 
 

@@ -135,9 +135,8 @@ def begin(listening: socket.socket, environment: Mapping[str, str]) -> Path:
     This process may replace its program: it is known by its id.  The lock goes with it, and
     to every process that it forks.
     """
-    _remove_abandoned()
-    folder = Path(tempfile.mkdtemp(prefix=PREFIX))
-    lock = _lock(folder)
+    remove_abandoned()
+    folder, lock = locked_folder()
     os.set_inheritable(lock, True)
     subprocess.Popen(
         [sys.executable, "-m", "metrics.gathering", str(listening.fileno()), str(folder), str(os.getpid())],
@@ -179,7 +178,16 @@ def _lock(folder: Path, options: int = 0) -> int:
     return descriptor
 
 
-def _remove_abandoned() -> None:
+def locked_folder() -> tuple[Path, int]:
+    """Make a folder for a worker; return it, and the descriptor of its lock."""
+    # Another worker that starts just now removes what has the name and no lock.
+    new = Path(tempfile.mkdtemp(prefix=f".{PREFIX}"))
+    lock = _lock(new)
+    return new.rename(new.with_name(new.name.removeprefix("."))), lock
+
+
+def remove_abandoned() -> None:
+    """Remove the folders of workers that have died with their pages."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with suppress(OSError):
             if folder.stat().st_uid == os.getuid():

@@ -1,8 +1,12 @@
 """What processes have counted is read together, the dead ones' too."""
 
+import os
 import subprocess
 import sys
+import tempfile
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 
@@ -80,6 +84,27 @@ def test_a_folder_that_is_gone_is_an_empty_page_and_no_zeros(tmp_path):
     registry.register(gathering.Gathered(tmp_path / "gone"))
 
     assert generate_latest(registry) == b""
+
+
+def test_a_worker_that_starts_removes_no_folder_of_one_that_starts_beside_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    over = threading.Event()
+
+    def others():
+        while not over.is_set():
+            gathering.remove_abandoned()
+
+    with ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(others)
+        try:
+            made = [gathering.locked_folder() for _ in range(300)]
+        finally:
+            over.set()
+        ended.result()
+
+    assert [folder for folder, _ in made if not folder.is_dir()] == []
+    for _, lock in made:
+        os.close(lock)
 
 
 def test_a_hundred_dead_processes_are_read_in_a_tenth_of_a_second(tmp_path):

@@ -1,7 +1,6 @@
 """Disks that go away, are full, or take no metrics, while workers are at it."""
 
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -20,7 +19,7 @@ from workers.clients import client
 
 from ..ports import free_ports  # noqa: TID252, pytest puts no folder on the path
 from .service import ROOT as TREE
-from .worlds import CASES, World
+from .worlds import CASES, World, bring_back, take_away
 
 LIMIT = 40.0
 OFF = {f"cron_{batch}": "off" for batch in BATCHES}
@@ -59,7 +58,7 @@ def test_while_store_and_repositories_are_away_nothing_counts_as_done_and_then_a
 
     roots = (world.root, world.repositories)
     for root in roots:
-        root.rename(root.with_suffix(".away"))
+        take_away(root)
     # What was under way meanwhile has ended: the next run says that there is nothing there.
     noticed = wait_until(lambda: all(said(worker, root.name) for root in roots), LIMIT)
     pass_time(0.5)
@@ -84,18 +83,6 @@ def test_while_store_and_repositories_are_away_nothing_counts_as_done_and_then_a
     assert before > 0, "all was done before"
     assert consumed == 0
     assert [case.state() for case in cases] == expected
-
-
-def bring_back(root):
-    """Mount it again, as an operator does after an alert for stale locks."""
-    away = root.with_suffix(".away")
-    # A git that loses its disk in the middle of a transaction cannot reach the locks that it holds there.
-    for lock in (*away.rglob("*.lock"), *away.rglob("packed-refs.new")):
-        lock.unlink()
-    # It has made folders where it wanted more of them; a disk that is mounted again covers those.
-    assert [path for path in root.rglob("*") if not path.is_dir()] == []
-    shutil.rmtree(root, ignore_errors=True)
-    away.rename(root)
 
 
 def end_of(case, services, name):

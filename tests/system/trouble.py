@@ -27,7 +27,7 @@ from workers import BATCHES, QUEUES
 from ..ports import free_ports  # noqa: TID252, pytest puts no folder on the path
 from .proxy import postgres_through, redis_through
 from .service import LIMIT, Service
-from .worlds import World
+from .worlds import World, bring_back, take_away
 
 SECRET = "swordfish-9b1c"
 """The password in every URL that a service is given."""
@@ -413,11 +413,11 @@ def _take_away(name):
         if root in rig.away:
             return
         rig.away.add(root)
-        root.rename(root.with_suffix(".away"))
+        take_away(root)
         try:
             yield rig.dice.uniform(1, 5)
         finally:
-            root.with_suffix(".away").rename(root)
+            bring_back(root)
             rig.away.discard(root)
 
     return fault

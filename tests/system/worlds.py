@@ -91,6 +91,22 @@ class World:
             shutil.rmtree(repository)
 
 
+def take_away(root):
+    """Let a store or all repositories vanish, as a disk that is not mounted any more."""
+    root.rename(root.with_suffix(".away"))
+
+
+def bring_back(root):
+    """Mount it again, as an operator does after an alert for stale locks."""
+    away = root.with_suffix(".away")
+    # A git that loses its disk in the middle of a transaction cannot reach the locks that it holds there.
+    for lock in (*away.rglob("*.lock"), *away.rglob("packed-refs.new")):
+        lock.unlink()
+    # It has made folders where it wanted more of them; a disk that is mounted again covers those.
+    shutil.rmtree(root, ignore_errors=True)
+    away.rename(root)
+
+
 class Case:
     """A batch: its sample data, what is left to do, and how things stand."""
 

@@ -39,13 +39,16 @@ def follow() -> None:
 def _drain_once() -> None:
     drain = signal.getsignal(signal.SIGTERM)
     assert callable(drain)
+    once = iter([drain])
 
     def first(number: int, frame: FrameType | None) -> None:
+        # A second signal may interrupt us up to here, and do all of this before we go on.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         # Its lock is safe here: the main thread, which a signal interrupts, never waits for this event.
         draining.set()
-        drain(number, frame)
+        for call in once:
+            call(number, frame)
 
     signal.signal(signal.SIGTERM, first)
     signal.signal(signal.SIGHUP, first)

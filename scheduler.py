@@ -9,13 +9,12 @@ message or an emptied Redis has left behind.
 
 from __future__ import annotations
 
-import signal
 import threading
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from itertools import islice
+from queue import SimpleQueue
 from time import monotonic
-from types import FrameType
 
 import peewee as pw
 import redis
@@ -30,7 +29,7 @@ from models import JobRun, database, now, release
 from models.job_run import CLOCK_TOLERANCE
 from settings import Settings
 from settings.cron import Cron
-from workers import BATCHES, Batch, broker
+from workers import BATCHES, Batch, broker, ending
 from workers.attempt import describe, identity
 from workers.failpoints import arm, failpoint
 
@@ -170,7 +169,7 @@ class Loop(threading.Thread):
     that is set back by an hour, which silences APScheduler for as long, costs seconds.
     """
 
-    def __init__(self, batch: Batch, settings: Settings, *, broken: threading.Event, ending: threading.Event) -> None:
+    def __init__(self, batch: Batch, settings: Settings, *, broken: threading.Event, asked: SimpleQueue[None]) -> None:
         super().__init__(name=batch.name, daemon=True)
         self._batch = batch
         self._bell = threading.Event()
@@ -178,7 +177,7 @@ class Loop(threading.Thread):
         self._settings = settings
         self._stopped = threading.Event()
         self._broken = broken
-        self._ending = ending
+        self._asked = asked
 
     def ring(self, tick: datetime) -> None:
         """Say that *tick* is due by this machine's clock."""
@@ -201,7 +200,7 @@ class Loop(threading.Thread):
             release()
             if not self._stopped.is_set():
                 self._broken.set()
-                self._ending.set()
+                self._asked.put(None)
 
     def turn(self) -> None:
         """Reconcile once; a server that is away costs this turn alone."""
@@ -224,8 +223,8 @@ def serve(settings: Settings) -> int:
     COUNT.zero()
     arm(settings.failpoints)
     clock = BlockingScheduler(timezone="UTC", job_defaults={"misfire_grace_time": None, "coalesce": True})
-    broken, ending = threading.Event(), threading.Event()
-    loops = [Loop(batch, settings, broken=broken, ending=ending) for batch in BATCHES.values()]
+    broken, asked = threading.Event(), ending.requests()
+    loops = [Loop(batch, settings, broken=broken, asked=asked) for batch in BATCHES.values()]
     for loop in loops:
         schedule = settings.cron(loop.name)
         if schedule is not None:
@@ -233,7 +232,7 @@ def serve(settings: Settings) -> int:
         loop.start()
     _ring_when_due(clock, loops)
     _beat(clock)
-    _stop_when(ending, clock)
+    _stop_when(asked, clock)
     log.info("scheduler started", scheduler=identity(), batches=sorted(BATCHES))
     clock.start()
     for loop in loops:
@@ -272,17 +271,12 @@ def _beat(clock: BlockingScheduler) -> None:
     clock.add_listener(lambda _event: beat(), EVENT_SCHEDULER_STARTED)
 
 
-def _stop_when(ending: threading.Event, clock: BlockingScheduler) -> None:
-    """Shut the clock down once it runs and *ending* is set, by a signal or a broken loop."""
-
-    def received(_signal: int, _frame: FrameType | None) -> None:
-        ending.set()
+def _stop_when(asked: SimpleQueue[None], clock: BlockingScheduler) -> None:
+    """Shut the clock down once it runs and is *asked* to, by a signal or a broken loop."""
 
     def shut_down() -> None:
-        ending.wait()
+        asked.get()
         clock.shutdown(wait=False)
 
-    signal.signal(signal.SIGTERM, received)
-    signal.signal(signal.SIGINT, received)
     stopper = threading.Thread(target=shut_down, name="stopper", daemon=True)
     clock.add_listener(lambda _event: stopper.start(), EVENT_SCHEDULER_STARTED)

@@ -155,8 +155,8 @@ def _stopping_politely() -> Iterator[None]:
     """Let the first Ctrl-C or SIGTERM end the run at its next safe point, the second at once."""
 
     def received(number: int, _frame: FrameType | None) -> None:
-        stopping.set()
         signal.signal(number, before[number])
+        stopping.set()
 
     before = {int(number): signal.signal(number, received) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import sys
-import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import structlog
@@ -27,7 +25,7 @@ from metrics.page import Page, PortTaken, listen
 from models import database
 from settings import PREFIX, Settings
 from settings.reading import load
-from workers import BATCHES, QUEUES
+from workers import BATCHES, QUEUES, ending
 from workers.clients import Limits, connect
 
 FOLDER = Path(".forgekeeper")
@@ -100,16 +98,10 @@ def exporter() -> None:
     if not settings.metrics_port_exporter:
         wrong_use(f"{PREFIX}METRICS_PORT_EXPORTER is 0: an exporter without a page has nothing to do")
     page = Page(_listen(settings.metrics_host, settings.metrics_port_exporter), exporting.registry(settings))
-    ending = threading.Event()
-
-    def received(_signal: int, _frame: FrameType | None) -> None:
-        ending.set()
-
-    signal.signal(signal.SIGTERM, received)
-    signal.signal(signal.SIGINT, received)
+    asked = ending.requests()
     page.start()
     log.info("exporter started", url=page.url)
-    ending.wait()
+    asked.get()
     log.info("exporter stopped")
 
 
@@ -126,13 +118,7 @@ def up() -> None:
     Where no URLs are set, PostgreSQL and Redis are embedded and keep their data in
     `.forgekeeper/`.  Ctrl-C ends it all, the runs first.
     """
-    ending = threading.Event()
-
-    def received(_signal: int, _frame: FrameType | None) -> None:
-        ending.set()
-
-    signal.signal(signal.SIGTERM, received)
-    signal.signal(signal.SIGINT, received)
+    asked = ending.requests()
     with ExitStack() as stack:
         environment = stack.enter_context(_servers(load()))
         os.environ.update(environment)
@@ -149,9 +135,10 @@ def up() -> None:
         if settings.metrics_port_exporter:
             running.start("exporter")
         err.print("forgekeeper is up; Ctrl-C ends it")
-        while not ending.wait(0.5):
+        while asked.empty():
             if name := running.ended():
                 raise Problem(f"`forgekeeper {name}` has ended, so everything ends; its log says why", FAILED)
+            time.sleep(0.5)
         err.print("ending: runs finish their chunk first")
 
 

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import count
+from queue import SimpleQueue
 from urllib.parse import quote
 
 import dramatiq
@@ -705,7 +706,7 @@ def loops():
     made = []
 
     def make(batch, settings):
-        made.append(Loop(batch, settings, broken=threading.Event(), ending=threading.Event()))
+        made.append(Loop(batch, settings, broken=threading.Event(), asked=SimpleQueue()))
         return made[-1]
 
     yield make
@@ -734,7 +735,7 @@ def test_a_loop_that_is_stopped_lets_the_process_live(loops, patient):
     loop.join(LIMIT)
 
     assert not loop.is_alive()
-    assert not loop._ending.is_set()
+    assert loop._asked.empty()
     assert not loop._broken.is_set()
 
 
@@ -772,7 +773,7 @@ def test_a_loop_that_breaks_ends_the_process(loops, patient):
     loop.start()
     loop.join(LIMIT)
 
-    assert loop._ending.is_set()
+    assert not loop._asked.empty()
     assert loop._broken.is_set()
 
 

@@ -1,4 +1,4 @@
-"""The signals by which a worker process is asked to end: from its master, from the kernel, from both."""
+"""The signals by which a process is asked to end: from its supervisor, its master, the kernel, or all of them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,29 @@ import multiprocessing
 import os
 import signal
 import threading
+from queue import SimpleQueue
 from types import FrameType
 
 PR_SET_PDEATHSIG = 1
 
 draining = threading.Event()
 """Set from the first signal on: nothing is fetched or started any more."""
+
+
+def requests() -> SimpleQueue[None]:
+    """Return a queue into which each SIGTERM and Ctrl-C puts something, from here on.
+
+    Not an event: whoever sets or awaits one holds its lock for a moment, and a signal that
+    interrupts him just then would wait for that lock for ever.
+    """
+    asked: SimpleQueue[None] = SimpleQueue()
+
+    def received(_number: int, _frame: FrameType | None) -> None:
+        asked.put(None)
+
+    signal.signal(signal.SIGTERM, received)
+    signal.signal(signal.SIGINT, received)
+    return asked
 
 
 def end_with_parent() -> None:

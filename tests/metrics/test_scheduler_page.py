@@ -7,6 +7,7 @@ import sys
 import threading
 from datetime import timedelta
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 from prometheus_client import generate_latest
@@ -170,7 +171,7 @@ def test_a_run_that_is_taken_from_a_silent_worker_is_counted(counted, reconcile)
 
 
 def test_a_turn_that_raises_is_a_failure_to_send(counted, settings):
-    loop = scheduler.Loop(BATCHES[NAME], settings, broken=threading.Event(), ending=threading.Event())
+    loop = scheduler.Loop(BATCHES[NAME], settings, broken=threading.Event(), asked=SimpleQueue())
     # In a thread of its own, as always: it throws its connection away.
     turn = threading.Thread(target=loop.turn)
     database.execute_sql("alter table job_runs rename to elsewhere")

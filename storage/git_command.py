@@ -1,7 +1,8 @@
 """Run git on one repository: nobody's configuration, no hooks, and an end that leaves no locks.
 
 Git that is killed leaves `packed-refs.lock` behind and so blocks everybody's pushes; asked to
-end with SIGTERM it removes its locks.  So it is asked, given time, and killed only then.
+end with SIGTERM it removes its locks, but for one that it is making at that very moment.  So
+it is asked, given time, and killed only then.
 """
 
 from __future__ import annotations

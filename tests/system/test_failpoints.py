@@ -4,15 +4,12 @@ from time import monotonic
 
 import pytest
 
-from coordination.messages import depth
 from embedded.waiting import wait_until
 from models import JobRun
 from settings.failpoints import NAMES
 from workers import BATCHES, QUEUES
-from workers.broker import NAMESPACE
-from workers.clients import client
 
-from .worlds import CASES, LIMIT, ONCE_A_YEAR, World, undisturbed
+from .worlds import CASES, LIMIT, ONCE_A_YEAR, World, undisturbed, unfinished
 
 BATCH_OF = {
     "delete_artifact_bucket": "expired_job_artifacts",
@@ -90,6 +87,4 @@ def ended(run, case):
 
 def messages(case):
     """Count the messages that are left; of a batch that is due every second, those of its children."""
-    queues = [queue for queue in QUEUES if queue != "cron" or case.cron == ONCE_A_YEAR]
-    depths = [depth(client, NAMESPACE, queue) for queue in queues]
-    return sum(counts["ready"] + counts["in_flight"] + counts["delayed"] for counts in depths)
+    return unfinished(*(queue for queue in QUEUES if queue != "cron" or case.cron == ONCE_A_YEAR))

@@ -11,9 +11,9 @@ import pytest
 
 from embedded.waiting import wait_until
 from models import JobRun, Project, sample
-from workers import BATCHES
+from workers import BATCHES, QUEUES
 
-from .worlds import CASES, LIMIT, World, undisturbed
+from .worlds import CASES, LIMIT, World, undisturbed, unfinished
 
 STEPS = {
     "user_status_cleanup": "user_status_cleanup.deleted",
@@ -32,7 +32,7 @@ def world(database, tmp_path):
 
 
 class Scene:
-    """A worker that was stopped in the middle of a batch, and all that goes on with it."""
+    """A worker that was stopped in the middle of a batch, another in its place, and all that goes on with them."""
 
     def __init__(self, batch, case, services):
         self.case = case
@@ -41,24 +41,26 @@ class Scene:
         self._services = services
         self.run = JobRun.claim_manual(batch, by="test")
         self.scheduler = services("scheduler", "scheduler", **self._environment)
-        self.stale = self.worker("stale", failpoints=f"{STEPS[batch]}={HOLD_UP}")
+        self.stale = self._worker("stale", failpoints=f"{STEPS[batch]}={HOLD_UP}")
         assert wait_until(lambda: self.said("failpoint reached"), LIMIT), "it never came to the step"
         os.killpg(self.stale.process.pid, signal.SIGSTOP)
         self.stopped_at = time.monotonic()
+        self.successor = self._worker("successor")
 
-    def worker(self, name, **environment):
+    def _worker(self, name, **environment):
         arguments = ("worker", "--processes", "1", "--threads", "1")
         return self._services(name, *arguments, **self._environment, **environment)
 
     def row(self):
         return JobRun.get_by_id(self.run).__data__
 
-    def said(self, message):
-        """What the stopped worker has said."""
-        return [line for line in self.stale.lines() if line.get("message") == message]
+    def said(self, message, *, by=None):
+        """What the stopped worker has said, or another."""
+        return [line for line in (by or self.stale).lines() if line.get("message") == message]
 
     def go_on(self):
-        """Let the worker go on, and wait until it has ended what it was at."""
+        """Let the worker go on once its message is another's, and wait until it has ended what it was at."""
+        assert wait_until(lambda: self.said("messages rescued", by=self.successor), LIMIT), "nobody took its message"
         os.killpg(self.stale.process.pid, signal.SIGCONT)
         assert wait_until(lambda: self.said("message ended elsewhere"), LIMIT), "what it held was not another's"
 
@@ -77,7 +79,6 @@ def test_a_worker_that_was_stopped_changes_nothing_that_another_did_meanwhile(wo
     case.seed()
     scene = Scene(batch, case, services)
 
-    scene.worker("successor")
     done = wait_until(lambda: case.state() == expected and scene.row()["state"] not in OPEN, LIMIT)
     seconds = time.monotonic() - scene.stopped_at
     row = scene.row()
@@ -95,11 +96,12 @@ def test_a_worker_that_was_stopped_deletes_no_refs_once_its_lease_is_another_s(w
     case.projects = 1
     case.seed()
     scene = Scene("git_ref_cleanup", case, services)
-    successor = scene.worker("successor")
     done = wait_until(lambda: case.left() == 0, LIMIT)
     seconds = time.monotonic() - scene.stopped_at
     scene.scheduler.kill()
-    successor.kill()
+    # Or else the stopped worker would rescue what the successor is killed over, and that with a lease of its own.
+    ended = wait_until(lambda: not unfinished(*QUEUES), LIMIT)
+    scene.successor.kill()
 
     more = [f"refs/merge-requests/{case.doomed + number}/head" for number in range(3)]
     project = Project.get()
@@ -110,6 +112,6 @@ def test_a_worker_that_was_stopped_deletes_no_refs_once_its_lease_is_another_s(w
     deleted = int(case.refs(project.disk_path) != refs)
     outcome(7, injected=1, violations=deleted, recovery=[seconds], duplicates=1)
     say(f"git_ref_cleanup: stopped for {seconds:.1f} s, then refused {scene.refusals()} times")
-    assert done
+    assert (done, ended) == (True, True)
     assert (case.left(), deleted) == (len(more), 0)
     assert scene.said("child failed")

@@ -9,9 +9,10 @@ from datetime import timedelta
 from typing import Any, ClassVar
 
 from coordination import uploads
+from coordination.messages import depth
 from models import DeletedObject, FeatureFlag, GitRefDeletion, JobRun, now, sample
 from storage import git_sample, sentinel
-from workers import broker
+from workers.broker import NAMESPACE
 from workers.clients import client
 
 LIMIT = 60.0
@@ -272,20 +273,20 @@ class Prune(Case):
         ).execute()
         for number in range(self.each + 10):
             died = (now() - (timedelta(days=6, hours=23) if number >= self.each else timedelta(days=8))).timestamp()
-            client.zadd(f"{broker.namespace}:git.XQ", {str(number): round(died * 1000)})
-            client.hset(f"{broker.namespace}:git.XQ.msgs", str(number), b"{}")
+            client.zadd(f"{NAMESPACE}:git.XQ", {str(number): round(died * 1000)})
+            client.hset(f"{NAMESPACE}:git.XQ.msgs", str(number), b"{}")
 
     def left(self):
         refs = self.world.count("batched_git_ref_updates_deletions where processed_at < now() - interval '1 day'")
         runs = self.world.count("job_runs where batch = 'stale_imports' and finished_at < now() - interval '30 days'")
-        return refs + runs + client.zcard(f"{broker.namespace}:git.XQ") - 10
+        return refs + runs + client.zcard(f"{NAMESPACE}:git.XQ") - 10
 
     def state(self):
-        dead = client.zrange(f"{broker.namespace}:git.XQ", 0, -1)
+        dead = client.zrange(f"{NAMESPACE}:git.XQ", 0, -1)
         return (
             self.world.ask("select id from batched_git_ref_updates_deletions order by id"),
             self.world.ask("select id from job_runs where batch = 'stale_imports' order by id"),
-            (set(dead), set(client.hkeys(f"{broker.namespace}:git.XQ.msgs"))),
+            (set(dead), set(client.hkeys(f"{NAMESPACE}:git.XQ.msgs"))),
         )
 
 
@@ -308,3 +309,9 @@ def undisturbed(case, batch, services):
     assert service.process.wait(LIMIT) == 0
     assert case.left() == 0
     return case.state()
+
+
+def unfinished(*queues):
+    """Count the messages of these queues that have not come to their end."""
+    depths = [depth(client, NAMESPACE, queue) for queue in queues]
+    return sum(counts["ready"] + counts["in_flight"] + counts["delayed"] for counts in depths)

@@ -32,8 +32,8 @@ READY = "Worker process is ready for action."
 PATIENCE = 180.0
 LOOK_EVERY = 0.1
 WORKERS, PROCESSES = 2, 2
-# A process may fetch all the children at once, and then has to have a thread for each.
-WORKER = ("worker", "--processes", str(PROCESSES), "--threads", str(CHILDREN))
+# A process may fetch all the children at once, and then has to have a thread for each, and for a run of both batches.
+WORKER = ("worker", "--processes", str(PROCESSES), "--threads", str(CHILDREN + 2))
 ENVIRONMENT = {
     "cron_expired_job_artifacts": "* * * * * *",
     "cron_delete_objects": "*/2 * * * * *",

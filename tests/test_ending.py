@@ -1,4 +1,4 @@
-"""How a worker process takes the signals that ask it to end."""
+"""How processes take the signals that ask them to end, when these come at the worst of moments."""
 
 import subprocess
 import sys
@@ -31,14 +31,39 @@ process.join()
 """A second signal arrives before a line has been done of what the first one leads to."""
 
 
-def test_two_signals_at_once_ask_dramatiq_to_end_but_once():
-    ended = subprocess.run(
-        [sys.executable, "-c", FORKED],
-        cwd=Path(__file__).parents[1],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
+ASKED = """
+import os, signal, sys
+from workers import ending
 
-    assert ended.stdout.strip() == "['again'] ['told'] True"
+left = 50
+
+def storm(frame, event, _):
+    global left
+    if left and event in ("call", "c_call"):
+        left -= 1
+        os.kill(os.getpid(), signal.SIGTERM)
+
+asked = ending.requests()
+sys.setprofile(storm)
+while left:
+    os.kill(os.getpid(), signal.SIGTERM)
+sys.setprofile(None)
+asked.get()
+print(asked.empty())
+"""
+"""Another signal arrives at each step of what the one before leads to."""
+
+
+def python(program):
+    """Run a program in a process of its own; return what it has printed."""
+    root = Path(__file__).parents[1]
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, cwd=root, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
+
+
+def test_two_signals_at_once_ask_dramatiq_to_end_but_once():
+    assert python(FORKED) == "['again'] ['told'] True"
+
+
+def test_signals_in_the_middle_of_a_signal_keep_no_process_from_hearing_them():
+    assert python(ASKED) == "False"

@@ -221,8 +221,12 @@ def inject(dice, schedulers, workers):
             scheduler.kill()
     elif kind == "a worker with its master":
         dice.choice(workers).kill()
-    elif not dice.choice(workers).kill_a_child(dice):
-        return "nobody there"
+    else:
+        worker = dice.choice(workers)
+        if not worker.kill_a_child(dice):
+            return "nobody there"
+        # The master ends because of it, but up to a second later, with a status of its own.
+        assert wait_until(lambda: worker.process.poll() is not None, START), "a master outlived its only process"
     return f"{kind} killed"
 
 

@@ -115,7 +115,7 @@ class Deliveries:
         self._call("worker_beat", [self._heartbeats], self.worker)
 
     def rescue(self, queues: Iterable[str], *, dead_after: timedelta) -> list[Rescued]:
-        """Take the messages of all workers silent for *dead_after* from them, then forget those workers.
+        """Take the messages of all other workers silent for *dead_after* from them, then forget those workers.
 
         *queues* are all there are, not only the caller's: who has only a dead worker's
         name cannot find out which were his.
@@ -125,6 +125,9 @@ class Deliveries:
         silent = self._call("worker_silent", [self._heartbeats], milliseconds)
         found = []
         for worker in (name.decode() for name in silent):
+            if worker == self.worker:
+                # Whoever asks is alive, however long it was stopped since its last sign.
+                continue
             dead = Deliveries(self.client, self.namespace, worker)
             found += [dead._rescue(line, milliseconds) for line in lines]
             keys = [self._heartbeats, *(dead._acks(line) for line in lines)]

@@ -195,6 +195,15 @@ def test_a_worker_that_shows_itself_in_time_keeps_its_messages(client, worker, o
     assert (ready(client), worker.ack(QUEUE, "1")) == ([], True)
 
 
+def test_a_worker_that_was_stopped_for_long_does_not_take_its_messages_from_itself(client, worker):
+    put(worker, "1")
+    worker.fetch(QUEUE, limit=1)
+    fall_silent(worker)
+
+    assert worker.rescue(QUEUES, dead_after=DEAD_AFTER) == []
+    assert (ready(client), worker.ack(QUEUE, "1")) == ([], True)
+
+
 def test_a_worker_that_shows_itself_while_it_is_being_rescued_keeps_the_rest(client, worker, other, monkeypatch):
     put(worker, "1")
     worker.fetch(QUEUE, limit=1)
@@ -710,9 +719,9 @@ class Machine(RuleBasedStateMachine):
     def somebody_rescues(self, name):
         found = self.workers[name].rescue(QUEUES, dead_after=DEAD_AFTER)
 
-        poison = set()
+        poison, silent = set(), self.silent - {name}
         for message_id, (queue, holder) in list(self.where.items()):
-            if holder not in self.silent:
+            if holder not in silent:
                 continue
             if (holder, queue, message_id) in self.started and self.deaths[message_id] >= MAX_DEATHS:
                 poison.add(message_id)
@@ -720,7 +729,7 @@ class Machine(RuleBasedStateMachine):
             else:
                 self.settled(holder, queue, message_id, (queue, None), clears=False)
         self.dead |= poison
-        self.silent.clear()
+        self.silent -= silent
         assert {message_id for rescued in found for message_id in rescued.poison} == poison
 
     @invariant()

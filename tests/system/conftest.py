@@ -7,11 +7,14 @@ import pytest
 from .matrix import ELSEWHERE, STOCK, Outcome, gathered, table
 from .service import Service
 
+LAST_LINES = 6
+LINE = 400
+
 
 @pytest.fixture
-def services(settings, tmp_path):
+def services(request, settings, tmp_path):
     """Start commands; in the end kill what is left of them."""
-    started = []
+    started = request.node.services = []
 
     def start(name, *arguments, **environment):
         environment = {f"FORGEKEEPER_{key.upper()}": value for key, value in environment.items()}
@@ -49,6 +52,17 @@ def say(record_property):
         record_property("said", sentences)
 
     return note
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """Show how the commands of a test that failed have ended, and what they said last."""
+    report = yield
+    if report.failed:
+        for service in getattr(item, "services", ()):
+            title = f"{service.name}, life {service.lives}, status {service.process.poll()}"
+            report.sections.append((title, "\n".join(line[:LINE] for line in service.last_lines(LAST_LINES))))
+    return report
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -30,7 +30,7 @@ class Service:
 
     def start(self):
         self.lives += 1
-        with (self.folder / f"{self.name}-{self.lives}.log").open("wb") as log:
+        with self._log(self.lives).open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", self.module, *self.arguments],
                 cwd=self.folder,
@@ -99,8 +99,15 @@ class Service:
     def lines(self):
         """Yield the facts of the log lines of all lives; a killed process's last one may be cut."""
         for life in range(1, self.lives + 1):
-            for line in (self.folder / f"{self.name}-{life}.log").read_text(errors="replace").splitlines():
+            for line in self._log(life).read_text(errors="replace").splitlines():
                 try:
                     yield json.loads(line)
                 except ValueError:
                     continue
+
+    def last_lines(self, count):
+        """Return the last lines of the last life's log."""
+        return self._log(self.lives).read_text(errors="replace").splitlines()[-count:]
+
+    def _log(self, life):
+        return self.folder / f"{self.name}-{life}.log"

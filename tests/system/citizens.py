@@ -24,6 +24,7 @@ from workers import direct_uploads
 
 from ..storage.git_samples import Bare  # noqa: TID252, pytest puts no folder on the path
 from .history import DAY, UPLOAD
+from .service import LIMIT
 
 REMEMBERED = 200
 """So many of the things that he has made a citizen comes back to."""
@@ -54,7 +55,7 @@ class Place:
         os.close(self.store)
 
     def connect(self):
-        connection = psycopg2.connect(self.database_url, application_name="citizen", connect_timeout=2)
+        connection = psycopg2.connect(self.database_url, application_name="citizen", connect_timeout=int(LIMIT))
         connection.autocommit = True
         return connection
 

@@ -41,7 +41,7 @@ from .service import LIMIT, ROOT
 from .trouble import PERIODS, SECRET, STATEMENT_TIMEOUT, Rig
 
 EVERYTHING = 43
-START = 60.0
+START = 120.0
 RECOVERY = 60.0
 """So long after the last fault every batch must have succeeded again."""
 NEARLY_DUE = 8.0
@@ -148,7 +148,7 @@ class Soak:
         final.counted = watch.counted(self.rig.workers)
         self._reconcile(final)
         self._end()
-        final.stranded = watch.stranded(self.rig.client)
+        final.stranded, final.buckets = watch.stranded(self.rig.client), watch.shares(self.rig.client)
         final.runs = watch.runs(self.rig)
         return self._judge(final)
 
@@ -188,9 +188,11 @@ class Soak:
         self.report.notes.append(f"services asked to end with: {self._stop_services()}")
         self._let_time_come()
         self.due = watch.tally(self.rig)
+        self.rig.be_patient()
         for service in self.rig.services:
             self.rig.begin(service)
         began = time.monotonic()
+        self.rig.let_pass(stopped + NEARLY_DUE - time.monotonic())
         if not wait_until(lambda: self.rig.let_pass(0.2) or not watch.left(self.rig), DRAIN):
             self.report.notes.append(f"after {DRAIN:.0f} s there is left: {watch.left(self.rig)}")
         self.report.notes.append(f"nothing was left {time.monotonic() - began:.1f} s after the services' start")
@@ -225,6 +227,7 @@ class Soak:
         for _ in range(2):
             if self._succeeded_after(time.time(), RECOVERY) is None:
                 self.report.recoveries.append(math.inf)
+        wait_until(lambda: self.rig.let_pass(0.05) or not watch.busy(self.rig.client), RECOVERY)
         after = watch.at_rest(self.rig, self.citizens[-1].bares)
         self.changed = [f"{name}: {before[name]} {after[name]}"[:500] for name in before if before[name] != after[name]]
 

@@ -57,6 +57,17 @@ ENVIRONMENT = {f"cron_{batch}": cron for batch, cron in CRONS.items()} | {
     "metrics_port_scheduler": "0",
 }
 """Little patience, and so slow a pace that most faults hit a run."""
+PATIENT = {
+    "dead_after": "15",
+    "database_connect_timeout": "15",
+    "database_lock_timeout": "5",
+    "database_statement_timeout": "9",
+    "database_idle_timeout": "9",
+    "database_network_timeout": "15",
+    "redis_timeout": "15",
+    "scheduler_timeout": "5",
+}
+"""More of it for when the faults are over: that the machine is busy must not be another one."""
 ORPHANS = 20.0
 """So long may the processes of a master that was killed take to end."""
 PAUSE = 0.05
@@ -99,7 +110,7 @@ class Servers:
             self._start()
 
     def redis(self, **options):
-        return redis.Redis.from_url(self.redis_url, password=SECRET, **{"socket_timeout": 5, **options})
+        return redis.Redis.from_url(self.redis_url, password=SECRET, **{"socket_timeout": LIMIT, **options})
 
 
 @dataclass
@@ -216,7 +227,7 @@ class Rig:
 
     def ask(self, sql, *values):
         """Ask PostgreSQL with a session of one question."""
-        connection = psycopg2.connect(self.servers.database_url, application_name="soak", connect_timeout=2)
+        connection = psycopg2.connect(self.servers.database_url, application_name="soak", connect_timeout=int(LIMIT))
         try:
             connection.autocommit = True
             with connection.cursor() as cursor:
@@ -245,6 +256,11 @@ class Rig:
         service.began, service.died = time.monotonic(), None
         self.restarts += 1
         service.start()
+
+    def be_patient(self):
+        """Let what is started from here on take its time."""
+        for service in self.services:
+            service.environment |= {f"FORGEKEEPER_{key.upper()}": value for key, value in PATIENT.items()}
 
     def _failpoint(self):
         return f"{self.dice.choice(NAMES)}={self.dice.choice(['kill', 'raise*2', 'sleep:1*2', 'sleep:4*1'])}"

@@ -21,6 +21,7 @@ from workers.broker import NAMESPACE
 
 from ..metrics.pages import read  # noqa: TID252, pytest puts no folder on the path
 from .history import MOST_LOSSES, OLD_TRANSACTION, Final
+from .service import LIMIT
 
 EVERY = 0.15
 SELDOM = 10
@@ -170,7 +171,7 @@ class Watcher(threading.Thread):
         life = service.lives
         if time.monotonic() - service.began < SETTLED:
             return
-        text = _page(service)
+        text = _page(service, timeout=1)
         if service.lives != life:
             return
         if self._secret in text:
@@ -185,8 +186,8 @@ class Watcher(threading.Thread):
         self._history.look("counter")
 
 
-def _page(service):
-    with urllib.request.urlopen(f"http://127.0.0.1:{service.port}/metrics", timeout=1) as answer:
+def _page(service, *, timeout):
+    with urllib.request.urlopen(f"http://127.0.0.1:{service.port}/metrics", timeout=timeout) as answer:
         return answer.read().decode()
 
 
@@ -194,7 +195,7 @@ def counted(services):
     """Add up what the services have counted of each record they have processed."""
     found = Counter()
     for service in services:
-        for (_batch, record), value in read(_page(service)).series("records_processed_total").items():
+        for (_batch, record), value in read(_page(service, timeout=LIMIT)).series("records_processed_total").items():
             found[record] += value
     return dict(found)
 
@@ -240,6 +241,11 @@ def left(rig):
     found = {what: rig.ask(f"select count(*) from {where}")[0][0] for what, where in counts.items()}
     found["uploads"] = len(_due_uploads(rig.client))
     return {what: count for what, count in found.items() if count}
+
+
+def busy(client):
+    """Say whether a message waits for a worker or is in hand: what is done in it may not have been counted yet."""
+    return any(client.hlen(f"{NAMESPACE}:{queue}.msgs") for queue in QUEUES)
 
 
 def _due_uploads(client):
@@ -303,7 +309,7 @@ def at_rest(rig, bares):
 
 
 def final(rig, bares):
-    """Look at everything once more, but for the ledger."""
+    """Look at everything once more, but for the ledger and the buckets."""
     epoch = "extract(epoch from {})::float8"
     touched = epoch.format("updated_at")
     imports = {
@@ -311,7 +317,6 @@ def final(rig, bares):
         for kind, table in (("import", "bulk_imports"), ("entity", "bulk_import_entities"))
         for number, status, at in rig.ask(f"select id, status, {touched} from {table}")
     }
-    state = {key.decode(): value for key, value in rig.client.hgetall(buckets.STATE).items()}
     return Final(
         now=rig.ask(f"select {epoch.format('clock_timestamp()')}")[0][0],
         statuses={
@@ -342,12 +347,17 @@ def final(rig, bares):
         )[0][0],
         refs={f"ref:{number}:{ref}": oid for number, (bare, _) in bares.items() for ref, oid in bare.refs().items()},
         files=files(rig.world),
-        buckets={
-            "available": buckets.available(rig.client),
-            "occupied": [held.number for held in buckets.held(rig.client)],
-            "max": int(state.get("max_buckets", 0)),
-        },
     )
+
+
+def shares(client):
+    """Return the buckets; once all workers have ended, who take them for a moment even where nothing is to do."""
+    state = {key.decode(): value for key, value in client.hgetall(buckets.STATE).items()}
+    return {
+        "available": buckets.available(client),
+        "occupied": [held.number for held in buckets.held(client)],
+        "max": int(state.get("max_buckets", 0)),
+    }
 
 
 def runs(rig):

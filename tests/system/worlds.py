@@ -301,11 +301,15 @@ CASES = {
 }
 
 
+PATIENT = {"dead_after": "30"}
+"""For where nobody dies: a busy machine must not be taken for a dead worker."""
+
+
 def undisturbed(case, batch, services):
     """Say how things stand after a run that nobody disturbs."""
     case.seed()
     assert case.left() == case.total
-    service = services("undisturbed", "run", batch, **case.world.environment)
+    service = services("undisturbed", "run", batch, **case.world.environment | PATIENT)
     assert service.process.wait(LIMIT) == 0
     assert case.left() == 0
     return case.state()

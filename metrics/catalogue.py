@@ -211,7 +211,12 @@ def _worker(page: _Page) -> None:
         "threshold_breaches", "Times a documented monitoring threshold was crossed.", "batch threshold", _THRESHOLDS
     )
     page.counter("records_examined", "Records looked at.", "batch record", _EXAMINED)
-    page.counter("records_processed", "Records deleted, timed out or scheduled.", "batch record", _PROCESSED)
+    page.counter(
+        "records_processed",
+        "Records deleted, timed out or scheduled; of a run that raised, none.",
+        "batch record",
+        _PROCESSED,
+    )
     page.counter(
         "record_errors", "Records that failed and were passed over.", "batch record error_kind", _RECORD_ERRORS
     )

@@ -1,20 +1,12 @@
-"""Benchmarks compare like with like, and run; how fast anything is, is none of a test's business."""
+"""Benchmarks compare like with like; how fast anything is, is none of a test's business."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from benchmarks.pairing import Pair, compare
 
 ROOT = Path(__file__).parent.parent
-
-
-def benchmark(*arguments):
-    command = [sys.executable, "-m", "benchmarks", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 def pair(order, *, ours, peer):
@@ -42,19 +34,10 @@ def test_the_ratio_is_the_median_of_the_rounds_ratios():
     assert (figures.ratios, figures.ratio) == ([2.0, 9.0, 1.0], 2.0)
 
 
-@pytest.mark.parametrize("name", ["messages", "metrics", "logs", "both"])
-def test_a_benchmark_runs_to_its_end_and_writes_its_figures(tmp_path, name):
-    file = tmp_path / "figures.json"
-
-    done = benchmark(name, "--scale", "0.01", "--rounds", "1", "--json", str(file))
-
-    assert done.returncode == 0, done.stderr
-    figures = json.loads(file.read_text())[name]
-    assert (len(figures["ours"]), len(figures["peers"]), figures["ratio"] > 0) == (1, 1, True)
-
-
 def test_an_unknown_benchmark_is_named_beside_those_that_there_are():
-    done = benchmark("mesages")
+    command = [sys.executable, "-m", "benchmarks", "mesages"]
+
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
     assert done.returncode == 2
     assert "no benchmark mesages; there are: messages, metrics, logs, both" in done.stderr

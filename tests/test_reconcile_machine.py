@@ -40,7 +40,7 @@ from settings import Settings
 from workers import BATCHES, broker
 from workers.clients import Limits, client, connect
 
-EXAMPLES = 1_000
+EXAMPLES = 500
 NAME = "user_status_cleanup"
 BATCH = BATCHES[NAME]
 SCHEDULES = ("* * * * * *", "* * * * *", "*/10 * * * *")

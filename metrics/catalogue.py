@@ -213,7 +213,7 @@ def _worker(page: _Page) -> None:
     page.counter("records_examined", "Records looked at.", "batch record", _EXAMINED)
     page.counter(
         "records_processed",
-        "Records deleted, timed out or scheduled; of a run that raised, none.",
+        "Records deleted, timed out or scheduled, counted with each chunk whatever becomes of the run.",
         "batch record",
         _PROCESSED,
     )

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
+import orjson
 import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
@@ -53,6 +54,9 @@ REOPEN_LOST = """
 START = """
     update job_runs set
         state = 'started', attempt = attempt + 1, retry_at = null,
+        result = case when result is not null then jsonb_build_object(
+            'earlier', coalesce(result -> 'earlier', '[]') || jsonb_build_array(result - 'earlier')
+        ) end,
         started_by = %(by)s, started_at = clock_timestamp(), alive_at = clock_timestamp()
     where id = %(id)s and batch = %(batch)s and state in ('claimed', 'enqueued')
       and not exists (
@@ -67,19 +71,26 @@ START_MANUAL = """
     on conflict do nothing
     returning id, attempt, failures
 """
-KEEP_ALIVE = """
-    update job_runs set alive_at = clock_timestamp()
-    where state = 'started' and (id, attempt) in (
-        select * from unnest(%(ids)s::bigint[], %(attempts)s::int[])
-    )
-    returning id
+# What earlier attempts came to stays beside what the present one has come to.
+RESULT = "{} || case when result ? 'earlier' then jsonb_build_object('earlier', result -> 'earlier') else '{{}}' end"
+KEEP_ALIVE = f"""
+    update job_runs set alive_at = clock_timestamp(), result = coalesce({RESULT.format("said.so_far")}, result)
+    from unnest(%(ids)s::bigint[], %(attempts)s::int[], %(results)s::jsonb[]) as said (run, attempt, so_far)
+    where job_runs.id = said.run and job_runs.attempt = said.attempt and state = 'started'
+    returning job_runs.id
 """
-FAIL = """
+SUCCEED = f"""
+    update job_runs set state = 'succeeded', result = {RESULT.format("%(result)s::jsonb")},
+        finished_at = clock_timestamp(), error = null
+    where id = %(id)s and attempt = %(attempt)s and state = 'started'
+"""
+FAIL = f"""
     update job_runs set
         state = case when failures < %(retries)s then 'enqueued' else 'failed' end,
         retry_at = case when failures < %(retries)s then clock_timestamp() + %(delay)s end,
         finished_at = case when failures < %(retries)s then null else clock_timestamp() end,
-        failures = failures + 1, reason = 'error', error = %(error)s
+        failures = failures + 1, reason = 'error', error = %(error)s,
+        result = coalesce({RESULT.format("%(result)s::jsonb")}, result)
     where id = %(id)s and attempt = %(attempt)s and state = 'started'
     returning state
 """
@@ -269,32 +280,40 @@ class JobRun(Base):
         return Started(*row) if row else None
 
     @classmethod
-    def keep_alive(cls, runs: Iterable[Started]) -> set[int]:
-        """Give signs of life; return the ids of the runs that are still ours."""
+    def keep_alive(cls, runs: Iterable[Started], results: Sequence[dict[str, Any]] | None = None) -> set[int]:
+        """Say that the runs are alive, and what they have come to so far; return the ids of those still ours."""
         runs = list(runs)
-        values = {"ids": [run.id for run in runs], "attempts": [run.attempt for run in runs]}
+        values = {
+            "ids": [run.id for run in runs],
+            "attempts": [run.attempt for run in runs],
+            "results": [None] * len(runs) if results is None else [_json(result) for result in results],
+        }
         return {row[0] for row in database.execute_sql(KEEP_ALIVE, values).fetchall()}
 
     @classmethod
     def succeed(cls, run: Started, result: dict[str, Any]) -> bool:
         """Close the run with its result; return False when it was taken from us meanwhile."""
-        values = {"state": "succeeded", "result": result, "finished_at": pw.fn.clock_timestamp(), "error": None}
-        return bool(cls.update(values).where(cls.is_ours(run)).execute())
+        values = {"id": run.id, "attempt": run.attempt, "result": _json(result)}
+        return bool(database.execute_sql(SUCCEED, values).rowcount)
 
     @classmethod
-    def fail(cls, run: Started, error: str, *, delay: timedelta, retries: int = MAX_RETRIES) -> str | None:
-        """Let the run wait *delay* for its next try, or end it after so many *retries*.
+    def fail(
+        cls,
+        run: Started,
+        error: str,
+        result: dict[str, Any] | None = None,
+        *,
+        delay: timedelta,
+        retries: int = MAX_RETRIES,
+    ) -> str | None:
+        """Let the run wait *delay* for its next try, or end it after so many *retries*; keep what it had come to.
 
         Returns the new state, None when the run was taken from us meanwhile.
         """
+        kept = None if result is None else _json(result)
         values = {"id": run.id, "attempt": run.attempt, "error": error, "delay": delay, "retries": retries}
-        row = database.execute_sql(FAIL, values).fetchone()
+        row = database.execute_sql(FAIL, values | {"result": kept}).fetchone()
         return row[0] if row else None
-
-    @classmethod
-    def is_ours(cls, run: Started) -> pw.Expression:
-        """Build the guard of every change that a runner makes."""
-        return (cls.id == run.id) & (cls.attempt == run.attempt) & (cls.state == "started")
 
     @classmethod
     def reopen_lost(cls, batch: str, *, dead_after: timedelta) -> list[Lost]:
@@ -321,3 +340,7 @@ JobRun.add_index(
 )
 JobRun.add_index(pw.SQL("create index job_runs_batch_id on job_runs (batch, id)"))
 JobRun.add_index(pw.SQL("create index job_runs_finished_at on job_runs (finished_at)"))
+
+
+def _json(result: dict[str, Any]) -> str:
+    return orjson.dumps(result).decode()

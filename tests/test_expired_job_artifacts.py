@@ -168,7 +168,9 @@ def turn_on(*, high_concurrency=False):
 
 
 def run(**options):
-    return expired_job_artifacts.run(Deadline(MAX_RUNTIME, **options), grace=NO_GRACE)
+    outcome = BucketOutcome()
+    expired_job_artifacts.run(outcome, Deadline(MAX_RUNTIME, **options), grace=NO_GRACE)
+    return outcome
 
 
 def all_free(number=BUCKETS):

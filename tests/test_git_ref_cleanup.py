@@ -35,6 +35,7 @@ QUEUE = f"{broker.namespace}:git"
 PENDING, PROCESSED, REJECTED = DeletionStatus
 PROJECT = 7
 LIMIT = 60.0
+NO_REPOSITORIES = "no repositories are configured; set FORGEKEEPER_REPOSITORIES_ROOT"
 ELSEWHERE = "1" * 40
 LONG = "refs/" + "x" * 1_020
 
@@ -152,6 +153,7 @@ def attempts(configured):
         runner = Runner(configured.model_copy(update=changes))
         started.append(runner)
         made = runner.begin(NAME, JobRun.start_here(NAME, by=identity()))
+        made.begin(Outcome())
         error = None
         try:
             yield made
@@ -204,7 +206,9 @@ def clean(configured):
 
     def clean(*, within=LOCK_TIMEOUT, project=PROJECT, dead_after=15.0, **options):
         settings = configured.model_copy(update={"dead_after": timedelta(seconds=dead_after)})
-        return git_ref_cleanup.clean(project, Deadline(within, **options), settings)
+        outcome = ProjectOutcome()
+        git_ref_cleanup.clean(outcome, project, Deadline(within, **options), settings)
+        return outcome
 
     return clean
 
@@ -681,7 +685,7 @@ def test_a_run_ends_at_its_deadline_and_the_next_goes_on(attempts, parent):
 
     with attempts() as attempt:
         deadline = Deadline(LOCK_TIMEOUT, clock=Clock(step=LOCK_TIMEOUT.total_seconds()))
-        attempt.outcome = git_ref_cleanup.run(attempt, deadline)
+        git_ref_cleanup.run(attempt, deadline)
     let_children_finish()
     parent()
 
@@ -718,14 +722,15 @@ def test_a_run_that_crashes_between_two_pages_is_made_up_for_by_the_next(attempt
     assert (run.result["enqueued"], run.result["deduplicated"]) == (BATCH_SIZE, BATCH_SIZE)
 
 
-def test_without_a_folder_of_repositories_a_run_is_skipped_and_says_why(parent):
+def test_without_a_folder_of_repositories_a_run_is_blocked_and_says_why(parent):
     projects(1)
 
     run = parent(repositories_root=None)
 
     assert (run.state, run.result) == (
         "succeeded",
-        {"total_projects": 0, "enqueued": 0, "deduplicated": 0, "stopped": "drained", "skipped": "no_repositories"},
+        {"total_projects": 0, "enqueued": 0, "deduplicated": 0, "stopped": "drained"}
+        | {"skipped": "no_repositories", "blocked": NO_REPOSITORIES},
     )
     assert (on_their_way(), len(pending())) == ([], 1)
 

@@ -90,7 +90,9 @@ def time_runs_out_after_a_chunk():
 
 
 def run(**options):
-    return prune.run(Deadline(BUDGET, **options))
+    outcome = Outcome()
+    prune.run(outcome, Deadline(BUDGET, **options))
+    return outcome
 
 
 def test_with_nothing_to_do_nothing_is_done():
@@ -261,7 +263,7 @@ def test_the_deadline_is_told_of_all_that_was_removed(count):
     database.execute_sql(PROCESS_MANY, (count,))
     deadline = Deadline(BUDGET)
 
-    prune.run(deadline)
+    prune.run(Outcome(), deadline)
 
     assert deadline.done == count
 

@@ -120,7 +120,9 @@ def everything():
 
 
 def run(**options):
-    return stale_imports.run(Deadline(MAX_RUNTIME, **options))
+    outcome = Outcome()
+    stale_imports.run(outcome, Deadline(MAX_RUNTIME, **options))
+    return outcome
 
 
 def stale_lines(lines):

@@ -78,7 +78,9 @@ def statuses():
 
 
 def run(**options):
-    return user_status_cleanup.run(Deadline(BUDGET, **options))
+    outcome = Outcome()
+    user_status_cleanup.run(outcome, Deadline(BUDGET, **options))
+    return outcome
 
 
 # What it deletes

@@ -25,7 +25,9 @@ from coordination.fan_out import Enqueued, Keyed, enqueue_many
 from models import JobRun, Started, database, reachable, release
 from models.job_run import MAX_RETRIES
 from settings import Settings
+from workers.blocked import Blocked
 from workers.deadline import Deadline
+from workers.measuring import Growth
 
 LONGEST_RETRY = timedelta(hours=1)
 """Twenty-five retries at this cap take most of a day: longer than an outage that pages."""
@@ -75,6 +77,7 @@ class Attempt:
         self.batch = batch
         self.run = run
         self.outcome: Any = None
+        self.blocked: Blocked | None = None
         self.skipped: str | None = None
         self.budget: Deadline | None = None
         self.settings = settings
@@ -84,6 +87,7 @@ class Attempt:
         self._dead_after = settings.dead_after.total_seconds()
         self._alive = self._began = time.monotonic()
         self._taken = False
+        self._growth: Growth | None = None
 
     def enter(self) -> None:
         """Make this the thread's attempt, and put its facts on every log line."""
@@ -103,10 +107,20 @@ class Attempt:
         _current.set(None)
         structlog.contextvars.clear_contextvars()
 
+    def begin(self, outcome: Any) -> None:
+        """Let *outcome* be what the run comes to; whatever becomes of the run, what it holds by then was done."""
+        self.outcome = outcome
+        self._growth = Growth(self.batch, outcome)
+
     def deadline(self, budget: timedelta) -> Deadline:
-        """Start the batch's budget."""
-        self.budget = Deadline(budget, safe_point=self.check, pace=self._pace)
+        """Start the batch's budget; at each of its safe points what the outcome has grown by is counted."""
+        self.budget = Deadline(budget, safe_point=self.check, told=self.count, pace=self._pace)
         return self.budget
+
+    def count(self) -> None:
+        """Count what the outcome has grown by since it was counted last."""
+        if self._growth is not None:
+            self._growth.count()
 
     def fan_out(self, actor: Actor[..., None], keyed_args: Sequence[Keyed]) -> Enqueued:
         """Send *actor* a message for each pair of id and arguments, unless it is on its way already.
@@ -122,8 +136,11 @@ class Attempt:
         return Enqueued(len(keyed_args))
 
     def result(self) -> dict[str, Any]:
-        """Return the outcome's fields, and why nothing was done if nothing was to be."""
-        return asdict(self.outcome) | ({"skipped": self.skipped} if self.skipped else {})
+        """Return the outcome's fields as they are now, and why nothing was done if nothing was to be."""
+        fields = {} if self.outcome is None else asdict(self.outcome)
+        if self.blocked is not None:
+            return fields | {"skipped": self.blocked.reason, "blocked": str(self.blocked)}
+        return fields | ({"skipped": self.skipped} if self.skipped else {})
 
     def sign_of_life(self, *, ours: bool) -> None:
         """Take note of what a heartbeat found."""
@@ -139,26 +156,28 @@ class Attempt:
         """Close the run with the batch's outcome; return False when it was taken from us."""
         result = self.result()
         ours = _written(lambda: JobRun.succeed(self.run, result))
-        if ours:
-            log.info("run finished", seconds=self.seconds(), **result)
-        else:
+        if not ours:
             log.warning("run lost", seconds=self.seconds(), **result)
+        elif self.blocked is not None:
+            log.error("run blocked", seconds=self.seconds(), **result)
+        else:
+            log.info("run finished", seconds=self.seconds(), **result)
         return ours
 
     def fail(self, error: BaseException, *, final: bool) -> str | None:
         """Let the run be tried again later, unless *final*; return its new state, None when it is lost."""
         delay = backoff(self.run.failures, first=self._retry_after)
-        retries = 0 if final else MAX_RETRIES
+        retries, result = 0 if final else MAX_RETRIES, self.result()
         state = None
         if not isinstance(error, LostRun):
-            state = _written(lambda: JobRun.fail(self.run, describe(error), delay=delay, retries=retries))
+            state = _written(lambda: JobRun.fail(self.run, describe(error), result, delay=delay, retries=retries))
         if state is None:
-            log.warning("run lost", seconds=self.seconds())
+            log.warning("run lost", seconds=self.seconds(), **result)
         else:
             retry_in = round(delay.total_seconds(), 1) if state == "enqueued" else None
             # Where somebody watches, the command says what went wrong; its trace is for those who look for it.
             trace = error if not final or log.is_enabled_for(logging.DEBUG) else None
-            log.error("run failed", seconds=self.seconds(), state=state, retry_in=retry_in, exc_info=trace)
+            log.error("run failed", seconds=self.seconds(), state=state, retry_in=retry_in, exc_info=trace, **result)
         return state
 
     def seconds(self) -> float:

@@ -13,7 +13,9 @@ import structlog
 from settings import Settings
 from workers import measuring
 from workers.attempt import NoAttempt, identity
+from workers.blocked import Blocked
 from workers.deadline import Deadline
+from workers.measuring import Growth
 
 log = structlog.get_logger(__name__)
 _current: ContextVar[Child | None] = ContextVar("child", default=None)
@@ -38,10 +40,12 @@ class Child:
         self.settings = settings
         self.message_id = message_id
         self.outcome: Any = None
+        self.blocked: Blocked | None = None
         self.more = False
         self._actor = actor
         self._run = run
         self._began = time.monotonic()
+        self._growth: Growth | None = None
 
     def enter(self) -> None:
         """Make this the thread's child, and put its facts on every log line."""
@@ -53,15 +57,35 @@ class Child:
 
     def leave(self, error: BaseException | None) -> None:
         """End being the thread's child; say what came of it."""
-        seconds = round(time.monotonic() - self._began, 3)
-        if error is None:
-            log.info("child finished", seconds=seconds, more=self.more, **asdict(self.outcome))
+        seconds, result = round(time.monotonic() - self._began, 3), self.result()
+        if error is not None:
+            log.error("child failed", seconds=seconds, exc_info=error, **result)
+        elif self.blocked is not None:
+            log.error("child blocked", seconds=seconds, **result)
         else:
-            log.error("child failed", seconds=seconds, exc_info=error)
+            log.info("child finished", seconds=seconds, more=self.more, **result)
+        self.count()
         measuring.child_ended(self._actor, seconds, self.outcome, error)
         _current.set(None)
         structlog.contextvars.clear_contextvars()
 
+    def begin(self, outcome: Any) -> None:
+        """Let *outcome* be what the child comes to; whatever becomes of it, what it holds by then was done."""
+        self.outcome = outcome
+        self._growth = Growth(self._actor, outcome)
+
     def deadline(self, budget: timedelta, *, pace: float | None) -> Deadline:
-        """Start the child's budget."""
-        return Deadline(budget, pace=pace)
+        """Start the child's budget; at each of its safe points what the outcome has grown by is counted."""
+        return Deadline(budget, told=self.count, pace=pace)
+
+    def count(self) -> None:
+        """Count what the outcome has grown by since it was counted last."""
+        if self._growth is not None:
+            self._growth.count()
+
+    def result(self) -> dict[str, Any]:
+        """Return the outcome's fields as they are now, and why nothing was done if nothing was to be."""
+        fields = {} if self.outcome is None else asdict(self.outcome)
+        if self.blocked is not None:
+            fields |= {"skipped": self.blocked.reason, "blocked": str(self.blocked)}
+        return fields

@@ -16,7 +16,7 @@ class Deadline:
 
     *safe_point* may raise to end the run at once.  A run that is asked to stop ends as
     if its budget were used up: what is left waits for the next tick.  *done* counts what
-    the run has told of.
+    the run has told of; *told* is called when it does, before any waiting.
     """
 
     def __init__(
@@ -25,12 +25,14 @@ class Deadline:
         *,
         clock: Callable[[], float] = time.monotonic,
         safe_point: Callable[[], None] = lambda: None,
+        told: Callable[[], None] = lambda: None,
         pace: float | None = None,
     ) -> None:
         self.done = 0
         self._clock = clock
         self._ends = clock() + budget.total_seconds()
         self._safe_point = safe_point
+        self._told = told
         self._pace = pace
 
     def left(self) -> float:
@@ -43,6 +45,7 @@ class Deadline:
         Keeps to the pace: waits as long as those may take, but not beyond the budget.
         """
         self.done += done
+        self._told()
         if self._pace and done:
             stopping.wait(min(done / self._pace, max(0.0, self._ends - self._clock())))
         self._safe_point()

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal
 
-import dramatiq
 import structlog
 
 from models import DeletedObject, JobArtifact, now
@@ -20,9 +19,9 @@ from models.deleted_object import Claimed
 from settings import Settings
 from storage.objects import Objects, StoreUnavailable
 from workers import stores
-from workers.attempt import current
-from workers.broker import broker
+from workers.attempt import Attempt
 from workers.deadline import Deadline
+from workers.declaring import batch
 from workers.failpoints import failpoint
 
 CHUNK = 1_000
@@ -32,9 +31,9 @@ MAX_RUNTIME = timedelta(minutes=4)
 log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Outcome:
-    """What a run came to; *remaining* is what is due afterwards."""
+    """What a run comes to; it grows with each chunk.  *remaining* is what is due afterwards."""
 
     deleted: int = 0
     missing: int = 0
@@ -43,73 +42,65 @@ class Outcome:
     stopped: Literal["drained", "deadline", "store_unavailable", "no_store"] = "drained"
 
 
-@dataclass
-class Tally:
-    """The objects of a run so far."""
-
-    deleted: int = 0
-    missing: int = 0
-    failed: int = 0
-
-    def outcome(self, stopped: Literal["drained", "deadline", "store_unavailable", "no_store"]) -> Outcome:
-        """Close the run."""
-        return Outcome(self.deleted, self.missing, self.failed, DeletedObject.due(now()).count(), stopped)
-
-
-@dramatiq.actor(broker=broker, queue_name="cron", document=None, time_limit=900_000)
-def delete_objects() -> None:
+@batch(document=None, outcome=Outcome, time_limit=timedelta(minutes=15))
+def delete_objects(attempt: Attempt) -> None:
     """Run the batch for the message's row."""
-    attempt = current()
-    attempt.outcome = run(attempt.deadline(MAX_RUNTIME), attempt.settings)
+    run(attempt.outcome, attempt.deadline(MAX_RUNTIME), attempt.settings)
 
 
-def run(deadline: Deadline, settings: Settings) -> Outcome:
+def run(outcome: Outcome, deadline: Deadline, settings: Settings) -> None:
     """Delete what is due, a thousand objects at a time."""
-    tally = Tally()
+    outcome.stopped = _work_off(outcome, deadline, settings)
+    outcome.remaining = DeletedObject.due(now()).count()
+
+
+def _work_off(
+    outcome: Outcome, deadline: Deadline, settings: Settings
+) -> Literal["drained", "deadline", "store_unavailable", "no_store"]:
     try:
         store = stores.at(stores.ARTIFACTS, settings)
         if store is None:
-            return tally.outcome("no_store")
+            return "no_store"
         while True:
             # What was claimed is ours for so long; it is counted from before the claim.
             until = time.monotonic() + min(deadline.left(), settings.object_visibility.total_seconds())
             claimed = DeletedObject.claim_due(now(), visibility=settings.object_visibility, limit=CHUNK)
             if not claimed:
-                return tally.outcome("drained")
+                return "drained"
             failpoint("delete_objects.claimed")
-            _delete(store, claimed, tally, until)
+            _delete(store, claimed, outcome, until)
             if deadline.passed(len(claimed)):
-                return tally.outcome("deadline")
+                return "deadline"
     except StoreUnavailable as error:
         log.error("object store unavailable", location=stores.ARTIFACTS, error=str(error))  # noqa: TRY400, no trace
-        return tally.outcome("store_unavailable")
+        return "store_unavailable"
 
 
-def _delete(store: Objects, claimed: list[Claimed], tally: Tally, until: float) -> None:
+def _delete(store: Objects, claimed: list[Claimed], outcome: Outcome, until: float) -> None:
     named = JobArtifact.named([row.path for row in claimed])
     for row in claimed:
         if row.path in named:
             log.error("object kept, an artifact names it", path=row.path)
     paths = [row.path for row in claimed if row.path not in named]
     try:
-        outcomes = store.delete(paths, until=until)
+        answers = store.delete(paths, until=until)
     except StoreUnavailable as error:
-        _settle(claimed, {path: outcome.state for path, outcome in error.known.items()}, named, tally)
+        _settle(claimed, {path: answer.state for path, answer in error.known.items()}, named, outcome)
         raise
     failpoint("delete_objects.deleted")
-    _settle(claimed, {path: outcome.state for path, outcome in outcomes.items()}, named, tally)
+    _settle(claimed, {path: answer.state for path, answer in answers.items()}, named, outcome)
 
 
-def _settle(claimed: list[Claimed], states: dict[str, str], named: set[str], tally: Tally) -> None:
+def _settle(claimed: list[Claimed], states: dict[str, str], named: set[str], outcome: Outcome) -> None:
     """Remove the rows of what is gone, spend an attempt on what failed, give the rest back."""
     gone = [row for row in claimed if row.path in named or states.get(row.path) in ("deleted", "missing")]
     failed = [row for row in claimed if states.get(row.path) == "failed"]
     DeletedObject.forget(gone)
+    outcome.deleted += sum(states.get(row.path) == "deleted" for row in gone)
+    outcome.missing += sum(states.get(row.path) == "missing" for row in gone)
     failpoint("delete_objects.forgotten")
     died = DeletedObject.fail(failed, first_retry=FIRST_RETRY)
+    outcome.failed += len(failed)
     DeletedObject.put_back([row for row in claimed if row not in gone and row not in failed], now())
-    tally.deleted += sum(states.get(row.path) == "deleted" for row in gone)
-    tally.missing += sum(states.get(row.path) == "missing" for row in gone)
-    tally.failed += len(failed)
     if died:
         log.error("objects given up", objects=died)

@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Literal
 
-import dramatiq
 import peewee as pw
 import structlog
 
@@ -20,11 +19,11 @@ from coordination import buckets
 from coordination.buckets import Bucket, Hold
 from models import FeatureFlag, JobArtifact, now, reachable
 from models.job_artifacts import CLASSES, START
-from workers import child as children
-from workers.attempt import current
-from workers.broker import broker
+from workers.attempt import Attempt
+from workers.child import Child
 from workers.clients import client
 from workers.deadline import Deadline
+from workers.declaring import batch, child_of
 from workers.failpoints import failpoint
 
 FLAG = "bulk_delete_job_artifacts"
@@ -38,7 +37,7 @@ MAX_RUNTIME = timedelta(minutes=5)
 log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Outcome:
     """The buckets as the parent found them, and how many children it started."""
 
@@ -50,9 +49,9 @@ class Outcome:
     children_enqueued: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass
 class BucketOutcome:
-    """What a child came to."""
+    """What a child comes to; it grows with each statement."""
 
     bucket: int | None = None
     destroyed: int = 0
@@ -60,61 +59,63 @@ class BucketOutcome:
     stopped: Literal["drained", "deadline", "loop_limit", "scale_down", "no_bucket"] = "no_bucket"
 
 
-@dramatiq.actor(broker=broker, queue_name="cron", document=11, time_limit=600_000)
-def expired_job_artifacts() -> None:
+@batch(document=11, outcome=Outcome, time_limit=timedelta(minutes=10))
+def expired_job_artifacts(attempt: Attempt) -> None:
     """Run the batch for the message's row."""
-    attempt = current()
     attempt.deadline(PARENT_BUDGET)
-    attempt.outcome = Outcome()
     limit = _max_buckets()
     if not limit:
         attempt.skipped = "flag_off" if limit == 0 else "flag_unreadable"
         return
     counts = buckets.tidy(client, limit, silent_for=attempt.settings.bucket_silent_after)
+    for name, count in asdict(counts).items():
+        setattr(attempt.outcome, name, count)
     free = buckets.available(client)
     sent = attempt.fan_out(delete_artifact_bucket, [(f"delete_artifact_bucket:{number}", ()) for number in free])
+    attempt.outcome.children_enqueued = sent.enqueued
     failpoint("expired_job_artifacts.enqueued")
-    attempt.outcome = Outcome(**asdict(counts), children_enqueued=sent.enqueued)
 
 
-@dramatiq.actor(broker=broker, queue_name="artifacts", child=True, time_limit=1_200_000)
-def delete_artifact_bucket() -> None:
+@child_of(expired_job_artifacts, queue="artifacts", outcome=BucketOutcome, time_limit=timedelta(minutes=20))
+def delete_artifact_bucket(child: Child) -> None:
     """Work on one bucket, and leave a successor while there is more in it."""
-    child = children.current()
     deadline = child.deadline(MAX_RUNTIME, pace=child.settings.pace(expired_job_artifacts.actor_name))
-    child.outcome = run(deadline, grace=child.settings.object_grace)
+    run(child.outcome, deadline, grace=child.settings.object_grace)
     child.more = child.outcome.stopped in ("deadline", "loop_limit")
 
 
-def run(deadline: Deadline, *, grace: timedelta) -> BucketOutcome:
+def run(outcome: BucketOutcome, deadline: Deadline, *, grace: timedelta) -> None:
     """Claim a bucket and destroy what has expired in it; give the bucket back on every way out."""
     limit = _max_buckets()
     bucket = buckets.claim(client, limit) if limit else None
     if bucket is None:
-        return BucketOutcome()
+        return
+    outcome.bucket = bucket.number
     try:
         failpoint("delete_artifact_bucket.claimed")
-        outcome = _destroy(bucket, deadline, grace)
+        outcome.stopped = _destroy(bucket, outcome, deadline, grace)
         failpoint("delete_artifact_bucket.finished")
-        return outcome
     finally:
         buckets.release(client, bucket)
 
 
-def _destroy(bucket: Bucket, deadline: Deadline, grace: timedelta) -> BucketOutcome:
-    instant, destroyed, size, loops = now(), 0, 0, 0
+def _destroy(
+    bucket: Bucket, outcome: BucketOutcome, deadline: Deadline, grace: timedelta
+) -> Literal["drained", "deadline", "loop_limit", "scale_down"]:
+    instant, loops = now(), 0
     for number in range(bucket.number, CLASSES, bucket.modulus):
         position = START
         while True:
-            batch = JobArtifact.destroy_expired(number, instant, position, limit=BATCH_SIZE, grace=grace)
+            chunk = JobArtifact.destroy_expired(number, instant, position, limit=BATCH_SIZE, grace=grace)
+            outcome.destroyed += chunk.artifacts
+            outcome.bytes += chunk.bytes
             failpoint("delete_artifact_bucket.destroyed")
-            if batch.reached is None:
+            if chunk.reached is None:
                 break
-            position, loops = batch.reached, loops + 1
-            destroyed, size = destroyed + batch.artifacts, size + batch.bytes
-            if stopped := _stopped(bucket, deadline, batch.artifacts, loops):
-                return BucketOutcome(bucket.number, destroyed, size, stopped)
-    return BucketOutcome(bucket.number, destroyed, size, "drained")
+            position, loops = chunk.reached, loops + 1
+            if stopped := _stopped(bucket, deadline, chunk.artifacts, loops):
+                return stopped
+    return "drained"
 
 
 def _stopped(

@@ -16,19 +16,19 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Literal
 
-import dramatiq
 import structlog
 
 from coordination.lease import Lease, LeaseTaken, lease
 from models import Batch, GitRefDeletion, Project, database
-from models.projects import LAST, Settled
+from models.projects import LAST
 from settings import Settings
 from storage import git_refs, sentinel
-from workers import child as children
-from workers.attempt import Attempt, current, identity
-from workers.broker import broker
+from workers.attempt import Attempt, identity
+from workers.blocked import Blocked
+from workers.child import Child
 from workers.clients import client
 from workers.deadline import Deadline
+from workers.declaring import batch, child_of
 from workers.failpoints import failpoint
 
 LOCK_TIMEOUT = timedelta(minutes=10)
@@ -39,7 +39,7 @@ MAX_DELETES = 10_000
 log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Outcome:
     """How many projects have a child on its way, and how many of those had one already."""
 
@@ -49,65 +49,67 @@ class Outcome:
     stopped: Literal["drained", "max_projects", "queue_full", "deadline"] = "drained"
 
 
-@dataclass(frozen=True)
+@dataclass
 class ProjectOutcome:
-    """What a child came to: rows closed because their refs are gone, and rows refused."""
+    """What a child comes to: rows closed because their refs are gone, and rows refused."""
 
     total_deletes: int = 0
     rejected: int = 0
     stopped: Literal["drained", "max_deletes", "lease_held", "deadline"] = "drained"
 
 
-@dramatiq.actor(broker=broker, queue_name="cron", document=58, time_limit=1_200_000)
-def git_ref_cleanup() -> None:
+@batch(document=58, outcome=Outcome, time_limit=timedelta(minutes=20))
+def git_ref_cleanup(attempt: Attempt) -> None:
     """Run the batch for the message's row."""
-    attempt = current()
-    attempt.outcome = Outcome()
-    if attempt.settings.repositories_root is None:
-        attempt.skipped = "no_repositories"
-    else:
-        attempt.outcome = run(attempt, attempt.deadline(LOCK_TIMEOUT))
-    structlog.contextvars.bind_contextvars(stats=asdict(attempt.outcome))
+    try:
+        if attempt.settings.repositories_root is None:
+            raise Blocked("no_repositories", "no repositories are configured; set FORGEKEEPER_REPOSITORIES_ROOT")
+        run(attempt, attempt.deadline(LOCK_TIMEOUT))
+    finally:
+        structlog.contextvars.bind_contextvars(stats=asdict(attempt.outcome))
 
 
-@dramatiq.actor(broker=broker, queue_name="git", child=True, time_limit=1_200_000)
-def clean_project_refs(project_id: int) -> None:
+@child_of(git_ref_cleanup, queue="git", outcome=ProjectOutcome, time_limit=timedelta(minutes=20))
+def clean_project_refs(child: Child, project_id: int) -> None:
     """Delete one project's refs, and leave a successor while there are more."""
-    child = children.current()
     deadline = child.deadline(LOCK_TIMEOUT, pace=child.settings.pace(git_ref_cleanup.actor_name))
-    child.outcome = clean(project_id, deadline, child.settings)
+    clean(child.outcome, project_id, deadline, child.settings)
     child.more = child.outcome.stopped == "max_deletes"
 
 
-def run(attempt: Attempt, deadline: Deadline) -> Outcome:
+def run(attempt: Attempt, deadline: Deadline) -> None:
     """Start a child for each project with pending rows, beginning behind the last one of the run before.
 
     Raises `RootUnavailable` where the repositories' disk is not there: children would only fail.
     """
     _require_root(attempt.settings)
-    enqueued = deduplicated = 0
+    outcome: Outcome = attempt.outcome
     began = position = Batch.position(git_ref_cleanup.actor_name)
     last = LAST
-    while left := MAX_PROJECTS - enqueued - deduplicated:
+    while left := MAX_PROJECTS - outcome.total_projects:
         projects = GitRefDeletion.projects(after=position, until=last, limit=min(BATCH_SIZE, left))
         if not projects:
             if last == began or not began:
-                return Outcome(enqueued + deduplicated, enqueued, deduplicated, "drained")
+                return
             position, last = 0, began  # round once, up to where we began
             continue
         sent = attempt.fan_out(clean_project_refs, [(f"clean_project_refs:{number}", (number,)) for number in projects])
-        enqueued, deduplicated = enqueued + sent.enqueued, deduplicated + sent.deduplicated
+        outcome.enqueued += sent.enqueued
+        outcome.deduplicated += sent.deduplicated
+        outcome.total_projects = outcome.enqueued + outcome.deduplicated
         failpoint("git_ref_cleanup.enqueued")
         if sent.queue_full:
-            return Outcome(enqueued + deduplicated, enqueued, deduplicated, "queue_full")
+            outcome.stopped = "queue_full"
+            return
         position = projects[-1]
         Batch.move_to(git_ref_cleanup.actor_name, position)
         if deadline.passed():
-            return Outcome(enqueued + deduplicated, enqueued, deduplicated, "deadline")
-    return Outcome(enqueued + deduplicated, enqueued, deduplicated, "max_projects")
+            outcome.stopped = "deadline"
+            return
+    outcome.stopped = "max_projects"
 
 
-def clean(project_id: int, deadline: Deadline, settings: Settings) -> ProjectOutcome:
+def clean(outcome: ProjectOutcome, project_id: int, deadline: Deadline, settings: Settings) -> None:
     """Delete the project's refs, unless another is at it.
 
     Raises what `git_refs.delete` raises of the repository or the root as a whole: no row is
@@ -122,33 +124,36 @@ def clean(project_id: int, deadline: Deadline, settings: Settings) -> ProjectOut
             holder=identity(),
             forbidden=database.in_transaction,
         ) as held:
-            return _clean(project_id, held, deadline, settings)
+            outcome.stopped = _clean(outcome, project_id, held, deadline, settings)
     except LeaseTaken:
-        return ProjectOutcome(stopped="lease_held")
+        outcome.stopped = "lease_held"
 
 
-def _clean(project_id: int, held: Lease, deadline: Deadline, settings: Settings) -> ProjectOutcome:
-    done, position = Settled(0, 0), 0
+def _clean(
+    outcome: ProjectOutcome, project_id: int, held: Lease, deadline: Deadline, settings: Settings
+) -> Literal["drained", "max_deletes", "deadline"]:
+    position = 0
     # A whole page each time, though it may go beyond the maximum: what is locked costs as much for one as for all.
-    while sum(done) < MAX_DELETES:
+    while outcome.total_deletes + outcome.rejected < MAX_DELETES:
         rows = GitRefDeletion.pending_of(project_id, after=position, limit=MAX_DELETES)
         if not rows:
-            return ProjectOutcome(*done, "drained")
+            return "drained"
         held.check()
         try:
             reasons = _delete(project_id, rows, deadline, settings)
         except git_refs.GitTimedOut as error:
             log.warning("git ended, it took too long", project_id=project_id, error=str(error))
-            return ProjectOutcome(*done, "deadline")
+            return "deadline"
         failpoint("clean_project_refs.deleted")
         settled = GitRefDeletion.settle(reasons)
+        outcome.total_deletes += settled.processed
+        outcome.rejected += settled.rejected
         failpoint("clean_project_refs.settled")
-        done = Settled(done.processed + settled.processed, done.rejected + settled.rejected)
         position = rows[-1].id
         if deadline.passed(len(rows)):
-            return ProjectOutcome(*done, "deadline")
+            return "deadline"
     more = GitRefDeletion.pending_of(project_id, after=position, limit=1)
-    return ProjectOutcome(*done, "max_deletes" if more else "drained")
+    return "max_deletes" if more else "drained"
 
 
 def _delete(

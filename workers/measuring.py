@@ -170,6 +170,24 @@ def kind(error: BaseException) -> str:
     return next((name for name, classes in KINDS if isinstance(error, classes)), "other")
 
 
+class Growth:
+    """What an outcome has grown by since it was counted last: what is done is counted, whatever becomes of the run."""
+
+    def __init__(self, batch: str, outcome: Any) -> None:
+        self._batch = batch
+        self._outcome = outcome
+        self._counted = dict.fromkeys(FIELDS.get(batch, {}), 0)
+
+    def count(self) -> None:
+        """Count it."""
+        with _harmless():
+            for (metric, *labels), fields in FIELDS.get(self._batch, {}).items():
+                total = sum(getattr(self._outcome, field) for field in fields)
+                grown, self._counted[metric, *labels] = total - self._counted[metric, *labels], total
+                if grown:
+                    COUNT.inc(metric, self._batch, *labels, by=grown)
+
+
 class Measuring(Middleware):
     """Counts messages where they pass.  It comes first: around all others, whatever they do with a message."""
 
@@ -239,10 +257,6 @@ def _ended(batch: str, seconds: float, outcome: Any, error: BaseException | None
         COUNT.inc(BREACHES, batch, "duration")
     if error is not None:
         COUNT.inc("forgekeeper_run_failures_total", batch, kind(error))
-    if outcome is None:
-        return
-    for (metric, *labels), fields in FIELDS.get(batch, {}).items():
-        COUNT.inc(metric, batch, *labels, by=sum(getattr(outcome, field) for field in fields))
     # A run that drains ends as if its budget were used up, but nobody has to worry.
     if _timed_out(outcome) and error is None and not stopping.is_set():
         COUNT.inc("forgekeeper_run_timeouts_total", batch)

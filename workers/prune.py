@@ -12,13 +12,12 @@ from datetime import timedelta
 from functools import partial
 from typing import Literal
 
-import dramatiq
-
 from coordination.messages import forget_dead
 from models import GitRefDeletion, JobRun, now
-from workers.attempt import current
+from workers.attempt import Attempt
 from workers.broker import QUEUES, broker
 from workers.deadline import Deadline
+from workers.declaring import batch
 from workers.failpoints import failpoint
 
 CHUNK = 1_000
@@ -27,9 +26,9 @@ KEEP_REF_DELETIONS = timedelta(days=1)
 KEEP_RUNS = timedelta(days=30)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Outcome:
-    """How many records of each kind were removed."""
+    """How many records of each kind were removed; it grows with each chunk."""
 
     ref_deletions: int = 0
     runs: int = 0
@@ -37,14 +36,13 @@ class Outcome:
     stopped: Literal["drained", "deadline"] = "drained"
 
 
-@dramatiq.actor(broker=broker, queue_name="cron", document=None, time_limit=600_000)
-def prune() -> None:
+@batch(document=None, outcome=Outcome, time_limit=timedelta(minutes=10))
+def prune(attempt: Attempt) -> None:
     """Run the batch for the message's row."""
-    attempt = current()
-    attempt.outcome = run(attempt.deadline(MAX_RUNTIME))
+    run(attempt.outcome, attempt.deadline(MAX_RUNTIME))
 
 
-def run(deadline: Deadline) -> Outcome:
+def run(outcome: Outcome, deadline: Deadline) -> None:
     """Remove what has been kept for long enough."""
     instant = now()
     removals: list[tuple[str, Callable[..., int]]] = [
@@ -52,13 +50,12 @@ def run(deadline: Deadline) -> Outcome:
         ("runs", partial(JobRun.delete_closed, instant - KEEP_RUNS)),
         *(("dead_letters", partial(forget_dead, broker, queue)) for queue in QUEUES),
     ]
-    counts = dict.fromkeys(("ref_deletions", "runs", "dead_letters"), 0)
     for kind, remove in removals:
         count = CHUNK
         while count == CHUNK:
             count = remove(limit=CHUNK)
+            setattr(outcome, kind, getattr(outcome, kind) + count)
             failpoint("prune.removed")
-            counts[kind] += count
             if deadline.passed(count) and count == CHUNK:
-                return Outcome(**counts, stopped="deadline")
-    return Outcome(**counts, stopped="drained")
+                outcome.stopped = "deadline"
+                return

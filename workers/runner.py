@@ -63,6 +63,7 @@ class Runner:
             return state
         finally:
             self._heart.forget(attempt)
+            attempt.count()
             facts = attempt.batch, attempt.seconds(), attempt.outcome, error
             measuring.run_ended(*facts, state=state, skipped=attempt.skipped)
             attempt.leave()

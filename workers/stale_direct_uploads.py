@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from itertools import groupby
 
-import dramatiq
 import structlog
 
 from coordination import uploads
@@ -23,10 +22,11 @@ from settings import Settings
 from storage.objects import Outcome as Deletion
 from storage.objects import StoreUnavailable, is_normal
 from workers import stores
-from workers.attempt import current
-from workers.broker import broker
+from workers.attempt import Attempt
+from workers.blocked import Blocked
 from workers.clients import client
 from workers.deadline import Deadline
+from workers.declaring import batch
 from workers.failpoints import failpoint
 
 MAX_UPLOAD_DURATION = timedelta(hours=3)
@@ -38,9 +38,9 @@ BACKOFF = timedelta(minutes=6)
 log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Outcome:
-    """What a run came to, in the document's words."""
+    """What a run comes to, in the document's words; it grows with each chunk."""
 
     total_pending_entries: int = 0
     total_deleted_stale_entries: int = 0
@@ -48,36 +48,31 @@ class Outcome:
     failed_entries: int = 0
 
 
-@dramatiq.actor(broker=broker, queue_name="cron", document=100, time_limit=900_000)
-def stale_direct_uploads() -> None:
+@batch(document=100, outcome=Outcome, time_limit=timedelta(minutes=15))
+def stale_direct_uploads(attempt: Attempt) -> None:
     """Run the batch for the message's row."""
-    attempt = current()
-    if attempt.settings.object_stores:
-        attempt.outcome = run(attempt.deadline(MAX_EXEC_DURATION), attempt.settings)
-    else:
-        attempt.outcome, attempt.skipped = Outcome(), "no_store"
+    if not attempt.settings.object_stores:
+        raise Blocked("no_store", "no object store is configured; set FORGEKEEPER_OBJECT_STORES")
+    run(attempt.outcome, attempt.deadline(MAX_EXEC_DURATION), attempt.settings)
 
 
-def run(deadline: Deadline, settings: Settings) -> Outcome:
+def run(outcome: Outcome, deadline: Deadline, settings: Settings) -> None:
     """Delete what is stale, a thousand entries at a time."""
-    sweep = Sweep(settings, deadline)
-    pending = uploads.count(client)
-    timed_out = False
+    sweep = Sweep(outcome, settings, deadline)
+    outcome.total_pending_entries = uploads.count(client)
     while (claim := sweep.claim()).entries:
         failpoint("stale_direct_uploads.claimed")
         sweep.work_through(claim)
         if deadline.passed(len(claim.entries)):
-            timed_out = True
-            break
-    return Outcome(pending, sweep.deleted, timed_out, sweep.failed)
+            outcome.execution_timeout = True
+            return
 
 
 class Sweep:
     """One run through the register; *away* are the locations that it has had to stop."""
 
-    def __init__(self, settings: Settings, deadline: Deadline) -> None:
-        self.deleted = 0
-        self.failed = 0
+    def __init__(self, outcome: Outcome, settings: Settings, deadline: Deadline) -> None:
+        self._outcome = outcome
         self._away: set[str] = set()
         self._settings = settings
         self._deadline = deadline
@@ -98,7 +93,7 @@ class Sweep:
         bad = {entry for entry in claim.entries if entry.malformed or not is_normal(entry.path)}
         if bad:
             log.error("upload entries malformed", entries=len(bad), first=min(entry.member for entry in bad))
-            self.failed += uploads.reject(client, claim, bad)
+            self._outcome.failed_entries += uploads.reject(client, claim, bad)
         for location, entries in _by_location(entry for entry in claim.entries if entry not in bad):
             self._at(location, claim, self._unnamed(claim, entries))
 
@@ -136,7 +131,7 @@ class Sweep:
         """Forget what is gone, spend an attempt on what failed, give the rest back untried."""
         states = {entry: known[entry.path] for entry in entries if entry.path in known}
         gone = [entry for entry, outcome in states.items() if outcome.state != "failed"]
-        self.deleted += uploads.forget(client, claim, gone)
+        self._outcome.total_deleted_stale_entries += uploads.forget(client, claim, gone)
         failpoint("stale_direct_uploads.forgotten")
         self._fail(claim, {entry: outcome.reason for entry, outcome in states.items() if outcome.state == "failed"})
         uploads.put_back(client, claim, [entry for entry in entries if entry not in states])
@@ -145,7 +140,7 @@ class Sweep:
         for entry, reason in reasons.items():
             last = uploads.fail(client, claim, entry, backoff=BACKOFF)
             log.warning("upload not deleted", location=entry.location, path=entry.path, reason=reason, given_up=last)
-            self.failed += 1
+            self._outcome.failed_entries += 1
 
 
 def _by_location(entries: Iterator[Entry]) -> Iterator[tuple[str, list[Entry]]]:

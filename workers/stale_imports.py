@@ -11,15 +11,14 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
 
-import dramatiq
 import peewee as pw
 import structlog
 
 from models import BulkImport, BulkImportEntity, now, reachable
 from models.bulk_imports import START, TimedOut
-from workers.attempt import current
-from workers.broker import broker
+from workers.attempt import Attempt
 from workers.deadline import Deadline
+from workers.declaring import batch
 from workers.failpoints import failpoint
 
 PAGE_SIZE = 100
@@ -29,9 +28,9 @@ Kind = type[BulkImport] | type[BulkImportEntity]
 log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Outcome:
-    """What a run came to."""
+    """What a run comes to; it grows with each page."""
 
     imports: int = 0
     entities: int = 0
@@ -41,56 +40,40 @@ class Outcome:
     stopped: Literal["drained", "deadline"] = "drained"
 
 
-@dataclass
-class Sweep:
-    """What has become of one kind of stale records so far."""
-
-    timed_out: int = 0
-    trackers: int = 0
-    skipped: int = 0
-    failed: int = 0
-    drained: bool = False
-
-
-@dramatiq.actor(broker=broker, queue_name="cron", document=65, time_limit=1_800_000)
-def stale_imports() -> None:
+@batch(document=65, outcome=Outcome, time_limit=timedelta(minutes=30))
+def stale_imports(attempt: Attempt) -> None:
     """Run the batch for the message's row."""
-    attempt = current()
-    attempt.outcome = run(attempt.deadline(MAX_RUNTIME))
+    run(attempt.outcome, attempt.deadline(MAX_RUNTIME))
 
 
-def run(deadline: Deadline) -> Outcome:
+def run(outcome: Outcome, deadline: Deadline) -> None:
     """Time out the stale imports, then the stale entities with their trackers."""
     instant = now()
-    imports = _sweep(BulkImport, instant, deadline)
-    entities = _sweep(BulkImportEntity, instant, deadline) if imports.drained else Sweep()
-    return Outcome(
-        imports.timed_out,
-        entities.timed_out,
-        entities.trackers,
-        imports.skipped + entities.skipped,
-        imports.failed + entities.failed,
-        "drained" if entities.drained else "deadline",
-    )
+    kinds: tuple[Kind, ...] = (BulkImport, BulkImportEntity)
+    if not all(_sweep(kind, instant, outcome, deadline) for kind in kinds):
+        outcome.stopped = "deadline"
 
 
-def _sweep(kind: Kind, instant: datetime, deadline: Deadline) -> Sweep:
-    sweep, position = Sweep(), START
+def _sweep(kind: Kind, instant: datetime, outcome: Outcome, deadline: Deadline) -> bool:
+    """Time out all of one kind; return False when the budget ended first."""
+    position = START
     while page := kind.stale_page(instant, position, limit=PAGE_SIZE):
         position = page[-1]
         timed_out, failed = _clean_up(kind, [record.id for record in page], instant, deadline)
+        if kind is BulkImport:
+            outcome.imports += len(timed_out)
+        else:
+            outcome.entities += len(timed_out)
+        outcome.trackers += sum(record.trackers for record in timed_out)
+        outcome.failed += failed
+        outcome.skipped += len(page) - len(timed_out) - failed
         failpoint("stale_imports.timed_out")
         for record in timed_out:
             # The document's two lines, at its level; they come after the commit.
             log.error(record.message, **record.facts)
-        sweep.timed_out += len(timed_out)
-        sweep.trackers += sum(record.trackers for record in timed_out)
-        sweep.failed += failed
-        sweep.skipped += len(page) - len(timed_out) - failed
         if deadline.passed(len(timed_out)):
-            return sweep
-    sweep.drained = True
-    return sweep
+            return False
+    return True
 
 
 def _clean_up(kind: Kind, ids: list[int], instant: datetime, deadline: Deadline) -> tuple[list[TimedOut], int]:

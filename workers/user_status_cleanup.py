@@ -10,43 +10,42 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal
 
-import dramatiq
-
 from models import UserStatus, now
 from models.user_status import START
-from workers.attempt import current
-from workers.broker import broker
+from workers.attempt import Attempt
 from workers.deadline import Deadline
+from workers.declaring import batch
 from workers.failpoints import failpoint
 
 BATCH_SIZE = 100
 MAX_RUNTIME = timedelta(seconds=30)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Outcome:
-    """What a run came to."""
+    """What a run comes to; it grows with each transaction."""
 
     deleted: int = 0
     batches: int = 0
     stopped: Literal["drained", "deadline"] = "drained"
 
 
-@dramatiq.actor(broker=broker, queue_name="cron", document=48, time_limit=120_000)
-def user_status_cleanup() -> None:
+@batch(document=48, outcome=Outcome, time_limit=timedelta(minutes=2))
+def user_status_cleanup(attempt: Attempt) -> None:
     """Run the batch for the message's row."""
-    attempt = current()
-    attempt.outcome = run(attempt.deadline(MAX_RUNTIME))
+    run(attempt.outcome, attempt.deadline(MAX_RUNTIME))
 
 
-def run(deadline: Deadline) -> Outcome:
+def run(outcome: Outcome, deadline: Deadline) -> None:
     """Delete what is due, oldest first, in transactions of `BATCH_SIZE` rows."""
-    due, position, deleted, batches = now(), START, 0, 0
+    due, position = now(), START
     while True:
         count, position = UserStatus.delete_due(due, position, limit=BATCH_SIZE)
-        failpoint("user_status_cleanup.deleted")
         if count == 0:
-            return Outcome(deleted, batches, "drained")
-        deleted, batches = deleted + count, batches + 1
+            return
+        outcome.deleted += count
+        outcome.batches += 1
+        failpoint("user_status_cleanup.deleted")
         if deadline.passed(count):
-            return Outcome(deleted, batches, "deadline")
+            outcome.stopped = "deadline"
+            return

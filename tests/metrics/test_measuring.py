@@ -59,6 +59,8 @@ def counted():
 
 
 def end(batch, seconds=1.0, outcome=None, error=None, *, state="succeeded", skipped=None):
+    if outcome is not None:
+        measuring.Growth(batch, outcome).count()
     measuring.run_ended(batch, seconds, outcome, error, state=state, skipped=skipped)
 
 

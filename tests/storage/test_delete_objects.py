@@ -47,7 +47,9 @@ def restarted():
 
 def run(url, deadline=None, **options):
     settings = Settings(object_stores={stores.ARTIFACTS: url} if url else {}, **options)
-    return delete_objects.run(deadline or Deadline(MAX_RUNTIME), settings)
+    outcome = delete_objects.Outcome()
+    delete_objects.run(outcome, deadline or Deadline(MAX_RUNTIME), settings)
+    return outcome
 
 
 def record(*paths, age=SECOND, attempts=0):

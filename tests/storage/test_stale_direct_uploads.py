@@ -60,7 +60,9 @@ def other(tmp_path, store):
 
 def run(*options, **locations):
     deadline = options[0] if options else Deadline(MAX_EXEC_DURATION)
-    return stale_direct_uploads.run(deadline, Settings(object_stores=locations))
+    outcome = stale_direct_uploads.Outcome()
+    stale_direct_uploads.run(outcome, deadline, Settings(object_stores=locations))
+    return outcome
 
 
 def now():
@@ -451,12 +453,13 @@ def test_what_a_crashed_run_had_claimed_is_deleted_by_a_later_one(store):
 
 def test_a_worker_that_was_paused_for_longer_than_its_claim_deletes_nothing(store):
     begin(store, "a")
-    sweep = Sweep(Settings(object_stores={HERE: store.url}), Deadline(MAX_EXEC_DURATION))
+    outcome = Outcome()
+    sweep = Sweep(outcome, Settings(object_stores={HERE: store.url}), Deadline(MAX_EXEC_DURATION))
     claim = sweep.claim()
 
     sweep.work_through(replace(claim, taken=claim.taken - uploads.CLAIM_TTL.total_seconds() - 1))
 
-    assert (sweep.deleted, sweep.failed, store.keys(), attempts()) == (0, 0, {"a"}, {})
+    assert (outcome, store.keys(), attempts()) == (Outcome(), {"a"}, {})
     assert members(uploads.DELETING) == {"artifacts:a"}
 
 

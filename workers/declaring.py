@@ -1,0 +1,70 @@
+"""How a batch and its children are declared: what an actor needs around the function that does the work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec
+
+import dramatiq
+from dramatiq import Actor
+
+from workers import attempt, child, preconditions
+from workers.attempt import Attempt
+from workers.blocked import Blocked
+from workers.broker import broker
+from workers.child import Child
+
+Arguments = ParamSpec("Arguments")
+
+
+def batch(
+    *, document: int | None, outcome: type[Any], time_limit: timedelta
+) -> Callable[[Callable[[Attempt], None]], Actor[[], None]]:
+    """Declare the parent of a batch, of that *document*; a run that lasts beyond *time_limit* is killed.
+
+    Its function gets the attempt, whose outcome, empty at first, it lets grow with each chunk.
+    """
+
+    def declare(work: Callable[[Attempt], None]) -> Actor[[], None]:
+        @wraps(work)
+        def run() -> None:
+            started = attempt.current()
+            started.begin(outcome())
+            try:
+                preconditions.require(started.batch, started.settings)
+                work(started)
+            except Blocked as blocked:
+                started.blocked = blocked
+
+        return dramatiq.actor(
+            broker=broker, queue_name="cron", document=document, time_limit=_milliseconds(time_limit)
+        )(run)
+
+    return declare
+
+
+def child_of(
+    parent: Actor[[], None], *, queue: str, outcome: type[Any], time_limit: timedelta
+) -> Callable[[Callable[Concatenate[Child, Arguments], None]], Actor[Arguments, None]]:
+    """Declare the child of *parent*'s fan-out, which works on messages of *queue*; otherwise like `batch`."""
+
+    def declare(work: Callable[Concatenate[Child, Arguments], None]) -> Actor[Arguments, None]:
+        @wraps(work)
+        def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> None:
+            started = child.current()
+            started.begin(outcome())
+            try:
+                preconditions.require(parent.actor_name, started.settings)
+                work(started, *args, **kwargs)
+            except Blocked as blocked:
+                started.blocked = blocked
+
+        return dramatiq.actor(broker=broker, queue_name=queue, child=True, time_limit=_milliseconds(time_limit))(run)
+
+    return declare
+
+
+def _milliseconds(duration: timedelta) -> int:
+    return round(duration.total_seconds() * 1000)

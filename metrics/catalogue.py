@@ -30,17 +30,15 @@ class Batch(NamedTuple):
 BATCHES = {
     batch.name: batch
     for batch in (
-        Batch("user_status_cleanup", "48", "cron", "system-admins", timedelta(seconds=60)),
-        Batch("git_ref_cleanup", "58", "cron", "operations", timedelta(seconds=600)),
-        Batch("stale_direct_uploads", "100", "cron", "operations", timedelta(seconds=300)),
-        Batch("stale_imports", "65", "cron", "log-monitoring", timedelta(seconds=600)),
-        Batch("expired_job_artifacts", "11", "cron", "operations", timedelta(seconds=60)),
-        Batch("delete_objects", "none", "cron", "operations", timedelta(seconds=300)),
-        Batch("prune", "none", "cron", "operations", timedelta(seconds=360)),
-        Batch("clean_project_refs", "58", "git", "operations", timedelta(seconds=600), "git_ref_cleanup"),
-        Batch(
-            "delete_artifact_bucket", "11", "artifacts", "operations", timedelta(seconds=600), "expired_job_artifacts"
-        ),
+        Batch("user_status_cleanup", "48", "cron", "system-admins", timedelta(seconds=90)),
+        Batch("git_ref_cleanup", "58", "cron", "operations", timedelta(minutes=12)),
+        Batch("stale_direct_uploads", "100", "cron", "operations", timedelta(minutes=6)),
+        Batch("stale_imports", "65", "cron", "log-monitoring", timedelta(minutes=12)),
+        Batch("expired_job_artifacts", "11", "cron", "operations", timedelta(minutes=2)),
+        Batch("delete_objects", "none", "objects", "operations", timedelta(minutes=6)),
+        Batch("prune", "none", "cron", "operations", timedelta(minutes=7)),
+        Batch("clean_project_refs", "58", "git", "operations", timedelta(minutes=12), "git_ref_cleanup"),
+        Batch("delete_artifact_bucket", "11", "artifacts", "operations", timedelta(minutes=7), "expired_job_artifacts"),
     )
 }
 QUEUES = ("cron", "git", "artifacts", "objects")
@@ -270,7 +268,7 @@ def _exporter(page: _Page) -> None:
         "batch",
         _CRON,
     )
-    page.gauge("run_time_limit_seconds", "Time limit of a run.", "batch", _EACH)
+    page.gauge("run_time_limit_seconds", "How long a run may last before it is killed.", "batch", _EACH)
     page.gauge(
         "backlog_age_objective_seconds",
         "How long a due record may wait; absent while its batch is paused, off or switched off by its flag.",

@@ -99,6 +99,13 @@ class ImportStatus(IntEnum):
     CANCELED = -2
 
 
+class EntityType(IntEnum):
+    """What an entity is, as the forge numbers it."""
+
+    GROUP_ENTITY = 0
+    PROJECT_ENTITY = 1
+
+
 class TrackerStatus(IntEnum):
     """How far a tracker has got: the numbers differ from an import's."""
 
@@ -188,9 +195,7 @@ class BulkImportEntity(Base):
         """
         values = {"ids": list(ids), "now": now, "horizon": now - STALE_AFTER}
         rows = database.execute_sql(TIME_OUT_ENTITIES, values).fetchall()
-        return [
-            TimedOut("BulkImports::Entity stale", dict(zip(ENTITY_FACTS, row, strict=False)), row[-1]) for row in rows
-        ]
+        return [TimedOut("BulkImports::Entity stale", _entity_facts(row), row[-1]) for row in rows]
 
 
 class BulkImportTracker(Base):
@@ -221,3 +226,10 @@ BulkImportEntity.add_index(
 def _stale_page(table: str, now: datetime, after: Position, limit: int) -> list[Position]:
     values = {"horizon": now - STALE_AFTER, "updated": after.updated, "id": after.id, "limit": limit}
     return [Position(*row) for row in database.execute_sql(STALE_PAGE.format(table=table), values).fetchall()]
+
+
+def _entity_facts(row: Sequence[Any]) -> dict[str, Any]:
+    facts = dict(zip(ENTITY_FACTS, row, strict=False))
+    number = facts["bulk_import_entity_type"]
+    known = {member.value: member.name.lower() for member in EntityType}
+    return facts | {"bulk_import_entity_type": known.get(number, number)}

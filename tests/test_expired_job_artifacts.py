@@ -673,7 +673,7 @@ def test_a_child_whose_bucket_was_flushed_away_ends_at_its_next_safe_point():
 
     outcome = run(safe_point=client.flushdb)
 
-    assert (outcome.destroyed, outcome.stopped) == (BATCH_SIZE, "scale_down")
+    assert (outcome.destroyed, outcome.stopped) == (BATCH_SIZE, "bucket_lost")
 
 
 def test_a_late_child_does_not_free_the_bucket_of_the_next_owner():
@@ -687,7 +687,7 @@ def test_a_late_child_does_not_free_the_bucket_of_the_next_owner():
 
     outcome = run(safe_point=inherit)
 
-    assert (outcome.destroyed, outcome.stopped) == (BATCH_SIZE, "scale_down")
+    assert (outcome.destroyed, outcome.stopped) == (BATCH_SIZE, "bucket_lost")
     assert {held.token for held in buckets.held(client)} == {heir.token for heir in heirs}
 
 

@@ -641,7 +641,7 @@ def test_a_stale_entity_is_said_once_at_error_level_with_its_source_and_destinat
             "log_level": "error",
             "bulk_import_entity_id": record,
             "bulk_import_id": 7,
-            "bulk_import_entity_type": 1,
+            "bulk_import_entity_type": "project_entity",
             "source_full_path": "group/project",
             "destination_name": "project",
             "destination_namespace": "elsewhere",

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec
 
 import dramatiq
 from dramatiq import Actor
 
+from metrics.catalogue import BATCHES
 from workers import attempt, child, preconditions
 from workers.attempt import Attempt
 from workers.blocked import Blocked
@@ -19,12 +19,11 @@ from workers.child import Child
 Arguments = ParamSpec("Arguments")
 
 
-def batch(
-    *, document: int | None, outcome: type[Any], time_limit: timedelta
-) -> Callable[[Callable[[Attempt], None]], Actor[[], None]]:
-    """Declare the parent of a batch, of that *document*; a run that lasts beyond *time_limit* is killed.
+def batch(*, document: int | None, outcome: type[Any]) -> Callable[[Callable[[Attempt], None]], Actor[[], None]]:
+    """Declare the parent of a batch, of that *document*.
 
     Its function gets the attempt, whose outcome, empty at first, it lets grow with each chunk.
+    The catalogue says which queue it goes through, and after how long it is killed.
     """
 
     def declare(work: Callable[[Attempt], None]) -> Actor[[], None]:
@@ -38,17 +37,15 @@ def batch(
             except Blocked as blocked:
                 started.blocked = blocked
 
-        return dramatiq.actor(
-            broker=broker, queue_name="cron", document=document, time_limit=_milliseconds(time_limit)
-        )(run)
+        return dramatiq.actor(broker=broker, document=document, **_options(work.__name__))(run)
 
     return declare
 
 
 def child_of(
-    parent: Actor[[], None], *, queue: str, outcome: type[Any], time_limit: timedelta
+    parent: Actor[[], None], *, outcome: type[Any]
 ) -> Callable[[Callable[Concatenate[Child, Arguments], None]], Actor[Arguments, None]]:
-    """Declare the child of *parent*'s fan-out, which works on messages of *queue*; otherwise like `batch`."""
+    """Declare the child of *parent*'s fan-out; otherwise like `batch`."""
 
     def declare(work: Callable[Concatenate[Child, Arguments], None]) -> Actor[Arguments, None]:
         @wraps(work)
@@ -61,10 +58,11 @@ def child_of(
             except Blocked as blocked:
                 started.blocked = blocked
 
-        return dramatiq.actor(broker=broker, queue_name=queue, child=True, time_limit=_milliseconds(time_limit))(run)
+        return dramatiq.actor(broker=broker, child=True, **_options(work.__name__))(run)
 
     return declare
 
 
-def _milliseconds(duration: timedelta) -> int:
-    return round(duration.total_seconds() * 1000)
+def _options(name: str) -> dict[str, Any]:
+    known = BATCHES[name]
+    return {"queue_name": known.queue, "time_limit": round(known.time_limit.total_seconds() * 1000)}

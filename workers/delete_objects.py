@@ -42,7 +42,7 @@ class Outcome:
     stopped: Literal["drained", "deadline", "store_unavailable", "no_store"] = "drained"
 
 
-@batch(document=None, outcome=Outcome, time_limit=timedelta(minutes=15))
+@batch(document=None, outcome=Outcome)
 def delete_objects(attempt: Attempt) -> None:
     """Run the batch for the message's row."""
     run(attempt.outcome, attempt.deadline(MAX_RUNTIME), attempt.settings)

@@ -33,6 +33,12 @@ PARENT_BUDGET = timedelta(seconds=60)
 BATCH_SIZE = 100
 LOOP_LIMIT = 500
 MAX_RUNTIME = timedelta(minutes=5)
+HOLDS: dict[Hold, Literal["scale_down", "bucket_lost"] | None] = {
+    Hold.OURS: None,
+    Hold.SCALED_DOWN: "scale_down",
+    Hold.LOST: "bucket_lost",
+}
+"""Why a child stops that has this left of its bucket."""
 
 log = structlog.get_logger(__name__)
 
@@ -56,10 +62,10 @@ class BucketOutcome:
     bucket: int | None = None
     destroyed: int = 0
     bytes: int = 0
-    stopped: Literal["drained", "deadline", "loop_limit", "scale_down", "no_bucket"] = "no_bucket"
+    stopped: Literal["drained", "deadline", "loop_limit", "scale_down", "bucket_lost", "no_bucket"] = "no_bucket"
 
 
-@batch(document=11, outcome=Outcome, time_limit=timedelta(minutes=10))
+@batch(document=11, outcome=Outcome)
 def expired_job_artifacts(attempt: Attempt) -> None:
     """Run the batch for the message's row."""
     attempt.deadline(PARENT_BUDGET)
@@ -76,7 +82,7 @@ def expired_job_artifacts(attempt: Attempt) -> None:
     failpoint("expired_job_artifacts.enqueued")
 
 
-@child_of(expired_job_artifacts, queue="artifacts", outcome=BucketOutcome, time_limit=timedelta(minutes=20))
+@child_of(expired_job_artifacts, outcome=BucketOutcome)
 def delete_artifact_bucket(child: Child) -> None:
     """Work on one bucket, and leave a successor while there is more in it."""
     deadline = child.deadline(MAX_RUNTIME, pace=child.settings.pace(expired_job_artifacts.actor_name))
@@ -101,7 +107,7 @@ def run(outcome: BucketOutcome, deadline: Deadline, *, grace: timedelta) -> None
 
 def _destroy(
     bucket: Bucket, outcome: BucketOutcome, deadline: Deadline, grace: timedelta
-) -> Literal["drained", "deadline", "loop_limit", "scale_down"]:
+) -> Literal["drained", "deadline", "loop_limit", "scale_down", "bucket_lost"]:
     instant, loops = now(), 0
     for number in range(bucket.number, CLASSES, bucket.modulus):
         position = START
@@ -120,12 +126,12 @@ def _destroy(
 
 def _stopped(
     bucket: Bucket, deadline: Deadline, destroyed: int, loops: int
-) -> Literal["deadline", "loop_limit", "scale_down"] | None:
+) -> Literal["deadline", "loop_limit", "scale_down", "bucket_lost"] | None:
     if deadline.passed(destroyed):
         return "deadline"
     if loops >= LOOP_LIMIT:
         return "loop_limit"
-    return None if buckets.renew(client, bucket) is Hold.OURS else "scale_down"
+    return HOLDS[buckets.renew(client, bucket)]
 
 
 def _max_buckets() -> int | None:

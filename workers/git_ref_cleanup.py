@@ -58,7 +58,7 @@ class ProjectOutcome:
     stopped: Literal["drained", "max_deletes", "lease_held", "deadline"] = "drained"
 
 
-@batch(document=58, outcome=Outcome, time_limit=timedelta(minutes=20))
+@batch(document=58, outcome=Outcome)
 def git_ref_cleanup(attempt: Attempt) -> None:
     """Run the batch for the message's row."""
     try:
@@ -69,7 +69,7 @@ def git_ref_cleanup(attempt: Attempt) -> None:
         structlog.contextvars.bind_contextvars(stats=asdict(attempt.outcome))
 
 
-@child_of(git_ref_cleanup, queue="git", outcome=ProjectOutcome, time_limit=timedelta(minutes=20))
+@child_of(git_ref_cleanup, outcome=ProjectOutcome)
 def clean_project_refs(child: Child, project_id: int) -> None:
     """Delete one project's refs, and leave a successor while there are more."""
     deadline = child.deadline(LOCK_TIMEOUT, pace=child.settings.pace(git_ref_cleanup.actor_name))

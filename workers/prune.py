@@ -36,7 +36,7 @@ class Outcome:
     stopped: Literal["drained", "deadline"] = "drained"
 
 
-@batch(document=None, outcome=Outcome, time_limit=timedelta(minutes=10))
+@batch(document=None, outcome=Outcome)
 def prune(attempt: Attempt) -> None:
     """Run the batch for the message's row."""
     run(attempt.outcome, attempt.deadline(MAX_RUNTIME))

@@ -48,7 +48,7 @@ class Outcome:
     failed_entries: int = 0
 
 
-@batch(document=100, outcome=Outcome, time_limit=timedelta(minutes=15))
+@batch(document=100, outcome=Outcome)
 def stale_direct_uploads(attempt: Attempt) -> None:
     """Run the batch for the message's row."""
     if not attempt.settings.object_stores:

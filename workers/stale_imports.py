@@ -40,7 +40,7 @@ class Outcome:
     stopped: Literal["drained", "deadline"] = "drained"
 
 
-@batch(document=65, outcome=Outcome, time_limit=timedelta(minutes=30))
+@batch(document=65, outcome=Outcome)
 def stale_imports(attempt: Attempt) -> None:
     """Run the batch for the message's row."""
     run(attempt.outcome, attempt.deadline(MAX_RUNTIME))

@@ -30,7 +30,7 @@ class Outcome:
     stopped: Literal["drained", "deadline"] = "drained"
 
 
-@batch(document=48, outcome=Outcome, time_limit=timedelta(minutes=2))
+@batch(document=48, outcome=Outcome)
 def user_status_cleanup(attempt: Attempt) -> None:
     """Run the batch for the message's row."""
     run(attempt.outcome, attempt.deadline(MAX_RUNTIME))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
 import peewee as pw
@@ -19,11 +20,14 @@ from models import APPLICATION, OURS, Base, DeletedObject, JobArtifact, Project,
 from models.schema import differences
 from settings import Settings
 from storage import sentinel
+from storage.git_repository import RootUnavailable, is_missing, misnamed, too_many_missing
 from workers import BATCHES
 from workers.clients import Limits, client, connect
 
 POSTGRES, REDIS = 150_000, (6, 2)
 """The oldest servers that the tests run against."""
+SAMPLE = 50
+"""So many projects are looked for."""
 
 
 class Finding(NamedTuple):
@@ -124,8 +128,26 @@ def _repositories(settings: Settings, *, init: bool) -> Iterator[Finding]:
         return
     try:
         yield _sentinel("repositories", sentinel.Folder(root), init=init, known=(Project,))
-    except sentinel.Unreadable as error:
+        yield from _sample(root, settings.missing_repositories)
+    except (sentinel.Unreadable, RootUnavailable) as error:
         yield Finding("repositories", "error", str(error))
+
+
+def _sample(root: Path, share: float) -> Iterator[Finding]:
+    """Look for the repositories of projects taken at random; say what is wrong with where they should be."""
+    try:
+        projects = Project.sample(SAMPLE)
+    except pw.PeeweeException:
+        return  # that there is no database, or no such table, is said elsewhere
+    missing = {number: path for number, path in projects.items() if is_missing(root, path)}
+    others = {path: other for path in missing.values() if (other := misnamed(root, path))}
+    for path, other in list(others.items())[:1]:
+        yield Finding("repositories", "error", f"there is none at {path}, but one at {other}: correct disk_path")
+    if len(missing) > len(others):
+        level: Literal["warning", "error"] = (
+            "error" if too_many_missing(len(missing), len(projects), share) else "warning"
+        )
+        yield Finding("repositories", level, f"{len(missing)} of {len(projects)} projects taken at random have none")
 
 
 def _git() -> Iterator[Finding]:

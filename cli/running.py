@@ -99,8 +99,10 @@ def _perform(batch: Batch, started: Started, settings: Settings) -> dict[str, An
         error = raised
     state = runner.close(attempt, error, final=by_hand)
     runner.stop()
+    # What a run has sent before it failed is worked on, here as in a worker.
+    children = _work_on(attempt.children, settings, run=attempt.run.id)
     if state == "succeeded":
-        return attempt.result() | _work_on(attempt.children or [], settings, run=attempt.run.id)
+        return attempt.result() | children
     if state is None:
         raise Problem(f"{batch.name} was taken from this process: it gave no sign of life for too long")
     hint = "`forgekeeper check` looks for the cause" if by_hand else "workers will try it again"

@@ -225,6 +225,12 @@ def _worker(page: _Page) -> None:
         "batch",
         _each(["git_ref_cleanup"]),
     )
+    page.counter(
+        "missing_repositories",
+        "Projects with pending deletions that were found without a repository, in each run anew.",
+        "batch",
+        _each(["git_ref_cleanup"]),
+    )
     page.counter("lease_acquisitions", "Leases taken.", "lease", _LEASES)
     page.counter("lease_contentions", "Leases found to be held by another.", "lease", _LEASES)
     page.counter("lease_lost", "Leases that expired or changed hands under a running job.", "lease", _LEASES)

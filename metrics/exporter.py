@@ -287,7 +287,7 @@ def _git_locks(settings: Settings) -> Iterator[Reading]:
     if settings.repositories_root is None:
         yield Reading("git_stale_locks", 0)
         return
-    waiting = Project.paths(GitRefDeletion.projects(after=0, limit=REPOSITORIES))
+    waiting = Project.paths(GitRefDeletion.projects(after=0, limit=REPOSITORIES)).values()
     try:
         stale = sum(_is_stale(settings.repositories_root, disk_path) for disk_path in waiting)
     except git_repository.RootUnavailable:

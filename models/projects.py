@@ -46,6 +46,18 @@ DELETE_PROCESSED = """
 """
 
 
+# A look into the key for each; the number of the look makes PostgreSQL draw anew.
+SAMPLE = """
+    select distinct project.id, project.disk_path
+    from (select max(id) as last from projects) as ids, generate_series(1, %(size)s) as look, lateral (
+        select id, disk_path from projects
+        where id >= ceil(random() * ids.last) + 0 * look
+        order by id
+        limit 1
+    ) as project
+"""
+
+
 LAST = 2**63 - 1
 """No project's id is above it."""
 
@@ -75,9 +87,14 @@ class Project(Base):
         table_name = "projects"
 
     @classmethod
-    def paths(cls, ids: Sequence[int]) -> list[str]:
-        """Return where the repositories of these projects lie, below the root."""
-        return [project.disk_path for project in cls.select().where(cls.id.in_(list(ids)))]
+    def paths(cls, ids: Sequence[int]) -> dict[int, str]:
+        """Return where the repositories of those of these projects lie that there are, below the root."""
+        return {project.id: project.disk_path for project in cls.select().where(cls.id.in_(list(ids)))}
+
+    @classmethod
+    def sample(cls, size: int) -> dict[int, str]:
+        """Return the paths of up to *size* projects, taken at random from all over the table."""
+        return dict(database.execute_sql(SAMPLE, {"size": size}).fetchall())
 
 
 class GitRefDeletion(Base):

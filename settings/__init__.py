@@ -27,6 +27,7 @@ from settings.kinds import (
     Port,
     RedisUrl,
     Schedule,
+    Share,
     Visibility,
     setting,
 )
@@ -115,6 +116,10 @@ class Settings(BaseSettings):
         "300", "Stale uploads that a run has claimed are given to another this much later; it acts on them for a fifth."
     )
     bucket_silent_after: Duration = setting("600", "An artifact bucket silent for this long is given to another child.")
+    missing_repositories: Share = setting(
+        "0.05",
+        "Where more than this share of a run's projects, and at least three, lack repositories, none is held for gone.",
+    )
     redis_timeout: Duration = setting("2", "How long a worker waits for an answer of Redis.")
     scheduler_timeout: Duration = setting("2", "How long a scheduler waits for PostgreSQL or Redis before it goes on.")
 

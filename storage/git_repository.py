@@ -17,6 +17,9 @@ from tempfile import TemporaryFile
 
 from storage.sentinel import NAME
 
+FEW = 3
+"""Fewer repositories than so many may be gone whatever share of all they are."""
+
 
 class RootUnavailable(Exception):
     """The sentinel cannot be read; nothing is believed to be gone."""
@@ -24,6 +27,10 @@ class RootUnavailable(Exception):
 
 class RepositoryMissing(Exception):
     """The sentinel can be read, and there is nothing where the repository should be."""
+
+
+class RepositoriesMissing(Exception):
+    """So many repositories are missing that they are not believed to be gone; the message says what to do."""
 
 
 class RepositoryLocked(Exception):
@@ -102,6 +109,34 @@ def open_repository(root: Path, disk_path: str) -> Repository:
     if (root / disk_path).is_symlink() and not git_dir.exists():
         raise RepositoryFailed("the path of the repository is a symbolic link to nothing")
     return Repository(root, git_dir, _identity(git_dir, root))
+
+
+def is_missing(root: Path, disk_path: str) -> bool:
+    """Say whether there is nothing at *disk_path*; what cannot be looked at is for `open_repository` to judge.
+
+    Raises `RootUnavailable`.
+    """
+    with suppress(OSError, ValueError):
+        (root / disk_path).stat()
+        return False
+    try:
+        open_repository(root, disk_path)
+    except RepositoryMissing:
+        return True
+    except RepositoryFailed:
+        return False
+    return False
+
+
+def too_many_missing(missing: int, projects: int, share: float) -> bool:
+    """Say whether so many of *projects* are missing, more than *share* and not just a few, that they are not gone."""
+    return missing >= FEW and missing > share * projects
+
+
+def misnamed(root: Path, disk_path: str) -> str | None:
+    """Return *disk_path* with its `.git` added or taken away if something lies there."""
+    other = disk_path.removesuffix(".git") if disk_path.endswith(".git") else f"{disk_path}.git"
+    return None if is_missing(root, other) else other
 
 
 def _identity(git_dir: Path, root: Path) -> tuple[int, int]:

@@ -4,11 +4,13 @@ import logging
 import os
 import time
 from contextlib import closing, contextmanager, suppress
+from dataclasses import asdict
 from datetime import timedelta
 
 import peewee as pw
 import psycopg2
 import pytest
+from dramatiq import Message
 from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
@@ -19,6 +21,7 @@ from models import Batch, DeletionStatus, GitRefDeletion, JobRun, Project, datab
 from models.projects import PROJECTS_WITH_PENDING, Settled
 from storage import sentinel
 from storage.git_refs import RepositoryFailed, RepositoryLocked, RootUnavailable
+from storage.git_repository import RepositoriesMissing
 from workers import broker, git_ref_cleanup
 from workers.attempt import RUN, identity
 from workers.child import Child
@@ -184,12 +187,12 @@ def parent(attempts):
 def child(configured):
     """Work on a project as a worker's child does; return the child."""
 
-    def work(project=PROJECT, **changes):
+    def work(project=PROJECT, *, missing=False, **changes):
         one = Child("clean_project_refs", f"clean_project_refs:{project}", configured.model_copy(update=changes))
         one.enter()
         error = None
         try:
-            git_ref_cleanup.clean_project_refs.fn(project)
+            git_ref_cleanup.clean_project_refs.fn(project, missing)
         except Exception as raised:
             error = raised
             raise
@@ -520,7 +523,7 @@ def test_with_nothing_to_do_nothing_is_enqueued(parent):
 
     assert (run.state, run.result) == (
         "succeeded",
-        {"total_projects": 0, "enqueued": 0, "deduplicated": 0, "stopped": "drained"},
+        {"total_projects": 0, "enqueued": 0, "deduplicated": 0, "stopped": "drained", "missing_repositories": 0},
     )
     assert on_their_way() == []
 
@@ -531,7 +534,13 @@ def test_each_project_with_pending_rows_gets_one_child_that_is_told_which(parent
 
     run = parent()
 
-    assert run.result == {"total_projects": 3, "enqueued": 3, "deduplicated": 0, "stopped": "drained"}
+    assert run.result == {
+        "total_projects": 3,
+        "enqueued": 3,
+        "deduplicated": 0,
+        "stopped": "drained",
+        "missing_repositories": 0,
+    }
     with taken() as message:
         facts = (message.actor_name, message.message_id, *message.args)
     assert facts == ("clean_project_refs", "clean_project_refs:4", 4)
@@ -544,7 +553,13 @@ def test_all_projects_get_a_child_whatever_number_there_is(parent, count):
 
     run = parent()
 
-    assert run.result == {"total_projects": count, "enqueued": count, "deduplicated": 0, "stopped": "drained"}
+    assert run.result == {
+        "total_projects": count,
+        "enqueued": count,
+        "deduplicated": 0,
+        "stopped": "drained",
+        "missing_repositories": 0,
+    }
     assert on_their_way() == list(range(1, count + 1))
 
 
@@ -561,7 +576,7 @@ def test_beyond_ten_thousand_projects_the_next_run_goes_on_and_counts_those_whos
 
     runs = [parent().result for _ in range(3)]
 
-    total = {"total_projects": MAX_PROJECTS, "stopped": "max_projects"}
+    total = {"total_projects": MAX_PROJECTS, "stopped": "max_projects", "missing_repositories": 0}
     assert runs == [
         total | {"enqueued": MAX_PROJECTS, "deduplicated": 0},
         total | {"enqueued": 50, "deduplicated": MAX_PROJECTS - 50},
@@ -646,15 +661,6 @@ def test_a_run_remembers_where_it_ended(parent):
     assert Batch.position(NAME) == 42
 
 
-def test_projects_are_not_loaded(parent):
-    projects(3)
-
-    with without("projects"):
-        run = parent()
-
-    assert (run.state, run.result["enqueued"]) == ("succeeded", 3)
-
-
 def test_a_full_queue_gets_no_more_and_the_next_run_goes_on_with_the_first_that_was_left_out(parent):
     projects(4 * BATCH_SIZE)
     full = 3 * BATCH_SIZE
@@ -665,7 +671,13 @@ def test_a_full_queue_gets_no_more_and_the_next_run_goes_on_with_the_first_that_
     projects(full)
     second = parent(queue_limit=2 * BATCH_SIZE + 50).result
 
-    assert first == {"total_projects": full, "enqueued": full, "deduplicated": 0, "stopped": "queue_full"}
+    assert first == {
+        "total_projects": full,
+        "enqueued": full,
+        "deduplicated": 0,
+        "stopped": "queue_full",
+        "missing_repositories": 0,
+    }
     assert second == first
     assert on_their_way() == everyone[:full]
 
@@ -677,7 +689,13 @@ def test_a_queue_that_is_full_from_the_start_gets_nothing(parent):
 
     run = parent(queue_limit=1)
 
-    assert run.result == {"total_projects": 0, "enqueued": 0, "deduplicated": 0, "stopped": "queue_full"}
+    assert run.result == {
+        "total_projects": 0,
+        "enqueued": 0,
+        "deduplicated": 0,
+        "stopped": "queue_full",
+        "missing_repositories": 0,
+    }
 
 
 def test_a_run_ends_at_its_deadline_and_the_next_goes_on(attempts, parent):
@@ -729,7 +747,7 @@ def test_without_a_folder_of_repositories_a_run_is_blocked_and_says_why(parent):
 
     assert (run.state, run.result) == (
         "succeeded",
-        {"total_projects": 0, "enqueued": 0, "deduplicated": 0, "stopped": "drained"}
+        {"total_projects": 0, "enqueued": 0, "deduplicated": 0, "stopped": "drained", "missing_repositories": 0}
         | {"skipped": "no_repositories", "blocked": NO_REPOSITORIES},
     )
     assert (on_their_way(), len(pending())) == ([], 1)
@@ -753,7 +771,13 @@ def test_the_last_line_of_a_run_carries_its_figures_as_stats(parent):
         parent()
 
     (finished,) = [line for line in lines if line["event"] == "run finished"]
-    assert finished["stats"] == {"total_projects": 3, "enqueued": 3, "deduplicated": 0, "stopped": "drained"}
+    assert finished["stats"] == {
+        "total_projects": 3,
+        "enqueued": 3,
+        "deduplicated": 0,
+        "stopped": "drained",
+        "missing_repositories": 0,
+    }
 
 
 # A child
@@ -989,7 +1013,7 @@ def test_a_lease_of_another_project_is_not_in_the_way(child, repository):
     with lease(client, f"clean_project_refs:{PROJECT}", ttl=timedelta(seconds=15), holder="another"):
         outcome = child(PROJECT + 1).outcome
 
-    assert outcome == ProjectOutcome(1, 0, "drained")
+    assert outcome == ProjectOutcome(0, 0, "drained", gone=1)
 
 
 def test_a_lease_does_not_expire_under_a_long_run(clean, in_the_middle):
@@ -1047,7 +1071,7 @@ def test_of_a_project_that_is_gone_the_rows_are_processed_without_git(child, roo
 
     outcome = child().outcome
 
-    assert (outcome, pending(), calls()) == (ProjectOutcome(2, 0, "drained"), set(), 0)
+    assert (outcome, pending(), calls()) == (ProjectOutcome(0, 0, "drained", gone=2), set(), 0)
 
 
 def test_of_a_repository_that_is_gone_the_rows_are_processed_without_git(child, root, tmp_path, monkeypatch):
@@ -1055,9 +1079,110 @@ def test_of_a_repository_that_is_gone_the_rows_are_processed_without_git(child, 
     rows("refs/mr/1", "refs/mr/2")
     calls = counted(tmp_path, monkeypatch)
 
+    outcome = child(missing=True).outcome
+
+    assert (outcome, pending(), calls()) == (ProjectOutcome(0, 0, "drained", gone=2), set(), 0)
+
+
+def test_a_child_that_the_parent_has_not_told_of_it_closes_no_row_of_a_missing_repository(child):
+    Project.create(id=PROJECT, disk_path="gone.git")
+    row("refs/mr/1")
+
     outcome = child().outcome
 
-    assert (outcome, pending(), calls()) == (ProjectOutcome(2, 0, "drained"), set(), 0)
+    assert (outcome, pending()) == (ProjectOutcome(0, 0, "missing"), {"refs/mr/1"})
+
+
+def test_a_repository_that_is_there_after_all_is_worked_on(child, repository):
+    row("refs/mr/1")
+
+    outcome = child(missing=True).outcome
+
+    assert (outcome, "refs/mr/1" in repository.refs()) == (ProjectOutcome(1, 0, "drained"), False)
+
+
+def repositories(root, count, *, missing):
+    """Let so many projects have pending rows, and all but the first *missing* of them a repository."""
+    projects(count)
+    for number in range(1, count + 1):
+        Project.create(id=number, disk_path=f"{number}.git")
+        if number > missing:
+            (root / f"{number}.git").mkdir()
+
+
+def believed_missing():
+    """The projects whose children were told that their repositories are missing."""
+    calls = [Message.decode(body).args for body in client.hvals(f"{QUEUE}.msgs")]
+    return {number for number, *missing in calls if missing == [True]}
+
+
+@pytest.mark.parametrize(("count", "missing"), [(2, 2), (60, 3)], ids=["two of two", "three of sixty"])
+def test_few_missing_repositories_are_believed_to_be_gone(parent, root, count, missing):
+    repositories(root, count, missing=missing)
+
+    run = parent()
+
+    assert believed_missing() == set(range(1, missing + 1))
+    assert (run.result["total_projects"], run.result["missing_repositories"]) == (count, missing)
+
+
+@pytest.mark.parametrize(("count", "missing"), [(5, 3), (60, 4)], ids=["three of five", "four of sixty"])
+def test_more_than_a_share_of_missing_repositories_is_not_believed(parent, root, count, missing):
+    repositories(root, count, missing=missing)
+
+    with pytest.raises(RepositoriesMissing, match=f"{missing} of {count} projects"):
+        parent()
+
+    assert (believed_missing(), len(on_their_way())) == (set(), count - missing)
+
+
+def test_a_run_that_does_not_believe_what_is_missing_keeps_how_many_there_were(parent, root):
+    repositories(root, 5, missing=3)
+
+    with pytest.raises(RepositoriesMissing):
+        parent()
+
+    assert JobRun.get().result == asdict(Outcome(2, 2, 0, "drained", 3))
+
+
+def test_whoever_knows_that_they_are_gone_can_say_so(parent, root):
+    repositories(root, 5, missing=3)
+
+    parent(missing_repositories=1.0)
+
+    assert believed_missing() == {1, 2, 3}
+
+
+def test_projects_that_the_database_has_deleted_are_not_missed(parent, root):
+    projects(5)
+
+    run = parent()
+
+    assert (run.result["total_projects"], run.result["missing_repositories"]) == (5, 0)
+
+
+@pytest.mark.parametrize(
+    ("there", "named"), [("x.git", "x"), ("x", "x.git")], ids=["lacks its .git", "has a .git too much"]
+)
+def test_a_path_that_is_spelt_otherwise_than_its_folder_is_not_believed_to_be_missing(parent, root, there, named):
+    repositories(root, 3, missing=0)
+    (root / there).mkdir()
+    Project.update(disk_path=named).where(Project.id == 2).execute()
+
+    with pytest.raises(RepositoriesMissing, match=f"project 2 has no repository at {named}, but .* at {there}:"):
+        parent()
+
+    assert on_their_way() == [1, 3]
+
+
+def test_another_root_with_any_sentinel_costs_no_row(parent, root, tmp_path):
+    repositories(root, 3, missing=0)
+    elsewhere = put_root(tmp_path / "elsewhere")
+
+    with pytest.raises(RepositoriesMissing):
+        parent(repositories_root=elsewhere)
+
+    assert (on_their_way(), GitRefDeletion.pending().count()) == ([], 3)
 
 
 def test_of_a_repository_that_is_inside_another_and_gone_the_outer_one_keeps_its_refs(child, repository):

@@ -10,7 +10,7 @@ repeats a harmless deletion.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -22,7 +22,7 @@ from coordination.lease import Lease, LeaseTaken, lease
 from models import Batch, GitRefDeletion, Project, database
 from models.projects import LAST
 from settings import Settings
-from storage import git_refs, sentinel
+from storage import git_refs, git_repository, sentinel
 from workers.attempt import Attempt, identity
 from workers.blocked import Blocked
 from workers.child import Child
@@ -41,21 +41,23 @@ log = structlog.get_logger(__name__)
 
 @dataclass
 class Outcome:
-    """How many projects have a child on its way, and how many of those had one already."""
+    """How many projects have a child on its way, how many of those had one already, and how many lack repositories."""
 
     total_projects: int = 0
     enqueued: int = 0
     deduplicated: int = 0
     stopped: Literal["drained", "max_projects", "queue_full", "deadline"] = "drained"
+    missing_repositories: int = 0
 
 
 @dataclass
 class ProjectOutcome:
-    """What a child comes to: rows closed because their refs are gone, and rows refused."""
+    """What a child comes to: rows whose refs are gone, rows refused, and rows that went with their repository."""
 
     total_deletes: int = 0
     rejected: int = 0
-    stopped: Literal["drained", "max_deletes", "lease_held", "deadline"] = "drained"
+    stopped: Literal["drained", "max_deletes", "lease_held", "deadline", "missing"] = "drained"
+    gone: int = 0
 
 
 @batch(document=58, outcome=Outcome)
@@ -70,47 +72,94 @@ def git_ref_cleanup(attempt: Attempt) -> None:
 
 
 @child_of(git_ref_cleanup, outcome=ProjectOutcome)
-def clean_project_refs(child: Child, project_id: int) -> None:
-    """Delete one project's refs, and leave a successor while there are more."""
+def clean_project_refs(child: Child, project_id: int, missing: bool = False) -> None:  # noqa: FBT001, FBT002, a message
+    """Delete one project's refs, and leave a successor while there are more.
+
+    Where *missing*, the parent has found no repository, and few enough like it: then its rows are closed.
+    """
     deadline = child.deadline(LOCK_TIMEOUT, pace=child.settings.pace(git_ref_cleanup.actor_name))
-    clean(child.outcome, project_id, deadline, child.settings)
+    clean(child.outcome, project_id, deadline, child.settings, missing=missing)
     child.more = child.outcome.stopped == "max_deletes"
 
 
 def run(attempt: Attempt, deadline: Deadline) -> None:
     """Start a child for each project with pending rows, beginning behind the last one of the run before.
 
-    Raises `RootUnavailable` where the repositories' disk is not there: children would only fail.
+    Projects without a repository come last, once it is known how many they are.  Raises
+    `RepositoriesMissing` where they are too many, and `RootUnavailable` where the
+    repositories' disk is not there: children would only fail.
     """
-    _require_root(attempt.settings)
+    root, outcome = _require_root(attempt.settings), attempt.outcome
+    missing: dict[int, str] = {}
+    outcome.stopped = _walk(attempt, deadline, root, missing)
+    if not missing:
+        return
+    _believe(root, missing, outcome.total_projects + len(missing), attempt.settings.missing_repositories)
+    _start(attempt, [(project_id, True) for project_id in missing])
+
+
+def _walk(
+    attempt: Attempt, deadline: Deadline, root: Path, missing: dict[int, str]
+) -> Literal["drained", "max_projects", "queue_full", "deadline"]:
+    """Start the children of projects that have a repository; put the others and their paths into *missing*."""
     outcome: Outcome = attempt.outcome
     began = position = Batch.position(git_ref_cleanup.actor_name)
     last = LAST
-    while left := MAX_PROJECTS - outcome.total_projects:
+    while left := MAX_PROJECTS - outcome.total_projects - len(missing):
         projects = GitRefDeletion.projects(after=position, until=last, limit=min(BATCH_SIZE, left))
         if not projects:
             if last == began or not began:
-                return
+                return "drained"
             position, last = 0, began  # round once, up to where we began
             continue
-        sent = attempt.fan_out(clean_project_refs, [(f"clean_project_refs:{number}", (number,)) for number in projects])
-        outcome.enqueued += sent.enqueued
-        outcome.deduplicated += sent.deduplicated
-        outcome.total_projects = outcome.enqueued + outcome.deduplicated
-        failpoint("git_ref_cleanup.enqueued")
-        if sent.queue_full:
-            outcome.stopped = "queue_full"
-            return
+        lacking = _missing(root, projects)
+        if not _start(attempt, [(number,) for number in projects if number not in lacking]):
+            return "queue_full"
+        missing |= lacking
+        outcome.missing_repositories = len(missing)
         position = projects[-1]
         Batch.move_to(git_ref_cleanup.actor_name, position)
         if deadline.passed():
-            outcome.stopped = "deadline"
-            return
-    outcome.stopped = "max_projects"
+            return "deadline"
+    return "max_projects"
 
 
-def clean(outcome: ProjectOutcome, project_id: int, deadline: Deadline, settings: Settings) -> None:
-    """Delete the project's refs, unless another is at it.
+def _start(attempt: Attempt, calls: Sequence[tuple[int] | tuple[int, bool]]) -> bool:
+    """Start a child for each call; return False when the queue was full before all were."""
+    outcome: Outcome = attempt.outcome
+    sent = attempt.fan_out(clean_project_refs, [(f"clean_project_refs:{call[0]}", call) for call in calls])
+    outcome.enqueued += sent.enqueued
+    outcome.deduplicated += sent.deduplicated
+    outcome.total_projects = outcome.enqueued + outcome.deduplicated
+    failpoint("git_ref_cleanup.enqueued")
+    return not sent.queue_full
+
+
+def _missing(root: Path, projects: Sequence[int]) -> dict[int, str]:
+    """Return those of *projects* that lack their repositories, with their paths; that of no project is not missed."""
+    return {n: path for n, path in Project.paths(projects).items() if git_repository.is_missing(root, path)}
+
+
+def _believe(root: Path, missing: Mapping[int, str], projects: int, share: float) -> None:
+    """Raise `RepositoriesMissing` unless those *missing* of so many *projects* may be gone."""
+    for project_id, path in missing.items():
+        if other := git_repository.misnamed(root, path):
+            raise git_repository.RepositoriesMissing(
+                f"project {project_id} has no repository at {path}, but there is one at {other}: no row of a missing"
+                " repository was closed; correct disk_path, `forgekeeper check` looks for more"
+            )
+    if git_repository.too_many_missing(len(missing), projects, share):
+        raise git_repository.RepositoriesMissing(
+            f"{len(missing)} of {projects} projects have no repository below {root}, {min(missing)} the first of them:"
+            " no row of theirs was closed; is a disk not mounted, or the root another? Where they are gone indeed,"
+            " FORGEKEEPER_MISSING_REPOSITORIES=1 lets `forgekeeper run git_ref_cleanup` close them"
+        )
+
+
+def clean(
+    outcome: ProjectOutcome, project_id: int, deadline: Deadline, settings: Settings, *, missing: bool = False
+) -> None:
+    """Delete the project's refs, unless another is at it; where its repository is *missing*, close its rows.
 
     Raises what `git_refs.delete` raises of the repository or the root as a whole: no row is
     consumed, and the message is retried.
@@ -124,17 +173,17 @@ def clean(outcome: ProjectOutcome, project_id: int, deadline: Deadline, settings
             holder=identity(),
             forbidden=database.in_transaction,
         ) as held:
-            outcome.stopped = _clean(outcome, project_id, held, deadline, settings)
+            outcome.stopped = _clean(outcome, project_id, held, deadline, settings, missing=missing)
     except LeaseTaken:
         outcome.stopped = "lease_held"
 
 
 def _clean(
-    outcome: ProjectOutcome, project_id: int, held: Lease, deadline: Deadline, settings: Settings
-) -> Literal["drained", "max_deletes", "deadline"]:
+    outcome: ProjectOutcome, project_id: int, held: Lease, deadline: Deadline, settings: Settings, *, missing: bool
+) -> Literal["drained", "max_deletes", "deadline", "missing"]:
     position = 0
     # A whole page each time, though it may go beyond the maximum: what is locked costs as much for one as for all.
-    while outcome.total_deletes + outcome.rejected < MAX_DELETES:
+    while outcome.total_deletes + outcome.rejected + outcome.gone < MAX_DELETES:
         rows = GitRefDeletion.pending_of(project_id, after=position, limit=MAX_DELETES)
         if not rows:
             return "drained"
@@ -144,10 +193,16 @@ def _clean(
         except git_refs.GitTimedOut as error:
             log.warning("git ended, it took too long", project_id=project_id, error=str(error))
             return "deadline"
-        failpoint("clean_project_refs.deleted")
-        settled = GitRefDeletion.settle(reasons)
-        outcome.total_deletes += settled.processed
-        outcome.rejected += settled.rejected
+        except git_refs.RepositoryMissing:
+            if not missing and Project.paths([project_id]):
+                log.warning("repository missing, its rows are kept", project_id=project_id)
+                return "missing"
+            outcome.gone += GitRefDeletion.settle(dict.fromkeys(row.id for row in rows)).processed
+        else:
+            failpoint("clean_project_refs.deleted")
+            settled = GitRefDeletion.settle(reasons)
+            outcome.total_deletes += settled.processed
+            outcome.rejected += settled.rejected
         failpoint("clean_project_refs.settled")
         position = rows[-1].id
         if deadline.passed(len(rows)):
@@ -165,13 +220,10 @@ def _delete(
     """
     root, project = _require_root(settings), Project.get_or_none(Project.id == project_id)
     if project is None:
-        return dict.fromkeys((row.id for row in rows), None)
+        raise git_refs.RepositoryMissing("there is no such project")
     doomed = {row.id: git_refs.Doomed(row.ref, row.expected_oid) for row in rows}
     until = time.monotonic() + deadline.left()
-    try:
-        outcomes = git_refs.delete(root, project.disk_path, list(doomed.values()), until=until)
-    except git_refs.RepositoryMissing:
-        return dict.fromkeys(doomed, None)
+    outcomes = git_refs.delete(root, project.disk_path, list(doomed.values()), until=until)
     closed = {number: outcomes[one].reason for number, one in doomed.items() if outcomes[one].state != "locked"}
     if locked := [one for number, one in doomed.items() if number not in closed]:
         reason = outcomes[locked[0]].reason

@@ -24,7 +24,7 @@ from coordination.queues import DUE
 from metrics.catalogue import BATCHES, FLAGS, LEASES, LEVELS, NO_BATCH
 from metrics.counting import WORKER as COUNT
 from models import JobRun, Started, backlog, now
-from storage import git_refs, objects
+from storage import git_refs, git_repository, objects
 from workers.deadline import stopping
 
 LATE = timedelta(minutes=1)
@@ -43,6 +43,7 @@ PASSED_OVER = (OSError, ValueError, pw.PeeweeException)
 PROCESSED = "forgekeeper_records_processed_total"
 EXAMINED = "forgekeeper_records_examined_total"
 ERRORS = "forgekeeper_record_errors_total"
+MISSING = "forgekeeper_missing_repositories_total"
 CHILDREN = "forgekeeper_children_enqueued_total"
 BREACHES = "forgekeeper_threshold_breaches_total"
 
@@ -54,10 +55,11 @@ FIELDS: dict[str, dict[tuple[str, ...], tuple[str, ...]]] = {
     },
     "git_ref_cleanup": {
         (EXAMINED, "project"): ("total_projects",),
+        (MISSING,): ("missing_repositories",),
         (CHILDREN, "clean_project_refs"): ("enqueued",),
     },
     "clean_project_refs": {
-        (EXAMINED, "git_ref_deletion"): ("total_deletes", "rejected"),
+        (EXAMINED, "git_ref_deletion"): ("total_deletes", "rejected", "gone"),
         (PROCESSED, "git_ref_deletion"): ("total_deletes",),
         (ERRORS, "git_ref_deletion", "gitaly"): ("rejected",),
     },
@@ -100,6 +102,7 @@ KINDS: tuple[tuple[str, tuple[type[BaseException], ...]], ...] = (
         (
             git_refs.RootUnavailable,
             git_refs.RepositoryMissing,
+            git_repository.RepositoriesMissing,
             git_refs.RepositoryLocked,
             git_refs.RepositoryFailed,
             git_refs.GitTimedOut,

@@ -90,6 +90,49 @@ def test_a_root_without_sentinel_fails_the_run_and_consumes_nothing(main, tmp_pa
     assert ".forgekeeper-root" in result.sentences[-1]
 
 
+def look(main, root):
+    findings = main("check", "--json", REPOSITORIES_ROOT=str(root)).json["findings"]
+    return [(one["level"], one["message"]) for one in findings if one["subject"] == "repositories"][1:]
+
+
+def test_check_finds_nothing_where_the_repositories_of_all_projects_are_there(main, root):
+    for number in range(5):
+        (root / f"{number}.git").mkdir()
+        Project.create(id=number, disk_path=f"{number}.git")
+
+    assert look(main, root) == []
+
+
+@pytest.mark.parametrize(("missing", "level"), [(2, "warning"), (3, "error")])
+def test_check_says_how_many_repositories_are_missing(main, root, missing, level):
+    for number in range(1, missing + 1):
+        Project.create(id=number, disk_path=f"{number}.git")
+
+    ((found, message),) = look(main, root)
+
+    assert found == level
+    assert message.endswith("projects taken at random have none")
+
+
+def test_check_says_that_a_path_lacks_its_git(main, root):
+    (root / "1.git").mkdir()
+    Project.create(id=1, disk_path="1")
+
+    assert look(main, root) == [("error", "there is none at 1, but one at 1.git: correct disk_path")]
+
+
+def test_what_a_run_had_sent_before_it_failed_is_worked_on_by_hand_too(main, root):
+    git_sample.create(root, "1.git", ["refs/go"])
+    for number in range(1, 5):
+        Project.create(id=number, disk_path=f"{number}.git")
+        GitRefDeletion.create(project_id=number, ref="refs/go")
+
+    result = main("run", "git_ref_cleanup", REPOSITORIES_ROOT=str(root))
+
+    assert (result.status, statuses()) == (1, [DeletionStatus.PROCESSED, *[DeletionStatus.PENDING] * 3])
+    assert "3 of 4 projects have no repository" in result.sentences[-1]
+
+
 # refs
 
 

@@ -78,7 +78,7 @@ def test_whatever_the_catalogue_says_of_records_and_children_is_counted():
 
     declared = {
         (name, *child)
-        for name in (measuring.PROCESSED, measuring.EXAMINED, measuring.ERRORS, measuring.CHILDREN)
+        for name in (measuring.PROCESSED, measuring.EXAMINED, measuring.ERRORS, measuring.CHILDREN, measuring.MISSING)
         for child in METRICS[name].children
     }
 

@@ -380,7 +380,13 @@ def test_a_third_of_a_large_repository_goes_and_two_thirds_stay_as_they_were(for
     # The parent's last line carries its figures.
     assert wait_until(lambda: lines([worker], "run finished"), PATIENCE)
     (first, *_) = lines([worker], "run finished")
-    assert first["stats"] == {"total_projects": 1, "enqueued": 1, "deduplicated": 0, "stopped": "drained"}
+    assert first["stats"] == {
+        "total_projects": 1,
+        "enqueued": 1,
+        "deduplicated": 0,
+        "stopped": "drained",
+        "missing_repositories": 0,
+    }
 
 
 def build(bare):

@@ -114,7 +114,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def up() -> None:
-    """Run everything in this terminal: a scheduler, a worker for `cron`, one for all other queues.
+    """Run everything in this terminal: a scheduler, a worker for `cron` and `objects`, one for the children's queues.
 
     Where no URLs are set, PostgreSQL and Redis are embedded and keep their data in
     `.forgekeeper/`.  Ctrl-C ends it all, the runs first.
@@ -127,12 +127,12 @@ def up() -> None:
         running = stack.enter_context(Processes(environment))
         running.start("scheduler")
         # A minute's batch never waits behind somebody's five-minute child, nor behind other batches: each has a thread.
-        running.start("worker", "--queues", "cron", "--processes", "1", "--threads", str(len(BATCHES)))
-        others = (part for queue in QUEUES if queue != "cron" for part in ("--queues", queue))
+        batches = {batch.queue for batch in BATCHES.values()}
+        running.start("worker", *_from(batches), "--processes", "1", "--threads", str(len(BATCHES)))
         # Two workers, two pages.
         settings = load()
         port = settings.metrics_port_worker and settings.metrics_port_worker + SECOND_WORKER
-        running.start("worker", *others, "--metrics-port", str(port))
+        running.start("worker", *_from(set(QUEUES) - batches), "--metrics-port", str(port))
         if settings.metrics_port_exporter:
             running.start("exporter")
         err.print("forgekeeper is up; Ctrl-C ends it")
@@ -141,6 +141,11 @@ def up() -> None:
                 raise Problem(f"`forgekeeper {name}` has ended, so everything ends; its log says why", FAILED)
             time.sleep(0.5)
         err.print("ending: runs finish their chunk first")
+
+
+def _from(queues: set[str]) -> Iterator[str]:
+    for queue in sorted(queues):
+        yield from ("--queues", queue)
 
 
 @contextmanager

@@ -203,7 +203,8 @@ def _processed(before: Counts, runs: dict[str, list[JobRun]]) -> Iterator[Figure
     artifacts, uploaded = before["job artifacts"].due, before["direct uploads"].due - len(MALFORMED + UNKNOWN)
     for batch, record, count in (
         ("user_status_cleanup", "user_status", before["user statuses"].due),
-        ("clean_project_refs", "git_ref_deletion", closed - len(REFUSED)),
+        ("clean_project_refs", "git_ref_deletion", before["git refs"].due),
+        ("clean_project_refs", "gone_ref_deletion", closed - len(REFUSED) - before["git refs"].due),
         ("stale_direct_uploads", "stale_upload", uploaded),
         ("stale_imports", "bulk_import", before["bulk imports"].due),
         ("stale_imports", "entity", sum(run.result["entities"] for run in runs["stale_imports"])),

@@ -60,7 +60,8 @@ def worker(
 ) -> None:
     """Work through the messages of the queues.
 
-    Where children take long, `cron` needs a worker of its own: a process with no thread free may have fetched a run.
+    Where children take long, `cron` and `objects` need a worker of their own: a process with no thread free may have
+    fetched a run.
     SIGTERM and Ctrl-C let the runs end at their next safe point first.
     """
     for queue in queues or ():

@@ -120,6 +120,7 @@ _THRESHOLDS: Children = (
 _PROCESSED: Children = (
     ("user_status_cleanup", "user_status"),
     ("clean_project_refs", "git_ref_deletion"),
+    ("clean_project_refs", "gone_ref_deletion"),
     ("stale_direct_uploads", "stale_upload"),
     ("stale_imports", "bulk_import"),
     ("stale_imports", "entity"),

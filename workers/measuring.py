@@ -61,6 +61,7 @@ FIELDS: dict[str, dict[tuple[str, ...], tuple[str, ...]]] = {
     "clean_project_refs": {
         (EXAMINED, "git_ref_deletion"): ("total_deletes", "rejected", "gone"),
         (PROCESSED, "git_ref_deletion"): ("total_deletes",),
+        (PROCESSED, "gone_ref_deletion"): ("gone",),
         (ERRORS, "git_ref_deletion", "gitaly"): ("rejected",),
     },
     "stale_direct_uploads": {

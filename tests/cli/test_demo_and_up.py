@@ -33,7 +33,7 @@ FIGURES = {
 }
 SHOWN = {
     "worker forgekeeper_records_processed_total user_status 2,000 2,000",
-    "worker forgekeeper_records_processed_total git_ref_deletion 550 550",
+    "worker forgekeeper_records_processed_total git_ref_deletion 450 450",
     "worker forgekeeper_records_processed_total stale_upload 100 100",
     "worker forgekeeper_records_processed_total bulk_import 40 40",
     "worker forgekeeper_records_processed_total expired_artifact 600 600",

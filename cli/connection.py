@@ -10,15 +10,13 @@ import redis
 
 import migrations
 from cli.console import Problem, wrong_use
+from cli.failures import sentence
 from metrics import logs
-from metrics.redaction import clean
-from models import database, release, sqlstate
+from models import database, release
 from settings import Settings
 from settings.reading import load
 from workers import BATCHES, Batch
 from workers.clients import Limits, client, connect
-
-UNDEFINED_TABLE = "42P01"
 
 
 def configured() -> Settings:
@@ -50,17 +48,16 @@ def connected(
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Turn the errors of servers into sentences."""
+    """Turn what servers and the machine refuse into sentences."""
     try:
         yield
-    except (pw.OperationalError, pw.InterfaceError) as error:
-        raise Problem(f"cannot use PostgreSQL: {_first_line(error)}; check FORGEKEEPER_DATABASE_URL") from error
-    except pw.ProgrammingError as error:
-        if sqlstate(error) != UNDEFINED_TABLE:
+    except migrations.TableExists as error:
+        raise Problem(f"{error}: it was not made by forgekeeper; rename it or use another schema") from error
+    except (pw.PeeweeException, redis.RedisError, OSError) as error:
+        said = sentence(error)
+        if said is None:
             raise
-        raise Problem(f"the database lacks a table: {_first_line(error)}; run `forgekeeper check`") from error
-    except redis.RedisError as error:
-        raise Problem(f"cannot use Redis: {_first_line(error)}; check FORGEKEEPER_REDIS_URL") from error
+        raise Problem(said) from error
 
 
 def require_redis() -> None:
@@ -73,8 +70,3 @@ def batch_named(name: str) -> Batch:
     if name not in BATCHES:
         wrong_use(f"there is no batch {name!r}; there are: {', '.join(sorted(BATCHES))}")
     return BATCHES[name]
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return clean(lines[0].rstrip("."))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 import time
@@ -78,6 +79,8 @@ def worker(
     if queues:
         arguments += ["--queues", *queues]
     sys.stdout.flush()
+    # What comes before Dramatiq has its handlers, and lets it through, is imports: they would end in a trace.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     os.execv(sys.executable, [sys.executable, "-m", "workers", *arguments])  # noqa: S606, our own program
 
 

@@ -66,10 +66,7 @@ def migrate(
                 raise Problem(f"pending: {', '.join(pending)}; run `forgekeeper migrate`")
             out.print("the schema is up to date")
             return
-        try:
-            applied = migrations.migrate(database.obj)
-        except migrations.TableExists as error:
-            raise Problem(f"{error}: it was not made by forgekeeper; rename it or use another schema") from error
+        applied = migrations.migrate(database.obj)
     out.print(f"applied: {', '.join(applied)}" if applied else "the schema is up to date")
 
 

@@ -18,7 +18,7 @@ import pytest
 import typer
 import yaml
 
-from cli import app
+from cli.commands import app
 from settings import PREFIX, Settings
 
 from .ports import free_ports

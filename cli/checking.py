@@ -19,6 +19,7 @@ from metrics.redaction import clean
 from models import APPLICATION, OURS, Base, DeletedObject, JobArtifact, Project, database, release
 from models.schema import differences
 from settings import Settings
+from settings.reading import places
 from storage import sentinel
 from storage.git_repository import RootUnavailable, is_missing, misnamed, too_many_missing
 from workers import BATCHES
@@ -60,7 +61,7 @@ def check(
 
 
 def _findings(settings: Settings, *, init: bool) -> Iterator[Finding]:
-    yield Finding("settings", "ok", "all names are known and all values fit")
+    yield Finding("settings", "ok", f"all names are known and all values fit: {places(settings)}")
     yield from _schedules(settings)
     connect(settings, Limits.of_worker(settings), name="check", connections=1)
     yield from _redis()

@@ -50,6 +50,14 @@ def emit(value: Any) -> None:
     sys.stdout.write(text + "\n")
 
 
+def answer(value: Any, text: str, *, json: bool) -> None:
+    """Say what a command has done: *value* as JSON if that is asked for, else the sentence *text*."""
+    if json:
+        emit(value)
+    else:
+        out.print(text)
+
+
 def table(title: str, columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
     """Print a table; None is shown as nothing."""
     drawn = Table(*columns, title=title or None, title_justify="left", box=None, header_style="bold", pad_edge=False)

@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 import migrations
+from cli.completion import names_of
 from cli.connection import connected
-from cli.console import Json, Problem, emit, out, table, wrong_use
+from cli.console import FAILED, Json, Problem, answer, emit, out, table, wrong_use
 from models import FLAGS, FeatureFlag, database
 from settings.reading import Described, describe, load
 
@@ -22,15 +23,22 @@ fit, stops the start and is named. `forgekeeper settings` shows the present valu
 This page is printed by `forgekeeper settings --markdown`.
 """
 
+FROM = {"environment": "the environment", ".env": "the file .env"}
+
 flags = typer.Typer(help="Feature flags: list them, or turn one on or off for all processes.")
-Flag = Annotated[str, typer.Argument(metavar="NAME", help="The flag's name; `forgekeeper flags` lists them.")]
+Flag = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME", help="The flag's name; `forgekeeper flags` lists them.", autocompletion=names_of(FLAGS)
+    ),
+]
 
 
 def settings(
     json: Json = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the page docs/settings.md.")] = False,
 ) -> None:
-    """List every setting with its type, default, present value and sentence.
+    """List every setting with its type, default, present value, where that comes from, and sentence.
 
     Settings are environment variables, or lines of a file `.env` where the command runs.
     """
@@ -42,7 +50,8 @@ def settings(
     else:
         for setting in described:
             default = f", default {setting.default}" if setting.default else ""
-            out.print(f"{setting.name}={setting.value}  ({setting.type}{default})", style="bold")
+            source = "" if setting.source == "default" else f", from {FROM[setting.source]}"
+            out.print(f"{setting.name}={setting.value}  ({setting.type}{default}{source})", style="bold")
             out.print(f"    {setting.sentence}")
 
 
@@ -57,17 +66,19 @@ def page(described: list[Described]) -> str:
 
 def migrate(
     check: Annotated[bool, typer.Option("--check", help="Change nothing; exit 1 if migrations are pending.")] = False,
+    json: Json = False,
 ) -> None:
     """Apply pending migrations of forgekeeper's own tables; the forge's are never touched."""
     with connected("migrate", migrated=False):
         if check:
             pending = migrations.pending(database.obj)
-            if pending:
+            if pending and not json:
                 raise Problem(f"pending: {', '.join(pending)}; run `forgekeeper migrate`")
-            out.print("the schema is up to date")
-            return
+            answer({"applied": [], "pending": pending}, "the schema is up to date", json=json)
+            raise typer.Exit(FAILED if pending else 0)
         applied = migrations.migrate(database.obj)
-    out.print(f"applied: {', '.join(applied)}" if applied else "the schema is up to date")
+    sentence = f"applied: {', '.join(applied)}" if applied else "the schema is up to date"
+    answer({"applied": applied, "pending": []}, sentence, json=json)
 
 
 @flags.callback(invoke_without_command=True)
@@ -91,20 +102,20 @@ def flags_list(json: Json = False) -> None:
 
 
 @flags.command("on")
-def flags_on(name: Flag) -> None:
+def flags_on(name: Flag, json: Json = False) -> None:
     """Turn a flag on."""
-    _turn(name, on=True)
+    _turn(name, on=True, json=json)
 
 
 @flags.command("off")
-def flags_off(name: Flag) -> None:
+def flags_off(name: Flag, json: Json = False) -> None:
     """Turn a flag off."""
-    _turn(name, on=False)
+    _turn(name, on=False, json=json)
 
 
-def _turn(name: str, *, on: bool) -> None:
+def _turn(name: str, *, on: bool, json: bool) -> None:
     if name not in FLAGS:
         wrong_use(f"there is no flag {name!r}; there are: {', '.join(FLAGS)}")
     with connected("flags"):
         FeatureFlag.turn(name, on=on)
-    out.print(f"{name} is {'on' if on else 'off'}")
+    answer({"flags": {name: on}}, f"{name} is {'on' if on else 'off'}", json=json)

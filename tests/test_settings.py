@@ -1,5 +1,6 @@
 """Settings: what is refused and how it is said, what wins, and that no password is ever shown."""
 
+import json
 import traceback
 from dataclasses import asdict
 from datetime import timedelta
@@ -231,10 +232,93 @@ def test_settings_that_are_shown_show_no_password(given, name, url, show):
     assert "***" in shown
 
 
-def test_object_stores_are_described_by_their_locations(given):
-    given(OBJECT_STORES='{"artifacts": "s3://key:hunter2@bucket", "uploads": "file:///srv"}')
+@pytest.mark.parametrize(
+    ("url", "place"),
+    [
+        ("postgresql://u:hunter2@h/d", f"postgresql://u:{MASK}@h:5432/d"),
+        ("postgresql://u@h:6432", "postgresql://u@h:6432/u"),
+        (
+            "postgresql://u:hunter2@[::1]/d?sslpassword=hunter2",
+            f"postgresql://u:{MASK}@[::1]:5432/d?sslpassword={MASK}",
+        ),
+        (
+            "postgres://u:hunter2@h1:5432,h2:5433/d?sslmode=require",
+            f"postgresql://u:{MASK}@/d?host=h1,h2&port=5432,5433&sslmode=require",
+        ),
+        (
+            "postgresql://u@/d?host=/run/postgresql&password=hunter2",
+            f"postgresql://u:{MASK}@/d?host=/run/postgresql&port=5432",
+        ),
+        ("host=h dbname=d password=hunter2", f"postgresql://:{MASK}@h:5432/d"),
+    ],
+)
+def test_the_url_of_a_database_is_described_by_user_host_port_and_name(given, url, place):
+    given(DATABASE_URL=url)
 
-    assert shown("OBJECT_STORES").value == f"artifacts: {MASK}, uploads: {MASK}"
+    assert shown("DATABASE_URL").value == place
+
+
+@pytest.mark.parametrize(
+    ("url", "place"),
+    [
+        ("redis://h", "redis://h:6379/0"),
+        ("redis://:hunter2@h:7000/3", f"redis://:{MASK}@h:7000/3"),
+        ("redis://hunter2@h/3", f"redis://{MASK}@h:6379/3"),
+        ("rediss://u:hunter2@h?db=4&ssl_cert_reqs=none", f"rediss://u:{MASK}@h:6379/4?ssl_cert_reqs=none"),
+        ("redis://[::1]/1?password=hunter2", f"redis://[::1]:6379/1?password={MASK}"),
+        ("unix://u:hunter2@/run/redis.sock?db=2", f"unix://u:{MASK}@/run/redis.sock?db=2"),
+    ],
+)
+def test_the_url_of_redis_is_described_by_user_host_port_and_number(given, url, place):
+    given(REDIS_URL=url)
+
+    assert shown("REDIS_URL").value == place
+
+
+@pytest.mark.parametrize(
+    ("url", "place"),
+    [
+        ("file:///srv/objects", "file:///srv/objects"),
+        (
+            "s3://bucket/prefix?endpoint=http://h:9000&region=eu&secret_access_key=hunter2",
+            f"s3://bucket/prefix?endpoint=http://h:9000&region=eu&secret_access_key={MASK}",
+        ),
+        ("s3://bucket?secret_access_key=a&hunter2", f"s3://bucket?secret_access_key={MASK}&{MASK}"),
+        ("s3://bucket?endpoint=http://u:hunter2@h", f"s3://bucket?endpoint={MASK}"),
+        ("s3://key:hunter2@bucket", f"s3://{MASK}"),
+        ("s3://key:x/hunter2@bucket", f"s3://{MASK}"),
+        ("s3://bucket?secret_access_key=a#hunter2", f"s3://bucket?secret_access_key={MASK}"),
+        ("hunter2", MASK),
+    ],
+)
+def test_an_object_store_is_described_by_its_place_and_what_is_no_secret(given, url, place):
+    given(OBJECT_STORES=json.dumps({"artifacts": url}))
+
+    assert shown("OBJECT_STORES").value == f"artifacts: {place}"
+
+
+def test_a_setting_is_described_with_where_its_value_comes_from(given, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".env").write_text("FORGEKEEPER_DEAD_AFTER=7\nforgekeeper_retry_after=8\nFORGEKEEPER_LOG_LEVEL=INFO\n")
+    given(DEAD_AFTER="9", LOG_LEVEL="")
+
+    sources = {name: shown(name).source for name in ("DEAD_AFTER", "RETRY_AFTER", "LOG_LEVEL", "LOG_FORMAT")}
+
+    assert sources == {
+        "DEAD_AFTER": "environment",
+        "RETRY_AFTER": ".env",
+        "LOG_LEVEL": ".env",
+        "LOG_FORMAT": "default",
+    }
+    assert (shown("DEAD_AFTER").value, shown("RETRY_AFTER").value) == ("9", "8")
+
+
+def test_an_env_file_that_is_no_text_is_refused_in_a_sentence(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".env").write_bytes(b"FORGEKEEPER_LOG_LEVEL=\xff\n")
+
+    with pytest.raises(SettingsError, match=r"^cannot read the file \.env: it is not UTF-8; "):
+        load()
 
 
 @pytest.mark.parametrize(

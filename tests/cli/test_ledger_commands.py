@@ -1,4 +1,5 @@
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
@@ -228,7 +229,10 @@ def test_settings_shows_each_with_value_type_default_and_sentence(forgekeeper, s
     assert (result.status, result.stderr) == (0, "")
     for name in Settings.model_fields:
         assert f"FORGEKEEPER_{name.upper()}=" in result.stdout
-    assert "FORGEKEEPER_DEAD_AFTER=7  (seconds, default 15)\n    A worker, run or lease silent" in result.stdout
+    assert (
+        "FORGEKEEPER_DEAD_AFTER=7  (seconds, default 15, from the environment)\n    A worker, run or lease silent"
+        in result.stdout
+    )
 
 
 def test_settings_with_json_lists_them_all(main, settings):
@@ -241,6 +245,7 @@ def test_settings_with_json_lists_them_all(main, settings):
         "default": "0 * * * *",
         "value": "off",
         "sentence": "When forgekeeper's own old records are removed.",
+        "source": "environment",
     }
 
 
@@ -255,8 +260,22 @@ def test_settings_masks_what_may_hold_a_password(main, settings, form):
     )
 
     assert result.status == 0
-    assert "artifacts: ********" in result.stdout
+    assert "artifacts: s3://bucket?secret_access_key=********" in result.stdout
     assert "hunter2" not in result.stdout
+
+
+def test_check_names_the_servers_that_the_settings_lead_to_and_where_they_were_set(main, settings, tmp_path):
+    Path(".env").write_text("FORGEKEEPER_REDIS_URL=redis://:hunter2@127.0.0.1:1/3\n")
+
+    lines = main(
+        "check", REDIS_URL=None, DATABASE_URL="postgresql://forge:hunter2@127.0.0.1:1/forge"
+    ).stdout.splitlines()
+
+    assert lines[0] == (
+        "ok      settings: all names are known and all values fit:"
+        " FORGEKEEPER_DATABASE_URL=postgresql://forge:********@127.0.0.1:1/forge (environment),"
+        " FORGEKEEPER_REDIS_URL=redis://:********@127.0.0.1:1/3 (.env)"
+    )
 
 
 def test_settings_shows_a_path_as_it_is(main, settings):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
+from typing import Annotated
 
 import typer
 
@@ -24,7 +26,8 @@ from cli import (
     upkeep,
 )
 from cli.connection import explained
-from cli.console import FAILED, WRONG_USE, Problem, err
+from cli.console import FAILED, WRONG_USE, Problem, err, out
+from cli.reference import page
 from cli.streams import OutputLost
 from metrics.redaction import clean
 from settings import SettingsError
@@ -33,9 +36,8 @@ UNREAD = 128 + signal.SIGPIPE
 
 app = typer.Typer(
     name="forgekeeper",
-    help="Keep a code forge clean: a scheduler, workers, and the batches they run.",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
@@ -54,6 +56,33 @@ app.add_typer(objects.objects, name="objects", rich_help_panel="Look")
 app.add_typer(git.refs, name="refs", rich_help_panel="Look")
 app.add_typer(git.leases, name="leases", rich_help_panel="Look")
 app.add_typer(dead.dead, name="dead", rich_help_panel="Look")
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        out.print(f"forgekeeper {version('forgekeeper')}")
+        raise typer.Exit
+
+
+def _show_page(asked: bool) -> None:
+    if asked:
+        out.print(page(app), end="")
+        raise typer.Exit
+
+
+@app.callback()
+def forgekeeper(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+    _page: Annotated[
+        bool,
+        typer.Option(
+            "--markdown", callback=_show_page, is_eager=True, help="Print the page docs/commands.md and exit."
+        ),
+    ] = False,
+) -> None:
+    """Keep a code forge clean: a scheduler, workers, and the batches they run."""
 
 
 def run(arguments: list[str]) -> int:

@@ -8,7 +8,7 @@ import structlog
 import typer
 
 from cli.connection import connected, require_redis
-from cli.console import Json, Problem, emit, moment, out, table, wrong_use
+from cli.console import Json, Problem, answer, emit, moment, out, table, wrong_use
 from cli.objects import All
 from coordination import lease
 from models import GitRefDeletion
@@ -51,6 +51,7 @@ def refs_rejected(
 def refs_retry(
     number: Annotated[int | None, typer.Argument(metavar="[ID]", help="Its id, as `rejected` lists it.")] = None,
     everything: All = False,
+    json: Json = False,
 ) -> None:
     """Try deletions that were refused anew, at the next run."""
     if (number is None) != everything:
@@ -59,7 +60,7 @@ def refs_retry(
         retried = GitRefDeletion.retry(None if number is None else [number])
     if number is not None and not retried:
         raise Problem(f"{number} is not among the rejected deletions; `forgekeeper refs rejected` lists them")
-    out.print(f"{retried} will be tried anew")
+    answer({"retried": retried}, f"{retried} will be tried anew", json=json)
 
 
 @leases.callback(invoke_without_command=True)
@@ -83,7 +84,9 @@ def leases_list(json: Json = False) -> None:
 
 
 @leases.command("break")
-def leases_break(name: Annotated[str, typer.Argument(metavar="NAME", help="As `leases list` shows it.")]) -> None:
+def leases_break(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="As `leases list` shows it.")], json: Json = False
+) -> None:
     """Free a lease whose holder hangs.  The holder is not stopped: it learns of it at its next safe point."""
     with connected("leases"):
         require_redis()
@@ -91,7 +94,7 @@ def leases_break(name: Annotated[str, typer.Argument(metavar="NAME", help="As `l
     if not broken:
         raise Problem(f"nobody holds the lease {name}; `forgekeeper leases list` shows those that are held")
     log.warning("lease broken", lease=name, by=identity())
-    out.print(f"{name} is free")
+    answer({"lease": name, "broken": True}, f"{name} is free", json=json)
 
 
 def held() -> list[dict[str, Any]]:

@@ -8,8 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from cli import story
+from cli.completion import names_of
 from cli.connection import batch_named, connected
-from cli.console import Json, emit, facts, moment, out, table, wrong_use
+from cli.console import Json, Problem, answer, emit, facts, moment, out, table, wrong_use
 from cli.git import held
 from cli.objects import bucket_states
 from cli.running import Name
@@ -87,14 +88,33 @@ def ticks(
 
 
 def why(
-    batch: Name,
+    batch: Annotated[
+        str,
+        typer.Argument(
+            metavar="BATCH|RUN", help="A batch's name, or a run's number.", autocompletion=names_of(BATCHES)
+        ),
+    ],
     time: Annotated[str | None, typer.Argument(metavar="[TIME]", help="A tick, in UTC; the newest if absent.")] = None,
     json: Json = False,
 ) -> None:
-    """Tell the story of one tick: who ran it and what came of it, or why it never ran."""
-    name, tick = batch_named(batch).name, None if time is None else _instant(time)
+    """Tell the story of one tick: who ran it and what came of it, or why it never ran.
+
+    A run's number tells the story of that run, whatever its batch.
+    """
+    number = _run_number(batch)
+    if number is not None and time is not None:
+        wrong_use(f"run {number} has one tick only: leave the time out, or name a batch")
+    name = None if number is not None else batch_named(batch).name
+    tick = None if time is None else _instant(time)
     with connected("why") as settings:
-        run = JobRun.at(name, tick) if tick else JobRun.of(name).first()
+        run: JobRun | None
+        if name is None:
+            run = JobRun.get_or_none(id=number)
+            if run is None:
+                raise Problem(f"the ledger has no run {number}; `forgekeeper ticks BATCH` lists those that it has")
+            name = run.batch
+        else:
+            run = JobRun.at(name, tick) if tick else JobRun.of(name).first()
         if run is not None:
             sentences = story.tell(run, BatchRow.paused(name).first())
         elif tick is not None:
@@ -111,6 +131,7 @@ def pause(
     batch: Name,
     until: Annotated[str | None, typer.Option(metavar="TIME", help="When it ends by itself, in UTC.")] = None,
     reason: Annotated[str | None, typer.Option(help="Why, for whoever looks at it.")] = None,
+    json: Json = False,
 ) -> None:
     """Start no run of a batch, until resumed.  A run that has started goes on."""
     name, end = batch_named(batch).name, None if until is None else _instant(until)
@@ -118,15 +139,18 @@ def pause(
         if end is not None and end <= now():
             wrong_use(f"{moment(end)} has passed; give a time to come, in UTC")
         BatchRow.pause(name, until=end, reason=reason, by=identity())
-    out.print(f"{name} is paused {f'until {moment(end)}' if end else f'until `forgekeeper resume {name}`'}")
+    until_when = moment(end) if end else f"`forgekeeper resume {name}`"
+    facts_of_it = {"batch": name, "paused": True, "until": end, "reason": reason}
+    answer(facts_of_it, f"{name} is paused until {until_when}", json=json)
 
 
-def resume(batch: Name) -> None:
+def resume(batch: Name, json: Json = False) -> None:
     """Let a paused batch run again."""
     name = batch_named(batch).name
     with connected("resume"):
-        paused = BatchRow.resume(name)
-    out.print(f"{name} runs again from its next tick" if paused else f"{name} was not paused")
+        was_paused = BatchRow.resume(name)
+    sentence = f"{name} runs again from its next tick" if was_paused else f"{name} was not paused"
+    answer({"batch": name, "paused": False, "was_paused": was_paused}, sentence, json=json)
 
 
 def _batch_status(batch: Batch, settings: Settings, instant: datetime) -> dict[str, Any]:
@@ -152,6 +176,11 @@ def _held_back(pause: dict[str, Any] | None) -> str:
 def _row(run: JobRun) -> dict[str, Any]:
     wanted = ("id", "tick", "state", "reason", "attempt", "started_by", "started_at", "finished_at", "result", "error")
     return {field: getattr(run, field) for field in wanted}
+
+
+def _run_number(text: str) -> int | None:
+    """Return the number of a run, None when *text* is none."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None
 
 
 def _instant(text: str) -> datetime:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from cli.connection import connected, require_redis
-from cli.console import Json, Problem, emit, moment, out, table, wrong_use
+from cli.console import Json, Problem, answer, emit, moment, out, table, wrong_use
 from coordination import buckets as bucket_register
 from coordination import uploads as register
 from models import DeletedObject, JobArtifact, now
@@ -71,6 +71,7 @@ def uploads_failed(
 def uploads_retry(
     path: Annotated[str | None, typer.Argument(help="An entry as `failed` lists it: location:path.")] = None,
     everything: All = False,
+    json: Json = False,
 ) -> None:
     """Try uploads that were given up anew, at the next run."""
     if (path is None) != everything:
@@ -80,7 +81,7 @@ def uploads_retry(
         retried = register.retry(client, None if path is None else [path])
     if path is not None and not retried:
         raise Problem(f"{path} is not among the failed uploads; `forgekeeper uploads failed` lists them")
-    out.print(f"{retried} will be tried anew")
+    answer({"retried": retried}, f"{retried} will be tried anew", json=json)
 
 
 @uploads.command("reconcile")
@@ -149,6 +150,7 @@ def objects_failed(
 def objects_retry(
     number: Annotated[int | None, typer.Argument(metavar="[ID]", help="Its id, as `failed` lists it.")] = None,
     everything: All = False,
+    json: Json = False,
 ) -> None:
     """Try objects that were given up anew, at the next run."""
     if (number is None) != everything:
@@ -157,7 +159,7 @@ def objects_retry(
         retried = DeletedObject.retry(None if number is None else [number])
     if number is not None and not retried:
         raise Problem(f"{number} is not among the dead objects; `forgekeeper objects failed` lists them")
-    out.print(f"{retried} will be tried anew")
+    answer({"retried": retried}, f"{retried} will be tried anew", json=json)
 
 
 def _unnamed(location: str, paths: list[str]) -> list[str]:

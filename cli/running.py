@@ -13,19 +13,27 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 import scheduler
+from cli.completion import names_of
 from cli.connection import batch_named, connected, require_redis
-from cli.console import Json, Problem, emit, err, facts, moment, out
+from cli.console import Json, Problem, answer, emit, err, facts, moment, out
+from cli.failures import sentence
 from models import Batch as BatchRow
 from models import JobRun, Started
 from settings import Settings
-from workers import Batch
+from workers import BATCHES, Batch
 from workers.attempt import Attempt, Call, describe, identity
 from workers.child import Child
 from workers.clients import Limits
 from workers.deadline import stopping
 from workers.runner import Runner
 
-Name = Annotated[str, typer.Argument(metavar="BATCH", help="The batch's name; `forgekeeper status` lists them.")]
+CHECK = "`forgekeeper check"
+Name = Annotated[
+    str,
+    typer.Argument(
+        metavar="BATCH", help="The batch's name; `forgekeeper status` lists them.", autocompletion=names_of(BATCHES)
+    ),
+]
 
 
 def run(batch: Name, json: Json = False) -> None:
@@ -39,14 +47,11 @@ def run(batch: Name, json: Json = False) -> None:
         pause = paused(chosen)
         started = None if pause else JobRun.start_here(chosen.name, by=identity())
         if started is not None:
-            result = _perform(chosen, started, settings)
+            result, run_id = _perform(chosen, started, settings), started.id
         else:
             err.print(pause or overlapping(chosen))
-            result = asdict(chosen.nothing) | {"skipped": "paused" if pause else "overlap"}
-    if json:
-        emit(result)
-    else:
-        out.print(f"{batch}: {facts(result)}")
+            result, run_id = asdict(chosen.nothing) | {"skipped": "paused" if pause else "overlap"}, None
+    answer({"run": run_id} | result, f"{batch}: {facts(result)}", json=json)
 
 
 def send(batch: Name, json: Json = False) -> None:
@@ -105,8 +110,18 @@ def _perform(batch: Batch, started: Started, settings: Settings) -> dict[str, An
         return attempt.result() | children
     if state is None:
         raise Problem(f"{batch.name} was taken from this process: it gave no sign of life for too long")
-    hint = "`forgekeeper check` looks for the cause" if by_hand else "workers will try it again"
-    raise Problem(f"{batch.name} failed: {describe(error) if error else 'unknown'}; {hint}") from error
+    again = "" if by_hand else "; workers will try it again"
+    raise Problem(f"{batch.name} failed: {_cause(error)}{again}") from error
+
+
+def _cause(error: Exception | None) -> str:
+    """Say what a run failed of, and once what to do about it."""
+    if error is None:
+        return "unknown"
+    if said := sentence(error):
+        return said
+    said = describe(error)
+    return said if CHECK in said else f"{said}; {CHECK}` looks for the cause"
 
 
 def _work_on(calls: list[Call], settings: Settings, *, run: int) -> dict[str, Any]:
@@ -122,7 +137,7 @@ def _work_on(calls: list[Call], settings: Settings, *, run: int) -> dict[str, An
                 call.actor.fn(*call.args)
             except Exception as error:  # noqa: BLE001, whatever it is, the other children are none the worse
                 child.leave(error)
-                failures.append(f"{call.message_id}: {describe(error)}")
+                failures.append(f"{call.message_id}: {_cause(error)}")
                 break
             child.leave(None)
             outcomes.append(asdict(child.outcome))

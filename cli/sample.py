@@ -13,7 +13,7 @@ from rich.progress import Progress
 
 import migrations
 from cli.connection import connected, require_redis
-from cli.console import Json, Problem, emit, err, table
+from cli.console import Json, Problem, emit, err, out, table
 from coordination import uploads as register
 from models import database, sample
 from settings import Settings
@@ -40,16 +40,19 @@ class Seeded:
 
 
 def seed(
-    scale: Annotated[int, typer.Option(min=1, help="So many times the usual amount.")] = 1, json: Json = False
+    scale: Annotated[int, typer.Option(min=0, help="So many times the usual amount; 0: the tables alone.")] = 1,
+    json: Json = False,
 ) -> None:
-    """Fill the database with sample data, beside what is there.
+    """Fill the database with sample data, beside what is there; make the example forge's tables first.
 
     Refuses a database that holds a forge's own tables.
     """
     with connected("seed") as settings:
         require_redis()
         seeded = fill(scale, settings)
-    if json:
+    if not seeded and not json:
+        out.print("the tables of the example forge are there; no sample data was put in")
+    elif json:
         emit({made.what.replace(" ", "_"): {"total": made.total, "due": made.due} for made in seeded})
     else:
         table("", ("sample data", "total", "due"), ((made.what, f"{made.total:,}", f"{made.due:,}") for made in seeded))
@@ -62,7 +65,9 @@ def fill(scale: int, settings: Settings) -> list[Seeded]:
     except migrations.TableExists as error:
         raise Problem(f"{error}: this database is a forge's own, sample data does not belong there") from error
     samples: tuple[Callable[[int, Settings], Seeded], ...] = (_user_statuses, _refs, _imports, _artifacts, _uploads)
-    seeded = []
+    seeded: list[Seeded] = []
+    if scale == 0:
+        return seeded
     with Progress(console=err, disable=not err.is_terminal, transient=True) as progress:
         task = progress.add_task("sample data", total=len(samples))
         for make in samples:

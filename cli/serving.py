@@ -17,6 +17,7 @@ import typer
 
 import migrations
 import scheduler as timetable
+from cli.completion import names_of
 from cli.connection import configured, connected, require_redis
 from cli.console import FAILED, Problem, err, wrong_use
 from cli.processes import Processes
@@ -54,7 +55,14 @@ def scheduler() -> None:
 def worker(
     processes: Annotated[int | None, typer.Option(min=1, help="How many; by default the setting.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of each; by default the setting.")] = None,
-    queues: Annotated[list[str] | None, typer.Option(help="Only this queue; may be given several times.")] = None,
+    queues: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[,NAME…]",
+            help="Only these queues; may be given several times.",
+            autocompletion=names_of(QUEUES),
+        ),
+    ] = None,
     metrics_port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Where its metrics are; by default the setting.")
     ] = None,
@@ -65,7 +73,8 @@ def worker(
     fetched a run.
     SIGTERM and Ctrl-C let the runs end at their next safe point first.
     """
-    for queue in queues or ():
+    queues = [name.strip() for given in queues or () for name in given.split(",")]
+    for queue in queues:
         if queue not in QUEUES:
             wrong_use(f"there is no queue {queue!r}; there are: {', '.join(QUEUES)}")
     with connected("worker") as settings:

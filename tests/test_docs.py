@@ -4,8 +4,10 @@ import re
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
-from cli import metrics
+from cli import metrics, reference
+from cli.commands import app
 from cli.upkeep import page
 from metrics.catalogue import METRICS
 from settings.reading import describe, load
@@ -21,6 +23,14 @@ def test_the_page_of_settings_is_what_the_declarations_print():
 
 def test_the_page_of_metrics_is_what_the_catalogue_prints():
     assert (ROOT / "docs" / "metrics.md").read_text() == metrics.page(METRICS.values())
+
+
+def test_the_page_of_commands_is_what_the_commands_print():
+    assert (ROOT / "docs" / "commands.md").read_text() == reference.page(app)
+
+
+def test_every_command_whose_statuses_are_explained_is_one():
+    assert reference.MEANINGS.keys() <= {words for words, _command in reference.commands(get_command(app))}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -49,7 +49,7 @@ def test_run_with_json_prints_one_object_and_its_logs_elsewhere(forgekeeper, dat
 
     result = forgekeeper("run", NAME, "--json")
 
-    assert (result.status, result.json) == (0, NOTHING | {"deleted": 2, "batches": 1})
+    assert (result.status, result.json) == (0, {"run": last_run().id} | NOTHING | {"deleted": 2, "batches": 1})
     assert [json.loads(line)["message"] for line in result.stderr.splitlines()] == ["run started", "run finished"]
 
 
@@ -63,7 +63,7 @@ def test_a_second_run_finds_nothing_to_delete(main, database):
     sample.user_statuses(5)
     main("run", NAME)
 
-    assert main("run", NAME, "--json").json == NOTHING
+    assert main("run", NAME, "--json").json == {"run": last_run().id} | NOTHING
 
 
 def test_a_run_of_a_paused_batch_is_skipped_with_every_field_zero(main, database):
@@ -72,7 +72,7 @@ def test_a_run_of_a_paused_batch_is_skipped_with_every_field_zero(main, database
 
     result = main("run", NAME, "--json")
 
-    assert (result.status, result.json) == (0, NOTHING | {"skipped": "paused"})
+    assert (result.status, result.json) == (0, {"run": None} | NOTHING | {"skipped": "paused"})
     assert (due(), last_run()) == (2, None)
 
 
@@ -97,7 +97,7 @@ def test_a_run_of_a_running_batch_is_skipped_with_every_field_zero(forgekeeper, 
 
     result = forgekeeper("run", NAME, "--json")
 
-    assert (result.status, result.json) == (0, NOTHING | {"skipped": "overlap"})
+    assert (result.status, result.json) == (0, {"run": None} | NOTHING | {"skipped": "overlap"})
 
 
 @pytest.mark.parametrize("command", ["run", "send"])
@@ -137,8 +137,8 @@ def test_a_failed_run_ends_with_one_sentence_and_exit_status_1(forgekeeper, own_
     assert (result.status, result.stdout) == (1, "")
     assert result.sentences == [
         (
-            f'forgekeeper: {NAME} failed: ProgrammingError: relation "user_statuses" does not exist;'
-            " `forgekeeper check` looks for the cause"
+            f'forgekeeper: {NAME} failed: cannot use PostgreSQL: relation "user_statuses" does not exist;'
+            " run `forgekeeper check`, and look whether the search_path leads to its schema"
         )
     ]
 

@@ -1,0 +1,140 @@
+"""What commands that change something answer with --json, and the shorter ways to name what is meant."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from coordination import uploads
+from embedded.waiting import wait_until
+from models import FeatureFlag
+from workers.clients import client
+
+NAME = "user_status_cleanup"
+FLAG = "bulk_delete_job_artifacts"
+
+
+def test_pause_with_json_says_until_when_and_why(main, database):
+    answer = main("pause", NAME, "--until", "2099-01-01T08:30", "--reason", "the disk is full", "--json").json
+
+    assert answer == {
+        "batch": NAME,
+        "paused": True,
+        "until": "2099-01-01T08:30:00+00:00",
+        "reason": "the disk is full",
+    }
+
+
+def test_a_pause_without_an_end_has_none_in_json(main, database):
+    assert main("pause", NAME, "--json").json["until"] is None
+
+
+def test_resume_with_json_says_whether_the_batch_was_paused(main, database):
+    main("pause", NAME)
+
+    answers = [main("resume", NAME, "--json").json for _ in range(2)]
+
+    assert answers == [{"batch": NAME, "paused": False, "was_paused": was} for was in (True, False)]
+
+
+@pytest.mark.parametrize(("command", "on"), [("on", True), ("off", False)])
+def test_a_flag_that_is_turned_is_answered_as_the_list_has_it(main, database, command, on):
+    FeatureFlag.turn(FLAG, on=not on)
+
+    assert main("flags", command, FLAG, "--json").json == {"flags": {FLAG: on}}
+    assert FeatureFlag.is_on(FLAG) is on
+
+
+def test_migrate_with_json_says_what_was_applied_and_what_is_pending(main, settings, new_database):
+    url = new_database()
+
+    before = main("migrate", "--check", "--json", DATABASE_URL=url)
+    made = main("migrate", "--json", DATABASE_URL=url)
+    after = main("migrate", "--check", "--json", DATABASE_URL=url)
+
+    names = before.json["pending"]
+    assert names[0] == "0001_ledger"
+    assert (before.status, before.json["applied"], before.stderr) == (1, [], "")
+    assert (made.status, made.json) == (0, {"applied": names, "pending": []})
+    assert (after.status, after.json) == (0, {"applied": [], "pending": []})
+
+
+@pytest.mark.parametrize("what", ["uploads", "objects", "refs"])
+def test_a_retry_of_all_says_with_json_how_many(main, database, what):
+    assert main(what, "retry", "--all", "--json").json == {"retried": 0}
+
+
+def test_a_retry_of_one_says_with_json_that_it_was_one(main, database):
+    client.zadd(uploads.FAILED, {"a:b": 1})
+
+    assert main("uploads", "retry", "a:b", "--json").json == {"retried": 1}
+
+
+def test_why_tells_the_story_of_a_run_by_its_number(main, database):
+    main("run", "prune")
+    number = main("run", NAME, "--json").json["run"]
+    main("run", NAME)
+
+    told = main("why", str(number), "--json").json
+
+    assert (told["batch"], told["run"]["id"]) == (NAME, number)
+    assert told["story"][0].startswith(f"Run {number} was asked for by hand")
+
+
+@pytest.mark.parametrize("number", ["0", "987654321", "99999999999999999999999"])
+def test_a_number_that_no_run_has_is_said(main, database, number):
+    result = main("why", number)
+
+    assert result.status == (1 if len(number) < 19 else 2)
+    assert number in result.complaint
+
+
+def test_a_run_s_number_with_a_time_is_refused(main, database):
+    assert main("why", "1", "2026-01-01").status == 2
+
+
+def test_without_an_amount_seed_makes_the_tables_alone(main, settings, new_database, query):
+    url = new_database()
+    main("migrate", DATABASE_URL=url)
+    client.flushdb()
+
+    result = main("seed", "--scale", "0", DATABASE_URL=url)
+
+    assert (result.status, result.stdout) == (
+        0,
+        "the tables of the example forge are there; no sample data was put in\n",
+    )
+    assert query(url, "select count(*) from user_statuses") == [(0,)]
+    assert client.zcard(uploads.PENDING) == 0
+
+
+def test_without_an_amount_seed_answers_with_an_empty_object(main, settings, new_database):
+    url = new_database()
+    main("migrate", DATABASE_URL=url)
+
+    assert main("seed", "--scale", "0", "--json", DATABASE_URL=url).json == {}
+
+
+def test_queues_may_be_given_with_commas_between_them(environment, database, tmp_path):
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "cli", "worker", "--processes", "1", "--queues", "cron,git", "--queues", "objects"],
+        env=environment(),
+        cwd=tmp_path,
+        stderr=subprocess.DEVNULL,
+    )
+    line = Path(f"/proc/{worker.pid}/cmdline")
+    try:
+        assert wait_until(lambda: "--queues\0cron\0git\0objects\0" in line.read_text(), 30)
+    finally:
+        worker.terminate()
+        worker.wait(30)
+
+
+def test_one_bad_name_among_queues_with_commas_is_refused(main, settings):
+    result = main("worker", "--queues", "cron,crone")
+
+    assert (result.status, result.complaint) == (
+        2,
+        "there is no queue 'crone'; there are: cron, git, artifacts, objects",
+    )

@@ -72,10 +72,13 @@ REDIS_WORDS = (
     ),
     (("protocol error", "invalid response"), f"what listens there is not Redis: check {REDIS}"),
     (("max number of clients",), "wait until others have left, or raise its maxclients"),
-    (("moved ", "crossslot", "clusterdown"), f"a Redis Cluster does not do: point {REDIS} at a single Redis"),
+    (
+        ("moved ", "crossslot", "clusterdown", "hash slot"),
+        f"a Redis Cluster does not do: point {REDIS} at a single Redis",
+    ),
     (("unknown command",), "forgekeeper needs Redis 6.2 or newer, with none of its commands renamed"),
     (("db index",), f"check the number of the database in {REDIS}"),
-    (("masterdown",), "try again when its master is there"),
+    (("masterdown", "master is down"), "try again when its master is there"),
     (("busy",), "a script holds it up: try again, or end it with SCRIPT KILL"),
 )
 """What to do, by words that the message of Redis has."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from datetime import timedelta
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -13,12 +13,16 @@ from cli.console import Json, Problem, answer, emit, moment, out, table, wrong_u
 from coordination import buckets as bucket_register
 from coordination import uploads as register
 from models import DeletedObject, JobArtifact, now
+from settings import Settings
 from storage.objects import StoreUnavailable
 from workers import stores
 from workers.clients import client
+from workers.stale_direct_uploads import MAX_UPLOAD_DURATION
 
 ORPHAN_AFTER = timedelta(days=1)
 """An upload may last three hours; whatever is a day old and named by nothing was left behind."""
+MOST_UNNAMED = 0.1
+"""A larger share of the objects that nothing names speaks of another database, or of a store that others share."""
 PAGE = 1_000
 
 uploads = typer.Typer(help="Direct uploads that could not be deleted, and objects that nobody answers for.")
@@ -55,16 +59,20 @@ def uploads_default(context: typer.Context) -> None:
 def uploads_failed(
     limit: Annotated[int, typer.Option(min=1, max=1_000_000, help="How many, oldest first.")] = 100, json: Json = False
 ) -> None:
-    """List the uploads that were given up."""
+    """List the uploads that could not be deleted: those that were given up, and those that will be tried again."""
     with connected("uploads"):
         require_redis()
         failures = register.failed(client, limit)
         total = int(client.zcard(register.FAILED))
+        failing = register.failing(client)
+    shown = [*failures, *failing[: limit - len(failures)]]
     if json:
-        emit({"failed": total, "entries": [asdict(failure) for failure in failures]})
+        entries = [{name: value for name, value in asdict(one).items() if name != "adopted"} for one in shown]
+        emit({"failed": total, "failing": len(failing), "entries": entries})
         return
-    table("", ("entry", "attempts", "given up"), ((f.member, f.attempts, moment(f.at)) for f in failures))
-    out.print(f"{total} in all")
+    rows = ((f.member, f.attempts, f.at and moment(f.at), f.again and moment(f.again)) for f in shown)
+    table("", ("entry", "attempts", "given up", "will be tried again"), rows)
+    out.print(f"{total} in all" + (f", and {len(failing)} that will be tried again" if failing else ""))
 
 
 @uploads.command("retry")
@@ -73,7 +81,7 @@ def uploads_retry(
     everything: All = False,
     json: Json = False,
 ) -> None:
-    """Try uploads that were given up anew, at the next run."""
+    """Try uploads that could not be deleted anew, at the next run."""
     if (path is None) != everything:
         wrong_use("name one entry, or say --all")
     with connected("uploads"):
@@ -87,40 +95,73 @@ def uploads_retry(
 @uploads.command("reconcile")
 def uploads_reconcile(
     location: Annotated[str, typer.Argument(help="The object store's location.")],
-    prefix: Annotated[str, typer.Option(help="Where uploads lie in the store.")] = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
+    *,
+    prefix: Annotated[str, typer.Option(help="The folder of the store in which uploads lie; '' is the whole store.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Register them, to be deleted a day later.")] = False,
+    expect: Annotated[int | None, typer.Option(min=0, metavar="N", help="Only if there are exactly so many.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", hidden=True)] = False,
     json: Json = False,
 ) -> None:
-    """Find objects older than a day that neither an artifact, the outbox nor the register names.
+    """Show objects older than a day that neither an artifact, the outbox nor the register names.
 
-    They are put into the register, from where the batch `stale_direct_uploads` deletes them.
+    With --yes they are put into the register, where they wait another day before the batch
+    `stale_direct_uploads` deletes them; `uploads forget` takes them back until then.
     """
+    if yes and dry_run:
+        wrong_use("say --yes or --dry-run, not both")
     with connected("uploads") as settings:
         require_redis()
-        if location not in settings.object_stores:
-            wrong_use(
-                f"there is no object store {location!r}; there are: {', '.join(settings.object_stores) or 'none'}"
-            )
-        try:
-            store = stores.at(location, settings)
-            assert store is not None
-            horizon = now() - ORPHAN_AFTER
-            found = list(store.listed(prefix, before=horizon))
-            unnamed = [path for page in _pages(found) for path in _unnamed(location, page)]
-            # A listing may spell a name otherwise than its object does, and so mean another.
-            orphans = [path for path in unnamed if store.has(path, before=horizon)]
-        except StoreUnavailable as error:
-            hint = "leave a name that cannot be listed out with --prefix; else `forgekeeper check` looks for the cause"
-            raise Problem(f"object store {error}; {hint}") from error
-        adopted = 0 if dry_run else sum(_adopt(location, page) for page in _pages(orphans))
+        found = _look(location, prefix, settings)
+        refusal = found.refusal(expect)
+        if yes and refusal:
+            raise Problem(refusal)
+        registered = sum(_adopt(location, page) for page in _pages(found.orphans)) if yes else 0
+        due = now() + register.ADOPTION if registered else None
     if json:
-        emit({"location": location, "examined": len(found), "orphans": orphans, "registered": adopted})
+        counts = {"location": location, "prefix": prefix, "examined": found.examined, "named": found.named}
+        emit({**counts, "orphans": found.orphans, "registered": registered, "due": due, "refused": refusal})
         return
-    for path in orphans:
+    for path in found.orphans:
         out.print(path)
     out.print(
-        f"{len(found)} objects older than a day, {len(orphans)} named by nothing, {adopted} put into the register"
+        f"{found.examined} objects older than a day, {len(found.orphans)} named by nothing, "
+        f"{registered} put into the register"
     )
+    if registered:
+        out.print(f"they will be deleted from {moment(due)} UTC on; until then `forgekeeper uploads forget` takes back")
+    elif found.orphans and not yes:
+        out.print(f"--yes would be refused: {refusal}" if refusal else "say --yes to register them")
+
+
+@uploads.command("forget")
+def uploads_forget(
+    path: Annotated[str | None, typer.Argument(help="An entry that `reconcile` registered: location:path.")] = None,
+    everything: All = False,
+    prefix: Annotated[str, typer.Option(help="With --all: only those below this folder of their store.")] = "",
+    json: Json = False,
+) -> None:
+    """Take back what `uploads reconcile` has registered: the objects stay.
+
+    What a producer has registered is never forgotten.
+    """
+    if (path is None) != everything or (prefix and not everything):
+        wrong_use("name one entry, or say --all, with or without --prefix")
+    with connected("uploads"):
+        require_redis()
+        chosen = [member for member in register.adopted(client) if _is_below(prefix, member)] if everything else [path]
+        answers = [register.withdraw(client, page) for page in _pages([one for one in chosen if one is not None])]
+    forgotten = [member for answer in answers for member in answer.members]
+    too_late = [member for answer in answers for member in answer.too_late]
+    if path is not None and not forgotten:
+        raise Problem(
+            f"{path} is being deleted just now" if too_late else f"{path} is not among what `reconcile` has registered"
+        )
+    if json:
+        emit({"forgotten": forgotten, "too_late": too_late})
+        return
+    for member in forgotten:
+        out.print(member)
+    out.print(f"{len(forgotten)} forgotten" + (f", too late for {len(too_late)}" if too_late else ""))
 
 
 @objects.callback(invoke_without_command=True)
@@ -162,13 +203,63 @@ def objects_retry(
     answer({"retried": retried}, f"{retried} will be tried anew", json=json)
 
 
-def _unnamed(location: str, paths: list[str]) -> list[str]:
-    named = register.registered(client, location, paths) | DeletedObject.named(paths) | JobArtifact.named(paths)
-    return [path for path in paths if path not in named]
+class _Found(NamedTuple):
+    """What lies below a prefix: how many objects older than a day, how many of them the database names, and the rest.
+
+    *orphans* are those that nothing names, not even the register.
+    """
+
+    examined: int
+    named: int
+    orphans: list[str]
+
+    def refusal(self, expect: int | None) -> str | None:
+        """Say why the orphans must not be registered, None if they may; *expect* is their number, repeated."""
+        number = len(self.orphans)
+        if expect is not None:
+            return None if expect == number else f"{expect} objects were expected and {number} are named by nothing"
+        repeat = f"if they may all go, repeat their number: --expect {number}"
+        if number and not self.named:
+            return f"nothing in this database names any of the {self.examined} objects: is it the right one? {repeat}"
+        if number > MOST_UNNAMED * self.examined:
+            return f"{number} of {self.examined} objects are named by nothing, more than {MOST_UNNAMED:.0%}; {repeat}"
+        return None
+
+
+def _look(location: str, prefix: str, settings: Settings) -> _Found:
+    if location not in settings.object_stores:
+        wrong_use(f"there is no object store {location!r}; there are: {', '.join(settings.object_stores) or 'none'}")
+    try:
+        store = stores.at(location, settings)
+        assert store is not None
+        horizon = now() - ORPHAN_AFTER
+        found = list(store.listed(prefix, before=horizon))
+        named, unnamed = _sorted_out(location, found)
+        # A listing may spell a name otherwise than its object does, and so mean another.
+        return _Found(len(found), named, [path for path in unnamed if store.has(path, before=horizon)])
+    except StoreUnavailable as error:
+        hint = "leave a name that cannot be listed out with --prefix; else `forgekeeper check` looks for the cause"
+        raise Problem(f"object store {error}; {hint}") from error
+
+
+def _sorted_out(location: str, paths: list[str]) -> tuple[int, list[str]]:
+    """Count the *paths* that the database names, and return those that neither it nor the register does."""
+    named, unnamed = 0, []
+    for page in _pages(paths):
+        in_database = JobArtifact.named(page) | DeletedObject.named(page)
+        named += len(in_database)
+        known = in_database | register.registered(client, location, page)
+        unnamed += [path for path in page if path not in known]
+    return named, unnamed
 
 
 def _adopt(location: str, paths: list[str]) -> int:
-    return register.adopt(client, location, paths, age=ORPHAN_AFTER)
+    return register.adopt(client, location, paths, stale_after=MAX_UPLOAD_DURATION)
+
+
+def _is_below(prefix: str, member: str) -> bool:
+    path = member.partition(":")[2]
+    return not prefix.strip("/") or path.startswith(f"{prefix.strip('/')}/")
 
 
 def _pages(paths: list[str]) -> list[list[str]]:

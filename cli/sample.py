@@ -118,7 +118,9 @@ def _uploads(scale: int, settings: Settings) -> Seeded:
     total = UPLOADS * scale
     names = [f"uploads/{secrets.token_hex(4)}:{n}" for n in range(total)]
     stale, fresh = names[: total // 2], names[total // 2 :]
-    register.adopt(client, stores.ARTIFACTS, stale, age=timedelta(days=1))
+    yesterday = client.time()[0] - timedelta(days=1).total_seconds()
+    if stale:
+        client.zadd(register.PENDING, {f"{stores.ARTIFACTS}:{name}": yesterday for name in stale})
     for name in fresh:
         register.prepare(client, stores.ARTIFACTS, name)
     client.zadd(register.PENDING, dict.fromkeys(MALFORMED + UNKNOWN, 0))

@@ -15,9 +15,10 @@ import math
 import re
 import secrets
 import time
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from itertools import count as count_from
 from typing import Any, NamedTuple
 
 import redis
@@ -29,10 +30,16 @@ DELETING = "{pending_direct_uploads}:deleting"
 FAILED = "{pending_direct_uploads}:failed"
 ATTEMPTS = "{pending_direct_uploads}:attempts"
 CLAIMS = "{pending_direct_uploads}:claims"
+ADOPTED = "{pending_direct_uploads}:adopted"
+"""What `adopt` has registered, not a producer; an entry stays in it until it is settled."""
 
+ADOPTION = timedelta(days=1)
+"""So long an adopted entry waits before it is due: a person may have been wrong, and withdraws it."""
 CLAIM_TTL = timedelta(seconds=60)
 """How long a claim may be acted on by the one who took it, unless he says otherwise."""
 MAX_ATTEMPTS = 5
+PAGE = 1_000
+"""So many entries go into one command: a millisecond or so of everybody's time."""
 
 _NO_TEXT = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")  # control characters, and what is left of bytes that are no UTF-8
 
@@ -47,10 +54,14 @@ class BeingDeleted(Exception):
 
 @dataclass(frozen=True)
 class Entry:
-    """An upload that was never completed, and how often deleting its object has failed."""
+    """An upload that was never completed, and how often deleting its object has failed.
+
+    *adopted* is the epoch second of its adoption, None for what a producer has registered.
+    """
 
     member: str
     attempts: int
+    adopted: int | None = None
 
     @property
     def location(self) -> str:
@@ -71,9 +82,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class Failure(Entry):
-    """An entry that was given up, and when."""
+    """An entry whose object could not be deleted: when it was given up, or else when it will be tried again."""
 
-    at: datetime
+    at: datetime | None = field(kw_only=True, default=None)
+    again: datetime | None = field(kw_only=True, default=None)
 
 
 @dataclass(frozen=True)
@@ -98,8 +110,15 @@ class Claim:
         return now > self.until
 
 
+class Withdrawn(NamedTuple):
+    """What became of entries to withdraw: those taken off the register, and those that are being deleted right now."""
+
+    members: list[str]
+    too_late: list[str]
+
+
 class Census(NamedTuple):
-    """How many entries there are: pending, due to be deleted and since when, and given up."""
+    """How many entries there are: pending (`unsettled`), due to be deleted and since when, and given up."""
 
     pending: int
     due: int
@@ -113,7 +132,8 @@ def prepare(client: redis.Redis, location: str, path: str) -> None:
     Raises `BeingDeleted` while the register still holds the path to delete its object, and
     `MalformedUpload`.  Preparing again starts its time anew.
     """
-    if not call(client, "upload_prepare", keys=[PENDING, DELETING, FAILED], args=[_member(location, path)]):
+    keys = [PENDING, DELETING, FAILED, ADOPTED]
+    if not call(client, "upload_prepare", keys=keys, args=[_member(location, path)]):
         raise BeingDeleted(f"{location}:{path} is being deleted; use another path")
 
 
@@ -133,8 +153,18 @@ def exists(client: redis.Redis, location: str, path: str) -> bool:
 
 
 def count(client: redis.Redis) -> int:
-    """Count the pending uploads, fresh ones too."""
-    return int(client.zcard(PENDING))
+    """Count the uploads that may still complete, fresh ones too; not what was adopted and waits for its day."""
+    seconds, _microseconds = client.time()
+    with client.pipeline(transaction=True) as pipe:
+        pipe.zcard(PENDING)
+        _count_waiting(pipe, seconds)
+        pending, waiting = pipe.execute()
+    return max(0, int(pending) - int(waiting))
+
+
+def unsettled(client: redis.Redis) -> int:
+    """Count what has neither completed nor been settled: `count`, and the claimed whose object is not gone yet."""
+    return count(client) + int(client.zcard(DELETING))
 
 
 def census(client: redis.Redis, stale_after: timedelta) -> Census:
@@ -148,11 +178,13 @@ def census(client: redis.Redis, stale_after: timedelta) -> Census:
         pipe.zrange(PENDING, 0, 0, withscores=True)
         pipe.zrange(DELETING, 0, 0, withscores=True)
         pipe.zcard(FAILED)
-        pending, fresh_no_more, again, first, first_again, given_up = pipe.execute()
+        pipe.zcard(DELETING)
+        _count_waiting(pipe, seconds)
+        pending, fresh_no_more, again, first, first_again, given_up, claimed, waiting = pipe.execute()
     since = [score + stale for _, score in first] + [score for _, score in first_again]
     due_since = min((instant for instant in since if instant <= seconds), default=None)
     moment = None if due_since is None else datetime.fromtimestamp(due_since, UTC)
-    return Census(pending, fresh_no_more + again, moment, given_up)
+    return Census(max(0, pending - waiting) + claimed, fresh_no_more + again, moment, given_up)
 
 
 def pending_only(client: redis.Redis, location: str, paths: Sequence[str]) -> list[str]:
@@ -190,21 +222,24 @@ def claim(
             rank, *found = call(
                 client,
                 "upload_claim",
-                keys=[source, PENDING, DELETING, ATTEMPTS, CLAIMS],
+                keys=[source, PENDING, DELETING, ATTEMPTS, CLAIMS, ADOPTED],
                 args=[result.token, due_at_age, math.floor(visibility.total_seconds()), left, rank, *skip_locations],
             )
-            result.entries.extend(Entry(_decode(member), int(attempts)) for member, attempts in found)
+            result.entries.extend(
+                Entry(_decode(member), int(attempts), int(adopted) if adopted else None)
+                for member, attempts, adopted in found
+            )
     return result
 
 
 def forget(client: redis.Redis, claim: Claim, entries: Collection[Entry]) -> int:
     """Drop entries whose object is gone; return how many were still ours."""
-    return _settle(client, "upload_forget", [DELETING, ATTEMPTS, CLAIMS], claim, entries)
+    return _settle(client, "upload_forget", [DELETING, ATTEMPTS, CLAIMS, ADOPTED], claim, entries)
 
 
 def keep(client: redis.Redis, claim: Claim, entries: Collection[Entry]) -> int:
-    """Drop entries whose object must stay because a live row names it; return how many were still ours."""
-    return _settle(client, "upload_forget", [DELETING, ATTEMPTS, CLAIMS], claim, entries)
+    """Drop entries whose object must stay because something else answers for it; return how many were still ours."""
+    return _settle(client, "upload_forget", [DELETING, ATTEMPTS, CLAIMS, ADOPTED], claim, entries)
 
 
 def put_back(client: redis.Redis, claim: Claim, entries: Collection[Entry]) -> int:
@@ -238,30 +273,83 @@ def registered(client: redis.Redis, location: str, paths: Sequence[str]) -> set[
     return {path for path, *found in zip(paths, *scores, strict=True) if any(score is not None for score in found)}
 
 
-def adopt(client: redis.Redis, location: str, paths: Collection[str], *, age: timedelta) -> int:
-    """Register objects that nobody answers for, as uploads of *age* ago; return how many are new.
+def adopt(client: redis.Redis, location: str, paths: Collection[str], *, stale_after: timedelta) -> int:
+    """Register objects, unchanged for a day, that nobody answers for; return how many are new.
 
-    From there they go the way of every stale upload, with all its checks.
+    They wait for `ADOPTION`, in which `withdraw` takes them back, and are stale from then on:
+    they go the way of every stale upload, with all its checks.
     """
-    seconds, _microseconds = client.time()
-    entries = {_member(location, path): int(seconds) - age.total_seconds() for path in paths}
-    return int(client.zadd(PENDING, entries, nx=True) or 0) if entries else 0
+    head_start = math.ceil((ADOPTION - stale_after).total_seconds())
+    members = [_member(location, path) for path in paths]
+    adopted: int = call(client, "upload_adopt", keys=[PENDING, DELETING, FAILED, ADOPTED], args=[head_start, *members])
+    return adopted
+
+
+def adopted(client: redis.Redis) -> dict[str, datetime]:
+    """Return the entries that were adopted and are not settled, and when each is due; those due first come first."""
+    found: Any = client.zrange(ADOPTED, 0, -1, withscores=True)
+    return {_decode(member): datetime.fromtimestamp(score, UTC) + ADOPTION for member, score in found}
+
+
+def withdraw(client: redis.Redis, members: Sequence[str]) -> Withdrawn:
+    """Take adopted entries off the register: their objects stay.
+
+    What a producer has registered is left alone.  It is too late for what a run has claimed:
+    its object is about to go.
+    """
+    keys = [PENDING, DELETING, FAILED, ATTEMPTS, CLAIMS, ADOPTED]
+    answers: list[int] = call(client, "upload_withdraw", keys=keys, args=[_encode(member) for member in members])
+    told = list(zip(members, answers, strict=True))
+    return Withdrawn([member for member, answer in told if answer == 1], [m for m, answer in told if answer == -1])
 
 
 def failed(client: redis.Redis, limit: int) -> list[Failure]:
     """Return the entries that were given up, those of longest ago first."""
     found: Any = client.zrange(FAILED, 0, limit - 1, withscores=True)
     return [
-        Failure(_decode(member), int(client.hget(ATTEMPTS, member) or 0), datetime.fromtimestamp(score, UTC))
+        Failure(_decode(member), int(client.hget(ATTEMPTS, member) or 0), at=datetime.fromtimestamp(score, UTC))
         for member, score in found
     ]
 
 
+def failing(client: redis.Redis) -> list[Failure]:
+    """Return the entries that have failed and will be tried again, those due first at the head."""
+    found = []
+    for page in _pages(client, DELETING):
+        attempts = client.hmget(ATTEMPTS, [member for member, _ in page])
+        found += [
+            Failure(_decode(member), int(tried), again=datetime.fromtimestamp(score, UTC))
+            for (member, score), tried in zip(page, attempts, strict=True)
+            if tried
+        ]
+    return found
+
+
 def retry(client: redis.Redis, members: Collection[str] | None = None) -> int:
-    """Let *members* that were given up, or all of them, be tried anew; return how many there were."""
-    given_up: Any = client.zrange(FAILED, 0, -1) if members is None else [_encode(member) for member in members]
-    retried: int = call(client, "upload_retry", keys=[DELETING, FAILED, ATTEMPTS], args=given_up)
-    return retried
+    """Let *members* that have failed, or all that have, be tried anew; return how many there were.
+
+    One that a run is at just now is left to it.
+    """
+    if members is None:
+        given_up: Any = client.zrange(FAILED, 0, -1)
+        chosen = [*given_up, *(_encode(failure.member) for failure in failing(client))]
+    else:
+        chosen = [_encode(member) for member in members]
+    keys = [DELETING, FAILED, ATTEMPTS, CLAIMS]
+    return sum(call(client, "upload_retry", keys=keys, args=chosen[n : n + PAGE]) for n in range(0, len(chosen), PAGE))
+
+
+def _count_waiting(pipe: redis.Redis, seconds: int) -> None:
+    pipe.zcount(ADOPTED, f"({seconds - ADOPTION.total_seconds()}", "+inf")
+
+
+def _pages(client: redis.Redis, key: str) -> Iterator[list[tuple[bytes, float]]]:
+    """Yield the members and scores of a sorted set, a thousand at a time."""
+    for start in count_from(0, PAGE):
+        page: Any = client.zrange(key, start, start + PAGE - 1, withscores=True)
+        if not page:
+            return
+        yield page
 
 
 def _fail(client: redis.Redis, claim: Claim, entries: Collection[Entry], attempts: int, backoff: timedelta) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -32,6 +32,9 @@ BULK = 1_000
 
 UNCONFIRMED = 100
 """So many answers about single objects wait for the sentinel at most."""
+
+LOOKS = 50
+"""So many objects are looked at at once."""
 
 PROBE = ".forgekeeper-probe"
 """A name that no object has: whoever may delete anything may delete this."""
@@ -60,12 +63,14 @@ def is_normal(path: str) -> bool:
 class Outcome:
     """What became of one object."""
 
-    state: Literal["deleted", "missing", "failed"]
+    state: Literal["deleted", "missing", "failed", "changed"]
     reason: str = ""
 
 
 DELETED = Outcome("deleted")
 MISSING = Outcome("missing")
+CHANGED = Outcome("changed")
+"""Left alone: it was written since it was last looked at."""
 
 
 def failed(reason: str) -> Outcome:
@@ -103,9 +108,16 @@ class Objects:
         except FAILURES as error:
             raise StoreUnavailable(f"{location}: {reason(error)}", {}) from None
 
-    def delete(self, paths: Sequence[str], *, until: float | None = None) -> dict[str, Outcome]:
+    def delete(
+        self,
+        paths: Sequence[str],
+        *,
+        until: float | None = None,
+        unless_changed_since: Mapping[str, datetime] | None = None,
+    ) -> dict[str, Outcome]:
         """Delete the objects at *paths*; say what became of each.
 
+        Those named in *unless_changed_since* are looked at first, just before they go.
         Stops at *until*, an instant of the monotonic clock, whatever the store does; a path
         that is then not in the answer may have been deleted or not.  S3 cannot tell missing
         objects from deleted ones and calls them deleted.  Raises `StoreUnavailable` once the
@@ -113,7 +125,7 @@ class Objects:
         forked child.
         """
         check_process()
-        deletion = _Deletion(self.location, self._store)
+        deletion = _Deletion(self.location, self._store, unless_changed_since or {})
         normal = []
         for path in dict.fromkeys(paths):
             if is_normal(path):
@@ -161,10 +173,11 @@ class Objects:
 class _Deletion:
     """One call: what is known for certain, and the answers that the sentinel has not confirmed yet."""
 
-    def __init__(self, location: str, store: ObjectStore) -> None:
+    def __init__(self, location: str, store: ObjectStore, unless_changed_since: Mapping[str, datetime]) -> None:
         self.known: dict[str, Outcome] = {}
         self._unconfirmed: dict[str, Outcome] = {}
         self._lets_us_delete = False
+        self._unless_changed_since = unless_changed_since
         self._location = location
         self._store = store
         self._root = Path(str(store.prefix)).resolve() if isinstance(store, LocalStore) else None
@@ -179,11 +192,33 @@ class _Deletion:
     async def _delete(self, paths: list[str]) -> None:
         await self._confirm()
         for start in range(0, len(paths), BULK):
-            chunk = paths[start : start + BULK]
+            chunk = await self._unchanged(paths[start : start + BULK])
             # A folder's bulk deletion is no faster, and stops at the first missing file.
             if self._root is not None or not await self._in_bulk(chunk):
                 await self._one_by_one(chunk)
             await self._confirm()
+
+    async def _unchanged(self, chunk: list[str]) -> list[str]:
+        """Return those that may go: not those that have changed, nor those of which that cannot be told."""
+        doubtful = [path for path in chunk if path in self._unless_changed_since]
+        spared: set[str] = set()
+        for start in range(0, len(doubtful), LOOKS):
+            some = doubtful[start : start + LOOKS]
+            for path, outcome in zip(some, await asyncio.gather(*map(self._looked_at, some)), strict=True):
+                if outcome is not None:
+                    spared.add(path)
+                    self._note(path, outcome)
+            await self._confirm()
+        return [path for path in chunk if path not in spared]
+
+    async def _looked_at(self, path: str) -> Outcome | None:
+        try:
+            found = await _asked("head", obstore.head_async(self._store, path))
+        except FileNotFoundError:
+            return None
+        except FAILURES as error:
+            return failed(reason(error))
+        return CHANGED if found["last_modified"] >= self._unless_changed_since[path] else None
 
     async def _confirm(self) -> None:
         """Read the sentinel, and with it believe the answers so far."""

@@ -10,14 +10,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import groupby
 
 import structlog
 
 from coordination import uploads
 from coordination.uploads import Claim, Entry
-from models import JobArtifact
+from models import DeletedObject, JobArtifact
 from settings import Settings
 from storage.objects import Outcome as Deletion
 from storage.objects import StoreUnavailable, is_normal
@@ -59,12 +59,13 @@ def stale_direct_uploads(attempt: Attempt) -> None:
 def run(outcome: Outcome, deadline: Deadline, settings: Settings) -> None:
     """Delete what is stale, a thousand entries at a time."""
     sweep = Sweep(outcome, settings, deadline)
-    outcome.total_pending_entries = uploads.count(client)
+    outcome.total_pending_entries = uploads.unsettled(client)
     while (claim := sweep.claim()).entries:
         failpoint("stale_direct_uploads.claimed")
         sweep.work_through(claim)
         if deadline.passed(len(claim.entries)):
-            outcome.execution_timeout = True
+            # Not when it was asked to stop.
+            outcome.execution_timeout = deadline.left() == 0
             return
 
 
@@ -98,14 +99,20 @@ class Sweep:
             self._at(location, claim, self._unnamed(claim, entries))
 
     def _unnamed(self, claim: Claim, entries: list[Entry]) -> list[Entry]:
-        """Drop the entries whose objects a live artifact names: those are not ours to delete."""
+        """Drop the entries whose objects others answer for: a live artifact, or the outbox, which has its own time."""
+        if not entries or entries[0].location != stores.ARTIFACTS:
+            return entries
         paths = [entry.path for entry in entries]
-        named = JobArtifact.named(paths) if entries and entries[0].location == stores.ARTIFACTS else set()
-        kept = [entry for entry in entries if entry.path in named]
-        for entry in kept:
-            log.error("upload kept, an artifact names it", location=entry.location, path=entry.path)
-        uploads.keep(client, claim, kept)
-        return [entry for entry in entries if entry.path not in named]
+        # The artifacts first: one that is destroyed between the two questions is in the outbox by the second.
+        kept = dict.fromkeys(JobArtifact.named(paths), "an artifact names it")
+        kept |= dict.fromkeys(DeletedObject.named(paths), "the outbox names it")
+        self._keep(claim, {entry: kept[entry.path] for entry in entries if entry.path in kept})
+        return [entry for entry in entries if entry.path not in kept]
+
+    def _keep(self, claim: Claim, reasons: dict[Entry, str]) -> None:
+        for entry, reason in reasons.items():
+            log.error("upload kept", location=entry.location, path=entry.path, reason=reason)
+        uploads.keep(client, claim, list(reasons))
 
     def _at(self, location: str, claim: Claim, entries: list[Entry]) -> None:
         if not entries:
@@ -119,7 +126,8 @@ class Sweep:
                 log.warning("claim dropped, too old to be acted on", entries=len(entries))
                 return
             until = min(claim.until, time.monotonic() + self._deadline.left())
-            known = store.delete([entry.path for entry in entries], until=until)
+            seen = {entry.path: _last_seen(entry.adopted) for entry in entries if entry.adopted is not None}
+            known = store.delete([entry.path for entry in entries], until=until, unless_changed_since=seen)
             failpoint("stale_direct_uploads.deleted")
             self._settle(claim, entries, known)
         except StoreUnavailable as error:
@@ -130,7 +138,9 @@ class Sweep:
     def _settle(self, claim: Claim, entries: list[Entry], known: dict[str, Deletion]) -> None:
         """Forget what is gone, spend an attempt on what failed, give the rest back untried."""
         states = {entry: known[entry.path] for entry in entries if entry.path in known}
-        gone = [entry for entry, outcome in states.items() if outcome.state != "failed"]
+        gone = [entry for entry, outcome in states.items() if outcome.state in ("deleted", "missing")]
+        changed = [entry for entry, outcome in states.items() if outcome.state == "changed"]
+        self._keep(claim, dict.fromkeys(changed, "its object was written since it was registered"))
         self._outcome.total_deleted_stale_entries += uploads.forget(client, claim, gone)
         failpoint("stale_direct_uploads.forgotten")
         self._fail(claim, {entry: outcome.reason for entry, outcome in states.items() if outcome.state == "failed"})
@@ -141,6 +151,14 @@ class Sweep:
             last = uploads.fail(client, claim, entry, backoff=BACKOFF)
             log.warning("upload not deleted", location=entry.location, path=entry.path, reason=reason, given_up=last)
             self._outcome.failed_entries += 1
+
+
+def _last_seen(adopted: int) -> datetime:
+    """Return an instant by which an adopted object had been written: it was older than a day by the store's clock.
+
+    Half of that day is left for clocks that differ.
+    """
+    return datetime.fromtimestamp(adopted, UTC) - uploads.ADOPTION / 2
 
 
 def _by_location(entries: Iterator[Entry]) -> Iterator[tuple[str, list[Entry]]]:

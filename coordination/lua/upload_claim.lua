@@ -5,6 +5,7 @@
 -- KEYS[3]    {pending_direct_uploads}:deleting  sorted set, member by the epoch second of its next try
 -- KEYS[4]    {pending_direct_uploads}:attempts  hash, member -> how often its deletion has failed
 -- KEYS[5]    {pending_direct_uploads}:claims    hash, member -> token of the claim that holds it
+-- KEYS[6]    {pending_direct_uploads}:adopted   sorted set, member by the epoch second of its adoption
 -- ARGV[1]    token of this claim
 -- ARGV[2]    how long past its score an entry is due, in seconds
 -- ARGV[3]    how long nobody else gets it, in seconds
@@ -12,8 +13,8 @@
 -- ARGV[5]    the rank to begin at: 0, or what the last call returned
 -- ARGV[6..]  locations to pass over
 --
--- Returns the rank to go on at, -1 when nothing due lies beyond, and then {member, attempts}
--- of each claimed entry.  A caller that repeats itself after a lost reply gets other entries;
+-- Returns the rank to go on at, -1 when nothing due lies beyond, and then {member, attempts,
+-- second of its adoption or ''} of each claimed entry.  A caller that repeats itself after a lost reply gets other entries;
 -- the first come back in their time.
 
 local now = redis.call('time')[1]
@@ -30,6 +31,20 @@ for i = 6, #ARGV do
   skipped[ARGV[i]] = true
 end
 
+-- When a claimed entry was adopted.  A producer's score is a whole second: with one the
+-- producer has taken the path over, without telling.
+local any_adopted = redis.call('zcard', KEYS[6]) > 0
+local function adopted_at(member)
+  if not any_adopted then
+    return ''
+  end
+  local score = redis.call('zscore', KEYS[2], member)
+  if score and tonumber(score) % 1 == 0 then
+    redis.call('zrem', KEYS[6], member)
+  end
+  return redis.call('zscore', KEYS[6], member) or ''
+end
+
 local claimed = {}
 for _, member in ipairs(page) do
   if #claimed == tonumber(ARGV[4]) then
@@ -38,11 +53,12 @@ for _, member in ipairs(page) do
   if skipped[string.match(member, '^[^:]*')] then
     rank = rank + 1
   else
+    local adopted = adopted_at(member)
     -- Out of pending even when it came from deleting: whatever others wrote, it cannot complete now.
     redis.call('zrem', KEYS[2], member)
     redis.call('zadd', KEYS[3], now + ARGV[3], member)
     redis.call('hset', KEYS[5], member, ARGV[1])
-    table.insert(claimed, {member, redis.call('hget', KEYS[4], member) or 0})
+    table.insert(claimed, {member, redis.call('hget', KEYS[4], member) or 0, adopted})
   end
 end
 return {last + 1 < due and rank or -1, unpack(claimed)}

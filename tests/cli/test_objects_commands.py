@@ -44,8 +44,8 @@ def object_stores(root):
 
 @pytest.fixture
 def reconcile(main, object_stores):
-    def call(*arguments, location="artifacts"):
-        return main("uploads", "reconcile", location, *arguments, **object_stores)
+    def call(*arguments, location="artifacts", prefix=""):
+        return main("uploads", "reconcile", location, "--prefix", prefix, *arguments, **object_stores)
 
     return call
 
@@ -53,7 +53,7 @@ def reconcile(main, object_stores):
 @pytest.fixture
 def orphans(reconcile):
     """Ask which objects nobody answers for."""
-    return lambda *arguments: reconcile("--dry-run", "--json", *arguments).json["orphans"]
+    return lambda: reconcile("--json").json["orphans"]
 
 
 def put(root, *paths, age=2 * DAY):
@@ -82,6 +82,26 @@ def give_up(*members):
 def record(path, *, attempts=0):
     store_dir, _, file = path.rpartition("/")
     return DeletedObject.create(store_dir=store_dir, file=file, attempts=attempts).id
+
+
+def own(*paths):
+    """Let a live artifact name each of *paths*."""
+    for path in paths:
+        JobArtifact.create(project_id=1, job_id=1, file_type=1, file_final_path=path)
+
+
+def stock(root, *orphans):
+    """Put *orphans* between objects that artifacts name, ten for each: what a run of years has left behind."""
+    named = [f"named/{number}" for number in range(10 * len(orphans))]
+    put(root, *named, *orphans)
+    own(*named)
+
+
+def time_passes(duration):
+    """Let *duration* pass for what lies in the register."""
+    for key in (uploads.PENDING, uploads.DELETING, uploads.ADOPTED):
+        for member, score in client.zrange(key, 0, -1, withscores=True):
+            client.zadd(key, {member: score - duration.total_seconds()})
 
 
 def members(key):
@@ -177,7 +197,7 @@ def test_the_table_of_buckets_has_a_line_for_each(main):
 
 
 def test_without_failed_uploads_none_are_listed(main):
-    assert main("uploads", "failed", "--json").json == {"failed": 0, "entries": []}
+    assert main("uploads", "failed", "--json").json == {"failed": 0, "failing": 0, "entries": []}
 
 
 def test_failed_uploads_are_listed_with_their_attempts(main):
@@ -207,6 +227,41 @@ def test_of_many_failed_uploads_as_many_are_listed_as_asked_for(main):
     answer = main("uploads", "failed", "--limit", "2", "--json").json
 
     assert (answer["failed"], len(answer["entries"])) == (3, 2)
+
+
+def test_uploads_that_will_be_tried_again_are_listed_behind_those_that_were_given_up(main, object_stores):
+    give_up("no colon")
+    register("nowhere:a", "nowhere:b")
+    counted = main("run", "stale_direct_uploads", "--json", **object_stores).json["failed_entries"]
+
+    answer, shown = main("uploads", "failed", "--json").json, main("uploads", "failed").stdout
+
+    assert (counted, answer["failed"], answer["failing"]) == (2, 1, 2)
+    assert [entry["member"] for entry in answer["entries"]] == ["no colon", "nowhere:a", "nowhere:b"]
+    _, first, _ = answer["entries"]
+    assert (first["attempts"], first["at"]) == (1, None)
+    assert abs(datetime.fromisoformat(first["again"]) - now() - timedelta(minutes=6)) < timedelta(minutes=1)
+    assert shown.endswith("1 in all, and 2 that will be tried again\n")
+
+
+def test_what_is_only_claimed_has_not_failed(main):
+    register("artifacts:a")
+    uploads.claim(client, stale_after=timedelta(hours=3), visibility=timedelta(minutes=5), limit=100)
+
+    assert main("uploads", "failed", "--json").json["failing"] == 0
+
+
+@pytest.mark.parametrize("which", [["nowhere:a"], ["--all"]])
+def test_an_upload_that_waits_for_its_next_try_can_be_retried_at_once(main, root, object_stores, which):
+    put(root, "a")
+    register("nowhere:a")
+    main("run", "stale_direct_uploads", **object_stores)
+
+    retried = main("uploads", "retry", *which, "--json").json
+    stores = {"OBJECT_STORES": json.dumps({"nowhere": f"file://{root}"})}
+    main("run", "stale_direct_uploads", **stores)
+
+    assert (retried, objects_in(root)) == ({"retried": 1}, set())
 
 
 @pytest.mark.parametrize("member", [b"artifacts:\xff", b"artifacts:a\x1b[31m\nb"])
@@ -254,28 +309,40 @@ def test_an_upload_that_has_not_failed_is_not_retried(main):
 # Objects that nobody answers for
 
 
-def test_objects_that_nothing_names_are_listed(reconcile, root):
+def test_objects_that_nothing_names_are_shown(reconcile, root):
     put(root, "a/1", "a/2", "b")
 
-    answer = reconcile("--dry-run", "--json").json
+    answer = reconcile("--json").json
 
     answer["orphans"].sort()
-    assert answer == {"location": "artifacts", "examined": 3, "orphans": ["a/1", "a/2", "b"], "registered": 0}
+    assert answer["orphans"] == ["a/1", "a/2", "b"]
+    assert (answer["examined"], answer["named"], answer["registered"], answer["due"]) == (3, 0, 0, None)
 
 
-def test_a_dry_run_registers_nothing(reconcile, root):
-    put(root, "a")
+@pytest.mark.parametrize("options", [[], ["--dry-run"], ["--expect", "1"]])
+def test_unless_it_is_told_to_reconcile_registers_nothing(reconcile, root, options):
+    stock(root, "a")
 
-    result = reconcile("--dry-run")
+    result = reconcile(*options)
 
-    assert result.stdout.splitlines()[0] == "a"
-    assert uploads.count(client) == 0
+    assert (result.status, result.stdout.splitlines()[0]) == (0, "a")
+    assert uploads.registered(client, "artifacts", ["a"]) == set()
+
+
+def test_reconcile_wants_a_prefix(main, object_stores):
+    result = main("uploads", "reconcile", "artifacts", **object_stores)
+
+    assert (result.status, "--prefix" in result.complaint) == (2, True)
+
+
+def test_to_show_and_to_register_at_once_is_wrong_use(reconcile):
+    assert reconcile("--yes", "--dry-run").status == 2
 
 
 def test_only_objects_under_the_prefix_are_looked_at(reconcile, root):
     put(root, "@final/a", "@finally/b", "c")
 
-    answer = reconcile("--dry-run", "--json", "--prefix", "@final").json
+    answer = reconcile("--json", prefix="@final").json
 
     assert (answer["examined"], answer["orphans"]) == (1, ["@final/a"])
 
@@ -344,30 +411,229 @@ def test_the_sentinel_is_no_orphan(orphans, root):
     assert orphans() == []
 
 
-def test_what_is_registered_is_deleted_by_the_next_run(main, reconcile, root, object_stores):
-    put(root, "a/orphan", "a/named")
-    put(root, "young", age=timedelta())
-    JobArtifact.create(project_id=1, job_id=1, file_type=1, file_final_path="a/named")
+def test_pointed_at_another_installations_store_it_registers_nothing(reconcile, root):
+    put(root, *(f"live/{number}" for number in range(35)))
 
-    registered = reconcile("--json").json["registered"]
-    main("run", "stale_direct_uploads", **object_stores)
+    result = reconcile("--yes")
 
-    assert (registered, objects_in(root)) == (1, {"a/named", "young"})
+    assert (result.status, uploads.unsettled(client), client.zcard(uploads.PENDING)) == (1, 0, 0)
+    assert result.complaint.startswith("nothing in this database names any of the 35 objects")
+    assert result.complaint.endswith("--expect 35")
+
+
+def test_that_it_would_be_refused_is_said_when_it_shows(reconcile, root):
+    put(root, "a")
+
+    shown, as_json = reconcile(), reconcile("--json").json
+
+    assert shown.stdout.splitlines()[-1].startswith("--yes would be refused: nothing in this database names")
+    assert as_json["refused"] in shown.stdout
+
+
+def test_more_than_a_tenth_of_unnamed_objects_are_refused(reconcile, root):
+    put(root, "backups/1", "backups/2", *(f"{number}" for number in range(9)))
+    own(*(f"{number}" for number in range(9)))
+
+    result = reconcile("--yes")
+
+    assert (result.status, client.zcard(uploads.PENDING)) == (1, 0)
+    assert result.complaint.startswith("2 of 11 objects are named by nothing, more than 10%")
+
+
+def test_a_tenth_of_unnamed_objects_is_registered(reconcile, root):
+    put(root, "orphan", *(f"{number}" for number in range(9)))
+    own(*(f"{number}" for number in range(9)))
+
+    assert reconcile("--yes", "--json").json["registered"] == 1
+
+
+def test_what_lies_in_the_outbox_is_named_by_the_database(reconcile, root):
+    put(root, "orphan", *(f"{number}" for number in range(9)))
+    for number in range(9):
+        record(f"{number}")
+
+    assert reconcile("--yes", "--json").json["registered"] == 1
+
+
+def test_what_the_register_names_does_not_prove_the_database(reconcile, root):
+    put(root, "orphan", *(f"{number}" for number in range(9)))
+    register(*(f"artifacts:{number}" for number in range(9)))
+
+    assert reconcile("--yes").complaint.startswith("nothing in this database names any of the 10 objects")
+
+
+@pytest.mark.parametrize("others", [0, 3])
+def test_whoever_repeats_the_number_of_objects_may_register_them(reconcile, root, others):
+    put(root, *"abc", *(f"{number}" for number in range(others)))
+    own(*(f"{number}" for number in range(others)))
+
+    assert reconcile("--yes", "--expect", "3", "--json").json["registered"] == 3
+
+
+@pytest.mark.parametrize("expected", [2, 4])
+def test_another_number_than_is_found_is_refused(reconcile, root, expected):
+    stock(root, *"abc")
+
+    result = reconcile("--yes", "--expect", f"{expected}")
+
+    assert (result.status, client.zcard(uploads.PENDING)) == (1, 0)
+    assert result.complaint == f"{expected} objects were expected and 3 are named by nothing"
+
+
+def test_where_nothing_is_an_orphan_nothing_is_refused(reconcile):
+    assert reconcile("--yes", "--json").json["registered"] == 0
+
+
+def test_what_is_registered_waits_a_day(main, reconcile, root, object_stores):
+    stock(root, "orphan")
+    reconcile("--yes")
+    time_passes(DAY - timedelta(minutes=1))
+
+    early = main("run", "stale_direct_uploads", "--json", **object_stores).json
+    time_passes(timedelta(minutes=1, seconds=3))
+    late = main("run", "stale_direct_uploads", "--json", **object_stores).json
+
+    assert (early["total_deleted_stale_entries"], late["total_deleted_stale_entries"]) == (0, 1)
+    assert "orphan" not in objects_in(root)
+    assert client.keys("{pending_direct_uploads}:*") == []
+
+
+def test_when_it_is_due_is_said(reconcile, root):
+    stock(root, "orphan")
+
+    due = datetime.fromisoformat(reconcile("--yes", "--json").json["due"])
+
+    assert abs(due - now() - DAY) < timedelta(minutes=1)
+
+
+def test_what_waits_is_no_pending_upload(main, reconcile, root, object_stores):
+    stock(root, "orphan")
+    reconcile("--yes")
+    uploads.prepare(client, "artifacts", "upload")
+
+    counted = main("run", "stale_direct_uploads", "--json", **object_stores).json["total_pending_entries"]
+
+    assert (counted, uploads.count(client)) == (1, 1)
+
+
+def spoil(what, root):
+    """Let something answer for the registered object "orphan" meanwhile."""
+    match what:
+        case "an artifact":
+            own("orphan")
+        case "the outbox":
+            record("orphan")
+            DeletedObject.update(pick_up_at=now() + DAY).execute()
+        case "another object":
+            put(root, "orphan", age=timedelta())
+
+
+@pytest.mark.parametrize("what", ["an artifact", "the outbox", "another object"])
+def test_what_something_answers_for_when_its_day_has_passed_is_kept(main, reconcile, root, object_stores, what):
+    stock(root, "orphan")
+    reconcile("--yes")
+    spoil(what, root)
+    time_passes(DAY + timedelta(minutes=1))
+
+    result = main("run", "stale_direct_uploads", "--json", **object_stores).json
+
+    assert ("orphan" in objects_in(root), result["total_deleted_stale_entries"]) == (True, 0)
+    assert client.keys("{pending_direct_uploads}:*") == []
+
+
+def test_an_upload_to_the_path_of_a_waiting_object_is_refused(reconcile, root):
+    stock(root, "orphan")
+    reconcile("--yes")
+
+    with pytest.raises(uploads.BeingDeleted):
+        uploads.prepare(client, "artifacts", "orphan")
 
 
 def test_reconciling_twice_registers_once(reconcile, root):
-    put(root, "a")
-    reconcile()
+    stock(root, "a")
+    reconcile("--yes")
 
-    assert reconcile("--json").json["registered"] == 0
+    assert reconcile("--yes", "--json").json["registered"] == 0
     assert members(uploads.PENDING) == {"artifacts:a"}
+
+
+# What was registered is taken back
+
+
+def test_what_was_registered_can_be_taken_back(main, reconcile, root):
+    stock(root, "a", "b")
+    reconcile("--yes")
+
+    result = main("uploads", "forget", "artifacts:a", "--json")
+
+    assert (result.json, members(uploads.PENDING)) == ({"forgotten": ["artifacts:a"], "too_late": []}, {"artifacts:b"})
+
+
+def test_all_that_was_registered_can_be_taken_back_at_once(main, reconcile, root):
+    stock(root, "a", "b")
+    reconcile("--yes")
+
+    result = main("uploads", "forget", "--all")
+
+    assert (result.status, result.stdout.splitlines()[-1]) == (0, "2 forgotten")
+    assert client.keys("{pending_direct_uploads}:*") == []
+
+
+def test_what_was_registered_can_be_taken_back_below_a_prefix(main, reconcile, root):
+    stock(root, "@final/a", "@finally/a", "a")
+    reconcile("--yes")
+
+    forgotten = main("uploads", "forget", "--all", "--prefix", "@final/", "--json").json["forgotten"]
+
+    assert (forgotten, members(uploads.PENDING)) == (["artifacts:@final/a"], {"artifacts:@finally/a", "artifacts:a"})
+
+
+def test_what_a_producer_registered_is_never_forgotten(main, reconcile, root):
+    stock(root, "orphan")
+    reconcile("--yes")
+    uploads.prepare(client, "artifacts", "upload")
+
+    result = main("uploads", "forget", "artifacts:upload")
+    main("uploads", "forget", "--all")
+
+    assert (result.status, members(uploads.PENDING)) == (1, {"artifacts:upload"})
+    assert result.complaint == "artifacts:upload is not among what `reconcile` has registered"
+
+
+def test_what_could_not_be_deleted_can_still_be_taken_back(main, reconcile, root):
+    stock(root, "waits", "lost")
+    reconcile("--yes")
+    time_passes(DAY + timedelta(minutes=1))
+    claim = uploads.claim(client, stale_after=timedelta(hours=3), visibility=timedelta(minutes=5), limit=100)
+    lost = [entry for entry in claim.entries if entry.path == "lost"]
+    uploads.reject(client, claim, lost)
+    uploads.put_back(client, claim, [entry for entry in claim.entries if entry not in lost])
+
+    main("uploads", "forget", "--all")
+
+    assert client.keys("{pending_direct_uploads}:*") == []
+
+
+def test_what_is_being_deleted_just_now_is_not_taken_back(main, reconcile, root):
+    stock(root, "a")
+    reconcile("--yes")
+    time_passes(DAY + timedelta(minutes=1))
+    uploads.claim(client, stale_after=timedelta(hours=3), visibility=timedelta(minutes=5), limit=100)
+
+    one, every = main("uploads", "forget", "artifacts:a"), main("uploads", "forget", "--all", "--json")
+
+    assert (one.status, one.complaint) == (1, "artifacts:a is being deleted just now")
+    assert every.json == {"forgotten": [], "too_late": ["artifacts:a"]}
+
+
+# Stores that are odd
 
 
 @pytest.mark.parametrize("path", ["ümläut ✓", "a:b", "back\\slash", "a#b", "100%", "a?b"])
 def test_an_object_with_an_odd_name_keeps_no_other_from_being_registered(reconcile, root, path):
-    put(root, path, "good")
+    stock(root, path, "good")
 
-    result = reconcile("--json")
+    result = reconcile("--yes", "--json")
 
     assert result.status == 0
     assert "artifacts:good" in members(uploads.PENDING)
@@ -386,7 +652,7 @@ def test_a_page_of_objects_costs_one_question_to_each_table(reconcile, root, que
     put(root, *(f"{number:04}" for number in range(300)))
     before = scans(query, urls)
 
-    reconcile("--dry-run")
+    reconcile()
 
     assert scans(query, urls) - before < 10
 
@@ -399,14 +665,14 @@ def scans(query, urls):
 
 
 def test_an_unknown_location_is_wrong_use_and_the_known_ones_are_named(reconcile):
-    result = reconcile("--dry-run", location="nowhere")
+    result = reconcile(location="nowhere")
 
     assert result.status == 2
     assert result.complaint == "there is no object store 'nowhere'; there are: artifacts, lfs"
 
 
 def test_without_any_store_reconcile_says_that_there_is_none(main):
-    result = main("uploads", "reconcile", "artifacts")
+    result = main("uploads", "reconcile", "artifacts", "--prefix", "")
 
     assert (result.status, result.complaint) == (2, "there is no object store 'artifacts'; there are: none")
 
@@ -414,7 +680,7 @@ def test_without_any_store_reconcile_says_that_there_is_none(main):
 def test_reconcile_at_a_store_that_is_away_fails_with_a_sentence(main, tmp_path):
     away = json.dumps({"artifacts": f"file://{tmp_path}/not/there"})
 
-    result = main("uploads", "reconcile", "artifacts", OBJECT_STORES=away)
+    result = main("uploads", "reconcile", "artifacts", "--prefix", "", OBJECT_STORES=away)
 
     assert result.status == 1
     assert result.complaint.endswith("`forgekeeper check` looks for the cause")
@@ -500,6 +766,10 @@ def test_an_object_that_is_not_dead_is_not_retried(main):
         ["uploads", "failed", "--limit", "0"],
         ["uploads", "failed", "--limit", "many"],
         ["uploads", "reconcile"],
+        ["uploads", "reconcile", "artifacts"],
+        ["uploads", "forget"],
+        ["uploads", "forget", "artifacts:a", "--all"],
+        ["uploads", "forget", "artifacts:a", "--prefix", "a"],
         ["uploads", "nonsense"],
         ["objects", "retry"],
         ["objects", "retry", "1", "--all"],

@@ -110,8 +110,8 @@ class FaultyS3:
         if refused and len(refused) == len(named):
             self._send(request, 200, f"<DeleteResult>{errors}</DeleteResult>".encode())
             return
-        status, answer, length = self._ask(request, body.encode("utf-8", "surrogateescape"))
-        self._send(request, status, answer.replace(b"</DeleteResult>", f"{errors}</DeleteResult>".encode()), length)
+        status, answer, *headers = self._ask(request, body.encode("utf-8", "surrogateescape"))
+        self._send(request, status, answer.replace(b"</DeleteResult>", f"{errors}</DeleteResult>".encode()), *headers)
 
     def _ask(self, request, body):
         connection = HTTPConnection(self._target)
@@ -120,13 +120,14 @@ class FaultyS3:
             headers = {key: request.headers[key] for key in ("Authorization", "Host") if key in request.headers}
             connection.request(request.command, request.path, body, headers)
             answer = connection.getresponse()
-            return answer.status, answer.read(), answer.headers.get("Content-Length")
+            headers = answer.headers
+            return answer.status, answer.read(), headers.get("Content-Length"), headers.get("Last-Modified")
         finally:
             connection.close()
 
-    def _send(self, request, status, body, length=None):
+    def _send(self, request, status, body, length=None, modified=None):
         request.send_response(status)
-        request.send_header("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT")
+        request.send_header("Last-Modified", modified or "Thu, 01 Jan 2026 00:00:00 GMT")
         request.send_header("ETag", '"0"')
         is_head = request.command == "HEAD"
         request.send_header("Content-Length", length or "0" if is_head else str(len(body)))

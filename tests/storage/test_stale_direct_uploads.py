@@ -1,5 +1,6 @@
 """Batch 100 against real stores: a folder and S3, with entries, stores and runs that fail."""
 
+import os
 import sys
 import time
 from dataclasses import replace
@@ -9,12 +10,13 @@ import pytest
 from structlog.testing import capture_logs
 
 from coordination import uploads
-from models import JobArtifact
+from models import DeletedObject, JobArtifact
+from models import now as database_now
 from settings import Settings
 from storage import sentinel
 from workers import stale_direct_uploads, stores
 from workers.clients import client
-from workers.deadline import Deadline
+from workers.deadline import Deadline, stopping
 from workers.stale_direct_uploads import CHUNK, MAX_EXEC_DURATION, MAX_UPLOAD_DURATION, Outcome, Sweep
 
 STALE = MAX_UPLOAD_DURATION.total_seconds() + 60
@@ -275,7 +277,7 @@ def test_what_failed_is_left_alone_while_it_waits(store):
     register("a", location="unknown")
     run(artifacts=store.url)
 
-    assert run(artifacts=store.url) == Outcome(0, 0, False, 0)
+    assert run(artifacts=store.url) == Outcome(1, 0, False, 0)
     assert attempts() == {"unknown:a": 1}
 
 
@@ -351,6 +353,83 @@ def test_an_artifact_keeps_no_object_of_another_location(store, other):
     assert other.keys() == set()
 
 
+def test_an_upload_that_lies_in_the_outbox_is_left_to_it(store):
+    begin(store, "a/kept", "stale")
+    DeletedObject.create(store_dir="a", file="kept", pick_up_at=database_now() + SECOND * 3600)
+
+    outcome = run(artifacts=store.url)
+
+    assert (outcome, store.keys(), registered()) == (Outcome(2, 1, False, 0), {"a/kept"}, set())
+
+
+# Objects that were adopted
+
+
+def adopt(*paths, ago=uploads.ADOPTION + 5 * SECOND):
+    """Adopt objects, that long ago."""
+    uploads.adopt(client, HERE, paths, stale_after=MAX_UPLOAD_DURATION)
+    for key in (uploads.PENDING, uploads.ADOPTED):
+        for path in paths:
+            client.zincrby(key, -ago.total_seconds(), f"{HERE}:{path}")
+
+
+def test_of_the_adopted_those_that_were_written_since_are_kept(store):
+    # A bucket knows no other time of writing than that of the server: all of its objects were written just now.
+    store.put("changed")
+    adopt("changed", "never/there")
+
+    with capture_logs() as logs:
+        outcome = run(artifacts=store.url)
+
+    assert (outcome.failed_entries, store.keys(), registered()) == (0, {"changed"}, set())
+    assert outcome.total_deleted_stale_entries == 1
+    assert [line["path"] for line in logs if line["log_level"] == "error"] == ["changed"]
+
+
+def test_the_adopted_that_were_not_written_since_are_deleted(folder):
+    paths = numbered(120)
+    folder.put(*paths, "bystander")
+    days_ago = time.time() - 3 * 86_400
+    for path in paths:
+        os.utime(folder.root / path, (days_ago, days_ago))
+    adopt(*paths)
+
+    outcome = run(artifacts=folder.url)
+
+    assert (outcome, folder.keys(), registered()) == (Outcome(120, 120, False, 0), {"bystander"}, set())
+
+
+def test_the_adopted_are_looked_at_again_at_each_try(folder):
+    folder.put("changed")
+    adopt("changed")
+    run(artifacts=away(folder))
+
+    run(artifacts=folder.url)
+
+    assert folder.keys() == {"changed"}
+
+
+def test_a_store_that_lets_nobody_look_costs_the_adopted_no_attempt(s3):
+    s3.put("a")
+    adopt("a")
+    s3.proxy.before("head", 2, lambda: s3.proxy.answer(403, "AccessDenied", kinds=["head"]))
+
+    outcome = run(artifacts=s3.url)
+
+    assert (outcome.failed_entries, s3.keys(), attempts()) == (0, {"a"}, {})
+    assert registered() == {f"{HERE}:a"}
+
+
+def test_an_adopted_object_that_alone_cannot_be_looked_at_costs_an_attempt_and_stays(s3):
+    s3.put("a")
+    adopt("a")
+    s3.proxy.before("head", 2, lambda: s3.proxy.answer(403, "AccessDenied", kinds=["head"], times=1))
+
+    outcome = run(artifacts=s3.url)
+
+    assert (outcome.failed_entries, s3.keys(), attempts()) == (1, {"a"}, {f"{HERE}:a": 1})
+
+
 # Stores that are away
 
 
@@ -380,7 +459,7 @@ def test_everything_is_done_once_the_store_is_back(store, restarted):
 
     outcome = run(artifacts=store.url)
 
-    assert (outcome, store.keys(), registered()) == (Outcome(0, 2, False, 0), set(), set())
+    assert (outcome, store.keys(), registered()) == (Outcome(2, 2, False, 0), set(), set())
 
 
 def test_a_store_that_denies_everything_costs_no_attempt(s3):
@@ -437,7 +516,7 @@ def test_what_a_crashed_run_had_claimed_belongs_to_nobody_else_for_five_minutes(
     uploads.claim(client, stale_after=MAX_UPLOAD_DURATION, visibility=Settings().upload_visibility, limit=CHUNK)
     time_passes(Settings().upload_visibility - 30 * SECOND)
 
-    assert run(artifacts=store.url) == Outcome(0, 0, False, 0)
+    assert run(artifacts=store.url) == Outcome(1, 0, False, 0)
     assert store.keys() == {"a"}
 
 
@@ -448,7 +527,7 @@ def test_what_a_crashed_run_had_claimed_is_deleted_by_a_later_one(store):
 
     outcome = run(artifacts=store.url)
 
-    assert (outcome, store.keys(), registered()) == (Outcome(0, 2, False, 0), set(), set())
+    assert (outcome, store.keys(), registered()) == (Outcome(2, 2, False, 0), set(), set())
 
 
 def test_a_worker_that_was_paused_for_longer_than_its_claim_deletes_nothing(store):
@@ -481,6 +560,17 @@ def test_at_the_deadline_a_run_says_so_and_leaves_the_rest(s3):
 
     assert run(deadline, artifacts=s3.url) == Outcome(CHUNK + 1, CHUNK, True, 0)
     assert run(artifacts=s3.url) == Outcome(1, 1, False, 0)
+
+
+def test_a_run_that_is_asked_to_stop_has_not_timed_out(s3):
+    register(*numbered(CHUNK + 1))
+    stopping.set()
+    try:
+        outcome = run(artifacts=s3.url)
+    finally:
+        stopping.clear()
+
+    assert outcome == Outcome(CHUNK + 1, CHUNK, False, 0)
 
 
 def test_a_store_that_hangs_ends_with_the_budget_and_costs_no_attempt(s3):

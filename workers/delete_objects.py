@@ -20,6 +20,7 @@ from settings import Settings
 from storage.objects import Objects, StoreUnavailable
 from workers import stores
 from workers.attempt import Attempt
+from workers.blocked import Blocked
 from workers.deadline import Deadline
 from workers.declaring import batch
 from workers.failpoints import failpoint
@@ -27,6 +28,8 @@ from workers.failpoints import failpoint
 CHUNK = 1_000
 FIRST_RETRY = timedelta(minutes=1)
 MAX_RUNTIME = timedelta(minutes=4)
+
+Stopped = Literal["drained", "deadline", "store_unavailable", "no_store"]
 
 log = structlog.get_logger(__name__)
 
@@ -39,7 +42,7 @@ class Outcome:
     missing: int = 0
     failed: int = 0
     remaining: int = 0
-    stopped: Literal["drained", "deadline", "store_unavailable", "no_store"] = "drained"
+    stopped: Stopped = "drained"
 
 
 @batch(document=None, outcome=Outcome)
@@ -49,31 +52,38 @@ def delete_objects(attempt: Attempt) -> None:
 
 
 def run(outcome: Outcome, deadline: Deadline, settings: Settings) -> None:
-    """Delete what is due, a thousand objects at a time."""
-    outcome.stopped = _work_off(outcome, deadline, settings)
-    outcome.remaining = DeletedObject.due(now()).count()
+    """Delete what is due, a thousand objects at a time.
 
-
-def _work_off(
-    outcome: Outcome, deadline: Deadline, settings: Settings
-) -> Literal["drained", "deadline", "store_unavailable", "no_store"]:
+    Raises `StoreUnavailable` when the store does not answer, `Blocked` when there is none.
+    """
     try:
-        store = stores.at(stores.ARTIFACTS, settings)
-        if store is None:
-            return "no_store"
-        while True:
-            # What was claimed is ours for so long; it is counted from before the claim.
-            until = time.monotonic() + min(deadline.left(), settings.object_visibility.total_seconds())
-            claimed = DeletedObject.claim_due(now(), visibility=settings.object_visibility, limit=CHUNK)
-            if not claimed:
-                return "drained"
-            failpoint("delete_objects.claimed")
-            _delete(store, claimed, outcome, until)
-            if deadline.passed(len(claimed)):
-                return "deadline"
-    except StoreUnavailable as error:
-        log.error("object store unavailable", location=stores.ARTIFACTS, error=str(error))  # noqa: TRY400, no trace
-        return "store_unavailable"
+        _end(outcome, _work_off(outcome, deadline, settings))
+    except StoreUnavailable:
+        _end(outcome, "store_unavailable")
+        raise
+    except Blocked:
+        _end(outcome, "no_store")
+        raise
+
+
+def _end(outcome: Outcome, stopped: Stopped) -> None:
+    outcome.stopped, outcome.remaining = stopped, DeletedObject.due(now()).count()
+
+
+def _work_off(outcome: Outcome, deadline: Deadline, settings: Settings) -> Literal["drained", "deadline"]:
+    store = stores.at(stores.ARTIFACTS, settings)
+    if store is None:
+        raise Blocked("no_store", f"no object store {stores.ARTIFACTS!r} is configured; set FORGEKEEPER_OBJECT_STORES")
+    while True:
+        # What was claimed is ours for so long; it is counted from before the claim.
+        until = time.monotonic() + min(deadline.left(), settings.object_visibility.total_seconds())
+        claimed = DeletedObject.claim_due(now(), visibility=settings.object_visibility, limit=CHUNK)
+        if not claimed:
+            return "drained"
+        failpoint("delete_objects.claimed")
+        _delete(store, claimed, outcome, until)
+        if deadline.passed(len(claimed)):
+            return "deadline"
 
 
 def _delete(store: Objects, claimed: list[Claimed], outcome: Outcome, until: float) -> None:

@@ -57,7 +57,10 @@ def stale_direct_uploads(attempt: Attempt) -> None:
 
 
 def run(outcome: Outcome, deadline: Deadline, settings: Settings) -> None:
-    """Delete what is stale, a thousand entries at a time."""
+    """Delete what is stale, a thousand entries at a time.
+
+    Raises `StoreUnavailable` when stores did not answer, after everything at the others was done.
+    """
     sweep = Sweep(outcome, settings, deadline)
     outcome.total_pending_entries = uploads.unsettled(client)
     while (claim := sweep.claim()).entries:
@@ -66,15 +69,16 @@ def run(outcome: Outcome, deadline: Deadline, settings: Settings) -> None:
         if deadline.passed(len(claim.entries)):
             # Not when it was asked to stop.
             outcome.execution_timeout = deadline.left() == 0
-            return
+            break
+    sweep.report()
 
 
 class Sweep:
-    """One run through the register; *away* are the locations that it has had to stop."""
+    """One run through the register; *away* are the locations that it has had to stop, and why."""
 
     def __init__(self, outcome: Outcome, settings: Settings, deadline: Deadline) -> None:
         self._outcome = outcome
-        self._away: set[str] = set()
+        self._away: dict[str, str] = {}
         self._settings = settings
         self._deadline = deadline
 
@@ -88,6 +92,11 @@ class Sweep:
             ttl=self._settings.upload_visibility / 5,
             skip_locations=self._away,
         )
+
+    def report(self) -> None:
+        """Raise `StoreUnavailable` when a location had to be stopped; the message names each."""
+        if self._away:
+            raise StoreUnavailable(f"{', '.join(sorted(self._away))}: {'; '.join(self._away.values())}", {})
 
     def work_through(self, claim: Claim) -> None:
         """Delete the claim's objects, location by location."""
@@ -123,17 +132,24 @@ class Sweep:
                 self._fail(claim, dict.fromkeys(entries, f"no store is configured for {location}"))
                 return
             if claim.expired(time.monotonic()):
+                # Another location may have taken all the time: nothing is done, and nobody waits for a crash's sake.
                 log.warning("claim dropped, too old to be acted on", entries=len(entries))
+                uploads.put_back(client, claim, entries)
                 return
             until = min(claim.until, time.monotonic() + self._deadline.left())
             seen = {entry.path: _last_seen(entry.adopted) for entry in entries if entry.adopted is not None}
             known = store.delete([entry.path for entry in entries], until=until, unless_changed_since=seen)
             failpoint("stale_direct_uploads.deleted")
             self._settle(claim, entries, known)
+            if not known and self._deadline.left() > 0:
+                self._stop(location, f"{location}: no answer while the claim lasted")
         except StoreUnavailable as error:
-            log.error("object store unavailable", location=location, error=str(error))  # noqa: TRY400, no trace
-            self._away.add(location)
             self._settle(claim, entries, error.known)
+            self._stop(location, str(error))
+
+    def _stop(self, location: str, reason: str) -> None:
+        log.error("object store unavailable", location=location, error=reason)
+        self._away[location] = reason
 
     def _settle(self, claim: Claim, entries: list[Entry], known: dict[str, Deletion]) -> None:
         """Forget what is gone, spend an attempt on what failed, give the rest back untried."""

@@ -111,7 +111,7 @@ def members(key):
 # Without a store
 
 
-def test_without_an_object_store_a_run_of_stale_uploads_is_skipped(forgekeeper):
+def test_without_an_object_store_a_run_of_stale_uploads_is_blocked(forgekeeper):
     result = forgekeeper("run", "stale_direct_uploads", "--json")
 
     nothing = {
@@ -120,7 +120,8 @@ def test_without_an_object_store_a_run_of_stale_uploads_is_skipped(forgekeeper):
         "execution_timeout": False,
         "failed_entries": 0,
     }
-    assert (result.status, result.json) == (0, {"run": 1} | nothing | {"skipped": "no_store"})
+    assert (result.status, result.json.items() >= nothing.items()) == (0, True)
+    assert (result.json["skipped"], "FORGEKEEPER_OBJECT_STORES" in result.json["blocked"]) == ("no_store", True)
 
 
 def test_without_an_object_store_no_upload_is_claimed(main):
@@ -131,20 +132,32 @@ def test_without_an_object_store_no_upload_is_claimed(main):
     assert members(uploads.PENDING) == {"artifacts:a"}
 
 
-def test_without_an_object_store_a_run_of_delete_objects_says_so(main):
+def test_without_an_object_store_a_run_of_delete_objects_is_blocked(main):
     record("a")
 
     result = main("run", "delete_objects", "--json")
 
-    assert result.status == 0
-    assert result.json == {"run": 1, "deleted": 0, "missing": 0, "failed": 0, "remaining": 1, "stopped": "no_store"}
+    counts = {"deleted": 0, "missing": 0, "failed": 0, "remaining": 1, "stopped": "no_store"}
+    assert (result.status, result.json.items() >= counts.items()) == (0, True)
+    assert (result.json["skipped"], "FORGEKEEPER_OBJECT_STORES" in result.json["blocked"]) == ("no_store", True)
 
 
 @pytest.mark.parametrize("batch", ["stale_direct_uploads", "delete_objects"])
-def test_a_run_without_an_object_store_has_succeeded(main, batch):
-    main("run", batch)
+def test_a_run_whose_store_is_away_fails_and_keeps_what_it_did(main, tmp_path, root, batch):
+    put(root, "a")
+    register("artifacts:a", "lfs:b")
+    record("b")
+    away = {"artifacts": f"file://{tmp_path}/not/there", "lfs": f"file://{root}"}
 
-    assert JobRun.of(batch).first().state == "succeeded"
+    result = main("run", batch, "--json", OBJECT_STORES=json.dumps(away))
+
+    row = JobRun.of(batch).first()
+    assert (result.status, result.sentences[-1].count("StoreUnavailable: artifacts")) == (1, 1)
+    assert (row.state, row.error.partition(":")[0]) == ("failed", "StoreUnavailable")
+    if batch == "stale_direct_uploads":
+        assert (row.result["total_pending_entries"], row.result["total_deleted_stale_entries"]) == (2, 1)
+    else:
+        assert (row.result["remaining"], row.result["stopped"]) == (1, "store_unavailable")
 
 
 def test_a_run_of_stale_uploads_deletes_them(main, root, object_stores):

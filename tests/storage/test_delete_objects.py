@@ -12,7 +12,9 @@ from models import DeletedObject, JobArtifact, database, now
 from models.deleted_object import MAX_ATTEMPTS
 from models.job_artifacts import CLASSES, START
 from settings import Settings
+from storage.objects import StoreUnavailable
 from workers import delete_objects, stores
+from workers.blocked import Blocked
 from workers.deadline import Deadline
 from workers.delete_objects import CHUNK, FIRST_RETRY, MAX_RUNTIME, Outcome
 
@@ -49,6 +51,15 @@ def run(url, deadline=None, **options):
     settings = Settings(object_stores={stores.ARTIFACTS: url} if url else {}, **options)
     outcome = delete_objects.Outcome()
     delete_objects.run(outcome, deadline or Deadline(MAX_RUNTIME), settings)
+    return outcome
+
+
+def stop(url, expected, deadline=None):
+    """Let a run end by an error of the *expected* kind; return what it came to."""
+    outcome = delete_objects.Outcome()
+    settings = Settings(object_stores={stores.ARTIFACTS: url} if url else {})
+    with pytest.raises(expected):
+        delete_objects.run(outcome, deadline or Deadline(MAX_RUNTIME), settings)
     return outcome
 
 
@@ -275,7 +286,7 @@ def test_a_dead_object_that_somebody_revives_has_all_its_attempts_again(store):
 def test_a_store_that_is_away_costs_no_attempt(store):
     deleted_artifact(store, "a", "b")
 
-    outcome = run(away(store))
+    outcome = stop(away(store), StoreUnavailable)
 
     assert (outcome, store.keys()) == (Outcome(0, 0, 0, 2, "store_unavailable"), {"a", "b"})
     assert outbox() == {"a": 0, "b": 0}
@@ -283,7 +294,7 @@ def test_a_store_that_is_away_costs_no_attempt(store):
 
 def test_everything_is_done_once_the_store_is_back(store, restarted):
     deleted_artifact(store, "a", "b")
-    run(away(store))
+    stop(away(store), StoreUnavailable)
     restarted()
 
     assert (run(store.url), store.keys(), outbox()) == (Outcome(2, 0, 0, 0, "drained"), set(), {})
@@ -292,7 +303,7 @@ def test_everything_is_done_once_the_store_is_back(store, restarted):
 def test_a_store_that_comes_back_is_found_by_the_same_process(s3):
     deleted_artifact(s3, "a")
     s3.proxy.answer(403, "AccessDenied")
-    denied = run(s3.url)
+    denied = stop(s3.url, StoreUnavailable)
     s3.proxy._answers.clear()
 
     assert (denied, run(s3.url)) == (Outcome(0, 0, 0, 1, "store_unavailable"), Outcome(1, 0, 0, 0, "drained"))
@@ -302,7 +313,7 @@ def test_a_store_without_its_sentinel_loses_nothing(store):
     deleted_artifact(store, "a", "b")
     store.remove_sentinel()
 
-    outcome = run(store.url)
+    outcome = stop(store.url, StoreUnavailable)
 
     assert (outcome, store.keys()) == (Outcome(0, 0, 0, 2, "store_unavailable"), {"a", "b"})
     assert outbox() == {"a": 0, "b": 0}
@@ -312,7 +323,7 @@ def test_a_disk_that_vanishes_in_the_middle_takes_no_row_with_it(folder):
     deleted_artifact(folder, *numbered(CHUNK + 1))
     gone = folder.root.with_name("unmounted")
 
-    outcome = run(folder.url, Deadline(MAX_RUNTIME, safe_point=lambda: folder.root.rename(gone)))
+    outcome = stop(folder.url, StoreUnavailable, Deadline(MAX_RUNTIME, safe_point=lambda: folder.root.rename(gone)))
 
     gone.rename(folder.root)
     assert outcome == Outcome(CHUNK, 0, 0, 1, "store_unavailable")
@@ -327,7 +338,7 @@ def test_a_store_that_fails_in_the_middle_of_a_chunk_costs_no_attempt(s3):
     s3.proxy.before("bulk", 2, lambda: s3.proxy.answer(403, "AccessDenied"))
     s3.proxy.before("single", 1, lambda: s3.proxy.answer(403, "AccessDenied"))
 
-    outcome = run(s3.url)
+    outcome = stop(s3.url, StoreUnavailable)
 
     assert (outcome, s3.keys()) == (Outcome(CHUNK, 0, 0, 1, "store_unavailable"), {paths[-1]})
     assert outbox() == {paths[-1]: 0}
@@ -337,7 +348,7 @@ def test_a_store_that_lets_us_read_but_not_delete_costs_no_attempt(s3):
     deleted_artifact(s3, "a", "b")
     s3.proxy.answer(403, "AccessDenied", kinds=["bulk", "single"])
 
-    outcome = run(s3.url)
+    outcome = stop(s3.url, StoreUnavailable)
 
     assert (outcome, s3.keys()) == (Outcome(0, 0, 0, 2, "store_unavailable"), {"a", "b"})
     assert outbox() == {"a": 0, "b": 0}
@@ -347,7 +358,7 @@ def test_without_a_store_nothing_is_claimed():
     record("a")
     due = DeletedObject.get().pick_up_at
 
-    outcome = run(None)
+    outcome = stop(None, Blocked)
 
     assert (outcome, DeletedObject.get().pick_up_at) == (Outcome(0, 0, 0, 1, "no_store"), due)
 

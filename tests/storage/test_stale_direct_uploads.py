@@ -14,6 +14,7 @@ from models import DeletedObject, JobArtifact
 from models import now as database_now
 from settings import Settings
 from storage import sentinel
+from storage.objects import StoreUnavailable
 from workers import stale_direct_uploads, stores
 from workers.clients import client
 from workers.deadline import Deadline, stopping
@@ -65,6 +66,15 @@ def run(*options, **locations):
     outcome = stale_direct_uploads.Outcome()
     stale_direct_uploads.run(outcome, deadline, Settings(object_stores=locations))
     return outcome
+
+
+def fail(*options, **locations):
+    """Let a run end because stores are away; return what it came to, and what it says."""
+    outcome = stale_direct_uploads.Outcome()
+    deadline = options[0] if options else Deadline(MAX_EXEC_DURATION)
+    with pytest.raises(StoreUnavailable) as failure:
+        stale_direct_uploads.run(outcome, deadline, Settings(object_stores=locations))
+    return outcome, str(failure.value)
 
 
 def now():
@@ -402,7 +412,7 @@ def test_the_adopted_that_were_not_written_since_are_deleted(folder):
 def test_the_adopted_are_looked_at_again_at_each_try(folder):
     folder.put("changed")
     adopt("changed")
-    run(artifacts=away(folder))
+    fail(artifacts=away(folder))
 
     run(artifacts=folder.url)
 
@@ -414,7 +424,7 @@ def test_a_store_that_lets_nobody_look_costs_the_adopted_no_attempt(s3):
     adopt("a")
     s3.proxy.before("head", 2, lambda: s3.proxy.answer(403, "AccessDenied", kinds=["head"]))
 
-    outcome = run(artifacts=s3.url)
+    outcome, _ = fail(artifacts=s3.url)
 
     assert (outcome.failed_entries, s3.keys(), attempts()) == (0, {"a"}, {})
     assert registered() == {f"{HERE}:a"}
@@ -437,24 +447,48 @@ def test_a_store_that_is_away_costs_no_attempt_and_stops_no_other(store, other):
     begin(store, "a", "b", age=STALE + 60)
     begin(other, "c", location=ELSEWHERE)
 
-    outcome = run(artifacts=away(store), lfs=other.url)
+    outcome, sentence = fail(artifacts=away(store), lfs=other.url)
 
+    assert sentence.startswith("artifacts: ")
     assert (outcome, other.keys(), attempts()) == (Outcome(3, 1, False, 0), set(), {})
     assert (store.keys(), registered()) == ({"a", "b"}, {"artifacts:a", "artifacts:b"})
+
+
+def test_of_several_stores_that_are_away_each_is_named(folder, other):
+    begin(folder, "a")
+    begin(other, "b", location=ELSEWHERE)
+
+    _, sentence = fail(artifacts=away(folder), lfs=f"{other.url}/not/there")
+
+    assert sentence.startswith("artifacts, lfs: artifacts: ")
+    assert "; lfs: " in sentence
+
+
+def test_a_store_that_answers_nothing_while_the_claim_lasts_keeps_the_others_waiting_for_one_claim_only(s3, other):
+    begin(s3, "a", age=STALE + 60)
+    begin(other, "b", location=ELSEWHERE)
+    s3.proxy.hang("head", "bulk", "single")
+    outcome = stale_direct_uploads.Outcome()
+    settings = Settings(object_stores={HERE: s3.url, ELSEWHERE: other.url}, upload_visibility=timedelta(seconds=5))
+
+    with pytest.raises(StoreUnavailable, match="artifacts: no answer while the claim lasted"):
+        stale_direct_uploads.run(outcome, Deadline(MAX_EXEC_DURATION), settings)
+
+    assert (outcome, other.keys(), registered()) == (Outcome(2, 1, False, 0), set(), {"artifacts:a"})
 
 
 def test_more_than_a_chunk_at_a_store_that_is_away_stops_no_other(folder, other):
     register(*numbered(CHUNK + 1), age=STALE + 60)
     begin(other, "c", location=ELSEWHERE)
 
-    outcome = run(artifacts=away(folder), lfs=other.url)
+    outcome, _ = fail(artifacts=away(folder), lfs=other.url)
 
     assert (outcome, other.keys(), attempts()) == (Outcome(CHUNK + 2, 1, False, 0), set(), {})
 
 
 def test_everything_is_done_once_the_store_is_back(store, restarted):
     begin(store, "a", "b")
-    run(artifacts=away(store))
+    fail(artifacts=away(store))
     restarted()
 
     outcome = run(artifacts=store.url)
@@ -466,7 +500,7 @@ def test_a_store_that_denies_everything_costs_no_attempt(s3):
     begin(s3, "a")
     s3.proxy.answer(403, "AccessDenied")
 
-    outcome = run(artifacts=s3.url)
+    outcome, _ = fail(artifacts=s3.url)
 
     assert (outcome, s3.keys(), attempts()) == (Outcome(1, 0, False, 0), {"a"}, {})
     assert registered() == {"artifacts:a"}
@@ -475,7 +509,7 @@ def test_a_store_that_denies_everything_costs_no_attempt(s3):
 def test_a_store_that_comes_back_is_found_by_the_same_process(s3):
     begin(s3, "a")
     s3.proxy.answer(403, "AccessDenied")
-    run(artifacts=s3.url)
+    fail(artifacts=s3.url)
     s3.proxy._answers.clear()
 
     assert run(artifacts=s3.url).total_deleted_stale_entries == 1
@@ -487,7 +521,7 @@ def test_without_its_sentinel_a_store_loses_nothing(store):
     store.remove_sentinel()
 
     with capture_logs() as logs:
-        outcome = run(artifacts=store.url)
+        outcome, _ = fail(artifacts=store.url)
 
     assert (outcome, store.keys(), attempts()) == (Outcome(2, 0, False, 0), {"a", "b"}, {})
     assert registered() == {"artifacts:a", "artifacts:b"}
@@ -498,7 +532,7 @@ def test_an_entry_whose_store_vanished_is_not_taken_for_missing(folder):
     begin(folder, *numbered(CHUNK + 1))
     gone = folder.root.with_name("unmounted")
 
-    outcome = run(
+    outcome, _ = fail(
         Deadline(MAX_EXEC_DURATION, safe_point=lambda: folder.root.exists() and folder.root.rename(gone)),
         artifacts=folder.url,
     )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
@@ -14,6 +15,10 @@ from models.database import Base, BigIdentityField, database, default
 UNLOCKED, TRACE = 0, 3
 CLASSES = 10
 """Artifacts fall into ten classes, ``(project_id + job_id) mod 10``; a bucket of five is two of them."""
+
+OWN_FOLDER = re.compile(r"/([0-9]{1,18})/[^/]+\Z")
+OLDEST_FOLDER = re.compile(r"\A[0-9]{4}_[0-9]{2}/[0-9]+/([0-9]{1,18})/[^/]+\Z")
+"""Where a forge's uploader puts the file of an artifact that has no path: …/id/file; of old month/project/job/file."""
 
 # All or nothing, and one statement: nothing can be destroyed without its object being
 # recorded and its bytes taken off, and the counts are those of rows really deleted.
@@ -122,8 +127,20 @@ class JobArtifact(Base):
 
     @classmethod
     def named(cls, paths: Sequence[str]) -> set[str]:
-        """Return those of *paths* that a live artifact still names."""
-        return {artifact.file_final_path for artifact in cls.select().where(cls.file_final_path.in_(list(paths)))}
+        """Return those of *paths* that a live artifact still names.
+
+        One without a path has its object in a folder of its own, called by its id, or by its
+        job's in the oldest layout; whatever lies there is taken for named.
+        """
+        named = {artifact.file_final_path for artifact in cls.select().where(cls.file_final_path.in_(list(paths)))}
+        for layout, column in ((OWN_FOLDER, cls.id), (OLDEST_FOLDER, cls.job_id)):
+            folders = {path: int(found[1]) for path in paths if (found := layout.search(path))}
+            if folders:
+                pathless = column.in_(list(set(folders.values()))), pw.fn.coalesce(cls.file_final_path, "") == ""
+                rows: Any = cls.select(column).where(*pathless).tuples()
+                numbers = {number for (number,) in rows}
+                named |= {path for path, number in folders.items() if number in numbers}
+        return named
 
 
 class ProjectStatistics(Base):

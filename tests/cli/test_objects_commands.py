@@ -374,6 +374,24 @@ def test_an_object_that_an_artifact_names_is_left_alone(orphans, root):
     assert orphans() == ["a/orphan"]
 
 
+def test_the_object_of_an_artifact_without_a_path_is_left_alone(orphans, root):
+    own("")
+    artifact = JobArtifact.get()
+    JobArtifact.update(job_id=4711).execute()
+    folder = f"73/47/7347/2026_11_02/4711/{artifact.id}"
+    put(root, f"{folder}/artifacts.zip", "2015_01/1/4711/ci_build_artifacts.zip", f"{folder}1/a.zip", "2015_01/1/471/a")
+
+    assert sorted(orphans()) == ["2015_01/1/471/a", f"{folder}1/a.zip"]
+
+
+def test_a_folder_called_as_an_artifact_that_has_a_path_keeps_nothing(orphans, root):
+    own("elsewhere")
+    path = f"a/{JobArtifact.get().id}/b"
+    put(root, path)
+
+    assert orphans() == [path]
+
+
 @pytest.mark.parametrize("path", ["a/named", "named"])
 def test_an_object_in_the_outbox_is_left_alone(orphans, root, path):
     put(root, path, "other/named")

@@ -519,6 +519,219 @@ def test_a_late_owner_disturbs_nothing(client, act):
     assert uploads.forget(client, mine, mine.entries) == 1
 
 
+# Adopted
+
+
+def adopt(client, *paths, ago=timedelta()):
+    uploads.adopt(client, "artifacts", paths, stale_after=THREE_HOURS)
+    for key in (uploads.PENDING, uploads.ADOPTED):
+        for path in paths:
+            client.zincrby(key, -ago.total_seconds(), f"artifacts:{path}")
+
+
+def test_what_is_adopted_waits_a_day_and_is_then_claimed_with_the_second_of_its_adoption(client):
+    adopt(client, "a", ago=uploads.ADOPTION - timedelta(seconds=5))
+    early = claimed(client)
+    for key in (uploads.PENDING, uploads.ADOPTED):
+        client.zincrby(key, -10, "artifacts:a")
+
+    (entry,) = claim(client).entries
+
+    assert (early, entry) == ([], Entry("artifacts:a", 0, int(client.zscore(uploads.ADOPTED, "artifacts:a"))))
+
+
+@pytest.mark.parametrize("lies_in", ["pending", "deleting", "failed"])
+def test_what_the_register_names_already_is_not_adopted(client, lies_in):
+    register(client, "artifacts:a")
+    if lies_in == "deleting":
+        claim(client)
+    if lies_in == "failed":
+        give_up(client, "artifacts:a")
+
+    assert uploads.adopt(client, "artifacts", ["a"], stale_after=THREE_HOURS) == 0
+    assert contents(client) == {lies_in: ["artifacts:a"]}
+
+
+def test_adopting_again_after_a_lost_reply_does_not_start_the_day_anew(client):
+    adopt(client, "a", ago=uploads.ADOPTION + timedelta(seconds=5))
+
+    assert uploads.adopt(client, "artifacts", ["a"], stale_after=THREE_HOURS) == 0
+    assert claimed(client) == ["artifacts:a"]
+
+
+def test_the_adopted_are_listed_with_the_time_at_which_they_are_due(client):
+    adopt(client, "later")
+    adopt(client, "sooner", ago=timedelta(hours=1))
+
+    found = uploads.adopted(client)
+
+    assert list(found) == ["artifacts:sooner", "artifacts:later"]
+    assert (found["artifacts:later"].timestamp() - now(client)) == pytest.approx(86_400, abs=2)
+
+
+@pytest.mark.parametrize("ago", [timedelta(), timedelta(hours=23)])
+def test_what_was_adopted_and_waits_is_counted_nowhere(client, ago):
+    adopt(client, "a", "b", ago=ago)
+    uploads.prepare(client, "artifacts", "upload")
+
+    assert (uploads.count(client), uploads.unsettled(client)) == (1, 1)
+    assert uploads.census(client, THREE_HOURS) == uploads.Census(1, 0, None, 0)
+
+
+def test_an_adopted_entry_whose_day_has_passed_is_counted_like_every_stale_upload(client):
+    adopt(client, "a", ago=uploads.ADOPTION + timedelta(seconds=60))
+
+    census = uploads.census(client, THREE_HOURS)
+
+    assert (census.pending, census.due) == (1, 1)
+    assert census.due_since.timestamp() == pytest.approx(now(client) - 60, abs=2)
+
+
+def test_what_is_claimed_and_not_settled_is_still_pending(client):
+    register(client, "artifacts:a", "artifacts:b")
+    claim(client, limit=1)
+
+    assert (uploads.count(client), uploads.unsettled(client), uploads.census(client, THREE_HOURS).pending) == (1, 2, 2)
+
+
+def test_an_upload_that_completes_after_its_object_was_adopted_is_never_claimed(client):
+    adopt(client, "a")
+
+    assert uploads.complete(client, "artifacts", "a") is True
+
+    assert claimed(client) == []
+    assert uploads.withdraw(client, ["artifacts:a"]) == ([], [])
+
+
+def test_a_path_that_was_adopted_cannot_be_prepared(client):
+    adopt(client, "a")
+
+    with pytest.raises(BeingDeleted):
+        uploads.prepare(client, "artifacts", "a")
+
+
+def take_over(client):
+    """Prepare an adopted path as producers do who know only three keys."""
+    adopt(client, "a")
+    script = (ROOT / "coordination" / "lua" / "upload_prepare.lua").read_text()
+    assert client.eval(script, 3, uploads.PENDING, uploads.DELETING, uploads.FAILED, "artifacts:a") == 1
+
+
+def test_a_producer_of_old_takes_an_adopted_path_over(client):
+    take_over(client)
+
+    assert uploads.withdraw(client, ["artifacts:a"]) == ([], [])
+    assert contents(client) == {"pending": ["artifacts:a"]}
+
+
+def test_a_path_that_was_taken_over_goes_stale_like_the_upload_of_a_producer(client):
+    take_over(client)
+    client.zincrby(uploads.PENDING, -STALE, "artifacts:a")
+
+    assert claim(client).entries == [Entry("artifacts:a", 0)]
+
+
+@pytest.mark.parametrize("act", [uploads.forget, uploads.keep])
+def test_of_an_adopted_entry_that_is_settled_nothing_is_left(client, act):
+    adopt(client, "a", ago=2 * uploads.ADOPTION)
+    mine = claim(client)
+
+    act(client, mine, mine.entries)
+
+    assert client.keys("*") == []
+
+
+def test_an_entry_remains_adopted_at_each_further_try(client):
+    adopt(client, "a", ago=2 * uploads.ADOPTION)
+    first = claim(client)
+    uploads.fail(client, first, first.entries[0], backoff=BACKOFF)
+    let_pass(client, BACKOFF)
+    again = claim(client)
+    uploads.put_back(client, again, again.entries)
+
+    (entry,) = claim(client).entries
+
+    assert (entry.adopted, entry.attempts) == (first.entries[0].adopted, 1)
+
+
+@pytest.mark.parametrize("lies_in", ["pending", "deleting", "failed"])
+def test_what_is_withdrawn_leaves_nothing_in_the_register(client, lies_in):
+    adopt(client, "a", ago=timedelta() if lies_in == "pending" else 2 * uploads.ADOPTION)
+    if lies_in != "pending":
+        mine = claim(client)
+        uploads.fail(client, mine, mine.entries[0], backoff=BACKOFF)
+    if lies_in == "failed":
+        let_pass(client, BACKOFF)
+        mine = claim(client)
+        uploads.reject(client, mine, mine.entries)
+
+    assert uploads.withdraw(client, ["artifacts:a"]) == (["artifacts:a"], [])
+    assert uploads.withdraw(client, ["artifacts:a"]) == ([], [])
+    assert client.keys("*") == []
+
+
+def test_what_a_claim_holds_is_withdrawn_only_once_the_claim_has_run_out(client):
+    adopt(client, "a", ago=2 * uploads.ADOPTION)
+    claim(client)
+    held = uploads.withdraw(client, ["artifacts:a"])
+    let_pass(client, FIVE_MINUTES)
+
+    assert held == ([], ["artifacts:a"])
+    assert uploads.withdraw(client, ["artifacts:a"]) == (["artifacts:a"], [])
+
+
+def test_a_late_owner_does_nothing_to_what_was_withdrawn(client):
+    adopt(client, "a", ago=2 * uploads.ADOPTION)
+    late = claim(client)
+    let_pass(client, FIVE_MINUTES)
+    uploads.withdraw(client, ["artifacts:a"])
+
+    assert uploads.put_back(client, late, late.entries) == 0
+    assert client.keys("*") == []
+
+
+def test_the_upload_of_a_producer_is_not_withdrawn_wherever_it_lies(client):
+    register(client, "artifacts:a", "artifacts:b")
+    mine = claim(client, limit=1)
+    uploads.reject(client, mine, mine.entries)
+    register(client, "artifacts:c")
+
+    assert uploads.withdraw(client, ["artifacts:a", "artifacts:b", "artifacts:c"]) == ([], [])
+
+
+# Failed, and to be tried again
+
+
+def test_entries_that_will_be_tried_again_are_listed_with_the_time_of_that(client):
+    register(client, "artifacts:a", "artifacts:b")
+    mine = claim(client)
+    uploads.fail(client, mine, mine.entries[0], backoff=BACKOFF)
+
+    (failing,) = uploads.failing(client)
+
+    assert (failing.member, failing.attempts, failing.at) == (mine.entries[0].member, 1, None)
+    assert failing.again.timestamp() - now(client) == pytest.approx(60, abs=2)
+
+
+def test_many_that_will_be_tried_again_are_all_listed(client):
+    members = [f"artifacts:{number}" for number in range(2_500)]
+    client.zadd(uploads.DELETING, {member: now(client) + 60 for member in members})
+    client.hset(uploads.ATTEMPTS, mapping=dict.fromkeys(members, 1))
+
+    assert sorted(one.member for one in uploads.failing(client)) == sorted(members)
+    assert uploads.retry(client) == 2_500
+
+
+def test_what_a_run_is_at_is_not_retried(client):
+    register(client, "artifacts:a")
+    mine = claim(client)
+    uploads.fail(client, mine, mine.entries[0], backoff=BACKOFF)
+    let_pass(client, BACKOFF)
+    claim(client)
+
+    assert uploads.retry(client, ["artifacts:a"]) == 0
+
+
 # Given up
 
 
@@ -563,7 +776,7 @@ def test_a_server_that_has_forgotten_the_scripts_is_taught_them_again(client):
 
 
 def test_all_keys_share_one_hash_tag():
-    keys = {uploads.PENDING, uploads.DELETING, uploads.FAILED, uploads.ATTEMPTS, uploads.CLAIMS}
+    keys = {uploads.PENDING, uploads.DELETING, uploads.FAILED, uploads.ATTEMPTS, uploads.CLAIMS, uploads.ADOPTED}
 
-    assert len(keys) == 5
+    assert len(keys) == 6
     assert {key.partition(":")[0] for key in keys} == {"{pending_direct_uploads}"}

@@ -88,7 +88,7 @@ BATCHES: dict[str, Batch] = {
             stale_direct_uploads.Outcome,
             stale_direct_uploads.MAX_EXEC_DURATION,
             "Delete uploads that began three hours ago and never completed.",
-            lambda: uploads.count(client),
+            lambda: uploads.unsettled(client),
         ),
         Batch(
             stale_imports.stale_imports,

@@ -579,6 +579,16 @@ def test_pending_uploads_are_counted_fresh_ones_too(look):
     assert page.value("backlog_records", batch="stale_direct_uploads", record="stale_upload") == 0
 
 
+def test_what_is_being_deleted_is_pending_too_and_what_waits_for_its_day_is_not(look):
+    client.zadd(uploads.DELETING, {"s:claimed": int(ago(hours=-1).timestamp())})
+    uploads.adopt(client, "s", ["orphan"], stale_after=timedelta(hours=3))
+
+    page = look()
+
+    assert page.value("backlog_records", batch="stale_direct_uploads", record="pending_upload") == 1
+    assert page.value("backlog_records", batch="stale_direct_uploads", record="stale_upload") == 0
+
+
 def test_a_count_goes_up_to_its_bound_and_no_further(look, monkeypatch):
     monkeypatch.setattr(backlog, "BOUND", 3)
     for _ in range(5):

@@ -10,7 +10,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from coordination import uploads
-from models import DeletedObject, JobArtifact
+from metrics.catalogue import METRICS
+from metrics.counting import WORKER
+from models import DeletedObject, JobArtifact, JobRun
 from models import now as database_now
 from settings import Settings
 from storage import sentinel
@@ -18,6 +20,7 @@ from storage.objects import StoreUnavailable
 from workers import stale_direct_uploads, stores
 from workers.clients import client
 from workers.deadline import Deadline, stopping
+from workers.runner import Runner
 from workers.stale_direct_uploads import CHUNK, MAX_EXEC_DURATION, MAX_UPLOAD_DURATION, Outcome, Sweep
 
 STALE = MAX_UPLOAD_DURATION.total_seconds() + 60
@@ -475,6 +478,54 @@ def test_a_store_that_answers_nothing_while_the_claim_lasts_keeps_the_others_wai
         stale_direct_uploads.run(outcome, Deadline(MAX_EXEC_DURATION), settings)
 
     assert (outcome, other.keys(), registered()) == (Outcome(2, 1, False, 0), set(), {"artifacts:a"})
+
+
+@pytest.fixture
+def runner(settings, folder, other):
+    """Whoever makes the attempts of a process whose store `artifacts` is away."""
+    places = Settings(object_stores={HERE: away(folder), ELSEWHERE: other.url}).object_stores
+    runner = Runner(settings.model_copy(update={"object_stores": places}))
+    yield runner
+    runner.stop()
+
+
+def attempt(runner):
+    """Make an attempt at the open run, or else at a new one; return its row."""
+    started = runner.begin("stale_direct_uploads", JobRun.start_here("stale_direct_uploads", by="test"))
+    with pytest.raises(StoreUnavailable) as failure:
+        stale_direct_uploads.stale_direct_uploads.fn()
+    runner.close(started, failure.value)
+    return JobRun.get_by_id(started.run.id)
+
+
+def counted(metric, *labels):
+    names = dict(zip(METRICS[f"forgekeeper_{metric}"].labels, ("stale_direct_uploads", *labels), strict=True))
+    return WORKER.registry.get_sample_value(f"forgekeeper_{metric}", names) or 0
+
+
+def test_a_run_whose_store_is_away_waits_for_a_retry_with_what_it_did_in_its_row(runner, folder, other):
+    begin(folder, "a")
+    begin(other, "b", location=ELSEWHERE)
+    before = counted("records_processed_total", "stale_upload")
+
+    row = attempt(runner)
+
+    assert (row.state, row.retry_at is not None, row.failures) == ("enqueued", True, 1)
+    assert (row.result["total_pending_entries"], row.result["total_deleted_stale_entries"]) == (2, 1)
+    assert counted("records_processed_total", "stale_upload") - before == 1
+
+
+def test_a_store_that_stays_away_is_a_failure_in_a_row_each_time(runner, folder):
+    begin(folder, "a")
+    breaches = counted("threshold_breaches_total", "consecutive_failures")
+    failures = counted("run_failures_total", "object_storage")
+
+    for _ in range(2):
+        attempt(runner)
+
+    assert JobRun.health("stale_direct_uploads").failures == 2
+    assert counted("threshold_breaches_total", "consecutive_failures") - breaches == 1
+    assert counted("run_failures_total", "object_storage") - failures == 2
 
 
 def test_more_than_a_chunk_at_a_store_that_is_away_stops_no_other(folder, other):

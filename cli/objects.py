@@ -128,7 +128,7 @@ def uploads_reconcile(
         f"{registered} put into the register"
     )
     if registered:
-        out.print(f"they will be deleted from {moment(due)} UTC on; until then `forgekeeper uploads forget` takes back")
+        out.print(f"they will be deleted from {moment(due)} UTC on; `forgekeeper uploads forget` takes that back")
     elif found.orphans and not yes:
         out.print(f"--yes would be refused: {refusal}" if refusal else "say --yes to register them")
 

@@ -58,7 +58,8 @@ def run(outcome: Outcome, deadline: Deadline, settings: Settings) -> None:
     """
     try:
         _end(outcome, _work_off(outcome, deadline, settings))
-    except StoreUnavailable:
+    except StoreUnavailable as error:
+        log.error("object store unavailable", location=stores.ARTIFACTS, error=str(error))  # noqa: TRY400, no trace
         _end(outcome, "store_unavailable")
         raise
     except Blocked:

@@ -95,8 +95,11 @@ class Sweep:
 
     def report(self) -> None:
         """Raise `StoreUnavailable` when a location had to be stopped; the message names each."""
+        reasons = "; ".join(self._away.values())
         if self._away:
-            raise StoreUnavailable(f"{', '.join(sorted(self._away))}: {'; '.join(self._away.values())}", {})
+            # A ledger cuts long sentences: where there are several, their names come first.
+            several = f"{', '.join(sorted(self._away))}: " if len(self._away) > 1 else ""
+            raise StoreUnavailable(several + reasons, {})
 
     def work_through(self, claim: Claim) -> None:
         """Delete the claim's objects, location by location."""
@@ -132,7 +135,7 @@ class Sweep:
                 self._fail(claim, dict.fromkeys(entries, f"no store is configured for {location}"))
                 return
             if claim.expired(time.monotonic()):
-                # Another location may have taken all the time: nothing is done, and nobody waits for a crash's sake.
+                # Another location may have taken all the time: given back, they need not wait for the claim to run out.
                 log.warning("claim dropped, too old to be acted on", entries=len(entries))
                 uploads.put_back(client, claim, entries)
                 return

@@ -32,6 +32,7 @@ from settings.cron import Cron
 from workers import BATCHES, Batch, broker, ending
 from workers.attempt import describe, identity
 from workers.failpoints import arm, failpoint
+from workers.presence import Presence
 
 LATE = timedelta(minutes=1)
 """A tick found later than this was missed; the documents promise a minute at most."""
@@ -233,12 +234,16 @@ def serve(settings: Settings) -> int:
     _ring_when_due(clock, loops)
     _beat(clock)
     _stop_when(asked, clock)
+    timetable = {name: str(settings.cron(name) or "off") for name in BATCHES}
+    presence = Presence("scheduler", dead_after=settings.dead_after, say=lambda: {"timetable": timetable})
+    presence.start()
     log.info("scheduler started", scheduler=identity(), batches=sorted(BATCHES))
     clock.start()
     for loop in loops:
         loop.stop()
     for loop in loops:
         loop.join(settings.scheduler_timeout.total_seconds() * 2)
+    presence.stop()
     log.info("scheduler stopped", scheduler=identity())
     return 1 if broken.is_set() else 0
 

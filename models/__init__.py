@@ -17,10 +17,11 @@ from models.deleted_object import DeletedObject
 from models.feature_flag import FLAGS, FeatureFlag
 from models.job_artifacts import JobArtifact, ProjectStatistics
 from models.job_run import JobRun, Lost, Started
+from models.process import Entry, Process
 from models.projects import DeletionStatus, GitRefDeletion, Project
 from models.user_status import UserStatus
 
-OURS: tuple[type[Base], ...] = (FeatureFlag, Batch, JobRun, DeletedObject)
+OURS: tuple[type[Base], ...] = (FeatureFlag, Batch, JobRun, DeletedObject, Process)
 """Tables that forgekeeper owns and migrates."""
 
 APPLICATION: tuple[type[Base], ...] = (
@@ -47,6 +48,7 @@ __all__ = [
     "BulkImportTracker",
     "DeletedObject",
     "DeletionStatus",
+    "Entry",
     "FeatureFlag",
     "GitRefDeletion",
     "ImportStatus",
@@ -54,6 +56,7 @@ __all__ = [
     "JobRun",
     "Lost",
     "Patience",
+    "Process",
     "Project",
     "ProjectStatistics",
     "Started",

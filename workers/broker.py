@@ -14,7 +14,7 @@ from models.job_run import MAX_RETRIES
 from workers.clients import client
 from workers.consumer import Broker
 from workers.measuring import Measuring
-from workers.middleware import Children, ChildRetries, Clients, Connections, Holding, Runs
+from workers.middleware import Attendance, Children, ChildRetries, Clients, Connections, Holding, Runs
 from workers.tracing import tracing
 
 NAMESPACE = "forgekeeper"
@@ -31,6 +31,7 @@ broker = Broker(
         Measuring(),
         Clients(),
         Holding(QUEUES),
+        Attendance(),
         ChildRetries(max_retries=MAX_RETRIES, min_backoff=15_000, max_backoff=600_000),
         Connections(),
         Runs(),

@@ -12,6 +12,7 @@ import redis
 import structlog
 from dramatiq import Broker, MessageProxy, Worker
 from dramatiq.brokers.redis import RedisBroker
+from dramatiq.common import q_name
 from dramatiq.middleware import Middleware, MiddlewareError, Retries, SkipMessage
 from playhouse.pool import MaxConnectionsExceeded
 
@@ -27,12 +28,15 @@ from workers.clients import Limits, connect
 from workers.consumer import Broker as OurBroker
 from workers.consumer import Delivery
 from workers.deadline import stopping
+from workers.presence import AtWork, Presence
 from workers.pulse import Pulse
 from workers.runner import Runner
 from workers.tracing import HEADER
 
 ORIGIN = {RUN, HEADER}
 """What a message's options say of where it comes from."""
+LONGEST_NUMBER = len(str(2**63))
+"""The digits of a run's number; what is longer in a message is none."""
 
 log = structlog.get_logger(__name__)
 
@@ -50,8 +54,8 @@ class Clients(Middleware):
         settings = load()
         # Not what Dramatiq has put in its place: a pipe to the master, in whose death lines would be lost.
         logs.configure(settings.log_format, settings.log_level, sys.__stderr__, told=measuring.line_written)
-        # One connection for each thread, and one for the heart.
-        connect(settings, Limits.of_worker(settings), name="worker", connections=settings.worker_threads + 1)
+        # One connection for each thread, one for the heart, one for the process's presence.
+        connect(settings, Limits.of_worker(settings), name="worker", connections=settings.worker_threads + 2)
 
     def before_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
         """Let every run end at its next safe point."""
@@ -268,3 +272,54 @@ class ChildRetries(Retries):
             # Dramatiq swallows what a hook raises and would acknowledge a message that nobody has retried.
             message.fail()
             raise
+
+
+class Attendance(Middleware):
+    """Says in the ledger's database that this process lives, which queues it has, and what its threads are at."""
+
+    def __init__(self) -> None:
+        self._at_work = AtWork()
+        self._presence: Presence | None = None
+
+    def after_worker_boot(self, broker: Broker, worker: Worker) -> None:
+        """Begin to give signs of life."""
+
+        def said() -> dict[str, Any]:
+            queues = sorted({q_name(queue) for queue in worker.consumers})
+            return {"queues": queues, "draining": ending.draining.is_set(), "at_work": self._at_work.facts()}
+
+        self._presence = Presence("worker", dead_after=load().dead_after, say=said)
+        self._presence.start()
+
+    def before_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
+        """Say that it drains."""
+        assert self._presence is not None
+        self._presence.wake()
+
+    def after_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
+        """End in an orderly way: the row goes."""
+        assert self._presence is not None
+        self._presence.stop()
+
+    def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
+        """Note what this thread is at, and since when."""
+        actor = broker.actors.get(message.actor_name)
+        is_run = actor is not None and "document" in actor.options
+        run = str(message.message_id if is_run else message.options.get(RUN))
+        number = int(run) if run.isdecimal() and len(run) <= LONGEST_NUMBER else None
+        self._at_work.begin(message.actor_name, message.message_id, run=number)
+
+    def after_process_message(
+        self,
+        broker: Broker,
+        message: MessageProxy,
+        *,
+        result: Any | None = None,
+        exception: BaseException | None = None,
+    ) -> None:
+        """Note that this thread is at nothing."""
+        self._at_work.end()
+
+    def after_skip_message(self, broker: Broker, message: MessageProxy) -> None:
+        """Note that this thread is at nothing."""
+        self._at_work.end()

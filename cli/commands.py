@@ -19,9 +19,11 @@ from cli import (
     ledger,
     metrics,
     objects,
+    presence,
     running,
     sample,
     serving,
+    status,
     streams,
     upkeep,
 )
@@ -45,7 +47,7 @@ PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Serve": (demo.demo, serving.up, serving.scheduler, serving.worker, serving.exporter),
     "Prepare": (checking.check, upkeep.migrate, upkeep.settings, metrics.metrics, sample.seed),
     "Run": (running.run, running.send, ledger.pause, ledger.resume),
-    "Look": (ledger.status, ledger.ticks, ledger.why, objects.buckets),
+    "Look": (status.status, presence.processes, ledger.ticks, ledger.why, objects.buckets),
 }
 for panel, commands in PANELS.items():
     for command in commands:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, NoReturn
 
@@ -66,6 +66,19 @@ def table(title: str, columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> 
     out.print(drawn)
 
 
+def grid(*columns: str, whole: Collection[str] = (), right: Collection[str] = ()) -> Table:
+    """Begin a table that fits into its terminal: cells are wrapped, but those of the columns *whole* are not."""
+    drawn = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1))
+    for column in columns:
+        drawn.add_column(column, no_wrap=column in whole, justify="right" if column in right else "left")
+    return drawn
+
+
+def warning(sentence: str) -> Text:
+    """Write what is wrong."""
+    return Text(f"warning: {clean(sentence)}", "red")
+
+
 def moment(instant: datetime | None) -> str:
     """Write an instant for people: to the second, in UTC."""
     return instant.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S") if instant else "never"
@@ -85,3 +98,17 @@ def lasting(duration: timedelta) -> str:
     if hours == 0:
         return f"{minutes} min {round(seconds) % 60} s"
     return f"{hours} h {minutes % 60} min" if hours < 48 else f"{hours // 24} days {hours % 24} h"
+
+
+def rough(duration: timedelta) -> str:
+    """Write a duration in its largest unit, for columns."""
+    seconds = int(abs(duration.total_seconds()))
+    for unit, length, longest in (("s", 1, 60), ("min", 60, 60), ("h", 3600, 48)):
+        if seconds < length * longest:
+            return f"{seconds // length} {unit}"
+    return f"{seconds // 86400} days"
+
+
+def relative(instant: datetime, now: datetime) -> str:
+    """Write an instant as seen from *now*."""
+    return f"in {rough(instant - now)}" if instant > now else f"{rough(now - instant)} ago"

@@ -1,9 +1,9 @@
-"""Look into the ledger (`ticks`, `why`, `status`), and hold batches back (`pause`, `resume`)."""
+"""Look into the ledger (`ticks`, `why`), and hold batches back (`pause`, `resume`)."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -11,50 +11,11 @@ from cli import story
 from cli.completion import names_of
 from cli.connection import batch_named, connected
 from cli.console import Json, Problem, answer, emit, facts, moment, out, table, wrong_use
-from cli.git import held
-from cli.objects import bucket_states
 from cli.running import Name
-from coordination.messages import depth
-from models import FOREVER, JobRun, now
 from models import Batch as BatchRow
-from settings import Settings
-from workers import BATCHES, QUEUES, Batch
+from models import JobRun, now
+from workers import BATCHES
 from workers.attempt import identity
-from workers.broker import NAMESPACE
-from workers.clients import client
-
-
-def status(json: Json = False) -> None:
-    """Show every batch: schedule, next and last run, backlog, pause; and every queue."""
-    with connected("status") as settings:
-        instant = now()
-        batches = {name: _batch_status(batch, settings, instant) for name, batch in BATCHES.items()}
-        queues = {queue: depth(client, NAMESPACE, queue) for queue in QUEUES}
-        buckets, leases = bucket_states(), held()
-    if json:
-        emit({"at": instant, "batches": batches, "queues": queues, "buckets": buckets, "leases": leases})
-        return
-    columns = ("batch", "schedule", "next", "last ended", "state", "result", "backlog", "held back")
-    rows = [
-        (
-            name,
-            state["schedule"],
-            moment(state["next"]) if state["next"] else "",
-            moment(state["last"]["finished_at"]) if state["last"] else "never",
-            state["open"]["state"] if state["open"] else state["last"] and state["last"]["state"],
-            facts(state["last"]["result"]) if state["last"] else "",
-            state["backlog"],
-            _held_back(state["paused"]),
-        )
-        for name, state in batches.items()
-    ]
-    table("Batches", columns, rows)
-    out.print()
-    table("Queues", ("queue", "ready", "in flight", "delayed", "dead"), [(n, *q.values()) for n, q in queues.items()])
-    out.print(
-        f"\nArtifact buckets: {len(buckets['available'])} available, {len(buckets['occupied'])} occupied. "
-        f"Leases held: {len(leases)}."
-    )
 
 
 def ticks(
@@ -151,31 +112,6 @@ def resume(batch: Name, json: Json = False) -> None:
         was_paused = BatchRow.resume(name)
     sentence = f"{name} runs again from its next tick" if was_paused else f"{name} was not paused"
     answer({"batch": name, "paused": False, "was_paused": was_paused}, sentence, json=json)
-
-
-def _batch_status(batch: Batch, settings: Settings, instant: datetime) -> dict[str, Any]:
-    schedule, paused, running = settings.cron(batch.name), BatchRow.paused(batch.name).first(), JobRun.open(batch.name)
-    last = JobRun.last_ended(batch.name)
-    return {
-        "schedule": str(schedule or "off"),
-        "next": schedule and schedule.after(instant),
-        "open": running and _row(running),
-        "last": last and _row(last),
-        "backlog": batch.backlog() if batch.backlog else None,
-        "paused": paused and {"until": paused.paused_until, "reason": paused.paused_reason, "by": paused.paused_by},
-    }
-
-
-def _held_back(pause: dict[str, Any] | None) -> str:
-    if pause is None:
-        return ""
-    until = "until resumed" if pause["until"] >= FOREVER else f"until {moment(pause['until'])}"
-    return f"paused {until}" + (f" ({pause['reason']})" if pause["reason"] else "")
-
-
-def _row(run: JobRun) -> dict[str, Any]:
-    wanted = ("id", "tick", "state", "reason", "attempt", "started_by", "started_at", "finished_at", "result", "error")
-    return {field: getattr(run, field) for field in wanted}
 
 
 def _run_number(text: str) -> int | None:

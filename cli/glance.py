@@ -1,0 +1,114 @@
+"""How `status` looks: eighty columns suffice, names are whole, times are relative, trouble has a colour."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from cli.console import facts, grid, moment, relative, rough, warning
+from models import FOREVER
+
+STATES = {"succeeded": "green", "failed": "red"}
+
+
+def drawn(found: dict[str, Any]) -> RenderableType:
+    """Draw what was found: what is wrong, the batches, how their last runs ended, the queues."""
+    batches, instant = found["batches"], found["at"]
+    notes = [
+        Text(f"{name} is paused {_pause(one['paused'])}", "yellow") for name, one in batches.items() if one["paused"]
+    ]
+    if found["timetable_of"] == "settings":
+        notes.append(Text("Schedule and next are what this shell's settings say.", "dim"))
+    return Group(
+        *map(warning, found["warnings"]),
+        _batches(batches, instant),
+        *notes,
+        "",
+        _last_runs(batches, instant),
+        "",
+        _queues(found["queues"], instant),
+        "",
+        _summary(found),
+    )
+
+
+def _batches(batches: dict[str, Any], instant: datetime) -> Table:
+    table = grid("batch", "schedule", "next", "now", "backlog", "oldest", whole=("batch",), right=("backlog",))
+    for name, one in batches.items():
+        table.add_row(
+            name,
+            one["schedule"],
+            relative(one["next"], instant) if one["next"] else "",
+            _now(one, instant),
+            "" if one["backlog"] is None else f"{one['backlog']:,}{'+' if one['backlog_is_more'] else ''}",
+            rough(instant - one["backlog_oldest"]) if one["backlog_oldest"] else "",
+        )
+    return table
+
+
+def _last_runs(batches: dict[str, Any], instant: datetime) -> Table:
+    table = grid("last run of", "ended", "state", "result", whole=("last run of",))
+    for name, one in batches.items():
+        last = one["last"]
+        if last is None:
+            table.add_row(name, Text("never", "dim"))
+            continue
+        state = Text(last["state"], STATES.get(last["state"], ""))
+        told = [part for part in (_telling(last["result"]), last["error"] or "") if part]
+        table.add_row(name, relative(last["finished_at"], instant), state, Text("; ".join(told)))
+    return table
+
+
+def _queues(queues: dict[str, Any], instant: datetime) -> Table:
+    figures = ("ready", "in flight", "delayed", "dead", "oldest", "workers")
+    table = grid("queue", *figures, right=figures)
+    for name, one in queues.items():
+        table.add_row(
+            name,
+            *(f"{one[figure]:,}" for figure in ("ready", "in_flight", "delayed")),
+            Text(f"{one['dead']:,}", "red" if one["dead"] else ""),
+            rough(instant - one["oldest"]) if one["oldest"] else "",
+            Text(str(one["workers"]), "" if one["workers"] else "red"),
+        )
+    return table
+
+
+def _summary(found: dict[str, Any]) -> Text:
+    buckets, processes = found["buckets"], found["processes"]
+    silent = sum(one["silent"] for one in processes)
+    living = {
+        kind: sum(one["kind"] == kind and not one["silent"] for one in processes) for kind in ("scheduler", "worker")
+    }
+    return Text.assemble(
+        f"Processes: {living['scheduler']} scheduler(s), {living['worker']} worker(s)",
+        (f", {silent} silent (`forgekeeper processes`)", "yellow") if silent else "",
+        f". Artifact buckets: {len(buckets['available'])} available, {len(buckets['occupied'])} occupied. "
+        f"Leases held: {len(found['leases'])}.",
+    )
+
+
+def _now(one: dict[str, Any], instant: datetime) -> Text:
+    """Say what the batch is at: its open run, which is not the one whose result is shown below."""
+    run = one["open"]
+    if run is None:
+        return Text("paused", "yellow") if one["paused"] else Text("")
+    if run["state"] == "started":
+        return Text(f"runs {rough(instant - run['started_at'])}", "cyan")
+    if run["retry_at"]:
+        return Text(f"retry {relative(run['retry_at'], instant)}", "yellow")
+    waits = f"{run['state']} {rough(instant - (run['enqueued_at'] or run['claimed_at']))}"
+    return Text(waits, "yellow" if one["paused"] else "")
+
+
+def _pause(paused: dict[str, Any]) -> str:
+    until = "until resumed" if paused["until"] >= FOREVER else f"until {moment(paused['until'])}"
+    return until + (f" ({paused['reason']})" if paused["reason"] else "")
+
+
+def _telling(result: dict[str, Any] | None) -> str:
+    """Leave out of a result what is zero or false; `ticks` and `why` have it all."""
+    return facts({name: value for name, value in (result or {}).items() if value})

@@ -1,0 +1,156 @@
+"""`status`: every batch, queue and process at a glance, and what is wrong."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from datetime import datetime
+from types import FrameType
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import RenderableType
+from rich.live import Live
+
+from cli.connection import connected, explained
+from cli.console import Json, Problem, emit, out, warning, wrong_use
+from cli.git import held
+from cli.glance import drawn
+from cli.objects import bucket_states
+from cli.presence import facts_of
+from cli.trouble import warnings
+from coordination.messages import depth
+from coordination.queues import due_since
+from models import Batch as BatchRow
+from models import JobRun, Process, database, now, release
+from models.backlog import BOUND
+from settings import Settings
+from settings.cron import BadCron, parse
+from workers import BATCHES, QUEUES, Batch
+from workers.broker import NAMESPACE
+from workers.clients import client
+
+EVERY = 2.0
+"""Seconds between two looks; watch(1) has the same."""
+
+Timetable = dict[str, str]
+
+
+def status(
+    seconds: Annotated[
+        float | None,
+        typer.Argument(min=0.5, max=3600, help=f"With --watch: how often to look; by default {EVERY:.0f}."),
+    ] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Look again and again, until Ctrl-C.")] = False,
+    json: Json = False,
+) -> None:
+    """Show every batch: what it is at, when it is due, its backlog, how its last run ended; and every queue.
+
+    When a batch is due is what the schedulers say that live.  What is wrong comes first.
+    """
+    if seconds is not None and not watch:
+        wrong_use("how often to look goes with --watch")
+    if watch and (json or not out.is_terminal):
+        wrong_use("--watch draws on a terminal; leave it away, or ask for --json as often as you like")
+    with connected("status") as settings:
+        if watch:
+            _watch(settings, seconds or EVERY)
+            return
+        found = gather(settings)
+    if json:
+        emit(found)
+    else:
+        out.print(drawn(found), soft_wrap=False)
+
+
+def gather(settings: Settings) -> dict[str, Any]:
+    """Return all that `status` shows."""
+    instant, known = now(), Process.known()
+    timetables = [one.timetable for one in known if one.timetable and not one.is_silent(instant)]
+    return {
+        "at": instant,
+        "batches": {
+            name: _batch(batch, _schedules(name, timetables, settings), instant) for name, batch in BATCHES.items()
+        },
+        "timetable_of": "schedulers" if timetables else "settings",
+        "queues": {queue: _queue(queue, known, instant) for queue in QUEUES},
+        "buckets": bucket_states(),
+        "leases": held(),
+        "processes": facts_of(known, instant),
+        "warnings": list(warnings(known, instant)),
+    }
+
+
+def _batch(batch: Batch, schedules: list[str], instant: datetime) -> dict[str, Any]:
+    paused, running, last = BatchRow.paused(batch.name).first(), JobRun.open(batch.name), JobRun.last_ended(batch.name)
+    due = batch.backlog() if batch.backlog else None
+    schedule, following = min(
+        ((schedule, _next(schedule, instant)) for schedule in schedules),
+        key=lambda one: (one[1] is None, one[1]),
+    )
+    return {
+        "schedule": schedule,
+        "next": following,
+        "open": running and _row(running, "retry_at", "claimed_at", "enqueued_at", "alive_at"),
+        "last": last and _row(last),
+        "backlog": due and min(due.records, BOUND - 1),
+        "backlog_is_more": bool(due and due.records >= BOUND),
+        "backlog_oldest": due and due.oldest,
+        "paused": paused and {"until": paused.paused_until, "reason": paused.paused_reason, "by": paused.paused_by},
+    }
+
+
+def _schedules(batch: str, timetables: list[Timetable], settings: Settings) -> list[str]:
+    """Return what the living schedulers keep of the batch; without any, what they would by this shell's settings."""
+    if not timetables:
+        return [str(settings.cron(batch) or "off")]
+    return sorted({timetable.get(batch, "off") for timetable in timetables})
+
+
+def _next(schedule: str, instant: datetime) -> datetime | None:
+    try:
+        cron = parse(schedule)
+    except BadCron:  # of a scheduler whose version knows more
+        return None
+    return cron and cron.after(instant)
+
+
+def _queue(queue: str, known: list[Process], instant: datetime) -> dict[str, Any]:
+    living = [one for one in known if not one.is_silent(instant) and not one.draining]
+    return depth(client, NAMESPACE, queue) | {
+        "oldest": due_since(client, NAMESPACE, queue),
+        "workers": sum(queue in (one.queues or ()) for one in living),
+    }
+
+
+def _row(run: JobRun, *more: str) -> dict[str, Any]:
+    wanted = ("id", "tick", "state", "reason", "attempt", "started_by", "started_at", "finished_at", "result", "error")
+    return {field: getattr(run, field) for field in (*wanted, *more)}
+
+
+def _watch(settings: Settings, seconds: float) -> None:
+    """Draw anew every so many *seconds*; Ctrl-C is the orderly end of it, as of watch(1)."""
+    signal.signal(signal.SIGTERM, _leave)  # the terminal gets its cursor back
+    try:
+        with Live(console=out, auto_refresh=False, vertical_overflow="crop") as live:
+            while True:
+                live.update(_picture(settings), refresh=True)
+                time.sleep(seconds)
+    except KeyboardInterrupt:
+        pass
+
+
+def _picture(settings: Settings) -> RenderableType:
+    try:
+        with explained():
+            database.connect(reuse_if_open=True)
+            return drawn(gather(settings))
+    except Problem as problem:
+        # It is watched for just that: the servers may come back.
+        release()
+        return warning(str(problem))
+
+
+def _leave(_signal: int, _frame: FrameType | None) -> NoReturn:
+    sys.exit(128 + signal.SIGTERM)

@@ -154,7 +154,7 @@ def _wait_until_drained(running: Processes, log: Path) -> None:
 
 def _left() -> int:
     """Count what is still to go: all batches' own backlogs, but of the register only what is stale."""
-    backlogs = {name: batch.backlog() for name, batch in BATCHES.items() if batch.backlog}
+    backlogs = {name: batch.backlog().records for name, batch in BATCHES.items() if batch.backlog}
     backlogs["stale_direct_uploads"] = int(client.zcount(uploads.PENDING, "-inf", int(client.time()[0]) - 3 * 3600))
     return sum(backlogs.values()) + int(client.zcard(uploads.DELETING)) - len(UNKNOWN) * bool(uploads.failed(client, 1))
 

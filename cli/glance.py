@@ -11,6 +11,7 @@ from rich.text import Text
 
 from cli.console import facts, grid, moment, relative, rough, warning
 from models import FOREVER
+from workers import broker
 
 STATES = {"succeeded": "green", "failed": "red"}
 
@@ -64,6 +65,7 @@ def _last_runs(batches: dict[str, Any], instant: datetime) -> Table:
 
 
 def _queues(queues: dict[str, Any], instant: datetime) -> Table:
+    needed = broker.get_declared_queues()
     figures = ("ready", "in flight", "delayed", "dead", "oldest", "workers")
     table = grid("queue", *figures, right=figures)
     for name, one in queues.items():
@@ -72,23 +74,26 @@ def _queues(queues: dict[str, Any], instant: datetime) -> Table:
             *(f"{one[figure]:,}" for figure in ("ready", "in_flight", "delayed")),
             Text(f"{one['dead']:,}", "red" if one["dead"] else ""),
             rough(instant - one["oldest"]) if one["oldest"] else "",
-            Text(str(one["workers"]), "" if one["workers"] else "red"),
+            Text(str(one["workers"]), "red" if name in needed and not one["workers"] else ""),
         )
     return table
 
 
 def _summary(found: dict[str, Any]) -> Text:
     buckets, processes = found["buckets"], found["processes"]
-    silent = sum(one["silent"] for one in processes)
-    living = {
-        kind: sum(one["kind"] == kind and not one["silent"] for one in processes) for kind in ("scheduler", "worker")
-    }
+    living = [one["kind"] for one in processes if not one["silent"]]
+    silent = len(processes) - len(living)
     return Text.assemble(
-        f"Processes: {living['scheduler']} scheduler(s), {living['worker']} worker(s)",
-        (f", {silent} silent (`forgekeeper processes`)", "yellow") if silent else "",
-        f". Artifact buckets: {len(buckets['available'])} available, {len(buckets['occupied'])} occupied. "
+        f"Processes: {_count(living, 'scheduler')}, {_count(living, 'worker')}",
+        (f", {silent} silent: see `forgekeeper processes`" if silent else "", "yellow"),
+        f".\nArtifact buckets: {len(buckets['available'])} available, {len(buckets['occupied'])} occupied. "
         f"Leases held: {len(found['leases'])}.",
     )
+
+
+def _count(kinds: list[str], kind: str) -> str:
+    number = kinds.count(kind)
+    return f"{number} {kind}{'' if number == 1 else 's'}"
 
 
 def _now(one: dict[str, Any], instant: datetime) -> Text:

@@ -113,7 +113,7 @@ def _next(schedule: str, instant: datetime) -> datetime | None:
         cron = parse(schedule)
     except BadCron:  # of a scheduler whose version knows more
         return None
-    return cron and cron.after(instant)
+    return cron.after(instant) if cron else None
 
 
 def _queue(queue: str, known: list[Process], instant: datetime) -> dict[str, Any]:

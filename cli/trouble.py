@@ -39,4 +39,4 @@ def queues_without_worker(workers: Sequence[Process]) -> Iterator[str]:
     for queue in sorted(broker.get_declared_queues() - served):
         draining = [worker.name for worker in workers if queue in (worker.queues or ())]
         but = f" ({', '.join(draining)} drains)" if draining else ""
-        yield f"no worker for queue {queue}{but}: start `forgekeeper worker`, with that queue if it has --queues"
+        yield f"no worker for queue {queue}{but}: start `forgekeeper worker --queues {queue}`"

@@ -130,6 +130,7 @@ _PROCESSED: Children = (
     ("prune", "ref_deletion"),
     ("prune", "job_run"),
     ("prune", "dead_letter"),
+    ("prune", "process"),
 )
 _EXAMINED: Children = (
     ("user_status_cleanup", "user_status"),

@@ -10,7 +10,8 @@ from typing import Any
 from dramatiq import Actor
 
 from coordination import uploads
-from models import BulkImport, BulkImportEntity, DeletedObject, GitRefDeletion, JobArtifact, UserStatus, now
+from models import backlog, now
+from models.backlog import Backlog
 from workers import (
     delete_objects,
     expired_job_artifacts,
@@ -34,7 +35,7 @@ class Batch:
     outcome: type[Any]
     budget: timedelta
     sentence: str
-    backlog: Callable[[], int] | None = None
+    backlog: Callable[[], Backlog] | None = None
 
     @property
     def name(self) -> str:
@@ -52,6 +53,18 @@ class Batch:
         return self.outcome()
 
 
+def _stale_uploads() -> Backlog:
+    found = uploads.census(client, stale_direct_uploads.MAX_UPLOAD_DURATION)
+    return Backlog(found.due, found.due_since)
+
+
+def _stale_imports() -> Backlog:
+    instant = now()
+    imports, entities = backlog.bulk_imports(instant), backlog.bulk_import_entities(instant)
+    oldest = min((found.oldest for found in (imports, entities) if found.oldest), default=None)
+    return Backlog(imports.records + entities.records, oldest)
+
+
 BATCHES: dict[str, Batch] = {
     batch.name: batch
     for batch in (
@@ -60,42 +73,42 @@ BATCHES: dict[str, Batch] = {
             user_status_cleanup.Outcome,
             user_status_cleanup.MAX_RUNTIME,
             "Delete user statuses whose time has passed.",
-            lambda: UserStatus.due(now()).count(),
+            lambda: backlog.user_statuses(now()),
         ),
         Batch(
             git_ref_cleanup.git_ref_cleanup,
             git_ref_cleanup.Outcome,
             git_ref_cleanup.LOCK_TIMEOUT,
             "Delete the git refs that projects want deleted, a child for each project.",
-            lambda: GitRefDeletion.pending().count(),
+            backlog.git_ref_deletions,
         ),
         Batch(
             expired_job_artifacts.expired_job_artifacts,
             expired_job_artifacts.Outcome,
             expired_job_artifacts.PARENT_BUDGET,
             "Destroy expired CI artifacts in parallel buckets.",
-            lambda: JobArtifact.expired(now()).count(),
+            lambda: backlog.job_artifacts(now()),
         ),
         Batch(
             delete_objects.delete_objects,
             delete_objects.Outcome,
             delete_objects.MAX_RUNTIME,
             "Delete the objects of destroyed artifacts.",
-            lambda: DeletedObject.due(now()).count(),
+            lambda: backlog.deleted_objects(now()),
         ),
         Batch(
             stale_direct_uploads.stale_direct_uploads,
             stale_direct_uploads.Outcome,
             stale_direct_uploads.MAX_EXEC_DURATION,
             "Delete uploads that began three hours ago and never completed.",
-            lambda: uploads.unsettled(client),
+            _stale_uploads,
         ),
         Batch(
             stale_imports.stale_imports,
             stale_imports.Outcome,
             stale_imports.MAX_RUNTIME,
             "Give up bulk imports that nothing has touched for a day.",
-            lambda: BulkImport.stale(now()).count() + BulkImportEntity.stale(now()).count(),
+            _stale_imports,
         ),
         Batch(prune.prune, prune.Outcome, prune.MAX_RUNTIME, "Remove forgekeeper's own old records."),
     )

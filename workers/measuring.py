@@ -92,6 +92,7 @@ FIELDS: dict[str, dict[tuple[str, ...], tuple[str, ...]]] = {
         (PROCESSED, "ref_deletion"): ("ref_deletions",),
         (PROCESSED, "job_run"): ("runs",),
         (PROCESSED, "dead_letter"): ("dead_letters",),
+        (PROCESSED, "process"): ("processes",),
     },
 }
 KINDS: tuple[tuple[str, tuple[type[BaseException], ...]], ...] = (

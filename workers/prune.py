@@ -1,7 +1,8 @@
 """Remove forgekeeper's own old records.
 
 Runs hourly, in bounded chunks: processed ref deletions after a day, closed runs after
-thirty days (the newest of each batch stays), dead letters past their time to live.
+thirty days (the newest of each batch stays), dead letters past their time to live,
+processes that fell silent a day ago.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from functools import partial
 from typing import Literal
 
 from coordination.messages import forget_dead
-from models import GitRefDeletion, JobRun, now
+from models import GitRefDeletion, JobRun, Process, now
 from workers.attempt import Attempt
 from workers.broker import QUEUES, broker
 from workers.deadline import Deadline
@@ -24,6 +25,7 @@ CHUNK = 1_000
 MAX_RUNTIME = timedelta(minutes=5)
 KEEP_REF_DELETIONS = timedelta(days=1)
 KEEP_RUNS = timedelta(days=30)
+KEEP_PROCESSES = timedelta(days=1)
 
 
 @dataclass
@@ -33,6 +35,7 @@ class Outcome:
     ref_deletions: int = 0
     runs: int = 0
     dead_letters: int = 0
+    processes: int = 0
     stopped: Literal["drained", "deadline"] = "drained"
 
 
@@ -49,6 +52,7 @@ def run(outcome: Outcome, deadline: Deadline) -> None:
         ("ref_deletions", partial(GitRefDeletion.delete_processed, instant - KEEP_REF_DELETIONS)),
         ("runs", partial(JobRun.delete_closed, instant - KEEP_RUNS)),
         *(("dead_letters", partial(forget_dead, broker, queue)) for queue in QUEUES),
+        ("processes", partial(Process.delete_silent, instant - KEEP_PROCESSES)),
     ]
     for kind, remove in removals:
         count = CHUNK

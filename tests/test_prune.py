@@ -12,7 +12,7 @@ import psycopg2
 import pytest
 import redis
 
-from models import DeletionStatus, GitRefDeletion, JobRun, database, now
+from models import DeletionStatus, GitRefDeletion, JobRun, Process, database, now
 from workers import QUEUES, prune
 from workers.broker import NAMESPACE
 from workers.clients import client
@@ -202,6 +202,25 @@ def test_dead_letters_of_every_queue_go():
     assert (outcome.dead_letters, [letters(queue) for queue in QUEUES]) == (len(QUEUES), [set()] * len(QUEUES))
 
 
+# Processes
+
+
+def process(pid, *, silent_for):
+    """A worker that has not been heard of since it counts as silent for that long."""
+    said = {"queues": ["cron"]}
+    Process.enrol(kind="worker", host="forge-1", pid=pid, version="1", dead_after=-silent_for, said=said)
+    return pid
+
+
+def test_a_process_goes_a_day_after_it_fell_silent():
+    process(1, silent_for=DAY + MINUTE)
+    young, alive = process(2, silent_for=DAY - MINUTE), process(3, silent_for=-MINUTE)
+
+    outcome = run()
+
+    assert (outcome, {one.pid for one in Process.known()}) == (Outcome(processes=1), {young, alive})
+
+
 # How it works through them
 
 
@@ -246,7 +265,7 @@ def test_a_run_ends_at_its_deadline_after_a_chunk():
 
     outcome = run(clock=time_runs_out_after_a_chunk)
 
-    assert (outcome, len(refs()), len(runs())) == (Outcome(CHUNK, 0, 0, "deadline"), 1, 2)
+    assert (outcome, len(refs()), len(runs())) == (Outcome(ref_deletions=CHUNK, stopped="deadline"), 1, 2)
 
 
 def test_what_the_deadline_left_goes_in_the_next_run():

@@ -1,0 +1,409 @@
+"""`status` and `processes`: what schedulers keep, who serves, what is at work, what ended how, and what is wrong."""
+
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import sys
+import termios
+import time
+from contextlib import suppress
+from datetime import datetime, timedelta
+from fcntl import ioctl
+
+import psycopg2
+import pytest
+
+from models import Batch, JobRun, Process, database, now, sample
+from workers import BATCHES, broker
+
+NAME = "user_status_cleanup"
+LIMIT = 60.0
+DEAD_AFTER = timedelta(minutes=5)
+EVERY_DAY = dict.fromkeys(BATCHES, "30 4 * * *")
+ALL_QUEUES = sorted(broker.get_declared_queues())
+STYLES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
+MANY = "insert into user_statuses (user_id, clear_status_at) select id, now() from generate_series(1, 100001) as id"
+
+pytestmark = pytest.mark.usefixtures("database")
+
+
+class Terminal:
+    """A command on a terminal of so many columns."""
+
+    def __init__(self, arguments, environment, columns):
+        self.shown = ""
+        self._pid, self._file = pty.fork()
+        if self._pid == 0:
+            os.execve(sys.executable, [sys.executable, "-m", "cli", *arguments], environment)
+        ioctl(self._file, termios.TIOCSWINSZ, struct.pack("HHHH", 60, columns, 0, 0))
+
+    def read_until(self, condition):
+        """Read what is drawn until the condition holds."""
+        ends = time.monotonic() + LIMIT
+        while not condition():
+            assert time.monotonic() < ends, self.shown
+            self._read()
+
+    def press_ctrl_c(self):
+        os.write(self._file, b"\x03")
+
+    def end(self):
+        """Read to the end; return the exit status."""
+        while self._read():
+            pass
+        _pid, status = os.waitpid(self._pid, 0)
+        os.close(self._file)
+        return os.waitstatus_to_exitcode(status)
+
+    def clean_up(self):
+        with suppress(ChildProcessError, ProcessLookupError):
+            os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
+
+    def _read(self):
+        if not select.select([self._file], [], [], LIMIT)[0]:
+            return False
+        try:
+            some = os.read(self._file, 65_536)
+        except OSError:  # nobody writes any more
+            return False
+        self.shown += some.decode(errors="replace")
+        return bool(some)
+
+
+@pytest.fixture
+def on_terminal(environment):
+    started = []
+
+    def begin(*arguments, columns=80, **settings):
+        variables = environment(**settings) | {"TERM": "xterm-256color", "COLUMNS": str(columns), "LINES": "60"}
+        variables.pop("NO_COLOR", None)
+        started.append(Terminal(arguments, variables, columns))
+        return started[-1]
+
+    yield begin
+    for terminal in started:
+        terminal.clean_up()
+
+
+@pytest.fixture
+def status(main):
+    """Ask for it as an object."""
+    return lambda **settings: main("status", "--json", **settings).json
+
+
+def process(kind, pid=1, *, host="forge-1", dead_after=DEAD_AFTER, **said):
+    Process.enrol(kind=kind, host=host, pid=pid, version="1.0", dead_after=dead_after, said=said)
+
+
+def scheduler(pid=1, timetable=EVERY_DAY, **options):
+    process("scheduler", pid, timetable=timetable, **options)
+
+
+def worker(pid=2, queues=ALL_QUEUES, **options):
+    process("worker", pid, queues=queues, **options)
+
+
+def line_of(name, shown, heading):
+    """The line that begins with the name, in the table below the heading."""
+    _before, _heading, below = shown.partition(heading)
+    return next(line for line in below.splitlines() if line.startswith(name))
+
+
+# What is due when
+
+
+def test_schedule_and_next_are_what_the_living_scheduler_keeps(status):
+    scheduler()
+
+    shown = status(CRON_USER_STATUS_CLEANUP="* * * * *")
+
+    batch, at = shown["batches"][NAME], datetime.fromisoformat(shown["at"])
+    following = datetime.fromisoformat(batch["next"])
+    assert (batch["schedule"], following.hour, following.minute) == ("30 4 * * *", 4, 30)
+    assert at < following <= at + timedelta(days=1)
+    assert shown["timetable_of"] == "schedulers"
+
+
+@pytest.mark.parametrize("who", ["nobody", "a scheduler that fell silent", "a worker"])
+def test_without_a_living_scheduler_they_are_what_this_shell_says(status, main, who):
+    if who == "a worker":
+        worker()
+    elif who != "nobody":
+        scheduler(dead_after=timedelta(0))
+
+    shown = status(CRON_USER_STATUS_CLEANUP="15 5 * * *")
+
+    assert (shown["batches"][NAME]["schedule"], shown["timetable_of"]) == ("15 5 * * *", "settings")
+    assert "what this shell's settings say" in main("status").stdout
+
+
+def test_a_batch_that_the_living_scheduler_does_not_keep_is_off(status):
+    scheduler(timetable={"prune": "* * * * *"})
+
+    batch = status()["batches"][NAME]
+
+    assert (batch["schedule"], batch["next"]) == ("off", None)
+
+
+def test_of_two_timetables_the_tick_that_comes_first_is_next(status):
+    scheduler(1, EVERY_DAY)
+    scheduler(2, EVERY_DAY | {NAME: "* * * * *"})
+
+    assert status()["batches"][NAME]["schedule"] == "* * * * *"
+
+
+def test_a_schedule_that_this_version_cannot_read_is_shown_as_it_is(status):
+    scheduler(timetable={NAME: "@fortnightly"})
+
+    batch = status()["batches"][NAME]
+
+    assert (batch["schedule"], batch["next"]) == ("@fortnightly", None)
+
+
+# What is wrong
+
+
+def test_with_a_scheduler_and_a_worker_for_each_queue_nothing_is_wrong(status, main):
+    scheduler()
+    worker()
+
+    assert status()["warnings"] == []
+    assert "warning" not in main("status").stdout
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_it_says_that_no_scheduler_lives(status, main, silent):
+    worker()
+    if silent:
+        scheduler(dead_after=timedelta(0))
+
+    (sentence,) = status()["warnings"]
+
+    assert sentence == "no scheduler lives: nothing is sent when it is due; start `forgekeeper scheduler`"
+    assert f"warning: {sentence}" in main("status").stdout
+
+
+@pytest.mark.parametrize("other", ["none", "silent", "draining"])
+def test_it_names_a_queue_that_no_worker_has(status, main, other):
+    scheduler()
+    worker(2, ["artifacts", "cron", "objects"])
+    if other == "silent":
+        worker(3, dead_after=timedelta(0))
+    elif other == "draining":
+        worker(3, draining=True)
+
+    (sentence,) = status()["warnings"]
+
+    drains = " (forge-1:3 drains)" if other == "draining" else ""
+    assert sentence == f"no worker for queue git{drains}: start `forgekeeper worker --queues git`"
+    assert f"warning: {sentence}" in main("status").stdout
+    assert [status()["queues"][queue]["workers"] for queue in ("cron", "git")] == [1, 0]
+
+
+def test_it_names_a_batch_of_which_two_schedulers_keep_different_times(status):
+    worker(9)
+    scheduler(1)
+    scheduler(2, EVERY_DAY | {NAME: "* * * * *"}, host="forge-2")
+    scheduler(3, EVERY_DAY | {NAME: "off"}, dead_after=timedelta(0))
+
+    (sentence,) = status()["warnings"]
+
+    assert sentence == (
+        f"schedulers keep different timetables: {NAME} is due at * * * * * (forge-2:2) and 30 4 * * * (forge-1:1); "
+        "give them the same settings"
+    )
+
+
+# Runs and backlogs
+
+
+def test_the_state_of_an_open_run_is_not_shown_beside_the_result_of_the_last_one(main):
+    sample.user_statuses(5)
+    main("run", NAME)
+    main("send", NAME)
+
+    shown = main("status").stdout
+
+    assert "enqueued" in line_of(NAME, shown, "batch")
+    last = line_of(NAME, shown, "last run of")
+    assert "succeeded" in last
+    assert "deleted=2" in last
+    assert "enqueued" not in last
+
+
+def test_a_run_that_failed_is_shown_with_its_error(main):
+    JobRun.fail(JobRun.start_here(NAME, by="forge-1:2"), "disk full", delay=timedelta(0), retries=0)
+
+    last = line_of(NAME, main("status").stdout, "last run of")
+
+    assert "failed" in last
+    assert "disk full" in last
+
+
+def test_a_run_that_waits_for_its_retry_says_until_when(main):
+    JobRun.fail(JobRun.start_here(NAME, by="forge-1:2"), "disk full", delay=timedelta(minutes=9, seconds=30))
+
+    assert "retry in 9 min" in line_of(NAME, main("status").stdout, "batch")
+
+
+def test_a_backlog_is_counted_up_to_a_bound(status, main):
+    database.execute_sql(MANY)
+
+    batch = status()["batches"][NAME]
+
+    assert (batch["backlog"], batch["backlog_is_more"]) == (100_000, True)
+    assert "100,000+" in line_of(NAME, main("status").stdout, "batch")
+
+
+def test_the_oldest_of_a_backlog_says_since_when_it_is_due(status, main):
+    due = now() - timedelta(hours=3, minutes=1)
+    database.execute_sql("insert into user_statuses (user_id, clear_status_at) values (1, %s)", (due,))
+
+    assert datetime.fromisoformat(status()["batches"][NAME]["backlog_oldest"]) == due
+    assert line_of(NAME, main("status").stdout, "batch").split()[-2:] == ["3", "h"]
+
+
+def test_a_queue_shows_how_long_its_oldest_message_has_waited(status, main):
+    main("send", NAME)
+
+    shown = status()
+
+    waits = datetime.fromisoformat(shown["at"]) - datetime.fromisoformat(shown["queues"]["cron"]["oldest"])
+    assert abs(waits) < timedelta(minutes=1)
+
+
+# How it looks
+
+
+def test_in_eighty_columns_names_are_whole_and_nothing_is_wider(on_terminal, main):
+    database.execute_sql(MANY)
+    main("run", "expired_job_artifacts")
+    main("send", NAME)
+    Batch.pause("stale_direct_uploads", until=None, reason="moving " * 20, by="ops:1")
+    scheduler(timetable=EVERY_DAY | {NAME: "*/10,3 8-18,22 1,15 */2 *"})
+
+    terminal = on_terminal("status")
+
+    assert terminal.end() == 0
+    lines = STYLES.sub("", terminal.shown).splitlines()
+    assert max(map(len, lines)) <= 80
+    for name in BATCHES:
+        assert len([line for line in lines if line.startswith(f"{name} ")]) >= 2
+    assert "…" not in terminal.shown
+
+
+def test_in_eighty_columns_the_list_of_processes_is_no_wider(on_terminal):
+    at_work = [{"what": "delete_artifact_bucket", "run": 7, "message_id": "bucket:1", "seconds": 3.0}]
+    scheduler(4_194_304, host="forgekeeper-scheduler-7d4b9c6f5-x2x8p")
+    worker(4_194_304, host="forgekeeper-worker-7d4b9c6f5-x2x8p", at_work=at_work)
+
+    terminal = on_terminal("processes")
+
+    assert terminal.end() == 0
+    lines = STYLES.sub("", terminal.shown).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert any(line.startswith("delete_artifact_bucket ") for line in lines)
+
+
+def test_what_is_wrong_is_red_on_a_terminal_and_plain_in_a_pipe(on_terminal, forgekeeper):
+    terminal = on_terminal("status")
+
+    assert terminal.end() == 0
+    assert "\x1b[31mwarning: no scheduler lives" in terminal.shown
+    assert "\x1b" not in forgekeeper("status").stdout
+
+
+# Watching
+
+
+def test_watching_looks_again_until_ctrl_c_which_is_an_orderly_end(on_terminal, main):
+    terminal = on_terminal("status", "--watch", "0.5")
+    terminal.read_until(lambda: "last run of" in terminal.shown)
+
+    worker()
+    scheduler()
+
+    terminal.read_until(lambda: "1 scheduler, 1 worker" in terminal.shown)
+    terminal.press_ctrl_c()
+    assert terminal.end() == 0
+    assert terminal.shown.rstrip().endswith("\x1b[?25h"), "the cursor is back"
+
+
+def test_watching_outlives_a_database_session(on_terminal, urls):
+    terminal = on_terminal("status", "--watch", "0.5")
+    terminal.read_until(lambda: "last run of" in terminal.shown)
+    with psycopg2.connect(urls.database) as other, other.cursor() as cursor:
+        cursor.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'forgekeeper status'"
+        )
+    terminal.read_until(lambda: "cannot use PostgreSQL" in terminal.shown)
+
+    drawn = terminal.shown.count("last run of")
+
+    terminal.read_until(lambda: terminal.shown.count("last run of") > drawn)
+    terminal.press_ctrl_c()
+    assert terminal.end() == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--watch"], "--watch draws on a terminal"),
+        (["--watch", "--json"], "--watch draws on a terminal"),
+        (["5"], "how often to look goes with --watch"),
+    ],
+)
+def test_what_cannot_be_watched_is_refused(main, arguments, complaint):
+    result = main("status", *arguments)
+
+    assert (result.status, complaint in result.complaint) == (2, True)
+
+
+# processes
+
+
+def test_processes_lists_who_lives_with_what_each_is_at(main):
+    scheduler(5)
+    worker(6, ["cron"], at_work=[{"what": NAME, "run": 12, "message_id": "12", "seconds": 60.0}])
+
+    shown = main("processes", "--json").json
+
+    keeps, works = shown["processes"]
+    assert (keeps["kind"], keeps["host"], keeps["pid"], keeps["timetable"]) == ("scheduler", "forge-1", 5, EVERY_DAY)
+    assert (works["kind"], works["queues"], works["silent"], works["draining"]) == ("worker", ["cron"], False, False)
+    (work,) = works["at_work"]
+    assert (work["what"], work["run"]) == (NAME, 12)
+    alive, since = datetime.fromisoformat(works["alive_at"]), datetime.fromisoformat(work["since"])
+    assert alive - since == timedelta(minutes=1)
+    assert shown["warnings"] == main("status", "--json").json["warnings"]
+
+
+def test_processes_says_who_has_fallen_silent_and_who_drains(main):
+    worker(7, dead_after=timedelta(0))
+    worker(8, draining=True)
+
+    shown = main("processes").stdout
+
+    assert "silent since" in line_of("forge-1:7", shown, "process")
+    assert "draining" in line_of("forge-1:8", shown, "process")
+
+
+def test_processes_without_any_says_so(main):
+    result = main("processes")
+
+    assert result.status == 0
+    assert "none" in result.stdout
+
+
+def test_status_counts_who_lives_and_who_has_fallen_silent(status, main):
+    scheduler(1)
+    worker(2)
+    worker(3)
+    worker(4, dead_after=timedelta(0))
+
+    assert "Processes: 1 scheduler, 2 workers, 1 silent" in main("status").stdout
+    assert [one["pid"] for one in status()["processes"]] == [1, 2, 3, 4]

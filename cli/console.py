@@ -13,7 +13,7 @@ from typing import Annotated, Any, NoReturn
 
 import orjson
 import typer
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
@@ -66,12 +66,18 @@ def table(title: str, columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> 
     out.print(drawn)
 
 
-def grid(*columns: str, whole: Collection[str] = (), right: Collection[str] = ()) -> Table:
-    """Begin a table that fits into its terminal: cells are wrapped, but those of the columns *whole* are not."""
+def grid(*columns: str, folded: Collection[str] = (), right: Collection[str] = ()) -> Table:
+    """Begin a table that fits into its terminal: where it is narrow, cells of the columns *folded* go on below."""
     drawn = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1))
     for column in columns:
-        drawn.add_column(column, no_wrap=column in whole, justify="right" if column in right else "left")
+        justify: JustifyMethod = "right" if column in right else "left"
+        drawn.add_column(column, no_wrap=column not in folded, overflow="fold", justify=justify)
     return drawn
+
+
+def fill(table: Table, *cells: str | Text) -> None:
+    """Add a row; what comes from elsewhere may contain control characters."""
+    table.add_row(*(cell if isinstance(cell, Text) else Text(clean(cell)) for cell in cells))
 
 
 def warning(sentence: str) -> Text:

@@ -9,18 +9,21 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from cli.console import facts, grid, moment, relative, rough, warning
+from cli.console import facts, fill, grid, moment, relative, rough, warning
+from metrics.redaction import clean
 from models import FOREVER
 from workers import broker
 
-STATES = {"succeeded": "green", "failed": "red"}
+STATES = {"succeeded": "green", "failed": "red", "blocked": "red"}
 
 
 def drawn(found: dict[str, Any]) -> RenderableType:
     """Draw what was found: what is wrong, the batches, how their last runs ended, the queues."""
     batches, instant = found["batches"], found["at"]
     notes = [
-        Text(f"{name} is paused {_pause(one['paused'])}", "yellow") for name, one in batches.items() if one["paused"]
+        Text(clean(f"{name} is paused {_pause(one['paused'])}"), "yellow")
+        for name, one in batches.items()
+        if one["paused"]
     ]
     if found["timetable_of"] == "settings":
         notes.append(Text("Schedule and next are what this shell's settings say.", "dim"))
@@ -38,9 +41,11 @@ def drawn(found: dict[str, Any]) -> RenderableType:
 
 
 def _batches(batches: dict[str, Any], instant: datetime) -> Table:
-    table = grid("batch", "schedule", "next", "now", "backlog", "oldest", whole=("batch",), right=("backlog",))
+    columns = ("batch", "schedule", "next", "now", "backlog", "oldest")
+    table = grid(*columns, folded=("schedule", "now", "oldest"), right=("backlog",))
     for name, one in batches.items():
-        table.add_row(
+        fill(
+            table,
             name,
             one["schedule"],
             relative(one["next"], instant) if one["next"] else "",
@@ -52,15 +57,17 @@ def _batches(batches: dict[str, Any], instant: datetime) -> Table:
 
 
 def _last_runs(batches: dict[str, Any], instant: datetime) -> Table:
-    table = grid("last run of", "ended", "state", "result", whole=("last run of",))
+    table = grid("last run of", "ended", "state", "result", folded=("result",))
     for name, one in batches.items():
         last = one["last"]
         if last is None:
-            table.add_row(name, Text("never", "dim"))
+            fill(table, name, Text("never", "dim"))
             continue
-        state = Text(last["state"], STATES.get(last["state"], ""))
-        told = [part for part in (_telling(last["result"]), last["error"] or "") if part]
-        table.add_row(name, relative(last["finished_at"], instant), state, Text("; ".join(told)))
+        blocked = (last["result"] or {}).get("blocked")
+        state = "blocked" if blocked else last["state"]
+        told = [part for part in (blocked or _telling(last["result"]), last["error"]) if part]
+        ended = relative(last["finished_at"], instant)
+        fill(table, name, ended, Text(state, STATES.get(state, "")), "; ".join(told))
     return table
 
 
@@ -69,7 +76,8 @@ def _queues(queues: dict[str, Any], instant: datetime) -> Table:
     figures = ("ready", "in flight", "delayed", "dead", "oldest", "workers")
     table = grid("queue", *figures, right=figures)
     for name, one in queues.items():
-        table.add_row(
+        fill(
+            table,
             name,
             *(f"{one[figure]:,}" for figure in ("ready", "in_flight", "delayed")),
             Text(f"{one['dead']:,}", "red" if one["dead"] else ""),

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cli.connection import connected
-from cli.console import Json, emit, grid, out, relative, rough, warning
+from cli.console import Json, emit, fill, grid, out, relative, rough, warning
 from cli.trouble import warnings
 from models import Process, now
 
@@ -53,9 +53,12 @@ def facts_of(known: Sequence[Process], instant: datetime) -> list[dict[str, Any]
 def drawn(found: dict[str, Any]) -> RenderableType:
     """Draw the list, and below it what is being worked on."""
     instant = found["at"]
-    listed = grid("process", "kind", "version", "up for", "heard of", "queues", whole=("process",))
+    listed = grid(
+        "process", "kind", "version", "up for", "heard of", "queues", folded=("process", "heard of", "queues")
+    )
     for one in found["processes"]:
-        listed.add_row(
+        fill(
+            listed,
             f"{one['host']}:{one['pid']}",
             one["kind"],
             one["version"],
@@ -64,7 +67,7 @@ def drawn(found: dict[str, Any]) -> RenderableType:
             " ".join(one["queues"] or ()),
         )
     if not found["processes"]:
-        listed.add_row(Text("none", style="dim"))
+        fill(listed, Text("none", style="dim"))
     parts: list[RenderableType] = [*map(warning, found["warnings"]), listed]
     if any(one["at_work"] for one in found["processes"]):
         parts += ["", _at_work(found["processes"], instant)]
@@ -72,13 +75,13 @@ def drawn(found: dict[str, Any]) -> RenderableType:
 
 
 def _at_work(processes: list[dict[str, Any]], instant: datetime) -> Table:
-    table = grid("at work on", "for", "run", "process", "message", whole=("at work on",))
+    table = grid("at work on", "for", "run", "process", "message", folded=("process", "message"))
     for one in processes:
         for work in one["at_work"]:
             # A run's message is named as the run.
             message = work["message_id"] if work["message_id"] != str(work["run"]) else ""
             who = f"{one['host']}:{one['pid']}"
-            table.add_row(work["what"], rough(instant - work["since"]), str(work["run"] or ""), who, message)
+            fill(table, work["what"], rough(instant - work["since"]), str(work["run"] or ""), who, message)
     return table
 
 

@@ -244,6 +244,14 @@ def test_a_run_that_failed_is_shown_with_its_error(main):
     assert "disk full" in last
 
 
+def test_a_run_that_was_blocked_is_shown_as_such_with_the_reason(main):
+    JobRun.succeed(
+        JobRun.start_here(NAME, by="forge-1:2"), {"deleted": 0, "skipped": "no_store", "blocked": "no store"}
+    )
+
+    assert line_of(NAME, main("status").stdout, "last run of").split()[-3:] == ["blocked", "no", "store"]
+
+
 def test_a_run_that_waits_for_its_retry_says_until_when(main):
     JobRun.fail(JobRun.start_here(NAME, by="forge-1:2"), "disk full", delay=timedelta(minutes=9, seconds=30))
 
@@ -307,6 +315,7 @@ def test_in_eighty_columns_the_list_of_processes_is_no_wider(on_terminal):
     lines = STYLES.sub("", terminal.shown).splitlines()
     assert max(map(len, lines)) <= 80
     assert any(line.startswith("delete_artifact_bucket ") for line in lines)
+    assert "…" not in terminal.shown
 
 
 def test_what_is_wrong_is_red_on_a_terminal_and_plain_in_a_pipe(on_terminal, forgekeeper):

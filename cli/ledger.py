@@ -12,8 +12,9 @@ from cli.completion import names_of
 from cli.connection import batch_named, connected
 from cli.console import Json, Problem, answer, emit, facts, moment, out, table, wrong_use
 from cli.running import Name
+from cli.timetable import Timetable
 from models import Batch as BatchRow
-from models import JobRun, now
+from models import JobRun, Process, now
 from workers import BATCHES
 from workers.attempt import identity
 
@@ -79,7 +80,8 @@ def why(
         if run is not None:
             sentences = story.tell(run, BatchRow.paused(name).first())
         elif tick is not None:
-            sentences = story.tell_absent(tick, settings.cron(name), JobRun.oldest_tick(name))
+            timetable = Timetable.of(Process.known(), now(), settings)
+            sentences = story.tell_absent(tick, timetable.cron(name, tick), JobRun.oldest_tick(name))
         else:
             sentences = ["The batch has not been due yet since it was registered, and nobody has sent it."]
     if json:

@@ -19,6 +19,7 @@ from cli.git import held
 from cli.glance import drawn
 from cli.objects import bucket_states
 from cli.presence import facts_of
+from cli.timetable import Timetable
 from cli.trouble import warnings
 from coordination.messages import depth
 from coordination.queues import due_since
@@ -26,15 +27,12 @@ from models import Batch as BatchRow
 from models import JobRun, Process, database, now, release
 from models.backlog import BOUND
 from settings import Settings
-from settings.cron import BadCron, parse
 from workers import BATCHES, QUEUES, Batch
 from workers.broker import NAMESPACE
 from workers.clients import client
 
 EVERY = 2.0
 """Seconds between two looks; watch(1) has the same."""
-
-Timetable = dict[str, str]
 
 
 def status(
@@ -67,13 +65,11 @@ def status(
 def gather(settings: Settings) -> dict[str, Any]:
     """Return all that `status` shows."""
     instant, known = now(), Process.known()
-    timetables = [one.timetable for one in known if one.timetable and not one.is_silent(instant)]
+    timetable = Timetable.of(known, instant, settings)
     return {
         "at": instant,
-        "batches": {
-            name: _batch(batch, _schedules(name, timetables, settings), instant) for name, batch in BATCHES.items()
-        },
-        "timetable_of": "schedulers" if timetables else "settings",
+        "batches": {name: _batch(batch, timetable, instant) for name, batch in BATCHES.items()},
+        "timetable_of": timetable.source,
         "queues": {queue: _queue(queue, known, instant) for queue in QUEUES},
         "buckets": bucket_states(),
         "leases": held(),
@@ -82,13 +78,12 @@ def gather(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _batch(batch: Batch, schedules: list[str], instant: datetime) -> dict[str, Any]:
-    paused, running, last = BatchRow.paused(batch.name).first(), JobRun.open(batch.name), JobRun.last_ended(batch.name)
+def _batch(batch: Batch, timetable: Timetable, instant: datetime) -> dict[str, Any]:
+    paused = BatchRow.paused(batch.name).first()
+    # In this order a run that ends meanwhile is not shown as both.
+    last, running = JobRun.last_ended(batch.name), JobRun.open(batch.name)
     due = batch.backlog() if batch.backlog else None
-    schedule, following = min(
-        ((schedule, _next(schedule, instant)) for schedule in schedules),
-        key=lambda one: (one[1] is None, one[1]),
-    )
+    schedule, following = timetable.next(batch.name, instant)
     return {
         "schedule": schedule,
         "next": following,
@@ -99,21 +94,6 @@ def _batch(batch: Batch, schedules: list[str], instant: datetime) -> dict[str, A
         "backlog_oldest": due and due.oldest,
         "paused": paused and {"until": paused.paused_until, "reason": paused.paused_reason, "by": paused.paused_by},
     }
-
-
-def _schedules(batch: str, timetables: list[Timetable], settings: Settings) -> list[str]:
-    """Return what the living schedulers keep of the batch; without any, what they would by this shell's settings."""
-    if not timetables:
-        return [str(settings.cron(batch) or "off")]
-    return sorted({timetable.get(batch, "off") for timetable in timetables})
-
-
-def _next(schedule: str, instant: datetime) -> datetime | None:
-    try:
-        cron = parse(schedule)
-    except BadCron:  # of a scheduler whose version knows more
-        return None
-    return cron.after(instant) if cron else None
 
 
 def _queue(queue: str, known: list[Process], instant: datetime) -> dict[str, Any]:

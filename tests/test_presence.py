@@ -192,11 +192,12 @@ def test_a_worker_says_which_child_it_is_at_and_whose(start_worker, send, other)
     other.connection.rollback()
 
 
-def test_a_worker_that_drains_says_so_while_it_finishes(start_worker, send, other):
-    worker = start_worker(**PATIENT)
+def test_a_worker_that_drains_says_so_at_once_while_it_finishes(start_worker, send, other):
+    # Its next sign of life would come after 100 seconds.
+    worker = start_worker(DEAD_AFTER=300, **PATIENT)
     other.execute("lock table user_statuses in access exclusive mode")
-    send(NAME)
-    eventually(work)
+    run_id = send(NAME)
+    eventually(lambda: JobRun.get_by_id(run_id).state == "started")
 
     worker.process.terminate()
 

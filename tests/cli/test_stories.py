@@ -1,9 +1,9 @@
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 import scheduler
-from models import Batch, JobRun, now
+from models import Batch, JobRun, Process, now
 from settings.reading import load
 from workers import BATCHES, broker
 from workers.clients import client
@@ -316,6 +316,23 @@ def test_a_batch_without_a_schedule_is_told_to_run_only_when_sent(story):
     assert story(minute(), CRON_USER_STATUS_CLEANUP="off") == [
         "The batch has no schedule (its cron is off); it runs only when somebody sends it."
     ]
+
+
+def test_the_schedule_that_a_living_scheduler_keeps_counts_and_not_this_shell_s(story):
+    Process.enrol(
+        kind="scheduler",
+        host="forge-1",
+        pid=1,
+        version="1",
+        dead_after=HOUR,
+        said={"timetable": {NAME: "30 4 * * *"}},
+    )
+
+    sentences = story(datetime(2026, 11, 20, 8, 31, tzinfo=UTC))
+
+    assert sentences[1] == (
+        "Its schedule is 30 4 * * *: it was due at 2026-11-20 04:30:00 and again at 2026-11-21 04:30:00."
+    )
 
 
 def test_a_batch_that_was_never_due_says_so(story):

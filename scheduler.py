@@ -30,7 +30,7 @@ from models.job_run import CLOCK_TOLERANCE
 from settings import Settings
 from settings.cron import Cron
 from workers import BATCHES, Batch, broker, ending
-from workers.attempt import describe, identity
+from workers.attempt import LONGEST_RETRY, describe, identity
 from workers.failpoints import arm, failpoint
 from workers.presence import Presence
 
@@ -56,6 +56,7 @@ def reconcile(batch: Batch, settings: Settings, *, by: str, told: datetime | Non
     Raises `peewee.PeeweeException` and `redis.RedisError` when a server is away: then
     nothing is lost, and the next call goes on from there.
     """
+    _set_right(batch)
     for lost in JobRun.reopen_lost(batch.name, dead_after=settings.dead_after):
         COUNT.inc("forgekeeper_scheduler_runs_reopened_total", batch.name)
         log.warning("run taken from a silent worker", batch=batch.name, **lost._asdict())
@@ -63,6 +64,15 @@ def reconcile(batch: Batch, settings: Settings, *, by: str, told: datetime | Non
     if schedule is not None:
         _plan(batch, schedule, settings, by=by, told=told)
     send(batch, by=by)
+
+
+def _set_right(batch: Batch) -> None:
+    """Let what was written while the database's clock was ahead hold nothing back now that it is right."""
+    BatchRow.set_right(batch.name)
+    aside = JobRun.set_right(batch.name, longest_retry=LONGEST_RETRY)
+    if aside.newest is not None:
+        newest = aside.newest.isoformat()
+        log.error("ticks set aside, their time has not come", batch=batch.name, ticks=aside.ticks, newest=newest)
 
 
 def send(batch: Batch, *, by: str | None = None) -> None:

@@ -16,7 +16,7 @@ from models.database import (
 from models.deleted_object import DeletedObject
 from models.feature_flag import FLAGS, FeatureFlag
 from models.job_artifacts import JobArtifact, ProjectStatistics
-from models.job_run import JobRun, Lost, Started
+from models.job_run import Ahead, JobRun, Lost, Started
 from models.process import Entry, Process
 from models.projects import DeletionStatus, GitRefDeletion, Project
 from models.user_status import UserStatus
@@ -41,6 +41,7 @@ __all__ = [
     "FLAGS",
     "FOREVER",
     "OURS",
+    "Ahead",
     "Base",
     "Batch",
     "BulkImport",

@@ -33,6 +33,14 @@ class Batch(Base):
         cls.insert_many([{"name": name} for name in names]).on_conflict_ignore().execute()
 
     @classmethod
+    def set_right(cls, name: str) -> None:
+        """Mend times of the past that lie in the future: the clock was ahead when they were written."""
+        now = pw.fn.clock_timestamp()
+        cls.update(
+            registered_at=pw.fn.least(cls.registered_at, now), paused_since=pw.fn.least(cls.paused_since, now)
+        ).where(cls.name == name, (cls.registered_at > now) | (cls.paused_since > now)).execute()
+
+    @classmethod
     def paused(cls, name: str) -> pw.ModelSelect[Batch]:
         """Select the batch if it is paused at this moment."""
         return cls.select().where(cls.name == name, cls.paused_until > pw.fn.clock_timestamp())

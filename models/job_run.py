@@ -3,7 +3,8 @@
 A batch's open row (claimed, enqueued or started) is its lock.  A change of state is one
 guarded update; who comes second changes nothing and is told so by the return value.
 All times are the database's, so a machine whose clock is wrong claims nothing early and
-repeats nothing.  `docs/architecture.md` draws the states.
+repeats nothing.  Where the database's own clock was ahead, what it wrote of times to come
+is set aside and told of.  `docs/architecture.md` draws the states.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ WAITING = ("claimed", "enqueued")
 OPEN = (*WAITING, "started")
 CLOCK_TOLERANCE = timedelta(seconds=2)
 """How far a scheduler's clock may be ahead without its tick being turned away."""
+AHEAD_REMEMBERED = timedelta(hours=1)
+"""For so long a tick that was set aside is told of."""
 MAX_LOSSES = 3
 """A run that has taken this many workers down with it is poison."""
 MAX_RETRIES = 25
@@ -50,6 +53,41 @@ REOPEN_LOST = """
         losses = losses + 1, failures = failures + 1, retry_at = null
     where batch = %(batch)s and state = 'started' and alive_at < clock_timestamp() - %(dead_after)s
     returning id, state, started_by, losses
+"""
+# What has a time that has not come was written while the clock was ahead.  A closed row gives its tick back,
+# for the real one to run, and remembers it in its result; it ended before now, and lasted as long as it did.
+SET_ASIDE = """
+    update job_runs set
+        result = case when tick > clock_timestamp() + %(tolerance)s
+            then coalesce(result, '{}') || jsonb_build_object('set_aside', tick) else result end,
+        tick = case when tick <= clock_timestamp() + %(tolerance)s then tick end,
+        claimed_at = least(claimed_at, clock_timestamp()), enqueued_at = least(enqueued_at, clock_timestamp()),
+        started_at = case when started_at > clock_timestamp()
+            then clock_timestamp() - greatest(finished_at - started_at, interval '0') else started_at end,
+        alive_at = least(alive_at, clock_timestamp()), finished_at = clock_timestamp()
+    where batch = %(batch)s and state not in ('claimed', 'enqueued', 'started')
+      and (tick > clock_timestamp() + %(tolerance)s or finished_at > clock_timestamp() + %(tolerance)s)
+    returning (result ->> 'set_aside')::timestamptz
+"""
+# The open row keeps its tick while it is open: it is at work.  Nobody is waited for beyond what a right clock allows.
+SET_RIGHT = """
+    update job_runs set
+        claimed_at = least(claimed_at, clock_timestamp()), enqueued_at = least(enqueued_at, clock_timestamp()),
+        started_at = least(started_at, clock_timestamp()), alive_at = least(alive_at, clock_timestamp()),
+        retry_at = case when retry_at <= clock_timestamp() + %(longest_retry)s then retry_at
+            when retry_at is not null then clock_timestamp() end
+    where batch = %(batch)s and state in ('claimed', 'enqueued', 'started')
+      and (greatest(claimed_at, enqueued_at, started_at, alive_at) > clock_timestamp() + %(tolerance)s
+        or retry_at > clock_timestamp() + %(longest_retry)s)
+"""
+AHEAD = """
+    select count(tick), max(tick) from (
+        select tick from job_runs where batch = %(batch)s and tick > clock_timestamp() + %(tolerance)s
+        union all
+        select (result ->> 'set_aside')::timestamptz from job_runs
+        where batch = %(batch)s and tick is null and result ? 'set_aside'
+          and finished_at > clock_timestamp() - %(remembered)s
+    ) as ahead
 """
 START = """
     update job_runs set
@@ -132,6 +170,13 @@ class Health(NamedTuple):
     running_since: datetime | None
 
 
+class Ahead(NamedTuple):
+    """Ticks whose time had not come when they were claimed: how many, and the newest."""
+
+    ticks: int
+    newest: datetime | None
+
+
 class Started(NamedTuple):
     """A run that is now ours, as long as nobody finds us dead."""
 
@@ -212,9 +257,35 @@ class JobRun(Base):
 
     @classmethod
     def newest_tick(cls, batch: str) -> datetime | None:
-        """Return the newest tick that has a row."""
-        tick: datetime | None = cls.select(pw.fn.max(cls.tick)).where(cls.batch == batch).scalar()
+        """Return the newest tick that has a row, of those whose time has come."""
+        come = cls.tick <= pw.fn.clock_timestamp() + CLOCK_TOLERANCE
+        tick: datetime | None = cls.select(pw.fn.max(cls.tick)).where(cls.batch == batch, come).scalar()
         return tick
+
+    @classmethod
+    def ahead(cls, batch: str) -> Ahead:
+        """Sum up the ticks whose time has not come, and those that were set aside for it within the last hour."""
+        values = {"batch": batch, "tolerance": CLOCK_TOLERANCE, "remembered": AHEAD_REMEMBERED}
+        return Ahead(*database.execute_sql(AHEAD, values).fetchone())
+
+    @classmethod
+    def set_aside(cls, batch: str, tick: datetime) -> JobRun | None:
+        """Return the newest row from which the tick was taken, because its time had not come."""
+        taken = pw.SQL("(result ->> 'set_aside')::timestamptz = %s", (tick,))
+        row: JobRun | None = cls.of(batch).where(cls.tick.is_null(), taken).first()
+        return row
+
+    @classmethod
+    def set_right(cls, batch: str, *, longest_retry: timedelta) -> Ahead:
+        """Mend what was written while the clock was ahead; return the ticks that were set aside.
+
+        Idempotent; a ledger whose times are right is left alone.
+        """
+        values = {"batch": batch, "tolerance": CLOCK_TOLERANCE, "longest_retry": longest_retry + CLOCK_TOLERANCE}
+        rows = database.execute_sql(SET_ASIDE, values).fetchall()
+        database.execute_sql(SET_RIGHT, values)
+        ticks = [tick for (tick,) in rows if tick is not None]
+        return Ahead(len(ticks), max(ticks, default=None))
 
     @classmethod
     def claim(cls, batch: str, tick: datetime, *, by: str, reason: str | None) -> int | None:
@@ -235,7 +306,8 @@ class JobRun(Base):
     @classmethod
     def supersede(cls, batch: str, tick: datetime) -> None:
         """Fail the batch's waiting retry of an older tick, or of a run by hand."""
-        older = cls.tick.is_null() | (cls.tick < tick)
+        ahead = cls.tick > pw.fn.clock_timestamp() + CLOCK_TOLERANCE
+        older = cls.tick.is_null() | (cls.tick < tick) | ahead
         cls.update(state="failed", reason="superseded", finished_at=pw.fn.clock_timestamp()).where(
             cls.batch == batch, cls.state == "enqueued", cls.failures > 0, older
         ).execute()

@@ -202,6 +202,143 @@ def test_a_scheduler_whose_clock_is_an_hour_slow_repeats_nothing():
     assert JobRun.select().count() == 1
 
 
+# The database's clock was a day ahead, and is set right
+
+TOMORROW = NOON + 24 * HOUR
+
+
+def test_a_clock_that_was_ahead_holds_no_tick_back_once_it_is_right():
+    at(TOMORROW)
+    executed(TOMORROW)
+
+    at(NOON)
+
+    assert row(NOON).state == "enqueued"
+    assert sent() == [row(NOON).id]
+
+
+def test_a_tick_that_was_run_too_early_runs_again_when_its_time_comes():
+    at(TOMORROW)
+    executed(TOMORROW)
+    at(NOON)
+    executed(NOON)
+
+    at(TOMORROW)
+
+    assert row(TOMORROW).state == "enqueued"
+
+
+def test_a_row_whose_tick_was_set_aside_remembers_it_and_ended_before_now():
+    at(TOMORROW)
+    early = row(TOMORROW).id
+    executed(TOMORROW)
+
+    at(NOON)
+
+    aside = JobRun.get_by_id(early)
+    assert (aside.state, aside.tick, aside.result) == ("succeeded", None, {"set_aside": TOMORROW.isoformat()})
+    assert aside.finished_at == NOON
+    assert JobRun.health(NAME).last_success == NOON
+
+
+def test_a_tick_that_was_set_aside_is_told_of_for_an_hour():
+    at(TOMORROW)
+    executed(TOMORROW)
+    before = JobRun.ahead(NAME)
+    at(NOON)
+    set_aside = JobRun.ahead(NAME)
+    clock_is(NOON + HOUR)
+
+    assert (before.ticks, set_aside, JobRun.ahead(NAME).ticks) == (0, (1 + REMEMBERED, TOMORROW), 0)
+
+
+def test_a_tick_whose_time_has_not_come_is_told_of_before_any_scheduler_has_looked():
+    at(TOMORROW)
+    executed(TOMORROW)
+
+    clock_is(NOON)
+
+    assert JobRun.ahead(NAME) == (1 + REMEMBERED, TOMORROW)
+    assert JobRun.newest_tick(NAME) is None
+
+
+@pytest.mark.parametrize(("early", "ticks"), [(2 * SECOND, 0), (2 * SECOND + MICROSECOND, 1)])
+def test_a_clock_set_back_by_no_more_than_the_tolerance_sets_nothing_aside(early, ticks):
+    at(NOON)
+    executed(NOON)
+
+    at(NOON - early)
+
+    assert JobRun.ahead(NAME).ticks == ticks
+
+
+def test_the_run_of_a_worker_that_died_while_the_clock_was_ahead_is_taken_as_soon_as_any():
+    at(TOMORROW)
+    start(TOMORROW)
+
+    at(NOON)
+    at(NOON + DEAD_AFTER + SECOND)
+
+    assert (row(TOMORROW).state, row(TOMORROW).reason) == ("enqueued", "worker_lost")
+
+
+def test_a_worker_that_lives_keeps_its_run_when_the_clock_is_set_right():
+    at(TOMORROW)
+    run = start(TOMORROW)
+
+    at(NOON)
+    time_passes(DEAD_AFTER)
+    alive = JobRun.keep_alive([run])
+    reconcile()
+
+    assert alive == {run.id}
+    assert JobRun.succeed(run, {})
+
+
+def test_a_retry_of_a_tick_to_come_gives_way_to_the_tick_that_is_due():
+    at(TOMORROW)
+    assert JobRun.fail(start(TOMORROW), "too early", delay=MINUTE) == "enqueued"
+
+    at(NOON)
+
+    assert rows("enqueued") == {NOON}
+    assert JobRun.get(JobRun.reason == "superseded")
+
+
+def test_a_retry_of_a_run_by_hand_does_not_wait_for_a_time_that_only_a_wrong_clock_knew():
+    clock_is(TOMORROW)
+    run = JobRun.start(NAME, JobRun.claim_manual(NAME, by="A"), by="worker")
+    JobRun.fail(run, "too early", delay=MINUTE)
+
+    at(DAWN)
+    at(DAWN + SECOND)
+
+    assert JobRun.get_by_id(run.id).retry_at == DAWN
+    assert sent() == [run.id]
+
+
+def test_a_batch_that_was_registered_and_paused_while_the_clock_was_ahead_is_not_new_for_a_day():
+    Batch.update(registered_at=TOMORROW, paused_since=TOMORROW).execute()
+
+    at(NOON)
+    at(NOON + MINUTE)
+
+    assert (Batch.get().registered_at, Batch.get().paused_since) == (NOON, NOON)
+    assert rows("enqueued") == {NOON + MINUTE}
+
+
+def test_a_ledger_whose_times_are_right_is_left_as_it_is():
+    at(NOON)
+    executed(NOON)
+    JobRun.start(NAME, JobRun.claim_manual(NAME, by="A"), by="worker")
+    before = list(JobRun.select().dicts())
+
+    aside = JobRun.set_right(NAME, longest_retry=HOUR)
+
+    assert aside.ticks == 0
+    assert list(JobRun.select().dicts()) == before
+
+
 @pytest.mark.parametrize(("early", "claimed"), [(SECOND, True), (2 * SECOND, True), (3 * SECOND, False)])
 def test_the_ledger_itself_turns_a_claim_away_that_comes_too_early(early, claimed):
     clock_is(NOON - early)

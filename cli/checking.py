@@ -22,7 +22,7 @@ from settings import Settings
 from settings.reading import places
 from storage import sentinel
 from storage.git_repository import RootUnavailable, is_missing, misnamed, too_many_missing
-from workers import BATCHES
+from workers import BATCHES, clocks
 from workers.clients import Limits, client, connect
 
 POSTGRES, REDIS = 150_000, (6, 2)
@@ -71,6 +71,7 @@ def _findings(settings: Settings, *, init: bool) -> Iterator[Finding]:
         yield Finding("postgresql", "error", clean(str(error).strip().splitlines()[0]))
     else:
         yield from _postgresql()
+        yield from _clocks(settings)
     try:
         yield from _git()
         yield from _repositories(settings, init=init)
@@ -120,6 +121,21 @@ def _postgresql() -> Iterator[Finding]:
         yield Finding("schema", "warning" if difference.harmless else "error", difference.sentence)
     if not found:
         yield Finding("schema", "ok", "all tables, columns and indexes are there")
+
+
+def _clocks(settings: Settings) -> Iterator[Finding]:
+    """Compare the clocks, where all of them can be asked; who cannot be is named already."""
+    try:
+        differences = list(clocks.read().differences())
+    except (pw.PeeweeException, redis.RedisError):
+        return
+    apart = [difference for difference in differences if difference.exceeds(settings.clock_tolerance)]
+    for difference in apart:
+        blocks = difference.reference == "redis"
+        yield Finding("clocks", "error" if blocks else "warning", difference.sentence())
+    if not apart:
+        most = max(abs(difference.seconds) for difference in differences)
+        yield Finding("clocks", "ok", f"PostgreSQL's, Redis's and this machine's are {most:.1f} s apart at most")
 
 
 def _repositories(settings: Settings, *, init: bool) -> Iterator[Finding]:

@@ -36,7 +36,7 @@ def ticks(
         (
             (
                 run.id,
-                moment(run.tick) if run.tick else "by hand",
+                _tick(run),
                 run.state,
                 run.reason,
                 run.attempt,
@@ -76,9 +76,9 @@ def why(
                 raise Problem(f"the ledger has no run {number}; `forgekeeper ticks BATCH` lists those that it has")
             name = run.batch
         else:
-            run = JobRun.at(name, tick) if tick else JobRun.of(name).first()
+            run = (JobRun.at(name, tick) or JobRun.set_aside(name, tick)) if tick else JobRun.of(name).first()
         if run is not None:
-            sentences = story.tell(run, BatchRow.paused(name).first())
+            sentences = story.tell(run, BatchRow.paused(name).first()) + story.untimely(run, JobRun.ahead(name))
         elif tick is not None:
             timetable = Timetable.of(Process.known(), now(), settings)
             sentences = story.tell_absent(tick, timetable.cron(name, tick), JobRun.oldest_tick(name))
@@ -114,6 +114,13 @@ def resume(batch: Name, json: Json = False) -> None:
         was_paused = BatchRow.resume(name)
     sentence = f"{name} runs again from its next tick" if was_paused else f"{name} was not paused"
     answer({"batch": name, "paused": False, "was_paused": was_paused}, sentence, json=json)
+
+
+def _tick(run: JobRun) -> str:
+    aside = story.set_aside(run)
+    if aside is not None:
+        return f"{moment(aside)} (set aside)"
+    return moment(run.tick) if run.tick else "by hand"
 
 
 def _run_number(text: str) -> int | None:

@@ -13,6 +13,7 @@ import typer
 from rich.console import RenderableType
 from rich.live import Live
 
+from cli import timing
 from cli.connection import connected, explained
 from cli.console import Json, Problem, emit, out, warning, wrong_use
 from cli.git import held
@@ -66,6 +67,7 @@ def gather(settings: Settings) -> dict[str, Any]:
     """Return all that `status` shows."""
     instant, known = now(), Process.known()
     timetable = Timetable.of(known, instant, settings)
+    clocks, ahead = timing.untimely(settings)
     return {
         "at": instant,
         "batches": {name: _batch(batch, timetable, instant) for name, batch in BATCHES.items()},
@@ -74,7 +76,9 @@ def gather(settings: Settings) -> dict[str, Any]:
         "buckets": bucket_states(),
         "leases": held(),
         "processes": facts_of(known, instant),
-        "warnings": list(warnings(known, instant)),
+        "clocks": clocks,
+        "ahead": ahead,
+        "warnings": [*warnings(known, instant), *timing.warnings(clocks, ahead)],
     }
 
 

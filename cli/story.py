@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 from cli.console import facts, lasting, moment
-from models import FOREVER, Batch, JobRun
+from models import FOREVER, Ahead, Batch, JobRun
 from settings.cron import Cron
 
 UNRUN = {
@@ -22,6 +22,22 @@ UNRUN = {
 def tell(run: JobRun, pause: Batch | None = None) -> list[str]:
     """Tell what became of the row; *pause* is its batch, if that is paused."""
     return [sentence for sentence in (*_sentences(run), _hold(run, pause)) if sentence]
+
+
+def set_aside(run: JobRun) -> datetime | None:
+    """Return the tick that was taken from the row, because its time had not come."""
+    tick = (run.result or {}).get("set_aside")
+    return tick and datetime.fromisoformat(tick)
+
+
+def untimely(run: JobRun, ahead: Ahead) -> list[str]:
+    """Tell of the ticks of the row's batch whose time has not come, unless the row's own is all of them."""
+    if not ahead.ticks or (ahead.ticks == 1 and ahead.newest == set_aside(run)):
+        return []
+    ticks = f"{ahead.ticks} tick(s) of this batch whose time has not come, up to that of {moment(ahead.newest)}"
+    return [
+        f"The ledger has {ticks}: PostgreSQL's clock was ahead. They hold nothing back, and run again in their time."
+    ]
 
 
 def tell_absent(tick: datetime, schedule: Cron | None, first: datetime | None) -> list[str]:
@@ -52,6 +68,12 @@ def _sentences(run: JobRun) -> Iterator[str]:
 
 
 def _claim(run: JobRun) -> str:
+    aside = set_aside(run)
+    if aside is not None:
+        return (
+            f"The tick of {moment(aside)} was claimed by scheduler {run.claimed_by} before its time had come, because "
+            "PostgreSQL's clock was ahead. It was set aside, and runs again in its time."
+        )
     if run.tick is None:
         return f"Run {run.id} was asked for by hand, by {run.claimed_by} at {moment(run.claimed_at)}."
     late = run.claimed_at - run.tick
@@ -81,9 +103,8 @@ def _attempt(run: JobRun) -> str:
     who = f"Attempt {run.attempt}" if run.attempt > 1 else "It"
     if run.tick is None and run.enqueued_at is None:
         return f"{who} was started there and then, at {moment(run.started_at)}."
-    since = (
-        f"{lasting(run.started_at - (run.tick or run.claimed_at))} after it was {'due' if run.tick else 'asked for'}"
-    )
+    asked = "due" if run.tick else "claimed" if set_aside(run) else "asked for"
+    since = f"{lasting(run.started_at - (run.tick or run.claimed_at))} after it was {asked}"
     return f"{who} was started by worker {run.started_by} at {moment(run.started_at)}, {since}."
 
 

@@ -72,7 +72,10 @@ OPERATIONS = ("head", "delete", "delete_many")
 COLLECTORS = (
     *("batches", "runs", "flags", "queues", "dead_letters", "leases", "buckets", "roots", "git_locks"),
     *("user_statuses", "git_refs", "uploads", "imports", "artifacts", "objects"),
+    "clocks",
 )
+CLOCKS = (("postgresql", "host"), ("postgresql", "redis"), ("redis", "host"))
+"""Which clock is compared with which; the host is the exporter's."""
 
 
 @dataclass(frozen=True)
@@ -301,6 +304,18 @@ def _exporter(page: _Page) -> None:
     page.gauge("consecutive_failures", "Failures since the last success.", "batch", _CRON)
     page.gauge(
         "running_since_timestamp_seconds", "Start of the oldest run in progress; absent when none.", "batch", _CRON
+    )
+    page.gauge(
+        "ticks_ahead",
+        "Ticks in the ledger whose time has not come, or that were set aside for it within the last hour.",
+        "batch",
+        _CRON,
+    )
+    page.gauge(
+        "clock_offset_seconds",
+        "How far a clock is ahead of another, negative if it is behind; the host is the exporter's.",
+        "clock reference",
+        CLOCKS,
     )
     page.gauge("backlog_records", "Records that are due (counted up to a bound).", "batch record", _BACKLOGS)
     page.gauge(

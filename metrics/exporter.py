@@ -28,6 +28,7 @@ from metrics.catalogue import BATCHES, COLLECTORS, FLAGS, LEASES, NO_BATCH, OBJE
 from models import Batch, FeatureFlag, GitRefDeletion, JobRun, Patience, Project, backlog, database, now, release
 from settings import Settings
 from storage import git_repository, sentinel
+from workers import clocks
 from workers.attempt import describe
 from workers.broker import NAMESPACE
 from workers.clients import Limits, client
@@ -212,6 +213,12 @@ def _runs(_settings: Settings) -> Iterator[Reading]:
         yield from _moment("running_since_timestamp_seconds", health.running_since, *labels)
         if health.duration is not None:
             yield Reading("last_run_duration_seconds", health.duration.total_seconds(), labels)
+        yield Reading("ticks_ahead", JobRun.ahead(batch.name).ticks, labels)
+
+
+def _clocks(_settings: Settings) -> Iterator[Reading]:
+    for difference in clocks.read().differences():
+        yield Reading("clock_offset_seconds", difference.seconds, (difference.clock, difference.reference))
 
 
 def _flags(_settings: Settings) -> Iterator[Reading]:
@@ -363,5 +370,6 @@ COLLECT: dict[str, Callable[[Settings], Iterator[Reading]]] = {
     "imports": _imports,
     "artifacts": _artifacts,
     "objects": _objects,
+    "clocks": _clocks,
 }
 IN_DATABASE = COLLECT.keys() - {"queues", "dead_letters", "leases", "uploads"}

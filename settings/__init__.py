@@ -102,6 +102,10 @@ class Settings(BaseSettings):
     )
     poll_interval: Duration = setting("5", "How often a scheduler looks at each batch between ticks to repair it.")
 
+    clock_tolerance: Duration = setting(
+        "60", "Batches that delete refuse to run while the clocks of PostgreSQL and Redis are further apart than this."
+    )
+
     database_connect_timeout: Duration = setting("3", "How long a worker waits for a connection to PostgreSQL.")
     database_statement_timeout: Duration = setting("30", "PostgreSQL gives a statement up after this long.")
     database_lock_timeout: Duration = setting("1", "PostgreSQL gives up waiting for a lock after this long.")

@@ -7,10 +7,12 @@ that database is emptied too.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from datetime import timedelta
 from tempfile import TemporaryDirectory
+from urllib.parse import quote
 
 import hypothesis
 import psycopg2
@@ -105,3 +107,21 @@ def database(_migrated: None, settings: Settings) -> Iterator[models.database.__
         yield models.database
     models.database.close_all()
     client.connection_pool.disconnect()
+
+
+@pytest.fixture
+def ahead(database: models.database.__class__, urls: Urls) -> Iterator[Callable[[timedelta], str]]:
+    """Make the URL of the test database as sessions see it whose clock is ahead by so much."""
+
+    def make(by: timedelta) -> str:
+        shift = f"select pg_catalog.clock_timestamp() + interval '{by.total_seconds()} s'"
+        for statement in (
+            "create schema if not exists shifted",
+            f"create or replace function shifted.clock_timestamp() returns timestamptz language sql as $${shift}$$",
+        ):
+            database.execute_sql(statement)
+        options = quote("-c search_path=public,shifted,pg_catalog")
+        return f"{urls.database}{'&' if '?' in urls.database else '?'}options={options}"
+
+    yield make
+    database.execute_sql("drop schema if exists shifted cascade")

@@ -115,6 +115,30 @@ def test_status_shows_a_pause_without_an_end_as_such(main, database):
     assert "9999" not in main("status").stdout
 
 
+def test_status_warns_of_a_clock_of_the_database_that_is_a_day_ahead(forgekeeper, ahead):
+    url = ahead(timedelta(days=1))
+
+    told, shown = forgekeeper("status", "--json", DATABASE_URL=url), forgekeeper("status", DATABASE_URL=url)
+
+    assert told.json["clocks"]["postgresql_to_redis"]["seconds"] == pytest.approx(86400, abs=5)
+    assert told.json["clocks"]["redis_to_host"]["trouble"] is None
+    assert "PostgreSQL's clock is 86400 s ahead of Redis's clock; set right the one that is wrong" in shown.stdout
+
+
+def test_status_names_the_batches_with_ticks_whose_time_has_not_come(main, database):
+    tick = now().replace(microsecond=0) + timedelta(days=1)
+    JobRun.record(NAME, [tick], "skipped", by="test")
+
+    told, shown = main("status", "--json").json["ahead"], main("status").stdout
+
+    assert told == {NAME: {"ticks": 1, "newest": tick.isoformat()}}
+    assert f"{NAME}: 1 tick(s) were claimed before their time, up to that of {tick:%Y-%m-%d %H:%M:%S}" in shown
+
+
+def test_status_says_nothing_of_clocks_that_agree(main, database):
+    assert "clock" not in main("status").stdout
+
+
 # ticks
 
 
@@ -402,6 +426,30 @@ def test_check_reports_on_servers_that_are_away(main, settings):
         ((level, message),) = findings(result, subject)
         assert (level, "refused" in message) == ("error", True)
     assert "hunter2" not in result.stdout
+
+
+def test_check_finds_clocks_that_agree(main, own_database):
+    ((level, message),) = findings(main("check", "--json", DATABASE_URL=own_database), "clocks")
+
+    assert level == "ok"
+    assert message.endswith(" s apart at most")
+
+
+def test_check_names_a_clock_that_is_ahead(forgekeeper, ahead):
+    result = forgekeeper("check", "--json", DATABASE_URL=ahead(timedelta(hours=1)))
+
+    assert result.status == 1
+    assert findings(result, "clocks") == [
+        ("error", "PostgreSQL's clock is 3600 s ahead of Redis's clock; set right the one that is wrong"),
+        ("warning", "PostgreSQL's clock is 3600 s ahead of this machine's clock; set right the one that is wrong"),
+    ]
+
+
+def test_check_passes_over_a_difference_that_the_settings_allow(forgekeeper, ahead):
+    result = forgekeeper("check", "--json", DATABASE_URL=ahead(timedelta(hours=1)), CLOCK_TOLERANCE="7200")
+
+    ((level, _message),) = findings(result, "clocks")
+    assert level == "ok"
 
 
 # migrate

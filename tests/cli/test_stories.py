@@ -337,3 +337,24 @@ def test_the_schedule_that_a_living_scheduler_keeps_counts_and_not_this_shell_s(
 
 def test_a_batch_that_was_never_due_says_so(story):
     assert story() == ["The batch has not been due yet since it was registered, and nobody has sent it."]
+
+
+def test_a_tick_whose_time_has_not_come_is_told_of(story):
+    tick = now().replace(microsecond=0) + HOUR
+    JobRun.record(NAME, [tick], "skipped", by="sched-1:7", reason="paused")
+
+    assert story()[-1] == (
+        f"The ledger has 1 tick(s) of this batch whose time has not come, up to that of {written(tick)}: "
+        "PostgreSQL's clock was ahead. They hold nothing back, and run again in their time."
+    )
+
+
+def test_a_tick_that_was_set_aside_is_still_found_at_its_time(story):
+    tick = now().replace(microsecond=0) + HOUR
+    JobRun.record(NAME, [tick], "missed", by="sched-1:7")
+    JobRun.set_right(NAME, longest_retry=HOUR)
+
+    assert story(tick)[0] == (
+        f"The tick of {written(tick)} was claimed by scheduler sched-1:7 before its time had come, because "
+        "PostgreSQL's clock was ahead. It was set aside, and runs again in its time."
+    )

@@ -22,7 +22,7 @@ from coordination.lease import lease
 from coordination.messages import push_once
 from embedded.waiting import wait_until
 from metrics import exporter
-from metrics.catalogue import COLLECTORS, METRICS, OBJECTIVES, of
+from metrics.catalogue import CLOCKS, COLLECTORS, METRICS, OBJECTIVES, of
 from models import (
     Batch,
     BulkImport,
@@ -52,6 +52,7 @@ from .pages import read
 
 ROOT = Path(__file__).parents[2]
 IN_REDIS = {"queues", "dead_letters", "leases", "uploads"}
+IN_BOTH = {"buckets", "clocks"}
 WITHOUT_BOTH = {"roots"}
 PROMISED = 2.0
 """Seconds that a scrape takes at most, whatever is away."""
@@ -653,7 +654,7 @@ def test_with_the_database_away_a_scrape_takes_two_seconds_and_says_what_is_miss
 @pytest.mark.parametrize("how", ["closed", "silent"])
 def test_with_redis_away_a_scrape_takes_two_seconds_and_says_what_is_missing(first_scrape, black_hole, how):
     port = black_hole if how == "silent" else 1
-    missing = IN_REDIS | {"buckets"}
+    missing = IN_REDIS | IN_BOTH
 
     page, seconds = first_scrape(missing, REDIS_URL=f"redis://127.0.0.1:{port}/0")
 
@@ -675,7 +676,7 @@ def goes_dark(scrape, url):
 
 @pytest.mark.parametrize(
     ("server", "blind"),
-    [("database", set(COLLECTORS) - IN_REDIS - WITHOUT_BOTH), ("redis", IN_REDIS | {"buckets"})],
+    [("database", set(COLLECTORS) - IN_REDIS - WITHOUT_BOTH), ("redis", IN_REDIS | IN_BOTH)],
     ids=["database", "redis"],
 )
 def test_a_server_that_falls_silent_between_two_scrapes_costs_two_seconds_until_it_speaks_again(
@@ -739,10 +740,10 @@ def test_two_exporters_at_once_agree(start, scrape_when_up):
     a_status(minutes=1)
     ended_run("failed")
     (_, one), (_, two) = start(), start()
-    own = "forgekeeper_exporter_collector_duration_seconds"
+    own = {"forgekeeper_exporter_collector_duration_seconds", "forgekeeper_clock_offset_seconds"}
 
     def shown(url):
-        return {key: value for key, value in scrape_when_up(url).samples.items() if key[0] != own}
+        return {key: value for key, value in scrape_when_up(url).samples.items() if key[0] not in own}
 
     # On a busy machine a collector of one of them may be missing for a while.
     assert wait_until(lambda: shown(one) == shown(two), LIMIT), (shown(one), shown(two))
@@ -778,3 +779,29 @@ def test_the_age_of_a_record_is_measured_by_the_database_s_clock(look):
     oldest = look().value("backlog_oldest_timestamp_seconds", batch="user_status_cleanup", record="user_status")
 
     assert datetime.fromtimestamp(oldest, UTC) <= now()
+
+
+# Clocks
+
+
+def test_clocks_that_are_right_are_not_apart(look):
+    offsets = look().series("clock_offset_seconds")
+
+    assert set(offsets) == set(CLOCKS)
+    assert all(abs(seconds) < 1 for seconds in offsets.values())
+
+
+def test_a_clock_of_the_database_that_is_ahead_is_measured_against_redis_and_the_host(start, scrape_when_up, ahead):
+    _, url = start(DATABASE_URL=ahead(timedelta(days=1)))
+
+    offsets = scrape_when_up(url).series("clock_offset_seconds")
+
+    assert offsets["postgresql", "host"] == pytest.approx(86400, abs=5)
+    assert offsets["postgresql", "redis"] == pytest.approx(86400, abs=5)
+    assert offsets["redis", "host"] == pytest.approx(0, abs=5)
+
+
+def test_ticks_whose_time_has_not_come_are_counted(look):
+    JobRun.record(NAME, [now() + timedelta(hours=1), now() - timedelta(hours=1)], "skipped", by="test")
+
+    assert look().value("ticks_ahead", batch=NAME) == 1

@@ -1,14 +1,25 @@
 """How far clocks are apart, and what a question that takes long can prove."""
 
+import json
+import os
+import subprocess
+import sys
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
+import redis
 
-from tests.clocks import Clock
-from workers import clocks
+import models
+from settings import PREFIX
+from workers import BATCHES, clocks, preconditions
+from workers.blocked import Blocked
 from workers.clients import client
 from workers.clocks import Difference
 
+from .clocks import Clock
+
+NAME = "user_status_cleanup"
 MINUTE = timedelta(minutes=1)
 
 
@@ -47,3 +58,59 @@ def test_an_answer_is_taken_to_be_of_the_middle_of_the_question(database, monkey
 )
 def test_the_sentence_names_both_clocks_and_which_is_later(seconds, sentence):
     assert Difference("postgresql", "redis", seconds, 0.1).sentence() == sentence
+
+
+# Batches that delete
+
+
+@pytest.fixture
+def expired(database):
+    """A status that expires in a minute."""
+    database.execute_sql("insert into user_statuses (user_id, clear_status_at) values (1, now() + interval '1 minute')")
+    return lambda: database.execute_sql("select count(*) from user_statuses").fetchone()[0]
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_no_batch_runs_while_the_clocks_of_postgresql_and_redis_are_apart(settings, ahead, batch):
+    ahead(timedelta(days=1))
+    models.database.execute_sql("set search_path = public, shifted, pg_catalog")
+
+    with pytest.raises(Blocked) as blocked:
+        preconditions.require(batch, settings)
+    models.database.execute_sql("reset search_path")
+
+    assert blocked.value.reason == "clocks"
+    assert "FORGEKEEPER_CLOCK_TOLERANCE allows 60 s: set right the one that is wrong" in str(blocked.value)
+
+
+def test_a_status_lives_that_only_a_wrong_clock_calls_expired(settings, ahead, expired):
+    url = ahead(timedelta(days=1))
+
+    result = forgekeeper("run", NAME, "--json", url=url)
+
+    assert (result.returncode, json.loads(result.stdout)["skipped"], expired()) == (0, "clocks", 1)
+
+
+def test_a_difference_that_the_setting_allows_is_none(settings, ahead, expired):
+    url = ahead(timedelta(hours=1))
+
+    result = forgekeeper("run", NAME, "--json", url=url, tolerance="3700")
+
+    assert (result.returncode, json.loads(result.stdout)["deleted"], expired()) == (0, 1, 0)
+
+
+def test_a_redis_that_is_away_has_no_clock_to_be_compared_with(database, settings, monkeypatch):
+    monkeypatch.setattr(client, "connection_pool", redis.ConnectionPool(port=1))
+
+    preconditions.require(NAME, settings)
+
+
+def forgekeeper(*arguments, url, tolerance="60"):
+    environment = {**os.environ, f"{PREFIX}DATABASE_URL": url, f"{PREFIX}CLOCK_TOLERANCE": tolerance}
+    return subprocess.run(
+        [sys.executable, "-m", "cli", *arguments],
+        env={**environment, "PYTHONPATH": str(Path(__file__).parent.parent)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )

@@ -12,7 +12,11 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
+import redis
+
 from models import now
+from settings import Settings
+from workers.blocked import Blocked
 from workers.clients import client
 
 NAMES = {"postgresql": "PostgreSQL's clock", "redis": "Redis's clock", "host": "this machine's clock"}
@@ -66,6 +70,26 @@ class Clocks(NamedTuple):
 def read() -> Clocks:
     """Read all clocks; raise what PostgreSQL and Redis raise when they are away."""
     return Clocks(_read(now), _read(_of_redis), _read(_of_host))
+
+
+def require(settings: Settings) -> None:
+    """Raise `Blocked` where PostgreSQL's and Redis's clocks are too far apart to tell what is due.
+
+    A Redis that is away has no clock to go by: whatever needs it fails of itself.
+    """
+    try:
+        clocks = read()
+    except redis.RedisError:
+        return
+    difference = clocks.between("postgresql", "redis")
+    if difference.exceeds(settings.clock_tolerance):
+        said = f"PostgreSQL's clock says {_written(clocks.postgresql)} and Redis's {_written(clocks.redis)}"
+        allowed = f"FORGEKEEPER_CLOCK_TOLERANCE allows {settings.clock_tolerance.total_seconds():g} s"
+        raise Blocked("clocks", f"{said}, and {allowed}: set right the one that is wrong")
+
+
+def _written(reading: Reading) -> str:
+    return reading.said.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _read(ask: Callable[[], datetime]) -> Reading:

@@ -139,9 +139,15 @@ def _plan(batch: Batch, schedule: Cron, settings: Settings, *, by: str, told: da
         return
     reason = "paused" if BatchRow.paused(batch.name).exists() else "overlap"
     if JobRun.record(batch.name, [due], "skipped", by=by, reason=reason):
-        if reason == "overlap":
+        if reason == "overlap" and _at_work(batch):
             COUNT.inc("forgekeeper_scheduler_max_instances_total", batch.name)
         log.info("tick skipped", batch=batch.name, tick=due.isoformat(), reason=reason)
+
+
+def _at_work(batch: Batch) -> bool:
+    """Say whether a run is in the way, not one that waits for a worker: that is no fault of the timetable."""
+    run = JobRun.open(batch.name)
+    return run is not None and run.state == "started"
 
 
 def _record_older(batch: Batch, ticks: list[datetime], horizon: datetime, *, skipped: bool, by: str) -> None:

@@ -20,6 +20,7 @@ from cli import (
     metrics,
     objects,
     presence,
+    programs,
     running,
     sample,
     serving,
@@ -52,6 +53,8 @@ PANELS: dict[str, tuple[Callable[..., None], ...]] = {
 for panel, commands in PANELS.items():
     for command in commands:
         app.command(rich_help_panel=panel)(command)
+for command in (programs.redis, programs.psql):
+    app.command(rich_help_panel="Look", context_settings=programs.PASSED_ON)(command)
 app.add_typer(upkeep.flags, name="flags", rich_help_panel="Run")
 app.add_typer(objects.uploads, name="uploads", rich_help_panel="Look")
 app.add_typer(objects.objects, name="objects", rich_help_panel="Look")

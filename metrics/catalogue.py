@@ -263,7 +263,7 @@ def _scheduler(page: _Page) -> None:
     page.counter("scheduler_enqueued", "Messages sent on schedule.", "batch", _CRON)
     page.counter("scheduler_enqueue_failures", "Sends that raised.", "batch", _CRON)
     page.counter("scheduler_misfires", "Ticks missed.", "batch", _CRON)
-    page.counter("scheduler_max_instances", "Ticks suppressed, a run of the batch being open.", "batch", _CRON)
+    page.counter("scheduler_max_instances", "Ticks suppressed, a run of the batch being at work.", "batch", _CRON)
     page.counter("scheduler_runs_reopened", "Runs taken from a worker that had fallen silent.", "batch", _CRON)
     page.gauge("scheduler_last_enqueue_timestamp_seconds", "Last send.", "batch", _CRON)
     page.gauge(

@@ -151,6 +151,18 @@ def test_a_tick_during_an_open_run_is_suppressed(counted, reconcile, one_tick):
     assert counted("scheduler_max_instances_total") == 1
 
 
+def test_a_tick_while_a_run_waits_for_workers_that_are_down_is_neither_missed_nor_suppressed(
+    counted, reconcile, one_tick
+):
+    JobRun.claim_manual(NAME, by="test")
+
+    reconcile(one_tick)
+
+    assert JobRun.of(NAME).where(JobRun.reason == "overlap").exists()
+    assert counted("scheduler_max_instances_total") == 0
+    assert counted("scheduler_misfires_total") == 0
+
+
 def test_a_tick_during_a_pause_is_neither_missed_nor_suppressed(counted, reconcile, one_tick):
     Batch.pause(NAME, until=None, reason=None, by="test")
 

@@ -1,0 +1,162 @@
+"""Every command that a runbook tells people to type is typed here, at servers with something of everything in them."""
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from dramatiq import Message
+
+from coordination import uploads
+from coordination.lease import lease
+from coordination.messages import push_once
+from embedded.waiting import wait_until
+from models import Batch, DeletedObject, DeletionStatus, GitRefDeletion, JobRun, Project, sample
+from models.deleted_object import MAX_ATTEMPTS
+from storage import sentinel
+from workers.broker import broker
+from workers.clients import client
+
+from ..ports import free_ports  # noqa: TID252, pytest puts no folder on the path
+
+RUNBOOKS = Path(__file__).parents[2] / "docs" / "runbooks"
+PAGES = {page.stem: page.read_text() for page in sorted(RUNBOOKS.glob("*.md"))}
+BATCH, LEASE = "user_status_cleanup", "clean_project_refs:7"
+LETTER = "clean_project_refs:1"
+DOTS = {"--until ...": "--until 2100-01-01", "--reason ...": "--reason 'it does harm'"}
+"""What a runbook leaves to its reader."""
+STATUSES: dict[str, int] = {}
+"""What a command ends with by right, where that is not 0."""
+SERVING = {"worker", "scheduler", "exporter"}
+OTHERS = {"redis", "psql"}
+LIMIT = 60.0
+
+
+def commands(page):
+    """List the page's commands: lines of its blocks, and what stands between single backquotes elsewhere."""
+    blocks = re.findall(r"^```\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines()]
+    prose = re.sub(r"^```\n.*?^```$", "", page, flags=re.MULTILINE | re.DOTALL)
+    spans = [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", prose)]
+    return [line for line in (*lines, *spans) if line.startswith("forgekeeper ")]
+
+
+ALL = sorted({command for page in PAGES.values() for command in commands(page)})
+
+
+def typed(command, ids):
+    """Put in what a reader puts in, and split it as a shell does."""
+    for dots, meant in DOTS.items():
+        command = command.replace(dots, meant)
+    words = shlex.split(command)[1:]
+    subject = next((subject for subject in ids if " ".join(words).startswith(subject)), None)
+    known = {"BATCH": BATCH, "NAME": LEASE, "QUEUE": "cron", "PROJECT": "1", "ID": ids.get(subject, "")}
+    return [re.sub(rf"\b({'|'.join(known)})\b", lambda match: known[match[1]], word) for word in words]
+
+
+@pytest.fixture
+def places(tmp_path, monkeypatch, settings):
+    """A root and a store with their sentinels."""
+    root, store = tmp_path / "repositories", tmp_path / "artifacts"
+    for folder in (root, store):
+        folder.mkdir()
+        sentinel.Folder(folder).create_sentinel()
+    stores = f'{{"artifacts": "file://{store}"}}'
+    monkeypatch.setenv("FORGEKEEPER_REPOSITORIES_ROOT", str(root))
+    monkeypatch.setenv("FORGEKEEPER_OBJECT_STORES", stores)
+
+
+@pytest.fixture
+def world(database, places):
+    """Something of everything: what is due, what was given up, a run that failed; return the ids of what is asked for."""
+    sample.user_statuses(5)
+    Project.create(id=1, disk_path="a/b.git")
+    rejected = GitRefDeletion.create(project_id=1, ref="HEAD", reason="not_under_refs", status=DeletionStatus.REJECTED)
+    DeletedObject.create(store_dir="a", file="b", attempts=MAX_ATTEMPTS)
+    uploads.prepare(client, "artifacts", "c/d")
+    run = JobRun.start_here(BATCH, by="worker-1:9")
+    JobRun.fail(run, "no such thing", delay=timedelta(0), retries=0)
+    return {"refs retry": str(rejected.id), "dead ": LETTER}
+
+
+def bring_back():
+    """Let there be again what a command may have ended, and nothing be held back."""
+    Batch.update(paused_until=None).execute()
+    if not client.exists(f"{broker.namespace}:git.XQ"):
+        client.delete(f"{broker.namespace}:git", f"{broker.namespace}:git.msgs")
+        push_once(broker, Message("git", "clean_project_refs", (1,), {}, {}, LETTER))
+        broker.do_fetch("git", 1)
+        broker.do_nack("git", LETTER)
+
+
+@contextmanager
+def waited_for(monkeypatch):
+    """Let a program that takes a command's place be a child, for the test to go on after it."""
+
+    def run(program, arguments, environment):
+        ended = subprocess.run(arguments, env=environment, capture_output=True, text=True, check=False)
+        sys.stdout.write(ended.stdout)
+        sys.stderr.write(ended.stderr)
+        raise SystemExit(ended.returncode)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "execve", run)
+        yield
+
+
+def test_the_runbooks_have_commands():
+    assert len(ALL) > 100
+    assert {command.split()[1] for command in ALL} >= SERVING | OTHERS
+
+
+def test_nothing_in_a_command_is_left_to_be_guessed(world):
+    for command in ALL:
+        words = typed(command, world)
+        assert "" not in words, command
+        assert words[0] in OTHERS or not [word for word in words if re.fullmatch(r"[A-Z]{2,}|.*\.\.\.", word)], command
+
+
+def test_every_command_of_every_runbook_does_what_it_should(main, monkeypatch, world):
+    for program in ("psql", "redis-cli"):
+        if shutil.which(program) is None:
+            assert "CI" not in os.environ, f"{program} is missing: .ci/run installs it"
+            pytest.skip(f"{program} is not installed")
+    wrong = []
+    for command in ALL:
+        words = typed(command, world)
+        if words[0] in SERVING:
+            continue
+        bring_back()
+        with lease(client, LEASE, ttl=timedelta(minutes=1), holder="forge-2:77"), waited_for(monkeypatch):
+            result = main(*words)
+        # redis-cli ends well whatever Redis says.
+        refused = words[0] == "redis" and re.match(r"\(?error|ERR|WRONGTYPE|NOSCRIPT", result.stdout)
+        if result.status != STATUSES.get(command, 0) or refused:
+            wrong.append((command, result))
+
+    assert wrong == []
+
+
+@pytest.mark.parametrize("command", [command for command in ALL if command.split()[1] in SERVING])
+def test_every_command_that_serves_begins_and_ends_when_told_to(environment, world, command, tmp_path):
+    (port,) = free_ports(1)
+    log = tmp_path / "log"
+    with log.open("wb") as written:
+        serving = subprocess.Popen(
+            [sys.executable, "-m", "cli", *typed(command, world)],
+            env=environment(METRICS_PORT_EXPORTER=str(port), WORKER_PROCESSES="1", LOG_FORMAT="json"),
+            stderr=written,
+        )
+    try:
+        assert wait_until(lambda: re.search(r"started|ready for action", log.read_text()), LIMIT), log.read_text()
+    finally:
+        serving.send_signal(signal.SIGTERM)
+
+    assert serving.wait(LIMIT) == 0, log.read_text()

@@ -6,8 +6,8 @@ that one who hangs is rid of it within *at_most* and *ttl*.  No step of his is p
 one who was paused for longer than *ttl* has lost the lease while he is still at work.
 `check` tells him so at his next safe point, and the data has to be safe without us until then.
 
-Redis's clock alone says what has expired; set back, it makes a dead holder's lease last as
-much longer.  Where Redis does not answer, a holder believes what it said for *ttl*, also
+Redis's clock alone says what has expired; set back, it makes a dead holder's lease last for
+*at_most* from when another asks for it.  Where Redis does not answer, a holder believes what it said for *ttl*, also
 when the lease has been broken or flushed away in the meantime.
 """
 
@@ -135,7 +135,8 @@ def lease(
         raise LeaseInTransaction(f"the lease {name} was asked for inside a database transaction")
     owner = f"{uuid4().hex} {holder}"
     taken = clock()
-    if not _run(client, "lease_acquire", name, owner, ttl.total_seconds()):
+    longest = max(ttl, at_most).total_seconds()
+    if not _run(client, "lease_acquire", name, owner, ttl.total_seconds(), longest):
         raise LeaseTaken(f"the lease {name} is held by another")
     held = Lease(client, name, owner, ttl=ttl, at_most=at_most, taken=taken, clock=clock)
     done = Event()

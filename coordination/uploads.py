@@ -37,6 +37,8 @@ ADOPTION = timedelta(days=1)
 """So long an adopted entry waits before it is due: a person may have been wrong, and withdraws it."""
 CLAIM_TTL = timedelta(seconds=60)
 """How long a claim may be acted on by the one who took it, unless he says otherwise."""
+LONGEST_AHEAD = timedelta(days=1)
+"""No entry waits for longer by right: for its next attempt, or for somebody to take it back."""
 MAX_ATTEMPTS = 5
 PAGE = 1_000
 """So many entries go into one command: a millisecond or so of everybody's time."""
@@ -230,6 +232,14 @@ def claim(
                 for member, attempts, adopted in found
             )
     return result
+
+
+def set_right(client: redis.Redis) -> int:
+    """Mend entries from more than a day ahead, which Redis's clock wrote while it was wrong; return how many.
+
+    They count as registered, or due again, now: their time begins anew.
+    """
+    return int(call(client, "upload_set_right", keys=[PENDING, DELETING], args=[LONGEST_AHEAD.total_seconds()]))
 
 
 def forget(client: redis.Redis, claim: Claim, entries: Collection[Entry]) -> int:

@@ -61,6 +61,8 @@ def run(outcome: Outcome, deadline: Deadline, settings: Settings) -> None:
 
     Raises `StoreUnavailable` when stores did not answer, after everything at the others was done.
     """
+    if mended := uploads.set_right(client):
+        log.warning("uploads of a time to come set right", entries=mended)
     sweep = Sweep(outcome, settings, deadline)
     outcome.total_pending_entries = uploads.unsettled(client)
     while (claim := sweep.claim()).entries:

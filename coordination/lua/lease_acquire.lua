@@ -6,6 +6,7 @@
 -- ARGV[1]  name
 -- ARGV[2]  owner, as in the hash
 -- ARGV[3]  time to live, in seconds
+-- ARGV[4]  the most that any lease may have left, in seconds
 --
 -- Returns 1 when the lease is the owner's, 0 when it is another's.  One who has it already, and
 -- repeats himself after a lost reply, keeps it, renewed.
@@ -23,6 +24,10 @@ if not redis.call('zscore', KEYS[1], ARGV[1]) then
   redis.call('zadd', KEYS[2], now, ARGV[1])
   redis.call('hset', KEYS[3], ARGV[1], ARGV[2])
 elseif redis.call('hget', KEYS[3], ARGV[1]) ~= ARGV[2] then
+  if tonumber(redis.call('zscore', KEYS[1], ARGV[1])) > now + ARGV[4] then
+    -- The clock was set back.  A holder who lives renews it; a dead one's would last until the clock has caught up.
+    redis.call('zadd', KEYS[1], now + ARGV[4], ARGV[1])
+  end
   return 0
 end
 redis.call('zadd', KEYS[1], now + ARGV[3], ARGV[1])

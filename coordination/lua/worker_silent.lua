@@ -5,6 +5,11 @@
 --
 -- Returns their names.
 
-local now = redis.call('time')
-local horizon = now[1] * 1000 + math.floor(now[2] / 1000) - ARGV[1]
-return redis.call('zrangebyscore', KEYS[1], '-inf', '(' .. horizon)
+local time = redis.call('time')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+for _, worker in ipairs(redis.call('zrangebyscore', KEYS[1], '(' .. now, '+inf')) do
+  -- The clock was set back.  Who lives gives another sign; a dead one would be waited for until it has caught up.
+  redis.call('zrem', KEYS[1], worker)
+  redis.call('zadd', KEYS[1], now, worker)
+end
+return redis.call('zrangebyscore', KEYS[1], '-inf', '(' .. now - ARGV[1])

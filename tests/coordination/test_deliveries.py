@@ -22,6 +22,7 @@ from hypothesis.stateful import (
 from coordination import deliveries
 from coordination.deliveries import CHUNK, MAX_DEATHS, Deliveries
 from coordination.scripts import call
+from embedded.waiting import wait_until
 
 NAMESPACE = "deliveries"
 QUEUE, LINE = "q", "q.DQ"
@@ -148,6 +149,17 @@ def test_a_dead_letter_bears_its_reason(client, worker):
 
 
 # Rescue
+
+
+def test_a_worker_that_died_while_the_clock_was_ahead_is_found_silent_once_it_is_right(client, worker, other):
+    put(worker, "1")
+    worker.fetch(QUEUE, limit=1)
+    client.zadd(HEARTBEATS, {worker.worker: (client.time()[0] + 86400) * 1000})
+
+    first = other.rescue(QUEUES, dead_after=DEAD_AFTER)
+    rescued = wait_until(lambda: other.rescue(QUEUES, dead_after=timedelta(milliseconds=1)), 10)
+
+    assert (first, rescued, ready(client)) == ([], True, ["1"])
 
 
 def test_the_messages_of_a_silent_worker_are_at_the_head_of_the_queue(client, worker, other):

@@ -766,3 +766,15 @@ def test_a_server_that_forgot_the_scripts_is_taught_them_again(client):
 
     with take(client) as held:
         held.check()
+
+
+def test_a_lease_that_a_clock_that_was_ahead_has_given_ends_ten_minutes_after_another_asks_for_it(client):
+    client.zadd(UNTIL, {NAME: client.time()[0] + 86400})
+    client.zadd(SINCE, {NAME: client.time()[0] + 86385})
+    client.hset(OWNERS, NAME, "token a dead process")
+
+    with pytest.raises(LeaseTaken), take(client):
+        pass
+
+    (held,) = leases(client)
+    assert held.left <= timedelta(minutes=10)

@@ -780,3 +780,31 @@ def test_all_keys_share_one_hash_tag():
 
     assert len(keys) == 6
     assert {key.partition(":")[0] for key in keys} == {"{pending_direct_uploads}"}
+
+
+# Redis's clock was ahead, and is set right
+
+
+def test_an_upload_that_was_registered_days_ahead_is_stale_three_hours_after_the_clock_was_set_right(client):
+    register(client, "artifacts:a", age=-2 * 86400)
+
+    mended = within_one_second(client, lambda second: (uploads.set_right(client), second))
+
+    assert mended == (1, client.zscore(uploads.PENDING, "artifacts:a"))
+
+
+def test_a_deletion_that_is_due_again_in_days_is_due_now(client):
+    client.zadd(uploads.DELETING, {"artifacts:a": now(client) + 2 * 86400})
+
+    uploads.set_right(client)
+
+    assert claimed(client) == ["artifacts:a"]
+
+
+@pytest.mark.parametrize("ahead", [0, 3600, 86400 - 60])
+def test_what_may_wait_by_right_is_left_to_wait(client, ahead):
+    register(client, "artifacts:a", age=-ahead)
+    before = client.zscore(uploads.PENDING, "artifacts:a")
+
+    assert uploads.set_right(client) == 0
+    assert client.zscore(uploads.PENDING, "artifacts:a") == before

@@ -216,8 +216,10 @@ def _schedule() -> Row:
             ),
             graph(
                 "Not sent, or taken back",
-                "Ticks that were missed or suppressed, sends that failed, runs taken from a silent worker.",
+                "Ticks that were missed, suppressed or claimed before their time (by a clock that was ahead), sends that "
+                "failed, runs taken from a silent worker.",
                 "short",
+                Query('max(forgekeeper_ticks_ahead{batch="$batch"})', "before their time"),
                 Query(grown("scheduler_misfires", where=HERE), "missed"),
                 Query(
                     grown("scheduler_max_instances", where=HERE),

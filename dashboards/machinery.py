@@ -208,14 +208,21 @@ def ground() -> Row:
                 "Whether each could read what it reports; where not, its figures are missing from this page.",
                 "bool_yes_no",
                 Query("min by (collector) (forgekeeper_exporter_collector_success)", "{{collector}}"),
-                columns=12,
             ),
             graph(
                 "How long collectors take",
                 "All together have 1.7 seconds.",
                 "s",
                 Query("max by (collector) (forgekeeper_exporter_collector_duration_seconds)", "{{collector}}"),
-                columns=12,
+            ),
+            graph(
+                "Clocks apart",
+                "PostgreSQL's, Redis's and the exporter's machine's. Beyond the line batches refuse to run.",
+                "s",
+                Query(
+                    "min by (clock, reference) (abs(forgekeeper_clock_offset_seconds))", "{{clock}} and {{reference}}"
+                ),
+                lines=[limit("BatchClockOff")],
             ),
         ],
         folded=True,

@@ -216,7 +216,7 @@ def _schedule() -> Row:
             ),
             graph(
                 "Not sent, or taken back",
-                "Ticks that were missed, suppressed or claimed before their time (by a clock that was ahead), sends that "
+                "Ticks that were missed, suppressed or claimed before their time (a clock was ahead), sends that "
                 "failed, runs taken from a silent worker.",
                 "short",
                 Query('max(forgekeeper_ticks_ahead{batch="$batch"})', "before their time"),

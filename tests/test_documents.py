@@ -1,0 +1,250 @@
+"""The numbers of the five documents, each held against what the product uses.
+
+A row is a number: its name, the document's own words for it, the number itself, and where it is used.
+`FURTHER` has those that the documents leave open and this project has settled.
+"""
+
+# The documents are written in Japanese, with its brackets.
+# ruff: noqa: RUF001
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from inspect import signature
+from typing import Any, NamedTuple
+
+import pytest
+
+import scheduler
+from coordination import buckets, uploads
+from coordination.lease import lease
+from dashboards.limits import alerts
+from metrics.catalogue import BATCHES as CATALOGUE
+from models import JobRun, bulk_imports, deleted_object, job_artifacts
+from models.bulk_imports import ImportStatus, TrackerStatus
+from settings import Settings
+from workers import (
+    BATCHES,
+    attempt,
+    broker,
+    expired_job_artifacts,
+    git_ref_cleanup,
+    measuring,
+    prune,
+    stale_direct_uploads,
+    stale_imports,
+    user_status_cleanup,
+)
+from workers.middleware import ChildRetries
+from workers.runner import Runner
+
+
+class Number(NamedTuple):
+    """A number of a document: *used* tells what the product has for it."""
+
+    name: str
+    words: str
+    is_: Any
+    used: Callable[[], Any]
+
+
+SECOND, MINUTE, HOUR, DAY = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
+
+
+def cron(batch: str) -> str:
+    """Return when the batch runs where nobody has set anything else."""
+    return str(Settings().cron(batch))
+
+
+def rule(name: str) -> dict[str, Any]:
+    """Return the alert rule of that name."""
+    return next(rule for rule in alerts() if rule["alert"] == name)
+
+
+def condition(name: str) -> str:
+    """Return what the alert rule compares with, and for how long that must last: ``> 10000 for 5m``."""
+    compared = re.findall(r"[<>]=?\s*\d+", rule(name)["expr"])
+    assert len(compared) == 1, "say which of them is the document's"
+    return compared[0] + (f" for {rule(name)['for']}" if "for" in rule(name) else "")
+
+
+def said(name: str, pattern: str) -> str:
+    """Return what of the alert's sentences matches."""
+    found = re.search(pattern, " ".join(rule(name)["annotations"].values()))
+    assert found, "its sentences do not name it"
+    return found[0]
+
+
+def retries_of_a_child() -> int:
+    """Return how often the broker lets a child be tried again."""
+    (retries,) = (one for one in broker.middleware if isinstance(one, ChildRetries))
+    number: int = retries.max_retries
+    return number
+
+
+def default(function: Callable[..., Any], name: str) -> Any:
+    """Return what the function takes for the argument where it is not given."""
+    return signature(function).parameters[name].default
+
+
+RETRIES = "リトライ回数 Sidekiqデフォルト"
+DOCUMENT_48 = [
+    Number("cron", "1分間隔で実行", "* * * * *", lambda: cron("user_status_cleanup")),
+    Number("late after", "期限切れステータスは最大1分の遅延", MINUTE, lambda: measuring.LATE),
+    Number("missed after", "期限切れステータスは最大1分の遅延", MINUTE, lambda: scheduler.LATE),
+    Number("batch size", "BATCH_SIZE = 100", 100, lambda: user_status_cleanup.BATCH_SIZE),
+    Number("time", "MAX_RUNTIME = 30.seconds", 30 * SECOND, lambda: user_status_cleanup.MAX_RUNTIME),
+    Number("time told", "MAX_RUNTIME = 30.seconds", 30 * SECOND, lambda: BATCHES["user_status_cleanup"].budget),
+    Number("retries", RETRIES, 25, lambda: attempt.MAX_RETRIES),
+    Number("alert: seconds", "処理時間 60秒", 60, lambda: measuring.DURATION["user_status_cleanup"]),
+    Number("alert: time limit", "処理時間 60秒", MINUTE, lambda: CATALOGUE["user_status_cleanup"].time_limit),
+    Number("alert: breaches", "処理時間 60秒", "> 0", lambda: condition("UserStatusCleanupDurationHigh")),
+    Number("alert: sentence", "処理時間 60秒", "60 s", lambda: said("UserStatusCleanupDurationHigh", r"\d+ s\b")),
+    Number("alert: left by a run", "10000件超過", 10_000, lambda: measuring.BACKLOG),
+    Number("alert: left", "10000件超過", "> 10000 for 5m", lambda: condition("UserStatusCleanupBacklogHigh")),
+    Number("alert: left, sentence", "10000件超過", "10,000", lambda: said("UserStatusCleanupBacklogHigh", r"\d+,\d+")),
+]
+DOCUMENT_58 = [
+    Number("cron", "Cron設定に依存", "* * * * *", lambda: cron("git_ref_cleanup")),
+    Number("time", "LOCK_TIMEOUT = 10分", 10 * MINUTE, lambda: git_ref_cleanup.LOCK_TIMEOUT),
+    Number("time told", "10分以内（LOCK_TIMEOUT）", 10 * MINUTE, lambda: BATCHES["git_ref_cleanup"].budget),
+    Number(
+        "alert: time limit", "10分以内（LOCK_TIMEOUT）", 10 * MINUTE, lambda: CATALOGUE["git_ref_cleanup"].time_limit
+    ),
+    Number("lease", "タイムアウト: LOCK_TIMEOUT = 10分", 10 * MINUTE, lambda: default(lease, "at_most")),
+    Number("projects", "MAX_PROJECTS = 10,000", 10_000, lambda: git_ref_cleanup.MAX_PROJECTS),
+    Number("batch size", "BATCH_SIZE = 100", 100, lambda: git_ref_cleanup.BATCH_SIZE),
+    Number("retries", "リトライ対象エラー すべての例外", 25, retries_of_a_child),
+    Number("alert: dead letters", "Sidekiq失敗キュー", "> 0", lambda: condition("GitRefCleanupDeadLetters")),
+    Number(
+        "alert: batches with dead letters",
+        "Sidekiq失敗キュー",
+        {"git_ref_cleanup", "clean_project_refs"},
+        lambda: measuring.DEAD_LETTERS,
+    ),
+]
+DOCUMENT_100 = [
+    Number("cron", "6分ごとに実行されます（cron: `*/6 * * * *`）", "*/6 * * * *", lambda: cron("stale_direct_uploads")),
+    Number("time", "MAX_EXEC_DURATION（250秒）", 250 * SECOND, lambda: stale_direct_uploads.MAX_EXEC_DURATION),
+    Number("time told", "目標処理時間 250秒以内", 250 * SECOND, lambda: BATCHES["stale_direct_uploads"].budget),
+    Number("retries", RETRIES, 25, lambda: attempt.MAX_RETRIES),
+    Number("alert: seconds", "250秒超過", 250, lambda: measuring.DURATION["stale_direct_uploads"]),
+    Number("alert: breaches", "250秒超過", "> 0", lambda: condition("StaleDirectUploadCleanupTimeout")),
+    Number("alert: sentence", "250秒超過", "250 s", lambda: said("StaleDirectUploadCleanupTimeout", r"\d+ s\b")),
+    Number("alert: failures", "連続失敗", ">= 2", lambda: condition("StaleDirectUploadCleanupFailing")),
+    Number("alert: failures counted", "連続失敗", 2, lambda: measuring.FAILURES["stale_direct_uploads"]),
+    Number("alert: pile", "大量蓄積", "> 10000 for 30m", lambda: condition("PendingDirectUploadsAccumulating")),
+    Number("alert: pile, sentence", "大量蓄積", "10,000", lambda: said("PendingDirectUploadsAccumulating", r"\d+,\d+")),
+]
+DOCUMENT_65 = [
+    Number("cron", "実行時刻 0 */4 * * *", "0 */4 * * *", lambda: cron("stale_imports")),
+    Number("stale after", "updated_at < 24時間前", 24 * HOUR, lambda: bulk_imports.STALE_AFTER),
+    Number("stale statuses", "status IN (0, 1)", (0, 1), lambda: bulk_imports.UNFINISHED),
+    Number("created", "created(0)", 0, lambda: ImportStatus.CREATED),
+    Number("started", "started(1)", 1, lambda: ImportStatus.STARTED),
+    Number("timeout", "3 (timeout)", 3, lambda: ImportStatus.TIMEOUT),
+    Number("retries", RETRIES, 25, lambda: attempt.MAX_RETRIES),
+    Number("alert: found", "停滞インポート件数 設定なし", "> 0", lambda: condition("StaleBulkImportsDetected")),
+    Number("alert: errors", "エラー件数 設定なし", "> 0", lambda: condition("StaleBulkImportCleanupErrors")),
+]
+DOCUMENT_11 = [
+    Number("cron", "通常は数分間隔", "*/5 * * * *", lambda: cron("expired_job_artifacts")),
+    Number("buckets", "並列度（max_buckets）を5から10に", 5, lambda: expired_job_artifacts.MAX_BUCKETS),
+    Number(
+        "buckets, many",
+        "並列度（max_buckets）を5から10に",
+        10,
+        lambda: expired_job_artifacts.MAX_BUCKETS_HIGH_CONCURRENCY,
+    ),
+    Number("classes", "バケット数分（最大10）", 10, lambda: job_artifacts.CLASSES),
+    Number("silent after", "10分以上経過したoccupiedバケット", 10 * MINUTE, lambda: Settings().bucket_silent_after),
+    Number("silent after, else", "10分後に再利用可能", 10 * MINUTE, lambda: default(buckets.tidy, "silent_for")),
+    Number("flag", "bulk_delete_job_artifacts", "bulk_delete_job_artifacts", lambda: expired_job_artifacts.FLAG),
+    Number(
+        "flag, many",
+        "bulk_delete_job_artifacts_high_concurrency",
+        "bulk_delete_job_artifacts_high_concurrency",
+        lambda: expired_job_artifacts.HIGH_CONCURRENCY_FLAG,
+    ),
+    Number("retries", RETRIES, 25, lambda: attempt.MAX_RETRIES),
+    Number("alert: seconds", "処理時間 60秒", 60, lambda: measuring.DURATION["expired_job_artifacts"]),
+    Number("alert: time limit", "処理時間 60秒", MINUTE, lambda: CATALOGUE["expired_job_artifacts"].time_limit),
+    Number("alert: breaches", "処理時間 60秒", "> 0", lambda: condition("ArtifactBulkDeleteSchedulerDurationHigh")),
+    Number(
+        "alert: sentence", "処理時間 60秒", "60 s", lambda: said("ArtifactBulkDeleteSchedulerDurationHigh", r"\d+ s\b")
+    ),
+    Number("alert: failures", "連続3回失敗", ">= 3", lambda: condition("ArtifactBulkDeleteSchedulerFailing")),
+    Number("alert: failures counted", "連続3回失敗", 3, lambda: measuring.FAILURES["expired_job_artifacts"]),
+]
+FURTHER = [
+    Number("58: deletions of a child", "MAX_DELETES", 10_000, lambda: git_ref_cleanup.MAX_DELETES),
+    Number(
+        "100: stale after",
+        "registered more than `MAX_UPLOAD_DURATION = 3 h` ago",
+        3 * HOUR,
+        lambda: stale_direct_uploads.MAX_UPLOAD_DURATION,
+    ),
+    Number("100: attempts", "five attempts", 5, lambda: uploads.MAX_ATTEMPTS),
+    Number("100: claims are acted on for", "A claim older than 60 s", MINUTE, lambda: uploads.CLAIM_TTL),
+    Number("100: claims are ours for", "A claim older than 60 s", 5 * MINUTE, lambda: Settings().upload_visibility),
+    Number("65: time", "数分以内", 10 * MINUTE, lambda: stale_imports.MAX_RUNTIME),
+    Number("65: time told", "数分以内", 10 * MINUTE, lambda: BATCHES["stale_imports"].budget),
+    Number("65: alert: time limit", "数分以内", 10 * MINUTE, lambda: CATALOGUE["stale_imports"].time_limit),
+    Number("65: tracker enqueued", "enqueued 3", 3, lambda: TrackerStatus.ENQUEUED),
+    Number("65: tracker timeout", "timeout **4**", 4, lambda: TrackerStatus.TIMEOUT),
+    Number("11: batch size", "a batch of 100", 100, lambda: expired_job_artifacts.BATCH_SIZE),
+    Number("11: loops", "at most 500 times", 500, lambda: expired_job_artifacts.LOOP_LIMIT),
+    Number("11: time of a child", "5 minutes", 5 * MINUTE, lambda: expired_job_artifacts.MAX_RUNTIME),
+    Number("11: time of the parent", "60秒", MINUTE, lambda: expired_job_artifacts.PARENT_BUDGET),
+    Number("11: unlocked", "locked = 0", 0, lambda: job_artifacts.UNLOCKED),
+    Number("11: trace", "file_type <> 3", 3, lambda: job_artifacts.TRACE),
+    Number("objects: cron", "every minute", "* * * * *", lambda: cron("delete_objects")),
+    Number("objects: visibility", "10-minute visibility", 10 * MINUTE, lambda: Settings().object_visibility),
+    Number("objects: attempts", "after 10 attempts", 10, lambda: deleted_object.MAX_ATTEMPTS),
+    Number("objects: kept for", "a grace setting (default 0)", 0 * SECOND, lambda: Settings().object_grace),
+    Number("prune: cron", "hourly", "0 * * * *", lambda: cron("prune")),
+    Number("prune: ref deletions", "older than a day", DAY, lambda: prune.KEEP_REF_DELETIONS),
+    Number("prune: runs", "older than 30 days", 30 * DAY, lambda: prune.KEEP_RUNS),
+]
+TABLES = {"48": DOCUMENT_48, "58": DOCUMENT_58, "100": DOCUMENT_100, "65": DOCUMENT_65, "11": DOCUMENT_11, "": FURTHER}
+"""By document."""
+
+
+def _rows() -> Iterator[Any]:
+    for document, table in TABLES.items():
+        for number in table:
+            name = f"{document}: {number.name}" if document else number.name
+            yield pytest.param(number, id=name.replace(" ", "_"))
+
+
+@pytest.mark.parametrize("number", list(_rows()))
+def test_each_number_of_the_documents_is_the_one_in_use(number):
+    used = number.used()
+
+    assert used == number.is_, f"the document says: {number.words}"
+
+
+@pytest.mark.parametrize("document", [document for document in TABLES if document])
+def test_each_document_has_its_batch(document):
+    (parent,) = [batch.actor for batch in BATCHES.values() if batch.actor.options["document"] == int(document)]
+
+    assert CATALOGUE[parent.actor_name].document == document
+
+
+@pytest.mark.usefixtures("database")
+@pytest.mark.parametrize(
+    ("batch", "seconds"), [("user_status_cleanup", 30), ("stale_imports", 600), ("expired_job_artifacts", 60)]
+)
+def test_a_run_gets_the_time_of_its_document(batch, seconds, settings):
+    runner = Runner(settings)
+    run = runner.begin(batch, JobRun.start_here(batch, by=attempt.identity()))
+
+    BATCHES[batch].actor.fn()
+
+    left = run.budget.left()
+    runner.close(run, None)
+    runner.stop()
+    # A busy machine may have used some of it.
+    assert seconds * 0.8 < left <= seconds

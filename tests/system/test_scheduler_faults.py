@@ -26,6 +26,8 @@ from settings.reading import load
 from workers import BATCHES
 from workers.clients import Limits, connect
 
+from ..machine import Held  # noqa: TID252, pytest puts no folder on the path
+
 LIMIT = 60.0
 SECOND = timedelta(seconds=1)
 BATCH = "user_status_cleanup"
@@ -43,6 +45,7 @@ class Timetable:
     def __init__(self, services):
         self._services = services
         self.schedulers = []
+        self._held_up = None
 
     def start(self, **environment):
         name = f"scheduler{len(self.schedulers)}"
@@ -61,6 +64,12 @@ class Timetable:
             return sum(line["message"] == "scheduler started" for line in scheduler.lines()) == scheduler.lives
 
         return wait_until(all_said, LIMIT)
+
+    def all_started(self):
+        """Wait until all have started; from then on they are expected to keep every tick."""
+        every = all(self.started(scheduler) for scheduler in self.schedulers)
+        self._held_up = Held(lambda: [scheduler.process.pid for scheduler in self.schedulers])
+        return every
 
     def at_work(self, scheduler):
         """Stop the others, and wait until the scheduler has given another tick its row."""
@@ -83,11 +92,18 @@ class Timetable:
         """Count the ticks between the first and the last that have no row, or more than one, or were not made up for.
 
         One that is a second late has been overtaken by the next, which did its work: that happens where a scheduler
-        is stopped with the tick's row in hand, or all of them have to wait for a busy machine.  Most may not.
+        is stopped with the tick's row in hand, to a fifth at most, or all of them have to wait for a busy machine.
         """
+        ticks_of_all = JobRun.select().count()
         overtaken = JobRun.select().where(JobRun.state == "coalesced").count()
-        late = JobRun.select().where(JobRun.state == "missed").count() + (overtaken > JobRun.select().count() / 2)
+        # Where all are held up for a second, a tick of each batch is.
+        most = min(ticks_of_all / 5 + len(FREQUENT) * self.held_up(), ticks_of_all / 2)
+        late = JobRun.select().where(JobRun.state == "missed").count() + (overtaken > most)
         return late + sum(later - earlier != SECOND for batch in FREQUENT for earlier, later in pairwise(ticks(batch)))
+
+    def held_up(self):
+        """Say for how long the machine may have held up all of them at once, since they had started."""
+        return self._held_up.seconds() / len(self.schedulers)
 
     def sent_again(self):
         """Count messages that were sent although they had been sent; a worker finds their runs closed."""
@@ -131,7 +147,7 @@ def pass_time(seconds):
 def test_while_one_of_three_schedulers_is_stopped_the_others_keep_every_tick(timetable, services, outcome):
     schedulers = [timetable.start() for _ in range(3)]
     services("worker", *WORKER, **EVERY_SECOND)
-    assert all(timetable.started(scheduler) for scheduler in schedulers)
+    assert timetable.all_started()
     timetable.wait_for_ticks(2)
 
     for scheduler in schedulers:
@@ -146,14 +162,14 @@ def test_while_one_of_three_schedulers_is_stopped_the_others_keep_every_tick(tim
     assert missed == 0
     assert timetable.doubled() == 0
     # It may have been stopped while it held a tick's row; then PostgreSQL ends its session first.
-    assert late < LIMIT / 4
+    assert late < 8 + timetable.held_up()
     assert all(timetable.at_work(scheduler) for scheduler in schedulers), "one does not go on"
 
 
 def test_schedulers_that_start_together_and_are_replaced_one_by_one_claim_each_tick_once(timetable, services, outcome):
     schedulers = [timetable.start() for _ in range(3)]
     services("worker", *WORKER, **EVERY_SECOND)
-    assert all(timetable.started(scheduler) for scheduler in schedulers)
+    assert timetable.all_started()
 
     statuses = []
     for scheduler in schedulers:
@@ -311,7 +327,7 @@ def test_clocks_that_are_wrong_or_jump_neither_lose_nor_repeat_a_tick_nor_delete
             timetable.start()
     with worn_by_worker.worn():
         services("worker", *WORKER, **EVERY_SECOND)
-    assert all(timetable.started(scheduler) for scheduler in timetable.schedulers)
+    assert timetable.all_started()
     assert wait_until(lambda: JobRun.last_ended(BATCH) is not None, LIMIT)
     pass_time(2)
 

@@ -1,0 +1,62 @@
+"""How busy the machine is: what a test must not hold against what it tests."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from models import database
+from workers.clients import client
+
+GONE = (FileNotFoundError, ProcessLookupError)
+RUN_DELAY = 1
+"""The field of a thread's schedstat that says for how many nanoseconds it could have run and had to wait."""
+PPID = 1
+STEAL = 8
+
+
+class Held:
+    """For how long the machine has held up processes, what they have started, and the servers, since this was made.
+
+    All their threads' waits for a processor are added up, and the time for which a hypervisor took the processors
+    away: so much of a delay may be the machine's, and no more.  What is idle or asleep does not wait.
+    """
+
+    def __init__(self, pids: Callable[[], Iterable[int]]) -> None:
+        """Begin; *pids* names the processes, also those that have been started since.  Needs a connection."""
+        self._pids, self._servers = pids, _servers()
+        self._before, self._stolen = dict(self._waits()), _stolen()
+
+    def seconds(self) -> float:
+        """Say for how long, until now."""
+        waited = sum(wait - self._before.get(thread, 0) for thread, wait in self._waits())
+        return waited / 1e9 + _stolen() - self._stolen
+
+    def _waits(self) -> Iterator[tuple[int, int]]:
+        return _waits([*self._pids(), *self._servers])
+
+
+def _servers() -> list[int]:
+    """Name the servers' processes; only these wait where those of the tests do."""
+    backend = database.execute_sql("select pg_backend_pid()").fetchone()[0]
+    found = [int(client.info("server")["process_id"])]
+    with suppress(*GONE):
+        found.append(int(Path(f"/proc/{backend}/stat").read_text().rpartition(")")[2].split()[PPID]))
+    return found
+
+
+def _waits(pids: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Yield the threads of those processes and of their descendants, and for how long each has waited."""
+    for pid in pids:
+        with suppress(*GONE):
+            for thread in Path(f"/proc/{pid}/task").iterdir():
+                with suppress(*GONE):
+                    yield int(thread.name), int((thread / "schedstat").read_text().split()[RUN_DELAY])
+                    yield from _waits(map(int, (thread / "children").read_text().split()))
+
+
+def _stolen() -> float:
+    with Path("/proc/stat").open() as lines:
+        return int(lines.readline().split()[STEAL]) / os.sysconf("SC_CLK_TCK")

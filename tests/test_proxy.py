@@ -17,7 +17,7 @@ from embedded.waiting import wait_until
 from .system.proxy import Proxy, postgres_through, redis_through
 
 PATIENCE = 0.3
-LIMIT = 30.0
+LIMIT = 60.0
 
 
 @pytest.fixture

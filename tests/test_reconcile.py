@@ -36,7 +36,7 @@ SECOND = timedelta(seconds=1)
 MINUTE = timedelta(minutes=1)
 HOUR = timedelta(hours=1)
 DEAD_AFTER = timedelta(seconds=15)
-LIMIT = 20.0
+LIMIT = 60.0
 
 FAKE_CLOCK = """
     drop schema if exists fake cascade;

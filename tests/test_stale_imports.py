@@ -29,7 +29,7 @@ NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 DAY = timedelta(hours=24)
 MICROSECOND = timedelta(microseconds=1)
 FINISHES = 2_000
-LIMIT = 20.0
+LIMIT = 60.0
 UNFINISHED = {ImportStatus.CREATED, ImportStatus.STARTED}
 UNFINISHED_TRACKERS = {TrackerStatus.CREATED, TrackerStatus.STARTED, TrackerStatus.ENQUEUED}
 

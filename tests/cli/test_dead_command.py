@@ -23,7 +23,7 @@ from workers.clients import client
 NAME = "user_status_cleanup"
 CHILD, QUEUE = "clean_project_refs", "git"
 CLOSED_REDIS = "redis://127.0.0.1:1/0"
-LIMIT = 20
+LIMIT = 60
 
 pytestmark = pytest.mark.usefixtures("database")
 

@@ -16,7 +16,7 @@ from workers.clients import client
 NAME = "user_status_cleanup"
 NOTHING = {"deleted": 0, "batches": 0, "stopped": "drained"}
 CLOSED_REDIS = "redis://127.0.0.1:1/0"
-LIMIT = 20.0
+LIMIT = 60.0
 
 
 def last_run():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -20,22 +21,25 @@ STEAL = 8
 class Held:
     """For how long the machine has held up processes, what they have started, and the servers, since this was made.
 
-    All their threads' waits for a processor are added up, and the time for which a hypervisor took the processors
-    away: so much of a delay may be the machine's, and no more.  What is idle or asleep does not wait.
+    Of each process the thread counts that has waited longest for a processor: a message goes through many processes
+    one after the other, and they are added up, but in each through few threads.  The time for which a hypervisor
+    took the processors away is added, too.  What is idle or asleep does not wait.
     """
 
     def __init__(self, pids: Callable[[], Iterable[int]]) -> None:
         """Begin; *pids* names the processes, also those that have been started since.  Needs a connection."""
         self._pids, self._servers = pids, _servers()
-        self._before, self._stolen = dict(self._waits()), _stolen()
+        self._before, self._stolen = self._waits(), _stolen()
 
     def seconds(self) -> float:
         """Say for how long, until now."""
-        waited = sum(wait - self._before.get(thread, 0) for thread, wait in self._waits())
-        return waited / 1e9 + _stolen() - self._stolen
+        longest: Counter[int] = Counter()
+        for (process, thread), wait in self._waits().items():
+            longest[process] = max(longest[process], wait - self._before.get((process, thread), 0))
+        return longest.total() / 1e9 + _stolen() - self._stolen
 
-    def _waits(self) -> Iterator[tuple[int, int]]:
-        return _waits([*self._pids(), *self._servers])
+    def _waits(self) -> dict[tuple[int, int], int]:
+        return dict(_waits([*self._pids(), *self._servers]))
 
 
 def _servers() -> list[int]:
@@ -47,13 +51,13 @@ def _servers() -> list[int]:
     return found
 
 
-def _waits(pids: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Yield the threads of those processes and of their descendants, and for how long each has waited."""
+def _waits(pids: Iterable[int]) -> Iterator[tuple[tuple[int, int], int]]:
+    """Yield those processes and their descendants with each of their threads, and for how long it has waited."""
     for pid in pids:
         with suppress(*GONE):
             for thread in Path(f"/proc/{pid}/task").iterdir():
                 with suppress(*GONE):
-                    yield int(thread.name), int((thread / "schedstat").read_text().split()[RUN_DELAY])
+                    yield (pid, int(thread.name)), int((thread / "schedstat").read_text().split()[RUN_DELAY])
                     yield from _waits(map(int, (thread / "children").read_text().split()))
 
 

@@ -99,7 +99,6 @@ DOCUMENT_48 = [
     Number("time told", "MAX_RUNTIME = 30.seconds", 30 * SECOND, lambda: BATCHES["user_status_cleanup"].budget),
     Number("retries", RETRIES, 25, lambda: attempt.MAX_RETRIES),
     Number("alert: seconds", "処理時間 60秒", 60, lambda: measuring.DURATION["user_status_cleanup"]),
-    Number("alert: time limit", "処理時間 60秒", MINUTE, lambda: CATALOGUE["user_status_cleanup"].time_limit),
     Number("alert: breaches", "処理時間 60秒", "> 0", lambda: condition("UserStatusCleanupDurationHigh")),
     Number("alert: sentence", "処理時間 60秒", "60 s", lambda: said("UserStatusCleanupDurationHigh", r"\d+ s\b")),
     Number("alert: left by a run", "10000件超過", 10_000, lambda: measuring.BACKLOG),
@@ -110,9 +109,6 @@ DOCUMENT_58 = [
     Number("cron", "Cron設定に依存", "* * * * *", lambda: cron("git_ref_cleanup")),
     Number("time", "LOCK_TIMEOUT = 10分", 10 * MINUTE, lambda: git_ref_cleanup.LOCK_TIMEOUT),
     Number("time told", "10分以内（LOCK_TIMEOUT）", 10 * MINUTE, lambda: BATCHES["git_ref_cleanup"].budget),
-    Number(
-        "alert: time limit", "10分以内（LOCK_TIMEOUT）", 10 * MINUTE, lambda: CATALOGUE["git_ref_cleanup"].time_limit
-    ),
     Number("lease", "タイムアウト: LOCK_TIMEOUT = 10分", 10 * MINUTE, lambda: default(lease, "at_most")),
     Number("projects", "MAX_PROJECTS = 10,000", 10_000, lambda: git_ref_cleanup.MAX_PROJECTS),
     Number("batch size", "BATCH_SIZE = 100", 100, lambda: git_ref_cleanup.BATCH_SIZE),
@@ -170,7 +166,6 @@ DOCUMENT_11 = [
     ),
     Number("retries", RETRIES, 25, lambda: attempt.MAX_RETRIES),
     Number("alert: seconds", "処理時間 60秒", 60, lambda: measuring.DURATION["expired_job_artifacts"]),
-    Number("alert: time limit", "処理時間 60秒", MINUTE, lambda: CATALOGUE["expired_job_artifacts"].time_limit),
     Number("alert: breaches", "処理時間 60秒", "> 0", lambda: condition("ArtifactBulkDeleteSchedulerDurationHigh")),
     Number(
         "alert: sentence", "処理時間 60秒", "60 s", lambda: said("ArtifactBulkDeleteSchedulerDurationHigh", r"\d+ s\b")
@@ -191,7 +186,6 @@ FURTHER = [
     Number("100: claims are ours for", "A claim older than 60 s", 5 * MINUTE, lambda: Settings().upload_visibility),
     Number("65: time", "数分以内", 10 * MINUTE, lambda: stale_imports.MAX_RUNTIME),
     Number("65: time told", "数分以内", 10 * MINUTE, lambda: BATCHES["stale_imports"].budget),
-    Number("65: alert: time limit", "数分以内", 10 * MINUTE, lambda: CATALOGUE["stale_imports"].time_limit),
     Number("65: tracker enqueued", "enqueued 3", 3, lambda: TrackerStatus.ENQUEUED),
     Number("65: tracker timeout", "timeout **4**", 4, lambda: TrackerStatus.TIMEOUT),
     Number("11: batch size", "a batch of 100", 100, lambda: expired_job_artifacts.BATCH_SIZE),

@@ -56,7 +56,9 @@ def done():
 
 @pytest.fixture(autouse=True)
 def act(broker, done):
-    return dramatiq.actor(lambda *args: done.append(args), actor_name="act", queue_name=QUEUE, broker=broker)
+    return dramatiq.actor(
+        lambda *args: done.append(args), actor_name="act", queue_name=QUEUE, broker=broker, child=True
+    )
 
 
 @pytest.fixture
@@ -321,7 +323,7 @@ def test_a_child_whose_retry_cannot_even_be_prepared_is_a_dead_letter_and_never_
 
 def test_a_message_that_was_taken_from_us_does_not_start(client, done):
     broker = Broker(client=client, namespace=NAMESPACE, middleware=[Options(), Holding([QUEUE])])
-    dramatiq.actor(lambda: done.append("1"), actor_name="act", queue_name=QUEUE, broker=broker)
+    dramatiq.actor(lambda: done.append("1"), actor_name="act", queue_name=QUEUE, broker=broker, child=True)
     put(broker, "1")
     (message,) = drain_out(broker.consume(QUEUE, prefetch=5, timeout=1))
     broker.deliveries.requeue(QUEUE, ["1"])
@@ -335,7 +337,7 @@ def test_a_message_that_was_taken_from_us_does_not_start(client, done):
 
 def test_a_message_of_a_worker_that_drains_does_not_start_and_goes_back(client, draining):
     broker = Broker(client=client, namespace=NAMESPACE, middleware=[Options(), Holding([QUEUE])])
-    dramatiq.actor(lambda: None, actor_name="act", queue_name=QUEUE, broker=broker)
+    dramatiq.actor(lambda: None, actor_name="act", queue_name=QUEUE, broker=broker, child=True)
     put(broker, "1")
     ending.draining.clear()
     consumer = broker.consume(QUEUE, prefetch=5, timeout=1)
@@ -363,7 +365,7 @@ def test_starts_of_children_are_counted_and_starts_of_runs_are_not(client, optio
 
 def test_a_message_whose_start_cannot_be_noted_starts_all_the_same(client, monkeypatch):
     broker = Broker(client=client, namespace=NAMESPACE, middleware=[Options(), Holding([QUEUE])])
-    dramatiq.actor(lambda: None, actor_name="act", queue_name=QUEUE, broker=broker)
+    dramatiq.actor(lambda: None, actor_name="act", queue_name=QUEUE, broker=broker, child=True)
     put(broker, "1")
     consumer = broker.consume(QUEUE, prefetch=5, timeout=1)
     (message,) = drain_out(consumer)

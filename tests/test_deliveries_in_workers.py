@@ -397,7 +397,7 @@ def test_a_body_that_is_no_message_is_a_dead_letter(body):
     broker.do_enqueue(QUEUE, "bad", body)
     push("note", "1")
     consumer = broker.consume(QUEUE, prefetch=5, timeout=1)
-    broker.declare_actor(type("Note", (), {"queue_name": QUEUE, "actor_name": "note"}))
+    broker.declare_actor(type("Note", (), {"queue_name": QUEUE, "actor_name": "note", "options": {"child": True}}))
     try:
         delivery = next(consumer)
     finally:

@@ -28,18 +28,18 @@ class Outcome:
     """Nothing to tell."""
 
 
-@dramatiq.actor(broker=broker, queue_name=QUEUE)
+@dramatiq.actor(broker=broker, queue_name=QUEUE, child=True)
 def note(key):
     """Be done at once."""
     client.rpush("done", key)
 
 
-@dramatiq.actor(broker=broker, queue_name=QUEUE)
+@dramatiq.actor(broker=broker, queue_name=QUEUE, child=True)
 def nothing():
     """Do nothing at all."""
 
 
-@dramatiq.actor(broker=broker, queue_name=QUEUE)
+@dramatiq.actor(broker=broker, queue_name=QUEUE, child=True)
 def hold(key, path):
     """Be at it until the file *path* is there."""
     client.rpush("started", f"{key} {os.getpid()}")
@@ -47,14 +47,14 @@ def hold(key, path):
     client.rpush("done", key)
 
 
-@dramatiq.actor(broker=broker, queue_name=QUEUE)
+@dramatiq.actor(broker=broker, queue_name=QUEUE, child=True)
 def wait(path):
     """Be at it until the file *path* is there, and never ask Redis for anything."""
     Path(f"{path}.started").touch()
     _wait_for(path)
 
 
-@dramatiq.actor(broker=broker, queue_name=QUEUE)
+@dramatiq.actor(broker=broker, queue_name=QUEUE, child=True)
 def kill(key):
     """Take the process down."""
     client.rpush("started", f"{key} {os.getpid()}")
@@ -88,13 +88,13 @@ def go_on(path):
     Path(path).touch()
 
 
-@dramatiq.actor(broker=broker, queue_name=QUEUE)
+@dramatiq.actor(broker=broker, queue_name=QUEUE, child=True)
 def hand_on(path):
     """Send somebody who leaves the rest to a successor."""
     push_once(broker, go_on.message(path))
 
 
-@dramatiq.actor(broker=broker, queue_name=QUEUE)
+@dramatiq.actor(broker=broker, queue_name=QUEUE, child=True)
 def end_the_thread():
     """Make Dramatiq's thread run into an error that nobody catches."""
     threading.current_thread().consumers = {}

@@ -19,7 +19,7 @@ from uuid import uuid4
 import dramatiq
 import redis
 import structlog
-from dramatiq import Message, MessageProxy
+from dramatiq import Actor, Message, MessageProxy
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.common import compute_backoff, current_millis, dq_name, q_name
 from dramatiq.errors import ConnectionClosed, DecodeError
@@ -50,6 +50,7 @@ class Delivery(MessageProxy):
         self.fetched = fetched
         self.later: Message[Any] | None = None  # what takes its place in the delayed queue
         self.unstarted = False  # it goes back to its queue
+        self.begun = False  # a run or a child has been entered for it
         self.reason = "failed"
 
     def stuff_exception(self, exception: BaseException) -> None:
@@ -69,6 +70,18 @@ class Broker(RedisBroker):
         super().__init__(client=client, namespace=namespace, middleware=middleware)  # type: ignore[no-untyped-call]
         self._held: dict[str, set[Fetched]] = defaultdict(set)
         self.enrol()
+
+    def declare_actor(self, actor: Actor[..., Any]) -> None:
+        """Declare a batch (``document=``) or a child (``child=True``); raise `TypeError` for any other actor.
+
+        Whatever else it raised, nobody would hear of it: only a run has a row, and only a child is sent again.
+        """
+        if (actor.options.get("child") is True) == ("document" in actor.options):
+            raise TypeError(
+                f"actor {actor.actor_name} is neither a batch nor a child, or both: declare it by `workers.declaring`"
+                " (`batch` or `child_of`), or with one of the options document=NUMBER and child=True"
+            )
+        super().declare_actor(actor)
 
     def enrol(self) -> None:
         """Make this process a worker of its own; Dramatiq would share one name among all forks of a master."""
@@ -182,7 +195,10 @@ class Consumer(dramatiq.Consumer):
         """Make the message a dead letter."""
         assert isinstance(message, Delivery)
         with _closing_at_errors():
-            self._deliveries.nack(self._queue, *message.fetched, reason=message.reason)
+            given_up = self._deliveries.nack(self._queue, *message.fetched, reason=message.reason)
+        if given_up:
+            facts = {"queue": self._queue, "message_id": message.message_id, "reason": message.reason}
+            log.error("message given up", actor=message.actor_name, **facts)
         self._held.discard(message.fetched)
 
     def requeue(self, messages: Iterable[MessageProxy]) -> None:

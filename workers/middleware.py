@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from threading import get_ident
@@ -38,11 +39,18 @@ ORIGIN = {RUN, HEADER}
 LONGEST_NUMBER = len(str(2**63))
 """The digits of a run's number; what is longer in a message is none."""
 
+RUN_ID = re.compile("[1-9][0-9]{0,17}")
+"""How a row's number is written; one digit more might be beyond PostgreSQL's bigint."""
+
 log = structlog.get_logger(__name__)
 
 
 class NotReady(MiddlewareError):
     """The message cannot be worked on now; Dramatiq swallows other errors of a hook and goes on."""
+
+
+class NoRun(MiddlewareError):
+    """The message is of a batch and names no run; nothing will ever change that."""
 
 
 class Clients(Middleware):
@@ -165,12 +173,16 @@ class Runs(Middleware):
         if "document" not in broker.get_actor(message.actor_name).options:
             return
         assert self._runner is not None, "messages are worked on in worker processes only"
+        if not RUN_ID.fullmatch(message.message_id):
+            raise NoRun(f"{message.message_id!r} is no run's number")
+        assert isinstance(message, Delivery)
         try:
             attempt = self._runner.start(message.actor_name, int(message.message_id))
-        except (pw.PeeweeException, ValueError) as error:
+        except pw.PeeweeException as error:
             raise NotReady(f"run {message.message_id} cannot be started: {error}") from error
         if attempt is None:
             raise SkipMessage
+        message.begun = True
         self._attempts[get_ident()] = attempt
 
     def after_process_message(
@@ -182,14 +194,27 @@ class Runs(Middleware):
         exception: BaseException | None = None,
     ) -> None:
         """Close the run.  Only then is the message acknowledged; a run out of retries is a dead letter."""
+        assert isinstance(message, Delivery)
         attempt = self._attempts.pop(get_ident(), None)
+        if not message.begun:
+            _never_begun(message, exception, child="child" in broker.get_actor(message.actor_name).options)
         if attempt is None:
-            if isinstance(exception, NotReady):
-                log.error("message failed", actor=message.actor_name, message_id=message.message_id, exc_info=exception)
             return
         assert self._runner is not None
         if self._runner.close(attempt, exception) == "failed":
             message.fail()
+
+
+def _never_begun(message: Delivery, exception: BaseException | None, *, child: bool) -> None:
+    """Say that a message ends without a run or a child; make it a dead letter, unless it comes again.
+
+    A child that raised does: its retries are counted.  So does a run that only a server that was away kept from
+    starting: its row waits, and a scheduler sends it again.
+    """
+    log.error("message failed", actor=message.actor_name, message_id=message.message_id, exc_info=exception)
+    comes_again = exception is not None and (child or isinstance(exception, NotReady))
+    if not comes_again:
+        message.fail()
 
 
 class Children(Middleware):
@@ -220,6 +245,8 @@ class Children(Middleware):
             assert self._settings is not None
             child = Child(message.actor_name, message.message_id, self._settings, run=message.options.get(RUN))
             child.enter()
+            assert isinstance(message, Delivery)
+            message.begun = True
             self._working[get_ident()] = child
 
     def after_process_message(

@@ -35,5 +35,5 @@ def with_lease(key):
 
 if __name__ == "__main__":
     tell = declare(broker, os.environ[NOTES], attempt=attempt, child=True)
-    dramatiq.actor(with_lease, broker=broker, queue_name=QUEUE)
+    dramatiq.actor(with_lease, broker=broker, queue_name=QUEUE, child=True)
     sys.exit(run(sys.argv[1:]))

@@ -11,5 +11,5 @@ from .slow_work import declare
 NOTES = "notes"
 
 if __name__ == "__main__":
-    declare(broker, client, NOTES)
+    declare(broker, client, NOTES, child=True)
     sys.exit(run(sys.argv[1:]))

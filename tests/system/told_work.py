@@ -15,7 +15,7 @@ LIMIT = 1_200
 def declare(broker, notes, *, attempt=lambda: None, **child):
     """Make the actors known to *broker*; what they tell goes into the file *notes*.
 
-    *child* are the options of an actor that is to be tried again, *attempt* is called in each of its attempts.
+    *child* are options of them all; of an actor that is to be tried again *attempt* is called in each of its attempts.
     """
 
     def tell(what, key):
@@ -23,12 +23,12 @@ def declare(broker, notes, *, attempt=lambda: None, **child):
         with Path(notes).open("a") as file:
             file.write(f"{what} {key} {os.getpid()} {time.monotonic()}\n")
 
-    @dramatiq.actor(broker=broker, queue_name=QUEUE)
+    @dramatiq.actor(broker=broker, queue_name=QUEUE, **child)
     def note(key):
         """Be done at once."""
         tell("done", key)
 
-    @dramatiq.actor(broker=broker, queue_name=QUEUE)
+    @dramatiq.actor(broker=broker, queue_name=QUEUE, **child)
     def hold(key, path):
         """Be at it until the file *path* is there."""
         tell("began", key)

@@ -1,0 +1,156 @@
+"""However a message ends in a real worker: with a run or a child behind it, or as a dead letter with a line."""
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import dramatiq
+import orjson
+import pytest
+from dramatiq import Message
+
+from coordination.messages import depth, push_once
+from embedded.waiting import wait_until
+from models import JobRun
+from settings import PREFIX
+from workers.broker import broker
+from workers.clients import client
+
+ROOT = Path(__file__).parents[1]
+PROGRAM = ROOT / "tests" / "worker_with_broken_hooks.py"
+NAME = "user_status_cleanup"
+QUEUE = "cron"
+LIMIT = 25.0
+EMPTY = {"ready": 0, "in_flight": 0, "delayed": 0}
+
+pytestmark = pytest.mark.usefixtures("database")
+
+
+class Worker:
+    """A worker process whose log is in a file."""
+
+    def __init__(self, log, settings):
+        self._log = log
+        environment = {PREFIX + name.upper(): str(value) for name, value in settings.items()}
+        with log.open("wb") as output:
+            self.master = subprocess.Popen(
+                [sys.executable, str(PROGRAM), "--processes", "1", "--threads", "1"],
+                env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    def said(self, message):
+        """The lines with that sentence, so far."""
+        whole, _, _ = self._log.read_text().rpartition("\n")
+        lines = [orjson.loads(line) for line in whole.splitlines() if line.startswith("{")]
+        return [line for line in lines if line["message"] == message]
+
+    def clean_up(self):
+        with suppress(ProcessLookupError):
+            os.killpg(self.master.pid, signal.SIGKILL)
+        self.master.wait()
+
+
+@pytest.fixture
+def start_worker(tmp_path):
+    started = []
+
+    def start(**settings):
+        log = tmp_path / f"worker-{len(started)}.log"
+        started.append(Worker(log, {"redis_timeout": 1, "retry_after": 0.2} | settings))
+        return started[-1]
+
+    yield start
+    for worker in started:
+        worker.clean_up()
+
+
+def eventually(condition):
+    assert wait_until(condition, LIMIT), "it did not come to that in time"
+
+
+def push(message_id, actor=NAME, queue=QUEUE):
+    assert push_once(broker, Message(queue, actor, (), {}, {}, message_id))
+
+
+def waiting(queue=QUEUE):
+    counts = depth(client, broker.namespace, queue)
+    return {state: counts[state] for state in EMPTY}
+
+
+def dead(queue=QUEUE):
+    letters = client.hgetall(f"{broker.namespace}:{queue}.XQ.reasons").items()
+    return {key.decode(): reason.decode() for key, reason in letters}
+
+
+@pytest.mark.parametrize("options", [{}, {"child": False}, {"child": True, "document": 48}], ids=str)
+def test_an_actor_that_is_neither_a_batch_nor_a_child_is_refused_at_its_declaration(options):
+    with pytest.raises(TypeError, match="neither a batch nor a child"):
+        dramatiq.actor(lambda: None, actor_name="stray", broker=broker, queue_name=QUEUE, **options)
+
+
+def test_an_actor_that_was_refused_is_not_known_to_the_broker():
+    with pytest.raises(TypeError):
+        dramatiq.actor(lambda: None, actor_name="stray", broker=broker, queue_name=QUEUE)
+
+    assert "stray" not in broker.actors
+
+
+@pytest.mark.parametrize("message_id", ["b1946ac9-2492", "0", "1_0", "٣", "99999999999999999999"])
+def test_a_batchs_message_that_names_no_run_is_a_dead_letter_with_a_line(start_worker, message_id):
+    push(message_id)
+    worker = start_worker()
+
+    eventually(dead)
+
+    assert (list(dead()), waiting()) == ([message_id], EMPTY)
+    assert f"{message_id!r} is no run's number" in dead()[message_id]
+    eventually(lambda: worker.said("message given up"))
+    (line,) = worker.said("message given up")
+    assert (line["actor"], line["message_id"]) == (NAME, message_id)
+
+
+def test_a_run_that_a_broken_hook_kept_from_beginning_is_a_dead_letter_with_a_line(start_worker):
+    run_id = JobRun.claim_manual("broken_batch", by="test")
+    push(str(run_id), "broken_batch")
+    worker = start_worker()
+
+    eventually(dead)
+
+    assert (list(dead()), waiting()) == ([str(run_id)], EMPTY)
+    eventually(lambda: worker.said("message given up"))
+    assert [line["actor"] for line in worker.said("message failed")] == ["broken_batch"]
+
+
+def test_a_batch_that_ends_though_no_run_was_begun_is_a_dead_letter(start_worker):
+    push(str(JobRun.claim_manual("idle_batch", by="test")), "idle_batch")
+    start_worker()
+
+    eventually(dead)
+
+    assert waiting() == EMPTY
+
+
+def test_a_child_that_ends_though_none_was_begun_is_a_dead_letter(start_worker):
+    push("1", "idle_child")
+    start_worker()
+
+    eventually(dead)
+
+    assert (dead(), waiting()) == ({"1": "failed"}, EMPTY)
+
+
+def test_a_child_that_a_broken_hook_kept_from_beginning_is_tried_again_and_said_so(start_worker):
+    push("1", "broken_child")
+    worker = start_worker()
+
+    eventually(lambda: worker.said("message failed"))
+
+    eventually(lambda: waiting()["delayed"] + waiting()["in_flight"] == 1 and waiting()["ready"] == 0)
+    assert dead() == {}

@@ -108,13 +108,23 @@ def _now(one: dict[str, Any], instant: datetime) -> Text:
     """Say what the batch is at: its open run, which is not the one whose result is shown below."""
     run = one["open"]
     if run is None:
-        return Text("paused", "yellow") if one["paused"] else Text("")
+        return _idle(one)
     if run["state"] == "started":
         return Text(f"runs {rough(instant - run['started_at'])}", "cyan")
     if run["retry_at"]:
         return Text(f"retry {relative(run['retry_at'], instant)}", "yellow")
     waits = f"{run['state']} {rough(instant - (run['enqueued_at'] or run['claimed_at']))}"
     return Text(waits, "yellow" if one["paused"] else "")
+
+
+def _idle(one: dict[str, Any]) -> Text:
+    """Say what keeps a batch from its next run, if anything does."""
+    if one["paused"]:
+        return Text("paused", "yellow")
+    if one["blocked"]:
+        return Text("blocked", "red")
+    off = ((one["last"] or {}).get("result") or {}).get("skipped") == "flag_off"
+    return Text("off" if off else "", "dim")
 
 
 def _pause(paused: dict[str, Any]) -> str:

@@ -104,9 +104,11 @@ def _perform(batch: Batch, started: Started, settings: Settings) -> dict[str, An
         error = raised
     state = runner.close(attempt, error, final=by_hand)
     runner.stop()
+    if attempt.blocked is not None:
+        err.print(f"{batch.name} is blocked: {attempt.blocked}", style="red")
     # What a run has sent before it failed is worked on, here as in a worker.
     children = _work_on(attempt.children, settings, run=attempt.run.id)
-    if state == "succeeded":
+    if state in ("succeeded", "blocked"):
         return attempt.result() | children
     if state is None:
         raise Problem(f"{batch.name} was taken from this process: it gave no sign of life for too long")
@@ -140,7 +142,9 @@ def _work_on(calls: list[Call], settings: Settings, *, run: int) -> dict[str, An
                 failures.append(f"{call.message_id}: {_cause(error)}")
                 break
             child.leave(None)
-            outcomes.append(asdict(child.outcome))
+            if child.blocked is not None:
+                err.print(f"{call.message_id} is blocked: {child.blocked}", style="red")
+            outcomes.append(child.result())
             more = child.more and not stopping.is_set()
     if failures:
         count = f"{len(failures)} of {len(calls)} children failed"

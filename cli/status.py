@@ -28,7 +28,7 @@ from models import Batch as BatchRow
 from models import JobRun, Process, database, now, release
 from models.backlog import BOUND
 from settings import Settings
-from workers import BATCHES, QUEUES, Batch
+from workers import BATCHES, QUEUES, Batch, held_back
 from workers.broker import NAMESPACE
 from workers.clients import client
 
@@ -78,7 +78,11 @@ def gather(settings: Settings) -> dict[str, Any]:
         "processes": facts_of(known, instant),
         "clocks": clocks,
         "ahead": ahead,
-        "warnings": [*warnings(known, instant), *timing.warnings(clocks, ahead)],
+        "warnings": [
+            *warnings(known, instant),
+            *timing.warnings(clocks, ahead),
+            *held_back.warnings({name: timetable.cron(name, instant) for name in BATCHES}),
+        ],
     }
 
 
@@ -97,7 +101,13 @@ def _batch(batch: Batch, timetable: Timetable, instant: datetime) -> dict[str, A
         "backlog_is_more": bool(due and due.records >= BOUND),
         "backlog_oldest": due and due.oldest,
         "paused": paused and {"until": paused.paused_until, "reason": paused.paused_reason, "by": paused.paused_by},
+        "blocked": _blocked(batch.name),
     }
+
+
+def _blocked(name: str) -> dict[str, Any] | None:
+    row = BatchRow.blocked(name)
+    return row and {"reason": row.blocked_reason, "since": row.blocked_since, "sentence": row.blocked_sentence}
 
 
 def _queue(queue: str, known: list[Process], instant: datetime) -> dict[str, Any]:

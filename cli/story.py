@@ -111,8 +111,8 @@ def _attempt(run: JobRun) -> str:
 def _ending(run: JobRun) -> str:  # noqa: PLR0911, a table of endings
     error = f" The last error was: {run.error}." if run.error else ""
     match run.state, run.reason:
-        case "succeeded", _:
-            return f"It ended well after {lasting(run.finished_at - run.started_at)}: {facts(run.result)}."
+        case "succeeded" | "blocked", _:
+            return _ended(run)
         case "failed", "superseded":
             return f"It waited for a retry when a newer tick came and took over its work.{error}"
         case "failed", "poison":
@@ -128,6 +128,15 @@ def _ending(run: JobRun) -> str:  # noqa: PLR0911, a table of endings
         case "started", _:
             return f"It is running; its last sign of life was at {moment(run.alive_at)}."
     return ""
+
+
+def _ended(run: JobRun) -> str:
+    result = run.result or {}
+    if run.state == "blocked":
+        return f"It was blocked ({run.reason}): {result.get('blocked')}."
+    if result.get("skipped") == "flag_off":
+        return "It did nothing, because the batch is switched off by its flag."
+    return f"It ended well after {lasting(run.finished_at - run.started_at)}: {facts(run.result)}."
 
 
 def _hold(run: JobRun, pause: Batch | None) -> str:

@@ -67,7 +67,10 @@ ERROR_KINDS = (
     *("database", "redis", "object_storage", "gitaly"),
     *("feature_flag", "state_transition", "time_limit", "other"),
 )
-SKIPS = ("overlap", "paused", "lease_held", "duplicate")
+BLOCKS = ("no_store", "no_repositories", "flag_unreadable", "installation", "clocks", "schema")
+"""Why a batch may be blocked: what only a person can mend."""
+OFFS = ("flag_off", "cron_off")
+SKIPS = ("overlap", "paused", "lease_held", "duplicate", "flag_off", *BLOCKS)
 OPERATIONS = ("head", "delete", "delete_many")
 COLLECTORS = (
     *("batches", "runs", "flags", "queues", "dead_letters", "leases", "buckets", "roots", "git_locks"),
@@ -282,7 +285,7 @@ def _exporter(page: _Page) -> None:
     page.gauge("run_time_limit_seconds", "How long a run may last before it is killed.", "batch", _EACH)
     page.gauge(
         "backlog_age_objective_seconds",
-        "How long a due record may wait; absent while its batch is paused, off or switched off by its flag.",
+        "How long a due record may wait; absent while its batch is paused, off, switched off by its flag or blocked.",
         "batch record",
         tuple(OBJECTIVES),
     )
@@ -292,6 +295,18 @@ def _exporter(page: _Page) -> None:
         "Since when the batch is paused; absent when it is not.",
         "batch",
         _CRON,
+    )
+    page.gauge(
+        "batch_blocked_since_timestamp_seconds",
+        "Since when the batch is blocked, by the reason of its last run; absent when it is not, paused or off.",
+        "batch reason",
+        _each([name for (name,) in _CRON], BLOCKS),
+    )
+    page.gauge(
+        "batch_off_since_timestamp_seconds",
+        "Since when the batch is switched off by its flag, or not scheduled; absent when it is neither.",
+        "batch reason",
+        _each([name for (name,) in _CRON], OFFS),
     )
     page.gauge("last_run_timestamp_seconds", "End of the last run, whatever the outcome.", "batch", _CRON)
     page.gauge(

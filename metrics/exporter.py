@@ -28,7 +28,7 @@ from metrics.catalogue import BATCHES, COLLECTORS, FLAGS, LEASES, NO_BATCH, OBJE
 from models import Batch, FeatureFlag, GitRefDeletion, JobRun, Patience, Project, backlog, database, now, release
 from settings import Settings
 from storage import git_repository, sentinel
-from workers import clocks
+from workers import clocks, held_back
 from workers.attempt import describe
 from workers.broker import NAMESPACE
 from workers.clients import Limits, client
@@ -187,20 +187,28 @@ def _batches(settings: Settings) -> Iterator[Reading]:
     for name, since in paused.items():
         yield from _moment("batch_paused_since_timestamp_seconds", since, name)
     idle = _held_back(settings, paused)
+    blocked = {row.name: row for row in Batch.all_blocked() if row.name not in idle}
+    for name, row in blocked.items():
+        yield from _moment("batch_blocked_since_timestamp_seconds", row.blocked_since, name, str(row.blocked_reason))
+    for off in held_back.off({name: settings.cron(name) for name in held_back.PARENTS}):
+        yield from _moment("batch_off_since_timestamp_seconds", off.since, off.batch, off.reason)
     for name, batch in BATCHES.items():
         schedule = settings.cron(name) if batch.parent is None and name not in idle else None
         if schedule is not None:
             yield Reading("schedule_interval_seconds", schedule.period.total_seconds(), (name,))
     switched_off = set() if FeatureFlag.is_on(FLAG) else {"delete_artifact_bucket"}
     for (name, record), objective in OBJECTIVES.items():
-        if name not in idle | switched_off:
+        if name not in _with_children({*idle, *blocked}) | switched_off:
             yield Reading("backlog_age_objective_seconds", objective.total_seconds(), (name, record))
 
 
 def _held_back(settings: Settings, paused: Iterable[str]) -> set[str]:
     """Name the batches that are paused or off, with their children."""
     parents = {name for name, batch in BATCHES.items() if batch.parent is None and settings.cron(name) is None}
-    parents |= set(paused)
+    return _with_children(parents | set(paused))
+
+
+def _with_children(parents: set[str]) -> set[str]:
     return parents | {name for name, batch in BATCHES.items() if batch.parent in parents}
 
 

@@ -8,13 +8,27 @@ from datetime import UTC, datetime
 import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
-from models.database import Base, default
+from models.database import Base, database, default
 
 FOREVER = datetime(9999, 12, 31, tzinfo=UTC)
 
 
+# Since when stays as it is while one blocked run follows another, whatever the reason.
+CHILD_BLOCKED = """
+    insert into batches (name, blocked_since, blocked_reason, blocked_sentence, child_blocked_at)
+    values (%(name)s, clock_timestamp(), %(reason)s, %(sentence)s, clock_timestamp())
+    on conflict (name) do update set
+        blocked_since = coalesce(batches.blocked_since, excluded.blocked_since),
+        blocked_reason = excluded.blocked_reason, blocked_sentence = excluded.blocked_sentence,
+        child_blocked_at = excluded.child_blocked_at
+"""
+
+
 class Batch(Base):
-    """A batch.  A pause lives here because a flushed Redis must not resume a deleter."""
+    """A batch.  A pause lives here because a flushed Redis must not resume a deleter.
+
+    It is blocked from the first of an unbroken row of runs that were; `JobRun` notes that as it closes them.
+    """
 
     name = pw.TextField(primary_key=True)
     registered_at = DateTimeTZField(constraints=default("clock_timestamp()"))
@@ -23,6 +37,10 @@ class Batch(Base):
     paused_reason = pw.TextField(null=True)
     paused_by = pw.TextField(null=True)
     cursor = pw.BigIntegerField(null=True)
+    blocked_since = DateTimeTZField(null=True)
+    blocked_reason = pw.TextField(null=True)
+    blocked_sentence = pw.TextField(null=True)
+    child_blocked_at = DateTimeTZField(null=True)
 
     class Meta:
         table_name = "batches"
@@ -49,6 +67,22 @@ class Batch(Base):
     def all_paused(cls) -> pw.ModelSelect[Batch]:
         """Select the batches that are paused at this moment."""
         return cls.select().where(cls.paused_until > pw.fn.clock_timestamp())
+
+    @classmethod
+    def all_blocked(cls) -> pw.ModelSelect[Batch]:
+        """Select the batches whose last run, or a child of it, was blocked."""
+        return cls.select().where(cls.blocked_since.is_null(False))
+
+    @classmethod
+    def blocked(cls, name: str) -> Batch | None:
+        """Return the batch if it is blocked."""
+        row: Batch | None = cls.all_blocked().where(cls.name == name).first()
+        return row
+
+    @classmethod
+    def child_blocked(cls, name: str, *, reason: str, sentence: str) -> None:
+        """Note that a child of the batch was blocked; it stays so until the children of a whole run were not."""
+        database.execute_sql(CHILD_BLOCKED, {"name": name, "reason": reason, "sentence": sentence})
 
     @classmethod
     def pause(cls, name: str, *, until: datetime | None, reason: str | None, by: str) -> None:

@@ -119,20 +119,55 @@ KEEP_ALIVE = f"""
     where job_runs.id = said.run and job_runs.attempt = said.attempt and state = 'started'
     returning job_runs.id
 """
+# A run that was not blocked ends a block, unless one of its children was since the run before it ended: theirs have
+# not been worked on yet.
+UNBLOCK = """
+    update batches set blocked_since = null, blocked_reason = null, blocked_sentence = null, child_blocked_at = null
+    from closed where name = batch and blocked_since is not null and (
+        child_blocked_at is null or child_blocked_at < (
+            select before.finished_at from job_runs as before
+            where before.batch = closed.batch and before.id < closed.id and before.started_at is not null
+              and before.finished_at is not null
+            order by before.id desc limit 1
+        )
+    )
+"""
 SUCCEED = f"""
-    update job_runs set state = 'succeeded', result = {RESULT.format("%(result)s::jsonb")},
-        finished_at = clock_timestamp(), error = null
-    where id = %(id)s and attempt = %(attempt)s and state = 'started'
+    with closed as (
+        update job_runs set state = 'succeeded', result = {RESULT.format("%(result)s::jsonb")},
+            finished_at = clock_timestamp(), error = null
+        where id = %(id)s and attempt = %(attempt)s and state = 'started'
+        returning id, batch
+    ), unblocked as ({UNBLOCK})
+    select id from closed
+"""
+BLOCK = f"""
+    with closed as (
+        update job_runs set state = 'blocked', reason = %(reason)s, result = {RESULT.format("%(result)s::jsonb")},
+            finished_at = clock_timestamp(), error = null
+        where id = %(id)s and attempt = %(attempt)s and state = 'started'
+        returning id, batch
+    ), noted as (
+        insert into batches (name, blocked_since, blocked_reason, blocked_sentence)
+        select batch, clock_timestamp(), %(reason)s, %(sentence)s from closed
+        on conflict (name) do update set
+            blocked_since = coalesce(batches.blocked_since, excluded.blocked_since),
+            blocked_reason = excluded.blocked_reason, blocked_sentence = excluded.blocked_sentence,
+            child_blocked_at = null
+    )
+    select id from closed
 """
 FAIL = f"""
-    update job_runs set
+    with closed as (update job_runs set
         state = case when failures < %(retries)s then 'enqueued' else 'failed' end,
         retry_at = case when failures < %(retries)s then clock_timestamp() + %(delay)s end,
         finished_at = case when failures < %(retries)s then null else clock_timestamp() end,
         failures = failures + 1, reason = 'error', error = %(error)s,
         result = coalesce({RESULT.format("%(result)s::jsonb")}, result)
     where id = %(id)s and attempt = %(attempt)s and state = 'started'
-    returning state
+    returning id, batch, state
+    ), unblocked as ({UNBLOCK})
+    select state from closed
 """
 DELETE_CLOSED = """
     delete from job_runs where id = any(array(
@@ -369,7 +404,13 @@ class JobRun(Base):
     def succeed(cls, run: Started, result: dict[str, Any]) -> bool:
         """Close the run with its result; return False when it was taken from us meanwhile."""
         values = {"id": run.id, "attempt": run.attempt, "result": _json(result)}
-        return bool(database.execute_sql(SUCCEED, values).rowcount)
+        return database.execute_sql(SUCCEED, values).fetchone() is not None
+
+    @classmethod
+    def block(cls, run: Started, result: dict[str, Any], *, reason: str, sentence: str) -> bool:
+        """Close the run as blocked, and note that its batch is; return False when it was taken from us meanwhile."""
+        values = {"id": run.id, "attempt": run.attempt, "result": _json(result)}
+        return database.execute_sql(BLOCK, values | {"reason": reason, "sentence": sentence}).fetchone() is not None
 
     @classmethod
     def fail(

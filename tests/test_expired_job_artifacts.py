@@ -20,6 +20,7 @@ from models import DeletedObject, FeatureFlag, JobArtifact, JobRun, ProjectStati
 from models.job_artifacts import CLASSES, DESTROY_EXPIRED, IN_ORDER, START
 from workers import broker, expired_job_artifacts
 from workers.attempt import identity
+from workers.blocked import Blocked
 from workers.clients import client
 from workers.deadline import Deadline, stopping
 from workers.expired_job_artifacts import (
@@ -755,10 +756,10 @@ def test_a_child_that_cannot_read_the_flag_says_so_and_touches_nothing():
     turn_on()
     due_artifacts(3)
 
-    with without("feature_flags"), capture_logs() as lines:
-        outcome = run()
+    with without("feature_flags"), capture_logs() as lines, pytest.raises(Blocked, match="cannot be read"):
+        run()
 
-    assert (outcome, len(ids()), all_free()) == (BucketOutcome(), 3, True)
+    assert (len(ids()), all_free()) == (3, True)
     assert [(line["event"], line["log_level"]) for line in lines] == [("feature flag unreadable", "error")]
 
 
@@ -833,7 +834,7 @@ def test_the_parent_says_that_it_cannot_read_the_flag_and_does_nothing(parent):
     with without("feature_flags"), capture_logs() as lines:
         row = parent()
 
-    assert (row.state, row.result["children_enqueued"]) == ("succeeded", 0)
+    assert (row.state, row.reason, row.result["children_enqueued"]) == ("blocked", "flag_unreadable", 0)
     assert [line["log_level"] for line in lines if line["event"] == "feature flag unreadable"] == ["error"]
 
 

@@ -746,7 +746,7 @@ def test_without_a_folder_of_repositories_a_run_is_blocked_and_says_why(parent):
     run = parent(repositories_root=None)
 
     assert (run.state, run.result) == (
-        "succeeded",
+        "blocked",
         {"total_projects": 0, "enqueued": 0, "deduplicated": 0, "stopped": "drained", "missing_repositories": 0}
         | {"skipped": "no_repositories", "blocked": NO_REPOSITORIES},
     )

@@ -150,7 +150,7 @@ def test_a_run_goes_only_if_it_was_closed_before_the_horizon(finished_at, delete
     assert JobRun.delete_closed(NOON, limit=CHUNK) == deleted
 
 
-@pytest.mark.parametrize("state", ["succeeded", "failed", "skipped", "coalesced", "missed"])
+@pytest.mark.parametrize("state", ["succeeded", "failed", "skipped", "coalesced", "missed", "blocked"])
 def test_a_run_goes_however_it_was_closed(state):
     closed_run(state, finished_at=now() - 40 * DAY)
     newest = closed_run(finished_at=now())

@@ -44,7 +44,7 @@ EXAMPLES = 500
 NAME = "user_status_cleanup"
 BATCH = BATCHES[NAME]
 SCHEDULES = ("* * * * * *", "* * * * *", "*/10 * * * *")
-FINAL = {"succeeded", "failed", "skipped", "coalesced", "missed"}
+FINAL = {"succeeded", "failed", "skipped", "coalesced", "missed", "blocked"}
 DAWN = datetime(2026, 3, 1, 11, 58, 30, tzinfo=UTC)
 SECONDS = (0.3, 1, 2.5, 6, 14, 16, 31, 61, 700, 15_000)
 ROUNDS = 12

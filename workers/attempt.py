@@ -135,11 +135,15 @@ class Attempt:
         self.children += [Call(actor, message_id, args) for message_id, args in keyed_args]
         return Enqueued(len(keyed_args))
 
+    def why_skipped(self) -> str | None:
+        """Name the reason why nothing was done, None where nothing kept it from its work."""
+        return self.skipped if self.blocked is None else self.blocked.reason
+
     def result(self) -> dict[str, Any]:
         """Return the outcome's fields as they are now, and why nothing was done if nothing was to be."""
         fields = {} if self.outcome is None else asdict(self.outcome)
         if self.blocked is not None:
-            return fields | {"skipped": self.blocked.reason, "blocked": str(self.blocked)}
+            return fields | {"skipped": self.blocked.reason, "blocked": storable(str(self.blocked))}
         return fields | ({"skipped": self.skipped} if self.skipped else {})
 
     def sign_of_life(self, *, ours: bool) -> None:
@@ -152,17 +156,22 @@ class Attempt:
         if self._taken or time.monotonic() - self._alive > self._dead_after:
             raise LostRun(f"run {self.run.id} of {self.batch} was taken from attempt {self.run.attempt}")
 
-    def succeed(self) -> bool:
-        """Close the run with the batch's outcome; return False when it was taken from us."""
-        result = self.result()
-        ours = _written(lambda: JobRun.succeed(self.run, result))
+    def succeed(self) -> str | None:
+        """Close the run with the batch's outcome, or as blocked; return its new state, None when it is lost."""
+        result, blocked = self.result(), self.blocked
+        if blocked is None:
+            ours = _written(lambda: JobRun.succeed(self.run, result))
+        else:
+            reason, sentence = blocked.reason, storable(str(blocked))
+            ours = _written(lambda: JobRun.block(self.run, result, reason=reason, sentence=sentence))
         if not ours:
             log.warning("run lost", seconds=self.seconds(), **result)
-        elif self.blocked is not None:
+            return None
+        if blocked is not None:
             log.error("run blocked", seconds=self.seconds(), **result)
-        else:
-            log.info("run finished", seconds=self.seconds(), **result)
-        return ours
+            return "blocked"
+        log.info("run finished", seconds=self.seconds(), **result)
+        return "succeeded"
 
     def fail(self, error: BaseException, *, final: bool) -> str | None:
         """Let the run be tried again later, unless *final*; return its new state, None when it is lost."""
@@ -206,7 +215,11 @@ def backoff(failures: int, *, first: timedelta) -> timedelta:
 
 def describe(error: BaseException) -> str:
     """Put an exception into one line for the ledger and the dead letters."""
-    line = f"{type(error).__name__}: {error}".splitlines()[0][:500]
+    return storable(f"{type(error).__name__}: {error}".splitlines()[0][:500])
+
+
+def storable(line: str) -> str:
+    """Write a line as every server can keep it."""
     # PostgreSQL refuses a NUL, and both refuse the half characters by which Python writes bytes that are no
     # text: then the run or the message could not be ended.
     return line.replace("\0", "\\x00").encode(errors="backslashreplace").decode()

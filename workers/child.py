@@ -8,11 +8,14 @@ from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
 
+import peewee as pw
 import structlog
 
+from metrics.catalogue import BATCHES
+from models import Batch
 from settings import Settings
 from workers import measuring
-from workers.attempt import NoAttempt, identity
+from workers.attempt import NoAttempt, describe, identity, storable
 from workers.blocked import Blocked
 from workers.deadline import Deadline
 from workers.measuring import Growth
@@ -62,12 +65,24 @@ class Child:
             log.error("child failed", seconds=seconds, exc_info=error, **result)
         elif self.blocked is not None:
             log.error("child blocked", seconds=seconds, **result)
+            self._note(self.blocked)
         else:
             log.info("child finished", seconds=seconds, more=self.more, **result)
         self.count()
-        measuring.child_ended(self._actor, seconds, self.outcome, error)
+        skipped = self.blocked.reason if self.blocked is not None else None
+        measuring.child_ended(self._actor, seconds, self.outcome, error, skipped=skipped)
         _current.set(None)
         structlog.contextvars.clear_contextvars()
+
+    def _note(self, blocked: Blocked) -> None:
+        """Let the batch be seen to be blocked; what cannot be written now is written by the next child."""
+        batch = BATCHES[self._actor].parent if self._actor in BATCHES else None
+        if batch is None:
+            return
+        try:
+            Batch.child_blocked(batch, reason=blocked.reason, sentence=storable(str(blocked)))
+        except pw.PeeweeException as error:
+            log.warning("block not noted", error=describe(error))
 
     def begin(self, outcome: Any) -> None:
         """Let *outcome* be what the child comes to; whatever becomes of it, what it holds by then was done."""
@@ -87,5 +102,5 @@ class Child:
         """Return the outcome's fields as they are now, and why nothing was done if nothing was to be."""
         fields = {} if self.outcome is None else asdict(self.outcome)
         if self.blocked is not None:
-            fields |= {"skipped": self.blocked.reason, "blocked": str(self.blocked)}
+            fields |= {"skipped": self.blocked.reason, "blocked": storable(str(self.blocked))}
         return fields

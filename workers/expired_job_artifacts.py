@@ -19,7 +19,8 @@ from coordination import buckets
 from coordination.buckets import Bucket, Hold
 from models import FeatureFlag, JobArtifact, now, reachable
 from models.job_artifacts import CLASSES, START
-from workers.attempt import Attempt
+from workers.attempt import Attempt, describe
+from workers.blocked import Blocked
 from workers.child import Child
 from workers.clients import client
 from workers.deadline import Deadline
@@ -71,7 +72,7 @@ def expired_job_artifacts(attempt: Attempt) -> None:
     attempt.deadline(PARENT_BUDGET)
     limit = _max_buckets()
     if not limit:
-        attempt.skipped = "flag_off" if limit == 0 else "flag_unreadable"
+        attempt.skipped = "flag_off"
         return
     counts = buckets.tidy(client, limit, silent_for=attempt.settings.bucket_silent_after)
     for name, count in asdict(counts).items():
@@ -134,14 +135,14 @@ def _stopped(
     return HOLDS[buckets.renew(client, bucket)]
 
 
-def _max_buckets() -> int | None:
-    """Read the flags; 0 when artifacts are not to be deleted, None when nobody can say whether they are."""
+def _max_buckets() -> int:
+    """Read the flags; 0 when artifacts are not to be deleted, `Blocked` when nobody can say whether they are."""
     try:
         if not FeatureFlag.is_on(FLAG):
             return 0
         return MAX_BUCKETS_HIGH_CONCURRENCY if FeatureFlag.is_on(HIGH_CONCURRENCY_FLAG) else MAX_BUCKETS
-    except pw.PeeweeException:
+    except pw.PeeweeException as error:
         if not reachable():
             raise
         log.exception("feature flag unreadable", flag=FLAG)
-        return None
+        raise Blocked("flag_unreadable", f"flag {FLAG} cannot be read ({describe(error)})") from error

@@ -137,21 +137,27 @@ def run_ended(
     """Count an attempt that has ended, and what its row has become; call it with a connection."""
     with _harmless():
         _ended(batch, seconds, outcome, error)
+        if skipped is not None and error is None:
+            run_skipped(batch, skipped)
         if skipped == "flag_unreadable":
             COUNT.inc("forgekeeper_feature_flag_errors_total", FLAGS[0])
         if state == "enqueued":
             COUNT.inc("forgekeeper_run_retries_total", batch)
-        if error is None:
+        if error is None and skipped is None:
             _particulars(batch, outcome)
-        elif batch in FAILURES and JobRun.health(batch).failures >= FAILURES[batch]:
+        elif error is not None and batch in FAILURES and JobRun.health(batch).failures >= FAILURES[batch]:
             COUNT.inc(BREACHES, batch, "consecutive_failures")
 
 
-def child_ended(actor: str, seconds: float, outcome: Any, error: BaseException | None) -> None:
+def child_ended(
+    actor: str, seconds: float, outcome: Any, error: BaseException | None, *, skipped: str | None = None
+) -> None:
     """Count a child that has ended."""
     with _harmless():
         _ended(actor, seconds, outcome, error)
-        if actor in LEASES:
+        if skipped is not None and error is None:
+            run_skipped(actor, skipped)
+        elif actor in LEASES:
             _lease(actor, outcome, error)
 
 

@@ -57,13 +57,12 @@ class Runner:
             if error is not None:
                 state = attempt.fail(error, final=final)
             else:
-                succeeded = attempt.succeed()
+                state = attempt.succeed()
                 failpoint("run.closed")
-                state = "succeeded" if succeeded else None
             return state
         finally:
             self._heart.forget(attempt)
             attempt.count()
             facts = attempt.batch, attempt.seconds(), attempt.outcome, error
-            measuring.run_ended(*facts, state=state, skipped=attempt.skipped)
+            measuring.run_ended(*facts, state=state, skipped=attempt.why_skipped())
             attempt.leave()

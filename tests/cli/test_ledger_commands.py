@@ -57,7 +57,8 @@ def test_status_of_a_batch_that_never_ran(main, database):
     next_tick = datetime.fromisoformat(status.pop("next"))
     assert (next_tick.hour, next_tick.minute, next_tick.tzinfo) == (4, 30, UTC)
     backlog = {"backlog": 0, "backlog_is_more": False, "backlog_oldest": None}
-    assert status == {"schedule": "30 4 * * *", "open": None, "last": None, "paused": None} | backlog
+    nothing = {"open": None, "last": None, "paused": None, "blocked": None}
+    assert status == {"schedule": "30 4 * * *"} | nothing | backlog
 
 
 def test_status_of_a_batch_without_a_schedule(main, database):

@@ -160,6 +160,12 @@ def test_a_run_whose_store_is_away_fails_and_keeps_what_it_did(main, tmp_path, r
         assert (row.result["remaining"], row.result["stopped"]) == (1, "store_unavailable")
 
 
+def test_a_run_without_an_object_store_is_blocked(main):
+    main("run", "stale_direct_uploads")
+
+    assert JobRun.of("stale_direct_uploads").first().state == "blocked"
+
+
 def test_a_run_of_stale_uploads_deletes_them(main, root, object_stores):
     put(root, "a", "b")
     register("artifacts:a")

@@ -215,6 +215,60 @@ def test_a_resumed_batch_is_expected_again(look):
     assert page.value("batch_paused_since_timestamp_seconds", batch=NAME) is None
 
 
+def blocked_run(batch):
+    started = JobRun.start(batch, JobRun.claim_manual(batch, by="test"), by="test")
+    JobRun.block(started, {}, reason="no_repositories", sentence="there are none")
+
+
+def test_a_blocked_batch_says_since_when_and_why_and_its_records_may_wait(look):
+    blocked_run("git_ref_cleanup")
+    FeatureFlag.turn("bulk_delete_job_artifacts", on=True)
+
+    page = look()
+
+    since = page.value("batch_blocked_since_timestamp_seconds", batch="git_ref_cleanup", reason="no_repositories")
+    assert since == near(now())
+    assert page.value("schedule_interval_seconds", batch="git_ref_cleanup") is not None
+    assert set(page.series("backlog_age_objective_seconds")) == set(OBJECTIVES) - {
+        ("clean_project_refs", "git_ref_deletion")
+    }
+
+
+def test_a_blocked_run_is_no_success(look):
+    blocked_run(NAME)
+
+    page = look()
+
+    assert page.value("last_run_timestamp_seconds", batch=NAME) == near(now())
+    assert page.value("last_success_timestamp_seconds", batch=NAME) is None
+    assert page.value("consecutive_failures", batch=NAME) == 0
+
+
+def test_a_blocked_batch_that_is_paused_is_not_told_of(look):
+    blocked_run(NAME)
+    Batch.pause(NAME, until=None, reason=None, by="test")
+
+    assert look().series("batch_blocked_since_timestamp_seconds") == {}
+
+
+def test_a_batch_that_is_on_no_timetable_says_since_when(look):
+    Batch.register(["stale_imports"])
+
+    page = look(cron_stale_imports=None)
+
+    assert page.value("batch_off_since_timestamp_seconds", batch="stale_imports", reason="cron_off") == near(now())
+
+
+def test_a_batch_whose_flag_is_off_says_since_when(look):
+    Batch.register(["expired_job_artifacts"])
+    since = now() - FOREVER
+    FeatureFlag.insert(name="bulk_delete_job_artifacts", enabled=False, updated_at=since).execute()
+
+    page = look()
+
+    assert page.series("batch_off_since_timestamp_seconds") == {("expired_job_artifacts", "flag_off"): near(since)}
+
+
 def test_of_a_batch_whose_schedule_is_off_nothing_is_expected(look):
     page = look(cron_stale_imports=None)
 

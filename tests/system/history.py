@@ -29,7 +29,7 @@ EARLY = 2.5
 """How far a scheduler's clock may be ahead of the database's when it claims a tick."""
 BOUND = 10.0
 """What was due so many seconds before the end of the drain must have been done."""
-CLOSED = {"succeeded", "failed", "skipped", "coalesced", "missed"}
+CLOSED = {"succeeded", "failed", "skipped", "coalesced", "missed", "blocked"}
 OPEN = {"claimed", "enqueued", "started"}
 REFUSED = object()
 """In place of a state: the operation would have been answered with no."""

@@ -1,0 +1,67 @@
+"""What commands say of a batch that is blocked, off, or paused without an end."""
+
+import pytest
+
+from models import JobRun
+
+NAME = "git_ref_cleanup"
+SENTENCE = "no repositories are configured; set FORGEKEEPER_REPOSITORIES_ROOT"
+pytestmark = pytest.mark.usefixtures("database")
+
+
+def test_a_run_that_is_blocked_says_why_and_is_no_failure(main):
+    result = main("run", NAME)
+
+    assert (result.status, JobRun.of(NAME).first().state) == (0, "blocked")
+    assert f"{NAME} is blocked: {SENTENCE}" in result.stderr
+
+
+def test_the_result_of_a_run_that_is_blocked_says_so(main):
+    result = main("run", NAME, "--json").json
+
+    assert (result["skipped"], result["blocked"], result["enqueued"]) == ("no_repositories", SENTENCE, 0)
+
+
+def test_status_shows_that_a_batch_is_blocked_and_why(main):
+    main("run", NAME)
+
+    shown = main("status").stdout
+    facts = main("status", "--json").json
+
+    assert any(line.split()[0] == NAME and " blocked " in line for line in shown.splitlines() if line.strip())
+    assert f"(no_repositories): {SENTENCE}" in shown
+    assert (facts["batches"][NAME]["blocked"]["reason"], facts["batches"][NAME]["blocked"]["sentence"]) == (
+        "no_repositories",
+        SENTENCE,
+    )
+    assert len(facts["warnings"]) == 1
+
+
+def test_status_shows_that_a_batch_is_off_by_its_flag(main):
+    main("run", "expired_job_artifacts")
+
+    lines = main("status").stdout.splitlines()
+
+    (line,) = [line for line in lines if line.startswith("expired_job_artifacts ")]
+    assert " off " in line
+    assert "succeeded" not in line
+
+
+def test_the_story_of_a_blocked_run_says_why(main):
+    main("run", NAME)
+
+    assert f"It was blocked (no_repositories): {SENTENCE}." in main("why", NAME).stdout
+
+
+def test_the_story_of_a_run_whose_flag_was_off_says_so(main):
+    main("run", "expired_job_artifacts")
+
+    assert (
+        "It did nothing, because the batch is switched off by its flag." in main("why", "expired_job_artifacts").stdout
+    )
+
+
+def test_ticks_show_that_a_run_was_blocked(main):
+    main("run", NAME)
+
+    assert " blocked " in main("ticks", NAME).stdout

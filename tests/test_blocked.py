@@ -1,0 +1,240 @@
+"""A batch is blocked from the first of an unbroken row of runs that were, and says why."""
+
+from datetime import timedelta
+
+import pytest
+
+from metrics.catalogue import BLOCKS
+from metrics.counting import WORKER
+from models import Batch, FeatureFlag, JobRun, database, now
+from workers import held_back
+from workers.attempt import identity
+from workers.blocked import REASONS, Blocked
+from workers.child import Child
+from workers.expired_job_artifacts import FLAG
+from workers.git_ref_cleanup import Outcome, ProjectOutcome
+from workers.runner import Runner
+
+NAME, CHILD = "git_ref_cleanup", "clean_project_refs"
+MISSING = Blocked("no_repositories", "no repositories are configured")
+APART = Blocked("clocks", "the clocks are apart")
+DAY = timedelta(days=1)
+ON = dict.fromkeys(held_back.PARENTS, "* * * * *")
+pytestmark = pytest.mark.usefixtures("database")
+
+
+@pytest.fixture
+def runner(settings):
+    runner = Runner(settings)
+    yield runner
+    runner.stop()
+
+
+@pytest.fixture
+def run(runner):
+    """Make an attempt at a run that ends so; return its row."""
+
+    def run(blocked=None, error=None, meanwhile=lambda: None):
+        attempt = runner.begin(NAME, JobRun.start_here(NAME, by=identity()))
+        attempt.begin(Outcome())
+        attempt.blocked = blocked
+        meanwhile()
+        runner.close(attempt, error)
+        return JobRun.get_by_id(attempt.run.id)
+
+    return run
+
+
+@pytest.fixture
+def work(settings):
+    """Work on a child that ends so."""
+
+    def work(blocked=None):
+        child = Child(CHILD, "clean_project_refs:1", settings)
+        child.enter()
+        child.begin(ProjectOutcome())
+        child.blocked = blocked
+        child.leave(None)
+
+    return work
+
+
+def block():
+    row = Batch.all_blocked().first()
+    return row and (row.name, row.blocked_reason, row.blocked_sentence)
+
+
+def since():
+    return Batch.get_by_id(NAME).blocked_since
+
+
+def counted(batch, reason):
+    labels = {"batch": batch, "reason": reason}
+    return WORKER.registry.get_sample_value("forgekeeper_runs_skipped_total", labels) or 0
+
+
+def test_a_blocked_run_is_closed_as_such(run):
+    row = run(MISSING)
+
+    assert (row.state, row.reason, row.result["skipped"]) == ("blocked", "no_repositories", "no_repositories")
+    assert row.result["blocked"] == "no repositories are configured"
+
+
+def test_a_blocked_run_makes_its_batch_blocked(run):
+    run(MISSING)
+
+    assert block() == (NAME, "no_repositories", "no repositories are configured")
+
+
+def test_a_block_counts_from_its_first_run_whatever_the_later_ones_say(run):
+    run(MISSING)
+    first = since()
+
+    run(APART)
+
+    assert since() == first
+    assert block() == (NAME, "clocks", "the clocks are apart")
+
+
+def test_a_run_that_ends_well_ends_the_block(run):
+    run(MISSING)
+
+    run()
+
+    assert block() is None
+
+
+def test_a_run_that_fails_ends_the_block(run):
+    run(MISSING)
+
+    run(error=ValueError("no"))
+
+    assert block() is None
+
+
+def test_a_run_that_was_taken_from_its_worker_blocks_nothing(run):
+    row = run(MISSING, meanwhile=lambda: JobRun.update(attempt=9).execute())
+
+    assert (row.state, block()) == ("started", None)
+
+
+def test_a_run_that_was_taken_from_its_worker_ends_no_block(run):
+    run(MISSING)
+
+    run(meanwhile=lambda: JobRun.update(attempt=9).execute())
+
+    assert block() is not None
+
+
+def test_a_blocked_child_makes_its_batch_blocked(work):
+    work(MISSING)
+
+    assert block() == (NAME, "no_repositories", "no repositories are configured")
+
+
+def test_a_child_that_is_blocked_after_a_run_keeps_its_batch_blocked_through_the_next(run, work):
+    run()
+    work(MISSING)
+
+    run()
+
+    assert block() == (NAME, "no_repositories", "no repositories are configured")
+
+
+def test_a_run_none_of_whose_children_was_blocked_ends_their_block_with_the_next(run, work):
+    run()
+    work(MISSING)
+    run()
+    work()
+
+    run()
+
+    assert block() is None
+
+
+def test_a_blocked_run_is_a_skip_of_its_reason_and_neither_a_failure_nor_a_success(run):
+    before = counted(NAME, "no_repositories")
+
+    run(MISSING)
+
+    health = JobRun.health(NAME)
+    assert counted(NAME, "no_repositories") - before == 1
+    assert (health.failures, health.last_success) == (0, None)
+
+
+def test_a_blocked_child_is_a_skip_of_its_reason(work):
+    before = counted(CHILD, "clocks")
+
+    work(APART)
+
+    assert counted(CHILD, "clocks") - before == 1
+
+
+def test_a_sentence_that_no_server_could_keep_blocks_all_the_same(run):
+    run(Blocked("no_store", "there is no \0 \udce9"))
+
+    assert block() == (NAME, "no_store", "there is no \\x00 \\udce9")
+
+
+def test_metrics_know_every_reason():
+    assert BLOCKS == REASONS
+
+
+# What operators are reminded of
+
+
+def age(days):
+    FeatureFlag.turn(FLAG, on=False)
+    FeatureFlag.update(updated_at=now() - days * DAY).execute()
+    Batch.register([*ON])
+    Batch.update(registered_at=now() - days * DAY).execute()
+
+
+def test_a_block_is_said_at_once_with_its_sentence(run):
+    FeatureFlag.turn(FLAG, on=True)
+    run(MISSING)
+
+    (said,) = held_back.warnings(ON)
+
+    assert said.startswith(f"{NAME} is blocked since ")
+    assert said.endswith("(no_repositories): no repositories are configured")
+
+
+@pytest.mark.parametrize(("days", "warned"), [(6.9, []), (7.1, ["expired_job_artifacts"])])
+def test_a_flag_that_has_been_off_for_a_week_is_said(days, warned):
+    age(days)
+
+    said = held_back.warnings(ON)
+
+    assert [sentence.split()[0] for sentence in said] == warned
+    assert all(f"as flag {FLAG} is off: `forgekeeper flags on {FLAG}`" in sentence for sentence in said)
+
+
+@pytest.mark.parametrize(("days", "warned"), [(6.9, []), (7.1, ["prune"])])
+def test_a_batch_that_has_been_on_no_timetable_for_a_week_is_said(days, warned):
+    age(days)
+    FeatureFlag.turn(FLAG, on=True)
+
+    said = held_back.warnings(ON | {"prune": None})
+
+    assert [sentence.split()[0] for sentence in said] == warned
+    assert all("set FORGEKEEPER_CRON_PRUNE" in sentence for sentence in said)
+
+
+def test_a_batch_whose_cron_went_off_yesterday_is_not_said_yet():
+    age(30)
+    FeatureFlag.turn(FLAG, on=True)
+    database.execute_sql("insert into job_runs (batch, state, tick) values ('prune', 'coalesced', %s)", (now() - DAY,))
+
+    assert held_back.warnings(ON | {"prune": None}) == []
+
+
+def test_a_pause_without_an_end_is_said_and_one_with_an_end_is_not():
+    FeatureFlag.turn(FLAG, on=True)
+    Batch.pause(NAME, until=None, reason="a move", by="me")
+    Batch.pause("prune", until=now() + DAY, reason=None, by="me")
+
+    (said,) = held_back.warnings(ON)
+
+    assert said.startswith(f"{NAME} is paused without an end by me since ")
+    assert "(a move): `forgekeeper resume git_ref_cleanup`" in said

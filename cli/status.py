@@ -107,7 +107,9 @@ def _batch(batch: Batch, timetable: Timetable, instant: datetime) -> dict[str, A
 
 def _blocked(name: str) -> dict[str, Any] | None:
     row = BatchRow.blocked(name)
-    return row and {"reason": row.blocked_reason, "since": row.blocked_since, "sentence": row.blocked_sentence}
+    if row is None:
+        return None
+    return {"reason": row.blocked_reason, "since": row.blocked_since, "sentence": row.blocked_sentence}
 
 
 def _queue(queue: str, known: list[Process], instant: datetime) -> dict[str, Any]:

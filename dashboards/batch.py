@@ -108,7 +108,7 @@ def _standing() -> Row:
                 "For how long somebody has held it back. After a day BatchPaused reminds of it.",
                 "s",
                 Query('time() - max(forgekeeper_batch_paused_since_timestamp_seconds{batch="$batch"})', "for"),
-                steps={limit("BatchPaused"): WARN},
+                steps={limit("BatchPaused", severity="info"): WARN},
                 nothing="no",
             ),
             listing(

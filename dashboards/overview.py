@@ -177,6 +177,12 @@ def _success() -> Row:
                         {1: BAD},
                     ),
                     Column("paused", "time() - max by (batch) (forgekeeper_batch_paused_since_timestamp_seconds)", "s"),
+                    Column(
+                        "blocked",
+                        "time() - max by (batch) (forgekeeper_batch_blocked_since_timestamp_seconds)",
+                        "s",
+                        {0: BAD},
+                    ),
                     Column("runs", "sum by (batch) (increase(forgekeeper_runs_total[$__range]))"),
                     Column(
                         "failed",

@@ -12,10 +12,12 @@ import orjson
 import pytest
 from dramatiq import Message
 
+import scheduler
 from coordination.messages import depth, push_once
 from embedded.waiting import wait_until
 from models import JobRun
 from settings import PREFIX
+from workers import BATCHES
 from workers.broker import broker
 from workers.clients import client
 
@@ -154,3 +156,18 @@ def test_a_child_that_a_broken_hook_kept_from_beginning_is_tried_again_and_said_
 
     eventually(lambda: waiting()["delayed"] + waiting()["in_flight"] == 1 and waiting()["ready"] == 0)
     assert dead() == {}
+
+
+def test_a_run_that_cannot_start_while_the_database_is_away_is_said_and_sent_again_from_its_row(start_worker):
+    run_id = JobRun.claim_manual(NAME, by="test")
+    scheduler.send(BATCHES[NAME])
+    without_database = start_worker(database_url="postgresql://127.0.0.1:1/nowhere")
+    eventually(lambda: without_database.said("message failed"))
+    eventually(lambda: waiting() == EMPTY)
+    assert (dead(), JobRun.get_by_id(run_id).state) == ({}, "enqueued")
+    without_database.clean_up()
+
+    scheduler.send(BATCHES[NAME])
+    start_worker()
+
+    eventually(lambda: JobRun.get_by_id(run_id).state == "succeeded")

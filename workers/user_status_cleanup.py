@@ -38,9 +38,9 @@ def user_status_cleanup(attempt: Attempt) -> None:
 
 def run(outcome: Outcome, deadline: Deadline) -> None:
     """Delete what is due, oldest first, in transactions of `BATCH_SIZE` rows."""
-    due, position = now(), START
+    due, position, key = now(), START, UserStatus.key()
     while True:
-        count, position = UserStatus.delete_due(due, position, limit=BATCH_SIZE)
+        count, position = UserStatus.delete_due(due, position, limit=BATCH_SIZE, key=key)
         if count == 0:
             return
         outcome.deleted += count

@@ -35,6 +35,10 @@ ADOPTED = "{pending_direct_uploads}:adopted"
 
 ADOPTION = timedelta(days=1)
 """So long an adopted entry waits before it is due: a person may have been wrong, and withdraws it."""
+
+REFERENCE = "pending_direct_uploads"
+"""The hash in which the forge itself registers uploads.  Nobody here reads it."""
+
 CLAIM_TTL = timedelta(seconds=60)
 """How long a claim may be acted on by the one who took it, unless he says otherwise."""
 LONGEST_AHEAD = timedelta(days=1)
@@ -167,6 +171,18 @@ def count(client: redis.Redis) -> int:
 def unsettled(client: redis.Redis) -> int:
     """Count what has neither completed nor been settled: `count`, and the claimed whose object is not gone yet."""
     return count(client) + int(client.zcard(DELETING))
+
+
+def unread(client: redis.Redis) -> int:
+    """Count the uploads in the forge's own register, of which this one knows nothing; 0 where there is none."""
+    return int(client.hlen(REFERENCE)) if client.type(REFERENCE) == b"hash" else 0
+
+
+def sampled(client: redis.Redis, location: str, size: int) -> list[str]:
+    """Return the paths of some pending uploads of the location."""
+    members: Any = client.zrandmember(PENDING, size)
+    parts = (_decode(member).partition(":") for member in members or ())
+    return [path for place, _, path in parts if place == location]
 
 
 def census(client: redis.Redis, stale_after: timedelta) -> Census:

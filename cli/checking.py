@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
@@ -15,16 +16,28 @@ import typer
 import migrations
 from cli.connection import configured
 from cli.console import FAILED, Json, emit, out
+from coordination import uploads
+from coordination.installation import claim, owner
 from metrics.redaction import clean
-from models import APPLICATION, OURS, Base, DeletedObject, JobArtifact, Project, database, release
+from models import APPLICATION, OURS, Base, Installation, database, privileges, probe, release
+from models.misreading import misread
 from models.schema import differences
 from settings import Settings
 from settings.reading import places
 from storage import sentinel
 from storage.git_repository import RootUnavailable, is_missing, misnamed, too_many_missing
+from storage.objects import is_normal
 from workers import BATCHES, clocks
 from workers.clients import Limits, client, connect
+from workers.installation import conflict
+from workers.stores import ARTIFACTS
+from workers.tables import unread_register
 
+TABLES: tuple[type[Base], ...] = (*OURS, *APPLICATION)
+Named = Callable[[], list[tuple[str, ...]]]
+"""Names some things that should be at a place, each by the paths at which it may lie."""
+PENDING_UPLOADS = 1_000
+"""How many pending uploads are searched for some of a location's; its share may be small."""
 POSTGRES, REDIS = 150_000, (6, 2)
 """The oldest servers that the tests run against."""
 SAMPLE = 50
@@ -40,7 +53,10 @@ class Finding(NamedTuple):
 
 
 def check(
-    init: Annotated[bool, typer.Option("--init", help="Create missing sentinels.")] = False, json: Json = False
+    init: Annotated[
+        bool, typer.Option("--init", help="Create missing sentinels, adopt those that name nobody.")
+    ] = False,
+    json: Json = False,
 ) -> None:
     """Check settings, servers, schema, schedules, repositories and object stores.
 
@@ -65,6 +81,7 @@ def _findings(settings: Settings, *, init: bool) -> Iterator[Finding]:
     yield from _schedules(settings)
     connect(settings, Limits.of_worker(settings), name="check", connections=1)
     yield from _redis()
+    ours: str | None = None
     try:
         database.connect()
     except pw.OperationalError as error:
@@ -72,10 +89,12 @@ def _findings(settings: Settings, *, init: bool) -> Iterator[Finding]:
     else:
         yield from _postgresql()
         yield from _clocks(settings)
+        ours, finding = _installation(init=init)
+        yield finding
     try:
         yield from _git()
-        yield from _repositories(settings, init=init)
-        yield from _stores(settings, init=init)
+        yield from _repositories(settings, ours, init=init)
+        yield from _stores(settings, ours, init=init)
     finally:
         release()
 
@@ -101,6 +120,8 @@ def _redis() -> Iterator[Finding]:
     yield Finding("redis", "error" if old else "ok", f"version {version}" + (", needs 6.2 or newer" if old else ""))
     if policy != "noeviction":
         yield Finding("redis", "warning", f"maxmemory-policy is {policy}: messages may be evicted; set noeviction")
+    if hidden := unread_register():
+        yield Finding("redis", "error", hidden)
     if not persistent:
         yield Finding(
             "redis", "warning", "append-only file is off: a restart forgets pending uploads; set appendonly yes"
@@ -112,14 +133,29 @@ def _postgresql() -> Iterator[Finding]:
     old = number < POSTGRES
     version = f"version {number // 10_000}.{number % 10_000}"
     yield Finding("postgresql", "error" if old else "ok", version + (", needs 15 or newer" if old else ""))
-    pending = migrations.pending(database.obj)
+    hidden = list(privileges.closed(TABLES))
+    if hidden:
+        yield from (Finding("privileges", "error", sentence) for sentence in hidden)
+        return
+    lacking = list(privileges.lacking(TABLES))
+    yield from (Finding("privileges", "error", sentence) for sentence in lacking)
+    if not lacking:
+        yield Finding("privileges", "ok", "everything that the batches do is granted")
+    yield from _schema(readable=not any(privileges.MIGRATIONS in sentence for sentence in lacking))
+
+
+def _schema(*, readable: bool) -> Iterator[Finding]:
+    """Report what the tables lack, and what the batches would misread in them; *readable* is what was migrated."""
+    pending = migrations.pending(database.obj) if readable else []
     if pending:
         yield Finding("schema", "error", f"pending: {', '.join(pending)}; run `forgekeeper migrate`")
         return
-    found = list(differences((*OURS, *APPLICATION)))
+    found = list(differences(TABLES))
     for difference in found:
         yield Finding("schema", "warning" if difference.harmless else "error", difference.sentence)
-    if not found:
+    misreadings = list(misread(TABLES))
+    yield from (Finding("schema", "error", sentence) for sentence in misreadings)
+    if not found and not misreadings:
         yield Finding("schema", "ok", "all tables, columns and indexes are there")
 
 
@@ -138,13 +174,30 @@ def _clocks(settings: Settings) -> Iterator[Finding]:
         yield Finding("clocks", "ok", f"PostgreSQL's, Redis's and this machine's are {most:.1f} s apart at most")
 
 
-def _repositories(settings: Settings, *, init: bool) -> Iterator[Finding]:
+def _installation(*, init: bool) -> tuple[str | None, Finding]:
+    """Report whose database and Redis these are; claim a Redis that is nobody's if asked to."""
+    try:
+        ours = Installation.ensure()
+        theirs = claim(client, ours) if init else owner(client)
+    except pw.PeeweeException:
+        return None, Finding("installation", "error", "the database does not say which it is of: see the lines above")
+    except redis.RedisError:
+        return ours, Finding("installation", "warning", f"{ours}; Redis does not say which it is of")
+    if theirs is None:
+        told = "Redis is told when a worker, a scheduler or `forgekeeper check --init` starts"
+        return ours, Finding("installation", "ok", f"{ours}; {told}")
+    if theirs != ours:
+        return ours, Finding("installation", "error", conflict(ours, theirs))
+    return ours, Finding("installation", "ok", f"{ours}, in PostgreSQL and Redis")
+
+
+def _repositories(settings: Settings, ours: str | None, *, init: bool) -> Iterator[Finding]:
     root = settings.repositories_root
     if root is None:
         yield Finding("repositories", "warning", "FORGEKEEPER_REPOSITORIES_ROOT is not set: no refs can be deleted")
         return
     try:
-        yield _sentinel("repositories", sentinel.Folder(root), init=init, known=(Project,))
+        yield _sentinel("repositories", sentinel.Folder(root), ours, init=init, named=_repositories_named)
         yield from _sample(root, settings.missing_repositories)
     except (sentinel.Unreadable, RootUnavailable) as error:
         yield Finding("repositories", "error", str(error))
@@ -176,33 +229,69 @@ def _git() -> Iterator[Finding]:
     yield Finding("git", "ok", said.stdout.strip().removeprefix("git "))
 
 
-def _stores(settings: Settings, *, init: bool) -> Iterator[Finding]:
+def _stores(settings: Settings, ours: str | None, *, init: bool) -> Iterator[Finding]:
     if not settings.object_stores:
         yield Finding("object stores", "warning", "FORGEKEEPER_OBJECT_STORES is not set: no objects can be deleted")
     for location, url in settings.object_stores.items():
         try:
             place = sentinel.Store(location, url.get_secret_value())
-            yield _sentinel("object store", place, init=init, known=(JobArtifact, DeletedObject))
+            named = partial(_objects_named, location)
+            yield _sentinel("object store", place, ours, init=init, named=named)
         except sentinel.Unreadable as error:
             yield Finding("object store", "error", clean(str(error)))
 
 
-def _sentinel(subject: str, place: sentinel.Place, *, init: bool, known: tuple[type[Base], ...]) -> Finding:
-    """Report on a place's sentinel; create a missing one if asked to, unless the place looks wrong."""
-    if place.has_sentinel():
+def _sentinel(subject: str, place: sentinel.Place, ours: str | None, *, init: bool, named: Named) -> Finding:
+    """Report on a place's sentinel; if asked to, create a missing one or adopt one that names nobody.
+
+    Only once the place is proved to be the right one, by a sample of what the database has *named*.
+    """
+    found = place.sentinel()
+    if found is not None and ours is None:
+        return Finding(subject, "warning", f"{place} has its sentinel, but nobody can say whether it is the right one")
+    if found is not None and found.installation == ours:
         return Finding(subject, "ok", f"{place} has its sentinel")
-    if not init:
+    if found is None and (not init or ours is None):
         return Finding(subject, "error", f"{place} has no {sentinel.NAME}; `forgekeeper check --init` creates it")
-    if place.is_empty() and any(_exists(model) for model in known):
-        reason = "is empty, but the database knows what should be in it: is the right disk or bucket there?"
-        return Finding(subject, "error", f"{place} {reason}")
-    place.create_sentinel()
-    return Finding(subject, "ok", f"{place} had no {sentinel.NAME}; created it")
+    assert ours is not None
+    if found is not None and (found.installation is not None or not init):
+        return Finding(subject, "error", sentinel.objection(place, found, ours) or "")
+    doubt = _doubt(place, ours, named)
+    if doubt is not None:
+        return Finding(subject, "error", f"{place} {doubt}")
+    place.create_sentinel(ours)
+    done = f"had no {sentinel.NAME}; created it" if found is None else f"had a {sentinel.NAME} of nobody's; adopted it"
+    return Finding(subject, "ok", f"{place} {done}")
 
 
-def _exists(model: type[Base]) -> bool:
-    """Say whether the database knows any of these; one that cannot be asked is taken to."""
+def _doubt(place: sentinel.Place, ours: str, named: Named) -> str | None:
+    """Say why a place may be the wrong one, None when it is empty as it should be or has what it should have."""
     try:
-        return model.select().exists()
-    except pw.PeeweeException:
-        return True
+        names = named()
+    except (pw.PeeweeException, redis.RedisError) as error:
+        return f"may be the wrong place: what should be in it cannot be asked for: {clean(str(error).splitlines()[0])}"
+    if place.is_empty():
+        return (
+            "is empty, but the database knows what should be in it: is the right disk or bucket there?"
+            if names
+            else None
+        )
+    if not names:
+        sure = f"whoever is sure writes the line `installation: {ours}` into its {sentinel.NAME}"
+        return f"is not empty, and the database knows of nothing in it: is it the right one? ({sure})"
+    if any(place.has(path) for paths in names for path in paths):
+        return None
+    tried = f"has none of the {len(names)} things looked for that should be in it"
+    return f"{tried}: is it the right disk or bucket, and the right database?"
+
+
+def _repositories_named() -> list[tuple[str, ...]]:
+    """Name repositories that should be below the root; whether their paths are spelled rightly is another question."""
+    return [(path.removesuffix(".git"), f"{path.removesuffix('.git')}.git") for path in probe.repositories()]
+
+
+def _objects_named(location: str) -> list[tuple[str, ...]]:
+    """Name objects that should be at the location: artifacts', those of the outbox, and pending uploads."""
+    pending = uploads.sampled(client, location, PENDING_UPLOADS)
+    paths = [*(probe.objects() if location == ARTIFACTS else ()), *pending[: probe.SIZE]]
+    return [(path,) for path in paths if is_normal(path)]

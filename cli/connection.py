@@ -16,7 +16,8 @@ from models import database, release
 from settings import Settings
 from settings.reading import load
 from workers import BATCHES, Batch
-from workers.clients import Limits, client, connect
+from workers.clients import Limits, connect
+from workers.installation import Disagreement, agree
 
 
 def configured() -> Settings:
@@ -28,14 +29,19 @@ def configured() -> Settings:
 
 @contextmanager
 def connected(
-    name: str, *, migrated: bool = True, limits: Callable[[Settings], Limits] = Limits.of_worker
+    name: str,
+    *,
+    migrated: bool = True,
+    redis_needed: bool = True,
+    limits: Callable[[Settings], Limits] = Limits.of_worker,
 ) -> Iterator[Settings]:
     """Connect this command to PostgreSQL; say in a sentence what is missing.
 
-    Unless *migrated* is False the schema must be up to date.  *limits* says how patient the command is.
+    Unless *migrated* is False the schema must be up to date, and unless *redis_needed* is False
+    the settings must name a Redis.  *limits* says how patient the command is.
     """
     settings = configured()
-    connect(settings, limits(settings), name=name, connections=3)
+    connect(settings, limits(settings), name=name, connections=3, redis_needed=redis_needed)
     with explained():
         database.connect()
         try:
@@ -61,8 +67,11 @@ def explained() -> Iterator[None]:
 
 
 def require_redis() -> None:
-    """Make sure that Redis answers before anything is changed."""
-    client.ping()
+    """Make sure, before anything is changed, that Redis answers and is of the database's installation."""
+    try:
+        agree()
+    except Disagreement as disagreement:
+        raise Problem(str(disagreement)) from None
 
 
 def batch_named(name: str) -> Batch:

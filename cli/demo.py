@@ -29,6 +29,7 @@ from models import (
     DeletedObject,
     FeatureFlag,
     GitRefDeletion,
+    Installation,
     JobArtifact,
     JobRun,
     UserStatus,
@@ -79,6 +80,8 @@ def demo() -> None:
     with _environment() as folder, connected("demo", migrated=False) as settings:
         out.print("1. PostgreSQL and Redis run on sockets in a temporary folder, beside git repositories and objects.")
         migrations.migrate(database.obj)
+        for place in ("objects", "repositories"):
+            Folder(folder / place).create_sentinel(Installation.ensure())
         due = {seeded.what: seeded.due for seeded in fill(1, settings)}
         before = _counts(folder, due)
         out.print("2. There is sample data: " + ", ".join(f"{count.total:,} {what}" for what, count in before.items()))
@@ -107,7 +110,6 @@ def _environment() -> Iterator[Path]:
             store, repositories = own.folder / "objects", own.folder / "repositories"
             for folder in (store, repositories):
                 folder.mkdir()
-                Folder(folder).create_sentinel()
             addresses = {
                 "DATABASE_URL": own.database_url,
                 "REDIS_URL": own.redis_url,

@@ -44,6 +44,7 @@ def run(batch: Name, json: Json = False) -> None:
     """
     chosen = batch_named(batch)
     with connected(f"run {batch}") as settings:
+        require_redis()
         pause = paused(chosen)
         started = None if pause else JobRun.start_here(chosen.name, by=identity())
         if started is not None:

@@ -5,14 +5,17 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Annotated
 
+import redis
 import typer
 
 import migrations
 from cli.completion import names_of
 from cli.connection import connected
-from cli.console import FAILED, Json, Problem, answer, emit, out, table, wrong_use
+from cli.console import FAILED, Json, Problem, answer, emit, err, out, table, wrong_use
+from metrics.redaction import clean
 from models import FLAGS, FeatureFlag, database
 from settings.reading import Described, describe, load
+from workers.installation import Disagreement, agree
 
 INTRODUCTION = """# Settings
 
@@ -68,8 +71,11 @@ def migrate(
     check: Annotated[bool, typer.Option("--check", help="Change nothing; exit 1 if migrations are pending.")] = False,
     json: Json = False,
 ) -> None:
-    """Apply pending migrations of forgekeeper's own tables; the forge's are never touched."""
-    with connected("migrate", migrated=False):
+    """Apply pending migrations of forgekeeper's own tables; the forge's are never touched.
+
+    The first one makes the installation's id, and Redis is told it where it answers.
+    """
+    with connected("migrate", migrated=False, redis_needed=False) as settings:
         if check:
             pending = migrations.pending(database.obj)
             if pending and not json:
@@ -77,8 +83,20 @@ def migrate(
             answer({"applied": [], "pending": pending}, "the schema is up to date", json=json)
             raise typer.Exit(FAILED if pending else 0)
         applied = migrations.migrate(database.obj)
+        if settings.redis_url is not None:
+            _tell_redis()
     sentence = f"applied: {', '.join(applied)}" if applied else "the schema is up to date"
     answer({"applied": applied, "pending": []}, sentence, json=json)
+
+
+def _tell_redis() -> None:
+    """Claim Redis for this installation; one that is away is told by whoever starts later, and by `check --init`."""
+    try:
+        agree()
+    except redis.RedisError as error:
+        err.print(f"Redis does not know the installation yet: {clean(str(error))}; workers and schedulers tell it")
+    except Disagreement as disagreement:
+        err.print(f"nothing will start: {disagreement}")
 
 
 @flags.callback(invoke_without_command=True)

@@ -71,7 +71,7 @@ BLOCKS = ("no_store", "no_repositories", "flag_unreadable", "installation", "clo
 """Why a batch may be blocked: what only a person can mend."""
 OFFS = ("flag_off", "cron_off")
 SKIPS = ("overlap", "paused", "lease_held", "duplicate", "flag_off", *BLOCKS)
-OPERATIONS = ("head", "delete", "delete_many")
+OPERATIONS = ("get", "delete", "delete_many")
 COLLECTORS = (
     *("batches", "runs", "flags", "queues", "dead_letters", "leases", "buckets", "roots", "git_locks"),
     *("user_statuses", "git_refs", "uploads", "imports", "artifacts", "objects"),

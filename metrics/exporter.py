@@ -25,7 +25,19 @@ from prometheus_client.registry import Collector
 from coordination import buckets, lease, queues, uploads
 from coordination.messages import depth
 from metrics.catalogue import BATCHES, COLLECTORS, FLAGS, LEASES, NO_BATCH, OBJECTIVES, QUEUES, Metric, of
-from models import Batch, FeatureFlag, GitRefDeletion, JobRun, Patience, Project, backlog, database, now, release
+from models import (
+    Batch,
+    FeatureFlag,
+    GitRefDeletion,
+    Installation,
+    JobRun,
+    Patience,
+    Project,
+    backlog,
+    database,
+    now,
+    release,
+)
 from settings import Settings
 from storage import git_repository, sentinel
 from workers import clocks, held_back
@@ -276,25 +288,42 @@ class Roots:
     """The repositories' root and the object stores; a disk that hangs must hide none of the others."""
 
     def __init__(self, settings: Settings) -> None:
-        asks: dict[str, Callable[[], bool]] = {
-            location: partial(_store_has_sentinel, location, url.get_secret_value())
+        asks: dict[str, Callable[[], sentinel.Sentinel | None]] = {
+            location: partial(_of_store, location, url.get_secret_value())
             for location, url in settings.object_stores.items()
         }
         if settings.repositories_root is not None:
-            asks["repositories"] = sentinel.Folder(settings.repositories_root).has_sentinel
+            asks["repositories"] = sentinel.Folder(settings.repositories_root).sentinel
         self._questions = [Question(root, ask) for root, ask in asks.items()]
+        self._whose = Question("installation", _installation)
+        self._ours: str | None = None
 
     def look(self) -> Iterator[Reading]:
-        """Look at every root at once."""
+        """Look at every root at once; one that is another installation's, or nobody's, is none of ours."""
         until = time.monotonic() + ROOT_PATIENCE
         for question in self._questions:
             question.begin()
+        if self._questions:
+            self._whose.begin()
+            # While the database is away, what it said last holds; it is another collector that tells of it.
+            self._ours = self._whose.wait(until) or self._ours
         for question in self._questions:
-            yield Reading("root_readable", float(bool(question.wait(until))), (question.name,))
+            yield Reading("root_readable", float(self._is_ours(question.wait(until))), (question.name,))
+
+    def _is_ours(self, found: sentinel.Sentinel | None) -> bool:
+        return found is not None and (self._ours is None or found.installation == self._ours)
 
 
-def _store_has_sentinel(location: str, url: str) -> bool:
-    return sentinel.Store(location, url).has_sentinel()
+def _of_store(location: str, url: str) -> sentinel.Sentinel | None:
+    return sentinel.Store(location, url).sentinel()
+
+
+def _installation() -> str:
+    try:
+        database.connect()
+        return Installation.ensure()
+    finally:
+        release()
 
 
 def _git_locks(settings: Settings) -> Iterator[Reading]:

@@ -15,13 +15,14 @@ from models.database import (
 )
 from models.deleted_object import DeletedObject
 from models.feature_flag import FLAGS, FeatureFlag
+from models.installation import Installation
 from models.job_artifacts import JobArtifact, ProjectStatistics
 from models.job_run import Ahead, JobRun, Lost, Started
 from models.process import Entry, Process
 from models.projects import DeletionStatus, GitRefDeletion, Project
 from models.user_status import UserStatus
 
-OURS: tuple[type[Base], ...] = (FeatureFlag, Batch, JobRun, DeletedObject, Process)
+OURS: tuple[type[Base], ...] = (FeatureFlag, Batch, JobRun, DeletedObject, Process, Installation)
 """Tables that forgekeeper owns and migrates."""
 
 APPLICATION: tuple[type[Base], ...] = (
@@ -53,6 +54,7 @@ __all__ = [
     "FeatureFlag",
     "GitRefDeletion",
     "ImportStatus",
+    "Installation",
     "JobArtifact",
     "JobRun",
     "Lost",

@@ -28,6 +28,7 @@ TYPES = {
     "smallint": "smallint",
     "text": "text",
     "timestamptz": "timestamp with time zone",
+    "uuid": "uuid",
     "varchar": "character varying",
 }
 ALIKE = ({"text", "character varying"}, {"bigint", "integer", "smallint"})

@@ -22,7 +22,7 @@ from obstore.store import LocalStore, S3Store
 
 from metrics.counting import WORKER
 from storage.opening import FAILURES, check_process, open_store, reason
-from storage.sentinel import NAME
+from storage.sentinel import NAME, Sentinel, objection, parse
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -87,7 +87,7 @@ class StoreUnavailable(Exception):
 
 
 class Objects:
-    """The objects at one location.
+    """The objects at one location, which has to be *installation*'s.
 
     Belongs to the process that made it; threads may share it.  Raises `StoreUnavailable`
     when the URL is wrong or the folder is not there.  A request without an answer within
@@ -99,10 +99,12 @@ class Objects:
         location: str,
         url: str,
         *,
+        installation: str,
         request_timeout: timedelta = timedelta(seconds=30),
         retry_timeout: timedelta = timedelta(seconds=10),
     ) -> None:
         self.location = location
+        self._installation = installation
         try:
             self._store = open_store(url, request_timeout=request_timeout, retries=RETRIES, retry_timeout=retry_timeout)
         except FAILURES as error:
@@ -121,11 +123,11 @@ class Objects:
         Stops at *until*, an instant of the monotonic clock, whatever the store does; a path
         that is then not in the answer may have been deleted or not.  S3 cannot tell missing
         objects from deleted ones and calls them deleted.  Raises `StoreUnavailable` once the
-        sentinel cannot be read or nothing at all may be deleted, and RuntimeError in a
-        forked child.
+        sentinel cannot be read or is not this installation's, or nothing at all may be deleted,
+        and RuntimeError in a forked child.
         """
         check_process()
-        deletion = _Deletion(self.location, self._store, unless_changed_since or {})
+        deletion = _Deletion(self.location, self._store, self._installation, unless_changed_since or {})
         normal = []
         for path in dict.fromkeys(paths):
             if is_normal(path):
@@ -135,6 +137,14 @@ class Objects:
         if normal:
             asyncio.run(deletion.run(normal, until))
         return deletion.known
+
+    def sentinel(self) -> Sentinel | None:
+        """Return what the sentinel says, None when there is none; raise `StoreUnavailable`."""
+        with self._answering():
+            try:
+                return parse(bytes(obstore.get(self._store, NAME).bytes()))
+            except FileNotFoundError:
+                return None
 
     def put(self, paths: Sequence[str], content: bytes = b"a sample\n") -> None:
         """Put an object at each of *paths*: sample data.  Raises `StoreUnavailable`."""
@@ -173,7 +183,10 @@ class Objects:
 class _Deletion:
     """One call: what is known for certain, and the answers that the sentinel has not confirmed yet."""
 
-    def __init__(self, location: str, store: ObjectStore, unless_changed_since: Mapping[str, datetime]) -> None:
+    def __init__(
+        self, location: str, store: ObjectStore, installation: str, unless_changed_since: Mapping[str, datetime]
+    ) -> None:
+        self._installation = installation
         self.known: dict[str, Outcome] = {}
         self._unconfirmed: dict[str, Outcome] = {}
         self._lets_us_delete = False
@@ -223,15 +236,21 @@ class _Deletion:
     async def _confirm(self) -> None:
         """Read the sentinel, and with it believe the answers so far."""
         try:
-            await _asked("head", obstore.head_async(self._store, NAME))
+            found = parse(await _asked("get", self._read()))
         except FAILURES as error:
             message = f"{self._location}: cannot read {NAME}: {reason(error)}"
             raise StoreUnavailable(message, self.known) from None
+        if said := objection(self._location, found, self._installation):
+            raise StoreUnavailable(said, self.known)
         refused = [path for path, outcome in self._unconfirmed.items() if outcome.state == "failed"]
         if refused and not self._lets_us_delete:
             await self._probe(refused[0])
         self.known |= self._unconfirmed
         self._unconfirmed.clear()
+
+    async def _read(self) -> bytes:
+        answer = await obstore.get_async(self._store, NAME)
+        return bytes(await answer.bytes_async())
 
     async def _probe(self, refused: str) -> None:
         """Find out once whether *refused* is alone, or the store lets us read but not delete."""

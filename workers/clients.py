@@ -44,18 +44,23 @@ class Limits:
         return cls(models.Patience(brief, brief, brief, brief, brief), brief)
 
 
-def connect(settings: Settings, limits: Limits, *, name: str, connections: int | None) -> None:
+def connect(
+    settings: Settings, limits: Limits, *, name: str, connections: int | None, redis_needed: bool = True
+) -> None:
     """Point models and Redis at the servers that *settings* name; nothing connects yet.
 
     *connections* bounds the pool of database connections; None gives each thread one of
     its own.  Called in each process, after the fork.  Raises `SettingsError` when a URL
-    is missing.
+    is missing; that of Redis may be where *redis_needed* is False, and then nothing may use it.
     """
-    url, redis_url = settings.require_database(), settings.require_redis()
+    url = settings.require_database()
+    redis_url = settings.require_redis() if redis_needed or settings.redis_url else None
     if connections is None:
         models.open_per_thread(url, limits.database, name=name)
     else:
         models.open_pool(url, limits.database, name=name, size=connections)
+    if redis_url is None:
+        return
     patience = limits.redis.total_seconds()
     client.connection_pool = redis.BlockingConnectionPool.from_url(
         redis_url,

@@ -19,7 +19,7 @@ from typing import Literal
 import structlog
 
 from coordination.lease import Lease, LeaseTaken, lease
-from models import Batch, GitRefDeletion, Project, database
+from models import Batch, GitRefDeletion, Installation, Project, database
 from models.projects import LAST
 from settings import Settings
 from storage import git_refs, git_repository, sentinel
@@ -236,8 +236,11 @@ def _require_root(settings: Settings) -> Path:
     if root is None:
         raise git_refs.RootUnavailable("FORGEKEEPER_REPOSITORIES_ROOT is not set")
     try:
-        if sentinel.Folder(root).has_sentinel():
-            return root
-        raise git_refs.RootUnavailable(f"{root} has no {sentinel.NAME}; `forgekeeper check` says what to do")
+        found = sentinel.Folder(root).sentinel()
     except sentinel.Unreadable as error:
         raise git_refs.RootUnavailable(str(error)) from None
+    if found is None:
+        raise git_refs.RootUnavailable(f"{root} has no {sentinel.NAME}; `forgekeeper check` says what to do")
+    if said := sentinel.objection(root, found, Installation.ensure()):
+        raise git_refs.RootUnavailable(said)
+    return root

@@ -7,25 +7,31 @@ from __future__ import annotations
 
 from threading import Lock
 
+from models import Installation
 from settings import Settings
 from storage.objects import Objects
 
 ARTIFACTS = "artifacts"
 """The location of job artifacts' objects."""
 
-_opened: dict[str, Objects] = {}
+_opened: dict[tuple[str, str], Objects] = {}
 _opening = Lock()
 
 
 def at(location: str, settings: Settings) -> Objects | None:
     """Return the location's client, None when no store of that name is configured.
 
-    Raises `StoreUnavailable` when its URL is wrong or its folder is not there.
+    It deletes for the installation that the database is of, and needs a connection to it.  Raises
+    `StoreUnavailable` when its URL is wrong or its folder is not there.
     """
     url = settings.object_stores.get(location)
     if url is None:
         return None
+    installation = Installation.ensure()
     with _opening:
-        if location not in _opened:
-            _opened[location] = Objects(location, url.get_secret_value(), request_timeout=settings.store_timeout)
-        return _opened[location]
+        key = location, installation
+        if key not in _opened:
+            _opened[key] = Objects(
+                location, url.get_secret_value(), installation=installation, request_timeout=settings.store_timeout
+            )
+        return _opened[key]

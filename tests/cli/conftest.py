@@ -14,10 +14,12 @@ from uuid import uuid4
 
 import psycopg2
 import pytest
+import redis
 import structlog
 
 import cli
 import models
+from coordination.installation import KEY
 from settings import PREFIX
 from workers.clients import client
 
@@ -136,10 +138,12 @@ def query():
 
 @pytest.fixture(scope="session")
 def new_database(urls, query):
-    """Make databases with nothing in them; return where each is."""
+    """Make databases with nothing in them, each to have Redis for itself; return where each is."""
     names = []
 
     def make():
+        with closing(redis.from_url(urls.redis)) as server:
+            server.delete(KEY)
         names.append(f"test_{uuid4().hex}")
         query(urls.database, f"create database {names[-1]}")
         return urlsplit(urls.database)._replace(path=f"/{names[-1]}").geturl()

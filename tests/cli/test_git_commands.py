@@ -9,6 +9,8 @@ from models import DeletionStatus, GitRefDeletion, Project
 from storage import git_sample, sentinel
 from workers.clients import client
 
+from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
+
 MINUTE = timedelta(minutes=1)
 
 pytestmark = pytest.mark.usefixtures("database")
@@ -18,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("database")
 def root(tmp_path):
     root = tmp_path / "repositories"
     root.mkdir()
-    sentinel.Folder(root).create_sentinel()
+    sentinel.Folder(root).create_sentinel(INSTALLATION)
     return root
 
 

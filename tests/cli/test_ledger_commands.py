@@ -23,11 +23,10 @@ def findings(result, subject):
 
 @pytest.fixture
 def places(tmp_path):
-    """A folder of repositories and a store of objects, with something in each, and the settings that lead there."""
+    """A folder of repositories and a store of objects, new and empty, and the settings that lead there."""
     repositories, objects = tmp_path / "repositories", tmp_path / "objects"
     for folder in (repositories, objects):
         folder.mkdir()
-        (folder / "something").touch()
     return {"REPOSITORIES_ROOT": str(repositories), "OBJECT_STORES": f'{{"artifacts": "file://{objects}"}}'}
 
 
@@ -356,7 +355,6 @@ def test_init_creates_missing_sentinels_and_says_so(main, database, places):
 
 def test_init_refuses_an_empty_folder_where_the_database_knows_projects(main, database, places, tmp_path):
     database.execute_sql("insert into projects (id, disk_path) values (1, '@hashed/1.git')")
-    (tmp_path / "repositories" / "something").unlink()
 
     result = main("check", "--init", "--json", **places)
 
@@ -368,7 +366,6 @@ def test_init_refuses_an_empty_folder_where_the_database_knows_projects(main, da
 
 def test_init_refuses_an_empty_store_where_the_database_knows_objects(main, database, places, tmp_path):
     database.execute_sql("insert into ci_deleted_objects (store_dir, file) values ('a', 'b')")
-    (tmp_path / "objects" / "something").unlink()
 
     result = main("check", "--init", "--json", **places)
 

@@ -13,6 +13,8 @@ from storage import sentinel
 from workers import stores
 from workers.clients import client
 
+from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
+
 DAY = timedelta(days=1)
 STALE = timedelta(hours=4)
 CLOSED_REDIS = "redis://127.0.0.1:1/0"
@@ -32,7 +34,7 @@ def root(tmp_path):
     """The folder of an object store."""
     root = tmp_path / "objects"
     root.mkdir()
-    sentinel.Store("artifacts", f"file://{root}").create_sentinel()
+    sentinel.Store("artifacts", f"file://{root}").create_sentinel(INSTALLATION)
     return root
 
 

@@ -46,6 +46,7 @@ from workers.broker import NAMESPACE
 from workers.clients import client
 from workers.git_ref_cleanup import clean_project_refs
 
+from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
 from ..ports import free_ports  # noqa: TID252, pytest puts no folder on the path
 from ..system.proxy import postgres_through, redis_through  # noqa: TID252, pytest puts no folder on the path
 from .pages import read
@@ -498,7 +499,7 @@ def test_a_root_is_readable_while_its_sentinel_is_there(look, tmp_path, settings
     for name in ("good", "bare"):
         (tmp_path / name).mkdir()
         stores[name] = (tmp_path / name).as_uri()
-    sentinel.Folder(tmp_path / "good").create_sentinel()
+    sentinel.Folder(tmp_path / "good").create_sentinel(INSTALLATION)
     stores["gone"] = (tmp_path / "gone").as_uri()
     configured = type(settings)(object_stores=json.dumps(stores)).object_stores
 
@@ -509,7 +510,7 @@ def test_a_root_is_readable_while_its_sentinel_is_there(look, tmp_path, settings
 
 
 def test_a_store_that_never_answers_is_unreadable_and_hides_no_other(look, tmp_path, settings, black_hole):
-    sentinel.Folder(tmp_path).create_sentinel()
+    sentinel.Folder(tmp_path).create_sentinel(INSTALLATION)
     silent = f"s3://bucket?endpoint=http://127.0.0.1:{black_hole}&allow_http=true&region=x&access_key_id=a&secret_access_key=b"
     configured = type(settings)(object_stores=json.dumps({"s": silent, "f": tmp_path.as_uri()})).object_stores
 
@@ -521,7 +522,7 @@ def test_a_store_that_never_answers_is_unreadable_and_hides_no_other(look, tmp_p
 
 @pytest.mark.parametrize(("age", "stale"), [(timedelta(minutes=19), 0), (timedelta(minutes=21), 1)], ids=str)
 def test_a_lock_that_outlives_every_deletion_is_stale(look, tmp_path, age, stale):
-    sentinel.Folder(tmp_path).create_sentinel()
+    sentinel.Folder(tmp_path).create_sentinel(INSTALLATION)
     for number in (1, 2):
         Project.create(id=number, disk_path=f"{number}.git")
         GitRefDeletion.create(project_id=number, ref="refs/heads/x")

@@ -12,6 +12,7 @@ from embedded.waiting import wait_until
 from storage import sentinel
 from storage.objects import Objects
 
+from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
 from ..ports import free_ports  # noqa: TID252, pytest puts no folder on the path
 from .faulty_s3 import FaultyS3
 
@@ -120,7 +121,7 @@ def empty_s3(moto, s3_client, tmp_path):
 
 @pytest.fixture
 def s3(empty_s3):
-    sentinel.Store("artifacts", empty_s3.url).create_sentinel()
+    sentinel.Store("artifacts", empty_s3.url).create_sentinel(INSTALLATION)
     empty_s3.proxy.counts.clear()
     return empty_s3
 
@@ -128,7 +129,7 @@ def s3(empty_s3):
 @pytest.fixture
 def folder(tmp_path):
     store = Folder(tmp_path / "the root")
-    sentinel.Store("artifacts", store.url).create_sentinel()
+    sentinel.Store("artifacts", store.url).create_sentinel(INSTALLATION)
     return store
 
 
@@ -141,4 +142,4 @@ def store(request):
 @pytest.fixture
 def objects():
     """Open a store as the product does."""
-    return lambda store, **options: Objects("artifacts", store.url, **options)
+    return lambda store, **options: Objects("artifacts", store.url, installation=INSTALLATION, **options)

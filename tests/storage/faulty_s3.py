@@ -8,12 +8,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 from xml.sax.saxutils import unescape
 
+from storage.sentinel import NAME
+
 ERROR = '<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>{0}</Code><Message>{0}, said the proxy.</Message></Error>'
 OBJECT = re.compile(r"<Object>\s*<Key>(.*?)</Key>.*?</Object>", re.DOTALL)
 
 
 class FaultyS3:
-    """Counts requests by kind: `head`, `bulk` (deletes many), `single` (deletes one), `other`."""
+    """Counts requests by kind: `head` (a look at one, or at the sentinel), `bulk` (deletes many), `single` (deletes one), `other`."""
 
     def __init__(self, target):
         self.counts = Counter()
@@ -88,6 +90,8 @@ class FaultyS3:
     def _kind(self, request, body):
         if request.command == "POST" and request.path.endswith("?delete"):
             return "bulk" if len(OBJECT.findall(body)) > 1 else "single"
+        if request.command == "GET" and urlsplit(request.path).path.endswith(f"/{NAME}"):
+            return "head"
         return {"HEAD": "head", "DELETE": "single"}.get(request.command, "other")
 
     def _next_error(self, kind):

@@ -10,6 +10,8 @@ from pathlib import Path
 from storage import git_refs, sentinel
 from storage.git_refs import Doomed
 
+from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
+
 ALWAYS_IN_TIME = 60.0
 HISTORY = b"""\
 commit refs/heads/main
@@ -105,7 +107,7 @@ class Held(threading.Thread):
 
 def put_root(path):
     path.mkdir(parents=True)
-    (path / sentinel.NAME).write_bytes(sentinel.TEXT)
+    (path / sentinel.NAME).write_bytes(sentinel.text(INSTALLATION))
     return path
 
 

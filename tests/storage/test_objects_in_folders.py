@@ -11,6 +11,8 @@ import pytest
 from embedded.waiting import wait_until
 from storage.objects import DELETED, MISSING, Objects, StoreUnavailable
 
+from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
+
 ROOT = Path(__file__).parents[2]
 LIMIT = 60.0
 
@@ -19,13 +21,13 @@ FORK = """
 import os, signal, sys
 from storage.objects import Objects
 from storage.sentinel import Store
-url = sys.argv[1]
-parents = Objects("artifacts", url)
+url, installation = sys.argv[1:]
+parents = Objects("artifacts", url, installation=installation)
 parents.delete(["a"])
 if os.fork():
     sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
 signal.alarm(10)
-for use in (lambda: parents.delete(["b"]), lambda: Objects("artifacts", url), lambda: Store("artifacts", url)):
+for use in (lambda: parents.delete(["b"]), lambda: Objects("artifacts", url, installation=""), lambda: Store("artifacts", url)):
     try:
         use()
     except RuntimeError as error:
@@ -85,7 +87,7 @@ def test_a_folder_without_sentinel_is_left_alone(folder, objects):
 
 def test_a_root_that_is_not_there_cannot_be_opened(folder):
     with pytest.raises(StoreUnavailable, match="artifacts: "):
-        Objects("artifacts", folder.url + "-not-mounted")
+        Objects("artifacts", folder.url + "-not-mounted", installation=INSTALLATION)
 
 
 def test_nothing_is_missing_from_a_root_that_has_gone(folder, objects):
@@ -171,7 +173,7 @@ def test_a_forked_child_is_told_instead_of_left_hanging(folder):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
 
     child = subprocess.run(
-        [sys.executable, "-c", FORK, folder.url],
+        [sys.executable, "-c", FORK, folder.url, INSTALLATION],
         check=False,
         env=environment,
         capture_output=True,

@@ -6,10 +6,12 @@ from storage import sentinel
 from storage.objects import DELETED, Objects, StoreUnavailable
 from storage.opening import reason
 
+from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
+
 
 def refusal(url):
     with pytest.raises(StoreUnavailable) as caught:
-        Objects("artifacts", url)
+        Objects("artifacts", url, installation=INSTALLATION)
     return str(caught.value)
 
 
@@ -45,7 +47,9 @@ def test_a_key_in_the_wrong_place_is_refused_without_repeating_it(url):
 
 
 def test_a_key_may_contain_plus_and_slash_and_percent_encoded_letters():
-    opened = Objects("artifacts", "s3://bucket?access_key_id=AKIA&secret_access_key=a+b/c=%23%26")
+    opened = Objects(
+        "artifacts", "s3://bucket?access_key_id=AKIA&secret_access_key=a+b/c=%23%26", installation=INSTALLATION
+    )
 
     assert opened._store.config["secret_access_key"] == "a+b/c=#&"
 
@@ -55,7 +59,7 @@ def test_keys_may_come_from_the_environment(s3, monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIA")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3.secret)
 
-    opened = Objects("artifacts", s3.url.partition("&access_key_id")[0])
+    opened = Objects("artifacts", s3.url.partition("&access_key_id")[0], installation=INSTALLATION)
 
     assert opened.delete(["a"]) == {"a": DELETED}
 
@@ -63,9 +67,9 @@ def test_keys_may_come_from_the_environment(s3, monkeypatch):
 def test_a_prefix_keeps_to_itself(s3):
     s3.put("inside/a", "a")
     inside = s3.url.replace("?", "/inside?")
-    sentinel.Store("artifacts", inside).create_sentinel()
+    sentinel.Store("artifacts", inside).create_sentinel(INSTALLATION)
 
-    Objects("artifacts", inside).delete(["a"])
+    Objects("artifacts", inside, installation=INSTALLATION).delete(["a"])
 
     assert s3.keys() == {"a", "inside/.forgekeeper-root"}
 
@@ -74,7 +78,7 @@ def test_bulk_deletion_can_be_switched_off_for_servers_that_lack_it(s3):
     s3.put("a", "b")
     s3.proxy.answer(501, "NotImplemented", kinds=["bulk"])
 
-    outcomes = Objects("artifacts", s3.url + "&disable_bulk_delete=true").delete(["a", "b"])
+    outcomes = Objects("artifacts", s3.url + "&disable_bulk_delete=true", installation=INSTALLATION).delete(["a", "b"])
 
     assert s3.keys() == set()
     assert (outcomes, s3.proxy.counts["bulk"]) == ({"a": DELETED, "b": DELETED}, 0)
@@ -85,7 +89,7 @@ def test_the_sentinel_is_looked_for_with_the_same_options(empty_s3):
     assert place.is_empty()
     assert not place.has_sentinel()
 
-    place.create_sentinel()
+    place.create_sentinel(INSTALLATION)
 
     assert place.has_sentinel()
 

@@ -23,6 +23,8 @@ from workers.deadline import Deadline, stopping
 from workers.runner import Runner
 from workers.stale_direct_uploads import CHUNK, MAX_EXEC_DURATION, MAX_UPLOAD_DURATION, Outcome, Sweep
 
+from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
+
 STALE = MAX_UPLOAD_DURATION.total_seconds() + 60
 SECOND = timedelta(seconds=1)
 HERE = "artifacts"
@@ -58,7 +60,7 @@ def other(tmp_path, store):
     """A second store, a folder, for the location `lfs`."""
     (tmp_path / "other").mkdir()
     other = type("Other", (), {"root": tmp_path / "other", "url": f"file://{tmp_path / 'other'}"})()
-    sentinel.Store(ELSEWHERE, other.url).create_sentinel()
+    sentinel.Store(ELSEWHERE, other.url).create_sentinel(INSTALLATION)
     other.put = lambda *paths: [(other.root / path).write_bytes(b"") for path in paths]
     other.keys = lambda: {file.name for file in other.root.iterdir()} - {sentinel.NAME}
     return other

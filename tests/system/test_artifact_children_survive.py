@@ -21,6 +21,8 @@ import pytest
 from embedded.waiting import wait_until
 from storage import sentinel
 
+from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
+
 DURATION = float(os.environ.get("CHILDREN_CHAOS_SECONDS", "20"))
 SEED = int(os.environ.get("CHAOS_SEED", random.randrange(2**32)))
 ARTIFACTS, PROJECTS, FOLDERS = 200_000, 97, 64
@@ -207,7 +209,7 @@ def store(tmp_path):
     """Make an empty store; pytest would keep the files of three sessions."""
     root = tmp_path / "store"
     root.mkdir()
-    (root / sentinel.NAME).write_bytes(sentinel.TEXT)
+    (root / sentinel.NAME).write_bytes(sentinel.text(INSTALLATION))
     yield root
     shutil.rmtree(root)
 

@@ -18,6 +18,7 @@ from storage import sentinel
 from workers import BATCHES
 from workers.clients import client
 
+from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
 from ..ports import free_ports  # noqa: TID252, pytest puts no folder on the path
 from .service import ROOT as TREE
 from .worlds import CASES, PATIENT, World, bring_back, take_away
@@ -155,7 +156,7 @@ def fill(folder):
 def test_on_a_full_disk_no_ref_counts_as_deleted_and_all_go_once_there_is_room(database, services, disk, outcome):
     repositories = disk("repositories", 8 * MIB)
     world = World(database, repositories.with_name("objects"), repositories)
-    sentinel.Folder(repositories).create_sentinel()
+    sentinel.Folder(repositories).create_sentinel(INSTALLATION)
     world.root.mkdir()
     case = CASES["git_ref_cleanup"](world)
     case.seed()

@@ -15,6 +15,8 @@ from storage import git_sample, sentinel
 from workers.broker import NAMESPACE
 from workers.clients import client
 
+from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
+
 LIMIT = 60.0
 DEAD_AFTER = "1"
 EVERY_SECOND = "* * * * * *"
@@ -48,8 +50,8 @@ class World:
         world = cls(database, folder / "objects", folder / "repositories")
         for root in (world.root, world.repositories):
             root.mkdir()
-        sentinel.Store("artifacts", f"file://{world.root}").create_sentinel()
-        sentinel.Folder(world.repositories).create_sentinel()
+        sentinel.Store("artifacts", f"file://{world.root}").create_sentinel(INSTALLATION)
+        sentinel.Folder(world.repositories).create_sentinel(INSTALLATION)
         return world
 
     @property

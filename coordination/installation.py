@@ -1,0 +1,28 @@
+"""Whose Redis this is: the id of the one installation that keeps its messages here.
+
+An emptied Redis is nobody's, and belongs to whoever claims it first.  So two installations
+that share one by mistake find out, at the latest when the second claims it.
+"""
+
+from __future__ import annotations
+
+import redis
+
+KEY = "forgekeeper:installation"
+
+
+def claim(client: redis.Redis, installation: str) -> str:
+    """Claim this Redis for *installation* unless it is somebody's; return whose it is."""
+    while (found := client.get(KEY)) is None:
+        client.set(KEY, installation, nx=True)
+    return _text(found)
+
+
+def owner(client: redis.Redis) -> str | None:
+    """Return whose Redis this is, None while it is nobody's."""
+    found = client.get(KEY)
+    return None if found is None else _text(found)
+
+
+def _text(found: object) -> str:
+    return found.decode(errors="replace") if isinstance(found, bytes) else str(found)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import peewee as pw
 import redis
@@ -72,6 +72,12 @@ def require_redis() -> None:
         agree()
     except Disagreement as disagreement:
         raise Problem(str(disagreement)) from None
+
+
+def require_installation() -> None:
+    """Refuse a Redis of another installation; one that is away is the affair of what needs it."""
+    with suppress(redis.RedisError):
+        require_redis()
 
 
 def batch_named(name: str) -> Batch:

@@ -14,7 +14,7 @@ import typer
 
 import scheduler
 from cli.completion import names_of
-from cli.connection import batch_named, connected, require_redis
+from cli.connection import batch_named, connected, require_installation, require_redis
 from cli.console import Json, Problem, answer, emit, err, facts, moment, out
 from cli.failures import sentence
 from models import Batch as BatchRow
@@ -44,7 +44,7 @@ def run(batch: Name, json: Json = False) -> None:
     """
     chosen = batch_named(batch)
     with connected(f"run {batch}") as settings:
-        require_redis()
+        require_installation()
         pause = paused(chosen)
         started = None if pause else JobRun.start_here(chosen.name, by=identity())
         if started is not None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import peewee as pw
+import redis
 
 from coordination.installation import KEY, claim
 from models import Installation, sqlstate
@@ -54,9 +55,12 @@ def conflict(ours: str, theirs: str) -> str:
 def require(batch: str, settings: Settings) -> None:
     """Raise `Disagreement` unless database, Redis and the places that *batch* deletes from are one installation's.
 
-    A place that does not answer, or has no sentinel, is not this question's: the batch finds out and says so.
+    What does not answer, or has no sentinel, is not this question's: the batch finds out if it needs that.
     """
-    ours = agree()
+    try:
+        ours = agree()
+    except redis.RedisError:
+        ours = Installation.ensure()
     for place, look in _places(batch, settings):
         try:
             found = look()

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from settings import Settings
-from workers import clocks
+from workers import clocks, installation, tables
+from workers.blocked import Blocked
 
 
-def require(batch: str, settings: Settings) -> None:  # noqa: ARG001, no condition is one batch's alone yet
+def require(batch: str, settings: Settings) -> None:
     """Raise `Blocked` where *batch*, or a child of that name, must not work; asked once, before it begins."""
     clocks.require(settings)
+    try:
+        installation.require(batch, settings)
+    except installation.Disagreement as disagreement:
+        raise Blocked("installation", str(disagreement)) from None
+    for sentence in tables.misreadings(batch):
+        raise Blocked("schema", sentence)

@@ -1,0 +1,331 @@
+"""An installation has an id: one in the database, the same in Redis, and in every root and store."""
+
+import json
+from contextlib import closing
+from uuid import uuid4
+
+import pytest
+import redis
+
+from coordination.installation import KEY
+from storage import sentinel
+
+AWAY = "redis://127.0.0.1:1/0"
+OLD = (b"", sentinel.TEXT)
+"""What sentinels said before they had ids."""
+
+
+@pytest.fixture
+def server(urls):
+    """The Redis that processes use."""
+    with closing(redis.from_url(urls.redis, decode_responses=True)) as server:
+        yield server
+
+
+@pytest.fixture
+def database_id(own_database, query):
+    ((number,),) = query(own_database, "select id::text from installation")
+    return number
+
+
+@pytest.fixture
+def of_another(server):
+    """Let Redis be another installation's; return which."""
+    number = str(uuid4())
+    server.set(KEY, number)
+    yield number
+    server.delete(KEY)
+
+
+def findings(result, subject):
+    return [(f["level"], f["message"]) for f in result.json["findings"] if f["subject"] == subject]
+
+
+# the database and Redis
+
+
+def test_migrate_makes_an_id_and_tells_redis(main, settings, new_database, query, server):
+    url = new_database()
+
+    main("migrate", DATABASE_URL=url)
+
+    assert query(url, "select id::text from installation") == [(server.get(KEY),)]
+
+
+def test_migrating_again_keeps_the_id(main, own_database, database_id, query):
+    main("migrate", DATABASE_URL=own_database)
+
+    assert query(own_database, "select id::text from installation") == [(database_id,)]
+
+
+@pytest.mark.parametrize("url", [AWAY, None], ids=["away", "not set"])
+def test_migrate_needs_no_redis(main, settings, new_database, query, url):
+    database = new_database()
+
+    result = main("migrate", DATABASE_URL=database, REDIS_URL=url)
+
+    assert (result.status, query(database, "select count(*) from installation")) == (0, [(1,)])
+
+
+def test_there_is_no_second_id(own_database, query):
+    with pytest.raises(Exception, match="one_installation"):
+        query(own_database, "insert into installation default values")
+
+
+def test_migrate_says_whose_redis_it_is_when_it_is_another_s(main, own_database, database_id, of_another):
+    result = main("migrate", DATABASE_URL=own_database)
+
+    assert result.status == 0
+    assert database_id in result.stderr
+    assert of_another in result.stderr
+
+
+@pytest.mark.parametrize(
+    "command", [("worker",), ("scheduler",), ("run", "prune"), ("send", "prune"), ("seed",)], ids=lambda words: words[0]
+)
+def test_what_would_share_redis_with_another_installation_does_not_start(
+    forgekeeper, own_database, database_id, of_another, command
+):
+    result = forgekeeper(*command, DATABASE_URL=own_database)
+
+    assert result.status == 1
+    assert result.complaint == (
+        f"the database is of installation {database_id}, Redis of installation {of_another}: give each a Redis of its "
+        "own (FORGEKEEPER_REDIS_URL), or delete Redis's key forgekeeper:installation if that installation is no more"
+    )
+
+
+@pytest.mark.parametrize("command", [("run", "prune"), ("send", "prune"), ("check", "--init")], ids=" ".join)
+def test_a_redis_that_was_emptied_is_told_again(main, own_database, database_id, server, command):
+    server.delete(KEY)
+
+    main(*command, DATABASE_URL=own_database)
+
+    assert server.get(KEY) == database_id
+
+
+def test_check_names_both_ids_when_they_differ(main, own_database, database_id, of_another):
+    result = main("check", "--init", "--json", DATABASE_URL=own_database)
+
+    ((level, message),) = findings(result, "installation")
+    assert (result.status, level) == (1, "error")
+    assert database_id in message
+    assert of_another in message
+
+
+# places
+
+
+class Place:
+    """A root of repositories or a store, as a setting, and something that the database says is in it."""
+
+    def __init__(self, subject, folder, url, query):
+        self.subject, self.folder, self._url, self._query = subject, folder, url, query
+        folder.mkdir()
+        self.settings = {"DATABASE_URL": url}
+        if subject == "repositories":
+            self.settings["REPOSITORIES_ROOT"] = str(folder)
+        else:
+            self.settings["OBJECT_STORES"] = json.dumps({"artifacts": folder.as_uri()})
+
+    @property
+    def sentinel(self):
+        file = self.folder / sentinel.NAME
+        return file.read_bytes() if file.exists() else None
+
+    def write(self, content):
+        (self.folder / sentinel.NAME).write_bytes(content)
+
+    def forget_everything(self):
+        """Let the database know nothing of what could be in it."""
+        self._query(self._url, "truncate projects, ci_job_artifacts, ci_deleted_objects")
+
+    def put(self):
+        """Put there what the database knows of."""
+        self.forget_everything()
+        if self.subject == "repositories":
+            self._query(self._url, "insert into projects select n, 'a/' || n || '.git' from generate_series(1, 3) n")
+            (self.folder / "a" / "2.git").mkdir(parents=True)
+        else:
+            self._query(self._url, "insert into ci_deleted_objects (store_dir, file) values ('a', 'b'), ('a', 'gone')")
+            (self.folder / "a").mkdir()
+            (self.folder / "a" / "b").touch()
+
+    def put_something_unrelated(self):
+        (self.folder / "holiday.jpg").touch()
+
+
+@pytest.fixture(params=["repositories", "object store"])
+def place(request, tmp_path, own_database, query, server):
+    # The register's own samples name nothing here.
+    server.flushdb()
+    return Place(request.param, tmp_path / "place", own_database, query)
+
+
+@pytest.fixture
+def init(main, place):
+    def call(*options):
+        result = main("check", *(options or ["--init"]), "--json", **place.settings)
+        ((level, message),) = findings(result, place.subject)
+        return level, message
+
+    return call
+
+
+def test_an_unrelated_place_is_refused_while_the_database_knows_nothing(init, place):
+    place.forget_everything()
+    place.put_something_unrelated()
+
+    level, message = init()
+
+    assert (level, place.sentinel) == ("error", None)
+    assert "is not empty, and the database knows of nothing in it" in message
+
+
+def test_an_unrelated_place_is_refused_while_the_database_knows_other_things(init, place, query):
+    query(place.settings["DATABASE_URL"], "insert into projects values (1, 'a/1.git')")
+    place.put_something_unrelated()
+
+    level, message = init()
+
+    assert (level, place.sentinel) == ("error", None)
+    assert "things looked for that should be in it: is it the right disk or bucket" in message
+
+
+def test_a_place_in_which_there_is_what_the_database_knows_is_taken(init, place, database_id):
+    place.put()
+
+    assert init()[0] == "ok"
+    assert place.sentinel == sentinel.text(database_id)
+
+
+@pytest.mark.parametrize("old", OLD, ids=["empty", "text"])
+def test_an_old_sentinel_is_adopted_after_the_same_proof(init, place, database_id, old):
+    place.put()
+    place.write(old)
+
+    assert init()[0] == "ok"
+    assert place.sentinel == sentinel.text(database_id)
+
+
+@pytest.mark.parametrize("old", OLD, ids=["empty", "text"])
+def test_an_old_sentinel_proves_nothing_by_itself(init, place, old):
+    place.put_something_unrelated()
+    place.write(old)
+
+    assert init()[0] == "error"
+    assert place.sentinel == old
+
+
+def test_an_old_sentinel_with_nothing_beside_it_is_refused_where_there_should_be_something(init, place):
+    place.put()
+    for found in (place.folder / "a").iterdir():
+        found.rmdir() if found.is_dir() else found.unlink()
+    (place.folder / "a").rmdir()
+    place.write(b"")
+
+    level, message = init()
+
+    assert (level, place.sentinel) == ("error", b"")
+    assert message.endswith("is the right disk or bucket there?")
+
+
+def test_an_old_sentinel_is_an_error_that_names_its_remedy(main, place):
+    place.put()
+    place.write(b"")
+
+    ((level, message),) = findings(main("check", "--json", **place.settings), place.subject)
+
+    assert level == "error"
+    assert "`forgekeeper check --init` adopts" in message
+
+
+def test_a_place_of_another_installation_is_refused_whatever_is_in_it(init, place, database_id):
+    other = str(uuid4())
+    place.put()
+    place.write(sentinel.text(other))
+
+    level, message = init()
+
+    assert (level, place.sentinel) == ("error", sentinel.text(other))
+    assert other in message
+    assert database_id in message
+
+
+def test_a_new_disk_with_its_own_folder_is_empty(init, place):
+    place.forget_everything()
+    if place.subject == "object store":
+        pytest.skip("a store lists no folders")
+    (place.folder / "lost+found").mkdir()
+
+    assert init()[0] == "ok"
+
+
+def test_a_repository_proves_its_root_also_when_its_path_lacks_the_ending(init, main, place, query):
+    if place.subject != "repositories":
+        pytest.skip("objects have no ending")
+    place.put()
+    query(place.settings["DATABASE_URL"], "update projects set disk_path = replace(disk_path, '.git', '')")
+
+    assert init()[0] == "ok"
+
+
+def test_pending_uploads_prove_a_location_of_which_the_database_knows_nothing(main, own_database, server, tmp_path):
+    server.flushdb()
+    server.zadd("{pending_direct_uploads}:pending", {"uploads:a/b": 1})
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "b").touch()
+    stores = json.dumps({"uploads": tmp_path.as_uri()})
+
+    result = main("check", "--init", "--json", DATABASE_URL=own_database, OBJECT_STORES=stores)
+
+    assert [level for level, _ in findings(result, "object store")] == ["ok"]
+
+
+def test_whose_place_it_is_cannot_be_told_while_the_database_is_away(main, place, database_id):
+    place.write(sentinel.text(database_id))
+
+    result = main("check", "--init", "--json", **place.settings | {"DATABASE_URL": "postgresql://127.0.0.1:1/forge"})
+
+    assert [level for level, _ in findings(result, place.subject)] == ["warning"]
+
+
+# runs
+
+
+BATCHES = {"repositories": ["git_ref_cleanup"], "object store": ["delete_objects", "stale_direct_uploads"]}
+
+
+@pytest.mark.parametrize("content", ["another's", "nobody's"])
+def test_no_run_deletes_from_a_place_that_is_not_its_installation_s(main, place, query, database_id, content):
+    place.put()
+    other = str(uuid4())
+    place.write(sentinel.text(other) if content == "another's" else b"")
+    query(
+        place.settings["DATABASE_URL"],
+        "insert into batched_git_ref_updates_deletions (project_id, ref) values (2, 'refs/x')",
+    )
+
+    for batch in BATCHES[place.subject]:
+        result = main("run", batch, "--json", **place.settings)
+
+        assert (result.status, result.json["skipped"]) == (0, "installation")
+        if content == "another's":
+            assert other in result.json["blocked"]
+            assert database_id in result.json["blocked"]
+        else:
+            assert "`forgekeeper check --init`" in result.json["blocked"]
+    assert query(place.settings["DATABASE_URL"], "select count(*) from ci_deleted_objects where attempts > 0") == [(0,)]
+    assert place.subject == "repositories" or (place.folder / "a" / "b").exists()
+
+
+def test_a_place_that_was_adopted_is_deleted_from(main, place, init, query):
+    if place.subject != "object store":
+        pytest.skip("tests of the batch do so")
+    place.put()
+    init()
+
+    result = main("run", "delete_objects", "--json", **place.settings)
+
+    assert (result.json["deleted"], result.json["missing"]) == (1, 1)
+    assert not (place.folder / "a" / "b").exists()

@@ -1,0 +1,233 @@
+"""Tables of which a batch would take a part for the whole: `check` names them, and no batch runs on them."""
+
+import json
+from contextlib import closing
+
+import pytest
+import redis
+
+from storage import sentinel
+
+ARTIFACTS = ["expired_job_artifacts", "delete_objects", "stale_direct_uploads"]
+PARTITIONED = """
+    alter table {0} rename to plain;
+    create table whole (like plain including defaults) partition by list ({1});
+    create table {0} partition of whole for values in ({2});
+    create table others partition of whole default;
+    insert into whole select * from plain;
+    drop table plain;
+"""
+BY_VIEW = """
+    create schema forge;
+    alter table {0} set schema forge;
+    create view {0} as select * from forge.{0};
+"""
+
+
+class Forge:
+    """A forge's database with sample data, a store with the object of a live artifact, and what runs on them."""
+
+    def __init__(self, main, query, url, folder):
+        self._main, self._query, self._url = main, query, url
+        (folder / "live").mkdir()
+        self.object = folder / "live" / "one"
+        self.object.touch()
+        sentinel.Folder(folder).create_sentinel(self.ask("select id::text from installation")[0][0])
+        self.settings = {"DATABASE_URL": url, "OBJECT_STORES": json.dumps({"artifacts": folder.as_uri()})}
+        self.ask("insert into feature_flags values ('bulk_delete_job_artifacts', true)")
+
+    def ask(self, sql):
+        return self._query(self._url, sql)
+
+    def run(self, batch):
+        result = self._main("run", batch, "--json", **self.settings)
+        assert result.status == 0, result.stderr
+        return result.json
+
+    def errors(self, subject="schema"):
+        found = self._main("check", "--json", **self.settings).json["findings"]
+        return [f["message"] for f in found if (f["subject"], f["level"]) == (subject, "error")]
+
+
+@pytest.fixture
+def server(urls):
+    with closing(redis.from_url(urls.redis)) as server:
+        server.flushdb()
+        yield server
+
+
+@pytest.fixture
+def forge(main, query, server, own_database, tmp_path):
+    (tmp_path / "objects").mkdir()
+    return Forge(main, query, own_database, tmp_path / "objects")
+
+
+def make_a_partition(forge):
+    """Let the table be one partition; a live artifact in another one names an object that the outbox names, too."""
+    forge.ask(PARTITIONED.format("ci_job_artifacts", "partition_id", "100"))
+    forge.ask(
+        "insert into whole (id, project_id, job_id, partition_id, file_type, file_final_path, locked)"
+        " values (1000000, 1, 1, 101, 1, 'live/one', 1);"
+        "insert into ci_deleted_objects (store_dir, file) values ('live', 'one')"
+    )
+
+
+# partitions
+
+
+def test_check_names_a_table_that_is_one_partition_of_a_larger_one(forge):
+    make_a_partition(forge)
+
+    assert forge.errors() == [
+        "ci_job_artifacts is one partition of whole, whose others would not be seen: put a view of whole in its place"
+    ]
+
+
+@pytest.mark.parametrize("batch", ARTIFACTS)
+def test_no_batch_runs_on_one_partition_of_a_larger_table(forge, batch):
+    make_a_partition(forge)
+    before = forge.ask("select count(*) from whole")
+
+    result = forge.run(batch)
+
+    assert result["skipped"] == "schema"
+    assert result["blocked"] == forge.errors()[0]
+    assert forge.ask("select count(*) from whole") == before
+    assert forge.object.exists()
+
+
+def test_a_batch_of_other_tables_runs_on(forge):
+    make_a_partition(forge)
+
+    assert forge.run("user_status_cleanup")["deleted"] > 0
+
+
+def test_a_view_of_one_partition_hides_the_others_as_well(forge):
+    make_a_partition(forge)
+    forge.ask(BY_VIEW.format("ci_job_artifacts"))
+
+    (message,) = forge.errors()
+
+    assert message.startswith(
+        "view ci_job_artifacts is made of forge.ci_job_artifacts, which is one partition of whole"
+    )
+    assert forge.run("delete_objects")["skipped"] == "schema"
+
+
+def test_a_partitioned_table_is_worked_on_whole(forge):
+    make_a_partition(forge)
+    forge.ask("delete from whole where id = 1000000; alter table ci_job_artifacts rename to first")
+    forge.ask("alter table whole rename to ci_job_artifacts; update ci_job_artifacts set partition_id = 100 + id % 2")
+
+    result = forge.run("expired_job_artifacts")
+
+    assert sum(child["destroyed"] for child in result["children"]) == 600
+    assert (forge.ask("select count(*) from ci_job_artifacts"), forge.errors()) == ([(400,)], [])
+
+
+@pytest.mark.parametrize(
+    "table", ["user_statuses", "ci_job_artifacts", "batched_git_ref_updates_deletions", "projects"]
+)
+def test_a_view_of_a_whole_table_is_welcome(forge, table):
+    forge.ask(BY_VIEW.format(table))
+
+    assert forge.errors() == []
+    assert "skipped" not in forge.run("user_status_cleanup")
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        (
+            "create table larger (like ci_job_artifacts); alter table ci_job_artifacts inherit larger",
+            "inherits from larger",
+        ),
+        (
+            "alter table ci_job_artifacts rename to t; create materialized view ci_job_artifacts as select * from t",
+            "is a materialized view",
+        ),
+        (
+            (
+                "create foreign data wrapper w; create server s foreign data wrapper w; drop table ci_job_artifacts;"
+                "create foreign table ci_job_artifacts (id bigint not null, project_id bigint not null,"
+                " job_id bigint not null) server s"
+            ),
+            "is a foreign table",
+        ),
+        (
+            "alter table ci_job_artifacts alter column job_id drop not null",
+            "column ci_job_artifacts.job_id may be NULL",
+        ),
+        (
+            (
+                "alter table project_statistics drop constraint project_statistics_pkey;"
+                "alter table project_statistics alter project_id drop not null"
+            ),
+            "column project_statistics.project_id may be NULL",
+        ),
+    ],
+    ids=["child", "materialized", "foreign", "nullable", "no key"],
+)
+def test_what_would_be_misread_is_an_error_and_blocks_the_batch(forge, change, part):
+    forge.ask(change)
+
+    assert [message for message in forge.errors() if part in message]
+    result = forge.run("expired_job_artifacts")
+    assert (result["skipped"], part in result["blocked"]) == ("schema", True)
+
+
+def test_a_column_that_a_check_keeps_from_being_null_is_as_good_as_not_null(forge):
+    forge.ask(
+        "alter table ci_job_artifacts alter column job_id drop not null, add constraint c check (job_id is not null)"
+    )
+
+    assert forge.errors() == []
+
+
+def test_a_check_that_was_not_validated_is_not(forge):
+    forge.ask("alter table ci_job_artifacts alter column job_id drop not null")
+    forge.ask("alter table ci_job_artifacts add constraint c check (job_id is not null) not valid")
+
+    assert [message for message in forge.errors() if "job_id may be NULL" in message]
+
+
+# row security is in test_grants.py: it is a matter of roles
+
+
+# the key of user statuses
+
+
+@pytest.mark.parametrize("kind", ["partitioned", "inherited", "view"])
+def test_due_statuses_are_deleted_whatever_their_table_is(forge, kind):
+    if kind == "partitioned":
+        forge.ask(PARTITIONED.format("user_statuses", "availability", "7"))
+        forge.ask("alter table user_statuses rename to first; alter table whole rename to user_statuses")
+        forge.ask("update user_statuses set availability = 7 * (user_id % 2)")
+    elif kind == "inherited":
+        forge.ask("create table more (like user_statuses including defaults) inherits (user_statuses)")
+        forge.ask(
+            "with m as (delete from only user_statuses where user_id % 2 = 0 returning *) insert into more select * from m"
+        )
+    else:
+        forge.ask(BY_VIEW.format("user_statuses"))
+
+    assert forge.run("user_status_cleanup")["deleted"] == 2_000
+    assert forge.ask("select count(*) from user_statuses where clear_status_at <= now()") == [(0,)]
+
+
+# the register
+
+
+def test_uploads_that_the_forge_registers_elsewhere_are_an_error_and_block_the_batch(forge, server):
+    server.hset("pending_direct_uploads", "artifacts:a/b", "1")
+
+    (message,) = forge.errors("redis")
+    result = forge.run("stale_direct_uploads")
+
+    assert message.startswith("Redis has a hash pending_direct_uploads with 1 uploads, which nobody here reads")
+    assert (result["skipped"], result["blocked"]) == ("schema", message)
+
+
+def test_without_such_a_hash_the_uploads_are_looked_after(forge):
+    assert forge.errors("redis") == []
+    assert "skipped" not in forge.run("stale_direct_uploads")

@@ -379,7 +379,7 @@ def _exporter(page: _Page) -> None:
     page.gauge("feature_flag_enabled", "1 while the flag is on.", "flag", _FLAGS)
     page.gauge(
         "root_readable",
-        "1 while the sentinel can be read: of the repositories' root, or of the object store of that location.",
+        "1 while the sentinel can be read and is ours: of the repositories' root, or of a location's object store.",
         "root",
         None,
     )

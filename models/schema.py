@@ -9,7 +9,7 @@ from typing import NamedTuple
 from models.database import Base, database
 
 COLUMNS = """
-    select c.relname, a.attname, format_type(a.atttypid, null)
+    select c.relname, a.attname, format_type(a.atttypid, null), c.relkind = 'v'
     from pg_attribute a join pg_class c on c.oid = a.attrelid
     where c.oid = any(array(select to_regclass(name)::oid from unnest(%s::text[]) as name)) and a.attnum > 0
       and not a.attisdropped
@@ -46,8 +46,11 @@ def differences(models: Sequence[type[Base]]) -> Iterator[Difference]:
     """Yield what the tables of *models* lack in this database: tables, columns, indexes."""
     names = [model._meta.table_name for model in models]
     columns: dict[str, dict[str, str]] = {}
-    for table, column, kind in database.execute_sql(COLUMNS, (names,)).fetchall():
+    views = set()
+    for table, column, kind, is_view in database.execute_sql(COLUMNS, (names,)).fetchall():
         columns.setdefault(table, {})[column] = kind
+        if is_view:
+            views.add(table)
     indexes = {_shape(row[0]) for row in database.execute_sql(INDEXES, (names,)).fetchall()}
     for model in models:
         table = model._meta.table_name
@@ -55,7 +58,9 @@ def differences(models: Sequence[type[Base]]) -> Iterator[Difference]:
             yield Difference(f"table {table} is missing", harmless=False)
             continue
         yield from _columns(model, columns[table])
-        yield from _indexes(model, indexes)
+        # A view has none of its own; those of the tables below it are called otherwise.
+        if table not in views:
+            yield from _indexes(model, indexes)
 
 
 def _columns(model: type[Base], present: dict[str, str]) -> Iterator[Difference]:

@@ -509,6 +509,19 @@ def test_a_root_is_readable_while_its_sentinel_is_there(look, tmp_path, settings
     assert page.value("exporter_collector_success", collector="roots") == 1
 
 
+def test_a_root_of_another_installation_or_of_nobody_is_none_of_ours(look, tmp_path, settings):
+    stores = {}
+    for name, content in (("ours", INSTALLATION), ("another's", "d15c0"), ("nobody's", "")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / sentinel.NAME).write_bytes(sentinel.text(content))
+        stores[name] = (tmp_path / name).as_uri()
+    configured = type(settings)(object_stores=json.dumps(stores)).object_stores
+
+    page = look(object_stores=configured)
+
+    assert page.series("root_readable") == {("ours",): 1, ("another's",): 0, ("nobody's",): 0}
+
+
 def test_a_store_that_never_answers_is_unreadable_and_hides_no_other(look, tmp_path, settings, black_hole):
     sentinel.Folder(tmp_path).create_sentinel(INSTALLATION)
     silent = f"s3://bucket?endpoint=http://127.0.0.1:{black_hole}&allow_http=true&region=x&access_key_id=a&secret_access_key=b"

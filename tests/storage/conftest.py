@@ -40,6 +40,9 @@ class Folder:
     def remove_sentinel(self):
         (self.root / sentinel.NAME).unlink()
 
+    def write_sentinel(self, content):
+        (self.root / sentinel.NAME).write_bytes(content)
+
 
 class S3:
     """A bucket of its own; written and listed by boto3, past the proxy."""
@@ -69,6 +72,9 @@ class S3:
 
     def remove_sentinel(self):
         self._client.delete_object(Bucket=self._bucket, Key=sentinel.NAME)
+
+    def write_sentinel(self, content):
+        self._client.put_object(Bucket=self._bucket, Key=sentinel.NAME, Body=content)
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,8 @@ import pytest
 from storage import sentinel
 from storage.objects import DELETED, StoreUnavailable
 
+from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
+
 A_SECOND = timedelta(seconds=1)
 ALWAYS_IN_TIME = 60.0
 A_BUSY_MACHINE = 8.0
@@ -188,6 +190,41 @@ def test_a_bucket_without_sentinel_is_left_alone(empty_s3, objects):
     unavailable(objects(empty_s3), ["a", "b"])
 
     assert empty_s3.keys() == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [sentinel.text("d15c0"), sentinel.TEXT, b"", b"installation:\n"],
+    ids=["another's", "old", "empty", "no id"],
+)
+def test_a_store_that_is_not_this_installation_s_is_left_alone(store, objects, content):
+    store.put("a", "b")
+    store.write_sentinel(content)
+
+    with pytest.raises(StoreUnavailable, match="installation") as caught:
+        objects(store).delete(["a", "b"])
+
+    assert (caught.value.known, store.keys()) == ({}, {"a", "b"})
+
+
+def test_a_bucket_that_another_installation_s_takes_the_place_of_meanwhile_loses_no_more(s3, objects):
+    paths = numbered(2_500)
+    s3.put(*paths)
+    s3.proxy.before("bulk", 2, lambda: s3.write_sentinel(sentinel.text("d15c0")))
+
+    with pytest.raises(StoreUnavailable, match="belongs to installation d15c0") as caught:
+        objects(s3).delete(paths)
+
+    # What the second request said is not believed, and there was no third.
+    assert caught.value.known == dict.fromkeys(paths[:1_000], DELETED)
+    assert s3.keys() == set(paths[2_000:])
+
+
+def test_what_stands_beside_the_id_does_not_matter(store, objects):
+    store.put("a")
+    store.write_sentinel(b"mounted by hand\r\ninstallation: " + INSTALLATION.encode() + b" \r\nasked by nobody\n")
+
+    assert objects(store).delete(["a"]) == {"a": DELETED}
 
 
 def test_answers_after_which_the_sentinel_is_gone_are_not_believed(s3, objects):

@@ -19,7 +19,7 @@ from cli.console import FAILED, Json, emit, out
 from coordination import uploads
 from coordination.installation import claim, owner
 from metrics.redaction import clean
-from models import APPLICATION, OURS, Base, Installation, database, privileges, probe, release
+from models import APPLICATION, OURS, Base, Installation, Project, database, privileges, probe, release
 from models.misreading import misread
 from models.schema import differences
 from settings import Settings
@@ -287,7 +287,7 @@ def _doubt(place: sentinel.Place, ours: str, named: Named) -> str | None:
 
 def _repositories_named() -> list[tuple[str, ...]]:
     """Name repositories that should be below the root; whether their paths are spelled rightly is another question."""
-    return [(path.removesuffix(".git"), f"{path.removesuffix('.git')}.git") for path in probe.repositories()]
+    return [(path.removesuffix(".git"), f"{path.removesuffix('.git')}.git") for path in Project.sample(SAMPLE).values()]
 
 
 def _objects_named(location: str) -> list[tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""A few of the paths that the database names, from all over a table: what must be found where it belongs."""
+"""A few of the objects that the database names, from all over its tables: what must be found in their store."""
 
 from __future__ import annotations
 
@@ -18,11 +18,6 @@ SAMPLE = """
     ) as found
     where path <> ''
 """
-
-
-def repositories() -> list[str]:
-    """Return where some projects' repositories should lie, below the root."""
-    return _sample("projects", "id", "disk_path")
 
 
 def objects() -> list[str]:

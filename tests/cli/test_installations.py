@@ -145,7 +145,8 @@ class Place:
         self.forget_everything()
         if self.subject == "repositories":
             self._query(self._url, "insert into projects select n, 'a/' || n || '.git' from generate_series(1, 3) n")
-            (self.folder / "a" / "2.git").mkdir(parents=True)
+            for number in (1, 2, 3):
+                (self.folder / "a" / f"{number}.git").mkdir(parents=True)
         else:
             self._query(self._url, "insert into ci_deleted_objects (store_dir, file) values ('a', 'b'), ('a', 'gone')")
             (self.folder / "a").mkdir()
@@ -166,8 +167,7 @@ def place(request, tmp_path, own_database, query, server):
 def init(main, place):
     def call(*options):
         result = main("check", *(options or ["--init"]), "--json", **place.settings)
-        ((level, message),) = findings(result, place.subject)
-        return level, message
+        return findings(result, place.subject)[0]
 
     return call
 
@@ -234,7 +234,7 @@ def test_an_old_sentinel_is_an_error_that_names_its_remedy(main, place):
     place.put()
     place.write(b"")
 
-    ((level, message),) = findings(main("check", "--json", **place.settings), place.subject)
+    level, message = findings(main("check", "--json", **place.settings), place.subject)[0]
 
     assert level == "error"
     assert "`forgekeeper check --init` adopts" in message

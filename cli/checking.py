@@ -197,8 +197,11 @@ def _repositories(settings: Settings, ours: str | None, *, init: bool) -> Iterat
         yield Finding("repositories", "warning", "FORGEKEEPER_REPOSITORIES_ROOT is not set: no refs can be deleted")
         return
     try:
-        yield _sentinel("repositories", sentinel.Folder(root), ours, init=init, named=_repositories_named)
-        yield from _sample(root, settings.missing_repositories)
+        found = _sentinel("repositories", sentinel.Folder(root), ours, init=init, named=_repositories_named)
+        yield found
+        # What a wrong place lacks is no news.
+        if found.level != "error":
+            yield from _sample(root, settings.missing_repositories)
     except (sentinel.Unreadable, RootUnavailable) as error:
         yield Finding("repositories", "error", str(error))
 

@@ -179,9 +179,11 @@ def unread(client: redis.Redis) -> int:
 
 
 def sampled(client: redis.Redis, location: str, size: int) -> list[str]:
-    """Return the paths of some pending uploads of the location."""
-    members: Any = client.zrandmember(PENDING, size)
-    parts = (_decode(member).partition(":") for member in members or ())
+    """Return the paths of some pending uploads of the location, as their producers have registered them."""
+    members: Any = client.zrandmember(PENDING, size) or []
+    # What was adopted was found in a store, and so proves nothing about it.
+    found = client.zmscore(ADOPTED, members) if members else []
+    parts = (_decode(member).partition(":") for member, adopted in zip(members, found, strict=True) if adopted is None)
     return [path for place, _, path in parts if place == location]
 
 

@@ -21,6 +21,7 @@ from cli import (
     objects,
     presence,
     programs,
+    records,
     running,
     sample,
     serving,
@@ -59,6 +60,7 @@ app.add_typer(upkeep.flags, name="flags", rich_help_panel="Run")
 app.add_typer(objects.uploads, name="uploads", rich_help_panel="Look")
 app.add_typer(objects.objects, name="objects", rich_help_panel="Look")
 app.add_typer(git.refs, name="refs", rich_help_panel="Look")
+app.add_typer(records.records, name="records", rich_help_panel="Look")
 app.add_typer(git.leases, name="leases", rich_help_panel="Look")
 app.add_typer(dead.dead, name="dead", rich_help_panel="Look")
 

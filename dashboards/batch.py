@@ -158,6 +158,7 @@ def _records() -> Row:
                 "Records that it will not try again by itself.",
                 "short",
                 Query('max by (record) (forgekeeper_given_up_records{batch="$batch"})', "{{record}}"),
+                Query('max by (batch) (forgekeeper_passed_over_records{batch="$batch"})', "passed over, tried again"),
             ),
             graph(
                 "Records looked at and done",

@@ -317,6 +317,7 @@ def _work() -> Row:
                 "Uploads and objects that could not be deleted, and refs that were refused.",
                 "short",
                 Query("max by (batch, record) (forgekeeper_given_up_records)", "{{batch}}: {{record}}"),
+                Query("max by (batch) (forgekeeper_passed_over_records) > 0", "{{batch}}: passed over, tried again"),
                 columns=12,
             ),
         ],

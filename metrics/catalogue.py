@@ -74,7 +74,7 @@ SKIPS = ("overlap", "paused", "lease_held", "duplicate", "flag_off", *BLOCKS)
 OPERATIONS = ("get", "delete", "delete_many")
 COLLECTORS = (
     *("batches", "runs", "flags", "queues", "dead_letters", "leases", "buckets", "roots", "git_locks"),
-    *("user_statuses", "git_refs", "uploads", "imports", "artifacts", "objects"),
+    *("user_statuses", "git_refs", "uploads", "imports", "artifacts", "objects", "bad_records"),
     "clocks",
 )
 CLOCKS = (("postgresql", "host"), ("postgresql", "redis"), ("redis", "host"))
@@ -148,12 +148,21 @@ _EXAMINED: Children = (
     ("delete_objects", "deleted_object"),
 )
 _RECORD_ERRORS: Children = (
+    ("user_status_cleanup", "user_status", "database"),
+    ("clean_project_refs", "git_ref_deletion", "database"),
+    ("delete_artifact_bucket", "expired_artifact", "database"),
+    ("delete_objects", "deleted_object", "database"),
+    ("prune", "ref_deletion", "database"),
+    ("prune", "job_run", "database"),
     ("clean_project_refs", "git_ref_deletion", "gitaly"),
     ("stale_direct_uploads", "stale_upload", "object_storage"),
     ("stale_imports", "bulk_import_or_entity", "state_transition"),
     ("delete_objects", "deleted_object", "object_storage"),
 )
 _BACKLOGS: Children = (*OBJECTIVES, ("stale_direct_uploads", "pending_upload"))
+_PASSING_OVER: Children = tuple(
+    dict.fromkeys((batch,) for batch, _, kind in _RECORD_ERRORS if kind in {"database", "state_transition"})
+)
 _GIVEN_UP: Children = (
     ("stale_direct_uploads", "failed_upload"),
     ("delete_objects", "dead_object"),
@@ -345,6 +354,7 @@ def _exporter(page: _Page) -> None:
         "batch record",
         _GIVEN_UP,
     )
+    page.gauge("passed_over_records", "Bad records that are passed over for a growing while.", "batch", _PASSING_OVER)
     page.gauge(
         "queue_messages",
         "Messages by state (ready, unacked, delayed).",

@@ -24,13 +24,14 @@ from prometheus_client.registry import Collector
 
 from coordination import buckets, lease, queues, uploads
 from coordination.messages import depth
-from metrics.catalogue import BATCHES, COLLECTORS, FLAGS, LEASES, NO_BATCH, OBJECTIVES, QUEUES, Metric, of
+from metrics.catalogue import BATCHES, COLLECTORS, FLAGS, LEASES, METRICS, NO_BATCH, OBJECTIVES, QUEUES, Metric, of
 from models import (
     Batch,
     FeatureFlag,
     GitRefDeletion,
     Installation,
     JobRun,
+    PassedOver,
     Patience,
     Project,
     backlog,
@@ -381,6 +382,12 @@ def _objects(_settings: Settings) -> Iterator[Reading]:
     yield Reading("given_up_records", backlog.dead_objects(), ("delete_objects", "dead_object"))
 
 
+def _bad_records(_settings: Settings) -> Iterator[Reading]:
+    found = PassedOver.counts()
+    for (batch,) in METRICS["forgekeeper_passed_over_records"].children or ():
+        yield Reading("passed_over_records", found.get(batch, 0), (batch,))
+
+
 def _backlog(batch: str, record: str, found: backlog.Backlog) -> Iterator[Reading]:
     yield Reading("backlog_records", found.records, (batch, record))
     yield from _moment("backlog_oldest_timestamp_seconds", found.oldest, batch, record)
@@ -407,6 +414,7 @@ COLLECT: dict[str, Callable[[Settings], Iterator[Reading]]] = {
     "imports": _imports,
     "artifacts": _artifacts,
     "objects": _objects,
+    "bad_records": _bad_records,
     "clocks": _clocks,
 }
 IN_DATABASE = COLLECT.keys() - {"queues", "dead_letters", "leases", "uploads"}

@@ -18,11 +18,12 @@ from models.feature_flag import FLAGS, FeatureFlag
 from models.installation import Installation
 from models.job_artifacts import JobArtifact, ProjectStatistics
 from models.job_run import Ahead, JobRun, Lost, Started
+from models.passed_over import PassedOver
 from models.process import Entry, Process
 from models.projects import DeletionStatus, GitRefDeletion, Project
 from models.user_status import UserStatus
 
-OURS: tuple[type[Base], ...] = (FeatureFlag, Batch, JobRun, DeletedObject, Process, Installation)
+OURS: tuple[type[Base], ...] = (FeatureFlag, Batch, JobRun, DeletedObject, Process, Installation, PassedOver)
 """Tables that forgekeeper owns and migrates."""
 
 APPLICATION: tuple[type[Base], ...] = (
@@ -58,6 +59,7 @@ __all__ = [
     "JobArtifact",
     "JobRun",
     "Lost",
+    "PassedOver",
     "Patience",
     "Process",
     "Project",

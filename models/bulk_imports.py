@@ -7,7 +7,7 @@ alone.  Rows that another transaction has locked are being moved on, and are pas
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import IntEnum
@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
-from models.database import Base, BigIdentityField, database, default
+from models.database import LOWEST, Base, BigIdentityField, chosen, database, default
 
 STALE_AFTER = timedelta(hours=24)
 
 STALE_PAGE = """
-    select updated_at, id from {table}
-    where status in (0, 1) and updated_at < %(horizon)s and (updated_at, id) > (%(updated)s, %(id)s)
-    order by updated_at, id
+    select updated_at::text, id from {table}
+    where status in (0, 1) and updated_at < %(horizon)s and (updated_at, id) > (%(updated)s, %(id)s){chosen}
+    order by {table}.updated_at, id
     limit %(limit)s
 """
 TIME_OUT_IMPORTS = """
@@ -62,13 +62,13 @@ TIME_OUT_ENTITIES = """
 
 
 class Position(NamedTuple):
-    """A stale record's place in the order of the partial index."""
+    """A stale record's place in the order of the partial index; the time as PostgreSQL writes it."""
 
-    updated: datetime | str
+    updated: str
     id: int
 
 
-START = Position("-infinity", 0)
+START = Position("-infinity", LOWEST)
 ENTITY_FACTS = (
     "bulk_import_entity_id",
     "bulk_import_id",
@@ -144,9 +144,14 @@ class BulkImport(Base):
         return cls.select().where(cls.status.in_(UNFINISHED), cls.updated_at < now - STALE_AFTER)
 
     @classmethod
-    def stale_page(cls, now: datetime, after: Position, *, limit: int) -> list[Position]:
-        """Return the places of the next stale imports beyond *after*, oldest first."""
-        return _stale_page("bulk_imports", now, after, limit)
+    def stale_page(cls, now: datetime, after: Position, *, limit: int, without: Collection[int] = ()) -> list[Position]:
+        """Return the places of the next stale imports beyond *after*, oldest first; none of *without*."""
+        return _stale_page("bulk_imports", now, after, limit, without)
+
+    @classmethod
+    def still_stale(cls, now: datetime, ids: Sequence[int]) -> set[int]:
+        """Return those of *ids* that are stale."""
+        return {row.id for row in cls.stale(now).select(cls.id).where(cls.id.in_(list(ids)))}
 
     @classmethod
     def cleanup_stale(cls, ids: Sequence[int], now: datetime) -> list[TimedOut]:
@@ -182,9 +187,14 @@ class BulkImportEntity(Base):
         return cls.select().where(cls.status.in_(UNFINISHED), cls.updated_at < now - STALE_AFTER)
 
     @classmethod
-    def stale_page(cls, now: datetime, after: Position, *, limit: int) -> list[Position]:
-        """Return the places of the next stale entities beyond *after*, oldest first."""
-        return _stale_page("bulk_import_entities", now, after, limit)
+    def stale_page(cls, now: datetime, after: Position, *, limit: int, without: Collection[int] = ()) -> list[Position]:
+        """Return the places of the next stale entities beyond *after*, oldest first; none of *without*."""
+        return _stale_page("bulk_import_entities", now, after, limit, without)
+
+    @classmethod
+    def still_stale(cls, now: datetime, ids: Sequence[int]) -> set[int]:
+        """Return those of *ids* that are stale."""
+        return {row.id for row in cls.stale(now).select(cls.id).where(cls.id.in_(list(ids)))}
 
     @classmethod
     def cleanup_stale(cls, ids: Sequence[int], now: datetime) -> list[TimedOut]:
@@ -223,9 +233,10 @@ BulkImportEntity.add_index(
 )
 
 
-def _stale_page(table: str, now: datetime, after: Position, limit: int) -> list[Position]:
-    values = {"horizon": now - STALE_AFTER, "updated": after.updated, "id": after.id, "limit": limit}
-    return [Position(*row) for row in database.execute_sql(STALE_PAGE.format(table=table), values).fetchall()]
+def _stale_page(table: str, now: datetime, after: Position, limit: int, without: Collection[int]) -> list[Position]:
+    values = {"horizon": now - STALE_AFTER, "limit": limit, "without": list(without), **after._asdict()}
+    statement = STALE_PAGE.format(table=table, chosen=chosen("id", without=without))
+    return [Position(*row) for row in database.execute_sql(statement, values).fetchall()]
 
 
 def _entity_facts(row: Sequence[Any]) -> dict[str, Any]:

@@ -6,17 +6,30 @@ connection for exactly that long, so that none can leak or be shared by accident
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from select import POLLIN, poll
 from typing import Any
 
 import peewee as pw
 from playhouse.pool import PooledPostgresqlDatabase
-from psycopg2.extensions import TRANSACTION_STATUS_IDLE, parse_dsn
+from psycopg2.extensions import (
+    PYDATETIMETZ,
+    TRANSACTION_STATUS_IDLE,
+    cursor,
+    new_type,
+    parse_dsn,
+    register_type,
+)
 
 database = pw.DatabaseProxy()
+
+LOWEST = -(2**63) + 1
+"""Below every key; one less would be no bigint to PostgreSQL when it reads it."""
+TIMESTAMPTZ = 1184
+FIRST_INSTANT, LAST_INSTANT = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True)
@@ -49,7 +62,16 @@ def default(sql: str) -> list[pw.Node]:
     return [pw.SQL(f"default {sql}")]
 
 
-class PerThreadDatabase(pw.PostgresqlDatabase):
+class Database(pw.PostgresqlDatabase):
+    """A database whose instants Python can always hold, whatever the forge has written."""
+
+    def _connect(self) -> Any:
+        made = super()._connect()  # type: ignore[misc]
+        register_type(INSTANT, made)
+        return made
+
+
+class PerThreadDatabase(Database):
     """A database whose threads each keep a connection and never wait for one another.
 
     Peewee connects under one lock for all threads; a server that does not answer would
@@ -66,7 +88,7 @@ class PerThreadDatabase(pw.PostgresqlDatabase):
         self.close()
 
 
-class Pool(PooledPostgresqlDatabase):  # type: ignore[misc]  # playhouse has no types
+class Pool(PooledPostgresqlDatabase, Database):  # type: ignore[misc]  # playhouse has no types
     """A pool that asks the server whether a connection still works only where there is reason to.
 
     Peewee asks each time one is taken, and meanwhile no other thread can take or return one.
@@ -136,10 +158,33 @@ def _point_at(url: str, patience: Patience, name: str) -> None:
     options = parameters.pop("options", "")
     database.init(
         parameters.pop("dbname", None) or parameters.get("user") or "postgres",
-        **{"application_name": f"forgekeeper {name}", **parameters},
+        # In UTF-8 it is PostgreSQL that refuses what is no text, within the statement: nothing is done by then.
+        **{"application_name": f"forgekeeper {name}", **parameters, "client_encoding": "UTF8"},
         **_socket_options(patience),
         options=f"{options} {_session_options(patience)}".strip(),
     )
+
+
+def _instant(value: str | bytes | None, of: cursor) -> datetime | None:
+    """Read an instant; one that Python does not reach is the first or the last that it does."""
+    try:
+        instant: datetime | None = PYDATETIMETZ(value, of)
+    except (ValueError, OverflowError):
+        assert isinstance(value, str)
+        return LAST_INSTANT if "BC" not in value else FIRST_INSTANT
+    return instant
+
+
+INSTANT = new_type((TIMESTAMPTZ,), "INSTANT", _instant)
+
+
+def chosen(key: str, *, only: Sequence[int] | None = None, without: Collection[int] = ()) -> str:
+    """Return a condition's end: *key* is one of *only*, if there are such, and none of *without*.
+
+    What is not asked for is not in the statement: it costs nothing.  The values are ``only`` and ``without``.
+    """
+    conditions = [f" and {key} = any(%(only)s)"] if only is not None else []
+    return "".join([*conditions, f" and {key} <> all(%(without)s)" if without else ""])
 
 
 def _session_options(patience: Patience) -> str:

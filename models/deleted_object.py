@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
-from models.database import Base, BigIdentityField, database, default
+from models.database import Base, BigIdentityField, chosen, database, default
 
 MAX_ATTEMPTS = 10
 """After so many failures an object is dead: shown, counted, and tried again only when asked to."""
@@ -18,12 +18,18 @@ CLAIM_DUE = """
     update ci_deleted_objects set pick_up_at = clock_timestamp() + %(visibility)s
     where id = any(array(
         select id from ci_deleted_objects
-        where pick_up_at <= %(now)s and attempts < %(max_attempts)s
+        where pick_up_at <= %(now)s and attempts < %(max_attempts)s{chosen}
         order by pick_up_at, id
         limit %(limit)s
         for update skip locked
     ))
     returning id, store_dir, file, pick_up_at
+"""
+NEXT_DUE = """
+    select id from ci_deleted_objects
+    where pick_up_at <= %(now)s and attempts < %(max_attempts)s{chosen}
+    order by pick_up_at, id
+    limit %(limit)s
 """
 FAIL = """
     update ci_deleted_objects set attempts = attempts + 1,
@@ -88,10 +94,30 @@ class DeletedObject(Base):
         return cls.select().where(cls.attempts >= MAX_ATTEMPTS).order_by(cls.id)
 
     @classmethod
-    def claim_due(cls, now: datetime, *, visibility: timedelta, limit: int) -> list[Claimed]:
+    def claim_due(
+        cls,
+        now: datetime,
+        *,
+        visibility: timedelta,
+        limit: int,
+        only: Sequence[int] | None = None,
+        without: Collection[int] = (),
+    ) -> list[Claimed]:
         """Claim up to *limit* due objects; if we die, others find them due after *visibility*."""
-        values = {"now": now, "visibility": visibility, "limit": limit, "max_attempts": MAX_ATTEMPTS}
-        return [Claimed(*row) for row in database.execute_sql(CLAIM_DUE, values).fetchall()]
+        values = {"visibility": visibility, "only": only, **_values(now, limit, without)}
+        statement = CLAIM_DUE.format(chosen=chosen("id", only=only, without=without))
+        return [Claimed(*row) for row in database.execute_sql(statement, values).fetchall()]
+
+    @classmethod
+    def next_due(cls, now: datetime, *, limit: int, without: Collection[int] = ()) -> list[int]:
+        """Return the ids of what `claim_due` would claim, locked or not."""
+        statement = NEXT_DUE.format(chosen=chosen("id", without=without))
+        return [number for (number,) in database.execute_sql(statement, _values(now, limit, without)).fetchall()]
+
+    @classmethod
+    def present(cls, ids: Sequence[int]) -> set[int]:
+        """Return those of *ids* that are still there."""
+        return {row.id for row in cls.select(cls.id).where(cls.id.in_(list(ids)))}
 
     @classmethod
     def forget(cls, claimed: Sequence[Claimed]) -> int:
@@ -122,3 +148,7 @@ class DeletedObject(Base):
             which &= cls.id.in_(list(ids))
         values = {"attempts": 0, "pick_up_at": pw.fn.clock_timestamp()}
         return int(cls.update(values).where(which).execute())
+
+
+def _values(now: datetime, limit: int, without: Collection[int]) -> dict[str, Any]:
+    return {"now": now, "limit": limit, "max_attempts": MAX_ATTEMPTS, "without": list(without)}

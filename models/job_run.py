@@ -9,7 +9,7 @@ is set aside and told of.  `docs/architecture.md` draws the states.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ import orjson
 import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
-from models.database import Base, BigIdentityField, database, default, now
+from models.database import Base, BigIdentityField, chosen, database, default, now
 
 WAITING = ("claimed", "enqueued")
 OPEN = (*WAITING, "started")
@@ -173,10 +173,16 @@ DELETE_CLOSED = """
     delete from job_runs where id = any(array(
         select id from job_runs as old
         where finished_at < %(horizon)s and state not in ('claimed', 'enqueued', 'started')
-          and exists (select from job_runs as newer where newer.batch = old.batch and newer.id > old.id)
+          and exists (select from job_runs as newer where newer.batch = old.batch and newer.id > old.id){chosen}
         limit %(limit)s
         for update skip locked
     ))
+"""
+NEXT_CLOSED = """
+    select id from job_runs as old
+    where finished_at < %(horizon)s and state not in ('claimed', 'enqueued', 'started')
+      and exists (select from job_runs as newer where newer.batch = old.batch and newer.id > old.id){chosen}
+    limit %(limit)s
 """
 
 # A success sets the count back: what failed on the way to it is not counted.  One batch in
@@ -444,10 +450,26 @@ class JobRun(Base):
         return bool(cls.update(values).where(cls.id == run_id, cls.state.in_(WAITING)).execute())
 
     @classmethod
-    def delete_closed(cls, horizon: datetime, *, limit: int) -> int:
+    def delete_closed(
+        cls, horizon: datetime, *, limit: int, only: Sequence[int] | None = None, without: Collection[int] = ()
+    ) -> int:
         """Delete up to *limit* rows closed before *horizon*, never the newest of a batch."""
-        count: int = database.execute_sql(DELETE_CLOSED, {"horizon": horizon, "limit": limit}).rowcount
+        values = {"horizon": horizon, "limit": limit, "only": only, "without": list(without)}
+        statement = DELETE_CLOSED.format(chosen=chosen("old.id", only=only, without=without))
+        count: int = database.execute_sql(statement, values).rowcount
         return count
+
+    @classmethod
+    def next_closed(cls, horizon: datetime, *, limit: int, without: Collection[int] = ()) -> list[int]:
+        """Return the ids of what `delete_closed` would delete, locked or not."""
+        values = {"horizon": horizon, "limit": limit, "without": list(without)}
+        statement = NEXT_CLOSED.format(chosen=chosen("old.id", without=without))
+        return [number for (number,) in database.execute_sql(statement, values).fetchall()]
+
+    @classmethod
+    def present(cls, ids: Sequence[int]) -> set[int]:
+        """Return those of *ids* that are still there."""
+        return {row.id for row in cls.select(cls.id).where(cls.id.in_(list(ids)))}
 
 
 JobRun.add_index(pw.SQL("create unique index job_runs_batch_tick on job_runs (batch, tick)"))

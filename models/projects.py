@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from enum import IntEnum
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from typing import NamedTuple
 import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
-from models.database import Base, BigIdentityField, database, default
+from models.database import Base, BigIdentityField, chosen, database, default
 
 # One look into the index for each project, however many rows it has.
 PROJECTS_WITH_PENDING = """
@@ -39,12 +39,16 @@ DELETE_PROCESSED = """
     delete from batched_git_ref_updates_deletions
     where id = any(array(
         select id from batched_git_ref_updates_deletions
-        where status = 2 and processed_at < %(horizon)s
+        where status = 2 and processed_at < %(horizon)s{chosen}
         limit %(limit)s
         for update skip locked
     )) and status = 2
 """
-
+NEXT_PROCESSED = """
+    select id from batched_git_ref_updates_deletions
+    where status = 2 and processed_at < %(horizon)s{chosen}
+    limit %(limit)s
+"""
 
 # A look into the key for each; the number of the look makes PostgreSQL draw anew.
 SAMPLE = """
@@ -119,10 +123,44 @@ class GitRefDeletion(Base):
         return cls.select().where(cls.status == DeletionStatus.PENDING)
 
     @classmethod
-    def pending_of(cls, project_id: int, *, after: int, limit: int) -> list[GitRefDeletion]:
+    def pending_of(
+        cls,
+        project_id: int,
+        *,
+        after: int,
+        limit: int,
+        only: Sequence[int] | None = None,
+        without: Collection[int] = (),
+    ) -> list[GitRefDeletion]:
         """Return up to *limit* pending deletions of the project with an id above *after*, in their order."""
-        of_project = cls.pending().where(cls.project_id == project_id, cls.id > after)
-        return list(of_project.order_by(cls.project_id, cls.id).limit(limit))
+        fields = (cls.id, cls.project_id, cls.ref, cls.expected_oid)
+        query = cls._pending_of(project_id, after, limit, without).select(*fields)
+        return list(query if only is None else query.where(cls.id.in_(list(only))))
+
+    @classmethod
+    def next_pending_of(cls, project_id: int, *, after: int, limit: int, without: Collection[int] = ()) -> list[int]:
+        """Return the ids of what `pending_of` would return."""
+        query = cls._pending_of(project_id, after, limit, without).select(cls.id)
+        return [row.id for row in query]
+
+    @classmethod
+    def _pending_of(
+        cls, project_id: int, after: int, limit: int, without: Collection[int]
+    ) -> pw.ModelSelect[GitRefDeletion]:
+        query = cls.pending().where(cls.project_id == project_id, cls.id > after)
+        if without:
+            query = query.where(cls.id.not_in(list(without)))
+        return query.order_by(cls.project_id, cls.id).limit(limit)
+
+    @classmethod
+    def still_pending(cls, ids: Sequence[int]) -> set[int]:
+        """Return those of *ids* that are pending."""
+        return {row.id for row in cls.pending().select(cls.id).where(cls.id.in_(list(ids)))}
+
+    @classmethod
+    def present(cls, ids: Sequence[int]) -> set[int]:
+        """Return those of *ids* that are still there."""
+        return {row.id for row in cls.select(cls.id).where(cls.id.in_(list(ids)))}
 
     @classmethod
     def projects(cls, *, after: int, until: int = LAST, limit: int) -> list[int]:
@@ -156,10 +194,21 @@ class GitRefDeletion(Base):
         return int(cls.update(values).where(which).execute())
 
     @classmethod
-    def delete_processed(cls, horizon: datetime, *, limit: int) -> int:
+    def delete_processed(
+        cls, horizon: datetime, *, limit: int, only: Sequence[int] | None = None, without: Collection[int] = ()
+    ) -> int:
         """Delete up to *limit* deletions processed before *horizon*; return how many."""
-        count: int = database.execute_sql(DELETE_PROCESSED, {"horizon": horizon, "limit": limit}).rowcount
+        values = {"horizon": horizon, "limit": limit, "only": only, "without": list(without)}
+        statement = DELETE_PROCESSED.format(chosen=chosen("id", only=only, without=without))
+        count: int = database.execute_sql(statement, values).rowcount
         return count
+
+    @classmethod
+    def next_processed(cls, horizon: datetime, *, limit: int, without: Collection[int] = ()) -> list[int]:
+        """Return the ids of what `delete_processed` would delete, locked or not."""
+        values = {"horizon": horizon, "limit": limit, "without": list(without)}
+        statement = NEXT_PROCESSED.format(chosen=chosen("id", without=without))
+        return [number for (number,) in database.execute_sql(statement, values).fetchall()]
 
 
 GitRefDeletion.add_index(

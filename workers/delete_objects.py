@@ -8,8 +8,10 @@ comes back later, ten times; then it is dead, and `forgekeeper objects` shows it
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Literal
 
 import structlog
@@ -20,6 +22,7 @@ from settings import Settings
 from storage.objects import Objects, StoreUnavailable
 from workers import stores
 from workers.attempt import Attempt
+from workers.bad_records import BadRecords
 from workers.blocked import Blocked
 from workers.deadline import Deadline
 from workers.declaring import batch
@@ -57,7 +60,8 @@ def run(outcome: Outcome, deadline: Deadline, settings: Settings) -> None:
     Raises `StoreUnavailable` when the store does not answer, `Blocked` when there is none.
     """
     try:
-        _end(outcome, _work_off(outcome, deadline, settings))
+        with BadRecords(delete_objects.actor_name, "deleted_object", deadline, DeletedObject.present) as bad:
+            _end(outcome, _work_off(outcome, deadline, settings, bad))
     except StoreUnavailable as error:
         log.error("object store unavailable", location=stores.ARTIFACTS, error=str(error))  # noqa: TRY400, no trace
         _end(outcome, "store_unavailable")
@@ -71,23 +75,40 @@ def _end(outcome: Outcome, stopped: Stopped) -> None:
     outcome.stopped, outcome.remaining = stopped, DeletedObject.due(now()).count()
 
 
-def _work_off(outcome: Outcome, deadline: Deadline, settings: Settings) -> Literal["drained", "deadline"]:
+def _work_off(
+    outcome: Outcome, deadline: Deadline, settings: Settings, bad: BadRecords
+) -> Literal["drained", "deadline"]:
     store = stores.at(stores.ARTIFACTS, settings)
     if store is None:
         raise Blocked("no_store", f"no object store {stores.ARTIFACTS!r} is configured; set FORGEKEEPER_OBJECT_STORES")
     while True:
         # What was claimed is ours for so long; it is counted from before the claim.
         until = time.monotonic() + min(deadline.left(), settings.object_visibility.total_seconds())
-        claimed = DeletedObject.claim_due(now(), visibility=settings.object_visibility, limit=CHUNK)
-        if not claimed:
+        claimed, more = _claim(bad, settings)
+        if not more:
             return "drained"
         failpoint("delete_objects.claimed")
-        _delete(store, claimed, outcome, until)
+        _delete(store, claimed, outcome, until, bad)
         if deadline.passed(len(claimed)):
             return "deadline"
 
 
-def _delete(store: Objects, claimed: list[Claimed], outcome: Outcome, until: float) -> None:
+def _claim(bad: BadRecords, settings: Settings) -> tuple[list[Claimed], bool]:
+    """Claim what is due; return it, and whether there was anything at all."""
+    instant, claimed = now(), list[Claimed]()
+
+    def claim(only: Sequence[int] | None) -> int | None:
+        rows = DeletedObject.claim_due(
+            instant, visibility=settings.object_visibility, limit=CHUNK, only=only, without=bad.keys
+        )
+        claimed.extend(rows)
+        return rows[-1].id if rows else None
+
+    reached = bad.chunk(claim, partial(DeletedObject.next_due, instant, limit=CHUNK, without=bad.keys))
+    return claimed, reached is not None
+
+
+def _delete(store: Objects, claimed: list[Claimed], outcome: Outcome, until: float, bad: BadRecords) -> None:
     named = JobArtifact.named([row.path for row in claimed])
     for row in claimed:
         if row.path in named:
@@ -96,22 +117,32 @@ def _delete(store: Objects, claimed: list[Claimed], outcome: Outcome, until: flo
     try:
         answers = store.delete(paths, until=until)
     except StoreUnavailable as error:
-        _settle(claimed, {path: answer.state for path, answer in error.known.items()}, named, outcome)
+        _settle(claimed, {path: answer.state for path, answer in error.known.items()}, named, outcome, bad)
         raise
     failpoint("delete_objects.deleted")
-    _settle(claimed, {path: answer.state for path, answer in answers.items()}, named, outcome)
+    _settle(claimed, {path: answer.state for path, answer in answers.items()}, named, outcome, bad)
 
 
-def _settle(claimed: list[Claimed], states: dict[str, str], named: set[str], outcome: Outcome) -> None:
+def _settle(claimed: list[Claimed], states: dict[str, str], named: set[str], outcome: Outcome, bad: BadRecords) -> None:
     """Remove the rows of what is gone, spend an attempt on what failed, give the rest back."""
-    gone = [row for row in claimed if row.path in named or states.get(row.path) in ("deleted", "missing")]
-    failed = [row for row in claimed if states.get(row.path) == "failed"]
-    DeletedObject.forget(gone)
-    outcome.deleted += sum(states.get(row.path) == "deleted" for row in gone)
-    outcome.missing += sum(states.get(row.path) == "missing" for row in gone)
+    rows = {row.id: row for row in claimed}
+    gone = [row.id for row in claimed if row.path in named or states.get(row.path) in ("deleted", "missing")]
+    failed = [row.id for row in claimed if row.id not in gone and states.get(row.path) == "failed"]
+
+    def forget(ids: Sequence[int]) -> None:
+        DeletedObject.forget([rows[number] for number in ids])
+        outcome.deleted += sum(states.get(rows[number].path) == "deleted" for number in ids)
+        outcome.missing += sum(states.get(rows[number].path) == "missing" for number in ids)
+
+    def fail(ids: Sequence[int]) -> None:
+        died = DeletedObject.fail([rows[number] for number in ids], first_retry=FIRST_RETRY)
+        outcome.failed += len(ids)
+        if died:
+            log.error("objects given up", objects=died)
+
+    bad.each(forget, gone)
     failpoint("delete_objects.forgotten")
-    died = DeletedObject.fail(failed, first_retry=FIRST_RETRY)
-    outcome.failed += len(failed)
-    DeletedObject.put_back([row for row in claimed if row not in gone and row not in failed], now())
-    if died:
-        log.error("objects given up", objects=died)
+    bad.each(fail, failed)
+    settled = {*gone, *failed}
+    left = [row.id for row in claimed if row.id not in settled]
+    bad.each(lambda ids: DeletedObject.put_back([rows[number] for number in ids], now()), left)

@@ -8,18 +8,21 @@ its successor goes on.  Their objects are deleted by `delete_objects`.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 import peewee as pw
 import structlog
 
 from coordination import buckets
 from coordination.buckets import Bucket, Hold
-from models import FeatureFlag, JobArtifact, now, reachable
-from models.job_artifacts import CLASSES, START
+from models import FeatureFlag, JobArtifact, ProjectStatistics, now, reachable
+from models.job_artifacts import CLASSES, START, Destroyed, Position, Without
 from workers.attempt import Attempt, describe
+from workers.bad_records import BadRecords
 from workers.blocked import Blocked
 from workers.child import Child
 from workers.clients import client
@@ -110,19 +113,67 @@ def _destroy(
     bucket: Bucket, outcome: BucketOutcome, deadline: Deadline, grace: timedelta
 ) -> Literal["drained", "deadline", "loop_limit", "scale_down", "bucket_lost"]:
     instant, loops = now(), 0
-    for number in range(bucket.number, CLASSES, bucket.modulus):
-        position = START
-        while True:
-            chunk = JobArtifact.destroy_expired(number, instant, position, limit=BATCH_SIZE, grace=grace)
-            outcome.destroyed += chunk.artifacts
-            outcome.bytes += chunk.bytes
-            failpoint("delete_artifact_bucket.destroyed")
-            if chunk.reached is None:
-                break
-            position, loops = chunk.reached, loops + 1
-            if stopped := _stopped(bucket, deadline, chunk.artifacts, loops):
-                return stopped
-    return "drained"
+    still = partial(JobArtifact.still_expired, instant)
+    with BadRecords(delete_artifact_bucket.actor_name, "expired_artifact", deadline, still) as bad:
+        held_up = HeldUp()
+        for number in range(bucket.number, CLASSES, bucket.modulus):
+            position = START
+            while True:
+                before, share = outcome.destroyed, (number, instant, position)
+                options: dict[str, Any] = {"limit": BATCH_SIZE, "without": Without(bad.keys, held_up.projects)}
+                destroy = partial(JobArtifact.destroy_expired, *share, grace=grace, **options)
+                reached = bad.chunk(
+                    partial(_destroy_chunk, outcome, held_up, destroy),
+                    partial(JobArtifact.next_expired, *share, **options),
+                )
+                failpoint("delete_artifact_bucket.destroyed")
+                if reached is None:
+                    if not held_up.ends():
+                        break
+                    position = START
+                    continue
+                position, loops = reached, loops + 1
+                if stopped := _stopped(bucket, deadline, outcome.destroyed - before, loops):
+                    return stopped
+        return "drained"
+
+
+def _destroy_chunk(
+    outcome: BucketOutcome, held_up: HeldUp, destroy: Callable[..., Destroyed], only: Sequence[int] | None
+) -> Position | None:
+    chunk = destroy(only=only)
+    outcome.destroyed += chunk.artifacts
+    outcome.bytes += chunk.bytes
+    held_up.now.update(chunk.held_up)
+    return chunk.reached
+
+
+class HeldUp:
+    """The projects whose statistics somebody else has locked: they stop nobody, and are not looked at again and again.
+
+    Most are locked for a moment: a class of artifacts is gone through again for those that
+    have become free.  The others wait for a later run.
+    """
+
+    def __init__(self) -> None:
+        self.now: set[int] = set()
+        self._left: set[int] = set()
+
+    @property
+    def projects(self) -> set[int]:
+        """Those to leave out."""
+        return self.now | self._left
+
+    def ends(self) -> bool:
+        """Wait a little for those that are locked now; say whether one of them is free."""
+        if not self.now:
+            return False
+        left = ProjectStatistics.wait_for(self.now)
+        if left:
+            log.warning("statistics locked", projects=len(left), first=min(left))
+        free, self.now = self.now - left, set()
+        self._left |= left
+        return bool(free)
 
 
 def _stopped(

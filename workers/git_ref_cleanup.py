@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -24,6 +25,7 @@ from models.projects import LAST
 from settings import Settings
 from storage import git_refs, git_repository, sentinel
 from workers.attempt import Attempt, identity
+from workers.bad_records import BadRecords
 from workers.blocked import Blocked
 from workers.child import Child
 from workers.clients import client
@@ -165,27 +167,39 @@ def clean(
     consumed, and the message is retried.
     """
     try:
-        with lease(
-            client,
-            f"clean_project_refs:{project_id}",
-            ttl=settings.dead_after,
-            at_most=LOCK_TIMEOUT,
-            holder=identity(),
-            forbidden=database.in_transaction,
-        ) as held:
-            outcome.stopped = _clean(outcome, project_id, held, deadline, settings, missing=missing)
+        with (
+            lease(
+                client,
+                f"clean_project_refs:{project_id}",
+                ttl=settings.dead_after,
+                at_most=LOCK_TIMEOUT,
+                holder=identity(),
+                forbidden=database.in_transaction,
+            ) as held,
+            BadRecords(
+                clean_project_refs.actor_name, "git_ref_deletion", deadline, GitRefDeletion.still_pending
+            ) as bad,
+        ):
+            outcome.stopped = _clean(outcome, project_id, held, deadline, settings, bad, missing=missing)
     except LeaseTaken:
         outcome.stopped = "lease_held"
 
 
-def _clean(
-    outcome: ProjectOutcome, project_id: int, held: Lease, deadline: Deadline, settings: Settings, *, missing: bool
+def _clean(  # noqa: PLR0917, what a child works with
+    outcome: ProjectOutcome,
+    project_id: int,
+    held: Lease,
+    deadline: Deadline,
+    settings: Settings,
+    bad: BadRecords,
+    *,
+    missing: bool,
 ) -> Literal["drained", "max_deletes", "deadline", "missing"]:
     position = 0
     # A whole page each time, though it may go beyond the maximum: what is locked costs as much for one as for all.
     while outcome.total_deletes + outcome.rejected + outcome.gone < MAX_DELETES:
-        rows = GitRefDeletion.pending_of(project_id, after=position, limit=MAX_DELETES)
-        if not rows:
+        rows, last = _pending(project_id, position, bad)
+        if last is None:
             return "drained"
         held.check()
         try:
@@ -197,18 +211,43 @@ def _clean(
             if not missing and Project.paths([project_id]):
                 log.warning("repository missing, its rows are kept", project_id=project_id)
                 return "missing"
-            outcome.gone += GitRefDeletion.settle(dict.fromkeys(row.id for row in rows)).processed
+            bad.each(partial(_settle_gone, outcome), [row.id for row in rows])
         else:
             failpoint("clean_project_refs.deleted")
-            settled = GitRefDeletion.settle(reasons)
-            outcome.total_deletes += settled.processed
-            outcome.rejected += settled.rejected
+            failed = bad.failed
+            bad.each(partial(_settle, outcome, reasons), list(reasons))
+            if bad.error is not None and bad.failed - failed == len(reasons):
+                raise bad.error  # none at all: not these records, but what their table is in
         failpoint("clean_project_refs.settled")
-        position = rows[-1].id
+        position = last
         if deadline.passed(len(rows)):
             return "deadline"
-    more = GitRefDeletion.pending_of(project_id, after=position, limit=1)
+    more = GitRefDeletion.next_pending_of(project_id, after=position, limit=1, without=bad.keys)
     return "max_deletes" if more else "drained"
+
+
+def _pending(project_id: int, position: int, bad: BadRecords) -> tuple[list[GitRefDeletion], int | None]:
+    """Return the next page of rows, those aside that cannot be read, and the id it ends with; None without one."""
+    rows: list[GitRefDeletion] = []
+
+    def read(only: Sequence[int] | None) -> int | None:
+        rows.extend(
+            GitRefDeletion.pending_of(project_id, after=position, limit=MAX_DELETES, only=only, without=bad.keys)
+        )
+        return rows[-1].id if rows else None
+
+    numbers = partial(GitRefDeletion.next_pending_of, project_id, after=position, limit=MAX_DELETES, without=bad.keys)
+    return rows, bad.chunk(read, numbers)
+
+
+def _settle(outcome: ProjectOutcome, reasons: dict[int, str | None], ids: Sequence[int]) -> None:
+    settled = GitRefDeletion.settle({number: reasons[number] for number in ids})
+    outcome.total_deletes += settled.processed
+    outcome.rejected += settled.rejected
+
+
+def _settle_gone(outcome: ProjectOutcome, ids: Sequence[int]) -> None:
+    outcome.gone += GitRefDeletion.settle(dict.fromkeys(ids)).processed
 
 
 def _delete(

@@ -161,6 +161,12 @@ def child_ended(
             _lease(actor, outcome, error)
 
 
+def record_failed(batch: str, record: str, kind: str) -> None:
+    """Count a record that failed alone and is passed over."""
+    with _harmless():
+        COUNT.inc(ERRORS, batch, record, kind)
+
+
 def line_written(level: str) -> None:
     """Count a log line of that level."""
     # No line about a line that could not be counted.

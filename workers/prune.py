@@ -2,20 +2,22 @@
 
 Runs hourly, in bounded chunks: processed ref deletions after a day, closed runs after
 thirty days (the newest of each batch stays), dead letters past their time to live,
-processes that fell silent a day ago.
+processes that fell silent a day ago, and what is known of bad records that nobody has
+come across for thirty days.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Literal
 
 from coordination.messages import forget_dead
-from models import GitRefDeletion, JobRun, Process, now
+from models import GitRefDeletion, JobRun, PassedOver, Process, now
 from workers.attempt import Attempt
+from workers.bad_records import BadRecords
 from workers.broker import QUEUES, broker
 from workers.deadline import Deadline
 from workers.declaring import batch
@@ -25,6 +27,8 @@ CHUNK = 1_000
 MAX_RUNTIME = timedelta(minutes=5)
 KEEP_REF_DELETIONS = timedelta(days=1)
 KEEP_RUNS = timedelta(days=30)
+KEEP_BAD_RECORDS = timedelta(days=30)
+"""From their last failure on: they are tried again each day at least."""
 KEEP_PROCESSES = timedelta(days=1)
 
 
@@ -48,18 +52,57 @@ def prune(attempt: Attempt) -> None:
 def run(outcome: Outcome, deadline: Deadline) -> None:
     """Remove what has been kept for long enough."""
     instant = now()
-    removals: list[tuple[str, Callable[..., int]]] = [
-        ("ref_deletions", partial(GitRefDeletion.delete_processed, instant - KEEP_REF_DELETIONS)),
-        ("runs", partial(JobRun.delete_closed, instant - KEEP_RUNS)),
-        *(("dead_letters", partial(forget_dead, broker, queue)) for queue in QUEUES),
-        ("processes", partial(Process.delete_silent, instant - KEEP_PROCESSES)),
-    ]
-    for kind, remove in removals:
-        count = CHUNK
-        while count == CHUNK:
-            count = remove(limit=CHUNK)
-            setattr(outcome, kind, getattr(outcome, kind) + count)
-            failpoint("prune.removed")
-            if deadline.passed(count) and count == CHUNK:
-                outcome.stopped = "deadline"
-                return
+    batch = prune.actor_name
+    with (
+        BadRecords(batch, "ref_deletion", deadline, GitRefDeletion.present) as refs,
+        BadRecords(batch, "job_run", deadline, JobRun.present) as runs,
+    ):
+        removals: list[Callable[[], int]] = [
+            partial(_ref_deletions, outcome, refs, instant - KEEP_REF_DELETIONS),
+            partial(_runs, outcome, runs, instant - KEEP_RUNS),
+            *(partial(_letters, outcome, queue) for queue in QUEUES),
+            partial(_processes, outcome, instant - KEEP_PROCESSES),
+        ]
+        PassedOver.forget_old(instant - KEEP_BAD_RECORDS)
+        for remove in removals:
+            count = CHUNK
+            while count == CHUNK:
+                count = remove()
+                failpoint("prune.removed")
+                if deadline.passed(count) and count == CHUNK:
+                    outcome.stopped = "deadline"
+                    return
+
+
+def _ref_deletions(outcome: Outcome, bad: BadRecords, horizon: datetime) -> int:
+    """Remove a chunk; return how many were dealt with, bad ones included."""
+    before = outcome.ref_deletions + bad.failed
+
+    def remove(only: Sequence[int] | None) -> None:
+        outcome.ref_deletions += GitRefDeletion.delete_processed(horizon, limit=CHUNK, only=only, without=bad.keys)
+
+    bad.chunk(remove, partial(GitRefDeletion.next_processed, horizon, limit=CHUNK, without=bad.keys))
+    return outcome.ref_deletions + bad.failed - before
+
+
+def _runs(outcome: Outcome, bad: BadRecords, horizon: datetime) -> int:
+    """Remove a chunk; return how many were dealt with, bad ones included."""
+    before = outcome.runs + bad.failed
+
+    def remove(only: Sequence[int] | None) -> None:
+        outcome.runs += JobRun.delete_closed(horizon, limit=CHUNK, only=only, without=bad.keys)
+
+    bad.chunk(remove, partial(JobRun.next_closed, horizon, limit=CHUNK, without=bad.keys))
+    return outcome.runs + bad.failed - before
+
+
+def _letters(outcome: Outcome, queue: str) -> int:
+    count = forget_dead(broker, queue, limit=CHUNK)
+    outcome.dead_letters += count
+    return count
+
+
+def _processes(outcome: Outcome, horizon: datetime) -> int:
+    count = Process.delete_silent(horizon, limit=CHUNK)
+    outcome.processes += count
+    return count

@@ -1,22 +1,24 @@
 """Give up bulk imports that nothing has touched for a day (batch 65).
 
 Runs every four hours.  First all stale imports, then all stale entities, each with its
-trackers; oldest first, in pages, for at most ten minutes.  A record that raises is logged
-and passed over: it does not stand in the way of the others, now or in four hours.
+trackers; oldest first, in pages, for at most ten minutes.  A record that raises is passed
+over: it does not stand in the way of the others, now or in four hours.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Literal
 
-import peewee as pw
 import structlog
 
-from models import BulkImport, BulkImportEntity, now, reachable
-from models.bulk_imports import START, TimedOut
+from models import BulkImport, BulkImportEntity, now
+from models.bulk_imports import START
 from workers.attempt import Attempt
+from workers.bad_records import BadRecords
 from workers.deadline import Deadline
 from workers.declaring import batch
 from workers.failpoints import failpoint
@@ -56,36 +58,32 @@ def run(outcome: Outcome, deadline: Deadline) -> None:
 
 def _sweep(kind: Kind, instant: datetime, outcome: Outcome, deadline: Deadline) -> bool:
     """Time out all of one kind; return False when the budget ended first."""
-    position = START
-    while page := kind.stale_page(instant, position, limit=PAGE_SIZE):
-        position = page[-1]
-        timed_out, failed = _clean_up(kind, [record.id for record in page], instant, deadline)
-        if kind is BulkImport:
-            outcome.imports += len(timed_out)
-        else:
-            outcome.entities += len(timed_out)
-        outcome.trackers += sum(record.trackers for record in timed_out)
-        outcome.failed += failed
-        outcome.skipped += len(page) - len(timed_out) - failed
-        failpoint("stale_imports.timed_out")
-        for record in timed_out:
-            # The document's two lines, at its level; they come after the commit.
-            log.error(record.message, **record.facts)
-        if deadline.passed(len(timed_out)):
-            return False
-    return True
+    position, batch = START, stale_imports.actor_name
+    still = partial(kind.still_stale, instant)
+    # They are counted as the outcome's `failed`, which the document names.
+    with BadRecords(batch, kind.RECORD, deadline, still, error_kind=None) as bad:
+        while page := kind.stale_page(instant, position, limit=PAGE_SIZE, without=bad.keys):
+            position, failed, before = page[-1], bad.failed, outcome.imports + outcome.entities
+            try:
+                bad.each(partial(_clean_up, kind, outcome, instant), [record.id for record in page])
+            finally:
+                outcome.failed += bad.failed - failed
+            done = outcome.imports + outcome.entities - before
+            outcome.skipped += len(page) - done - (bad.failed - failed)
+            failpoint("stale_imports.timed_out")
+            if deadline.passed(done):
+                return False
+        return True
 
 
-def _clean_up(kind: Kind, ids: list[int], instant: datetime, deadline: Deadline) -> tuple[list[TimedOut], int]:
-    """Time out those records; return what was timed out, and how many raised."""
-    try:
-        return list(kind.cleanup_stale(ids, instant)), 0
-    except pw.PeeweeException:
-        if not reachable():
-            raise
-        if len(ids) == 1:
-            log.exception("record failed", record=kind.RECORD, id=ids[0])
-            return [], 1
-    # One of them is bad and took the page with it: each on its own then.
-    parts = [_clean_up(kind, [record], instant, deadline) for record in ids if not deadline.passed()]
-    return [record for part, _ in parts for record in part], sum(failed for _, failed in parts)
+def _clean_up(kind: Kind, outcome: Outcome, instant: datetime, ids: Sequence[int]) -> None:
+    """Time out those records, and say so of each."""
+    timed_out = kind.cleanup_stale(ids, instant)
+    if kind is BulkImport:
+        outcome.imports += len(timed_out)
+    else:
+        outcome.entities += len(timed_out)
+    outcome.trackers += sum(record.trackers for record in timed_out)
+    for record in timed_out:
+        # The document's two lines, at its level; they come after the commit.
+        log.error(record.message, **record.facts)

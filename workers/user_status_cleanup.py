@@ -6,13 +6,16 @@ minute has gone by; what remains, and what others hold locked, waits for the nex
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Literal
 
 from models import UserStatus, now
-from models.user_status import START
+from models.user_status import START, Position
 from workers.attempt import Attempt
+from workers.bad_records import BadRecords
 from workers.deadline import Deadline
 from workers.declaring import batch
 from workers.failpoints import failpoint
@@ -39,13 +42,31 @@ def user_status_cleanup(attempt: Attempt) -> None:
 def run(outcome: Outcome, deadline: Deadline) -> None:
     """Delete what is due, oldest first, in transactions of `BATCH_SIZE` rows."""
     due, position, key = now(), START, UserStatus.key()
-    while True:
-        count, position = UserStatus.delete_due(due, position, limit=BATCH_SIZE, key=key)
-        if count == 0:
-            return
-        outcome.deleted += count
-        outcome.batches += 1
-        failpoint("user_status_cleanup.deleted")
-        if deadline.passed(count):
-            outcome.stopped = "deadline"
-            return
+    with BadRecords(user_status_cleanup.actor_name, "user_status", deadline, partial(UserStatus.still_due, due)) as bad:
+        while True:
+            before = outcome.deleted
+            reached = bad.chunk(
+                partial(
+                    _delete, outcome, partial(UserStatus.delete_due, due, position, limit=BATCH_SIZE, key=key), bad
+                ),
+                partial(UserStatus.next_due, due, position, limit=BATCH_SIZE, without=bad.keys),
+            )
+            if reached is None:
+                return
+            position = reached
+            failpoint("user_status_cleanup.deleted")
+            if deadline.passed(outcome.deleted - before):
+                outcome.stopped = "deadline"
+                return
+
+
+def _delete(
+    outcome: Outcome,
+    delete: Callable[..., tuple[int, Position | None]],
+    bad: BadRecords,
+    only: Sequence[int] | None,
+) -> Position | None:
+    count, reached = delete(only=only, without=bad.keys)
+    outcome.deleted += count
+    outcome.batches += count > 0
+    return reached

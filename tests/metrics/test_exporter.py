@@ -32,6 +32,7 @@ from models import (
     GitRefDeletion,
     JobArtifact,
     JobRun,
+    PassedOver,
     Project,
     UserStatus,
     backlog,
@@ -676,6 +677,21 @@ def test_what_was_given_up_is_counted(look):
         ("delete_objects", "dead_object"): 1,
         ("clean_project_refs", "rejected_ref"): 1,
     }
+
+
+PASSING_OVER = (
+    *("user_status_cleanup", "clean_project_refs", "delete_artifact_bucket"),
+    *("delete_objects", "prune", "stale_imports"),
+)
+
+
+def test_bad_records_are_counted_for_each_batch_that_passes_any_over(look):
+    for key in (1, 2):
+        PassedOver.fail("user_status_cleanup", "user_status", key, "InternalError: spoilt")
+
+    counted = look().series("passed_over_records")
+
+    assert counted == {(batch,): 2 * (batch == "user_status_cleanup") for batch in PASSING_OVER}
 
 
 # Whatever is away

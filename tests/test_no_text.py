@@ -1,0 +1,109 @@
+"""Text that is none, in a database that takes any bytes for text: each such record is a bad one, and stops no other."""
+
+from contextlib import closing
+from datetime import timedelta
+from urllib.parse import urlsplit
+
+import psycopg2
+import pytest
+from structlog.testing import capture_logs
+
+import migrations
+from models import (
+    BulkImportEntity,
+    DeletedObject,
+    Installation,
+    PassedOver,
+    Project,
+    database,
+    now,
+)
+from settings import Settings
+from storage import sentinel
+from workers import delete_objects, git_ref_cleanup, stale_imports, stores
+from workers.clients import Limits, client, connect
+from workers.deadline import Deadline
+
+from .installation import INSTALLATION
+from .storage.git_samples import Bare, put_root
+
+BUDGET = timedelta(minutes=5)
+NO_TEXT = r"convert_from('\xff66', 'SQL_ASCII')"
+
+pytestmark = pytest.mark.usefixtures("any_bytes")
+
+
+def passed_over():
+    return {(row.batch, row.record, row.key): row.failures for row in PassedOver.select()}
+
+
+def on_the_server(urls, *statements):
+    with closing(psycopg2.connect(urls.database)) as connection, connection.cursor() as cursor:
+        connection.autocommit = True
+        for statement in statements:
+            cursor.execute(statement)
+
+
+@pytest.fixture
+def any_bytes(urls, settings):
+    """A database that takes any bytes for text, as the models' own."""
+    options = "encoding 'SQL_ASCII' locale_provider libc locale 'C' template template0"
+    on_the_server(urls, "drop database if exists any_bytes", f"create database any_bytes {options}")
+    odd = Settings(database_url=urlsplit(urls.database)._replace(path="/any_bytes").geturl(), redis_url=urls.redis)
+    connect(odd, Limits.of_worker(odd), name="tests", connections=5)
+    with database.connection_context():
+        migrations.migrate(database.obj)
+        migrations.migrate(database.obj, "example")
+        Installation.update(id=INSTALLATION).execute()
+        client.flushdb()
+        stores._opened.clear()
+        yield
+    database.close_all()
+    client.connection_pool.disconnect()
+    stores._opened.clear()
+    on_the_server(urls, "drop database any_bytes")
+
+
+def test_an_entity_whose_path_is_no_text_stops_no_other():
+    for path in (NO_TEXT, "'group/ü'", "'group/x'"):
+        columns = "bulk_import_id, source_full_path, destination_name, destination_namespace, updated_at"
+        database.execute_sql(
+            f"insert into bulk_import_entities ({columns}) values (1, {path}, '', '', now() - interval '2 days')"
+        )
+
+    outcome = stale_imports.Outcome()
+    with capture_logs() as lines:
+        stale_imports.run(outcome, Deadline(BUDGET))
+
+    assert (outcome.entities, outcome.failed, passed_over()) == (2, 1, {("stale_imports", "entity", "1"): 1})
+    assert BulkImportEntity.select(BulkImportEntity.status).where(BulkImportEntity.id == 1).scalar() == 0
+    assert [line["source_full_path"] for line in lines if "source_full_path" in line] == ["group/ü", "group/x"]
+
+
+def test_a_ref_that_is_no_text_stops_no_other(settings, tmp_path):
+    repository = Bare(put_root(tmp_path / "repositories"))
+    repository.packed("refs/mr/1", "refs/mr/ü")
+    Project.create(id=7, disk_path=repository.disk_path)
+    for ref in (NO_TEXT, "'refs/mr/1'", "'refs/mr/ü'"):
+        database.execute_sql(f"insert into batched_git_ref_updates_deletions (project_id, ref) values (7, {ref})")
+    outcome = git_ref_cleanup.ProjectOutcome()
+
+    git_ref_cleanup.clean(
+        outcome, 7, Deadline(BUDGET), settings.model_copy(update={"repositories_root": tmp_path / "repositories"})
+    )
+
+    assert (outcome.total_deletes, outcome.stopped) == (2, "drained")
+    assert (set(repository.refs()) & {"refs/mr/1", "refs/mr/ü"}, list(passed_over().values())) == (set(), [1])
+
+
+def test_an_object_whose_path_is_no_text_stops_no_other(tmp_path):
+    for number in "123":
+        (tmp_path / number).write_text("an object")
+        DeletedObject.create(store_dir="", file=number, pick_up_at=now() - timedelta(minutes=1))
+    database.execute_sql(f"update ci_deleted_objects set file = {NO_TEXT} where id = 1")
+    sentinel.Folder(tmp_path).create_sentinel(INSTALLATION)
+    outcome = delete_objects.Outcome()
+
+    delete_objects.run(outcome, Deadline(BUDGET), Settings(object_stores={stores.ARTIFACTS: tmp_path.as_uri()}))
+
+    assert (outcome.deleted, [row.id for row in DeletedObject.select(DeletedObject.id)]) == (2, [1])

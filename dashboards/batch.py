@@ -184,13 +184,14 @@ def _records() -> Row:
             ),
             graph(
                 "Children sent",
-                "By its fan-out, and how often that was cut off at its limit.",
+                "By its fan-out; how often that was cut off at its limit; projects without their repositories.",
                 "short",
                 Query(
                     grown("children_enqueued", "child", HERE),
                     "{{child}}",
                 ),
                 Query(grown("fanout_limit_reached", where=HERE), "cut off"),
+                Query(grown("missing_repositories", where=HERE), "without a repository"),
             ),
         ],
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from cli import app
+from cli.commands import app
 from settings import Settings
 from settings.reading import load
 from workers import QUEUES

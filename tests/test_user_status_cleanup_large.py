@@ -80,7 +80,7 @@ def cleanup():
     )
     command = timedelta(seconds=time.monotonic() - began)
     row = JobRun.last_ended("user_status_cleanup")
-    assert row.result == orjson.loads(answer.stdout)
+    assert {"run": row.id} | row.result == orjson.loads(answer.stdout)
     return Finished(row.result, command, row.finished_at - row.started_at)
 
 

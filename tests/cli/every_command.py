@@ -23,7 +23,7 @@ LIMIT = 30
 SERVE = "Serve"
 WORDS = {"batch": "user_status_cleanup", "location": "artifacts"}
 FLAG = "bulk_delete_job_artifacts"
-OPTIONS = {"everything": "--all", "yes": "--yes"}
+OPTIONS = {"everything": "--all", "yes": "--yes", "prefix": "--prefix=uploads"}
 """Without these a command would refuse to do what it is there for."""
 
 

@@ -42,7 +42,7 @@ def test_status_shows_that_a_batch_is_off_by_its_flag(main):
 
     lines = main("status").stdout.splitlines()
 
-    (line,) = [line for line in lines if line.startswith("expired_job_artifacts ")]
+    line, _last_run = [line for line in lines if line.startswith("expired_job_artifacts ")]
     assert " off " in line
     assert "succeeded" not in line
 

@@ -7,7 +7,6 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from uuid import uuid4
 
-import psycopg2
 import pytest
 import redis
 from psycopg2.extensions import make_dsn
@@ -373,7 +372,7 @@ def test_a_port_where_no_postgresql_listens_is_said(main, settings):
 
 def test_a_mistake_of_our_own_keeps_its_trace(main, own_database, monkeypatch):
     # A statement that is no SQL is nobody's to mend but ours: without its trace nobody could.
-    monkeypatch.setattr("cli.ledger.now", lambda: psycopg2 and _syntax_error())
+    monkeypatch.setattr("cli.status.now", _syntax_error)
 
     assert "Traceback" in main("status", DATABASE_URL=own_database).stderr
 

@@ -359,7 +359,7 @@ def test_init_refuses_an_empty_folder_where_the_database_knows_projects(main, da
     result = main("check", "--init", "--json", **places)
 
     assert result.status == 1
-    ((level, message),) = findings(result, "repositories")
+    (level, message), *_ = findings(result, "repositories")
     assert (level, message.endswith("is the right disk or bucket there?")) == ("error", True)
     assert not any((tmp_path / "repositories").iterdir())
 

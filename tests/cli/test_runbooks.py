@@ -24,6 +24,7 @@ from storage import sentinel
 from workers.broker import broker
 from workers.clients import client
 
+from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
 from ..ports import free_ports  # noqa: TID252, pytest puts no folder on the path
 
 RUNBOOKS = Path(__file__).parents[2] / "docs" / "runbooks"
@@ -67,7 +68,7 @@ def places(tmp_path, monkeypatch, settings):
     root, store = tmp_path / "repositories", tmp_path / "artifacts"
     for folder in (root, store):
         folder.mkdir()
-        sentinel.Folder(folder).create_sentinel()
+        sentinel.Folder(folder).create_sentinel(INSTALLATION)
     stores = f'{{"artifacts": "file://{store}"}}'
     monkeypatch.setenv("FORGEKEEPER_REPOSITORIES_ROOT", str(root))
     monkeypatch.setenv("FORGEKEEPER_OBJECT_STORES", stores)

@@ -56,18 +56,20 @@ REOPEN_LOST = """
 """
 # What has a time that has not come was written while the clock was ahead.  A closed row gives its tick back,
 # for the real one to run, and remembers it in its result; it ended before now, and lasted as long as it did.
-# Compared with a volatile function, or with what the planner does not know, no index would be used.
+# Compared with a volatile function, or with what the planner does not know, no index would be used: so the rows are
+# looked for by a horizon from outside, and judged by the clock, of which whoever was held up meanwhile knows nothing.
 SET_ASIDE = """
     update job_runs set
-        result = case when tick > %(horizon)s
+        result = case when tick > clock_timestamp() + %(tolerance)s
             then coalesce(result, '{}') || jsonb_build_object('set_aside', tick) else result end,
-        tick = case when tick <= %(horizon)s then tick end,
+        tick = case when tick <= clock_timestamp() + %(tolerance)s then tick end,
         claimed_at = least(claimed_at, clock_timestamp()), enqueued_at = least(enqueued_at, clock_timestamp()),
         started_at = case when started_at > clock_timestamp()
             then clock_timestamp() - greatest(finished_at - started_at, interval '0') else started_at end,
         alive_at = least(alive_at, clock_timestamp()), finished_at = clock_timestamp()
     where batch = %(batch)s and state not in ('claimed', 'enqueued', 'started')
       and (tick > %(horizon)s or finished_at > %(horizon)s)
+      and greatest(tick, finished_at) > clock_timestamp() + %(tolerance)s
     returning (result ->> 'set_aside')::timestamptz
 """
 # The open row keeps its tick while it is open: it is at work.  Nobody is waited for beyond what a right clock allows.
@@ -78,7 +80,7 @@ SET_RIGHT = """
         retry_at = case when retry_at <= clock_timestamp() + %(longest_retry)s then retry_at
             when retry_at is not null then clock_timestamp() end
     where batch = %(batch)s and state in ('claimed', 'enqueued', 'started')
-      and (greatest(claimed_at, enqueued_at, started_at, alive_at) > %(horizon)s
+      and (greatest(claimed_at, enqueued_at, started_at, alive_at) > clock_timestamp() + %(tolerance)s
         or retry_at > clock_timestamp() + %(longest_retry)s)
 """
 AHEAD = """
@@ -325,8 +327,8 @@ class JobRun(Base):
         Idempotent; a ledger whose times are right is left alone.
         """
         horizon = now() + CLOCK_TOLERANCE
-        values = {"batch": batch, "horizon": horizon, "longest_retry": longest_retry + CLOCK_TOLERANCE}
-        rows = database.execute_sql(SET_ASIDE, values).fetchall()
+        values = {"batch": batch, "tolerance": CLOCK_TOLERANCE, "longest_retry": longest_retry + CLOCK_TOLERANCE}
+        rows = database.execute_sql(SET_ASIDE, values | {"horizon": horizon}).fetchall()
         database.execute_sql(SET_RIGHT, values)
         ticks = [tick for (tick,) in rows if tick is not None]
         return Ahead(len(ticks), max(ticks, default=None))

@@ -556,3 +556,18 @@ def test_no_order_of_faults_doubles_a_run_or_stops_a_batch(ledger):
     )
 
     run_state_machine_as_test(Machine, settings=thorough)
+
+
+@pytest.mark.parametrize("questions", range(8))
+def test_a_scheduler_that_was_held_up_sets_no_tick_aside_whose_time_has_come_meanwhile(ledger, questions):
+    machine = Machine()
+    machine.begin(schedule="* * * * *", catch_up="once")
+    machine.somebody_pauses(minutes=1)
+    machine.a_scheduler_fires_and_stalls(drift=None, questions=questions)
+    machine.a_tick_comes(drift=None, take=False)
+    machine.the_ledger_is_sound()
+
+    for process in machine.stalled:
+        process.go_on(-1)
+
+    machine.the_ledger_is_sound()

@@ -30,6 +30,10 @@ OUTCOMES = {name: batch.outcome for name, batch in BATCHES.items()} | {
 }
 
 
+BAD_RECORDS = {(measuring.ERRORS, *child) for child in METRICS[measuring.ERRORS].children if child[-1] == "database"}
+"""What is counted when it happens, not of an outcome."""
+
+
 class Counted:
     """What has been counted since."""
 
@@ -80,9 +84,17 @@ def test_whatever_the_catalogue_says_of_records_and_children_is_counted():
         (name, *child)
         for name in (measuring.PROCESSED, measuring.EXAMINED, measuring.ERRORS, measuring.CHILDREN, measuring.MISSING)
         for child in METRICS[name].children
+        if (name, *child) not in BAD_RECORDS
     }
 
     assert counted == declared
+
+
+@pytest.mark.parametrize("labels", [labels for _, *labels in sorted(BAD_RECORDS)], ids=" ".join)
+def test_a_bad_record_is_counted_where_it_is_passed_over(counted, labels):
+    measuring.record_failed(*labels)
+
+    assert counted("record_errors_total", *labels) == 1
 
 
 def test_a_run_that_ends_well_is_a_run_with_its_figures_and_no_failure(database, counted):

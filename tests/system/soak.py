@@ -33,6 +33,7 @@ from embedded.waiting import wait_until
 from workers import BATCHES, QUEUES, expired_job_artifacts, git_ref_cleanup
 from workers.broker import NAMESPACE
 
+from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
 from . import trouble, watch
 from .citizens import CITIZENS, Place
 from .history import BOUND, PROPERTIES, Evidence, History, check, read
@@ -124,6 +125,7 @@ class Soak:
         )
         subprocess.run([sys.executable, "-c", script, self.rig.servers.database_url], env=environment, check=True)
         self.rig.ask("insert into feature_flags (name, enabled) values ('bulk_delete_job_artifacts', true)")
+        self.rig.ask(f"update installation set id = '{INSTALLATION}'")
 
     def _still(self):
         for thread in (*self.citizens, self.watcher):

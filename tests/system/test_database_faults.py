@@ -28,6 +28,7 @@ from workers import BATCHES
 from workers.clients import Limits, client, connect
 from workers.deadline import Deadline
 from workers.user_status_cleanup import BATCH_SIZE
+from workers.user_status_cleanup import Outcome as Cleaned
 from workers.user_status_cleanup import run as clean_up
 
 from ..machine import Held  # noqa: TID252, pytest puts no folder on the path
@@ -434,7 +435,8 @@ def test_batches_stay_as_quick_while_somebody_holds_an_old_snapshot(database, ot
     moments = [time.monotonic()]
 
     deadline = Deadline(timedelta(minutes=1), safe_point=lambda: moments.append(time.monotonic()))
-    result = clean_up(deadline)
+    result = Cleaned()
+    clean_up(result, deadline)
 
     seconds = [later - earlier for earlier, later in pairwise(moments)]
     tenth = len(seconds) // 10

@@ -234,24 +234,32 @@ class Soak:
         self.changed = [f"{name}: {before[name]} {after[name]}"[:500] for name in before if before[name] != after[name]]
 
     def _reconcile(self, final):
-        """Let the operator look for orphans two days later, and the batch delete them."""
+        """Let the operator look for orphans two days later, say that they may go, and the batch delete them a day on."""
         then = time.time() - TWO_DAYS
         for path in watch.files(self.rig.world):
             os.utime(self.rig.world.root / path, (then, then))
+        orphans = len(self._look_for_orphans()["orphans"])
+        self.report.notes.append(f"reconcile found {orphans} orphans")
+        self._look_for_orphans("--yes", "--expect", str(orphans))
+        client = self.rig.client
+        for member, due in client.zrange(uploads.PENDING, 0, -1, withscores=True):
+            client.zadd(uploads.PENDING, {member: due - TWO_DAYS})
+        wait_until(lambda: self.rig.let_pass(0.3) or not watch.left(self.rig), RECONCILED)
+        final.files_then, final.named_then = watch.files(self.rig.world), watch.named(self.rig)
+        self.report.notes.append(f"{client.zcard(uploads.FAILED)} uploads given up, as planted")
+
+    def _look_for_orphans(self, *options):
         service = self.rig.services[0]
+        command = ("uploads", "reconcile", "artifacts", "--prefix", "", "--json", *options)
         found = subprocess.run(
-            [sys.executable, "-m", "cli", "uploads", "reconcile", "artifacts", "--json"],
+            [sys.executable, "-m", "cli", *command],
             env={**os.environ, "PYTHONPATH": str(ROOT), **service.environment},
             cwd=service.folder,
             capture_output=True,
             text=True,
             check=True,
         )
-        self.report.notes.append(f"reconcile found {len(json.loads(found.stdout)['orphans'])} orphans")
-        client = self.rig.client
-        wait_until(lambda: self.rig.let_pass(0.3) or not watch.left(self.rig), RECONCILED)
-        final.files_then, final.named_then = watch.files(self.rig.world), watch.named(self.rig)
-        self.report.notes.append(f"{client.zcard(uploads.FAILED)} uploads given up, as planted")
+        return json.loads(found.stdout)
 
     def _end(self):
         short = watch.threads_short(self.rig.workers)

@@ -59,6 +59,9 @@ def forgekeeper(installed, urls, tmp_path_factory):
         PREFIX + "DATABASE_URL": make_dsn(urls.database, dbname="installed"),
         PREFIX + "REDIS_URL": urls.redis,
     }
+    # Redis may still be that of an earlier test's database.
+    with redis.Redis.from_url(urls.redis) as client:
+        client.flushdb()
     yield lambda *arguments: run("forgekeeper", *arguments, cwd=folder, env=environment)
     with server.cursor() as cursor:
         cursor.execute("drop database installed with (force)")

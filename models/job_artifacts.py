@@ -27,8 +27,8 @@ OLDEST_FOLDER = re.compile(r"\A[0-9]{4}_[0-9]{2}/[0-9]+/([0-9]{1,18})/[^/]+\Z")
 #
 # Every bucket touches every project.  Children wait for one another by project, in one
 # order, on locks that are ours alone (``turns``): without the order ten of them deadlock by
-# the hundred.  Whoever else has a project's statistics locked then is not waited for: he may
-# keep them for hours, and would stop every bucket.  ``totals`` locks what it gets; what is
+# the hundred.  Whoever else has a project's statistics locked then is not waited for: they may
+# be kept for hours, and every bucket would stand still.  ``totals`` locks what it gets; what is
 # there and was not got is ``locked``, and its artifacts stay for now.  One that has no
 # statistics is not held up.  Each step names the count of the one before so that PostgreSQL
 # cannot put that off.

@@ -36,9 +36,6 @@ from workers.tracing import HEADER
 
 ORIGIN = {RUN, HEADER}
 """What a message's options say of where it comes from."""
-LONGEST_NUMBER = len(str(2**63))
-"""The digits of a run's number; what is longer in a message is none."""
-
 RUN_ID = re.compile("[1-9][0-9]{0,17}")
 """How a row's number is written; one digit more might be beyond PostgreSQL's bigint."""
 
@@ -333,8 +330,7 @@ class Attendance(Middleware):
         actor = broker.actors.get(message.actor_name)
         is_run = actor is not None and "document" in actor.options
         run = str(message.message_id if is_run else message.options.get(RUN))
-        number = int(run) if run.isdecimal() and len(run) <= LONGEST_NUMBER else None
-        self._at_work.begin(message.actor_name, message.message_id, run=number)
+        self._at_work.begin(message.actor_name, message.message_id, run=int(run) if RUN_ID.fullmatch(run) else None)
 
     def after_process_message(
         self,

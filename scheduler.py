@@ -85,8 +85,9 @@ def send(batch: Batch, *, by: str | None = None) -> None:
     run = JobRun.open(batch.name)
     if run is None or run.state == "started":
         return
-    if is_dead(broker, batch.queue, str(run.id)):
-        if JobRun.give_up(run.id, reason="dead_lettered"):
+    message = batch.message(run)
+    if is_dead(broker, message):
+        if JobRun.give_up(run, reason="dead_lettered"):
             log.error("run given up", batch=batch.name, run=run.id, reason="dead_lettered")
         return
     instant = now()
@@ -97,12 +98,12 @@ def send(batch: Batch, *, by: str | None = None) -> None:
     if monotonic() - looked > PRECEDENCE.total_seconds() and not _still_waits(run):
         # We were stopped, or had to wait, and another has sent it meanwhile.
         return
-    if push_once(broker, batch.actor.message().copy(message_id=str(run.id))):
+    if push_once(broker, message):
         COUNT.inc("forgekeeper_scheduler_enqueued_total", batch.name)
         COUNT.mark("forgekeeper_scheduler_last_enqueue_timestamp_seconds", batch.name)
         log.info("run sent", batch=batch.name, run=run.id, tick=run.tick and run.tick.isoformat())
     failpoint("tick.sent")
-    JobRun.mark_enqueued(run.id)
+    JobRun.mark_enqueued(run)
 
 
 def _is_fresh(run: JobRun, instant: datetime, *, by: str) -> bool:

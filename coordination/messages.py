@@ -12,11 +12,14 @@ from typing import Any
 import redis
 from dramatiq import Message
 from dramatiq.brokers.redis import RedisBroker
+from dramatiq.errors import DecodeError
 
 from coordination.scripts import call
 
 DEAD_MESSAGE_TTL = timedelta(days=7)
 """How long dead letters are kept: Dramatiq's number, long enough for a holiday."""
+TOKEN = "forgekeeper_token"  # noqa: S105, it is no secret
+"""The option in which a run's message says which run of its number it is for."""
 
 
 def push_once(broker: RedisBroker, message: Message[Any]) -> bool:
@@ -39,9 +42,13 @@ def push_once(broker: RedisBroker, message: Message[Any]) -> bool:
     return bool(pushed)
 
 
-def is_dead(broker: RedisBroker, queue: str, message_id: str) -> bool:
-    """Say whether the message lies in the queue's dead letters."""
-    return bool(broker.client.hexists(f"{broker.namespace}:{queue}.XQ.msgs", message_id))
+def is_dead(broker: RedisBroker, message: Message[Any]) -> bool:
+    """Say whether the message lies in its queue's dead letters; one of its id with another token does not count."""
+    body: Any = broker.client.hget(f"{broker.namespace}:{message.queue_name}.XQ.msgs", message.message_id)
+    try:
+        return body is not None and Message.decode(body).options.get(TOKEN) == message.options.get(TOKEN)
+    except (DecodeError, AttributeError):
+        return False  # it may be anything
 
 
 def forget_dead(broker: RedisBroker, queue: str, *, ttl: timedelta = DEAD_MESSAGE_TTL, limit: int) -> int:

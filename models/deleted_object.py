@@ -37,6 +37,15 @@ FAIL = """
     where (id, pick_up_at) in (select * from unnest(%(ids)s::bigint[], %(claims)s::timestamptz[]))
     returning attempts >= %(max_attempts)s
 """
+FORGET = """
+    delete from ci_deleted_objects as object
+    using unnest(%(id)s::bigint[], %(store_dir)s::text[], %(file)s::text[]) as gone (id, store_dir, file)
+    where object.id = gone.id and object.store_dir = gone.store_dir and object.file = gone.file
+"""
+PUT_BACK = """
+    update ci_deleted_objects set pick_up_at = %(now)s
+    where (id, pick_up_at) in (select * from unnest(%(ids)s::bigint[], %(claims)s::timestamptz[]))
+"""
 
 
 class Claimed(NamedTuple):
@@ -121,13 +130,19 @@ class DeletedObject(Base):
 
     @classmethod
     def forget(cls, claimed: Sequence[Claimed]) -> int:
-        """Remove the rows of objects that are gone; return how many there were."""
-        return int(cls.delete().where(cls.id.in_([row.id for row in claimed])).execute())
+        """Remove the rows of objects that are gone; return how many there were.
+
+        By their objects, too: in a database that came back older another's row may have the id.
+        """
+        values = {name: [getattr(row, name) for row in claimed] for name in ("id", "store_dir", "file")}
+        count: int = database.execute_sql(FORGET, values).rowcount
+        return count
 
     @classmethod
     def put_back(cls, claimed: Sequence[Claimed], now: datetime) -> None:
-        """Let the objects be due again as they were; no attempt is spent."""
-        cls.update(pick_up_at=now).where(cls.id.in_([row.id for row in claimed])).execute()
+        """Let the objects that are still ours be due again as they were; no attempt is spent."""
+        values = {"ids": [row.id for row in claimed], "claims": [row.claim for row in claimed], "now": now}
+        database.execute_sql(PUT_BACK, values)
 
     @classmethod
     def fail(cls, claimed: Sequence[Claimed], *, first_retry: timedelta) -> int:

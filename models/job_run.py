@@ -5,6 +5,11 @@ guarded update; who comes second changes nothing and is told so by the return va
 All times are the database's, so a machine whose clock is wrong claims nothing early and
 repeats nothing.  Where the database's own clock was ahead, what it wrote of times to come
 is set aside and told of.  `docs/architecture.md` draws the states.
+
+A database that is restored, or fails over to a replica that lags, gives the numbers of its
+lost runs out again.  So each run has a token, which is in its message, and each attempt
+another, which is in every change that it makes: whoever comes from the lost time is told
+that the run is not theirs, whatever its number.
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
+from uuid import UUID
 
 import orjson
 import peewee as pw
@@ -99,26 +105,29 @@ START = """
         result = case when result is not null then jsonb_build_object(
             'earlier', coalesce(result -> 'earlier', '[]') || jsonb_build_array(result - 'earlier')
         ) end,
+        attempt_token = gen_random_uuid(),
         started_by = %(by)s, started_at = clock_timestamp(), alive_at = clock_timestamp()
-    where id = %(id)s and batch = %(batch)s and state in ('claimed', 'enqueued')
+    where id = %(id)s and batch = %(batch)s and token = %(token)s and state in ('claimed', 'enqueued')
       and not exists (
         select from batches where name = job_runs.batch and paused_until > clock_timestamp()
       )
-    returning attempt, failures, tick
+    returning attempt_token::text, attempt, failures, tick
 """
 START_MANUAL = """
-    insert into job_runs (batch, state, attempt, claimed_by, claimed_at, started_by, started_at, alive_at)
-    select %(batch)s, 'started', 1, %(by)s, clock_timestamp(), %(by)s, clock_timestamp(), clock_timestamp()
+    insert into job_runs
+        (batch, state, attempt, attempt_token, claimed_by, claimed_at, started_by, started_at, alive_at)
+    select %(batch)s, 'started', 1, gen_random_uuid(),
+        %(by)s, clock_timestamp(), %(by)s, clock_timestamp(), clock_timestamp()
     where not exists (select from batches where name = %(batch)s and paused_until > clock_timestamp())
     on conflict do nothing
-    returning id, attempt, failures
+    returning id, attempt_token::text, attempt, failures
 """
 # What earlier attempts came to stays beside what the present one has come to.
 RESULT = "{} || case when result ? 'earlier' then jsonb_build_object('earlier', result -> 'earlier') else '{{}}' end"
 KEEP_ALIVE = f"""
     update job_runs set alive_at = clock_timestamp(), result = coalesce({RESULT.format("said.so_far")}, result)
-    from unnest(%(ids)s::bigint[], %(attempts)s::int[], %(results)s::jsonb[]) as said (run, attempt, so_far)
-    where job_runs.id = said.run and job_runs.attempt = said.attempt and state = 'started'
+    from unnest(%(ids)s::bigint[], %(tokens)s::uuid[], %(results)s::jsonb[]) as said (run, token, so_far)
+    where job_runs.id = said.run and job_runs.attempt_token = said.token and state = 'started'
     returning job_runs.id
 """
 # A run that was not blocked ends a block, unless one of its children was since the run before it ended: theirs have
@@ -138,7 +147,7 @@ SUCCEED = f"""
     with closed as (
         update job_runs set state = 'succeeded', result = {RESULT.format("%(result)s::jsonb")},
             finished_at = clock_timestamp(), error = null
-        where id = %(id)s and attempt = %(attempt)s and state = 'started'
+        where id = %(id)s and attempt_token = %(token)s and state = 'started'
         returning id, batch
     ), unblocked as ({UNBLOCK})
     select id from closed
@@ -147,7 +156,7 @@ BLOCK = f"""
     with closed as (
         update job_runs set state = 'blocked', reason = %(reason)s, result = {RESULT.format("%(result)s::jsonb")},
             finished_at = clock_timestamp(), error = null
-        where id = %(id)s and attempt = %(attempt)s and state = 'started'
+        where id = %(id)s and attempt_token = %(token)s and state = 'started'
         returning id, batch
     ), noted as (
         insert into batches (name, blocked_since, blocked_reason, blocked_sentence)
@@ -166,7 +175,7 @@ FAIL = f"""
         finished_at = case when failures < %(retries)s then null else clock_timestamp() end,
         failures = failures + 1, reason = 'error', error = %(error)s,
         result = coalesce({RESULT.format("%(result)s::jsonb")}, result)
-    where id = %(id)s and attempt = %(attempt)s and state = 'started'
+    where id = %(id)s and attempt_token = %(token)s and state = 'started'
     returning id, batch, state
     ), unblocked as ({UNBLOCK})
     select state from closed
@@ -223,9 +232,10 @@ class Ahead(NamedTuple):
 
 
 class Started(NamedTuple):
-    """A run that is now ours, as long as nobody finds us dead."""
+    """A run that is now ours, as long as nobody finds us dead; *token* is of this attempt."""
 
     id: int
+    token: str
     attempt: int
     failures: int = 0
     tick: datetime | None = None
@@ -247,6 +257,8 @@ class JobRun(Base):
     batch = pw.TextField()
     tick = DateTimeTZField(null=True)
     state = pw.TextField()
+    token = pw.UUIDField(constraints=default("gen_random_uuid()"))
+    attempt_token = pw.UUIDField(null=True)
     reason = pw.TextField(null=True)
     attempt = pw.IntegerField(constraints=default("0"))
     failures = pw.IntegerField(constraints=default("0"))
@@ -373,19 +385,19 @@ class JobRun(Base):
         return inserted[0][0] if inserted else None
 
     @classmethod
-    def mark_enqueued(cls, run_id: int) -> None:
+    def mark_enqueued(cls, run: JobRun) -> None:
         """Note that a claimed row's message has been sent; a row that has moved on stays."""
         cls.update(state="enqueued", enqueued_at=pw.fn.clock_timestamp()).where(
-            cls.id == run_id, cls.state == "claimed"
+            cls.id == run.id, cls.token == run.token, cls.state == "claimed"
         ).execute()
 
     @classmethod
-    def start(cls, batch: str, run_id: int, *, by: str) -> Started | None:
+    def start(cls, batch: str, run_id: int, *, token: UUID, by: str) -> Started | None:
         """Start the batch's run; None when it is started, closed or paused, or its row is gone.
 
-        Another batch's row has the id if the database is older than the message: it was restored.
+        Another run has the number, and another *token*, if the database is older than the message: it was restored.
         """
-        row = database.execute_sql(START, {"id": run_id, "batch": batch, "by": by}).fetchone()
+        row = database.execute_sql(START, {"id": run_id, "batch": batch, "token": str(token), "by": by}).fetchone()
         return Started(run_id, *row) if row else None
 
     @classmethod
@@ -393,7 +405,7 @@ class JobRun(Base):
         """Take over the batch's waiting row, or start a new one; None when one runs or the batch is paused."""
         waiting = cls.open(batch)
         if waiting is not None:
-            return cls.start(batch, waiting.id, by=by)
+            return cls.start(batch, waiting.id, token=waiting.token, by=by)
         row = database.execute_sql(START_MANUAL, {"batch": batch, "by": by}).fetchone()
         return Started(*row) if row else None
 
@@ -403,7 +415,7 @@ class JobRun(Base):
         runs = list(runs)
         values = {
             "ids": [run.id for run in runs],
-            "attempts": [run.attempt for run in runs],
+            "tokens": [run.token for run in runs],
             "results": [None] * len(runs) if results is None else [_json(result) for result in results],
         }
         return {row[0] for row in database.execute_sql(KEEP_ALIVE, values).fetchall()}
@@ -411,13 +423,13 @@ class JobRun(Base):
     @classmethod
     def succeed(cls, run: Started, result: dict[str, Any]) -> bool:
         """Close the run with its result; return False when it was taken from us meanwhile."""
-        values = {"id": run.id, "attempt": run.attempt, "result": _json(result)}
+        values = {"id": run.id, "token": run.token, "result": _json(result)}
         return database.execute_sql(SUCCEED, values).fetchone() is not None
 
     @classmethod
     def block(cls, run: Started, result: dict[str, Any], *, reason: str, sentence: str) -> bool:
         """Close the run as blocked, and note that its batch is; return False when it was taken from us meanwhile."""
-        values = {"id": run.id, "attempt": run.attempt, "result": _json(result)}
+        values = {"id": run.id, "token": run.token, "result": _json(result)}
         return database.execute_sql(BLOCK, values | {"reason": reason, "sentence": sentence}).fetchone() is not None
 
     @classmethod
@@ -435,7 +447,7 @@ class JobRun(Base):
         Returns the new state, None when the run was taken from us meanwhile.
         """
         kept = None if result is None else _json(result)
-        values = {"id": run.id, "attempt": run.attempt, "error": error, "delay": delay, "retries": retries}
+        values = {"id": run.id, "token": run.token, "error": error, "delay": delay, "retries": retries}
         row = database.execute_sql(FAIL, values | {"result": kept}).fetchone()
         return row[0] if row else None
 
@@ -446,10 +458,12 @@ class JobRun(Base):
         return [Lost(*row) for row in database.execute_sql(REOPEN_LOST, values).fetchall()]
 
     @classmethod
-    def give_up(cls, run_id: int, *, reason: str) -> bool:
+    def give_up(cls, run: JobRun, *, reason: str) -> bool:
         """Fail a waiting run whose message lies in the dead letters; return False if it has moved on."""
         values = {"state": "failed", "reason": reason, "finished_at": pw.fn.clock_timestamp()}
-        return bool(cls.update(values).where(cls.id == run_id, cls.state.in_(WAITING)).execute())
+        return bool(
+            cls.update(values).where(cls.id == run.id, cls.token == run.token, cls.state.in_(WAITING)).execute()
+        )
 
     @classmethod
     def delete_closed(

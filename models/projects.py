@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from enum import IntEnum
 from typing import NamedTuple
@@ -31,8 +31,9 @@ SETTLE = """
     set status = case when reasons.reason is null then 2 else 3 end, reason = reasons.reason,
         updated_at = clock_timestamp(),
         processed_at = case when reasons.reason is null then clock_timestamp() end
-    from unnest(%(ids)s::bigint[], %(reasons)s::text[]) as reasons (id, reason)
-    where deletion.id = reasons.id and deletion.status = 1
+    from unnest(%(ids)s::bigint[], %(refs)s::text[], %(reasons)s::text[]) as reasons (id, ref, reason)
+    where deletion.id = reasons.id and deletion.project_id = %(project)s and deletion.ref = reasons.ref
+      and deletion.status = 1
     returning deletion.status
 """
 DELETE_PROCESSED = """
@@ -71,6 +72,14 @@ class Settled(NamedTuple):
 
     processed: int
     rejected: int
+
+
+class Closed(NamedTuple):
+    """A deletion that has been made, or is refused for a reason."""
+
+    id: int
+    ref: str
+    reason: str | None = None
 
 
 class DeletionStatus(IntEnum):
@@ -169,12 +178,14 @@ class GitRefDeletion(Base):
         return [project_id for (project_id,) in database.execute_sql(PROJECTS_WITH_PENDING, values).fetchall()]
 
     @classmethod
-    def settle(cls, reasons: Mapping[int, str | None]) -> Settled:
-        """Close the deletions of these ids: rejected where there is a reason, else processed.
+    def settle(cls, project_id: int, closed: Sequence[Closed]) -> Settled:
+        """Close the project's deletions: rejected where there is a reason, else processed.
 
-        One that somebody has closed meanwhile stays as it is, and is not counted.
+        One that somebody has closed meanwhile stays as it is, and is not counted.  Nor is one of
+        another project or ref, which has the id in a database that came back older.
         """
-        values = {"ids": list(reasons), "reasons": list(reasons.values())}
+        ids, refs, reasons = zip(*closed, strict=True) if closed else ((), (), ())
+        values = {"project": project_id, "ids": list(ids), "refs": list(refs), "reasons": list(reasons)}
         statuses = [status for (status,) in database.execute_sql(SETTLE, values).fetchall()]
         rejected = statuses.count(DeletionStatus.REJECTED)
         return Settled(processed=len(statuses) - rejected, rejected=rejected)

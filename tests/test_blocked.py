@@ -1,6 +1,7 @@
 """A batch is blocked from the first of an unbroken row of runs that were, and says why."""
 
 from datetime import timedelta
+from uuid import uuid4
 
 import pytest
 
@@ -113,7 +114,7 @@ def test_a_run_that_fails_ends_the_block(run):
 
 
 def test_a_run_that_was_taken_from_its_worker_blocks_nothing(run):
-    row = run(MISSING, meanwhile=lambda: JobRun.update(attempt=9).execute())
+    row = run(MISSING, meanwhile=lambda: JobRun.update(attempt_token=uuid4()).execute())
 
     assert (row.state, block()) == ("started", None)
 
@@ -121,7 +122,7 @@ def test_a_run_that_was_taken_from_its_worker_blocks_nothing(run):
 def test_a_run_that_was_taken_from_its_worker_ends_no_block(run):
     run(MISSING)
 
-    run(meanwhile=lambda: JobRun.update(attempt=9).execute())
+    run(meanwhile=lambda: JobRun.update(attempt_token=uuid4()).execute())
 
     assert block() is not None
 

@@ -18,7 +18,7 @@ from coordination.lease import LeaseInTransaction, LeaseLost, break_lease, lease
 from coordination.messages import depth
 from embedded.waiting import wait_until
 from models import Batch, DeletionStatus, GitRefDeletion, JobRun, Project, database, now
-from models.projects import PROJECTS_WITH_PENDING, Settled
+from models.projects import PROJECTS_WITH_PENDING, Closed, Settled
 from storage import sentinel
 from storage.git_refs import RepositoryFailed, RepositoryLocked, RootUnavailable
 from storage.git_repository import RepositoriesMissing
@@ -453,7 +453,7 @@ def test_rows_are_closed_as_processed_or_with_their_reason():
     done, refused, open_one = rows("refs/a", "refs/b", "refs/c")
     before = now()
 
-    settled = GitRefDeletion.settle({done: None, refused: "moved"})
+    settled = GitRefDeletion.settle(PROJECT, [Closed(done, "refs/a"), Closed(refused, "refs/b", "moved")])
 
     facts = {one.id: one for one in GitRefDeletion.select()}
     assert settled == Settled(processed=1, rejected=1)
@@ -470,7 +470,7 @@ def test_rows_are_closed_as_processed_or_with_their_reason():
 def test_with_no_rows_to_close_none_is_closed():
     row()
 
-    assert (GitRefDeletion.settle({}), pending()) == (Settled(0, 0), {"refs/mr/1"})
+    assert (GitRefDeletion.settle(PROJECT, []), pending()) == (Settled(0, 0), {"refs/mr/1"})
 
 
 @pytest.mark.parametrize("reason", [None, "moved"])
@@ -479,9 +479,18 @@ def test_a_row_that_somebody_has_closed_meanwhile_stays_as_it_is(status, reason)
     closed = row(status=status, reason="default_branch")
     before = GitRefDeletion.get_by_id(closed).__data__
 
-    settled = GitRefDeletion.settle({closed: reason})
+    settled = GitRefDeletion.settle(PROJECT, [Closed(closed, before["ref"], reason)])
 
     assert (settled, GitRefDeletion.get_by_id(closed).__data__) == (Settled(0, 0), before)
+
+
+@pytest.mark.parametrize(("project", "ref"), [(PROJECT, "refs/mr/2"), (PROJECT + 1, "refs/mr/1")])
+def test_a_row_that_has_its_number_since_the_database_came_back_older_stays_pending(project, ref):
+    another = row("refs/mr/1")
+
+    settled = GitRefDeletion.settle(project, [Closed(another, ref)])
+
+    assert (settled, pending()) == (Settled(0, 0), {"refs/mr/1"})
 
 
 def test_the_rejected_are_listed_in_the_order_of_their_ids():
@@ -733,7 +742,7 @@ def test_a_run_that_crashes_between_two_pages_is_made_up_for_by_the_next(attempt
     projects(2 * BATCH_SIZE)
     with pytest.raises(Crash), attempts() as attempt:
         git_ref_cleanup.run(attempt, Deadline(LOCK_TIMEOUT, safe_point=crash))
-    JobRun.give_up(attempt.run.id, reason="superseded")
+    JobRun.give_up(JobRun.get_by_id(attempt.run.id), reason="superseded")
 
     run = parent()
 

@@ -12,7 +12,7 @@ from dramatiq import Message
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.middleware import Middleware
 
-from coordination.messages import DEAD_MESSAGE_TTL, depth, forget_dead, is_dead, push_once
+from coordination.messages import DEAD_MESSAGE_TTL, TOKEN, depth, forget_dead, is_dead, push_once
 from workers import BATCHES
 from workers.broker import NAMESPACE, broker
 from workers.clients import client
@@ -228,14 +228,29 @@ def test_a_message_that_was_given_up_is_dead():
     push()
     broker.do_nack(QUEUE, fetch().options["redis_message_id"])
 
-    assert is_dead(broker, QUEUE, "7")
+    assert is_dead(broker, message())
+
+
+def test_a_message_of_the_same_id_for_another_run_is_not_dead():
+    push()
+    broker.do_nack(QUEUE, fetch().options["redis_message_id"])
+
+    assert not is_dead(broker, message().copy(options={TOKEN: "another"}))
+
+
+def test_a_dead_letter_that_is_no_message_is_nobodys():
+    push()
+    broker.do_nack(QUEUE, fetch().options["redis_message_id"])
+    client.hset(f"{broker.namespace}:{QUEUE}.XQ.msgs", "7", b"[]")
+
+    assert not is_dead(broker, message())
 
 
 @pytest.mark.parametrize("step", [push, lambda: (push(), fetch()), lambda: die("8")])
 def test_a_message_elsewhere_is_not_dead(step):
     step()
 
-    assert not is_dead(broker, QUEUE, "7")
+    assert not is_dead(broker, message())
 
 
 def test_dead_letters_older_than_their_time_to_live_are_forgotten():
@@ -274,7 +289,7 @@ def test_a_dead_letter_of_another_queue_is_not_forgotten():
 
     forget_dead(broker, "git", ttl=DAY, limit=10)
 
-    assert is_dead(broker, QUEUE, "old")
+    assert is_dead(broker, message("old"))
 
 
 def test_an_empty_queue_has_no_depth():

@@ -26,6 +26,8 @@ from settings import Settings
 from workers import BATCHES, broker
 from workers.clients import Limits, client, connect
 
+from .ledger import start_run
+
 NAME = "user_status_cleanup"
 BATCH = BATCHES[NAME]
 QUEUE = f"{broker.namespace}:{BATCH.queue}"
@@ -108,7 +110,7 @@ def fetch():
 
 
 def start(tick=NOON):
-    return JobRun.start(NAME, row(tick).id, by="worker")
+    return start_run(NAME, row(tick).id, by="worker")
 
 
 def executed(tick=NOON):
@@ -307,7 +309,7 @@ def test_a_retry_of_a_tick_to_come_gives_way_to_the_tick_that_is_due():
 
 def test_a_retry_of_a_run_by_hand_does_not_wait_for_a_time_that_only_a_wrong_clock_knew():
     clock_is(TOMORROW)
-    run = JobRun.start(NAME, JobRun.claim_manual(NAME, by="A"), by="worker")
+    run = start_run(NAME, JobRun.claim_manual(NAME, by="A"), by="worker")
     JobRun.fail(run, "too early", delay=MINUTE)
 
     at(DAWN)
@@ -330,7 +332,7 @@ def test_a_batch_that_was_registered_and_paused_while_the_clock_was_ahead_is_not
 def test_a_ledger_whose_times_are_right_is_left_as_it_is():
     at(NOON)
     executed(NOON)
-    JobRun.start(NAME, JobRun.claim_manual(NAME, by="A"), by="worker")
+    start_run(NAME, JobRun.claim_manual(NAME, by="A"), by="worker")
     before = list(JobRun.select().dicts())
 
     aside = JobRun.set_right(NAME, longest_retry=HOUR)
@@ -591,7 +593,7 @@ def test_a_worker_may_start_a_run_that_its_scheduler_has_not_marked_as_sent():
     JobRun.claim(NAME, NOON, by="A", reason=None)
     run = start()
 
-    JobRun.mark_enqueued(run.id)
+    JobRun.mark_enqueued(JobRun.get_by_id(run.id))
 
     assert row().state == "started"
 
@@ -599,7 +601,7 @@ def test_a_worker_may_start_a_run_that_its_scheduler_has_not_marked_as_sent():
 def test_a_message_of_another_batch_starts_no_run():
     at(NOON)
 
-    assert JobRun.start("stale_imports", row().id, by="worker") is None
+    assert start_run("stale_imports", row().id, by="worker") is None
     assert row().state == "enqueued"
 
 
@@ -626,7 +628,7 @@ def test_a_run_that_somebody_started_meanwhile_is_not_given_up_for_its_dead_lett
     at(NOON)
     run = start()
 
-    assert not JobRun.give_up(run.id, reason="dead_lettered")
+    assert not JobRun.give_up(JobRun.get_by_id(run.id), reason="dead_lettered")
 
     assert row().state == "started"
 
@@ -754,15 +756,57 @@ def test_a_run_that_has_taken_three_workers_down_is_poison():
     assert row().finished_at is not None
 
 
+ACTS = [
+    lambda late: JobRun.succeed(late, {}),
+    lambda late: JobRun.block(late, {}, reason="clocks", sentence="they differ"),
+    lambda late: JobRun.fail(late, "Oops", delay=MINUTE),
+    lambda late: JobRun.keep_alive([late]),
+]
+
+
+@pytest.mark.parametrize("act", ACTS)
+@pytest.mark.parametrize("batch", [NAME, "prune"])
+def test_an_attempt_of_a_lost_time_changes_no_run_that_has_its_number_since(act, batch):
+    at(NOON)
+    late = start()
+    JobRun.delete().execute()
+    JobRun.insert(id=late.id, batch=batch, state="claimed", tick=NOON).execute()
+    assert start_run(batch, late.id).attempt == late.attempt
+    before = JobRun.select().dicts().get()
+
+    assert not act(late)
+
+    assert JobRun.select().dicts().get() == before
+
+
+def test_a_dead_letter_of_a_lost_time_ends_no_run_that_has_its_number_since():
+    at(NOON)
+    lost = row().id
+    broker.do_nack(BATCH.queue, fetch().message_id)
+    JobRun.delete().execute()
+    JobRun.insert(id=lost, batch=NAME, state="claimed", tick=NOON, claimed_at=NOON, claimed_by="A").execute()
+
+    reconcile()
+
+    assert (row().state, sent()) == ("enqueued", [lost])
+
+
+@pytest.mark.parametrize("change", [JobRun.mark_enqueued, lambda seen: JobRun.give_up(seen, reason="dead_lettered")])
+def test_a_scheduler_that_has_looked_before_the_database_came_back_changes_no_run_of_the_number(change):
+    clock_is(NOON)
+    JobRun.claim(NAME, NOON, by="A", reason=None)
+    seen = row()
+    JobRun.delete().execute()
+    JobRun.insert(id=seen.id, batch=NAME, state="claimed", tick=NOON).execute()
+    before = JobRun.select().dicts().get()
+
+    change(seen)
+
+    assert JobRun.select().dicts().get() == before
+
+
 @pytest.mark.parametrize("restarted", [False, True])
-@pytest.mark.parametrize(
-    "act",
-    [
-        lambda late: JobRun.succeed(late, {}),
-        lambda late: JobRun.fail(late, "Oops", delay=MINUTE),
-        lambda late: JobRun.keep_alive([late]),
-    ],
-)
+@pytest.mark.parametrize("act", ACTS)
 def test_an_attempt_that_comes_back_after_its_run_was_taken_changes_nothing(act, restarted):
     at(NOON)
     late = start()

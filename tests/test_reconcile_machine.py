@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from urllib.parse import quote
+from uuid import UUID
 
 import hypothesis
 import pytest
@@ -32,7 +33,7 @@ from hypothesis.stateful import (
 
 import models
 import scheduler
-from coordination.messages import is_dead
+from coordination.messages import TOKEN, is_dead
 from models import Batch, JobRun, Started
 from models.job_run import CLOCK_TOLERANCE, OPEN
 from scheduler import PRECEDENCE
@@ -55,6 +56,18 @@ FAKE_CLOCK = """
     create unlogged table fake.clock (at timestamptz);
     insert into fake.clock values ('2026-03-01');
     create function fake.clock_timestamp() returns timestamptz language sql volatile as 'select at from fake.clock';
+"""
+BACK_UP = """
+    drop table if exists fake.runs, fake.paused, fake.numbers;
+    create unlogged table fake.runs as table job_runs;
+    create unlogged table fake.paused as table batches;
+    create unlogged table fake.numbers as select last_value, is_called from job_runs_id_seq;
+"""
+RESTORE = """
+    delete from job_runs; delete from batches;
+    insert into job_runs select * from fake.runs;
+    insert into batches select * from fake.paused;
+    select setval('job_runs_id_seq', last_value, is_called) from fake.numbers;
 """
 ROWS = "select id, tick, state, reason, attempt, failures, finished_at, xmin::text from job_runs order by id"
 
@@ -166,7 +179,7 @@ class Worker:
     """One thread of a worker process, or the terminal that `forgekeeper run` runs in."""
 
     name: str
-    message: str | None = None
+    message: Message | None = None
     run: Started | None = None
     ending: str | None = None
     sign: datetime | None = None
@@ -177,7 +190,7 @@ class World:
     """What the machine remembers, to compare the ledger with."""
 
     rows: dict = field(default_factory=dict)
-    attempts: Counter = field(default_factory=Counter)
+    owners: dict = field(default_factory=dict)  # the token of each run's newest attempt
     successes: Counter = field(default_factory=Counter)
 
 
@@ -193,6 +206,8 @@ class Machine(RuleBasedStateMachine):
         self.configured = Settings(cron_user_status_cleanup=schedule, catch_up_user_status_cleanup=catch_up)
         self.world = World()
         self.stalled = []
+        self.tokens = set()
+        self.backup = None
         self.paused_until = None
         self.terminal = Worker("terminal")
         self.workers = [self.hired() for _ in range(3)]
@@ -255,7 +270,7 @@ class Machine(RuleBasedStateMachine):
         if run.state == "started":
             assert self.now - run.alive_at <= self.configured.dead_after, "a lost run was overlooked"
             return
-        assert not is_dead(broker, BATCH.queue, str(run.id)), "a dead letter was overlooked"
+        assert not is_dead(broker, BATCH.message(run)), "a dead letter was overlooked"
         if self.now - (run.enqueued_at or run.claimed_at) < PRECEDENCE:
             return
         if not self.paused and (run.retry_at is None or run.retry_at <= self.now):
@@ -323,7 +338,7 @@ class Machine(RuleBasedStateMachine):
     def fetch(self, worker, *, rescue):
         for body in self.dispatch(worker, "fetch", 1, maintenance=rescue):
             if body is not None:
-                worker.message = Message.decode(body).message_id
+                worker.message = Message.decode(body)
 
     @precondition(lambda self: self.holding)
     @rule(pick=picks)
@@ -331,7 +346,8 @@ class Machine(RuleBasedStateMachine):
         self.start(pick(self.holding))
 
     def start(self, worker):
-        run = JobRun.start(NAME, int(worker.message), by=worker.name)
+        number, token = int(worker.message.message_id), UUID(worker.message.options[TOKEN])
+        run = JobRun.start(NAME, number, token=token, by=worker.name)
         if run is None:
             self.end(worker, "ack")
             self.acknowledge(worker)
@@ -340,8 +356,9 @@ class Machine(RuleBasedStateMachine):
             self.begin_attempt(worker, run)
 
     def begin_attempt(self, worker, run):
-        assert run.attempt > self.world.attempts[run.id], "an attempt's number was given twice"
-        self.world.attempts[run.id] = run.attempt
+        assert run.token not in self.tokens, "an attempt's token was given twice"
+        self.tokens.add(run.token)
+        self.world.owners[run.id] = run.token
         worker.run, worker.sign = run, self.now
 
     def end(self, worker, ending):
@@ -349,7 +366,7 @@ class Machine(RuleBasedStateMachine):
         worker.ending = ending if worker.message else None
 
     def check_ours(self, run):
-        assert self.world.attempts[run.id] == run.attempt, "a lost attempt was told that it owns its run"
+        assert self.world.owners.get(run.id) == run.token, "a lost attempt was told that it owns its run"
 
     @precondition(lambda self: self.running)
     @rule(pick=picks)
@@ -398,7 +415,7 @@ class Machine(RuleBasedStateMachine):
 
     def acknowledge(self, worker):
         if worker.message is not None:
-            self.dispatch(worker, worker.ending, worker.message)
+            self.dispatch(worker, worker.ending, worker.message.message_id)
         worker.message = worker.ending = None
 
     @precondition(lambda self: self.running or self.holding or self.ended)
@@ -431,6 +448,22 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def redis_is_emptied(self):
         client.flushall()
+
+    @rule()
+    def a_backup_is_made(self):
+        models.database.execute_sql(BACK_UP)
+        self.backup = self.world.owners.copy(), self.paused_until
+
+    @precondition(lambda self: self.backup)
+    @rule()
+    def the_database_comes_back_older(self):
+        models.database.execute_sql(RESTORE)
+        owners, self.paused_until = self.backup
+        # What ran then is to be seen as it was; whoever has begun since is of a lost time, and is not counted as alive.
+        self.world = World(rows=self.read(), owners=owners.copy())
+        for worker in self.running:
+            if self.world.owners.get(worker.run.id) != worker.run.token:
+                worker.sign = DAWN
 
     @property
     def paused(self):

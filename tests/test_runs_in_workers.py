@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
+from uuid import uuid4
 
 import dramatiq
 import orjson
@@ -16,7 +17,7 @@ from dramatiq import Worker
 from dramatiq.brokers.redis import RedisBroker
 
 import scheduler
-from coordination.messages import depth, push_once
+from coordination.messages import TOKEN, depth, push_once
 from embedded.waiting import wait_until
 from models import FeatureFlag, JobRun, database, now, release
 from settings import PREFIX
@@ -139,8 +140,8 @@ def send(reconcile):
 def send_closed_run():
     """Send the message of a run that has been closed meanwhile; return its row's id."""
     run_id = JobRun.claim_manual(NAME, by="test")
-    JobRun.give_up(run_id, reason="superseded")
-    push_once(broker, BATCH.actor.message().copy(message_id=str(run_id)))
+    JobRun.give_up(JobRun.get_by_id(run_id), reason="superseded")
+    push_once(broker, BATCH.message(JobRun.get_by_id(run_id)))
     return run_id
 
 
@@ -177,7 +178,15 @@ def without_the_table():
 
 def take(run_id):
     """Take the run as if it had been found dead and begun elsewhere; return what its row is then."""
-    JobRun.update(attempt=2, started_by="elsewhere:1").where(JobRun.id == run_id).execute()
+    JobRun.update(attempt=2, attempt_token=uuid4(), started_by="elsewhere:1").where(JobRun.id == run_id).execute()
+    return row(run_id).__data__
+
+
+def come_back_older(run_id):
+    """Let the number belong to another batch's run, as in a database that was restored; return what its row is then."""
+    JobRun.delete().where(JobRun.id == run_id).execute()
+    began = {"started_by": "elsewhere:1", "started_at": now(), "alive_at": now()}
+    JobRun.create(id=run_id, batch="prune", state="started", attempt=1, attempt_token=uuid4(), **began)
     return row(run_id).__data__
 
 
@@ -348,6 +357,32 @@ def test_a_run_that_was_taken_meanwhile_ends_at_its_next_safe_point_and_changes_
     assert statuses_left() > 9_000
 
 
+def test_a_run_of_a_lost_time_ends_and_neither_keeps_alive_nor_closes_the_run_that_has_its_number(
+    start_worker, reconcile
+):
+    due_statuses(10_000)
+    worker = start_worker(pace_user_status_cleanup=100)
+    run_id = send(reconcile)
+    eventually(lambda: statuses_left() < 10_000)
+    another = come_back_older(run_id)
+
+    eventually(lambda: worker.said("run lost"))
+
+    assert row(run_id).__data__ == another
+    assert statuses_left() > 9_000
+
+
+def test_a_message_of_a_lost_time_starts_no_run_and_keeps_none_of_its_number_from_being_sent(start_worker, reconcile):
+    due_statuses(1)
+    run_id = JobRun.claim_manual(NAME, by="test")
+    push_once(broker, BATCH.message(row(run_id)).copy(options={TOKEN: str(uuid4())}))
+    worker = start_worker()
+
+    eventually(finished(reconcile, run_id))
+
+    assert (worker.said("run skipped")[0]["reason"], row(run_id).attempt) == ("duplicate", 1)
+
+
 def test_a_run_that_ends_before_it_hears_that_it_was_taken_changes_nothing(start_worker, reconcile, other):
     # So patient that no sign of life is due before the end.
     worker = start_worker(dead_after=300, **PATIENT)
@@ -508,7 +543,7 @@ def test_a_run_whose_session_has_ended_while_it_did_not_need_it_says_all_the_sam
 
     def run():
         database.connect()
-        attempt = runner.start(NAME, run_id)
+        attempt = runner.start(NAME, run_id, token=row(run_id).token)
         attempt.outcome = BATCH.nothing
         session = database.execute_sql("select pg_backend_pid()").fetchone()
         other.execute("select pg_terminate_backend(%s, 10000)", session)

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from dramatiq import Actor
+from dramatiq import Actor, Message
 
 from coordination import uploads
-from models import backlog, now
+from coordination.messages import TOKEN
+from models import JobRun, backlog, now
 from models.backlog import Backlog
 from workers import (
     delete_objects,
@@ -46,6 +47,10 @@ class Batch:
     def queue(self) -> str:
         """The queue its messages go through."""
         return self.actor.queue_name
+
+    def message(self, run: JobRun) -> Message[Any]:
+        """Return the message by which a worker starts *run*, and none of the same number in another time."""
+        return self.actor.message().copy(message_id=str(run.id), options={TOKEN: str(run.token)})
 
     @property
     def nothing(self) -> Any:

@@ -10,7 +10,7 @@ repeats a harmless deletion.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from functools import partial
@@ -21,7 +21,7 @@ import structlog
 
 from coordination.lease import Lease, LeaseTaken, lease
 from models import Batch, GitRefDeletion, Installation, Project, database
-from models.projects import LAST
+from models.projects import LAST, Closed, Settled
 from settings import Settings
 from storage import git_refs, git_repository, sentinel
 from workers.attempt import Attempt, identity
@@ -211,11 +211,12 @@ def _clean(  # noqa: PLR0917, what a child works with
             if not missing and Project.paths([project_id]):
                 log.warning("repository missing, its rows are kept", project_id=project_id)
                 return "missing"
-            bad.each(partial(_settle_gone, outcome), [row.id for row in rows])
+            _settle(bad, project_id, {row.id: Closed(row.id, row.ref) for row in rows}, partial(_grow_gone, outcome))
         else:
             failpoint("clean_project_refs.deleted")
             failed = bad.failed
-            bad.each(partial(_settle, outcome, reasons), list(reasons))
+            closed = {row.id: Closed(row.id, row.ref, reasons[row.id]) for row in rows if row.id in reasons}
+            _settle(bad, project_id, closed, partial(_grow, outcome))
             if bad.error is not None and bad.failed - failed == len(reasons):
                 raise bad.error  # none at all: not these records, but what their table is in
         failpoint("clean_project_refs.settled")
@@ -240,14 +241,18 @@ def _pending(project_id: int, position: int, bad: BadRecords) -> tuple[list[GitR
     return rows, bad.chunk(read, numbers)
 
 
-def _settle(outcome: ProjectOutcome, reasons: dict[int, str | None], ids: Sequence[int]) -> None:
-    settled = GitRefDeletion.settle({number: reasons[number] for number in ids})
+def _settle(bad: BadRecords, project_id: int, closed: dict[int, Closed], grow: Callable[[Settled], None]) -> None:
+    """Close the rows, those aside that cannot be written; let the outcome grow by each step's."""
+    bad.each(lambda ids: grow(GitRefDeletion.settle(project_id, [closed[number] for number in ids])), list(closed))
+
+
+def _grow(outcome: ProjectOutcome, settled: Settled) -> None:
     outcome.total_deletes += settled.processed
     outcome.rejected += settled.rejected
 
 
-def _settle_gone(outcome: ProjectOutcome, ids: Sequence[int]) -> None:
-    outcome.gone += GitRefDeletion.settle(dict.fromkeys(ids)).processed
+def _grow_gone(outcome: ProjectOutcome, settled: Settled) -> None:
+    outcome.gone += settled.processed
 
 
 def _delete(

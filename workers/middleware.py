@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from threading import get_ident
 from typing import Any
+from uuid import UUID
 
 import peewee as pw
 import redis
@@ -17,7 +18,7 @@ from dramatiq.common import q_name
 from dramatiq.middleware import Middleware, MiddlewareError, Retries, SkipMessage
 from playhouse.pool import MaxConnectionsExceeded
 
-from coordination.messages import push_once
+from coordination.messages import TOKEN, push_once
 from metrics import logs
 from models import database, release
 from settings import Settings
@@ -174,7 +175,7 @@ class Runs(Middleware):
             raise NoRun(f"{message.message_id!r} is no run's number")
         assert isinstance(message, Delivery)
         try:
-            attempt = self._runner.start(message.actor_name, int(message.message_id))
+            attempt = self._runner.start(message.actor_name, int(message.message_id), token=_token(message))
         except pw.PeeweeException as error:
             raise NotReady(f"run {message.message_id} cannot be started: {error}") from error
         if attempt is None:
@@ -200,6 +201,15 @@ class Runs(Middleware):
         assert self._runner is not None
         if self._runner.close(attempt, exception) == "failed":
             message.fail()
+
+
+def _token(message: MessageProxy) -> UUID:
+    """Return the token of the run that the message is for; one that nobody has where it says none."""
+    try:
+        return UUID(message.options.get(TOKEN))
+    except (TypeError, ValueError, AttributeError):
+        log.warning("message without its run's token", actor=message.actor_name, message_id=message.message_id)
+        return UUID(int=0)
 
 
 def _never_begun(message: Delivery, exception: BaseException | None, *, child: bool) -> None:

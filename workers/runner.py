@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from uuid import UUID
+
 import structlog
 
 from models import Batch, JobRun, Started
@@ -27,9 +29,9 @@ class Runner:
         """End the heart; attempts that are still open will be found dead."""
         self._heart.stop()
 
-    def start(self, batch: str, run_id: int) -> Attempt | None:
-        """Start the run of that row; None when it is a duplicate or the batch is paused."""
-        run = JobRun.start(batch, run_id, by=identity())
+    def start(self, batch: str, run_id: int, *, token: UUID) -> Attempt | None:
+        """Start the run of that number and token; None when there is none to start, or the batch is paused."""
+        run = JobRun.start(batch, run_id, token=token, by=identity())
         if run is None:
             paused = Batch.paused(batch).exists()
             # A paused batch's row stays open; its message is sent again after the pause.

@@ -46,7 +46,7 @@ def child(number, **options):
 def batch(*, state="failed"):
     """Let a run's message die; its row is in that state."""
     run = JobRun.create(batch=NAME, state=state, finished_at=now() if state == "failed" else None)
-    bury(BATCHES[NAME].actor.message().copy(message_id=str(run.id)), by=broker)
+    bury(BATCHES[NAME].message(JobRun.get_by_id(run.id)), by=broker)
     return str(run.id)
 
 

@@ -8,6 +8,8 @@ from settings.reading import load
 from workers import BATCHES, broker
 from workers.clients import client
 
+from ..ledger import start_run  # noqa: TID252, pytest puts no folder on the path
+
 NAME = "user_status_cleanup"
 BATCH = BATCHES[NAME]
 HOUR = timedelta(hours=1)
@@ -27,7 +29,7 @@ def claimed(tick=None):
 
 
 def started(run_id, by="worker-2:9"):
-    return JobRun.start(NAME, run_id, by=by)
+    return start_run(NAME, run_id, by=by)
 
 
 def reconciled(by="sched-1:7"):
@@ -68,7 +70,7 @@ def story(main, database):
 def test_a_tick_that_succeeded_names_scheduler_worker_and_result(story):
     run_id = claimed(minute() - 2 * MINUTE)
     JobRun.update(claimed_at=JobRun.tick + timedelta(seconds=0.4)).execute()
-    JobRun.mark_enqueued(run_id)
+    JobRun.mark_enqueued(JobRun.get_by_id(run_id))
     JobRun.succeed(started(run_id), {"deleted": 150, "batches": 2})
     JobRun.update(
         started_at=JobRun.tick + timedelta(seconds=1), finished_at=JobRun.tick + timedelta(seconds=4)
@@ -233,7 +235,8 @@ def test_a_superseded_retry_says_that_a_newer_tick_took_over(story):
 
 def test_a_run_whose_message_is_dead_says_so(story):
     run_id = claimed()
-    client.hset(f"{broker.namespace}:cron.XQ.msgs", str(run_id), "{}")
+    message = BATCH.message(JobRun.get_by_id(run_id))
+    client.hset(f"{broker.namespace}:cron.XQ.msgs", str(run_id), message.encode())
     scheduler.send(BATCH)
 
     assert story()[-1] == "It was given up, because its message lies in the dead letters of its queue."

@@ -48,6 +48,7 @@ from workers.clients import client
 from workers.git_ref_cleanup import clean_project_refs
 
 from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
+from ..ledger import start_run  # noqa: TID252, pytest puts no folder on the path
 from ..ports import free_ports  # noqa: TID252, pytest puts no folder on the path
 from ..system.proxy import postgres_through, redis_through  # noqa: TID252, pytest puts no folder on the path
 from .pages import read
@@ -116,10 +117,10 @@ def black_hole():
 
 def ended_run(state="succeeded", *, failures=0, batch=NAME):
     run_id = JobRun.claim_manual(batch, by="test")
-    started = JobRun.start(batch, run_id, by="test")
+    started = start_run(batch, run_id, by="test")
     for _ in range(failures):
         JobRun.fail(started, "x", delay=timedelta(0), retries=99)
-        started = JobRun.start(batch, run_id, by="test")
+        started = start_run(batch, run_id, by="test")
     if state == "succeeded":
         JobRun.succeed(started, {})
     elif state == "failed":
@@ -218,7 +219,7 @@ def test_a_resumed_batch_is_expected_again(look):
 
 
 def blocked_run(batch):
-    started = JobRun.start(batch, JobRun.claim_manual(batch, by="test"), by="test")
+    started = start_run(batch, JobRun.claim_manual(batch, by="test"), by="test")
     JobRun.block(started, {}, reason="no_repositories", sentence="there are none")
 
 

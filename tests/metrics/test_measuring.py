@@ -24,6 +24,8 @@ from workers.broker import broker
 from workers.deadline import stopping
 from workers.measuring import BREACHES, FIELDS
 
+from ..ledger import start_run  # noqa: TID252, pytest puts no folder on the path
+
 OUTCOMES = {name: batch.outcome for name, batch in BATCHES.items()} | {
     "clean_project_refs": git_ref_cleanup.ProjectOutcome,
     "delete_artifact_bucket": artifacts.BucketOutcome,
@@ -167,13 +169,13 @@ def test_other_batches_may_take_as_long_as_they_like(counted):
 
 @pytest.mark.parametrize(("batch", "limit"), [("stale_direct_uploads", 2), ("expired_job_artifacts", 3)])
 def test_failures_in_a_row_are_a_breach_from_the_document_s_number_on(database, counted, batch, limit):
-    started = JobRun.start(batch, JobRun.claim_manual(batch, by="test"), by="test")
+    started = start_run(batch, JobRun.claim_manual(batch, by="test"), by="test")
     breaches = []
     for _ in range(limit):
         JobRun.fail(started, "x", delay=timedelta(0))
         end(batch, error=ValueError(), state="enqueued")
         breaches.append(counted("threshold_breaches_total", batch, "consecutive_failures"))
-        started = JobRun.start(batch, started.id, by="test")
+        started = start_run(batch, started.id, by="test")
 
     assert breaches == [0] * (limit - 1) + [1]
 
@@ -261,13 +263,13 @@ def test_a_child_tells_what_became_of_its_lease(counted, stopped, error, expecte
 
 @pytest.mark.parametrize(("late", "attempt", "count"), [(61, 1, 1), (59, 1, 0), (61, 2, 0)], ids=str)
 def test_a_tick_that_starts_more_than_a_minute_late_is_counted_once(database, counted, late, attempt, count):
-    measuring.run_started("prune", Started(1, attempt, 0, now() - timedelta(seconds=late)))
+    measuring.run_started("prune", Started(1, "", attempt, 0, now() - timedelta(seconds=late)))
 
     assert counted("run_late_starts_total", "prune") == count
 
 
 def test_a_run_by_hand_is_never_late(counted):
-    measuring.run_started("prune", Started(1, 1))
+    measuring.run_started("prune", Started(1, "", 1))
 
     assert counted.everything == set()
 

@@ -20,6 +20,7 @@ from settings import PREFIX
 from settings.cron import Cron
 from workers import BATCHES
 
+from ..ledger import start_run  # noqa: TID252, pytest puts no folder on the path
 from .pages import read
 
 ROOT = Path(__file__).parents[2]
@@ -144,7 +145,7 @@ def test_ticks_that_nobody_claimed_in_time_are_misfires(counted, reconcile):
 
 
 def test_a_tick_during_an_open_run_is_suppressed(counted, reconcile, one_tick):
-    JobRun.start(NAME, JobRun.claim_manual(NAME, by="test"), by="test")
+    start_run(NAME, JobRun.claim_manual(NAME, by="test"), by="test")
 
     reconcile(one_tick)
 
@@ -174,7 +175,7 @@ def test_a_tick_during_a_pause_is_neither_missed_nor_suppressed(counted, reconci
 
 
 def test_a_run_that_is_taken_from_a_silent_worker_is_counted(counted, reconcile):
-    JobRun.start(NAME, JobRun.claim_manual(NAME, by="test"), by="test")
+    start_run(NAME, JobRun.claim_manual(NAME, by="test"), by="test")
     JobRun.update(alive_at=now() - timedelta(hours=1)).execute()
 
     reconcile()

@@ -253,6 +253,19 @@ def test_what_failed_once_is_deleted_when_it_can_be(s3):
     assert (run(s3.url), s3.keys(), outbox()) == (Outcome(1, 0, 0, 0, "drained"), set(), {})
 
 
+@pytest.mark.parametrize("settle", [DeletedObject.forget, lambda claimed: DeletedObject.put_back(claimed, now())])
+def test_a_row_that_has_its_number_since_the_database_came_back_older_is_left_as_it_is(settle):
+    record("a/b")
+    claimed = DeletedObject.claim_due(now(), visibility=VISIBILITY, limit=1)
+    DeletedObject.delete().execute()
+    DeletedObject.insert(id=claimed[0].id, project_id=1, store_dir="a", file="other", pick_up_at=now()).execute()
+    before = DeletedObject.select().dicts().get()
+
+    settle(claimed)
+
+    assert DeletedObject.select().dicts().get() == before
+
+
 def test_after_ten_attempts_an_object_is_dead(s3):
     deleted_artifact(s3, "bad", attempts=MAX_ATTEMPTS - 1)
     s3.proxy.refuse_key("bad", "AccessDenied")

@@ -21,6 +21,7 @@ import redis
 import structlog
 from apscheduler.events import EVENT_JOB_SUBMITTED, EVENT_SCHEDULER_STARTED, JobSubmissionEvent
 from apscheduler.schedulers.blocking import BlockingScheduler
+from dramatiq.common import current_millis
 
 from coordination.messages import is_dead, push_once
 from metrics.instruments import Instruments
@@ -196,6 +197,13 @@ class Loop(threading.Thread):
         self._stopped = threading.Event()
         self._broken = broken
         self._asked = asked
+        self._unanswered: float | None = None
+
+    @property
+    def stands_still(self) -> float:
+        """Say for how many seconds it has been at turns in which a server does not answer."""
+        since = self._unanswered
+        return 0.0 if since is None else monotonic() - since
 
     def ring(self, tick: datetime) -> None:
         """Say that *tick* is due by this machine's clock."""
@@ -222,10 +230,13 @@ class Loop(threading.Thread):
 
     def turn(self) -> None:
         """Reconcile once; a server that is away costs this turn alone."""
+        if self._unanswered is None:
+            self._unanswered = monotonic()
         try:
             database.connect(reuse_if_open=True)
             told, self._told = self._told, None
             reconcile(self._batch, self._settings, by=identity(), told=told)
+            self._unanswered = None
         except (pw.PeeweeException, redis.RedisError) as error:
             COUNT.inc("forgekeeper_scheduler_enqueue_failures_total", self._batch.name)
             log.warning("reconcile failed", batch=self._batch.name, error=describe(error))
@@ -249,7 +260,7 @@ def serve(settings: Settings) -> int:
             clock.add_job(_nothing, schedule.trigger, id=loop.name)
         loop.start()
     _ring_when_due(clock, loops)
-    _beat(clock)
+    _beat(clock, loops)
     _stop_when(asked, clock)
     timetable = {name: str(settings.cron(name) or "off") for name in BATCHES}
     presence = Presence("scheduler", dead_after=settings.dead_after, say=lambda: {"timetable": timetable})
@@ -279,15 +290,19 @@ def _ring_when_due(clock: BlockingScheduler, loops: list[Loop]) -> None:
     clock.add_listener(submitted, EVENT_JOB_SUBMITTED)
 
 
-def _beat(clock: BlockingScheduler) -> None:
-    """Let the clock itself say that it runs, and when it will ring for each batch next."""
+def _beat(clock: BlockingScheduler, loops: list[Loop]) -> None:
+    """Let the clock itself say that it runs, and when it will ring for each batch next.
+
+    A scheduler whose clock runs while a loop gets no answer keeps no timetable: the sign of life is as old as that.
+    """
 
     def beat() -> None:
         for batch in BATCHES:
             job = clock.get_job(batch)
             due = job.next_run_time.timestamp() if job and job.next_run_time else 0
             COUNT.set("forgekeeper_scheduler_next_run_timestamp_seconds", batch, to=due)
-        COUNT.mark("forgekeeper_scheduler_heartbeat_timestamp_seconds")
+        last = current_millis() / 1000 - max(loop.stands_still for loop in loops)
+        COUNT.set("forgekeeper_scheduler_heartbeat_timestamp_seconds", to=last)
 
     clock.add_job(beat, "interval", seconds=HEARTBEAT.total_seconds(), id="heartbeat")
     clock.add_listener(lambda _event: beat(), EVENT_SCHEDULER_STARTED)

@@ -24,7 +24,7 @@ from cli.processes import Processes
 from metrics import exporter as exporting
 from metrics import gathering
 from metrics.page import Page, PortTaken, listen
-from models import database
+from models import database, unhurried
 from settings import PREFIX, Settings
 from settings.reading import load
 from workers import BATCHES, QUEUES, ending
@@ -182,7 +182,7 @@ def _servers(settings: Settings) -> Iterator[dict[str, str]]:
 
 
 def _migrate_all(*, example: bool) -> None:
-    with connected("up", migrated=False):
+    with connected("up", migrated=False), unhurried():
         migrations.migrate(database.obj)
         if example:
             migrations.migrate(database.obj, "example")

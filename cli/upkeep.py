@@ -13,7 +13,7 @@ from cli.completion import names_of
 from cli.connection import connected
 from cli.console import FAILED, Json, Problem, answer, emit, err, out, table, wrong_use
 from metrics.redaction import clean
-from models import FLAGS, FeatureFlag, database
+from models import FLAGS, FeatureFlag, database, unhurried
 from settings.reading import Described, describe, load
 from workers.installation import Disagreement, agree
 
@@ -82,7 +82,8 @@ def migrate(
                 raise Problem(f"pending: {', '.join(pending)}; run `forgekeeper migrate`")
             answer({"applied": [], "pending": pending}, "the schema is up to date", json=json)
             raise typer.Exit(FAILED if pending else 0)
-        applied = migrations.migrate(database.obj)
+        with unhurried():
+            applied = migrations.migrate(database.obj)
         if settings.redis_url is not None:
             _tell_redis()
     sentence = f"applied: {', '.join(applied)}" if applied else "the schema is up to date"

@@ -271,7 +271,10 @@ def _worker(page: _Page) -> None:
 
 
 def _scheduler(page: _Page) -> None:
-    page.gauge("scheduler_heartbeat_timestamp_seconds", "Last turn of the scheduler loop (a 15 s interval job).")
+    page.gauge(
+        "scheduler_heartbeat_timestamp_seconds",
+        "When the scheduler last turned for every batch (a 15 s interval job).",
+    )
     page.counter("scheduler_enqueued", "Messages sent on schedule.", "batch", _CRON)
     page.counter("scheduler_enqueue_failures", "Sends that raised.", "batch", _CRON)
     page.counter("scheduler_misfires", "Ticks missed.", "batch", _CRON)

@@ -9,9 +9,11 @@ from models.database import (
     now,
     open_per_thread,
     open_pool,
+    promptly,
     reachable,
     release,
     sqlstate,
+    unhurried,
 )
 from models.deleted_object import DeletedObject
 from models.feature_flag import FLAGS, FeatureFlag
@@ -71,7 +73,9 @@ __all__ = [
     "now",
     "open_per_thread",
     "open_pool",
+    "promptly",
     "reachable",
     "release",
     "sqlstate",
+    "unhurried",
 ]

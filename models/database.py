@@ -7,14 +7,17 @@ connection for exactly that long, so that none can leak or be shared by accident
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from heapq import heappop
 from select import POLLIN, poll
+from time import monotonic
 from typing import Any
 
 import peewee as pw
-from playhouse.pool import PooledPostgresqlDatabase
+from playhouse.pool import MaxConnectionsExceeded, PoolConnection, PooledPostgresqlDatabase
+from psycopg2 import OperationalError
 from psycopg2.extensions import (
     PYDATETIMETZ,
     TRANSACTION_STATUS_IDLE,
@@ -24,11 +27,15 @@ from psycopg2.extensions import (
     register_type,
 )
 
+from models.watch import Connection, Cursor, Watch, answered_within
+
 database = pw.DatabaseProxy()
 
 LOWEST = -(2**63) + 1
 """Below every key; one less would be no bigint to PostgreSQL when it reads it."""
 TIMESTAMPTZ = 1184
+OF_ALL = " -c timezone=UTC -c datestyle=ISO"
+"""Of every session; psycopg2 asks for this date style where it is another, while nobody limits how long that takes."""
 FIRST_INSTANT, LAST_INSTANT = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 
 
@@ -63,12 +70,31 @@ def default(sql: str) -> list[pw.Node]:
 
 
 class Database(pw.PostgresqlDatabase):
-    """A database whose instants Python can always hold, whatever the forge has written."""
+    """A database whose instants Python can always hold, whatever the forge has written, and whose silence ends."""
+
+    watch: Watch
 
     def _connect(self) -> Any:
+        return self.make()
+
+    def make(self) -> Any:
+        """Make a connection that belongs to no thread and no pool yet."""
         made = super()._connect()  # type: ignore[misc]
+        made.guard(self.watch)
         register_type(INSTANT, made)
         return made
+
+    def ask(self) -> None:
+        """Have a statement answered on a connection of its own, taken from no pool; a refusal is an answer, too."""
+        began = monotonic()
+        try:
+            asked = self.make()
+        except OperationalError:
+            if monotonic() - began < self.connect_params["connect_timeout"]:
+                self.watch.hear()
+            return
+        with closing(asked):
+            asked.cursor().execute("select 1")
 
 
 class PerThreadDatabase(Database):
@@ -94,7 +120,49 @@ class Pool(PooledPostgresqlDatabase, Database):  # type: ignore[misc]  # playhou
     Peewee asks each time one is taken, and meanwhile no other thread can take or return one.
     A server that ends a connection says so, and one that has gone silent is noticed by the
     kernel's probes; before that, the first statement fails instead of the question.
+
+    Nor does anybody wait for another's connecting: a server that hangs would stop all threads for the sum of their
+    time-outs, and with them the one that says so.
     """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # Connections are thread-local, and the pool has a lock of its own for what is shared.
+        self._lock = nullcontext()
+        self._making = 0
+
+    def _connect(self) -> Any:
+        """Take an idle connection that works, or make one; the lock is held while neither is waited for."""
+        while (idle := self._idle()) is not None:
+            if not self._is_closed(idle):
+                return idle
+            self._close(idle, close_conn=True)
+        made = None
+        try:
+            made = self.make()
+            return made
+        finally:
+            with self._pool_lock:
+                self._making -= 1
+                if made is None:
+                    self._pool_available.notify()
+                else:
+                    self._note(monotonic(), made)
+
+    def _idle(self) -> Any | None:
+        """Take the connection that has been idle for longest; None if there is none, and there is room for one."""
+        with self._pool_lock:
+            if self._connections:
+                since, _, idle = heappop(self._connections)
+                self._note(since, idle)
+                return idle
+            if len(self._in_use) + self._making >= self._max_connections:
+                raise MaxConnectionsExceeded(f"all {self._max_connections} connections are in use")
+            self._making += 1
+            return None
+
+    def _note(self, since: float, taken: Any) -> None:
+        self._in_use[self.conn_key(taken)] = PoolConnection(since, taken, monotonic())
 
     def _is_closed(self, connection: Any) -> bool:
         if not connection.closed and connection.get_transaction_status() == TRANSACTION_STATUS_IDLE:
@@ -116,6 +184,19 @@ def open_per_thread(url: str, patience: Patience, *, name: str) -> None:
     """Let the models use a connection of each thread's own, kept until it is closed."""
     database.initialize(PerThreadDatabase(None, autoconnect=False))
     _point_at(url, patience, name)
+
+
+def promptly() -> AbstractContextManager[None]:
+    """Let this thread's statements fail when they are not answered for as long as a database may be silent.
+
+    For those that are always quick: where they hang, something does, even if the server still answers others.
+    """
+    return answered_within(database.watch.network)
+
+
+def unhurried() -> AbstractContextManager[None]:
+    """Let this thread's statements take as long as a server that lives needs for them: for those that it never ends."""
+    return answered_within(timedelta.max)
 
 
 def release() -> None:
@@ -154,6 +235,8 @@ def now() -> datetime:
 
 
 def _point_at(url: str, patience: Patience, name: str) -> None:
+    made = database.obj
+    made.watch = Watch(statement=patience.statement, network=patience.network, ask=made.ask)
     parameters = parse_dsn(url)
     options = parameters.pop("options", "")
     database.init(
@@ -161,6 +244,8 @@ def _point_at(url: str, patience: Patience, name: str) -> None:
         # In UTF-8 it is PostgreSQL that refuses what is no text, within the statement: nothing is done by then.
         **{"application_name": f"forgekeeper {name}", **parameters, "client_encoding": "UTF8"},
         **_socket_options(patience),
+        connection_factory=Connection,
+        cursor_factory=Cursor,
         options=f"{options} {_session_options(patience)}".strip(),
     )
 
@@ -193,7 +278,7 @@ def _session_options(patience: Patience) -> str:
         "lock_timeout": patience.lock,
         "idle_in_transaction_session_timeout": patience.idle_in_transaction,
     }
-    return " ".join(f"-c {name}={_milliseconds(limit)}" for name, limit in limits.items()) + " -c timezone=UTC"
+    return " ".join(f"-c {name}={_milliseconds(limit)}" for name, limit in limits.items()) + OF_ALL
 
 
 def _socket_options(patience: Patience) -> dict[str, int]:

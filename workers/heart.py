@@ -9,7 +9,7 @@ import peewee as pw
 import structlog
 from playhouse.pool import MaxConnectionsExceeded
 
-from models import JobRun, database, release
+from models import JobRun, database, promptly, release
 from workers.attempt import Attempt, describe
 
 log = structlog.get_logger(__name__)
@@ -50,7 +50,8 @@ class Heart(threading.Thread):
     def _beat(self, attempts: list[Attempt]) -> None:
         try:
             database.connect()
-            alive = JobRun.keep_alive((attempt.run for attempt in attempts), [attempt.result() for attempt in attempts])
+            with promptly():
+                alive = JobRun.keep_alive([each.run for each in attempts], [each.result() for each in attempts])
         except (pw.PeeweeException, MaxConnectionsExceeded) as error:
             log.warning("heartbeat failed", error=describe(error))
             return

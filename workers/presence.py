@@ -16,7 +16,7 @@ import peewee as pw
 import structlog
 from playhouse.pool import MaxConnectionsExceeded
 
-from models import Entry, Process, database, release
+from models import Entry, Process, database, promptly, release
 from workers.attempt import describe
 
 PATIENCE = 2.0
@@ -73,7 +73,8 @@ class Presence(threading.Thread):
     def _reach(self, change: Callable[[], None]) -> None:
         try:
             database.connect()
-            change()
+            with promptly():
+                change()
         except (pw.PeeweeException, MaxConnectionsExceeded) as error:
             log.warning("presence not written", error=describe(error))
         finally:

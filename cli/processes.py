@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from sysconfig import get_path
 from types import TracebackType
 from typing import IO, Self
 
@@ -15,6 +16,24 @@ from workers import ending
 
 DRAIN = 60.0
 """Seconds that a worker may take to finish what it is at, before it is killed."""
+
+
+def python(module: str, *arguments: str) -> list[str]:
+    """Return the command line that runs a module of ours, and nothing of the current folder's.
+
+    Without `-P` that folder would come first of all: what lies there under the name of any module would be
+    run, with every password that we have.
+    """
+    return [sys.executable, "-P", "-m", module, *arguments]
+
+
+def python_path() -> str:
+    """Return the PYTHONPATH with which children find us: no part of it may depend on the current folder."""
+    root = str(Path(__file__).resolve().parent.parent)
+    given = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if Path(part).is_absolute()]
+    # Where packages are installed children look anyway, and after the standard library.
+    installed = {get_path("purelib"), get_path("platlib")}
+    return os.pathsep.join([*([] if root in installed else [root]), *given])
 
 
 class Processes:
@@ -35,13 +54,9 @@ class Processes:
 
     def start(self, *arguments: str) -> None:
         """Start ``forgekeeper <arguments>``."""
-        root = str(Path(__file__).parent.parent)
         self._children[" ".join(arguments)] = subprocess.Popen(
-            [sys.executable, "-m", "cli", *arguments],
-            env={
-                **self._environment,
-                "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])),
-            },
+            python("cli", *arguments),
+            env={**self._environment, "PYTHONPATH": python_path()},
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=self._output,

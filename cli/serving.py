@@ -20,7 +20,7 @@ import scheduler as timetable
 from cli.completion import names_of
 from cli.connection import configured, connected, require_redis
 from cli.console import FAILED, Problem, err, wrong_use
-from cli.processes import Processes
+from cli.processes import Processes, python, python_path
 from metrics import exporter as exporting
 from metrics import gathering
 from metrics.page import Page, PortTaken, listen
@@ -81,6 +81,7 @@ def worker(
         require_redis()
     threads = threads or settings.worker_threads
     # What a process needs in its environment must be there before its Python starts.
+    os.environ["PYTHONPATH"] = python_path()
     os.environ[PREFIX + "WORKER_THREADS"] = str(threads)
     os.environ[PREFIX + "LOG_FORMAT"] = settings.log_format or ("console" if sys.stderr.isatty() else "json")
     _count_in_files(settings.metrics_host, settings.metrics_port_worker if metrics_port is None else metrics_port)
@@ -90,7 +91,7 @@ def worker(
     sys.stdout.flush()
     # What comes before Dramatiq has its handlers, and lets it through, is imports: they would end in a trace.
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    os.execv(sys.executable, [sys.executable, "-m", "workers", *arguments])  # noqa: S606, our own program
+    os.execv(sys.executable, python("workers", *arguments))  # noqa: S606, our own program
 
 
 def _count_in_files(host: str, port: int) -> None:

@@ -139,7 +139,7 @@ def begin(listening: socket.socket, environment: Mapping[str, str]) -> Path:
     folder, lock = locked_folder()
     os.set_inheritable(lock, True)
     subprocess.Popen(
-        [sys.executable, "-m", "metrics.gathering", str(listening.fileno()), str(folder), str(os.getpid())],
+        [sys.executable, "-P", "-m", "metrics.gathering", str(listening.fileno()), str(folder), str(os.getpid())],
         pass_fds=[listening.fileno()],
         env=environment,
         stdin=subprocess.DEVNULL,

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from functools import partial
 from pathlib import Path
 
 import psycopg2
@@ -12,13 +13,14 @@ import pytest
 import redis
 from psycopg2.extensions import make_dsn
 
+from embedded.waiting import wait_until
 from settings import PREFIX
 
+from .ports import free_ports
+from .traps import OURS, Traps
+
 ROOT = Path(__file__).parent.parent
-PRODUCT = {
-    *("cli", "coordination", "embedded", "metrics", "migrations", "models", "settings", "storage", "workers"),
-    "scheduler.py",
-}
+PRODUCT = {name if (ROOT / name).is_dir() else f"{name}.py" for name in OURS}
 
 
 @pytest.fixture(scope="session")
@@ -46,9 +48,13 @@ def installed(wheel, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def forgekeeper(installed, urls, tmp_path_factory):
-    """Run the installed command on a database of its own; return what it prints."""
-    folder = tmp_path_factory.mktemp("elsewhere")
+def traps(tmp_path_factory):
+    return Traps(tmp_path_factory.mktemp("elsewhere"))
+
+
+@pytest.fixture(scope="session")
+def forgekeeper(installed, urls, traps):
+    """Run the installed command on a database of its own, in a folder full of traps; return what it prints."""
     server = psycopg2.connect(urls.database)
     server.autocommit = True
     with server.cursor() as cursor:
@@ -62,7 +68,7 @@ def forgekeeper(installed, urls, tmp_path_factory):
     # Redis may still be that of an earlier test's database.
     with redis.Redis.from_url(urls.redis) as client:
         client.flushdb()
-    yield lambda *arguments: run("forgekeeper", *arguments, cwd=folder, env=environment)
+    yield partial(run, "forgekeeper", cwd=traps.folder, env=environment)
     with server.cursor() as cursor:
         cursor.execute("drop database installed with (force)")
     server.close()
@@ -122,3 +128,19 @@ def test_the_command_brings_its_scripts(applied, forgekeeper):
     sent = json.loads(forgekeeper("send", "user_status_cleanup", "--json"))
 
     assert sent["skipped"] is None
+
+
+def test_a_worker_starts_among_traps_and_springs_none(applied, forgekeeper, traps, tmp_path):
+    ports = {f"{PREFIX}METRICS_PORT_WORKER": str(free_ports(1)[0])}
+    with (log := tmp_path / "log").open("wb") as output:
+        worker = subprocess.Popen(
+            ["forgekeeper", "worker", "--processes", "1"],
+            cwd=traps.folder,
+            env=forgekeeper.keywords["env"] | ports,
+            stdout=output,
+            stderr=output,
+        )
+    started = wait_until(lambda: "ready for action" in log.read_text(), 60)
+    worker.terminate()
+
+    assert (started, worker.wait(60), traps.sprung()) == (True, 0, []), log.read_text()

@@ -27,7 +27,7 @@ def run(arguments: list[str]) -> int:
         return 2
     multiprocessing.Event = Word  # type: ignore[assignment]
     # On SIGHUP dramatiq becomes what stands here, in the same process: with a new program, and the same page.
-    sys.argv = [sys.executable, "-m", "workers", *arguments]
+    sys.argv = [sys.executable, "-P", "-m", "workers", *arguments]
     # No --path: dramatiq would put the current folder before everything that is installed.
     ours = ["workers", "--path", "--skip-logging", "--worker-fork-timeout", str(round(PATIENCE.total_seconds() * 1000))]
     status: int = main(make_argument_parser().parse_args([*ours, *arguments]))

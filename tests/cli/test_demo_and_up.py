@@ -17,6 +17,7 @@ from metrics.page import Page, listen
 from settings import PREFIX
 
 from ..ports import free_ports  # noqa: TID252, pytest puts no folder on the path
+from ..traps import Traps  # noqa: TID252
 
 ROOT = Path(__file__).parents[2]
 MARK = "DEMO_MARK"
@@ -58,7 +59,7 @@ class Command:
         own |= {f"{PREFIX}METRICS_PORT_{process}": "0" for process in ("WORKER", "SCHEDULER", "EXPORTER")}
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "cli", *arguments],
+                [sys.executable, "-P", "-m", "cli", *arguments],
                 cwd=folder,
                 env=inherited | own | {PREFIX + name: value for name, value in settings.items()},
                 stdout=output,
@@ -130,11 +131,13 @@ def start(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tour(start, tmp_path_factory):
-    """A tour that has ended, on a machine whose own settings are bad."""
-    folder = tmp_path_factory.mktemp("w")
+    """A tour that has ended, on a machine whose own settings are bad, in a folder full of traps."""
+    traps = Traps(folder := tmp_path_factory.mktemp("w"))
     (folder / ".env").write_text("FORGEKEEPER_CRON_USER_STATUS_CLEANUP=off\nFORGEKEEPER_NO_SUCH_SETTING=1\n")
+    lay = set(folder.iterdir())
     command = start("demo", folder=folder, CRON_PRUNE="nonsense", DATABASE_URL="postgresql://nowhere/x", NO_SUCH="1")
     command.ends()
+    command.left, command.sprung = set(folder.iterdir()) - lay, traps.sprung()
     return command
 
 
@@ -162,7 +165,11 @@ def test_the_tour_shows_people_no_log_lines(tour):
 def test_the_tour_leaves_nothing_behind(tour):
     assert tour.leaves_no_process()
     assert tour.leaves_no_folder()
-    assert [path.name for path in tour.folder.iterdir()] == [".env"]
+    assert tour.left == set()
+
+
+def test_the_tour_runs_nothing_that_lies_in_the_folder(tour):
+    assert tour.sprung == []
 
 
 @pytest.mark.parametrize("deadly", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
@@ -283,8 +290,13 @@ class Up:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("w")
+def traps(tmp_path_factory):
+    return Traps(tmp_path_factory.mktemp("w"))
+
+
+@pytest.fixture(scope="module")
+def folder(traps):
+    return traps.folder
 
 
 @pytest.fixture(scope="module")
@@ -389,3 +401,7 @@ def test_up_that_is_killed_leaves_no_process(second):
     second.command.ends(signal.SIGKILL)
 
     assert second.command.leaves_no_process(), second.command.process_table()
+
+
+def test_up_runs_nothing_that_lies_in_the_folder(second, traps):
+    assert traps.sprung() == []

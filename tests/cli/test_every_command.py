@@ -14,6 +14,7 @@ from psycopg2.extensions import make_dsn
 from coordination import uploads
 from settings import PREFIX
 
+from ..traps import Traps  # noqa: TID252, pytest puts no folder on the path
 from .every_command import commands, serves, walk
 
 ROOT = Path(__file__).parents[2]
@@ -29,7 +30,13 @@ every_command_that_ends = pytest.mark.parametrize("command", sorted(set(ALL) - S
 
 
 @pytest.fixture(scope="module")
-def walked(urls, new_database, tmp_path_factory):
+def traps(tmp_path_factory):
+    """A folder full of traps, in which every command is run."""
+    return Traps(tmp_path_factory.mktemp("walk"))
+
+
+@pytest.fixture(scope="module")
+def walked(urls, new_database, traps):
     """Run every command with these settings on a database of its own; return what each came to, by its words."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     machine = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
@@ -38,7 +45,7 @@ def walked(urls, new_database, tmp_path_factory):
     def run(*, leave_out=(), **settings):
         given = {"DATABASE_URL": urls.database, "REDIS_URL": urls.redis, **ports, **settings}
         environment = {**machine, "PYTHONPATH": path, **{PREFIX + name: value for name, value in given.items()}}
-        return walk(environment, tmp_path_factory.mktemp("walk"), {"demo", *leave_out})
+        return walk(environment, traps.folder, {"demo", *leave_out})
 
     return run
 
@@ -368,6 +375,13 @@ def test_a_port_where_no_postgresql_listens_is_said(main, settings):
 
     assert result.status == 1
     assert result.complaint.endswith("; what listens there may not be PostgreSQL: check FORGEKEEPER_DATABASE_URL")
+
+
+def test_no_command_runs_what_lies_in_the_folder_where_it_is_started(
+    traps, without_rights, read_only, redis_without_rights, redis_of_others
+):
+    assert set(ALL) - set(without_rights) == {"demo"}
+    assert traps.sprung() == []
 
 
 def test_a_mistake_of_our_own_keeps_its_trace(main, own_database, monkeypatch):

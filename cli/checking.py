@@ -25,7 +25,8 @@ from models.schema import differences
 from settings import Settings
 from settings.reading import places
 from storage import sentinel
-from storage.git_repository import RootUnavailable, is_missing, misnamed, too_many_missing
+from storage.git_command import legible
+from storage.git_repository import RootUnavailable, is_missing, misnamed, objection, too_many_missing
 from storage.objects import is_normal
 from workers import BATCHES, clocks
 from workers.clients import Limits, client, connect
@@ -221,6 +222,11 @@ def _sample(root: Path, share: float) -> Iterator[Finding]:
             "error" if too_many_missing(len(missing), len(projects), share) else "warning"
         )
         yield Finding("repositories", level, f"{len(missing)} of {len(projects)} projects taken at random have none")
+    refused = {number: said for number, path in projects.items() if (said := objection(root, path))}
+    for number, said in list(refused.items())[:1]:
+        most = "" if len(refused) == 1 else f" ({len(refused)} of {len(projects)} projects taken at random are refused)"
+        where = legible(projects[number].encode(errors="backslashreplace"))
+        yield Finding("repositories", "error", f"no ref of project {number} at {where!r} is deleted: {said}{most}")
 
 
 def _git() -> Iterator[Finding]:

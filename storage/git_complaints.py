@@ -15,6 +15,7 @@ _REF = re.compile(rb"cannot lock ref '(?P<ref>.+?)': (?P<why>.+)")
 _LOCK = re.compile(rb"[Uu]nable to create (?:file )?'?(?P<path>.+?)'?: File exists")
 _MOVED = re.compile(rb"is at \w+ but expected \w+\Z")
 _GONE = re.compile(rb"unable to resolve reference '[^:]+'\Z|'.+' exists; cannot create '")
+_TOO_LONG = re.compile(rb": File name too long\Z")
 _GENERAL = re.compile(
     rb"No space left on device|Disk quota exceeded|Read-only file system|Input/output error|Too many open files"
 )
@@ -24,13 +25,14 @@ _GENERAL = re.compile(
 class Complaint:
     """What git says, and what is understood of it.
 
-    *ref* is the ref it stopped at, *became* what has happened to that one meanwhile; *lock* is
-    the lock that is held, relative to the repository; *general* means that no ref would fare better.
+    *ref* is the ref it stopped at, *became* what has happened to that one meanwhile, or that no
+    lock can have its name; *lock* is the lock that is held, relative to the repository; *general*
+    means that no ref would fare better.
     """
 
     text: str
     ref: bytes | None
-    became: Literal["moved", "gone"] | None
+    became: Literal["moved", "gone", "too long"] | None
     lock: bytes | None
     general: bool
 
@@ -48,7 +50,9 @@ def understand(said: bytes, git_dir: Path) -> Complaint:
     )
 
 
-def _became(why: bytes) -> Literal["moved", "gone"] | None:
+def _became(why: bytes) -> Literal["moved", "gone", "too long"] | None:
     if _MOVED.match(why):
         return "moved"
+    if _TOO_LONG.search(why):
+        return "too long"
     return "gone" if _GONE.match(why) else None

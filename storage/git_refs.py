@@ -74,6 +74,7 @@ DELETED = Outcome("deleted")
 GONE = Outcome("gone")
 MOVED = Outcome("moved", "moved")
 DEFAULT_BRANCH = Outcome("rejected", "default_branch")
+TOO_LONG_TO_LOCK = Outcome("rejected", "too_long_to_lock")
 
 
 def locked(reason: str) -> Outcome:
@@ -119,6 +120,8 @@ class _Deletion:
     outcomes: dict[Doomed, Outcome]
 
     def run(self) -> None:
+        # What lies elsewhere says nothing of what is gone.
+        self.repository.enclose(self.rows)
         parts = [sorted(self.rows)]
         complaint = b""
         for _ in range(TRANSACTIONS):
@@ -138,6 +141,7 @@ class _Deletion:
         """Settle what need not go to git; return the others with the value that each must have."""
         protected = self._default_branch()
         values, broken = self._values(names)
+        can_lock = self.repository.can_lock()
         standing = {}
         for name in names:
             if name in protected:
@@ -147,7 +151,12 @@ class _Deletion:
                 self._settle(name, locked("the ref is broken"))
             elif name not in values and not self._has_file(name):
                 self._settle(name, GONE)
-            elif self._agreeing(name, values.get(name)):
+            elif not self._agreeing(name, values.get(name)):
+                continue
+            elif not can_lock(name):
+                # Packed by a clone, which locks none.  No deletion ever can.
+                self._settle(name, TOO_LONG_TO_LOCK)
+            else:
                 whatever = any(row.expected_oid is None for row in self.rows[name])
                 standing[name] = NO_VALUE if whatever else values[name]
         return standing
@@ -211,6 +220,7 @@ class _Deletion:
         """Delete all or nothing; return what git has against it."""
         if not standing:
             return b""
+        self.repository.enclose(standing)
         commands = [b"start", *(b"delete %s\0%s" % item for item in standing.items()), b"prepare", b"commit", b""]
         try:
             with self.git.run(
@@ -249,7 +259,8 @@ class _Deletion:
         elif complaint.general:
             raise self._failure(said)
         elif complaint.ref is not None and complaint.ref in standing:
-            self._settle(complaint.ref, {"moved": MOVED, "gone": GONE, None: locked(complaint.text)}[complaint.became])
+            became = {"moved": MOVED, "gone": GONE, "too long": TOO_LONG_TO_LOCK, None: locked(complaint.text)}
+            self._settle(complaint.ref, became[complaint.became])
         elif len(names) == 1:
             self._settle(names[0], locked(complaint.text))
         else:

@@ -8,15 +8,18 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryFile
 
+from storage.git_enclosure import way_out
 from storage.sentinel import NAME
 
+_NAME_MAX, _PATH_MAX = 255, 4_096
+"""Bytes, Linux's limits for a component of a path and, its end included, for all of it."""
 FEW = 3
 """Fewer repositories than so many may be gone whatever share of all they are."""
 
@@ -66,6 +69,33 @@ class Repository:
         if _identity(self.git_dir, self.root) != self.identity:
             raise RepositoryFailed("another directory has taken the repository's place")
 
+    def enclose(self, names: Iterable[bytes] = ()) -> None:
+        """Raise `RepositoryFailed` where git, deleting refs of these names, would leave the repository's own folder."""
+        try:
+            said = way_out(os.fsencode(self.git_dir), names)
+        except OSError as error:
+            said = f"what git would write cannot be looked at: {error.strerror}"
+        if said is not None:
+            raise RepositoryFailed(said)
+
+    def can_lock(self) -> Callable[[bytes], bool]:
+        """Return what says of a ref's name whether there can be a lock for it.
+
+        Where refs are no files there always can.
+        """
+        if (self.git_dir / "reftable").is_dir():
+            return lambda _: True
+        longest = _NAME_MAX
+        with suppress(OSError):
+            longest = os.pathconf(self.git_dir, "PC_NAME_MAX")
+        room = _PATH_MAX - len(os.fsencode(self.git_dir)) - len("/")
+
+        def fits(name: bytes) -> bool:
+            lock = name + b".lock"
+            return len(lock) < room and all(len(component) <= longest for component in lock.split(b"/"))
+
+        return fits
+
     def has_file(self, name: bytes) -> bool:
         """Say whether something lies where a loose ref of that name would; may raise OSError."""
         try:
@@ -102,11 +132,14 @@ def open_repository(root: Path, disk_path: str) -> Repository:
         raise RepositoryFailed("the path of the repository is not a plain relative path")
     try:
         inside, git_dir = root.resolve(), (root / disk_path).resolve()
-    except (OSError, RuntimeError, UnicodeError):
+        dangling = (root / disk_path).is_symlink() and not git_dir.exists()
+    except OSError as error:
+        raise RepositoryFailed(f"the path of the repository cannot be followed: {error.strerror}") from None
+    except (RuntimeError, UnicodeError):
         raise RepositoryFailed("the path of the repository cannot be followed") from None
     if inside not in git_dir.parents:
         raise RepositoryFailed("the path of the repository does not lead below the root")
-    if (root / disk_path).is_symlink() and not git_dir.exists():
+    if dangling:
         raise RepositoryFailed("the path of the repository is a symbolic link to nothing")
     return Repository(root, git_dir, _identity(git_dir, root))
 
@@ -136,7 +169,24 @@ def too_many_missing(missing: int, projects: int, share: float) -> bool:
 def misnamed(root: Path, disk_path: str) -> str | None:
     """Return *disk_path* with its `.git` added or taken away if something lies there."""
     other = disk_path.removesuffix(".git") if disk_path.endswith(".git") else f"{disk_path}.git"
-    return None if is_missing(root, other) else other
+    with suppress(OSError, ValueError):
+        (root / other).lstat()
+        return other
+    return None
+
+
+def objection(root: Path, disk_path: str) -> str | None:
+    """Say why no ref of the repository at *disk_path* would be deleted, as far as a look at its folder tells.
+
+    Raises `RootUnavailable`; a repository that is missing is none to object to.
+    """
+    try:
+        open_repository(root, disk_path).enclose()
+    except RepositoryFailed as error:
+        return str(error)
+    except RepositoryMissing:
+        pass
+    return None
 
 
 def _identity(git_dir: Path, root: Path) -> tuple[int, int]:

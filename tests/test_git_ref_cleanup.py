@@ -896,6 +896,17 @@ def test_bad_rows_are_rejected_with_their_reasons_and_the_others_go_in_one_trans
     assert (repository.path / "HEAD").read_text() == "ref: refs/heads/main\n"
 
 
+def test_a_project_whose_path_no_file_system_takes_keeps_no_other_from_its_child(parent, root):
+    Bare(root, "1.git")
+    for number, path in ((1, "1.git"), (2, "x" * 5_000), (3, "y/" * 3_000)):
+        Project.create(id=number, disk_path=path)
+        row("refs/go", project=number)
+
+    result = parent().result
+
+    assert (result["enqueued"], result["missing_repositories"]) == (3, 0)
+
+
 def test_one_ref_that_is_locked_for_ever_does_not_block_its_project(child, repository):
     rows("refs/mr/1", "refs/mr/2", "refs/mr/3")
     lock(repository, "refs/mr/2")

@@ -123,6 +123,31 @@ def test_check_says_that_a_path_lacks_its_git(main, root):
     assert look(main, root) == [("error", "there is none at 1, but one at 1.git: correct disk_path")]
 
 
+@pytest.mark.parametrize("others", [0, 2])
+def test_check_names_a_project_whose_repository_leads_git_elsewhere(main, root, others):
+    for number in range(1, 2 + others):
+        (root / f"{number}.git").mkdir()
+        (root / f"{number}.git/refs").symlink_to(root / "9.git/refs")
+        Project.create(id=number, disk_path=f"{number}.git")
+
+    ((found, message),) = look(main, root)
+
+    assert (found, ".git' is deleted: refs is a symbolic link" in message) == ("error", True)
+    assert ("3 of 3 projects taken at random are refused" in message) == bool(others)
+
+
+def test_check_says_it_of_a_path_that_no_file_system_takes(main, root):
+    Project.create(id=1, disk_path="x" * 5_000)
+
+    ((found, message),) = look(main, root)
+
+    assert (found, message.endswith("the path of the repository cannot be followed: File name too long")) == (
+        "error",
+        True,
+    )
+    assert len(message) < 400
+
+
 def test_what_a_run_had_sent_before_it_failed_is_worked_on_by_hand_too(main, root):
     git_sample.create(root, "1.git", ["refs/go"])
     for number in range(1, 5):

@@ -14,6 +14,9 @@ from storage.git_refs import DELETED, GONE, MOVED, Doomed, GitUnavailable, Outco
 from .git_samples import ALWAYS_IN_TIME, Bare, Held, put_root, stand_in
 
 ELSEWHERE = "1" * 40
+# For a stand-in of git that has put its input aside.
+REFUSE = '[ -z "$stuck" ] || { echo "%s" >&2; exit 128; }'
+GO_ON = 'exec $GIT "$@" < $0.in'
 
 
 @pytest.fixture
@@ -237,9 +240,10 @@ def test_broken_refs_keep_no_other(repository):
     assert set(repository.refs()) == {"refs/heads/main", *broken}
 
 
-def test_a_ref_that_cannot_be_looked_at_is_not_believed_to_be_gone(repository):
+def test_a_ref_that_cannot_be_looked_at_is_not_believed_to_be_gone(repository, tmp_path, monkeypatch):
     repository.loose("refs/a")
-    (repository.path / "refs/loop").symlink_to("loop")
+    loop = f"ln -s loop {repository.path}/refs/loop"  # once the repository has been found to lead nowhere
+    stand_in(tmp_path / "bin", monkeypatch, f'case "$*" in *symbolic-ref*) {loop};; esac; exec $GIT "$@"')
 
     outcomes = repository.delete("refs/a", "refs/loop/x")
 
@@ -248,10 +252,12 @@ def test_a_ref_that_cannot_be_looked_at_is_not_believed_to_be_gone(repository):
     assert "symbolic links" in outcomes[Doomed("refs/loop/x")].reason
 
 
-def test_refs_that_git_refuses_keep_no_other(repository):
-    # Their names fit, and those of their locks do not.
-    stuck = [f"refs/b/{number}{'x' * 251}" for number in range(3)]
+def test_refs_that_git_refuses_keep_no_other(repository, tmp_path, monkeypatch):
+    stuck = [f"refs/b/{number}{'x' * 200}" for number in range(3)]
     repository.packed("refs/a", *stuck, "refs/z")
+    said = "fatal: prepare: cannot lock ref '$stuck': Unable to create '/srv/$stuck.lock': Permission denied"
+    refuse = f'stuck=$(tr "\\0" "\\n" < $0.in | sed -n "s/^delete refs.b/refs\\/b/p" | head -1); {REFUSE % said}'
+    stand_in(tmp_path / "bin", monkeypatch, f'cat > $0.in; case "$*" in *update-ref*) {refuse};; esac; {GO_ON}')
 
     outcomes = repository.delete("refs/a", *stuck, "refs/z")
 
@@ -259,7 +265,7 @@ def test_refs_that_git_refuses_keep_no_other(repository):
     assert {outcome.state for outcome in outcomes.values()} == {"locked"}
     reason = outcomes[Doomed(stuck[0])].reason
     assert reason.startswith("Unable to create")
-    assert reason.endswith("File name too long")
+    assert reason.endswith("Permission denied")
     assert len(reason) == 200
 
 

@@ -137,6 +137,7 @@ _PROCESSED: Children = (
     ("prune", "job_run"),
     ("prune", "dead_letter"),
     ("prune", "process"),
+    ("prune", "settled_upload"),
 )
 _EXAMINED: Children = (
     ("user_status_cleanup", "user_status"),

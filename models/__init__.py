@@ -23,9 +23,19 @@ from models.job_run import Ahead, JobRun, Lost, Started
 from models.passed_over import PassedOver
 from models.process import Entry, Process
 from models.projects import DeletionStatus, GitRefDeletion, Project
+from models.settled_upload import NoTransaction, SettledUpload
 from models.user_status import UserStatus
 
-OURS: tuple[type[Base], ...] = (FeatureFlag, Batch, JobRun, DeletedObject, Process, Installation, PassedOver)
+OURS: tuple[type[Base], ...] = (
+    FeatureFlag,
+    Batch,
+    JobRun,
+    DeletedObject,
+    Process,
+    Installation,
+    PassedOver,
+    SettledUpload,
+)
 """Tables that forgekeeper owns and migrates."""
 
 APPLICATION: tuple[type[Base], ...] = (
@@ -61,11 +71,13 @@ __all__ = [
     "JobArtifact",
     "JobRun",
     "Lost",
+    "NoTransaction",
     "PassedOver",
     "Patience",
     "Process",
     "Project",
     "ProjectStatistics",
+    "SettledUpload",
     "Started",
     "TrackerStatus",
     "UserStatus",

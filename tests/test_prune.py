@@ -12,7 +12,7 @@ import psycopg2
 import pytest
 import redis
 
-from models import DeletionStatus, GitRefDeletion, JobRun, Process, database, now
+from models import DeletionStatus, GitRefDeletion, JobRun, Process, SettledUpload, database, now
 from workers import QUEUES, prune
 from workers.broker import NAMESPACE
 from workers.clients import client
@@ -219,6 +219,18 @@ def test_a_process_goes_a_day_after_it_fell_silent():
     outcome = run()
 
     assert (outcome, {one.pid for one in Process.known()}) == (Outcome(processes=1), {young, alive})
+
+
+# Uploads
+
+
+def test_what_became_of_an_upload_is_known_for_thirty_days():
+    for days in (29, 31):
+        SettledUpload.create(location="lfs", path=f"{days}", reaped=True, settled_at=now() - days * DAY)
+
+    outcome = run()
+
+    assert (outcome, SettledUpload.named("lfs", ["29", "31"])) == (Outcome(uploads=1), {"29"})
 
 
 # How it works through them

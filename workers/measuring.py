@@ -93,6 +93,7 @@ FIELDS: dict[str, dict[tuple[str, ...], tuple[str, ...]]] = {
         (PROCESSED, "job_run"): ("runs",),
         (PROCESSED, "dead_letter"): ("dead_letters",),
         (PROCESSED, "process"): ("processes",),
+        (PROCESSED, "settled_upload"): ("uploads",),
     },
 }
 KINDS: tuple[tuple[str, tuple[type[BaseException], ...]], ...] = (

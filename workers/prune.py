@@ -2,8 +2,8 @@
 
 Runs hourly, in bounded chunks: processed ref deletions after a day, closed runs after
 thirty days (the newest of each batch stays), dead letters past their time to live,
-processes that fell silent a day ago, and what is known of bad records that nobody has
-come across for thirty days.
+processes that fell silent a day ago, what is known of bad records that nobody has come
+across for thirty days, and what has become of uploads thirty days ago.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import partial
 from typing import Literal
 
 from coordination.messages import forget_dead
-from models import GitRefDeletion, JobRun, PassedOver, Process, now
+from models import GitRefDeletion, JobRun, PassedOver, Process, SettledUpload, now
 from workers.attempt import Attempt
 from workers.bad_records import BadRecords
 from workers.broker import QUEUES, broker
@@ -30,6 +30,8 @@ KEEP_RUNS = timedelta(days=30)
 KEEP_BAD_RECORDS = timedelta(days=30)
 """From their last failure on: they are tried again each day at least."""
 KEEP_PROCESSES = timedelta(days=1)
+KEEP_UPLOADS = timedelta(days=30)
+"""No Redis may come back that is older: what it says of uploads could not be told from the truth."""
 
 
 @dataclass
@@ -40,6 +42,7 @@ class Outcome:
     runs: int = 0
     dead_letters: int = 0
     processes: int = 0
+    uploads: int = 0
     stopped: Literal["drained", "deadline"] = "drained"
 
 
@@ -62,6 +65,7 @@ def run(outcome: Outcome, deadline: Deadline) -> None:
             partial(_runs, outcome, runs, instant - KEEP_RUNS),
             *(partial(_letters, outcome, queue) for queue in QUEUES),
             partial(_processes, outcome, instant - KEEP_PROCESSES),
+            partial(_uploads, outcome, instant - KEEP_UPLOADS),
         ]
         PassedOver.forget_old(instant - KEEP_BAD_RECORDS)
         for remove in removals:
@@ -105,4 +109,10 @@ def _letters(outcome: Outcome, queue: str) -> int:
 def _processes(outcome: Outcome, horizon: datetime) -> int:
     count = Process.delete_silent(horizon, limit=CHUNK)
     outcome.processes += count
+    return count
+
+
+def _uploads(outcome: Outcome, horizon: datetime) -> int:
+    count = SettledUpload.delete_old(horizon, limit=CHUNK)
+    outcome.uploads += count
     return count

@@ -14,6 +14,7 @@ from models import (
     JobRun,
     Project,
     ProjectStatistics,
+    SettledUpload,
     UserStatus,
 )
 from models.misreading import misread
@@ -25,7 +26,7 @@ TABLES: dict[str, tuple[type[Base], ...]] = {
     "expired_job_artifacts": (JobArtifact, ProjectStatistics, DeletedObject),
     # Both ask what live artifacts name.
     "delete_objects": (DeletedObject, JobArtifact),
-    "stale_direct_uploads": (JobArtifact,),
+    "stale_direct_uploads": (JobArtifact, DeletedObject, SettledUpload),
     "stale_imports": (BulkImport, BulkImportEntity, BulkImportTracker),
     "prune": (GitRefDeletion, JobRun),
 }

@@ -27,7 +27,7 @@ from settings.reading import places
 from storage import sentinel
 from storage.git_command import legible
 from storage.git_repository import RootUnavailable, is_missing, misnamed, objection, too_many_missing
-from storage.objects import is_normal
+from storage.objects import OUTSIDE, is_below, is_normal
 from workers import BATCHES, clocks
 from workers.clients import Limits, client, connect
 from workers.installation import conflict
@@ -246,8 +246,31 @@ def _stores(settings: Settings, ours: str | None, *, init: bool) -> Iterator[Fin
             place = sentinel.Store(location, url.get_secret_value())
             named = partial(_objects_named, location)
             yield _sentinel("object store", place, ours, init=init, named=named)
+            yield from _prefixes(location, settings.object_prefixes.get(location, ()), named)
         except sentinel.Unreadable as error:
             yield Finding("object store", "error", clean(str(error)))
+
+
+def _prefixes(location: str, prefixes: tuple[str, ...], named: Named) -> Iterator[Finding]:
+    """Say where in the store objects may be deleted, and whether the database names some that may not."""
+    if not prefixes:
+        hint = "FORGEKEEPER_OBJECT_PREFIXES names the folders outside which nothing is, if you know them"
+        yield Finding("object prefixes", "ok", f"{location}: objects are deleted anywhere in the store; {hint}")
+        return
+    try:
+        names = [paths[0] for paths in named()]
+    except (pw.PeeweeException, redis.RedisError):
+        return  # that they do not answer is said elsewhere
+    outside = [path for path in names if not is_below(prefixes, path)]
+    if outside:
+        yield Finding(
+            "object prefixes",
+            "warning",
+            f"{location}: {len(outside)} of {len(names)} objects looked for, such as {outside[0]}, are {OUTSIDE}: "
+            "they will not be deleted",
+        )
+    else:
+        yield Finding("object prefixes", "ok", f"{location}: objects are deleted below {', '.join(prefixes)} alone")
 
 
 def _sentinel(subject: str, place: sentinel.Place, ours: str | None, *, init: bool, named: Named) -> Finding:

@@ -11,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Literal
 
-from pydantic import SecretStr
+from pydantic import SecretStr, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from settings.cron import Cron
@@ -22,6 +22,7 @@ from settings.kinds import (
     Duration,
     Faults,
     Grace,
+    ObjectPrefixes,
     ObjectStores,
     Pace,
     Port,
@@ -51,6 +52,11 @@ class Settings(BaseSettings):
     repositories_root: Path | None = setting(None, "The folder that holds the bare repositories.")
     object_stores: ObjectStores = setting(
         "{}", "Object stores as JSON, location to URL: s3://, gs://, az:// or file:///."
+    )
+    object_prefixes: ObjectPrefixes = setting(
+        "{}",
+        "Folders of the object stores as JSON, location to list; outside them nothing is deleted there. "
+        "A location without any: its whole store.",
     )
 
     cron_user_status_cleanup: Schedule = setting("* * * * *", "When expired user statuses are deleted.")
@@ -140,6 +146,18 @@ class Settings(BaseSettings):
     )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = setting("INFO", "The least level that is logged.")
     failpoints: Faults = setting("", "For tests only: where a process is to be killed, to fail or to wait.")
+
+    @field_validator("object_prefixes")
+    @classmethod
+    def _of_known_locations(cls, value: ObjectPrefixes, given: ValidationInfo) -> ObjectPrefixes:
+        """Let no misspelt location leave the right one without a limit."""
+        # Without any when they could not be read: one complaint is enough.
+        stores: ObjectStores = given.data.get("object_stores", value)
+        unknown = sorted(value.keys() - stores.keys())
+        if unknown:
+            known = ", ".join(stores) or "none"
+            raise ValueError(f"{', '.join(unknown)}: no location of {PREFIX}OBJECT_STORES, which has: {known}")
+        return value
 
     def cron(self, batch: str) -> Cron | None:
         """Return the schedule of *batch*, None when it is ``off``."""

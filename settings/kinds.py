@@ -82,6 +82,18 @@ def _stores(value: object) -> object:
         raise ValueError("not valid JSON") from None
 
 
+def _folders(value: tuple[str, ...]) -> tuple[str, ...]:
+    """Take folders without the slash at their end; raise for what is none, and for no folder at all."""
+    folders = tuple(folder.removesuffix("/") for folder in value)
+    if not folders:
+        raise ValueError("an empty list would let nothing be deleted there: name a folder, or leave the location out")
+    for folder in folders:
+        parts = folder.split("/")
+        if {"", ".", ".."}.intersection(parts) or not folder.isprintable():
+            raise ValueError(f"{folder!r} is no folder of a store: write a/b, without a slash in front, '.' or '..'")
+    return folders
+
+
 # Three weeks: PostgreSQL counts its time-outs in milliseconds, in 31 bits.
 Duration = Annotated[timedelta, BeforeValidator(_duration), Field(gt=timedelta(0), le=timedelta(weeks=3))]
 Visibility = Annotated[Duration, Field(ge=timedelta(seconds=2))]
@@ -94,6 +106,9 @@ Count = Annotated[int, Field(ge=1)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Grace = Annotated[timedelta, BeforeValidator(_duration), Field(ge=timedelta(0))]
 ObjectStores = Annotated[dict[str, SecretStr], NoDecode, BeforeValidator(_stores)]
+ObjectPrefixes = Annotated[
+    dict[str, Annotated[tuple[str, ...], AfterValidator(_folders)]], NoDecode, BeforeValidator(_stores)
+]
 Faults = Annotated[Failpoints, PlainValidator(parse_failpoints), NoDecode]
 CatchUp = Literal["once", "skip"]
 

@@ -21,6 +21,7 @@ from settings.cron import Cron
 ENV_FILE = ".env"
 ADDRESSES = {"database_url": of_database, "redis_url": of_redis, "object_stores": of_store}
 """How a URL is shown; one of no setting named here is masked whole."""
+KEYED = {"object_stores", "object_prefixes"}
 KINDS = {timedelta: "seconds", SecretStr: "URL", Cron: "cron", int: "count", float: "per second", str: "text"}
 
 
@@ -106,7 +107,7 @@ def _bad_value(details: ErrorDetails) -> str:
     reason = details["msg"].removeprefix("Value error, ")
     reason = reason.replace("datetime.timedelta(0)", "0").replace("datetime.timedelta(days=21)", "three weeks")
     # pydantic names the branch of a union it tried; only an operator's own keys help him.
-    key = f" ({inside[0]})" if inside and name.lower() == "object_stores" else ""
+    key = f" ({inside[0]})" if inside and name.lower() in KEYED else ""
     return f"bad value of {PREFIX}{name.upper()}{key}: {reason}"
 
 
@@ -131,4 +132,6 @@ def _shown(value: Any, setting: str, none: str = "") -> str:
         return f"{value.total_seconds():g}"
     if isinstance(value, dict):
         return ", ".join(f"{key}: {_shown(part, setting)}" for key, part in value.items())
+    if isinstance(value, tuple):
+        return " ".join(str(part) for part in value)
     return str(value)

@@ -59,6 +59,11 @@ def is_normal(path: str) -> bool:
     return not _UNFIT.search(path) and len(path.encode()) <= LONGEST and forbidden.isdisjoint(path.split("/"))
 
 
+def is_below(prefixes: Sequence[str], path: str) -> bool:
+    """Say whether *path*, a normal one, lies in one of the folders; where there are none, everything does."""
+    return not prefixes or any(path.startswith(f"{prefix}/") for prefix in prefixes)
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What became of one object."""
@@ -69,6 +74,8 @@ class Outcome:
 
 DELETED = Outcome("deleted")
 MISSING = Outcome("missing")
+OUTSIDE = "outside the folders of FORGEKEEPER_OBJECT_PREFIXES"
+"""Why an object was left alone that lies where nothing may be deleted."""
 CHANGED = Outcome("changed")
 """Left alone: it was written since it was last looked at."""
 
@@ -91,7 +98,8 @@ class Objects:
 
     Belongs to the process that made it; threads may share it.  Raises `StoreUnavailable`
     when the URL is wrong or the folder is not there.  A request without an answer within
-    *request_timeout* has failed, and none is repeated later than *retry_timeout*.
+    *request_timeout* has failed, and none is repeated later than *retry_timeout*.  Where there are
+    *prefixes*, folders, nothing is deleted that lies in none of them.
     """
 
     def __init__(
@@ -100,11 +108,13 @@ class Objects:
         url: str,
         *,
         installation: str,
+        prefixes: Sequence[str] = (),
         request_timeout: timedelta = timedelta(seconds=30),
         retry_timeout: timedelta = timedelta(seconds=10),
     ) -> None:
         self.location = location
         self._installation = installation
+        self._prefixes = tuple(prefixes)
         try:
             self._store = open_store(url, request_timeout=request_timeout, retries=RETRIES, retry_timeout=retry_timeout)
         except FAILURES as error:
@@ -127,16 +137,22 @@ class Objects:
         and RuntimeError in a forked child.
         """
         check_process()
-        deletion = _Deletion(self.location, self._store, self._installation, unless_changed_since or {})
+        deletion = _Deletion(self.location, self._store, self._installation, self._prefixes, unless_changed_since or {})
         normal = []
         for path in dict.fromkeys(paths):
-            if is_normal(path):
-                normal.append(path)
-            else:
+            if not is_normal(path):
                 deletion.known[path] = failed("invalid path")
+            elif not self.may_delete(path):
+                deletion.known[path] = failed(OUTSIDE)
+            else:
+                normal.append(path)
         if normal:
             asyncio.run(deletion.run(normal, until))
         return deletion.known
+
+    def may_delete(self, path: str) -> bool:
+        """Say whether *path*, a normal one, lies where objects may be deleted."""
+        return is_below(self._prefixes, path)
 
     def sentinel(self) -> Sentinel | None:
         """Return what the sentinel says, None when there is none; raise `StoreUnavailable`."""
@@ -184,9 +200,15 @@ class _Deletion:
     """One call: what is known for certain, and the answers that the sentinel has not confirmed yet."""
 
     def __init__(
-        self, location: str, store: ObjectStore, installation: str, unless_changed_since: Mapping[str, datetime]
+        self,
+        location: str,
+        store: ObjectStore,
+        installation: str,
+        prefixes: Sequence[str],
+        unless_changed_since: Mapping[str, datetime],
     ) -> None:
         self._installation = installation
+        self._prefixes = prefixes
         self.known: dict[str, Outcome] = {}
         self._unconfirmed: dict[str, Outcome] = {}
         self._lets_us_delete = False
@@ -255,7 +277,8 @@ class _Deletion:
     async def _probe(self, refused: str) -> None:
         """Find out once whether *refused* is alone, or the store lets us read but not delete."""
         folder = refused.rpartition("/")[0]
-        answers = [await self._one(path) for path in (PROBE, f"{folder}/{PROBE}" if folder else PROBE)]
+        folders = (self._prefixes[0] if self._prefixes else "", folder)
+        answers = [await self._one(f"{folder}/{PROBE}" if folder else PROBE) for folder in folders]
         self._lets_us_delete = any(answer.state != "failed" for answer in answers)
         if not self._lets_us_delete:
             raise StoreUnavailable(f"{self._location}: nothing may be deleted: {answers[0].reason}", self.known)
@@ -280,8 +303,12 @@ class _Deletion:
                 await self._confirm()
 
     async def _one(self, path: str) -> Outcome:
-        if self._root is not None and not _is_inside(self._root, path):
-            return failed("a symbolic link leads out of the store")
+        if self._root is not None:
+            real = _real(self._root, path)
+            if real is None:
+                return failed("a symbolic link leads out of the store")
+            if not is_below(self._prefixes, real):
+                return failed(f"a symbolic link leads {OUTSIDE}")
         try:
             await _asked("delete", obstore.delete_async(self._store, path))
         except FileNotFoundError:
@@ -313,5 +340,8 @@ async def _asked(operation: str, answer: Awaitable[Answer]) -> Answer:
             WORKER.inc("forgekeeper_object_storage_request_failures_total", operation, by=failed)
 
 
-def _is_inside(root: Path, path: str) -> bool:
-    return (root / path).parent.resolve().is_relative_to(root)
+def _real(root: Path, path: str) -> str | None:
+    """Return the path of the object that *path* leads to, None when that is not below *root*."""
+    folder, _, name = path.rpartition("/")
+    real = (root / folder).resolve()
+    return str((real / name).relative_to(root)) if real.is_relative_to(root) else None

@@ -153,6 +153,41 @@ def test_a_bad_object_store_is_named_by_its_location(refused):
     assert "FORGEKEEPER_OBJECT_STORES (artifacts)" in message
 
 
+PLACES = {"OBJECT_STORES": '{"artifacts": "file:///srv/a", "lfs": "file:///srv/b"}'}
+
+
+def test_folders_in_which_objects_may_be_deleted_are_read_without_their_last_slash(given):
+    given(**PLACES, OBJECT_PREFIXES='{"artifacts": ["up/ci/", "@final"]}')
+
+    assert load().object_prefixes == {"artifacts": ("up/ci", "@final")}
+
+
+def test_folders_in_which_objects_may_be_deleted_are_shown(given):
+    given(**PLACES, OBJECT_PREFIXES='{"artifacts": ["up/ci", "@final"], "lfs": ["in"]}')
+
+    assert shown("OBJECT_PREFIXES").value == "artifacts: up/ci @final, lfs: in"
+
+
+@pytest.mark.parametrize("folder", ["", "/", "/up", "up//ci", "..", "up/../ci", "./up", "up\u0000", "up\n"])
+def test_a_folder_that_no_object_lies_in_is_refused(refused, folder):
+    message = refused(**PLACES, OBJECT_PREFIXES=json.dumps({"artifacts": [folder]}))
+
+    assert "FORGEKEEPER_OBJECT_PREFIXES (artifacts): " in message
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ({"artefacts": ["up"]}, "artefacts: no location of FORGEKEEPER_OBJECT_STORES, which has: artifacts, lfs"),
+        ({"artifacts": []}, "an empty list would let nothing be deleted there"),
+        ({"artifacts": "up"}, "FORGEKEEPER_OBJECT_PREFIXES (artifacts)"),
+        (["up"], "FORGEKEEPER_OBJECT_PREFIXES"),
+    ],
+)
+def test_folders_that_would_limit_nothing_or_everything_are_refused(refused, value, said):
+    assert said in refused(**PLACES, OBJECT_PREFIXES=json.dumps(value))
+
+
 def test_the_environment_wins_over_the_file(given):
     Path(".env").write_text("FORGEKEEPER_WORKER_THREADS=3\nFORGEKEEPER_WORKER_PROCESSES=4\n")
     given(WORKER_THREADS="5")

@@ -19,7 +19,7 @@ import structlog
 from models import DeletedObject, JobArtifact, now
 from models.deleted_object import Claimed
 from settings import Settings
-from storage.objects import Objects, StoreUnavailable
+from storage.objects import OUTSIDE, Objects, StoreUnavailable
 from workers import stores
 from workers.attempt import Attempt
 from workers.bad_records import BadRecords
@@ -120,6 +120,9 @@ def _delete(store: Objects, claimed: list[Claimed], outcome: Outcome, until: flo
         _settle(claimed, {path: answer.state for path, answer in error.known.items()}, named, outcome, bad)
         raise
     failpoint("delete_objects.deleted")
+    outside = [path for path, answer in answers.items() if OUTSIDE in answer.reason]
+    if outside:
+        log.error("objects not deleted", reason=OUTSIDE, objects=len(outside), first=outside[0])
     _settle(claimed, {path: answer.state for path, answer in answers.items()}, named, outcome, bad)
 
 

@@ -14,7 +14,7 @@ from storage.objects import Objects
 ARTIFACTS = "artifacts"
 """The location of job artifacts' objects."""
 
-_opened: dict[tuple[str, str], Objects] = {}
+_opened: dict[tuple[str, str, tuple[str, ...]], Objects] = {}
 _opening = Lock()
 
 
@@ -29,9 +29,14 @@ def at(location: str, settings: Settings) -> Objects | None:
         return None
     installation = Installation.ensure()
     with _opening:
-        key = location, installation
+        prefixes = settings.object_prefixes.get(location, ())
+        key = location, installation, prefixes
         if key not in _opened:
             _opened[key] = Objects(
-                location, url.get_secret_value(), installation=installation, request_timeout=settings.store_timeout
+                location,
+                url.get_secret_value(),
+                installation=installation,
+                prefixes=prefixes,
+                request_timeout=settings.store_timeout,
             )
         return _opened[key]

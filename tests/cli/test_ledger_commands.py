@@ -334,6 +334,31 @@ def test_check_prints_a_line_for_each_finding(main, database, places):
     assert all(line.split()[0] in {"ok", "warning", "error"} for line in lines)
 
 
+PREFIXES = {"OBJECT_PREFIXES": '{"artifacts": ["@final"]}'}
+
+
+def test_check_says_that_objects_are_deleted_anywhere(main, database, places):
+    ((level, message),) = findings(main("check", "--json", **places), "object prefixes")
+
+    assert (level, message.startswith("artifacts: objects are deleted anywhere in the store")) == ("ok", True)
+
+
+def test_check_says_in_which_folders_alone_objects_are_deleted(main, database, places):
+    result = main("check", "--json", **places, **PREFIXES)
+
+    assert findings(result, "object prefixes") == [("ok", "artifacts: objects are deleted below @final alone")]
+
+
+def test_check_warns_of_objects_that_would_stay(main, database, places):
+    database.execute_sql("insert into ci_deleted_objects (store_dir, file) values ('@final', 'a'), ('a', 'b')")
+
+    ((level, message),) = findings(main("check", "--json", **places, **PREFIXES), "object prefixes")
+
+    assert (level, message.startswith("artifacts: 1 of 2 objects looked for, such as a/b, are outside")) == (
+        *("warning", True),
+    )
+
+
 def test_a_missing_sentinel_is_an_error_that_names_its_remedy(main, database, places):
     result = main("check", "--json", **places)
 

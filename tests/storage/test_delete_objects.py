@@ -12,7 +12,7 @@ from models import DeletedObject, JobArtifact, database, now
 from models.deleted_object import MAX_ATTEMPTS
 from models.job_artifacts import CLASSES, START
 from settings import Settings
-from storage.objects import StoreUnavailable
+from storage.objects import OUTSIDE, StoreUnavailable
 from workers import delete_objects, stores
 from workers.blocked import Blocked
 from workers.deadline import Deadline
@@ -77,6 +77,19 @@ def deleted_artifact(store, *paths, **options):
     """Leave objects behind whose artifacts are gone."""
     store.put(*paths)
     record(*paths, **options)
+
+
+# Where objects may be deleted
+
+
+def test_outside_the_folders_an_object_of_the_outbox_stays_and_its_row_waits(store):
+    deleted_artifact(store, "@final/a", "@final2/a", "b")
+
+    with capture_logs() as logs:
+        outcome = run(store.url, object_prefixes={stores.ARTIFACTS: ("@final",)})
+
+    assert (outcome.deleted, outcome.failed, store.keys()) == (1, 2, {"@final2/a", "b"})
+    assert [(line["objects"], line["reason"]) for line in logs] == [(2, OUTSIDE)]
 
 
 def live_artifact(path, **options):

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from storage import sentinel
-from storage.objects import DELETED, StoreUnavailable
+from storage.objects import DELETED, OUTSIDE, PROBE, StoreUnavailable, failed
 
 from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
 
@@ -348,3 +348,37 @@ def test_what_an_error_says_is_one_short_line_without_secrets(s3, objects):
     assert "\n" not in said + reason
     assert s3.secret not in said + reason
     assert "AccessDenied" in reason
+
+
+# Where objects may be deleted
+
+OUTSIDE_OF_UP = ["down/a", "up2/a", "a/up/b", "up", "upper"]
+
+
+@pytest.mark.parametrize("path", OUTSIDE_OF_UP)
+def test_outside_its_folders_no_object_is_deleted(s3, objects, path):
+    s3.put(path, "up/a")
+
+    outcomes = objects(s3, prefixes=["up", "other"]).delete([path, "up/a"])
+
+    assert outcomes == {path: failed(OUTSIDE), "up/a": DELETED}
+    assert s3.keys() == {path}
+
+
+def test_what_lies_outside_alone_asks_nothing(s3, objects):
+    objects(s3, prefixes=["up"]).delete(OUTSIDE_OF_UP)
+
+    assert s3.proxy.counts.total() == 0
+
+
+def test_a_path_that_climbs_out_of_its_folder_is_none(s3, objects):
+    assert objects(s3, prefixes=["up"]).delete(["up/../a"]) == {"up/../a": failed("invalid path")}
+
+
+def test_whether_anything_may_be_deleted_is_found_out_within_the_folders(s3, objects):
+    s3.put("up/a", PROBE)
+    s3.proxy.refuse_key("up/a", "AccessDenied")
+
+    outcomes = objects(s3, prefixes=["up"]).delete(["up/a"])
+
+    assert (outcomes["up/a"].state, s3.keys()) == ("failed", {"up/a", PROBE})

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from embedded.waiting import wait_until
-from storage.objects import DELETED, MISSING, Objects, StoreUnavailable
+from storage.objects import DELETED, MISSING, OUTSIDE, Objects, StoreUnavailable, failed
 
 from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
 
@@ -130,6 +130,26 @@ def test_a_link_that_leads_out_of_the_store_is_not_followed(folder, objects, tmp
 
     assert (outside / "precious").exists()
     assert {outcome.state for outcome in outcomes.values()} == {"failed"}
+
+
+def test_a_link_within_a_folder_does_not_lead_out_of_it(folder, objects):
+    folder.put("up/a", "backup/precious")
+    (folder.root / "up/linked").symlink_to(folder.root / "backup")
+    (folder.root / "aside").symlink_to(folder.root / "up")
+
+    outcomes = objects(folder, prefixes=["up"]).delete(["up/linked/precious", "aside/a", "up/a"])
+
+    assert [outcome.state for outcome in outcomes.values()] == ["failed", "failed", "deleted"]
+    assert (folder.root / "backup/precious").exists()
+
+
+def test_a_folder_that_is_a_link_is_not_the_folder_that_was_named(folder, objects):
+    folder.put("backup/precious")
+    (folder.root / "up").symlink_to(folder.root / "backup")
+
+    outcomes = objects(folder, prefixes=["up"]).delete(["up/precious"])
+
+    assert outcomes == {"up/precious": failed(f"a symbolic link leads {OUTSIDE}")}
 
 
 def test_a_link_to_a_folder_with_a_similar_name_leads_out_too(folder, objects):

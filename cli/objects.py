@@ -12,10 +12,10 @@ from cli.connection import connected, require_redis
 from cli.console import Json, Problem, answer, emit, moment, out, table, wrong_use
 from coordination import buckets as bucket_register
 from coordination import uploads as register
-from models import DeletedObject, JobArtifact, now
+from models import DeletedObject, now
 from settings import Settings
-from storage.objects import StoreUnavailable
-from workers import stores
+from storage.objects import OUTSIDE, StoreUnavailable, is_below, is_normal
+from workers import owners, stores
 from workers.clients import client
 from workers.stale_direct_uploads import MAX_UPLOAD_DURATION
 
@@ -60,18 +60,24 @@ def uploads_failed(
     limit: Annotated[int, typer.Option(min=1, max=1_000_000, help="How many, oldest first.")] = 100, json: Json = False
 ) -> None:
     """List the uploads that could not be deleted: those that were given up, and those that will be tried again."""
-    with connected("uploads"):
+    with connected("uploads") as settings:
         require_redis()
         failures = register.failed(client, limit)
         total = int(client.zcard(register.FAILED))
         failing = register.failing(client)
     shown = [*failures, *failing[: limit - len(failures)]]
     if json:
-        entries = [{name: value for name, value in asdict(one).items() if name != "adopted"} for one in shown]
+        entries = [
+            {name: value for name, value in asdict(one).items() if name != "adopted"}
+            | {"reason": _reason(one, settings)}
+            for one in shown
+        ]
         emit({"failed": total, "failing": len(failing), "entries": entries})
         return
-    rows = ((f.member, f.attempts, f.at and moment(f.at), f.again and moment(f.again)) for f in shown)
-    table("", ("entry", "attempts", "given up", "will be tried again"), rows)
+    rows = (
+        (f.member, f.attempts, f.at and moment(f.at), f.again and moment(f.again), _reason(f, settings)) for f in shown
+    )
+    table("", ("entry", "attempts", "given up", "will be tried again", "because"), rows)
     out.print(f"{total} in all" + (f", and {len(failing)} that will be tried again" if failing else ""))
 
 
@@ -119,6 +125,7 @@ def uploads_reconcile(
         due = now() + register.ADOPTION if registered else None
     if json:
         counts = {"location": location, "prefix": prefix, "examined": found.examined, "named": found.named}
+        counts |= {"outside": found.outside}
         emit({**counts, "orphans": found.orphans, "registered": registered, "due": due, "refused": refusal})
         return
     for path in found.orphans:
@@ -127,6 +134,8 @@ def uploads_reconcile(
         f"{found.examined} objects older than a day, {len(found.orphans)} named by nothing, "
         f"{registered} put into the register"
     )
+    if found.outside:
+        out.print(f"{found.outside} more named by nothing, but {OUTSIDE}: they stay")
     if registered:
         out.print(f"they will be deleted from {moment(due)} UTC on; `forgekeeper uploads forget` takes that back")
     elif found.orphans and not yes:
@@ -203,15 +212,26 @@ def objects_retry(
     answer({"retried": retried}, f"{retried} will be tried anew", json=json)
 
 
+def _reason(entry: register.Entry, settings: Settings) -> str | None:
+    """Say why the entry could not be deleted by these settings; None where that is the store's to say, in the log."""
+    if entry.malformed or not is_normal(entry.path):
+        return "it names no object"
+    if entry.location not in settings.object_stores:
+        return f"no store is configured for {entry.location}"
+    within = is_below(settings.object_prefixes.get(entry.location, ()), entry.path)
+    return None if within else f"it is {OUTSIDE}"
+
+
 class _Found(NamedTuple):
     """What lies below a prefix: how many objects older than a day, how many of them the database names, and the rest.
 
-    *orphans* are those that nothing names, not even the register.
+    *orphans* are those that nothing names, not even the register; *outside* counts such as may not be deleted.
     """
 
     examined: int
     named: int
     orphans: list[str]
+    outside: int = 0
 
     def refusal(self, expect: int | None) -> str | None:
         """Say why the orphans must not be registered, None if they may; *expect* is their number, repeated."""
@@ -234,21 +254,23 @@ def _look(location: str, prefix: str, settings: Settings) -> _Found:
         assert store is not None
         horizon = now() - ORPHAN_AFTER
         found = list(store.listed(prefix, before=horizon))
-        named, unnamed = _sorted_out(location, found)
+        named, unnamed = _sorted_out(location, found, settings)
+        allowed = [path for path in unnamed if store.may_delete(path)]
         # A listing may spell a name otherwise than its object does, and so mean another.
-        return _Found(len(found), named, [path for path in unnamed if store.has(path, before=horizon)])
+        orphans = [path for path in allowed if store.has(path, before=horizon)]
+        return _Found(len(found), named, orphans, len(unnamed) - len(allowed))
     except StoreUnavailable as error:
         hint = "leave a name that cannot be listed out with --prefix; else `forgekeeper check` looks for the cause"
         raise Problem(f"object store {error}; {hint}") from error
 
 
-def _sorted_out(location: str, paths: list[str]) -> tuple[int, list[str]]:
+def _sorted_out(location: str, paths: list[str], settings: Settings) -> tuple[int, list[str]]:
     """Count the *paths* that the database names, and return those that neither it nor the register does."""
     named, unnamed = 0, []
     for page in _pages(paths):
-        in_database = JobArtifact.named(page) | DeletedObject.named(page)
+        in_database = owners.answered_for(location, page, settings)
         named += len(in_database)
-        known = in_database | register.registered(client, location, page)
+        known = in_database.keys() | register.registered(client, location, page)
         unnamed += [path for path in page if path not in known]
     return named, unnamed
 

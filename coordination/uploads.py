@@ -132,6 +132,11 @@ class Census(NamedTuple):
     failed: int
 
 
+def insist(location: str, path: str) -> None:
+    """Raise `MalformedUpload` unless an object may be called so."""
+    _member(location, path)
+
+
 def prepare(client: redis.Redis, location: str, path: str) -> None:
     """Register an upload that is about to begin.
 
@@ -146,9 +151,10 @@ def prepare(client: redis.Redis, location: str, path: str) -> None:
 def complete(client: redis.Redis, location: str, path: str) -> bool:
     """Take the upload off the register; return False when it is too late for that.
 
-    After True it is never claimed.  After False its object is gone or about to go, and the
-    upload must be treated as failed; so must one whose answer was lost, for asking again
-    answers False.
+    After True it is never claimed, as long as Redis does not go back to what it was before; for
+    that a producer asks PostgreSQL as well (`workers.direct_uploads`).  After False its object is
+    gone or about to go, and the upload must be treated as failed; so must one whose answer was
+    lost, for asking again answers False.
     """
     return bool(client.zrem(PENDING, _member(location, path)))
 

@@ -15,6 +15,7 @@ Name = Literal[
     "user_status_cleanup.deleted",
     "stale_imports.timed_out",
     "stale_direct_uploads.claimed",
+    "stale_direct_uploads.remembered",
     "stale_direct_uploads.deleted",
     "stale_direct_uploads.forgotten",
     "delete_objects.claimed",

@@ -1,9 +1,12 @@
-"""The producer's way in: a path that anybody names is refused."""
+"""The producer's way in: a path that anybody names is refused, and what was reaped never completes."""
 
+from contextlib import closing, suppress
+
+import psycopg2
 import pytest
 
-from coordination.uploads import BeingDeleted
-from models import DeletedObject, JobArtifact
+from coordination.uploads import PENDING, BeingDeleted, MalformedUpload
+from models import DeletedObject, JobArtifact, NoTransaction, SettledUpload
 from workers import direct_uploads as uploads
 from workers.clients import client
 
@@ -13,6 +16,21 @@ PATH = "ab/sample:1.zip"
 @pytest.fixture(autouse=True)
 def servers(database):
     """Work on real servers."""
+
+
+@pytest.fixture
+def transaction(database):
+    """The transaction in which a producer inserts its row."""
+    with database.atomic() as transaction:
+        yield transaction
+
+
+@pytest.fixture
+def back():
+    """Call it to let the register be as it was when the fixture was asked for: one upload has begun."""
+    uploads.prepare(client, "artifacts", PATH)
+    then = client.dump(PENDING)
+    return lambda: client.restore(PENDING, 0, then, replace=True)
 
 
 def test_a_path_that_nobody_names_is_registered():
@@ -35,6 +53,14 @@ def test_a_path_that_the_outbox_names_is_refused():
         uploads.prepare(client, "artifacts", PATH)
 
 
+@pytest.mark.parametrize("reaped", [True, False])
+def test_a_path_whose_upload_was_settled_is_refused(reaped):
+    SettledUpload.create(location="lfs", path=PATH, reaped=reaped)
+
+    with pytest.raises(uploads.PathTaken):
+        uploads.prepare(client, "lfs", PATH)
+
+
 def test_an_artifact_s_path_is_free_in_another_store():
     JobArtifact.create(project_id=1, job_id=1, file_type=1, file_final_path=PATH)
 
@@ -48,3 +74,88 @@ def test_a_path_that_is_being_deleted_is_refused():
 
     with pytest.raises(BeingDeleted):
         uploads.prepare(client, "artifacts", PATH)
+
+
+@pytest.mark.parametrize("act", [uploads.prepare, uploads.complete])
+def test_a_path_that_no_object_can_bear_is_refused(transaction, act):
+    with pytest.raises(MalformedUpload):
+        act(client, "artifacts", "a/../\0")
+
+
+# Completing
+
+
+def test_an_upload_completes_once(transaction):
+    uploads.prepare(client, "artifacts", PATH)
+
+    assert [uploads.complete(client, "artifacts", PATH) for _ in range(2)] == [True, False]
+
+
+@pytest.mark.parametrize("path", [PATH, "other"])
+def test_what_was_reaped_neither_completes_nor_is_pending_though_redis_went_back(transaction, back, path):
+    SettledUpload.reap("artifacts", [path], run=1)
+    back()
+
+    pending = uploads.exists(client, "artifacts", PATH)
+
+    assert (pending, uploads.complete(client, "artifacts", PATH)) == (path != PATH, path != PATH)
+
+
+def test_what_has_completed_where_no_table_names_it_is_remembered_with_the_row(database):
+    for path, kept in (("kept", True), ("rolled back", False)):
+        uploads.prepare(client, "lfs", path)
+        with database.atomic() as transaction:
+            assert uploads.complete(client, "lfs", path)
+            if not kept:
+                transaction.rollback()
+
+    assert SettledUpload.named("lfs", ["kept", "rolled back"], reaped=False) == {"kept"}
+
+
+def test_what_a_table_names_is_not_remembered(transaction):
+    uploads.prepare(client, "artifacts", PATH)
+
+    uploads.complete(client, "artifacts", PATH)
+
+    assert SettledUpload.select().count() == 0
+
+
+def test_while_a_producer_completes_no_sweep_settles_its_upload(transaction, urls):
+    uploads.prepare(client, "artifacts", PATH)
+    uploads.complete(client, "artifacts", PATH)
+
+    assert free_elsewhere(urls, [PATH, "other"]) == {"other"}
+
+
+def test_once_the_producer_has_committed_a_sweep_may_look(database, urls):
+    with database.atomic():
+        uploads.prepare(client, "artifacts", PATH)
+        uploads.complete(client, "artifacts", PATH)
+
+    assert free_elsewhere(urls, [PATH]) == {PATH}
+
+
+def free_elsewhere(urls, paths):
+    """Ask in another session which locks are free, by the statement that docs/uploads.md gives to producers."""
+    free = set()
+    with closing(psycopg2.connect(urls.database)) as connection, connection.cursor() as cursor:
+        cursor.execute("set lock_timeout = '10ms'")
+        connection.commit()
+        for path in paths:
+            with suppress(psycopg2.errors.LockNotAvailable), connection:
+                entry = f"artifacts:{path}"
+                cursor.execute("select pg_advisory_xact_lock(hashtextextended(%s, 1801807216))", (entry,))
+                free.add(path)
+    return free
+
+
+def test_to_complete_outside_a_transaction_is_an_error():
+    with pytest.raises(NoTransaction):
+        uploads.complete(client, "artifacts", PATH)
+
+
+def test_to_complete_where_rows_of_others_would_not_be_seen_is_an_error(transaction, database):
+    database.execute_sql("set transaction isolation level repeatable read")
+
+    with pytest.raises(NoTransaction):
+        uploads.complete(client, "artifacts", PATH)

@@ -1,8 +1,13 @@
 """Delete uploads that began three hours ago and never completed (batch 100).
 
-Runs every six minutes.  Stale entries are claimed from the register, oldest first, their
-objects deleted in bulk, the entries forgotten.  A claim that a crash leaves behind is taken
-up by a later run.  A bad entry, an unknown location or a store that is down stops nobody else.
+Runs every six minutes.  Stale entries are claimed from the register, oldest first, remembered
+in PostgreSQL as reaped, their objects deleted in bulk, the entries forgotten.  A claim that a
+crash leaves behind is taken up by a later run.  A bad entry, an unknown location or a store that
+is down stops nobody else.
+
+Redis may go back and give an entry out again that has completed or was reaped.  So it is not the
+register that decides about an object, but PostgreSQL, under the upload's lock: no row that names
+it, committed before a sweep remembers it as reaped, and none after.
 """
 
 from __future__ import annotations
@@ -17,11 +22,11 @@ import structlog
 
 from coordination import uploads
 from coordination.uploads import Claim, Entry
-from models import DeletedObject, JobArtifact
+from models import SettledUpload, database
 from settings import Settings
+from storage.objects import OUTSIDE, Objects, StoreUnavailable, is_normal
 from storage.objects import Outcome as Deletion
-from storage.objects import StoreUnavailable, is_normal
-from workers import stores
+from workers import owners, stores
 from workers.attempt import Attempt
 from workers.blocked import Blocked
 from workers.clients import client
@@ -32,6 +37,8 @@ from workers.failpoints import failpoint
 MAX_UPLOAD_DURATION = timedelta(hours=3)
 MAX_EXEC_DURATION = timedelta(seconds=250)
 CHUNK = 1_000
+LOCKED = 250
+"""So many locks of uploads are held at once: PostgreSQL has room for some thousands by default."""
 BACKOFF = timedelta(minutes=6)
 """The next run: sooner nobody would look."""
 
@@ -53,17 +60,17 @@ def stale_direct_uploads(attempt: Attempt) -> None:
     """Run the batch for the message's row."""
     if not attempt.settings.object_stores:
         raise Blocked("no_store", "no object store is configured; set FORGEKEEPER_OBJECT_STORES")
-    run(attempt.outcome, attempt.deadline(MAX_EXEC_DURATION), attempt.settings)
+    run(attempt.outcome, attempt.deadline(MAX_EXEC_DURATION), attempt.settings, number=attempt.run.id)
 
 
-def run(outcome: Outcome, deadline: Deadline, settings: Settings) -> None:
-    """Delete what is stale, a thousand entries at a time.
+def run(outcome: Outcome, deadline: Deadline, settings: Settings, *, number: int | None = None) -> None:
+    """Delete what is stale, a thousand entries at a time; *number* is the run's.
 
     Raises `StoreUnavailable` when stores did not answer, after everything at the others was done.
     """
     if mended := uploads.set_right(client):
         log.warning("uploads of a time to come set right", entries=mended)
-    sweep = Sweep(outcome, settings, deadline)
+    sweep = Sweep(outcome, settings, deadline, number)
     outcome.total_pending_entries = uploads.unsettled(client)
     while (claim := sweep.claim()).entries:
         failpoint("stale_direct_uploads.claimed")
@@ -78,7 +85,8 @@ def run(outcome: Outcome, deadline: Deadline, settings: Settings) -> None:
 class Sweep:
     """One run through the register; *away* are the locations that it has had to stop, and why."""
 
-    def __init__(self, outcome: Outcome, settings: Settings, deadline: Deadline) -> None:
+    def __init__(self, outcome: Outcome, settings: Settings, deadline: Deadline, number: int | None = None) -> None:
+        self._number = number
         self._outcome = outcome
         self._away: dict[str, str] = {}
         self._settings = settings
@@ -110,18 +118,32 @@ class Sweep:
             log.error("upload entries malformed", entries=len(bad), first=min(entry.member for entry in bad))
             self._outcome.failed_entries += uploads.reject(client, claim, bad)
         for location, entries in _by_location(entry for entry in claim.entries if entry not in bad):
-            self._at(location, claim, self._unnamed(claim, entries))
+            self._at(location, claim, entries)
 
-    def _unnamed(self, claim: Claim, entries: list[Entry]) -> list[Entry]:
-        """Drop the entries whose objects others answer for: a live artifact, or the outbox, which has its own time."""
-        if not entries or entries[0].location != stores.ARTIFACTS:
-            return entries
-        paths = [entry.path for entry in entries]
-        # The artifacts first: one that is destroyed between the two questions is in the outbox by the second.
-        kept = dict.fromkeys(JobArtifact.named(paths), "an artifact names it")
-        kept |= dict.fromkeys(DeletedObject.named(paths), "the outbox names it")
-        self._keep(claim, {entry: kept[entry.path] for entry in entries if entry.path in kept})
-        return [entry for entry in entries if entry.path not in kept]
+    def _within(self, store: Objects, claim: Claim, entries: list[Entry]) -> list[Entry]:
+        """Reject the entries whose objects may not be deleted wherever they are from; return the rest."""
+        outside = [entry for entry in entries if not store.may_delete(entry.path)]
+        if outside:
+            log.error("uploads rejected", reason=OUTSIDE, entries=len(outside), first=outside[0].member)
+            self._outcome.failed_entries += uploads.reject(client, claim, outside)
+        return [entry for entry in entries if store.may_delete(entry.path)]
+
+    def _doomed(self, location: str, claim: Claim, entries: list[Entry]) -> list[Entry]:
+        """Remember as reaped what nobody answers for, and return it; drop the entries of the rest.
+
+        What a producer is completing just now is left alone: its claim runs out, and a later run looks again.
+        """
+        doomed = []
+        for start in range(0, len(entries), LOCKED):
+            some = {entry.path: entry for entry in entries[start : start + LOCKED]}
+            with database.atomic():
+                free = SettledUpload.lock_free(location, list(some))
+                kept = owners.answered_for(location, free, self._settings)
+                going = [path for path in free if path not in kept]
+                SettledUpload.reap(location, going, self._number)
+            self._keep(claim, {some[path]: reason for path, reason in kept.items()})
+            doomed += [some[path] for path in going]
+        return doomed
 
     def _keep(self, claim: Claim, reasons: dict[Entry, str]) -> None:
         for entry, reason in reasons.items():
@@ -129,17 +151,20 @@ class Sweep:
         uploads.keep(client, claim, list(reasons))
 
     def _at(self, location: str, claim: Claim, entries: list[Entry]) -> None:
-        if not entries:
-            return
         try:
             store = stores.at(location, self._settings)
             if store is None:
                 self._fail(claim, dict.fromkeys(entries, f"no store is configured for {location}"))
                 return
+            entries = self._within(store, claim, entries)
             if claim.expired(time.monotonic()):
                 # Another location may have taken all the time: given back, they need not wait for the claim to run out.
                 log.warning("claim dropped, too old to be acted on", entries=len(entries))
                 uploads.put_back(client, claim, entries)
+                return
+            entries = self._doomed(location, claim, entries)
+            failpoint("stale_direct_uploads.remembered")
+            if not entries:
                 return
             until = min(claim.until, time.monotonic() + self._deadline.left())
             seen = {entry.path: _last_seen(entry.adopted) for entry in entries if entry.adopted is not None}
@@ -162,6 +187,7 @@ class Sweep:
         gone = [entry for entry, outcome in states.items() if outcome.state in ("deleted", "missing")]
         changed = [entry for entry, outcome in states.items() if outcome.state == "changed"]
         self._keep(claim, dict.fromkeys(changed, "its object was written since it was registered"))
+        SettledUpload.forget(entries[0].location, [entry.path for entry in changed])
         self._outcome.total_deleted_stale_entries += uploads.forget(client, claim, gone)
         failpoint("stale_direct_uploads.forgotten")
         self._fail(claim, {entry: outcome.reason for entry, outcome in states.items() if outcome.state == "failed"})

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from coordination import buckets, uploads
-from models import DeletedObject, JobArtifact, JobRun, now
+from models import DeletedObject, JobArtifact, JobRun, SettledUpload, now
 from models.deleted_object import MAX_ATTEMPTS
 from storage import sentinel
 from workers import stores
@@ -831,3 +831,41 @@ def test_without_redis_they_fail_with_a_sentence(main, arguments):
     result = main(*arguments, REDIS_URL=CLOSED_REDIS)
 
     assert (result.status, bool(result.complaint)) == (1, True)
+
+
+def test_what_lies_outside_the_folders_is_not_registered(root, main, object_stores):
+    stock(root, "up/orphan", "down/orphan")
+    prefixes = {"OBJECT_PREFIXES": '{"artifacts": ["up"]}'}
+
+    result = main("uploads", "reconcile", "artifacts", "--prefix", "", "--yes", "--json", **object_stores, **prefixes)
+
+    assert (result.json["outside"], result.json["orphans"], members(uploads.PENDING)) == (
+        *(1, ["up/orphan"]),
+        {"artifacts:up/orphan"},
+    )
+
+
+def test_what_a_producer_has_completed_is_no_orphan(root, main, object_stores):
+    put(root, "kept", "orphan")
+    SettledUpload.create(location="lfs", path="kept", reaped=False)
+
+    result = main("uploads", "reconcile", "lfs", "--prefix", "", "--json", **object_stores)
+
+    assert (result.json["named"], result.json["orphans"]) == (1, ["orphan"])
+
+
+@pytest.mark.parametrize(
+    ("member", "reason"),
+    [
+        ("artifacts:up/a", None),
+        ("artifacts:down/a", "it is outside the folders of FORGEKEEPER_OBJECT_PREFIXES"),
+        ("nowhere:a", "no store is configured for nowhere"),
+        ("artifacts:a//b", "it names no object"),
+    ],
+)
+def test_a_failed_upload_is_listed_with_what_the_settings_say_of_it(main, object_stores, member, reason):
+    give_up(member)
+
+    answer = main("uploads", "failed", "--json", **object_stores, OBJECT_PREFIXES='{"artifacts": ["up"]}')
+
+    assert [entry["reason"] for entry in answer.json["entries"]] == [reason]

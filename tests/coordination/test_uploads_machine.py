@@ -57,6 +57,10 @@ class World:
     late: frozenset[str] = frozenset()
     pauses_left: int = 2
     lost: bool = False
+    reaped: bool = False
+    locked: bool = False
+    earlier: Register | None = None
+    gone_back: bool = False
 
 
 class Tally(NamedTuple):
@@ -213,8 +217,10 @@ class Explorer:
             changes["register"] = self.read()
         then = changes.pop("then")
         after = self.moved(replace(world, **changes), process, then)
-        broken = not after.stored and (after.row or after.told is True)
-        return replace(after, lost=after.lost or broken)
+        return replace(after, lost=after.lost or self.broken(after))
+
+    def broken(self, world):
+        return not world.stored and (world.row or world.told is True)
 
     def moved(self, world, process, then):
         steps = world.next_steps
@@ -363,6 +369,93 @@ def test_a_path_used_twice_can_lose_the_second_object_to_a_frozen_worker(client)
 def against_two_reapers(client, producer):
     reaper = {**REAPER, "delete": [delete]}
     return Explorer(client, producer=producer, reaper=reaper, second=reaper).explore()
+
+
+# Redis goes back
+
+
+class GoingBack(Explorer):
+    """Lets Redis go back once, from anywhere to anything it was before.  The producer's transaction holds the lock."""
+
+    def following(self, world):
+        yield from super().following(world)
+        if world.earlier is None:
+            yield replace(world, earlier=world.register)
+        elif not world.gone_back:
+            yield replace(world, register=world.earlier, gone_back=True)
+
+    def moved(self, world, process, then):
+        after = super().moved(world, process, then)
+        return replace(after, locked=False) if (process, then) == (0, DONE) else after
+
+    def broken(self, world):
+        # What was told True and never committed names nothing, once its transaction is over.
+        return not world.stored and (world.row or (world.locked and world.told is True))
+
+
+def insert_then_ask(client, world, me):
+    return {"then": "ask"}
+
+
+def ask(client, world, me):
+    return {"then": "roll back", "told": False} if world.reaped else {"then": "complete", "locked": True}
+
+
+def ask_without_lock(client, world, me):
+    return {**ask(client, world, me), "locked": False}
+
+
+def remember(client, world, me):
+    """Look and remember in one transaction, under the lock."""
+    if world.locked:
+        return {"then": DONE}
+    return {"then": "forget"} if world.row else {"then": "check", "reaped": True}
+
+
+WITHOUT_REDIS |= {insert_then_ask, ask, ask_without_lock, remember}
+ASKING = {**PRODUCER, "insert": [insert_then_ask], "ask": [ask]}
+REMEMBERING = {**REAPER, "look": [remember], "delete": [delete]}
+
+
+@pytest.fixture(scope="module")
+def going_back(client):
+    return GoingBack(client, producer=ASKING, reaper=REMEMBERING)
+
+
+def test_no_order_loses_an_object_that_a_row_names_though_redis_goes_back(going_back):
+    assert going_back.explore() == Tally(orders=658_336, losing=0)
+
+
+def test_whatever_happened_before_redis_went_back_the_next_run_deletes_nothing_that_a_row_names(going_back):
+    going_back.explore()
+    alone = GoingBack(going_back.client, reaper=REMEMBERING)
+    ends = {
+        World(("claim",), _all_due(register), stored=end.stored, row=end.row, reaped=end.reaped)
+        for end in going_back.ends()
+        for register in (end.register, end.earlier or end.register)
+    }
+    for end in ends:
+        after = end
+        while after.next_steps != (DONE,):
+            after = alone.made(after, 0, REMEMBERING[after.next_steps[0]][0])
+
+        assert (after.stored or not after.row, after.register) == (True, Register())
+
+
+def _all_due(register):
+    return register._replace(pending=register.pending and "stale", deleting=register.deleting and "due")
+
+
+def test_without_what_is_remembered_an_upload_completes_whose_object_is_gone(client):
+    reaper = {**REAPER, "delete": [delete]}
+
+    assert GoingBack(client, producer=PRODUCER, reaper=reaper).explore() == Tally(612_768, 14_220)
+
+
+def test_a_producer_that_asks_without_the_lock_loses_objects(client):
+    producer = {**ASKING, "ask": [ask_without_lock]}
+
+    assert GoingBack(client, producer=producer, reaper=REMEMBERING).explore() == Tally(1_076_063, 10_604)
 
 
 # Ten thousand at once

@@ -3,21 +3,23 @@
 import os
 import sys
 import time
+from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
 
+import psycopg2
 import pytest
 from structlog.testing import capture_logs
 
 from coordination import uploads
 from metrics.catalogue import METRICS
 from metrics.counting import WORKER
-from models import DeletedObject, JobArtifact, JobRun
+from models import DeletedObject, JobArtifact, JobRun, SettledUpload, database, settled_upload
 from models import now as database_now
 from settings import Settings
 from storage import sentinel
-from storage.objects import StoreUnavailable
-from workers import stale_direct_uploads, stores
+from storage.objects import OUTSIDE, StoreUnavailable
+from workers import direct_uploads, owners, stale_direct_uploads, stores
 from workers.clients import client
 from workers.deadline import Deadline, stopping
 from workers.runner import Runner
@@ -29,6 +31,7 @@ STALE = MAX_UPLOAD_DURATION.total_seconds() + 60
 SECOND = timedelta(seconds=1)
 HERE = "artifacts"
 ELSEWHERE = "lfs"
+INSERT_ARTIFACT = "insert into ci_job_artifacts (project_id, job_id, file_type, file_final_path) values (1, 1, 1, %s)"
 CLOSED_PORT = "http://127.0.0.1:1"
 
 pytestmark = pytest.mark.usefixtures("database")
@@ -66,10 +69,10 @@ def other(tmp_path, store):
     return other
 
 
-def run(*options, **locations):
+def run(*options, prefixes=None, **locations):
     deadline = options[0] if options else Deadline(MAX_EXEC_DURATION)
     outcome = stale_direct_uploads.Outcome()
-    stale_direct_uploads.run(outcome, deadline, Settings(object_stores=locations))
+    stale_direct_uploads.run(outcome, deadline, Settings(object_stores=locations, object_prefixes=prefixes or {}))
     return outcome
 
 
@@ -375,6 +378,171 @@ def test_an_upload_that_lies_in_the_outbox_is_left_to_it(store):
     outcome = run(artifacts=store.url)
 
     assert (outcome, store.keys(), registered()) == (Outcome(2, 1, False, 0), {"a/kept"}, set())
+
+
+@pytest.mark.parametrize(
+    ("ours", "entry"), [("", "packages:a/live"), ("/a", "packages:a/live"), ("/a/b", "packages:a/b/live")]
+)
+def test_an_artifact_keeps_its_object_under_every_location_that_leads_to_it(folder, ours, entry):
+    place = folder.root / ours.strip("/")
+    place.mkdir(parents=True, exist_ok=True)
+    sentinel.Store(HERE, f"{folder.url}{ours}").create_sentinel(INSTALLATION)
+    name = entry.partition(":")[2].removeprefix(ours.lstrip("/")).lstrip("/")
+    folder.put(f"{ours}/{name}".lstrip("/"))
+    JobArtifact.create(project_id=1, job_id=1, file_type=1, file_final_path=name)
+    register_members(entry)
+
+    run(artifacts=f"{folder.url}{ours}", packages=folder.url)
+
+    assert (place / name).exists()
+    assert registered() == set()
+
+
+def test_an_artifact_keeps_its_object_under_a_location_that_leads_to_a_folder_of_its_store(folder):
+    folder.put("a/live", "a/stale")
+    sentinel.Store("packages", f"{folder.url}/a").create_sentinel(INSTALLATION)
+    JobArtifact.create(project_id=1, job_id=1, file_type=1, file_final_path="a/live")
+    register("live", "stale", location="packages")
+
+    run(artifacts=folder.url, packages=f"{folder.url}/a")
+
+    assert folder.keys() - {f"a/{sentinel.NAME}"} == {"a/live"}
+
+
+# Redis goes back
+
+
+@pytest.fixture
+def back():
+    """Call it to note the register as it is; call what that returns to let it be so again."""
+
+    def note():
+        then = {key: client.dump(key) for key in client.keys("{pending_direct_uploads}:*")}
+
+        def restore():
+            client.delete(*client.keys("{pending_direct_uploads}:*") or ["none"])
+            for key, value in then.items():
+                client.restore(key, 0, value)
+
+        return restore
+
+    return note
+
+
+def complete(location, path):
+    with database.atomic():
+        return direct_uploads.complete(client, location, path)
+
+
+def test_an_upload_that_was_reaped_never_completes_though_redis_goes_back(store, back):
+    begin(store, "a/b")
+    go_back = back()
+    run(artifacts=store.url)
+
+    go_back()
+
+    assert (complete(HERE, "a/b"), uploads.count(client)) == (False, 1)
+
+
+def test_what_was_reaped_and_comes_back_is_settled_by_the_next_run(store, back):
+    begin(store, "a/b")
+    go_back = back()
+    run(artifacts=store.url)
+    go_back()
+
+    outcome = run(artifacts=store.url)
+
+    assert (outcome, registered(), SettledUpload.select().count()) == (Outcome(1, 1, False, 0), set(), 1)
+
+
+@pytest.mark.parametrize("location", [HERE, ELSEWHERE])
+def test_what_has_completed_stays_though_redis_goes_back(folder, other, back, location):
+    begin(folder if location == HERE else other, "kept", location=location)
+    go_back = back()
+    with database.atomic():
+        assert direct_uploads.complete(client, location, "kept")
+        if location == HERE:
+            JobArtifact.create(project_id=1, job_id=1, file_type=1, file_final_path="kept")
+    go_back()
+
+    outcome = run(artifacts=folder.url, lfs=other.url)
+
+    assert (outcome, folder.keys() | other.keys(), registered()) == (Outcome(1, 0, False, 0), {"kept"}, set())
+
+
+def test_what_is_to_go_is_remembered_before_it_goes(folder, restarted):
+    begin(folder, "a", "b")
+    folder.remove_sentinel()
+
+    fail(artifacts=folder.url)
+
+    assert (folder.keys(), SettledUpload.named(HERE, ["a", "b"], reaped=True)) == ({"a", "b"}, {"a", "b"})
+
+
+def test_what_a_producer_is_just_completing_waits_for_a_later_run(folder, urls):
+    begin(folder, "late", "stale")
+    with closing(psycopg2.connect(urls.database)) as connection, connection.cursor() as cursor:
+        cursor.execute("select pg_advisory_xact_lock(hashtextextended(%s, %s))", (f"{HERE}:late", settled_upload.LOCKS))
+        outcome = run(artifacts=folder.url)
+
+    time_passes(Settings().upload_visibility + SECOND)
+    later = run(artifacts=folder.url)
+    assert (outcome, attempts(), later) == (Outcome(2, 1, False, 0), {}, Outcome(1, 1, False, 0))
+
+
+def test_a_row_that_is_committed_just_before_the_look_is_seen_whatever_the_isolation(urls):
+    database.execute_sql("set session characteristics as transaction isolation level repeatable read")
+
+    with database.atomic():
+        free = SettledUpload.lock_free(HERE, ["live"])
+        with closing(psycopg2.connect(urls.database)) as other, other, other.cursor() as cursor:
+            cursor.execute(INSERT_ARTIFACT, ("live",))
+        kept = owners.answered_for(HERE, free, Settings())
+
+    database.execute_sql("set session characteristics as transaction isolation level read committed")
+    assert kept == {"live": "an artifact names it"}
+
+
+def test_the_run_that_reaped_an_upload_is_remembered(runner, other):
+    begin(other, "b", location=ELSEWHERE)
+
+    started = runner.begin("stale_direct_uploads", JobRun.start_here("stale_direct_uploads", by="test"))
+    stale_direct_uploads.stale_direct_uploads.fn()
+    runner.close(started, None)
+
+    assert [row.run for row in SettledUpload.select()] == [started.run.id]
+
+
+# Where objects may be deleted
+
+
+def test_outside_the_folders_nothing_is_deleted_and_the_entry_is_put_aside(store):
+    begin(store, "up/a", "up2/a", "backup/db")
+
+    with capture_logs() as logs:
+        outcome = run(prefixes={HERE: ("up",)}, artifacts=store.url)
+
+    assert (outcome, store.keys()) == (Outcome(3, 1, False, 2), {"up2/a", "backup/db"})
+    assert members(uploads.FAILED) == {"artifacts:up2/a", "artifacts:backup/db"}
+    assert [(line["entries"], line["reason"]) for line in logs] == [(2, OUTSIDE)]
+
+
+def test_what_was_put_aside_goes_once_its_folder_is_named_and_somebody_asks(folder):
+    begin(folder, "up/a")
+    run(prefixes={HERE: ("elsewhere",)}, artifacts=folder.url)
+
+    uploads.retry(client)
+    outcome = run(prefixes={HERE: ("up",)}, artifacts=folder.url)
+
+    assert (outcome.total_deleted_stale_entries, folder.keys()) == (1, set())
+
+
+def test_folders_of_one_location_bind_no_other(folder, other):
+    begin(other, "a", location=ELSEWHERE)
+
+    run(prefixes={HERE: ("up",)}, artifacts=folder.url, lfs=other.url)
+
+    assert other.keys() == set()
 
 
 # Objects that were adopted

@@ -20,7 +20,6 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from coordination import uploads
-from workers import direct_uploads
 
 from ..storage.git_samples import Bare  # noqa: TID252, pytest puts no folder on the path
 from .history import DAY, UPLOAD
@@ -387,7 +386,13 @@ class Uploader(Citizen):
                 self.ask("rollback")
 
     def _ask_to_complete(self, subject, path):
-        return self.attempt(subject, "complete", lambda: direct_uploads.complete(self.redis, "artifacts", path))
+        return self.attempt(subject, "complete", lambda: self._complete_under_lock(path))
+
+    def _complete_under_lock(self, path):
+        self.ask("select pg_advisory_xact_lock(hashtextextended(%s, 1801807216))", f"artifacts:{path}")
+        if self.ask("select 1 from settled_uploads where location = 'artifacts' and path = %s", path):
+            return False
+        return uploads.complete(self.redis, "artifacts", path)
 
 
 class Developer(Citizen):

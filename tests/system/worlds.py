@@ -29,6 +29,7 @@ TABLES = (
     "ci_job_artifacts",
     "project_statistics",
     "ci_deleted_objects",
+    "settled_uploads",
     "projects",
     "batched_git_ref_updates_deletions",
     "feature_flags",

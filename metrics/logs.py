@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from traceback import TracebackException
 from typing import Literal, TextIO
 
 import orjson
 import structlog
-from structlog.typing import EventDict, Processor, WrappedLogger
+from structlog.typing import EventDict, ExcInfo, Processor, WrappedLogger
 
-from metrics.redaction import harmless, redact
+from metrics.redaction import LONGEST, clean, harmless, redact
 
 ONLY_JSON = (
     orjson.OPT_PASSTHROUGH_DATACLASS
@@ -38,8 +40,9 @@ class Output(logging.Handler):
         """Write a library's record."""
         try:
             self.line(self.format(record))
-        except Exception:  # noqa: BLE001, no library expects its lines to fail
-            self.handleError(record)
+        except Exception as error:  # noqa: BLE001, no library expects its lines to fail
+            facts = {"library": record.name, "error": type(error).__name__}
+            structlog.get_logger(__name__).warning("line of a library could not be written", **facts)
 
     def line(self, text: str) -> None:
         """Write a line; a stream that takes none is no failure of whoever had something to say."""
@@ -65,7 +68,8 @@ def configure(
     stream = stream or sys.stderr
     as_json = style == "json" or (style is None and not stream.isatty())
     gathering = _gathering(told)
-    rendering = [structlog.processors.format_exc_info, *([_json] if as_json else _console(colors=stream.isatty()))]
+    formatting: list[Processor] = [_json] if as_json else _console(colors=stream.isatty())
+    rendering: list[Processor] = [structlog.processors.ExceptionRenderer(trace), *formatting]
     output = Output(stream)
     output.setFormatter(
         structlog.stdlib.ProcessorFormatter(
@@ -117,7 +121,29 @@ def _console(*, colors: bool) -> list[Processor]:
 
 
 def _redact(_logger: WrappedLogger, _method: str, facts: EventDict) -> EventDict:
-    return {name: redact(value, name) for name, value in facts.items()}
+    redacted: EventDict = redact(facts)
+    return redacted
+
+
+def trace(exc_info: ExcInfo) -> str:
+    """Write the trace of an exception: where it began and where it ended, however long what is said between.
+
+    Frames and messages are cut each for itself, so that no cut tears a secret.
+    """
+    first, last, room = list[str](), deque[str](), LONGEST
+    try:
+        for part in TracebackException(*exc_info, compact=True).format():
+            said = part if len(part) <= LONGEST else clean(part) + "\n"
+            if room > 0:
+                first.append(said)
+                room -= len(said)
+            else:
+                last.append(said)
+                while sum(map(len, last)) > 2 * LONGEST and len(last) > 1:
+                    last.popleft()
+    except Exception as error:  # noqa: BLE001, to say something must not fail
+        last.append(f"{exc_info[0].__name__}; its trace cannot be written: {type(error).__name__}")
+    return "".join((*first, *last)).removesuffix("\n")
 
 
 def _quiet_libraries() -> None:

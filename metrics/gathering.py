@@ -28,6 +28,7 @@ from prometheus_client.mmap_dict import MmapedDict
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
+from metrics import logs
 from metrics.instruments import Instruments
 from metrics.page import Page
 from metrics.room import reserve
@@ -198,6 +199,7 @@ def remove_abandoned() -> None:
 
 def main(arguments: list[str]) -> None:
     """Serve as *arguments* say: the listening socket's number, the folder, the master's id."""
+    logs.configure()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         # A supervisor tells everybody; the page stays through the drain.
         signal.signal(number, signal.SIG_IGN)

@@ -5,11 +5,20 @@ from __future__ import annotations
 import os
 import socket
 import socketserver
+import sys
 import threading
 from collections.abc import Callable
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+from http import HTTPStatus
+from typing import Any
+from wsgiref.simple_server import ServerHandler, WSGIRequestHandler, WSGIServer
 
+import structlog
 from prometheus_client import CollectorRegistry, make_wsgi_app
+
+LONGEST_LINE = 65_536
+"""Bytes of a request's first line."""
+
+log = structlog.get_logger(__name__)
 
 
 class PortTaken(Exception):
@@ -43,6 +52,10 @@ class Page(socketserver.ThreadingMixIn, WSGIServer):
         super().service_actions()
         self._turn()
 
+    def handle_error(self, request: object, client_address: tuple[str, int]) -> None:  # noqa: ARG002, the library's
+        """Say in a line what became of a request."""
+        _broken_off(client_address[0], sys.exception())
+
     def start(self) -> None:
         """Serve from a thread of its own, until the process ends."""
         threading.Thread(target=self.serve, name="metrics", daemon=True).start()
@@ -56,8 +69,34 @@ class _Request(WSGIRequestHandler):
     timeout = 10
     """Who connects and says nothing is not waited for longer."""
 
+    def handle(self) -> None:
+        """Handle one request, as the library does."""
+        self.raw_requestline = self.rfile.readline(LONGEST_LINE + 1)
+        if len(self.raw_requestline) > LONGEST_LINE:
+            self.requestline = self.request_version = self.command = ""
+            self.send_error(HTTPStatus.REQUEST_URI_TOO_LONG)
+        elif self.parse_request():
+            assert isinstance(self.server, Page)
+            answer = _Answer(self.rfile, self.wfile, self.get_stderr(), self.get_environ(), multithread=True)  # type: ignore[arg-type]
+            answer.request_handler = self  # type: ignore[attr-defined]
+            answer.run(self.server.get_app())  # type: ignore[arg-type]
+
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002, the library's name
         """Say nothing: a line for each scrape tells nobody anything."""
+
+
+class _Answer(ServerHandler):
+    def log_exception(self, exc_info: Any) -> None:
+        """Say in a line what became of the request, not in a trace on standard error."""
+        _broken_off(self.base_env["REMOTE_ADDR"], exc_info[1])
+
+
+def _broken_off(client: str, error: BaseException | None) -> None:
+    if isinstance(error, OSError):
+        # It went away, says nothing, or takes nothing: its own affair.
+        log.info("scrape broken off", client=client, error=f"{type(error).__name__}: {error}")
+    else:
+        log.error("scrape failed", client=client, exc_info=error)
 
 
 def listen(host: str, port: int) -> socket.socket:

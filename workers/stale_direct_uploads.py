@@ -13,6 +13,7 @@ it, committed before a sweep remembers it as reaped, and none after.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -41,6 +42,10 @@ LOCKED = 250
 """So many locks of uploads are held at once: PostgreSQL has room for some thousands by default."""
 BACKOFF = timedelta(minutes=6)
 """The next run: sooner nobody would look."""
+
+NAMED = 10
+"""So many locations that are not configured are named in the line about them."""
+OTHERS = "others"
 
 log = structlog.get_logger(__name__)
 
@@ -72,13 +77,16 @@ def run(outcome: Outcome, deadline: Deadline, settings: Settings, *, number: int
         log.warning("uploads of a time to come set right", entries=mended)
     sweep = Sweep(outcome, settings, deadline, number)
     outcome.total_pending_entries = uploads.unsettled(client)
-    while (claim := sweep.claim()).entries:
-        failpoint("stale_direct_uploads.claimed")
-        sweep.work_through(claim)
-        if deadline.passed(len(claim.entries)):
-            # Not when it was asked to stop.
-            outcome.execution_timeout = deadline.left() == 0
-            break
+    try:
+        while (claim := sweep.claim()).entries:
+            failpoint("stale_direct_uploads.claimed")
+            sweep.work_through(claim)
+            if deadline.passed(len(claim.entries)):
+                # Not when it was asked to stop.
+                outcome.execution_timeout = deadline.left() == 0
+                break
+    finally:
+        sweep.tell_of_unknown()
     sweep.report()
 
 
@@ -89,6 +97,9 @@ class Sweep:
         self._number = number
         self._outcome = outcome
         self._away: dict[str, str] = {}
+        self._unknown: Counter[str] = Counter()
+        self._example = ""
+        self._given_up = 0
         self._settings = settings
         self._deadline = deadline
 
@@ -110,6 +121,17 @@ class Sweep:
             # A ledger cuts long sentences: where there are several, their names come first.
             several = f"{', '.join(sorted(self._away))}: " if len(self._away) > 1 else ""
             raise StoreUnavailable(several + reasons, {})
+
+    def tell_of_unknown(self) -> None:
+        """Say, once, how many entries have a location that no store is configured for, and name one of them."""
+        if self._unknown:
+            log.error(
+                "no store is configured",
+                locations=list(self._unknown),
+                entries=self._unknown.total(),
+                given_up=self._given_up,
+                first=self._example,
+            )
 
     def work_through(self, claim: Claim) -> None:
         """Delete the claim's objects, location by location."""
@@ -154,7 +176,7 @@ class Sweep:
         try:
             store = stores.at(location, self._settings)
             if store is None:
-                self._fail(claim, dict.fromkeys(entries, f"no store is configured for {location}"))
+                self._fail_unknown(location, claim, entries)
                 return
             entries = self._within(store, claim, entries)
             if claim.expired(time.monotonic()):
@@ -192,6 +214,14 @@ class Sweep:
         failpoint("stale_direct_uploads.forgotten")
         self._fail(claim, {entry: outcome.reason for entry, outcome in states.items() if outcome.state == "failed"})
         uploads.put_back(client, claim, [entry for entry in entries if entry not in states])
+
+    def _fail_unknown(self, location: str, claim: Claim, entries: list[Entry]) -> None:
+        for entry in entries:
+            self._given_up += uploads.fail(client, claim, entry, backoff=BACKOFF)
+            self._outcome.failed_entries += 1
+        self._example = self._example or entries[0].member
+        # Of locations that are any number of noise no more is kept than is told.
+        self._unknown[location if len(self._unknown) < NAMED or location in self._unknown else OTHERS] += len(entries)
 
     def _fail(self, claim: Claim, reasons: dict[Entry, str]) -> None:
         for entry, reason in reasons.items():

@@ -109,6 +109,10 @@ def time_passes(duration):
         client.zadd(uploads.DELETING, {member: score - duration.total_seconds()})
 
 
+def said(lines, sentence):
+    return [line for line in lines if line["event"] == sentence]
+
+
 def members(key):
     return {member.decode(errors="surrogateescape") for member in client.zrange(key, 0, -1)}
 
@@ -857,3 +861,47 @@ def test_twenty_thousand_stale_among_two_hundred_thousand_take_twenty_requests(s
     assert outcome == Outcome(200_000, 20_000, False, 0)
     assert (s3.proxy.counts["bulk"], s3.proxy.counts["single"]) == (20, 0)
     assert (s3.keys(), client.zcard(uploads.PENDING)) == ({"fresh/000000"}, 180_000)
+
+
+def test_locations_that_no_store_is_configured_for_are_one_line_of_a_run(store):
+    begin(store, "a")
+    for location in ("gone", "away"):
+        register(*map(str, range(CHUNK)), location=location)
+
+    with capture_logs() as lines:
+        outcome = run(artifacts=store.url)
+
+    (line,) = said(lines, "no store is configured")
+    assert (sorted(line["locations"]), line["entries"]) == (["away", "gone"], 2 * CHUNK)
+    assert line["first"].partition(":")[0] in {"away", "gone"}
+    assert (len(lines), outcome.failed_entries, store.keys()) == (1, 2 * CHUNK, set())
+
+
+def test_of_many_unknown_locations_some_are_named(store):
+    register_members(*(f"{number}:path" for number in range(100)))
+
+    with capture_logs() as lines:
+        run(artifacts=store.url)
+
+    (line,) = said(lines, "no store is configured")
+    assert (len(line["locations"]), line["entries"]) == (stale_direct_uploads.NAMED + 1, 100)
+
+
+def test_what_was_unknown_is_said_of_a_run_that_fails(store):
+    register("a", location="gone")
+    register("b", location=ELSEWHERE)
+
+    with capture_logs() as lines:
+        fail(artifacts=store.url, lfs=CLOSED_PORT)
+
+    assert [line["entries"] for line in said(lines, "no store is configured")] == [1]
+
+
+def test_of_what_is_unknown_it_is_said_how_much_was_given_up(store):
+    register("a", "b", location="gone")
+    client.hset(uploads.ATTEMPTS, mapping={"gone:a": uploads.MAX_ATTEMPTS - 1})
+
+    with capture_logs() as lines:
+        run(artifacts=store.url)
+
+    assert [line["given_up"] for line in said(lines, "no store is configured")] == [1]

@@ -72,7 +72,7 @@ def check(
         colors = {"ok": "green", "warning": "yellow", "error": "red"}
         for subject, level, message in findings:
             out.print(f"{level:8}", style=colors[level], end="")
-            out.print(f"{subject}: {message}")
+            out.print(f"{subject}: {clean(message)}")
     if errors:
         raise typer.Exit(FAILED)
 

@@ -7,25 +7,40 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, NoReturn
 
 import orjson
 import typer
-from rich.console import Console, JustifyMethod
+from rich.console import Console, ConsoleOptions, JustifyMethod, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from metrics.redaction import clean
+from metrics.redaction import CONTROL, clean, printable, redact, text_of
 
 FAILED, WRONG_USE = 1, 2
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
+IN_JSON = {code: f"\\u{code:04x}" for code in CONTROL if code > ord(" ")}
+"""What JSON lets stand as it is, and a terminal may obey."""
+
+
+class Terminal(Console):
+    """A console that obeys nobody but us: control characters in what it is given are escaped."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """Render *renderable*, whatever it is made of."""
+        for segment in super().render(renderable, options):
+            text, style, control = segment
+            yield segment if control or text.isprintable() else Segment(printable(text), style)
+
+
 # A pipe has no width; tables in it must not lose their ends.
 # No markup: what comes from the database or an operator may contain brackets.
-out = Console(highlight=False, markup=False, soft_wrap=True, width=None if sys.stdout.isatty() else 200)
-err = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+out = Terminal(highlight=False, markup=False, soft_wrap=True, width=None if sys.stdout.isatty() else 200)
+err = Terminal(stderr=True, highlight=False, markup=False, soft_wrap=True)
 
 
 class Problem(Exception):
@@ -46,8 +61,11 @@ def emit(value: Any) -> None:
     try:
         text = orjson.dumps(value, default=str, option=orjson.OPT_INDENT_2).decode()
     except TypeError:  # halves of characters, from names that are not UTF-8
-        text = json.dumps(value, default=str, indent=2)
-    sys.stdout.write(text + "\n")
+        try:
+            text = json.dumps(value, default=str, indent=2)
+        except (TypeError, ValueError, RecursionError):  # what has no bottom, numbers without end
+            text = json.dumps(redact(value), indent=2)
+    sys.stdout.write((text if text.isascii() else text.translate(IN_JSON)) + "\n")
 
 
 def answer(value: Any, text: str, *, json: bool) -> None:
@@ -62,7 +80,7 @@ def table(title: str, columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> 
     """Print a table; None is shown as nothing."""
     drawn = Table(*columns, title=title or None, title_justify="left", box=None, header_style="bold", pad_edge=False)
     for row in rows:
-        drawn.add_row(*(Text("" if cell is None else clean(str(cell))) for cell in row))
+        drawn.add_row(*(Text("" if cell is None else clean(text_of(cell))) for cell in row))
     out.print(drawn)
 
 
@@ -92,7 +110,7 @@ def moment(instant: datetime | None) -> str:
 
 def facts(result: dict[str, Any] | None) -> str:
     """Write a result as ``name=value`` pairs."""
-    return " ".join(f"{name}={value}" for name, value in (result or {}).items())
+    return " ".join(f"{clean(name)}={clean(text_of(value))}" for name, value in (result or {}).items())
 
 
 def lasting(duration: timedelta) -> str:

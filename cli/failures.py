@@ -11,7 +11,7 @@ import re
 import peewee as pw
 import redis
 
-from metrics.redaction import clean
+from metrics.redaction import clean, text_of
 from models import sqlstate
 
 DATABASE = "FORGEKEEPER_DATABASE_URL"
@@ -117,5 +117,5 @@ def _by_words(line: str, table: tuple[tuple[tuple[str, ...], str], ...]) -> str 
 
 
 def _line(error: Exception) -> str:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
+    lines = text_of(error).strip().splitlines() or [type(error).__name__]
     return clean(lines[0].rstrip("."))

@@ -13,6 +13,7 @@ from cli.connection import batch_named, connected
 from cli.console import Json, Problem, answer, emit, facts, moment, out, table, wrong_use
 from cli.running import Name
 from cli.timetable import Timetable
+from metrics.redaction import clean
 from models import Batch as BatchRow
 from models import JobRun, Process, now
 from workers import BATCHES
@@ -87,7 +88,7 @@ def why(
     if json:
         emit({"batch": name, "run": run and run.__data__, "story": sentences})
     else:
-        out.print("\n".join(sentences))
+        out.print("\n".join(map(clean, sentences)))
 
 
 def pause(

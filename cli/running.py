@@ -17,6 +17,7 @@ from cli.completion import names_of
 from cli.connection import batch_named, connected, require_installation, require_redis
 from cli.console import Json, Problem, answer, emit, err, facts, moment, out
 from cli.failures import sentence
+from metrics.redaction import clean
 from models import Batch as BatchRow
 from models import JobRun, Started
 from settings import Settings
@@ -50,7 +51,7 @@ def run(batch: Name, json: Json = False) -> None:
         if started is not None:
             result, run_id = _perform(chosen, started, settings), started.id
         else:
-            err.print(pause or overlapping(chosen))
+            err.print(clean(pause or overlapping(chosen)))
             result, run_id = asdict(chosen.nothing) | {"skipped": "paused" if pause else "overlap"}, None
     answer({"run": run_id} | result, f"{batch}: {facts(result)}", json=json)
 
@@ -63,7 +64,7 @@ def send(batch: Name, json: Json = False) -> None:
         require_redis()
         sent = send_by_hand(chosen)
     if sent.run is None:
-        err.print(sent.sentence)
+        err.print(clean(sent.sentence))
     if json:
         emit({"batch": batch, "run": sent.run, "skipped": sent.skipped})
     elif sent.run is not None:
@@ -106,7 +107,7 @@ def _perform(batch: Batch, started: Started, settings: Settings) -> dict[str, An
     state = runner.close(attempt, error, final=by_hand)
     runner.stop()
     if attempt.blocked is not None:
-        err.print(f"{batch.name} is blocked: {attempt.blocked}", style="red")
+        err.print(clean(f"{batch.name} is blocked: {attempt.blocked}"), style="red")
     # What a run has sent before it failed is worked on, here as in a worker.
     children = _work_on(attempt.children, settings, run=attempt.run.id)
     if state in ("succeeded", "blocked"):
@@ -144,7 +145,7 @@ def _work_on(calls: list[Call], settings: Settings, *, run: int) -> dict[str, An
                 break
             child.leave(None)
             if child.blocked is not None:
-                err.print(f"{call.message_id} is blocked: {child.blocked}", style="red")
+                err.print(clean(f"{call.message_id} is blocked: {child.blocked}"), style="red")
             outcomes.append(child.result())
             more = child.more and not stopping.is_set()
     if failures:

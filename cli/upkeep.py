@@ -97,7 +97,7 @@ def _tell_redis() -> None:
     except redis.RedisError as error:
         err.print(f"Redis does not know the installation yet: {clean(str(error))}; workers and schedulers tell it")
     except Disagreement as disagreement:
-        err.print(f"nothing will start: {disagreement}")
+        err.print(f"nothing will start: {clean(str(disagreement))}")
 
 
 @flags.callback(invoke_without_command=True)

@@ -22,6 +22,7 @@ from dramatiq import Actor
 from dramatiq.brokers.redis import RedisBroker
 
 from coordination.fan_out import Enqueued, Keyed, enqueue_many
+from metrics.redaction import clean, text_of
 from models import JobRun, Started, database, reachable, release
 from models.job_run import MAX_RETRIES
 from settings import Settings
@@ -215,11 +216,12 @@ def backoff(failures: int, *, first: timedelta) -> timedelta:
 
 def describe(error: BaseException) -> str:
     """Put an exception into one line for the ledger and the dead letters."""
-    return storable(f"{type(error).__name__}: {error}".splitlines()[0][:500])
+    # Masked before it is cut: of half a secret nobody knows that it is one.
+    return storable(f"{type(error).__name__}: {text_of(error)}".splitlines()[0])[:500]
 
 
 def storable(line: str) -> str:
-    """Write a line as every server can keep it."""
+    """Write a line as every server can keep it, and everybody may read it."""
     # PostgreSQL refuses a NUL, and both refuse the half characters by which Python writes bytes that are no
     # text: then the run or the message could not be ended.
-    return line.replace("\0", "\\x00").encode(errors="backslashreplace").decode()
+    return clean(line)

@@ -20,7 +20,7 @@ from cli.objects import All
 from cli.replay import DONE, Replay
 from coordination import dead_letters
 from coordination.dead_letters import DeadLetter
-from metrics.redaction import clean, escaped
+from metrics.redaction import clean, escaped, redact
 from workers import QUEUES, broker
 from workers.attempt import identity
 from workers.clients import client
@@ -225,7 +225,8 @@ def _indented(text: str) -> str:
 def _cell(value: Any) -> str:
     if isinstance(value, datetime):
         return moment(value)
-    text = " ".join(_text(value).split())
+    # Cut afterwards: of half a secret nobody knows that it is one.
+    text = " ".join(clean(_text(value)).split())
     return text if len(text) <= BRIEF else f"{text[: BRIEF - 1]}…"
 
 
@@ -234,7 +235,10 @@ def _text(value: Any) -> str:
         return moment(value)
     if value is None or isinstance(value, str):
         return value or ""
-    return dumps(value, ensure_ascii=False, default=str)
+    try:
+        return dumps(value, ensure_ascii=False, default=str)
+    except (ValueError, RecursionError):  # what has no bottom
+        return dumps(redact(value), ensure_ascii=False)
 
 
 def _sent(milliseconds: Any) -> datetime | None:

@@ -18,6 +18,8 @@ from dramatiq.common import current_millis
 from dramatiq.errors import DecodeError
 
 from coordination.scripts import call
+from coordination.sizes import LARGEST_FETCHED, groups
+from metrics.redaction import clean
 
 PAGE = 1_000
 OF_ITS_PAST = ("retries", "traceback", "eta", "requeue_timestamp", "forgekeeper_due_ms")
@@ -41,17 +43,23 @@ class Address(NamedTuple):
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """A dead letter as it lies there; its body may be anything, *noted* is why it was given up, if anyone said."""
+    """A dead letter as it lies there; its body may be anything, *noted* is why it was given up, if anyone said.
+
+    Of one that is too large to be read *unread* is the size.
+    """
 
     queue: str
     id: str
     since: datetime
     body: bytes | None
     noted: str | None = None
+    unread: int = 0
 
     @cached_property
     def message(self) -> Message[Any]:
         """The message; raises `Malformed` when the body is none."""
+        if self.unread:
+            raise Malformed(f"it is too large to be read ({self.unread:,} bytes)")
         if self.body is None:
             raise Malformed("its body is gone")
         try:
@@ -80,7 +88,7 @@ class DeadLetter:
     def reason(self) -> str:
         """Why it was given up: what was noted, else the last line of its last error."""
         lines = str(self.options.get("traceback") or "").strip().splitlines()
-        return self.noted or (lines[-1] if lines else "")
+        return self.noted or (clean(lines[-1]) if lines else "")
 
     def anew(self) -> Message[Any]:
         """Return the message as it was before its first try."""
@@ -124,14 +132,28 @@ def read(broker: RedisBroker, found: Sequence[Address]) -> Iterator[DeadLetter]:
         page = found[start : start + PAGE]
         with broker.client.pipeline(transaction=False) as pipe:
             for address in page:
-                dead, bodies, reasons = _keys(broker, address.queue)
-                pipe.zscore(dead, _key(address.id))
+                pipe.hstrlen(_keys(broker, address.queue)[1], _key(address.id))
+            sizes = pipe.execute()
+        for group in groups(sizes):
+            yield from _read(broker, [(page[number], sizes[number]) for number in group])
+
+
+def _read(broker: RedisBroker, found: Sequence[tuple[Address, int]]) -> Iterator[DeadLetter]:
+    with broker.client.pipeline(transaction=False) as pipe:
+        for address, size in found:
+            dead, bodies, reasons = _keys(broker, address.queue)
+            if size <= LARGEST_FETCHED:
                 pipe.hget(bodies, _key(address.id))
-                pipe.hget(reasons, _key(address.id))
-            answers = iter(pipe.execute())
-        for address, (score, body, noted) in zip(page, zip(answers, answers, answers, strict=True), strict=True):
-            if score is not None and _moment(score) == address.since:
-                yield DeadLetter(*address, body, noted and noted.decode(errors="replace"))
+            pipe.hget(reasons, _key(address.id))
+            # Last: whatever has become of the letter since it was found is known then.
+            pipe.zscore(dead, _key(address.id))
+        answers = iter(pipe.execute())
+    for address, size in found:
+        unread = size if size > LARGEST_FETCHED else 0
+        body = None if unread else next(answers)
+        noted, score = next(answers), next(answers)
+        if score is not None and _moment(score) == address.since:
+            yield DeadLetter(*address, body, noted and clean(noted.decode(errors="replace")), unread)
 
 
 def is_on_its_way(broker: RedisBroker, letter: DeadLetter) -> bool:
@@ -162,7 +184,7 @@ def replay(broker: RedisBroker, letter: DeadLetter) -> Replayed:
 
 def remove(broker: RedisBroker, letter: DeadLetter) -> bool:
     """Remove the letter; return False when it was gone already, or another of its id has taken its place."""
-    seen = [_key(letter.id), letter.body or b""]
+    seen = [_key(letter.id), letter.body or b"", letter.unread]
     return bool(call(broker.client, "remove_dead", keys=_keys(broker, letter.queue), args=seen))
 
 

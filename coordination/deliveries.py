@@ -21,6 +21,7 @@ import redis
 from dramatiq.common import dq_name, q_name
 
 from coordination.scripts import call
+from coordination.sizes import LARGEST_FETCHED, TOO_LARGE
 
 CHUNK = 1000
 """Messages in one script: a few milliseconds of everybody's time."""
@@ -35,6 +36,13 @@ class Fetched(NamedTuple):
 
     id: bytes
     body: bytes
+
+
+class Refused(NamedTuple):
+    """A message that was too large to be fetched, and is a dead letter now; of its id the beginning."""
+
+    id: bytes
+    size: int
 
 
 class Rescued(NamedTuple):
@@ -65,11 +73,12 @@ class Deliveries:
         keys = [self._key(f"{other}.msgs"), self._key(f"{queue}.msgs"), self._key(queue)]
         return bool(self._call("push_once", keys, message_id, body))
 
-    def fetch(self, queue: str, *, limit: int) -> list[Fetched]:
-        """Take up to *limit* messages, not more than a chunk."""
-        keys = [self._key(queue), self._key(f"{queue}.msgs"), self._acks(queue), self._heartbeats]
-        flat = self._call("message_fetch", keys, self.worker, min(limit, CHUNK))
-        return [Fetched(*pair) for pair in zip(flat[::2], flat[1::2], strict=True)]
+    def fetch(self, queue: str, *, limit: int) -> list[Fetched | Refused]:
+        """Take up to *limit* messages, not more than a chunk; what is too large is given up instead."""
+        keys = [self._key(queue), self._key(f"{queue}.msgs"), self._acks(queue), self._heartbeats, *self._dead(queue)]
+        flat = self._call("message_fetch", keys, self.worker, min(limit, CHUNK), LARGEST_FETCHED, TOO_LARGE)
+        pairs = zip(flat[::2], flat[1::2], strict=True)
+        return [Refused(*pair) if isinstance(pair[1], int) else Fetched(*pair) for pair in pairs]
 
     def start(self, queue: str, message_id: Id, *, counted: bool) -> bool:
         """Note the start of a message; return False when it may not be worked on, having been taken from us.
@@ -140,7 +149,9 @@ class Deliveries:
         bodies: list[bytes] = []
         count, taken = 0, CHUNK
         while taken == CHUNK:
-            taken, *given_up = self._call("worker_rescue", keys, self.worker, milliseconds, MAX_DEATHS, CHUNK)
+            taken, *given_up = self._call(
+                "worker_rescue", keys, self.worker, milliseconds, MAX_DEATHS, CHUNK, LARGEST_FETCHED
+            )
             count += taken
             poison += [message_id.decode() for message_id in given_up[::2]]
             bodies += given_up[1::2]

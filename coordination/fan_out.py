@@ -18,6 +18,7 @@ from dramatiq.brokers.redis import RedisBroker
 from dramatiq.middleware import SkipMessage
 
 from coordination.scripts import call
+from coordination.sizes import fitting
 
 CHUNK = 1000
 """Messages in one script: 1,000 occupy Redis for a few milliseconds, and larger chunks are no faster."""
@@ -47,7 +48,8 @@ def enqueue_many(
     """Send *actor* a message with *options* for each pair of message id and arguments, unless that id is on its way.
 
     Nothing more is sent once *limit_depth* messages are ready in the queue.  That is asked
-    before each chunk, so the queue may grow a chunk beyond it.
+    before each chunk, so the queue may grow a chunk beyond it.  Raises `MessageTooLarge`, and puts
+    nothing in of the chunk that has such a message.
     """
     queue = f"{broker.namespace}:{actor.queue_name}"
     remaining = iter(keyed_args)
@@ -90,7 +92,14 @@ def _push(broker: RedisBroker, queue: str, messages: list[Message[Any]]) -> int:
         "push_many",
         keys=[f"{queue}.DQ.msgs", f"{queue}.msgs", queue],
         # What Message.encode() gives, without its look at the class's fields for every message.
-        args=[part for message in messages for part in (message.message_id, encode(vars(message)))],
+        args=[
+            part
+            for message in messages
+            for part in (
+                message.message_id,
+                fitting(encode(vars(message)), actor=message.actor_name, message_id=message.message_id),
+            )
+        ],
     )
     for message, digit in zip(messages, pushed, strict=True):
         if digit == ord("1"):

@@ -15,6 +15,7 @@ from dramatiq.brokers.redis import RedisBroker
 from dramatiq.errors import DecodeError
 
 from coordination.scripts import call
+from coordination.sizes import fitting
 
 DEAD_MESSAGE_TTL = timedelta(days=7)
 """How long dead letters are kept: Dramatiq's number, long enough for a holiday."""
@@ -26,7 +27,8 @@ def push_once(broker: RedisBroker, message: Message[Any]) -> bool:
     """Put *message* into its queue; return False when its id is on its way already.
 
     The id is the message's own: it counts as on its way from here until a worker has
-    acknowledged it, however often its worker dies, and not a moment longer.
+    acknowledged it, however often its worker dies, and not a moment longer.  Raises
+    `MessageTooLarge`, having put nothing in.
     """
     message = message.copy(options={"redis_message_id": message.message_id})
     queue = f"{broker.namespace}:{message.queue_name}"
@@ -35,7 +37,10 @@ def push_once(broker: RedisBroker, message: Message[Any]) -> bool:
         broker.client,
         "push_once",
         keys=[f"{queue}.DQ.msgs", f"{queue}.msgs", queue],
-        args=[message.message_id, message.encode()],
+        args=[
+            message.message_id,
+            fitting(message.encode(), actor=message.actor_name, message_id=message.message_id),
+        ],
     )
     if pushed:
         broker.emit_after("enqueue", message, None)

@@ -13,10 +13,13 @@ from dramatiq.errors import ConnectionClosed
 from dramatiq.middleware import Middleware
 from redis.backoff import NoBackoff
 from redis.retry import Retry
+from structlog.testing import capture_logs
 
 from coordination.deliveries import Deliveries
 from coordination.messages import depth
+from coordination.sizes import LARGEST, LARGEST_FETCHED, MessageTooLarge
 from embedded.waiting import wait_until
+from metrics.redaction import LONGEST
 from workers import consumer as consumers
 from workers import ending
 from workers.consumer import Broker
@@ -432,3 +435,44 @@ def test_whose_sign_of_life_an_outage_has_made_old_is_given_time_for_another(bro
     pulse.stop()
     pulse.join()
     assert ready(client) == []
+
+
+# What is too large
+
+
+def test_a_message_that_is_too_large_is_given_up_and_told_of(broker, client, consume):
+    broker.client.hset(f"{NAMESPACE}:{QUEUE}.msgs", "large", b"x" * LARGEST_FETCHED)
+    broker.client.rpush(f"{NAMESPACE}:{QUEUE}", "large")
+    put(broker, "small")
+
+    with capture_logs() as lines:
+        (message,) = drain_out(consume())
+
+    assert message.message_id == "small"
+    assert [line["event"] for line in lines] == ["message given up"]
+    assert (lines[0]["message_id"], lines[0]["reason"], lines[0]["bytes"]) == (
+        "large",
+        "too_large",
+        LARGEST_FETCHED + 5,
+    )
+    assert where(client) == {"in_flight": 1, "dead": 1}
+
+
+def test_a_message_that_is_too_large_is_not_sent(broker, act, client):
+    with pytest.raises(MessageTooLarge):
+        act.send("x" * LARGEST)
+
+    assert where(client) == {}
+
+
+def test_the_trace_that_a_retry_carries_is_short(broker, client, consume):
+    put(broker, "1")
+    consumer = consume()
+    (message,) = drain_out(consumer)
+    message.options["traceback"] = "x" * LARGEST + " password=hunter2"
+
+    broker.enqueue(message, delay=1)
+    consumer.ack(message)
+
+    later = Message.decode(client.hget(f"{NAMESPACE}:{LINE}.msgs", "1"))
+    assert len(later.options["traceback"]) == LONGEST

@@ -24,9 +24,11 @@ from dramatiq.brokers.redis import RedisBroker
 from dramatiq.common import compute_backoff, current_millis, dq_name, q_name
 from dramatiq.errors import ConnectionClosed, DecodeError
 
-from coordination.deliveries import Deliveries, Fetched
+from coordination.deliveries import Deliveries, Fetched, Refused
 from coordination.messages import depth
 from coordination.queues import actor_of
+from coordination.sizes import TOO_LARGE, fitting
+from metrics.redaction import clean
 from workers import ending, measuring
 from workers.attempt import describe, identity
 
@@ -96,7 +98,7 @@ class Broker(RedisBroker):
         """Put *message* into its queue, or let it wait *delay* milliseconds first.
 
         One whose id is on its way already is not put in.  One that a worker has in hand
-        waits from its acknowledgement on.
+        waits from its acknowledgement on.  Raises `MessageTooLarge`, having put nothing in.
         """
         if isinstance(message, Due):
             return message
@@ -107,8 +109,8 @@ class Broker(RedisBroker):
             message = message.copy(queue_name=waiting_line, options={"eta": eta})
         self.emit_before("enqueue", message, delay)
         if delivery is not None:
-            delivery.later = message
-        elif not self.do_enqueue(message.queue_name, message.message_id, message.encode()):
+            delivery.later = _with_short_trace(message)
+        elif not self.do_enqueue(message.queue_name, message.message_id, _body(message)):
             return message
         self.emit_after("enqueue", message, delay)
         return message
@@ -121,7 +123,7 @@ class Broker(RedisBroker):
 
     def do_fetch(self, queue: str, limit: int) -> list[bytes]:
         """Take messages; return their bodies."""
-        return [fetched.body for fetched in self.deliveries.fetch(queue, limit=limit)]
+        return [fetched.body for fetched in self.deliveries.fetch(queue, limit=limit) if isinstance(fetched, Fetched)]
 
     def do_ack(self, queue: str, message_id: str) -> bool:
         """End a message that is done."""
@@ -229,9 +231,20 @@ class Consumer(dramatiq.Consumer):
             self._reclaim_at = now + RECLAIM_EVERY.total_seconds()
         room = self._prefetch - len(self._held)
         if room > 0:
-            self._fetched.extend(self._deliveries.fetch(self._queue, limit=room))
+            self._fetched.extend(self._fitting(self._deliveries.fetch(self._queue, limit=room)))
         if ending.draining.is_set():
             self._drain()
+
+    def _fitting(self, fetched: Iterable[Fetched | Refused]) -> Iterator[Fetched]:
+        """Say of each message that was too large that it was given up; yield the others."""
+        for one in fetched:
+            if isinstance(one, Fetched):
+                yield one
+                continue
+            facts = {"queue": self._queue, "message_id": _text(one), "reason": TOO_LARGE, "bytes": one.size}
+            log.error("message given up", **facts)
+            # Whose it was is in what nobody has read.
+            measuring.given_up("")
 
     def _drain(self) -> None:
         """Hand back what has not been started, once; the pulse did so too, perhaps before our last fetch."""
@@ -309,5 +322,15 @@ def _closing_at_errors() -> Iterator[None]:
         raise ConnectionClosed(describe(error)) from error
 
 
-def _text(fetched: Fetched) -> str:
+def _text(fetched: Fetched | Refused) -> str:
     return fetched.id.decode(errors="replace")
+
+
+def _body(message: Message[Any]) -> bytes:
+    return fitting(message.encode(), actor=message.actor_name, message_id=message.message_id)
+
+
+def _with_short_trace(message: Message[Any]) -> Message[Any]:
+    """Return the message with the trace of its last error as a line has it, however much the error had to say."""
+    trace = message.options.get("traceback")
+    return message.copy(options={"traceback": clean(trace)}) if isinstance(trace, str) else message

@@ -5,10 +5,15 @@
 -- KEYS[3]  <namespace>:<queue>.XQ.reasons  hash, id -> why it was given up
 -- ARGV[1]  id
 -- ARGV[2]  body that the caller has seen there, or '' for none
+-- ARGV[3]  size of the body, where the caller has seen no more of it; else 0
 --
 -- Returns 1 when it was removed, 0 when it is no longer what the caller has seen; then nothing was changed.
 
-if (redis.call('hget', KEYS[2], ARGV[1]) or '') ~= ARGV[2] then
+if tonumber(ARGV[3]) > 0 then
+  if redis.call('hstrlen', KEYS[2], ARGV[1]) ~= tonumber(ARGV[3]) then
+    return 0
+  end
+elseif (redis.call('hget', KEYS[2], ARGV[1]) or '') ~= ARGV[2] then
   return 0
 end
 redis.call('hdel', KEYS[2], ARGV[1])

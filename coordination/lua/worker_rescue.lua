@@ -13,9 +13,10 @@
 -- ARGV[2]  how long is too long, in milliseconds
 -- ARGV[3]  how many starts without an end make a message a dead letter
 -- ARGV[4]  how many to take at most
+-- ARGV[5]  how many bytes of a body are too many to be returned
 --
--- Returns how many were taken, all told, and id and body of each that became a dead letter; the
--- others are at the head of the queue.  A worker that has shown itself meanwhile keeps its own.
+-- Returns how many were taken, all told, and id and body, or '', of each that became a dead letter;
+-- the others are at the head of the queue.  A worker that has shown itself meanwhile keeps its own.
 
 local time = redis.call('time')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -38,7 +39,7 @@ for _, id in ipairs(redis.call('spop', KEYS[2], ARGV[4])) do
     redis.call('hset', KEYS[8], id, body)
     redis.call('hset', KEYS[9], id, 'poison')
     answer[#answer + 1] = id
-    answer[#answer + 1] = body
+    answer[#answer + 1] = #body > tonumber(ARGV[5]) and '' or body
   else
     redis.call('lpush', KEYS[6], id)
   end

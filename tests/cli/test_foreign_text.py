@@ -1,0 +1,99 @@
+"""Whatever other programs have written: no command hands it to a terminal, stumbles over it, or is long about it."""
+
+import json
+from datetime import timedelta
+
+import pytest
+from dramatiq import Message
+
+from coordination import uploads
+from coordination.sizes import LARGEST_FETCHED
+from metrics.redaction import CONTROL
+from models import Batch, DeletedObject, GitRefDeletion, JobRun, PassedOver, Process, now
+from models.deleted_object import MAX_ATTEMPTS
+from workers.broker import NAMESPACE
+from workers.clients import client
+
+NAME = "user_status_cleanup"
+SIGNS = "\x1b[31m\x1b]0;title\x07\x9b2J\u202e\u2028\r\x7f'\"\\[/red]{}"
+NOISE = f"{SIGNS} password='hunter2 hunter2' redis://:hunter2@h/0 "
+LONG = NOISE + "x" * 1_000_000 + NOISE
+COMMANDS = {
+    "status": "status",
+    "processes": "processes",
+    "ticks": f"ticks {NAME}",
+    "why": f"why {NAME}",
+    "dead list": "dead list",
+    "dead list, all": "dead list --limit 1000 --oldest",
+    "dead show": "dead show odd",
+    "dead show of a large one": "dead show large",
+    "dead replay": "dead replay --all --dry-run",
+    "records": "records list",
+    "uploads": "uploads failed",
+    "objects": "objects failed",
+    "refs": "refs rejected",
+    "leases": "leases list",
+    "buckets": "buckets",
+}
+
+pytestmark = pytest.mark.usefixtures("database")
+
+
+@pytest.fixture(autouse=True)
+def noise(database):
+    """What other programs may have written, wherever a command looks."""
+    instant = now()
+    result = {NOISE: LONG, "many": [NOISE] * 10_000, "number": 10**1_000, "blocked": LONG}
+    JobRun.create(
+        batch=NAME, state="failed", reason=NOISE, result=result, error=LONG, claimed_by=LONG, started_by=LONG,
+        claimed_at=instant, started_at=instant, enqueued_at=instant, finished_at=instant,
+    )  # fmt: skip
+    Batch.create(
+        name=NAME, paused_until=instant + timedelta(days=1), paused_since=instant, paused_reason=LONG, paused_by=LONG,
+        blocked_since=instant, blocked_reason=NOISE, blocked_sentence=LONG,
+    )  # fmt: skip
+    PassedOver.create(
+        batch=NOISE, record=NOISE, key=LONG[:2_000], first_failed_at=instant, last_failed_at=instant,
+        retry_at=instant, error=LONG,
+    )  # fmt: skip
+    Process.create(
+        kind="worker", host=NOISE, pid=1, version=LONG, alive_at=instant, silent_from=instant + timedelta(hours=1),
+        queues=[LONG], timetable={NAME: LONG},
+        at_work=[{"what": LONG, "run": 1, "message_id": LONG, "seconds": 1.0}],
+    )  # fmt: skip
+    DeletedObject.create(store_dir=NOISE, file=NOISE, pick_up_at=instant, attempts=MAX_ATTEMPTS)
+    GitRefDeletion.create(project_id=1, ref=NOISE, rejected_reason=NOISE)
+    client.zadd(uploads.FAILED, {f"artifacts:{LONG}": 1})
+    client.hset(f"{NAMESPACE}:git.XQ.reasons", "odd", LONG)
+    nested = "[" * 900 + "]" * 900
+    for letter, body in {
+        "large": b"{" + b" " * LARGEST_FETCHED,
+        "odd": Message("git", NOISE, (NOISE,), {NOISE: NOISE}, {NOISE: NOISE, "traceback": LONG[:500_000]}, "odd").encode(),
+        "deep": Message("git", "a", (), {}, {}, "deep").encode().replace(b'"args":[]', f'"args":{nested}'.encode()),
+        LONG: Message("git", "a", (), {}, {}, LONG[:100]).encode(),
+    }.items():  # fmt: skip
+        client.zadd(f"{NAMESPACE}:git.XQ", {letter: 1})
+        client.hset(f"{NAMESPACE}:git.XQ.msgs", letter, body)
+
+
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+def test_no_command_hands_over_what_a_terminal_would_obey(main, command):
+    shown = main(*command.split())
+    told = main(*command.split(), "--json")
+
+    assert (shown.status, told.status) == (0, 0), shown.stderr + told.stderr
+    for text in (shown.stdout, shown.stderr, told.stdout, told.stderr):
+        assert not {ord(letter) for letter in text} & CONTROL.keys()
+    assert json.loads(told.stdout) is not None
+    assert "hunter2" not in shown.stdout
+    assert len(shown.stdout) < 1_000_000
+
+
+def test_json_has_what_was_written_letter_for_letter(main):
+    (entry, *_) = [one for one in main("dead", "list", "--json").json["entries"] if one["id"] == "odd"]
+
+    assert entry["args"] == [NOISE]
+
+
+def test_json_of_a_number_that_is_too_large_for_it_is_json(main):
+    assert main("ticks", NAME, "--json").json["ticks"][0]["result"]["number"] == 10**1_000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from errno import EINVAL
 from functools import cache
 from hashlib import sha1
 from importlib.resources import files
@@ -9,6 +10,18 @@ from typing import Any
 
 import redis
 from redis.exceptions import NoScriptError
+
+LUA = files("coordination") / "lua"
+
+
+def load() -> None:
+    """Read all scripts, which a process does when it starts: later there may be no descriptor, or another version.
+
+    Raises `OSError` when one cannot be read, or is not whole.
+    """
+    for file in LUA.iterdir():
+        if file.name.endswith(".lua"):
+            _script(file.name.removesuffix(".lua"))
 
 
 def call(client: redis.Redis, name: str, *, keys: list[str], args: list[Any]) -> Any:
@@ -24,5 +37,9 @@ def call(client: redis.Redis, name: str, *, keys: list[str], args: list[Any]) ->
 @cache
 def _script(name: str) -> tuple[str, str]:
     """Return the script's source and the digest by which a server that knows it finds it."""
-    source = (files("coordination") / "lua" / f"{name}.lua").read_text(encoding="utf-8")
+    file = LUA / f"{name}.lua"
+    source = file.read_text(encoding="utf-8")
+    # A part of a script may be a script, too: one that tells nobody what it has done.
+    if not source.rstrip().rpartition("\n")[2].startswith("return"):
+        raise OSError(EINVAL, "the script is not whole; install forgekeeper again", str(file))
     return source, sha1(source.encode(), usedforsecurity=False).hexdigest()

@@ -10,6 +10,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 import models
+from coordination import scripts
 from settings import Settings
 
 client = redis.Redis()
@@ -52,6 +53,7 @@ def connect(
     *connections* bounds the pool of database connections; None gives each thread one of
     its own.  Called in each process, after the fork.  Raises `SettingsError` when a URL
     is missing; that of Redis may be where *redis_needed* is False, and then nothing may use it.
+    Raises `OSError` where a script for Redis cannot be read: it would be missing later, in the middle of something.
     """
     url = settings.require_database()
     redis_url = settings.require_redis() if redis_needed or settings.redis_url else None
@@ -61,6 +63,7 @@ def connect(
         models.open_pool(url, limits.database, name=name, size=connections)
     if redis_url is None:
         return
+    scripts.load()
     patience = limits.redis.total_seconds()
     client.connection_pool = redis.BlockingConnectionPool.from_url(
         redis_url,

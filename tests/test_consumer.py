@@ -22,7 +22,7 @@ from embedded.waiting import wait_until
 from metrics.redaction import LONGEST
 from workers import consumer as consumers
 from workers import ending
-from workers.consumer import Broker
+from workers.consumer import Broker, CannotEnd
 from workers.middleware import ChildRetries, Holding
 from workers.pulse import Pulse
 
@@ -174,6 +174,29 @@ def test_what_a_lost_reply_brought_is_found_without_a_new_consumer_too(broker, c
     assert [message.message_id for message in drain_out(consumer)] == ["1"]
 
 
+def test_what_no_thread_and_no_queue_has_any_more_is_handed_out_again(broker, consume, monkeypatch):
+    monkeypatch.setattr(consumers, "RECLAIM_EVERY", consumers.RECLAIM_EVERY * 0)
+    put(broker, "1")
+    put(broker, "2")
+    consumer = consume()
+    kept, lost = drain_out(consumer)
+
+    del lost
+
+    assert [message.message_id for message in drain_out(consumer)] == ["2"]
+    assert kept.message_id == "1"
+
+
+def test_what_is_lost_leaves_room_for_others(broker, consume):
+    for message_id in ("1", "2"):
+        put(broker, message_id)
+    consumer = consume(prefetch=1)
+
+    drain_out(consumer)
+
+    assert [message.message_id for message in drain_out(consumer)] == ["2"]
+
+
 def test_delayed_messages_go_back_when_the_consumer_is_replaced(broker, client, consume):
     put(broker, "1", queue=LINE, eta=current_millis() + 10_000)
     drain_out(consume(LINE))
@@ -300,7 +323,85 @@ def test_a_fetch_from_a_redis_that_is_away_is_a_closed_connection(broker, consum
         next(consume())
 
 
+class ShortOfMemory(Deliveries):
+    """Takes no step: there is no memory for that."""
+
+    def _call(self, *_):
+        raise MemoryError
+
+
+def run_short(broker, consumer, patch):
+    short = ShortOfMemory(broker.client, NAMESPACE, broker.broker_id)
+    patch.setattr(broker, "deliveries", short)
+    patch.setattr(consumer, "_deliveries", short)
+
+
+@pytest.mark.parametrize("end", [end_well, give_up, hand_back])
+def test_an_end_that_fails_for_any_reason_is_a_closed_connection_and_can_be_repeated(
+    broker, client, consume, monkeypatch, end
+):
+    put(broker, "1")
+    consumer = consume()
+    (message,) = drain_out(consumer)
+    with monkeypatch.context() as patch:
+        run_short(broker, consumer, patch)
+        with pytest.raises(ConnectionClosed):
+            end(consumer, message)
+
+    end(consumer, message)
+
+    assert "in_flight" not in where(client)
+
+
+@pytest.mark.parametrize("end", [end_well, give_up])
+def test_an_end_that_keeps_failing_ends_its_thread_and_is_left_to_others(broker, consume, monkeypatch, end):
+    monkeypatch.setattr(consumers, "END_WITHIN", consumers.END_WITHIN * 0)
+    monkeypatch.setattr(consumers, "RECLAIM_EVERY", consumers.RECLAIM_EVERY * 0)
+    put(broker, "1")
+    consumer = consume()
+    (message,) = drain_out(consumer)
+    with monkeypatch.context() as patch:
+        run_short(broker, consumer, patch)
+        with pytest.raises(CannotEnd):
+            end(consumer, message)
+
+    assert [again.message_id for again in drain_out(consumer)] == [message.message_id]
+
+
+def test_an_end_that_redis_keeps_refusing_ends_no_thread(broker, client, consume, monkeypatch):
+    monkeypatch.setattr(consumers, "END_WITHIN", consumers.END_WITHIN * 0)
+    put(broker, "1")
+    consumer = consume()
+    (message,) = drain_out(consumer)
+    client.replicaof("127.0.0.1", "1")
+    try:
+        for _ in range(2):
+            with pytest.raises(ConnectionClosed):
+                consumer.ack(message)
+    finally:
+        client.replicaof("no", "one")
+
+
 # A retry that cannot be made
+
+
+def test_a_child_whose_retry_cannot_be_written_is_a_dead_letter(client):
+    broker = Broker(client=client, namespace=NAMESPACE, middleware=[ChildRetries(), Options()])
+
+    def spoil(given):
+        given.append(object())
+        raise ValueError("no")
+
+    dramatiq.actor(spoil, actor_name="act", queue_name=QUEUE, broker=broker, child=True)
+    broker.do_enqueue(QUEUE, "1", Message(QUEUE, "act", ([],), {}, {}, "1").encode())
+    worker = Worker(broker, worker_threads=1, worker_timeout=10)
+    worker.start()
+    try:
+        broker.join(QUEUE, timeout=round(LIMIT * 1000))
+    finally:
+        worker.stop()
+
+    assert where(client) == {"dead": 1}
 
 
 def test_a_child_whose_retry_cannot_even_be_prepared_is_a_dead_letter_and_never_acknowledged(client):

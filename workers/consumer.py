@@ -2,13 +2,14 @@
 
 Dramatiq's threads ask the broker for a consumer, the consumer for messages, and give each
 back with `ack` or `nack`.  Here a message is in this process's hands until one step in
-Redis has ended it, and that step is tried until it works: an error of Redis, of whatever
-kind, is to Dramatiq a closed connection.
+Redis has ended it, and that step is tried until it works: an error, of whatever kind, is to
+Dramatiq a closed connection.  What its threads and queues lose all the same goes back to Redis.
 """
 
 from __future__ import annotations
 
 import time
+import weakref
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -32,12 +33,18 @@ from metrics.redaction import clean
 from workers import ending, measuring
 from workers.attempt import describe, identity
 
-RECLAIM_EVERY = timedelta(minutes=1)
-"""How often a consumer looks for messages that are ours by Redis's account alone."""
+RECLAIM_EVERY = timedelta(seconds=30)
+"""How often a consumer looks for messages that are ours by Redis's account alone; they may lie for a minute at most."""
+END_WITHIN = timedelta(minutes=1)
+"""For so long a message's end is tried that fails though Redis is there: then the process ends, and others have it."""
 UNKNOWN_FOR = timedelta(minutes=1)
 """How long a message waits whose actor this process does not know; a newer worker may come by."""
 
 log = structlog.get_logger(__name__)
+
+
+class CannotEnd(BaseException):
+    """A message that is done cannot be ended here.  It ends its thread: Dramatiq swallows what is an `Exception`."""
 
 
 class Due(Message[Any]):
@@ -50,15 +57,61 @@ class Delivery(MessageProxy):
     def __init__(self, fetched: Fetched, message: Message[Any]) -> None:
         super().__init__(message)
         self.fetched = fetched
-        self.later: Message[Any] | None = None  # what takes its place in the delayed queue
+        self.later: bytes | None = None  # what takes its place in the delayed queue
         self.unstarted = False  # it goes back to its queue
         self.begun = False  # a run or a child has been entered for it
         self.reason = "failed"
+        self.failing_since: float | None = None  # of the monotonic clock: its end fails though Redis is there
 
     def stuff_exception(self, exception: BaseException) -> None:
         """Remember what went wrong, for the dead letters."""
         super().stuff_exception(exception)
         self.reason = describe(exception)
+
+
+class Hands:
+    """What this process has in hand of one queue.
+
+    A message is in hand for as long as there is its `Delivery`: whichever thread works on it, whichever queue it
+    waits in, refers to that, and an error that makes Dramatiq lose the one loses the other.  So what is being worked
+    on or ended is never taken for lost, and what is lost never for being in hand.  The one thing that refers to
+    messages that it is done with is an idle thread: who has ended a message lets go of it.
+
+    Only the queue's consumer takes, so that `in` and `take` need no lock; any thread may let go.
+    """
+
+    def __init__(self) -> None:
+        self._deliveries: dict[Fetched, weakref.ref[Delivery]] = {}
+
+    def __contains__(self, fetched: Fetched) -> bool:
+        known = self._deliveries.get(fetched)
+        return known is not None and known() is not None
+
+    def take(self, delivery: Delivery) -> Delivery:
+        """Have it in hand from now on."""
+        self._deliveries[delivery.fetched] = weakref.ref(delivery)
+        return delivery
+
+    def let_go(self, delivery: Delivery) -> None:
+        """Have it in hand no longer."""
+        known = self._deliveries.get(delivery.fetched)
+        # Nobody takes the same while this one is there; and it is there, as our caller has it.
+        if known is not None and known() is delivery:
+            self._deliveries.pop(delivery.fetched, None)
+
+    def clear(self) -> None:
+        """Have nothing in hand."""
+        self._deliveries.clear()
+
+    def all(self) -> list[Fetched]:
+        """List what is in hand; forget what nobody has any more."""
+        found = []
+        for fetched, delivery in self._deliveries.copy().items():
+            if delivery() is not None:
+                found.append(fetched)
+            else:
+                self._deliveries.pop(fetched, None)
+        return found
 
 
 class Broker(RedisBroker):
@@ -70,7 +123,7 @@ class Broker(RedisBroker):
 
     def __init__(self, *, client: redis.Redis, namespace: str, middleware: list[dramatiq.Middleware]) -> None:
         super().__init__(client=client, namespace=namespace, middleware=middleware)  # type: ignore[no-untyped-call]
-        self._held: dict[str, set[Fetched]] = defaultdict(set)
+        self._hands: dict[str, Hands] = defaultdict(Hands)
         self.enrol()
 
     def declare_actor(self, actor: Actor[..., Any]) -> None:
@@ -92,7 +145,7 @@ class Broker(RedisBroker):
 
     def consume(self, queue_name: str, prefetch: int = 1, timeout: int = 5000) -> Consumer:
         """Return a consumer of the queue; *timeout* is for how many milliseconds it may idle."""
-        return Consumer(self, queue_name, self._held[queue_name], prefetch=prefetch, timeout=timeout)
+        return Consumer(self, queue_name, self._hands[queue_name], prefetch=prefetch, timeout=timeout)
 
     def enqueue(self, message: Message[Any], *, delay: int | None = None) -> Message[Any]:
         """Put *message* into its queue, or let it wait *delay* milliseconds first.
@@ -109,7 +162,8 @@ class Broker(RedisBroker):
             message = message.copy(queue_name=waiting_line, options={"eta": eta})
         self.emit_before("enqueue", message, delay)
         if delivery is not None:
-            delivery.later = _with_short_trace(message)
+            # Here it is heard of if that cannot be written; where the message is ended it would be in the way for ever.
+            delivery.later = _with_short_trace(message).encode()
         elif not self.do_enqueue(message.queue_name, message.message_id, _body(message)):
             return message
         self.emit_after("enqueue", message, delay)
@@ -146,16 +200,16 @@ class Broker(RedisBroker):
 class Consumer(dramatiq.Consumer):
     """Fetches the messages of one queue, or of its delayed ones, and ends them.
 
-    *held* is what this process has in hand of the queue.  It outlives the consumer, which
+    *hands* are what this process has in hand of the queue.  They outlive the consumer, which
     Dramatiq replaces after an error: work goes on meanwhile.
     """
 
-    def __init__(self, broker: Broker, queue: str, held: set[Fetched], *, prefetch: int, timeout: int) -> None:
+    def __init__(self, broker: Broker, queue: str, hands: Hands, *, prefetch: int, timeout: int) -> None:
         self._broker = broker
         self._deliveries = broker.deliveries
         self._queue = queue
         self._delayed = queue != q_name(queue)
-        self._held = held
+        self._hands = hands
         self._prefetch = prefetch
         self._timeout = timeout
         self._fetched: deque[Fetched] = deque()
@@ -165,7 +219,7 @@ class Consumer(dramatiq.Consumer):
         self._unknown = UnknownActors()
         if self._delayed:
             # Dramatiq has dropped those that waited in its memory.
-            held.clear()
+            hands.clear()
 
     def __next__(self) -> Delivery | None:
         """Return a message to work on; None after idling for a moment."""
@@ -187,29 +241,64 @@ class Consumer(dramatiq.Consumer):
     def ack(self, message: MessageProxy) -> None:
         """End the message: it is done, waits for its retry, has become due, or goes back unstarted."""
         assert isinstance(message, Delivery)
-        with _closing_at_errors():
+        with self._ending(message):
             ours = self._end(message)
-        self._held.discard(message.fetched)
         if not ours and not message.unstarted:
             log.warning("message ended elsewhere", queue=self._queue, message_id=message.message_id)
 
     def nack(self, message: MessageProxy) -> None:
         """Make the message a dead letter."""
         assert isinstance(message, Delivery)
-        with _closing_at_errors():
+        with self._ending(message):
             given_up = self._deliveries.nack(self._queue, *message.fetched, reason=message.reason)
         if given_up:
             facts = {"queue": self._queue, "message_id": message.message_id, "reason": message.reason}
             log.error("message given up", actor=message.actor_name, **facts)
-        self._held.discard(message.fetched)
 
     def requeue(self, messages: Iterable[MessageProxy]) -> None:
         """Hand messages back that were not worked on."""
-        fetched = [message.fetched for message in messages if isinstance(message, Delivery)]
-        if fetched:
-            with _closing_at_errors():
-                self._deliveries.requeue(self._queue, [one.id for one in fetched])
-            self._held.difference_update(fetched)
+        deliveries = [message for message in messages if isinstance(message, Delivery)]
+        if not deliveries:
+            return
+        # Whether that works or not, Dramatiq has them no longer.
+        for delivery in deliveries:
+            self._hands.let_go(delivery)
+        try:
+            self._deliveries.requeue(self._queue, [delivery.fetched.id for delivery in deliveries])
+        except Exception as error:
+            raise ConnectionClosed(describe(error)) from error
+
+    @contextmanager
+    def _ending(self, delivery: Delivery) -> Iterator[None]:
+        """Take the step that ends the message, or let Dramatiq try again; whatever else leaves here it swallows.
+
+        So the message is let go of on all other ways out: where the step was not taken, it is reclaimed.
+        """
+        again = False
+        try:
+            yield
+        except redis.RedisError as error:
+            delivery.failing_since = None
+            closed = ConnectionClosed(describe(error))
+            again = True
+            raise closed from error
+        except Exception as error:
+            closed = self._failed(delivery, error)
+            again = True
+            raise closed from error
+        finally:
+            if not again:
+                self._hands.let_go(delivery)
+
+    def _failed(self, delivery: Delivery, error: Exception) -> ConnectionClosed:
+        now = time.monotonic()
+        if delivery.failing_since is None:
+            delivery.failing_since = now
+        if now - delivery.failing_since >= END_WITHIN.total_seconds():
+            facts = {"queue": self._queue, "message_id": delivery.message_id}
+            log.critical("message cannot be ended", actor=delivery.actor_name, **facts, exc_info=error)
+            raise CannotEnd(delivery.message_id) from error
+        return ConnectionClosed(describe(error))
 
     def _end(self, delivery: Delivery) -> bool:
         if self._delayed:
@@ -217,7 +306,7 @@ class Consumer(dramatiq.Consumer):
             del message.options["eta"]
             return self._deliveries.due(message.queue_name, delivery.fetched, message.encode())
         if delivery.later is not None:
-            return self._deliveries.retry(self._queue, delivery.fetched, delivery.later.encode())
+            return self._deliveries.retry(self._queue, delivery.fetched, delivery.later)
         if delivery.unstarted:
             return bool(self._deliveries.requeue(self._queue, [delivery.fetched.id]))
         return self._deliveries.ack(self._queue, *delivery.fetched)
@@ -225,11 +314,12 @@ class Consumer(dramatiq.Consumer):
     def _fetch(self) -> None:
         now = time.monotonic()
         if now >= self._reclaim_at:
-            count = self._deliveries.reclaim(self._queue, [held.id for held in self._held.copy()])
+            # What was fetched and not handed out is none: we fetch when there is nothing left of that.
+            count = self._deliveries.reclaim(self._queue, [fetched.id for fetched in self._hands.all()])
             if count:
                 log.warning("messages reclaimed", queue=self._queue, count=count)
             self._reclaim_at = now + RECLAIM_EVERY.total_seconds()
-        room = self._prefetch - len(self._held)
+        room = self._prefetch - len(self._hands.all())
         if room > 0:
             self._fetched.extend(self._fitting(self._deliveries.fetch(self._queue, limit=room)))
         if ending.draining.is_set():
@@ -256,7 +346,7 @@ class Consumer(dramatiq.Consumer):
     def _open(self, fetched: Fetched) -> Delivery | None:
         """Make a delivery of what was fetched; None when nobody here can work on it."""
         self._misses = 0
-        if fetched in self._held:
+        if fetched in self._hands:
             # It was taken from us while we were at it, and is ours again: once is enough.
             return None
         message = self._decode(fetched)
@@ -268,8 +358,7 @@ class Consumer(dramatiq.Consumer):
         if not self._delayed and message.actor_name not in self._broker.actors:
             self._postpone(fetched, message)
             return None
-        self._held.add(fetched)
-        return Delivery(fetched, message)
+        return self._hands.take(Delivery(fetched, message))
 
     def _decode(self, fetched: Fetched) -> Message[Any] | None:
         try:

@@ -25,6 +25,7 @@ from dramatiq.common import current_millis
 
 from coordination.messages import is_dead, push_once
 from metrics.instruments import Instruments
+from metrics.threads import Vital, ended_itself
 from models import Batch as BatchRow
 from models import JobRun, database, now, release
 from models.job_run import CLOCK_TOLERANCE
@@ -40,6 +41,8 @@ LATE = timedelta(minutes=1)
 PRECEDENCE = timedelta(seconds=1)
 """For so long a claimed run is its claimant's to send, and a sent one its message's to arrive."""
 HEARTBEAT = timedelta(seconds=15)
+AGAIN = 1.0
+"""Seconds after which a loop turns again whose turn has failed though no server was away."""
 REMEMBERED = 100
 """How many older ticks get a row each after an outage; the ledger need not list a week of minutes."""
 
@@ -181,7 +184,7 @@ def _registered(batch: Batch) -> datetime:
     return registered
 
 
-class Loop(threading.Thread):
+class Loop(Vital):
     """Reconciles one batch: when its bell rings, and every few seconds without.
 
     The pause between two turns is measured by the monotonic clock, so that a wall clock
@@ -189,12 +192,11 @@ class Loop(threading.Thread):
     """
 
     def __init__(self, batch: Batch, settings: Settings, *, broken: threading.Event, asked: SimpleQueue[None]) -> None:
-        super().__init__(name=batch.name, daemon=True)
+        super().__init__(batch.name)
         self._batch = batch
         self._bell = threading.Event()
         self._told: datetime | None = None
         self._settings = settings
-        self._stopped = threading.Event()
         self._broken = broken
         self._asked = asked
         self._unanswered: float | None = None
@@ -212,21 +214,24 @@ class Loop(threading.Thread):
 
     def stop(self) -> None:
         """End after the present turn."""
-        self._stopped.set()
+        self.stopped.set()
         self._bell.set()
 
-    def run(self) -> None:
-        """Turn until stopped; a thread that ends for another reason ends the process."""
+    def work(self) -> None:
+        """Reconcile until stopped."""
+        pause = self._settings.poll_interval.total_seconds()
         try:
-            while not self._stopped.is_set():
-                self.turn()
-                self._bell.wait(self._settings.poll_interval.total_seconds())
+            while not self.stopped.is_set():
+                self._bell.wait(pause if self.take_turn(self.turn) else min(AGAIN, pause))
                 self._bell.clear()
         finally:
             release()
-            if not self._stopped.is_set():
-                self._broken.set()
-                self._asked.put(None)
+
+    def broken(self, error: BaseException | None) -> None:
+        """End the process: without this loop it is worse than none."""
+        self._broken.set()
+        self._asked.put(None)
+        log.critical("process ends itself", reason=f"its loop {self.name!r} has ended", exc_info=error)
 
     def turn(self) -> None:
         """Reconcile once; a server that is away costs this turn alone."""
@@ -241,6 +246,10 @@ class Loop(threading.Thread):
             COUNT.inc("forgekeeper_scheduler_enqueue_failures_total", self._batch.name)
             log.warning("reconcile failed", batch=self._batch.name, error=describe(error))
             release()
+        except BaseException:
+            COUNT.inc("forgekeeper_scheduler_enqueue_failures_total", self._batch.name)
+            release()
+            raise
 
 
 def serve(settings: Settings) -> int:
@@ -273,7 +282,7 @@ def serve(settings: Settings) -> int:
         loop.join(settings.scheduler_timeout.total_seconds() * 2)
     presence.stop()
     log.info("scheduler stopped", scheduler=identity())
-    return 1 if broken.is_set() else 0
+    return 1 if broken.is_set() or ended_itself() else 0
 
 
 def _nothing() -> None:
@@ -308,12 +317,23 @@ def _beat(clock: BlockingScheduler, loops: list[Loop]) -> None:
     clock.add_listener(lambda _event: beat(), EVENT_SCHEDULER_STARTED)
 
 
+class Stopper(Vital):
+    """Shuts the clock down when that is asked for; without it no signal would end the process."""
+
+    def __init__(self, asked: SimpleQueue[None], clock: BlockingScheduler) -> None:
+        super().__init__("stopper")
+        self._asked = asked
+        self._clock = clock
+
+    def work(self) -> None:
+        """Wait until asked; shut the clock down."""
+        self._asked.get()
+        while not self.take_turn(lambda: self._clock.shutdown(wait=False)):
+            pass
+        self.stopped.set()
+
+
 def _stop_when(asked: SimpleQueue[None], clock: BlockingScheduler) -> None:
     """Shut the clock down once it runs and is *asked* to, by a signal or a broken loop."""
-
-    def shut_down() -> None:
-        asked.get()
-        clock.shutdown(wait=False)
-
-    stopper = threading.Thread(target=shut_down, name="stopper", daemon=True)
+    stopper = Stopper(asked, clock)
     clock.add_listener(lambda _event: stopper.start(), EVENT_SCHEDULER_STARTED)

@@ -17,13 +17,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
-from threading import Event, Thread
+from threading import Event
 from typing import Any, NamedTuple
 from uuid import uuid4
 
 import redis
 
 from coordination.scripts import call
+from metrics.threads import Vital
 
 UNTIL = "forgekeeper:{leases}:until"
 SINCE = "forgekeeper:{leases}:since"
@@ -113,6 +114,20 @@ class Lease:
             self._gone = True
 
 
+class Keeper(Vital):
+    """Renews a lease in the background."""
+
+    def __init__(self, held: Lease, name: str) -> None:
+        super().__init__(name)
+        self._held = held
+
+    def work(self) -> None:
+        """Renew it until stopped, or until it is lost: then its holder learns of it by asking."""
+        while not self.take_turn(lambda: self._held.keep(self.stopped)):
+            pass
+        self.stopped.set()
+
+
 @contextmanager
 def lease(
     client: redis.Redis,
@@ -139,13 +154,12 @@ def lease(
     if not _run(client, "lease_acquire", name, owner, ttl.total_seconds(), longest):
         raise LeaseTaken(f"the lease {name} is held by another")
     held = Lease(client, name, owner, ttl=ttl, at_most=at_most, taken=taken, clock=clock)
-    done = Event()
-    keeper = Thread(target=held.keep, args=[done], name=f"lease {name}", daemon=True)
+    keeper = Keeper(held, f"lease {name}")
     try:
         keeper.start()
         yield held
     finally:
-        done.set()
+        keeper.stopped.set()
         # What the body raised matters more, and a lease that is not given back ends by itself.
         with suppress(redis.RedisError):
             _run(client, "lease_release", name, owner)

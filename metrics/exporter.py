@@ -96,12 +96,20 @@ class Question(Generic[Answer]):
         if self._thread is not None and self._thread.is_alive():
             return
         self.answer, self._began = None, time.monotonic()
-        self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            # No thread can be had for this one now, for the next perhaps.
+            self._thread, self.seconds = None, 0.0
+            log.warning("collector failed", collector=self.name, error=describe(error))
+        else:
+            self._thread = thread
 
     def wait(self, until: float) -> Answer | None:
         """Return the answer, None when there is none by *until*, an instant of the monotonic clock."""
-        assert self._thread is not None
+        if self._thread is None:
+            return None
         self._thread.join(max(0.0, until - time.monotonic()))
         if self._thread.is_alive():
             self.seconds = time.monotonic() - self._began

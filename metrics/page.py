@@ -6,7 +6,6 @@ import os
 import socket
 import socketserver
 import sys
-import threading
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
@@ -15,8 +14,12 @@ from wsgiref.simple_server import ServerHandler, WSGIRequestHandler, WSGIServer
 import structlog
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
+from metrics.threads import Vital
+
 LONGEST_LINE = 65_536
 """Bytes of a request's first line."""
+PAUSE = 1.0
+"""Seconds after which a page that has failed is served again."""
 
 log = structlog.get_logger(__name__)
 
@@ -58,11 +61,25 @@ class Page(socketserver.ThreadingMixIn, WSGIServer):
 
     def start(self) -> None:
         """Serve from a thread of its own, until the process ends."""
-        threading.Thread(target=self.serve, name="metrics", daemon=True).start()
+        Server(self).start()
 
     def serve(self) -> None:
         """Serve until shut down."""
         self.serve_forever(poll_interval=0.2)
+
+
+class Server(Vital):
+    """Serves a page beside what its process is there for."""
+
+    def __init__(self, page: Page) -> None:
+        super().__init__("metrics")
+        self._page = page
+
+    def work(self) -> None:
+        """Serve until the process ends; what ends that is one turn's failure."""
+        while not self.take_turn(self._page.serve):
+            self.stopped.wait(PAUSE)
+        self.stopped.set()
 
 
 class _Request(WSGIRequestHandler):

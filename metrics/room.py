@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import structlog
@@ -30,7 +31,8 @@ class RoomyFile(MmapedDict):
         except OSError as error:
             # In a thread of its own: the client holds its lock, and lines are counted, too.
             facts = {"file": Path(filename).name, "error": error.strerror}
-            threading.Thread(target=log.warning, args=["counting in memory"], kwargs=facts, daemon=True).start()
+            with suppress(RuntimeError):  # no thread can be had: then it is not said
+                threading.Thread(target=log.warning, args=["counting in memory"], kwargs=facts, daemon=True).start()
             memory = os.memfd_create("metrics")
             os.truncate(memory, ROOM)
             super().__init__(f"/proc/self/fd/{memory}")  # type: ignore[no-untyped-call]

@@ -1,6 +1,7 @@
 """Messages in real worker processes that are killed, told to end, or lose their Redis."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -64,6 +65,12 @@ class WorkerProcesses:
     def ready(self):
         eventually(lambda: len(self.said(READY)) == self._processes)
         return self
+
+    @property
+    def process(self):
+        """The id of the one process that the master has started."""
+        (pid,) = Path(f"/proc/{self.master.pid}/task/{self.master.pid}/children").read_text().split()
+        return int(pid)
 
     def end(self):
         self.master.terminate()
@@ -256,7 +263,7 @@ def test_a_process_one_of_whose_threads_has_died_ends_and_its_messages_run_elsew
 
     worker.master.wait(LIMIT)
 
-    assert [line["reason"] for line in worker.said("worker ends itself")] == ["a thread has died"]
+    assert [line["reason"] for line in worker.said("process ends itself")] == ["a thread has died"]
     assert client.lrange(KEY, 0, -1)
     successors = [start_worker(threads=1)]
 
@@ -267,6 +274,76 @@ def test_a_process_one_of_whose_threads_has_died_ends_and_its_messages_run_elsew
         return done() == ["1"]
 
     eventually(done_by_a_successor)
+
+
+def test_a_process_without_a_thread_that_looks_after_time_limits_ends(start_worker):
+    worker = start_worker()
+    push("end_the_time_limit")
+
+    worker.master.wait(LIMIT)
+
+    assert [line["reason"] for line in worker.said("process ends itself")] == ["a thread has died"]
+
+
+# A process that is short of something
+
+
+@contextmanager
+def no_file_can_be_opened(pid):
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, before[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+
+
+def test_messages_that_end_while_no_file_can_be_opened_are_ended(start_worker, go):
+    # Nothing has been ended here before, so that nothing could have been learnt from files by that.
+    worker = start_worker(threads=8).ready()
+    for _ in range(16):
+        push("wait", str(go))
+    eventually(lambda: (client.hlen(f"{KEY}.starts"), client.llen(KEY)) == (8, 0))
+
+    with no_file_can_be_opened(worker.process):
+        go.touch()
+        eventually(lambda: left() == NOTHING)
+
+    assert worker.master.poll() is None
+
+
+def test_a_message_whose_end_fails_for_want_of_memory_is_ended_afterwards(start_worker):
+    worker = start_worker()
+    push("fail_to_end", "1", 3)
+
+    eventually(lambda: left() == NOTHING)
+
+    assert (done(), len(failed_ends(worker))) == (["1"], 3)
+
+
+def test_a_message_that_cannot_be_ended_is_ended_by_another_process(start_worker):
+    worker = start_worker()
+    push("fail_to_end", "1", 10**6)
+
+    worker.master.wait(LIMIT)
+
+    assert worker.said("message cannot be ended")
+    assert [line["reason"] for line in worker.said("process ends itself")] == ["a thread has died"]
+    start_worker()
+    eventually(lambda: left() == NOTHING)
+    assert done() == ["1", "1"]
+
+
+def test_a_message_that_dramatiq_loses_on_its_way_to_a_thread_is_worked_on(start_worker):
+    worker = start_worker().ready()
+    push("lose_the_next")
+    eventually(lambda: left() == NOTHING)
+
+    push("note", "1")
+
+    eventually(lambda: left() == NOTHING)
+    assert done() == ["1"]
+    assert worker.said("messages reclaimed")
 
 
 # A Redis that fails

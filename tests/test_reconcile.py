@@ -946,8 +946,27 @@ def test_a_turn_survives_a_database_that_breaks_its_connection(loops, patient):
     assert rows("enqueued") == {NOON}
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_loop_that_breaks_ends_the_process(loops, patient):
+def test_a_loop_one_of_whose_turns_fails_for_any_reason_turns_again(loops, patient, monkeypatch):
+    monkeypatch.setattr(scheduler, "AGAIN", 0.0)
+    errors, in_order = iter([MemoryError, RuntimeError]), scheduler.reconcile
+
+    def spoilt(*arguments, **facts):
+        for error in errors:
+            raise error
+        in_order(*arguments, **facts)
+
+    monkeypatch.setattr(scheduler, "reconcile", spoilt)
+    loop = loops(BATCH, patient)
+    clock_is(NOON)
+
+    loop.start()
+
+    assert wait_until(lambda: rows("enqueued") == {NOON}, LIMIT)
+    assert not loop._broken.is_set()
+
+
+def test_a_loop_that_breaks_ends_the_process(loops, patient, monkeypatch):
+    monkeypatch.setattr(scheduler, "AGAIN", 0.0)
     stranger = dramatiq.actor(lambda: None, actor_name="stranger", broker=StubBroker(middleware=[]))
     loop = loops(replace(BATCH, actor=stranger), patient)
 

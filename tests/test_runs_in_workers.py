@@ -34,6 +34,7 @@ DEAD_AFTER = timedelta(seconds=3)
 """Long enough that a busy machine is not taken for a dead worker."""
 PATIENT = {"database_lock_timeout": 60, "database_statement_timeout": 60}
 """Settings that let a run wait for a lock for as long as a test wants it held."""
+SHORT_OF_MEMORY = str(ROOT / "tests" / "worker_short_of_memory.py")
 NOTHING = {"ready": 0, "in_flight": 0, "delayed": 0, "dead": 0}
 
 ADD_DUE = """
@@ -48,14 +49,14 @@ TERMINATE_WORKERS = """
 
 
 class WorkerProcesses:
-    """`forgekeeper worker` with one process, its log in a file."""
+    """`forgekeeper worker` with one process, its log in a file; or a *program* that is one, with its arguments."""
 
-    def __init__(self, log, settings, threads):
+    def __init__(self, log, settings, threads, program):
         self._log = log
         environment = {PREFIX + name.upper(): str(value) for name, value in settings.items()}
         with log.open("wb") as output:
             self.master = subprocess.Popen(
-                [sys.executable, "-m", "cli", "worker", "--processes", "1", "--threads", str(threads)],
+                [sys.executable, *program, "--processes", "1", "--threads", str(threads)],
                 env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -92,10 +93,10 @@ class WorkerProcesses:
 def start_worker(database, tmp_path):
     started = []
 
-    def start(*, threads=2, **settings):
+    def start(*, threads=2, program=("-m", "cli", "worker"), **settings):
         log = tmp_path / f"worker-{len(started)}.log"
         usual = {"dead_after": DEAD_AFTER.total_seconds(), "retry_after": 0.2}
-        started.append(WorkerProcesses(log, usual | settings, threads))
+        started.append(WorkerProcesses(log, usual | settings, threads, program))
         return started[-1]
 
     yield start
@@ -326,6 +327,38 @@ def test_a_run_whose_process_was_killed_is_finished_by_another_worker(start_work
     eventually(finished(reconcile, run_id))
     assert (row(run_id).attempt, row(run_id).losses, statuses_left()) == (2, 1, 0)
     assert process_of(run_id) != killed
+
+
+def test_a_heart_that_lacks_memory_for_a_beat_goes_on_beating(start_worker, reconcile):
+    due_statuses(500)
+    # Five seconds: longer than a silent run is left alone.
+    worker = start_worker(program=(SHORT_OF_MEMORY, "beat", "2"), pace_user_status_cleanup=100)
+    run_id = send(reconcile)
+
+    eventually(finished(reconcile, run_id))
+
+    assert (len(worker.said("turn failed")), row(run_id).attempt, row(run_id).losses) == (2, 1, 0)
+
+
+def test_a_process_whose_heart_has_stopped_ends_with_its_run(start_worker, reconcile):
+    due_statuses(700)
+    worker = start_worker(program=(SHORT_OF_MEMORY, "beat", "1000000"), pace_user_status_cleanup=100)
+    run_id = send(reconcile)
+
+    worker.master.wait(LIMIT)
+
+    assert [line["reason"] for line in worker.said("process ends itself")] == ["its thread 'heart' has ended"]
+    assert (row(run_id).state, row(run_id).losses) == ("succeeded", 0)
+
+
+def test_a_process_that_cannot_start_whole_does_not_start(start_worker, reconcile):
+    worker = start_worker(program=(SHORT_OF_MEMORY, "start", "1"))
+    run_id = send(reconcile)
+
+    status = worker.master.wait(LIMIT)
+
+    assert (status, row(run_id).state, queue()["ready"]) == (1, "enqueued", 1)
+    assert [line["reason"] for line in worker.said("process ends itself")] == ["it cannot start"]
 
 
 def test_a_run_that_is_not_silent_for_long_enough_is_not_taken(start_worker, reconcile):

@@ -5,15 +5,21 @@ import signal
 import sys
 import threading
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
+from queue import PriorityQueue
 
 import dramatiq
 import dramatiq.worker
+from dramatiq.middleware import TimeLimit
+from dramatiq.middleware.threading import raise_thread_exception
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
 
+from coordination.deliveries import Deliveries
 from coordination.messages import push_once
+from workers import consumer
 from workers.__main__ import run
 from workers.broker import broker
 from workers.child import current
@@ -21,6 +27,7 @@ from workers.clients import client
 
 QUEUE = "objects"
 dramatiq.worker.POST_PROCESS_MESSAGE_RETRY_DELAY_SECS = 0.2  # five seconds are long for a test
+consumer.END_WITHIN = consumer.RECLAIM_EVERY = timedelta(seconds=1)  # and so is a minute
 
 
 @dataclass
@@ -98,6 +105,38 @@ def hand_on(path):
 def end_the_thread():
     """Make Dramatiq's thread run into an error that nobody catches."""
     threading.current_thread().consumers = {}
+
+
+@dramatiq.actor(broker=broker, queue_name=QUEUE, child=True)
+def fail_to_end(key, times):
+    """Be done; when the process learns of it for the first time, let messages be ended *times* times without memory."""
+    client.rpush("done", key)
+    if client.setnx("fails to end", key):
+        _spoil(Deliveries, "ack", times)
+
+
+@dramatiq.actor(broker=broker, queue_name=QUEUE, child=True)
+def lose_the_next():
+    """Let there be no memory for putting the next message into the queue of Dramatiq's threads."""
+    _spoil(PriorityQueue, "put", 1)
+
+
+def _spoil(kind, name, times):
+    left, in_order = iter(range(times)), getattr(kind, name)
+
+    def spoilt(*arguments, **options):
+        for _ in left:
+            raise MemoryError
+        return in_order(*arguments, **options)
+
+    setattr(kind, name, spoilt)
+
+
+@dramatiq.actor(broker=broker, queue_name=QUEUE, child=True)
+def end_the_time_limit():
+    """Let the thread end that ends what takes too long."""
+    (manager,) = [one.manager for one in broker.middleware if isinstance(one, TimeLimit)]
+    raise_thread_exception(manager.ident, SystemExit)
 
 
 def _wait_for(path):

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import threading
 from datetime import timedelta
 
 import peewee as pw
 import structlog
 from playhouse.pool import MaxConnectionsExceeded
 
+from metrics.threads import Vital
 from models import JobRun, database, promptly, release
 from workers.attempt import Attempt, describe
 
 log = structlog.get_logger(__name__)
 
 
-class Heart(threading.Thread):
+class Heart(Vital):
     """Says three times in *dead_after* that every attempt of this process lives, and what it has come to so far."""
 
     def __init__(self, dead_after: timedelta) -> None:
-        super().__init__(name="heart", daemon=True)
+        super().__init__("heart")
         self._interval = dead_after.total_seconds() / 3
         self._attempts: dict[int, Attempt] = {}
-        self._stopped = threading.Event()
 
     def watch(self, attempt: Attempt) -> None:
         """Keep the attempt alive from now on; an earlier one of ours at the same run is lost."""
@@ -38,14 +37,19 @@ class Heart(threading.Thread):
 
     def stop(self) -> None:
         """End the thread."""
-        self._stopped.set()
+        self.stopped.set()
 
-    def run(self) -> None:
+    def work(self) -> None:
         """Beat until stopped; a database that is away costs beats, not the thread."""
-        while not self._stopped.wait(self._interval):
-            attempts = list(self._attempts.values())
-            if attempts:
-                self._beat(attempts)
+        pause = self._interval
+        while not self.stopped.wait(pause):
+            # After another failure sooner: there are three beats in what a run may be silent for.
+            pause = self._interval if self.take_turn(self._turn) else self._interval / 3
+
+    def _turn(self) -> None:
+        attempts = list(self._attempts.values())
+        if attempts:
+            self._beat(attempts)
 
     def _beat(self, attempts: list[Attempt]) -> None:
         try:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
-from threading import get_ident
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import wraps
+from threading import Thread, get_ident
+from typing import Any, ParamSpec
 from uuid import UUID
 
 import peewee as pw
-import redis
 import structlog
 from dramatiq import Broker, MessageProxy, Worker
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.common import q_name
-from dramatiq.middleware import Middleware, MiddlewareError, Retries, SkipMessage
+from dramatiq.middleware import Middleware, MiddlewareError, Retries, SkipMessage, TimeLimit
 from playhouse.pool import MaxConnectionsExceeded
 
 from coordination.messages import TOKEN, push_once
@@ -40,6 +40,8 @@ ORIGIN = {RUN, HEADER}
 RUN_ID = re.compile("[1-9][0-9]{0,17}")
 """How a row's number is written; one digit more might be beyond PostgreSQL's bigint."""
 
+Given = ParamSpec("Given")
+
 log = structlog.get_logger(__name__)
 
 
@@ -51,9 +53,24 @@ class NoRun(MiddlewareError):
     """The message is of a batch and names no run; nothing will ever change that."""
 
 
+def needed(hook: Callable[Given, None]) -> Callable[Given, None]:
+    """Let the process end where *hook* fails: Dramatiq would swallow that, and go on with half a process."""
+
+    @wraps(hook)
+    def called(*args: Given.args, **kwargs: Given.kwargs) -> None:
+        try:
+            hook(*args, **kwargs)
+        except Exception as error:
+            log.critical("process ends itself", reason="it cannot start", exc_info=error)
+            raise SystemExit(1) from error
+
+    return called
+
+
 class Clients(Middleware):
     """Connects each worker process after its fork, and asks its runs to stop when it drains."""
 
+    @needed
     def after_process_boot(self, broker: Broker) -> None:
         """Point this process at its servers."""
         ending.follow()
@@ -84,16 +101,21 @@ class Holding(Middleware):
         self._queues = queues
         self._pulse: Pulse | None = None
 
+    @needed
     def after_process_boot(self, broker: Broker) -> None:
         """Make this process a worker of its own, among those whose silence is noticed."""
         assert isinstance(broker, OurBroker)
         broker.enrol()
 
+    @needed
     def after_worker_boot(self, broker: Broker, worker: Worker) -> None:
         """Start the pulse."""
         assert isinstance(broker, OurBroker)
         queues = {*self._queues, *broker.get_declared_queues()}
-        self._pulse = Pulse(broker.deliveries, worker, queues=queues, dead_after=load().dead_after)
+        # A thread of Dramatiq's own, without which a run that hangs does so for ever.
+        managers = [one.manager for one in broker.middleware if isinstance(one, TimeLimit)]
+        limits = [manager for manager in managers if isinstance(manager, Thread)]
+        self._pulse = Pulse(broker.deliveries, worker, queues=queues, dead_after=load().dead_after, threads=limits)
         self._pulse.start()
 
     def after_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
@@ -110,7 +132,7 @@ class Holding(Middleware):
             ours = not ending.draining.is_set() and broker.deliveries.start(
                 message.queue_name, message.fetched.id, counted=counted
             )
-        except redis.RedisError as error:
+        except Exception as error:  # noqa: BLE001, Dramatiq would swallow it, and go on without a word of ours
             # It is ours as far as anybody knows; not to work at all would be worse than not to count.
             log.warning("start not noted", message_id=message.message_id, error=describe(error))
             return
@@ -162,6 +184,7 @@ class Runs(Middleware):
         # By thread: a run that was taken from us may come back while its first attempt is still in its last chunk.
         self._attempts: dict[int, Attempt] = {}
 
+    @needed
     def after_process_boot(self, broker: Broker) -> None:
         """Make this process able to run batches."""
         self._runner = Runner(load())
@@ -218,10 +241,10 @@ def _never_begun(message: Delivery, exception: BaseException | None, *, child: b
     A child that raised does: its retries are counted.  So does a run that only a server that was away kept from
     starting: its row waits, and a scheduler sends it again.
     """
-    log.error("message failed", actor=message.actor_name, message_id=message.message_id, exc_info=exception)
     comes_again = exception is not None and (child or isinstance(exception, NotReady))
     if not comes_again:
         message.fail()
+    log.error("message failed", actor=message.actor_name, message_id=message.message_id, exc_info=exception)
 
 
 class Children(Middleware):
@@ -242,6 +265,7 @@ class Children(Middleware):
         self._working: dict[int, Child] = {}
         self._successors: set[str] = set()
 
+    @needed
     def after_process_boot(self, broker: Broker) -> None:
         """Make this process able to work on children."""
         self._settings = load()
@@ -315,6 +339,7 @@ class Attendance(Middleware):
         self._at_work = AtWork()
         self._presence: Presence | None = None
 
+    @needed
     def after_worker_boot(self, broker: Broker, worker: Worker) -> None:
         """Begin to give signs of life."""
 

@@ -12,10 +12,9 @@ from importlib import metadata
 from threading import get_ident
 from typing import Any, NamedTuple
 
-import peewee as pw
 import structlog
-from playhouse.pool import MaxConnectionsExceeded
 
+from metrics.threads import Vital
 from models import Entry, Process, database, promptly, release
 from workers.attempt import describe
 
@@ -25,19 +24,18 @@ PATIENCE = 2.0
 log = structlog.get_logger(__name__)
 
 
-class Presence(threading.Thread):
+class Presence(Vital):
     """Gives signs of life, three times in *dead_after*, each with what *say* returns: columns of the process's row.
 
-    A database that is away costs signs of life, not the thread, and nothing that the process works on.
+    Whatever goes wrong with one costs that one and a line: it is what others see, nothing that the process works on.
     """
 
     def __init__(self, kind: str, *, dead_after: timedelta, say: Callable[[], dict[str, Any]]) -> None:
-        super().__init__(name="presence", daemon=True)
+        super().__init__("presence")
         self._identity = {"kind": kind, "host": socket.gethostname(), "pid": os.getpid(), "version": version()}
         self._dead_after = dead_after
         self._say = say
         self._entry: Entry | None = None
-        self._stopped = False
         self._woken = threading.Event()
 
     def wake(self) -> None:
@@ -46,13 +44,13 @@ class Presence(threading.Thread):
 
     def stop(self) -> None:
         """End the thread, and with it the row."""
-        self._stopped = True
+        self.stopped.set()
         self._woken.set()
         self.join(PATIENCE)
 
-    def run(self) -> None:
+    def work(self) -> None:
         """Beat until stopped."""
-        while not self._stopped:
+        while not self.stopped.is_set():
             self._reach(self._beat)
             self._woken.wait(self._dead_after.total_seconds() / 3)
             self._woken.clear()
@@ -75,7 +73,7 @@ class Presence(threading.Thread):
             database.connect()
             with promptly():
                 change()
-        except (pw.PeeweeException, MaxConnectionsExceeded) as error:
+        except Exception as error:  # noqa: BLE001, as the class says
             log.warning("presence not written", error=describe(error))
         finally:
             release()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 import time
 from collections.abc import Iterable
@@ -15,6 +13,7 @@ from dramatiq import Worker
 
 from coordination.deliveries import Deliveries
 from coordination.queues import actor_of
+from metrics.threads import Vital, end_process
 from workers import ending, measuring
 from workers.attempt import describe
 
@@ -24,38 +23,42 @@ LONGEST_INTERVAL = timedelta(seconds=2.5)
 log = structlog.get_logger(__name__)
 
 
-class Pulse(threading.Thread):
+class Pulse(Vital):
     """Gives signs of life, rescues the messages of silent workers, hands back at a drain, ends a crippled process.
 
     It goes on through the drain: the last message may take long.
     """
 
-    def __init__(self, deliveries: Deliveries, worker: Worker, *, queues: Iterable[str], dead_after: timedelta) -> None:
-        super().__init__(name="pulse", daemon=True)
+    def __init__(
+        self,
+        deliveries: Deliveries,
+        worker: Worker,
+        *,
+        queues: Iterable[str],
+        dead_after: timedelta,
+        threads: Iterable[threading.Thread] = (),
+    ) -> None:
+        super().__init__("pulse")
         self._deliveries = deliveries
         self._worker = worker
         self._queues = tuple(queues)
+        self._threads = tuple(threads)
         self._dead_after = dead_after
         self._interval = min(dead_after / 6, LONGEST_INTERVAL).total_seconds()
-        self._stopped = threading.Event()
         self._handed_back = False
         # Redis may have been away until now, and everybody's signs be old.  Those who live give one meanwhile.
         self._trusts_from = time.monotonic() + 3 * self._interval
 
     def stop(self) -> None:
         """End the thread: the worker's are gone."""
-        self._stopped.set()
+        self.stopped.set()
 
-    def run(self) -> None:
-        """Beat until stopped; without a pulse the process would be taken for dead, so it ends."""
-        try:
-            while not self._stopped.is_set():
-                self._turn()
-                interrupt = self._stopped if self._handed_back else ending.draining
-                interrupt.wait(self._interval)
-        finally:
-            if not self._stopped.is_set():
-                self._end("its pulse has stopped")
+    def work(self) -> None:
+        """Beat until stopped."""
+        while not self.stopped.is_set():
+            self.take_turn(self._turn)
+            interrupt = self.stopped if self._handed_back else ending.draining
+            interrupt.wait(self._interval)
 
     def _turn(self) -> None:
         if not ending.draining.is_set():
@@ -70,7 +73,7 @@ class Pulse(threading.Thread):
             log.warning("pulse failed", error=describe(error))
             # Everybody's signs of life are missing now.  Those who live need time to give one.
             self._trusts_from = time.monotonic() + self._dead_after.total_seconds()
-            self._stopped.wait(self._interval)
+            self.stopped.wait(self._interval)
 
     def _hand_back(self) -> None:
         count = sum(self._deliveries.hand_back(queue) for queue in self._worker.consumers)
@@ -85,11 +88,9 @@ class Pulse(threading.Thread):
                 measuring.given_up(actor_of(body))
 
     def _look_after_threads(self) -> None:
-        threads = [*self._worker.workers, *self._worker.consumers.values()]
-        dead = [thread.name for thread in threads if not thread.is_alive()]
+        threads = [*self._worker.workers, *self._worker.consumers.values(), *self._threads]
+        # Not what each says of itself: one that was made before the fork says for ever that it has stopped.
+        alive = set(threading.enumerate())
+        dead = [thread.name for thread in threads if thread not in alive]
         if dead:
-            self._end("a thread has died", threads=dead)
-
-    def _end(self, why: str, **facts: object) -> None:
-        log.critical("worker ends itself", reason=why, **facts)
-        os.kill(os.getpid(), signal.SIGTERM)
+            end_process("a thread has died", threads=dead)

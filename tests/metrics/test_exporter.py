@@ -890,3 +890,18 @@ def test_ticks_whose_time_has_not_come_are_counted(look):
     JobRun.record(NAME, [now() + timedelta(hours=1), now() - timedelta(hours=1)], "skipped", by="test")
 
     assert look().value("ticks_ahead", batch=NAME) == 1
+
+
+def test_a_question_for_which_no_thread_can_be_had_has_no_answer_and_is_asked_the_next_time():
+    question = exporter.Question("queues", lambda: "answer")
+    ordinary = threading.stack_size(1 << 46)  # more memory than there is
+    try:
+        question.begin()
+    finally:
+        threading.stack_size(ordinary)
+    until = time.monotonic() + PROMISED
+    without = question.wait(until)
+
+    question.begin()
+
+    assert (without, question.wait(until)) == (None, "answer")

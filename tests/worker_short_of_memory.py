@@ -1,0 +1,22 @@
+"""`forgekeeper worker` that lacks memory at one place: a number of times, the arguments before Dramatiq's say where."""
+
+import sys
+
+from models import JobRun
+from workers.__main__ import run
+from workers.runner import Runner
+
+PLACES = {"beat": (JobRun, "keep_alive"), "start": (Runner, "__init__")}
+
+if __name__ == "__main__":
+    place, times, *arguments = sys.argv[1:]
+    kind, name = PLACES[place]
+    left, in_order = iter(range(int(times))), getattr(kind, name)
+
+    def spoilt(*arguments):
+        for _ in left:
+            raise MemoryError
+        return in_order(*arguments)
+
+    setattr(kind, name, spoilt)
+    sys.exit(run(arguments))

@@ -24,6 +24,7 @@ from cli.processes import Processes, python, python_path
 from metrics import exporter as exporting
 from metrics import gathering
 from metrics.page import Page, PortTaken, listen
+from metrics.threads import ended_itself
 from models import database, unhurried
 from settings import PREFIX, Settings
 from settings.reading import load
@@ -33,8 +34,6 @@ from workers.clients import Limits, connect
 FOLDER = Path(".forgekeeper")
 SECOND_WORKER = 3
 """So far behind the first worker's port is the second's of `up`: by default at 9194, after the exporter."""
-MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
-"""The client looks at it once, when it is first imported: setting it later would lose every count."""
 
 log = structlog.get_logger(__name__)
 
@@ -96,11 +95,11 @@ def worker(
 
 def _count_in_files(host: str, port: int) -> None:
     """Serve the page of all processes of this worker, and let them count in its files; none if *port* is 0."""
-    os.environ.pop(MULTIPROCESS, None)
+    os.environ.pop(gathering.FOLDER, None)
     os.environ[PREFIX + "METRICS_PORT_WORKER"] = str(port)
     if port:
         with _listen(host, port) as listening:
-            os.environ[MULTIPROCESS] = str(gathering.begin(listening, dict(os.environ)))
+            os.environ[gathering.FOLDER] = str(gathering.begin(listening, dict(os.environ)))
 
 
 def exporter() -> None:
@@ -118,6 +117,8 @@ def exporter() -> None:
     log.info("exporter started", url=page.url)
     asked.get()
     log.info("exporter stopped")
+    if ended_itself():
+        raise typer.Exit(FAILED)
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -2,8 +2,9 @@
 
 The processes keep what they count in files; this one reads them all.  So the page is there
 before the first of them and through the drain of the last, and what a killed one has counted
-is not lost.  Each start has a folder of its own, and whoever works with it holds its lock: a
-folder that nobody holds was left behind, and is removed by the next who starts.
+is not lost.  A page that is killed itself is started anew by the master.  Each start has a
+folder of its own, and whoever works with it holds its lock: a folder that nobody holds was left
+behind, and is removed by the next who starts.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+import structlog
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.mmap_dict import MmapedDict
@@ -30,12 +33,22 @@ from prometheus_client.registry import Collector
 
 from metrics import logs
 from metrics.instruments import Instruments
-from metrics.page import Page
+from metrics.page import Page, PortTaken
 from metrics.room import reserve
+from metrics.threads import Vital
 
 PREFIX = "forgekeeper-worker-"
 GRAVE = "dead"
 """Instead of a process's id, in the names of the files that hold what dead ones have counted."""
+FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+"""The client looks at it once, when it is first imported: setting it later would lose every count."""
+PID = "page.pid"
+"""The file, beside what is counted, with the id of the process that serves the page."""
+PAUSE, LONGEST_PAUSE = 1.0, 60.0
+"""Seconds before a page that has ended is started anew: each time twice as many, unless it has lived for the latter."""
+SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+
+log = structlog.get_logger(__name__)
 
 
 class MasterEnded(Exception):
@@ -139,7 +152,13 @@ def begin(listening: socket.socket, environment: Mapping[str, str]) -> Path:
     remove_abandoned()
     folder, lock = locked_folder()
     os.set_inheritable(lock, True)
-    subprocess.Popen(
+    start(listening, folder, environment)
+    return folder
+
+
+def start(listening: socket.socket, folder: Path, environment: Mapping[str, str] | None = None) -> int:
+    """Start the page as a child of this process; return its id."""
+    page = subprocess.Popen(
         [sys.executable, "-P", "-m", "metrics.gathering", str(listening.fileno()), str(folder), str(os.getpid())],
         pass_fds=[listening.fileno()],
         env=environment,
@@ -147,7 +166,54 @@ def begin(listening: socket.socket, environment: Mapping[str, str]) -> Path:
         # Signals are for those who work; it ends after them.
         start_new_session=True,
     )
-    return folder
+    with suppress(OSError):  # without the folder there is no page; that it cannot be watched then is the least
+        (folder / PID).write_text(str(page.pid))
+    # It is waited for by its id, perhaps by another program in this process.
+    page.returncode = 0
+    return page.pid
+
+
+class Watch(Vital):
+    """Starts the page anew, on what *listen* returns, whenever it has ended.
+
+    It is of the process that has started the page, and ends with it.
+    """
+
+    def __init__(self, listen: Callable[[], socket.socket]) -> None:
+        super().__init__("page")
+        self._listen = listen
+        self._folder = Path(os.environ[FOLDER])
+        self._page = int((self._folder / PID).read_text())
+        self._began = time.monotonic()
+        self._pause = PAUSE
+
+    def start(self) -> None:
+        """Start, deaf to the signals that are for those who work: Dramatiq has its handlers for them only later."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        super().start()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def work(self) -> None:
+        """Wait for the page's end and start another, for as long as the process lives."""
+        while not self.stopped.is_set():
+            self.take_turn(self._turn)
+
+    def _turn(self) -> None:
+        with suppress(ChildProcessError):  # known to have ended, and no other could be started
+            _pid, status = os.waitpid(self._page, 0)
+            log.error("metrics page has ended", status=os.waitstatus_to_exitcode(status))
+            long = time.monotonic() - self._began > LONGEST_PAUSE
+            self._pause = PAUSE if long else min(2 * self._pause, LONGEST_PAUSE)
+        self.stopped.wait(self._pause)
+        self._began = time.monotonic()
+        try:
+            with self._listen() as listening:
+                self._page = start(listening, self._folder)
+        except (PortTaken, OSError) as error:
+            self._pause = min(2 * self._pause, LONGEST_PAUSE)
+            log.warning("metrics page not started", error=str(error))
+        else:
+            log.info("metrics page started anew")
 
 
 def serve(listening: socket.socket, folder: Path, master: int) -> None:

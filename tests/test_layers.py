@@ -33,7 +33,16 @@ LAYERS = {
 OURS = {name for name in LAYERS if "." not in name}
 LOADERS = {"benchmarks", "cli", "metrics.exporter", "workers.middleware", "workers.__main__"}
 """Who may load the settings."""
-ENVIRONMENT = {"benchmarks", "settings", "embedded", "cli.processes", "cli.serving", "cli.demo", "cli.programs"}
+ENVIRONMENT = {
+    "benchmarks",
+    "settings",
+    "embedded",
+    "metrics.gathering",
+    "cli.processes",
+    "cli.serving",
+    "cli.demo",
+    "cli.programs",
+}
 """Who may know the environment: the settings, and whoever prepares it for children."""
 QUERIES = {"where", "order_by", "group_by", "on_conflict", "on_conflict_ignore", "execute_sql", "returning"}
 SQL = re.compile(

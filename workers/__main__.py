@@ -10,6 +10,8 @@ from dramatiq.cli import main, make_argument_parser
 
 from metrics import logs
 from metrics.counting import WORKER
+from metrics.gathering import Watch
+from metrics.page import listen
 from settings.reading import load
 from workers.word import Word
 
@@ -25,6 +27,8 @@ def run(arguments: list[str]) -> int:
         # Everything would be counted in memory, and its page be empty.
         sys.stderr.write("forgekeeper: `forgekeeper worker` starts workers; this program lacks what it prepares\n")
         return 2
+    if settings.metrics_port_worker:
+        Watch(lambda: listen(settings.metrics_host, settings.metrics_port_worker)).start()
     multiprocessing.Event = Word  # type: ignore[assignment]
     # On SIGHUP dramatiq becomes what stands here, in the same process: with a new program, and the same page.
     sys.argv = [sys.executable, "-P", "-m", "workers", *arguments]

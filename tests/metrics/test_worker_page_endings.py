@@ -48,6 +48,25 @@ def test_what_a_killed_process_has_counted_stays_and_a_restart_begins_anew(start
     assert counts(again, 1, "runs_total", batch=NAME)
 
 
+def test_a_page_that_is_killed_is_served_again_with_all_that_was_counted_also_after_a_reload(
+    start_worker, send, counts, scrape_when_up
+):
+    worker = start_worker()
+    send()
+    assert counts(worker, 1, "runs_total", batch=NAME)
+
+    os.kill(worker.page, signal.SIGKILL)
+    assert scrape_when_up(worker.url).value("runs_total", batch=NAME) == 1
+    before = worker.children
+    worker.master.send_signal(signal.SIGHUP)
+    assert wait_until(lambda: worker.children and not set(worker.children) & set(before), LIMIT)
+    os.kill(worker.page, signal.SIGKILL)
+
+    assert scrape_when_up(worker.url).value("runs_total", batch=NAME) == 1
+    assert worker.log.read_text().count("metrics page has ended") == 2
+    assert worker.master.poll() is None
+
+
 def test_a_worker_that_is_told_to_reload_comes_up_again_and_goes_on_counting(start_worker, send, counts):
     worker = start_worker()
     send()

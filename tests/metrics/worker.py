@@ -59,6 +59,14 @@ class WorkerWithPage:
                     found.append(int(pid))
         return found
 
+    @property
+    def page(self):
+        """The id of the process that serves the page."""
+        tasks = Path(f"/proc/{self.master.pid}/task").glob("*/children")
+        children = [int(pid) for task in tasks for pid in task.read_text().split()]
+        (page,) = [pid for pid in children if b"gathering" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        return page
+
     def listens(self):
         """Say whether its page can be connected to."""
         with suppress(OSError), socket.create_connection(("127.0.0.1", self._port)):

@@ -51,6 +51,10 @@ SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 log = structlog.get_logger(__name__)
 
 
+READY = ".ready"
+"""How the name of the file ends, after a process's id, by which that process says that it takes messages."""
+
+
 class MasterEnded(Exception):
     """The process whose workers are shown has ended."""
 
@@ -85,7 +89,7 @@ class Gathered(Collector):
 
         What a dead process was at is over; what it has counted stays.  On a full disk all stays as it is.
         """
-        dead = [file for file in self._folder.glob("*_*.db") if _is_dead(file)]
+        dead = [file for file in self._folder.glob("*_*.db") if _has_no_owner(file)]
         if not dead:
             return
         with self._lock:
@@ -112,17 +116,26 @@ def _has_begun(file: Path) -> bool:
     return file.stat().st_size > 0
 
 
-def _is_dead(file: Path) -> bool:
+def _has_no_owner(file: Path) -> bool:
     owner = file.stem.rpartition("_")[2]
-    if not owner.isdigit():
-        return False
+    return owner.isdigit() and _is_dead(int(owner))
+
+
+def _is_dead(owner: int) -> bool:
     try:
-        os.kill(int(owner), 0)
+        os.kill(owner, 0)
     except ProcessLookupError:
         return True
     except PermissionError:
         return False
     return False
+
+
+def unready(folder: Path) -> str | None:
+    """Say why this worker is not ready; None where one of its processes takes messages."""
+    if any(file.stem.isdigit() and not _is_dead(int(file.stem)) for file in folder.glob(f"*{READY}")):
+        return None
+    return "no process of this worker takes messages"
 
 
 def _add_up(grave: Path, dead: list[Path]) -> None:
@@ -227,7 +240,7 @@ def serve(listening: socket.socket, folder: Path, master: int) -> None:
         if os.getppid() != master:
             raise MasterEnded
 
-    with suppress(MasterEnded), Page(listening, registry, turn) as page:
+    with suppress(MasterEnded), Page(listening, registry, turn, unready=lambda: unready(folder)) as page:
         page.serve()
     # The port is free for the next; orphans that still drain go on counting, and need their folder.
     with suppress(FileNotFoundError):

@@ -6,15 +6,18 @@ import os
 import socket
 import socketserver
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from http import HTTPStatus
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import ServerHandler, WSGIRequestHandler, WSGIServer
 
 import structlog
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
 from metrics.threads import Vital
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
 LONGEST_LINE = 65_536
 """Bytes of a request's first line."""
@@ -29,19 +32,27 @@ class PortTaken(Exception):
 
 
 class Page(socketserver.ThreadingMixIn, WSGIServer):
-    """Serves what *registry* collects, each scrape in a thread of its own; *turn* is called every fifth of a second."""
+    """Serves what *registry* collects, each scrape in a thread of its own; *turn* is called every fifth of a second.
+
+    At `/ready` it answers 200, or 503 while *unready* names a reason: what container platforms ask.
+    """
 
     daemon_threads = True
 
     def __init__(
-        self, listening: socket.socket, registry: CollectorRegistry, turn: Callable[[], None] = lambda: None
+        self,
+        listening: socket.socket,
+        registry: CollectorRegistry,
+        turn: Callable[[], None] = lambda: None,
+        *,
+        unready: Callable[[], str | None] = lambda: None,
     ) -> None:
         super().__init__(listening.getsockname()[:2], _Request, bind_and_activate=False)
         self.socket.close()
         self.socket = listening
         self.server_name, self.server_port = listening.getsockname()[:2]
         self.setup_environ()
-        self.set_app(make_wsgi_app(registry))
+        self.set_app(_beside_readiness(make_wsgi_app(registry), unready))
         self._turn = turn
 
     @property
@@ -80,6 +91,17 @@ class Server(Vital):
         while not self.take_turn(self._page.serve):
             self.stopped.wait(PAUSE)
         self.stopped.set()
+
+
+def _beside_readiness(scrapes: WSGIApplication, unready: Callable[[], str | None]) -> WSGIApplication:
+    def answer(environ: WSGIEnvironment, respond: StartResponse) -> Iterable[bytes]:
+        if environ["PATH_INFO"] != "/ready":
+            return scrapes(environ, respond)
+        why_not = unready()
+        respond("200 OK" if why_not is None else "503 Service Unavailable", [("Content-Type", "text/plain")])
+        return [f"{why_not or 'ready'}\n".encode()]
+
+    return answer
 
 
 class _Request(WSGIRequestHandler):

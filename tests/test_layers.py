@@ -31,7 +31,7 @@ LAYERS = {
 }
 """What each may import besides itself."""
 OURS = {name for name in LAYERS if "." not in name}
-LOADERS = {"benchmarks", "cli", "metrics.exporter", "workers.middleware", "workers.__main__"}
+LOADERS = {"benchmarks", "cli", "metrics.exporter", "workers.middleware", "workers.drain", "workers.__main__"}
 """Who may load the settings."""
 ENVIRONMENT = {
     "benchmarks",
@@ -42,6 +42,7 @@ ENVIRONMENT = {
     "cli.serving",
     "cli.demo",
     "cli.programs",
+    "workers.readiness",  # what systemd and the page have put there
 }
 """Who may know the environment: the settings, and whoever prepares it for children."""
 QUERIES = {"where", "order_by", "group_by", "on_conflict", "on_conflict_ignore", "execute_sql", "returning"}

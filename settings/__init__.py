@@ -132,6 +132,9 @@ class Settings(BaseSettings):
     )
     redis_timeout: Duration = setting("2", "How long a worker waits for an answer of Redis.")
     scheduler_timeout: Duration = setting("2", "How long a scheduler waits for PostgreSQL or Redis before it goes on.")
+    shutdown_timeout: Duration = setting(
+        "30", "What a process is at when it is told to end may go on for this long; then it ends, and others take over."
+    )
 
     worker_processes: Count = setting("2", "Processes that `forgekeeper worker` starts.")
     worker_threads: Count = setting("8", "Threads of each worker process.")

@@ -13,6 +13,7 @@ from metrics.counting import WORKER
 from metrics.gathering import Watch
 from metrics.page import listen
 from settings.reading import load
+from workers.master import Vigil, impatient
 from workers.word import Word
 
 PATIENCE = timedelta(seconds=5)
@@ -30,6 +31,7 @@ def run(arguments: list[str]) -> int:
     if settings.metrics_port_worker:
         Watch(lambda: listen(settings.metrics_host, settings.metrics_port_worker)).start()
     multiprocessing.Event = Word  # type: ignore[assignment]
+    multiprocessing.Process = impatient(Vigil(settings.shutdown_timeout))  # type: ignore[misc]
     # On SIGHUP dramatiq becomes what stands here, in the same process: with a new program, and the same page.
     sys.argv = [sys.executable, "-P", "-m", "workers", *arguments]
     # No --path: dramatiq would put the current folder before everything that is installed.

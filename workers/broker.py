@@ -13,6 +13,7 @@ from dramatiq.middleware import TimeLimit
 from models.job_run import MAX_RETRIES
 from workers.clients import client
 from workers.consumer import Broker
+from workers.drain import Drain
 from workers.measuring import Measuring
 from workers.middleware import Attendance, Children, ChildRetries, Clients, Connections, Holding, Runs
 from workers.tracing import tracing
@@ -31,6 +32,7 @@ broker = Broker(
         Measuring(),
         Clients(),
         Holding(QUEUES),
+        Drain(),
         Attendance(),
         ChildRetries(max_retries=MAX_RETRIES, min_backoff=15_000, max_backoff=600_000),
         Connections(),

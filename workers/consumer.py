@@ -143,6 +143,10 @@ class Broker(RedisBroker):
         self.broker_id = f"{identity()}:{uuid4().hex[:12]}"
         self.deliveries = Deliveries(self.client, self.namespace, self.broker_id)
 
+    def in_hand(self) -> dict[str, list[bytes]]:
+        """Return the ids of all messages that this process has fetched and not ended, by queue."""
+        return {queue: [fetched.id for fetched in held.copy()] for queue, held in list(self._held.items()) if held}
+
     def consume(self, queue_name: str, prefetch: int = 1, timeout: int = 5000) -> Consumer:
         """Return a consumer of the queue; *timeout* is for how many milliseconds it may idle."""
         return Consumer(self, queue_name, self._hands[queue_name], prefetch=prefetch, timeout=timeout)
@@ -226,7 +230,8 @@ class Consumer(dramatiq.Consumer):
         with _closing_at_errors():
             if ending.draining.is_set():
                 self._drain()
-                time.sleep(self._timeout / 1000)
+                # Not an idle consumer's whole second: the process is to end.
+                time.sleep(min(self._timeout / 1000, 0.2))
                 return None
             if not self._fetched:
                 self._fetch()

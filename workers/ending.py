@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import threading
+from collections.abc import Callable
 from queue import SimpleQueue
 from types import FrameType
 
@@ -14,6 +15,8 @@ PR_SET_PDEATHSIG = 1
 
 draining = threading.Event()
 """Set from the first signal on: nothing is fetched or started any more."""
+at_last: list[Callable[[], None]] = []
+"""What a process tries in its last second, should it not end in an orderly way; each may hang."""
 
 
 def requests() -> SimpleQueue[None]:

@@ -61,7 +61,7 @@ def require(batch: str, settings: Settings) -> None:
         ours = agree()
     except redis.RedisError:
         ours = Installation.ensure()
-    for place, look in _places(batch, settings):
+    for place, look in places(batch, settings):
         try:
             found = look()
         except (sentinel.Unreadable, StoreUnavailable):
@@ -70,7 +70,7 @@ def require(batch: str, settings: Settings) -> None:
             raise Disagreement(said)
 
 
-def _places(batch: str, settings: Settings) -> Iterator[tuple[str, Callable[[], sentinel.Sentinel | None]]]:
+def places(batch: str, settings: Settings) -> Iterator[tuple[str, Callable[[], sentinel.Sentinel | None]]]:
     """Yield the places that the batch deletes from, as far as they are configured, and how to read their sentinels."""
     root, locations = settings.repositories_root, settings.object_stores
     if batch == "git_ref_cleanup" and root is not None:

@@ -349,6 +349,7 @@ class Attendance(Middleware):
 
         self._presence = Presence("worker", dead_after=load().dead_after, say=said)
         self._presence.start()
+        ending.at_last.append(self._presence.stop)
 
     def before_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
         """Say that it drains."""

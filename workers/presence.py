@@ -42,11 +42,11 @@ class Presence(Vital):
         """Say now what has changed."""
         self._woken.set()
 
-    def stop(self) -> None:
+    def stop(self, *, within: float = PATIENCE) -> None:
         """End the thread, and with it the row."""
         self.stopped.set()
         self._woken.set()
-        self.join(PATIENCE)
+        self.join(min(within, PATIENCE))
 
     def work(self) -> None:
         """Beat until stopped."""

@@ -10,7 +10,7 @@ message or an emptied Redis has left behind.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from itertools import islice
 from queue import SimpleQueue
@@ -35,6 +35,7 @@ from workers import BATCHES, Batch, broker, ending
 from workers.attempt import LONGEST_RETRY, describe, identity
 from workers.failpoints import arm, failpoint
 from workers.presence import Presence
+from workers.readiness import tell_supervisor
 
 LATE = timedelta(minutes=1)
 """A tick found later than this was missed; the documents promise a minute at most."""
@@ -43,6 +44,8 @@ PRECEDENCE = timedelta(seconds=1)
 HEARTBEAT = timedelta(seconds=15)
 AGAIN = 1.0
 """Seconds after which a loop turns again whose turn has failed though no server was away."""
+TURN_CUT = timedelta(seconds=3)
+"""For so long all loops together may finish their turns when the process is to end; to cut one off costs nothing."""
 REMEMBERED = 100
 """How many older ticks get a row each after an outage; the ledger need not list a week of minutes."""
 
@@ -252,8 +255,12 @@ class Loop(Vital):
             raise
 
 
-def serve(settings: Settings) -> int:
+def serve(
+    settings: Settings, *, asked: SimpleQueue[None] | None = None, ready: Callable[[], None] = lambda: None
+) -> int:
     """Keep the timetable until SIGTERM or SIGINT; return the exit status.
+
+    *asked* is where these come in, should the caller follow them already; *ready* is called once the timetable is kept.
 
     A loop that breaks ends the process with status 1, for its supervisor to start anew:
     a scheduler that lives on without one of its batches is the worst of all.
@@ -261,7 +268,7 @@ def serve(settings: Settings) -> int:
     COUNT.zero()
     arm(settings.failpoints)
     clock = BlockingScheduler(timezone="UTC", job_defaults={"misfire_grace_time": None, "coalesce": True})
-    broken, asked = threading.Event(), ending.requests()
+    broken, asked = threading.Event(), asked or ending.requests()
     loops = [Loop(batch, settings, broken=broken, asked=asked) for batch in BATCHES.values()]
     for loop in loops:
         schedule = settings.cron(loop.name)
@@ -275,14 +282,29 @@ def serve(settings: Settings) -> int:
     presence = Presence("scheduler", dead_after=settings.dead_after, say=lambda: {"timetable": timetable})
     presence.start()
     log.info("scheduler started", scheduler=identity(), batches=sorted(BATCHES))
+    clock.add_listener(lambda _event: _tell_ready(ready), EVENT_SCHEDULER_STARTED)
     clock.start()
-    for loop in loops:
-        loop.stop()
-    for loop in loops:
-        loop.join(settings.scheduler_timeout.total_seconds() * 2)
-    presence.stop()
+    _end(loops, presence, within=min(TURN_CUT, settings.shutdown_timeout).total_seconds())
     log.info("scheduler stopped", scheduler=identity())
     return 1 if broken.is_set() or ended_itself() else 0
+
+
+def _tell_ready(ready: Callable[[], None]) -> None:
+    ready()
+    tell_supervisor("READY=1", "STATUS=keeps the timetable")
+    log.info("scheduler ready", scheduler=identity())
+
+
+def _end(loops: list[Loop], presence: Presence, *, within: float) -> None:
+    """Let the present turns end, all of them *within* so many seconds together."""
+    ends = monotonic() + within
+    for loop in loops:
+        loop.stop()
+    presence.stop(within=within)
+    for loop in loops:
+        loop.join(max(0.0, ends - monotonic()))
+    if cut := [loop.name for loop in loops if loop.is_alive()]:
+        log.warning("turns cut off, the next scheduler goes on from there", batches=cut)
 
 
 def _nothing() -> None:

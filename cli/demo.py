@@ -13,7 +13,7 @@ from functools import partial
 from itertools import groupby
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple, NoReturn
+from typing import IO, NamedTuple, NoReturn
 
 import migrations
 from cli.connection import connected
@@ -88,13 +88,17 @@ def demo() -> None:
         FeatureFlag.turn("bulk_delete_job_artifacts", on=True)
         out.print("3. A scheduler, a worker and an exporter start, each a process of its own.")
         log = folder / "forgekeeper.log"
-        with log.open("wb") as output, Processes({PREFIX + "LOG_FORMAT": "json"}, output=output) as running:
+        with log.open("wb") as output, _processes(settings, output) as running:
             running.start("scheduler")
             running.start("worker", "--processes", "1", "--threads", "8")
             running.start("exporter")
             _wait_until_drained(running, log)
             compared = _compared(before, log)
         _report(before, _counts(folder, dict.fromkeys(due, 0)), compared)
+
+
+def _processes(settings: Settings, output: IO[bytes]) -> Processes:
+    return Processes({PREFIX + "LOG_FORMAT": "json"}, shutdown_timeout=settings.shutdown_timeout, output=output)
 
 
 @contextmanager

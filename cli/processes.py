@@ -6,7 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
+from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from sysconfig import get_path
 from types import TracebackType
@@ -14,8 +17,8 @@ from typing import IO, Self
 
 from workers import ending
 
-DRAIN = 60.0
-"""Seconds that a worker may take to finish what it is at, before it is killed."""
+MARGIN = 5.0
+"""Seconds beyond the setting that a command may take to end: they all promise to end within it."""
 
 
 def python(module: str, *arguments: str) -> list[str]:
@@ -39,12 +42,15 @@ def python_path() -> str:
 class Processes:
     """A context in which `forgekeeper` commands run beside this one.
 
-    Leaving it ends them, the last started first, each with SIGTERM and after `DRAIN`
-    seconds with SIGKILL.  If this process dies, however it dies, they get their SIGTERM
-    from the kernel.
+    Leaving it ends them, the last started first, with SIGTERM, and those that are still there
+    a little after *shutdown_timeout* with SIGKILL.  If this process dies, however it dies, they
+    get their SIGTERM from the kernel.
     """
 
-    def __init__(self, environment: Mapping[str, str], *, output: IO[bytes] | None = None) -> None:
+    def __init__(
+        self, environment: Mapping[str, str], *, shutdown_timeout: timedelta, output: IO[bytes] | None = None
+    ) -> None:
+        self._patience = shutdown_timeout.total_seconds() + MARGIN
         self._environment = {**os.environ, **environment}
         self._output = output
         self._children: dict[str, subprocess.Popen[bytes]] = {}
@@ -75,9 +81,12 @@ class Processes:
         for child in reversed(self._children.values()):
             if child.poll() is None:
                 child.send_signal(signal.SIGTERM)
+        ends = time.monotonic() + self._patience
         for child in reversed(self._children.values()):
-            try:
-                child.wait(DRAIN)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(max(0.0, ends - time.monotonic()))
+                continue
+            # It and its processes: each command leads a session of its own.
+            os.killpg(child.pid, signal.SIGKILL)
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(MARGIN)

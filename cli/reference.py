@@ -33,7 +33,8 @@ MEANINGS: dict[str, dict[int | Literal["other"], str]] = {
     "up": {0: "Ctrl-C or SIGTERM ended it", 1: "one of its processes ended by itself, so all were ended"},
     "scheduler": {0: "SIGTERM or Ctrl-C ended it", 1: "one of its loops broke: start it again"},
     "worker": {
-        0: "SIGTERM or Ctrl-C ended it, after its runs had come to a safe point",
+        0: "SIGTERM or Ctrl-C ended it, after its runs had come to a safe point, or while it waited for its servers",
+        1: "its time was up (`FORGEKEEPER_SHUTDOWN_TIMEOUT`) before all it was at had ended; others take over",
         "other": "one of its processes has died or could not start: start it again",
     },
     "exporter": {0: "SIGTERM or Ctrl-C ended it"},

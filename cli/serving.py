@@ -6,10 +6,11 @@ import os
 import signal
 import socket
 import sys
-import time
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Annotated
 
 import structlog
@@ -18,9 +19,10 @@ import typer
 import migrations
 import scheduler as timetable
 from cli.completion import names_of
-from cli.connection import configured, connected, require_redis
+from cli.connection import configured, connected
 from cli.console import FAILED, Problem, err, wrong_use
 from cli.processes import Processes, python, python_path
+from cli.waiting import PLACES_PATIENCE, Wait, database_there, places_there, servers_there
 from metrics import exporter as exporting
 from metrics import gathering
 from metrics.page import Page, PortTaken, listen
@@ -30,6 +32,7 @@ from settings import PREFIX, Settings
 from settings.reading import load
 from workers import BATCHES, QUEUES, ending
 from workers.clients import Limits, connect
+from workers.readiness import tell_supervisor
 
 FOLDER = Path(".forgekeeper")
 SECOND_WORKER = 3
@@ -41,14 +44,17 @@ log = structlog.get_logger(__name__)
 def scheduler() -> None:
     """Keep the timetable: claim each batch's ticks and send them to the workers.
 
-    Any number may run at once.  SIGTERM and Ctrl-C end it.
+    Any number may run at once.  It waits for its servers.  SIGTERM and Ctrl-C end it.
     """
-    with connected("scheduler") as settings:
-        require_redis()
-    if settings.metrics_port_scheduler:
-        Page(_listen(settings.metrics_host, settings.metrics_port_scheduler), timetable.COUNT.registry).start()
+    settings, asked, ready = configured(), ending.requests(), threading.Event()
     connect(settings, Limits.of_scheduler(settings), name="scheduler", connections=None)
-    raise typer.Exit(timetable.serve(settings))
+    Wait(asked, said="scheduler").until_there(lambda: servers_there(settings))
+    if settings.metrics_port_scheduler:
+        # Not while it waits: alerts take a page for a scheduler that works.
+        listening = _listen(settings.metrics_host, settings.metrics_port_scheduler)
+        why_not = "the timetable is not kept yet"
+        Page(listening, timetable.COUNT.registry, unready=lambda: None if ready.is_set() else why_not).start()
+    raise typer.Exit(timetable.serve(settings, asked=asked, ready=ready.set))
 
 
 def worker(
@@ -70,14 +76,19 @@ def worker(
 
     Where children take long, `cron` and `objects` need a worker of their own: a process with no thread free may have
     fetched a run.
-    SIGTERM and Ctrl-C let the runs end at their next safe point first.
+    It waits for its servers, and for a minute for its disks and stores.  SIGTERM and Ctrl-C let the runs end at their
+    next safe point first.
     """
     queues = [name.strip() for given in queues or () for name in given.split(",")]
     for queue in queues:
         if queue not in QUEUES:
             wrong_use(f"there is no queue {queue!r}; there are: {', '.join(QUEUES)}")
-    with connected("worker") as settings:
-        require_redis()
+    settings, asked = configured(), ending.requests()
+    wait = Wait(asked, said="worker")
+    connect(settings, Limits.of_worker(settings), name="worker", connections=3)
+    wait.until_there(lambda: servers_there(settings))
+    if not wait.until_there(lambda: places_there(settings, queues or QUEUES), patience=PLACES_PATIENCE):
+        log.error("worker starts without a place, what deletes from it is blocked until it is there")
     threads = threads or settings.worker_threads
     # What a process needs in its environment must be there before its Python starts.
     os.environ["PYTHONPATH"] = python_path()
@@ -88,8 +99,9 @@ def worker(
     if queues:
         arguments += ["--queues", *queues]
     sys.stdout.flush()
-    # What comes before Dramatiq has its handlers, and lets it through, is imports: they would end in a trace.
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    # What comes before Dramatiq has its handlers, and lets them through, is imports: they would end in a trace.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])
+    wait.end_if_asked()
     os.execv(sys.executable, python("workers", *arguments))  # noqa: S606, our own program
 
 
@@ -114,6 +126,7 @@ def exporter() -> None:
     page = Page(_listen(settings.metrics_host, settings.metrics_port_exporter), exporting.registry(settings))
     asked = ending.requests()
     page.start()
+    tell_supervisor("READY=1", f"STATUS=serves {page.url}")
     log.info("exporter started", url=page.url)
     asked.get()
     log.info("exporter stopped")
@@ -138,24 +151,32 @@ def up() -> None:
     with ExitStack() as stack:
         environment = stack.enter_context(_servers(load()))
         os.environ.update(environment)
-        _migrate_all(example=bool(environment))
-        running = stack.enter_context(Processes(environment))
+        settings = configured()
+        _migrate_all(settings, asked, example=bool(environment))
+        running = stack.enter_context(Processes(environment, shutdown_timeout=settings.shutdown_timeout))
         running.start("scheduler")
         # A minute's batch never waits behind somebody's five-minute child, nor behind other batches: each has a thread.
         batches = {batch.queue for batch in BATCHES.values()}
         running.start("worker", *_from(batches), "--processes", "1", "--threads", str(len(BATCHES)))
         # Two workers, two pages.
-        settings = load()
         port = settings.metrics_port_worker and settings.metrics_port_worker + SECOND_WORKER
         running.start("worker", *_from(set(QUEUES) - batches), "--metrics-port", str(port))
         if settings.metrics_port_exporter:
             running.start("exporter")
         err.print("forgekeeper is up; Ctrl-C ends it")
-        while asked.empty():
+        while not _asked(asked, within=0.5):
             if name := running.ended():
                 raise Problem(f"`forgekeeper {name}` has ended, so everything ends; its log says why", FAILED)
-            time.sleep(0.5)
         err.print("ending: runs finish their chunk first")
+
+
+def _asked(asked: SimpleQueue[None], *, within: float) -> bool:
+    """Say whether a signal has come by then."""
+    try:
+        asked.get(timeout=within)
+    except Empty:
+        return False
+    return True
 
 
 def _from(queues: set[str]) -> Iterator[str]:
@@ -183,7 +204,9 @@ def _servers(settings: Settings) -> Iterator[dict[str, str]]:
         raise Problem(str(error)) from error
 
 
-def _migrate_all(*, example: bool) -> None:
+def _migrate_all(settings: Settings, asked: SimpleQueue[None], *, example: bool) -> None:
+    connect(settings, Limits.of_worker(settings), name="up", connections=3)
+    Wait(asked, said="up").until_there(lambda: database_there(settings))
     with connected("up", migrated=False), unhurried():
         migrations.migrate(database.obj)
         if example:

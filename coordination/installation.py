@@ -18,6 +18,11 @@ def claim(client: redis.Redis, installation: str) -> str:
     return _text(found)
 
 
+def claim_by_writing(client: redis.Redis, installation: str) -> None:
+    """Claim this Redis, and raise what it says where it takes no writes; it is not changed where it is claimed."""
+    client.set(KEY, installation, nx=True)
+
+
 def owner(client: redis.Redis) -> str | None:
     """Return whose Redis this is, None while it is nobody's."""
     found = client.get(KEY)

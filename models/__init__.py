@@ -13,6 +13,7 @@ from models.database import (
     reachable,
     release,
     sqlstate,
+    takes_no_writes,
     unhurried,
 )
 from models.deleted_object import DeletedObject
@@ -89,5 +90,6 @@ __all__ = [
     "reachable",
     "release",
     "sqlstate",
+    "takes_no_writes",
     "unhurried",
 ]

@@ -234,6 +234,12 @@ def now() -> datetime:
     return instant
 
 
+def takes_no_writes() -> bool:
+    """Say whether the server lets this session only read: a standby, or one that was told so."""
+    (read_only,) = database.execute_sql("select current_setting('transaction_read_only')::bool").fetchone()
+    return bool(read_only)
+
+
 def _point_at(url: str, patience: Patience, name: str) -> None:
     made = database.obj
     made.watch = Watch(statement=patience.statement, network=patience.network, ask=made.ask)

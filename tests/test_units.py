@@ -69,6 +69,23 @@ def test_a_service_comes_back_and_has_no_rights_that_it_does_not_need(service):
     assert (section["User"], section["NoNewPrivileges"], section["ProtectSystem"]) == ("forgekeeper", "yes", "strict")
 
 
+@every_service
+def test_a_service_is_given_the_time_to_end_that_it_promises_to_need(service):
+    section = parsed(service)["Service"]
+    needs = load().shutdown_timeout.total_seconds() if "worker" in service.name else 5
+
+    assert float(section["TimeoutStopSec"]) >= needs + 10
+
+
+@every_service
+def test_a_service_says_when_it_is_ready_and_may_wait_for_its_servers(service):
+    section = parsed(service)["Service"]
+
+    assert (section["Type"], section["TimeoutStartSec"]) == ("notify", "infinity")
+    # A worker's processes say it, the children of the one that was started.
+    assert section["NotifyAccess"] == ("all" if "worker" in service.name else "main")
+
+
 def test_two_workers_on_one_machine_have_two_pages():
     ports = [dict(itertools.pairwise(one)).get("--metrics-port") for one in map(started, SERVICES)]
 

@@ -23,10 +23,10 @@ NEED_SERVERS = [
     ("flags", "list", "--json"),
     ("flags", "on", FLAG),
     ("seed",),
-    ("scheduler",),
-    ("worker",),
 ]
-NEED_REDIS = [("send", NAME), ("status",), ("scheduler",), ("worker",)]
+SERVE = [("scheduler",), ("worker",)]
+"""They wait for servers; what the settings lack ends them like any other."""
+NEED_REDIS = [("send", NAME), ("status",)]
 NEED_A_BATCH = ["run", "send", "ticks", "why", "pause", "resume"]
 
 
@@ -45,7 +45,9 @@ def unmigrated(new_database):
     return new_database()
 
 
-@pytest.mark.parametrize("command", [*NEED_SERVERS, ("check",), ("migrate",), ("migrate", "--check")], ids=words)
+@pytest.mark.parametrize(
+    "command", [*NEED_SERVERS, *SERVE, ("check",), ("migrate",), ("migrate", "--check")], ids=words
+)
 def test_without_a_url_a_command_names_the_setting_and_shows_one(main, command):
     result = main(*command)
 
@@ -63,7 +65,7 @@ def test_a_process_that_refuses_its_settings_ends_with_status_2_and_one_sentence
     assert result.complaint.startswith("FORGEKEEPER_DATABASE_URL is not set")
 
 
-@pytest.mark.parametrize("command", [("status", "--json"), ("scheduler",)], ids=words)
+@pytest.mark.parametrize("command", [("status", "--json"), ("ticks", NAME)], ids=words)
 def test_a_process_that_cannot_reach_its_database_ends_with_status_1_and_one_sentence(forgekeeper, settings, command):
     result = forgekeeper(*command, DATABASE_URL=NO_SOCKET)
 
@@ -71,7 +73,7 @@ def test_a_process_that_cannot_reach_its_database_ends_with_status_1_and_one_sen
     assert result.complaint.startswith("cannot use PostgreSQL: ")
 
 
-@pytest.mark.parametrize("command", NEED_SERVERS, ids=words)
+@pytest.mark.parametrize("command", [*NEED_SERVERS, *SERVE], ids=words)
 def test_without_the_url_of_redis_a_command_names_the_setting(main, settings, command):
     result = main(*command, REDIS_URL=None)
 

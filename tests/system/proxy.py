@@ -10,9 +10,11 @@ cut         close all connections at once, then pass
 drop        forward requests, and swallow the next replies; then pass, or cut
 """
 
+import fcntl
 import selectors
 import socket
 import struct
+import termios
 import threading
 from collections import deque
 from contextlib import suppress
@@ -107,6 +109,10 @@ class Proxy:
     def open(self):
         """How many connections are open."""
         return sum(end.client for end in list(self._ends))
+
+    def unread(self):
+        """How many connections have sent something that nobody has read: theirs is to wait for an answer."""
+        return sum(end.client and _waiting_in(end.socket) > 0 for end in list(self._ends))
 
     # The thread's own.
 
@@ -268,6 +274,14 @@ class Proxy:
     def _cut_all(self):
         for end in [end for end in self._ends if end.client]:
             self._cut(end)
+
+
+def _waiting_in(connection):
+    """Count the bytes that have arrived and were not read."""
+    try:
+        return struct.unpack("i", fcntl.ioctl(connection, termios.FIONREAD, b"\0" * 4))[0]
+    except OSError:
+        return 0
 
 
 def redis_through(url, make=Proxy):

@@ -1,0 +1,273 @@
+"""What a process that serves says while its servers are not there, and that it begins when they are."""
+
+import itertools
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from contextlib import closing, suppress
+from queue import SimpleQueue
+
+import pytest
+import redis
+import structlog
+import typer
+
+from cli import waiting
+from cli.waiting import Missing, Wait
+from embedded.waiting import wait_until
+from metrics.gathering import READY, unready
+
+from ..ports import free_ports  # noqa: TID252, pytest puts no folder on the path
+from ..system.proxy import postgres_through, redis_through  # noqa: TID252
+
+LIMIT = 60.0
+
+
+class Process:
+    """`forgekeeper <arguments>`, its lines, and what it has told its supervisor."""
+
+    def __init__(self, folder, environment, *arguments):
+        self._log = folder / "log"
+        self.supervisor = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.supervisor.bind(str(folder / "notify"))
+        self.supervisor.setblocking(False)
+        with self._log.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "cli", *arguments],
+                env=environment | {"NOTIFY_SOCKET": str(folder / "notify")},
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    def lines(self):
+        return [
+            json.loads(line) for line in self._log.read_text().splitlines() if line.startswith("{") and line[-1] == "}"
+        ]
+
+    def waits_for(self, what):
+        """Return the last line that says so, None where none does."""
+        said = [line for line in self.lines() if line["message"] == "not ready, waiting"]
+        return said[-1] if said and said[-1]["missing"] == what else None
+
+    def said(self, message):
+        return any(line["message"] == message for line in self.lines())
+
+    def told(self):
+        """Return what the supervisor has been told since it asked last."""
+        told = []
+        try:
+            while True:
+                told.append(self.supervisor.recv(4096).decode())
+        except BlockingIOError:
+            return told
+
+    def end(self):
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(30)
+
+    def clean_up(self):
+        self.supervisor.close()
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+@pytest.fixture
+def start(environment, settings, tmp_path):
+    started = []
+
+    def call(*arguments, **given):
+        started.append(Process(tmp_path, environment(LOG_FORMAT="json", **given), *arguments))
+        return started[-1]
+
+    yield call
+    for one in started:
+        one.clean_up()
+
+
+def eventually(condition):
+    assert wait_until(condition, LIMIT), "it did not come to that in time"
+
+
+def ready(port):
+    """Ask the page; return the status, None where nobody answers."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=5) as answer:
+            return answer.status
+    except urllib.error.HTTPError as refused:
+        return refused.code
+    except OSError:
+        return None
+
+
+def test_a_worker_waits_for_each_thing_that_it_lacks_and_begins_when_all_is_there(
+    start, main, new_database, urls, tmp_path
+):
+    url, root, (port,) = new_database(), tmp_path / "repositories", free_ports(1)
+    proxy, through = postgres_through(url)
+    with proxy, closing(redis.Redis.from_url(urls.redis)) as server:
+        proxy.refuse()
+        arguments = ("worker", "--processes", "1", "--threads", "1", "--metrics-port", str(port))
+        worker = start(*arguments, DATABASE_URL=through, REPOSITORIES_ROOT=str(root))
+
+        eventually(lambda: worker.waits_for("PostgreSQL"))
+        line = worker.waits_for("PostgreSQL")
+        assert str(proxy.port) in line["where"]
+        assert line["reason"].endswith("; check FORGEKEEPER_DATABASE_URL")
+        assert 0 < line["next_try_in"] <= 30
+        assert any(f"STATUS=waiting for PostgreSQL at {line['where']}" in told for told in worker.told())
+        # An alert for workers that are down looks whether the page is there.
+        assert ready(port) is None
+
+        proxy.passing()
+        eventually(lambda: worker.waits_for("the schema"))
+        assert worker.waits_for("the schema")["reason"].endswith("run `forgekeeper migrate`")
+
+        try:
+            server.execute_command("REPLICAOF", "127.0.0.1", "1")
+            main("migrate", DATABASE_URL=url)
+            eventually(lambda: worker.waits_for("Redis"))
+            assert "replica" in worker.waits_for("Redis")["reason"]
+        finally:
+            server.execute_command("REPLICAOF", "NO", "ONE")
+
+        eventually(lambda: worker.waits_for("a place"))
+        assert worker.waits_for("a place")["where"] == str(root)
+        assert not any("READY=1" in told for told in worker.told())
+
+        root.mkdir()
+        eventually(lambda: worker.said("worker ready"))
+        eventually(lambda: ready(port) == 200)
+        assert any("READY=1" in told for told in worker.told())
+        assert worker.end() == 0
+
+
+@pytest.mark.parametrize("command", ["scheduler", "worker", "up"])
+def test_a_process_that_waits_for_a_server_that_hangs_ends_when_it_is_told_to(start, urls, command):
+    proxy, through = postgres_through(urls.database)
+    with proxy:
+        proxy.black_hole()
+        process = start(command, DATABASE_URL=through)
+        eventually(proxy.unread)
+
+        assert process.end() == 0
+        assert process.said("asked to end before it was ready")
+
+
+def test_a_scheduler_waits_for_a_redis_that_is_full_and_says_when_it_is_ready(start, database, urls):
+    (port,) = free_ports(1)
+    with closing(redis.Redis.from_url(urls.redis)) as server:
+        server.config_set("maxmemory", "1")
+        try:
+            scheduler = start("scheduler", METRICS_PORT_SCHEDULER=str(port))
+            eventually(lambda: scheduler.waits_for("Redis"))
+            assert "give it more memory (maxmemory)" in scheduler.waits_for("Redis")["reason"]
+        finally:
+            server.config_set("maxmemory", "0")
+        eventually(lambda: scheduler.said("scheduler ready"))
+
+    assert ready(port) == 200
+    assert any("READY=1" in told for told in scheduler.told())
+    assert scheduler.end() == 0
+
+
+def test_a_redis_that_hangs_is_named(start, database, urls):
+    proxy, through = redis_through(urls.redis)
+    with proxy:
+        proxy.black_hole()
+        scheduler = start("scheduler", REDIS_URL=through)
+        eventually(lambda: scheduler.waits_for("Redis"))
+
+        assert scheduler.end() == 0
+
+
+# The pauses
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(waiting, "SHORTEST", 0.02)
+    monkeypatch.setattr(waiting, "LONGEST", 0.1)
+
+
+def looks_that_find(*missing):
+    """A look for each: what is missing then, and nothing at the last."""
+    found = iter([*missing, None])
+
+    def looks():
+        one = next(found)
+        if one is not None:
+            yield one
+
+    return looks
+
+
+def pauses(wait, looks, **options):
+    with structlog.testing.capture_logs() as lines:
+        there = wait.until_there(looks, **options)
+    return there, [line["next_try_in"] for line in lines]
+
+
+def test_pauses_grow_up_to_the_longest(quick):
+    away = Missing("Redis", "here", "it is away")
+
+    there, seconds = pauses(Wait(SimpleQueue(), said="test"), looks_that_find(*[away] * 6))
+
+    assert there
+    assert all(later > sooner for sooner, later in itertools.pairwise(seconds[:3]))
+    assert max(seconds) <= 0.1
+    assert seconds[-1] > 0.05
+
+
+def test_what_is_missing_next_is_looked_for_soon(quick):
+    first, then = Missing("PostgreSQL", "here", "it is away"), Missing("Redis", "there", "it is away")
+
+    _there, seconds = pauses(Wait(SimpleQueue(), said="test"), looks_that_find(*[first] * 5, then))
+
+    assert seconds[-1] <= 0.02 < seconds[-2]
+
+
+def test_what_may_be_done_without_is_waited_for_no_longer_than_that(quick):
+    away = itertools.repeat(Missing("a place", "there", "it is away"))
+
+    there, _seconds = pauses(Wait(SimpleQueue(), said="test"), lambda: itertools.islice(away, 1), patience=0.2)
+
+    assert not there
+
+
+def test_what_no_waiting_mends_is_raised():
+    def looks():
+        raise LookupError("another installation")
+        yield
+
+    with pytest.raises(LookupError):
+        Wait(SimpleQueue(), said="test").until_there(looks)
+
+
+def test_a_signal_that_came_after_the_last_look_still_ends_it():
+    asked = SimpleQueue()
+    wait = Wait(asked, said="test")
+    wait.until_there(looks_that_find())
+    wait.end_if_asked()
+    asked.put(None)
+
+    with pytest.raises(typer.Exit):
+        wait.end_if_asked()
+
+
+def test_a_worker_is_ready_while_one_of_its_processes_takes_messages(tmp_path):
+    assert unready(tmp_path) == "no process of this worker takes messages"
+
+    (tmp_path / f"{os.getpid()}{READY}").touch()
+    assert unready(tmp_path) is None
+
+    (tmp_path / f"{os.getpid()}{READY}").rename(tmp_path / f"{2**22 + 1}{READY}")
+    assert unready(tmp_path) is not None

@@ -1,0 +1,174 @@
+"""Every process that serves ends when it is told to, whatever is away: how long that takes, and what becomes of the rest."""
+
+import os
+import signal
+import time
+from contextlib import suppress
+from math import inf
+from pathlib import Path
+
+import pytest
+
+from embedded.waiting import patient, wait_until
+from workers.broker import broker
+from workers.clients import client
+
+from ..machine import Held  # noqa: TID252, pytest puts no folder on the path
+from ..ports import free_ports  # noqa: TID252, pytest puts no folder on the path
+from .proxy import postgres_through, redis_through
+from .stock import NOTHING, Ours, cleaned_up
+from .told_work import QUEUE
+
+PROMISED = 5.0
+"""Seconds that an idle process may take."""
+LIMIT = 60.0
+READY = {
+    "worker": "worker ready",
+    "scheduler": "scheduler ready",
+    "exporter": "exporter started",
+    "up": "exporter started",
+}
+ARGUMENTS = {"worker": ("--processes", "1", "--threads", "2")}
+OFTEN = {"poll_interval": "0.2", "dead_after": "3", "log_format": "json"}
+BOTH = ("redis", "postgres")
+EACH = ("worker", "scheduler", "exporter")
+CASES = {
+    "Redis hangs": (("worker", "scheduler"), ("redis",), "black_hole"),
+    "PostgreSQL hangs": (EACH, ("postgres",), "black_hole"),
+    "both refuse": (EACH, BOTH, "refuse"),
+    # It starts one of each, and ends after them.
+    "both hang": (("up",), BOTH, "black_hole"),
+}
+
+
+@pytest.fixture
+def proxies(urls):
+    """Proxies before both servers, and the settings that lead through them."""
+    (redis, redis_url), (postgres, postgres_url) = redis_through(urls.redis), postgres_through(urls.database)
+    with redis, postgres:
+        yield {"redis": redis, "postgres": postgres}, {"redis_url": redis_url, "database_url": postgres_url}
+
+
+def eventually(condition):
+    assert wait_until(condition, LIMIT), "it did not come to that in time"
+
+
+def said(service, message):
+    return [line for line in service.lines() if line.get("message") == message]
+
+
+def take_away(proxies, names, how):
+    """Let these servers hang or refuse everything, and wait until somebody has noticed."""
+    for name in names:
+        getattr(proxies[name], how)()
+        if how == "refuse":
+            proxies[name].cut()
+    if how == "black_hole":
+        eventually(lambda: all(proxies[name].unread() for name in names))
+
+
+def seconds_to_end(services):
+    """Tell each to end; say how long each took, without what the machine held it up."""
+    held_up = Held(lambda: [service.process.pid for service in services])
+    told_at = time.monotonic()
+    for service in services:
+        service.process.send_signal(signal.SIGTERM)
+    ended = dict.fromkeys((service.name for service in services), inf)
+
+    def all_have():
+        for service in services:
+            if ended[service.name] == inf and service.process.poll() is not None:
+                ended[service.name] = time.monotonic() - told_at
+        return inf not in ended.values()
+
+    wait_until(all_have, LIMIT)
+    busy = held_up.seconds()
+    return {name: seconds - busy for name, seconds in ended.items()}
+
+
+@pytest.mark.parametrize("away", CASES)
+def test_what_is_idle_ends_within_seconds_whichever_server_is_away(database, proxies, services, say, away):
+    (kinds, *taken), (by_name, urls) = CASES[away], proxies
+    port = str(free_ports(1)[0])
+    running = [
+        services(kind, kind, *ARGUMENTS.get(kind, ()), **OFTEN, **urls, metrics_port_exporter=port) for kind in kinds
+    ]
+    eventually(lambda: all(said(service, READY[service.name]) for service in running))
+    if "up" in kinds:
+        eventually(lambda: len(said(running[0], READY["worker"])) == 2 and said(running[0], READY["scheduler"]))
+    take_away(by_name, *taken)
+
+    seconds = seconds_to_end(running)
+
+    told = ", ".join(f"{name} {took:.1f} s" for name, took in seconds.items())
+    say(f"{away}, time to end: {told}")
+    assert {name: took for name, took in seconds.items() if took > patient(PROMISED)} == {}
+    assert {service.name: service.process.returncode for service in running} == dict.fromkeys(kinds, 0)
+
+
+@pytest.fixture
+def ours(database, urls, tmp_path):
+    with cleaned_up(Ours(urls.redis, tmp_path)) as (ours,):
+        yield ours
+
+
+def at_work(ours, *keys, go, **settings):
+    """Start a worker, and let it work at these until the file *go* is there."""
+    master = ours.start(threads=len(keys), **settings)
+    eventually(ours.ready)
+    for key in keys:
+        ours.send("hold", key, str(go))
+    eventually(lambda: len(ours.notes("began")) == len(keys))
+    return master
+
+
+def test_a_worker_that_comes_to_no_safe_point_ends_when_its_time_is_up_and_hands_back(ours, go):
+    master = at_work(ours, "a", "b", go=go, shutdown_timeout=4)
+
+    (seconds,) = seconds_to_end([master]).values()
+
+    assert seconds <= patient(4)
+    assert master.process.returncode == 1
+    (line,) = said(master, "shutdown timed out")
+    assert {work["message_id"] for work in line["at_work"]} == {"a", "b"}
+    # At once, and not after three such ends as poison.
+    assert client.llen(f"{broker.namespace}:{QUEUE}") == 2
+    assert client.hgetall(f"{broker.namespace}:{QUEUE}.starts") == {}
+
+
+def test_a_worker_whose_redis_takes_no_acknowledgement_ends_in_time_and_others_rescue_its_message(ours, go):
+    master = at_work(ours, "a", go=go, shutdown_timeout=4, dead_after=3)
+    ours.proxy.refuse()
+    ours.proxy.cut()
+    go.touch()
+    eventually(lambda: ours.done() == ["a"])
+
+    (seconds,) = seconds_to_end([master]).values()
+
+    assert seconds <= patient(4)
+    assert master.process.returncode == 1
+    ours.proxy.passing()
+    ours.start(threads=1, dead_after=3)
+    eventually(lambda: ours.done() == ["a", "a"] and ours.left() == NOTHING)
+
+
+def test_a_master_kills_a_process_that_hangs_and_ends_within_the_setting(ours, go):
+    master = at_work(ours, "a", go=go, shutdown_timeout=6)
+    (child,) = [pid for pid in master.children if is_worker(pid, master)]
+    os.kill(child, signal.SIGSTOP)
+
+    (seconds,) = seconds_to_end([master]).values()
+
+    assert seconds <= patient(6)
+    assert master.process.returncode == 1
+    assert [line["pids"] for line in said(master, "worker killed processes that did not end")] == [[child]]
+    with pytest.raises(ProcessLookupError):
+        os.kill(child, 0)
+
+
+def is_worker(pid, master):
+    """Say whether it is a fork of the master, not the process of its page."""
+    with suppress(OSError):
+        mine, its = (Path(f"/proc/{number}/cmdline").read_text() for number in (master.process.pid, pid))
+        return mine == its
+    return False

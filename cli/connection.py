@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
+from datetime import timedelta
 
 import peewee as pw
 import redis
 
 import migrations
+from cli import interrupts
 from cli.console import Problem, wrong_use
 from cli.failures import sentence
 from metrics import logs
@@ -34,15 +36,17 @@ def connected(
     migrated: bool = True,
     redis_needed: bool = True,
     limits: Callable[[Settings], Limits] = Limits.of_worker,
+    interrupted_within: timedelta | None = interrupts.AT_ONCE,
 ) -> Iterator[Settings]:
     """Connect this command to PostgreSQL; say in a sentence what is missing.
 
     Unless *migrated* is False the schema must be up to date, and unless *redis_needed* is False
-    the settings must name a Redis.  *limits* says how patient the command is.
+    the settings must name a Redis.  *limits* says how patient the command is.  Ctrl-C ends it
+    even where a server hangs, unless *interrupted_within* is None: then that is the caller's affair.
     """
     settings = configured()
     connect(settings, limits(settings), name=name, connections=3, redis_needed=redis_needed)
-    with explained():
+    with explained(), interrupts.heard(interrupted_within) if interrupted_within else nullcontext():
         database.connect()
         try:
             if migrated and (pending := migrations.pending(database.obj)):

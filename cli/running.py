@@ -17,6 +17,7 @@ from cli.completion import names_of
 from cli.connection import batch_named, connected, require_installation, require_redis
 from cli.console import Json, Problem, answer, emit, err, facts, moment, out
 from cli.failures import sentence
+from cli.interrupts import heard
 from metrics.redaction import clean
 from models import Batch as BatchRow
 from models import JobRun, Started
@@ -41,10 +42,11 @@ def run(batch: Name, json: Json = False) -> None:
     """Run a batch here and now, and print its result.
 
     A run that waits in the queue is taken over.  A batch that is paused or running
-    already is skipped, and the result says so.  Ctrl-C stops between two chunks.
+    already is skipped, and the result says so.  Ctrl-C stops between two chunks, a second one
+    at once.
     """
     chosen = batch_named(batch)
-    with connected(f"run {batch}") as settings:
+    with connected(f"run {batch}", interrupted_within=None) as settings, heard(settings.shutdown_timeout):
         require_installation()
         pause = paused(chosen)
         started = None if pause else JobRun.start_here(chosen.name, by=identity())

@@ -22,7 +22,7 @@ from cli.completion import names_of
 from cli.connection import configured, connected
 from cli.console import FAILED, Problem, err, wrong_use
 from cli.processes import Processes, python, python_path
-from cli.waiting import PLACES_PATIENCE, Wait, database_there, places_there, servers_there
+from cli.waiting import Wait, database_there, places_there, servers_there
 from metrics import exporter as exporting
 from metrics import gathering
 from metrics.page import Page, PortTaken, listen
@@ -76,7 +76,7 @@ def worker(
 
     Where children take long, `cron` and `objects` need a worker of their own: a process with no thread free may have
     fetched a run.
-    It waits for its servers, and for a minute for its disks and stores.  SIGTERM and Ctrl-C let the runs end at their
+    It waits for its servers, and a while for its disks and stores.  SIGTERM and Ctrl-C let the runs end at their
     next safe point first.
     """
     queues = [name.strip() for given in queues or () for name in given.split(",")]
@@ -87,8 +87,10 @@ def worker(
     wait = Wait(asked, said="worker")
     connect(settings, Limits.of_worker(settings), name="worker", connections=3)
     wait.until_there(lambda: servers_there(settings))
-    if not wait.until_there(lambda: places_there(settings, queues or QUEUES), patience=PLACES_PATIENCE):
-        log.error("worker starts without a place, what deletes from it is blocked until it is there")
+    if settings.place_wait:
+        # Not for ever: other batches must not stand still, and what deletes from there is blocked until it is there.
+        patience = settings.place_wait.total_seconds()
+        wait.until_there(lambda: places_there(settings, queues or QUEUES), patience=patience)
     threads = threads or settings.worker_threads
     # What a process needs in its environment must be there before its Python starts.
     os.environ["PYTHONPATH"] = python_path()
@@ -207,7 +209,7 @@ def _servers(settings: Settings) -> Iterator[dict[str, str]]:
 def _migrate_all(settings: Settings, asked: SimpleQueue[None], *, example: bool) -> None:
     connect(settings, Limits.of_worker(settings), name="up", connections=3)
     Wait(asked, said="up").until_there(lambda: database_there(settings))
-    with connected("up", migrated=False), unhurried():
+    with connected("up", migrated=False, interrupted_within=None), unhurried():
         migrations.migrate(database.obj)
         if example:
             migrations.migrate(database.obj, "example")

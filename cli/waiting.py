@@ -37,8 +37,6 @@ SHORTEST, LONGEST = 1.0, 30.0
 """Seconds between two looks: at first, and at most."""
 LOOK = 5.0
 """Seconds that a look may take; a server that has not answered by then hangs."""
-PLACES_PATIENCE = 60.0
-"""Seconds that a worker waits for a disk or a store; then its other batches begin, and these are blocked until then."""
 
 log = structlog.get_logger(__name__)
 
@@ -82,6 +80,7 @@ class Wait:
         while (missing := self._look(looks)) is not None:
             waited = time.monotonic() - began
             if patience is not None and waited >= patience:
+                log.error("not ready, beginning without", process=self._said, **_facts(missing))
                 return False
             pause = SHORTEST if missing.what != before else min(pause * 2, LONGEST)
             before = missing.what
@@ -89,7 +88,7 @@ class Wait:
             seconds = round(pause * random.uniform(0.75, 1.0), 3)  # noqa: S311, spreads load, guards nothing
             if patience is not None:
                 seconds = min(seconds, patience - waited)
-            facts = {"missing": missing.what, "where": missing.where, "reason": missing.why}
+            facts = _facts(missing)
             log.warning("not ready, waiting", process=self._said, **facts, waited=round(waited, 1), next_try_in=seconds)
             readiness.tell_supervisor(f"STATUS=waiting for {missing.what} at {missing.where}: {missing.why}")
             self._next(seconds)
@@ -137,6 +136,10 @@ class Wait:
             return came
         log.info("asked to end before it was ready", process=self._said)
         raise typer.Exit(0)
+
+
+def _facts(missing: Missing) -> dict[str, str]:
+    return {"missing": missing.what, "where": missing.where, "reason": missing.why}
 
 
 def database_there(settings: Settings) -> Iterator[Missing]:

@@ -94,9 +94,9 @@ class Server(Vital):
 
 
 def _beside_readiness(scrapes: WSGIApplication, unready: Callable[[], str | None]) -> WSGIApplication:
-    def answer(environ: WSGIEnvironment, respond: StartResponse) -> Iterable[bytes]:
-        if environ["PATH_INFO"] != "/ready":
-            return scrapes(environ, respond)
+    def answer(asked: WSGIEnvironment, respond: StartResponse) -> Iterable[bytes]:
+        if asked["PATH_INFO"] != "/ready":
+            return scrapes(asked, respond)
         why_not = unready()
         respond("200 OK" if why_not is None else "503 Service Unavailable", [("Content-Type", "text/plain")])
         return [f"{why_not or 'ready'}\n".encode()]

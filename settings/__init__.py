@@ -135,6 +135,9 @@ class Settings(BaseSettings):
     shutdown_timeout: Duration = setting(
         "30", "What a process is at when it is told to end may go on for this long; then it ends, and others take over."
     )
+    place_wait: Grace = setting(
+        "60", "A worker whose repositories or stores are not there waits this long before it begins without them."
+    )
 
     worker_processes: Count = setting("2", "Processes that `forgekeeper worker` starts.")
     worker_threads: Count = setting("8", "Threads of each worker process.")

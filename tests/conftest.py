@@ -73,6 +73,8 @@ def no_settings_of_the_machine(monkeypatch: pytest.MonkeyPatch, tmp_path_factory
     for process in ("WORKER", "SCHEDULER", "EXPORTER"):
         # Tests run beside one another: a page is served by those that ask for it, at a port of their own.
         monkeypatch.setenv(f"{PREFIX}METRICS_PORT_{process}", "0")
+    # Where a test takes a disk away, it is not about who waits for one.
+    monkeypatch.setenv(f"{PREFIX}PLACE_WAIT", "0")
     monkeypatch.chdir(tmp_path_factory.mktemp("cwd"))
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from embedded.waiting import wait_until
 
+from ..system.proxy import postgres_through  # noqa: TID252, pytest puts no folder on the path
 from .every_command import commands, serves
 
 PROGRAMS = {"psql", "redis"}
@@ -86,6 +87,31 @@ def test_ctrl_c_while_a_worker_is_still_importing_drains_it(start, database):
 
     assert "Traceback" not in err
     assert process.returncode == 0
+
+
+@pytest.fixture
+def proxy(database, urls):
+    proxy, url = postgres_through(urls.database)
+    with proxy:
+        proxy.url = url
+        yield proxy
+
+
+@pytest.mark.parametrize(("command", "statement"), [(("status",), b"processes"), (("run", NAME), b"user_statuses")])
+def test_ctrl_c_ends_a_command_though_the_database_hangs(environment, proxy, tmp_path, command, statement):
+    proxy.drop_replies(to=statement)
+    environment = environment(DATABASE_URL=proxy.url, SHUTDOWN_TIMEOUT="1")
+    with (tmp_path / "err").open("w+") as err:
+        process = subprocess.Popen([sys.executable, "-m", "cli", *command], env=environment, cwd=tmp_path, stderr=err)
+        try:
+            assert wait_until(lambda: proxy.dropped or process.poll() is not None, 30)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 130
+        finally:
+            process.kill()
+            process.wait()
+        err.seek(0)
+        assert "Traceback" not in err.read()
 
 
 def _command_line(pid):

@@ -19,7 +19,8 @@ from models import Process, now
 def processes(json: Json = False) -> None:
     """List the schedulers and workers that live or fell silent, and what each is at.
 
-    One that ends in an orderly way leaves the list at once, one that fell silent after a day.
+    One enters the list when it is ready: what waits for its servers is not in it.  One that ends in an orderly way
+    leaves the list at once, one that fell silent after a day.
     """
     with connected("processes"):
         instant, known = now(), Process.known()

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 FORKED = """
 import multiprocessing, os, signal, sys
 from workers import ending
@@ -54,6 +56,33 @@ print(asked.empty())
 """Another signal arrives at each step of what the one before leads to."""
 
 
+MASTER = """
+import multiprocessing, os, signal, sys, time
+from datetime import timedelta
+from workers.master import Vigil, impatient
+
+def deaf():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.close(1)
+    os.close(2)
+    time.sleep(10)
+
+Process = impatient(Vigil(timedelta(seconds=1)))
+# The master's signal comes before it has a handler, as while Dramatiq starts its processes.
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+child = Process(target=deaf)
+child.start()
+os.kill(os.getpid(), signal.SIGTERM)
+signal.signal(signal.SIGTERM, lambda *_: None)
+{kernel}
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+while child.exitcode is None:
+    child.join(1)
+print("killed" if child.exitcode == -signal.SIGKILL else "ended")
+"""
+"""A master whose process takes no notice of SIGTERM."""
+
+
 def python(program):
     """Run a program in a process of its own; return what it has printed."""
     root = Path(__file__).parents[1]
@@ -67,3 +96,16 @@ def test_two_signals_at_once_ask_dramatiq_to_end_but_once():
 
 def test_signals_in_the_middle_of_a_signal_keep_no_process_from_hearing_them():
     assert python(ASKED) == "False"
+
+
+def test_a_master_kills_a_process_that_is_deaf_to_a_signal_that_came_while_it_started():
+    assert python(MASTER.format(kernel="")).splitlines()[-1] == "killed"
+
+
+def test_a_master_does_not_wait_for_a_process_that_the_kernel_does_not_end():
+    with pytest.raises(subprocess.CalledProcessError) as ended:
+        # So it looks where one waits for a disk.
+        python(MASTER.format(kernel="child.kill = lambda: None"))
+
+    assert ended.value.returncode == 1
+    assert "left processes behind" in ended.value.stdout

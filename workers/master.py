@@ -10,9 +10,7 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable
 from datetime import timedelta
-from types import FrameType
 
 import structlog
 
@@ -33,8 +31,12 @@ class Vigil:
     def __init__(self, allowed: timedelta) -> None:
         self._patience = allowed.total_seconds() - drain.reserve(allowed) / 2
         self._processes: list[multiprocessing.Process] = []
-        self._follows = False
         self._told_at: float | None = None
+        # Dramatiq's master has handlers of its own, and signals that came before them wait: here each leaves a byte.
+        self._signals, waking = os.pipe()
+        for descriptor in (self._signals, waking):
+            os.set_blocking(descriptor, False)
+        signal.set_wakeup_fd(waking, warn_on_full_buffer=False)
 
     def watch(self, process: multiprocessing.Process) -> None:
         """Be responsible for the end of a process, too."""
@@ -42,33 +44,21 @@ class Vigil:
 
     def look(self) -> float:
         """Kill who is late; return in how many seconds to look again."""
-        self._follow()
         left = [process for process in self._processes if process.exitcode is None]
         if self._told_at is None:
-            if len(left) < len(self._processes):
+            if len(left) < len(self._processes) or self._told():
                 self._told_at = time.monotonic()
-            return 1.0
+            return 0.25
         late = time.monotonic() - self._told_at - self._patience
         if late >= 0 and left:
             _end(left, at_once=late > GONE)
         return max(0.05, min(1.0, -late))
 
-    def _follow(self) -> None:
-        """Note the first signal; Dramatiq's master has its handlers by the time it waits."""
-        if self._follows:
-            return
-        self._follows = True
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            handler = signal.getsignal(number)
-            assert callable(handler)
-            signal.signal(number, self._noting(handler))
-
-    def _noting(self, handler: Callable[[int, FrameType | None], object]) -> Callable[[int, FrameType | None], None]:
-        def noting(number: int, frame: FrameType | None) -> None:
-            self._told_at = self._told_at or time.monotonic()
-            handler(number, frame)
-
-        return noting
+    def _told(self) -> bool:
+        try:
+            return bool(os.read(self._signals, 1))
+        except BlockingIOError:
+            return False
 
 
 def _end(left: list[multiprocessing.Process], *, at_once: bool) -> None:
@@ -89,6 +79,11 @@ def impatient(vigil: Vigil) -> type[multiprocessing.Process]:
         def start(self) -> None:
             super().start()
             vigil.watch(self)
+
+        def run(self) -> None:
+            # Its signals are its own affair.
+            signal.set_wakeup_fd(-1)
+            super().run()
 
         def join(self, timeout: float | None = None) -> None:
             soon = vigil.look()

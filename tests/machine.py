@@ -26,9 +26,12 @@ class Held:
     took the processors away is added, too.  What is idle or asleep does not wait.
     """
 
-    def __init__(self, pids: Callable[[], Iterable[int]]) -> None:
-        """Begin; *pids* names the processes, also those that have been started since.  Needs a connection."""
-        self._pids, self._servers = pids, _servers()
+    def __init__(self, pids: Callable[[], Iterable[int]], servers: list[int] | None = None) -> None:
+        """Begin; *pids* names the processes, also those that have been started since.
+
+        Needs a connection, unless the *servers* are named.
+        """
+        self._pids, self._servers = pids, _servers() if servers is None else servers
         self._before, self._stolen = self._waits(), _stolen()
 
     def seconds(self) -> float:

@@ -5,6 +5,10 @@ that one whose end nobody saw counts as *maybe*.  The checker keeps, for each th
 users own, every state in which it may be: what the users did and what forgekeeper was then
 allowed to do.  What is observed must be one of them.  Times are the database's, in seconds.
 
+A server may go back to what it knew at an earlier moment, when its files were copied.  Then
+whatever rows, or the register, have said in between is undone, and the states are those of
+that moment again; what cannot be undone stays: objects are not there again, and refs.
+
 Each property is a function whose first sentence is the property; what it does not check, and
 why, stands below it.
 """
@@ -18,6 +22,7 @@ import time
 from collections import Counter, defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cached_property
 from itertools import pairwise
 
@@ -174,15 +179,41 @@ class Evidence:
     slowest_recovery: float = 60.0
 
     @cached_property
-    def contradictions(self):
-        """What the models say: pairs of property and sentence."""
-        return list(_contradictions(self))
+    def walks(self):
+        """What the models say of each subject."""
+        return {walk.subject: walk for walk in _walks(self)}
 
     @cached_property
     def emptied(self):
         """When Redis was emptied: pairs of beginning and end."""
-        flushes = self.operations.get("redis", ())
-        return [(operation.began, operation.ended) for operation in flushes if operation.outcome != "failed"]
+        return [(one.began, one.ended) for one in self.done_to("redis", "flush") if one.outcome != "failed"]
+
+    @cached_property
+    def returns(self):
+        """When a server went back, by its name."""
+        return {
+            server: [
+                Return((keep.began, keep.ended), (back.began, back.ended))
+                for keep, back in pairwise(self.done_to(server, "keep", "return"))
+                if (keep.do, back.do) == ("keep", "return")
+            ]
+            for server in ("redis", "postgres")
+        }
+
+    def undone(self, server, operation):
+        """Say whether that server may have gone back to before the operation."""
+        return any(
+            operation.ended >= one.kept[0] and operation.began <= one.returned[1] for one in self.returns[server]
+        )
+
+    def done_to(self, server, *what):
+        """Return what was done to a server, in its order."""
+        return [operation for operation in self.operations.get(server, ()) if operation.do in what]
+
+    def frozen(self, server, began, ended):
+        """Say for how many seconds between these moments the server was stopped."""
+        spans = ((one.began, one.ended) for one in self.done_to(server, "freeze"))
+        return sum(max(0.0, min(last, ended) - max(first, began)) for first, last in spans)
 
     def lines(self, message):
         """Yield the facts of the log lines with that message; a killed process's last one may be cut."""
@@ -200,6 +231,14 @@ class Evidence:
                 yield subject, operations
 
 
+@dataclass(frozen=True)
+class Return:
+    """A server that went back: between which moments its files were copied, and when it had them again."""
+
+    kept: tuple
+    returned: tuple
+
+
 # What each thing may be
 
 
@@ -207,6 +246,12 @@ class Model:
     """The states of one kind of thing: what an operation makes of each, and what forgekeeper may make of it."""
 
     start = None
+    server = "postgres"
+    """The server that knows its state."""
+
+    def returned(self, kept, _present):
+        """Return the states after the server has gone back to one of *kept* from one of *present*."""
+        return set(kept)
 
     def gone(self, state):
         """Say whether there is nothing in that state."""
@@ -285,7 +330,13 @@ class Artifact(Model):
 
 
 class Upload(Model):
-    """An upload: (pending, since), `completed`, `reaped`, `forgotten` by an emptied Redis, or None before."""
+    """An upload: (pending, since), `completed`, `reaped`, `forgotten` by an emptied Redis, or None before.
+
+    Where Redis goes back, one that was reaped stays so: its object is gone, and `complete` may
+    never say True for it.  One that was completed may be registered again: (completed, since).
+    """
+
+    server = "redis"
 
     def __init__(self, emptied):
         self._emptied = emptied
@@ -297,20 +348,35 @@ class Upload(Model):
             return state if (operation.value == "pending") == isinstance(state, tuple) else REFUSED
         if not isinstance(state, tuple):
             return REFUSED
-        return "completed" if operation.do == "complete" else ("pending", operation.args["since"])
+        return "completed" if operation.do == "complete" else (state[0], operation.args["since"])
+
+    def returned(self, kept, present):
+        return {self._again(before, now) for before in kept for now in present}
+
+    def _again(self, before, now):
+        if now in ("reaped", before):
+            return now
+        if now == "completed" or (isinstance(now, tuple) and now[0] == "completed"):
+            return ("completed", before[1]) if isinstance(before, tuple) else "completed"
+        return before if before is not None or now is None else "forgotten"
 
     def drift(self, state, since, until):
         if isinstance(state, tuple):
             if state[1] + UPLOAD < until:
-                yield "reaped"
+                yield "reaped" if state[0] == "pending" else "completed"
             if any(began <= until and ended >= since for began, ended in self._emptied):
                 yield "forgotten"
 
 
 class Ref(Model):
-    """A ref: its value, None where there is none, and at which values it is listed for deletion (`*`: at any)."""
+    """A ref: its value, None where there is none, and at which values it is listed for deletion (`*`: at any).
+
+    Refs are on disk and do not go back with any server.  The list does; yet a ref whose listing
+    is undone may go: whoever works on the list has read it before.
+    """
 
     start = (None, frozenset())
+    server = None
 
     def gone(self, state):
         return state[0] is None
@@ -333,32 +399,102 @@ def _number(value):
     return float("inf") if value == "never" else value
 
 
-def _walk(subject, operations, model):
-    """Yield what cannot be true of one subject; the first contradiction ends it."""
-    states, since = {model.start}, float("-inf")
-    for operation in operations:
-        before = set(states)
-        states = states | {other for state in states for other in model.drift(state, since, operation.ended)}
-        since = operation.began
+class Walk:
+    """What may have become of one subject, from operation to operation, and the first of them that cannot be true."""
+
+    def __init__(self, subject, operations, model, returns):
+        self.subject = subject
+        self.broken = None
+        """The property that is broken, and the sentence that says how."""
+        self.came_back = False
+        """It may have gone, and was there again because its server went back."""
+        self._model = model
+        self._states, self._since = {model.start}, float("-inf")
+        self._kept = {}
+        moments = ((one, at) for one in returns for at in ("kept", "returned"))
+        self._moments = sorted(moments, key=lambda moment: getattr(*moment))
+        for operation in operations:
+            if not self._take(operation):
+                return
+
+    def _take(self, operation):
+        while self._moments and getattr(*self._moments[0])[1] < operation.began:
+            self._pass(self._moments.pop(0))
+        beside = []
+        while self._moments and getattr(*self._moments[0])[0] <= operation.ended:
+            beside.append(self._moments.pop(0))
+        before, after = self._copy(), []
+        # Nobody knows whether it came before or after what was done to its server at the same time.
+        for place in range(len(beside) + 1):
+            self._put(before)
+            for moment in beside[:place]:
+                self._pass(moment)
+            seen = set(self._states)
+            self._step(operation)
+            if not self._states:
+                continue
+            for moment in beside[place:]:
+                self._pass(moment)
+            after.append(self._copy())
+        if not after:
+            self._blame(seen, operation)
+            return False
+        self._put(_both(after))
+        return True
+
+    def _copy(self):
+        return set(self._states), self._since, {one: set(states) for one, states in self._kept.items()}
+
+    def _put(self, standing):
+        self._states, self._since, self._kept = standing
+        self._states, self._kept = set(self._states), dict(self._kept)
+
+    def _pass(self, moment):
+        """Pass a moment at which the server's files were copied, or were those copied again."""
+        one, what = moment
+        _, until = getattr(one, what)
+        may_be = self._drifted(self._states, until)
+        if what == "kept":
+            self._kept[one] = may_be
+            return
+        self.came_back |= any(map(self._model.gone, may_be)) and not all(map(self._model.gone, self._kept[one]))
+        self._states, self._since = self._model.returned(self._kept[one], may_be), until
+
+    def _drifted(self, states, until):
+        return states | {other for state in states for other in self._model.drift(state, self._since, until)}
+
+    def _step(self, operation):
+        model = self._model
+        states = self._drifted(self._states, operation.ended)
+        self._since = operation.began
         answers = {state: model.effect(state, operation) for state in states}
         done = {after for after in answers.values() if after is not REFUSED}
         refused = {state for state, after in answers.items() if after is REFUSED}
         after = {"ok": done, "no": refused, "failed": states, "maybe": states | done}[operation.outcome]
         if operation.outcome == "maybe":
             # What is done late may already have been followed by what forgekeeper may do then.
-            after = after | {other for state in done for other in model.drift(state, since, operation.ended)}
-        if not after:
-            broken = model.blame(before, operation)
-            seen = f"{operation.do} {operation.args or ''} was answered {operation.outcome}: {operation.value}"
-            yield (
-                broken,
-                f"{subject}: {seen} at {operation.ended:.3f}, but it can only have been {sorted(map(str, before))}",
-            )
-            return
-        states = after
+            after = after | self._drifted(done, operation.ended)
+        self._states = after
+
+    def _blame(self, states, operation):
+        seen = f"{operation.do} {operation.args or ''} was answered {operation.outcome}: {operation.value}"
+        may_be = sorted(map(str, states))
+        self.broken = (
+            self._model.blame(states, operation),
+            f"{self.subject}: {seen} at {operation.ended:.3f}, but it can only have been {may_be}",
+        )
 
 
-def _contradictions(evidence):
+def _both(standings):
+    """Put together what may be, whichever way it went."""
+    kept = defaultdict(set)
+    for _, _, found in standings:
+        for one, states in found.items():
+            kept[one] |= states
+    return set().union(*(states for states, _, _ in standings)), min(since for _, since, _ in standings), kept
+
+
+def _walks(evidence):
     final = evidence.final
     models = {
         "status": (Status(), lambda subject: _status(final, subject)),
@@ -371,7 +507,7 @@ def _contradictions(evidence):
     for kind, (model, seen) in models.items():
         for subject, operations in evidence.of(kind):
             last = Operation(subject, "read", {}, final.now, final.now, "ok", seen(subject))
-            yield from _walk(subject, [*operations, last], model)
+            yield Walk(subject, [*operations, last], model, evidence.returns.get(model.server, ()))
 
 
 def _status(final, subject):
@@ -397,7 +533,8 @@ def _upload(final, subject):
 def nothing_is_lost(evidence):
     """P1: whatever was due when the faults stopped has been dealt with since.
 
-    An upload that an emptied Redis has forgotten is not: `uploads reconcile` finds it (P4).
+    An upload that Redis has forgotten, emptied or gone back, is not: `uploads reconcile` finds it
+    (P4).  Nor is what was due and is undone, as a ref deletion that was listed after the copy.
     """
     final, horizon = evidence.final, evidence.final.now - BOUND
     for user, clears in final.statuses.items():
@@ -437,7 +574,8 @@ def _uploads_left(evidence, horizon):
         began = operations[0].began
         certain = all(operation.outcome != "maybe" for operation in operations)
         completed = any((operation.do, operation.outcome) == ("complete", "ok") for operation in operations)
-        forgotten = list(model.drift(("pending", float("inf")), began, evidence.final.now))
+        forgotten = [*model.drift(("pending", float("inf")), began, evidence.final.now)]
+        forgotten += [one for one in operations if one.do == "prepare" and evidence.undone("redis", one)]
         if pending and certain and not completed and not forgotten:
             yield f"the upload {path} was reaped, and its object is there"
 
@@ -456,7 +594,8 @@ def _refs_left(evidence):
             yield f"{subject} is at {value} as it was when it was listed, but its deletion {number} is closed: {reason}"
     for subject, operations in evidence.of("ref"):
         for operation in operations:
-            if operation.do == "list" and operation.outcome == "ok" and str(operation.args["id"]) not in final.requests:
+            listed = (operation.do, operation.outcome) == ("list", "ok") and not evidence.undone("postgres", operation)
+            if listed and str(operation.args["id"]) not in final.requests:
                 yield f"the deletion {operation.args['id']} of {subject} is gone"
 
 
@@ -469,20 +608,31 @@ def nothing_that_should_live_is_deleted(evidence):
 
 
 def every_row_has_its_object(evidence):
-    """P3: an object is never missing while a row of an artifact names it."""
-    yield from _unless_seen(evidence, "missing", lambda seen: f"artifact {seen['artifact']}: {seen['path']} was gone")
+    """P3: an object is never missing while a row of an artifact names it.
+
+    But where PostgreSQL went back to before the artifact was destroyed: its row is there again,
+    and nothing brings its object.
+    """
+    came_back = {subject for subject, walk in evidence.walks.items() if walk.came_back}
+    for seen in evidence.samples.get("missing", ()):
+        if f"artifact:{seen['artifact']}" not in came_back:
+            yield f"artifact {seen['artifact']}: {seen['path']} was gone"
+    yield from _looked_at(evidence, "missing")
     files = set(evidence.final.files)
     for number, (*_, path) in evidence.final.artifacts.items():
-        if path not in files:
+        if path not in files and f"artifact:{number}" not in came_back:
             yield f"artifact {number} names {path}, which is gone"
 
 
 def no_object_is_orphaned(evidence):
-    """P4: the objects of artifacts go with them, and after `uploads reconcile` none is left that nothing names."""
+    """P4: the objects of artifacts go with them, and after `uploads reconcile` none is left that nothing names.
+
+    An artifact that PostgreSQL forgot when it went back is not destroyed: only reconcile finds its object.
+    """
     present, files = evidence.final.artifacts, set(evidence.final.files)
     for subject, (first, *_) in evidence.of("artifact"):
         gone = first.outcome == "ok" and subject.partition(":")[2] not in present
-        if gone and first.args["path"] in files:
+        if gone and not evidence.undone("postgres", first) and first.args["path"] in files:
             yield f"{subject} is gone, and its object {first.args['path']} is there"
     for path in sorted(set(evidence.final.files_then) - set(evidence.final.named_then)):
         yield f"{path} is named by nothing"
@@ -493,11 +643,17 @@ def one_trusted_holder(evidence):
 
     Seen in Redis: a token that was followed by another and comes back has changed something
     as a stale holder.  That two processes never *believe* that they hold one cannot be seen
-    from outside; the state machines of tests/coordination check that.
+    from outside; the state machines of tests/coordination check that.  Where Redis went back
+    it knows the holders of that moment again, and counts from there.
     """
     lost = defaultdict(set)
     present = {}
+    returned = [one.returned[1] for one in evidence.returns["redis"]]
     for seen in evidence.samples.get("holders", ()):
+        while returned and returned[0] <= seen["db"]:
+            returned.pop(0)
+            lost.clear()
+            present = {}
         for name, token in seen["holders"].items():
             if token in lost[name]:
                 yield f"{name} is held again by {token}, who had lost it"
@@ -559,11 +715,19 @@ def _one_run(run, horizon):
 
 
 def _endings(evidence):
-    states = {run["id"]: run["state"] for run in evidence.final.runs}
-    finished = Counter(line["run"] for line in evidence.lines("run finished"))
-    for run, count in finished.items():
-        if count > 1 or states.get(run) != "succeeded":
-            yield f"run {run} was closed well {count} times, and is {states.get(run)}"
+    """Say which runs did not end as a line of their workers says, if PostgreSQL has not gone back to before it."""
+    runs = {run["id"]: run for run in evidence.final.runs}
+    finished = defaultdict(list)
+    for line in evidence.lines("run finished"):
+        at = datetime.fromisoformat(line["at"]).timestamp()
+        if not any(one.kept[0] <= at <= one.returned[1] for one in evidence.returns["postgres"]):
+            finished[line["run"]].append(line["batch"])
+    for number, batches in finished.items():
+        run = runs.get(number, {"state": None, "batch": None})
+        if len(batches) > 1 or run["state"] != "succeeded":
+            yield f"run {number} was closed well {len(batches)} times, and is {run['state']}"
+        elif batches != [run["batch"]]:
+            yield f"run {number} of {run['batch']} was closed well by a run of {batches[0]}"
 
 
 def twice_is_once(evidence):
@@ -594,11 +758,14 @@ def transactions_are_short(evidence):
     """P10: no transaction of ours is older than ten seconds.
 
     That none is open across a call of git, of a store or of Redis cannot be seen from the
-    server: an idle transaction looks the same whatever its owner waits for.
+    server: an idle transaction looks the same whatever its owner waits for.  For as long as the
+    server is frozen itself, none can end.
     """
-    yield from _unless_seen(
-        evidence, "transaction", lambda seen: f"{seen['application']} was {seen['state']} for {seen['seconds']:.1f} s"
-    )
+    for seen in evidence.samples.get("transaction", ()):
+        seconds = seen["seconds"] - evidence.frozen("postgres", seen["db"] - seen["seconds"], seen["db"])
+        if seconds > OLD_TRANSACTION:
+            yield f"{seen['application']} was {seen['state']} for {seconds:.1f} s"
+    yield from _looked_at(evidence, "transaction")
 
 
 def imports_move_as_they_may(evidence):
@@ -654,12 +821,36 @@ def logs_are_clean(evidence):
     yield from _unless_seen(evidence, "page", lambda seen: f"the page of {seen['service']} has a secret in it")
 
 
+def due_work_is_done_in_time(evidence):
+    """P16: what is due when faults have stopped is done a minute later, of each batch, by the processes they left.
+
+    What waits for its next try, as a child that failed or an object that could not be deleted,
+    is not due.  The minute grows by the seconds for which the machine held the processes up.
+    """
+    for seen in evidence.samples.get("late", ()):
+        yield (
+            f"{seen['batch']}: of {seen['due']} that were due {seen['count']} were left"
+            f" {seen['seconds']:.0f} s after the last fault: {', '.join(map(str, seen['left']))}"
+        )
+    yield from _looked_at(evidence, "late")
+
+
+def processes_end_when_asked(evidence):
+    """P17: a process that gets SIGTERM has ended after SHUTDOWN_TIMEOUT, whatever is away; nobody has to kill it."""
+    yield from _unless_seen(
+        evidence,
+        "outlived",
+        lambda seen: f"{seen['service']} lived {seen['seconds']:.0f} s after its SIGTERM: {'; '.join(seen['who'])}",
+    )
+
+
 def _control(character):
     return (ord(character) < 32 and character not in "\n\t") or 127 <= ord(character) < 160
 
 
 def _broken(evidence, name):
-    yield from (sentence for broken, sentence in evidence.contradictions if broken == name)
+    broken = (walk.broken for walk in evidence.walks.values() if walk.broken)
+    yield from (sentence for blamed, sentence in broken if blamed == name)
 
 
 def _unless_seen(evidence, kind, describe):
@@ -688,6 +879,8 @@ PROPERTIES = {
     "P13": no_crippled_process_lives,
     "P14": poison_is_contained,
     "P15": logs_are_clean,
+    "P16": due_work_is_done_in_time,
+    "P17": processes_end_when_asked,
 }
 
 

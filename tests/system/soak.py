@@ -3,8 +3,10 @@
     python -m tests.system.soak --minutes 30 --seed 7
 
 Schedulers, workers and simulated users work on servers of their own while faults are injected
-in rounds: some at a time, then a pause until every batch has succeeded again.  In the end
-the history is checked.  A seed repeats the choice of faults; what they hit depends on timing.
+in rounds: some at a time, then a pause until every batch has succeeded again.  Now and then,
+and after the last of them, what is due must be done within a minute.  In the end the history
+is checked.  A seed repeats the faults, when they begin and for how long they last; what they
+hit depends on timing.
 """
 
 from __future__ import annotations
@@ -34,15 +36,20 @@ from workers import BATCHES, QUEUES, expired_job_artifacts, git_ref_cleanup
 from workers.broker import NAMESPACE
 
 from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
+from ..machine import Held  # noqa: TID252
 from . import trouble, watch
 from .citizens import CITIZENS, Place
 from .history import BOUND, PROPERTIES, Evidence, History, check, read
 from .matrix import Outcome, table
-from .service import LIMIT, ROOT
+from .service import ROOT
 from .trouble import PERIODS, SECRET, STATEMENT_TIMEOUT, Rig
 
 EVERYTHING = 43
 START = 120.0
+DONE_IN = 60.0
+"""So long after the last fault what was due then must be done, if the machine holds nobody up."""
+CALM = 8
+"""After each so many rounds that is asked as well, and not only in the end."""
 RECOVERY = 60.0
 """So long after the last fault every batch must have succeeded again."""
 NEARLY_DUE = 8.0
@@ -70,6 +77,8 @@ class Report:
     duplicates: int = 0
     notes: list = field(default_factory=list)
     operations: Counter = field(default_factory=Counter)
+    done_in: dict = field(default_factory=dict)
+    """Batch -> seconds that it took to do what was due, each time it was asked."""
 
     @property
     def outcome(self):
@@ -84,6 +93,9 @@ class Report:
             yield f"  {title} ({counts.total()})"
             yield from (f"    {count:6} {name}" for name, count in sorted(counts.items()))
         yield from (f"  {note}" for note in self.notes)
+        for batch, seconds in self.done_in.items():
+            _, _, *points, _ = Outcome(recovery=seconds).cells()
+            yield f"  due work of {batch} was done in: p50 {points[0]} s, p95 {points[1]} s, max {points[2]} s"
         for name, sentences in self.violations.items():
             yield f"  {name} {len(sentences):4}  {_sentence(name)}"
             yield from (f"        {sentence}" for sentence in sentences[:20])
@@ -107,8 +119,7 @@ class Soak:
         self._longest_drain = 0.0
         self.history = History(path / "history.jsonl")
         stack.callback(self.history.close)
-        # Its own dice: how often it is asked depends on timing, and the faults shall not.
-        self.rig = Rig.make(stack, path, self.history, random.Random(seed))
+        self.rig = Rig.make(stack, path, self.history, seed)
         self.place = Place(self.rig.world, self.rig.servers.database_url, self.rig.servers.redis)
         stack.callback(self.place.close)
         self._migrate()
@@ -156,6 +167,7 @@ class Soak:
 
     def _torment(self):
         ends = time.monotonic() + self.report.seconds
+        rounds = 0
         while time.monotonic() < ends:
             faults = trouble.some(self.dice)
             self._say(f"{', '.join(faults)}")
@@ -164,7 +176,35 @@ class Soak:
                 seconds = self._succeeded_after(time.time(), RECOVERY)
             self.report.recoveries.append(math.inf if seconds is None else seconds)
             self._say(f"    every batch has succeeded again after {self.report.recoveries[-1]:.1f} s")
+            rounds += 1
+            if rounds % CALM == 0:
+                with trouble.nothing_armed(self.rig):
+                    self._finish_what_is_due()
+                self.rig.servers.shorten_redis_log()
             self.rig.let_pass(self.dice.uniform(0, 2))
+
+    def _finish_what_is_due(self):
+        """Wait until what is due now has been done, of each batch; note what it took, and what was left in the end."""
+        began, held = time.monotonic(), Held(self._processes, self.rig.servers.processes)
+        due = watch.due(self.rig)
+        left = {batch: work for batch, work in due.items() if work}
+        took = dict.fromkeys(due, 0.0)
+        while left and (time.monotonic() - began < DONE_IN or time.monotonic() - began < DONE_IN + held.seconds()):
+            self.rig.let_pass(0.2)
+            now = watch.due(self.rig)
+            left = {batch: work & now[batch] for batch, work in left.items() if work & now[batch]}
+            took |= dict.fromkeys(left, time.monotonic() - began)
+        for batch, seconds in took.items():
+            self.report.done_in.setdefault(batch, []).append(math.inf if batch in left else seconds)
+        for batch, work in left.items():
+            some, seconds = sorted(work)[:5], time.monotonic() - began
+            facts = {"due": len(due[batch]), "count": len(work), "left": some}
+            self.history.sample("late", batch=batch, seconds=seconds, **facts)
+        self.history.look("late")
+        self._say(f"    what was due ({sum(map(len, due.values()))}) was done in {max(took.values()):.1f} s")
+
+    def _processes(self):
+        return [pid for service in self.rig.services for pid in service.group()]
 
     def _succeeded_after(self, instant, limit):
         """Wait until each batch has succeeded in a run begun after *instant*; return the seconds, None for never."""
@@ -181,11 +221,15 @@ class Soak:
         return time.monotonic() - began if wait_until(again, limit) else None
 
     def _drain(self):
-        """Stop the users, end all services and start them anew, let time pass, and wait until nothing is left."""
+        """Stop the users, let what is due be done, end all services and start them anew, and wait until nothing is left.
+
+        Those that were started in trouble are asked first: others would take up what they may keep from everybody.
+        """
         for citizen in self.citizens:
             citizen.stop()
             assert citizen.broken is None, citizen.broken
         self.rig.armed = False
+        self._finish_what_is_due()
         stopped = time.monotonic()
         self.report.notes.append(f"services asked to end with: {self._stop_services()}")
         self._let_time_come()
@@ -201,13 +245,18 @@ class Soak:
         self.rig.let_pass(stopped + NEARLY_DUE + BOUND - time.monotonic())
 
     def _stop_services(self):
+        """Ask all to end, and see to it that they do; return their statuses."""
         for service in self.rig.services:
-            service.signal(signal.SIGTERM, [service.master])
+            service.ask_to_end([service.master], self.rig.servers.processes)
         statuses = []
         for service in self.rig.services:
-            wait_until(lambda service=service: service.process.poll() is not None, LIMIT)
-            statuses.append(service.process.poll())
-            service.kill()
+            while left := service.group():
+                if seconds := service.outlives():
+                    self.rig.note_outlived(service, left, seconds)
+                time.sleep(trouble.PAUSE)
+            self.history.look("outlived")
+            statuses.append(service.process.wait())
+            service.asked = None
         return statuses
 
     def _let_time_come(self):

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from datetime import UTC, datetime
 
 import pytest
 
@@ -10,12 +11,19 @@ from .history import DAY, PROPERTIES, UPLOAD, Evidence, Final, History, Operatio
 NOW = 1_000_000.0
 LATER = NOW + 100
 HOUR = 3600
-KINDS = ("holders", "starts", "transaction", "half entity", "missing", "threads", "counter", "page")
+KINDS = (
+    *("holders", "starts", "transaction", "half entity", "missing", "threads", "counter", "page"),
+    *("late", "outlived"),
+)
 SECRET = "swordfish"
 
 
 def done(subject, do, outcome="ok", *, at=NOW, value=None, **args):
     return Operation(subject, do, args, at, at + 1, outcome, value)
+
+
+def iso(seconds):
+    return datetime.fromtimestamp(seconds, UTC).isoformat()
 
 
 def run(number, tick, **changes):
@@ -36,6 +44,7 @@ def run(number, tick, **changes):
 def logs(tmp_path):
     log = tmp_path / "worker-1.log"
     line = {"message": "run finished", "batch": "prune", "run": 1, "message_id": "1", "seconds": 1.0}
+    line["at"] = iso(NOW + 2)
     log.write_text(json.dumps(line) + "\n")
     return [log]
 
@@ -95,8 +104,8 @@ def evidence(logs):
         buckets={"available": [0, 1], "occupied": [], "max": 2},
     )
     holders = [
-        {"holders": {"bucket 0": "one"}, "available": ["1"]},
-        {"holders": {"bucket 0": "two"}, "available": ["1"]},
+        {"db": NOW, "holders": {"bucket 0": "one"}, "available": ["1"]},
+        {"db": NOW + 1, "holders": {"bucket 0": "two"}, "available": ["1"]},
     ]
     return Evidence(
         by_subject,
@@ -242,15 +251,15 @@ def the_object_of_a_destroyed_artifact_is_left(evidence):
 
 
 def a_token_comes_back(evidence):
-    evidence.samples["holders"].append({"holders": {"bucket 0": "one"}})
+    evidence.samples["holders"].append({"db": NOW + 9, "holders": {"bucket 0": "one"}})
 
 
 def a_token_holds_two_buckets(evidence):
-    evidence.samples["holders"].append({"holders": {"bucket 0": "three", "bucket 1": "three"}})
+    evidence.samples["holders"].append({"db": NOW + 9, "holders": {"bucket 0": "three", "bucket 1": "three"}})
 
 
 def a_bucket_is_available_and_held(evidence):
-    evidence.samples["holders"].append({"holders": {"bucket 1": "four"}, "available": ["1"]})
+    evidence.samples["holders"].append({"db": NOW + 9, "holders": {"bucket 1": "four"}, "available": ["1"]})
 
 
 def a_bucket_is_lost(evidence):
@@ -279,6 +288,11 @@ def a_tick_was_claimed_early(evidence):
 
 def a_run_was_closed_well_twice(evidence):
     evidence.logs[0].write_text(2 * evidence.logs[0].read_text())
+
+
+def a_run_was_closed_well_by_one_of_another_batch(evidence):
+    evidence.final.runs[0]["batch"] = "stale_imports"
+    evidence.periods = {}
 
 
 def a_run_that_was_closed_well_has_failed(evidence):
@@ -320,8 +334,12 @@ def a_child_took_too_long(evidence):
     evidence.logs[0].write_text(json.dumps(child) + "\n")
 
 
+def transaction(seconds):
+    return {"application": "forgekeeper worker", "state": "active", "seconds": seconds, "db": NOW + 20}
+
+
 def a_transaction_was_old(evidence):
-    evidence.samples["transaction"] = [{"application": "forgekeeper worker", "state": "active", "seconds": 11.0}]
+    evidence.samples["transaction"] = [transaction(11.0)]
 
 
 def a_finished_import_has_timed_out(evidence):
@@ -380,6 +398,15 @@ def a_secret_is_on_a_page(evidence):
     evidence.samples["page"] = [{"service": "cron"}]
 
 
+def due_work_is_left(evidence):
+    facts = {"batch": "git_ref_cleanup", "due": 136, "count": 136, "left": [1, 2], "seconds": 61.0}
+    evidence.samples["late"] = [facts]
+
+
+def a_process_outlived_its_sigterm(evidence):
+    evidence.samples["outlived"] = [{"service": "cron", "who": ["-m cli worker"], "seconds": 31.0}]
+
+
 PLANTED = {
     "P1": (
         a_status_is_left,
@@ -418,6 +445,7 @@ PLANTED = {
         a_batch_never_had_a_tick,
         a_tick_was_claimed_early,
         a_run_was_closed_well_twice,
+        a_run_was_closed_well_by_one_of_another_batch,
         a_run_that_was_closed_well_has_failed,
         a_run_is_open_for_ever,
         nothing_ran_after_the_faults,
@@ -430,6 +458,8 @@ PLANTED = {
     "P13": (a_process_had_lost_a_thread, a_process_outlived_its_master),
     "P14": (a_message_was_started_too_often, a_run_took_too_many_workers_down),
     "P15": (a_secret_is_logged, a_users_text_is_logged_as_it_is, a_secret_is_on_a_page),
+    "P16": (due_work_is_left,),
+    "P17": (a_process_outlived_its_sigterm,),
 }
 
 
@@ -490,6 +520,143 @@ def test_a_read_that_nobody_can_have_made_is_found(evidence):
     evidence.operations["ref:1:refs/a"].insert(1, done("ref:1:refs/a", "read", value=None))
 
     assert broken(evidence) == ["P2"]
+
+
+# Servers that went back
+
+
+def went_back(evidence, server, *, kept, returned):
+    """Let *server* go back, at one moment, to what it knew at another."""
+    evidence.operations.setdefault(server, []).extend(
+        Operation(server, do, {}, at, at + 0.5, "ok") for do, at in (("keep", kept), ("return", returned))
+    )
+
+
+def test_what_users_did_between_the_copy_and_its_return_is_undone(evidence):
+    went_back(evidence, "postgres", kept=NOW - 5, returned=NOW + 10)
+    evidence.final.statuses.clear()
+    evidence.final.imports.clear()
+    evidence.final.artifacts = {}
+    evidence.final.requests.clear()
+    evidence.final.runs[0]["state"] = "failed"
+    evidence.final.named_then = evidence.final.files_then = ["a"]
+
+    assert broken(evidence) == []
+
+
+def test_what_was_done_before_the_copy_is_still_true(evidence):
+    went_back(evidence, "postgres", kept=NOW + 6, returned=NOW + 10)
+    del evidence.final.statuses["1"]
+
+    assert broken(evidence) == ["P2"]
+
+
+def test_what_is_extended_again_after_the_return_counts(evidence):
+    went_back(evidence, "postgres", kept=NOW + 1.5, returned=NOW + 10)
+    evidence.operations["status:1"].append(done("status:1", "extend", at=NOW + 20, clear=NOW + 2 * HOUR))
+
+    assert broken(evidence) == ["P2"]
+
+    del evidence.walks
+    evidence.final.statuses["1"] = NOW + 2 * HOUR
+
+    assert broken(evidence) == []
+
+
+def test_an_extension_that_was_undone_protects_nothing(evidence):
+    went_back(evidence, "postgres", kept=NOW + 1.5, returned=NOW + 10)
+    del evidence.final.statuses["1"]
+
+    assert broken(evidence) == []
+
+
+@pytest.mark.parametrize("answer", ["ok", "no"])
+def test_beside_the_return_itself_an_operation_may_be_undone_or_not(evidence, answer):
+    went_back(evidence, "postgres", kept=NOW + 1.5, returned=NOW + 10)
+    evidence.operations["status:1"].append(done("status:1", "extend", answer, at=NOW + 10, clear=NOW + 2 * HOUR))
+    del evidence.final.statuses["1"]
+
+    assert broken(evidence) == []
+
+
+def test_a_destroyed_artifact_that_came_back_has_lost_its_object(evidence):
+    went_back(evidence, "postgres", kept=NOW + 4.1, returned=NOW + 10)
+    evidence.final.artifacts["2"] = [LATER + HOUR, 0, 1, "d/2"]
+    evidence.operations["artifact:2"].append(done("artifact:2", "extend", at=NOW + 12, expires=LATER + HOUR))
+    evidence.samples["missing"] = [{"artifact": 2, "path": "d/2"}]
+
+    assert broken(evidence) == []
+
+
+def test_an_artifact_that_was_there_all_the_time_has_its_object(evidence):
+    went_back(evidence, "postgres", kept=NOW + 20, returned=NOW + 30)
+    evidence.final.files.remove("c")
+
+    assert broken(evidence) == ["P3"]
+
+
+def test_an_artifact_that_was_forgotten_leaves_its_object_to_reconcile_but_one_destroyed_later_does_not(evidence):
+    went_back(evidence, "postgres", kept=NOW + 5, returned=NOW + 10)
+    expired = {"path": "d/2", "expires": NOW, "locked": 0, "type": 1}
+    evidence.operations["artifact:2"] = [done("artifact:2", "create", at=NOW + 6, **expired)]
+    evidence.final.files.append("d/2")
+
+    assert broken(evidence) == []
+
+    evidence.operations["postgres"].clear()
+    del evidence.returns
+    del evidence.walks
+
+    assert broken(evidence) == ["P4"]
+
+
+def test_a_run_that_was_undone_may_run_again(evidence):
+    went_back(evidence, "postgres", kept=NOW - 5, returned=NOW + 4)
+    log = evidence.logs[0]
+    line = json.loads(log.read_text())
+    log.write_text("".join(json.dumps(line | {"at": iso(at)}) + "\n" for at in (NOW + 2, NOW + 8)))
+
+    assert check(evidence)["P7"] == []
+
+
+def test_a_completed_upload_may_be_registered_again_and_a_reaped_one_may_not_complete(evidence):
+    went_back(evidence, "redis", kept=NOW + 1.6, returned=NOW + 10)
+    evidence.operations["upload:artifacts:c"][1] = done("upload:artifacts:c", "complete", at=NOW + 3)
+    evidence.final.register["pending"]["artifacts:c"] = NOW
+
+    assert broken(evidence) == []
+
+    evidence.operations["upload:artifacts:b"][2] = done("upload:artifacts:b", "complete", "no", at=NOW + 3)
+    evidence.operations["upload:artifacts:b"].append(done("upload:artifacts:b", "complete", at=NOW + 20))
+    del evidence.walks
+
+    assert broken(evidence) == ["P2"]
+
+
+def test_an_upload_that_was_forgotten_cannot_complete_and_leaves_its_object(evidence):
+    went_back(evidence, "redis", kept=NOW - 5, returned=NOW + 1)
+    evidence.operations["upload:artifacts:a"].append(done("upload:artifacts:a", "complete", "no", at=NOW + 3))
+    evidence.final.register["pending"] = {}
+
+    assert broken(evidence) == []
+
+
+def test_who_held_a_bucket_when_redis_was_copied_holds_it_again(evidence):
+    went_back(evidence, "redis", kept=NOW, returned=NOW + 8)
+    a_token_comes_back(evidence)
+
+    assert broken(evidence) == []
+
+
+def test_a_transaction_does_not_grow_old_while_the_server_is_frozen(evidence):
+    evidence.operations["postgres"] = [Operation("postgres", "freeze", {}, NOW + 12, NOW + 16, "ok")]
+    evidence.samples["transaction"] = [transaction(13.0)]
+
+    assert broken(evidence) == []
+
+    evidence.samples["transaction"] = [transaction(15.0)]
+
+    assert broken(evidence) == ["P10"]
 
 
 # The file

@@ -7,7 +7,12 @@ it when it is resumed or closed.
 from __future__ import annotations
 
 import os
+import random
+import resource
+import shutil
 import signal
+import subprocess
+import threading
 import time
 from collections import Counter
 from contextlib import contextmanager, suppress
@@ -21,10 +26,14 @@ from embedded import folder
 from embedded import redis as embedded_redis
 from embedded.plan import Plan
 from embedded.postgres import Postgres
+from embedded.server import Server, spawn
+from embedded.waiting import wait_until
+from settings import Settings
 from settings.failpoints import NAMES
 from workers import BATCHES, QUEUES
 
-from ..ports import free_ports  # noqa: TID252, pytest puts no folder on the path
+from ..machine import Held  # noqa: TID252, pytest puts no folder on the path
+from ..ports import free_ports  # noqa: TID252
 from .proxy import postgres_through, redis_through
 from .service import LIMIT, Service
 from .worlds import World, bring_back, take_away
@@ -35,6 +44,9 @@ DEAD_AFTER = 2.0
 CRONS = dict.fromkeys(BATCHES, "*/2 * * * * *") | {"user_status_cleanup": "* * * * * *", "prune": "*/3 * * * * *"}
 PERIODS = {batch: {"*/2": 2, "*": 1, "*/3": 3}[cron.split()[0]] for batch, cron in CRONS.items()}
 STATEMENT_TIMEOUT = 5.0
+SHUTDOWN_TIMEOUT = 10.0 if "shutdown_timeout" in Settings.model_fields else 30.0
+OUTLIVED = SHUTDOWN_TIMEOUT + 5
+"""A process that lives for so many seconds after its SIGTERM, and those for which the machine held it up, outlives it."""
 ENVIRONMENT = {f"cron_{batch}": cron for batch, cron in CRONS.items()} | {
     "dead_after": str(DEAD_AFTER),
     "retry_after": "1",
@@ -57,6 +69,8 @@ ENVIRONMENT = {f"cron_{batch}": cron for batch, cron in CRONS.items()} | {
     "metrics_port_scheduler": "0",
 }
 """Little patience, and so slow a pace that most faults hit a run."""
+if "shutdown_timeout" in Settings.model_fields:
+    ENVIRONMENT["shutdown_timeout"] = f"{SHUTDOWN_TIMEOUT:g}"
 PATIENT = {
     "dead_after": "15",
     "database_connect_timeout": "15",
@@ -74,43 +88,155 @@ PAUSE = 0.05
 
 
 class Servers:
-    """PostgreSQL and Redis as our own children, so that they can be started anew."""
+    """PostgreSQL and Redis as our own children, so that they can be started anew, also from older files."""
 
     def __init__(self, stack):
-        # What has been committed must outlive PostgreSQL's sudden end, as it does wherever forgekeeper is used.
-        plan = Plan.on_this_machine(None, {"deadlock_timeout": "100ms", "synchronous_commit": "on"})
+        # What has been committed must outlive PostgreSQL's sudden end, as it does wherever forgekeeper is used; and
+        # a copy of its files is small.
+        options = {"deadlock_timeout": "100ms", "synchronous_commit": "on", "max_wal_size": "64MB"}
+        plan = Plan.on_this_machine(None, options | {"min_wal_size": "32MB"})
         self.site = stack.enter_context(folder.opened(None))
-        server = embedded_redis.start(self.site, Path(plan.redis_binary))
-        stack.callback(server.stop)
-        server.wait_until_ready(embedded_redis.answers(self.site))
         self.redis_url = embedded_redis.url(self.site)
-        with redis.Redis.from_url(self.redis_url) as client:
-            client.config_set("requirepass", SECRET)
+        self._redis_binary = plan.redis_binary
+        self._start_redis()
+        stack.callback(self._stop_redis)
         self._made = Postgres(self.site, Path(plan.postgres_binaries), plan.postgres_prefix, plan.postgres_owner)
         self._options = plan.postgres_options
         self.database_url = self._made.url()
         self._start()
-        # Not the method of the present one: it may have been followed by another.
-        stack.callback(self._stop)
+        # Not the methods of the present ones: they may have been followed by others.
+        stack.callback(self._stop_postgres)
+
+    def _stop_redis(self):
+        self._redis.stop()
+
+    def _stop_postgres(self):
+        self._postgres.stop()
+
+    def _start_redis(self):
+        """Start Redis with a log of its own, written to disk at every turn, that nobody shortens unasked."""
+        self._redis_folder.mkdir(mode=0o700, exist_ok=True)
+        options = {
+            "port": "0",
+            "unixsocket": str(self.site.sockets / "redis.sock"),
+            "requirepass": SECRET,
+            "dir": str(self._redis_folder),
+            "save": "",
+            "appendonly": "yes",
+            "appendfsync": "no",
+            "auto-aof-rewrite-percentage": "0",
+        }
+        arguments = [word for name, value in options.items() for word in (f"--{name}", value)]
+        # Where a write would pass a limit it shall be told so, as it is on a full disk, instead of being killed.
+        command = ["env", "--ignore-signal=XFSZ", self._redis_binary, *arguments]
+        log = self.site.folder / "redis.log"
+        process = spawn(command, self.site, log=log, dies_by=signal.SIGTERM)
+        self._redis = Server("Redis", process, log, (signal.SIGTERM, signal.SIGKILL))
+        self._redis.wait_until_ready(self._redis_answers)
+
+    def _redis_answers(self):
+        with suppress(redis.RedisError), self.redis(socket_timeout=1) as client:
+            return client.ping()
+        return False
+
+    @property
+    def _redis_folder(self):
+        return self.site.folder / "redis"
+
+    @property
+    def _postgres_folder(self):
+        return self.site.folder / "postgres"
+
+    @property
+    def redis_process(self):
+        return self._redis.process.pid
+
+    @property
+    def redis_log_size(self):
+        """Return the size of what it writes to; newer ones have a folder of files."""
+        return max(file.stat().st_size for file in self._redis_folder.rglob("*") if file.is_file())
+
+    def shorten_redis_log(self):
+        """Let Redis write its log anew, for it grows with every command."""
+        with self.redis() as client:
+            client.bgrewriteaof()
+            wait_until(lambda: not _rewriting(client.info("persistence")), LIMIT)
+
+    @property
+    def processes(self):
+        """Name both servers, without PostgreSQL's backends."""
+        return [self.redis_process, self._postgres.process.pid]
+
+    def freeze(self, server):
+        """Stop Redis, or PostgreSQL with all its backends; return who was stopped."""
+        pids = [self.redis_process if server == "redis" else self._postgres.process.pid]
+        os.kill(pids[0], signal.SIGSTOP)
+        if server == "postgres":
+            # From now on there is nobody to start another.
+            master = pids[0]
+            pids += map(int, Path(f"/proc/{master}/task/{master}/children").read_text().split())
+            for pid in pids[1:]:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSTOP)
+        return pids
+
+    def thaw(self, pids):
+        """Let those go on."""
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
     def _start(self):
         self._postgres = self._made.start(self._options)
         self._postgres.wait_until_ready(self._made.answers(self._postgres))
 
-    def _stop(self):
-        self._postgres.stop()
-
-    def restart_postgres(self, number):
+    def restart_postgres(self, number, *, between=lambda: None):
         """End PostgreSQL with that signal (SIGINT: fast, SIGQUIT: immediate) and start it again."""
         self._postgres.process.send_signal(number)
         try:
             self._postgres.process.wait(LIMIT)
         finally:
             self._postgres.stop()
+            between()
             self._start()
+
+    def keep_postgres(self):
+        """Take PostgreSQL down for a copy of its files."""
+        kept = self._postgres_folder.with_suffix(".kept")
+        self.restart_postgres(signal.SIGINT, between=lambda: _copy(self._postgres_folder, kept))
+
+    def return_postgres(self):
+        """Let PostgreSQL, ended at once, go back to the copy."""
+        self.restart_postgres(signal.SIGQUIT, between=lambda: _put_back(self._postgres_folder))
+
+    def keep_redis(self):
+        """Copy Redis's log as far as it is written: a log that ends anywhere is one of an earlier moment."""
+        _copy(self._redis_folder, self._redis_folder.with_suffix(".kept"))
+
+    def return_redis(self):
+        """Let Redis, killed, go back to the copy."""
+        self._redis.process.kill()
+        self._redis.stop()
+        _put_back(self._redis_folder)
+        self._start_redis()
 
     def redis(self, **options):
         return redis.Redis.from_url(self.redis_url, password=SECRET, **{"socket_timeout": LIMIT, **options})
+
+
+def _rewriting(info):
+    return info["aof_rewrite_in_progress"] or info["aof_rewrite_scheduled"]
+
+
+def _copy(folder, kept):
+    shutil.rmtree(kept, ignore_errors=True)
+    # Copies belong to whom the files belong, which may be another user.
+    subprocess.run(["cp", "-a", str(folder), str(kept)], check=True)
+
+
+def _put_back(folder):
+    shutil.rmtree(folder)
+    folder.with_suffix(".kept").rename(folder)
 
 
 @dataclass
@@ -125,6 +251,8 @@ class Watched(Service):
     """Where its page is; 0 for a scheduler."""
     began: float = 0.0
     died: float | None = None
+    asked: float | None = None
+    """When it was asked to end as a whole, by SIGTERM to its master, and for how long processes have been held up."""
 
     @property
     def master(self):
@@ -156,6 +284,23 @@ class Watched(Service):
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
 
+    def ask_to_end(self, pids, servers):
+        """Send SIGTERM; from now on its seconds are counted."""
+        self.signal(signal.SIGTERM, pids)
+        if self.asked is None:
+            self.asked, self._held = time.monotonic(), Held(self.group, servers)
+
+    def outlives(self):
+        """Say for how many seconds it has outlived its SIGTERM; 0 while it may still live."""
+        if self.asked is None:
+            return 0.0
+        seconds = time.monotonic() - self.asked
+        return seconds if seconds > OUTLIVED and seconds > OUTLIVED + self._held.seconds() else 0.0
+
+
+class InTheWay(Exception):
+    """Another fault is in the way of this one."""
+
 
 @dataclass
 class Rig:
@@ -167,13 +312,14 @@ class Rig:
     history: object
     dice: object
     faults: Counter = field(default_factory=Counter)
+    seed: int = 0
     armed: bool = True
     restarts: int = 0
     away: set = field(default_factory=set)
 
     @classmethod
-    def make(cls, stack, path, history, dice):
-        rig = cls(Servers(stack), World.make(None, path), [], history, dice)
+    def make(cls, stack, path, history, seed):
+        rig = cls(Servers(stack), World.make(None, path), [], history, random.Random(seed), seed=seed)
         stack.callback(rig.close)
         worker = ("worker", "--threads")
         rig.add("scheduler1", "scheduler")
@@ -239,10 +385,15 @@ class Rig:
     def supervise(self):
         """Start again what has died, as soon as nothing of it lives; now and then with a failpoint armed."""
         for service in self.services:
-            if not service.lives or service.process.poll() is None:
+            if not service.lives:
+                continue
+            left = service.group()
+            if left and (seconds := service.outlives()):
+                self.note_outlived(service, left, seconds)
+            if service.process.poll() is None:
                 continue
             service.died = service.died or time.monotonic()
-            if left := service.group():
+            if left:
                 if time.monotonic() - service.died < ORPHANS:
                     continue
                 self.history.sample("orphans", service=service.name, pids=left)
@@ -251,9 +402,16 @@ class Rig:
             self.faults["started again with a failpoint"] += armed
             self.begin(service, armed=armed)
 
+    def note_outlived(self, service, pids, seconds):
+        """Write down who has outlived their SIGTERM, and end them."""
+        who = [_command(pid) for pid in pids]
+        self.history.sample("outlived", service=service.name, who=who, seconds=round(seconds, 1))
+        service.asked = None
+        service.kill()
+
     def begin(self, service, *, armed=False):
         service.environment["FORGEKEEPER_FAILPOINTS"] = self._failpoint() if armed else ""
-        service.began, service.died = time.monotonic(), None
+        service.began, service.died, service.asked = time.monotonic(), None, None
         self.restarts += 1
         service.start()
 
@@ -275,7 +433,11 @@ class Rig:
     def torment(self, names):
         """Begin the faults one after the other, each before the last is over; return when all is mended."""
         now = time.monotonic()
-        running = [[now + self.dice.uniform(0, 2), name, FAULTS[name](self)] for name in names]
+        running = []
+        for number, name in enumerate(names, self.faults.total()):
+            # Its own dice: what else asks for numbers depends on timing.
+            dice = random.Random(f"{self.seed} {number} {name}")
+            running.append([now + dice.uniform(0, 2), name, FAULTS[name](self), dice])
         self.faults.update(names)
         try:
             while running:
@@ -286,16 +448,47 @@ class Rig:
                     if seconds is None:
                         running.remove(one)
         finally:
-            for _, _, fault in running:
+            for _, _, fault, _ in running:
                 fault.close()
 
-    def _go_on(self, name, fault):
+    def _go_on(self, name, fault, dice):
+        mine, self.dice = self.dice, dice
         try:
             return next(fault, None)
-        except (redis.RedisError, psycopg2.Error):
+        except (redis.RedisError, psycopg2.Error, InTheWay):
             # Another fault is in the way of this one.
             self.faults[name] -= 1
             return None
+        finally:
+            self.dice = mine
+
+    @contextmanager
+    def noted(self, server, do):
+        """Write down when it was done to that server."""
+        number = self.history.intend(server, do, {}, at=None)
+        outcome = "failed"
+        try:
+            yield
+            outcome = "ok"
+        finally:
+            self.history.result(number, server, do, outcome, at=None)
+
+    @contextmanager
+    def alone(self, what):
+        """Let no two faults of that kind be under way at the same time."""
+        if what in self.away:
+            raise InTheWay
+        self.away.add(what)
+        try:
+            yield
+        finally:
+            self.away.discard(what)
+
+
+def _command(pid):
+    with suppress(OSError):
+        return " ".join(Path(f"/proc/{pid}/cmdline").read_text().split("\0")[1:4])
+    return ""
 
 
 # Processes
@@ -334,13 +527,104 @@ def _stop_and_continue(rig):
         yield rig.dice.uniform(DEAD_AFTER, 3 * DEAD_AFTER)
     finally:
         service.signal(signal.SIGCONT, pids)
+        if service.asked is not None:
+            service.asked += 3 * DEAD_AFTER
 
 
 def _ask_to_end(rig):
     service = rig.dice.choice(rig.services)
     whom = [service.master] if rig.dice.random() < 0.5 else service.group()
-    service.signal(signal.SIGTERM, whom)
+    service.ask_to_end(whom, rig.servers.processes)
     yield rig.dice.uniform(0, 2)
+
+
+def _limited(kind, limit):
+    """Make a fault that limits some processes of a service, of whatever sort, to what they use now and little more."""
+
+    def fault(rig):
+        service = rig.dice.choice(rig.services)
+        pids = sorted(service.group())
+        if rig.dice.random() < 0.7:
+            pids = [rig.dice.choice(pids)] if pids else []
+        before = {}
+        try:
+            for pid in pids:
+                # It may have ended meanwhile.
+                with suppress(OSError):
+                    soft, hard = resource.prlimit(pid, kind)
+                    resource.prlimit(pid, kind, (limit(pid, rig.dice), hard))
+                    before[pid] = (soft, hard)
+            yield rig.dice.uniform(2, 10)
+        finally:
+            for pid, limits in before.items():
+                with suppress(OSError):
+                    resource.prlimit(pid, kind, limits)
+
+    return fault
+
+
+def _descriptors(pid, dice):
+    """Return the number that the next descriptor but one or two would have."""
+    taken = {int(entry.name) for entry in Path(f"/proc/{pid}/fd").iterdir()}
+    free = (number for number in range(len(taken) + 3) if number not in taken)
+    return sorted(free)[dice.randint(0, 2)]
+
+
+def _memory(line):
+    def limit(pid, dice):
+        found = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+        return 1024 * int(found[line].split()[0]) + dice.choice([0, 100_000, 1_000_000, 8_000_000])
+
+    return limit
+
+
+# Servers
+
+
+def _frozen(server):
+    """Make a fault that stops a server as a whole: the kernel goes on to answer for it."""
+
+    def fault(rig):
+        seconds = rig.dice.uniform(1, 8)
+        with rig.alone(f"{server} frozen"), rig.noted(server, "freeze"):
+            pids = rig.servers.freeze(server)
+            # Whoever mends faults may itself ask the server something meanwhile.
+            timer = threading.Timer(seconds, rig.servers.thaw, [pids])
+            timer.start()
+            try:
+                yield seconds
+            finally:
+                timer.cancel()
+                rig.servers.thaw(pids)
+
+    return fault
+
+
+def _rolled_back(server):
+    """Make a fault that lets a server go back to what it knew some seconds ago."""
+
+    def fault(rig):
+        with rig.alone("rolled back"):
+            with rig.noted(server, "keep"):
+                getattr(rig.servers, f"keep_{server}")()
+            yield rig.dice.uniform(1, 10)
+            with rig.noted(server, "return"):
+                getattr(rig.servers, f"return_{server}")()
+
+    return fault
+
+
+def _fill_redis_disk(rig):
+    """Let Redis write no more to its log, as if the disk were full; what it has not written a copy would lack."""
+    with rig.alone("rolled back"):
+        pid = rig.servers.redis_process
+        soft, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+        room = rig.servers.redis_log_size + rig.dice.choice([0, 100, 10_000])
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (room, hard))
+        try:
+            yield rig.dice.uniform(1, 6)
+        finally:
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (soft, hard))
 
 
 # Redis
@@ -348,13 +632,8 @@ def _ask_to_end(rig):
 
 def _empty_redis(rig):
     yield 0
-    number = rig.history.intend("redis", "flush", {}, at=None)
-    outcome = "failed"
-    try:
+    with rig.noted("redis", "flush"):
         rig.client.flushall()
-        outcome = "ok"
-    finally:
-        rig.history.result(number, "redis", "flush", outcome, at=None)
 
 
 def _pause_redis(rig):
@@ -426,15 +705,12 @@ def _restart_postgres(rig):
 def _take_away(name):
     def fault(rig):
         root = getattr(rig.world, name)
-        if root in rig.away:
-            return
-        rig.away.add(root)
-        take_away(root)
-        try:
-            yield rig.dice.uniform(1, 5)
-        finally:
-            bring_back(root)
-            rig.away.discard(root)
+        with rig.alone(root):
+            take_away(root)
+            try:
+                yield rig.dice.uniform(1, 5)
+            finally:
+                bring_back(root)
 
     return fault
 
@@ -478,6 +754,14 @@ FAULTS = {
     "Redis full": _fill_redis,
     "scripts flushed": _forget_scripts,
     "Redis read-only": _make_redis_read_only,
+    "descriptors used up": _limited(resource.RLIMIT_NOFILE, _descriptors),
+    "memory used up": _limited(resource.RLIMIT_AS, _memory("VmSize")),
+    "data memory used up": _limited(resource.RLIMIT_DATA, _memory("VmData")),
+    "Redis frozen": _frozen("redis"),
+    "PostgreSQL frozen": _frozen("postgres"),
+    "Redis rolled back": _rolled_back("redis"),
+    "PostgreSQL rolled back": _rolled_back("postgres"),
+    "disk of Redis full": _fill_redis_disk,
     "sessions terminated": _terminate_sessions,
     "connections to PostgreSQL cut": _on_the_way("database_proxy", "cut", longest=0.6),
     "PostgreSQL refuses": _on_the_way("database_proxy", "refuse"),
@@ -493,9 +777,24 @@ OFTEN = ("worker process killed", "master killed", "process stopped for a while"
 """These meet a run only if they come at the right moment."""
 
 
+HARD = (
+    "descriptors used up",
+    "memory used up",
+    "data memory used up",
+    "Redis frozen",
+    "PostgreSQL frozen",
+    "Redis rolled back",
+    "PostgreSQL rolled back",
+    "disk of Redis full",
+    "scripts flushed",
+)
+"""One of these is in every round."""
+
+
 def some(dice):
     """Choose the faults of a round."""
-    return dice.sample([*sorted(FAULTS), *OFTEN, *OFTEN], dice.choice([2, 3, 3, 4, 5]))
+    rest = dice.sample([*sorted(FAULTS), *OFTEN, *OFTEN], dice.choice([1, 2, 2, 3, 4]))
+    return [dice.choice(HARD), *rest]
 
 
 @contextmanager

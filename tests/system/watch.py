@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 import urllib.request
@@ -241,6 +242,46 @@ def left(rig):
     found = {what: rig.ask(f"select count(*) from {where}")[0][0] for what, where in counts.items()}
     found["uploads"] = len(_due_uploads(rig.client))
     return {what: count for what, count in found.items() if count}
+
+
+DUE = {
+    "user_status_cleanup": ("user_id", "user_statuses where clear_status_at <= now()"),
+    "stale_imports": (
+        "id",
+        """bulk_imports where status in (0, 1) and updated_at < now() - interval '1 day' union all
+        select -id from bulk_import_entities where status in (0, 1) and updated_at < now() - interval '1 day'""",
+    ),
+    "expired_job_artifacts": ("id", "ci_job_artifacts where expire_at < now() and locked = 0 and file_type <> 3"),
+    "delete_objects": ("id", "ci_deleted_objects where pick_up_at <= now()"),
+    "prune": (
+        "id",
+        "batched_git_ref_updates_deletions where status = 2 and processed_at < now() - interval '1 day'",
+    ),
+    "git_ref_cleanup": ("id", "batched_git_ref_updates_deletions where status = 1 and project_id <> all(%s)"),
+}
+"""Batch -> what names its work, and where the work is that is due."""
+
+
+def due(rig):
+    """Say, by batch, what is due now: neither in the future nor waiting for its next try."""
+    waiting = _projects_that_wait(rig.client)
+    values = {"git_ref_cleanup": [waiting]}
+    found = {
+        batch: {number for (number,) in rig.ask(f"select {what} from {where}", *values.get(batch, ()))}
+        for batch, (what, where) in DUE.items()
+    }
+    now = int(rig.client.time()[0])
+    claimed = rig.client.zrangebyscore(uploads.DELETING, "-inf", now)
+    stale = rig.client.zrangebyscore(uploads.PENDING, "-inf", now - 3 * 3600)
+    found["stale_direct_uploads"] = {member.decode(errors="replace") for member in (*stale, *claimed)}
+    return found
+
+
+def _projects_that_wait(client):
+    """List the projects whose child has failed and waits for its next try."""
+    bodies = [json.loads(body) for body in client.hvals(f"{NAMESPACE}:git.DQ.msgs")]
+    children = [body for body in bodies if body["actor_name"] == "clean_project_refs"]
+    return [body["kwargs"].get("project_id", *body["args"][:1]) for body in children]
 
 
 def busy(client):

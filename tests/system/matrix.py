@@ -57,6 +57,13 @@ FAULTS = {
     42: "cron message beside full queues",
     43: "everything at once",
     44: "schedulers killed",
+    45: "PostgreSQL frozen",
+    46: "Redis frozen",
+    47: "Redis goes back to an older copy",
+    48: "PostgreSQL goes back to an older copy",
+    49: "descriptors used up",
+    50: "memory used up",
+    51: "disk of Redis full",
 }
 """By number as `reliability.md` has them; from 41 on our own."""
 
@@ -69,6 +76,7 @@ ELSEWHERE = {
     35: "tests/test_git_ref_cleanup.py::test_a_git_that_hangs_is_ended_at_the_deadline_and_costs_no_row",
     38: "tests/storage/test_objects_in_folders.py::test_a_forked_child_is_told_instead_of_left_hanging",
     40: "tests/test_user_status_cleanup_large.py, tests/system/test_artifact_children_survive.py",
+    **dict.fromkeys(range(45, 52), "tests/system/test_soak.py"),
 }
 """Where a fault is tested that no test notes with `outcome`."""
 

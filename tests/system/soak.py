@@ -21,7 +21,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,6 +50,17 @@ DONE_IN = 60.0
 """So long after the last fault what was due then must be done, if the machine holds nobody up."""
 CALM = 8
 """After each so many rounds that is asked as well, and not only in the end."""
+ROWS = {
+    "PostgreSQL frozen": 45,
+    "Redis frozen": 46,
+    "Redis rolled back": 47,
+    "PostgreSQL rolled back": 48,
+    "descriptors used up": 49,
+    "memory used up": 50,
+    "data memory used up": 50,
+    "disk of Redis full": 51,
+}
+"""Faults that have a row of their own in the table: for the recovery from the rounds that they were in."""
 RECOVERY = 60.0
 """So long after the last fault every batch must have succeeded again."""
 NEARLY_DUE = 8.0
@@ -79,6 +90,8 @@ class Report:
     operations: Counter = field(default_factory=Counter)
     done_in: dict = field(default_factory=dict)
     """Batch -> seconds that it took to do what was due, each time it was asked."""
+    rows: dict = field(default_factory=lambda: defaultdict(Outcome))
+    """Number of a fault -> the rounds it was in; what went wrong counts against everything at once."""
 
     @property
     def outcome(self):
@@ -99,9 +112,10 @@ class Report:
         for name, sentences in self.violations.items():
             yield f"  {name} {len(sentences):4}  {_sentence(name)}"
             yield from (f"        {sentence}" for sentence in sentences[:20])
-        header, *rows = table({(EVERYTHING, ""): self.outcome}, {})
+        found = {EVERYTHING: self.outcome} | self.rows
+        header, *rows = table({(number, ""): outcome for number, outcome in found.items()}, {})
         yield header
-        yield next(row for row in rows if row.startswith(str(EVERYTHING)))
+        yield from (row for row in rows if row.startswith(tuple(f"{number} " for number in found)))
 
 
 def _sentence(name):
@@ -167,17 +181,20 @@ class Soak:
 
     def _torment(self):
         ends = time.monotonic() + self.report.seconds
-        rounds = 0
-        while time.monotonic() < ends:
-            faults = trouble.some(self.dice)
+        for number, faults in enumerate(trouble.rounds(self.dice), 1):
+            if time.monotonic() > ends:
+                return
             self._say(f"{', '.join(faults)}")
+            before = self.rig.faults.copy()
             self.rig.torment(faults)
+            done = self.rig.faults - before
             with trouble.nothing_armed(self.rig):
                 seconds = self._succeeded_after(time.time(), RECOVERY)
             self.report.recoveries.append(math.inf if seconds is None else seconds)
+            for row in {ROWS[fault] for fault in done if fault in ROWS}:
+                self.report.rows[row].add(Outcome(1, 0, self.report.recoveries[-1:]))
             self._say(f"    every batch has succeeded again after {self.report.recoveries[-1]:.1f} s")
-            rounds += 1
-            if rounds % CALM == 0:
+            if number % CALM == 0:
                 with trouble.nothing_armed(self.rig):
                     self._finish_what_is_due()
                 self.rig.servers.shorten_redis_log()

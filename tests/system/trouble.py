@@ -788,13 +788,15 @@ HARD = (
     "disk of Redis full",
     "scripts flushed",
 )
-"""One of these is in every round."""
+"""One of these is in every round, and each in one of so many."""
 
 
-def some(dice):
-    """Choose the faults of a round."""
-    rest = dice.sample([*sorted(FAULTS), *OFTEN, *OFTEN], dice.choice([1, 2, 2, 3, 4]))
-    return [dice.choice(HARD), *rest]
+def rounds(dice):
+    """Choose the faults of each round."""
+    while True:
+        for first in dice.sample(HARD, len(HARD)):
+            rest = dice.sample([*sorted(FAULTS), *OFTEN, *OFTEN], dice.choice([1, 2, 2, 3, 4]))
+            yield [first, *rest]
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from embedded.waiting import patient
 from models import database
 from workers.clients import client
 
@@ -40,6 +41,10 @@ class Held:
         for (process, thread), wait in self._waits().items():
             longest[process] = max(longest[process], wait - self._before.get((process, thread), 0))
         return longest.total() / 1e9 + _stolen() - self._stolen
+
+    def over(self, limit: float, seconds: float) -> bool:
+        """Say whether *seconds* since then are more than the *limit*, as this machine has held it up."""
+        return seconds > limit and seconds > min(limit + self.seconds(), patient(limit))
 
     def _waits(self) -> dict[tuple[int, int], int]:
         return dict(_waits([*self._pids(), *self._servers]))

@@ -206,7 +206,7 @@ class Soak:
         due = watch.due(self.rig)
         left = {batch: work for batch, work in due.items() if work}
         took = dict.fromkeys(due, 0.0)
-        while left and (time.monotonic() - began < DONE_IN or time.monotonic() - began < DONE_IN + held.seconds()):
+        while left and not held.over(DONE_IN, time.monotonic() - began):
             self.rig.let_pass(0.2)
             now = watch.due(self.rig)
             left = {batch: work & now[batch] for batch, work in left.items() if work & now[batch]}
@@ -218,7 +218,8 @@ class Soak:
             facts = {"due": len(due[batch]), "count": len(work), "left": some}
             self.history.sample("late", batch=batch, seconds=seconds, **facts)
         self.history.look("late")
-        self._say(f"    what was due ({sum(map(len, due.values()))}) was done in {max(took.values()):.1f} s")
+        what = f"what was due ({sum(map(len, due.values()))})"
+        self._say(f"    {what} was{' not' if left else ''} done in {max(took.values()):.1f} s")
 
     def _processes(self):
         return [pid for service in self.rig.services for pid in service.group()]

@@ -295,7 +295,7 @@ class Watched(Service):
         if self.asked is None:
             return 0.0
         seconds = time.monotonic() - self.asked
-        return seconds if seconds > OUTLIVED and seconds > OUTLIVED + self._held.seconds() else 0.0
+        return seconds if self._held.over(OUTLIVED, seconds) else 0.0
 
 
 class InTheWay(Exception):

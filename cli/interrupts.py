@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import socket
 import threading
@@ -45,11 +44,13 @@ def heard(within: timedelta = AT_ONCE) -> Iterator[None]:
 def _listen(reading: socket.socket, within: timedelta) -> None:
     ends, number = None, 0
     while True:
-        left = None if ends is None else max(0.0, ends - time.monotonic())
-        if not select.select([reading], [], [], left)[0]:
+        # None waits for ever, and 0 not at all: that would be another error.
+        reading.settimeout(None if ends is None else max(0.001, ends - time.monotonic()))
+        try:
+            numbers = reading.recv(64)
+        except TimeoutError:
             err.print("forgekeeper: interrupted; a server that does not answer was not waited for", style="red")
             os._exit(128 + number)
-        numbers = reading.recv(64)
         if not numbers:
             return
         for received in filter({signal.SIGINT, signal.SIGTERM}.__contains__, numbers):

@@ -7,9 +7,7 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
-from metrics.gathering import READY
-
-FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+from metrics.gathering import FOLDER, READY
 
 
 def tell_supervisor(*facts: str) -> None:

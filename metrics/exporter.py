@@ -25,6 +25,7 @@ from prometheus_client.registry import Collector
 from coordination import buckets, lease, queues, uploads
 from coordination.messages import depth
 from metrics.catalogue import BATCHES, COLLECTORS, FLAGS, LEASES, METRICS, NO_BATCH, OBJECTIVES, QUEUES, Metric, of
+from metrics.redaction import clean
 from models import (
     Batch,
     FeatureFlag,
@@ -65,6 +66,8 @@ REPOSITORIES = 200
 """How many repositories are looked at for a stale lock: of those with pending deletions, the first."""
 STALE_LOCK = timedelta(minutes=20)
 """A lock this old was left behind: a deletion ends after ten minutes."""
+LABEL = 100
+"""Characters of a label that is read from a table, whoever has written it."""
 DEAD_LETTERS = 10_000
 """How many dead letters of a queue are read to tell whose they are."""
 
@@ -204,13 +207,14 @@ def _batches(settings: Settings) -> Iterator[Reading]:
     for row in Batch.select():
         if row.name in BATCHES:
             yield from _moment("registered_timestamp_seconds", row.registered_at, row.name)
-    paused = {row.name: row.paused_since for row in Batch.all_paused()}
+    paused = {row.name: row.paused_since for row in Batch.all_paused() if row.name in BATCHES}
     for name, since in paused.items():
         yield from _moment("batch_paused_since_timestamp_seconds", since, name)
     idle = _held_back(settings, paused)
-    blocked = {row.name: row for row in Batch.all_blocked() if row.name not in idle}
+    blocked = {row.name: row for row in Batch.all_blocked() if row.name in BATCHES and row.name not in idle}
     for name, row in blocked.items():
-        yield from _moment("batch_blocked_since_timestamp_seconds", row.blocked_since, name, str(row.blocked_reason))
+        reason = clean(str(row.blocked_reason))[:LABEL]
+        yield from _moment("batch_blocked_since_timestamp_seconds", row.blocked_since, name, reason)
     for off in held_back.off({name: settings.cron(name) for name in held_back.PARENTS}):
         yield from _moment("batch_off_since_timestamp_seconds", off.since, off.batch, off.reason)
     for name, batch in BATCHES.items():

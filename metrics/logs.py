@@ -128,12 +128,12 @@ def _redact(_logger: WrappedLogger, _method: str, facts: EventDict) -> EventDict
 def trace(exc_info: ExcInfo) -> str:
     """Write the trace of an exception: where it began and where it ended, however long what is said between.
 
-    Frames and messages are cut each for itself, so that no cut tears a secret.
+    Frames and messages are masked and cut each for itself: what begins in one is no secret in the next.
     """
     first, last, room = list[str](), deque[str](), LONGEST
     try:
         for part in TracebackException(*exc_info, compact=True).format():
-            said = part if len(part) <= LONGEST else clean(part) + "\n"
+            said = clean(part).removesuffix("\n") + "\n"
             if room > 0:
                 first.append(said)
                 room -= len(said)

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from metrics import logs
-from metrics.redaction import LONGEST, WORDS, redact
+from metrics.redaction import LONGEST, WIDEST, WORDS, redact
 
 SECRET = "hunter2"
 LIMIT = 60.0
@@ -341,6 +341,74 @@ def test_a_long_trace_keeps_its_end_which_names_the_error(line):
 
     assert len(line()["exception"]) <= LONGEST
     assert line()["exception"].endswith("Tripped: the reason")
+
+
+@pytest.mark.parametrize("style", ["json", "console"])
+@pytest.mark.parametrize("logger", LOGGERS)
+def test_a_trace_keeps_its_end_however_long_the_errors_are(stream, style, logger):
+    logs.configure(style, "INFO", stream)
+    try:
+        trip("the reason", Tripped("\x1b password='hunter2 " + "x" * 1_000_000))
+    except Tripped:
+        logger.exception("run failed")
+
+    assert len(stream.getvalue()) < 4 * LONGEST
+    assert "Tripped: the reason" in stream.getvalue()
+    assert "Tripped: \\" in stream.getvalue()
+    assert SECRET not in stream.getvalue()
+
+
+def test_a_trace_of_many_causes_keeps_the_first_and_the_last(line):
+    cause = None
+    for number in range(1_000):
+        try:
+            trip(f"number {number}.", cause)
+        except Tripped as error:
+            cause = error
+    log.error("run failed", exc_info=cause)
+
+    assert "number 0." in line()["exception"]
+    assert line()["exception"].endswith("number 999.")
+
+
+def test_an_error_whose_trace_cannot_be_written_costs_no_line(line):
+    class Odd(Exception):
+        __notes__ = property(lambda _: 1 / 0)
+
+    log.error("run failed", exc_info=Odd())
+
+    assert line()["message"] == "run failed"
+
+
+@pytest.mark.parametrize("style", ["json", "console"])
+@pytest.mark.parametrize("fact", [[1] * 1_000_000, "password=" * 1_000_000, {1: "x" * 1_000_000}, 10**10_000], ids=type)
+@pytest.mark.parametrize("logger", LOGGERS)
+def test_a_line_is_bounded_whatever_is_on_it(stream, style, logger, fact):
+    logs.configure(style, "INFO", stream)
+
+    logger.warning("odd", **({"fact": fact} if logger is log else {"extra": {"fact": fact}}))
+
+    assert 0 < len(stream.getvalue()) < WIDEST
+    assert len(stream.getvalue().splitlines()) == 1
+
+
+@pytest.mark.parametrize("style", ["json", "console"])
+def test_a_name_that_is_no_text_costs_no_line(stream, style):
+    logs.configure(style, "INFO", stream)
+
+    logging.getLogger("library").warning("odd", extra={"\udc80\x1b": {"\udc80\x1b": 1}})
+
+    assert stream.getvalue().count(r"\\udc80" if style == "json" else r"\udc80") == 2
+    assert "\x1b" not in stream.getvalue().replace("\x1b[", "")
+
+
+def test_a_library_s_line_that_cannot_be_written_is_told_of_in_one(line, capfd):
+    (output,) = [one for one in logging.root.handlers if isinstance(one, logs.Output)]
+
+    output.handle(logging.makeLogRecord({"name": "library", "msg": "%d connections", "args": ("hunter2",)}))
+
+    assert (line()["message"], line()["library"]) == ("line of a library could not be written", "library")
+    assert capfd.readouterr().err == ""
 
 
 def trip(text, cause=None):

@@ -20,6 +20,7 @@ from prometheus_client import generate_latest
 from coordination import buckets, uploads
 from coordination.lease import lease
 from coordination.messages import push_once
+from coordination.sizes import LARGEST_FETCHED
 from embedded.waiting import wait_until
 from metrics import exporter
 from metrics.catalogue import CLOCKS, COLLECTORS, METRICS, OBJECTIVES, of
@@ -235,6 +236,31 @@ def test_a_blocked_batch_says_since_when_and_why_and_its_records_may_wait(look):
     assert set(page.series("backlog_age_objective_seconds")) == set(OBJECTIVES) - {
         ("clean_project_refs", "git_ref_deletion")
     }
+
+
+def test_rows_of_no_batch_make_no_series_and_reasons_of_any_length_short_ones(look):
+    held = {"paused_until": now() + timedelta(days=1), "paused_since": now(), "blocked_since": now()}
+    Batch.create(name="\x1b" + "x" * 100_000, blocked_reason="x", **held)
+    Batch.create(name=NAME, blocked_since=now(), blocked_reason="\x1b" + "x" * 100_000)
+
+    page = look()
+
+    assert page.series("batch_paused_since_timestamp_seconds") == {}
+    ((batch, reason),) = page.series("batch_blocked_since_timestamp_seconds")
+    assert (batch, len(reason), reason[:6]) == (NAME, exporter.LABEL, r"\x1bxx")
+
+
+def test_a_message_that_is_too_large_hides_nothing(look):
+    for letter in ("", ".XQ"):
+        client.hset(f"{NAMESPACE}:git{letter}.msgs", "7", b"x" * (LARGEST_FETCHED + 1))
+    client.rpush(f"{NAMESPACE}:git", "7")
+    client.zadd(f"{NAMESPACE}:git.XQ", {"7": 1})
+
+    page = look()
+
+    assert page.value("dead_letter_messages", queue_name="git", batch="unknown") == 1
+    assert page.value("queue_messages", queue_name="git", state="ready") == 1
+    assert all(page.value("exporter_collector_success", collector=name) == 1 for name in ("queues", "dead_letters"))
 
 
 def test_a_blocked_run_is_no_success(look):

@@ -136,6 +136,11 @@ def near(instant, tolerance=20.0):
 # The first scrape
 
 
+def bury(queue, letter, body):
+    client.zadd(f"{NAMESPACE}:{queue}.XQ", {letter: 1})
+    client.hset(f"{NAMESPACE}:{queue}.XQ.msgs", letter, body)
+
+
 def test_every_series_that_can_be_zero_is_there_on_the_first_scrape(look):
     page = look()
 
@@ -251,10 +256,10 @@ def test_rows_of_no_batch_make_no_series_and_reasons_of_any_length_short_ones(lo
 
 
 def test_a_message_that_is_too_large_hides_nothing(look):
-    for letter in ("", ".XQ"):
-        client.hset(f"{NAMESPACE}:git{letter}.msgs", "7", b"x" * (LARGEST_FETCHED + 1))
+    large = b"x" * (LARGEST_FETCHED + 1)
+    client.hset(f"{NAMESPACE}:git.msgs", "7", large)
     client.rpush(f"{NAMESPACE}:git", "7")
-    client.zadd(f"{NAMESPACE}:git.XQ", {"7": 1})
+    bury("git", "7", large)
 
     page = look()
 
@@ -429,7 +434,7 @@ def test_a_message_that_was_delayed_is_as_old_as_the_end_of_its_delay(look):
 def test_a_body_that_is_no_message_breaks_nothing(look, body):
     client.rpush(f"{NAMESPACE}:cron", "x")
     client.hset(f"{NAMESPACE}:cron.msgs", "x", body)
-    client.hset(f"{NAMESPACE}:cron.XQ.msgs", "x", body)
+    bury("cron", "x", body)
 
     page = look()
 
@@ -440,8 +445,8 @@ def test_a_body_that_is_no_message_breaks_nothing(look, body):
 
 def test_dead_letters_are_counted_by_queue_and_batch(look):
     for number in range(1_500):
-        client.hset(f"{NAMESPACE}:git.XQ.msgs", str(number), clean_project_refs.message(number).encode())
-    client.hset(f"{NAMESPACE}:cron.XQ.msgs", "1", BATCHES["prune"].actor.message().encode())
+        bury("git", str(number), clean_project_refs.message(number).encode())
+    bury("cron", "1", BATCHES["prune"].actor.message().encode())
 
     page = look()
 
@@ -452,8 +457,8 @@ def test_dead_letters_are_counted_by_queue_and_batch(look):
 
 @pytest.mark.parametrize("body", [b"\xff", b"[]", b'{"actor_name": 3}', b'{"actor_name": "of_long_ago"}'])
 def test_a_dead_letter_that_is_of_no_batch_is_counted_as_unknown(look, body):
-    client.hset(f"{NAMESPACE}:git.XQ.msgs", "x", body)
-    client.hset(f"{NAMESPACE}:git.XQ.msgs", "y", clean_project_refs.message(1).encode())
+    bury("git", "x", body)
+    bury("git", "y", clean_project_refs.message(1).encode())
 
     page = look()
 
@@ -462,7 +467,7 @@ def test_a_dead_letter_that_is_of_no_batch_is_counted_as_unknown(look, body):
 
 
 def test_a_dead_letter_in_a_queue_that_is_not_its_batch_s_is_not_overlooked(look):
-    client.hset(f"{NAMESPACE}:objects.XQ.msgs", "x", clean_project_refs.message(1).encode())
+    bury("objects", "x", clean_project_refs.message(1).encode())
 
     assert look().value("dead_letter_messages", queue_name="objects", batch="unknown") == 1
 

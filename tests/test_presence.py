@@ -17,7 +17,7 @@ from embedded.waiting import wait_until
 from models import FeatureFlag, JobRun, Process, database, now, sample
 from settings import PREFIX
 from workers import BATCHES
-from workers.presence import version
+from workers.presence import LONGEST_NAME, AtWork, version
 
 ROOT = Path(__file__).parents[1]
 NAME = "user_status_cleanup"
@@ -304,3 +304,15 @@ def test_a_process_leaves_those_of_other_names_alone(database, changes):
     first, second = enrol(), enrol(**changes)
 
     assert {one.id for one in Process.known()} == {first.number, second.number}
+
+
+def test_a_message_s_id_is_one_that_a_row_can_keep_whoever_has_made_it_up(database):
+    work = AtWork()
+    work.begin("actor", "\0\udc80" + "x" * 1_000_000, run=None)
+
+    row = Process.create(
+        kind="worker", host="h", pid=1, version="1", alive_at=now(), silent_from=now(), at_work=work.facts()
+    )
+
+    kept = Process.get_by_id(row.id).at_work[0]["message_id"]
+    assert (kept[:12], len(kept)) == (r"\x00\udc80xx", LONGEST_NAME)

@@ -13,6 +13,7 @@ from hypothesis import strategies as some
 
 from metrics import redaction
 from metrics.redaction import BITS, DEEPEST, LONGEST, MASK, MORE, MOST, SEEN, WIDEST, clean, escaped, redact, text_of
+from workers.attempt import describe, storable
 
 LINEAR = 30
 """Ten times the length may take this many times the time: what grows with its square takes a hundred times."""
@@ -224,3 +225,25 @@ def test_a_number_is_written_as_long_as_it_can_be(number, text):
 
 def test_a_key_is_as_fit_for_a_line_as_its_value():
     assert redact({"\x1b[31m\udc80": 1}) == {r"\x1b[31m\udc80": 1}
+
+
+ERRORS = {
+    "a secret around the cut": ValueError("x" * 440 + " redis://u:" + LETTER * 100 + "@h"),
+    "a NUL and half a character": ValueError("\0\udc80"),
+    "a megabyte": ValueError("password=" + LETTER * 1_000_000),
+    "no text": OverflowError(10**10_000),
+    "lines": ValueError("first\nsecond"),
+}
+
+
+@pytest.mark.parametrize("error", ERRORS.values(), ids=ERRORS)
+def test_an_error_is_described_in_a_line_that_every_server_keeps_and_everybody_may_read(error):
+    line = describe(error)
+
+    assert line.startswith(type(error).__name__)
+    assert (len(line) <= 500, line.isprintable(), LETTER in line) == (True, True, False)
+
+
+def test_a_sentence_is_storable_whatever_is_in_it():
+    assert storable("no table \0\udc80\x1b password='hunter2") == rf"no table \x00\udc80\x1b password={MASK}"
+    assert len(storable("x" * 1_000_000)) == LONGEST

@@ -14,12 +14,15 @@ from typing import Any, NamedTuple
 
 import structlog
 
+from metrics.redaction import clean
 from metrics.threads import Vital
 from models import Entry, Process, database, promptly, release
 from workers.attempt import describe
 
 PATIENCE = 2.0
 """Seconds that a process waits at its end until its row is gone; a row that stays is seen to be silent."""
+LONGEST_NAME = 200
+"""Characters of a message's id: other programs make up their own."""
 
 log = structlog.get_logger(__name__)
 
@@ -103,7 +106,8 @@ class AtWork:
 
     def begin(self, actor: str, message_id: str, *, run: int | None) -> None:
         """Note that this thread works on a message from now on."""
-        self._by_thread[get_ident()] = Work(actor, message_id, run, time.monotonic())
+        # A row keeps no NUL, and is written every few seconds.
+        self._by_thread[get_ident()] = Work(actor, clean(message_id)[:LONGEST_NAME], run, time.monotonic())
 
     def end(self) -> None:
         """Note that this thread works on nothing."""

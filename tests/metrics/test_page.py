@@ -42,7 +42,7 @@ def output():
 
 @pytest.fixture
 def serve(monkeypatch):
-    monkeypatch.setattr(pages._Request, "timeout", 0.5)
+    monkeypatch.setattr(pages._Request, "timeout", LIMIT)
     running = []
 
     def start(registry):
@@ -89,7 +89,8 @@ def slow(page):
 
 
 @pytest.mark.parametrize("client", [silent, resetting, slow])
-def test_a_client_that_does_it_badly_is_a_line_and_no_trace(page, output, capfd, client):
+def test_a_client_that_does_it_badly_is_a_line_and_no_trace(page, output, capfd, client, monkeypatch):
+    monkeypatch.setattr(pages._Request, "timeout", 0.5)
     kept = client(page)
 
     assert wait_until(lambda: output.getvalue().endswith("\n"), LIMIT)

@@ -17,7 +17,7 @@ from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from threading import get_ident
-from typing import Any
+from typing import Any, NoReturn
 
 import redis
 import structlog
@@ -62,7 +62,8 @@ class Drain(Middleware):
         """Begin to wait for the drain."""
         assert isinstance(broker, OurBroker)
         self._busy.clear()
-        threading.Thread(target=self._watch, args=(broker,), name="drain", daemon=True).start()
+        arguments = broker, load().shutdown_timeout
+        threading.Thread(target=self._watch, args=arguments, name="drain", daemon=True).start()
 
     def after_worker_boot(self, broker: Broker, worker: Worker) -> None:
         """Get to know the threads, and say that they are there."""
@@ -91,10 +92,9 @@ class Drain(Middleware):
         self._busy.pop(get_ident(), None)
         self._idle_since = time.monotonic()
 
-    def _watch(self, broker: OurBroker) -> None:
+    def _watch(self, broker: OurBroker, allowed: timedelta) -> None:
         """End the process when its time is up, or when it is idle and does not end; in a thread of its own."""
         ending.draining.wait()
-        allowed = load().shutdown_timeout
         self._idle_since = max(self._idle_since, time.monotonic())
         time_up = time.monotonic() + allowed.total_seconds() - reserve(allowed)
         soon = min(SOON, reserve(allowed))
@@ -113,16 +113,18 @@ class Drain(Middleware):
             {"what": actor, "message_id": message_id, "seconds": round(now - began, 3)}
             for actor, message_id, began in list(self._busy.values())
         ]
+        if not at_work:
+            _end(broker, status=0)
         _end(broker, status=TIME_UP, tell=lambda: log.critical("shutdown timed out", at_work=at_work))
 
 
-def _end(broker: OurBroker, *, status: int, tell: Callable[[], None] = lambda: None) -> None:
+def _end(broker: OurBroker, *, status: int, tell: Callable[[], None] = lambda: None) -> NoReturn:
     """Try what is left to be tried, for a moment, and end the process.
 
     Not by an exception or a signal: the main thread waits for the others, and a thread in a call
     into C, into libpq say, hears of neither.  What is skipped is what a fork of Dramatiq's
-    master skips anyway: no exit handler runs in one.  Its files of metrics are added up by the page's process, its
-    sockets are the kernel's to close.
+    master skips anyway: no exit handler runs in one.  Its files of metrics are added up by the
+    page's process, its sockets are the kernel's to close.
     """
 
     def last_words() -> None:

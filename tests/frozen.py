@@ -1,0 +1,63 @@
+"""A PostgreSQL of a test's own, whose processes can be stopped: its kernel answers, and it does not."""
+
+import os
+import signal
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from embedded.plan import Plan
+from embedded.postgres import Postgres
+
+GONE = (FileNotFoundError, ProcessLookupError)
+
+
+class Server:
+    """A running PostgreSQL in a site."""
+
+    def __init__(self, site, **options):
+        plan = Plan.on_this_machine(site.folder, options)
+        postgres = Postgres(site, Path(plan.postgres_binaries), plan.postgres_prefix, plan.postgres_owner)
+        self._server = postgres.start(options)
+        self._server.wait_until_ready(postgres.answers(self._server))
+        self.url = postgres.url()
+
+    def stop(self):
+        thaw(self.processes())
+        self._server.stop()
+
+    def processes(self):
+        return [self._server.process.pid, *_descendants(self._server.process.pid)]
+
+    def postmaster(self):
+        """Name the one that accepts connections; a program that has made it somebody else may be its parent."""
+        return next(pid for pid in self.processes() if _name(pid) == "postgres")
+
+    @contextmanager
+    def frozen(self, *pids):
+        """Stop the server's processes, or only *pids*, while the block lasts."""
+        pids = pids or self.processes()
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            thaw(pids)
+
+
+def thaw(pids):
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def _descendants(pid):
+    with suppress(*GONE):
+        for child in map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
+            yield child
+            yield from _descendants(child)
+
+
+def _name(pid):
+    with suppress(*GONE):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return None

@@ -71,6 +71,8 @@ def connect(
         socket_timeout=patience,
         socket_connect_timeout=patience,
         health_check_interval=30,
+        # Each new connection would say CLIENT SETINFO, which a user of few rights is refused, and Redis notes that.
+        driver_info=None,
         # A command sent again after a lost reply may be done twice; whoever can bear
         # that repeats it himself.  The connection is left after each of these errors: a master
         # that has become a replica keeps its connections, and would say READONLY for ever.

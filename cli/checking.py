@@ -84,6 +84,9 @@ def check(
 
 def _findings(settings: Settings, *, init: bool) -> Iterator[Finding]:
     yield Finding("settings", "ok", f"all names are known and all values fit: {places(settings)}")
+    if settings.tls_unverified != "nothing":
+        said = f"FORGEKEEPER_TLS_UNVERIFIED is {settings.tls_unverified}"
+        yield Finding("tls", "warning", f"{said}: whoever answers there may be somebody else")
     yield from _schedules(settings)
     connect(settings, Limits.of_worker(settings), name="check", connections=1)
     yield from _redis()

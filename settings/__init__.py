@@ -14,6 +14,7 @@ from typing import Literal
 from pydantic import SecretStr, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from settings.certificates import Unverified
 from settings.cron import Cron
 from settings.kinds import (
     CatchUp,
@@ -137,6 +138,10 @@ class Settings(BaseSettings):
     )
     place_wait: Grace = setting(
         "60", "A worker whose repositories or stores are not there waits this long before it begins without them."
+    )
+
+    tls_unverified: Unverified = setting(
+        "nothing", "Whose certificates may go unverified: for tests, and networks with nobody else in them."
     )
 
     worker_processes: Count = setting("2", "Processes that `forgekeeper worker` starts.")

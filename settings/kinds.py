@@ -28,6 +28,7 @@ REDIS_OPTIONS = {
     "ssl_keyfile",
     "username",
 }
+CERTIFICATES = ("none", "optional", "required")
 UNQUOTED = "host or port make no sense: percent-encode special characters in the user and the password"
 
 
@@ -61,7 +62,7 @@ def _database_url(value: SecretStr) -> SecretStr:
 def _redis_url(value: SecretStr) -> SecretStr:
     try:
         url = urlsplit(value.get_secret_value())
-        options = dict(parse_qsl(url.query, strict_parsing=bool(url.query)))
+        pairs = parse_qsl(url.query, strict_parsing=bool(url.query))
         _port = url.port
     except ValueError:
         raise ValueError(UNQUOTED) from None
@@ -70,8 +71,16 @@ def _redis_url(value: SecretStr) -> SecretStr:
     if url.scheme != "unix" and (url.fragment or not re.fullmatch(r"/?\d*", url.path)):
         # What follows the host is a number; anything else is the rest of a password.
         raise ValueError(UNQUOTED)
+    options = dict(pairs)
     if not options.keys() <= REDIS_OPTIONS or not options.get("db", "0").isdigit():
         raise ValueError(f"the options of a Redis URL are {', '.join(sorted(REDIS_OPTIONS))}; db is a number")
+    if len(options) < len(pairs):
+        # Of two that contradict each other nobody knows which one counts.
+        raise ValueError("an option is given twice")
+    if url.scheme != "rediss" and (of_tls := sorted(name for name in options if name.startswith("ssl_"))):
+        raise ValueError(f"{of_tls[0]} goes with TLS, which is rediss://")
+    if options.get("ssl_cert_reqs", "required") not in CERTIFICATES:
+        raise ValueError(f"ssl_cert_reqs is one of {', '.join(CERTIFICATES)}")
     return value
 
 

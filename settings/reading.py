@@ -16,6 +16,7 @@ from pydantic_core import ErrorDetails
 
 from settings import PREFIX, Settings, SettingsError
 from settings.addresses import MASK, of_database, of_redis, of_store
+from settings.certificates import unsaid
 from settings.cron import Cron
 
 ENV_FILE = ".env"
@@ -45,6 +46,7 @@ def load(env_file: str | None = ENV_FILE) -> Settings:
     try:
         problems = list(_unknown_names(env_file))
         settings = Settings(_env_file=env_file)  # type: ignore[call-arg]
+        problems += unsaid(settings)
     except ValidationError as error:
         problems += [_bad_value(details) for details in error.errors(include_input=False, include_url=False)]
     except (OSError, UnicodeDecodeError) as error:

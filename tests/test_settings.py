@@ -53,6 +53,9 @@ MALFORMED_REDIS_URLS = [
     "redis://h/hunter2",
     "redis://h/0?db=hunter2",
     "redis://h/0?unknown=hunter2",
+    "redis://h/0?ssl_cert_reqs=required&password=hunter2",
+    "rediss://h/0?ssl_cert_reqs=hunter2",
+    "rediss://h/0?password=hunter2&password=x",
     "redis:hunter2",
     "http://:hunter2@h/0",
     "hunter2@h",
@@ -305,7 +308,7 @@ def test_the_url_of_a_database_is_described_by_user_host_port_and_name(given, ur
     ],
 )
 def test_the_url_of_redis_is_described_by_user_host_port_and_number(given, url, place):
-    given(REDIS_URL=url)
+    given(REDIS_URL=url, TLS_UNVERIFIED="redis")
 
     assert shown("REDIS_URL").value == place
 

@@ -98,7 +98,14 @@ def test_the_exit_status_is_the_program_s(forgekeeper, database):
     ],
 )
 def test_redis_is_led_where_the_url_leads_and_no_password_is_on_its_command_line(recorded, url, argv):
-    given = recorded("redis", "INFO", "memory", programs=["redis-cli"], REDIS_URL=url.format(quote(PASSWORD, "")))
+    given = recorded(
+        "redis",
+        "INFO",
+        "memory",
+        programs=["redis-cli"],
+        REDIS_URL=url.format(quote(PASSWORD, "")),
+        TLS_UNVERIFIED="redis",
+    )
 
     assert given == {"argv": [*argv, "INFO", "memory"], "password": PASSWORD if "{}" in url else None}
 

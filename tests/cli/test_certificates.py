@@ -1,0 +1,152 @@
+"""Certificates are verified, unless a setting says in plain words whose are not: asked of a real Redis with TLS."""
+
+import os
+import shutil
+import subprocess
+from contextlib import closing
+
+import pytest
+import redis
+
+from embedded.waiting import wait_until
+
+from ..ports import free_ports  # noqa: TID252, pytest puts no folder on the path
+
+LIMIT = 30.0
+STORE = '{"artifacts": "s3://bucket?region=eu&allow_invalid_certificates=true"}'
+SERVING = ["worker", "scheduler", "exporter", "redis"]
+UNVERIFIED_REDIS = ["ssl_cert_reqs=none", "ssl_cert_reqs=optional", "ssl_check_hostname=false", "ssl_check_hostname=No"]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """A Redis with TLS and a certificate of its own, for 127.0.0.1 alone; its port and the certificate."""
+    if shutil.which("redis-server") is None or shutil.which("openssl") is None:
+        assert "CI" not in os.environ, "redis-server or openssl is missing: .ci/run installs them"
+        pytest.skip("redis-server or openssl is not installed")
+    folder, (port,) = tmp_path_factory.mktemp("tls"), free_ports(1)
+    key, certificate = folder / "key.pem", folder / "certificate.pem"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
+            *("-subj", "/CN=redis", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    process = subprocess.Popen(
+        [
+            *("redis-server", "--port", "0", "--tls-port", str(port), "--bind", "127.0.0.1", "--save", ""),
+            *("--tls-cert-file", certificate, "--tls-key-file", key, "--tls-auth-clients", "no", "--dir", folder),
+        ],
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        with closing(redis.Redis("127.0.0.1", port, ssl=True, ssl_ca_certs=str(certificate))) as client:
+            assert wait_until(lambda: answers(client), LIMIT)
+        yield port, certificate
+    finally:
+        process.kill()
+        process.wait()
+
+
+def answers(client):
+    try:
+        return client.ping()
+    except redis.ConnectionError:
+        return False
+
+
+def url(port, *options, host="127.0.0.1"):
+    return f"rediss://{host}:{port}/0?{'&'.join(options)}"
+
+
+def test_a_certificate_that_nobody_vouches_for_is_refused(main, database, server):
+    port, _certificate = server
+
+    result = main("leases", REDIS_URL=url(port))
+
+    assert result.status == 1
+    assert "certificate verify failed: self-signed certificate" in result.complaint
+
+
+def test_a_certificate_of_another_host_is_refused(main, database, server):
+    port, certificate = server
+
+    result = main("leases", REDIS_URL=url(port, f"ssl_ca_certs={certificate}", host="localhost"))
+
+    assert result.status == 1
+    assert "certificate is not valid for 'localhost'" in result.complaint
+
+
+def test_a_certificate_whose_authority_is_named_is_taken(main, database, server):
+    port, certificate = server
+
+    assert main("leases", REDIS_URL=url(port, f"ssl_ca_certs={certificate}")).status == 0
+
+
+def test_an_unverified_certificate_is_taken_where_a_setting_says_so(main, database, server):
+    port, _certificate = server
+
+    assert main("leases", REDIS_URL=url(port, "ssl_cert_reqs=none"), TLS_UNVERIFIED="redis").status == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [*(("leases", one) for one in UNVERIFIED_REDIS), *((one, UNVERIFIED_REDIS[0]) for one in SERVING)],
+)
+def test_a_redis_that_would_go_unverified_is_refused_at_the_start(main, settings, command, option):
+    result = main(command, REDIS_URL=url(1, option))
+
+    assert result.status == 2
+    assert result.complaint.startswith(f"FORGEKEEPER_REDIS_URL says {option}, and so anybody on the way could be ")
+    assert "set FORGEKEEPER_TLS_UNVERIFIED=redis; " in result.complaint
+
+
+@pytest.mark.parametrize("option", ["ssl_cert_reqs=required", "ssl_check_hostname=true", "ssl_check_hostname=1"])
+def test_what_is_verified_may_be_said_to_be(main, settings, option):
+    assert main("settings", REDIS_URL=url(1, option)).status == 0
+
+
+def test_of_two_options_that_contradict_each_other_none_counts(main, settings):
+    result = main("settings", REDIS_URL=url(1, "ssl_cert_reqs=none", "ssl_cert_reqs=required"))
+
+    assert (result.status, result.complaint.partition(";")[0]) == (
+        2,
+        "bad value of FORGEKEEPER_REDIS_URL: an option is given twice",
+    )
+
+
+def test_a_store_that_would_go_unverified_is_refused_by_name(main, settings):
+    result = main("settings", OBJECT_STORES=STORE)
+
+    assert result.status == 2
+    assert result.complaint.startswith("FORGEKEEPER_OBJECT_STORES (artifacts) says allow_invalid_certificates, and ")
+    assert "set FORGEKEEPER_TLS_UNVERIFIED=stores; " in result.complaint
+
+
+def test_a_store_that_the_environment_leaves_unverified_is_refused(main, settings, monkeypatch):
+    monkeypatch.setenv("AWS_ALLOW_INVALID_CERTIFICATES", "true")
+
+    assert main("settings", OBJECT_STORES='{"a": "file:///x"}').status == 0
+    assert main("settings", OBJECT_STORES='{"a": "s3://x"}').complaint.startswith("AWS_ALLOW_INVALID_CERTIFICATES says")
+
+
+@pytest.mark.parametrize(
+    ("said", "left"),
+    [("redis", "FORGEKEEPER_OBJECT_STORES"), ("stores", "FORGEKEEPER_REDIS_URL"), ("everything", None)],
+)
+def test_the_setting_covers_what_it_names(main, settings, said, left):
+    result = main("settings", REDIS_URL=url(1, "ssl_cert_reqs=none"), OBJECT_STORES=STORE, TLS_UNVERIFIED=said)
+
+    if left is None:
+        assert result.status == 0
+    else:
+        assert result.complaint.startswith(left)
+        assert "FORGEKEEPER_TLS_UNVERIFIED=everything; " in result.complaint
+
+
+def test_check_warns_of_what_goes_unverified(main, database):
+    found = main("check", "--json", TLS_UNVERIFIED="redis").json["findings"]
+
+    assert [finding["level"] for finding in found if finding["subject"] == "tls"] == ["warning"]

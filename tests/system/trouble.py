@@ -313,6 +313,7 @@ class Rig:
     dice: object
     faults: Counter = field(default_factory=Counter)
     seed: int = 0
+    begun: int = 0
     armed: bool = True
     restarts: int = 0
     away: set = field(default_factory=set)
@@ -434,9 +435,10 @@ class Rig:
         """Begin the faults one after the other, each before the last is over; return when all is mended."""
         now = time.monotonic()
         running = []
-        for number, name in enumerate(names, self.faults.total()):
+        for name in names:
             # Its own dice: what else asks for numbers depends on timing.
-            dice = random.Random(f"{self.seed} {number} {name}")
+            self.begun += 1
+            dice = random.Random(f"{self.seed} {self.begun} {name}")
             running.append([now + dice.uniform(0, 2), name, FAULTS[name](self), dice])
         self.faults.update(names)
         try:
@@ -547,18 +549,19 @@ def _limited(kind, limit):
         if rig.dice.random() < 0.7:
             pids = [rig.dice.choice(pids)] if pids else []
         before = {}
-        try:
-            for pid in pids:
-                # It may have ended meanwhile.
-                with suppress(OSError):
-                    soft, hard = resource.prlimit(pid, kind)
-                    resource.prlimit(pid, kind, (limit(pid, rig.dice), hard))
-                    before[pid] = (soft, hard)
-            yield rig.dice.uniform(2, 10)
-        finally:
-            for pid, limits in before.items():
-                with suppress(OSError):
-                    resource.prlimit(pid, kind, limits)
+        with rig.alone(f"limit {kind}"):
+            try:
+                for pid in pids:
+                    # It may have ended meanwhile.
+                    with suppress(OSError, KeyError):
+                        soft, hard = resource.prlimit(pid, kind)
+                        resource.prlimit(pid, kind, (limit(pid, rig.dice), hard))
+                        before[pid] = (soft, hard)
+                yield rig.dice.uniform(2, 10)
+            finally:
+                for pid, limits in before.items():
+                    with suppress(OSError):
+                        resource.prlimit(pid, kind, limits)
 
     return fault
 

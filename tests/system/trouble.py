@@ -28,7 +28,6 @@ from embedded.plan import Plan
 from embedded.postgres import Postgres
 from embedded.server import Server, spawn
 from embedded.waiting import wait_until
-from settings import Settings
 from settings.failpoints import NAMES
 from workers import BATCHES, QUEUES
 
@@ -44,7 +43,7 @@ DEAD_AFTER = 2.0
 CRONS = dict.fromkeys(BATCHES, "*/2 * * * * *") | {"user_status_cleanup": "* * * * * *", "prune": "*/3 * * * * *"}
 PERIODS = {batch: {"*/2": 2, "*": 1, "*/3": 3}[cron.split()[0]] for batch, cron in CRONS.items()}
 STATEMENT_TIMEOUT = 5.0
-SHUTDOWN_TIMEOUT = 10.0 if "shutdown_timeout" in Settings.model_fields else 30.0
+SHUTDOWN_TIMEOUT = 10.0
 OUTLIVED = SHUTDOWN_TIMEOUT + 5
 """A process that lives for so many seconds after its SIGTERM, and those for which the machine held it up, outlives it."""
 ENVIRONMENT = {f"cron_{batch}": cron for batch, cron in CRONS.items()} | {
@@ -57,6 +56,7 @@ ENVIRONMENT = {f"cron_{batch}": cron for batch, cron in CRONS.items()} | {
     "database_network_timeout": "4",
     "redis_timeout": "2",
     "scheduler_timeout": "1",
+    "shutdown_timeout": f"{SHUTDOWN_TIMEOUT:g}",
     "object_visibility": "5",
     "upload_visibility": "10",
     "bucket_silent_after": "4",
@@ -69,8 +69,6 @@ ENVIRONMENT = {f"cron_{batch}": cron for batch, cron in CRONS.items()} | {
     "metrics_port_scheduler": "0",
 }
 """Little patience, and so slow a pace that most faults hit a run."""
-if "shutdown_timeout" in Settings.model_fields:
-    ENVIRONMENT["shutdown_timeout"] = f"{SHUTDOWN_TIMEOUT:g}"
 PATIENT = {
     "dead_after": "15",
     "database_connect_timeout": "15",

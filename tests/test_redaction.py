@@ -134,6 +134,22 @@ def test_no_letter_of_a_secret_is_shown_wherever_it_stands_and_however_long_it_i
     assert LETTER not in escaped(text)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"password=token=Bearer {LETTER}",
+        f"password='C:\\' token='{LETTER} {LETTER}'",
+        f"secret='never closed {LETTER}",
+        "redis://u:" + LETTER * 2 * SEEN + "@h",
+        "password='" + f"{LETTER} " * SEEN + "'",
+        thrice({"token": f'{LETTER} "{LETTER}\\'}),
+    ],
+    ids=range(6),
+)
+def test_no_letter_of_an_odd_secret_is_shown(text):
+    assert LETTER not in clean(text)
+
+
 @pytest.mark.parametrize("key", ["password", "X-Api-Key-", "db password", "Authorization", "x" * LONGEST + "x"])
 def test_what_has_the_name_of_a_secret_is_masked_whole(key):
     assert list(redact({key: "hunter2"}).values()) in ([MASK], ["hunter2"] if key == "X-Api-Key-" else [MASK])

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from datetime import timedelta
+from functools import partial
 from math import inf
 from time import monotonic
 from typing import Any
@@ -34,6 +35,9 @@ ASKS = 3
 IDLE = 10.0
 """Seconds without a statement after which the thread ends, until there is one."""
 
+START = 1.0
+"""Seconds within which a thread says that it runs, or is not waited for."""
+
 _most: ContextVar[timedelta | None] = ContextVar("most", default=None)
 
 
@@ -46,6 +50,18 @@ class Wait:
         self.since = since
         self.most = most
         self.given_up: float | None = None
+
+
+class Thread(threading.Thread):
+    """A daemon whose start ends, whatever becomes of it.
+
+    Without memory a thread may die before it says that it runs, and `threading` waits for that word for ever.
+    """
+
+    def __init__(self, target: Callable[[], object], name: str) -> None:
+        super().__init__(target=target, name=name, daemon=True)
+        said: threading.Event = self._started  # type: ignore[attr-defined]
+        said.wait = partial(said.wait, START)  # type: ignore[method-assign]
 
 
 class Watch:
@@ -88,7 +104,7 @@ class Watch:
         self._heard = monotonic()
 
     def _start(self) -> None:
-        self._thread = threading.Thread(target=self._run, name="database watch", daemon=True)
+        self._thread = Thread(self._run, "database watch")
         # A process without room for a thread goes on, and the next statement tries again.
         with suppress(RuntimeError, MemoryError):
             self._thread.start()
@@ -124,7 +140,7 @@ class Watch:
             elif silent > self._silence / ASKS and now - self._asked > self._silence / ASKS:
                 self._asked = now
                 with suppress(RuntimeError, MemoryError):
-                    threading.Thread(target=self._listen, name="database asked", daemon=True).start()
+                    Thread(self._listen, "database asked").start()
 
     def _listen(self) -> None:
         with suppress(Error):

@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import redis
 from redis.backoff import NoBackoff
+from redis.maint_notifications import MaintNotificationsConfig
 from redis.retry import Retry
 
 import models
@@ -71,8 +72,10 @@ def connect(
         socket_timeout=patience,
         socket_connect_timeout=patience,
         health_check_interval=30,
-        # Each new connection would say CLIENT SETINFO, which a user of few rights is refused, and Redis notes that.
+        # Each new connection would say CLIENT SETINFO and CLIENT MAINT_NOTIFICATIONS, which are refused to a user of
+        # few rights, and Redis notes that.
         driver_info=None,
+        maint_notifications_config=MaintNotificationsConfig(enabled=False),
         # A command sent again after a lost reply may be done twice; whoever can bear
         # that repeats it himself.  The connection is left after each of these errors: a master
         # that has become a replica keeps its connections, and would say READONLY for ever.

@@ -5,10 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from models.batch import Batch
 from models.bulk_imports import BulkImport, BulkImportEntity, BulkImportTracker
 from models.database import Base, database
+from models.deleted_object import DeletedObject
+from models.feature_flag import FeatureFlag
+from models.installation import Installation
 from models.job_artifacts import JobArtifact, ProjectStatistics
+from models.job_run import JobRun
+from models.passed_over import PassedOver
+from models.process import Process
 from models.projects import GitRefDeletion, Project
+from models.settled_upload import SettledUpload
 from models.user_status import UserStatus
 
 MIGRATIONS = "forgekeeper_migrations"
@@ -46,38 +54,66 @@ class Need(NamedTuple):
     columns: tuple[str, ...] = ()
 
 
+PROCESSES = ("scheduler", "worker", "exporter")
+"""Who may have a role of its own.  Whoever is at a terminal may do by hand what all of them do, and more."""
+WORK, BOTH = ("worker",), ("scheduler", "worker")
+SEEN = ("worker", "exporter")
+PERSON = ()
+"""No process of ours: only commands."""
+
+
+class Use(NamedTuple):
+    """Which processes read a table, and what else is done to it: privilege, columns if not all, processes."""
+
+    readers: tuple[str, ...]
+    changes: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = ()
+
+
 # A row is locked with the privilege to update it; where none is updated, the key's will do.
-FORGE: dict[type[Base], tuple[tuple[str, tuple[str, ...]], ...]] = {
-    UserStatus: (("update", ("user_id",)), ("delete", ())),
-    Project: (),
-    GitRefDeletion: (("update", ("status", "reason", "updated_at", "processed_at")), ("delete", ())),
-    BulkImport: (("update", ("status", "updated_at")),),
-    BulkImportEntity: (("update", ("status", "updated_at")),),
-    BulkImportTracker: (("update", ("status", "updated_at")),),
-    JobArtifact: (("update", ("id",)), ("delete", ())),
-    ProjectStatistics: (("update", ("build_artifacts_size",)),),
+USES: dict[type[Base], Use] = {
+    FeatureFlag: Use(SEEN, (("insert", (), PERSON), ("update", (), PERSON))),
+    Batch: Use(PROCESSES, (("insert", (), BOTH), ("update", (), BOTH))),
+    JobRun: Use(PROCESSES, (("insert", (), ("scheduler",)), ("update", (), BOTH), ("delete", (), WORK))),
+    DeletedObject: Use(SEEN, (("insert", (), WORK), ("update", (), WORK), ("delete", (), WORK))),
+    Process: Use(BOTH, (("insert", (), BOTH), ("update", (), BOTH), ("delete", (), BOTH))),
+    Installation: Use(PROCESSES),
+    PassedOver: Use(SEEN, (("insert", (), WORK), ("update", (), WORK), ("delete", (), WORK))),
+    SettledUpload: Use(WORK, (("insert", (), WORK), ("update", (), WORK), ("delete", (), WORK))),
+    UserStatus: Use(SEEN, (("update", ("user_id",), WORK), ("delete", (), WORK))),
+    Project: Use(SEEN),
+    GitRefDeletion: Use(
+        SEEN, (("update", ("status", "reason", "updated_at", "processed_at"), WORK), ("delete", (), WORK))
+    ),
+    BulkImport: Use(SEEN, (("update", ("status", "updated_at"), WORK),)),
+    BulkImportEntity: Use(SEEN, (("update", ("status", "updated_at"), WORK),)),
+    BulkImportTracker: Use(WORK, (("update", ("status", "updated_at"), WORK),)),
+    JobArtifact: Use(SEEN, (("update", ("id",), WORK), ("delete", (), WORK))),
+    ProjectStatistics: Use(WORK, (("update", ("build_artifacts_size",), WORK),)),
 }
-"""What is done to the forge's tables besides reading them."""
+UNKNOWN = Use(WORK, tuple((privilege, (), WORK) for privilege in ("insert", "update", "delete")))
+"""Of a table of ours that is not listed: whoever works may do everything."""
 
 
-def needs(models: Sequence[type[Base]]) -> Iterator[Need]:
-    """Yield what the batches and commands need on the tables of *models*; on our own, everything."""
+def needs(models: Sequence[type[Base]], process: str | None = None) -> Iterator[Need]:
+    """Yield what *process* needs on the tables of *models*; what all of them together need, if it is None."""
     for model in models:
-        table = model._meta.table_name
-        yield Need(table, "select")
-        if model in FORGE:
-            yield from (Need(table, privilege, columns) for privilege, columns in FORGE[model])
-        else:
-            yield from (Need(table, privilege) for privilege in ("insert", "update", "delete"))
+        table, use = model._meta.table_name, USES.get(model, UNKNOWN)
+        if process is None or process in use.readers:
+            yield Need(table, "select")
+        for privilege, columns, who in use.changes:
+            if process is None or process in who:
+                yield Need(table, privilege, columns)
 
 
-def grants(models: Sequence[type[Base]], role: str) -> str:
-    """Write what *role* has to be granted, as SQL; `schema` stands for where the tables are."""
-    lines = [f"grant usage on schema public to {role};", f"grant select on {MIGRATIONS} to {role};"]
+def grants(models: Sequence[type[Base]], role: str, process: str | None = None) -> str:
+    """Write what *role* has to be granted to be *process*, or all of them, as SQL; `public` is where the tables are."""
+    lines = [f"grant usage on schema public to {role};"]
+    if process != "exporter":
+        lines.append(f"grant select on {MIGRATIONS} to {role};")
     for model in models:
-        table = model._meta.table_name
-        wanted = ", ".join(_spelled(need) for need in needs([model]))
-        lines.append(f"grant {wanted} on {table} to {role};")
+        wanted = ", ".join(_spelled(need) for need in needs([model], process))
+        if wanted:
+            lines.append(f"grant {wanted} on {model._meta.table_name} to {role};")
     return "\n".join(lines) + "\n"
 
 

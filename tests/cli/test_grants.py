@@ -1,53 +1,108 @@
-"""The grants that docs/grants.md lists are enough for everything, and `check` names each that is missing."""
+"""The grants that docs/security.md lists are enough for everything, each is needed, and `check` names what is missing.
 
-import re
-from contextlib import closing
-from pathlib import Path
+`python -m tests.system.soak --acl` runs the whole system with them.
+"""
+
+import os
+from contextlib import closing, contextmanager
+from datetime import timedelta
+from functools import partial
 from uuid import uuid4
 
+import peewee as pw
 import pytest
 import redis
 
-from models import APPLICATION, OURS, privileges
+import migrations
+import scheduler
+from coordination import uploads
+from metrics import exporter
+from models import (
+    APPLICATION,
+    OURS,
+    Batch,
+    GitRefDeletion,
+    Installation,
+    JobRun,
+    PassedOver,
+    Process,
+    Project,
+    database,
+    now,
+    privileges,
+    sqlstate,
+)
+from settings import Settings
 from storage import sentinel
 from workers import BATCHES
+from workers.broker import NAMESPACE
+from workers.clients import Limits, client, connect
+from workers.git_ref_cleanup import clean_project_refs
 
-PAGE = Path(__file__).parents[2] / "docs" / "grants.md"
+from ..system import rights  # noqa: TID252, pytest puts no folder on the path
+
 MODELS = (*OURS, *APPLICATION)
-
-
-def block():
-    """Return what the page grants."""
-    (sql,) = re.findall(r"```sql\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    return sql
+DENIED = "42501"
+EVERYTHING = rights.PERSON
+SECRET = "swordfish"
 
 
 class Role:
-    """A role that has what the page grants, no more."""
+    """A role, and a user of Redis, that have what the page grants, no more."""
 
-    def __init__(self, query, owner_s, name, folder):
+    def __init__(self, query, owner_s, name, folder, redis_url, process=None):  # noqa: PLR0917
         self.name, self._query, self._owner_s = name, query, owner_s
-        self.ask(f"create role {name} login password '{name}'; {block().replace('to forgekeeper;', f'to {name};')}")
+        page = EVERYTHING if process is None else f"{EVERYTHING}_{process}"
+        self.ask(f"create role {name} login password '{name}'; {self._named(rights.grants()[page], page)}")
         for place in ("objects", "repositories"):
-            (folder / place).mkdir()
+            (folder / place).mkdir(exist_ok=True)
             sentinel.Folder(folder / place).create_sentinel(self.ask("select id::text from installation")[0][0])
         self.settings = {
             "DATABASE_URL": f"{owner_s}{'&' if '?' in owner_s else '?'}user={name}&password={name}",
+            "REDIS_URL": redis_url.replace("://", f"://{EVERYTHING}:{SECRET}@", 1),
             "REPOSITORIES_ROOT": str(folder / "repositories"),
             "OBJECT_STORES": f'{{"artifacts": "file://{folder}/objects"}}',
         }
 
+    def _named(self, sql, page):
+        return sql.replace(f" to {page};", f" to {self.name};")
+
     def ask(self, sql):
         return self._query(self._owner_s, sql)
 
+    def refuses(self, need, probes):
+        """Say whether one of the *probes* is refused something without that privilege, which is given back then."""
+        privilege = f"{need.privilege} ({', '.join(need.columns)})" if need.columns else need.privilege
+        self.ask(f"revoke {privilege} on {need.table} from {self.name}")
+        found = any(probe() for probe in probes)
+        self.ask(f"grant {privilege} on {need.table} to {self.name}")
+        return found
+
 
 @pytest.fixture
-def role(own_database, query, tmp_path, urls):
+def make_role(own_database, query, tmp_path, urls):
+    made = []
+
+    def make(process=None):
+        made.append(Role(query, own_database, f"r{uuid4().hex}", tmp_path, urls.redis, process))
+        return made[-1]
+
     with closing(redis.from_url(urls.redis)) as server:
         server.flushdb()
-    role = Role(query, own_database, f"r{uuid4().hex}", tmp_path)
-    yield role
-    role.ask(f"drop owned by {role.name}; drop role {role.name}")
+        rights.make_users(server, SECRET)
+        server.acl_log_reset()
+        yield make
+        refused = rights.refused(server)
+        for name in rights.users():
+            server.acl_deluser(name)
+    for role in made:
+        role.ask(f"drop owned by {role.name}; drop role {role.name}")
+    assert refused == []
+
+
+@pytest.fixture
+def role(make_role):
+    return make_role()
 
 
 @pytest.fixture
@@ -59,8 +114,11 @@ def errors(main, role):
     return call
 
 
-def test_the_page_grants_what_the_code_says():
-    assert block() == privileges.grants(MODELS, "forgekeeper")
+@pytest.mark.parametrize("process", [None, *privileges.PROCESSES])
+def test_the_page_grants_what_the_code_says(process):
+    role = EVERYTHING if process is None else f"{EVERYTHING}_{process}"
+
+    assert rights.grants()[role] == privileges.grants(MODELS, role, process)
 
 
 def test_check_finds_nothing_missing_with_these_grants(role, errors):
@@ -89,23 +147,50 @@ def test_every_batch_runs_with_these_grants(main, role, query):
     assert results["prune"]["runs"] > 0
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        ("status",),
-        ("flags", "on", "bulk_delete_job_artifacts"),
-        ("pause", "prune"),
-        ("resume", "prune"),
-        ("send", "prune"),
-        ("refs", "retry", "--all"),
-        ("objects", "retry", "--all"),
-    ],
-    ids=" ".join,
+COMMANDS = (
+    *("status", "flags on bulk_delete_job_artifacts", "pause prune", "resume prune", "send prune", "ticks prune"),
+    *("refs retry --all", "objects retry --all", "records", "records retry --all", "processes", "buckets", "leases"),
+    *("uploads", "uploads failed", "uploads retry --all", "why prune", "check"),
+    *("uploads reconcile artifacts --prefix a --yes --expect 1", "uploads forget --all"),
+    *("dead list", "dead list --oldest", "dead show 1", "dead replay 1", "dead purge 2 --yes"),
 )
-def test_every_command_works_with_these_grants(main, role, command):
-    result = main(*command, **role.settings)
 
-    assert result.status == 0, result.stderr
+
+def plant(role, folder):
+    """Leave something for the commands to work on: dead letters, failed uploads, an object that nobody knows."""
+    with closing(redis.from_url(role.settings["REDIS_URL"], driver_info=None)) as server:
+        message = clean_project_refs.message(1)
+        for number in ("1", "2"):
+            server.zadd(f"{NAMESPACE}:git.XQ", {number: 1})
+            server.hset(f"{NAMESPACE}:git.XQ.msgs", number, message.copy(message_id=number).encode())
+        server.zadd(uploads.FAILED, {"artifacts:given/up": 1})
+    file = folder / "objects" / "a" / "b"
+    file.parent.mkdir()
+    file.write_bytes(b"")
+    os.utime(file, (0, 0))
+
+
+def test_every_command_works_with_these_grants(main, role, tmp_path):
+    plant(role, tmp_path)
+
+    results = {command: main(*command.split(), **role.settings) for command in COMMANDS}
+
+    assert {command: result.stderr for command, result in results.items() if result.status != 0} == {}
+
+
+def test_check_says_what_redis_does_not_let_it_see_and_sees_what_it_does(main, role):
+    def redis_is():
+        found = main("check", "--json", **role.settings).json["findings"]
+        return [(f["level"], f["message"].partition(":")[0]) for f in found if f["subject"] == "redis"]
+
+    (version, unseen) = redis_is()
+    with closing(redis.from_url(role.settings["REDIS_URL"].replace(f"{EVERYTHING}:{SECRET}@", ""))) as server:
+        server.execute_command("ACL", "SETUSER", EVERYTHING, "+info")
+    seen = redis_is()
+
+    assert (version[0], unseen) == ("ok", ("warning", "maxmemory-policy and appendonly cannot be seen"))
+    assert version in seen
+    assert unseen not in seen
 
 
 REVOKED = [
@@ -158,3 +243,116 @@ def test_rows_that_a_policy_hides_are_an_error_and_block_the_batch(main, role, e
 
     assert message == "row security hides rows of ci_job_artifacts from this role: grant it bypassrls"
     assert (result.json["skipped"], result.json["blocked"]) == ("schema", message)
+
+
+# Each is needed
+
+
+@contextmanager
+def acting(role):
+    """Let this process be the role."""
+    pointed, pool = database.obj, client.connection_pool
+    settings = Settings(**{name.lower(): value for name, value in role.settings.items()})
+    connect(settings, Limits.of_worker(settings), name="tests", connections=5)
+    try:
+        with database.connection_context():
+            yield settings
+    finally:
+        database.close_all()
+        client.connection_pool.disconnect()
+        if pointed is not None:
+            database.initialize(pointed)
+        client.connection_pool = pool
+
+
+def refused(ask):
+    """Say whether PostgreSQL refuses something that is asked for."""
+    try:
+        ask()
+    except pw.ProgrammingError as error:
+        return sqlstate(error) == DENIED
+    return False
+
+
+def presence():
+    a_second = timedelta(seconds=1)
+    kind = {"kind": "worker", "host": "h", "pid": 1, "version": "1"}
+    entry = Process.enrol(dead_after=a_second, said={}, started_at=now(), **kind)
+    Process.keep_alive(entry, dead_after=a_second, said={})
+    Process.withdraw(entry)
+
+
+def pending():
+    migrations.pending(database.obj)
+
+
+def of_scheduler(settings):
+    yield from (pending, Installation.ensure, presence, partial(Batch.register, BATCHES))
+    yield lambda: JobRun.claim("prune", now(), by="somebody", reason=None)
+    yield from (partial(scheduler.reconcile, batch, settings, by="somebody") for batch in BATCHES.values())
+
+
+def of_exporter(settings):
+    yield from (partial(_read, collect, settings) for collect in exporter.COLLECT.values())
+    yield Installation.ensure
+
+
+def _read(collect, settings):
+    list(collect(settings))
+
+
+def of_worker(settings):
+    yield from (pending, Installation.ensure, presence, partial(Batch.move_to, "git_ref_cleanup", 0))
+    yield partial(PassedOver.fail, "delete_objects", "deleted_object", 1, "it is bad")
+    yield partial(PassedOver.forget_old, now())
+    yield partial(JobRun.delete_closed, now() - timedelta(days=1), limit=1)
+    yield partial(Project.paths, [1])
+    yield partial(GitRefDeletion.settle, {0: None})
+    yield partial(GitRefDeletion.delete_processed, now() - timedelta(days=99), limit=1)
+
+
+@pytest.mark.parametrize(("process", "probes"), [("scheduler", of_scheduler), ("exporter", of_exporter)])
+def test_each_grant_of_a_process_is_needed(make_role, process, probes):
+    role = make_role(process)
+    needs = [*privileges.needs(MODELS, process)]
+
+    with acting(role) as settings:
+        asks = [partial(refused, ask) for ask in probes(settings)]
+        assert not any(ask() for ask in asks)
+        superfluous = [need for need in needs if not role.refuses(need, asks)]
+
+    assert superfluous == []
+
+
+RUNS = {
+    "feature_flags": ("expired_job_artifacts",),
+    "ci_job_artifacts": ("expired_job_artifacts",),
+    "project_statistics": ("expired_job_artifacts",),
+    "ci_deleted_objects": ("expired_job_artifacts", "delete_objects"),
+    "user_statuses": ("user_status_cleanup",),
+    "bulk_imports": ("stale_imports",),
+    "bulk_import_entities": ("stale_imports",),
+    "bulk_import_trackers": ("stale_imports",),
+}
+"""Which batches' runs do what a worker does to a table; the rest is done beside them."""
+
+
+def test_each_grant_of_a_worker_is_needed(main, make_role):
+    role = make_role("worker")
+    # A person's run opens its own row; a worker's was opened by a scheduler.
+    role.ask(f"grant insert on job_runs to {role.name}")
+    role.ask("insert into feature_flags values ('bulk_delete_job_artifacts', true)")
+
+    def run(batch):
+        result = main("run", batch, "--json", **role.settings)
+        return "permission denied" in result.stdout + result.stderr
+
+    with acting(role) as settings:
+        asks = [partial(refused, ask) for ask in of_worker(settings)]
+        superfluous = [
+            need
+            for need in privileges.needs(MODELS, "worker")
+            if not role.refuses(need, [*asks, *(partial(run, batch) for batch in RUNS.get(need.table, ()))])
+        ]
+
+    assert superfluous == []

@@ -26,6 +26,8 @@ from datetime import datetime
 from functools import cached_property
 from itertools import pairwise
 
+from .rights import REFUSALS
+
 DAY, UPLOAD = 24 * 3600, 3 * 3600
 """After so many seconds an import is stale, and an upload."""
 OLD_TRANSACTION = 10.0
@@ -844,6 +846,18 @@ def processes_end_when_asked(evidence):
     )
 
 
+def nobody_is_refused(evidence):
+    """P0: nobody lacks a right: neither PostgreSQL nor Redis refuses what a process or a command asks for.
+
+    With `--acl` each has only what docs/security.md lists.
+    """
+    yield from (seen["sentence"] for seen in evidence.samples.get("refused", ()))
+    for log in evidence.logs:
+        found = [line for line in log.read_text(errors="replace").splitlines() if REFUSALS.search(line)]
+        if found:
+            yield f"{log.name} tells {len(found)} times of something that was refused: {found[0][:500]}"
+
+
 def _control(character):
     return (ord(character) < 32 and character not in "\n\t") or 127 <= ord(character) < 160
 
@@ -864,6 +878,7 @@ def _looked_at(evidence, kind):
 
 
 PROPERTIES = {
+    "P0": nobody_is_refused,
     "P1": nothing_is_lost,
     "P2": nothing_that_should_live_is_deleted,
     "P3": every_row_has_its_object,

@@ -23,6 +23,7 @@ import sys
 import time
 from collections import Counter, defaultdict
 from contextlib import ExitStack
+from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import mkdtemp
@@ -37,8 +38,8 @@ from workers.broker import NAMESPACE
 
 from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
 from ..machine import Held  # noqa: TID252
-from . import trouble, watch
-from .citizens import CITIZENS, Place
+from . import rights, trouble, watch
+from .citizens import CITIZENS, Place, Uploader
 from .history import BOUND, PROPERTIES, Evidence, History, check, read
 from .matrix import Outcome, table
 from .service import ROOT
@@ -125,7 +126,7 @@ def _sentence(name):
 class Soak:
     """One soak in a folder: servers, services, citizens, faults; then the drain and the check."""
 
-    def __init__(self, stack, path, *, seed, seconds, say):
+    def __init__(self, stack, path, *, seed, seconds, say, restricted=False):
         self.dice = random.Random(seed)
         self.report = Report(seed, seconds)
         self.path = path
@@ -133,11 +134,13 @@ class Soak:
         self._longest_drain = 0.0
         self.history = History(path / "history.jsonl")
         stack.callback(self.history.close)
-        self.rig = Rig.make(stack, path, self.history, seed)
+        # Its own dice: how often it is asked depends on timing, and the faults shall not.
+        self.rig = Rig.make(stack, path, self.history, seed, restricted=restricted)
         self.place = Place(self.rig.world, self.rig.servers.database_url, self.rig.servers.redis)
         stack.callback(self.place.close)
         self._migrate()
-        self.citizens = [citizen(self.place, self.history, seed) for citizen in CITIZENS]
+        self.visitor = rights.restrict(self.rig) if restricted else None
+        self.citizens = [citizen(self._place_of(citizen), self.history, seed) for citizen in CITIZENS]
         self.watcher = watch.Watcher(self.place, self.rig, self.history, SECRET)
         stack.callback(self._still)
 
@@ -152,8 +155,15 @@ class Soak:
         self.rig.ask("insert into feature_flags (name, enabled) values ('bulk_delete_job_artifacts', true)")
         self.rig.ask(f"update installation set id = '{INSTALLATION}'")
 
+    def _place_of(self, citizen):
+        if self.visitor is None or citizen is not Uploader:
+            return self.place
+        mine = copy(self.place)
+        mine.make_redis = rights.producer(self.rig.servers)
+        return mine
+
     def _still(self):
-        for thread in (*self.citizens, self.watcher):
+        for thread in (*self.citizens, self.watcher, *filter(None, [self.visitor])):
             if thread.is_alive():
                 thread.stop()
 
@@ -166,6 +176,8 @@ class Soak:
                 self.rig.begin(service)
             assert self._succeeded_after(0.0, START) is not None, "nothing ever ran"
         self.watcher.start()
+        if self.visitor:
+            self.visitor.start()
         self._torment()
         self._drain()
         self._rest()
@@ -246,6 +258,9 @@ class Soak:
         for citizen in self.citizens:
             citizen.stop()
             assert citizen.broken is None, citizen.broken
+        if self.visitor:
+            self.visitor.stop()
+            self.report.notes.append(f"{self.visitor.visits} commands typed, as many scrapes of the exporter")
         self.rig.armed = False
         self._finish_what_is_due()
         stopped = time.monotonic()
@@ -320,7 +335,7 @@ class Soak:
         command = ("uploads", "reconcile", "artifacts", "--prefix", "", "--json", *options)
         found = subprocess.run(
             [sys.executable, "-m", "cli", *command],
-            env={**os.environ, "PYTHONPATH": str(ROOT), **service.environment},
+            env={**os.environ, "PYTHONPATH": str(ROOT), **self.rig.person(service)},
             cwd=service.folder,
             capture_output=True,
             text=True,
@@ -335,6 +350,9 @@ class Soak:
         self.watcher.stop()
         assert self.watcher.broken is None, self.watcher.broken
         self.report.notes.append(f"services asked to end at rest with: {self._stop_services()}")
+        if self.visitor:
+            for sentence in rights.refused(self.rig.client):
+                self.history.sample("refused", sentence=sentence)
 
     def _judge(self, final):
         operations, samples = read(self.history.path)
@@ -367,10 +385,10 @@ class Soak:
         return report
 
 
-def soak(*, seed, seconds, folder, say=lambda _: None):
-    """Run a soak in *folder*; return its report."""
+def soak(*, seed, seconds, folder, say=lambda _: None, restricted=False):
+    """Run a soak in *folder*; return its report.  *restricted*: with the rights of docs/security.md, and no more."""
     with ExitStack() as stack:
-        return Soak(stack, folder, seed=seed, seconds=seconds, say=say).run()
+        return Soak(stack, folder, seed=seed, seconds=seconds, say=say, restricted=restricted).run()
 
 
 def main():
@@ -378,6 +396,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=random.randrange(2**32))
+    parser.add_argument("--acl", action="store_true", help="everybody with the rights of docs/security.md, and no more")
     options = parser.parse_args()
     # Whoever ends it ends its services with it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
@@ -388,7 +407,7 @@ def main():
         sys.stdout.write(f"{time.strftime('%H:%M:%S')} {line}\n")
         sys.stdout.flush()
 
-    report = soak(seed=options.seed, seconds=60 * options.minutes, folder=folder, say=say)
+    report = soak(seed=options.seed, seconds=60 * options.minutes, folder=folder, say=say, restricted=options.acl)
     sys.stdout.write("\n".join([*report.lines(), ""]))
     violated = report.outcome.violations
     if not violated:

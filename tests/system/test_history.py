@@ -386,6 +386,14 @@ def a_run_took_too_many_workers_down(evidence):
     evidence.final.runs[0]["losses"] = 4
 
 
+def redis_refused_something(evidence):
+    evidence.samples["refused"] = [{"sentence": "forgekeeper-worker was refused keys (command, lua)"}]
+
+
+def a_refusal_is_logged(evidence):
+    evidence.logs[0].write_text('{"message": "collector failed", "error": "permission denied for table job_runs"}\n')
+
+
 def a_secret_is_logged(evidence):
     evidence.logs[0].write_text(f"redis://:{SECRET}@host\n")
 
@@ -408,6 +416,7 @@ def a_process_outlived_its_sigterm(evidence):
 
 
 PLANTED = {
+    "P0": (redis_refused_something, a_refusal_is_logged),
     "P1": (
         a_status_is_left,
         a_stale_import_is_left,

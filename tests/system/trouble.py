@@ -33,6 +33,7 @@ from workers import BATCHES, QUEUES
 
 from ..machine import Held  # noqa: TID252, pytest puts no folder on the path
 from ..ports import free_ports  # noqa: TID252
+from . import rights
 from .proxy import postgres_through, redis_through
 from .service import LIMIT, Service
 from .worlds import World, bring_back, take_away
@@ -95,7 +96,7 @@ class Servers:
         plan = Plan.on_this_machine(None, options | {"min_wal_size": "32MB"})
         self.site = stack.enter_context(folder.opened(None))
         self.redis_url = embedded_redis.url(self.site)
-        self._redis_binary = plan.redis_binary
+        self._redis_binary = os.environ.get("SOAK_REDIS", plan.redis_binary)
         self._start_redis()
         stack.callback(self._stop_redis)
         self._made = Postgres(self.site, Path(plan.postgres_binaries), plan.postgres_prefix, plan.postgres_owner)
@@ -125,6 +126,8 @@ class Servers:
             "auto-aof-rewrite-percentage": "0",
         }
         arguments = [word for name, value in options.items() for word in (f"--{name}", value)]
+        # Not by commands: until they have come a server that is started anew would refuse everybody.
+        arguments += [word for name, rules in rights.started_with(SECRET) for word in ("--user", name, *rules)]
         # Where a write would pass a limit it shall be told so, as it is on a full disk, instead of being killed.
         command = ["env", "--ignore-signal=XFSZ", self._redis_binary, *arguments]
         log = self.site.folder / "redis.log"
@@ -315,10 +318,16 @@ class Rig:
     armed: bool = True
     restarts: int = 0
     away: set = field(default_factory=set)
+    restricted: bool = False
+    """Whether each service is somebody of its own, with the rights that the documents list."""
 
     @classmethod
-    def make(cls, stack, path, history, seed):
-        rig = cls(Servers(stack), World.make(None, path), [], history, random.Random(seed), seed=seed)
+    def make(cls, stack, path, history, seed, *, restricted=False):
+        rig = cls(
+            *(Servers(stack), World.make(None, path), [], history, random.Random(seed)),
+            seed=seed,
+            restricted=restricted,
+        )
         stack.callback(rig.close)
         worker = ("worker", "--threads")
         rig.add("scheduler1", "scheduler")
@@ -326,33 +335,46 @@ class Rig:
         rig.add("general1", *worker, "3", "--processes", "2")
         rig.add("general2", *worker, "2", "--processes", "1")
         rig.add("cron", *worker, "2", "--processes", "1", "--queues", "cron")
+        if restricted:
+            rig.add("exporter", "exporter")
         rig.client = stack.enter_context(rig.servers.redis())
         return rig
 
     def add(self, name, *arguments):
-        port = free_ports(1)[0] if arguments[0] == "worker" else 0
+        port = free_ports(1)[0] if arguments[0] in {"worker", "exporter"} else 0
         proxies = redis_through(self.servers.redis_url), postgres_through(self.servers.database_url)
         (redis_proxy, redis_url), (database_proxy, database_url) = proxies
         settings = {
             **self.world.environment,
             **ENVIRONMENT,
-            "metrics_port_worker": str(port),
+            f"metrics_port_{arguments[0]}": str(port),
             "redis_url": redis_url.replace("redis://", f"redis://:{SECRET}@"),
             "database_url": database_url.replace("forgekeeper@", f"forgekeeper:{SECRET}@"),
         }
+        settings = {f"FORGEKEEPER_{key.upper()}": value for key, value in settings.items()}
+        if self.restricted:
+            settings |= rights.urls(arguments[0], database_url, redis_url, SECRET)
         folder = self.world.root.parent / name
         folder.mkdir()
         queues = 1 if "cron" in arguments else len(QUEUES)
         # Its main thread and its pulse, and for each queue one that fetches and one for what is delayed.
         threads = int(arguments[2]) + 2 * queues + 2 if arguments[0] == "worker" else 0
         service = Watched(
-            *(name, arguments, folder, {f"FORGEKEEPER_{key.upper()}": value for key, value in settings.items()}),
+            *(name, arguments, folder, settings),
             redis_proxy=redis_proxy,
             database_proxy=database_proxy,
             threads=threads,
             port=port,
         )
         self.services.append(service)
+
+    def person(self, service):
+        """Return the environment of a command that a person types where the service is."""
+        found = dict(service.environment)
+        if self.restricted:
+            there = found["FORGEKEEPER_DATABASE_URL"], found["FORGEKEEPER_REDIS_URL"]
+            found |= rights.urls("a command", *there, SECRET)
+        return found
 
     def close(self):
         for service in self.services:

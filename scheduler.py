@@ -48,6 +48,8 @@ TURN_CUT = timedelta(seconds=3)
 """For so long all loops together may finish their turns when the process is to end; to cut one off costs nothing."""
 REMEMBERED = 100
 """How many older ticks get a row each after an outage; the ledger need not list a week of minutes."""
+NONSENSE = (ValueError, ArithmeticError, RecursionError)
+"""What comes of a row with an instant, or a document, that no process of ours has written."""
 
 COUNT = Instruments("scheduler")
 """What this process has sent, and what it could not."""
@@ -116,8 +118,8 @@ def send(batch: Batch, *, by: str | None = None) -> None:
 def _is_fresh(run: JobRun, instant: datetime, *, by: str) -> bool:
     if run.state == "claimed" and run.claimed_by == by:
         return False
-    age: timedelta = instant - (run.enqueued_at or run.claimed_at)
-    return timedelta(0) <= age < PRECEDENCE
+    since = run.enqueued_at or run.claimed_at
+    return since is not None and timedelta(0) <= instant - since < PRECEDENCE
 
 
 def _still_waits(run: JobRun) -> bool:
@@ -237,7 +239,7 @@ class Loop(Vital):
         log.critical("process ends itself", reason=f"its loop {self.name!r} has ended", exc_info=error)
 
     def turn(self) -> None:
-        """Reconcile once; a server that is away costs this turn alone."""
+        """Reconcile once; a server that is away, or a row that nobody can read, costs this turn alone."""
         if self._unanswered is None:
             self._unanswered = monotonic()
         try:
@@ -245,7 +247,7 @@ class Loop(Vital):
             told, self._told = self._told, None
             reconcile(self._batch, self._settings, by=identity(), told=told)
             self._unanswered = None
-        except (pw.PeeweeException, redis.RedisError) as error:
+        except (pw.PeeweeException, redis.RedisError, *NONSENSE) as error:
             COUNT.inc("forgekeeper_scheduler_enqueue_failures_total", self._batch.name)
             log.warning("reconcile failed", batch=self._batch.name, error=describe(error))
             release()

@@ -19,6 +19,7 @@ from cli.connection import configured
 from cli.console import FAILED, Json, emit, out
 from coordination import uploads
 from coordination.installation import claim, owner
+from coordination.kinds import keys, misfits
 from metrics.redaction import clean
 from models import APPLICATION, OURS, Base, Installation, Project, database, privileges, probe, release
 from models.misreading import misread
@@ -30,6 +31,7 @@ from storage.git_command import legible
 from storage.git_repository import RootUnavailable, is_missing, misnamed, objection, too_many_missing
 from storage.objects import OUTSIDE, is_below, is_normal
 from workers import BATCHES, clocks
+from workers.broker import NAMESPACE, QUEUES
 from workers.clients import Limits, client, connect
 from workers.installation import conflict
 from workers.stores import ARTIFACTS
@@ -127,6 +129,7 @@ def _redis() -> Iterator[Finding]:
             yield Finding("redis", "warning", UNSEEN)
         if hidden := unread_register():
             yield Finding("redis", "error", hidden)
+        yield from (Finding("redis", "error", clean(said)) for said in misfits(client, keys(NAMESPACE, QUEUES)))
     except redis.RedisError as error:
         yield Finding("redis", "error", clean(str(error)))
 

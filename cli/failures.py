@@ -52,6 +52,7 @@ CONNECTING = (
     ),
 )
 """Where no connection came about there is no code: what to do, by words that the message has."""
+AWAY = f"`forgekeeper check` names it: move it away, or name another database in {REDIS}"
 REDIS_WORDS = (
     (("noauth", "authentication required"), f"give its password in {REDIS}, before the host"),
     (
@@ -68,7 +69,7 @@ REDIS_WORDS = (
     (("misconf",), "free space on the disk of Redis, or mend what its log says"),
     (
         ("wrongtype",),
-        f"another program may use the same database, and a key of forgekeeper's in it: name another in {REDIS}",
+        f"another program may use the same database, and a key of forgekeeper's in it; {AWAY}",
     ),
     (("protocol error", "invalid response"), f"what listens there is not Redis: check {REDIS}"),
     (("max number of clients",), "wait until others have left, or raise its maxclients"),

@@ -110,10 +110,10 @@ def _now(one: dict[str, Any], instant: datetime) -> Text:
     if run is None:
         return _idle(one)
     if run["state"] == "started":
-        return Text(f"runs {rough(instant - run['started_at'])}", "cyan")
+        return Text(f"runs {rough(instant - (run['started_at'] or instant))}", "cyan")
     if run["retry_at"]:
         return Text(f"retry {relative(run['retry_at'], instant)}", "yellow")
-    waits = f"{run['state']} {rough(instant - (run['enqueued_at'] or run['claimed_at']))}"
+    waits = f"{run['state']} {rough(instant - (run['enqueued_at'] or run['claimed_at'] or instant))}"
     return Text(waits, "yellow" if one["paused"] else "")
 
 

@@ -94,6 +94,8 @@ def _heard(one: dict[str, Any], instant: datetime) -> Text:
 
 
 def _since(work: dict[str, Any], heard: datetime) -> dict[str, Any]:
-    return {name: work.get(name) for name in ("what", "run", "message_id")} | {
-        "since": heard - timedelta(seconds=work["seconds"])
-    }
+    try:
+        since = heard - timedelta(seconds=work["seconds"])
+    except OverflowError:
+        since = heard
+    return {name: work.get(name) for name in ("what", "run", "message_id")} | {"since": since}

@@ -27,7 +27,10 @@ def tell(run: JobRun, pause: Batch | None = None) -> list[str]:
 def set_aside(run: JobRun) -> datetime | None:
     """Return the tick that was taken from the row, because its time had not come."""
     tick = (run.result or {}).get("set_aside")
-    return tick and datetime.fromisoformat(tick)
+    try:
+        return datetime.fromisoformat(tick) if isinstance(tick, str) else None
+    except ValueError:
+        return None
 
 
 def untimely(run: JobRun, ahead: Ahead) -> list[str]:
@@ -76,7 +79,7 @@ def _claim(run: JobRun) -> str:
         )
     if run.tick is None:
         return f"Run {run.id} was asked for by hand, by {run.claimed_by} at {moment(run.claimed_at)}."
-    late = run.claimed_at - run.tick
+    late = (run.claimed_at or run.tick) - run.tick
     claimed = run.state not in ("skipped", "coalesced", "missed")
     caught_up = " It was caught up after an outage." if claimed and late > timedelta(minutes=1) else ""
     verb = "claimed" if claimed else "found"
@@ -104,7 +107,7 @@ def _attempt(run: JobRun) -> str:
     if run.tick is None and run.enqueued_at is None:
         return f"{who} was started there and then, at {moment(run.started_at)}."
     asked = "due" if run.tick else "claimed" if set_aside(run) else "asked for"
-    since = f"{lasting(run.started_at - (run.tick or run.claimed_at))} after it was {asked}"
+    since = f"{lasting(run.started_at - (run.tick or run.claimed_at or run.started_at))} after it was {asked}"
     return f"{who} was started by worker {run.started_by} at {moment(run.started_at)}, {since}."
 
 
@@ -136,7 +139,8 @@ def _ended(run: JobRun) -> str:
         return f"It was blocked ({run.reason}): {result.get('blocked')}."
     if result.get("skipped") == "flag_off":
         return "It did nothing, because the batch is switched off by its flag."
-    return f"It ended well after {lasting(run.finished_at - run.started_at)}: {facts(run.result)}."
+    after = f" after {lasting(run.finished_at - run.started_at)}" if run.finished_at and run.started_at else ""
+    return f"It ended well{after}: {facts(run.result)}."
 
 
 def _hold(run: JobRun, pause: Batch | None) -> str:

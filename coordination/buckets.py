@@ -12,7 +12,7 @@ when a reply was lost: a claim that nobody knows of would keep its bucket for te
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from enum import Enum
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -20,6 +20,7 @@ from uuid import uuid4
 import redis
 
 from coordination.scripts import call
+from coordination.values import is_whole, moment, text
 
 AVAILABLE = "{bulk_delete_expired_job_artifacts}:available_buckets"
 OCCUPIED = "{bulk_delete_expired_job_artifacts}:occupied_buckets"
@@ -96,7 +97,7 @@ def release(client: redis.Redis, bucket: Bucket) -> bool:
 
 def available(client: redis.Redis) -> list[int]:
     """List the buckets that a claim could have now."""
-    return sorted(int(member) for member in client.smembers(AVAILABLE) if member.isdigit())
+    return sorted(int(member) for member in client.smembers(AVAILABLE) if is_whole(member))
 
 
 def held(client: redis.Redis) -> list[Held]:
@@ -106,9 +107,9 @@ def held(client: redis.Redis) -> list[Held]:
         pipe.hgetall(OWNERS)
         occupied, owners = pipe.execute()
     return [
-        Held(int(member), datetime.fromtimestamp(since, UTC), owners[member].decode() if member in owners else None)
+        Held(int(member), moment(since), text(owners[member]) if member in owners else None)
         for member, since in occupied
-        if member.isdigit()
+        if is_whole(member)
     ]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
@@ -19,12 +19,15 @@ from dramatiq.errors import DecodeError
 
 from coordination.scripts import call
 from coordination.sizes import LARGEST_FETCHED, groups
+from coordination.values import is_text, moment
+from coordination.values import raw as _key
+from coordination.values import text as _text
 from metrics.redaction import clean
 
 PAGE = 1_000
 OF_ITS_PAST = ("retries", "traceback", "eta", "requeue_timestamp", "forgekeeper_due_ms")
 """Options that a message has gathered on its way; without them it has all its retries again."""
-PARTS = {"queue_name": str, "actor_name": str, "kwargs": dict, "options": dict, "message_id": str}
+PARTS: dict[str, type] = {"queue_name": str, "actor_name": str, "kwargs": dict, "options": dict, "message_id": str}
 
 Replayed = Literal["replayed", "on its way", "gone"]
 
@@ -66,7 +69,8 @@ class DeadLetter:
             message: Message[Any] = Message.decode(self.body)
         except DecodeError:
             raise Malformed("its body is no message") from None
-        if wrong := [name for name, kind in PARTS.items() if not isinstance(getattr(message, name), kind)]:
+        parts: dict[str, object] = {name: getattr(message, name) for name in PARTS}
+        if wrong := [name for name, part in parts.items() if not isinstance(part, PARTS[name]) or not _fits(part)]:
             raise Malformed(f"its body is no message: {', '.join(wrong)} cannot be")
         return message
 
@@ -188,19 +192,14 @@ def remove(broker: RedisBroker, letter: DeadLetter) -> bool:
     return bool(call(broker.client, "remove_dead", keys=_keys(broker, letter.queue), args=seen))
 
 
+def _fits(part: object) -> bool:
+    return not isinstance(part, str) or is_text(part)
+
+
 def _keys(broker: RedisBroker, queue: str) -> list[str]:
     dead = f"{broker.namespace}:{queue}.XQ"
     return [dead, f"{dead}.msgs", f"{dead}.reasons"]
 
 
-# An id that is no text is still the id of a letter that somebody wants to look at and remove.
-def _text(key: bytes) -> str:
-    return key.decode(errors="surrogateescape")
-
-
-def _key(letter_id: str) -> bytes:
-    return letter_id.encode(errors="surrogateescape")
-
-
 def _moment(milliseconds: float) -> datetime:
-    return datetime.fromtimestamp(milliseconds / 1000, UTC)
+    return moment(milliseconds / 1000)

@@ -12,7 +12,7 @@ ended: a message that keeps ending its workers is given up, its neighbours are n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ from dramatiq.common import dq_name, q_name
 
 from coordination.scripts import call
 from coordination.sizes import LARGEST_FETCHED, TOO_LARGE
+from coordination.values import raw, text
 
 CHUNK = 1000
 """Messages in one script: a few milliseconds of everybody's time."""
@@ -123,22 +124,35 @@ class Deliveries:
         """Give a sign of life."""
         self._call("worker_beat", [self._heartbeats], self.worker)
 
-    def rescue(self, queues: Iterable[str], *, dead_after: timedelta) -> list[Rescued]:
+    def rescue(
+        self,
+        queues: Iterable[str],
+        *,
+        dead_after: timedelta,
+        failed: Callable[[str, redis.ResponseError], None] | None = None,
+    ) -> list[Rescued]:
         """Take the messages of all other workers silent for *dead_after* from them, then forget those workers.
 
         *queues* are all there are, not only the caller's: who has only a dead worker's
-        name cannot find out which were his.
+        name cannot find out which were his.  What Redis refuses, as a key of the wrong type, is told to
+        *failed* with the worker's name, and keeps nobody else's messages from being taken; without it, it is raised.
         """
         milliseconds = round(dead_after.total_seconds() * 1000)
         lines = [line for queue in queues for line in (queue, dq_name(queue))]
         silent = self._call("worker_silent", [self._heartbeats], milliseconds)
         found = []
-        for worker in (name.decode() for name in silent):
+        for worker in map(text, silent):
             if worker == self.worker:
                 # Whoever asks is alive, however long it was stopped since its last sign.
                 continue
             dead = Deliveries(self.client, self.namespace, worker)
-            found += [dead._rescue(line, milliseconds) for line in lines]
+            for line in lines:
+                try:
+                    found.append(dead._rescue(line, milliseconds))
+                except redis.ResponseError as error:
+                    if failed is None:
+                        raise
+                    failed(worker, error)
             keys = [self._heartbeats, *(dead._acks(line) for line in lines)]
             self._call("worker_forget", keys, worker, milliseconds)
         return [rescued for rescued in found if rescued.taken]
@@ -153,12 +167,14 @@ class Deliveries:
                 "worker_rescue", keys, self.worker, milliseconds, MAX_DEATHS, CHUNK, LARGEST_FETCHED
             )
             count += taken
-            poison += [message_id.decode() for message_id in given_up[::2]]
+            poison += [message_id.decode(errors="backslashreplace") for message_id in given_up[::2]]
             bodies += given_up[1::2]
         return Rescued(self.worker, queue, count, poison, bodies)
 
     def _call(self, script: str, keys: list[str], *args: Any) -> Any:
-        return call(self.client, script, keys=keys, args=list(args))
+        # A worker's name may be bytes that are no text: it is in keys, too.
+        given = [raw(value) if isinstance(value, str) else value for value in args]
+        return call(self.client, script, keys=[raw(key) for key in keys], args=given)
 
     def _key(self, name: str) -> str:
         return f"{self.namespace}:{name}"

@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from threading import Event
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -24,6 +24,7 @@ from uuid import uuid4
 import redis
 
 from coordination.scripts import call
+from coordination.values import moment, raw, text
 from metrics.threads import Vital
 
 UNTIL = "forgekeeper:{leases}:until"
@@ -175,16 +176,12 @@ def leases(client: redis.Redis) -> list[Held]:
         pipe.zrange(SINCE, 0, -1, withscores=True)
         pipe.hgetall(OWNERS)
         (seconds, microseconds), until, since, owners = pipe.execute()
-    left = {name: score - seconds - microseconds / 1e6 for name, score in until}
+    instant = moment(seconds + microseconds / 1e6)
+    left = {name: moment(score) - instant for name, score in until}
     return [
-        Held(
-            name.decode(),
-            owners[name].decode().partition(" ")[2],
-            datetime.fromtimestamp(score, UTC),
-            timedelta(seconds=left[name]),
-        )
+        Held(text(name), text(owners.get(name, b"")).partition(" ")[2], moment(score), left[name])
         for name, score in since
-        if left[name] > 0
+        if left.get(name, timedelta()) > timedelta()
     ]
 
 
@@ -193,7 +190,7 @@ def break_lease(client: redis.Redis, name: str) -> bool:
 
     Its holder is not stopped: he learns of it at his next safe point.
     """
-    return bool(call(client, "lease_break", keys=[UNTIL, SINCE, OWNERS], args=[name]))
+    return bool(call(client, "lease_break", keys=[UNTIL, SINCE, OWNERS], args=[raw(name)]))
 
 
 def _run(client: redis.Redis, script: str, *args: str | float) -> Any:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import orjson
 import redis
 
 from coordination.sizes import LARGEST_FETCHED, groups
+from coordination.values import moment
 
 PAGE = 1_000
 DUE = "forgekeeper_due_ms"
@@ -27,7 +28,7 @@ def due_since(client: redis.Redis, namespace: str, queue: str) -> datetime | Non
     message = _message(*_bodies(client, f"{key}.msgs", [head])) if head is not None else {}
     options = message.get("options")
     due = (options.get(DUE) if isinstance(options, dict) else None) or message.get("message_timestamp")
-    return datetime.fromtimestamp(due / 1000, UTC) if isinstance(due, int | float) else None
+    return moment(due / 1000) if isinstance(due, int | float) else None
 
 
 def dead_by_actor(client: redis.Redis, namespace: str, queue: str, *, limit: int) -> Counter[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from errno import EINVAL
 from functools import cache
 from hashlib import sha1
@@ -10,6 +11,8 @@ from typing import Any
 
 import redis
 from redis.exceptions import NoScriptError
+
+from coordination.kinds import misfits
 
 LUA = files("coordination") / "lua"
 
@@ -24,14 +27,23 @@ def load() -> None:
             _script(file.name.removesuffix(".lua"))
 
 
-def call(client: redis.Redis, name: str, *, keys: list[str], args: list[Any]) -> Any:
-    """Run the script *name* on *client*; a server that has forgotten it is taught it again."""
+def call(client: redis.Redis, name: str, *, keys: Sequence[str | bytes], args: list[Any]) -> Any:
+    """Run the script *name* on *client*; a server that has forgotten it is taught it again.
+
+    Raises `redis.RedisError`, and says which key it is that is of the wrong type.
+    """
     source, digest = _script(name)
     try:
-        return client.evalsha(digest, len(keys), *keys, *args)
-    except NoScriptError:
-        # Taught and run in one request: between two it may be forgotten once more.
-        return client.eval(source, len(keys), *keys, *args)
+        try:
+            return client.evalsha(digest, len(keys), *keys, *args)
+        except NoScriptError:
+            # Taught and run in one request: between two it may be forgotten once more.
+            return client.eval(source, len(keys), *keys, *args)
+    except redis.ResponseError as error:
+        # Redis does not say which key it is.
+        if "WRONGTYPE" not in str(error) or (misfit := next(misfits(client, keys), None)) is None:
+            raise
+        raise redis.ResponseError(f"WRONGTYPE {misfit}") from error
 
 
 @cache

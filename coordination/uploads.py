@@ -17,13 +17,16 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from itertools import count as count_from
 from typing import Any, NamedTuple
 
 import redis
 
 from coordination.scripts import call
+from coordination.values import moment, second, whole
+from coordination.values import raw as _encode
+from coordination.values import text as _decode
 
 PENDING = "{pending_direct_uploads}:pending"
 DELETING = "{pending_direct_uploads}:deleting"
@@ -209,8 +212,8 @@ def census(client: redis.Redis, stale_after: timedelta) -> Census:
         pending, fresh_no_more, again, first, first_again, given_up, claimed, waiting = pipe.execute()
     since = [score + stale for _, score in first] + [score for _, score in first_again]
     due_since = min((instant for instant in since if instant <= seconds), default=None)
-    moment = None if due_since is None else datetime.fromtimestamp(due_since, UTC)
-    return Census(max(0, pending - waiting) + claimed, fresh_no_more + again, moment, given_up)
+    first_due = None if due_since is None else moment(due_since)
+    return Census(max(0, pending - waiting) + claimed, fresh_no_more + again, first_due, given_up)
 
 
 def pending_only(client: redis.Redis, location: str, paths: Sequence[str]) -> list[str]:
@@ -252,7 +255,7 @@ def claim(
                 args=[result.token, due_at_age, math.floor(visibility.total_seconds()), left, rank, *skip_locations],
             )
             result.entries.extend(
-                Entry(_decode(member), int(attempts), int(adopted) if adopted else None)
+                Entry(_decode(member), whole(attempts), second(adopted) if adopted else None)
                 for member, attempts, adopted in found
             )
     return result
@@ -322,7 +325,7 @@ def adopt(client: redis.Redis, location: str, paths: Collection[str], *, stale_a
 def adopted(client: redis.Redis) -> dict[str, datetime]:
     """Return the entries that were adopted and are not settled, and when each is due; those due first come first."""
     found: Any = client.zrange(ADOPTED, 0, -1, withscores=True)
-    return {_decode(member): datetime.fromtimestamp(score, UTC) + ADOPTION for member, score in found}
+    return {_decode(member): moment(score + ADOPTION.total_seconds()) for member, score in found}
 
 
 def withdraw(client: redis.Redis, members: Sequence[str]) -> Withdrawn:
@@ -340,10 +343,7 @@ def withdraw(client: redis.Redis, members: Sequence[str]) -> Withdrawn:
 def failed(client: redis.Redis, limit: int) -> list[Failure]:
     """Return the entries that were given up, those of longest ago first."""
     found: Any = client.zrange(FAILED, 0, limit - 1, withscores=True)
-    return [
-        Failure(_decode(member), int(client.hget(ATTEMPTS, member) or 0), at=datetime.fromtimestamp(score, UTC))
-        for member, score in found
-    ]
+    return [Failure(_decode(member), whole(client.hget(ATTEMPTS, member)), at=moment(score)) for member, score in found]
 
 
 def failing(client: redis.Redis) -> list[Failure]:
@@ -352,7 +352,7 @@ def failing(client: redis.Redis) -> list[Failure]:
     for page in _pages(client, DELETING):
         attempts = client.hmget(ATTEMPTS, [member for member, _ in page])
         found += [
-            Failure(_decode(member), int(tried), again=datetime.fromtimestamp(score, UTC))
+            Failure(_decode(member), whole(tried), again=moment(score))
             for (member, score), tried in zip(page, attempts, strict=True)
             if tried
         ]
@@ -404,11 +404,3 @@ def _member(location: str, path: str) -> str:
     if entry.location != location or entry.malformed:
         raise MalformedUpload(f"{location!r}, {path!r}: {MalformedUpload.__doc__}")
     return entry.member
-
-
-def _decode(member: bytes) -> str:
-    return member.decode(errors="surrogateescape")
-
-
-def _encode(member: str) -> bytes:
-    return member.encode(errors="surrogateescape")

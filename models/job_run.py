@@ -23,7 +23,7 @@ import orjson
 import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
-from models.database import Base, BigIdentityField, chosen, database, default, now
+from models.database import Base, BigIdentityField, Document, chosen, database, default, now
 
 WAITING = ("claimed", "enqueued")
 OPEN = (*WAITING, "started")
@@ -271,7 +271,7 @@ class JobRun(Base):
     started_at = DateTimeTZField(null=True)
     alive_at = DateTimeTZField(null=True)
     finished_at = DateTimeTZField(null=True)
-    result = pw.JSONField(null=True)
+    result = Document(lambda found: found if isinstance(found, dict) else None, null=True)
     error = pw.TextField(null=True)
 
     class Meta:

@@ -11,13 +11,30 @@ from typing import Any, NamedTuple
 import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
-from models.database import Base, BigIdentityField, database, default
+from models.database import Base, BigIdentityField, Document, database, default
 
 DELETE_SILENT = """
     delete from processes where id = any(array(
         select id from processes where silent_from < %(horizon)s limit %(limit)s for update skip locked
     ))
 """
+
+LONGEST = 1e9
+"""Seconds that nothing has been worked on for."""
+
+
+def _those(found: Any, kind: type) -> list[Any]:
+    return [one for one in found if isinstance(one, kind)] if isinstance(found, list) else []
+
+
+def _timetable(found: Any) -> dict[str, str]:
+    return {name: each for name, each in found.items() if isinstance(each, str)} if isinstance(found, dict) else {}
+
+
+def _is_work(work: dict[str, Any]) -> bool:
+    seconds = work.get("seconds")
+    texts = isinstance(work.get("what"), str) and isinstance(work.get("message_id"), str)
+    return texts and isinstance(seconds, int | float) and 0 <= seconds < LONGEST
 
 
 class Entry(NamedTuple):
@@ -39,9 +56,9 @@ class Process(Base):
     alive_at = DateTimeTZField()
     silent_from = DateTimeTZField()
     draining = pw.BooleanField(constraints=default("false"))
-    queues = pw.JSONField(null=True)
-    timetable = pw.JSONField(null=True)
-    at_work = pw.JSONField(null=True)
+    queues = Document(lambda found: _those(found, str), null=True)
+    timetable = Document(_timetable, null=True)
+    at_work = Document(lambda found: [work for work in _those(found, dict) if _is_work(work)], null=True)
 
     class Meta:
         table_name = "processes"

@@ -486,6 +486,35 @@ def test_a_body_that_is_no_message_is_a_dead_letter(body):
     assert left() == NOTHING
 
 
+def test_noise_in_redis_ends_no_worker_and_keeps_no_message_from_it(start_worker):
+    heartbeats = f"{broker.namespace}:__heartbeats__"
+    worker = start_worker().ready()
+    client.zadd(heartbeats, {b"\xff\xfe": 1, b"": 1, b"\0": float("-inf"), "dead": 1})
+    client.set(f"{broker.namespace}:__acks__.dead.git", "x")
+    push("note", "rescued", message_id="rescued")
+    for number, options in enumerate(
+        [{"retries": "x"}, {RUN: []}, {"traceparent": 5}, {"eta": "x"}, {"time_limit": "x"}, {"max_retries": []}]
+    ):
+        for actor in ("note", "fail"):
+            message = Message(QUEUE, actor, (f"{number}",), {}, options, f"{actor} {number}")
+            broker.do_enqueue(QUEUE, message.message_id, message.encode())
+    for number, body in enumerate(
+        [b"\xff", b"[" * 50_000, b"9" * 5_000, orjson.dumps(GOOD | {"message_timestamp": "x"})]
+    ):
+        client.hset(f"{KEY}.msgs", b"\xff%d" % number, body)
+        client.rpush(KEY, b"\xff%d" % number)
+
+    eventually(lambda: worker.said("messages not rescued"))
+    push("note", "last")
+
+    eventually(lambda: {"rescued", "last"} <= set(done()))
+    eventually(lambda: client.zscore(heartbeats, b"\xff\xfe") is None)
+    eventually(lambda: client.llen(KEY) == 0)
+    assert worker.said("worker ends itself") == []
+    assert worker.master.poll() is None
+    assert client.zcount(heartbeats, 2, "+inf") == 1
+
+
 def test_the_lines_of_a_child_and_of_its_successor_name_the_run_that_sent_them(start_worker, go):
     push("go_on", str(go), message_id="child", run=7)
     worker = start_worker()

@@ -29,6 +29,7 @@ from coordination.deliveries import Deliveries, Fetched, Refused
 from coordination.messages import depth
 from coordination.queues import actor_of
 from coordination.sizes import TOO_LARGE, fitting
+from coordination.values import is_text
 from metrics.redaction import clean
 from workers import ending, measuring
 from workers.attempt import describe, identity
@@ -39,6 +40,8 @@ END_WITHIN = timedelta(minutes=1)
 """For so long a message's end is tried that fails though Redis is there: then the process ends, and others have it."""
 UNKNOWN_FOR = timedelta(minutes=1)
 """How long a message waits whose actor this process does not know; a newer worker may come by."""
+LONGEST_WAIT = 86_400_000
+"""Milliseconds after which a delayed message is due, whatever it says."""
 
 log = structlog.get_logger(__name__)
 
@@ -374,13 +377,14 @@ class Consumer(dramatiq.Consumer):
         parts = {str: (message.actor_name, message.message_id), dict: (message.kwargs, options)}
         if not all(isinstance(part, kind) for kind, values in parts.items() for part in values):
             return None
-        if message.queue_name != self._queue:
+        if message.queue_name != self._queue or not is_text(message.actor_name + message.message_id):
             return None
         if not self._delayed:
             options.pop("eta", None)
             return message
-        if not isinstance(options.get("eta"), int | float):
-            options["eta"] = 0
+        eta = options.get("eta")
+        # Nobody here lets a message wait for longer: what says so would keep its place in our hands for ever.
+        options["eta"] = min(eta, current_millis() + LONGEST_WAIT) if isinstance(eta, int | float) and eta > 0 else 0
         return Due(**message.asdict())
 
     def _postpone(self, fetched: Fetched, message: Message[Any]) -> None:

@@ -68,5 +68,5 @@ def _paused(row: Batch) -> str:
     )
 
 
-def _moment(instant: datetime) -> str:
-    return instant.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
+def _moment(instant: datetime | None) -> str:
+    return instant.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S") if instant else "nobody knows when"

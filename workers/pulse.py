@@ -19,6 +19,7 @@ from workers.attempt import describe
 
 LONGEST_INTERVAL = timedelta(seconds=2.5)
 """With it, and with an idle consumer's second, a message runs again within 20 s of its worker's death by default."""
+TELLS_EVERY = timedelta(minutes=1)
 
 log = structlog.get_logger(__name__)
 
@@ -48,6 +49,7 @@ class Pulse(Vital):
         self._handed_back = False
         # Redis may have been away until now, and everybody's signs be old.  Those who live give one meanwhile.
         self._trusts_from = time.monotonic() + 3 * self._interval
+        self._tells_from = 0.0
 
     def stop(self) -> None:
         """End the thread: the worker's are gone."""
@@ -81,11 +83,17 @@ class Pulse(Vital):
         log.info("messages handed back", count=count)
 
     def _rescue(self) -> None:
-        for rescued in self._deliveries.rescue(self._queues, dead_after=self._dead_after):
+        for rescued in self._deliveries.rescue(self._queues, dead_after=self._dead_after, failed=self._not_rescued):
             log.warning("messages rescued", silent=rescued.worker, queue=rescued.queue, count=rescued.taken)
             for message_id, body in zip(rescued.poison, rescued.bodies, strict=True):
                 log.error("message given up", queue=rescued.queue, message_id=message_id, reason="poison")
                 measuring.given_up(actor_of(body))
+
+    def _not_rescued(self, silent: str, error: redis.ResponseError) -> None:
+        """Say once a minute that messages cannot be taken, for as long as that is so."""
+        if time.monotonic() >= self._tells_from:
+            self._tells_from = time.monotonic() + TELLS_EVERY.total_seconds()
+            log.error("messages not rescued", silent=silent, error=describe(error))
 
     def _look_after_threads(self) -> None:
         threads = [*self._worker.workers, *self._worker.consumers.values(), *self._threads]

@@ -16,13 +16,14 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from itertools import groupby
 
 import structlog
 
 from coordination import uploads
 from coordination.uploads import Claim, Entry
+from coordination.values import moment
 from models import SettledUpload, database
 from settings import Settings
 from storage.objects import OUTSIDE, Objects, StoreUnavailable, is_normal
@@ -235,7 +236,7 @@ def _last_seen(adopted: int) -> datetime:
 
     Half of that day is left for clocks that differ.
     """
-    return datetime.fromtimestamp(adopted, UTC) - uploads.ADOPTION / 2
+    return moment(adopted) - uploads.ADOPTION / 2
 
 
 def _by_location(entries: Iterator[Entry]) -> Iterator[tuple[str, list[Entry]]]:

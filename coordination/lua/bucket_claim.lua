@@ -11,6 +11,11 @@
 -- Buckets are given out in turn: were it always the lowest, a single worker would find bucket 0
 -- free again each time, and never come to the others.
 
+-- A key of another type is an error, and must be one before anything has changed: nothing is rolled back.
+redis.call('zcard', KEYS[2])
+redis.call('hlen', KEYS[3])
+redis.call('hlen', KEYS[4])
+
 local now = redis.call('time')[1]
 
 local owners = redis.call('hgetall', KEYS[3])
@@ -21,7 +26,7 @@ for i = 1, #owners, 2 do
 end
 
 local max = tonumber(ARGV[1])
-local last = tonumber(redis.call('hget', KEYS[4], 'last_claimed')) or -1
+local last = tonumber(string.match(redis.call('hget', KEYS[4], 'last_claimed') or '', '^%d%d?%d?$') or -1)
 for step = 1, max do
   local number = (last + step) % max
   -- Taken out of both sets of a bucket that is in both: another program's leftover, and the owner is right.

@@ -8,6 +8,10 @@
 --
 -- Returns how many were forgotten.
 
+-- A key of another type is an error, and must be one before anything has changed: nothing is rolled back.
+redis.call('hlen', KEYS[2])
+redis.call('hlen', KEYS[3])
+
 local now = redis.call('time')
 local horizon = now[1] * 1000 + math.floor(now[2] / 1000) - ARGV[1]
 local ids = redis.call('zrangebyscore', KEYS[1], '-inf', '(' .. horizon, 'limit', 0, ARGV[2])

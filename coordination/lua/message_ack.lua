@@ -10,6 +10,11 @@
 --
 -- Returns 1 when the message was in this worker's hands, 0 when it was not; then nothing was changed.
 
+-- A key of another type is an error, and must be one before anything has changed: nothing is rolled back.
+redis.call('scard', KEYS[2])
+redis.call('hlen', KEYS[3])
+redis.call('hlen', KEYS[4])
+
 if ARGV[2] ~= '' and redis.call('hget', KEYS[4], ARGV[1]) ~= ARGV[2] then
   return 0
 end

@@ -11,6 +11,10 @@
 -- Returns 1 when the message was in this worker's hands, 0 when it was not; then nothing was
 -- changed.  A message with its id that is in the queue already stays the only one.
 
+-- A key of another type is an error, and must be one before anything has changed: nothing is rolled back.
+redis.call('hlen', KEYS[3])
+redis.call('llen', KEYS[4])
+
 if redis.call('hget', KEYS[2], ARGV[1]) ~= ARGV[2] then
   return 0
 end

@@ -18,6 +18,14 @@
 -- Taking from the list comes first: a Redis that is full lets a script go on whose first write
 -- frees memory, so that queues can be drained when nothing can be sent any more.
 
+-- A key of another type is an error, and must be one before anything has changed: nothing is rolled back.
+redis.call('hlen', KEYS[2])
+redis.call('scard', KEYS[3])
+redis.call('zcard', KEYS[4])
+redis.call('zcard', KEYS[5])
+redis.call('hlen', KEYS[6])
+redis.call('hlen', KEYS[7])
+
 local answer = {}
 while #answer < 2 * ARGV[2] do
   local id = redis.call('lpop', KEYS[1])

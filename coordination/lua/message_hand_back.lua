@@ -7,6 +7,10 @@
 --
 -- Returns how many went back to the head of the queue.
 
+-- A key of another type is an error, and must be one before anything has changed: nothing is rolled back.
+redis.call('hlen', KEYS[3])
+redis.call('llen', KEYS[4])
+
 local count = 0
 for _, id in ipairs(redis.call('sdiff', KEYS[1], KEYS[2])) do
   redis.call('srem', KEYS[1], id)

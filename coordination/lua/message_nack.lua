@@ -13,6 +13,14 @@
 --
 -- Returns 1 when the message was in this worker's hands, 0 when it was not; then nothing was changed.
 
+-- A key of another type is an error, and must be one before anything has changed: nothing is rolled back.
+redis.call('scard', KEYS[1])
+redis.call('scard', KEYS[2])
+redis.call('hlen', KEYS[3])
+redis.call('zcard', KEYS[5])
+redis.call('hlen', KEYS[6])
+redis.call('hlen', KEYS[7])
+
 local body = redis.call('hget', KEYS[4], ARGV[1])
 if not body or (ARGV[2] ~= '' and body ~= ARGV[2]) then
   return 0

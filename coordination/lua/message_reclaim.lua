@@ -8,6 +8,11 @@
 --
 -- Returns how many went back to the head of the queue.
 
+-- A key of another type is an error, and must be one before anything has changed: nothing is rolled back.
+redis.call('scard', KEYS[2])
+redis.call('hlen', KEYS[3])
+redis.call('llen', KEYS[4])
+
 local held = {}
 for _, id in ipairs(ARGV) do
   held[id] = true

@@ -9,6 +9,12 @@
 --
 -- Returns how many were handed back; those that are no longer in this worker's hands are not.
 
+-- A key of another type is an error, and must be one before anything has changed: nothing is rolled back.
+redis.call('scard', KEYS[2])
+redis.call('hlen', KEYS[3])
+redis.call('hlen', KEYS[4])
+redis.call('llen', KEYS[5])
+
 local count = 0
 for i = #ARGV, 1, -1 do
   local id = ARGV[i]

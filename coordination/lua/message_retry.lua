@@ -13,6 +13,12 @@
 -- Returns 1 when the message was in this worker's hands, 0 when it was not; then nothing was
 -- changed, and whoever has it now decides what becomes of it.
 
+-- A key of another type is an error, and must be one before anything has changed: nothing is rolled back.
+redis.call('scard', KEYS[2])
+redis.call('hlen', KEYS[3])
+redis.call('hlen', KEYS[5])
+redis.call('llen', KEYS[6])
+
 if redis.call('hget', KEYS[4], ARGV[1]) ~= ARGV[2] then
   return 0
 end

@@ -15,6 +15,9 @@ end
 redis.call('srem', KEYS[2], ARGV[1])
 redis.call('sadd', KEYS[2], ARGV[1])
 if ARGV[2] == '1' then
+  if not string.match(redis.call('hget', KEYS[3], ARGV[1]) or '0', '^%d%d?%d?%d?$') then
+    redis.call('hdel', KEYS[3], ARGV[1]) -- no count, and one that could not be raised
+  end
   redis.call('hincrby', KEYS[3], ARGV[1], 1)
 end
 return 1

@@ -10,6 +10,9 @@
 -- The body stays until the acknowledgement, so a caller that repeats itself after a lost
 -- reply adds nothing.
 
+-- A key of another type is an error, and must be one before anything has changed: nothing is rolled back.
+redis.call('llen', KEYS[3])
+
 if redis.call('hexists', KEYS[1], ARGV[1]) == 1 then
   return 0
 end

@@ -9,6 +9,10 @@
 --
 -- Returns 1 when it was removed, 0 when it is no longer what the caller has seen; then nothing was changed.
 
+-- A key of another type is an error, and must be one before anything has changed: nothing is rolled back.
+redis.call('zcard', KEYS[1])
+redis.call('hlen', KEYS[3])
+
 if tonumber(ARGV[3]) > 0 then
   if redis.call('hstrlen', KEYS[2], ARGV[1]) ~= tonumber(ARGV[3]) then
     return 0

@@ -14,6 +14,11 @@
 -- Returns 'replayed'; 'on its way' when a message with that id waits, is queued or is being worked
 -- on; 'gone' when the letter is no longer what the caller has seen.  Then nothing was changed.
 
+-- A key of another type is an error, and must be one before anything has changed: nothing is rolled back.
+redis.call('zcard', KEYS[1])
+redis.call('hlen', KEYS[3])
+redis.call('llen', KEYS[6])
+
 if redis.call('hget', KEYS[2], ARGV[1]) ~= ARGV[2] then
   return 'gone'
 end

@@ -17,6 +17,12 @@
 -- second of its adoption or ''} of each claimed entry.  A caller that repeats itself after a lost reply gets other entries;
 -- the first come back in their time.
 
+-- A key of another type is an error, and must be one before anything has changed: nothing is rolled back.
+redis.call('zcard', KEYS[3])
+redis.call('hlen', KEYS[4])
+redis.call('hlen', KEYS[5])
+redis.call('zcard', KEYS[6])
+
 local now = redis.call('time')[1]
 local rank = tonumber(ARGV[5])
 local due = redis.call('zcount', KEYS[1], '-inf', now - ARGV[2])

@@ -12,12 +12,20 @@
 -- Returns how many of them lie in failed now.  The claim ends with the attempt, so a caller
 -- that repeats itself after a lost reply counts none twice and gets the same answer.
 
+-- A key of another type is an error, and must be one before anything has changed: nothing is rolled back.
+redis.call('zcard', KEYS[1])
+redis.call('zcard', KEYS[2])
+redis.call('hlen', KEYS[3])
+
 local now = redis.call('time')[1]
 local given_up = 0
 for i = 4, #ARGV do
   local member = ARGV[i]
   if redis.call('hget', KEYS[4], member) == ARGV[1] then
     redis.call('hdel', KEYS[4], member)
+    if not string.match(redis.call('hget', KEYS[3], member) or '0', '^%d%d?%d?%d?$') then
+      redis.call('hdel', KEYS[3], member) -- no count, and one that could not be raised
+    end
     local attempts = redis.call('hincrby', KEYS[3], member, 1)
     if attempts >= tonumber(ARGV[2]) then
       redis.call('zrem', KEYS[1], member)

@@ -8,6 +8,11 @@
 --
 -- Returns how many of them had failed.  One that a claim holds is left to it.
 
+-- A key of another type is an error, and must be one before anything has changed: nothing is rolled back.
+redis.call('zcard', KEYS[1])
+redis.call('hlen', KEYS[3])
+redis.call('hlen', KEYS[4])
+
 local now = redis.call('time')[1]
 local retried = 0
 for _, member in ipairs(ARGV) do

@@ -25,6 +25,15 @@ if not last or tonumber(last) >= now - ARGV[2] then
   return {0}
 end
 
+-- A key of another type is an error, and must be one before anything has changed: nothing is rolled back.
+redis.call('scard', KEYS[3])
+redis.call('hlen', KEYS[4])
+redis.call('hlen', KEYS[5])
+redis.call('llen', KEYS[6])
+redis.call('zcard', KEYS[7])
+redis.call('hlen', KEYS[8])
+redis.call('hlen', KEYS[9])
+
 local answer = {0}
 for _, id in ipairs(redis.call('spop', KEYS[2], ARGV[4])) do
   answer[1] = answer[1] + 1
@@ -32,7 +41,7 @@ for _, id in ipairs(redis.call('spop', KEYS[2], ARGV[4])) do
   local body = redis.call('hget', KEYS[5], id)
   if not body then
     redis.call('hdel', KEYS[4], id)
-  elseif started and tonumber(redis.call('hget', KEYS[4], id) or 0) >= tonumber(ARGV[3]) then
+  elseif started and (tonumber(redis.call('hget', KEYS[4], id) or 0) or 0) >= tonumber(ARGV[3]) then
     redis.call('hdel', KEYS[4], id)
     redis.call('hdel', KEYS[5], id)
     redis.call('zadd', KEYS[7], now, id)

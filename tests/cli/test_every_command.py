@@ -308,7 +308,8 @@ def test_where_a_key_holds_something_else_a_command_shows_no_trace(redis_of_othe
 def test_where_a_key_holds_something_else_another_program_is_suspected(redis_of_others, command):
     assert said(redis_of_others[command]) == (
         "cannot use Redis: WRONGTYPE Operation against a key holding the wrong kind of value; another program may use"
-        " the same database, and a key of forgekeeper's in it: name another in FORGEKEEPER_REDIS_URL"
+        " the same database, and a key of forgekeeper's in it; `forgekeeper check` names it: move it away, or name"
+        " another database in FORGEKEEPER_REDIS_URL"
     )
 
 

@@ -1,0 +1,492 @@
+"""Whatever anybody writes into Redis or PostgreSQL ends nothing of ours, and stops nothing but itself."""
+
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from itertools import chain
+from queue import SimpleQueue
+
+import hypothesis
+import peewee as pw
+import pytest
+import redis
+from dramatiq import Message, Worker
+from dramatiq.errors import ConnectionClosed
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+
+import models
+import scheduler
+from coordination import buckets, kinds, lease, uploads
+from coordination.deliveries import Deliveries
+from coordination.messages import push_once
+from coordination.values import FIRST, LAST, is_text, moment, second, whole
+from metrics.exporter import Exporter
+from workers import BATCHES, broker
+from workers.broker import NAMESPACE, QUEUES
+from workers.clients import client
+from workers.pulse import Pulse
+
+from .cli.conftest import environment, main  # noqa: F401, fixtures
+from .conftest import TABLES
+
+HEARTBEATS = f"{NAMESPACE}:__heartbeats__"
+PATIENCE = timedelta(seconds=1)
+KEYS = {name: kinds._kind(name) for name in kinds.keys(NAMESPACE, QUEUES)}
+KEYS |= {f"{NAMESPACE}:__{which}__.dead.{queue}": "set" for queue in QUEUES for which in ("acks", "started")}
+KEYS["pending_direct_uploads"] = "hash"
+TYPES = ("string", "list", "set", "zset", "hash")
+CHILD = "clean_project_refs"
+READING = (
+    *("status", "dead list", "leases", "buckets", "uploads", "uploads failed", "records", "refs", "processes"),
+    *("status --json", "dead list --json", "leases list --json", "buckets --json", "uploads failed --json"),
+    *("ticks prune", "ticks prune --json", "why prune", "why 1", "why 2 --json", "processes --json", "records --json"),
+    *("check", "check --json", "flags", "dead replay --all --dry-run", "objects failed"),
+)
+
+
+def body(**parts):
+    message = {"queue_name": "git", "actor_name": CHILD, "args": [7], "kwargs": {}, "options": {}, "message_id": "m"}
+    return json.dumps(message | {"message_timestamp": 1_700_000_000_000} | parts).encode()
+
+
+MEMBERS = st.sampled_from([
+    *(b"", b"\xff\xfe", b"\0", b"x" * 70_000, b"9" * 5_000, b"-1", b"1.5", b"nan", b"inf", b"1e400", b"5", b":"),
+    *("ü😀".encode(), b"artifacts:\xff", b"artifacts:../x", b"\x1b[31m\n", b"t \xff", b"[" * 5_000, b'{"a": 1}', b"null"),
+]) | st.binary(max_size=20)  # fmt: skip
+BODIES = st.sampled_from([
+    *(body(actor_name=None), body(args=5), body(args=[10**400]), body(message_id="\ud800"), body(actor_name="\ud800")),
+    *(body(options={"eta": wrong}) for wrong in (float("nan"), float("inf"), 10**30, "x", None)),
+    *(body(message_timestamp=wrong) for wrong in (float("nan"), float("inf"), 10**17, -(10**17), "x", None)),
+    *(body(options={name: []}) for name in ("run", "retries", "traceparent", "forgekeeper_due_ms", "traceback")),
+    body(options={"forgekeeper_due_ms": 10**18}),
+])  # fmt: skip
+SCORES = st.sampled_from([0, -1, 0.5, 1e9, 1e12, 1e18, 1e300, -1e300, float("inf"), float("-inf"), 253_402_300_800])
+NOISE = st.fixed_dictionaries({
+    name: st.lists(st.tuples(MEMBERS, BODIES | MEMBERS if name.endswith(".msgs") else MEMBERS, SCORES), max_size=4)
+    for name in KEYS
+    if name != "forgekeeper:installation"
+})  # fmt: skip
+
+TEXTS = st.sampled_from(["", "x" * 20_000, "\x1b[31m", "a\nb", "😀", "{}", "../..", "/etc", ":::", "\u2028", "5"])
+DOCUMENTS = st.sampled_from([
+    *("null", "5", '"x"', "[]", "[1]", "{}", '{"n": 1e400}', '{"earlier": 5}', '{"set_aside": "x"}', '{"set_aside": 5}'),
+    *("[" * 3_000 + "]" * 3_000, '{"a":' * 3_000 + "1" + "}" * 3_000, '[{"what": 5, "seconds": "x"}]', '{"prune": 5}'),
+    '[{"what": "a", "message_id": "m", "seconds": 1e300}]',
+])  # fmt: skip
+INSTANTS = st.sampled_from(["infinity", "-infinity", "4713-01-01 BC", "0001-01-01", "294276-12-31", "epoch", "now"])
+NUMBERS = st.sampled_from([0, -1, 1, 2, 3, 5, 32_767, 2**31 - 2, 2**63 - 2, -(2**63)])
+OF_KIND = {
+    "batch": st.sampled_from(sorted(BATCHES)),
+    "state": st.sampled_from(["started", "claimed", "enqueued", "succeeded", "failed", "blocked", "skipped", "missed"]),
+    "kind": st.sampled_from(["worker", "scheduler"]),
+}
+few = hypothesis.settings(
+    max_examples=30,
+    derandomize=True,
+    database=None,
+    print_blob=True,
+    suppress_health_check=list(hypothesis.HealthCheck),
+)
+
+
+def put(name, kind, members):
+    for member, value, score in members:
+        if kind == "zset":
+            client.zadd(name, {member: score})
+        elif kind == "hash":
+            client.hset(name, member, value)
+        elif kind == "set":
+            client.sadd(name, member)
+        elif kind == "list":
+            client.rpush(name, member)
+        else:
+            client.set(name, value)
+
+
+def put_noise(noise):
+    for name, members in noise.items():
+        put(name, KEYS[name], members)
+    for field, (_member, value, _score) in zip(("last_claimed", "max_buckets"), noise[buckets.STATE], strict=False):
+        client.hset(buckets.STATE, field, value)
+
+
+def beats():
+    """Let a worker's pulse turn twice, as soon as it trusts that the silent are dead."""
+    pulse = Pulse(broker.deliveries, Worker(broker, worker_threads=1), queues=QUEUES, dead_after=PATIENCE)
+    pulse._trusts_from = 0.0
+    pulse._turn()
+    pulse._turn()
+
+
+def consumed():
+    """What the consumers of all queues hand out, and acknowledge."""
+    found = []
+    for line in chain.from_iterable((queue, f"{queue}.DQ") for queue in QUEUES):
+        # What Redis refuses is a lost connection to Dramatiq, which tries again.
+        with suppress(ConnectionClosed):
+            consumer = broker.consume(line, prefetch=50, timeout=1)
+            while (message := next(consumer)) is not None:
+                found.append(message.message_id)
+                consumer.ack(message)
+    return found
+
+
+def reconciles(settings):
+    """Let each batch's loop turn once, in a thread as it does in a scheduler."""
+
+    def turns():
+        for batch in BATCHES.values():
+            scheduler.Loop(batch, settings, broken=threading.Event(), asked=SimpleQueue()).turn()
+        models.release()
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(turns).result()
+
+
+def read_by(call, command):
+    result = call(*command.split())
+    assert "Traceback" not in result.stderr, f"{command}: {result.stderr[-2000:]}"
+    assert result.status in {0, 1}, f"{command}: {result.stderr[-2000:]}"
+    return result
+
+
+def failed_collectors(settings):
+    with capture_logs() as lines:
+        list(Exporter(settings)._readings())
+    return [line["collector"] for line in lines if line["event"] == "collector failed"]
+
+
+def begin_anew(database):
+    """Empty the ledger; its next runs have numbers that no noise has, and ticks that are due."""
+    client.flushdb()
+    database.execute_sql("truncate job_runs; alter table job_runs alter column id restart with 1000000")
+    models.Batch.register(BATCHES)
+    models.Batch.update(registered_at=models.now() - timedelta(hours=1)).execute()
+
+
+def push_good(message_id):
+    assert push_once(broker, Message("git", CHILD, (7,), {}, {}).copy(message_id=message_id))
+
+
+# Redis
+
+
+def test_noise_in_every_key_stops_nothing_but_itself(database, settings, main):  # noqa: F811
+    @few
+    @hypothesis.given(NOISE, st.lists(st.sampled_from(READING), min_size=2, max_size=2))
+    def claim(noise, commands):
+        begin_anew(database)
+        put_noise(noise)
+        push_good("good")
+        client.sadd(f"{NAMESPACE}:__acks__.silent.objects", "rescued")
+        client.hset(f"{NAMESPACE}:objects.msgs", "rescued", body(queue_name="objects", message_id="rescued"))
+        client.zadd(HEARTBEATS, {"silent": 1})
+        uploads.prepare(client, "artifacts", "good")
+
+        assert failed_collectors(settings) == []
+        for command in commands:
+            read_by(main, command)
+        beats()
+        reconciles(settings)
+        run = models.JobRun.open("git_ref_cleanup")
+        assert {"good", "rescued", str(run.id)} <= set(consumed())
+        silent = {member for member, score in {m: score for m, _, score in noise[HEARTBEATS]}.items() if score <= 1e12}
+        assert silent.isdisjoint(client.zrange(HEARTBEATS, 0, -1))
+        assert buckets.claim(client, buckets.tidy(client, 5).max_buckets) is not None
+        claimed = uploads.claim(client, stale_after=-PATIENCE * 5, visibility=timedelta(minutes=5), limit=1_000)
+        assert "artifacts:good" in [entry.member for entry in claimed.entries]
+        for entry in claimed.entries:
+            uploads.fail(client, claimed, entry, backoff=PATIENCE)
+
+    claim()
+
+
+def test_a_key_of_another_type_ends_nothing_and_is_named(database, settings, main):  # noqa: F811
+    @few
+    @hypothesis.given(
+        st.sampled_from(sorted(set(KEYS) - {"forgekeeper:installation", "pending_direct_uploads"})),
+        st.sampled_from(TYPES),
+        st.sampled_from(READING),
+    )
+    def claim(name, kind, command):
+        hypothesis.assume(kind != KEYS[name])
+        begin_anew(database)
+        put(name, kind, [(b"member", b"value", 1.0)])
+        if name != HEARTBEATS:
+            client.zadd(HEARTBEATS, {"dead": 1})
+
+        beats()
+        reconciles(settings)
+        consumed()
+        failed_collectors(settings)
+        read_by(main, command)
+        if "__.dead." not in name:
+            said = read_by(main, "check").stdout
+            assert f"the key {name} is a {kind}, and has to be a {KEYS[name]}" in " ".join(said.split())
+
+    claim()
+
+
+# PostgreSQL
+
+
+def columns():
+    found = models.database.execute_sql(
+        "select table_name, column_name, data_type, is_nullable = 'YES' from information_schema.columns"
+        " where table_schema = 'public' and is_identity = 'NO' and table_name = any(%s) order by 1, 2",
+        ([model._meta.table_name for model in (*models.OURS, *models.APPLICATION)],),
+    ).fetchall()
+    of_table = {}
+    for table, column, kind, nullable in found:
+        if table != models.Installation._meta.table_name:
+            of_table.setdefault(table, {})[column] = _of_column(column, kind, nullable=nullable)
+    return of_table
+
+
+def _of_column(column, kind, *, nullable):
+    values = {"jsonb": DOCUMENTS, "text": TEXTS, "boolean": st.booleans()}
+    values["timestamp with time zone"] = INSTANTS
+    chosen = OF_KIND.get(column, values.get(kind, NUMBERS))
+    return st.none() | chosen if nullable else chosen
+
+
+def test_noise_in_every_column_ends_nothing(database, settings, main):  # noqa: F811
+    rows = st.fixed_dictionaries(
+        {table: st.lists(st.fixed_dictionaries(each), min_size=1, max_size=6) for table, each in columns().items()}
+    )
+
+    @few
+    @hypothesis.given(rows, st.lists(st.sampled_from(READING), min_size=2, max_size=2))
+    def claim(noise, commands):
+        client.flushdb()
+        database.execute_sql(f"truncate {TABLES} restart identity")
+        for table, lines in noise.items():
+            for line in lines:
+                insert(table, line)
+
+        reconciles(settings)
+        failed_collectors(settings)
+        for command in commands:
+            read_by(main, command)
+        beats()
+
+    claim()
+
+
+def insert(table, line):
+    """Insert the row, unless the table itself refuses it."""
+    marks = ", ".join(["%s"] * len(line))
+    with suppress(pw.PeeweeException), models.database.atomic():
+        models.database.execute_sql(f"insert into {table} ({', '.join(line)}) values ({marks})", list(line.values()))
+
+
+# One by one
+
+
+@pytest.fixture
+def deliveries(database):
+    def of(worker):
+        made = Deliveries(client, "noise", worker)
+        made.beat()
+        return made
+
+    return of
+
+
+def holding(deliveries, worker, message_id, queue="q"):
+    one = deliveries(worker)
+    one.put(queue, message_id, b"body")
+    one.fetch(queue, limit=1)
+    client.zadd("noise:__heartbeats__", {worker: 1})
+    return one
+
+
+def where(message_id, queue="q"):
+    """Say where the message can be found by whoever works on it next."""
+    places = {
+        "queue": message_id.encode() in client.lrange(f"noise:{queue}", 0, -1),
+        "delayed": message_id.encode() in client.lrange(f"noise:{queue}.DQ", 0, -1),
+        "dead": client.zscore(f"noise:{queue}.XQ", message_id) is not None,
+        "hand": client.sismember(f"noise:__acks__.w.{queue}", message_id),
+    }
+    return [place for place, there in places.items() if there]
+
+
+def test_a_worker_whose_name_is_no_text_loses_its_messages_to_others_and_is_forgotten(deliveries):
+    living = deliveries("living")
+    living.put("q", "1", b"body")
+    client.sadd(b"noise:__acks__.\xff\xfe.q", client.lpop("noise:q"))
+    client.zadd("noise:__heartbeats__", {b"\xff\xfe": 1, b"": 1, b"\0": float("-inf")})
+
+    (rescued,) = living.rescue(["q"], dead_after=PATIENCE)
+
+    assert (rescued.taken, where("1")) == (1, ["queue"])
+    assert client.zrange("noise:__heartbeats__", 0, -1) == [b"living"]
+
+
+def test_a_worker_one_of_whose_keys_is_of_another_type_keeps_no_other_s_messages(deliveries):
+    client.set("noise:__acks__.a.q", "x")
+    client.zadd("noise:__heartbeats__", {"a": 1})
+    holding(deliveries, "b", "1")
+    told = []
+
+    rescued = deliveries("living").rescue(["q"], dead_after=PATIENCE, failed=lambda *facts: told.append(facts))
+
+    assert [(one.worker, one.taken) for one in rescued] == [("b", 1)]
+    ((worker, error),) = told
+    assert worker == "a"
+    assert "the key noise:__acks__.a.q is a string, and has to be a set" in str(error)
+
+
+def test_a_pulse_says_once_a_minute_what_it_cannot_rescue(database):
+    client.set(f"{NAMESPACE}:__acks__.a.git", "x")
+    client.zadd(HEARTBEATS, {"a": 1})
+
+    with capture_logs() as lines:
+        beats()
+
+    assert [line["silent"] for line in lines if line["event"] == "messages not rescued"] == ["a"]
+
+
+@pytest.mark.parametrize("count", ["x", "", "1.5", "nan", "inf", "-5", "9" * 30])
+def test_a_count_of_starts_that_is_none_loses_no_message(deliveries, count):
+    dead = holding(deliveries, "w", "1")
+    client.sadd("noise:__started__.w.q", "1")
+    client.hset("noise:q.starts", "1", count)
+
+    deliveries("living").rescue(["q"], dead_after=PATIENCE)
+
+    assert where("1") in (["queue"], ["dead"])
+    client.delete("noise:q.XQ")
+    client.hset("noise:q.starts", "2", count)
+    dead.put("q", "2", b"body")
+    dead.fetch("q", limit=5)
+    assert dead.start("q", "2", counted=True)
+    assert client.hget("noise:q.starts", "2") == b"1"
+
+
+ENDS = {
+    "nack": (("q.XQ", "q.XQ.msgs", "q.XQ.reasons", "q.starts"), lambda it, one: it.nack("q", *one, reason="x")),
+    "retry": (("q.DQ", "q.DQ.msgs", "q.starts"), lambda it, one: it.retry("q", one, b"later")),
+    "requeue": (("q", "q.starts"), lambda it, one: it.requeue("q", [one.id])),
+    "reclaim": (("q",), lambda it, _: it.reclaim("q", [])),
+    "hand back": (("q",), lambda it, _: it.hand_back("q")),
+    "ack": (("q.starts",), lambda it, one: it.ack("q", *one)),
+    "rescue": (("q", "q.XQ", "q.starts"), lambda it, _: rescued_from(it)),
+}
+
+
+def rescued_from(silent):
+    assert silent.worker == "w"
+    return Deliveries(client, "noise", "living").rescue(["q"], dead_after=PATIENCE)
+
+
+@pytest.mark.parametrize(("end", "key"), [(end, key) for end, (keys, _) in ENDS.items() for key in keys])
+def test_a_message_that_cannot_arrive_where_a_key_is_of_another_type_stays_in_hand(deliveries, end, key):
+    worker = deliveries("w")
+    worker.put("q", "1", b"body")
+    (fetched,) = worker.fetch("q", limit=1)
+    client.zadd("noise:__heartbeats__", {"w": 1})
+    client.delete(f"noise:{key}")
+    client.set(f"noise:{key}", "x")
+
+    with pytest.raises(redis.ResponseError, match=f"the key noise:{key} is a string"):
+        ENDS[end][1](worker, fetched)
+
+    client.delete(f"noise:{key}")
+    assert (where("1"), client.hget("noise:q.msgs", "1")) == (["hand"], b"body")
+
+
+def test_a_message_that_cannot_be_taken_stays_in_its_queue(deliveries):
+    worker = deliveries("w")
+    worker.put("q", "1", b"body")
+    client.set("noise:__acks__.w.q", "x")
+
+    with pytest.raises(redis.ResponseError, match=r"the key noise:__acks__\.w\.q is a string"):
+        worker.fetch("q", limit=1)
+
+    client.delete("noise:__acks__.w.q")
+    assert where("1") == ["queue"]
+
+
+@pytest.mark.parametrize("count", [b"x", b"", b"1.5", b"nan", b"-3", b"9" * 30])
+def test_an_upload_with_a_count_of_tries_that_is_none_has_all_its_tries(database, count):
+    uploads.prepare(client, "artifacts", "one")
+    client.hset(uploads.ATTEMPTS, "artifacts:one", count)
+
+    claimed = uploads.claim(client, stale_after=-PATIENCE * 5, visibility=timedelta(minutes=5), limit=10)
+
+    assert [entry.attempts for entry in claimed.entries] == [0]
+    assert not uploads.fail(client, claimed, claimed.entries[0], backoff=PATIENCE)
+    assert client.hget(uploads.ATTEMPTS, "artifacts:one") == b"1"
+
+
+@pytest.mark.parametrize("score", [float("inf"), float("-inf"), -5, 1e300])
+def test_an_adopted_upload_of_no_known_day_is_still_an_adopted_one(database, score):
+    """It is kept whenever its object was written since: here, ever."""
+    client.zadd(uploads.DELETING, {"artifacts:one": 1})
+    client.zadd(uploads.ADOPTED, {"artifacts:one": score})
+
+    claimed = uploads.claim(client, stale_after=PATIENCE, visibility=timedelta(minutes=5), limit=10)
+
+    assert [entry.adopted for entry in claimed.entries] == [0]
+
+
+@pytest.mark.parametrize("last", ["nan", "inf", "1.5", "x", "1e308", "-7", "9" * 30])
+def test_a_last_bucket_that_is_none_leaves_all_to_be_claimed(database, last):
+    buckets.tidy(client, 3)
+    client.hset(buckets.STATE, "last_claimed", last)
+
+    assert {buckets.claim(client, 3).number for _ in range(3)} == {0, 1, 2}
+
+
+def test_leases_are_listed_whatever_lies_beside_them(database):
+    with lease.lease(client, "clean_project_refs:1", ttl=timedelta(minutes=1), holder="me"):
+        client.zadd(lease.SINCE, {b"\xff": 1, "no end": 1, "for ever": 1})
+        client.zadd(lease.UNTIL, {b"\xff": 1e300, "for ever": float("inf")})
+        found = lease.leases(client)
+
+    assert {one.name: one.holder for one in found} == {"clean_project_refs:1": "me", "\udcff": "", "for ever": ""}
+    assert lease.break_lease(client, "\udcff")
+
+
+@pytest.mark.parametrize("eta", [float("inf"), float("nan"), 10**30, -1])
+def test_a_delayed_message_keeps_its_place_in_nobody_s_hands_for_ever(database, eta):
+    message = Message("git.DQ", CHILD, (7,), {}, {"eta": eta}, "m")
+    broker.do_enqueue("git.DQ", "m", message.encode())
+
+    delivery = next(broker.consume("git.DQ", prefetch=5, timeout=1))
+
+    assert delivery.options["eta"] <= datetime.now(UTC).timestamp() * 1000 + 86_400_000
+
+
+def test_a_turn_survives_a_row_that_no_process_of_ours_has_written(database, settings):
+    models.JobRun.create(batch="prune", state="claimed", claimed_by="x", result={"a": 1})
+    models.database.execute_sql("update job_runs set result = %s", ("[" * 3_000 + "]" * 3_000,))
+
+    reconciles(settings)
+
+    assert models.JobRun.open("prune").result is None
+
+
+# Values
+
+
+def test_any_number_is_an_instant():
+    assert [moment(seconds) for seconds in (float("nan"), float("-inf"), -1e300)] == [FIRST] * 3
+    assert [moment(seconds) for seconds in (float("inf"), 1e300, 253_402_300_800)] == [LAST] * 2 + [LAST]
+    assert moment(0.5) == datetime(1970, 1, 1, 0, 0, 0, 500_000, tzinfo=UTC)
+
+
+def test_what_is_no_count_is_none():
+    assert [whole(value) for value in (b"7", None, b"", b"-1", b"1.5", b"\xff", b"9" * 5_000, b"007")] == [7] + [
+        0
+    ] * 6 + [7]
+    assert [second(value) for value in (b"7.9", b"x", b"nan", b"-1", b"inf", b"1e300")] == [7, 0, 0, 0, 0, 0]
+
+
+def test_halves_of_characters_are_no_text():
+    assert [is_text(value) for value in ("a", "ü😀", "\ud800", "\udcff")] == [True, True, False, False]

@@ -198,7 +198,7 @@ class Watch(Vital):
         self._folder = Path(os.environ[FOLDER])
         self._page = int((self._folder / PID).read_text())
         self._began = time.monotonic()
-        self._pause = PAUSE
+        self._pause = PAUSE / 2
 
     def start(self) -> None:
         """Start, deaf to the signals that are for those who work: Dramatiq has its handlers for them only later."""

@@ -298,7 +298,7 @@ def no_file_can_be_opened(pid):
         resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
 
 
-def test_messages_that_end_while_no_file_can_be_opened_are_ended(start_worker, go):
+def test_messages_that_end_while_no_file_can_be_opened_are_ended_then_or_afterwards(start_worker, go):
     # Nothing has been ended here before, so that nothing could have been learnt from files by that.
     worker = start_worker(threads=8).ready()
     for _ in range(16):
@@ -307,8 +307,11 @@ def test_messages_that_end_while_no_file_can_be_opened_are_ended(start_worker, g
 
     with no_file_can_be_opened(worker.process):
         go.touch()
-        eventually(lambda: left() == NOTHING)
+        # A connection that has to be made anew cannot be: then Redis is away.
+        eventually(lambda: left() == NOTHING or failed_ends(worker))
 
+    eventually(lambda: left() == NOTHING)
+    assert not worker.said("messages reclaimed")
     assert worker.master.poll() is None
 
 
@@ -331,7 +334,8 @@ def test_a_message_that_cannot_be_ended_is_ended_by_another_process(start_worker
     assert [line["reason"] for line in worker.said("process ends itself")] == ["a thread has died"]
     start_worker()
     eventually(lambda: left() == NOTHING)
-    assert done() == ["1", "1"]
+    # As often as it was begun; a thread of the first that is still there may have begun it again.
+    assert set(done()) == {"1"}
 
 
 def test_a_message_that_dramatiq_loses_on_its_way_to_a_thread_is_worked_on(start_worker):

@@ -11,9 +11,10 @@ from __future__ import annotations
 import time
 import weakref
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -249,16 +250,15 @@ class Consumer(dramatiq.Consumer):
     def ack(self, message: MessageProxy) -> None:
         """End the message: it is done, waits for its retry, has become due, or goes back unstarted."""
         assert isinstance(message, Delivery)
-        with self._ending(message):
-            ours = self._end(message)
+        ours = self._step(message, lambda: self._end(message))
         if not ours and not message.unstarted:
             log.warning("message ended elsewhere", queue=self._queue, message_id=message.message_id)
 
     def nack(self, message: MessageProxy) -> None:
         """Make the message a dead letter."""
         assert isinstance(message, Delivery)
-        with self._ending(message):
-            given_up = self._deliveries.nack(self._queue, *message.fetched, reason=message.reason)
+        dead = partial(self._deliveries.nack, self._queue, *message.fetched, reason=message.reason)
+        given_up = self._step(message, dead)
         if given_up:
             facts = {"queue": self._queue, "message_id": message.message_id, "reason": message.reason}
             log.error("message given up", actor=message.actor_name, **facts)
@@ -276,15 +276,14 @@ class Consumer(dramatiq.Consumer):
         except Exception as error:
             raise ConnectionClosed(describe(error)) from error
 
-    @contextmanager
-    def _ending(self, delivery: Delivery) -> Iterator[None]:
+    def _step(self, delivery: Delivery, take: Callable[[], bool]) -> bool:
         """Take the step that ends the message, or let Dramatiq try again; whatever else leaves here it swallows.
 
         So the message is let go of on all other ways out: where the step was not taken, it is reclaimed.
         """
         again = False
         try:
-            yield
+            return take()
         except redis.RedisError as error:
             delivery.failing_since = None
             closed = ConnectionClosed(describe(error))

@@ -23,6 +23,7 @@ from workers import BATCHES
 from workers.clients import Limits, client, connect
 
 from .frozen import Server
+from .ledger import start_run
 from .system.proxy import Proxy, postgres_through
 
 BATCH = "user_status_cleanup"
@@ -199,7 +200,7 @@ def test_a_closing_that_the_frozen_server_does_when_another_has_the_run_changes_
         release()
         database.connect()
         JobRun.reopen_lost(BATCH, dead_after=timedelta(0))
-        second = JobRun.start(BATCH, run.id, by="second")
+        second = start_run(BATCH, run.id, by="second")
 
     assert wait_until(lambda: database.execute_sql(ALIVE, (frozen,)).fetchone() == (0,), LIMIT)
     row = JobRun.get_by_id(run.id)

@@ -27,11 +27,13 @@ from models import (
     PassedOver,
     Process,
     Project,
+    SettledUpload,
     database,
     now,
     privileges,
     sqlstate,
 )
+from models.projects import Closed
 from settings import Settings
 from storage import sentinel
 from workers import BATCHES
@@ -307,7 +309,9 @@ def of_worker(settings):
     yield partial(PassedOver.forget_old, now())
     yield partial(JobRun.delete_closed, now() - timedelta(days=1), limit=1)
     yield partial(Project.paths, [1])
-    yield partial(GitRefDeletion.settle, {0: None})
+    yield partial(GitRefDeletion.settle, 1, [Closed(0, "refs/mr/1")])
+    yield partial(SettledUpload.reap, "artifacts", ["a"], None)
+    yield partial(SettledUpload.delete_old, now() + timedelta(days=1), limit=1)
     yield partial(GitRefDeletion.delete_processed, now() - timedelta(days=99), limit=1)
 
 

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ from cli.connection import require_redis
 from cli.failures import STATES, sentence
 from coordination.installation import claim_by_writing
 from metrics.catalogue import BATCHES as CATALOGUE
+from metrics.threads import Thread
 from models import Installation, database, release, takes_no_writes
 from settings import Settings
 from settings.addresses import of_database, of_redis
@@ -102,7 +104,7 @@ class Wait:
         if self._looking is not None:
             self._looking.join(SHORTEST / 10)
         if self._looking is None or not self._looking.is_alive():
-            self._looking = threading.Thread(target=self._run, args=(looks,), name="looking", daemon=True)
+            self._looking = Thread(partial(self._run, looks), "looking")
             self._looking.start()
         found = self._next(LOOK)
         if found is None:

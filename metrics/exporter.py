@@ -26,6 +26,7 @@ from coordination import buckets, lease, queues, uploads
 from coordination.messages import depth
 from metrics.catalogue import BATCHES, COLLECTORS, FLAGS, LEASES, METRICS, NO_BATCH, OBJECTIVES, QUEUES, Metric, of
 from metrics.redaction import clean
+from metrics.threads import Thread
 from models import (
     Batch,
     FeatureFlag,
@@ -99,7 +100,7 @@ class Question(Generic[Answer]):
         if self._thread is not None and self._thread.is_alive():
             return
         self.answer, self._began = None, time.monotonic()
-        thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+        thread = Thread(self._run, self.name, patience=1)
         try:
             thread.start()
         except RuntimeError as error:

@@ -8,12 +8,14 @@ there is none counts in memory: it goes on, and only the page lacks its share.
 from __future__ import annotations
 
 import os
-import threading
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import structlog
 from prometheus_client.mmap_dict import MmapedDict
+
+from metrics.threads import Thread
 
 ROOM = 1 << 17
 """Bytes; more than all series of one process need, for a file that grows asks nobody whether there is room."""
@@ -32,7 +34,7 @@ class RoomyFile(MmapedDict):
             # In a thread of its own: the client holds its lock, and lines are counted, too.
             facts = {"file": Path(filename).name, "error": error.strerror}
             with suppress(RuntimeError):  # no thread can be had: then it is not said
-                threading.Thread(target=log.warning, args=["counting in memory"], kwargs=facts, daemon=True).start()
+                Thread(partial(log.warning, "counting in memory", **facts), patience=1).start()
             memory = os.memfd_create("metrics")
             os.truncate(memory, ROOM)
             super().__init__(f"/proc/self/fd/{memory}")  # type: ignore[no-untyped-call]

@@ -13,6 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 import structlog
 
@@ -20,6 +21,8 @@ FAILURES = 3
 """So many turns in a row that fail are not chance: whatever the thread is for, it does not do it."""
 GOOD_TURN = 60.0
 """Seconds; a turn that fails only after them is the first to fail."""
+START = 10.0
+"""Seconds in which a thread that was started runs, also on a machine that is very busy."""
 LAST_RESORT = 60
 """Seconds that a process without such a thread has to end in an orderly way, before the kernel ends it."""
 
@@ -43,11 +46,32 @@ def ended_itself() -> bool:
     return bool(_why)
 
 
-class Vital(threading.Thread):
+class Thread(threading.Thread):
+    """A daemon whose start ends: `start` raises `RuntimeError` where it does not run after *patience* seconds.
+
+    Without memory a thread may die before it says that it runs, and `threading` waits for that word for ever, deaf
+    even to time limits.
+    """
+
+    def __init__(
+        self, target: Callable[[], object] | None = None, name: str | None = None, *, patience: float = START
+    ) -> None:
+        super().__init__(target=target, name=name, daemon=True)
+        self._said: threading.Event = self._started  # type: ignore[attr-defined]
+        self._said.wait = partial(self._said.wait, patience)
+
+    def start(self) -> None:
+        """Start it."""
+        super().start()
+        if not self._said.is_set():
+            raise RuntimeError(f"can't start new thread: {self.name} does not say that it runs")
+
+
+class Vital(Thread):
     """A thread that its process cannot do without, at `work` until `stopped` is set."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(name=name, daemon=True)
+        super().__init__(name=name)
         self.stopped = threading.Event()
         self._failures = 0
 

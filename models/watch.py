@@ -16,13 +16,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from datetime import timedelta
-from functools import partial
 from math import inf
 from time import monotonic
 from typing import Any
 
 from psycopg2 import Error, OperationalError
 from psycopg2.extensions import connection, cursor
+
+from metrics.threads import Thread
 
 LOOK = 0.25
 """Seconds between two looks at those who wait."""
@@ -50,18 +51,6 @@ class Wait:
         self.since = since
         self.most = most
         self.given_up: float | None = None
-
-
-class Thread(threading.Thread):
-    """A daemon whose start ends, whatever becomes of it.
-
-    Without memory a thread may die before it says that it runs, and `threading` waits for that word for ever.
-    """
-
-    def __init__(self, target: Callable[[], object], name: str) -> None:
-        super().__init__(target=target, name=name, daemon=True)
-        said: threading.Event = self._started  # type: ignore[attr-defined]
-        said.wait = partial(said.wait, START)  # type: ignore[method-assign]
 
 
 class Watch:
@@ -104,7 +93,7 @@ class Watch:
         self._heard = monotonic()
 
     def _start(self) -> None:
-        self._thread = Thread(self._run, "database watch")
+        self._thread = Thread(self._run, "database watch", patience=START)
         # A process without room for a thread goes on, and the next statement tries again.
         with suppress(RuntimeError, MemoryError):
             self._thread.start()
@@ -140,7 +129,7 @@ class Watch:
             elif silent > self._silence / ASKS and now - self._asked > self._silence / ASKS:
                 self._asked = now
                 with suppress(RuntimeError, MemoryError):
-                    Thread(self._listen, "database asked").start()
+                    Thread(self._listen, "database asked", patience=START).start()
 
     def _listen(self) -> None:
         with suppress(Error):

@@ -285,6 +285,16 @@ def test_a_process_without_a_thread_that_looks_after_time_limits_ends(start_work
     assert [line["reason"] for line in worker.said("process ends itself")] == ["a thread has died"]
 
 
+def test_a_process_whose_thread_is_deaf_to_its_time_limit_ends_so_that_others_have_what_it_kept(start_worker):
+    worker = start_worker(threads=1, shutdown_timeout=2)
+    push("be_deaf")
+
+    worker.master.wait(LIMIT)
+
+    (line,) = worker.said("process ends itself")
+    assert line["reason"] == "its time limit has not ended a message"
+
+
 # A process that is short of something
 
 

@@ -3,9 +3,12 @@
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
+
+from metrics import threads
 
 ROOT = Path(__file__).parents[1]
 PROGRAM = """
@@ -113,3 +116,25 @@ def test_a_process_whose_page_cannot_be_served_any_more_ends():
 
     assert (ended.returncode, ended.stderr.count('"message":"turn failed","thread":"metrics"')) == (0, 2)
     assert '"reason":"its thread \'metrics\' has ended"' in ended.stderr
+
+
+def test_a_thread_that_dies_before_it_says_that_it_runs_is_not_waited_for_for_ever():
+    class Dies(threads.Thread):
+        """As one does that finds no memory for its first step."""
+
+        def _bootstrap(self):
+            pass
+
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        Dies(lambda: None, "dies", patience=0.1).start()
+
+
+def test_a_thread_that_runs_is_waited_for_until_it_says_so():
+    done = threading.Event()
+    thread = threads.Thread(done.wait, "runs")
+
+    thread.start()
+
+    assert thread.is_alive()
+    done.set()
+    thread.join()

@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProces
 
 from coordination.deliveries import Deliveries
 from coordination.messages import push_once
-from workers import consumer
+from workers import consumer, middleware
 from workers.__main__ import run
 from workers.broker import broker
 from workers.child import current
@@ -28,6 +28,7 @@ from workers.clients import client
 QUEUE = "objects"
 dramatiq.worker.POST_PROCESS_MESSAGE_RETRY_DELAY_SECS = 0.2  # five seconds are long for a test
 consumer.END_WITHIN = consumer.RECLAIM_EVERY = timedelta(seconds=1)  # and so is a minute
+middleware.LIMIT_LATE = 1.0
 
 
 @dataclass
@@ -137,6 +138,14 @@ def end_the_time_limit():
     """Let the thread end that ends what takes too long."""
     (manager,) = [one.manager for one in broker.middleware if isinstance(one, TimeLimit)]
     raise_thread_exception(manager.ident, SystemExit)
+
+
+@dramatiq.actor(broker=broker, queue_name=QUEUE, child=True, time_limit=100)
+def be_deaf():
+    """Wait in C, where no time limit is heard of."""
+    nobody = threading.Lock()
+    with nobody:
+        nobody.acquire()
 
 
 def _wait_for(path):

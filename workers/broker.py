@@ -16,12 +16,14 @@ from workers.consumer import Broker
 from workers.drain import Drain
 from workers.measuring import Measuring
 from workers.middleware import Attendance, Children, ChildRetries, Clients, Connections, Holding, Runs
+from workers.presence import AtWork
 from workers.tracing import tracing
 
 NAMESPACE = "forgekeeper"
 QUEUES = ("cron", "git", "artifacts", "objects")
 
-
+at_work = AtWork()
+"""What the threads of this process are at."""
 broker = Broker(
     client=client,
     namespace=NAMESPACE,
@@ -31,9 +33,9 @@ broker = Broker(
         *tracing(),
         Measuring(),
         Clients(),
-        Holding(QUEUES),
+        Holding(QUEUES, at_work),
         Drain(),
-        Attendance(),
+        Attendance(at_work),
         ChildRetries(max_retries=MAX_RETRIES, min_backoff=15_000, max_backoff=600_000),
         Connections(),
         Runs(),

@@ -10,11 +10,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from threading import get_ident
 from typing import Any, NoReturn
@@ -25,10 +25,12 @@ from dramatiq import Broker, MessageProxy, Worker
 from dramatiq.common import q_name
 from dramatiq.middleware import Middleware
 
+from metrics.threads import Thread
 from settings.reading import load
 from workers import ending
 from workers.attempt import describe, identity
 from workers.consumer import Broker as OurBroker
+from workers.middleware import needed
 from workers.readiness import Mark, tell_supervisor
 
 SOON = 2.0
@@ -58,12 +60,12 @@ class Drain(Middleware):
         self._threads: list[Any] = []
         self._mark: Mark | None = None
 
+    @needed
     def after_process_boot(self, broker: Broker) -> None:
         """Begin to wait for the drain."""
         assert isinstance(broker, OurBroker)
         self._busy.clear()
-        arguments = broker, load().shutdown_timeout
-        threading.Thread(target=self._watch, args=arguments, name="drain", daemon=True).start()
+        Thread(partial(self._watch, broker, load().shutdown_timeout), "drain").start()
 
     def after_worker_boot(self, broker: Broker, worker: Worker) -> None:
         """Get to know the threads, and say that they are there."""
@@ -132,9 +134,10 @@ def _end(broker: OurBroker, *, status: int, tell: Callable[[], None] = lambda: N
         _attempt(_end_programs, *ending.at_last)
         hand_back(broker)
 
-    thread = threading.Thread(target=last_words, name="last words", daemon=True)
-    thread.start()
-    thread.join(LAST_WORDS)
+    with suppress(RuntimeError, MemoryError):  # no thread can be had: the end is not put off for that
+        thread = Thread(last_words, "last words", patience=LAST_WORDS)
+        thread.start()
+        thread.join(LAST_WORDS)
     with suppress(OSError, ValueError):
         sys.stdout.flush()
     os._exit(status)
@@ -142,11 +145,12 @@ def _end(broker: OurBroker, *, status: int, tell: Callable[[], None] = lambda: N
 
 def _attempt(*steps: Callable[[], None]) -> None:
     """Take the steps beside one another: each may wait for a server of its own, and hang."""
-    threads = [threading.Thread(target=step, daemon=True) for step in steps]
+    threads = [Thread(step, patience=LAST_WORDS / 2) for step in steps]
     for thread in threads:
-        thread.start()
+        with suppress(RuntimeError, MemoryError):
+            thread.start()
     ends = time.monotonic() + LAST_WORDS / 2
-    for thread in threads:
+    for thread in filter(Thread.is_alive, threads):
         thread.join(max(0.0, ends - time.monotonic()))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Sequence
-from functools import wraps
+from functools import partial, wraps
 from threading import Thread, get_ident
 from typing import Any, ParamSpec
 from uuid import UUID
@@ -40,6 +40,9 @@ ORIGIN = {RUN, HEADER}
 RUN_ID = re.compile("[1-9][0-9]{0,17}")
 """How a row's number is written; one digit more might be beyond PostgreSQL's bigint."""
 
+LIMIT_LATE = 60.0
+"""Seconds after which a time limit that has not ended its message will not."""
+
 Given = ParamSpec("Given")
 
 log = structlog.get_logger(__name__)
@@ -65,6 +68,12 @@ def needed(hook: Callable[Given, None]) -> Callable[Given, None]:
             raise SystemExit(1) from error
 
     return called
+
+
+def _longest(broker: Broker) -> dict[str, float]:
+    """Return for how many seconds a message of each actor may be worked on, until nothing will end it any more."""
+    limits = {name: actor.options.get("time_limit") for name, actor in broker.actors.items()}
+    return {name: limit / 1000 + LIMIT_LATE for name, limit in limits.items() if limit is not None}
 
 
 class Clients(Middleware):
@@ -97,8 +106,9 @@ class Holding(Middleware):
     while its own count says that it may be tried again.
     """
 
-    def __init__(self, queues: Sequence[str]) -> None:
+    def __init__(self, queues: Sequence[str], at_work: AtWork | None = None) -> None:
         self._queues = queues
+        self._at_work = at_work or AtWork()
         self._pulse: Pulse | None = None
 
     @needed
@@ -115,7 +125,13 @@ class Holding(Middleware):
         # A thread of Dramatiq's own, without which a run that hangs does so for ever.
         managers = [one.manager for one in broker.middleware if isinstance(one, TimeLimit)]
         limits = [manager for manager in managers if isinstance(manager, Thread)]
-        self._pulse = Pulse(broker.deliveries, worker, queues=queues, dead_after=load().dead_after, threads=limits)
+        self._pulse = Pulse(
+            *(broker.deliveries, worker),
+            queues=queues,
+            dead_after=load().dead_after,
+            threads=limits,
+            overdue=partial(self._at_work.overdue, _longest(broker)),
+        )
         self._pulse.start()
 
     def after_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
@@ -335,8 +351,8 @@ class ChildRetries(Retries):
 class Attendance(Middleware):
     """Says in the ledger's database that this process lives, which queues it has, and what its threads are at."""
 
-    def __init__(self) -> None:
-        self._at_work = AtWork()
+    def __init__(self, at_work: AtWork) -> None:
+        self._at_work = at_work
         self._presence: Presence | None = None
 
     @needed

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from importlib import metadata
 from threading import get_ident
@@ -112,6 +113,12 @@ class AtWork:
     def end(self) -> None:
         """Note that this thread works on nothing."""
         self._by_thread.pop(get_ident(), None)
+
+    def overdue(self, limits: Mapping[str, float]) -> list[str]:
+        """Name the messages that are worked on for longer than their actors' *limits*, in seconds, allow."""
+        now = time.monotonic()
+        works = list(self._by_thread.values())
+        return [work.message_id for work in works if now - work.began > limits.get(work.actor, math.inf)]
 
     def facts(self) -> list[dict[str, Any]]:
         """Say what everybody is at, the longest first."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 
 import redis
@@ -38,12 +38,14 @@ class Pulse(Vital):
         queues: Iterable[str],
         dead_after: timedelta,
         threads: Iterable[threading.Thread] = (),
+        overdue: Callable[[], list[str]] = list,
     ) -> None:
         super().__init__("pulse")
         self._deliveries = deliveries
         self._worker = worker
         self._queues = tuple(queues)
         self._threads = tuple(threads)
+        self._overdue = overdue
         self._dead_after = dead_after
         self._interval = min(dead_after / 6, LONGEST_INTERVAL).total_seconds()
         self._handed_back = False
@@ -102,3 +104,6 @@ class Pulse(Vital):
         dead = [thread.name for thread in threads if thread not in alive]
         if dead:
             end_process("a thread has died", threads=dead)
+        elif stuck := self._overdue():
+            # A thread that waits in C hears of no time limit, and keeps what was fetched for it.
+            end_process("its time limit has not ended a message", messages=stuck)

@@ -149,7 +149,8 @@ class Broker(RedisBroker):
 
     def in_hand(self) -> dict[str, list[bytes]]:
         """Return the ids of all messages that this process has fetched and not ended, by queue."""
-        return {queue: [fetched.id for fetched in held.copy()] for queue, held in list(self._held.items()) if held}
+        found = {queue: [fetched.id for fetched in hands.all()] for queue, hands in list(self._hands.items())}
+        return {queue: ids for queue, ids in found.items() if ids}
 
     def consume(self, queue_name: str, prefetch: int = 1, timeout: int = 5000) -> Consumer:
         """Return a consumer of the queue; *timeout* is for how many milliseconds it may idle."""

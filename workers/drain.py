@@ -35,7 +35,7 @@ from workers.readiness import Mark, tell_supervisor
 
 SOON = 2.0
 """Seconds in which a process that is at nothing any more ends by itself; one whose servers are away does not."""
-LAST_WORDS = 0.8
+LAST_WORDS = 1.2
 """Seconds for what a process tries last: less than servers that are away would take."""
 TIME_UP = 1
 """The status of a process that was still at something when its time was up."""
@@ -131,8 +131,8 @@ def _end(broker: OurBroker, *, status: int, tell: Callable[[], None] = lambda: N
 
     def last_words() -> None:
         tell()
-        _attempt(_end_programs, *ending.at_last)
-        hand_back(broker)
+        _end_programs()
+        _attempt(partial(hand_back, broker), *ending.at_last)
 
     with suppress(RuntimeError, MemoryError):  # no thread can be had: the end is not put off for that
         thread = Thread(last_words, "last words", patience=LAST_WORDS)
@@ -145,11 +145,11 @@ def _end(broker: OurBroker, *, status: int, tell: Callable[[], None] = lambda: N
 
 def _attempt(*steps: Callable[[], None]) -> None:
     """Take the steps beside one another: each may wait for a server of its own, and hang."""
-    threads = [Thread(step, patience=LAST_WORDS / 2) for step in steps]
+    threads = [Thread(step, patience=LAST_WORDS) for step in steps]
     for thread in threads:
         with suppress(RuntimeError, MemoryError):
             thread.start()
-    ends = time.monotonic() + LAST_WORDS / 2
+    ends = time.monotonic() + LAST_WORDS
     for thread in filter(Thread.is_alive, threads):
         thread.join(max(0.0, ends - time.monotonic()))
 
@@ -157,7 +157,7 @@ def _attempt(*steps: Callable[[], None]) -> None:
 def hand_back(broker: OurBroker) -> None:
     """Hand back all that this process has in hand, started or not.
 
-    The last step: others may begin at once.  Their starts are forgotten, for it is not these messages that end the
+    Others may begin at once.  Their starts are forgotten, for it is not these messages that end the
     process; after three deployments a long one would be taken for poison.
     """
     try:

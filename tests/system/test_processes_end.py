@@ -123,11 +123,11 @@ def at_work(ours, *keys, go, **settings):
 
 
 def test_a_worker_that_comes_to_no_safe_point_ends_when_its_time_is_up_and_hands_back(ours, go):
-    master = at_work(ours, "a", "b", go=go, shutdown_timeout=4)
+    master = at_work(ours, "a", "b", go=go, shutdown_timeout=6)
 
     (seconds,) = seconds_to_end([master]).values()
 
-    assert seconds <= patient(4)
+    assert seconds <= patient(6)
     assert master.process.returncode == 1
     (line,) = said(master, "shutdown timed out")
     assert {work["message_id"] for work in line["at_work"]} == {"a", "b"}

@@ -175,7 +175,7 @@ def sent(script, *, key=None):
     """Return what a request for the script contains, one whose first key is *key* if that is given."""
     source = (files("coordination") / "lua" / f"{script}.lua").read_bytes()
     start = f"{sha1(source).hexdigest()}\r\n"
-    return f"{start}$1\r\n4\r\n${len(key)}\r\n{key}\r\n".encode() if key else start.encode()
+    return f"{start}$1\r\n7\r\n${len(key)}\r\n{key}\r\n".encode() if key else start.encode()
 
 
 LOST = {

@@ -95,7 +95,7 @@ def test_what_is_idle_ends_within_seconds_whichever_server_is_away(database, pro
     ]
     eventually(lambda: all(said(service, READY[service.name]) for service in running))
     if "up" in kinds:
-        eventually(lambda: len(said(running[0], READY["worker"])) == 2 and said(running[0], READY["scheduler"]))
+        eventually(lambda: len(said(running[0], READY["worker"])) == 3 and said(running[0], READY["scheduler"]))
     take_away(by_name, *taken)
 
     seconds = seconds_to_end(running)

@@ -378,12 +378,19 @@ class Uploader(Citizen):
         row = {"expires": self.dice.choice([None, now + 3600, now + 5]), "locked": 0, "type": 1}
         with self.transaction():
             insert_artifact(self, number, path, row)
+            session = self._connection
             answer = self._ask_to_complete(f"upload:artifacts:{path}", path)
             if answer == "ok":
-                self.attempt(f"artifact:{number}", "create", lambda: self.ask("commit") is not None, path=path, **row)
+                self.attempt(f"artifact:{number}", "create", lambda: self._commit(session), path=path, **row)
             else:
                 # No answer is False, and False is final.
                 self.ask("rollback")
+
+    def _commit(self, session):
+        if self._connection is not session:
+            # While we waited for an answer the session ended; on another one a commit commits nothing, and says nothing.
+            raise psycopg2.OperationalError("the session has ended, and the transaction with it")
+        return self.ask("commit") is not None
 
     def _ask_to_complete(self, subject, path):
         return self.attempt(subject, "complete", lambda: self._complete_under_lock(path))

@@ -23,19 +23,22 @@ from apscheduler.events import EVENT_JOB_SUBMITTED, EVENT_SCHEDULER_STARTED, Job
 from apscheduler.schedulers.blocking import BlockingScheduler
 from dramatiq.common import current_millis
 
-from coordination.messages import is_dead, push_once
+from forgekeeper.delivery.enqueue_unique import is_dead, push_once
 from metrics.instruments import Instruments
 from metrics.threads import Vital, ended_itself
-from models import Batch as BatchRow
-from models import JobRun, database, now, release
-from models.job_run import CLOCK_TOLERANCE
-from settings import Settings
-from settings.cron import Cron
-from workers import BATCHES, Batch, broker, ending
-from workers.attempt import LONGEST_RETRY, describe, identity
-from workers.failpoints import arm, failpoint
-from workers.presence import Presence
-from workers.readiness import tell_supervisor
+from forgekeeper.runs.batch import Batch as BatchRow
+from forgekeeper.runs.ledger import JobRun
+from forgekeeper.database import database, now, release
+from forgekeeper.runs.ledger import CLOCK_TOLERANCE
+from forgekeeper.settings import Settings
+from forgekeeper.settings.cron import Cron
+from forgekeeper.batches import BATCHES, BatchSpec
+from forgekeeper.process.broker import broker
+from forgekeeper.process import signals
+from forgekeeper.runs.attempt import LONGEST_RETRY, describe, identity
+from forgekeeper.failpoints import arm, failpoint
+from forgekeeper.process.presence import Presence
+from forgekeeper.process.ready import tell_supervisor
 
 LATE = timedelta(minutes=1)
 """A tick found later than this was missed; the documents promise a minute at most."""
@@ -57,7 +60,7 @@ COUNT = Instruments("scheduler")
 log = structlog.get_logger(__name__)
 
 
-def reconcile(batch: Batch, settings: Settings, *, by: str, told: datetime | None = None) -> None:
+def reconcile(batch: BatchSpec, settings: Settings, *, by: str, told: datetime | None = None) -> None:
     """Move the batch to where it should be now; idempotent, safe in many processes at once.
 
     *told* is the tick that the caller's own clock says is due.  It is believed up to
@@ -75,7 +78,7 @@ def reconcile(batch: Batch, settings: Settings, *, by: str, told: datetime | Non
     send(batch, by=by)
 
 
-def _set_right(batch: Batch) -> None:
+def _set_right(batch: BatchSpec) -> None:
     """Let what was written while the database's clock was ahead hold nothing back now that it is right."""
     BatchRow.set_right(batch.name)
     aside = JobRun.set_right(batch.name, longest_retry=LONGEST_RETRY)
@@ -84,7 +87,7 @@ def _set_right(batch: Batch) -> None:
         log.error("ticks set aside, their time has not come", batch=batch.name, ticks=aside.ticks, newest=newest)
 
 
-def send(batch: Batch, *, by: str | None = None) -> None:
+def send(batch: BatchSpec, *, by: str | None = None) -> None:
     """Send the batch's open run, unless it runs, waits for its retry, or is on its way already.
 
     A scheduler, *by*, leaves a fresh one to its claimant and its message: a worker may start
@@ -127,7 +130,7 @@ def _still_waits(run: JobRun) -> bool:
     return newest is not None and newest.id == run.id and newest.state != "started"
 
 
-def _plan(batch: Batch, schedule: Cron, settings: Settings, *, by: str, told: datetime | None) -> None:
+def _plan(batch: BatchSpec, schedule: Cron, settings: Settings, *, by: str, told: datetime | None) -> None:
     """Give every tick up to now its row: claimed, skipped, coalesced or missed."""
     instant = now()
     due = schedule.newest(instant)
@@ -154,13 +157,13 @@ def _plan(batch: Batch, schedule: Cron, settings: Settings, *, by: str, told: da
         log.info("tick skipped", batch=batch.name, tick=due.isoformat(), reason=reason)
 
 
-def _at_work(batch: Batch) -> bool:
+def _at_work(batch: BatchSpec) -> bool:
     """Say whether a run is in the way, not one that waits for a worker: that is no fault of the timetable."""
     run = JobRun.open(batch.name)
     return run is not None and run.state == "started"
 
 
-def _record_older(batch: Batch, ticks: list[datetime], horizon: datetime, *, skipped: bool, by: str) -> None:
+def _record_older(batch: BatchSpec, ticks: list[datetime], horizon: datetime, *, skipped: bool, by: str) -> None:
     """Record ticks that nobody claimed in time: the newest one does their work, unless it is skipped too."""
     recent = [tick for tick in ticks if tick > horizon]
     state, reason = ("missed", "skip") if skipped else ("coalesced", None)
@@ -182,7 +185,7 @@ def _before(schedule: Cron, due: datetime, known: datetime) -> Iterator[datetime
     return islice(backwards(), REMEMBERED)
 
 
-def _registered(batch: Batch) -> datetime:
+def _registered(batch: BatchSpec) -> datetime:
     """Return since when the batch is known; what was due before that was not missed."""
     BatchRow.register([batch.name])
     registered: datetime = BatchRow.get_by_id(batch.name).registered_at
@@ -196,7 +199,7 @@ class Loop(Vital):
     that is set back by an hour, which silences APScheduler for as long, costs seconds.
     """
 
-    def __init__(self, batch: Batch, settings: Settings, *, broken: threading.Event, asked: SimpleQueue[None]) -> None:
+    def __init__(self, batch: BatchSpec, settings: Settings, *, broken: threading.Event, asked: SimpleQueue[None]) -> None:
         super().__init__(batch.name)
         self._batch = batch
         self._bell = threading.Event()
@@ -270,7 +273,7 @@ def serve(
     COUNT.zero()
     arm(settings.failpoints)
     clock = BlockingScheduler(timezone="UTC", job_defaults={"misfire_grace_time": None, "coalesce": True})
-    broken, asked = threading.Event(), asked or ending.requests()
+    broken, asked = threading.Event(), asked or signals.requests()
     loops = [Loop(batch, settings, broken=broken, asked=asked) for batch in BATCHES.values()]
     for loop in loops:
         schedule = settings.cron(loop.name)

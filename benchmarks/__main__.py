@@ -13,7 +13,7 @@ from rich.table import Table
 
 from benchmarks import messages
 from benchmarks.pairing import Figures, Pair, compare
-from embedded import servers
+from forgekeeper.embedded import servers
 
 ROUNDS = 5
 out, err = Console(), Console(stderr=True)

@@ -15,7 +15,7 @@ import redis
 
 from benchmarks import noop
 from benchmarks.pairing import Pair
-from embedded import Servers
+from forgekeeper.embedded import Servers
 
 MESSAGES = 20_000
 WORKER = ("--processes", "2", "--threads", "8")

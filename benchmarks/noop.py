@@ -21,12 +21,13 @@ import dramatiq
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.cli import main, make_argument_parser
 
-from metrics import gathering
-from metrics.page import listen
-from settings.reading import load
-from workers import measuring, middleware
-from workers.child import Child, _current, current
-from workers.clients import Limits, connect
+from metrics import multiprocess
+from metrics.endpoint import listen
+from forgekeeper.settings.reading import load
+from forgekeeper import worker_metrics
+from forgekeeper.process import middleware
+from forgekeeper.runs.child import Child, _current, current
+from forgekeeper.connections import Limits, connect
 
 COUNTED = {"observed", "unlogged"}
 LOGGED = {"observed", "unmeasured"}
@@ -52,7 +53,7 @@ class Silent(Child):
 
     def leave(self, error: BaseException | None) -> None:
         """Count what came of it."""
-        measuring.child_ended(self._actor, monotonic() - self._began, self.outcome, error)
+        worker_metrics.child_ended(self._actor, monotonic() - self._began, self.outcome, error)
         _current.set(None)
 
 
@@ -70,24 +71,24 @@ def _bare(redis_url: str) -> dramatiq.Actor[[], None]:
 
 
 def _ours() -> dramatiq.Actor[[], None]:
-    from workers.broker import broker
+    from forgekeeper.process.broker import broker
 
     # Our broker takes batches and children only; what a child counts and says is measured by the other kinds.
-    measuring.child_ended = lambda *_, **__: None
+    worker_metrics.child_ended = lambda *_, **__: None
     middleware.Child = Silent  # type: ignore[attr-defined]
     return dramatiq.actor(actor_name="nothing", queue_name=QUEUES["ours"], broker=broker, child=True)(_nothing)
 
 
 def _child(kind: str) -> dramatiq.Actor[[], None]:
-    from workers.broker import broker
+    from forgekeeper.process.broker import broker
 
     def child() -> None:
         current().outcome = Outcome()
 
     if kind not in COUNTED:
-        broker.middleware[:] = [one for one in broker.middleware if not isinstance(one, measuring.Measuring)]
-        measuring.child_ended = lambda *_, **__: None
-        measuring.line_written = lambda *_, **__: None
+        broker.middleware[:] = [one for one in broker.middleware if not isinstance(one, worker_metrics.Measuring)]
+        worker_metrics.child_ended = lambda *_, **__: None
+        worker_metrics.line_written = lambda *_, **__: None
     if kind not in LOGGED:
         middleware.Child = Silent  # type: ignore[attr-defined]
     # The actor of the catalogue itself: others are not counted.
@@ -102,7 +103,7 @@ def _nothing() -> None:
 
 def enqueue(kind: str, count: int) -> None:
     """Put *count* messages of that kind in."""
-    from coordination.fan_out import enqueue_many
+    from forgekeeper.delivery.enqueue_many import enqueue_many
 
     sent = _connected(kind)
     assert isinstance(sent.broker, RedisBroker)
@@ -115,7 +116,7 @@ def work(kind: str, arguments: list[str]) -> int:
         # As `forgekeeper worker` does it: the client looks at this once, when it is imported.
         with listen("127.0.0.1", 0) as listening:
             os.environ["FORGEKEEPER_METRICS_PORT_WORKER"] = str(listening.getsockname()[1])
-            os.environ[MULTIPROCESS] = str(gathering.begin(listening, dict(os.environ)))
+            os.environ[MULTIPROCESS] = str(multiprocess.begin(listening, dict(os.environ)))
         os.execv(sys.executable, [sys.executable, "-m", "benchmarks.noop", "work", kind, *arguments])
     _connected(kind)
     # The broker is set; Dramatiq wants a module to import all the same.

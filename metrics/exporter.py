@@ -22,31 +22,28 @@ from prometheus_client.metrics_core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from coordination import buckets, lease, queues, uploads
-from coordination.messages import depth
+from workers.expired_job_artifacts import buckets
+from forgekeeper import locks
+from forgekeeper.delivery import queues
+from workers.stale_direct_uploads import register
+from forgekeeper.delivery.enqueue_unique import depth
 from metrics.catalogue import BATCHES, COLLECTORS, FLAGS, LEASES, METRICS, NO_BATCH, OBJECTIVES, QUEUES, Metric, of
 from metrics.redaction import clean
 from metrics.threads import Thread
-from models import (
-    Batch,
-    FeatureFlag,
-    GitRefDeletion,
-    Installation,
-    JobRun,
-    PassedOver,
-    Patience,
-    Project,
-    backlog,
-    database,
-    now,
-    release,
-)
-from settings import Settings
-from storage import git_repository, sentinel
-from workers import clocks, held_back
-from workers.attempt import describe
-from workers.broker import NAMESPACE
-from workers.clients import Limits, client
+from forgekeeper.runs.batch import Batch
+from forgekeeper.flags import FeatureFlag
+from models import GitRefDeletion, Project
+from forgekeeper.installation.row import Installation
+from forgekeeper.runs.ledger import JobRun
+from forgekeeper.runs.passed_over import PassedOver
+from forgekeeper.database import Patience, backlog, database, now, release
+from forgekeeper.settings import Settings
+from forgekeeper.storage import git_repository, sentinel
+from forgekeeper import clocks
+from forgekeeper.runs import held_back
+from forgekeeper.runs.attempt import describe
+from forgekeeper.process.broker import NAMESPACE
+from forgekeeper.connections import Limits, client
 from workers.expired_job_artifacts import (
     FLAG,
     HIGH_CONCURRENCY_FLAG,
@@ -278,7 +275,7 @@ def _dead_letters(_settings: Settings) -> Iterator[Reading]:
 
 def _leases(_settings: Settings) -> Iterator[Reading]:
     seconds, microseconds = client.time()
-    held = lease.leases(client)
+    held = locks.leases(client)
     for family in LEASES:
         left = [one.left.total_seconds() for one in held if one.name.partition(":")[0] == family]
         yield Reading("lease_held", float(bool(left)), (family,))
@@ -374,7 +371,7 @@ def _git_refs(_settings: Settings) -> Iterator[Reading]:
 
 
 def _uploads(_settings: Settings) -> Iterator[Reading]:
-    batch, found = "stale_direct_uploads", uploads.census(client, MAX_UPLOAD_DURATION)
+    batch, found = "stale_direct_uploads", register.census(client, MAX_UPLOAD_DURATION)
     yield Reading("backlog_records", found.pending, (batch, "pending_upload"))
     yield from _backlog(batch, "stale_upload", backlog.Backlog(found.due, found.due_since))
     yield Reading("given_up_records", found.failed, (batch, "failed_upload"))

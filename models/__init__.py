@@ -1,8 +1,8 @@
 """The tables, what can be asked of them, and the guarded changes of their state."""
 
-from models.batch import FOREVER, Batch
+from forgekeeper.runs.batch import FOREVER, Batch
 from models.bulk_imports import BulkImport, BulkImportEntity, BulkImportTracker, ImportStatus, TrackerStatus
-from models.database import (
+from forgekeeper.database import (
     Base,
     Patience,
     database,
@@ -16,15 +16,15 @@ from models.database import (
     takes_no_writes,
     unhurried,
 )
-from models.deleted_object import DeletedObject
-from models.feature_flag import FLAGS, FeatureFlag
-from models.installation import Installation
+from forgekeeper.storage.outbox import DeletedObject
+from forgekeeper.flags import FLAGS, FeatureFlag
+from forgekeeper.installation.row import Installation
 from models.job_artifacts import JobArtifact, ProjectStatistics
-from models.job_run import Ahead, JobRun, Lost, Started
-from models.passed_over import PassedOver
-from models.process import Entry, Process
+from forgekeeper.runs.ledger import Ahead, JobRun, Lost, Started
+from forgekeeper.runs.passed_over import PassedOver
+from forgekeeper.process.rows import Entry, Process
 from models.projects import DeletionStatus, GitRefDeletion, Project
-from models.settled_upload import NoTransaction, SettledUpload
+from forgekeeper.storage.settled import NoTransaction, SettledUpload
 from models.user_status import UserStatus
 
 OURS: tuple[type[Base], ...] = (

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
-from models.database import LOWEST, Base, BigIdentityField, chosen, database, default
+from forgekeeper.database import LOWEST, Base, BigIdentityField, chosen, database, default
 
 STALE_AFTER = timedelta(hours=24)
 

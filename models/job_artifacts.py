@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
-from models.database import LOWEST, Base, BigIdentityField, chosen, database, default, sqlstate
+from forgekeeper.database import LOWEST, Base, BigIdentityField, chosen, database, default, sqlstate
 
 UNLOCKED, TRACE = 0, 3
 TURNS = 0x6B656570

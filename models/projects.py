@@ -10,7 +10,7 @@ from typing import NamedTuple
 import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
-from models.database import Base, BigIdentityField, chosen, database, default
+from forgekeeper.database import Base, BigIdentityField, chosen, database, default
 
 # One look into the index for each project, however many rows it has.
 PROJECTS_WITH_PENDING = """

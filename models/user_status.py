@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
-from models.database import LOWEST, Base, chosen, database, default
+from forgekeeper.database import LOWEST, Base, chosen, database, default
 
 # ``= ANY(ARRAY(...))`` is computed once.  ``IN (SELECT ... LIMIT n)`` is not: under a
 # nested loop PostgreSQL repeats the subquery, finds unlocked rows anew each time, and

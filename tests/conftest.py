@@ -19,12 +19,12 @@ import psycopg2
 import pytest
 from hypothesis.configuration import set_hypothesis_home_dir
 
-import migrations
+from forgekeeper import migrations
 import models
-from embedded import servers
-from settings import PREFIX, Settings
-from settings.reading import load
-from workers.clients import Limits, client, connect
+from forgekeeper.embedded import servers
+from forgekeeper.settings import PREFIX, Settings
+from forgekeeper.settings.reading import load
+from forgekeeper.connections import Limits, client, connect
 
 from .installation import INSTALLATION
 

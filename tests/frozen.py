@@ -5,8 +5,8 @@ import signal
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from embedded.plan import Plan
-from embedded.postgres import Postgres
+from forgekeeper.embedded.plan import Plan
+from forgekeeper.embedded.postgres import Postgres
 
 GONE = (FileNotFoundError, ProcessLookupError)
 

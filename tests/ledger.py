@@ -1,6 +1,6 @@
 """Runs as a worker starts them: by their number, and the token that their message has."""
 
-from models import JobRun
+from forgekeeper.runs.ledger import JobRun
 
 
 def start_run(batch, run_id, *, by="worker"):

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from embedded.waiting import patient
-from models import database
-from workers.clients import client
+from forgekeeper.embedded.waiting import patient
+from forgekeeper.database import database
+from forgekeeper.connections import client
 
 GONE = (FileNotFoundError, ProcessLookupError)
 RUN_DELAY = 1

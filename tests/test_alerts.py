@@ -18,8 +18,8 @@ import pytest
 import typer
 import yaml
 
-from cli.commands import app
-from settings import PREFIX, Settings
+from forgekeeper.cli.commands import app
+from forgekeeper.settings import PREFIX, Settings
 
 from .ports import free_ports
 

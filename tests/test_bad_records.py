@@ -8,39 +8,23 @@ import peewee as pw
 import pytest
 from structlog.testing import capture_logs
 
-from coordination import buckets
+from workers.expired_job_artifacts import buckets
 from metrics.counting import WORKER
-from models import (
-    BulkImport,
-    DeletedObject,
-    FeatureFlag,
-    GitRefDeletion,
-    JobArtifact,
-    JobRun,
-    PassedOver,
-    Project,
-    ProjectStatistics,
-    UserStatus,
-    backlog,
-    database,
-    now,
-)
+from models import BulkImport, GitRefDeletion, JobArtifact, Project, ProjectStatistics, UserStatus
+from forgekeeper.storage.outbox import DeletedObject
+from forgekeeper.flags import FeatureFlag
+from forgekeeper.runs.ledger import JobRun
+from forgekeeper.runs.passed_over import PassedOver
+from forgekeeper.database import backlog, database, now
 from models.job_artifacts import TURNS
-from settings import Settings
-from storage import sentinel
-from workers import (
-    bad_records,
-    delete_objects,
-    expired_job_artifacts,
-    git_ref_cleanup,
-    prune,
-    stale_imports,
-    stores,
-    user_status_cleanup,
-)
-from workers.bad_records import TooManyBadRecords
-from workers.clients import client
-from workers.deadline import Deadline
+from forgekeeper.settings import Settings
+from forgekeeper.storage import sentinel
+from forgekeeper.runs import bad_records
+from workers import delete_objects, expired_job_artifacts, git_ref_cleanup, prune, stale_imports, user_status_cleanup
+from forgekeeper.storage import stores
+from forgekeeper.runs.bad_records import TooManyBadRecords
+from forgekeeper.connections import client
+from forgekeeper.runs.deadline import Deadline
 
 from .clocks import Clock
 from .installation import INSTALLATION

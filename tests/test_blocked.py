@@ -7,14 +7,17 @@ import pytest
 
 from metrics.catalogue import BLOCKS
 from metrics.counting import WORKER
-from models import Batch, FeatureFlag, JobRun, database, now
-from workers import held_back
-from workers.attempt import identity
-from workers.blocked import REASONS, Blocked
-from workers.child import Child
+from forgekeeper.runs.batch import Batch
+from forgekeeper.flags import FeatureFlag
+from forgekeeper.runs.ledger import JobRun
+from forgekeeper.database import database, now
+from forgekeeper.runs import held_back
+from forgekeeper.runs.attempt import identity
+from forgekeeper.runs.blocked import REASONS, Blocked
+from forgekeeper.runs.child import Child
 from workers.expired_job_artifacts import FLAG
 from workers.git_ref_cleanup import Outcome, ProjectOutcome
-from workers.runner import Runner
+from forgekeeper.runs.runner import Runner
 
 NAME, CHILD = "git_ref_cleanup", "clean_project_refs"
 MISSING = Blocked("no_repositories", "no repositories are configured")

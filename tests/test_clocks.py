@@ -11,11 +11,13 @@ import pytest
 import redis
 
 import models
-from settings import PREFIX
-from workers import BATCHES, clocks, preconditions
-from workers.blocked import Blocked
-from workers.clients import client
-from workers.clocks import Difference
+from forgekeeper.settings import PREFIX
+from forgekeeper.batches import BATCHES
+from forgekeeper import clocks
+from forgekeeper.runs import preconditions
+from forgekeeper.runs.blocked import Blocked
+from forgekeeper.connections import client
+from forgekeeper.clocks import Difference
 
 from .clocks import Clock
 
@@ -108,7 +110,7 @@ def test_a_redis_that_is_away_has_no_clock_to_be_compared_with(database, setting
 def forgekeeper(*arguments, url, tolerance="60"):
     environment = {**os.environ, f"{PREFIX}DATABASE_URL": url, f"{PREFIX}CLOCK_TOLERANCE": tolerance}
     return subprocess.run(
-        [sys.executable, "-m", "cli", *arguments],
+        [sys.executable, "-m", "forgekeeper.cli", *arguments],
         env={**environment, "PYTHONPATH": str(Path(__file__).parent.parent)},
         capture_output=True,
         text=True,

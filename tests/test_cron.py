@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from settings.cron import BadCron, Cron, parse
+from forgekeeper.settings.cron import BadCron, Cron, parse
 
 MONDAY = datetime(2026, 6, 1, tzinfo=UTC)
 EVERY_DAY = "sun mon tue wed thu fri sat"

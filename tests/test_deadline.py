@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from workers.deadline import Deadline, stopping
+from forgekeeper.runs.deadline import Deadline, stopping
 
 BUDGET = timedelta(seconds=30)
 LONG = 1_000

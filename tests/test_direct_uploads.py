@@ -5,10 +5,12 @@ from contextlib import closing, suppress
 import psycopg2
 import pytest
 
-from coordination.uploads import PENDING, BeingDeleted, MalformedUpload
-from models import DeletedObject, JobArtifact, NoTransaction, SettledUpload
-from workers import direct_uploads as uploads
-from workers.clients import client
+from workers.stale_direct_uploads.register import PENDING, BeingDeleted, MalformedUpload
+from forgekeeper.storage.outbox import DeletedObject
+from models import JobArtifact
+from forgekeeper.storage.settled import NoTransaction, SettledUpload
+from workers.stale_direct_uploads import producer as uploads
+from forgekeeper.connections import client
 
 PATH = "ab/sample:1.zip"
 

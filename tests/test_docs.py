@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from cli import metrics, reference
-from cli.commands import app
-from cli.upkeep import page
+from forgekeeper.cli import metrics, reference
+from forgekeeper.cli.commands import app
+from forgekeeper.cli.upkeep import page
 from metrics.catalogue import METRICS
-from settings.reading import describe, load
-from workers import BATCHES
+from forgekeeper.settings.reading import describe, load
+from forgekeeper.batches import BATCHES
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -18,27 +18,30 @@ from typing import Any, NamedTuple
 import pytest
 
 import scheduler
-from coordination import buckets, uploads
-from coordination.lease import lease
-from dashboards.limits import alerts
+from workers.expired_job_artifacts import buckets
+from workers.stale_direct_uploads import register
+from forgekeeper.locks import lease
+from metrics.dashboards.limits import alerts
 from metrics.catalogue import BATCHES as CATALOGUE
-from models import JobRun, bulk_imports, deleted_object, job_artifacts
+from forgekeeper.runs.ledger import JobRun
+from models import bulk_imports, job_artifacts
+from forgekeeper.storage import outbox
 from models.bulk_imports import ImportStatus, TrackerStatus
-from settings import Settings
+from forgekeeper.settings import Settings
+from forgekeeper.batches import BATCHES
+from forgekeeper.runs import attempt
+from forgekeeper.process.broker import broker
 from workers import (
-    BATCHES,
-    attempt,
-    broker,
     expired_job_artifacts,
     git_ref_cleanup,
-    measuring,
     prune,
     stale_direct_uploads,
     stale_imports,
     user_status_cleanup,
 )
-from workers.middleware import ChildRetries
-from workers.runner import Runner
+from forgekeeper import worker_metrics
+from forgekeeper.process.middleware import ChildRetries
+from forgekeeper.runs.runner import Runner
 
 
 class Number(NamedTuple):
@@ -92,16 +95,16 @@ def default(function: Callable[..., Any], name: str) -> Any:
 RETRIES = "リトライ回数 Sidekiqデフォルト"
 DOCUMENT_48 = [
     Number("cron", "1分間隔で実行", "* * * * *", lambda: cron("user_status_cleanup")),
-    Number("late after", "期限切れステータスは最大1分の遅延", MINUTE, lambda: measuring.LATE),
+    Number("late after", "期限切れステータスは最大1分の遅延", MINUTE, lambda: worker_metrics.LATE),
     Number("missed after", "期限切れステータスは最大1分の遅延", MINUTE, lambda: scheduler.LATE),
     Number("batch size", "BATCH_SIZE = 100", 100, lambda: user_status_cleanup.BATCH_SIZE),
     Number("time", "MAX_RUNTIME = 30.seconds", 30 * SECOND, lambda: user_status_cleanup.MAX_RUNTIME),
     Number("time told", "MAX_RUNTIME = 30.seconds", 30 * SECOND, lambda: BATCHES["user_status_cleanup"].budget),
     Number("retries", RETRIES, 25, lambda: attempt.MAX_RETRIES),
-    Number("alert: seconds", "処理時間 60秒", 60, lambda: measuring.DURATION["user_status_cleanup"]),
+    Number("alert: seconds", "処理時間 60秒", 60, lambda: worker_metrics.DURATION["user_status_cleanup"]),
     Number("alert: breaches", "処理時間 60秒", "> 0", lambda: condition("UserStatusCleanupDurationHigh")),
     Number("alert: sentence", "処理時間 60秒", "60 s", lambda: said("UserStatusCleanupDurationHigh", r"\d+ s\b")),
-    Number("alert: left by a run", "10000件超過", 10_000, lambda: measuring.BACKLOG),
+    Number("alert: left by a run", "10000件超過", 10_000, lambda: worker_metrics.BACKLOG),
     Number("alert: left", "10000件超過", "> 10000 for 5m", lambda: condition("UserStatusCleanupBacklogHigh")),
     Number("alert: left, sentence", "10000件超過", "10,000", lambda: said("UserStatusCleanupBacklogHigh", r"\d+,\d+")),
 ]
@@ -118,7 +121,7 @@ DOCUMENT_58 = [
         "alert: batches with dead letters",
         "Sidekiq失敗キュー",
         {"git_ref_cleanup", "clean_project_refs"},
-        lambda: measuring.DEAD_LETTERS,
+        lambda: worker_metrics.DEAD_LETTERS,
     ),
 ]
 DOCUMENT_100 = [
@@ -126,11 +129,11 @@ DOCUMENT_100 = [
     Number("time", "MAX_EXEC_DURATION（250秒）", 250 * SECOND, lambda: stale_direct_uploads.MAX_EXEC_DURATION),
     Number("time told", "目標処理時間 250秒以内", 250 * SECOND, lambda: BATCHES["stale_direct_uploads"].budget),
     Number("retries", RETRIES, 25, lambda: attempt.MAX_RETRIES),
-    Number("alert: seconds", "250秒超過", 250, lambda: measuring.DURATION["stale_direct_uploads"]),
+    Number("alert: seconds", "250秒超過", 250, lambda: worker_metrics.DURATION["stale_direct_uploads"]),
     Number("alert: breaches", "250秒超過", "> 0", lambda: condition("StaleDirectUploadCleanupTimeout")),
     Number("alert: sentence", "250秒超過", "250 s", lambda: said("StaleDirectUploadCleanupTimeout", r"\d+ s\b")),
     Number("alert: failures", "連続失敗", ">= 2", lambda: condition("StaleDirectUploadCleanupFailing")),
-    Number("alert: failures counted", "連続失敗", 2, lambda: measuring.FAILURES["stale_direct_uploads"]),
+    Number("alert: failures counted", "連続失敗", 2, lambda: worker_metrics.FAILURES["stale_direct_uploads"]),
     Number("alert: pile", "大量蓄積", "> 10000 for 30m", lambda: condition("PendingDirectUploadsAccumulating")),
     Number("alert: pile, sentence", "大量蓄積", "10,000", lambda: said("PendingDirectUploadsAccumulating", r"\d+,\d+")),
 ]
@@ -165,13 +168,13 @@ DOCUMENT_11 = [
         lambda: expired_job_artifacts.HIGH_CONCURRENCY_FLAG,
     ),
     Number("retries", RETRIES, 25, lambda: attempt.MAX_RETRIES),
-    Number("alert: seconds", "処理時間 60秒", 60, lambda: measuring.DURATION["expired_job_artifacts"]),
+    Number("alert: seconds", "処理時間 60秒", 60, lambda: worker_metrics.DURATION["expired_job_artifacts"]),
     Number("alert: breaches", "処理時間 60秒", "> 0", lambda: condition("ArtifactBulkDeleteSchedulerDurationHigh")),
     Number(
         "alert: sentence", "処理時間 60秒", "60 s", lambda: said("ArtifactBulkDeleteSchedulerDurationHigh", r"\d+ s\b")
     ),
     Number("alert: failures", "連続3回失敗", ">= 3", lambda: condition("ArtifactBulkDeleteSchedulerFailing")),
-    Number("alert: failures counted", "連続3回失敗", 3, lambda: measuring.FAILURES["expired_job_artifacts"]),
+    Number("alert: failures counted", "連続3回失敗", 3, lambda: worker_metrics.FAILURES["expired_job_artifacts"]),
 ]
 FURTHER = [
     Number("58: deletions of a child", "MAX_DELETES", 10_000, lambda: git_ref_cleanup.MAX_DELETES),
@@ -181,8 +184,8 @@ FURTHER = [
         3 * HOUR,
         lambda: stale_direct_uploads.MAX_UPLOAD_DURATION,
     ),
-    Number("100: attempts", "five attempts", 5, lambda: uploads.MAX_ATTEMPTS),
-    Number("100: claims are acted on for", "A claim older than 60 s", MINUTE, lambda: uploads.CLAIM_TTL),
+    Number("100: attempts", "five attempts", 5, lambda: register.MAX_ATTEMPTS),
+    Number("100: claims are acted on for", "A claim older than 60 s", MINUTE, lambda: register.CLAIM_TTL),
     Number("100: claims are ours for", "A claim older than 60 s", 5 * MINUTE, lambda: Settings().upload_visibility),
     Number("65: time", "数分以内", 10 * MINUTE, lambda: stale_imports.MAX_RUNTIME),
     Number("65: time told", "数分以内", 10 * MINUTE, lambda: BATCHES["stale_imports"].budget),
@@ -196,7 +199,7 @@ FURTHER = [
     Number("11: trace", "file_type <> 3", 3, lambda: job_artifacts.TRACE),
     Number("objects: cron", "every minute", "* * * * *", lambda: cron("delete_objects")),
     Number("objects: visibility", "10-minute visibility", 10 * MINUTE, lambda: Settings().object_visibility),
-    Number("objects: attempts", "after 10 attempts", 10, lambda: deleted_object.MAX_ATTEMPTS),
+    Number("objects: attempts", "after 10 attempts", 10, lambda: outbox.MAX_ATTEMPTS),
     Number("objects: kept for", "a grace setting (default 0)", 0 * SECOND, lambda: Settings().object_grace),
     Number("prune: cron", "hourly", "0 * * * *", lambda: cron("prune")),
     Number("prune: ref deletions", "older than a day", DAY, lambda: prune.KEEP_REF_DELETIONS),

@@ -13,13 +13,13 @@ import pytest
 from dramatiq import Message
 
 import scheduler
-from coordination.messages import depth, push_once
-from embedded.waiting import wait_until
-from models import JobRun
-from settings import PREFIX
-from workers import BATCHES
-from workers.broker import broker
-from workers.clients import client
+from forgekeeper.delivery.enqueue_unique import depth, push_once
+from forgekeeper.embedded.waiting import wait_until
+from forgekeeper.runs.ledger import JobRun
+from forgekeeper.settings import PREFIX
+from forgekeeper.batches import BATCHES
+from forgekeeper.process.broker import broker
+from forgekeeper.connections import client
 
 ROOT = Path(__file__).parents[1]
 PROGRAM = ROOT / "tests" / "worker_with_broken_hooks.py"

@@ -13,16 +13,21 @@ import psycopg2
 import pytest
 from structlog.testing import capture_logs
 
-from coordination import buckets
-from coordination.messages import depth
-from embedded.waiting import wait_until
-from models import DeletedObject, FeatureFlag, JobArtifact, JobRun, ProjectStatistics, database, now
+from workers.expired_job_artifacts import buckets
+from forgekeeper.delivery.enqueue_unique import depth
+from forgekeeper.embedded.waiting import wait_until
+from forgekeeper.storage.outbox import DeletedObject
+from forgekeeper.flags import FeatureFlag
+from models import JobArtifact, ProjectStatistics
+from forgekeeper.runs.ledger import JobRun
+from forgekeeper.database import database, now
 from models.job_artifacts import CLASSES, DESTROY_EXPIRED, IN_ORDER, START, TURNS
-from workers import broker, expired_job_artifacts
-from workers.attempt import identity
-from workers.blocked import Blocked
-from workers.clients import client
-from workers.deadline import Deadline, stopping
+from forgekeeper.process.broker import broker
+from workers import expired_job_artifacts
+from forgekeeper.runs.attempt import identity
+from forgekeeper.runs.blocked import Blocked
+from forgekeeper.connections import client
+from forgekeeper.runs.deadline import Deadline, stopping
 from workers.expired_job_artifacts import (
     BATCH_SIZE,
     FLAG,
@@ -31,7 +36,7 @@ from workers.expired_job_artifacts import (
     MAX_RUNTIME,
     BucketOutcome,
 )
-from workers.runner import Runner
+from forgekeeper.runs.runner import Runner
 
 from .clocks import Clock, Crash, crash
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from workers import BATCHES
+from forgekeeper.batches import BATCHES
 
 ROOT = Path(__file__).parent.parent
 LAYERS = {
@@ -31,18 +31,18 @@ LAYERS = {
 }
 """What each may import besides itself."""
 OURS = {name for name in LAYERS if "." not in name}
-LOADERS = {"benchmarks", "cli", "metrics.exporter", "workers.middleware", "workers.drain", "workers.__main__"}
+LOADERS = {"benchmarks", "cli", "metrics.exporter", "forgekeeper.process.middleware", "forgekeeper.process.drain", "forgekeeper.process.__main__"}
 """Who may load the settings."""
 ENVIRONMENT = {
     "benchmarks",
     "settings",
     "embedded",
-    "metrics.gathering",
-    "cli.processes",
-    "cli.serving",
-    "cli.demo",
-    "cli.programs",
-    "workers.readiness",  # what systemd and the page have put there
+    "metrics.multiprocess",
+    "forgekeeper.cli.processes",
+    "forgekeeper.cli.serving",
+    "forgekeeper.cli.demo",
+    "forgekeeper.cli.programs",
+    "forgekeeper.process.ready",  # what systemd and the page have put there
 }
 """Who may know the environment: the settings, and whoever prepares it for children."""
 QUERIES = {"where", "order_by", "group_by", "on_conflict", "on_conflict_ignore", "execute_sql", "returning"}
@@ -178,7 +178,7 @@ def test_queries_are_written_in_the_models(module):
 
 @every_module
 def test_no_clock_but_the_database_s_and_the_monotonic_one(module):
-    if module == "workers.clocks":  # it compares them
+    if module == "forgekeeper.clocks":  # it compares them
         return
     asked = {f"{owner.rpartition('.')[2]}.{name}" for owner, name, _arguments in calls(module)}
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from embedded.waiting import wait_until
+from forgekeeper.embedded.waiting import wait_until
 
 from .machine import Held
 

@@ -12,10 +12,10 @@ from dramatiq import Message
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.middleware import Middleware
 
-from coordination.messages import DEAD_MESSAGE_TTL, TOKEN, depth, forget_dead, is_dead, push_once
-from workers import BATCHES
-from workers.broker import NAMESPACE, broker
-from workers.clients import client
+from forgekeeper.delivery.enqueue_unique import DEAD_MESSAGE_TTL, TOKEN, depth, forget_dead, is_dead, push_once
+from forgekeeper.batches import BATCHES
+from forgekeeper.process.broker import NAMESPACE, broker
+from forgekeeper.connections import client
 
 ACTOR = BATCHES["user_status_cleanup"].actor
 QUEUE = "cron"

@@ -9,10 +9,10 @@ import peewee as pw
 import pytest
 from psycopg2.extensions import make_dsn
 
-import migrations
+from forgekeeper import migrations
 import models
-from embedded.waiting import wait_until
-from models.schema import Difference, differences
+from forgekeeper.embedded.waiting import wait_until
+from forgekeeper.database.schema import Difference, differences
 
 MODELS = (*models.OURS, *models.APPLICATION)
 SETS = ("forgekeeper", "example")

@@ -8,21 +8,18 @@ import psycopg2
 import pytest
 from structlog.testing import capture_logs
 
-import migrations
-from models import (
-    BulkImportEntity,
-    DeletedObject,
-    Installation,
-    PassedOver,
-    Project,
-    database,
-    now,
-)
-from settings import Settings
-from storage import sentinel
-from workers import delete_objects, git_ref_cleanup, stale_imports, stores
-from workers.clients import Limits, client, connect
-from workers.deadline import Deadline
+from forgekeeper import migrations
+from models import BulkImportEntity, Project
+from forgekeeper.storage.outbox import DeletedObject
+from forgekeeper.installation.row import Installation
+from forgekeeper.runs.passed_over import PassedOver
+from forgekeeper.database import database, now
+from forgekeeper.settings import Settings
+from forgekeeper.storage import sentinel
+from workers import delete_objects, git_ref_cleanup, stale_imports
+from forgekeeper.storage import stores
+from forgekeeper.connections import Limits, client, connect
+from forgekeeper.runs.deadline import Deadline
 
 from .installation import INSTALLATION
 from .storage.git_samples import Bare, put_root

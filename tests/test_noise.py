@@ -19,22 +19,25 @@ from structlog.testing import capture_logs
 
 import models
 import scheduler
-from coordination import buckets, kinds, lease, uploads
-from coordination.deliveries import Deliveries
-from coordination.messages import push_once
-from coordination.values import FIRST, LAST, is_text, moment, second, whole
+from workers.expired_job_artifacts import buckets
+from forgekeeper import redis_types, locks
+from workers.stale_direct_uploads import register
+from forgekeeper.delivery.deliveries import Deliveries
+from forgekeeper.delivery.enqueue_unique import push_once
+from forgekeeper.redis_values import FIRST, LAST, is_text, moment, second, whole
 from metrics.exporter import Exporter
-from workers import BATCHES, broker
-from workers.broker import NAMESPACE, QUEUES
-from workers.clients import client
-from workers.pulse import Pulse
+from forgekeeper.batches import BATCHES
+from forgekeeper.process.broker import broker
+from forgekeeper.process.broker import NAMESPACE, QUEUES
+from forgekeeper.connections import client
+from forgekeeper.delivery.worker_heartbeat import Pulse
 
 from .cli.conftest import environment, main  # noqa: F401, fixtures
 from .conftest import TABLES
 
 HEARTBEATS = f"{NAMESPACE}:__heartbeats__"
 PATIENCE = timedelta(seconds=1)
-KEYS = {name: kinds._kind(name) for name in kinds.keys(NAMESPACE, QUEUES)}
+KEYS = {name: redis_types._kind(name) for name in redis_types.keys(NAMESPACE, QUEUES)}
 KEYS |= {f"{NAMESPACE}:__{which}__.dead.{queue}": "set" for queue in QUEUES for which in ("acks", "started")}
 KEYS["pending_direct_uploads"] = "hash"
 TYPES = ("string", "list", "set", "zset", "hash")
@@ -184,7 +187,7 @@ def test_noise_in_every_key_stops_nothing_but_itself(database, settings, main): 
         client.sadd(f"{NAMESPACE}:__acks__.silent.objects", "rescued")
         client.hset(f"{NAMESPACE}:objects.msgs", "rescued", body(queue_name="objects", message_id="rescued"))
         client.zadd(HEARTBEATS, {"silent": 1})
-        uploads.prepare(client, "artifacts", "good")
+        register.prepare(client, "artifacts", "good")
 
         assert failed_collectors(settings) == []
         read_by(main, command)
@@ -195,10 +198,10 @@ def test_noise_in_every_key_stops_nothing_but_itself(database, settings, main): 
         silent = {member for member, score in {m: score for m, _, score in noise[HEARTBEATS]}.items() if score <= 1e12}
         assert silent.isdisjoint(client.zrange(HEARTBEATS, 0, -1))
         assert buckets.claim(client, buckets.tidy(client, 5).max_buckets) is not None
-        claimed = uploads.claim(client, stale_after=-PATIENCE * 5, visibility=timedelta(minutes=5), limit=1_000)
+        claimed = register.claim(client, stale_after=-PATIENCE * 5, visibility=timedelta(minutes=5), limit=1_000)
         assert "artifacts:good" in [entry.member for entry in claimed.entries]
         for entry in claimed.entries:
-            uploads.fail(client, claimed, entry, backoff=PATIENCE)
+            register.fail(client, claimed, entry, backoff=PATIENCE)
 
     claim()
 
@@ -223,14 +226,14 @@ def test_a_key_of_another_type_ends_nothing_and_is_named(database, settings, mai
         failed_collectors(settings)
         read_by(main, command)
         if "__.dead." not in name:
-            (said,) = kinds.misfits(client, kinds.keys(NAMESPACE, QUEUES))
+            (said,) = redis_types.misfits(client, redis_types.keys(NAMESPACE, QUEUES))
             assert said.startswith(f"the key {name} is a {kind}, and has to be a {KEYS[name]}: ")
 
     claim()
 
 
 def test_check_names_a_key_of_another_type(database, main):  # noqa: F811
-    client.set(uploads.PENDING, "x")
+    client.set(register.PENDING, "x")
 
     findings = main("check", "--json").json["findings"]
 
@@ -421,23 +424,23 @@ def test_a_message_that_cannot_be_taken_stays_in_its_queue(deliveries):
 
 @pytest.mark.parametrize("count", [b"x", b"", b"1.5", b"nan", b"-3", b"9" * 30])
 def test_an_upload_with_a_count_of_tries_that_is_none_has_all_its_tries(database, count):
-    uploads.prepare(client, "artifacts", "one")
-    client.hset(uploads.ATTEMPTS, "artifacts:one", count)
+    register.prepare(client, "artifacts", "one")
+    client.hset(register.ATTEMPTS, "artifacts:one", count)
 
-    claimed = uploads.claim(client, stale_after=-PATIENCE * 5, visibility=timedelta(minutes=5), limit=10)
+    claimed = register.claim(client, stale_after=-PATIENCE * 5, visibility=timedelta(minutes=5), limit=10)
 
     assert [entry.attempts for entry in claimed.entries] == [0]
-    assert not uploads.fail(client, claimed, claimed.entries[0], backoff=PATIENCE)
-    assert client.hget(uploads.ATTEMPTS, "artifacts:one") == b"1"
+    assert not register.fail(client, claimed, claimed.entries[0], backoff=PATIENCE)
+    assert client.hget(register.ATTEMPTS, "artifacts:one") == b"1"
 
 
 @pytest.mark.parametrize("score", [float("inf"), float("-inf"), -5, 1e300])
 def test_an_adopted_upload_of_no_known_day_is_still_an_adopted_one(database, score):
     """It is kept whenever its object was written since: here, ever."""
-    client.zadd(uploads.DELETING, {"artifacts:one": 1})
-    client.zadd(uploads.ADOPTED, {"artifacts:one": score})
+    client.zadd(register.DELETING, {"artifacts:one": 1})
+    client.zadd(register.ADOPTED, {"artifacts:one": score})
 
-    claimed = uploads.claim(client, stale_after=PATIENCE, visibility=timedelta(minutes=5), limit=10)
+    claimed = register.claim(client, stale_after=PATIENCE, visibility=timedelta(minutes=5), limit=10)
 
     assert [entry.adopted for entry in claimed.entries] == [0]
 
@@ -451,13 +454,13 @@ def test_a_last_bucket_that_is_none_leaves_all_to_be_claimed(database, last):
 
 
 def test_leases_are_listed_whatever_lies_beside_them(database):
-    with lease.lease(client, "clean_project_refs:1", ttl=timedelta(minutes=1), holder="me"):
-        client.zadd(lease.SINCE, {b"\xff": 1, "no end": 1, "for ever": 1})
-        client.zadd(lease.UNTIL, {b"\xff": 1e300, "for ever": float("inf")})
-        found = lease.leases(client)
+    with locks.lease(client, "clean_project_refs:1", ttl=timedelta(minutes=1), holder="me"):
+        client.zadd(locks.SINCE, {b"\xff": 1, "no end": 1, "for ever": 1})
+        client.zadd(locks.UNTIL, {b"\xff": 1e300, "for ever": float("inf")})
+        found = locks.leases(client)
 
     assert {one.name: one.holder for one in found} == {"clean_project_refs:1": "me", "\udcff": "", "for ever": ""}
-    assert lease.break_lease(client, "\udcff")
+    assert locks.break_lease(client, "\udcff")
 
 
 @pytest.mark.parametrize("eta", [float("inf"), float("nan"), 10**30, -1])

@@ -4,15 +4,16 @@ import json
 
 import pytest
 
-from embedded.waiting import wait_until
+from forgekeeper.embedded.waiting import wait_until
 from metrics import logs
 from metrics.counting import WORKER
-from models import JobRun, database
-from settings.failpoints import parse
-from workers.attempt import LostRun, identity
-from workers.blocked import Blocked
-from workers.failpoints import FailpointReached, arm
-from workers.runner import Runner
+from forgekeeper.runs.ledger import JobRun
+from forgekeeper.database import database
+from forgekeeper.settings.failpoints import parse
+from forgekeeper.runs.attempt import LostRun, identity
+from forgekeeper.runs.blocked import Blocked
+from forgekeeper.failpoints import FailpointReached, arm
+from forgekeeper.runs.runner import Runner
 from workers.user_status_cleanup import BATCH_SIZE, Outcome, user_status_cleanup
 
 NAME = "user_status_cleanup"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from models import database, release
-from workers.clients import Limits, client, connect
+from forgekeeper.database import database, release
+from forgekeeper.connections import Limits, client, connect
 
 ME = "select pg_backend_pid()"
 

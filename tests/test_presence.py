@@ -13,11 +13,15 @@ import orjson
 import pytest
 
 import scheduler
-from embedded.waiting import wait_until
-from models import FeatureFlag, JobRun, Process, database, now, sample
-from settings import PREFIX
-from workers import BATCHES
-from workers.presence import LONGEST_NAME, AtWork, version
+from forgekeeper.embedded.waiting import wait_until
+from forgekeeper.flags import FeatureFlag
+from forgekeeper.runs.ledger import JobRun
+from forgekeeper.process.rows import Process
+from forgekeeper.database import database, now
+from workers import sample
+from forgekeeper.settings import PREFIX
+from forgekeeper.batches import BATCHES
+from forgekeeper.process.presence import LONGEST_NAME, AtWork, version
 
 ROOT = Path(__file__).parents[1]
 NAME = "user_status_cleanup"
@@ -36,7 +40,7 @@ class Service:
         self._log = log
         with log.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "cli", *arguments],
+                [sys.executable, "-m", "forgekeeper.cli", *arguments],
                 env={**os.environ, "PYTHONPATH": str(ROOT)}
                 | {PREFIX + name: str(value) for name, value in settings.items()},
                 stdin=subprocess.DEVNULL,

@@ -12,11 +12,16 @@ import psycopg2
 import pytest
 import redis
 
-from models import DeletionStatus, GitRefDeletion, JobRun, Process, SettledUpload, database, now
-from workers import QUEUES, prune
-from workers.broker import NAMESPACE
-from workers.clients import client
-from workers.deadline import Deadline
+from models import DeletionStatus, GitRefDeletion
+from forgekeeper.runs.ledger import JobRun
+from forgekeeper.process.rows import Process
+from forgekeeper.storage.settled import SettledUpload
+from forgekeeper.database import database, now
+from forgekeeper.batches import queues
+from workers import prune
+from forgekeeper.process.broker import NAMESPACE
+from forgekeeper.connections import client
+from forgekeeper.runs.deadline import Deadline
 from workers.prune import CHUNK, Outcome
 
 BUDGET = timedelta(minutes=5)
@@ -194,12 +199,12 @@ def test_a_dead_letter_goes_after_its_time_to_live():
 
 
 def test_dead_letters_of_every_queue_go():
-    for queue in QUEUES:
+    for queue in queues():
         dead_letter("old", age=8 * DAY, queue=queue)
 
     outcome = run()
 
-    assert (outcome.dead_letters, [letters(queue) for queue in QUEUES]) == (len(QUEUES), [set()] * len(QUEUES))
+    assert (outcome.dead_letters, [letters(queue) for queue in queues()]) == (len(queues()), [set()] * len(queues()))
 
 
 # Processes
@@ -300,9 +305,9 @@ def test_the_deadline_is_told_of_all_that_was_removed(count):
 
 
 def test_a_run_whose_time_runs_out_with_the_last_record_has_left_nothing():
-    dead_letter("old", age=8 * DAY, queue=QUEUES[-1])
+    dead_letter("old", age=8 * DAY, queue=queues()[-1])
 
-    outcome = run(clock=lambda: 0.0 if letters(QUEUES[-1]) else BUDGET.total_seconds())
+    outcome = run(clock=lambda: 0.0 if letters(queues()[-1]) else BUDGET.total_seconds())
 
     assert outcome == Outcome(dead_letters=1, stopped="drained")
 

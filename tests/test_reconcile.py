@@ -18,13 +18,15 @@ from dramatiq.brokers.stub import StubBroker
 
 import models
 import scheduler
-from embedded.waiting import wait_until
-from models import Batch, JobRun
-from models.job_run import MAX_LOSSES, MAX_RETRIES
+from forgekeeper.embedded.waiting import wait_until
+from forgekeeper.runs.batch import Batch
+from forgekeeper.runs.ledger import JobRun
+from forgekeeper.runs.ledger import MAX_LOSSES, MAX_RETRIES
 from scheduler import REMEMBERED, Loop
-from settings import Settings
-from workers import BATCHES, broker
-from workers.clients import Limits, client, connect
+from forgekeeper.settings import Settings
+from forgekeeper.batches import BATCHES
+from forgekeeper.process.broker import broker
+from forgekeeper.connections import Limits, client, connect
 
 from .ledger import start_run
 

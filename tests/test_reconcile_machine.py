@@ -33,13 +33,15 @@ from hypothesis.stateful import (
 
 import models
 import scheduler
-from coordination.messages import TOKEN, is_dead
-from models import Batch, JobRun, Started
-from models.job_run import CLOCK_TOLERANCE, OPEN
+from forgekeeper.delivery.enqueue_unique import TOKEN, is_dead
+from forgekeeper.runs.batch import Batch
+from forgekeeper.runs.ledger import JobRun, Started
+from forgekeeper.runs.ledger import CLOCK_TOLERANCE, OPEN
 from scheduler import PRECEDENCE
-from settings import Settings
-from workers import BATCHES, broker
-from workers.clients import Limits, client, connect
+from forgekeeper.settings import Settings
+from forgekeeper.batches import BATCHES
+from forgekeeper.process.broker import broker
+from forgekeeper.connections import Limits, client, connect
 
 EXAMPLES = 500
 NAME = "user_status_cleanup"

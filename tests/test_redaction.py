@@ -13,7 +13,7 @@ from hypothesis import strategies as some
 
 from metrics import redaction
 from metrics.redaction import BITS, DEEPEST, LONGEST, MASK, MORE, MOST, SEEN, WIDEST, clean, escaped, redact, text_of
-from workers.attempt import describe, storable
+from forgekeeper.runs.attempt import describe, storable
 
 LINEAR = 30
 """Ten times the length may take this many times the time: what grows with its square takes a hundred times."""

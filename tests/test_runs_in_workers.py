@@ -17,14 +17,17 @@ from dramatiq import Worker
 from dramatiq.brokers.redis import RedisBroker
 
 import scheduler
-from coordination.messages import TOKEN, depth, push_once
-from embedded.waiting import wait_until
-from models import FeatureFlag, JobRun, database, now, release
-from settings import PREFIX
-from workers import BATCHES, broker
-from workers.clients import client
-from workers.middleware import Connections
-from workers.runner import Runner
+from forgekeeper.delivery.enqueue_unique import TOKEN, depth, push_once
+from forgekeeper.embedded.waiting import wait_until
+from forgekeeper.flags import FeatureFlag
+from forgekeeper.runs.ledger import JobRun
+from forgekeeper.database import database, now, release
+from forgekeeper.settings import PREFIX
+from forgekeeper.batches import BATCHES
+from forgekeeper.process.broker import broker
+from forgekeeper.connections import client
+from forgekeeper.process.middleware import Connections
+from forgekeeper.runs.runner import Runner
 
 ROOT = Path(__file__).parents[1]
 NAME = "user_status_cleanup"
@@ -93,7 +96,7 @@ class WorkerProcesses:
 def start_worker(database, tmp_path):
     started = []
 
-    def start(*, threads=2, program=("-m", "cli", "worker"), **settings):
+    def start(*, threads=2, program=("-m", "forgekeeper.cli", "worker"), **settings):
         log = tmp_path / f"worker-{len(started)}.log"
         usual = {"dead_after": DEAD_AFTER.total_seconds(), "retry_after": 0.2}
         started.append(WorkerProcesses(log, usual | settings, threads, program))

@@ -13,14 +13,15 @@ from apscheduler.schedulers.blocking import BlockingScheduler
 from playhouse.pool import MaxConnectionsExceeded
 from pydantic import SecretStr
 
-import migrations
+from forgekeeper import migrations
 import models
-from embedded import folder
-from embedded.waiting import wait_until
-from models import JobRun, Patience, database, promptly, reachable, release, unhurried, watch
+from forgekeeper.embedded import folder
+from forgekeeper.embedded.waiting import wait_until
+from forgekeeper.runs.ledger import JobRun
+from forgekeeper.database import Patience, database, promptly, reachable, release, unhurried, watch
 from scheduler import COUNT, Loop, _beat
-from workers import BATCHES
-from workers.clients import Limits, client, connect
+from forgekeeper.batches import BATCHES
+from forgekeeper.connections import Limits, client, connect
 
 from .frozen import Server
 from .ledger import start_run

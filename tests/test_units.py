@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import typer
 
-from cli.commands import app
-from settings import Settings
-from settings.reading import load
-from workers import QUEUES
+from forgekeeper.cli.commands import app
+from forgekeeper.settings import Settings
+from forgekeeper.settings.reading import load
+from forgekeeper.batches import queues
 
 FOLDER = Path(__file__).parent.parent / "deploy" / "systemd"
 SERVICES = sorted(FOLDER.glob("*.service"))
@@ -52,7 +52,7 @@ def test_the_services_together_are_every_process_and_every_queue():
     queues = [queue for one in words for option, queue in itertools.pairwise(one) if option == "--queues"]
 
     assert {one[0] for one in words} == {"scheduler", "worker", "exporter"}
-    assert sorted(queues) == sorted(QUEUES)
+    assert sorted(queues) == sorted(queues())
 
 
 def test_the_target_wants_every_service():

@@ -12,12 +12,14 @@ import peewee as pw
 import psycopg2
 import pytest
 
-from models import JobRun, UserStatus, database
+from forgekeeper.runs.ledger import JobRun
+from models import UserStatus
+from forgekeeper.database import database
 from models.user_status import START
 from workers import user_status_cleanup
-from workers.attempt import identity
-from workers.deadline import Deadline, stopping
-from workers.runner import Runner
+from forgekeeper.runs.attempt import identity
+from forgekeeper.runs.deadline import Deadline, stopping
+from forgekeeper.runs.runner import Runner
 from workers.user_status_cleanup import BATCH_SIZE, Outcome
 
 from .clocks import Clock, Crash, crash

@@ -11,7 +11,8 @@ from pathlib import Path
 import orjson
 import pytest
 
-from models import JobRun, database
+from forgekeeper.runs.ledger import JobRun
+from forgekeeper.database import database
 from workers.user_status_cleanup import MAX_RUNTIME
 
 ROOT = Path(__file__).parents[1]
@@ -71,7 +72,7 @@ def cleanup():
     """Run the batch as an operator would."""
     began = time.monotonic()
     answer = subprocess.run(
-        [sys.executable, "-m", "cli", "run", "user_status_cleanup", "--json"],
+        [sys.executable, "-m", "forgekeeper.cli", "run", "user_status_cleanup", "--json"],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdin=subprocess.DEVNULL,
         capture_output=True,

@@ -13,8 +13,8 @@ import pytest
 import redis
 from psycopg2.extensions import make_dsn
 
-from embedded.waiting import wait_until
-from settings import PREFIX
+from forgekeeper.embedded.waiting import wait_until
+from forgekeeper.settings import PREFIX
 
 from .ports import free_ports
 from .traps import OURS, Traps

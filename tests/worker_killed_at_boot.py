@@ -4,8 +4,8 @@ import os
 import signal
 import sys
 
-from workers.__main__ import run
-from workers.word import Word
+from forgekeeper.process.__main__ import run
+from forgekeeper.process.ready_pipe import Word
 
 
 def kill_itself(_word):

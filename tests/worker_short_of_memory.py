@@ -2,9 +2,9 @@
 
 import sys
 
-from models import JobRun
-from workers.__main__ import run
-from workers.runner import Runner
+from forgekeeper.runs.ledger import JobRun
+from forgekeeper.process.__main__ import run
+from forgekeeper.runs.runner import Runner
 
 PLACES = {"beat": (JobRun, "keep_alive"), "start": (Runner, "__init__")}
 

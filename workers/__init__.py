@@ -9,10 +9,11 @@ from typing import Any
 
 from dramatiq import Actor, Message
 
-from coordination import uploads
-from coordination.messages import TOKEN
-from models import JobRun, backlog, now
-from models.backlog import Backlog
+from workers.stale_direct_uploads import register
+from forgekeeper.delivery.enqueue_unique import TOKEN
+from forgekeeper.runs.ledger import JobRun
+from forgekeeper.database import backlog, now
+from forgekeeper.database.backlog import Backlog
 from workers import (
     delete_objects,
     expired_job_artifacts,
@@ -22,8 +23,8 @@ from workers import (
     stale_imports,
     user_status_cleanup,
 )
-from workers.broker import QUEUES, broker
-from workers.clients import client
+from forgekeeper.process.broker import QUEUES, broker
+from forgekeeper.connections import client
 
 __all__ = ["BATCHES", "QUEUES", "Batch", "broker"]
 
@@ -59,7 +60,7 @@ class Batch:
 
 
 def _stale_uploads() -> Backlog:
-    found = uploads.census(client, stale_direct_uploads.MAX_UPLOAD_DURATION)
+    found = register.census(client, stale_direct_uploads.MAX_UPLOAD_DURATION)
     return Backlog(found.due, found.due_since)
 
 

@@ -16,17 +16,19 @@ from typing import Literal
 
 import structlog
 
-from models import DeletedObject, JobArtifact, now
-from models.deleted_object import Claimed
-from settings import Settings
-from storage.objects import OUTSIDE, Objects, StoreUnavailable
-from workers import stores
-from workers.attempt import Attempt
-from workers.bad_records import BadRecords
-from workers.blocked import Blocked
-from workers.deadline import Deadline
-from workers.declaring import batch
-from workers.failpoints import failpoint
+from forgekeeper.storage.outbox import DeletedObject
+from models import JobArtifact
+from forgekeeper.database import now
+from forgekeeper.storage.outbox import Claimed
+from forgekeeper.settings import Settings
+from forgekeeper.storage.objects import OUTSIDE, Objects, StoreUnavailable
+from forgekeeper.storage import stores
+from forgekeeper.runs.attempt import Attempt
+from forgekeeper.runs.bad_records import BadRecords
+from forgekeeper.runs.blocked import Blocked
+from forgekeeper.runs.deadline import Deadline
+from forgekeeper.declaring import batch
+from forgekeeper.failpoints import failpoint
 
 CHUNK = 1_000
 FIRST_RETRY = timedelta(minutes=1)

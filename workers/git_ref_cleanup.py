@@ -19,19 +19,22 @@ from typing import Literal
 
 import structlog
 
-from coordination.lease import Lease, LeaseTaken, lease
-from models import Batch, GitRefDeletion, Installation, Project, database
+from forgekeeper.locks import Lease, LeaseTaken, lease
+from forgekeeper.runs.batch import Batch
+from models import GitRefDeletion, Project
+from forgekeeper.installation.row import Installation
+from forgekeeper.database import database
 from models.projects import LAST, Closed, Settled
-from settings import Settings
-from storage import git_refs, git_repository, sentinel
-from workers.attempt import Attempt, identity
-from workers.bad_records import BadRecords
-from workers.blocked import Blocked
-from workers.child import Child
-from workers.clients import client
-from workers.deadline import Deadline
-from workers.declaring import batch, child_of
-from workers.failpoints import failpoint
+from forgekeeper.settings import Settings
+from forgekeeper.storage import git_refs, git_repository, sentinel
+from forgekeeper.runs.attempt import Attempt, identity
+from forgekeeper.runs.bad_records import BadRecords
+from forgekeeper.runs.blocked import Blocked
+from forgekeeper.runs.child import Child
+from forgekeeper.connections import client
+from forgekeeper.runs.deadline import Deadline
+from forgekeeper.declaring import batch, child_of
+from forgekeeper.failpoints import failpoint
 
 LOCK_TIMEOUT = timedelta(minutes=10)
 BATCH_SIZE = 100

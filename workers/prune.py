@@ -14,14 +14,19 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Literal
 
-from coordination.messages import forget_dead
-from models import GitRefDeletion, JobRun, PassedOver, Process, SettledUpload, now
-from workers.attempt import Attempt
-from workers.bad_records import BadRecords
-from workers.broker import QUEUES, broker
-from workers.deadline import Deadline
-from workers.declaring import batch
-from workers.failpoints import failpoint
+from forgekeeper.delivery.enqueue_unique import forget_dead
+from models import GitRefDeletion
+from forgekeeper.runs.ledger import JobRun
+from forgekeeper.runs.passed_over import PassedOver
+from forgekeeper.process.rows import Process
+from forgekeeper.storage.settled import SettledUpload
+from forgekeeper.database import now
+from forgekeeper.runs.attempt import Attempt
+from forgekeeper.runs.bad_records import BadRecords
+from forgekeeper.process.broker import QUEUES, broker
+from forgekeeper.runs.deadline import Deadline
+from forgekeeper.declaring import batch
+from forgekeeper.failpoints import failpoint
 
 CHUNK = 1_000
 MAX_RUNTIME = timedelta(minutes=5)

@@ -15,13 +15,14 @@ from typing import Literal
 
 import structlog
 
-from models import BulkImport, BulkImportEntity, now
+from models import BulkImport, BulkImportEntity
+from forgekeeper.database import now
 from models.bulk_imports import START
-from workers.attempt import Attempt
-from workers.bad_records import BadRecords
-from workers.deadline import Deadline
-from workers.declaring import batch
-from workers.failpoints import failpoint
+from forgekeeper.runs.attempt import Attempt
+from forgekeeper.runs.bad_records import BadRecords
+from forgekeeper.runs.deadline import Deadline
+from forgekeeper.declaring import batch
+from forgekeeper.failpoints import failpoint
 
 PAGE_SIZE = 100
 MAX_RUNTIME = timedelta(minutes=10)

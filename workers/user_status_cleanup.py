@@ -12,13 +12,14 @@ from datetime import timedelta
 from functools import partial
 from typing import Literal
 
-from models import UserStatus, now
+from models import UserStatus
+from forgekeeper.database import now
 from models.user_status import START, Position
-from workers.attempt import Attempt
-from workers.bad_records import BadRecords
-from workers.deadline import Deadline
-from workers.declaring import batch
-from workers.failpoints import failpoint
+from forgekeeper.runs.attempt import Attempt
+from forgekeeper.runs.bad_records import BadRecords
+from forgekeeper.runs.deadline import Deadline
+from forgekeeper.declaring import batch
+from forgekeeper.failpoints import failpoint
 
 BATCH_SIZE = 100
 MAX_RUNTIME = timedelta(seconds=30)

@@ -17,11 +17,11 @@ import pytest
 import redis
 import structlog
 
-import cli
+from forgekeeper import cli
 import models
-from coordination.installation import KEY
-from settings import PREFIX
-from workers.clients import client
+from forgekeeper.installation.in_redis import KEY
+from forgekeeper.settings import PREFIX
+from forgekeeper.connections import client
 
 ROOT = Path(__file__).parents[2]
 
@@ -69,7 +69,7 @@ def forgekeeper(environment, tmp_path):
 
     def call(*arguments, **settings):
         ended = subprocess.run(
-            [sys.executable, "-m", "cli", *arguments],
+            [sys.executable, "-m", "forgekeeper.cli", *arguments],
             env=environment(**settings),
             cwd=tmp_path,
             capture_output=True,

@@ -14,9 +14,9 @@ import tempfile
 
 from typer.main import get_command
 
-import cli
-from cli import reference
-from cli.commands import app
+from forgekeeper import cli
+from forgekeeper.cli import reference
+from forgekeeper.cli.commands import app
 
 LIMIT = 30
 """Seconds that a command may take."""

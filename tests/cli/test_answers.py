@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from coordination import uploads
-from embedded.waiting import wait_until
-from models import FeatureFlag
-from workers.clients import client
+from workers.stale_direct_uploads import register
+from forgekeeper.embedded.waiting import wait_until
+from forgekeeper.flags import FeatureFlag
+from forgekeeper.connections import client
 
 NAME = "user_status_cleanup"
 FLAG = "bulk_delete_job_artifacts"
@@ -66,7 +66,7 @@ def test_a_retry_of_all_says_with_json_how_many(main, database, what):
 
 
 def test_a_retry_of_one_says_with_json_that_it_was_one(main, database):
-    client.zadd(uploads.FAILED, {"a:b": 1})
+    client.zadd(register.FAILED, {"a:b": 1})
 
     assert main("uploads", "retry", "a:b", "--json").json == {"retried": 1}
 
@@ -106,7 +106,7 @@ def test_without_an_amount_seed_makes_the_tables_alone(main, settings, new_datab
         "the tables of the example forge are there; no sample data was put in\n",
     )
     assert query(url, "select count(*) from user_statuses") == [(0,)]
-    assert client.zcard(uploads.PENDING) == 0
+    assert client.zcard(register.PENDING) == 0
 
 
 def test_without_an_amount_seed_answers_with_an_empty_object(main, settings, new_database):
@@ -118,7 +118,7 @@ def test_without_an_amount_seed_answers_with_an_empty_object(main, settings, new
 
 def test_queues_may_be_given_with_commas_between_them(environment, database, tmp_path):
     worker = subprocess.Popen(
-        [sys.executable, "-m", "cli", "worker", "--processes", "1", "--queues", "cron,git", "--queues", "objects"],
+        [sys.executable, "-m", "forgekeeper.cli", "worker", "--processes", "1", "--queues", "cron,git", "--queues", "objects"],
         env=environment(),
         cwd=tmp_path,
         stderr=subprocess.DEVNULL,

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-import migrations
-from workers import BATCHES
+from forgekeeper import migrations
+from forgekeeper.batches import BATCHES
 
 NAME = "user_status_cleanup"
 FLAG = "bulk_delete_job_artifacts"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from models import JobRun
+from forgekeeper.runs.ledger import JobRun
 
 NAME = "git_ref_cleanup"
 SENTENCE = "no repositories are configured; set FORGEKEEPER_REPOSITORIES_ROOT"

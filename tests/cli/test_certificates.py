@@ -8,7 +8,7 @@ from contextlib import closing
 import pytest
 import redis
 
-from embedded.waiting import wait_until
+from forgekeeper.embedded.waiting import wait_until
 
 from ..ports import free_ports  # noqa: TID252, pytest puts no folder on the path
 

@@ -14,11 +14,13 @@ from dramatiq import Message
 from dramatiq.brokers.redis import RedisBroker
 
 import scheduler
-from coordination.messages import depth, push_once
-from models import Batch, JobRun, now
-from workers import BATCHES, QUEUES
-from workers.broker import NAMESPACE, broker
-from workers.clients import client
+from forgekeeper.delivery.enqueue_unique import depth, push_once
+from forgekeeper.runs.batch import Batch
+from forgekeeper.runs.ledger import JobRun
+from forgekeeper.database import now
+from forgekeeper.batches import BATCHES, queues
+from forgekeeper.process.broker import NAMESPACE, broker
+from forgekeeper.connections import client
 
 NAME = "user_status_cleanup"
 CHILD, QUEUE = "clean_project_refs", "git"
@@ -63,7 +65,7 @@ def note(letter_id, reason):
 
 
 def dead():
-    return {key.decode() for queue in QUEUES for key in client.zrange(f"{NAMESPACE}:{queue}.XQ", 0, -1)}
+    return {key.decode() for queue in queues() for key in client.zrange(f"{NAMESPACE}:{queue}.XQ", 0, -1)}
 
 
 def waiting(queue=QUEUE):
@@ -438,7 +440,7 @@ def on_a_terminal(environment, keys, *arguments):
     """Run a command as a person does; return its exit status and what was on the screen."""
     ours, its = pty.openpty()
     with subprocess.Popen(
-        [sys.executable, "-m", "cli", *arguments], env=environment, stdin=its, stdout=its, stderr=its
+        [sys.executable, "-m", "forgekeeper.cli", *arguments], env=environment, stdin=its, stdout=its, stderr=its
     ) as process:
         os.close(its)
         os.write(ours, keys.encode())

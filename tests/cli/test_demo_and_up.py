@@ -11,10 +11,10 @@ from uuid import uuid4
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
-from cli.scraping import Figure, PageMissing, compare, scrape
-from embedded.waiting import wait_until
-from metrics.page import Page, listen
-from settings import PREFIX
+from forgekeeper.cli.scraping import Figure, PageMissing, compare, scrape
+from forgekeeper.embedded.waiting import wait_until
+from metrics.endpoint import Page, listen
+from forgekeeper.settings import PREFIX
 
 from ..ports import free_ports  # noqa: TID252, pytest puts no folder on the path
 from ..traps import Traps  # noqa: TID252
@@ -59,7 +59,7 @@ class Command:
         own |= {f"{PREFIX}METRICS_PORT_{process}": "0" for process in ("WORKER", "SCHEDULER", "EXPORTER")}
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "cli", *arguments],
+                [sys.executable, "-P", "-m", "forgekeeper.cli", *arguments],
                 cwd=folder,
                 env=inherited | own | {PREFIX + name: value for name, value in settings.items()},
                 stdout=output,

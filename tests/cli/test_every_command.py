@@ -11,8 +11,8 @@ import pytest
 import redis
 from psycopg2.extensions import make_dsn
 
-from coordination import uploads
-from settings import PREFIX
+from workers.stale_direct_uploads import register
+from forgekeeper.settings import PREFIX
 
 from ..traps import Traps  # noqa: TID252, pytest puts no folder on the path
 from .every_command import commands, serves, walk
@@ -287,7 +287,7 @@ def test_without_rights_on_redis_a_command_says_what_to_grant(redis_without_righ
 @pytest.fixture(scope="module")
 def redis_of_others(walked, tables, urls):
     """The walk in a database of Redis where another program has our keys' names for texts."""
-    keys = [uploads.PENDING, uploads.FAILED, uploads.DELETING, "forgekeeper:dead"]
+    keys = [register.PENDING, register.FAILED, register.DELETING, "forgekeeper:dead"]
     keys += [f"forgekeeper:{queue}{kind}" for queue in ("cron", "git") for kind in ("", ".DQ", ".XQ", ".msgs")]
     with closing(redis.Redis.from_url(_numbered(urls.redis, 9))) as server:
         server.mset(dict.fromkeys(keys, "a text"))
@@ -389,12 +389,12 @@ def test_no_command_runs_what_lies_in_the_folder_where_it_is_started(
 
 def test_a_mistake_of_our_own_keeps_its_trace(main, own_database, monkeypatch):
     # A statement that is no SQL is nobody's to mend but ours: without its trace nobody could.
-    monkeypatch.setattr("cli.status.now", _syntax_error)
+    monkeypatch.setattr("forgekeeper.cli.status.now", _syntax_error)
 
     assert "Traceback" in main("status", DATABASE_URL=own_database).stderr
 
 
 def _syntax_error():
-    from models import database
+    from forgekeeper.database import database
 
     database.execute_sql("selec 1")

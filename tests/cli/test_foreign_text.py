@@ -6,13 +6,19 @@ from datetime import timedelta
 import pytest
 from dramatiq import Message
 
-from coordination import uploads
-from coordination.sizes import LARGEST_FETCHED
+from workers.stale_direct_uploads import register
+from forgekeeper.delivery.sizes import LARGEST_FETCHED
 from metrics.redaction import CONTROL
-from models import Batch, DeletedObject, GitRefDeletion, JobRun, PassedOver, Process, now
-from models.deleted_object import MAX_ATTEMPTS
-from workers.broker import NAMESPACE
-from workers.clients import client
+from forgekeeper.runs.batch import Batch
+from forgekeeper.storage.outbox import DeletedObject
+from models import GitRefDeletion
+from forgekeeper.runs.ledger import JobRun
+from forgekeeper.runs.passed_over import PassedOver
+from forgekeeper.process.rows import Process
+from forgekeeper.database import now
+from forgekeeper.storage.outbox import MAX_ATTEMPTS
+from forgekeeper.process.broker import NAMESPACE
+from forgekeeper.connections import client
 
 NAME = "user_status_cleanup"
 SIGNS = "\x1b[31m\x1b]0;title\x07\x9b2J\u202e\u2028\r\x7f'\"\\[/red]{}"
@@ -63,7 +69,7 @@ def noise(database):
     )  # fmt: skip
     DeletedObject.create(store_dir=NOISE, file=NOISE, pick_up_at=instant, attempts=MAX_ATTEMPTS)
     GitRefDeletion.create(project_id=1, ref=NOISE, rejected_reason=NOISE)
-    client.zadd(uploads.FAILED, {f"artifacts:{LONG}": 1})
+    client.zadd(register.FAILED, {f"artifacts:{LONG}": 1})
     client.hset(f"{NAMESPACE}:git.XQ.reasons", "odd", LONG)
     nested = "[" * 900 + "]" * 900
     for letter, body in {

@@ -4,10 +4,10 @@ from datetime import timedelta
 
 import pytest
 
-from coordination.lease import LeaseLost, lease
+from forgekeeper.locks import LeaseLost, lease
 from models import DeletionStatus, GitRefDeletion, Project
-from storage import git_sample, sentinel
-from workers.clients import client
+from forgekeeper.storage import git_sample, sentinel
+from forgekeeper.connections import client
 
 from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
 

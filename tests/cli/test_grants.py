@@ -13,32 +13,25 @@ import peewee as pw
 import pytest
 import redis
 
-import migrations
+from forgekeeper import migrations
 import scheduler
-from coordination import uploads
+from workers.stale_direct_uploads import register
 from metrics import exporter
-from models import (
-    APPLICATION,
-    OURS,
-    Batch,
-    GitRefDeletion,
-    Installation,
-    JobRun,
-    PassedOver,
-    Process,
-    Project,
-    SettledUpload,
-    database,
-    now,
-    privileges,
-    sqlstate,
-)
+from models import APPLICATION, GitRefDeletion, Project
+from forgekeeper.tables import OURS
+from forgekeeper.runs.batch import Batch
+from forgekeeper.installation.row import Installation
+from forgekeeper.runs.ledger import JobRun
+from forgekeeper.runs.passed_over import PassedOver
+from forgekeeper.process.rows import Process
+from forgekeeper.storage.settled import SettledUpload
+from forgekeeper.database import database, now, privileges, sqlstate
 from models.projects import Closed
-from settings import Settings
-from storage import sentinel
-from workers import BATCHES
-from workers.broker import NAMESPACE
-from workers.clients import Limits, client, connect
+from forgekeeper.settings import Settings
+from forgekeeper.storage import sentinel
+from forgekeeper.batches import BATCHES
+from forgekeeper.process.broker import NAMESPACE
+from forgekeeper.connections import Limits, client, connect
 from workers.git_ref_cleanup import clean_project_refs
 
 from ..system import rights  # noqa: TID252, pytest puts no folder on the path
@@ -165,7 +158,7 @@ def plant(role, folder):
         for number in ("1", "2"):
             server.zadd(f"{NAMESPACE}:git.XQ", {number: 1})
             server.hset(f"{NAMESPACE}:git.XQ.msgs", number, message.copy(message_id=number).encode())
-        server.zadd(uploads.FAILED, {"artifacts:given/up": 1})
+        server.zadd(register.FAILED, {"artifacts:given/up": 1})
     file = folder / "objects" / "a" / "b"
     file.parent.mkdir()
     file.write_bytes(b"")

@@ -7,8 +7,8 @@ from uuid import uuid4
 import pytest
 import redis
 
-from coordination.installation import KEY
-from storage import sentinel
+from forgekeeper.installation.in_redis import KEY
+from forgekeeper.storage import sentinel
 
 AWAY = "redis://127.0.0.1:1/0"
 OLD = (b"", sentinel.TEXT)

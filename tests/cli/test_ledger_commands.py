@@ -3,12 +3,16 @@ from pathlib import Path
 
 import pytest
 
-from coordination.messages import depth
-from models import FLAGS, Batch, FeatureFlag, JobRun, now, sample
-from settings import Settings
-from workers import BATCHES, QUEUES
-from workers.broker import NAMESPACE
-from workers.clients import client
+from forgekeeper.delivery.enqueue_unique import depth
+from forgekeeper.flags import FLAGS, FeatureFlag
+from forgekeeper.runs.batch import Batch
+from forgekeeper.runs.ledger import JobRun
+from forgekeeper.database import now
+from workers import sample
+from forgekeeper.settings import Settings
+from forgekeeper.batches import BATCHES, queues
+from forgekeeper.process.broker import NAMESPACE
+from forgekeeper.connections import client
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,7 +41,7 @@ def test_status_lists_every_batch_and_queue(forgekeeper, database):
     result = forgekeeper("status")
 
     assert (result.status, result.stderr) == (0, "")
-    for name in (*BATCHES, *QUEUES):
+    for name in (*BATCHES, *queues()):
         assert name in result.stdout
 
 

@@ -6,7 +6,7 @@ from contextlib import closing
 import pytest
 import redis
 
-from storage import sentinel
+from forgekeeper.storage import sentinel
 
 ARTIFACTS = ["expired_job_artifacts", "delete_objects", "stale_direct_uploads"]
 PARTITIONED = """

@@ -6,12 +6,17 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from coordination import buckets, uploads
-from models import DeletedObject, JobArtifact, JobRun, SettledUpload, now
-from models.deleted_object import MAX_ATTEMPTS
-from storage import sentinel
-from workers import stores
-from workers.clients import client
+from workers.expired_job_artifacts import buckets
+from workers.stale_direct_uploads import register as uploads
+from forgekeeper.storage.outbox import DeletedObject
+from models import JobArtifact
+from forgekeeper.runs.ledger import JobRun
+from forgekeeper.storage.settled import SettledUpload
+from forgekeeper.database import now
+from forgekeeper.storage.outbox import MAX_ATTEMPTS
+from forgekeeper.storage import sentinel
+from forgekeeper.storage import stores
+from forgekeeper.connections import client
 
 from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
 

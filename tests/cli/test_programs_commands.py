@@ -8,7 +8,7 @@ from urllib.parse import quote, urlsplit
 
 import pytest
 
-from workers.clients import client
+from forgekeeper.connections import client
 
 PASSWORD = "p@ss/w:rd %41'"
 RECORDER = """#!{python}

@@ -2,7 +2,8 @@
 
 import pytest
 
-from models import PassedOver, now
+from forgekeeper.runs.passed_over import PassedOver
+from forgekeeper.database import now
 
 pytestmark = pytest.mark.usefixtures("database")
 

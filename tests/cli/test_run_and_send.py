@@ -6,12 +6,16 @@ import sys
 import pytest
 
 import scheduler
-from coordination.messages import depth
-from embedded.waiting import wait_until
-from models import Batch, JobRun, UserStatus, now, sample
-from workers import BATCHES
-from workers.broker import NAMESPACE
-from workers.clients import client
+from forgekeeper.delivery.enqueue_unique import depth
+from forgekeeper.embedded.waiting import wait_until
+from forgekeeper.runs.batch import Batch
+from forgekeeper.runs.ledger import JobRun
+from models import UserStatus
+from forgekeeper.database import now
+from workers import sample
+from forgekeeper.batches import BATCHES
+from forgekeeper.process.broker import NAMESPACE
+from forgekeeper.connections import client
 
 NAME = "user_status_cleanup"
 NOTHING = {"deleted": 0, "batches": 0, "stopped": "drained"}
@@ -173,7 +177,7 @@ def test_a_tick_taken_over_that_fails_is_left_to_the_workers(main, own_database,
 def test_ctrl_c_ends_a_run_at_the_next_chunk(environment, database):
     sample.user_statuses(1_000)
     running = subprocess.Popen(
-        [sys.executable, "-m", "cli", "run", NAME, "--json"],
+        [sys.executable, "-m", "forgekeeper.cli", "run", NAME, "--json"],
         env=environment(PACE_USER_STATUS_CLEANUP="50"),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

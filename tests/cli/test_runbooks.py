@@ -14,15 +14,19 @@ from pathlib import Path
 import pytest
 from dramatiq import Message
 
-from coordination import uploads
-from coordination.lease import lease
-from coordination.messages import push_once
-from embedded.waiting import wait_until
-from models import Batch, DeletedObject, DeletionStatus, GitRefDeletion, JobRun, Project, sample
-from models.deleted_object import MAX_ATTEMPTS
-from storage import sentinel
-from workers.broker import broker
-from workers.clients import client
+from workers.stale_direct_uploads import register
+from forgekeeper.locks import lease
+from forgekeeper.delivery.enqueue_unique import push_once
+from forgekeeper.embedded.waiting import wait_until
+from forgekeeper.runs.batch import Batch
+from forgekeeper.storage.outbox import DeletedObject
+from models import DeletionStatus, GitRefDeletion, Project
+from forgekeeper.runs.ledger import JobRun
+from workers import sample
+from forgekeeper.storage.outbox import MAX_ATTEMPTS
+from forgekeeper.storage import sentinel
+from forgekeeper.process.broker import broker
+from forgekeeper.connections import client
 
 from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
 from ..ports import free_ports  # noqa: TID252, pytest puts no folder on the path
@@ -81,7 +85,7 @@ def world(database, places):
     Project.create(id=1, disk_path="a/b.git")
     rejected = GitRefDeletion.create(project_id=1, ref="HEAD", reason="not_under_refs", status=DeletionStatus.REJECTED)
     DeletedObject.create(store_dir="a", file="b", attempts=MAX_ATTEMPTS)
-    uploads.prepare(client, "artifacts", "c/d")
+    register.prepare(client, "artifacts", "c/d")
     run = JobRun.start_here(BATCH, by="worker-1:9")
     JobRun.fail(run, "no such thing", delay=timedelta(0), retries=0)
     return {"refs retry": str(rejected.id), "dead ": LETTER}
@@ -151,7 +155,7 @@ def test_every_command_that_serves_begins_and_ends_when_told_to(environment, wor
     log = tmp_path / "log"
     with log.open("wb") as written:
         serving = subprocess.Popen(
-            [sys.executable, "-m", "cli", *typed(command, world)],
+            [sys.executable, "-m", "forgekeeper.cli", *typed(command, world)],
             env=environment(METRICS_PORT_EXPORTER=str(port), WORKER_PROCESSES="1", LOG_FORMAT="json"),
             stderr=written,
         )

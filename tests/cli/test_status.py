@@ -16,8 +16,13 @@ from fcntl import ioctl
 import psycopg2
 import pytest
 
-from models import Batch, JobRun, Process, database, now, sample
-from workers import BATCHES, broker
+from forgekeeper.runs.batch import Batch
+from forgekeeper.runs.ledger import JobRun
+from forgekeeper.process.rows import Process
+from forgekeeper.database import database, now
+from workers import sample
+from forgekeeper.batches import BATCHES
+from forgekeeper.process.broker import broker
 
 NAME = "user_status_cleanup"
 LIMIT = 60.0
@@ -37,7 +42,7 @@ class Terminal:
         self.shown = ""
         self._pid, self._file = pty.fork()
         if self._pid == 0:
-            os.execve(sys.executable, [sys.executable, "-m", "cli", *arguments], environment)
+            os.execve(sys.executable, [sys.executable, "-m", "forgekeeper.cli", *arguments], environment)
         ioctl(self._file, termios.TIOCSWINSZ, struct.pack("HHHH", 60, columns, 0, 0))
 
     def read_until(self, condition):

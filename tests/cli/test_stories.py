@@ -3,10 +3,14 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 import scheduler
-from models import Batch, JobRun, Process, now
-from settings.reading import load
-from workers import BATCHES, broker
-from workers.clients import client
+from forgekeeper.runs.batch import Batch
+from forgekeeper.runs.ledger import JobRun
+from forgekeeper.process.rows import Process
+from forgekeeper.database import now
+from forgekeeper.settings.reading import load
+from forgekeeper.batches import BATCHES
+from forgekeeper.process.broker import broker
+from forgekeeper.connections import client
 
 from ..ledger import start_run  # noqa: TID252, pytest puts no folder on the path
 

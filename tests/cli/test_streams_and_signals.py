@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from embedded.waiting import wait_until
+from forgekeeper.embedded.waiting import wait_until
 
 from ..system.proxy import postgres_through  # noqa: TID252, pytest puts no folder on the path
 from .every_command import commands, serves
@@ -37,7 +37,7 @@ def start(environment, tmp_path):
     """Start `forgekeeper <arguments>`; what is still there in the end is killed."""
     started = []
 
-    def call(*arguments, program=("-m", "cli"), **options):
+    def call(*arguments, program=("-m", "forgekeeper.cli"), **options):
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL} | options
         process = subprocess.Popen(
             [sys.executable, *program, *arguments], env=environment(), cwd=tmp_path, text=True, **streams
@@ -70,7 +70,7 @@ cli.main()
 """
 
 
-@pytest.mark.parametrize("module", ["typer", "redis", "peewee", "obstore", "dramatiq", "cli.commands"])
+@pytest.mark.parametrize("module", ["typer", "redis", "peewee", "obstore", "dramatiq", "forgekeeper.cli.commands"])
 def test_ctrl_c_during_the_imports_ends_it_without_a_word(start, module):
     process = start(program=("-c", interrupted_at(module, "status")))
 
@@ -102,7 +102,7 @@ def test_ctrl_c_ends_a_command_though_the_database_hangs(environment, proxy, tmp
     proxy.drop_replies(to=statement)
     environment = environment(DATABASE_URL=proxy.url, SHUTDOWN_TIMEOUT="1")
     with (tmp_path / "err").open("w+") as err:
-        process = subprocess.Popen([sys.executable, "-m", "cli", *command], env=environment, cwd=tmp_path, stderr=err)
+        process = subprocess.Popen([sys.executable, "-m", "forgekeeper.cli", *command], env=environment, cwd=tmp_path, stderr=err)
         try:
             assert wait_until(lambda: proxy.dropped or process.poll() is not None, 30)
             process.send_signal(signal.SIGINT)
@@ -179,7 +179,7 @@ def test_a_stream_that_is_closed_is_no_failure(start, database, number):
 
 def test_a_character_that_the_output_does_not_know_is_no_failure(environment, tmp_path):
     ended = subprocess.run(
-        [sys.executable, "-m", "cli", "why", NAME, "--help"],
+        [sys.executable, "-m", "forgekeeper.cli", "why", NAME, "--help"],
         env=environment() | {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"},
         cwd=tmp_path,
         capture_output=True,

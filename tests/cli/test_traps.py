@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 import redis
 
-from coordination.installation import KEY
-from embedded.waiting import wait_until
-from settings import PREFIX
+from forgekeeper.installation.in_redis import KEY
+from forgekeeper.embedded.waiting import wait_until
+from forgekeeper.settings import PREFIX
 
 from ..ports import free_ports  # noqa: TID252, pytest puts no folder on the path
 from ..traps import Traps  # noqa: TID252
 
 ROOT = Path(__file__).parents[2]
-PROGRAM = [sys.executable, "-P", "-m", "cli"]
+PROGRAM = [sys.executable, "-P", "-m", "forgekeeper.cli"]
 """As the console script: the current folder is no place to look in."""
 LIMIT = 60.0
 READY = "Worker process is ready for action."
@@ -51,7 +51,7 @@ def test_a_trap_springs_where_python_is_let_into_the_folder(tmp_path):
     folder.mkdir()
     traps = Traps(folder)
 
-    subprocess.run([sys.executable, "-m", "cli"], cwd=folder, capture_output=True, check=False)
+    subprocess.run([sys.executable, "-m", "forgekeeper.cli"], cwd=folder, capture_output=True, check=False)
 
     assert traps.sprung()
 

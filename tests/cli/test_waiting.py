@@ -17,10 +17,10 @@ import redis
 import structlog
 import typer
 
-from cli import waiting
-from cli.waiting import Missing, Wait
-from embedded.waiting import wait_until
-from metrics.gathering import READY, unready
+from forgekeeper.cli import waiting
+from forgekeeper.cli.waiting import Missing, Wait
+from forgekeeper.embedded.waiting import wait_until
+from metrics.multiprocess import READY, unready
 
 from ..ports import free_ports  # noqa: TID252, pytest puts no folder on the path
 from ..system.proxy import postgres_through, redis_through  # noqa: TID252
@@ -38,7 +38,7 @@ class Process:
         self.supervisor.setblocking(False)
         with self._log.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "cli", *arguments],
+                [sys.executable, "-m", "forgekeeper.cli", *arguments],
                 env=environment | {"NOTIFY_SOCKET": str(folder / "notify")},
                 cwd=folder,
                 stdin=subprocess.DEVNULL,

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-from coordination import buckets
-from coordination.buckets import AVAILABLE, OCCUPIED, OWNERS, Bucket, Counts, Hold
+from workers.expired_job_artifacts import buckets
+from workers.expired_job_artifacts.buckets import AVAILABLE, OCCUPIED, OWNERS, Bucket, Counts, Hold
 
 MINUTE = timedelta(minutes=1)
 

@@ -11,10 +11,10 @@ from dramatiq import Message, Worker
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.middleware import Retries
 
-from coordination import dead_letters
-from coordination.dead_letters import Malformed
-from coordination.messages import depth, forget_dead, push_once
-from embedded.waiting import wait_until
+from forgekeeper.delivery import dead_letters
+from forgekeeper.delivery.dead_letters import Malformed
+from forgekeeper.delivery.enqueue_unique import depth, forget_dead, push_once
+from forgekeeper.embedded.waiting import wait_until
 
 QUEUE, OTHER = "git", "objects"
 QUEUES = (QUEUE, OTHER)

@@ -19,10 +19,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from coordination import deliveries
-from coordination.deliveries import CHUNK, MAX_DEATHS, Deliveries
-from coordination.scripts import call
-from embedded.waiting import wait_until
+from forgekeeper.delivery import deliveries
+from forgekeeper.delivery.deliveries import CHUNK, MAX_DEATHS, Deliveries
+from forgekeeper.scripts import call
+from forgekeeper.embedded.waiting import wait_until
 
 NAMESPACE = "deliveries"
 QUEUE, LINE = "q", "q.DQ"

@@ -9,8 +9,8 @@ from dramatiq import Worker
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.middleware import Middleware, MiddlewareError, SkipMessage
 
-from coordination.fan_out import CHUNK, Enqueued, enqueue_many
-from coordination.messages import push_once
+from forgekeeper.delivery.enqueue_many import CHUNK, Enqueued, enqueue_many
+from forgekeeper.delivery.enqueue_unique import push_once
 
 QUEUE = "git"
 

@@ -14,7 +14,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from coordination.lease import (
+from forgekeeper.locks import (
     OWNERS,
     SINCE,
     UNTIL,
@@ -25,7 +25,7 @@ from coordination.lease import (
     lease,
     leases,
 )
-from embedded.waiting import wait_until
+from forgekeeper.embedded.waiting import wait_until
 
 from ..system.proxy import redis_through  # noqa: TID252, pytest puts no folder on the path
 

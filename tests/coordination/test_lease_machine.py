@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from coordination.lease import OWNERS, SINCE, UNTIL, LeaseLost, LeaseTaken, break_lease, lease, leases
+from forgekeeper.locks import OWNERS, SINCE, UNTIL, LeaseLost, LeaseTaken, break_lease, lease, leases
 
 NAMES = ["clean_project_refs:7", "clean_project_refs:8"]
 WORKERS = range(3)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coordination import scripts
+from forgekeeper import scripts
 
 ROOT = Path(__file__).parents[2]
 WITHOUT_FILES = """

@@ -9,11 +9,11 @@ import redis
 from dramatiq import Message
 from dramatiq.brokers.redis import RedisBroker
 
-from coordination import dead_letters, queues
-from coordination.deliveries import Deliveries, Fetched, Refused
-from coordination.fan_out import enqueue_many
-from coordination.messages import depth, push_once
-from coordination.sizes import AT_ONCE, LARGEST, LARGEST_FETCHED, MessageTooLarge, groups
+from forgekeeper.delivery import dead_letters, queues
+from forgekeeper.delivery.deliveries import Deliveries, Fetched, Refused
+from forgekeeper.delivery.enqueue_many import enqueue_many
+from forgekeeper.delivery.enqueue_unique import depth, push_once
+from forgekeeper.delivery.sizes import AT_ONCE, LARGEST, LARGEST_FETCHED, MessageTooLarge, groups
 
 NAMESPACE, QUEUE, LINE = "sizes", "q", "q.DQ"
 KEY = f"{NAMESPACE}:{QUEUE}"

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from coordination import uploads
-from coordination.uploads import BeingDeleted, Entry, MalformedUpload
+from workers.stale_direct_uploads import register as uploads
+from workers.stale_direct_uploads.register import BeingDeleted, Entry, MalformedUpload
 
 ROOT = Path(__file__).parents[2]
 THREE_HOURS = timedelta(hours=3)

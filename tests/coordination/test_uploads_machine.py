@@ -13,8 +13,8 @@ from typing import NamedTuple
 import pytest
 import redis
 
-from coordination import uploads
-from coordination.uploads import BeingDeleted, Claim, Entry
+from workers.stale_direct_uploads import register as uploads
+from workers.stale_direct_uploads.register import BeingDeleted, Claim, Entry
 
 LOCATION, PATH = "artifacts", "a/b"
 MEMBER = f"{LOCATION}:{PATH}"

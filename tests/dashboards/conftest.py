@@ -12,7 +12,7 @@ from contextlib import suppress
 
 import pytest
 
-from embedded.waiting import wait_until
+from forgekeeper.embedded.waiting import wait_until
 
 from ..ports import free_ports  # noqa: TID252, pytest puts no folder on the path
 from .history import openmetrics

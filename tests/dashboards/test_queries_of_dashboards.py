@@ -7,7 +7,7 @@ import time
 import pytest
 
 from metrics.catalogue import METRICS
-from workers.measuring import BACKLOG, DURATION
+from forgekeeper.worker_metrics import BACKLOG, DURATION
 
 from .reading import CHOICES, QUERIES, family, selectors
 

@@ -10,7 +10,7 @@ import psycopg2
 import pytest
 from redis import Redis
 
-from embedded.waiting import wait_until
+from forgekeeper.embedded.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 LIMIT = 60.0

@@ -3,7 +3,7 @@ import signal
 
 import pytest
 
-from embedded import EmbeddedError, servers
+from forgekeeper.embedded import EmbeddedError, servers
 
 LONG_LIVED_PROGRAM = """
 c = subprocess.Popen(["sleep", "60"], close_fds=False)

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from embedded import EmbeddedError, servers
+from forgekeeper.embedded import EmbeddedError, servers
 
 QUERY = "SELECT current_setting('fsync'), current_setting('full_page_writes')"
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from embedded import servers
+from forgekeeper.embedded import servers
 
 ROOT = Path(__file__).parents[2]
 

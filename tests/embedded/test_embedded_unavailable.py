@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from embedded import EmbeddedUnavailable, servers
-from embedded.waiting import wait_until
+from forgekeeper.embedded import EmbeddedUnavailable, servers
+from forgekeeper.embedded.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 START = "from embedded import servers\nwith servers() as s: print(s.redis_pid > 0)"

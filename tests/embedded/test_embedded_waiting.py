@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from embedded.waiting import wait_until
+from forgekeeper.embedded.waiting import wait_until
 
 LIMIT = 0.2
 

@@ -6,14 +6,15 @@ import pytest
 from prometheus_client import generate_latest
 
 import models
-from cli.metrics import PAGES
-from coordination import queues
+from forgekeeper.cli.metrics import PAGES
+from forgekeeper.delivery import queues
 from metrics.catalogue import BATCHES as KNOWN
 from metrics.catalogue import COLLECTORS, FLAGS, METRICS, OBJECTIVES, QUEUES, SECONDS, of
 from metrics.exporter import COLLECT
 from metrics.instruments import Instruments
-from workers import BATCHES, broker
-from workers import QUEUES as REAL_QUEUES
+from forgekeeper.batches import BATCHES
+from forgekeeper.process.broker import broker
+from forgekeeper.batches import queues as REAL_QUEUES
 
 every_metric = pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS)
 

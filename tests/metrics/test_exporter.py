@@ -17,35 +17,28 @@ import psycopg2
 import pytest
 from prometheus_client import generate_latest
 
-from coordination import buckets, uploads
-from coordination.lease import lease
-from coordination.messages import push_once
-from coordination.sizes import LARGEST_FETCHED
-from embedded.waiting import wait_until
+from workers.expired_job_artifacts import buckets
+from workers.stale_direct_uploads import register
+from forgekeeper.locks import lease
+from forgekeeper.delivery.enqueue_unique import push_once
+from forgekeeper.delivery.sizes import LARGEST_FETCHED
+from forgekeeper.embedded.waiting import wait_until
 from metrics import exporter
 from metrics.catalogue import CLOCKS, COLLECTORS, METRICS, OBJECTIVES, of
-from models import (
-    Batch,
-    BulkImport,
-    BulkImportEntity,
-    DeletedObject,
-    FeatureFlag,
-    GitRefDeletion,
-    JobArtifact,
-    JobRun,
-    PassedOver,
-    Project,
-    UserStatus,
-    backlog,
-    database,
-    now,
-)
-from models.deleted_object import MAX_ATTEMPTS
-from settings import PREFIX
-from storage import sentinel
-from workers import BATCHES, broker
-from workers.broker import NAMESPACE
-from workers.clients import client
+from forgekeeper.runs.batch import Batch
+from models import BulkImport, BulkImportEntity, GitRefDeletion, JobArtifact, Project, UserStatus
+from forgekeeper.storage.outbox import DeletedObject
+from forgekeeper.flags import FeatureFlag
+from forgekeeper.runs.ledger import JobRun
+from forgekeeper.runs.passed_over import PassedOver
+from forgekeeper.database import backlog, database, now
+from forgekeeper.storage.outbox import MAX_ATTEMPTS
+from forgekeeper.settings import PREFIX
+from forgekeeper.storage import sentinel
+from forgekeeper.batches import BATCHES
+from forgekeeper.process.broker import broker
+from forgekeeper.process.broker import NAMESPACE
+from forgekeeper.connections import client
 from workers.git_ref_cleanup import clean_project_refs
 
 from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
@@ -93,7 +86,7 @@ def start(database, settings):
         environment = {"METRICS_PORT_EXPORTER": port, **changed}
         running.append(
             subprocess.Popen(
-                [sys.executable, "-m", "cli", "exporter"],
+                [sys.executable, "-m", "forgekeeper.cli", "exporter"],
                 env={**os.environ, "PYTHONPATH": str(ROOT)}
                 | {PREFIX + name: str(value) for name, value in environment.items()},
                 stderr=subprocess.PIPE,
@@ -633,7 +626,7 @@ BACKLOGS = {
         updated_at=ago(days=1, **duration),
     ),
     ("stale_direct_uploads", "stale_upload"): lambda **duration: client.zadd(
-        uploads.PENDING, {f"s:{duration}": int(ago(hours=3, **duration).timestamp())}
+        register.PENDING, {f"s:{duration}": int(ago(hours=3, **duration).timestamp())}
     ),
 }
 
@@ -673,7 +666,7 @@ def test_the_oldest_artifact_is_found_whatever_its_class(look):
 
 
 def test_pending_uploads_are_counted_fresh_ones_too(look):
-    uploads.prepare(client, "s", "fresh")
+    register.prepare(client, "s", "fresh")
 
     page = look()
 
@@ -682,8 +675,8 @@ def test_pending_uploads_are_counted_fresh_ones_too(look):
 
 
 def test_what_is_being_deleted_is_pending_too_and_what_waits_for_its_day_is_not(look):
-    client.zadd(uploads.DELETING, {"s:claimed": int(ago(hours=-1).timestamp())})
-    uploads.adopt(client, "s", ["orphan"], stale_after=timedelta(hours=3))
+    client.zadd(register.DELETING, {"s:claimed": int(ago(hours=-1).timestamp())})
+    register.adopt(client, "s", ["orphan"], stale_after=timedelta(hours=3))
 
     page = look()
 
@@ -700,7 +693,7 @@ def test_a_count_goes_up_to_its_bound_and_no_further(look, monkeypatch):
 
 
 def test_what_was_given_up_is_counted(look):
-    client.zadd(uploads.FAILED, {"s:x": 1})
+    client.zadd(register.FAILED, {"s:x": 1})
     DeletedObject.create(store_dir="a", file="b", attempts=MAX_ATTEMPTS)
     GitRefDeletion.create(project_id=1, ref="refs/x", status=3)
 

@@ -12,7 +12,7 @@ from statistics import median
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from metrics import gathering
+from metrics import multiprocess
 
 from .pages import read
 
@@ -47,7 +47,7 @@ def count_everything(folder, processes):
 
 
 def test_the_dead_are_added_up_once_however_often_one_looks(tmp_path):
-    registry, gathered = CollectorRegistry(), gathering.Gathered(tmp_path)
+    registry, gathered = CollectorRegistry(), multiprocess.Gathered(tmp_path)
     registry.register(gathered)
     for _ in range(2):
         count_everything(tmp_path, 2)
@@ -65,7 +65,7 @@ def test_the_dead_are_added_up_once_however_often_one_looks(tmp_path):
 
 
 def test_a_file_that_a_process_died_making_spoils_no_page(tmp_path):
-    registry, gathered = CollectorRegistry(), gathering.Gathered(tmp_path)
+    registry, gathered = CollectorRegistry(), multiprocess.Gathered(tmp_path)
     registry.register(gathered)
     count_everything(tmp_path, 1)
     ended = subprocess.Popen([sys.executable, "-c", ""])
@@ -81,7 +81,7 @@ def test_a_file_that_a_process_died_making_spoils_no_page(tmp_path):
 
 def test_a_folder_that_is_gone_is_an_empty_page_and_no_zeros(tmp_path):
     registry = CollectorRegistry()
-    registry.register(gathering.Gathered(tmp_path / "gone"))
+    registry.register(multiprocess.Gathered(tmp_path / "gone"))
 
     assert generate_latest(registry) == b""
 
@@ -92,12 +92,12 @@ def test_a_worker_that_starts_removes_no_folder_of_one_that_starts_beside_it(tmp
 
     def others():
         while not over.is_set():
-            gathering.remove_abandoned()
+            multiprocess.remove_abandoned()
 
     with ThreadPoolExecutor(1) as pool:
         ended = pool.submit(others)
         try:
-            made = [gathering.locked_folder() for _ in range(300)]
+            made = [multiprocess.locked_folder() for _ in range(300)]
         finally:
             over.set()
         ended.result()
@@ -109,7 +109,7 @@ def test_a_worker_that_starts_removes_no_folder_of_one_that_starts_beside_it(tmp
 
 def test_a_hundred_dead_processes_are_read_in_a_tenth_of_a_second(tmp_path):
     count_everything(tmp_path, 100)
-    registry, gathered = CollectorRegistry(), gathering.Gathered(tmp_path)
+    registry, gathered = CollectorRegistry(), multiprocess.Gathered(tmp_path)
     registry.register(gathered)
     pages, seconds = [], []
     gathered.bury()

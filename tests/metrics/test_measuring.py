@@ -10,19 +10,23 @@ import redis
 from dramatiq import MessageProxy
 from dramatiq.middleware import TimeLimitExceeded
 
-from coordination.lease import LeaseLost
+from forgekeeper.locks import LeaseLost
 from metrics.catalogue import BATCHES as KNOWN
 from metrics.catalogue import METRICS
 from metrics.counting import WORKER
-from models import JobRun, Started, UserStatus, backlog, now
-from storage import git_refs, objects
-from workers import BATCHES, git_ref_cleanup, measuring
+from forgekeeper.runs.ledger import JobRun, Started
+from models import UserStatus
+from forgekeeper.database import backlog, now
+from forgekeeper.storage import git_refs, objects
+from forgekeeper.batches import BATCHES
+from workers import git_ref_cleanup
+from forgekeeper import worker_metrics
 from workers import expired_job_artifacts as artifacts
 from workers import stale_direct_uploads as direct
 from workers import user_status_cleanup as statuses
-from workers.broker import broker
-from workers.deadline import stopping
-from workers.measuring import BREACHES, FIELDS
+from forgekeeper.process.broker import broker
+from forgekeeper.runs.deadline import stopping
+from forgekeeper.worker_metrics import BREACHES, FIELDS
 
 from ..ledger import start_run  # noqa: TID252, pytest puts no folder on the path
 
@@ -32,7 +36,7 @@ OUTCOMES = {name: batch.outcome for name, batch in BATCHES.items()} | {
 }
 
 
-BAD_RECORDS = {(measuring.ERRORS, *child) for child in METRICS[measuring.ERRORS].children if child[-1] == "database"}
+BAD_RECORDS = {(worker_metrics.ERRORS, *child) for child in METRICS[worker_metrics.ERRORS].children if child[-1] == "database"}
 """What is counted when it happens, not of an outcome."""
 
 
@@ -66,8 +70,8 @@ def counted():
 
 def end(batch, seconds=1.0, outcome=None, error=None, *, state="succeeded", skipped=None):
     if outcome is not None:
-        measuring.Growth(batch, outcome).count()
-    measuring.run_ended(batch, seconds, outcome, error, state=state, skipped=skipped)
+        worker_metrics.Growth(batch, outcome).count()
+    worker_metrics.run_ended(batch, seconds, outcome, error, state=state, skipped=skipped)
 
 
 @pytest.mark.parametrize("batch", KNOWN)
@@ -84,7 +88,7 @@ def test_whatever_the_catalogue_says_of_records_and_children_is_counted():
 
     declared = {
         (name, *child)
-        for name in (measuring.PROCESSED, measuring.EXAMINED, measuring.ERRORS, measuring.CHILDREN, measuring.MISSING)
+        for name in (worker_metrics.PROCESSED, worker_metrics.EXAMINED, worker_metrics.ERRORS, worker_metrics.CHILDREN, worker_metrics.MISSING)
         for child in METRICS[name].children
         if (name, *child) not in BAD_RECORDS
     }
@@ -94,7 +98,7 @@ def test_whatever_the_catalogue_says_of_records_and_children_is_counted():
 
 @pytest.mark.parametrize("labels", [labels for _, *labels in sorted(BAD_RECORDS)], ids=" ".join)
 def test_a_bad_record_is_counted_where_it_is_passed_over(counted, labels):
-    measuring.record_failed(*labels)
+    worker_metrics.record_failed(*labels)
 
     assert counted("record_errors_total", *labels) == 1
 
@@ -142,7 +146,7 @@ def test_a_failure_for_good_is_no_retry(counted):
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_an_error_is_of_one_kind_of_the_catalogue(error, kind):
-    assert measuring.kind(error) == kind
+    assert worker_metrics.kind(error) == kind
     assert ("prune", kind) in METRICS["forgekeeper_run_failures_total"].children
 
 
@@ -192,10 +196,10 @@ def test_more_pending_uploads_than_the_limit_are_a_breach(counted, left, breache
 def test_more_statuses_left_than_the_limit_are_a_breach(  # noqa: PLR0917, fixtures
     database, counted, monkeypatch, left, breaches, stopped
 ):
-    monkeypatch.setattr(measuring, "BACKLOG", 3)
+    monkeypatch.setattr(worker_metrics, "BACKLOG", 3)
     for number in range(left):
         UserStatus.create(user_id=number, clear_status_at=now() - timedelta(minutes=1))
-    assert backlog.BOUND > measuring.BACKLOG
+    assert backlog.BOUND > worker_metrics.BACKLOG
 
     end("user_status_cleanup", outcome=statuses.Outcome(1, 1, stopped))
 
@@ -254,7 +258,7 @@ def test_a_flag_that_could_not_be_read_is_counted(counted):
 def test_a_child_tells_what_became_of_its_lease(counted, stopped, error, expected):
     outcome = stopped and git_ref_cleanup.ProjectOutcome(stopped=stopped)
 
-    measuring.child_ended("clean_project_refs", 1.0, outcome, error)
+    worker_metrics.child_ended("clean_project_refs", 1.0, outcome, error)
 
     names = ("lease_acquisitions_total", "lease_contentions_total", "lease_lost_total")
     assert tuple(counted(name, "clean_project_refs") for name in names) == expected
@@ -263,19 +267,19 @@ def test_a_child_tells_what_became_of_its_lease(counted, stopped, error, expecte
 
 @pytest.mark.parametrize(("late", "attempt", "count"), [(61, 1, 1), (59, 1, 0), (61, 2, 0)], ids=str)
 def test_a_tick_that_starts_more_than_a_minute_late_is_counted_once(database, counted, late, attempt, count):
-    measuring.run_started("prune", Started(1, "", attempt, 0, now() - timedelta(seconds=late)))
+    worker_metrics.run_started("prune", Started(1, "", attempt, 0, now() - timedelta(seconds=late)))
 
     assert counted("run_late_starts_total", "prune") == count
 
 
 def test_a_run_by_hand_is_never_late(counted):
-    measuring.run_started("prune", Started(1, "", 1))
+    worker_metrics.run_started("prune", Started(1, "", 1))
 
     assert counted.everything == set()
 
 
 def test_a_message_that_two_threads_have_in_hand_is_in_progress_until_the_second_has_ended(counted):
-    one, message = measuring.Measuring(), MessageProxy(BATCHES["prune"].actor.message())
+    one, message = worker_metrics.Measuring(), MessageProxy(BATCHES["prune"].actor.message())
 
     def handled():
         one.before_process_message(broker, message)

@@ -17,10 +17,10 @@ import structlog
 from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.registry import Collector
 
-from embedded.waiting import wait_until
+from forgekeeper.embedded.waiting import wait_until
 from metrics import logs
-from metrics import page as pages
-from metrics.page import Page, listen
+from metrics import endpoint as pages
+from metrics.endpoint import Page, listen
 
 ROOT = Path(__file__).parents[2]
 LIMIT = 60.0
@@ -141,7 +141,7 @@ def test_a_page_that_cannot_be_made_is_a_line_with_the_trace(serve, output, capf
 
 
 def command(listening, folder):
-    return [sys.executable, "-m", "metrics.gathering", str(listening.fileno()), str(folder), str(os.getpid())]
+    return [sys.executable, "-m", "metrics.multiprocess", str(listening.fileno()), str(folder), str(os.getpid())]
 
 
 def test_the_page_of_a_worker_says_so_in_lines_too(tmp_path):

@@ -13,12 +13,14 @@ import pytest
 from prometheus_client import generate_latest
 
 import scheduler
-from embedded.waiting import wait_until
+from forgekeeper.embedded.waiting import wait_until
 from metrics.catalogue import of
-from models import Batch, JobRun, database, now
-from settings import PREFIX
-from settings.cron import Cron
-from workers import BATCHES
+from forgekeeper.runs.batch import Batch
+from forgekeeper.runs.ledger import JobRun
+from forgekeeper.database import database, now
+from forgekeeper.settings import PREFIX
+from forgekeeper.settings.cron import Cron
+from forgekeeper.batches import BATCHES
 
 from ..ledger import start_run  # noqa: TID252, pytest puts no folder on the path
 from .pages import read
@@ -37,7 +39,7 @@ def start(settings, free_port):
         environment = {"METRICS_PORT_SCHEDULER": port, **changed}
         running.append(
             subprocess.Popen(
-                [sys.executable, "-m", "cli", "scheduler"],
+                [sys.executable, "-m", "forgekeeper.cli", "scheduler"],
                 env={**os.environ, "PYTHONPATH": str(ROOT)}
                 | {PREFIX + name: str(value) for name, value in environment.items()},
                 stderr=subprocess.PIPE,

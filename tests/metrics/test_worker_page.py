@@ -8,15 +8,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-from coordination.deliveries import MAX_DEATHS, Deliveries
-from coordination.messages import push_once
-from embedded.waiting import wait_until
-from metrics import gathering
+from forgekeeper.delivery.deliveries import MAX_DEATHS, Deliveries
+from forgekeeper.delivery.enqueue_unique import push_once
+from forgekeeper.embedded.waiting import wait_until
+from metrics import multiprocess
 from metrics.catalogue import of
-from models import GitRefDeletion, database
-from settings import PREFIX
-from workers import broker
-from workers.clients import client
+from models import GitRefDeletion
+from forgekeeper.database import database
+from forgekeeper.settings import PREFIX
+from forgekeeper.process.broker import broker
+from forgekeeper.connections import client
 from workers.git_ref_cleanup import clean_project_refs
 
 from .worker import LIMIT, NAME, ROOT, due
@@ -137,7 +138,7 @@ def test_a_worker_without_a_page_keeps_no_files(start_worker, send):
 
 
 def test_the_folder_is_private_and_replaces_those_that_nobody_holds(start_worker, scrape_when_up, tmp_path):
-    abandoned, held = tmp_path / f"{gathering.PREFIX}a", tmp_path / f"{gathering.PREFIX}b"
+    abandoned, held = tmp_path / f"{multiprocess.PREFIX}a", tmp_path / f"{multiprocess.PREFIX}b"
     for folder in (abandoned, held):
         folder.mkdir()
     lock = os.open(held, os.O_RDONLY)
@@ -157,7 +158,7 @@ def test_workers_that_forgekeeper_has_not_prepared_do_not_start(settings, monkey
     monkeypatch.setenv(PREFIX + "METRICS_PORT_WORKER", "9191")
 
     refused = subprocess.run(
-        [sys.executable, "-m", "workers"],
+        [sys.executable, "-m", "forgekeeper.process"],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,

@@ -3,7 +3,7 @@
 import os
 import signal
 
-from embedded.waiting import wait_until
+from forgekeeper.embedded.waiting import wait_until
 
 from .worker import LIMIT, NAME, PATIENT, due
 

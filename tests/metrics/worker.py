@@ -9,9 +9,10 @@ from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
-from metrics import gathering
-from models import UserStatus, now
-from settings import PREFIX
+from metrics import multiprocess
+from models import UserStatus
+from forgekeeper.database import now
+from forgekeeper.settings import PREFIX
 
 ROOT = Path(__file__).parents[2]
 NAME = "user_status_cleanup"
@@ -32,7 +33,7 @@ class WorkerWithPage:
         usual = {"METRICS_PORT_WORKER": port, "RETRY_AFTER": 60, "DEAD_AFTER": 3, "REPOSITORIES_ROOT": folder / "gone"}
         with self.log.open("ab") as output:
             self.master = subprocess.Popen(
-                [sys.executable, "-m", "cli", "worker", "--processes", str(processes), "--threads", "2"],
+                [sys.executable, "-m", "forgekeeper.cli", "worker", "--processes", str(processes), "--threads", "2"],
                 env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder)}
                 | {PREFIX + name: str(value) for name, value in (usual | settings).items()},
                 stdin=subprocess.DEVNULL,
@@ -43,7 +44,7 @@ class WorkerWithPage:
 
     @property
     def folders(self):
-        return list(self.temporary.glob(f"{gathering.PREFIX}*"))
+        return list(self.temporary.glob(f"{multiprocess.PREFIX}*"))
 
     def is_up(self):
         """Say whether all its processes have told their master so; one that has not hangs once its master is killed."""

@@ -8,9 +8,9 @@ from urllib.parse import quote
 
 import pytest
 
-from embedded.waiting import wait_until
-from storage import sentinel
-from storage.objects import Objects
+from forgekeeper.embedded.waiting import wait_until
+from forgekeeper.storage import sentinel
+from forgekeeper.storage.objects import Objects
 
 from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
 from ..ports import free_ports  # noqa: TID252, pytest puts no folder on the path

@@ -7,8 +7,8 @@ import threading
 import time
 from pathlib import Path
 
-from storage import git_refs, sentinel
-from storage.git_refs import Doomed
+from forgekeeper.storage import git_refs, sentinel
+from forgekeeper.storage.git_refs import Doomed
 
 from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
 

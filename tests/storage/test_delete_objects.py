@@ -8,14 +8,17 @@ from threading import Barrier
 import pytest
 from structlog.testing import capture_logs
 
-from models import DeletedObject, JobArtifact, database, now
-from models.deleted_object import MAX_ATTEMPTS
+from forgekeeper.storage.outbox import DeletedObject
+from models import JobArtifact
+from forgekeeper.database import database, now
+from forgekeeper.storage.outbox import MAX_ATTEMPTS
 from models.job_artifacts import CLASSES, START
-from settings import Settings
-from storage.objects import OUTSIDE, StoreUnavailable
-from workers import delete_objects, stores
-from workers.blocked import Blocked
-from workers.deadline import Deadline
+from forgekeeper.settings import Settings
+from forgekeeper.storage.objects import OUTSIDE, StoreUnavailable
+from workers import delete_objects
+from forgekeeper.storage import stores
+from forgekeeper.runs.blocked import Blocked
+from forgekeeper.runs.deadline import Deadline
 from workers.delete_objects import CHUNK, FIRST_RETRY, MAX_RUNTIME, Outcome
 
 SECOND = timedelta(seconds=1)

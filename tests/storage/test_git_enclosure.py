@@ -5,8 +5,16 @@ import time
 
 import pytest
 
-from storage.git_refs import DEFAULT_BRANCH, DELETED, GONE, TOO_LONG_TO_LOCK, Doomed, RepositoryFailed, delete
-from storage.git_repository import is_missing, misnamed, objection
+from forgekeeper.storage.git_refs import (
+    DEFAULT_BRANCH,
+    DELETED,
+    GONE,
+    TOO_LONG_TO_LOCK,
+    Doomed,
+    RepositoryFailed,
+    delete,
+)
+from forgekeeper.storage.git_repository import is_missing, misnamed, objection
 
 from .git_samples import ALWAYS_IN_TIME, Bare, put_root, stand_in
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.ref_names import LONGEST, refusal
+from forgekeeper.storage.ref_names import LONGEST, refusal
 
 LONG = "refs/" + "/".join(["ü" * 100] * 10)
 assert len(LONG) <= LONGEST

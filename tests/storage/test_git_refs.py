@@ -8,8 +8,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from embedded.waiting import wait_until
-from storage.git_refs import DELETED, GONE, MOVED, Doomed, GitUnavailable, Outcome
+from forgekeeper.embedded.waiting import wait_until
+from forgekeeper.storage.git_refs import DELETED, GONE, MOVED, Doomed, GitUnavailable, Outcome
 
 from .git_samples import ALWAYS_IN_TIME, Bare, Held, put_root, stand_in
 

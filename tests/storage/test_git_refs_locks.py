@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from embedded.waiting import wait_until
-from storage.git_refs import (
+from forgekeeper.embedded.waiting import wait_until
+from forgekeeper.storage.git_refs import (
     DELETED,
     Doomed,
     GitTimedOut,

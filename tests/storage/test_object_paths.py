@@ -4,7 +4,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from storage.objects import DELETED, failed, is_normal
+from forgekeeper.storage.objects import DELETED, failed, is_normal
 
 LONG = "/".join(["ü" * 100] * 5) + "/" + "x" * 19
 assert len(LONG.encode()) == 1_024

@@ -6,8 +6,8 @@ from datetime import timedelta
 
 import pytest
 
-from storage import sentinel
-from storage.objects import DELETED, OUTSIDE, PROBE, StoreUnavailable, failed
+from forgekeeper.storage import sentinel
+from forgekeeper.storage.objects import DELETED, OUTSIDE, PROBE, StoreUnavailable, failed
 
 from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
 

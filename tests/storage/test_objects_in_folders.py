@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from embedded.waiting import wait_until
-from storage.objects import DELETED, MISSING, OUTSIDE, Objects, StoreUnavailable
+from forgekeeper.embedded.waiting import wait_until
+from forgekeeper.storage.objects import DELETED, MISSING, OUTSIDE, Objects, StoreUnavailable
 
 from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
 

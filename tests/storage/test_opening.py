@@ -2,9 +2,9 @@
 
 import pytest
 
-from storage import sentinel
-from storage.objects import DELETED, Objects, StoreUnavailable
-from storage.opening import reason
+from forgekeeper.storage import sentinel
+from forgekeeper.storage.objects import DELETED, Objects, StoreUnavailable
+from forgekeeper.storage.opening import reason
 
 from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
 

@@ -11,18 +11,25 @@ import psycopg2
 import pytest
 from structlog.testing import capture_logs
 
-from coordination import uploads
+from workers.stale_direct_uploads import register as uploads
 from metrics.catalogue import METRICS
 from metrics.counting import WORKER
-from models import DeletedObject, JobArtifact, JobRun, SettledUpload, database, settled_upload
-from models import now as database_now
-from settings import Settings
-from storage import sentinel
-from storage.objects import OUTSIDE, StoreUnavailable
-from workers import direct_uploads, owners, stale_direct_uploads, stores
-from workers.clients import client
-from workers.deadline import Deadline, stopping
-from workers.runner import Runner
+from forgekeeper.storage.outbox import DeletedObject
+from models import JobArtifact
+from forgekeeper.runs.ledger import JobRun
+from forgekeeper.storage.settled import SettledUpload
+from forgekeeper.database import database
+from forgekeeper.storage import settled
+from forgekeeper.database import now as database_now
+from forgekeeper.settings import Settings
+from forgekeeper.storage import sentinel
+from forgekeeper.storage.objects import OUTSIDE, StoreUnavailable
+from workers.stale_direct_uploads import producer
+from forgekeeper.storage import owners, stores
+from workers import stale_direct_uploads
+from forgekeeper.connections import client
+from forgekeeper.runs.deadline import Deadline, stopping
+from forgekeeper.runs.runner import Runner
 from workers.stale_direct_uploads import CHUNK, MAX_EXEC_DURATION, MAX_UPLOAD_DURATION, Outcome, Sweep
 
 from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
@@ -435,7 +442,7 @@ def back():
 
 def complete(location, path):
     with database.atomic():
-        return direct_uploads.complete(client, location, path)
+        return producer.complete(client, location, path)
 
 
 def test_an_upload_that_was_reaped_never_completes_though_redis_goes_back(store, back):
@@ -464,7 +471,7 @@ def test_what_has_completed_stays_though_redis_goes_back(folder, other, back, lo
     begin(folder if location == HERE else other, "kept", location=location)
     go_back = back()
     with database.atomic():
-        assert direct_uploads.complete(client, location, "kept")
+        assert producer.complete(client, location, "kept")
         if location == HERE:
             JobArtifact.create(project_id=1, job_id=1, file_type=1, file_final_path="kept")
     go_back()
@@ -486,7 +493,7 @@ def test_what_is_to_go_is_remembered_before_it_goes(folder, restarted):
 def test_what_a_producer_is_just_completing_waits_for_a_later_run(folder, urls):
     begin(folder, "late", "stale")
     with closing(psycopg2.connect(urls.database)) as connection, connection.cursor() as cursor:
-        cursor.execute("select pg_advisory_xact_lock(hashtextextended(%s, %s))", (f"{HERE}:late", settled_upload.LOCKS))
+        cursor.execute("select pg_advisory_xact_lock(hashtextextended(%s, %s))", (f"{HERE}:late", settled.LOCKS))
         outcome = run(artifacts=folder.url)
 
     time_passes(Settings().upload_visibility + SECOND)

@@ -7,20 +7,24 @@ from concurrent.futures import ThreadPoolExecutor
 import peewee as pw
 import pytest
 
-from coordination import uploads
-from models import JobArtifact, SettledUpload, database
-from settings import Settings
-from storage import sentinel
-from workers import direct_uploads, stale_direct_uploads, stores
-from workers.clients import client
-from workers.deadline import Deadline
+from workers.stale_direct_uploads import register
+from models import JobArtifact
+from forgekeeper.storage.settled import SettledUpload
+from forgekeeper.database import database
+from forgekeeper.settings import Settings
+from forgekeeper.storage import sentinel
+from workers.stale_direct_uploads import producer as direct_uploads
+from workers import stale_direct_uploads
+from forgekeeper.storage import stores
+from forgekeeper.connections import client
+from forgekeeper.runs.deadline import Deadline
 from workers.stale_direct_uploads import MAX_EXEC_DURATION, MAX_UPLOAD_DURATION
 
 from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
 
 STALE = MAX_UPLOAD_DURATION.total_seconds() + 60
 PRODUCERS, UPLOADS = 3, 60
-KEYS = (uploads.PENDING, uploads.DELETING, uploads.CLAIMS, uploads.ATTEMPTS, uploads.FAILED, uploads.ADOPTED)
+KEYS = (register.PENDING, register.DELETING, register.CLAIMS, register.ATTEMPTS, register.FAILED, register.ADOPTED)
 
 
 @pytest.fixture
@@ -49,7 +53,7 @@ def produce(places, settings, seed):
             direct_uploads.prepare(client, location, path)
             (places[location] / str(seed)).mkdir(exist_ok=True)
             (places[location] / path).touch()
-            client.zadd(uploads.PENDING, {f"{location}:{path}": client.time()[0] - STALE}, xx=True)
+            client.zadd(register.PENDING, {f"{location}:{path}": client.time()[0] - STALE}, xx=True)
             if dice.random() < 0.1:
                 sweep(settings)
             told = complete(location, path)
@@ -82,8 +86,8 @@ def keep_going_back(producing):
     times = 0
     while producing.is_set():
         then = [client.dump(key) for key in KEYS]
-        moment = client.zcard(uploads.PENDING)
-        while producing.is_set() and client.zcard(uploads.PENDING) == moment:
+        moment = client.zcard(register.PENDING)
+        while producing.is_set() and client.zcard(register.PENDING) == moment:
             pass
         with client.pipeline(transaction=True) as pipe:
             pipe.delete(*KEYS)
@@ -110,8 +114,8 @@ def test_no_upload_that_was_told_true_loses_its_object_though_redis_goes_back_al
         for sweeper in sweepers:
             sweeper.result()
     everything = {(place, f"{seed}/{n}") for place in folders for seed in range(PRODUCERS) for n in range(UPLOADS)}
-    client.zadd(uploads.PENDING, {f"{location}:{path}": 0 for location, path in everything})
-    client.delete(uploads.DELETING, uploads.CLAIMS)
+    client.zadd(register.PENDING, {f"{location}:{path}": 0 for location, path in everything})
+    client.delete(register.DELETING, register.CLAIMS)
 
     sweep(settings)  # of a register in which everything is pending again
 

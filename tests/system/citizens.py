@@ -19,7 +19,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from coordination import uploads
+from workers.stale_direct_uploads import register
 
 from ..storage.git_samples import Bare  # noqa: TID252, pytest puts no folder on the path
 from .history import DAY, UPLOAD
@@ -349,7 +349,7 @@ class Uploader(Citizen):
         now = int(self.now())
         if self.dice.random() < 0.01:
             # What another program may have written.
-            self.redis.zadd(uploads.PENDING, {f"artifacts:{PLANTED}{now}": now - UPLOAD - 60})
+            self.redis.zadd(register.PENDING, {f"artifacts:{PLANTED}{now}": now - UPLOAD - 60})
         due = [one for one in self.known if one[1] <= now]
         if due and self.dice.random() < 0.6:
             self.known.remove(due[0])
@@ -362,14 +362,14 @@ class Uploader(Citizen):
         path = f"u{self.made % 16}/{self.made}"
         subject = f"upload:artifacts:{path}"
         # Not the check of rows that docs/uploads.md asks for as well: these paths are used once.
-        if self.attempt(subject, "prepare", lambda: uploads.prepare(self.redis, "artifacts", path) is None) != "ok":
+        if self.attempt(subject, "prepare", lambda: register.prepare(self.redis, "artifacts", path) is None) != "ok":
             return
         self.place.put(path)
         if self.dice.random() < 0.9:
             since = now - UPLOAD + self.dice.randint(-1, 5)
             args = {"xx": True, "ch": True}
             member = {f"artifacts:{path}": since}
-            self.attempt(subject, "age", lambda: self.redis.zadd(uploads.PENDING, member, **args), since=since)
+            self.attempt(subject, "age", lambda: self.redis.zadd(register.PENDING, member, **args), since=since)
         if self.dice.random() < 0.6:
             self.known.append((self.made, now + self.dice.randint(0, 6)))
 
@@ -399,7 +399,7 @@ class Uploader(Citizen):
         self.ask("select pg_advisory_xact_lock(hashtextextended(%s, 1801807216))", f"artifacts:{path}")
         if self.ask("select 1 from settled_uploads where location = 'artifacts' and path = %s", path):
             return False
-        return uploads.complete(self.redis, "artifacts", path)
+        return register.complete(self.redis, "artifacts", path)
 
 
 class Developer(Citizen):

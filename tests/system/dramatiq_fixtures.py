@@ -15,8 +15,8 @@ import pytest
 import redis
 from dramatiq.middleware import Middleware, Retries, default_middleware
 
-from workers.consumer import Broker
-from workers.middleware import ChildRetries
+from forgekeeper.delivery.consumer import Broker
+from forgekeeper.process.middleware import ChildRetries
 
 FEW = 50
 HOPELESS = 3

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import pytest
 import yaml
 
-from embedded.waiting import wait_until
+from forgekeeper.embedded.waiting import wait_until
 
 from ..ports import free_ports  # noqa: TID252, pytest puts no folder on the path
 

@@ -115,7 +115,7 @@ class Visitor(threading.Thread):
     def _type(self, words):
         service = self._exporter
         ended = subprocess.run(
-            [sys.executable, "-m", "cli", *words.split()],
+            [sys.executable, "-m", "forgekeeper.cli", *words.split()],
             env={**os.environ, "PYTHONPATH": str(ROOT), **self._rig.person(service)},
             cwd=service.folder,
             stdin=subprocess.DEVNULL,

@@ -2,9 +2,9 @@
 
 import sys
 
-from workers.__main__ import run
-from workers.broker import broker
-from workers.clients import client
+from forgekeeper.process.__main__ import run
+from forgekeeper.process.broker import broker
+from forgekeeper.connections import client
 
 from .slow_work import declare
 

@@ -31,10 +31,11 @@ from tempfile import mkdtemp
 import psycopg2
 from dramatiq.common import current_millis
 
-from coordination import uploads
-from embedded.waiting import wait_until
-from workers import BATCHES, QUEUES, expired_job_artifacts, git_ref_cleanup
-from workers.broker import NAMESPACE
+from workers.stale_direct_uploads import register
+from forgekeeper.embedded.waiting import wait_until
+from forgekeeper.batches import BATCHES, queues
+from workers import expired_job_artifacts, git_ref_cleanup
+from forgekeeper.process.broker import NAMESPACE
 
 from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
 from ..machine import Held  # noqa: TID252
@@ -295,14 +296,14 @@ class Soak:
     def _let_time_come(self):
         """Let everything that waits for its next try be due: children wait for up to ten minutes."""
         client = self.rig.client
-        for queue in QUEUES:
+        for queue in queues():
             key = f"{NAMESPACE}:{queue}.DQ.msgs"
             for number, body in client.hgetall(key).items():
                 message = json.loads(body)
                 message["options"]["eta"] = current_millis()
                 client.hset(key, number, json.dumps(message))
-        for member in client.zrange(uploads.DELETING, 0, -1):
-            client.zadd(uploads.DELETING, {member: 0})
+        for member in client.zrange(register.DELETING, 0, -1):
+            client.zadd(register.DELETING, {member: 0})
         self.rig.ask("update ci_deleted_objects set pick_up_at = now() where attempts < 10")
 
     def _rest(self):
@@ -324,17 +325,17 @@ class Soak:
         self.report.notes.append(f"reconcile found {orphans} orphans")
         self._look_for_orphans("--yes", "--expect", str(orphans))
         client = self.rig.client
-        for member, due in client.zrange(uploads.PENDING, 0, -1, withscores=True):
-            client.zadd(uploads.PENDING, {member: due - TWO_DAYS})
+        for member, due in client.zrange(register.PENDING, 0, -1, withscores=True):
+            client.zadd(register.PENDING, {member: due - TWO_DAYS})
         wait_until(lambda: self.rig.let_pass(0.3) or not watch.left(self.rig), RECONCILED)
         final.files_then, final.named_then = watch.files(self.rig.world), watch.named(self.rig)
-        self.report.notes.append(f"{client.zcard(uploads.FAILED)} uploads given up, as planted")
+        self.report.notes.append(f"{client.zcard(register.FAILED)} uploads given up, as planted")
 
     def _look_for_orphans(self, *options):
         service = self.rig.services[0]
         command = ("uploads", "reconcile", "artifacts", "--prefix", "", "--json", *options)
         found = subprocess.run(
-            [sys.executable, "-m", "cli", *command],
+            [sys.executable, "-m", "forgekeeper.cli", *command],
             env={**os.environ, "PYTHONPATH": str(ROOT), **self.rig.person(service)},
             cwd=service.folder,
             capture_output=True,

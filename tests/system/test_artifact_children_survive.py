@@ -18,8 +18,8 @@ import orjson
 import psycopg2
 import pytest
 
-from embedded.waiting import wait_until
-from storage import sentinel
+from forgekeeper.embedded.waiting import wait_until
+from forgekeeper.storage import sentinel
 
 from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
 

@@ -16,17 +16,20 @@ from pathlib import Path
 import psycopg2
 import pytest
 
-import migrations
-from embedded import folder
-from embedded.plan import Plan
-from embedded.postgres import Postgres
-from embedded.waiting import wait_until
-from models import JobRun, UserStatus, database, now, sample
-from settings import PREFIX
-from settings.reading import load
-from workers import BATCHES
-from workers.clients import Limits, client, connect
-from workers.deadline import Deadline
+from forgekeeper import migrations
+from forgekeeper.embedded import folder
+from forgekeeper.embedded.plan import Plan
+from forgekeeper.embedded.postgres import Postgres
+from forgekeeper.embedded.waiting import wait_until
+from forgekeeper.runs.ledger import JobRun
+from models import UserStatus
+from forgekeeper.database import database, now
+from workers import sample
+from forgekeeper.settings import PREFIX
+from forgekeeper.settings.reading import load
+from forgekeeper.batches import BATCHES
+from forgekeeper.connections import Limits, client, connect
+from forgekeeper.runs.deadline import Deadline
 from workers.user_status_cleanup import BATCH_SIZE
 from workers.user_status_cleanup import Outcome as Cleaned
 from workers.user_status_cleanup import run as clean_up

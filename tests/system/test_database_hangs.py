@@ -9,14 +9,17 @@ from itertools import chain
 
 import pytest
 
-import migrations
-from embedded import folder
-from embedded.waiting import wait_until
-from models import JobRun, UserStatus, database, now, sample
-from settings import PREFIX
-from settings.reading import load
-from workers import BATCHES
-from workers.clients import Limits, client, connect
+from forgekeeper import migrations
+from forgekeeper.embedded import folder
+from forgekeeper.embedded.waiting import wait_until
+from forgekeeper.runs.ledger import JobRun
+from models import UserStatus
+from forgekeeper.database import database, now
+from workers import sample
+from forgekeeper.settings import PREFIX
+from forgekeeper.settings.reading import load
+from forgekeeper.batches import BATCHES
+from forgekeeper.connections import Limits, client, connect
 
 from ..frozen import Server  # noqa: TID252, pytest puts no folder on the path
 from ..machine import Held  # noqa: TID252

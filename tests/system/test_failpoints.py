@@ -4,10 +4,10 @@ from time import monotonic
 
 import pytest
 
-from embedded.waiting import wait_until
-from models import JobRun
-from settings.failpoints import NAMES
-from workers import BATCHES, QUEUES
+from forgekeeper.embedded.waiting import wait_until
+from forgekeeper.runs.ledger import JobRun
+from forgekeeper.settings.failpoints import NAMES
+from forgekeeper.batches import BATCHES, queues
 
 from .worlds import CASES, LIMIT, ONCE_A_YEAR, World, undisturbed, unfinished
 
@@ -87,4 +87,4 @@ def ended(run, case):
 
 def messages(case):
     """Count the messages that are left; of a batch that is due every second, those of its children."""
-    return unfinished(*(queue for queue in QUEUES if queue != "cron" or case.cron == ONCE_A_YEAR))
+    return unfinished(*(queue for queue in queues() if queue != "cron" or case.cron == ONCE_A_YEAR))

@@ -8,9 +8,10 @@ from statistics import median
 import peewee as pw
 import pytest
 
-from embedded.waiting import wait_until
-from models import JobRun, sample
-from workers import BATCHES
+from forgekeeper.embedded.waiting import wait_until
+from forgekeeper.runs.ledger import JobRun
+from workers import sample
+from forgekeeper.batches import BATCHES
 
 from .worlds import CASES, EVERY_SECOND, LIMIT, World
 

@@ -11,10 +11,10 @@ import pytest
 import redis
 from dramatiq.brokers.redis import RedisBroker
 
-from coordination.lease import leases
-from embedded.waiting import wait_until
-from workers.broker import NAMESPACE
-from workers.clients import client
+from forgekeeper.locks import leases
+from forgekeeper.embedded.waiting import wait_until
+from forgekeeper.process.broker import NAMESPACE
+from forgekeeper.connections import client
 
 from .stock import NOTHING, QUEUE, Ours, Stock, cleaned_up, eventually, pass_time
 

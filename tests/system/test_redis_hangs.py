@@ -14,12 +14,13 @@ import redis
 from dramatiq import Message
 from dramatiq.brokers.redis import RedisBroker
 
-from embedded.waiting import wait_until
-from models import JobRun, now
-from settings import PREFIX
-from workers import BATCHES
-from workers.broker import broker
-from workers.clients import Limits, client
+from forgekeeper.embedded.waiting import wait_until
+from forgekeeper.runs.ledger import JobRun
+from forgekeeper.database import now
+from forgekeeper.settings import PREFIX
+from forgekeeper.batches import BATCHES
+from forgekeeper.process.broker import broker
+from forgekeeper.connections import Limits, client
 
 from .proxy import redis_through
 from .service import ROOT
@@ -110,7 +111,7 @@ def command_held_up(redis_url):
     with proxy:
         proxy.black_hole()
         command = subprocess.Popen(
-            [sys.executable, "-m", "cli", "send", "stale_imports"],
+            [sys.executable, "-m", "forgekeeper.cli", "send", "stale_imports"],
             cwd=ROOT,
             env={**os.environ, f"{PREFIX}REDIS_URL": through},
             stdout=subprocess.PIPE,

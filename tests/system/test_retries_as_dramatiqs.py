@@ -15,9 +15,9 @@ from dramatiq.common import current_millis
 from dramatiq.errors import Retry
 from dramatiq.middleware import CurrentMessage
 
-from coordination.messages import depth
-from embedded.waiting import wait_until
-from workers.middleware import ChildRetries
+from forgekeeper.delivery.enqueue_unique import depth
+from forgekeeper.embedded.waiting import wait_until
+from forgekeeper.process.middleware import ChildRetries
 
 from .dramatiq_fixtures import AllChildren, Options, worker
 

@@ -16,15 +16,19 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-import migrations
-from embedded import servers
-from embedded.waiting import wait_until
-from models import Batch, JobRun, UserStatus, database, now, sample
-from models.job_run import CLOCK_TOLERANCE
-from settings import PREFIX
-from settings.reading import load
-from workers import BATCHES
-from workers.clients import Limits, connect
+from forgekeeper import migrations
+from forgekeeper.embedded import servers
+from forgekeeper.embedded.waiting import wait_until
+from forgekeeper.runs.batch import Batch
+from forgekeeper.runs.ledger import JobRun
+from models import UserStatus
+from forgekeeper.database import database, now
+from workers import sample
+from forgekeeper.runs.ledger import CLOCK_TOLERANCE
+from forgekeeper.settings import PREFIX
+from forgekeeper.settings.reading import load
+from forgekeeper.batches import BATCHES
+from forgekeeper.connections import Limits, connect
 
 from ..machine import Held  # noqa: TID252, pytest puts no folder on the path
 

@@ -6,7 +6,7 @@ from statistics import median
 
 import pytest
 
-from embedded.waiting import wait_until
+from forgekeeper.embedded.waiting import wait_until
 
 from ..machine import Held  # noqa: TID252, pytest puts no folder on the path
 from .stock_processes import both, eventually, fill, lifetimes, start

@@ -9,9 +9,11 @@ import time
 
 import pytest
 
-from embedded.waiting import wait_until
-from models import JobRun, Project, sample
-from workers import BATCHES, QUEUES
+from forgekeeper.embedded.waiting import wait_until
+from forgekeeper.runs.ledger import JobRun
+from models import Project
+from workers import sample
+from forgekeeper.batches import BATCHES, queues
 
 from .worlds import CASES, LIMIT, World, undisturbed, unfinished
 
@@ -100,7 +102,7 @@ def test_a_worker_that_was_stopped_deletes_no_refs_once_its_lease_is_another_s(w
     seconds = time.monotonic() - scene.stopped_at
     scene.scheduler.kill()
     # Or else the stopped worker would rescue what the successor is killed over, and that with a lease of its own.
-    ended = wait_until(lambda: not unfinished(*QUEUES), LIMIT)
+    ended = wait_until(lambda: not unfinished(*queues()), LIMIT)
     scene.successor.kill()
 
     more = [f"refs/merge-requests/{case.doomed + number}/head" for number in range(3)]

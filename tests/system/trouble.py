@@ -22,14 +22,14 @@ from pathlib import Path
 import psycopg2
 import redis
 
-from embedded import folder
-from embedded import redis as embedded_redis
-from embedded.plan import Plan
-from embedded.postgres import Postgres
-from embedded.server import Server, spawn
-from embedded.waiting import wait_until
-from settings.failpoints import NAMES
-from workers import BATCHES, QUEUES
+from forgekeeper.embedded import folder
+from forgekeeper.embedded import redis as embedded_redis
+from forgekeeper.embedded.plan import Plan
+from forgekeeper.embedded.postgres import Postgres
+from forgekeeper.embedded.server import Server, spawn
+from forgekeeper.embedded.waiting import wait_until
+from forgekeeper.settings.failpoints import NAMES
+from forgekeeper.batches import BATCHES, queues
 
 from ..machine import Held  # noqa: TID252, pytest puts no folder on the path
 from ..ports import free_ports  # noqa: TID252
@@ -356,7 +356,7 @@ class Rig:
             settings |= rights.urls(arguments[0], database_url, redis_url, SECRET)
         folder = self.world.root.parent / name
         folder.mkdir()
-        queues = 1 if "cron" in arguments else len(QUEUES)
+        queues = 1 if "cron" in arguments else len(queues())
         # Its main thread and its pulse, and for each queue one that fetches and one for what is delayed.
         threads = int(arguments[2]) + 2 * queues + 2 if arguments[0] == "worker" else 0
         service = Watched(

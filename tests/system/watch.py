@@ -15,10 +15,12 @@ from pathlib import Path
 import psycopg2
 import redis
 
-from coordination import buckets, lease, uploads
-from storage import sentinel
-from workers import QUEUES
-from workers.broker import NAMESPACE
+from workers.expired_job_artifacts import buckets
+from forgekeeper import locks
+from workers.stale_direct_uploads import register as uploads
+from forgekeeper.storage import sentinel
+from forgekeeper.batches import queues
+from forgekeeper.process.broker import NAMESPACE
 
 from ..metrics.pages import read  # noqa: TID252, pytest puts no folder on the path
 from .history import MOST_LOSSES, OLD_TRANSACTION, Final
@@ -113,8 +115,8 @@ class Watcher(threading.Thread):
         with self._redis.pipeline() as pipe:
             pipe.smembers(buckets.AVAILABLE)
             pipe.hgetall(buckets.OWNERS)
-            pipe.hgetall(lease.OWNERS)
-            for queue in QUEUES:
+            pipe.hgetall(locks.OWNERS)
+            for queue in queues():
                 pipe.hgetall(f"{NAMESPACE}:{queue}.starts")
             available, owners, leases, *starts = pipe.execute()
         holders = {f"bucket {number.decode()}": token.decode() for number, token in owners.items()}
@@ -286,7 +288,7 @@ def _projects_that_wait(client):
 
 def busy(client):
     """Say whether a message waits for a worker or is in hand: what is done in it may not have been counted yet."""
-    return any(client.hlen(f"{NAMESPACE}:{queue}.msgs") for queue in QUEUES)
+    return any(client.hlen(f"{NAMESPACE}:{queue}.msgs") for queue in queues())
 
 
 def _due_uploads(client):
@@ -321,7 +323,7 @@ def _register(client):
 def stranded(client):
     """List what lies where no worker would find it: bodies and ids apart, ids twice, and what nobody handed back."""
     found = [key.decode() for kind in ("acks", "started") for key in client.scan_iter(f"{NAMESPACE}:__{kind}__.*")]
-    for line in (line for queue in QUEUES for line in (queue, f"{queue}.DQ")):
+    for line in (line for queue in queues() for line in (queue, f"{queue}.DQ")):
         ids, bodies = (Counter(keys) for keys in _waiting(client, f"{NAMESPACE}:{line}"))
         found += [f"{line} {key.decode(errors='replace')}" for key in (ids - bodies) + (bodies - ids)]
     return found

@@ -8,12 +8,17 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, ClassVar
 
-from coordination import uploads
-from coordination.messages import depth
-from models import DeletedObject, FeatureFlag, GitRefDeletion, JobRun, now, sample
-from storage import git_sample, sentinel
-from workers.broker import NAMESPACE
-from workers.clients import client
+from workers.stale_direct_uploads import register as uploads
+from forgekeeper.delivery.enqueue_unique import depth
+from forgekeeper.storage.outbox import DeletedObject
+from forgekeeper.flags import FeatureFlag
+from models import GitRefDeletion
+from forgekeeper.runs.ledger import JobRun
+from forgekeeper.database import now
+from workers import sample
+from forgekeeper.storage import git_sample, sentinel
+from forgekeeper.process.broker import NAMESPACE
+from forgekeeper.connections import client
 
 from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
 

@@ -1,5 +1,0 @@
-"""`python -m cli` is `forgekeeper`."""
-
-from cli import main
-
-main()

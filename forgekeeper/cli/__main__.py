@@ -1,0 +1,5 @@
+"""`python -m cli` is `forgekeeper`."""
+
+from forgekeeper.cli import main
+
+main()

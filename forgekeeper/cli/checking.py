@@ -1,0 +1,355 @@
+"""`check`: look whether everything that the batches need is there, and what it should be."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import peewee as pw
+import redis
+import typer
+from redis.exceptions import NoPermissionError
+
+from forgekeeper import migrations
+from forgekeeper.cli.connection import configured
+from forgekeeper.cli.console import FAILED, Json, emit, out
+from workers.stale_direct_uploads import register
+from forgekeeper.installation.in_redis import claim, owner
+from forgekeeper.redis_types import keys, misfits
+from metrics.redaction import clean
+from models import APPLICATION, Project
+from forgekeeper.tables import OURS
+from forgekeeper.database import Base, database, privileges, probe, release
+from forgekeeper.installation.row import Installation
+from forgekeeper.database.misreading import misread
+from forgekeeper.database.schema import differences
+from forgekeeper.settings import Settings
+from forgekeeper.settings.reading import places
+from forgekeeper.storage import sentinel
+from forgekeeper.storage.git_command import legible
+from forgekeeper.storage.git_repository import RootUnavailable, is_missing, misnamed, objection, too_many_missing
+from forgekeeper.storage.objects import OUTSIDE, is_below, is_normal
+from forgekeeper.batches import BATCHES
+from forgekeeper import clocks
+from forgekeeper.process.broker import NAMESPACE, QUEUES
+from forgekeeper.connections import Limits, client, connect
+from forgekeeper.installation.agreement import conflict
+from forgekeeper.storage.stores import ARTIFACTS
+from forgekeeper.runs.tables import unread_register
+
+TABLES: tuple[type[Base], ...] = (*OURS, *APPLICATION)
+Named = Callable[[], list[tuple[str, ...]]]
+"""Names some things that should be at a place, each by the paths at which it may lie."""
+PENDING_UPLOADS = 1_000
+"""How many pending uploads are searched for some of a location's; its share may be small."""
+POSTGRES, REDIS = 150_000, (6, 2)
+"""The oldest servers that the tests run against."""
+UNSEEN = (
+    "maxmemory-policy and appendonly cannot be seen: its user may not run INFO; grant it +info, or see to it as another"
+    " user that `redis-cli INFO` says maxmemory_policy:noeviction and aof_enabled:1"
+)
+SAMPLE = 50
+"""So many projects are looked for."""
+
+
+class Finding(NamedTuple):
+    """One line of the report."""
+
+    subject: str
+    level: Literal["ok", "warning", "error"]
+    message: str
+
+
+def check(
+    init: Annotated[
+        bool, typer.Option("--init", help="Create missing sentinels, adopt those that name nobody.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Check settings, servers, schema, schedules, repositories and object stores.
+
+    One line each: ok, warning or error.  Exit status 1 if there is an error.
+    """
+    settings = configured()
+    findings = list(_findings(settings, init=init))
+    errors = [finding for finding in findings if finding.level == "error"]
+    if json:
+        emit({"ok": not errors, "findings": [finding._asdict() for finding in findings]})
+    else:
+        colors = {"ok": "green", "warning": "yellow", "error": "red"}
+        for subject, level, message in findings:
+            out.print(f"{level:8}", style=colors[level], end="")
+            out.print(f"{subject}: {clean(message)}")
+    if errors:
+        raise typer.Exit(FAILED)
+
+
+def _findings(settings: Settings, *, init: bool) -> Iterator[Finding]:
+    yield Finding("settings", "ok", f"all names are known and all values fit: {places(settings)}")
+    if settings.tls_unverified != "nothing":
+        said = f"FORGEKEEPER_TLS_UNVERIFIED is {settings.tls_unverified}"
+        yield Finding("tls", "warning", f"{said}: whoever answers there may be somebody else")
+    yield from _schedules(settings)
+    connect(settings, Limits.of_worker(settings), name="check", connections=1)
+    yield from _redis()
+    ours: str | None = None
+    try:
+        database.connect()
+    except pw.OperationalError as error:
+        yield Finding("postgresql", "error", clean(str(error).strip().splitlines()[0]))
+    else:
+        yield from _postgresql()
+        yield from _clocks(settings)
+        ours, finding = _installation(init=init)
+        yield finding
+    try:
+        yield from _git()
+        yield from _repositories(settings, ours, init=init)
+        yield from _stores(settings, ours, init=init)
+    finally:
+        release()
+
+
+def _schedules(settings: Settings) -> Iterator[Finding]:
+    off = [name for name in BATCHES if settings.cron(name) is None]
+    if off:
+        yield Finding("schedules", "warning", f"off: {', '.join(off)}; they run only when sent by hand")
+    else:
+        yield Finding("schedules", "ok", "every batch has one")
+
+
+def _redis() -> Iterator[Finding]:
+    try:
+        version = _redis_version()
+        old = tuple(int(part) for part in version.split(".")[:2]) < REDIS
+        yield Finding("redis", "error" if old else "ok", f"version {version}" + (", needs 6.2 or newer" if old else ""))
+        try:
+            yield from _redis_settings()
+        except NoPermissionError:
+            yield Finding("redis", "warning", UNSEEN)
+        if hidden := unread_register():
+            yield Finding("redis", "error", hidden)
+        yield from (Finding("redis", "error", clean(said)) for said in misfits(client, keys(NAMESPACE, QUEUES)))
+    except redis.RedisError as error:
+        yield Finding("redis", "error", clean(str(error)))
+
+
+def _redis_version() -> str:
+    """Ask for the version in the way that no user can be refused."""
+    answer: Any = client.execute_command("HELLO")  # type: ignore[no-untyped-call]
+    said = answer if isinstance(answer, dict) else dict(zip(answer[::2], answer[1::2], strict=True))
+    return str(next(value.decode() for name, value in said.items() if name in {b"version", "version"}))
+
+
+def _redis_settings() -> Iterator[Finding]:
+    policy = client.info("memory").get("maxmemory_policy", "unknown")
+    if policy != "noeviction":
+        yield Finding("redis", "warning", f"maxmemory-policy is {policy}: messages may be evicted; set noeviction")
+    if not client.info("persistence").get("aof_enabled"):
+        yield Finding(
+            "redis", "warning", "append-only file is off: a restart forgets pending uploads; set appendonly yes"
+        )
+
+
+def _postgresql() -> Iterator[Finding]:
+    number = database.connection().server_version
+    old = number < POSTGRES
+    version = f"version {number // 10_000}.{number % 10_000}"
+    yield Finding("postgresql", "error" if old else "ok", version + (", needs 15 or newer" if old else ""))
+    hidden = list(privileges.closed(TABLES))
+    if hidden:
+        yield from (Finding("privileges", "error", sentence) for sentence in hidden)
+        return
+    lacking = list(privileges.lacking(TABLES))
+    yield from (Finding("privileges", "error", sentence) for sentence in lacking)
+    if not lacking:
+        yield Finding("privileges", "ok", "everything that the batches do is granted")
+    yield from _schema(readable=not any(privileges.MIGRATIONS in sentence for sentence in lacking))
+
+
+def _schema(*, readable: bool) -> Iterator[Finding]:
+    """Report what the tables lack, and what the batches would misread in them; *readable* is what was migrated."""
+    pending = migrations.pending(database.obj) if readable else []
+    if pending:
+        yield Finding("schema", "error", f"pending: {', '.join(pending)}; run `forgekeeper migrate`")
+        return
+    found = list(differences(TABLES))
+    for difference in found:
+        yield Finding("schema", "warning" if difference.harmless else "error", difference.sentence)
+    misreadings = list(misread(TABLES))
+    yield from (Finding("schema", "error", sentence) for sentence in misreadings)
+    if not found and not misreadings:
+        yield Finding("schema", "ok", "all tables, columns and indexes are there")
+
+
+def _clocks(settings: Settings) -> Iterator[Finding]:
+    """Compare the clocks, where all of them can be asked; who cannot be is named already."""
+    try:
+        differences = list(clocks.read().differences())
+    except (pw.PeeweeException, redis.RedisError):
+        return
+    apart = [difference for difference in differences if difference.exceeds(settings.clock_tolerance)]
+    for difference in apart:
+        blocks = difference.reference == "redis"
+        yield Finding("clocks", "error" if blocks else "warning", difference.sentence())
+    if not apart:
+        most = max(abs(difference.seconds) for difference in differences)
+        yield Finding("clocks", "ok", f"PostgreSQL's, Redis's and this machine's are {most:.1f} s apart at most")
+
+
+def _installation(*, init: bool) -> tuple[str | None, Finding]:
+    """Report whose database and Redis these are; claim a Redis that is nobody's if asked to."""
+    try:
+        ours = Installation.ensure()
+        theirs = claim(client, ours) if init else owner(client)
+    except pw.PeeweeException:
+        return None, Finding("installation", "error", "the database does not say which it is of: see the lines above")
+    except redis.RedisError:
+        return ours, Finding("installation", "warning", f"{ours}; Redis does not say which it is of")
+    if theirs is None:
+        told = "Redis is told when a worker, a scheduler or `forgekeeper check --init` starts"
+        return ours, Finding("installation", "ok", f"{ours}; {told}")
+    if theirs != ours:
+        return ours, Finding("installation", "error", conflict(ours, theirs))
+    return ours, Finding("installation", "ok", f"{ours}, in PostgreSQL and Redis")
+
+
+def _repositories(settings: Settings, ours: str | None, *, init: bool) -> Iterator[Finding]:
+    root = settings.repositories_root
+    if root is None:
+        yield Finding("repositories", "warning", "FORGEKEEPER_REPOSITORIES_ROOT is not set: no refs can be deleted")
+        return
+    try:
+        found = _sentinel("repositories", sentinel.Folder(root), ours, init=init, named=_repositories_named)
+        yield found
+        # What a wrong place lacks is no news.
+        if found.level != "error":
+            yield from _sample(root, settings.missing_repositories)
+    except (sentinel.Unreadable, RootUnavailable) as error:
+        yield Finding("repositories", "error", str(error))
+
+
+def _sample(root: Path, share: float) -> Iterator[Finding]:
+    """Look for the repositories of projects taken at random; say what is wrong with where they should be."""
+    try:
+        projects = Project.sample(SAMPLE)
+    except pw.PeeweeException:
+        return  # that there is no database, or no such table, is said elsewhere
+    missing = {number: path for number, path in projects.items() if is_missing(root, path)}
+    others = {path: other for path in missing.values() if (other := misnamed(root, path))}
+    for path, other in list(others.items())[:1]:
+        yield Finding("repositories", "error", f"there is none at {path}, but one at {other}: correct disk_path")
+    if len(missing) > len(others):
+        level: Literal["warning", "error"] = (
+            "error" if too_many_missing(len(missing), len(projects), share) else "warning"
+        )
+        yield Finding("repositories", level, f"{len(missing)} of {len(projects)} projects taken at random have none")
+    refused = {number: said for number, path in projects.items() if (said := objection(root, path))}
+    for number, said in list(refused.items())[:1]:
+        most = "" if len(refused) == 1 else f" ({len(refused)} of {len(projects)} projects taken at random are refused)"
+        where = legible(projects[number].encode(errors="backslashreplace"))
+        yield Finding("repositories", "error", f"no ref of project {number} at {where!r} is deleted: {said}{most}")
+
+
+def _git() -> Iterator[Finding]:
+    program = shutil.which("git")
+    if program is None:
+        yield Finding("git", "warning", "there is no git on the PATH: no refs can be deleted")
+        return
+    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
+    yield Finding("git", "ok", said.stdout.strip().removeprefix("git "))
+
+
+def _stores(settings: Settings, ours: str | None, *, init: bool) -> Iterator[Finding]:
+    if not settings.object_stores:
+        yield Finding("object stores", "warning", "FORGEKEEPER_OBJECT_STORES is not set: no objects can be deleted")
+    for location, url in settings.object_stores.items():
+        try:
+            place = sentinel.Store(location, url.get_secret_value())
+            named = partial(_objects_named, location)
+            yield _sentinel("object store", place, ours, init=init, named=named)
+            yield from _prefixes(location, settings.object_prefixes.get(location, ()), named)
+        except sentinel.Unreadable as error:
+            yield Finding("object store", "error", clean(str(error)))
+
+
+def _prefixes(location: str, prefixes: tuple[str, ...], named: Named) -> Iterator[Finding]:
+    """Say where in the store objects may be deleted, and whether the database names some that may not."""
+    if not prefixes:
+        hint = "FORGEKEEPER_OBJECT_PREFIXES names the folders outside which nothing is, if you know them"
+        yield Finding("object prefixes", "ok", f"{location}: objects are deleted anywhere in the store; {hint}")
+        return
+    try:
+        names = [paths[0] for paths in named()]
+    except (pw.PeeweeException, redis.RedisError):
+        return  # that they do not answer is said elsewhere
+    outside = [path for path in names if not is_below(prefixes, path)]
+    if outside:
+        yield Finding(
+            "object prefixes",
+            "warning",
+            f"{location}: {len(outside)} of {len(names)} objects looked for, such as {outside[0]}, are {OUTSIDE}: "
+            "they will not be deleted",
+        )
+    else:
+        yield Finding("object prefixes", "ok", f"{location}: objects are deleted below {', '.join(prefixes)} alone")
+
+
+def _sentinel(subject: str, place: sentinel.Place, ours: str | None, *, init: bool, named: Named) -> Finding:
+    """Report on a place's sentinel; if asked to, create a missing one or adopt one that names nobody.
+
+    Only once the place is proved to be the right one, by a sample of what the database has *named*.
+    """
+    found = place.sentinel()
+    if found is not None and ours is None:
+        return Finding(subject, "warning", f"{place} has its sentinel, but nobody can say whether it is the right one")
+    if found is not None and found.installation == ours:
+        return Finding(subject, "ok", f"{place} has its sentinel")
+    if found is None and (not init or ours is None):
+        return Finding(subject, "error", f"{place} has no {sentinel.NAME}; `forgekeeper check --init` creates it")
+    assert ours is not None
+    if found is not None and (found.installation is not None or not init):
+        return Finding(subject, "error", sentinel.objection(place, found, ours) or "")
+    doubt = _doubt(place, ours, named)
+    if doubt is not None:
+        return Finding(subject, "error", f"{place} {doubt}")
+    place.create_sentinel(ours)
+    done = f"had no {sentinel.NAME}; created it" if found is None else f"had a {sentinel.NAME} of nobody's; adopted it"
+    return Finding(subject, "ok", f"{place} {done}")
+
+
+def _doubt(place: sentinel.Place, ours: str, named: Named) -> str | None:
+    """Say why a place may be the wrong one, None when it is empty as it should be or has what it should have."""
+    try:
+        names = named()
+    except (pw.PeeweeException, redis.RedisError) as error:
+        return f"may be the wrong place: what should be in it cannot be asked for: {clean(str(error).splitlines()[0])}"
+    if place.is_empty():
+        return (
+            "is empty, but the database knows what should be in it: is the right disk or bucket there?"
+            if names
+            else None
+        )
+    if not names:
+        sure = f"whoever is sure writes the line `installation: {ours}` into its {sentinel.NAME}"
+        return f"is not empty, and the database knows of nothing in it: is it the right one? ({sure})"
+    if any(place.has(path) for paths in names for path in paths):
+        return None
+    tried = f"has none of the {len(names)} things looked for that should be in it"
+    return f"{tried}: is it the right disk or bucket, and the right database?"
+
+
+def _repositories_named() -> list[tuple[str, ...]]:
+    """Name repositories that should be below the root; whether their paths are spelled rightly is another question."""
+    return [(path.removesuffix(".git"), f"{path.removesuffix('.git')}.git") for path in Project.sample(SAMPLE).values()]
+
+
+def _objects_named(location: str) -> list[tuple[str, ...]]:
+    """Name objects that should be at the location: artifacts', those of the outbox, and pending uploads."""
+    pending = register.sampled(client, location, PENDING_UPLOADS)
+    paths = [*(probe.objects() if location == ARTIFACTS else ()), *pending[: probe.SIZE]]
+    return [(path,) for path in paths if is_normal(path)]

@@ -1,0 +1,133 @@
+"""The command line: what commands there are, and what becomes of their errors."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from forgekeeper.cli import (
+    INTERRUPTED,
+    checking,
+    dead,
+    demo,
+    git,
+    ledger,
+    metrics,
+    objects,
+    presence,
+    programs,
+    records,
+    running,
+    sample,
+    serving,
+    status,
+    streams,
+    upkeep,
+)
+from forgekeeper.cli.connection import explained
+from forgekeeper.cli.console import FAILED, WRONG_USE, Problem, err, out
+from forgekeeper.cli.reference import page
+from forgekeeper.cli.streams import OutputLost
+from metrics.redaction import clean
+from forgekeeper.settings import SettingsError
+
+UNREAD = 128 + signal.SIGPIPE
+
+app = typer.Typer(
+    name="forgekeeper",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+PANELS: dict[str, tuple[Callable[..., None], ...]] = {
+    "Serve": (demo.demo, serving.up, serving.scheduler, serving.worker, serving.exporter),
+    "Prepare": (checking.check, upkeep.migrate, upkeep.settings, metrics.metrics, sample.seed),
+    "Run": (running.run, running.send, ledger.pause, ledger.resume),
+    "Look": (status.status, presence.processes, ledger.ticks, ledger.why, objects.buckets),
+}
+for panel, commands in PANELS.items():
+    for command in commands:
+        app.command(rich_help_panel=panel)(command)
+for command in (programs.redis, programs.psql):
+    app.command(rich_help_panel="Look", context_settings=programs.PASSED_ON)(command)
+app.add_typer(upkeep.flags, name="flags", rich_help_panel="Run")
+app.add_typer(objects.uploads, name="uploads", rich_help_panel="Look")
+app.add_typer(objects.objects, name="objects", rich_help_panel="Look")
+app.add_typer(git.refs, name="refs", rich_help_panel="Look")
+app.add_typer(records.records, name="records", rich_help_panel="Look")
+app.add_typer(git.leases, name="leases", rich_help_panel="Look")
+app.add_typer(dead.dead, name="dead", rich_help_panel="Look")
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        out.print(f"forgekeeper {version('forgekeeper')}")
+        raise typer.Exit
+
+
+def _show_page(asked: bool) -> None:
+    if asked:
+        out.print(page(app), end="")
+        raise typer.Exit
+
+
+@app.callback()
+def forgekeeper(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+    _page: Annotated[
+        bool,
+        typer.Option(
+            "--markdown", callback=_show_page, is_eager=True, help="Print the page docs/commands.md and exit."
+        ),
+    ] = False,
+) -> None:
+    """Keep a code forge clean: a scheduler, workers, and the batches they run."""
+
+
+def run(arguments: list[str]) -> int:
+    """Run the command line; return its exit status, with whatever was wrong said in one sentence on standard error."""
+    try:
+        status = _status(arguments)
+        sys.stdout.flush()
+    except OutputLost as lost:
+        streams.discard()
+        # Whoever reads no further, such as `head`, wants no complaint; the status is a shell's for SIGPIPE.
+        return UNREAD if lost.unread else _complained(f"cannot write to standard output: {lost}", FAILED)
+    return status
+
+
+def _status(arguments: list[str]) -> int:
+    try:
+        with explained():
+            # Typer returns the status of `typer.Exit`, and whatever else a command returns: nothing.
+            return app(arguments or ["--help"], prog_name="forgekeeper", standalone_mode=False) or 0
+    except Problem as problem:
+        return _complained(str(problem), problem.status)
+    except SettingsError as error:
+        return _complained(str(error), WRONG_USE)
+    except typer.TyperException as error:
+        return _complained(_usage(error), WRONG_USE)
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else FAILED if ended.code else 0
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _complained(sentence: str, status: int) -> int:
+    err.print(f"forgekeeper: {clean(sentence)}", style="red")
+    return status
+
+
+def _usage(error: typer.TyperException) -> str:
+    message = error.format_message() if hasattr(error, "format_message") else str(error)
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context else "forgekeeper"
+    return f"{' '.join(message.split()).rstrip('.')}; `{command} --help` says how it is used"

@@ -1,0 +1,137 @@
+"""How `status` looks: eighty columns suffice, names are whole, times are relative, trouble has a colour."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from forgekeeper.cli.console import facts, fill, grid, moment, relative, rough, warning
+from metrics.redaction import clean
+from forgekeeper.runs.batch import FOREVER
+from forgekeeper.process.broker import broker
+
+STATES = {"succeeded": "green", "failed": "red", "blocked": "red"}
+
+
+def drawn(found: dict[str, Any]) -> RenderableType:
+    """Draw what was found: what is wrong, the batches, how their last runs ended, the queues."""
+    batches, instant = found["batches"], found["at"]
+    notes = [
+        Text(clean(f"{name} is paused {_pause(one['paused'])}"), "yellow")
+        for name, one in batches.items()
+        if one["paused"]
+    ]
+    if found["timetable_of"] == "settings":
+        notes.append(Text("Schedule and next are what this shell's settings say.", "dim"))
+    return Group(
+        *map(warning, found["warnings"]),
+        _batches(batches, instant),
+        *notes,
+        "",
+        _last_runs(batches, instant),
+        "",
+        _queues(found["queues"], instant),
+        "",
+        _summary(found),
+    )
+
+
+def _batches(batches: dict[str, Any], instant: datetime) -> Table:
+    columns = ("batch", "schedule", "next", "now", "backlog", "oldest")
+    table = grid(*columns, folded=("schedule", "now", "oldest"), right=("backlog",))
+    for name, one in batches.items():
+        fill(
+            table,
+            name,
+            one["schedule"],
+            relative(one["next"], instant) if one["next"] else "",
+            _now(one, instant),
+            "" if one["backlog"] is None else f"{one['backlog']:,}{'+' if one['backlog_is_more'] else ''}",
+            rough(instant - one["backlog_oldest"]) if one["backlog_oldest"] else "",
+        )
+    return table
+
+
+def _last_runs(batches: dict[str, Any], instant: datetime) -> Table:
+    table = grid("last run of", "ended", "state", "result", folded=("result",))
+    for name, one in batches.items():
+        last = one["last"]
+        if last is None:
+            fill(table, name, Text("never", "dim"))
+            continue
+        blocked = (last["result"] or {}).get("blocked")
+        state = "blocked" if blocked else last["state"]
+        told = [part for part in (blocked or _telling(last["result"]), last["error"]) if part]
+        ended = relative(last["finished_at"], instant)
+        fill(table, name, ended, Text(state, STATES.get(state, "")), "; ".join(told))
+    return table
+
+
+def _queues(queues: dict[str, Any], instant: datetime) -> Table:
+    needed = broker.get_declared_queues()
+    figures = ("ready", "in flight", "delayed", "dead", "oldest", "workers")
+    table = grid("queue", *figures, right=figures)
+    for name, one in queues.items():
+        fill(
+            table,
+            name,
+            *(f"{one[figure]:,}" for figure in ("ready", "in_flight", "delayed")),
+            Text(f"{one['dead']:,}", "red" if one["dead"] else ""),
+            rough(instant - one["oldest"]) if one["oldest"] else "",
+            Text(str(one["workers"]), "red" if name in needed and not one["workers"] else ""),
+        )
+    return table
+
+
+def _summary(found: dict[str, Any]) -> Text:
+    buckets, processes = found["buckets"], found["processes"]
+    living = [one["kind"] for one in processes if not one["silent"]]
+    silent = len(processes) - len(living)
+    return Text.assemble(
+        f"Processes: {_count(living, 'scheduler')}, {_count(living, 'worker')}",
+        (f", {silent} silent: see `forgekeeper processes`" if silent else "", "yellow"),
+        f".\nArtifact buckets: {len(buckets['available'])} available, {len(buckets['occupied'])} occupied. "
+        f"Leases held: {len(found['leases'])}.",
+    )
+
+
+def _count(kinds: list[str], kind: str) -> str:
+    number = kinds.count(kind)
+    return f"{number} {kind}{'' if number == 1 else 's'}"
+
+
+def _now(one: dict[str, Any], instant: datetime) -> Text:
+    """Say what the batch is at: its open run, which is not the one whose result is shown below."""
+    run = one["open"]
+    if run is None:
+        return _idle(one)
+    if run["state"] == "started":
+        return Text(f"runs {rough(instant - (run['started_at'] or instant))}", "cyan")
+    if run["retry_at"]:
+        return Text(f"retry {relative(run['retry_at'], instant)}", "yellow")
+    waits = f"{run['state']} {rough(instant - (run['enqueued_at'] or run['claimed_at'] or instant))}"
+    return Text(waits, "yellow" if one["paused"] else "")
+
+
+def _idle(one: dict[str, Any]) -> Text:
+    """Say what keeps a batch from its next run, if anything does."""
+    if one["paused"]:
+        return Text("paused", "yellow")
+    if one["blocked"]:
+        return Text("blocked", "red")
+    off = ((one["last"] or {}).get("result") or {}).get("skipped") == "flag_off"
+    return Text("off" if off else "", "dim")
+
+
+def _pause(paused: dict[str, Any]) -> str:
+    until = "until resumed" if paused["until"] >= FOREVER else f"until {moment(paused['until'])}"
+    return until + (f" ({paused['reason']})" if paused["reason"] else "")
+
+
+def _telling(result: dict[str, Any] | None) -> str:
+    """Leave out of a result what is zero or false; `ticks` and `why` have it all."""
+    return facts({name: value for name, value in (result or {}).items() if value})

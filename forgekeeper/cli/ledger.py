@@ -1,0 +1,141 @@
+"""Look into the ledger (`ticks`, `why`), and hold batches back (`pause`, `resume`)."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+
+from forgekeeper.cli import story
+from forgekeeper.cli.completion import names_of
+from forgekeeper.cli.connection import batch_named, connected
+from forgekeeper.cli.console import Json, Problem, answer, emit, facts, moment, out, table, wrong_use
+from forgekeeper.cli.running import Name
+from forgekeeper.cli.timetable import Timetable
+from metrics.redaction import clean
+from forgekeeper.runs.batch import Batch as BatchRow
+from forgekeeper.runs.ledger import JobRun
+from forgekeeper.process.rows import Process
+from forgekeeper.database import now
+from forgekeeper.batches import BATCHES
+from forgekeeper.runs.attempt import identity
+
+
+def ticks(
+    batch: Name, limit: Annotated[int, typer.Option(min=1, help="How many, newest first.")] = 20, json: Json = False
+) -> None:
+    """List a batch's ticks and runs by hand, newest first."""
+    name = batch_named(batch).name
+    with connected("ticks"):
+        runs = list(JobRun.of(name).limit(limit))
+    if json:
+        emit({"batch": name, "ticks": [run.__data__ for run in runs]})
+        return
+    columns = ("run", "tick", "state", "reason", "attempt", "started by", "ended", "result or error")
+    table(
+        "",
+        columns,
+        (
+            (
+                run.id,
+                _tick(run),
+                run.state,
+                run.reason,
+                run.attempt,
+                run.started_by,
+                moment(run.finished_at) if run.finished_at else "",
+                facts(run.result) or run.error,
+            )
+            for run in runs
+        ),
+    )
+
+
+def why(
+    batch: Annotated[
+        str,
+        typer.Argument(
+            metavar="BATCH|RUN", help="A batch's name, or a run's number.", autocompletion=names_of(BATCHES)
+        ),
+    ],
+    time: Annotated[str | None, typer.Argument(metavar="[TIME]", help="A tick, in UTC; the newest if absent.")] = None,
+    json: Json = False,
+) -> None:
+    """Tell the story of one tick: who ran it and what came of it, or why it never ran.
+
+    A run's number tells the story of that run, whatever its batch.
+    """
+    number = _run_number(batch)
+    if number is not None and time is not None:
+        wrong_use(f"run {number} has one tick only: leave the time out, or name a batch")
+    name = None if number is not None else batch_named(batch).name
+    tick = None if time is None else _instant(time)
+    with connected("why") as settings:
+        run: JobRun | None
+        if name is None:
+            run = JobRun.get_or_none(id=number)
+            if run is None:
+                raise Problem(f"the ledger has no run {number}; `forgekeeper ticks BATCH` lists those that it has")
+            name = run.batch
+        else:
+            run = (JobRun.at(name, tick) or JobRun.set_aside(name, tick)) if tick else JobRun.of(name).first()
+        if run is not None:
+            sentences = story.tell(run, BatchRow.paused(name).first()) + story.untimely(run, JobRun.ahead(name))
+        elif tick is not None:
+            timetable = Timetable.of(Process.known(), now(), settings)
+            sentences = story.tell_absent(tick, timetable.cron(name, tick), JobRun.oldest_tick(name))
+        else:
+            sentences = ["The batch has not been due yet since it was registered, and nobody has sent it."]
+    if json:
+        emit({"batch": name, "run": run and run.__data__, "story": sentences})
+    else:
+        out.print("\n".join(map(clean, sentences)))
+
+
+def pause(
+    batch: Name,
+    until: Annotated[str | None, typer.Option(metavar="TIME", help="When it ends by itself, in UTC.")] = None,
+    reason: Annotated[str | None, typer.Option(help="Why, for whoever looks at it.")] = None,
+    json: Json = False,
+) -> None:
+    """Start no run of a batch, until resumed.  A run that has started goes on."""
+    name, end = batch_named(batch).name, None if until is None else _instant(until)
+    with connected("pause"):
+        if end is not None and end <= now():
+            wrong_use(f"{moment(end)} has passed; give a time to come, in UTC")
+        BatchRow.pause(name, until=end, reason=reason, by=identity())
+    until_when = moment(end) if end else f"`forgekeeper resume {name}`"
+    facts_of_it = {"batch": name, "paused": True, "until": end, "reason": reason}
+    answer(facts_of_it, f"{name} is paused until {until_when}", json=json)
+
+
+def resume(batch: Name, json: Json = False) -> None:
+    """Let a paused batch run again."""
+    name = batch_named(batch).name
+    with connected("resume"):
+        was_paused = BatchRow.resume(name)
+    sentence = f"{name} runs again from its next tick" if was_paused else f"{name} was not paused"
+    answer({"batch": name, "paused": False, "was_paused": was_paused}, sentence, json=json)
+
+
+def _tick(run: JobRun) -> str:
+    aside = story.set_aside(run)
+    if aside is not None:
+        return f"{moment(aside)} (set aside)"
+    return moment(run.tick) if run.tick else "by hand"
+
+
+def _run_number(text: str) -> int | None:
+    """Return the number of a run, None when *text* is none."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None
+
+
+def _instant(text: str) -> datetime:
+    try:
+        instant = datetime.fromisoformat(text)
+    except ValueError:
+        wrong_use(f"{text!r} is not a time: write it as 2026-11-20T08:30, in UTC")
+    if not 2000 <= instant.year < 9000:
+        wrong_use(f"{text!r} is not a time of ours: give a year from 2000 to 8999")
+    return instant.astimezone(UTC) if instant.tzinfo else instant.replace(tzinfo=UTC)

@@ -1,0 +1,216 @@
+"""The processes that serve: `scheduler`, `worker`, `exporter`, and `up`: all of them, with servers of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Annotated
+
+import structlog
+import typer
+
+from forgekeeper import migrations
+import scheduler as timetable
+from forgekeeper.cli.completion import names_of
+from forgekeeper.cli.connection import configured, connected
+from forgekeeper.cli.console import FAILED, Problem, err, wrong_use
+from forgekeeper.cli.processes import Processes, python, python_path
+from forgekeeper.cli.waiting import Wait, database_there, places_there, servers_there
+from metrics import exporter as exporting
+from metrics import multiprocess
+from metrics.endpoint import Page, PortTaken, listen
+from metrics.threads import ended_itself
+from forgekeeper.database import database, unhurried
+from forgekeeper.settings import PREFIX, Settings
+from forgekeeper.settings.reading import load
+from forgekeeper.batches import BATCHES, queues
+from forgekeeper.process import signals
+from forgekeeper.connections import Limits, connect
+from forgekeeper.process.ready import tell_supervisor
+
+FOLDER = Path(".forgekeeper")
+SECOND_WORKER = 3
+"""So far behind the first worker's port is the second's of `up`: by default at 9194, after the exporter."""
+
+log = structlog.get_logger(__name__)
+
+
+def scheduler() -> None:
+    """Keep the timetable: claim each batch's ticks and send them to the workers.
+
+    Any number may run at once.  It waits for its servers.  SIGTERM and Ctrl-C end it.
+    """
+    settings, asked, ready = configured(), signals.requests(), threading.Event()
+    connect(settings, Limits.of_scheduler(settings), name="scheduler", connections=None)
+    Wait(asked, said="scheduler").until_there(lambda: servers_there(settings))
+    if settings.metrics_port_scheduler:
+        # Not while it waits: alerts take a page for a scheduler that works.
+        listening = _listen(settings.metrics_host, settings.metrics_port_scheduler)
+        why_not = "the timetable is not kept yet"
+        Page(listening, timetable.COUNT.registry, unready=lambda: None if ready.is_set() else why_not).start()
+    raise typer.Exit(timetable.serve(settings, asked=asked, ready=ready.set))
+
+
+def worker(
+    processes: Annotated[int | None, typer.Option(min=1, help="How many; by default the setting.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads of each; by default the setting.")] = None,
+    queues: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[,NAME…]",
+            help="Only these queues; may be given several times.",
+            autocompletion=names_of(queues()),
+        ),
+    ] = None,
+    metrics_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Where its metrics are; by default the setting.")
+    ] = None,
+) -> None:
+    """Work through the messages of the queues.
+
+    Where children take long, `cron` and `objects` need a worker of their own: a process with no thread free may have
+    fetched a run.
+    It waits for its servers, and a while for its disks and stores.  SIGTERM and Ctrl-C let the runs end at their
+    next safe point first.
+    """
+    queues = [name.strip() for given in queues or () for name in given.split(",")]
+    for queue in queues:
+        if queue not in queues():
+            wrong_use(f"there is no queue {queue!r}; there are: {', '.join(queues())}")
+    settings, asked = configured(), signals.requests()
+    wait = Wait(asked, said="worker")
+    connect(settings, Limits.of_worker(settings), name="worker", connections=3)
+    wait.until_there(lambda: servers_there(settings))
+    if settings.place_wait:
+        # Not for ever: other batches must not stand still, and what deletes from there is blocked until it is there.
+        patience = settings.place_wait.total_seconds()
+        wait.until_there(lambda: places_there(settings, queues or queues()), patience=patience)
+    threads = threads or settings.worker_threads
+    # What a process needs in its environment must be there before its Python starts.
+    os.environ["PYTHONPATH"] = python_path()
+    os.environ[PREFIX + "WORKER_THREADS"] = str(threads)
+    os.environ[PREFIX + "LOG_FORMAT"] = settings.log_format or ("console" if sys.stderr.isatty() else "json")
+    _count_in_files(settings.metrics_host, settings.metrics_port_worker if metrics_port is None else metrics_port)
+    arguments = ["--processes", str(processes or settings.worker_processes), "--threads", str(threads)]
+    if queues:
+        arguments += ["--queues", *queues]
+    sys.stdout.flush()
+    # What comes before Dramatiq has its handlers, and lets them through, is imports: they would end in a trace.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])
+    wait.end_if_asked()
+    os.execv(sys.executable, python("workers", *arguments))  # noqa: S606, our own program
+
+
+def _count_in_files(host: str, port: int) -> None:
+    """Serve the page of all processes of this worker, and let them count in its files; none if *port* is 0."""
+    os.environ.pop(multiprocess.FOLDER, None)
+    os.environ[PREFIX + "METRICS_PORT_WORKER"] = str(port)
+    if port:
+        with _listen(host, port) as listening:
+            os.environ[multiprocess.FOLDER] = str(multiprocess.begin(listening, dict(os.environ)))
+
+
+def exporter() -> None:
+    """Serve what is the case as metrics: backlogs, queues, leases, the last runs, asked for when scraped.
+
+    PostgreSQL and Redis may be away.  SIGTERM and Ctrl-C end it.
+    """
+    settings = configured()
+    connect(settings, exporting.LIMITS, name="exporter", connections=None)
+    if not settings.metrics_port_exporter:
+        wrong_use(f"{PREFIX}METRICS_PORT_EXPORTER is 0: an exporter without a page has nothing to do")
+    page = Page(_listen(settings.metrics_host, settings.metrics_port_exporter), exporting.registry(settings))
+    asked = signals.requests()
+    page.start()
+    tell_supervisor("READY=1", f"STATUS=serves {page.url}")
+    log.info("exporter started", url=page.url)
+    asked.get()
+    log.info("exporter stopped")
+    if ended_itself():
+        raise typer.Exit(FAILED)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        return listen(host, port)
+    except PortTaken as taken:
+        raise Problem(f"{taken}; stop what is there, or choose another port") from None
+
+
+def up() -> None:
+    """Run everything in this terminal: a scheduler, a worker for `cron` and `objects`, one for the children's queues.
+
+    Where no URLs are set, PostgreSQL and Redis are embedded and keep their data in
+    `.forgekeeper/`.  Ctrl-C ends it all, the runs first.
+    """
+    asked = signals.requests()
+    with ExitStack() as stack:
+        environment = stack.enter_context(_servers(load()))
+        os.environ.update(environment)
+        settings = configured()
+        _migrate_all(settings, asked, example=bool(environment))
+        running = stack.enter_context(Processes(environment, shutdown_timeout=settings.shutdown_timeout))
+        running.start("scheduler")
+        # A minute's batch never waits behind somebody's five-minute child, nor behind other batches: each has a thread.
+        batches = {batch.queue for batch in BATCHES.values()}
+        running.start("worker", *_from(batches), "--processes", "1", "--threads", str(len(BATCHES)))
+        # Two workers, two pages.
+        port = settings.metrics_port_worker and settings.metrics_port_worker + SECOND_WORKER
+        running.start("worker", *_from(set(queues()) - batches), "--metrics-port", str(port))
+        if settings.metrics_port_exporter:
+            running.start("exporter")
+        err.print("forgekeeper is up; Ctrl-C ends it")
+        while not _asked(asked, within=0.5):
+            if name := running.ended():
+                raise Problem(f"`forgekeeper {name}` has ended, so everything ends; its log says why", FAILED)
+        err.print("ending: runs finish their chunk first")
+
+
+def _asked(asked: SimpleQueue[None], *, within: float) -> bool:
+    """Say whether a signal has come by then."""
+    try:
+        asked.get(timeout=within)
+    except Empty:
+        return False
+    return True
+
+
+def _from(queues: set[str]) -> Iterator[str]:
+    for queue in sorted(queues):
+        yield from ("--queues", queue)
+
+
+@contextmanager
+def _servers(settings: Settings) -> Iterator[dict[str, str]]:
+    """Provide what the settings lack; yield the environment that leads there."""
+    given = (settings.database_url is not None, settings.redis_url is not None)
+    if all(given):
+        yield {}
+        return
+    if any(given):
+        wrong_use(f"set both {PREFIX}DATABASE_URL and {PREFIX}REDIS_URL, or neither to use embedded servers")
+    from forgekeeper.embedded import EmbeddedError, servers
+
+    try:
+        with servers(folder=FOLDER) as own:
+            err.print(f"no URLs are set: using embedded PostgreSQL and Redis in {FOLDER}/; for other terminals:")
+            err.print(f"export {PREFIX}DATABASE_URL='{own.database_url}' {PREFIX}REDIS_URL='{own.redis_url}'")
+            yield {PREFIX + "DATABASE_URL": own.database_url, PREFIX + "REDIS_URL": own.redis_url}
+    except EmbeddedError as error:
+        raise Problem(str(error)) from error
+
+
+def _migrate_all(settings: Settings, asked: SimpleQueue[None], *, example: bool) -> None:
+    connect(settings, Limits.of_worker(settings), name="up", connections=3)
+    Wait(asked, said="up").until_there(lambda: database_there(settings))
+    with connected("up", migrated=False, interrupted_within=None), unhurried():
+        migrations.migrate(database.obj)
+        if example:
+            migrations.migrate(database.obj, "example")

@@ -1,0 +1,155 @@
+"""`status`: every batch, queue and process at a glance, and what is wrong."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from datetime import datetime
+from types import FrameType
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import RenderableType
+from rich.live import Live
+
+from forgekeeper.cli import timing
+from forgekeeper.cli.connection import connected, explained
+from forgekeeper.cli.console import Json, Problem, emit, out, warning, wrong_use
+from forgekeeper.cli.git import held
+from forgekeeper.cli.glance import drawn
+from forgekeeper.cli.objects import bucket_states
+from forgekeeper.cli.presence import facts_of
+from forgekeeper.cli.timetable import Timetable
+from forgekeeper.cli.trouble import warnings
+from forgekeeper.delivery.enqueue_unique import depth
+from forgekeeper.delivery.queues import due_since
+from forgekeeper.runs.batch import Batch as BatchRow
+from forgekeeper.runs.ledger import JobRun
+from forgekeeper.process.rows import Process
+from forgekeeper.database import database, now, release
+from forgekeeper.database.backlog import BOUND
+from forgekeeper.settings import Settings
+from forgekeeper.batches import BATCHES, queues, BatchSpec
+from forgekeeper.runs import held_back
+from forgekeeper.process.broker import NAMESPACE
+from forgekeeper.connections import client
+
+EVERY = 2.0
+"""Seconds between two looks; watch(1) has the same."""
+
+
+def status(
+    seconds: Annotated[
+        float | None,
+        typer.Argument(min=0.5, max=3600, help=f"With --watch: how often to look; by default {EVERY:.0f}."),
+    ] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Look again and again, until Ctrl-C.")] = False,
+    json: Json = False,
+) -> None:
+    """Show every batch: what it is at, when it is due, its backlog, how its last run ended; and every queue.
+
+    When a batch is due is what the schedulers say that live.  What is wrong comes first.
+    """
+    if seconds is not None and not watch:
+        wrong_use("how often to look goes with --watch")
+    if watch and (json or not out.is_terminal):
+        wrong_use("--watch draws on a terminal; leave it away, or ask for --json as often as you like")
+    with connected("status") as settings:
+        if watch:
+            _watch(settings, seconds or EVERY)
+            return
+        found = gather(settings)
+    if json:
+        emit(found)
+    else:
+        out.print(drawn(found), soft_wrap=False)
+
+
+def gather(settings: Settings) -> dict[str, Any]:
+    """Return all that `status` shows."""
+    instant, known = now(), Process.known()
+    timetable = Timetable.of(known, instant, settings)
+    clocks, ahead = timing.untimely(settings)
+    return {
+        "at": instant,
+        "batches": {name: _batch(batch, timetable, instant) for name, batch in BATCHES.items()},
+        "timetable_of": timetable.source,
+        "queues": {queue: _queue(queue, known, instant) for queue in queues()},
+        "buckets": bucket_states(),
+        "leases": held(),
+        "processes": facts_of(known, instant),
+        "clocks": clocks,
+        "ahead": ahead,
+        "warnings": [
+            *warnings(known, instant),
+            *timing.warnings(clocks, ahead),
+            *held_back.warnings({name: timetable.cron(name, instant) for name in BATCHES}),
+        ],
+    }
+
+
+def _batch(batch: BatchSpec, timetable: Timetable, instant: datetime) -> dict[str, Any]:
+    paused = BatchRow.paused(batch.name).first()
+    # In this order a run that ends meanwhile is not shown as both.
+    last, running = JobRun.last_ended(batch.name), JobRun.open(batch.name)
+    due = batch.backlog() if batch.backlog else None
+    schedule, following = timetable.next(batch.name, instant)
+    return {
+        "schedule": schedule,
+        "next": following,
+        "open": running and _row(running, "retry_at", "claimed_at", "enqueued_at", "alive_at"),
+        "last": last and _row(last),
+        "backlog": due and min(due.records, BOUND - 1),
+        "backlog_is_more": bool(due and due.records >= BOUND),
+        "backlog_oldest": due and due.oldest,
+        "paused": paused and {"until": paused.paused_until, "reason": paused.paused_reason, "by": paused.paused_by},
+        "blocked": _blocked(batch.name),
+    }
+
+
+def _blocked(name: str) -> dict[str, Any] | None:
+    row = BatchRow.blocked(name)
+    if row is None:
+        return None
+    return {"reason": row.blocked_reason, "since": row.blocked_since, "sentence": row.blocked_sentence}
+
+
+def _queue(queue: str, known: list[Process], instant: datetime) -> dict[str, Any]:
+    living = [one for one in known if not one.is_silent(instant) and not one.draining]
+    return depth(client, NAMESPACE, queue) | {
+        "oldest": due_since(client, NAMESPACE, queue),
+        "workers": sum(queue in (one.queues or ()) for one in living),
+    }
+
+
+def _row(run: JobRun, *more: str) -> dict[str, Any]:
+    wanted = ("id", "tick", "state", "reason", "attempt", "started_by", "started_at", "finished_at", "result", "error")
+    return {field: getattr(run, field) for field in (*wanted, *more)}
+
+
+def _watch(settings: Settings, seconds: float) -> None:
+    """Draw anew every so many *seconds*; Ctrl-C is the orderly end of it, as of watch(1)."""
+    signal.signal(signal.SIGTERM, _leave)  # the terminal gets its cursor back
+    try:
+        with Live(console=out, auto_refresh=False, vertical_overflow="crop") as live:
+            while True:
+                live.update(_picture(settings), refresh=True)
+                time.sleep(seconds)
+    except KeyboardInterrupt:
+        pass
+
+
+def _picture(settings: Settings) -> RenderableType:
+    try:
+        with explained():
+            database.connect(reuse_if_open=True)
+            return drawn(gather(settings))
+    except Problem as problem:
+        # It is watched for just that: the servers may come back.
+        release()
+        return warning(str(problem))
+
+
+def _leave(_signal: int, _frame: FrameType | None) -> NoReturn:
+    sys.exit(128 + signal.SIGTERM)

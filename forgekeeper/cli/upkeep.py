@@ -1,0 +1,141 @@
+"""Settings, schema, flags: what an operator looks after (`settings`, `migrate`, `flags`)."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import redis
+import typer
+
+from forgekeeper import migrations
+from forgekeeper.cli.completion import names_of
+from forgekeeper.cli.connection import connected
+from forgekeeper.cli.console import FAILED, Json, Problem, answer, emit, err, out, table, wrong_use
+from metrics.redaction import clean
+from forgekeeper.flags import FLAGS, FeatureFlag
+from forgekeeper.database import database, unhurried
+from forgekeeper.settings.reading import Described, describe, load
+from forgekeeper.installation.agreement import Disagreement, agree
+
+INTRODUCTION = """# Settings
+
+Settings are environment variables, or lines of a file `.env` where the command runs; the
+environment wins. An unknown name that begins with `FORGEKEEPER_`, or a value that does not
+fit, stops the start and is named. `forgekeeper settings` shows the present values.
+
+This page is printed by `forgekeeper settings --markdown`.
+"""
+
+FROM = {"environment": "the environment", ".env": "the file .env"}
+
+flags = typer.Typer(help="Feature flags: list them, or turn one on or off for all processes.")
+Flag = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME", help="The flag's name; `forgekeeper flags` lists them.", autocompletion=names_of(FLAGS)
+    ),
+]
+
+
+def settings(
+    json: Json = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the page docs/settings.md.")] = False,
+) -> None:
+    """List every setting with its type, default, present value, where that comes from, and sentence.
+
+    Settings are environment variables, or lines of a file `.env` where the command runs.
+    """
+    described = describe(load())
+    if json:
+        emit([asdict(setting) for setting in described])
+    elif markdown:
+        out.print(page(described), end="")
+    else:
+        for setting in described:
+            default = f", default {setting.default}" if setting.default else ""
+            source = "" if setting.source == "default" else f", from {FROM[setting.source]}"
+            out.print(f"{setting.name}={setting.value}  ({setting.type}{default}{source})", style="bold")
+            out.print(f"    {setting.sentence}")
+
+
+def page(described: list[Described]) -> str:
+    """Write the documentation's page of settings."""
+    rows = "".join(
+        f"| `{s.name}` | {s.type.replace('|', 'or')} | {f'`{s.default}`' if s.default else ''} | {s.sentence} |\n"
+        for s in described
+    )
+    return f"{INTRODUCTION}\n| name | type | default | what it is for |\n|---|---|---|---|\n{rows}"
+
+
+def migrate(
+    check: Annotated[bool, typer.Option("--check", help="Change nothing; exit 1 if migrations are pending.")] = False,
+    json: Json = False,
+) -> None:
+    """Apply pending migrations of forgekeeper's own tables; the forge's are never touched.
+
+    The first one makes the installation's id, and Redis is told it where it answers.
+    """
+    with connected("migrate", migrated=False, redis_needed=False) as settings:
+        if check:
+            pending = migrations.pending(database.obj)
+            if pending and not json:
+                raise Problem(f"pending: {', '.join(pending)}; run `forgekeeper migrate`")
+            answer({"applied": [], "pending": pending}, "the schema is up to date", json=json)
+            raise typer.Exit(FAILED if pending else 0)
+        with unhurried():
+            applied = migrations.migrate(database.obj)
+        if settings.redis_url is not None:
+            _tell_redis()
+    sentence = f"applied: {', '.join(applied)}" if applied else "the schema is up to date"
+    answer({"applied": applied, "pending": []}, sentence, json=json)
+
+
+def _tell_redis() -> None:
+    """Claim Redis for this installation; one that is away is told by whoever starts later, and by `check --init`."""
+    try:
+        agree()
+    except redis.RedisError as error:
+        err.print(f"Redis does not know the installation yet: {clean(str(error))}; workers and schedulers tell it")
+    except Disagreement as disagreement:
+        err.print(f"nothing will start: {clean(str(disagreement))}")
+
+
+@flags.callback(invoke_without_command=True)
+def flags_default(context: typer.Context) -> None:
+    """List the flags when no command is given."""
+    if context.invoked_subcommand is None:
+        flags_list()
+
+
+@flags.command("list")
+def flags_list(json: Json = False) -> None:
+    """List the flags."""
+    with connected("flags"):
+        states = {name: FeatureFlag.is_on(name) for name in FLAGS}
+    if json:
+        emit({"flags": states})
+    else:
+        table(
+            "", ("flag", "state", "what it switches"), ((n, "on" if s else "off", FLAGS[n]) for n, s in states.items())
+        )
+
+
+@flags.command("on")
+def flags_on(name: Flag, json: Json = False) -> None:
+    """Turn a flag on."""
+    _turn(name, on=True, json=json)
+
+
+@flags.command("off")
+def flags_off(name: Flag, json: Json = False) -> None:
+    """Turn a flag off."""
+    _turn(name, on=False, json=json)
+
+
+def _turn(name: str, *, on: bool, json: bool) -> None:
+    if name not in FLAGS:
+        wrong_use(f"there is no flag {name!r}; there are: {', '.join(FLAGS)}")
+    with connected("flags"):
+        FeatureFlag.turn(name, on=on)
+    answer({"flags": {name: on}}, f"{name} is {'on' if on else 'off'}", json=json)

@@ -1,0 +1,201 @@
+"""Deliveries: messages in the hands of workers, from the fetch to the one step that ends each.
+
+The keys are Dramatiq's own, and a bare Dramatiq worker or exporter understands them; the
+scripts are ours.  Whatever becomes of a message is one step on the server, in which it
+leaves the worker's hands and arrives somewhere else: a crash before or after loses nothing
+and doubles nothing.  A worker from whom a message was taken changes nothing any more.
+
+Times are Redis's.  Beside Dramatiq's keys there are, for each worker and queue, the set of
+messages that it has started on, and for each queue a hash with the starts that have not
+ended: a message that keeps ending its workers is given up, its neighbours are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import redis
+from dramatiq.common import dq_name, q_name
+
+from forgekeeper.scripts import call
+from forgekeeper.delivery.sizes import LARGEST_FETCHED, TOO_LARGE
+from forgekeeper.redis_values import raw, text
+
+CHUNK = 1000
+"""Messages in one script: a few milliseconds of everybody's time."""
+MAX_DEATHS = 3
+"""A message that has taken this many workers down with it is poison."""
+
+Id = str | bytes
+
+
+class Fetched(NamedTuple):
+    """A message as it was found.  The body tells it from a later one of the same id."""
+
+    id: bytes
+    body: bytes
+
+
+class Refused(NamedTuple):
+    """A message that was too large to be fetched, and is a dead letter now; of its id the beginning."""
+
+    id: bytes
+    size: int
+
+
+class Rescued(NamedTuple):
+    """What was taken from a silent worker in one queue: back in it, or given up as poison, with these bodies."""
+
+    worker: str
+    queue: str
+    taken: int
+    poison: list[str]
+    bodies: list[bytes]
+
+
+@dataclass(frozen=True)
+class Deliveries:
+    """What *worker* does with the messages of its queues, `<queue>.DQ` among them.
+
+    Methods that end a message return False when it was no longer in this worker's hands.
+    Each bears being called again after a lost reply.
+    """
+
+    client: redis.Redis
+    namespace: str
+    worker: str
+
+    def put(self, queue: str, message_id: str, body: bytes) -> bool:
+        """Put a message in; return False when its id is on its way already, in the queue or in its delayed one."""
+        other = q_name(queue) if queue != q_name(queue) else dq_name(queue)
+        keys = [self._key(f"{other}.msgs"), self._key(f"{queue}.msgs"), self._key(queue)]
+        return bool(self._call("push_once", keys, message_id, body))
+
+    def fetch(self, queue: str, *, limit: int) -> list[Fetched | Refused]:
+        """Take up to *limit* messages, not more than a chunk; what is too large is given up instead."""
+        keys = [self._key(queue), self._key(f"{queue}.msgs"), self._acks(queue), self._heartbeats, *self._dead(queue)]
+        flat = self._call("message_fetch", keys, self.worker, min(limit, CHUNK), LARGEST_FETCHED, TOO_LARGE)
+        pairs = zip(flat[::2], flat[1::2], strict=True)
+        return [Refused(*pair) if isinstance(pair[1], int) else Fetched(*pair) for pair in pairs]
+
+    def start(self, queue: str, message_id: Id, *, counted: bool) -> bool:
+        """Note the start of a message; return False when it may not be worked on, having been taken from us.
+
+        A start that is *counted* and never ends brings the message nearer to being poison.
+        """
+        return bool(self._call("message_start", self._ends(queue)[:3], message_id, int(counted)))
+
+    def ack(self, queue: str, message_id: Id, body: bytes = b"") -> bool:
+        """End a message that is done."""
+        return bool(self._call("message_ack", self._ends(queue), message_id, body))
+
+    def nack(self, queue: str, message_id: Id, body: bytes = b"", *, reason: str) -> bool:
+        """Make a message a dead letter."""
+        return bool(self._call("message_nack", self._ends(queue) + self._dead(queue), message_id, body, reason))
+
+    def requeue(self, queue: str, message_ids: Sequence[Id]) -> int:
+        """Hand messages back to the head of the queue, in their order; return how many were ours."""
+        return int(self._call("message_requeue", [*self._ends(queue), self._key(queue)], *message_ids))
+
+    def retry(self, queue: str, fetched: Fetched, later: bytes) -> bool:
+        """Let a message wait in the delayed queue, with the body *later*."""
+        line = dq_name(queue)
+        keys = [*self._ends(queue), self._key(f"{line}.msgs"), self._key(line)]
+        return bool(self._call("message_retry", keys, *fetched, later))
+
+    def due(self, queue: str, fetched: Fetched, now: bytes) -> bool:
+        """Put a message that waited for its time into *queue*, with the body *now*."""
+        line = dq_name(queue)
+        keys = [self._acks(line), self._key(f"{line}.msgs"), self._key(f"{queue}.msgs"), self._key(queue)]
+        return bool(self._call("message_due", keys, *fetched, now))
+
+    def reclaim(self, queue: str, held: Iterable[Id]) -> int:
+        """Hand back what is ours in Redis but not among *held*, such as what a lost reply brought; return how many."""
+        return int(self._call("message_reclaim", self._lot(queue), *held))
+
+    def hand_back(self, queue: str) -> int:
+        """Hand back everything that we have not started on; return how many."""
+        return int(self._call("message_hand_back", self._lot(queue)))
+
+    def beat(self) -> None:
+        """Give a sign of life."""
+        self._call("worker_beat", [self._heartbeats], self.worker)
+
+    def rescue(
+        self,
+        queues: Iterable[str],
+        *,
+        dead_after: timedelta,
+        failed: Callable[[str, redis.ResponseError], None] | None = None,
+    ) -> list[Rescued]:
+        """Take the messages of all other workers silent for *dead_after* from them, then forget those workers.
+
+        *queues* are all there are, not only the caller's: who has only a dead worker's
+        name cannot find out which were his.  What Redis refuses, as a key of the wrong type, is told to
+        *failed* with the worker's name, and keeps nobody else's messages from being taken; without it, it is raised.
+        """
+        milliseconds = round(dead_after.total_seconds() * 1000)
+        lines = [line for queue in queues for line in (queue, dq_name(queue))]
+        silent = self._call("worker_silent", [self._heartbeats], milliseconds)
+        found = []
+        for worker in map(text, silent):
+            if worker == self.worker:
+                # Whoever asks is alive, however long it was stopped since its last sign.
+                continue
+            dead = Deliveries(self.client, self.namespace, worker)
+            for line in lines:
+                try:
+                    found.append(dead._rescue(line, milliseconds))
+                except redis.ResponseError as error:
+                    if failed is None:
+                        raise
+                    failed(worker, error)
+            keys = [self._heartbeats, *(dead._acks(line) for line in lines)]
+            self._call("worker_forget", keys, worker, milliseconds)
+        return [rescued for rescued in found if rescued.taken]
+
+    def _rescue(self, queue: str, milliseconds: int) -> Rescued:
+        keys = [self._heartbeats, *self._ends(queue), self._key(queue), *self._dead(queue)]
+        poison: list[str] = []
+        bodies: list[bytes] = []
+        count, taken = 0, CHUNK
+        while taken == CHUNK:
+            taken, *given_up = self._call(
+                "worker_rescue", keys, self.worker, milliseconds, MAX_DEATHS, CHUNK, LARGEST_FETCHED
+            )
+            count += taken
+            poison += [message_id.decode(errors="backslashreplace") for message_id in given_up[::2]]
+            bodies += given_up[1::2]
+        return Rescued(self.worker, queue, count, poison, bodies)
+
+    def _call(self, script: str, keys: list[str], *args: Any) -> Any:
+        # A worker's name may be bytes that are no text: it is in keys, too.
+        given = [raw(value) if isinstance(value, str) else value for value in args]
+        return call(self.client, script, keys=[raw(key) for key in keys], args=given)
+
+    def _key(self, name: str) -> str:
+        return f"{self.namespace}:{name}"
+
+    @property
+    def _heartbeats(self) -> str:
+        return self._key("__heartbeats__")
+
+    def _acks(self, queue: str) -> str:
+        return self._key(f"__acks__.{self.worker}.{queue}")
+
+    def _started(self, queue: str) -> str:
+        return self._key(f"__started__.{self.worker}.{queue}")
+
+    def _ends(self, queue: str) -> list[str]:
+        """List the keys that a message leaves when it ends."""
+        return [self._acks(queue), self._started(queue), self._key(f"{queue}.starts"), self._key(f"{queue}.msgs")]
+
+    def _lot(self, queue: str) -> list[str]:
+        return [self._acks(queue), self._started(queue), self._key(f"{queue}.msgs"), self._key(queue)]
+
+    def _dead(self, queue: str) -> list[str]:
+        dead = self._key(f"{q_name(queue)}.XQ")
+        return [dead, f"{dead}.msgs", f"{dead}.reasons"]

@@ -1,0 +1,77 @@
+"""Messages: put in once, found among the dead, forgotten in the end.
+
+The keys are Dramatiq's own: a message that is put in here is fetched by any Dramatiq
+worker, and everything that reads Dramatiq's queues reads ours.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import redis
+from dramatiq import Message
+from dramatiq.brokers.redis import RedisBroker
+from dramatiq.errors import DecodeError
+
+from forgekeeper.scripts import call
+from forgekeeper.delivery.sizes import fitting
+
+DEAD_MESSAGE_TTL = timedelta(days=7)
+"""How long dead letters are kept: Dramatiq's number, long enough for a holiday."""
+TOKEN = "forgekeeper_token"  # noqa: S105, it is no secret
+"""The option in which a run's message says which run of its number it is for."""
+
+
+def push_once(broker: RedisBroker, message: Message[Any]) -> bool:
+    """Put *message* into its queue; return False when its id is on its way already.
+
+    The id is the message's own: it counts as on its way from here until a worker has
+    acknowledged it, however often its worker dies, and not a moment longer.  Raises
+    `MessageTooLarge`, having put nothing in.
+    """
+    message = message.copy(options={"redis_message_id": message.message_id})
+    queue = f"{broker.namespace}:{message.queue_name}"
+    broker.emit_before("enqueue", message, None)
+    pushed = call(
+        broker.client,
+        "push_once",
+        keys=[f"{queue}.DQ.msgs", f"{queue}.msgs", queue],
+        args=[
+            message.message_id,
+            fitting(message.encode(), actor=message.actor_name, message_id=message.message_id),
+        ],
+    )
+    if pushed:
+        broker.emit_after("enqueue", message, None)
+    return bool(pushed)
+
+
+def is_dead(broker: RedisBroker, message: Message[Any]) -> bool:
+    """Say whether the message lies in its queue's dead letters; one of its id with another token does not count."""
+    body: Any = broker.client.hget(f"{broker.namespace}:{message.queue_name}.XQ.msgs", message.message_id)
+    try:
+        return body is not None and Message.decode(body).options.get(TOKEN) == message.options.get(TOKEN)
+    except (DecodeError, AttributeError):
+        return False  # it may be anything
+
+
+def forget_dead(broker: RedisBroker, queue: str, *, ttl: timedelta = DEAD_MESSAGE_TTL, limit: int) -> int:
+    """Forget up to *limit* dead letters of the queue older than *ttl*; return how many."""
+    dead = f"{broker.namespace}:{queue}.XQ"
+    milliseconds = round(ttl.total_seconds() * 1000)
+    keys = [dead, f"{dead}.msgs", f"{dead}.reasons"]
+    forgotten: int = call(broker.client, "forget_dead", keys=keys, args=[milliseconds, limit])
+    return forgotten
+
+
+def depth(client: redis.Redis, namespace: str, queue: str) -> dict[str, int]:
+    """Count the queue's messages: ready, in flight, delayed and dead."""
+    key = f"{namespace}:{queue}"
+    with client.pipeline(transaction=False) as pipe:
+        pipe.llen(key)
+        pipe.hlen(f"{key}.msgs")
+        pipe.hlen(f"{key}.DQ.msgs")
+        pipe.zcard(f"{key}.XQ")
+        ready, stored, delayed, dead = pipe.execute()
+    return {"ready": ready, "in_flight": max(0, stored - ready), "delayed": delayed, "dead": dead}

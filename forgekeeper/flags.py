@@ -1,0 +1,38 @@
+"""Feature flags: switches that operators turn at run time."""
+
+from __future__ import annotations
+
+import peewee as pw
+from playhouse.postgres_ext import DateTimeTZField
+
+from forgekeeper.database import Base, default
+
+FLAGS = {
+    "bulk_delete_job_artifacts": "Delete expired job artifacts at all (batch 11).",
+    "bulk_delete_job_artifacts_high_concurrency": "Delete them in ten buckets instead of five.",
+}
+"""Every flag and what it switches; one that has no row is off."""
+
+
+class FeatureFlag(Base):
+    """A flag that somebody has turned at least once."""
+
+    name = pw.TextField(primary_key=True)
+    enabled = pw.BooleanField(constraints=default("false"))
+    updated_at = DateTimeTZField(constraints=default("now()"))
+
+    class Meta:
+        table_name = "feature_flags"
+
+    @classmethod
+    def is_on(cls, name: str) -> bool:
+        """Say whether the flag is on; one that nobody ever turned is off."""
+        return cls.select().where(cls.name == name, cls.enabled).exists()
+
+    @classmethod
+    def turn(cls, name: str, *, on: bool) -> None:
+        """Turn a flag on or off for every process, from its next look on."""
+        now = pw.fn.clock_timestamp()
+        cls.insert(name=name, enabled=on, updated_at=now).on_conflict(
+            conflict_target=[cls.name], update={cls.enabled: on, cls.updated_at: now}
+        ).execute()

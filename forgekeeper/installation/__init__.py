@@ -1,0 +1,1 @@
+"""Which installation this is, and whether database, Redis and disks agree about it."""

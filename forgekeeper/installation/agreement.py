@@ -1,0 +1,87 @@
+"""One installation: everything that a process has been pointed at has to belong to it.
+
+The id is made with the database and claimed for Redis; every sentinel carries it.  A wrong
+URL, bucket or mount then is a refusal, and not somebody else's loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import peewee as pw
+import redis
+
+from forgekeeper.installation.in_redis import KEY, claim
+from forgekeeper.installation.row import Installation
+from forgekeeper.database import sqlstate
+from forgekeeper.settings import Settings
+from forgekeeper.storage import sentinel
+from forgekeeper.storage.objects import StoreUnavailable
+from forgekeeper.storage import stores
+from forgekeeper.connections import client
+
+UNDEFINED_TABLE = "42P01"
+
+
+class Disagreement(Exception):
+    """The database and Redis, or a place, belong to different installations; the message says what to do."""
+
+
+def agree() -> str:
+    """Return the id on which database and Redis agree, and claim a Redis that is nobody's.
+
+    Raises `Disagreement`, and what the servers raise when they are away.
+    """
+    try:
+        ours = Installation.ensure()
+    except pw.ProgrammingError as error:
+        if sqlstate(error) != UNDEFINED_TABLE:
+            raise
+        raise Disagreement("the database has no installation's id: run `forgekeeper migrate`") from error
+    theirs = claim(client, ours)
+    if theirs != ours:
+        raise Disagreement(conflict(ours, theirs))
+    return ours
+
+
+def conflict(ours: str, theirs: str) -> str:
+    """Say that the Redis is another installation's, and what can be done."""
+    return (
+        f"the database is of installation {ours}, Redis of installation {theirs}: give each a Redis of its own "
+        f"(FORGEKEEPER_REDIS_URL), or delete Redis's key {KEY} if that installation is no more"
+    )
+
+
+def require(batch: str, settings: Settings) -> None:
+    """Raise `Disagreement` unless database, Redis and the places that *batch* deletes from are one installation's.
+
+    What does not answer, or has no sentinel, is not this question's: the batch finds out if it needs that.
+    """
+    try:
+        ours = agree()
+    except redis.RedisError:
+        ours = Installation.ensure()
+    for place, look in places(batch, settings):
+        try:
+            found = look()
+        except (sentinel.Unreadable, StoreUnavailable):
+            continue
+        if found is not None and (said := sentinel.objection(place, found, ours)):
+            raise Disagreement(said)
+
+
+def places(batch: str, settings: Settings) -> Iterator[tuple[str, Callable[[], sentinel.Sentinel | None]]]:
+    """Yield the places that the batch deletes from, as far as they are configured, and how to read their sentinels."""
+    root, locations = settings.repositories_root, settings.object_stores
+    if batch == "git_ref_cleanup" and root is not None:
+        yield str(root), sentinel.Folder(root).sentinel
+    for location in locations:
+        if batch == "stale_direct_uploads" or (batch == "delete_objects" and location == stores.ARTIFACTS):
+            yield location, partial(_of_store, location, settings)
+
+
+def _of_store(location: str, settings: Settings) -> sentinel.Sentinel | None:
+    store = stores.at(location, settings)
+    assert store is not None
+    return store.sentinel()

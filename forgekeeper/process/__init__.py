@@ -1,0 +1,1 @@
+"""What a worker process is: its boot, its middleware, its shutdown."""

@@ -1,0 +1,44 @@
+"""`python -m workers`: dramatiq's own command line, with our log lines from the first one on."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+from datetime import timedelta
+
+from dramatiq.cli import main, make_argument_parser
+
+from metrics import logs
+from metrics.counting import WORKER
+from metrics.multiprocess import Watch
+from metrics.endpoint import listen
+from forgekeeper.settings.reading import load
+from forgekeeper.process.master import Vigil, impatient
+from forgekeeper.process.ready_pipe import Word
+
+PATIENCE = timedelta(seconds=5)
+"""How long the master waits for a process to say that it is up, and hears nothing else: not that it has died."""
+
+
+def run(arguments: list[str]) -> int:
+    """Run dramatiq's master process with *arguments*; return its exit status."""
+    settings = load()
+    logs.configure(settings.log_format, settings.log_level)
+    if settings.metrics_port_worker and not WORKER.in_files:
+        # Everything would be counted in memory, and its page be empty.
+        sys.stderr.write("forgekeeper: `forgekeeper worker` starts workers; this program lacks what it prepares\n")
+        return 2
+    if settings.metrics_port_worker:
+        Watch(lambda: listen(settings.metrics_host, settings.metrics_port_worker)).start()
+    multiprocessing.Event = Word  # type: ignore[assignment]
+    multiprocessing.Process = impatient(Vigil(settings.shutdown_timeout))  # type: ignore[misc]
+    # On SIGHUP dramatiq becomes what stands here, in the same process: with a new program, and the same page.
+    sys.argv = [sys.executable, "-P", "-m", "forgekeeper.process", *arguments]
+    # No --path: dramatiq would put the current folder before everything that is installed.
+    ours = ["workers", "--path", "--skip-logging", "--worker-fork-timeout", str(round(PATIENCE.total_seconds() * 1000))]
+    status: int = main(make_argument_parser().parse_args([*ours, *arguments]))
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,92 @@
+"""The master's side of an end: it waits for its processes, but not for ever.
+
+A process that is stopped, that the kernel holds, or that hangs in a call into C ends neither by
+SIGTERM nor by itself.  The master kills it; what it had in hand is rescued as after any death.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from datetime import timedelta
+
+import structlog
+
+from forgekeeper.process import drain
+
+GONE = 0.7
+"""Seconds in which the kernel ends what is killed; what it does not end by then, it holds."""
+
+log = structlog.get_logger(__name__)
+
+
+class Vigil:
+    """How long a master waits for its processes, from the first signal on, or from the first end of one of them.
+
+    Then all are told to end.  What is left shortly before the *allowed* time is up is killed.
+    """
+
+    def __init__(self, allowed: timedelta) -> None:
+        self._patience = allowed.total_seconds() - drain.reserve(allowed) / 2
+        self._processes: list[multiprocessing.Process] = []
+        self._told_at: float | None = None
+        # Dramatiq's master has handlers of its own, and signals that came before them wait: here each leaves a byte.
+        self._signals, waking = os.pipe()
+        for descriptor in (self._signals, waking):
+            os.set_blocking(descriptor, False)
+        signal.set_wakeup_fd(waking, warn_on_full_buffer=False)
+
+    def watch(self, process: multiprocessing.Process) -> None:
+        """Be responsible for the end of a process, too."""
+        self._processes.append(process)
+
+    def look(self) -> float:
+        """Kill who is late; return in how many seconds to look again."""
+        left = [process for process in self._processes if process.exitcode is None]
+        if self._told_at is None:
+            if len(left) < len(self._processes) or self._told():
+                self._told_at = time.monotonic()
+            return 0.25
+        late = time.monotonic() - self._told_at - self._patience
+        if late >= 0 and left:
+            _end(left, at_once=late > GONE)
+        return max(0.05, min(1.0, -late))
+
+    def _told(self) -> bool:
+        try:
+            return bool(os.read(self._signals, 1))
+        except BlockingIOError:
+            return False
+
+
+def _end(left: list[multiprocessing.Process], *, at_once: bool) -> None:
+    pids = [process.pid for process in left]
+    if at_once:
+        # They die as soon as the kernel lets them, of a disk perhaps.  Exit handlers would wait for them.
+        log.critical("worker left processes behind, the kernel does not end them", pids=pids)
+        os._exit(drain.TIME_UP)
+    log.critical("worker killed processes that did not end", pids=pids)
+    for process in left:
+        process.kill()
+
+
+def impatient(vigil: Vigil) -> type[multiprocessing.Process]:
+    """Return what stands in for `multiprocessing.Process`: a master joins each for a second, again and again."""
+
+    class Impatient(multiprocessing.Process):
+        def start(self) -> None:
+            super().start()
+            vigil.watch(self)
+
+        def run(self) -> None:
+            # Its signals are its own affair.
+            signal.set_wakeup_fd(-1)
+            super().run()
+
+        def join(self, timeout: float | None = None) -> None:
+            soon = vigil.look()
+            super().join(soon if timeout is None else min(soon, timeout))
+
+    return Impatient

@@ -1,0 +1,42 @@
+"""Readiness: how a process tells its supervisor, and its page, that it is at work."""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import suppress
+from pathlib import Path
+
+from metrics.multiprocess import FOLDER, READY
+
+
+def tell_supervisor(*facts: str) -> None:
+    """Send facts such as ``READY=1`` or ``STATUS=…`` to systemd, if that is who has started us; see sd_notify(3)."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as supervisor:
+        # A supervisor that does not listen must not hold up who has better things to do.
+        supervisor.setblocking(False)
+        # With an at sign it is a name of the kernel's own, which has a NUL instead.
+        supervisor.sendto("\n".join(facts).encode(), address.replace("@", "\0", 1) if address[0] == "@" else address)
+
+
+class Mark:
+    """What says to the page of all processes of this worker that this one takes messages."""
+
+    def __init__(self) -> None:
+        folder = os.environ.get(FOLDER)
+        self._file = Path(folder) / f"{os.getpid()}{READY}" if folder else None
+
+    def set(self) -> None:
+        """Be ready from now on."""
+        if self._file is not None:
+            with suppress(OSError):
+                self._file.touch()
+
+    def clear(self) -> None:
+        """Be ready no more."""
+        if self._file is not None:
+            with suppress(OSError):
+                self._file.unlink(missing_ok=True)

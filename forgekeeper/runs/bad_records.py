@@ -1,0 +1,169 @@
+"""Bad records: one that raises is found, said, counted and passed over, and stops no other.
+
+A chunk is worked on as one.  If a record of it raises, the chunk is split until the bad one
+stands alone.  That one is passed over: to the end of the run, and if it fails again for a
+while that grows.  `forgekeeper records` shows what is passed over.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Self, TypeVar
+
+import peewee as pw
+import structlog
+
+from forgekeeper.runs.passed_over import PassedOver
+from forgekeeper.database import reachable, sqlstate
+from forgekeeper import worker_metrics
+from forgekeeper.runs.attempt import describe
+from forgekeeper.runs.deadline import Deadline, stopping
+
+MOST_IN_RUN = 200
+"""A run in which more records fail than that is no run with some bad records: it fails."""
+MOST_KNOWN = 1_000
+"""So many bad records of a kind are remembered; one more, and the run fails."""
+ALONE = 20.0
+"""Seconds beyond its budget that a run may take to find what made it wait: else it would never get there."""
+
+SERVER = {"08", "25", "26", "28", "3D", "53", "57", "58", "F0", "XX"}
+"""Errors of the server, of the session, or of the whole database."""
+STATEMENT = {"0A", "42", "55"}
+"""Errors of a statement, unless PostgreSQL says within what they came: at a locked row, in a trigger of the forge's."""
+WAITED = {"55P03", "57014", "40P01", "40001"}
+"""What comes of waiting: for a lock, or too long.  Each half of a chunk would wait as long as the whole."""
+TOOK_TOO_LONG = "57014"
+
+Place = TypeVar("Place")
+Work = Callable[[Sequence[int] | None], Place]
+
+log = structlog.get_logger(__name__)
+
+
+class TooManyBadRecords(Exception):
+    """So many records fail that something else must be wrong."""
+
+
+class BadRecords:
+    """The bad records of a kind, as a run knows them: *keys* are those to leave out.
+
+    *still* says which of some keys a run would still work on: the others are forgotten.
+    *failed* counts those that failed in this run, *error* is the last one's.
+    Errors are counted as *error_kind*, unless that is None: then the caller counts them.
+    """
+
+    def __init__(
+        self,
+        batch: str,
+        record: str,
+        deadline: Deadline,
+        still: Callable[[Sequence[int]], set[int]],
+        *,
+        error_kind: str | None = "database",
+    ) -> None:
+        self.failed = 0
+        self.error: Exception | None = None
+        self._batch, self._record = batch, record
+        self._deadline = deadline
+        self._error_kind = error_kind
+        self._still = still
+        known = PassedOver.of(batch, record)
+        self._known = set(known.all)
+        self.keys = set(known.waiting)
+
+    def __enter__(self) -> Self:
+        """Begin a run."""
+        return self
+
+    def __exit__(self, _kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> None:
+        """End it: forget what is done, or gone."""
+        if error is None and self._known:
+            gone = self._known - self._still(sorted(self._known))
+            PassedOver.forget(self._batch, self._record, gone)
+
+    def chunk(self, work: Work[Place | None], places: Callable[[], Sequence[Place]]) -> Place | None:
+        """Do the *work* of a chunk; return what it returns: how far it came.
+
+        *work* is done for whichever records come next, or for those of the keys that it is
+        given, in a transaction of its own.  If a record raises it is done for parts of
+        *places*, which end with the records' keys; then the last of them is returned.
+        """
+        try:
+            return work(None)
+        except (pw.PeeweeException, ValueError) as error:
+            if not of_a_record(error):
+                raise
+            found = places()
+            self._split(work, [_key(place) for place in found], error)
+            return found[-1] if found else None
+
+    def each(self, work: Callable[[Sequence[int]], object], keys: Sequence[int]) -> None:
+        """Do the *work* for records of these keys: for all at once, or for parts of them if one raises."""
+        try:
+            work(keys)
+        except (pw.PeeweeException, ValueError) as error:
+            if not of_a_record(error):
+                raise
+            self._split(work, keys, error)
+
+    def _split(self, work: Callable[[Sequence[int]], object], keys: Sequence[int], error: Exception) -> None:
+        """Do the *work* for parts of *keys*, for all of which it has raised that *error*."""
+        if len(keys) == 1:
+            self._pass_over(keys[0], error)
+        elif _waited(error):
+            self._one_by_one(work, keys)
+        else:
+            middle = len(keys) // 2
+            self.each(work, keys[:middle])
+            self.each(work, keys[middle:])
+
+    def _one_by_one(self, work: Callable[[Sequence[int]], object], keys: Sequence[int]) -> None:
+        ends = time.monotonic() + ALONE
+        for key in keys:
+            self.each(work, [key])
+            if self._deadline.passed() and (stopping.is_set() or time.monotonic() >= ends):
+                return
+
+    def _pass_over(self, key: int, error: Exception) -> None:
+        sentence = describe(error)
+        log.error("record failed", record=self._record, id=key, error=sentence)
+        PassedOver.fail(self._batch, self._record, key, sentence)
+        if self._error_kind is not None:
+            worker_metrics.record_failed(self._batch, self._record, self._error_kind)
+        self.failed += 1
+        self.error = error
+        self.keys.add(key)
+        self._known.add(key)
+        if self.failed > MOST_IN_RUN or len(self._known) > MOST_KNOWN:
+            raise TooManyBadRecords(
+                f"too many records fail, {self.failed} in this run and {len(self._known)} in all: something else than"
+                f" the records is wrong, see `forgekeeper records`; the last one: {sentence}"
+            ) from error
+
+
+def _key(place: Any) -> int:
+    key: int = place[-1] if isinstance(place, tuple) else place
+    return key
+
+
+def of_a_record(error: Exception) -> bool:
+    """Say whether a record may be to blame, and not the statement, the session or the server."""
+    if isinstance(error, ValueError):
+        return True  # what Python cannot read or write
+    state = sqlstate(error) if isinstance(error, pw.PeeweeException) else None
+    if state is None or not reachable():
+        return False
+    if state[:2] in STATEMENT:
+        return bool(_within(error))
+    return state == TOOK_TOO_LONG or state[:2] not in SERVER
+
+
+def _waited(error: Exception) -> bool:
+    return isinstance(error, pw.PeeweeException) and sqlstate(error) in WAITED
+
+
+def _within(error: Exception) -> str | None:
+    """Return where PostgreSQL was: at which row, in which function."""
+    context: str | None = getattr(getattr(getattr(error, "orig", None), "diag", None), "context", None)
+    return context

@@ -1,0 +1,114 @@
+"""Batches as rows: since when they are known, and whether somebody has paused them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
+import peewee as pw
+from playhouse.postgres_ext import DateTimeTZField
+
+from forgekeeper.database import Base, database, default
+
+FOREVER = datetime(9999, 12, 31, tzinfo=UTC)
+
+
+# Since when stays as it is while one blocked run follows another, whatever the reason.
+CHILD_BLOCKED = """
+    insert into batches (name, blocked_since, blocked_reason, blocked_sentence, child_blocked_at)
+    values (%(name)s, clock_timestamp(), %(reason)s, %(sentence)s, clock_timestamp())
+    on conflict (name) do update set
+        blocked_since = coalesce(batches.blocked_since, excluded.blocked_since),
+        blocked_reason = excluded.blocked_reason, blocked_sentence = excluded.blocked_sentence,
+        child_blocked_at = excluded.child_blocked_at
+"""
+
+
+class Batch(Base):
+    """A batch.  A pause lives here because a flushed Redis must not resume a deleter.
+
+    It is blocked from the first of an unbroken row of runs that were; `JobRun` notes that as it closes them.
+    """
+
+    name = pw.TextField(primary_key=True)
+    registered_at = DateTimeTZField(constraints=default("clock_timestamp()"))
+    paused_until = DateTimeTZField(null=True)
+    paused_since = DateTimeTZField(null=True)
+    paused_reason = pw.TextField(null=True)
+    paused_by = pw.TextField(null=True)
+    cursor = pw.BigIntegerField(null=True)
+    blocked_since = DateTimeTZField(null=True)
+    blocked_reason = pw.TextField(null=True)
+    blocked_sentence = pw.TextField(null=True)
+    child_blocked_at = DateTimeTZField(null=True)
+
+    class Meta:
+        table_name = "batches"
+
+    @classmethod
+    def register(cls, names: Iterable[str]) -> None:
+        """Make the batches known; those that are already are left as they are."""
+        cls.insert_many([{"name": name} for name in names]).on_conflict_ignore().execute()
+
+    @classmethod
+    def set_right(cls, name: str) -> None:
+        """Mend times of the past that lie in the future: the clock was ahead when they were written."""
+        now = pw.fn.clock_timestamp()
+        cls.update(
+            registered_at=pw.fn.least(cls.registered_at, now), paused_since=pw.fn.least(cls.paused_since, now)
+        ).where(cls.name == name, (cls.registered_at > now) | (cls.paused_since > now)).execute()
+
+    @classmethod
+    def paused(cls, name: str) -> pw.ModelSelect[Batch]:
+        """Select the batch if it is paused at this moment."""
+        return cls.select().where(cls.name == name, cls.paused_until > pw.fn.clock_timestamp())
+
+    @classmethod
+    def all_paused(cls) -> pw.ModelSelect[Batch]:
+        """Select the batches that are paused at this moment."""
+        return cls.select().where(cls.paused_until > pw.fn.clock_timestamp())
+
+    @classmethod
+    def all_blocked(cls) -> pw.ModelSelect[Batch]:
+        """Select the batches whose last run, or a child of it, was blocked."""
+        return cls.select().where(cls.blocked_since.is_null(False))
+
+    @classmethod
+    def blocked(cls, name: str) -> Batch | None:
+        """Return the batch if it is blocked."""
+        row: Batch | None = cls.all_blocked().where(cls.name == name).first()
+        return row
+
+    @classmethod
+    def child_blocked(cls, name: str, *, reason: str, sentence: str) -> None:
+        """Note that a child of the batch was blocked; it stays so until the children of a whole run were not."""
+        database.execute_sql(CHILD_BLOCKED, {"name": name, "reason": reason, "sentence": sentence})
+
+    @classmethod
+    def pause(cls, name: str, *, until: datetime | None, reason: str | None, by: str) -> None:
+        """Start no run of the batch before *until*, or ever if None; a running one goes on."""
+        cls.register([name])
+        now = pw.fn.clock_timestamp()
+        since = pw.Case(None, [(cls.paused_until > now, cls.paused_since)], now)
+        values = {"paused_until": until or FOREVER, "paused_since": since, "paused_reason": reason, "paused_by": by}
+        cls.update(values).where(cls.name == name).execute()
+
+    @classmethod
+    def position(cls, name: str) -> int:
+        """Return where the batch's last run ended; 0 when it has to begin at the beginning."""
+        row = cls.get_or_none(cls.name == name)
+        return (row and row.cursor) or 0
+
+    @classmethod
+    def move_to(cls, name: str, position: int) -> None:
+        """Remember where the batch's next run goes on."""
+        cls.register([name])
+        cls.update(cursor=position).where(cls.name == name).execute()
+
+    @classmethod
+    def resume(cls, name: str) -> bool:
+        """End a pause; return False when there was none."""
+        paused = cls.paused(name).exists()
+        nothing = dict.fromkeys(("paused_until", "paused_since", "paused_reason", "paused_by"))
+        cls.update(nothing).where(cls.name == name).execute()
+        return paused

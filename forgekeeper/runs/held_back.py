@@ -1,0 +1,75 @@
+"""What is held back: blocked, off by its flag or its timetable, or paused; and who is to be reminded of it when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Literal, NamedTuple
+
+from metrics.catalogue import BATCHES
+from forgekeeper.runs.batch import FOREVER, Batch
+from forgekeeper.flags import FeatureFlag
+from forgekeeper.runs.ledger import JobRun
+from forgekeeper.database import now
+from workers.expired_job_artifacts import FLAG, expired_job_artifacts
+
+REMINDER = timedelta(days=7)
+"""For so long something may be off, or paused without an end, before it may be one that was forgotten."""
+SWITCHES = {expired_job_artifacts.actor_name: FLAG}
+"""Which batch has a flag that switches it."""
+PARENTS = tuple(name for name, batch in BATCHES.items() if batch.parent is None)
+
+
+class Off(NamedTuple):
+    """A batch that is off by decision; *since* is no later than that, as far as anything remembers it."""
+
+    batch: str
+    reason: Literal["flag_off", "cron_off"]
+    since: datetime
+
+
+def off(schedules: Mapping[str, object | None]) -> Iterator[Off]:
+    """Yield what is off: by its flag, or as *schedules* have no entry for it; of batches that nobody knows, nothing."""
+    registered = {row.name: row.registered_at for row in Batch.select()}
+    for name in (name for name in PARENTS if name in registered):
+        if schedules.get(name) is None:
+            # Nobody notes when a cron is switched off: its last tick was still on time.
+            yield Off(name, "cron_off", JobRun.newest_tick(name) or registered[name])
+        if name in SWITCHES and not FeatureFlag.is_on(SWITCHES[name]):
+            turned = FeatureFlag.get_or_none(FeatureFlag.name == SWITCHES[name])
+            yield Off(name, "flag_off", turned.updated_at if turned else registered[name])
+
+
+def warnings(schedules: Mapping[str, object | None]) -> list[str]:
+    """Return a sentence for each batch that is blocked, has been off for long, or is paused without an end."""
+    instant = now()
+    return [
+        *(_blocked(row) for row in Batch.all_blocked()),
+        *(_off(one) for one in off(schedules) if instant - one.since >= REMINDER),
+        *(_paused(row) for row in Batch.all_paused() if row.paused_until >= FOREVER),
+    ]
+
+
+def _blocked(row: Batch) -> str:
+    return f"{row.name} is blocked since {_moment(row.blocked_since)} ({row.blocked_reason}): {row.blocked_sentence}"
+
+
+def _off(one: Off) -> str:
+    if one.reason == "cron_off":
+        remedy = f"set FORGEKEEPER_CRON_{one.batch.upper()} if that was forgotten"
+        return f"{one.batch} is on no timetable, and has had no tick since {_moment(one.since)}: {remedy}"
+    flag = SWITCHES[one.batch]
+    remedy = f"`forgekeeper flags on {flag}` if that was forgotten"
+    return f"{one.batch} is off since {_moment(one.since)}, as flag {flag} is off: {remedy}"
+
+
+def _paused(row: Batch) -> str:
+    because = f" ({row.paused_reason})" if row.paused_reason else ""
+    remedy = f"`forgekeeper resume {row.name}`, or `forgekeeper pause {row.name} --until TIME`"
+    return (
+        f"{row.name} is paused without an end by {row.paused_by} since {_moment(row.paused_since)}{because}: {remedy}"
+    )
+
+
+def _moment(instant: datetime | None) -> str:
+    return instant.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S") if instant else "nobody knows when"

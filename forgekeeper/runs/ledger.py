@@ -1,0 +1,500 @@
+"""The ledger: every tick of a batch and every run by hand, each in exactly one state.
+
+A batch's open row (claimed, enqueued or started) is its lock.  A change of state is one
+guarded update; who comes second changes nothing and is told so by the return value.
+All times are the database's, so a machine whose clock is wrong claims nothing early and
+repeats nothing.  Where the database's own clock was ahead, what it wrote of times to come
+is set aside and told of.  `docs/architecture.md` draws the states.
+
+A database that is restored, or fails over to a replica that lags, gives the numbers of its
+lost runs out again.  So each run has a token, which is in its message, and each attempt
+another, which is in every change that it makes: whoever comes from the lost time is told
+that the run is not theirs, whatever its number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import orjson
+import peewee as pw
+from playhouse.postgres_ext import DateTimeTZField
+
+from forgekeeper.database import Base, BigIdentityField, Document, chosen, database, default, now
+
+WAITING = ("claimed", "enqueued")
+OPEN = (*WAITING, "started")
+CLOCK_TOLERANCE = timedelta(seconds=2)
+"""How far a scheduler's clock may be ahead without its tick being turned away."""
+AHEAD_REMEMBERED = timedelta(hours=1)
+"""For so long a tick that was set aside is told of."""
+MAX_LOSSES = 3
+"""A run that has taken this many workers down with it is poison."""
+MAX_RETRIES = 25
+"""The documents' number; the failure after the last retry is final."""
+
+CLAIM = """
+    insert into job_runs (batch, tick, state, reason, claimed_by, claimed_at)
+    select %(batch)s, %(tick)s, 'claimed', %(reason)s, %(by)s, clock_timestamp()
+    where %(tick)s <= clock_timestamp() + %(tolerance)s
+      and not exists (select from batches where name = %(batch)s and paused_until > clock_timestamp())
+    on conflict do nothing
+    returning id
+"""
+RECORD = """
+    insert into job_runs (batch, tick, state, reason, claimed_by, claimed_at, finished_at)
+    select %(batch)s, tick, %(state)s, %(reason)s, %(by)s, clock_timestamp(), clock_timestamp()
+    from unnest(%(ticks)s::timestamptz[]) as tick
+    on conflict (batch, tick) do nothing
+"""
+REOPEN_LOST = """
+    update job_runs set
+        state = case when losses + 1 >= %(max_losses)s then 'failed' else 'enqueued' end,
+        reason = case when losses + 1 >= %(max_losses)s then 'poison' else 'worker_lost' end,
+        finished_at = case when losses + 1 >= %(max_losses)s then clock_timestamp() end,
+        error = 'the worker was lost: ' || coalesce(started_by, 'unknown'),
+        losses = losses + 1, failures = failures + 1, retry_at = null
+    where batch = %(batch)s and state = 'started' and alive_at < clock_timestamp() - %(dead_after)s
+    returning id, state, started_by, losses
+"""
+# What has a time that has not come was written while the clock was ahead.  A closed row gives its tick back,
+# for the real one to run, and remembers it in its result; it ended before now, and lasted as long as it did.
+# Compared with a volatile function, or with what the planner does not know, no index would be used: so the rows are
+# looked for by a horizon from outside, and judged by the clock, of which whoever was held up meanwhile knows nothing.
+SET_ASIDE = """
+    update job_runs set
+        result = case when tick > clock_timestamp() + %(tolerance)s
+            then coalesce(result, '{}') || jsonb_build_object('set_aside', tick) else result end,
+        tick = case when tick <= clock_timestamp() + %(tolerance)s then tick end,
+        claimed_at = least(claimed_at, clock_timestamp()), enqueued_at = least(enqueued_at, clock_timestamp()),
+        started_at = case when started_at > clock_timestamp()
+            then clock_timestamp() - greatest(finished_at - started_at, interval '0') else started_at end,
+        alive_at = least(alive_at, clock_timestamp()), finished_at = clock_timestamp()
+    where batch = %(batch)s and state not in ('claimed', 'enqueued', 'started')
+      and (tick > %(horizon)s or finished_at > %(horizon)s)
+      and greatest(tick, finished_at) > clock_timestamp() + %(tolerance)s
+    returning (result ->> 'set_aside')::timestamptz
+"""
+# The open row keeps its tick while it is open: it is at work.  Nobody is waited for beyond what a right clock allows.
+SET_RIGHT = """
+    update job_runs set
+        claimed_at = least(claimed_at, clock_timestamp()), enqueued_at = least(enqueued_at, clock_timestamp()),
+        started_at = least(started_at, clock_timestamp()), alive_at = least(alive_at, clock_timestamp()),
+        retry_at = case when retry_at <= clock_timestamp() + %(longest_retry)s then retry_at
+            when retry_at is not null then clock_timestamp() end
+    where batch = %(batch)s and state in ('claimed', 'enqueued', 'started')
+      and (greatest(claimed_at, enqueued_at, started_at, alive_at) > clock_timestamp() + %(tolerance)s
+        or retry_at > clock_timestamp() + %(longest_retry)s)
+"""
+AHEAD = """
+    select count(tick), max(tick) from (
+        select tick from job_runs
+        where batch = %(batch)s and tick > (select clock_timestamp() + %(tolerance)s)
+        union all
+        select (result ->> 'set_aside')::timestamptz from job_runs
+        where batch = %(batch)s and tick is null and result ? 'set_aside'
+          and finished_at > clock_timestamp() - %(remembered)s
+    ) as ahead
+"""
+START = """
+    update job_runs set
+        state = 'started', attempt = attempt + 1, retry_at = null,
+        result = case when result is not null then jsonb_build_object(
+            'earlier', coalesce(result -> 'earlier', '[]') || jsonb_build_array(result - 'earlier')
+        ) end,
+        attempt_token = gen_random_uuid(),
+        started_by = %(by)s, started_at = clock_timestamp(), alive_at = clock_timestamp()
+    where id = %(id)s and batch = %(batch)s and token = %(token)s and state in ('claimed', 'enqueued')
+      and not exists (
+        select from batches where name = job_runs.batch and paused_until > clock_timestamp()
+      )
+    returning attempt_token::text, attempt, failures, tick
+"""
+START_MANUAL = """
+    insert into job_runs
+        (batch, state, attempt, attempt_token, claimed_by, claimed_at, started_by, started_at, alive_at)
+    select %(batch)s, 'started', 1, gen_random_uuid(),
+        %(by)s, clock_timestamp(), %(by)s, clock_timestamp(), clock_timestamp()
+    where not exists (select from batches where name = %(batch)s and paused_until > clock_timestamp())
+    on conflict do nothing
+    returning id, attempt_token::text, attempt, failures
+"""
+# What earlier attempts came to stays beside what the present one has come to.
+RESULT = "{} || case when result ? 'earlier' then jsonb_build_object('earlier', result -> 'earlier') else '{{}}' end"
+KEEP_ALIVE = f"""
+    update job_runs set alive_at = clock_timestamp(), result = coalesce({RESULT.format("said.so_far")}, result)
+    from unnest(%(ids)s::bigint[], %(tokens)s::uuid[], %(results)s::jsonb[]) as said (run, token, so_far)
+    where job_runs.id = said.run and job_runs.attempt_token = said.token and state = 'started'
+    returning job_runs.id
+"""
+# A run that was not blocked ends a block, unless one of its children was since the run before it ended: theirs have
+# not been worked on yet.
+UNBLOCK = """
+    update batches set blocked_since = null, blocked_reason = null, blocked_sentence = null, child_blocked_at = null
+    from closed where name = batch and blocked_since is not null and (
+        child_blocked_at is null or child_blocked_at < (
+            select before.finished_at from job_runs as before
+            where before.batch = closed.batch and before.id < closed.id and before.started_at is not null
+              and before.finished_at is not null
+            order by before.id desc limit 1
+        )
+    )
+"""
+SUCCEED = f"""
+    with closed as (
+        update job_runs set state = 'succeeded', result = {RESULT.format("%(result)s::jsonb")},
+            finished_at = clock_timestamp(), error = null
+        where id = %(id)s and attempt_token = %(token)s and state = 'started'
+        returning id, batch
+    ), unblocked as ({UNBLOCK})
+    select id from closed
+"""
+BLOCK = f"""
+    with closed as (
+        update job_runs set state = 'blocked', reason = %(reason)s, result = {RESULT.format("%(result)s::jsonb")},
+            finished_at = clock_timestamp(), error = null
+        where id = %(id)s and attempt_token = %(token)s and state = 'started'
+        returning id, batch
+    ), noted as (
+        insert into batches (name, blocked_since, blocked_reason, blocked_sentence)
+        select batch, clock_timestamp(), %(reason)s, %(sentence)s from closed
+        on conflict (name) do update set
+            blocked_since = coalesce(batches.blocked_since, excluded.blocked_since),
+            blocked_reason = excluded.blocked_reason, blocked_sentence = excluded.blocked_sentence,
+            child_blocked_at = null
+    )
+    select id from closed
+"""
+FAIL = f"""
+    with closed as (update job_runs set
+        state = case when failures < %(retries)s then 'enqueued' else 'failed' end,
+        retry_at = case when failures < %(retries)s then clock_timestamp() + %(delay)s end,
+        finished_at = case when failures < %(retries)s then null else clock_timestamp() end,
+        failures = failures + 1, reason = 'error', error = %(error)s,
+        result = coalesce({RESULT.format("%(result)s::jsonb")}, result)
+    where id = %(id)s and attempt_token = %(token)s and state = 'started'
+    returning id, batch, state
+    ), unblocked as ({UNBLOCK})
+    select state from closed
+"""
+DELETE_CLOSED = """
+    delete from job_runs where id = any(array(
+        select id from job_runs as old
+        where finished_at < %(horizon)s and state not in ('claimed', 'enqueued', 'started')
+          and exists (select from job_runs as newer where newer.batch = old.batch and newer.id > old.id){chosen}
+        limit %(limit)s
+        for update skip locked
+    ))
+"""
+NEXT_CLOSED = """
+    select id from job_runs as old
+    where finished_at < %(horizon)s and state not in ('claimed', 'enqueued', 'started')
+      and exists (select from job_runs as newer where newer.batch = old.batch and newer.id > old.id){chosen}
+    limit %(limit)s
+"""
+
+# A success sets the count back: what failed on the way to it is not counted.  One batch in
+# each statement: for a batch that it does not know PostgreSQL reads the table from its end.
+HEALTH = """
+    with good as (
+        select id, finished_at from job_runs where batch = %(batch)s and state = 'succeeded' order by id desc limit 1
+    ), last as (
+        select started_at, finished_at from job_runs
+        where batch = %(batch)s and started_at is not null and finished_at is not null
+        order by id desc limit 1
+    )
+    select (select finished_at from last), (select finished_at - started_at from last),
+        (select finished_at from good),
+        (select coalesce(sum(failures), 0) from job_runs
+         where batch = %(batch)s and id > coalesce((select id from good), 0)),
+        (select min(started_at) from job_runs where batch = %(batch)s and state = 'started')
+"""
+
+
+class Health(NamedTuple):
+    """What the ledger says of a batch; *failures* are those since its last success."""
+
+    last_run: datetime | None
+    duration: timedelta | None
+    last_success: datetime | None
+    failures: int
+    running_since: datetime | None
+
+
+class Ahead(NamedTuple):
+    """Ticks whose time had not come when they were claimed: how many, and the newest."""
+
+    ticks: int
+    newest: datetime | None
+
+
+class Started(NamedTuple):
+    """A run that is now ours, as long as nobody finds us dead; *token* is of this attempt."""
+
+    id: int
+    token: str
+    attempt: int
+    failures: int = 0
+    tick: datetime | None = None
+
+
+class Lost(NamedTuple):
+    """A run that was taken from a worker that fell silent."""
+
+    id: int
+    state: str
+    worker: str | None
+    losses: int
+
+
+class JobRun(Base):
+    """One tick of a batch, or one run by hand (no tick)."""
+
+    id = BigIdentityField()
+    batch = pw.TextField()
+    tick = DateTimeTZField(null=True)
+    state = pw.TextField()
+    token = pw.UUIDField(constraints=default("gen_random_uuid()"))
+    attempt_token = pw.UUIDField(null=True)
+    reason = pw.TextField(null=True)
+    attempt = pw.IntegerField(constraints=default("0"))
+    failures = pw.IntegerField(constraints=default("0"))
+    losses = pw.IntegerField(constraints=default("0"))
+    retry_at = DateTimeTZField(null=True)
+    claimed_by = pw.TextField(null=True)
+    claimed_at = DateTimeTZField(null=True)
+    enqueued_at = DateTimeTZField(null=True)
+    started_by = pw.TextField(null=True)
+    started_at = DateTimeTZField(null=True)
+    alive_at = DateTimeTZField(null=True)
+    finished_at = DateTimeTZField(null=True)
+    result = Document(lambda found: found if isinstance(found, dict) else None, null=True)
+    error = pw.TextField(null=True)
+
+    class Meta:
+        table_name = "job_runs"
+
+    @classmethod
+    def of(cls, batch: str) -> pw.ModelSelect[JobRun]:
+        """Select the batch's rows, newest first."""
+        return cls.select().where(cls.batch == batch).order_by(cls.id.desc())
+
+    @classmethod
+    def open(cls, batch: str) -> JobRun | None:
+        """Return the batch's open row, its lock."""
+        row: JobRun | None = cls.of(batch).where(cls.state.in_(OPEN)).first()
+        return row
+
+    @classmethod
+    def at(cls, batch: str, tick: datetime) -> JobRun | None:
+        """Return the tick's row."""
+        row: JobRun | None = cls.of(batch).where(cls.tick == tick).first()
+        return row
+
+    @classmethod
+    def last_ended(cls, batch: str) -> JobRun | None:
+        """Return the newest run of the batch that was started and has ended."""
+        ended = cls.started_at.is_null(False) & cls.finished_at.is_null(False)
+        row: JobRun | None = cls.of(batch).where(ended).first()
+        return row
+
+    @classmethod
+    def health(cls, batch: str) -> Health:
+        """Sum up what has become of the batch's runs."""
+        return Health(*database.execute_sql(HEALTH, {"batch": batch}).fetchone())
+
+    @classmethod
+    def oldest_tick(cls, batch: str) -> datetime | None:
+        """Return the oldest tick that has a row."""
+        tick: datetime | None = cls.select(pw.fn.min(cls.tick)).where(cls.batch == batch).scalar()
+        return tick
+
+    @classmethod
+    def newest_tick(cls, batch: str) -> datetime | None:
+        """Return the newest tick that has a row, of those whose time has come."""
+        come = cls.tick <= pw.fn.clock_timestamp() + CLOCK_TOLERANCE
+        tick: datetime | None = cls.select(pw.fn.max(cls.tick)).where(cls.batch == batch, come).scalar()
+        return tick
+
+    @classmethod
+    def ahead(cls, batch: str) -> Ahead:
+        """Sum up the ticks whose time has not come, and those that were set aside for it within the last hour."""
+        values = {"batch": batch, "tolerance": CLOCK_TOLERANCE, "remembered": AHEAD_REMEMBERED}
+        return Ahead(*database.execute_sql(AHEAD, values).fetchone())
+
+    @classmethod
+    def set_aside(cls, batch: str, tick: datetime) -> JobRun | None:
+        """Return the newest row from which the tick was taken, because its time had not come."""
+        taken = pw.SQL("(result ->> 'set_aside')::timestamptz = %s", (tick,))
+        row: JobRun | None = cls.of(batch).where(cls.tick.is_null(), taken).first()
+        return row
+
+    @classmethod
+    def set_right(cls, batch: str, *, longest_retry: timedelta) -> Ahead:
+        """Mend what was written while the clock was ahead; return the ticks that were set aside.
+
+        Idempotent; a ledger whose times are right is left alone.
+        """
+        horizon = now() + CLOCK_TOLERANCE
+        values = {"batch": batch, "tolerance": CLOCK_TOLERANCE, "longest_retry": longest_retry + CLOCK_TOLERANCE}
+        rows = database.execute_sql(SET_ASIDE, values | {"horizon": horizon}).fetchall()
+        database.execute_sql(SET_RIGHT, values)
+        ticks = [tick for (tick,) in rows if tick is not None]
+        return Ahead(len(ticks), max(ticks, default=None))
+
+    @classmethod
+    def claim(cls, batch: str, tick: datetime, *, by: str, reason: str | None) -> int | None:
+        """Claim the tick if it is due, the batch neither paused nor open; return the row's id.
+
+        A retry that still waits gives way to the newer tick, which does the same work.
+        Of several schedulers one gets the id, the others None.
+        """
+        with database.atomic() as transaction:
+            cls.supersede(batch, tick)
+            values = {"batch": batch, "tick": tick, "by": by, "reason": reason, "tolerance": CLOCK_TOLERANCE}
+            row = database.execute_sql(CLAIM, values).fetchone()
+            if row is None:
+                # Another scheduler's tick, a pause or an open run: the retry keeps its place.
+                transaction.rollback()
+        return row[0] if row else None
+
+    @classmethod
+    def supersede(cls, batch: str, tick: datetime) -> None:
+        """Fail the batch's waiting retry of an older tick, or of a run by hand."""
+        ahead = cls.tick > pw.fn.clock_timestamp() + CLOCK_TOLERANCE
+        older = cls.tick.is_null() | (cls.tick < tick) | ahead
+        cls.update(state="failed", reason="superseded", finished_at=pw.fn.clock_timestamp()).where(
+            cls.batch == batch, cls.state == "enqueued", cls.failures > 0, older
+        ).execute()
+
+    @classmethod
+    def record(cls, batch: str, ticks: Sequence[datetime], state: str, *, by: str, reason: str | None = None) -> int:
+        """Record ticks that will not run; return how many had no row yet."""
+        values = {"batch": batch, "ticks": list(ticks), "state": state, "reason": reason, "by": by}
+        count: int = database.execute_sql(RECORD, values).rowcount
+        return count
+
+    @classmethod
+    def claim_manual(cls, batch: str, *, by: str) -> int | None:
+        """Open a run by hand that a worker shall start; None when one is open already."""
+        row = cls.insert(batch=batch, state="claimed", claimed_by=by, claimed_at=pw.fn.clock_timestamp())
+        inserted = list(row.on_conflict_ignore().returning(cls.id).tuples().execute())
+        return inserted[0][0] if inserted else None
+
+    @classmethod
+    def mark_enqueued(cls, run: JobRun) -> None:
+        """Note that a claimed row's message has been sent; a row that has moved on stays."""
+        cls.update(state="enqueued", enqueued_at=pw.fn.clock_timestamp()).where(
+            cls.id == run.id, cls.token == run.token, cls.state == "claimed"
+        ).execute()
+
+    @classmethod
+    def start(cls, batch: str, run_id: int, *, token: UUID, by: str) -> Started | None:
+        """Start the batch's run; None when it is started, closed or paused, or its row is gone.
+
+        Another run has the number, and another *token*, if the database is older than the message: it was restored.
+        """
+        row = database.execute_sql(START, {"id": run_id, "batch": batch, "token": str(token), "by": by}).fetchone()
+        return Started(run_id, *row) if row else None
+
+    @classmethod
+    def start_here(cls, batch: str, *, by: str) -> Started | None:
+        """Take over the batch's waiting row, or start a new one; None when one runs or the batch is paused."""
+        waiting = cls.open(batch)
+        if waiting is not None:
+            return cls.start(batch, waiting.id, token=waiting.token, by=by)
+        row = database.execute_sql(START_MANUAL, {"batch": batch, "by": by}).fetchone()
+        return Started(*row) if row else None
+
+    @classmethod
+    def keep_alive(cls, runs: Iterable[Started], results: Sequence[dict[str, Any]] | None = None) -> set[int]:
+        """Say that the runs are alive, and what they have come to so far; return the ids of those still ours."""
+        runs = list(runs)
+        values = {
+            "ids": [run.id for run in runs],
+            "tokens": [run.token for run in runs],
+            "results": [None] * len(runs) if results is None else [_json(result) for result in results],
+        }
+        return {row[0] for row in database.execute_sql(KEEP_ALIVE, values).fetchall()}
+
+    @classmethod
+    def succeed(cls, run: Started, result: dict[str, Any]) -> bool:
+        """Close the run with its result; return False when it was taken from us meanwhile."""
+        values = {"id": run.id, "token": run.token, "result": _json(result)}
+        return database.execute_sql(SUCCEED, values).fetchone() is not None
+
+    @classmethod
+    def block(cls, run: Started, result: dict[str, Any], *, reason: str, sentence: str) -> bool:
+        """Close the run as blocked, and note that its batch is; return False when it was taken from us meanwhile."""
+        values = {"id": run.id, "token": run.token, "result": _json(result)}
+        return database.execute_sql(BLOCK, values | {"reason": reason, "sentence": sentence}).fetchone() is not None
+
+    @classmethod
+    def fail(
+        cls,
+        run: Started,
+        error: str,
+        result: dict[str, Any] | None = None,
+        *,
+        delay: timedelta,
+        retries: int = MAX_RETRIES,
+    ) -> str | None:
+        """Let the run wait *delay* for its next try, or end it after so many *retries*; keep what it had come to.
+
+        Returns the new state, None when the run was taken from us meanwhile.
+        """
+        kept = None if result is None else _json(result)
+        values = {"id": run.id, "token": run.token, "error": error, "delay": delay, "retries": retries}
+        row = database.execute_sql(FAIL, values | {"result": kept}).fetchone()
+        return row[0] if row else None
+
+    @classmethod
+    def reopen_lost(cls, batch: str, *, dead_after: timedelta) -> list[Lost]:
+        """Take runs from workers silent for *dead_after*; the third time it is poison."""
+        values = {"batch": batch, "dead_after": dead_after, "max_losses": MAX_LOSSES}
+        return [Lost(*row) for row in database.execute_sql(REOPEN_LOST, values).fetchall()]
+
+    @classmethod
+    def give_up(cls, run: JobRun, *, reason: str) -> bool:
+        """Fail a waiting run whose message lies in the dead letters; return False if it has moved on."""
+        values = {"state": "failed", "reason": reason, "finished_at": pw.fn.clock_timestamp()}
+        return bool(
+            cls.update(values).where(cls.id == run.id, cls.token == run.token, cls.state.in_(WAITING)).execute()
+        )
+
+    @classmethod
+    def delete_closed(
+        cls, horizon: datetime, *, limit: int, only: Sequence[int] | None = None, without: Collection[int] = ()
+    ) -> int:
+        """Delete up to *limit* rows closed before *horizon*, never the newest of a batch."""
+        values = {"horizon": horizon, "limit": limit, "only": only, "without": list(without)}
+        statement = DELETE_CLOSED.format(chosen=chosen("old.id", only=only, without=without))
+        count: int = database.execute_sql(statement, values).rowcount
+        return count
+
+    @classmethod
+    def next_closed(cls, horizon: datetime, *, limit: int, without: Collection[int] = ()) -> list[int]:
+        """Return the ids of what `delete_closed` would delete, locked or not."""
+        values = {"horizon": horizon, "limit": limit, "without": list(without)}
+        statement = NEXT_CLOSED.format(chosen=chosen("old.id", without=without))
+        return [number for (number,) in database.execute_sql(statement, values).fetchall()]
+
+    @classmethod
+    def present(cls, ids: Sequence[int]) -> set[int]:
+        """Return those of *ids* that are still there."""
+        return {row.id for row in cls.select(cls.id).where(cls.id.in_(list(ids)))}
+
+
+JobRun.add_index(pw.SQL("create unique index job_runs_batch_tick on job_runs (batch, tick)"))
+JobRun.add_index(
+    pw.SQL("create unique index one_open_run on job_runs (batch) where state in ('claimed', 'enqueued', 'started')")
+)
+JobRun.add_index(pw.SQL("create index job_runs_batch_id on job_runs (batch, id)"))
+JobRun.add_index(pw.SQL("create index job_runs_finished_at on job_runs (finished_at)"))
+
+
+def _json(result: dict[str, Any]) -> str:
+    return orjson.dumps(result).decode()

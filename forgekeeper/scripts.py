@@ -1,0 +1,57 @@
+"""The Lua scripts, read from their files: each is one atomic step on the server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from errno import EINVAL
+from functools import cache
+from hashlib import sha1
+from importlib.resources import files
+from typing import Any
+
+import redis
+from redis.exceptions import NoScriptError
+
+from forgekeeper.redis_types import misfits
+
+LUA = files("coordination") / "lua"
+
+
+def load() -> None:
+    """Read all scripts, which a process does when it starts: later there may be no descriptor, or another version.
+
+    Raises `OSError` when one cannot be read, or is not whole.
+    """
+    for file in LUA.iterdir():
+        if file.name.endswith(".lua"):
+            _script(file.name.removesuffix(".lua"))
+
+
+def call(client: redis.Redis, name: str, *, keys: Sequence[str | bytes], args: list[Any]) -> Any:
+    """Run the script *name* on *client*; a server that has forgotten it is taught it again.
+
+    Raises `redis.RedisError`, and says which key it is that is of the wrong type.
+    """
+    source, digest = _script(name)
+    try:
+        try:
+            return client.evalsha(digest, len(keys), *keys, *args)
+        except NoScriptError:
+            # Taught and run in one request: between two it may be forgotten once more.
+            return client.eval(source, len(keys), *keys, *args)
+    except redis.ResponseError as error:
+        # Redis does not say which key it is.
+        if "WRONGTYPE" not in str(error) or (misfit := next(misfits(client, keys), None)) is None:
+            raise
+        raise redis.ResponseError(f"WRONGTYPE {misfit}") from error
+
+
+@cache
+def _script(name: str) -> tuple[str, str]:
+    """Return the script's source and the digest by which a server that knows it finds it."""
+    file = LUA / f"{name}.lua"
+    source = file.read_text(encoding="utf-8")
+    # A part of a script may be a script, too: one that tells nobody what it has done.
+    if not source.rstrip().rpartition("\n")[2].startswith("return"):
+        raise OSError(EINVAL, "the script is not whole; install forgekeeper again", str(file))
+    return source, sha1(source.encode(), usedforsecurity=False).hexdigest()

@@ -1,0 +1,206 @@
+"""Every setting: its name, type, default and sentence.
+
+Settings are environment variables with the prefix ``FORGEKEEPER_``, or lines of a
+``.env`` file where the command runs; the environment wins.  A name that is not
+declared here, or a value that does not fit, stops the start (`settings.reading`).
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Literal
+
+from pydantic import SecretStr, ValidationInfo, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from forgekeeper.settings.certificates import Unverified
+from forgekeeper.settings.cron import Cron
+from forgekeeper.settings.kinds import (
+    CatchUp,
+    Count,
+    DatabaseUrl,
+    Duration,
+    Faults,
+    Grace,
+    ObjectPrefixes,
+    ObjectStores,
+    Pace,
+    Port,
+    RedisUrl,
+    Schedule,
+    Share,
+    Visibility,
+    setting,
+)
+
+PREFIX = "FORGEKEEPER_"
+
+
+class SettingsError(Exception):
+    """The settings cannot be used; the message names each bad one and says what to do."""
+
+
+class Settings(BaseSettings):
+    """The settings of one process, checked."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, extra="ignore", frozen=True, hide_input_in_errors=True, env_ignore_empty=True
+    )
+
+    database_url: DatabaseUrl | None = setting(None, "Where PostgreSQL is: any libpq URI, sockets included.")
+    redis_url: RedisUrl | None = setting(None, "Where Redis is: redis://, rediss:// or unix://.")
+    repositories_root: Path | None = setting(None, "The folder that holds the bare repositories.")
+    object_stores: ObjectStores = setting(
+        "{}", "Object stores as JSON, location to URL: s3://, gs://, az:// or file:///."
+    )
+    object_prefixes: ObjectPrefixes = setting(
+        "{}",
+        "Folders of the object stores as JSON, location to list; outside them nothing is deleted there. "
+        "A location without any: its whole store.",
+    )
+
+    cron_user_status_cleanup: Schedule = setting("* * * * *", "When expired user statuses are deleted.")
+    cron_git_ref_cleanup: Schedule = setting("* * * * *", "When projects' pending ref deletions are looked for.")
+    cron_expired_job_artifacts: Schedule = setting(
+        "*/5 * * * *", "When the buckets of expired artifacts are worked on."
+    )
+    cron_delete_objects: Schedule = setting("* * * * *", "When the objects of deleted artifacts are deleted.")
+    cron_stale_direct_uploads: Schedule = setting("*/6 * * * *", "When uploads that never completed are deleted.")
+    cron_stale_imports: Schedule = setting("0 */4 * * *", "When stalled bulk imports are given up.")
+    cron_prune: Schedule = setting("0 * * * *", "When forgekeeper's own old records are removed.")
+
+    catch_up_user_status_cleanup: CatchUp = setting(
+        "once", "A missed tick of this batch: run the newest once, or skip."
+    )
+    catch_up_git_ref_cleanup: CatchUp = setting("once", "A missed tick of this batch: run the newest once, or skip.")
+    catch_up_expired_job_artifacts: CatchUp = setting(
+        "once", "A missed tick of this batch: run the newest once, or skip."
+    )
+    catch_up_delete_objects: CatchUp = setting("once", "A missed tick of this batch: run the newest once, or skip.")
+    catch_up_stale_direct_uploads: CatchUp = setting(
+        "once", "A missed tick of this batch: run the newest once, or skip."
+    )
+    catch_up_stale_imports: CatchUp = setting("once", "A missed tick of this batch: run the newest once, or skip.")
+    catch_up_prune: CatchUp = setting("once", "A missed tick of this batch: run the newest once, or skip.")
+    catch_up_window: Duration | None = setting(
+        None, "How old a missed tick may be to be caught up; by default one period, at least an hour."
+    )
+
+    pace_user_status_cleanup: Pace | None = setting(None, "Statuses deleted per second at most; unset: no limit.")
+    pace_git_ref_cleanup: Pace | None = setting(
+        None, "Refs that each child deletes per second at most; unset: no limit."
+    )
+    pace_expired_job_artifacts: Pace | None = setting(
+        None, "Artifacts that each child destroys per second at most; unset: no limit."
+    )
+    pace_delete_objects: Pace | None = setting(None, "Objects deleted per second; unset: no limit.")
+    pace_stale_direct_uploads: Pace | None = setting(None, "Uploads deleted per second; unset: no limit.")
+    pace_stale_imports: Pace | None = setting(None, "Imports and entities given up per second; unset: no limit.")
+    pace_prune: Pace | None = setting(None, "Records removed per second at most; unset: no limit.")
+
+    queue_limit: Count = setting("100000", "A batch starts no more children while so many wait in their queue.")
+
+    dead_after: Duration = setting(
+        "15", "A worker, run or lease silent for this long is dead; signs of life come several times as often."
+    )
+    retry_after: Duration = setting(
+        "15", "The first retry of a failed run waits this long, each further one twice that."
+    )
+    poll_interval: Duration = setting("5", "How often a scheduler looks at each batch between ticks to repair it.")
+
+    clock_tolerance: Duration = setting(
+        "60", "Batches that delete refuse to run while the clocks of PostgreSQL and Redis are further apart than this."
+    )
+
+    database_connect_timeout: Duration = setting("3", "How long a worker waits for a connection to PostgreSQL.")
+    database_statement_timeout: Duration = setting("30", "PostgreSQL gives a statement up after this long.")
+    database_lock_timeout: Duration = setting("1", "PostgreSQL gives up waiting for a lock after this long.")
+    database_idle_timeout: Duration = setting("10", "PostgreSQL ends a session that idles in a transaction this long.")
+    database_network_timeout: Duration = setting("15", "A database that does not answer for this long is gone.")
+    store_timeout: Duration = setting("30", "How long a worker waits for an answer of an object store.")
+    object_grace: Grace = setting("0", "How long the object of a deleted artifact is kept.")
+    object_visibility: Visibility = setting(
+        "600", "Objects that a run has claimed are given to another this much later, should it have died."
+    )
+    upload_visibility: Visibility = setting(
+        "300", "Stale uploads that a run has claimed are given to another this much later; it acts on them for a fifth."
+    )
+    bucket_silent_after: Duration = setting("600", "An artifact bucket silent for this long is given to another child.")
+    missing_repositories: Share = setting(
+        "0.05",
+        "Where more than this share of a run's projects, and at least three, lack repositories, none is held for gone.",
+    )
+    redis_timeout: Duration = setting("2", "How long a worker waits for an answer of Redis.")
+    scheduler_timeout: Duration = setting("2", "How long a scheduler waits for PostgreSQL or Redis before it goes on.")
+    shutdown_timeout: Duration = setting(
+        "30", "What a process is at when it is told to end may go on for this long; then it ends, and others take over."
+    )
+    place_wait: Grace = setting(
+        "60", "A worker whose repositories or stores are not there waits this long before it begins without them."
+    )
+
+    tls_unverified: Unverified = setting(
+        "nothing", "Whose certificates may go unverified: for tests, and networks with nobody else in them."
+    )
+
+    worker_processes: Count = setting("2", "Processes that `forgekeeper worker` starts.")
+    worker_threads: Count = setting("8", "Threads of each worker process.")
+
+    metrics_host: str = setting("127.0.0.1", "Where the pages of metrics are served.")
+    metrics_port_worker: Port = setting("9191", "The page of `forgekeeper worker`; 0: none.")
+    metrics_port_scheduler: Port = setting("9192", "The page of `forgekeeper scheduler`; 0: none.")
+    metrics_port_exporter: Port = setting("9193", "The page of `forgekeeper exporter`; 0: none.")
+
+    log_format: Literal["json", "console"] | None = setting(
+        None, "How log lines look; by default console on a terminal, json elsewhere."
+    )
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = setting("INFO", "The least level that is logged.")
+    failpoints: Faults = setting("", "For tests only: where a process is to be killed, to fail or to wait.")
+
+    @field_validator("object_prefixes")
+    @classmethod
+    def _of_known_locations(cls, value: ObjectPrefixes, given: ValidationInfo) -> ObjectPrefixes:
+        """Let no misspelt location leave the right one without a limit."""
+        # Without any when they could not be read: one complaint is enough.
+        stores: ObjectStores = given.data.get("object_stores", value)
+        unknown = sorted(value.keys() - stores.keys())
+        if unknown:
+            known = ", ".join(stores) or "none"
+            raise ValueError(f"{', '.join(unknown)}: no location of {PREFIX}OBJECT_STORES, which has: {known}")
+        return value
+
+    def cron(self, batch: str) -> Cron | None:
+        """Return the schedule of *batch*, None when it is ``off``."""
+        schedule: Cron | None = getattr(self, f"cron_{batch}")
+        return schedule
+
+    def catch_up(self, batch: str) -> CatchUp:
+        """Say what happens to a tick of *batch* that was missed."""
+        choice: CatchUp = getattr(self, f"catch_up_{batch}")
+        return choice
+
+    def pace(self, batch: str) -> float | None:
+        """Return how many rows or objects a second *batch* may delete, None for no limit."""
+        rate: float | None = getattr(self, f"pace_{batch}")
+        return rate
+
+    def window(self, batch: str) -> timedelta:
+        """Return how old a missed tick of *batch* may be to be caught up."""
+        schedule = self.cron(batch)
+        period = schedule.period if schedule else timedelta(0)
+        return self.catch_up_window or max(period, timedelta(hours=1))
+
+    def require_database(self) -> str:
+        """Return the URL of the database; raise `SettingsError` when there is none."""
+        return _required("DATABASE_URL", self.database_url, "postgresql://user@host/name")
+
+    def require_redis(self) -> str:
+        """Return the URL of Redis; raise `SettingsError` when there is none."""
+        return _required("REDIS_URL", self.redis_url, "redis://host:6379/0")
+
+
+def _required(name: str, value: SecretStr | None, example: str) -> str:
+    if value is None:
+        raise SettingsError(f"{PREFIX}{name} is not set: set it to a URL such as {example}, or try `forgekeeper demo`")
+    return value.get_secret_value()

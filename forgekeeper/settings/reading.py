@@ -1,0 +1,139 @@
+"""Read the settings from the environment, and show them without their secrets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from difflib import get_close_matches
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from dotenv import dotenv_values
+from pydantic import SecretStr, ValidationError
+from pydantic_core import ErrorDetails
+
+from forgekeeper.settings import PREFIX, Settings, SettingsError
+from forgekeeper.settings.addresses import MASK, of_database, of_redis, of_store
+from forgekeeper.settings.certificates import unsaid
+from forgekeeper.settings.cron import Cron
+
+ENV_FILE = ".env"
+ADDRESSES = {"database_url": of_database, "redis_url": of_redis, "object_stores": of_store}
+"""How a URL is shown; one of no setting named here is masked whole."""
+KEYED = {"object_stores", "object_prefixes"}
+KINDS = {timedelta: "seconds", SecretStr: "URL", Cron: "cron", int: "count", float: "per second", str: "text"}
+
+
+@dataclass(frozen=True)
+class Described:
+    """A setting as the command line and the documentation show it."""
+
+    name: str
+    type: str
+    default: str
+    value: str
+    sentence: str
+    source: Literal["environment", ".env", "default"]
+
+
+def load(env_file: str | None = ENV_FILE) -> Settings:
+    """Read the settings; raise `SettingsError` naming every unknown name and bad value.
+
+    No message repeats a value that may hold a password.
+    """
+    try:
+        problems = list(_unknown_names(env_file))
+        settings = Settings(_env_file=env_file)  # type: ignore[call-arg]
+        problems += unsaid(settings)
+    except ValidationError as error:
+        problems += [_bad_value(details) for details in error.errors(include_input=False, include_url=False)]
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise SettingsError(f"cannot read the file {env_file}: {why}; mend it, or run this in another folder") from None
+    if problems:
+        raise SettingsError("; ".join(problems) + "; `forgekeeper settings --help` says how settings are given")
+    return settings
+
+
+def describe(settings: Settings, env_file: str | None = ENV_FILE) -> list[Described]:
+    """List every setting with its present value, secrets masked, and where that comes from."""
+    environment, file = _names(os.environ), _names(dotenv_values(env_file) if env_file else {})
+    return [
+        Described(
+            name=PREFIX + name.upper(),
+            type=_kind(field.annotation),
+            default=_shown(field.default, name),
+            value=_shown(getattr(settings, name), name, none="off" if name.startswith("cron_") else ""),
+            sentence=field.description or "",
+            source="environment"
+            if PREFIX + name.upper() in environment
+            else ".env"
+            if PREFIX + name.upper() in file
+            else "default",
+        )
+        for name, field in Settings.model_fields.items()
+    ]
+
+
+def places(settings: Settings, env_file: str | None = ENV_FILE) -> str:
+    """Say in a line which servers, folder and stores these settings lead to, and where each comes from."""
+    wanted = {PREFIX + name.upper() for name in ("database_url", "redis_url", "repositories_root", "object_stores")}
+    return ", ".join(
+        f"{one.name}={one.value} ({one.source})"
+        for one in describe(settings, env_file)
+        if one.name in wanted and one.value
+    )
+
+
+def _names(values: Mapping[str, str | None]) -> set[str]:
+    """Return the names that are given: a value that is empty counts as none, as it does when settings are read."""
+    return {name.upper() for name, value in values.items() if value}
+
+
+def _unknown_names(env_file: str | None) -> Iterator[str]:
+    known = {PREFIX + name.upper() for name in Settings.model_fields}
+    given = {*os.environ, *(dotenv_values(env_file) if env_file else ())}
+    for name in sorted(name for name in given if name.upper().startswith(PREFIX)):
+        if name.upper() not in known:
+            # Without the prefix: it makes all of them alike.
+            close = get_close_matches(
+                name.upper().removeprefix(PREFIX), [one.removeprefix(PREFIX) for one in known], n=1
+            )
+            yield f"unknown setting {name}" + (f" (did you mean {PREFIX}{close[0]}?)" if close else "")
+
+
+def _bad_value(details: ErrorDetails) -> str:
+    name, *inside = (str(part) for part in details["loc"])
+    reason = details["msg"].removeprefix("Value error, ")
+    reason = reason.replace("datetime.timedelta(0)", "0").replace("datetime.timedelta(days=21)", "three weeks")
+    # pydantic names the branch of a union it tried; only an operator's own keys help him.
+    key = f" ({inside[0]})" if inside and name.lower() in KEYED else ""
+    return f"bad value of {PREFIX}{name.upper()}{key}: {reason}"
+
+
+def _kind(annotation: Any) -> str:
+    if get_origin(annotation) in (Union, UnionType):
+        return " or ".join(_kind(part) for part in get_args(annotation) if part is not type(None))
+    if get_origin(annotation) is Literal:
+        return " | ".join(str(choice) for choice in get_args(annotation))
+    if get_origin(annotation) is dict:
+        return "JSON"
+    if hasattr(annotation, "__metadata__"):
+        return _kind(get_args(annotation)[0])
+    return KINDS.get(annotation, getattr(annotation, "__name__", str(annotation)).lower())
+
+
+def _shown(value: Any, setting: str, none: str = "") -> str:
+    if value is None:
+        return none
+    if isinstance(value, SecretStr):
+        return ADDRESSES[setting](value.get_secret_value()) if setting in ADDRESSES else MASK
+    if isinstance(value, timedelta):
+        return f"{value.total_seconds():g}"
+    if isinstance(value, dict):
+        return ", ".join(f"{key}: {_shown(part, setting)}" for key, part in value.items())
+    if isinstance(value, tuple):
+        return " ".join(str(part) for part in value)
+    return str(value)

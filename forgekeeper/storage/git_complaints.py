@@ -1,0 +1,58 @@
+"""Understand why git has refused a transaction: which ref it is about, which lock, or all of it."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from forgekeeper.storage.git_command import legible
+
+# No name contains ": ".
+_REF = re.compile(rb"cannot lock ref '(?P<ref>.+?)': (?P<why>.+)")
+_LOCK = re.compile(rb"[Uu]nable to create (?:file )?'?(?P<path>.+?)'?: File exists")
+_MOVED = re.compile(rb"is at \w+ but expected \w+\Z")
+_GONE = re.compile(rb"unable to resolve reference '[^:]+'\Z|'.+' exists; cannot create '")
+_TOO_LONG = re.compile(rb": File name too long\Z")
+_GENERAL = re.compile(
+    rb"No space left on device|Disk quota exceeded|Read-only file system|Input/output error|Too many open files"
+)
+
+
+@dataclass(frozen=True)
+class Complaint:
+    """What git says, and what is understood of it.
+
+    *ref* is the ref it stopped at, *became* what has happened to that one meanwhile, or that no
+    lock can have its name; *lock* is the lock that is held, relative to the repository; *general*
+    means that no ref would fare better.
+    """
+
+    text: str
+    ref: bytes | None
+    became: Literal["moved", "gone", "too long"] | None
+    lock: bytes | None
+    general: bool
+
+
+def understand(said: bytes, git_dir: Path) -> Complaint:
+    """Read what git has *said*, in the language of LC_ALL=C."""
+    ref = _REF.search(said)
+    lock = _LOCK.search(said)
+    return Complaint(
+        text=legible(ref["why"] if ref else said),
+        ref=ref["ref"] if ref else None,
+        became=_became(ref["why"]) if ref else None,
+        lock=os.path.relpath(lock["path"], os.fsencode(git_dir)) if lock else None,
+        general=bool(_GENERAL.search(said)),
+    )
+
+
+def _became(why: bytes) -> Literal["moved", "gone", "too long"] | None:
+    if _MOVED.match(why):
+        return "moved"
+    if _TOO_LONG.search(why):
+        return "too long"
+    return "gone" if _GONE.match(why) else None

@@ -1,0 +1,294 @@
+"""Delete refs in bulk: ten thousand in one transaction, and one that cannot go keeps no other.
+
+Each transaction that touches packed refs rewrites their file, so all go in one.  Git refuses
+a transaction as a whole.  So what it would refuse is looked for and left out first; what has
+changed since then makes git refuse, is left out too, and the rest is tried again.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from forgekeeper.storage.git_command import Git, GitTimedOut, GitUnavailable, legible
+from forgekeeper.storage.git_complaints import understand
+from forgekeeper.storage.git_repository import (
+    Repository,
+    RepositoryFailed,
+    RepositoryLocked,
+    RepositoryMissing,
+    RootUnavailable,
+    open_repository,
+)
+from forgekeeper.storage.ref_names import refusal
+
+__all__ = [
+    "Doomed",
+    "GitTimedOut",
+    "GitUnavailable",
+    "Outcome",
+    "RepositoryFailed",
+    "RepositoryLocked",
+    "RepositoryMissing",
+    "RootUnavailable",
+    "delete",
+]
+
+TRANSACTIONS = 64
+"""So often git is asked at most; each time but the last it has refused."""
+
+PATTERNS = 200
+"""Names in one look: git compares each ref that it finds with every one, and they fit on a command line."""
+
+# Gitaly's patience, in seconds, with the locks of others.
+PACKED_REFS_PATIENCE = 10.0
+REF_PATIENCE = 1.0
+
+NO_VALUE = b""
+"""In a transaction: delete the ref whatever it is."""
+
+_BROKEN = re.compile(rb"warning: ignoring (?:broken ref|ref with broken name) (.+)\n")
+
+
+@dataclass(frozen=True)
+class Doomed:
+    """A ref to delete, and what it must be at; without *expected_oid* it goes whatever it is."""
+
+    ref: str
+    expected_oid: str | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one ref; one that is locked is still there and may go another time."""
+
+    state: Literal["deleted", "gone", "moved", "rejected", "locked"]
+    reason: str | None = None
+
+
+DELETED = Outcome("deleted")
+GONE = Outcome("gone")
+MOVED = Outcome("moved", "moved")
+DEFAULT_BRANCH = Outcome("rejected", "default_branch")
+TOO_LONG_TO_LOCK = Outcome("rejected", "too_long_to_lock")
+
+
+def locked(reason: str) -> Outcome:
+    """Say that a ref could not be deleted this time, and why."""
+    return Outcome("locked", reason)
+
+
+def delete(
+    root: Path, disk_path: str, doomed: Sequence[Doomed], *, until: float, grace: float = 5.0
+) -> dict[Doomed, Outcome]:
+    """Delete refs of the repository at *disk_path*; say what became of each.
+
+    A symbolic ref is deleted itself, never its target.  Of several rows with the same ref each
+    is judged by its own expectation, and one that agrees is enough.  Expectations are verified
+    by git inside the transaction: a push that comes first wins.
+
+    Git is ended at *until*, an instant of the monotonic clock, and killed *grace* seconds later.
+    Raises `RootUnavailable`, `RepositoryMissing`, `RepositoryLocked`, `RepositoryFailed`,
+    `GitTimedOut` and `GitUnavailable`; some of the refs may then have been deleted, and to
+    delete them again is harmless.
+    """
+    outcomes: dict[Doomed, Outcome] = {}
+    rows: dict[bytes, list[Doomed]] = {}
+    for row in doomed:
+        reason = refusal(row.ref)
+        if reason is None:
+            rows.setdefault(row.ref.encode(), []).append(row)
+        else:
+            outcomes[row] = Outcome("rejected", reason)
+    if rows:
+        repository = open_repository(root, disk_path)
+        _Deletion(repository, Git(repository.git_dir, until, grace), rows, outcomes).run()
+    return outcomes
+
+
+@dataclass
+class _Deletion:
+    """One call: the rows of each ref that are still open, and what has become of the others."""
+
+    repository: Repository
+    git: Git
+    rows: dict[bytes, list[Doomed]]
+    outcomes: dict[Doomed, Outcome]
+
+    def run(self) -> None:
+        # What lies elsewhere says nothing of what is gone.
+        self.repository.enclose(self.rows)
+        parts = [sorted(self.rows)]
+        complaint = b""
+        for _ in range(TRANSACTIONS):
+            standing = self._look(parts.pop())
+            complaint = self._transact(standing)
+            if complaint:
+                parts += filter(None, self._judge(complaint, standing))
+            else:
+                self._settle_all(standing, DELETED)
+            if not parts:
+                # Only now is it certain that what was not there had not merely gone out of sight.
+                self.repository.confirm()
+                return
+        raise self._failure(complaint)
+
+    def _look(self, names: list[bytes]) -> dict[bytes, bytes]:
+        """Settle what need not go to git; return the others with the value that each must have."""
+        protected = self._default_branch()
+        values, broken = self._values(names)
+        can_lock = self.repository.can_lock()
+        standing = {}
+        for name in names:
+            if name in protected:
+                self._settle(name, DEFAULT_BRANCH)
+            elif name in broken:
+                # Git deletes none that it cannot read.
+                self._settle(name, locked("the ref is broken"))
+            elif name not in values and not self._has_file(name):
+                self._settle(name, GONE)
+            elif not self._agreeing(name, values.get(name)):
+                continue
+            elif not can_lock(name):
+                # Packed by a clone, which locks none.  No deletion ever can.
+                self._settle(name, TOO_LONG_TO_LOCK)
+            else:
+                whatever = any(row.expected_oid is None for row in self.rows[name])
+                standing[name] = NO_VALUE if whatever else values[name]
+        return standing
+
+    def _has_file(self, name: bytes) -> bool:
+        """Say whether a file says that there is a ref of that name; settle what cannot be looked at."""
+        try:
+            return self.repository.has_file(name)
+        except OSError as error:
+            self._settle(name, locked(f"it cannot be looked at: {error.strerror}"))
+            return False
+
+    def _agreeing(self, name: bytes, value: bytes | None) -> bool:
+        """Settle the rows that expect another value; say whether there are any that do not.
+
+        A ref without a value, as a symbolic one without a target, is not what anybody expects.
+        """
+        agreeing = []
+        for row in self.rows[name]:
+            if row.expected_oid is None or (value and row.expected_oid.lower() == value.decode()):
+                agreeing.append(row)
+            else:
+                self.outcomes[row] = MOVED
+        self.rows[name] = agreeing
+        return bool(agreeing)
+
+    def _default_branch(self) -> set[bytes]:
+        """Return what HEAD names, whether it exists or not, and what that leads to; nothing if HEAD is detached."""
+        branch = set()
+        for options in ([], ["--no-recurse"]):
+            with self.git.run("symbolic-ref", "--quiet", *options, "HEAD") as answer:
+                # 1 is a detached HEAD; 129 an old git, which does not know the option.
+                if answer.code == 0:
+                    branch.add(answer.out.read().rstrip(b"\n"))
+                elif answer.code not in (1, 129):
+                    raise self._failure(answer.complaint())
+        return branch
+
+    def _values(self, names: list[bytes]) -> tuple[dict[bytes, bytes], set[bytes]]:
+        """Return the values of those that exist, and those that are broken.
+
+        No listing of git's shows a symbolic ref that leads nowhere.
+        """
+        wanted = set(names)
+        values: dict[bytes, bytes] = {}
+        broken: set[bytes] = set()
+        for start in range(0, len(names), PATTERNS):
+            chunk = names[start : start + PATTERNS]
+            with self.git.run("for-each-ref", "--format=%(objectname) %(refname)", *chunk) as answer:
+                if answer.code != 0:
+                    raise self._failure(answer.complaint())
+                # Where a name is a directory all that it contains is listed, too: line by line, and forgotten.
+                for line in answer.out:
+                    value, _, name = line.rstrip(b"\n").partition(b" ")
+                    if name in wanted:
+                        values[name] = value
+                broken.update(match[1] for match in map(_BROKEN.match, answer.err) if match)
+        return values, broken
+
+    def _transact(self, standing: Mapping[bytes, bytes]) -> bytes:
+        """Delete all or nothing; return what git has against it."""
+        if not standing:
+            return b""
+        self.repository.enclose(standing)
+        commands = [b"start", *(b"delete %s\0%s" % item for item in standing.items()), b"prepare", b"commit", b""]
+        try:
+            with self.git.run(
+                *("update-ref", "--stdin", "-z", "--no-deref"), given=b"\0".join(commands), config=self._patience()
+            ) as answer:
+                # The status alone would also be 0 if git had read no more than half of it.
+                if answer.code == 0 and answer.out.read().endswith(b"commit: ok\n"):
+                    return b""
+                if answer.code < 0:
+                    raise self._failure(answer.complaint())
+                return answer.complaint()
+        except GitTimedOut as error:
+            if error.killed:
+                error.locks = tuple(self._locks(standing))
+            raise
+
+    def _patience(self) -> dict[str, str]:
+        """Wait for locks no longer than leaves time to say so."""
+        limits = {"core.packedRefsTimeout": PACKED_REFS_PATIENCE, "core.filesRefLockTimeout": REF_PATIENCE}
+        longest = self.git.left() / 2
+        return {name: str(max(0, int(1_000 * min(limit, longest)))) for name, limit in limits.items()}
+
+    def _locks(self, standing: Mapping[bytes, bytes]) -> Iterator[str]:
+        for name in ("packed-refs.lock", "packed-refs.new"):
+            if (self.repository.git_dir / name).exists():
+                yield name
+        for ref in self.repository.locked(standing):
+            yield ref.decode() + ".lock"
+
+    def _judge(self, said: bytes, standing: Mapping[bytes, bytes]) -> list[list[bytes]]:
+        """Settle what git complains about; return what to try again, in parts if that is not clear."""
+        names = list(standing)
+        complaint = understand(said, self.repository.git_dir)
+        if complaint.lock is not None:
+            self._give_way(complaint.lock, standing)
+        elif complaint.general:
+            raise self._failure(said)
+        elif complaint.ref is not None and complaint.ref in standing:
+            became = {"moved": MOVED, "gone": GONE, "too long": TOO_LONG_TO_LOCK, None: locked(complaint.text)}
+            self._settle(complaint.ref, became[complaint.became])
+        elif len(names) == 1:
+            self._settle(names[0], locked(complaint.text))
+        else:
+            half = len(names) // 2
+            return [names[half:], names[:half]]
+        return [[name for name in names if self.rows[name]]]
+
+    def _give_way(self, lock: bytes, standing: Mapping[bytes, bytes]) -> None:
+        name = lock.removesuffix(b".lock")
+        if name not in standing:
+            path = os.fsdecode(lock)
+            raise RepositoryLocked(path, self.repository.ages([path]).get(path))
+        # A git that was killed may have left thousands.
+        held = {each: each.decode() + ".lock" for each in {name, *self.repository.locked(standing)}}
+        ages = self.repository.ages(held.values())
+        for each, path in held.items():
+            old = f", {ages[path]} old" if path in ages else ""
+            self._settle(each, locked("another process holds its lock" + old))
+
+    def _settle_all(self, names: Mapping[bytes, bytes], outcome: Outcome) -> None:
+        for name in names:
+            self._settle(name, outcome)
+
+    def _settle(self, name: bytes, outcome: Outcome) -> None:
+        self.outcomes.update(dict.fromkeys(self.rows[name], outcome))
+        self.rows[name] = []
+
+    def _failure(self, complaint: bytes) -> RepositoryFailed:
+        """Return what git complains about, unless it is that root or repository have gone."""
+        self.repository.confirm()
+        return RepositoryFailed(legible(complaint))

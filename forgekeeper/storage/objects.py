@@ -1,0 +1,347 @@
+"""Delete objects in bulk, and believe only what is certain.
+
+A bulk deletion that fails says nothing about any of its objects, and an object that is
+missing may be on a disk that has just gone.  So after a bulk error each object is tried
+by itself, and an answer counts only once the sentinel has been read after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+import obstore
+from obstore.store import LocalStore, S3Store
+
+from metrics.counting import WORKER
+from forgekeeper.storage.opening import FAILURES, check_process, open_store, reason
+from forgekeeper.storage.sentinel import NAME, Sentinel, objection, parse
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+BULK = 1_000
+"""As many as one request to S3 may name."""
+
+UNCONFIRMED = 100
+"""So many answers about single objects wait for the sentinel at most."""
+
+LOOKS = 50
+"""So many objects are looked at at once."""
+
+PROBE = ".forgekeeper-probe"
+"""A name that no object has: whoever may delete anything may delete this."""
+
+RETRIES = 2
+LONGEST = 1_024
+"""Bytes, S3's limit for a key."""
+
+Answer = TypeVar("Answer")
+
+# Control characters, halves of characters, two that XML does not have, and the ending
+# that a local store keeps for files it has not finished writing.
+_UNFIT = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]|#[0-9]+\Z")
+
+
+def is_normal(path: str) -> bool:
+    """Say whether every store takes *path* as it stands, and whether it may name an object at all.
+
+    What is not normal would be refused or mean another object; nothing may name the sentinel.
+    """
+    forbidden = {"", ".", "..", NAME, PROBE}
+    return not _UNFIT.search(path) and len(path.encode()) <= LONGEST and forbidden.isdisjoint(path.split("/"))
+
+
+def is_below(prefixes: Sequence[str], path: str) -> bool:
+    """Say whether *path*, a normal one, lies in one of the folders; where there are none, everything does."""
+    return not prefixes or any(path.startswith(f"{prefix}/") for prefix in prefixes)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one object."""
+
+    state: Literal["deleted", "missing", "failed", "changed"]
+    reason: str = ""
+
+
+DELETED = Outcome("deleted")
+MISSING = Outcome("missing")
+OUTSIDE = "outside the folders of FORGEKEEPER_OBJECT_PREFIXES"
+"""Why an object was left alone that lies where nothing may be deleted."""
+CHANGED = Outcome("changed")
+"""Left alone: it was written since it was last looked at."""
+
+
+def failed(reason: str) -> Outcome:
+    """Say that an object may still be there, and why."""
+    return Outcome("failed", reason)
+
+
+class StoreUnavailable(Exception):
+    """Nothing is to be believed about any object of this call that is not in *known*."""
+
+    def __init__(self, message: str, known: dict[str, Outcome]) -> None:
+        super().__init__(message)
+        self.known = known
+
+
+class Objects:
+    """The objects at one location, which has to be *installation*'s.
+
+    Belongs to the process that made it; threads may share it.  Raises `StoreUnavailable`
+    when the URL is wrong or the folder is not there.  A request without an answer within
+    *request_timeout* has failed, and none is repeated later than *retry_timeout*.  Where there are
+    *prefixes*, folders, nothing is deleted that lies in none of them.
+    """
+
+    def __init__(
+        self,
+        location: str,
+        url: str,
+        *,
+        installation: str,
+        prefixes: Sequence[str] = (),
+        request_timeout: timedelta = timedelta(seconds=30),
+        retry_timeout: timedelta = timedelta(seconds=10),
+    ) -> None:
+        self.location = location
+        self._installation = installation
+        self._prefixes = tuple(prefixes)
+        try:
+            self._store = open_store(url, request_timeout=request_timeout, retries=RETRIES, retry_timeout=retry_timeout)
+        except FAILURES as error:
+            raise StoreUnavailable(f"{location}: {reason(error)}", {}) from None
+
+    def delete(
+        self,
+        paths: Sequence[str],
+        *,
+        until: float | None = None,
+        unless_changed_since: Mapping[str, datetime] | None = None,
+    ) -> dict[str, Outcome]:
+        """Delete the objects at *paths*; say what became of each.
+
+        Those named in *unless_changed_since* are looked at first, just before they go.
+        Stops at *until*, an instant of the monotonic clock, whatever the store does; a path
+        that is then not in the answer may have been deleted or not.  S3 cannot tell missing
+        objects from deleted ones and calls them deleted.  Raises `StoreUnavailable` once the
+        sentinel cannot be read or is not this installation's, or nothing at all may be deleted,
+        and RuntimeError in a forked child.
+        """
+        check_process()
+        deletion = _Deletion(self.location, self._store, self._installation, self._prefixes, unless_changed_since or {})
+        normal = []
+        for path in dict.fromkeys(paths):
+            if not is_normal(path):
+                deletion.known[path] = failed("invalid path")
+            elif not self.may_delete(path):
+                deletion.known[path] = failed(OUTSIDE)
+            else:
+                normal.append(path)
+        if normal:
+            asyncio.run(deletion.run(normal, until))
+        return deletion.known
+
+    def may_delete(self, path: str) -> bool:
+        """Say whether *path*, a normal one, lies where objects may be deleted."""
+        return is_below(self._prefixes, path)
+
+    def sentinel(self) -> Sentinel | None:
+        """Return what the sentinel says, None when there is none; raise `StoreUnavailable`."""
+        with self._answering():
+            try:
+                return parse(bytes(obstore.get(self._store, NAME).bytes()))
+            except FileNotFoundError:
+                return None
+
+    def put(self, paths: Sequence[str], content: bytes = b"a sample\n") -> None:
+        """Put an object at each of *paths*: sample data.  Raises `StoreUnavailable`."""
+        with self._answering():
+            for path in paths:
+                obstore.put(self._store, path, content)
+
+    def listed(self, prefix: str, *, before: datetime) -> Iterator[str]:
+        """Yield the path of every object under *prefix* last changed earlier than *before*.
+
+        Raises `StoreUnavailable`, also for a name that the store cannot spell out.
+        """
+        with self._answering():
+            for page in obstore.list(self._store, prefix or None):
+                for found in page:
+                    if found["last_modified"] < before and found["path"].rpartition("/")[2] != NAME:
+                        yield found["path"]
+
+    def has(self, path: str, *, before: datetime) -> bool:
+        """Say whether an object of exactly that name was last changed earlier than *before*."""
+        with self._answering():
+            try:
+                return obstore.head(self._store, path)["last_modified"] < before
+            except FileNotFoundError:
+                return False
+
+    @contextmanager
+    def _answering(self) -> Iterator[None]:
+        check_process()
+        try:
+            yield
+        except FAILURES as error:
+            raise StoreUnavailable(f"{self.location}: {reason(error)}", {}) from None
+
+
+class _Deletion:
+    """One call: what is known for certain, and the answers that the sentinel has not confirmed yet."""
+
+    def __init__(
+        self,
+        location: str,
+        store: ObjectStore,
+        installation: str,
+        prefixes: Sequence[str],
+        unless_changed_since: Mapping[str, datetime],
+    ) -> None:
+        self._installation = installation
+        self._prefixes = prefixes
+        self.known: dict[str, Outcome] = {}
+        self._unconfirmed: dict[str, Outcome] = {}
+        self._lets_us_delete = False
+        self._unless_changed_since = unless_changed_since
+        self._location = location
+        self._store = store
+        self._root = Path(str(store.prefix)).resolve() if isinstance(store, LocalStore) else None
+        # S3 says of a missing object, too, that it has deleted it.
+        self._deleted_is_certain = not isinstance(store, S3Store)
+
+    async def run(self, paths: list[str], until: float | None) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(until):
+                await self._delete(paths)
+
+    async def _delete(self, paths: list[str]) -> None:
+        await self._confirm()
+        for start in range(0, len(paths), BULK):
+            chunk = await self._unchanged(paths[start : start + BULK])
+            # A folder's bulk deletion is no faster, and stops at the first missing file.
+            if self._root is not None or not await self._in_bulk(chunk):
+                await self._one_by_one(chunk)
+            await self._confirm()
+
+    async def _unchanged(self, chunk: list[str]) -> list[str]:
+        """Return those that may go: not those that have changed, nor those of which that cannot be told."""
+        doubtful = [path for path in chunk if path in self._unless_changed_since]
+        spared: set[str] = set()
+        for start in range(0, len(doubtful), LOOKS):
+            some = doubtful[start : start + LOOKS]
+            for path, outcome in zip(some, await asyncio.gather(*map(self._looked_at, some)), strict=True):
+                if outcome is not None:
+                    spared.add(path)
+                    self._note(path, outcome)
+            await self._confirm()
+        return [path for path in chunk if path not in spared]
+
+    async def _looked_at(self, path: str) -> Outcome | None:
+        try:
+            found = await _asked("head", obstore.head_async(self._store, path))
+        except FileNotFoundError:
+            return None
+        except FAILURES as error:
+            return failed(reason(error))
+        return CHANGED if found["last_modified"] >= self._unless_changed_since[path] else None
+
+    async def _confirm(self) -> None:
+        """Read the sentinel, and with it believe the answers so far."""
+        try:
+            found = parse(await _asked("get", self._read()))
+        except FAILURES as error:
+            message = f"{self._location}: cannot read {NAME}: {reason(error)}"
+            raise StoreUnavailable(message, self.known) from None
+        if said := objection(self._location, found, self._installation):
+            raise StoreUnavailable(said, self.known)
+        refused = [path for path, outcome in self._unconfirmed.items() if outcome.state == "failed"]
+        if refused and not self._lets_us_delete:
+            await self._probe(refused[0])
+        self.known |= self._unconfirmed
+        self._unconfirmed.clear()
+
+    async def _read(self) -> bytes:
+        answer = await obstore.get_async(self._store, NAME)
+        return bytes(await answer.bytes_async())
+
+    async def _probe(self, refused: str) -> None:
+        """Find out once whether *refused* is alone, or the store lets us read but not delete."""
+        folder = refused.rpartition("/")[0]
+        folders = (self._prefixes[0] if self._prefixes else "", folder)
+        answers = [await self._one(f"{folder}/{PROBE}" if folder else PROBE) for folder in folders]
+        self._lets_us_delete = any(answer.state != "failed" for answer in answers)
+        if not self._lets_us_delete:
+            raise StoreUnavailable(f"{self._location}: nothing may be deleted: {answers[0].reason}", self.known)
+
+    async def _in_bulk(self, chunk: list[str]) -> bool:
+        """Say whether all were deleted; if not, some may have been."""
+        try:
+            await _asked("delete_many", obstore.delete_async(self._store, chunk))
+        except FAILURES:
+            await self._confirm()
+            return False
+        for path in chunk:
+            self._note(path, DELETED)
+        return True
+
+    async def _one_by_one(self, chunk: list[str]) -> None:
+        for path in chunk:
+            outcome = await self._one(path)
+            self._note(path, outcome)
+            # After a failure at once: a store that has gone is not asked a thousand times.
+            if outcome.state == "failed" or len(self._unconfirmed) >= UNCONFIRMED:
+                await self._confirm()
+
+    async def _one(self, path: str) -> Outcome:
+        if self._root is not None:
+            real = _real(self._root, path)
+            if real is None:
+                return failed("a symbolic link leads out of the store")
+            if not is_below(self._prefixes, real):
+                return failed(f"a symbolic link leads {OUTSIDE}")
+        try:
+            await _asked("delete", obstore.delete_async(self._store, path))
+        except FileNotFoundError:
+            return MISSING
+        except FAILURES as error:
+            return failed(reason(error))
+        return DELETED
+
+    def _note(self, path: str, outcome: Outcome) -> None:
+        certain = outcome == DELETED and self._deleted_is_certain
+        (self.known if certain else self._unconfirmed)[path] = outcome
+
+
+async def _asked(operation: str, answer: Awaitable[Answer]) -> Answer:
+    """Count the request, however it ends; that there is no such object is an answer like others."""
+    began = time.monotonic()
+    failed = 0
+    try:
+        return await answer
+    except FileNotFoundError:
+        raise
+    except FAILURES:
+        failed = 1
+        raise
+    finally:
+        with suppress(OSError, ValueError):  # of the files in which we count
+            seconds = time.monotonic() - began
+            WORKER.observe("forgekeeper_object_storage_request_duration_seconds", operation, seconds=seconds)
+            WORKER.inc("forgekeeper_object_storage_request_failures_total", operation, by=failed)
+
+
+def _real(root: Path, path: str) -> str | None:
+    """Return the path of the object that *path* leads to, None when that is not below *root*."""
+    folder, _, name = path.rpartition("/")
+    real = (root / folder).resolve()
+    return str((real / name).relative_to(root)) if real.is_relative_to(root) else None

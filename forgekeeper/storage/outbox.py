@@ -1,0 +1,169 @@
+"""The outbox: objects whose artifacts are gone and that must go too (`delete_objects`)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+import peewee as pw
+from playhouse.postgres_ext import DateTimeTZField
+
+from forgekeeper.database import Base, BigIdentityField, chosen, database, default
+
+MAX_ATTEMPTS = 10
+"""After so many failures an object is dead: shown, counted, and tried again only when asked to."""
+
+CLAIM_DUE = """
+    update ci_deleted_objects set pick_up_at = clock_timestamp() + %(visibility)s
+    where id = any(array(
+        select id from ci_deleted_objects
+        where pick_up_at <= %(now)s and attempts < %(max_attempts)s{chosen}
+        order by pick_up_at, id
+        limit %(limit)s
+        for update skip locked
+    ))
+    returning id, store_dir, file, pick_up_at
+"""
+NEXT_DUE = """
+    select id from ci_deleted_objects
+    where pick_up_at <= %(now)s and attempts < %(max_attempts)s{chosen}
+    order by pick_up_at, id
+    limit %(limit)s
+"""
+FAIL = """
+    update ci_deleted_objects set attempts = attempts + 1,
+        pick_up_at = clock_timestamp() + %(first)s * power(2, least(attempts, 10))
+    where (id, pick_up_at) in (select * from unnest(%(ids)s::bigint[], %(claims)s::timestamptz[]))
+    returning attempts >= %(max_attempts)s
+"""
+FORGET = """
+    delete from ci_deleted_objects as object
+    using unnest(%(id)s::bigint[], %(store_dir)s::text[], %(file)s::text[]) as gone (id, store_dir, file)
+    where object.id = gone.id and object.store_dir = gone.store_dir and object.file = gone.file
+"""
+PUT_BACK = """
+    update ci_deleted_objects set pick_up_at = %(now)s
+    where (id, pick_up_at) in (select * from unnest(%(ids)s::bigint[], %(claims)s::timestamptz[]))
+"""
+
+
+class Claimed(NamedTuple):
+    """An object to delete; ours until the claim's time has passed."""
+
+    id: int
+    store_dir: str
+    file: str
+    claim: datetime
+
+    @property
+    def path(self) -> str:
+        """Where the object lies: what was the artifact's ``file_final_path``."""
+        return f"{self.store_dir}/{self.file}" if self.store_dir else self.file
+
+
+class DeletedObject(Base):
+    """An object to delete."""
+
+    id = BigIdentityField()
+    project_id = pw.BigIntegerField(null=True)
+    file_store = pw.IntegerField(constraints=default("1"))
+    store_dir = pw.TextField()
+    file = pw.TextField()
+    pick_up_at = DateTimeTZField(constraints=default("now()"))
+    attempts = pw.SmallIntegerField(constraints=default("0"))
+    created_at = DateTimeTZField(constraints=default("now()"))
+
+    class Meta:
+        table_name = "ci_deleted_objects"
+        indexes = ((("pick_up_at", "id"), False), (("store_dir", "file"), False))
+
+    @property
+    def path(self) -> str:
+        """Where the object lies."""
+        return f"{self.store_dir}/{self.file}" if self.store_dir else self.file
+
+    @classmethod
+    def named(cls, paths: Sequence[str]) -> set[str]:
+        """Return those of *paths* that lie in the outbox."""
+        pairs = [
+            (folder, file) if folder else ("", path) for path in paths for folder, _, file in [path.rpartition("/")]
+        ]
+        query = cls.select().where(pw.Tuple(cls.store_dir, cls.file).in_(pairs)) if pairs else []
+        return {row.path for row in query}
+
+    @classmethod
+    def due(cls, now: datetime) -> pw.ModelSelect[DeletedObject]:
+        """Select the objects to delete now."""
+        return cls.select().where(cls.pick_up_at <= now, cls.attempts < MAX_ATTEMPTS)
+
+    @classmethod
+    def dead(cls) -> pw.ModelSelect[DeletedObject]:
+        """Select the objects that were given up."""
+        return cls.select().where(cls.attempts >= MAX_ATTEMPTS).order_by(cls.id)
+
+    @classmethod
+    def claim_due(
+        cls,
+        now: datetime,
+        *,
+        visibility: timedelta,
+        limit: int,
+        only: Sequence[int] | None = None,
+        without: Collection[int] = (),
+    ) -> list[Claimed]:
+        """Claim up to *limit* due objects; if we die, others find them due after *visibility*."""
+        values = {"visibility": visibility, "only": only, **_values(now, limit, without)}
+        statement = CLAIM_DUE.format(chosen=chosen("id", only=only, without=without))
+        return [Claimed(*row) for row in database.execute_sql(statement, values).fetchall()]
+
+    @classmethod
+    def next_due(cls, now: datetime, *, limit: int, without: Collection[int] = ()) -> list[int]:
+        """Return the ids of what `claim_due` would claim, locked or not."""
+        statement = NEXT_DUE.format(chosen=chosen("id", without=without))
+        return [number for (number,) in database.execute_sql(statement, _values(now, limit, without)).fetchall()]
+
+    @classmethod
+    def present(cls, ids: Sequence[int]) -> set[int]:
+        """Return those of *ids* that are still there."""
+        return {row.id for row in cls.select(cls.id).where(cls.id.in_(list(ids)))}
+
+    @classmethod
+    def forget(cls, claimed: Sequence[Claimed]) -> int:
+        """Remove the rows of objects that are gone; return how many there were.
+
+        By their objects, too: in a database that came back older another's row may have the id.
+        """
+        values = {name: [getattr(row, name) for row in claimed] for name in ("id", "store_dir", "file")}
+        count: int = database.execute_sql(FORGET, values).rowcount
+        return count
+
+    @classmethod
+    def put_back(cls, claimed: Sequence[Claimed], now: datetime) -> None:
+        """Let the objects that are still ours be due again as they were; no attempt is spent."""
+        values = {"ids": [row.id for row in claimed], "claims": [row.claim for row in claimed], "now": now}
+        database.execute_sql(PUT_BACK, values)
+
+    @classmethod
+    def fail(cls, claimed: Sequence[Claimed], *, first_retry: timedelta) -> int:
+        """Spend an attempt on each and let it wait, twice as long each time; return how many died of it."""
+        values = {
+            "ids": [row.id for row in claimed],
+            "claims": [row.claim for row in claimed],
+            "first": first_retry,
+            "max_attempts": MAX_ATTEMPTS,
+        }
+        return sum(died for (died,) in database.execute_sql(FAIL, values).fetchall())
+
+    @classmethod
+    def retry(cls, ids: Sequence[int] | None) -> int:
+        """Let dead objects be tried again, all of them if *ids* is None; return how many."""
+        which = cls.attempts >= MAX_ATTEMPTS
+        if ids is not None:
+            which &= cls.id.in_(list(ids))
+        values = {"attempts": 0, "pick_up_at": pw.fn.clock_timestamp()}
+        return int(cls.update(values).where(which).execute())
+
+
+def _values(now: datetime, limit: int, without: Collection[int]) -> dict[str, Any]:
+    return {"now": now, "limit": limit, "max_attempts": MAX_ATTEMPTS, "without": list(without)}

@@ -1,0 +1,179 @@
+"""The sentinel: a small file that says that the right disk, bucket and prefix are there, and whose they are.
+
+Where it cannot be read nothing is believed to be gone: an unmounted disk looks exactly
+like one from which everything has been deleted.  Where it names another installation, or
+none, nothing is deleted: what lies there may be somebody else's.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import obstore
+
+from forgekeeper.storage.opening import FAILURES, open_store, reason
+
+NAME = ".forgekeeper-root"
+TEXT = b"forgekeeper believes that something is gone from here only while it can read this file.\n"
+LONGEST = 4_096
+"""Bytes of a sentinel that are read; one that goes on is still only a sentinel."""
+PATIENCE = timedelta(seconds=5)
+LOST_AND_FOUND = "lost+found"
+"""A new disk's own folder: with it alone the disk is empty."""
+
+_OWNER = re.compile(rb"^installation:[ \t]*([!-~]+)[ \t]*\r?$", re.MULTILINE)
+
+
+class Unreadable(Exception):
+    """The place cannot be looked at; the message says why."""
+
+
+class Sentinel(NamedTuple):
+    """What a sentinel says: the installation that the place belongs to, None while nobody has adopted it."""
+
+    installation: str | None
+
+
+def text(installation: str) -> bytes:
+    """Write the sentinel of *installation*."""
+    return TEXT + b"installation: " + installation.encode() + b"\n"
+
+
+def parse(content: bytes) -> Sentinel:
+    """Read a sentinel; an empty one names nobody."""
+    found = _OWNER.search(content[:LONGEST])
+    return Sentinel(found[1].decode() if found else None)
+
+
+def objection(place: object, found: Sentinel, installation: str) -> str | None:
+    """Say why nothing may be deleted from a place with that sentinel, None when it is *installation*'s."""
+    if found.installation == installation:
+        return None
+    if found.installation is None:
+        return (
+            f"{place}: {NAME} names no installation; `forgekeeper check --init` adopts the place if it is the right one"
+        )
+    return (
+        f"{place} belongs to installation {found.installation}, this one is {installation}: set the right place or "
+        f"database; if that installation is no more, remove {NAME} there and run `forgekeeper check --init`"
+    )
+
+
+class Place(Protocol):
+    """A folder or an object store; every method raises `Unreadable` when it does not answer."""
+
+    def sentinel(self) -> Sentinel | None:
+        """Return what the sentinel says, None when there is none."""
+
+    def is_empty(self) -> bool:
+        """Say whether there is nothing beside the sentinel."""
+
+    def has(self, path: str) -> bool:
+        """Say whether there is something at *path*."""
+
+    def create_sentinel(self, installation: str) -> None:
+        """Write the sentinel, over one that names nobody."""
+
+
+class Folder:
+    """A folder on a disk that may not be mounted."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def __str__(self) -> str:
+        return str(self._root)
+
+    def sentinel(self) -> Sentinel | None:
+        """Return what the sentinel says, None when there is none."""
+        with _readable(str(self)):
+            if not self._root.is_dir():
+                raise NotADirectoryError("is not a folder")
+            try:
+                # A disk in trouble may know the name, and no more.
+                with (self._root / NAME).open("rb") as file:
+                    return parse(file.read(LONGEST))
+            except FileNotFoundError:
+                return None
+
+    def has_sentinel(self) -> bool:
+        """Say whether the sentinel is there, whoever it names."""
+        return self.sentinel() is not None
+
+    def is_empty(self) -> bool:
+        """Say whether there is nothing beside the sentinel."""
+        with _readable(str(self)):
+            return all(child.name in (NAME, LOST_AND_FOUND) for child in self._root.iterdir())
+
+    def has(self, path: str) -> bool:
+        """Say whether there is something at *path*; a path that leads elsewhere names nothing here."""
+        parts = path.split("/")
+        if "\0" in path or path.startswith("/") or ".." in parts or not any(parts):
+            return False
+        with _readable(str(self)):
+            return os.path.lexists(self._root / path)
+
+    def create_sentinel(self, installation: str) -> None:
+        """Write the sentinel, over one that names nobody."""
+        with _readable(str(self)):
+            (self._root / NAME).write_bytes(text(installation))
+
+
+class Store:
+    """An object store behind a URL."""
+
+    def __init__(self, location: str, url: str) -> None:
+        self._location = location
+        with _readable(location):
+            # A store that is away is reported in seconds.
+            self._store = open_store(url, request_timeout=PATIENCE, retries=1, retry_timeout=PATIENCE)
+
+    def __str__(self) -> str:
+        return self._location
+
+    def sentinel(self) -> Sentinel | None:
+        """Return what the sentinel says, None when there is none."""
+        with _readable(self._location):
+            try:
+                return parse(bytes(obstore.get(self._store, NAME).bytes()))
+            except FileNotFoundError:
+                return None
+
+    def has_sentinel(self) -> bool:
+        """Say whether the sentinel is there, whoever it names."""
+        return self.sentinel() is not None
+
+    def is_empty(self) -> bool:
+        """Say whether there is nothing beside the sentinel."""
+        with _readable(self._location):
+            # Two: one of them may be the sentinel.
+            found = (one["path"] for page in obstore.list(self._store, chunk_size=2) for one in page)
+            return next((path for path in found if path != NAME), None) is None
+
+    def has(self, path: str) -> bool:
+        """Say whether there is an object at *path*."""
+        with _readable(self._location):
+            try:
+                obstore.head(self._store, path)
+            except FileNotFoundError:
+                return False
+            return True
+
+    def create_sentinel(self, installation: str) -> None:
+        """Write the sentinel, over one that names nobody."""
+        with _readable(self._location):
+            obstore.put(self._store, NAME, text(installation))
+
+
+@contextmanager
+def _readable(place: str) -> Iterator[None]:
+    try:
+        yield
+    except FAILURES as error:
+        raise Unreadable(f"{place}: {reason(error)}") from None

@@ -1,0 +1,201 @@
+"""Destroy expired CI artifacts, several workers at a time (batch 11).
+
+Every five minutes the parent looks after the buckets, each a share of all artifacts, and
+starts a child for each that is free.  A child claims a bucket and destroys what has
+expired in it, a hundred artifacts at a time, for at most five minutes; if there is more,
+its successor goes on.  Their objects are deleted by `delete_objects`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Any, Literal
+
+import peewee as pw
+import structlog
+
+from workers.expired_job_artifacts import buckets
+from workers.expired_job_artifacts.buckets import Bucket, Hold
+from forgekeeper.flags import FeatureFlag
+from models import JobArtifact, ProjectStatistics
+from forgekeeper.database import now, reachable
+from models.job_artifacts import CLASSES, START, Destroyed, Position, Without
+from forgekeeper.runs.attempt import Attempt, describe
+from forgekeeper.runs.bad_records import BadRecords
+from forgekeeper.runs.blocked import Blocked
+from forgekeeper.runs.child import Child
+from forgekeeper.connections import client
+from forgekeeper.runs.deadline import Deadline
+from forgekeeper.declaring import batch, child_of
+from forgekeeper.failpoints import failpoint
+
+FLAG = "bulk_delete_job_artifacts"
+HIGH_CONCURRENCY_FLAG = "bulk_delete_job_artifacts_high_concurrency"
+MAX_BUCKETS, MAX_BUCKETS_HIGH_CONCURRENCY = 5, 10
+PARENT_BUDGET = timedelta(seconds=60)
+BATCH_SIZE = 100
+LOOP_LIMIT = 500
+MAX_RUNTIME = timedelta(minutes=5)
+HOLDS: dict[Hold, Literal["scale_down", "bucket_lost"] | None] = {
+    Hold.OURS: None,
+    Hold.SCALED_DOWN: "scale_down",
+    Hold.LOST: "bucket_lost",
+}
+"""Why a child stops that has this left of its bucket."""
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass
+class Outcome:
+    """The buckets as the parent found them, and how many children it started."""
+
+    max_buckets: int = 0
+    available_count: int = 0
+    occupied_count: int = 0
+    stale_count: int = 0
+    missing_count: int = 0
+    children_enqueued: int = 0
+
+
+@dataclass
+class BucketOutcome:
+    """What a child comes to; it grows with each statement."""
+
+    bucket: int | None = None
+    destroyed: int = 0
+    bytes: int = 0
+    stopped: Literal["drained", "deadline", "loop_limit", "scale_down", "bucket_lost", "no_bucket"] = "no_bucket"
+
+
+@batch(document=11, outcome=Outcome)
+def expired_job_artifacts(attempt: Attempt) -> None:
+    """Run the batch for the message's row."""
+    attempt.deadline(PARENT_BUDGET)
+    limit = _max_buckets()
+    if not limit:
+        attempt.skipped = "flag_off"
+        return
+    counts = buckets.tidy(client, limit, silent_for=attempt.settings.bucket_silent_after)
+    for name, count in asdict(counts).items():
+        setattr(attempt.outcome, name, count)
+    free = buckets.available(client)
+    sent = attempt.fan_out(delete_artifact_bucket, [(f"delete_artifact_bucket:{number}", ()) for number in free])
+    attempt.outcome.children_enqueued = sent.enqueued
+    failpoint("expired_job_artifacts.enqueued")
+
+
+@child_of(expired_job_artifacts, outcome=BucketOutcome)
+def delete_artifact_bucket(child: Child) -> None:
+    """Work on one bucket, and leave a successor while there is more in it."""
+    deadline = child.deadline(MAX_RUNTIME, pace=child.settings.pace(expired_job_artifacts.actor_name))
+    run(child.outcome, deadline, grace=child.settings.object_grace)
+    child.more = child.outcome.stopped in ("deadline", "loop_limit")
+
+
+def run(outcome: BucketOutcome, deadline: Deadline, *, grace: timedelta) -> None:
+    """Claim a bucket and destroy what has expired in it; give the bucket back on every way out."""
+    limit = _max_buckets()
+    bucket = buckets.claim(client, limit) if limit else None
+    if bucket is None:
+        return
+    outcome.bucket = bucket.number
+    try:
+        failpoint("delete_artifact_bucket.claimed")
+        outcome.stopped = _destroy(bucket, outcome, deadline, grace)
+        failpoint("delete_artifact_bucket.finished")
+    finally:
+        buckets.release(client, bucket)
+
+
+def _destroy(
+    bucket: Bucket, outcome: BucketOutcome, deadline: Deadline, grace: timedelta
+) -> Literal["drained", "deadline", "loop_limit", "scale_down", "bucket_lost"]:
+    instant, loops = now(), 0
+    still = partial(JobArtifact.still_expired, instant)
+    with BadRecords(delete_artifact_bucket.actor_name, "expired_artifact", deadline, still) as bad:
+        held_up = HeldUp()
+        for number in range(bucket.number, CLASSES, bucket.modulus):
+            position = START
+            while True:
+                before, share = outcome.destroyed, (number, instant, position)
+                options: dict[str, Any] = {"limit": BATCH_SIZE, "without": Without(bad.keys, held_up.projects)}
+                destroy = partial(JobArtifact.destroy_expired, *share, grace=grace, **options)
+                reached = bad.chunk(
+                    partial(_destroy_chunk, outcome, held_up, destroy),
+                    partial(JobArtifact.next_expired, *share, **options),
+                )
+                failpoint("delete_artifact_bucket.destroyed")
+                if reached is None:
+                    if not held_up.ends():
+                        break
+                    position = START
+                    continue
+                position, loops = reached, loops + 1
+                if stopped := _stopped(bucket, deadline, outcome.destroyed - before, loops):
+                    return stopped
+        return "drained"
+
+
+def _destroy_chunk(
+    outcome: BucketOutcome, held_up: HeldUp, destroy: Callable[..., Destroyed], only: Sequence[int] | None
+) -> Position | None:
+    chunk = destroy(only=only)
+    outcome.destroyed += chunk.artifacts
+    outcome.bytes += chunk.bytes
+    held_up.now.update(chunk.held_up)
+    return chunk.reached
+
+
+class HeldUp:
+    """The projects whose statistics somebody else has locked: they stop nobody, and are not looked at again and again.
+
+    Most are locked for a moment: a class of artifacts is gone through again for those that
+    have become free.  The others wait for a later run.
+    """
+
+    def __init__(self) -> None:
+        self.now: set[int] = set()
+        self._left: set[int] = set()
+
+    @property
+    def projects(self) -> set[int]:
+        """Those to leave out."""
+        return self.now | self._left
+
+    def ends(self) -> bool:
+        """Wait a little for those that are locked now; say whether one of them is free."""
+        if not self.now:
+            return False
+        left = ProjectStatistics.wait_for(self.now)
+        if left:
+            log.warning("statistics locked", projects=len(left), first=min(left))
+        free, self.now = self.now - left, set()
+        self._left |= left
+        return bool(free)
+
+
+def _stopped(
+    bucket: Bucket, deadline: Deadline, destroyed: int, loops: int
+) -> Literal["deadline", "loop_limit", "scale_down", "bucket_lost"] | None:
+    if deadline.passed(destroyed):
+        return "deadline"
+    if loops >= LOOP_LIMIT:
+        return "loop_limit"
+    return HOLDS[buckets.renew(client, bucket)]
+
+
+def _max_buckets() -> int:
+    """Read the flags; 0 when artifacts are not to be deleted, `Blocked` when nobody can say whether they are."""
+    try:
+        if not FeatureFlag.is_on(FLAG):
+            return 0
+        return MAX_BUCKETS_HIGH_CONCURRENCY if FeatureFlag.is_on(HIGH_CONCURRENCY_FLAG) else MAX_BUCKETS
+    except pw.PeeweeException as error:
+        if not reachable():
+            raise
+        log.exception("feature flag unreadable", flag=FLAG)
+        raise Blocked("flag_unreadable", f"flag {FLAG} cannot be read ({describe(error)})") from error

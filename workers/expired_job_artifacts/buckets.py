@@ -1,0 +1,120 @@
+"""Buckets: the shares of the artifact batch, and its capacity.
+
+Each bucket below the maximum is either available or occupied by one owner, who is known
+by the token of his claim.  There is no waiting.  Whoever gives no sign of life for ten
+minutes loses his bucket to the next tidying; should he still be at work, `renew` tells
+him at his next safe point, and rows have to be safe without us until then.
+
+Every script is atomic, goes by Redis's clock, and bears being run twice.  It is run again
+when a reply was lost: a claim that nobody knows of would keep its bucket for ten minutes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import Enum
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+import redis
+
+from forgekeeper.scripts import call
+from forgekeeper.redis_values import is_whole, moment, text
+
+AVAILABLE = "{bulk_delete_expired_job_artifacts}:available_buckets"
+OCCUPIED = "{bulk_delete_expired_job_artifacts}:occupied_buckets"
+OWNERS = "{bulk_delete_expired_job_artifacts}:bucket_owners"
+STATE = "{bulk_delete_expired_job_artifacts}:bucket_state"
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A claim: the rows whose key modulo *modulus* is *number*, whatever the maximum becomes meanwhile."""
+
+    number: int
+    modulus: int
+    token: str
+
+
+@dataclass(frozen=True)
+class Counts:
+    """The buckets as a tidying found them, before it changed anything; silent owners count as occupying."""
+
+    max_buckets: int
+    available_count: int
+    occupied_count: int
+    stale_count: int
+    missing_count: int
+
+
+class Hold(Enum):
+    """What an owner still has of his bucket."""
+
+    OURS = "ours"
+    SCALED_DOWN = "scaled_down"  # ours, and nobody else's; but to be released soon
+    LOST = "lost"  # another's by now, or available, or flushed away
+
+
+class Held(NamedTuple):
+    """An occupied bucket, for people; without *token* it was not claimed here."""
+
+    number: int
+    since: datetime
+    token: str | None
+
+
+def tidy(client: redis.Redis, max_buckets: int, *, silent_for: timedelta = timedelta(minutes=10)) -> Counts:
+    """Make each bucket below *max_buckets* exist exactly once; return what was found.
+
+    Buckets whose owner has been silent for *silent_for* or longer become available,
+    missing ones are added, and available ones that no longer exist are dropped.  One that
+    is occupied stays with its owner until he releases it.  What is no bucket is removed.
+    """
+    found = _run(client, "bucket_tidy", [AVAILABLE, OCCUPIED, OWNERS, STATE], max_buckets, silent_for.total_seconds())
+    return Counts(max_buckets, *found)
+
+
+def claim(client: redis.Redis, max_buckets: int) -> Bucket | None:
+    """Take an available bucket below *max_buckets*; return None when there is none."""
+    token = uuid4().hex
+    number = _run(client, "bucket_claim", [AVAILABLE, OCCUPIED, OWNERS, STATE], max_buckets, token)
+    return None if number is None else Bucket(number, max_buckets, token)
+
+
+def renew(client: redis.Redis, bucket: Bucket) -> Hold:
+    """Give a sign of life, and learn what is left of the bucket.
+
+    Whether it was scaled down is judged by the maximum of the last tidying.
+    """
+    return Hold(_run(client, "bucket_renew", [OCCUPIED, OWNERS, STATE], bucket.number, bucket.token).decode())
+
+
+def release(client: redis.Redis, bucket: Bucket) -> bool:
+    """Give the bucket back; return False when it was not ours any more, or was given back already."""
+    return bool(_run(client, "bucket_release", [AVAILABLE, OCCUPIED, OWNERS, STATE], bucket.number, bucket.token))
+
+
+def available(client: redis.Redis) -> list[int]:
+    """List the buckets that a claim could have now."""
+    return sorted(int(member) for member in client.smembers(AVAILABLE) if is_whole(member))
+
+
+def held(client: redis.Redis) -> list[Held]:
+    """List the occupied buckets, the one silent for longest first; *since* is its owner's last sign of life."""
+    with client.pipeline() as pipe:
+        pipe.zrange(OCCUPIED, 0, -1, withscores=True)
+        pipe.hgetall(OWNERS)
+        occupied, owners = pipe.execute()
+    return [
+        Held(int(member), moment(since), text(owners[member]) if member in owners else None)
+        for member, since in occupied
+        if is_whole(member)
+    ]
+
+
+def _run(client: redis.Redis, script: str, keys: list[str], *args: str | float) -> Any:
+    try:
+        return call(client, script, keys=keys, args=list(args))
+    except (redis.ConnectionError, redis.TimeoutError):
+        return call(client, script, keys=keys, args=list(args))

@@ -1,0 +1,246 @@
+"""Delete uploads that began three hours ago and never completed (batch 100).
+
+Runs every six minutes.  Stale entries are claimed from the register, oldest first, remembered
+in PostgreSQL as reaped, their objects deleted in bulk, the entries forgotten.  A claim that a
+crash leaves behind is taken up by a later run.  A bad entry, an unknown location or a store that
+is down stops nobody else.
+
+Redis may go back and give an entry out again that has completed or was reaped.  So it is not the
+register that decides about an object, but PostgreSQL, under the upload's lock: no row that names
+it, committed before a sweep remembers it as reaped, and none after.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import groupby
+
+import structlog
+
+from workers.stale_direct_uploads import register
+from workers.stale_direct_uploads.register import Claim, Entry
+from forgekeeper.redis_values import moment
+from forgekeeper.storage.settled import SettledUpload
+from forgekeeper.database import database
+from forgekeeper.settings import Settings
+from forgekeeper.storage.objects import OUTSIDE, Objects, StoreUnavailable, is_normal
+from forgekeeper.storage.objects import Outcome as Deletion
+from forgekeeper.storage import owners, stores
+from forgekeeper.runs.attempt import Attempt
+from forgekeeper.runs.blocked import Blocked
+from forgekeeper.connections import client
+from forgekeeper.runs.deadline import Deadline
+from forgekeeper.declaring import batch
+from forgekeeper.failpoints import failpoint
+
+MAX_UPLOAD_DURATION = timedelta(hours=3)
+MAX_EXEC_DURATION = timedelta(seconds=250)
+CHUNK = 1_000
+LOCKED = 250
+"""So many locks of uploads are held at once: PostgreSQL has room for some thousands by default."""
+BACKOFF = timedelta(minutes=6)
+"""The next run: sooner nobody would look."""
+
+NAMED = 10
+"""So many locations that are not configured are named in the line about them."""
+OTHERS = "others"
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass
+class Outcome:
+    """What a run comes to, in the document's words; it grows with each chunk."""
+
+    total_pending_entries: int = 0
+    total_deleted_stale_entries: int = 0
+    execution_timeout: bool = False
+    failed_entries: int = 0
+
+
+@batch(document=100, outcome=Outcome)
+def stale_direct_uploads(attempt: Attempt) -> None:
+    """Run the batch for the message's row."""
+    if not attempt.settings.object_stores:
+        raise Blocked("no_store", "no object store is configured; set FORGEKEEPER_OBJECT_STORES")
+    run(attempt.outcome, attempt.deadline(MAX_EXEC_DURATION), attempt.settings, number=attempt.run.id)
+
+
+def run(outcome: Outcome, deadline: Deadline, settings: Settings, *, number: int | None = None) -> None:
+    """Delete what is stale, a thousand entries at a time; *number* is the run's.
+
+    Raises `StoreUnavailable` when stores did not answer, after everything at the others was done.
+    """
+    if mended := register.set_right(client):
+        log.warning("uploads of a time to come set right", entries=mended)
+    sweep = Sweep(outcome, settings, deadline, number)
+    outcome.total_pending_entries = register.unsettled(client)
+    try:
+        while (claim := sweep.claim()).entries:
+            failpoint("stale_direct_uploads.claimed")
+            sweep.work_through(claim)
+            if deadline.passed(len(claim.entries)):
+                # Not when it was asked to stop.
+                outcome.execution_timeout = deadline.left() == 0
+                break
+    finally:
+        sweep.tell_of_unknown()
+    sweep.report()
+
+
+class Sweep:
+    """One run through the register; *away* are the locations that it has had to stop, and why."""
+
+    def __init__(self, outcome: Outcome, settings: Settings, deadline: Deadline, number: int | None = None) -> None:
+        self._number = number
+        self._outcome = outcome
+        self._away: dict[str, str] = {}
+        self._unknown: Counter[str] = Counter()
+        self._example = ""
+        self._given_up = 0
+        self._settings = settings
+        self._deadline = deadline
+
+    def claim(self) -> Claim:
+        """Claim the next entries of locations that answer."""
+        return register.claim(
+            client,
+            stale_after=MAX_UPLOAD_DURATION,
+            visibility=self._settings.upload_visibility,
+            limit=CHUNK,
+            ttl=self._settings.upload_visibility / 5,
+            skip_locations=self._away,
+        )
+
+    def report(self) -> None:
+        """Raise `StoreUnavailable` when a location had to be stopped; the message names each."""
+        reasons = "; ".join(self._away.values())
+        if self._away:
+            # A ledger cuts long sentences: where there are several, their names come first.
+            several = f"{', '.join(sorted(self._away))}: " if len(self._away) > 1 else ""
+            raise StoreUnavailable(several + reasons, {})
+
+    def tell_of_unknown(self) -> None:
+        """Say, once, how many entries have a location that no store is configured for, and name one of them."""
+        if self._unknown:
+            log.error(
+                "no store is configured",
+                locations=list(self._unknown),
+                entries=self._unknown.total(),
+                given_up=self._given_up,
+                first=self._example,
+            )
+
+    def work_through(self, claim: Claim) -> None:
+        """Delete the claim's objects, location by location."""
+        bad = {entry for entry in claim.entries if entry.malformed or not is_normal(entry.path)}
+        if bad:
+            log.error("upload entries malformed", entries=len(bad), first=min(entry.member for entry in bad))
+            self._outcome.failed_entries += register.reject(client, claim, bad)
+        for location, entries in _by_location(entry for entry in claim.entries if entry not in bad):
+            self._at(location, claim, entries)
+
+    def _within(self, store: Objects, claim: Claim, entries: list[Entry]) -> list[Entry]:
+        """Reject the entries whose objects may not be deleted wherever they are from; return the rest."""
+        outside = [entry for entry in entries if not store.may_delete(entry.path)]
+        if outside:
+            log.error("uploads rejected", reason=OUTSIDE, entries=len(outside), first=outside[0].member)
+            self._outcome.failed_entries += register.reject(client, claim, outside)
+        return [entry for entry in entries if store.may_delete(entry.path)]
+
+    def _doomed(self, location: str, claim: Claim, entries: list[Entry]) -> list[Entry]:
+        """Remember as reaped what nobody answers for, and return it; drop the entries of the rest.
+
+        What a producer is completing just now is left alone: its claim runs out, and a later run looks again.
+        """
+        doomed = []
+        for start in range(0, len(entries), LOCKED):
+            some = {entry.path: entry for entry in entries[start : start + LOCKED]}
+            with database.atomic():
+                free = SettledUpload.lock_free(location, list(some))
+                kept = owners.answered_for(location, free, self._settings)
+                going = [path for path in free if path not in kept]
+                SettledUpload.reap(location, going, self._number)
+            self._keep(claim, {some[path]: reason for path, reason in kept.items()})
+            doomed += [some[path] for path in going]
+        return doomed
+
+    def _keep(self, claim: Claim, reasons: dict[Entry, str]) -> None:
+        for entry, reason in reasons.items():
+            log.error("upload kept", location=entry.location, path=entry.path, reason=reason)
+        register.keep(client, claim, list(reasons))
+
+    def _at(self, location: str, claim: Claim, entries: list[Entry]) -> None:
+        try:
+            store = stores.at(location, self._settings)
+            if store is None:
+                self._fail_unknown(location, claim, entries)
+                return
+            entries = self._within(store, claim, entries)
+            if claim.expired(time.monotonic()):
+                # Another location may have taken all the time: given back, they need not wait for the claim to run out.
+                log.warning("claim dropped, too old to be acted on", entries=len(entries))
+                register.put_back(client, claim, entries)
+                return
+            entries = self._doomed(location, claim, entries)
+            failpoint("stale_direct_uploads.remembered")
+            if not entries:
+                return
+            until = min(claim.until, time.monotonic() + self._deadline.left())
+            seen = {entry.path: _last_seen(entry.adopted) for entry in entries if entry.adopted is not None}
+            known = store.delete([entry.path for entry in entries], until=until, unless_changed_since=seen)
+            failpoint("stale_direct_uploads.deleted")
+            self._settle(claim, entries, known)
+            if not known and self._deadline.left() > 0:
+                self._stop(location, f"{location}: no answer while the claim lasted")
+        except StoreUnavailable as error:
+            self._settle(claim, entries, error.known)
+            self._stop(location, str(error))
+
+    def _stop(self, location: str, reason: str) -> None:
+        log.error("object store unavailable", location=location, error=reason)
+        self._away[location] = reason
+
+    def _settle(self, claim: Claim, entries: list[Entry], known: dict[str, Deletion]) -> None:
+        """Forget what is gone, spend an attempt on what failed, give the rest back untried."""
+        states = {entry: known[entry.path] for entry in entries if entry.path in known}
+        gone = [entry for entry, outcome in states.items() if outcome.state in ("deleted", "missing")]
+        changed = [entry for entry, outcome in states.items() if outcome.state == "changed"]
+        self._keep(claim, dict.fromkeys(changed, "its object was written since it was registered"))
+        SettledUpload.forget(entries[0].location, [entry.path for entry in changed])
+        self._outcome.total_deleted_stale_entries += register.forget(client, claim, gone)
+        failpoint("stale_direct_uploads.forgotten")
+        self._fail(claim, {entry: outcome.reason for entry, outcome in states.items() if outcome.state == "failed"})
+        register.put_back(client, claim, [entry for entry in entries if entry not in states])
+
+    def _fail_unknown(self, location: str, claim: Claim, entries: list[Entry]) -> None:
+        for entry in entries:
+            self._given_up += register.fail(client, claim, entry, backoff=BACKOFF)
+            self._outcome.failed_entries += 1
+        self._example = self._example or entries[0].member
+        # Of locations that are any number of noise no more is kept than is told.
+        self._unknown[location if len(self._unknown) < NAMED or location in self._unknown else OTHERS] += len(entries)
+
+    def _fail(self, claim: Claim, reasons: dict[Entry, str]) -> None:
+        for entry, reason in reasons.items():
+            last = register.fail(client, claim, entry, backoff=BACKOFF)
+            log.warning("upload not deleted", location=entry.location, path=entry.path, reason=reason, given_up=last)
+            self._outcome.failed_entries += 1
+
+
+def _last_seen(adopted: int) -> datetime:
+    """Return an instant by which an adopted object had been written: it was older than a day by the store's clock.
+
+    Half of that day is left for clocks that differ.
+    """
+    return moment(adopted) - register.ADOPTION / 2
+
+
+def _by_location(entries: Iterator[Entry]) -> Iterator[tuple[str, list[Entry]]]:
+    ordered = sorted(entries, key=lambda entry: entry.location)
+    for location, group in groupby(ordered, key=lambda entry: entry.location):
+        yield location, list(group)

@@ -1,0 +1,67 @@
+"""What a producer of direct uploads written in Python calls; `docs/uploads.md` has the rules.
+
+The register itself knows no tables, and may go back with its Redis.  Here the tables are asked too:
+a path that a live row or the outbox names is refused, because its object is, or was, somebody else's;
+and what became of an upload is decided by what PostgreSQL remembers, whatever the register says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import redis
+
+from workers.stale_direct_uploads import register
+from forgekeeper.storage.outbox import DeletedObject
+from models import JobArtifact
+from forgekeeper.storage.settled import SettledUpload
+from forgekeeper.storage.stores import ARTIFACTS
+
+count = register.count
+
+
+class PathTaken(Exception):
+    """An artifact, the outbox or an upload that was settled before names this path; a path is used once."""
+
+
+def prepare(client: redis.Redis, location: str, path: str) -> None:
+    """Register an upload that is about to begin; needs a database connection.
+
+    Raises `PathTaken`, `BeingDeleted` while the path's last object is being deleted, and
+    `MalformedUpload`.
+    """
+    register.insist(location, path)
+    named = location == ARTIFACTS and (JobArtifact.named([path]) or DeletedObject.named([path]))
+    if named or SettledUpload.named(location, [path]):
+        raise PathTaken(f"{location}:{path}: {PathTaken.__doc__}")
+    register.prepare(client, location, path)
+
+
+def complete(client: redis.Redis, location: str, path: str) -> bool:
+    """Take the upload off the register; return False when it is too late for that.
+
+    Call it in the transaction that has inserted the row, and commit after True: until that ends no
+    sweep decides about the object, and afterwards each sees the row.  After False its object is gone
+    or about to go, and the upload must be treated as failed; so must one whose answer was lost, for
+    asking again answers False.  Raises `NoTransaction` and `MalformedUpload`.
+    """
+    register.insist(location, path)
+    SettledUpload.lock(location, path)
+    if SettledUpload.named(location, [path]) or not register.complete(client, location, path):
+        return False
+    if location != ARTIFACTS:
+        # No table says that it lives, should the register go back.
+        SettledUpload.complete(location, path)
+    return True
+
+
+def exists(client: redis.Redis, location: str, path: str) -> bool:
+    """Say whether the upload is pending; needs a database connection."""
+    return bool(pending_only(client, location, [path]))
+
+
+def pending_only(client: redis.Redis, location: str, paths: Sequence[str]) -> list[str]:
+    """Return those of *paths* that are pending, in their order; needs a database connection."""
+    pending = register.pending_only(client, location, paths)
+    settled = SettledUpload.named(location, pending)
+    return [path for path in pending if path not in settled]

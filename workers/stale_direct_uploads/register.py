@@ -1,0 +1,406 @@
+"""The register of direct uploads that have begun and not completed (batch 100).
+
+It lives in Redis alone and goes by Redis's clock.  An entry is `pending` until either its
+producer completes it or a run claims it, in one atomic step: exactly one of them has it.
+A claimed entry is in `deleting` until its object is gone, and in `failed` when that could
+not be done; there a person finds it.
+
+A worker that was paused for longer than its claim may still delete the object once more
+than others have.  That is harmless while a path is used once, as docs/uploads.md demands.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import secrets
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from itertools import count as count_from
+from typing import Any, NamedTuple
+
+import redis
+
+from forgekeeper.scripts import call
+from forgekeeper.redis_values import moment, second, whole
+from forgekeeper.redis_values import raw as _encode
+from forgekeeper.redis_values import text as _decode
+
+PENDING = "{pending_direct_uploads}:pending"
+DELETING = "{pending_direct_uploads}:deleting"
+FAILED = "{pending_direct_uploads}:failed"
+ATTEMPTS = "{pending_direct_uploads}:attempts"
+CLAIMS = "{pending_direct_uploads}:claims"
+ADOPTED = "{pending_direct_uploads}:adopted"
+"""What `adopt` has registered, not a producer; an entry stays in it until it is settled."""
+
+ADOPTION = timedelta(days=1)
+"""So long an adopted entry waits before it is due: a person may have been wrong, and withdraws it."""
+
+REFERENCE = "pending_direct_uploads"
+"""The hash in which the forge itself registers uploads.  Nobody here reads it."""
+
+CLAIM_TTL = timedelta(seconds=60)
+"""How long a claim may be acted on by the one who took it, unless he says otherwise."""
+LONGEST_AHEAD = timedelta(days=1)
+"""No entry waits for longer by right: for its next attempt, or for somebody to take it back."""
+MAX_ATTEMPTS = 5
+PAGE = 1_000
+"""So many entries go into one command: a millisecond or so of everybody's time."""
+
+_NO_TEXT = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")  # control characters, and what is left of bytes that are no UTF-8
+
+
+class MalformedUpload(ValueError):
+    """A location is a name without a colon; a path has no empty, `.` or `..` part and no control character."""
+
+
+class BeingDeleted(Exception):
+    """The object of an earlier upload to this path is being deleted; use another path."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An upload that was never completed, and how often deleting its object has failed.
+
+    *adopted* is the epoch second of its adoption, None for what a producer has registered.
+    """
+
+    member: str
+    attempts: int
+    adopted: int | None = None
+
+    @property
+    def location(self) -> str:
+        """What stands before the first colon."""
+        return self.member.partition(":")[0]
+
+    @property
+    def path(self) -> str:
+        """What stands after the first colon; it may contain more of them."""
+        return self.member.partition(":")[2]
+
+    @property
+    def malformed(self) -> bool:
+        """Whether no object can be meant; the register holds what other programs write."""
+        parts = self.path.split("/")
+        return not self.location or bool({"", ".", ".."}.intersection(parts) or _NO_TEXT.search(self.member))
+
+
+@dataclass(frozen=True)
+class Failure(Entry):
+    """An entry whose object could not be deleted: when it was given up, or else when it will be tried again."""
+
+    at: datetime | None = field(kw_only=True, default=None)
+    again: datetime | None = field(kw_only=True, default=None)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Entries that belong to one worker for a while."""
+
+    token: str
+    taken: float
+    entries: list[Entry]
+    ttl: timedelta = CLAIM_TTL
+
+    @property
+    def until(self) -> float:
+        """The monotonic instant after which nothing may be done about the entries."""
+        return self.taken + self.ttl.total_seconds()
+
+    def expired(self, now: float) -> bool:
+        """Say whether the claim is too old to be acted on; *now* is monotonic.
+
+        Ask before each deletion.  A worker that was paused drops its claim: the next run finds it.
+        """
+        return now > self.until
+
+
+class Withdrawn(NamedTuple):
+    """What became of entries to withdraw: those taken off the register, and those that are being deleted right now."""
+
+    members: list[str]
+    too_late: list[str]
+
+
+class Census(NamedTuple):
+    """How many entries there are: pending (`unsettled`), due to be deleted and since when, and given up."""
+
+    pending: int
+    due: int
+    due_since: datetime | None
+    failed: int
+
+
+def insist(location: str, path: str) -> None:
+    """Raise `MalformedUpload` unless an object may be called so."""
+    _member(location, path)
+
+
+def prepare(client: redis.Redis, location: str, path: str) -> None:
+    """Register an upload that is about to begin.
+
+    Raises `BeingDeleted` while the register still holds the path to delete its object, and
+    `MalformedUpload`.  Preparing again starts its time anew.
+    """
+    keys = [PENDING, DELETING, FAILED, ADOPTED]
+    if not call(client, "upload_prepare", keys=keys, args=[_member(location, path)]):
+        raise BeingDeleted(f"{location}:{path} is being deleted; use another path")
+
+
+def complete(client: redis.Redis, location: str, path: str) -> bool:
+    """Take the upload off the register; return False when it is too late for that.
+
+    After True it is never claimed, as long as Redis does not go back to what it was before; for
+    that a producer asks PostgreSQL as well (`workers.stale_direct_uploads.producer`).  After False its object is
+    gone or about to go, and the upload must be treated as failed; so must one whose answer was
+    lost, for asking again answers False.
+    """
+    return bool(client.zrem(PENDING, _member(location, path)))
+
+
+def exists(client: redis.Redis, location: str, path: str) -> bool:
+    """Say whether the upload is pending."""
+    return client.zscore(PENDING, _member(location, path)) is not None
+
+
+def count(client: redis.Redis) -> int:
+    """Count the uploads that may still complete, fresh ones too; not what was adopted and waits for its day."""
+    seconds, _microseconds = client.time()
+    with client.pipeline(transaction=True) as pipe:
+        pipe.zcard(PENDING)
+        _count_waiting(pipe, seconds)
+        pending, waiting = pipe.execute()
+    return max(0, int(pending) - int(waiting))
+
+
+def unsettled(client: redis.Redis) -> int:
+    """Count what has neither completed nor been settled: `count`, and the claimed whose object is not gone yet."""
+    return count(client) + int(client.zcard(DELETING))
+
+
+def unread(client: redis.Redis) -> int:
+    """Count the uploads in the forge's own register, of which this one knows nothing; 0 where there is none."""
+    return int(client.hlen(REFERENCE)) if client.type(REFERENCE) == b"hash" else 0
+
+
+def sampled(client: redis.Redis, location: str, size: int) -> list[str]:
+    """Return the paths of some pending uploads of the location, as their producers have registered them."""
+    members: Any = client.zrandmember(PENDING, size) or []
+    # What was adopted was found in a store, and so proves nothing about it.
+    found = client.zmscore(ADOPTED, members) if members else []
+    parts = (_decode(member).partition(":") for member, adopted in zip(members, found, strict=True) if adopted is None)
+    return [path for place, _, path in parts if place == location]
+
+
+def census(client: redis.Redis, stale_after: timedelta) -> Census:
+    """Count the entries; due is what a run would claim now."""
+    seconds, _microseconds = client.time()
+    stale = stale_after.total_seconds()
+    with client.pipeline(transaction=False) as pipe:
+        pipe.zcard(PENDING)
+        pipe.zcount(PENDING, "-inf", f"({seconds - stale}")
+        pipe.zcount(DELETING, "-inf", seconds)
+        pipe.zrange(PENDING, 0, 0, withscores=True)
+        pipe.zrange(DELETING, 0, 0, withscores=True)
+        pipe.zcard(FAILED)
+        pipe.zcard(DELETING)
+        _count_waiting(pipe, seconds)
+        pending, fresh_no_more, again, first, first_again, given_up, claimed, waiting = pipe.execute()
+    since = [score + stale for _, score in first] + [score for _, score in first_again]
+    due_since = min((instant for instant in since if instant <= seconds), default=None)
+    first_due = None if due_since is None else moment(due_since)
+    return Census(max(0, pending - waiting) + claimed, fresh_no_more + again, first_due, given_up)
+
+
+def pending_only(client: redis.Redis, location: str, paths: Sequence[str]) -> list[str]:
+    """Return those of *paths* that are pending, in their order."""
+    if not paths:
+        return []
+    scores = client.zmscore(PENDING, [_member(location, path) for path in paths])
+    return [path for path, score in zip(paths, scores, strict=True) if score is not None]
+
+
+def claim(
+    client: redis.Redis,
+    *,
+    stale_after: timedelta,
+    visibility: timedelta,
+    limit: int,
+    ttl: timedelta = CLAIM_TTL,
+    skip_locations: Collection[str] = (),
+    clock: Callable[[], float] = time.monotonic,
+) -> Claim:
+    """Claim up to *limit* entries: first those whose deletion is due again, then stale ones, oldest first.
+
+    Stale is what was registered more than *stale_after* ago.  Each entry is claimed in one
+    atomic step and is nobody else's for *visibility*; fresh entries are not even read.
+    The claim may be acted on for *ttl*, which must be more than a second shorter.
+    """
+    if visibility <= ttl + timedelta(seconds=1):
+        raise ValueError("another could take a claim that is still being acted on")
+    # Taken before Redis is asked: an answer that is long on its way makes the claim older, not younger.
+    result = Claim(secrets.token_hex(8), clock(), [], ttl)
+    # Redis compares whole seconds: only from one more on is it surely longer than *stale_after*.
+    for source, due_at_age in ((DELETING, 0), (PENDING, math.ceil(stale_after.total_seconds()) + 1)):
+        rank = 0
+        while rank >= 0 and (left := limit - len(result.entries)) > 0:
+            rank, *found = call(
+                client,
+                "upload_claim",
+                keys=[source, PENDING, DELETING, ATTEMPTS, CLAIMS, ADOPTED],
+                args=[result.token, due_at_age, math.floor(visibility.total_seconds()), left, rank, *skip_locations],
+            )
+            result.entries.extend(
+                Entry(_decode(member), whole(attempts), second(adopted) if adopted else None)
+                for member, attempts, adopted in found
+            )
+    return result
+
+
+def set_right(client: redis.Redis) -> int:
+    """Mend entries from more than a day ahead, which Redis's clock wrote while it was wrong; return how many.
+
+    They count as registered, or due again, now: their time begins anew.
+    """
+    return int(call(client, "upload_set_right", keys=[PENDING, DELETING], args=[LONGEST_AHEAD.total_seconds()]))
+
+
+def forget(client: redis.Redis, claim: Claim, entries: Collection[Entry]) -> int:
+    """Drop entries whose object is gone; return how many were still ours."""
+    return _settle(client, "upload_forget", [DELETING, ATTEMPTS, CLAIMS, ADOPTED], claim, entries)
+
+
+def keep(client: redis.Redis, claim: Claim, entries: Collection[Entry]) -> int:
+    """Drop entries whose object must stay because something else answers for it; return how many were still ours."""
+    return _settle(client, "upload_forget", [DELETING, ATTEMPTS, CLAIMS, ADOPTED], claim, entries)
+
+
+def put_back(client: redis.Redis, claim: Claim, entries: Collection[Entry]) -> int:
+    """Give entries back untried, at no attempt; return how many were still ours.
+
+    They are due at once.  Whoever goes on claiming names their location in *skip_locations*,
+    or gets them again.
+    """
+    return _settle(client, "upload_put_back", [DELETING, CLAIMS], claim, entries)
+
+
+def fail(client: redis.Redis, claim: Claim, entry: Entry, *, backoff: timedelta) -> bool:
+    """Count a failed attempt; return True when it was the last, and the entry lies in `failed`.
+
+    Otherwise it is due again after *backoff*, twice as long after each further attempt.
+    """
+    return _fail(client, claim, [entry], MAX_ATTEMPTS, backoff) > 0
+
+
+def reject(client: redis.Redis, claim: Claim, entries: Collection[Entry]) -> int:
+    """Move entries that cannot be tried to `failed` at once; return how many lie there."""
+    return _fail(client, claim, entries, 1, timedelta())
+
+
+def registered(client: redis.Redis, location: str, paths: Sequence[str]) -> set[str]:
+    """Return those of *paths* that the register names, whatever has become of them."""
+    if not paths:
+        return set()
+    members = [f"{location}:{path}" for path in paths]
+    scores = [client.zmscore(key, members) for key in (PENDING, DELETING, FAILED)]
+    return {path for path, *found in zip(paths, *scores, strict=True) if any(score is not None for score in found)}
+
+
+def adopt(client: redis.Redis, location: str, paths: Collection[str], *, stale_after: timedelta) -> int:
+    """Register objects, unchanged for a day, that nobody answers for; return how many are new.
+
+    They wait for `ADOPTION`, in which `withdraw` takes them back, and are stale from then on:
+    they go the way of every stale upload, with all its checks.
+    """
+    head_start = math.ceil((ADOPTION - stale_after).total_seconds())
+    members = [_member(location, path) for path in paths]
+    adopted: int = call(client, "upload_adopt", keys=[PENDING, DELETING, FAILED, ADOPTED], args=[head_start, *members])
+    return adopted
+
+
+def adopted(client: redis.Redis) -> dict[str, datetime]:
+    """Return the entries that were adopted and are not settled, and when each is due; those due first come first."""
+    found: Any = client.zrange(ADOPTED, 0, -1, withscores=True)
+    return {_decode(member): moment(score + ADOPTION.total_seconds()) for member, score in found}
+
+
+def withdraw(client: redis.Redis, members: Sequence[str]) -> Withdrawn:
+    """Take adopted entries off the register: their objects stay.
+
+    What a producer has registered is left alone.  It is too late for what a run has claimed:
+    its object is about to go.
+    """
+    keys = [PENDING, DELETING, FAILED, ATTEMPTS, CLAIMS, ADOPTED]
+    answers: list[int] = call(client, "upload_withdraw", keys=keys, args=[_encode(member) for member in members])
+    told = list(zip(members, answers, strict=True))
+    return Withdrawn([member for member, answer in told if answer == 1], [m for m, answer in told if answer == -1])
+
+
+def failed(client: redis.Redis, limit: int) -> list[Failure]:
+    """Return the entries that were given up, those of longest ago first."""
+    found: Any = client.zrange(FAILED, 0, limit - 1, withscores=True)
+    return [Failure(_decode(member), whole(client.hget(ATTEMPTS, member)), at=moment(score)) for member, score in found]
+
+
+def failing(client: redis.Redis) -> list[Failure]:
+    """Return the entries that have failed and will be tried again, those due first at the head."""
+    found = []
+    for page in _pages(client, DELETING):
+        attempts = client.hmget(ATTEMPTS, [member for member, _ in page])
+        found += [
+            Failure(_decode(member), whole(tried), again=moment(score))
+            for (member, score), tried in zip(page, attempts, strict=True)
+            if tried
+        ]
+    return found
+
+
+def retry(client: redis.Redis, members: Collection[str] | None = None) -> int:
+    """Let *members* that have failed, or all that have, be tried anew; return how many there were.
+
+    One that a run is at just now is left to it.
+    """
+    if members is None:
+        given_up: Any = client.zrange(FAILED, 0, -1)
+        chosen = [*given_up, *(_encode(failure.member) for failure in failing(client))]
+    else:
+        chosen = [_encode(member) for member in members]
+    keys = [DELETING, FAILED, ATTEMPTS, CLAIMS]
+    return sum(call(client, "upload_retry", keys=keys, args=chosen[n : n + PAGE]) for n in range(0, len(chosen), PAGE))
+
+
+def _count_waiting(pipe: redis.Redis, seconds: int) -> None:
+    pipe.zcount(ADOPTED, f"({seconds - ADOPTION.total_seconds()}", "+inf")
+
+
+def _pages(client: redis.Redis, key: str) -> Iterator[list[tuple[bytes, float]]]:
+    """Yield the members and scores of a sorted set, a thousand at a time."""
+    for start in count_from(0, PAGE):
+        page: Any = client.zrange(key, start, start + PAGE - 1, withscores=True)
+        if not page:
+            return
+        yield page
+
+
+def _fail(client: redis.Redis, claim: Claim, entries: Collection[Entry], attempts: int, backoff: timedelta) -> int:
+    keys = [DELETING, FAILED, ATTEMPTS, CLAIMS]
+    return _settle(client, "upload_fail", keys, claim, entries, attempts, math.ceil(backoff.total_seconds()))
+
+
+def _settle(
+    client: redis.Redis, script: str, keys: list[str], claim: Claim, entries: Collection[Entry], *args: int
+) -> int:
+    members = [_encode(entry.member) for entry in entries]
+    settled: int = call(client, script, keys=keys, args=[claim.token, *args, *members])
+    return settled
+
+
+def _member(location: str, path: str) -> str:
+    entry = Entry(f"{location}:{path}", 0)
+    if entry.location != location or entry.malformed:
+        raise MalformedUpload(f"{location!r}, {path!r}: {MalformedUpload.__doc__}")
+    return entry.member

@@ -32,7 +32,7 @@ check: $(VENV)/.test ## Lint, format, types, import directions, generated docume
 	@$(BIN)/python -m pytest -q tests/test_layers.py tests/test_docs.py tests/dashboards/test_dashboards.py
 
 dashboards: $(VENV)/.test ## Write the files of Grafana's dashboards anew
-	@$(BIN)/python -m dashboards
+	@$(BIN)/python -m metrics.dashboards
 
 lock: ## Resolve the dependencies anew into requirements/
 	@uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \

@@ -23,22 +23,22 @@ from apscheduler.events import EVENT_JOB_SUBMITTED, EVENT_SCHEDULER_STARTED, Job
 from apscheduler.schedulers.blocking import BlockingScheduler
 from dramatiq.common import current_millis
 
-from forgekeeper.delivery.enqueue_unique import is_dead, push_once
-from metrics.instruments import Instruments
-from metrics.threads import Vital, ended_itself
-from forgekeeper.runs.batch import Batch as BatchRow
-from forgekeeper.runs.ledger import JobRun
-from forgekeeper.database import database, now, release
-from forgekeeper.runs.ledger import CLOCK_TOLERANCE
-from forgekeeper.settings import Settings
-from forgekeeper.settings.cron import Cron
 from forgekeeper.batches import BATCHES, BatchSpec
-from forgekeeper.process.broker import broker
-from forgekeeper.process import signals
-from forgekeeper.runs.attempt import LONGEST_RETRY, describe, identity
+from forgekeeper.database import database, now, release
+from forgekeeper.delivery.enqueue_unique import is_dead, push_once
 from forgekeeper.failpoints import arm, failpoint
+from forgekeeper.process import signals
+from forgekeeper.process.actors import message_of
+from forgekeeper.process.broker import broker
 from forgekeeper.process.presence import Presence
 from forgekeeper.process.ready import tell_supervisor
+from forgekeeper.runs.attempt import LONGEST_RETRY, describe, identity
+from forgekeeper.runs.batch import Batch as BatchRow
+from forgekeeper.runs.ledger import CLOCK_TOLERANCE, JobRun
+from forgekeeper.settings import Settings
+from forgekeeper.settings.cron import Cron
+from metrics.instruments import Instruments
+from metrics.threads import Vital, ended_itself
 
 LATE = timedelta(minutes=1)
 """A tick found later than this was missed; the documents promise a minute at most."""
@@ -97,7 +97,7 @@ def send(batch: BatchSpec, *, by: str | None = None) -> None:
     run = JobRun.open(batch.name)
     if run is None or run.state == "started":
         return
-    message = batch.message(run)
+    message = message_of(batch, run)
     if is_dead(broker, message):
         if JobRun.give_up(run, reason="dead_lettered"):
             log.error("run given up", batch=batch.name, run=run.id, reason="dead_lettered")
@@ -199,7 +199,9 @@ class Loop(Vital):
     that is set back by an hour, which silences APScheduler for as long, costs seconds.
     """
 
-    def __init__(self, batch: BatchSpec, settings: Settings, *, broken: threading.Event, asked: SimpleQueue[None]) -> None:
+    def __init__(
+        self, batch: BatchSpec, settings: Settings, *, broken: threading.Event, asked: SimpleQueue[None]
+    ) -> None:
         super().__init__(batch.name)
         self._batch = batch
         self._bell = threading.Event()

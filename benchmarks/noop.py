@@ -21,13 +21,13 @@ import dramatiq
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.cli import main, make_argument_parser
 
-from metrics import multiprocess
-from metrics.endpoint import listen
-from forgekeeper.settings.reading import load
 from forgekeeper import worker_metrics
+from forgekeeper.connections import Limits, connect
 from forgekeeper.process import middleware
 from forgekeeper.runs.child import Child, _current, current
-from forgekeeper.connections import Limits, connect
+from forgekeeper.settings.reading import load
+from metrics import multiprocess
+from metrics.endpoint import listen
 
 COUNTED = {"observed", "unlogged"}
 LOGGED = {"observed", "unmeasured"}

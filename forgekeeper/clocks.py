@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import redis
 
-from forgekeeper.database import now
-from forgekeeper.settings import Settings
-from forgekeeper.runs.blocked import Blocked
 from forgekeeper.connections import client
+from forgekeeper.database import now
+from forgekeeper.runs.blocked import Blocked
+from forgekeeper.settings import Settings
 
 NAMES = {"postgresql": "PostgreSQL's clock", "redis": "Redis's clock", "host": "this machine's clock"}
 

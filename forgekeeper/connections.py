@@ -10,8 +10,9 @@ from redis.backoff import NoBackoff
 from redis.maint_notifications import MaintNotificationsConfig
 from redis.retry import Retry
 
-import models
+from forgekeeper import database as db
 from forgekeeper import scripts
+from forgekeeper.database import Patience
 from forgekeeper.settings import Settings
 
 client = redis.Redis()
@@ -22,14 +23,14 @@ client = redis.Redis()
 class Limits:
     """How long a process waits for its servers."""
 
-    database: models.Patience
+    database: Patience
     redis: timedelta
 
     @classmethod
     def of_worker(cls, settings: Settings) -> Limits:
         """Be patient: a statement may take long, and each run has a budget of its own."""
         return cls(
-            models.Patience(
+            Patience(
                 connect=settings.database_connect_timeout,
                 statement=settings.database_statement_timeout,
                 lock=settings.database_lock_timeout,
@@ -43,7 +44,7 @@ class Limits:
     def of_scheduler(cls, settings: Settings) -> Limits:
         """Be brief: a server that hangs must not cost the next tick."""
         brief = settings.scheduler_timeout
-        return cls(models.Patience(brief, brief, brief, brief, brief), brief)
+        return cls(Patience(brief, brief, brief, brief, brief), brief)
 
 
 def connect(
@@ -59,9 +60,9 @@ def connect(
     url = settings.require_database()
     redis_url = settings.require_redis() if redis_needed or settings.redis_url else None
     if connections is None:
-        models.open_per_thread(url, limits.database, name=name)
+        db.open_per_thread(url, limits.database, name=name)
     else:
-        models.open_pool(url, limits.database, name=name, size=connections)
+        db.open_pool(url, limits.database, name=name, size=connections)
     if redis_url is None:
         return
     scripts.load()

@@ -13,7 +13,7 @@ from collections import Counter
 
 import structlog
 
-from forgekeeper.settings.failpoints import Failpoints, Fault, Name
+from forgekeeper.settings.failpoints import Failpoints, Fault
 
 _armed: dict[str, Fault] = {}
 _struck: Counter[str] = Counter()
@@ -34,7 +34,7 @@ def arm(failpoints: Failpoints) -> None:
         log.warning("failpoints armed", names=sorted(_armed))
 
 
-def failpoint(name: Name) -> None:
+def failpoint(name: str) -> None:
     """Be killed, fail or wait here if a test wants it."""
     if name in _armed:
         _strike(name, _armed[name])

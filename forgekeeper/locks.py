@@ -23,8 +23,8 @@ from uuid import uuid4
 
 import redis
 
-from forgekeeper.scripts import call
 from forgekeeper.redis_values import moment, raw, text
+from forgekeeper.scripts import call
 from metrics.threads import Vital
 
 UNTIL = "forgekeeper:{leases}:until"

@@ -14,7 +14,15 @@ from redis.exceptions import NoScriptError
 
 from forgekeeper.redis_types import misfits
 
-LUA = files("coordination") / "lua"
+FOLDERS = [files("forgekeeper") / "lua", files("forgekeeper.delivery") / "lua"]
+"""Where scripts lie; each is known by its name alone."""
+
+
+def add(package: str) -> None:
+    """Let the scripts in the folder `lua` of *package*, a document's, be known too."""
+    folder = files(package) / "lua"
+    if folder not in FOLDERS:
+        FOLDERS.append(folder)
 
 
 def load() -> None:
@@ -22,9 +30,10 @@ def load() -> None:
 
     Raises `OSError` when one cannot be read, or is not whole.
     """
-    for file in LUA.iterdir():
-        if file.name.endswith(".lua"):
-            _script(file.name.removesuffix(".lua"))
+    for folder in FOLDERS:
+        for file in folder.iterdir():
+            if file.name.endswith(".lua"):
+                _script(file.name.removesuffix(".lua"))
 
 
 def call(client: redis.Redis, name: str, *, keys: Sequence[str | bytes], args: list[Any]) -> Any:
@@ -49,7 +58,7 @@ def call(client: redis.Redis, name: str, *, keys: Sequence[str | bytes], args: l
 @cache
 def _script(name: str) -> tuple[str, str]:
     """Return the script's source and the digest by which a server that knows it finds it."""
-    file = LUA / f"{name}.lua"
+    file = next(file for folder in FOLDERS if (file := folder / f"{name}.lua").is_file())
     source = file.read_text(encoding="utf-8")
     # A part of a script may be a script, too: one that tells nobody what it has done.
     if not source.rstrip().rpartition("\n")[2].startswith("return"):

@@ -19,14 +19,14 @@ from dramatiq.common import current_millis
 from dramatiq.middleware import Middleware, MiddlewareError, TimeLimitExceeded
 from playhouse.pool import MaxConnectionsExceeded
 
-from forgekeeper.locks import LeaseLost
+from forgekeeper.database import backlog, now
 from forgekeeper.delivery.queues import DUE
+from forgekeeper.locks import LeaseLost
+from forgekeeper.runs.deadline import stopping
+from forgekeeper.runs.ledger import JobRun, Started
+from forgekeeper.storage import git_refs, git_repository, objects
 from metrics.catalogue import BATCHES, FLAGS, LEASES, LEVELS, NO_BATCH
 from metrics.counting import WORKER as COUNT
-from forgekeeper.runs.ledger import JobRun, Started
-from forgekeeper.database import backlog, now
-from forgekeeper.storage import git_refs, git_repository, objects
-from forgekeeper.runs.deadline import stopping
 
 LATE = timedelta(minutes=1)
 """The documents promise a minute at most."""

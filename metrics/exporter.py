@@ -22,35 +22,34 @@ from prometheus_client.metrics_core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from workers.expired_job_artifacts import buckets
-from forgekeeper import locks
+from forgekeeper import clocks, locks
+from forgekeeper.batches import BATCHES as DECLARED
+from forgekeeper.connections import Limits, client
+from forgekeeper.database import Patience, backlog, database, now, release
 from forgekeeper.delivery import queues
-from workers.stale_direct_uploads import register
 from forgekeeper.delivery.enqueue_unique import depth
+from forgekeeper.flags import FeatureFlag
+from forgekeeper.installation.row import Installation
+from forgekeeper.process.broker import NAMESPACE
+from forgekeeper.runs import held_back
+from forgekeeper.runs.attempt import describe
+from forgekeeper.runs.batch import Batch
+from forgekeeper.runs.ledger import JobRun
+from forgekeeper.runs.passed_over import PassedOver
+from forgekeeper.settings import Settings
+from forgekeeper.storage import git_repository, sentinel
 from metrics.catalogue import BATCHES, COLLECTORS, FLAGS, LEASES, METRICS, NO_BATCH, OBJECTIVES, QUEUES, Metric, of
 from metrics.redaction import clean
 from metrics.threads import Thread
-from forgekeeper.runs.batch import Batch
-from forgekeeper.flags import FeatureFlag
 from models import GitRefDeletion, Project
-from forgekeeper.installation.row import Installation
-from forgekeeper.runs.ledger import JobRun
-from forgekeeper.runs.passed_over import PassedOver
-from forgekeeper.database import Patience, backlog, database, now, release
-from forgekeeper.settings import Settings
-from forgekeeper.storage import git_repository, sentinel
-from forgekeeper import clocks
-from forgekeeper.runs import held_back
-from forgekeeper.runs.attempt import describe
-from forgekeeper.process.broker import NAMESPACE
-from forgekeeper.connections import Limits, client
 from workers.expired_job_artifacts import (
     FLAG,
     HIGH_CONCURRENCY_FLAG,
     MAX_BUCKETS,
     MAX_BUCKETS_HIGH_CONCURRENCY,
+    buckets,
 )
-from workers.stale_direct_uploads import MAX_UPLOAD_DURATION
+from workers.stale_direct_uploads import MAX_UPLOAD_DURATION, register
 
 BRIEF = timedelta(seconds=2)
 LIMITS = Limits(Patience(BRIEF, BRIEF, BRIEF, BRIEF, BRIEF), BRIEF)
@@ -213,7 +212,7 @@ def _batches(settings: Settings) -> Iterator[Reading]:
     for name, row in blocked.items():
         reason = clean(str(row.blocked_reason))[:LABEL]
         yield from _moment("batch_blocked_since_timestamp_seconds", row.blocked_since, name, reason)
-    for off in held_back.off({name: settings.cron(name) for name in held_back.PARENTS}):
+    for off in held_back.off({name: settings.cron(name) for name in DECLARED}):
         yield from _moment("batch_off_since_timestamp_seconds", off.since, off.batch, off.reason)
     for name, batch in BATCHES.items():
         schedule = settings.cron(name) if batch.parent is None and name not in idle else None

@@ -32,8 +32,8 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from metrics import logs
-from metrics.instruments import Instruments
 from metrics.endpoint import Page, PortTaken
+from metrics.instruments import Instruments
 from metrics.room import reserve
 from metrics.threads import Vital
 

@@ -19,18 +19,22 @@ import psycopg2
 import pytest
 from hypothesis.configuration import set_hypothesis_home_dir
 
-from forgekeeper import migrations
 import models
+from forgekeeper import database as db
+from forgekeeper import migrations
+from forgekeeper.connections import Limits, client, connect
 from forgekeeper.embedded import servers
+from forgekeeper.installation.row import Installation
+from forgekeeper.process.boot import load_batches
 from forgekeeper.settings import PREFIX, Settings
 from forgekeeper.settings.reading import load
-from forgekeeper.connections import Limits, client, connect
+from forgekeeper.tables import OURS
 
 from .installation import INSTALLATION
 
-TABLES = ", ".join(
-    model._meta.table_name for model in (*models.OURS, *models.APPLICATION) if model is not models.Installation
-)
+load_batches()
+
+TABLES = ", ".join(model._meta.table_name for model in (*OURS, *models.APPLICATION) if model is not Installation)
 
 # Autovacuum gives way to whoever waits for its table, but only after this long, and by default
 # that is no sooner than our lock timeout: emptying a table that it is at would fail.
@@ -97,27 +101,27 @@ def other(urls: Urls) -> Iterator[psycopg2.extensions.cursor]:
 def _migrated(urls: Urls) -> None:
     settings = Settings(database_url=urls.database, redis_url=urls.redis)
     connect(settings, Limits.of_worker(settings), name="tests", connections=1)
-    with models.database.connection_context():
-        models.database.execute_sql("drop schema public cascade; create schema public")
-        migrations.migrate(models.database.obj)
-        migrations.migrate(models.database.obj, "example")
-        models.Installation.update(id=INSTALLATION).execute()
+    with db.database.connection_context():
+        db.database.execute_sql("drop schema public cascade; create schema public")
+        migrations.migrate(db.database.obj)
+        migrations.migrate(db.database.obj, "example")
+        Installation.update(id=INSTALLATION).execute()
 
 
 @pytest.fixture
-def database(_migrated: None, settings: Settings) -> Iterator[models.database.__class__]:
+def database(_migrated: None, settings: Settings) -> Iterator[db.database.__class__]:
     """The test database, connected, its tables and Redis empty."""
     connect(settings, Limits.of_worker(settings), name="tests", connections=20)
-    with models.database.connection_context():
-        models.database.execute_sql(f"truncate {TABLES} restart identity")
+    with db.database.connection_context():
+        db.database.execute_sql(f"truncate {TABLES} restart identity")
         client.flushdb()
-        yield models.database
-    models.database.close_all()
+        yield db.database
+    db.database.close_all()
     client.connection_pool.disconnect()
 
 
 @pytest.fixture
-def ahead(database: models.database.__class__, urls: Urls) -> Iterator[Callable[[timedelta], str]]:
+def ahead(database: db.database.__class__, urls: Urls) -> Iterator[Callable[[timedelta], str]]:
     """Make the URL of the test database as sessions see it whose clock is ahead by so much."""
 
     def make(by: timedelta) -> str:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from forgekeeper.embedded.waiting import patient
-from forgekeeper.database import database
 from forgekeeper.connections import client
+from forgekeeper.database import database
+from forgekeeper.embedded.waiting import patient
 
 GONE = (FileNotFoundError, ProcessLookupError)
 RUN_DELAY = 1

@@ -8,23 +8,22 @@ import peewee as pw
 import pytest
 from structlog.testing import capture_logs
 
-from workers.expired_job_artifacts import buckets
-from metrics.counting import WORKER
-from models import BulkImport, GitRefDeletion, JobArtifact, Project, ProjectStatistics, UserStatus
-from forgekeeper.storage.outbox import DeletedObject
+from forgekeeper.connections import client
+from forgekeeper.database import backlog, database, now
 from forgekeeper.flags import FeatureFlag
+from forgekeeper.runs import bad_records
+from forgekeeper.runs.bad_records import TooManyBadRecords
+from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.passed_over import PassedOver
-from forgekeeper.database import backlog, database, now
-from models.job_artifacts import TURNS
 from forgekeeper.settings import Settings
-from forgekeeper.storage import sentinel
-from forgekeeper.runs import bad_records
+from forgekeeper.storage import sentinel, stores
+from forgekeeper.storage.outbox import DeletedObject
+from metrics.counting import WORKER
+from models import BulkImport, GitRefDeletion, JobArtifact, Project, ProjectStatistics, UserStatus
+from models.job_artifacts import TURNS
 from workers import delete_objects, expired_job_artifacts, git_ref_cleanup, prune, stale_imports, user_status_cleanup
-from forgekeeper.storage import stores
-from forgekeeper.runs.bad_records import TooManyBadRecords
-from forgekeeper.connections import client
-from forgekeeper.runs.deadline import Deadline
+from workers.expired_job_artifacts import buckets
 
 from .clocks import Clock
 from .installation import INSTALLATION

@@ -5,19 +5,19 @@ from uuid import uuid4
 
 import pytest
 
-from metrics.catalogue import BLOCKS
-from metrics.counting import WORKER
-from forgekeeper.runs.batch import Batch
-from forgekeeper.flags import FeatureFlag
-from forgekeeper.runs.ledger import JobRun
 from forgekeeper.database import database, now
+from forgekeeper.flags import FeatureFlag
 from forgekeeper.runs import held_back
 from forgekeeper.runs.attempt import identity
+from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.blocked import REASONS, Blocked
 from forgekeeper.runs.child import Child
+from forgekeeper.runs.ledger import JobRun
+from forgekeeper.runs.runner import Runner
+from metrics.catalogue import BLOCKS
+from metrics.counting import WORKER
 from workers.expired_job_artifacts import FLAG
 from workers.git_ref_cleanup import Outcome, ProjectOutcome
-from forgekeeper.runs.runner import Runner
 
 NAME, CHILD = "git_ref_cleanup", "clean_project_refs"
 MISSING = Blocked("no_repositories", "no repositories are configured")

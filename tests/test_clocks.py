@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 import redis
 
-import models
-from forgekeeper.settings import PREFIX
-from forgekeeper.batches import BATCHES
 from forgekeeper import clocks
+from forgekeeper import database as db
+from forgekeeper.batches import BATCHES
+from forgekeeper.clocks import Difference
+from forgekeeper.connections import client
 from forgekeeper.runs import preconditions
 from forgekeeper.runs.blocked import Blocked
-from forgekeeper.connections import client
-from forgekeeper.clocks import Difference
+from forgekeeper.settings import PREFIX
 
 from .clocks import Clock
 
@@ -75,11 +75,11 @@ def expired(database):
 @pytest.mark.parametrize("batch", BATCHES)
 def test_no_batch_runs_while_the_clocks_of_postgresql_and_redis_are_apart(settings, ahead, batch):
     ahead(timedelta(days=1))
-    models.database.execute_sql("set search_path = public, shifted, pg_catalog")
+    db.database.execute_sql("set search_path = public, shifted, pg_catalog")
 
     with pytest.raises(Blocked) as blocked:
         preconditions.require(batch, settings)
-    models.database.execute_sql("reset search_path")
+    db.database.execute_sql("reset search_path")
 
     assert blocked.value.reason == "clocks"
     assert "FORGEKEEPER_CLOCK_TOLERANCE allows 60 s: set right the one that is wrong" in str(blocked.value)

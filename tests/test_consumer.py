@@ -15,16 +15,16 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 from structlog.testing import capture_logs
 
+from forgekeeper.delivery import consumer as consumers
+from forgekeeper.delivery.consumer import Broker, CannotEnd
 from forgekeeper.delivery.deliveries import Deliveries
 from forgekeeper.delivery.enqueue_unique import depth
 from forgekeeper.delivery.sizes import LARGEST, LARGEST_FETCHED, MessageTooLarge
-from forgekeeper.embedded.waiting import wait_until
-from metrics.redaction import LONGEST
-from forgekeeper.delivery import consumer as consumers
-from forgekeeper.process import signals
-from forgekeeper.delivery.consumer import Broker, CannotEnd
-from forgekeeper.process.middleware import ChildRetries, Holding
 from forgekeeper.delivery.worker_heartbeat import Pulse
+from forgekeeper.embedded.waiting import wait_until
+from forgekeeper.process import signals
+from forgekeeper.process.middleware import ChildRetries, Holding
+from metrics.redaction import LONGEST
 
 QUEUE, LINE = "q", "q.DQ"
 NAMESPACE = "consumer"

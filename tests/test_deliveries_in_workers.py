@@ -15,13 +15,13 @@ import pytest
 from dramatiq import Message
 from dramatiq.common import current_millis
 
+from forgekeeper.connections import client
 from forgekeeper.delivery.deliveries import MAX_DEATHS
 from forgekeeper.delivery.enqueue_unique import push_once
 from forgekeeper.embedded.waiting import wait_until
-from forgekeeper.settings import PREFIX
-from forgekeeper.runs.attempt import RUN
 from forgekeeper.process.broker import broker
-from forgekeeper.connections import client
+from forgekeeper.runs.attempt import RUN
+from forgekeeper.settings import PREFIX
 
 ROOT = Path(__file__).parents[1]
 PROGRAM = ROOT / "tests" / "worker_with_odd_actors.py"

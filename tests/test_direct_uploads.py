@@ -5,12 +5,12 @@ from contextlib import closing, suppress
 import psycopg2
 import pytest
 
-from workers.stale_direct_uploads.register import PENDING, BeingDeleted, MalformedUpload
-from forgekeeper.storage.outbox import DeletedObject
-from models import JobArtifact
-from forgekeeper.storage.settled import NoTransaction, SettledUpload
-from workers.stale_direct_uploads import producer as uploads
 from forgekeeper.connections import client
+from forgekeeper.storage.outbox import DeletedObject
+from forgekeeper.storage.settled import NoTransaction, SettledUpload
+from models import JobArtifact
+from workers.stale_direct_uploads import producer as uploads
+from workers.stale_direct_uploads.register import PENDING, BeingDeleted, MalformedUpload
 
 PATH = "ab/sample:1.zip"
 

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
+from forgekeeper.batches import BATCHES
 from forgekeeper.cli import metrics, reference
 from forgekeeper.cli.commands import app
 from forgekeeper.cli.upkeep import page
-from metrics.catalogue import METRICS
 from forgekeeper.settings.reading import describe, load
-from forgekeeper.batches import BATCHES
+from metrics.catalogue import METRICS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

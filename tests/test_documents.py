@@ -18,19 +18,20 @@ from typing import Any, NamedTuple
 import pytest
 
 import scheduler
-from workers.expired_job_artifacts import buckets
-from workers.stale_direct_uploads import register
-from forgekeeper.locks import lease
-from metrics.dashboards.limits import alerts
-from metrics.catalogue import BATCHES as CATALOGUE
-from forgekeeper.runs.ledger import JobRun
-from models import bulk_imports, job_artifacts
-from forgekeeper.storage import outbox
-from models.bulk_imports import ImportStatus, TrackerStatus
-from forgekeeper.settings import Settings
+from forgekeeper import worker_metrics
 from forgekeeper.batches import BATCHES
-from forgekeeper.runs import attempt
+from forgekeeper.locks import lease
 from forgekeeper.process.broker import broker
+from forgekeeper.process.middleware import ChildRetries
+from forgekeeper.runs import attempt
+from forgekeeper.runs.ledger import JobRun
+from forgekeeper.runs.runner import Runner
+from forgekeeper.settings import Settings
+from forgekeeper.storage import outbox
+from metrics.catalogue import BATCHES as CATALOGUE
+from metrics.dashboards.limits import alerts
+from models import bulk_imports, job_artifacts
+from models.bulk_imports import ImportStatus, TrackerStatus
 from workers import (
     expired_job_artifacts,
     git_ref_cleanup,
@@ -39,9 +40,8 @@ from workers import (
     stale_imports,
     user_status_cleanup,
 )
-from forgekeeper import worker_metrics
-from forgekeeper.process.middleware import ChildRetries
-from forgekeeper.runs.runner import Runner
+from workers.expired_job_artifacts import buckets
+from workers.stale_direct_uploads import register
 
 
 class Number(NamedTuple):
@@ -225,9 +225,9 @@ def test_each_number_of_the_documents_is_the_one_in_use(number):
 
 @pytest.mark.parametrize("document", [document for document in TABLES if document])
 def test_each_document_has_its_batch(document):
-    (parent,) = [batch.actor for batch in BATCHES.values() if batch.actor.options["document"] == int(document)]
+    (parent,) = [batch for batch in BATCHES.values() if batch.document == int(document)]
 
-    assert CATALOGUE[parent.actor_name].document == document
+    assert CATALOGUE[parent.name].document == document
 
 
 @pytest.mark.usefixtures("database")

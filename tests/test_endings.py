@@ -13,13 +13,13 @@ import pytest
 from dramatiq import Message
 
 import scheduler
+from forgekeeper.batches import BATCHES
+from forgekeeper.connections import client
 from forgekeeper.delivery.enqueue_unique import depth, push_once
 from forgekeeper.embedded.waiting import wait_until
+from forgekeeper.process.broker import broker
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.settings import PREFIX
-from forgekeeper.batches import BATCHES
-from forgekeeper.process.broker import broker
-from forgekeeper.connections import client
 
 ROOT = Path(__file__).parents[1]
 PROGRAM = ROOT / "tests" / "worker_with_broken_hooks.py"

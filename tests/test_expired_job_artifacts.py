@@ -13,21 +13,21 @@ import psycopg2
 import pytest
 from structlog.testing import capture_logs
 
-from workers.expired_job_artifacts import buckets
+from forgekeeper.connections import client
+from forgekeeper.database import database, now
 from forgekeeper.delivery.enqueue_unique import depth
 from forgekeeper.embedded.waiting import wait_until
-from forgekeeper.storage.outbox import DeletedObject
 from forgekeeper.flags import FeatureFlag
-from models import JobArtifact, ProjectStatistics
-from forgekeeper.runs.ledger import JobRun
-from forgekeeper.database import database, now
-from models.job_artifacts import CLASSES, DESTROY_EXPIRED, IN_ORDER, START, TURNS
 from forgekeeper.process.broker import broker
-from workers import expired_job_artifacts
 from forgekeeper.runs.attempt import identity
 from forgekeeper.runs.blocked import Blocked
-from forgekeeper.connections import client
 from forgekeeper.runs.deadline import Deadline, stopping
+from forgekeeper.runs.ledger import JobRun
+from forgekeeper.runs.runner import Runner
+from forgekeeper.storage.outbox import DeletedObject
+from models import JobArtifact, ProjectStatistics
+from models.job_artifacts import CLASSES, DESTROY_EXPIRED, IN_ORDER, START, TURNS
+from workers import expired_job_artifacts
 from workers.expired_job_artifacts import (
     BATCH_SIZE,
     FLAG,
@@ -35,8 +35,8 @@ from workers.expired_job_artifacts import (
     LOOP_LIMIT,
     MAX_RUNTIME,
     BucketOutcome,
+    buckets,
 )
-from forgekeeper.runs.runner import Runner
 
 from .clocks import Clock, Crash, crash
 

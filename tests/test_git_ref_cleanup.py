@@ -14,25 +14,25 @@ from dramatiq import Message
 from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
-from forgekeeper.locks import LeaseInTransaction, LeaseLost, break_lease, lease, leases
+from forgekeeper.connections import client
+from forgekeeper.database import database, now
 from forgekeeper.delivery.enqueue_unique import depth
 from forgekeeper.embedded.waiting import wait_until
+from forgekeeper.locks import LeaseInTransaction, LeaseLost, break_lease, lease, leases
+from forgekeeper.process.broker import broker
+from forgekeeper.runs.attempt import RUN, identity
 from forgekeeper.runs.batch import Batch
-from models import DeletionStatus, GitRefDeletion, Project
+from forgekeeper.runs.child import Child
+from forgekeeper.runs.deadline import Deadline, stopping
 from forgekeeper.runs.ledger import JobRun
-from forgekeeper.database import database, now
-from models.projects import PROJECTS_WITH_PENDING, Closed, Settled
+from forgekeeper.runs.runner import Runner
 from forgekeeper.storage import sentinel
 from forgekeeper.storage.git_refs import RepositoryFailed, RepositoryLocked, RootUnavailable
 from forgekeeper.storage.git_repository import RepositoriesMissing
-from forgekeeper.process.broker import broker
+from models import DeletionStatus, GitRefDeletion, Project
+from models.projects import PROJECTS_WITH_PENDING, Closed, Settled
 from workers import git_ref_cleanup
-from forgekeeper.runs.attempt import RUN, identity
-from forgekeeper.runs.child import Child
-from forgekeeper.connections import client
-from forgekeeper.runs.deadline import Deadline, stopping
 from workers.git_ref_cleanup import BATCH_SIZE, LOCK_TIMEOUT, MAX_DELETES, MAX_PROJECTS, Outcome, ProjectOutcome
-from forgekeeper.runs.runner import Runner
 
 from .clocks import Clock, Crash, crash
 from .storage.git_samples import Bare, Held, put_root, stand_in

@@ -31,7 +31,14 @@ LAYERS = {
 }
 """What each may import besides itself."""
 OURS = {name for name in LAYERS if "." not in name}
-LOADERS = {"benchmarks", "cli", "metrics.exporter", "forgekeeper.process.middleware", "forgekeeper.process.drain", "forgekeeper.process.__main__"}
+LOADERS = {
+    "benchmarks",
+    "cli",
+    "metrics.exporter",
+    "forgekeeper.process.middleware",
+    "forgekeeper.process.drain",
+    "forgekeeper.process.__main__",
+}
 """Who may load the settings."""
 ENVIRONMENT = {
     "benchmarks",
@@ -80,7 +87,7 @@ def module_name(path):
 
 FILES = [path for name in sorted(OURS) for path in (*ROOT.glob(f"{name}.py"), *(ROOT / name).rglob("*.py"))]
 TREES = {module_name(path): ast.parse(path.read_text()) for path in FILES}
-LUA = sorted((ROOT / "coordination" / "lua").glob("*.lua"))
+LUA = sorted(path for folder in ("forgekeeper", "workers") for path in (ROOT / folder).rglob("*.lua"))
 
 every_module = pytest.mark.parametrize("module", TREES)
 
@@ -141,7 +148,7 @@ def test_imports_point_downwards(module):
 
 @pytest.mark.parametrize("batch", BATCHES)
 def test_no_batch_imports_another(batch):
-    modules = {name: other.actor.fn.__module__ for name, other in BATCHES.items()}
+    modules = {name: other.module for name, other in BATCHES.items()}
 
     others = {module for name, module in modules.items() if module != modules[batch]}
 

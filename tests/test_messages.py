@@ -12,12 +12,11 @@ from dramatiq import Message
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.middleware import Middleware
 
-from forgekeeper.delivery.enqueue_unique import DEAD_MESSAGE_TTL, TOKEN, depth, forget_dead, is_dead, push_once
-from forgekeeper.batches import BATCHES
-from forgekeeper.process.broker import NAMESPACE, broker
 from forgekeeper.connections import client
+from forgekeeper.delivery.enqueue_unique import DEAD_MESSAGE_TTL, TOKEN, depth, forget_dead, is_dead, push_once
+from forgekeeper.process.broker import NAMESPACE, broker
 
-ACTOR = BATCHES["user_status_cleanup"].actor
+ACTOR = broker.actors["user_status_cleanup"]
 QUEUE = "cron"
 KEY = f"{NAMESPACE}:{QUEUE}"
 DAY = timedelta(days=1)

@@ -9,14 +9,17 @@ import peewee as pw
 import pytest
 from psycopg2.extensions import make_dsn
 
-from forgekeeper import migrations
 import models
-from forgekeeper.embedded.waiting import wait_until
+from forgekeeper import database as db
+from forgekeeper import migrations
+from forgekeeper.database import Patience, open_pool
 from forgekeeper.database.schema import Difference, differences
+from forgekeeper.embedded.waiting import wait_until
+from forgekeeper.tables import OURS
 
-MODELS = (*models.OURS, *models.APPLICATION)
+MODELS = (*OURS, *models.APPLICATION)
 SETS = ("forgekeeper", "example")
-PATIENCE = models.Patience(
+PATIENCE = Patience(
     connect=timedelta(seconds=5),
     statement=timedelta(seconds=30),
     lock=timedelta(milliseconds=50),
@@ -54,15 +57,15 @@ INDEX = (
 @pytest.fixture
 def empty(urls):
     """An empty database of its own, which the models use, on the server of the other tests."""
-    models.open_pool(urls.database, PATIENCE, name="tests", size=1)
-    server = models.database.obj
+    open_pool(urls.database, PATIENCE, name="tests", size=1)
+    server = db.database.obj
     with server.connection_context():
         server.execute_sql("drop database if exists migrated with (force)")
         server.execute_sql("create database migrated template template0")
-    models.open_pool(make_dsn(urls.database, dbname="migrated"), PATIENCE, name="tests", size=5)
-    with models.database.connection_context():
-        yield models.database.obj
-    models.database.close_all()
+    open_pool(make_dsn(urls.database, dbname="migrated"), PATIENCE, name="tests", size=5)
+    with db.database.connection_context():
+        yield db.database.obj
+    db.database.close_all()
     with server.connection_context():
         server.execute_sql("drop database migrated with (force)")
     server.close_all()
@@ -146,7 +149,7 @@ def test_a_schema_of_its_own_is_as_good(empty):
     migrations.migrate(empty)
 
     assert migrations.pending(empty) == []
-    assert list(differences(models.OURS)) == []
+    assert list(differences(OURS)) == []
 
 
 def test_asking_for_what_is_pending_changes_nothing(empty):
@@ -197,7 +200,7 @@ def test_the_forge_s_own_tables_are_left_alone(empty):
     assert {row for row in catalog(empty) if row[0] in {"user_statuses", "projects"}} == before
 
 
-@pytest.mark.parametrize("table", [model._meta.table_name for model in models.OURS])
+@pytest.mark.parametrize("table", [model._meta.table_name for model in OURS])
 def test_a_table_that_is_there_already_is_an_error_and_nothing_is_changed(empty, table):
     empty.execute_sql(f"create table {table} (of_the_forge int)")
     before = catalog(empty), tables(empty)

@@ -9,17 +9,16 @@ import pytest
 from structlog.testing import capture_logs
 
 from forgekeeper import migrations
-from models import BulkImportEntity, Project
-from forgekeeper.storage.outbox import DeletedObject
-from forgekeeper.installation.row import Installation
-from forgekeeper.runs.passed_over import PassedOver
-from forgekeeper.database import database, now
-from forgekeeper.settings import Settings
-from forgekeeper.storage import sentinel
-from workers import delete_objects, git_ref_cleanup, stale_imports
-from forgekeeper.storage import stores
 from forgekeeper.connections import Limits, client, connect
+from forgekeeper.database import database, now
+from forgekeeper.installation.row import Installation
 from forgekeeper.runs.deadline import Deadline
+from forgekeeper.runs.passed_over import PassedOver
+from forgekeeper.settings import Settings
+from forgekeeper.storage import sentinel, stores
+from forgekeeper.storage.outbox import DeletedObject
+from models import BulkImportEntity, Project
+from workers import delete_objects, git_ref_cleanup, stale_imports
 
 from .installation import INSTALLATION
 from .storage.git_samples import Bare, put_root

@@ -19,18 +19,23 @@ from structlog.testing import capture_logs
 
 import models
 import scheduler
-from workers.expired_job_artifacts import buckets
-from forgekeeper import redis_types, locks
-from workers.stale_direct_uploads import register
+from forgekeeper import database as db
+from forgekeeper import locks, redis_types
+from forgekeeper.batches import BATCHES
+from forgekeeper.connections import client
+from forgekeeper.database import release
 from forgekeeper.delivery.deliveries import Deliveries
 from forgekeeper.delivery.enqueue_unique import push_once
-from forgekeeper.redis_values import FIRST, LAST, is_text, moment, second, whole
-from metrics.exporter import Exporter
-from forgekeeper.batches import BATCHES
-from forgekeeper.process.broker import broker
-from forgekeeper.process.broker import NAMESPACE, QUEUES
-from forgekeeper.connections import client
 from forgekeeper.delivery.worker_heartbeat import Pulse
+from forgekeeper.installation.row import Installation
+from forgekeeper.process.broker import NAMESPACE, QUEUES, broker
+from forgekeeper.redis_values import FIRST, LAST, is_text, moment, second, whole
+from forgekeeper.runs.batch import Batch
+from forgekeeper.runs.ledger import JobRun
+from forgekeeper.tables import OURS
+from metrics.exporter import Exporter
+from workers.expired_job_artifacts import buckets
+from workers.stale_direct_uploads import register
 
 from .cli.conftest import environment, main  # noqa: F401, fixtures
 from .conftest import TABLES
@@ -143,7 +148,7 @@ def reconciles(settings):
     def turns():
         for batch in BATCHES.values():
             scheduler.Loop(batch, settings, broken=threading.Event(), asked=SimpleQueue()).turn()
-        models.release()
+        release()
 
     with ThreadPoolExecutor(1) as pool:
         pool.submit(turns).result()
@@ -166,8 +171,8 @@ def begin_anew(database):
     """Empty the ledger; its next runs have numbers that no noise has, and ticks that are due."""
     client.flushdb()
     database.execute_sql("truncate job_runs; alter table job_runs alter column id restart with 1000000")
-    models.Batch.register(BATCHES)
-    models.Batch.update(registered_at=models.now() - timedelta(hours=1)).execute()
+    Batch.register(BATCHES)
+    Batch.update(registered_at=db.now() - timedelta(hours=1)).execute()
 
 
 def push_good(message_id):
@@ -193,7 +198,7 @@ def test_noise_in_every_key_stops_nothing_but_itself(database, settings, main): 
         read_by(main, command)
         beats()
         reconciles(settings)
-        run = models.JobRun.open("git_ref_cleanup")
+        run = JobRun.open("git_ref_cleanup")
         assert {"good", "rescued", str(run.id)} <= set(consumed())
         silent = {member for member, score in {m: score for m, _, score in noise[HEARTBEATS]}.items() if score <= 1e12}
         assert silent.isdisjoint(client.zrange(HEARTBEATS, 0, -1))
@@ -245,14 +250,14 @@ def test_check_names_a_key_of_another_type(database, main):  # noqa: F811
 
 
 def columns():
-    found = models.database.execute_sql(
+    found = db.database.execute_sql(
         "select table_name, column_name, data_type, is_nullable = 'YES' from information_schema.columns"
         " where table_schema = 'public' and is_identity = 'NO' and table_name = any(%s) order by 1, 2",
-        ([model._meta.table_name for model in (*models.OURS, *models.APPLICATION)],),
+        ([model._meta.table_name for model in (*OURS, *models.APPLICATION)],),
     ).fetchall()
     of_table = {}
     for table, column, kind, nullable in found:
-        if table != models.Installation._meta.table_name:
+        if table != Installation._meta.table_name:
             of_table.setdefault(table, {})[column] = _of_column(column, kind, nullable=nullable)
     return of_table
 
@@ -289,8 +294,8 @@ def test_noise_in_every_column_ends_nothing(database, settings, main):  # noqa: 
 def insert(table, line):
     """Insert the row, unless the table itself refuses it."""
     marks = ", ".join(["%s"] * len(line))
-    with suppress(pw.PeeweeException), models.database.atomic():
-        models.database.execute_sql(f"insert into {table} ({', '.join(line)}) values ({marks})", list(line.values()))
+    with suppress(pw.PeeweeException), db.database.atomic():
+        db.database.execute_sql(f"insert into {table} ({', '.join(line)}) values ({marks})", list(line.values()))
 
 
 # One by one
@@ -474,12 +479,12 @@ def test_a_delayed_message_keeps_its_place_in_nobody_s_hands_for_ever(database, 
 
 
 def test_a_turn_survives_a_row_that_no_process_of_ours_has_written(database, settings):
-    models.JobRun.create(batch="prune", state="claimed", claimed_by="x", result={"a": 1})
-    models.database.execute_sql("update job_runs set result = %s", ("[" * 3_000 + "]" * 3_000,))
+    JobRun.create(batch="prune", state="claimed", claimed_by="x", result={"a": 1})
+    db.database.execute_sql("update job_runs set result = %s", ("[" * 3_000 + "]" * 3_000,))
 
     reconciles(settings)
 
-    assert models.JobRun.open("prune").result is None
+    assert JobRun.open("prune").result is None
 
 
 # Values

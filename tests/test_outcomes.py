@@ -4,17 +4,18 @@ import json
 
 import pytest
 
-from forgekeeper.embedded.waiting import wait_until
-from metrics import logs
-from metrics.counting import WORKER
-from forgekeeper.runs.ledger import JobRun
 from forgekeeper.database import database
-from forgekeeper.settings.failpoints import parse
+from forgekeeper.embedded.waiting import wait_until
+from forgekeeper.failpoints import FailpointReached, arm
+from forgekeeper.process.broker import broker
 from forgekeeper.runs.attempt import LostRun, identity
 from forgekeeper.runs.blocked import Blocked
-from forgekeeper.failpoints import FailpointReached, arm
+from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.runner import Runner
-from workers.user_status_cleanup import BATCH_SIZE, Outcome, user_status_cleanup
+from forgekeeper.settings.failpoints import parse
+from metrics import logs
+from metrics.counting import WORKER
+from workers.user_status_cleanup import BATCH_SIZE, Outcome
 
 NAME = "user_status_cleanup"
 ADD_DUE = "insert into user_statuses (user_id, clear_status_at) select n, now() from generate_series(1, %s) as n"
@@ -47,7 +48,7 @@ def counted():
 def fail_after_a_chunk(runner, attempt):
     arm(parse(f"{NAME}.deleted=raise*1"))
     with pytest.raises(FailpointReached) as failure:
-        user_status_cleanup.fn()
+        broker.actors["user_status_cleanup"].fn()
     return runner.close(attempt, failure.value)
 
 
@@ -87,7 +88,7 @@ def test_a_run_that_was_taken_has_counted_what_it_did(runner, attempt):
     taken.sign_of_life(ours=False)
 
     with pytest.raises(LostRun) as lost:
-        user_status_cleanup.fn()
+        broker.actors["user_status_cleanup"].fn()
     runner.close(taken, lost.value)
 
     assert counted() - before == BATCH_SIZE
@@ -120,7 +121,7 @@ def test_what_an_earlier_attempt_did_stays_beside_what_the_last_one_did(runner, 
     fail_after_a_chunk(runner, attempt())
     again = attempt()
 
-    user_status_cleanup.fn()
+    broker.actors["user_status_cleanup"].fn()
     runner.close(again, None)
 
     earlier = {"deleted": BATCH_SIZE, "batches": 1, "stopped": "drained"}

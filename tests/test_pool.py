@@ -2,8 +2,8 @@
 
 import pytest
 
-from forgekeeper.database import database, release
 from forgekeeper.connections import Limits, client, connect
+from forgekeeper.database import database, release
 
 ME = "select pg_backend_pid()"
 

@@ -13,15 +13,15 @@ import orjson
 import pytest
 
 import scheduler
+from forgekeeper.batches import BATCHES
+from forgekeeper.database import database, now
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.flags import FeatureFlag
-from forgekeeper.runs.ledger import JobRun
-from forgekeeper.process.rows import Process
-from forgekeeper.database import database, now
-from workers import sample
-from forgekeeper.settings import PREFIX
-from forgekeeper.batches import BATCHES
 from forgekeeper.process.presence import LONGEST_NAME, AtWork, version
+from forgekeeper.process.rows import Process
+from forgekeeper.runs.ledger import JobRun
+from forgekeeper.settings import PREFIX
+from workers import sample
 
 ROOT = Path(__file__).parents[1]
 NAME = "user_status_cleanup"

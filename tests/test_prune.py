@@ -12,16 +12,16 @@ import psycopg2
 import pytest
 import redis
 
-from models import DeletionStatus, GitRefDeletion
-from forgekeeper.runs.ledger import JobRun
-from forgekeeper.process.rows import Process
-from forgekeeper.storage.settled import SettledUpload
-from forgekeeper.database import database, now
 from forgekeeper.batches import queues
-from workers import prune
-from forgekeeper.process.broker import NAMESPACE
 from forgekeeper.connections import client
+from forgekeeper.database import database, now
+from forgekeeper.process.broker import NAMESPACE
+from forgekeeper.process.rows import Process
 from forgekeeper.runs.deadline import Deadline
+from forgekeeper.runs.ledger import JobRun
+from forgekeeper.storage.settled import SettledUpload
+from models import DeletionStatus, GitRefDeletion
+from workers import prune
 from workers.prune import CHUNK, Outcome
 
 BUDGET = timedelta(minutes=5)

@@ -16,17 +16,16 @@ import redis
 from dramatiq import Message
 from dramatiq.brokers.stub import StubBroker
 
-import models
 import scheduler
-from forgekeeper.embedded.waiting import wait_until
-from forgekeeper.runs.batch import Batch
-from forgekeeper.runs.ledger import JobRun
-from forgekeeper.runs.ledger import MAX_LOSSES, MAX_RETRIES
-from scheduler import REMEMBERED, Loop
-from forgekeeper.settings import Settings
+from forgekeeper import database as db
 from forgekeeper.batches import BATCHES
-from forgekeeper.process.broker import broker
 from forgekeeper.connections import Limits, client, connect
+from forgekeeper.embedded.waiting import wait_until
+from forgekeeper.process.broker import broker
+from forgekeeper.runs.batch import Batch
+from forgekeeper.runs.ledger import MAX_LOSSES, MAX_RETRIES, JobRun
+from forgekeeper.settings import Settings
+from scheduler import REMEMBERED, Loop
 
 from .ledger import start_run
 
@@ -55,14 +54,14 @@ FAKE_CLOCK = """
 def ledger(_migrated, urls):
     """An empty ledger that has known the batch since dawn, read by the test's clock."""
     with connected(urls, search_path="public"):
-        models.database.execute_sql("truncate job_runs, batches restart identity")
-        models.database.execute_sql(FAKE_CLOCK)
+        db.database.execute_sql("truncate job_runs, batches restart identity")
+        db.database.execute_sql(FAKE_CLOCK)
         client.flushdb()
     with connected(urls, search_path="fake,public,pg_catalog") as settings:
         Batch.insert(name=NAME, registered_at=DAWN).execute()
         yield settings
     with connected(urls, search_path="public"):
-        models.database.execute_sql("drop schema fake cascade")
+        db.database.execute_sql("drop schema fake cascade")
 
 
 @contextmanager
@@ -70,18 +69,18 @@ def connected(urls, search_path):
     url = urls.database + ("&" if "?" in urls.database else "?") + "options=" + quote(f"-c search_path={search_path}")
     settings = Settings(database_url=url, redis_url=urls.redis)
     connect(settings, Limits.of_worker(settings), name="tests", connections=20)
-    models.database.connect()
+    db.database.connect()
     yield settings
-    models.database.close_all()
+    db.database.close_all()
     client.connection_pool.disconnect()
 
 
 def clock_is(instant):
-    models.database.execute_sql("update fake.clock set at = %s", (instant,))
+    db.database.execute_sql("update fake.clock set at = %s", (instant,))
 
 
 def time_passes(duration):
-    clock_is(models.now() + duration)
+    clock_is(db.now() + duration)
 
 
 def reconcile(by="A", told=None, **settings):
@@ -159,7 +158,7 @@ def test_a_tick_is_claimed_and_sent_once_by_schedulers_that_fire_together():
     together = threading.Barrier(6)
 
     def fire(by):
-        with models.database.connection_context():
+        with db.database.connection_context():
             together.wait()
             reconcile(by=by)
 
@@ -928,7 +927,7 @@ def test_a_turn_without_redis_claims_the_tick_and_the_next_turn_sends_it(loops, 
     client.connection_pool = redis.ConnectionPool.from_url("redis://127.0.0.1:1")
     loop.turn()
     client.connection_pool = pool
-    models.database.connect(reuse_if_open=True)
+    db.database.connect(reuse_if_open=True)
     assert row().state == "claimed"
 
     loop.turn()
@@ -940,7 +939,7 @@ def test_a_turn_survives_a_database_that_breaks_its_connection(loops, patient):
     loop = loops(BATCH, patient)
     clock_is(NOON)
     with pytest.raises(pw.OperationalError):
-        models.database.execute_sql("select pg_terminate_backend(pg_backend_pid())")
+        db.database.execute_sql("select pg_terminate_backend(pg_backend_pid())")
     loop.turn()
 
     loop.turn()
@@ -981,4 +980,4 @@ def test_a_loop_that_breaks_ends_the_process(loops, patient, monkeypatch):
 
 def sessions():
     count = "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
-    return models.database.execute_sql(count).fetchone()[0] + 1
+    return db.database.execute_sql(count).fetchone()[0] + 1

@@ -31,17 +31,18 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-import models
 import scheduler
-from forgekeeper.delivery.enqueue_unique import TOKEN, is_dead
-from forgekeeper.runs.batch import Batch
-from forgekeeper.runs.ledger import JobRun, Started
-from forgekeeper.runs.ledger import CLOCK_TOLERANCE, OPEN
-from scheduler import PRECEDENCE
-from forgekeeper.settings import Settings
+from forgekeeper import database as db
 from forgekeeper.batches import BATCHES
-from forgekeeper.process.broker import broker
 from forgekeeper.connections import Limits, client, connect
+from forgekeeper.database import release
+from forgekeeper.delivery.enqueue_unique import TOKEN, is_dead
+from forgekeeper.process.actors import message_of
+from forgekeeper.process.broker import broker
+from forgekeeper.runs.batch import Batch
+from forgekeeper.runs.ledger import CLOCK_TOLERANCE, OPEN, JobRun, Started
+from forgekeeper.settings import Settings
+from scheduler import PRECEDENCE
 
 EXAMPLES = 500
 NAME = "user_status_cleanup"
@@ -80,7 +81,7 @@ def ledger(_migrated, urls, tmp_path):
     own = quote("-c search_path=fake,public,pg_catalog")
     url = urls.database + ("&" if "?" in urls.database else "?") + f"options={own}"
     with connected(urls.database, urls.redis):
-        models.database.execute_sql(FAKE_CLOCK)
+        db.database.execute_sql(FAKE_CLOCK)
     configuration.set_hypothesis_home_dir(tmp_path)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     with connected(url, urls.redis), pytest.MonkeyPatch.context() as patch:
@@ -88,16 +89,16 @@ def ledger(_migrated, urls, tmp_path):
         yield
     structlog.reset_defaults()
     with connected(urls.database, urls.redis):
-        models.database.execute_sql("drop schema fake cascade")
+        db.database.execute_sql("drop schema fake cascade")
 
 
 @contextmanager
 def connected(url, redis_url):
     settings = Settings(database_url=url, redis_url=redis_url)
     connect(settings, Limits.of_worker(settings), name="machine", connections=10)
-    with models.database.connection_context():
+    with db.database.connection_context():
         yield
-    models.database.close_all()
+    db.database.close_all()
     client.connection_pool.disconnect()
 
 
@@ -122,21 +123,21 @@ class Process(threading.Thread):
 
     def run(self):
         try:
-            models.database.connect()
+            db.database.connect()
             self.deed()
         except Killed:
             pass
         except Exception as error:  # noqa: BLE001, raised in the machine's thread
             self.error = error
         finally:
-            models.release()
+            release()
             self.ended = True
             self._stalled.set()
 
     def question(self):
         # While it holds row locks the others would wait for it in vain: races inside the
         # claiming transaction are PostgreSQL's business.
-        if models.database.in_transaction():
+        if db.database.in_transaction():
             return
         if self._left == 0:
             self._stalled.set()
@@ -172,7 +173,7 @@ def stall_at_every_question(patch):
 
         return asked
 
-    patch.setattr(models.database.obj, "_execute_cursor", stalling(models.database.obj._execute_cursor))
+    patch.setattr(db.database.obj, "_execute_cursor", stalling(db.database.obj._execute_cursor))
     patch.setattr(client, "execute_command", stalling(client.execute_command))
 
 
@@ -203,7 +204,7 @@ drifts = st.sampled_from([None, *(timedelta(seconds=seconds) for seconds in (-3_
 class Machine(RuleBasedStateMachine):
     @initialize(schedule=st.sampled_from(SCHEDULES), catch_up=st.sampled_from(["once", "skip"]))
     def begin(self, schedule, catch_up):
-        models.database.execute_sql("delete from job_runs; delete from batches")
+        db.database.execute_sql("delete from job_runs; delete from batches")
         client.flushdb()
         self.configured = Settings(cron_user_status_cleanup=schedule, catch_up_user_status_cleanup=catch_up)
         self.world = World()
@@ -222,7 +223,7 @@ class Machine(RuleBasedStateMachine):
 
     def set_clock(self, instant):
         self.now = instant
-        models.database.execute_sql("update fake.clock set at = %s", (instant,))
+        db.database.execute_sql("update fake.clock set at = %s", (instant,))
 
     def dispatch(self, worker, command, *arguments, maintenance=False):
         """Run Dramatiq's own script, at our time."""
@@ -272,7 +273,7 @@ class Machine(RuleBasedStateMachine):
         if run.state == "started":
             assert self.now - run.alive_at <= self.configured.dead_after, "a lost run was overlooked"
             return
-        assert not is_dead(broker, BATCH.message(run)), "a dead letter was overlooked"
+        assert not is_dead(broker, message_of(BATCH, run)), "a dead letter was overlooked"
         if self.now - (run.enqueued_at or run.claimed_at) < PRECEDENCE:
             return
         if not self.paused and (run.retry_at is None or run.retry_at <= self.now):
@@ -453,13 +454,13 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def a_backup_is_made(self):
-        models.database.execute_sql(BACK_UP)
+        db.database.execute_sql(BACK_UP)
         self.backup = self.world.owners.copy(), self.paused_until
 
     @precondition(lambda self: self.backup)
     @rule()
     def the_database_comes_back_older(self):
-        models.database.execute_sql(RESTORE)
+        db.database.execute_sql(RESTORE)
         owners, self.paused_until = self.backup
         # What ran then is to be seen as it was; whoever has begun since is of a lost time, and is not counted as alive.
         self.world = World(rows=self.read(), owners=owners.copy())
@@ -512,7 +513,7 @@ class Machine(RuleBasedStateMachine):
                 self.check_changed(before[run], row)
 
     def read(self):
-        cursor = models.database.execute_sql(ROWS)
+        cursor = db.database.execute_sql(ROWS)
         names = [column.name for column in cursor.description]
         return {row[0]: dict(zip(names, row, strict=True)) for row in cursor}
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+from forgekeeper.runs.attempt import describe, storable
 from metrics import redaction
 from metrics.redaction import BITS, DEEPEST, LONGEST, MASK, MORE, MOST, SEEN, WIDEST, clean, escaped, redact, text_of
-from forgekeeper.runs.attempt import describe, storable
 
 LINEAR = 30
 """Ten times the length may take this many times the time: what grows with its square takes a hundred times."""

@@ -17,17 +17,18 @@ from dramatiq import Worker
 from dramatiq.brokers.redis import RedisBroker
 
 import scheduler
+from forgekeeper.batches import BATCHES
+from forgekeeper.connections import client
+from forgekeeper.database import database, now, release
 from forgekeeper.delivery.enqueue_unique import TOKEN, depth, push_once
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.flags import FeatureFlag
-from forgekeeper.runs.ledger import JobRun
-from forgekeeper.database import database, now, release
-from forgekeeper.settings import PREFIX
-from forgekeeper.batches import BATCHES
+from forgekeeper.process.actors import message_of
 from forgekeeper.process.broker import broker
-from forgekeeper.connections import client
 from forgekeeper.process.middleware import Connections
+from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.runner import Runner
+from forgekeeper.settings import PREFIX
 
 ROOT = Path(__file__).parents[1]
 NAME = "user_status_cleanup"
@@ -145,7 +146,7 @@ def send_closed_run():
     """Send the message of a run that has been closed meanwhile; return its row's id."""
     run_id = JobRun.claim_manual(NAME, by="test")
     JobRun.give_up(JobRun.get_by_id(run_id), reason="superseded")
-    push_once(broker, BATCH.message(JobRun.get_by_id(run_id)))
+    push_once(broker, message_of(BATCH, JobRun.get_by_id(run_id)))
     return run_id
 
 
@@ -411,7 +412,7 @@ def test_a_run_of_a_lost_time_ends_and_neither_keeps_alive_nor_closes_the_run_th
 def test_a_message_of_a_lost_time_starts_no_run_and_keeps_none_of_its_number_from_being_sent(start_worker, reconcile):
     due_statuses(1)
     run_id = JobRun.claim_manual(NAME, by="test")
-    push_once(broker, BATCH.message(row(run_id)).copy(options={TOKEN: str(uuid4())}))
+    push_once(broker, message_of(BATCH, row(run_id)).copy(options={TOKEN: str(uuid4())}))
     worker = start_worker()
 
     eventually(finished(reconcile, run_id))

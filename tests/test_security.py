@@ -9,7 +9,7 @@ import pytest
 from .system import rights
 
 ROOT = Path(__file__).parent.parent
-LUA = ROOT / "coordination" / "lua"
+LUA = sorted(path for folder in ("forgekeeper", "workers") for path in (ROOT / folder).rglob("*.lua"))
 CALLERS = [
     *ROOT.glob("coordination/*.py"),
     *ROOT.glob("workers/*.py"),

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from forgekeeper.batches import BATCHES
 from forgekeeper.settings import PREFIX, Settings, SettingsError
 from forgekeeper.settings.cron import Cron
 from forgekeeper.settings.reading import MASK, describe, load
-from forgekeeper.batches import BATCHES
 
 SECRET = "hunter2"
 DATABASE_URLS = [

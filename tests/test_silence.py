@@ -14,14 +14,13 @@ from playhouse.pool import MaxConnectionsExceeded
 from pydantic import SecretStr
 
 from forgekeeper import migrations
-import models
+from forgekeeper.batches import BATCHES
+from forgekeeper.connections import Limits, client, connect
+from forgekeeper.database import Patience, database, open_pool, promptly, reachable, release, unhurried, watch
 from forgekeeper.embedded import folder
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.runs.ledger import JobRun
-from forgekeeper.database import Patience, database, promptly, reachable, release, unhurried, watch
 from scheduler import COUNT, Loop, _beat
-from forgekeeper.batches import BATCHES
-from forgekeeper.connections import Limits, client, connect
 
 from .frozen import Server
 from .ledger import start_run
@@ -54,7 +53,7 @@ def opened(server):
 
         def make(url=None, *, size=3, connect=30 * SECOND, statement=60 * SECOND, network=SILENT):
             patience = Patience(connect, statement, SECOND, 60 * SECOND, network)
-            models.open_pool(url or server.url, patience, name="tests", size=size)
+            open_pool(url or server.url, patience, name="tests", size=size)
             stack.callback(database.close_all)
             database.connect()
             return my_pid()

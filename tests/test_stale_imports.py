@@ -15,13 +15,13 @@ import psycopg2
 import pytest
 from structlog.testing import capture_logs
 
-from forgekeeper.embedded.waiting import wait_until
-from models import BulkImport, BulkImportEntity, BulkImportTracker, ImportStatus, TrackerStatus
 from forgekeeper.database import database
-from models.bulk_imports import START
-from forgekeeper.settings.reading import load
-from workers import stale_imports
+from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.runs.deadline import Deadline, stopping
+from forgekeeper.settings.reading import load
+from models import BulkImport, BulkImportEntity, BulkImportTracker, ImportStatus, TrackerStatus
+from models.bulk_imports import START
+from workers import stale_imports
 from workers.stale_imports import MAX_RUNTIME, PAGE_SIZE, Outcome
 
 from .clocks import Clock, Crash, crash

@@ -13,7 +13,6 @@ import typer
 from forgekeeper.cli.commands import app
 from forgekeeper.settings import Settings
 from forgekeeper.settings.reading import load
-from forgekeeper.batches import queues
 
 FOLDER = Path(__file__).parent.parent / "deploy" / "systemd"
 SERVICES = sorted(FOLDER.glob("*.service"))

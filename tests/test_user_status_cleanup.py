@@ -12,14 +12,15 @@ import peewee as pw
 import psycopg2
 import pytest
 
-from forgekeeper.runs.ledger import JobRun
-from models import UserStatus
 from forgekeeper.database import database
-from models.user_status import START
-from workers import user_status_cleanup
+from forgekeeper.process.broker import broker
 from forgekeeper.runs.attempt import identity
 from forgekeeper.runs.deadline import Deadline, stopping
+from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.runner import Runner
+from models import UserStatus
+from models.user_status import START
+from workers import user_status_cleanup
 from workers.user_status_cleanup import BATCH_SIZE, Outcome
 
 from .clocks import Clock, Crash, crash
@@ -406,7 +407,7 @@ def test_the_ledger_says_how_much_was_deleted(settings):
     runner = Runner(settings)
     attempt = runner.begin("user_status_cleanup", JobRun.start_here("user_status_cleanup", by=identity()))
 
-    user_status_cleanup.user_status_cleanup.fn()
+    broker.actors["user_status_cleanup"].fn()
     runner.close(attempt, None)
     runner.stop()
 

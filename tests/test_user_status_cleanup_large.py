@@ -11,8 +11,8 @@ from pathlib import Path
 import orjson
 import pytest
 
-from forgekeeper.runs.ledger import JobRun
 from forgekeeper.database import database
+from forgekeeper.runs.ledger import JobRun
 from workers.user_status_cleanup import MAX_RUNTIME
 
 ROOT = Path(__file__).parents[1]

@@ -2,8 +2,8 @@
 
 import sys
 
-from forgekeeper.runs.ledger import JobRun
 from forgekeeper.process.__main__ import run
+from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.runner import Runner
 
 PLACES = {"beat": (JobRun, "keep_alive"), "start": (Runner, "__init__")}

@@ -4,10 +4,10 @@ import sys
 
 import dramatiq
 
-from forgekeeper.runs import attempt, child
 from forgekeeper.process.__main__ import run
 from forgekeeper.process.broker import broker
 from forgekeeper.process.middleware import Children, Runs
+from forgekeeper.runs import attempt, child
 
 QUEUE = "cron"
 

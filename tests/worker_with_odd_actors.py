@@ -17,14 +17,14 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
 
+from forgekeeper.connections import client
+from forgekeeper.delivery import consumer
 from forgekeeper.delivery.deliveries import Deliveries
 from forgekeeper.delivery.enqueue_unique import push_once
-from forgekeeper.delivery import consumer
 from forgekeeper.process import middleware
 from forgekeeper.process.__main__ import run
 from forgekeeper.process.broker import broker
 from forgekeeper.runs.child import current
-from forgekeeper.connections import client
 
 QUEUE = "objects"
 dramatiq.worker.POST_PROCESS_MESSAGE_RETRY_DELAY_SECS = 0.2  # five seconds are long for a test

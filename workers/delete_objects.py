@@ -10,25 +10,23 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Literal
 
 import structlog
 
-from forgekeeper.storage.outbox import DeletedObject
-from models import JobArtifact
-from forgekeeper.database import now
-from forgekeeper.storage.outbox import Claimed
-from forgekeeper.settings import Settings
-from forgekeeper.storage.objects import OUTSIDE, Objects, StoreUnavailable
-from forgekeeper.storage import stores
-from forgekeeper.runs.attempt import Attempt
+from forgekeeper.batches import Record, batch
+from forgekeeper.database import backlog, now
+from forgekeeper.database.backlog import Backlog
 from forgekeeper.runs.bad_records import BadRecords
 from forgekeeper.runs.blocked import Blocked
-from forgekeeper.runs.deadline import Deadline
-from forgekeeper.declaring import batch
-from forgekeeper.failpoints import failpoint
+from forgekeeper.runs.run import Run
+from forgekeeper.settings import Settings
+from forgekeeper.storage import stores
+from forgekeeper.storage.objects import OUTSIDE, Objects, StoreUnavailable
+from forgekeeper.storage.outbox import Claimed, DeletedObject
+from models import JobArtifact
 
 CHUNK = 1_000
 FIRST_RETRY = timedelta(minutes=1)
@@ -50,26 +48,43 @@ class Outcome:
     stopped: Stopped = "drained"
 
 
-@batch(document=None, outcome=Outcome)
-def delete_objects(attempt: Attempt) -> None:
-    """Run the batch for the message's row."""
-    run(attempt.outcome, attempt.deadline(MAX_RUNTIME), attempt.settings)
-
-
-def run(outcome: Outcome, deadline: Deadline, settings: Settings) -> None:
-    """Delete what is due, a thousand objects at a time.
+@batch(
+    cron="* * * * *",
+    cron_sentence="When the objects of deleted artifacts are deleted.",
+    pace_sentence="Objects deleted per second; unset: no limit.",
+    queue="objects",
+    budget=MAX_RUNTIME,
+    time_limit=timedelta(minutes=6),
+    outcome=Outcome,
+    # The second says what live artifacts name.
+    tables=[DeletedObject, JobArtifact],
+    deletes_from="artifacts",
+    records=[
+        Record(
+            "deleted_object",
+            examined=("deleted", "missing", "failed"),
+            processed=("deleted", "missing"),
+            errors={"database": (), "object_storage": ("failed",)},
+            objective=timedelta(hours=1),
+        ),
+        Record("dead_object", given_up=True),
+    ],
+    steps=["claimed", "deleted", "forgotten"],
+)
+def delete_objects(run: Run[Outcome]) -> None:
+    """Delete the objects of destroyed artifacts.
 
     Raises `StoreUnavailable` when the store does not answer, `Blocked` when there is none.
     """
     try:
-        with BadRecords(delete_objects.actor_name, "deleted_object", deadline, DeletedObject.present) as bad:
-            _end(outcome, _work_off(outcome, deadline, settings, bad))
+        with run.bad_records("deleted_object", DeletedObject.present) as bad:
+            _end(run.outcome, _work_off(run, bad))
     except StoreUnavailable as error:
         log.error("object store unavailable", location=stores.ARTIFACTS, error=str(error))  # noqa: TRY400, no trace
-        _end(outcome, "store_unavailable")
+        _end(run.outcome, "store_unavailable")
         raise
     except Blocked:
-        _end(outcome, "no_store")
+        _end(run.outcome, "no_store")
         raise
 
 
@@ -77,21 +92,19 @@ def _end(outcome: Outcome, stopped: Stopped) -> None:
     outcome.stopped, outcome.remaining = stopped, DeletedObject.due(now()).count()
 
 
-def _work_off(
-    outcome: Outcome, deadline: Deadline, settings: Settings, bad: BadRecords
-) -> Literal["drained", "deadline"]:
-    store = stores.at(stores.ARTIFACTS, settings)
+def _work_off(run: Run[Outcome], bad: BadRecords) -> Literal["drained", "deadline"]:
+    store = stores.at(stores.ARTIFACTS, run.settings)
     if store is None:
         raise Blocked("no_store", f"no object store {stores.ARTIFACTS!r} is configured; set FORGEKEEPER_OBJECT_STORES")
     while True:
         # What was claimed is ours for so long; it is counted from before the claim.
-        until = time.monotonic() + min(deadline.left(), settings.object_visibility.total_seconds())
-        claimed, more = _claim(bad, settings)
+        until = time.monotonic() + min(run.deadline.left(), run.settings.object_visibility.total_seconds())
+        claimed, more = _claim(bad, run.settings)
         if not more:
             return "drained"
-        failpoint("delete_objects.claimed")
-        _delete(store, claimed, outcome, until, bad)
-        if deadline.passed(len(claimed)):
+        run.step("claimed")
+        _delete(store, claimed, run, until, bad)
+        if run.deadline.passed(len(claimed)):
             return "deadline"
 
 
@@ -110,7 +123,7 @@ def _claim(bad: BadRecords, settings: Settings) -> tuple[list[Claimed], bool]:
     return claimed, reached is not None
 
 
-def _delete(store: Objects, claimed: list[Claimed], outcome: Outcome, until: float, bad: BadRecords) -> None:
+def _delete(store: Objects, claimed: list[Claimed], run: Run[Outcome], until: float, bad: BadRecords) -> None:
     named = JobArtifact.named([row.path for row in claimed])
     for row in claimed:
         if row.path in named:
@@ -119,18 +132,20 @@ def _delete(store: Objects, claimed: list[Claimed], outcome: Outcome, until: flo
     try:
         answers = store.delete(paths, until=until)
     except StoreUnavailable as error:
-        _settle(claimed, {path: answer.state for path, answer in error.known.items()}, named, outcome, bad)
+        _settle(claimed, {path: answer.state for path, answer in error.known.items()}, named, run, bad)
         raise
-    failpoint("delete_objects.deleted")
+    run.step("deleted")
     outside = [path for path, answer in answers.items() if OUTSIDE in answer.reason]
     if outside:
         log.error("objects not deleted", reason=OUTSIDE, objects=len(outside), first=outside[0])
-    _settle(claimed, {path: answer.state for path, answer in answers.items()}, named, outcome, bad)
+    _settle(claimed, {path: answer.state for path, answer in answers.items()}, named, run, bad)
 
 
-def _settle(claimed: list[Claimed], states: dict[str, str], named: set[str], outcome: Outcome, bad: BadRecords) -> None:
+def _settle(
+    claimed: list[Claimed], states: dict[str, str], named: set[str], run: Run[Outcome], bad: BadRecords
+) -> None:
     """Remove the rows of what is gone, spend an attempt on what failed, give the rest back."""
-    rows = {row.id: row for row in claimed}
+    outcome, rows = run.outcome, {row.id: row for row in claimed}
     gone = [row.id for row in claimed if row.path in named or states.get(row.path) in ("deleted", "missing")]
     failed = [row.id for row in claimed if row.id not in gone and states.get(row.path) == "failed"]
 
@@ -146,8 +161,17 @@ def _settle(claimed: list[Claimed], states: dict[str, str], named: set[str], out
             log.error("objects given up", objects=died)
 
     bad.each(forget, gone)
-    failpoint("delete_objects.forgotten")
+    run.step("forgotten")
     bad.each(fail, failed)
     settled = {*gone, *failed}
     left = [row.id for row in claimed if row.id not in settled]
     bad.each(lambda ids: DeletedObject.put_back([rows[number] for number in ids], now()), left)
+
+
+@delete_objects.backlog("deleted_object")
+def due(now: datetime) -> Backlog:
+    """Count the objects to delete."""
+    return backlog.deleted_objects(now)
+
+
+delete_objects.given_up("dead_object")(backlog.dead_objects)

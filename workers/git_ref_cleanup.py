@@ -12,29 +12,29 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import structlog
 
-from forgekeeper.locks import Lease, LeaseTaken, lease
-from forgekeeper.runs.batch import Batch
-from models import GitRefDeletion, Project
+from forgekeeper.batches import Record, Threshold, batch, child
+from forgekeeper.connections import client
+from forgekeeper.database import backlog, database
+from forgekeeper.database.backlog import Backlog
 from forgekeeper.installation.row import Installation
-from forgekeeper.database import database
-from models.projects import LAST, Closed, Settled
+from forgekeeper.locks import Lease, LeaseTaken, lease
+from forgekeeper.runs.attempt import identity
+from forgekeeper.runs.bad_records import BadRecords
+from forgekeeper.runs.batch import Batch
+from forgekeeper.runs.blocked import Blocked
+from forgekeeper.runs.deadline import Deadline
+from forgekeeper.runs.run import Run
 from forgekeeper.settings import Settings
 from forgekeeper.storage import git_refs, git_repository, sentinel
-from forgekeeper.runs.attempt import Attempt, identity
-from forgekeeper.runs.bad_records import BadRecords
-from forgekeeper.runs.blocked import Blocked
-from forgekeeper.runs.child import Child
-from forgekeeper.connections import client
-from forgekeeper.runs.deadline import Deadline
-from forgekeeper.declaring import batch, child_of
-from forgekeeper.failpoints import failpoint
+from models import GitRefDeletion, Project
+from models.projects import LAST, Closed, Settled
 
 LOCK_TIMEOUT = timedelta(minutes=10)
 BATCH_SIZE = 100
@@ -65,50 +65,84 @@ class ProjectOutcome:
     gone: int = 0
 
 
-@batch(document=58, outcome=Outcome)
-def git_ref_cleanup(attempt: Attempt) -> None:
-    """Run the batch for the message's row."""
+@batch(
+    document=58,
+    cron="* * * * *",
+    cron_sentence="When projects' pending ref deletions are looked for.",
+    pace_sentence="Refs that each child deletes per second at most; unset: no limit.",
+    budget=LOCK_TIMEOUT,
+    time_limit=timedelta(minutes=12),
+    outcome=Outcome,
+    tables=[GitRefDeletion, Project],
+    deletes_from="repositories",
+    records=[Record("project", examined=("total_projects",))],
+    counters={"missing_repositories": ("missing_repositories",)},
+    thresholds=[Threshold("dead_letter")],
+    steps=["enqueued"],
+)
+def git_ref_cleanup(run: Run[Outcome]) -> None:
+    """Delete the git refs that projects want deleted, a child for each project."""
     try:
-        if attempt.settings.repositories_root is None:
+        if run.settings.repositories_root is None:
             raise Blocked("no_repositories", "no repositories are configured; set FORGEKEEPER_REPOSITORIES_ROOT")
-        run(attempt, attempt.deadline(LOCK_TIMEOUT))
+        start_children(run)
     finally:
-        structlog.contextvars.bind_contextvars(stats=asdict(attempt.outcome))
+        structlog.contextvars.bind_contextvars(stats=asdict(run.outcome))
 
 
-@child_of(git_ref_cleanup, outcome=ProjectOutcome)
-def clean_project_refs(child: Child, project_id: int, missing: bool = False) -> None:  # noqa: FBT001, FBT002, a message
+@child(
+    git_ref_cleanup,
+    queue="git",
+    budget=LOCK_TIMEOUT,
+    time_limit=timedelta(minutes=12),
+    outcome=ProjectOutcome,
+    enqueued_as="enqueued",
+    records=[
+        Record(
+            "git_ref_deletion",
+            examined=("total_deletes", "rejected", "gone"),
+            processed=("total_deletes",),
+            errors={"database": (), "gitaly": ("rejected",)},
+            objective=timedelta(hours=2),
+        ),
+        Record("gone_ref_deletion", processed=("gone",)),
+        Record("rejected_ref", given_up=True),
+    ],
+    thresholds=[Threshold("dead_letter")],
+    steps=["deleted", "settled"],
+    lease=True,
+)
+def clean_project_refs(run: Run[ProjectOutcome], project_id: int, missing: bool = False) -> None:  # noqa: FBT001, FBT002, a message
     """Delete one project's refs, and leave a successor while there are more.
 
     Where *missing*, the parent has found no repository, and few enough like it: then its rows are closed.
     """
-    deadline = child.deadline(LOCK_TIMEOUT, pace=child.settings.pace(git_ref_cleanup.actor_name))
-    clean(child.outcome, project_id, deadline, child.settings, missing=missing)
-    child.more = child.outcome.stopped == "max_deletes"
+    clean(run, project_id, missing=missing)
+    run.more = run.outcome.stopped == "max_deletes"
 
 
-def run(attempt: Attempt, deadline: Deadline) -> None:
+def start_children(run: Run[Outcome]) -> None:
     """Start a child for each project with pending rows, beginning behind the last one of the run before.
 
     Projects without a repository come last, once it is known how many they are.  Raises
     `RepositoriesMissing` where they are too many, and `RootUnavailable` where the
     repositories' disk is not there: children would only fail.
     """
-    root, outcome = _require_root(attempt.settings), attempt.outcome
+    root, outcome = _require_root(run.settings), run.outcome
     missing: dict[int, str] = {}
-    outcome.stopped = _walk(attempt, deadline, root, missing)
+    outcome.stopped = _walk(run, root, missing)
     if not missing:
         return
-    _believe(root, missing, outcome.total_projects + len(missing), attempt.settings.missing_repositories)
-    _start(attempt, [(project_id, True) for project_id in missing])
+    _believe(root, missing, outcome.total_projects + len(missing), run.settings.missing_repositories)
+    _start(run, [(project_id, True) for project_id in missing])
 
 
 def _walk(
-    attempt: Attempt, deadline: Deadline, root: Path, missing: dict[int, str]
+    run: Run[Outcome], root: Path, missing: dict[int, str]
 ) -> Literal["drained", "max_projects", "queue_full", "deadline"]:
     """Start the children of projects that have a repository; put the others and their paths into *missing*."""
-    outcome: Outcome = attempt.outcome
-    began = position = Batch.position(git_ref_cleanup.actor_name)
+    outcome = run.outcome
+    began = position = Batch.position(run.batch)
     last = LAST
     while left := MAX_PROJECTS - outcome.total_projects - len(missing):
         projects = GitRefDeletion.projects(after=position, until=last, limit=min(BATCH_SIZE, left))
@@ -118,25 +152,25 @@ def _walk(
             position, last = 0, began  # round once, up to where we began
             continue
         lacking = _missing(root, projects)
-        if not _start(attempt, [(number,) for number in projects if number not in lacking]):
+        if not _start(run, [(number,) for number in projects if number not in lacking]):
             return "queue_full"
         missing |= lacking
         outcome.missing_repositories = len(missing)
         position = projects[-1]
-        Batch.move_to(git_ref_cleanup.actor_name, position)
-        if deadline.passed():
+        Batch.move_to(run.batch, position)
+        if run.deadline.passed():
             return "deadline"
     return "max_projects"
 
 
-def _start(attempt: Attempt, calls: Sequence[tuple[int] | tuple[int, bool]]) -> bool:
+def _start(run: Run[Outcome], calls: Sequence[tuple[int] | tuple[int, bool]]) -> bool:
     """Start a child for each call; return False when the queue was full before all were."""
-    outcome: Outcome = attempt.outcome
-    sent = attempt.fan_out(clean_project_refs, [(f"clean_project_refs:{call[0]}", call) for call in calls])
+    outcome = run.outcome
+    sent = run.fan_out(clean_project_refs, [(f"clean_project_refs:{call[0]}", call) for call in calls])
     outcome.enqueued += sent.enqueued
     outcome.deduplicated += sent.deduplicated
     outcome.total_projects = outcome.enqueued + outcome.deduplicated
-    failpoint("git_ref_cleanup.enqueued")
+    run.step("enqueued")
     return not sent.queue_full
 
 
@@ -161,9 +195,7 @@ def _believe(root: Path, missing: Mapping[int, str], projects: int, share: float
         )
 
 
-def clean(
-    outcome: ProjectOutcome, project_id: int, deadline: Deadline, settings: Settings, *, missing: bool = False
-) -> None:
+def clean(run: Run[ProjectOutcome], project_id: int, *, missing: bool = False) -> None:
     """Delete the project's refs, unless another is at it; where its repository is *missing*, close its rows.
 
     Raises what `git_refs.delete` raises of the repository or the root as a whole: no row is
@@ -174,31 +206,22 @@ def clean(
             lease(
                 client,
                 f"clean_project_refs:{project_id}",
-                ttl=settings.dead_after,
+                ttl=run.settings.dead_after,
                 at_most=LOCK_TIMEOUT,
                 holder=identity(),
                 forbidden=database.in_transaction,
             ) as held,
-            BadRecords(
-                clean_project_refs.actor_name, "git_ref_deletion", deadline, GitRefDeletion.still_pending
-            ) as bad,
+            run.bad_records("git_ref_deletion", GitRefDeletion.still_pending) as bad,
         ):
-            outcome.stopped = _clean(outcome, project_id, held, deadline, settings, bad, missing=missing)
+            run.outcome.stopped = _clean(run, project_id, held, bad, missing=missing)
     except LeaseTaken:
-        outcome.stopped = "lease_held"
+        run.outcome.stopped = "lease_held"
 
 
-def _clean(  # noqa: PLR0917, what a child works with
-    outcome: ProjectOutcome,
-    project_id: int,
-    held: Lease,
-    deadline: Deadline,
-    settings: Settings,
-    bad: BadRecords,
-    *,
-    missing: bool,
+def _clean(
+    run: Run[ProjectOutcome], project_id: int, held: Lease, bad: BadRecords, *, missing: bool
 ) -> Literal["drained", "max_deletes", "deadline", "missing"]:
-    position = 0
+    outcome, position = run.outcome, 0
     # A whole page each time, though it may go beyond the maximum: what is locked costs as much for one as for all.
     while outcome.total_deletes + outcome.rejected + outcome.gone < MAX_DELETES:
         rows, last = _pending(project_id, position, bad)
@@ -206,7 +229,7 @@ def _clean(  # noqa: PLR0917, what a child works with
             return "drained"
         held.check()
         try:
-            reasons = _delete(project_id, rows, deadline, settings)
+            reasons = _delete(project_id, rows, run.deadline, run.settings)
         except git_refs.GitTimedOut as error:
             log.warning("git ended, it took too long", project_id=project_id, error=str(error))
             return "deadline"
@@ -216,15 +239,15 @@ def _clean(  # noqa: PLR0917, what a child works with
                 return "missing"
             _settle(bad, project_id, {row.id: Closed(row.id, row.ref) for row in rows}, partial(_grow_gone, outcome))
         else:
-            failpoint("clean_project_refs.deleted")
+            run.step("deleted")
             failed = bad.failed
             closed = {row.id: Closed(row.id, row.ref, reasons[row.id]) for row in rows if row.id in reasons}
             _settle(bad, project_id, closed, partial(_grow, outcome))
             if bad.error is not None and bad.failed - failed == len(reasons):
                 raise bad.error  # none at all: not these records, but what their table is in
-        failpoint("clean_project_refs.settled")
+        run.step("settled")
         position = last
-        if deadline.passed(len(rows)):
+        if run.deadline.passed(len(rows)):
             return "deadline"
     more = GitRefDeletion.next_pending_of(project_id, after=position, limit=1, without=bad.keys)
     return "max_deletes" if more else "drained"
@@ -291,3 +314,12 @@ def _require_root(settings: Settings) -> Path:
     if said := sentinel.objection(root, found, Installation.ensure()):
         raise git_refs.RootUnavailable(said)
     return root
+
+
+@clean_project_refs.backlog("git_ref_deletion")
+def pending(_now: datetime) -> Backlog:
+    """Count the pending deletions; one that was tried anew counts from then."""
+    return backlog.git_ref_deletions()
+
+
+clean_project_refs.given_up("rejected_ref")(backlog.rejected_refs)

@@ -14,19 +14,16 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Literal
 
+from forgekeeper.batches import Record, batch, queues
 from forgekeeper.delivery.enqueue_unique import forget_dead
-from models import GitRefDeletion
+from forgekeeper.process.broker import broker
+from forgekeeper.process.rows import Process
+from forgekeeper.runs.bad_records import BadRecords
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.passed_over import PassedOver
-from forgekeeper.process.rows import Process
+from forgekeeper.runs.run import Run
 from forgekeeper.storage.settled import SettledUpload
-from forgekeeper.database import now
-from forgekeeper.runs.attempt import Attempt
-from forgekeeper.runs.bad_records import BadRecords
-from forgekeeper.process.broker import QUEUES, broker
-from forgekeeper.runs.deadline import Deadline
-from forgekeeper.declaring import batch
-from forgekeeper.failpoints import failpoint
+from models import GitRefDeletion
 
 CHUNK = 1_000
 MAX_RUNTIME = timedelta(minutes=5)
@@ -51,24 +48,34 @@ class Outcome:
     stopped: Literal["drained", "deadline"] = "drained"
 
 
-@batch(document=None, outcome=Outcome)
-def prune(attempt: Attempt) -> None:
-    """Run the batch for the message's row."""
-    run(attempt.outcome, attempt.deadline(MAX_RUNTIME))
-
-
-def run(outcome: Outcome, deadline: Deadline) -> None:
-    """Remove what has been kept for long enough."""
-    instant = now()
-    batch = prune.actor_name
+@batch(
+    cron="0 * * * *",
+    cron_sentence="When forgekeeper's own old records are removed.",
+    pace_sentence="Records removed per second at most; unset: no limit.",
+    budget=MAX_RUNTIME,
+    time_limit=timedelta(minutes=7),
+    outcome=Outcome,
+    tables=[GitRefDeletion, JobRun],
+    records=[
+        Record("ref_deletion", processed=("ref_deletions",), errors={"database": ()}),
+        Record("job_run", processed=("runs",), errors={"database": ()}),
+        Record("dead_letter", processed=("dead_letters",)),
+        Record("process", processed=("processes",)),
+        Record("settled_upload", processed=("uploads",)),
+    ],
+    steps=["removed"],
+)
+def prune(run: Run[Outcome]) -> None:
+    """Remove forgekeeper's own old records."""
+    outcome, deadline, instant = run.outcome, run.deadline, run.now
     with (
-        BadRecords(batch, "ref_deletion", deadline, GitRefDeletion.present) as refs,
-        BadRecords(batch, "job_run", deadline, JobRun.present) as runs,
+        run.bad_records("ref_deletion", GitRefDeletion.present) as refs,
+        run.bad_records("job_run", JobRun.present) as runs,
     ):
         removals: list[Callable[[], int]] = [
             partial(_ref_deletions, outcome, refs, instant - KEEP_REF_DELETIONS),
             partial(_runs, outcome, runs, instant - KEEP_RUNS),
-            *(partial(_letters, outcome, queue) for queue in QUEUES),
+            *(partial(_letters, outcome, queue) for queue in queues()),
             partial(_processes, outcome, instant - KEEP_PROCESSES),
             partial(_uploads, outcome, instant - KEEP_UPLOADS),
         ]
@@ -77,7 +84,7 @@ def run(outcome: Outcome, deadline: Deadline) -> None:
             count = CHUNK
             while count == CHUNK:
                 count = remove()
-                failpoint("prune.removed")
+                run.step("removed")
                 if deadline.passed(count) and count == CHUNK:
                     outcome.stopped = "deadline"
                     return

@@ -15,14 +15,12 @@ from typing import Literal
 
 import structlog
 
-from models import BulkImport, BulkImportEntity
-from forgekeeper.database import now
+from forgekeeper.batches import Record, batch
+from forgekeeper.database import backlog
+from forgekeeper.database.backlog import Backlog
+from forgekeeper.runs.run import Run
+from models import BulkImport, BulkImportEntity, BulkImportTracker
 from models.bulk_imports import START
-from forgekeeper.runs.attempt import Attempt
-from forgekeeper.runs.bad_records import BadRecords
-from forgekeeper.runs.deadline import Deadline
-from forgekeeper.declaring import batch
-from forgekeeper.failpoints import failpoint
 
 PAGE_SIZE = 100
 MAX_RUNTIME = timedelta(minutes=10)
@@ -43,26 +41,40 @@ class Outcome:
     stopped: Literal["drained", "deadline"] = "drained"
 
 
-@batch(document=65, outcome=Outcome)
-def stale_imports(attempt: Attempt) -> None:
-    """Run the batch for the message's row."""
-    run(attempt.outcome, attempt.deadline(MAX_RUNTIME))
-
-
-def run(outcome: Outcome, deadline: Deadline) -> None:
-    """Time out the stale imports, then the stale entities with their trackers."""
-    instant = now()
+@batch(
+    document=65,
+    cron="0 */4 * * *",
+    cron_sentence="When stalled bulk imports are given up.",
+    pace_sentence="Imports and entities given up per second; unset: no limit.",
+    budget=MAX_RUNTIME,
+    time_limit=timedelta(minutes=12),
+    team="log-monitoring",
+    outcome=Outcome,
+    tables=[BulkImport, BulkImportEntity, BulkImportTracker],
+    records=[
+        Record(
+            "bulk_import_or_entity",
+            examined=("imports", "entities", "skipped", "failed"),
+            # The outcome's `failed`, which the document names, counts them.
+            errors={"state_transition": ("failed",)},
+        ),
+        Record("bulk_import", processed=("imports",), objective=timedelta(hours=8)),
+        Record("entity", processed=("entities",), objective=timedelta(hours=8)),
+        Record("tracker", processed=("trackers",)),
+    ],
+    steps=["timed_out"],
+)
+def stale_imports(run: Run[Outcome]) -> None:
+    """Give up bulk imports that nothing has touched for a day."""
     kinds: tuple[Kind, ...] = (BulkImport, BulkImportEntity)
-    if not all(_sweep(kind, instant, outcome, deadline) for kind in kinds):
-        outcome.stopped = "deadline"
+    if not all(_sweep(kind, run) for kind in kinds):
+        run.outcome.stopped = "deadline"
 
 
-def _sweep(kind: Kind, instant: datetime, outcome: Outcome, deadline: Deadline) -> bool:
+def _sweep(kind: Kind, run: Run[Outcome]) -> bool:
     """Time out all of one kind; return False when the budget ended first."""
-    position, batch = START, stale_imports.actor_name
-    still = partial(kind.still_stale, instant)
-    # They are counted as the outcome's `failed`, which the document names.
-    with BadRecords(batch, kind.RECORD, deadline, still, error_kind=None) as bad:
+    position, outcome, instant = START, run.outcome, run.now
+    with run.bad_records(kind.RECORD, partial(kind.still_stale, instant), error_kind=None) as bad:
         while page := kind.stale_page(instant, position, limit=PAGE_SIZE, without=bad.keys):
             position, failed, before = page[-1], bad.failed, outcome.imports + outcome.entities
             try:
@@ -71,8 +83,8 @@ def _sweep(kind: Kind, instant: datetime, outcome: Outcome, deadline: Deadline) 
                 outcome.failed += bad.failed - failed
             done = outcome.imports + outcome.entities - before
             outcome.skipped += len(page) - done - (bad.failed - failed)
-            failpoint("stale_imports.timed_out")
-            if deadline.passed(done):
+            run.step("timed_out")
+            if run.deadline.passed(done):
                 return False
         return True
 
@@ -88,3 +100,15 @@ def _clean_up(kind: Kind, outcome: Outcome, instant: datetime, ids: Sequence[int
     for record in timed_out:
         # The document's two lines, at its level; they come after the commit.
         log.error(record.message, **record.facts)
+
+
+@stale_imports.backlog("bulk_import")
+def stale(now: datetime) -> Backlog:
+    """Count the stale imports."""
+    return backlog.bulk_imports(now)
+
+
+@stale_imports.backlog("entity")
+def stale_entities(now: datetime) -> Backlog:
+    """Count the stale entities."""
+    return backlog.bulk_import_entities(now)

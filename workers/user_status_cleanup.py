@@ -8,18 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Literal
 
-from models import UserStatus
-from forgekeeper.database import now
-from models.user_status import START, Position
-from forgekeeper.runs.attempt import Attempt
+from forgekeeper.batches import Record, Threshold, batch
+from forgekeeper.database import backlog
+from forgekeeper.database.backlog import Backlog
 from forgekeeper.runs.bad_records import BadRecords
-from forgekeeper.runs.deadline import Deadline
-from forgekeeper.declaring import batch
-from forgekeeper.failpoints import failpoint
+from forgekeeper.runs.run import Run
+from models import UserStatus
+from models.user_status import START, Position
 
 BATCH_SIZE = 100
 MAX_RUNTIME = timedelta(seconds=30)
@@ -34,29 +33,45 @@ class Outcome:
     stopped: Literal["drained", "deadline"] = "drained"
 
 
-@batch(document=48, outcome=Outcome)
-def user_status_cleanup(attempt: Attempt) -> None:
-    """Run the batch for the message's row."""
-    run(attempt.outcome, attempt.deadline(MAX_RUNTIME))
-
-
-def run(outcome: Outcome, deadline: Deadline) -> None:
-    """Delete what is due, oldest first, in transactions of `BATCH_SIZE` rows."""
-    due, position, key = now(), START, UserStatus.key()
-    with BadRecords(user_status_cleanup.actor_name, "user_status", deadline, partial(UserStatus.still_due, due)) as bad:
+@batch(
+    document=48,
+    cron="* * * * *",
+    cron_sentence="When expired user statuses are deleted.",
+    pace_sentence="Statuses deleted per second at most; unset: no limit.",
+    budget=MAX_RUNTIME,
+    time_limit=timedelta(seconds=90),
+    team="system-admins",
+    outcome=Outcome,
+    tables=[UserStatus],
+    records=[
+        Record(
+            "user_status",
+            examined=("deleted",),
+            processed=("deleted",),
+            errors={"database": ()},
+            objective=timedelta(minutes=5),
+        )
+    ],
+    thresholds=[Threshold("duration", above=60), Threshold("backlog", above=10_000)],
+    steps=["deleted"],
+)
+def user_status_cleanup(run: Run[Outcome]) -> None:
+    """Delete user statuses whose time has passed."""
+    outcome, position, key = run.outcome, START, UserStatus.key()
+    with run.bad_records("user_status", partial(UserStatus.still_due, run.now)) as bad:
         while True:
             before = outcome.deleted
             reached = bad.chunk(
                 partial(
-                    _delete, outcome, partial(UserStatus.delete_due, due, position, limit=BATCH_SIZE, key=key), bad
+                    _delete, outcome, partial(UserStatus.delete_due, run.now, position, limit=BATCH_SIZE, key=key), bad
                 ),
-                partial(UserStatus.next_due, due, position, limit=BATCH_SIZE, without=bad.keys),
+                partial(UserStatus.next_due, run.now, position, limit=BATCH_SIZE, without=bad.keys),
             )
             if reached is None:
                 return
             position = reached
-            failpoint("user_status_cleanup.deleted")
-            if deadline.passed(outcome.deleted - before):
+            run.step("deleted")
+            if run.deadline.passed(outcome.deleted - before):
                 outcome.stopped = "deadline"
                 return
 
@@ -71,3 +86,9 @@ def _delete(
     outcome.deleted += count
     outcome.batches += count > 0
     return reached
+
+
+@user_status_cleanup.backlog("user_status")
+def due(now: datetime) -> Backlog:
+    """Count the statuses whose time has come."""
+    return backlog.user_statuses(now)

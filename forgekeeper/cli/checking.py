@@ -14,32 +14,30 @@ import redis
 import typer
 from redis.exceptions import NoPermissionError
 
-from forgekeeper import migrations
+from forgekeeper import clocks, migrations
+from forgekeeper.batches import BATCHES, queues
 from forgekeeper.cli.connection import configured
 from forgekeeper.cli.console import FAILED, Json, emit, out
-from workers.stale_direct_uploads import register
-from forgekeeper.installation.in_redis import claim, owner
-from forgekeeper.redis_types import keys, misfits
-from metrics.redaction import clean
-from models import APPLICATION, Project
-from forgekeeper.tables import OURS
+from forgekeeper.connections import Limits, client, connect
 from forgekeeper.database import Base, database, privileges, probe, release
-from forgekeeper.installation.row import Installation
 from forgekeeper.database.misreading import misread
 from forgekeeper.database.schema import differences
+from forgekeeper.installation.agreement import conflict
+from forgekeeper.installation.in_redis import claim, owner
+from forgekeeper.installation.row import Installation
+from forgekeeper.process.broker import NAMESPACE
+from forgekeeper.redis_types import keys, misfits
 from forgekeeper.settings import Settings
 from forgekeeper.settings.reading import places
 from forgekeeper.storage import sentinel
 from forgekeeper.storage.git_command import legible
 from forgekeeper.storage.git_repository import RootUnavailable, is_missing, misnamed, objection, too_many_missing
 from forgekeeper.storage.objects import OUTSIDE, is_below, is_normal
-from forgekeeper.batches import BATCHES
-from forgekeeper import clocks
-from forgekeeper.process.broker import NAMESPACE, QUEUES
-from forgekeeper.connections import Limits, client, connect
-from forgekeeper.installation.agreement import conflict
 from forgekeeper.storage.stores import ARTIFACTS
-from forgekeeper.runs.tables import unread_register
+from forgekeeper.tables import OURS
+from metrics.redaction import clean
+from models import APPLICATION, Project
+from workers.stale_direct_uploads import register, unread_register
 
 TABLES: tuple[type[Base], ...] = (*OURS, *APPLICATION)
 Named = Callable[[], list[tuple[str, ...]]]
@@ -133,7 +131,7 @@ def _redis() -> Iterator[Finding]:
             yield Finding("redis", "warning", UNSEEN)
         if hidden := unread_register():
             yield Finding("redis", "error", hidden)
-        yield from (Finding("redis", "error", clean(said)) for said in misfits(client, keys(NAMESPACE, QUEUES)))
+        yield from (Finding("redis", "error", clean(said)) for said in misfits(client, keys(NAMESPACE, queues())))
     except redis.RedisError as error:
         yield Finding("redis", "error", clean(str(error)))
 

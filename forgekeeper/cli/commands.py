@@ -33,8 +33,9 @@ from forgekeeper.cli.connection import explained
 from forgekeeper.cli.console import FAILED, WRONG_USE, Problem, err, out
 from forgekeeper.cli.reference import page
 from forgekeeper.cli.streams import OutputLost
-from metrics.redaction import clean
+from forgekeeper.process.boot import load_batches
 from forgekeeper.settings import SettingsError
+from metrics.redaction import clean
 
 UNREAD = 128 + signal.SIGPIPE
 
@@ -95,6 +96,7 @@ def forgekeeper(
 def run(arguments: list[str]) -> int:
     """Run the command line; return its exit status, with whatever was wrong said in one sentence on standard error."""
     try:
+        load_batches()
         status = _status(arguments)
         sys.stdout.flush()
     except OutputLost as lost:

@@ -10,16 +10,16 @@ import peewee as pw
 import redis
 
 from forgekeeper import migrations
+from forgekeeper.batches import BATCHES, BatchSpec
 from forgekeeper.cli import interrupts
 from forgekeeper.cli.console import Problem, wrong_use
 from forgekeeper.cli.failures import sentence
-from metrics import logs
+from forgekeeper.connections import Limits, connect
 from forgekeeper.database import database, release
+from forgekeeper.installation.agreement import Disagreement, agree
 from forgekeeper.settings import Settings
 from forgekeeper.settings.reading import load
-from forgekeeper.batches import BATCHES, BatchSpec
-from forgekeeper.connections import Limits, connect
-from forgekeeper.installation.agreement import Disagreement, agree
+from metrics import logs
 
 
 def configured() -> Settings:

@@ -14,17 +14,17 @@ import structlog
 import typer
 from rich.progress import track
 
+from forgekeeper.batches import queues
 from forgekeeper.cli.connection import connected, require_redis
 from forgekeeper.cli.console import Json, Problem, emit, err, moment, out, table, wrong_use
 from forgekeeper.cli.objects import All
 from forgekeeper.cli.replay import DONE, Replay
+from forgekeeper.connections import client
 from forgekeeper.delivery import dead_letters
 from forgekeeper.delivery.dead_letters import DeadLetter
-from metrics.redaction import clean, escaped, redact
-from forgekeeper.batches import queues
 from forgekeeper.process.broker import broker
 from forgekeeper.runs.attempt import identity
-from forgekeeper.connections import client
+from metrics.redaction import clean, escaped, redact
 
 dead = typer.Typer(help="Dead letters: messages that were given up.")
 

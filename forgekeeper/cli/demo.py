@@ -16,26 +16,25 @@ from types import FrameType
 from typing import IO, NamedTuple, NoReturn
 
 from forgekeeper import migrations
+from forgekeeper.batches import BATCHES
 from forgekeeper.cli.connection import connected
 from forgekeeper.cli.console import Problem, err, facts, out, table
 from forgekeeper.cli.processes import Processes
 from forgekeeper.cli.sample import MALFORMED, REFUSED, UNKNOWN, fill
 from forgekeeper.cli.scraping import Compared, Figure, PageMissing, Pages, compare, free_ports
 from forgekeeper.cli.story import tell
-from workers.stale_direct_uploads import register
-from metrics.catalogue import COLLECTORS
-from models import BulkImport, GitRefDeletion, JobArtifact, UserStatus
-from forgekeeper.storage.outbox import DeletedObject
+from forgekeeper.connections import client
+from forgekeeper.database import database, now
 from forgekeeper.flags import FeatureFlag
 from forgekeeper.installation.row import Installation
 from forgekeeper.runs.ledger import JobRun
-from forgekeeper.database import database, now
 from forgekeeper.settings import PREFIX, Settings
-from forgekeeper.storage import git_sample
+from forgekeeper.storage import git_sample, stores
+from forgekeeper.storage.outbox import DeletedObject
 from forgekeeper.storage.sentinel import NAME, Folder
-from forgekeeper.batches import BATCHES
-from forgekeeper.storage import stores
-from forgekeeper.connections import client
+from metrics.catalogue import COLLECTORS
+from models import BulkImport, GitRefDeletion, JobArtifact, UserStatus
+from workers.stale_direct_uploads import register
 
 PATIENCE = 90.0
 """Seconds; on two slow cores the tour takes about fifteen."""
@@ -155,9 +154,11 @@ def _wait_until_drained(running: Processes, log: Path) -> None:
 
 def _left() -> int:
     """Count what is still to go: all batches' own backlogs, but of the register only what is stale."""
-    backlogs = {name: batch.backlog().records for name, batch in BATCHES.items() if batch.backlog}
+    backlogs = {name: due.records for name, batch in BATCHES.items() if (due := batch.due(now()))}
     backlogs["stale_direct_uploads"] = int(client.zcount(register.PENDING, "-inf", int(client.time()[0]) - 3 * 3600))
-    return sum(backlogs.values()) + int(client.zcard(register.DELETING)) - len(UNKNOWN) * bool(register.failed(client, 1))
+    return (
+        sum(backlogs.values()) + int(client.zcard(register.DELETING)) - len(UNKNOWN) * bool(register.failed(client, 1))
+    )
 
 
 def _urls() -> dict[str, str]:

@@ -11,8 +11,8 @@ import re
 import peewee as pw
 import redis
 
-from metrics.redaction import clean, text_of
 from forgekeeper.database import sqlstate
+from metrics.redaction import clean, text_of
 
 DATABASE = "FORGEKEEPER_DATABASE_URL"
 REDIS = "FORGEKEEPER_REDIS_URL"

@@ -7,13 +7,13 @@ from typing import Annotated, Any
 import structlog
 import typer
 
+from forgekeeper import locks
 from forgekeeper.cli.connection import connected, require_redis
 from forgekeeper.cli.console import Json, Problem, answer, emit, moment, out, table, wrong_use
 from forgekeeper.cli.objects import All
-from forgekeeper import locks
-from models import GitRefDeletion
-from forgekeeper.runs.attempt import identity
 from forgekeeper.connections import client
+from forgekeeper.runs.attempt import identity
+from models import GitRefDeletion
 
 refs = typer.Typer(help="Git ref deletions that were refused.")
 leases = typer.Typer(help="Who works on what alone, and since when.")

@@ -10,9 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from forgekeeper.cli.console import facts, fill, grid, moment, relative, rough, warning
-from metrics.redaction import clean
-from forgekeeper.runs.batch import FOREVER
 from forgekeeper.process.broker import broker
+from forgekeeper.runs.batch import FOREVER
+from metrics.redaction import clean
 
 STATES = {"succeeded": "green", "failed": "red", "blocked": "red"}
 

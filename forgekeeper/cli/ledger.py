@@ -7,19 +7,19 @@ from typing import Annotated
 
 import typer
 
+from forgekeeper.batches import BATCHES
 from forgekeeper.cli import story
 from forgekeeper.cli.completion import names_of
 from forgekeeper.cli.connection import batch_named, connected
 from forgekeeper.cli.console import Json, Problem, answer, emit, facts, moment, out, table, wrong_use
 from forgekeeper.cli.running import Name
 from forgekeeper.cli.timetable import Timetable
-from metrics.redaction import clean
+from forgekeeper.database import now
+from forgekeeper.process.rows import Process
+from forgekeeper.runs.attempt import identity
 from forgekeeper.runs.batch import Batch as BatchRow
 from forgekeeper.runs.ledger import JobRun
-from forgekeeper.process.rows import Process
-from forgekeeper.database import now
-from forgekeeper.batches import BATCHES
-from forgekeeper.runs.attempt import identity
+from metrics.redaction import clean
 
 
 def ticks(

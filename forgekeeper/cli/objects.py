@@ -10,15 +10,15 @@ import typer
 
 from forgekeeper.cli.connection import connected, require_redis
 from forgekeeper.cli.console import Json, Problem, answer, emit, moment, out, table, wrong_use
-from workers.expired_job_artifacts import buckets as bucket_register
-from workers.stale_direct_uploads import register as register
-from forgekeeper.storage.outbox import DeletedObject
+from forgekeeper.connections import client
 from forgekeeper.database import now
 from forgekeeper.settings import Settings
-from forgekeeper.storage.objects import OUTSIDE, StoreUnavailable, is_below, is_normal
 from forgekeeper.storage import owners, stores
-from forgekeeper.connections import client
+from forgekeeper.storage.objects import OUTSIDE, StoreUnavailable, is_below, is_normal
+from forgekeeper.storage.outbox import DeletedObject
+from workers.expired_job_artifacts import buckets as bucket_register
 from workers.stale_direct_uploads import MAX_UPLOAD_DURATION
+from workers.stale_direct_uploads import register as register
 
 ORPHAN_AFTER = timedelta(days=1)
 """An upload may last three hours; whatever is a day old and named by nothing was left behind."""

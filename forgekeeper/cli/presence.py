@@ -13,8 +13,8 @@ from rich.text import Text
 from forgekeeper.cli.connection import connected
 from forgekeeper.cli.console import Json, emit, fill, grid, out, relative, rough, warning
 from forgekeeper.cli.trouble import warnings
-from forgekeeper.process.rows import Process
 from forgekeeper.database import now
+from forgekeeper.process.rows import Process
 
 
 def processes(json: Json = False) -> None:

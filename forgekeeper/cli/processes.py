@@ -32,7 +32,7 @@ def python(module: str, *arguments: str) -> list[str]:
 
 def python_path() -> str:
     """Return the PYTHONPATH with which children find us: no part of it may depend on the current folder."""
-    root = str(Path(__file__).resolve().parent.parent)
+    root = str(Path(__file__).resolve().parent.parent.parent)
     given = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if Path(part).is_absolute()]
     # Where packages are installed children look anyway, and after the standard library.
     installed = {get_path("purelib"), get_path("platlib")}
@@ -61,7 +61,7 @@ class Processes:
     def start(self, *arguments: str) -> None:
         """Start ``forgekeeper <arguments>``."""
         self._children[" ".join(arguments)] = subprocess.Popen(
-            python("cli", *arguments),
+            python("forgekeeper.cli", *arguments),
             env={**self._environment, "PYTHONPATH": python_path()},
             stdin=subprocess.DEVNULL,
             stdout=self._output,

@@ -7,13 +7,13 @@ from typing import NamedTuple
 import structlog
 
 import scheduler
+from forgekeeper.batches import BATCHES, BatchSpec
 from forgekeeper.cli.running import overlapping, paused, send_by_hand
 from forgekeeper.delivery import dead_letters
 from forgekeeper.delivery.dead_letters import DeadLetter
-from forgekeeper.runs.ledger import JobRun
-from forgekeeper.batches import BATCHES, BatchSpec
 from forgekeeper.process.broker import broker
 from forgekeeper.runs.attempt import identity
+from forgekeeper.runs.ledger import JobRun
 
 DONE = {"on_its_way", "overlap", "paused", "gone"}
 """Why a letter is kept although nothing is wrong: what it asks for happens anyhow, or is held back."""

@@ -13,21 +13,22 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 import scheduler
+from forgekeeper.batches import BATCHES, BatchSpec
 from forgekeeper.cli.completion import names_of
 from forgekeeper.cli.connection import batch_named, connected, require_installation, require_redis
 from forgekeeper.cli.console import Json, Problem, answer, emit, err, facts, moment, out
 from forgekeeper.cli.failures import sentence
 from forgekeeper.cli.interrupts import heard
-from metrics.redaction import clean
-from forgekeeper.runs.batch import Batch as BatchRow
-from forgekeeper.runs.ledger import JobRun, Started
-from forgekeeper.settings import Settings
-from forgekeeper.batches import BATCHES, BatchSpec
-from forgekeeper.runs.attempt import Attempt, Call, describe, identity
-from forgekeeper.runs.child import Child
 from forgekeeper.connections import Limits
+from forgekeeper.process.broker import broker
+from forgekeeper.runs.attempt import Attempt, Call, describe, identity
+from forgekeeper.runs.batch import Batch as BatchRow
+from forgekeeper.runs.child import Child
 from forgekeeper.runs.deadline import stopping
+from forgekeeper.runs.ledger import JobRun, Started
 from forgekeeper.runs.runner import Runner
+from forgekeeper.settings import Settings
+from metrics.redaction import clean
 
 CHECK = "`forgekeeper check"
 Name = Annotated[
@@ -103,7 +104,7 @@ def _perform(batch: BatchSpec, started: Started, settings: Settings) -> dict[str
     by_hand, error = started.tick is None, None
     try:
         with _stopping_politely(), _progress(batch, attempt):
-            batch.actor.fn()
+            broker.get_actor(batch.name).fn()
     except Exception as raised:  # noqa: BLE001, whatever it is, it is the run's result
         error = raised
     state = runner.close(attempt, error, final=by_hand)

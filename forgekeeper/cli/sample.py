@@ -14,13 +14,12 @@ from rich.progress import Progress
 from forgekeeper import migrations
 from forgekeeper.cli.connection import connected, require_redis
 from forgekeeper.cli.console import Json, Problem, emit, err, out, table
-from workers.stale_direct_uploads import register as register
-from forgekeeper.database import database
-from workers import sample
-from forgekeeper.settings import Settings
-from forgekeeper.storage import git_sample
-from forgekeeper.storage import stores
 from forgekeeper.connections import client
+from forgekeeper.database import database
+from forgekeeper.settings import Settings
+from forgekeeper.storage import git_sample, stores
+from workers import sample
+from workers.stale_direct_uploads import register as register
 
 STATUSES, IMPORTS, ARTIFACTS, UPLOADS, PROJECTS, REFS = 5_000, 200, 1_000, 200, 10, 100
 MALFORMED = ("no location at all", "artifacts:", "artifacts:../../etc/passwd")

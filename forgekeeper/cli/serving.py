@@ -16,24 +16,25 @@ from typing import Annotated
 import structlog
 import typer
 
-from forgekeeper import migrations
 import scheduler as timetable
+from forgekeeper import migrations
+from forgekeeper.batches import BATCHES
+from forgekeeper.batches import queues as declared_queues
 from forgekeeper.cli.completion import names_of
 from forgekeeper.cli.connection import configured, connected
 from forgekeeper.cli.console import FAILED, Problem, err, wrong_use
 from forgekeeper.cli.processes import Processes, python, python_path
 from forgekeeper.cli.waiting import Wait, database_there, places_there, servers_there
+from forgekeeper.connections import Limits, connect
+from forgekeeper.database import database, unhurried
+from forgekeeper.process import signals
+from forgekeeper.process.ready import tell_supervisor
+from forgekeeper.settings import PREFIX, Settings
+from forgekeeper.settings.reading import load
 from metrics import exporter as exporting
 from metrics import multiprocess
 from metrics.endpoint import Page, PortTaken, listen
 from metrics.threads import ended_itself
-from forgekeeper.database import database, unhurried
-from forgekeeper.settings import PREFIX, Settings
-from forgekeeper.settings.reading import load
-from forgekeeper.batches import BATCHES, queues
-from forgekeeper.process import signals
-from forgekeeper.connections import Limits, connect
-from forgekeeper.process.ready import tell_supervisor
 
 FOLDER = Path(".forgekeeper")
 SECOND_WORKER = 3
@@ -66,7 +67,7 @@ def worker(
         typer.Option(
             metavar="NAME[,NAME…]",
             help="Only these queues; may be given several times.",
-            autocompletion=names_of(queues()),
+            autocompletion=names_of(declared_queues),
         ),
     ] = None,
     metrics_port: Annotated[
@@ -82,8 +83,8 @@ def worker(
     """
     queues = [name.strip() for given in queues or () for name in given.split(",")]
     for queue in queues:
-        if queue not in queues():
-            wrong_use(f"there is no queue {queue!r}; there are: {', '.join(queues())}")
+        if queue not in declared_queues():
+            wrong_use(f"there is no queue {queue!r}; there are: {', '.join(declared_queues())}")
     settings, asked = configured(), signals.requests()
     wait = Wait(asked, said="worker")
     connect(settings, Limits.of_worker(settings), name="worker", connections=3)
@@ -91,7 +92,7 @@ def worker(
     if settings.place_wait:
         # Not for ever: other batches must not stand still, and what deletes from there is blocked until it is there.
         patience = settings.place_wait.total_seconds()
-        wait.until_there(lambda: places_there(settings, queues or queues()), patience=patience)
+        wait.until_there(lambda: places_there(settings, queues or declared_queues()), patience=patience)
     threads = threads or settings.worker_threads
     # What a process needs in its environment must be there before its Python starts.
     os.environ["PYTHONPATH"] = python_path()
@@ -105,7 +106,7 @@ def worker(
     # What comes before Dramatiq has its handlers, and lets them through, is imports: they would end in a trace.
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])
     wait.end_if_asked()
-    os.execv(sys.executable, python("workers", *arguments))  # noqa: S606, our own program
+    os.execv(sys.executable, python("forgekeeper.process", *arguments))  # noqa: S606, our own program
 
 
 def _count_in_files(host: str, port: int) -> None:
@@ -163,7 +164,7 @@ def up() -> None:
         running.start("worker", *_from(batches), "--processes", "1", "--threads", str(len(BATCHES)))
         # Two workers, two pages.
         port = settings.metrics_port_worker and settings.metrics_port_worker + SECOND_WORKER
-        running.start("worker", *_from(set(queues()) - batches), "--metrics-port", str(port))
+        running.start("worker", *_from(set(declared_queues()) - batches), "--metrics-port", str(port))
         if settings.metrics_port_exporter:
             running.start("exporter")
         err.print("forgekeeper is up; Ctrl-C ends it")

@@ -13,6 +13,7 @@ import typer
 from rich.console import RenderableType
 from rich.live import Live
 
+from forgekeeper.batches import BATCHES, BatchSpec, queues
 from forgekeeper.cli import timing
 from forgekeeper.cli.connection import connected, explained
 from forgekeeper.cli.console import Json, Problem, emit, out, warning, wrong_use
@@ -22,18 +23,17 @@ from forgekeeper.cli.objects import bucket_states
 from forgekeeper.cli.presence import facts_of
 from forgekeeper.cli.timetable import Timetable
 from forgekeeper.cli.trouble import warnings
-from forgekeeper.delivery.enqueue_unique import depth
-from forgekeeper.delivery.queues import due_since
-from forgekeeper.runs.batch import Batch as BatchRow
-from forgekeeper.runs.ledger import JobRun
-from forgekeeper.process.rows import Process
+from forgekeeper.connections import client
 from forgekeeper.database import database, now, release
 from forgekeeper.database.backlog import BOUND
-from forgekeeper.settings import Settings
-from forgekeeper.batches import BATCHES, queues, BatchSpec
-from forgekeeper.runs import held_back
+from forgekeeper.delivery.enqueue_unique import depth
+from forgekeeper.delivery.queues import due_since
 from forgekeeper.process.broker import NAMESPACE
-from forgekeeper.connections import client
+from forgekeeper.process.rows import Process
+from forgekeeper.runs import held_back
+from forgekeeper.runs.batch import Batch as BatchRow
+from forgekeeper.runs.ledger import JobRun
+from forgekeeper.settings import Settings
 
 EVERY = 2.0
 """Seconds between two looks; watch(1) has the same."""
@@ -93,7 +93,7 @@ def _batch(batch: BatchSpec, timetable: Timetable, instant: datetime) -> dict[st
     paused = BatchRow.paused(batch.name).first()
     # In this order a run that ends meanwhile is not shown as both.
     last, running = JobRun.last_ended(batch.name), JobRun.open(batch.name)
-    due = batch.backlog() if batch.backlog else None
+    due = batch.due(instant)
     schedule, following = timetable.next(batch.name, instant)
     return {
         "schedule": schedule,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from forgekeeper import clocks
+from forgekeeper.batches import BATCHES
 from forgekeeper.cli.console import moment
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.settings import Settings
-from forgekeeper.batches import BATCHES
-from forgekeeper import clocks
 
 
 def untimely(settings: Settings) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
-from forgekeeper.process.rows import Process
 from forgekeeper.batches import BATCHES
 from forgekeeper.process.broker import broker
+from forgekeeper.process.rows import Process
 
 
 def warnings(processes: Sequence[Process], instant: datetime) -> Iterator[str]:

@@ -12,11 +12,11 @@ from forgekeeper import migrations
 from forgekeeper.cli.completion import names_of
 from forgekeeper.cli.connection import connected
 from forgekeeper.cli.console import FAILED, Json, Problem, answer, emit, err, out, table, wrong_use
-from metrics.redaction import clean
-from forgekeeper.flags import FLAGS, FeatureFlag
 from forgekeeper.database import database, unhurried
-from forgekeeper.settings.reading import Described, describe, load
+from forgekeeper.flags import FLAGS, FeatureFlag
 from forgekeeper.installation.agreement import Disagreement, agree
+from forgekeeper.settings.reading import Described, describe, load
+from metrics.redaction import clean
 
 INTRODUCTION = """# Settings
 

@@ -22,21 +22,20 @@ import structlog
 import typer
 
 from forgekeeper import migrations
+from forgekeeper.batches import BATCHES, BatchSpec
 from forgekeeper.cli.connection import require_redis
 from forgekeeper.cli.failures import STATES, sentence
-from forgekeeper.installation.in_redis import claim_by_writing
-from metrics.catalogue import BATCHES as CATALOGUE
-from metrics.threads import Thread
-from forgekeeper.installation.row import Installation
+from forgekeeper.connections import client
 from forgekeeper.database import database, release, takes_no_writes
+from forgekeeper.installation import agreement
+from forgekeeper.installation.in_redis import claim_by_writing
+from forgekeeper.installation.row import Installation
+from forgekeeper.process import ready
 from forgekeeper.settings import Settings
 from forgekeeper.settings.addresses import of_database, of_redis
 from forgekeeper.storage.objects import StoreUnavailable
 from forgekeeper.storage.sentinel import Unreadable
-from forgekeeper.process.broker import broker
-from forgekeeper.installation import agreement
-from forgekeeper.process import ready
-from forgekeeper.connections import client
+from metrics.threads import Thread
 
 SHORTEST, LONGEST = 1.0, 30.0
 """Seconds between two looks: at first, and at most."""
@@ -186,20 +185,19 @@ def servers_there(settings: Settings) -> Iterator[Missing]:
 def places_there(settings: Settings, queues: Collection[str]) -> Iterator[Missing]:
     """Look for the repositories and the stores from which the actors of *queues* delete."""
     database.connect(reuse_if_open=True)
-    for batch in sorted(_batches(queues)):
-        for place, look in agreement.places(batch, settings):
+    for batch in sorted(_batches(queues), key=lambda one: one.name):
+        for place, look in agreement.places(batch.deletes_from, settings):
             at = Missing("a place", place)
             yield at
             try:
                 look()
             except (Unreadable, StoreUnavailable) as error:
-                yield at.because(f"{error}; {batch} needs it")
+                yield at.because(f"{error}; {batch.name} needs it")
                 return
 
 
-def _batches(queues: Collection[str]) -> set[str]:
-    names = {name for name, actor in broker.actors.items() if actor.queue_name in queues}
-    return {CATALOGUE[name].parent or name for name in names if name in CATALOGUE}
+def _batches(queues: Collection[str]) -> list[BatchSpec]:
+    return [one for one in BATCHES.values() if any(each.queue in queues for each in (one, *one.children))]
 
 
 def _refused(at: Missing, error: Exception) -> Missing:

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import peewee as pw
 
-from models.bulk_imports import STALE_AFTER, BulkImport, BulkImportEntity
 from forgekeeper.database import database
 from forgekeeper.storage.outbox import DeletedObject
+from models.bulk_imports import STALE_AFTER, BulkImport, BulkImportEntity
 from models.job_artifacts import CLASSES, JobArtifact
 from models.projects import GitRefDeletion
 from models.user_status import UserStatus

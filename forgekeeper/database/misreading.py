@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from models.bulk_imports import BulkImport, BulkImportEntity, BulkImportTracker
 from forgekeeper.database import Base, database
+from models.bulk_imports import BulkImport, BulkImportEntity, BulkImportTracker
 from models.job_artifacts import JobArtifact, ProjectStatistics
 from models.projects import GitRefDeletion, Project
 from models.user_status import UserStatus

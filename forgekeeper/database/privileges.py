@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from forgekeeper.runs.batch import Batch
-from models.bulk_imports import BulkImport, BulkImportEntity, BulkImportTracker
 from forgekeeper.database import Base, database
-from forgekeeper.storage.outbox import DeletedObject
 from forgekeeper.flags import FeatureFlag
 from forgekeeper.installation.row import Installation
-from models.job_artifacts import JobArtifact, ProjectStatistics
+from forgekeeper.process.rows import Process
+from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.passed_over import PassedOver
-from forgekeeper.process.rows import Process
-from models.projects import GitRefDeletion, Project
+from forgekeeper.storage.outbox import DeletedObject
 from forgekeeper.storage.settled import SettledUpload
+from models.bulk_imports import BulkImport, BulkImportEntity, BulkImportTracker
+from models.job_artifacts import JobArtifact, ProjectStatistics
+from models.projects import GitRefDeletion, Project
 from models.user_status import UserStatus
 
 MIGRATIONS = "forgekeeper_migrations"

@@ -26,15 +26,15 @@ from dramatiq.brokers.redis import RedisBroker
 from dramatiq.common import compute_backoff, current_millis, dq_name, q_name
 from dramatiq.errors import ConnectionClosed, DecodeError
 
+from forgekeeper import worker_metrics
 from forgekeeper.delivery.deliveries import Deliveries, Fetched, Refused
 from forgekeeper.delivery.enqueue_unique import depth
 from forgekeeper.delivery.queues import actor_of
 from forgekeeper.delivery.sizes import TOO_LARGE, fitting
-from forgekeeper.redis_values import is_text
-from metrics.redaction import clean
 from forgekeeper.process import signals
-from forgekeeper import worker_metrics
+from forgekeeper.redis_values import is_text
 from forgekeeper.runs.attempt import describe, identity
+from metrics.redaction import clean
 
 RECLAIM_EVERY = timedelta(seconds=30)
 """How often a consumer looks for messages that are ours by Redis's account alone; they may lie for a minute at most."""

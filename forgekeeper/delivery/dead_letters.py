@@ -17,11 +17,11 @@ from dramatiq.brokers.redis import RedisBroker
 from dramatiq.common import current_millis
 from dramatiq.errors import DecodeError
 
-from forgekeeper.scripts import call
 from forgekeeper.delivery.sizes import LARGEST_FETCHED, groups
 from forgekeeper.redis_values import is_text, moment
 from forgekeeper.redis_values import raw as _key
 from forgekeeper.redis_values import text as _text
+from forgekeeper.scripts import call
 from metrics.redaction import clean
 
 PAGE = 1_000

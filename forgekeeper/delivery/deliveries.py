@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 import redis
 from dramatiq.common import dq_name, q_name
 
-from forgekeeper.scripts import call
 from forgekeeper.delivery.sizes import LARGEST_FETCHED, TOO_LARGE
 from forgekeeper.redis_values import raw, text
+from forgekeeper.scripts import call
 
 CHUNK = 1000
 """Messages in one script: a few milliseconds of everybody's time."""

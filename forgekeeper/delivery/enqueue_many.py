@@ -17,8 +17,8 @@ from dramatiq import Actor, Message, get_encoder
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.middleware import SkipMessage
 
-from forgekeeper.scripts import call
 from forgekeeper.delivery.sizes import fitting
+from forgekeeper.scripts import call
 
 CHUNK = 1000
 """Messages in one script: 1,000 occupy Redis for a few milliseconds, and larger chunks are no faster."""

@@ -14,8 +14,8 @@ from dramatiq import Message
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.errors import DecodeError
 
-from forgekeeper.scripts import call
 from forgekeeper.delivery.sizes import fitting
+from forgekeeper.scripts import call
 
 DEAD_MESSAGE_TTL = timedelta(days=7)
 """How long dead letters are kept: Dramatiq's number, long enough for a holiday."""

@@ -11,12 +11,12 @@ import redis
 import structlog
 from dramatiq import Worker
 
+from forgekeeper import worker_metrics
 from forgekeeper.delivery.deliveries import Deliveries
 from forgekeeper.delivery.queues import actor_of
-from metrics.threads import Vital, end_process
 from forgekeeper.process import signals
-from forgekeeper import worker_metrics
 from forgekeeper.runs.attempt import describe
+from metrics.threads import Vital, end_process
 
 LONGEST_INTERVAL = timedelta(seconds=2.5)
 """With it, and with an idle consumer's second, a message runs again within 20 s of its worker's death by default."""

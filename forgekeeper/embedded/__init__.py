@@ -60,10 +60,10 @@ def servers(folder: Path | None = None, *, postgres_options: Mapping[str, str] |
 
 
 def _start_keeper(plan: Plan) -> subprocess.Popen[bytes]:
-    package_root = Path(__file__).parent.parent
+    package_root = Path(__file__).parent.parent.parent
     return subprocess.Popen(
         # The keeper needs the standard library and this package, wherever we were imported from.
-        [sys.executable, "-S", "-P", "-m", "embedded.keeper", json.dumps(asdict(plan))],
+        [sys.executable, "-S", "-P", "-m", "forgekeeper.embedded.keeper", json.dumps(asdict(plan))],
         env={**os.environ, "PYTHONPATH": str(package_root)},
         cwd="/",
         stdin=subprocess.DEVNULL,

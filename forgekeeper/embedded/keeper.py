@@ -1,6 +1,6 @@
 """The process that owns the servers: it stops them when its parent, or a SIGTERM, ends it.
 
-It is run as `python -m embedded.keeper PLAN` and answers with one line of JSON.  The parent's
+It is run as `python -m forgekeeper.embedded.keeper PLAN` and answers with one line of JSON.  The parent's
 death is seen through a pidfd, because the writing end of a pipe would live on in every child
 the parent forked.  Should the keeper itself be killed, the kernel stops the servers,
 and the parent, if it still lives, removes the temporary folder.

@@ -12,14 +12,13 @@ from functools import partial
 import peewee as pw
 import redis
 
+from forgekeeper.connections import client
+from forgekeeper.database import sqlstate
 from forgekeeper.installation.in_redis import KEY, claim
 from forgekeeper.installation.row import Installation
-from forgekeeper.database import sqlstate
-from forgekeeper.settings import Settings
-from forgekeeper.storage import sentinel
+from forgekeeper.settings import Place, Settings
+from forgekeeper.storage import sentinel, stores
 from forgekeeper.storage.objects import StoreUnavailable
-from forgekeeper.storage import stores
-from forgekeeper.connections import client
 
 UNDEFINED_TABLE = "42P01"
 
@@ -53,8 +52,8 @@ def conflict(ours: str, theirs: str) -> str:
     )
 
 
-def require(batch: str, settings: Settings) -> None:
-    """Raise `Disagreement` unless database, Redis and the places that *batch* deletes from are one installation's.
+def require(deletes_from: Place | None, settings: Settings) -> None:
+    """Raise `Disagreement` unless database, Redis and the places that are deleted from are one installation's.
 
     What does not answer, or has no sentinel, is not this question's: the batch finds out if it needs that.
     """
@@ -62,7 +61,7 @@ def require(batch: str, settings: Settings) -> None:
         ours = agree()
     except redis.RedisError:
         ours = Installation.ensure()
-    for place, look in places(batch, settings):
+    for place, look in places(deletes_from, settings):
         try:
             found = look()
         except (sentinel.Unreadable, StoreUnavailable):
@@ -71,13 +70,15 @@ def require(batch: str, settings: Settings) -> None:
             raise Disagreement(said)
 
 
-def places(batch: str, settings: Settings) -> Iterator[tuple[str, Callable[[], sentinel.Sentinel | None]]]:
-    """Yield the places that the batch deletes from, as far as they are configured, and how to read their sentinels."""
+def places(
+    deletes_from: Place | None, settings: Settings
+) -> Iterator[tuple[str, Callable[[], sentinel.Sentinel | None]]]:
+    """Yield the places that a batch deletes from, as far as they are configured, and how to read their sentinels."""
     root, locations = settings.repositories_root, settings.object_stores
-    if batch == "git_ref_cleanup" and root is not None:
+    if deletes_from == "repositories" and root is not None:
         yield str(root), sentinel.Folder(root).sentinel
     for location in locations:
-        if batch == "stale_direct_uploads" or (batch == "delete_objects" and location == stores.ARTIFACTS):
+        if deletes_from == "stores" or (deletes_from == "artifacts" and location == stores.ARTIFACTS):
             yield location, partial(_of_store, location, settings)
 
 

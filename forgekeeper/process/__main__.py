@@ -8,13 +8,13 @@ from datetime import timedelta
 
 from dramatiq.cli import main, make_argument_parser
 
-from metrics import logs
-from metrics.counting import WORKER
-from metrics.multiprocess import Watch
-from metrics.endpoint import listen
-from forgekeeper.settings.reading import load
 from forgekeeper.process.master import Vigil, impatient
 from forgekeeper.process.ready_pipe import Word
+from forgekeeper.settings.reading import load
+from metrics import logs
+from metrics.counting import WORKER
+from metrics.endpoint import listen
+from metrics.multiprocess import Watch
 
 PATIENCE = timedelta(seconds=5)
 """How long the master waits for a process to say that it is up, and hears nothing else: not that it has died."""
@@ -35,7 +35,13 @@ def run(arguments: list[str]) -> int:
     # On SIGHUP dramatiq becomes what stands here, in the same process: with a new program, and the same page.
     sys.argv = [sys.executable, "-P", "-m", "forgekeeper.process", *arguments]
     # No --path: dramatiq would put the current folder before everything that is installed.
-    ours = ["workers", "--path", "--skip-logging", "--worker-fork-timeout", str(round(PATIENCE.total_seconds() * 1000))]
+    ours = [
+        "forgekeeper.process.boot:load_batches",
+        "--path",
+        "--skip-logging",
+        "--worker-fork-timeout",
+        str(round(PATIENCE.total_seconds() * 1000)),
+    ]
     status: int = main(make_argument_parser().parse_args([*ours, *arguments]))
     return status
 

@@ -10,17 +10,16 @@ from __future__ import annotations
 import dramatiq
 from dramatiq.middleware import TimeLimit
 
-from forgekeeper.runs.ledger import MAX_RETRIES
 from forgekeeper.connections import client
 from forgekeeper.delivery.consumer import Broker
 from forgekeeper.process.drain import Drain
-from forgekeeper.worker_metrics import Measuring
 from forgekeeper.process.middleware import Attendance, Children, ChildRetries, Clients, Connections, Holding, Runs
 from forgekeeper.process.presence import AtWork
 from forgekeeper.process.tracing import tracing
+from forgekeeper.runs.ledger import MAX_RETRIES
+from forgekeeper.worker_metrics import Measuring
 
 NAMESPACE = "forgekeeper"
-QUEUES = ("cron", "git", "artifacts", "objects")
 
 at_work = AtWork()
 """What the threads of this process are at."""
@@ -33,7 +32,7 @@ broker = Broker(
         *tracing(),
         Measuring(),
         Clients(),
-        Holding(QUEUES, at_work),
+        Holding(at_work),
         Drain(),
         Attendance(at_work),
         ChildRetries(max_retries=MAX_RETRIES, min_backoff=15_000, max_backoff=600_000),

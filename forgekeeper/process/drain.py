@@ -25,13 +25,13 @@ from dramatiq import Broker, MessageProxy, Worker
 from dramatiq.common import q_name
 from dramatiq.middleware import Middleware
 
-from metrics.threads import Thread
-from forgekeeper.settings.reading import load
-from forgekeeper.process import signals
-from forgekeeper.runs.attempt import describe, identity
 from forgekeeper.delivery.consumer import Broker as OurBroker
+from forgekeeper.process import signals
 from forgekeeper.process.middleware import needed
 from forgekeeper.process.ready import Mark, tell_supervisor
+from forgekeeper.runs.attempt import describe, identity
+from forgekeeper.settings.reading import load
+from metrics.threads import Thread
 
 SOON = 2.0
 """Seconds in which a process that is at nothing any more ends by itself; one whose servers are away does not."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial, wraps
 from threading import Thread, get_ident
 from typing import Any, ParamSpec
@@ -18,23 +18,24 @@ from dramatiq.common import q_name
 from dramatiq.middleware import Middleware, MiddlewareError, Retries, SkipMessage, TimeLimit
 from playhouse.pool import MaxConnectionsExceeded
 
-from forgekeeper.delivery.enqueue_unique import TOKEN, push_once
-from metrics import logs
-from forgekeeper.database import database, release
-from forgekeeper.settings import Settings
-from forgekeeper.settings.reading import load
-from forgekeeper.process import signals
 from forgekeeper import worker_metrics
-from forgekeeper.runs.attempt import RUN, Attempt, describe, identity
-from forgekeeper.runs.child import Child
+from forgekeeper.batches import queues as declared_queues
 from forgekeeper.connections import Limits, connect
+from forgekeeper.database import database, release
 from forgekeeper.delivery.consumer import Broker as OurBroker
 from forgekeeper.delivery.consumer import Delivery
-from forgekeeper.runs.deadline import stopping
-from forgekeeper.process.presence import AtWork, Presence
+from forgekeeper.delivery.enqueue_unique import TOKEN, push_once
 from forgekeeper.delivery.worker_heartbeat import Pulse
-from forgekeeper.runs.runner import Runner
+from forgekeeper.process import signals
+from forgekeeper.process.presence import AtWork, Presence
 from forgekeeper.process.tracing import HEADER
+from forgekeeper.runs.attempt import RUN, Attempt, describe, identity
+from forgekeeper.runs.child import Child
+from forgekeeper.runs.deadline import stopping
+from forgekeeper.runs.runner import Runner
+from forgekeeper.settings import Settings
+from forgekeeper.settings.reading import load
+from metrics import logs
 
 ORIGIN = {RUN, HEADER}
 """What a message's options say of where it comes from."""
@@ -107,8 +108,7 @@ class Holding(Middleware):
     while its own count says that it may be tried again.
     """
 
-    def __init__(self, queues: Sequence[str], at_work: AtWork | None = None) -> None:
-        self._queues = queues
+    def __init__(self, at_work: AtWork | None = None) -> None:
         self._at_work = at_work or AtWork()
         self._pulse: Pulse | None = None
 
@@ -122,7 +122,7 @@ class Holding(Middleware):
     def after_worker_boot(self, broker: Broker, worker: Worker) -> None:
         """Start the pulse."""
         assert isinstance(broker, OurBroker)
-        queues = {*self._queues, *broker.get_declared_queues()}
+        queues = {*declared_queues(), *broker.get_declared_queues()}
         # A thread of Dramatiq's own, without which a run that hangs does so for ever.
         managers = [one.manager for one in broker.middleware if isinstance(one, TimeLimit)]
         limits = [manager for manager in managers if isinstance(manager, Thread)]

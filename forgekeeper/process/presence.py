@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 
 import structlog
 
+from forgekeeper.database import database, promptly, release
+from forgekeeper.process.rows import Entry, Process
+from forgekeeper.runs.attempt import describe
 from metrics.redaction import clean
 from metrics.threads import Vital
-from forgekeeper.process.rows import Entry, Process
-from forgekeeper.database import database, promptly, release
-from forgekeeper.runs.attempt import describe
 
 PATIENCE = 2.0
 """Seconds that a process waits at its end until its row is gone; a row that stays is seen to be silent."""

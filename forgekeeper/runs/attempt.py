@@ -21,15 +21,14 @@ import structlog
 from dramatiq import Actor
 from dramatiq.brokers.redis import RedisBroker
 
-from forgekeeper.delivery.enqueue_many import Enqueued, Keyed, enqueue_many
-from metrics.redaction import clean, text_of
-from forgekeeper.runs.ledger import JobRun, Started
 from forgekeeper.database import database, reachable, release
-from forgekeeper.runs.ledger import MAX_RETRIES
-from forgekeeper.settings import Settings
+from forgekeeper.delivery.enqueue_many import Enqueued, Keyed, enqueue_many
 from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.deadline import Deadline
+from forgekeeper.runs.ledger import MAX_RETRIES, JobRun, Started
+from forgekeeper.settings import Settings
 from forgekeeper.worker_metrics import Growth
+from metrics.redaction import clean, text_of
 
 LONGEST_RETRY = timedelta(hours=1)
 """Twenty-five retries at this cap take most of a day: longer than an outage that pages."""

@@ -14,11 +14,11 @@ from typing import Any, Self, TypeVar
 import peewee as pw
 import structlog
 
-from forgekeeper.runs.passed_over import PassedOver
-from forgekeeper.database import reachable, sqlstate
 from forgekeeper import worker_metrics
+from forgekeeper.database import reachable, sqlstate
 from forgekeeper.runs.attempt import describe
 from forgekeeper.runs.deadline import Deadline, stopping
+from forgekeeper.runs.passed_over import PassedOver
 
 MOST_IN_RUN = 200
 """A run in which more records fail than that is no run with some bad records: it fails."""

@@ -11,14 +11,14 @@ from typing import Any
 import peewee as pw
 import structlog
 
-from metrics.catalogue import BATCHES
-from forgekeeper.runs.batch import Batch
-from forgekeeper.settings import Settings
 from forgekeeper import worker_metrics
 from forgekeeper.runs.attempt import NoAttempt, describe, identity, storable
+from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.deadline import Deadline
+from forgekeeper.settings import Settings
 from forgekeeper.worker_metrics import Growth
+from metrics.catalogue import BATCHES
 
 log = structlog.get_logger(__name__)
 _current: ContextVar[Child | None] = ContextVar("child", default=None)
@@ -46,7 +46,7 @@ class Child:
         self.blocked: Blocked | None = None
         self.more = False
         self._actor = actor
-        self._run = run
+        self.run = run
         self._began = time.monotonic()
         self._growth: Growth | None = None
 
@@ -54,7 +54,7 @@ class Child:
         """Make this the thread's child, and put its facts on every log line."""
         _current.set(self)
         structlog.contextvars.bind_contextvars(
-            batch=self._actor, run=self._run, message_id=self.message_id, worker=identity()
+            batch=self._actor, run=self.run, message_id=self.message_id, worker=identity()
         )
         log.info("child started")
 

@@ -8,10 +8,10 @@ import peewee as pw
 import structlog
 from playhouse.pool import MaxConnectionsExceeded
 
-from metrics.threads import Vital
-from forgekeeper.runs.ledger import JobRun
 from forgekeeper.database import database, promptly, release
 from forgekeeper.runs.attempt import Attempt, describe
+from forgekeeper.runs.ledger import JobRun
+from metrics.threads import Vital
 
 log = structlog.get_logger(__name__)
 

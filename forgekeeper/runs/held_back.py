@@ -6,18 +6,14 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Literal, NamedTuple
 
-from metrics.catalogue import BATCHES
-from forgekeeper.runs.batch import FOREVER, Batch
-from forgekeeper.flags import FeatureFlag
-from forgekeeper.runs.ledger import JobRun
+from forgekeeper.batches import BATCHES
 from forgekeeper.database import now
-from workers.expired_job_artifacts import FLAG, expired_job_artifacts
+from forgekeeper.flags import FeatureFlag
+from forgekeeper.runs.batch import FOREVER, Batch
+from forgekeeper.runs.ledger import JobRun
 
 REMINDER = timedelta(days=7)
 """For so long something may be off, or paused without an end, before it may be one that was forgotten."""
-SWITCHES = {expired_job_artifacts.actor_name: FLAG}
-"""Which batch has a flag that switches it."""
-PARENTS = tuple(name for name, batch in BATCHES.items() if batch.parent is None)
 
 
 class Off(NamedTuple):
@@ -31,12 +27,14 @@ class Off(NamedTuple):
 def off(schedules: Mapping[str, object | None]) -> Iterator[Off]:
     """Yield what is off: by its flag, or as *schedules* have no entry for it; of batches that nobody knows, nothing."""
     registered = {row.name: row.registered_at for row in Batch.select()}
-    for name in (name for name in PARENTS if name in registered):
+    for name, batch in BATCHES.items():
+        if name not in registered:
+            continue
         if schedules.get(name) is None:
             # Nobody notes when a cron is switched off: its last tick was still on time.
             yield Off(name, "cron_off", JobRun.newest_tick(name) or registered[name])
-        if name in SWITCHES and not FeatureFlag.is_on(SWITCHES[name]):
-            turned = FeatureFlag.get_or_none(FeatureFlag.name == SWITCHES[name])
+        if batch.flag is not None and not FeatureFlag.is_on(batch.flag):
+            turned = FeatureFlag.get_or_none(FeatureFlag.name == batch.flag)
             yield Off(name, "flag_off", turned.updated_at if turned else registered[name])
 
 
@@ -58,7 +56,7 @@ def _off(one: Off) -> str:
     if one.reason == "cron_off":
         remedy = f"set FORGEKEEPER_CRON_{one.batch.upper()} if that was forgotten"
         return f"{one.batch} is on no timetable, and has had no tick since {_moment(one.since)}: {remedy}"
-    flag = SWITCHES[one.batch]
+    flag = BATCHES[one.batch].flag
     remedy = f"`forgekeeper flags on {flag}` if that was forgotten"
     return f"{one.batch} is off since {_moment(one.since)}, as flag {flag} is off: {remedy}"
 

@@ -6,13 +6,13 @@ from uuid import UUID
 
 import structlog
 
+from forgekeeper import worker_metrics
+from forgekeeper.failpoints import arm, failpoint
+from forgekeeper.runs.attempt import Attempt, identity
 from forgekeeper.runs.batch import Batch
+from forgekeeper.runs.heartbeat import Heart
 from forgekeeper.runs.ledger import JobRun, Started
 from forgekeeper.settings import Settings
-from forgekeeper import worker_metrics
-from forgekeeper.runs.attempt import Attempt, identity
-from forgekeeper.failpoints import arm, failpoint
-from forgekeeper.runs.heartbeat import Heart
 
 log = structlog.get_logger(__name__)
 

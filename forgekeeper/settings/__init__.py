@@ -37,6 +37,10 @@ from forgekeeper.settings.kinds import (
 PREFIX = "FORGEKEEPER_"
 
 
+Place = Literal["repositories", "artifacts", "stores"]
+"""What a batch deletes from beside the database: the repositories, the store at `artifacts`, or every store."""
+
+
 class SettingsError(Exception):
     """The settings cannot be used; the message names each bad one and says what to do."""
 

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 import obstore
 from obstore.store import LocalStore, S3Store
 
-from metrics.counting import WORKER
 from forgekeeper.storage.opening import FAILURES, check_process, open_store, reason
 from forgekeeper.storage.sentinel import NAME, Sentinel, objection, parse
+from metrics.counting import WORKER
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore

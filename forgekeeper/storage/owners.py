@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from forgekeeper.storage.outbox import DeletedObject
-from models import JobArtifact
-from forgekeeper.storage.settled import SettledUpload
 from forgekeeper.settings import Settings
 from forgekeeper.storage.opening import place
+from forgekeeper.storage.outbox import DeletedObject
+from forgekeeper.storage.settled import SettledUpload
 from forgekeeper.storage.stores import ARTIFACTS
+from models import JobArtifact
 
 
 def answered_for(location: str, paths: Sequence[str], settings: Settings) -> dict[str, str]:

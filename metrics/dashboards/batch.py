@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
+from forgekeeper.worker_metrics import BACKLOG
+from metrics.catalogue import METRICS
 from metrics.dashboards import runs
 from metrics.dashboards.limits import alert_names, limit, runbook
 from metrics.dashboards.panels import BAD, WARN, Query, Row, annotation, choice, figure, graph, listing, put_together
 from metrics.dashboards.queries import HERE, each_second, grown, of_the_batch
-from metrics.catalogue import METRICS
-from forgekeeper.worker_metrics import BACKLOG
 
 UID = "forgekeeper-batch"
 FIRING = f'ALERTS{{alertstate="firing",alertname=~"{"|".join(alert_names())}",batch="$batch"}}'

@@ -11,7 +11,7 @@ import yaml
 
 from forgekeeper.worker_metrics import DURATION
 
-RULES = Path(__file__).parent.parent / "metrics" / "alerts.yml"
+RULES = Path(__file__).parent.parent / "alerts.yml"
 COMPARISON = re.compile(r"[<>]=?\s*(\d+(?:\.\d+)?)(?:\s*\*\s*(\d+(?:\.\d+)?))?")
 
 DOCUMENTED = sorted(set(DURATION.values()))

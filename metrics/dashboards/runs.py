@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from forgekeeper.worker_metrics import DURATION
 from metrics.dashboards.limits import limit
 from metrics.dashboards.panels import Query, Row, distribution, graph
 from metrics.dashboards.queries import HERE, each_minute, grown, of_the_batch, within
-from forgekeeper.worker_metrics import DURATION
 
 
 def endings() -> Row:

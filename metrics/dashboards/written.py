@@ -9,7 +9,7 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from metrics.dashboards.batch import batch
 from metrics.dashboards.overview import overview
 
-FOLDER = Path(__file__).parent.parent / "deploy" / "grafana" / "dashboards"
+FOLDER = Path(__file__).parent.parent.parent / "deploy" / "grafana" / "dashboards"
 
 
 def written() -> dict[Path, str]:

@@ -18,10 +18,10 @@ import redis
 import structlog
 
 from forgekeeper import cli
-import models
+from forgekeeper import database as db
+from forgekeeper.connections import client
 from forgekeeper.installation.in_redis import KEY
 from forgekeeper.settings import PREFIX
-from forgekeeper.connections import client
 
 ROOT = Path(__file__).parents[2]
 
@@ -87,7 +87,7 @@ def main(environment, monkeypatch):
     """Run `forgekeeper <arguments>` inside this process, which is given back as it was."""
 
     def call(*arguments, **settings):
-        pointed, pool = models.database.obj, client.connection_pool
+        pointed, pool = db.database.obj, client.connection_pool
         signals = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         handlers, configured, config = logging.root.handlers[:], structlog.is_configured(), structlog.get_config()
         out, err = StringIO(), StringIO()
@@ -107,11 +107,11 @@ def main(environment, monkeypatch):
                 err.write(traceback.format_exc())
                 status = 1
             finally:
-                if models.database.obj is not pointed:
-                    models.database.close_all()
+                if db.database.obj is not pointed:
+                    db.database.close_all()
                     client.connection_pool.disconnect()
                 if pointed is not None:
-                    models.database.initialize(pointed)
+                    db.database.initialize(pointed)
                 client.connection_pool = pool
                 for number, handler in signals.items():
                     signal.signal(number, handler)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from workers.stale_direct_uploads import register
+from forgekeeper.connections import client
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.flags import FeatureFlag
-from forgekeeper.connections import client
+from workers.stale_direct_uploads import register
 
 NAME = "user_status_cleanup"
 FLAG = "bulk_delete_job_artifacts"
@@ -118,7 +118,18 @@ def test_without_an_amount_seed_answers_with_an_empty_object(main, settings, new
 
 def test_queues_may_be_given_with_commas_between_them(environment, database, tmp_path):
     worker = subprocess.Popen(
-        [sys.executable, "-m", "forgekeeper.cli", "worker", "--processes", "1", "--queues", "cron,git", "--queues", "objects"],
+        [
+            sys.executable,
+            "-m",
+            "forgekeeper.cli",
+            "worker",
+            "--processes",
+            "1",
+            "--queues",
+            "cron,git",
+            "--queues",
+            "objects",
+        ],
         env=environment(),
         cwd=tmp_path,
         stderr=subprocess.DEVNULL,

@@ -14,13 +14,14 @@ from dramatiq import Message
 from dramatiq.brokers.redis import RedisBroker
 
 import scheduler
+from forgekeeper.batches import BATCHES, queues
+from forgekeeper.connections import client
+from forgekeeper.database import now
 from forgekeeper.delivery.enqueue_unique import depth, push_once
+from forgekeeper.process.actors import message_of
+from forgekeeper.process.broker import NAMESPACE, broker
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.ledger import JobRun
-from forgekeeper.database import now
-from forgekeeper.batches import BATCHES, queues
-from forgekeeper.process.broker import NAMESPACE, broker
-from forgekeeper.connections import client
 
 NAME = "user_status_cleanup"
 CHILD, QUEUE = "clean_project_refs", "git"
@@ -48,7 +49,7 @@ def child(number, **options):
 def batch(*, state="failed"):
     """Let a run's message die; its row is in that state."""
     run = JobRun.create(batch=NAME, state=state, finished_at=now() if state == "failed" else None)
-    bury(BATCHES[NAME].message(JobRun.get_by_id(run.id)), by=broker)
+    bury(message_of(BATCHES[NAME], JobRun.get_by_id(run.id)), by=broker)
     return str(run.id)
 
 

@@ -13,8 +13,8 @@ from prometheus_client import CollectorRegistry, Counter
 
 from forgekeeper.cli.scraping import Figure, PageMissing, compare, scrape
 from forgekeeper.embedded.waiting import wait_until
-from metrics.endpoint import Page, listen
 from forgekeeper.settings import PREFIX
+from metrics.endpoint import Page, listen
 
 from ..ports import free_ports  # noqa: TID252, pytest puts no folder on the path
 from ..traps import Traps  # noqa: TID252

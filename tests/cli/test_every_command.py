@@ -11,8 +11,8 @@ import pytest
 import redis
 from psycopg2.extensions import make_dsn
 
-from workers.stale_direct_uploads import register
 from forgekeeper.settings import PREFIX
+from workers.stale_direct_uploads import register
 
 from ..traps import Traps  # noqa: TID252, pytest puts no folder on the path
 from .every_command import commands, serves, walk

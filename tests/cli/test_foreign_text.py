@@ -6,19 +6,18 @@ from datetime import timedelta
 import pytest
 from dramatiq import Message
 
-from workers.stale_direct_uploads import register
+from forgekeeper.connections import client
+from forgekeeper.database import now
 from forgekeeper.delivery.sizes import LARGEST_FETCHED
-from metrics.redaction import CONTROL
+from forgekeeper.process.broker import NAMESPACE
+from forgekeeper.process.rows import Process
 from forgekeeper.runs.batch import Batch
-from forgekeeper.storage.outbox import DeletedObject
-from models import GitRefDeletion
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.passed_over import PassedOver
-from forgekeeper.process.rows import Process
-from forgekeeper.database import now
-from forgekeeper.storage.outbox import MAX_ATTEMPTS
-from forgekeeper.process.broker import NAMESPACE
-from forgekeeper.connections import client
+from forgekeeper.storage.outbox import MAX_ATTEMPTS, DeletedObject
+from metrics.redaction import CONTROL
+from models import GitRefDeletion
+from workers.stale_direct_uploads import register
 
 NAME = "user_status_cleanup"
 SIGNS = "\x1b[31m\x1b]0;title\x07\x9b2J\u202e\u2028\r\x7f'\"\\[/red]{}"

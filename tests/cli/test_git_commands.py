@@ -4,10 +4,10 @@ from datetime import timedelta
 
 import pytest
 
-from forgekeeper.locks import LeaseLost, lease
-from models import DeletionStatus, GitRefDeletion, Project
-from forgekeeper.storage import git_sample, sentinel
 from forgekeeper.connections import client
+from forgekeeper.locks import LeaseLost, lease
+from forgekeeper.storage import git_sample, sentinel
+from models import DeletionStatus, GitRefDeletion, Project
 
 from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
 

@@ -13,26 +13,25 @@ import peewee as pw
 import pytest
 import redis
 
-from forgekeeper import migrations
 import scheduler
-from workers.stale_direct_uploads import register
-from metrics import exporter
-from models import APPLICATION, GitRefDeletion, Project
-from forgekeeper.tables import OURS
-from forgekeeper.runs.batch import Batch
+from forgekeeper import migrations
+from forgekeeper.batches import BATCHES
+from forgekeeper.connections import Limits, client, connect
+from forgekeeper.database import database, now, privileges, sqlstate
 from forgekeeper.installation.row import Installation
+from forgekeeper.process.broker import NAMESPACE, broker
+from forgekeeper.process.rows import Process
+from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.passed_over import PassedOver
-from forgekeeper.process.rows import Process
-from forgekeeper.storage.settled import SettledUpload
-from forgekeeper.database import database, now, privileges, sqlstate
-from models.projects import Closed
 from forgekeeper.settings import Settings
 from forgekeeper.storage import sentinel
-from forgekeeper.batches import BATCHES
-from forgekeeper.process.broker import NAMESPACE
-from forgekeeper.connections import Limits, client, connect
-from workers.git_ref_cleanup import clean_project_refs
+from forgekeeper.storage.settled import SettledUpload
+from forgekeeper.tables import OURS
+from metrics import exporter
+from models import APPLICATION, GitRefDeletion, Project
+from models.projects import Closed
+from workers.stale_direct_uploads import register
 
 from ..system import rights  # noqa: TID252, pytest puts no folder on the path
 
@@ -154,7 +153,7 @@ COMMANDS = (
 def plant(role, folder):
     """Leave something for the commands to work on: dead letters, failed uploads, an object that nobody knows."""
     with closing(redis.from_url(role.settings["REDIS_URL"], driver_info=None)) as server:
-        message = clean_project_refs.message(1)
+        message = broker.actors["clean_project_refs"].message(1)
         for number in ("1", "2"):
             server.zadd(f"{NAMESPACE}:git.XQ", {number: 1})
             server.hset(f"{NAMESPACE}:git.XQ.msgs", number, message.copy(message_id=number).encode())

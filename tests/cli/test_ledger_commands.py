@@ -3,22 +3,22 @@ from pathlib import Path
 
 import pytest
 
+from forgekeeper.batches import BATCHES, queues
+from forgekeeper.connections import client
+from forgekeeper.database import now
 from forgekeeper.delivery.enqueue_unique import depth
 from forgekeeper.flags import FLAGS, FeatureFlag
+from forgekeeper.process.broker import NAMESPACE
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.ledger import JobRun
-from forgekeeper.database import now
-from workers import sample
 from forgekeeper.settings import Settings
-from forgekeeper.batches import BATCHES, queues
-from forgekeeper.process.broker import NAMESPACE
-from forgekeeper.connections import client
+from workers import sample
 
 ROOT = Path(__file__).parents[2]
 
 NAME = "user_status_cleanup"
 FLAG = "bulk_delete_job_artifacts"
-MIGRATIONS = ", ".join(sorted(path.stem for path in (ROOT / "migrations" / "forgekeeper").glob("[0-9]*.py")))
+MIGRATIONS = ", ".join(sorted(path.stem for path in (ROOT / "forgekeeper" / "migrations" / "forgekeeper").glob("[0-9]*.py")))
 
 
 def findings(result, subject):

@@ -6,17 +6,15 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from forgekeeper.connections import client
+from forgekeeper.database import now
+from forgekeeper.runs.ledger import JobRun
+from forgekeeper.storage import sentinel, stores
+from forgekeeper.storage.outbox import MAX_ATTEMPTS, DeletedObject
+from forgekeeper.storage.settled import SettledUpload
+from models import JobArtifact
 from workers.expired_job_artifacts import buckets
 from workers.stale_direct_uploads import register as uploads
-from forgekeeper.storage.outbox import DeletedObject
-from models import JobArtifact
-from forgekeeper.runs.ledger import JobRun
-from forgekeeper.storage.settled import SettledUpload
-from forgekeeper.database import now
-from forgekeeper.storage.outbox import MAX_ATTEMPTS
-from forgekeeper.storage import sentinel
-from forgekeeper.storage import stores
-from forgekeeper.connections import client
 
 from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
 

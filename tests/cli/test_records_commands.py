@@ -2,8 +2,8 @@
 
 import pytest
 
-from forgekeeper.runs.passed_over import PassedOver
 from forgekeeper.database import now
+from forgekeeper.runs.passed_over import PassedOver
 
 pytestmark = pytest.mark.usefixtures("database")
 

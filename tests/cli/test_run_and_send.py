@@ -6,16 +6,16 @@ import sys
 import pytest
 
 import scheduler
+from forgekeeper.batches import BATCHES
+from forgekeeper.connections import client
+from forgekeeper.database import now
 from forgekeeper.delivery.enqueue_unique import depth
 from forgekeeper.embedded.waiting import wait_until
+from forgekeeper.process.broker import NAMESPACE
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.ledger import JobRun
 from models import UserStatus
-from forgekeeper.database import now
 from workers import sample
-from forgekeeper.batches import BATCHES
-from forgekeeper.process.broker import NAMESPACE
-from forgekeeper.connections import client
 
 NAME = "user_status_cleanup"
 NOTHING = {"deleted": 0, "batches": 0, "stopped": "drained"}

@@ -14,19 +14,18 @@ from pathlib import Path
 import pytest
 from dramatiq import Message
 
-from workers.stale_direct_uploads import register
-from forgekeeper.locks import lease
+from forgekeeper.connections import client
 from forgekeeper.delivery.enqueue_unique import push_once
 from forgekeeper.embedded.waiting import wait_until
-from forgekeeper.runs.batch import Batch
-from forgekeeper.storage.outbox import DeletedObject
-from models import DeletionStatus, GitRefDeletion, Project
-from forgekeeper.runs.ledger import JobRun
-from workers import sample
-from forgekeeper.storage.outbox import MAX_ATTEMPTS
-from forgekeeper.storage import sentinel
+from forgekeeper.locks import lease
 from forgekeeper.process.broker import broker
-from forgekeeper.connections import client
+from forgekeeper.runs.batch import Batch
+from forgekeeper.runs.ledger import JobRun
+from forgekeeper.storage import sentinel
+from forgekeeper.storage.outbox import MAX_ATTEMPTS, DeletedObject
+from models import DeletionStatus, GitRefDeletion, Project
+from workers import sample
+from workers.stale_direct_uploads import register
 
 from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
 from ..ports import free_ports  # noqa: TID252, pytest puts no folder on the path

@@ -16,13 +16,13 @@ from fcntl import ioctl
 import psycopg2
 import pytest
 
+from forgekeeper.batches import BATCHES
+from forgekeeper.database import database, now
+from forgekeeper.process.broker import broker
+from forgekeeper.process.rows import Process
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.ledger import JobRun
-from forgekeeper.process.rows import Process
-from forgekeeper.database import database, now
 from workers import sample
-from forgekeeper.batches import BATCHES
-from forgekeeper.process.broker import broker
 
 NAME = "user_status_cleanup"
 LIMIT = 60.0

@@ -3,14 +3,15 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 import scheduler
+from forgekeeper.batches import BATCHES
+from forgekeeper.connections import client
+from forgekeeper.database import now
+from forgekeeper.process.actors import message_of
+from forgekeeper.process.broker import broker
+from forgekeeper.process.rows import Process
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.ledger import JobRun
-from forgekeeper.process.rows import Process
-from forgekeeper.database import now
 from forgekeeper.settings.reading import load
-from forgekeeper.batches import BATCHES
-from forgekeeper.process.broker import broker
-from forgekeeper.connections import client
 
 from ..ledger import start_run  # noqa: TID252, pytest puts no folder on the path
 
@@ -239,7 +240,7 @@ def test_a_superseded_retry_says_that_a_newer_tick_took_over(story):
 
 def test_a_run_whose_message_is_dead_says_so(story):
     run_id = claimed()
-    message = BATCH.message(JobRun.get_by_id(run_id))
+    message = message_of(BATCH, JobRun.get_by_id(run_id))
     client.hset(f"{broker.namespace}:cron.XQ.msgs", str(run_id), message.encode())
     scheduler.send(BATCH)
 

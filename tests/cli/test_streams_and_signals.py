@@ -80,7 +80,7 @@ def test_ctrl_c_during_the_imports_ends_it_without_a_word(start, module):
 def test_ctrl_c_while_a_worker_is_still_importing_drains_it(start, database):
     process = start("worker", "--processes", "1", stdout=subprocess.DEVNULL)
     # The command has become the program `workers`, which takes a second to import what it needs.
-    assert wait_until(lambda: "workers" in _command_line(process.pid).split("\0"), 30)
+    assert wait_until(lambda: "forgekeeper.process" in _command_line(process.pid).split("\0"), 30)
 
     process.send_signal(signal.SIGINT)
     _out, err = process.communicate(timeout=30)
@@ -102,7 +102,9 @@ def test_ctrl_c_ends_a_command_though_the_database_hangs(environment, proxy, tmp
     proxy.drop_replies(to=statement)
     environment = environment(DATABASE_URL=proxy.url, SHUTDOWN_TIMEOUT="1")
     with (tmp_path / "err").open("w+") as err:
-        process = subprocess.Popen([sys.executable, "-m", "forgekeeper.cli", *command], env=environment, cwd=tmp_path, stderr=err)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "forgekeeper.cli", *command], env=environment, cwd=tmp_path, stderr=err
+        )
         try:
             assert wait_until(lambda: proxy.dropped or process.poll() is not None, 30)
             process.send_signal(signal.SIGINT)

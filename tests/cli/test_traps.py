@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from forgekeeper.installation.in_redis import KEY
 from forgekeeper.embedded.waiting import wait_until
+from forgekeeper.installation.in_redis import KEY
 from forgekeeper.settings import PREFIX
 
 from ..ports import free_ports  # noqa: TID252, pytest puts no folder on the path

@@ -21,8 +21,8 @@ from hypothesis.stateful import (
 
 from forgekeeper.delivery import deliveries
 from forgekeeper.delivery.deliveries import CHUNK, MAX_DEATHS, Deliveries
-from forgekeeper.scripts import call
 from forgekeeper.embedded.waiting import wait_until
+from forgekeeper.scripts import call
 
 NAMESPACE = "deliveries"
 QUEUE, LINE = "q", "q.DQ"

@@ -14,6 +14,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.locks import (
     OWNERS,
     SINCE,
@@ -25,7 +26,6 @@ from forgekeeper.locks import (
     lease,
     leases,
 )
-from forgekeeper.embedded.waiting import wait_until
 
 from ..system.proxy import redis_through  # noqa: TID252, pytest puts no folder on the path
 

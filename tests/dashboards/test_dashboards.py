@@ -10,10 +10,10 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
+from forgekeeper.worker_metrics import BACKLOG, FAILURES
+from metrics.catalogue import METRICS
 from metrics.dashboards.limits import NoLimit, limit
 from metrics.dashboards.written import FOLDER, written
-from metrics.catalogue import METRICS
-from forgekeeper.worker_metrics import BACKLOG, FAILURES
 
 from .reading import (
     ALERTS,

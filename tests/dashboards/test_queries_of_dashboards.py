@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from metrics.catalogue import METRICS
 from forgekeeper.worker_metrics import BACKLOG, DURATION
+from metrics.catalogue import METRICS
 
 from .reading import CHOICES, QUERIES, family, selectors
 

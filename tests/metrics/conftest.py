@@ -10,9 +10,9 @@ import psycopg2
 import pytest
 
 import scheduler
+from forgekeeper.batches import BATCHES
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.runs.ledger import JobRun
-from forgekeeper.batches import BATCHES
 
 from ..ports import free_ports  # noqa: TID252, pytest puts no folder on the path
 from .pages import read

@@ -5,16 +5,16 @@ import re
 import pytest
 from prometheus_client import generate_latest
 
-import models
+from forgekeeper.batches import BATCHES
+from forgekeeper.batches import queues as declared_queues
 from forgekeeper.cli.metrics import PAGES
 from forgekeeper.delivery import queues
+from forgekeeper.flags import FLAGS
+from forgekeeper.process.broker import broker
 from metrics.catalogue import BATCHES as KNOWN
 from metrics.catalogue import COLLECTORS, FLAGS, METRICS, OBJECTIVES, QUEUES, SECONDS, of
 from metrics.exporter import COLLECT
 from metrics.instruments import Instruments
-from forgekeeper.batches import BATCHES
-from forgekeeper.process.broker import broker
-from forgekeeper.batches import queues as REAL_QUEUES
 
 every_metric = pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS)
 
@@ -28,7 +28,7 @@ def test_every_batch_and_every_child_is_known_with_its_queue_and_its_parent():
 
 
 def test_the_document_of_every_batch_is_the_actor_s():
-    documents = {name: str(batch.actor.options["document"] or "none") for name, batch in BATCHES.items()}
+    documents = {name: str(batch.document or "none") for name, batch in BATCHES.items()}
 
     assert documents == {name: KNOWN[name].document for name in BATCHES}
 
@@ -38,8 +38,8 @@ def test_a_run_s_time_limit_is_no_shorter_than_its_budget():
 
 
 def test_queues_flags_and_collectors_are_the_real_ones():
-    assert QUEUES == REAL_QUEUES
-    assert set(FLAGS) == set(models.FLAGS)
+    assert QUEUES == declared_queues()
+    assert set(FLAGS) == set(FLAGS)
     assert set(COLLECTORS) == {*COLLECT, "roots"}
 
 

@@ -17,29 +17,25 @@ import psycopg2
 import pytest
 from prometheus_client import generate_latest
 
-from workers.expired_job_artifacts import buckets
-from workers.stale_direct_uploads import register
-from forgekeeper.locks import lease
+from forgekeeper.connections import client
+from forgekeeper.database import backlog, database, now
 from forgekeeper.delivery.enqueue_unique import push_once
 from forgekeeper.delivery.sizes import LARGEST_FETCHED
 from forgekeeper.embedded.waiting import wait_until
-from metrics import exporter
-from metrics.catalogue import CLOCKS, COLLECTORS, METRICS, OBJECTIVES, of
-from forgekeeper.runs.batch import Batch
-from models import BulkImport, BulkImportEntity, GitRefDeletion, JobArtifact, Project, UserStatus
-from forgekeeper.storage.outbox import DeletedObject
 from forgekeeper.flags import FeatureFlag
+from forgekeeper.locks import lease
+from forgekeeper.process.broker import NAMESPACE, broker
+from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.passed_over import PassedOver
-from forgekeeper.database import backlog, database, now
-from forgekeeper.storage.outbox import MAX_ATTEMPTS
 from forgekeeper.settings import PREFIX
 from forgekeeper.storage import sentinel
-from forgekeeper.batches import BATCHES
-from forgekeeper.process.broker import broker
-from forgekeeper.process.broker import NAMESPACE
-from forgekeeper.connections import client
-from workers.git_ref_cleanup import clean_project_refs
+from forgekeeper.storage.outbox import MAX_ATTEMPTS, DeletedObject
+from metrics import exporter
+from metrics.catalogue import CLOCKS, COLLECTORS, METRICS, OBJECTIVES, of
+from models import BulkImport, BulkImportEntity, GitRefDeletion, JobArtifact, Project, UserStatus
+from workers.expired_job_artifacts import buckets
+from workers.stale_direct_uploads import register
 
 from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
 from ..ledger import start_run  # noqa: TID252, pytest puts no folder on the path
@@ -389,7 +385,7 @@ def test_a_flag_that_is_on_is_one(look):
 
 
 def send(batch=NAME, *, message_id="1", **options):
-    message = BATCHES[batch].actor.message().copy(message_id=message_id, options=options)
+    message = broker.actors[batch].message().copy(message_id=message_id, options=options)
     push_once(broker, message)
     return message
 
@@ -438,8 +434,8 @@ def test_a_body_that_is_no_message_breaks_nothing(look, body):
 
 def test_dead_letters_are_counted_by_queue_and_batch(look):
     for number in range(1_500):
-        bury("git", str(number), clean_project_refs.message(number).encode())
-    bury("cron", "1", BATCHES["prune"].actor.message().encode())
+        bury("git", str(number), broker.actors["clean_project_refs"].message(number).encode())
+    bury("cron", "1", broker.actors["prune"].message().encode())
 
     page = look()
 
@@ -451,7 +447,7 @@ def test_dead_letters_are_counted_by_queue_and_batch(look):
 @pytest.mark.parametrize("body", [b"\xff", b"[]", b'{"actor_name": 3}', b'{"actor_name": "of_long_ago"}'])
 def test_a_dead_letter_that_is_of_no_batch_is_counted_as_unknown(look, body):
     bury("git", "x", body)
-    bury("git", "y", clean_project_refs.message(1).encode())
+    bury("git", "y", broker.actors["clean_project_refs"].message(1).encode())
 
     page = look()
 
@@ -460,7 +456,7 @@ def test_a_dead_letter_that_is_of_no_batch_is_counted_as_unknown(look, body):
 
 
 def test_a_dead_letter_in_a_queue_that_is_not_its_batch_s_is_not_overlooked(look):
-    bury("objects", "x", clean_project_refs.message(1).encode())
+    bury("objects", "x", broker.actors["clean_project_refs"].message(1).encode())
 
     assert look().value("dead_letter_messages", queue_name="objects", batch="unknown") == 1
 

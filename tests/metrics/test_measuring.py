@@ -10,23 +10,23 @@ import redis
 from dramatiq import MessageProxy
 from dramatiq.middleware import TimeLimitExceeded
 
+from forgekeeper import worker_metrics
+from forgekeeper.batches import BATCHES
+from forgekeeper.database import backlog, now
 from forgekeeper.locks import LeaseLost
+from forgekeeper.process.broker import broker
+from forgekeeper.runs.deadline import stopping
+from forgekeeper.runs.ledger import JobRun, Started
+from forgekeeper.storage import git_refs, objects
+from forgekeeper.worker_metrics import BREACHES, FIELDS
 from metrics.catalogue import BATCHES as KNOWN
 from metrics.catalogue import METRICS
 from metrics.counting import WORKER
-from forgekeeper.runs.ledger import JobRun, Started
 from models import UserStatus
-from forgekeeper.database import backlog, now
-from forgekeeper.storage import git_refs, objects
-from forgekeeper.batches import BATCHES
-from workers import git_ref_cleanup
-from forgekeeper import worker_metrics
 from workers import expired_job_artifacts as artifacts
+from workers import git_ref_cleanup
 from workers import stale_direct_uploads as direct
 from workers import user_status_cleanup as statuses
-from forgekeeper.process.broker import broker
-from forgekeeper.runs.deadline import stopping
-from forgekeeper.worker_metrics import BREACHES, FIELDS
 
 from ..ledger import start_run  # noqa: TID252, pytest puts no folder on the path
 
@@ -36,7 +36,9 @@ OUTCOMES = {name: batch.outcome for name, batch in BATCHES.items()} | {
 }
 
 
-BAD_RECORDS = {(worker_metrics.ERRORS, *child) for child in METRICS[worker_metrics.ERRORS].children if child[-1] == "database"}
+BAD_RECORDS = {
+    (worker_metrics.ERRORS, *child) for child in METRICS[worker_metrics.ERRORS].children if child[-1] == "database"
+}
 """What is counted when it happens, not of an outcome."""
 
 
@@ -88,7 +90,13 @@ def test_whatever_the_catalogue_says_of_records_and_children_is_counted():
 
     declared = {
         (name, *child)
-        for name in (worker_metrics.PROCESSED, worker_metrics.EXAMINED, worker_metrics.ERRORS, worker_metrics.CHILDREN, worker_metrics.MISSING)
+        for name in (
+            worker_metrics.PROCESSED,
+            worker_metrics.EXAMINED,
+            worker_metrics.ERRORS,
+            worker_metrics.CHILDREN,
+            worker_metrics.MISSING,
+        )
         for child in METRICS[name].children
         if (name, *child) not in BAD_RECORDS
     }
@@ -279,7 +287,7 @@ def test_a_run_by_hand_is_never_late(counted):
 
 
 def test_a_message_that_two_threads_have_in_hand_is_in_progress_until_the_second_has_ended(counted):
-    one, message = worker_metrics.Measuring(), MessageProxy(BATCHES["prune"].actor.message())
+    one, message = worker_metrics.Measuring(), MessageProxy(broker.actors["prune"].message())
 
     def handled():
         one.before_process_message(broker, message)

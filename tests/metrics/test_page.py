@@ -18,8 +18,8 @@ from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.registry import Collector
 
 from forgekeeper.embedded.waiting import wait_until
-from metrics import logs
 from metrics import endpoint as pages
+from metrics import logs
 from metrics.endpoint import Page, listen
 
 ROOT = Path(__file__).parents[2]

@@ -13,14 +13,14 @@ import pytest
 from prometheus_client import generate_latest
 
 import scheduler
+from forgekeeper.batches import BATCHES
+from forgekeeper.database import database, now
 from forgekeeper.embedded.waiting import wait_until
-from metrics.catalogue import of
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.ledger import JobRun
-from forgekeeper.database import database, now
 from forgekeeper.settings import PREFIX
 from forgekeeper.settings.cron import Cron
-from forgekeeper.batches import BATCHES
+from metrics.catalogue import of
 
 from ..ledger import start_run  # noqa: TID252, pytest puts no folder on the path
 from .pages import read

@@ -8,17 +8,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+from forgekeeper.connections import client
+from forgekeeper.database import database
 from forgekeeper.delivery.deliveries import MAX_DEATHS, Deliveries
 from forgekeeper.delivery.enqueue_unique import push_once
 from forgekeeper.embedded.waiting import wait_until
+from forgekeeper.process.broker import broker
+from forgekeeper.settings import PREFIX
 from metrics import multiprocess
 from metrics.catalogue import of
 from models import GitRefDeletion
-from forgekeeper.database import database
-from forgekeeper.settings import PREFIX
-from forgekeeper.process.broker import broker
-from forgekeeper.connections import client
-from workers.git_ref_cleanup import clean_project_refs
 
 from .worker import LIMIT, NAME, ROOT, due
 
@@ -70,9 +69,9 @@ def test_a_child_that_fails_is_retried_once_and_its_last_failure_is_a_dead_lette
     worker = start_worker()
     for project in (1, 2):
         GitRefDeletion.create(project_id=project, ref="refs/x")
-    last = clean_project_refs.message(2).copy(options={"retries": 25})
+    last = broker.actors["clean_project_refs"].message(2).copy(options={"retries": 25})
 
-    push_once(broker, clean_project_refs.message(1))
+    push_once(broker, broker.actors["clean_project_refs"].message(1))
     push_once(broker, last)
 
     labels = {"batch": "clean_project_refs"}
@@ -91,7 +90,7 @@ def test_a_message_that_is_none_is_a_dead_letter_of_an_unknown_batch(start_worke
 
 def test_a_child_that_has_taken_three_workers_down_is_a_dead_letter_and_a_breach(start_worker, counts):
     dead = Deliveries(client, broker.namespace, "dead")
-    push_once(broker, clean_project_refs.message(1))
+    push_once(broker, broker.actors["clean_project_refs"].message(1))
     (fetched,) = dead.fetch("git", limit=1)
     for _ in range(MAX_DEATHS):
         dead.start("git", fetched.id, counted=True)

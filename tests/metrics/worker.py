@@ -9,10 +9,10 @@ from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
-from metrics import multiprocess
-from models import UserStatus
 from forgekeeper.database import now
 from forgekeeper.settings import PREFIX
+from metrics import multiprocess
+from models import UserStatus
 
 ROOT = Path(__file__).parents[2]
 NAME = "user_status_cleanup"

@@ -8,17 +8,16 @@ from threading import Barrier
 import pytest
 from structlog.testing import capture_logs
 
-from forgekeeper.storage.outbox import DeletedObject
-from models import JobArtifact
 from forgekeeper.database import database, now
-from forgekeeper.storage.outbox import MAX_ATTEMPTS
-from models.job_artifacts import CLASSES, START
-from forgekeeper.settings import Settings
-from forgekeeper.storage.objects import OUTSIDE, StoreUnavailable
-from workers import delete_objects
-from forgekeeper.storage import stores
 from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.deadline import Deadline
+from forgekeeper.settings import Settings
+from forgekeeper.storage import stores
+from forgekeeper.storage.objects import OUTSIDE, StoreUnavailable
+from forgekeeper.storage.outbox import MAX_ATTEMPTS, DeletedObject
+from models import JobArtifact
+from models.job_artifacts import CLASSES, START
+from workers import delete_objects
 from workers.delete_objects import CHUNK, FIRST_RETRY, MAX_RUNTIME, Outcome
 
 SECOND = timedelta(seconds=1)

@@ -11,26 +11,31 @@ import psycopg2
 import pytest
 from structlog.testing import capture_logs
 
-from workers.stale_direct_uploads import register as uploads
+from forgekeeper.connections import client
+from forgekeeper.database import database
+from forgekeeper.database import now as database_now
+from forgekeeper.runs.deadline import Deadline, stopping
+from forgekeeper.runs.ledger import JobRun
+from forgekeeper.runs.runner import Runner
+from forgekeeper.settings import Settings
+from forgekeeper.storage import owners, sentinel, stores
+from forgekeeper.storage.objects import OUTSIDE, StoreUnavailable
+from forgekeeper.storage.outbox import DeletedObject
+from forgekeeper.storage.settled import SettledUpload
 from metrics.catalogue import METRICS
 from metrics.counting import WORKER
-from forgekeeper.storage.outbox import DeletedObject
 from models import JobArtifact
-from forgekeeper.runs.ledger import JobRun
-from forgekeeper.storage.settled import SettledUpload
-from forgekeeper.database import database
-from forgekeeper.storage import settled
-from forgekeeper.database import now as database_now
-from forgekeeper.settings import Settings
-from forgekeeper.storage import sentinel
-from forgekeeper.storage.objects import OUTSIDE, StoreUnavailable
-from workers.stale_direct_uploads import producer
-from forgekeeper.storage import owners, stores
 from workers import stale_direct_uploads
-from forgekeeper.connections import client
-from forgekeeper.runs.deadline import Deadline, stopping
-from forgekeeper.runs.runner import Runner
-from workers.stale_direct_uploads import CHUNK, MAX_EXEC_DURATION, MAX_UPLOAD_DURATION, Outcome, Sweep
+from workers.stale_direct_uploads import (
+    CHUNK,
+    MAX_EXEC_DURATION,
+    MAX_UPLOAD_DURATION,
+    Outcome,
+    Sweep,
+    producer,
+    settled,
+)
+from workers.stale_direct_uploads import register as uploads
 
 from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
 

@@ -7,18 +7,16 @@ from concurrent.futures import ThreadPoolExecutor
 import peewee as pw
 import pytest
 
-from workers.stale_direct_uploads import register
-from models import JobArtifact
-from forgekeeper.storage.settled import SettledUpload
-from forgekeeper.database import database
-from forgekeeper.settings import Settings
-from forgekeeper.storage import sentinel
-from workers.stale_direct_uploads import producer as direct_uploads
-from workers import stale_direct_uploads
-from forgekeeper.storage import stores
 from forgekeeper.connections import client
+from forgekeeper.database import database
 from forgekeeper.runs.deadline import Deadline
-from workers.stale_direct_uploads import MAX_EXEC_DURATION, MAX_UPLOAD_DURATION
+from forgekeeper.settings import Settings
+from forgekeeper.storage import sentinel, stores
+from forgekeeper.storage.settled import SettledUpload
+from models import JobArtifact
+from workers import stale_direct_uploads
+from workers.stale_direct_uploads import MAX_EXEC_DURATION, MAX_UPLOAD_DURATION, register
+from workers.stale_direct_uploads import producer as direct_uploads
 
 from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
 

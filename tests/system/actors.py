@@ -7,11 +7,11 @@ from datetime import timedelta
 
 import dramatiq
 
+from forgekeeper.connections import client
 from forgekeeper.locks import lease
 from forgekeeper.process.__main__ import run
 from forgekeeper.process.broker import broker
 from forgekeeper.runs.child import current
-from forgekeeper.connections import client
 
 from .told_work import QUEUE, declare
 

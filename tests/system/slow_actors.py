@@ -2,9 +2,9 @@
 
 import sys
 
+from forgekeeper.connections import client
 from forgekeeper.process.__main__ import run
 from forgekeeper.process.broker import broker
-from forgekeeper.connections import client
 
 from .slow_work import declare
 

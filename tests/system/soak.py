@@ -31,11 +31,11 @@ from tempfile import mkdtemp
 import psycopg2
 from dramatiq.common import current_millis
 
-from workers.stale_direct_uploads import register
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.batches import BATCHES, queues
-from workers import expired_job_artifacts, git_ref_cleanup
+from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.process.broker import NAMESPACE
+from workers import expired_job_artifacts, git_ref_cleanup
+from workers.stale_direct_uploads import register
 
 from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
 from ..machine import Held  # noqa: TID252

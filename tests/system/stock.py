@@ -7,11 +7,11 @@ from math import inf
 from dramatiq import Message
 from dramatiq.brokers.redis import RedisBroker
 
+from forgekeeper.connections import client
 from forgekeeper.delivery.enqueue_unique import push_once
 from forgekeeper.embedded.waiting import wait_until
-from forgekeeper.settings import PREFIX
 from forgekeeper.process.broker import broker
-from forgekeeper.connections import client
+from forgekeeper.settings import PREFIX
 
 from .actors import NOTES
 from .proxy import redis_through

@@ -12,11 +12,11 @@ from typing import NamedTuple
 from dramatiq import Message
 from dramatiq.brokers.redis import RedisBroker
 
+from forgekeeper.connections import client
 from forgekeeper.delivery.enqueue_unique import push_once
 from forgekeeper.embedded.waiting import wait_until
-from forgekeeper.settings import PREFIX
 from forgekeeper.process.broker import broker
-from forgekeeper.connections import client
+from forgekeeper.settings import PREFIX
 
 from .service import Service
 from .slow_actors import NOTES

@@ -13,19 +13,19 @@ from urllib.request import urlopen
 
 import pytest
 
+from forgekeeper.batches import BATCHES
+from forgekeeper.connections import Limits, connect
+from forgekeeper.database import database, now
 from forgekeeper.delivery import dead_letters
 from forgekeeper.embedded.waiting import wait_until
-from forgekeeper.runs.batch import Batch
 from forgekeeper.flags import FeatureFlag
-from models import GitRefDeletion, JobArtifact, UserStatus
+from forgekeeper.process.broker import broker
+from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.ledger import JobRun
-from forgekeeper.database import database, now
-from workers import sample
 from forgekeeper.settings import PREFIX, Settings
 from forgekeeper.storage import git_sample
-from forgekeeper.batches import BATCHES
-from forgekeeper.process.broker import broker
-from forgekeeper.connections import Limits, connect
+from models import GitRefDeletion, JobArtifact, UserStatus
+from workers import sample
 
 from ..ports import free_ports  # noqa: TID252, pytest puts no folder on the path
 from .monitoring import monitoring

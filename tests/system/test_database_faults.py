@@ -17,19 +17,19 @@ import psycopg2
 import pytest
 
 from forgekeeper import migrations
+from forgekeeper.batches import BATCHES
+from forgekeeper.connections import Limits, client, connect
+from forgekeeper.database import database, now
 from forgekeeper.embedded import folder
 from forgekeeper.embedded.plan import Plan
 from forgekeeper.embedded.postgres import Postgres
 from forgekeeper.embedded.waiting import wait_until
+from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.ledger import JobRun
-from models import UserStatus
-from forgekeeper.database import database, now
-from workers import sample
 from forgekeeper.settings import PREFIX
 from forgekeeper.settings.reading import load
-from forgekeeper.batches import BATCHES
-from forgekeeper.connections import Limits, client, connect
-from forgekeeper.runs.deadline import Deadline
+from models import UserStatus
+from workers import sample
 from workers.user_status_cleanup import BATCH_SIZE
 from workers.user_status_cleanup import Outcome as Cleaned
 from workers.user_status_cleanup import run as clean_up

@@ -10,16 +10,16 @@ from itertools import chain
 import pytest
 
 from forgekeeper import migrations
+from forgekeeper.batches import BATCHES
+from forgekeeper.connections import Limits, client, connect
+from forgekeeper.database import database, now
 from forgekeeper.embedded import folder
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.runs.ledger import JobRun
-from models import UserStatus
-from forgekeeper.database import database, now
-from workers import sample
 from forgekeeper.settings import PREFIX
 from forgekeeper.settings.reading import load
-from forgekeeper.batches import BATCHES
-from forgekeeper.connections import Limits, client, connect
+from models import UserStatus
+from workers import sample
 
 from ..frozen import Server  # noqa: TID252, pytest puts no folder on the path
 from ..machine import Held  # noqa: TID252

@@ -11,16 +11,16 @@ from urllib.request import urlopen
 
 import pytest
 
-from forgekeeper.embedded.waiting import wait_until
-from metrics.room import ROOM
-from forgekeeper.storage.outbox import DeletedObject
-from models import GitRefDeletion, UserStatus
-from forgekeeper.runs.ledger import JobRun
-from forgekeeper.database import now
-from workers import sample
-from forgekeeper.storage import sentinel
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import client
+from forgekeeper.database import now
+from forgekeeper.embedded.waiting import wait_until
+from forgekeeper.runs.ledger import JobRun
+from forgekeeper.storage import sentinel
+from forgekeeper.storage.outbox import DeletedObject
+from metrics.room import ROOM
+from models import GitRefDeletion, UserStatus
+from workers import sample
 
 from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
 from ..ports import free_ports  # noqa: TID252, pytest puts no folder on the path

@@ -4,10 +4,10 @@ from time import monotonic
 
 import pytest
 
+from forgekeeper.batches import BATCHES, queues
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.settings.failpoints import NAMES
-from forgekeeper.batches import BATCHES, queues
 
 from .worlds import CASES, LIMIT, ONCE_A_YEAR, World, undisturbed, unfinished
 

@@ -8,10 +8,10 @@ from statistics import median
 import peewee as pw
 import pytest
 
+from forgekeeper.batches import BATCHES
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.runs.ledger import JobRun
 from workers import sample
-from forgekeeper.batches import BATCHES
 
 from .worlds import CASES, EVERY_SECOND, LIMIT, World
 

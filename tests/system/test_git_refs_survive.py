@@ -17,10 +17,10 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from forgekeeper.locks import leases
-from forgekeeper.embedded.waiting import wait_until
-from models import DeletionStatus, GitRefDeletion, Project
 from forgekeeper.connections import client
+from forgekeeper.embedded.waiting import wait_until
+from forgekeeper.locks import leases
+from models import DeletionStatus, GitRefDeletion, Project
 from workers.git_ref_cleanup import MAX_DELETES
 
 from ..storage.git_samples import Bare, put_root, stand_in  # noqa: TID252, pytest puts no folder on the path

@@ -4,9 +4,9 @@ from time import monotonic
 
 import pytest
 
+from forgekeeper.batches import BATCHES as ALL
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.runs.ledger import JobRun
-from forgekeeper.batches import BATCHES as ALL
 
 from .worlds import CASES, EVERY_SECOND, LIMIT, World, undisturbed
 

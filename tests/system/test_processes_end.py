@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from forgekeeper.connections import client
 from forgekeeper.embedded.waiting import patient, wait_until
 from forgekeeper.process.broker import broker
-from forgekeeper.connections import client
 
 from ..machine import Held  # noqa: TID252, pytest puts no folder on the path
 from ..ports import free_ports  # noqa: TID252, pytest puts no folder on the path

@@ -11,15 +11,15 @@ import pytest
 import redis
 from dramatiq.brokers.redis import RedisBroker
 
+from forgekeeper.batches import BATCHES
+from forgekeeper.connections import client
+from forgekeeper.database import now
 from forgekeeper.embedded.folder import opened
 from forgekeeper.embedded.plan import Plan
 from forgekeeper.embedded.redis import answers, start, url
 from forgekeeper.embedded.waiting import wait_until
-from forgekeeper.runs.ledger import JobRun
-from forgekeeper.database import now
-from forgekeeper.batches import BATCHES
 from forgekeeper.process.broker import NAMESPACE
-from forgekeeper.connections import client
+from forgekeeper.runs.ledger import JobRun
 
 from .stock import NOTHING, Ours, cleaned_up, eventually, pass_time
 from .worlds import CASES, PATIENT, World

@@ -14,13 +14,13 @@ import redis
 from dramatiq import Message
 from dramatiq.brokers.redis import RedisBroker
 
-from forgekeeper.embedded.waiting import wait_until
-from forgekeeper.runs.ledger import JobRun
-from forgekeeper.database import now
-from forgekeeper.settings import PREFIX
 from forgekeeper.batches import BATCHES
-from forgekeeper.process.broker import broker
 from forgekeeper.connections import Limits, client
+from forgekeeper.database import now
+from forgekeeper.embedded.waiting import wait_until
+from forgekeeper.process.broker import broker
+from forgekeeper.runs.ledger import JobRun
+from forgekeeper.settings import PREFIX
 
 from .proxy import redis_through
 from .service import ROOT

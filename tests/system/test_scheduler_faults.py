@@ -17,18 +17,17 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from forgekeeper import migrations
+from forgekeeper.batches import BATCHES
+from forgekeeper.connections import Limits, connect
+from forgekeeper.database import database, now
 from forgekeeper.embedded import servers
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.runs.batch import Batch
-from forgekeeper.runs.ledger import JobRun
-from models import UserStatus
-from forgekeeper.database import database, now
-from workers import sample
-from forgekeeper.runs.ledger import CLOCK_TOLERANCE
+from forgekeeper.runs.ledger import CLOCK_TOLERANCE, JobRun
 from forgekeeper.settings import PREFIX
 from forgekeeper.settings.reading import load
-from forgekeeper.batches import BATCHES
-from forgekeeper.connections import Limits, connect
+from models import UserStatus
+from workers import sample
 
 from ..machine import Held  # noqa: TID252, pytest puts no folder on the path
 

@@ -10,9 +10,9 @@ from statistics import median
 
 import pytest
 
+from forgekeeper.connections import client
 from forgekeeper.delivery.deliveries import MAX_DEATHS
 from forgekeeper.embedded.waiting import wait_until
-from forgekeeper.connections import client
 
 from .stock_processes import LIMIT, both, fill, lifetimes, start
 

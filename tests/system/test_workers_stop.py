@@ -9,11 +9,11 @@ import time
 
 import pytest
 
+from forgekeeper.batches import BATCHES, queues
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.runs.ledger import JobRun
 from models import Project
 from workers import sample
-from forgekeeper.batches import BATCHES, queues
 
 from .worlds import CASES, LIMIT, World, undisturbed, unfinished
 

@@ -22,6 +22,7 @@ from pathlib import Path
 import psycopg2
 import redis
 
+from forgekeeper.batches import BATCHES, queues
 from forgekeeper.embedded import folder
 from forgekeeper.embedded import redis as embedded_redis
 from forgekeeper.embedded.plan import Plan
@@ -29,7 +30,6 @@ from forgekeeper.embedded.postgres import Postgres
 from forgekeeper.embedded.server import Server, spawn
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.settings.failpoints import NAMES
-from forgekeeper.batches import BATCHES, queues
 
 from ..machine import Held  # noqa: TID252, pytest puts no folder on the path
 from ..ports import free_ports  # noqa: TID252
@@ -356,9 +356,9 @@ class Rig:
             settings |= rights.urls(arguments[0], database_url, redis_url, SECRET)
         folder = self.world.root.parent / name
         folder.mkdir()
-        queues = 1 if "cron" in arguments else len(queues())
+        consumed = 1 if "cron" in arguments else len(queues())
         # Its main thread and its pulse, and for each queue one that fetches and one for what is delayed.
-        threads = int(arguments[2]) + 2 * queues + 2 if arguments[0] == "worker" else 0
+        threads = int(arguments[2]) + 2 * consumed + 2 if arguments[0] == "worker" else 0
         service = Watched(
             *(name, arguments, folder, settings),
             redis_proxy=redis_proxy,

@@ -15,12 +15,12 @@ from pathlib import Path
 import psycopg2
 import redis
 
-from workers.expired_job_artifacts import buckets
 from forgekeeper import locks
-from workers.stale_direct_uploads import register as uploads
-from forgekeeper.storage import sentinel
 from forgekeeper.batches import queues
 from forgekeeper.process.broker import NAMESPACE
+from forgekeeper.storage import sentinel
+from workers.expired_job_artifacts import buckets
+from workers.stale_direct_uploads import register as uploads
 
 from ..metrics.pages import read  # noqa: TID252, pytest puts no folder on the path
 from .history import MOST_LOSSES, OLD_TRANSACTION, Final

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, ClassVar
 
-from workers.stale_direct_uploads import register as uploads
-from forgekeeper.delivery.enqueue_unique import depth
-from forgekeeper.storage.outbox import DeletedObject
-from forgekeeper.flags import FeatureFlag
-from models import GitRefDeletion
-from forgekeeper.runs.ledger import JobRun
-from forgekeeper.database import now
-from workers import sample
-from forgekeeper.storage import git_sample, sentinel
-from forgekeeper.process.broker import NAMESPACE
 from forgekeeper.connections import client
+from forgekeeper.database import now
+from forgekeeper.delivery.enqueue_unique import depth
+from forgekeeper.flags import FeatureFlag
+from forgekeeper.process.broker import NAMESPACE
+from forgekeeper.runs.ledger import JobRun
+from forgekeeper.storage import git_sample, sentinel
+from forgekeeper.storage.outbox import DeletedObject
+from models import GitRefDeletion
+from workers import sample
+from workers.stale_direct_uploads import register as uploads
 
 from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
 

@@ -10,27 +10,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Literal
 
 import peewee as pw
 import structlog
 
+from forgekeeper.batches import Record, Threshold, batch, child
+from forgekeeper.connections import client
+from forgekeeper.database import backlog, reachable
+from forgekeeper.database.backlog import Backlog
+from forgekeeper.flags import FeatureFlag
+from forgekeeper.runs.attempt import describe
+from forgekeeper.runs.blocked import Blocked
+from forgekeeper.runs.deadline import Deadline
+from forgekeeper.runs.run import Run
+from forgekeeper.storage.outbox import DeletedObject
+from models import JobArtifact, ProjectStatistics
+from models.job_artifacts import CLASSES, START, Destroyed, Position, Without
 from workers.expired_job_artifacts import buckets
 from workers.expired_job_artifacts.buckets import Bucket, Hold
-from forgekeeper.flags import FeatureFlag
-from models import JobArtifact, ProjectStatistics
-from forgekeeper.database import now, reachable
-from models.job_artifacts import CLASSES, START, Destroyed, Position, Without
-from forgekeeper.runs.attempt import Attempt, describe
-from forgekeeper.runs.bad_records import BadRecords
-from forgekeeper.runs.blocked import Blocked
-from forgekeeper.runs.child import Child
-from forgekeeper.connections import client
-from forgekeeper.runs.deadline import Deadline
-from forgekeeper.declaring import batch, child_of
-from forgekeeper.failpoints import failpoint
 
 FLAG = "bulk_delete_job_artifacts"
 HIGH_CONCURRENCY_FLAG = "bulk_delete_job_artifacts_high_concurrency"
@@ -71,71 +71,98 @@ class BucketOutcome:
     stopped: Literal["drained", "deadline", "loop_limit", "scale_down", "bucket_lost", "no_bucket"] = "no_bucket"
 
 
-@batch(document=11, outcome=Outcome)
-def expired_job_artifacts(attempt: Attempt) -> None:
-    """Run the batch for the message's row."""
-    attempt.deadline(PARENT_BUDGET)
+@batch(
+    document=11,
+    cron="*/5 * * * *",
+    cron_sentence="When the buckets of expired artifacts are worked on.",
+    pace_sentence="Artifacts that each child destroys per second at most; unset: no limit.",
+    budget=PARENT_BUDGET,
+    time_limit=timedelta(minutes=2),
+    outcome=Outcome,
+    tables=[JobArtifact, ProjectStatistics, DeletedObject],
+    flag=FLAG,
+    thresholds=[Threshold("duration", above=60), Threshold("consecutive_failures", above=3)],
+    steps=["enqueued"],
+)
+def expired_job_artifacts(run: Run[Outcome]) -> None:
+    """Destroy expired CI artifacts in parallel buckets."""
     limit = _max_buckets()
     if not limit:
-        attempt.skipped = "flag_off"
+        run.skipped = "flag_off"
         return
-    counts = buckets.tidy(client, limit, silent_for=attempt.settings.bucket_silent_after)
+    counts = buckets.tidy(client, limit, silent_for=run.settings.bucket_silent_after)
     for name, count in asdict(counts).items():
-        setattr(attempt.outcome, name, count)
+        setattr(run.outcome, name, count)
     free = buckets.available(client)
-    sent = attempt.fan_out(delete_artifact_bucket, [(f"delete_artifact_bucket:{number}", ()) for number in free])
-    attempt.outcome.children_enqueued = sent.enqueued
-    failpoint("expired_job_artifacts.enqueued")
+    sent = run.fan_out(delete_artifact_bucket, [(f"delete_artifact_bucket:{number}", ()) for number in free])
+    run.outcome.children_enqueued = sent.enqueued
+    run.step("enqueued")
 
 
-@child_of(expired_job_artifacts, outcome=BucketOutcome)
-def delete_artifact_bucket(child: Child) -> None:
+@child(
+    expired_job_artifacts,
+    queue="artifacts",
+    budget=MAX_RUNTIME,
+    time_limit=timedelta(minutes=7),
+    outcome=BucketOutcome,
+    enqueued_as="children_enqueued",
+    records=[
+        Record(
+            "expired_artifact",
+            examined=("destroyed",),
+            processed=("destroyed",),
+            errors={"database": ()},
+            objective=timedelta(hours=24),
+        )
+    ],
+    steps=["claimed", "destroyed", "finished"],
+)
+def delete_artifact_bucket(run: Run[BucketOutcome]) -> None:
     """Work on one bucket, and leave a successor while there is more in it."""
-    deadline = child.deadline(MAX_RUNTIME, pace=child.settings.pace(expired_job_artifacts.actor_name))
-    run(child.outcome, deadline, grace=child.settings.object_grace)
-    child.more = child.outcome.stopped in ("deadline", "loop_limit")
+    empty(run)
+    run.more = run.outcome.stopped in ("deadline", "loop_limit")
 
 
-def run(outcome: BucketOutcome, deadline: Deadline, *, grace: timedelta) -> None:
+def empty(run: Run[BucketOutcome]) -> None:
     """Claim a bucket and destroy what has expired in it; give the bucket back on every way out."""
     limit = _max_buckets()
     bucket = buckets.claim(client, limit) if limit else None
     if bucket is None:
         return
-    outcome.bucket = bucket.number
+    run.outcome.bucket = bucket.number
     try:
-        failpoint("delete_artifact_bucket.claimed")
-        outcome.stopped = _destroy(bucket, outcome, deadline, grace)
-        failpoint("delete_artifact_bucket.finished")
+        run.step("claimed")
+        run.outcome.stopped = _destroy(bucket, run)
+        run.step("finished")
     finally:
         buckets.release(client, bucket)
 
 
 def _destroy(
-    bucket: Bucket, outcome: BucketOutcome, deadline: Deadline, grace: timedelta
+    bucket: Bucket, run: Run[BucketOutcome]
 ) -> Literal["drained", "deadline", "loop_limit", "scale_down", "bucket_lost"]:
-    instant, loops = now(), 0
+    outcome, instant, loops = run.outcome, run.now, 0
     still = partial(JobArtifact.still_expired, instant)
-    with BadRecords(delete_artifact_bucket.actor_name, "expired_artifact", deadline, still) as bad:
+    with run.bad_records("expired_artifact", still) as bad:
         held_up = HeldUp()
         for number in range(bucket.number, CLASSES, bucket.modulus):
             position = START
             while True:
                 before, share = outcome.destroyed, (number, instant, position)
                 options: dict[str, Any] = {"limit": BATCH_SIZE, "without": Without(bad.keys, held_up.projects)}
-                destroy = partial(JobArtifact.destroy_expired, *share, grace=grace, **options)
+                destroy = partial(JobArtifact.destroy_expired, *share, grace=run.settings.object_grace, **options)
                 reached = bad.chunk(
                     partial(_destroy_chunk, outcome, held_up, destroy),
                     partial(JobArtifact.next_expired, *share, **options),
                 )
-                failpoint("delete_artifact_bucket.destroyed")
+                run.step("destroyed")
                 if reached is None:
                     if not held_up.ends():
                         break
                     position = START
                     continue
                 position, loops = reached, loops + 1
-                if stopped := _stopped(bucket, deadline, outcome.destroyed - before, loops):
+                if stopped := _stopped(bucket, run.deadline, outcome.destroyed - before, loops):
                     return stopped
         return "drained"
 
@@ -199,3 +226,9 @@ def _max_buckets() -> int:
             raise
         log.exception("feature flag unreadable", flag=FLAG)
         raise Blocked("flag_unreadable", f"flag {FLAG} cannot be read ({describe(error)})") from error
+
+
+@delete_artifact_bucket.backlog("expired_artifact")
+def expired(now: datetime) -> Backlog:
+    """Count the artifacts that may be destroyed."""
+    return backlog.job_artifacts(now)

@@ -19,8 +19,11 @@ from uuid import uuid4
 
 import redis
 
-from forgekeeper.scripts import call
+from forgekeeper import scripts
 from forgekeeper.redis_values import is_whole, moment, text
+from forgekeeper.scripts import call
+
+scripts.add("workers.expired_job_artifacts")
 
 AVAILABLE = "{bulk_delete_expired_job_artifacts}:available_buckets"
 OCCUPIED = "{bulk_delete_expired_job_artifacts}:occupied_buckets"

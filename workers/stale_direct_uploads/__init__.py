@@ -21,21 +21,21 @@ from itertools import groupby
 
 import structlog
 
-from workers.stale_direct_uploads import register
-from workers.stale_direct_uploads.register import Claim, Entry
-from forgekeeper.redis_values import moment
-from forgekeeper.storage.settled import SettledUpload
+from forgekeeper.batches import Record, Threshold, batch
+from forgekeeper.connections import client
 from forgekeeper.database import database
-from forgekeeper.settings import Settings
+from forgekeeper.database.backlog import Backlog
+from forgekeeper.redis_values import moment
+from forgekeeper.runs.blocked import Blocked
+from forgekeeper.runs.run import Run
+from forgekeeper.storage import owners, stores
 from forgekeeper.storage.objects import OUTSIDE, Objects, StoreUnavailable, is_normal
 from forgekeeper.storage.objects import Outcome as Deletion
-from forgekeeper.storage import owners, stores
-from forgekeeper.runs.attempt import Attempt
-from forgekeeper.runs.blocked import Blocked
-from forgekeeper.connections import client
-from forgekeeper.runs.deadline import Deadline
-from forgekeeper.declaring import batch
-from forgekeeper.failpoints import failpoint
+from forgekeeper.storage.outbox import DeletedObject
+from forgekeeper.storage.settled import SettledUpload
+from models import JobArtifact
+from workers.stale_direct_uploads import register
+from workers.stale_direct_uploads.register import Claim, Entry
 
 MAX_UPLOAD_DURATION = timedelta(hours=3)
 MAX_EXEC_DURATION = timedelta(seconds=250)
@@ -62,30 +62,52 @@ class Outcome:
     failed_entries: int = 0
 
 
-@batch(document=100, outcome=Outcome)
-def stale_direct_uploads(attempt: Attempt) -> None:
-    """Run the batch for the message's row."""
-    if not attempt.settings.object_stores:
-        raise Blocked("no_store", "no object store is configured; set FORGEKEEPER_OBJECT_STORES")
-    run(attempt.outcome, attempt.deadline(MAX_EXEC_DURATION), attempt.settings, number=attempt.run.id)
-
-
-def run(outcome: Outcome, deadline: Deadline, settings: Settings, *, number: int | None = None) -> None:
-    """Delete what is stale, a thousand entries at a time; *number* is the run's.
+@batch(
+    document=100,
+    cron="*/6 * * * *",
+    cron_sentence="When uploads that never completed are deleted.",
+    pace_sentence="Uploads deleted per second; unset: no limit.",
+    budget=MAX_EXEC_DURATION,
+    time_limit=timedelta(minutes=6),
+    outcome=Outcome,
+    tables=[JobArtifact, DeletedObject, SettledUpload],
+    misreadings=lambda: [said] if (said := unread_register()) else [],
+    deletes_from="stores",
+    records=[
+        Record("pending_upload", examined=("total_pending_entries",), backlog=True),
+        Record(
+            "stale_upload",
+            processed=("total_deleted_stale_entries",),
+            errors={"object_storage": ("failed_entries",)},
+            objective=timedelta(hours=1),
+        ),
+        Record("failed_upload", given_up=True),
+    ],
+    thresholds=[
+        Threshold("duration", above=250),
+        Threshold("consecutive_failures", above=2),
+        Threshold("backlog", above=10_000),
+    ],
+    steps=["claimed", "remembered", "deleted", "forgotten"],
+)
+def stale_direct_uploads(run: Run[Outcome]) -> None:
+    """Delete uploads that began three hours ago and never completed.
 
     Raises `StoreUnavailable` when stores did not answer, after everything at the others was done.
     """
+    if not run.settings.object_stores:
+        raise Blocked("no_store", "no object store is configured; set FORGEKEEPER_OBJECT_STORES")
     if mended := register.set_right(client):
         log.warning("uploads of a time to come set right", entries=mended)
-    sweep = Sweep(outcome, settings, deadline, number)
+    sweep, outcome = Sweep(run), run.outcome
     outcome.total_pending_entries = register.unsettled(client)
     try:
         while (claim := sweep.claim()).entries:
-            failpoint("stale_direct_uploads.claimed")
+            run.step("claimed")
             sweep.work_through(claim)
-            if deadline.passed(len(claim.entries)):
+            if run.deadline.passed(len(claim.entries)):
                 # Not when it was asked to stop.
-                outcome.execution_timeout = deadline.left() == 0
+                outcome.execution_timeout = run.deadline.left() == 0
                 break
     finally:
         sweep.tell_of_unknown()
@@ -95,15 +117,15 @@ def run(outcome: Outcome, deadline: Deadline, settings: Settings, *, number: int
 class Sweep:
     """One run through the register; *away* are the locations that it has had to stop, and why."""
 
-    def __init__(self, outcome: Outcome, settings: Settings, deadline: Deadline, number: int | None = None) -> None:
-        self._number = number
-        self._outcome = outcome
+    def __init__(self, run: Run[Outcome]) -> None:
+        self._run = run
+        self._outcome = run.outcome
         self._away: dict[str, str] = {}
         self._unknown: Counter[str] = Counter()
         self._example = ""
         self._given_up = 0
-        self._settings = settings
-        self._deadline = deadline
+        self._settings = run.settings
+        self._deadline = run.deadline
 
     def claim(self) -> Claim:
         """Claim the next entries of locations that answer."""
@@ -164,7 +186,7 @@ class Sweep:
                 free = SettledUpload.lock_free(location, list(some))
                 kept = owners.answered_for(location, free, self._settings)
                 going = [path for path in free if path not in kept]
-                SettledUpload.reap(location, going, self._number)
+                SettledUpload.reap(location, going, self._run.number)
             self._keep(claim, {some[path]: reason for path, reason in kept.items()})
             doomed += [some[path] for path in going]
         return doomed
@@ -187,13 +209,13 @@ class Sweep:
                 register.put_back(client, claim, entries)
                 return
             entries = self._doomed(location, claim, entries)
-            failpoint("stale_direct_uploads.remembered")
+            self._run.step("remembered")
             if not entries:
                 return
             until = min(claim.until, time.monotonic() + self._deadline.left())
             seen = {entry.path: _last_seen(entry.adopted) for entry in entries if entry.adopted is not None}
             known = store.delete([entry.path for entry in entries], until=until, unless_changed_since=seen)
-            failpoint("stale_direct_uploads.deleted")
+            self._run.step("deleted")
             self._settle(claim, entries, known)
             if not known and self._deadline.left() > 0:
                 self._stop(location, f"{location}: no answer while the claim lasted")
@@ -213,7 +235,7 @@ class Sweep:
         self._keep(claim, dict.fromkeys(changed, "its object was written since it was registered"))
         SettledUpload.forget(entries[0].location, [entry.path for entry in changed])
         self._outcome.total_deleted_stale_entries += register.forget(client, claim, gone)
-        failpoint("stale_direct_uploads.forgotten")
+        self._run.step("forgotten")
         self._fail(claim, {entry: outcome.reason for entry, outcome in states.items() if outcome.state == "failed"})
         register.put_back(client, claim, [entry for entry in entries if entry not in states])
 
@@ -244,3 +266,33 @@ def _by_location(entries: Iterator[Entry]) -> Iterator[tuple[str, list[Entry]]]:
     ordered = sorted(entries, key=lambda entry: entry.location)
     for location, group in groupby(ordered, key=lambda entry: entry.location):
         yield location, list(group)
+
+
+def unread_register() -> str | None:
+    """Say that uploads are registered where nobody looks, None when none are."""
+    count = register.unread(client)
+    if not count:
+        return None
+    return (
+        f"Redis has a hash {register.REFERENCE} with {count} uploads, which nobody here reads: let the forge register "
+        f"them as docs/uploads.md says, or give forgekeeper a Redis of its own"
+    )
+
+
+@stale_direct_uploads.backlog("pending_upload")
+def pending(_now: datetime) -> Backlog:
+    """Count the uploads that are on their way."""
+    return Backlog(register.census(client, MAX_UPLOAD_DURATION).pending)
+
+
+@stale_direct_uploads.backlog("stale_upload")
+def stale(_now: datetime) -> Backlog:
+    """Count the uploads that are due, and since when the oldest is."""
+    found = register.census(client, MAX_UPLOAD_DURATION)
+    return Backlog(found.due, found.due_since)
+
+
+@stale_direct_uploads.given_up("failed_upload")
+def failed() -> int:
+    """Count the uploads that were given up."""
+    return register.census(client, MAX_UPLOAD_DURATION).failed

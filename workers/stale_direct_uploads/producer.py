@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 import redis
 
-from workers.stale_direct_uploads import register
 from forgekeeper.storage.outbox import DeletedObject
-from models import JobArtifact
 from forgekeeper.storage.settled import SettledUpload
 from forgekeeper.storage.stores import ARTIFACTS
+from models import JobArtifact
+from workers.stale_direct_uploads import register
 
 count = register.count
 

@@ -23,10 +23,13 @@ from typing import Any, NamedTuple
 
 import redis
 
-from forgekeeper.scripts import call
+from forgekeeper import scripts
 from forgekeeper.redis_values import moment, second, whole
 from forgekeeper.redis_values import raw as _encode
 from forgekeeper.redis_values import text as _decode
+from forgekeeper.scripts import call
+
+scripts.add("workers.stale_direct_uploads")
 
 PENDING = "{pending_direct_uploads}:pending"
 DELETING = "{pending_direct_uploads}:deleting"

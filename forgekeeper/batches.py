@@ -1,0 +1,288 @@
+"""What a batch declares, and the registry of all that have been declared.
+
+A document's module declares its batch with `@batch` and its children with `@child`.  All else is derived from
+that: the actor and its time limit, the settings ``CRON_…``, ``CATCH_UP_…`` and ``PACE_…``, label sets and zero
+series, counting, what the exporter asks, `status`, failpoints, dashboards, documentation.  Declaring does nothing:
+`forgekeeper.process.boot` makes actors of what has been declared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar
+
+from forgekeeper.database import Base
+from forgekeeper.database.backlog import Backlog
+from forgekeeper.settings import Place
+
+if TYPE_CHECKING:
+    from forgekeeper.runs.run import Run
+
+Outcome = TypeVar("Outcome")
+Arguments = ParamSpec("Arguments")
+Fields = tuple[str, ...]
+"""Fields of an outcome, added up."""
+
+
+class DeclaredTwice(Exception):
+    """Two batches or children have one name; the message says which, and where they are."""
+
+
+class Threshold(NamedTuple):
+    """A number of the document beyond which it counts as crossed: *name* is the label, *above* its limit."""
+
+    name: Literal["duration", "backlog", "consecutive_failures", "dead_letter"]
+    above: float = 0
+
+
+@dataclass(frozen=True)
+class Record:
+    """A kind of record that a batch works on, and which fields of its outcome count it.
+
+    *errors* maps each kind of error to the fields that count it; no fields where bad records are counted one by one
+    as they are passed over.  *objective* is how long a due record may wait; *backlog* says that due ones are counted
+    though they have none; *given_up*, that some wait for a person.
+    """
+
+    name: str
+    examined: Fields = ()
+    processed: Fields = ()
+    errors: Mapping[str, Fields] = field(default_factory=dict)
+    objective: timedelta | None = None
+    backlog: bool = False
+    given_up: bool = False
+
+    @property
+    def passed_over(self) -> bool:
+        """Whether a bad one is passed over for a growing while."""
+        return bool({"database", "state_transition"} & self.errors.keys())
+
+
+class Schedule(NamedTuple):
+    """The defaults of a batch's own settings, and the sentences that document them."""
+
+    cron: str
+    cron_sentence: str
+    pace_sentence: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declared:
+    """What batches and children have in common."""
+
+    name: str
+    sentence: str
+    module: str
+    document: int | None
+    queue: str
+    team: str
+    budget: timedelta
+    time_limit: timedelta
+    outcome: type[Any]
+    work: Callable[..., None]
+    records: tuple[Record, ...]
+    thresholds: tuple[Threshold, ...]
+    steps: tuple[str, ...]
+    counters: Mapping[str, Fields]
+    backlogs: dict[str, Callable[[datetime], Backlog]] = field(default_factory=dict)
+    left_behind: dict[str, Callable[[], int]] = field(default_factory=dict)
+
+    @property
+    def parent(self) -> str | None:
+        """The batch of which this is the child, None of a batch."""
+        return None
+
+    def backlog(self, record: str) -> Callable[[Callable[[datetime], Backlog]], Callable[[datetime], Backlog]]:
+        """Let the function say how much of *record* is due at an instant, and since when."""
+
+        def declare(look: Callable[[datetime], Backlog]) -> Callable[[datetime], Backlog]:
+            self.backlogs[record] = look
+            return look
+
+        return declare
+
+    def given_up(self, record: str) -> Callable[[Callable[[], int]], Callable[[], int]]:
+        """Let the function count what of *record* was given up and waits for a person."""
+
+        def declare(look: Callable[[], int]) -> Callable[[], int]:
+            self.left_behind[record] = look
+            return look
+
+        return declare
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchSpec(Declared):
+    """The declaration of a batch; its row in the database is `forgekeeper.runs.batch.Batch`."""
+
+    schedule: Schedule
+    flag: str | None
+    tables: tuple[type[Base], ...]
+    deletes_from: Place | None
+    misreadings: Callable[[], Sequence[str]]
+    children: list[ChildSpec] = field(default_factory=list)
+
+    @property
+    def nothing(self) -> Any:
+        """The outcome of a run that did nothing."""
+        return self.outcome()
+
+    def due(self, now: datetime) -> Backlog | None:
+        """Add up what is due to the batch and its children; None where nothing says so."""
+        looks = [look for one in (self, *self.children) for look in one.backlogs.items()]
+        found = [look(now) for record, look in looks if self._has_objective(record)]
+        if not found:
+            return None
+        oldest = min((one.oldest for one in found if one.oldest), default=None)
+        return Backlog(sum(one.records for one in found), oldest)
+
+    def _has_objective(self, record: str) -> bool:
+        return any(one.name == record and one.objective for spec in (self, *self.children) for one in spec.records)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChildSpec(Declared):
+    """The declaration of a child; *enqueued_as* is the field of its parent's outcome that counts those sent."""
+
+    of: BatchSpec
+    enqueued_as: str
+    lease: bool
+
+    @property
+    def parent(self) -> str | None:
+        """The batch of which this is the child."""
+        return self.of.name
+
+
+BATCHES: dict[str, BatchSpec] = {}
+"""Every batch by its name, in the order of declaration."""
+CHILDREN: dict[str, ChildSpec] = {}
+"""Every child by its name."""
+
+
+def all_declared() -> Iterator[Declared]:
+    """Yield every batch, then every child."""
+    yield from BATCHES.values()
+    yield from CHILDREN.values()
+
+
+def spec(name: str) -> Declared | None:
+    """Return the batch or child of that name, None where there is none."""
+    return BATCHES.get(name) or CHILDREN.get(name)
+
+
+def queues() -> tuple[str, ...]:
+    """Name the queues of all batches and children, each once."""
+    declared = (one for batch in BATCHES.values() for one in (batch, *batch.children))
+    return tuple(dict.fromkeys(one.queue for one in declared))
+
+
+def batch(
+    *,
+    document: int | None = None,
+    cron: str,
+    cron_sentence: str,
+    pace_sentence: str,
+    budget: timedelta,
+    time_limit: timedelta,
+    outcome: type[Outcome],
+    team: str = "operations",
+    queue: str = "cron",
+    records: Sequence[Record] = (),
+    thresholds: Sequence[Threshold] = (),
+    steps: Sequence[str] = (),
+    counters: Mapping[str, Fields] | None = None,
+    flag: str | None = None,
+    tables: Sequence[type[Base]] = (),
+    deletes_from: Place | None = None,
+    misreadings: Callable[[], Sequence[str]] = tuple,
+) -> Callable[[Callable[[Run[Outcome]], None]], BatchSpec]:
+    """Declare a batch: a function of its run, whose first sentence says what it does.
+
+    *budget* is the document's, at whose end a run stops by itself; after *time_limit* it is killed.  Of *tables* it
+    is asked before each run whether its statements would misread them; *misreadings* may say more.
+    """
+
+    def declare(work: Callable[[Run[Outcome]], None]) -> BatchSpec:
+        declared = BatchSpec(
+            **_common(work, records, thresholds, steps, counters),
+            document=document,
+            queue=queue,
+            team=team,
+            budget=budget,
+            time_limit=time_limit,
+            outcome=outcome,
+            schedule=Schedule(cron, cron_sentence, pace_sentence),
+            flag=flag,
+            tables=tuple(tables),
+            deletes_from=deletes_from,
+            misreadings=misreadings,
+        )
+        BATCHES[_new(declared)] = declared
+        return declared
+
+    return declare
+
+
+def child(
+    of: BatchSpec,
+    *,
+    queue: str,
+    budget: timedelta,
+    time_limit: timedelta,
+    outcome: type[Outcome],
+    enqueued_as: str,
+    records: Sequence[Record] = (),
+    thresholds: Sequence[Threshold] = (),
+    steps: Sequence[str] = (),
+    counters: Mapping[str, Fields] | None = None,
+    lease: bool = False,
+) -> Callable[[Callable[Concatenate[Run[Outcome], Arguments], None]], ChildSpec]:
+    """Declare the child of a batch's fan-out: a function of its run and of ids; running it twice is harmless."""
+
+    def declare(work: Callable[Concatenate[Run[Outcome], Arguments], None]) -> ChildSpec:
+        declared = ChildSpec(
+            **_common(work, records, thresholds, steps, counters),
+            document=of.document,
+            queue=queue,
+            team=of.team,
+            budget=budget,
+            time_limit=time_limit,
+            outcome=outcome,
+            of=of,
+            enqueued_as=enqueued_as,
+            lease=lease,
+        )
+        CHILDREN[_new(declared)] = declared
+        of.children.append(declared)
+        return declared
+
+    return declare
+
+
+def _common(
+    work: Callable[..., None],
+    records: Sequence[Record],
+    thresholds: Sequence[Threshold],
+    steps: Sequence[str],
+    counters: Mapping[str, Fields] | None,
+) -> dict[str, Any]:
+    return {
+        "name": work.__name__,
+        "sentence": (work.__doc__ or "").strip().split("\n")[0],
+        "module": work.__module__,
+        "work": work,
+        "records": tuple(records),
+        "thresholds": tuple(thresholds),
+        "steps": tuple(f"{work.__name__}.{step}" for step in steps),
+        "counters": dict(counters or {}),
+    }
+
+
+def _new(declared: Declared) -> str:
+    known = spec(declared.name)
+    if known is not None:
+        raise DeclaredTwice(f"{declared.name} is declared twice, in {known.module} and in {declared.module}")
+    return declared.name

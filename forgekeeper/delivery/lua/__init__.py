@@ -1,0 +1,1 @@
+"""The Lua scripts of this room, one operation a file."""

@@ -1,0 +1,71 @@
+"""A run as its batch sees it: what it may use, what it has come to, and until when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from functools import cached_property
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from forgekeeper.database import now
+from forgekeeper.failpoints import failpoint
+from forgekeeper.runs.bad_records import BadRecords
+from forgekeeper.runs.deadline import Deadline
+from forgekeeper.settings import Settings
+
+if TYPE_CHECKING:
+    from forgekeeper.batches import ChildSpec, Declared
+    from forgekeeper.delivery.enqueue_many import Enqueued, Keyed
+
+Outcome = TypeVar("Outcome")
+
+
+class Run(Generic[Outcome]):
+    """A run of a batch, or of a child.
+
+    Its *outcome* grows with each chunk, right after the commit: what it holds was done, whatever becomes of the run.
+    *deadline* ends with the budget of its declaration; *number* is its row's, or that of the run that sent the child.
+    A child sets *more* where it has left something for its successor; a batch sets *skipped* to why it did nothing.
+    """
+
+    def __init__(
+        self,
+        declared: Declared,
+        settings: Settings,
+        *,
+        deadline: Deadline,
+        number: int | None = None,
+        fan_out: Callable[[ChildSpec, Sequence[Keyed]], Enqueued] | None = None,
+        outcome: Outcome | None = None,
+    ) -> None:
+        self.batch = declared.name
+        self.settings = settings
+        self.deadline = deadline
+        self.number = number
+        self.outcome = declared.outcome() if outcome is None else outcome
+        self.more = False
+        self.skipped: str | None = None
+        self._steps = declared.steps
+        self._fan_out = fan_out
+
+    @cached_property
+    def now(self) -> datetime:
+        """PostgreSQL's time, asked once a run: what is due then is due throughout."""
+        return now()
+
+    def step(self, name: str) -> None:
+        """Say that the step *name* of the declaration has been taken: there is a failpoint."""
+        full = f"{self.batch}.{name}"
+        assert full in self._steps, f"{full} is not among the declared steps"
+        failpoint(full)
+
+    def bad_records(
+        self, record: str, still: Callable[[Sequence[int]], set[int]], *, error_kind: str | None = "database"
+    ) -> BadRecords:
+        """Return the bad records of a kind, to be passed over; see `BadRecords`."""
+        return BadRecords(self.batch, record, self.deadline, still, error_kind=error_kind)
+
+    def fan_out(self, child: ChildSpec, keyed_args: Sequence[Keyed]) -> Enqueued:
+        """Send *child* a message for each pair of id and arguments, unless it is on its way already."""
+        assert self._fan_out is not None, f"{self.batch} has no children"
+        return self._fan_out(child, keyed_args)

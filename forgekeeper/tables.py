@@ -1,0 +1,24 @@
+"""The tables that are forgekeeper's own: it migrates them, and nobody else writes to them."""
+
+from __future__ import annotations
+
+from forgekeeper.database import Base
+from forgekeeper.flags import FeatureFlag
+from forgekeeper.installation.row import Installation
+from forgekeeper.process.rows import Process
+from forgekeeper.runs.batch import Batch
+from forgekeeper.runs.ledger import JobRun
+from forgekeeper.runs.passed_over import PassedOver
+from forgekeeper.storage.outbox import DeletedObject
+from forgekeeper.storage.settled import SettledUpload
+
+OURS: tuple[type[Base], ...] = (
+    FeatureFlag,
+    Batch,
+    JobRun,
+    DeletedObject,
+    Process,
+    Installation,
+    PassedOver,
+    SettledUpload,
+)

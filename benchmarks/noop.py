@@ -22,10 +22,10 @@ from dramatiq.brokers.redis import RedisBroker
 from dramatiq.cli import main, make_argument_parser
 
 from forgekeeper import worker_metrics
+from forgekeeper.boot import load
 from forgekeeper.connections import Limits, connect
 from forgekeeper.process import middleware
 from forgekeeper.runs.child import Child, _current, current
-from forgekeeper.settings.reading import load
 from metrics import multiprocess
 from metrics.endpoint import listen
 

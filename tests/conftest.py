@@ -22,14 +22,15 @@ from hypothesis.configuration import set_hypothesis_home_dir
 import models
 from forgekeeper import database as db
 from forgekeeper import migrations
+from forgekeeper.boot import load
 from forgekeeper.connections import Limits, client, connect
 from forgekeeper.embedded import servers
 from forgekeeper.installation.row import Installation
 from forgekeeper.process.boot import load_batches
 from forgekeeper.settings import PREFIX, Settings
-from forgekeeper.settings.reading import load
 from forgekeeper.tables import OURS
 
+from .harness.settings import settings_with
 from .installation import INSTALLATION
 
 load_batches()
@@ -99,7 +100,7 @@ def other(urls: Urls) -> Iterator[psycopg2.extensions.cursor]:
 
 @pytest.fixture(scope="session")
 def _migrated(urls: Urls) -> None:
-    settings = Settings(database_url=urls.database, redis_url=urls.redis)
+    settings = settings_with(database_url=urls.database, redis_url=urls.redis)
     connect(settings, Limits.of_worker(settings), name="tests", connections=1)
     with db.database.connection_context():
         db.database.execute_sql("drop schema public cascade; create schema public")

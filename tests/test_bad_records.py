@@ -16,7 +16,6 @@ from forgekeeper.runs.bad_records import TooManyBadRecords
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.passed_over import PassedOver
-from forgekeeper.settings import Settings
 from forgekeeper.storage import sentinel, stores
 from forgekeeper.storage.outbox import DeletedObject
 from metrics.counting import WORKER
@@ -26,6 +25,7 @@ from workers import delete_objects, expired_job_artifacts, git_ref_cleanup, prun
 from workers.expired_job_artifacts import buckets
 
 from .clocks import Clock
+from .harness.settings import settings_with
 from .installation import INSTALLATION
 from .storage.git_samples import Bare, put_root
 
@@ -172,7 +172,7 @@ def store(tmp_path):
     """A store of objects, as its worker is set up."""
     stores._opened.clear()
     sentinel.Folder(tmp_path).create_sentinel(INSTALLATION)
-    yield Settings(object_stores={stores.ARTIFACTS: tmp_path.as_uri()})
+    yield settings_with(object_stores={stores.ARTIFACTS: tmp_path.as_uri()})
     stores._opened.clear()
 
 

@@ -7,10 +7,11 @@ import pytest
 from typer.main import get_command
 
 from forgekeeper.batches import BATCHES
+from forgekeeper.boot import load
 from forgekeeper.cli import metrics, reference
 from forgekeeper.cli.commands import app
 from forgekeeper.cli.upkeep import page
-from forgekeeper.settings.reading import describe, load
+from forgekeeper.settings.reading import describe
 from metrics.catalogue import METRICS
 
 ROOT = Path(__file__).parent.parent

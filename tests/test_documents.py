@@ -26,7 +26,6 @@ from forgekeeper.process.middleware import ChildRetries
 from forgekeeper.runs import attempt
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.runner import Runner
-from forgekeeper.settings import Settings
 from forgekeeper.storage import outbox
 from metrics.catalogue import BATCHES as CATALOGUE
 from metrics.dashboards.limits import alerts
@@ -43,6 +42,8 @@ from workers import (
 from workers.expired_job_artifacts import buckets
 from workers.stale_direct_uploads import register
 
+from .harness.settings import settings_with
+
 
 class Number(NamedTuple):
     """A number of a document: *used* tells what the product has for it."""
@@ -58,7 +59,7 @@ SECOND, MINUTE, HOUR, DAY = timedelta(seconds=1), timedelta(minutes=1), timedelt
 
 def cron(batch: str) -> str:
     """Return when the batch runs where nobody has set anything else."""
-    return str(Settings().cron(batch))
+    return str(settings_with().cron(batch))
 
 
 def rule(name: str) -> dict[str, Any]:
@@ -158,7 +159,9 @@ DOCUMENT_11 = [
         lambda: expired_job_artifacts.MAX_BUCKETS_HIGH_CONCURRENCY,
     ),
     Number("classes", "バケット数分（最大10）", 10, lambda: job_artifacts.CLASSES),
-    Number("silent after", "10分以上経過したoccupiedバケット", 10 * MINUTE, lambda: Settings().bucket_silent_after),
+    Number(
+        "silent after", "10分以上経過したoccupiedバケット", 10 * MINUTE, lambda: settings_with().bucket_silent_after
+    ),
     Number("silent after, else", "10分後に再利用可能", 10 * MINUTE, lambda: default(buckets.tidy, "silent_for")),
     Number("flag", "bulk_delete_job_artifacts", "bulk_delete_job_artifacts", lambda: expired_job_artifacts.FLAG),
     Number(
@@ -186,7 +189,9 @@ FURTHER = [
     ),
     Number("100: attempts", "five attempts", 5, lambda: register.MAX_ATTEMPTS),
     Number("100: claims are acted on for", "A claim older than 60 s", MINUTE, lambda: register.CLAIM_TTL),
-    Number("100: claims are ours for", "A claim older than 60 s", 5 * MINUTE, lambda: Settings().upload_visibility),
+    Number(
+        "100: claims are ours for", "A claim older than 60 s", 5 * MINUTE, lambda: settings_with().upload_visibility
+    ),
     Number("65: time", "数分以内", 10 * MINUTE, lambda: stale_imports.MAX_RUNTIME),
     Number("65: time told", "数分以内", 10 * MINUTE, lambda: BATCHES["stale_imports"].budget),
     Number("65: tracker enqueued", "enqueued 3", 3, lambda: TrackerStatus.ENQUEUED),
@@ -198,9 +203,9 @@ FURTHER = [
     Number("11: unlocked", "locked = 0", 0, lambda: job_artifacts.UNLOCKED),
     Number("11: trace", "file_type <> 3", 3, lambda: job_artifacts.TRACE),
     Number("objects: cron", "every minute", "* * * * *", lambda: cron("delete_objects")),
-    Number("objects: visibility", "10-minute visibility", 10 * MINUTE, lambda: Settings().object_visibility),
+    Number("objects: visibility", "10-minute visibility", 10 * MINUTE, lambda: settings_with().object_visibility),
     Number("objects: attempts", "after 10 attempts", 10, lambda: outbox.MAX_ATTEMPTS),
-    Number("objects: kept for", "a grace setting (default 0)", 0 * SECOND, lambda: Settings().object_grace),
+    Number("objects: kept for", "a grace setting (default 0)", 0 * SECOND, lambda: settings_with().object_grace),
     Number("prune: cron", "hourly", "0 * * * *", lambda: cron("prune")),
     Number("prune: ref deletions", "older than a day", DAY, lambda: prune.KEEP_REF_DELETIONS),
     Number("prune: runs", "older than 30 days", 30 * DAY, lambda: prune.KEEP_RUNS),

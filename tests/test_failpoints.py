@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from forgekeeper import failpoints
+from forgekeeper.boot import load
 from forgekeeper.failpoints import FailpointReached, arm, failpoint
 from forgekeeper.settings import PREFIX, SettingsError
 from forgekeeper.settings.failpoints import NAMES, Fault, parse
-from forgekeeper.settings.reading import load
 
 ROOT = Path(__file__).parents[1]
 NAME, OTHER = "user_status_cleanup.deleted", "prune.removed"

@@ -14,12 +14,12 @@ from forgekeeper.database import database, now
 from forgekeeper.installation.row import Installation
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.passed_over import PassedOver
-from forgekeeper.settings import Settings
 from forgekeeper.storage import sentinel, stores
 from forgekeeper.storage.outbox import DeletedObject
 from models import BulkImportEntity, Project
 from workers import delete_objects, git_ref_cleanup, stale_imports
 
+from .harness.settings import settings_with
 from .installation import INSTALLATION
 from .storage.git_samples import Bare, put_root
 
@@ -45,7 +45,7 @@ def any_bytes(urls, settings):
     """A database that takes any bytes for text, as the models' own."""
     options = "encoding 'SQL_ASCII' locale_provider libc locale 'C' template template0"
     on_the_server(urls, "drop database if exists any_bytes", f"create database any_bytes {options}")
-    odd = Settings(database_url=urlsplit(urls.database)._replace(path="/any_bytes").geturl(), redis_url=urls.redis)
+    odd = settings_with(database_url=urlsplit(urls.database)._replace(path="/any_bytes").geturl(), redis_url=urls.redis)
     connect(odd, Limits.of_worker(odd), name="tests", connections=5)
     with database.connection_context():
         migrations.migrate(database.obj)
@@ -100,6 +100,6 @@ def test_an_object_whose_path_is_no_text_stops_no_other(tmp_path):
     sentinel.Folder(tmp_path).create_sentinel(INSTALLATION)
     outcome = delete_objects.Outcome()
 
-    delete_objects.run(outcome, Deadline(BUDGET), Settings(object_stores={stores.ARTIFACTS: tmp_path.as_uri()}))
+    delete_objects.run(outcome, Deadline(BUDGET), settings_with(object_stores={stores.ARTIFACTS: tmp_path.as_uri()}))
 
     assert (outcome.deleted, [row.id for row in DeletedObject.select(DeletedObject.id)]) == (2, [1])

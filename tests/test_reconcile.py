@@ -24,9 +24,9 @@ from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.process.broker import broker
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.ledger import MAX_LOSSES, MAX_RETRIES, JobRun
-from forgekeeper.settings import Settings
 from scheduler import REMEMBERED, Loop
 
+from .harness.settings import settings_with
 from .ledger import start_run
 
 NAME = "user_status_cleanup"
@@ -67,7 +67,7 @@ def ledger(_migrated, urls):
 @contextmanager
 def connected(urls, search_path):
     url = urls.database + ("&" if "?" in urls.database else "?") + "options=" + quote(f"-c search_path={search_path}")
-    settings = Settings(database_url=url, redis_url=urls.redis)
+    settings = settings_with(database_url=url, redis_url=urls.redis)
     connect(settings, Limits.of_worker(settings), name="tests", connections=20)
     db.database.connect()
     yield settings
@@ -84,7 +84,7 @@ def time_passes(duration):
 
 
 def reconcile(by="A", told=None, **settings):
-    scheduler.reconcile(BATCH, Settings(**settings), by=by, told=told)
+    scheduler.reconcile(BATCH, settings_with(**settings), by=by, told=told)
 
 
 def at(instant, by="A", **settings):

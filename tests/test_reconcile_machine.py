@@ -41,8 +41,9 @@ from forgekeeper.process.actors import message_of
 from forgekeeper.process.broker import broker
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.ledger import CLOCK_TOLERANCE, OPEN, JobRun, Started
-from forgekeeper.settings import Settings
 from scheduler import PRECEDENCE
+
+from .harness.settings import settings_with
 
 EXAMPLES = 500
 NAME = "user_status_cleanup"
@@ -94,7 +95,7 @@ def ledger(_migrated, urls, tmp_path):
 
 @contextmanager
 def connected(url, redis_url):
-    settings = Settings(database_url=url, redis_url=redis_url)
+    settings = settings_with(database_url=url, redis_url=redis_url)
     connect(settings, Limits.of_worker(settings), name="machine", connections=10)
     with db.database.connection_context():
         yield
@@ -206,7 +207,7 @@ class Machine(RuleBasedStateMachine):
     def begin(self, schedule, catch_up):
         db.database.execute_sql("delete from job_runs; delete from batches")
         client.flushdb()
-        self.configured = Settings(cron_user_status_cleanup=schedule, catch_up_user_status_cleanup=catch_up)
+        self.configured = settings_with(cron_user_status_cleanup=schedule, catch_up_user_status_cleanup=catch_up)
         self.world = World()
         self.stalled = []
         self.tokens = set()

@@ -10,9 +10,12 @@ import pytest
 from pydantic import ValidationError
 
 from forgekeeper.batches import BATCHES
+from forgekeeper.boot import load
 from forgekeeper.settings import PREFIX, Settings, SettingsError
 from forgekeeper.settings.cron import Cron
-from forgekeeper.settings.reading import MASK, describe, load
+from forgekeeper.settings.reading import MASK, describe
+
+from .harness.settings import settings_with
 
 SECRET = "hunter2"
 DATABASE_URLS = [
@@ -209,7 +212,7 @@ def test_names_may_be_in_lower_case(monkeypatch):
 def test_an_empty_value_is_an_unset_one(given):
     given(DATABASE_URL="", CRON_PRUNE="", WORKER_THREADS="", CATCH_UP_WINDOW="", OBJECT_STORES="")
 
-    assert load() == Settings()
+    assert load() == settings_with()
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("15", 15), ("0.25", 0.25), ("1e2", 100), (" 7 ", 7)])
@@ -252,7 +255,7 @@ def test_a_refusal_shows_nothing_of_a_password(given, name, value):
 @pytest.mark.parametrize(("name", "url"), MALFORMED_URLS)
 def test_a_refusal_of_the_class_itself_shows_nothing_of_a_password(name, url):
     with pytest.raises(ValidationError) as refusal:
-        Settings(**{name.lower(): url})
+        settings_with(**{name.lower(): url})
 
     shown = "".join(traceback.format_exception(refusal.value))
 
@@ -380,7 +383,7 @@ def test_a_value_is_described_as_an_operator_would_write_it(given, name, value, 
 )
 def test_a_missing_url_is_asked_for_in_a_sentence(require, name):
     with pytest.raises(SettingsError, match=rf"^FORGEKEEPER_{name} is not set: set it to a URL such as .*://"):
-        require(Settings())
+        require(settings_with())
 
 
 @pytest.mark.parametrize(
@@ -394,7 +397,7 @@ def test_a_missing_url_is_asked_for_in_a_sentence(require, name):
     ],
 )
 def test_a_missed_tick_is_caught_up_within_a_period_at_least_an_hour_or_as_set(cron, own, window):
-    settings = Settings(cron_prune=cron, catch_up_window=own)
+    settings = settings_with(cron_prune=cron, catch_up_window=own)
 
     assert settings.window("prune") == window
 

@@ -15,10 +15,10 @@ import psycopg2
 import pytest
 from structlog.testing import capture_logs
 
+from forgekeeper.boot import load
 from forgekeeper.database import database
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.runs.deadline import Deadline, stopping
-from forgekeeper.settings.reading import load
 from models import BulkImport, BulkImportEntity, BulkImportTracker, ImportStatus, TrackerStatus
 from models.bulk_imports import START
 from workers import stale_imports

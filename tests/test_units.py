@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import typer
 
+from forgekeeper.boot import load
 from forgekeeper.cli.commands import app
 from forgekeeper.settings import Settings
-from forgekeeper.settings.reading import load
 
 FOLDER = Path(__file__).parent.parent / "deploy" / "systemd"
 SERVICES = sorted(FOLDER.glob("*.service"))

@@ -38,6 +38,7 @@ from forgekeeper.settings import SettingsError
 from metrics.redaction import clean
 
 UNREAD = 128 + signal.SIGPIPE
+HELP = {"-h", "--help", "--version"}
 
 app = typer.Typer(
     name="forgekeeper",
@@ -96,7 +97,6 @@ def forgekeeper(
 def run(arguments: list[str]) -> int:
     """Run the command line; return its exit status, with whatever was wrong said in one sentence on standard error."""
     try:
-        load_batches()
         status = _status(arguments)
         sys.stdout.flush()
     except OutputLost as lost:
@@ -108,6 +108,7 @@ def run(arguments: list[str]) -> int:
 
 def _status(arguments: list[str]) -> int:
     try:
+        _declare(arguments)
         with explained():
             # Typer returns the status of `typer.Exit`, and whatever else a command returns: nothing.
             return app(arguments or ["--help"], prog_name="forgekeeper", standalone_mode=False) or 0
@@ -121,6 +122,15 @@ def _status(arguments: list[str]) -> int:
         return ended.code if isinstance(ended.code, int) else FAILED if ended.code else 0
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def _declare(arguments: list[str]) -> None:
+    """Let the batches be known; whoever only asks for help gets it, whatever the settings say."""
+    try:
+        load_batches()
+    except SettingsError:
+        if arguments and HELP.isdisjoint(arguments):
+            raise
 
 
 def _complained(sentence: str, status: int) -> int:

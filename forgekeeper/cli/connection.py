@@ -11,6 +11,7 @@ import redis
 
 from forgekeeper import migrations
 from forgekeeper.batches import BATCHES, BatchSpec
+from forgekeeper.boot import load
 from forgekeeper.cli import interrupts
 from forgekeeper.cli.console import Problem, wrong_use
 from forgekeeper.cli.failures import sentence
@@ -18,7 +19,6 @@ from forgekeeper.connections import Limits, connect
 from forgekeeper.database import database, release
 from forgekeeper.installation.agreement import Disagreement, agree
 from forgekeeper.settings import Settings
-from forgekeeper.settings.reading import load
 from metrics import logs
 
 

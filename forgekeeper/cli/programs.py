@@ -15,8 +15,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import typer
 from psycopg2.extensions import make_dsn, parse_dsn
 
+from forgekeeper.boot import load
 from forgekeeper.cli.console import Problem
-from forgekeeper.settings.reading import load
 
 PASSED_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": ["--help"]}
 """How a command is declared whose arguments are another program's."""

@@ -20,6 +20,7 @@ import scheduler as timetable
 from forgekeeper import migrations
 from forgekeeper.batches import BATCHES
 from forgekeeper.batches import queues as declared_queues
+from forgekeeper.boot import load
 from forgekeeper.cli.completion import names_of
 from forgekeeper.cli.connection import configured, connected
 from forgekeeper.cli.console import FAILED, Problem, err, wrong_use
@@ -30,7 +31,6 @@ from forgekeeper.database import database, unhurried
 from forgekeeper.process import signals
 from forgekeeper.process.ready import tell_supervisor
 from forgekeeper.settings import PREFIX, Settings
-from forgekeeper.settings.reading import load
 from metrics import exporter as exporting
 from metrics import multiprocess
 from metrics.endpoint import Page, PortTaken, listen

@@ -9,13 +9,14 @@ import redis
 import typer
 
 from forgekeeper import migrations
+from forgekeeper.boot import load
 from forgekeeper.cli.completion import names_of
 from forgekeeper.cli.connection import connected
 from forgekeeper.cli.console import FAILED, Json, Problem, answer, emit, err, out, table, wrong_use
 from forgekeeper.database import database, unhurried
 from forgekeeper.flags import FLAGS, FeatureFlag
 from forgekeeper.installation.agreement import Disagreement, agree
-from forgekeeper.settings.reading import Described, describe, load
+from forgekeeper.settings.reading import Described, describe
 from metrics.redaction import clean
 
 INTRODUCTION = """# Settings

@@ -8,9 +8,9 @@ from datetime import timedelta
 
 from dramatiq.cli import main, make_argument_parser
 
+from forgekeeper.boot import load
 from forgekeeper.process.master import Vigil, impatient
 from forgekeeper.process.ready_pipe import Word
-from forgekeeper.settings.reading import load
 from metrics import logs
 from metrics.counting import WORKER
 from metrics.endpoint import listen

@@ -1,16 +1,14 @@
-"""Boot: the modules that declare batches are imported, and their actors made."""
+"""Boot of a process: what a message may call is declared to the broker."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from importlib import import_module
-
+from forgekeeper import boot
 from forgekeeper.process.actors import declare
 from forgekeeper.process.broker import broker
+from forgekeeper.settings import reading
 
 
-def load_batches(modules: Iterable[str] = ("workers",)) -> None:
-    """Import *modules*, which declare batches, and make actors of what they declare; idempotent."""
-    for module in modules:
-        import_module(module)
+def load_batches() -> None:
+    """Import the modules of batches, and make actors of what they declare; idempotent.  Raises `SettingsError`."""
+    boot.declare(reading.modules())
     declare(broker)

@@ -25,12 +25,12 @@ from dramatiq import Broker, MessageProxy, Worker
 from dramatiq.common import q_name
 from dramatiq.middleware import Middleware
 
+from forgekeeper.boot import load
 from forgekeeper.delivery.consumer import Broker as OurBroker
 from forgekeeper.process import signals
 from forgekeeper.process.middleware import needed
 from forgekeeper.process.ready import Mark, tell_supervisor
 from forgekeeper.runs.attempt import describe, identity
-from forgekeeper.settings.reading import load
 from metrics.threads import Thread
 
 SOON = 2.0

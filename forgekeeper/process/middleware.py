@@ -20,6 +20,7 @@ from playhouse.pool import MaxConnectionsExceeded
 
 from forgekeeper import worker_metrics
 from forgekeeper.batches import queues as declared_queues
+from forgekeeper.boot import load
 from forgekeeper.connections import Limits, connect
 from forgekeeper.database import database, release
 from forgekeeper.delivery.consumer import Broker as OurBroker
@@ -34,7 +35,6 @@ from forgekeeper.runs.child import Child
 from forgekeeper.runs.deadline import stopping
 from forgekeeper.runs.runner import Runner
 from forgekeeper.settings import Settings
-from forgekeeper.settings.reading import load
 from metrics import logs
 
 ORIGIN = {RUN, HEADER}

@@ -2,27 +2,31 @@
 
 Settings are environment variables with the prefix ``FORGEKEEPER_``, or lines of a
 ``.env`` file where the command runs; the environment wins.  A name that is not
-declared here, or a value that does not fit, stops the start (`settings.reading`).
+declared, or a value that does not fit, stops the start (`forgekeeper.settings.reading`).
+What belongs to one batch comes from its declaration (`settings_of`).
 """
 
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
-from pydantic import SecretStr, ValidationInfo, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import SecretStr, ValidationInfo, create_model, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from forgekeeper.settings.certificates import Unverified
 from forgekeeper.settings.cron import Cron
+from forgekeeper.settings.failpoints import STEPS, Failpoints
+from forgekeeper.settings.failpoints import parse as parse_failpoints
 from forgekeeper.settings.kinds import (
     CatchUp,
     Count,
     DatabaseUrl,
     Duration,
-    Faults,
     Grace,
+    Modules,
     ObjectPrefixes,
     ObjectStores,
     Pace,
@@ -35,6 +39,7 @@ from forgekeeper.settings.kinds import (
 )
 
 PREFIX = "FORGEKEEPER_"
+CATCH_UP = "A missed tick of this batch: run the newest once, or skip."
 
 
 Place = Literal["repositories", "artifacts", "stores"]
@@ -45,8 +50,18 @@ class SettingsError(Exception):
     """The settings cannot be used; the message names each bad one and says what to do."""
 
 
+class OfBatch(NamedTuple):
+    """What the settings of one batch are made from: its defaults, their sentences, and its failpoints."""
+
+    name: str
+    cron: str
+    cron_sentence: str
+    pace_sentence: str
+    steps: tuple[str, ...] = ()
+
+
 class Settings(BaseSettings):
-    """The settings of one process, checked."""
+    """The settings of one process, checked; `settings_of` adds those of the batches."""
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX, extra="ignore", frozen=True, hide_input_in_errors=True, env_ignore_empty=True
@@ -54,6 +69,7 @@ class Settings(BaseSettings):
 
     database_url: DatabaseUrl | None = setting(None, "Where PostgreSQL is: any libpq URI, sockets included.")
     redis_url: RedisUrl | None = setting(None, "Where Redis is: redis://, rediss:// or unix://.")
+    batches: Modules = setting("workers", "The modules that declare batches, with commas between them.")
     repositories_root: Path | None = setting(None, "The folder that holds the bare repositories.")
     object_stores: ObjectStores = setting(
         "{}", "Object stores as JSON, location to URL: s3://, gs://, az:// or file:///."
@@ -64,44 +80,9 @@ class Settings(BaseSettings):
         "A location without any: its whole store.",
     )
 
-    cron_user_status_cleanup: Schedule = setting("* * * * *", "When expired user statuses are deleted.")
-    cron_git_ref_cleanup: Schedule = setting("* * * * *", "When projects' pending ref deletions are looked for.")
-    cron_expired_job_artifacts: Schedule = setting(
-        "*/5 * * * *", "When the buckets of expired artifacts are worked on."
-    )
-    cron_delete_objects: Schedule = setting("* * * * *", "When the objects of deleted artifacts are deleted.")
-    cron_stale_direct_uploads: Schedule = setting("*/6 * * * *", "When uploads that never completed are deleted.")
-    cron_stale_imports: Schedule = setting("0 */4 * * *", "When stalled bulk imports are given up.")
-    cron_prune: Schedule = setting("0 * * * *", "When forgekeeper's own old records are removed.")
-
-    catch_up_user_status_cleanup: CatchUp = setting(
-        "once", "A missed tick of this batch: run the newest once, or skip."
-    )
-    catch_up_git_ref_cleanup: CatchUp = setting("once", "A missed tick of this batch: run the newest once, or skip.")
-    catch_up_expired_job_artifacts: CatchUp = setting(
-        "once", "A missed tick of this batch: run the newest once, or skip."
-    )
-    catch_up_delete_objects: CatchUp = setting("once", "A missed tick of this batch: run the newest once, or skip.")
-    catch_up_stale_direct_uploads: CatchUp = setting(
-        "once", "A missed tick of this batch: run the newest once, or skip."
-    )
-    catch_up_stale_imports: CatchUp = setting("once", "A missed tick of this batch: run the newest once, or skip.")
-    catch_up_prune: CatchUp = setting("once", "A missed tick of this batch: run the newest once, or skip.")
     catch_up_window: Duration | None = setting(
         None, "How old a missed tick may be to be caught up; by default one period, at least an hour."
     )
-
-    pace_user_status_cleanup: Pace | None = setting(None, "Statuses deleted per second at most; unset: no limit.")
-    pace_git_ref_cleanup: Pace | None = setting(
-        None, "Refs that each child deletes per second at most; unset: no limit."
-    )
-    pace_expired_job_artifacts: Pace | None = setting(
-        None, "Artifacts that each child destroys per second at most; unset: no limit."
-    )
-    pace_delete_objects: Pace | None = setting(None, "Objects deleted per second; unset: no limit.")
-    pace_stale_direct_uploads: Pace | None = setting(None, "Uploads deleted per second; unset: no limit.")
-    pace_stale_imports: Pace | None = setting(None, "Imports and entities given up per second; unset: no limit.")
-    pace_prune: Pace | None = setting(None, "Records removed per second at most; unset: no limit.")
 
     queue_limit: Count = setting("100000", "A batch starts no more children while so many wait in their queue.")
 
@@ -160,7 +141,16 @@ class Settings(BaseSettings):
         None, "How log lines look; by default console on a terminal, json elsewhere."
     )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = setting("INFO", "The least level that is logged.")
-    failpoints: Faults = setting("", "For tests only: where a process is to be killed, to fail or to wait.")
+    failpoints: Annotated[Failpoints, NoDecode] = setting(
+        "", "For tests only: where a process is to be killed, to fail or to wait."
+    )
+
+    steps: ClassVar[tuple[str, ...]] = STEPS
+
+    @field_validator("failpoints", mode="plain")
+    @classmethod
+    def _at_known_steps(cls, value: object) -> Failpoints:
+        return parse_failpoints(value, cls.steps)
 
     @field_validator("object_prefixes")
     @classmethod
@@ -202,6 +192,37 @@ class Settings(BaseSettings):
     def require_redis(self) -> str:
         """Return the URL of Redis; raise `SettingsError` when there is none."""
         return _required("REDIS_URL", self.redis_url, "redis://host:6379/0")
+
+
+@cache
+def settings_of(batches: tuple[OfBatch, ...]) -> type[Settings]:
+    """Return the settings of a process that has these batches: three more of each, and their failpoints.
+
+    Raises `SettingsError` where a batch's name would make a setting of another's.
+    """
+    fields: dict[str, Any] = {}
+    for batch in batches:
+        of_batch = {
+            f"cron_{batch.name}": (Schedule, setting(batch.cron, batch.cron_sentence)),
+            f"catch_up_{batch.name}": (CatchUp, setting("once", CATCH_UP)),
+            f"pace_{batch.name}": (Pace | None, setting(None, batch.pace_sentence)),
+        }
+        if taken := sorted(of_batch.keys() & {*Settings.model_fields, *fields}):
+            raise SettingsError(f"no batch can be called {batch.name}: {PREFIX}{taken[0].upper()} is a setting already")
+        fields |= of_batch
+    made: type[Settings] = create_model("Settings", __base__=Settings, **fields)
+    made.steps = (*STEPS, *(step for batch in batches for step in batch.steps))
+    return made
+
+
+def in_order(model: type[Settings]) -> list[str]:
+    """List the settings as they are documented: those of the batches beside their like."""
+    engine = list(Settings.model_fields)
+    others = [name for name in model.model_fields if name not in Settings.model_fields]
+    for before, kind in (("catch_up_window", "cron_"), ("catch_up_window", "catch_up_"), ("queue_limit", "pace_")):
+        place = engine.index(before)
+        engine[place:place] = [name for name in others if name.startswith(kind)]
+    return engine
 
 
 def _required(name: str, value: SecretStr | None, example: str) -> str:

@@ -7,35 +7,14 @@ them; ``*2`` behind one means that it happens the first two times only, in each 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Literal, get_args
+from typing import Literal
 
-Name = Literal[
-    "user_status_cleanup.deleted",
-    "stale_imports.timed_out",
-    "stale_direct_uploads.claimed",
-    "stale_direct_uploads.remembered",
-    "stale_direct_uploads.deleted",
-    "stale_direct_uploads.forgotten",
-    "delete_objects.claimed",
-    "delete_objects.deleted",
-    "delete_objects.forgotten",
-    "expired_job_artifacts.enqueued",
-    "delete_artifact_bucket.claimed",
-    "delete_artifact_bucket.destroyed",
-    "delete_artifact_bucket.finished",
-    "git_ref_cleanup.enqueued",
-    "clean_project_refs.deleted",
-    "clean_project_refs.settled",
-    "prune.removed",
-    "run.closed",
-    "tick.claimed",
-    "tick.sent",
-]
-"""Every failpoint, named for the step that has just been taken."""
+STEPS = ("run.closed", "tick.claimed", "tick.sent")
+"""The engine's own failpoints, named for the step that has just been taken; those of batches are declared."""
 
-NAMES: tuple[str, ...] = get_args(Name)
 WRITTEN = re.compile(r"(?P<name>[\w.]+)=(?P<action>kill|raise|sleep:(?P<seconds>\d+(?:\.\d+)?))(?:\*(?P<times>\d+))?")
 
 
@@ -52,16 +31,16 @@ class Failpoints(dict[str, Fault]):
     """The faults of a process, by the name of the failpoint."""
 
 
-def parse(text: object) -> Failpoints:
-    """Read failpoints as they are written; raise `ValueError` where that makes no sense."""
+def parse(text: object, steps: Sequence[str]) -> Failpoints:
+    """Read failpoints as they are written; raise `ValueError` where that makes no sense, or is none of *steps*."""
     assert isinstance(text, str), "failpoints come from the environment or from a default, both text"
     found = Failpoints()
     for part in filter(None, text.split(",")):
         match = WRITTEN.fullmatch(part.strip())
         if match is None:
             raise ValueError(f"{part.strip()!r} is not name=kill, name=raise or name=sleep:SECONDS, with *TIMES or not")
-        if match["name"] not in NAMES:
-            close = get_close_matches(match["name"], NAMES, n=1)
+        if match["name"] not in steps:
+            close = get_close_matches(match["name"], steps, n=1)
             raise ValueError(
                 f"there is no failpoint {match['name']!r}" + (f" (did you mean {close[0]}?)" if close else "")
             )

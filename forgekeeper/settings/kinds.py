@@ -14,8 +14,6 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, Sec
 from pydantic_settings import NoDecode
 
 from forgekeeper.settings.cron import Cron, parse
-from forgekeeper.settings.failpoints import Failpoints
-from forgekeeper.settings.failpoints import parse as parse_failpoints
 
 REDIS_OPTIONS = {
     "db",
@@ -103,6 +101,14 @@ def _folders(value: tuple[str, ...]) -> tuple[str, ...]:
     return folders
 
 
+def _modules(value: object) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in str(value).split(","))
+    for name in names:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise ValueError(f"{name!r} is no module: name modules such as workers, with commas between them")
+    return tuple(dict.fromkeys(names))
+
+
 # Three weeks: PostgreSQL counts its time-outs in milliseconds, in 31 bits.
 Duration = Annotated[timedelta, BeforeValidator(_duration), Field(gt=timedelta(0), le=timedelta(weeks=3))]
 Visibility = Annotated[Duration, Field(ge=timedelta(seconds=2))]
@@ -118,7 +124,7 @@ ObjectStores = Annotated[dict[str, SecretStr], NoDecode, BeforeValidator(_stores
 ObjectPrefixes = Annotated[
     dict[str, Annotated[tuple[str, ...], AfterValidator(_folders)]], NoDecode, BeforeValidator(_stores)
 ]
-Faults = Annotated[Failpoints, PlainValidator(parse_failpoints), NoDecode]
+Modules = Annotated[tuple[str, ...], PlainValidator(_modules), NoDecode]
 CatchUp = Literal["once", "skip"]
 
 

@@ -13,17 +13,19 @@ from typing import Any, Literal, Union, get_args, get_origin
 from dotenv import dotenv_values
 from pydantic import SecretStr, ValidationError
 from pydantic_core import ErrorDetails
+from pydantic_settings import BaseSettings
 
-from forgekeeper.settings import PREFIX, Settings, SettingsError
+from forgekeeper.settings import PREFIX, Settings, SettingsError, in_order
 from forgekeeper.settings.addresses import MASK, of_database, of_redis, of_store
 from forgekeeper.settings.certificates import unsaid
 from forgekeeper.settings.cron import Cron
+from forgekeeper.settings.kinds import Modules, setting
 
 ENV_FILE = ".env"
 ADDRESSES = {"database_url": of_database, "redis_url": of_redis, "object_stores": of_store}
 """How a URL is shown; one of no setting named here is masked whole."""
 KEYED = {"object_stores", "object_prefixes"}
-KINDS = {timedelta: "seconds", SecretStr: "URL", Cron: "cron", int: "count", float: "per second", str: "text"}
+KINDS = {timedelta: "seconds", SecretStr: "URL", Cron: "cron", int: "count", float: "per second", str: "text", tuple: "text"}
 
 
 @dataclass(frozen=True)
@@ -38,23 +40,44 @@ class Described:
     source: Literal["environment", ".env", "default"]
 
 
-def load(env_file: str | None = ENV_FILE) -> Settings:
+class _Declaring(BaseSettings):
+    model_config = Settings.model_config
+    batches: Modules = setting("workers", "")
+
+
+def modules(env_file: str | None = ENV_FILE) -> tuple[str, ...]:
+    """Read which modules declare batches: the settings of these are known only then.  Raises `SettingsError`."""
+    found, problems = _made(_Declaring, env_file)
+    _complain(problems)
+    names: tuple[str, ...] = found.batches
+    return names
+
+
+def read(model: type[Settings], env_file: str | None = ENV_FILE) -> Settings:
     """Read the settings; raise `SettingsError` naming every unknown name and bad value.
 
     No message repeats a value that may hold a password.
     """
+    settings, problems = _made(model, env_file)
+    _complain([*_unknown_names(model, env_file), *(unsaid(settings) if settings else ()), *problems])
+    made: Settings = settings
+    return made
+
+
+def _made(model: type[BaseSettings], env_file: str | None) -> tuple[Any, list[str]]:
+    """Return what the environment makes of *model* and no problems, or None and what is wrong."""
     try:
-        problems = list(_unknown_names(env_file))
-        settings = Settings(_env_file=env_file)  # type: ignore[call-arg]
-        problems += unsaid(settings)
+        return model(_env_file=env_file), []
     except ValidationError as error:
-        problems += [_bad_value(details) for details in error.errors(include_input=False, include_url=False)]
+        return None, [_bad_value(details) for details in error.errors(include_input=False, include_url=False)]
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise SettingsError(f"cannot read the file {env_file}: {why}; mend it, or run this in another folder") from None
+
+
+def _complain(problems: list[str]) -> None:
     if problems:
         raise SettingsError("; ".join(problems) + "; `forgekeeper settings --help` says how settings are given")
-    return settings
 
 
 def describe(settings: Settings, env_file: str | None = ENV_FILE) -> list[Described]:
@@ -73,7 +96,7 @@ def describe(settings: Settings, env_file: str | None = ENV_FILE) -> list[Descri
             if PREFIX + name.upper() in file
             else "default",
         )
-        for name, field in Settings.model_fields.items()
+        for name, field in ((name, type(settings).model_fields[name]) for name in in_order(type(settings)))
     ]
 
 
@@ -92,8 +115,8 @@ def _names(values: Mapping[str, str | None]) -> set[str]:
     return {name.upper() for name, value in values.items() if value}
 
 
-def _unknown_names(env_file: str | None) -> Iterator[str]:
-    known = {PREFIX + name.upper() for name in Settings.model_fields}
+def _unknown_names(model: type[Settings], env_file: str | None) -> Iterator[str]:
+    known = {PREFIX + name.upper() for name in model.model_fields}
     given = {*os.environ, *(dotenv_values(env_file) if env_file else ())}
     for name in sorted(name for name in given if name.upper().startswith(PREFIX)):
         if name.upper() not in known:
@@ -135,5 +158,5 @@ def _shown(value: Any, setting: str, none: str = "") -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key}: {_shown(part, setting)}" for key, part in value.items())
     if isinstance(value, tuple):
-        return " ".join(str(part) for part in value)
+        return (", " if setting == "batches" else " ").join(str(part) for part in value)
     return str(value)

@@ -24,7 +24,6 @@ from forgekeeper.process.rows import Process
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.passed_over import PassedOver
-from forgekeeper.settings import Settings
 from forgekeeper.storage import sentinel
 from forgekeeper.storage.settled import SettledUpload
 from forgekeeper.tables import OURS
@@ -33,6 +32,7 @@ from models import APPLICATION, GitRefDeletion, Project
 from models.projects import Closed
 from workers.stale_direct_uploads import register
 
+from ..harness.settings import settings_with  # noqa: TID252, pytest puts no folder on the path
 from ..system import rights  # noqa: TID252, pytest puts no folder on the path
 
 MODELS = (*OURS, *APPLICATION)
@@ -246,7 +246,7 @@ def test_rows_that_a_policy_hides_are_an_error_and_block_the_batch(main, role, e
 def acting(role):
     """Let this process be the role."""
     pointed, pool = database.obj, client.connection_pool
-    settings = Settings(**{name.lower(): value for name, value in role.settings.items()})
+    settings = settings_with(**{name.lower(): value for name, value in role.settings.items()})
     connect(settings, Limits.of_worker(settings), name="tests", connections=5)
     try:
         with database.connection_context():

@@ -18,7 +18,9 @@ ROOT = Path(__file__).parents[2]
 
 NAME = "user_status_cleanup"
 FLAG = "bulk_delete_job_artifacts"
-MIGRATIONS = ", ".join(sorted(path.stem for path in (ROOT / "forgekeeper" / "migrations" / "forgekeeper").glob("[0-9]*.py")))
+MIGRATIONS = ", ".join(
+    sorted(path.stem for path in (ROOT / "forgekeeper" / "migrations" / "forgekeeper").glob("[0-9]*.py"))
+)
 
 
 def findings(result, subject):

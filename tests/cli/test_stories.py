@@ -4,6 +4,7 @@ import pytest
 
 import scheduler
 from forgekeeper.batches import BATCHES
+from forgekeeper.boot import load
 from forgekeeper.connections import client
 from forgekeeper.database import now
 from forgekeeper.process.actors import message_of
@@ -11,7 +12,6 @@ from forgekeeper.process.broker import broker
 from forgekeeper.process.rows import Process
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.ledger import JobRun
-from forgekeeper.settings.reading import load
 
 from ..ledger import start_run  # noqa: TID252, pytest puts no folder on the path
 

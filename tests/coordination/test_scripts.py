@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 WITHOUT_FILES = """
 import sys
 from coordination.queues import actor_of
-from settings.reading import load
+from forgekeeper.boot import load
 from workers.clients import Limits, client, connect
 from coordination.deliveries import Deliveries
 

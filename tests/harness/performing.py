@@ -4,12 +4,13 @@ from forgekeeper.batches import spec
 from forgekeeper.process.broker import broker
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.run import Run
-from forgekeeper.settings import Settings
+
+from .settings import settings_with
 
 
 def perform(declared, *ids, deadline=None, settings=None, outcome=None, **options):
     """Run the batch's or child's function, without a ledger; return the outcome."""
-    settings = settings or Settings()
+    settings = settings or settings_with()
     run = Run(declared, settings, deadline=deadline or Deadline(declared.budget), outcome=outcome, **options)
     declared.work(run, *ids)
     return run.outcome

@@ -11,7 +11,6 @@ from structlog.testing import capture_logs
 from forgekeeper.database import database, now
 from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.deadline import Deadline
-from forgekeeper.settings import Settings
 from forgekeeper.storage import stores
 from forgekeeper.storage.objects import OUTSIDE, StoreUnavailable
 from forgekeeper.storage.outbox import MAX_ATTEMPTS, DeletedObject
@@ -19,6 +18,8 @@ from models import JobArtifact
 from models.job_artifacts import CLASSES, START
 from workers import delete_objects
 from workers.delete_objects import CHUNK, FIRST_RETRY, MAX_RUNTIME, Outcome
+
+from ..harness.settings import settings_with  # noqa: TID252, pytest puts no folder on the path
 
 SECOND = timedelta(seconds=1)
 HOUR = timedelta(hours=1)
@@ -50,7 +51,7 @@ def restarted():
 
 
 def run(url, deadline=None, **options):
-    settings = Settings(object_stores={stores.ARTIFACTS: url} if url else {}, **options)
+    settings = settings_with(object_stores={stores.ARTIFACTS: url} if url else {}, **options)
     outcome = delete_objects.Outcome()
     delete_objects.run(outcome, deadline or Deadline(MAX_RUNTIME), settings)
     return outcome
@@ -59,7 +60,7 @@ def run(url, deadline=None, **options):
 def stop(url, expected, deadline=None):
     """Let a run end by an error of the *expected* kind; return what it came to."""
     outcome = delete_objects.Outcome()
-    settings = Settings(object_stores={stores.ARTIFACTS: url} if url else {})
+    settings = settings_with(object_stores={stores.ARTIFACTS: url} if url else {})
     with pytest.raises(expected):
         delete_objects.run(outcome, deadline or Deadline(MAX_RUNTIME), settings)
     return outcome

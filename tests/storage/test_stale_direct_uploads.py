@@ -17,7 +17,6 @@ from forgekeeper.database import now as database_now
 from forgekeeper.runs.deadline import Deadline, stopping
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.runner import Runner
-from forgekeeper.settings import Settings
 from forgekeeper.storage import owners, sentinel, stores
 from forgekeeper.storage.objects import OUTSIDE, StoreUnavailable
 from forgekeeper.storage.outbox import DeletedObject
@@ -37,6 +36,7 @@ from workers.stale_direct_uploads import (
 )
 from workers.stale_direct_uploads import register as uploads
 
+from ..harness.settings import settings_with  # noqa: TID252, pytest puts no folder on the path
 from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
 
 STALE = MAX_UPLOAD_DURATION.total_seconds() + 60
@@ -84,7 +84,7 @@ def other(tmp_path, store):
 def run(*options, prefixes=None, **locations):
     deadline = options[0] if options else Deadline(MAX_EXEC_DURATION)
     outcome = stale_direct_uploads.Outcome()
-    stale_direct_uploads.run(outcome, deadline, Settings(object_stores=locations, object_prefixes=prefixes or {}))
+    stale_direct_uploads.run(outcome, deadline, settings_with(object_stores=locations, object_prefixes=prefixes or {}))
     return outcome
 
 
@@ -93,7 +93,7 @@ def fail(*options, **locations):
     outcome = stale_direct_uploads.Outcome()
     deadline = options[0] if options else Deadline(MAX_EXEC_DURATION)
     with pytest.raises(StoreUnavailable) as failure:
-        stale_direct_uploads.run(outcome, deadline, Settings(object_stores=locations))
+        stale_direct_uploads.run(outcome, deadline, settings_with(object_stores=locations))
     return outcome, str(failure.value)
 
 
@@ -501,7 +501,7 @@ def test_what_a_producer_is_just_completing_waits_for_a_later_run(folder, urls):
         cursor.execute("select pg_advisory_xact_lock(hashtextextended(%s, %s))", (f"{HERE}:late", settled.LOCKS))
         outcome = run(artifacts=folder.url)
 
-    time_passes(Settings().upload_visibility + SECOND)
+    time_passes(settings_with().upload_visibility + SECOND)
     later = run(artifacts=folder.url)
     assert (outcome, attempts(), later) == (Outcome(2, 1, False, 0), {}, Outcome(1, 1, False, 0))
 
@@ -513,7 +513,7 @@ def test_a_row_that_is_committed_just_before_the_look_is_seen_whatever_the_isola
         free = SettledUpload.lock_free(HERE, ["live"])
         with closing(psycopg2.connect(urls.database)) as other, other, other.cursor() as cursor:
             cursor.execute(INSERT_ARTIFACT, ("live",))
-        kept = owners.answered_for(HERE, free, Settings())
+        kept = owners.answered_for(HERE, free, settings_with())
 
     database.execute_sql("set session characteristics as transaction isolation level read committed")
     assert kept == {"live": "an artifact names it"}
@@ -658,7 +658,7 @@ def test_a_store_that_answers_nothing_while_the_claim_lasts_keeps_the_others_wai
     begin(other, "b", location=ELSEWHERE)
     s3.proxy.hang("head", "bulk", "single")
     outcome = stale_direct_uploads.Outcome()
-    settings = Settings(object_stores={HERE: s3.url, ELSEWHERE: other.url}, upload_visibility=timedelta(seconds=5))
+    settings = settings_with(object_stores={HERE: s3.url, ELSEWHERE: other.url}, upload_visibility=timedelta(seconds=5))
 
     with pytest.raises(StoreUnavailable, match="artifacts: no answer while the claim lasted"):
         stale_direct_uploads.run(outcome, Deadline(MAX_EXEC_DURATION), settings)
@@ -669,7 +669,7 @@ def test_a_store_that_answers_nothing_while_the_claim_lasts_keeps_the_others_wai
 @pytest.fixture
 def runner(settings, folder, other):
     """Whoever makes the attempts of a process whose store `artifacts` is away."""
-    places = Settings(object_stores={HERE: away(folder), ELSEWHERE: other.url}).object_stores
+    places = settings_with(object_stores={HERE: away(folder), ELSEWHERE: other.url}).object_stores
     runner = Runner(settings.model_copy(update={"object_stores": places}))
     yield runner
     runner.stop()
@@ -784,8 +784,8 @@ def test_an_entry_whose_store_vanished_is_not_taken_for_missing(folder):
 
 def test_what_a_crashed_run_had_claimed_belongs_to_nobody_else_for_five_minutes(store):
     begin(store, "a")
-    uploads.claim(client, stale_after=MAX_UPLOAD_DURATION, visibility=Settings().upload_visibility, limit=CHUNK)
-    time_passes(Settings().upload_visibility - 30 * SECOND)
+    uploads.claim(client, stale_after=MAX_UPLOAD_DURATION, visibility=settings_with().upload_visibility, limit=CHUNK)
+    time_passes(settings_with().upload_visibility - 30 * SECOND)
 
     assert run(artifacts=store.url) == Outcome(1, 0, False, 0)
     assert store.keys() == {"a"}
@@ -793,8 +793,8 @@ def test_what_a_crashed_run_had_claimed_belongs_to_nobody_else_for_five_minutes(
 
 def test_what_a_crashed_run_had_claimed_is_deleted_by_a_later_one(store):
     begin(store, "a", "b")
-    uploads.claim(client, stale_after=MAX_UPLOAD_DURATION, visibility=Settings().upload_visibility, limit=CHUNK)
-    time_passes(Settings().upload_visibility + SECOND)
+    uploads.claim(client, stale_after=MAX_UPLOAD_DURATION, visibility=settings_with().upload_visibility, limit=CHUNK)
+    time_passes(settings_with().upload_visibility + SECOND)
 
     outcome = run(artifacts=store.url)
 
@@ -804,7 +804,7 @@ def test_what_a_crashed_run_had_claimed_is_deleted_by_a_later_one(store):
 def test_a_worker_that_was_paused_for_longer_than_its_claim_deletes_nothing(store):
     begin(store, "a")
     outcome = Outcome()
-    sweep = Sweep(outcome, Settings(object_stores={HERE: store.url}), Deadline(MAX_EXEC_DURATION))
+    sweep = Sweep(outcome, settings_with(object_stores={HERE: store.url}), Deadline(MAX_EXEC_DURATION))
     claim = sweep.claim()
 
     sweep.work_through(replace(claim, taken=claim.taken - uploads.CLAIM_TTL.total_seconds() - 1))

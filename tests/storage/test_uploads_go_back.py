@@ -10,7 +10,6 @@ import pytest
 from forgekeeper.connections import client
 from forgekeeper.database import database
 from forgekeeper.runs.deadline import Deadline
-from forgekeeper.settings import Settings
 from forgekeeper.storage import sentinel, stores
 from forgekeeper.storage.settled import SettledUpload
 from models import JobArtifact
@@ -18,6 +17,7 @@ from workers import stale_direct_uploads
 from workers.stale_direct_uploads import MAX_EXEC_DURATION, MAX_UPLOAD_DURATION, register
 from workers.stale_direct_uploads import producer as direct_uploads
 
+from ..harness.settings import settings_with  # noqa: TID252, pytest puts no folder on the path
 from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
 
 STALE = MAX_UPLOAD_DURATION.total_seconds() + 60
@@ -34,7 +34,7 @@ def places(database, tmp_path):
     for location, folder in places.items():
         folder.mkdir()
         sentinel.Store(location, urls[location]).create_sentinel(INSTALLATION)
-    yield places, Settings(object_stores=urls)
+    yield places, settings_with(object_stores=urls)
     stores._opened.clear()
 
 

@@ -22,11 +22,12 @@ from forgekeeper.flags import FeatureFlag
 from forgekeeper.process.broker import broker
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.ledger import JobRun
-from forgekeeper.settings import PREFIX, Settings
+from forgekeeper.settings import PREFIX
 from forgekeeper.storage import git_sample
 from models import GitRefDeletion, JobArtifact, UserStatus
 from workers import sample
 
+from ..harness.settings import settings_with  # noqa: TID252, pytest puts no folder on the path
 from ..ports import free_ports  # noqa: TID252, pytest puts no folder on the path
 from .monitoring import monitoring
 from .service import Service
@@ -105,7 +106,7 @@ def listens(port):
 @pytest.fixture(scope="module")
 def world(urls, _migrated, tmp_path_factory):
     """Empty tables, servers and disks, connected for the whole module."""
-    settings = Settings(database_url=urls.database, redis_url=urls.redis)
+    settings = settings_with(database_url=urls.database, redis_url=urls.redis)
     connect(settings, Limits.of_worker(settings), name="tests", connections=20)
     with database.connection_context():
         made = World.make(database, tmp_path_factory.mktemp("world"))

@@ -18,6 +18,7 @@ import pytest
 
 from forgekeeper import migrations
 from forgekeeper.batches import BATCHES
+from forgekeeper.boot import load
 from forgekeeper.connections import Limits, client, connect
 from forgekeeper.database import database, now
 from forgekeeper.embedded import folder
@@ -27,7 +28,6 @@ from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.settings import PREFIX
-from forgekeeper.settings.reading import load
 from models import UserStatus
 from workers import sample
 from workers.user_status_cleanup import BATCH_SIZE

@@ -11,13 +11,13 @@ import pytest
 
 from forgekeeper import migrations
 from forgekeeper.batches import BATCHES
+from forgekeeper.boot import load
 from forgekeeper.connections import Limits, client, connect
 from forgekeeper.database import database, now
 from forgekeeper.embedded import folder
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.settings import PREFIX
-from forgekeeper.settings.reading import load
 from models import UserStatus
 from workers import sample
 

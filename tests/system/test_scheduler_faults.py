@@ -18,6 +18,7 @@ import pytest
 
 from forgekeeper import migrations
 from forgekeeper.batches import BATCHES
+from forgekeeper.boot import load
 from forgekeeper.connections import Limits, connect
 from forgekeeper.database import database, now
 from forgekeeper.embedded import servers
@@ -25,7 +26,6 @@ from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.ledger import CLOCK_TOLERANCE, JobRun
 from forgekeeper.settings import PREFIX
-from forgekeeper.settings.reading import load
 from models import UserStatus
 from workers import sample
 

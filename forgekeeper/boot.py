@@ -1,0 +1,47 @@
+"""Boot: the modules of batches are imported, and the settings read that these have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib import import_module
+
+from forgekeeper.batches import BATCHES, DeclaredTwice, all_declared
+from forgekeeper.settings import PREFIX, OfBatch, Settings, SettingsError, reading, settings_of
+from forgekeeper.settings.reading import ENV_FILE
+
+
+def load(env_file: str | None = ENV_FILE) -> Settings:
+    """Import the modules that the setting `batches` names, and read all settings; raise `SettingsError`."""
+    declare(reading.modules(env_file))
+    return reading.read(model(), env_file)
+
+
+def model() -> type[Settings]:
+    """Return the settings of a process that has the declared batches; raise `SettingsError` where names clash."""
+    return settings_of(
+        tuple(
+            OfBatch(
+                batch.name,
+                batch.schedule.cron,
+                batch.schedule.cron_sentence,
+                batch.schedule.pace_sentence,
+                tuple(step for one in (batch, *batch.children) for step in one.steps),
+            )
+            for batch in BATCHES.values()
+        )
+    )
+
+
+def declare(modules: Iterable[str]) -> None:
+    """Import *modules*; raise `SettingsError` where one cannot be imported, declares nothing, or a name twice."""
+    for name in modules:
+        try:
+            import_module(name)
+        except DeclaredTwice as twice:
+            raise SettingsError(f"{PREFIX}BATCHES: {twice}; rename one of them") from twice
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}"
+            hint = "its folder must be on PYTHONPATH, or the module be installed"
+            raise SettingsError(f"{PREFIX}BATCHES names {name}, which cannot be imported ({said}); {hint}") from error
+        if not any(f"{one.module}.".startswith(f"{name}.") for one in all_declared()):
+            raise SettingsError(f"{PREFIX}BATCHES names {name}, which declares no batch; `@batch` declares one")

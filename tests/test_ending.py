@@ -59,7 +59,8 @@ print(asked.empty())
 MASTER = """
 import multiprocessing, os, signal, sys, time
 from datetime import timedelta
-from workers.master import Vigil, impatient
+from forgekeeper.process.master import Vigil
+from forgekeeper.process.master import impatient
 
 def deaf():
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

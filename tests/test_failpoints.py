@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from forgekeeper import failpoints
+from forgekeeper import boot, failpoints
+from forgekeeper.batches import BATCHES
 from forgekeeper.boot import load
 from forgekeeper.failpoints import FailpointReached, arm, failpoint
 from forgekeeper.settings import PREFIX, SettingsError
-from forgekeeper.settings.failpoints import NAMES, Fault, parse
+from forgekeeper.settings.failpoints import STEPS, Fault
+from forgekeeper.settings.failpoints import parse as parse_at
 
 ROOT = Path(__file__).parents[1]
 NAME, OTHER = "user_status_cleanup.deleted", "prune.removed"
@@ -24,6 +26,13 @@ NAME, OTHER = "user_status_cleanup.deleted", "prune.removed"
 def disarmed():
     yield
     arm(parse(""))
+
+
+NAMES = boot.model().steps
+
+
+def parse(text):
+    return parse_at(text, NAMES)
 
 
 @pytest.mark.parametrize(
@@ -100,9 +109,10 @@ def test_a_failpoint_can_wait():
 
 def test_a_failpoint_can_kill_its_process():
     program = f"""
-from settings.failpoints import parse
-from workers.failpoints import arm, failpoint
-arm(parse("{NAME}=kill"))
+from forgekeeper.settings.failpoints import parse
+from forgekeeper.failpoints import arm
+from forgekeeper.failpoints import failpoint
+arm(parse("{NAME}=kill", ["{NAME}"]))
 failpoint("{OTHER}")
 print("alive", flush=True)
 failpoint("{NAME}")
@@ -115,12 +125,30 @@ print("not reached", flush=True)
     assert "not reached" not in killed.stdout
 
 
-def test_each_failpoint_stands_in_one_place():
-    calls = [
-        node.args[0].value
-        for path in (ROOT / "scheduler.py", *(ROOT / "workers").glob("*.py"))
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "failpoint"
-    ]
+def steps_taken(path):
+    """Name the steps that a file takes: those of a run by their last part, the engine's by their whole name."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", None)
+            if called in ("step", "failpoint"):
+                yield node.args[0].value
 
-    assert Counter(calls) == dict.fromkeys(NAMES, 1)
+
+def test_each_failpoint_of_the_engine_stands_in_one_place():
+    files = [ROOT / "scheduler.py", *(ROOT / "forgekeeper").rglob("*.py")]
+
+    assert Counter(step for path in files for step in steps_taken(path)) == dict.fromkeys(STEPS, 1)
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_each_failpoint_of_a_batch_stands_in_one_place(batch):
+    file = Path(sys.modules[BATCHES[batch].module].__file__)
+    files = file.parent.rglob("*.py") if file.name == "__init__.py" else [file]
+
+    declared = Counter(step.partition(".")[2] for one in all_of(batch) for step in one.steps)
+
+    assert Counter(step for path in files for step in steps_taken(path)) == declared
+
+
+def all_of(batch):
+    return (BATCHES[batch], *BATCHES[batch].children)

@@ -9,13 +9,8 @@ import pytest
 from .system import rights
 
 ROOT = Path(__file__).parent.parent
-LUA = sorted(path for folder in ("forgekeeper", "workers") for path in (ROOT / folder).rglob("*.lua"))
-CALLERS = [
-    *ROOT.glob("coordination/*.py"),
-    *ROOT.glob("workers/*.py"),
-    *ROOT.glob("cli/*.py"),
-    ROOT / "metrics" / "exporter.py",
-]
+LUA = {path.stem: path for folder in ("forgekeeper", "workers") for path in (ROOT / folder).rglob("*.lua")}
+CALLERS = [*ROOT.glob("forgekeeper/**/*.py"), *ROOT.glob("workers/**/*.py"), *ROOT.glob("metrics/*.py")]
 ON_SAMPLES = {"demo", "sample"}
 """Modules that only ever meet a Redis of their own."""
 CONNECTING = {"ping", "select"}
@@ -27,7 +22,7 @@ AS = {"pipeline": {"multi", "exec"}}
 DANGEROUS = {"keys", "flushall", "flushdb", "config", "debug", "info", "acl", "sort", "restore", "migrate", "script"}
 
 
-SCRIPTS = {path.stem for path in LUA.glob("*.lua")}
+SCRIPTS = set(LUA)
 BY_HAND = {"lease_break", "remove_dead", "replay_dead", "upload_adopt", "upload_withdraw", "upload_retry"}
 OF = {"scheduler": {"push_once"}, "uploads": {"upload_prepare"}, "worker": SCRIPTS - BY_HAND - {"upload_prepare"}}
 """Which scripts each runs."""
@@ -39,7 +34,7 @@ def commands(user):
 
 
 def in_scripts(names):
-    return {call for name in names for call in re.findall(r"redis\.call\('(\w+)'", (LUA / f"{name}.lua").read_text())}
+    return {call for name in names for call in re.findall(r"redis\.call\('(\w+)'", LUA[name].read_text())}
 
 
 def in_code():

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from forgekeeper.batches import BATCHES
 from forgekeeper.boot import load
-from forgekeeper.settings import PREFIX, Settings, SettingsError
+from forgekeeper.settings import PREFIX, OfBatch, Settings, SettingsError, settings_of
 from forgekeeper.settings.cron import Cron
 from forgekeeper.settings.reading import MASK, describe
 
@@ -410,16 +409,40 @@ def test_every_setting_has_a_sentence(name):
     assert sentence.endswith(".")
 
 
-@pytest.mark.parametrize("batch", BATCHES)
-def test_every_batch_has_its_settings(batch):
-    assert {f"cron_{batch}", f"catch_up_{batch}", f"pace_{batch}"} <= Settings.model_fields.keys()
+def test_a_batch_has_three_settings_of_its_own():
+    made = settings_of((OfBatch("weed", "5 * * * *", "When weeds are pulled.", "Weeds pulled per second."),))
+
+    fields = made.model_fields.keys() - Settings.model_fields.keys()
+
+    assert fields == {"cron_weed", "catch_up_weed", "pace_weed"}
+    assert (str(made().cron("weed")), made().catch_up("weed"), made().pace("weed")) == ("5 * * * *", "once", None)
 
 
-@pytest.mark.parametrize("kind", ["cron", "catch_up", "pace"])
-def test_no_setting_is_for_a_batch_that_does_not_exist(kind):
-    names = {name.removeprefix(f"{kind}_") for name in Settings.model_fields if name.startswith(f"{kind}_")}
+def test_a_batch_whose_setting_would_be_another_s_is_refused():
+    with pytest.raises(SettingsError, match="no batch can be called window: FORGEKEEPER_CATCH_UP_WINDOW is a setting"):
+        settings_of((OfBatch("window", "* * * * *", "", ""),))
 
-    assert names - {"window"} == BATCHES.keys()
+
+def test_a_module_that_cannot_be_imported_stops_the_start(monkeypatch):
+    monkeypatch.setenv(PREFIX + "BATCHES", "workers,nowhere")
+
+    with pytest.raises(SettingsError, match="names nowhere, which cannot be imported .*No module named 'nowhere'"):
+        load()
+
+
+def test_a_module_that_declares_nothing_stops_the_start(monkeypatch):
+    monkeypatch.setenv(PREFIX + "BATCHES", "json")
+
+    with pytest.raises(SettingsError, match="names json, which declares no batch"):
+        load()
+
+
+@pytest.mark.parametrize("names", ["a b", "workers,", "../workers", "workers.py!"])
+def test_what_is_no_module_stops_the_start(monkeypatch, names):
+    monkeypatch.setenv(PREFIX + "BATCHES", names)
+
+    with pytest.raises(SettingsError, match="bad value of FORGEKEEPER_BATCHES: .* is no module"):
+        load()
 
 
 def shown(name):

@@ -6,10 +6,7 @@ There is one for every module of the standard library, of every package that is 
 import sys
 from importlib.metadata import packages_distributions
 
-OURS = {
-    *("cli", "coordination", "embedded", "metrics", "migrations", "models", "settings", "storage", "workers"),
-    "scheduler",
-}
+OURS = {"forgekeeper", "metrics", "models", "scheduler", "workers"}
 """What an installation has of ours at the top."""
 PROGRAMS = ("forgekeeper", "git", "psql", "redis-cli", "valkey-cli", "python", "python3", "setpriv", "sh")
 STARTED = ("sitecustomize", "usercustomize")

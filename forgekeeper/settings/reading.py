@@ -25,7 +25,7 @@ ENV_FILE = ".env"
 ADDRESSES = {"database_url": of_database, "redis_url": of_redis, "object_stores": of_store}
 """How a URL is shown; one of no setting named here is masked whole."""
 KEYED = {"object_stores", "object_prefixes"}
-KINDS = {timedelta: "seconds", SecretStr: "URL", Cron: "cron", int: "count", float: "per second", str: "text", tuple: "text"}
+KINDS = {timedelta: "seconds", SecretStr: "URL", Cron: "cron", int: "count", float: "per second", str: "text"}
 
 
 @dataclass(frozen=True)
@@ -141,8 +141,8 @@ def _kind(annotation: Any) -> str:
         return " or ".join(_kind(part) for part in get_args(annotation) if part is not type(None))
     if get_origin(annotation) is Literal:
         return " | ".join(str(choice) for choice in get_args(annotation))
-    if get_origin(annotation) is dict:
-        return "JSON"
+    if get_origin(annotation) in (dict, tuple):
+        return "JSON" if get_origin(annotation) is dict else "text"
     if hasattr(annotation, "__metadata__"):
         return _kind(get_args(annotation)[0])
     return KINDS.get(annotation, getattr(annotation, "__name__", str(annotation)).lower())

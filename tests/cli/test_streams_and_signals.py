@@ -65,7 +65,7 @@ def interrupting(name, *rest, **named):
 sent = []
 builtins.__import__ = interrupting
 sys.argv = ["forgekeeper", *{arguments!r}]
-import cli
+from forgekeeper import cli
 cli.main()
 """
 

@@ -39,7 +39,8 @@ HOLDER = """
 import sys
 from datetime import timedelta
 import redis
-from coordination.lease import LeaseLost, lease
+from forgekeeper.locks import LeaseLost
+from forgekeeper.locks import lease
 
 client = redis.Redis.from_url(sys.argv[1])
 with lease(client, sys.argv[2], ttl=timedelta(seconds=float(sys.argv[3])), holder="a process") as held:
@@ -55,7 +56,7 @@ FORGETFUL = """
 import sys
 from datetime import timedelta
 import redis
-from coordination.lease import lease
+from forgekeeper.locks import lease
 
 held = lease(redis.Redis.from_url(sys.argv[1]), sys.argv[2], ttl=timedelta(seconds=float(sys.argv[3])), holder="a process")
 held.__enter__()

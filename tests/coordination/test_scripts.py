@@ -12,10 +12,12 @@ from forgekeeper import scripts
 ROOT = Path(__file__).parents[2]
 WITHOUT_FILES = """
 import sys
-from coordination.queues import actor_of
+from forgekeeper.delivery.queues import actor_of
 from forgekeeper.boot import load
-from workers.clients import Limits, client, connect
-from coordination.deliveries import Deliveries
+from forgekeeper.connections import Limits
+from forgekeeper.connections import client
+from forgekeeper.connections import connect
+from forgekeeper.delivery.deliveries import Deliveries
 
 def refuse(event, arguments):
     if event == "open":
@@ -40,10 +42,10 @@ def test_a_process_that_has_connected_opens_no_file_to_take_a_step(database):
 
 @pytest.mark.parametrize("left", [0, 300])
 def test_a_script_of_which_a_part_is_missing_is_refused(tmp_path, monkeypatch, left):
-    shutil.copytree(str(scripts.LUA), tmp_path / "lua")
+    shutil.copytree(str(scripts.FOLDERS[1]), tmp_path / "lua")
     script = tmp_path / "lua" / "worker_beat.lua"
     script.write_text(script.read_text()[:left])
-    monkeypatch.setattr(scripts, "LUA", tmp_path / "lua")
+    monkeypatch.setattr(scripts, "FOLDERS", [tmp_path / "lua"])
     scripts._script.cache_clear()
 
     with pytest.raises(OSError, match="the script is not whole") as refused:

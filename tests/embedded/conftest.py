@@ -19,7 +19,7 @@ LIMIT = 60.0
 HOST = """
 import json, os, signal, subprocess, sys, time
 from pathlib import Path
-from embedded import servers
+from forgekeeper.embedded import servers
 # Whoever runs the tests in the background may have us ignore it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 with servers(Path(sys.argv[1]) if sys.argv[1] else None) as s:

@@ -12,7 +12,7 @@ from forgekeeper.embedded import EmbeddedUnavailable, servers
 from forgekeeper.embedded.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
-START = "from embedded import servers\nwith servers() as s: print(s.redis_pid > 0)"
+START = "from forgekeeper.embedded import servers\nwith servers() as s: print(s.redis_pid > 0)"
 LIMIT = 60.0
 
 # Both lines wait for nothing but us: the first until it has its identity, the second makes the container.
@@ -154,7 +154,7 @@ def test_in_a_container_without_other_users_root_is_told_what_to_do(closed, temp
 
     assert printed == ""
     assert complaint.splitlines()[-1] == (
-        "embedded.errors.EmbeddedUnavailable: PostgreSQL runs neither as root nor as a user without a name, and "
+        "forgekeeper.embedded.errors.EmbeddedUnavailable: PostgreSQL runs neither as root nor as a user without a name, and "
         "becoming another user is not permitted here; run as an ordinary user, or give the URLs of servers of your own."
     )
     assert list(temporary_root.iterdir()) == []

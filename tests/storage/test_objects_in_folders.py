@@ -19,8 +19,8 @@ LIMIT = 60.0
 # Uses a store, forks, and lets the child use it, then open it anew.
 FORK = """
 import os, signal, sys
-from storage.objects import Objects
-from storage.sentinel import Store
+from forgekeeper.storage.objects import Objects
+from forgekeeper.storage.sentinel import Store
 url, installation = sys.argv[1:]
 parents = Objects("artifacts", url, installation=installation)
 parents.delete(["a"])

@@ -146,10 +146,12 @@ class Soak:
         stack.callback(self._still)
 
     def _migrate(self):
-        statements = "import migrations, models, sys, peewee as pw; from playhouse.db_url import connect"
+        statements = (
+            "import sys, peewee as pw; from forgekeeper import migrations; from forgekeeper.database import database"
+        )
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         script = (
-            f"{statements}; db = pw.PostgresqlDatabase(sys.argv[1]); models.database.initialize(db); db.connect();"
+            f"{statements}; db = pw.PostgresqlDatabase(sys.argv[1]); database.initialize(db); db.connect();"
             " migrations.migrate(db); migrations.migrate(db, 'example')"
         )
         subprocess.run([sys.executable, "-c", script, self.rig.servers.database_url], env=environment, check=True)

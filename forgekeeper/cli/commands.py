@@ -12,6 +12,7 @@ import typer
 
 from forgekeeper.cli import (
     INTERRUPTED,
+    batches,
     checking,
     dead,
     demo,
@@ -49,7 +50,7 @@ app = typer.Typer(
 )
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Serve": (demo.demo, serving.up, serving.scheduler, serving.worker, serving.exporter),
-    "Prepare": (checking.check, upkeep.migrate, upkeep.settings, metrics.metrics, sample.seed),
+    "Prepare": (checking.check, upkeep.migrate, upkeep.settings, metrics.metrics, batches.batches, sample.seed),
     "Run": (running.run, running.send, ledger.pause, ledger.resume),
     "Look": (status.status, presence.processes, ledger.ticks, ledger.why, objects.buckets),
 }

@@ -1,0 +1,115 @@
+"""What each batch has declared (`batches`): the page of documentation that a declaration makes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+import typer
+
+from forgekeeper.batches import BATCHES, BatchSpec, Declared, Record
+from forgekeeper.boot import load
+from forgekeeper.cli.completion import names_of
+from forgekeeper.cli.connection import batch_named
+from forgekeeper.cli.console import Json, emit, out
+from forgekeeper.settings import PREFIX, Settings
+
+INTRODUCTION = """# Batches
+
+What each batch has declared. All else is derived from that: its actor, its settings, what is counted, what `status`
+and the dashboards show. Times are in seconds.
+
+This page is printed by `forgekeeper batches --markdown`.
+"""
+
+
+def batches(
+    batch: Annotated[
+        str | None, typer.Argument(help="Only this one.", autocompletion=names_of(BATCHES), show_default=False)
+    ] = None,
+    json: Json = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the page docs/batches.md.")] = False,
+) -> None:
+    """List what every batch has declared: document, schedule, limits, records, thresholds, settings, failpoints."""
+    settings, chosen = load(), [batch_named(batch)] if batch else list(BATCHES.values())
+    described = [_described(one, settings) for one in chosen]
+    if json:
+        emit({"batches": {one["name"]: one for one in described}})
+    elif markdown:
+        out.print(page(described), end="")
+    else:
+        for one in described:
+            out.print(f"{one['name']}  ({one['schedule']}, queue {one['queue']})", style="bold")
+            out.print(f"    {one['sentence']}")
+
+
+def page(described: Iterable[dict[str, Any]]) -> str:
+    """Write the documentation's page of batches."""
+    return INTRODUCTION + "".join(map(_section, described))
+
+
+def _described(batch: BatchSpec, settings: Settings) -> dict[str, Any]:
+    return _facts(batch) | {
+        "document": batch.document,
+        "module": batch.module,
+        "team": batch.team,
+        "schedule": str(settings.cron(batch.name) or "off"),
+        "flag": batch.flag,
+        "tables": [table._meta.table_name for table in batch.tables],
+        "deletes_from": batch.deletes_from,
+        "settings": [f"{PREFIX}{kind}_{batch.name.upper()}" for kind in ("CRON", "CATCH_UP", "PACE")],
+        "children": [_facts(child) for child in batch.children],
+    }
+
+
+def _facts(declared: Declared) -> dict[str, Any]:
+    return {
+        "name": declared.name,
+        "sentence": declared.sentence,
+        "queue": declared.queue,
+        "budget": declared.budget.total_seconds(),
+        "time_limit": declared.time_limit.total_seconds(),
+        "records": [_record(record) for record in declared.records],
+        "thresholds": {threshold.name: threshold.above for threshold in declared.thresholds},
+        "failpoints": list(declared.steps),
+    }
+
+
+def _record(record: Record) -> dict[str, Any]:
+    counted = {"examined": record.examined, "processed": record.processed, **record.errors}
+    objective = record.objective and record.objective.total_seconds()
+    return {"name": record.name, "objective": objective, "counted_by": {how: list(by) for how, by in counted.items()}}
+
+
+def _section(one: dict[str, Any]) -> str:
+    facts = {
+        "document": one["document"],
+        "declared in": f"`{one['module']}`",
+        "schedule": f"`{one['schedule']}`",
+        "flag": one["flag"] and f"`{one['flag']}`",
+        "alerts go to": one["team"],
+        "tables": ", ".join(f"`{table}`" for table in one["tables"]),
+        "settings": ", ".join(f"`{name}`" for name in one["settings"]),
+    }
+    rows = "".join(f"| {name} | {fact} |\n" for name, fact in facts.items() if fact)
+    parts = "".join(_part(part) for part in (one, *one["children"]))
+    return f"\n## {one['name']}\n\n{one['sentence']}\n\n| | |\n|---|---|\n{rows}{parts}"
+
+
+def _part(part: dict[str, Any]) -> str:
+    limits = f"`{part['name']}` goes through the queue `{part['queue']}`, "
+    limits += f"stops after {part['budget']:g} s and is killed after {part['time_limit']:g} s."
+    if part["thresholds"]:
+        crossed = (f"{name} {above:g}" if above else name for name, above in part["thresholds"].items())
+        limits += f" Thresholds: {', '.join(crossed)}."
+    if part["failpoints"]:
+        limits += f" Failpoints: {', '.join(f'`{name}`' for name in part['failpoints'])}."
+    records = "".join(map(_row, part["records"]))
+    table = f"\n| record | counted by | may wait |\n|---|---|---|\n{records}" if records else ""
+    return f"\n{limits}\n{table}"
+
+
+def _row(record: dict[str, Any]) -> str:
+    counted = "; ".join(f"{how}: {' + '.join(fields)}" for how, fields in record["counted_by"].items() if fields)
+    objective = "" if record["objective"] is None else f"{record['objective']:g}"
+    return f"| `{record['name']}` | {counted} | {objective} |\n"

@@ -1,0 +1,200 @@
+"""The eighth batch: one file in a folder of its own, named by a setting; nothing else is touched."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from urllib.request import urlopen
+
+import psycopg2
+import pytest
+import redis
+from psycopg2.extensions import make_dsn
+
+from forgekeeper.embedded.waiting import wait_until
+from forgekeeper.settings import PREFIX
+
+from .ports import free_ports
+
+ROOT = Path(__file__).parents[1]
+NAME = "stale_pipelines"
+EXAMPLE = ROOT / "examples" / NAME / f"{NAME}.py"
+OLD, YOUNG = 250, 3
+PIPELINES = f"""
+    create table pipelines (id bigint generated always as identity primary key, updated_at timestamptz not null);
+    insert into pipelines (updated_at)
+    select now() - case when n <= {OLD} then interval '2 years' else interval '1 day' end
+    from generate_series(1, {OLD + YOUNG}) as n
+"""
+LIMIT = 60
+
+
+@pytest.fixture(scope="module")
+def world(urls, tmp_path_factory):
+    """An installation with the eighth batch, after its first tick: a scheduler, a worker and an exporter."""
+    folder = tmp_path_factory.mktemp("eighth")
+    shutil.copy(EXAMPLE, folder)
+    ports = dict(zip(("worker", "scheduler", "exporter"), free_ports(3), strict=True))
+    with ExitStack() as stack:
+        rows = stack.enter_context(database(urls))
+        stack.callback(emptied(urls))
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)} | {
+            "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]),
+            PREFIX + "BATCHES": f"workers,{NAME}",
+            PREFIX + "DATABASE_URL": make_dsn(urls.database, dbname="eighth"),
+            PREFIX + "REDIS_URL": urls.redis,
+            PREFIX + f"CRON_{NAME.upper()}": "* * * * * *",
+            **{f"{PREFIX}METRICS_PORT_{process.upper()}": str(port) for process, port in ports.items()},
+        }
+        made = SimpleNamespace(folder=folder, rows=rows, environment=environment, ports=ports)
+        assert run(made, "migrate").returncode == 0
+        rows(PIPELINES)
+        for process in ("scheduler", "exporter", "worker --processes 1 --threads 2"):
+            started = subprocess.Popen(
+                [sys.executable, "-m", "forgekeeper.cli", *process.split()],
+                cwd=folder,
+                env=environment,
+                stdout=subprocess.DEVNULL,
+                stderr=(folder / "log").open("ab"),
+            )
+            stack.callback(started.wait)
+            stack.callback(started.terminate)
+        done = wait_until(lambda: rows("select count(*) from pipelines") == YOUNG and ended(made), LIMIT)
+        assert done, (folder / "log").read_text()
+        yield made
+
+
+@contextmanager
+def database(urls):
+    """Make a database of its own; return what asks it for one value."""
+    with closing(psycopg2.connect(urls.database)) as server:
+        server.autocommit = True
+        server.cursor().execute("drop database if exists eighth with (force)")
+        server.cursor().execute("create database eighth template template0")
+    connection = psycopg2.connect(make_dsn(urls.database, dbname="eighth"))
+    connection.autocommit = True
+    cursor = connection.cursor()
+
+    def ask(statement):
+        cursor.execute(statement)
+        return cursor.fetchone()[0] if cursor.description else None
+
+    yield ask
+    connection.close()
+
+
+def emptied(urls):
+    client = redis.Redis.from_url(urls.redis)
+    client.flushdb()
+    return client.flushdb
+
+
+def ended(world):
+    return world.rows(f"select count(*) from job_runs where batch = '{NAME}' and state = 'succeeded'")
+
+
+def run(world, *arguments, **settings):
+    environment = world.environment | {PREFIX + name: value for name, value in settings.items()}
+    command = [sys.executable, "-m", "forgekeeper.cli", *arguments]
+    return subprocess.run(command, cwd=world.folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def told(world, *arguments):
+    """Return the JSON that a command answers with."""
+    answer = run(world, *arguments, "--json")
+    assert answer.returncode == 0, answer.stderr
+    return json.loads(answer.stdout)
+
+
+def page(world, process):
+    with urlopen(f"http://127.0.0.1:{world.ports[process]}/metrics", timeout=LIMIT) as answer:
+        return answer.read().decode()
+
+
+def test_one_file_is_touched(world):
+    files = list(world.folder.rglob("*.py"))
+
+    print(f"files touched: {len(files)}")  # noqa: T201, asked for
+    assert [path.name for path in files] == [f"{NAME}.py"]
+
+
+def test_its_ticks_are_claimed_and_what_is_stale_is_deleted(world):
+    ticks = told(world, "ticks", NAME)["ticks"]
+
+    assert world.rows("select count(*) from pipelines") == YOUNG
+    assert any(tick["state"] == "succeeded" and tick["result"]["deleted"] == OLD for tick in ticks)
+
+
+def test_status_shows_its_schedule_and_its_last_run(world):
+    shown = told(world, "status")["batches"][NAME]
+
+    assert (shown["schedule"], shown["last"]["state"], shown["backlog"]) == ("* * * * * *", "succeeded", 0)
+
+
+def test_why_tells_the_story_of_its_run(world):
+    first = world.rows(f"select min(id) from job_runs where batch = '{NAME}' and state = 'succeeded'")
+
+    assert run(world, "why", str(first)).stdout.startswith(f"{NAME} ")
+
+
+def test_it_is_counted_and_has_its_zeros(world):
+    counted = page(world, "worker")
+
+    assert f'forgekeeper_records_processed_total{{batch="{NAME}",record="pipeline"}} {float(OLD)}' in counted
+    assert f'forgekeeper_run_failures_total{{batch="{NAME}",error_kind="redis"}} 0.0' in counted
+    assert f'forgekeeper_run_dead_letters_total{{batch="{NAME}"}} 0.0' in counted
+
+
+def test_the_scheduler_s_and_the_exporter_s_pages_have_it(world):
+    assert f'forgekeeper_scheduler_misfires_total{{batch="{NAME}"}}' in page(world, "scheduler")
+    assert f'forgekeeper_backlog_records{{batch="{NAME}",record="pipeline"}} 0.0' in page(world, "exporter")
+
+
+def test_its_settings_are_documented(world):
+    names = {setting["name"]: setting for setting in told(world, "settings")}
+
+    assert names[f"{PREFIX}CRON_{NAME.upper()}"]["sentence"] == "When stale pipelines are deleted."
+    assert {f"{PREFIX}CATCH_UP_{NAME.upper()}", f"{PREFIX}PACE_{NAME.upper()}"} <= names.keys()
+
+
+def test_it_has_a_page_of_documentation(world):
+    written = run(world, "batches", NAME, "--markdown").stdout
+
+    assert "## stale_pipelines\n\nDelete pipelines that nothing has touched for a year.\n" in written
+
+
+def test_the_dashboard_of_a_batch_can_show_it(world):
+    program = (
+        "from forgekeeper.process.boot import load_batches; load_batches();"
+        "from metrics.dashboards.written import written; print(''.join(written().values()))"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=world.folder,
+        env=world.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert f'"value": "{NAME}"' in shown.stdout, shown.stderr
+
+
+def test_it_has_a_failpoint(world):
+    world.rows("insert into pipelines (updated_at) values (now() - interval '2 years')")
+    assert run(world, "pause", NAME).returncode == 0
+
+    unknown = run(world, "check", FAILPOINTS=f"{NAME}.delete=raise")
+
+    assert f"did you mean {NAME}.deleted?" in unknown.stderr
+
+
+def test_a_run_by_hand_answers_with_its_result(world):
+    run(world, "resume", NAME)
+    assert wait_until(lambda: not run(world, "run", NAME, "--json").returncode, LIMIT)
+
+    assert told(world, "run", NAME).keys() >= {"run", "deleted", "stopped"}

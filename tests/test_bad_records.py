@@ -21,11 +21,11 @@ from forgekeeper.storage.outbox import DeletedObject
 from metrics.counting import WORKER
 from models import BulkImport, GitRefDeletion, JobArtifact, Project, ProjectStatistics, UserStatus
 from models.job_artifacts import TURNS
+from tests.harness.settings import settings_with
 from workers import delete_objects, expired_job_artifacts, git_ref_cleanup, prune, stale_imports, user_status_cleanup
 from workers.expired_job_artifacts import buckets
 
 from .clocks import Clock
-from .harness.settings import settings_with
 from .installation import INSTALLATION
 from .storage.git_samples import Bare, put_root
 

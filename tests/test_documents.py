@@ -31,6 +31,7 @@ from metrics.catalogue import BATCHES as CATALOGUE
 from metrics.dashboards.limits import alerts
 from models import bulk_imports, job_artifacts
 from models.bulk_imports import ImportStatus, TrackerStatus
+from tests.harness.settings import settings_with
 from workers import (
     expired_job_artifacts,
     git_ref_cleanup,
@@ -41,8 +42,6 @@ from workers import (
 )
 from workers.expired_job_artifacts import buckets
 from workers.stale_direct_uploads import register
-
-from .harness.settings import settings_with
 
 
 class Number(NamedTuple):

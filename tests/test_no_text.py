@@ -17,9 +17,9 @@ from forgekeeper.runs.passed_over import PassedOver
 from forgekeeper.storage import sentinel, stores
 from forgekeeper.storage.outbox import DeletedObject
 from models import BulkImportEntity, Project
+from tests.harness.settings import settings_with
 from workers import delete_objects, git_ref_cleanup, stale_imports
 
-from .harness.settings import settings_with
 from .installation import INSTALLATION
 from .storage.git_samples import Bare, put_root
 

@@ -34,6 +34,7 @@ from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.tables import OURS
 from metrics.exporter import Exporter
+from tests.harness.thorough import examples
 from workers.expired_job_artifacts import buckets
 from workers.stale_direct_uploads import register
 
@@ -92,9 +93,8 @@ OF_KIND = {
     "kind": st.sampled_from(["worker", "scheduler"]),
 }
 few = hypothesis.settings(
-    max_examples=30,
+    max_examples=examples(30),
     derandomize=True,
-    database=None,
     print_blob=True,
     suppress_health_check=list(hypothesis.HealthCheck),
 )

@@ -25,8 +25,8 @@ from forgekeeper.process.broker import broker
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.ledger import MAX_LOSSES, MAX_RETRIES, JobRun
 from scheduler import REMEMBERED, Loop
+from tests.harness.settings import settings_with
 
-from .harness.settings import settings_with
 from .ledger import start_run
 
 NAME = "user_status_cleanup"

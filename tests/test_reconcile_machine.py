@@ -15,12 +15,11 @@ from datetime import UTC, datetime, timedelta
 from urllib.parse import quote
 from uuid import UUID
 
-import hypothesis
 import pytest
 import structlog
 from dramatiq import Message
 from dramatiq.brokers.redis import DEFAULT_DEAD_MESSAGE_TTL
-from hypothesis import HealthCheck, configuration
+from hypothesis import configuration
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -42,10 +41,9 @@ from forgekeeper.process.broker import broker
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.ledger import CLOCK_TOLERANCE, OPEN, JobRun, Started
 from scheduler import PRECEDENCE
+from tests.harness.settings import settings_with
+from tests.harness.thorough import sequences
 
-from .harness.settings import settings_with
-
-EXAMPLES = 500
 NAME = "user_status_cleanup"
 BATCH = BATCHES[NAME]
 SCHEDULES = ("* * * * * *", "* * * * *", "*/10 * * * *")
@@ -583,16 +581,7 @@ class Machine(RuleBasedStateMachine):
 
 @pytest.mark.timeout(900)
 def test_no_order_of_faults_doubles_a_run_or_stops_a_batch(ledger):
-    thorough = hypothesis.settings(
-        max_examples=EXAMPLES,
-        stateful_step_count=25,
-        deadline=None,
-        database=None,
-        print_blob=True,
-        suppress_health_check=list(HealthCheck),
-    )
-
-    run_state_machine_as_test(Machine, settings=thorough)
+    run_state_machine_as_test(Machine, settings=sequences(500, steps=25))
 
 
 @pytest.mark.parametrize("questions", range(8))

@@ -13,8 +13,7 @@ from forgekeeper.boot import load
 from forgekeeper.settings import PREFIX, OfBatch, Settings, SettingsError, settings_of
 from forgekeeper.settings.cron import Cron
 from forgekeeper.settings.reading import MASK, describe
-
-from .harness.settings import settings_with
+from tests.harness.settings import settings_with
 
 SECRET = "hunter2"
 DATABASE_URLS = [

@@ -30,9 +30,9 @@ from forgekeeper.tables import OURS
 from metrics import exporter
 from models import APPLICATION, GitRefDeletion, Project
 from models.projects import Closed
+from tests.harness.settings import settings_with
 from workers.stale_direct_uploads import register
 
-from ..harness.settings import settings_with  # noqa: TID252, pytest puts no folder on the path
 from ..system import rights  # noqa: TID252, pytest puts no folder on the path
 
 MODELS = (*OURS, *APPLICATION)

@@ -7,10 +7,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 import redis
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
+from tests.harness.thorough import examples, sequences
 from workers.expired_job_artifacts import buckets
 from workers.expired_job_artifacts.buckets import AVAILABLE, OCCUPIED, OWNERS, Bucket, Counts, Hold
 
@@ -773,18 +773,9 @@ def test_no_sequence_of_events_loses_a_bucket_or_gives_it_two_owners(client, mon
     monkeypatch.setattr(Sequences, "client", client)
     monkeypatch.setattr(Sequences, "examples", 0)
 
-    run_state_machine_as_test(
-        Sequences,
-        settings=settings(
-            max_examples=2000,
-            stateful_step_count=25,
-            database=None,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    run_state_machine_as_test(Sequences, settings=sequences(2000, steps=25))
 
-    assert Sequences.examples >= 2000
+    assert Sequences.examples >= examples(2000)
 
 
 KINDS = ["claim", "claim", "renew", "release", "crash", "tidy", "tidy", "scale", "wait", "echo", "proceed", "proceed"]
@@ -814,7 +805,7 @@ def faults_of(client, implementation, seed):
 
 
 def test_the_commands_of_the_reference_go_wrong_where_ours_do_not(client):
-    stories = range(400)
+    stories = range(examples(400))
 
     theirs = [faults_of(client, Reference, seed) for seed in stories]
     ours = [faults_of(client, Ours, seed) for seed in stories]

@@ -8,7 +8,6 @@ import pytest
 import redis
 from dramatiq import Message
 from dramatiq.brokers.redis import RedisBroker
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -23,6 +22,7 @@ from forgekeeper.delivery import deliveries
 from forgekeeper.delivery.deliveries import CHUNK, MAX_DEATHS, Deliveries
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.scripts import call
+from tests.harness.thorough import sequences
 
 NAMESPACE = "deliveries"
 QUEUE, LINE = "q", "q.DQ"
@@ -785,9 +785,4 @@ def test_every_message_is_in_exactly_one_place_whatever_the_order_of_events(clie
         pass
 
     Here.client = client
-    run_state_machine_as_test(
-        Here,
-        settings=settings(
-            max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-        ),
-    )
+    run_state_machine_as_test(Here, settings=sequences(150, steps=40))

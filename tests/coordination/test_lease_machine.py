@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 import pytest
 import redis
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from forgekeeper.locks import OWNERS, SINCE, UNTIL, LeaseLost, LeaseTaken, break_lease, lease, leases
+from tests.harness.thorough import examples, sequences
 
 NAMES = ["clean_project_refs:7", "clean_project_refs:8"]
 WORKERS = range(3)
@@ -281,15 +281,6 @@ def test_no_sequence_of_events_makes_two_trusted_holders_or_lets_a_stale_token_c
     monkeypatch.setattr(Sequences, "server", server)
     monkeypatch.setattr(Sequences, "examples", 0)
 
-    run_state_machine_as_test(
-        Sequences,
-        settings=settings(
-            max_examples=800,
-            stateful_step_count=25,
-            database=None,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    run_state_machine_as_test(Sequences, settings=sequences(800, steps=25))
 
-    assert Sequences.examples >= 800
+    assert Sequences.examples >= examples(800)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import pytest
 import redis
 
+from tests.harness.thorough import examples
 from workers.stale_direct_uploads import register as uploads
 from workers.stale_direct_uploads.register import BeingDeleted, Claim, Entry
 
@@ -183,6 +184,7 @@ class Explorer:
         self.programs = tuple(programs.values())
         self.start = client.time()[0]
         self.known = {}
+        self.acted = {}
 
     def explore(self):
         return self.visit(World(tuple(next(iter(program)) for program in self.programs), Register()))
@@ -209,12 +211,16 @@ class Explorer:
             yield replace(world, register=due, late=frozenset(self.names), pauses_left=world.pauses_left - 1)
 
     def made(self, world, process, act):
+        me = self.names[process]
         if act in WITHOUT_REDIS:
-            changes = act(self.client, world, self.names[process])
+            changes = act(self.client, world, me)
         else:
-            self.write(world.register)
-            changes = act(self.client, world, self.names[process])
-            changes["register"] = self.read()
+            # What a script does depends on the register alone, and that is written anew before each: once tells all.
+            key = act, me, world.register, world.late
+            if key not in self.acted:
+                self.write(world.register)
+                self.acted[key] = act(self.client, world, me) | {"register": self.read()}
+            changes = dict(self.acted[key])
         then = changes.pop("then")
         after = self.moved(replace(world, **changes), process, then)
         return replace(after, lost=after.lost or self.broken(after))
@@ -460,7 +466,7 @@ def test_a_producer_that_asks_without_the_lock_loses_objects(client):
 
 # Ten thousand at once
 
-UPLOADS, PRODUCERS, REAPERS = 10_000, 4, 3
+UPLOADS, PRODUCERS, REAPERS = examples(10_000), 4, 3
 FIVE_MINUTES = timedelta(minutes=5)
 
 
@@ -629,6 +635,6 @@ def test_ten_thousand_uploads_complete_while_they_are_reaped_and_none_is_lost(ur
     assert storm.objects == storm.completed
     assert client.keys("*") == []
     # The race was run in earnest, and everything that may happen did.
-    assert min(len(storm.completed), len(storm.refused)) > 500
+    assert min(len(storm.completed), len(storm.refused)) > UPLOADS / 20
     for event in ("producer crashed", "reaper crashed", "reaper frozen", "claim dropped"):
-        assert storm.seen[event] > 10
+        assert storm.seen[event] > UPLOADS / 1_000

@@ -4,8 +4,7 @@ from forgekeeper.batches import spec
 from forgekeeper.process.broker import broker
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.run import Run
-
-from .settings import settings_with
+from tests.harness.settings import settings_with
 
 
 def perform(declared, *ids, deadline=None, settings=None, outcome=None, **options):

@@ -16,10 +16,9 @@ from forgekeeper.storage.objects import OUTSIDE, StoreUnavailable
 from forgekeeper.storage.outbox import MAX_ATTEMPTS, DeletedObject
 from models import JobArtifact
 from models.job_artifacts import CLASSES, START
+from tests.harness.settings import settings_with
 from workers import delete_objects
 from workers.delete_objects import CHUNK, FIRST_RETRY, MAX_RUNTIME, Outcome
-
-from ..harness.settings import settings_with  # noqa: TID252, pytest puts no folder on the path
 
 SECOND = timedelta(seconds=1)
 HOUR = timedelta(hours=1)

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forgekeeper.storage.ref_names import LONGEST, refusal
+from tests.harness.thorough import examples
 
 LONG = "refs/" + "/".join(["ü" * 100] * 10)
 assert len(LONG) <= LONGEST
@@ -98,7 +99,7 @@ def test_a_name_may_be_as_long_as_the_column_and_no_longer():
     assert refusal("refs/".ljust(1_025, "ü")) == "too_long"
 
 
-@settings(max_examples=700, deadline=None, database=None)
+@settings(max_examples=examples(700))
 @given(st.lists(LETTERS, max_size=12).map(lambda parts: "refs/" + "".join(parts)))
 def test_git_takes_exactly_the_names_that_we_do(name):
     assert (refusal(name) is None) == git_takes(name)

@@ -5,6 +5,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from forgekeeper.storage.objects import DELETED, failed, is_normal
+from tests.harness.thorough import examples
 
 LONG = "/".join(["ü" * 100] * 5) + "/" + "x" * 19
 assert len(LONG.encode()) == 1_024
@@ -98,7 +99,7 @@ def test_a_normal_path_is_listed_as_it_was_written(store, path):
     assert store.keys() == {path}
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@settings(max_examples=examples(150), suppress_health_check=list(HealthCheck))
 @given(path=PATHS.filter(is_normal))
 @example(path="a%2Fb#0x/\u2028/ ")
 def test_whatever_is_normal_means_one_object_alone(store, objects, path):

@@ -24,6 +24,7 @@ from forgekeeper.storage.settled import SettledUpload
 from metrics.catalogue import METRICS
 from metrics.counting import WORKER
 from models import JobArtifact
+from tests.harness.settings import settings_with
 from workers import stale_direct_uploads
 from workers.stale_direct_uploads import (
     CHUNK,
@@ -36,7 +37,6 @@ from workers.stale_direct_uploads import (
 )
 from workers.stale_direct_uploads import register as uploads
 
-from ..harness.settings import settings_with  # noqa: TID252, pytest puts no folder on the path
 from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
 
 STALE = MAX_UPLOAD_DURATION.total_seconds() + 60

@@ -13,11 +13,11 @@ from forgekeeper.runs.deadline import Deadline
 from forgekeeper.storage import sentinel, stores
 from forgekeeper.storage.settled import SettledUpload
 from models import JobArtifact
+from tests.harness.settings import settings_with
 from workers import stale_direct_uploads
 from workers.stale_direct_uploads import MAX_EXEC_DURATION, MAX_UPLOAD_DURATION, register
 from workers.stale_direct_uploads import producer as direct_uploads
 
-from ..harness.settings import settings_with  # noqa: TID252, pytest puts no folder on the path
 from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
 
 STALE = MAX_UPLOAD_DURATION.total_seconds() + 60

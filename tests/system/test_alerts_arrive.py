@@ -25,9 +25,9 @@ from forgekeeper.runs.ledger import JobRun
 from forgekeeper.settings import PREFIX
 from forgekeeper.storage import git_sample
 from models import GitRefDeletion, JobArtifact, UserStatus
+from tests.harness.settings import settings_with
 from workers import sample
 
-from ..harness.settings import settings_with  # noqa: TID252, pytest puts no folder on the path
 from ..ports import free_ports  # noqa: TID252, pytest puts no folder on the path
 from .monitoring import monitoring
 from .service import Service

@@ -1,0 +1,30 @@
+"""How thorough the suite is: whole with THOROUGH in the environment (`make test-all`), else a tenth (`make test`).
+
+State machines, interleavings by the thousand and large tables take their numbers from here.  What Hypothesis draws is drawn
+anew each time in the whole, and from fixed seeds in the tenth.
+"""
+
+import os
+
+import hypothesis
+import pytest
+
+WHOLE = "THOROUGH" in os.environ
+
+# For what has no tenth.
+whole_only = pytest.mark.skipif(not WHOLE, reason="only `make test-all` runs it")
+
+
+def examples(whole: int) -> int:
+    """Say how many of the *whole* number to run."""
+    return whole if WHOLE else max(1, whole // 10)
+
+
+def sequences(whole: int, steps: int) -> hypothesis.settings:
+    """Make the settings of a state machine: a number of examples of so many steps each."""
+    return hypothesis.settings(
+        max_examples=examples(whole),
+        stateful_step_count=steps,
+        print_blob=True,
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )

@@ -20,19 +20,16 @@ import yaml
 
 from forgekeeper.cli.commands import app
 from forgekeeper.settings import PREFIX, Settings
+from tests.harness.rules import RULES, RULES_FILE, UNIT_TESTS, by_alert, cases
 
 from .ports import free_ports
 
 ROOT = Path(__file__).parent.parent
-RULES_FILE = ROOT / "metrics" / "alerts.yml"
-GROUPS = yaml.safe_load(RULES_FILE.read_text())["groups"]
-RULES = [rule for group in GROUPS for rule in group["rules"]]
 ALERTS = [rule for rule in RULES if "alert" in rule]
 NAMES = sorted({rule["alert"] for rule in ALERTS})
 RUNBOOKS = ROOT / "docs" / "runbooks"
 RUNBOOK_BASE = "https://forgekeeper.example/docs/runbooks/"
 SECTIONS = ["Meaning", "Impact", "Diagnosis", "Mitigation", "How to tell it is over"]
-UNIT_TESTS = sorted((ROOT / "tests" / "alerts").glob("*.yml"))
 
 # 監視・アラート of the five documents: document, row, threshold, and who is told.
 ROWS = [
@@ -72,8 +69,8 @@ def test_the_rules_are_sound():
 
 
 @pytest.mark.parametrize("file", UNIT_TESTS, ids=lambda file: file.stem)
-def test_the_rules_fire_and_stay_silent_where_they_should(file):
-    status, said = ran("promtool", "test", "rules", file)
+def test_the_rules_fire_and_stay_silent_where_they_should(file, tmp_path):
+    status, said = ran("promtool", "test", "rules", *by_alert(tmp_path, file))
 
     assert status == 0, said
 
@@ -83,7 +80,7 @@ def test_every_alert_is_shown_to_fire_and_to_stay_silent(name):
     checks = [
         bool(check.get("exp_alerts"))
         for file in UNIT_TESTS
-        for case in yaml.safe_load(file.read_text())["tests"]
+        for case in cases(file)
         for check in case["alert_rule_test"]
         if check["alertname"] == name
     ]

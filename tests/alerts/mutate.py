@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import re
 import subprocess
 import sys
@@ -18,13 +17,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-import yaml
+from tests.harness.rules import RULES, UNIT_TESTS, Rule, alerts_of, cases, cut, write
 
-HERE = Path(__file__).parent
-RULES = HERE.parent.parent / "metrics" / "alerts.yml"
 LEAST = 0.9
-
-Rule = dict[str, Any]
 
 _TOKEN = re.compile(
     r"""(?P<matcher>(?<=[{,])\s*\w+\s*(?:=~|!~|!=|=)\s*"[^"]*",?)
@@ -116,49 +111,16 @@ def _seconds(length: str) -> int:
     return int(length[:-1]) * _UNITS[length[-1]]
 
 
-class Bench:
-    """The rules and their tests, cut down to what one alert needs."""
-
-    def __init__(self) -> None:
-        self.groups = yaml.safe_load(RULES.read_text())["groups"]
-        files = [yaml.safe_load(path.read_text()) for path in sorted(HERE.glob("*.yml"))]
-        self.cases = [case for file in files for case in file["tests"]]
-
-    def rules(self) -> list[Rule]:
-        """List the rules."""
-        return [rule for group in self.groups for rule in group["rules"]]
-
-    def alerts(self, rule: Rule) -> set[str]:
-        """Name the alerts that a rule has a part in."""
-        if "alert" in rule:
-            return {rule["alert"]}
-        users = [other for other in self.rules() if rule["record"] in other["expr"] and other is not rule]
-        return set().union(*(self.alerts(user) for user in users))
-
-    def passes(self, folder: Path, alerts: set[str], original: Rule | None = None, spoilt: Rule | None = None) -> bool:
-        """Say whether the tests of *alerts* pass with one rule exchanged for another."""
-        folder.mkdir()
-        groups = [
-            {
-                "name": group["name"],
-                "rules": [
-                    spoilt if rule is original else rule
-                    for rule in group["rules"]
-                    if rule.get("alert") in alerts or "record" in rule
-                ],
-            }
-            for group in self.groups
-        ]
-        (folder / "rules.yml").write_text(json.dumps({"groups": [group for group in groups if group["rules"]]}))
-        tests = []
-        for case in self.cases:
-            checks = [check for check in case["alert_rule_test"] if check["alertname"] in alerts]
-            if checks:
-                tests.append({**case, "alert_rule_test": checks})
-        file = {"rule_files": ["rules.yml"], "evaluation_interval": "1m", "tests": tests}
-        (folder / "tests.yml").write_text(json.dumps(file))
-        command = ["promtool", "test", "rules", str(folder / "tests.yml")]
-        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+def passes(folder: Path, original: Rule, spoilt: Rule | None = None) -> bool:
+    """Say whether the tests of a rule's alerts pass, perhaps with the rule exchanged for another."""
+    alerts = alerts_of(original)
+    tests = []
+    for case in (case for file in UNIT_TESTS for case in cases(file)):
+        checks = [check for check in case["alert_rule_test"] if check["alertname"] in alerts]
+        if checks:
+            tests.append({**case, "alert_rule_test": checks})
+    file = write(folder, cut(alerts, original, spoilt or original), tests)
+    return subprocess.run(["promtool", "test", "rules", str(file)], capture_output=True, check=False).returncode == 0
 
 
 def main() -> int:
@@ -167,18 +129,17 @@ def main() -> int:
     parser.add_argument("alerts", nargs="*", help="only these alerts or recording rules")
     parser.add_argument("--jobs", type=int, default=2, help="how many at a time")
     arguments = parser.parse_args()
-    bench = Bench()
-    rules = [rule for rule in bench.rules() if not arguments.alerts or _name(rule) in arguments.alerts]
+    rules = [rule for rule in RULES if not arguments.alerts or _name(rule) in arguments.alerts]
     mutants = [(rule, mutant) for rule in rules for mutant in alternatives(rule)]
     with TemporaryDirectory() as folder, ThreadPoolExecutor(arguments.jobs) as pool:
         for number, rule in enumerate(rules):
-            if not bench.passes(Path(folder) / f"sound-{number}", bench.alerts(rule)):
+            if not passes(Path(folder) / f"sound-{number}", rule):
                 sys.stdout.write(f"{_name(rule)}: its tests fail before anything is spoilt\n")
                 return 1
 
         def survives(index: int) -> bool:
             rule, mutant = mutants[index]
-            return bench.passes(Path(folder) / str(index), bench.alerts(rule), rule, mutant.rule)
+            return passes(Path(folder) / str(index), rule, mutant.rule)
 
         survived = [mutants[index] for index, alive in enumerate(pool.map(survives, range(len(mutants)))) if alive]
     rows = 0

@@ -1,0 +1,75 @@
+"""The alert rules and their unit tests, cut down to what a test needs: promtool evaluates every rule it is given."""
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+Rule = dict[str, Any]
+Case = dict[str, Any]
+
+ALERTS = Path(__file__).parents[1] / "alerts"
+RULES_FILE = ALERTS.parents[1] / "metrics" / "alerts.yml"
+GROUPS: list[dict[str, Any]] = yaml.safe_load(RULES_FILE.read_text())["groups"]
+RULES: list[Rule] = [rule for group in GROUPS for rule in group["rules"]]
+UNIT_TESTS = sorted(ALERTS.glob("*.yml"))
+
+
+def cases(file: Path) -> list[Case]:
+    """Read the cases of a file of unit tests."""
+    read: dict[str, Any] = yaml.safe_load(file.read_text())
+    assert (set(read), read["evaluation_interval"]) == ({"rule_files", "evaluation_interval", "tests"}, "1m")
+    cases: list[Case] = read["tests"]
+    return cases
+
+
+def asked(case: Case) -> set[str]:
+    """Name the alerts that a case is about."""
+    assert "promql_expr_test" not in case
+    return {check["alertname"] for check in case["alert_rule_test"]}
+
+
+def alerts_of(rule: Rule) -> set[str]:
+    """Name the alerts that a rule has a part in."""
+    if "alert" in rule:
+        return {rule["alert"]}
+    return set().union(*(alerts_of(user) for user in RULES if rests_on(user, rule)))
+
+
+def rests_on(user: Rule, rule: Rule) -> bool:
+    """Say whether a rule asks for what another records; none asks for alerts that fire."""
+    assert not re.search(r"\bALERTS", user["expr"])
+    return user is not rule and "record" in rule and rule["record"] in user["expr"]
+
+
+def cut(alerts: set[str], original: Rule | None = None, spoilt: Rule | None = None) -> dict[str, Any]:
+    """Keep the rules that have a part in these alerts, in their groups and order; exchange one for another."""
+    groups = [
+        {
+            **group,
+            "rules": [spoilt if rule is original else rule for rule in group["rules"] if alerts_of(rule) & alerts],
+        }
+        for group in GROUPS
+    ]
+    return {"groups": [group for group in groups if group["rules"]]}
+
+
+def write(folder: Path, rules: dict[str, Any], tests: Iterable[Case]) -> Path:
+    """Write rules and the tests of them; return the file for promtool."""
+    folder.mkdir()
+    (folder / "rules.yml").write_text(json.dumps(rules))
+    file = {"rule_files": ["rules.yml"], "evaluation_interval": "1m", "tests": list(tests)}
+    (folder / "tests.yml").write_text(json.dumps(file))
+    return folder / "tests.yml"
+
+
+def by_alert(folder: Path, file: Path) -> Iterator[Path]:
+    """Write the cases of a file anew, each beside the rules that it is about and no others."""
+    together: dict[frozenset[str], list[Case]] = {}
+    for case in cases(file):
+        together.setdefault(frozenset(asked(case)), []).append(case)
+    for alerts, those in together.items():
+        yield write(folder / "-".join(sorted(alerts))[:200], cut(set(alerts)), those)

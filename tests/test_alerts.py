@@ -20,6 +20,7 @@ import yaml
 
 from forgekeeper.cli.commands import app
 from forgekeeper.settings import PREFIX, Settings
+from tests.harness.every import every
 from tests.harness.rules import RULES, RULES_FILE, UNIT_TESTS, by_alert, cases
 
 from .ports import free_ports
@@ -75,20 +76,17 @@ def test_the_rules_fire_and_stay_silent_where_they_should(file, tmp_path):
     assert status == 0, said
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_alert_is_shown_to_fire_and_to_stay_silent(name):
-    checks = [
-        bool(check.get("exp_alerts"))
-        for file in UNIT_TESTS
-        for case in cases(file)
-        for check in case["alert_rule_test"]
-        if check["alertname"] == name
-    ]
+def test_every_alert_is_shown_to_fire_and_to_stay_silent():
+    shown = {name: set() for name in NAMES}
+    for file in UNIT_TESTS:
+        for case in cases(file):
+            for check in case["alert_rule_test"]:
+                shown[check["alertname"]].add(bool(check.get("exp_alerts")))
 
-    assert set(checks) == ({True} if name == "Watchdog" else {True, False})
+    assert shown == {name: {True} if name == "Watchdog" else {True, False} for name in NAMES}
 
 
-@pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
+@every("rule", ALERTS, name=lambda rule: rule["alert"])
 def test_every_alert_says_whom_it_tells_and_what(rule):
     labels, notes = rule["labels"], rule["annotations"]
 
@@ -100,7 +98,7 @@ def test_every_alert_says_whom_it_tells_and_what(rule):
     assert rule["alert"] == "Watchdog" or notes["dashboard_url"].startswith("https://grafana.example/d/forgekeeper-")
 
 
-@pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
+@every("rule", ALERTS, name=lambda rule: rule["alert"])
 def test_a_text_names_no_label_that_the_rule_does_not_keep(rule):
     named = set(re.findall(r"\$labels\.(\w+)", " ".join(rule["annotations"].values())))
     kept = {label for by in re.findall(r"by \(([^)]*)\)", rule["expr"]) for label in re.split(r",\s*", by)}
@@ -110,7 +108,7 @@ def test_a_text_names_no_label_that_the_rule_does_not_keep(rule):
     assert named <= kept | set(rule["labels"])
 
 
-@pytest.mark.parametrize(("document", "row", "threshold", "team"), ROWS)
+@every("document, row, threshold, team", ROWS)
 def test_every_row_of_the_documents_has_its_rule(document, row, threshold, team):
     wanted = f"バッチ設計書 {document} 監視・アラート: {row} {threshold}"
 
@@ -148,7 +146,7 @@ def test_the_rules_ask_for_labels_and_values_that_exist():
                     assert known is None or wanted in known, f"{rule['alert']}: {name} has no {label}{operator}{wanted}"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@every("name", NAMES)
 def test_every_alert_has_a_runbook(name):
     page = (RUNBOOKS / f"{name}.md").read_text()
 
@@ -169,7 +167,7 @@ def commands(group, path=()):
             yield from commands(command, (*path, name))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@every("name", NAMES)
 def test_every_command_of_a_runbook_exists(name):
     known = dict(commands(typer.main.get_command(app)))
     page = (RUNBOOKS / f"{name}.md").read_text()
@@ -182,7 +180,7 @@ def test_every_command_of_a_runbook_exists(name):
         assert passed_on or {word for word in words if word.startswith("--")} <= known[path], f"forgekeeper {line}"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@every("name", NAMES)
 def test_every_setting_of_a_runbook_exists(name):
     settings = {PREFIX + field.upper() for field in Settings.model_fields}
     page = (RUNBOOKS / f"{name}.md").read_text()
@@ -259,7 +257,7 @@ def test_the_configuration_of_alertmanager_is_sound():
     assert status == 0, said
 
 
-@pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: f"{rule['alert']}-{rule['labels']['severity']}")
+@every("rule", ALERTS, name=lambda rule: rule["alert"])
 def test_every_alert_reaches_its_people(rule):
     labels = [f"{name}={value}" for name, value in {"alertname": rule["alert"], **rule["labels"]}.items()]
 

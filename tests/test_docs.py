@@ -3,7 +3,6 @@
 import re
 from pathlib import Path
 
-import pytest
 from typer.main import get_command
 
 from forgekeeper.batches import BATCHES
@@ -13,6 +12,7 @@ from forgekeeper.cli.commands import app
 from forgekeeper.cli.upkeep import page
 from forgekeeper.settings.reading import describe
 from metrics.catalogue import METRICS
+from tests.harness.every import every
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -34,7 +34,7 @@ def test_every_command_whose_statuses_are_explained_is_one():
     assert reference.MEANINGS.keys() <= {words for words, _command in reference.commands(get_command(app))}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@every("page", PAGES)
 def test_every_link_between_pages_leads_somewhere(page):
     links = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text())
 
@@ -43,7 +43,7 @@ def test_every_link_between_pages_leads_somewhere(page):
     assert missing == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@every("page", PAGES)
 def test_every_file_that_a_page_names_exists(page):
     paths = re.findall(r"`((?:[a-z_]+/)+[a-z_0-9]+\.(?:py|lua|md|sql))`", page.read_text())
 
@@ -52,7 +52,7 @@ def test_every_file_that_a_page_names_exists(page):
     assert missing == []
 
 
-@pytest.mark.parametrize("batch", BATCHES)
+@every("batch", BATCHES)
 def test_every_batch_has_a_page(batch):
     pages = "".join(page.read_text() for page in (ROOT / "docs" / "batches").glob("*.md"))
 

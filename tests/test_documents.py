@@ -10,7 +10,7 @@ A row is a number: its name, the document's own words for it, the number itself,
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from inspect import signature
 from typing import Any, NamedTuple
@@ -31,6 +31,7 @@ from metrics.catalogue import BATCHES as CATALOGUE
 from metrics.dashboards.limits import alerts
 from models import bulk_imports, job_artifacts
 from models.bulk_imports import ImportStatus, TrackerStatus
+from tests.harness.every import every
 from tests.harness.settings import settings_with
 from workers import (
     expired_job_artifacts,
@@ -213,15 +214,11 @@ TABLES = {"48": DOCUMENT_48, "58": DOCUMENT_58, "100": DOCUMENT_100, "65": DOCUM
 """By document."""
 
 
-def _rows() -> Iterator[Any]:
-    for document, table in TABLES.items():
-        for number in table:
-            name = f"{document}: {number.name}" if document else number.name
-            yield pytest.param(number, id=name.replace(" ", "_"))
+ROWS = [(document, number) for document, table in TABLES.items() for number in table]
 
 
-@pytest.mark.parametrize("number", list(_rows()))
-def test_each_number_of_the_documents_is_the_one_in_use(number):
+@every("document, number", ROWS, name=lambda row: f"{row[0]}: {row[1].name}")
+def test_each_number_of_the_documents_is_the_one_in_use(document, number):
     used = number.used()
 
     assert used == number.is_, f"the document says: {number.words}"

@@ -6,9 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from forgekeeper.batches import BATCHES
+from tests.harness.every import every
 
 ROOT = Path(__file__).parent.parent
 LAYERS = {
@@ -89,7 +88,7 @@ FILES = [path for name in sorted(OURS) for path in (*ROOT.glob(f"{name}.py"), *(
 TREES = {module_name(path): ast.parse(path.read_text()) for path in FILES}
 LUA = sorted(path for folder in ("forgekeeper", "workers") for path in (ROOT / folder).rglob("*.lua"))
 
-every_module = pytest.mark.parametrize("module", TREES)
+every_module = every("module", TREES)
 
 
 def within(module, places):
@@ -146,7 +145,7 @@ def test_imports_point_downwards(module):
     assert {name for name in imported if name.split(".")[0] not in allowed or name.startswith(hidden)} == set()
 
 
-@pytest.mark.parametrize("batch", BATCHES)
+@every("batch", BATCHES)
 def test_no_batch_imports_another(batch):
     modules = {name: other.module for name, other in BATCHES.items()}
 
@@ -221,7 +220,7 @@ def test_importing_does_nothing():
     assert (imported.returncode, imported.stdout + imported.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("script", LUA, ids=lambda path: path.stem)
+@every("script", LUA)
 def test_a_script_opens_with_its_keys_its_arguments_and_its_result(script):
     header, body = re.match(r"((?:--.*\n)*)((?s:.*))", script.read_text()).groups()
     uses = set(re.findall(r"(?:KEYS|ARGV)\[\d\]", body))
@@ -232,7 +231,7 @@ def test_a_script_opens_with_its_keys_its_arguments_and_its_result(script):
     assert re.match(r"-- [A-Z].*[.,:]\n", header)
 
 
-@pytest.mark.parametrize("script", LUA, ids=lambda path: path.stem)
+@every("script", LUA)
 def test_a_script_is_called_by_its_name(script):
     called = {text for module in TREES if within(module, {"coordination"}) for text in texts(module)}
 

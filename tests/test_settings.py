@@ -12,7 +12,8 @@ from pydantic import ValidationError
 from forgekeeper.boot import load
 from forgekeeper.settings import PREFIX, OfBatch, Settings, SettingsError, settings_of
 from forgekeeper.settings.cron import Cron
-from forgekeeper.settings.reading import MASK, describe
+from forgekeeper.settings.reading import MASK, describe, load
+from tests.harness.every import every
 from tests.harness.settings import settings_with
 
 SECRET = "hunter2"
@@ -400,7 +401,7 @@ def test_a_missed_tick_is_caught_up_within_a_period_at_least_an_hour_or_as_set(c
     assert settings.window("prune") == window
 
 
-@pytest.mark.parametrize("name", Settings.model_fields)
+@every("name", Settings.model_fields)
 def test_every_setting_has_a_sentence(name):
     sentence = Settings.model_fields[name].description
 

@@ -70,4 +70,3 @@ CHOICES = list(dict.fromkeys(name for metric in METRICS.values() for name in met
 """All that the label `batch` can be."""
 QUERIES = [asked for board in BOARDS for asked in queries(board)]
 EVERY_PANEL = [(board, panel) for board in BOARDS for panel in panels(board)]
-EVERY_PANEL_NAMES = [f"{board}-{panel['title']}" for board, panel in EVERY_PANEL]

@@ -14,13 +14,13 @@ from forgekeeper.worker_metrics import BACKLOG, FAILURES
 from metrics.catalogue import METRICS
 from metrics.dashboards.limits import NoLimit, limit
 from metrics.dashboards.written import FOLDER, written
+from tests.harness.every import every
 
 from .reading import (
     ALERTS,
     BOARDS,
     CHOICES,
     EVERY_PANEL,
-    EVERY_PANEL_NAMES,
     QUERIES,
     ROOT,
     RULES,
@@ -46,9 +46,9 @@ OF_PROMETHEUS = {
 UNITS = {"short", "s", "percentunit", "opm", "cps", "bool_yes_no", "bool_on_off"}
 PROVISIONING = ROOT / "deploy" / "grafana" / "provisioning"
 
-every_board = pytest.mark.parametrize("board", BOARDS)
-every_panel = pytest.mark.parametrize(("board", "panel"), EVERY_PANEL, ids=EVERY_PANEL_NAMES)
-every_query = pytest.mark.parametrize("asked", QUERIES, ids=str)
+every_board = every("board", BOARDS)
+every_panel = every("board, panel", EVERY_PANEL, name=lambda row: f"{row[0]}: {row[1]['title']}")
+every_query = every("asked", QUERIES)
 
 
 def labels_of(name):
@@ -214,9 +214,7 @@ def test_every_metric_is_on_a_dashboard():
     assert METRICS.keys() - shown == {"forgekeeper_registered_timestamp_seconds"}  # it only bounds a rule
 
 
-@pytest.mark.parametrize(
-    "rule", [rule for rule in ALERTS if "dashboard_url" in rule["annotations"]], ids=lambda rule: rule["alert"]
-)
+@every("rule", [rule for rule in ALERTS if "dashboard_url" in rule["annotations"]], name=lambda rule: rule["alert"])
 def test_an_alert_leads_to_a_dashboard_that_shows_what_it_rests_on(rule):
     address = urlsplit(rule["annotations"]["dashboard_url"])
     board = address.path.removeprefix("/d/")

@@ -8,6 +8,7 @@ import pytest
 
 from forgekeeper.worker_metrics import BACKLOG, DURATION
 from metrics.catalogue import METRICS
+from tests.harness.every import every
 
 from .reading import CHOICES, QUERIES, family, selectors
 
@@ -38,7 +39,7 @@ def put(asked, batch):
     return "query_range", {"query": expr, "start": time.time() - 1500, "end": time.time(), "step": 60}
 
 
-@pytest.mark.parametrize("asked", QUERIES, ids=str)
+@every("asked", QUERIES)
 def test_a_query_has_something_to_show(asked, ask):
     answered = []
 
@@ -49,7 +50,7 @@ def test_a_query_has_something_to_show(asked, ask):
     assert any(math.isfinite(value) for value in answered)
 
 
-@pytest.mark.parametrize("asked", [one for one in QUERIES if whose(one.expr)], ids=str)
+@every("asked", [one for one in QUERIES if whose(one.expr)])
 def test_a_query_answers_for_the_batches_that_have_such_a_metric_and_for_no_others(asked, ask):
     answered = set()
 

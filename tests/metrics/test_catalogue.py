@@ -15,8 +15,9 @@ from metrics.catalogue import BATCHES as KNOWN
 from metrics.catalogue import COLLECTORS, FLAGS, METRICS, OBJECTIVES, QUEUES, SECONDS, of
 from metrics.exporter import COLLECT
 from metrics.instruments import Instruments
+from tests.harness.every import every
 
-every_metric = pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS)
+every_metric = every("metric", METRICS.values())
 
 
 def test_every_batch_and_every_child_is_known_with_its_queue_and_its_parent():

@@ -2,11 +2,11 @@
 
 import subprocess
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forgekeeper.storage.ref_names import LONGEST, refusal
+from tests.harness.every import every
 from tests.harness.thorough import examples
 
 LONG = "refs/" + "/".join(["ü" * 100] * 10)
@@ -73,23 +73,23 @@ def git_takes(name):
     return subprocess.run(command, check=False, stderr=subprocess.DEVNULL).returncode == 0
 
 
-@pytest.mark.parametrize("name", FINE)
+@every("name", FINE, name=repr)
 def test_a_fine_name_is_fine(name):
     assert refusal(name) is None
     assert git_takes(name)
 
 
-@pytest.mark.parametrize("name", INVALID)
+@every("name", INVALID, name=repr)
 def test_an_invalid_name_is_invalid(name):
     assert refusal(name) == "invalid_name"
 
 
-@pytest.mark.parametrize("name", [name for name in INVALID if not set(name) & set("\0\ud800")])
+@every("name", [name for name in INVALID if not set(name) & set("\0\ud800")], name=repr)
 def test_git_takes_no_invalid_name(name):
     assert not git_takes(name)
 
 
-@pytest.mark.parametrize("name", NOT_UNDER_REFS)
+@every("name", NOT_UNDER_REFS, name=repr)
 def test_a_name_elsewhere_is_not_under_refs(name):
     assert refusal(name) == "not_under_refs"
 

@@ -1,10 +1,10 @@
 """Which paths are normal, and that those mean the same object everywhere."""
 
-import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from forgekeeper.storage.objects import DELETED, failed, is_normal
+from tests.harness.every import every
 from tests.harness.thorough import examples
 
 LONG = "/".join(["ü" * 100] * 5) + "/" + "x" * 19
@@ -72,17 +72,17 @@ LETTERS = st.one_of(st.sampled_from(list("ab./:#%+?&=<>\"'\\ ~*0189\ufffe\n")), 
 PATHS = st.lists(st.text(LETTERS, max_size=30), min_size=1, max_size=5).map("/".join)
 
 
-@pytest.mark.parametrize("path", NORMAL)
+@every("path", NORMAL, name=repr)
 def test_normal(path):
     assert is_normal(path)
 
 
-@pytest.mark.parametrize("path", NOT_NORMAL)
+@every("path", NOT_NORMAL, name=repr)
 def test_not_normal(path):
     assert not is_normal(path)
 
 
-@pytest.mark.parametrize("path", NORMAL)
+@every("path", NORMAL, name=repr)
 def test_a_normal_path_deletes_the_object_of_that_name_and_no_other(store, objects, path):
     store.put(path, "bystander")
 
@@ -92,11 +92,12 @@ def test_a_normal_path_deletes_the_object_of_that_name_and_no_other(store, objec
     assert store.keys() == {"bystander"}
 
 
-@pytest.mark.parametrize("path", NORMAL)
-def test_a_normal_path_is_listed_as_it_was_written(store, path):
+@every("path", NORMAL, name=repr)
+def test_a_normal_path_is_listed_as_it_was_written(store, objects, path):
     store.put(path)
 
     assert store.keys() == {path}
+    objects(store).delete([path])
 
 
 @settings(max_examples=examples(150), suppress_health_check=list(HealthCheck))

@@ -5,6 +5,7 @@ times as quick as a new process; whatever becomes of it, a command that starts t
 becomes of the fork alone.
 """
 
+import gc
 import json
 import os
 import signal
@@ -80,5 +81,7 @@ def walk(environment, folder, leave_out=()):
 
 if __name__ == "__main__":
     left_out = json.load(sys.stdin)
+    # Else each fork would copy all of it, only to have it looked through and taken down in its end.
+    gc.freeze()
     called = {words: [*words.split(), *arguments(words, command)] for words, command in commands()}
     json.dump({name: call(words) for name, words in called.items() if name not in left_out}, sys.stdout)

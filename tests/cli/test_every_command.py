@@ -12,6 +12,7 @@ import redis
 from psycopg2.extensions import make_dsn
 
 from forgekeeper.settings import PREFIX
+from tests.harness.every import every
 from workers.stale_direct_uploads import register
 
 from ..traps import Traps  # noqa: TID252, pytest puts no folder on the path
@@ -27,8 +28,8 @@ NEED_THE_DATABASE = sorted(set(ALL) - NEED_NO_SERVER - WAITING - {"check", "proc
 MOST = {"status", "ticks", "why", "run", "send", "pause", "resume", "flags", "flags on", "seed"}
 BATCH = "user_status_cleanup"
 
-every_command = pytest.mark.parametrize("command", sorted(set(ALL) - {"demo"} - WAITING))
-every_command_that_ends = pytest.mark.parametrize("command", sorted(set(ALL) - SERVING))
+every_command = every("command", sorted(set(ALL) - {"demo"} - WAITING))
+every_command_that_ends = every("command", sorted(set(ALL) - SERVING))
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +112,7 @@ def test_without_rights_a_command_shows_no_trace(without_rights, command):
     assert_fit(without_rights[command])
 
 
-@pytest.mark.parametrize("command", NEED_THE_DATABASE)
+@every("command", NEED_THE_DATABASE)
 def test_without_rights_a_command_says_what_is_denied_and_what_to_do(without_rights, command):
     result = without_rights[command]
 
@@ -122,7 +123,7 @@ def test_without_rights_a_command_says_what_is_denied_and_what_to_do(without_rig
     )
 
 
-@pytest.mark.parametrize("command", sorted(MOST))
+@every("command", sorted(MOST))
 def test_with_few_rights_a_command_names_the_table(with_few_rights, command):
     assert with_few_rights[command][0] == 1
     assert "permission denied for table " in said(with_few_rights[command])
@@ -157,7 +158,7 @@ def without_time(walked, tables):
     return walked(leave_out=set(ALL) - MOST - {"check"}, DATABASE_URL=tables, DATABASE_STATEMENT_TIMEOUT="0.001")
 
 
-@pytest.mark.parametrize("command", sorted(MOST | {"check"}))
+@every("command", sorted(MOST | {"check"}))
 def test_where_each_statement_takes_too_long_a_command_shows_no_trace(without_time, command):
     assert_fit(without_time[command])
 
@@ -168,7 +169,7 @@ def without_schema(walked, tables):
     return walked(leave_out=leave_out, DATABASE_URL=make_dsn(tables, options="-csearch_path=elsewhere"))
 
 
-@pytest.mark.parametrize("command", sorted(MOST | {"check", "migrate"}))
+@every("command", sorted(MOST | {"check", "migrate"}))
 def test_where_the_schema_does_not_exist_a_command_shows_no_trace(without_schema, command):
     assert_fit(without_schema[command])
 
@@ -276,7 +277,7 @@ def test_without_rights_on_redis_a_command_shows_no_trace(redis_without_rights, 
     assert_fit(redis_without_rights[command])
 
 
-@pytest.mark.parametrize("command", ["status", "send", "buckets", "leases", "dead list", "uploads retry"])
+@every("command", ["status", "send", "buckets", "leases", "dead list", "uploads retry"])
 def test_without_rights_on_redis_a_command_says_what_to_grant(redis_without_rights, command):
     assert redis_without_rights[command][0] == 1
     assert said(redis_without_rights[command]).endswith(
@@ -304,7 +305,7 @@ def test_where_a_key_holds_something_else_a_command_shows_no_trace(redis_of_othe
     assert_fit(redis_of_others[command])
 
 
-@pytest.mark.parametrize("command", ["status", "dead list", "uploads failed"])
+@every("command", ["status", "dead list", "uploads failed"])
 def test_where_a_key_holds_something_else_another_program_is_suspected(redis_of_others, command):
     assert said(redis_of_others[command]) == (
         "cannot use Redis: WRONGTYPE Operation against a key holding the wrong kind of value; another program may use"

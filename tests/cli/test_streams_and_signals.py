@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from forgekeeper.embedded.waiting import wait_until
+from tests.harness.every import every
 
 from ..system.proxy import postgres_through  # noqa: TID252, pytest puts no folder on the path
 from .every_command import commands, serves
@@ -196,7 +197,7 @@ HELP = [(command, option) for command in ("", *sorted(ALL)) for option in ("-h",
 HELP = [(command, option) for command, option in HELP if option == "--help" or command not in PROGRAMS]
 
 
-@pytest.mark.parametrize(("command", "option"), HELP)
+@every("command, option", HELP)
 def test_every_command_has_help(main, command, option):
     result = main(*command.split(), option)
 
@@ -204,7 +205,7 @@ def test_every_command_has_help(main, command, option):
     assert f"Usage: forgekeeper {command}".rstrip() in result.stdout
 
 
-@pytest.mark.parametrize("command", sorted(name for name, one in ALL.items() if not serves(one)))
+@every("command", sorted(name for name, one in ALL.items() if not serves(one)))
 def test_every_command_that_ends_has_json(command):
     options = {option for parameter in ALL[command].params for option in parameter.opts}
 

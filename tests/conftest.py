@@ -28,8 +28,8 @@ from forgekeeper.embedded import servers
 from forgekeeper.installation.row import Installation
 from forgekeeper.process.boot import load_batches
 from forgekeeper.settings import PREFIX, Settings
-from forgekeeper.settings.reading import load
 from forgekeeper.tables import OURS
+from tests.harness.forks import FORKS
 from tests.harness.settings import settings_with
 from tests.harness.thorough import WHOLE
 
@@ -48,6 +48,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Keep what Hypothesis writes out of the checkout, and remove it in the end."""
     folder = TemporaryDirectory(prefix="forgekeeper-hypothesis-")
     config.add_cleanup(folder.cleanup)
+    config.add_cleanup(FORKS.close)
     set_hypothesis_home_dir(folder.name)
     # A busy machine is no finding of Hypothesis's.
     patient = hypothesis.settings(

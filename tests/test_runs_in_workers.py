@@ -5,13 +5,12 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from uuid import uuid4
 
 import dramatiq
-import orjson
 import pytest
 from dramatiq import Worker
 from dramatiq.brokers.redis import RedisBroker
@@ -21,19 +20,17 @@ from forgekeeper.batches import BATCHES
 from forgekeeper.connections import client
 from forgekeeper.database import database, now, release
 from forgekeeper.delivery.enqueue_unique import TOKEN, depth, push_once
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.flags import FeatureFlag
 from forgekeeper.process.actors import message_of
 from forgekeeper.process.broker import broker
 from forgekeeper.process.middleware import Connections
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.runner import Runner
-from forgekeeper.settings import PREFIX
+from tests.harness.programs import LIMIT, Program, eventually
 
 ROOT = Path(__file__).parents[1]
 NAME = "user_status_cleanup"
 BATCH = BATCHES[NAME]
-LIMIT = 60.0
 DEAD_AFTER = timedelta(seconds=3)
 """Long enough that a busy machine is not taken for a dead worker."""
 PATIENT = {"database_lock_timeout": 60, "database_statement_timeout": 60}
@@ -52,55 +49,26 @@ TERMINATE_WORKERS = """
 """
 
 
-class WorkerProcesses:
-    """`forgekeeper worker` with one process, its log in a file; or a *program* that is one, with its arguments."""
-
-    def __init__(self, log, settings, threads, program):
-        self._log = log
-        environment = {PREFIX + name.upper(): str(value) for name, value in settings.items()}
-        with log.open("wb") as output:
-            self.master = subprocess.Popen(
-                [sys.executable, *program, "--processes", "1", "--threads", str(threads)],
-                env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
-
-    def end(self):
-        """Ask it to drain; return its exit status."""
-        self.master.terminate()
-        return self.master.wait(LIMIT)
+class WorkerProcesses(Program):
+    """A worker with one process; what nobody has killed must be able to end by itself."""
 
     def clean_up(self):
-        """Leave nothing running; what nobody has killed must be able to end by itself."""
-        killed = self.master.poll() is not None
+        killed = self.process.poll() is not None
         try:
-            assert killed or self.end() == 0, self._log.read_text()
+            assert killed or self.end() == 0, self.text()
         finally:
-            self._kill_all()
-
-    def _kill_all(self):
-        with suppress(ProcessLookupError):
-            os.killpg(self.master.pid, signal.SIGKILL)
-        self.master.wait()
-
-    def said(self, message):
-        """The lines with that sentence, so far."""
-        whole, _, _ = self._log.read_text().rpartition("\n")
-        lines = [orjson.loads(line) for line in whole.splitlines() if line.startswith("{")]
-        return [line for line in lines if line["message"] == message]
+            self.kill()
 
 
 @pytest.fixture
 def start_worker(database, tmp_path):
     started = []
 
-    def start(*, threads=2, program=("-m", "forgekeeper.cli", "worker"), **settings):
+    def start(*, threads=2, program=("-m", "forgekeeper.process"), **settings):
         log = tmp_path / f"worker-{len(started)}.log"
-        usual = {"dead_after": DEAD_AFTER.total_seconds(), "retry_after": 0.2}
-        started.append(WorkerProcesses(log, usual | settings, threads, program))
+        usual = {"dead_after": DEAD_AFTER.total_seconds(), "retry_after": 0.2, "worker_threads": threads}
+        words = (*program, "--processes", 1, "--threads", threads)
+        started.append(WorkerProcesses(log, *words, **(usual | settings)))
         return started[-1]
 
     yield start
@@ -113,10 +81,6 @@ def reconcile(settings):
     """Do what a scheduler does for the batch, which has no timetable here: its runs are the test's."""
     quick = settings.model_copy(update={"cron_user_status_cleanup": None, "dead_after": DEAD_AFTER})
     return lambda: scheduler.reconcile(BATCH, quick, by="test")
-
-
-def eventually(condition, limit=LIMIT):
-    assert wait_until(condition, limit), "it did not come to that in time"
 
 
 def due_statuses(count):
@@ -312,7 +276,7 @@ def test_a_run_whose_process_was_killed_is_finished_by_another_worker(start_work
 
     os.kill(killed, signal.SIGKILL)
 
-    first.master.wait(LIMIT)
+    first.process.wait(LIMIT)
     assert row(run_id).state == "started"
     silent_since = row(run_id).alive_at
 
@@ -349,7 +313,7 @@ def test_a_process_whose_heart_has_stopped_ends_with_its_run(start_worker, recon
     worker = start_worker(program=(SHORT_OF_MEMORY, "beat", "1000000"), pace_user_status_cleanup=100)
     run_id = send(reconcile)
 
-    worker.master.wait(LIMIT)
+    worker.process.wait(LIMIT)
 
     assert [line["reason"] for line in worker.said("process ends itself")] == ["its thread 'heart' has ended"]
     assert (row(run_id).state, row(run_id).losses) == ("succeeded", 0)
@@ -359,7 +323,7 @@ def test_a_process_that_cannot_start_whole_does_not_start(start_worker, reconcil
     worker = start_worker(program=(SHORT_OF_MEMORY, "start", "1"))
     run_id = send(reconcile)
 
-    status = worker.master.wait(LIMIT)
+    status = worker.process.wait(LIMIT)
 
     assert (status, row(run_id).state, queue()["ready"]) == (1, "enqueued", 1)
     assert [line["reason"] for line in worker.said("process ends itself")] == ["it cannot start"]
@@ -477,10 +441,10 @@ def test_a_worker_that_is_asked_to_end_again_and_again_still_drains(start_worker
     run_id = send(reconcile)
     eventually(lambda: statuses_left() < 10_000)
 
-    os.killpg(worker.master.pid, signal.SIGTERM)
-    os.killpg(worker.master.pid, signal.SIGTERM)
+    os.killpg(worker.process.pid, signal.SIGTERM)
+    os.killpg(worker.process.pid, signal.SIGTERM)
 
-    assert (worker.master.wait(LIMIT), row(run_id).state, statuses_left()) == (0, "succeeded", 9_900)
+    assert (worker.process.wait(LIMIT), row(run_id).state, statuses_left()) == (0, "succeeded", 9_900)
 
 
 def test_a_killed_master_takes_its_children_with_it(start_worker, reconcile):
@@ -490,7 +454,7 @@ def test_a_killed_master_takes_its_children_with_it(start_worker, reconcile):
     eventually(lambda: statuses_left() < 10_000 and worker.said("Worker process is ready for action."))
     child = process_of(run_id)
 
-    worker.master.kill()
+    worker.process.kill()
 
     eventually(lambda: not Path(f"/proc/{child}").exists())
     assert (row(run_id).state, statuses_left()) == ("succeeded", 9_900)

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from forgekeeper.boot import load
 from forgekeeper.settings import PREFIX, OfBatch, Settings, SettingsError, settings_of
 from forgekeeper.settings.cron import Cron
-from forgekeeper.settings.reading import MASK, describe, load
+from forgekeeper.settings.reading import MASK, describe
 from tests.harness.every import every
 from tests.harness.settings import settings_with
 

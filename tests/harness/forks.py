@@ -1,0 +1,202 @@
+"""Processes that need not begin with Python's imports: forks of one process that has made them.
+
+Each is a process like any other: a session of its own, its own environment, folder, streams and status; what it executes
+is a new program.  With NO_FORKS in the environment they are started as programs, which is what coverage asks for.
+"""
+
+import contextlib
+import gc
+import json
+import os
+import runpy
+import select
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+MODULES = (
+    "forgekeeper.cli.commands",
+    "forgekeeper.cli.running",
+    "dramatiq.cli",
+    "metrics.exporter",
+    "scheduler",
+    "forgekeeper.process.__main__",
+)
+"""What is imported beforehand."""
+LONGEST = 200_000
+
+
+class Fork:
+    """A process, to be used like a `subprocess.Popen`."""
+
+    def __init__(self, words: Sequence[str], told: int) -> None:
+        self.args = ["python", *words]
+        self.returncode: int | None = None
+        self._told = told
+        self.pid = int(os.read(told, 20))
+
+    def poll(self) -> int | None:
+        """Return its status; None while it runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end; return its status, as Popen does."""
+        if self.returncode is None:
+            if not select.select([self._told], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(self.args, timeout or 0)
+            self.returncode = int(os.read(self._told, 20))
+            os.close(self._told)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.send_signal(signal.SIGKILL)
+
+
+class Forks:
+    """The process that is forked; started with the first process that is asked of it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._asking: socket.socket | None = None
+        self._server: subprocess.Popen[bytes] | None = None
+
+    def start(self, words: Sequence[str], *, env: dict[str, str], cwd: Path | str, streams: Sequence[int]) -> Fork:
+        """Start `python <words>`, which are `-m` and a module or a file's path; *streams* are its three."""
+        with self._lock:
+            if self._asking is None:
+                self._begin()
+            assert self._asking is not None
+            told, tells = os.pipe()
+            request = json.dumps({"words": list(words), "env": env, "cwd": str(cwd)}).encode()
+            socket.send_fds(self._asking, [request], [*streams, tells])
+            os.close(tells)
+        return Fork(words, told)
+
+    def _begin(self) -> None:
+        self._asking, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._server = subprocess.Popen(
+                [sys.executable, "-m", "tests.harness.forks", str(theirs.fileno())],
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+
+    def close(self) -> None:
+        """End it; whoever uses the processes has ended them."""
+        if self._asking is not None and self._server is not None:
+            self._asking.close()
+            self._server.wait()
+            self._asking = None
+
+
+FORKS = Forks()
+
+
+def start(
+    words: Sequence[Any],
+    *,
+    env: dict[str, str],
+    cwd: Path | str | None = None,
+    stdout: Any = subprocess.DEVNULL,
+    stderr: Any = subprocess.DEVNULL,
+) -> Any:
+    """Start `python <words>` in a session of its own, nothing on its standard input; the others are open files."""
+    said = [str(word) for word in words]
+    if "NO_FORKS" in os.environ:
+        return subprocess.Popen(
+            [sys.executable, *said],
+            env=env,
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
+        )
+    with Path(os.devnull).open("r+b") as nothing:
+        files = [nothing if file == subprocess.DEVNULL else file for file in (nothing, stdout, stderr)]
+        return FORKS.start(said, env=env, cwd=cwd or Path.cwd(), streams=[file.fileno() for file in files])
+
+
+def serve(asked: socket.socket) -> list[str] | None:
+    """Fork for each request until nobody can ask any more; return the words of the program that this process is to be."""
+    selector = selectors.DefaultSelector()
+    selector.register(asked, selectors.EVENT_READ)
+    while True:
+        for key, _events in selector.select():
+            if key.fileobj is asked:
+                request, files, _flags, _address = socket.recv_fds(asked, LONGEST, 4)
+                if not request:
+                    return None
+                pid = os.fork()
+                if pid == 0:
+                    return _become(json.loads(request), files)
+                tells = files.pop()
+                os.write(tells, str(pid).encode())
+                selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, tells))
+                for file in files:
+                    os.close(file)
+            else:
+                pid, tells = key.data
+                status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                selector.unregister(key.fileobj)
+                with contextlib.suppress(BrokenPipeError):  # nobody asks how it has ended
+                    os.write(tells, str(status).encode())
+                os.close(tells)
+                os.close(key.fd)
+
+
+def _become(request: dict[str, Any], files: list[int]) -> list[str]:
+    os.setsid()
+    for number, file in enumerate(files[:3]):
+        os.dup2(file, number)
+    os.closerange(3, LONGEST)
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    words: list[str] = request["words"]
+    return words
+
+
+def run(words: list[str]) -> None:
+    """Be the program that a Python would be with these words."""
+    if words[0] == "-m":
+        sys.argv = words[1:]
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = words
+        runpy.run_path(words[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for module in MODULES:
+        __import__(module)
+    assert threading.active_count() == 1
+    gc.collect()
+    gc.freeze()
+    told_to = serve(socket.socket(fileno=int(sys.argv[1])))
+    if told_to is not None:
+        run(told_to)

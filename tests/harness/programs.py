@@ -1,0 +1,83 @@
+"""Programs of ours as processes: started with settings, their log in a file, and never left running."""
+
+import os
+import signal
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from forgekeeper.embedded.waiting import wait_until
+from forgekeeper.settings import PREFIX
+from tests.harness.forks import start
+
+ROOT = Path(__file__).parents[2]
+LIMIT = 60.0
+READY = "Worker process is ready for action."
+"""What a worker process says once it takes messages."""
+
+
+class Program:
+    """`python <words>` in a session of its own; *settings* are given without their prefix, in any case."""
+
+    def __init__(self, log: Path, *words: Any, cwd: Path | None = None, **settings: Any) -> None:
+        self.log = log
+        given = {PREFIX + name.upper(): str(value) for name, value in settings.items()}
+        with log.open("ab") as output:
+            self.process = start(words, env=self.environment() | given, cwd=cwd, stdout=output, stderr=output)
+
+    def environment(self) -> dict[str, str]:
+        """Return what it has besides its settings."""
+        return {**os.environ, "PYTHONPATH": str(ROOT)}
+
+    @property
+    def pid(self) -> int:
+        """The id of the process; for a worker that of dramatiq's master."""
+        pid: int = self.process.pid
+        return pid
+
+    @property
+    def children(self) -> list[int]:
+        """The ids of its children, whichever thread has started them."""
+        tasks = Path(f"/proc/{self.pid}/task").glob("*/children")
+        return [int(child) for task in tasks for child in task.read_text().split()]
+
+    def text(self) -> str:
+        """Read its log."""
+        return self.log.read_text()
+
+    def lines(self) -> list[dict[str, Any]]:
+        """Read the whole lines of its log that are JSON."""
+        whole, _, _ = self.text().rpartition("\n")
+        return [orjson.loads(line) for line in whole.splitlines() if line.startswith("{")]
+
+    def said(self, message: str) -> list[dict[str, Any]]:
+        """Find the lines with that sentence, so far."""
+        return [line for line in self.lines() if line["message"] == message]
+
+    def end(self) -> int:
+        """Ask it to end; return its exit status."""
+        self.process.terminate()
+        status: int = self.process.wait(LIMIT)
+        return status
+
+    def kill(self) -> None:
+        """End all of its session at once."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def clean_up(self) -> None:
+        """Leave nothing running."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(LIMIT)
+        self.kill()
+
+
+def eventually(condition: Any, limit: float = LIMIT) -> None:
+    """Wait for a condition; fail where it does not come to hold in time."""
+    assert wait_until(condition, limit), "it did not come to that in time"

@@ -1,1 +1,4 @@
-"""The engine: everything that a batch should not have to think about; it knows no batch, table or key of a forge."""
+"""The engine: everything that a batch should not have to think about.
+
+It knows no batch, no table and no key of a forge by name.
+"""

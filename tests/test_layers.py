@@ -19,12 +19,14 @@ LAYERS = {
     "storage": {"metrics"},
     "migrations": {"metrics"},
     "workers": {"models", "coordination", "storage", "settings", "metrics"},
+    "forgekeeper": {"workers", "models", "settings", "metrics"},
+    "forgekeeper.runs.plan": {"settings"},
     "metrics.exporter": {"workers", "models", "coordination", "storage", "settings", "metrics"},
-    "scheduler": {"workers", "models", "coordination", "storage", "settings", "metrics"},
+    "scheduler": {"forgekeeper", "workers", "models", "coordination", "storage", "settings", "metrics"},
     "dashboards": {"workers", "metrics"},
     "benchmarks": {"embedded", "workers", "coordination", "settings", "metrics"},
     "cli": {
-        *("scheduler", "workers", "models", "coordination", "storage", "migrations"),
+        *("scheduler", "forgekeeper", "workers", "models", "coordination", "storage", "migrations"),
         *("embedded", "settings", "metrics"),
     },
 }

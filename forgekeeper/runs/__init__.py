@@ -1,1 +1,1 @@
-"""Runs: their ledger, their plan, and the life of each from its start to its close."""
+"""Runs: which ticks become one, and how each is claimed, sent, kept alive and closed."""

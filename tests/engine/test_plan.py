@@ -1,0 +1,219 @@
+"""What is decided about ticks, whatever the clock says, the ledger knows and the timetable wants: no server is asked."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forgekeeper.runs.plan import MISFIRE_GRACE, Claim, Decisions, Policy, Record, plan
+from forgekeeper.settings.cron import Cron
+
+MICROSECOND = timedelta(microseconds=1)
+SECOND = timedelta(seconds=1)
+MINUTE = timedelta(minutes=1)
+HOUR = timedelta(hours=1)
+NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
+NOTHING = Decisions()
+SCHEDULES = [Cron(text) for text in ("* * * * * *", "* * * * *", "*/7 * * * *", "0-2 * * * *", "30 4 * * *")]
+EVERY_MINUTE, ON_THE_HOUR = Cron("* * * * *"), Cron("0 * * * *")
+ONCE = Policy("once", window=HOUR, tolerance=2 * SECOND)
+SKIP = replace(ONCE, catch_up="skip")
+
+
+def spans(longest):
+    """Durations that lie at the limits, beside them and anywhere."""
+    edges = st.sampled_from([timedelta(0), MICROSECOND, SECOND, MISFIRE_GRACE, MISFIRE_GRACE + MICROSECOND, HOUR])
+    return edges | st.timedeltas(timedelta(0), longest)
+
+
+policies = st.builds(
+    Policy,
+    catch_up=st.sampled_from(["once", "skip"]),
+    window=spans(3 * HOUR),
+    tolerance=spans(5 * SECOND),
+    misfire_grace=spans(10 * MINUTE),
+    remembered=st.integers(0, 12),
+)
+
+
+@st.composite
+def instants(draw, schedule):
+    """Draw a moment on a tick, just beside one, or anywhere."""
+    anywhere = draw(st.timedeltas(timedelta(0), timedelta(days=400)).map(NOON.__add__))
+    beside = draw(st.none() | st.sampled_from([-MICROSECOND, timedelta(0), MICROSECOND]))
+    return anywhere if beside is None else schedule.newest(anywhere) + beside
+
+
+@st.composite
+def cases(draw, schedule=None):
+    """Draw what `plan` is asked about: a few ticks that nobody knows of, and perhaps a hint of the next ones."""
+    schedule, policy = schedule or draw(st.sampled_from(SCHEDULES)), draw(policies)
+    now = draw(instants(schedule))
+    known = schedule.newest(now)
+    for _ in range(draw(st.integers(0, 15))):
+        known = schedule.newest(known - MICROSECOND)
+    hint = draw(st.none() | st.sampled_from([-HOUR, timedelta(0), policy.tolerance, 3 * policy.tolerance, HOUR]))
+    due_hint = None if hint is None else schedule.newest(now + hint)
+    if draw(st.booleans()):
+        known -= draw(spans(HOUR))
+    return {"now": now, "known": known, "schedule": schedule, "policy": policy, "due_hint": due_hint}
+
+
+def decided(decisions):
+    """List the ticks that are decided about, newest first."""
+    newest = [decisions.newest.tick] if isinstance(decisions.newest, Claim) else []
+    records = (decisions.newest, *decisions.older) if isinstance(decisions.newest, Record) else decisions.older
+    return newest + [tick for record in records for tick in record.ticks]
+
+
+def due(case):
+    """Return the tick that a scheduler with these clocks has to look after."""
+    now, hint = case["now"], case["due_hint"]
+    believed = hint is not None and hint <= now + case["policy"].tolerance
+    return max(case["schedule"].newest(now), hint) if believed else case["schedule"].newest(now)
+
+
+# What holds always
+
+
+@given(cases())
+def test_every_tick_since_the_newest_known_one_gets_one_decision_but_for_the_oldest_beyond_what_is_remembered(case):
+    ticks = list(case["schedule"].between(case["known"], due(case)))
+
+    assert decided(plan(**case)) == ticks[::-1][: case["policy"].remembered + 1]
+
+
+@given(cases())
+def test_no_tick_is_decided_about_before_its_time_but_for_what_the_tolerance_allows(case):
+    assert all(tick <= case["now"] + case["policy"].tolerance for tick in decided(plan(**case)))
+    assert all(tick <= case["now"] for tick in decided(plan(**case | {"due_hint": None})))
+
+
+@given(cases())
+def test_only_the_newest_tick_is_ever_claimed(case):
+    decisions = plan(**case)
+
+    assert all(isinstance(record, Record) for record in decisions.older)
+    if isinstance(decisions.newest, Claim):
+        assert decisions.newest.tick == due(case)
+
+
+@given(cases())
+def test_a_tick_is_claimed_if_it_is_on_time_or_may_be_caught_up(case):
+    policy, newest = case["policy"], plan(**case).newest
+    age = case["now"] - due(case)
+    caught_up = policy.catch_up == "once" and age < policy.window
+
+    if due(case) <= case["known"]:
+        assert newest is None
+    elif age <= policy.misfire_grace:
+        assert newest == Claim(due(case))
+    elif caught_up:
+        assert newest == Claim(due(case), "catch_up")
+    else:
+        assert newest == Record((due(case),), "missed", "skip" if policy.catch_up == "skip" else None)
+
+
+@given(cases())
+def test_older_ticks_within_the_window_are_coalesced_unless_late_ones_are_skipped_and_others_are_missed(case):
+    policy, decisions = case["policy"], plan(**case)
+    late = case["now"] - due(case) > policy.misfire_grace
+    within = ("missed", "skip") if late and policy.catch_up == "skip" else ("coalesced", None)
+
+    for record in decisions.older:
+        for tick in record.ticks:
+            assert (record.state, record.reason) == (within if case["now"] - tick < policy.window else ("missed", None))
+
+
+@given(cases())
+def test_no_record_is_empty_and_ticks_are_listed_newest_first(case):
+    decisions = plan(**case)
+
+    assert all(record.ticks for record in decisions.older)
+    assert decided(decisions) == sorted(decided(decisions), reverse=True)
+
+
+@given(cases())
+def test_what_was_decided_about_is_not_decided_about_again(case):
+    ticks = decided(plan(**case))
+
+    assert not ticks or plan(**case | {"known": max(ticks)}) == NOTHING
+
+
+@given(cases())
+def test_a_hint_that_is_of_the_past_or_of_a_clock_that_is_too_fast_changes_nothing(case):
+    if case["due_hint"] is not None and due(case) != case["due_hint"]:
+        assert plan(**case) == plan(**case | {"due_hint": None})
+
+
+@given(cases(EVERY_MINUTE), st.lists(st.tuples(st.timedeltas(-HOUR, HOUR), st.booleans()), max_size=8))
+def test_of_many_looks_by_clocks_that_jump_no_two_decide_about_one_tick(case, looks):
+    seen, now = [], case["now"]
+    for jump, hinted in looks:
+        now += jump
+        case |= {"now": now, "due_hint": case["schedule"].after(now) if hinted else None}
+        seen += decided(plan(**case))
+        case["known"] = max([case["known"], *seen])
+
+    assert len(seen) == len(set(seen))
+
+
+@given(cases(EVERY_MINUTE), st.lists(st.timedeltas(timedelta(0), MISFIRE_GRACE), max_size=12))
+def test_a_scheduler_that_looks_once_a_minute_runs_every_tick_on_time(case, pauses):
+    now = case["now"]
+    known = began = EVERY_MINUTE.newest(now)
+    policy, claims = replace(case["policy"], misfire_grace=MISFIRE_GRACE), []
+    for pause in pauses:
+        now += pause
+        decisions = plan(now, known, EVERY_MINUTE, policy)
+        claims += [decisions.newest] if decisions.newest else []
+        known = max([known, *decided(decisions)])
+
+    assert claims == [Claim(tick) for tick in EVERY_MINUTE.between(began, now)]
+
+
+# At the limits
+
+
+def test_where_nothing_is_due_nothing_is_decided():
+    assert plan(NOON - MICROSECOND, NOON - MINUTE, EVERY_MINUTE, ONCE) == NOTHING
+
+
+def test_a_tick_is_due_at_its_very_moment():
+    assert plan(NOON, NOON - MINUTE, EVERY_MINUTE, ONCE) == Decisions(Claim(NOON))
+
+
+def test_a_ledger_that_is_ahead_of_the_clock_is_left_alone():
+    assert plan(NOON, NOON + HOUR, EVERY_MINUTE, ONCE, due_hint=NOON + SECOND) == NOTHING
+
+
+@pytest.mark.parametrize(("early", "decisions"), [(timedelta(0), Decisions(Claim(NOON))), (MICROSECOND, NOTHING)])
+def test_a_hint_is_believed_up_to_the_tolerance_and_no_further(early, decisions):
+    assert plan(NOON - ONCE.tolerance - early, NOON - MINUTE, EVERY_MINUTE, ONCE, due_hint=NOON) == decisions
+
+
+@pytest.mark.parametrize(
+    ("policy", "age", "newest"),
+    [
+        (ONCE, MISFIRE_GRACE, Claim(NOON)),
+        (ONCE, MISFIRE_GRACE + MICROSECOND, Claim(NOON, "catch_up")),
+        (SKIP, MISFIRE_GRACE, Claim(NOON)),
+        (SKIP, MISFIRE_GRACE + MICROSECOND, Record((NOON,), "missed", "skip")),
+        (replace(ONCE, window=10 * MINUTE), 10 * MINUTE - MICROSECOND, Claim(NOON, "catch_up")),
+        (replace(ONCE, window=10 * MINUTE), 10 * MINUTE, Record((NOON,), "missed")),
+        (replace(SKIP, window=10 * MINUTE), 10 * MINUTE, Record((NOON,), "missed", "skip")),
+        (replace(ONCE, window=SECOND), MISFIRE_GRACE, Claim(NOON)),
+    ],
+)
+def test_what_becomes_of_a_tick_depends_on_how_late_it_is_found(policy, age, newest):
+    assert plan(NOON + age, NOON - HOUR, ON_THE_HOUR, policy) == Decisions(newest)
+
+
+def test_an_outage_is_remembered_by_its_hundred_newest_ticks():
+    decisions = plan(NOON, NOON - 24 * HOUR, EVERY_MINUTE, ONCE)
+
+    hour = tuple(NOON - number * MINUTE for number in range(1, 60))
+    before = tuple(NOON - number * MINUTE for number in range(60, 101))
+    assert decisions == Decisions(Claim(NOON), (Record(hour, "coalesced"), Record(before, "missed")))

@@ -17,13 +17,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
-import scheduler
 from forgekeeper import worker_metrics
 from forgekeeper.batches import BATCHES
 from forgekeeper.locks import lease
 from forgekeeper.process.broker import broker
 from forgekeeper.process.middleware import ChildRetries
-from forgekeeper.runs import attempt
+from forgekeeper.runs import attempt, plan
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.runner import Runner
 from forgekeeper.storage import outbox
@@ -97,7 +96,7 @@ RETRIES = "リトライ回数 Sidekiqデフォルト"
 DOCUMENT_48 = [
     Number("cron", "1分間隔で実行", "* * * * *", lambda: cron("user_status_cleanup")),
     Number("late after", "期限切れステータスは最大1分の遅延", MINUTE, lambda: worker_metrics.LATE),
-    Number("missed after", "期限切れステータスは最大1分の遅延", MINUTE, lambda: scheduler.LATE),
+    Number("missed after", "期限切れステータスは最大1分の遅延", MINUTE, lambda: plan.MISFIRE_GRACE),
     Number("batch size", "BATCH_SIZE = 100", 100, lambda: user_status_cleanup.BATCH_SIZE),
     Number("time", "MAX_RUNTIME = 30.seconds", 30 * SECOND, lambda: user_status_cleanup.MAX_RUNTIME),
     Number("time told", "MAX_RUNTIME = 30.seconds", 30 * SECOND, lambda: BATCHES["user_status_cleanup"].budget),

@@ -12,13 +12,14 @@ import orjson
 import pytest
 from dramatiq import Message
 
-import scheduler
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import client
 from forgekeeper.delivery.enqueue_unique import depth, push_once
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.process.broker import broker
+from forgekeeper.process.run_messages import RunMessages
 from forgekeeper.runs.ledger import JobRun
+from forgekeeper.runs.reconcile import send
 from forgekeeper.settings import PREFIX
 
 ROOT = Path(__file__).parents[1]
@@ -160,14 +161,14 @@ def test_a_child_that_a_broken_hook_kept_from_beginning_is_tried_again_and_said_
 
 def test_a_run_that_cannot_start_while_the_database_is_away_is_said_and_sent_again_from_its_row(start_worker):
     run_id = JobRun.claim_manual(NAME, by="test")
-    scheduler.send(BATCHES[NAME])
+    send(NAME, RunMessages(BATCHES[NAME]))
     without_database = start_worker(database_url="postgresql://127.0.0.1:1/nowhere")
     eventually(lambda: without_database.said("message failed"))
     eventually(lambda: waiting() == EMPTY)
     assert (dead(), JobRun.get_by_id(run_id).state) == ({}, "enqueued")
     without_database.clean_up()
 
-    scheduler.send(BATCHES[NAME])
+    send(NAME, RunMessages(BATCHES[NAME]))
     start_worker()
 
     eventually(lambda: JobRun.get_by_id(run_id).state == "succeeded")

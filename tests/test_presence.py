@@ -12,14 +12,15 @@ from pathlib import Path
 import orjson
 import pytest
 
-import scheduler
 from forgekeeper.batches import BATCHES
 from forgekeeper.database import database, now
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.flags import FeatureFlag
 from forgekeeper.process.presence import LONGEST_NAME, AtWork, version
 from forgekeeper.process.rows import Process
+from forgekeeper.process.run_messages import RunMessages
 from forgekeeper.runs.ledger import JobRun
+from forgekeeper.runs.reconcile import reconcile
 from forgekeeper.settings import PREFIX
 from workers import sample
 
@@ -105,7 +106,7 @@ def send(settings):
     def put(batch):
         quick = settings.model_copy(update={f"cron_{batch}": None})
         run_id = JobRun.claim_manual(batch, by="test")
-        scheduler.reconcile(BATCHES[batch], quick, by="test")
+        reconcile(batch, quick, RunMessages(BATCHES[batch]), by="test")
         return run_id
 
     return put

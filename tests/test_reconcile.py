@@ -22,8 +22,11 @@ from forgekeeper.batches import BATCHES
 from forgekeeper.connections import Limits, client, connect
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.process.broker import broker
+from forgekeeper.process.run_messages import RunMessages
+from forgekeeper.runs import reconcile as runs
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.ledger import MAX_LOSSES, MAX_RETRIES, JobRun
+from forgekeeper.runs.plan import REMEMBERED
 from scheduler import REMEMBERED, Loop
 from tests.harness.settings import settings_with
 
@@ -83,8 +86,8 @@ def time_passes(duration):
     clock_is(db.now() + duration)
 
 
-def reconcile(by="A", told=None, **settings):
-    scheduler.reconcile(BATCH, settings_with(**settings), by=by, told=told)
+def reconcile(by="A", due_hint=None, **settings):
+    runs.reconcile(NAME, settings_with(**settings), RunMessages(BATCH), by=by, due_hint=due_hint)
 
 
 def at(instant, by="A", **settings):
@@ -182,7 +185,7 @@ def test_a_reconcile_that_finds_nothing_to_do_changes_nothing():
 def test_a_scheduler_whose_clock_is_two_seconds_fast_is_believed():
     clock_is(NOON - 2 * SECOND)
 
-    reconcile(told=NOON)
+    reconcile(due_hint=NOON)
 
     assert rows("enqueued") == {NOON}
 
@@ -190,7 +193,7 @@ def test_a_scheduler_whose_clock_is_two_seconds_fast_is_believed():
 def test_a_scheduler_whose_clock_is_three_seconds_fast_is_not_believed():
     clock_is(NOON - 3 * SECOND)
 
-    reconcile(told=NOON)
+    reconcile(due_hint=NOON)
 
     assert not JobRun.select().exists()
 
@@ -199,7 +202,7 @@ def test_a_scheduler_whose_clock_is_an_hour_slow_repeats_nothing():
     at(NOON)
     executed()
 
-    reconcile(told=NOON - HOUR)
+    reconcile(due_hint=NOON - HOUR)
 
     assert rows("succeeded") == {NOON}
     assert JobRun.select().count() == 1
@@ -501,7 +504,7 @@ def test_a_message_that_a_worker_holds_is_not_sent_again():
 
 def test_what_a_scheduler_claimed_before_it_died_is_sent_by_the_next(monkeypatch):
     clock_is(NOON)
-    with dying_before(monkeypatch, scheduler, "send"):
+    with dying_before(monkeypatch, runs, "send"):
         reconcile()
     assert row().state == "claimed"
 
@@ -539,14 +542,14 @@ def test_a_scheduler_that_was_stopped_does_not_send_what_has_run_meanwhile(monke
             JobRun.succeed(start(), {})
         return look * 2
 
-    monkeypatch.setattr(scheduler, "monotonic", stopped)
+    monkeypatch.setattr(runs, "monotonic", stopped)
     reconcile()
 
     assert (row().state, sent()) == ("succeeded", [])
 
 
 def test_a_scheduler_that_waits_long_for_each_answer_sends_all_the_same(monkeypatch):
-    monkeypatch.setattr(scheduler, "monotonic", count(step=2).__next__)
+    monkeypatch.setattr(runs, "monotonic", count(step=2).__next__)
 
     at(NOON)
 
@@ -878,7 +881,7 @@ def test_a_run_here_is_refused_while_the_batch_is_paused():
 
 @pytest.fixture
 def patient(ledger):
-    """Settings under which a loop turns when it is rung, and not within the test without."""
+    """Settings under which a loop turns when it is woken, and not within the test without."""
     return ledger.model_copy(update={"poll_interval": HOUR})
 
 
@@ -898,13 +901,13 @@ def loops():
             loop.join()
 
 
-def test_a_loop_reconciles_when_it_is_rung(loops, patient):
+def test_a_loop_reconciles_when_it_is_woken(loops, patient):
     loop = loops(BATCH, patient)
     loop.start()
     assert wait_until(lambda: sessions() == 2, LIMIT)
     clock_is(NOON)
 
-    loop.ring(NOON)
+    loop.wake(NOON)
 
     assert wait_until(lambda: rows("enqueued") == {NOON}, LIMIT)
 

@@ -30,17 +30,16 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-import scheduler
 from forgekeeper import database as db
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import Limits, client, connect
 from forgekeeper.database import release
 from forgekeeper.delivery.enqueue_unique import TOKEN, is_dead
-from forgekeeper.process.actors import message_of
 from forgekeeper.process.broker import broker
+from forgekeeper.process.run_messages import RunMessages, message_of
+from forgekeeper.runs import reconcile
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.ledger import CLOCK_TOLERANCE, OPEN, JobRun, Started
-from scheduler import PRECEDENCE
 from tests.harness.settings import settings_with
 from tests.harness.thorough import sequences
 
@@ -260,8 +259,8 @@ class Machine(RuleBasedStateMachine):
         return f"fires at {self.now}"
 
     def reconcile(self, drift):
-        told = None if drift is None else self.configured.cron(NAME).newest(self.now + drift)
-        scheduler.reconcile(BATCH, self.configured, by=self.name, told=told)
+        due_hint = None if drift is None else self.configured.cron(NAME).newest(self.now + drift)
+        reconcile.reconcile(NAME, self.configured, RunMessages(BATCH), by=self.name, due_hint=due_hint)
 
     def check_reconciled(self):
         due = self.configured.cron(NAME).newest(self.now)
@@ -273,7 +272,7 @@ class Machine(RuleBasedStateMachine):
             assert self.now - run.alive_at <= self.configured.dead_after, "a lost run was overlooked"
             return
         assert not is_dead(broker, message_of(BATCH, run)), "a dead letter was overlooked"
-        if self.now - (run.enqueued_at or run.claimed_at) < PRECEDENCE:
+        if self.now - (run.enqueued_at or run.claimed_at) < reconcile.PRECEDENCE:
             return
         if not self.paused and (run.retry_at is None or run.retry_at <= self.now):
             assert run.state == "enqueued"
@@ -486,7 +485,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.stalled) < 3)
     @rule(questions=st.integers(0, 4) | st.just(-1))
     def somebody_sends(self, questions):
-        self.launch(lambda: JobRun.claim_manual(NAME, by="me") and scheduler.send(BATCH), questions)
+        self.launch(lambda: JobRun.claim_manual(NAME, by="me") and reconcile.send(NAME, RunMessages(BATCH)), questions)
 
     @precondition(lambda self: self.terminal.run is None and not self.paused)
     @rule()

@@ -15,16 +15,16 @@ import pytest
 from dramatiq import Worker
 from dramatiq.brokers.redis import RedisBroker
 
-import scheduler
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import client
 from forgekeeper.database import database, now, release
 from forgekeeper.delivery.enqueue_unique import TOKEN, depth, push_once
 from forgekeeper.flags import FeatureFlag
-from forgekeeper.process.actors import message_of
 from forgekeeper.process.broker import broker
 from forgekeeper.process.middleware import Connections
+from forgekeeper.process.run_messages import RunMessages, message_of
 from forgekeeper.runs.ledger import JobRun
+from forgekeeper.runs.reconcile import reconcile as reconcile_batch
 from forgekeeper.runs.runner import Runner
 from tests.harness.programs import LIMIT, Program, eventually
 
@@ -80,7 +80,7 @@ def start_worker(database, tmp_path):
 def reconcile(settings):
     """Do what a scheduler does for the batch, which has no timetable here: its runs are the test's."""
     quick = settings.model_copy(update={"cron_user_status_cleanup": None, "dead_after": DEAD_AFTER})
-    return lambda: scheduler.reconcile(BATCH, quick, by="test")
+    return lambda: reconcile_batch(BATCH.name, quick, RunMessages(BATCH), by="test")
 
 
 def due_statuses(count):

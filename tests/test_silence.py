@@ -20,7 +20,8 @@ from forgekeeper.database import Patience, database, open_pool, promptly, reacha
 from forgekeeper.embedded import folder
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.runs.ledger import JobRun
-from scheduler import COUNT, Loop, _beat
+from forgekeeper.runs.reports import COUNT
+from scheduler import Loop, _keep_heartbeat
 
 from .frozen import Server
 from .ledger import start_run
@@ -267,12 +268,12 @@ def test_a_second_host_is_reached_while_the_first_hangs(server, opened):
         assert living.connections == 1
 
 
-def test_a_scheduler_s_sign_of_life_is_as_old_as_the_turn_that_gets_no_answer(server, ledger, settings):
+def test_a_scheduler_s_heartbeat_is_as_old_as_the_turn_that_gets_no_answer(server, ledger, settings):
     own = settings.model_copy(update={"database_url": SecretStr(server.url), "scheduler_timeout": SECOND})
     connect(own, Limits.of_scheduler(own), name="tests", connections=None)
     loop = Loop(BATCHES[BATCH], own, broken=threading.Event(), asked=SimpleQueue())
     clock = BlockingScheduler(timezone="UTC")
-    _beat(clock, [loop])
+    _keep_heartbeat(clock, [loop])
 
     def age():
         clock.get_job("heartbeat").func()

@@ -6,12 +6,13 @@ from typing import NamedTuple
 
 import structlog
 
-import scheduler
 from forgekeeper.batches import BATCHES, BatchSpec
 from forgekeeper.cli.running import overlapping, paused, send_by_hand
 from forgekeeper.delivery import dead_letters
 from forgekeeper.delivery.dead_letters import DeadLetter
 from forgekeeper.process.broker import broker
+from forgekeeper.process.run_messages import RunMessages
+from forgekeeper.runs import reconcile
 from forgekeeper.runs.attempt import identity
 from forgekeeper.runs.ledger import JobRun
 
@@ -55,7 +56,7 @@ class Replay:
         if self._dry:
             return self._promise(letter, batch)
         # Should the open row be the letter's own, this closes it.
-        scheduler.send(batch)
+        reconcile.send(batch.name, RunMessages(batch))
         sent = send_by_hand(batch)
         if sent.run is None:
             return Verdict(f"{letter.id} is kept: {sent.sentence}", sent.skipped)

@@ -12,7 +12,6 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-import scheduler
 from forgekeeper.batches import BATCHES, BatchSpec
 from forgekeeper.cli.completion import names_of
 from forgekeeper.cli.connection import batch_named, connected, require_installation, require_redis
@@ -21,6 +20,8 @@ from forgekeeper.cli.failures import sentence
 from forgekeeper.cli.interrupts import heard
 from forgekeeper.connections import Limits
 from forgekeeper.process.broker import broker
+from forgekeeper.process.run_messages import RunMessages
+from forgekeeper.runs import reconcile
 from forgekeeper.runs.attempt import Attempt, Call, describe, identity
 from forgekeeper.runs.batch import Batch as BatchRow
 from forgekeeper.runs.child import Child
@@ -88,7 +89,7 @@ def send_by_hand(batch: BatchSpec) -> Sent:
     run_id = None if sentence else JobRun.claim_manual(batch.name, by=identity())
     if run_id is None and sentence is None:
         sentence, skipped = overlapping(batch), "overlap"
-    scheduler.send(batch)
+    reconcile.send(batch.name, RunMessages(batch))
     if sentence:
         return Sent(None, skipped, sentence)
     hint = f"`forgekeeper why {batch.name}` tells what becomes of it"

@@ -30,6 +30,7 @@ from forgekeeper.connections import Limits, connect
 from forgekeeper.database import database, unhurried
 from forgekeeper.process import signals
 from forgekeeper.process.ready import tell_supervisor
+from forgekeeper.runs.reports import COUNT
 from forgekeeper.settings import PREFIX, Settings
 from metrics import exporter as exporting
 from metrics import multiprocess
@@ -55,7 +56,7 @@ def scheduler() -> None:
         # Not while it waits: alerts take a page for a scheduler that works.
         listening = _listen(settings.metrics_host, settings.metrics_port_scheduler)
         why_not = "the timetable is not kept yet"
-        Page(listening, timetable.COUNT.registry, unready=lambda: None if ready.is_set() else why_not).start()
+        Page(listening, COUNT.registry, unready=lambda: None if ready.is_set() else why_not).start()
     raise typer.Exit(timetable.serve(settings, asked=asked, ready=ready.set))
 
 

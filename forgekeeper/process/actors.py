@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import dramatiq
-from dramatiq import Broker, Message
+from dramatiq import Broker
 
 from forgekeeper.batches import BATCHES, CHILDREN, BatchSpec, ChildSpec, Declared
-from forgekeeper.delivery.enqueue_unique import TOKEN
 from forgekeeper.runs import attempt, child, preconditions
 from forgekeeper.runs.blocked import Blocked
-from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.run import Run
 
 
@@ -23,18 +21,6 @@ def declare(broker: Broker) -> None:
     for one in CHILDREN.values():
         if one.name not in broker.actors:
             dramatiq.actor(broker=broker, child=True, **_options(one))(_child(one))
-
-
-def message_of(batch: BatchSpec, run: JobRun) -> Message[Any]:
-    """Return the message by which a worker starts *run*, and none of the same number in another time."""
-    return Message(
-        queue_name=batch.queue,
-        actor_name=batch.name,
-        args=(),
-        kwargs={},
-        options={TOKEN: str(run.token)},
-        message_id=str(run.id),
-    )
 
 
 def _options(declared: Declared) -> dict[str, Any]:

@@ -13,13 +13,13 @@ import pytest
 from dramatiq import Message
 from dramatiq.brokers.redis import RedisBroker
 
-import scheduler
 from forgekeeper.batches import BATCHES, queues
 from forgekeeper.connections import client
 from forgekeeper.database import now
 from forgekeeper.delivery.enqueue_unique import depth, push_once
-from forgekeeper.process.actors import message_of
 from forgekeeper.process.broker import NAMESPACE, broker
+from forgekeeper.process.run_messages import RunMessages, message_of
+from forgekeeper.runs import reconcile
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.ledger import JobRun
 
@@ -249,7 +249,7 @@ def test_a_letter_whose_own_row_is_still_open_is_replayed_all_the_same(main):
 def test_a_replayed_run_is_not_given_up_for_the_letter_it_came_from(main):
     main("dead", "replay", batch())
 
-    scheduler.send(BATCHES[NAME])
+    reconcile.send(NAME, RunMessages(BATCHES[NAME]))
 
     assert JobRun.open(NAME).state == "enqueued"
 

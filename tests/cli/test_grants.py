@@ -13,7 +13,6 @@ import peewee as pw
 import pytest
 import redis
 
-import scheduler
 from forgekeeper import migrations
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import Limits, client, connect
@@ -21,9 +20,11 @@ from forgekeeper.database import database, now, privileges, sqlstate
 from forgekeeper.installation.row import Installation
 from forgekeeper.process.broker import NAMESPACE, broker
 from forgekeeper.process.rows import Process
+from forgekeeper.process.run_messages import RunMessages
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.passed_over import PassedOver
+from forgekeeper.runs.reconcile import reconcile
 from forgekeeper.storage import sentinel
 from forgekeeper.storage.settled import SettledUpload
 from forgekeeper.tables import OURS
@@ -283,7 +284,8 @@ def pending():
 def of_scheduler(settings):
     yield from (pending, Installation.ensure, presence, partial(Batch.register, BATCHES))
     yield lambda: JobRun.claim("prune", now(), by="somebody", reason=None)
-    yield from (partial(scheduler.reconcile, batch, settings, by="somebody") for batch in BATCHES.values())
+    for name, batch in BATCHES.items():
+        yield partial(reconcile, name, settings, RunMessages(batch), by="somebody")
 
 
 def of_exporter(settings):

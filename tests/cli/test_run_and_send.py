@@ -5,13 +5,14 @@ import sys
 
 import pytest
 
-import scheduler
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import client
 from forgekeeper.database import now
 from forgekeeper.delivery.enqueue_unique import depth
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.process.broker import NAMESPACE
+from forgekeeper.process.run_messages import RunMessages
+from forgekeeper.runs import reconcile
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.ledger import JobRun
 from models import UserStatus
@@ -125,7 +126,7 @@ def test_a_run_leaves_the_one_that_is_running_alone(main, database):
 
 def test_a_run_takes_over_a_tick_that_waits_in_the_queue(main, database):
     run_id = claim_this_minute()
-    scheduler.send(BATCHES[NAME])
+    reconcile.send(NAME, RunMessages(BATCHES[NAME]))
 
     result = main("run", NAME)
 

@@ -9,10 +9,11 @@ from contextlib import closing, suppress
 import psycopg2
 import pytest
 
-import scheduler
 from forgekeeper.batches import BATCHES
 from forgekeeper.embedded.waiting import wait_until
+from forgekeeper.process.run_messages import RunMessages
 from forgekeeper.runs.ledger import JobRun
+from forgekeeper.runs.reconcile import reconcile
 
 from ..ports import free_ports  # noqa: TID252, pytest puts no folder on the path
 from .pages import read
@@ -103,7 +104,7 @@ def send(settings):
     def put():
         quick = settings.model_copy(update={"cron_user_status_cleanup": None})
         JobRun.claim_manual(NAME, by="test")
-        scheduler.reconcile(BATCHES[NAME], quick, by="test")
+        reconcile(NAME, quick, RunMessages(BATCHES[NAME]), by="test")
 
     return put
 

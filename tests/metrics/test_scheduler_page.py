@@ -16,8 +16,11 @@ import scheduler
 from forgekeeper.batches import BATCHES
 from forgekeeper.database import database, now
 from forgekeeper.embedded.waiting import wait_until
+from forgekeeper.process.run_messages import RunMessages
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.ledger import JobRun
+from forgekeeper.runs.reconcile import reconcile as reconcile_batch
+from forgekeeper.runs.reports import COUNT
 from forgekeeper.settings import PREFIX
 from forgekeeper.settings.cron import Cron
 from metrics.catalogue import of
@@ -58,17 +61,17 @@ def start(settings, free_port):
 @pytest.fixture
 def counted(database):
     """Tell by how much this process's counter of the batch has risen."""
-    page = lambda: read(generate_latest(scheduler.COUNT.registry).decode())  # noqa: E731
+    page = lambda: read(generate_latest(COUNT.registry).decode())  # noqa: E731
     before = page()
     return lambda name: (page().value(name, batch=NAME) or 0) - (before.value(name, batch=NAME) or 0)
 
 
 @pytest.fixture
 def reconcile(settings):
-    def turn(expression="0 0 1 1 *"):
-        scheduler.reconcile(
-            BATCHES[NAME], settings.model_copy(update={"cron_user_status_cleanup": Cron(expression)}), by="test"
-        )
+    def turn(expression="0 0 1 1 *", catch_up="once"):
+        timetable = {"cron_user_status_cleanup": Cron(expression), "catch_up_user_status_cleanup": catch_up}
+        changed = settings.model_copy(update=timetable)
+        reconcile_batch(NAME, changed, RunMessages(BATCHES[NAME]), by="test")
 
     return turn
 
@@ -144,6 +147,15 @@ def test_ticks_that_nobody_claimed_in_time_are_misfires(counted, reconcile):
     reconcile("* * * * *")
 
     assert counted("scheduler_misfires_total") in {4, 5}
+
+
+def test_a_tick_that_is_found_too_late_to_run_is_a_misfire(counted, reconcile):
+    registered(minutes=10)
+    tick = now() - timedelta(minutes=5)
+
+    reconcile(f"{tick.minute} {tick.hour} * * *", catch_up="skip")
+
+    assert counted("scheduler_misfires_total") == 1
 
 
 def test_a_tick_during_an_open_run_is_suppressed(counted, reconcile, one_tick):

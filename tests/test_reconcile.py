@@ -198,16 +198,6 @@ def test_a_scheduler_whose_clock_is_three_seconds_fast_is_not_believed():
     assert not JobRun.select().exists()
 
 
-def test_a_scheduler_whose_clock_is_an_hour_slow_repeats_nothing():
-    at(NOON)
-    executed()
-
-    reconcile(due_hint=NOON - HOUR)
-
-    assert rows("succeeded") == {NOON}
-    assert JobRun.select().count() == 1
-
-
 # The database's clock was a day ahead, and is set right
 
 TOMORROW = NOON + 24 * HOUR
@@ -445,12 +435,6 @@ def test_after_an_outage_the_newest_tick_is_caught_up_and_the_older_ones_are_coa
     assert rows("coalesced") == {NOON, NOON + MINUTE}
 
 
-def test_a_tick_that_is_found_within_a_minute_is_not_late():
-    at(NOON + MINUTE, cron_user_status_cleanup="0 * * * *")
-
-    assert (row().state, row().reason) == ("enqueued", None)
-
-
 def test_ticks_outside_the_window_are_missed():
     at(NOON + 10 * MINUTE, catch_up_window="120")
 
@@ -459,26 +443,11 @@ def test_ticks_outside_the_window_are_missed():
     assert rows("missed") == {NOON + minutes * MINUTE for minutes in range(9)}
 
 
-def test_a_newest_tick_outside_the_window_is_missed():
-    at(NOON + 2 * MINUTE, cron_user_status_cleanup="0 * * * *", catch_up_window="120")
-
-    assert rows("missed") == {NOON}
-    assert not sent()
-
-
 def test_a_late_tick_is_missed_where_catching_up_is_switched_off():
     at(NOON + 2 * MINUTE, cron_user_status_cleanup="0 * * * *", catch_up_user_status_cleanup="skip")
 
     assert rows("missed") == {NOON}
     assert not sent()
-
-
-def test_a_long_outage_is_remembered_by_its_newest_ticks():
-    at(NOON + 5 * HOUR)
-
-    minutes = range(1, REMEMBERED + 1)
-    assert rows("coalesced") | rows("missed") == {NOON + 5 * HOUR - number * MINUTE for number in minutes}
-    assert rows("enqueued") == {NOON + 5 * HOUR}
 
 
 # Sending

@@ -15,6 +15,7 @@ import redis
 
 from benchmarks import noop
 from benchmarks.pairing import Pair
+from forgekeeper.delivery.keys import QueueKeys
 from forgekeeper.embedded import Servers
 
 MESSAGES = 20_000
@@ -45,7 +46,7 @@ def _rate(servers: Servers, count: int, kind: str) -> float:
     """Let workers of that kind work *count* messages off; return how many a second."""
     client = redis.Redis.from_url(servers.redis_url)
     client.flushdb()
-    stored = f"{NAMESPACES.get(kind, 'forgekeeper')}:{noop.QUEUES[kind]}.msgs"
+    stored = QueueKeys(NAMESPACES.get(kind, "forgekeeper"), noop.QUEUES[kind]).bodies
     _enqueue(servers, kind, count)
     assert client.hlen(stored) == count, "not all messages were put in"
     with _worker(servers, kind):

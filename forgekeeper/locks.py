@@ -23,6 +23,7 @@ from uuid import uuid4
 
 import redis
 
+from forgekeeper import redis_types
 from forgekeeper.redis_values import moment, raw, text
 from forgekeeper.scripts import call
 from metrics.threads import Vital
@@ -30,6 +31,7 @@ from metrics.threads import Vital
 UNTIL = "forgekeeper:{leases}:until"
 SINCE = "forgekeeper:{leases}:since"
 OWNERS = "forgekeeper:{leases}:owners"
+redis_types.declare({UNTIL: "zset", SINCE: "zset", OWNERS: "hash"})
 
 
 class LeaseTaken(Exception):

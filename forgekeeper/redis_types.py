@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import redis
 
-OURS = {
-    "forgekeeper:installation": "string",
-    "forgekeeper:{leases}:until": "zset",
-    "forgekeeper:{leases}:since": "zset",
-    "forgekeeper:{leases}:owners": "hash",
-    "{bulk_delete_expired_job_artifacts}:available_buckets": "set",
-    "{bulk_delete_expired_job_artifacts}:occupied_buckets": "zset",
-    "{bulk_delete_expired_job_artifacts}:bucket_owners": "hash",
-    "{bulk_delete_expired_job_artifacts}:bucket_state": "hash",
-    "{pending_direct_uploads}:pending": "zset",
-    "{pending_direct_uploads}:deleting": "zset",
-    "{pending_direct_uploads}:failed": "zset",
-    "{pending_direct_uploads}:attempts": "hash",
-    "{pending_direct_uploads}:claims": "hash",
-    "{pending_direct_uploads}:adopted": "zset",
-}
-OF_QUEUE = {"": "list", ".msgs": "hash", ".starts": "hash", ".DQ": "list", ".DQ.msgs": "hash", ".DQ.starts": "hash"}
-OF_THE_DEAD = {".XQ": "zset", ".XQ.msgs": "hash", ".XQ.reasons": "hash"}
-OF_WORKER = ("__acks__.", "__started__.")
+from forgekeeper.delivery import keys as delivery
+
+_declared: dict[str, str] = {}
+
+
+def declare(types: Mapping[str, str]) -> None:
+    """Make known keys beside those of the delivery, and their types."""
+    _declared.update(types)
 
 
 def keys(namespace: str, queues: Iterable[str]) -> list[str]:
     """List our keys, but for those of each worker."""
-    ends = (*OF_QUEUE, *OF_THE_DEAD)
-    return [*OURS, f"{namespace}:__heartbeats__", *(f"{namespace}:{queue}{end}" for queue in queues for end in ends)]
+    return [*_declared, *delivery.names(namespace, queues)]
 
 
 def misfits(client: redis.Redis, names: Sequence[str | bytes]) -> Iterator[str]:
@@ -40,23 +28,16 @@ def misfits(client: redis.Redis, names: Sequence[str | bytes]) -> Iterator[str]:
             pipe.type(name)
         found = [answer.decode(errors="replace") for answer in pipe.execute()]
     for name, kind in zip(map(_text, names), found, strict=True):
-        if kind not in {"none", _kind(name)}:
+        if kind not in {"none", type_of(name)}:
             yield (
-                f"the key {name} is a {kind}, and has to be a {_kind(name)}: another program has written it; "
+                f"the key {name} is a {kind}, and has to be a {type_of(name)}: another program has written it; "
                 "RENAME it, or DEL it where nobody needs it"
             )
 
 
-def _kind(name: str) -> str:
-    if name in OURS:
-        return OURS[name]
-    rest = name.partition(":")[2]
-    if rest.startswith(OF_WORKER):
-        return "set"
-    if rest == "__heartbeats__":
-        return "zset"
-    ends = OF_QUEUE | OF_THE_DEAD
-    return ends[max((end for end in ends if rest.endswith(end)), key=len)]
+def type_of(name: str) -> str:
+    """Return the type that Redis has to have for the key."""
+    return _declared.get(name) or delivery.type_of(name)
 
 
 def _text(name: str | bytes) -> str:

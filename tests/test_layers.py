@@ -12,10 +12,11 @@ from tests.harness.every import every
 ROOT = Path(__file__).parent.parent
 LAYERS = {
     "settings": set(),
+    "forgekeeper": set(),
     "metrics": set(),
     "embedded": set(),
     "models": {"metrics"},
-    "coordination": {"metrics"},
+    "coordination": {"forgekeeper", "metrics"},
     "storage": {"metrics"},
     "migrations": {"metrics"},
     "workers": {"models", "coordination", "storage", "settings", "metrics"},
@@ -24,7 +25,7 @@ LAYERS = {
     "metrics.exporter": {"workers", "models", "coordination", "storage", "settings", "metrics"},
     "scheduler": {"forgekeeper", "workers", "models", "coordination", "storage", "settings", "metrics"},
     "dashboards": {"workers", "metrics"},
-    "benchmarks": {"embedded", "workers", "coordination", "settings", "metrics"},
+    "benchmarks": {"embedded", "workers", "coordination", "forgekeeper", "settings", "metrics"},
     "cli": {
         *("scheduler", "forgekeeper", "workers", "models", "coordination", "storage", "migrations"),
         *("embedded", "settings", "metrics"),

@@ -43,7 +43,7 @@ from .conftest import TABLES
 
 HEARTBEATS = f"{NAMESPACE}:__heartbeats__"
 PATIENCE = timedelta(seconds=1)
-KEYS = {name: redis_types._kind(name) for name in redis_types.keys(NAMESPACE, QUEUES)}
+KEYS = {name: redis_types.type_of(name) for name in redis_types.keys(NAMESPACE, QUEUES)}
 KEYS |= {f"{NAMESPACE}:__{which}__.dead.{queue}": "set" for queue in QUEUES for which in ("acks", "started")}
 KEYS["pending_direct_uploads"] = "hash"
 TYPES = ("string", "list", "set", "zset", "hash")

@@ -27,6 +27,7 @@ from forgekeeper.runs import reconcile as runs
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.ledger import MAX_LOSSES, MAX_RETRIES, JobRun
 from forgekeeper.runs.plan import REMEMBERED
+from scheduler import Loop
 from tests.harness.settings import settings_with
 
 from .ledger import start_run

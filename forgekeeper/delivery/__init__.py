@@ -1,1 +1,1 @@
-"""Delivery: how a message reaches a worker, and what becomes of it there."""
+"""Delivery: messages, from the enqueue to the one step in Redis that ends each."""

@@ -17,9 +17,10 @@ from dramatiq.brokers.redis import RedisBroker
 from dramatiq.common import current_millis
 from dramatiq.errors import DecodeError
 
+from forgekeeper.delivery.keys import QueueKeys
 from forgekeeper.delivery.sizes import LARGEST_FETCHED, groups
 from forgekeeper.redis_values import is_text, moment
-from forgekeeper.redis_values import raw as _key
+from forgekeeper.redis_values import raw as _raw
 from forgekeeper.redis_values import text as _text
 from forgekeeper.scripts import call
 from metrics.redaction import clean
@@ -106,7 +107,7 @@ class DeadLetter:
 
 def count(broker: RedisBroker, queues: Sequence[str]) -> int:
     """Count the dead letters of *queues*."""
-    return sum(broker.client.zcard(_keys(broker, queue)[0]) for queue in queues)
+    return sum(broker.client.zcard(_keys(broker, queue).dead) for queue in queues)
 
 
 def addresses(
@@ -116,8 +117,7 @@ def addresses(
     last = -1 if limit is None else limit - 1
     found = []
     for queue in queues:
-        dead, *_ = _keys(broker, queue)
-        scores: Any = broker.client.zrange(dead, 0, last, desc=not oldest_first, withscores=True)
+        scores: Any = broker.client.zrange(_keys(broker, queue).dead, 0, last, desc=not oldest_first, withscores=True)
         found += [Address(queue, _text(key), _moment(score)) for key, score in scores]
     found.sort(key=lambda address: address.since, reverse=not oldest_first)
     return found[:limit]
@@ -125,7 +125,7 @@ def addresses(
 
 def find(broker: RedisBroker, queues: Sequence[str], letter_id: str) -> DeadLetter | None:
     """Return the dead letter with this id, from the first of the *queues* that has it."""
-    scores = [(queue, broker.client.zscore(_keys(broker, queue)[0], _key(letter_id))) for queue in queues]
+    scores = [(queue, broker.client.zscore(_keys(broker, queue).dead, _raw(letter_id))) for queue in queues]
     found = [Address(queue, letter_id, _moment(score)) for queue, score in scores if score is not None]
     return next(read(broker, found), None)
 
@@ -136,7 +136,7 @@ def read(broker: RedisBroker, found: Sequence[Address]) -> Iterator[DeadLetter]:
         page = found[start : start + PAGE]
         with broker.client.pipeline(transaction=False) as pipe:
             for address in page:
-                pipe.hstrlen(_keys(broker, address.queue)[1], _key(address.id))
+                pipe.hstrlen(_keys(broker, address.queue).dead_bodies, _raw(address.id))
             sizes = pipe.execute()
         for group in groups(sizes):
             yield from _read(broker, [(page[number], sizes[number]) for number in group])
@@ -145,12 +145,12 @@ def read(broker: RedisBroker, found: Sequence[Address]) -> Iterator[DeadLetter]:
 def _read(broker: RedisBroker, found: Sequence[tuple[Address, int]]) -> Iterator[DeadLetter]:
     with broker.client.pipeline(transaction=False) as pipe:
         for address, size in found:
-            dead, bodies, reasons = _keys(broker, address.queue)
+            keys = _keys(broker, address.queue)
             if size <= LARGEST_FETCHED:
-                pipe.hget(bodies, _key(address.id))
-            pipe.hget(reasons, _key(address.id))
+                pipe.hget(keys.dead_bodies, _raw(address.id))
+            pipe.hget(keys.dead_reasons, _raw(address.id))
             # Last: whatever has become of the letter since it was found is known then.
-            pipe.zscore(dead, _key(address.id))
+            pipe.zscore(keys.dead, _raw(address.id))
         answers = iter(pipe.execute())
     for address, size in found:
         unread = size if size > LARGEST_FETCHED else 0
@@ -162,8 +162,8 @@ def _read(broker: RedisBroker, found: Sequence[tuple[Address, int]]) -> Iterator
 
 def is_on_its_way(broker: RedisBroker, letter: DeadLetter) -> bool:
     """Say whether a message with the letter's id waits, is queued or is being worked on."""
-    queue = f"{broker.namespace}:{letter.queue}"
-    return any(broker.client.hexists(f"{queue}{line}.msgs", letter.message.message_id) for line in (".DQ", ""))
+    keys = _keys(broker, letter.queue)
+    return any(broker.client.hexists(name, letter.message.message_id) for name in (keys.delayed.bodies, keys.bodies))
 
 
 def replay(broker: RedisBroker, letter: DeadLetter) -> Replayed:
@@ -172,13 +172,13 @@ def replay(broker: RedisBroker, letter: DeadLetter) -> Replayed:
     While a message with its id is on its way the letter stays where it is.
     """
     message = letter.anew()
-    queue = f"{broker.namespace}:{letter.queue}"
+    keys = _keys(broker, letter.queue)
     broker.emit_before("enqueue", message, None)
     answer: bytes = call(
         broker.client,
         "replay_dead",
-        keys=[*_keys(broker, letter.queue), f"{queue}.DQ.msgs", f"{queue}.msgs", queue],
-        args=[_key(letter.id), letter.body, message.message_id, message.encode()],
+        keys=[*keys.for_dead_letters, *keys.for_enqueue],
+        args=[_raw(letter.id), letter.body, message.message_id, message.encode()],
     )
     if answer == b"replayed":
         broker.emit_after("enqueue", message, None)
@@ -188,17 +188,16 @@ def replay(broker: RedisBroker, letter: DeadLetter) -> Replayed:
 
 def remove(broker: RedisBroker, letter: DeadLetter) -> bool:
     """Remove the letter; return False when it was gone already, or another of its id has taken its place."""
-    seen = [_key(letter.id), letter.body or b"", letter.unread]
-    return bool(call(broker.client, "remove_dead", keys=_keys(broker, letter.queue), args=seen))
+    seen = [_raw(letter.id), letter.body or b"", letter.unread]
+    return bool(call(broker.client, "remove_dead", keys=_keys(broker, letter.queue).for_dead_letters, args=seen))
 
 
 def _fits(part: object) -> bool:
     return not isinstance(part, str) or is_text(part)
 
 
-def _keys(broker: RedisBroker, queue: str) -> list[str]:
-    dead = f"{broker.namespace}:{queue}.XQ"
-    return [dead, f"{dead}.msgs", f"{dead}.reasons"]
+def _keys(broker: RedisBroker, queue: str) -> QueueKeys:
+    return QueueKeys(broker.namespace, queue)
 
 
 def _moment(milliseconds: float) -> datetime:

@@ -18,8 +18,9 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 import redis
-from dramatiq.common import dq_name, q_name
+from dramatiq.common import dq_name
 
+from forgekeeper.delivery.keys import QueueKeys, WorkerKeys
 from forgekeeper.delivery.sizes import LARGEST_FETCHED, TOO_LARGE
 from forgekeeper.redis_values import raw, text
 from forgekeeper.scripts import call
@@ -70,14 +71,13 @@ class Deliveries:
 
     def put(self, queue: str, message_id: str, body: bytes) -> bool:
         """Put a message in; return False when its id is on its way already, in the queue or in its delayed one."""
-        other = q_name(queue) if queue != q_name(queue) else dq_name(queue)
-        keys = [self._key(f"{other}.msgs"), self._key(f"{queue}.msgs"), self._key(queue)]
-        return bool(self._call("push_once", keys, message_id, body))
+        return bool(self._call("push_once", self._queue(queue).for_enqueue, message_id, body))
 
     def fetch(self, queue: str, *, limit: int) -> list[Fetched | Refused]:
         """Take up to *limit* messages, not more than a chunk; what is too large is given up instead."""
-        keys = [self._key(queue), self._key(f"{queue}.msgs"), self._acks(queue), self._heartbeats, *self._dead(queue)]
-        flat = self._call("message_fetch", keys, self.worker, min(limit, CHUNK), LARGEST_FETCHED, TOO_LARGE)
+        keys = self._queue(queue)
+        names = [keys.ready, keys.bodies, self._keys.in_hand(queue), self._keys.heartbeats, *keys.for_dead_letters]
+        flat = self._call("message_fetch", names, self.worker, min(limit, CHUNK), LARGEST_FETCHED, TOO_LARGE)
         pairs = zip(flat[::2], flat[1::2], strict=True)
         return [Refused(*pair) if isinstance(pair[1], int) else Fetched(*pair) for pair in pairs]
 
@@ -94,23 +94,23 @@ class Deliveries:
 
     def nack(self, queue: str, message_id: Id, body: bytes = b"", *, reason: str) -> bool:
         """Make a message a dead letter."""
-        return bool(self._call("message_nack", self._ends(queue) + self._dead(queue), message_id, body, reason))
+        keys = [*self._ends(queue), *self._queue(queue).for_dead_letters]
+        return bool(self._call("message_nack", keys, message_id, body, reason))
 
     def requeue(self, queue: str, message_ids: Sequence[Id]) -> int:
         """Hand messages back to the head of the queue, in their order; return how many were ours."""
-        return int(self._call("message_requeue", [*self._ends(queue), self._key(queue)], *message_ids))
+        return int(self._call("message_requeue", [*self._ends(queue), self._queue(queue).ready], *message_ids))
 
     def retry(self, queue: str, fetched: Fetched, later: bytes) -> bool:
         """Let a message wait in the delayed queue, with the body *later*."""
-        line = dq_name(queue)
-        keys = [*self._ends(queue), self._key(f"{line}.msgs"), self._key(line)]
-        return bool(self._call("message_retry", keys, *fetched, later))
+        delayed = self._queue(queue).delayed
+        return bool(self._call("message_retry", [*self._ends(queue), delayed.bodies, delayed.ready], *fetched, later))
 
     def due(self, queue: str, fetched: Fetched, now: bytes) -> bool:
         """Put a message that waited for its time into *queue*, with the body *now*."""
-        line = dq_name(queue)
-        keys = [self._acks(line), self._key(f"{line}.msgs"), self._key(f"{queue}.msgs"), self._key(queue)]
-        return bool(self._call("message_due", keys, *fetched, now))
+        keys = self._queue(queue)
+        names = [self._keys.in_hand(keys.delayed.queue), keys.delayed.bodies, keys.bodies, keys.ready]
+        return bool(self._call("message_due", names, *fetched, now))
 
     def reclaim(self, queue: str, held: Iterable[Id]) -> int:
         """Hand back what is ours in Redis but not among *held*, such as what a lost reply brought; return how many."""
@@ -122,7 +122,7 @@ class Deliveries:
 
     def beat(self) -> None:
         """Give a sign of life."""
-        self._call("worker_beat", [self._heartbeats], self.worker)
+        self._call("worker_beat", [self._keys.heartbeats], self.worker)
 
     def rescue(
         self,
@@ -139,7 +139,7 @@ class Deliveries:
         """
         milliseconds = round(dead_after.total_seconds() * 1000)
         lines = [line for queue in queues for line in (queue, dq_name(queue))]
-        silent = self._call("worker_silent", [self._heartbeats], milliseconds)
+        silent = self._call("worker_silent", [self._keys.heartbeats], milliseconds)
         found = []
         for worker in map(text, silent):
             if worker == self.worker:
@@ -153,12 +153,13 @@ class Deliveries:
                     if failed is None:
                         raise
                     failed(worker, error)
-            keys = [self._heartbeats, *(dead._acks(line) for line in lines)]
+            keys = [self._keys.heartbeats, *(dead._keys.in_hand(line) for line in lines)]
             self._call("worker_forget", keys, worker, milliseconds)
         return [rescued for rescued in found if rescued.taken]
 
     def _rescue(self, queue: str, milliseconds: int) -> Rescued:
-        keys = [self._heartbeats, *self._ends(queue), self._key(queue), *self._dead(queue)]
+        of_queue = self._queue(queue)
+        keys = [self._keys.heartbeats, *self._ends(queue), of_queue.ready, *of_queue.for_dead_letters]
         poison: list[str] = []
         bodies: list[bytes] = []
         count, taken = 0, CHUNK
@@ -176,26 +177,18 @@ class Deliveries:
         given = [raw(value) if isinstance(value, str) else value for value in args]
         return call(self.client, script, keys=[raw(key) for key in keys], args=given)
 
-    def _key(self, name: str) -> str:
-        return f"{self.namespace}:{name}"
+    def _queue(self, queue: str) -> QueueKeys:
+        return QueueKeys(self.namespace, queue)
 
     @property
-    def _heartbeats(self) -> str:
-        return self._key("__heartbeats__")
-
-    def _acks(self, queue: str) -> str:
-        return self._key(f"__acks__.{self.worker}.{queue}")
-
-    def _started(self, queue: str) -> str:
-        return self._key(f"__started__.{self.worker}.{queue}")
+    def _keys(self) -> WorkerKeys:
+        return WorkerKeys(self.namespace, self.worker)
 
     def _ends(self, queue: str) -> list[str]:
         """List the keys that a message leaves when it ends."""
-        return [self._acks(queue), self._started(queue), self._key(f"{queue}.starts"), self._key(f"{queue}.msgs")]
+        keys = self._queue(queue)
+        return [self._keys.in_hand(queue), self._keys.started(queue), keys.starts, keys.bodies]
 
     def _lot(self, queue: str) -> list[str]:
-        return [self._acks(queue), self._started(queue), self._key(f"{queue}.msgs"), self._key(queue)]
-
-    def _dead(self, queue: str) -> list[str]:
-        dead = self._key(f"{q_name(queue)}.XQ")
-        return [dead, f"{dead}.msgs", f"{dead}.reasons"]
+        keys = self._queue(queue)
+        return [self._keys.in_hand(queue), self._keys.started(queue), keys.bodies, keys.ready]

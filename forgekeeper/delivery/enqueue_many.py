@@ -17,6 +17,7 @@ from dramatiq import Actor, Message, get_encoder
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.middleware import SkipMessage
 
+from forgekeeper.delivery.keys import QueueKeys
 from forgekeeper.delivery.sizes import fitting
 from forgekeeper.scripts import call
 
@@ -51,14 +52,14 @@ def enqueue_many(
     before each chunk, so the queue may grow a chunk beyond it.  Raises `MessageTooLarge`, and puts
     nothing in of the chunk that has such a message.
     """
-    queue = f"{broker.namespace}:{actor.queue_name}"
+    keys = QueueKeys(broker.namespace, actor.queue_name)
     remaining = iter(keyed_args)
     enqueued = seen = 0
     while chunk := list(islice(remaining, CHUNK)):
-        if limit_depth is not None and broker.client.llen(queue) >= limit_depth:
+        if limit_depth is not None and broker.client.llen(keys.ready) >= limit_depth:
             return Enqueued(enqueued, seen - enqueued, queue_full=True)
         seen += len(chunk)
-        enqueued += _push(broker, queue, _messages(broker, actor, chunk, options))
+        enqueued += _enqueue(broker, keys, _messages(broker, actor, chunk, options))
     return Enqueued(enqueued, seen - enqueued)
 
 
@@ -85,12 +86,12 @@ def _messages(
     return messages
 
 
-def _push(broker: RedisBroker, queue: str, messages: list[Message[Any]]) -> int:
+def _enqueue(broker: RedisBroker, keys: QueueKeys, messages: list[Message[Any]]) -> int:
     encode = get_encoder().encode
-    pushed: bytes = call(
+    accepted: bytes = call(
         broker.client,
         "push_many",
-        keys=[f"{queue}.DQ.msgs", f"{queue}.msgs", queue],
+        keys=keys.for_enqueue,
         # What Message.encode() gives, without its look at the class's fields for every message.
         args=[
             part
@@ -101,7 +102,7 @@ def _push(broker: RedisBroker, queue: str, messages: list[Message[Any]]) -> int:
             )
         ],
     )
-    for message, digit in zip(messages, pushed, strict=True):
+    for message, digit in zip(messages, accepted, strict=True):
         if digit == ord("1"):
             broker.emit_after("enqueue", message, None)
-    return pushed.count(b"1")
+    return accepted.count(b"1")

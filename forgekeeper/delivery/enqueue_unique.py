@@ -14,6 +14,7 @@ from dramatiq import Message
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.errors import DecodeError
 
+from forgekeeper.delivery.keys import QueueKeys
 from forgekeeper.delivery.sizes import fitting
 from forgekeeper.scripts import call
 
@@ -31,12 +32,11 @@ def push_once(broker: RedisBroker, message: Message[Any]) -> bool:
     `MessageTooLarge`, having put nothing in.
     """
     message = message.copy(options={"redis_message_id": message.message_id})
-    queue = f"{broker.namespace}:{message.queue_name}"
     broker.emit_before("enqueue", message, None)
     pushed = call(
         broker.client,
         "push_once",
-        keys=[f"{queue}.DQ.msgs", f"{queue}.msgs", queue],
+        keys=QueueKeys(broker.namespace, message.queue_name).for_enqueue,
         args=[
             message.message_id,
             fitting(message.encode(), actor=message.actor_name, message_id=message.message_id),
@@ -49,7 +49,8 @@ def push_once(broker: RedisBroker, message: Message[Any]) -> bool:
 
 def is_dead(broker: RedisBroker, message: Message[Any]) -> bool:
     """Say whether the message lies in its queue's dead letters; one of its id with another token does not count."""
-    body: Any = broker.client.hget(f"{broker.namespace}:{message.queue_name}.XQ.msgs", message.message_id)
+    keys = QueueKeys(broker.namespace, message.queue_name)
+    body: Any = broker.client.hget(keys.dead_bodies, message.message_id)
     try:
         return body is not None and Message.decode(body).options.get(TOKEN) == message.options.get(TOKEN)
     except (DecodeError, AttributeError):
@@ -58,20 +59,19 @@ def is_dead(broker: RedisBroker, message: Message[Any]) -> bool:
 
 def forget_dead(broker: RedisBroker, queue: str, *, ttl: timedelta = DEAD_MESSAGE_TTL, limit: int) -> int:
     """Forget up to *limit* dead letters of the queue older than *ttl*; return how many."""
-    dead = f"{broker.namespace}:{queue}.XQ"
     milliseconds = round(ttl.total_seconds() * 1000)
-    keys = [dead, f"{dead}.msgs", f"{dead}.reasons"]
+    keys = QueueKeys(broker.namespace, queue).for_dead_letters
     forgotten: int = call(broker.client, "forget_dead", keys=keys, args=[milliseconds, limit])
     return forgotten
 
 
 def depth(client: redis.Redis, namespace: str, queue: str) -> dict[str, int]:
     """Count the queue's messages: ready, in flight, delayed and dead."""
-    key = f"{namespace}:{queue}"
+    keys = QueueKeys(namespace, queue)
     with client.pipeline(transaction=False) as pipe:
-        pipe.llen(key)
-        pipe.hlen(f"{key}.msgs")
-        pipe.hlen(f"{key}.DQ.msgs")
-        pipe.zcard(f"{key}.XQ")
+        pipe.llen(keys.ready)
+        pipe.hlen(keys.bodies)
+        pipe.hlen(keys.delayed.bodies)
+        pipe.zcard(keys.dead)
         ready, stored, delayed, dead = pipe.execute()
     return {"ready": ready, "in_flight": max(0, stored - ready), "delayed": delayed, "dead": dead}

@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 import redis
 
+from forgekeeper.delivery.keys import QueueKeys
 from forgekeeper.delivery.sizes import LARGEST_FETCHED, groups
 from forgekeeper.redis_values import moment
 
@@ -23,9 +24,9 @@ def due_since(client: redis.Redis, namespace: str, queue: str) -> datetime | Non
 
     None, too, for a body that is no message, or too large to be one.
     """
-    key = f"{namespace}:{queue}"
-    head: Any = client.lindex(key, 0)
-    message = _message(*_bodies(client, f"{key}.msgs", [head])) if head is not None else {}
+    keys = QueueKeys(namespace, queue)
+    head: Any = client.lindex(keys.ready, 0)
+    message = _message(*_bodies(client, keys.bodies, [head])) if head is not None else {}
     options = message.get("options")
     due = (options.get(DUE) if isinstance(options, dict) else None) or message.get("message_timestamp")
     return moment(due / 1000) if isinstance(due, int | float) else None
@@ -34,10 +35,10 @@ def due_since(client: redis.Redis, namespace: str, queue: str) -> datetime | Non
 def dead_by_actor(client: redis.Redis, namespace: str, queue: str, *, limit: int) -> Counter[str]:
     """Count the queue's dead letters by actor, reading up to about *limit*; what names no actor has the empty name."""
     found: Counter[str] = Counter()
-    dead = f"{namespace}:{queue}.XQ"
+    keys = QueueKeys(namespace, queue)
     for start in range(0, limit, PAGE):
-        page: Any = client.zrange(dead, start, start + PAGE - 1)
-        found.update(actor_of(body) for body in _bodies(client, f"{dead}.msgs", page))
+        page: Any = client.zrange(keys.dead, start, start + PAGE - 1)
+        found.update(actor_of(body) for body in _bodies(client, keys.dead_bodies, page))
         if len(page) < PAGE:
             break
     return found

@@ -14,7 +14,8 @@ import redis
 
 from forgekeeper.connections import client
 from forgekeeper.database import sqlstate
-from forgekeeper.installation.in_redis import KEY, claim
+from forgekeeper.delivery.keys import INSTALLATION
+from forgekeeper.installation.in_redis import claim
 from forgekeeper.installation.row import Installation
 from forgekeeper.settings import Place, Settings
 from forgekeeper.storage import sentinel, stores
@@ -48,7 +49,7 @@ def conflict(ours: str, theirs: str) -> str:
     """Say that the Redis is another installation's, and what can be done."""
     return (
         f"the database is of installation {ours}, Redis of installation {theirs}: give each a Redis of its own "
-        f"(FORGEKEEPER_REDIS_URL), or delete Redis's key {KEY} if that installation is no more"
+        f"(FORGEKEEPER_REDIS_URL), or delete Redis's key {INSTALLATION} if that installation is no more"
     )
 
 

@@ -8,24 +8,24 @@ from __future__ import annotations
 
 import redis
 
-KEY = "forgekeeper:installation"
+from forgekeeper.delivery.keys import INSTALLATION
 
 
 def claim(client: redis.Redis, installation: str) -> str:
     """Claim this Redis for *installation* unless it is somebody's; return whose it is."""
-    while (found := client.get(KEY)) is None:
-        client.set(KEY, installation, nx=True)
+    while (found := client.get(INSTALLATION)) is None:
+        client.set(INSTALLATION, installation, nx=True)
     return _text(found)
 
 
 def claim_by_writing(client: redis.Redis, installation: str) -> None:
     """Claim this Redis, and raise what it says where it takes no writes; it is not changed where it is claimed."""
-    client.set(KEY, installation, nx=True)
+    client.set(INSTALLATION, installation, nx=True)
 
 
 def owner(client: redis.Redis) -> str | None:
     """Return whose Redis this is, None while it is nobody's."""
-    found = client.get(KEY)
+    found = client.get(INSTALLATION)
     return None if found is None else _text(found)
 
 

@@ -20,7 +20,7 @@ import structlog
 from forgekeeper import cli
 from forgekeeper import database as db
 from forgekeeper.connections import client
-from forgekeeper.installation.in_redis import KEY
+from forgekeeper.delivery.keys import INSTALLATION
 from forgekeeper.settings import PREFIX
 
 ROOT = Path(__file__).parents[2]
@@ -143,7 +143,7 @@ def new_database(urls, query):
 
     def make():
         with closing(redis.from_url(urls.redis)) as server:
-            server.delete(KEY)
+            server.delete(INSTALLATION)
         names.append(f"test_{uuid4().hex}")
         query(urls.database, f"create database {names[-1]}")
         return urlsplit(urls.database)._replace(path=f"/{names[-1]}").geturl()

@@ -7,7 +7,7 @@ from uuid import uuid4
 import pytest
 import redis
 
-from forgekeeper.installation.in_redis import KEY
+from forgekeeper.delivery.keys import INSTALLATION
 from forgekeeper.storage import sentinel
 
 AWAY = "redis://127.0.0.1:1/0"
@@ -32,9 +32,9 @@ def database_id(own_database, query):
 def of_another(server):
     """Let Redis be another installation's; return which."""
     number = str(uuid4())
-    server.set(KEY, number)
+    server.set(INSTALLATION, number)
     yield number
-    server.delete(KEY)
+    server.delete(INSTALLATION)
 
 
 def findings(result, subject):
@@ -49,7 +49,7 @@ def test_migrate_makes_an_id_and_tells_redis(main, settings, new_database, query
 
     main("migrate", DATABASE_URL=url)
 
-    assert query(url, "select id::text from installation") == [(server.get(KEY),)]
+    assert query(url, "select id::text from installation") == [(server.get(INSTALLATION),)]
 
 
 def test_migrating_again_keeps_the_id(main, own_database, database_id, query):
@@ -97,11 +97,11 @@ def test_what_would_share_redis_with_another_installation_does_not_start(
 
 @pytest.mark.parametrize("command", [("run", "prune"), ("send", "prune"), ("check", "--init")], ids=" ".join)
 def test_a_redis_that_was_emptied_is_told_again(main, own_database, database_id, server, command):
-    server.delete(KEY)
+    server.delete(INSTALLATION)
 
     main(*command, DATABASE_URL=own_database)
 
-    assert server.get(KEY) == database_id
+    assert server.get(INSTALLATION) == database_id
 
 
 def test_check_names_both_ids_when_they_differ(main, own_database, database_id, of_another):

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import redis
 
+from forgekeeper.delivery.keys import INSTALLATION
 from forgekeeper.embedded.waiting import wait_until
-from forgekeeper.installation.in_redis import KEY
 from forgekeeper.settings import PREFIX
 
 from ..ports import free_ports  # noqa: TID252, pytest puts no folder on the path
@@ -43,7 +43,7 @@ def environment(urls, new_database):
     subprocess.run([*PROGRAM, "migrate"], env=whole, cwd="/", check=True, stdout=subprocess.DEVNULL)
     yield whole
     with redis.Redis.from_url(urls.redis) as server:
-        server.delete(KEY)
+        server.delete(INSTALLATION)
 
 
 def test_a_trap_springs_where_python_is_let_into_the_folder(tmp_path):

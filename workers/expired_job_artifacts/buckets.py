@@ -19,7 +19,7 @@ from uuid import uuid4
 
 import redis
 
-from forgekeeper import scripts
+from forgekeeper import redis_types, scripts
 from forgekeeper.redis_values import is_whole, moment, text
 from forgekeeper.scripts import call
 
@@ -29,6 +29,7 @@ AVAILABLE = "{bulk_delete_expired_job_artifacts}:available_buckets"
 OCCUPIED = "{bulk_delete_expired_job_artifacts}:occupied_buckets"
 OWNERS = "{bulk_delete_expired_job_artifacts}:bucket_owners"
 STATE = "{bulk_delete_expired_job_artifacts}:bucket_state"
+redis_types.declare({AVAILABLE: "set", OCCUPIED: "zset", OWNERS: "hash", STATE: "hash"})
 
 
 @dataclass(frozen=True)

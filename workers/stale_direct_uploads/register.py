@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import redis
 
-from forgekeeper import scripts
+from forgekeeper import redis_types, scripts
 from forgekeeper.redis_values import moment, second, whole
 from forgekeeper.redis_values import raw as _encode
 from forgekeeper.redis_values import text as _decode
@@ -38,6 +38,9 @@ ATTEMPTS = "{pending_direct_uploads}:attempts"
 CLAIMS = "{pending_direct_uploads}:claims"
 ADOPTED = "{pending_direct_uploads}:adopted"
 """What `adopt` has registered, not a producer; an entry stays in it until it is settled."""
+redis_types.declare(
+    dict.fromkeys((PENDING, DELETING, FAILED, ADOPTED), "zset") | dict.fromkeys((ATTEMPTS, CLAIMS), "hash")
+)
 
 ADOPTION = timedelta(days=1)
 """So long an adopted entry waits before it is due: a person may have been wrong, and withdraws it."""

@@ -19,10 +19,10 @@ from apscheduler.events import EVENT_JOB_SUBMITTED, EVENT_SCHEDULER_STARTED, Job
 from apscheduler.schedulers.blocking import BlockingScheduler
 from dramatiq.common import current_millis
 
+from forgekeeper import shutdown
 from forgekeeper.batches import BATCHES, BatchSpec
 from forgekeeper.database import database, release
 from forgekeeper.failpoints import arm
-from forgekeeper.process import signals
 from forgekeeper.process.presence import Presence
 from forgekeeper.process.ready import tell_supervisor
 from forgekeeper.process.run_messages import RunMessages
@@ -126,7 +126,7 @@ def serve(
     COUNT.zero()
     arm(settings.failpoints)
     clock = BlockingScheduler(timezone="UTC", job_defaults={"misfire_grace_time": None, "coalesce": True})
-    broken, asked = threading.Event(), asked or signals.requests()
+    broken, asked = threading.Event(), asked or shutdown.requests()
     loops = [Loop(batch, settings, broken=broken, asked=asked) for batch in BATCHES.values()]
     for loop in loops:
         schedule = settings.cron(loop.name)

@@ -19,10 +19,10 @@ from dramatiq.common import current_millis
 from dramatiq.middleware import Middleware, MiddlewareError, TimeLimitExceeded
 from playhouse.pool import MaxConnectionsExceeded
 
+from forgekeeper import shutdown
 from forgekeeper.database import backlog, now
 from forgekeeper.delivery.queues import DUE
 from forgekeeper.locks import LeaseLost
-from forgekeeper.runs.deadline import stopping
 from forgekeeper.runs.ledger import JobRun, Started
 from forgekeeper.storage import git_refs, git_repository, objects
 from metrics.catalogue import BATCHES, FLAGS, LEASES, LEVELS, NO_BATCH
@@ -277,7 +277,7 @@ def _ended(batch: str, seconds: float, outcome: Any, error: BaseException | None
     if error is not None:
         COUNT.inc("forgekeeper_run_failures_total", batch, kind(error))
     # A run that drains ends as if its budget were used up, but nobody has to worry.
-    if _timed_out(outcome) and error is None and not stopping.is_set():
+    if _timed_out(outcome) and error is None and not shutdown.requested.is_set():
         COUNT.inc("forgekeeper_run_timeouts_total", batch)
 
 

@@ -15,6 +15,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 from structlog.testing import capture_logs
 
+from forgekeeper import shutdown
 from forgekeeper.delivery import consumer as consumers
 from forgekeeper.delivery.consumer import Broker, CannotEnd
 from forgekeeper.delivery.deliveries import Deliveries
@@ -22,7 +23,6 @@ from forgekeeper.delivery.enqueue_unique import depth
 from forgekeeper.delivery.sizes import LARGEST, LARGEST_FETCHED, MessageTooLarge
 from forgekeeper.delivery.worker_heartbeat import Pulse
 from forgekeeper.embedded.waiting import wait_until
-from forgekeeper.process import signals
 from forgekeeper.process.middleware import ChildRetries, Holding
 from metrics.redaction import LONGEST
 
@@ -71,9 +71,9 @@ def consume(broker):
 
 @pytest.fixture
 def draining():
-    signals.draining.set()
+    shutdown.requested.set()
     yield
-    signals.draining.clear()
+    shutdown.requested.clear()
 
 
 def put(broker, message_id, queue=QUEUE, **options):
@@ -229,11 +229,11 @@ def test_a_worker_that_drains_hands_back_what_it_has_not_started(broker, client,
     first, _second = drain_out(consumer)
     broker.deliveries.start(QUEUE, first.message_id, counted=True)
 
-    signals.draining.set()
+    shutdown.requested.set()
     try:
         next(consumer)
     finally:
-        signals.draining.clear()
+        shutdown.requested.clear()
 
     assert ready(client) == ["2"]
 
@@ -443,10 +443,10 @@ def test_a_message_of_a_worker_that_drains_does_not_start_and_goes_back(client, 
     broker = Broker(client=client, namespace=NAMESPACE, middleware=[Options(), Holding([QUEUE])])
     dramatiq.actor(lambda: None, actor_name="act", queue_name=QUEUE, broker=broker, child=True)
     put(broker, "1")
-    signals.draining.clear()
+    shutdown.requested.clear()
     consumer = broker.consume(QUEUE, prefetch=5, timeout=1)
     (message,) = drain_out(consumer)
-    signals.draining.set()
+    shutdown.requested.set()
 
     with pytest.raises(dramatiq.middleware.SkipMessage):
         broker.emit_before("process_message", message)
@@ -502,11 +502,11 @@ def test_a_drain_does_not_wait_for_a_consumer_that_is_busy(broker, client, consu
     first, _second = drain_out(consume())
     broker.deliveries.start(QUEUE, first.message_id, counted=True)
 
-    signals.draining.set()
+    shutdown.requested.set()
     try:
         assert wait_until(lambda: ready(client) == ["2"], LIMIT)
     finally:
-        signals.draining.clear()
+        shutdown.requested.clear()
 
 
 def test_signs_of_life_go_on_through_a_drain(broker, client, pulse, draining):

@@ -6,7 +6,8 @@ from datetime import timedelta
 
 import pytest
 
-from forgekeeper.runs.deadline import Deadline, stopping
+from forgekeeper import shutdown
+from forgekeeper.runs.deadline import Deadline
 
 BUDGET = timedelta(seconds=30)
 LONG = 1_000
@@ -33,9 +34,9 @@ class Taken(Exception):
 
 @pytest.fixture(autouse=True)
 def _nobody_asks_to_stop():
-    stopping.clear()
+    shutdown.requested.clear()
     yield
-    stopping.clear()
+    shutdown.requested.clear()
 
 
 @pytest.fixture
@@ -84,7 +85,7 @@ def test_the_budget_begins_when_the_deadline_is_made(clock):
 def test_a_run_that_is_asked_to_stop_has_reached_its_deadline(clock):
     deadline = Deadline(BUDGET, clock=clock)
 
-    stopping.set()
+    shutdown.requested.set()
 
     assert deadline.passed()
 
@@ -109,7 +110,7 @@ def test_what_the_safe_point_raises_ends_the_run(clock):
 def test_a_run_that_was_taken_does_not_end_as_if_its_budget_were_used_up(clock):
     deadline = Deadline(BUDGET, clock=clock, safe_point=raise_taken)
     clock.seconds += LONG
-    stopping.set()
+    shutdown.requested.set()
 
     with pytest.raises(Taken):
         deadline.passed(1)
@@ -178,7 +179,7 @@ def test_pace_does_not_wait_when_the_budget_is_used_up(clock):
 
 def test_a_request_to_stop_ends_the_wait_for_the_pace():
     # The clock is looked at right before the wait.
-    stopper = threading.Thread(target=stopping.set)
+    stopper = threading.Thread(target=shutdown.requested.set)
     begin = threading.Event()
     clock = Clock(lambda: begin.is_set() and not stopper.ident and stopper.start())
     deadline = Deadline(timedelta(hours=1), clock=clock, pace=100)

@@ -8,6 +8,7 @@ import pytest
 
 FORKED = """
 import multiprocessing, os, signal, sys
+from forgekeeper import shutdown
 from workers import ending
 
 again = []
@@ -24,7 +25,7 @@ def worker():
     ending.follow()
     sys.setprofile(once_more)
     os.kill(os.getpid(), signal.SIGTERM)
-    print(again, told, ending.draining.is_set(), flush=True)
+    print(again, told, shutdown.requested.is_set(), flush=True)
 
 process = multiprocessing.get_context("fork").Process(target=worker)
 process.start()
@@ -35,7 +36,7 @@ process.join()
 
 ASKED = """
 import os, signal, sys
-from workers import ending
+from forgekeeper import shutdown
 
 left = 50
 
@@ -45,7 +46,7 @@ def storm(frame, event, _):
         left -= 1
         os.kill(os.getpid(), signal.SIGTERM)
 
-asked = ending.requests()
+asked = shutdown.requests()
 sys.setprofile(storm)
 while left:
     os.kill(os.getpid(), signal.SIGTERM)

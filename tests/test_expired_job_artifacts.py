@@ -13,6 +13,7 @@ import psycopg2
 import pytest
 from structlog.testing import capture_logs
 
+from forgekeeper import shutdown
 from forgekeeper.connections import client
 from forgekeeper.database import database, now
 from forgekeeper.delivery.enqueue_unique import depth
@@ -21,7 +22,7 @@ from forgekeeper.flags import FeatureFlag
 from forgekeeper.process.broker import broker
 from forgekeeper.runs.attempt import identity
 from forgekeeper.runs.blocked import Blocked
-from forgekeeper.runs.deadline import Deadline, stopping
+from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.runner import Runner
 from forgekeeper.storage.outbox import DeletedObject
@@ -750,11 +751,11 @@ def test_a_child_ends_at_its_deadline_and_frees_its_bucket():
 def test_a_child_that_is_asked_to_stop_ends_after_its_batch():
     turn_on()
     due_artifacts(BATCH_SIZE + 1)
-    stopping.set()
+    shutdown.requested.set()
     try:
         outcome = run()
     finally:
-        stopping.clear()
+        shutdown.requested.clear()
 
     assert (outcome.destroyed, outcome.stopped, all_free()) == (BATCH_SIZE, "deadline", True)
 

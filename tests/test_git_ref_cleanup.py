@@ -14,6 +14,7 @@ from dramatiq import Message
 from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
+from forgekeeper import shutdown
 from forgekeeper.connections import client
 from forgekeeper.database import database, now
 from forgekeeper.delivery.enqueue_unique import depth
@@ -23,7 +24,7 @@ from forgekeeper.process.broker import broker
 from forgekeeper.runs.attempt import RUN, identity
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.child import Child
-from forgekeeper.runs.deadline import Deadline, stopping
+from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.runner import Runner
 from forgekeeper.storage import sentinel
@@ -733,11 +734,11 @@ def test_a_run_has_ten_minutes(attempts):
 
 def test_a_run_that_is_asked_to_stop_ends_after_its_page(parent):
     projects(3 * BATCH_SIZE)
-    stopping.set()
+    shutdown.requested.set()
     try:
         run = parent()
     finally:
-        stopping.clear()
+        shutdown.requested.clear()
 
     assert (run.result["enqueued"], run.result["stopped"]) == (BATCH_SIZE, "deadline")
 
@@ -1353,11 +1354,11 @@ def test_a_child_ends_at_its_deadline_after_its_page(clean, repository):
 @pytest.mark.usefixtures("small")
 def test_a_child_that_is_asked_to_stop_ends_after_its_page_and_leaves_no_successor(child, repository):
     rows(*(f"refs/mr/{number}" for number in range(1, 6)))
-    stopping.set()
+    shutdown.requested.set()
     try:
         done = child()
     finally:
-        stopping.clear()
+        shutdown.requested.clear()
 
     assert (done.outcome, done.more) == (ProjectOutcome(3, 0, "deadline"), False)
 

@@ -15,10 +15,11 @@ import psycopg2
 import pytest
 from structlog.testing import capture_logs
 
+from forgekeeper import shutdown
 from forgekeeper.boot import load
 from forgekeeper.database import database
 from forgekeeper.embedded.waiting import wait_until
-from forgekeeper.runs.deadline import Deadline, stopping
+from forgekeeper.runs.deadline import Deadline
 from models import BulkImport, BulkImportEntity, BulkImportTracker, ImportStatus, TrackerStatus
 from models.bulk_imports import START
 from workers import stale_imports
@@ -300,11 +301,11 @@ def test_a_run_goes_on_until_its_deadline():
 
 def test_a_run_that_is_asked_to_stop_ends_after_its_page():
     add_stale(ADD_ENTITIES, 2 * PAGE_SIZE)
-    stopping.set()
+    shutdown.requested.set()
     try:
         outcome = run()
     finally:
-        stopping.clear()
+        shutdown.requested.clear()
 
     assert outcome == Outcome(entities=PAGE_SIZE, stopped="deadline")
 

@@ -12,10 +12,11 @@ import peewee as pw
 import psycopg2
 import pytest
 
+from forgekeeper import shutdown
 from forgekeeper.database import database
 from forgekeeper.process.broker import broker
 from forgekeeper.runs.attempt import identity
-from forgekeeper.runs.deadline import Deadline, stopping
+from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.runner import Runner
 from models import UserStatus
@@ -191,11 +192,11 @@ def test_what_the_deadline_left_goes_in_the_next_run():
 
 def test_a_run_that_is_asked_to_stop_ends_after_its_batch():
     due_statuses(2 * BATCH_SIZE)
-    stopping.set()
+    shutdown.requested.set()
     try:
         outcome = run()
     finally:
-        stopping.clear()
+        shutdown.requested.clear()
 
     assert outcome == Outcome(BATCH_SIZE, 1, "deadline")
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from forgekeeper import shutdown
 from forgekeeper.batches import BATCHES, BatchSpec
 from forgekeeper.cli.completion import names_of
 from forgekeeper.cli.connection import batch_named, connected, require_installation, require_redis
@@ -25,7 +26,6 @@ from forgekeeper.runs import reconcile
 from forgekeeper.runs.attempt import Attempt, Call, describe, identity
 from forgekeeper.runs.batch import Batch as BatchRow
 from forgekeeper.runs.child import Child
-from forgekeeper.runs.deadline import stopping
 from forgekeeper.runs.ledger import JobRun, Started
 from forgekeeper.runs.runner import Runner
 from forgekeeper.settings import Settings
@@ -137,7 +137,7 @@ def _work_on(calls: list[Call], settings: Settings, *, run: int) -> dict[str, An
     outcomes: list[dict[str, Any]] = []
     failures: list[str] = []
     for call in calls:
-        more = not stopping.is_set()
+        more = not shutdown.requested.is_set()
         while more:
             child = Child(call.actor.actor_name, call.message_id, settings, run=run)
             child.enter()
@@ -151,7 +151,7 @@ def _work_on(calls: list[Call], settings: Settings, *, run: int) -> dict[str, An
             if child.blocked is not None:
                 err.print(clean(f"{call.message_id} is blocked: {child.blocked}"), style="red")
             outcomes.append(child.result())
-            more = child.more and not stopping.is_set()
+            more = child.more and not shutdown.requested.is_set()
     if failures:
         count = f"{len(failures)} of {len(calls)} children failed"
         raise Problem(f"{count}, the first {failures[0]}; workers will not try them again, the next run will")
@@ -183,7 +183,7 @@ def _stopping_politely() -> Iterator[None]:
 
     def received(number: int, _frame: FrameType | None) -> None:
         signal.signal(number, before[number])
-        stopping.set()
+        shutdown.requested.set()
 
     before = {int(number): signal.signal(number, received) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

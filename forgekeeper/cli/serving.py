@@ -17,7 +17,7 @@ import structlog
 import typer
 
 import scheduler as timetable
-from forgekeeper import migrations
+from forgekeeper import migrations, shutdown
 from forgekeeper.batches import BATCHES
 from forgekeeper.batches import queues as declared_queues
 from forgekeeper.boot import load
@@ -28,7 +28,6 @@ from forgekeeper.cli.processes import Processes, python, python_path
 from forgekeeper.cli.waiting import Wait, database_there, places_there, servers_there
 from forgekeeper.connections import Limits, connect
 from forgekeeper.database import database, unhurried
-from forgekeeper.process import signals
 from forgekeeper.process.ready import tell_supervisor
 from forgekeeper.runs.reports import COUNT
 from forgekeeper.settings import PREFIX, Settings
@@ -49,7 +48,7 @@ def scheduler() -> None:
 
     Any number may run at once.  It waits for its servers.  SIGTERM and Ctrl-C end it.
     """
-    settings, asked, ready = configured(), signals.requests(), threading.Event()
+    settings, asked, ready = configured(), shutdown.requests(), threading.Event()
     connect(settings, Limits.of_scheduler(settings), name="scheduler", connections=None)
     Wait(asked, said="scheduler").until_there(lambda: servers_there(settings))
     if settings.metrics_port_scheduler:
@@ -86,7 +85,7 @@ def worker(
     for queue in queues:
         if queue not in declared_queues():
             wrong_use(f"there is no queue {queue!r}; there are: {', '.join(declared_queues())}")
-    settings, asked = configured(), signals.requests()
+    settings, asked = configured(), shutdown.requests()
     wait = Wait(asked, said="worker")
     connect(settings, Limits.of_worker(settings), name="worker", connections=3)
     wait.until_there(lambda: servers_there(settings))
@@ -129,7 +128,7 @@ def exporter() -> None:
     if not settings.metrics_port_exporter:
         wrong_use(f"{PREFIX}METRICS_PORT_EXPORTER is 0: an exporter without a page has nothing to do")
     page = Page(_listen(settings.metrics_host, settings.metrics_port_exporter), exporting.registry(settings))
-    asked = signals.requests()
+    asked = shutdown.requests()
     page.start()
     tell_supervisor("READY=1", f"STATUS=serves {page.url}")
     log.info("exporter started", url=page.url)
@@ -152,7 +151,7 @@ def up() -> None:
     Where no URLs are set, PostgreSQL and Redis are embedded and keep their data in
     `.forgekeeper/`.  Ctrl-C ends it all, the runs first.
     """
-    asked = signals.requests()
+    asked = shutdown.requests()
     with ExitStack() as stack:
         environment = stack.enter_context(_servers(load()))
         os.environ.update(environment)

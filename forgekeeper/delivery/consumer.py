@@ -26,12 +26,11 @@ from dramatiq.brokers.redis import RedisBroker
 from dramatiq.common import compute_backoff, current_millis, dq_name, q_name
 from dramatiq.errors import ConnectionClosed, DecodeError
 
-from forgekeeper import worker_metrics
+from forgekeeper import shutdown, worker_metrics
 from forgekeeper.delivery.deliveries import Deliveries, Fetched, Refused
 from forgekeeper.delivery.enqueue_unique import depth
 from forgekeeper.delivery.queues import actor_of
 from forgekeeper.delivery.sizes import TOO_LARGE, fitting
-from forgekeeper.process import signals
 from forgekeeper.redis_values import is_text
 from forgekeeper.runs.attempt import describe, identity
 from metrics.redaction import clean
@@ -234,7 +233,7 @@ class Consumer(dramatiq.Consumer):
     def __next__(self) -> Delivery | None:
         """Return a message to work on; None after idling for a moment."""
         with _closing_at_errors():
-            if signals.draining.is_set():
+            if shutdown.requested.is_set():
                 self._drain()
                 # Not an idle consumer's whole second: the process is to end.
                 time.sleep(min(self._timeout / 1000, 0.2))
@@ -246,7 +245,7 @@ class Consumer(dramatiq.Consumer):
                 if delivery is not None:
                     return delivery
             self._misses, milliseconds = compute_backoff(self._misses, max_backoff=self._timeout)
-        signals.draining.wait(milliseconds / 1000)
+        shutdown.requested.wait(milliseconds / 1000)
         return None
 
     def ack(self, message: MessageProxy) -> None:
@@ -331,7 +330,7 @@ class Consumer(dramatiq.Consumer):
         room = self._prefetch - len(self._hands.all())
         if room > 0:
             self._fetched.extend(self._fitting(self._deliveries.fetch(self._queue, limit=room)))
-        if signals.draining.is_set():
+        if shutdown.requested.is_set():
             self._drain()
 
     def _fitting(self, fetched: Iterable[Fetched | Refused]) -> Iterator[Fetched]:

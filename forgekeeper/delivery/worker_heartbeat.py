@@ -11,10 +11,9 @@ import redis
 import structlog
 from dramatiq import Worker
 
-from forgekeeper import worker_metrics
+from forgekeeper import shutdown, worker_metrics
 from forgekeeper.delivery.deliveries import Deliveries
 from forgekeeper.delivery.queues import actor_of
-from forgekeeper.process import signals
 from forgekeeper.runs.attempt import describe
 from metrics.threads import Vital, end_process
 
@@ -62,14 +61,14 @@ class Pulse(Vital):
         """Beat until stopped."""
         while not self.stopped.is_set():
             self.take_turn(self._turn)
-            interrupt = self.stopped if self._handed_back else signals.draining
+            interrupt = self.stopped if self._handed_back else shutdown.requested
             interrupt.wait(self._interval)
 
     def _turn(self) -> None:
-        if not signals.draining.is_set():
+        if not shutdown.requested.is_set():
             self._look_after_threads()
         try:
-            if signals.draining.is_set() and not self._handed_back:
+            if shutdown.requested.is_set() and not self._handed_back:
                 self._hand_back()
             self._deliveries.beat()
             if time.monotonic() >= self._trusts_from:

@@ -25,6 +25,7 @@ from dramatiq import Broker, MessageProxy, Worker
 from dramatiq.common import q_name
 from dramatiq.middleware import Middleware
 
+from forgekeeper import shutdown
 from forgekeeper.boot import load
 from forgekeeper.delivery.consumer import Broker as OurBroker
 from forgekeeper.process import signals
@@ -70,7 +71,7 @@ class Drain(Middleware):
     def after_worker_boot(self, broker: Broker, worker: Worker) -> None:
         """Get to know the threads, and say that they are there."""
         self._threads = worker.workers
-        if signals.draining.is_set():
+        if shutdown.requested.is_set():
             return
         self._mark = Mark()
         self._mark.set()
@@ -96,7 +97,7 @@ class Drain(Middleware):
 
     def _watch(self, broker: OurBroker, allowed: timedelta) -> None:
         """End the process when its time is up, or when it is idle and does not end; in a thread of its own."""
-        signals.draining.wait()
+        shutdown.requested.wait()
         self._idle_since = max(self._idle_since, time.monotonic())
         time_up = time.monotonic() + allowed.total_seconds() - reserve(allowed)
         soon = min(SOON, reserve(allowed))

@@ -18,7 +18,7 @@ from dramatiq.common import q_name
 from dramatiq.middleware import Middleware, MiddlewareError, Retries, SkipMessage, TimeLimit
 from playhouse.pool import MaxConnectionsExceeded
 
-from forgekeeper import worker_metrics
+from forgekeeper import shutdown, worker_metrics
 from forgekeeper.batches import queues as declared_queues
 from forgekeeper.boot import load
 from forgekeeper.connections import Limits, connect
@@ -32,7 +32,6 @@ from forgekeeper.process.presence import AtWork, Presence
 from forgekeeper.process.tracing import HEADER
 from forgekeeper.runs.attempt import RUN, Attempt, describe, identity
 from forgekeeper.runs.child import Child
-from forgekeeper.runs.deadline import stopping
 from forgekeeper.runs.runner import Runner
 from forgekeeper.settings import Settings
 from metrics import logs
@@ -95,9 +94,8 @@ class Clients(Middleware):
         """Let every run end at its next safe point."""
         log.info("worker draining", worker=identity())
         # A signal has done so, unless it came before we followed them.
-        if not signals.draining.is_set():
-            signals.draining.set()
-        stopping.set()
+        if not shutdown.requested.is_set():
+            shutdown.requested.set()
 
 
 class Holding(Middleware):
@@ -146,7 +144,7 @@ class Holding(Middleware):
         assert isinstance(message, Delivery)
         counted = "document" not in broker.get_actor(message.actor_name).options
         try:
-            ours = not signals.draining.is_set() and broker.deliveries.start(
+            ours = not shutdown.requested.is_set() and broker.deliveries.start(
                 message.queue_name, message.fetched.id, counted=counted
             )
         except Exception as error:  # noqa: BLE001, Dramatiq would swallow it, and go on without a word of ours
@@ -309,7 +307,7 @@ class Children(Middleware):
         child = self._working.pop(get_ident(), None)
         if child is not None:
             child.leave(exception)
-            if child.more and exception is None and not stopping.is_set():
+            if child.more and exception is None and not shutdown.requested.is_set():
                 self._successors.add(message.message_id)
 
     def after_ack(self, broker: Broker, message: MessageProxy) -> None:
@@ -362,7 +360,7 @@ class Attendance(Middleware):
 
         def said() -> dict[str, Any]:
             queues = sorted({q_name(queue) for queue in worker.consumers})
-            return {"queues": queues, "draining": signals.draining.is_set(), "at_work": self._at_work.facts()}
+            return {"queues": queues, "draining": shutdown.requested.is_set(), "at_work": self._at_work.facts()}
 
         self._presence = Presence("worker", dead_after=load().dead_after, say=said)
         self._presence.start()

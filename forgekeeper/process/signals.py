@@ -1,4 +1,4 @@
-"""The signals by which a process is asked to end: from its supervisor, its master, the kernel, or all of them."""
+"""How a worker process takes the signals that ask it to end, which may come more than once."""
 
 from __future__ import annotations
 
@@ -6,33 +6,15 @@ import ctypes
 import multiprocessing
 import os
 import signal
-import threading
 from collections.abc import Callable
-from queue import SimpleQueue
 from types import FrameType
+
+from forgekeeper import shutdown
 
 PR_SET_PDEATHSIG = 1
 
-draining = threading.Event()
-"""Set from the first signal on: nothing is fetched or started any more."""
 at_last: list[Callable[[], None]] = []
 """What a process tries in its last second, should it not end in an orderly way; each may hang."""
-
-
-def requests() -> SimpleQueue[None]:
-    """Return a queue into which each SIGTERM and Ctrl-C puts something, from here on.
-
-    Not an event: whoever sets or awaits one holds its lock for a moment, and a signal that
-    interrupts him just then would wait for that lock for ever.
-    """
-    asked: SimpleQueue[None] = SimpleQueue()
-
-    def received(_number: int, _frame: FrameType | None) -> None:
-        asked.put(None)
-
-    signal.signal(signal.SIGTERM, received)
-    signal.signal(signal.SIGINT, received)
-    return asked
 
 
 def end_with_parent() -> None:
@@ -66,7 +48,7 @@ def _drain_once() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         # Its lock is safe here: the main thread, which a signal interrupts, never waits for this event.
-        draining.set()
+        shutdown.requested.set()
         for call in once:
             call(number, frame)
 

@@ -14,10 +14,10 @@ from typing import Any, Self, TypeVar
 import peewee as pw
 import structlog
 
-from forgekeeper import worker_metrics
+from forgekeeper import shutdown, worker_metrics
 from forgekeeper.database import reachable, sqlstate
 from forgekeeper.runs.attempt import describe
-from forgekeeper.runs.deadline import Deadline, stopping
+from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.passed_over import PassedOver
 
 MOST_IN_RUN = 200
@@ -122,7 +122,7 @@ class BadRecords:
         ends = time.monotonic() + ALONE
         for key in keys:
             self.each(work, [key])
-            if self._deadline.passed() and (stopping.is_set() or time.monotonic() >= ends):
+            if self._deadline.passed() and (shutdown.requested.is_set() or time.monotonic() >= ends):
                 return
 
     def _pass_over(self, key: int, error: Exception) -> None:

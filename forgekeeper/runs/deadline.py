@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
 
-stopping = threading.Event()
-"""Set when this process drains: every run ends at its next safe point."""
+from forgekeeper import shutdown
 
 
 class Deadline:
@@ -47,6 +45,6 @@ class Deadline:
         self.done += done
         self._told()
         if self._pace and done:
-            stopping.wait(min(done / self._pace, max(0.0, self._ends - self._clock())))
+            shutdown.requested.wait(min(done / self._pace, max(0.0, self._ends - self._clock())))
         self._safe_point()
-        return stopping.is_set() or self._clock() >= self._ends
+        return shutdown.requested.is_set() or self._clock() >= self._ends

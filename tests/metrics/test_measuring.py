@@ -10,12 +10,11 @@ import redis
 from dramatiq import MessageProxy
 from dramatiq.middleware import TimeLimitExceeded
 
-from forgekeeper import worker_metrics
+from forgekeeper import shutdown, worker_metrics
 from forgekeeper.batches import BATCHES
 from forgekeeper.database import backlog, now
 from forgekeeper.locks import LeaseLost
 from forgekeeper.process.broker import broker
-from forgekeeper.runs.deadline import stopping
 from forgekeeper.runs.ledger import JobRun, Started
 from forgekeeper.storage import git_refs, objects
 from forgekeeper.worker_metrics import BREACHES, FIELDS
@@ -223,11 +222,11 @@ def test_a_run_that_stops_at_its_budget_is_a_timeout(database, counted):
 
 
 def test_a_run_that_drains_is_no_timeout(database, counted):
-    stopping.set()
+    shutdown.requested.set()
     try:
         end("user_status_cleanup", outcome=statuses.Outcome(1, 1, "deadline"))
     finally:
-        stopping.clear()
+        shutdown.requested.clear()
 
     assert counted("run_timeouts_total", "user_status_cleanup") == 0
 

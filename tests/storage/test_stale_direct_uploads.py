@@ -11,10 +11,11 @@ import psycopg2
 import pytest
 from structlog.testing import capture_logs
 
+from forgekeeper import shutdown
 from forgekeeper.connections import client
 from forgekeeper.database import database
 from forgekeeper.database import now as database_now
-from forgekeeper.runs.deadline import Deadline, stopping
+from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.runner import Runner
 from forgekeeper.storage import owners, sentinel, stores
@@ -835,11 +836,11 @@ def test_at_the_deadline_a_run_says_so_and_leaves_the_rest(s3):
 
 def test_a_run_that_is_asked_to_stop_has_not_timed_out(s3):
     register(*numbered(CHUNK + 1))
-    stopping.set()
+    shutdown.requested.set()
     try:
         outcome = run(artifacts=s3.url)
     finally:
-        stopping.clear()
+        shutdown.requested.clear()
 
     assert outcome == Outcome(CHUNK + 1, CHUNK, False, 0)
 

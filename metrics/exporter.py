@@ -96,7 +96,7 @@ class Question(Generic[Answer]):
         if self._thread is not None and self._thread.is_alive():
             return
         self.answer, self._began = None, time.monotonic()
-        thread = Thread(self._run, self.name, patience=1)
+        thread = Thread(self._run, self.name, timeout=1)
         try:
             thread.start()
         except RuntimeError as error:

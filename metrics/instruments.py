@@ -6,25 +6,19 @@ in files, from which one page shows all processes together; elsewhere in memory.
 
 from __future__ import annotations
 
-import os
-
 import prometheus_client as prometheus
 from prometheus_client import CollectorRegistry, values
-from prometheus_client.values import MultiProcessValue, MutexValue
+from prometheus_client.values import MutexValue
 
+from metrics import process_id, room
 from metrics.catalogue import Metric, Process, of
-from metrics.room import RoomyFile
 
 # Each counter's date of birth would be one more series, and no rule asks for it.
 prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]
-# The client's own files end their process when the disk is full.
-values.MmapedDict = RoomyFile  # type: ignore[attr-defined]
+room.install()
 IN_FILES = values.ValueClass is not MutexValue
 if IN_FILES:
-    # The client asks the system for the process's id whenever it counts; only a fork changes it.
-    identities = [os.getpid()]
-    os.register_at_fork(after_in_child=lambda: identities.__setitem__(0, os.getpid()))
-    values.ValueClass = MultiProcessValue(lambda: identities[0])  # type: ignore[no-untyped-call]
+    process_id.install()
 
 
 class Instruments:

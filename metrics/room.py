@@ -1,8 +1,9 @@
-"""Files to count in, with room for all that will be counted.
+"""Patch of `prometheus_client.values.MmapedDict`: files to count in, with room for all that will be counted.
 
-Where the disk has no room for a page of a mapped file, that is no error: the kernel ends
-whoever writes there.  So each file gets its room when it is made.  A process for whose file
-there is none counts in memory: it goes on, and only the page lacks its share.
+Those of prometheus_client 0.26.0 are sparse.  Where the disk has no room for a page of a mapped file, that is no error:
+the kernel ends whoever writes there.  So each file gets its room when it is made.  A process for whose file there is
+none counts in memory: it goes on, and only the page lacks its share.  It may go when
+`test_the_clients_files_have_no_room_of_their_own` in `tests/engine/test_patches.py` fails.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import structlog
+from prometheus_client import values
 from prometheus_client.mmap_dict import MmapedDict
 
 from metrics.threads import Thread
@@ -34,13 +36,18 @@ class RoomyFile(MmapedDict):
             # In a thread of its own: the client holds its lock, and lines are counted, too.
             facts = {"file": Path(filename).name, "error": error.strerror}
             with suppress(RuntimeError):  # no thread can be had: then it is not said
-                Thread(partial(log.warning, "counting in memory", **facts), patience=1).start()
+                Thread(partial(log.warning, "counting in memory", **facts), timeout=1).start()
             memory = os.memfd_create("metrics")
             os.truncate(memory, ROOM)
             super().__init__(f"/proc/self/fd/{memory}")  # type: ignore[no-untyped-call]
             os.close(memory)
         else:
             super().__init__(filename, read_mode)  # type: ignore[no-untyped-call]
+
+
+def install() -> None:
+    """Let this process count in them."""
+    values.MmapedDict = RoomyFile  # type: ignore[attr-defined]
 
 
 def reserve(path: Path) -> None:

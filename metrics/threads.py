@@ -47,18 +47,19 @@ def ended_itself() -> bool:
 
 
 class Thread(threading.Thread):
-    """A daemon whose start ends: `start` raises `RuntimeError` where it does not run after *patience* seconds.
+    """A daemon whose start ends: `start` raises `RuntimeError` where it does not run after *timeout* seconds.
 
-    Without memory a thread may die before it says that it runs, and `threading` waits for that word for ever, deaf
-    even to time limits.
+    Without memory a thread may die before it says that it runs, and `threading` (CPython 3.11) waits for that
+    for ever, deaf even to time limits.  The patch of its own event may go when
+    `test_a_thread_that_dies_at_once_is_waited_for_for_ever` in `tests/engine/test_patches.py` fails.
     """
 
     def __init__(
-        self, target: Callable[[], object] | None = None, name: str | None = None, *, patience: float = START
+        self, target: Callable[[], object] | None = None, name: str | None = None, *, timeout: float = START
     ) -> None:
         super().__init__(target=target, name=name, daemon=True)
         self._said: threading.Event = self._started  # type: ignore[attr-defined]
-        self._said.wait = partial(self._said.wait, patience)
+        self._said.wait = partial(self._said.wait, timeout)
 
     def start(self) -> None:
         """Start it."""

@@ -62,6 +62,7 @@ import multiprocessing, os, signal, sys, time
 from datetime import timedelta
 from forgekeeper.process.master import Vigil
 from forgekeeper.process.master import impatient
+from workers.master import Vigil, overseen
 
 def deaf():
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -69,7 +70,7 @@ def deaf():
     os.close(2)
     time.sleep(10)
 
-Process = impatient(Vigil(timedelta(seconds=1)))
+Process = overseen(Vigil(timedelta(seconds=1)))
 # The master's signal comes before it has a handler, as while Dramatiq starts its processes.
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 child = Process(target=deaf)

@@ -126,7 +126,7 @@ def test_a_thread_that_dies_before_it_says_that_it_runs_is_not_waited_for_for_ev
             pass
 
     with pytest.raises(RuntimeError, match="can't start new thread"):
-        Dies(lambda: None, "dies", patience=0.1).start()
+        Dies(lambda: None, "dies", timeout=0.1).start()
 
 
 def test_a_thread_that_runs_is_waited_for_until_it_says_so():

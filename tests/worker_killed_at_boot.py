@@ -1,24 +1,24 @@
-"""`forgekeeper worker` of whose processes one, or the `master`, is killed when they are about to say that they are up."""
+"""`forgekeeper worker` of whose processes one, or the `master`, is killed when they are about to say that they are ready."""
 
 import os
 import signal
 import sys
 
 from forgekeeper.process.__main__ import run
-from forgekeeper.process.ready_pipe import Word
+from forgekeeper.process.ready_pipe import Ready
 
 
-def kill_itself(_word):
+def kill_itself(_ready):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def kill_master(word):
+def kill_master(ready):
     os.kill(os.getppid(), signal.SIGKILL)
-    word_of_the_living(word)
+    say_it(ready)
 
 
 if __name__ == "__main__":
     whom, *arguments = sys.argv[1:]
-    word_of_the_living = Word.set
-    Word.set = {"process": kill_itself, "master": kill_master}[whom]
+    say_it = Ready.set
+    Ready.set = {"process": kill_itself, "master": kill_master}[whom]
     sys.exit(run(arguments))

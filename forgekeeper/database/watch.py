@@ -93,7 +93,7 @@ class Watch:
         self._heard = monotonic()
 
     def _start(self) -> None:
-        self._thread = Thread(self._run, "database watch", patience=START)
+        self._thread = Thread(self._run, "database watch", timeout=START)
         # A process without room for a thread goes on, and the next statement tries again.
         with suppress(RuntimeError, MemoryError):
             self._thread.start()
@@ -129,7 +129,7 @@ class Watch:
             elif silent > self._silence / ASKS and now - self._asked > self._silence / ASKS:
                 self._asked = now
                 with suppress(RuntimeError, MemoryError):
-                    Thread(self._listen, "database asked", patience=START).start()
+                    Thread(self._listen, "database asked", timeout=START).start()
 
     def _listen(self) -> None:
         with suppress(Error):

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import sys
 from datetime import timedelta
 
 from dramatiq.cli import main, make_argument_parser
 
 from forgekeeper.boot import load
-from forgekeeper.process.master import Vigil, impatient
-from forgekeeper.process.ready_pipe import Word
+from forgekeeper.process import master, ready_pipe
 from metrics import logs
 from metrics.counting import WORKER
 from metrics.endpoint import listen
 from metrics.multiprocess import Watch
 
-PATIENCE = timedelta(seconds=5)
-"""How long the master waits for a process to say that it is up, and hears nothing else: not that it has died."""
+READY_TIMEOUT = timedelta(seconds=5)
+"""How long the master waits for a process to say that it is ready, and hears nothing else: not that it has died."""
 
 
 def run(arguments: list[str]) -> int:
@@ -30,18 +28,13 @@ def run(arguments: list[str]) -> int:
         return 2
     if settings.metrics_port_worker:
         Watch(lambda: listen(settings.metrics_host, settings.metrics_port_worker)).start()
-    multiprocessing.Event = Word  # type: ignore[assignment]
-    multiprocessing.Process = impatient(Vigil(settings.shutdown_timeout))  # type: ignore[misc]
+    ready_pipe.install()
+    master.install(settings.shutdown_timeout)
     # On SIGHUP dramatiq becomes what stands here, in the same process: with a new program, and the same page.
     sys.argv = [sys.executable, "-P", "-m", "forgekeeper.process", *arguments]
     # No --path: dramatiq would put the current folder before everything that is installed.
-    ours = [
-        "forgekeeper.process.boot:load_batches",
-        "--path",
-        "--skip-logging",
-        "--worker-fork-timeout",
-        str(round(PATIENCE.total_seconds() * 1000)),
-    ]
+    ready_timeout = str(round(READY_TIMEOUT.total_seconds() * 1000))
+    ours = ["forgekeeper.process.boot:load_batches", "--path", "--skip-logging", "--worker-fork-timeout", ready_timeout]
     status: int = main(make_argument_parser().parse_args([*ours, *arguments]))
     return status
 

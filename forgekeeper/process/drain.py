@@ -136,7 +136,7 @@ def _end(broker: OurBroker, *, status: int, tell: Callable[[], None] = lambda: N
         _attempt(partial(hand_back, broker), *signals.at_last)
 
     with suppress(RuntimeError, MemoryError):  # no thread can be had: the end is not put off for that
-        thread = Thread(last_words, "last words", patience=LAST_WORDS)
+        thread = Thread(last_words, "last words", timeout=LAST_WORDS)
         thread.start()
         thread.join(LAST_WORDS)
     with suppress(OSError, ValueError):
@@ -146,7 +146,7 @@ def _end(broker: OurBroker, *, status: int, tell: Callable[[], None] = lambda: N
 
 def _attempt(*steps: Callable[[], None]) -> None:
     """Take the steps beside one another: each may wait for a server of its own, and hang."""
-    threads = [Thread(step, patience=LAST_WORDS) for step in steps]
+    threads = [Thread(step, timeout=LAST_WORDS) for step in steps]
     for thread in threads:
         with suppress(RuntimeError, MemoryError):
             thread.start()

@@ -1,7 +1,9 @@
-"""The master's side of an end: it waits for its processes, but not for ever.
+"""Patch of `multiprocessing.Process`: Dramatiq's master waits for its processes, but not for ever.
 
-A process that is stopped, that the kernel holds, or that hangs in a call into C ends neither by
-SIGTERM nor by itself.  The master kills it; what it had in hand is rescued as after any death.
+A process that is stopped, that the kernel holds, or that hangs in a call into C ends neither by SIGTERM nor by itself,
+and the master of Dramatiq 2.2.1 (`dramatiq/cli.py`) joins it again and again.  Here it kills it; what it had in hand is
+reclaimed as after any death.  It may go when `test_a_master_joins_a_process_that_does_not_end_for_ever` in
+`tests/engine/test_patches.py` fails.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ class Vigil:
     """
 
     def __init__(self, allowed: timedelta) -> None:
-        self._patience = allowed.total_seconds() - drain.reserve(allowed) / 2
+        self._timeout = allowed.total_seconds() - drain.reserve(allowed) / 2
         self._processes: list[multiprocessing.Process] = []
         self._told_at: float | None = None
         # Dramatiq's master has handlers of its own, and signals that came before them wait: here each leaves a byte.
@@ -49,7 +51,7 @@ class Vigil:
             if len(left) < len(self._processes) or self._told():
                 self._told_at = time.monotonic()
             return 0.25
-        late = time.monotonic() - self._told_at - self._patience
+        late = time.monotonic() - self._told_at - self._timeout
         if late >= 0 and left:
             _end(left, at_once=late > GONE)
         return max(0.05, min(1.0, -late))
@@ -72,10 +74,15 @@ def _end(left: list[multiprocessing.Process], *, at_once: bool) -> None:
         process.kill()
 
 
-def impatient(vigil: Vigil) -> type[multiprocessing.Process]:
-    """Return what stands in for `multiprocessing.Process`: a master joins each for a second, again and again."""
+def install(allowed: timedelta) -> None:
+    """Let Dramatiq's master, which this process is to become, kill its processes shortly before *allowed* is up."""
+    multiprocessing.Process = overseen(Vigil(allowed))  # type: ignore[misc]
 
-    class Impatient(multiprocessing.Process):
+
+def overseen(vigil: Vigil) -> type[multiprocessing.Process]:
+    """Return processes of which the *vigil* is kept while the master joins each for a second, again and again."""
+
+    class Overseen(multiprocessing.Process):
         def start(self) -> None:
             super().start()
             vigil.watch(self)
@@ -89,4 +96,4 @@ def impatient(vigil: Vigil) -> type[multiprocessing.Process]:
             soon = vigil.look()
             super().join(soon if timeout is None else min(soon, timeout))
 
-    return Impatient
+    return Overseen

@@ -1,0 +1,167 @@
+"""The faults of other libraries that we patch: a test that fails says that the library no longer needs the patch.
+
+Each is named in the docstring of the module that has the patch.
+"""
+
+import inspect
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import dramatiq.cli
+import pytest
+from prometheus_client.mmap_dict import MmapedDict
+
+from forgekeeper.embedded.waiting import wait_until
+
+LIMIT = 60.0
+KILLED = """
+import multiprocessing, os, signal, sys, threading
+from workers import word
+
+def die_in_the_middle(frame, event, argument):
+    # Between two steps of setting it: the first lock is taken, or the pipe's write is about to come.
+    if event == "call" and frame.f_code.co_name in {"notify_all", "send_bytes"}:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def child(event):
+    sys.setprofile(die_in_the_middle)
+    event.set()
+
+if "ours" in sys.argv:
+    word.install()
+event = multiprocessing.Event()
+process = multiprocessing.get_context("fork").Process(target=child, args=[event])
+process.start()
+process.join()
+waiting = threading.Thread(target=event.wait, args=[0.01], daemon=True)
+waiting.start()
+waiting.join(2)
+print(process.exitcode, "waits for ever" if waiting.is_alive() else "has waited")
+"""
+DEAF = """
+import threading
+from pathlib import Path
+
+import dramatiq
+from dramatiq.brokers.stub import StubBroker
+
+class Deaf(dramatiq.Middleware):
+    def after_worker_boot(self, broker, worker):
+        Path(__file__).with_name("booted").touch()
+
+    def before_worker_shutdown(self, broker, worker):
+        Path(__file__).with_name("told").touch()
+        threading.Event().wait()
+
+dramatiq.set_broker(StubBroker(middleware=[Deaf()]))
+"""
+COUNTED = """
+import os
+from prometheus_client import Counter
+
+asked = 0
+
+def getpid(real=os.getpid):
+    global asked
+    asked += 1
+    return real()
+
+{install}
+counter = Counter("things", "Things.")
+asked = 0
+for _ in range(100):
+    counter.inc()
+print(asked)
+"""
+ASKING = "from prometheus_client import values; values.ValueClass = values.MultiProcessValue(getpid)"
+OURS = "os.getpid = getpid; from metrics import process_id; process_id.install()"
+
+
+def python(program, *arguments, **environment):
+    command = [sys.executable, "-c", program, *arguments]
+    root = Path(__file__).parents[2]
+    ended = subprocess.run(
+        command, cwd=root, env={**os.environ, **environment}, capture_output=True, text=True, check=True, timeout=LIMIT
+    )
+    return ended.stdout.strip()
+
+
+# forgekeeper/process/ready_pipe.py
+
+
+def test_a_master_waits_for_ever_for_a_process_that_was_killed_while_it_said_it_was_ready():
+    assert "event = multiprocessing.Event()" in inspect.getsource(dramatiq.cli)
+    assert python(KILLED) == "-9 waits for ever"
+
+
+def test_our_master_has_waited_then():
+    assert python(KILLED, "ours") == "-9 has waited"
+
+
+# forgekeeper/process/master.py
+
+
+def test_a_master_joins_a_process_that_does_not_end_for_ever(tmp_path):
+    (tmp_path / "deaf.py").write_text(DEAF)
+    arguments = ["deaf", "--path", str(tmp_path), "--processes", "1", "--threads", "1"]
+    master = subprocess.Popen(
+        [sys.executable, "-m", "dramatiq", *arguments, "--worker-shutdown-timeout", "100"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        assert wait_until((tmp_path / "booted").exists, LIMIT)
+        master.terminate()
+        assert wait_until((tmp_path / "told").exists, LIMIT)
+
+        # It looks once a second, and has looked twice.
+        with pytest.raises(subprocess.TimeoutExpired):
+            master.wait(2.5)
+    finally:
+        os.killpg(master.pid, signal.SIGKILL)
+        master.wait()
+
+
+# metrics/room.py
+
+
+def test_the_clients_files_have_no_room_of_their_own(tmp_path):
+    MmapedDict(str(tmp_path / "counter.db")).close()
+
+    made = (tmp_path / "counter.db").stat()
+
+    assert made.st_blocks * 512 < made.st_size
+
+
+# metrics/process_id.py
+
+
+@pytest.mark.parametrize(("install", "asked"), [(ASKING, 100), (OURS, 0)], ids=["the client", "ours"])
+def test_the_client_asks_for_the_process_s_id_whenever_it_counts(tmp_path, install, asked):
+    program = COUNTED.format(install=install)
+
+    assert python(program, PROMETHEUS_MULTIPROC_DIR=str(tmp_path)) == str(asked)
+
+
+# metrics/threads.py
+
+
+def test_a_thread_that_dies_at_once_is_waited_for_for_ever():
+    class Dies(threading.Thread):
+        def _bootstrap(self):
+            pass
+
+    starting = threading.Thread(target=Dies(daemon=True).start, daemon=True)
+    starting.start()
+    began = time.monotonic()
+
+    starting.join(1)
+
+    assert time.monotonic() - began >= 1
+    assert starting.is_alive()

@@ -2,9 +2,9 @@
 
 There is no waiting.  A lease lives for *ttl* and is renewed in the background every third
 of it, so that a dead holder's is free after *ttl*; it is never renewed past *at_most*, so
-that one who hangs is rid of it within *at_most* and *ttl*.  No step of his is prevented:
-one who was paused for longer than *ttl* has lost the lease while he is still at work.
-`check` tells him so at his next safe point, and the data has to be safe without us until then.
+that one that hangs is rid of it within *at_most* and *ttl*.  No step of a holder is prevented:
+one that was paused for longer than *ttl* has lost the lease while it is still at work.
+`check` tells it so at its next safe point, and the data has to be safe without us until then.
 
 Redis's clock alone says what has expired; set back, it makes a dead holder's lease last for
 *at_most* from when another asks for it.  Where Redis does not answer, a holder believes what it said for *ttl*, also
@@ -35,7 +35,7 @@ redis_types.declare({UNTIL: "zset", SINCE: "zset", OWNERS: "hash"})
 
 
 class LeaseTaken(Exception):
-    """Another holds the lease: he is doing the work."""
+    """Another holds the lease, and is doing the work."""
 
 
 class LeaseLost(Exception):
@@ -190,7 +190,7 @@ def leases(client: redis.Redis) -> list[Held]:
 def break_lease(client: redis.Redis, name: str) -> bool:
     """Free the lease, whoever holds it; return False when nobody does.
 
-    Its holder is not stopped: he learns of it at his next safe point.
+    Its holder is not stopped: it learns of it at its next safe point.
     """
     return bool(call(client, "lease_break", keys=[UNTIL, SINCE, OWNERS], args=[raw(name)]))
 

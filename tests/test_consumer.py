@@ -17,14 +17,15 @@ from structlog.testing import capture_logs
 
 from forgekeeper import shutdown
 from forgekeeper.delivery import consumer as consumers
-from forgekeeper.delivery.consumer import Broker, CannotEnd
+from forgekeeper.delivery.consumer import CannotEnd
 from forgekeeper.delivery.deliveries import Deliveries
 from forgekeeper.delivery.enqueue_unique import depth
 from forgekeeper.delivery.sizes import LARGEST, LARGEST_FETCHED, MessageTooLarge
-from forgekeeper.delivery.worker_heartbeat import Pulse
+from forgekeeper.delivery.worker_heartbeat import WorkerHeartbeat
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.process.middleware import ChildRetries, Holding
 from metrics.redaction import LONGEST
+from workers.delivery_broker import Broker
 
 QUEUE, LINE = "q", "q.DQ"
 NAMESPACE = "consumer"
@@ -165,7 +166,7 @@ def test_what_a_lost_reply_brought_is_handed_out_by_the_next_consumer(broker, cl
 
 
 def test_what_a_lost_reply_brought_is_found_without_a_new_consumer_too(broker, consume, monkeypatch):
-    monkeypatch.setattr(consumers, "RECLAIM_EVERY", consumers.RECLAIM_EVERY * 0)
+    monkeypatch.setattr(consumers, "LOOK_FOR_LOST_EVERY", consumers.LOOK_FOR_LOST_EVERY * 0)
     consumer = consume()
     assert next(consumer) is None
     put(broker, "1")
@@ -175,7 +176,7 @@ def test_what_a_lost_reply_brought_is_found_without_a_new_consumer_too(broker, c
 
 
 def test_what_no_thread_and_no_queue_has_any_more_is_handed_out_again(broker, consume, monkeypatch):
-    monkeypatch.setattr(consumers, "RECLAIM_EVERY", consumers.RECLAIM_EVERY * 0)
+    monkeypatch.setattr(consumers, "LOOK_FOR_LOST_EVERY", consumers.LOOK_FOR_LOST_EVERY * 0)
     put(broker, "1")
     put(broker, "2")
     consumer = consume()
@@ -356,7 +357,7 @@ def test_an_end_that_fails_for_any_reason_is_a_closed_connection_and_can_be_repe
 @pytest.mark.parametrize("end", [end_well, give_up])
 def test_an_end_that_keeps_failing_ends_its_thread_and_is_left_to_others(broker, consume, monkeypatch, end):
     monkeypatch.setattr(consumers, "END_WITHIN", consumers.END_WITHIN * 0)
-    monkeypatch.setattr(consumers, "RECLAIM_EVERY", consumers.RECLAIM_EVERY * 0)
+    monkeypatch.setattr(consumers, "LOOK_FOR_LOST_EVERY", consumers.LOOK_FOR_LOST_EVERY * 0)
     put(broker, "1")
     consumer = consume()
     (message,) = drain_out(consumer)
@@ -482,21 +483,21 @@ def test_a_message_whose_start_cannot_be_noted_starts_all_the_same(client, monke
     assert where(client) == {}
 
 
-# The pulse
+# The worker heartbeat
 
 
 @pytest.fixture
-def pulse(broker):
-    """The pulse of a process whose consumer is busy elsewhere: between two tries, say."""
+def heartbeat(broker):
+    """The heartbeat of a process whose consumer is busy elsewhere: between two tries, say."""
     worker = SimpleNamespace(consumers={QUEUE: threading.current_thread()}, workers=[])
-    pulse = Pulse(broker.deliveries, worker, queues=[QUEUE], dead_after=timedelta(seconds=0.3))
-    pulse.start()
-    yield pulse
-    pulse.stop()
-    pulse.join()
+    heartbeat = WorkerHeartbeat(broker.deliveries, worker, queues=[QUEUE], dead_after=timedelta(seconds=0.3))
+    heartbeat.start()
+    yield heartbeat
+    heartbeat.stop()
+    heartbeat.join()
 
 
-def test_a_drain_does_not_wait_for_a_consumer_that_is_busy(broker, client, consume, pulse):
+def test_a_drain_does_not_wait_for_a_consumer_that_is_busy(broker, client, consume, heartbeat):
     put(broker, "1")
     put(broker, "2")
     first, _second = drain_out(consume())
@@ -509,7 +510,7 @@ def test_a_drain_does_not_wait_for_a_consumer_that_is_busy(broker, client, consu
         shutdown.requested.clear()
 
 
-def test_signs_of_life_go_on_through_a_drain(broker, client, pulse, draining):
+def test_signs_of_life_go_on_through_a_drain(broker, client, heartbeat, draining):
     def beaten_since(score):
         return lambda: client.zscore(f"{NAMESPACE}:__heartbeats__", broker.broker_id) > score
 
@@ -525,16 +526,16 @@ def test_whose_sign_of_life_an_outage_has_made_old_is_given_time_for_another(bro
     client.zadd(f"{NAMESPACE}:__heartbeats__", {broker.broker_id: 0})
     new = Deliveries(client, NAMESPACE, "new")
     worker = SimpleNamespace(consumers={QUEUE: threading.current_thread()}, workers=[])
-    pulse = Pulse(new, worker, queues=[QUEUE], dead_after=timedelta(seconds=6))
-    pulse.start()
+    heartbeat = WorkerHeartbeat(new, worker, queues=[QUEUE], dead_after=timedelta(seconds=6))
+    heartbeat.start()
     assert wait_until(lambda: client.zscore(f"{NAMESPACE}:__heartbeats__", "new"), LIMIT)
 
-    broker.deliveries.beat()
+    broker.deliveries.heartbeat()
     told = client.zscore(f"{NAMESPACE}:__heartbeats__", broker.broker_id)
     assert wait_until(lambda: client.zscore(f"{NAMESPACE}:__heartbeats__", "new") > told + 3_500, LIMIT)
 
-    pulse.stop()
-    pulse.join()
+    heartbeat.stop()
+    heartbeat.join()
     assert ready(client) == []
 
 
@@ -550,7 +551,7 @@ def test_a_message_that_is_too_large_is_given_up_and_told_of(broker, client, con
         (message,) = drain_out(consume())
 
     assert message.message_id == "small"
-    assert [line["event"] for line in lines] == ["message given up"]
+    assert [line["event"] for line in lines] == ["message dead-lettered"]
     assert (lines[0]["message_id"], lines[0]["reason"], lines[0]["bytes"]) == (
         "large",
         "too_large",

@@ -17,7 +17,7 @@ from dramatiq.common import current_millis
 
 from forgekeeper.connections import client
 from forgekeeper.delivery.deliveries import MAX_DEATHS
-from forgekeeper.delivery.enqueue_unique import push_once
+from forgekeeper.delivery.enqueue_unique import enqueue_unique
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.process.broker import broker
 from forgekeeper.runs.attempt import RUN
@@ -118,7 +118,7 @@ def eventually(condition, limit=LIMIT):
 
 def push(actor, *args, message_id=None, run=None):
     message = Message(QUEUE, actor, args, {}, {RUN: run} if run else {})
-    assert push_once(broker, message.copy(message_id=message_id or message.message_id))
+    assert enqueue_unique(broker, message.copy(message_id=message_id or message.message_id))
 
 
 def delay(actor, *args, seconds):
@@ -181,7 +181,7 @@ def test_a_message_whose_process_was_killed_runs_again_elsewhere(start_worker, g
     eventually(lambda: left() == NOTHING)
     first.master.wait(LIMIT)
     assert done() == ["1"]
-    eventually(lambda: second.said("messages rescued"))
+    eventually(lambda: second.said("messages reclaimed"))
 
 
 def test_a_message_that_kills_its_process_is_given_up_and_its_neighbours_are_done(start_worker):
@@ -321,7 +321,7 @@ def test_messages_that_end_while_no_file_can_be_opened_are_ended_then_or_afterwa
         eventually(lambda: left() == NOTHING or failed_ends(worker))
 
     eventually(lambda: left() == NOTHING)
-    assert not worker.said("messages reclaimed")
+    assert not worker.said("lost messages requeued")
     assert worker.master.poll() is None
 
 
@@ -357,7 +357,7 @@ def test_a_message_that_dramatiq_loses_on_its_way_to_a_thread_is_worked_on(start
 
     eventually(lambda: left() == NOTHING)
     assert done() == ["1"]
-    assert worker.said("messages reclaimed")
+    assert worker.said("lost messages requeued")
 
 
 # A Redis that fails
@@ -399,7 +399,7 @@ def test_a_message_that_ends_while_redis_fails_is_ended_afterwards(start_worker,
         eventually(lambda: failed_ends(worker))
 
     eventually(lambda: left() == NOTHING)
-    assert not worker.said("messages reclaimed")
+    assert not worker.said("lost messages requeued")
     assert not worker.said("Consumer encountered an unexpected error")
 
 
@@ -430,7 +430,7 @@ def test_workers_that_all_lost_their_redis_do_not_take_each_others_messages(star
     back_since = time.monotonic()
     eventually(lambda: time.monotonic() - back_since > 1.5 * ALIVE_FOR)
 
-    assert [worker.said("messages rescued") for worker in workers] == [[], []]
+    assert [worker.said("messages reclaimed") for worker in workers] == [[], []]
     assert len(started()) == 2
     go.touch()
     eventually(lambda: left() == NOTHING)
@@ -518,7 +518,7 @@ def test_noise_in_redis_ends_no_worker_and_keeps_no_message_from_it(start_worker
         client.hset(f"{KEY}.msgs", b"\xff%d" % number, body)
         client.rpush(KEY, b"\xff%d" % number)
 
-    eventually(lambda: worker.said("messages not rescued"))
+    eventually(lambda: worker.said("messages not reclaimed"))
     push("note", "last")
 
     eventually(lambda: {"rescued", "last"} <= set(done()))

@@ -14,7 +14,7 @@ from dramatiq import Message
 
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import client
-from forgekeeper.delivery.enqueue_unique import depth, push_once
+from forgekeeper.delivery.enqueue_unique import depth, enqueue_unique
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.process.broker import broker
 from forgekeeper.process.run_messages import RunMessages
@@ -79,7 +79,7 @@ def eventually(condition):
 
 
 def push(message_id, actor=NAME, queue=QUEUE):
-    assert push_once(broker, Message(queue, actor, (), {}, {}, message_id))
+    assert enqueue_unique(broker, Message(queue, actor, (), {}, {}, message_id))
 
 
 def waiting(queue=QUEUE):
@@ -114,8 +114,8 @@ def test_a_batchs_message_that_names_no_run_is_a_dead_letter_with_a_line(start_w
 
     assert (list(dead()), waiting()) == ([message_id], EMPTY)
     assert f"{message_id!r} is no run's number" in dead()[message_id]
-    eventually(lambda: worker.said("message given up"))
-    (line,) = worker.said("message given up")
+    eventually(lambda: worker.said("message dead-lettered"))
+    (line,) = worker.said("message dead-lettered")
     assert (line["actor"], line["message_id"]) == (NAME, message_id)
 
 
@@ -127,7 +127,7 @@ def test_a_run_that_a_broken_hook_kept_from_beginning_is_a_dead_letter_with_a_li
     eventually(dead)
 
     assert (list(dead()), waiting()) == ([str(run_id)], EMPTY)
-    eventually(lambda: worker.said("message given up"))
+    eventually(lambda: worker.said("message dead-lettered"))
     assert [line["actor"] for line in worker.said("message failed")] == ["broken_batch"]
 
 

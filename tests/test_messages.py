@@ -13,7 +13,7 @@ from dramatiq.brokers.redis import RedisBroker
 from dramatiq.middleware import Middleware
 
 from forgekeeper.connections import client
-from forgekeeper.delivery.enqueue_unique import DEAD_MESSAGE_TTL, TOKEN, depth, forget_dead, is_dead, push_once
+from forgekeeper.delivery.enqueue_unique import DEAD_MESSAGE_TTL, TOKEN, depth, enqueue_unique, forget_dead, is_dead
 from forgekeeper.process.broker import NAMESPACE, broker
 
 ACTOR = broker.actors["user_status_cleanup"]
@@ -53,7 +53,7 @@ def message(message_id="7"):
 
 
 def push(message_id="7"):
-    return push_once(broker, message(message_id))
+    return enqueue_unique(broker, message(message_id))
 
 
 def fetch():
@@ -103,16 +103,16 @@ def test_a_push_calls_the_hooks_that_a_send_calls(witnessed, witness):
     client.flushdb()
     witness.hooks.clear()
 
-    push_once(witnessed, message())
+    enqueue_unique(witnessed, message())
 
     assert witness.hooks == by_send
 
 
 def test_a_refused_push_does_not_claim_to_have_enqueued(witnessed, witness):
-    push_once(witnessed, message())
+    enqueue_unique(witnessed, message())
     witness.hooks.clear()
 
-    push_once(witnessed, message())
+    enqueue_unique(witnessed, message())
 
     assert Counter(name for name, *_ in witness.hooks)["after_enqueue"] == 0
 

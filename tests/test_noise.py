@@ -25,8 +25,8 @@ from forgekeeper.batches import BATCHES
 from forgekeeper.connections import client
 from forgekeeper.database import release
 from forgekeeper.delivery.deliveries import Deliveries
-from forgekeeper.delivery.enqueue_unique import push_once
-from forgekeeper.delivery.worker_heartbeat import Pulse
+from forgekeeper.delivery.enqueue_unique import enqueue_unique
+from forgekeeper.delivery.worker_heartbeat import WorkerHeartbeat
 from forgekeeper.installation.row import Installation
 from forgekeeper.process.broker import NAMESPACE, QUEUES, broker
 from forgekeeper.redis_values import FIRST, LAST, is_text, moment, second, whole
@@ -122,11 +122,11 @@ def put_noise(noise):
 
 
 def beats():
-    """Let a worker's pulse turn twice, as soon as it trusts that the silent are dead."""
-    pulse = Pulse(broker.deliveries, Worker(broker, worker_threads=1), queues=QUEUES, dead_after=PATIENCE)
-    pulse._trusts_from = 0.0
-    pulse._turn()
-    pulse._turn()
+    """Let a worker's heartbeat turn twice, as soon as it trusts that the silent are dead."""
+    heartbeat = WorkerHeartbeat(broker.deliveries, Worker(broker, worker_threads=1), queues=QUEUES, dead_after=PATIENCE)
+    heartbeat._trusts_from = 0.0
+    heartbeat._turn()
+    heartbeat._turn()
 
 
 def consumed():
@@ -176,7 +176,7 @@ def begin_anew(database):
 
 
 def push_good(message_id):
-    assert push_once(broker, Message("git", CHILD, (7,), {}, {}).copy(message_id=message_id))
+    assert enqueue_unique(broker, Message("git", CHILD, (7,), {}, {}).copy(message_id=message_id))
 
 
 # Redis
@@ -305,7 +305,7 @@ def insert(table, line):
 def deliveries(database):
     def of(worker):
         made = Deliveries(client, "noise", worker)
-        made.beat()
+        made.heartbeat()
         return made
 
     return of
@@ -313,7 +313,7 @@ def deliveries(database):
 
 def holding(deliveries, worker, message_id, queue="q"):
     one = deliveries(worker)
-    one.put(queue, message_id, b"body")
+    one.enqueue(queue, message_id, b"body")
     one.fetch(queue, limit=1)
     client.zadd("noise:__heartbeats__", {worker: 1})
     return one
@@ -332,13 +332,13 @@ def where(message_id, queue="q"):
 
 def test_a_worker_whose_name_is_no_text_loses_its_messages_to_others_and_is_forgotten(deliveries):
     living = deliveries("living")
-    living.put("q", "1", b"body")
+    living.enqueue("q", "1", b"body")
     client.sadd(b"noise:__acks__.\xff\xfe.q", client.lpop("noise:q"))
     client.zadd("noise:__heartbeats__", {b"\xff\xfe": 1, b"": 1, b"\0": float("-inf")})
 
-    (rescued,) = living.rescue(["q"], dead_after=PATIENCE)
+    (reclaimed,) = living.reclaim(["q"], dead_after=PATIENCE)
 
-    assert (rescued.taken, where("1")) == (1, ["queue"])
+    assert (reclaimed.taken, where("1")) == (1, ["queue"])
     assert client.zrange("noise:__heartbeats__", 0, -1) == [b"living"]
 
 
@@ -348,22 +348,22 @@ def test_a_worker_one_of_whose_keys_is_of_another_type_keeps_no_other_s_messages
     holding(deliveries, "b", "1")
     told = []
 
-    rescued = deliveries("living").rescue(["q"], dead_after=PATIENCE, failed=lambda *facts: told.append(facts))
+    reclaimed = deliveries("living").reclaim(["q"], dead_after=PATIENCE, failed=lambda *facts: told.append(facts))
 
-    assert [(one.worker, one.taken) for one in rescued] == [("b", 1)]
+    assert [(one.worker, one.taken) for one in reclaimed] == [("b", 1)]
     ((worker, error),) = told
     assert worker == "a"
     assert "the key noise:__acks__.a.q is a string, and has to be a set" in str(error)
 
 
-def test_a_pulse_says_once_a_minute_what_it_cannot_rescue(database):
+def test_a_heartbeat_says_once_a_minute_what_it_cannot_reclaim(database):
     client.set(f"{NAMESPACE}:__acks__.a.git", "x")
     client.zadd(HEARTBEATS, {"a": 1})
 
     with capture_logs() as lines:
         beats()
 
-    assert [line["silent"] for line in lines if line["event"] == "messages not rescued"] == ["a"]
+    assert [line["silent"] for line in lines if line["event"] == "messages not reclaimed"] == ["a"]
 
 
 @pytest.mark.parametrize("count", ["x", "", "1.5", "nan", "inf", "-5", "9" * 30])
@@ -372,12 +372,12 @@ def test_a_count_of_starts_that_is_none_loses_no_message(deliveries, count):
     client.sadd("noise:__started__.w.q", "1")
     client.hset("noise:q.starts", "1", count)
 
-    deliveries("living").rescue(["q"], dead_after=PATIENCE)
+    deliveries("living").reclaim(["q"], dead_after=PATIENCE)
 
     assert where("1") in (["queue"], ["dead"])
     client.delete("noise:q.XQ")
     client.hset("noise:q.starts", "2", count)
-    dead.put("q", "2", b"body")
+    dead.enqueue("q", "2", b"body")
     dead.fetch("q", limit=5)
     assert dead.start("q", "2", counted=True)
     assert client.hget("noise:q.starts", "2") == b"1"
@@ -387,22 +387,22 @@ ENDS = {
     "nack": (("q.XQ", "q.XQ.msgs", "q.XQ.reasons", "q.starts"), lambda it, one: it.nack("q", *one, reason="x")),
     "retry": (("q.DQ", "q.DQ.msgs", "q.starts"), lambda it, one: it.retry("q", one, b"later")),
     "requeue": (("q", "q.starts"), lambda it, one: it.requeue("q", [one.id])),
-    "reclaim": (("q",), lambda it, _: it.reclaim("q", [])),
-    "hand back": (("q",), lambda it, _: it.hand_back("q")),
+    "requeue lost": (("q",), lambda it, _: it.requeue_lost("q", [])),
+    "requeue unstarted": (("q",), lambda it, _: it.requeue_unstarted("q")),
     "ack": (("q.starts",), lambda it, one: it.ack("q", *one)),
-    "rescue": (("q", "q.XQ", "q.starts"), lambda it, _: rescued_from(it)),
+    "reclaim": (("q", "q.XQ", "q.starts"), lambda it, _: reclaimed_from(it)),
 }
 
 
-def rescued_from(silent):
+def reclaimed_from(silent):
     assert silent.worker == "w"
-    return Deliveries(client, "noise", "living").rescue(["q"], dead_after=PATIENCE)
+    return Deliveries(client, "noise", "living").reclaim(["q"], dead_after=PATIENCE)
 
 
 @pytest.mark.parametrize(("end", "key"), [(end, key) for end, (keys, _) in ENDS.items() for key in keys])
 def test_a_message_that_cannot_arrive_where_a_key_is_of_another_type_stays_in_hand(deliveries, end, key):
     worker = deliveries("w")
-    worker.put("q", "1", b"body")
+    worker.enqueue("q", "1", b"body")
     (fetched,) = worker.fetch("q", limit=1)
     client.zadd("noise:__heartbeats__", {"w": 1})
     client.delete(f"noise:{key}")
@@ -417,7 +417,7 @@ def test_a_message_that_cannot_arrive_where_a_key_is_of_another_type_stays_in_ha
 
 def test_a_message_that_cannot_be_taken_stays_in_its_queue(deliveries):
     worker = deliveries("w")
-    worker.put("q", "1", b"body")
+    worker.enqueue("q", "1", b"body")
     client.set("noise:__acks__.w.q", "x")
 
     with pytest.raises(redis.ResponseError, match=r"the key noise:__acks__\.w\.q is a string"):

@@ -18,7 +18,7 @@ from dramatiq.brokers.redis import RedisBroker
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import client
 from forgekeeper.database import database, now, release
-from forgekeeper.delivery.enqueue_unique import TOKEN, depth, push_once
+from forgekeeper.delivery.enqueue_unique import TOKEN, depth, enqueue_unique
 from forgekeeper.flags import FeatureFlag
 from forgekeeper.process.broker import broker
 from forgekeeper.process.middleware import Connections
@@ -110,7 +110,7 @@ def send_closed_run():
     """Send the message of a run that has been closed meanwhile; return its row's id."""
     run_id = JobRun.claim_manual(NAME, by="test")
     JobRun.give_up(JobRun.get_by_id(run_id), reason="superseded")
-    push_once(broker, message_of(BATCH, JobRun.get_by_id(run_id)))
+    enqueue_unique(broker, message_of(BATCH, JobRun.get_by_id(run_id)))
     return run_id
 
 
@@ -376,7 +376,7 @@ def test_a_run_of_a_lost_time_ends_and_neither_keeps_alive_nor_closes_the_run_th
 def test_a_message_of_a_lost_time_starts_no_run_and_keeps_none_of_its_number_from_being_sent(start_worker, reconcile):
     due_statuses(1)
     run_id = JobRun.claim_manual(NAME, by="test")
-    push_once(broker, message_of(BATCH, row(run_id)).copy(options={TOKEN: str(uuid4())}))
+    enqueue_unique(broker, message_of(BATCH, row(run_id)).copy(options={TOKEN: str(uuid4())}))
     worker = start_worker()
 
     eventually(finished(reconcile, run_id))

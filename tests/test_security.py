@@ -24,7 +24,7 @@ DANGEROUS = {"keys", "flushall", "flushdb", "config", "debug", "info", "acl", "s
 
 SCRIPTS = set(LUA)
 BY_HAND = {"lease_break", "remove_dead", "replay_dead", "upload_adopt", "upload_withdraw", "upload_retry"}
-OF = {"scheduler": {"push_once"}, "uploads": {"upload_prepare"}, "worker": SCRIPTS - BY_HAND - {"upload_prepare"}}
+OF = {"scheduler": {"enqueue_unique"}, "uploads": {"upload_prepare"}, "worker": SCRIPTS - BY_HAND - {"upload_prepare"}}
 """Which scripts each runs."""
 
 

@@ -20,7 +20,7 @@ from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProces
 from forgekeeper.connections import client
 from forgekeeper.delivery import consumer
 from forgekeeper.delivery.deliveries import Deliveries
-from forgekeeper.delivery.enqueue_unique import push_once
+from forgekeeper.delivery.enqueue_unique import enqueue_unique
 from forgekeeper.process import middleware
 from forgekeeper.process.__main__ import run
 from forgekeeper.process.broker import broker
@@ -100,7 +100,7 @@ def go_on(path):
 @dramatiq.actor(broker=broker, queue_name=QUEUE, child=True)
 def hand_on(path):
     """Send somebody who leaves the rest to a successor."""
-    push_once(broker, go_on.message(path))
+    enqueue_unique(broker, go_on.message(path))
 
 
 @dramatiq.actor(broker=broker, queue_name=QUEUE, child=True)

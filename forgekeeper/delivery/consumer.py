@@ -9,33 +9,29 @@ Dramatiq a closed connection.  What its threads and queues lose all the same goe
 from __future__ import annotations
 
 import time
-import weakref
-from collections import Counter, defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from typing import Any
-from uuid import uuid4
 
 import dramatiq
 import redis
 import structlog
-from dramatiq import Actor, Message, MessageProxy
-from dramatiq.brokers.redis import RedisBroker
+from dramatiq import Message, MessageProxy
 from dramatiq.common import compute_backoff, current_millis, dq_name, q_name
 from dramatiq.errors import ConnectionClosed, DecodeError
 
 from forgekeeper import shutdown, worker_metrics
 from forgekeeper.delivery.deliveries import Deliveries, Fetched, Refused
-from forgekeeper.delivery.enqueue_unique import depth
 from forgekeeper.delivery.queues import actor_of
-from forgekeeper.delivery.sizes import TOO_LARGE, fitting
+from forgekeeper.delivery.sizes import TOO_LARGE
 from forgekeeper.redis_values import is_text
-from forgekeeper.runs.attempt import describe, identity
-from metrics.redaction import clean
+from forgekeeper.runs.attempt import describe
+from workers.hands import Delivery, Due, Hands
 
-RECLAIM_EVERY = timedelta(seconds=30)
+LOOK_FOR_LOST_EVERY = timedelta(seconds=30)
 """How often a consumer looks for messages that are ours by Redis's account alone; they may lie for a minute at most."""
 END_WITHIN = timedelta(minutes=1)
 """For so long a message's end is tried that fails though Redis is there: then the process ends, and others have it."""
@@ -51,161 +47,6 @@ class CannotEnd(BaseException):
     """A message that is done cannot be ended here.  It ends its thread: Dramatiq swallows what is an `Exception`."""
 
 
-class Due(Message[Any]):
-    """A delayed message: when its time has come its acknowledgement moves it, in one step."""
-
-
-class Delivery(MessageProxy):
-    """A message in this process's hands, and how its acknowledgement is to end it."""
-
-    def __init__(self, fetched: Fetched, message: Message[Any]) -> None:
-        super().__init__(message)
-        self.fetched = fetched
-        self.later: bytes | None = None  # what takes its place in the delayed queue
-        self.unstarted = False  # it goes back to its queue
-        self.begun = False  # a run or a child has been entered for it
-        self.reason = "failed"
-        self.failing_since: float | None = None  # of the monotonic clock: its end fails though Redis is there
-
-    def stuff_exception(self, exception: BaseException) -> None:
-        """Remember what went wrong, for the dead letters."""
-        super().stuff_exception(exception)
-        self.reason = describe(exception)
-
-
-class Hands:
-    """What this process has in hand of one queue.
-
-    A message is in hand for as long as there is its `Delivery`: whichever thread works on it, whichever queue it
-    waits in, refers to that, and an error that makes Dramatiq lose the one loses the other.  So what is being worked
-    on or ended is never taken for lost, and what is lost never for being in hand.  The one thing that refers to
-    messages that it is done with is an idle thread: who has ended a message lets go of it.
-
-    Only the queue's consumer takes, so that `in` and `take` need no lock; any thread may let go.
-    """
-
-    def __init__(self) -> None:
-        self._deliveries: dict[Fetched, weakref.ref[Delivery]] = {}
-
-    def __contains__(self, fetched: Fetched) -> bool:
-        known = self._deliveries.get(fetched)
-        return known is not None and known() is not None
-
-    def take(self, delivery: Delivery) -> Delivery:
-        """Have it in hand from now on."""
-        self._deliveries[delivery.fetched] = weakref.ref(delivery)
-        return delivery
-
-    def let_go(self, delivery: Delivery) -> None:
-        """Have it in hand no longer."""
-        known = self._deliveries.get(delivery.fetched)
-        # Nobody takes the same while this one is there; and it is there, as our caller has it.
-        if known is not None and known() is delivery:
-            self._deliveries.pop(delivery.fetched, None)
-
-    def clear(self) -> None:
-        """Have nothing in hand."""
-        self._deliveries.clear()
-
-    def all(self) -> list[Fetched]:
-        """List what is in hand; forget what nobody has any more."""
-        found = []
-        for fetched, delivery in self._deliveries.copy().items():
-            if delivery() is not None:
-                found.append(fetched)
-            else:
-                self._deliveries.pop(fetched, None)
-        return found
-
-
-class Broker(RedisBroker):
-    """A broker in which a message is known in Redis by its own id, through all its retries.
-
-    That id is what makes it one of a kind: while it waits, is queued or is worked on, the
-    same cannot be put in again.
-    """
-
-    def __init__(self, *, client: redis.Redis, namespace: str, middleware: list[dramatiq.Middleware]) -> None:
-        super().__init__(client=client, namespace=namespace, middleware=middleware)  # type: ignore[no-untyped-call]
-        self._hands: dict[str, Hands] = defaultdict(Hands)
-        self.enrol()
-
-    def declare_actor(self, actor: Actor[..., Any]) -> None:
-        """Declare a batch (``document=``) or a child (``child=True``); raise `TypeError` for any other actor.
-
-        Whatever else it raised, nobody would hear of it: only a run has a row, and only a child is sent again.
-        """
-        if (actor.options.get("child") is True) == ("document" in actor.options):
-            raise TypeError(
-                f"actor {actor.actor_name} is neither a batch nor a child, or both: declare it by `forgekeeper.declaring`"
-                " (`batch` or `child_of`), or with one of the options document=NUMBER and child=True"
-            )
-        super().declare_actor(actor)
-
-    def enrol(self) -> None:
-        """Make this process a worker of its own; Dramatiq would share one name among all forks of a master."""
-        self.broker_id = f"{identity()}:{uuid4().hex[:12]}"
-        self.deliveries = Deliveries(self.client, self.namespace, self.broker_id)
-
-    def in_hand(self) -> dict[str, list[bytes]]:
-        """Return the ids of all messages that this process has fetched and not ended, by queue."""
-        found = {queue: [fetched.id for fetched in hands.all()] for queue, hands in list(self._hands.items())}
-        return {queue: ids for queue, ids in found.items() if ids}
-
-    def consume(self, queue_name: str, prefetch: int = 1, timeout: int = 5000) -> Consumer:
-        """Return a consumer of the queue; *timeout* is for how many milliseconds it may idle."""
-        return Consumer(self, queue_name, self._hands[queue_name], prefetch=prefetch, timeout=timeout)
-
-    def enqueue(self, message: Message[Any], *, delay: int | None = None) -> Message[Any]:
-        """Put *message* into its queue, or let it wait *delay* milliseconds first.
-
-        One whose id is on its way already is not put in.  One that a worker has in hand
-        waits from its acknowledgement on.  Raises `MessageTooLarge`, having put nothing in.
-        """
-        if isinstance(message, Due):
-            return message
-        delivery = message if isinstance(message, Delivery) else None
-        message = message.copy(options={"redis_message_id": message.message_id})
-        if delay is not None:
-            waiting_line, eta = dq_name(message.queue_name), current_millis() + delay
-            message = message.copy(queue_name=waiting_line, options={"eta": eta})
-        self.emit_before("enqueue", message, delay)
-        if delivery is not None:
-            # Here it is heard of if that cannot be written; where the message is ended it would be in the way for ever.
-            delivery.later = _with_short_trace(message).encode()
-        elif not self.do_enqueue(message.queue_name, message.message_id, _body(message)):
-            return message
-        self.emit_after("enqueue", message, delay)
-        return message
-
-    # What Dramatiq itself calls its commands
-
-    def do_enqueue(self, queue: str, message_id: str, body: bytes) -> bool:
-        """Put a message in, unless its id is on its way already."""
-        return self.deliveries.put(queue, message_id, body)
-
-    def do_fetch(self, queue: str, limit: int) -> list[bytes]:
-        """Take messages; return their bodies."""
-        return [fetched.body for fetched in self.deliveries.fetch(queue, limit=limit) if isinstance(fetched, Fetched)]
-
-    def do_ack(self, queue: str, message_id: str) -> bool:
-        """End a message that is done."""
-        return self.deliveries.ack(queue, message_id)
-
-    def do_nack(self, queue: str, message_id: str) -> bool:
-        """Make a message a dead letter."""
-        return self.deliveries.nack(queue, message_id, reason="failed")
-
-    def do_requeue(self, queue: str, *message_ids: str) -> int:
-        """Hand messages back."""
-        return self.deliveries.requeue(queue, message_ids)
-
-    def do_qsize(self, queue: str) -> int:
-        """Count the messages that are not done."""
-        counts = depth(self.client, self.namespace, queue)
-        return counts["ready"] + counts["in_flight"] + counts["delayed"]
-
-
 class Consumer(dramatiq.Consumer):
     """Fetches the messages of one queue, or of its delayed ones, and ends them.
 
@@ -213,9 +54,18 @@ class Consumer(dramatiq.Consumer):
     Dramatiq replaces after an error: work goes on meanwhile.
     """
 
-    def __init__(self, broker: Broker, queue: str, hands: Hands, *, prefetch: int, timeout: int) -> None:
+    def __init__(
+        self,
+        broker: dramatiq.Broker,
+        deliveries: Deliveries,
+        queue: str,
+        hands: Hands,
+        *,
+        prefetch: int,
+        timeout: int,
+    ) -> None:
         self._broker = broker
-        self._deliveries = broker.deliveries
+        self._deliveries = deliveries
         self._queue = queue
         self._delayed = queue != q_name(queue)
         self._hands = hands
@@ -223,8 +73,8 @@ class Consumer(dramatiq.Consumer):
         self._timeout = timeout
         self._fetched: deque[Fetched] = deque()
         self._misses = 0
-        self._reclaim_at = time.monotonic()
-        self._handed_back = False
+        self._look_for_lost_at = time.monotonic()
+        self._requeued = False
         self._unknown = UnknownActors()
         if self._delayed:
             # Dramatiq has dropped those that waited in its memory.
@@ -259,13 +109,13 @@ class Consumer(dramatiq.Consumer):
         """Make the message a dead letter."""
         assert isinstance(message, Delivery)
         dead = partial(self._deliveries.nack, self._queue, *message.fetched, reason=message.reason)
-        given_up = self._step(message, dead)
-        if given_up:
+        dead_lettered = self._step(message, dead)
+        if dead_lettered:
             facts = {"queue": self._queue, "message_id": message.message_id, "reason": message.reason}
-            log.error("message given up", actor=message.actor_name, **facts)
+            log.error("message dead-lettered", actor=message.actor_name, **facts)
 
     def requeue(self, messages: Iterable[MessageProxy]) -> None:
-        """Hand messages back that were not worked on."""
+        """Requeue messages that were not worked on."""
         deliveries = [message for message in messages if isinstance(message, Delivery)]
         if not deliveries:
             return
@@ -280,7 +130,7 @@ class Consumer(dramatiq.Consumer):
     def _step(self, delivery: Delivery, take: Callable[[], bool]) -> bool:
         """Take the step that ends the message, or let Dramatiq try again; whatever else leaves here it swallows.
 
-        So the message is let go of on all other ways out: where the step was not taken, it is reclaimed.
+        So the message is let go of on all other ways out: where the step was not taken, it is lost, and requeued.
         """
         again = False
         try:
@@ -321,12 +171,12 @@ class Consumer(dramatiq.Consumer):
 
     def _fetch(self) -> None:
         now = time.monotonic()
-        if now >= self._reclaim_at:
+        if now >= self._look_for_lost_at:
             # What was fetched and not handed out is none: we fetch when there is nothing left of that.
-            count = self._deliveries.reclaim(self._queue, [fetched.id for fetched in self._hands.all()])
+            count = self._deliveries.requeue_lost(self._queue, [fetched.id for fetched in self._hands.all()])
             if count:
-                log.warning("messages reclaimed", queue=self._queue, count=count)
-            self._reclaim_at = now + RECLAIM_EVERY.total_seconds()
+                log.warning("lost messages requeued", queue=self._queue, count=count)
+            self._look_for_lost_at = now + LOOK_FOR_LOST_EVERY.total_seconds()
         room = self._prefetch - len(self._hands.all())
         if room > 0:
             self._fetched.extend(self._fitting(self._deliveries.fetch(self._queue, limit=room)))
@@ -334,22 +184,22 @@ class Consumer(dramatiq.Consumer):
             self._drain()
 
     def _fitting(self, fetched: Iterable[Fetched | Refused]) -> Iterator[Fetched]:
-        """Say of each message that was too large that it was given up; yield the others."""
+        """Say of each message that was too large that it was dead-lettered; yield the others."""
         for one in fetched:
             if isinstance(one, Fetched):
                 yield one
                 continue
             facts = {"queue": self._queue, "message_id": _text(one), "reason": TOO_LARGE, "bytes": one.size}
-            log.error("message given up", **facts)
+            log.error("message dead-lettered", **facts)
             # Whose it was is in what nobody has read.
             worker_metrics.given_up("")
 
     def _drain(self) -> None:
-        """Hand back what has not been started, once; the pulse did so too, perhaps before our last fetch."""
-        if not self._handed_back:
+        """Requeue what has not been started, once; the heartbeat did so too, perhaps before our last fetch."""
+        if not self._requeued:
             self._fetched.clear()
-            self._deliveries.hand_back(self._queue)
-            self._handed_back = True
+            self._deliveries.requeue_unstarted(self._queue)
+            self._requeued = True
 
     def _open(self, fetched: Fetched) -> Delivery | None:
         """Make a delivery of what was fetched; None when nobody here can work on it."""
@@ -359,7 +209,7 @@ class Consumer(dramatiq.Consumer):
             return None
         message = self._decode(fetched)
         if message is None:
-            log.error("message given up", queue=self._queue, message_id=_text(fetched), reason="malformed")
+            log.error("message dead-lettered", queue=self._queue, message_id=_text(fetched), reason="malformed")
             if self._deliveries.nack(self._queue, *fetched, reason="malformed"):
                 worker_metrics.given_up(actor_of(fetched.body))
             return None
@@ -388,7 +238,7 @@ class Consumer(dramatiq.Consumer):
         return Due(**message.asdict())
 
     def _postpone(self, fetched: Fetched, message: Message[Any]) -> None:
-        """Hand the message of an unknown actor back, to be looked at again later."""
+        """Delay the message of an unknown actor, to be looked at again later."""
         self._unknown.seen(message.actor_name, self._queue)
         eta = current_millis() + round(UNKNOWN_FOR.total_seconds() * 1000)
         later = message.copy(queue_name=dq_name(self._queue), options={"eta": eta})
@@ -400,20 +250,20 @@ class UnknownActors:
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
-        self._silent_until: dict[str, float] = {}
+        self._quiet_until: dict[str, float] = {}
 
     def seen(self, actor: str, queue: str) -> None:
         """Count one; tell of those since the last line when that is long enough ago."""
         self._counts[actor] += 1
         now = time.monotonic()
-        if now >= self._silent_until.get(actor, now):
-            self._silent_until[actor] = now + UNKNOWN_FOR.total_seconds()
+        if now >= self._quiet_until.get(actor, now):
+            self._quiet_until[actor] = now + UNKNOWN_FOR.total_seconds()
             log.warning("unknown actor", actor=actor, queue=queue, messages=self._counts.pop(actor))
 
 
 @contextmanager
 def _closing_at_errors() -> Iterator[None]:
-    """Let Dramatiq try again what it gives up after any other error than that of a connection."""
+    """Let Dramatiq try again what it drops after any other error than that of a connection."""
     try:
         yield
     except redis.RedisError as error:
@@ -422,13 +272,3 @@ def _closing_at_errors() -> Iterator[None]:
 
 def _text(fetched: Fetched | Refused) -> str:
     return fetched.id.decode(errors="replace")
-
-
-def _body(message: Message[Any]) -> bytes:
-    return fitting(message.encode(), actor=message.actor_name, message_id=message.message_id)
-
-
-def _with_short_trace(message: Message[Any]) -> Message[Any]:
-    """Return the message with the trace of its last error as a line has it, however much the error had to say."""
-    trace = message.options.get("traceback")
-    return message.copy(options={"traceback": clean(trace)}) if isinstance(trace, str) else message

@@ -1,4 +1,4 @@
-"""Dead letters: messages that were given up, until somebody replays, removes or forgets them.
+"""Dead letters: messages that nobody tries any more, until somebody replays, removes or forgets them.
 
 The keys are Dramatiq's own, and beside them a hash with the reasons.  Each change is one
 step on the server: of two who act on the same letter one does, and the other is told.
@@ -47,7 +47,7 @@ class Address(NamedTuple):
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """A dead letter as it lies there; its body may be anything, *noted* is why it was given up, if anyone said.
+    """A dead letter as it lies there; its body may be anything, *noted* is why it became one, if anyone said.
 
     Of one that is too large to be read *unread* is the size.
     """
@@ -91,11 +91,11 @@ class DeadLetter:
 
     @property
     def reason(self) -> str:
-        """Why it was given up: what was noted, else the last line of its last error."""
+        """Why it became one: what was noted, else the last line of its last error."""
         lines = str(self.options.get("traceback") or "").strip().splitlines()
         return self.noted or (clean(lines[-1]) if lines else "")
 
-    def anew(self) -> Message[Any]:
+    def as_first_sent(self) -> Message[Any]:
         """Return the message as it was before its first try."""
         options = {name: value for name, value in self.message.options.items() if name not in OF_ITS_PAST}
         options["redis_message_id"] = self.message.message_id
@@ -131,7 +131,7 @@ def find(broker: RedisBroker, queues: Sequence[str], letter_id: str) -> DeadLett
 
 
 def read(broker: RedisBroker, found: Sequence[Address]) -> Iterator[DeadLetter]:
-    """Read the dead letters that lie there, in that order; those that are gone, or have died anew, are left out."""
+    """Read the dead letters that lie there, in that order; those that are gone, or have died again, are left out."""
     for start in range(0, len(found), PAGE):
         page = found[start : start + PAGE]
         with broker.client.pipeline(transaction=False) as pipe:
@@ -171,7 +171,7 @@ def replay(broker: RedisBroker, letter: DeadLetter) -> Replayed:
 
     While a message with its id is on its way the letter stays where it is.
     """
-    message = letter.anew()
+    message = letter.as_first_sent()
     keys = _keys(broker, letter.queue)
     broker.emit_before("enqueue", message, None)
     answer: bytes = call(

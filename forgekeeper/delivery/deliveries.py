@@ -7,7 +7,7 @@ and doubles nothing.  A worker from whom a message was taken changes nothing any
 
 Times are Redis's.  Beside Dramatiq's keys there are, for each worker and queue, the set of
 messages that it has started on, and for each queue a hash with the starts that have not
-ended: a message that keeps ending its workers is given up, its neighbours are not.
+ended: a message that keeps ending its workers becomes a dead letter, its neighbours do not.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Refused(NamedTuple):
     size: int
 
 
-class Rescued(NamedTuple):
-    """What was taken from a silent worker in one queue: back in it, or given up as poison, with these bodies."""
+class Reclaimed(NamedTuple):
+    """What was taken from an expired worker in one queue: back in it, or dead-lettered as poison, with these bodies."""
 
     worker: str
     queue: str
@@ -62,19 +62,19 @@ class Deliveries:
     """What *worker* does with the messages of its queues, `<queue>.DQ` among them.
 
     Methods that end a message return False when it was no longer in this worker's hands.
-    Each bears being called again after a lost reply.
+    Each is idempotent: it may be called again after a lost reply.
     """
 
     client: redis.Redis
     namespace: str
     worker: str
 
-    def put(self, queue: str, message_id: str, body: bytes) -> bool:
-        """Put a message in; return False when its id is on its way already, in the queue or in its delayed one."""
-        return bool(self._call("push_once", self._queue(queue).for_enqueue, message_id, body))
+    def enqueue(self, queue: str, message_id: str, body: bytes) -> bool:
+        """Enqueue a message; return False when its id is on its way already, in the queue or in its delayed one."""
+        return bool(self._call("enqueue_unique", self._queue(queue).for_enqueue, message_id, body))
 
     def fetch(self, queue: str, *, limit: int) -> list[Fetched | Refused]:
-        """Take up to *limit* messages, not more than a chunk; what is too large is given up instead."""
+        """Take up to *limit* messages, not more than a chunk; what is too large is dead-lettered instead."""
         keys = self._queue(queue)
         names = [keys.ready, keys.bodies, self._keys.in_hand(queue), self._keys.heartbeats, *keys.for_dead_letters]
         flat = self._call("message_fetch", names, self.worker, min(limit, CHUNK), LARGEST_FETCHED, TOO_LARGE)
@@ -98,7 +98,7 @@ class Deliveries:
         return bool(self._call("message_nack", keys, message_id, body, reason))
 
     def requeue(self, queue: str, message_ids: Sequence[Id]) -> int:
-        """Hand messages back to the head of the queue, in their order; return how many were ours."""
+        """Put messages back to the head of the queue, in their order; return how many were ours."""
         return int(self._call("message_requeue", [*self._ends(queue), self._queue(queue).ready], *message_ids))
 
     def retry(self, queue: str, fetched: Fetched, later: bytes) -> bool:
@@ -112,65 +112,65 @@ class Deliveries:
         names = [self._keys.in_hand(keys.delayed.queue), keys.delayed.bodies, keys.bodies, keys.ready]
         return bool(self._call("message_due", names, *fetched, now))
 
-    def reclaim(self, queue: str, held: Iterable[Id]) -> int:
-        """Hand back what is ours in Redis but not among *held*, such as what a lost reply brought; return how many."""
-        return int(self._call("message_reclaim", self._lot(queue), *held))
+    def requeue_lost(self, queue: str, held: Iterable[Id]) -> int:
+        """Requeue what is ours in Redis but not among *held*, such as what a lost reply brought; return how many."""
+        return int(self._call("message_requeue_lost", self._lot(queue), *held))
 
-    def hand_back(self, queue: str) -> int:
-        """Hand back everything that we have not started on; return how many."""
-        return int(self._call("message_hand_back", self._lot(queue)))
+    def requeue_unstarted(self, queue: str) -> int:
+        """Requeue everything that we have not started on; return how many."""
+        return int(self._call("message_requeue_unstarted", self._lot(queue)))
 
-    def beat(self) -> None:
-        """Give a sign of life."""
-        self._call("worker_beat", [self._keys.heartbeats], self.worker)
+    def heartbeat(self) -> None:
+        """Say that this worker lives."""
+        self._call("worker_heartbeat", [self._keys.heartbeats], self.worker)
 
-    def rescue(
+    def reclaim(
         self,
         queues: Iterable[str],
         *,
         dead_after: timedelta,
         failed: Callable[[str, redis.ResponseError], None] | None = None,
-    ) -> list[Rescued]:
-        """Take the messages of all other workers silent for *dead_after* from them, then forget those workers.
+    ) -> list[Reclaimed]:
+        """Take the messages of all expired workers, without a heartbeat for *dead_after*, and forget those workers.
 
-        *queues* are all there are, not only the caller's: who has only a dead worker's
-        name cannot find out which were his.  What Redis refuses, as a key of the wrong type, is told to
-        *failed* with the worker's name, and keeps nobody else's messages from being taken; without it, it is raised.
+        *queues* are all there are, not only the caller's: a dead worker's name does not say which were its own.  What
+        Redis refuses, as a key of the wrong type, is told to *failed* with the worker's name, and keeps nobody else's
+        messages from being taken; without it, it is raised.
         """
         milliseconds = round(dead_after.total_seconds() * 1000)
         lines = [line for queue in queues for line in (queue, dq_name(queue))]
-        silent = self._call("worker_silent", [self._keys.heartbeats], milliseconds)
+        expired = self._call("worker_expired", [self._keys.heartbeats], milliseconds)
         found = []
-        for worker in map(text, silent):
+        for worker in map(text, expired):
             if worker == self.worker:
-                # Whoever asks is alive, however long it was stopped since its last sign.
+                # Whoever asks is alive, however long it was stopped since its last heartbeat.
                 continue
             dead = Deliveries(self.client, self.namespace, worker)
             for line in lines:
                 try:
-                    found.append(dead._rescue(line, milliseconds))
+                    found.append(dead._reclaim(line, milliseconds))
                 except redis.ResponseError as error:
                     if failed is None:
                         raise
                     failed(worker, error)
             keys = [self._keys.heartbeats, *(dead._keys.in_hand(line) for line in lines)]
             self._call("worker_forget", keys, worker, milliseconds)
-        return [rescued for rescued in found if rescued.taken]
+        return [reclaimed for reclaimed in found if reclaimed.taken]
 
-    def _rescue(self, queue: str, milliseconds: int) -> Rescued:
+    def _reclaim(self, queue: str, milliseconds: int) -> Reclaimed:
         of_queue = self._queue(queue)
         keys = [self._keys.heartbeats, *self._ends(queue), of_queue.ready, *of_queue.for_dead_letters]
         poison: list[str] = []
         bodies: list[bytes] = []
         count, taken = 0, CHUNK
         while taken == CHUNK:
-            taken, *given_up = self._call(
-                "worker_rescue", keys, self.worker, milliseconds, MAX_DEATHS, CHUNK, LARGEST_FETCHED
+            taken, *dead = self._call(
+                "worker_reclaim", keys, self.worker, milliseconds, MAX_DEATHS, CHUNK, LARGEST_FETCHED
             )
             count += taken
-            poison += [message_id.decode(errors="backslashreplace") for message_id in given_up[::2]]
-            bodies += given_up[1::2]
-        return Rescued(self.worker, queue, count, poison, bodies)
+            poison += [message_id.decode(errors="backslashreplace") for message_id in dead[::2]]
+            bodies += dead[1::2]
+        return Reclaimed(self.worker, queue, count, poison, bodies)
 
     def _call(self, script: str, keys: list[str], *args: Any) -> Any:
         # A worker's name may be bytes that are no text: it is in keys, too.

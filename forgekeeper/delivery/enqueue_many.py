@@ -1,6 +1,6 @@
 """Fan-out: many messages for one actor, each put in once.
 
-What `push_once` promises of one message holds of each of these; a chunk of them goes to
+What `enqueue_unique` promises of one message holds of each of these; a chunk of them goes to
 Redis in one script.  A crash between two chunks leaves the first one in and nothing of
 the second: calling again with the same ids completes the work.
 """
@@ -90,7 +90,7 @@ def _enqueue(broker: RedisBroker, keys: QueueKeys, messages: list[Message[Any]])
     encode = get_encoder().encode
     accepted: bytes = call(
         broker.client,
-        "push_many",
+        "enqueue_many",
         keys=keys.for_enqueue,
         # What Message.encode() gives, without its look at the class's fields for every message.
         args=[

@@ -24,7 +24,7 @@ TOKEN = "forgekeeper_token"  # noqa: S105, it is no secret
 """The option in which a run's message says which run of its number it is for."""
 
 
-def push_once(broker: RedisBroker, message: Message[Any]) -> bool:
+def enqueue_unique(broker: RedisBroker, message: Message[Any]) -> bool:
     """Put *message* into its queue; return False when its id is on its way already.
 
     The id is the message's own: it counts as on its way from here until a worker has
@@ -35,7 +35,7 @@ def push_once(broker: RedisBroker, message: Message[Any]) -> bool:
     broker.emit_before("enqueue", message, None)
     pushed = call(
         broker.client,
-        "push_once",
+        "enqueue_unique",
         keys=QueueKeys(broker.namespace, message.queue_name).for_enqueue,
         args=[
             message.message_id,

@@ -1,4 +1,4 @@
-"""The pulse of a worker process: one thread that keeps its messages its own, and saves those of the dead."""
+"""The heartbeat of a worker process: one thread that keeps its messages its own, and reclaims those of the dead."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from metrics.threads import Vital, end_process
 
 LONGEST_INTERVAL = timedelta(seconds=2.5)
 """With it, and with an idle consumer's second, a message runs again within 20 s of its worker's death by default."""
-TELLS_EVERY = timedelta(minutes=1)
+LOG_EVERY = timedelta(minutes=1)
 
 log = structlog.get_logger(__name__)
 
 
-class Pulse(Vital):
-    """Gives signs of life, rescues the messages of silent workers, hands back at a drain, ends a crippled process.
+class WorkerHeartbeat(Vital):
+    """Says that the process lives, reclaims messages of expired workers, requeues at a drain, ends a crippled process.
 
     It goes on through the drain: the last message may take long.
     """
@@ -40,7 +40,7 @@ class Pulse(Vital):
         threads: Iterable[threading.Thread] = (),
         overdue: Callable[[], list[str]] = list,
     ) -> None:
-        super().__init__("pulse")
+        super().__init__("worker heartbeat")
         self._deliveries = deliveries
         self._worker = worker
         self._queues = tuple(queues)
@@ -48,54 +48,55 @@ class Pulse(Vital):
         self._overdue = overdue
         self._dead_after = dead_after
         self._interval = min(dead_after / 6, LONGEST_INTERVAL).total_seconds()
-        self._handed_back = False
-        # Redis may have been away until now, and everybody's signs be old.  Those who live give one meanwhile.
+        self._requeued = False
+        # Redis may have been away until now, and everybody's heartbeat be old.  Those who live give one meanwhile.
         self._trusts_from = time.monotonic() + 3 * self._interval
-        self._tells_from = 0.0
+        self._logs_from = 0.0
 
     def stop(self) -> None:
         """End the thread: the worker's are gone."""
         self.stopped.set()
 
     def work(self) -> None:
-        """Beat until stopped."""
+        """Say that it lives until stopped."""
         while not self.stopped.is_set():
             self.take_turn(self._turn)
-            interrupt = self.stopped if self._handed_back else shutdown.requested
+            interrupt = self.stopped if self._requeued else shutdown.requested
             interrupt.wait(self._interval)
 
     def _turn(self) -> None:
         if not shutdown.requested.is_set():
             self._look_after_threads()
         try:
-            if shutdown.requested.is_set() and not self._handed_back:
-                self._hand_back()
-            self._deliveries.beat()
+            if shutdown.requested.is_set() and not self._requeued:
+                self._requeue_unstarted()
+            self._deliveries.heartbeat()
             if time.monotonic() >= self._trusts_from:
-                self._rescue()
+                self._reclaim()
         except redis.RedisError as error:
-            log.warning("pulse failed", error=describe(error))
-            # Everybody's signs of life are missing now.  Those who live need time to give one.
+            log.warning("worker heartbeat failed", error=describe(error))
+            # Everybody's heartbeats are missing now.  Those who live need time to give one.
             self._trusts_from = time.monotonic() + self._dead_after.total_seconds()
             self.stopped.wait(self._interval)
 
-    def _hand_back(self) -> None:
-        count = sum(self._deliveries.hand_back(queue) for queue in self._worker.consumers)
-        self._handed_back = True
-        log.info("messages handed back", count=count)
+    def _requeue_unstarted(self) -> None:
+        count = sum(self._deliveries.requeue_unstarted(queue) for queue in self._worker.consumers)
+        self._requeued = True
+        log.info("messages requeued", count=count)
 
-    def _rescue(self) -> None:
-        for rescued in self._deliveries.rescue(self._queues, dead_after=self._dead_after, failed=self._not_rescued):
-            log.warning("messages rescued", silent=rescued.worker, queue=rescued.queue, count=rescued.taken)
-            for message_id, body in zip(rescued.poison, rescued.bodies, strict=True):
-                log.error("message given up", queue=rescued.queue, message_id=message_id, reason="poison")
+    def _reclaim(self) -> None:
+        found = self._deliveries.reclaim(self._queues, dead_after=self._dead_after, failed=self._not_reclaimed)
+        for reclaimed in found:
+            log.warning("messages reclaimed", silent=reclaimed.worker, queue=reclaimed.queue, count=reclaimed.taken)
+            for message_id, body in zip(reclaimed.poison, reclaimed.bodies, strict=True):
+                log.error("message dead-lettered", queue=reclaimed.queue, message_id=message_id, reason="poison")
                 worker_metrics.given_up(actor_of(body))
 
-    def _not_rescued(self, silent: str, error: redis.ResponseError) -> None:
+    def _not_reclaimed(self, worker: str, error: redis.ResponseError) -> None:
         """Say once a minute that messages cannot be taken, for as long as that is so."""
-        if time.monotonic() >= self._tells_from:
-            self._tells_from = time.monotonic() + TELLS_EVERY.total_seconds()
-            log.error("messages not rescued", silent=silent, error=describe(error))
+        if time.monotonic() >= self._logs_from:
+            self._logs_from = time.monotonic() + LOG_EVERY.total_seconds()
+            log.error("messages not reclaimed", silent=worker, error=describe(error))
 
     def _look_after_threads(self) -> None:
         threads = [*self._worker.workers, *self._worker.consumers.values(), *self._threads]

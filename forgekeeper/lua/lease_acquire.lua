@@ -8,8 +8,8 @@
 -- ARGV[3]  time to live, in seconds
 -- ARGV[4]  the most that any lease may have left, in seconds
 --
--- Returns 1 when the lease is the owner's, 0 when it is another's.  One who has it already, and
--- repeats himself after a lost reply, keeps it, renewed.
+-- Returns 1 when the lease is the owner's, 0 when it is another's.  An owner that has it already, and
+-- repeats itself after a lost reply, keeps it, renewed.
 
 local time = redis.call('time')
 local now = time[1] + time[2] / 1e6
@@ -25,7 +25,7 @@ if not redis.call('zscore', KEYS[1], ARGV[1]) then
   redis.call('hset', KEYS[3], ARGV[1], ARGV[2])
 elseif redis.call('hget', KEYS[3], ARGV[1]) ~= ARGV[2] then
   if tonumber(redis.call('zscore', KEYS[1], ARGV[1])) > now + ARGV[4] then
-    -- The clock was set back.  A holder who lives renews it; a dead one's would last until the clock has caught up.
+    -- The clock was set back.  A holder that lives renews it; a dead one's would last until the clock has caught up.
     redis.call('zadd', KEYS[1], now + ARGV[4], ARGV[1])
   end
   return 0

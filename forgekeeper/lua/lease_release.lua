@@ -1,4 +1,4 @@
--- Give a lease back, but only while it is still its owner's.
+-- Release a lease, but only while it is still its owner's.
 --
 -- KEYS[1]  forgekeeper:{leases}:until   sorted set, name by the second it expires
 -- KEYS[2]  forgekeeper:{leases}:since   sorted set, name by the second it was taken
@@ -6,7 +6,7 @@
 -- ARGV[1]  name
 -- ARGV[2]  owner, as in the hash
 --
--- Returns 1 when it was given back, 0 when it was not his any more.
+-- Returns 1 when it was released, 0 when it was not its owner's any more.
 
 if redis.call('hget', KEYS[3], ARGV[1]) ~= ARGV[2] then
   return 0

@@ -2,7 +2,7 @@
 
 Dramatiq's own end waits for its threads, and they wait for servers: for a Redis that is away
 to take an acknowledgement, for as long as it is away.  Whatever such a thread still has in
-hand is safe without it: a run whose row stays open is found dead, a message is rescued.
+hand is safe without it: a run whose row stays open is found dead, a message is reclaimed.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from forgekeeper.process.middleware import needed
 from forgekeeper.process.ready import Mark, tell_supervisor
 from forgekeeper.runs.attempt import describe, identity
 from metrics.threads import Thread
+from workers.delivery_broker import Broker as OurBroker
 
 SOON = 2.0
 """Seconds in which a process that is at nothing any more ends by itself; one whose servers are away does not."""
@@ -133,7 +134,7 @@ def _end(broker: OurBroker, *, status: int, tell: Callable[[], None] = lambda: N
     def last_words() -> None:
         tell()
         _end_programs()
-        _attempt(partial(hand_back, broker), *signals.at_last)
+        _attempt(partial(requeue_all, broker), *signals.at_last)
 
     with suppress(RuntimeError, MemoryError):  # no thread can be had: the end is not put off for that
         thread = Thread(last_words, "last words", timeout=LAST_WORDS)
@@ -155,8 +156,8 @@ def _attempt(*steps: Callable[[], None]) -> None:
         thread.join(max(0.0, ends - time.monotonic()))
 
 
-def hand_back(broker: OurBroker) -> None:
-    """Hand back all that this process has in hand, started or not.
+def requeue_all(broker: OurBroker) -> None:
+    """Requeue all that this process has in hand, started or not.
 
     Others may begin at once.  Their starts are forgotten, for it is not these messages that end the
     process; after three deployments a long one would be taken for poison.
@@ -165,7 +166,7 @@ def hand_back(broker: OurBroker) -> None:
         for queue, ids in broker.in_hand().items():
             broker.deliveries.requeue(queue, ids)
     except redis.RedisError as error:
-        log.warning("messages not handed back", error=describe(error))
+        log.warning("messages not requeued", error=describe(error))
 
 
 def _end_programs() -> None:

@@ -23,10 +23,8 @@ from forgekeeper.batches import queues as declared_queues
 from forgekeeper.boot import load
 from forgekeeper.connections import Limits, connect
 from forgekeeper.database import database, release
-from forgekeeper.delivery.consumer import Broker as OurBroker
-from forgekeeper.delivery.consumer import Delivery
-from forgekeeper.delivery.enqueue_unique import TOKEN, push_once
-from forgekeeper.delivery.worker_heartbeat import Pulse
+from forgekeeper.delivery.enqueue_unique import TOKEN, enqueue_unique
+from forgekeeper.delivery.worker_heartbeat import WorkerHeartbeat
 from forgekeeper.process import signals
 from forgekeeper.process.presence import AtWork, Presence
 from forgekeeper.process.tracing import HEADER
@@ -35,6 +33,8 @@ from forgekeeper.runs.child import Child
 from forgekeeper.runs.runner import Runner
 from forgekeeper.settings import Settings
 from metrics import logs
+from workers.delivery_broker import Broker as OurBroker
+from workers.hands import Delivery
 
 ORIGIN = {RUN, HEADER}
 """What a message's options say of where it comes from."""
@@ -87,7 +87,7 @@ class Clients(Middleware):
         settings = load()
         # Not what Dramatiq has put in its place: a pipe to the master, in whose death lines would be lost.
         logs.configure(settings.log_format, settings.log_level, sys.__stderr__, told=worker_metrics.line_written)
-        # One connection for each thread, one for the heart, one for the process's presence.
+        # One connection for each thread, one for the heartbeat of runs, one for the process's presence.
         connect(settings, Limits.of_worker(settings), name="worker", connections=settings.worker_threads + 2)
 
     def before_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
@@ -108,35 +108,35 @@ class Holding(Middleware):
 
     def __init__(self, at_work: AtWork | None = None) -> None:
         self._at_work = at_work or AtWork()
-        self._pulse: Pulse | None = None
+        self._heartbeat: WorkerHeartbeat | None = None
 
     @needed
     def after_process_boot(self, broker: Broker) -> None:
-        """Make this process a worker of its own, among those whose silence is noticed."""
+        """Make this process a worker of its own, among those that are found expired."""
         assert isinstance(broker, OurBroker)
         broker.enrol()
 
     @needed
     def after_worker_boot(self, broker: Broker, worker: Worker) -> None:
-        """Start the pulse."""
+        """Start the heartbeat."""
         assert isinstance(broker, OurBroker)
         queues = {*declared_queues(), *broker.get_declared_queues()}
         # A thread of Dramatiq's own, without which a run that hangs does so for ever.
         managers = [one.manager for one in broker.middleware if isinstance(one, TimeLimit)]
         limits = [manager for manager in managers if isinstance(manager, Thread)]
-        self._pulse = Pulse(
+        self._heartbeat = WorkerHeartbeat(
             *(broker.deliveries, worker),
             queues=queues,
             dead_after=load().dead_after,
             threads=limits,
             overdue=partial(self._at_work.overdue, _longest(broker)),
         )
-        self._pulse.start()
+        self._heartbeat.start()
 
     def after_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
-        """Stop the pulse: nothing is in hand any more."""
-        assert self._pulse is not None
-        self._pulse.stop()
+        """Stop the heartbeat: nothing is in hand any more."""
+        assert self._heartbeat is not None
+        self._heartbeat.stop()
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
         """Note the start; skip a message that was taken from us, or that a drain lets nobody start."""
@@ -318,7 +318,7 @@ class Children(Middleware):
             actor = broker.get_actor(message.actor_name)
             origin = {name: value for name, value in message.options.items() if name in ORIGIN}
             successor = actor.message_with_options(args=message.args, **origin)
-            push_once(broker, successor.copy(message_id=message.message_id))
+            enqueue_unique(broker, successor.copy(message_id=message.message_id))
 
 
 class ChildRetries(Retries):

@@ -8,7 +8,7 @@ from typing import Any
 from dramatiq import Message
 
 from forgekeeper.batches import BatchSpec
-from forgekeeper.delivery.enqueue_unique import TOKEN, is_dead, push_once
+from forgekeeper.delivery.enqueue_unique import TOKEN, enqueue_unique, is_dead
 from forgekeeper.process.broker import broker
 from forgekeeper.runs.ledger import JobRun
 
@@ -25,7 +25,7 @@ class RunMessages:
 
     def enqueue(self, run: JobRun) -> bool:
         """Send the run's message; return False when it is on its way already."""
-        return push_once(broker, message_of(self.batch, run))
+        return enqueue_unique(broker, message_of(self.batch, run))
 
 
 def message_of(batch: BatchSpec, run: JobRun) -> Message[Any]:

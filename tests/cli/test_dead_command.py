@@ -16,7 +16,7 @@ from dramatiq.brokers.redis import RedisBroker
 from forgekeeper.batches import BATCHES, queues
 from forgekeeper.connections import client
 from forgekeeper.database import now
-from forgekeeper.delivery.enqueue_unique import depth, push_once
+from forgekeeper.delivery.enqueue_unique import depth, enqueue_unique
 from forgekeeper.process.broker import NAMESPACE, broker
 from forgekeeper.process.run_messages import RunMessages, message_of
 from forgekeeper.runs import reconcile
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("database")
 def bury(message, by=None):
     """Send a message, and refuse it as a worker does: a bare Dramatiq one, which notes no reason, or ours."""
     by = by or RedisBroker(client=client, namespace=NAMESPACE, middleware=[])
-    push_once(broker, message)
+    enqueue_unique(broker, message)
     by.do_fetch(message.queue_name, 1)
     by.do_nack(message.queue_name, message.message_id)
 
@@ -195,7 +195,7 @@ def test_a_replayed_child_is_back_in_its_queue(main):
 
 def test_a_child_that_is_on_its_way_is_left_to_itself_and_its_letter_kept(main):
     letter_id = child(7)
-    push_once(broker, Message(QUEUE, CHILD, (7,), {}, {}, letter_id))
+    enqueue_unique(broker, Message(QUEUE, CHILD, (7,), {}, {}, letter_id))
 
     result = main("dead", "replay", letter_id)
 
@@ -313,7 +313,7 @@ def test_replaying_all_of_no_dead_letters_is_no_error(main):
 
 def test_a_dry_run_says_what_a_replay_would_do_and_does_nothing(main):
     letters = {child(1), child(2), batch(), batch()}
-    push_once(broker, Message(QUEUE, CHILD, (2,), {}, {}, f"{CHILD}:2"))
+    enqueue_unique(broker, Message(QUEUE, CHILD, (2,), {}, {}, f"{CHILD}:2"))
 
     planned = main("dead", "replay", "--all", "--dry-run", "--json").json
     unchanged = (dead(), waiting(), JobRun.open(NAME)) == (letters, [f"{CHILD}:2"], None)
@@ -356,7 +356,7 @@ def test_a_letter_that_stays_where_it_is_leaves_no_audit_line(main, options):
     spoil(child(7), b"nonsense")
     letter_id = child(8)
     if not options:
-        push_once(broker, Message(QUEUE, CHILD, (8,), {}, {}, letter_id))
+        enqueue_unique(broker, Message(QUEUE, CHILD, (8,), {}, {}, letter_id))
 
     result = main("dead", "replay", "--all", *options)
 

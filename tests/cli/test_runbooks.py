@@ -15,7 +15,7 @@ import pytest
 from dramatiq import Message
 
 from forgekeeper.connections import client
-from forgekeeper.delivery.enqueue_unique import push_once
+from forgekeeper.delivery.enqueue_unique import enqueue_unique
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.locks import lease
 from forgekeeper.process.broker import broker
@@ -95,7 +95,7 @@ def bring_back():
     Batch.update(paused_until=None).execute()
     if not client.exists(f"{broker.namespace}:git.XQ"):
         client.delete(f"{broker.namespace}:git", f"{broker.namespace}:git.msgs")
-        push_once(broker, Message("git", "clean_project_refs", (1,), {}, {}, LETTER))
+        enqueue_unique(broker, Message("git", "clean_project_refs", (1,), {}, {}, LETTER))
         broker.do_fetch("git", 1)
         broker.do_nack("git", LETTER)
 

@@ -13,7 +13,7 @@ from dramatiq.middleware import Retries
 
 from forgekeeper.delivery import dead_letters
 from forgekeeper.delivery.dead_letters import Malformed
-from forgekeeper.delivery.enqueue_unique import depth, forget_dead, push_once
+from forgekeeper.delivery.enqueue_unique import depth, enqueue_unique, forget_dead
 from forgekeeper.embedded.waiting import wait_until
 
 QUEUE, OTHER = "git", "objects"
@@ -47,7 +47,7 @@ def die(broker):
 
     def die(*ids, queue=QUEUE, **options):
         for message_id in ids:
-            push_once(broker, Message(queue, "clean", (1, "a"), {"deep": True}, options, message_id))
+            enqueue_unique(broker, Message(queue, "clean", (1, "a"), {"deep": True}, options, message_id))
             broker.do_fetch(queue, 1)
             broker.do_nack(queue, message_id)
 
@@ -82,7 +82,7 @@ def keys(client):
 
 
 def push(broker, message_id):
-    return push_once(broker, Message(QUEUE, "clean", (), {}, {}, message_id))
+    return enqueue_unique(broker, Message(QUEUE, "clean", (), {}, {}, message_id))
 
 
 def note(client, message_id, reason):

@@ -62,8 +62,8 @@ def body(message_id, version=0, queue=QUEUE):
     return Message(queue, "actor", (), {}, options, message_id, version).encode()
 
 
-def put(worker, *message_ids, queue=QUEUE):
-    return [worker.put(queue, message_id, body(message_id, queue=queue)) for message_id in message_ids]
+def enqueue(worker, *message_ids, queue=QUEUE):
+    return [worker.enqueue(queue, message_id, body(message_id, queue=queue)) for message_id in message_ids]
 
 
 def ids(fetched):
@@ -85,7 +85,7 @@ def die_of(worker, message_id, *, other):
     worker.fetch(QUEUE, limit=10)
     assert worker.start(QUEUE, message_id, counted=True)
     fall_silent(worker)
-    return other.rescue(QUEUES, dead_after=DEAD_AFTER)
+    return other.reclaim(QUEUES, dead_after=DEAD_AFTER)
 
 
 def dead_letters(client):
@@ -96,24 +96,24 @@ def dead_letters(client):
 
 
 def test_only_those_who_have_something_in_hand_or_beat_are_workers(client, worker, other):
-    put(worker, "1")
+    enqueue(worker, "1")
     assert client.zcard(HEARTBEATS) == 0
 
     worker.fetch(QUEUE, limit=1)
-    other.beat()
+    other.heartbeat()
 
     assert set(client.zrange(HEARTBEATS, 0, -1)) == {b"worker", b"other"}
 
 
 def test_a_sign_of_life_bears_the_time_of_redis(client, worker):
-    worker.beat()
+    worker.heartbeat()
 
     seconds, micros = client.time()
     assert 0 <= seconds * 1000 + micros // 1000 - client.zscore(HEARTBEATS, "worker") < 10_000
 
 
 def test_a_bare_dramatiq_worker_fetches_and_ends_what_we_put_and_retried(client, worker):
-    put(worker, "1", "2")
+    enqueue(worker, "1", "2")
     (fetched,) = worker.fetch(QUEUE, limit=1)
     worker.retry(QUEUE, fetched, body("1", 1, LINE))
     bare = RedisBroker(client=client, namespace=NAMESPACE, middleware=[])
@@ -128,18 +128,18 @@ def test_a_bare_dramatiq_worker_fetches_and_ends_what_we_put_and_retried(client,
 
 
 def test_what_a_silent_bare_worker_had_in_hand_is_rescued(client, worker):
-    put(worker, "1")
+    enqueue(worker, "1")
     bare = RedisBroker(client=client, namespace=NAMESPACE, middleware=[])
     bare.do_fetch(QUEUE, 1)
     client.zadd(HEARTBEATS, {bare.broker_id: 0})
 
-    worker.rescue(QUEUES, dead_after=DEAD_AFTER)
+    worker.reclaim(QUEUES, dead_after=DEAD_AFTER)
 
     assert (ready(client), client.zcard(HEARTBEATS)) == (["1"], 0)
 
 
 def test_a_dead_letter_bears_its_reason(client, worker):
-    put(worker, "1")
+    enqueue(worker, "1")
     worker.fetch(QUEUE, limit=1)
 
     worker.nack(QUEUE, "1", reason="ValueError: no")
@@ -152,92 +152,92 @@ def test_a_dead_letter_bears_its_reason(client, worker):
 
 
 def test_a_worker_that_died_while_the_clock_was_ahead_is_found_silent_once_it_is_right(client, worker, other):
-    put(worker, "1")
+    enqueue(worker, "1")
     worker.fetch(QUEUE, limit=1)
     client.zadd(HEARTBEATS, {worker.worker: (client.time()[0] + 86400) * 1000})
 
-    first = other.rescue(QUEUES, dead_after=DEAD_AFTER)
-    rescued = wait_until(lambda: other.rescue(QUEUES, dead_after=timedelta(milliseconds=1)), 10)
+    first = other.reclaim(QUEUES, dead_after=DEAD_AFTER)
+    reclaimed = wait_until(lambda: other.reclaim(QUEUES, dead_after=timedelta(milliseconds=1)), 10)
 
-    assert (first, rescued, ready(client)) == ([], True, ["1"])
+    assert (first, reclaimed, ready(client)) == ([], True, ["1"])
 
 
 def test_the_messages_of_a_silent_worker_are_at_the_head_of_the_queue(client, worker, other):
-    put(worker, "1", "2", "3")
+    enqueue(worker, "1", "2", "3")
     worker.fetch(QUEUE, limit=1)
     fall_silent(worker)
 
-    (rescued,) = other.rescue(QUEUES, dead_after=DEAD_AFTER)
+    (reclaimed,) = other.reclaim(QUEUES, dead_after=DEAD_AFTER)
 
-    assert (rescued.worker, rescued.queue, rescued.taken, rescued.poison) == ("worker", QUEUE, 1, [])
+    assert (reclaimed.worker, reclaimed.queue, reclaimed.taken, reclaimed.poison) == ("worker", QUEUE, 1, [])
     assert ready(client) == ["1", "2", "3"]
     assert client.zcard(HEARTBEATS) == 0
 
 
 @pytest.mark.parametrize("queue", [QUEUE, LINE, "other", "other.DQ"])
 def test_every_queue_is_rescued(client, worker, other, queue):
-    put(worker, "1", queue=queue)
+    enqueue(worker, "1", queue=queue)
     worker.fetch(queue, limit=1)
     fall_silent(worker)
 
-    other.rescue(QUEUES, dead_after=DEAD_AFTER)
+    other.reclaim(QUEUES, dead_after=DEAD_AFTER)
 
     assert ready(client, queue) == ["1"]
 
 
 def test_more_than_a_chunk_is_rescued_at_once(client, worker, other):
     many = [str(number) for number in range(2 * CHUNK + 1)]
-    put(worker, *many)
+    enqueue(worker, *many)
     while worker.fetch(QUEUE, limit=CHUNK):
         pass
     fall_silent(worker)
 
-    other.rescue(QUEUES, dead_after=DEAD_AFTER)
+    other.reclaim(QUEUES, dead_after=DEAD_AFTER)
 
     assert sorted(ready(client)) == sorted(many)
 
 
 def test_a_worker_that_shows_itself_in_time_keeps_its_messages(client, worker, other):
-    put(worker, "1")
+    enqueue(worker, "1")
     worker.fetch(QUEUE, limit=1)
     fall_silent(worker)
-    worker.beat()
+    worker.heartbeat()
 
-    assert other.rescue(QUEUES, dead_after=DEAD_AFTER) == []
+    assert other.reclaim(QUEUES, dead_after=DEAD_AFTER) == []
     assert (ready(client), worker.ack(QUEUE, "1")) == ([], True)
 
 
 def test_a_worker_that_was_stopped_for_long_does_not_take_its_messages_from_itself(client, worker):
-    put(worker, "1")
+    enqueue(worker, "1")
     worker.fetch(QUEUE, limit=1)
     fall_silent(worker)
 
-    assert worker.rescue(QUEUES, dead_after=DEAD_AFTER) == []
+    assert worker.reclaim(QUEUES, dead_after=DEAD_AFTER) == []
     assert (ready(client), worker.ack(QUEUE, "1")) == ([], True)
 
 
 def test_a_worker_that_shows_itself_while_it_is_being_rescued_keeps_the_rest(client, worker, other, monkeypatch):
-    put(worker, "1")
+    enqueue(worker, "1")
     worker.fetch(QUEUE, limit=1)
     fall_silent(worker)
 
     def call_late(client, script, **arguments):
-        if script == "worker_rescue":
-            call(client, "worker_beat", keys=[HEARTBEATS], args=["worker"])
+        if script == "worker_reclaim":
+            call(client, "worker_heartbeat", keys=[HEARTBEATS], args=["worker"])
         return call(client, script, **arguments)
 
     monkeypatch.setattr(deliveries, "call", call_late)
 
-    assert other.rescue(QUEUES, dead_after=DEAD_AFTER) == []
+    assert other.reclaim(QUEUES, dead_after=DEAD_AFTER) == []
     assert (ready(client), worker.ack(QUEUE, "1")) == ([], True)
     assert client.zscore(HEARTBEATS, "worker") is not None
 
 
 def test_a_worker_that_comes_back_too_late_changes_nothing(client, worker, other):
-    put(worker, "1")
+    enqueue(worker, "1")
     (fetched,) = worker.fetch(QUEUE, limit=1)
     fall_silent(worker)
-    other.rescue(QUEUES, dead_after=DEAD_AFTER)
+    other.reclaim(QUEUES, dead_after=DEAD_AFTER)
     other.fetch(QUEUE, limit=1)
 
     answers = [
@@ -246,8 +246,8 @@ def test_a_worker_that_comes_back_too_late_changes_nothing(client, worker, other
         worker.nack(QUEUE, *fetched, reason="late"),
         worker.ack(QUEUE, *fetched),
         bool(worker.requeue(QUEUE, ["1"])),
-        bool(worker.reclaim(QUEUE, [])),
-        bool(worker.hand_back(QUEUE)),
+        bool(worker.requeue_lost(QUEUE, [])),
+        bool(worker.requeue_unstarted(QUEUE)),
     ]
 
     assert answers == [False] * len(answers)
@@ -255,10 +255,10 @@ def test_a_worker_that_comes_back_too_late_changes_nothing(client, worker, other
 
 
 def test_a_worker_that_comes_back_and_fetches_is_watched_again(client, worker, other):
-    put(worker, "1")
-    worker.beat()
+    enqueue(worker, "1")
+    worker.heartbeat()
     fall_silent(worker)
-    other.rescue(QUEUES, dead_after=DEAD_AFTER)
+    other.reclaim(QUEUES, dead_after=DEAD_AFTER)
 
     worker.fetch(QUEUE, limit=1)
 
@@ -267,7 +267,7 @@ def test_a_worker_that_comes_back_and_fetches_is_watched_again(client, worker, o
 
 def test_nothing_walks_through_all_keys(client, worker, other):
     client.config_resetstat()
-    put(worker, "1")
+    enqueue(worker, "1")
     die_of(worker, "1", other=other)
 
     assert not {"cmdstat_keys", "cmdstat_scan"} & set(client.info("commandstats"))
@@ -277,76 +277,76 @@ def test_nothing_walks_through_all_keys(client, worker, other):
 
 
 def test_the_third_death_is_a_dead_letter_and_the_neighbours_go_on(client, hire, other):
-    put(other, "bad", "good")
+    enqueue(other, "bad", "good")
     for life in range(MAX_DEATHS - 1):
-        assert [rescued.poison for rescued in die_of(hire(f"worker-{life}"), "bad", other=other)] == [[]]
+        assert [reclaimed.poison for reclaimed in die_of(hire(f"worker-{life}"), "bad", other=other)] == [[]]
         assert sorted(ready(client)) == ["bad", "good"]
 
-    (rescued,) = die_of(hire("last"), "bad", other=other)
+    (reclaimed,) = die_of(hire("last"), "bad", other=other)
 
-    assert (rescued.taken, rescued.poison, ready(client)) == (2, ["bad"], ["good"])
+    assert (reclaimed.taken, reclaimed.poison, ready(client)) == (2, ["bad"], ["good"])
     assert dead_letters(client) == {"bad": "poison"}
     assert client.hget(f"{NAMESPACE}:{QUEUE}.XQ.msgs", "bad") == body("bad")
 
 
 def test_messages_that_had_not_started_are_innocent_however_often_their_workers_die(client, hire, other):
-    put(other, "1")
+    enqueue(other, "1")
     for life in range(2 * MAX_DEATHS):
         worker = hire(f"worker-{life}")
         worker.fetch(QUEUE, limit=1)
         fall_silent(worker)
-        other.rescue(QUEUES, dead_after=DEAD_AFTER)
+        other.reclaim(QUEUES, dead_after=DEAD_AFTER)
 
     assert (ready(client), dead_letters(client)) == (["1"], {})
 
 
 def test_a_message_that_waits_unstarted_where_the_third_death_happens_is_not_given_up(client, hire, other):
-    put(other, "bad")
+    enqueue(other, "bad")
     for life in range(MAX_DEATHS - 1):
         die_of(hire(f"worker-{life}"), "bad", other=other)
     bystander = hire("bystander")
     bystander.fetch(QUEUE, limit=1)
     fall_silent(bystander)
 
-    other.rescue(QUEUES, dead_after=DEAD_AFTER)
+    other.reclaim(QUEUES, dead_after=DEAD_AFTER)
 
     assert (ready(client), dead_letters(client)) == (["bad"], {})
 
 
 def test_a_message_with_all_its_deaths_that_waits_unstarted_is_not_given_up(client, worker, other):
-    put(other, "1")
+    enqueue(other, "1")
     for _ in range(MAX_DEATHS):
         other.fetch(QUEUE, limit=1)
         other.start(QUEUE, "1", counted=True)
-        other.reclaim(QUEUE, [])
+        other.requeue_lost(QUEUE, [])
     worker.fetch(QUEUE, limit=1)
     fall_silent(worker)
 
-    other.rescue(QUEUES, dead_after=DEAD_AFTER)
+    other.reclaim(QUEUES, dead_after=DEAD_AFTER)
 
     assert (ready(client), dead_letters(client)) == (["1"], {})
 
 
 def test_deaths_of_a_message_that_another_counts_are_not_counted_here(client, hire, other):
-    put(other, "run")
+    enqueue(other, "run")
     for life in range(2 * MAX_DEATHS):
         worker = hire(f"worker-{life}")
         worker.fetch(QUEUE, limit=1)
         worker.start(QUEUE, "run", counted=False)
         fall_silent(worker)
-        other.rescue(QUEUES, dead_after=DEAD_AFTER)
+        other.reclaim(QUEUES, dead_after=DEAD_AFTER)
 
     assert (ready(client), dead_letters(client)) == (["run"], {})
 
 
 def ended_by_ack(worker, fetched):
     worker.ack(QUEUE, *fetched)
-    put(worker, "1")
+    enqueue(worker, "1")
 
 
 def ended_by_nack(worker, fetched):
     worker.nack(QUEUE, *fetched, reason="no")
-    put(worker, "1")
+    enqueue(worker, "1")
 
 
 def ended_by_retry(worker, fetched):
@@ -361,7 +361,7 @@ def ended_by_requeue(worker, fetched):
 
 @pytest.mark.parametrize("end", [ended_by_ack, ended_by_nack, ended_by_retry, ended_by_requeue])
 def test_every_orderly_end_clears_the_count(client, hire, other, end):
-    put(other, "1")
+    enqueue(other, "1")
     for life in range(MAX_DEATHS - 1):
         die_of(hire(f"worker-{life}"), "1", other=other)
     (fetched,) = other.fetch(QUEUE, limit=1)
@@ -369,27 +369,27 @@ def test_every_orderly_end_clears_the_count(client, hire, other, end):
 
     end(other, fetched)
 
-    (rescued,) = die_of(hire("another"), "1", other=other)
-    assert (rescued.poison, ready(client)) == ([], ["1"])
+    (reclaimed,) = die_of(hire("another"), "1", other=other)
+    assert (reclaimed.poison, ready(client)) == ([], ["1"])
 
 
 def test_handing_back_a_message_that_has_not_started_does_not_clear_its_deaths(client, hire, other):
-    put(other, "bad")
+    enqueue(other, "bad")
     for life in range(MAX_DEATHS - 1):
         die_of(hire(f"worker-{life}"), "bad", other=other)
     other.fetch(QUEUE, limit=1)
     other.requeue(QUEUE, ["bad"])
 
-    (rescued,) = die_of(hire("last"), "bad", other=other)
+    (reclaimed,) = die_of(hire("last"), "bad", other=other)
 
-    assert rescued.poison == ["bad"]
+    assert reclaimed.poison == ["bad"]
 
 
 # Ends
 
 
 def test_messages_go_back_to_the_head_in_their_order(client, worker):
-    put(worker, "1", "2", "3")
+    enqueue(worker, "1", "2", "3")
     fetched = ids(worker.fetch(QUEUE, limit=2))
 
     assert worker.requeue(QUEUE, fetched) == 2
@@ -410,12 +410,12 @@ def try_again(worker, fetched):
 
 @pytest.mark.parametrize("end", [acknowledge, give_up, try_again])
 def test_an_end_repeated_after_a_lost_reply_does_not_end_the_next_message_of_that_id(worker, end):
-    put(worker, "1")
+    enqueue(worker, "1")
     (first,) = worker.fetch(QUEUE, limit=1)
     end(worker, first)
     for waiting in worker.fetch(LINE, limit=1):
         worker.due(QUEUE, waiting, body("1", 1))
-    worker.put(QUEUE, "1", body("1", 1))
+    worker.enqueue(QUEUE, "1", body("1", 1))
     (second,) = worker.fetch(QUEUE, limit=1)
 
     again = end(worker, first)
@@ -424,7 +424,7 @@ def test_an_end_repeated_after_a_lost_reply_does_not_end_the_next_message_of_tha
 
 
 def test_a_wait_that_is_ended_again_after_a_lost_reply_does_not_end_the_next_one_of_that_id(worker):
-    put(worker, "1", queue=LINE)
+    enqueue(worker, "1", queue=LINE)
     (first,) = worker.fetch(LINE, limit=1)
     worker.due(QUEUE, first, body("1"))
     (message,) = worker.fetch(QUEUE, limit=1)
@@ -437,24 +437,24 @@ def test_a_wait_that_is_ended_again_after_a_lost_reply_does_not_end_the_next_one
 
 
 def test_what_was_started_is_not_handed_back(client, worker):
-    put(worker, "1", "2")
+    enqueue(worker, "1", "2")
     worker.fetch(QUEUE, limit=2)
     worker.start(QUEUE, "1", counted=True)
 
-    assert worker.hand_back(QUEUE) == 1
+    assert worker.requeue_unstarted(QUEUE) == 1
     assert (ready(client), worker.start(QUEUE, "2", counted=True), worker.ack(QUEUE, "1")) == (["2"], False, True)
 
 
 def test_what_a_lost_reply_brought_is_reclaimed(client, worker):
-    put(worker, "1", "2")
+    enqueue(worker, "1", "2")
     worker.fetch(QUEUE, limit=2)
 
-    assert worker.reclaim(QUEUE, ["1"]) == 1
+    assert worker.requeue_lost(QUEUE, ["1"]) == 1
     assert (ready(client), worker.ack(QUEUE, "1")) == (["2"], True)
 
 
 def test_an_id_without_a_body_is_dropped(client, worker):
-    put(worker, "1", "2")
+    enqueue(worker, "1", "2")
     client.hdel(f"{NAMESPACE}:{QUEUE}.msgs", "1")
 
     assert ids(worker.fetch(QUEUE, limit=2)) == ["2"]
@@ -462,7 +462,7 @@ def test_an_id_without_a_body_is_dropped(client, worker):
 
 
 def test_a_delayed_message_whose_id_is_queued_already_does_not_double_it(client, worker):
-    put(worker, "1", queue=LINE)
+    enqueue(worker, "1", queue=LINE)
     (waiting,) = worker.fetch(LINE, limit=1)
     # As somebody would who does not know our rules.
     client.hset(f"{NAMESPACE}:{QUEUE}.msgs", "1", body("1"))
@@ -485,12 +485,12 @@ def full(client):
 
 
 def test_a_full_redis_refuses_new_messages_and_lets_the_others_out(client, worker, other):
-    put(worker, "done", "retried", "given up")
-    put(worker, "waiting", queue=LINE)
-    worker.beat()
+    enqueue(worker, "done", "retried", "given up")
+    enqueue(worker, "waiting", queue=LINE)
+    worker.heartbeat()
     with full(client):
         with pytest.raises(redis.ResponseError, match="maxmemory"):
-            put(worker, "new")
+            enqueue(worker, "new")
 
         fetched = worker.fetch(QUEUE, limit=3)
         started = [worker.start(QUEUE, one.id, counted=True) for one in fetched]
@@ -501,19 +501,19 @@ def test_a_full_redis_refuses_new_messages_and_lets_the_others_out(client, worke
             worker.due(QUEUE, worker.fetch(LINE, limit=1)[0], body("waiting", 1)),
         ]
         fall_silent_before = client.zscore(HEARTBEATS, "worker")
-        worker.beat()
+        worker.heartbeat()
 
         assert (ids(fetched), started, ended) == (["done", "retried", "given up"], [True] * 3, [True] * 4)
         assert client.zscore(HEARTBEATS, "worker") >= fall_silent_before
 
 
 def test_a_full_redis_lets_the_messages_of_a_silent_worker_be_rescued(client, worker, other):
-    put(worker, "1")
+    enqueue(worker, "1")
     worker.fetch(QUEUE, limit=1)
     fall_silent(worker)
 
     with full(client):
-        other.rescue(QUEUES, dead_after=DEAD_AFTER)
+        other.reclaim(QUEUES, dead_after=DEAD_AFTER)
 
     assert ready(client) == ["1"]
 
@@ -573,7 +573,7 @@ class Machine(RuleBasedStateMachine):
     def somebody_puts_a_message(self, message_id, queue):
         new = self.fresh(message_id, queue)
 
-        accepted = self.workers["a"].put(queue, message_id, new)
+        accepted = self.workers["a"].enqueue(queue, message_id, new)
 
         assert accepted == (message_id not in self.where)
         if accepted:
@@ -690,7 +690,7 @@ class Machine(RuleBasedStateMachine):
             if where == (queue, name) and (name, queue, message_id) not in self.started
         ]
 
-        assert self.workers[name].hand_back(queue) == len(unstarted)
+        assert self.workers[name].requeue_unstarted(queue) == len(unstarted)
 
         for message_id in unstarted:
             self.where[message_id] = (queue, None)
@@ -704,7 +704,7 @@ class Machine(RuleBasedStateMachine):
             if where == (queue, name) and message_id.encode() not in held
         ]
 
-        assert self.workers[name].reclaim(queue, held) == len(strange)
+        assert self.workers[name].requeue_lost(queue, held) == len(strange)
 
         for message_id in strange:
             self.settled(name, queue, message_id, (queue, None), clears=False)
@@ -723,13 +723,13 @@ class Machine(RuleBasedStateMachine):
 
     @rule(name=picks)
     def a_worker_beats(self, name):
-        self.workers[name].beat()
+        self.workers[name].heartbeat()
         self.silent.discard(name)
 
     @precondition(lambda self: self.silent)
     @rule(name=picks)
     def somebody_rescues(self, name):
-        found = self.workers[name].rescue(QUEUES, dead_after=DEAD_AFTER)
+        found = self.workers[name].reclaim(QUEUES, dead_after=DEAD_AFTER)
 
         poison, silent = set(), self.silent - {name}
         for message_id, (queue, holder) in list(self.where.items()):
@@ -742,7 +742,7 @@ class Machine(RuleBasedStateMachine):
                 self.settled(holder, queue, message_id, (queue, None), clears=False)
         self.dead |= poison
         self.silent -= silent
-        assert {message_id for rescued in found for message_id in rescued.poison} == poison
+        assert {message_id for reclaimed in found for message_id in reclaimed.poison} == poison
 
     @invariant()
     def every_message_is_in_exactly_one_place(self):

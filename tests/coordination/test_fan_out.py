@@ -10,7 +10,7 @@ from dramatiq.brokers.redis import RedisBroker
 from dramatiq.middleware import Middleware, MiddlewareError, SkipMessage
 
 from forgekeeper.delivery.enqueue_many import CHUNK, Enqueued, enqueue_many
-from forgekeeper.delivery.enqueue_unique import push_once
+from forgekeeper.delivery.enqueue_unique import enqueue_unique
 
 QUEUE = "git"
 
@@ -87,12 +87,12 @@ def test_it_leaves_what_send_leaves(broker, clean, args):
     assert {k: v for k, v in ours.items() if k not in varying} == {k: v for k, v in sent.items() if k not in varying}
 
 
-def test_it_leaves_what_push_once_leaves(broker, clean):
+def test_it_leaves_what_enqueue_unique_leaves(broker, clean):
     enqueue_many(broker, clean, [("clean:7", (7,))])
     ours = left(broker), ready(broker), bodies(broker)[b"clean:7"]
     broker.client.flushdb()
 
-    push_once(broker, dramatiq.Message.decode(ours[2]))
+    enqueue_unique(broker, dramatiq.Message.decode(ours[2]))
 
     assert ours == (left(broker), ready(broker), bodies(broker)[b"clean:7"])
 

@@ -28,7 +28,7 @@ connect(settings, Limits.of_worker(settings), name="test", connections=1)
 client.ping()
 sys.addaudithook(refuse)
 deliveries = Deliveries(client, "scripts", "me")
-print(deliveries.put("q", "1", b"body"), deliveries.fetch("q", limit=1)[0].id, deliveries.ack("q", "1"))
+print(deliveries.enqueue("q", "1", b"body"), deliveries.fetch("q", limit=1)[0].id, deliveries.ack("q", "1"))
 """
 
 
@@ -43,7 +43,7 @@ def test_a_process_that_has_connected_opens_no_file_to_take_a_step(database):
 @pytest.mark.parametrize("left", [0, 300])
 def test_a_script_of_which_a_part_is_missing_is_refused(tmp_path, monkeypatch, left):
     shutil.copytree(str(scripts.FOLDERS[1]), tmp_path / "lua")
-    script = tmp_path / "lua" / "worker_beat.lua"
+    script = tmp_path / "lua" / "worker_heartbeat.lua"
     script.write_text(script.read_text()[:left])
     monkeypatch.setattr(scripts, "FOLDERS", [tmp_path / "lua"])
     scripts._script.cache_clear()

@@ -12,7 +12,7 @@ from dramatiq.brokers.redis import RedisBroker
 from forgekeeper.delivery import dead_letters, queues
 from forgekeeper.delivery.deliveries import Deliveries, Fetched, Refused
 from forgekeeper.delivery.enqueue_many import enqueue_many
-from forgekeeper.delivery.enqueue_unique import depth, push_once
+from forgekeeper.delivery.enqueue_unique import depth, enqueue_unique
 from forgekeeper.delivery.sizes import AT_ONCE, LARGEST, LARGEST_FETCHED, MessageTooLarge, groups
 
 NAMESPACE, QUEUE, LINE = "sizes", "q", "q.DQ"
@@ -61,12 +61,12 @@ def reasons(client):
 
 
 def test_a_message_may_have_a_megabyte(broker):
-    assert push_once(broker, message(LARGEST))
+    assert enqueue_unique(broker, message(LARGEST))
 
 
 def test_a_larger_one_is_refused_with_a_sentence_and_nothing_is_put_in(broker, client):
     with pytest.raises(MessageTooLarge, match=r"message 7 of act has 1,000,001 bytes, and may have 1,000,000: keep"):
-        push_once(broker, message(LARGEST + 1))
+        enqueue_unique(broker, message(LARGEST + 1))
 
     assert client.keys() == []
 
@@ -130,9 +130,9 @@ def test_poison_that_is_too_large_is_given_up_without_its_body(worker, client):
         client.sadd(f"{NAMESPACE}:__{kind}__.worker.{QUEUE}", "7")
     client.zadd(f"{NAMESPACE}:__heartbeats__", {"worker": 0})
 
-    (rescued,) = Deliveries(client, NAMESPACE, "other").rescue([QUEUE], dead_after=timedelta(minutes=1))
+    (reclaimed,) = Deliveries(client, NAMESPACE, "other").reclaim([QUEUE], dead_after=timedelta(minutes=1))
 
-    assert (rescued.poison, rescued.bodies) == (["7"], [b""])
+    assert (reclaimed.poison, reclaimed.bodies) == (["7"], [b""])
 
 
 # Looking

@@ -62,8 +62,8 @@ def test_every_key_that_a_delivery_leaves_is_listed_and_of_its_type(urls):
         client.set(keys.INSTALLATION, "id")
         worker = Deliveries(client, "keys", "me")
         for number in "123456":
-            worker.put("q", number, b"body")
-        worker.put("q.DQ", "7", b"body")
+            worker.enqueue("q", number, b"body")
+        worker.enqueue("q.DQ", "7", b"body")
         dead, later, *_ = worker.fetch("q", limit=3)
         worker.start("q", dead.id, counted=True)
         worker.nack("q", *dead, reason="no")

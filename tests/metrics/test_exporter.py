@@ -19,7 +19,7 @@ from prometheus_client import generate_latest
 
 from forgekeeper.connections import client
 from forgekeeper.database import backlog, database, now
-from forgekeeper.delivery.enqueue_unique import push_once
+from forgekeeper.delivery.enqueue_unique import enqueue_unique
 from forgekeeper.delivery.sizes import LARGEST_FETCHED
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.flags import FeatureFlag
@@ -386,7 +386,7 @@ def test_a_flag_that_is_on_is_one(look):
 
 def send(batch=NAME, *, message_id="1", **options):
     message = broker.actors[batch].message().copy(message_id=message_id, options=options)
-    push_once(broker, message)
+    enqueue_unique(broker, message)
     return message
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from forgekeeper.connections import client
 from forgekeeper.database import database
 from forgekeeper.delivery.deliveries import MAX_DEATHS, Deliveries
-from forgekeeper.delivery.enqueue_unique import push_once
+from forgekeeper.delivery.enqueue_unique import enqueue_unique
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.process.broker import broker
 from forgekeeper.settings import PREFIX
@@ -71,8 +71,8 @@ def test_a_child_that_fails_is_retried_once_and_its_last_failure_is_a_dead_lette
         GitRefDeletion.create(project_id=project, ref="refs/x")
     last = broker.actors["clean_project_refs"].message(2).copy(options={"retries": 25})
 
-    push_once(broker, broker.actors["clean_project_refs"].message(1))
-    push_once(broker, last)
+    enqueue_unique(broker, broker.actors["clean_project_refs"].message(1))
+    enqueue_unique(broker, last)
 
     labels = {"batch": "clean_project_refs"}
     assert counts(worker, 2, "run_failures_total", error_kind="gitaly", **labels)
@@ -90,7 +90,7 @@ def test_a_message_that_is_none_is_a_dead_letter_of_an_unknown_batch(start_worke
 
 def test_a_child_that_has_taken_three_workers_down_is_a_dead_letter_and_a_breach(start_worker, counts):
     dead = Deliveries(client, broker.namespace, "dead")
-    push_once(broker, broker.actors["clean_project_refs"].message(1))
+    enqueue_unique(broker, broker.actors["clean_project_refs"].message(1))
     (fetched,) = dead.fetch("git", limit=1)
     for _ in range(MAX_DEATHS):
         dead.start("git", fetched.id, counted=True)

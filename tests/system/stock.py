@@ -8,7 +8,7 @@ from dramatiq import Message
 from dramatiq.brokers.redis import RedisBroker
 
 from forgekeeper.connections import client
-from forgekeeper.delivery.enqueue_unique import push_once
+from forgekeeper.delivery.enqueue_unique import enqueue_unique
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.process.broker import broker
 from forgekeeper.settings import PREFIX
@@ -106,7 +106,7 @@ class Ours(Side):
         """Put a message in that has *key* for its id."""
         message = Message(QUEUE, actor, (key, *args), {}, {}, key)
         if delay is None:
-            return push_once(by, message)
+            return enqueue_unique(by, message)
         return by.enqueue(message, delay=round(delay * 1000))
 
     def lines(self):

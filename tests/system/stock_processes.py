@@ -13,7 +13,7 @@ from dramatiq import Message
 from dramatiq.brokers.redis import RedisBroker
 
 from forgekeeper.connections import client
-from forgekeeper.delivery.enqueue_unique import push_once
+from forgekeeper.delivery.enqueue_unique import enqueue_unique
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.process.broker import broker
 from forgekeeper.settings import PREFIX
@@ -132,7 +132,7 @@ class Ours(Side):
         return {PREFIX + name.upper(): str(value) for name, value in options.items()}
 
     def send(self, actor, key, *args):
-        assert push_once(broker, Message(QUEUE, actor, (key, *args), {}, {}, key))
+        assert enqueue_unique(broker, Message(QUEUE, actor, (key, *args), {}, {}, key))
 
 
 class Stock(Side):

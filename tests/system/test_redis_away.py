@@ -87,7 +87,7 @@ def test_what_was_delayed_or_at_work_is_done_once_redis_is_back(sides, go, outco
         outcome(15, injected=1, violations=violations, recovery=late, duplicates=side.doubled(), stock=side is not ours)
     assert ours.done() == sorted(keys)
     assert ended, "messages are left"
-    assert not ours.said("messages rescued")
+    assert not ours.said("messages reclaimed")
 
 
 def test_what_fails_while_redis_is_away_is_tried_again_afterwards(sides, go, outcome):
@@ -226,7 +226,7 @@ def test_a_lost_reply_neither_loses_nor_doubles_a_message_nor_leaves_a_lease(our
 def test_a_message_whose_senders_reply_is_lost_is_sent_again_and_done_once(ours, outcome):
     sender = RedisBroker(url=f"{ours.url}?socket_timeout=4", namespace=NAMESPACE, middleware=[])
     assert ours.send("note", "first", by=sender)
-    ours.proxy.drop_replies(1, to=sent("push_once"))
+    ours.proxy.drop_replies(1, to=sent("enqueue_unique"))
     with pytest.raises(redis.TimeoutError):
         ours.send("note", "lost", by=sender)
 

@@ -62,7 +62,7 @@ class Scene:
 
     def go_on(self):
         """Let the worker go on once its message is another's, and wait until it has ended what it was at."""
-        assert wait_until(lambda: self.said("messages rescued", by=self.successor), LIMIT), "nobody took its message"
+        assert wait_until(lambda: self.said("messages reclaimed", by=self.successor), LIMIT), "nobody took its message"
         os.killpg(self.stale.process.pid, signal.SIGCONT)
         assert wait_until(lambda: self.said("message ended elsewhere"), LIMIT), "what it held was not another's"
 

@@ -357,7 +357,7 @@ class Rig:
         folder = self.world.root.parent / name
         folder.mkdir()
         consumed = 1 if "cron" in arguments else len(queues())
-        # Its main thread and its pulse, and for each queue one that fetches and one for what is delayed.
+        # Its main thread and its heartbeat, and for each queue one that fetches and one for what is delayed.
         threads = int(arguments[2]) + 2 * consumed + 2 if arguments[0] == "worker" else 0
         service = Watched(
             *(name, arguments, folder, settings),

@@ -2,7 +2,7 @@
 --
 -- KEYS[1]  <namespace>:<queue>.XQ          sorted set, id by the millisecond of its death
 -- KEYS[2]  <namespace>:<queue>.XQ.msgs     hash, id -> body
--- KEYS[3]  <namespace>:<queue>.XQ.reasons  hash, id -> why it was given up
+-- KEYS[3]  <namespace>:<queue>.XQ.reasons  hash, id -> why it became a dead letter
 -- ARGV[1]  time to live, in milliseconds
 -- ARGV[2]  how many to forget at most
 --

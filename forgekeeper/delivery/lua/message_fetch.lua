@@ -3,10 +3,10 @@
 -- KEYS[1]  <namespace>:<queue>                     list of ids, what workers fetch from
 -- KEYS[2]  <namespace>:<queue>.msgs                hash, id -> body until the message is acknowledged
 -- KEYS[3]  <namespace>:__acks__.<worker>.<queue>   set of ids that the worker has in hand
--- KEYS[4]  <namespace>:__heartbeats__              sorted set, worker by the millisecond of its last sign of life
+-- KEYS[4]  <namespace>:__heartbeats__              sorted set, worker by the millisecond of its last heartbeat
 -- KEYS[5]  <namespace>:<queue>.XQ                  sorted set, id by the millisecond of its death
 -- KEYS[6]  <namespace>:<queue>.XQ.msgs             hash, id -> body
--- KEYS[7]  <namespace>:<queue>.XQ.reasons          hash, id -> why it was given up
+-- KEYS[7]  <namespace>:<queue>.XQ.reasons          hash, id -> why it became a dead letter
 -- ARGV[1]  worker
 -- ARGV[2]  how many to take at most
 -- ARGV[3]  how many bytes of id and body are too many
@@ -48,7 +48,7 @@ while #answer < 2 * ARGV[2] do
   end
 end
 if #answer > 0 then
-  -- Whoever has something in hand must be among those whose silence is noticed.
+  -- Whoever has something in hand must be among those that are found expired.
   local now = redis.call('time')
   redis.call('zadd', KEYS[4], now[1] * 1000 + math.floor(now[2] / 1000), ARGV[1])
 end

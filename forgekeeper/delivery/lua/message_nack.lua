@@ -1,4 +1,4 @@
--- Give a message up: it becomes a dead letter.
+-- Dead-letter a message.
 --
 -- KEYS[1]  <namespace>:__acks__.<worker>.<queue>     set of ids that the worker has in hand
 -- KEYS[2]  <namespace>:__started__.<worker>.<queue>  set of ids that it has started on
@@ -6,7 +6,7 @@
 -- KEYS[4]  <namespace>:<queue>.msgs                  hash, id -> body until the message is acknowledged
 -- KEYS[5]  <namespace>:<queue>.XQ                    sorted set, id by the millisecond of its death
 -- KEYS[6]  <namespace>:<queue>.XQ.msgs               hash, id -> body
--- KEYS[7]  <namespace>:<queue>.XQ.reasons            hash, id -> why it was given up
+-- KEYS[7]  <namespace>:<queue>.XQ.reasons            hash, id -> why it became a dead letter
 -- ARGV[1]  id
 -- ARGV[2]  body that was fetched, or '' for any
 -- ARGV[3]  reason

@@ -1,4 +1,4 @@
--- Hand messages back to the head of their queue, in their order.
+-- Requeue messages, to the head of their queue, in their order.
 --
 -- KEYS[1]  <namespace>:__acks__.<worker>.<queue>     set of ids that the worker has in hand
 -- KEYS[2]  <namespace>:__started__.<worker>.<queue>  set of ids that it has started on
@@ -7,7 +7,7 @@
 -- KEYS[5]  <namespace>:<queue>                       list of ids, what workers fetch from
 -- ARGV     ids
 --
--- Returns how many were handed back; those that are no longer in this worker's hands are not.
+-- Returns how many went back; those that are no longer in this worker's hands are not.
 
 -- A key of another type is an error, and must be one before anything has changed: nothing is rolled back.
 redis.call('scard', KEYS[2])

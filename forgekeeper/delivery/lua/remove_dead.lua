@@ -2,7 +2,7 @@
 --
 -- KEYS[1]  <namespace>:<queue>.XQ          sorted set, id by the millisecond of its death
 -- KEYS[2]  <namespace>:<queue>.XQ.msgs     hash, id -> body
--- KEYS[3]  <namespace>:<queue>.XQ.reasons  hash, id -> why it was given up
+-- KEYS[3]  <namespace>:<queue>.XQ.reasons  hash, id -> why it became a dead letter
 -- ARGV[1]  id
 -- ARGV[2]  body that the caller has seen there, or '' for none
 -- ARGV[3]  size of the body, where the caller has seen no more of it; else 0

@@ -2,7 +2,7 @@
 --
 -- KEYS[1]  <namespace>:<queue>.XQ          sorted set, id by the millisecond of its death
 -- KEYS[2]  <namespace>:<queue>.XQ.msgs     hash, id -> body
--- KEYS[3]  <namespace>:<queue>.XQ.reasons  hash, id -> why it was given up
+-- KEYS[3]  <namespace>:<queue>.XQ.reasons  hash, id -> why it became a dead letter
 -- KEYS[4]  <namespace>:<queue>.DQ.msgs     hash, id -> body of messages that wait for their time
 -- KEYS[5]  <namespace>:<queue>.msgs        hash, id -> body until the message is acknowledged
 -- KEYS[6]  <namespace>:<queue>             list of ids, what workers fetch from

@@ -1,11 +1,11 @@
--- Forget a silent worker that has nothing in hand any more.
+-- Forget an expired worker that has nothing in hand any more.
 --
--- KEYS[1]    <namespace>:__heartbeats__               sorted set, worker by the millisecond of its last sign of life
+-- KEYS[1]    <namespace>:__heartbeats__               sorted set, worker by the millisecond of its last heartbeat
 -- KEYS[2..]  <namespace>:__acks__.<worker>.<queue>    sets of ids that the worker has in hand
 -- ARGV[1]    worker
 -- ARGV[2]    how long is too long, in milliseconds
 --
--- Returns 1 when it was forgotten, 0 when it still has messages or has shown itself.
+-- Returns 1 when it was forgotten, 0 when it still has messages or gives heartbeats again.
 
 for i = 2, #KEYS do
   if redis.call('exists', KEYS[i]) == 1 then

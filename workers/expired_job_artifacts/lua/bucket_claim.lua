@@ -1,7 +1,7 @@
 -- Give an available bucket to an owner.
 --
 -- KEYS[1]  {bulk_delete_expired_job_artifacts}:available_buckets  set of numbers
--- KEYS[2]  {bulk_delete_expired_job_artifacts}:occupied_buckets   sorted set, number by second of its last sign of life
+-- KEYS[2]  {bulk_delete_expired_job_artifacts}:occupied_buckets   sorted set, number by second of its last heartbeat
 -- KEYS[3]  {bulk_delete_expired_job_artifacts}:bucket_owners      hash, number -> token
 -- KEYS[4]  {bulk_delete_expired_job_artifacts}:bucket_state       hash; `last_claimed` is written here and nowhere else
 -- ARGV[1]  max, the bucket's number will be below it

@@ -1,7 +1,7 @@
 -- Take a bucket back from its owner, but only while it is still his.
 --
 -- KEYS[1]  {bulk_delete_expired_job_artifacts}:available_buckets  set of numbers
--- KEYS[2]  {bulk_delete_expired_job_artifacts}:occupied_buckets   sorted set, number by second of its last sign of life
+-- KEYS[2]  {bulk_delete_expired_job_artifacts}:occupied_buckets   sorted set, number by second of its last heartbeat
 -- KEYS[3]  {bulk_delete_expired_job_artifacts}:bucket_owners      hash, number -> token
 -- KEYS[4]  {bulk_delete_expired_job_artifacts}:bucket_state       hash, `max_buckets` as the last tidying had it
 -- ARGV[1]  number

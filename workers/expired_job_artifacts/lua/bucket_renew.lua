@@ -1,6 +1,6 @@
 -- Note a sign of life of a bucket's owner, and tell him how things stand.
 --
--- KEYS[1]  {bulk_delete_expired_job_artifacts}:occupied_buckets   sorted set, number by second of its last sign of life
+-- KEYS[1]  {bulk_delete_expired_job_artifacts}:occupied_buckets   sorted set, number by second of its last heartbeat
 -- KEYS[2]  {bulk_delete_expired_job_artifacts}:bucket_owners      hash, number -> token
 -- KEYS[3]  {bulk_delete_expired_job_artifacts}:bucket_state       hash, `max_buckets` as the last tidying had it
 -- ARGV[1]  number

@@ -1,7 +1,7 @@
 -- Bring the buckets into order: below max each exists once, and none waits for an owner that fell silent.
 --
 -- KEYS[1]  {bulk_delete_expired_job_artifacts}:available_buckets  set of numbers
--- KEYS[2]  {bulk_delete_expired_job_artifacts}:occupied_buckets   sorted set, number by second of its last sign of life
+-- KEYS[2]  {bulk_delete_expired_job_artifacts}:occupied_buckets   sorted set, number by second of its last heartbeat
 -- KEYS[3]  {bulk_delete_expired_job_artifacts}:bucket_owners      hash, number -> token
 -- KEYS[4]  {bulk_delete_expired_job_artifacts}:bucket_state       hash; `max_buckets` is written here and nowhere else
 -- ARGV[1]  max, how many buckets there shall be

@@ -1,4 +1,4 @@
--- Put a message into its queue, unless a message with this id is on its way already.
+-- Enqueue a message, unless a message with this id is on its way already.
 --
 -- KEYS[1]  <namespace>:<queue>.DQ.msgs  hash, id -> body of messages that wait for their time
 -- KEYS[2]  <namespace>:<queue>.msgs     hash, id -> body until the message is acknowledged

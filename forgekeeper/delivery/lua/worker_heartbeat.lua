@@ -1,12 +1,12 @@
--- Note a worker's sign of life, by Redis's clock.
+-- Note a worker's heartbeat, by Redis's clock.
 --
--- KEYS[1]  <namespace>:__heartbeats__  sorted set, worker by the millisecond of its last sign of life
+-- KEYS[1]  <namespace>:__heartbeats__  sorted set, worker by the millisecond of its last heartbeat
 -- ARGV[1]  worker
 --
 -- Returns 1.
 --
 -- It is removed and added: a full Redis lets a script go on whose first write needs no memory,
--- and without signs of life every worker's messages would be taken from it.
+-- and without heartbeats every worker's messages would be taken from it.
 
 local now = redis.call('time')
 redis.call('zrem', KEYS[1], ARGV[1])

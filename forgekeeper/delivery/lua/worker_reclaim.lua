@@ -1,6 +1,6 @@
--- Take the messages of one queue out of the hands of a worker that is silent, a bounded number of them.
+-- Reclaim the messages of one queue out of the hands of an expired worker, a bounded number of them.
 --
--- KEYS[1]  <namespace>:__heartbeats__                sorted set, worker by the millisecond of its last sign of life
+-- KEYS[1]  <namespace>:__heartbeats__                sorted set, worker by the millisecond of its last heartbeat
 -- KEYS[2]  <namespace>:__acks__.<worker>.<queue>     set of ids that the worker has in hand
 -- KEYS[3]  <namespace>:__started__.<worker>.<queue>  set of ids that it has started on
 -- KEYS[4]  <namespace>:<queue>.starts                hash, id -> starts without an orderly end
@@ -8,7 +8,7 @@
 -- KEYS[6]  <namespace>:<queue>                       list of ids, what workers fetch from
 -- KEYS[7]  <namespace>:<queue>.XQ                    sorted set, id by the millisecond of its death
 -- KEYS[8]  <namespace>:<queue>.XQ.msgs               hash, id -> body
--- KEYS[9]  <namespace>:<queue>.XQ.reasons            hash, id -> why it was given up
+-- KEYS[9]  <namespace>:<queue>.XQ.reasons            hash, id -> why it became a dead letter
 -- ARGV[1]  worker
 -- ARGV[2]  how long is too long, in milliseconds
 -- ARGV[3]  how many starts without an end make a message a dead letter
@@ -16,7 +16,7 @@
 -- ARGV[5]  how many bytes of a body are too many to be returned
 --
 -- Returns how many were taken, all told, and id and body, or '', of each that became a dead letter;
--- the others are at the head of the queue.  A worker that has shown itself meanwhile keeps its own.
+-- the others are at the head of the queue.  A worker that has given a heartbeat meanwhile keeps its own.
 
 local time = redis.call('time')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)

@@ -1,4 +1,4 @@
--- Put messages into a queue, each unless a message with its id is on its way already.
+-- Enqueue messages, each unless a message with its id is on its way already.
 --
 -- KEYS[1]  <namespace>:<queue>.DQ.msgs  hash, id -> body of messages that wait for their time
 -- KEYS[2]  <namespace>:<queue>.msgs     hash, id -> body until the message is acknowledged
@@ -6,7 +6,7 @@
 -- ARGV     id, body, id, body, …        a few thousand at most: the new ids have to fit on Lua's stack
 --
 -- Returns a string with a digit for each message: 1 when it was put in, 0 when one waits, is
--- queued or is being worked on.  For each message this is what push_once does.
+-- queued or is being worked on.  For each message this is what enqueue_unique does.
 
 local some_wait = redis.call('hlen', KEYS[1]) > 0
 local new, answer = {}, {}

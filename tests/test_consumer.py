@@ -20,7 +20,7 @@ from forgekeeper.delivery import consumer as consumers
 from forgekeeper.delivery.consumer import CannotEnd
 from forgekeeper.delivery.deliveries import Deliveries
 from forgekeeper.delivery.enqueue_unique import depth
-from forgekeeper.delivery.sizes import LARGEST, LARGEST_FETCHED, MessageTooLarge
+from forgekeeper.delivery.sizes import LARGEST, LARGEST_FETCHED
 from forgekeeper.delivery.worker_heartbeat import WorkerHeartbeat
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.process.middleware import ChildRetries, Holding
@@ -104,27 +104,6 @@ def cut_off(broker, monkeypatch):
 
 
 # What it hands out
-
-
-def test_messages_are_handed_out_in_their_order_up_to_the_prefetch(broker, client, consume):
-    for message_id in ("1", "2", "3"):
-        put(broker, message_id)
-
-    found = drain_out(consume(prefetch=2))
-
-    assert [message.message_id for message in found] == ["1", "2"]
-    assert ready(client) == ["3"]
-
-
-def test_there_is_room_again_after_an_end(broker, consume):
-    for message_id in ("1", "2"):
-        put(broker, message_id)
-    consumer = consume(prefetch=1)
-    (first,) = drain_out(consumer)
-
-    consumer.ack(first)
-
-    assert [message.message_id for message in drain_out(consumer)] == ["2"]
 
 
 def test_a_time_in_a_message_that_does_not_wait_is_no_reason_to_let_it_wait(broker, consume):
@@ -217,45 +196,7 @@ def test_a_message_that_was_taken_from_us_and_comes_again_is_not_handed_out_twic
     assert where(client) == {}
 
 
-def test_a_worker_that_drains_hands_out_nothing(broker, client, consume, draining):
-    put(broker, "1")
-
-    assert (next(consume()), ready(client)) == (None, ["1"])
-
-
-def test_a_worker_that_drains_hands_back_what_it_has_not_started(broker, client, consume):
-    put(broker, "1")
-    put(broker, "2")
-    consumer = consume()
-    first, _second = drain_out(consumer)
-    broker.deliveries.start(QUEUE, first.message_id, counted=True)
-
-    shutdown.requested.set()
-    try:
-        next(consumer)
-    finally:
-        shutdown.requested.clear()
-
-    assert ready(client) == ["2"]
-
-
 # How it ends them
-
-
-def test_a_message_that_is_due_goes_into_its_queue_with_its_acknowledgement(broker, client, consume):
-    put(broker, "1", queue=LINE, eta=0)
-    consumer = consume(LINE)
-    (message,) = drain_out(consumer)
-
-    moved = message.copy(queue_name=QUEUE)  # what Dramatiq's thread does
-    del moved.options["eta"]
-    broker.enqueue(moved)
-    before = where(client)
-    consumer.ack(message)
-
-    assert (before, where(client)) == ({"delayed": 1}, {"ready": 1})
-    (again,) = drain_out(consume())
-    assert (again.queue_name, "eta" in again.options) == (QUEUE, False)
 
 
 def test_a_delayed_message_that_was_taken_from_us_does_not_come_back_when_its_time_comes(broker, client, consume):
@@ -273,18 +214,6 @@ def test_a_delayed_message_that_was_taken_from_us_does_not_come_back_when_its_ti
     consumer.ack(message)
 
     assert where(client) == {}
-
-
-def test_a_message_that_is_enqueued_while_in_hand_waits_from_its_acknowledgement_on(broker, client, consume):
-    put(broker, "1")
-    consumer = consume()
-    (message,) = drain_out(consumer)
-
-    broker.enqueue(message, delay=10_000)
-    before = where(client)
-    consumer.ack(message)
-
-    assert (before, where(client)) == ({"in_flight": 1}, {"delayed": 1})
 
 
 def end_well(consumer, message):
@@ -440,22 +369,6 @@ def test_a_message_that_was_taken_from_us_does_not_start(client, done):
     assert ready(client) == ["1"]
 
 
-def test_a_message_of_a_worker_that_drains_does_not_start_and_goes_back(client, draining):
-    broker = Broker(client=client, namespace=NAMESPACE, middleware=[Options(), Holding([QUEUE])])
-    dramatiq.actor(lambda: None, actor_name="act", queue_name=QUEUE, broker=broker, child=True)
-    put(broker, "1")
-    shutdown.requested.clear()
-    consumer = broker.consume(QUEUE, prefetch=5, timeout=1)
-    (message,) = drain_out(consumer)
-    shutdown.requested.set()
-
-    with pytest.raises(dramatiq.middleware.SkipMessage):
-        broker.emit_before("process_message", message)
-    consumer.ack(message)
-
-    assert ready(client) == ["1"]
-
-
 @pytest.mark.parametrize(("options", "count"), [({"child": True}, b"1"), ({"document": 48}, None)])
 def test_starts_of_children_are_counted_and_starts_of_runs_are_not(client, options, count):
     broker = Broker(client=client, namespace=NAMESPACE, middleware=[Options(), Holding([QUEUE])])
@@ -558,13 +471,6 @@ def test_a_message_that_is_too_large_is_given_up_and_told_of(broker, client, con
         LARGEST_FETCHED + 5,
     )
     assert where(client) == {"in_flight": 1, "dead": 1}
-
-
-def test_a_message_that_is_too_large_is_not_sent(broker, act, client):
-    with pytest.raises(MessageTooLarge):
-        act.send("x" * LARGEST)
-
-    assert where(client) == {}
 
 
 def test_the_trace_that_a_retry_carries_is_short(broker, client, consume):

@@ -1,9 +1,6 @@
 """Messages in a real Redis, beside what Dramatiq itself leaves there and does with them."""
 
-import threading
 import time
-from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
@@ -108,102 +105,6 @@ def test_a_push_calls_the_hooks_that_a_send_calls(witnessed, witness):
     assert witness.hooks == by_send
 
 
-def test_a_refused_push_does_not_claim_to_have_enqueued(witnessed, witness):
-    enqueue_unique(witnessed, message())
-    witness.hooks.clear()
-
-    enqueue_unique(witnessed, message())
-
-    assert Counter(name for name, *_ in witness.hooks)["after_enqueue"] == 0
-
-
-def test_a_pushed_message_is_fetched_with_its_own_id():
-    push("42")
-
-    assert fetch().message_id == "42"
-
-
-def test_messages_are_fetched_in_the_order_of_their_pushes():
-    for message_id in ("3", "1", "2"):
-        push(message_id)
-
-    assert [fetch().message_id for _ in range(3)] == ["3", "1", "2"]
-
-
-def test_a_push_is_refused_while_its_id_is_queued():
-    first = push()
-
-    second = push()
-
-    assert (first, second, client.llen(KEY)) == (True, False, 1)
-
-
-def test_a_push_is_refused_while_its_id_is_in_flight():
-    push()
-    fetch()
-
-    pushed = push()
-
-    assert (pushed, client.llen(KEY)) == (False, 0)
-
-
-def test_a_push_is_refused_while_its_id_is_delayed():
-    broker.do_enqueue(f"{QUEUE}.DQ", "7", message().encode())
-
-    pushed = push()
-
-    assert (pushed, client.llen(KEY)) == (False, 0)
-
-
-def test_a_refused_push_leaves_the_first_body():
-    push()
-    body = client.hget(f"{KEY}.msgs", "7")
-
-    push()
-
-    assert client.hget(f"{KEY}.msgs", "7") == body
-
-
-def test_another_id_is_not_refused():
-    push("7")
-
-    assert push("8")
-
-
-def test_a_push_is_accepted_after_the_acknowledgement():
-    push()
-    broker.do_ack(QUEUE, fetch().options["redis_message_id"])
-
-    pushed = push()
-
-    assert (pushed, client.llen(KEY)) == (True, 1)
-
-
-def test_a_push_is_accepted_after_redis_was_emptied():
-    push()
-    fetch()
-    client.flushdb()
-
-    pushed = push()
-
-    assert (pushed, fetch().message_id) == (True, "7")
-
-
-def test_of_concurrent_pushes_one_is_accepted():
-    ids = [str(number) for number in range(50)]
-    together = threading.Barrier(8, timeout=30)
-
-    def push_all():
-        together.wait()
-        return [push(message_id) for message_id in ids]
-
-    with ThreadPoolExecutor(8) as pushers:
-        pushed = [pusher.result() for pusher in [pushers.submit(push_all) for _ in range(8)]]
-
-    assert [sum(answers) for answers in zip(*pushed, strict=True)] == [1] * len(ids)
-    assert client.llen(KEY) == len(ids)
-
-
 def test_a_server_that_has_forgotten_the_scripts_is_taught_them_again():
     push("7")
     client.script_flush()
@@ -221,13 +122,6 @@ def test_a_server_that_has_become_read_only_is_left_for_whoever_is_master_now():
         client.replicaof("no", "one")
 
     assert client.client_id() != before
-
-
-def test_a_message_that_was_given_up_is_dead():
-    push()
-    broker.do_nack(QUEUE, fetch().options["redis_message_id"])
-
-    assert is_dead(broker, message())
 
 
 def test_a_message_of_the_same_id_for_another_run_is_not_dead():

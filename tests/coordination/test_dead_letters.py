@@ -266,37 +266,10 @@ def test_a_letter_that_died_while_it_waited_goes_back_into_the_queue_proper(brok
     assert Message.decode(body).queue_name == QUEUE
 
 
-@pytest.mark.parametrize("where", ["queued", "in flight", "delayed"])
-def test_while_its_id_is_on_its_way_a_letter_stays_where_it_is(broker, die, letter, keys, where):
-    die("7")
-    seen, before = letter("7"), keys()
-    if where == "delayed":
-        broker.do_enqueue(f"{QUEUE}.DQ", "7", b"waiting")
-    else:
-        push(broker, "7")
-    if where == "in flight":
-        broker.do_fetch(QUEUE, 1)
-    counts = depth(broker.client, NAMESPACE, QUEUE)
-
-    became = dead_letters.replay(broker, seen)
-
-    assert (became, keys(), depth(broker.client, NAMESPACE, QUEUE)) == ("on its way", before, counts)
-    assert dead_letters.is_on_its_way(broker, seen)
-
-
 def test_a_letter_whose_id_is_nowhere_else_is_not_on_its_way(broker, die, letter):
     die("7")
 
     assert not dead_letters.is_on_its_way(broker, letter("7"))
-
-
-def test_a_letter_that_was_removed_meanwhile_is_not_replayed(broker, client, die, letter):
-    die("7")
-    seen = letter("7")
-    dead_letters.remove(broker, seen)
-
-    assert dead_letters.replay(broker, seen) == "gone"
-    assert depth(client, NAMESPACE, QUEUE) == NOTHING
 
 
 def test_a_letter_that_has_been_replaced_meanwhile_is_not_replayed_as_it_was(broker, die, letter, keys):
@@ -372,23 +345,6 @@ def test_a_removed_letter_leaves_nothing(broker, client, die, letter, keys):
     removed = dead_letters.remove(broker, letter("7"))
 
     assert (removed, keys()) == (True, ({"8"}, {"8"}, {"8"}))
-
-
-def test_a_letter_is_removed_once(broker, die, letter):
-    die("7")
-    seen = letter("7")
-
-    assert [dead_letters.remove(broker, seen) for _ in range(2)] == [True, False]
-
-
-def test_a_letter_that_has_died_anew_since_it_was_read_is_not_removed(broker, die, letter, keys):
-    die("7")
-    seen = letter("7")
-    die("7", retries=1)
-
-    removed = dead_letters.remove(broker, seen)
-
-    assert (removed, keys()[0]) == (False, {"7"})
 
 
 def test_a_forgotten_letter_takes_its_reason_along(broker, client, die, keys):

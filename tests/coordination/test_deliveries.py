@@ -138,16 +138,6 @@ def test_what_a_silent_bare_worker_had_in_hand_is_rescued(client, worker):
     assert (ready(client), client.zcard(HEARTBEATS)) == (["1"], 0)
 
 
-def test_a_dead_letter_bears_its_reason(client, worker):
-    enqueue(worker, "1")
-    worker.fetch(QUEUE, limit=1)
-
-    worker.nack(QUEUE, "1", reason="ValueError: no")
-
-    assert dead_letters(client) == {"1": "ValueError: no"}
-    assert client.hget(f"{NAMESPACE}:{QUEUE}.XQ.msgs", "1") == body("1")
-
-
 # Rescue
 
 
@@ -195,16 +185,6 @@ def test_more_than_a_chunk_is_rescued_at_once(client, worker, other):
     other.reclaim(QUEUES, dead_after=DEAD_AFTER)
 
     assert sorted(ready(client)) == sorted(many)
-
-
-def test_a_worker_that_shows_itself_in_time_keeps_its_messages(client, worker, other):
-    enqueue(worker, "1")
-    worker.fetch(QUEUE, limit=1)
-    fall_silent(worker)
-    worker.heartbeat()
-
-    assert other.reclaim(QUEUES, dead_after=DEAD_AFTER) == []
-    assert (ready(client), worker.ack(QUEUE, "1")) == ([], True)
 
 
 def test_a_worker_that_was_stopped_for_long_does_not_take_its_messages_from_itself(client, worker):
@@ -274,19 +254,6 @@ def test_nothing_walks_through_all_keys(client, worker, other):
 
 
 # Poison
-
-
-def test_the_third_death_is_a_dead_letter_and_the_neighbours_go_on(client, hire, other):
-    enqueue(other, "bad", "good")
-    for life in range(MAX_DEATHS - 1):
-        assert [reclaimed.poison for reclaimed in die_of(hire(f"worker-{life}"), "bad", other=other)] == [[]]
-        assert sorted(ready(client)) == ["bad", "good"]
-
-    (reclaimed,) = die_of(hire("last"), "bad", other=other)
-
-    assert (reclaimed.taken, reclaimed.poison, ready(client)) == (2, ["bad"], ["good"])
-    assert dead_letters(client) == {"bad": "poison"}
-    assert client.hget(f"{NAMESPACE}:{QUEUE}.XQ.msgs", "bad") == body("bad")
 
 
 def test_messages_that_had_not_started_are_innocent_however_often_their_workers_die(client, hire, other):
@@ -386,14 +353,6 @@ def test_handing_back_a_message_that_has_not_started_does_not_clear_its_deaths(c
 
 
 # Ends
-
-
-def test_messages_go_back_to_the_head_in_their_order(client, worker):
-    enqueue(worker, "1", "2", "3")
-    fetched = ids(worker.fetch(QUEUE, limit=2))
-
-    assert worker.requeue(QUEUE, fetched) == 2
-    assert ready(client) == ["1", "2", "3"]
 
 
 def acknowledge(worker, fetched):

@@ -1,5 +1,4 @@
 import json
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import dramatiq
@@ -157,45 +156,6 @@ def test_an_id_that_is_queued_is_not_sent_again(broker, clean):
 
     assert result == Enqueued(enqueued=1, deduplicated=2)
     assert ready(broker) == ["clean:0", "clean:1", "clean:2", "clean:3"]
-
-
-def test_an_id_in_flight_is_not_sent_again_until_it_is_acknowledged(broker, clean):
-    enqueue_many(broker, clean, keyed(1))
-
-    with fetched(broker) as (consumer, [message]):
-        during = enqueue_many(broker, clean, keyed(1))
-        consumer.ack(message)
-    after = enqueue_many(broker, clean, keyed(1))
-
-    assert (during, after) == (Enqueued(0, 1), Enqueued(1, 0))
-
-
-def test_an_id_that_died_is_sent_again(broker, clean):
-    enqueue_many(broker, clean, keyed(1))
-    with fetched(broker) as (consumer, [message]):
-        consumer.nack(message)
-
-    assert enqueue_many(broker, clean, keyed(1)) == Enqueued(1, 0)
-
-
-def test_an_id_that_waits_for_its_time_is_not_sent(broker, clean):
-    broker.client.hset(f"{broker.namespace}:{QUEUE}.DQ.msgs", "clean:1", "a retry")
-
-    result = enqueue_many(broker, clean, keyed(3))
-
-    assert result == Enqueued(enqueued=2, deduplicated=1)
-    assert ready(broker) == ["clean:0", "clean:2"]
-    assert set(bodies(broker)) == {b"clean:0", b"clean:2"}
-
-
-def test_senders_at_the_same_moment_send_each_id_once(broker, clean):
-    with ThreadPoolExecutor(4) as threads:
-        results = list(threads.map(lambda _: enqueue_many(broker, clean, keyed(10_000)), range(4)))
-
-    assert sum(result.enqueued for result in results) == 10_000
-    assert sum(result.deduplicated for result in results) == 30_000
-    assert sorted(ready(broker)) == sorted(message_id for message_id, _ in keyed(10_000))
-    assert len(bodies(broker)) == 10_000
 
 
 # As many as fit

@@ -17,6 +17,7 @@ from structlog.testing import capture_logs
 
 from forgekeeper import shutdown
 from forgekeeper.delivery import consumer as consumers
+from forgekeeper.delivery.broker import Broker
 from forgekeeper.delivery.consumer import CannotEnd
 from forgekeeper.delivery.deliveries import Deliveries
 from forgekeeper.delivery.enqueue_unique import depth
@@ -25,7 +26,6 @@ from forgekeeper.delivery.worker_heartbeat import WorkerHeartbeat
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.process.middleware import ChildRetries, Holding
 from metrics.redaction import LONGEST
-from workers.delivery_broker import Broker
 
 QUEUE, LINE = "q", "q.DQ"
 NAMESPACE = "consumer"

@@ -25,11 +25,11 @@ from dramatiq.errors import ConnectionClosed, DecodeError
 
 from forgekeeper import shutdown, worker_metrics
 from forgekeeper.delivery.deliveries import Deliveries, Fetched, Refused
+from forgekeeper.delivery.hands import Delivery, Due, Hands
 from forgekeeper.delivery.queues import actor_of
 from forgekeeper.delivery.sizes import TOO_LARGE
 from forgekeeper.redis_values import is_text
 from forgekeeper.runs.attempt import describe
-from workers.hands import Delivery, Due, Hands
 
 LOOK_FOR_LOST_EVERY = timedelta(seconds=30)
 """How often a consumer looks for messages that are ours by Redis's account alone; they may lie for a minute at most."""

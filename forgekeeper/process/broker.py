@@ -11,13 +11,13 @@ import dramatiq
 from dramatiq.middleware import TimeLimit
 
 from forgekeeper.connections import client
+from forgekeeper.delivery.broker import Broker
 from forgekeeper.process.drain import Drain
 from forgekeeper.process.middleware import Attendance, Children, ChildRetries, Clients, Connections, Holding, Runs
 from forgekeeper.process.presence import AtWork
 from forgekeeper.process.tracing import tracing
 from forgekeeper.runs.ledger import MAX_RETRIES
 from forgekeeper.worker_metrics import Measuring
-from workers.delivery_broker import Broker
 
 NAMESPACE = "forgekeeper"
 

@@ -27,13 +27,12 @@ from dramatiq.middleware import Middleware
 
 from forgekeeper import shutdown
 from forgekeeper.boot import load
-from forgekeeper.delivery.consumer import Broker as OurBroker
+from forgekeeper.delivery.broker import Broker as OurBroker
 from forgekeeper.process import signals
 from forgekeeper.process.middleware import needed
 from forgekeeper.process.ready import Mark, tell_supervisor
 from forgekeeper.runs.attempt import describe, identity
 from metrics.threads import Thread
-from workers.delivery_broker import Broker as OurBroker
 
 SOON = 2.0
 """Seconds in which a process that is at nothing any more ends by itself; one whose servers are away does not."""

@@ -23,7 +23,9 @@ from forgekeeper.batches import queues as declared_queues
 from forgekeeper.boot import load
 from forgekeeper.connections import Limits, connect
 from forgekeeper.database import database, release
+from forgekeeper.delivery.broker import Broker as OurBroker
 from forgekeeper.delivery.enqueue_unique import TOKEN, enqueue_unique
+from forgekeeper.delivery.hands import Delivery
 from forgekeeper.delivery.worker_heartbeat import WorkerHeartbeat
 from forgekeeper.process import signals
 from forgekeeper.process.presence import AtWork, Presence
@@ -33,8 +35,6 @@ from forgekeeper.runs.child import Child
 from forgekeeper.runs.runner import Runner
 from forgekeeper.settings import Settings
 from metrics import logs
-from workers.delivery_broker import Broker as OurBroker
-from workers.hands import Delivery
 
 ORIGIN = {RUN, HEADER}
 """What a message's options say of where it comes from."""

@@ -15,8 +15,8 @@ import pytest
 import redis
 from dramatiq.middleware import Middleware, Retries, default_middleware
 
+from forgekeeper.delivery.broker import Broker
 from forgekeeper.process.middleware import ChildRetries
-from workers.delivery_broker import Broker
 
 FEW = 50
 HOPELESS = 3

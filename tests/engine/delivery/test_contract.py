@@ -16,12 +16,12 @@ from dramatiq.middleware import Middleware, SkipMessage
 
 from forgekeeper import shutdown
 from forgekeeper.delivery import dead_letters
+from forgekeeper.delivery.broker import Broker
 from forgekeeper.delivery.deliveries import MAX_DEATHS
 from forgekeeper.delivery.enqueue_many import CHUNK, enqueue_many
 from forgekeeper.delivery.enqueue_unique import depth, enqueue_unique, forget_dead, is_dead
 from forgekeeper.delivery.sizes import LARGEST, MessageTooLarge
 from forgekeeper.process.middleware import Holding
-from workers.delivery_broker import Broker
 
 QUEUE = "q"
 LONG_AGO = timedelta(minutes=1)

@@ -15,10 +15,10 @@ from dramatiq.common import current_millis, dq_name
 from forgekeeper.delivery.consumer import Consumer
 from forgekeeper.delivery.deliveries import Deliveries, Fetched
 from forgekeeper.delivery.enqueue_unique import depth
+from forgekeeper.delivery.hands import Delivery, Due, Hands
 from forgekeeper.delivery.sizes import fitting
 from forgekeeper.runs.attempt import identity
 from metrics.redaction import clean
-from workers.hands import Delivery, Due, Hands
 
 
 class Broker(RedisBroker):

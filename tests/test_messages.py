@@ -189,6 +189,12 @@ def test_an_empty_queue_has_no_depth():
     assert depth(client, NAMESPACE, QUEUE) == {"ready": 0, "in_flight": 0, "delayed": 0, "dead": 0}
 
 
+def test_the_depth_of_a_delayed_queue_counts_each_message_once():
+    broker.do_enqueue(f"{QUEUE}.DQ", "later", message("later").encode())
+
+    assert depth(client, NAMESPACE, f"{QUEUE}.DQ") == {"ready": 1, "in_flight": 0, "delayed": 0, "dead": 0}
+
+
 def test_depth_counts_each_message_where_it_is():
     for message_id in ("dead", "flying", "in flight", "done", "a", "b", "c", "d"):
         push(message_id)

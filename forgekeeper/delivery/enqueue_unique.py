@@ -74,4 +74,6 @@ def depth(client: redis.Redis, namespace: str, queue: str) -> dict[str, int]:
         pipe.hlen(keys.delayed.bodies)
         pipe.zcard(keys.dead)
         ready, stored, delayed, dead = pipe.execute()
+    if keys.delayed == keys:
+        delayed = 0  # what waits is in this queue, and counted already
     return {"ready": ready, "in_flight": max(0, stored - ready), "delayed": delayed, "dead": dead}

@@ -6,6 +6,7 @@ import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.database import Base, default
+from forgekeeper.database.use import PERSON, SEEN, Use
 
 FLAGS = {
     "bulk_delete_job_artifacts": "Delete expired job artifacts at all (batch 11).",
@@ -16,6 +17,8 @@ FLAGS = {
 
 class FeatureFlag(Base):
     """A flag that somebody has turned at least once."""
+
+    used_by = Use(SEEN, (("insert", (), PERSON), ("update", (), PERSON)))
 
     name = pw.TextField(primary_key=True)
     enabled = pw.BooleanField(constraints=default("false"))

@@ -17,6 +17,7 @@ import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.database import LOWEST, Base, BigIdentityField, chosen, database, default
+from forgekeeper.database.use import SEEN, WORK, Use
 
 STALE_AFTER = timedelta(hours=24)
 
@@ -125,6 +126,9 @@ UNFINISHED = (ImportStatus.CREATED, ImportStatus.STARTED)
 class BulkImport(Base):
     """One import of groups and projects from another forge."""
 
+    found_by = ("id",)
+    used_by = Use(SEEN, (("update", ("status", "updated_at"), WORK),))
+
     id = BigIdentityField()
     user_id = pw.BigIntegerField()
     source_type = pw.SmallIntegerField(constraints=default("0"))
@@ -163,6 +167,9 @@ class BulkImport(Base):
 
 class BulkImportEntity(Base):
     """A group or project within an import."""
+
+    found_by = ("id",)
+    used_by = Use(SEEN, (("update", ("status", "updated_at"), WORK),))
 
     id = BigIdentityField()
     bulk_import_id = pw.BigIntegerField()
@@ -210,6 +217,9 @@ class BulkImportEntity(Base):
 
 class BulkImportTracker(Base):
     """One relation of an entity on its way through the pipelines."""
+
+    found_by = ("id", "bulk_import_entity_id")
+    used_by = Use(WORK, (("update", ("status", "updated_at"), WORK),))
 
     id = BigIdentityField()
     bulk_import_entity_id = pw.BigIntegerField(index=True)

@@ -11,6 +11,7 @@ import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.database import LOWEST, Base, BigIdentityField, chosen, database, default, sqlstate
+from forgekeeper.database.use import SEEN, WORK, Use
 
 UNLOCKED, TRACE = 0, 3
 TURNS = 0x6B656570
@@ -137,6 +138,9 @@ class Destroyed(NamedTuple):
 class JobArtifact(Base):
     """A file that a CI job left behind."""
 
+    found_by = ("id", "project_id", "job_id")
+    used_by = Use(SEEN, (("update", ("id",), WORK), ("delete", (), WORK)))
+
     id = BigIdentityField()
     project_id = pw.BigIntegerField()
     job_id = pw.BigIntegerField()
@@ -218,6 +222,9 @@ class JobArtifact(Base):
 
 class ProjectStatistics(Base):
     """How many bytes a project's artifacts take up."""
+
+    found_by = ("project_id",)
+    used_by = Use(WORK, (("update", ("build_artifacts_size",), WORK),))
 
     project_id = pw.BigIntegerField(primary_key=True)
     build_artifacts_size = pw.BigIntegerField(constraints=default("0"))

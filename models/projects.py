@@ -11,6 +11,7 @@ import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.database import Base, BigIdentityField, chosen, database, default
+from forgekeeper.database.use import SEEN, WORK, Use
 
 # One look into the index for each project, however many rows it has.
 PROJECTS_WITH_PENDING = """
@@ -93,6 +94,9 @@ class DeletionStatus(IntEnum):
 class Project(Base):
     """A project and where its bare repository lies below the repositories' root."""
 
+    found_by = ("id",)
+    used_by = Use(SEEN)
+
     id = pw.BigIntegerField(primary_key=True)
     disk_path = pw.TextField(unique=True)
 
@@ -112,6 +116,9 @@ class Project(Base):
 
 class GitRefDeletion(Base):
     """A ref that its project wants deleted.  No foreign key: the project may go first."""
+
+    found_by = ("id", "project_id")
+    used_by = Use(SEEN, (("update", ("status", "reason", "updated_at", "processed_at"), WORK), ("delete", (), WORK)))
 
     id = BigIdentityField()
     project_id = pw.BigIntegerField()

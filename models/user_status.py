@@ -10,6 +10,7 @@ import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.database import LOWEST, Base, chosen, database, default
+from forgekeeper.database.use import SEEN, WORK, Use
 
 # ``= ANY(ARRAY(...))`` is computed once.  ``IN (SELECT ... LIMIT n)`` is not: under a
 # nested loop PostgreSQL repeats the subquery, finds unlocked rows anew each time, and
@@ -57,6 +58,9 @@ START = Position("-infinity", LOWEST)
 
 class UserStatus(Base):
     """What a user says of himself, until *clear_status_at*."""
+
+    found_by = ("user_id",)
+    used_by = Use(SEEN, (("update", ("user_id",), WORK), ("delete", (), WORK)))
 
     user_id = pw.BigIntegerField(primary_key=True)
     emoji = pw.TextField(constraints=default("'speech_balloon'"))

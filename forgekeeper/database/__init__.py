@@ -14,7 +14,7 @@ from heapq import heappop
 from json import loads
 from select import POLLIN, poll
 from time import monotonic
-from typing import Any
+from typing import Any, ClassVar
 
 import peewee as pw
 from playhouse.pool import MaxConnectionsExceeded, PoolConnection, PooledPostgresqlDatabase
@@ -29,6 +29,7 @@ from psycopg2.extensions import (
 )
 from psycopg2.extras import register_default_jsonb
 
+from forgekeeper.database.use import EVERYTHING, Use
 from forgekeeper.database.watch import Connection, Cursor, Watch, answered_within
 
 database = pw.DatabaseProxy()
@@ -53,7 +54,14 @@ class Patience:
 
 
 class Base(pw.Model):
-    """What every table here shares: the database."""
+    """What every table here shares: the database.
+
+    *found_by* names the columns by which its rows are found: one that is NULL in any of them is never found.
+    *used_by* says who does what with it.
+    """
+
+    found_by: ClassVar[tuple[str, ...]] = ()
+    used_by: ClassVar[Use] = EVERYTHING
 
     class Meta:
         database = database

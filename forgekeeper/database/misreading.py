@@ -11,22 +11,6 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from forgekeeper.database import Base, database
-from models.bulk_imports import BulkImport, BulkImportEntity, BulkImportTracker
-from models.job_artifacts import JobArtifact, ProjectStatistics
-from models.projects import GitRefDeletion, Project
-from models.user_status import UserStatus
-
-KEYS: dict[type[Base], tuple[str, ...]] = {
-    UserStatus: ("user_id",),
-    Project: ("id",),
-    GitRefDeletion: ("id", "project_id"),
-    BulkImport: ("id",),
-    BulkImportEntity: ("id",),
-    BulkImportTracker: ("id", "bulk_import_entity_id"),
-    JobArtifact: ("id", "project_id", "job_id"),
-    ProjectStatistics: ("project_id",),
-}
-"""The columns by which rows are found: a row that is NULL in one of them is never found."""
 
 # Each table, and what lies below it where it is a view.
 RELATIONS = """
@@ -82,7 +66,7 @@ def misread(models: Sequence[type[Base]]) -> Iterator[str]:
         reached = {other.oid for other in relations if other.name == relation.name}
         if said := _objection(relation, reached):
             yield said
-    keys = [(model._meta.table_name, key) for model in models for key in KEYS.get(model, ())]
+    keys = [(model._meta.table_name, key) for model in models for key in model.found_by]
     if keys:
         for name, key in database.execute_sql(NULLABLE, tuple(map(list, zip(*keys, strict=True)))).fetchall():
             yield (

@@ -6,18 +6,6 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from forgekeeper.database import Base, database
-from forgekeeper.flags import FeatureFlag
-from forgekeeper.installation.row import Installation
-from forgekeeper.process.rows import Process
-from forgekeeper.runs.batch import Batch
-from forgekeeper.runs.ledger import JobRun
-from forgekeeper.runs.passed_over import PassedOver
-from forgekeeper.storage.outbox import DeletedObject
-from forgekeeper.storage.settled import SettledUpload
-from models.bulk_imports import BulkImport, BulkImportEntity, BulkImportTracker
-from models.job_artifacts import JobArtifact, ProjectStatistics
-from models.projects import GitRefDeletion, Project
-from models.user_status import UserStatus
 
 MIGRATIONS = "forgekeeper_migrations"
 """What `migrate` remembers; every command looks into it."""
@@ -54,50 +42,10 @@ class Need(NamedTuple):
     columns: tuple[str, ...] = ()
 
 
-PROCESSES = ("scheduler", "worker", "exporter")
-"""Who may have a role of its own.  Whoever is at a terminal may do by hand what all of them do, and more."""
-WORK, BOTH = ("worker",), ("scheduler", "worker")
-SEEN = ("worker", "exporter")
-PERSON = ()
-"""No process of ours: only commands."""
-
-
-class Use(NamedTuple):
-    """Which processes read a table, and what else is done to it: privilege, columns if not all, processes."""
-
-    readers: tuple[str, ...]
-    changes: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = ()
-
-
-# A row is locked with the privilege to update it; where none is updated, the key's will do.
-USES: dict[type[Base], Use] = {
-    FeatureFlag: Use(SEEN, (("insert", (), PERSON), ("update", (), PERSON))),
-    Batch: Use(PROCESSES, (("insert", (), BOTH), ("update", (), BOTH))),
-    JobRun: Use(PROCESSES, (("insert", (), ("scheduler",)), ("update", (), BOTH), ("delete", (), WORK))),
-    DeletedObject: Use(SEEN, (("insert", (), WORK), ("update", (), WORK), ("delete", (), WORK))),
-    Process: Use(BOTH, (("insert", (), BOTH), ("update", (), BOTH), ("delete", (), BOTH))),
-    Installation: Use(PROCESSES),
-    PassedOver: Use(SEEN, (("insert", (), WORK), ("update", (), WORK), ("delete", (), WORK))),
-    SettledUpload: Use(WORK, (("insert", (), WORK), ("update", (), WORK), ("delete", (), WORK))),
-    UserStatus: Use(SEEN, (("update", ("user_id",), WORK), ("delete", (), WORK))),
-    Project: Use(SEEN),
-    GitRefDeletion: Use(
-        SEEN, (("update", ("status", "reason", "updated_at", "processed_at"), WORK), ("delete", (), WORK))
-    ),
-    BulkImport: Use(SEEN, (("update", ("status", "updated_at"), WORK),)),
-    BulkImportEntity: Use(SEEN, (("update", ("status", "updated_at"), WORK),)),
-    BulkImportTracker: Use(WORK, (("update", ("status", "updated_at"), WORK),)),
-    JobArtifact: Use(SEEN, (("update", ("id",), WORK), ("delete", (), WORK))),
-    ProjectStatistics: Use(WORK, (("update", ("build_artifacts_size",), WORK),)),
-}
-UNKNOWN = Use(WORK, tuple((privilege, (), WORK) for privilege in ("insert", "update", "delete")))
-"""Of a table of ours that is not listed: whoever works may do everything."""
-
-
 def needs(models: Sequence[type[Base]], process: str | None = None) -> Iterator[Need]:
     """Yield what *process* needs on the tables of *models*; what all of them together need, if it is None."""
     for model in models:
-        table, use = model._meta.table_name, USES.get(model, UNKNOWN)
+        table, use = model._meta.table_name, model.used_by
         if process is None or process in use.readers:
             yield Need(table, "select")
         for privilege, columns, who in use.changes:

@@ -6,12 +6,15 @@ import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.database import Base, database, default
+from forgekeeper.database.use import PROCESSES, Use
 
 READ = "select id::text from installation"
 
 
 class Installation(Base):
     """The installation that this database is of: one row, which the first `migrate` makes."""
+
+    used_by = Use(PROCESSES)
 
     id = pw.UUIDField(primary_key=True, constraints=default("gen_random_uuid()"))
     made_at = DateTimeTZField(constraints=default("clock_timestamp()"))

@@ -12,6 +12,7 @@ import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.database import Base, BigIdentityField, Document, database, default
+from forgekeeper.database.use import BOTH, Use
 
 DELETE_SILENT = """
     delete from processes where id = any(array(
@@ -46,6 +47,8 @@ class Entry(NamedTuple):
 
 class Process(Base):
     """A scheduler or a worker process; `silent_from` is when it counts as silent unless it is heard of before."""
+
+    used_by = Use(BOTH, (("insert", (), BOTH), ("update", (), BOTH), ("delete", (), BOTH)))
 
     id = BigIdentityField()
     kind = pw.TextField()

@@ -9,6 +9,7 @@ import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.database import Base, database, default
+from forgekeeper.database.use import BOTH, PROCESSES, Use
 
 FOREVER = datetime(9999, 12, 31, tzinfo=UTC)
 
@@ -29,6 +30,8 @@ class Batch(Base):
 
     It is blocked from the first of an unbroken row of runs that were; `JobRun` notes that as it closes them.
     """
+
+    used_by = Use(PROCESSES, (("insert", (), BOTH), ("update", (), BOTH)))
 
     name = pw.TextField(primary_key=True)
     registered_at = DateTimeTZField(constraints=default("clock_timestamp()"))

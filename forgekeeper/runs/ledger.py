@@ -24,6 +24,7 @@ import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.database import Base, BigIdentityField, Document, chosen, database, default, now
+from forgekeeper.database.use import BOTH, PROCESSES, WORK, Use
 
 WAITING = ("claimed", "enqueued")
 OPEN = (*WAITING, "started")
@@ -252,6 +253,8 @@ class Lost(NamedTuple):
 
 class JobRun(Base):
     """One tick of a batch, or one run by hand (no tick)."""
+
+    used_by = Use(PROCESSES, (("insert", (), ("scheduler",)), ("update", (), BOTH), ("delete", (), WORK)))
 
     id = BigIdentityField()
     batch = pw.TextField()

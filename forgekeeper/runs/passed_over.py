@@ -10,6 +10,7 @@ import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.database import Base, database, default
+from forgekeeper.database.use import SEEN, WRITES, Use
 
 FIRST_PAUSE = timedelta(minutes=5)
 LONGEST_PAUSE = timedelta(days=1)
@@ -39,6 +40,8 @@ class Known(NamedTuple):
 
 class PassedOver(Base):
     """A record that a batch passes over until *retry_at*."""
+
+    used_by = Use(SEEN, WRITES)
 
     batch = pw.TextField()
     record = pw.TextField()

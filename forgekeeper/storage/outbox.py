@@ -10,6 +10,7 @@ import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.database import Base, BigIdentityField, chosen, database, default
+from forgekeeper.database.use import SEEN, WRITES, Use
 
 MAX_ATTEMPTS = 10
 """After so many failures an object is dead: shown, counted, and tried again only when asked to."""
@@ -64,6 +65,8 @@ class Claimed(NamedTuple):
 
 class DeletedObject(Base):
     """An object to delete."""
+
+    used_by = Use(SEEN, WRITES)
 
     id = BigIdentityField()
     project_id = pw.BigIntegerField(null=True)

@@ -16,7 +16,7 @@ import redis
 from forgekeeper import migrations
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import Limits, client, connect
-from forgekeeper.database import database, now, privileges, sqlstate
+from forgekeeper.database import database, now, privileges, sqlstate, use
 from forgekeeper.installation.row import Installation
 from forgekeeper.process.broker import NAMESPACE, broker
 from forgekeeper.process.rows import Process
@@ -109,7 +109,7 @@ def errors(main, role):
     return call
 
 
-@pytest.mark.parametrize("process", [None, *privileges.PROCESSES])
+@pytest.mark.parametrize("process", [None, *use.PROCESSES])
 def test_the_page_grants_what_the_code_says(process):
     role = EVERYTHING if process is None else f"{EVERYTHING}_{process}"
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Self, TypeVar
+from functools import partial
+from typing import Any, Self, TypeAlias, TypeVar
 
 import peewee as pw
 import structlog
 
 from forgekeeper import shutdown, worker_metrics
 from forgekeeper.database import reachable, sqlstate
+from forgekeeper.database.chunks import among, delete, first
 from forgekeeper.runs.attempt import describe
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.passed_over import PassedOver
@@ -37,6 +39,7 @@ TOOK_TOO_LONG = "57014"
 
 Place = TypeVar("Place")
 Work = Callable[[Sequence[int] | None], Place]
+Still: TypeAlias = "Callable[[Sequence[int]], set[int]] | pw.ModelSelect[Any]"
 
 log = structlog.get_logger(__name__)
 
@@ -48,7 +51,7 @@ class TooManyBadRecords(Exception):
 class BadRecords:
     """The bad records of a kind, as a run knows them: *keys* are those to leave out.
 
-    *still* says which of some keys a run would still work on: the others are forgotten.
+    *still* says which of some keys a run would still work on, or selects all that it would: the others are forgotten.
     *failed* counts those that failed in this run, *error* is the last one's.
     Errors are counted as *error_kind*, unless that is None: then the caller counts them.
     """
@@ -58,7 +61,7 @@ class BadRecords:
         batch: str,
         record: str,
         deadline: Deadline,
-        still: Callable[[Sequence[int]], set[int]],
+        still: Still,
         *,
         error_kind: str | None = "database",
     ) -> None:
@@ -67,7 +70,7 @@ class BadRecords:
         self._batch, self._record = batch, record
         self._deadline = deadline
         self._error_kind = error_kind
-        self._still = still
+        self._still = partial(among, still) if isinstance(still, pw.ModelSelect) else still
         known = PassedOver.of(batch, record)
         self._known = set(known.all)
         self.keys = set(known.waiting)
@@ -97,6 +100,22 @@ class BadRecords:
             found = places()
             self._split(work, [_key(place) for place in found], error)
             return found[-1] if found else None
+
+    def delete(self, query: pw.ModelSelect[Any], *, limit: int, then: Callable[[int], None]) -> int:
+        """Delete up to *limit* of the rows that *query* selects; return how many were dealt with, bad ones included.
+
+        After each commit *then* is told how many have gone.
+        """
+        done, failed = 0, self.failed
+
+        def work(only: Sequence[int] | None) -> None:
+            nonlocal done
+            count = delete(query, limit=limit, only=only, without=self.keys)
+            done += count
+            then(count)
+
+        self.chunk(work, lambda: first(query, limit=limit, without=self.keys))
+        return done + self.failed - failed
 
     def each(self, work: Callable[[Sequence[int]], object], keys: Sequence[int]) -> None:
         """Do the *work* for records of these keys: for all at once, or for parts of them if one raises."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from forgekeeper.database import now
 from forgekeeper.failpoints import failpoint
-from forgekeeper.runs.bad_records import BadRecords
+from forgekeeper.runs.bad_records import BadRecords, Still
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.settings import Settings
 
@@ -59,9 +59,7 @@ class Run(Generic[Outcome]):
         assert full in self._steps, f"{full} is not among the declared steps"
         failpoint(full)
 
-    def bad_records(
-        self, record: str, still: Callable[[Sequence[int]], set[int]], *, error_kind: str | None = "database"
-    ) -> BadRecords:
+    def bad_records(self, record: str, still: Still, *, error_kind: str | None = "database") -> BadRecords:
         """Return the bad records of a kind, to be passed over; see `BadRecords`."""
         return BadRecords(self.batch, record, self.deadline, still, error_kind=error_kind)
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar
 
+import peewee as pw
+
 from forgekeeper.database import Base
 from forgekeeper.database.backlog import Backlog
 from forgekeeper.settings import Place
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 Outcome = TypeVar("Outcome")
 Arguments = ParamSpec("Arguments")
+Older = TypeVar("Older", bound="Callable[[datetime], pw.ModelSelect[Any]]")
 Fields = tuple[str, ...]
 """Fields of an outcome, added up."""
 
@@ -60,6 +63,14 @@ class Record:
         return bool({"database", "state_transition"} & self.errors.keys())
 
 
+class OldRecords(NamedTuple):
+    """Records of a kind that go when they are old: *older* selects those that were done with before an instant."""
+
+    record: str
+    keep: timedelta
+    older: Callable[[datetime], pw.ModelSelect[Any]]
+
+
 class Schedule(NamedTuple):
     """The defaults of a batch's own settings, and the sentences that document them."""
 
@@ -88,6 +99,7 @@ class Declared:
     counters: Mapping[str, Fields]
     backlogs: dict[str, Callable[[datetime], Backlog]] = field(default_factory=dict)
     left_behind: dict[str, Callable[[], int]] = field(default_factory=dict)
+    old: list[OldRecords] = field(default_factory=list)
 
     @property
     def parent(self) -> str | None:
@@ -100,6 +112,15 @@ class Declared:
         def declare(look: Callable[[datetime], Backlog]) -> Callable[[datetime], Backlog]:
             self.backlogs[record] = look
             return look
+
+        return declare
+
+    def old_records(self, record: str, *, keep: timedelta) -> Callable[[Older], Older]:
+        """Let rows of *record* be removed that the function selects: those done with before an instant *keep* ago."""
+
+        def declare(older: Older) -> Older:
+            self.old.append(OldRecords(record, keep, older))
+            return older
 
         return declare
 

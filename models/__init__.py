@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from forgekeeper.database import Base
-from models.bulk_imports import BulkImport, BulkImportEntity, BulkImportTracker, ImportStatus, TrackerStatus
+from models.bulk_imports import (
+    STALE_AFTER,
+    UNFINISHED,
+    BulkImport,
+    BulkImportEntity,
+    BulkImportTracker,
+    EntityType,
+    ImportStatus,
+    TrackerStatus,
+)
 from models.job_artifacts import JobArtifact, ProjectStatistics
 from models.projects import DeletionStatus, GitRefDeletion, Project
 from models.user_status import UserStatus
@@ -22,10 +31,13 @@ APPLICATION: tuple[type[Base], ...] = (
 
 __all__ = [
     "APPLICATION",
+    "STALE_AFTER",
+    "UNFINISHED",
     "BulkImport",
     "BulkImportEntity",
     "BulkImportTracker",
     "DeletionStatus",
+    "EntityType",
     "GitRefDeletion",
     "ImportStatus",
     "JobArtifact",

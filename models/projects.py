@@ -10,7 +10,7 @@ from typing import NamedTuple
 import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
-from forgekeeper.database import Base, BigIdentityField, chosen, database, default
+from forgekeeper.database import Base, BigIdentityField, database, default
 from forgekeeper.database.use import SEEN, WORK, Use
 
 # One look into the index for each project, however many rows it has.
@@ -36,20 +36,6 @@ SETTLE = """
     where deletion.id = reasons.id and deletion.project_id = %(project)s and deletion.ref = reasons.ref
       and deletion.status = 1
     returning deletion.status
-"""
-DELETE_PROCESSED = """
-    delete from batched_git_ref_updates_deletions
-    where id = any(array(
-        select id from batched_git_ref_updates_deletions
-        where status = 2 and processed_at < %(horizon)s{chosen}
-        limit %(limit)s
-        for update skip locked
-    )) and status = 2
-"""
-NEXT_PROCESSED = """
-    select id from batched_git_ref_updates_deletions
-    where status = 2 and processed_at < %(horizon)s{chosen}
-    limit %(limit)s
 """
 
 # A look into the key for each; the number of the look makes PostgreSQL draw anew.
@@ -174,11 +160,6 @@ class GitRefDeletion(Base):
         return {row.id for row in cls.pending().select(cls.id).where(cls.id.in_(list(ids)))}
 
     @classmethod
-    def present(cls, ids: Sequence[int]) -> set[int]:
-        """Return those of *ids* that are still there."""
-        return {row.id for row in cls.select(cls.id).where(cls.id.in_(list(ids)))}
-
-    @classmethod
     def projects(cls, *, after: int, until: int = LAST, limit: int) -> list[int]:
         """Return up to *limit* ids of projects with pending deletions, above *after* and not above *until*."""
         values = {"after": after, "until": until, "limit": limit}
@@ -212,21 +193,9 @@ class GitRefDeletion(Base):
         return int(cls.update(values).where(which).execute())
 
     @classmethod
-    def delete_processed(
-        cls, horizon: datetime, *, limit: int, only: Sequence[int] | None = None, without: Collection[int] = ()
-    ) -> int:
-        """Delete up to *limit* deletions processed before *horizon*; return how many."""
-        values = {"horizon": horizon, "limit": limit, "only": only, "without": list(without)}
-        statement = DELETE_PROCESSED.format(chosen=chosen("id", only=only, without=without))
-        count: int = database.execute_sql(statement, values).rowcount
-        return count
-
-    @classmethod
-    def next_processed(cls, horizon: datetime, *, limit: int, without: Collection[int] = ()) -> list[int]:
-        """Return the ids of what `delete_processed` would delete, locked or not."""
-        values = {"horizon": horizon, "limit": limit, "without": list(without)}
-        statement = NEXT_PROCESSED.format(chosen=chosen("id", without=without))
-        return [number for (number,) in database.execute_sql(statement, values).fetchall()]
+    def processed_before(cls, horizon: datetime) -> pw.ModelSelect[GitRefDeletion]:
+        """Select the deletions that were made before *horizon*."""
+        return cls.select().where(cls.status == DeletionStatus.PROCESSED, cls.processed_at < horizon)
 
 
 GitRefDeletion.add_index(

@@ -28,9 +28,10 @@ from forgekeeper.runs.runner import Runner
 from forgekeeper.storage import outbox
 from metrics.catalogue import BATCHES as CATALOGUE
 from metrics.dashboards.limits import alerts
-from models import bulk_imports, job_artifacts
+from models import STALE_AFTER, UNFINISHED, ImportStatus, TrackerStatus, job_artifacts
 from models.bulk_imports import ImportStatus, TrackerStatus
 from tests.harness.every import every
+from tests.harness.performing import act
 from tests.harness.settings import settings_with
 from workers import (
     expired_job_artifacts,
@@ -139,8 +140,8 @@ DOCUMENT_100 = [
 ]
 DOCUMENT_65 = [
     Number("cron", "実行時刻 0 */4 * * *", "0 */4 * * *", lambda: cron("stale_imports")),
-    Number("stale after", "updated_at < 24時間前", 24 * HOUR, lambda: bulk_imports.STALE_AFTER),
-    Number("stale statuses", "status IN (0, 1)", (0, 1), lambda: bulk_imports.UNFINISHED),
+    Number("stale after", "updated_at < 24時間前", 24 * HOUR, lambda: STALE_AFTER),
+    Number("stale statuses", "status IN (0, 1)", (0, 1), lambda: UNFINISHED),
     Number("created", "created(0)", 0, lambda: ImportStatus.CREATED),
     Number("started", "started(1)", 1, lambda: ImportStatus.STARTED),
     Number("timeout", "3 (timeout)", 3, lambda: ImportStatus.TIMEOUT),
@@ -206,7 +207,7 @@ FURTHER = [
     Number("objects: attempts", "after 10 attempts", 10, lambda: outbox.MAX_ATTEMPTS),
     Number("objects: kept for", "a grace setting (default 0)", 0 * SECOND, lambda: settings_with().object_grace),
     Number("prune: cron", "hourly", "0 * * * *", lambda: cron("prune")),
-    Number("prune: ref deletions", "older than a day", DAY, lambda: prune.KEEP_REF_DELETIONS),
+    Number("prune: ref deletions", "older than a day", DAY, lambda: git_ref_cleanup.KEEP_PROCESSED),
     Number("prune: runs", "older than 30 days", 30 * DAY, lambda: prune.KEEP_RUNS),
 ]
 TABLES = {"48": DOCUMENT_48, "58": DOCUMENT_58, "100": DOCUMENT_100, "65": DOCUMENT_65, "11": DOCUMENT_11, "": FURTHER}
@@ -238,7 +239,7 @@ def test_a_run_gets_the_time_of_its_document(batch, seconds, settings):
     runner = Runner(settings)
     run = runner.begin(batch, JobRun.start_here(batch, by=attempt.identity()))
 
-    BATCHES[batch].actor.fn()
+    act(BATCHES[batch])
 
     left = run.budget.left()
     runner.close(run, None)

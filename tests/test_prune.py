@@ -21,10 +21,12 @@ from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.storage.settled import SettledUpload
 from models import DeletionStatus, GitRefDeletion
-from workers import prune
-from workers.prune import CHUNK, Outcome
+from tests.harness.performing import perform
+from workers.git_ref_cleanup import KEEP_PROCESSED
+from workers.prune import CHUNK, KEEP_RUNS, MAX_RUNTIME, Outcome, prune
 
-BUDGET = timedelta(minutes=5)
+from .clocks import Crash, crash
+
 MINUTE, DAY = timedelta(minutes=1), timedelta(days=1)
 MICROSECOND = timedelta(microseconds=1)
 NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
@@ -39,14 +41,6 @@ CLOSE_MANY = """
 """
 
 pytestmark = pytest.mark.usefixtures("database")
-
-
-class Crash(Exception):
-    """The end of a process, as far as a run can tell."""
-
-
-def crash():
-    raise Crash
 
 
 def ref_deletion(name, status=DeletionStatus.PROCESSED, *, processed_at):
@@ -91,13 +85,11 @@ def letters(queue="cron"):
 
 def time_runs_out_after_a_chunk():
     """Tell a monotonic clock's time: it stands still until ref deletions have gone."""
-    return 0.0 if len(refs()) > CHUNK else BUDGET.total_seconds()
+    return 0.0 if len(refs()) > CHUNK else MAX_RUNTIME.total_seconds()
 
 
 def run(**options):
-    outcome = Outcome()
-    prune.run(outcome, Deadline(BUDGET, **options))
-    return outcome
+    return perform(prune, deadline=Deadline(MAX_RUNTIME, **options))
 
 
 def test_with_nothing_to_do_nothing_is_done():
@@ -122,7 +114,7 @@ def test_a_ref_deletion_goes_a_day_after_it_was_processed():
 def test_a_ref_deletion_goes_only_if_it_was_processed_before_the_horizon(processed_at, deleted):
     ref_deletion("refs/heads/one", processed_at=processed_at)
 
-    assert GitRefDeletion.delete_processed(NOON, limit=CHUNK) == deleted
+    assert perform(prune, now=NOON + KEEP_PROCESSED).ref_deletions == deleted
 
 
 @pytest.mark.parametrize("status", [DeletionStatus.PENDING, DeletionStatus.REJECTED])
@@ -152,7 +144,7 @@ def test_a_run_goes_only_if_it_was_closed_before_the_horizon(finished_at, delete
     closed_run(finished_at=finished_at)
     closed_run(finished_at=NOON + DAY)
 
-    assert JobRun.delete_closed(NOON, limit=CHUNK) == deleted
+    assert perform(prune, now=NOON + KEEP_RUNS).runs == deleted
 
 
 @pytest.mark.parametrize("state", ["succeeded", "failed", "skipped", "coalesced", "missed", "blocked"])
@@ -297,9 +289,9 @@ def test_what_the_deadline_left_goes_in_the_next_run():
 @pytest.mark.parametrize("count", [7, CHUNK, CHUNK + 7])
 def test_the_deadline_is_told_of_all_that_was_removed(count):
     database.execute_sql(PROCESS_MANY, (count,))
-    deadline = Deadline(BUDGET)
+    deadline = Deadline(MAX_RUNTIME)
 
-    prune.run(Outcome(), deadline)
+    perform(prune, deadline=deadline)
 
     assert deadline.done == count
 
@@ -307,7 +299,7 @@ def test_the_deadline_is_told_of_all_that_was_removed(count):
 def test_a_run_whose_time_runs_out_with_the_last_record_has_left_nothing():
     dead_letter("old", age=8 * DAY, queue=queues()[-1])
 
-    outcome = run(clock=lambda: 0.0 if letters(queues()[-1]) else BUDGET.total_seconds())
+    outcome = run(clock=lambda: 0.0 if letters(queues()[-1]) else MAX_RUNTIME.total_seconds())
 
     assert outcome == Outcome(dead_letters=1, stopped="drained")
 

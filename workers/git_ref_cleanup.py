@@ -39,6 +39,8 @@ from models.projects import LAST, Closed, Settled
 LOCK_TIMEOUT = timedelta(minutes=10)
 BATCH_SIZE = 100
 MAX_PROJECTS = 10_000
+KEEP_PROCESSED = timedelta(days=1)
+"""So long after it was made, a deletion's row goes: `prune` removes it."""
 MAX_DELETES = 10_000
 
 log = structlog.get_logger(__name__)
@@ -323,3 +325,6 @@ def pending(_now: datetime) -> Backlog:
 
 
 clean_project_refs.given_up("rejected_ref")(backlog.rejected_refs)
+
+
+git_ref_cleanup.old_records("ref_deletion", keep=KEEP_PROCESSED)(GitRefDeletion.processed_before)

@@ -1,39 +1,42 @@
-"""Remove forgekeeper's own old records.
+"""Remove old records: forgekeeper's own, and those that batches have declared.
 
-Runs hourly, in bounded chunks: processed ref deletions after a day, closed runs after
-thirty days (the newest of each batch stays), dead letters past their time to live,
+Runs hourly, in bounded chunks: what batches are done with after as long as they say, closed
+runs after thirty days (the newest of each batch stays), dead letters past their time to live,
 processes that fell silent a day ago, what is known of bad records that nobody has come
 across for thirty days, and what has become of uploads thirty days ago.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from typing import Literal
 
-from forgekeeper.batches import Record, batch, queues
+import structlog
+
+from forgekeeper.batches import OldRecords, Record, all_declared, batch, queues
+from forgekeeper.database import LAST_INSTANT, chunks
+from forgekeeper.database.misreading import misread
 from forgekeeper.delivery.enqueue_unique import forget_dead
 from forgekeeper.process.broker import broker
 from forgekeeper.process.rows import Process
-from forgekeeper.runs.bad_records import BadRecords
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.passed_over import PassedOver
 from forgekeeper.runs.run import Run
 from forgekeeper.storage.settled import SettledUpload
-from models import GitRefDeletion
 
 CHUNK = 1_000
 MAX_RUNTIME = timedelta(minutes=5)
-KEEP_REF_DELETIONS = timedelta(days=1)
 KEEP_RUNS = timedelta(days=30)
 KEEP_BAD_RECORDS = timedelta(days=30)
 """From their last failure on: they are tried again each day at least."""
 KEEP_PROCESSES = timedelta(days=1)
 KEEP_UPLOADS = timedelta(days=30)
 """No Redis may come back that is older: what it says of uploads could not be told from the truth."""
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass
@@ -48,6 +51,12 @@ class Outcome:
     stopped: Literal["drained", "deadline"] = "drained"
 
 
+def kinds() -> list[OldRecords]:
+    """Name the rows of which a bad one is passed over: what batches have declared, and closed runs."""
+    declared = [kind for one in all_declared() for kind in one.old]
+    return [*declared, OldRecords("job_run", KEEP_RUNS, JobRun.closed_before)]
+
+
 @batch(
     cron="0 * * * *",
     cron_sentence="When forgekeeper's own old records are removed.",
@@ -55,7 +64,7 @@ class Outcome:
     budget=MAX_RUNTIME,
     time_limit=timedelta(minutes=7),
     outcome=Outcome,
-    tables=[GitRefDeletion, JobRun],
+    misreadings=lambda: list(misread([kind.older(LAST_INSTANT).model for kind in kinds()])),
     records=[
         Record("ref_deletion", processed=("ref_deletions",), errors={"database": ()}),
         Record("job_run", processed=("runs",), errors={"database": ()}),
@@ -67,64 +76,55 @@ class Outcome:
 )
 def prune(run: Run[Outcome]) -> None:
     """Remove forgekeeper's own old records."""
-    outcome, deadline, instant = run.outcome, run.deadline, run.now
-    with (
-        run.bad_records("ref_deletion", GitRefDeletion.present) as refs,
-        run.bad_records("job_run", JobRun.present) as runs,
-    ):
-        removals: list[Callable[[], int]] = [
-            partial(_ref_deletions, outcome, refs, instant - KEEP_REF_DELETIONS),
-            partial(_runs, outcome, runs, instant - KEEP_RUNS),
-            *(partial(_letters, outcome, queue) for queue in queues()),
-            partial(_processes, outcome, instant - KEEP_PROCESSES),
-            partial(_uploads, outcome, instant - KEEP_UPLOADS),
-        ]
-        PassedOver.forget_old(instant - KEEP_BAD_RECORDS)
-        for remove in removals:
-            count = CHUNK
-            while count == CHUNK:
-                count = remove()
-                run.step("removed")
-                if deadline.passed(count) and count == CHUNK:
-                    outcome.stopped = "deadline"
-                    return
+    instant = run.now
+    PassedOver.forget_old(instant - KEEP_BAD_RECORDS)
+    silent = Process.silent_before(instant - KEEP_PROCESSES)
+    removals = [
+        *(partial(_rows, run, kind) for kind in kinds()),
+        *(partial(_others, run, "dead_letter", partial(forget_dead, broker, queue)) for queue in queues()),
+        partial(_others, run, "process", partial(chunks.delete, silent)),
+        partial(_others, run, "settled_upload", partial(SettledUpload.delete_old, instant - KEEP_UPLOADS)),
+    ]
+    if not all(remove() for remove in removals):
+        run.outcome.stopped = "deadline"
 
 
-def _ref_deletions(outcome: Outcome, bad: BadRecords, horizon: datetime) -> int:
-    """Remove a chunk; return how many were dealt with, bad ones included."""
-    before = outcome.ref_deletions + bad.failed
-
-    def remove(only: Sequence[int] | None) -> None:
-        outcome.ref_deletions += GitRefDeletion.delete_processed(horizon, limit=CHUNK, only=only, without=bad.keys)
-
-    bad.chunk(remove, partial(GitRefDeletion.next_processed, horizon, limit=CHUNK, without=bad.keys))
-    return outcome.ref_deletions + bad.failed - before
+def _rows(run: Run[Outcome], kind: OldRecords) -> bool:
+    """Remove the rows of a kind, but bad ones; return False when the budget ended first."""
+    older = kind.older(run.now - kind.keep)
+    error_kind = "database" if kind.record in FIELDS else None
+    with run.bad_records(kind.record, older, error_kind=error_kind) as bad:
+        return _in_chunks(run, lambda: bad.delete(older, limit=CHUNK, then=partial(_count, run, kind.record)))
 
 
-def _runs(outcome: Outcome, bad: BadRecords, horizon: datetime) -> int:
-    """Remove a chunk; return how many were dealt with, bad ones included."""
-    before = outcome.runs + bad.failed
+def _others(run: Run[Outcome], record: str, remove: Callable[..., int]) -> bool:
+    """Remove what one record cannot spoil; return False when the budget ended first."""
 
-    def remove(only: Sequence[int] | None) -> None:
-        outcome.runs += JobRun.delete_closed(horizon, limit=CHUNK, only=only, without=bad.keys)
+    def chunk() -> int:
+        count = remove(limit=CHUNK)
+        _count(run, record, count)
+        return count
 
-    bad.chunk(remove, partial(JobRun.next_closed, horizon, limit=CHUNK, without=bad.keys))
-    return outcome.runs + bad.failed - before
-
-
-def _letters(outcome: Outcome, queue: str) -> int:
-    count = forget_dead(broker, queue, limit=CHUNK)
-    outcome.dead_letters += count
-    return count
+    return _in_chunks(run, chunk)
 
 
-def _processes(outcome: Outcome, horizon: datetime) -> int:
-    count = Process.delete_silent(horizon, limit=CHUNK)
-    outcome.processes += count
-    return count
+def _in_chunks(run: Run[Outcome], remove: Callable[[], int]) -> bool:
+    count = CHUNK
+    while count == CHUNK:
+        count = remove()
+        run.step("removed")
+        if run.deadline.passed(count) and count == CHUNK:
+            return False
+    return True
 
 
-def _uploads(outcome: Outcome, horizon: datetime) -> int:
-    count = SettledUpload.delete_old(horizon, limit=CHUNK)
-    outcome.uploads += count
-    return count
+def _count(run: Run[Outcome], record: str, count: int) -> None:
+    """Count what has gone; what the outcome has no field for is an operator's own, and said in the log."""
+    for name in FIELDS.get(record, ()):
+        setattr(run.outcome, name, getattr(run.outcome, name) + count)
+    if record not in FIELDS and count:
+        log.info("old records removed", record=record, records=count)
+
+
+FIELDS = {record.name: record.processed for record in prune.records}
+"""In which fields of the outcome a kind is counted."""

@@ -11,14 +11,8 @@ from typing import Any, NamedTuple
 import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
-from forgekeeper.database import Base, BigIdentityField, Document, database, default
+from forgekeeper.database import Base, BigIdentityField, Document, default
 from forgekeeper.database.use import BOTH, Use
-
-DELETE_SILENT = """
-    delete from processes where id = any(array(
-        select id from processes where silent_from < %(horizon)s limit %(limit)s for update skip locked
-    ))
-"""
 
 LONGEST = 1e9
 """Seconds that nothing has been worked on for."""
@@ -108,10 +102,9 @@ class Process(Base):
         cls.delete().where(cls.id == entry.number).execute()
 
     @classmethod
-    def delete_silent(cls, horizon: datetime, *, limit: int) -> int:
-        """Delete up to *limit* processes that have been silent since before *horizon*."""
-        count: int = database.execute_sql(DELETE_SILENT, {"horizon": horizon, "limit": limit}).rowcount
-        return count
+    def silent_before(cls, horizon: datetime) -> pw.ModelSelect[Process]:
+        """Select the processes that have been silent since before *horizon*."""
+        return cls.select().where(cls.silent_from < horizon)
 
     @classmethod
     def _sign_of_life(cls, dead_after: timedelta) -> dict[str, Any]:

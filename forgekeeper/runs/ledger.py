@@ -14,7 +14,7 @@ that the run is not theirs, whatever its number.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -23,7 +23,7 @@ import orjson
 import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
-from forgekeeper.database import Base, BigIdentityField, Document, chosen, database, default, now
+from forgekeeper.database import Base, BigIdentityField, Document, database, default, now
 from forgekeeper.database.use import BOTH, PROCESSES, WORK, Use
 
 WAITING = ("claimed", "enqueued")
@@ -180,21 +180,6 @@ FAIL = f"""
     returning id, batch, state
     ), unblocked as ({UNBLOCK})
     select state from closed
-"""
-DELETE_CLOSED = """
-    delete from job_runs where id = any(array(
-        select id from job_runs as old
-        where finished_at < %(horizon)s and state not in ('claimed', 'enqueued', 'started')
-          and exists (select from job_runs as newer where newer.batch = old.batch and newer.id > old.id){chosen}
-        limit %(limit)s
-        for update skip locked
-    ))
-"""
-NEXT_CLOSED = """
-    select id from job_runs as old
-    where finished_at < %(horizon)s and state not in ('claimed', 'enqueued', 'started')
-      and exists (select from job_runs as newer where newer.batch = old.batch and newer.id > old.id){chosen}
-    limit %(limit)s
 """
 
 # A success sets the count back: what failed on the way to it is not counted.  One batch in
@@ -469,26 +454,11 @@ class JobRun(Base):
         )
 
     @classmethod
-    def delete_closed(
-        cls, horizon: datetime, *, limit: int, only: Sequence[int] | None = None, without: Collection[int] = ()
-    ) -> int:
-        """Delete up to *limit* rows closed before *horizon*, never the newest of a batch."""
-        values = {"horizon": horizon, "limit": limit, "only": only, "without": list(without)}
-        statement = DELETE_CLOSED.format(chosen=chosen("old.id", only=only, without=without))
-        count: int = database.execute_sql(statement, values).rowcount
-        return count
-
-    @classmethod
-    def next_closed(cls, horizon: datetime, *, limit: int, without: Collection[int] = ()) -> list[int]:
-        """Return the ids of what `delete_closed` would delete, locked or not."""
-        values = {"horizon": horizon, "limit": limit, "without": list(without)}
-        statement = NEXT_CLOSED.format(chosen=chosen("old.id", without=without))
-        return [number for (number,) in database.execute_sql(statement, values).fetchall()]
-
-    @classmethod
-    def present(cls, ids: Sequence[int]) -> set[int]:
-        """Return those of *ids* that are still there."""
-        return {row.id for row in cls.select(cls.id).where(cls.id.in_(list(ids)))}
+    def closed_before(cls, horizon: datetime) -> pw.ModelSelect[JobRun]:
+        """Select what was closed before *horizon*, but never the newest of a batch."""
+        newer = cls.alias()
+        followed = pw.fn.exists(newer.select(pw.SQL("1")).where(newer.batch == cls.batch, newer.id > cls.id))
+        return cls.select().where(cls.finished_at < horizon, cls.state.not_in(OPEN), followed)
 
 
 JobRun.add_index(pw.SQL("create unique index job_runs_batch_tick on job_runs (batch, tick)"))

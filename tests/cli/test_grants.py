@@ -16,7 +16,7 @@ import redis
 from forgekeeper import migrations
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import Limits, client, connect
-from forgekeeper.database import database, now, privileges, sqlstate, use
+from forgekeeper.database import chunks, database, now, privileges, sqlstate, use
 from forgekeeper.installation.row import Installation
 from forgekeeper.process.broker import NAMESPACE, broker
 from forgekeeper.process.rows import Process
@@ -301,12 +301,12 @@ def of_worker(settings):
     yield from (pending, Installation.ensure, presence, partial(Batch.move_to, "git_ref_cleanup", 0))
     yield partial(PassedOver.fail, "delete_objects", "deleted_object", 1, "it is bad")
     yield partial(PassedOver.forget_old, now())
-    yield partial(JobRun.delete_closed, now() - timedelta(days=1), limit=1)
+    yield partial(chunks.delete, JobRun.closed_before(now() - timedelta(days=1)), limit=1)
     yield partial(Project.paths, [1])
     yield partial(GitRefDeletion.settle, 1, [Closed(0, "refs/mr/1")])
     yield partial(SettledUpload.reap, "artifacts", ["a"], None)
     yield partial(SettledUpload.delete_old, now() + timedelta(days=1), limit=1)
-    yield partial(GitRefDeletion.delete_processed, now() - timedelta(days=99), limit=1)
+    yield partial(chunks.delete, GitRefDeletion.processed_before(now() - timedelta(days=99)), limit=1)
 
 
 @pytest.mark.parametrize(("process", "probes"), [("scheduler", of_scheduler), ("exporter", of_exporter)])

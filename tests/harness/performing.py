@@ -7,10 +7,12 @@ from forgekeeper.runs.run import Run
 from tests.harness.settings import settings_with
 
 
-def perform(declared, *ids, deadline=None, settings=None, outcome=None, **options):
-    """Run the batch's or child's function, without a ledger; return the outcome."""
+def perform(declared, *ids, deadline=None, settings=None, outcome=None, now=None, **options):
+    """Run the batch's or child's function, without a ledger, as of *now* if given; return the outcome."""
     settings = settings or settings_with()
     run = Run(declared, settings, deadline=deadline or Deadline(declared.budget), outcome=outcome, **options)
+    if now is not None:
+        run.now = now
     declared.work(run, *ids)
     return run.outcome
 

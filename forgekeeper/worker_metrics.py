@@ -20,7 +20,8 @@ from dramatiq.middleware import Middleware, MiddlewareError, TimeLimitExceeded
 from playhouse.pool import MaxConnectionsExceeded
 
 from forgekeeper import shutdown
-from forgekeeper.database import backlog, now
+from forgekeeper.batches import BATCHES as DECLARED
+from forgekeeper.database import now
 from forgekeeper.delivery.queues import DUE
 from forgekeeper.locks import LeaseLost
 from forgekeeper.runs.ledger import JobRun, Started
@@ -289,7 +290,7 @@ def _particulars(batch: str, outcome: Any) -> None:
     """Count what only one batch has."""
     if batch == "user_status_cleanup":
         # One that has drained leaves what somebody else has locked.
-        if backlog.user_statuses(now()).records > BACKLOG:
+        if DECLARED[batch].backlogs["user_status"](now()).records > BACKLOG:
             COUNT.inc(BREACHES, batch, "backlog")
     elif batch == "stale_direct_uploads":
         if outcome.total_pending_entries - outcome.total_deleted_stale_entries > BACKLOG:

@@ -42,6 +42,7 @@ from metrics.catalogue import BATCHES, COLLECTORS, FLAGS, LEASES, METRICS, NO_BA
 from metrics.redaction import clean
 from metrics.threads import Thread
 from models import GitRefDeletion, Project
+from workers import stale_imports, user_status_cleanup
 from workers.expired_job_artifacts import (
     FLAG,
     HIGH_CONCURRENCY_FLAG,
@@ -361,7 +362,7 @@ def _is_stale(root: Path, disk_path: str) -> bool:
 
 
 def _user_statuses(_settings: Settings) -> Iterator[Reading]:
-    yield from _backlog("user_status_cleanup", "user_status", backlog.user_statuses(now()))
+    yield from _backlog("user_status_cleanup", "user_status", user_status_cleanup.due(now()))
 
 
 def _git_refs(_settings: Settings) -> Iterator[Reading]:
@@ -378,8 +379,8 @@ def _uploads(_settings: Settings) -> Iterator[Reading]:
 
 def _imports(_settings: Settings) -> Iterator[Reading]:
     instant = now()
-    yield from _backlog("stale_imports", "bulk_import", backlog.bulk_imports(instant))
-    yield from _backlog("stale_imports", "entity", backlog.bulk_import_entities(instant))
+    yield from _backlog("stale_imports", "bulk_import", stale_imports.stale(instant))
+    yield from _backlog("stale_imports", "entity", stale_imports.stale_entities(instant))
 
 
 def _artifacts(_settings: Settings) -> Iterator[Reading]:

@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from forgekeeper.connections import client
-from forgekeeper.database import backlog, database, now
+from forgekeeper.database import database, now
 from forgekeeper.flags import FeatureFlag
 from forgekeeper.runs import bad_records
 from forgekeeper.runs.bad_records import TooManyBadRecords
@@ -21,9 +21,13 @@ from forgekeeper.storage.outbox import DeletedObject
 from metrics.counting import WORKER
 from models import BulkImport, GitRefDeletion, JobArtifact, Project, ProjectStatistics, UserStatus
 from models.job_artifacts import TURNS
+from tests.harness.performing import perform
 from tests.harness.settings import settings_with
 from workers import delete_objects, expired_job_artifacts, git_ref_cleanup, prune, stale_imports, user_status_cleanup
 from workers.expired_job_artifacts import buckets
+from workers.prune import prune
+from workers.stale_imports import stale_imports
+from workers.user_status_cleanup import user_status_cleanup
 
 from .clocks import Clock
 from .installation import INSTALLATION
@@ -77,9 +81,7 @@ def ids(model):
 
 
 def clean_statuses(**options):
-    outcome = user_status_cleanup.Outcome()
-    user_status_cleanup.run(outcome, Deadline(BUDGET, **options))
-    return outcome
+    return perform(user_status_cleanup, deadline=Deadline(BUDGET, **options))
 
 
 def destroy_artifacts():
@@ -90,12 +92,6 @@ def destroy_artifacts():
         outcomes.append(expired_job_artifacts.BucketOutcome())
         expired_job_artifacts.run(outcomes[-1], Deadline(BUDGET), grace=timedelta(0))
     return sum(outcome.destroyed for outcome in outcomes)
-
-
-def time_out_imports():
-    outcome = stale_imports.Outcome()
-    stale_imports.run(outcome, Deadline(BUDGET))
-    return outcome
 
 
 def passed_over():
@@ -214,10 +210,9 @@ def test_a_ref_deletion_that_cannot_be_closed_stops_no_other(settings, tmp_path)
 def test_an_old_ref_deletion_that_cannot_be_removed_stops_no_other():
     for number in range(1, 11):
         GitRefDeletion.create(id=number, project_id=1, ref="refs/x", status=2, processed_at=now() - 2 * DAY)
-    outcome = prune.Outcome()
 
     with bad("batched_git_ref_updates_deletions"):
-        prune.run(outcome, Deadline(BUDGET))
+        outcome = perform(prune)
 
     assert (outcome.ref_deletions, ids(GitRefDeletion)) == (9, {BAD})
 
@@ -225,10 +220,9 @@ def test_an_old_ref_deletion_that_cannot_be_removed_stops_no_other():
 def test_an_old_run_that_cannot_be_removed_stops_no_other():
     for number in range(1, 12):
         JobRun.create(id=number, batch="prune", state="succeeded", finished_at=now() - 40 * DAY)
-    outcome = prune.Outcome()
 
     with bad("job_runs"):
-        prune.run(outcome, Deadline(BUDGET))
+        outcome = perform(prune)
 
     assert (outcome.runs, ids(JobRun)) == (9, {BAD, 11})
 
@@ -310,7 +304,7 @@ def test_a_bad_record_that_was_never_met_again_is_forgotten_after_thirty_days():
         facts = {"first_failed_at": instant, "last_failed_at": instant, "retry_at": instant, "error": "-"}
         PassedOver.create(batch="delete_artifact_bucket", record="expired_artifact", key=str(days), **facts)
 
-    prune.run(prune.Outcome(), Deadline(BUDGET))
+    perform(prune)
 
     assert [key for _, _, key in passed_over()] == ["29"]
 
@@ -514,7 +508,7 @@ def test_imports_that_were_touched_before_python_s_time_are_timed_out(instant):
         rows = f"select {values}, %s from generate_series(1, 150)"
         database.execute_sql(f"insert into {table} ({columns}, updated_at) {rows}", (instant,))
 
-    outcome = time_out_imports()
+    outcome = perform(stale_imports)
 
     assert (outcome.imports, outcome.entities, outcome.stopped) == (150, 150, "drained")
 
@@ -544,8 +538,8 @@ def test_the_backlog_is_known_however_old_its_oldest_is(instant):
         "insert into ci_deleted_objects (store_dir, file, pick_up_at) values ('', 'x', %s)", (instant,)
     )
 
-    looks = (backlog.job_artifacts, backlog.user_statuses, backlog.bulk_imports, backlog.deleted_objects)
-    found = [look(now()) for look in looks]
+    found = [batch.due(now()) for batch in (expired_job_artifacts.expired_job_artifacts, user_status_cleanup)]
+    found += [batch.due(now()) for batch in (stale_imports, delete_objects.delete_objects)]
 
     assert [one.records for one in found] == [3, 3, 1, 1]
     assert [one.oldest.timestamp() < 0 for one in found] == [True] * 4

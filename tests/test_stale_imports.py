@@ -21,9 +21,19 @@ from forgekeeper.database import database
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.runs.deadline import Deadline
 from models import BulkImport, BulkImportEntity, BulkImportTracker, ImportStatus, TrackerStatus
-from models.bulk_imports import START
-from workers import stale_imports
-from workers.stale_imports import MAX_RUNTIME, PAGE_SIZE, Outcome
+from tests.harness.performing import perform
+from workers import stale_imports as document
+from workers.stale_imports import (
+    ENTITIES,
+    IMPORTS,
+    MAX_RUNTIME,
+    PAGE_SIZE,
+    START,
+    Outcome,
+    cleanup_stale,
+    stale_imports,
+    stale_page,
+)
 
 from .clocks import Clock, Crash, crash
 
@@ -68,7 +78,7 @@ FUNCTION = """
     end $$
 """
 WAITING_FOR_A_LOCK = "select 1 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
-KINDS = [(BulkImport, "bulk_imports", ADD_IMPORTS), (BulkImportEntity, "bulk_import_entities", ADD_ENTITIES)]
+KINDS = [(IMPORTS, "bulk_imports", ADD_IMPORTS), (ENTITIES, "bulk_import_entities", ADD_ENTITIES)]
 both_kinds = pytest.mark.parametrize(("kind", "table", "seed"), KINDS, ids=["imports", "entities"])
 
 pytestmark = pytest.mark.usefixtures("database")
@@ -107,8 +117,16 @@ def by_status(table):
     return dict(database.execute_sql(f"select status, count(*) from {table} group by status").fetchall())
 
 
-def status_of(kind, record):
-    return kind.get_by_id(record).status
+def make(kind, **options):
+    return {"bulk_import": bulk_import, "entity": entity}[kind.record](**options)
+
+
+def found(kind, instant):
+    return [place.id for place in stale_page(kind, instant, START)]
+
+
+def status_of(model, record):
+    return model.get_by_id(record).status
 
 
 def tracker_statuses(entity_id):
@@ -122,9 +140,12 @@ def everything():
 
 
 def run(**options):
-    outcome = Outcome()
-    stale_imports.run(outcome, Deadline(MAX_RUNTIME, **options))
-    return outcome
+    return perform(stale_imports, deadline=Deadline(MAX_RUNTIME, **options))
+
+
+def run_in_a_thread(**options):
+    with database.connection_context():
+        return run(**options)
 
 
 def stale_lines(lines):
@@ -164,11 +185,11 @@ def test_with_nothing_to_do_nothing_is_done():
     ids=["a microsecond more than a day", "exactly a day", "a microsecond less"],
 )
 def test_a_record_is_stale_after_more_than_a_day(kind, table, seed, idle, stale):
-    record = {BulkImport: bulk_import, BulkImportEntity: entity}[kind](updated_at=NOON - idle)
+    record = make(kind, updated_at=NOON - idle)
 
-    page = [position.id for position in kind.stale_page(NOON, START, limit=PAGE_SIZE)]
-    counted = kind.stale(NOON).count()
-    timed_out = kind.cleanup_stale([record], NOON)
+    page = found(kind, NOON)
+    counted = kind.model.stale(NOON).count()
+    timed_out = cleanup_stale(kind, NOON, [record])
 
     assert (page, counted, len(timed_out)) == (([record], 1, 1) if stale else ([], 0, 0))
 
@@ -231,11 +252,11 @@ def test_what_is_timed_out_is_touched():
 
 
 @both_kinds
-def test_the_oldest_come_first(kind, table, seed):
-    make = {BulkImport: bulk_import, BulkImportEntity: entity}[kind]
-    records = {hours: make(updated_at=NOON - timedelta(hours=hours)) for hours in (30, 50, 40, 60)}
+def test_the_oldest_come_first(kind, table, seed, monkeypatch):
+    monkeypatch.setattr(document, "PAGE_SIZE", 2)
+    records = {hours: make(kind, updated_at=NOON - timedelta(hours=hours)) for hours in (30, 50, 40, 60)}
 
-    page = [position.id for position in kind.stale_page(NOON, START, limit=2)]
+    page = found(kind, NOON)
 
     assert page == [records[60], records[50]]
 
@@ -344,9 +365,7 @@ def test_two_runs_at_once_time_nothing_out_twice(kind, table, seed):
     together = threading.Barrier(2, timeout=LIMIT)
 
     def run_beside_another():
-        meet_once = functools.cache(lambda: together.wait() * 0)
-        with database.connection_context():
-            return run(safe_point=meet_once)
+        return run_in_a_thread(safe_point=functools.cache(lambda: together.wait() * 0))
 
     with capture_logs() as lines, ThreadPoolExecutor(2) as pool:
         outcomes = [each.result() for each in [pool.submit(run_beside_another) for _ in range(2)]]
@@ -388,26 +407,26 @@ def test_a_connection_that_breaks_at_a_record_ends_the_run_with_an_operational_e
 def test_a_record_that_finished_after_it_was_found_is_left_alone(kind, table, seed, other):
     add_stale(seed, 3)
     instant = datetime.now(UTC)
-    page = [position.id for position in kind.stale_page(instant, START, limit=PAGE_SIZE)]
+    page = found(kind, instant)
     other.execute(f"update {table} set status = 2 where id = 2")
     other.connection.commit()
 
-    timed_out = kind.cleanup_stale(page, instant)
+    timed_out = cleanup_stale(kind, instant, page)
 
-    assert (page, len(timed_out), status_of(kind, 2)) == ([1, 2, 3], 2, ImportStatus.FINISHED)
+    assert (page, len(timed_out), status_of(kind.model, 2)) == ([1, 2, 3], 2, ImportStatus.FINISHED)
 
 
 @both_kinds
 def test_a_record_that_was_touched_after_it_was_found_is_left_alone(kind, table, seed, other):
     add_stale(seed, 3)
     instant = datetime.now(UTC)
-    page = [position.id for position in kind.stale_page(instant, START, limit=PAGE_SIZE)]
+    page = found(kind, instant)
     other.execute(f"update {table} set updated_at = now() where id = 1")
     other.connection.commit()
 
-    timed_out = kind.cleanup_stale(page, instant)
+    timed_out = cleanup_stale(kind, instant, page)
 
-    assert (len(timed_out), status_of(kind, 1)) == (2, ImportStatus.STARTED)
+    assert (len(timed_out), status_of(kind.model, 1)) == (2, ImportStatus.STARTED)
 
 
 @both_kinds
@@ -415,10 +434,6 @@ def test_a_run_counts_a_record_that_finished_after_it_was_found_as_skipped(kind,
     add_stale(seed, 3)
     # Lets the run read, and makes it wait where it wants to write.
     other.execute(f"lock table {table} in share mode")
-
-    def run_in_a_thread():
-        with database.connection_context():
-            return run()
 
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(run_in_a_thread)
@@ -429,7 +444,7 @@ def test_a_run_counts_a_record_that_finished_after_it_was_found_as_skipped(kind,
 
     assert waited
     assert (outcome.imports + outcome.entities, outcome.skipped, outcome.failed) == (2, 1, 0)
-    assert status_of(kind, 2) == ImportStatus.FINISHED
+    assert status_of(kind.model, 2) == ImportStatus.FINISHED
 
 
 @both_kinds
@@ -488,7 +503,7 @@ def test_records_finished_in_thousands_of_interleavings_all_stay_finished(kind, 
         try:
             while len(finished) < FINISHES and not any(user.done() for user in users):
                 add_stale(seed, 5_000, first=added + 1)
-                if kind is BulkImportEntity:
+                if kind is ENTITIES:
                     add_stale(ADD_TRACKERS, 5_000, first=added + 1, each=1)
                 added += 5_000
                 running.set()
@@ -535,7 +550,7 @@ def test_a_record_that_raises_is_logged_with_its_id(kind, table, seed):
         run()
 
     (line,) = [line for line in lines if line["event"] == "record failed"]
-    assert (line["log_level"], line["record"], line["id"]) == ("error", kind.RECORD, 3)
+    assert (line["log_level"], line["record"], line["id"]) == ("error", kind.record, 3)
 
 
 @both_kinds
@@ -604,10 +619,6 @@ def test_the_trackers_of_an_entity_that_is_being_finished_stay_as_they_are(other
 def test_a_tracker_that_finishes_while_its_entity_is_waited_for_stays_finished(other):
     record = entity(trackers=[TrackerStatus.STARTED] * 2)
     other.execute("update bulk_import_trackers set status = 2 where id = 1")
-
-    def run_in_a_thread():
-        with database.connection_context():
-            return run()
 
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(run_in_a_thread)

@@ -14,23 +14,22 @@ import pytest
 
 from forgekeeper import shutdown
 from forgekeeper.database import database
-from forgekeeper.process.broker import broker
 from forgekeeper.runs.attempt import identity
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.runner import Runner
 from models import UserStatus
-from models.user_status import START
-from workers import user_status_cleanup
-from workers.user_status_cleanup import BATCH_SIZE, Outcome
+from tests.harness.performing import act, perform
+from workers import user_status_cleanup as document
+from workers.user_status_cleanup import BATCH_SIZE, MAX_RUNTIME, Outcome, user_status_cleanup
 
 from .clocks import Clock, Crash, crash
 
-BUDGET = timedelta(minutes=5)
 NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 HOUR = timedelta(hours=1)
 MICROSECOND = timedelta(microseconds=1)
 EXTENSIONS = 2_000
+A_RUN = MAX_RUNTIME.total_seconds()
 
 ADD_DUE = """
     insert into user_statuses (user_id, clear_status_at)
@@ -82,9 +81,12 @@ def statuses():
 
 
 def run(**options):
-    outcome = Outcome()
-    user_status_cleanup.run(outcome, Deadline(BUDGET, **options))
-    return outcome
+    return perform(user_status_cleanup, deadline=Deadline(MAX_RUNTIME, **options))
+
+
+def run_a_chunk(**options):
+    """Run until the first safe point, where time is up."""
+    return perform(user_status_cleanup, deadline=Deadline(MAX_RUNTIME, clock=Clock(step=A_RUN)), **options)
 
 
 # What it deletes
@@ -119,18 +121,20 @@ def test_a_status_is_due_from_the_exact_moment_on(clear_status_at, due):
     user_status(1, clear_status_at=clear_status_at)
 
     counted = UserStatus.due(NOON).count()
-    deleted, _ = UserStatus.delete_due(NOON, START, limit=BATCH_SIZE)
+    deleted = perform(user_status_cleanup, now=NOON).deleted
 
     assert (counted, deleted, len(statuses())) == ((1, 1, 0) if due else (0, 0, 1))
 
 
 def test_the_oldest_are_deleted_first():
-    for user_id, hours in {1: 1, 2: 3, 3: 2, 4: 4}.items():
-        user_status(user_id, clear_status_at=NOON - hours * HOUR)
+    due_statuses(BATCH_SIZE)
+    database.execute_sql("update user_statuses set clear_status_at = now() - user_id * interval '1 hour'")
+    youngest = user_status(BATCH_SIZE + 1, clear_status_at=datetime.now(UTC) - MICROSECOND)
+    oldest = user_status(BATCH_SIZE + 2, clear_status_at=datetime.now(UTC) - 1_000 * HOUR)
 
-    UserStatus.delete_due(NOON, START, limit=2)
+    run_a_chunk()
 
-    assert set(statuses()) == {1, 3}
+    assert (set(statuses()), oldest in statuses()) == ({1, youngest}, False)
 
 
 def test_of_equally_old_ones_none_is_forgotten_between_two_batches():
@@ -168,7 +172,7 @@ def test_a_run_that_is_done_twice_ends_as_if_done_once():
 def test_a_run_ends_at_its_deadline_after_a_full_batch():
     due_statuses(2 * BATCH_SIZE + 50)
 
-    outcome = run(clock=Clock(step=BUDGET.total_seconds()))
+    outcome = run(clock=Clock(step=A_RUN))
 
     assert (outcome, len(statuses())) == (Outcome(BATCH_SIZE, 1, "deadline"), BATCH_SIZE + 50)
 
@@ -176,14 +180,14 @@ def test_a_run_ends_at_its_deadline_after_a_full_batch():
 def test_a_run_goes_on_until_its_deadline():
     due_statuses(4 * BATCH_SIZE)
 
-    outcome = run(clock=Clock(step=BUDGET.total_seconds() / 3))
+    outcome = run(clock=Clock(step=A_RUN / 3))
 
     assert outcome == Outcome(3 * BATCH_SIZE, 3, "deadline")
 
 
 def test_what_the_deadline_left_goes_in_the_next_run():
     due_statuses(2 * BATCH_SIZE + 50)
-    run(clock=Clock(step=BUDGET.total_seconds()))
+    run(clock=Clock(step=A_RUN))
 
     outcome = run()
 
@@ -270,9 +274,10 @@ def test_the_forbidden_form_deletes_everything_under_such_a_plan():
 
 
 @pytest.mark.parametrize("limit", [1, 10, BATCH_SIZE])
-def test_the_claim_never_deletes_more_than_the_limit(limit):
+def test_the_claim_never_deletes_more_than_the_limit(limit, monkeypatch):
+    monkeypatch.setattr(document, "BATCH_SIZE", limit)
     with one_row_statistics_and_nested_loops(110):
-        deleted, _ = UserStatus.delete_due(datetime.now(UTC), START, limit=limit)
+        deleted = run_a_chunk().deleted
 
     assert (deleted, len(statuses())) == (limit, 110 - limit)
 
@@ -408,7 +413,7 @@ def test_the_ledger_says_how_much_was_deleted(settings):
     runner = Runner(settings)
     attempt = runner.begin("user_status_cleanup", JobRun.start_here("user_status_cleanup", by=identity()))
 
-    broker.actors["user_status_cleanup"].fn()
+    act(user_status_cleanup)
     runner.close(attempt, None)
     runner.stop()
 

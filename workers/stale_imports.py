@@ -3,30 +3,117 @@
 Runs every four hours.  First all stale imports, then all stale entities, each with its
 trackers; oldest first, in pages, for at most ten minutes.  A record that raises is passed
 over: it does not stand in the way of the others, now or in four hours.
+
+An unfinished record becomes *timeout*, and no other does: each change is one statement that
+repeats the whole condition, so whatever moved on meanwhile is left alone.  Rows that another
+transaction has locked are being moved on, and are passed over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import structlog
 
 from forgekeeper.batches import Record, batch
-from forgekeeper.database import backlog
+from forgekeeper.database import LOWEST, chosen, database
 from forgekeeper.database.backlog import Backlog
 from forgekeeper.runs.run import Run
-from models import BulkImport, BulkImportEntity, BulkImportTracker
-from models.bulk_imports import START
+from models import STALE_AFTER, BulkImport, BulkImportEntity, BulkImportTracker, EntityType
 
 PAGE_SIZE = 100
 MAX_RUNTIME = timedelta(minutes=10)
 
-Kind = type[BulkImport] | type[BulkImportEntity]
+STALE_PAGE = """
+    select updated_at::text, id from {table}
+    where status in (0, 1) and updated_at < %(horizon)s and (updated_at, id) > (%(updated)s, %(id)s){chosen}
+    order by {table}.updated_at, id
+    limit %(limit)s
+"""
+TIME_OUT_IMPORTS = """
+    update bulk_imports set status = 3, updated_at = %(now)s
+    where id = any(array(
+        select id from bulk_imports
+        where id = any(%(ids)s) and status in (0, 1) and updated_at < %(horizon)s
+        order by id
+        for update skip locked
+    )) and status in (0, 1) and updated_at < %(horizon)s
+    returning id, 0
+"""
+# The trackers are locked in the order of their ids before any is changed: an importer that
+# changes several would otherwise meet us half-way.  Nothing is half: it is one statement.
+TIME_OUT_ENTITIES = """
+    with claimed as materialized (
+        select id from bulk_import_entities
+        where id = any(%(ids)s) and status in (0, 1) and updated_at < %(horizon)s
+        order by id
+        for update skip locked
+    ), unfinished as materialized (
+        select id from bulk_import_trackers
+        where bulk_import_entity_id = any(array(select id from claimed)) and status in (0, 1, 3)
+        order by id
+        for update
+    ), timed_out as (
+        update bulk_import_trackers set status = 4, updated_at = %(now)s
+        where id = any(array(select id from unfinished)) and status in (0, 1, 3)
+        returning bulk_import_entity_id
+    )
+    update bulk_import_entities as entity set status = 3, updated_at = %(now)s
+    where id = any(array(select id from claimed)) and status in (0, 1) and updated_at < %(horizon)s
+    returning id, bulk_import_id, source_type, source_full_path, destination_name, destination_namespace,
+        (select count(*) from timed_out where bulk_import_entity_id = entity.id)
+"""
+# Of five imports one has stalled, with two entities of four trackers each; the others are fresh or done.
+SAMPLE = """
+    with made as (
+        insert into bulk_imports (user_id, status, updated_at)
+        select n, case when n %% 5 = 4 then 2 else n %% 2 end,
+            clock_timestamp() - case when n %% 5 in (0, 4) then interval '2 days' else interval '1 hour' end
+        from generate_series(0, %(total)s - 1) as n
+        returning id, status, updated_at
+    ), entities as (
+        insert into bulk_import_entities
+            (bulk_import_id, source_full_path, destination_name, destination_namespace, status, updated_at)
+        select id, 'group/sample-' || id, 'sample-' || which, 'imported', status, updated_at
+        from made, generate_series(1, 2) as which
+        returning id, status, updated_at
+    )
+    insert into bulk_import_trackers (bulk_import_entity_id, relation, status, updated_at)
+    select id, 'relation-' || stage, case when status = 2 then 2 else (array[0, 1, 3, 2])[stage] end, updated_at
+    from entities, generate_series(1, 4) as stage
+"""
+ENTITY_TYPES = {each.value: each.name.lower() for each in EntityType}
+
 log = structlog.get_logger(__name__)
+
+
+class Position(NamedTuple):
+    """A stale record's place in the order of the partial index; the time as PostgreSQL writes it."""
+
+    updated: str
+    id: int
+
+
+START = Position("-infinity", LOWEST)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is given up, in pages: imports, or entities with their trackers.
+
+    *record* names one that is bad.  *time_out* returns for each what it was, and how many trackers went
+    with it; *message* and *facts* make the document's log line of that.
+    """
+
+    record: Literal["bulk_import", "entity"]
+    model: type[BulkImport | BulkImportEntity]
+    time_out: str
+    message: str
+    facts: Callable[[Sequence[Any]], dict[str, Any]]
 
 
 @dataclass
@@ -66,22 +153,21 @@ class Outcome:
 )
 def stale_imports(run: Run[Outcome]) -> None:
     """Give up bulk imports that nothing has touched for a day."""
-    kinds: tuple[Kind, ...] = (BulkImport, BulkImportEntity)
-    if not all(_sweep(kind, run) for kind in kinds):
+    if not all(_sweep(kind, run) for kind in KINDS):
         run.outcome.stopped = "deadline"
 
 
 def _sweep(kind: Kind, run: Run[Outcome]) -> bool:
     """Time out all of one kind; return False when the budget ended first."""
-    position, outcome, instant = START, run.outcome, run.now
-    with run.bad_records(kind.RECORD, partial(kind.still_stale, instant), error_kind=None) as bad:
-        while page := kind.stale_page(instant, position, limit=PAGE_SIZE, without=bad.keys):
-            position, failed, before = page[-1], bad.failed, outcome.imports + outcome.entities
+    position, outcome = START, run.outcome
+    with run.bad_records(kind.record, kind.model.stale(run.now), error_kind=None) as bad:
+        while page := stale_page(kind, run.now, position, without=bad.keys):
+            position, failed = page[-1], bad.failed
             try:
-                bad.each(partial(_clean_up, kind, outcome, instant), [record.id for record in page])
+                bad.each(partial(_clean_up, kind, run), [place.id for place in page])
             finally:
                 outcome.failed += bad.failed - failed
-            done = outcome.imports + outcome.entities - before
+            done = outcome.imports + outcome.entities - run.deadline.done
             outcome.skipped += len(page) - done - (bad.failed - failed)
             run.step("timed_out")
             if run.deadline.passed(done):
@@ -89,26 +175,73 @@ def _sweep(kind: Kind, run: Run[Outcome]) -> bool:
         return True
 
 
-def _clean_up(kind: Kind, outcome: Outcome, instant: datetime, ids: Sequence[int]) -> None:
-    """Time out those records, and say so of each."""
-    timed_out = kind.cleanup_stale(ids, instant)
-    if kind is BulkImport:
-        outcome.imports += len(timed_out)
+def stale_page(kind: Kind, now: datetime, after: Position, *, without: Collection[int] = ()) -> list[Position]:
+    """Return the places of the next stale records beyond *after*, oldest first; none of *without*."""
+    values = {"horizon": now - STALE_AFTER, "limit": PAGE_SIZE, "without": list(without), **after._asdict()}
+    statement = STALE_PAGE.format(table=kind.model._meta.table_name, chosen=chosen("id", without=without))
+    return [Position(*row) for row in database.execute_sql(statement, values).fetchall()]
+
+
+def cleanup_stale(kind: Kind, now: datetime, ids: Sequence[int]) -> list[tuple[Any, ...]]:
+    """Time those records out, unless somebody moved them on first; return the rows of the ones we did.
+
+    An entity goes with its unfinished trackers, or not at all: where one stays locked, this
+    raises `peewee.OperationalError`.
+    """
+    values = {"ids": list(ids), "now": now, "horizon": now - STALE_AFTER}
+    rows: list[tuple[Any, ...]] = database.execute_sql(kind.time_out, values).fetchall()
+    return rows
+
+
+def _clean_up(kind: Kind, run: Run[Outcome], ids: Sequence[int]) -> None:
+    """Time those records out, and say so of each."""
+    rows = cleanup_stale(kind, run.now, ids)
+    if kind is IMPORTS:
+        run.outcome.imports += len(rows)
     else:
-        outcome.entities += len(timed_out)
-    outcome.trackers += sum(record.trackers for record in timed_out)
-    for record in timed_out:
+        run.outcome.entities += len(rows)
+    run.outcome.trackers += sum(trackers for *_, trackers in rows)
+    for row in rows:
         # The document's two lines, at its level; they come after the commit.
-        log.error(record.message, **record.facts)
+        log.error(kind.message, **kind.facts(row))
+
+
+def _entity_facts(row: Sequence[Any]) -> dict[str, Any]:
+    return {
+        "bulk_import_entity_id": row[0],
+        "bulk_import_id": row[1],
+        "bulk_import_entity_type": ENTITY_TYPES.get(row[2], row[2]),
+        "source_full_path": row[3],
+        "destination_name": row[4],
+        "destination_namespace": row[5],
+    }
+
+
+IMPORTS = Kind(
+    "bulk_import", BulkImport, TIME_OUT_IMPORTS, "BulkImport stale", facts=lambda row: {"bulk_import_id": row[0]}
+)
+ENTITIES = Kind("entity", BulkImportEntity, TIME_OUT_ENTITIES, "BulkImports::Entity stale", facts=_entity_facts)
+KINDS = (IMPORTS, ENTITIES)
 
 
 @stale_imports.backlog("bulk_import")
 def stale(now: datetime) -> Backlog:
-    """Count the stale imports."""
-    return backlog.bulk_imports(now)
+    """Count the stale imports, each due since a day after it was touched last."""
+    return _backlog(BulkImport, now)
 
 
 @stale_imports.backlog("entity")
 def stale_entities(now: datetime) -> Backlog:
-    """Count the stale entities."""
-    return backlog.bulk_import_entities(now)
+    """Count the stale entities likewise."""
+    return _backlog(BulkImportEntity, now)
+
+
+def _backlog(model: type[BulkImport | BulkImportEntity], now: datetime) -> Backlog:
+    found = model.stale(now).order_by(model.updated_at)
+    return Backlog.of(found, oldest=model.updated_at, after=STALE_AFTER)
+
+
+def sample(total: int) -> int:
+    """Add *total* bulk imports with entities and trackers; return how many have stalled."""
+    database.execute_sql(SAMPLE, {"total": total})
+    return sum(n % 5 == 0 for n in range(total))

@@ -18,7 +18,7 @@ from forgekeeper.connections import client
 from forgekeeper.database import database
 from forgekeeper.settings import Settings
 from forgekeeper.storage import git_sample, stores
-from workers import sample
+from workers import sample, stale_imports, user_status_cleanup
 from workers.stale_direct_uploads import register as register
 
 STATUSES, IMPORTS, ARTIFACTS, UPLOADS, PROJECTS, REFS = 5_000, 200, 1_000, 200, 10, 100
@@ -78,7 +78,7 @@ def fill(scale: int, settings: Settings) -> list[Seeded]:
 
 def _user_statuses(scale: int, _settings: Settings) -> Seeded:
     total = STATUSES * scale
-    return Seeded("user statuses", total, sample.user_statuses(total))
+    return Seeded("user statuses", total, user_status_cleanup.sample(total))
 
 
 def _refs(scale: int, settings: Settings) -> Seeded:
@@ -100,7 +100,7 @@ def _refs(scale: int, settings: Settings) -> Seeded:
 
 def _imports(scale: int, _settings: Settings) -> Seeded:
     total = IMPORTS * scale
-    return Seeded("bulk imports", total, sample.imports(total))
+    return Seeded("bulk imports", total, stale_imports.sample(total))
 
 
 def _artifacts(scale: int, settings: Settings) -> Seeded:

@@ -11,14 +11,19 @@ import peewee as pw
 import psycopg2
 import pytest
 import redis
+from playhouse.postgres_ext import DateTimeTZField
+from structlog.testing import capture_logs
 
-from forgekeeper.batches import queues
+from forgekeeper.batches import BATCHES, batch, queues
 from forgekeeper.connections import client
-from forgekeeper.database import database, now
+from forgekeeper.database import Base, database, now
 from forgekeeper.process.broker import NAMESPACE
 from forgekeeper.process.rows import Process
+from forgekeeper.runs import preconditions
+from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.ledger import JobRun
+from forgekeeper.runs.passed_over import PassedOver
 from forgekeeper.storage.settled import SettledUpload
 from models import DeletionStatus, GitRefDeletion
 from tests.harness.performing import perform
@@ -158,9 +163,9 @@ def test_a_run_goes_however_it_was_closed(state):
 
 
 def test_the_newest_run_of_each_batch_stays_however_old():
-    for batch in ("user_status_cleanup", "prune"):
-        closed_run(batch=batch, finished_at=now() - 50 * DAY)
-    kept = {closed_run(batch=batch, finished_at=now() - 40 * DAY) for batch in ("user_status_cleanup", "prune")}
+    for name in ("user_status_cleanup", "prune"):
+        closed_run(batch=name, finished_at=now() - 50 * DAY)
+    kept = {closed_run(batch=name, finished_at=now() - 40 * DAY) for name in ("user_status_cleanup", "prune")}
 
     outcome = run()
 
@@ -197,6 +202,68 @@ def test_dead_letters_of_every_queue_go():
     outcome = run()
 
     assert (outcome.dead_letters, [letters(queue) for queue in queues()]) == (len(queues()), [set()] * len(queues()))
+
+
+# What batches declare
+
+
+class Visit(Base):
+    """A row of an operator's own batch."""
+
+    seen_at = DateTimeTZField()
+
+
+@pytest.fixture
+def visits(database):
+    """Declare a batch whose rows go after a day, and keep some of them."""
+
+    @batch(cron="off", cron_sentence="", pace_sentence="", budget=DAY, time_limit=DAY, outcome=Outcome)
+    def count_visits(run):
+        """Count visits."""
+
+    @count_visits.old_records("visit", keep=DAY)
+    def seen_before(horizon):
+        return Visit.select().where(Visit.seen_at < horizon)
+
+    database.create_tables([Visit])
+    Visit.insert_many([{"seen_at": now() - DAY + each * MINUTE} for each in (-2, -1, 1)]).execute()
+    yield
+    database.drop_tables([Visit])
+    del BATCHES["count_visits"]
+
+
+def left():
+    return {visit.id for visit in Visit.select()}
+
+
+@pytest.mark.usefixtures("visits")
+def test_rows_that_a_batch_declares_go_when_they_are_old_and_are_said():
+    with capture_logs() as lines:
+        outcome = run()
+
+    assert (outcome, left()) == (Outcome(), {3})
+    assert lines == [{"event": "old records removed", "log_level": "info", "record": "visit", "records": 2}]
+
+
+@pytest.mark.usefixtures("visits")
+def test_a_row_of_a_batch_that_cannot_be_removed_stops_no_other():
+    database.execute_sql("create table holding (visit bigint references visit); insert into holding values (1)")
+    try:
+        run()
+    finally:
+        database.execute_sql("drop table holding")
+
+    assert (left(), [row.key for row in PassedOver.select()]) == ({1, 3}, ["1"])
+
+
+def test_a_table_whose_old_rows_would_be_misread_blocks_the_run(settings):
+    column = "alter table batched_git_ref_updates_deletions alter project_id"
+    database.execute_sql(f"{column} drop not null")
+    try:
+        with pytest.raises(Blocked, match="project_id may be NULL"):
+            preconditions.require(prune, settings)
+    finally:
+        database.execute_sql(f"{column} set not null")
 
 
 # Processes

@@ -28,11 +28,9 @@ from workers.stale_imports import (
     IMPORTS,
     MAX_RUNTIME,
     PAGE_SIZE,
-    START,
     Outcome,
     cleanup_stale,
     stale_imports,
-    stale_page,
 )
 
 from .clocks import Clock, Crash, crash
@@ -121,10 +119,6 @@ def make(kind, **options):
     return {"bulk_import": bulk_import, "entity": entity}[kind.record](**options)
 
 
-def found(kind, instant):
-    return [place.id for place in stale_page(kind, instant, START)]
-
-
 def status_of(model, record):
     return model.get_by_id(record).status
 
@@ -178,20 +172,30 @@ def test_with_nothing_to_do_nothing_is_done():
     assert run() == Outcome(imports=0, entities=0, trackers=0, skipped=0, failed=0, stopped="drained")
 
 
-@both_kinds
-@pytest.mark.parametrize(
+around_a_day = pytest.mark.parametrize(
     ("idle", "stale"),
     [(DAY + MICROSECOND, True), (DAY, False), (DAY - MICROSECOND, False)],
     ids=["a microsecond more than a day", "exactly a day", "a microsecond less"],
 )
+
+
+@both_kinds
+@around_a_day
 def test_a_record_is_stale_after_more_than_a_day(kind, table, seed, idle, stale):
+    make(kind, updated_at=NOON - idle)
+
+    counted = kind.model.stale(NOON).count()
+    outcome = perform(stale_imports, now=NOON)
+
+    assert (counted, outcome.imports + outcome.entities) == (stale, stale)
+
+
+@both_kinds
+@around_a_day
+def test_no_other_record_is_timed_out_though_somebody_takes_it_for_stale(kind, table, seed, idle, stale):
     record = make(kind, updated_at=NOON - idle)
 
-    page = found(kind, NOON)
-    counted = kind.model.stale(NOON).count()
-    timed_out = cleanup_stale(kind, NOON, [record])
-
-    assert (page, counted, len(timed_out)) == (([record], 1, 1) if stale else ([], 0, 0))
+    assert len(cleanup_stale(kind, NOON, [record])) == stale
 
 
 @pytest.mark.parametrize("status", ImportStatus)
@@ -254,11 +258,11 @@ def test_what_is_timed_out_is_touched():
 @both_kinds
 def test_the_oldest_come_first(kind, table, seed, monkeypatch):
     monkeypatch.setattr(document, "PAGE_SIZE", 2)
-    records = {hours: make(kind, updated_at=NOON - timedelta(hours=hours)) for hours in (30, 50, 40, 60)}
+    records = {hours: make(kind, updated_at=ago(hours=hours)) for hours in (30, 50, 40, 60)}
 
-    page = found(kind, NOON)
+    run(clock=Clock(step=MAX_RUNTIME.total_seconds()))
 
-    assert page == [records[60], records[50]]
+    assert {row.id for row in kind.model.select() if row.status == ImportStatus.TIMEOUT} == {records[60], records[50]}
 
 
 @both_kinds
@@ -407,24 +411,22 @@ def test_a_connection_that_breaks_at_a_record_ends_the_run_with_an_operational_e
 def test_a_record_that_finished_after_it_was_found_is_left_alone(kind, table, seed, other):
     add_stale(seed, 3)
     instant = datetime.now(UTC)
-    page = found(kind, instant)
     other.execute(f"update {table} set status = 2 where id = 2")
     other.connection.commit()
 
-    timed_out = cleanup_stale(kind, instant, page)
+    timed_out = cleanup_stale(kind, instant, [1, 2, 3])
 
-    assert (page, len(timed_out), status_of(kind.model, 2)) == ([1, 2, 3], 2, ImportStatus.FINISHED)
+    assert (len(timed_out), status_of(kind.model, 2)) == (2, ImportStatus.FINISHED)
 
 
 @both_kinds
 def test_a_record_that_was_touched_after_it_was_found_is_left_alone(kind, table, seed, other):
     add_stale(seed, 3)
     instant = datetime.now(UTC)
-    page = found(kind, instant)
     other.execute(f"update {table} set updated_at = now() where id = 1")
     other.connection.commit()
 
-    timed_out = cleanup_stale(kind, instant, page)
+    timed_out = cleanup_stale(kind, instant, [1, 2, 3])
 
     assert (len(timed_out), status_of(kind.model, 1)) == (2, ImportStatus.STARTED)
 

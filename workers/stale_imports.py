@@ -11,29 +11,24 @@ transaction has locked are being moved on, and are passed over.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import structlog
 
 from forgekeeper.batches import Record, batch
-from forgekeeper.database import LOWEST, chosen, database
+from forgekeeper.database import database
 from forgekeeper.database.backlog import Backlog
+from forgekeeper.database.chunks import START, page
 from forgekeeper.runs.run import Run
 from models import STALE_AFTER, BulkImport, BulkImportEntity, BulkImportTracker, EntityType
 
 PAGE_SIZE = 100
 MAX_RUNTIME = timedelta(minutes=10)
 
-STALE_PAGE = """
-    select updated_at::text, id from {table}
-    where status in (0, 1) and updated_at < %(horizon)s and (updated_at, id) > (%(updated)s, %(id)s){chosen}
-    order by {table}.updated_at, id
-    limit %(limit)s
-"""
 TIME_OUT_IMPORTS = """
     update bulk_imports set status = 3, updated_at = %(now)s
     where id = any(array(
@@ -89,16 +84,6 @@ SAMPLE = """
 ENTITY_TYPES = {each.value: each.name.lower() for each in EntityType}
 
 log = structlog.get_logger(__name__)
-
-
-class Position(NamedTuple):
-    """A stale record's place in the order of the partial index; the time as PostgreSQL writes it."""
-
-    updated: str
-    id: int
-
-
-START = Position("-infinity", LOWEST)
 
 
 @dataclass(frozen=True)
@@ -159,27 +144,20 @@ def stale_imports(run: Run[Outcome]) -> None:
 
 def _sweep(kind: Kind, run: Run[Outcome]) -> bool:
     """Time out all of one kind; return False when the budget ended first."""
-    position, outcome = START, run.outcome
-    with run.bad_records(kind.record, kind.model.stale(run.now), error_kind=None) as bad:
-        while page := stale_page(kind, run.now, position, without=bad.keys):
-            position, failed = page[-1], bad.failed
+    position, outcome, stale = START, run.outcome, kind.model.stale(run.now)
+    with run.bad_records(kind.record, stale, error_kind=None) as bad:
+        while found := page(stale, kind.model.updated_at, position, limit=PAGE_SIZE, without=bad.keys):
+            position, failed = found[-1], bad.failed
             try:
-                bad.each(partial(_clean_up, kind, run), [place.id for place in page])
+                bad.each(partial(_clean_up, kind, run), [each.key for each in found])
             finally:
                 outcome.failed += bad.failed - failed
             done = outcome.imports + outcome.entities - run.deadline.done
-            outcome.skipped += len(page) - done - (bad.failed - failed)
+            outcome.skipped += len(found) - done - (bad.failed - failed)
             run.step("timed_out")
             if run.deadline.passed(done):
                 return False
         return True
-
-
-def stale_page(kind: Kind, now: datetime, after: Position, *, without: Collection[int] = ()) -> list[Position]:
-    """Return the places of the next stale records beyond *after*, oldest first; none of *without*."""
-    values = {"horizon": now - STALE_AFTER, "limit": PAGE_SIZE, "without": list(without), **after._asdict()}
-    statement = STALE_PAGE.format(table=kind.model._meta.table_name, chosen=chosen("id", without=without))
-    return [Position(*row) for row in database.execute_sql(statement, values).fetchall()]
 
 
 def cleanup_stale(kind: Kind, now: datetime, ids: Sequence[int]) -> list[tuple[Any, ...]]:

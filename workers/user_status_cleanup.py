@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from forgekeeper.batches import Record, Threshold, batch
-from forgekeeper.database import LOWEST, chosen, database
+from forgekeeper.database import chosen, database
 from forgekeeper.database.backlog import Backlog
+from forgekeeper.database.chunks import START, Position, page
 from forgekeeper.runs.bad_records import BadRecords
 from forgekeeper.runs.run import Run
 from models import UserStatus
@@ -28,17 +29,16 @@ MAX_RUNTIME = timedelta(seconds=30)
 # ctid, which this snapshot does not see; the condition outside says so to the reader, and
 # would hold for any other key.  By ctid it is a third faster; but only in one table of its
 # own is it a key: rows of two partitions have the same, and a view has none (`ORDINARY`).
-CLAIM_DUE = """
+DELETE_DUE = """
+    with claimed as materialized (
         select {key} as key, clear_status_at, user_id from user_statuses
-        where clear_status_at <= %(now)s and (clear_status_at, user_id) > (%(cleared)s, %(user)s){chosen}
+        where clear_status_at <= %(now)s and (clear_status_at, user_id) > (%(instant)s, %(key)s){chosen}
         order by clear_status_at, user_id
-        limit %(limit)s"""
-DELETE_DUE = f"""
-    with claimed as materialized ({CLAIM_DUE}
+        limit %(limit)s
         for update skip locked
     ), deleted as (
         delete from user_statuses
-        where {{key}} = any(array(select key from claimed)) and clear_status_at <= %(now)s
+        where {key} = any(array(select key from claimed)) and clear_status_at <= %(now)s
         returning clear_status_at, user_id
     ), reached as (
         select clear_status_at, user_id from deleted
@@ -48,7 +48,6 @@ DELETE_DUE = f"""
     select (select count(*) from deleted), clear_status_at::text, user_id
     from reached order by reached.clear_status_at desc, user_id desc limit 1
 """
-DUE = f"select clear_status_at::text, user_id from ({CLAIM_DUE}) as due order by due.clear_status_at, user_id"
 # The table is proved to be an ordinary one.
 ORDINARY = """
     select relkind = 'r' and not relispartition and has_table_privilege(oid, 'select')
@@ -64,16 +63,6 @@ SAMPLE = """
     from (select coalesce(max(user_id), 0) + 1 as first from user_statuses) as present,
         generate_series(0, %(total)s - 1) as n
 """
-
-
-class Position(NamedTuple):
-    """Where a run has got to, in the order of the partial index; the time as PostgreSQL writes it."""
-
-    cleared: str
-    user: int
-
-
-START = Position("-infinity", LOWEST)
 
 
 @dataclass
@@ -109,9 +98,10 @@ class Outcome:
 )
 def user_status_cleanup(run: Run[Outcome]) -> None:
     """Delete user statuses whose time has passed."""
-    outcome, key, position = run.outcome, row_key(), START
-    with run.bad_records("user_status", UserStatus.due(run.now)) as bad:
-        while reached := bad.chunk(partial(_delete, run, bad, key, position), partial(_next_due, run, bad, position)):
+    outcome, key, position, statuses = run.outcome, row_key(), START, UserStatus.due(run.now)
+    with run.bad_records("user_status", statuses) as bad:
+        following = partial(page, statuses, UserStatus.clear_status_at, limit=BATCH_SIZE, without=bad.keys)
+        while reached := bad.chunk(partial(_delete, run, bad, key, position), partial(following, position)):
             position = reached
             run.step("deleted")
             if run.deadline.passed(outcome.deleted - run.deadline.done):
@@ -134,22 +124,13 @@ def _delete(
     was changed while we looked: a later run sees it as it is then.
     """
     statement = DELETE_DUE.format(key=key, chosen=chosen("user_id", only=only, without=bad.keys))
-    row = database.execute_sql(statement, _values(run, bad, after) | {"only": only}).fetchone()
+    values = {"now": run.now, "limit": BATCH_SIZE, "only": only, "without": list(bad.keys), **after._asdict()}
+    row = database.execute_sql(statement, values).fetchone()
     if row is None:
         return None
     run.outcome.deleted += row[0]
     run.outcome.batches += row[0] > 0
     return Position(*row[1:])
-
-
-def _next_due(run: Run[Outcome], bad: BadRecords, after: Position) -> list[Position]:
-    """Return the places of what `_delete` would take, locked or not."""
-    statement = DUE.format(key="user_id", chosen=chosen("user_id", without=bad.keys))
-    return [Position(*row) for row in database.execute_sql(statement, _values(run, bad, after)).fetchall()]
-
-
-def _values(run: Run[Outcome], bad: BadRecords, after: Position) -> dict[str, object]:
-    return {"now": run.now, "limit": BATCH_SIZE, "without": list(bad.keys), **after._asdict()}
 
 
 @user_status_cleanup.backlog("user_status")

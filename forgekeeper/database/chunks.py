@@ -3,9 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import peewee as pw
+
+from forgekeeper.database import LOWEST
+
+
+class Position(NamedTuple):
+    """Where a run has got to, by an instant and a key; the instant as PostgreSQL writes it: Python holds not all."""
+
+    instant: str
+    key: int
+
+
+START = Position("-infinity", LOWEST)
+
+
+def page(
+    query: pw.ModelSelect[Any], by: pw.Field[Any], after: Position, *, limit: int, without: Collection[int] = ()
+) -> list[Position]:
+    """Return the positions of the next rows that *query* selects beyond *after*, by that instant and their keys.
+
+    It is one look into an index of both, however far the run has got.
+    """
+    key = query.model._meta.primary_key
+    beyond = pw.Tuple(by, key) > pw.Tuple(pw.SQL("%s", [after.instant]), after.key)
+    rows = _without(query, without).select(by.cast("text"), key).where(beyond).order_by(by, key).limit(limit).tuples()
+    return [Position(*row) for row in rows]
 
 
 def delete(

@@ -41,7 +41,6 @@ from forgekeeper.storage import git_repository, sentinel
 from metrics.catalogue import BATCHES, COLLECTORS, FLAGS, LEASES, METRICS, NO_BATCH, OBJECTIVES, QUEUES, Metric, of
 from metrics.redaction import clean
 from metrics.threads import Thread
-from models import GitRefDeletion, Project
 from workers import stale_imports, user_status_cleanup
 from workers.expired_job_artifacts import (
     FLAG,
@@ -50,6 +49,8 @@ from workers.expired_job_artifacts import (
     MAX_BUCKETS_HIGH_CONCURRENCY,
     buckets,
 )
+from workers.git_ref_cleanup.deletions import waiting_projects
+from workers.git_ref_cleanup.repositories import paths
 from workers.stale_direct_uploads import MAX_UPLOAD_DURATION, register
 
 BRIEF = timedelta(seconds=2)
@@ -342,7 +343,7 @@ def _git_locks(settings: Settings) -> Iterator[Reading]:
     if settings.repositories_root is None:
         yield Reading("git_stale_locks", 0)
         return
-    waiting = Project.paths(GitRefDeletion.projects(after=0, limit=REPOSITORIES)).values()
+    waiting = paths(waiting_projects(after=0, limit=REPOSITORIES)).values()
     try:
         stale = sum(_is_stale(settings.repositories_root, disk_path) for disk_path in waiting)
     except git_repository.RootUnavailable:

@@ -23,21 +23,30 @@ from forgekeeper.locks import LeaseInTransaction, LeaseLost, break_lease, lease,
 from forgekeeper.process.broker import broker
 from forgekeeper.runs.attempt import RUN, identity
 from forgekeeper.runs.batch import Batch
-from forgekeeper.runs.child import Child
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.ledger import JobRun
-from forgekeeper.runs.runner import Runner
 from forgekeeper.storage import sentinel
 from forgekeeper.storage.git_refs import RepositoryFailed, RepositoryLocked, RootUnavailable
 from forgekeeper.storage.git_repository import RepositoriesMissing
 from models import DeletionStatus, GitRefDeletion, Project
-from models.projects import PROJECTS_WITH_PENDING, Closed, Settled
+from tests.harness.performing import as_child, perform, recorded
 from workers import git_ref_cleanup
-from workers.git_ref_cleanup import BATCH_SIZE, LOCK_TIMEOUT, MAX_DELETES, MAX_PROJECTS, Outcome, ProjectOutcome
+from workers.git_ref_cleanup import BATCH_SIZE, MAX_PROJECTS, Outcome, clean_project_refs, cleaning
+from workers.git_ref_cleanup.cleaning import LOCK_TIMEOUT, MAX_DELETES, ProjectOutcome
+from workers.git_ref_cleanup.deletions import (
+    PROJECTS_WITH_PENDING,
+    Closed,
+    Settled,
+    pending_of,
+    retry,
+    settle,
+    waiting_projects,
+)
 
 from .clocks import Clock, Crash, crash
 from .storage.git_samples import Bare, Held, put_root, stand_in
 
+BATCH = git_ref_cleanup.git_ref_cleanup
 NAME = "git_ref_cleanup"
 QUEUE = f"{broker.namespace}:git"
 PENDING, PROCESSED, REJECTED = DeletionStatus
@@ -152,40 +161,9 @@ def configured(settings, root):
 
 
 @pytest.fixture
-def attempts(configured):
-    """Begin attempts at the parent as a worker does, and close them."""
-    started = []
-
-    @contextmanager
-    def attempt(**changes):
-        runner = Runner(configured.model_copy(update=changes))
-        started.append(runner)
-        made = runner.begin(NAME, JobRun.start_here(NAME, by=identity()))
-        made.begin(Outcome())
-        error = None
-        try:
-            yield made
-        except Exception as raised:
-            error = raised
-            raise
-        finally:
-            runner.close(made, error)
-
-    yield attempt
-    for runner in started:
-        runner.stop()
-
-
-@pytest.fixture
-def parent(attempts):
+def parent(configured):
     """Run the parent; return the row of its run."""
-
-    def run_parent(**changes):
-        with attempts(**changes) as attempt:
-            git_ref_cleanup.git_ref_cleanup.fn()
-        return JobRun.get_by_id(attempt.run.id)
-
-    return run_parent
+    return lambda **changes: recorded(BATCH, configured.model_copy(update=changes))
 
 
 @pytest.fixture
@@ -193,17 +171,7 @@ def child(configured):
     """Work on a project as a worker's child does; return the child."""
 
     def work(project=PROJECT, *, missing=False, **changes):
-        one = Child("clean_project_refs", f"clean_project_refs:{project}", configured.model_copy(update=changes))
-        one.enter()
-        error = None
-        try:
-            git_ref_cleanup.clean_project_refs.fn(project, missing)
-        except Exception as raised:
-            error = raised
-            raise
-        finally:
-            one.leave(error)
-        return one
+        return as_child(clean_project_refs, configured.model_copy(update=changes), project, missing)
 
     return work
 
@@ -214,11 +182,15 @@ def clean(configured):
 
     def clean(*, within=LOCK_TIMEOUT, project=PROJECT, dead_after=15.0, **options):
         settings = configured.model_copy(update={"dead_after": timedelta(seconds=dead_after)})
-        outcome = ProjectOutcome()
-        git_ref_cleanup.clean(outcome, project, Deadline(within, **options), settings)
-        return outcome
+        return perform(clean_project_refs, project, deadline=Deadline(within, **options), settings=settings)
 
     return clean
+
+
+@pytest.fixture
+def walk(configured):
+    """Do the parent's work with a deadline of the test's; return its outcome."""
+    return lambda **options: perform(BATCH, deadline=Deadline(LOCK_TIMEOUT, **options), settings=configured)
 
 
 @pytest.fixture
@@ -248,7 +220,7 @@ def in_the_middle(clean, repository, tmp_path, monkeypatch):
 @pytest.fixture
 def small(monkeypatch):
     """Make the limits small enough for a few rows to reach them."""
-    monkeypatch.setattr(git_ref_cleanup, "MAX_DELETES", 3)
+    monkeypatch.setattr(cleaning, "MAX_DELETES", 3)
 
 
 @contextmanager
@@ -366,14 +338,14 @@ def test_pending_are_those_that_nobody_has_made_yet():
 def test_a_project_is_found_once_however_many_pending_rows_it_has():
     projects(3, each=5)
 
-    assert GitRefDeletion.projects(after=0, limit=100) == [1, 2, 3]
+    assert waiting_projects(after=0, limit=100) == [1, 2, 3]
 
 
 def test_a_project_without_pending_rows_is_not_found():
     row(project=1, status=PROCESSED)
     row(project=2, status=REJECTED)
 
-    assert GitRefDeletion.projects(after=0, limit=100) == []
+    assert waiting_projects(after=0, limit=100) == []
 
 
 @pytest.mark.parametrize(
@@ -395,13 +367,13 @@ def test_a_project_without_pending_rows_is_not_found():
 def test_projects_are_found_above_one_bound_and_up_to_the_other(after, until, limit, found):
     projects(3, first=2, each=2)
 
-    assert GitRefDeletion.projects(after=after, until=until, limit=limit) == found
+    assert waiting_projects(after=after, until=until, limit=limit) == found
 
 
 def test_the_largest_id_is_that_of_a_project():
     row(project=2**63 - 1)
 
-    assert GitRefDeletion.projects(after=0, limit=100) == [2**63 - 1]
+    assert waiting_projects(after=0, limit=100) == [2**63 - 1]
 
 
 @pytest.mark.parametrize("known", ["nothing", "an empty table", "few rows", "all"])
@@ -431,7 +403,7 @@ def test_the_pending_rows_of_a_project_come_in_their_order_behind_where_we_were(
     GitRefDeletion.update(expected_oid=ELSEWHERE).where(GitRefDeletion.id == first).execute()
 
     def found(after, limit):
-        return [one.id for one in GitRefDeletion.pending_of(PROJECT, after=after, limit=limit)]
+        return [one.id for one in pending_of(PROJECT, after=after, limit=limit)]
 
     assert (found(0, 10), found(0, 2), found(first, 10)) == (
         [first, second, fourth],
@@ -446,7 +418,7 @@ def test_a_page_of_pending_rows_reads_no_others(known, caplog):
     if known == "all":
         database.execute_sql("analyze batched_git_ref_updates_deletions")
     with caplog.at_level(logging.DEBUG, logger="peewee"):
-        GitRefDeletion.pending_of(PROJECT, after=1_000, limit=1_000)
+        pending_of(PROJECT, after=1_000, limit=1_000)
     (query,) = [record.msg for record in caplog.records if "select" in record.msg[0].lower()]
 
     ((index, read),) = scans(*query)
@@ -458,7 +430,7 @@ def test_rows_are_closed_as_processed_or_with_their_reason():
     done, refused, open_one = rows("refs/a", "refs/b", "refs/c")
     before = now()
 
-    settled = GitRefDeletion.settle(PROJECT, [Closed(done, "refs/a"), Closed(refused, "refs/b", "moved")])
+    settled = settle(PROJECT, [Closed(done, "refs/a"), Closed(refused, "refs/b", "moved")])
 
     facts = {one.id: one for one in GitRefDeletion.select()}
     assert settled == Settled(processed=1, rejected=1)
@@ -475,7 +447,7 @@ def test_rows_are_closed_as_processed_or_with_their_reason():
 def test_with_no_rows_to_close_none_is_closed():
     row()
 
-    assert (GitRefDeletion.settle(PROJECT, []), pending()) == (Settled(0, 0), {"refs/mr/1"})
+    assert (settle(PROJECT, []), pending()) == (Settled(0, 0), {"refs/mr/1"})
 
 
 @pytest.mark.parametrize("reason", [None, "moved"])
@@ -484,7 +456,7 @@ def test_a_row_that_somebody_has_closed_meanwhile_stays_as_it_is(status, reason)
     closed = row(status=status, reason="default_branch")
     before = GitRefDeletion.get_by_id(closed).__data__
 
-    settled = GitRefDeletion.settle(PROJECT, [Closed(closed, before["ref"], reason)])
+    settled = settle(PROJECT, [Closed(closed, before["ref"], reason)])
 
     assert (settled, GitRefDeletion.get_by_id(closed).__data__) == (Settled(0, 0), before)
 
@@ -493,7 +465,7 @@ def test_a_row_that_somebody_has_closed_meanwhile_stays_as_it_is(status, reason)
 def test_a_row_that_has_its_number_since_the_database_came_back_older_stays_pending(project, ref):
     another = row("refs/mr/1")
 
-    settled = GitRefDeletion.settle(project, [Closed(another, ref)])
+    settled = settle(project, [Closed(another, ref)])
 
     assert (settled, pending()) == (Settled(0, 0), {"refs/mr/1"})
 
@@ -516,7 +488,7 @@ def test_rejected_rows_are_tried_anew_those_that_are_named_or_all(named, retried
     row("refs/done", status=PROCESSED)
     before = now()
 
-    count = GitRefDeletion.retry(named)
+    count = retry(named)
 
     assert (count, pending()) == (len(retried), retried)
     assert {one.ref for one in GitRefDeletion.select() if one.updated_at >= before} == retried
@@ -530,6 +502,7 @@ def test_the_limits_are_the_documents():
     limits = (BATCH_SIZE, MAX_PROJECTS, MAX_DELETES, LOCK_TIMEOUT)
 
     assert limits == (100, 10_000, 10_000, timedelta(minutes=10))
+    assert (BATCH.budget, clean_project_refs.budget) == (LOCK_TIMEOUT, LOCK_TIMEOUT)
 
 
 def test_with_nothing_to_do_nothing_is_enqueued(parent):
@@ -712,24 +685,15 @@ def test_a_queue_that_is_full_from_the_start_gets_nothing(parent):
     }
 
 
-def test_a_run_ends_at_its_deadline_and_the_next_goes_on(attempts, parent):
+def test_a_run_ends_at_its_deadline_and_the_next_goes_on(walk, parent):
     projects(3 * BATCH_SIZE)
 
-    with attempts() as attempt:
-        deadline = Deadline(LOCK_TIMEOUT, clock=Clock(step=LOCK_TIMEOUT.total_seconds()))
-        git_ref_cleanup.run(attempt, deadline)
+    outcome = walk(clock=Clock(step=LOCK_TIMEOUT.total_seconds()))
     let_children_finish()
     parent()
 
-    assert attempt.outcome == Outcome(BATCH_SIZE, BATCH_SIZE, 0, "deadline")
+    assert outcome == Outcome(BATCH_SIZE, BATCH_SIZE, 0, "deadline")
     assert on_their_way()[0] == BATCH_SIZE + 1
-
-
-def test_a_run_has_ten_minutes(attempts):
-    with attempts() as attempt:
-        git_ref_cleanup.git_ref_cleanup.fn()
-
-    assert 590 < attempt.budget.left() <= 600
 
 
 def test_a_run_that_is_asked_to_stop_ends_after_its_page(parent):
@@ -743,11 +707,10 @@ def test_a_run_that_is_asked_to_stop_ends_after_its_page(parent):
     assert (run.result["enqueued"], run.result["stopped"]) == (BATCH_SIZE, "deadline")
 
 
-def test_a_run_that_crashes_between_two_pages_is_made_up_for_by_the_next(attempts, parent):
+def test_a_run_that_crashes_between_two_pages_is_made_up_for_by_the_next(walk, parent):
     projects(2 * BATCH_SIZE)
-    with pytest.raises(Crash), attempts() as attempt:
-        git_ref_cleanup.run(attempt, Deadline(LOCK_TIMEOUT, safe_point=crash))
-    JobRun.give_up(JobRun.get_by_id(attempt.run.id), reason="superseded")
+    with pytest.raises(Crash):
+        walk(safe_point=crash)
 
     run = parent()
 
@@ -957,7 +920,7 @@ def test_a_ref_that_was_locked_goes_once_it_is_free(child, repository):
 
 
 def test_locked_refs_behind_the_last_deletion_are_not_asked_for_one_by_one(child, repository, tmp_path, monkeypatch):
-    monkeypatch.setattr(git_ref_cleanup, "MAX_DELETES", 5)
+    monkeypatch.setattr(cleaning, "MAX_DELETES", 5)
     rows("refs/a", "refs/b", "refs/c", "refs/d", *(f"refs/mr/{number}" for number in range(1, 7)))
     lock(repository, *(f"refs/mr/{number}" for number in range(1, 7)))
     calls = counted(tmp_path, monkeypatch)
@@ -1067,7 +1030,7 @@ def test_the_lease_of_a_dead_child_is_free_after_the_time_that_settings_give_it(
 
 @pytest.mark.usefixtures("small")
 def test_a_child_works_no_longer_than_it_may_hold_its_lease(clean, repository, monkeypatch):
-    monkeypatch.setattr(git_ref_cleanup, "LOCK_TIMEOUT", timedelta(seconds=0.5))
+    monkeypatch.setattr(cleaning, "LOCK_TIMEOUT", timedelta(seconds=0.5))
     rows("refs/mr/1", "refs/mr/2", "refs/mr/3", "refs/mr/4")
     # Waiting for it takes a second.
     lock(repository, "refs/mr/1")
@@ -1304,17 +1267,6 @@ def test_a_git_that_hangs_is_ended_at_the_deadline_and_costs_no_row(clean, repos
     assert (outcome, pending(), repository.locks()) == (ProjectOutcome(0, 0, "deadline"), {"refs/mr/1"}, [])
     (line,) = [line for line in lines if line["event"] == "git ended, it took too long"]
     assert (line["log_level"], line["project_id"]) == ("warning", PROJECT)
-
-
-def test_a_child_has_as_much_time_as_it_may_hold_its_lease(child, repository, tmp_path, monkeypatch):
-    monkeypatch.setattr(git_ref_cleanup, "LOCK_TIMEOUT", timedelta(seconds=2))
-    row("refs/mr/1")
-    hang(tmp_path, monkeypatch, repository)
-    began = time.monotonic()
-
-    outcome = child().outcome
-
-    assert (outcome.stopped, 2 <= time.monotonic() - began < 10) == ("deadline", True)
 
 
 def test_the_locks_that_a_killed_git_may_have_left_are_reported(clean, repository, tmp_path, monkeypatch):

@@ -36,7 +36,8 @@ from forgekeeper.storage.objects import OUTSIDE, is_below, is_normal
 from forgekeeper.storage.stores import ARTIFACTS
 from forgekeeper.tables import OURS
 from metrics.redaction import clean
-from models import APPLICATION, Project
+from models import APPLICATION
+from workers.git_ref_cleanup.repositories import sample
 from workers.stale_direct_uploads import register, unread_register
 
 TABLES: tuple[type[Base], ...] = (*OURS, *APPLICATION)
@@ -234,7 +235,7 @@ def _repositories(settings: Settings, ours: str | None, *, init: bool) -> Iterat
 def _sample(root: Path, share: float) -> Iterator[Finding]:
     """Look for the repositories of projects taken at random; say what is wrong with where they should be."""
     try:
-        projects = Project.sample(SAMPLE)
+        projects = sample(SAMPLE)
     except pw.PeeweeException:
         return  # that there is no database, or no such table, is said elsewhere
     missing = {number: path for number, path in projects.items() if is_missing(root, path)}
@@ -343,7 +344,7 @@ def _doubt(place: sentinel.Place, ours: str, named: Named) -> str | None:
 
 def _repositories_named() -> list[tuple[str, ...]]:
     """Name repositories that should be below the root; whether their paths are spelled rightly is another question."""
-    return [(path.removesuffix(".git"), f"{path.removesuffix('.git')}.git") for path in Project.sample(SAMPLE).values()]
+    return [(path.removesuffix(".git"), f"{path.removesuffix('.git')}.git") for path in sample(SAMPLE).values()]
 
 
 def _objects_named(location: str) -> list[tuple[str, ...]]:

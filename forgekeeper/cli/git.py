@@ -14,6 +14,7 @@ from forgekeeper.cli.objects import All
 from forgekeeper.connections import client
 from forgekeeper.runs.attempt import identity
 from models import GitRefDeletion
+from workers.git_ref_cleanup import deletions
 
 refs = typer.Typer(help="Git ref deletions that were refused.")
 leases = typer.Typer(help="Who works on what alone, and since when.")
@@ -57,7 +58,7 @@ def refs_retry(
     if (number is None) != everything:
         wrong_use("name one deletion by its id, or say --all")
     with connected("refs"):
-        retried = GitRefDeletion.retry(None if number is None else [number])
+        retried = deletions.retry(None if number is None else [number])
     if number is not None and not retried:
         raise Problem(f"{number} is not among the rejected deletions; `forgekeeper refs rejected` lists them")
     answer({"retried": retried}, f"{retried} will be tried anew", json=json)

@@ -29,9 +29,11 @@ from forgekeeper.storage import sentinel
 from forgekeeper.storage.settled import SettledUpload
 from forgekeeper.tables import OURS
 from metrics import exporter
-from models import APPLICATION, GitRefDeletion, Project
+from models import APPLICATION, GitRefDeletion
 from models.projects import Closed
 from tests.harness.settings import settings_with
+from workers.git_ref_cleanup.deletions import Closed, settle
+from workers.git_ref_cleanup.repositories import paths
 from workers.stale_direct_uploads import register
 
 from ..system import rights  # noqa: TID252, pytest puts no folder on the path
@@ -302,8 +304,8 @@ def of_worker(settings):
     yield partial(PassedOver.fail, "delete_objects", "deleted_object", 1, "it is bad")
     yield partial(PassedOver.forget_old, now())
     yield partial(chunks.delete, JobRun.closed_before(now() - timedelta(days=1)), limit=1)
-    yield partial(Project.paths, [1])
-    yield partial(GitRefDeletion.settle, 1, [Closed(0, "refs/mr/1")])
+    yield partial(paths, [1])
+    yield partial(settle, 1, [Closed(0, "refs/mr/1")])
     yield partial(SettledUpload.reap, "artifacts", ["a"], None)
     yield partial(SettledUpload.delete_old, now() + timedelta(days=1), limit=1)
     yield partial(chunks.delete, GitRefDeletion.processed_before(now() - timedelta(days=99)), limit=1)

@@ -1,0 +1,166 @@
+"""Delete the git refs that projects want deleted (batch 58).
+
+Every minute the parent walks the projects that have pending rows, a hundred at a time and
+at most ten thousand in a run, and starts a child for each; the next run goes on where this
+one ended.  A child deletes its project's refs, all in one git transaction where it can,
+and closes their rows: git first, the table second, so that a crash between the two
+repeats a harmless deletion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Literal
+
+import structlog
+
+from forgekeeper.batches import Record, Threshold, batch, child
+from forgekeeper.database import backlog
+from forgekeeper.database.backlog import Backlog
+from forgekeeper.runs.batch import Batch
+from forgekeeper.runs.blocked import Blocked
+from forgekeeper.runs.run import Run
+from models import GitRefDeletion, Project
+from workers.git_ref_cleanup.cleaning import LOCK_TIMEOUT, ProjectOutcome, clean
+from workers.git_ref_cleanup.deletions import LAST, waiting_projects
+from workers.git_ref_cleanup.repositories import believe, missing_of, require_root
+
+BATCH_SIZE = 100
+MAX_PROJECTS = 10_000
+KEEP_PROCESSED = timedelta(days=1)
+"""So long after it was made, a deletion's row goes: `prune` removes it."""
+
+
+@dataclass
+class Outcome:
+    """How many projects have a child on its way, how many of those had one already, and how many lack repositories."""
+
+    total_projects: int = 0
+    enqueued: int = 0
+    deduplicated: int = 0
+    stopped: Literal["drained", "max_projects", "queue_full", "deadline"] = "drained"
+    missing_repositories: int = 0
+
+
+@batch(
+    document=58,
+    cron="* * * * *",
+    cron_sentence="When projects' pending ref deletions are looked for.",
+    pace_sentence="Refs that each child deletes per second at most; unset: no limit.",
+    budget=LOCK_TIMEOUT,
+    time_limit=timedelta(minutes=12),
+    outcome=Outcome,
+    tables=[GitRefDeletion, Project],
+    deletes_from="repositories",
+    records=[Record("project", examined=("total_projects",))],
+    counters={"missing_repositories": ("missing_repositories",)},
+    thresholds=[Threshold("dead_letter")],
+    steps=["enqueued"],
+)
+def git_ref_cleanup(run: Run[Outcome]) -> None:
+    """Delete the git refs that projects want deleted, a child for each project."""
+    try:
+        if run.settings.repositories_root is None:
+            raise Blocked("no_repositories", "no repositories are configured; set FORGEKEEPER_REPOSITORIES_ROOT")
+        start_children(run)
+    finally:
+        structlog.contextvars.bind_contextvars(stats=asdict(run.outcome))
+
+
+def start_children(run: Run[Outcome]) -> None:
+    """Start a child for each project with pending rows, beginning behind the last one of the run before.
+
+    Projects without a repository come last, once it is known how many they are.  Raises
+    `RepositoriesMissing` where they are too many, and `RootUnavailable` where the
+    repositories' disk is not there: children would only fail.
+    """
+    root, outcome = require_root(run.settings), run.outcome
+    missing: dict[int, str] = {}
+    outcome.stopped = _walk(run, root, missing)
+    if not missing:
+        return
+    believe(root, missing, outcome.total_projects + len(missing), run.settings.missing_repositories)
+    _start(run, [(project_id, True) for project_id in missing])
+
+
+def _walk(
+    run: Run[Outcome], root: Path, missing: dict[int, str]
+) -> Literal["drained", "max_projects", "queue_full", "deadline"]:
+    """Start the children of projects that have a repository; put the others and their paths into *missing*."""
+    outcome = run.outcome
+    began = position = Batch.position(run.batch)
+    last = LAST
+    while left := MAX_PROJECTS - outcome.total_projects - len(missing):
+        projects = waiting_projects(after=position, until=last, limit=min(BATCH_SIZE, left))
+        if not projects:
+            if last == began or not began:
+                return "drained"
+            position, last = 0, began  # round once, up to where we began
+            continue
+        lacking = missing_of(root, projects)
+        if not _start(run, [(number,) for number in projects if number not in lacking]):
+            return "queue_full"
+        missing |= lacking
+        outcome.missing_repositories = len(missing)
+        position = projects[-1]
+        Batch.move_to(run.batch, position)
+        if run.deadline.passed():
+            return "deadline"
+    return "max_projects"
+
+
+def _start(run: Run[Outcome], calls: Sequence[tuple[int] | tuple[int, bool]]) -> bool:
+    """Start a child for each call; return False when the queue was full before all were."""
+    outcome = run.outcome
+    sent = run.fan_out(clean_project_refs, [(f"clean_project_refs:{call[0]}", call) for call in calls])
+    outcome.enqueued += sent.enqueued
+    outcome.deduplicated += sent.deduplicated
+    outcome.total_projects = outcome.enqueued + outcome.deduplicated
+    run.step("enqueued")
+    return not sent.queue_full
+
+
+@child(
+    git_ref_cleanup,
+    queue="git",
+    budget=LOCK_TIMEOUT,
+    time_limit=timedelta(minutes=12),
+    outcome=ProjectOutcome,
+    enqueued_as="enqueued",
+    records=[
+        Record(
+            "git_ref_deletion",
+            examined=("total_deletes", "rejected", "gone"),
+            processed=("total_deletes",),
+            errors={"database": (), "gitaly": ("rejected",)},
+            objective=timedelta(hours=2),
+        ),
+        Record("gone_ref_deletion", processed=("gone",)),
+        Record("rejected_ref", given_up=True),
+    ],
+    thresholds=[Threshold("dead_letter")],
+    steps=["deleted", "settled"],
+    lease=True,
+)
+def clean_project_refs(run: Run[ProjectOutcome], project_id: int, missing: bool = False) -> None:  # noqa: FBT001, FBT002, a message
+    """Delete one project's refs, and leave a successor while there are more.
+
+    Where *missing*, the parent has found no repository, and few enough like it: then its rows are closed.
+    """
+    clean(run, project_id, missing=missing)
+    run.more = run.outcome.stopped == "max_deletes"
+
+
+@clean_project_refs.backlog("git_ref_deletion")
+def pending(_now: datetime) -> Backlog:
+    """Count the pending deletions; one that was tried again counts from then."""
+    return backlog.git_ref_deletions()
+
+
+clean_project_refs.given_up("rejected_ref")(backlog.rejected_refs)
+
+
+git_ref_cleanup.old_records("ref_deletion", keep=KEEP_PROCESSED)(GitRefDeletion.processed_before)

@@ -1,0 +1,140 @@
+"""A child of batch 58: it deletes one project's refs, and closes their rows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Literal
+
+import structlog
+
+from forgekeeper.connections import client
+from forgekeeper.database import database
+from forgekeeper.locks import Lease, LeaseTaken, lease
+from forgekeeper.runs.attempt import identity
+from forgekeeper.runs.bad_records import BadRecords
+from forgekeeper.runs.run import Run
+from forgekeeper.storage import git_refs
+from models import GitRefDeletion, Project
+from workers.git_ref_cleanup import deletions, repositories
+from workers.git_ref_cleanup.deletions import Closed, Settled
+
+LOCK_TIMEOUT = timedelta(minutes=10)
+MAX_DELETES = 10_000
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass
+class ProjectOutcome:
+    """What a child comes to: rows whose refs are gone, rows refused, and rows that went with their repository."""
+
+    total_deletes: int = 0
+    rejected: int = 0
+    stopped: Literal["drained", "max_deletes", "lease_held", "deadline", "missing"] = "drained"
+    gone: int = 0
+
+
+def clean(run: Run[ProjectOutcome], project_id: int, *, missing: bool = False) -> None:
+    """Delete the project's refs, unless another is at it; where its repository is *missing*, close its rows.
+
+    Raises what `git_refs.delete` raises of the repository or the root as a whole: no row is
+    consumed, and the message is retried.
+    """
+    try:
+        with (
+            lease(
+                client,
+                f"clean_project_refs:{project_id}",
+                ttl=run.settings.dead_after,
+                at_most=LOCK_TIMEOUT,
+                holder=identity(),
+                forbidden=database.in_transaction,
+            ) as held,
+            run.bad_records("git_ref_deletion", deletions.still_pending) as bad,
+        ):
+            run.outcome.stopped = _clean(run, project_id, held, bad, missing=missing)
+    except LeaseTaken:
+        run.outcome.stopped = "lease_held"
+
+
+def _clean(
+    run: Run[ProjectOutcome], project_id: int, held: Lease, bad: BadRecords, *, missing: bool
+) -> Literal["drained", "max_deletes", "deadline", "missing"]:
+    outcome, position = run.outcome, 0
+    # A whole page each time, though it may go beyond the maximum: what is locked costs as much for one as for all.
+    while outcome.total_deletes + outcome.rejected + outcome.gone < MAX_DELETES:
+        rows, last = _page(project_id, position, bad)
+        if last is None:
+            return "drained"
+        held.check()
+        try:
+            reasons = _delete(run, project_id, rows)
+        except git_refs.GitTimedOut as error:
+            log.warning("git ended, it took too long", project_id=project_id, error=str(error))
+            return "deadline"
+        except git_refs.RepositoryMissing:
+            if not missing and repositories.paths([project_id]):
+                log.warning("repository missing, its rows are kept", project_id=project_id)
+                return "missing"
+            _settle(bad, project_id, {row.id: Closed(row.id, row.ref) for row in rows}, partial(_grow_gone, outcome))
+        else:
+            run.step("deleted")
+            failed = bad.failed
+            closed = {row.id: Closed(row.id, row.ref, reasons[row.id]) for row in rows if row.id in reasons}
+            _settle(bad, project_id, closed, partial(_grow, outcome))
+            if bad.error is not None and bad.failed - failed == len(reasons):
+                raise bad.error  # none at all: not these records, but what their table is in
+        run.step("settled")
+        position = last
+        if run.deadline.passed(len(rows)):
+            return "deadline"
+    more = deletions.next_pending_of(project_id, after=position, limit=1, without=bad.keys)
+    return "max_deletes" if more else "drained"
+
+
+def _page(project_id: int, position: int, bad: BadRecords) -> tuple[list[GitRefDeletion], int | None]:
+    """Return the next page of rows, those aside that cannot be read, and the id it ends with; None without one."""
+    rows: list[GitRefDeletion] = []
+
+    def read(only: Sequence[int] | None) -> int | None:
+        rows.extend(deletions.pending_of(project_id, after=position, limit=MAX_DELETES, only=only, without=bad.keys))
+        return rows[-1].id if rows else None
+
+    numbers = partial(deletions.next_pending_of, project_id, after=position, limit=MAX_DELETES, without=bad.keys)
+    return rows, bad.chunk(read, numbers)
+
+
+def _delete(run: Run[ProjectOutcome], project_id: int, rows: Sequence[GitRefDeletion]) -> dict[int, str | None]:
+    """Delete the rows' refs; map each row that can be closed to why it is refused, if it is.
+
+    A row whose ref another process has locked is not in the answer: it stays pending.
+    """
+    root, project = repositories.require_root(run.settings), Project.get_or_none(Project.id == project_id)
+    if project is None:
+        raise git_refs.RepositoryMissing("there is no such project")
+    doomed = {row.id: git_refs.Doomed(row.ref, row.expected_oid) for row in rows}
+    until = time.monotonic() + run.deadline.left()
+    outcomes = git_refs.delete(root, project.disk_path, list(doomed.values()), until=until)
+    closed = {number: outcomes[one].reason for number, one in doomed.items() if outcomes[one].state != "locked"}
+    if locked := [one for number, one in doomed.items() if number not in closed]:
+        reason = outcomes[locked[0]].reason
+        log.warning("refs locked", project_id=project_id, refs=len(locked), first=locked[0].ref, reason=reason)
+    return closed
+
+
+def _settle(bad: BadRecords, project_id: int, closed: dict[int, Closed], grow: Callable[[Settled], None]) -> None:
+    """Close the rows, those aside that cannot be written; let the outcome grow by each step's."""
+    bad.each(lambda ids: grow(deletions.settle(project_id, [closed[number] for number in ids])), list(closed))
+
+
+def _grow(outcome: ProjectOutcome, settled: Settled) -> None:
+    outcome.total_deletes += settled.processed
+    outcome.rejected += settled.rejected
+
+
+def _grow_gone(outcome: ProjectOutcome, settled: Settled) -> None:
+    outcome.gone += settled.processed

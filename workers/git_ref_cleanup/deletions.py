@@ -1,0 +1,109 @@
+"""The rows of batch 58: which projects have pending ones, a page of them, and how they are closed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+import peewee as pw
+
+from forgekeeper.database import database
+from models import DeletionStatus, GitRefDeletion
+
+LAST = 2**63 - 1
+"""No project's id is above it."""
+
+# One look into the index for each project, however many rows it has.
+PROJECTS_WITH_PENDING = """
+    with recursive waiting (project_id) as (
+        (select project_id from batched_git_ref_updates_deletions
+         where status = 1 and project_id > %(after)s and project_id <= %(until)s
+         order by project_id limit 1)
+        union all
+        select (select next.project_id from batched_git_ref_updates_deletions as next
+                where next.status = 1 and next.project_id > waiting.project_id and next.project_id <= %(until)s
+                order by next.project_id limit 1)
+        from waiting where waiting.project_id is not null
+    )
+    select project_id from waiting where project_id is not null limit %(limit)s
+"""
+# By project and ref as well: in a database that came back older another's row may have the id.
+SETTLE = """
+    update batched_git_ref_updates_deletions as deletion
+    set status = case when reasons.reason is null then 2 else 3 end, reason = reasons.reason,
+        updated_at = clock_timestamp(),
+        processed_at = case when reasons.reason is null then clock_timestamp() end
+    from unnest(%(ids)s::bigint[], %(refs)s::text[], %(reasons)s::text[]) as reasons (id, ref, reason)
+    where deletion.id = reasons.id and deletion.project_id = %(project)s and deletion.ref = reasons.ref
+      and deletion.status = 1
+    returning deletion.status
+"""
+
+
+class Closed(NamedTuple):
+    """A deletion that has been made, or is refused for a reason."""
+
+    id: int
+    ref: str
+    reason: str | None = None
+
+
+class Settled(NamedTuple):
+    """How many deletions were closed, by how."""
+
+    processed: int
+    rejected: int
+
+
+def waiting_projects(*, after: int, until: int = LAST, limit: int) -> list[int]:
+    """Return up to *limit* ids of projects with pending deletions, above *after* and not above *until*."""
+    values = {"after": after, "until": until, "limit": limit}
+    return [project_id for (project_id,) in database.execute_sql(PROJECTS_WITH_PENDING, values).fetchall()]
+
+
+def pending_of(
+    project_id: int, *, after: int, limit: int, only: Sequence[int] | None = None, without: Collection[int] = ()
+) -> list[GitRefDeletion]:
+    """Return up to *limit* pending deletions of the project with an id above *after*, in their order."""
+    row = GitRefDeletion
+    query = _pending_of(project_id, after, limit, without).select(row.id, row.project_id, row.ref, row.expected_oid)
+    return list(query if only is None else query.where(row.id.in_(list(only))))
+
+
+def next_pending_of(project_id: int, *, after: int, limit: int, without: Collection[int] = ()) -> list[int]:
+    """Return the ids of what `pending_of` would return."""
+    return [row.id for row in _pending_of(project_id, after, limit, without).select(GitRefDeletion.id)]
+
+
+def still_pending(ids: Sequence[int]) -> set[int]:
+    """Return those of *ids* that are pending."""
+    pending = GitRefDeletion.pending().select(GitRefDeletion.id)
+    return {row.id for row in pending.where(GitRefDeletion.id.in_(list(ids)))}
+
+
+def settle(project_id: int, closed: Sequence[Closed]) -> Settled:
+    """Close the project's deletions: rejected where there is a reason, else processed.
+
+    One that somebody has closed meanwhile stays as it is, and is not counted; nor is one of another project or ref.
+    """
+    ids, refs, reasons = zip(*closed, strict=True) if closed else ((), (), ())
+    values = {"project": project_id, "ids": list(ids), "refs": list(refs), "reasons": list(reasons)}
+    statuses = [status for (status,) in database.execute_sql(SETTLE, values).fetchall()]
+    rejected = statuses.count(DeletionStatus.REJECTED)
+    return Settled(processed=len(statuses) - rejected, rejected=rejected)
+
+
+def retry(ids: Sequence[int] | None) -> int:
+    """Let rejected deletions be tried again, all of them if *ids* is None; return how many."""
+    which = GitRefDeletion.status == DeletionStatus.REJECTED
+    if ids is not None:
+        which &= GitRefDeletion.id.in_(list(ids))
+    values = {"status": DeletionStatus.PENDING, "reason": None, "updated_at": pw.fn.clock_timestamp()}
+    return int(GitRefDeletion.update(values).where(which).execute())
+
+
+def _pending_of(project_id: int, after: int, limit: int, without: Collection[int]) -> pw.ModelSelect[GitRefDeletion]:
+    query = GitRefDeletion.pending().where(GitRefDeletion.project_id == project_id, GitRefDeletion.id > after)
+    if without:
+        query = query.where(GitRefDeletion.id.not_in(list(without)))
+    return query.order_by(GitRefDeletion.project_id, GitRefDeletion.id).limit(limit)

@@ -1,0 +1,71 @@
+"""Where projects' repositories lie, and whether those that are missing may be gone (batch 58)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from forgekeeper.database import database
+from forgekeeper.installation.row import Installation
+from forgekeeper.settings import Settings
+from forgekeeper.storage import git_repository, sentinel
+from forgekeeper.storage.git_repository import RepositoriesMissing, RootUnavailable
+from models import Project
+
+# A look into the key for each; the number of the look makes PostgreSQL draw anew.
+SAMPLE = """
+    select distinct project.id, project.disk_path
+    from (select max(id) as last from projects) as ids, generate_series(1, %(size)s) as look, lateral (
+        select id, disk_path from projects
+        where id >= ceil(random() * ids.last) + 0 * look
+        order by id
+        limit 1
+    ) as project
+"""
+
+
+def require_root(settings: Settings) -> Path:
+    """Return the repositories' root; raise `RootUnavailable` unless it is this installation's, and can be read."""
+    root = settings.repositories_root
+    if root is None:
+        raise RootUnavailable("FORGEKEEPER_REPOSITORIES_ROOT is not set")
+    try:
+        found = sentinel.Folder(root).sentinel()
+    except sentinel.Unreadable as error:
+        raise RootUnavailable(str(error)) from None
+    if found is None:
+        raise RootUnavailable(f"{root} has no {sentinel.NAME}; `forgekeeper check` says what to do")
+    if said := sentinel.objection(root, found, Installation.ensure()):
+        raise RootUnavailable(said)
+    return root
+
+
+def paths(projects: Sequence[int]) -> dict[int, str]:
+    """Return where the repositories of those of *projects* lie that there are, below the root."""
+    return {project.id: project.disk_path for project in Project.select().where(Project.id.in_(list(projects)))}
+
+
+def sample(size: int) -> dict[int, str]:
+    """Return the paths of up to *size* projects, taken at random from all over the table."""
+    return dict(database.execute_sql(SAMPLE, {"size": size}).fetchall())
+
+
+def missing_of(root: Path, projects: Sequence[int]) -> dict[int, str]:
+    """Return those of *projects* that lack their repositories, with their paths; that of no project is not missed."""
+    return {number: path for number, path in paths(projects).items() if git_repository.is_missing(root, path)}
+
+
+def believe(root: Path, missing: Mapping[int, str], projects: int, share: float) -> None:
+    """Raise `RepositoriesMissing` unless those *missing* of so many *projects* may be gone."""
+    for project_id, path in missing.items():
+        if other := git_repository.misnamed(root, path):
+            raise RepositoriesMissing(
+                f"project {project_id} has no repository at {path}, but there is one at {other}: no row of a missing"
+                " repository was closed; correct disk_path, `forgekeeper check` looks for more"
+            )
+    if git_repository.too_many_missing(len(missing), projects, share):
+        raise RepositoriesMissing(
+            f"{len(missing)} of {projects} projects have no repository below {root}, {min(missing)} the first of them:"
+            " no row of theirs was closed; is a disk not mounted, or the root another? Where they are gone indeed,"
+            " FORGEKEEPER_MISSING_REPOSITORIES=1 lets `forgekeeper run git_ref_cleanup` close them"
+        )

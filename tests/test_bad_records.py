@@ -25,6 +25,7 @@ from tests.harness.performing import perform
 from tests.harness.settings import settings_with
 from workers import delete_objects, expired_job_artifacts, git_ref_cleanup, prune, stale_imports, user_status_cleanup
 from workers.expired_job_artifacts import buckets
+from workers.expired_job_artifacts.destroying import TURNS
 from workers.prune import prune
 from workers.stale_imports import stale_imports
 from workers.user_status_cleanup import user_status_cleanup
@@ -87,10 +88,8 @@ def clean_statuses(**options):
 def destroy_artifacts():
     FeatureFlag.turn(expired_job_artifacts.FLAG, on=True)
     buckets.tidy(client, 5)
-    outcomes = []
-    for _ in range(5):
-        outcomes.append(expired_job_artifacts.BucketOutcome())
-        expired_job_artifacts.run(outcomes[-1], Deadline(BUDGET), grace=timedelta(0))
+    settings = settings_with(object_grace=timedelta(0))
+    outcomes = [perform(expired_job_artifacts.delete_artifact_bucket, settings=settings) for _ in range(5)]
     return sum(outcome.destroyed for outcome in outcomes)
 
 
@@ -182,10 +181,9 @@ def outbox(count, folder):
 @pytest.mark.parametrize(("on", "objects"), [("delete", 10), ("update", 9)], ids=["forgotten", "claimed"])
 def test_a_row_of_the_outbox_that_cannot_be_changed_stops_no_other(store, tmp_path, on, objects):
     outbox(10, tmp_path)
-    outcome = delete_objects.Outcome()
 
     with bad("ci_deleted_objects", on=on):
-        delete_objects.run(outcome, Deadline(BUDGET), store)
+        outcome = perform(delete_objects.delete_objects, settings=store)
 
     assert (outcome.deleted, ids(DeletedObject)) == (9, {BAD})
     assert len([file for file in tmp_path.iterdir() if file.name.isdigit()]) == 10 - objects
@@ -197,11 +195,10 @@ def test_a_ref_deletion_that_cannot_be_closed_stops_no_other(settings, tmp_path)
     Project.create(id=7, disk_path=repository.disk_path)
     for number in range(1, 7):
         GitRefDeletion.create(project_id=7, ref=f"refs/mr/{number}")
-    outcome = git_ref_cleanup.ProjectOutcome()
     settings = settings.model_copy(update={"repositories_root": tmp_path / "repositories"})
 
     with bad("batched_git_ref_updates_deletions", on="update"):
-        git_ref_cleanup.clean(outcome, 7, Deadline(BUDGET), settings)
+        outcome = perform(git_ref_cleanup.clean_project_refs, 7, settings=settings)
 
     assert (outcome.total_deletes, outcome.stopped) == (5, "drained")
     assert {row.id for row in GitRefDeletion.pending()} == {BAD}

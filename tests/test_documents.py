@@ -41,7 +41,7 @@ from workers import (
     stale_imports,
     user_status_cleanup,
 )
-from workers.expired_job_artifacts import buckets
+from workers.expired_job_artifacts import buckets, destroying
 from workers.stale_direct_uploads import register
 
 
@@ -158,7 +158,7 @@ DOCUMENT_11 = [
         10,
         lambda: expired_job_artifacts.MAX_BUCKETS_HIGH_CONCURRENCY,
     ),
-    Number("classes", "バケット数分（最大10）", 10, lambda: job_artifacts.CLASSES),
+    Number("classes", "バケット数分（最大10）", 10, lambda: destroying.CLASSES),
     Number(
         "silent after", "10分以上経過したoccupiedバケット", 10 * MINUTE, lambda: settings_with().bucket_silent_after
     ),

@@ -20,14 +20,12 @@ from forgekeeper.delivery.enqueue_unique import depth
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.flags import FeatureFlag
 from forgekeeper.process.broker import broker
-from forgekeeper.runs.attempt import identity
 from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.deadline import Deadline
-from forgekeeper.runs.ledger import JobRun
-from forgekeeper.runs.runner import Runner
 from forgekeeper.storage.outbox import DeletedObject
 from models import JobArtifact, ProjectStatistics
-from models.job_artifacts import CLASSES, DESTROY_EXPIRED, IN_ORDER, START, TURNS
+from tests.harness.performing import perform, recorded
+from tests.harness.settings import settings_with
 from workers import expired_job_artifacts
 from workers.expired_job_artifacts import (
     BATCH_SIZE,
@@ -37,6 +35,14 @@ from workers.expired_job_artifacts import (
     MAX_RUNTIME,
     BucketOutcome,
     buckets,
+)
+from workers.expired_job_artifacts.destroying import (
+    CLASSES,
+    DESTROY_EXPIRED,
+    IN_ORDER,
+    START,
+    TURNS,
+    destroy_expired,
 )
 
 from .clocks import Clock, Crash, crash
@@ -126,7 +132,7 @@ def mixed_artifacts(count):
 
 
 def destroy(number=0, *, after=START, limit=BATCH_SIZE, grace=NO_GRACE):
-    return JobArtifact.destroy_expired(number, NOON, after, limit=limit, grace=grace)
+    return destroy_expired(number, NOON, after, limit=limit, grace=grace)
 
 
 def ids():
@@ -175,9 +181,8 @@ def turn_on(*, high_concurrency=False):
 
 
 def run(**options):
-    outcome = BucketOutcome()
-    expired_job_artifacts.run(outcome, Deadline(MAX_RUNTIME, **options), grace=NO_GRACE)
-    return outcome
+    deadline, settings = Deadline(MAX_RUNTIME, **options), settings_with(object_grace=NO_GRACE)
+    return perform(expired_job_artifacts.delete_artifact_bucket, deadline=deadline, settings=settings)
 
 
 def all_free(number=BUCKETS):
@@ -187,17 +192,7 @@ def all_free(number=BUCKETS):
 @pytest.fixture
 def parent(settings):
     """Run the parent as a worker does; return the row of its run."""
-    runner = Runner(settings)
-
-    def run_parent():
-        name = "expired_job_artifacts"
-        attempt = runner.begin(name, JobRun.start_here(name, by=identity()))
-        expired_job_artifacts.expired_job_artifacts.fn()
-        runner.close(attempt, None)
-        return JobRun.get_by_id(attempt.run.id)
-
-    yield run_parent
-    runner.stop()
+    return lambda: recorded(expired_job_artifacts.expired_job_artifacts, settings)
 
 
 @pytest.fixture
@@ -711,7 +706,7 @@ def test_a_batch_reads_no_more_than_it_destroys_whatever_postgresql_knows(known)
     due_artifacts(DUE, first=DUE + 1, step=1)
 
     first = rows_read(START)
-    reached = JobArtifact.destroy_expired(0, now(), START, limit=BATCH_SIZE, grace=NO_GRACE).reached
+    reached = destroy_expired(0, now(), START, limit=BATCH_SIZE, grace=NO_GRACE).reached
 
     assert (first, rows_read(reached)) == ([BATCH_SIZE, BATCH_SIZE], [BATCH_SIZE, BATCH_SIZE])
 

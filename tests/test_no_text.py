@@ -17,6 +17,7 @@ from forgekeeper.runs.passed_over import PassedOver
 from forgekeeper.storage import sentinel, stores
 from forgekeeper.storage.outbox import DeletedObject
 from models import BulkImportEntity, Project
+from tests.harness.performing import perform
 from tests.harness.settings import settings_with
 from workers import delete_objects, git_ref_cleanup, stale_imports
 
@@ -82,11 +83,9 @@ def test_a_ref_that_is_no_text_stops_no_other(settings, tmp_path):
     Project.create(id=7, disk_path=repository.disk_path)
     for ref in (NO_TEXT, "'refs/mr/1'", "'refs/mr/ü'"):
         database.execute_sql(f"insert into batched_git_ref_updates_deletions (project_id, ref) values (7, {ref})")
-    outcome = git_ref_cleanup.ProjectOutcome()
+    settings = settings.model_copy(update={"repositories_root": tmp_path / "repositories"})
 
-    git_ref_cleanup.clean(
-        outcome, 7, Deadline(BUDGET), settings.model_copy(update={"repositories_root": tmp_path / "repositories"})
-    )
+    outcome = perform(git_ref_cleanup.clean_project_refs, 7, settings=settings)
 
     assert (outcome.total_deletes, outcome.stopped) == (2, "drained")
     assert (set(repository.refs()) & {"refs/mr/1", "refs/mr/ü"}, list(passed_over().values())) == (set(), [1])
@@ -98,8 +97,8 @@ def test_an_object_whose_path_is_no_text_stops_no_other(tmp_path):
         DeletedObject.create(store_dir="", file=number, pick_up_at=now() - timedelta(minutes=1))
     database.execute_sql(f"update ci_deleted_objects set file = {NO_TEXT} where id = 1")
     sentinel.Folder(tmp_path).create_sentinel(INSTALLATION)
-    outcome = delete_objects.Outcome()
+    settings = settings_with(object_stores={stores.ARTIFACTS: tmp_path.as_uri()})
 
-    delete_objects.run(outcome, Deadline(BUDGET), settings_with(object_stores={stores.ARTIFACTS: tmp_path.as_uri()}))
+    outcome = perform(delete_objects.delete_objects, settings=settings)
 
     assert (outcome.deleted, [row.id for row in DeletedObject.select(DeletedObject.id)]) == (2, [1])

@@ -9,7 +9,7 @@ import peewee as pw
 
 from forgekeeper.database import database
 from forgekeeper.storage.outbox import DeletedObject
-from models.job_artifacts import CLASSES, JobArtifact
+from models.job_artifacts import JobArtifact
 from models.projects import GitRefDeletion
 
 BOUND = 100_001
@@ -18,7 +18,7 @@ NO_TIME = timedelta(0)
 
 # One look into the index for each class of artifacts.
 OLDEST_ARTIFACT = """
-    select min(first.expire_at) from generate_series(0, %(classes)s - 1) as class, lateral (
+    select min(first.expire_at) from generate_series(0, 9) as class, lateral (
         select expire_at from ci_job_artifacts
         where mod(project_id + job_id, 10) = class and locked = 0 and file_type <> 3 and expire_at < %(now)s
         order by expire_at, id
@@ -58,7 +58,7 @@ def git_ref_deletions() -> Backlog:
 
 def job_artifacts(now: datetime) -> Backlog:
     """Look at the artifacts that may be destroyed."""
-    (oldest,) = database.execute_sql(OLDEST_ARTIFACT, {"now": now, "classes": CLASSES}).fetchone()
+    (oldest,) = database.execute_sql(OLDEST_ARTIFACT, {"now": now}).fetchone()
     return Backlog(count(JobArtifact.expired(now)), oldest)
 
 

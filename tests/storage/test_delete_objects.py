@@ -16,9 +16,11 @@ from forgekeeper.storage.objects import OUTSIDE, StoreUnavailable
 from forgekeeper.storage.outbox import MAX_ATTEMPTS, DeletedObject
 from models import JobArtifact
 from models.job_artifacts import CLASSES, START
+from tests.harness.performing import perform
 from tests.harness.settings import settings_with
 from workers import delete_objects
 from workers.delete_objects import CHUNK, FIRST_RETRY, MAX_RUNTIME, Outcome
+from workers.expired_job_artifacts.destroying import CLASSES, START, destroy_expired
 
 SECOND = timedelta(seconds=1)
 HOUR = timedelta(hours=1)
@@ -51,17 +53,15 @@ def restarted():
 
 def run(url, deadline=None, **options):
     settings = settings_with(object_stores={stores.ARTIFACTS: url} if url else {}, **options)
-    outcome = delete_objects.Outcome()
-    delete_objects.run(outcome, deadline or Deadline(MAX_RUNTIME), settings)
-    return outcome
+    return perform(delete_objects.delete_objects, deadline=deadline, settings=settings)
 
 
 def stop(url, expected, deadline=None):
     """Let a run end by an error of the *expected* kind; return what it came to."""
-    outcome = delete_objects.Outcome()
+    outcome = Outcome()
     settings = settings_with(object_stores={stores.ARTIFACTS: url} if url else {})
     with pytest.raises(expected):
-        delete_objects.run(outcome, deadline or Deadline(MAX_RUNTIME), settings)
+        perform(delete_objects.delete_objects, deadline=deadline, settings=settings, outcome=outcome)
     return outcome
 
 
@@ -179,7 +179,7 @@ def test_on_s3_a_thousand_objects_take_one_request(s3):
 def test_what_is_deleted_is_the_object_that_the_artifact_named(store, final_path):
     live_artifact(final_path, expire_at=now() - HOUR, locked=0)
     store.put(final_path, "a/c.zip", "b", "y")
-    destroy_expired()
+    destroy_what_has_expired()
 
     outcome = run(store.url)
 
@@ -190,7 +190,7 @@ def test_what_is_deleted_is_the_object_that_the_artifact_named(store, final_path
 def test_a_path_that_is_not_normal_deletes_nothing_and_fails(store, final_path):
     live_artifact(final_path, expire_at=now() - HOUR, locked=0)
     store.put("a/b", "b")
-    destroy_expired()
+    destroy_what_has_expired()
     before = store.keys()
 
     outcome = run(store.url)
@@ -201,14 +201,14 @@ def test_a_path_that_is_not_normal_deletes_nothing_and_fails(store, final_path):
 def test_a_slash_in_front_does_not_delete_the_object_without_it(store):
     live_artifact("/a", expire_at=now() - HOUR, locked=0)
     store.put("a")
-    destroy_expired()
+    destroy_what_has_expired()
 
     assert (run(store.url).failed, store.keys()) == (1, {"a"})
 
 
-def destroy_expired():
+def destroy_what_has_expired():
     for number in range(CLASSES):
-        JobArtifact.destroy_expired(number, now(), START, limit=100, grace=timedelta())
+        destroy_expired(number, now(), START, limit=100, grace=timedelta())
 
 
 # Artifacts that are alive

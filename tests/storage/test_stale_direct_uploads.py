@@ -17,7 +17,7 @@ from forgekeeper.database import database
 from forgekeeper.database import now as database_now
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.ledger import JobRun
-from forgekeeper.runs.runner import Runner
+from forgekeeper.runs.run import Run
 from forgekeeper.storage import owners, sentinel, stores
 from forgekeeper.storage.objects import OUTSIDE, StoreUnavailable
 from forgekeeper.storage.outbox import DeletedObject
@@ -25,6 +25,7 @@ from forgekeeper.storage.settled import SettledUpload
 from metrics.catalogue import METRICS
 from metrics.counting import WORKER
 from models import JobArtifact
+from tests.harness.performing import perform, recorded
 from tests.harness.settings import settings_with
 from workers import stale_direct_uploads
 from workers.stale_direct_uploads import (
@@ -42,6 +43,7 @@ from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder o
 
 STALE = MAX_UPLOAD_DURATION.total_seconds() + 60
 SECOND = timedelta(seconds=1)
+BATCH = stale_direct_uploads.stale_direct_uploads
 HERE = "artifacts"
 ELSEWHERE = "lfs"
 INSERT_ARTIFACT = "insert into ci_job_artifacts (project_id, job_id, file_type, file_final_path) values (1, 1, 1, %s)"
@@ -83,18 +85,20 @@ def other(tmp_path, store):
 
 
 def run(*options, prefixes=None, **locations):
-    deadline = options[0] if options else Deadline(MAX_EXEC_DURATION)
-    outcome = stale_direct_uploads.Outcome()
-    stale_direct_uploads.run(outcome, deadline, settings_with(object_stores=locations, object_prefixes=prefixes or {}))
-    return outcome
+    settings = settings_with(object_stores=locations, object_prefixes=prefixes or {})
+    return perform(BATCH, deadline=options[0] if options else None, settings=settings)
 
 
 def fail(*options, **locations):
     """Let a run end because stores are away; return what it came to, and what it says."""
-    outcome = stale_direct_uploads.Outcome()
-    deadline = options[0] if options else Deadline(MAX_EXEC_DURATION)
+    outcome = Outcome()
     with pytest.raises(StoreUnavailable) as failure:
-        stale_direct_uploads.run(outcome, deadline, settings_with(object_stores=locations))
+        perform(
+            BATCH,
+            deadline=options[0] if options else None,
+            settings=settings_with(object_stores=locations),
+            outcome=outcome,
+        )
     return outcome, str(failure.value)
 
 
@@ -520,14 +524,12 @@ def test_a_row_that_is_committed_just_before_the_look_is_seen_whatever_the_isola
     assert kept == {"live": "an artifact names it"}
 
 
-def test_the_run_that_reaped_an_upload_is_remembered(runner, other):
+def test_the_run_that_reaped_an_upload_is_remembered(away_here, other):
     begin(other, "b", location=ELSEWHERE)
 
-    started = runner.begin("stale_direct_uploads", JobRun.start_here("stale_direct_uploads", by="test"))
-    stale_direct_uploads.stale_direct_uploads.fn()
-    runner.close(started, None)
+    row = recorded(BATCH, away_here)
 
-    assert [row.run for row in SettledUpload.select()] == [started.run.id]
+    assert [reaped.run for reaped in SettledUpload.select()] == [row.id]
 
 
 # Where objects may be deleted
@@ -658,31 +660,27 @@ def test_a_store_that_answers_nothing_while_the_claim_lasts_keeps_the_others_wai
     begin(s3, "a", age=STALE + 60)
     begin(other, "b", location=ELSEWHERE)
     s3.proxy.hang("head", "bulk", "single")
-    outcome = stale_direct_uploads.Outcome()
+    outcome = Outcome()
     settings = settings_with(object_stores={HERE: s3.url, ELSEWHERE: other.url}, upload_visibility=timedelta(seconds=5))
 
     with pytest.raises(StoreUnavailable, match="artifacts: no answer while the claim lasted"):
-        stale_direct_uploads.run(outcome, Deadline(MAX_EXEC_DURATION), settings)
+        perform(BATCH, settings=settings, outcome=outcome)
 
     assert (outcome, other.keys(), registered()) == (Outcome(2, 1, False, 0), set(), {"artifacts:a"})
 
 
 @pytest.fixture
-def runner(settings, folder, other):
-    """Whoever makes the attempts of a process whose store `artifacts` is away."""
+def away_here(settings, folder, other):
+    """The settings of a process whose store `artifacts` is away."""
     places = settings_with(object_stores={HERE: away(folder), ELSEWHERE: other.url}).object_stores
-    runner = Runner(settings.model_copy(update={"object_stores": places}))
-    yield runner
-    runner.stop()
+    return settings.model_copy(update={"object_stores": places})
 
 
-def attempt(runner):
+def attempt(settings):
     """Make an attempt at the open run, or else at a new one; return its row."""
-    started = runner.begin("stale_direct_uploads", JobRun.start_here("stale_direct_uploads", by="test"))
-    with pytest.raises(StoreUnavailable) as failure:
-        stale_direct_uploads.stale_direct_uploads.fn()
-    runner.close(started, failure.value)
-    return JobRun.get_by_id(started.run.id)
+    with pytest.raises(StoreUnavailable):
+        recorded(BATCH, settings)
+    return JobRun.select().order_by(JobRun.id.desc()).get()
 
 
 def counted(metric, *labels):
@@ -690,25 +688,25 @@ def counted(metric, *labels):
     return WORKER.registry.get_sample_value(f"forgekeeper_{metric}", names) or 0
 
 
-def test_a_run_whose_store_is_away_waits_for_a_retry_with_what_it_did_in_its_row(runner, folder, other):
+def test_a_run_whose_store_is_away_waits_for_a_retry_with_what_it_did_in_its_row(away_here, folder, other):
     begin(folder, "a")
     begin(other, "b", location=ELSEWHERE)
     before = counted("records_processed_total", "stale_upload")
 
-    row = attempt(runner)
+    row = attempt(away_here)
 
     assert (row.state, row.retry_at is not None, row.failures) == ("enqueued", True, 1)
     assert (row.result["total_pending_entries"], row.result["total_deleted_stale_entries"]) == (2, 1)
     assert counted("records_processed_total", "stale_upload") - before == 1
 
 
-def test_a_store_that_stays_away_is_a_failure_in_a_row_each_time(runner, folder):
+def test_a_store_that_stays_away_is_a_failure_in_a_row_each_time(away_here, folder):
     begin(folder, "a")
     breaches = counted("threshold_breaches_total", "consecutive_failures")
     failures = counted("run_failures_total", "object_storage")
 
     for _ in range(2):
-        attempt(runner)
+        attempt(away_here)
 
     assert JobRun.health("stale_direct_uploads").failures == 2
     assert counted("threshold_breaches_total", "consecutive_failures") - breaches == 1
@@ -805,7 +803,8 @@ def test_what_a_crashed_run_had_claimed_is_deleted_by_a_later_one(store):
 def test_a_worker_that_was_paused_for_longer_than_its_claim_deletes_nothing(store):
     begin(store, "a")
     outcome = Outcome()
-    sweep = Sweep(outcome, settings_with(object_stores={HERE: store.url}), Deadline(MAX_EXEC_DURATION))
+    settings, deadline = settings_with(object_stores={HERE: store.url}), Deadline(MAX_EXEC_DURATION)
+    sweep = Sweep(Run(BATCH, settings, deadline=deadline, outcome=outcome))
     claim = sweep.claim()
 
     sweep.work_through(replace(claim, taken=claim.taken - uploads.CLAIM_TTL.total_seconds() - 1))

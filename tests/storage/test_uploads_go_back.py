@@ -9,13 +9,13 @@ import pytest
 
 from forgekeeper.connections import client
 from forgekeeper.database import database
-from forgekeeper.runs.deadline import Deadline
 from forgekeeper.storage import sentinel, stores
 from forgekeeper.storage.settled import SettledUpload
 from models import JobArtifact
+from tests.harness.performing import perform
 from tests.harness.settings import settings_with
 from workers import stale_direct_uploads
-from workers.stale_direct_uploads import MAX_EXEC_DURATION, MAX_UPLOAD_DURATION, register
+from workers.stale_direct_uploads import MAX_UPLOAD_DURATION, register
 from workers.stale_direct_uploads import producer as direct_uploads
 
 from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
@@ -39,7 +39,7 @@ def places(database, tmp_path):
 
 
 def sweep(settings):
-    stale_direct_uploads.run(stale_direct_uploads.Outcome(), Deadline(MAX_EXEC_DURATION), settings)
+    perform(stale_direct_uploads.stale_direct_uploads, settings=settings)
 
 
 def produce(places, settings, seed):

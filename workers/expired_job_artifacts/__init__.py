@@ -28,9 +28,19 @@ from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.run import Run
 from forgekeeper.storage.outbox import DeletedObject
 from models import JobArtifact, ProjectStatistics
-from models.job_artifacts import CLASSES, START, Destroyed, Position, Without
 from workers.expired_job_artifacts import buckets
 from workers.expired_job_artifacts.buckets import Bucket, Hold
+from workers.expired_job_artifacts.destroying import (
+    CLASSES,
+    START,
+    Destroyed,
+    Position,
+    Without,
+    destroy_expired,
+    next_expired,
+    still_expired,
+)
+from workers.expired_job_artifacts.held_up import HeldUp
 
 FLAG = "bulk_delete_job_artifacts"
 HIGH_CONCURRENCY_FLAG = "bulk_delete_job_artifacts_high_concurrency"
@@ -142,7 +152,7 @@ def _destroy(
     bucket: Bucket, run: Run[BucketOutcome]
 ) -> Literal["drained", "deadline", "loop_limit", "scale_down", "bucket_lost"]:
     outcome, instant, loops = run.outcome, run.now, 0
-    still = partial(JobArtifact.still_expired, instant)
+    still = partial(still_expired, instant)
     with run.bad_records("expired_artifact", still) as bad:
         held_up = HeldUp()
         for number in range(bucket.number, CLASSES, bucket.modulus):
@@ -150,10 +160,10 @@ def _destroy(
             while True:
                 before, share = outcome.destroyed, (number, instant, position)
                 options: dict[str, Any] = {"limit": BATCH_SIZE, "without": Without(bad.keys, held_up.projects)}
-                destroy = partial(JobArtifact.destroy_expired, *share, grace=run.settings.object_grace, **options)
+                destroy = partial(destroy_expired, *share, grace=run.settings.object_grace, **options)
                 reached = bad.chunk(
                     partial(_destroy_chunk, outcome, held_up, destroy),
-                    partial(JobArtifact.next_expired, *share, **options),
+                    partial(next_expired, *share, **options),
                 )
                 run.step("destroyed")
                 if reached is None:
@@ -175,34 +185,6 @@ def _destroy_chunk(
     outcome.bytes += chunk.bytes
     held_up.now.update(chunk.held_up)
     return chunk.reached
-
-
-class HeldUp:
-    """The projects whose statistics somebody else has locked: they stop nobody, and are not looked at again and again.
-
-    Most are locked for a moment: a class of artifacts is gone through again for those that
-    have become free.  The others wait for a later run.
-    """
-
-    def __init__(self) -> None:
-        self.now: set[int] = set()
-        self._left: set[int] = set()
-
-    @property
-    def projects(self) -> set[int]:
-        """Those to leave out."""
-        return self.now | self._left
-
-    def ends(self) -> bool:
-        """Wait a little for those that are locked now; say whether one of them is free."""
-        if not self.now:
-            return False
-        left = ProjectStatistics.wait_for(self.now)
-        if left:
-            log.warning("statistics locked", projects=len(left), first=min(left))
-        free, self.now = self.now - left, set()
-        self._left |= left
-        return bool(free)
 
 
 def _stopped(

@@ -1,0 +1,170 @@
+"""How an expired batch is destroyed: the statement of batch 11, and where it goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+from forgekeeper.database import LOWEST, chosen, database
+from models import JobArtifact
+
+TURNS = 0x6B656570
+"""The advisory locks by which our children wait for one another, a project each: the letters ``keep``."""
+CLASSES = 10
+"""Artifacts fall into ten classes, ``(project_id + job_id) mod 10``; a bucket of five is two of them."""
+
+# All or nothing, and one statement: nothing can be destroyed without its object being
+# recorded and its bytes taken off, and the counts are those of rows really deleted.
+#
+# Every bucket touches every project.  Children wait for one another by project, in one
+# order, on locks that are ours alone (``turns``): without the order ten of them deadlock by
+# the hundred.  Whoever else has a project's statistics locked then is not waited for: they may
+# be kept for hours, and every bucket would stand still.  ``totals`` locks what it gets; what is
+# there and was not got is ``locked``, and its artifacts stay for now.  One that has no
+# statistics is not held up.  Each step names the count of the one before so that PostgreSQL
+# cannot put that off.
+#
+# What has neither a final path nor a file has no object.  What has a file alone has one, but
+# nobody here knows where: recording it raises, on purpose.
+#
+# Statistics may be stale or missing, and no batch may read everything that has expired
+# because of it.  So the deletion names the ends of its batch, should it go through the
+# index instead of by id; and the claim takes the index in its order, not by a bitmap
+# that is sorted afterwards (`IN_ORDER`).
+IN_ORDER = "set local enable_bitmapscan = off; "
+EXPIRED = """mod(project_id + job_id, 10) = %(class)s and expire_at < %(now)s and locked = 0 and file_type <> 3
+          and (expire_at, id) > (%(expired)s, %(id)s)"""
+DESTROY_CHOSEN = f"""
+    with claimed as materialized (
+        select id, project_id, expire_at from ci_job_artifacts
+        where {EXPIRED}{{chosen}}
+        order by expire_at, id
+        limit %(limit)s
+        for update skip locked
+    ), turns as materialized (
+        select pg_advisory_xact_lock({TURNS}, project)
+        from (select distinct hashint8(project_id) as project from claimed order by project) as projects
+    ), totals as materialized (
+        select project_id from project_statistics
+        where (select count(*) from turns) >= 0
+          and project_id = any(array(select distinct project_id from claimed))
+        order by project_id
+        for no key update skip locked
+    ), held_up as materialized (
+        select project_id from project_statistics
+        where (select count(*) from totals) >= 0
+          and project_id = any(array(select distinct project_id from claimed))
+          and project_id <> all(array(select project_id from totals))
+    ), destroyed as (
+        delete from ci_job_artifacts
+        where id = any(array(
+            select id from claimed where project_id <> all(array(select project_id from held_up))
+          ))
+          and {EXPIRED}
+          and (expire_at, id) <= (select expire_at, id from claimed order by expire_at desc, id desc limit 1)
+        returning id, project_id, file_store, file, file_final_path, coalesce(size, 0) as size
+    ), recorded as (
+        insert into ci_deleted_objects (project_id, file_store, store_dir, file, pick_up_at)
+        -- "/a" must not come out as "a": that would be somebody else's object.
+        select project_id, file_store, coalesce(substring(file_final_path from '^(.+)/'), ''),
+            case when file_final_path ~ '^/[^/]*$' then file_final_path
+                 else substring(file_final_path from '[^/]*$') end,
+            %(now)s + %(grace)s
+        from destroyed where file_final_path is not null or file is not null
+    ), reduced as (
+        update project_statistics as total set build_artifacts_size = total.build_artifacts_size - gone.size
+        from (select project_id, sum(size) as size from destroyed group by project_id) as gone
+        where total.project_id = gone.project_id
+    )
+    select (select count(*) from destroyed), (select coalesce(sum(size), 0)::bigint from destroyed),
+        expire_at::text, id, array(select project_id from held_up)
+    from claimed order by claimed.expire_at desc, id desc limit 1
+"""
+DESTROY_EXPIRED = DESTROY_CHOSEN.format(chosen="")
+NEXT_EXPIRED = f"""
+    select expire_at::text, id from ci_job_artifacts
+    where {EXPIRED}{{chosen}}
+    order by ci_job_artifacts.expire_at, id
+    limit %(limit)s
+"""
+
+
+class Position(NamedTuple):
+    """Where a child has got to, in the order of the partial index; the time as PostgreSQL writes it."""
+
+    expired: str
+    id: int
+
+
+START = Position("-infinity", LOWEST)
+
+
+class Without(NamedTuple):
+    """What is to be left alone: artifacts, and all of these projects."""
+
+    artifacts: Collection[int] = ()
+    projects: Collection[int] = ()
+
+
+NOTHING = Without()
+
+
+class Destroyed(NamedTuple):
+    """What one batch came to; *reached* is None when there was nothing to claim.
+
+    The artifacts of projects that are *held_up* were left: somebody has their statistics locked.
+    """
+
+    artifacts: int
+    bytes: int
+    reached: Position | None
+    held_up: Sequence[int] = ()
+
+
+def destroy_expired(
+    number: int,
+    now: datetime,
+    after: Position,
+    *,
+    limit: int,
+    grace: timedelta,
+    only: Sequence[int] | None = None,
+    without: Without = NOTHING,
+) -> Destroyed:
+    """Destroy up to *limit* expired artifacts of class *number* beyond *after*, oldest first.
+
+    Their objects are recorded in the outbox, due after *grace*, and their bytes taken
+    off their projects' statistics.  An artifact that its user keeps or locks before
+    we have locked its row survives; rows that others hold locked are passed over, and
+    so are artifacts whose project's statistics others hold locked.
+    """
+    values = {"grace": grace, "only": only, **_values(number, now, after, limit, without)}
+    statement = DESTROY_CHOSEN.format(chosen=_chosen(only, without))
+    row = database.execute_sql(IN_ORDER + statement, values).fetchone()
+    return Destroyed(row[0], row[1], Position(*row[2:4]), row[4]) if row else Destroyed(0, 0, None)
+
+
+def next_expired(
+    number: int, now: datetime, after: Position, *, limit: int, without: Without = NOTHING
+) -> list[Position]:
+    """Return the places of what `destroy_expired` would take, locked or not."""
+    statement = NEXT_EXPIRED.format(chosen=_chosen(None, without))
+    rows = database.execute_sql(IN_ORDER + statement, _values(number, now, after, limit, without)).fetchall()
+    return [Position(*row) for row in rows]
+
+
+def still_expired(now: datetime, ids: Sequence[int]) -> set[int]:
+    """Return those of *ids* that may be destroyed."""
+    expired = JobArtifact.expired(now).select(JobArtifact.id)
+    return {row.id for row in expired.where(JobArtifact.id.in_(list(ids)))}
+
+
+def _chosen(only: Sequence[int] | None, without: Without) -> str:
+    projects = " and project_id <> all(%(projects)s)" if without.projects else ""
+    return chosen("id", only=only, without=without.artifacts) + projects
+
+
+def _values(number: int, now: datetime, after: Position, limit: int, without: Without) -> dict[str, Any]:
+    left = {"without": list(without.artifacts), "projects": list(without.projects)}
+    return {"class": number, "now": now, "limit": limit, **left, **after._asdict()}

@@ -41,13 +41,14 @@ from forgekeeper.storage import git_repository, sentinel
 from metrics.catalogue import BATCHES, COLLECTORS, FLAGS, LEASES, METRICS, NO_BATCH, OBJECTIVES, QUEUES, Metric, of
 from metrics.redaction import clean
 from metrics.threads import Thread
-from workers import stale_imports, user_status_cleanup
+from workers import delete_objects, git_ref_cleanup, stale_imports, user_status_cleanup
 from workers.expired_job_artifacts import (
     FLAG,
     HIGH_CONCURRENCY_FLAG,
     MAX_BUCKETS,
     MAX_BUCKETS_HIGH_CONCURRENCY,
     buckets,
+    expired,
 )
 from workers.git_ref_cleanup.deletions import waiting_projects
 from workers.git_ref_cleanup.repositories import paths
@@ -367,8 +368,8 @@ def _user_statuses(_settings: Settings) -> Iterator[Reading]:
 
 
 def _git_refs(_settings: Settings) -> Iterator[Reading]:
-    yield from _backlog("clean_project_refs", "git_ref_deletion", backlog.git_ref_deletions())
-    yield Reading("given_up_records", backlog.rejected_refs(), ("clean_project_refs", "rejected_ref"))
+    yield from _backlog("clean_project_refs", "git_ref_deletion", git_ref_cleanup.pending(now()))
+    yield Reading("given_up_records", git_ref_cleanup.rejected(), ("clean_project_refs", "rejected_ref"))
 
 
 def _uploads(_settings: Settings) -> Iterator[Reading]:
@@ -385,12 +386,12 @@ def _imports(_settings: Settings) -> Iterator[Reading]:
 
 
 def _artifacts(_settings: Settings) -> Iterator[Reading]:
-    yield from _backlog("delete_artifact_bucket", "expired_artifact", backlog.job_artifacts(now()))
+    yield from _backlog("delete_artifact_bucket", "expired_artifact", expired(now()))
 
 
 def _objects(_settings: Settings) -> Iterator[Reading]:
-    yield from _backlog("delete_objects", "deleted_object", backlog.deleted_objects(now()))
-    yield Reading("given_up_records", backlog.dead_objects(), ("delete_objects", "dead_object"))
+    yield from _backlog("delete_objects", "deleted_object", delete_objects.due(now()))
+    yield Reading("given_up_records", delete_objects.dead(), ("delete_objects", "dead_object"))
 
 
 def _bad_records(_settings: Settings) -> Iterator[Reading]:

@@ -171,7 +171,10 @@ def _settle(
 @delete_objects.backlog("deleted_object")
 def due(now: datetime) -> Backlog:
     """Count the objects to delete."""
-    return backlog.deleted_objects(now)
+    return Backlog.of(DeletedObject.due(now).order_by(DeletedObject.pick_up_at), oldest=DeletedObject.pick_up_at)
 
 
-delete_objects.given_up("dead_object")(backlog.dead_objects)
+@delete_objects.given_up("dead_object")
+def dead() -> int:
+    """Count the objects that were given up."""
+    return backlog.count(DeletedObject.dead())

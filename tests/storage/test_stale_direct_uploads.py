@@ -18,7 +18,7 @@ from forgekeeper.database import now as database_now
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.run import Run
-from forgekeeper.storage import owners, sentinel, stores
+from forgekeeper.storage import owners, sentinel, settled, stores
 from forgekeeper.storage.objects import OUTSIDE, StoreUnavailable
 from forgekeeper.storage.outbox import DeletedObject
 from forgekeeper.storage.settled import SettledUpload
@@ -35,7 +35,6 @@ from workers.stale_direct_uploads import (
     Outcome,
     Sweep,
     producer,
-    settled,
 )
 from workers.stale_direct_uploads import register as uploads
 

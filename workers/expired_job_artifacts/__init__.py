@@ -19,7 +19,7 @@ import structlog
 
 from forgekeeper.batches import Record, Threshold, batch, child
 from forgekeeper.connections import client
-from forgekeeper.database import backlog, reachable
+from forgekeeper.database import backlog, database, reachable
 from forgekeeper.database.backlog import Backlog
 from forgekeeper.flags import FeatureFlag
 from forgekeeper.runs.attempt import describe
@@ -55,6 +55,16 @@ HOLDS: dict[Hold, Literal["scale_down", "bucket_lost"] | None] = {
     Hold.LOST: "bucket_lost",
 }
 """Why a child stops that has this left of its bucket."""
+
+# One look into the index for each class of artifacts.
+OLDEST = """
+    select min(first.expire_at) from generate_series(0, %(classes)s - 1) as class, lateral (
+        select expire_at from ci_job_artifacts
+        where mod(project_id + job_id, 10) = class and locked = 0 and file_type <> 3 and expire_at < %(now)s
+        order by expire_at, id
+        limit 1
+    ) as first
+"""
 
 log = structlog.get_logger(__name__)
 
@@ -213,4 +223,5 @@ def _max_buckets() -> int:
 @delete_artifact_bucket.backlog("expired_artifact")
 def expired(now: datetime) -> Backlog:
     """Count the artifacts that may be destroyed."""
-    return backlog.job_artifacts(now)
+    (oldest,) = database.execute_sql(OLDEST, {"now": now, "classes": CLASSES}).fetchone()
+    return Backlog(backlog.count(JobArtifact.expired(now)), oldest)

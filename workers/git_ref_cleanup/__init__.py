@@ -157,10 +157,16 @@ def clean_project_refs(run: Run[ProjectOutcome], project_id: int, missing: bool 
 @clean_project_refs.backlog("git_ref_deletion")
 def pending(_now: datetime) -> Backlog:
     """Count the pending deletions; one that was tried again counts from then."""
-    return backlog.git_ref_deletions()
+    return Backlog.of(GitRefDeletion.pending(), oldest=GitRefDeletion.updated_at)
 
 
 clean_project_refs.given_up("rejected_ref")(backlog.rejected_refs)
 
 
 git_ref_cleanup.old_records("ref_deletion", keep=KEEP_PROCESSED)(GitRefDeletion.processed_before)
+
+
+@clean_project_refs.given_up("rejected_ref")
+def rejected() -> int:
+    """Count the deletions that were refused."""
+    return backlog.count(GitRefDeletion.rejected())

@@ -21,7 +21,10 @@ OLDEST_FOLDER = re.compile(r"\A[0-9]{4}_[0-9]{2}/[0-9]+/([0-9]{1,18})/[^/]+\Z")
 
 
 class JobArtifact(Base):
-    """A file that a CI job left behind."""
+    """A file that a CI job left behind; its object is at the location `artifacts`."""
+
+    location = "artifacts"
+    sentence = "an artifact names it"
 
     found_by = ("id", "project_id", "job_id")
     used_by = Use(SEEN, (("update", ("id",), WORK), ("delete", (), WORK)))

@@ -16,6 +16,7 @@ from forgekeeper.settings import Settings
 from forgekeeper.storage import owners, stores
 from forgekeeper.storage.objects import OUTSIDE, StoreUnavailable, is_below, is_normal
 from forgekeeper.storage.outbox import DeletedObject
+from models import JobArtifact
 from workers.expired_job_artifacts import buckets as bucket_register
 from workers.stale_direct_uploads import MAX_UPLOAD_DURATION
 from workers.stale_direct_uploads import register as register
@@ -269,7 +270,7 @@ def _sorted_out(location: str, paths: list[str], settings: Settings) -> tuple[in
     """Count the *paths* that the database names, and return those that neither it nor the register does."""
     named, unnamed = 0, []
     for page in _pages(paths):
-        in_database = owners.answered_for(location, page, settings)
+        in_database = owners.answered_for(JobArtifact, location, page, settings)
         named += len(in_database)
         known = in_database.keys() | register.registered(client, location, page)
         unnamed += [path for path in page if path not in known]

@@ -11,6 +11,7 @@ from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.database import Base, BigIdentityField, chosen, database, default
 from forgekeeper.database.use import SEEN, WRITES, Use
+from forgekeeper.storage.stores import ARTIFACTS
 
 MAX_ATTEMPTS = 10
 """After so many failures an object is dead: shown, counted, and tried again only when asked to."""
@@ -67,6 +68,8 @@ class DeletedObject(Base):
     """An object to delete."""
 
     used_by = Use(SEEN, WRITES)
+    location = ARTIFACTS
+    sentence = "the outbox names it"
 
     id = BigIdentityField()
     project_id = pw.BigIntegerField(null=True)

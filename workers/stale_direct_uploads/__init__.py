@@ -184,7 +184,7 @@ class Sweep:
             some = {entry.path: entry for entry in entries[start : start + LOCKED]}
             with database.atomic():
                 free = SettledUpload.lock_free(location, list(some))
-                kept = owners.answered_for(location, free, self._settings)
+                kept = owners.answered_for(JobArtifact, location, free, self._settings)
                 going = [path for path in free if path not in kept]
                 SettledUpload.reap(location, going, self._run.number)
             self._keep(claim, {some[path]: reason for path, reason in kept.items()})

@@ -13,7 +13,6 @@ import redis
 
 from forgekeeper.storage.outbox import DeletedObject
 from forgekeeper.storage.settled import SettledUpload
-from forgekeeper.storage.stores import ARTIFACTS
 from models import JobArtifact
 from workers.stale_direct_uploads import register
 
@@ -31,7 +30,7 @@ def prepare(client: redis.Redis, location: str, path: str) -> None:
     `MalformedUpload`.
     """
     register.insist(location, path)
-    named = location == ARTIFACTS and (JobArtifact.named([path]) or DeletedObject.named([path]))
+    named = any(table.named([path]) for table in (JobArtifact, DeletedObject) if table.location == location)
     if named or SettledUpload.named(location, [path]):
         raise PathTaken(f"{location}:{path}: {PathTaken.__doc__}")
     register.prepare(client, location, path)
@@ -49,7 +48,7 @@ def complete(client: redis.Redis, location: str, path: str) -> bool:
     SettledUpload.lock(location, path)
     if SettledUpload.named(location, [path]) or not register.complete(client, location, path):
         return False
-    if location != ARTIFACTS:
+    if location != JobArtifact.location:
         # No table says that it lives, should the register go back.
         SettledUpload.complete(location, path)
     return True

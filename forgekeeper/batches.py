@@ -17,7 +17,7 @@ import peewee as pw
 
 from forgekeeper.database import Base
 from forgekeeper.database.backlog import Backlog
-from forgekeeper.settings import Place
+from forgekeeper.settings import Place, Settings
 
 if TYPE_CHECKING:
     from forgekeeper.runs.run import Run
@@ -77,6 +77,18 @@ class Schedule(NamedTuple):
     cron: str
     cron_sentence: str
     pace_sentence: str
+
+
+class Sample(NamedTuple):
+    """Sample data that was put in: what it is, how many in all, and how many of them are due."""
+
+    what: str
+    total: int
+    due: int
+
+
+MakeSample = Callable[[int, Settings], Sample]
+"""Puts sample data in, so many times the usual amount."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,12 +155,19 @@ class BatchSpec(Declared):
     tables: tuple[type[Base], ...]
     deletes_from: Place | None
     misreadings: Callable[[], Sequence[str]]
+    commands: str | None = None
+    samples: list[MakeSample] = field(default_factory=list)
     children: list[ChildSpec] = field(default_factory=list)
 
     @property
     def nothing(self) -> Any:
         """The outcome of a run that did nothing."""
         return self.outcome()
+
+    def sample(self, make: MakeSample) -> MakeSample:
+        """Let `seed` and `demo` call the function for sample data."""
+        self.samples.append(make)
+        return make
 
     def due(self, now: datetime) -> Backlog | None:
         """Add up what is due to the batch and its children; None where nothing says so."""
@@ -219,11 +238,13 @@ def batch(
     tables: Sequence[type[Base]] = (),
     deletes_from: Place | None = None,
     misreadings: Callable[[], Sequence[str]] = tuple,
+    commands: str | None = None,
 ) -> Callable[[Callable[[Run[Outcome]], None]], BatchSpec]:
     """Declare a batch: a function of its run, whose first sentence says what it does.
 
     *budget* is the document's, at whose end a run stops by itself; after *time_limit* it is killed.  Of *tables* it
     is asked before each run whether its statements would misread them; *misreadings* may say more.
+    *commands* is a module, imported by the command line alone, whose `COMMANDS` maps names to commands or groups.
     """
 
     def declare(work: Callable[[Run[Outcome]], None]) -> BatchSpec:
@@ -240,6 +261,7 @@ def batch(
             tables=tuple(tables),
             deletes_from=deletes_from,
             misreadings=misreadings,
+            commands=commands,
         )
         BATCHES[_new(declared)] = declared
         return declared

@@ -22,7 +22,7 @@ from forgekeeper.process.run_messages import RunMessages
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.reconcile import reconcile
 from forgekeeper.settings import PREFIX
-from workers import sample
+from workers.expired_job_artifacts.sample import artifacts
 
 ROOT = Path(__file__).parents[1]
 NAME = "user_status_cleanup"
@@ -187,7 +187,7 @@ def test_a_worker_says_which_run_it_is_at_since_when(start_worker, send, other):
 
 
 def test_a_worker_says_which_child_it_is_at_and_whose(start_worker, send, other):
-    sample.artifacts(10)
+    artifacts(10)
     FeatureFlag.turn("bulk_delete_job_artifacts", on=True)
     start_worker(**PATIENT)
     other.execute("lock table ci_job_artifacts in access exclusive mode")

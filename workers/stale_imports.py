@@ -19,11 +19,12 @@ from typing import Any, Literal
 
 import structlog
 
-from forgekeeper.batches import Record, batch
+from forgekeeper.batches import Record, Sample, batch
 from forgekeeper.database import database
 from forgekeeper.database.backlog import Backlog
 from forgekeeper.database.chunks import START, page
 from forgekeeper.runs.run import Run
+from forgekeeper.settings import Settings
 from models import STALE_AFTER, BulkImport, BulkImportEntity, BulkImportTracker, EntityType
 
 PAGE_SIZE = 100
@@ -223,3 +224,10 @@ def sample(total: int) -> int:
     """Add *total* bulk imports with entities and trackers; return how many have stalled."""
     database.execute_sql(SAMPLE, {"total": total})
     return sum(n % 5 == 0 for n in range(total))
+
+
+@stale_imports.sample
+def add_sample(scale: int, _settings: Settings) -> Sample:
+    """Add bulk imports, some of them due."""
+    total = 200 * scale
+    return Sample("bulk imports", total, sample(total))

@@ -12,12 +12,13 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Literal
 
-from forgekeeper.batches import Record, Threshold, batch
+from forgekeeper.batches import Record, Sample, Threshold, batch
 from forgekeeper.database import chosen, database
 from forgekeeper.database.backlog import Backlog
 from forgekeeper.database.chunks import START, Position, page
 from forgekeeper.runs.bad_records import BadRecords
 from forgekeeper.runs.run import Run
+from forgekeeper.settings import Settings
 from models import UserStatus
 
 BATCH_SIZE = 100
@@ -143,3 +144,10 @@ def sample(total: int) -> int:
     """Add *total* statuses; return how many of them are due."""
     database.execute_sql(SAMPLE, {"total": total})
     return sum(n % 5 < 2 for n in range(total))
+
+
+@user_status_cleanup.sample
+def add_sample(scale: int, _settings: Settings) -> Sample:
+    """Add user statuses, some of them due."""
+    total = 5_000 * scale
+    return Sample("user statuses", total, sample(total))

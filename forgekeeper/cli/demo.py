@@ -20,7 +20,7 @@ from forgekeeper.batches import BATCHES
 from forgekeeper.cli.connection import connected
 from forgekeeper.cli.console import Problem, err, facts, out, table
 from forgekeeper.cli.processes import Processes
-from forgekeeper.cli.sample import MALFORMED, REFUSED, UNKNOWN, fill
+from forgekeeper.cli.sample import fill
 from forgekeeper.cli.scraping import Compared, Figure, PageMissing, Pages, compare, free_ports
 from forgekeeper.cli.story import tell
 from forgekeeper.connections import client
@@ -34,7 +34,9 @@ from forgekeeper.storage.outbox import DeletedObject
 from forgekeeper.storage.sentinel import NAME, Folder
 from metrics.catalogue import COLLECTORS
 from models import BulkImport, GitRefDeletion, JobArtifact, UserStatus
+from workers.git_ref_cleanup.sample import REFUSED
 from workers.stale_direct_uploads import register
+from workers.stale_direct_uploads.sample import MALFORMED, UNKNOWN
 
 PATIENCE = 90.0
 """Seconds; on two slow cores the tour takes about fifteen."""

@@ -12,7 +12,7 @@ from forgekeeper.process.broker import NAMESPACE
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.settings import Settings
-from workers import sample
+from tests.harness import samples as sample
 
 ROOT = Path(__file__).parents[2]
 

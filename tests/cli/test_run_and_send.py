@@ -16,7 +16,7 @@ from forgekeeper.runs import reconcile
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.ledger import JobRun
 from models import UserStatus
-from workers import sample
+from tests.harness import samples as sample
 
 NAME = "user_status_cleanup"
 NOTHING = {"deleted": 0, "batches": 0, "stopped": "drained"}

@@ -22,7 +22,7 @@ from forgekeeper.process.broker import broker
 from forgekeeper.process.rows import Process
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.ledger import JobRun
-from workers import sample
+from tests.harness import samples as sample
 
 NAME = "user_status_cleanup"
 LIMIT = 60.0

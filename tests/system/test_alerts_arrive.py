@@ -25,8 +25,11 @@ from forgekeeper.runs.ledger import JobRun
 from forgekeeper.settings import PREFIX
 from forgekeeper.storage import git_sample
 from models import GitRefDeletion, JobArtifact, UserStatus
+from tests.harness import samples as sample
 from tests.harness.settings import settings_with
-from workers import sample
+from workers.expired_job_artifacts.sample import artifacts
+from workers.git_ref_cleanup.sample import projects as add_projects
+from workers.git_ref_cleanup.sample import ref_deletions
 
 from ..ports import free_ports  # noqa: TID252, pytest puts no folder on the path
 from .monitoring import monitoring
@@ -164,7 +167,7 @@ def hold_back():
     yesterday = now() - timedelta(hours=30)
     Batch.update(registered_at=yesterday, paused_since=yesterday).where(Batch.name == "stale_direct_uploads").execute()
     FeatureFlag.turn(FLAG, on=False)
-    sample.artifacts(10)
+    artifacts(10)
     JobArtifact.update(expire_at=yesterday).where(JobArtifact.expire_at.is_null(False)).execute()
 
 
@@ -210,9 +213,9 @@ def test_a_child_that_ends_its_workers_is_a_dead_letter_of_git_ref_cleanup(town)
     letters = lambda: list(dead_letters.read(broker, dead_letters.addresses(broker, ["git"])))  # noqa: E731
 
     def poison():
-        ((project, disk_path),) = sample.projects(1).items()
+        ((project, disk_path),) = add_projects(1).items()
         git_sample.create(town.world.repositories, disk_path, ["refs/merge-requests/1/head"])
-        sample.ref_deletions([project], ["refs/merge-requests/1/head"])
+        ref_deletions([project], ["refs/merge-requests/1/head"])
         run_by_hand("git_ref_cleanup")
         assert wait_until(lambda: town.git_worker.restart_if_dead() or letters(), PATIENCE)
         assert [letter.reason for letter in letters()] == ["poison"]

@@ -29,7 +29,7 @@ from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.settings import PREFIX
 from models import UserStatus
-from workers import sample
+from tests.harness import samples as sample
 from workers.user_status_cleanup import BATCH_SIZE
 from workers.user_status_cleanup import Outcome as Cleaned
 from workers.user_status_cleanup import run as clean_up

@@ -19,7 +19,7 @@ from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.settings import PREFIX
 from models import UserStatus
-from workers import sample
+from tests.harness import samples as sample
 
 from ..frozen import Server  # noqa: TID252, pytest puts no folder on the path
 from ..machine import Held  # noqa: TID252

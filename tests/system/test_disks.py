@@ -20,7 +20,7 @@ from forgekeeper.storage import sentinel
 from forgekeeper.storage.outbox import DeletedObject
 from metrics.room import ROOM
 from models import GitRefDeletion, UserStatus
-from workers import sample
+from tests.harness import samples as sample
 
 from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
 from ..ports import free_ports  # noqa: TID252, pytest puts no folder on the path

@@ -11,7 +11,7 @@ import pytest
 from forgekeeper.batches import BATCHES
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.runs.ledger import JobRun
-from workers import sample
+from tests.harness import samples as sample
 
 from .worlds import CASES, EVERY_SECOND, LIMIT, World
 

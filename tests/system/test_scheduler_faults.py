@@ -27,7 +27,7 @@ from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.ledger import CLOCK_TOLERANCE, JobRun
 from forgekeeper.settings import PREFIX
 from models import UserStatus
-from workers import sample
+from tests.harness import samples as sample
 
 from ..machine import Held  # noqa: TID252, pytest puts no folder on the path
 

@@ -13,7 +13,7 @@ from forgekeeper.batches import BATCHES, queues
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.runs.ledger import JobRun
 from models import Project
-from workers import sample
+from workers.git_ref_cleanup.sample import ref_deletions
 
 from .worlds import CASES, LIMIT, World, undisturbed, unfinished
 
@@ -107,7 +107,7 @@ def test_a_worker_that_was_stopped_deletes_no_refs_once_its_lease_is_another_s(w
 
     more = [f"refs/merge-requests/{case.doomed + number}/head" for number in range(3)]
     project = Project.get()
-    sample.ref_deletions([project.id], more)
+    ref_deletions([project.id], more)
     refs = case.refs(project.disk_path)
     scene.go_on()
 

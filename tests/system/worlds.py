@@ -17,7 +17,10 @@ from forgekeeper.runs.ledger import JobRun
 from forgekeeper.storage import git_sample, sentinel
 from forgekeeper.storage.outbox import DeletedObject
 from models import GitRefDeletion
-from workers import sample
+from tests.harness import samples as sample
+from workers.expired_job_artifacts.sample import artifacts
+from workers.git_ref_cleanup.sample import projects as add_projects
+from workers.git_ref_cleanup.sample import ref_deletions
 from workers.stale_direct_uploads import register as uploads
 
 from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
@@ -215,7 +218,7 @@ class ExpiredJobArtifacts(Case):
 
     def seed(self):
         FeatureFlag.turn("bulk_delete_job_artifacts", on=True)
-        sample.artifacts(2_000)
+        artifacts(2_000)
 
     def left(self):
         return self.world.count("ci_job_artifacts where expire_at < now() and locked = 0 and file_type <> 3")
@@ -235,10 +238,10 @@ class GitRefCleanup(Case):
 
     def seed(self):
         refs = [f"refs/merge-requests/{number}/head" for number in range(self.doomed + 5)]
-        projects = sample.projects(self.projects)
+        projects = add_projects(self.projects)
         for disk_path in projects.values():
             git_sample.create(self.world.repositories, disk_path, refs)
-        sample.ref_deletions(list(projects), refs[: self.doomed])
+        ref_deletions(list(projects), refs[: self.doomed])
 
     def left(self):
         return GitRefDeletion.pending().count()

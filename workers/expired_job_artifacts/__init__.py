@@ -28,7 +28,7 @@ from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.run import Run
 from forgekeeper.storage.outbox import DeletedObject
 from models import JobArtifact, ProjectStatistics
-from workers.expired_job_artifacts import buckets
+from workers.expired_job_artifacts import buckets, sample
 from workers.expired_job_artifacts.buckets import Bucket, Hold
 from workers.expired_job_artifacts.destroying import (
     CLASSES,
@@ -225,3 +225,6 @@ def expired(now: datetime) -> Backlog:
     """Count the artifacts that may be destroyed."""
     (oldest,) = database.execute_sql(OLDEST, {"now": now, "classes": CLASSES}).fetchone()
     return Backlog(backlog.count(JobArtifact.expired(now)), oldest)
+
+
+expired_job_artifacts.sample(sample.add)

@@ -24,6 +24,7 @@ from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.run import Run
 from models import GitRefDeletion, Project
+from workers.git_ref_cleanup import sample
 from workers.git_ref_cleanup.cleaning import LOCK_TIMEOUT, ProjectOutcome, clean
 from workers.git_ref_cleanup.deletions import LAST, waiting_projects
 from workers.git_ref_cleanup.repositories import believe, missing_of, require_root
@@ -170,3 +171,6 @@ git_ref_cleanup.old_records("ref_deletion", keep=KEEP_PROCESSED)(GitRefDeletion.
 def rejected() -> int:
     """Count the deletions that were refused."""
     return backlog.count(GitRefDeletion.rejected())
+
+
+git_ref_cleanup.sample(sample.add)

@@ -34,7 +34,7 @@ from forgekeeper.storage.objects import Outcome as Deletion
 from forgekeeper.storage.outbox import DeletedObject
 from forgekeeper.storage.settled import SettledUpload
 from models import JobArtifact
-from workers.stale_direct_uploads import register
+from workers.stale_direct_uploads import register, sample
 from workers.stale_direct_uploads.register import Claim, Entry
 
 MAX_UPLOAD_DURATION = timedelta(hours=3)
@@ -296,3 +296,6 @@ def stale(_now: datetime) -> Backlog:
 def failed() -> int:
     """Count the uploads that were given up."""
     return register.census(client, MAX_UPLOAD_DURATION).failed
+
+
+stale_direct_uploads.sample(sample.add)

@@ -1,10 +1,14 @@
-"""Sample data for `forgekeeper seed`, made by the database itself so that millions take seconds."""
+"""Sample data of batch 11: artifacts, their objects, and the statistics of their projects."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+from forgekeeper.batches import Sample
 from forgekeeper.database import database
+from forgekeeper.settings import Settings
+from forgekeeper.storage import stores
+from models import JobArtifact
+
+TOTAL = 1_000
 
 # Of ten artifacts six have expired; of the rest one is locked, one unknown, one a trace, one kept by its user.
 ARTIFACTS = """
@@ -24,16 +28,15 @@ STATISTICS = """
     on conflict (project_id) do update set build_artifacts_size = excluded.build_artifacts_size
 """
 
-PROJECTS = """
-    insert into projects (id, disk_path)
-    select first + n, format('sample/%%s.git', first + n)
-    from (select coalesce(max(id), 0) + 1 as first from projects) as present, generate_series(0, %(total)s - 1) as n
-    returning id, disk_path
-"""
-REF_DELETIONS = """
-    insert into batched_git_ref_updates_deletions (project_id, ref)
-    select project_id, ref from unnest(%(projects)s::bigint[]) as project_id, unnest(%(refs)s::text[]) as ref
-"""
+
+def add(scale: int, settings: Settings) -> Sample:
+    """Add artifacts with their objects, but one: it never arrived."""
+    total = TOTAL * scale
+    paths, due = artifacts(total)
+    store = stores.at(JobArtifact.location, settings)
+    if store is not None:
+        store.put(paths[1:])
+    return Sample("job artifacts", total, due)
 
 
 def artifacts(total: int) -> tuple[list[str], int]:
@@ -41,14 +44,3 @@ def artifacts(total: int) -> tuple[list[str], int]:
     paths = [row[0] for row in database.execute_sql(ARTIFACTS, {"total": total}).fetchall()]
     database.execute_sql(STATISTICS)
     return paths, sum(n % 10 < 6 for n in range(total))
-
-
-def projects(total: int) -> dict[int, str]:
-    """Add *total* projects; return where the repository of each belongs, by its id."""
-    return dict(database.execute_sql(PROJECTS, {"total": total}).fetchall())
-
-
-def ref_deletions(projects: Sequence[int], refs: Sequence[str]) -> int:
-    """Ask for the deletion of *refs* in each of *projects*; return how many rows there are."""
-    count: int = database.execute_sql(REF_DELETIONS, {"projects": list(projects), "refs": list(refs)}).rowcount
-    return count

@@ -18,7 +18,7 @@ import pytest
 import typer
 import yaml
 
-from forgekeeper.cli.commands import app
+from forgekeeper.cli.commands import application
 from forgekeeper.settings import PREFIX, Settings
 from tests.harness.every import every
 from tests.harness.rules import RULES, RULES_FILE, UNIT_TESTS, by_alert, cases
@@ -169,7 +169,7 @@ def commands(group, path=()):
 
 @every("name", NAMES)
 def test_every_command_of_a_runbook_exists(name):
-    known = dict(commands(typer.main.get_command(app)))
+    known = dict(commands(typer.main.get_command(application())))
     page = (RUNBOOKS / f"{name}.md").read_text()
 
     for line in re.findall(r"(?:^|`)forgekeeper ([^`\n#]+)", page, re.MULTILINE):

@@ -8,7 +8,7 @@ from typer.main import get_command
 from forgekeeper.batches import BATCHES
 from forgekeeper.boot import load
 from forgekeeper.cli import metrics, reference
-from forgekeeper.cli.commands import app
+from forgekeeper.cli.commands import application
 from forgekeeper.cli.upkeep import page
 from forgekeeper.settings.reading import describe
 from metrics.catalogue import METRICS
@@ -27,11 +27,11 @@ def test_the_page_of_metrics_is_what_the_catalogue_prints():
 
 
 def test_the_page_of_commands_is_what_the_commands_print():
-    assert (ROOT / "docs" / "commands.md").read_text() == reference.page(app)
+    assert (ROOT / "docs" / "commands.md").read_text() == reference.page(application())
 
 
 def test_every_command_whose_statuses_are_explained_is_one():
-    assert reference.MEANINGS.keys() <= {words for words, _command in reference.commands(get_command(app))}
+    assert reference.MEANINGS.keys() <= {words for words, _command in reference.commands(get_command(application()))}
 
 
 @every("page", PAGES)

@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from forgekeeper.boot import load
-from forgekeeper.cli.commands import app
+from forgekeeper.cli.commands import application
 from forgekeeper.settings import Settings
 
 FOLDER = Path(__file__).parent.parent / "deploy" / "systemd"
@@ -38,7 +38,7 @@ def started(service):
 @every_service
 def test_a_service_starts_a_command_with_options_that_it_knows(service):
     name, *rest = started(service)
-    command = typer.main.get_command(app).commands[name]
+    command = typer.main.get_command(application()).commands[name]
 
     known = {option for parameter in command.params for option in parameter.opts}
 

@@ -70,6 +70,7 @@ class Outcome:
         Record("dead_object", given_up=True),
     ],
     steps=["claimed", "deleted", "forgotten"],
+    commands="forgekeeper.cli.objects",
 )
 def delete_objects(run: Run[Outcome]) -> None:
     """Delete the objects of destroyed artifacts.

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib import import_module
 from importlib.metadata import version
 from typing import Annotated
 
 import typer
 
+from forgekeeper.batches import BATCHES
 from forgekeeper.cli import (
     INTERRUPTED,
     batches,
     checking,
     dead,
     demo,
-    git,
+    leases,
     ledger,
     metrics,
-    objects,
     presence,
     programs,
     records,
@@ -41,31 +43,43 @@ from metrics.redaction import clean
 UNREAD = 128 + signal.SIGPIPE
 HELP = {"-h", "--help", "--version"}
 
-app = typer.Typer(
-    name="forgekeeper",
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-)
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Serve": (demo.demo, serving.up, serving.scheduler, serving.worker, serving.exporter),
     "Prepare": (checking.check, upkeep.migrate, upkeep.settings, metrics.metrics, batches.batches, sample.seed),
     "Run": (running.run, running.send, ledger.pause, ledger.resume),
-    "Look": (status.status, presence.processes, ledger.ticks, ledger.why, objects.buckets),
+    "Look": (status.status, presence.processes, ledger.ticks, ledger.why),
 }
-for panel, commands in PANELS.items():
-    for command in commands:
-        app.command(rich_help_panel=panel)(command)
-for command in (programs.redis, programs.psql):
-    app.command(rich_help_panel="Look", context_settings=programs.PASSED_ON)(command)
-app.add_typer(upkeep.flags, name="flags", rich_help_panel="Run")
-app.add_typer(objects.uploads, name="uploads", rich_help_panel="Look")
-app.add_typer(objects.objects, name="objects", rich_help_panel="Look")
-app.add_typer(git.refs, name="refs", rich_help_panel="Look")
-app.add_typer(records.records, name="records", rich_help_panel="Look")
-app.add_typer(git.leases, name="leases", rich_help_panel="Look")
-app.add_typer(dead.dead, name="dead", rich_help_panel="Look")
+
+
+@cache
+def application() -> typer.Typer:
+    """Return all commands: ours, and those that the batches bring, the latest declared first."""
+    app = typer.Typer(
+        name="forgekeeper",
+        callback=forgekeeper,
+        no_args_is_help=True,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich",
+    )
+    for panel, commands in PANELS.items():
+        for command in commands:
+            app.command(rich_help_panel=panel)(command)
+    app.add_typer(upkeep.flags, name="flags", rich_help_panel="Run")
+    for batch in reversed(BATCHES.values()):
+        _add(app, import_module(batch.commands).COMMANDS if batch.commands else {})
+    for command in (programs.redis, programs.psql):
+        app.command(rich_help_panel="Look", context_settings=programs.PASSED_ON)(command)
+    _add(app, {"records": records.records, "leases": leases.leases, "dead": dead.dead})
+    return app
+
+
+def _add(app: typer.Typer, commands: Mapping[str, typer.Typer | Callable[..., None]]) -> None:
+    for name, command in commands.items():
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name, rich_help_panel="Look")
+        else:
+            app.command(name, rich_help_panel="Look")(command)
 
 
 def _show_version(asked: bool) -> None:
@@ -76,11 +90,10 @@ def _show_version(asked: bool) -> None:
 
 def _show_page(asked: bool) -> None:
     if asked:
-        out.print(page(app), end="")
+        out.print(page(application()), end="")
         raise typer.Exit
 
 
-@app.callback()
 def forgekeeper(
     _version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
@@ -112,7 +125,7 @@ def _status(arguments: list[str]) -> int:
         _declare(arguments)
         with explained():
             # Typer returns the status of `typer.Exit`, and whatever else a command returns: nothing.
-            return app(arguments or ["--help"], prog_name="forgekeeper", standalone_mode=False) or 0
+            return application()(arguments or ["--help"], prog_name="forgekeeper", standalone_mode=False) or 0
     except Problem as problem:
         return _complained(str(problem), problem.status)
     except SettingsError as error:

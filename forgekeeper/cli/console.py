@@ -21,6 +21,7 @@ from rich.text import Text
 from metrics.redaction import CONTROL, clean, printable, redact, text_of
 
 FAILED, WRONG_USE = 1, 2
+All = Annotated[bool, typer.Option("--all", help="Every one of them.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 IN_JSON = {code: f"\\u{code:04x}" for code in CONTROL if code > ord(" ")}

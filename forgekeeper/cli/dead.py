@@ -16,8 +16,7 @@ from rich.progress import track
 
 from forgekeeper.batches import queues
 from forgekeeper.cli.connection import connected, require_redis
-from forgekeeper.cli.console import Json, Problem, emit, err, moment, out, table, wrong_use
-from forgekeeper.cli.objects import All
+from forgekeeper.cli.console import All, Json, Problem, emit, err, moment, out, table, wrong_use
 from forgekeeper.cli.replay import DONE, Replay
 from forgekeeper.connections import client
 from forgekeeper.delivery import dead_letters

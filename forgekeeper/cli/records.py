@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 
 from forgekeeper.cli.connection import connected
-from forgekeeper.cli.console import Json, Problem, emit, moment, out, table, wrong_use
-from forgekeeper.cli.objects import All
+from forgekeeper.cli.console import All, Json, Problem, emit, moment, out, table, wrong_use
 from forgekeeper.runs.passed_over import PassedOver
 
 records = typer.Typer(help="Bad records: each failed alone, is passed over for a growing while, and stops no other.")

@@ -17,9 +17,8 @@ from forgekeeper.batches import BATCHES, BatchSpec, queues
 from forgekeeper.cli import timing
 from forgekeeper.cli.connection import connected, explained
 from forgekeeper.cli.console import Json, Problem, emit, out, warning, wrong_use
-from forgekeeper.cli.git import held
 from forgekeeper.cli.glance import drawn
-from forgekeeper.cli.objects import bucket_states
+from forgekeeper.cli.leases import held
 from forgekeeper.cli.presence import facts_of
 from forgekeeper.cli.timetable import Timetable
 from forgekeeper.cli.trouble import warnings
@@ -34,6 +33,7 @@ from forgekeeper.runs import held_back
 from forgekeeper.runs.batch import Batch as BatchRow
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.settings import Settings
+from workers.expired_job_artifacts import bucket_states
 
 EVERY = 2.0
 """Seconds between two looks; watch(1) has the same."""

@@ -17,7 +17,7 @@ from typer.main import get_command
 
 from forgekeeper import cli
 from forgekeeper.cli import reference
-from forgekeeper.cli.commands import app
+from forgekeeper.cli.commands import application
 
 LIMIT = 30
 """Seconds that a command may take."""
@@ -30,7 +30,7 @@ OPTIONS = {"everything": "--all", "yes": "--yes", "prefix": "--prefix=uploads"}
 
 def commands():
     """List the words that call each command, groups without a command included, and its declaration."""
-    return list(reference.commands(get_command(app)))
+    return list(reference.commands(get_command(application())))
 
 
 def arguments(words, command):

@@ -103,6 +103,7 @@ class BucketOutcome:
     flag=FLAG,
     thresholds=[Threshold("duration", above=60), Threshold("consecutive_failures", above=3)],
     steps=["enqueued"],
+    commands="workers.expired_job_artifacts.commands",
 )
 def expired_job_artifacts(run: Run[Outcome]) -> None:
     """Destroy expired CI artifacts in parallel buckets."""
@@ -225,6 +226,12 @@ def expired(now: datetime) -> Backlog:
     """Count the artifacts that may be destroyed."""
     (oldest,) = database.execute_sql(OLDEST, {"now": now, "classes": CLASSES}).fetchone()
     return Backlog(backlog.count(JobArtifact.expired(now)), oldest)
+
+
+def bucket_states() -> dict[str, list[Any]]:
+    """Return the numbers of the available buckets, and of the occupied ones number, since and token."""
+    occupied = [one._asdict() for one in buckets.held(client)]
+    return {"available": buckets.available(client), "occupied": occupied}
 
 
 expired_job_artifacts.sample(sample.add)

@@ -60,6 +60,7 @@ class Outcome:
     counters={"missing_repositories": ("missing_repositories",)},
     thresholds=[Threshold("dead_letter")],
     steps=["enqueued"],
+    commands="workers.git_ref_cleanup.commands",
 )
 def git_ref_cleanup(run: Run[Outcome]) -> None:
     """Delete the git refs that projects want deleted, a child for each project."""

@@ -89,6 +89,7 @@ class Outcome:
         Threshold("backlog", above=10_000),
     ],
     steps=["claimed", "remembered", "deleted", "forgotten"],
+    commands="workers.stale_direct_uploads.commands",
 )
 def stale_direct_uploads(run: Run[Outcome]) -> None:
     """Delete uploads that began three hours ago and never completed.

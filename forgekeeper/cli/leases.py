@@ -1,0 +1,57 @@
+"""Who works on what alone: `leases`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import structlog
+import typer
+
+from forgekeeper import locks
+from forgekeeper.cli.connection import connected, require_redis
+from forgekeeper.cli.console import Json, Problem, answer, emit, moment, table
+from forgekeeper.connections import client
+from forgekeeper.runs.attempt import identity
+
+leases = typer.Typer(help="Who works on what alone, and since when.")
+
+log = structlog.get_logger(__name__)
+
+
+@leases.callback(invoke_without_command=True)
+def leases_default(context: typer.Context) -> None:
+    """List the leases when no command is given."""
+    if context.invoked_subcommand is None:
+        leases_list()
+
+
+@leases.command("list")
+def leases_list(json: Json = False) -> None:
+    """List the leases that are held, the one held for longest first."""
+    with connected("leases"):
+        require_redis()
+        found = held()
+    if json:
+        emit({"leases": found})
+        return
+    columns = ("lease", "holder", "since", "seconds left")
+    table("", columns, ((one["name"], one["holder"], moment(one["since"]), one["left"]) for one in found))
+
+
+@leases.command("break")
+def leases_break(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="As `leases list` shows it.")], json: Json = False
+) -> None:
+    """Free a lease whose holder hangs.  The holder is not stopped: it learns of it at its next safe point."""
+    with connected("leases"):
+        require_redis()
+        broken = locks.break_lease(client, name)
+    if not broken:
+        raise Problem(f"nobody holds the lease {name}; `forgekeeper leases list` shows those that are held")
+    log.warning("lease broken", lease=name, by=identity())
+    answer({"lease": name, "broken": True}, f"{name} is free", json=json)
+
+
+def held() -> list[dict[str, Any]]:
+    """Return the leases that are held as facts: name, holder, since, and the seconds left unless renewed."""
+    return [one._asdict() | {"left": round(one.left.total_seconds(), 1)} for one in locks.leases(client)]

@@ -1,0 +1,160 @@
+"""Direct uploads that could not be deleted, and objects that nobody answers for: `uploads`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from forgekeeper.cli.connection import connected, require_redis
+from forgekeeper.cli.console import All, Json, Problem, answer, emit, moment, out, table, wrong_use
+from forgekeeper.connections import client
+from forgekeeper.database import now
+from forgekeeper.settings import Settings
+from forgekeeper.storage.objects import OUTSIDE, is_below, is_normal
+from workers.stale_direct_uploads import register
+from workers.stale_direct_uploads.orphans import adopt, look, pages
+
+uploads = typer.Typer(help="Direct uploads that could not be deleted, and objects that nobody answers for.")
+COMMANDS = {"uploads": uploads}
+
+
+@uploads.callback(invoke_without_command=True)
+def uploads_default(context: typer.Context) -> None:
+    """List the failed uploads when no command is given."""
+    if context.invoked_subcommand is None:
+        uploads_failed()
+
+
+@uploads.command("failed")
+def uploads_failed(
+    limit: Annotated[int, typer.Option(min=1, max=1_000_000, help="How many, oldest first.")] = 100, json: Json = False
+) -> None:
+    """List the uploads that could not be deleted: those that were given up, and those that will be tried again."""
+    with connected("uploads") as settings:
+        require_redis()
+        failures = register.failed(client, limit)
+        total = int(client.zcard(register.FAILED))
+        failing = register.failing(client)
+    shown = [*failures, *failing[: limit - len(failures)]]
+    if json:
+        entries = [
+            {name: value for name, value in asdict(one).items() if name != "adopted"}
+            | {"reason": _reason(one, settings)}
+            for one in shown
+        ]
+        emit({"failed": total, "failing": len(failing), "entries": entries})
+        return
+    rows = (
+        (f.member, f.attempts, f.at and moment(f.at), f.again and moment(f.again), _reason(f, settings)) for f in shown
+    )
+    table("", ("entry", "attempts", "given up", "will be tried again", "because"), rows)
+    out.print(f"{total} in all" + (f", and {len(failing)} that will be tried again" if failing else ""))
+
+
+@uploads.command("retry")
+def uploads_retry(
+    path: Annotated[str | None, typer.Argument(help="An entry as `failed` lists it: location:path.")] = None,
+    everything: All = False,
+    json: Json = False,
+) -> None:
+    """Try uploads that could not be deleted anew, at the next run."""
+    if (path is None) != everything:
+        wrong_use("name one entry, or say --all")
+    with connected("uploads"):
+        require_redis()
+        retried = register.retry(client, None if path is None else [path])
+    if path is not None and not retried:
+        raise Problem(f"{path} is not among the failed uploads; `forgekeeper uploads failed` lists them")
+    answer({"retried": retried}, f"{retried} will be tried anew", json=json)
+
+
+@uploads.command("reconcile")
+def uploads_reconcile(
+    location: Annotated[str, typer.Argument(help="The object store's location.")],
+    *,
+    prefix: Annotated[str, typer.Option(help="The folder of the store in which uploads lie; '' is the whole store.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Register them, to be deleted a day later.")] = False,
+    expect: Annotated[int | None, typer.Option(min=0, metavar="N", help="Only if there are exactly so many.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", hidden=True)] = False,
+    json: Json = False,
+) -> None:
+    """Show objects older than a day that neither an artifact, the outbox nor the register names.
+
+    With --yes they are put into the register, where they wait another day before the batch
+    `stale_direct_uploads` deletes them; `uploads forget` takes them back until then.
+    """
+    if yes and dry_run:
+        wrong_use("say --yes or --dry-run, not both")
+    with connected("uploads") as settings:
+        require_redis()
+        found = look(location, prefix, settings)
+        refusal = found.refusal(expect)
+        if yes and refusal:
+            raise Problem(refusal)
+        registered = sum(adopt(location, page) for page in pages(found.orphans)) if yes else 0
+        due = now() + register.ADOPTION if registered else None
+    if json:
+        counts = {"location": location, "prefix": prefix, "examined": found.examined, "named": found.named}
+        counts |= {"outside": found.outside}
+        emit({**counts, "orphans": found.orphans, "registered": registered, "due": due, "refused": refusal})
+        return
+    for path in found.orphans:
+        out.print(path)
+    out.print(
+        f"{found.examined} objects older than a day, {len(found.orphans)} named by nothing, "
+        f"{registered} put into the register"
+    )
+    if found.outside:
+        out.print(f"{found.outside} more named by nothing, but {OUTSIDE}: they stay")
+    if registered:
+        out.print(f"they will be deleted from {moment(due)} UTC on; `forgekeeper uploads forget` takes that back")
+    elif found.orphans and not yes:
+        out.print(f"--yes would be refused: {refusal}" if refusal else "say --yes to register them")
+
+
+@uploads.command("forget")
+def uploads_forget(
+    path: Annotated[str | None, typer.Argument(help="An entry that `reconcile` registered: location:path.")] = None,
+    everything: All = False,
+    prefix: Annotated[str, typer.Option(help="With --all: only those below this folder of their store.")] = "",
+    json: Json = False,
+) -> None:
+    """Take back what `uploads reconcile` has registered: the objects stay.
+
+    What a producer has registered is never forgotten.
+    """
+    if (path is None) != everything or (prefix and not everything):
+        wrong_use("name one entry, or say --all, with or without --prefix")
+    with connected("uploads"):
+        require_redis()
+        chosen = [member for member in register.adopted(client) if _is_below(prefix, member)] if everything else [path]
+        answers = [register.withdraw(client, page) for page in pages([one for one in chosen if one is not None])]
+    forgotten = [member for answer in answers for member in answer.members]
+    too_late = [member for answer in answers for member in answer.too_late]
+    if path is not None and not forgotten:
+        raise Problem(
+            f"{path} is being deleted just now" if too_late else f"{path} is not among what `reconcile` has registered"
+        )
+    if json:
+        emit({"forgotten": forgotten, "too_late": too_late})
+        return
+    for member in forgotten:
+        out.print(member)
+    out.print(f"{len(forgotten)} forgotten" + (f", too late for {len(too_late)}" if too_late else ""))
+
+
+def _reason(entry: register.Entry, settings: Settings) -> str | None:
+    """Say why the entry could not be deleted by these settings; None where that is the store's to say, in the log."""
+    if entry.malformed or not is_normal(entry.path):
+        return "it names no object"
+    if entry.location not in settings.object_stores:
+        return f"no store is configured for {entry.location}"
+    within = is_below(settings.object_prefixes.get(entry.location, ()), entry.path)
+    return None if within else f"it is {OUTSIDE}"
+
+
+def _is_below(prefix: str, member: str) -> bool:
+    path = member.partition(":")[2]
+    return not prefix.strip("/") or path.startswith(f"{prefix.strip('/')}/")

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, NamedTuple, ParamSp
 
 import peewee as pw
 
+from forgekeeper.brought import Brought
 from forgekeeper.database import Base
 from forgekeeper.database.backlog import Backlog
-from forgekeeper.settings import Place, Settings
+from forgekeeper.settings import Place
 
 if TYPE_CHECKING:
     from forgekeeper.runs.run import Run
@@ -79,18 +80,6 @@ class Schedule(NamedTuple):
     pace_sentence: str
 
 
-class Sample(NamedTuple):
-    """Sample data that was put in: what it is, how many in all, and how many of them are due."""
-
-    what: str
-    total: int
-    due: int
-
-
-MakeSample = Callable[[int, Settings], Sample]
-"""Puts sample data in, so many times the usual amount."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Declared:
     """What batches and children have in common."""
@@ -147,7 +136,7 @@ class Declared:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchSpec(Declared):
+class BatchSpec(Declared, Brought):
     """The declaration of a batch; its row in the database is `forgekeeper.runs.batch.Batch`."""
 
     schedule: Schedule
@@ -155,19 +144,12 @@ class BatchSpec(Declared):
     tables: tuple[type[Base], ...]
     deletes_from: Place | None
     misreadings: Callable[[], Sequence[str]]
-    commands: str | None = None
-    samples: list[MakeSample] = field(default_factory=list)
     children: list[ChildSpec] = field(default_factory=list)
 
     @property
     def nothing(self) -> Any:
         """The outcome of a run that did nothing."""
         return self.outcome()
-
-    def sample(self, make: MakeSample) -> MakeSample:
-        """Let `seed` and `demo` call the function for sample data."""
-        self.samples.append(make)
-        return make
 
     def due(self, now: datetime) -> Backlog | None:
         """Add up what is due to the batch and its children; None where nothing says so."""

@@ -11,7 +11,7 @@ transaction has locked are being moved on, and are passed over.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -20,7 +20,8 @@ from typing import Any, Literal
 import structlog
 
 from forgekeeper.batches import Record, Sample, batch
-from forgekeeper.database import database
+from forgekeeper.brought import Figure, Results, Sample, processed
+from forgekeeper.database import database, now
 from forgekeeper.database.backlog import Backlog
 from forgekeeper.database.chunks import START, page
 from forgekeeper.runs.run import Run
@@ -231,3 +232,17 @@ def add_sample(scale: int, _settings: Settings) -> Sample:
     """Add bulk imports, some of them due."""
     total = 200 * scale
     return Sample("bulk imports", total, sample(total))
+
+
+@stale_imports.present
+def present(_settings: Settings) -> Sample:
+    """Count what there is, and what is due."""
+    return Sample("bulk imports", BulkImport.select().count(), BulkImport.stale(now()).count(), stay=True)
+
+
+@stale_imports.proof
+def proof(before: Sample, results: Results) -> Iterator[Figure]:
+    """Say what the pages of metrics show of it."""
+    yield processed("stale_imports", "bulk_import", before.due)
+    yield processed("stale_imports", "entity", sum(result["entities"] for result in results))
+    yield processed("stale_imports", "tracker", sum(result["trackers"] for result in results))

@@ -6,14 +6,15 @@ minute has gone by; what remains, and what others hold locked, waits for the nex
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Literal
 
 from forgekeeper.batches import Record, Sample, Threshold, batch
-from forgekeeper.database import chosen, database
+from forgekeeper.brought import Figure, Results, Sample, processed
+from forgekeeper.database import chosen, database, now
 from forgekeeper.database.backlog import Backlog
 from forgekeeper.database.chunks import START, Position, page
 from forgekeeper.runs.bad_records import BadRecords
@@ -151,3 +152,16 @@ def add_sample(scale: int, _settings: Settings) -> Sample:
     """Add user statuses, some of them due."""
     total = 5_000 * scale
     return Sample("user statuses", total, sample(total))
+
+
+@user_status_cleanup.present
+def present(_settings: Settings) -> Sample:
+    """Count what there is, and what is due."""
+    return Sample("user statuses", UserStatus.select().count(), UserStatus.due(now()).count())
+
+
+@user_status_cleanup.proof
+def proof(before: Sample, _results: Results) -> Iterator[Figure]:
+    """Say what the pages of metrics show of it."""
+    yield processed("user_status_cleanup", "user_status", before.due)
+    yield Figure("exporter", "backlog_records", {"batch": "user_status_cleanup", "record": "user_status"}, 0)

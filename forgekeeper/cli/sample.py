@@ -8,7 +8,8 @@ import typer
 from rich.progress import Progress
 
 from forgekeeper import migrations
-from forgekeeper.batches import BATCHES, Sample
+from forgekeeper.batches import BATCHES
+from forgekeeper.brought import Sample
 from forgekeeper.cli.connection import connected, require_redis
 from forgekeeper.cli.console import Json, Problem, emit, err, out, table
 from forgekeeper.database import database

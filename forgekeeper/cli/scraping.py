@@ -13,6 +13,8 @@ from typing import NamedTuple
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+from forgekeeper.brought import Figure
+
 Pages = Mapping[str, list[Sample]]
 """What each process's page shows, by the name of its command."""
 
@@ -22,24 +24,6 @@ PAUSE = 0.1
 
 class PageMissing(Exception):
     """A page cannot be read; the message says which, and why."""
-
-
-class Figure(NamedTuple):
-    """What the page of a process is to show: the sum of the series of *metric* that have these labels."""
-
-    page: str
-    metric: str
-    labels: Mapping[str, str]
-    done: float
-
-    def shown(self, pages: Pages) -> float | None:
-        """Return what is shown, None when there is no such series."""
-        values = [
-            sample.value
-            for sample in pages[self.page]
-            if sample.name == f"forgekeeper_{self.metric}" and self.labels.items() <= sample.labels.items()
-        ]
-        return sum(values) if values else None
 
 
 class Compared(NamedTuple):

@@ -35,11 +35,15 @@ def create(root: Path, disk_path: str, refs: Sequence[str]) -> None:
 
 def count(root: Path) -> int:
     """Count the refs of all repositories below *root*."""
-    total = 0
-    for head in root.rglob("HEAD"):
-        with _git(head.parent).run("for-each-ref", "--format=x") as answer:
-            total += len(answer.out.readlines())
-    return total
+    return sum(len(refs(head.parent)) for head in root.rglob("HEAD"))
+
+
+def refs(path: Path) -> set[str]:
+    """Return the refs of the repository at *path*, none where there is none."""
+    if not path.exists():
+        return set()
+    with _git(path).run("for-each-ref", "--format=%(refname)") as answer:
+        return {line.decode().rstrip("\n") for line in answer.out.readlines()}
 
 
 def _git(path: Path) -> Git:

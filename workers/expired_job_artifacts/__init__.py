@@ -235,3 +235,5 @@ def bucket_states() -> dict[str, list[Any]]:
 
 
 expired_job_artifacts.sample(sample.add)
+expired_job_artifacts.present(sample.present)
+expired_job_artifacts.proof(sample.proof)

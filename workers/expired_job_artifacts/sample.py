@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from forgekeeper.batches import Sample
-from forgekeeper.database import database
+from collections.abc import Iterator
+
+from forgekeeper.brought import Figure, Results, Sample, processed
+from forgekeeper.database import database, now
 from forgekeeper.settings import Settings
 from forgekeeper.storage import stores
 from models import JobArtifact
@@ -37,6 +39,18 @@ def add(scale: int, settings: Settings) -> Sample:
     if store is not None:
         store.put(paths[1:])
     return Sample("job artifacts", total, due)
+
+
+def present(_settings: Settings) -> Sample:
+    """Count the artifacts, and those that may be destroyed."""
+    due = JobArtifact.expired(now()).count()
+    return Sample("job artifacts", JobArtifact.select().count(), due, objects=max(0, due - 1))
+
+
+def proof(before: Sample, _results: Results) -> Iterator[Figure]:
+    """Say what the pages of metrics show of it: the row counts once, and its object once, though one never arrived."""
+    yield processed("delete_artifact_bucket", "expired_artifact", before.due)
+    yield processed("delete_objects", "deleted_object", before.due)
 
 
 def artifacts(total: int) -> tuple[list[str], int]:

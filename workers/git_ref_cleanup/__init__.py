@@ -175,3 +175,5 @@ def rejected() -> int:
 
 
 git_ref_cleanup.sample(sample.add)
+git_ref_cleanup.present(sample.present)
+git_ref_cleanup.proof(sample.proof)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from forgekeeper.batches import Sample
+from forgekeeper.brought import Figure, Results, Sample, processed
 from forgekeeper.database import database
 from forgekeeper.settings import Settings
 from forgekeeper.storage import git_sample
+from models import GitRefDeletion
+from workers.git_ref_cleanup.deletions import waiting_projects
+from workers.git_ref_cleanup.repositories import paths
 
 TOTAL, REFS = 10, 100
 REFUSED = ("HEAD", "main", "refs/heads/main", "refs/heads/a..b", "refs/heads/two\nlines", "refs/" + 1_020 * "x")
@@ -40,6 +43,30 @@ def add(scale: int, settings: Settings) -> Sample:
     ref_deletions([*made, nobody], doomed)
     ref_deletions([existing[0][0]], REFUSED)
     return Sample("git refs", len(existing) * (REFS + 1), len(existing) * len(doomed))
+
+
+def present(settings: Settings) -> Sample:
+    """Count the refs, and those of them that pending rows name and that may go."""
+    root = settings.repositories_root
+    if root is None:
+        return Sample("git refs", 0, 0)
+    wanted = {
+        path: {row.ref for row in GitRefDeletion.pending().where(GitRefDeletion.project_id == number)} - {*REFUSED}
+        for number, path in paths(waiting_projects(after=0, limit=TOTAL)).items()
+    }
+    due = sum(len(git_sample.refs(root / path) & refs) for path, refs in wanted.items())
+    return Sample("git refs", git_sample.count(root), due)
+
+
+def proof(before: Sample, _results: Results) -> Iterator[Figure]:
+    """Say what the pages of metrics show of it."""
+    closed = GitRefDeletion.select().count() - GitRefDeletion.pending().count()
+    refused = {"batch": "clean_project_refs", "record": "git_ref_deletion"}
+    yield processed("clean_project_refs", "git_ref_deletion", before.due)
+    yield processed("clean_project_refs", "gone_ref_deletion", closed - len(REFUSED) - before.due)
+    yield Figure("worker", "record_errors_total", refused, len(REFUSED))
+    yield Figure("exporter", "backlog_records", refused, 0)
+    yield Figure("exporter", "given_up_records", {"record": "rejected_ref"}, len(REFUSED))
 
 
 def projects(total: int) -> dict[int, str]:

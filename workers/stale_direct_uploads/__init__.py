@@ -300,3 +300,6 @@ def failed() -> int:
 
 
 stale_direct_uploads.sample(sample.add)
+stale_direct_uploads.present(sample.present)
+stale_direct_uploads.proof(sample.proof)
+stale_direct_uploads.left(sample.left)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterator
 from datetime import timedelta
 
-from forgekeeper.batches import Sample
+from forgekeeper.brought import Figure, Results, Sample, processed
 from forgekeeper.connections import client
 from forgekeeper.settings import Settings
 from forgekeeper.storage import stores
@@ -35,3 +36,26 @@ def add(scale: int, settings: Settings) -> Sample:
         store.put(names[1:])
     odd = len(MALFORMED + UNKNOWN)
     return Sample("direct uploads", total + odd, len(stale) + odd)
+
+
+def present(_settings: Settings) -> Sample:
+    """Count the uploads, and those that are stale."""
+    due = _stale()
+    objects = max(0, due - len(MALFORMED + UNKNOWN) - 1)
+    return Sample("direct uploads", register.count(client), due, objects)
+
+
+def left() -> int:
+    """Count what is still to be dealt with; what is at an unknown location is, once it was tried."""
+    tried = len(UNKNOWN) * bool(register.failed(client, 1))
+    return _stale() + int(client.zcard(register.DELETING)) - tried
+
+
+def proof(before: Sample, _results: Results) -> Iterator[Figure]:
+    """Say what the pages of metrics show of it."""
+    yield processed("stale_direct_uploads", "stale_upload", before.due - len(MALFORMED + UNKNOWN))
+    yield Figure("exporter", "given_up_records", {"record": "failed_upload"}, len(MALFORMED))
+
+
+def _stale() -> int:
+    return int(client.zcount(register.PENDING, "-inf", int(client.time()[0]) - 3 * 3600))

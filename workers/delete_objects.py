@@ -17,7 +17,7 @@ from typing import Literal
 import structlog
 
 from forgekeeper.batches import Record, batch
-from forgekeeper.database import backlog, now
+from forgekeeper.database import backlog, now, probe
 from forgekeeper.database.backlog import Backlog
 from forgekeeper.runs.bad_records import BadRecords
 from forgekeeper.runs.blocked import Blocked
@@ -179,3 +179,12 @@ def due(now: datetime) -> Backlog:
 def dead() -> int:
     """Count the objects that were given up."""
     return backlog.count(DeletedObject.dead())
+
+
+@delete_objects.objects
+def known(location: str) -> list[str]:
+    """Return where some objects should lie: of live artifacts, and of those that wait to be deleted."""
+    if location != stores.ARTIFACTS:
+        return []
+    outbox = probe.sample("ci_deleted_objects", "id", "concat_ws('/', nullif(store_dir, ''), file)")
+    return [*probe.sample("ci_job_artifacts", "id", "file_final_path"), *outbox]

@@ -19,7 +19,7 @@ from forgekeeper.batches import BATCHES, queues
 from forgekeeper.cli.connection import configured
 from forgekeeper.cli.console import FAILED, Json, emit, out
 from forgekeeper.connections import Limits, client, connect
-from forgekeeper.database import Base, database, privileges, probe, release
+from forgekeeper.database import Base, database, privileges, release
 from forgekeeper.database.misreading import misread
 from forgekeeper.database.schema import differences
 from forgekeeper.installation.agreement import conflict
@@ -33,18 +33,13 @@ from forgekeeper.storage import sentinel
 from forgekeeper.storage.git_command import legible
 from forgekeeper.storage.git_repository import RootUnavailable, is_missing, misnamed, objection, too_many_missing
 from forgekeeper.storage.objects import OUTSIDE, is_below, is_normal
-from forgekeeper.storage.stores import ARTIFACTS
 from forgekeeper.tables import OURS
 from metrics.redaction import clean
 from models import APPLICATION
-from workers.git_ref_cleanup.repositories import sample
-from workers.stale_direct_uploads import register, unread_register
 
 TABLES: tuple[type[Base], ...] = (*OURS, *APPLICATION)
 Named = Callable[[], list[tuple[str, ...]]]
 """Names some things that should be at a place, each by the paths at which it may lie."""
-PENDING_UPLOADS = 1_000
-"""How many pending uploads are searched for some of a location's; its share may be small."""
 POSTGRES, REDIS = 150_000, (6, 2)
 """The oldest servers that the tests run against."""
 UNSEEN = (
@@ -130,9 +125,11 @@ def _redis() -> Iterator[Finding]:
             yield from _redis_settings()
         except NoPermissionError:
             yield Finding("redis", "warning", UNSEEN)
-        if hidden := unread_register():
-            yield Finding("redis", "error", hidden)
-        yield from (Finding("redis", "error", clean(said)) for said in misfits(client, keys(NAMESPACE, queues())))
+        said = (sentence for batch in BATCHES.values() for sentence in batch.misreadings())
+        yield from (Finding("redis", "error", sentence) for sentence in said)
+        yield from (
+            Finding("redis", "error", clean(sentence)) for sentence in misfits(client, keys(NAMESPACE, queues()))
+        )
     except redis.RedisError as error:
         yield Finding("redis", "error", clean(str(error)))
 
@@ -235,7 +232,7 @@ def _repositories(settings: Settings, ours: str | None, *, init: bool) -> Iterat
 def _sample(root: Path, share: float) -> Iterator[Finding]:
     """Look for the repositories of projects taken at random; say what is wrong with where they should be."""
     try:
-        projects = sample(SAMPLE)
+        projects = _projects()
     except pw.PeeweeException:
         return  # that there is no database, or no such table, is said elsewhere
     missing = {number: path for number, path in projects.items() if is_missing(root, path)}
@@ -344,11 +341,16 @@ def _doubt(place: sentinel.Place, ours: str, named: Named) -> str | None:
 
 def _repositories_named() -> list[tuple[str, ...]]:
     """Name repositories that should be below the root; whether their paths are spelled rightly is another question."""
-    return [(path.removesuffix(".git"), f"{path.removesuffix('.git')}.git") for path in sample(SAMPLE).values()]
+    return [(path.removesuffix(".git"), f"{path.removesuffix('.git')}.git") for path in _projects().values()]
+
+
+def _projects() -> dict[int, str]:
+    """Return some projects, and where their repositories should be."""
+    looks = [look for batch in BATCHES.values() for look in batch.known_repositories]
+    return {number: path for look in looks for number, path in look(SAMPLE).items()}
 
 
 def _objects_named(location: str) -> list[tuple[str, ...]]:
-    """Name objects that should be at the location: artifacts', those of the outbox, and pending uploads."""
-    pending = register.sampled(client, location, PENDING_UPLOADS)
-    paths = [*(probe.objects() if location == ARTIFACTS else ()), *pending[: probe.SIZE]]
+    """Name objects that should be at the location."""
+    paths = [path for batch in BATCHES.values() for look in batch.known_objects for path in look(location)]
     return [(path,) for path in paths if is_normal(path)]

@@ -1,4 +1,4 @@
-"""A few of the objects that the database names, from all over its tables: what must be found in their store."""
+"""A few of the objects that a table names, from all over it: what must be found in their store."""
 
 from __future__ import annotations
 
@@ -20,12 +20,7 @@ SAMPLE = """
 """
 
 
-def objects() -> list[str]:
-    """Return where some objects should lie: of live artifacts, and of those that wait to be deleted."""
-    outbox = _sample("ci_deleted_objects", "id", "concat_ws('/', nullif(store_dir, ''), file)")
-    return [*_sample("ci_job_artifacts", "id", "file_final_path"), *outbox]
-
-
-def _sample(table: str, key: str, path: str) -> list[str]:
+def sample(table: str, key: str, path: str) -> list[str]:
+    """Return what the expression *path* is in some rows of *table*, which has the numeric *key*."""
     statement = SAMPLE.format(table=table, key=key, path=path)
     return [row[0] for row in database.execute_sql(statement, {"size": SIZE}).fetchall()]

@@ -24,7 +24,7 @@ from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.run import Run
 from models import GitRefDeletion, Project
-from workers.git_ref_cleanup import sample
+from workers.git_ref_cleanup import repositories, sample
 from workers.git_ref_cleanup.cleaning import LOCK_TIMEOUT, ProjectOutcome, clean
 from workers.git_ref_cleanup.deletions import LAST, waiting_projects
 from workers.git_ref_cleanup.repositories import believe, missing_of, require_root
@@ -177,3 +177,4 @@ def rejected() -> int:
 git_ref_cleanup.sample(sample.add)
 git_ref_cleanup.present(sample.present)
 git_ref_cleanup.proof(sample.proof)
+git_ref_cleanup.repositories(repositories.sample)

@@ -46,7 +46,7 @@ def paths(projects: Sequence[int]) -> dict[int, str]:
 
 
 def sample(size: int) -> dict[int, str]:
-    """Return the paths of up to *size* projects, taken at random from all over the table."""
+    """Return up to *size* projects, taken at random from all over the table, and where their repositories should be."""
     return dict(database.execute_sql(SAMPLE, {"size": size}).fetchall())
 
 

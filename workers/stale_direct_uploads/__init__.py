@@ -23,7 +23,7 @@ import structlog
 
 from forgekeeper.batches import Record, Threshold, batch
 from forgekeeper.connections import client
-from forgekeeper.database import database
+from forgekeeper.database import database, probe
 from forgekeeper.database.backlog import Backlog
 from forgekeeper.redis_values import moment
 from forgekeeper.runs.blocked import Blocked
@@ -44,6 +44,9 @@ LOCKED = 250
 """So many locks of uploads are held at once: PostgreSQL has room for some thousands by default."""
 BACKOFF = timedelta(minutes=6)
 """The next run: sooner nobody would look."""
+
+SEARCHED = 1_000
+"""How many pending uploads are searched for some of a location's; its share may be small."""
 
 NAMED = 10
 """So many locations that are not configured are named in the line about them."""
@@ -297,6 +300,12 @@ def stale(_now: datetime) -> Backlog:
 def failed() -> int:
     """Count the uploads that were given up."""
     return register.census(client, MAX_UPLOAD_DURATION).failed
+
+
+@stale_direct_uploads.objects
+def known(location: str) -> list[str]:
+    """Return some pending uploads, of which the objects should lie at the location."""
+    return register.sampled(client, location, SEARCHED)[: probe.SIZE]
 
 
 stale_direct_uploads.sample(sample.add)

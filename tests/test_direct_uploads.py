@@ -10,7 +10,8 @@ from forgekeeper.storage.outbox import DeletedObject
 from forgekeeper.storage.settled import NoTransaction, SettledUpload
 from models import JobArtifact
 from workers.stale_direct_uploads import producer as uploads
-from workers.stale_direct_uploads.register import PENDING, BeingDeleted, MalformedUpload
+from workers.stale_direct_uploads.entries import BeingDeleted, MalformedUpload
+from workers.stale_direct_uploads.register import PENDING
 
 PATH = "ab/sample:1.zip"
 

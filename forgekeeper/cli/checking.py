@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -35,9 +35,7 @@ from forgekeeper.storage.git_repository import RootUnavailable, is_missing, misn
 from forgekeeper.storage.objects import OUTSIDE, is_below, is_normal
 from forgekeeper.tables import OURS
 from metrics.redaction import clean
-from models import APPLICATION
 
-TABLES: tuple[type[Base], ...] = (*OURS, *APPLICATION)
 Named = Callable[[], list[tuple[str, ...]]]
 """Names some things that should be at a place, each by the paths at which it may lie."""
 POSTGRES, REDIS = 150_000, (6, 2)
@@ -156,30 +154,37 @@ def _postgresql() -> Iterator[Finding]:
     old = number < POSTGRES
     version = f"version {number // 10_000}.{number % 10_000}"
     yield Finding("postgresql", "error" if old else "ok", version + (", needs 15 or newer" if old else ""))
-    hidden = list(privileges.closed(TABLES))
+    tables = _tables()
+    hidden = list(privileges.closed(tables))
     if hidden:
         yield from (Finding("privileges", "error", sentence) for sentence in hidden)
         return
-    lacking = list(privileges.lacking(TABLES))
+    lacking = list(privileges.lacking(tables))
     yield from (Finding("privileges", "error", sentence) for sentence in lacking)
     if not lacking:
         yield Finding("privileges", "ok", "everything that the batches do is granted")
-    yield from _schema(readable=not any(privileges.MIGRATIONS in sentence for sentence in lacking))
+    yield from _schema(tables, readable=not any(privileges.MIGRATIONS in sentence for sentence in lacking))
 
 
-def _schema(*, readable: bool) -> Iterator[Finding]:
+def _schema(tables: Sequence[type[Base]], *, readable: bool) -> Iterator[Finding]:
     """Report what the tables lack, and what the batches would misread in them; *readable* is what was migrated."""
     pending = migrations.pending(database.obj) if readable else []
     if pending:
         yield Finding("schema", "error", f"pending: {', '.join(pending)}; run `forgekeeper migrate`")
         return
-    found = list(differences(TABLES))
+    found = list(differences(tables))
     for difference in found:
         yield Finding("schema", "warning" if difference.harmless else "error", difference.sentence)
-    misreadings = list(misread(TABLES))
+    misreadings = list(misread(tables))
     yield from (Finding("schema", "error", sentence) for sentence in misreadings)
     if not found and not misreadings:
         yield Finding("schema", "ok", "all tables, columns and indexes are there")
+
+
+def _tables() -> tuple[type[Base], ...]:
+    """Return our own tables, and those that the batches declare."""
+    declared = (table for batch in BATCHES.values() for table in batch.tables)
+    return tuple(dict.fromkeys((*OURS, *declared)))
 
 
 def _clocks(settings: Settings) -> Iterator[Finding]:

@@ -14,7 +14,9 @@ from forgekeeper.storage.outbox import MAX_ATTEMPTS, DeletedObject
 from forgekeeper.storage.settled import SettledUpload
 from models import JobArtifact
 from workers.expired_job_artifacts import buckets
+from workers.stale_direct_uploads import by_hand
 from workers.stale_direct_uploads import register as uploads
+from workers.stale_direct_uploads.entries import BeingDeleted
 
 from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
 
@@ -350,7 +352,7 @@ def test_unless_it_is_told_to_reconcile_registers_nothing(reconcile, root, optio
     result = reconcile(*options)
 
     assert (result.status, result.stdout.splitlines()[0]) == (0, "a")
-    assert uploads.registered(client, "artifacts", ["a"]) == set()
+    assert by_hand.registered(client, "artifacts", ["a"]) == set()
 
 
 def test_reconcile_wants_a_prefix(main, object_stores):
@@ -587,7 +589,7 @@ def test_an_upload_to_the_path_of_a_waiting_object_is_refused(reconcile, root):
     stock(root, "orphan")
     reconcile("--yes")
 
-    with pytest.raises(uploads.BeingDeleted):
+    with pytest.raises(BeingDeleted):
         uploads.prepare(client, "artifacts", "orphan")
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import redis
 
+from workers.stale_direct_uploads import by_hand
 from workers.stale_direct_uploads import register as uploads
-from workers.stale_direct_uploads.register import BeingDeleted, Entry, MalformedUpload
+from workers.stale_direct_uploads.entries import CLAIM_TTL, BeingDeleted, Entry, MalformedUpload
 
 ROOT = Path(__file__).parents[2]
 THREE_HOURS = timedelta(hours=3)
@@ -384,7 +385,7 @@ def test_an_answer_long_on_its_way_makes_the_claim_older(client):
 
 def test_no_claim_can_be_had_that_another_could_take_before_it_expires(client):
     with pytest.raises(ValueError, match="another could take"):
-        uploads.claim(client, stale_after=THREE_HOURS, visibility=uploads.CLAIM_TTL + timedelta(seconds=1), limit=1)
+        uploads.claim(client, stale_after=THREE_HOURS, visibility=CLAIM_TTL + timedelta(seconds=1), limit=1)
 
 
 # Settling
@@ -491,7 +492,7 @@ def test_the_last_failure_reported_again_gets_the_same_answer(client):
     assert uploads.fail(client, mine, mine.entries[0], backoff=BACKOFF) is True
 
     assert uploads.fail(client, mine, mine.entries[0], backoff=BACKOFF) is True
-    assert [failure.attempts for failure in uploads.failed(client, 10)] == [5]
+    assert [failure.attempts for failure in by_hand.failed(client, 10)] == [5]
 
 
 @pytest.mark.parametrize(
@@ -523,7 +524,7 @@ def test_a_late_owner_disturbs_nothing(client, act):
 
 
 def adopt(client, *paths, ago=timedelta()):
-    uploads.adopt(client, "artifacts", paths, stale_after=THREE_HOURS)
+    by_hand.adopt(client, "artifacts", paths, stale_after=THREE_HOURS)
     for key in (uploads.PENDING, uploads.ADOPTED):
         for path in paths:
             client.zincrby(key, -ago.total_seconds(), f"artifacts:{path}")
@@ -548,14 +549,14 @@ def test_what_the_register_names_already_is_not_adopted(client, lies_in):
     if lies_in == "failed":
         give_up(client, "artifacts:a")
 
-    assert uploads.adopt(client, "artifacts", ["a"], stale_after=THREE_HOURS) == 0
+    assert by_hand.adopt(client, "artifacts", ["a"], stale_after=THREE_HOURS) == 0
     assert contents(client) == {lies_in: ["artifacts:a"]}
 
 
 def test_adopting_again_after_a_lost_reply_does_not_start_the_day_anew(client):
     adopt(client, "a", ago=uploads.ADOPTION + timedelta(seconds=5))
 
-    assert uploads.adopt(client, "artifacts", ["a"], stale_after=THREE_HOURS) == 0
+    assert by_hand.adopt(client, "artifacts", ["a"], stale_after=THREE_HOURS) == 0
     assert claimed(client) == ["artifacts:a"]
 
 
@@ -563,7 +564,7 @@ def test_the_adopted_are_listed_with_the_time_at_which_they_are_due(client):
     adopt(client, "later")
     adopt(client, "sooner", ago=timedelta(hours=1))
 
-    found = uploads.adopted(client)
+    found = by_hand.adopted(client)
 
     assert list(found) == ["artifacts:sooner", "artifacts:later"]
     assert (found["artifacts:later"].timestamp() - now(client)) == pytest.approx(86_400, abs=2)
@@ -600,7 +601,7 @@ def test_an_upload_that_completes_after_its_object_was_adopted_is_never_claimed(
     assert uploads.complete(client, "artifacts", "a") is True
 
     assert claimed(client) == []
-    assert uploads.withdraw(client, ["artifacts:a"]) == ([], [])
+    assert by_hand.withdraw(client, ["artifacts:a"]) == ([], [])
 
 
 def test_a_path_that_was_adopted_cannot_be_prepared(client):
@@ -620,7 +621,7 @@ def take_over(client):
 def test_a_producer_of_old_takes_an_adopted_path_over(client):
     take_over(client)
 
-    assert uploads.withdraw(client, ["artifacts:a"]) == ([], [])
+    assert by_hand.withdraw(client, ["artifacts:a"]) == ([], [])
     assert contents(client) == {"pending": ["artifacts:a"]}
 
 
@@ -665,26 +666,26 @@ def test_what_is_withdrawn_leaves_nothing_in_the_register(client, lies_in):
         mine = claim(client)
         uploads.reject(client, mine, mine.entries)
 
-    assert uploads.withdraw(client, ["artifacts:a"]) == (["artifacts:a"], [])
-    assert uploads.withdraw(client, ["artifacts:a"]) == ([], [])
+    assert by_hand.withdraw(client, ["artifacts:a"]) == (["artifacts:a"], [])
+    assert by_hand.withdraw(client, ["artifacts:a"]) == ([], [])
     assert client.keys("*") == []
 
 
 def test_what_a_claim_holds_is_withdrawn_only_once_the_claim_has_run_out(client):
     adopt(client, "a", ago=2 * uploads.ADOPTION)
     claim(client)
-    held = uploads.withdraw(client, ["artifacts:a"])
+    held = by_hand.withdraw(client, ["artifacts:a"])
     let_pass(client, FIVE_MINUTES)
 
     assert held == ([], ["artifacts:a"])
-    assert uploads.withdraw(client, ["artifacts:a"]) == (["artifacts:a"], [])
+    assert by_hand.withdraw(client, ["artifacts:a"]) == (["artifacts:a"], [])
 
 
 def test_a_late_owner_does_nothing_to_what_was_withdrawn(client):
     adopt(client, "a", ago=2 * uploads.ADOPTION)
     late = claim(client)
     let_pass(client, FIVE_MINUTES)
-    uploads.withdraw(client, ["artifacts:a"])
+    by_hand.withdraw(client, ["artifacts:a"])
 
     assert uploads.put_back(client, late, late.entries) == 0
     assert client.keys("*") == []
@@ -696,7 +697,7 @@ def test_the_upload_of_a_producer_is_not_withdrawn_wherever_it_lies(client):
     uploads.reject(client, mine, mine.entries)
     register(client, "artifacts:c")
 
-    assert uploads.withdraw(client, ["artifacts:a", "artifacts:b", "artifacts:c"]) == ([], [])
+    assert by_hand.withdraw(client, ["artifacts:a", "artifacts:b", "artifacts:c"]) == ([], [])
 
 
 # Failed, and to be tried again
@@ -707,7 +708,7 @@ def test_entries_that_will_be_tried_again_are_listed_with_the_time_of_that(clien
     mine = claim(client)
     uploads.fail(client, mine, mine.entries[0], backoff=BACKOFF)
 
-    (failing,) = uploads.failing(client)
+    (failing,) = by_hand.failing(client)
 
     assert (failing.member, failing.attempts, failing.at) == (mine.entries[0].member, 1, None)
     assert failing.again.timestamp() - now(client) == pytest.approx(60, abs=2)
@@ -718,8 +719,8 @@ def test_many_that_will_be_tried_again_are_all_listed(client):
     client.zadd(uploads.DELETING, {member: now(client) + 60 for member in members})
     client.hset(uploads.ATTEMPTS, mapping=dict.fromkeys(members, 1))
 
-    assert sorted(one.member for one in uploads.failing(client)) == sorted(members)
-    assert uploads.retry(client) == 2_500
+    assert sorted(one.member for one in by_hand.failing(client)) == sorted(members)
+    assert by_hand.retry(client) == 2_500
 
 
 def test_what_a_run_is_at_is_not_retried(client):
@@ -729,7 +730,7 @@ def test_what_a_run_is_at_is_not_retried(client):
     let_pass(client, BACKOFF)
     claim(client)
 
-    assert uploads.retry(client, ["artifacts:a"]) == 0
+    assert by_hand.retry(client, ["artifacts:a"]) == 0
 
 
 # Given up
@@ -740,19 +741,19 @@ def test_the_failed_are_listed_with_their_attempts_and_time_those_of_longest_ago
         give_up(client, member)
     client.zadd(uploads.FAILED, {"artifacts:old": 86400})
 
-    first, second = uploads.failed(client, 10)
+    first, second = by_hand.failed(client, 10)
 
     assert (first.path, first.attempts, first.at.isoformat()) == ("old", 1, "1970-01-02T00:00:00+00:00")
     assert second.path == "new"
-    assert uploads.failed(client, 1) == [first]
+    assert by_hand.failed(client, 1) == [first]
 
 
 def test_retrying_gives_all_attempts_back_and_is_due_at_once(client):
     give_up(client, "artifacts:a")
     give_up(client, "artifacts:b")
 
-    assert uploads.retry(client, ["artifacts:a", "artifacts:never"]) == 1
-    assert uploads.retry(client, ["artifacts:a"]) == 0
+    assert by_hand.retry(client, ["artifacts:a", "artifacts:never"]) == 1
+    assert by_hand.retry(client, ["artifacts:a"]) == 0
 
     assert claim(client).entries == [Entry("artifacts:a", 0)]
     assert contents(client)["failed"] == ["artifacts:b"]
@@ -761,9 +762,9 @@ def test_retrying_gives_all_attempts_back_and_is_due_at_once(client):
 def test_all_can_be_retried_at_once_whatever_they_are_called(client):
     client.zadd(uploads.FAILED, {b"\xff": 1, "artifacts:a": 2})
 
-    assert uploads.retry(client) == 2
-    assert uploads.retry(client) == 0
-    assert uploads.failed(client, 10) == []
+    assert by_hand.retry(client) == 2
+    assert by_hand.retry(client) == 0
+    assert by_hand.failed(client, 10) == []
 
 
 def test_a_server_that_has_forgotten_the_scripts_is_taught_them_again(client):

@@ -14,8 +14,9 @@ import pytest
 import redis
 
 from tests.harness.thorough import examples
+from workers.stale_direct_uploads import by_hand
 from workers.stale_direct_uploads import register as uploads
-from workers.stale_direct_uploads.register import BeingDeleted, Claim, Entry
+from workers.stale_direct_uploads.entries import BeingDeleted, Claim, Entry
 
 LOCATION, PATH = "artifacts", "a/b"
 MEMBER = f"{LOCATION}:{PATH}"
@@ -601,7 +602,7 @@ def reap_once(storm, rng):
 def drain(storm):
     """Let one run without faults finish what the storm has left."""
     client = storm.client
-    uploads.retry(client)
+    by_hand.retry(client)
     while client.zcard(uploads.PENDING) or client.zcard(uploads.DELETING):
         storm.clock.leap()
         mine = uploads.claim(client, stale_after=THREE_HOURS, visibility=FIVE_MINUTES, limit=1000)

@@ -35,7 +35,7 @@ from metrics import exporter
 from metrics.catalogue import CLOCKS, COLLECTORS, METRICS, OBJECTIVES, of
 from models import BulkImport, BulkImportEntity, GitRefDeletion, JobArtifact, Project, UserStatus
 from workers.expired_job_artifacts import buckets
-from workers.stale_direct_uploads import register
+from workers.stale_direct_uploads import by_hand, register
 
 from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
 from ..ledger import start_run  # noqa: TID252, pytest puts no folder on the path
@@ -672,7 +672,7 @@ def test_pending_uploads_are_counted_fresh_ones_too(look):
 
 def test_what_is_being_deleted_is_pending_too_and_what_waits_for_its_day_is_not(look):
     client.zadd(register.DELETING, {"s:claimed": int(ago(hours=-1).timestamp())})
-    register.adopt(client, "s", ["orphan"], stale_after=timedelta(hours=3))
+    by_hand.adopt(client, "s", ["orphan"], stale_after=timedelta(hours=3))
 
     page = look()
 

@@ -34,9 +34,11 @@ from workers.stale_direct_uploads import (
     MAX_UPLOAD_DURATION,
     Outcome,
     Sweep,
+    by_hand,
     producer,
 )
 from workers.stale_direct_uploads import register as uploads
+from workers.stale_direct_uploads.entries import CLAIM_TTL
 
 from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
 
@@ -337,7 +339,7 @@ def test_an_entry_that_was_given_up_is_not_tried_again_until_somebody_asks_for_i
         run(artifacts=store.url)
         time_passes(timedelta(hours=2))
     given_up = run(artifacts=store.url, lfs=other.url)
-    uploads.retry(client)
+    by_hand.retry(client)
 
     revived = run(artifacts=store.url, lfs=other.url)
 
@@ -549,7 +551,7 @@ def test_what_was_put_aside_goes_once_its_folder_is_named_and_somebody_asks(fold
     begin(folder, "up/a")
     run(prefixes={HERE: ("elsewhere",)}, artifacts=folder.url)
 
-    uploads.retry(client)
+    by_hand.retry(client)
     outcome = run(prefixes={HERE: ("up",)}, artifacts=folder.url)
 
     assert (outcome.total_deleted_stale_entries, folder.keys()) == (1, set())
@@ -568,7 +570,7 @@ def test_folders_of_one_location_bind_no_other(folder, other):
 
 def adopt(*paths, ago=uploads.ADOPTION + 5 * SECOND):
     """Adopt objects, that long ago."""
-    uploads.adopt(client, HERE, paths, stale_after=MAX_UPLOAD_DURATION)
+    by_hand.adopt(client, HERE, paths, stale_after=MAX_UPLOAD_DURATION)
     for key in (uploads.PENDING, uploads.ADOPTED):
         for path in paths:
             client.zincrby(key, -ago.total_seconds(), f"{HERE}:{path}")
@@ -806,7 +808,7 @@ def test_a_worker_that_was_paused_for_longer_than_its_claim_deletes_nothing(stor
     sweep = Sweep(Run(BATCH, settings, deadline=deadline, outcome=outcome))
     claim = sweep.claim()
 
-    sweep.work_through(replace(claim, taken=claim.taken - uploads.CLAIM_TTL.total_seconds() - 1))
+    sweep.work_through(replace(claim, taken=claim.taken - CLAIM_TTL.total_seconds() - 1))
 
     assert (outcome, store.keys(), attempts()) == (Outcome(), {"a"}, {})
     assert members(uploads.DELETING) == {"artifacts:a"}

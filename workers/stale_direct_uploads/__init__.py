@@ -35,7 +35,7 @@ from forgekeeper.storage.outbox import DeletedObject
 from forgekeeper.storage.settled import SettledUpload
 from models import JobArtifact
 from workers.stale_direct_uploads import register, sample
-from workers.stale_direct_uploads.register import Claim, Entry
+from workers.stale_direct_uploads.entries import Claim, Entry
 
 MAX_UPLOAD_DURATION = timedelta(hours=3)
 MAX_EXEC_DURATION = timedelta(seconds=250)

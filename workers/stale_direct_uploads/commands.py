@@ -13,7 +13,8 @@ from forgekeeper.connections import client
 from forgekeeper.database import now
 from forgekeeper.settings import Settings
 from forgekeeper.storage.objects import OUTSIDE, is_below, is_normal
-from workers.stale_direct_uploads import register
+from workers.stale_direct_uploads import by_hand, register
+from workers.stale_direct_uploads.entries import Entry
 from workers.stale_direct_uploads.orphans import adopt, look, pages
 
 uploads = typer.Typer(help="Direct uploads that could not be deleted, and objects that nobody answers for.")
@@ -34,9 +35,9 @@ def uploads_failed(
     """List the uploads that could not be deleted: those that were given up, and those that will be tried again."""
     with connected("uploads") as settings:
         require_redis()
-        failures = register.failed(client, limit)
+        failures = by_hand.failed(client, limit)
         total = int(client.zcard(register.FAILED))
-        failing = register.failing(client)
+        failing = by_hand.failing(client)
     shown = [*failures, *failing[: limit - len(failures)]]
     if json:
         entries = [
@@ -64,7 +65,7 @@ def uploads_retry(
         wrong_use("name one entry, or say --all")
     with connected("uploads"):
         require_redis()
-        retried = register.retry(client, None if path is None else [path])
+        retried = by_hand.retry(client, None if path is None else [path])
     if path is not None and not retried:
         raise Problem(f"{path} is not among the failed uploads; `forgekeeper uploads failed` lists them")
     answer({"retried": retried}, f"{retried} will be tried anew", json=json)
@@ -129,8 +130,8 @@ def uploads_forget(
         wrong_use("name one entry, or say --all, with or without --prefix")
     with connected("uploads"):
         require_redis()
-        chosen = [member for member in register.adopted(client) if _is_below(prefix, member)] if everything else [path]
-        answers = [register.withdraw(client, page) for page in pages([one for one in chosen if one is not None])]
+        chosen = [member for member in by_hand.adopted(client) if _is_below(prefix, member)] if everything else [path]
+        answers = [by_hand.withdraw(client, page) for page in pages([one for one in chosen if one is not None])]
     forgotten = [member for answer in answers for member in answer.members]
     too_late = [member for answer in answers for member in answer.too_late]
     if path is not None and not forgotten:
@@ -145,7 +146,7 @@ def uploads_forget(
     out.print(f"{len(forgotten)} forgotten" + (f", too late for {len(too_late)}" if too_late else ""))
 
 
-def _reason(entry: register.Entry, settings: Settings) -> str | None:
+def _reason(entry: Entry, settings: Settings) -> str | None:
     """Say why the entry could not be deleted by these settings; None where that is the store's to say, in the log."""
     if entry.malformed or not is_normal(entry.path):
         return "it names no object"

@@ -12,13 +12,10 @@ than others have.  That is harmless while a path is used once, as docs/uploads.m
 from __future__ import annotations
 
 import math
-import re
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timedelta
-from itertools import count as count_from
 from typing import Any, NamedTuple
 
 import redis
@@ -28,6 +25,7 @@ from forgekeeper.redis_values import moment, second, whole
 from forgekeeper.redis_values import raw as _encode
 from forgekeeper.redis_values import text as _decode
 from forgekeeper.scripts import call
+from workers.stale_direct_uploads.entries import CLAIM_TTL, BeingDeleted, Claim, Entry, member
 
 scripts.add("workers.stale_direct_uploads")
 
@@ -48,88 +46,9 @@ ADOPTION = timedelta(days=1)
 REFERENCE = "pending_direct_uploads"
 """The hash in which the forge itself registers uploads.  Nobody here reads it."""
 
-CLAIM_TTL = timedelta(seconds=60)
-"""How long a claim may be acted on by the one who took it, unless he says otherwise."""
 LONGEST_AHEAD = timedelta(days=1)
 """No entry waits for longer by right: for its next attempt, or for somebody to take it back."""
 MAX_ATTEMPTS = 5
-PAGE = 1_000
-"""So many entries go into one command: a millisecond or so of everybody's time."""
-
-_NO_TEXT = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")  # control characters, and what is left of bytes that are no UTF-8
-
-
-class MalformedUpload(ValueError):
-    """A location is a name without a colon; a path has no empty, `.` or `..` part and no control character."""
-
-
-class BeingDeleted(Exception):
-    """The object of an earlier upload to this path is being deleted; use another path."""
-
-
-@dataclass(frozen=True)
-class Entry:
-    """An upload that was never completed, and how often deleting its object has failed.
-
-    *adopted* is the epoch second of its adoption, None for what a producer has registered.
-    """
-
-    member: str
-    attempts: int
-    adopted: int | None = None
-
-    @property
-    def location(self) -> str:
-        """What stands before the first colon."""
-        return self.member.partition(":")[0]
-
-    @property
-    def path(self) -> str:
-        """What stands after the first colon; it may contain more of them."""
-        return self.member.partition(":")[2]
-
-    @property
-    def malformed(self) -> bool:
-        """Whether no object can be meant; the register holds what other programs write."""
-        parts = self.path.split("/")
-        return not self.location or bool({"", ".", ".."}.intersection(parts) or _NO_TEXT.search(self.member))
-
-
-@dataclass(frozen=True)
-class Failure(Entry):
-    """An entry whose object could not be deleted: when it was given up, or else when it will be tried again."""
-
-    at: datetime | None = field(kw_only=True, default=None)
-    again: datetime | None = field(kw_only=True, default=None)
-
-
-@dataclass(frozen=True)
-class Claim:
-    """Entries that belong to one worker for a while."""
-
-    token: str
-    taken: float
-    entries: list[Entry]
-    ttl: timedelta = CLAIM_TTL
-
-    @property
-    def until(self) -> float:
-        """The monotonic instant after which nothing may be done about the entries."""
-        return self.taken + self.ttl.total_seconds()
-
-    def expired(self, now: float) -> bool:
-        """Say whether the claim is too old to be acted on; *now* is monotonic.
-
-        Ask before each deletion.  A worker that was paused drops its claim: the next run finds it.
-        """
-        return now > self.until
-
-
-class Withdrawn(NamedTuple):
-    """What became of entries to withdraw: those taken off the register, and those that are being deleted right now."""
-
-    members: list[str]
-    too_late: list[str]
 
 
 class Census(NamedTuple):
@@ -143,7 +62,7 @@ class Census(NamedTuple):
 
 def insist(location: str, path: str) -> None:
     """Raise `MalformedUpload` unless an object may be called so."""
-    _member(location, path)
+    member(location, path)
 
 
 def prepare(client: redis.Redis, location: str, path: str) -> None:
@@ -153,7 +72,7 @@ def prepare(client: redis.Redis, location: str, path: str) -> None:
     `MalformedUpload`.  Preparing again starts its time anew.
     """
     keys = [PENDING, DELETING, FAILED, ADOPTED]
-    if not call(client, "upload_prepare", keys=keys, args=[_member(location, path)]):
+    if not call(client, "upload_prepare", keys=keys, args=[member(location, path)]):
         raise BeingDeleted(f"{location}:{path} is being deleted; use another path")
 
 
@@ -165,12 +84,12 @@ def complete(client: redis.Redis, location: str, path: str) -> bool:
     gone or about to go, and the upload must be treated as failed; so must one whose answer was
     lost, for asking again answers False.
     """
-    return bool(client.zrem(PENDING, _member(location, path)))
+    return bool(client.zrem(PENDING, member(location, path)))
 
 
 def exists(client: redis.Redis, location: str, path: str) -> bool:
     """Say whether the upload is pending."""
-    return client.zscore(PENDING, _member(location, path)) is not None
+    return client.zscore(PENDING, member(location, path)) is not None
 
 
 def count(client: redis.Redis) -> int:
@@ -226,7 +145,7 @@ def pending_only(client: redis.Redis, location: str, paths: Sequence[str]) -> li
     """Return those of *paths* that are pending, in their order."""
     if not paths:
         return []
-    scores = client.zmscore(PENDING, [_member(location, path) for path in paths])
+    scores = client.zmscore(PENDING, [member(location, path) for path in paths])
     return [path for path, score in zip(paths, scores, strict=True) if score is not None]
 
 
@@ -307,89 +226,8 @@ def reject(client: redis.Redis, claim: Claim, entries: Collection[Entry]) -> int
     return _fail(client, claim, entries, 1, timedelta())
 
 
-def registered(client: redis.Redis, location: str, paths: Sequence[str]) -> set[str]:
-    """Return those of *paths* that the register names, whatever has become of them."""
-    if not paths:
-        return set()
-    members = [f"{location}:{path}" for path in paths]
-    scores = [client.zmscore(key, members) for key in (PENDING, DELETING, FAILED)]
-    return {path for path, *found in zip(paths, *scores, strict=True) if any(score is not None for score in found)}
-
-
-def adopt(client: redis.Redis, location: str, paths: Collection[str], *, stale_after: timedelta) -> int:
-    """Register objects, unchanged for a day, that nobody answers for; return how many are new.
-
-    They wait for `ADOPTION`, in which `withdraw` takes them back, and are stale from then on:
-    they go the way of every stale upload, with all its checks.
-    """
-    head_start = math.ceil((ADOPTION - stale_after).total_seconds())
-    members = [_member(location, path) for path in paths]
-    adopted: int = call(client, "upload_adopt", keys=[PENDING, DELETING, FAILED, ADOPTED], args=[head_start, *members])
-    return adopted
-
-
-def adopted(client: redis.Redis) -> dict[str, datetime]:
-    """Return the entries that were adopted and are not settled, and when each is due; those due first come first."""
-    found: Any = client.zrange(ADOPTED, 0, -1, withscores=True)
-    return {_decode(member): moment(score + ADOPTION.total_seconds()) for member, score in found}
-
-
-def withdraw(client: redis.Redis, members: Sequence[str]) -> Withdrawn:
-    """Take adopted entries off the register: their objects stay.
-
-    What a producer has registered is left alone.  It is too late for what a run has claimed:
-    its object is about to go.
-    """
-    keys = [PENDING, DELETING, FAILED, ATTEMPTS, CLAIMS, ADOPTED]
-    answers: list[int] = call(client, "upload_withdraw", keys=keys, args=[_encode(member) for member in members])
-    told = list(zip(members, answers, strict=True))
-    return Withdrawn([member for member, answer in told if answer == 1], [m for m, answer in told if answer == -1])
-
-
-def failed(client: redis.Redis, limit: int) -> list[Failure]:
-    """Return the entries that were given up, those of longest ago first."""
-    found: Any = client.zrange(FAILED, 0, limit - 1, withscores=True)
-    return [Failure(_decode(member), whole(client.hget(ATTEMPTS, member)), at=moment(score)) for member, score in found]
-
-
-def failing(client: redis.Redis) -> list[Failure]:
-    """Return the entries that have failed and will be tried again, those due first at the head."""
-    found = []
-    for page in _pages(client, DELETING):
-        attempts = client.hmget(ATTEMPTS, [member for member, _ in page])
-        found += [
-            Failure(_decode(member), whole(tried), again=moment(score))
-            for (member, score), tried in zip(page, attempts, strict=True)
-            if tried
-        ]
-    return found
-
-
-def retry(client: redis.Redis, members: Collection[str] | None = None) -> int:
-    """Let *members* that have failed, or all that have, be tried anew; return how many there were.
-
-    One that a run is at just now is left to it.
-    """
-    if members is None:
-        given_up: Any = client.zrange(FAILED, 0, -1)
-        chosen = [*given_up, *(_encode(failure.member) for failure in failing(client))]
-    else:
-        chosen = [_encode(member) for member in members]
-    keys = [DELETING, FAILED, ATTEMPTS, CLAIMS]
-    return sum(call(client, "upload_retry", keys=keys, args=chosen[n : n + PAGE]) for n in range(0, len(chosen), PAGE))
-
-
 def _count_waiting(pipe: redis.Redis, seconds: int) -> None:
     pipe.zcount(ADOPTED, f"({seconds - ADOPTION.total_seconds()}", "+inf")
-
-
-def _pages(client: redis.Redis, key: str) -> Iterator[list[tuple[bytes, float]]]:
-    """Yield the members and scores of a sorted set, a thousand at a time."""
-    for start in count_from(0, PAGE):
-        page: Any = client.zrange(key, start, start + PAGE - 1, withscores=True)
-        if not page:
-            return
-        yield page
 
 
 def _fail(client: redis.Redis, claim: Claim, entries: Collection[Entry], attempts: int, backoff: timedelta) -> int:
@@ -403,10 +241,3 @@ def _settle(
     members = [_encode(entry.member) for entry in entries]
     settled: int = call(client, script, keys=keys, args=[claim.token, *args, *members])
     return settled
-
-
-def _member(location: str, path: str) -> str:
-    entry = Entry(f"{location}:{path}", 0)
-    if entry.location != location or entry.malformed:
-        raise MalformedUpload(f"{location!r}, {path!r}: {MalformedUpload.__doc__}")
-    return entry.member

@@ -510,7 +510,7 @@ def test_with_nothing_to_do_nothing_is_enqueued(parent):
 
     assert (run.state, run.result) == (
         "succeeded",
-        {"total_projects": 0, "enqueued": 0, "deduplicated": 0, "stopped": "drained", "missing_repositories": 0},
+        asdict(Outcome()),
     )
     assert on_their_way() == []
 
@@ -521,13 +521,7 @@ def test_each_project_with_pending_rows_gets_one_child_that_is_told_which(parent
 
     run = parent()
 
-    assert run.result == {
-        "total_projects": 3,
-        "enqueued": 3,
-        "deduplicated": 0,
-        "stopped": "drained",
-        "missing_repositories": 0,
-    }
+    assert run.result == asdict(Outcome(3, 3))
     with taken() as message:
         facts = (message.actor_name, message.message_id, *message.args)
     assert facts == ("clean_project_refs", "clean_project_refs:4", 4)
@@ -540,13 +534,7 @@ def test_all_projects_get_a_child_whatever_number_there_is(parent, count):
 
     run = parent()
 
-    assert run.result == {
-        "total_projects": count,
-        "enqueued": count,
-        "deduplicated": 0,
-        "stopped": "drained",
-        "missing_repositories": 0,
-    }
+    assert run.result == asdict(Outcome(count, count))
     assert on_their_way() == list(range(1, count + 1))
 
 
@@ -658,13 +646,7 @@ def test_a_full_queue_gets_no_more_and_the_next_run_goes_on_with_the_first_that_
     projects(full)
     second = parent(queue_limit=2 * BATCH_SIZE + 50).result
 
-    assert first == {
-        "total_projects": full,
-        "enqueued": full,
-        "deduplicated": 0,
-        "stopped": "queue_full",
-        "missing_repositories": 0,
-    }
+    assert first == asdict(Outcome(full, full, 0, "queue_full"))
     assert second == first
     assert on_their_way() == everyone[:full]
 
@@ -676,13 +658,7 @@ def test_a_queue_that_is_full_from_the_start_gets_nothing(parent):
 
     run = parent(queue_limit=1)
 
-    assert run.result == {
-        "total_projects": 0,
-        "enqueued": 0,
-        "deduplicated": 0,
-        "stopped": "queue_full",
-        "missing_repositories": 0,
-    }
+    assert run.result == asdict(Outcome(0, 0, 0, "queue_full"))
 
 
 def test_a_run_ends_at_its_deadline_and_the_next_goes_on(walk, parent):
@@ -724,8 +700,7 @@ def test_without_a_folder_of_repositories_a_run_is_blocked_and_says_why(parent):
 
     assert (run.state, run.result) == (
         "blocked",
-        {"total_projects": 0, "enqueued": 0, "deduplicated": 0, "stopped": "drained", "missing_repositories": 0}
-        | {"skipped": "no_repositories", "blocked": NO_REPOSITORIES},
+        asdict(Outcome()) | {"skipped": "no_repositories", "blocked": NO_REPOSITORIES},
     )
     assert (on_their_way(), len(pending())) == ([], 1)
 
@@ -748,13 +723,7 @@ def test_the_last_line_of_a_run_carries_its_figures_as_stats(parent):
         parent()
 
     (finished,) = [line for line in lines if line["event"] == "run finished"]
-    assert finished["stats"] == {
-        "total_projects": 3,
-        "enqueued": 3,
-        "deduplicated": 0,
-        "stopped": "drained",
-        "missing_repositories": 0,
-    }
+    assert finished["stats"] == asdict(Outcome(3, 3))
 
 
 # A child

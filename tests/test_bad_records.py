@@ -20,10 +20,9 @@ from forgekeeper.storage import sentinel, stores
 from forgekeeper.storage.outbox import DeletedObject
 from metrics.counting import WORKER
 from models import BulkImport, GitRefDeletion, JobArtifact, Project, ProjectStatistics, UserStatus
-from models.job_artifacts import TURNS
 from tests.harness.performing import perform
 from tests.harness.settings import settings_with
-from workers import delete_objects, expired_job_artifacts, git_ref_cleanup, prune, stale_imports, user_status_cleanup
+from workers import delete_objects, expired_job_artifacts, git_ref_cleanup
 from workers.expired_job_artifacts import buckets
 from workers.expired_job_artifacts.destroying import TURNS
 from workers.prune import prune

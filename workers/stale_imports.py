@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import structlog
 
-from forgekeeper.batches import Record, Sample, batch
+from forgekeeper.batches import Record, batch
 from forgekeeper.brought import Figure, Results, Sample, processed
 from forgekeeper.database import database, now
 from forgekeeper.database.backlog import Backlog

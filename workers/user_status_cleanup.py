@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Literal
 
-from forgekeeper.batches import Record, Sample, Threshold, batch
+from forgekeeper.batches import Record, Threshold, batch
 from forgekeeper.brought import Figure, Results, Sample, processed
 from forgekeeper.database import chosen, database, now
 from forgekeeper.database.backlog import Backlog

@@ -30,7 +30,6 @@ from forgekeeper.storage.settled import SettledUpload
 from forgekeeper.tables import OURS
 from metrics import exporter
 from models import APPLICATION, GitRefDeletion
-from models.projects import Closed
 from tests.harness.settings import settings_with
 from workers.git_ref_cleanup.deletions import Closed, settle
 from workers.git_ref_cleanup.repositories import paths

@@ -15,7 +15,6 @@ from forgekeeper.storage import stores
 from forgekeeper.storage.objects import OUTSIDE, StoreUnavailable
 from forgekeeper.storage.outbox import MAX_ATTEMPTS, DeletedObject
 from models import JobArtifact
-from models.job_artifacts import CLASSES, START
 from tests.harness.performing import perform
 from tests.harness.settings import settings_with
 from workers import delete_objects

@@ -162,16 +162,13 @@ def pending(_now: datetime) -> Backlog:
     return Backlog.of(GitRefDeletion.pending(), oldest=GitRefDeletion.updated_at)
 
 
-clean_project_refs.given_up("rejected_ref")(backlog.rejected_refs)
-
-
-git_ref_cleanup.old_records("ref_deletion", keep=KEEP_PROCESSED)(GitRefDeletion.processed_before)
-
-
 @clean_project_refs.given_up("rejected_ref")
 def rejected() -> int:
     """Count the deletions that were refused."""
     return backlog.count(GitRefDeletion.rejected())
+
+
+git_ref_cleanup.old_records("ref_deletion", keep=KEEP_PROCESSED)(GitRefDeletion.processed_before)
 
 
 git_ref_cleanup.sample(sample.add)

@@ -20,7 +20,7 @@ from apscheduler.schedulers.blocking import BlockingScheduler
 from dramatiq.common import current_millis
 
 from forgekeeper import shutdown
-from forgekeeper.batches import BATCHES, BatchSpec
+from forgekeeper.batches import BATCHES, BatchSpec, all_declared
 from forgekeeper.database import database, release
 from forgekeeper.failpoints import arm
 from forgekeeper.process.presence import Presence
@@ -30,6 +30,7 @@ from forgekeeper.runs.attempt import describe, identity
 from forgekeeper.runs.reconcile import reconcile
 from forgekeeper.runs.reports import COUNT
 from forgekeeper.settings import Settings
+from metrics.catalogue import table
 from metrics.threads import Vital, ended_itself
 
 HEARTBEAT = timedelta(seconds=15)
@@ -123,7 +124,7 @@ def serve(
     A loop that breaks ends the process with status 1, for its supervisor to restart:
     a scheduler that lives on without one of its batches is the worst of all.
     """
-    COUNT.zero()
+    COUNT.know(table(all_declared())).zero()
     arm(settings.failpoints)
     clock = BlockingScheduler(timezone="UTC", job_defaults={"misfire_grace_time": None, "coalesce": True})
     broken, asked = threading.Event(), asked or shutdown.requests()

@@ -21,12 +21,14 @@ import dramatiq
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.cli import main, make_argument_parser
 
-from forgekeeper import worker_metrics
+from forgekeeper import events, worker_metrics
+from forgekeeper.batches import all_declared
 from forgekeeper.boot import load
 from forgekeeper.connections import Limits, connect
 from forgekeeper.process import middleware
 from forgekeeper.runs.child import Child, _current, current
 from metrics import multiprocess
+from metrics.catalogue import table
 from metrics.endpoint import listen
 
 COUNTED = {"observed", "unlogged"}
@@ -53,7 +55,7 @@ class Silent(Child):
 
     def leave(self, error: BaseException | None) -> None:
         """Count what came of it."""
-        worker_metrics.child_ended(self._actor, monotonic() - self._began, self.outcome, error)
+        events.emit(events.ChildEnded(self._actor, monotonic() - self._began, self.outcome, error))
         _current.set(None)
 
 
@@ -74,21 +76,21 @@ def _ours() -> dramatiq.Actor[[], None]:
     from forgekeeper.process.broker import broker
 
     # Our broker takes batches and children only; what a child counts and says is measured by the other kinds.
-    worker_metrics.child_ended = lambda *_, **__: None
     middleware.Child = Silent  # type: ignore[attr-defined]
     return dramatiq.actor(actor_name="nothing", queue_name=QUEUES["ours"], broker=broker, child=True)(_nothing)
 
 
 def _child(kind: str) -> dramatiq.Actor[[], None]:
+    from forgekeeper.process.boot import load_batches
     from forgekeeper.process.broker import broker
 
     def child() -> None:
         current().outcome = Outcome()
 
+    load_batches()
     if kind not in COUNTED:
-        broker.middleware[:] = [one for one in broker.middleware if not isinstance(one, worker_metrics.Measuring)]
-        worker_metrics.child_ended = lambda *_, **__: None
-        worker_metrics.line_written = lambda *_, **__: None
+        broker.middleware[:] = [one for one in broker.middleware if not isinstance(one, worker_metrics.WorkerMetrics)]
+        events.unsubscribe(worker_metrics.count)
     if kind not in LOGGED:
         middleware.Child = Silent  # type: ignore[attr-defined]
     # The actor of the catalogue itself: others are not counted.
@@ -114,9 +116,11 @@ def work(kind: str, arguments: list[str]) -> int:
     """Be a worker's master with Dramatiq's *arguments*; return its exit status."""
     if kind in COUNTED and MULTIPROCESS not in os.environ:
         # As `forgekeeper worker` does it: the client looks at this once, when it is imported.
+        import workers  # noqa: F401, declares the batches
+
         with listen("127.0.0.1", 0) as listening:
             os.environ["FORGEKEEPER_METRICS_PORT_WORKER"] = str(listening.getsockname()[1])
-            os.environ[MULTIPROCESS] = str(multiprocess.begin(listening, dict(os.environ)))
+            os.environ[MULTIPROCESS] = str(multiprocess.begin(listening, dict(os.environ), table(all_declared())))
         os.execv(sys.executable, [sys.executable, "-m", "benchmarks.noop", "work", kind, *arguments])
     _connected(kind)
     # The broker is set; Dramatiq wants a module to import all the same.

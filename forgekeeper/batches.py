@@ -18,7 +18,10 @@ import peewee as pw
 from forgekeeper.brought import Brought
 from forgekeeper.database import Base
 from forgekeeper.database.backlog import Backlog
+from forgekeeper.flags import FLAGS
 from forgekeeper.settings import Place
+from forgekeeper.shown import Shown
+from metrics.catalogue.metric import Counter
 
 if TYPE_CHECKING:
     from forgekeeper.runs.run import Run
@@ -35,10 +38,15 @@ class DeclaredTwice(Exception):
 
 
 class Threshold(NamedTuple):
-    """A number of the document beyond which it counts as crossed: *name* is the label, *above* its limit."""
+    """A number of the document beyond which it counts as crossed: *name* is the label, *above* its limit.
+
+    A backlog is what a run has left: the *found* fields of its outcome less those *done*; without any, what is due.
+    """
 
     name: Literal["duration", "backlog", "consecutive_failures", "dead_letter"]
     above: float = 0
+    found: Fields = ()
+    done: Fields = ()
 
 
 @dataclass(frozen=True)
@@ -80,11 +88,10 @@ class Schedule(NamedTuple):
     pace_sentence: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Declared:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Declared(Shown):
     """What batches and children have in common."""
 
-    name: str
     sentence: str
     module: str
     document: int | None
@@ -97,24 +104,15 @@ class Declared:
     records: tuple[Record, ...]
     thresholds: tuple[Threshold, ...]
     steps: tuple[str, ...]
-    counters: Mapping[str, Fields]
-    backlogs: dict[str, Callable[[datetime], Backlog]] = field(default_factory=dict)
-    left_behind: dict[str, Callable[[], int]] = field(default_factory=dict)
+    counters: tuple[Counter, ...]
+    flags: Mapping[str, str] = field(default_factory=dict)
+    lease: bool = False
     old: list[OldRecords] = field(default_factory=list)
 
     @property
     def parent(self) -> str | None:
         """The batch of which this is the child, None of a batch."""
         return None
-
-    def backlog(self, record: str) -> Callable[[Callable[[datetime], Backlog]], Callable[[datetime], Backlog]]:
-        """Let the function say how much of *record* is due at an instant, and since when."""
-
-        def declare(look: Callable[[datetime], Backlog]) -> Callable[[datetime], Backlog]:
-            self.backlogs[record] = look
-            return look
-
-        return declare
 
     def old_records(self, record: str, *, keep: timedelta) -> Callable[[Older], Older]:
         """Let rows of *record* be removed that the function selects: those done with before an instant *keep* ago."""
@@ -125,17 +123,12 @@ class Declared:
 
         return declare
 
-    def given_up(self, record: str) -> Callable[[Callable[[], int]], Callable[[], int]]:
-        """Let the function count what of *record* was given up and waits for a person."""
-
-        def declare(look: Callable[[], int]) -> Callable[[], int]:
-            self.left_behind[record] = look
-            return look
-
-        return declare
+    def limit(self, name: str) -> Threshold | None:
+        """Return the threshold of that name, None where the document has none."""
+        return next((one for one in self.thresholds if one.name == name), None)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class BatchSpec(Declared, Brought):
     """The declaration of a batch; its row in the database is `forgekeeper.runs.batch.Batch`."""
 
@@ -164,13 +157,12 @@ class BatchSpec(Declared, Brought):
         return any(one.name == record and one.objective for spec in (self, *self.children) for one in spec.records)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class ChildSpec(Declared):
     """The declaration of a child; *enqueued_as* is the field of its parent's outcome that counts those sent."""
 
     of: BatchSpec
     enqueued_as: str
-    lease: bool
 
     @property
     def parent(self) -> str | None:
@@ -215,8 +207,10 @@ def batch(
     records: Sequence[Record] = (),
     thresholds: Sequence[Threshold] = (),
     steps: Sequence[str] = (),
-    counters: Mapping[str, Fields] | None = None,
+    counters: Sequence[Counter] = (),
+    collector: str | None = None,
     flag: str | None = None,
+    flags: Mapping[str, str] | None = None,
     tables: Sequence[type[Base]] = (),
     deletes_from: Place | None = None,
     misreadings: Callable[[], Sequence[str]] = tuple,
@@ -225,13 +219,16 @@ def batch(
     """Declare a batch: a function of its run, whose first sentence says what it does.
 
     *budget* is the document's, at whose end a run stops by itself; after *time_limit* it is killed.  Of *tables* it
-    is asked before each run whether its statements would misread them; *misreadings* may say more.
+    is asked before each run whether its statements would misread them; *misreadings* may say more.  *flags* are those
+    that it reads, each with what it switches; by *flag* it is switched off.  *collector* is the exporter's label for
+    who reads its backlogs, if it is not the batch's name.
     *commands* is a module, imported by the command line alone, whose `COMMANDS` maps names to commands or groups.
     """
 
     def declare(work: Callable[[Run[Outcome]], None]) -> BatchSpec:
         declared = BatchSpec(
             **_common(work, records, thresholds, steps, counters),
+            collected_as=collector or work.__name__,
             document=document,
             queue=queue,
             team=team,
@@ -240,12 +237,14 @@ def batch(
             outcome=outcome,
             schedule=Schedule(cron, cron_sentence, pace_sentence),
             flag=flag,
+            flags=flags or {},
             tables=tuple(tables),
             deletes_from=deletes_from,
             misreadings=misreadings,
             commands=commands,
         )
         BATCHES[_new(declared)] = declared
+        FLAGS.update(declared.flags)
         return declared
 
     return declare
@@ -262,7 +261,8 @@ def child(
     records: Sequence[Record] = (),
     thresholds: Sequence[Threshold] = (),
     steps: Sequence[str] = (),
-    counters: Mapping[str, Fields] | None = None,
+    counters: Sequence[Counter] = (),
+    collector: str | None = None,
     lease: bool = False,
 ) -> Callable[[Callable[Concatenate[Run[Outcome], Arguments], None]], ChildSpec]:
     """Declare the child of a batch's fan-out: a function of its run and of ids; running it twice is harmless."""
@@ -270,6 +270,7 @@ def child(
     def declare(work: Callable[Concatenate[Run[Outcome], Arguments], None]) -> ChildSpec:
         declared = ChildSpec(
             **_common(work, records, thresholds, steps, counters),
+            collected_as=collector or work.__name__,
             document=of.document,
             queue=queue,
             team=of.team,
@@ -292,7 +293,7 @@ def _common(
     records: Sequence[Record],
     thresholds: Sequence[Threshold],
     steps: Sequence[str],
-    counters: Mapping[str, Fields] | None,
+    counters: Sequence[Counter],
 ) -> dict[str, Any]:
     return {
         "name": work.__name__,
@@ -302,7 +303,7 @@ def _common(
         "records": tuple(records),
         "thresholds": tuple(thresholds),
         "steps": tuple(f"{work.__name__}.{step}" for step in steps),
-        "counters": dict(counters or {}),
+        "counters": tuple(counters),
     }
 
 

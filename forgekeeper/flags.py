@@ -8,11 +8,8 @@ from playhouse.postgres_ext import DateTimeTZField
 from forgekeeper.database import Base, default
 from forgekeeper.database.use import PERSON, SEEN, Use
 
-FLAGS = {
-    "bulk_delete_job_artifacts": "Delete expired job artifacts at all (batch 11).",
-    "bulk_delete_job_artifacts_high_concurrency": "Delete them in ten buckets instead of five.",
-}
-"""Every flag and what it switches; one that has no row is off."""
+FLAGS: dict[str, str] = {}
+"""Every flag that a batch declares, and what it switches; one that has no row is off."""
 
 
 class FeatureFlag(Base):

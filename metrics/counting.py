@@ -1,4 +1,4 @@
-"""What this process has counted, for the page that shows all processes of a worker together."""
+"""What this process has counted, for the endpoint that shows all processes of a worker together."""
 
 from __future__ import annotations
 

@@ -6,12 +6,15 @@ in files, from which one page shows all processes together; elsewhere in memory.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import prometheus_client as prometheus
 from prometheus_client import CollectorRegistry, values
 from prometheus_client.values import MutexValue
 
 from metrics import process_id, room
-from metrics.catalogue import Metric, Process, of
+from metrics.catalogue import of, table
+from metrics.catalogue.metric import Metric, Process
 
 # Each counter's date of birth would be one more series, and no rule asks for it.
 prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -22,13 +25,23 @@ if IN_FILES:
 
 
 class Instruments:
-    """The metrics of one kind of process, each known by its full name."""
+    """The metrics of one kind of process, each known by its full name; until `know` those that no batch brings."""
 
     def __init__(self, process: Process) -> None:
         self.registry = CollectorRegistry()
-        self._instruments = {metric.name: _instrument(metric, self.registry) for metric in of(process)}
-        self._children = {metric.name: metric.children or () for metric in of(process)}
+        self._process = process
+        self._metrics: list[Metric] = []
+        self._instruments: dict[str, Instrument] = {}
         self._series: dict[tuple[str, ...], Instrument] = {}
+        self.know(table(()))
+
+    def know(self, metrics: Mapping[str, Metric]) -> Instruments:
+        """Take these for all there are; call it once batches are declared, before anything is counted of them."""
+        self._metrics = of(self._process, metrics)
+        for metric in self._metrics:
+            if metric.name not in self._instruments:
+                self._instruments[metric.name] = _instrument(metric, self.registry)
+        return self
 
     @property
     def in_files(self) -> bool:
@@ -69,9 +82,9 @@ class Instruments:
 
     def zero(self) -> Instruments:
         """Create every series: one that first appears as a one never rises.  No instant is zero, so none is created."""
-        for name, children in self._children.items():
-            for labels in children if not name.endswith("_timestamp_seconds") else ():
-                self._of(name, *labels)
+        for metric in self._metrics:
+            for labels in (metric.children or ()) if not metric.name.endswith("_timestamp_seconds") else ():
+                self._of(metric.name, *labels)
         return self
 
     def _of(self, *series: str) -> Instrument:

@@ -10,6 +10,7 @@ behind, and is removed by the next who starts.
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
 import signal
@@ -22,7 +23,9 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -32,6 +35,8 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from metrics import logs
+from metrics.catalogue import table
+from metrics.catalogue.metric import Metric
 from metrics.endpoint import Page, PortTaken
 from metrics.instruments import Instruments
 from metrics.room import reserve
@@ -44,6 +49,8 @@ FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 """The client looks at it once, when it is first imported: setting it later would lose every count."""
 PID = "page.pid"
 """The file, beside what is counted, with the id of the process that serves the page."""
+CATALOGUE = "catalogue.json"
+"""The file, beside it too, with all the metrics there are: the endpoint's process loads no batches."""
 PAUSE, LONGEST_PAUSE = 1.0, 60.0
 """Seconds before a page that has ended is started anew: each time twice as many, unless it has lived for the latter."""
 SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
@@ -59,16 +66,16 @@ class MasterEnded(Exception):
     """The process whose workers are shown has ended."""
 
 
-class Gathered(Collector):
+class Multiprocess(Collector):
     """What all processes together have counted, and zeros for what none of them has.
 
     Nothing at all where the folder is gone: zeros would look like a worker that has nothing to tell.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, metrics: Mapping[str, Metric]) -> None:
         self._folder = folder
         self._lock = threading.Lock()
-        self._zeros = list(Instruments("worker").zero().registry.collect())
+        self._zeros = list(Instruments("worker").know(metrics).zero().registry.collect())
 
     def describe(self) -> list[Family]:
         """Name nothing: to be asked what there is would be a scrape."""
@@ -156,8 +163,8 @@ def _add_up(grave: Path, dead: list[Path]) -> None:
     new.rename(grave)
 
 
-def begin(listening: socket.socket, environment: Mapping[str, str]) -> Path:
-    """Start the page of the processes that this one will start; return the folder they have to count in.
+def begin(listening: socket.socket, environment: Mapping[str, str], metrics: Mapping[str, Metric]) -> Path:
+    """Start the endpoint of the processes that this one will start; return the folder they have to count in.
 
     This process may replace its program: it is known by its id.  The lock goes with it, and
     to every process that it forks.
@@ -165,8 +172,31 @@ def begin(listening: socket.socket, environment: Mapping[str, str]) -> Path:
     remove_abandoned()
     folder, lock = locked_folder()
     os.set_inheritable(lock, True)
+    write_catalogue(folder, metrics)
     start(listening, folder, environment)
     return folder
+
+
+def write_catalogue(folder: Path, metrics: Mapping[str, Metric]) -> None:
+    """Leave the table of all metrics in *folder*, unless the disk is full: then the endpoint lacks batches' zeros."""
+    written = folder / CATALOGUE
+    try:
+        written.write_text(json.dumps([asdict(metric) for metric in metrics.values()]))
+    except OSError as error:
+        log.warning("catalogue not written", error=str(error))
+        written.unlink(missing_ok=True)
+
+
+def read_catalogue(folder: Path) -> dict[str, Metric]:
+    """Return the table that was left in *folder*; where none could be, what is known without batches."""
+    if not (folder / CATALOGUE).exists():
+        return table(())
+    return {one["name"]: _metric(**one) for one in json.loads((folder / CATALOGUE).read_text())}
+
+
+def _metric(*, labels: list[str], children: list[list[str]] | None, buckets: list[float], **facts: Any) -> Metric:
+    series = None if children is None else tuple(map(tuple, children))
+    return Metric(labels=tuple(labels), children=series, buckets=tuple(buckets), **facts)
 
 
 def start(listening: socket.socket, folder: Path, environment: Mapping[str, str] | None = None) -> int:
@@ -232,11 +262,11 @@ class Watch(Vital):
 def serve(listening: socket.socket, folder: Path, master: int) -> None:
     """Serve the page until the master has ended; remove the folder when its last worker has."""
     registry = CollectorRegistry()
-    gathered = Gathered(folder)
-    registry.register(gathered)
+    merged = Multiprocess(folder, read_catalogue(folder))
+    registry.register(merged)
 
     def turn() -> None:
-        gathered.bury()
+        merged.bury()
         if os.getppid() != master:
             raise MasterEnded
 

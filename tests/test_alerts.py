@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import re
@@ -20,6 +19,7 @@ import yaml
 
 from forgekeeper.cli.commands import application
 from forgekeeper.settings import PREFIX, Settings
+from tests.harness.catalogue import METRICS
 from tests.harness.every import every
 from tests.harness.rules import RULES, RULES_FILE, UNIT_TESTS, by_alert, cases
 
@@ -122,10 +122,9 @@ def test_no_rule_names_a_row_that_no_document_has():
 
 
 def test_the_rules_rest_on_metrics_of_the_catalogue():
-    metrics = importlib.import_module("metrics.catalogue").METRICS
-    names = set(metrics) | {
+    names = set(METRICS) | {
         f"{name}_{end}"
-        for name, metric in metrics.items()
+        for name, metric in METRICS.items()
         if metric.type == "histogram"
         for end in ("bucket", "sum", "count")
     }
@@ -136,12 +135,10 @@ def test_the_rules_rest_on_metrics_of_the_catalogue():
 
 
 def test_the_rules_ask_for_labels_and_values_that_exist():
-    metrics = importlib.import_module("metrics.catalogue").METRICS
-
     for rule in RULES:
         for name, matchers in re.findall(r"\b(forgekeeper_\w+)\s*\{([^}]*)\}", rule["expr"]):
             for label, operator, value in re.findall(r'(\w+)(=~|!~|!=|=)"([^"]*)"', matchers):
-                known = metrics[name].values[label]
+                known = METRICS[name].values[label]
                 for wanted in value.split("|"):
                     assert known is None or wanted in known, f"{rule['alert']}: {name} has no {label}{operator}{wanted}"
 

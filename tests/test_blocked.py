@@ -5,6 +5,7 @@ from uuid import uuid4
 
 import pytest
 
+from forgekeeper.batches import BATCHES
 from forgekeeper.database import database, now
 from forgekeeper.flags import FeatureFlag
 from forgekeeper.runs import held_back
@@ -14,7 +15,7 @@ from forgekeeper.runs.blocked import REASONS, Blocked
 from forgekeeper.runs.child import Child
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.runner import Runner
-from metrics.catalogue import BLOCKS
+from metrics.catalogue.labels import BLOCKS
 from metrics.counting import WORKER
 from workers.expired_job_artifacts import FLAG
 from workers.git_ref_cleanup import Outcome, ProjectOutcome
@@ -23,7 +24,7 @@ NAME, CHILD = "git_ref_cleanup", "clean_project_refs"
 MISSING = Blocked("no_repositories", "no repositories are configured")
 APART = Blocked("clocks", "the clocks are apart")
 DAY = timedelta(days=1)
-ON = dict.fromkeys(held_back.PARENTS, "* * * * *")
+ON = dict.fromkeys(BATCHES, "* * * * *")
 pytestmark = pytest.mark.usefixtures("database")
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from forgekeeper import worker_metrics
-from forgekeeper.batches import BATCHES
+from forgekeeper.batches import BATCHES, all_declared
 from forgekeeper.locks import lease
 from forgekeeper.process.broker import broker
 from forgekeeper.process.middleware import ChildRetries
@@ -26,10 +26,9 @@ from forgekeeper.runs import attempt, plan
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.runner import Runner
 from forgekeeper.storage import outbox
-from metrics.catalogue import BATCHES as CATALOGUE
 from metrics.dashboards.limits import alerts
-from models import STALE_AFTER, UNFINISHED, ImportStatus, TrackerStatus, job_artifacts
-from models.bulk_imports import ImportStatus, TrackerStatus
+from models import STALE_AFTER, UNFINISHED, ImportStatus, TrackerStatus
+from tests.harness.catalogue import LABELS
 from tests.harness.every import every
 from tests.harness.performing import act
 from tests.harness.settings import settings_with
@@ -81,6 +80,13 @@ def said(name: str, pattern: str) -> str:
     return found[0]
 
 
+def threshold(batch: str, name: str) -> float:
+    """Return the limit that the batch declares."""
+    limit = BATCHES[batch].limit(name)
+    assert limit is not None
+    return limit.above
+
+
 def retries_of_a_child() -> int:
     """Return how often the broker lets a child be tried again."""
     (retries,) = (one for one in broker.middleware if isinstance(one, ChildRetries))
@@ -102,10 +108,10 @@ DOCUMENT_48 = [
     Number("time", "MAX_RUNTIME = 30.seconds", 30 * SECOND, lambda: user_status_cleanup.MAX_RUNTIME),
     Number("time told", "MAX_RUNTIME = 30.seconds", 30 * SECOND, lambda: BATCHES["user_status_cleanup"].budget),
     Number("retries", RETRIES, 25, lambda: attempt.MAX_RETRIES),
-    Number("alert: seconds", "処理時間 60秒", 60, lambda: worker_metrics.DURATION["user_status_cleanup"]),
+    Number("alert: seconds", "処理時間 60秒", 60, lambda: threshold("user_status_cleanup", "duration")),
     Number("alert: breaches", "処理時間 60秒", "> 0", lambda: condition("UserStatusCleanupDurationHigh")),
     Number("alert: sentence", "処理時間 60秒", "60 s", lambda: said("UserStatusCleanupDurationHigh", r"\d+ s\b")),
-    Number("alert: left by a run", "10000件超過", 10_000, lambda: worker_metrics.BACKLOG),
+    Number("alert: left by a run", "10000件超過", 10_000, lambda: threshold("user_status_cleanup", "backlog")),
     Number("alert: left", "10000件超過", "> 10000 for 5m", lambda: condition("UserStatusCleanupBacklogHigh")),
     Number("alert: left, sentence", "10000件超過", "10,000", lambda: said("UserStatusCleanupBacklogHigh", r"\d+,\d+")),
 ]
@@ -122,7 +128,7 @@ DOCUMENT_58 = [
         "alert: batches with dead letters",
         "Sidekiq失敗キュー",
         {"git_ref_cleanup", "clean_project_refs"},
-        lambda: worker_metrics.DEAD_LETTERS,
+        lambda: {one.name for one in all_declared() if one.limit("dead_letter")},
     ),
 ]
 DOCUMENT_100 = [
@@ -130,11 +136,12 @@ DOCUMENT_100 = [
     Number("time", "MAX_EXEC_DURATION（250秒）", 250 * SECOND, lambda: stale_direct_uploads.MAX_EXEC_DURATION),
     Number("time told", "目標処理時間 250秒以内", 250 * SECOND, lambda: BATCHES["stale_direct_uploads"].budget),
     Number("retries", RETRIES, 25, lambda: attempt.MAX_RETRIES),
-    Number("alert: seconds", "250秒超過", 250, lambda: worker_metrics.DURATION["stale_direct_uploads"]),
+    Number("alert: seconds", "250秒超過", 250, lambda: threshold("stale_direct_uploads", "duration")),
     Number("alert: breaches", "250秒超過", "> 0", lambda: condition("StaleDirectUploadCleanupTimeout")),
     Number("alert: sentence", "250秒超過", "250 s", lambda: said("StaleDirectUploadCleanupTimeout", r"\d+ s\b")),
     Number("alert: failures", "連続失敗", ">= 2", lambda: condition("StaleDirectUploadCleanupFailing")),
-    Number("alert: failures counted", "連続失敗", 2, lambda: worker_metrics.FAILURES["stale_direct_uploads"]),
+    Number("alert: failures counted", "連続失敗", 2, lambda: threshold("stale_direct_uploads", "consecutive_failures")),
+    Number("alert: left by a run", "大量蓄積", 10_000, lambda: threshold("stale_direct_uploads", "backlog")),
     Number("alert: pile", "大量蓄積", "> 10000 for 30m", lambda: condition("PendingDirectUploadsAccumulating")),
     Number("alert: pile, sentence", "大量蓄積", "10,000", lambda: said("PendingDirectUploadsAccumulating", r"\d+,\d+")),
 ]
@@ -171,13 +178,15 @@ DOCUMENT_11 = [
         lambda: expired_job_artifacts.HIGH_CONCURRENCY_FLAG,
     ),
     Number("retries", RETRIES, 25, lambda: attempt.MAX_RETRIES),
-    Number("alert: seconds", "処理時間 60秒", 60, lambda: worker_metrics.DURATION["expired_job_artifacts"]),
+    Number("alert: seconds", "処理時間 60秒", 60, lambda: threshold("expired_job_artifacts", "duration")),
     Number("alert: breaches", "処理時間 60秒", "> 0", lambda: condition("ArtifactBulkDeleteSchedulerDurationHigh")),
     Number(
         "alert: sentence", "処理時間 60秒", "60 s", lambda: said("ArtifactBulkDeleteSchedulerDurationHigh", r"\d+ s\b")
     ),
     Number("alert: failures", "連続3回失敗", ">= 3", lambda: condition("ArtifactBulkDeleteSchedulerFailing")),
-    Number("alert: failures counted", "連続3回失敗", 3, lambda: worker_metrics.FAILURES["expired_job_artifacts"]),
+    Number(
+        "alert: failures counted", "連続3回失敗", 3, lambda: threshold("expired_job_artifacts", "consecutive_failures")
+    ),
 ]
 FURTHER = [
     Number("58: deletions of a child", "MAX_DELETES", 10_000, lambda: git_ref_cleanup.MAX_DELETES),
@@ -200,8 +209,8 @@ FURTHER = [
     Number("11: loops", "at most 500 times", 500, lambda: expired_job_artifacts.LOOP_LIMIT),
     Number("11: time of a child", "5 minutes", 5 * MINUTE, lambda: expired_job_artifacts.MAX_RUNTIME),
     Number("11: time of the parent", "60秒", MINUTE, lambda: expired_job_artifacts.PARENT_BUDGET),
-    Number("11: unlocked", "locked = 0", 0, lambda: job_artifacts.UNLOCKED),
-    Number("11: trace", "file_type <> 3", 3, lambda: job_artifacts.TRACE),
+    Number("11: unlocked", "locked = 0", 0, lambda: JobArtifact.UNLOCKED),
+    Number("11: trace", "file_type <> 3", 3, lambda: JobArtifact.TRACE),
     Number("objects: cron", "every minute", "* * * * *", lambda: cron("delete_objects")),
     Number("objects: visibility", "10-minute visibility", 10 * MINUTE, lambda: settings_with().object_visibility),
     Number("objects: attempts", "after 10 attempts", 10, lambda: outbox.MAX_ATTEMPTS),
@@ -228,7 +237,7 @@ def test_each_number_of_the_documents_is_the_one_in_use(document, number):
 def test_each_document_has_its_batch(document):
     (parent,) = [batch for batch in BATCHES.values() if batch.document == int(document)]
 
-    assert CATALOGUE[parent.name].document == document
+    assert (parent.name, document, parent.queue, parent.team) in LABELS.info
 
 
 @pytest.mark.usefixtures("database")

@@ -419,7 +419,7 @@ def test_a_batch_has_three_settings_of_its_own():
 
 
 def test_a_batch_whose_setting_would_be_another_s_is_refused():
-    with pytest.raises(SettingsError, match="no batch can be called window: FORGEKEEPER_CATCH_UP_WINDOW is a setting"):
+    with pytest.raises(SettingsError, match=r"no batch can be called window: FORGEKEEPER_CATCH_UP_WINDOW is a setting"):
         settings_of((OfBatch("window", "* * * * *", "", ""),))
 
 
@@ -441,7 +441,7 @@ def test_a_module_that_declares_nothing_stops_the_start(monkeypatch):
 def test_what_is_no_module_stops_the_start(monkeypatch, names):
     monkeypatch.setenv(PREFIX + "BATCHES", names)
 
-    with pytest.raises(SettingsError, match="bad value of FORGEKEEPER_BATCHES: .* is no module"):
+    with pytest.raises(SettingsError, match=r"bad value of FORGEKEEPER_BATCHES: .* is no module"):
         load()
 
 

@@ -69,6 +69,7 @@ class Outcome:
         ),
         Record("dead_object", given_up=True),
     ],
+    collector="objects",
     steps=["claimed", "deleted", "forgotten"],
     commands="forgekeeper.cli.objects",
 )

@@ -136,6 +136,7 @@ class Outcome:
         Record("entity", processed=("entities",), objective=timedelta(hours=8)),
         Record("tracker", processed=("trackers",)),
     ],
+    collector="imports",
     steps=["timed_out"],
 )
 def stale_imports(run: Run[Outcome]) -> None:

@@ -96,6 +96,7 @@ class Outcome:
         )
     ],
     thresholds=[Threshold("duration", above=60), Threshold("backlog", above=10_000)],
+    collector="user_statuses",
     steps=["deleted"],
 )
 def user_status_cleanup(run: Run[Outcome]) -> None:

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import IO, NamedTuple, NoReturn
 
 from forgekeeper import migrations
-from forgekeeper.batches import BATCHES, CHILDREN
+from forgekeeper.batches import BATCHES, CHILDREN, all_declared
 from forgekeeper.brought import Figure, Sample
 from forgekeeper.cli.connection import connected
 from forgekeeper.cli.console import Problem, err, facts, out, table
@@ -32,7 +32,7 @@ from forgekeeper.settings import PREFIX, Settings
 from forgekeeper.storage import stores
 from forgekeeper.storage.outbox import DeletedObject
 from forgekeeper.storage.sentinel import NAME, Folder
-from metrics.catalogue import COLLECTORS
+from metrics.catalogue.labels import Labels
 
 PATIENCE = 90.0
 """Seconds; on two slow cores the tour takes about fifteen."""
@@ -186,7 +186,7 @@ def _figures(found: Found, pages: Pages) -> Iterator[Figure]:
         twice = Figure("worker", "runs_skipped_total", {"batch": name, "reason": "duplicate"}, 0).shown(pages) or 0
         begun = sum(run.enqueued_at is not None or run.attempt > 0 for run in runs)
         yield Figure("scheduler", "scheduler_enqueued_total", {"batch": name}, begun + twice)
-    yield Figure("exporter", "exporter_collector_success", {}, len(COLLECTORS))
+    yield Figure("exporter", "exporter_collector_success", {}, len(Labels(all_declared()).collectors))
 
 
 def _report(found: Found, before: Counts, after: Counts, compared: list[Compared]) -> None:

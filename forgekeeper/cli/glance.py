@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
@@ -17,8 +18,8 @@ from metrics.redaction import clean
 STATES = {"succeeded": "green", "failed": "red", "blocked": "red"}
 
 
-def drawn(found: dict[str, Any]) -> RenderableType:
-    """Draw what was found: what is wrong, the batches, how their last runs ended, the queues."""
+def drawn(found: dict[str, Any], sentences: Sequence[str]) -> RenderableType:
+    """Draw what was found: what is wrong, the batches, how their last runs ended, the queues; and *sentences*."""
     batches, instant = found["batches"], found["at"]
     notes = [
         Text(clean(f"{name} is paused {_pause(one['paused'])}"), "yellow")
@@ -36,7 +37,7 @@ def drawn(found: dict[str, Any]) -> RenderableType:
         "",
         _queues(found["queues"], instant),
         "",
-        _summary(found),
+        _summary(found, sentences),
     )
 
 
@@ -87,15 +88,14 @@ def _queues(queues: dict[str, Any], instant: datetime) -> Table:
     return table
 
 
-def _summary(found: dict[str, Any]) -> Text:
-    buckets, processes = found["buckets"], found["processes"]
+def _summary(found: dict[str, Any], sentences: Sequence[str]) -> Text:
+    processes = found["processes"]
     living = [one["kind"] for one in processes if not one["silent"]]
     silent = len(processes) - len(living)
     return Text.assemble(
         f"Processes: {_count(living, 'scheduler')}, {_count(living, 'worker')}",
         (f", {silent} silent: see `forgekeeper processes`" if silent else "", "yellow"),
-        f".\nArtifact buckets: {len(buckets['available'])} available, {len(buckets['occupied'])} occupied. "
-        f"Leases held: {len(found['leases'])}.",
+        ".\n" + clean(" ".join([*sentences, f"Leases held: {len(found['leases'])}."])),
     )
 
 

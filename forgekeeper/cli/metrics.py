@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
+from forgekeeper.batches import all_declared
 from forgekeeper.cli.console import Json, emit, out
-from metrics.catalogue import METRICS, Metric, of
+from metrics.catalogue import of, table
+from metrics.catalogue.metric import Metric, Process
 
 INTRODUCTION = """# Metrics
 
@@ -20,7 +22,7 @@ at zero if it can be; a time that does not apply is absent.
 
 This page is printed by `forgekeeper metrics --markdown`.
 """
-PAGES = {
+PAGES: dict[Process, str] = {
     "worker": "`forgekeeper worker`, at `FORGEKEEPER_METRICS_PORT_WORKER`",
     "scheduler": "`forgekeeper scheduler`, at `FORGEKEEPER_METRICS_PORT_SCHEDULER`",
     "exporter": "`forgekeeper exporter`, at `FORGEKEEPER_METRICS_PORT_EXPORTER`",
@@ -32,21 +34,22 @@ def metrics(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the page docs/metrics.md.")] = False,
 ) -> None:
     """List every metric with its type, labels, unit and sentence."""
+    known = table(all_declared())
     if json:
-        emit({"metrics": [asdict(metric) | {"labels": metric.values} for metric in METRICS.values()]})
+        emit({"metrics": [asdict(metric) | {"labels": metric.values} for metric in known.values()]})
     elif markdown:
-        out.print(page(METRICS.values()), end="")
+        out.print(page(known), end="")
     else:
-        for metric in METRICS.values():
+        for metric in known.values():
             labels = f"{{{', '.join(metric.labels)}}}" if metric.labels else ""
             out.print(f"{metric.name}{labels}  ({metric.type}, {metric.process})", style="bold")
             out.print(f"    {metric.help}")
 
 
-def page(metrics: Iterable[Metric]) -> str:
+def page(metrics: Mapping[str, Metric]) -> str:
     """Write the documentation's page of metrics."""
-    tables = [f"\n## {text}\n\n{_table(of(process))}" for process, text in PAGES.items()]  # type: ignore[arg-type]
-    return INTRODUCTION + "".join(tables) + _values(metrics)
+    tables = [f"\n## {text}\n\n{_table(of(process, metrics))}" for process, text in PAGES.items()]
+    return INTRODUCTION + "".join(tables) + _values(metrics.values())
 
 
 def _table(metrics: Iterable[Metric]) -> str:

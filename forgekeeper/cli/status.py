@@ -13,7 +13,7 @@ import typer
 from rich.console import RenderableType
 from rich.live import Live
 
-from forgekeeper.batches import BATCHES, BatchSpec, queues
+from forgekeeper.batches import BATCHES, BatchSpec, all_declared, queues
 from forgekeeper.cli import timing
 from forgekeeper.cli.connection import connected, explained
 from forgekeeper.cli.console import Json, Problem, emit, out, warning, wrong_use
@@ -33,7 +33,7 @@ from forgekeeper.runs import held_back
 from forgekeeper.runs.batch import Batch as BatchRow
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.settings import Settings
-from workers.expired_job_artifacts import bucket_states
+from forgekeeper.shown import Status
 
 EVERY = 2.0
 """Seconds between two looks; watch(1) has the same."""
@@ -63,7 +63,7 @@ def status(
     if json:
         emit(found)
     else:
-        out.print(drawn(found), soft_wrap=False)
+        out.print(_drawn(found), soft_wrap=False)
 
 
 def gather(settings: Settings) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def gather(settings: Settings) -> dict[str, Any]:
         "batches": {name: _batch(batch, timetable, instant) for name, batch in BATCHES.items()},
         "timetable_of": timetable.source,
         "queues": {queue: _queue(queue, known, instant) for queue in queues()},
-        "buckets": bucket_states(),
+        **{name: part.look() for name, part in statuses().items()},
         "leases": held(),
         "processes": facts_of(known, instant),
         "clocks": clocks,
@@ -87,6 +87,15 @@ def gather(settings: Settings) -> dict[str, Any]:
             *held_back.warnings({name: timetable.cron(name, instant) for name in BATCHES}),
         ],
     }
+
+
+def statuses() -> dict[str, Status]:
+    """Return the parts that batches bring, by their names."""
+    return {name: part for one in all_declared() for name, part in one.statuses.items()}
+
+
+def _drawn(found: dict[str, Any]) -> RenderableType:
+    return drawn(found, [part.sentence(found[name]) for name, part in statuses().items()])
 
 
 def _batch(batch: BatchSpec, timetable: Timetable, instant: datetime) -> dict[str, Any]:
@@ -144,7 +153,7 @@ def _picture(settings: Settings) -> RenderableType:
     try:
         with explained():
             database.connect(reuse_if_open=True)
-            return drawn(gather(settings))
+            return _drawn(gather(settings))
     except Problem as problem:
         # It is watched for just that: the servers may come back.
         release()

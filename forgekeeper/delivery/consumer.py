@@ -23,11 +23,12 @@ from dramatiq import Message, MessageProxy
 from dramatiq.common import compute_backoff, current_millis, dq_name, q_name
 from dramatiq.errors import ConnectionClosed, DecodeError
 
-from forgekeeper import shutdown, worker_metrics
+from forgekeeper import shutdown
 from forgekeeper.delivery.deliveries import Deliveries, Fetched, Refused
 from forgekeeper.delivery.hands import Delivery, Due, Hands
 from forgekeeper.delivery.queues import actor_of
 from forgekeeper.delivery.sizes import TOO_LARGE
+from forgekeeper.events import DeadLettered, emit
 from forgekeeper.redis_values import is_text
 from forgekeeper.runs.attempt import describe
 
@@ -192,7 +193,7 @@ class Consumer(dramatiq.Consumer):
             facts = {"queue": self._queue, "message_id": _text(one), "reason": TOO_LARGE, "bytes": one.size}
             log.error("message dead-lettered", **facts)
             # Whose it was is in what nobody has read.
-            worker_metrics.given_up("")
+            emit(DeadLettered(""))
 
     def _drain(self) -> None:
         """Requeue what has not been started, once; the heartbeat did so too, perhaps before our last fetch."""
@@ -211,7 +212,7 @@ class Consumer(dramatiq.Consumer):
         if message is None:
             log.error("message dead-lettered", queue=self._queue, message_id=_text(fetched), reason="malformed")
             if self._deliveries.nack(self._queue, *fetched, reason="malformed"):
-                worker_metrics.given_up(actor_of(fetched.body))
+                emit(DeadLettered(actor_of(fetched.body)))
             return None
         if not self._delayed and message.actor_name not in self._broker.actors:
             self._postpone(fetched, message)

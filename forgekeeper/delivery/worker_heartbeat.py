@@ -11,9 +11,10 @@ import redis
 import structlog
 from dramatiq import Worker
 
-from forgekeeper import shutdown, worker_metrics
+from forgekeeper import shutdown
 from forgekeeper.delivery.deliveries import Deliveries
 from forgekeeper.delivery.queues import actor_of
+from forgekeeper.events import DeadLettered, emit
 from forgekeeper.runs.attempt import describe
 from metrics.threads import Vital, end_process
 
@@ -90,7 +91,7 @@ class WorkerHeartbeat(Vital):
             log.warning("messages reclaimed", silent=reclaimed.worker, queue=reclaimed.queue, count=reclaimed.taken)
             for message_id, body in zip(reclaimed.poison, reclaimed.bodies, strict=True):
                 log.error("message dead-lettered", queue=reclaimed.queue, message_id=message_id, reason="poison")
-                worker_metrics.given_up(actor_of(body))
+                emit(DeadLettered(actor_of(body)))
 
     def _not_reclaimed(self, worker: str, error: redis.ResponseError) -> None:
         """Say once a minute that messages cannot be taken, for as long as that is so."""

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from forgekeeper import boot
+from forgekeeper import boot, worker_metrics
+from forgekeeper.batches import all_declared
+from forgekeeper.events import subscribe
 from forgekeeper.process.actors import declare
 from forgekeeper.process.broker import broker
 from forgekeeper.settings import reading
+from metrics.catalogue import table
+from metrics.counting import WORKER
 
 
 def load_batches() -> None:
-    """Import the modules of batches, and make actors of what they declare; idempotent.  Raises `SettingsError`."""
+    """Import the modules of batches; make actors of what they declare, and count it; idempotent.
+
+    Raises `SettingsError`.
+    """
     boot.declare(reading.modules())
     declare(broker)
+    WORKER.know(table(all_declared()))
+    subscribe(worker_metrics.count)

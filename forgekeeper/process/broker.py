@@ -17,7 +17,7 @@ from forgekeeper.process.middleware import Attendance, Children, ChildRetries, C
 from forgekeeper.process.presence import AtWork
 from forgekeeper.process.tracing import tracing
 from forgekeeper.runs.ledger import MAX_RETRIES
-from forgekeeper.worker_metrics import Measuring
+from forgekeeper.worker_metrics import WorkerMetrics
 
 NAMESPACE = "forgekeeper"
 
@@ -30,7 +30,7 @@ broker = Broker(
     # while a run is being closed it would end the thread and lose the message.
     middleware=[
         *tracing(),
-        Measuring(),
+        WorkerMetrics(),
         Clients(),
         Holding(at_work),
         Drain(),

@@ -18,7 +18,7 @@ from dramatiq.common import q_name
 from dramatiq.middleware import Middleware, MiddlewareError, Retries, SkipMessage, TimeLimit
 from playhouse.pool import MaxConnectionsExceeded
 
-from forgekeeper import shutdown, worker_metrics
+from forgekeeper import shutdown
 from forgekeeper.batches import queues as declared_queues
 from forgekeeper.boot import load
 from forgekeeper.connections import Limits, connect
@@ -27,6 +27,7 @@ from forgekeeper.delivery.broker import Broker as OurBroker
 from forgekeeper.delivery.enqueue_unique import TOKEN, enqueue_unique
 from forgekeeper.delivery.hands import Delivery
 from forgekeeper.delivery.worker_heartbeat import WorkerHeartbeat
+from forgekeeper.events import LineWritten, emit
 from forgekeeper.process import signals
 from forgekeeper.process.presence import AtWork, Presence
 from forgekeeper.process.tracing import HEADER
@@ -71,6 +72,10 @@ def needed(hook: Callable[Given, None]) -> Callable[Given, None]:
     return called
 
 
+def _written(level: str) -> None:
+    emit(LineWritten(level))
+
+
 def _longest(broker: Broker) -> dict[str, float]:
     """Return for how many seconds a message of each actor may be worked on, until nothing will end it any more."""
     limits = {name: actor.options.get("time_limit") for name, actor in broker.actors.items()}
@@ -86,7 +91,7 @@ class Clients(Middleware):
         signals.follow()
         settings = load()
         # Not what Dramatiq has put in its place: a pipe to the master, in whose death lines would be lost.
-        logs.configure(settings.log_format, settings.log_level, sys.__stderr__, told=worker_metrics.line_written)
+        logs.configure(settings.log_format, settings.log_level, sys.__stderr__, told=_written)
         # One connection for each thread, one for the heartbeat of runs, one for the process's presence.
         connect(settings, Limits.of_worker(settings), name="worker", connections=settings.worker_threads + 2)
 

@@ -25,9 +25,9 @@ from forgekeeper.database import database, reachable, release
 from forgekeeper.delivery.enqueue_many import Enqueued, Keyed, enqueue_many
 from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.deadline import Deadline
+from forgekeeper.runs.growth import Growth
 from forgekeeper.runs.ledger import MAX_RETRIES, JobRun, Started
 from forgekeeper.settings import Settings
-from forgekeeper.worker_metrics import Growth
 from metrics.redaction import clean, text_of
 
 LONGEST_RETRY = timedelta(hours=1)

@@ -15,9 +15,10 @@ from typing import Any, Self, TypeAlias, TypeVar
 import peewee as pw
 import structlog
 
-from forgekeeper import shutdown, worker_metrics
+from forgekeeper import shutdown
 from forgekeeper.database import reachable, sqlstate
 from forgekeeper.database.chunks import among, delete, first
+from forgekeeper.events import RecordFailed, emit
 from forgekeeper.runs.attempt import describe
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.passed_over import PassedOver
@@ -149,7 +150,7 @@ class BadRecords:
         log.error("record failed", record=self._record, id=key, error=sentence)
         PassedOver.fail(self._batch, self._record, key, sentence)
         if self._error_kind is not None:
-            worker_metrics.record_failed(self._batch, self._record, self._error_kind)
+            emit(RecordFailed(self._batch, self._record, self._error_kind))
         self.failed += 1
         self.error = error
         self.keys.add(key)

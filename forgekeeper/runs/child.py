@@ -11,14 +11,14 @@ from typing import Any
 import peewee as pw
 import structlog
 
-from forgekeeper import worker_metrics
+from forgekeeper.batches import spec
+from forgekeeper.events import ChildEnded, emit
 from forgekeeper.runs.attempt import NoAttempt, describe, identity, storable
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.deadline import Deadline
+from forgekeeper.runs.growth import Growth
 from forgekeeper.settings import Settings
-from forgekeeper.worker_metrics import Growth
-from metrics.catalogue import BATCHES
 
 log = structlog.get_logger(__name__)
 _current: ContextVar[Child | None] = ContextVar("child", default=None)
@@ -70,17 +70,17 @@ class Child:
             log.info("child finished", seconds=seconds, more=self.more, **result)
         self.count()
         skipped = self.blocked.reason if self.blocked is not None else None
-        worker_metrics.child_ended(self._actor, seconds, self.outcome, error, skipped=skipped)
+        emit(ChildEnded(self._actor, seconds, self.outcome, error, skipped))
         _current.set(None)
         structlog.contextvars.clear_contextvars()
 
     def _note(self, blocked: Blocked) -> None:
         """Let the batch be seen to be blocked; what cannot be written now is written by the next child."""
-        batch = BATCHES[self._actor].parent if self._actor in BATCHES else None
-        if batch is None:
+        declared = spec(self._actor)
+        if declared is None or declared.parent is None:
             return
         try:
-            Batch.child_blocked(batch, reason=blocked.reason, sentence=storable(str(blocked)))
+            Batch.child_blocked(declared.parent, reason=blocked.reason, sentence=storable(str(blocked)))
         except pw.PeeweeException as error:
             log.warning("block not noted", error=describe(error))
 

@@ -11,6 +11,7 @@ from forgekeeper.database import now
 from forgekeeper.flags import FeatureFlag
 from forgekeeper.runs.batch import FOREVER, Batch
 from forgekeeper.runs.ledger import JobRun
+from forgekeeper.settings import Settings
 
 REMINDER = timedelta(days=7)
 """For so long something may be off, or paused without an end, before it may be one that was forgotten."""
@@ -22,6 +23,11 @@ class Off(NamedTuple):
     batch: str
     reason: Literal["flag_off", "cron_off"]
     since: datetime
+
+
+def idle(settings: Settings) -> set[str]:
+    """Name the batches that are paused or on no timetable."""
+    return {row.name for row in Batch.all_paused()} | {name for name in BATCHES if settings.cron(name) is None}
 
 
 def off(schedules: Mapping[str, object | None]) -> Iterator[Off]:

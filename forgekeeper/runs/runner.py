@@ -6,7 +6,7 @@ from uuid import UUID
 
 import structlog
 
-from forgekeeper import worker_metrics
+from forgekeeper.events import RunEnded, RunSkipped, RunStarted, emit
 from forgekeeper.failpoints import arm, failpoint
 from forgekeeper.runs.attempt import Attempt, identity
 from forgekeeper.runs.batch import Batch
@@ -37,10 +37,10 @@ class Runner:
             paused = Batch.paused(batch).exists()
             # A paused batch's row stays open; its message is sent again after the pause.
             reason = "paused" if paused else "duplicate"
-            worker_metrics.run_skipped(batch, reason)
+            emit(RunSkipped(batch, reason))
             log.info("run skipped", batch=batch, run=run_id, reason=reason)
             return None
-        worker_metrics.run_started(batch, run)
+        emit(RunStarted(batch, run.tick, run.attempt))
         return self.begin(batch, run)
 
     def begin(self, batch: str, run: Started) -> Attempt:
@@ -67,5 +67,5 @@ class Runner:
             self._heart.forget(attempt)
             attempt.count()
             facts = attempt.batch, attempt.seconds(), attempt.outcome, error
-            worker_metrics.run_ended(*facts, state=state, skipped=attempt.why_skipped())
+            emit(RunEnded(*facts, state, attempt.why_skipped()))
             attempt.leave()

@@ -45,11 +45,17 @@ _COMPLAINT = 65_536
 """Bytes of what git complains about that are read."""
 
 
-class GitUnavailable(Exception):
+class GitError(Exception):
+    """Something that git needs is missing, or stands in its way."""
+
+    error_kind = "gitaly"
+
+
+class GitUnavailable(GitError):
     """There is no git to run."""
 
 
-class GitTimedOut(Exception):
+class GitTimedOut(GitError):
     """Git was ended because its time was up; nothing is known of what it was asked for.
 
     *killed* is true when SIGTERM was not enough; then *locks* names what may be left of git,

@@ -15,6 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryFile
 
+from forgekeeper.storage.git_command import GitError
 from forgekeeper.storage.git_enclosure import way_out
 from forgekeeper.storage.sentinel import NAME
 
@@ -24,19 +25,19 @@ FEW = 3
 """Fewer repositories than so many may be gone whatever share of all they are."""
 
 
-class RootUnavailable(Exception):
+class RootUnavailable(GitError):
     """The sentinel cannot be read; nothing is believed to be gone."""
 
 
-class RepositoryMissing(Exception):
+class RepositoryMissing(GitError):
     """The sentinel can be read, and there is nothing where the repository should be."""
 
 
-class RepositoriesMissing(Exception):
+class RepositoriesMissing(GitError):
     """So many repositories are missing that they are not believed to be gone; the message says what to do."""
 
 
-class RepositoryLocked(Exception):
+class RepositoryLocked(GitError):
     """Somebody holds a lock of the whole repository, or died with it; nothing was done.
 
     *path* is relative to the repository; *age* is None when the lock has gone again or cannot be looked at.
@@ -48,7 +49,7 @@ class RepositoryLocked(Exception):
         self.age = age
 
 
-class RepositoryFailed(Exception):
+class RepositoryFailed(GitError):
     """Git cannot work in this repository; the message is a short sentence."""
 
 

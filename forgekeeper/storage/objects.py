@@ -88,6 +88,8 @@ def failed(reason: str) -> Outcome:
 class StoreUnavailable(Exception):
     """Nothing is to be believed about any object of this call that is not in *known*."""
 
+    error_kind = "object_storage"
+
     def __init__(self, message: str, known: dict[str, Outcome]) -> None:
         super().__init__(message)
         self.known = known

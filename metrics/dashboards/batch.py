@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from forgekeeper.worker_metrics import BACKLOG
-from metrics.catalogue import METRICS
+from forgekeeper.batches import all_declared
+from metrics.catalogue import table
 from metrics.dashboards import runs
-from metrics.dashboards.limits import alert_names, limit, runbook
+from metrics.dashboards.limits import alert_names, documented, limit, runbook
 from metrics.dashboards.panels import BAD, WARN, Query, Row, annotation, choice, figure, graph, listing, put_together
 from metrics.dashboards.queries import HERE, each_second, grown, of_the_batch
 
 UID = "forgekeeper-batch"
 FIRING = f'ALERTS{{alertstate="firing",alertname=~"{"|".join(alert_names())}",batch="$batch"}}'
 SINCE_SUCCESS = 'time() - max by (batch) (forgekeeper_last_success_timestamp_seconds{batch="$batch"})'
-CHOICES = list(dict.fromkeys(name for metric in METRICS.values() for name in metric.values.get("batch") or ()))
-"""Whatever the label `batch` can be, so that every alert that has one leads here."""
-PILES = {"user_status_cleanup": BACKLOG, "stale_direct_uploads": BACKLOG}
-"""Whose backlog the documents limit."""
+
+
+def choices() -> list[str]:
+    """List whatever the label `batch` can be, so that every alert that has one leads here."""
+    known = table(all_declared()).values()
+    return list(dict.fromkeys(name for metric in known for name in metric.values.get("batch") or ()))
 
 
 def batch() -> Dashboard:
@@ -27,7 +29,7 @@ def batch() -> Dashboard:
         "forgekeeper: a batch",
         "One batch, or the child of one. See docs/dashboards.md.",
         [_standing(), runs.endings(), runs.durations(), _records(), _schedule(), _buckets(), _refs()],
-        variables=[choice("batch", "Batch", "A batch, or the child of one.", CHOICES)],
+        variables=[choice("batch", "Batch", "A batch, or the child of one.", choices())],
         annotations=[
             annotation(
                 "Pauses",
@@ -130,7 +132,7 @@ def _records() -> Row:
                 "Records that are due; counted up to a bound. The limit is the document's.",
                 "short",
                 Query('max by (record) (forgekeeper_backlog_records{batch="$batch"})', "{{record}}"),
-                Query(of_the_batch(PILES), "limit of the document"),
+                Query(of_the_batch(documented("backlog")), "limit of the document"),
             ),
             graph(
                 "Oldest due record",

@@ -9,13 +9,16 @@ from typing import Any
 
 import yaml
 
-from forgekeeper.worker_metrics import DURATION
+from forgekeeper.batches import all_declared
 
 RULES = Path(__file__).parent.parent / "alerts.yml"
 COMPARISON = re.compile(r"[<>]=?\s*(\d+(?:\.\d+)?)(?:\s*\*\s*(\d+(?:\.\d+)?))?")
 
-DOCUMENTED = sorted(set(DURATION.values()))
-"""Seconds that the documents allow a run."""
+
+def documented(threshold: str) -> dict[str, float]:
+    """Return the documents' limits of that name, by batch."""
+    limits = {one.name: one.limit(threshold) for one in all_declared()}
+    return {name: limit.above for name, limit in limits.items() if limit is not None}
 
 
 class NoLimit(Exception):

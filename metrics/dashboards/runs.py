@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from forgekeeper.worker_metrics import DURATION
-from metrics.dashboards.limits import limit
+from metrics.dashboards.limits import documented, limit
 from metrics.dashboards.panels import Query, Row, distribution, graph
 from metrics.dashboards.queries import HERE, each_minute, grown, of_the_batch, within
 
@@ -92,7 +91,7 @@ def durations() -> Row:
                 Query(within(0.95, "run_duration", where=HERE), "19 of 20 within"),
                 Query('max(forgekeeper_last_run_duration_seconds{batch="$batch"})', "last run"),
                 Query('max(forgekeeper_run_time_limit_seconds{batch="$batch"})', "limit of a run"),
-                Query(of_the_batch(DURATION), "limit of the document"),
+                Query(of_the_batch(documented("duration")), "limit of the document"),
                 columns=12,
             ),
             graph(

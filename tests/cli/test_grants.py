@@ -13,7 +13,7 @@ import peewee as pw
 import pytest
 import redis
 
-from forgekeeper import migrations
+from forgekeeper import collectors, migrations
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import Limits, client, connect
 from forgekeeper.database import chunks, database, now, privileges, sqlstate, use
@@ -28,7 +28,6 @@ from forgekeeper.runs.reconcile import reconcile
 from forgekeeper.storage import sentinel
 from forgekeeper.storage.settled import SettledUpload
 from forgekeeper.tables import OURS
-from metrics import exporter
 from models import APPLICATION, GitRefDeletion
 from tests.harness.settings import settings_with
 from workers.git_ref_cleanup.deletions import Closed, settle
@@ -290,7 +289,8 @@ def of_scheduler(settings):
 
 
 def of_exporter(settings):
-    yield from (partial(_read, collect, settings) for collect in exporter.COLLECT.values())
+    asked = collectors.all_collectors(settings)
+    yield from (partial(_read, one.look, settings) for name, one in asked.items() if name != "roots")
     yield Installation.ensure
 
 

@@ -2,14 +2,14 @@ import socket
 
 import pytest
 
-from metrics.catalogue import BATCHES, METRICS
+from tests.harness.catalogue import LABELS, METRICS
 
 
 def test_the_command_prints_the_catalogue(main):
     result = main("metrics", "--json")
 
     assert [metric["name"] for metric in result.json["metrics"]] == list(METRICS)
-    assert result.json["metrics"][0]["labels"] == {"batch": list(BATCHES)}
+    assert result.json["metrics"][0]["labels"] == {"batch": list(LABELS.names)}
 
 
 def test_the_command_names_every_metric_for_people(main):

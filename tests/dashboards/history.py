@@ -1,6 +1,6 @@
 """Half an hour of every series that the catalogue names, in OpenMetrics' text."""
 
-from metrics.catalogue import METRICS
+from tests.harness.catalogue import METRICS
 
 STEP = 15
 STEPS = 120

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import yaml
 
-from metrics.catalogue import METRICS
+from tests.harness.catalogue import METRICS
 
 ROOT = Path(__file__).parent.parent.parent
 FOLDER = ROOT / "deploy" / "grafana" / "dashboards"

@@ -10,10 +10,9 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from forgekeeper.worker_metrics import BACKLOG, FAILURES
-from metrics.catalogue import METRICS
-from metrics.dashboards.limits import NoLimit, limit
+from metrics.dashboards.limits import NoLimit, documented, limit
 from metrics.dashboards.written import FOLDER, written
+from tests.harness.catalogue import METRICS
 from tests.harness.every import every
 
 from .reading import (
@@ -239,8 +238,8 @@ def test_the_lines_are_the_rules_and_the_rules_are_what_is_counted():
         "expired_job_artifacts": limit("ArtifactBulkDeleteSchedulerFailing"),
     }
 
-    assert piles == {BACKLOG}
-    assert failures == FAILURES
+    assert piles == set(documented("backlog").values())
+    assert failures == documented("consecutive_failures")
     assert limit("BatchErrorBudgetBurn", window="6h") == 0.06
 
 

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from forgekeeper.worker_metrics import BACKLOG, DURATION
-from metrics.catalogue import METRICS
+from metrics.dashboards.limits import documented
+from tests.harness.catalogue import METRICS
 from tests.harness.every import every
 
 from .reading import CHOICES, QUERIES, family, selectors
@@ -64,7 +64,7 @@ def test_a_query_answers_for_the_batches_that_have_such_a_metric_and_for_no_othe
 
 @pytest.mark.parametrize(
     ("panel", "limits"),
-    [("Duration", DURATION), ("Backlog", {"user_status_cleanup": BACKLOG, "stale_direct_uploads": BACKLOG})],
+    [("Duration", documented("duration")), ("Backlog", documented("backlog"))],
 )
 def test_the_limit_of_the_document_is_drawn_for_the_batches_that_have_one(panel, limits, ask):
     (asked,) = [one for one in QUERIES if (one.panel, one.legend) == (panel, "limit of the document")]

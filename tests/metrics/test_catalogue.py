@@ -1,47 +1,82 @@
-"""One table says everything about metrics, and agrees with what it names."""
+"""One table says everything about metrics; it follows from what is declared."""
 
 import re
+from datetime import timedelta
 
 import pytest
 from prometheus_client import generate_latest
 
-from forgekeeper.batches import BATCHES
-from forgekeeper.batches import queues as declared_queues
-from forgekeeper.cli.metrics import PAGES
-from forgekeeper.delivery import queues
+from forgekeeper.batches import BATCHES, Record, Threshold, all_declared, child, queues
+from forgekeeper.cli.metrics import PAGES, page
+from forgekeeper.collectors import all_collectors
+from forgekeeper.delivery import queues as delivery_queues
 from forgekeeper.flags import FLAGS
 from forgekeeper.process.broker import broker
-from metrics.catalogue import BATCHES as KNOWN
-from metrics.catalogue import COLLECTORS, FLAGS, METRICS, OBJECTIVES, QUEUES, SECONDS, of
-from metrics.exporter import COLLECT
+from metrics.catalogue import table
+from metrics.catalogue.labels import Labels
+from metrics.catalogue.metric import Counter, Gauge
+from metrics.catalogue.page import SECONDS
 from metrics.instruments import Instruments
+from tests.harness.catalogue import LABELS, METRICS, of
 from tests.harness.every import every
+from tests.harness.toys import Outcome, declaring, toy
 
 every_metric = every("metric", METRICS.values())
 
 
-def test_every_batch_and_every_child_is_known_with_its_queue_and_its_parent():
+@pytest.fixture
+def toys():
+    """Declare a batch that has everything, and a child of it."""
+    with declaring():
+        declared = toy(
+            document=7,
+            queue="toys",
+            team="parents",
+            records=[
+                Record("toy", examined=("deleted", "left"), processed=("deleted",), objective=timedelta(hours=1)),
+                Record("broken_toy", errors={"database": ()}, given_up=True),
+                Record("new_toy", backlog=True),
+            ],
+            thresholds=[Threshold("duration", above=60)],
+            counters=[Counter("toys_lost", "Toys that were not found.", ("left",))],
+            collector="boxes",
+            flag="tidy",
+            flags={"tidy": "Put toys away at all."},
+        )
+        declared.collector("boxes", gauges=[Gauge("boxes", "Boxes for toys.", ("state",), (("full",), ("empty",)))])(
+            lambda _settings: iter(())
+        )
+        sorting = child(
+            declared,
+            queue="box",
+            budget=timedelta(minutes=1),
+            time_limit=timedelta(minutes=2),
+            outcome=Outcome,
+            enqueued_as="left",
+            lease=True,
+        )
+
+        def sort_toys(run, box):
+            """Sort a box."""
+
+        sorting(sort_toys)
+        yield table(all_declared())
+
+
+def test_every_batch_and_every_child_is_an_actor_with_its_queue():
     actors = {name: actor for name, actor in broker.actors.items() if {"document", "child"} & actor.options.keys()}
 
-    assert {name: actor.queue_name for name, actor in actors.items()} == {name: b.queue for name, b in KNOWN.items()}
-    assert {name for name, batch in KNOWN.items() if batch.parent is None} == set(BATCHES)
-    assert {batch.parent for batch in KNOWN.values()} - {None} <= set(BATCHES)
-
-
-def test_the_document_of_every_batch_is_the_actor_s():
-    documents = {name: str(batch.document or "none") for name, batch in BATCHES.items()}
-
-    assert documents == {name: KNOWN[name].document for name in BATCHES}
+    assert {name: actor.queue_name for name, actor in actors.items()} == {one.name: one.queue for one in all_declared()}
 
 
 def test_a_run_s_time_limit_is_no_shorter_than_its_budget():
-    assert [name for name, batch in BATCHES.items() if KNOWN[name].time_limit < batch.budget] == []
+    assert [one.name for one in all_declared() if one.time_limit < one.budget] == []
 
 
-def test_queues_flags_and_collectors_are_the_real_ones():
-    assert QUEUES == declared_queues()
-    assert set(FLAGS) == set(FLAGS)
-    assert set(COLLECTORS) == {*COLLECT, "roots"}
+def test_queues_flags_and_collectors_are_the_real_ones(settings):
+    assert LABELS.queues == queues()
+    assert LABELS.flags == tuple((name,) for name in FLAGS)
+    assert LABELS.collectors == tuple(all_collectors(settings))
 
 
 @every_metric
@@ -62,13 +97,17 @@ def test_the_documents_limits_are_edges_of_the_histograms():
     assert {30, 60, 250, 600} <= set(SECONDS)
 
 
-def test_every_objective_is_of_a_backlog():
-    assert set(OBJECTIVES) <= set(METRICS["forgekeeper_backlog_records"].children)
+def test_every_backlog_that_is_promised_is_looked_at_and_no_other():
+    looked_at = {(one.name, record) for one in all_declared() for record in one.backlogs}
+    given_up = {(one.name, record) for one in all_declared() for record in one.left_behind}
+
+    assert looked_at == set(LABELS.backlogs)
+    assert given_up == set(LABELS.given_up)
 
 
 @pytest.mark.parametrize("process", ["worker", "scheduler"])
 def test_what_counts_has_every_series_at_zero_but_instants_that_have_not_come(process):
-    text = generate_latest(Instruments(process).zero().registry).decode()
+    text = generate_latest(Instruments(process).know(METRICS).zero().registry).decode()
 
     for metric in of(process):
         suffix = "_count" if metric.type == "histogram" else ""
@@ -78,7 +117,7 @@ def test_what_counts_has_every_series_at_zero_but_instants_that_have_not_come(pr
 
 @pytest.mark.parametrize("process", ["worker", "scheduler"])
 def test_promtool_has_nothing_against_what_counts(process, promtool):
-    assert promtool(generate_latest(Instruments(process).zero().registry).decode()) == ""
+    assert promtool(generate_latest(Instruments(process).know(METRICS).zero().registry).decode()) == ""
 
 
 def test_every_process_has_a_page_in_the_documentation():
@@ -86,4 +125,58 @@ def test_every_process_has_a_page_in_the_documentation():
 
 
 def test_the_option_of_a_delayed_message_is_no_option_of_dramatiq_s():
-    assert queues.DUE.startswith("forgekeeper_")
+    assert delivery_queues.DUE.startswith("forgekeeper_")
+
+
+# What is declared anew
+
+
+def test_before_anything_is_declared_the_engine_counts_all_the_same():
+    counting = Instruments("worker")
+
+    counting.inc("forgekeeper_log_messages_total", "info")
+
+    assert counting.registry.get_sample_value("forgekeeper_log_messages_total", {"level": "info"}) == 1
+
+
+def test_a_batch_that_is_declared_is_in_every_label_set_that_it_belongs_to(toys):
+    def children(name):
+        return {one for one in toys[f"forgekeeper_{name}"].children if "toys" in one or "sort_toys" in one}
+
+    assert children("runs_total") == {("toys",), ("sort_toys",)}
+    assert children("scheduler_enqueued_total") == {("toys",)}
+    assert children("info") == {("toys", "7", "toys", "parents"), ("sort_toys", "7", "box", "parents")}
+    assert children("records_examined_total") == {("toys", "toy")}
+    assert children("records_processed_total") == {("toys", "toy")}
+    assert children("record_errors_total") == {("toys", "broken_toy", "database")}
+    assert children("passed_over_records") == {("toys",)}
+    assert children("given_up_records") == {("toys", "broken_toy")}
+    assert children("backlog_records") == {("toys", "toy"), ("toys", "new_toy")}
+    assert children("backlog_age_objective_seconds") == {("toys", "toy")}
+    assert children("threshold_breaches_total") == {("toys", "duration")}
+    assert children("children_enqueued_total") == {("toys", "sort_toys")}
+    assert children("lease_held") == {("sort_toys",)}
+    assert children("dead_letter_messages") >= {("toys", "toys"), ("box", "sort_toys"), ("toys", "unknown")}
+
+
+def test_what_a_batch_brings_has_zero_series_collectors_and_documentation(toys):
+    text = generate_latest(Instruments("worker").know(toys).zero().registry).decode()
+
+    assert 'forgekeeper_toys_lost_total{batch="toys"} 0.0' in text
+    assert toys["forgekeeper_boxes"].children == (("full",), ("empty",))
+    assert ("boxes",) in toys["forgekeeper_exporter_collector_success"].children
+    assert ("tidy",) in toys["forgekeeper_feature_flag_enabled"].children
+    assert "| `forgekeeper_toys_lost_total` | counter | `batch` |  | Toys that were not found. |" in page(toys)
+
+
+def test_a_counter_that_two_batches_bring_is_one_metric_of_both():
+    with declaring():
+        toy(counters=[Counter("missing_repositories", "The same.", ("left",))])
+
+        known = table(all_declared())
+
+    assert known["forgekeeper_missing_repositories_total"].children == (("git_ref_cleanup",), ("toys",))
+
+
+def test_the_order_is_that_of_declaration_parents_first():
+    assert Labels(all_declared()).names[: len(BATCHES)] == tuple(BATCHES)

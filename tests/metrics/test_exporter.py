@@ -17,6 +17,7 @@ import psycopg2
 import pytest
 from prometheus_client import generate_latest
 
+from forgekeeper import collectors
 from forgekeeper.connections import client
 from forgekeeper.database import backlog, database, now
 from forgekeeper.delivery.enqueue_unique import enqueue_unique
@@ -24,6 +25,7 @@ from forgekeeper.delivery.sizes import LARGEST_FETCHED
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.flags import FeatureFlag
 from forgekeeper.locks import lease
+from forgekeeper.probe import Probe
 from forgekeeper.process.broker import NAMESPACE, broker
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.ledger import JobRun
@@ -32,8 +34,9 @@ from forgekeeper.settings import PREFIX
 from forgekeeper.storage import sentinel
 from forgekeeper.storage.outbox import MAX_ATTEMPTS, DeletedObject
 from metrics import exporter
-from metrics.catalogue import CLOCKS, COLLECTORS, METRICS, OBJECTIVES, of
+from metrics.catalogue.labels import CLOCKS
 from models import BulkImport, BulkImportEntity, GitRefDeletion, JobArtifact, Project, UserStatus
+from tests.harness.catalogue import LABELS, METRICS, of
 from workers.expired_job_artifacts import buckets
 from workers.stale_direct_uploads import by_hand, register
 
@@ -141,12 +144,13 @@ def test_every_series_that_can_be_zero_is_there_on_the_first_scrape(look):
         for name in ALWAYS_THERE
         if name != "forgekeeper_backlog_age_objective_seconds"
     } | {
-        "forgekeeper_backlog_age_objective_seconds": set(OBJECTIVES) - {("delete_artifact_bucket", "expired_artifact")}
+        "forgekeeper_backlog_age_objective_seconds": set(LABELS.objectives)
+        - {("delete_artifact_bucket", "expired_artifact")}
     }
 
 
 def test_every_collector_works_on_empty_servers(look):
-    assert look().series("exporter_collector_success") == {(name,): 1 for name in COLLECTORS}
+    assert look().series("exporter_collector_success") == {(name,): 1 for name in LABELS.collectors}
 
 
 def test_nothing_is_shown_that_the_catalogue_does_not_have(look):
@@ -179,7 +183,7 @@ def test_of_a_paused_batch_nothing_is_expected(look):
     page = look()
 
     assert page.value("schedule_interval_seconds", batch="git_ref_cleanup") is None
-    assert set(page.series("backlog_age_objective_seconds")) == set(OBJECTIVES) - {
+    assert set(page.series("backlog_age_objective_seconds")) == set(LABELS.objectives) - {
         ("clean_project_refs", "git_ref_deletion")
     }
     assert page.value("batch_paused_since_timestamp_seconds", batch="git_ref_cleanup") == near(now())
@@ -227,7 +231,7 @@ def test_a_blocked_batch_says_since_when_and_why_and_its_records_may_wait(look):
     since = page.value("batch_blocked_since_timestamp_seconds", batch="git_ref_cleanup", reason="no_repositories")
     assert since == near(now())
     assert page.value("schedule_interval_seconds", batch="git_ref_cleanup") is not None
-    assert set(page.series("backlog_age_objective_seconds")) == set(OBJECTIVES) - {
+    assert set(page.series("backlog_age_objective_seconds")) == set(LABELS.objectives) - {
         ("clean_project_refs", "git_ref_deletion")
     }
 
@@ -241,7 +245,7 @@ def test_rows_of_no_batch_make_no_series_and_reasons_of_any_length_short_ones(lo
 
     assert page.series("batch_paused_since_timestamp_seconds") == {}
     ((batch, reason),) = page.series("batch_blocked_since_timestamp_seconds")
-    assert (batch, len(reason), reason[:6]) == (NAME, exporter.LABEL, r"\x1bxx")
+    assert (batch, len(reason), reason[:6]) == (NAME, collectors.LABEL, r"\x1bxx")
 
 
 def test_a_message_that_is_too_large_hides_nothing(look):
@@ -747,7 +751,7 @@ def first_scrape(start, scrape):
 @pytest.mark.parametrize("how", ["closed", "silent"])
 def test_with_the_database_away_a_scrape_takes_two_seconds_and_says_what_is_missing(first_scrape, black_hole, how):
     port = black_hole if how == "silent" else 1
-    missing = set(COLLECTORS) - IN_REDIS - WITHOUT_BOTH
+    missing = set(LABELS.collectors) - IN_REDIS - WITHOUT_BOTH
 
     page, seconds = first_scrape(missing, DATABASE_URL=f"postgresql://forge:hunter2@127.0.0.1:{port}/x")
 
@@ -781,7 +785,7 @@ def goes_dark(scrape, url):
 
 @pytest.mark.parametrize(
     ("server", "blind"),
-    [("database", set(COLLECTORS) - IN_REDIS - WITHOUT_BOTH), ("redis", IN_REDIS | IN_BOTH)],
+    [("database", set(LABELS.collectors) - IN_REDIS - WITHOUT_BOTH), ("redis", IN_REDIS | IN_BOTH)],
     ids=["database", "redis"],
 )
 def test_a_server_that_falls_silent_between_two_scrapes_costs_two_seconds_until_it_speaks_again(
@@ -912,16 +916,16 @@ def test_ticks_whose_time_has_not_come_are_counted(look):
     assert look().value("ticks_ahead", batch=NAME) == 1
 
 
-def test_a_question_for_which_no_thread_can_be_had_has_no_answer_and_is_asked_the_next_time():
-    question = exporter.Question("queues", lambda: "answer")
+def test_a_probe_for_which_no_thread_can_be_had_has_no_answer_and_is_asked_the_next_time():
+    probe = Probe("queues", lambda: "answer")
     ordinary = threading.stack_size(1 << 46)  # more memory than there is
     try:
-        question.begin()
+        probe.begin()
     finally:
         threading.stack_size(ordinary)
     until = time.monotonic() + PROMISED
-    without = question.wait(until)
+    without = probe.wait(until)
 
-    question.begin()
+    probe.begin()
 
-    assert (without, question.wait(until)) == (None, "answer")
+    assert (without, probe.wait(until)) == (None, "answer")

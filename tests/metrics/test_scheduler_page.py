@@ -23,7 +23,7 @@ from forgekeeper.runs.reconcile import reconcile as reconcile_batch
 from forgekeeper.runs.reports import COUNT
 from forgekeeper.settings import PREFIX
 from forgekeeper.settings.cron import Cron
-from metrics.catalogue import of
+from tests.harness.catalogue import of
 
 from ..ledger import start_run  # noqa: TID252, pytest puts no folder on the path
 from .pages import read

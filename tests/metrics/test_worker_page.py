@@ -16,8 +16,8 @@ from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.process.broker import broker
 from forgekeeper.settings import PREFIX
 from metrics import multiprocess
-from metrics.catalogue import of
 from models import GitRefDeletion
+from tests.harness.catalogue import of
 
 from .worker import LIMIT, NAME, ROOT, due
 

@@ -56,7 +56,7 @@ class WorkerWithPage:
         found = []
         for pid in Path(f"/proc/{self.master.pid}/task/{self.master.pid}/children").read_text().split():
             with suppress(OSError):  # it has ended
-                if b"gathering" not in Path(f"/proc/{pid}/cmdline").read_bytes():
+                if b"metrics.multiprocess" not in Path(f"/proc/{pid}/cmdline").read_bytes():
                     found.append(int(pid))
         return found
 
@@ -65,7 +65,7 @@ class WorkerWithPage:
         """The id of the process that serves the page."""
         tasks = Path(f"/proc/{self.master.pid}/task").glob("*/children")
         children = [int(pid) for task in tasks for pid in task.read_text().split()]
-        (page,) = [pid for pid in children if b"gathering" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        (page,) = [pid for pid in children if b"metrics.multiprocess" in Path(f"/proc/{pid}/cmdline").read_bytes()]
         return page
 
     def listens(self):

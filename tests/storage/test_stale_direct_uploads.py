@@ -22,9 +22,9 @@ from forgekeeper.storage import owners, sentinel, settled, stores
 from forgekeeper.storage.objects import OUTSIDE, StoreUnavailable
 from forgekeeper.storage.outbox import DeletedObject
 from forgekeeper.storage.settled import SettledUpload
-from metrics.catalogue import METRICS
 from metrics.counting import WORKER
 from models import JobArtifact
+from tests.harness.catalogue import METRICS
 from tests.harness.performing import perform, recorded
 from tests.harness.settings import settings_with
 from workers import stale_direct_uploads

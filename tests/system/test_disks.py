@@ -238,8 +238,17 @@ def test_batches_go_on_while_the_disk_of_their_metrics_is_full(database, service
     assert (failures, page) == (0, 200)
 
 
-COUNT_ALL = "from metrics.instruments import Instruments; Instruments('worker').zero()"
-BURY = "import pathlib, sys; from metrics.gathering import Gathered; Gathered(pathlib.Path(sys.argv[1])).bury()"
+COUNT_ALL = """
+import workers
+from forgekeeper.batches import all_declared
+from metrics.catalogue import table
+from metrics.instruments import Instruments
+
+Instruments("worker").know(table(all_declared())).zero()
+"""
+BURY = (
+    "import pathlib, sys; from metrics.multiprocess import Multiprocess as M; M(pathlib.Path(sys.argv[1]), {}).bury()"
+)
 
 
 def python(program, *arguments, **environment):

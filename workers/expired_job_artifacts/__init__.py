@@ -8,7 +8,7 @@ its successor goes on.  Their objects are deleted by `delete_objects`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -25,8 +25,11 @@ from forgekeeper.flags import FeatureFlag
 from forgekeeper.runs.attempt import describe
 from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.deadline import Deadline
+from forgekeeper.runs.held_back import idle
 from forgekeeper.runs.run import Run
+from forgekeeper.settings import Settings
 from forgekeeper.storage.outbox import DeletedObject
+from metrics.catalogue.metric import Counter, Gauge, Reading, at
 from models import JobArtifact, ProjectStatistics
 from workers.expired_job_artifacts import buckets, sample
 from workers.expired_job_artifacts.buckets import Bucket, Hold
@@ -101,6 +104,14 @@ class BucketOutcome:
     outcome=Outcome,
     tables=[JobArtifact, ProjectStatistics, DeletedObject],
     flag=FLAG,
+    flags={
+        FLAG: "Delete expired job artifacts at all (batch 11).",
+        HIGH_CONCURRENCY_FLAG: "Delete them in ten buckets instead of five.",
+    },
+    counters=[
+        Counter("buckets_recovered", "Stale buckets put back (stale_count).", ("stale_count",), by_batch=False),
+        Counter("buckets_refilled", "Missing buckets added (missing_count).", ("missing_count",), by_batch=False),
+    ],
     thresholds=[Threshold("duration", above=60), Threshold("consecutive_failures", above=3)],
     steps=["enqueued"],
     commands="workers.expired_job_artifacts.commands",
@@ -136,6 +147,7 @@ def expired_job_artifacts(run: Run[Outcome]) -> None:
             objective=timedelta(hours=24),
         )
     ],
+    collector="artifacts",
     steps=["claimed", "destroyed", "finished"],
 )
 def delete_artifact_bucket(run: Run[BucketOutcome]) -> None:
@@ -228,6 +240,32 @@ def expired(now: datetime) -> Backlog:
     return Backlog(backlog.count(JobArtifact.expired(now)), oldest)
 
 
+@expired_job_artifacts.collector(
+    "buckets",
+    gauges=[
+        Gauge("buckets", "Artifact buckets (available, occupied).", ("state",), (("available",), ("occupied",))),
+        Gauge("buckets_limit", "Configured number of buckets (5 or 10); 0 while the batch is held back."),
+        Gauge(
+            "bucket_oldest_occupied_timestamp_seconds",
+            "Last sign of life of the bucket that has been silent for longest; absent when none is occupied.",
+        ),
+    ],
+)
+def readings(settings: Settings) -> Iterator[Reading]:
+    """Count the buckets; a batch that is held back needs none."""
+    limit = MAX_BUCKETS_HIGH_CONCURRENCY if FeatureFlag.is_on(HIGH_CONCURRENCY_FLAG) else MAX_BUCKETS
+    wanted = FeatureFlag.is_on(FLAG) and expired_job_artifacts.name not in idle(settings)
+    yield Reading("buckets_limit", limit if wanted else 0)
+    held = buckets.held(client)
+    yield Reading("buckets", len(buckets.available(client)), ("available",))
+    yield Reading("buckets", len(held), ("occupied",))
+    yield from at("bucket_oldest_occupied_timestamp_seconds", min((one.since for one in held), default=None))
+
+
+@expired_job_artifacts.status(
+    "buckets",
+    lambda found: f"Artifact buckets: {len(found['available'])} available, {len(found['occupied'])} occupied.",
+)
 def bucket_states() -> dict[str, list[Any]]:
     """Return the numbers of the available buckets, and of the occupied ones number, since and token."""
     occupied = [one._asdict() for one in buckets.held(client)]

@@ -23,8 +23,9 @@ from forgekeeper.database.backlog import Backlog
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.run import Run
+from metrics.catalogue.metric import Counter
 from models import GitRefDeletion, Project
-from workers.git_ref_cleanup import repositories, sample
+from workers.git_ref_cleanup import repositories, sample, stale_locks
 from workers.git_ref_cleanup.cleaning import LOCK_TIMEOUT, ProjectOutcome, clean
 from workers.git_ref_cleanup.deletions import LAST, waiting_projects
 from workers.git_ref_cleanup.repositories import believe, missing_of, require_root
@@ -57,7 +58,14 @@ class Outcome:
     tables=[GitRefDeletion, Project],
     deletes_from="repositories",
     records=[Record("project", examined=("total_projects",))],
-    counters={"missing_repositories": ("missing_repositories",)},
+    counters=[
+        Counter("fanout_limit_reached", "Fan-outs cut off at their limit (MAX_PROJECTS).", stopped="max_projects"),
+        Counter(
+            "missing_repositories",
+            "Projects with pending deletions that were found without a repository, in each run anew.",
+            ("missing_repositories",),
+        ),
+    ],
     thresholds=[Threshold("dead_letter")],
     steps=["enqueued"],
     commands="workers.git_ref_cleanup.commands",
@@ -144,6 +152,7 @@ def _start(run: Run[Outcome], calls: Sequence[tuple[int] | tuple[int, bool]]) ->
         Record("rejected_ref", given_up=True),
     ],
     thresholds=[Threshold("dead_letter")],
+    collector="git_refs",
     steps=["deleted", "settled"],
     lease=True,
 )
@@ -171,6 +180,7 @@ def rejected() -> int:
 git_ref_cleanup.old_records("ref_deletion", keep=KEEP_PROCESSED)(GitRefDeletion.processed_before)
 
 
+git_ref_cleanup.collector("git_locks", gauges=[stale_locks.GAUGE])(stale_locks.readings)
 git_ref_cleanup.sample(sample.add)
 git_ref_cleanup.present(sample.present)
 git_ref_cleanup.proof(sample.proof)

@@ -28,11 +28,14 @@ from forgekeeper.database.backlog import Backlog
 from forgekeeper.redis_values import moment
 from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.run import Run
+from forgekeeper.settings import Settings
+from forgekeeper.shown import backlog_readings
 from forgekeeper.storage import owners, stores
 from forgekeeper.storage.objects import OUTSIDE, Objects, StoreUnavailable, is_normal
 from forgekeeper.storage.objects import Outcome as Deletion
 from forgekeeper.storage.outbox import DeletedObject
 from forgekeeper.storage.settled import SettledUpload
+from metrics.catalogue.metric import Reading
 from models import JobArtifact
 from workers.stale_direct_uploads import register, sample
 from workers.stale_direct_uploads.entries import Claim, Entry
@@ -89,8 +92,9 @@ class Outcome:
     thresholds=[
         Threshold("duration", above=250),
         Threshold("consecutive_failures", above=2),
-        Threshold("backlog", above=10_000),
+        Threshold("backlog", above=10_000, found=("total_pending_entries",), done=("total_deleted_stale_entries",)),
     ],
+    collector="uploads",
     steps=["claimed", "remembered", "deleted", "forgotten"],
     commands="workers.stale_direct_uploads.commands",
 )
@@ -300,6 +304,15 @@ def stale(_now: datetime) -> Backlog:
 def failed() -> int:
     """Count the uploads that were given up."""
     return register.census(client, MAX_UPLOAD_DURATION).failed
+
+
+@stale_direct_uploads.collector("uploads", database=False)
+def readings(_settings: Settings) -> Iterator[Reading]:
+    """Read all of it in one look, which needs no database."""
+    batch, found = stale_direct_uploads.name, register.census(client, MAX_UPLOAD_DURATION)
+    yield Reading("backlog_records", found.pending, (batch, "pending_upload"))
+    yield from backlog_readings(batch, "stale_upload", Backlog(found.due, found.due_since))
+    yield Reading("given_up_records", found.failed, (batch, "failed_upload"))
 
 
 @stale_direct_uploads.objects

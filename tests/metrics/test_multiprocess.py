@@ -13,6 +13,7 @@ from statistics import median
 from prometheus_client import CollectorRegistry, generate_latest
 
 from metrics import multiprocess
+from tests.harness.catalogue import METRICS
 
 from .pages import read
 
@@ -20,13 +21,16 @@ ROOT = Path(__file__).parents[2]
 NAME = "user_status_cleanup"
 COUNT_EVERYTHING = """
 import os, sys
-from metrics.catalogue import METRICS, of
+import workers
+from forgekeeper.batches import all_declared
+from metrics.catalogue import of, table
 from metrics.instruments import Instruments
 
-count = Instruments("worker")
+known = table(all_declared())
+count = Instruments("worker").know(known)
 for _ in range(int(sys.argv[1])):
     if os.fork() == 0:
-        for metric in of("worker"):
+        for metric in of("worker", known):
             for labels in metric.children:
                 if metric.type == "histogram":
                     count.observe(metric.name, *labels, seconds=1.0)
@@ -47,13 +51,13 @@ def count_everything(folder, processes):
 
 
 def test_the_dead_are_added_up_once_however_often_one_looks(tmp_path):
-    registry, gathered = CollectorRegistry(), multiprocess.Gathered(tmp_path)
-    registry.register(gathered)
+    registry, merged = CollectorRegistry(), multiprocess.Multiprocess(tmp_path, METRICS)
+    registry.register(merged)
     for _ in range(2):
         count_everything(tmp_path, 2)
         before = read(generate_latest(registry).decode())
-        gathered.bury()
-        gathered.bury()
+        merged.bury()
+        merged.bury()
         after = read(generate_latest(registry).decode())
 
     ended = "forgekeeper_runs_in_progress"
@@ -65,15 +69,15 @@ def test_the_dead_are_added_up_once_however_often_one_looks(tmp_path):
 
 
 def test_a_file_that_a_process_died_making_spoils_no_page(tmp_path):
-    registry, gathered = CollectorRegistry(), multiprocess.Gathered(tmp_path)
-    registry.register(gathered)
+    registry, merged = CollectorRegistry(), multiprocess.Multiprocess(tmp_path, METRICS)
+    registry.register(merged)
     count_everything(tmp_path, 1)
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     (tmp_path / f"counter_{ended.pid}.db").touch()
 
     before = read(generate_latest(registry).decode())
-    gathered.bury()
+    merged.bury()
     after = read(generate_latest(registry).decode())
 
     assert (before.value("runs_total", batch=NAME), after.value("runs_total", batch=NAME)) == (1, 1)
@@ -81,7 +85,7 @@ def test_a_file_that_a_process_died_making_spoils_no_page(tmp_path):
 
 def test_a_folder_that_is_gone_is_an_empty_page_and_no_zeros(tmp_path):
     registry = CollectorRegistry()
-    registry.register(multiprocess.Gathered(tmp_path / "gone"))
+    registry.register(multiprocess.Multiprocess(tmp_path / "gone", METRICS))
 
     assert generate_latest(registry) == b""
 
@@ -109,10 +113,10 @@ def test_a_worker_that_starts_removes_no_folder_of_one_that_starts_beside_it(tmp
 
 def test_a_hundred_dead_processes_are_read_in_a_tenth_of_a_second(tmp_path):
     count_everything(tmp_path, 100)
-    registry, gathered = CollectorRegistry(), multiprocess.Gathered(tmp_path)
-    registry.register(gathered)
+    registry, merged = CollectorRegistry(), multiprocess.Multiprocess(tmp_path, METRICS)
+    registry.register(merged)
     pages, seconds = [], []
-    gathered.bury()
+    merged.bury()
     for _ in range(5):
         began = time.monotonic()
         pages.append(generate_latest(registry).decode())

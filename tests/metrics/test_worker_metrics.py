@@ -11,17 +11,19 @@ from dramatiq import MessageProxy
 from dramatiq.middleware import TimeLimitExceeded
 
 from forgekeeper import shutdown, worker_metrics
-from forgekeeper.batches import BATCHES
-from forgekeeper.database import backlog, now
+from forgekeeper.batches import Record, Threshold, all_declared
+from forgekeeper.database import now
+from forgekeeper.database.backlog import Backlog
+from forgekeeper.events import ChildEnded, RecordFailed, RunEnded, RunStarted
 from forgekeeper.locks import LeaseLost
 from forgekeeper.process.broker import broker
-from forgekeeper.runs.ledger import JobRun, Started
+from forgekeeper.runs.growth import Growth
+from forgekeeper.runs.ledger import JobRun
 from forgekeeper.storage import git_refs, objects
-from forgekeeper.worker_metrics import BREACHES, FIELDS
-from metrics.catalogue import BATCHES as KNOWN
-from metrics.catalogue import METRICS
+from forgekeeper.worker_metrics import BREACHES, count, rules
 from metrics.counting import WORKER
-from models import UserStatus
+from tests.harness.catalogue import METRICS
+from tests.harness.toys import Outcome, declaring, toy
 from workers import expired_job_artifacts as artifacts
 from workers import git_ref_cleanup
 from workers import stale_direct_uploads as direct
@@ -29,10 +31,7 @@ from workers import user_status_cleanup as statuses
 
 from ..ledger import start_run  # noqa: TID252, pytest puts no folder on the path
 
-OUTCOMES = {name: batch.outcome for name, batch in BATCHES.items()} | {
-    "clean_project_refs": git_ref_cleanup.ProjectOutcome,
-    "delete_artifact_bucket": artifacts.BucketOutcome,
-}
+DECLARED = {one.name: one for one in all_declared()}
 
 
 BAD_RECORDS = {
@@ -71,21 +70,22 @@ def counted():
 
 def end(batch, seconds=1.0, outcome=None, error=None, *, state="succeeded", skipped=None):
     if outcome is not None:
-        worker_metrics.Growth(batch, outcome).count()
-    worker_metrics.run_ended(batch, seconds, outcome, error, state=state, skipped=skipped)
+        Growth(batch, outcome).count()
+    count(RunEnded(batch, seconds, outcome, error, state, skipped))
 
 
-@pytest.mark.parametrize("batch", KNOWN)
-def test_every_figure_of_an_outcome_is_known_to_the_table_and_the_catalogue(batch):
-    names = {field.name for field in fields(OUTCOMES[batch])}
+@pytest.mark.parametrize("declared", DECLARED.values(), ids=DECLARED)
+def test_every_field_that_is_declared_to_be_counted_is_one_of_the_outcome(declared):
+    names = {field.name for field in fields(declared.outcome)}
 
-    for (metric, *labels), summed in FIELDS[batch].items():
-        assert set(summed) <= names
-        assert (batch, *labels) in METRICS[metric].children
+    counted = {name for rule in rules(declared) for name in rule.fields}
+    limits = {name for limit in declared.thresholds for name in (*limit.found, *limit.done)}
+
+    assert counted | limits <= names
 
 
 def test_whatever_the_catalogue_says_of_records_and_children_is_counted():
-    counted = {(metric, batch, *labels) for batch, rules in FIELDS.items() for metric, *labels in rules}
+    counted = {(rule.metric, *rule.labels) for one in DECLARED.values() for rule in rules(one) if rule.fields}
 
     declared = {
         (name, *child)
@@ -94,7 +94,9 @@ def test_whatever_the_catalogue_says_of_records_and_children_is_counted():
             worker_metrics.EXAMINED,
             worker_metrics.ERRORS,
             worker_metrics.CHILDREN,
-            worker_metrics.MISSING,
+            "forgekeeper_missing_repositories_total",
+            "forgekeeper_buckets_recovered_total",
+            "forgekeeper_buckets_refilled_total",
         )
         for child in METRICS[name].children
         if (name, *child) not in BAD_RECORDS
@@ -105,7 +107,7 @@ def test_whatever_the_catalogue_says_of_records_and_children_is_counted():
 
 @pytest.mark.parametrize("labels", [labels for _, *labels in sorted(BAD_RECORDS)], ids=" ".join)
 def test_a_bad_record_is_counted_where_it_is_passed_over(counted, labels):
-    worker_metrics.record_failed(*labels)
+    count(RecordFailed(*labels))
 
     assert counted("record_errors_total", *labels) == 1
 
@@ -162,7 +164,7 @@ def test_an_error_is_of_one_kind_of_the_catalogue(error, kind):
 )
 @pytest.mark.parametrize("error", [None, ValueError()], ids=["ended well", "failed"])
 def test_a_run_longer_than_its_document_allows_is_one_breach(database, counted, batch, limit, error):
-    outcome = None if error else OUTCOMES[batch]()
+    outcome = None if error else DECLARED[batch].outcome()
 
     end(batch, limit, outcome, error)
     within = counted("threshold_breaches_total", batch, "duration")
@@ -173,7 +175,7 @@ def test_a_run_longer_than_its_document_allows_is_one_breach(database, counted, 
 
 
 def test_other_batches_may_take_as_long_as_they_like(counted):
-    end("prune", 100_000.0, OUTCOMES["prune"]())
+    end("prune", 100_000.0, DECLARED["prune"].outcome())
 
     assert BREACHES not in {name for name, *_ in counted.everything}
 
@@ -199,18 +201,29 @@ def test_more_pending_uploads_than_the_limit_are_a_breach(counted, left, breache
 
 
 @pytest.mark.parametrize("stopped", ["deadline", "drained"])
-@pytest.mark.parametrize(("left", "breaches"), [(3, 0), (4, 1)])
-def test_more_statuses_left_than_the_limit_are_a_breach(  # noqa: PLR0917, fixtures
-    database, counted, monkeypatch, left, breaches, stopped
-):
-    monkeypatch.setattr(worker_metrics, "BACKLOG", 3)
-    for number in range(left):
-        UserStatus.create(user_id=number, clear_status_at=now() - timedelta(minutes=1))
-    assert backlog.BOUND > worker_metrics.BACKLOG
+@pytest.mark.parametrize(("left", "breaches"), [(10_000, 0), (10_001, 1)])
+def test_more_statuses_left_than_the_limit_are_a_breach(database, counted, left, breaches, stopped):
+    database.execute_sql(
+        "insert into user_statuses (user_id, clear_status_at) select n, now() from generate_series(1, %s) as n", (left,)
+    )
 
     end("user_status_cleanup", outcome=statuses.Outcome(1, 1, stopped))
 
     assert counted("threshold_breaches_total", "user_status_cleanup", "backlog") == breaches
+
+
+def test_a_backlog_that_has_a_limit_is_looked_at_after_a_run_that_ended_well_and_after_no_other(database, counted):
+    with declaring():
+        batch = toy(records=[Record("toy", objective=timedelta(hours=1))], thresholds=[Threshold("backlog", above=3)])
+        batch.backlog("toy")(lambda _now: Backlog(4))
+
+        end("toys", outcome=Outcome(), skipped="paused")
+        end("toys", error=ValueError(), state="failed")
+        before = counted("threshold_breaches_total", "toys", "backlog")
+        end("toys", outcome=Outcome())
+        after = counted("threshold_breaches_total", "toys", "backlog")
+
+    assert (before, after) == (0, 1)
 
 
 def test_a_run_that_stops_at_its_budget_is_a_timeout(database, counted):
@@ -265,28 +278,28 @@ def test_a_flag_that_could_not_be_read_is_counted(counted):
 def test_a_child_tells_what_became_of_its_lease(counted, stopped, error, expected):
     outcome = stopped and git_ref_cleanup.ProjectOutcome(stopped=stopped)
 
-    worker_metrics.child_ended("clean_project_refs", 1.0, outcome, error)
+    count(ChildEnded("clean_project_refs", 1.0, outcome, error))
 
     names = ("lease_acquisitions_total", "lease_contentions_total", "lease_lost_total")
     assert tuple(counted(name, "clean_project_refs") for name in names) == expected
     assert counted("runs_skipped_total", "clean_project_refs", "lease_held") == expected[1]
 
 
-@pytest.mark.parametrize(("late", "attempt", "count"), [(61, 1, 1), (59, 1, 0), (61, 2, 0)], ids=str)
-def test_a_tick_that_starts_more_than_a_minute_late_is_counted_once(database, counted, late, attempt, count):
-    worker_metrics.run_started("prune", Started(1, "", attempt, 0, now() - timedelta(seconds=late)))
+@pytest.mark.parametrize(("late", "attempt", "times"), [(61, 1, 1), (59, 1, 0), (61, 2, 0)], ids=str)
+def test_a_tick_that_starts_more_than_a_minute_late_is_counted_once(database, counted, late, attempt, times):
+    count(RunStarted("prune", now() - timedelta(seconds=late), attempt))
 
-    assert counted("run_late_starts_total", "prune") == count
+    assert counted("run_late_starts_total", "prune") == times
 
 
 def test_a_run_by_hand_is_never_late(counted):
-    worker_metrics.run_started("prune", Started(1, "", 1))
+    count(RunStarted("prune", None, 1))
 
     assert counted.everything == set()
 
 
 def test_a_message_that_two_threads_have_in_hand_is_in_progress_until_the_second_has_ended(counted):
-    one, message = worker_metrics.Measuring(), MessageProxy(broker.actors["prune"].message())
+    one, message = worker_metrics.WorkerMetrics(), MessageProxy(broker.actors["prune"].message())
 
     def handled():
         one.before_process_message(broker, message)

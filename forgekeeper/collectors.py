@@ -1,0 +1,185 @@
+"""What the exporter asks whatever is declared: rows, queues, leases, flags, clocks, and the roots."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from forgekeeper import clocks, locks
+from forgekeeper.batches import BATCHES, all_declared, queues, spec
+from forgekeeper.connections import client
+from forgekeeper.database import database, release
+from forgekeeper.delivery import queues as waiting
+from forgekeeper.delivery.enqueue_unique import depth
+from forgekeeper.flags import FLAGS, FeatureFlag
+from forgekeeper.installation.row import Installation
+from forgekeeper.probe import Probe
+from forgekeeper.process.broker import NAMESPACE
+from forgekeeper.runs import held_back
+from forgekeeper.runs.batch import Batch
+from forgekeeper.runs.ledger import JobRun
+from forgekeeper.runs.passed_over import PassedOver
+from forgekeeper.settings import Settings
+from forgekeeper.shown import Collector
+from forgekeeper.storage import sentinel
+from metrics.catalogue.labels import NO_BATCH
+from metrics.catalogue.metric import Reading, at
+from metrics.redaction import clean
+
+ROOT_PATIENCE = 1.2
+LABEL = 100
+"""Characters of a label that is read from a table, whoever has written it."""
+DEAD_LETTERS = 10_000
+"""How many dead letters of a queue are read to tell whose they are."""
+
+
+def all_collectors(settings: Settings) -> dict[str, Collector]:
+    """Return the engine's collectors, and those that batches bring, by the label of each."""
+    return {
+        "batches": Collector(_batches),
+        "runs": Collector(_runs),
+        "flags": Collector(_flags),
+        "queues": Collector(_queues, database=False),
+        "dead_letters": Collector(_dead_letters, database=False),
+        "leases": Collector(_leases, database=False),
+        "roots": Collector(Roots(settings).look, database=False),
+        "bad_records": Collector(_bad_records),
+        "clocks": Collector(_clocks),
+    } | {name: collector for one in all_declared() for name, collector in one.collectors.items()}
+
+
+def constants() -> Iterator[Reading]:
+    """Read what is declared."""
+    for one in all_declared():
+        yield Reading("info", 1, (one.name, str(one.document or "none"), one.queue, one.team))
+        yield Reading("run_time_limit_seconds", one.time_limit.total_seconds(), (one.name,))
+
+
+def _batches(settings: Settings) -> Iterator[Reading]:
+    """Say what is expected of each batch; of one that is held back, nothing."""
+    for row in Batch.select():
+        if spec(row.name):
+            yield from at("registered_timestamp_seconds", row.registered_at, row.name)
+    for row in Batch.all_paused():
+        if spec(row.name):
+            yield from at("batch_paused_since_timestamp_seconds", row.paused_since, row.name)
+    idle = held_back.idle(settings)
+    blocked = {row.name: row for row in Batch.all_blocked() if spec(row.name) and row.name not in idle}
+    for name, row in blocked.items():
+        reason = clean(str(row.blocked_reason))[:LABEL]
+        yield from at("batch_blocked_since_timestamp_seconds", row.blocked_since, name, reason)
+    for off in held_back.off({name: settings.cron(name) for name in BATCHES}):
+        yield from at("batch_off_since_timestamp_seconds", off.since, off.batch, off.reason)
+    for name in BATCHES:
+        schedule = settings.cron(name) if name not in idle else None
+        if schedule is not None:
+            yield Reading("schedule_interval_seconds", schedule.period.total_seconds(), (name,))
+    switched_off = {one.name for one in BATCHES.values() if one.flag and not FeatureFlag.is_on(one.flag)}
+    yield from _objectives(idle | blocked.keys() | switched_off)
+
+
+def _objectives(excused: set[str]) -> Iterator[Reading]:
+    """Say how long records may wait, but those of the *excused* batches and of their children."""
+    for one in all_declared():
+        for record in one.records if (one.parent or one.name) not in excused else ():
+            if record.objective is not None:
+                labels = one.name, record.name
+                yield Reading("backlog_age_objective_seconds", record.objective.total_seconds(), labels)
+
+
+def _runs(_settings: Settings) -> Iterator[Reading]:
+    for batch in BATCHES:
+        health = JobRun.health(batch)
+        yield Reading("consecutive_failures", health.failures, (batch,))
+        yield from at("last_run_timestamp_seconds", health.last_run, batch)
+        yield from at("last_success_timestamp_seconds", health.last_success, batch)
+        yield from at("running_since_timestamp_seconds", health.running_since, batch)
+        if health.duration is not None:
+            yield Reading("last_run_duration_seconds", health.duration.total_seconds(), (batch,))
+        yield Reading("ticks_ahead", JobRun.ahead(batch).ticks, (batch,))
+
+
+def _clocks(_settings: Settings) -> Iterator[Reading]:
+    for difference in clocks.read().differences():
+        yield Reading("clock_offset_seconds", difference.seconds, (difference.clock, difference.reference))
+
+
+def _flags(_settings: Settings) -> Iterator[Reading]:
+    for flag in FLAGS:
+        yield Reading("feature_flag_enabled", float(FeatureFlag.is_on(flag)), (flag,))
+
+
+def _queues(_settings: Settings) -> Iterator[Reading]:
+    for queue in queues():
+        counts = depth(client, NAMESPACE, queue)
+        for state, count in (("ready", "ready"), ("unacked", "in_flight"), ("delayed", "delayed")):
+            yield Reading("queue_messages", counts[count], (queue, state))
+        yield from at("queue_oldest_message_timestamp_seconds", waiting.due_since(client, NAMESPACE, queue), queue)
+
+
+def _dead_letters(_settings: Settings) -> Iterator[Reading]:
+    for queue in queues():
+        found = waiting.dead_by_actor(client, NAMESPACE, queue, limit=DEAD_LETTERS)
+        for name in (one.name for one in all_declared() if one.queue == queue):
+            yield Reading("dead_letter_messages", found.pop(name, 0), (queue, name))
+        yield Reading("dead_letter_messages", found.total(), (queue, NO_BATCH))
+
+
+def _leases(_settings: Settings) -> Iterator[Reading]:
+    seconds, microseconds = client.time()
+    held = locks.leases(client)
+    for family in (one.name for one in all_declared() if one.lease):
+        left = [one.left.total_seconds() for one in held if one.name.partition(":")[0] == family]
+        yield Reading("lease_held", float(bool(left)), (family,))
+        if left:
+            yield Reading("lease_expiry_timestamp_seconds", seconds + microseconds / 1e6 + max(left), (family,))
+
+
+def _bad_records(_settings: Settings) -> Iterator[Reading]:
+    found = PassedOver.counts()
+    for one in all_declared():
+        if any(record.passed_over for record in one.records):
+            yield Reading("passed_over_records", found.get(one.name, 0), (one.name,))
+
+
+class Roots:
+    """The repositories' root and the object stores; a disk that hangs must hide none of the others."""
+
+    def __init__(self, settings: Settings) -> None:
+        asks: dict[str, Callable[[], sentinel.Sentinel | None]] = {
+            location: partial(_of_store, location, url.get_secret_value())
+            for location, url in settings.object_stores.items()
+        }
+        if settings.repositories_root is not None:
+            asks["repositories"] = sentinel.Folder(settings.repositories_root).sentinel
+        self._probes = [Probe(root, ask) for root, ask in asks.items()]
+        self._whose = Probe("installation", _installation)
+        self._ours: str | None = None
+
+    def look(self, _settings: Settings) -> Iterator[Reading]:
+        """Look at every root at once; one that is another installation's, or nobody's, is none of ours."""
+        until = time.monotonic() + ROOT_PATIENCE
+        for probe in self._probes:
+            probe.begin()
+        if self._probes:
+            self._whose.begin()
+            # While the database is away, what it said last holds; it is another collector that tells of it.
+            self._ours = self._whose.wait(until) or self._ours
+        for probe in self._probes:
+            yield Reading("root_readable", float(self._is_ours(probe.wait(until))), (probe.name,))
+
+    def _is_ours(self, found: sentinel.Sentinel | None) -> bool:
+        return found is not None and (self._ours is None or found.installation == self._ours)
+
+
+def _of_store(location: str, url: str) -> sentinel.Sentinel | None:
+    return sentinel.Store(location, url).sentinel()
+
+
+def _installation() -> str:
+    try:
+        database.connect()
+        return Installation.ensure()
+    finally:
+        release()

@@ -1,0 +1,94 @@
+"""What a batch shows beyond its runs: backlogs, what was given up, gauges of its own, a part of `status`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, NamedTuple, TypeVar
+
+from forgekeeper.database import now
+from forgekeeper.database.backlog import Backlog
+from forgekeeper.settings import Settings
+from metrics.catalogue.metric import Gauge, Reading, at
+
+Look = Callable[[Settings], Iterator[Reading]]
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Collector(NamedTuple):
+    """What the exporter asks when it is scraped; *database* says that it needs a connection, *gauges* are its own."""
+
+    look: Look
+    gauges: Sequence[Gauge] = ()
+    database: bool = True
+
+
+class Status(NamedTuple):
+    """A part of `status`: *look* finds what `--json` shows, *sentence* says it to people."""
+
+    look: Callable[[], Any]
+    sentence: Callable[[Any], str]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Shown:
+    """What a declaration shows; *collected_as* is the label of the collector that reads its backlogs."""
+
+    name: str
+    collected_as: str
+    backlogs: dict[str, Callable[[datetime], Backlog]] = field(default_factory=dict)
+    left_behind: dict[str, Callable[[], int]] = field(default_factory=dict)
+    collectors: dict[str, Collector] = field(default_factory=dict)
+    statuses: dict[str, Status] = field(default_factory=dict)
+
+    def backlog(self, record: str) -> Callable[[Callable[[datetime], Backlog]], Callable[[datetime], Backlog]]:
+        """Let the function say how much of *record* is due at an instant, and since when."""
+
+        def declare(look: Callable[[datetime], Backlog]) -> Callable[[datetime], Backlog]:
+            self.backlogs[record] = look
+            self.collectors.setdefault(self.collected_as, Collector(self._readings))
+            return look
+
+        return declare
+
+    def given_up(self, record: str) -> Callable[[Callable[[], int]], Callable[[], int]]:
+        """Let the function count what of *record* was given up and waits for a person."""
+
+        def declare(look: Callable[[], int]) -> Callable[[], int]:
+            self.left_behind[record] = look
+            self.collectors.setdefault(self.collected_as, Collector(self._readings))
+            return look
+
+        return declare
+
+    def collector(self, name: str, *, gauges: Sequence[Gauge] = (), database: bool = True) -> Callable[[Look], Look]:
+        """Let the exporter ask the function too, by that *name*; by the name of its backlogs, instead of them."""
+
+        def declare(look: Look) -> Look:
+            self.collectors[name] = Collector(look, tuple(gauges), database)
+            return look
+
+        return declare
+
+    def status(self, name: str, sentence: Callable[[Any], str]) -> Callable[[Function], Function]:
+        """Let `status` show what the function finds, as *name* in `--json`, as *sentence* to people."""
+
+        def declare(look: Function) -> Function:
+            self.statuses[name] = Status(look, sentence)
+            return look
+
+        return declare
+
+    def _readings(self, _settings: Settings) -> Iterator[Reading]:
+        instant = now()
+        for record, look in self.backlogs.items():
+            yield from backlog_readings(self.name, record, look(instant))
+        for record, count in self.left_behind.items():
+            yield Reading("given_up_records", count(), (self.name, record))
+
+
+def backlog_readings(batch: str, record: str, found: Backlog) -> Iterator[Reading]:
+    """Yield how much is due, and since when if anything is."""
+    yield Reading("backlog_records", found.records, (batch, record))
+    yield from at("backlog_oldest_timestamp_seconds", found.oldest, batch, record)

@@ -1,0 +1,67 @@
+"""The values that labels have: those that stand, and those that follow from what is declared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import product
+
+from metrics.catalogue.declared import Declared, Record
+from metrics.catalogue.metric import Children
+
+NO_BATCH = "unknown"
+"""The batch of a dead letter that is no message, or is of no batch: it is somebody's lost work all the same."""
+LEVELS = ("debug", "info", "warning", "error", "critical")
+ERROR_KINDS = (
+    *("database", "redis", "object_storage", "gitaly"),
+    *("feature_flag", "state_transition", "time_limit", "other"),
+)
+BLOCKS = ("no_store", "no_repositories", "flag_unreadable", "installation", "clocks", "schema")
+"""Why a batch may be blocked: what only a person can mend."""
+OFFS = ("flag_off", "cron_off")
+SKIPS = ("overlap", "paused", "lease_held", "duplicate", "flag_off", *BLOCKS)
+OPERATIONS = ("get", "delete", "delete_many")
+COLLECTORS = (
+    *("batches", "runs", "flags", "queues", "dead_letters", "leases", "roots", "bad_records"),
+    "clocks",
+)
+"""What the exporter asks whatever is declared."""
+CLOCKS = (("postgresql", "host"), ("postgresql", "redis"), ("redis", "host"))
+"""Which clock is compared with which; the host is the exporter's."""
+
+
+def each(*values: Iterable[str]) -> Children:
+    """Combine every value of a label with every one of the others."""
+    return tuple(product(*values))
+
+
+class Labels:
+    """The label sets of what is declared, each in the order of declaration."""
+
+    def __init__(self, declared: Iterable[Declared]) -> None:
+        self.declared = tuple(declared)
+        parents = [one for one in self.declared if one.parent is None]
+        families = [(one, *(child for child in self.declared if child.parent == one.name)) for one in parents]
+        self.names = tuple(one.name for one in self.declared)
+        self.parents = tuple(one.name for one in parents)
+        self.queues = tuple(dict.fromkeys(one.queue for family in families for one in family))
+        self.flags = each(flag for one in parents for flag in one.flags)
+        self.leases = each(one.name for one in self.declared if one.lease)
+        self.collectors = (*COLLECTORS, *(name for one in self.declared for name in one.collectors))
+        self.each, self.cron = each(self.names), each(self.parents)
+        self.info = tuple((one.name, str(one.document or "none"), one.queue, one.team) for one in self.declared)
+        self.fan_outs = tuple((one.parent, one.name) for one in self.declared if one.parent is not None)
+        self.thresholds = tuple((one.name, limit.name) for one in self.declared for limit in one.thresholds)
+        self.dead_letters = tuple((one.queue, one.name) for one in self.declared) + each(self.queues, [NO_BATCH])
+        self.examined = self._records(lambda record: bool(record.examined))
+        self.processed = self._records(lambda record: bool(record.processed))
+        self.objectives = self._records(lambda record: record.objective is not None)
+        self.backlogs = self._records(lambda record: record.objective is not None or record.backlog)
+        self.given_up = self._records(lambda record: record.given_up)
+        self.passing_over = tuple(dict.fromkeys((name,) for name, _ in self._records(lambda one: one.passed_over)))
+        self.counters = {counter.name: counter for one in self.declared for counter in one.counters}
+        self.errors = tuple(
+            (one.name, record.name, kind) for one in self.declared for record in one.records for kind in record.errors
+        )
+
+    def _records(self, wanted: Callable[[Record], bool]) -> Children:
+        return tuple((one.name, record.name) for one in self.declared for record in one.records if wanted(record))

@@ -1,0 +1,13 @@
+"""The catalogue of metrics, of all that the product declares: the tests' configuration has loaded its batches."""
+
+from forgekeeper.batches import all_declared
+from metrics import catalogue
+from metrics.catalogue.labels import Labels
+
+LABELS = Labels(all_declared())
+METRICS = catalogue.table(all_declared())
+
+
+def of(process):
+    """List the metrics of that kind of process."""
+    return catalogue.of(process, METRICS)

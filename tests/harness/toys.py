@@ -1,0 +1,48 @@
+"""Toy batches: declared in a test, and gone after it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+from forgekeeper.batches import BATCHES, CHILDREN, batch
+from forgekeeper.flags import FLAGS
+
+
+@dataclass
+class Outcome:
+    """What a toy comes to."""
+
+    deleted: int = 0
+    left: int = 0
+    failed: int = 0
+    stopped: str = "drained"
+
+
+@contextmanager
+def declaring() -> Iterator[None]:
+    """Forget in the end whatever is declared meanwhile."""
+    kept = [(registry, dict(registry)) for registry in (BATCHES, CHILDREN, FLAGS)]
+    try:
+        yield
+    finally:
+        for registry, before in kept:
+            registry.clear()
+            registry.update(before)
+
+
+def toy(work=None, **facts):
+    """Declare a batch of its own; its function does nothing unless *work* is given."""
+
+    def toys(run):
+        """Put the toys away."""
+
+    about = {
+        "cron": "* * * * *",
+        "cron_sentence": "When toys are put away.",
+        "pace_sentence": "Toys put away per second; unset: no limit.",
+        "budget": timedelta(minutes=1),
+        "time_limit": timedelta(minutes=2),
+        "outcome": Outcome,
+    }
+    return batch(**about | facts)(work or toys)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from forgekeeper.batches import all_declared
@@ -22,13 +24,13 @@ def choices() -> list[str]:
     return list(dict.fromkeys(name for metric in known for name in metric.values.get("batch") or ()))
 
 
-def batch() -> Dashboard:
-    """Build the dashboard to which alerts lead that are of one batch, or of the child of one."""
+def batch(more: Iterable[Row] = ()) -> Dashboard:
+    """Build the dashboard to which alerts lead that are of one batch, or of the child of one; *more* rows come last."""
     return put_together(
         UID,
         "forgekeeper: a batch",
         "One batch, or the child of one. See docs/dashboards.md.",
-        [_standing(), runs.endings(), runs.durations(), _records(), _schedule(), _buckets(), _refs()],
+        [_standing(), runs.endings(), runs.durations(), _records(), _schedule(), _buckets(), _refs(), *more],
         variables=[choice("batch", "Batch", "A batch, or the child of one.", choices())],
         annotations=[
             annotation(

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models.dashboard import Dashboard
 
+from metrics.dashboards import own
 from metrics.dashboards.batch import batch
 from metrics.dashboards.overview import overview
 
@@ -14,5 +16,9 @@ FOLDER = Path(__file__).parent.parent.parent / "deploy" / "grafana" / "dashboard
 
 def written() -> dict[Path, str]:
     """Return the text of every file."""
-    encoder = JSONEncoder(indent=2, sort_keys=True, ensure_ascii=False)
-    return {FOLDER / f"{made.uid}.json": f"{encoder.encode(made)}\n" for made in (overview(), batch())}
+    text = "".join(map(_encoded, (overview(), batch())))
+    return {FOLDER / f"{made.uid}.json": _encoded(made) for made in (overview(), batch(own.rows(text)))}
+
+
+def _encoded(made: Dashboard) -> str:
+    return f"{JSONEncoder(indent=2, sort_keys=True, ensure_ascii=False).encode(made)}\n"

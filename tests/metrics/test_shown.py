@@ -1,0 +1,128 @@
+"""What a batch declares to be shown is shown: by the exporter, by `status`, on the dashboards."""
+
+from datetime import timedelta
+
+import pytest
+from prometheus_client import generate_latest
+
+from forgekeeper.batches import Record, Threshold
+from forgekeeper.cli.status import gather
+from forgekeeper.collectors import all_collectors
+from forgekeeper.database import now
+from forgekeeper.database.backlog import Backlog
+from forgekeeper.flags import FeatureFlag
+from metrics import exporter
+from metrics.catalogue.metric import Gauge, Reading
+from metrics.dashboards.written import FOLDER, written
+
+from ..harness.toys import declaring, toy  # noqa: TID252, pytest puts no folder on the path
+from .pages import read
+
+SINCE = timedelta(minutes=7)
+BOXES = Gauge("boxes", "Boxes for toys.", ("state",), (("full",), ("empty",)))
+
+
+@pytest.fixture
+def toys():
+    with declaring():
+        yield toy(
+            records=[Record("toy", objective=timedelta(hours=1)), Record("broken_toy", given_up=True)],
+            thresholds=[Threshold("duration", above=60), Threshold("backlog", above=7)],
+            flag="tidy",
+            flags={"tidy": "Put toys away at all."},
+        )
+
+
+@pytest.fixture
+def shelf(toys):
+    """Let three toys be due, and two be broken."""
+    toys.backlog("toy")(lambda instant: Backlog(3, instant - SINCE))
+    toys.given_up("broken_toy")(lambda: 2)
+    return toys
+
+
+@pytest.fixture
+def look(database, settings, monkeypatch):
+    """Scrape an exporter; it waits for a busy machine."""
+
+    def collect():
+        monkeypatch.setattr(exporter, "PATIENCE", 30.0)
+        daily = settings.model_copy(update={"cron_toys": settings.cron_user_status_cleanup})
+        return read(generate_latest(exporter.registry(daily)).decode())
+
+    return collect
+
+
+def test_the_exporter_reads_the_backlogs_that_a_batch_declares(shelf, look):
+    page = look()
+
+    since = page.value("backlog_oldest_timestamp_seconds", batch="toys", record="toy")
+    assert page.value("exporter_collector_success", collector="toys") == 1
+    assert page.value("backlog_records", batch="toys", record="toy") == 3
+    assert since == pytest.approx((now() - SINCE).timestamp(), abs=20)
+    assert page.value("given_up_records", batch="toys", record="broken_toy") == 2
+    assert page.value("schedule_interval_seconds", batch="toys") == 60
+
+
+def test_records_of_a_batch_whose_flag_is_off_may_wait(shelf, look):
+    off = look().value("backlog_age_objective_seconds", batch="toys", record="toy")
+    FeatureFlag.turn("tidy", on=True)
+    on = look()
+
+    assert (off, on.value("backlog_age_objective_seconds", batch="toys", record="toy")) == (None, 3600)
+    assert on.value("feature_flag_enabled", flag="tidy") == 1
+
+
+def test_the_exporter_asks_what_a_batch_brings(shelf, look):
+    shelf.collector("shelf", gauges=[BOXES], database=False)(lambda _settings: iter([Reading("boxes", 4, ("full",))]))
+
+    page = look()
+
+    assert page.value("boxes", state="full") == 4
+    assert page.value("exporter_collector_success", collector="shelf") == 1
+
+
+def test_a_collector_that_fails_takes_no_other_away(shelf, look):
+    @shelf.collector("shelf", gauges=[BOXES])
+    def fail(_settings):
+        yield Reading("boxes", 4, ("full",))
+        raise KeyError("no shelf")
+
+    page = look()
+
+    assert page.value("exporter_collector_success", collector="shelf") == 0
+    assert page.value("boxes", state="full") is None
+    assert page.value("backlog_records", batch="toys", record="toy") == 3
+
+
+def test_a_collector_by_the_name_of_the_backlogs_is_asked_instead_of_them(shelf, settings):
+    shelf.collector("toys", database=False)(lambda _settings: iter([]))
+
+    collector = all_collectors(settings)["toys"]
+
+    assert (list(collector.look(settings)), collector.database) == ([], False)
+
+
+def test_status_has_the_batch_and_the_part_that_it_brings(shelf, database, settings):
+    shelf.status("shelves", lambda found: f"Shelves: {found}.")(lambda: 5)
+
+    found = gather(settings.model_copy(update={"cron_toys": None}))
+
+    assert found["batches"]["toys"]["backlog"] == 3
+    assert found["shelves"] == 5
+
+
+def test_what_only_one_batch_has_is_drawn(toys):
+    toys.collector("shelf", gauges=[BOXES])(lambda _settings: iter([]))
+
+    page = written()[FOLDER / "forgekeeper-batch.json"]
+
+    assert '"title": "toys: what only it has"' in page
+    assert '"expr": "max by (state) (forgekeeper_boxes)"' in page
+
+
+def test_dashboards_have_the_batch_as_a_choice_and_draw_its_limits(toys):
+    page = written()[FOLDER / "forgekeeper-batch.json"]
+
+    assert '"value": "toys"' in page
+    assert '7 * max by (batch) (forgekeeper_info{batch=\\"$batch\\",batch=~\\"toys\\"})' in page

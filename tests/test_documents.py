@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+import models
 from forgekeeper import worker_metrics
 from forgekeeper.batches import BATCHES, all_declared
 from forgekeeper.locks import lease
@@ -209,8 +210,8 @@ FURTHER = [
     Number("11: loops", "at most 500 times", 500, lambda: expired_job_artifacts.LOOP_LIMIT),
     Number("11: time of a child", "5 minutes", 5 * MINUTE, lambda: expired_job_artifacts.MAX_RUNTIME),
     Number("11: time of the parent", "60秒", MINUTE, lambda: expired_job_artifacts.PARENT_BUDGET),
-    Number("11: unlocked", "locked = 0", 0, lambda: JobArtifact.UNLOCKED),
-    Number("11: trace", "file_type <> 3", 3, lambda: JobArtifact.TRACE),
+    Number("11: unlocked", "locked = 0", 0, lambda: models.UNLOCKED),
+    Number("11: trace", "file_type <> 3", 3, lambda: models.TRACE),
     Number("objects: cron", "every minute", "* * * * *", lambda: cron("delete_objects")),
     Number("objects: visibility", "10-minute visibility", 10 * MINUTE, lambda: settings_with().object_visibility),
     Number("objects: attempts", "after 10 attempts", 10, lambda: outbox.MAX_ATTEMPTS),

@@ -1,0 +1,324 @@
+"""The forge's tables: columns, keys, indexes, and scopes, which select and change nothing.
+
+What a batch does to them stands with the batch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from enum import IntEnum
+from typing import Any
+
+import peewee as pw
+from playhouse.postgres_ext import DateTimeTZField
+
+from forgekeeper.database import Base, BigIdentityField, default
+from forgekeeper.database.use import SEEN, WORK, Use
+
+
+class UserStatus(Base):
+    """What users say of themselves, until *clear_status_at*."""
+
+    found_by = ("user_id",)
+    used_by = Use(SEEN, (("update", ("user_id",), WORK), ("delete", (), WORK)))
+
+    user_id = pw.BigIntegerField(primary_key=True)
+    emoji = pw.TextField(constraints=default("'speech_balloon'"))
+    message = pw.CharField(max_length=100, null=True)
+    message_html = pw.TextField(null=True)
+    availability = pw.SmallIntegerField(constraints=default("0"))
+    clear_status_at = DateTimeTZField(null=True)
+
+    class Meta:
+        table_name = "user_statuses"
+
+    @classmethod
+    def due(cls, now: datetime) -> pw.ModelSelect[UserStatus]:
+        """Select the statuses whose time has come, *now* included."""
+        return cls.select().where(cls.clear_status_at <= now)
+
+
+UserStatus.add_index(
+    pw.SQL(
+        "create index user_statuses_clear_status_at on user_statuses (clear_status_at, user_id)"
+        " where clear_status_at is not null"
+    )
+)
+
+
+class DeletionStatus(IntEnum):
+    """What has become of a request to delete a ref."""
+
+    PENDING = 1
+    PROCESSED = 2
+    REJECTED = 3
+
+
+class Project(Base):
+    """A project and where its bare repository lies below the repositories' root."""
+
+    found_by = ("id",)
+    used_by = Use(SEEN)
+
+    id = pw.BigIntegerField(primary_key=True)
+    disk_path = pw.TextField(unique=True)
+
+    class Meta:
+        table_name = "projects"
+
+
+class GitRefDeletion(Base):
+    """A ref that its project wants deleted.  No foreign key: the project may go first."""
+
+    found_by = ("id", "project_id")
+    used_by = Use(SEEN, (("update", ("status", "reason", "updated_at", "processed_at"), WORK), ("delete", (), WORK)))
+
+    id = BigIdentityField()
+    project_id = pw.BigIntegerField()
+    ref = pw.TextField()
+    expected_oid = pw.TextField(null=True)
+    status = pw.SmallIntegerField(constraints=default("1"))
+    reason = pw.TextField(null=True)
+    created_at = DateTimeTZField(constraints=default("now()"))
+    updated_at = DateTimeTZField(constraints=default("now()"))
+    processed_at = DateTimeTZField(null=True)
+
+    class Meta:
+        table_name = "batched_git_ref_updates_deletions"
+
+    @classmethod
+    def pending(cls) -> pw.ModelSelect[GitRefDeletion]:
+        """Select the deletions that nobody has made yet."""
+        return cls.select().where(cls.status == DeletionStatus.PENDING)
+
+    @classmethod
+    def rejected(cls) -> pw.ModelSelect[GitRefDeletion]:
+        """Select the deletions that were refused, with their reasons."""
+        return cls.select().where(cls.status == DeletionStatus.REJECTED).order_by(cls.id)
+
+    @classmethod
+    def processed_before(cls, horizon: datetime) -> pw.ModelSelect[GitRefDeletion]:
+        """Select the deletions that were made before *horizon*."""
+        return cls.select().where(cls.status == DeletionStatus.PROCESSED, cls.processed_at < horizon)
+
+
+GitRefDeletion.add_index(
+    pw.SQL(
+        "create index batched_git_ref_updates_deletions_pending"
+        " on batched_git_ref_updates_deletions (project_id, id) where status = 1"
+    )
+)
+GitRefDeletion.add_index(
+    pw.SQL(
+        "create index batched_git_ref_updates_deletions_processed"
+        " on batched_git_ref_updates_deletions (processed_at) where status = 2"
+    )
+)
+
+
+STALE_AFTER = timedelta(hours=24)
+
+
+class ImportStatus(IntEnum):
+    """How far an import or an entity has got; only entities and imports share these."""
+
+    CREATED = 0
+    STARTED = 1
+    FINISHED = 2
+    TIMEOUT = 3
+    FAILED = -1
+    CANCELED = -2
+
+
+class EntityType(IntEnum):
+    """What an entity is, as the forge numbers it."""
+
+    GROUP_ENTITY = 0
+    PROJECT_ENTITY = 1
+
+
+class TrackerStatus(IntEnum):
+    """How far a tracker has got: the numbers differ from an import's."""
+
+    CREATED = 0
+    STARTED = 1
+    FINISHED = 2
+    ENQUEUED = 3
+    TIMEOUT = 4
+    FAILED = -1
+    SKIPPED = -2
+    CANCELED = -3
+
+
+UNFINISHED = (ImportStatus.CREATED, ImportStatus.STARTED)
+
+
+class BulkImport(Base):
+    """One import of groups and projects from another forge."""
+
+    found_by = ("id",)
+    used_by = Use(SEEN, (("update", ("status", "updated_at"), WORK),))
+
+    id = BigIdentityField()
+    user_id = pw.BigIntegerField()
+    source_type = pw.SmallIntegerField(constraints=default("0"))
+    status = pw.SmallIntegerField(constraints=default("0"))
+    has_failures = pw.BooleanField(constraints=default("false"))
+    created_at = DateTimeTZField(constraints=default("now()"))
+    updated_at = DateTimeTZField(constraints=default("now()"))
+
+    class Meta:
+        table_name = "bulk_imports"
+
+    @classmethod
+    def stale(cls, now: datetime) -> pw.ModelSelect[BulkImport]:
+        """Select the unfinished imports that nothing has touched for a day."""
+        return cls.select().where(cls.status.in_(UNFINISHED), cls.updated_at < now - STALE_AFTER)
+
+
+class BulkImportEntity(Base):
+    """A group or project within an import."""
+
+    found_by = ("id",)
+    used_by = Use(SEEN, (("update", ("status", "updated_at"), WORK),))
+
+    id = BigIdentityField()
+    bulk_import_id = pw.BigIntegerField()
+    parent_id = pw.BigIntegerField(null=True)
+    source_type = pw.SmallIntegerField(constraints=default("0"))
+    source_full_path = pw.TextField()
+    destination_name = pw.TextField()
+    destination_namespace = pw.TextField()
+    status = pw.SmallIntegerField(constraints=default("0"))
+    has_failures = pw.BooleanField(constraints=default("false"))
+    created_at = DateTimeTZField(constraints=default("now()"))
+    updated_at = DateTimeTZField(constraints=default("now()"))
+
+    class Meta:
+        table_name = "bulk_import_entities"
+
+    @classmethod
+    def stale(cls, now: datetime) -> pw.ModelSelect[BulkImportEntity]:
+        """Select the unfinished entities that nothing has touched for a day."""
+        return cls.select().where(cls.status.in_(UNFINISHED), cls.updated_at < now - STALE_AFTER)
+
+
+class BulkImportTracker(Base):
+    """One relation of an entity on its way through the pipelines."""
+
+    found_by = ("id", "bulk_import_entity_id")
+    used_by = Use(WORK, (("update", ("status", "updated_at"), WORK),))
+
+    id = BigIdentityField()
+    bulk_import_entity_id = pw.BigIntegerField(index=True)
+    relation = pw.TextField()
+    stage = pw.SmallIntegerField(constraints=default("0"))
+    status = pw.SmallIntegerField(constraints=default("0"))
+    created_at = DateTimeTZField(constraints=default("now()"))
+    updated_at = DateTimeTZField(constraints=default("now()"))
+
+    class Meta:
+        table_name = "bulk_import_trackers"
+
+
+BulkImport.add_index(
+    pw.SQL("create index bulk_imports_unfinished on bulk_imports (updated_at, id) where status in (0, 1)")
+)
+BulkImportEntity.add_index(
+    pw.SQL(
+        "create index bulk_import_entities_unfinished on bulk_import_entities (updated_at, id) where status in (0, 1)"
+    )
+)
+
+
+UNLOCKED, TRACE = 0, 3
+
+OWN_FOLDER = re.compile(r"/([0-9]{1,18})/[^/]+\Z")
+OLDEST_FOLDER = re.compile(r"\A[0-9]{4}_[0-9]{2}/[0-9]+/([0-9]{1,18})/[^/]+\Z")
+"""Where a forge's uploader puts the file of an artifact that has no path: …/id/file; of old month/project/job/file."""
+
+
+class JobArtifact(Base):
+    """A file that a CI job left behind; its object is at the location `artifacts`."""
+
+    location = "artifacts"
+    sentence = "an artifact names it"
+
+    found_by = ("id", "project_id", "job_id")
+    used_by = Use(SEEN, (("update", ("id",), WORK), ("delete", (), WORK)))
+
+    id = BigIdentityField()
+    project_id = pw.BigIntegerField()
+    job_id = pw.BigIntegerField()
+    partition_id = pw.BigIntegerField(constraints=default("100"))
+    file_type = pw.IntegerField()
+    file_store = pw.IntegerField(constraints=default("1"))
+    file = pw.TextField(null=True)
+    file_final_path = pw.TextField(index=True)
+    size = pw.BigIntegerField(null=True)
+    expire_at = DateTimeTZField(null=True)
+    locked = pw.SmallIntegerField(constraints=default("2"))
+    created_at = DateTimeTZField(constraints=default("now()"))
+    updated_at = DateTimeTZField(constraints=default("now()"))
+
+    class Meta:
+        table_name = "ci_job_artifacts"
+
+    @classmethod
+    def expired(cls, now: datetime) -> pw.ModelSelect[JobArtifact]:
+        """Select what may be destroyed: past its time (strictly), unlocked for certain, and no trace."""
+        return cls.select().where(cls.expire_at < now, cls.locked == UNLOCKED, cls.file_type != TRACE)
+
+    @classmethod
+    def named(cls, paths: Sequence[str]) -> set[str]:
+        """Return those of *paths* that a live artifact still names.
+
+        One without a path has its object in a folder of its own, called by its id, or by its
+        job's in the oldest layout; whatever lies there is taken for named.
+        """
+        naming = cls.select(cls.file_final_path).where(cls.file_final_path.in_(list(paths)))
+        named = {artifact.file_final_path for artifact in naming}
+        for layout, column in ((OWN_FOLDER, cls.id), (OLDEST_FOLDER, cls.job_id)):
+            folders = {path: int(found[1]) for path in paths if (found := layout.search(path))}
+            if folders:
+                pathless = column.in_(list(set(folders.values()))), pw.fn.coalesce(cls.file_final_path, "") == ""
+                rows: Any = cls.select(column).where(*pathless).tuples()
+                numbers = {number for (number,) in rows}
+                named |= {path for path, number in folders.items() if number in numbers}
+        return named
+
+
+class ProjectStatistics(Base):
+    """How many bytes a project's artifacts take up."""
+
+    found_by = ("project_id",)
+    used_by = Use(WORK, (("update", ("build_artifacts_size",), WORK),))
+
+    project_id = pw.BigIntegerField(primary_key=True)
+    build_artifacts_size = pw.BigIntegerField(constraints=default("0"))
+
+    class Meta:
+        table_name = "project_statistics"
+
+
+JobArtifact.add_index(
+    pw.SQL(
+        "create index ci_job_artifacts_expired on ci_job_artifacts"
+        " (mod(project_id + job_id, 10), expire_at, id) where locked = 0 and file_type <> 3"
+    )
+)
+
+
+APPLICATION: tuple[type[Base], ...] = (
+    UserStatus,
+    Project,
+    GitRefDeletion,
+    BulkImport,
+    BulkImportEntity,
+    BulkImportTracker,
+    JobArtifact,
+    ProjectStatistics,
+)
+"""Tables that the forge owns; only the example forge's migrations create them."""

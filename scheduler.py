@@ -23,14 +23,15 @@ from forgekeeper import shutdown
 from forgekeeper.batches import BATCHES, BatchSpec, all_declared
 from forgekeeper.database import database, release
 from forgekeeper.failpoints import arm
+from forgekeeper.identity import identity
 from forgekeeper.process.presence import Presence
 from forgekeeper.process.ready import tell_supervisor
 from forgekeeper.process.run_messages import RunMessages
-from forgekeeper.runs.attempt import describe, identity
 from forgekeeper.runs.reconcile import reconcile
 from forgekeeper.runs.reports import COUNT
 from forgekeeper.settings import Settings
 from metrics.catalogue import table
+from metrics.redaction import describe
 from metrics.threads import Vital, ended_itself
 
 HEARTBEAT = timedelta(seconds=15)

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 import structlog
 
-from forgekeeper.runs.attempt import describe
+from metrics.redaction import describe
 from metrics.threads import Thread
 
 log = structlog.get_logger(__name__)

@@ -66,6 +66,16 @@ def clean(text: str) -> str:
     return _cleaned(text, SEEN)
 
 
+def describe(error: BaseException) -> str:
+    """Put an exception into one line that every server can keep: for the ledger and the dead letters.
+
+    PostgreSQL refuses a NUL, and both refuse the half characters by which Python writes bytes that are no text: with
+    one of them the run or the message could not be ended.
+    """
+    # Masked before it is cut: of half a secret nobody knows that it is one.
+    return clean(f"{type(error).__name__}: {text_of(error)}".splitlines()[0])[:500]
+
+
 def harmless(line: str) -> bool:
     """Say whether `redact` would change nothing of *line*, a line of JSON.
 

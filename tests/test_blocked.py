@@ -8,8 +8,8 @@ import pytest
 from forgekeeper.batches import BATCHES
 from forgekeeper.database import database, now
 from forgekeeper.flags import FeatureFlag
+from forgekeeper.identity import identity
 from forgekeeper.runs import held_back
-from forgekeeper.runs.attempt import identity
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.blocked import REASONS, Blocked
 from forgekeeper.runs.child import Child

@@ -36,7 +36,6 @@ process.join()
 
 ASKED = """
 import os, signal, sys
-from forgekeeper import shutdown
 
 left = 50
 

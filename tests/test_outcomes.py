@@ -7,8 +7,9 @@ import pytest
 from forgekeeper.database import database
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.failpoints import FailpointReached, arm
+from forgekeeper.identity import identity
 from forgekeeper.process.broker import broker
-from forgekeeper.runs.attempt import LostRun, identity
+from forgekeeper.runs.attempt import LostRun
 from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.runner import Runner

@@ -14,7 +14,7 @@ import pytest
 
 from forgekeeper import shutdown
 from forgekeeper.database import database
-from forgekeeper.runs.attempt import identity
+from forgekeeper.identity import identity
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.runner import Runner

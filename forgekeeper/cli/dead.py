@@ -21,8 +21,8 @@ from forgekeeper.cli.replay import DONE, Replay
 from forgekeeper.connections import client
 from forgekeeper.delivery import dead_letters
 from forgekeeper.delivery.dead_letters import DeadLetter
+from forgekeeper.identity import identity
 from forgekeeper.process.broker import broker
-from forgekeeper.runs.attempt import identity
 from metrics.redaction import clean, escaped, redact
 
 dead = typer.Typer(help="Dead letters: messages that were given up.")

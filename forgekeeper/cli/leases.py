@@ -11,7 +11,7 @@ from forgekeeper import locks
 from forgekeeper.cli.connection import connected, require_redis
 from forgekeeper.cli.console import Json, Problem, answer, emit, moment, table
 from forgekeeper.connections import client
-from forgekeeper.runs.attempt import identity
+from forgekeeper.identity import identity
 
 leases = typer.Typer(help="Who works on what alone, and since when.")
 

@@ -15,8 +15,8 @@ from forgekeeper.cli.console import Json, Problem, answer, emit, facts, moment, 
 from forgekeeper.cli.running import Name
 from forgekeeper.cli.timetable import Timetable
 from forgekeeper.database import now
+from forgekeeper.identity import identity
 from forgekeeper.process.rows import Process
-from forgekeeper.runs.attempt import identity
 from forgekeeper.runs.batch import Batch as BatchRow
 from forgekeeper.runs.ledger import JobRun
 from metrics.redaction import clean

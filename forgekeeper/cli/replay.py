@@ -10,10 +10,10 @@ from forgekeeper.batches import BATCHES, BatchSpec
 from forgekeeper.cli.running import overlapping, paused, send_by_hand
 from forgekeeper.delivery import dead_letters
 from forgekeeper.delivery.dead_letters import DeadLetter
+from forgekeeper.identity import identity
 from forgekeeper.process.broker import broker
 from forgekeeper.process.run_messages import RunMessages
 from forgekeeper.runs import reconcile
-from forgekeeper.runs.attempt import identity
 from forgekeeper.runs.ledger import JobRun
 
 DONE = {"on_its_way", "overlap", "paused", "gone"}

@@ -20,16 +20,17 @@ from forgekeeper.cli.console import Json, Problem, answer, emit, err, facts, mom
 from forgekeeper.cli.failures import sentence
 from forgekeeper.cli.interrupts import heard
 from forgekeeper.connections import Limits
+from forgekeeper.identity import identity
 from forgekeeper.process.broker import broker
 from forgekeeper.process.run_messages import RunMessages
 from forgekeeper.runs import reconcile
-from forgekeeper.runs.attempt import Attempt, Call, describe, identity
+from forgekeeper.runs.attempt import Attempt, Call
 from forgekeeper.runs.batch import Batch as BatchRow
 from forgekeeper.runs.child import Child
 from forgekeeper.runs.ledger import JobRun, Started
 from forgekeeper.runs.runner import Runner
 from forgekeeper.settings import Settings
-from metrics.redaction import clean
+from metrics.redaction import clean, describe
 
 CHECK = "`forgekeeper check"
 Name = Annotated[

@@ -17,7 +17,7 @@ from forgekeeper.delivery.deliveries import Deliveries, Fetched
 from forgekeeper.delivery.enqueue_unique import depth
 from forgekeeper.delivery.hands import Delivery, Due, Hands
 from forgekeeper.delivery.sizes import fitting
-from forgekeeper.runs.attempt import identity
+from forgekeeper.identity import identity
 from metrics.redaction import clean
 
 

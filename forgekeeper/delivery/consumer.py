@@ -30,7 +30,7 @@ from forgekeeper.delivery.queues import actor_of
 from forgekeeper.delivery.sizes import TOO_LARGE
 from forgekeeper.events import DeadLettered, emit
 from forgekeeper.redis_values import is_text
-from forgekeeper.runs.attempt import describe
+from metrics.redaction import describe
 
 LOOK_FOR_LOST_EVERY = timedelta(seconds=30)
 """How often a consumer looks for messages that are ours by Redis's account alone; they may lie for a minute at most."""

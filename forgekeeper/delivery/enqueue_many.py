@@ -8,7 +8,6 @@ the second: calling again with the same ids completes the work.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from itertools import islice
 from types import MappingProxyType
 from typing import Any
@@ -19,23 +18,13 @@ from dramatiq.middleware import SkipMessage
 
 from forgekeeper.delivery.keys import QueueKeys
 from forgekeeper.delivery.sizes import fitting
+from forgekeeper.fan_out import Enqueued, Keyed
 from forgekeeper.scripts import call
 
 CHUNK = 1000
 """Messages in one script: 1,000 occupy Redis for a few milliseconds, and larger chunks are no faster."""
 
 NONE: Mapping[str, Any] = MappingProxyType({})
-
-Keyed = tuple[str, tuple[Any, ...]]
-
-
-@dataclass(frozen=True)
-class Enqueued:
-    """How many were put in, how many were on their way already or skipped by a hook, and whether we stopped early."""
-
-    enqueued: int = 0
-    deduplicated: int = 0
-    queue_full: bool = False
 
 
 def enqueue_many(

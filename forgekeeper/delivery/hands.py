@@ -8,7 +8,7 @@ from typing import Any
 from dramatiq import Message, MessageProxy
 
 from forgekeeper.delivery.deliveries import Fetched
-from forgekeeper.runs.attempt import describe
+from metrics.redaction import describe
 
 
 class Due(Message[Any]):

@@ -15,7 +15,7 @@ from forgekeeper import shutdown
 from forgekeeper.delivery.deliveries import Deliveries
 from forgekeeper.delivery.queues import actor_of
 from forgekeeper.events import DeadLettered, emit
-from forgekeeper.runs.attempt import describe
+from metrics.redaction import describe
 from metrics.threads import Vital, end_process
 
 LONGEST_INTERVAL = timedelta(seconds=2.5)

@@ -28,10 +28,11 @@ from dramatiq.middleware import Middleware
 from forgekeeper import shutdown
 from forgekeeper.boot import load
 from forgekeeper.delivery.broker import Broker as OurBroker
+from forgekeeper.identity import identity
 from forgekeeper.process import signals
 from forgekeeper.process.middleware import needed
 from forgekeeper.process.ready import Mark, tell_supervisor
-from forgekeeper.runs.attempt import describe, identity
+from metrics.redaction import describe
 from metrics.threads import Thread
 
 SOON = 2.0

@@ -28,14 +28,16 @@ from forgekeeper.delivery.enqueue_unique import TOKEN, enqueue_unique
 from forgekeeper.delivery.hands import Delivery
 from forgekeeper.delivery.worker_heartbeat import WorkerHeartbeat
 from forgekeeper.events import LineWritten, emit
+from forgekeeper.identity import identity
 from forgekeeper.process import signals
 from forgekeeper.process.presence import AtWork, Presence
 from forgekeeper.process.tracing import HEADER
-from forgekeeper.runs.attempt import RUN, Attempt, describe, identity
+from forgekeeper.runs.attempt import RUN, Attempt
 from forgekeeper.runs.child import Child
 from forgekeeper.runs.runner import Runner
 from forgekeeper.settings import Settings
 from metrics import logs
+from metrics.redaction import describe
 
 ORIGIN = {RUN, HEADER}
 """What a message's options say of where it comes from."""

@@ -17,8 +17,7 @@ import structlog
 
 from forgekeeper.database import database, promptly, release
 from forgekeeper.process.rows import Entry, Process
-from forgekeeper.runs.attempt import describe
-from metrics.redaction import clean
+from metrics.redaction import clean, describe
 from metrics.threads import Vital
 
 PATIENCE = 2.0

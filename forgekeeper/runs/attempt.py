@@ -22,7 +22,8 @@ from dramatiq import Actor
 from dramatiq.brokers.redis import RedisBroker
 
 from forgekeeper.database import database, reachable, release
-from forgekeeper.delivery.enqueue_many import Enqueued, Keyed, enqueue_many
+from forgekeeper.delivery.enqueue_many import enqueue_many
+from forgekeeper.fan_out import Enqueued, Keyed
 from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.growth import Growth

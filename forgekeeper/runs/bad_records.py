@@ -19,9 +19,9 @@ from forgekeeper import shutdown
 from forgekeeper.database import reachable, sqlstate
 from forgekeeper.database.chunks import among, delete, first
 from forgekeeper.events import RecordFailed, emit
-from forgekeeper.runs.attempt import describe
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.passed_over import PassedOver
+from metrics.redaction import describe
 
 MOST_IN_RUN = 200
 """A run in which more records fail than that is no run with some bad records: it fails."""

@@ -13,12 +13,14 @@ import structlog
 
 from forgekeeper.batches import spec
 from forgekeeper.events import ChildEnded, emit
-from forgekeeper.runs.attempt import NoAttempt, describe, identity, storable
+from forgekeeper.identity import identity
+from forgekeeper.runs.attempt import NoAttempt, storable
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.growth import Growth
 from forgekeeper.settings import Settings
+from metrics.redaction import describe
 
 log = structlog.get_logger(__name__)
 _current: ContextVar[Child | None] = ContextVar("child", default=None)

@@ -9,8 +9,9 @@ import structlog
 from playhouse.pool import MaxConnectionsExceeded
 
 from forgekeeper.database import database, promptly, release
-from forgekeeper.runs.attempt import Attempt, describe
+from forgekeeper.runs.attempt import Attempt
 from forgekeeper.runs.ledger import JobRun
+from metrics.redaction import describe
 from metrics.threads import Vital
 
 log = structlog.get_logger(__name__)

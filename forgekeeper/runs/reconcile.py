@@ -13,10 +13,10 @@ from typing import Protocol
 from forgekeeper.database import now
 from forgekeeper.failpoints import failpoint
 from forgekeeper.runs import reports
-from forgekeeper.runs.attempt import LONGEST_RETRY
 from forgekeeper.runs.batch import Batch as BatchRow
 from forgekeeper.runs.ledger import CLOCK_TOLERANCE, JobRun
 from forgekeeper.runs.plan import Claim, Decisions, Policy, Record, plan
+from forgekeeper.runs.retry import LONGEST_RETRY
 from forgekeeper.settings import Settings
 
 PRECEDENCE = timedelta(seconds=1)

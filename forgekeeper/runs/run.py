@@ -15,7 +15,7 @@ from forgekeeper.settings import Settings
 
 if TYPE_CHECKING:
     from forgekeeper.batches import ChildSpec, Declared
-    from forgekeeper.delivery.enqueue_many import Enqueued, Keyed
+    from forgekeeper.fan_out import Enqueued, Keyed
 
 Outcome = TypeVar("Outcome")
 

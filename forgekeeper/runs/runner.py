@@ -8,7 +8,8 @@ import structlog
 
 from forgekeeper.events import RunEnded, RunSkipped, RunStarted, emit
 from forgekeeper.failpoints import arm, failpoint
-from forgekeeper.runs.attempt import Attempt, identity
+from forgekeeper.identity import identity
+from forgekeeper.runs.attempt import Attempt
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.heartbeat import Heart
 from forgekeeper.runs.ledger import JobRun, Started

@@ -8,8 +8,9 @@ from dramatiq import Worker
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.middleware import Middleware, MiddlewareError, SkipMessage
 
-from forgekeeper.delivery.enqueue_many import CHUNK, Enqueued, enqueue_many
+from forgekeeper.delivery.enqueue_many import CHUNK, enqueue_many
 from forgekeeper.delivery.enqueue_unique import enqueue_unique
+from forgekeeper.fan_out import Enqueued
 
 QUEUE = "git"
 

@@ -45,7 +45,6 @@ print(process.exitcode, "waits for ever" if waiting.is_alive() else "has waited"
 """
 DEAF = """
 import threading
-from pathlib import Path
 
 import dramatiq
 from dramatiq.brokers.stub import StubBroker

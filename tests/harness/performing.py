@@ -4,8 +4,8 @@ from contextlib import contextmanager
 
 from forgekeeper.batches import spec
 from forgekeeper.delivery.enqueue_many import enqueue_many
+from forgekeeper.identity import identity
 from forgekeeper.process.broker import broker
-from forgekeeper.runs.attempt import identity
 from forgekeeper.runs.child import Child
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.ledger import JobRun

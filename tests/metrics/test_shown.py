@@ -14,8 +14,8 @@ from forgekeeper.flags import FeatureFlag
 from metrics import exporter
 from metrics.catalogue.metric import Gauge, Reading
 from metrics.dashboards.written import FOLDER, written
+from tests.harness.toys import declaring, toy
 
-from ..harness.toys import declaring, toy  # noqa: TID252, pytest puts no folder on the path
 from .pages import read
 
 SINCE = timedelta(minutes=7)

@@ -255,7 +255,6 @@ def test_an_exception_raised_meanwhile_in_our_thread_ends_git(repository, tmp_pa
 
 INTERRUPTED = """
 import signal, sys, time
-from pathlib import Path
 from forgekeeper.storage.git_refs import Doomed
 from forgekeeper.storage.git_refs import delete
 # A shell lets what runs in the background ignore it.

@@ -22,7 +22,6 @@ from forgekeeper.connections import client
 from forgekeeper.database import backlog, database, reachable
 from forgekeeper.database.backlog import Backlog
 from forgekeeper.flags import FeatureFlag
-from forgekeeper.runs.attempt import describe
 from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.held_back import idle
@@ -30,6 +29,7 @@ from forgekeeper.runs.run import Run
 from forgekeeper.settings import Settings
 from forgekeeper.storage.outbox import DeletedObject
 from metrics.catalogue.metric import Counter, Gauge, Reading, at
+from metrics.redaction import describe
 from models import JobArtifact, ProjectStatistics
 from workers.expired_job_artifacts import buckets, sample
 from workers.expired_job_artifacts.buckets import Bucket, Hold

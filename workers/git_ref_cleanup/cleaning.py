@@ -13,8 +13,8 @@ import structlog
 
 from forgekeeper.connections import client
 from forgekeeper.database import database
+from forgekeeper.identity import identity
 from forgekeeper.locks import Lease, LeaseTaken, lease
-from forgekeeper.runs.attempt import identity
 from forgekeeper.runs.bad_records import BadRecords
 from forgekeeper.runs.run import Run
 from forgekeeper.storage import git_refs

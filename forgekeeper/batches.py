@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Concatenate, Literal, NamedTuple, ParamSpec, TypedDict, TypeVar
 
 import peewee as pw
 
@@ -24,9 +24,11 @@ from forgekeeper.shown import Shown
 from metrics.catalogue.metric import Counter
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
     from forgekeeper.runs.run import Run
 
-Outcome = TypeVar("Outcome")
+Outcome = TypeVar("Outcome", bound="DataclassInstance")
 Arguments = ParamSpec("Arguments")
 Older = TypeVar("Older", bound="Callable[[datetime], pw.ModelSelect[Any]]")
 Fields = tuple[str, ...]
@@ -99,7 +101,7 @@ class Declared(Shown):
     team: str
     budget: timedelta
     time_limit: timedelta
-    outcome: type[Any]
+    outcome: type[DataclassInstance]
     work: Callable[..., None]
     records: tuple[Record, ...]
     thresholds: tuple[Threshold, ...]
@@ -110,8 +112,13 @@ class Declared(Shown):
     old: list[OldRecords] = field(default_factory=list)
 
     @property
+    def batch(self) -> BatchSpec:
+        """The batch itself, or that of which this is a child."""
+        raise NotImplementedError
+
+    @property
     def parent(self) -> str | None:
-        """The batch of which this is the child, None of a batch."""
+        """The name of the batch of which this is a child, None of a batch."""
         return None
 
     def old_records(self, record: str, *, keep: timedelta) -> Callable[[Older], Older]:
@@ -140,7 +147,12 @@ class BatchSpec(Declared, Brought):
     children: list[ChildSpec] = field(default_factory=list)
 
     @property
-    def nothing(self) -> Any:
+    def batch(self) -> BatchSpec:
+        """The batch itself."""
+        return self
+
+    @property
+    def nothing(self) -> DataclassInstance:
         """The outcome of a run that did nothing."""
         return self.outcome()
 
@@ -165,8 +177,13 @@ class ChildSpec(Declared):
     enqueued_as: str
 
     @property
+    def batch(self) -> BatchSpec:
+        """The batch of which this is a child."""
+        return self.of
+
+    @property
     def parent(self) -> str | None:
-        """The batch of which this is the child."""
+        """The name of that batch."""
         return self.of.name
 
 
@@ -288,13 +305,24 @@ def child(
     return declare
 
 
+class _Common(TypedDict):
+    name: str
+    sentence: str
+    module: str
+    work: Callable[..., None]
+    records: tuple[Record, ...]
+    thresholds: tuple[Threshold, ...]
+    steps: tuple[str, ...]
+    counters: tuple[Counter, ...]
+
+
 def _common(
     work: Callable[..., None],
     records: Sequence[Record],
     thresholds: Sequence[Threshold],
     steps: Sequence[str],
     counters: Sequence[Counter],
-) -> dict[str, Any]:
+) -> _Common:
     return {
         "name": work.__name__,
         "sentence": (work.__doc__ or "").strip().split("\n")[0],

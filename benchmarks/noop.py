@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
-from time import monotonic
+from typing import Self
 
 import dramatiq
 from dramatiq.brokers.redis import RedisBroker
@@ -25,8 +24,8 @@ from forgekeeper import events, worker_metrics
 from forgekeeper.batches import all_declared
 from forgekeeper.boot import load
 from forgekeeper.connections import Limits, connect
-from forgekeeper.process import middleware
-from forgekeeper.runs.child import Child, _current, current
+from forgekeeper.runs import runner
+from forgekeeper.runs.attempt import Attempt
 from metrics import multiprocess
 from metrics.catalogue import table
 from metrics.endpoint import listen
@@ -37,26 +36,17 @@ QUEUES = {"bare": "default", "ours": "objects", **dict.fromkeys((*COUNTED, *LOGG
 MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
 
 
-@dataclass
-class Outcome:
-    """What a child that does nothing has done."""
+class Silent(Attempt):
+    """An attempt that says nothing, and notes nothing to say."""
 
-    total_deletes: int = 0
-    rejected: int = 0
-    stopped: str = "drained"
+    def __enter__(self) -> Self:
+        """Begin it."""
+        return self
 
-
-class Silent(Child):
-    """A child that says nothing, and notes nothing to say."""
-
-    def enter(self) -> None:
-        """Make this the thread's child."""
-        _current.set(self)
-
-    def leave(self, error: BaseException | None) -> None:
+    def close(self, error: BaseException | None) -> None:
         """Count what came of it."""
-        events.emit(events.ChildEnded(self._actor, monotonic() - self._began, self.outcome, error))
-        _current.set(None)
+        self.error = error
+        self._count()
 
 
 def actor(kind: str, redis_url: str) -> dramatiq.Actor[[], None]:
@@ -75,8 +65,7 @@ def _bare(redis_url: str) -> dramatiq.Actor[[], None]:
 def _ours() -> dramatiq.Actor[[], None]:
     from forgekeeper.process.broker import broker
 
-    # Our broker takes batches and children only; what a child counts and says is measured by the other kinds.
-    middleware.Child = Silent  # type: ignore[attr-defined]
+    # Our broker takes batches and children only.  This one is of no declaration: it is called, and no more.
     return dramatiq.actor(actor_name="nothing", queue_name=QUEUES["ours"], broker=broker, child=True)(_nothing)
 
 
@@ -84,18 +73,18 @@ def _child(kind: str) -> dramatiq.Actor[[], None]:
     from forgekeeper.process.boot import load_batches
     from forgekeeper.process.broker import broker
 
-    def child() -> None:
-        current().outcome = Outcome()
+    def child(_attempt: Attempt) -> None:
+        """Do nothing."""
 
     load_batches()
     if kind not in COUNTED:
         broker.middleware[:] = [one for one in broker.middleware if not isinstance(one, worker_metrics.WorkerMetrics)]
         events.unsubscribe(worker_metrics.count)
     if kind not in LOGGED:
-        middleware.Child = Silent  # type: ignore[attr-defined]
+        runner.Attempt = Silent  # type: ignore[attr-defined]
     # The actor of the catalogue itself: others are not counted.
     real: dramatiq.Actor[[], None] = broker.get_actor("clean_project_refs")
-    real.fn = child
+    real.fn = child  # type: ignore[assignment]
     return real
 
 

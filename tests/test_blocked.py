@@ -5,20 +5,17 @@ from uuid import uuid4
 
 import pytest
 
-from forgekeeper.batches import BATCHES
+from forgekeeper.batches import BATCHES, CHILDREN
 from forgekeeper.database import database, now
 from forgekeeper.flags import FeatureFlag
-from forgekeeper.identity import identity
 from forgekeeper.runs import held_back
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.blocked import REASONS, Blocked
-from forgekeeper.runs.child import Child
 from forgekeeper.runs.ledger import JobRun
-from forgekeeper.runs.runner import Runner
 from metrics.catalogue.labels import BLOCKS
 from metrics.counting import WORKER
+from tests.harness.performing import attempt_at, runner_of
 from workers.expired_job_artifacts import FLAG
-from workers.git_ref_cleanup import Outcome, ProjectOutcome
 
 NAME, CHILD = "git_ref_cleanup", "clean_project_refs"
 MISSING = Blocked("no_repositories", "no repositories are configured")
@@ -30,9 +27,8 @@ pytestmark = pytest.mark.usefixtures("database")
 
 @pytest.fixture
 def runner(settings):
-    runner = Runner(settings)
-    yield runner
-    runner.stop()
+    with runner_of(settings) as runner:
+        yield runner
 
 
 @pytest.fixture
@@ -40,26 +36,23 @@ def run(runner):
     """Make an attempt at a run that ends so; return its row."""
 
     def run(blocked=None, error=None, meanwhile=lambda: None):
-        attempt = runner.begin(NAME, JobRun.start_here(NAME, by=identity()))
-        attempt.begin(Outcome())
-        attempt.blocked = blocked
-        meanwhile()
-        runner.close(attempt, error)
-        return JobRun.get_by_id(attempt.run.id)
+        with attempt_at(runner, BATCHES[NAME]) as attempt:
+            attempt.blocked = blocked
+            meanwhile()
+            if error is not None:
+                raise error
+        return JobRun.get_by_id(attempt.run.number)
 
     return run
 
 
 @pytest.fixture
-def work(settings):
+def work(runner):
     """Work on a child that ends so."""
 
     def work(blocked=None):
-        child = Child(CHILD, "clean_project_refs:1", settings)
-        child.enter()
-        child.begin(ProjectOutcome())
-        child.blocked = blocked
-        child.leave(None)
+        with runner.child(CHILDREN[CHILD], "clean_project_refs:1") as attempt:
+            attempt.blocked = blocked
 
     return work
 

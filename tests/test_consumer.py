@@ -24,7 +24,8 @@ from forgekeeper.delivery.enqueue_unique import depth
 from forgekeeper.delivery.sizes import LARGEST, LARGEST_FETCHED
 from forgekeeper.delivery.worker_heartbeat import WorkerHeartbeat
 from forgekeeper.embedded.waiting import wait_until
-from forgekeeper.process.middleware import ChildRetries, Holding
+from forgekeeper.process.attempts import ChildRetries
+from forgekeeper.process.middleware import Holding
 from metrics.redaction import LONGEST
 
 QUEUE, LINE = "q", "q.DQ"

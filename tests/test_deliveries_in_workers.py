@@ -19,8 +19,8 @@ from forgekeeper.connections import client
 from forgekeeper.delivery.deliveries import MAX_DEATHS
 from forgekeeper.delivery.enqueue_unique import enqueue_unique
 from forgekeeper.embedded.waiting import wait_until
+from forgekeeper.process.actors import RUN
 from forgekeeper.process.broker import broker
-from forgekeeper.runs.attempt import RUN
 from forgekeeper.settings import PREFIX
 
 ROOT = Path(__file__).parents[1]

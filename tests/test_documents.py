@@ -21,17 +21,15 @@ import models
 from forgekeeper import worker_metrics
 from forgekeeper.batches import BATCHES, all_declared
 from forgekeeper.locks import lease
+from forgekeeper.process.attempts import ChildRetries
 from forgekeeper.process.broker import broker
-from forgekeeper.process.middleware import ChildRetries
-from forgekeeper.runs import attempt, plan
-from forgekeeper.runs.ledger import JobRun
-from forgekeeper.runs.runner import Runner
+from forgekeeper.runs import ledger, plan
 from forgekeeper.storage import outbox
 from metrics.dashboards.limits import alerts
 from models import STALE_AFTER, UNFINISHED, ImportStatus, TrackerStatus
 from tests.harness.catalogue import LABELS
 from tests.harness.every import every
-from tests.harness.performing import act
+from tests.harness.performing import attempting
 from tests.harness.settings import settings_with
 from workers import (
     expired_job_artifacts,
@@ -108,7 +106,7 @@ DOCUMENT_48 = [
     Number("batch size", "BATCH_SIZE = 100", 100, lambda: user_status_cleanup.BATCH_SIZE),
     Number("time", "MAX_RUNTIME = 30.seconds", 30 * SECOND, lambda: user_status_cleanup.MAX_RUNTIME),
     Number("time told", "MAX_RUNTIME = 30.seconds", 30 * SECOND, lambda: BATCHES["user_status_cleanup"].budget),
-    Number("retries", RETRIES, 25, lambda: attempt.MAX_RETRIES),
+    Number("retries", RETRIES, 25, lambda: ledger.MAX_RETRIES),
     Number("alert: seconds", "処理時間 60秒", 60, lambda: threshold("user_status_cleanup", "duration")),
     Number("alert: breaches", "処理時間 60秒", "> 0", lambda: condition("UserStatusCleanupDurationHigh")),
     Number("alert: sentence", "処理時間 60秒", "60 s", lambda: said("UserStatusCleanupDurationHigh", r"\d+ s\b")),
@@ -136,7 +134,7 @@ DOCUMENT_100 = [
     Number("cron", "6分ごとに実行されます（cron: `*/6 * * * *`）", "*/6 * * * *", lambda: cron("stale_direct_uploads")),
     Number("time", "MAX_EXEC_DURATION（250秒）", 250 * SECOND, lambda: stale_direct_uploads.MAX_EXEC_DURATION),
     Number("time told", "目標処理時間 250秒以内", 250 * SECOND, lambda: BATCHES["stale_direct_uploads"].budget),
-    Number("retries", RETRIES, 25, lambda: attempt.MAX_RETRIES),
+    Number("retries", RETRIES, 25, lambda: ledger.MAX_RETRIES),
     Number("alert: seconds", "250秒超過", 250, lambda: threshold("stale_direct_uploads", "duration")),
     Number("alert: breaches", "250秒超過", "> 0", lambda: condition("StaleDirectUploadCleanupTimeout")),
     Number("alert: sentence", "250秒超過", "250 s", lambda: said("StaleDirectUploadCleanupTimeout", r"\d+ s\b")),
@@ -153,7 +151,7 @@ DOCUMENT_65 = [
     Number("created", "created(0)", 0, lambda: ImportStatus.CREATED),
     Number("started", "started(1)", 1, lambda: ImportStatus.STARTED),
     Number("timeout", "3 (timeout)", 3, lambda: ImportStatus.TIMEOUT),
-    Number("retries", RETRIES, 25, lambda: attempt.MAX_RETRIES),
+    Number("retries", RETRIES, 25, lambda: ledger.MAX_RETRIES),
     Number("alert: found", "停滞インポート件数 設定なし", "> 0", lambda: condition("StaleBulkImportsDetected")),
     Number("alert: errors", "エラー件数 設定なし", "> 0", lambda: condition("StaleBulkImportCleanupErrors")),
 ]
@@ -178,7 +176,7 @@ DOCUMENT_11 = [
         "bulk_delete_job_artifacts_high_concurrency",
         lambda: expired_job_artifacts.HIGH_CONCURRENCY_FLAG,
     ),
-    Number("retries", RETRIES, 25, lambda: attempt.MAX_RETRIES),
+    Number("retries", RETRIES, 25, lambda: ledger.MAX_RETRIES),
     Number("alert: seconds", "処理時間 60秒", 60, lambda: threshold("expired_job_artifacts", "duration")),
     Number("alert: breaches", "処理時間 60秒", "> 0", lambda: condition("ArtifactBulkDeleteSchedulerDurationHigh")),
     Number(
@@ -246,13 +244,9 @@ def test_each_document_has_its_batch(document):
     ("batch", "seconds"), [("user_status_cleanup", 30), ("stale_imports", 600), ("expired_job_artifacts", 60)]
 )
 def test_a_run_gets_the_time_of_its_document(batch, seconds, settings):
-    runner = Runner(settings)
-    run = runner.begin(batch, JobRun.start_here(batch, by=attempt.identity()))
+    with attempting(BATCHES[batch], settings) as made:
+        made.work()
+        left = made.run.deadline.left()
 
-    act(BATCHES[batch])
-
-    left = run.budget.left()
-    runner.close(run, None)
-    runner.stop()
     # A busy machine may have used some of it.
     assert seconds * 0.8 < left <= seconds

@@ -20,12 +20,12 @@ from forgekeeper.connections import client
 from forgekeeper.database import database, now, release
 from forgekeeper.delivery.enqueue_unique import TOKEN, depth, enqueue_unique
 from forgekeeper.flags import FeatureFlag
+from forgekeeper.process.attempts import Connections
 from forgekeeper.process.broker import broker
-from forgekeeper.process.middleware import Connections
 from forgekeeper.process.run_messages import RunMessages, message_of
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.reconcile import reconcile as reconcile_batch
-from forgekeeper.runs.runner import Runner
+from tests.harness.performing import runner_of
 from tests.harness.programs import LIMIT, Program, eventually
 
 ROOT = Path(__file__).parents[1]
@@ -297,7 +297,7 @@ def test_a_run_whose_process_was_killed_is_finished_by_another_worker(start_work
     assert process_of(run_id) != killed
 
 
-def test_a_heart_that_lacks_memory_for_a_beat_goes_on_beating(start_worker, reconcile):
+def test_a_heartbeat_that_lacks_memory_once_goes_on(start_worker, reconcile):
     due_statuses(500)
     # Five seconds: longer than a silent run is left alone.
     worker = start_worker(program=(SHORT_OF_MEMORY, "beat", "2"), pace_user_status_cleanup=100)
@@ -308,14 +308,14 @@ def test_a_heart_that_lacks_memory_for_a_beat_goes_on_beating(start_worker, reco
     assert (len(worker.said("turn failed")), row(run_id).attempt, row(run_id).losses) == (2, 1, 0)
 
 
-def test_a_process_whose_heart_has_stopped_ends_with_its_run(start_worker, reconcile):
+def test_a_process_whose_heartbeat_has_ended_ends_with_its_run(start_worker, reconcile):
     due_statuses(700)
     worker = start_worker(program=(SHORT_OF_MEMORY, "beat", "1000000"), pace_user_status_cleanup=100)
     run_id = send(reconcile)
 
     worker.process.wait(LIMIT)
 
-    assert [line["reason"] for line in worker.said("process ends itself")] == ["its thread 'heart' has ended"]
+    assert [line["reason"] for line in worker.said("process ends itself")] == ["its thread 'heartbeat' has ended"]
     assert (row(run_id).state, row(run_id).losses) == ("succeeded", 0)
 
 
@@ -539,24 +539,23 @@ def test_a_message_finds_a_clean_connection_whatever_the_one_before_left(first):
 def test_a_run_whose_session_has_ended_while_it_did_not_need_it_says_all_the_same_how_it_ended(
     settings, other, error, state
 ):
-    runner = Runner(settings)
     run_id = JobRun.claim_manual(NAME, by="test")
 
     def run():
         database.connect()
-        attempt = runner.start(NAME, run_id, token=row(run_id).token)
-        attempt.outcome = BATCH.nothing
+        with runner_of(settings) as runner:
+            attempt = runner.attempt(BATCH, JobRun.start(NAME, run_id, token=row(run_id).token, by="test")).__enter__()
         session = database.execute_sql("select pg_backend_pid()").fetchone()
         other.execute("select pg_terminate_backend(%s, 10000)", session)
         try:
-            return runner.close(attempt, error)
+            attempt.close(error)
         finally:
             release()
+        return attempt.state
 
     with ThreadPoolExecutor(1) as thread:
         closed = thread.submit(run).result()
 
-    runner.stop()
     assert (closed, row(run_id).state) == (state, state)
 
 

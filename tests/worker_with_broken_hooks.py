@@ -1,27 +1,19 @@
-"""`forgekeeper worker` whose hooks break for some actors: a program that tests start, with Dramatiq's arguments."""
+"""`forgekeeper worker` whose hook breaks for some actors: a program that tests start, with Dramatiq's arguments."""
 
 import sys
 
 import dramatiq
 
 from forgekeeper.process.__main__ import run
+from forgekeeper.process.attempts import Attempts
 from forgekeeper.process.broker import broker
-from forgekeeper.process.middleware import Children, Runs
-from forgekeeper.runs import attempt, child
+from forgekeeper.runs.attempt import Attempt
 
 QUEUE = "cron"
 
-
-@dramatiq.actor(broker=broker, queue_name=QUEUE, document=None)
-def broken_batch():
-    """Ask for the attempt, as every batch does."""
-    attempt.current()
-
-
-@dramatiq.actor(broker=broker, queue_name=QUEUE, child=True)
-def broken_child():
-    """Ask for the child, as every child does."""
-    child.current()
+# What each declared batch and child is made of: it asks for its attempt.
+dramatiq.actor(Attempt.work, actor_name="broken_batch", broker=broker, queue_name=QUEUE, document=None)
+dramatiq.actor(Attempt.work, actor_name="broken_child", broker=broker, queue_name=QUEUE, child=True)
 
 
 @dramatiq.actor(broker=broker, queue_name=QUEUE, document=None)
@@ -44,6 +36,5 @@ def _breaking(hook):
 
 
 if __name__ == "__main__":
-    for middleware in (Runs, Children):
-        middleware.before_process_message = _breaking(middleware.before_process_message)
+    Attempts.before_process_message = _breaking(Attempts.before_process_message)
     sys.exit(run(sys.argv[1:]))

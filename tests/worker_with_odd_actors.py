@@ -6,6 +6,7 @@ import sys
 import threading
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from queue import PriorityQueue
 
@@ -17,6 +18,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
 
+from forgekeeper.batches import child
 from forgekeeper.connections import client
 from forgekeeper.delivery import consumer
 from forgekeeper.delivery.deliveries import Deliveries
@@ -24,7 +26,8 @@ from forgekeeper.delivery.enqueue_unique import enqueue_unique
 from forgekeeper.process import middleware
 from forgekeeper.process.__main__ import run
 from forgekeeper.process.broker import broker
-from forgekeeper.runs.child import current
+from forgekeeper.runs.attempt import Attempt
+from workers.prune import prune
 
 QUEUE = "objects"
 dramatiq.worker.POST_PROCESS_MESSAGE_RETRY_DELAY_SECS = 0.2  # five seconds are long for a test
@@ -70,10 +73,17 @@ def kill(key):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-@dramatiq.actor(broker=broker, queue_name=QUEUE, child=True, min_backoff=100, max_backoff=200)
-def fail_first(key, path):
+def declared(work, **options):
+    """Declare *work* as a child, of any batch, and make its actor with these options."""
+    times = {"budget": timedelta(minutes=1), "time_limit": timedelta(minutes=10)}
+    child(prune, queue=QUEUE, outcome=Outcome, enqueued_as="enqueued", **times)(work)
+    name = work.__name__
+    return dramatiq.actor(Attempt.work, actor_name=name, broker=broker, queue_name=QUEUE, child=True, **options)
+
+
+@partial(declared, min_backoff=100, max_backoff=200)
+def fail_first(_run, key, path):
     """Fail as soon as the file *path* is there; succeed the next time."""
-    current().outcome = Outcome()
     tries = Path(f"{path}.tries")
     with tries.open("a") as file:
         file.write("x")
@@ -89,11 +99,10 @@ def fail(key):
     raise ValueError(key)
 
 
-@dramatiq.actor(broker=broker, queue_name=QUEUE, child=True)
-def go_on(path):
+@declared
+def go_on(run, path):
     """Leave the rest to a successor, once."""
-    current().outcome = Outcome()
-    current().more = not Path(path).exists()
+    run.more = not Path(path).exists()
     Path(path).touch()
 
 

@@ -2,37 +2,25 @@
 
 from __future__ import annotations
 
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
-from types import FrameType
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import typer
 
-from forgekeeper import shutdown
 from forgekeeper.batches import BATCHES, BatchSpec
 from forgekeeper.cli.completion import names_of
 from forgekeeper.cli.connection import batch_named, connected, require_installation, require_redis
-from forgekeeper.cli.console import Json, Problem, answer, emit, err, facts, moment, out
-from forgekeeper.cli.failures import sentence
+from forgekeeper.cli.console import Json, answer, emit, err, facts, moment, out
 from forgekeeper.cli.interrupts import heard
+from forgekeeper.cli.run_here import perform
 from forgekeeper.connections import Limits
 from forgekeeper.identity import identity
-from forgekeeper.process.broker import broker
 from forgekeeper.process.run_messages import RunMessages
 from forgekeeper.runs import reconcile
-from forgekeeper.runs.attempt import Attempt, Call
 from forgekeeper.runs.batch import Batch as BatchRow
-from forgekeeper.runs.child import Child
-from forgekeeper.runs.ledger import JobRun, Started
-from forgekeeper.runs.runner import Runner
-from forgekeeper.settings import Settings
-from metrics.redaction import clean, describe
+from forgekeeper.runs.ledger import JobRun
+from metrics.redaction import clean
 
-CHECK = "`forgekeeper check"
 Name = Annotated[
     str,
     typer.Argument(
@@ -54,7 +42,7 @@ def run(batch: Name, json: Json = False) -> None:
         pause = paused(chosen)
         started = None if pause else JobRun.start_here(chosen.name, by=identity())
         if started is not None:
-            result, run_id = _perform(chosen, started, settings), started.id
+            result, run_id = perform(chosen, started, settings), started.id
         else:
             err.print(clean(pause or overlapping(chosen)))
             result, run_id = asdict(chosen.nothing) | {"skipped": "paused" if pause else "overlap"}, None
@@ -97,68 +85,6 @@ def send_by_hand(batch: BatchSpec) -> Sent:
     return Sent(run_id, None, f"{batch.name} is queued as run {run_id}; {hint}")
 
 
-def _perform(batch: BatchSpec, started: Started, settings: Settings) -> dict[str, Any]:
-    """Make the attempt in this process; return its result, raise `Problem` when it failed."""
-    runner = Runner(settings)
-    attempt = runner.begin(batch.name, started)
-    attempt.children = []
-    # A person is watching: a run of his ends here, a scheduled one that he took over does not.
-    by_hand, error = started.tick is None, None
-    try:
-        with _stopping_politely(), _progress(batch, attempt):
-            broker.get_actor(batch.name).fn()
-    except Exception as raised:  # noqa: BLE001, whatever it is, it is the run's result
-        error = raised
-    state = runner.close(attempt, error, final=by_hand)
-    runner.stop()
-    if attempt.blocked is not None:
-        err.print(clean(f"{batch.name} is blocked: {attempt.blocked}"), style="red")
-    # What a run has sent before it failed is worked on, here as in a worker.
-    children = _work_on(attempt.children, settings, run=attempt.run.id)
-    if state in ("succeeded", "blocked"):
-        return attempt.result() | children
-    if state is None:
-        raise Problem(f"{batch.name} was taken from this process: it gave no sign of life for too long")
-    again = "" if by_hand else "; workers will try it again"
-    raise Problem(f"{batch.name} failed: {_cause(error)}{again}") from error
-
-
-def _cause(error: Exception | None) -> str:
-    """Say what a run failed of, and once what to do about it."""
-    if error is None:
-        return "unknown"
-    if said := sentence(error):
-        return said
-    said = describe(error)
-    return said if CHECK in said else f"{said}; {CHECK}` looks for the cause"
-
-
-def _work_on(calls: list[Call], settings: Settings, *, run: int) -> dict[str, Any]:
-    """Work on the children of a run here, each until it is drained; return what they came to."""
-    outcomes: list[dict[str, Any]] = []
-    failures: list[str] = []
-    for call in calls:
-        more = not shutdown.requested.is_set()
-        while more:
-            child = Child(call.actor.actor_name, call.message_id, settings, run=run)
-            child.enter()
-            try:
-                call.actor.fn(*call.args)
-            except Exception as error:  # noqa: BLE001, whatever it is, the other children are none the worse
-                child.leave(error)
-                failures.append(f"{call.message_id}: {_cause(error)}")
-                break
-            child.leave(None)
-            if child.blocked is not None:
-                err.print(clean(f"{call.message_id} is blocked: {child.blocked}"), style="red")
-            outcomes.append(child.result())
-            more = child.more and not shutdown.requested.is_set()
-    if failures:
-        count = f"{len(failures)} of {len(calls)} children failed"
-        raise Problem(f"{count}, the first {failures[0]}; workers will not try them again, the next run will")
-    return {"children": outcomes} if calls else {}
-
-
 def paused(batch: BatchSpec) -> str | None:
     """Say by whom the batch is paused, None when it is not."""
     row = BatchRow.paused(batch.name).first()
@@ -176,41 +102,3 @@ def overlapping(batch: BatchSpec) -> str:
     if row.state == "started":
         return f"{batch.name} is running on {row.started_by} since {moment(row.started_at)}; wait until it ends"
     return f"{batch.name} is queued already, since {moment(row.claimed_at)}"
-
-
-@contextmanager
-def _stopping_politely() -> Iterator[None]:
-    """Let the first Ctrl-C or SIGTERM end the run at its next safe point, the second at once."""
-
-    def received(number: int, _frame: FrameType | None) -> None:
-        signal.signal(number, before[number])
-        shutdown.requested.set()
-
-    before = {int(number): signal.signal(number, received) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextmanager
-def _progress(batch: BatchSpec, attempt: Attempt) -> Iterator[None]:
-    """Show on a terminal how far the run has got."""
-    ended = threading.Event()
-
-    def show() -> None:
-        with err.status(batch.name) as status:
-            while not ended.wait(0.2):
-                done = attempt.budget.done if attempt.budget else 0
-                status.update(f"{batch.name}: {done:,} done")
-
-    shower = threading.Thread(target=show, daemon=True)
-    if err.is_terminal:
-        shower.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        if shower.ident:
-            shower.join()

@@ -1,26 +1,34 @@
-"""The actors: what a message of each declared batch or child calls."""
+"""The actors, made of what has been declared, and the messages that call them."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import Any
 
 import dramatiq
 from dramatiq import Broker
+from dramatiq.brokers.redis import RedisBroker
 
-from forgekeeper.batches import BATCHES, CHILDREN, BatchSpec, ChildSpec, Declared
-from forgekeeper.runs import attempt, child, preconditions
-from forgekeeper.runs.blocked import Blocked
-from forgekeeper.runs.run import Run
+from forgekeeper.batches import BATCHES, CHILDREN, ChildSpec, Declared
+from forgekeeper.delivery.enqueue_many import enqueue_many
+from forgekeeper.fan_out import Enqueued, Keyed
+from forgekeeper.runs.attempt import Attempt
+
+RUN = "forgekeeper_run"
+"""The option in which a child's message says which run has sent it."""
+RUN_ID = re.compile("[1-9][0-9]{0,17}")
+"""How a row's number is written; one digit more might be beyond PostgreSQL's bigint."""
 
 
 def declare(broker: Broker) -> None:
     """Make an actor of each batch and child that has been declared and is none yet."""
     for batch in BATCHES.values():
         if batch.name not in broker.actors:
-            dramatiq.actor(broker=broker, document=batch.document, **_options(batch))(_parent(broker, batch))
-    for one in CHILDREN.values():
-        if one.name not in broker.actors:
-            dramatiq.actor(broker=broker, child=True, **_options(one))(_child(one))
+            dramatiq.actor(broker=broker, document=batch.document, **_options(batch))(Attempt.work)
+    for child in CHILDREN.values():
+        if child.name not in broker.actors:
+            dramatiq.actor(broker=broker, child=True, **_options(child))(Attempt.work)
 
 
 def _options(declared: Declared) -> dict[str, Any]:
@@ -28,39 +36,9 @@ def _options(declared: Declared) -> dict[str, Any]:
     return {"actor_name": declared.name, "queue_name": declared.queue, "time_limit": limit}
 
 
-def _parent(broker: Broker, batch: BatchSpec) -> Any:
-    def run() -> None:
-        started, outcome = attempt.current(), batch.outcome()
-        started.begin(outcome)
-        try:
-            preconditions.require(batch, started.settings)
-            mine = Run(
-                batch,
-                started.settings,
-                deadline=started.deadline(batch.budget),
-                number=started.run.id,
-                fan_out=lambda one, keyed_args: started.fan_out(broker.get_actor(one.name), keyed_args),
-                outcome=outcome,
-            )
-            batch.work(mine)
-            started.skipped = mine.skipped
-        except Blocked as blocked:
-            started.blocked = blocked
-
-    return run
-
-
-def _child(declared: ChildSpec) -> Any:
-    def run(*args: Any, **kwargs: Any) -> None:
-        started, outcome = child.current(), declared.outcome()
-        started.begin(outcome)
-        try:
-            preconditions.require(declared.of, started.settings)
-            deadline = started.deadline(declared.budget, pace=started.settings.pace(declared.of.name))
-            mine = Run(declared, started.settings, deadline=deadline, number=started.run, outcome=outcome)
-            declared.work(mine, *args, **kwargs)
-            started.more = mine.more
-        except Blocked as blocked:
-            started.blocked = blocked
-
-    return run
+def send_children(
+    broker: RedisBroker, run: int, child: ChildSpec, keyed_args: Sequence[Keyed], *, limit_depth: int | None
+) -> Enqueued:
+    """Send *child* a message of the *run* for each pair of id and arguments, unless it is on its way already."""
+    actor = broker.get_actor(child.name)
+    return enqueue_many(broker, actor, keyed_args, limit_depth=limit_depth, options={RUN: run})

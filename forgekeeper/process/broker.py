@@ -12,8 +12,9 @@ from dramatiq.middleware import TimeLimit
 
 from forgekeeper.connections import client
 from forgekeeper.delivery.broker import Broker
+from forgekeeper.process.attempts import Attempts, ChildRetries, Connections
 from forgekeeper.process.drain import Drain
-from forgekeeper.process.middleware import Attendance, Children, ChildRetries, Clients, Connections, Holding, Runs
+from forgekeeper.process.middleware import Attendance, Clients, Holding
 from forgekeeper.process.presence import AtWork
 from forgekeeper.process.tracing import tracing
 from forgekeeper.runs.ledger import MAX_RETRIES
@@ -37,8 +38,7 @@ broker = Broker(
         Attendance(at_work),
         ChildRetries(max_retries=MAX_RETRIES, min_backoff=15_000, max_backoff=600_000),
         Connections(),
-        Runs(),
-        Children(),
+        Attempts(),
         TimeLimit(),
     ],
 )

@@ -5,19 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic
 
+from forgekeeper.batches import ChildSpec, Declared, Outcome
 from forgekeeper.database import now
 from forgekeeper.failpoints import failpoint
+from forgekeeper.fan_out import Enqueued, Keyed
 from forgekeeper.runs.bad_records import BadRecords, Still
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.settings import Settings
-
-if TYPE_CHECKING:
-    from forgekeeper.batches import ChildSpec, Declared
-    from forgekeeper.fan_out import Enqueued, Keyed
-
-Outcome = TypeVar("Outcome")
 
 
 class Run(Generic[Outcome]):
@@ -33,16 +29,16 @@ class Run(Generic[Outcome]):
         declared: Declared,
         settings: Settings,
         *,
+        outcome: Outcome,
         deadline: Deadline,
         number: int | None = None,
         fan_out: Callable[[ChildSpec, Sequence[Keyed]], Enqueued] | None = None,
-        outcome: Outcome | None = None,
     ) -> None:
         self.batch = declared.name
         self.settings = settings
+        self.outcome = outcome
         self.deadline = deadline
         self.number = number
-        self.outcome = declared.outcome() if outcome is None else outcome
         self.more = False
         self.skipped: str | None = None
         self._steps = declared.steps

@@ -1,12 +1,12 @@
-"""Batches and children run here: as their functions alone, or as a worker's message calls them."""
+"""Batches and children run here: as their functions alone, or in an attempt, as a worker's message makes one."""
 
 from contextlib import contextmanager
 
 from forgekeeper.batches import spec
 from forgekeeper.delivery.enqueue_many import enqueue_many
 from forgekeeper.identity import identity
+from forgekeeper.process.actors import send_children
 from forgekeeper.process.broker import broker
-from forgekeeper.runs.child import Child
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.run import Run
@@ -16,9 +16,14 @@ from tests.harness.settings import settings_with
 
 def perform(declared, *ids, deadline=None, settings=None, outcome=None, now=None, **options):
     """Run the batch's or child's function, without a ledger, as of *now* if given; return the outcome."""
-    settings = settings or settings_with()
     options = {"fan_out": lambda one, keyed: enqueue_many(broker, broker.get_actor(one.name), keyed)} | options
-    run = Run(declared, settings, deadline=deadline or Deadline(declared.budget), outcome=outcome, **options)
+    run = Run(
+        declared,
+        settings or settings_with(),
+        outcome=declared.outcome() if outcome is None else outcome,
+        deadline=deadline or Deadline(declared.budget),
+        **options,
+    )
     if now is not None:
         run.now = now
     declared.work(run, *ids)
@@ -26,46 +31,51 @@ def perform(declared, *ids, deadline=None, settings=None, outcome=None, now=None
 
 
 @contextmanager
-def attempting(declared, settings):
-    """Make an attempt at the batch, within which `act` calls it, and close it; yield the attempt."""
-    runner = Runner(settings)
-    attempt = runner.begin(declared.name, JobRun.start_here(declared.name, by=identity()))
-    attempt.begin(declared.nothing)
-    error = None
+def runner_of(settings):
+    """Be what begins the attempts of a worker with these settings."""
+    runner = Runner(settings, lambda *sent: send_children(broker, *sent, limit_depth=settings.queue_limit))
     try:
-        yield attempt
-    except Exception as raised:
-        error = raised
-        raise
+        yield runner
     finally:
-        runner.close(attempt, error)
         runner.stop()
+
+
+def attempt_at(runner, batch):
+    """Make an attempt at a new run of the batch, or at the one that waits for its retry."""
+    return runner.attempt(batch, JobRun.start_here(batch.name, by=identity()))
+
+
+def ended(attempt, *ids):
+    """Do the attempt's work, from its beginning to its end; return it."""
+    with attempt:
+        attempt.work(*ids)
+    return attempt
+
+
+@contextmanager
+def attempting(declared, settings):
+    """Make an attempt at the batch for the caller to work in, and close it; raise what was raised within."""
+    with runner_of(settings) as runner:
+        with attempt_at(runner, declared) as attempt:
+            yield attempt
+        if attempt.error is not None:
+            raise attempt.error
 
 
 def recorded(declared, settings):
     """Run the batch as a worker does; return the row of its run."""
     with attempting(declared, settings) as attempt:
-        act(declared)
-    return JobRun.get_by_id(attempt.run.id)
+        attempt.work()
+    return JobRun.get_by_id(attempt.run.number)
 
 
 def as_child(declared, settings, *ids, message_id="1"):
-    """Call the child as a worker does; return it."""
-    one, error = Child(declared.name, message_id, settings), None
-    one.enter()
-    try:
-        act(declared, *ids)
-    except Exception as raised:
-        error = raised
-        raise
-    finally:
-        one.leave(error)
-    return one
-
-
-def act(declared, *ids):
-    """Call the actor as a message does, within the attempt that this thread makes."""
-    broker.get_actor(declared.name).fn(*ids)
+    """Work on the child as a worker does; return its run, or raise what was raised within."""
+    with runner_of(settings) as runner:
+        attempt = ended(runner.child(declared, message_id), *ids)
+    if attempt.error is not None:
+        raise attempt.error
+    return attempt.run
 
 
 def message_of(name, *args):

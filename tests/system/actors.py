@@ -2,7 +2,6 @@
 
 import os
 import sys
-from dataclasses import dataclass
 from datetime import timedelta
 
 import dramatiq
@@ -11,20 +10,10 @@ from forgekeeper.connections import client
 from forgekeeper.locks import lease
 from forgekeeper.process.__main__ import run
 from forgekeeper.process.broker import broker
-from forgekeeper.runs.child import current
 
 from .told_work import QUEUE, declare
 
 NOTES = "NOTES"
-
-
-@dataclass
-class Outcome:
-    """Nothing to tell."""
-
-
-def attempt():
-    current().outcome = Outcome()
 
 
 def with_lease(key):
@@ -34,6 +23,6 @@ def with_lease(key):
 
 
 if __name__ == "__main__":
-    tell = declare(broker, os.environ[NOTES], attempt=attempt, child=True)
+    tell = declare(broker, os.environ[NOTES], child=True)
     dramatiq.actor(with_lease, broker=broker, queue_name=QUEUE, child=True)
     sys.exit(run(sys.argv[1:]))

@@ -16,7 +16,7 @@ import redis
 from dramatiq.middleware import Middleware, Retries, default_middleware
 
 from forgekeeper.delivery.broker import Broker
-from forgekeeper.process.middleware import ChildRetries
+from forgekeeper.process.attempts import ChildRetries
 
 FEW = 50
 HOPELESS = 3

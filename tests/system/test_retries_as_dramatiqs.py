@@ -17,7 +17,7 @@ from dramatiq.middleware import CurrentMessage
 
 from forgekeeper.delivery.enqueue_unique import depth
 from forgekeeper.embedded.waiting import wait_until
-from forgekeeper.process.middleware import ChildRetries
+from forgekeeper.process.attempts import ChildRetries
 
 from .dramatiq_fixtures import AllChildren, Options, worker
 

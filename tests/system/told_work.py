@@ -12,10 +12,10 @@ LIMIT = 1_200
 """Milliseconds that an actor may take which is said to have a time limit."""
 
 
-def declare(broker, notes, *, attempt=lambda: None, **child):
+def declare(broker, notes, **child):
     """Make the actors known to *broker*; what they tell goes into the file *notes*.
 
-    *child* are options of them all; of an actor that is to be tried again *attempt* is called in each of its attempts.
+    *child* are options of them all.
     """
 
     def tell(what, key):
@@ -37,7 +37,6 @@ def declare(broker, notes, *, attempt=lambda: None, **child):
 
     def fail_first(key, path):
         """Fail as soon as the file *path* is there; be done the next time."""
-        attempt()
         again = f" {key} " in Path(notes).read_text() if Path(notes).exists() else False
         tell("began", key)
         _wait_for(path)

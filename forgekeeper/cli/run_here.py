@@ -1,0 +1,126 @@
+"""A run in the command's own process: the attempt that a worker makes, and its children worked on until drained."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, NamedTuple
+
+from forgekeeper import shutdown
+from forgekeeper.batches import BatchSpec, ChildSpec
+from forgekeeper.cli.console import Problem, err
+from forgekeeper.cli.failures import sentence
+from forgekeeper.fan_out import Enqueued, Keyed
+from forgekeeper.runs.attempt import Attempt
+from forgekeeper.runs.ledger import Started
+from forgekeeper.runs.runner import Runner
+from forgekeeper.settings import Settings
+from metrics.redaction import clean, describe
+
+CHECK = "`forgekeeper check"
+
+
+class Call(NamedTuple):
+    """A child that a run has sent, to be worked on here."""
+
+    child: ChildSpec
+    message_id: str
+    args: tuple[Any, ...]
+
+
+def perform(batch: BatchSpec, started: Started, settings: Settings) -> dict[str, Any]:
+    """Make the attempt in this process; return its result, raise `Problem` when it failed."""
+    children: list[Call] = []
+
+    def collect(_run: int, child: ChildSpec, keyed_args: Sequence[Keyed]) -> Enqueued:
+        children.extend(Call(child, message_id, args) for message_id, args in keyed_args)
+        return Enqueued(len(keyed_args))
+
+    runner = Runner(settings, collect)
+    # A person is watching: a run by hand ends here, a scheduled one that was taken over does not.
+    by_hand = started.tick is None
+    with runner.attempt(batch, started, final=by_hand) as attempt, _stopping_politely(), _progress(attempt):
+        attempt.work()
+    runner.stop()
+    if attempt.blocked is not None:
+        err.print(clean(f"{batch.name} is blocked: {attempt.blocked}"), style="red")
+    # What a run has sent before it failed is worked on, here as in a worker.
+    results = _work_on(children, runner, run=started.id)
+    if attempt.state in ("succeeded", "blocked"):
+        return attempt.result() | results
+    if attempt.state is None:
+        raise Problem(f"{batch.name} was taken from this process: its heartbeat was missing for too long")
+    retry = "" if by_hand else "; workers will try it again"
+    raise Problem(f"{batch.name} failed: {_cause(attempt.error)}{retry}") from attempt.error
+
+
+def _cause(error: BaseException | None) -> str:
+    """Say what a run failed of, and once what to do about it."""
+    if error is None:
+        return "unknown"
+    if said := sentence(error):
+        return said
+    said = describe(error)
+    return said if CHECK in said else f"{said}; {CHECK}` looks for the cause"
+
+
+def _work_on(calls: list[Call], runner: Runner, *, run: int) -> dict[str, Any]:
+    """Work on the children of a run here, each until it is drained; return what they came to."""
+    outcomes: list[dict[str, Any]] = []
+    failures: list[str] = []
+    for call in calls:
+        more = not shutdown.requested.is_set()
+        while more:
+            with runner.child(call.child, call.message_id, run=run) as attempt:
+                attempt.work(*call.args)
+            if attempt.error is not None:
+                failures.append(f"{call.message_id}: {_cause(attempt.error)}")
+                break
+            if attempt.blocked is not None:
+                err.print(clean(f"{call.message_id} is blocked: {attempt.blocked}"), style="red")
+            outcomes.append(attempt.result())
+            more = attempt.wants_successor and not shutdown.requested.is_set()
+    if failures:
+        count = f"{len(failures)} of {len(calls)} children failed"
+        raise Problem(f"{count}, the first {failures[0]}; workers will not try them again, the next run will")
+    return {"children": outcomes} if calls else {}
+
+
+@contextmanager
+def _stopping_politely() -> Iterator[None]:
+    """Let the first Ctrl-C or SIGTERM end the run at its next safe point, the second at once."""
+
+    def received(number: int, _frame: FrameType | None) -> None:
+        signal.signal(number, before[number])
+        shutdown.requested.set()
+
+    before = {int(number): signal.signal(number, received) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _progress(attempt: Attempt) -> Iterator[None]:
+    """Show on a terminal how far the run has got."""
+    ended, name = threading.Event(), attempt.declared.name
+
+    def show() -> None:
+        with err.status(name) as status:
+            while not ended.wait(0.2):
+                status.update(f"{name}: {attempt.run.deadline.done:,} done")
+
+    shower = threading.Thread(target=show, daemon=True)
+    if err.is_terminal:
+        shower.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        if shower.ident:
+            shower.join()

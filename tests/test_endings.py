@@ -140,6 +140,15 @@ def test_a_batch_that_ends_though_no_run_was_begun_is_a_dead_letter(start_worker
     assert waiting() == EMPTY
 
 
+def test_a_batch_that_nobody_has_declared_is_a_dead_letter_that_says_so(start_worker):
+    push(str(JobRun.claim_manual("undeclared_batch", by="test")), "undeclared_batch")
+    start_worker()
+
+    eventually(dead)
+
+    assert ("is no declared batch" in str(dead()), waiting()) == (True, EMPTY)
+
+
 def test_a_child_that_ends_though_none_was_begun_is_a_dead_letter(start_worker):
     push("1", "idle_child")
     start_worker()

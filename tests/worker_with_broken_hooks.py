@@ -26,6 +26,11 @@ def idle_child():
     """Be done, without asking for anything."""
 
 
+@dramatiq.actor(broker=broker, queue_name=QUEUE, document=None)
+def undeclared_batch():
+    """Be done, as an actor that is a batch by its option alone."""
+
+
 def _breaking(hook):
     def broken(self, broker, message):
         if message.actor_name.startswith(("broken", "idle")):

@@ -75,7 +75,7 @@ class Attempts(Middleware):
 
     A batch's message has the number of its run's row, and the row decides: a message whose row cannot be started is a
     duplicate, and is acknowledged.  The successor of a child that has left something has the same message id, so it is
-    sent after the acknowledgement.  An actor of no declaration is only called.
+    sent after the acknowledgement.  A child that nobody has declared is only called.
     """
 
     @property
@@ -105,6 +105,8 @@ class Attempts(Middleware):
             self._attempts[get_ident()] = attempt.__enter__()
             # Dramatiq calls the actor with these; the message itself, of which others make copies, keeps its own.
             message.args = (attempt, *message.args)
+        elif "document" in broker.get_actor(message.actor_name).options:
+            raise NoRun(f"{message.actor_name} is no declared batch")
         message.begun = True
 
     def _attempt(self, declared: Declared, message: MessageProxy) -> Attempt:

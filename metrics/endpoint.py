@@ -1,4 +1,4 @@
-"""A page of metrics over HTTP, on a socket that was bound before: a busy port ends the start, not the page."""
+"""The metrics endpoint, on a socket that was bound before: a busy port ends the start, not the endpoint."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 LONGEST_LINE = 65_536
 """Bytes of a request's first line."""
 PAUSE = 1.0
-"""Seconds after which a page that has failed is served again."""
+"""Seconds after which an endpoint that has failed is served again."""
 
 log = structlog.get_logger(__name__)
 
@@ -31,7 +31,7 @@ class PortTaken(Exception):
     """The address cannot be listened at; the message says which, and why."""
 
 
-class Page(socketserver.ThreadingMixIn, WSGIServer):
+class Endpoint(socketserver.ThreadingMixIn, WSGIServer):
     """Serves what *registry* collects, each scrape in a thread of its own; *turn* is called every fifth of a second.
 
     At `/ready` it answers 200, or 503 while *unready* names a reason: what container platforms ask.
@@ -57,7 +57,7 @@ class Page(socketserver.ThreadingMixIn, WSGIServer):
 
     @property
     def url(self) -> str:
-        """Where the page is."""
+        """Where the metrics are."""
         host = f"[{self.server_name}]" if ":" in self.server_name else self.server_name
         return f"http://{host}:{self.server_port}/metrics"
 
@@ -80,15 +80,15 @@ class Page(socketserver.ThreadingMixIn, WSGIServer):
 
 
 class Server(Vital):
-    """Serves a page beside what its process is there for."""
+    """Serves an endpoint beside what its process is there for."""
 
-    def __init__(self, page: Page) -> None:
+    def __init__(self, endpoint: Endpoint) -> None:
         super().__init__("metrics")
-        self._page = page
+        self._endpoint = endpoint
 
     def work(self) -> None:
         """Serve until the process ends; what ends that is one turn's failure."""
-        while not self.take_turn(self._page.serve):
+        while not self.take_turn(self._endpoint.serve):
             self.stopped.wait(PAUSE)
         self.stopped.set()
 
@@ -115,7 +115,7 @@ class _Request(WSGIRequestHandler):
             self.requestline = self.request_version = self.command = ""
             self.send_error(HTTPStatus.REQUEST_URI_TOO_LONG)
         elif self.parse_request():
-            assert isinstance(self.server, Page)
+            assert isinstance(self.server, Endpoint)
             answer = _Answer(self.rfile, self.wfile, self.get_stderr(), self.get_environ(), multithread=True)  # type: ignore[arg-type]
             answer.request_handler = self  # type: ignore[attr-defined]
             answer.run(self.server.get_app())  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
 """What counts: the metrics of the catalogue as objects of prometheus_client.
 
 Where the variable ``PROMETHEUS_MULTIPROC_DIR`` was set before Python started they are kept
-in files, from which one page shows all processes together; elsewhere in memory.
+in files, from which one endpoint shows all processes together; elsewhere in memory.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Instruments:
 
     @property
     def in_files(self) -> bool:
-        """Say whether a page of all processes will see what is counted here."""
+        """Say whether an endpoint of all processes will see what is counted here."""
         return IN_FILES
 
     def inc(self, name: str, *labels: str, by: float = 1) -> None:

@@ -1,8 +1,8 @@
-"""`python -m metrics.multiprocess`: the page of all processes of a worker, served by a process of its own.
+"""`python -m metrics.multiprocess`: the metrics endpoint of all processes of a worker, a process of its own.
 
-The processes keep what they count in files; this one reads them all.  So the page is there
+The processes keep what they count in files; this one reads them all.  So the endpoint is there
 before the first of them and through the drain of the last, and what a killed one has counted
-is not lost.  A page that is killed itself is started anew by the master.  Each start has a
+is not lost.  An endpoint that is killed itself is started anew by the master.  Each start has a
 folder of its own, and whoever works with it holds its lock: a folder that nobody holds was left
 behind, and is removed by the next who starts.
 """
@@ -37,7 +37,7 @@ from prometheus_client.registry import Collector
 from metrics import logs
 from metrics.catalogue import table
 from metrics.catalogue.metric import Metric
-from metrics.endpoint import Page, PortTaken
+from metrics.endpoint import Endpoint, PortTaken
 from metrics.instruments import Instruments
 from metrics.room import reserve
 from metrics.threads import Vital
@@ -48,11 +48,11 @@ GRAVE = "dead"
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 """The client looks at it once, when it is first imported: setting it later would lose every count."""
 PID = "page.pid"
-"""The file, beside what is counted, with the id of the process that serves the page."""
+"""The file, beside what is counted, with the id of the process that is the endpoint."""
 CATALOGUE = "catalogue.json"
 """The file, beside it too, with all the metrics there are: the endpoint's process loads no batches."""
 PAUSE, LONGEST_PAUSE = 1.0, 60.0
-"""Seconds before a page that has ended is started anew: each time twice as many, unless it has lived for the latter."""
+"""Seconds before an endpoint that has ended is started again: each time twice as many, unless it has lived as long."""
 SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 
 log = structlog.get_logger(__name__)
@@ -92,7 +92,7 @@ class Multiprocess(Collector):
         return [_with_zeros(zero, found.get(zero.name)) for zero in self._zeros]
 
     def bury(self) -> None:
-        """Add the files of dead processes up into one for each type: a page must not get slower with every death.
+        """Add the files of dead processes up into one for each type: an endpoint must not get slower with every death.
 
         What a dead process was at is over; what it has counted stays.  On a full disk all stays as it is.
         """
@@ -200,8 +200,8 @@ def _metric(*, labels: list[str], children: list[list[str]] | None, buckets: lis
 
 
 def start(listening: socket.socket, folder: Path, environment: Mapping[str, str] | None = None) -> int:
-    """Start the page as a child of this process; return its id."""
-    page = subprocess.Popen(
+    """Start the endpoint as a child of this process; return its id."""
+    endpoint = subprocess.Popen(
         [sys.executable, "-P", "-m", "metrics.multiprocess", str(listening.fileno()), str(folder), str(os.getpid())],
         pass_fds=[listening.fileno()],
         env=environment,
@@ -209,24 +209,24 @@ def start(listening: socket.socket, folder: Path, environment: Mapping[str, str]
         # Signals are for those who work; it ends after them.
         start_new_session=True,
     )
-    with suppress(OSError):  # without the folder there is no page; that it cannot be watched then is the least
-        (folder / PID).write_text(str(page.pid))
+    with suppress(OSError):  # without the folder there is no endpoint; that it cannot be watched then is the least
+        (folder / PID).write_text(str(endpoint.pid))
     # It is waited for by its id, perhaps by another program in this process.
-    page.returncode = 0
-    return page.pid
+    endpoint.returncode = 0
+    return endpoint.pid
 
 
 class Watch(Vital):
-    """Starts the page anew, on what *listen* returns, whenever it has ended.
+    """Starts the endpoint again, on what *listen* returns, whenever it has ended.
 
-    It is of the process that has started the page, and ends with it.
+    It is of the process that has started the endpoint, and ends with it.
     """
 
     def __init__(self, listen: Callable[[], socket.socket]) -> None:
         super().__init__("page")
         self._listen = listen
         self._folder = Path(os.environ[FOLDER])
-        self._page = int((self._folder / PID).read_text())
+        self._endpoint = int((self._folder / PID).read_text())
         self._began = time.monotonic()
         self._pause = PAUSE / 2
 
@@ -237,13 +237,13 @@ class Watch(Vital):
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def work(self) -> None:
-        """Wait for the page's end and start another, for as long as the process lives."""
+        """Wait for the endpoint's end and start another, for as long as the process lives."""
         while not self.stopped.is_set():
             self.take_turn(self._turn)
 
     def _turn(self) -> None:
         with suppress(ChildProcessError):  # known to have ended, and no other could be started
-            _pid, status = os.waitpid(self._page, 0)
+            _pid, status = os.waitpid(self._endpoint, 0)
             log.error("metrics page has ended", status=os.waitstatus_to_exitcode(status))
             long = time.monotonic() - self._began > LONGEST_PAUSE
             self._pause = PAUSE if long else min(2 * self._pause, LONGEST_PAUSE)
@@ -251,7 +251,7 @@ class Watch(Vital):
         self._began = time.monotonic()
         try:
             with self._listen() as listening:
-                self._page = start(listening, self._folder)
+                self._endpoint = start(listening, self._folder)
         except (PortTaken, OSError) as error:
             self._pause = min(2 * self._pause, LONGEST_PAUSE)
             log.warning("metrics page not started", error=str(error))
@@ -260,7 +260,7 @@ class Watch(Vital):
 
 
 def serve(listening: socket.socket, folder: Path, master: int) -> None:
-    """Serve the page until the master has ended; remove the folder when its last worker has."""
+    """Serve the metrics until the master has ended; remove the folder when its last worker has."""
     registry = CollectorRegistry()
     merged = Multiprocess(folder, read_catalogue(folder))
     registry.register(merged)
@@ -270,8 +270,8 @@ def serve(listening: socket.socket, folder: Path, master: int) -> None:
         if os.getppid() != master:
             raise MasterEnded
 
-    with suppress(MasterEnded), Page(listening, registry, turn, unready=lambda: unready(folder)) as page:
-        page.serve()
+    with suppress(MasterEnded), Endpoint(listening, registry, turn, unready=lambda: unready(folder)) as endpoint:
+        endpoint.serve()
     # The port is free for the next; orphans that still drain go on counting, and need their folder.
     with suppress(FileNotFoundError):
         os.close(_lock(folder))
@@ -297,7 +297,7 @@ def locked_folder() -> tuple[Path, int]:
 
 
 def remove_abandoned() -> None:
-    """Remove the folders of workers that have died with their pages."""
+    """Remove the folders of workers that have died with their endpoints."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with suppress(OSError):
             if folder.stat().st_uid == os.getuid():
@@ -310,7 +310,7 @@ def main(arguments: list[str]) -> None:
     """Serve as *arguments* say: the listening socket's number, the folder, the master's id."""
     logs.configure()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        # A supervisor tells everybody; the page stays through the drain.
+        # A supervisor tells everybody; the endpoint stays through the drain.
         signal.signal(number, signal.SIG_IGN)
     descriptor, folder, master = arguments
     serve(socket.socket(fileno=int(descriptor)), Path(folder), int(master))

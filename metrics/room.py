@@ -2,7 +2,7 @@
 
 Those of prometheus_client 0.26.0 are sparse.  Where the disk has no room for a page of a mapped file, that is no error:
 the kernel ends whoever writes there.  So each file gets its room when it is made.  A process for whose file there is
-none counts in memory: it goes on, and only the page lacks its share.  It may go when
+none counts in memory: it goes on, and only the endpoint lacks its share.  It may go when
 `test_the_clients_files_have_no_room_of_their_own` in `tests/engine/test_patches.py` fails.
 """
 

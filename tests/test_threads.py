@@ -42,13 +42,13 @@ print("ended in order", threads.ended_itself(), flush=True)
 WITHOUT_A_SOCKET = """
 import signal, threading
 from prometheus_client import CollectorRegistry
-from metrics import logs, page
+from metrics import endpoint, logs
 
 logs.configure("json")
-page.PAUSE = 0.01
+endpoint.PAUSE = 0.01
 asked = threading.Event()
 signal.signal(signal.SIGTERM, lambda *_: asked.set())
-served = page.Page(page.listen("127.0.0.1", 0), CollectorRegistry())
+served = endpoint.Endpoint(endpoint.listen("127.0.0.1", 0), CollectorRegistry())
 served.socket.close()
 served.start()
 while not asked.is_set():

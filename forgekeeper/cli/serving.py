@@ -34,7 +34,7 @@ from forgekeeper.settings import PREFIX, Settings
 from metrics import exporter as exporting
 from metrics import multiprocess
 from metrics.catalogue import table
-from metrics.endpoint import Page, PortTaken, listen
+from metrics.endpoint import Endpoint, PortTaken, listen
 from metrics.threads import ended_itself
 
 FOLDER = Path(".forgekeeper")
@@ -56,7 +56,7 @@ def scheduler() -> None:
         # Not while it waits: alerts take a page for a scheduler that works.
         listening = _listen(settings.metrics_host, settings.metrics_port_scheduler)
         why_not = "the timetable is not kept yet"
-        Page(listening, COUNT.registry, unready=lambda: None if ready.is_set() else why_not).start()
+        Endpoint(listening, COUNT.registry, unready=lambda: None if ready.is_set() else why_not).start()
     raise typer.Exit(timetable.serve(settings, asked=asked, ready=ready.set))
 
 
@@ -129,7 +129,7 @@ def exporter() -> None:
     connect(settings, exporting.LIMITS, name="exporter", connections=None)
     if not settings.metrics_port_exporter:
         wrong_use(f"{PREFIX}METRICS_PORT_EXPORTER is 0: an exporter without a page has nothing to do")
-    page = Page(_listen(settings.metrics_host, settings.metrics_port_exporter), exporting.registry(settings))
+    page = Endpoint(_listen(settings.metrics_host, settings.metrics_port_exporter), exporting.registry(settings))
     asked = shutdown.requests()
     page.start()
     tell_supervisor("READY=1", f"STATUS=serves {page.url}")

@@ -10,18 +10,18 @@ from collections.abc import Iterable, Mapping
 
 from metrics.catalogue import exporter, scheduler, worker
 from metrics.catalogue.declared import Declared
+from metrics.catalogue.endpoint import Endpoint
 from metrics.catalogue.labels import Labels
 from metrics.catalogue.metric import Metric, Process
-from metrics.catalogue.page import Page
 
 
 def table(declared: Iterable[Declared]) -> dict[str, Metric]:
     """Return every metric by its name, with the label sets of what is *declared*: batches first, then children."""
     labels = Labels(declared)
-    pages = Page("worker"), Page("scheduler"), Page("exporter")
-    for page, write in zip(pages, (worker.write, scheduler.write, exporter.write), strict=True):
-        write(page, labels)
-    return {metric.name: metric for page in pages for metric in page.metrics}
+    endpoints = Endpoint("worker"), Endpoint("scheduler"), Endpoint("exporter")
+    for endpoint, write in zip(endpoints, (worker.write, scheduler.write, exporter.write), strict=True):
+        write(endpoint, labels)
+    return {metric.name: metric for endpoint in endpoints for metric in endpoint.metrics}
 
 
 def of(process: Process, metrics: Mapping[str, Metric]) -> list[Metric]:

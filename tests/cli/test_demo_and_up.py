@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Counter
 from forgekeeper.cli.scraping import Figure, PageMissing, compare, scrape
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.settings import PREFIX
-from metrics.endpoint import Page, listen
+from metrics.endpoint import Endpoint, listen
 
 from ..ports import free_ports  # noqa: TID252, pytest puts no folder on the path
 from ..traps import Traps  # noqa: TID252
@@ -201,7 +201,7 @@ def things():
 def pages(things):
     registry = CollectorRegistry()
     registry.register(things)
-    page = Page(listen("127.0.0.1", 0), registry)
+    page = Endpoint(listen("127.0.0.1", 0), registry)
     page.start()
     yield {"worker": page.url}
     page.shutdown()

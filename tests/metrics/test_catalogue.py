@@ -13,9 +13,9 @@ from forgekeeper.delivery import queues as delivery_queues
 from forgekeeper.flags import FLAGS
 from forgekeeper.process.broker import broker
 from metrics.catalogue import table
+from metrics.catalogue.endpoint import SECONDS
 from metrics.catalogue.labels import Labels
 from metrics.catalogue.metric import Counter, Gauge
-from metrics.catalogue.page import SECONDS
 from metrics.instruments import Instruments
 from tests.harness.catalogue import LABELS, METRICS, of
 from tests.harness.every import every

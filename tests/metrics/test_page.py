@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 from forgekeeper.embedded.waiting import wait_until
 from metrics import endpoint as pages
 from metrics import logs
-from metrics.endpoint import Page, listen
+from metrics.endpoint import Endpoint, listen
 
 ROOT = Path(__file__).parents[2]
 LIMIT = 60.0
@@ -46,7 +46,7 @@ def serve(monkeypatch):
     running = []
 
     def start(registry):
-        running.append(Page(listen("127.0.0.1", 0), registry))
+        running.append(Endpoint(listen("127.0.0.1", 0), registry))
         running[-1].start()
         return running[-1]
 

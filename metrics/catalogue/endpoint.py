@@ -9,7 +9,7 @@ SECONDS = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 250.0, 300.0, 600.0
 REQUEST_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
-class Page:
+class Endpoint:
     """The metrics of one process, in the order in which the documentation lists them."""
 
     def __init__(self, process: Process) -> None:

@@ -24,7 +24,7 @@ class Service:
     arguments: tuple[str, ...]
     folder: Path
     environment: dict[str, str]
-    module: str = "cli"
+    module: str = "forgekeeper.cli"
     deaths: list[tuple[int, float]] = field(default_factory=list)
     lives: int = 0
 

@@ -188,7 +188,7 @@ DOCUMENT_11 = [
     ),
 ]
 FURTHER = [
-    Number("58: deletions of a child", "MAX_DELETES", 10_000, lambda: git_ref_cleanup.MAX_DELETES),
+    Number("58: deletions of a child", "MAX_DELETES", 10_000, lambda: git_ref_cleanup.cleaning.MAX_DELETES),
     Number(
         "100: stale after",
         "registered more than `MAX_UPLOAD_DURATION = 3 h` ago",

@@ -213,7 +213,7 @@ def test_completing_what_was_never_prepared_or_is_completed_already_comes_too_la
 
 def test_the_commands_that_the_page_gives_to_other_languages_are_these(client):
     (command,) = re.findall(r"^EVALSHA <sha> (.+)$", (ROOT / "docs" / "uploads.md").read_text(), re.MULTILINE)
-    sha = client.script_load((ROOT / "coordination" / "lua" / "upload_prepare.lua").read_bytes())
+    sha = client.script_load((ROOT / "workers" / "stale_direct_uploads" / "lua" / "upload_prepare.lua").read_bytes())
 
     assert client.execute_command("EVALSHA", sha, *command.split()) == 1
     assert contents(client) == {"pending": ["artifacts:a1/5f0c9e/job.zip"]}
@@ -614,7 +614,7 @@ def test_a_path_that_was_adopted_cannot_be_prepared(client):
 def take_over(client):
     """Prepare an adopted path as producers do who know only three keys."""
     adopt(client, "a")
-    script = (ROOT / "coordination" / "lua" / "upload_prepare.lua").read_text()
+    script = (ROOT / "workers" / "stale_direct_uploads" / "lua" / "upload_prepare.lua").read_text()
     assert client.eval(script, 3, uploads.PENDING, uploads.DELETING, uploads.FAILED, "artifacts:a") == 1
 
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import orjson
@@ -18,16 +18,15 @@ from dramatiq.common import current_millis
 from forgekeeper.connections import client
 from forgekeeper.delivery.deliveries import MAX_DEATHS
 from forgekeeper.delivery.enqueue_unique import enqueue_unique
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.process.actors import RUN
 from forgekeeper.process.broker import broker
-from forgekeeper.settings import PREFIX
+from forgekeeper.runs.attempt import RUN
+from tests.harness.programs import LIMIT, READY, Program, eventually
 
 ROOT = Path(__file__).parents[1]
 PROGRAM = ROOT / "tests" / "worker_with_odd_actors.py"
 QUEUE = "objects"
 KEY = f"{broker.namespace}:{QUEUE}"
-LIMIT = 60.0
 DEAD_AFTER = 1.0
 ALIVE_FOR = 3.0
 """The same where nobody is dead: a busy machine must not be taken for it."""
@@ -38,56 +37,34 @@ import sys
 sys.modules["opentelemetry"] = None  # what an import finds where it is not installed
 print(sorted(type(one).__name__ for one in broker.middleware))
 """
-READY = "Worker process is ready for action."
 
 pytestmark = pytest.mark.usefixtures("database")
 
 
-class WorkerProcesses:
-    """Worker processes under one master, with their log in a file."""
+class WorkerProcesses(Program):
+    """Worker processes under one master."""
 
     def __init__(self, log, *, processes, threads, settings):
-        self._log = log
         self._processes = processes
-        environment = {PREFIX + name.upper(): str(value) for name, value in settings.items()}
-        arguments = ["--processes", str(processes), "--threads", str(threads), "--queues", QUEUE]
-        with log.open("wb") as output:
-            self.master = subprocess.Popen(
-                [sys.executable, str(PROGRAM), *arguments],
-                env={**os.environ, "PYTHONPATH": str(ROOT), "dramatiq_restart_delay": "200", **environment},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
+        arguments = ("--processes", processes, "--threads", threads, "--queues", QUEUE)
+        super().__init__(log, PROGRAM, *arguments, **settings)
+
+    def environment(self):
+        return super().environment() | {"dramatiq_restart_delay": "200"}
 
     def ready(self):
         eventually(lambda: len(self.said(READY)) == self._processes)
         return self
 
     @property
-    def process(self):
+    def child(self):
         """The id of the one process that the master has started."""
-        (pid,) = Path(f"/proc/{self.master.pid}/task/{self.master.pid}/children").read_text().split()
-        return int(pid)
-
-    def end(self):
-        self.master.terminate()
-        return self.master.wait(LIMIT)
-
-    def clean_up(self):
-        with suppress(ProcessLookupError):
-            os.killpg(self.master.pid, signal.SIGKILL)
-        self.master.wait()
-
-    def text(self):
-        return self._log.read_text()
+        (pid,) = self.children
+        return pid
 
     def said(self, message):
         """The lines that begin with that sentence, so far."""
-        whole, _, _ = self.text().rpartition("\n")
-        lines = [orjson.loads(line) for line in whole.splitlines() if line.startswith("{")]
-        return [line for line in lines if line["message"].startswith(message)]
+        return [line for line in self.lines() if line["message"].startswith(message)]
 
 
 @pytest.fixture
@@ -102,17 +79,13 @@ def start_worker(database, tmp_path):
 
     yield start
     for worker in started:
-        worker.clean_up()
+        worker.kill()
 
 
 @pytest.fixture
 def go(tmp_path):
     """The file that those who wait are waiting for."""
     return tmp_path / "go"
-
-
-def eventually(condition, limit=LIMIT):
-    assert wait_until(condition, limit), "it did not come to that in time"
 
 
 def push(actor, *args, message_id=None, run=None):
@@ -178,7 +151,7 @@ def test_a_message_whose_process_was_killed_runs_again_elsewhere(start_worker, g
     assert time.monotonic() - killed_at < DEAD_AFTER + BUSY
     go.touch()
     eventually(lambda: left() == NOTHING)
-    first.master.wait(LIMIT)
+    first.process.wait(LIMIT)
     assert done() == ["1"]
     eventually(lambda: second.said("messages reclaimed"))
 
@@ -192,7 +165,7 @@ def test_a_message_that_kills_its_process_is_given_up_and_its_neighbours_are_don
 
     def given_up():
         nonlocal worker
-        if worker is None or worker.master.poll() is not None:
+        if worker is None or worker.process.poll() is not None:
             # One thread: the neighbours lie prefetched behind it each time.
             worker = start_worker(threads=1)
         return reasons()
@@ -231,14 +204,14 @@ def test_what_runs_is_finished_and_what_does_not_runs_elsewhere(start_worker, go
     start_worker(dead_after=ALIVE_FOR).ready()
 
     told_at = time.monotonic()
-    tell(first.master)
+    tell(first.process)
 
     eventually(lambda: sorted(done()) == prefetched)
     assert time.monotonic() - told_at < 2 + BUSY
     # Long enough for its messages to be taken from it, if it gave no signs of life.
     eventually(lambda: time.monotonic() - told_at > 1.5 * ALIVE_FOR)
     go.touch()
-    assert first.master.wait(LIMIT) == 0, first.text()
+    assert first.process.wait(LIMIT) == 0, first.text()
     eventually(lambda: left() == NOTHING)
     assert Counter(done()) == Counter(running + prefetched)
     assert len(started()) == 12
@@ -260,7 +233,7 @@ def test_a_process_one_of_whose_threads_has_died_ends_and_its_messages_run_elsew
     push("end_the_thread")
     push("note", "1")
 
-    worker.master.wait(LIMIT)
+    worker.process.wait(LIMIT)
 
     assert [line["reason"] for line in worker.said("process ends itself")] == ["a thread has died"]
     assert client.lrange(KEY, 0, -1)
@@ -268,7 +241,7 @@ def test_a_process_one_of_whose_threads_has_died_ends_and_its_messages_run_elsew
 
     def done_by_a_successor():
         # What ended the first may be the first that they get, too: then they end as well, and a supervisor goes on.
-        if successors[-1].master.poll() is not None:
+        if successors[-1].process.poll() is not None:
             successors.append(start_worker(threads=1))
         return done() == ["1"]
 
@@ -279,7 +252,7 @@ def test_a_process_without_a_thread_that_looks_after_time_limits_ends(start_work
     worker = start_worker()
     push("end_the_time_limit")
 
-    worker.master.wait(LIMIT)
+    worker.process.wait(LIMIT)
 
     assert [line["reason"] for line in worker.said("process ends itself")] == ["a thread has died"]
 
@@ -288,7 +261,7 @@ def test_a_process_whose_thread_is_deaf_to_its_time_limit_ends_so_that_others_ha
     worker = start_worker(threads=1, shutdown_timeout=2)
     push("be_deaf")
 
-    worker.master.wait(LIMIT)
+    worker.process.wait(LIMIT)
 
     (line,) = worker.said("process ends itself")
     assert line["reason"] == "its time limit has not ended a message"
@@ -314,14 +287,14 @@ def test_messages_that_end_while_no_file_can_be_opened_are_ended_then_or_afterwa
         push("wait", str(go))
     eventually(lambda: (client.hlen(f"{KEY}.starts"), client.llen(KEY)) == (8, 0))
 
-    with no_file_can_be_opened(worker.process):
+    with no_file_can_be_opened(worker.child):
         go.touch()
         # A connection that has to be made anew cannot be: then Redis is away.
         eventually(lambda: left() == NOTHING or failed_ends(worker))
 
     eventually(lambda: left() == NOTHING)
     assert not worker.said("lost messages requeued")
-    assert worker.master.poll() is None
+    assert worker.process.poll() is None
 
 
 def test_a_message_whose_end_fails_for_want_of_memory_is_ended_afterwards(start_worker):
@@ -337,7 +310,7 @@ def test_a_message_that_cannot_be_ended_is_ended_by_another_process(start_worker
     worker = start_worker()
     push("fail_to_end", "1", 10**6)
 
-    worker.master.wait(LIMIT)
+    worker.process.wait(LIMIT)
 
     assert worker.said("message cannot be ended")
     assert [line["reason"] for line in worker.said("process ends itself")] == ["a thread has died"]
@@ -524,7 +497,7 @@ def test_noise_in_redis_ends_no_worker_and_keeps_no_message_from_it(start_worker
     eventually(lambda: client.zscore(heartbeats, b"\xff\xfe") is None)
     eventually(lambda: client.llen(KEY) == 0)
     assert worker.said("worker ends itself") == []
-    assert worker.master.poll() is None
+    assert worker.process.poll() is None
     assert client.zcount(heartbeats, 2, "+inf") == 1
 
 

@@ -1,63 +1,27 @@
 """However a message ends in a real worker: with a run or a child behind it, or as a dead letter with a line."""
 
-import os
-import signal
-import subprocess
-import sys
-from contextlib import suppress
 from pathlib import Path
 
 import dramatiq
-import orjson
 import pytest
 from dramatiq import Message
 
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import client
 from forgekeeper.delivery.enqueue_unique import depth, enqueue_unique
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.process.broker import broker
 from forgekeeper.process.run_messages import RunMessages
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.reconcile import send
-from forgekeeper.settings import PREFIX
+from tests.harness.programs import Program, eventually
 
 ROOT = Path(__file__).parents[1]
 PROGRAM = ROOT / "tests" / "worker_with_broken_hooks.py"
 NAME = "user_status_cleanup"
 QUEUE = "cron"
-LIMIT = 25.0
 EMPTY = {"ready": 0, "in_flight": 0, "delayed": 0}
 
 pytestmark = pytest.mark.usefixtures("database")
-
-
-class Worker:
-    """A worker process whose log is in a file."""
-
-    def __init__(self, log, settings):
-        self._log = log
-        environment = {PREFIX + name.upper(): str(value) for name, value in settings.items()}
-        with log.open("wb") as output:
-            self.master = subprocess.Popen(
-                [sys.executable, str(PROGRAM), "--processes", "1", "--threads", "1"],
-                env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
-
-    def said(self, message):
-        """The lines with that sentence, so far."""
-        whole, _, _ = self._log.read_text().rpartition("\n")
-        lines = [orjson.loads(line) for line in whole.splitlines() if line.startswith("{")]
-        return [line for line in lines if line["message"] == message]
-
-    def clean_up(self):
-        with suppress(ProcessLookupError):
-            os.killpg(self.master.pid, signal.SIGKILL)
-        self.master.wait()
 
 
 @pytest.fixture
@@ -66,16 +30,13 @@ def start_worker(tmp_path):
 
     def start(**settings):
         log = tmp_path / f"worker-{len(started)}.log"
-        started.append(Worker(log, {"redis_timeout": 1, "retry_after": 0.2} | settings))
+        usual = {"redis_timeout": 1, "retry_after": 0.2}
+        started.append(Program(log, PROGRAM, "--processes", 1, "--threads", 1, **(usual | settings)))
         return started[-1]
 
     yield start
     for worker in started:
-        worker.clean_up()
-
-
-def eventually(condition):
-    assert wait_until(condition, LIMIT), "it did not come to that in time"
+        worker.kill()
 
 
 def push(message_id, actor=NAME, queue=QUEUE):
@@ -175,7 +136,7 @@ def test_a_run_that_cannot_start_while_the_database_is_away_is_said_and_sent_aga
     eventually(lambda: without_database.said("message failed"))
     eventually(lambda: waiting() == EMPTY)
     assert (dead(), JobRun.get_by_id(run_id).state) == ({}, "enqueued")
-    without_database.clean_up()
+    without_database.kill()
 
     send(NAME, RunMessages(BATCHES[NAME]))
     start_worker()

@@ -3,30 +3,25 @@
 import os
 import signal
 import socket
-import subprocess
-import sys
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
-import orjson
 import pytest
 
 from forgekeeper.batches import BATCHES
 from forgekeeper.database import database, now
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.flags import FeatureFlag
 from forgekeeper.process.presence import LONGEST_NAME, AtWork, version
 from forgekeeper.process.rows import Process
 from forgekeeper.process.run_messages import RunMessages
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.reconcile import reconcile
-from forgekeeper.settings import PREFIX
+from tests.harness.programs import Program, eventually
 from workers.expired_job_artifacts.sample import artifacts
 
 ROOT = Path(__file__).parents[1]
 NAME = "user_status_cleanup"
-LIMIT = 60.0
 DEAD_AFTER = timedelta(seconds=3)
 """Long enough that a busy machine is not taken for a dead process."""
 PATIENT = {"DATABASE_LOCK_TIMEOUT": 60, "DATABASE_STATEMENT_TIMEOUT": 60}
@@ -34,64 +29,31 @@ PATIENT = {"DATABASE_LOCK_TIMEOUT": 60, "DATABASE_STATEMENT_TIMEOUT": 60}
 IDENTITY = {"kind": "worker", "host": "forge-1", "pid": 7, "version": "1"}
 
 
-class Service:
-    """A command that serves, as a process; its log in a file."""
-
-    def __init__(self, log, arguments, settings):
-        self._log = log
-        with log.open("wb") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "forgekeeper.cli", *arguments],
-                env={**os.environ, "PYTHONPATH": str(ROOT)}
-                | {PREFIX + name: str(value) for name, value in settings.items()},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
-
-    def end(self):
-        """Ask it to end; return its exit status."""
-        self.process.terminate()
-        return self.process.wait(LIMIT)
-
-    def clean_up(self):
-        """Leave nothing running."""
-        if self.process.poll() is None:
-            self.process.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                self.process.wait(LIMIT)
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-
-    def said(self, message):
-        """The lines with that sentence, so far."""
-        whole, _, _ = self._log.read_text().rpartition("\n")
-        lines = [orjson.loads(line) for line in whole.splitlines() if line.startswith("{")]
-        return [line for line in lines if line["message"] == message]
-
-
 @pytest.fixture
 def start(database, tmp_path):
     """Start `forgekeeper <arguments>`; wait until it is known."""
     started = []
 
-    def begin(*arguments, **settings):
+    def begin(*arguments, program="cli", **settings):
         usual = {"DEAD_AFTER": DEAD_AFTER.total_seconds()}
         before = {one.id for one in Process.known()}
-        started.append(Service(tmp_path / f"service-{len(started)}.log", arguments, usual | settings))
+        log = tmp_path / f"service-{len(started)}.log"
+        started.append(Program(log, "-m", program, *arguments, **(usual | settings)))
         eventually(lambda: {one.id for one in Process.known()} - before)
         return started[-1]
 
     yield begin
     for service in started:
-        service.clean_up()
+        service.kill()
 
 
 @pytest.fixture
 def start_worker(start):
-    return lambda *arguments, **settings: start("worker", "--processes", "1", "--threads", "2", *arguments, **settings)
+    def begin(*arguments, **settings):
+        usual = {"worker_threads": 2}
+        return start(*arguments, "--processes", 1, "--threads", 2, program="workers", **(usual | settings))
+
+    return begin
 
 
 @pytest.fixture
@@ -110,10 +72,6 @@ def send(settings):
         return run_id
 
     return put
-
-
-def eventually(condition, limit=LIMIT):
-    assert wait_until(condition, limit), "it did not come to that in time"
 
 
 def the_process():
@@ -141,7 +99,7 @@ def no_table():
 
 def test_a_worker_says_who_it_is_and_which_queues_it_has(start_worker):
     began = now()
-    worker = start_worker("--queues", "cron", "--queues", "git")
+    worker = start_worker("--queues", "cron", "git")
 
     one = the_process()
 

@@ -2,7 +2,6 @@ import json
 import logging
 import os
 import signal
-import subprocess
 import sys
 import traceback
 from contextlib import closing, redirect_stderr, redirect_stdout
@@ -22,6 +21,7 @@ from forgekeeper import database as db
 from forgekeeper.connections import client
 from forgekeeper.delivery.keys import INSTALLATION
 from forgekeeper.settings import PREFIX
+from tests.harness.forks import run
 
 ROOT = Path(__file__).parents[2]
 
@@ -68,16 +68,7 @@ def forgekeeper(environment, tmp_path):
     """Run `forgekeeper <arguments>` as a process of its own."""
 
     def call(*arguments, **settings):
-        ended = subprocess.run(
-            [sys.executable, "-m", "forgekeeper.cli", *arguments],
-            env=environment(**settings),
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
-        return Result(ended.returncode, ended.stdout, ended.stderr)
+        return Result(*run(["-m", "forgekeeper.cli", *arguments], env=environment(**settings), cwd=tmp_path))
 
     return call
 

@@ -1,14 +1,12 @@
 """What commands that change something answer with --json, and the shorter ways to name what is meant."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from forgekeeper.connections import client
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.flags import FeatureFlag
+from tests.harness.programs import Program, eventually
 from workers.stale_direct_uploads import register
 
 NAME = "user_status_cleanup"
@@ -116,30 +114,14 @@ def test_without_an_amount_seed_answers_with_an_empty_object(main, settings, new
     assert main("seed", "--scale", "0", "--json", DATABASE_URL=url).json == {}
 
 
-def test_queues_may_be_given_with_commas_between_them(environment, database, tmp_path):
-    worker = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "forgekeeper.cli",
-            "worker",
-            "--processes",
-            "1",
-            "--queues",
-            "cron,git",
-            "--queues",
-            "objects",
-        ],
-        env=environment(),
-        cwd=tmp_path,
-        stderr=subprocess.DEVNULL,
-    )
+def test_queues_may_be_given_with_commas_between_them(database, tmp_path):
+    queues = ("--queues", "cron,git", "--queues", "objects")
+    worker = Program(tmp_path / "log", "-m", "forgekeeper.cli", "worker", "--processes", 1, *queues)
     line = Path(f"/proc/{worker.pid}/cmdline")
     try:
-        assert wait_until(lambda: "--queues\0cron\0git\0objects\0" in line.read_text(), 30)
+        eventually(lambda: "--queues\0cron\0git\0objects\0" in line.read_text())
     finally:
-        worker.terminate()
-        worker.wait(30)
+        worker.kill()
 
 
 def test_one_bad_name_among_queues_with_commas_is_refused(main, settings):

@@ -4,7 +4,6 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -16,7 +15,6 @@ from dramatiq import Message
 
 from forgekeeper.connections import client
 from forgekeeper.delivery.enqueue_unique import enqueue_unique
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.locks import lease
 from forgekeeper.process.broker import broker
 from forgekeeper.runs.batch import Batch
@@ -25,6 +23,8 @@ from forgekeeper.storage import sentinel
 from forgekeeper.storage.outbox import MAX_ATTEMPTS, DeletedObject
 from models import DeletionStatus, GitRefDeletion, Project
 from tests.harness import samples as sample
+from tests.harness.programs import Program, eventually
+from workers import sample
 from workers.stale_direct_uploads import register
 
 from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
@@ -149,18 +149,12 @@ def test_every_command_of_every_runbook_does_what_it_should(main, monkeypatch, w
 
 
 @pytest.mark.parametrize("command", [command for command in ALL if command.split()[1] in SERVING])
-def test_every_command_that_serves_begins_and_ends_when_told_to(environment, world, command, tmp_path):
+def test_every_command_that_serves_begins_and_ends_when_told_to(world, command, tmp_path):
     (port,) = free_ports(1)
-    log = tmp_path / "log"
-    with log.open("wb") as written:
-        serving = subprocess.Popen(
-            [sys.executable, "-m", "forgekeeper.cli", *typed(command, world)],
-            env=environment(METRICS_PORT_EXPORTER=str(port), WORKER_PROCESSES="1", LOG_FORMAT="json"),
-            stderr=written,
-        )
+    settings = {"metrics_port_exporter": port, "worker_processes": 1, "log_format": "json"}
+    serving = Program(tmp_path / "log", "-m", "forgekeeper.cli", *typed(command, world), **settings)
     try:
-        assert wait_until(lambda: re.search(r"started|ready for action", log.read_text()), LIMIT), log.read_text()
+        eventually(lambda: re.search(r"started|ready for action", serving.text()))
+        assert serving.end() == 0, serving.text()
     finally:
-        serving.send_signal(signal.SIGTERM)
-
-    assert serving.wait(LIMIT) == 0, log.read_text()
+        serving.kill()

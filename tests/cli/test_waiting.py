@@ -1,15 +1,11 @@
 """What a process that serves says while its servers are not there, and that it begins when they are."""
 
 import itertools
-import json
 import os
-import signal
 import socket
-import subprocess
-import sys
 import urllib.error
 import urllib.request
-from contextlib import closing, suppress
+from contextlib import closing
 from queue import SimpleQueue
 
 import pytest
@@ -21,6 +17,7 @@ from forgekeeper.cli import waiting
 from forgekeeper.cli.waiting import Missing, Wait
 from forgekeeper.embedded.waiting import wait_until
 from metrics.multiprocess import READY, unready
+from tests.harness.programs import Program
 
 from ..ports import free_ports  # noqa: TID252, pytest puts no folder on the path
 from ..system.proxy import postgres_through, redis_through  # noqa: TID252
@@ -28,37 +25,23 @@ from ..system.proxy import postgres_through, redis_through  # noqa: TID252
 LIMIT = 60.0
 
 
-class Process:
+class Process(Program):
     """`forgekeeper <arguments>`, its lines, and what it has told its supervisor."""
 
     def __init__(self, folder, environment, *arguments):
-        self._log = folder / "log"
         self.supervisor = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.supervisor.bind(str(folder / "notify"))
         self.supervisor.setblocking(False)
-        with self._log.open("wb") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "forgekeeper.cli", *arguments],
-                env=environment | {"NOTIFY_SOCKET": str(folder / "notify")},
-                cwd=folder,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
+        self._environment = environment | {"NOTIFY_SOCKET": str(folder / "notify")}
+        super().__init__(folder / "log", "-m", "forgekeeper.cli", *arguments, cwd=folder)
 
-    def lines(self):
-        return [
-            json.loads(line) for line in self._log.read_text().splitlines() if line.startswith("{") and line[-1] == "}"
-        ]
+    def environment(self):
+        return self._environment
 
     def waits_for(self, what):
         """Return the last line that says so, None where none does."""
         said = [line for line in self.lines() if line["message"] == "not ready, waiting"]
         return said[-1] if said and said[-1]["missing"] == what else None
-
-    def said(self, message):
-        return any(line["message"] == message for line in self.lines())
 
     def told(self):
         """Return what the supervisor has been told since it asked last."""
@@ -69,15 +52,9 @@ class Process:
         except BlockingIOError:
             return told
 
-    def end(self):
-        self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(30)
-
-    def clean_up(self):
+    def kill(self):
         self.supervisor.close()
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        super().kill()
 
 
 @pytest.fixture
@@ -90,7 +67,7 @@ def start(environment, settings, tmp_path):
 
     yield call
     for one in started:
-        one.clean_up()
+        one.kill()
 
 
 def eventually(condition):

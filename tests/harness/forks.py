@@ -15,10 +15,11 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[2]
 MODULES = (
@@ -69,6 +70,14 @@ class Fork:
     def kill(self) -> None:
         """End it at once."""
         self.send_signal(signal.SIGKILL)
+
+
+class Ended(NamedTuple):
+    """What a process came to."""
+
+    returncode: int
+    stdout: str
+    stderr: str
 
 
 class Forks:
@@ -140,6 +149,19 @@ def start(
         return FORKS.start(said, env=env, cwd=cwd or Path.cwd(), streams=[file.fileno() for file in files])
 
 
+def run(words: Sequence[Any], *, env: dict[str, str], cwd: Path | str | None = None, timeout: float = 60) -> Ended:
+    """Run `python <words>` to its end; return its status and what it wrote."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        process = start(words, env=env, cwd=cwd, stdout=out, stderr=err)
+        try:
+            status = process.wait(timeout)
+        finally:
+            process.kill()
+        out.seek(0)
+        err.seek(0)
+        return Ended(status, out.read().decode(), err.read().decode())
+
+
 def serve(asked: socket.socket) -> list[str] | None:
     """Fork for each request until nobody can ask any more; return the words of the program that this process is to be."""
     selector = selectors.DefaultSelector()
@@ -180,7 +202,7 @@ def _become(request: dict[str, Any], files: list[int]) -> list[str]:
     return words
 
 
-def run(words: list[str]) -> None:
+def be(words: list[str]) -> None:
     """Be the program that a Python would be with these words."""
     if words[0] == "-m":
         sys.argv = words[1:]
@@ -199,4 +221,4 @@ if __name__ == "__main__":
     gc.freeze()
     told_to = serve(socket.socket(fileno=int(sys.argv[1])))
     if told_to is not None:
-        run(told_to)
+        be(told_to)

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -68,14 +67,6 @@ class Program:
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self.process.wait()
-
-    def clean_up(self) -> None:
-        """Leave nothing running."""
-        if self.process.poll() is None:
-            self.process.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                self.process.wait(LIMIT)
-        self.kill()
 
 
 def eventually(condition: Any, limit: float = LIMIT) -> None:

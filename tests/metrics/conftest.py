@@ -14,10 +14,11 @@ from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.process.run_messages import RunMessages
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.reconcile import reconcile
+from tests.harness.programs import LIMIT
 
 from ..ports import free_ports  # noqa: TID252, pytest puts no folder on the path
 from .pages import read
-from .worker import LIMIT, NAME, WorkerWithPage
+from .worker import NAME, WorkerWithPage
 
 
 @pytest.fixture
@@ -80,7 +81,7 @@ def start_worker(database, tmp_path, free_port):
 
     yield begin
     for worker in started:
-        worker.clean_up()
+        worker.kill()
 
 
 @pytest.fixture

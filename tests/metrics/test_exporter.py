@@ -2,10 +2,7 @@
 
 import json
 import os
-import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from contextlib import closing, suppress
@@ -30,13 +27,13 @@ from forgekeeper.process.broker import NAMESPACE, broker
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.passed_over import PassedOver
-from forgekeeper.settings import PREFIX
 from forgekeeper.storage import sentinel
 from forgekeeper.storage.outbox import MAX_ATTEMPTS, DeletedObject
 from metrics import exporter
 from metrics.catalogue.labels import CLOCKS
 from models import BulkImport, BulkImportEntity, GitRefDeletion, JobArtifact, Project, UserStatus
 from tests.harness.catalogue import LABELS, METRICS, of
+from tests.harness.programs import Program
 from workers.expired_job_artifacts import buckets
 from workers.stale_direct_uploads import by_hand, register
 
@@ -76,7 +73,7 @@ def look(database, settings, monkeypatch):
 
 
 @pytest.fixture
-def start(database, settings):
+def start(database, settings, tmp_path):
     """Start `forgekeeper exporter` as a process; return it and its URL."""
     running = []
 
@@ -84,21 +81,13 @@ def start(database, settings):
         (port,) = free_ports(1)
         environment = {"METRICS_PORT_EXPORTER": port, **changed}
         running.append(
-            subprocess.Popen(
-                [sys.executable, "-m", "forgekeeper.cli", "exporter"],
-                env={**os.environ, "PYTHONPATH": str(ROOT)}
-                | {PREFIX + name: str(value) for name, value in environment.items()},
-                stderr=subprocess.PIPE,
-                text=True,
-            )
+            Program(tmp_path / f"exporter-{len(running)}.log", "-m", "forgekeeper.cli", "exporter", **environment)
         )
         return running[-1], f"http://127.0.0.1:{port}/metrics"
 
     yield begin
-    for process in running:
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=LIMIT)
+    for program in running:
+        program.kill()
 
 
 @pytest.fixture
@@ -874,12 +863,10 @@ def test_many_scrapes_at_once_ask_the_servers_once(database, settings, monkeypat
 
 
 def test_an_exporter_ends_when_told_to(start, scrape_when_up):
-    process, url = start()
+    program, url = start()
     scrape_when_up(url)
 
-    process.terminate()
-
-    assert process.wait(LIMIT) == 0
+    assert program.end() == 0
 
 
 def test_the_age_of_a_record_is_measured_by_the_database_s_clock(look):

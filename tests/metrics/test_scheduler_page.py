@@ -1,9 +1,6 @@
 """The page of a scheduler: that it lives, what it has sent and what it could not."""
 
-import os
 import socket
-import subprocess
-import sys
 import threading
 from datetime import timedelta
 from pathlib import Path
@@ -21,9 +18,10 @@ from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.reconcile import reconcile as reconcile_batch
 from forgekeeper.runs.reports import COUNT
-from forgekeeper.settings import PREFIX
 from forgekeeper.settings.cron import Cron
+from metrics.catalogue import of
 from tests.harness.catalogue import of
+from tests.harness.programs import Program
 
 from ..ledger import start_run  # noqa: TID252, pytest puts no folder on the path
 from .pages import read
@@ -34,28 +32,20 @@ LIMIT = 60.0
 
 
 @pytest.fixture
-def start(settings, free_port):
+def start(settings, free_port, tmp_path):
     """Start `forgekeeper scheduler` with a page; return its process and its URL."""
     running = []
 
     def begin(port=free_port, **changed):
         environment = {"METRICS_PORT_SCHEDULER": port, **changed}
         running.append(
-            subprocess.Popen(
-                [sys.executable, "-m", "forgekeeper.cli", "scheduler"],
-                env={**os.environ, "PYTHONPATH": str(ROOT)}
-                | {PREFIX + name: str(value) for name, value in environment.items()},
-                stderr=subprocess.PIPE,
-                text=True,
-            )
+            Program(tmp_path / f"scheduler-{len(running)}.log", "-m", "forgekeeper.cli", "scheduler", **environment)
         )
         return running[-1], f"http://127.0.0.1:{port}/metrics"
 
     yield begin
-    for process in running:
-        if process.poll() is None:
-            process.terminate()
-        process.communicate(timeout=LIMIT)
+    for program in running:
+        program.kill()
 
 
 @pytest.fixture
@@ -121,12 +111,12 @@ def test_a_scheduler_says_that_it_lives_what_it_sends_and_what_comes_next(
 def test_a_scheduler_whose_port_is_busy_does_not_start(database, start):
     with socket.create_server(("127.0.0.1", 0)) as somebody:
         port = somebody.getsockname()[1]
-        process, _ = start(port=port)
+        program, _ = start(port=port)
 
-        _, said = process.communicate(timeout=LIMIT)
+        status = program.process.wait(LIMIT)
 
-    assert process.returncode == 1
-    assert said == (
+    assert status == 1
+    assert program.text() == (
         f"forgekeeper: cannot serve metrics at 127.0.0.1:{port}: Address already in use;"
         " stop what is there, or choose another port\n"
     )

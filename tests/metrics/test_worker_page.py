@@ -18,8 +18,9 @@ from forgekeeper.settings import PREFIX
 from metrics import multiprocess
 from models import GitRefDeletion
 from tests.harness.catalogue import of
+from tests.harness.programs import LIMIT
 
-from .worker import LIMIT, NAME, ROOT, due
+from .worker import NAME, ROOT, due
 
 
 def test_every_series_is_there_at_zero_before_the_first_message(start_worker, scrape_when_up, promtool):
@@ -107,7 +108,7 @@ def test_a_worker_whose_port_is_busy_does_not_start(start_worker):
         port = somebody.getsockname()[1]
         worker = start_worker(METRICS_PORT_WORKER=port)
 
-        status = worker.master.wait(LIMIT)
+        status = worker.process.wait(LIMIT)
 
     (line,) = [line for line in worker.log.read_text().splitlines() if not line.startswith("{")]
     assert status == 1
@@ -123,7 +124,7 @@ def test_a_worker_is_called_what_the_runbook_looks_for(start_worker, scrape_when
     worker = start_worker()
     scrape_when_up(worker.url)
 
-    called = Path(f"/proc/{worker.master.pid}/cmdline").read_text().replace("\0", " ")
+    called = Path(f"/proc/{worker.process.pid}/cmdline").read_text().replace("\0", " ")
 
     assert re.search(r"^pgrep -af -- '(.+)'$", page, re.MULTILINE)[1] in called
 

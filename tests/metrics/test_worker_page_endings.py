@@ -4,8 +4,9 @@ import os
 import signal
 
 from forgekeeper.embedded.waiting import wait_until
+from tests.harness.programs import LIMIT
 
-from .worker import LIMIT, NAME, PATIENT, due
+from .worker import NAME, PATIENT, due
 
 
 def test_the_page_is_served_while_the_worker_drains_and_ends_with_it(start_worker, send, counts, scrape, table_lock):
@@ -13,11 +14,11 @@ def test_the_page_is_served_while_the_worker_drains_and_ends_with_it(start_worke
     send()
     assert counts(worker, 1, "runs_in_progress", batch=NAME)
 
-    worker.master.terminate()
+    worker.process.terminate()
     assert wait_until(lambda: "worker draining" in worker.log.read_text(), LIMIT)
     draining = scrape(worker.url)
     table_lock.close()
-    status = worker.master.wait(LIMIT)
+    status = worker.process.wait(LIMIT)
 
     assert draining.value("runs_in_progress", batch=NAME) == 1
     assert status == 0
@@ -38,7 +39,7 @@ def test_what_a_killed_process_has_counted_stays_and_a_restart_begins_anew(start
     os.kill(one, signal.SIGKILL)
     after = scrape(worker.url)
     os.kill(other, signal.SIGKILL)
-    worker.master.wait(LIMIT)
+    worker.process.wait(LIMIT)
     assert wait_until(lambda: not worker.listens(), LIMIT)
     again = start_worker(processes=2)
     send()
@@ -58,13 +59,13 @@ def test_a_page_that_is_killed_is_served_again_with_all_that_was_counted_also_af
     os.kill(worker.page, signal.SIGKILL)
     assert scrape_when_up(worker.url).value("runs_total", batch=NAME) == 1
     before = worker.children
-    worker.master.send_signal(signal.SIGHUP)
+    worker.process.send_signal(signal.SIGHUP)
     assert wait_until(lambda: worker.children and not set(worker.children) & set(before), LIMIT)
     os.kill(worker.page, signal.SIGKILL)
 
     assert scrape_when_up(worker.url).value("runs_total", batch=NAME) == 1
     assert worker.log.read_text().count("metrics page has ended") == 2
-    assert worker.master.poll() is None
+    assert worker.process.poll() is None
 
 
 def test_a_worker_that_is_told_to_reload_comes_up_again_and_goes_on_counting(start_worker, send, counts):
@@ -73,12 +74,12 @@ def test_a_worker_that_is_told_to_reload_comes_up_again_and_goes_on_counting(sta
     assert counts(worker, 1, "runs_total", batch=NAME)
     before = worker.children
 
-    worker.master.send_signal(signal.SIGHUP)
+    worker.process.send_signal(signal.SIGHUP)
 
     assert wait_until(lambda: worker.children and not set(worker.children) & set(before), LIMIT)
     send()
     assert counts(worker, 2, "runs_total", batch=NAME)
-    assert worker.master.poll() is None
+    assert worker.process.poll() is None
 
 
 def test_a_killed_master_frees_the_port_at_once_and_the_folder_when_its_workers_have_ended(
@@ -89,7 +90,7 @@ def test_a_killed_master_frees_the_port_at_once_and_the_folder_when_its_workers_
     assert counts(worker, 1, "runs_in_progress", batch=NAME)
     assert wait_until(worker.is_up, LIMIT)
 
-    worker.master.kill()
+    worker.process.kill()
 
     assert wait_until(lambda: not worker.listens(), LIMIT)
     assert len(worker.folders) == 1

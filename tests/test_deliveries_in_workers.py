@@ -20,7 +20,6 @@ from forgekeeper.delivery.deliveries import MAX_DEATHS
 from forgekeeper.delivery.enqueue_unique import enqueue_unique
 from forgekeeper.process.actors import RUN
 from forgekeeper.process.broker import broker
-from forgekeeper.runs.attempt import RUN
 from tests.harness.programs import LIMIT, READY, Program, eventually
 
 ROOT = Path(__file__).parents[1]

@@ -26,6 +26,7 @@ from forgekeeper.storage.outbox import DeletedObject
 from models import JobArtifact, ProjectStatistics
 from tests.harness.performing import perform, recorded
 from tests.harness.settings import settings_with
+from tests.harness.thorough import examples
 from workers import expired_job_artifacts
 from workers.expired_job_artifacts import (
     BATCH_SIZE,
@@ -51,10 +52,10 @@ NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 HOUR = timedelta(hours=1)
 MICROSECOND = timedelta(microseconds=1)
 NO_GRACE = timedelta(0)
-KEEPS = 2_000
+KEEPS = examples(2_000)
 DUE, FEW = 40_000, 1_500
 BUCKETS, MANY_BUCKETS = 5, 10
-ARTIFACTS, PROJECTS = 200_000, 97
+ARTIFACTS, PROJECTS = examples(200_000), 97
 FLIP_EVERY = 0.2
 PATIENCE = 120.0
 UNLOCKED, LOCKED, UNKNOWN = 0, 1, 2

@@ -22,6 +22,7 @@ from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.runs.deadline import Deadline
 from models import BulkImport, BulkImportEntity, BulkImportTracker, ImportStatus, TrackerStatus
 from tests.harness.performing import perform
+from tests.harness.thorough import examples
 from workers import stale_imports as document
 from workers.stale_imports import (
     ENTITIES,
@@ -38,7 +39,7 @@ from .clocks import Clock, Crash, crash
 NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 DAY = timedelta(hours=24)
 MICROSECOND = timedelta(microseconds=1)
-FINISHES = 2_000
+FINISHES = examples(2_000)
 LIMIT = 60.0
 UNFINISHED = {ImportStatus.CREATED, ImportStatus.STARTED}
 UNFINISHED_TRACKERS = {TrackerStatus.CREATED, TrackerStatus.STARTED, TrackerStatus.ENQUEUED}
@@ -703,9 +704,10 @@ def test_a_skipped_record_is_not_called_stale(kind, table, seed, other):
 
 
 def test_ten_thousand_imports_and_ten_thousand_entities_with_twenty_trackers_each_end_within_the_budget(capfd):
-    add_stale(ADD_IMPORTS, 10_000)
-    add_stale(ADD_ENTITIES, 10_000)
-    add_stale(ADD_TRACKERS, 10_000, each=20)
+    count = examples(10_000)
+    add_stale(ADD_IMPORTS, count)
+    add_stale(ADD_ENTITIES, count)
+    add_stale(ADD_TRACKERS, count, each=20)
     database.execute_sql("analyze bulk_imports, bulk_import_entities, bulk_import_trackers")
     began = time.monotonic()
 
@@ -714,8 +716,8 @@ def test_ten_thousand_imports_and_ten_thousand_entities_with_twenty_trackers_eac
 
     seconds = time.monotonic() - began
     with capfd.disabled():
-        sys.stdout.write(f"\n10,000 imports, 10,000 entities and 200,000 trackers timed out in {seconds:.1f} s\n")
-    assert outcome == Outcome(imports=10_000, entities=10_000, trackers=200_000)
+        sys.stdout.write(f"\n{count:,} imports and entities and {20 * count:,} trackers timed out in {seconds:.1f} s\n")
+    assert outcome == Outcome(imports=count, entities=count, trackers=20 * count)
     assert seconds < MAX_RUNTIME.total_seconds()
-    assert len(stale_lines(lines)) == 20_000
-    assert by_status("bulk_import_trackers") == {TrackerStatus.TIMEOUT: 200_000}
+    assert len(stale_lines(lines)) == 2 * count
+    assert by_status("bulk_import_trackers") == {TrackerStatus.TIMEOUT: 20 * count}

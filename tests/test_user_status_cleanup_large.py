@@ -13,10 +13,11 @@ import pytest
 
 from forgekeeper.database import database
 from forgekeeper.runs.ledger import JobRun
+from tests.harness.thorough import examples
 from workers.user_status_cleanup import MAX_RUNTIME
 
 ROOT = Path(__file__).parents[1]
-ALL, DUE = 500_000, 100_000
+ALL, DUE = examples(500_000), examples(100_000)
 A_HICCUP = timedelta(seconds=1)
 
 # Every fifth is due; of the others half are not due yet and half never will be.

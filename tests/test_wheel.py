@@ -15,9 +15,12 @@ from psycopg2.extensions import make_dsn
 
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.settings import PREFIX
+from tests.harness.thorough import whole_only
 
 from .ports import free_ports
 from .traps import OURS, Traps
+
+pytestmark = whole_only
 
 ROOT = Path(__file__).parent.parent
 PRODUCT = {name if (ROOT / name).is_dir() else f"{name}.py" for name in OURS}

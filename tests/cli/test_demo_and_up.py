@@ -15,6 +15,7 @@ from forgekeeper.cli.scraping import Figure, PageMissing, compare, scrape
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.settings import PREFIX
 from metrics.endpoint import Endpoint, listen
+from tests.harness.thorough import whole_only
 
 from ..ports import free_ports  # noqa: TID252, pytest puts no folder on the path
 from ..traps import Traps  # noqa: TID252
@@ -172,7 +173,11 @@ def test_the_tour_runs_nothing_that_lies_in_the_folder(tour):
     assert tour.sprung == []
 
 
-@pytest.mark.parametrize("deadly", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "deadly",
+    [pytest.param(signal.SIGINT, marks=whole_only), pytest.param(signal.SIGTERM, marks=whole_only), signal.SIGKILL],
+    ids=lambda number: number.name,
+)
 def test_a_tour_that_is_killed_in_the_middle_leaves_nothing_behind(start, deadly):
     tour = start("demo")
     assert tour.says("A scheduler, a worker and an exporter start")

@@ -17,6 +17,7 @@ from forgekeeper.runs.passed_over import PassedOver
 from forgekeeper.storage.outbox import MAX_ATTEMPTS, DeletedObject
 from metrics.redaction import CONTROL
 from models import GitRefDeletion
+from tests.harness.every import every
 from workers.stale_direct_uploads import register
 
 NAME = "user_status_cleanup"
@@ -81,7 +82,7 @@ def noise(database):
         client.hset(f"{NAMESPACE}:git.XQ.msgs", letter, body)
 
 
-@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+@every("command", COMMANDS.values())
 def test_no_command_hands_over_what_a_terminal_would_obey(main, command):
     shown = main(*command.split())
     told = main(*command.split(), "--json")

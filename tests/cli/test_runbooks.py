@@ -24,7 +24,6 @@ from forgekeeper.storage.outbox import MAX_ATTEMPTS, DeletedObject
 from models import DeletionStatus, GitRefDeletion, Project
 from tests.harness import samples as sample
 from tests.harness.programs import Program, eventually
-from workers import sample
 from workers.stale_direct_uploads import register
 
 from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path

@@ -19,7 +19,6 @@ from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.reconcile import reconcile as reconcile_batch
 from forgekeeper.runs.reports import COUNT
 from forgekeeper.settings.cron import Cron
-from metrics.catalogue import of
 from tests.harness.catalogue import of
 from tests.harness.programs import Program
 

@@ -29,7 +29,7 @@ def unavailable(objects, paths, **options):
 
 def test_thousands_of_objects_take_one_request_per_thousand(s3, objects):
     paths = numbered(2_500)
-    s3.put(*paths, "bystander")
+    s3.put(*paths[::50], "bystander")  # what was never there is deleted as well
 
     outcomes = objects(s3).delete(paths)
 
@@ -209,7 +209,7 @@ def test_a_store_that_is_not_this_installation_s_is_left_alone(store, objects, c
 
 def test_a_bucket_that_another_installation_s_takes_the_place_of_meanwhile_loses_no_more(s3, objects):
     paths = numbered(2_500)
-    s3.put(*paths)
+    s3.put(*paths[::50])
     s3.proxy.before("bulk", 2, lambda: s3.write_sentinel(sentinel.text("d15c0")))
 
     with pytest.raises(StoreUnavailable, match="belongs to installation d15c0") as caught:
@@ -217,7 +217,7 @@ def test_a_bucket_that_another_installation_s_takes_the_place_of_meanwhile_loses
 
     # What the second request said is not believed, and there was no third.
     assert caught.value.known == dict.fromkeys(paths[:1_000], DELETED)
-    assert s3.keys() == set(paths[2_000:])
+    assert s3.keys() == set(paths[2_000::50])
 
 
 def test_what_stands_beside_the_id_does_not_matter(store, objects):

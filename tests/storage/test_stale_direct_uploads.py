@@ -27,6 +27,7 @@ from models import JobArtifact
 from tests.harness.catalogue import METRICS
 from tests.harness.performing import perform, recorded
 from tests.harness.settings import settings_with
+from tests.harness.thorough import examples
 from workers import stale_direct_uploads
 from workers.stale_direct_uploads import (
     CHUNK,
@@ -859,21 +860,22 @@ def test_a_store_that_hangs_ends_with_the_budget_and_costs_no_attempt(s3):
 
 
 def test_twenty_thousand_stale_among_two_hundred_thousand_take_twenty_requests(s3, capsys):
-    stale, real = [f"stale/{number:06}" for number in range(20_000)], 300
+    count, real = examples(20_000), examples(300)
+    stale = [f"stale/{number:06}" for number in range(count)]
     s3.put(*stale[:: len(stale) // real], "fresh/000000")
     moment = now()
     client.zadd(uploads.PENDING, {f"artifacts:{path}": moment - STALE - 60 for path in stale})
-    client.zadd(uploads.PENDING, {f"artifacts:fresh/{number:06}": moment - 60 for number in range(180_000)})
+    client.zadd(uploads.PENDING, {f"artifacts:fresh/{number:06}": moment - 60 for number in range(9 * count)})
 
     began = time.monotonic()
     outcome = run(artifacts=s3.url)
     seconds = time.monotonic() - began
 
     with capsys.disabled():
-        sys.stdout.write(f"\n20,000 stale of 200,000 uploads: {seconds:.1f} s, {dict(s3.proxy.counts)}\n")
-    assert outcome == Outcome(200_000, 20_000, False, 0)
-    assert (s3.proxy.counts["bulk"], s3.proxy.counts["single"]) == (20, 0)
-    assert (s3.keys(), client.zcard(uploads.PENDING)) == ({"fresh/000000"}, 180_000)
+        sys.stdout.write(f"\n{count:,} stale of {10 * count:,} uploads: {seconds:.1f} s, {dict(s3.proxy.counts)}\n")
+    assert outcome == Outcome(10 * count, count, False, 0)
+    assert (s3.proxy.counts["bulk"], s3.proxy.counts["single"]) == (count // 1_000, 0)
+    assert (s3.keys(), client.zcard(uploads.PENDING)) == ({"fresh/000000"}, 9 * count)
 
 
 def test_locations_that_no_store_is_configured_for_are_one_line_of_a_run(store):

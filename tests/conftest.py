@@ -29,6 +29,7 @@ from forgekeeper.installation.row import Installation
 from forgekeeper.process.boot import load_batches
 from forgekeeper.settings import PREFIX, Settings
 from forgekeeper.tables import OURS
+from tests.harness import logs
 from tests.harness.forks import FORKS
 from tests.harness.settings import settings_with
 from tests.harness.thorough import WHOLE
@@ -46,6 +47,7 @@ OPTIONS = {"deadlock_timeout": "100ms"}
 
 def pytest_configure(config: pytest.Config) -> None:
     """Keep what Hypothesis writes out of the checkout, and remove it in the end."""
+    logs.plain()
     folder = TemporaryDirectory(prefix="forgekeeper-hypothesis-")
     config.add_cleanup(folder.cleanup)
     config.add_cleanup(FORKS.close)

@@ -40,6 +40,7 @@ from forgekeeper.process.run_messages import RunMessages, message_of
 from forgekeeper.runs import reconcile
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.ledger import CLOCK_TOLERANCE, OPEN, JobRun, Started
+from tests.harness import logs
 from tests.harness.settings import settings_with
 from tests.harness.thorough import sequences
 
@@ -85,7 +86,7 @@ def ledger(_migrated, urls, tmp_path):
     with connected(url, urls.redis), pytest.MonkeyPatch.context() as patch:
         stall_at_every_question(patch)
         yield
-    structlog.reset_defaults()
+    logs.plain()
     with connected(urls.database, urls.redis):
         db.database.execute_sql("drop schema fake cascade")
 

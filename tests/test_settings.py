@@ -426,7 +426,7 @@ def test_a_batch_whose_setting_would_be_another_s_is_refused():
 def test_a_module_that_cannot_be_imported_stops_the_start(monkeypatch):
     monkeypatch.setenv(PREFIX + "BATCHES", "workers,nowhere")
 
-    with pytest.raises(SettingsError, match="names nowhere, which cannot be imported .*No module named 'nowhere'"):
+    with pytest.raises(SettingsError, match=r"names nowhere, which cannot be imported .*No module named 'nowhere'"):
         load()
 
 

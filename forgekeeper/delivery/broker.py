@@ -40,8 +40,8 @@ class Broker(RedisBroker):
         """
         if (actor.options.get("child") is True) == ("document" in actor.options):
             raise TypeError(
-                f"actor {actor.actor_name} is neither a batch nor a child, or both: declare it by `forgekeeper.declaring`"
-                " (`batch` or `child_of`), or with one of the options document=NUMBER and child=True"
+                f"actor {actor.actor_name} is neither a batch nor a child, or both: declare it by"
+                " `@batch` or `@child`, or with one of the options document=NUMBER and child=True"
             )
         super().declare_actor(actor)
 

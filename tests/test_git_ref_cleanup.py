@@ -1239,6 +1239,17 @@ def test_a_git_that_hangs_is_ended_at_the_deadline_and_costs_no_row(clean, repos
     assert (line["log_level"], line["project_id"]) == ("warning", PROJECT)
 
 
+def test_a_child_has_as_much_time_as_it_may_hold_its_lease(child, repository, tmp_path, monkeypatch):
+    monkeypatch.setitem(vars(clean_project_refs), "budget", timedelta(seconds=2))
+    row("refs/mr/1")
+    hang(tmp_path, monkeypatch, repository)
+    began = time.monotonic()
+
+    outcome = child().outcome
+
+    assert (outcome.stopped, 2 <= time.monotonic() - began < 10) == ("deadline", True)
+
+
 def test_the_locks_that_a_killed_git_may_have_left_are_reported(clean, repository, tmp_path, monkeypatch):
     row("refs/mr/1")
     deaf = f"trap '' TERM\ntouch {repository.path}/packed-refs.lock\nwhile :; do sleep 0.05; done"

@@ -1,4 +1,4 @@
-"""The outbox: objects whose artifacts are gone and that must go too (`delete_objects`)."""
+"""The outbox: objects whose artifacts are gone and that must go too."""
 
 from __future__ import annotations
 

@@ -3,18 +3,15 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from queue import SimpleQueue
 from urllib.parse import quote
 
-import dramatiq
 import peewee as pw
 import pytest
 import redis
 from dramatiq import Message
-from dramatiq.brokers.stub import StubBroker
 
 import scheduler
 from forgekeeper import database as db
@@ -940,8 +937,12 @@ def test_a_loop_one_of_whose_turns_fails_for_any_reason_turns_again(loops, patie
 
 def test_a_loop_that_breaks_ends_the_process(loops, patient, monkeypatch):
     monkeypatch.setattr(scheduler, "AGAIN", 0.0)
-    stranger = dramatiq.actor(lambda: None, actor_name="stranger", broker=StubBroker(middleware=[]))
-    loop = loops(replace(BATCH, actor=stranger), patient)
+
+    def broken(*_arguments, **_facts):
+        raise TypeError
+
+    monkeypatch.setattr(scheduler, "reconcile", broken)
+    loop = loops(BATCH, patient)
 
     loop.start()
     loop.join(LIMIT)

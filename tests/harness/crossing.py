@@ -16,19 +16,19 @@ import sys
 import threading
 from contextlib import contextmanager
 from pathlib import Path
+from queue import SimpleQueue
 
 from dramatiq import Worker
 
-import scheduler
 from forgekeeper.batches import BATCHES, CHILDREN
 from forgekeeper.boot import load
 from forgekeeper.database import database
 from forgekeeper.delivery.enqueue_many import enqueue_many
 from forgekeeper.delivery.enqueue_unique import depth
 from forgekeeper.embedded.waiting import wait_until
-from forgekeeper.identity import identity
 from forgekeeper.process.boot import load_batches
 from forgekeeper.process.broker import broker
+from scheduler import Loop
 
 ROOT = Path(__file__).parents[2]
 PRODUCT = ("forgekeeper", "metrics", "models", "scheduler.py", "models.py", "workers")
@@ -99,7 +99,7 @@ def main():
     threading.setprofile(note_workers)
     settings = load()
     with database.connection_context(), noted():
-        scheduler.reconcile(batch, settings, by=identity())
+        Loop(batch, settings, broken=threading.Event(), asked=SimpleQueue()).turn()
     Worker(broker, queues={batch.queue, child.queue}, worker_threads=1).start()
     tick = worked_off(batch.queue)
     enqueue_many(broker, broker.get_actor(child.name), [(f"{CHILD}:1", ())])

@@ -34,6 +34,7 @@ BUSY = 8.0
 WITHOUT_OPENTELEMETRY = """
 import sys
 sys.modules["opentelemetry"] = None  # what an import finds where it is not installed
+from forgekeeper.process.broker import broker
 print(sorted(type(one).__name__ for one in broker.middleware))
 """
 

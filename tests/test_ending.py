@@ -9,7 +9,7 @@ import pytest
 FORKED = """
 import multiprocessing, os, signal, sys
 from forgekeeper import shutdown
-from workers import ending
+from forgekeeper.process import signals
 
 again = []
 
@@ -22,7 +22,7 @@ def once_more(frame, event, _):
 def worker():
     told = []
     signal.signal(signal.SIGTERM, lambda *_: told.append("told"))
-    ending.follow()
+    signals.follow()
     sys.setprofile(once_more)
     os.kill(os.getpid(), signal.SIGTERM)
     print(again, told, shutdown.requested.is_set(), flush=True)
@@ -36,6 +36,7 @@ process.join()
 
 ASKED = """
 import os, signal, sys
+from forgekeeper import shutdown
 
 left = 50
 
@@ -59,9 +60,7 @@ print(asked.empty())
 MASTER = """
 import multiprocessing, os, signal, sys, time
 from datetime import timedelta
-from forgekeeper.process.master import Vigil
-from forgekeeper.process.master import impatient
-from workers.master import Vigil, overseen
+from forgekeeper.process.master import Vigil, overseen
 
 def deaf():
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -54,7 +54,9 @@ with lease(client, sys.argv[2], ttl=timedelta(seconds=float(sys.argv[3])), holde
 """
 FORGETFUL = """
 import sys
+from datetime import timedelta
 import redis
+from forgekeeper.locks import lease
 
 held = lease(redis.Redis.from_url(sys.argv[1]), sys.argv[2], ttl=timedelta(seconds=float(sys.argv[3])), holder="a process")
 held.__enter__()

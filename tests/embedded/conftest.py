@@ -18,6 +18,7 @@ LIMIT = 60.0
 # A process that runs the servers and says where they are; what it does then is told in its second argument.
 HOST = """
 import json, os, signal, subprocess, sys, time
+from pathlib import Path
 from forgekeeper.embedded import servers
 # Whoever runs the tests in the background may have us ignore it.
 signal.signal(signal.SIGINT, signal.default_int_handler)

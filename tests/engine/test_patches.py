@@ -21,7 +21,7 @@ from forgekeeper.embedded.waiting import wait_until
 LIMIT = 60.0
 KILLED = """
 import multiprocessing, os, signal, sys, threading
-from workers import word
+from forgekeeper.process import ready_pipe
 
 def die_in_the_middle(frame, event, argument):
     # Between two steps of setting it: the first lock is taken, or the pipe's write is about to come.
@@ -33,7 +33,7 @@ def child(event):
     event.set()
 
 if "ours" in sys.argv:
-    word.install()
+    ready_pipe.install()
 event = multiprocessing.Event()
 process = multiprocessing.get_context("fork").Process(target=child, args=[event])
 process.start()
@@ -45,6 +45,7 @@ print(process.exitcode, "waits for ever" if waiting.is_alive() else "has waited"
 """
 DEAF = """
 import threading
+from pathlib import Path
 
 import dramatiq
 from dramatiq.brokers.stub import StubBroker

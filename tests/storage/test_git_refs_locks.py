@@ -255,8 +255,8 @@ def test_an_exception_raised_meanwhile_in_our_thread_ends_git(repository, tmp_pa
 
 INTERRUPTED = """
 import signal, sys, time
-from forgekeeper.storage.git_refs import Doomed
-from forgekeeper.storage.git_refs import delete
+from pathlib import Path
+from forgekeeper.storage.git_refs import Doomed, delete
 # A shell lets what runs in the background ignore it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 delete(Path(sys.argv[1]), sys.argv[2], [Doomed("refs/c")], until=time.monotonic() + 60)

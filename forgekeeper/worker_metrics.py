@@ -21,22 +21,10 @@ from dramatiq.common import current_millis
 from dramatiq.middleware import Middleware, MiddlewareError, TimeLimitExceeded
 from playhouse.pool import MaxConnectionsExceeded
 
-from forgekeeper import shutdown
+from forgekeeper import events, shutdown
 from forgekeeper.batches import BatchSpec, Declared, Fields, Threshold, spec
 from forgekeeper.database import now
 from forgekeeper.delivery.queues import DUE
-from forgekeeper.events import (
-    ChildEnded,
-    DeadLettered,
-    Event,
-    LineWritten,
-    OutcomeGrew,
-    RecordFailed,
-    RunEnded,
-    RunSkipped,
-    RunStarted,
-    emit,
-)
 from forgekeeper.locks import LeaseLost
 from forgekeeper.runs.ledger import JobRun
 from metrics.catalogue.labels import LEVELS, NO_BATCH
@@ -64,9 +52,9 @@ KINDS: tuple[tuple[str, tuple[type[BaseException], ...]], ...] = (
 log = structlog.get_logger(__name__)
 
 
-def count(event: Event) -> None:
+def count(event: events.Event) -> None:
     """Count what happens."""
-    if isinstance(event, LineWritten):
+    if isinstance(event, events.LineWritten):
         # No line about a line that could not be counted.
         with suppress(OSError, ValueError):
             COUNT.inc("forgekeeper_log_messages_total", event.level if event.level in LEVELS else "info")
@@ -75,21 +63,21 @@ def count(event: Event) -> None:
         _count(event)
 
 
-def _count(event: Event) -> None:
+def _count(event: events.Event) -> None:
     match event:
-        case OutcomeGrew():
+        case events.OutcomeGrew():
             _grew(event)
-        case RunSkipped(batch, reason):
+        case events.RunSkipped(batch, reason):
             COUNT.inc("forgekeeper_runs_skipped_total", batch, reason)
-        case RunStarted():
+        case events.RunStarted():
             _started(event)
-        case RunEnded():
+        case events.RunEnded():
             _run_ended(event)
-        case ChildEnded():
+        case events.ChildEnded():
             _child_ended(event)
-        case RecordFailed(batch, record, kind_):
+        case events.RecordFailed(batch, record, kind_):
             COUNT.inc(ERRORS, batch, record, kind_)
-        case DeadLettered(actor):
+        case events.DeadLettered(actor):
             _dead_lettered(actor)
 
 
@@ -121,7 +109,7 @@ def _rules(declared: Declared) -> Iterator[Rule]:
             yield Rule(CHILDREN, (name, child.name), (child.enqueued_as,))
 
 
-def _grew(event: OutcomeGrew) -> None:
+def _grew(event: events.OutcomeGrew) -> None:
     declared = spec(event.batch)
     for metric, labels, fields in rules(declared) if declared else ():
         if grown := sum(event.by.get(field, 0) for field in fields):
@@ -129,12 +117,12 @@ def _grew(event: OutcomeGrew) -> None:
                 COUNT.inc(metric, *labels, by=grown)
 
 
-def _started(run: RunStarted) -> None:
+def _started(run: events.RunStarted) -> None:
     if run.tick and run.attempt == 1 and current_millis() / 1000 - run.tick.timestamp() > LATE.total_seconds():
         COUNT.inc("forgekeeper_run_late_starts_total", run.batch)
 
 
-def _run_ended(run: RunEnded) -> None:
+def _run_ended(run: events.RunEnded) -> None:
     declared = spec(run.batch)
     _ended(run.batch, run.seconds, run.outcome, run.error)
     if run.skipped is not None and run.error is None:
@@ -152,7 +140,7 @@ def _run_ended(run: RunEnded) -> None:
         _breach(declared, "consecutive_failures", lambda limit: JobRun.health(run.batch).failures >= limit.above)
 
 
-def _child_ended(child: ChildEnded) -> None:
+def _child_ended(child: events.ChildEnded) -> None:
     declared = spec(child.child)
     _ended(child.child, child.seconds, child.outcome, child.error)
     if child.skipped is not None and child.error is None:
@@ -279,7 +267,7 @@ class WorkerMetrics(Middleware):
 
     def after_nack(self, broker: Broker, message: MessageProxy) -> None:
         """Tell of a dead letter."""
-        emit(DeadLettered(message.actor_name))
+        events.emit(events.DeadLettered(message.actor_name))
 
     def _leave(self, message: MessageProxy) -> float | None:
         began = self._began.pop((get_ident(), message.message_id), None)

@@ -10,7 +10,6 @@ behind, and is removed by the next who starts.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import shutil
 import signal
@@ -23,9 +22,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -35,7 +32,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from metrics import logs
-from metrics.catalogue import table
+from metrics.catalogue import stored
 from metrics.catalogue.metric import Metric
 from metrics.endpoint import Endpoint, PortTaken
 from metrics.instruments import Instruments
@@ -49,8 +46,6 @@ FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 """The client looks at it once, when it is first imported: setting it later would lose every count."""
 PID = "page.pid"
 """The file, beside what is counted, with the id of the process that is the endpoint."""
-CATALOGUE = "catalogue.json"
-"""The file, beside it too, with all the metrics there are: the endpoint's process loads no batches."""
 PAUSE, LONGEST_PAUSE = 1.0, 60.0
 """Seconds before an endpoint that has ended is started again: each time twice as many, unless it has lived as long."""
 SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
@@ -172,31 +167,9 @@ def begin(listening: socket.socket, environment: Mapping[str, str], metrics: Map
     remove_abandoned()
     folder, lock = locked_folder()
     os.set_inheritable(lock, True)
-    write_catalogue(folder, metrics)
+    stored.write(folder, metrics)
     start(listening, folder, environment)
     return folder
-
-
-def write_catalogue(folder: Path, metrics: Mapping[str, Metric]) -> None:
-    """Leave the table of all metrics in *folder*, unless the disk is full: then the endpoint lacks batches' zeros."""
-    written = folder / CATALOGUE
-    try:
-        written.write_text(json.dumps([asdict(metric) for metric in metrics.values()]))
-    except OSError as error:
-        log.warning("catalogue not written", error=str(error))
-        written.unlink(missing_ok=True)
-
-
-def read_catalogue(folder: Path) -> dict[str, Metric]:
-    """Return the table that was left in *folder*; where none could be, what is known without batches."""
-    if not (folder / CATALOGUE).exists():
-        return table(())
-    return {one["name"]: _metric(**one) for one in json.loads((folder / CATALOGUE).read_text())}
-
-
-def _metric(*, labels: list[str], children: list[list[str]] | None, buckets: list[float], **facts: Any) -> Metric:
-    series = None if children is None else tuple(map(tuple, children))
-    return Metric(labels=tuple(labels), children=series, buckets=tuple(buckets), **facts)
 
 
 def start(listening: socket.socket, folder: Path, environment: Mapping[str, str] | None = None) -> int:
@@ -262,7 +235,7 @@ class Watch(Vital):
 def serve(listening: socket.socket, folder: Path, master: int) -> None:
     """Serve the metrics until the master has ended; remove the folder when its last worker has."""
     registry = CollectorRegistry()
-    merged = Multiprocess(folder, read_catalogue(folder))
+    merged = Multiprocess(folder, stored.read(folder))
     registry.register(merged)
 
     def turn() -> None:

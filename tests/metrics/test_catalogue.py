@@ -12,7 +12,7 @@ from forgekeeper.collectors import all_collectors
 from forgekeeper.delivery import queues as delivery_queues
 from forgekeeper.flags import FLAGS
 from forgekeeper.process.broker import broker
-from metrics.catalogue import table
+from metrics.catalogue import stored, table
 from metrics.catalogue.endpoint import SECONDS
 from metrics.catalogue.labels import Labels
 from metrics.catalogue.metric import Counter, Gauge
@@ -180,3 +180,15 @@ def test_a_counter_that_two_batches_bring_is_one_metric_of_both():
 
 def test_the_order_is_that_of_declaration_parents_first():
     assert Labels(all_declared()).names[: len(BATCHES)] == tuple(BATCHES)
+
+
+def test_the_catalogue_is_read_from_its_file_as_it_was_written(tmp_path):
+    stored.write(tmp_path, METRICS)
+
+    assert stored.read(tmp_path) == METRICS
+
+
+def test_where_no_catalogue_could_be_written_the_engine_s_is_known(tmp_path):
+    stored.write(tmp_path / "away", METRICS)
+
+    assert stored.read(tmp_path / "away") == table(())

@@ -19,7 +19,6 @@ from forgekeeper.connections import client
 from forgekeeper.database import Base, database, now
 from forgekeeper.process.broker import NAMESPACE
 from forgekeeper.process.rows import Process
-from forgekeeper.runs import preconditions
 from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.ledger import JobRun
@@ -256,12 +255,12 @@ def test_a_row_of_a_batch_that_cannot_be_removed_stops_no_other():
     assert (left(), [row.key for row in PassedOver.select()]) == ({1, 3}, ["1"])
 
 
-def test_a_table_whose_old_rows_would_be_misread_blocks_the_run(settings):
+def test_a_table_whose_old_rows_would_be_misread_blocks_the_run():
     column = "alter table batched_git_ref_updates_deletions alter project_id"
     database.execute_sql(f"{column} drop not null")
     try:
         with pytest.raises(Blocked, match="project_id may be NULL"):
-            preconditions.require(prune, settings)
+            run()
     finally:
         database.execute_sql(f"{column} set not null")
 

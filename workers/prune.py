@@ -17,11 +17,12 @@ from typing import Literal
 import structlog
 
 from forgekeeper.batches import OldRecords, Record, all_declared, batch, queues
-from forgekeeper.database import LAST_INSTANT, chunks
+from forgekeeper.database import chunks
 from forgekeeper.database.misreading import misread
 from forgekeeper.delivery.enqueue_unique import forget_dead
 from forgekeeper.process.broker import broker
 from forgekeeper.process.rows import Process
+from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.passed_over import PassedOver
 from forgekeeper.runs.run import Run
@@ -64,7 +65,7 @@ def kinds() -> list[OldRecords]:
     budget=MAX_RUNTIME,
     time_limit=timedelta(minutes=7),
     outcome=Outcome,
-    misreadings=lambda: list(misread([kind.older(LAST_INSTANT).model for kind in kinds()])),
+    tables=[JobRun],
     records=[
         Record("ref_deletion", processed=("ref_deletions",), errors={"database": ()}),
         Record("job_run", processed=("runs",), errors={"database": ()}),
@@ -77,6 +78,8 @@ def kinds() -> list[OldRecords]:
 def prune(run: Run[Outcome]) -> None:
     """Remove forgekeeper's own old records."""
     instant = run.now
+    for sentence in misread([kind.older(instant).model for kind in kinds()]):
+        raise Blocked("schema", sentence)
     PassedOver.forget_old(instant - KEEP_BAD_RECORDS)
     silent = Process.silent_before(instant - KEEP_PROCESSES)
     removals = [

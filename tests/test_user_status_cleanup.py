@@ -14,12 +14,9 @@ import pytest
 
 from forgekeeper import shutdown
 from forgekeeper.database import database
-from forgekeeper.identity import identity
 from forgekeeper.runs.deadline import Deadline
-from forgekeeper.runs.ledger import JobRun
-from forgekeeper.runs.runner import Runner
 from models import UserStatus
-from tests.harness.performing import act, perform
+from tests.harness.performing import perform, recorded
 from workers import user_status_cleanup as document
 from workers.user_status_cleanup import BATCH_SIZE, MAX_RUNTIME, Outcome, user_status_cleanup
 
@@ -410,12 +407,7 @@ def test_locked_rows_make_a_run_neither_wait_nor_search_again_and_again(other):
 
 def test_the_ledger_says_how_much_was_deleted(settings):
     due_statuses(2 * BATCH_SIZE + 3)
-    runner = Runner(settings)
-    attempt = runner.begin("user_status_cleanup", JobRun.start_here("user_status_cleanup", by=identity()))
 
-    act(user_status_cleanup)
-    runner.close(attempt, None)
-    runner.stop()
+    row = recorded(user_status_cleanup, settings)
 
-    row = JobRun.get_by_id(attempt.run.id)
     assert (row.state, row.result) == ("succeeded", {"deleted": 203, "batches": 3, "stopped": "drained"})

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("database")
 def runner(settings):
     with runner_of(settings) as runner:
         yield runner
-    arm(parse(""))
+    arm(parse("", ()))
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def counted():
 
 
 def fail_after_a_chunk(attempt):
-    arm(parse(f"{NAME}.deleted=raise*1"))
+    arm(parse(f"{NAME}.deleted=raise*1", user_status_cleanup.steps))
     assert isinstance(ended(attempt).error, FailpointReached)
 
 

@@ -1,0 +1,206 @@
+"""Spoil lines of the product, one at a time, and see which the tests let through.
+
+`python -m tests.mutation --coverage .coverage --durations LOG [TREE]` makes a sample of mutants of the last commit of
+TREE in a clone of its own, runs the tests that could notice each, and prints how many were killed, room by room, and
+those that survived.  Coverage and log are of a run of the whole suite:
+
+    pytest --cov --cov-context=test --cov-config=RC --cov-report= --durations=0 --durations-min=0.05 > LOG
+
+What processes do that tests start is on the map, too, with this RC (twice as slow); else names lead to their tests:
+
+    [run]
+    source = .
+    parallel = true
+    concurrency = thread,multiprocessing
+    sigterm = true
+    patch = subprocess,_exit,execv
+    context = ${PYTEST_CURRENT_TEST-}
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+from .choosing import Map, Mutant, Product, Tests, sample
+
+ENOUGH = 0.4
+"""The part of a mutant's time that its tests take while all is well: the rest is for starting servers, and for noise."""
+MOST = 2.0
+"""So many times its time a mutant has where the machine is crowded."""
+SUBREAPER = 36
+"""PR_SET_CHILD_SUBREAPER of prctl(2): processes whose parents have died become ours."""
+OUTCOMES = ("killed", "timed out", "survived", "no test")
+
+
+class Ended(NamedTuple):
+    """How a run of pytest ended: None where its time was up; which tests failed."""
+
+    status: int | None
+    output: str
+
+    def failed(self, tests: list[str]) -> str | None:
+        """Name the test that failed, None where not even collecting worked."""
+        words = [line.partition(" ") for line in self.output.splitlines()]
+        ends = [rest for word, _, rest in words if word in {"FAILED", "ERROR"}]
+        return max((test for test in tests for end in ends if end.startswith(test)), key=len, default=None)
+
+
+class Clone:
+    """A copy of a tree's last commit, in which files are spoilt and tests run."""
+
+    def __init__(self, tree: Path, folder: Path) -> None:
+        self.folder, self._scratch, self._stamp = folder / "tree", folder, 1_000_000_000
+        subprocess.run(["git", "clone", "-q", tree, self.folder], check=True)
+
+    def write(self, path: str, text: str) -> None:
+        """Write a file, at another second than any time before, or Python would take what it compiled then."""
+        (self.folder / path).write_text(text)
+        self._stamp += 1
+        os.utime(self.folder / path, (self._stamp, self._stamp))
+
+    def present(self) -> set[str]:
+        """Name all tests there are."""
+        ended = self.run(["tests"], "--collect-only", limit=300)
+        return {line for line in ended.output.splitlines() if "::" in line}
+
+    def run(self, tests: list[str], *options: str, limit: float) -> Ended:
+        """Run *tests* up to the first failure, for longer than *limit* where the machine is crowded.
+
+        No process of theirs is left behind.
+        """
+        named, said = self._scratch / "named", self._scratch / "said"
+        named.write_text("\n".join(tests))
+        temporary = self._scratch / "tmp"
+        temporary.mkdir(exist_ok=True)
+        limit *= min(max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0))), MOST)
+        # A test that hangs fails, and can be tried on the sound tree.
+        options = ("-x", "-q", "--tb=no", "-rfE", f"--timeout={limit / 2}", *options)
+        with said.open("w") as output:
+            running = subprocess.Popen(
+                [sys.executable, "-m", "pytest", *options, f"@{named}"],
+                cwd=self.folder,
+                env={**os.environ, "PYTHONPATH": str(self.folder), "TMPDIR": str(temporary)},
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        try:
+            status = running.wait(limit)
+        except subprocess.TimeoutExpired:
+            status = None
+        finally:
+            _end_descendants()
+            subprocess.run(["rm", "-rf", temporary], check=False)
+        return Ended(status, said.read_text(errors="replace"))
+
+
+def _end_descendants() -> None:
+    """End all that tests have left running: first politely, so that servers remove what is theirs."""
+    for number, patience in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 60.0)):
+        ends = time.monotonic() + patience
+        while children := Path("/proc/self/task", str(os.getpid()), "children").read_text().split():
+            for child in map(int, children):
+                with suppress(ProcessLookupError):
+                    os.kill(child, number)
+                with suppress(ChildProcessError):
+                    os.waitpid(child, os.WNOHANG)
+            if time.monotonic() > ends:
+                break
+            time.sleep(0.1)
+
+
+def judged(clone: Clone, mutant: Mutant, tests: list[str], limit: float) -> dict[str, Any]:
+    """Spoil, test and mend; a test that fails on the sound tree, too, has said nothing and is left out."""
+    began, left_out = time.monotonic(), []
+    while True:
+        clone.write(mutant.path, mutant.after)
+        ended = clone.run(tests, limit=limit) if tests else Ended(5, "")
+        clone.write(mutant.path, mutant.before)
+        killer = ended.failed(tests) if ended.status == 1 else None
+        if killer is None or clone.run([killer], limit=limit).status == 0:
+            break
+        left_out.append(killer)
+        tests = [test for test in tests if test != killer]
+    outcome = {None: "timed out", 0: "survived", 5: "no test"}.get(ended.status, "killed")
+    return {
+        "room": mutant.room,
+        "path": mutant.path,
+        "line": mutant.line,
+        "kind": mutant.spoilt.kind,
+        "outcome": outcome,
+        "killer": killer or ended.output[-300:] * (outcome == "killed"),
+        "left_out": left_out,
+        "tests": len(tests),
+        "seconds": round(time.monotonic() - began, 1),
+        "diff": mutant.diff(),
+    }
+
+
+def report(found: list[dict[str, Any]]) -> str:
+    """Draw the table of rooms, below those that survived."""
+    counts: dict[str, Counter[str]] = {}
+    for one in found:
+        for room in (one["room"], "all"):
+            counts.setdefault(room, Counter())[one["outcome"]] += 1
+    rows = [f"{'room':<28}{''.join(f'{name:>11}' for name in OUTCOMES)}{'killed':>9}"]
+    for room in sorted(counts, key=lambda room: (room == "all", room)):
+        count = counts[room]
+        rows.append(
+            f"{room:<28}{''.join(f'{count[name]:>11}' for name in OUTCOMES)}{count['killed'] / count.total():>9.0%}"
+        )
+    survivors = [
+        f"\n{one['outcome']}: {one['path']}:{one['line']} ({one['kind']}; {one['tests']} tests)\n{one['diff']}"
+        for one in found
+        if one["outcome"] != "killed"
+    ]
+    return "\n".join(rows + survivors) + "\n"
+
+
+def main() -> None:
+    """Make the sample, judge it, and report; Ctrl-C ends it with what was judged by then."""
+    parser = argparse.ArgumentParser(description="Spoil lines of the product, and see whether the tests notice.")
+    parser.add_argument("tree", nargs="?", type=Path, default=Path(), help="a checkout; by default this folder")
+    parser.add_argument("--coverage", type=Path, required=True, help="the data of a run with a context for each test")
+    parser.add_argument("--durations", type=Path, required=True, help="what pytest printed of that run")
+    parser.add_argument("--seed", type=int, default=1, help="the same seed gives the same sample")
+    parser.add_argument("--count", type=int, default=120, help="how many mutants")
+    parser.add_argument("--limit", type=float, default=90, help="seconds for each")
+    parser.add_argument("--again", type=Path, help="only what was not killed in these results; with a longer limit")
+    parser.add_argument("--json", type=Path, help="write the results here, too")
+    given = parser.parse_args()
+    # What runs in a shell's background has Ctrl-C ignored, and tests are about it.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
+    ctypes.CDLL(None).prctl(SUBREAPER, 1)
+    found: list[dict[str, Any]] = []
+    with TemporaryDirectory(prefix="mutation-") as folder, suppress(KeyboardInterrupt):
+        clone = Clone(given.tree.resolve(), Path(folder))
+        product = Product(clone.folder)
+        tests = Tests(clone.folder, product, Map(given.coverage, given.durations.read_text()), clone.present())
+        known = json.loads(given.again.read_text()) if given.again else []
+        alive = {(one["path"], one["line"], one["diff"]) for one in known if one["outcome"] != "killed"}
+        for mutant in sample(product.mutants(), given.count, given.seed):
+            if given.again and (mutant.path, mutant.line, mutant.diff()) not in alive:
+                continue
+            found.append(judged(clone, mutant, tests.of(mutant, within=ENOUGH * given.limit), given.limit))
+            sys.stdout.write("{outcome:<9} {seconds:>6} s  {path}:{line} ({kind})\n".format(**found[-1]))
+            sys.stdout.flush()
+            if given.json is not None:
+                given.json.write_text(json.dumps(found, indent=1))
+    sys.stdout.write("\n" + report(found))
+
+
+if __name__ == "__main__":
+    main()

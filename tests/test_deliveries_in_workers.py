@@ -569,4 +569,4 @@ def test_workers_need_no_opentelemetry():
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
 
     assert "Tracing" not in found.stdout
-    assert "Measuring" in found.stdout
+    assert "WorkerMetrics" in found.stdout

@@ -21,8 +21,8 @@ from forgekeeper.delivery.enqueue_unique import depth
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.identity import identity
 from forgekeeper.locks import LeaseInTransaction, LeaseLost, break_lease, lease, leases
+from forgekeeper.process.actors import RUN
 from forgekeeper.process.broker import broker
-from forgekeeper.runs.attempt import RUN
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.ledger import JobRun

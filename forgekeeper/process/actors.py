@@ -1,4 +1,4 @@
-"""The actors, made of what has been declared, and the messages that call them."""
+"""The actors, made of what has been declared, and the messages of children."""
 
 from __future__ import annotations
 

@@ -22,7 +22,8 @@ class Traps:
         mark = f'open({str(self._marks)!r}, "a").write(__file__ + "\\n")\n'
         for name in {*sys.stdlib_module_names, *packages_distributions(), *STARTED, *OURS}:
             (folder / f"{name}.py").write_text(mark)
-        for name in OURS:
+        # What is a program's name, too, is a module's file alone.
+        for name in OURS - set(PROGRAMS):
             (folder / name).mkdir()
             (folder / name / "__init__.py").write_text(mark)
         for name in PROGRAMS:

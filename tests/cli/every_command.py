@@ -18,6 +18,7 @@ from typer.main import get_command
 from forgekeeper import cli
 from forgekeeper.cli import reference
 from forgekeeper.cli.commands import application
+from forgekeeper.process.boot import load_batches
 
 LIMIT = 30
 """Seconds that a command may take."""
@@ -80,6 +81,7 @@ def walk(environment, folder, leave_out=()):
 
 
 if __name__ == "__main__":
+    load_batches()
     left_out = json.load(sys.stdin)
     # Else each fork would copy all of it, only to have it looked through and taken down in its end.
     gc.freeze()

@@ -17,8 +17,9 @@ import pytest
 import typer
 import yaml
 
+from forgekeeper import boot
 from forgekeeper.cli.commands import application
-from forgekeeper.settings import PREFIX, Settings
+from forgekeeper.settings import PREFIX
 from tests.harness.catalogue import METRICS
 from tests.harness.every import every
 from tests.harness.rules import RULES, RULES_FILE, UNIT_TESTS, by_alert, cases
@@ -179,7 +180,7 @@ def test_every_command_of_a_runbook_exists(name):
 
 @every("name", NAMES)
 def test_every_setting_of_a_runbook_exists(name):
-    settings = {PREFIX + field.upper() for field in Settings.model_fields}
+    settings = {PREFIX + field.upper() for field in boot.model().model_fields}
     page = (RUNBOOKS / f"{name}.md").read_text()
 
     named = re.findall(rf"{PREFIX}[A-Z_]+[A-Z](?!_?\.\.\.)\b", page)

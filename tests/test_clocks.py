@@ -104,7 +104,7 @@ def test_a_difference_that_the_setting_allows_is_none(settings, ahead, expired):
 def test_a_redis_that_is_away_has_no_clock_to_be_compared_with(database, settings, monkeypatch):
     monkeypatch.setattr(client, "connection_pool", redis.ConnectionPool(port=1))
 
-    preconditions.require(NAME, settings)
+    preconditions.require(BATCHES[NAME], settings)
 
 
 def forgekeeper(*arguments, url, tolerance="60"):

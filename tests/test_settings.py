@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from forgekeeper import boot
 from forgekeeper.boot import load
 from forgekeeper.settings import PREFIX, OfBatch, Settings, SettingsError, settings_of
 from forgekeeper.settings.cron import Cron
@@ -401,9 +402,9 @@ def test_a_missed_tick_is_caught_up_within_a_period_at_least_an_hour_or_as_set(c
     assert settings.window("prune") == window
 
 
-@every("name", Settings.model_fields)
+@every("name", boot.model().model_fields)
 def test_every_setting_has_a_sentence(name):
-    sentence = Settings.model_fields[name].description
+    sentence = boot.model().model_fields[name].description
 
     assert sentence[0].isupper()
     assert sentence.endswith(".")

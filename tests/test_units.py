@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import typer
 
+from forgekeeper import boot
+from forgekeeper.batches import queues
 from forgekeeper.boot import load
 from forgekeeper.cli.commands import application
-from forgekeeper.settings import Settings
 
 FOLDER = Path(__file__).parent.parent / "deploy" / "systemd"
 SERVICES = sorted(FOLDER.glob("*.service"))
@@ -48,10 +49,10 @@ def test_a_service_starts_a_command_with_options_that_it_knows(service):
 def test_the_services_together_are_every_process_and_every_queue():
     words = [started(service) for service in SERVICES]
 
-    queues = [queue for one in words for option, queue in itertools.pairwise(one) if option == "--queues"]
+    consumed = [queue for one in words for option, queue in itertools.pairwise(one) if option == "--queues"]
 
     assert {one[0] for one in words} == {"scheduler", "worker", "exporter"}
-    assert sorted(queues) == sorted(queues())
+    assert sorted(consumed) == sorted(queues())
 
 
 def test_the_target_wants_every_service():
@@ -97,7 +98,7 @@ def test_the_example_of_an_environment_can_be_loaded(monkeypatch):
 
     settings = load(str(EXAMPLE))
 
-    assert {name.lower() for name in names} <= set(Settings.model_fields)
+    assert {name.lower() for name in names} <= set(boot.model().model_fields)
     assert settings.object_stores.keys() == {"artifacts"}
 
 

@@ -31,7 +31,7 @@ from workers.prune import prune
 
 QUEUE = "objects"
 dramatiq.worker.POST_PROCESS_MESSAGE_RETRY_DELAY_SECS = 0.2  # five seconds are long for a test
-consumer.END_WITHIN = consumer.RECLAIM_EVERY = timedelta(seconds=1)  # and so is a minute
+consumer.END_WITHIN = consumer.LOOK_FOR_LOST_EVERY = timedelta(seconds=1)  # and so is a minute
 middleware.LIMIT_LATE = 1.0
 
 

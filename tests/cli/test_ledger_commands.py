@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from forgekeeper import boot
 from forgekeeper.batches import BATCHES, queues
 from forgekeeper.connections import client
 from forgekeeper.database import now
@@ -11,7 +12,6 @@ from forgekeeper.flags import FLAGS, FeatureFlag
 from forgekeeper.process.broker import NAMESPACE
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.ledger import JobRun
-from forgekeeper.settings import Settings
 from tests.harness import samples as sample
 
 ROOT = Path(__file__).parents[2]
@@ -262,7 +262,7 @@ def test_settings_shows_each_with_value_type_default_and_sentence(forgekeeper, s
     result = forgekeeper("settings", DEAD_AFTER="7")
 
     assert (result.status, result.stderr) == (0, "")
-    for name in Settings.model_fields:
+    for name in boot.model().model_fields:
         assert f"FORGEKEEPER_{name.upper()}=" in result.stdout
     assert (
         "FORGEKEEPER_DEAD_AFTER=7  (seconds, default 15, from the environment)\n    A worker, run or lease silent"

@@ -174,6 +174,9 @@ def serve(asked: socket.socket) -> list[str] | None:
                     return None
                 pid = os.fork()
                 if pid == 0:
+                    # Whichever of them was collected later would close what has its number by then.
+                    selector.close()
+                    asked.close()
                     return _become(json.loads(request), files)
                 tells = files.pop()
                 os.write(tells, str(pid).encode())

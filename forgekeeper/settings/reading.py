@@ -131,7 +131,7 @@ def _bad_value(details: ErrorDetails) -> str:
     name, *inside = (str(part) for part in details["loc"])
     reason = details["msg"].removeprefix("Value error, ")
     reason = reason.replace("datetime.timedelta(0)", "0").replace("datetime.timedelta(days=21)", "three weeks")
-    # pydantic names the branch of a union it tried; only an operator's own keys help him.
+    # pydantic names the branch of a union it tried; only an operator's own keys help.
     key = f" ({inside[0]})" if inside and name.lower() in KEYED else ""
     return f"bad value of {PREFIX}{name.upper()}{key}: {reason}"
 

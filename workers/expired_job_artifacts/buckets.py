@@ -1,9 +1,9 @@
 """Buckets: the shares of the artifact batch, and its capacity.
 
 Each bucket below the maximum is either available or occupied by one owner, who is known
-by the token of his claim.  There is no waiting.  Whoever gives no sign of life for ten
-minutes loses his bucket to the next tidying; should he still be at work, `renew` tells
-him at his next safe point, and rows have to be safe without us until then.
+by the token of its claim.  There is no waiting.  An owner without a heartbeat for ten
+minutes loses its bucket to the next tidying; should it still be at work, `renew` tells
+it at its next safe point, and rows have to be safe without us until then.
 
 Every script is atomic, goes by Redis's clock, and bears being run twice.  It is run again
 when a reply was lost: a claim that nobody knows of would keep its bucket for ten minutes.
@@ -53,7 +53,7 @@ class Counts:
 
 
 class Hold(Enum):
-    """What an owner still has of his bucket."""
+    """What an owner still has of its bucket."""
 
     OURS = "ours"
     SCALED_DOWN = "scaled_down"  # ours, and nobody else's; but to be released soon
@@ -73,7 +73,7 @@ def tidy(client: redis.Redis, max_buckets: int, *, silent_for: timedelta = timed
 
     Buckets whose owner has been silent for *silent_for* or longer become available,
     missing ones are added, and available ones that no longer exist are dropped.  One that
-    is occupied stays with its owner until he releases it.  What is no bucket is removed.
+    is occupied stays with its owner until that releases it.  What is no bucket is removed.
     """
     found = _run(client, "bucket_tidy", [AVAILABLE, OCCUPIED, OWNERS, STATE], max_buckets, silent_for.total_seconds())
     return Counts(max_buckets, *found)

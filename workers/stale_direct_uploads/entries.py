@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 CLAIM_TTL = timedelta(seconds=60)
-"""How long a claim may be acted on by the one who took it, unless he says otherwise."""
+"""How long a claim may be acted on by whoever took it, unless that says otherwise."""
 
 _NO_TEXT = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")  # control characters, and what is left of bytes that are no UTF-8
 

@@ -1,4 +1,4 @@
--- Take a bucket back from its owner, but only while it is still his.
+-- Take a bucket back from its owner, but only while it is still its own.
 --
 -- KEYS[1]  {bulk_delete_expired_job_artifacts}:available_buckets  set of numbers
 -- KEYS[2]  {bulk_delete_expired_job_artifacts}:occupied_buckets   sorted set, number by second of its last heartbeat
@@ -7,7 +7,7 @@
 -- ARGV[1]  number
 -- ARGV[2]  token
 --
--- Returns 1 when it was released, 0 when it was not his any more.  A bucket that exists no
+-- Returns 1 when it was released, 0 when it was not its own any more.  A bucket that exists no
 -- longer is dropped instead of made available.
 
 -- A key of another type is an error, and must be one before anything has changed: nothing is rolled back.

@@ -8,7 +8,7 @@
 -- ARGV[2]  seconds of silence after which an owner counts as dead
 --
 -- Returns {available, occupied, silent, missing}, as found before anything was changed.
--- An occupied bucket >= max is left to its owner until he releases it or falls silent: dropped
+-- An occupied bucket >= max is left to its owner until that releases it or expires: dropped
 -- at once and added again by a scale-up, it would have two.  An occupied bucket without token
 -- is the reference implementation's, and is given the same time.
 

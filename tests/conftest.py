@@ -31,10 +31,9 @@ from forgekeeper.settings import PREFIX, Settings
 from forgekeeper.tables import OURS
 from tests.harness import logs
 from tests.harness.forks import FORKS
+from tests.harness.installation import INSTALLATION
 from tests.harness.settings import settings_with
 from tests.harness.thorough import WHOLE
-
-from .installation import INSTALLATION
 
 load_batches()
 

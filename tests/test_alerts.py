@@ -22,9 +22,8 @@ from forgekeeper.cli.commands import application
 from forgekeeper.settings import PREFIX
 from tests.harness.catalogue import METRICS
 from tests.harness.every import every
+from tests.harness.ports import free_ports
 from tests.harness.rules import RULES, RULES_FILE, UNIT_TESTS, by_alert, cases
-
-from .ports import free_ports
 
 ROOT = Path(__file__).parent.parent
 ALERTS = [rule for rule in RULES if "alert" in rule]

@@ -20,6 +20,9 @@ from forgekeeper.storage import sentinel, stores
 from forgekeeper.storage.outbox import DeletedObject
 from metrics.counting import WORKER
 from models import BulkImport, GitRefDeletion, JobArtifact, Project, ProjectStatistics, UserStatus
+from tests.harness.clocks import Clock
+from tests.harness.git_samples import Bare, put_root
+from tests.harness.installation import INSTALLATION
 from tests.harness.performing import perform
 from tests.harness.settings import settings_with
 from workers import delete_objects, expired_job_artifacts, git_ref_cleanup
@@ -28,10 +31,6 @@ from workers.expired_job_artifacts.destroying import TURNS
 from workers.prune import prune
 from workers.stale_imports import stale_imports
 from workers.user_status_cleanup import user_status_cleanup
-
-from .clocks import Clock
-from .installation import INSTALLATION
-from .storage.git_samples import Bare, put_root
 
 MINUTE, DAY = timedelta(minutes=1), timedelta(days=1)
 BUDGET = timedelta(minutes=5)

@@ -18,8 +18,7 @@ from forgekeeper.connections import client
 from forgekeeper.runs import preconditions
 from forgekeeper.runs.blocked import Blocked
 from forgekeeper.settings import PREFIX
-
-from .clocks import Clock
+from tests.harness.clocks import Clock
 
 NAME = "user_status_cleanup"
 MINUTE = timedelta(minutes=1)

@@ -23,7 +23,7 @@ from forgekeeper.process.broker import broker
 from tests.harness.programs import LIMIT, READY, Program, eventually
 
 ROOT = Path(__file__).parents[1]
-PROGRAM = ROOT / "tests" / "worker_with_odd_actors.py"
+PROGRAM = ROOT / "tests" / "harness" / "worker_with_odd_actors.py"
 QUEUE = "objects"
 KEY = f"{broker.namespace}:{QUEUE}"
 DEAD_AFTER = 1.0

@@ -18,8 +18,7 @@ from psycopg2.extensions import make_dsn
 
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.settings import PREFIX
-
-from .ports import free_ports
+from tests.harness.ports import free_ports
 
 ROOT = Path(__file__).parents[1]
 NAME = "stale_pipelines"

@@ -16,7 +16,7 @@ from forgekeeper.runs.reconcile import send
 from tests.harness.programs import Program, eventually
 
 ROOT = Path(__file__).parents[1]
-PROGRAM = ROOT / "tests" / "worker_with_broken_hooks.py"
+PROGRAM = ROOT / "tests" / "harness" / "worker_with_broken_hooks.py"
 NAME = "user_status_cleanup"
 QUEUE = "cron"
 EMPTY = {"ready": 0, "in_flight": 0, "delayed": 0}

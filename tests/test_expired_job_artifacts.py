@@ -24,6 +24,7 @@ from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.storage.outbox import DeletedObject
 from models import JobArtifact, ProjectStatistics
+from tests.harness.clocks import Clock, Crash, crash
 from tests.harness.performing import perform, recorded
 from tests.harness.settings import settings_with
 from tests.harness.thorough import examples
@@ -45,8 +46,6 @@ from workers.expired_job_artifacts.destroying import (
     TURNS,
     destroy_expired,
 )
-
-from .clocks import Clock, Crash, crash
 
 NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 HOUR = timedelta(hours=1)

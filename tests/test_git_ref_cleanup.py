@@ -30,6 +30,8 @@ from forgekeeper.storage import sentinel
 from forgekeeper.storage.git_refs import RepositoryFailed, RepositoryLocked, RootUnavailable
 from forgekeeper.storage.git_repository import RepositoriesMissing
 from models import DeletionStatus, GitRefDeletion, Project
+from tests.harness.clocks import Clock, Crash, crash
+from tests.harness.git_samples import Bare, Held, put_root, stand_in
 from tests.harness.performing import as_child, perform, recorded
 from workers import git_ref_cleanup
 from workers.git_ref_cleanup import BATCH_SIZE, MAX_PROJECTS, Outcome, clean_project_refs, cleaning
@@ -43,9 +45,6 @@ from workers.git_ref_cleanup.deletions import (
     settle,
     waiting_projects,
 )
-
-from .clocks import Clock, Crash, crash
-from .storage.git_samples import Bare, Held, put_root, stand_in
 
 BATCH = git_ref_cleanup.git_ref_cleanup
 NAME = "git_ref_cleanup"

@@ -7,8 +7,7 @@ import sys
 import pytest
 
 from forgekeeper.embedded.waiting import wait_until
-
-from .machine import Held
+from tests.harness.machine import Held
 
 LIMIT = 60.0
 WORK = "import os\nos.sched_setaffinity(0, {int(os.sys.argv[1])})\nwhile True: pass"

@@ -12,17 +12,15 @@ from forgekeeper import migrations
 from forgekeeper.connections import Limits, client, connect
 from forgekeeper.database import database, now
 from forgekeeper.installation.row import Installation
-from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.passed_over import PassedOver
 from forgekeeper.storage import sentinel, stores
 from forgekeeper.storage.outbox import DeletedObject
 from models import BulkImportEntity, Project
+from tests.harness.git_samples import Bare, put_root
+from tests.harness.installation import INSTALLATION
 from tests.harness.performing import perform
 from tests.harness.settings import settings_with
 from workers import delete_objects, git_ref_cleanup, stale_imports
-
-from .installation import INSTALLATION
-from .storage.git_samples import Bare, put_root
 
 BUDGET = timedelta(minutes=5)
 NO_TEXT = r"convert_from('\xff66', 'SQL_ASCII')"
@@ -68,9 +66,8 @@ def test_an_entity_whose_path_is_no_text_stops_no_other():
             f"insert into bulk_import_entities ({columns}) values (1, {path}, '', '', now() - interval '2 days')"
         )
 
-    outcome = stale_imports.Outcome()
     with capture_logs() as lines:
-        stale_imports.run(outcome, Deadline(BUDGET))
+        outcome = perform(stale_imports.stale_imports)
 
     assert (outcome.entities, outcome.failed, passed_over()) == (2, 1, {("stale_imports", "entity", "1"): 1})
     assert BulkImportEntity.select(BulkImportEntity.status).where(BulkImportEntity.id == 1).scalar() == 0

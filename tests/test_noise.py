@@ -21,14 +21,14 @@ import models
 import scheduler
 from forgekeeper import database as db
 from forgekeeper import locks, redis_types
-from forgekeeper.batches import BATCHES
+from forgekeeper.batches import BATCHES, queues
 from forgekeeper.connections import client
 from forgekeeper.database import release
 from forgekeeper.delivery.deliveries import Deliveries
 from forgekeeper.delivery.enqueue_unique import enqueue_unique
 from forgekeeper.delivery.worker_heartbeat import WorkerHeartbeat
 from forgekeeper.installation.row import Installation
-from forgekeeper.process.broker import NAMESPACE, QUEUES, broker
+from forgekeeper.process.broker import NAMESPACE, broker
 from forgekeeper.redis_values import FIRST, LAST, is_text, moment, second, whole
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.ledger import JobRun
@@ -43,8 +43,8 @@ from .conftest import TABLES
 
 HEARTBEATS = f"{NAMESPACE}:__heartbeats__"
 PATIENCE = timedelta(seconds=1)
-KEYS = {name: redis_types.type_of(name) for name in redis_types.keys(NAMESPACE, QUEUES)}
-KEYS |= {f"{NAMESPACE}:__{which}__.dead.{queue}": "set" for queue in QUEUES for which in ("acks", "started")}
+KEYS = {name: redis_types.type_of(name) for name in redis_types.keys(NAMESPACE, queues())}
+KEYS |= {f"{NAMESPACE}:__{which}__.dead.{queue}": "set" for queue in queues() for which in ("acks", "started")}
 KEYS["pending_direct_uploads"] = "hash"
 TYPES = ("string", "list", "set", "zset", "hash")
 CHILD = "clean_project_refs"
@@ -123,7 +123,9 @@ def put_noise(noise):
 
 def beats():
     """Let a worker's heartbeat turn twice, as soon as it trusts that the silent are dead."""
-    heartbeat = WorkerHeartbeat(broker.deliveries, Worker(broker, worker_threads=1), queues=QUEUES, dead_after=PATIENCE)
+    heartbeat = WorkerHeartbeat(
+        broker.deliveries, Worker(broker, worker_threads=1), queues=queues(), dead_after=PATIENCE
+    )
     heartbeat._trusts_from = 0.0
     heartbeat._turn()
     heartbeat._turn()
@@ -132,7 +134,7 @@ def beats():
 def consumed():
     """What the consumers of all queues hand out, and acknowledge."""
     found = []
-    for line in chain.from_iterable((queue, f"{queue}.DQ") for queue in QUEUES):
+    for line in chain.from_iterable((queue, f"{queue}.DQ") for queue in queues()):
         # What Redis refuses is a lost connection to Dramatiq, which tries again.
         with suppress(ConnectionClosed):
             consumer = broker.consume(line, prefetch=50, timeout=1)
@@ -231,7 +233,7 @@ def test_a_key_of_another_type_ends_nothing_and_is_named(database, settings, mai
         failed_collectors(settings)
         read_by(main, command)
         if "__.dead." not in name:
-            (said,) = redis_types.misfits(client, redis_types.keys(NAMESPACE, QUEUES))
+            (said,) = redis_types.misfits(client, redis_types.keys(NAMESPACE, queues()))
             assert said.startswith(f"the key {name} is a {kind}, and has to be a {KEYS[name]}: ")
 
     claim()

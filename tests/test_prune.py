@@ -25,11 +25,10 @@ from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.passed_over import PassedOver
 from forgekeeper.storage.settled import SettledUpload
 from models import DeletionStatus, GitRefDeletion
+from tests.harness.clocks import Crash, crash
 from tests.harness.performing import perform
 from workers.git_ref_cleanup import KEEP_PROCESSED
 from workers.prune import CHUNK, KEEP_RUNS, MAX_RUNTIME, Outcome, prune
-
-from .clocks import Crash, crash
 
 MINUTE, DAY = timedelta(minutes=1), timedelta(days=1)
 MICROSECOND = timedelta(microseconds=1)

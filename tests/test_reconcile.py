@@ -25,9 +25,8 @@ from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.ledger import MAX_LOSSES, MAX_RETRIES, JobRun
 from forgekeeper.runs.plan import REMEMBERED
 from scheduler import Loop
+from tests.harness.ledger import start_run
 from tests.harness.settings import settings_with
-
-from .ledger import start_run
 
 NAME = "user_status_cleanup"
 BATCH = BATCHES[NAME]

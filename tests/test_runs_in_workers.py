@@ -35,7 +35,7 @@ DEAD_AFTER = timedelta(seconds=3)
 """Long enough that a busy machine is not taken for a dead worker."""
 PATIENT = {"database_lock_timeout": 60, "database_statement_timeout": 60}
 """Settings that let a run wait for a lock for as long as a test wants it held."""
-SHORT_OF_MEMORY = str(ROOT / "tests" / "worker_short_of_memory.py")
+SHORT_OF_MEMORY = str(ROOT / "tests" / "harness" / "worker_short_of_memory.py")
 NOTHING = {"ready": 0, "in_flight": 0, "delayed": 0, "dead": 0}
 
 ADD_DUE = """
@@ -475,7 +475,7 @@ def test_a_process_that_says_that_it_is_up_to_a_master_that_has_died_ends(databa
 
 def killed_at_boot(whom):
     """Start a worker that is killed then, or whose process is; return what it has come to when all have ended."""
-    program = [sys.executable, str(ROOT / "tests" / "worker_killed_at_boot.py"), whom]
+    program = [sys.executable, str(ROOT / "tests" / "harness" / "worker_killed_at_boot.py"), whom]
     return subprocess.run(
         [*program, "--processes", "1", "--threads", "1"],
         env={**os.environ, "PYTHONPATH": str(ROOT)},

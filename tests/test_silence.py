@@ -22,9 +22,9 @@ from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.reports import COUNT
 from scheduler import Loop, _keep_heartbeat
+from tests.harness.frozen import Server
+from tests.harness.ledger import start_run
 
-from .frozen import Server
-from .ledger import start_run
 from .system.proxy import Proxy, postgres_through
 
 BATCH = "user_status_cleanup"

@@ -21,6 +21,7 @@ from forgekeeper.database import database
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.runs.deadline import Deadline
 from models import BulkImport, BulkImportEntity, BulkImportTracker, ImportStatus, TrackerStatus
+from tests.harness.clocks import Clock, Crash, crash
 from tests.harness.performing import perform
 from tests.harness.thorough import examples
 from workers import stale_imports as document
@@ -33,8 +34,6 @@ from workers.stale_imports import (
     cleanup_stale,
     stale_imports,
 )
-
-from .clocks import Clock, Crash, crash
 
 NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 DAY = timedelta(hours=24)

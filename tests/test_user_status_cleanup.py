@@ -16,11 +16,10 @@ from forgekeeper import shutdown
 from forgekeeper.database import database
 from forgekeeper.runs.deadline import Deadline
 from models import UserStatus
+from tests.harness.clocks import Clock, Crash, crash
 from tests.harness.performing import perform, recorded
 from workers import user_status_cleanup as document
 from workers.user_status_cleanup import BATCH_SIZE, MAX_RUNTIME, Outcome, user_status_cleanup
-
-from .clocks import Clock, Crash, crash
 
 NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 HOUR = timedelta(hours=1)

@@ -15,10 +15,9 @@ from psycopg2.extensions import make_dsn
 
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.settings import PREFIX
+from tests.harness.ports import free_ports
 from tests.harness.thorough import whole_only
-
-from .ports import free_ports
-from .traps import OURS, Traps
+from tests.harness.traps import OURS, Traps
 
 pytestmark = whole_only
 

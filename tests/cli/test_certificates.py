@@ -9,8 +9,7 @@ import pytest
 import redis
 
 from forgekeeper.embedded.waiting import wait_until
-
-from ..ports import free_ports  # noqa: TID252, pytest puts no folder on the path
+from tests.harness.ports import free_ports
 
 LIMIT = 30.0
 STORE = '{"artifacts": "s3://bucket?region=eu&allow_invalid_certificates=true"}'

@@ -15,10 +15,9 @@ from forgekeeper.cli.scraping import Figure, PageMissing, compare, scrape
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.settings import PREFIX
 from metrics.endpoint import Endpoint, listen
+from tests.harness.ports import free_ports
 from tests.harness.thorough import whole_only
-
-from ..ports import free_ports  # noqa: TID252, pytest puts no folder on the path
-from ..traps import Traps  # noqa: TID252
+from tests.harness.traps import Traps
 
 ROOT = Path(__file__).parents[2]
 MARK = "DEMO_MARK"

@@ -13,9 +13,9 @@ from psycopg2.extensions import make_dsn
 
 from forgekeeper.settings import PREFIX
 from tests.harness.every import every
+from tests.harness.traps import Traps
 from workers.stale_direct_uploads import register
 
-from ..traps import Traps  # noqa: TID252, pytest puts no folder on the path
 from .every_command import commands, serves, walk
 
 ROOT = Path(__file__).parents[2]

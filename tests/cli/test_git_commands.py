@@ -8,8 +8,7 @@ from forgekeeper.connections import client
 from forgekeeper.locks import LeaseLost, lease
 from forgekeeper.storage import git_sample, sentinel
 from models import DeletionStatus, GitRefDeletion, Project
-
-from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
+from tests.harness.installation import INSTALLATION
 
 MINUTE = timedelta(minutes=1)
 

@@ -13,12 +13,11 @@ from forgekeeper.storage import sentinel, stores
 from forgekeeper.storage.outbox import MAX_ATTEMPTS, DeletedObject
 from forgekeeper.storage.settled import SettledUpload
 from models import JobArtifact
+from tests.harness.installation import INSTALLATION
 from workers.expired_job_artifacts import buckets
 from workers.stale_direct_uploads import by_hand
 from workers.stale_direct_uploads import register as uploads
 from workers.stale_direct_uploads.entries import BeingDeleted
-
-from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
 
 DAY = timedelta(days=1)
 STALE = timedelta(hours=4)

@@ -23,11 +23,10 @@ from forgekeeper.storage import sentinel
 from forgekeeper.storage.outbox import MAX_ATTEMPTS, DeletedObject
 from models import DeletionStatus, GitRefDeletion, Project
 from tests.harness import samples as sample
+from tests.harness.installation import INSTALLATION
+from tests.harness.ports import free_ports
 from tests.harness.programs import Program, eventually
 from workers.stale_direct_uploads import register
-
-from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
-from ..ports import free_ports  # noqa: TID252, pytest puts no folder on the path
 
 RUNBOOKS = Path(__file__).parents[2] / "docs" / "runbooks"
 PAGES = {page.stem: page.read_text() for page in sorted(RUNBOOKS.glob("*.md"))}

@@ -12,8 +12,7 @@ from forgekeeper.process.run_messages import RunMessages, message_of
 from forgekeeper.runs import reconcile
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.ledger import JobRun
-
-from ..ledger import start_run  # noqa: TID252, pytest puts no folder on the path
+from tests.harness.ledger import start_run
 
 NAME = "user_status_cleanup"
 BATCH = BATCHES[NAME]

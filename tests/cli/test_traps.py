@@ -15,9 +15,8 @@ import redis
 from forgekeeper.delivery.keys import INSTALLATION
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.settings import PREFIX
-
-from ..ports import free_ports  # noqa: TID252, pytest puts no folder on the path
-from ..traps import Traps  # noqa: TID252
+from tests.harness.ports import free_ports
+from tests.harness.traps import Traps
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = [sys.executable, "-P", "-m", "forgekeeper.cli"]

@@ -17,9 +17,9 @@ from forgekeeper.cli import waiting
 from forgekeeper.cli.waiting import Missing, Wait
 from forgekeeper.embedded.waiting import wait_until
 from metrics.multiprocess import READY, unready
+from tests.harness.ports import free_ports
 from tests.harness.programs import Program
 
-from ..ports import free_ports  # noqa: TID252, pytest puts no folder on the path
 from ..system.proxy import postgres_through, redis_through  # noqa: TID252
 
 LIMIT = 60.0

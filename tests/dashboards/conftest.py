@@ -13,8 +13,8 @@ from contextlib import suppress
 import pytest
 
 from forgekeeper.embedded.waiting import wait_until
+from tests.harness.ports import free_ports
 
-from ..ports import free_ports  # noqa: TID252, pytest puts no folder on the path
 from .history import openmetrics
 from .reading import ROOT
 

@@ -11,7 +11,7 @@ from forgekeeper.delivery import keys
 from forgekeeper.delivery.deliveries import Deliveries
 
 ROOT = Path(__file__).parents[2]
-PLACES = ("forgekeeper", "coordination", "workers", "metrics", "cli", "models", "benchmarks", "scheduler.py")
+PLACES = ("forgekeeper", "workers", "metrics", "benchmarks", "models.py", "scheduler.py")
 SPELLED = re.compile(
     r"__(heartbeats|acks|started)__|\.(msgs|XQ|DQ|starts|reasons)\b|namespace\)?\}:"
     r"|^['\"]?(forgekeeper:|\{\w+\}:)[\w{]"

@@ -14,9 +14,9 @@ from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.process.run_messages import RunMessages
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.reconcile import reconcile
+from tests.harness.ports import free_ports
 from tests.harness.programs import LIMIT
 
-from ..ports import free_ports  # noqa: TID252, pytest puts no folder on the path
 from .pages import read
 from .worker import NAME, WorkerWithPage
 

@@ -33,13 +33,13 @@ from metrics import exporter
 from metrics.catalogue.labels import CLOCKS
 from models import BulkImport, BulkImportEntity, GitRefDeletion, JobArtifact, Project, UserStatus
 from tests.harness.catalogue import LABELS, METRICS, of
+from tests.harness.installation import INSTALLATION
+from tests.harness.ledger import start_run
+from tests.harness.ports import free_ports
 from tests.harness.programs import Program
 from workers.expired_job_artifacts import buckets
 from workers.stale_direct_uploads import by_hand, register
 
-from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
-from ..ledger import start_run  # noqa: TID252, pytest puts no folder on the path
-from ..ports import free_ports  # noqa: TID252, pytest puts no folder on the path
 from ..system.proxy import postgres_through, redis_through  # noqa: TID252, pytest puts no folder on the path
 from .pages import read
 

@@ -20,9 +20,9 @@ from forgekeeper.runs.reconcile import reconcile as reconcile_batch
 from forgekeeper.runs.reports import COUNT
 from forgekeeper.settings.cron import Cron
 from tests.harness.catalogue import of
+from tests.harness.ledger import start_run
 from tests.harness.programs import Program
 
-from ..ledger import start_run  # noqa: TID252, pytest puts no folder on the path
 from .pages import read
 
 ROOT = Path(__file__).parents[2]

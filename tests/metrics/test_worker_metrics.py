@@ -23,13 +23,12 @@ from forgekeeper.storage import git_refs, objects
 from forgekeeper.worker_metrics import BREACHES, count, rules
 from metrics.counting import WORKER
 from tests.harness.catalogue import METRICS
+from tests.harness.ledger import start_run
 from tests.harness.toys import Outcome, declaring, toy
 from workers import expired_job_artifacts as artifacts
 from workers import git_ref_cleanup
 from workers import stale_direct_uploads as direct
 from workers import user_status_cleanup as statuses
-
-from ..ledger import start_run  # noqa: TID252, pytest puts no folder on the path
 
 DECLARED = {one.name: one for one in all_declared()}
 

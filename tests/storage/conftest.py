@@ -11,10 +11,9 @@ import pytest
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.storage import sentinel
 from forgekeeper.storage.objects import Objects
-
-from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
-from ..ports import free_ports  # noqa: TID252, pytest puts no folder on the path
-from .faulty_s3 import FaultyS3
+from tests.harness.faulty_s3 import FaultyS3
+from tests.harness.installation import INSTALLATION
+from tests.harness.ports import free_ports
 
 LIMIT = 60.0
 

@@ -15,8 +15,7 @@ from forgekeeper.storage.git_refs import (
     delete,
 )
 from forgekeeper.storage.git_repository import is_missing, misnamed, objection
-
-from .git_samples import ALWAYS_IN_TIME, Bare, put_root, stand_in
+from tests.harness.git_samples import ALWAYS_IN_TIME, Bare, put_root, stand_in
 
 
 @pytest.fixture

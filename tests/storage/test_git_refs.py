@@ -10,8 +10,7 @@ import pytest
 
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.storage.git_refs import DELETED, GONE, MOVED, Doomed, GitUnavailable, Outcome
-
-from .git_samples import ALWAYS_IN_TIME, Bare, Held, put_root, stand_in
+from tests.harness.git_samples import ALWAYS_IN_TIME, Bare, Held, put_root, stand_in
 
 ELSEWHERE = "1" * 40
 # For a stand-in of git that has put its input aside.

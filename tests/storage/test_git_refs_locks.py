@@ -23,8 +23,7 @@ from forgekeeper.storage.git_refs import (
     RootUnavailable,
     delete,
 )
-
-from .git_samples import ALWAYS_IN_TIME, Bare, Held, put_root, stand_in
+from tests.harness.git_samples import ALWAYS_IN_TIME, Bare, Held, put_root, stand_in
 
 TWO_HOURS = 7_200
 A_BUSY_MACHINE = 8.0

@@ -8,8 +8,7 @@ import pytest
 
 from forgekeeper.storage import sentinel
 from forgekeeper.storage.objects import DELETED, OUTSIDE, PROBE, StoreUnavailable, failed
-
-from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
+from tests.harness.installation import INSTALLATION
 
 A_SECOND = timedelta(seconds=1)
 ALWAYS_IN_TIME = 60.0

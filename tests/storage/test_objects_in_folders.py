@@ -10,8 +10,7 @@ import pytest
 
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.storage.objects import DELETED, MISSING, OUTSIDE, Objects, StoreUnavailable
-
-from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
+from tests.harness.installation import INSTALLATION
 
 ROOT = Path(__file__).parents[2]
 LIMIT = 60.0

@@ -5,8 +5,7 @@ import pytest
 from forgekeeper.storage import sentinel
 from forgekeeper.storage.objects import DELETED, Objects, StoreUnavailable
 from forgekeeper.storage.opening import reason
-
-from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
+from tests.harness.installation import INSTALLATION
 
 
 def refusal(url):

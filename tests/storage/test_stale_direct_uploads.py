@@ -25,6 +25,7 @@ from forgekeeper.storage.settled import SettledUpload
 from metrics.counting import WORKER
 from models import JobArtifact
 from tests.harness.catalogue import METRICS
+from tests.harness.installation import INSTALLATION
 from tests.harness.performing import perform, recorded
 from tests.harness.settings import settings_with
 from tests.harness.thorough import examples
@@ -40,8 +41,6 @@ from workers.stale_direct_uploads import (
 )
 from workers.stale_direct_uploads import register as uploads
 from workers.stale_direct_uploads.entries import CLAIM_TTL
-
-from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
 
 STALE = MAX_UPLOAD_DURATION.total_seconds() + 60
 SECOND = timedelta(seconds=1)

@@ -12,13 +12,12 @@ from forgekeeper.database import database
 from forgekeeper.storage import sentinel, stores
 from forgekeeper.storage.settled import SettledUpload
 from models import JobArtifact
+from tests.harness.installation import INSTALLATION
 from tests.harness.performing import perform
 from tests.harness.settings import settings_with
 from workers import stale_direct_uploads
 from workers.stale_direct_uploads import MAX_UPLOAD_DURATION, register
 from workers.stale_direct_uploads import producer as direct_uploads
-
-from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
 
 STALE = MAX_UPLOAD_DURATION.total_seconds() + 60
 PRODUCERS, UPLOADS = 3, 60

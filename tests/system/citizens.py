@@ -19,9 +19,9 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from tests.harness.git_samples import Bare
 from workers.stale_direct_uploads import register
 
-from ..storage.git_samples import Bare  # noqa: TID252, pytest puts no folder on the path
 from .history import DAY, UPLOAD
 from .service import LIMIT
 

@@ -22,8 +22,7 @@ import pytest
 import yaml
 
 from forgekeeper.embedded.waiting import wait_until
-
-from ..ports import free_ports  # noqa: TID252, pytest puts no folder on the path
+from tests.harness.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
 FASTER = 60

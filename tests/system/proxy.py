@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
-from ..ports import free_ports  # noqa: TID252, pytest puts no folder on the path
+from tests.harness.ports import free_ports
 
 READ = 1 << 16
 FOREVER = 3600.0

@@ -34,11 +34,11 @@ from dramatiq.common import current_millis
 from forgekeeper.batches import BATCHES, queues
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.process.broker import NAMESPACE
+from tests.harness.installation import INSTALLATION
+from tests.harness.machine import Held
 from workers import expired_job_artifacts, git_ref_cleanup
 from workers.stale_direct_uploads import register
 
-from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
-from ..machine import Held  # noqa: TID252
 from . import rights, trouble, watch
 from .citizens import CITIZENS, Place, Uploader
 from .history import BOUND, PROPERTIES, Evidence, History, check, read

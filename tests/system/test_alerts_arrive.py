@@ -26,12 +26,12 @@ from forgekeeper.settings import PREFIX
 from forgekeeper.storage import git_sample
 from models import GitRefDeletion, JobArtifact, UserStatus
 from tests.harness import samples as sample
+from tests.harness.ports import free_ports
 from tests.harness.settings import settings_with
 from workers.expired_job_artifacts.sample import artifacts
 from workers.git_ref_cleanup.sample import projects as add_projects
 from workers.git_ref_cleanup.sample import ref_deletions
 
-from ..ports import free_ports  # noqa: TID252, pytest puts no folder on the path
 from .monitoring import monitoring
 from .service import Service
 from .worlds import ONCE_A_YEAR, World

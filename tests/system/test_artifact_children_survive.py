@@ -20,8 +20,7 @@ import pytest
 
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.storage import sentinel
-
-from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
+from tests.harness.installation import INSTALLATION
 
 DURATION = float(os.environ.get("CHILDREN_CHAOS_SECONDS", "20"))
 SEED = int(os.environ.get("CHAOS_SEED", random.randrange(2**32)))

@@ -30,11 +30,10 @@ from forgekeeper.runs.ledger import JobRun
 from forgekeeper.settings import PREFIX
 from models import UserStatus
 from tests.harness import samples as sample
-from workers.user_status_cleanup import BATCH_SIZE
-from workers.user_status_cleanup import Outcome as Cleaned
-from workers.user_status_cleanup import run as clean_up
+from tests.harness.machine import Held
+from tests.harness.performing import perform
+from workers.user_status_cleanup import BATCH_SIZE, user_status_cleanup
 
-from ..machine import Held  # noqa: TID252, pytest puts no folder on the path
 from .proxy import postgres_through
 from .worlds import CASES, World
 
@@ -438,8 +437,7 @@ def test_batches_stay_as_quick_while_somebody_holds_an_old_snapshot(database, ot
     moments = [time.monotonic()]
 
     deadline = Deadline(timedelta(minutes=1), safe_point=lambda: moments.append(time.monotonic()))
-    result = Cleaned()
-    clean_up(result, deadline)
+    result = perform(user_status_cleanup, deadline=deadline)
 
     seconds = [later - earlier for earlier, later in pairwise(moments)]
     tenth = len(seconds) // 10

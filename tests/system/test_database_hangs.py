@@ -20,10 +20,10 @@ from forgekeeper.runs.ledger import JobRun
 from forgekeeper.settings import PREFIX
 from models import UserStatus
 from tests.harness import samples as sample
+from tests.harness.frozen import Server
+from tests.harness.machine import Held
+from tests.harness.ports import free_ports
 
-from ..frozen import Server  # noqa: TID252, pytest puts no folder on the path
-from ..machine import Held  # noqa: TID252
-from ..ports import free_ports  # noqa: TID252
 from .proxy import postgres_through
 
 LIMIT = 60.0

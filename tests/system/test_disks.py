@@ -21,9 +21,9 @@ from forgekeeper.storage.outbox import DeletedObject
 from metrics.room import ROOM
 from models import GitRefDeletion, UserStatus
 from tests.harness import samples as sample
+from tests.harness.installation import INSTALLATION
+from tests.harness.ports import free_ports
 
-from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
-from ..ports import free_ports  # noqa: TID252, pytest puts no folder on the path
 from .service import ROOT as TREE
 from .worlds import CASES, PATIENT, World, bring_back, take_away
 

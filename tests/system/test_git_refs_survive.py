@@ -21,9 +21,8 @@ from forgekeeper.connections import client
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.locks import leases
 from models import DeletionStatus, GitRefDeletion, Project
-from workers.git_ref_cleanup import MAX_DELETES
-
-from ..storage.git_samples import Bare, put_root, stand_in  # noqa: TID252, pytest puts no folder on the path
+from tests.harness.git_samples import Bare, put_root, stand_in
+from workers.git_ref_cleanup.cleaning import MAX_DELETES
 
 DURATION = float(os.environ.get("REFS_CHAOS_SECONDS", "12"))
 SEED = int(os.environ.get("CHAOS_SEED", random.randrange(2**32)))

@@ -12,9 +12,9 @@ import pytest
 from forgekeeper.connections import client
 from forgekeeper.embedded.waiting import patient, wait_until
 from forgekeeper.process.broker import broker
+from tests.harness.machine import Held
+from tests.harness.ports import free_ports
 
-from ..machine import Held  # noqa: TID252, pytest puts no folder on the path
-from ..ports import free_ports  # noqa: TID252, pytest puts no folder on the path
 from .proxy import postgres_through, redis_through
 from .stock import NOTHING, Ours, cleaned_up
 from .told_work import QUEUE

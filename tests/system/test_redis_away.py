@@ -4,7 +4,6 @@ import time
 from collections import Counter
 from contextlib import contextmanager
 from hashlib import sha1
-from importlib.resources import files
 from math import inf
 
 import pytest
@@ -15,6 +14,7 @@ from forgekeeper.connections import client
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.locks import leases
 from forgekeeper.process.broker import NAMESPACE
+from forgekeeper.scripts import FOLDERS
 
 from .stock import NOTHING, QUEUE, Ours, Stock, cleaned_up, eventually, pass_time
 
@@ -173,7 +173,7 @@ def test_threads_that_reach_their_time_limit_while_redis_stalls_live_on(sides, g
 
 def sent(script, *, key=None):
     """Return what a request for the script contains, one whose first key is *key* if that is given."""
-    source = (files("coordination") / "lua" / f"{script}.lua").read_bytes()
+    (source,) = (file.read_bytes() for folder in FOLDERS if (file := folder / f"{script}.lua").is_file())
     start = f"{sha1(source).hexdigest()}\r\n"
     return f"{start}$1\r\n7\r\n${len(key)}\r\n{key}\r\n".encode() if key else start.encode()
 

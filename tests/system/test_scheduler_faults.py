@@ -28,8 +28,7 @@ from forgekeeper.runs.ledger import CLOCK_TOLERANCE, JobRun
 from forgekeeper.settings import PREFIX
 from models import UserStatus
 from tests.harness import samples as sample
-
-from ..machine import Held  # noqa: TID252, pytest puts no folder on the path
+from tests.harness.machine import Held
 
 LIMIT = 60.0
 SECOND = timedelta(seconds=1)

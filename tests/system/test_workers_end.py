@@ -7,8 +7,8 @@ from statistics import median
 import pytest
 
 from forgekeeper.embedded.waiting import wait_until
+from tests.harness.machine import Held
 
-from ..machine import Held  # noqa: TID252, pytest puts no folder on the path
 from .stock_processes import both, eventually, fill, lifetimes, start
 
 THREADS = 12

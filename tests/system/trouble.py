@@ -22,6 +22,7 @@ from pathlib import Path
 import psycopg2
 import redis
 
+from forgekeeper import boot
 from forgekeeper.batches import BATCHES, queues
 from forgekeeper.embedded import folder
 from forgekeeper.embedded import redis as embedded_redis
@@ -29,10 +30,9 @@ from forgekeeper.embedded.plan import Plan
 from forgekeeper.embedded.postgres import Postgres
 from forgekeeper.embedded.server import Server, spawn
 from forgekeeper.embedded.waiting import wait_until
-from forgekeeper.settings.failpoints import NAMES
+from tests.harness.machine import Held
+from tests.harness.ports import free_ports
 
-from ..machine import Held  # noqa: TID252, pytest puts no folder on the path
-from ..ports import free_ports  # noqa: TID252
 from . import rights
 from .proxy import postgres_through, redis_through
 from .service import LIMIT, Service
@@ -442,7 +442,9 @@ class Rig:
             service.environment |= {f"FORGEKEEPER_{key.upper()}": value for key, value in PATIENT.items()}
 
     def _failpoint(self):
-        return f"{self.dice.choice(NAMES)}={self.dice.choice(['kill', 'raise*2', 'sleep:1*2', 'sleep:4*1'])}"
+        return (
+            f"{self.dice.choice(boot.model().steps)}={self.dice.choice(['kill', 'raise*2', 'sleep:1*2', 'sleep:4*1'])}"
+        )
 
     def let_pass(self, seconds):
         """Wait, and look after the services meanwhile."""

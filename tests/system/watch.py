@@ -19,10 +19,10 @@ from forgekeeper import locks
 from forgekeeper.batches import queues
 from forgekeeper.process.broker import NAMESPACE
 from forgekeeper.storage import sentinel
+from tests.metrics.pages import read
 from workers.expired_job_artifacts import buckets
 from workers.stale_direct_uploads import register as uploads
 
-from ..metrics.pages import read  # noqa: TID252, pytest puts no folder on the path
 from .history import MOST_LOSSES, OLD_TRANSACTION, Final
 from .service import LIMIT
 

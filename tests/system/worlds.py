@@ -18,12 +18,11 @@ from forgekeeper.storage import git_sample, sentinel
 from forgekeeper.storage.outbox import DeletedObject
 from models import GitRefDeletion
 from tests.harness import samples as sample
+from tests.harness.installation import INSTALLATION
 from workers.expired_job_artifacts.sample import artifacts
 from workers.git_ref_cleanup.sample import projects as add_projects
 from workers.git_ref_cleanup.sample import ref_deletions
 from workers.stale_direct_uploads import register as uploads
-
-from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
 
 LIMIT = 60.0
 DEAD_AFTER = "1"

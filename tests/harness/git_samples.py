@@ -9,8 +9,7 @@ from pathlib import Path
 
 from forgekeeper.storage import git_refs, sentinel
 from forgekeeper.storage.git_refs import Doomed
-
-from ..installation import INSTALLATION  # noqa: TID252, pytest puts no folder on the path
+from tests.harness.installation import INSTALLATION
 
 ALWAYS_IN_TIME = 60.0
 HISTORY = b"""\

@@ -34,7 +34,7 @@ def start(database, tmp_path):
     """Start `forgekeeper <arguments>`; wait until it is known."""
     started = []
 
-    def begin(*arguments, program="cli", **settings):
+    def begin(*arguments, program="forgekeeper.cli", **settings):
         usual = {"DEAD_AFTER": DEAD_AFTER.total_seconds()}
         before = {one.id for one in Process.known()}
         log = tmp_path / f"service-{len(started)}.log"
@@ -51,7 +51,7 @@ def start(database, tmp_path):
 def start_worker(start):
     def begin(*arguments, **settings):
         usual = {"worker_threads": 2}
-        return start(*arguments, "--processes", 1, "--threads", 2, program="workers", **(usual | settings))
+        return start(*arguments, "--processes", 1, "--threads", 2, program="forgekeeper.process", **(usual | settings))
 
     return begin
 

@@ -265,7 +265,7 @@ class Watched(Service):
         found = []
         for pid in super().children:
             with suppress(OSError):
-                if b"workers" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+                if b"forgekeeper.process" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
                     found.append(pid)
         return found
 

@@ -19,8 +19,10 @@ demo: $(VENV)/.demo ## Show the whole system at work, on real servers and sample
 test: $(VENV)/.test ## Run the test suite, a tenth of what is thorough in it
 	@$(BIN)/python -m pytest -n 2 --dist loadfile
 
+# Exported, not put before the command: that would take a shell, which completion is not for.
+test-all: export THOROUGH = 1
 test-all: $(VENV)/.test ## Run the test suite, whole
-	@THOROUGH=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+	@$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-system: $(VENV)/.test ## Run the slow tests: processes killed, servers emptied, minutes long
 	@$(BIN)/python -m pytest tests/system -n 2 --dist loadfile --timeout 900

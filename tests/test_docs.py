@@ -7,7 +7,7 @@ from typer.main import get_command
 
 from forgekeeper.batches import BATCHES
 from forgekeeper.boot import load
-from forgekeeper.cli import metrics, reference
+from forgekeeper.cli import batches, metrics, reference
 from forgekeeper.cli.commands import application
 from forgekeeper.cli.upkeep import page
 from forgekeeper.settings.reading import describe
@@ -24,6 +24,14 @@ def test_the_page_of_settings_is_what_the_declarations_print():
 
 def test_the_page_of_metrics_is_what_the_catalogue_prints():
     assert (ROOT / "docs" / "metrics.md").read_text() == metrics.page(METRICS)
+
+
+def test_the_page_of_batches_is_what_the_declarations_print():
+    settings = load()
+
+    found = [batches.described(batch, settings) for batch in BATCHES.values()]
+
+    assert (ROOT / "docs" / "batches.md").read_text() == batches.page(found)
 
 
 def test_the_page_of_commands_is_what_the_commands_print():

@@ -438,6 +438,23 @@ def test_a_module_that_declares_nothing_stops_the_start(monkeypatch):
         load()
 
 
+def test_a_module_that_declares_a_known_name_stops_the_start_and_both_are_named(monkeypatch, tmp_path):
+    again = (
+        "from datetime import timedelta\nfrom forgekeeper.batches import batch\nTIME = timedelta(1)\n"
+        "@batch(cron='off', cron_sentence='', pace_sentence='', budget=TIME, time_limit=TIME, outcome=dict)\n"
+        "def prune(run): ...\n"
+    )
+    (tmp_path / "again.py").write_text(again)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv(PREFIX + "BATCHES", "workers,again")
+    known = boot.model()
+
+    with pytest.raises(SettingsError, match=r"prune is declared twice, in workers\.prune and in again; rename one"):
+        load()
+
+    assert boot.model() is known
+
+
 @pytest.mark.parametrize("names", ["a b", "workers,", "../workers", "workers.py!"])
 def test_what_is_no_module_stops_the_start(monkeypatch, names):
     monkeypatch.setenv(PREFIX + "BATCHES", names)

@@ -32,23 +32,24 @@ def batches(
 ) -> None:
     """List what every batch has declared: document, schedule, limits, records, thresholds, settings, failpoints."""
     settings, chosen = load(), [batch_named(batch)] if batch else list(BATCHES.values())
-    described = [_described(one, settings) for one in chosen]
+    found = [described(one, settings) for one in chosen]
     if json:
-        emit({"batches": {one["name"]: one for one in described}})
+        emit({"batches": {one["name"]: one for one in found}})
     elif markdown:
-        out.print(page(described), end="")
+        out.print(page(found), end="")
     else:
-        for one in described:
+        for one in found:
             out.print(f"{one['name']}  ({one['schedule']}, queue {one['queue']})", style="bold")
             out.print(f"    {one['sentence']}")
 
 
-def page(described: Iterable[dict[str, Any]]) -> str:
+def page(found: Iterable[dict[str, Any]]) -> str:
     """Write the documentation's page of batches."""
-    return INTRODUCTION + "".join(map(_section, described))
+    return INTRODUCTION + "".join(map(_section, found))
 
 
-def _described(batch: BatchSpec, settings: Settings) -> dict[str, Any]:
+def described(batch: BatchSpec, settings: Settings) -> dict[str, Any]:
+    """Return what `batches --json` shows of a batch; times in seconds."""
     return _facts(batch) | {
         "document": batch.document,
         "module": batch.module,

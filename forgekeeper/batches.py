@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, NamedTuple, ParamSpec, TypedDict, TypeVar
 
 import peewee as pw
@@ -57,7 +58,7 @@ class Record:
 
     *errors* maps each kind of error to the fields that count it; no fields where bad records are counted one by one
     as they are passed over.  *objective* is how long a due record may wait; *backlog* says that due ones are counted
-    though they have none; *given_up*, that some wait for a person.
+    though they have none; *given_up*, that some wait for a person.  *bytes* are the fields that add their sizes up.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Record:
     objective: timedelta | None = None
     backlog: bool = False
     given_up: bool = False
+    bytes: Fields = ()
 
     @property
     def passed_over(self) -> bool:
@@ -120,6 +122,16 @@ class Declared(Shown):
     def parent(self) -> str | None:
         """The name of the batch of which this is a child, None of a batch."""
         return None
+
+    @cached_property
+    def counted(self) -> Fields:
+        """The fields of the outcome by which limits go: what was done of the records that have an objective."""
+        return tuple(field for record in self.records if record.objective for field in record.processed)
+
+    @cached_property
+    def counted_bytes(self) -> Fields:
+        """The fields of the outcome that say how many bytes that were."""
+        return tuple(field for record in self.records for field in record.bytes)
 
     def old_records(self, record: str, *, keep: timedelta) -> Callable[[Older], Older]:
         """Let rows of *record* be removed that the function selects: those done with before an instant *keep* ago."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from forgekeeper.audit.acts import Act
+from forgekeeper.audit.deletions import Deletion
 from forgekeeper.database import Base
 from forgekeeper.flags import FeatureFlag
 from forgekeeper.installation.row import Installation
@@ -9,6 +11,7 @@ from forgekeeper.process.rows import Process
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.passed_over import PassedOver
+from forgekeeper.runs.totals import RunTotal
 from forgekeeper.storage.outbox import DeletedObject
 from forgekeeper.storage.settled import SettledUpload
 
@@ -21,4 +24,7 @@ OURS: tuple[type[Base], ...] = (
     Installation,
     PassedOver,
     SettledUpload,
+    RunTotal,
+    Act,
+    Deletion,
 )

@@ -23,6 +23,7 @@ ENGINE = {
     "database": {"metrics"},
     "migrations": set(),
     "flags": {"database"},
+    "audit": {"database"},
     "failpoints": {"settings"},
     "probe": {"metrics"},
     "redis_types": {"delivery.keys"},
@@ -37,12 +38,12 @@ ENGINE = {
     "brought": {"settings"},
     "shown": {"database", "metrics", "settings"},
     "batches": {"brought", "database", "flags", "metrics", "runs.run", "settings", "shown"},
-    "runs": LEAVES | {"batches", "clocks", "failpoints", "flags", "installation"},
+    "runs": LEAVES | {"audit", "batches", "clocks", "failpoints", "flags", "installation"},
     "runs.plan": {"settings"},
     "boot": {"batches", "settings"},
     "worker_metrics": LEAVES | {"batches", "delivery", "locks", "runs"},
     "process": LEAVES | {"batches", "boot", "connections", "delivery", "runs", "worker_metrics"},
-    "tables": {"database", "flags", "installation", "process.rows", "runs", "storage"},
+    "tables": {"audit", "database", "flags", "installation", "process.rows", "runs", "storage"},
     "collectors": LEAVES
     | {
         *("batches", "clocks", "connections", "delivery", "flags", "installation", "locks", "probe"),
@@ -84,7 +85,15 @@ ENVIRONMENT = {
 }
 """Who may know the environment: the settings, and whoever prepares it for children."""
 STATEMENTS = {
-    *("models", "workers", "forgekeeper.database", "forgekeeper.runs", "forgekeeper.storage", "forgekeeper.flags"),
+    *(
+        "models",
+        "workers",
+        "forgekeeper.audit",
+        "forgekeeper.database",
+        "forgekeeper.runs",
+        "forgekeeper.storage",
+        "forgekeeper.flags",
+    ),
     *("forgekeeper.installation.row", "forgekeeper.process.rows", "forgekeeper.migrations", "forgekeeper.embedded"),
 }
 """Where statements stand."""

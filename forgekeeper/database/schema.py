@@ -22,6 +22,7 @@ TYPES = {
     "bigauto": "bigint",
     "bigint": "bigint",
     "bool": "boolean",
+    "date": "date",
     "int": "integer",
     "json": "jsonb",
     "jsonb": "jsonb",
@@ -66,7 +67,8 @@ def differences(models: Sequence[type[Base]]) -> Iterator[Difference]:
 def _columns(model: type[Base], present: dict[str, str]) -> Iterator[Difference]:
     table = model._meta.table_name
     for field in model._meta.sorted_fields:
-        wanted, found = TYPES[field.field_type.split()[0].lower()], present.get(field.column_name)
+        wanted = TYPES[field.field_type.split()[0].lower()] + "[]" * getattr(field, "dimensions", 0)
+        found = present.get(field.column_name)
         if found is None:
             yield Difference(f"column {table}.{field.column_name} is missing", harmless=False)
         elif wanted != found and not any({wanted, found} <= alike for alike in ALIKE):

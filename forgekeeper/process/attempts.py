@@ -161,11 +161,11 @@ class Attempts(Middleware):
 
 
 def _start(batch: BatchSpec, number: int, *, token: UUID) -> Started | None:
-    """Start the run of that number and token; None when there is none to start, or the batch is paused."""
+    """Start the run of that number and token; None when there is none to start, or the batch is held back."""
     started = JobRun.start(batch.name, number, token=token, by=identity())
     if started is None:
-        # A paused batch's row stays open; its message is sent again after the pause.
-        reason = "paused" if Batch.paused(batch.name).exists() else "duplicate"
+        # The row of a batch that is held back stays open; its message is sent again afterwards.
+        reason = Batch.why_held_back(batch.name) or "duplicate"
         emit(RunSkipped(batch.name, reason))
         log.info("run skipped", batch=batch.name, run=number, reason=reason)
     else:

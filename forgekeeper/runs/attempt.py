@@ -15,6 +15,7 @@ from typing import Any, Self, TypeVar
 import peewee as pw
 import structlog
 
+from forgekeeper.audit.deletions import Audit
 from forgekeeper.batches import ChildSpec, Declared
 from forgekeeper.database import database, reachable, release
 from forgekeeper.events import ChildEnded, RunEnded, emit
@@ -24,9 +25,11 @@ from forgekeeper.identity import identity
 from forgekeeper.runs import preconditions
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.blocked import Blocked
+from forgekeeper.runs.brakes import Brakes
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.growth import Growth
 from forgekeeper.runs.heartbeat import Heartbeat, LostRun, Row
+from forgekeeper.runs.held import Held
 from forgekeeper.runs.ledger import MAX_RETRIES, JobRun, Started
 from forgekeeper.runs.retry import backoff
 from forgekeeper.runs.run import Run
@@ -62,6 +65,7 @@ class Attempt:
         self.message_id = message_id
         self.row = row
         self.blocked: Blocked | None = None
+        self.held: Held | None = None
         self.error: BaseException | None = None
         self.state: str | None = None
         self._settings = settings
@@ -70,7 +74,17 @@ class Attempt:
         self._began = time.monotonic()
         outcome = declared.outcome()
         self._growth = Growth(declared.name, outcome)
-        self.run = Run(declared, settings, outcome=outcome, deadline=self._deadline(), number=number, fan_out=fan_out)
+        self._brakes = Brakes(declared, settings, outcome, number)
+        self.run = Run(
+            declared,
+            settings,
+            outcome=outcome,
+            deadline=self._deadline(),
+            number=number,
+            audit=self._audit(number),
+            brakes=self._brakes,
+            fan_out=fan_out,
+        )
 
     def __enter__(self) -> Self:
         """Begin it in this thread, whose log lines carry its facts from now on."""
@@ -92,19 +106,24 @@ class Attempt:
         return True
 
     def work(self, *args: object, **kwargs: object) -> None:
-        """Do the declared work; where that must not be done, be blocked."""
+        """Do the declared work; where that must not be done, be blocked, held, or skip it."""
         try:
-            preconditions.require(self.declared.batch, self._settings)
-            # The budget is the work's own.
-            self.run.deadline = self._deadline()
-            self.declared.work(self.run, *args, **kwargs)
+            self.run.skipped = self._brakes.why(now=True)
+            if self.run.skipped is None:
+                preconditions.require(self.declared.batch, self._settings)
+                # The budget is the work's own.
+                self.run.deadline = self._deadline()
+                self.declared.work(self.run, *args, **kwargs)
         except Blocked as blocked:
             self.blocked = blocked
+        except Held as held:
+            self.held = held
 
     def close(self, error: BaseException | None) -> None:
         """Close it with the *error*, of whatever kind, or with the outcome.  This needs a connection."""
         self.error = error
         try:
+            self._release_brakes()
             if self.row is None:
                 self._end_child()
             else:
@@ -119,25 +138,52 @@ class Attempt:
     @property
     def wants_successor(self) -> bool:
         """Whether a child that has ended well has left something for the next."""
-        return self.run.more and self.error is None and self.blocked is None
+        return self.run.more and self.error is None and self.blocked is None and self._braked is None
 
     def result(self) -> dict[str, Any]:
         """Return the outcome's fields as they are now, and why nothing was done if nothing was to be."""
         fields = asdict(self.run.outcome)
         if self.blocked is not None:
             return fields | {"skipped": self.blocked.reason, "blocked": clean(str(self.blocked))}
+        if self.held is not None:
+            return fields | {"skipped": "held", "held": clean(str(self.held))}
+        if self._braked is not None:
+            return fields | ({"stopped": self._braked} if "stopped" in fields else {}) | {"braked": self._braked}
         return fields | ({"skipped": self.run.skipped} if self.run.skipped else {})
 
     def _deadline(self) -> Deadline:
         """Start the budget; at each of its safe points what the outcome has grown by is counted."""
         pace = self._settings.pace(self.declared.batch.name)
         check = (lambda: None) if self.row is None else self.row.check
-        return Deadline(self.declared.budget, safe_point=check, told=self._growth.count, pace=pace)
+        return Deadline(
+            self.declared.budget, safe_point=check, told=self._growth.count, brake=self._brakes.why, pace=pace
+        )
+
+    def _audit(self, number: int | None) -> Audit:
+        """Return the audit of this attempt."""
+        batch = self.declared.batch.name
+        tick, child = (None, self.message_id) if self.row is None else (self.row.started.tick, None)
+        return Audit(batch, on=self._settings.audits(batch), run=number, tick=tick, child=child)
+
+    @property
+    def _braked(self) -> str | None:
+        """Why it ended before its work was done, if it did anything at all."""
+        return None if self.run.skipped else self._brakes.reason
+
+    def _release_brakes(self) -> None:
+        """Write down what was deleted; where the server is away, that is known of the audit alone."""
+        try:
+            _written(self._brakes.end)
+        except pw.PeeweeException as error:
+            log.warning("totals not written", error=describe(error))
 
     def _end_run(self, started: Started) -> str | None:
         if self.error is not None:
             return self._fail(started, self.error)
-        state = self._succeed(started) if self.blocked is None else self._block(started, self.blocked)
+        if self.held is not None:
+            state = self._hold(started, self.held)
+        else:
+            state = self._succeed(started) if self.blocked is None else self._block(started, self.blocked)
         failpoint("run.closed")
         return state
 
@@ -156,6 +202,14 @@ class Attempt:
             return None
         log.error("run blocked", seconds=self._seconds(), **result)
         return "blocked"
+
+    def _hold(self, started: Started, held: Held) -> str | None:
+        result, why = self.result(), {"reason": held.reason, "sentence": clean(str(held))}
+        if not _written(lambda: JobRun.hold(started, result, **why)):
+            log.warning("run lost", seconds=self._seconds(), **result)
+            return None
+        log.error("run held", seconds=self._seconds(), **result)
+        return "skipped"
 
     def _fail(self, started: Started, error: BaseException) -> str | None:
         delay = backoff(started.failures, first=self._settings.retry_after)
@@ -191,6 +245,7 @@ class Attempt:
 
     def _count(self) -> None:
         skipped = self.run.skipped if self.blocked is None else self.blocked.reason
+        skipped = skipped if self.held is None else "held"
         facts = self.declared.name, self._seconds(), self.run.outcome, self.error
         if self.row is None:
             emit(ChildEnded(*facts, skipped))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from typing import Literal
 
 import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
@@ -12,7 +13,14 @@ from forgekeeper.database import Base, database, default
 from forgekeeper.database.use import BOTH, PROCESSES, Use
 
 FOREVER = datetime(9999, 12, 31, tzinfo=UTC)
-
+HELD_BACK = "(paused_until > clock_timestamp() or stopped_since is not null or held_since is not null)"
+"""Whether no run of a batch may start."""
+HoldBack = Literal["stopped", "held", "paused"]
+WHY_HELD_BACK = """
+    select case when stopped_since is not null then 'stopped' when held_since is not null then 'held'
+        when paused_until > clock_timestamp() then 'paused' end
+    from batches where name = %s
+"""
 
 # Since when stays as it is while one blocked run follows another, whatever the reason.
 CHILD_BLOCKED = """
@@ -26,7 +34,10 @@ CHILD_BLOCKED = """
 
 
 class Batch(Base):
-    """A batch.  A pause lives here because a flushed Redis must not resume a deleter.
+    """A batch.  What holds it back lives here, because a flushed Redis must not resume a deleter.
+
+    While it is *paused* no run starts, and one that has started goes on.  While it is *stopped*, by a person, or
+    *held*, by a brake, one that has started ends before its next chunk, and so does each child.
 
     It is blocked from the first of an unbroken row of runs that were; `JobRun` notes that as it closes them.
     """
@@ -44,6 +55,16 @@ class Batch(Base):
     blocked_reason = pw.TextField(null=True)
     blocked_sentence = pw.TextField(null=True)
     child_blocked_at = DateTimeTZField(null=True)
+    stopped_since = DateTimeTZField(null=True)
+    stopped_reason = pw.TextField(null=True)
+    stopped_by = pw.TextField(null=True)
+    held_since = DateTimeTZField(null=True)
+    held_reason = pw.TextField(null=True)
+    held_sentence = pw.TextField(null=True)
+    released_at = DateTimeTZField(null=True)
+    released_reason = pw.TextField(null=True)
+    released_by = pw.TextField(null=True)
+    released_expect = pw.BigIntegerField(null=True)
 
     class Meta:
         table_name = "batches"
@@ -70,6 +91,54 @@ class Batch(Base):
     def all_paused(cls) -> pw.ModelSelect[Batch]:
         """Select the batches that are paused at this moment."""
         return cls.select().where(cls.paused_until > pw.fn.clock_timestamp())
+
+    @classmethod
+    def why_held_back(cls, name: str) -> HoldBack | None:
+        """Say why no run of the batch may start at this moment, None when one may."""
+        row = database.execute_sql(WHY_HELD_BACK, (name,)).fetchone()
+        reason: HoldBack | None = row and row[0]
+        return reason
+
+    @classmethod
+    def all_stopped(cls) -> pw.ModelSelect[Batch]:
+        """Select the batches that somebody has stopped."""
+        return cls.select().where(cls.stopped_since.is_null(False))
+
+    @classmethod
+    def all_held(cls) -> pw.ModelSelect[Batch]:
+        """Select the batches that a brake holds."""
+        return cls.select().where(cls.held_since.is_null(False))
+
+    @classmethod
+    def stop(cls, name: str, *, reason: str, by: str) -> None:
+        """End every run and child of the batch before its next chunk, and start none, until resumed."""
+        cls.register([name])
+        since = pw.fn.coalesce(cls.stopped_since, pw.fn.clock_timestamp())
+        cls.update(stopped_since=since, stopped_reason=reason, stopped_by=by).where(cls.name == name).execute()
+
+    @classmethod
+    def hold(cls, name: str, *, reason: str, sentence: str) -> None:
+        """Hold the batch, as a stop does, until it is released; *reason* is a word, *sentence* has the numbers."""
+        cls.register([name])
+        since = pw.fn.coalesce(cls.held_since, pw.fn.clock_timestamp())
+        cls.update(held_since=since, held_reason=reason, held_sentence=sentence).where(cls.name == name).execute()
+
+    @classmethod
+    def release(cls, name: str, *, reason: str, by: str, expect: int | None = None) -> bool:
+        """Let a held batch go, its next run up to *expect* records; return False when it was not held.
+
+        The release is remembered either way: a run that a brake would hold is let go once by it.
+        """
+        cls.register([name])
+        held = cls.all_held().where(cls.name == name).exists()
+        cls.update(
+            **dict.fromkeys(("held_since", "held_reason", "held_sentence")),
+            released_at=pw.fn.clock_timestamp(),
+            released_reason=reason,
+            released_by=by,
+            released_expect=expect,
+        ).where(cls.name == name).execute()
+        return held
 
     @classmethod
     def all_blocked(cls) -> pw.ModelSelect[Batch]:
@@ -110,8 +179,9 @@ class Batch(Base):
 
     @classmethod
     def resume(cls, name: str) -> bool:
-        """End a pause; return False when there was none."""
-        paused = cls.paused(name).exists()
-        nothing = dict.fromkeys(("paused_until", "paused_since", "paused_reason", "paused_by"))
+        """End a pause and a stop; return False when there was neither."""
+        held_back = cls.paused(name).exists() or cls.all_stopped().where(cls.name == name).exists()
+        fields = ("paused_until", "paused_since", "paused_reason", "paused_by")
+        nothing = dict.fromkeys((*fields, "stopped_since", "stopped_reason", "stopped_by"))
         cls.update(nothing).where(cls.name == name).execute()
-        return paused
+        return held_back

@@ -8,13 +8,17 @@ from datetime import timedelta
 
 from forgekeeper import shutdown
 
+LOOK = 1.0
+"""Seconds that a run waits at a time for its pace."""
+
 
 class Deadline:
     """When a run has to end: at the end of its budget, or sooner when asked to.
 
     *safe_point* may raise to end the run at once.  A run that is asked to stop ends as
-    if its budget were used up: what is left waits for the next tick.  *done* counts what
-    the run has told of; *told* is called when it does, before any waiting.
+    if its budget were used up: what is left waits for the next tick.  So does one that a
+    *brake* says why to end.  *done* counts what the run has told of; *told* is called when it
+    does, before any waiting.
     """
 
     def __init__(
@@ -24,6 +28,7 @@ class Deadline:
         clock: Callable[[], float] = time.monotonic,
         safe_point: Callable[[], None] = lambda: None,
         told: Callable[[], None] = lambda: None,
+        brake: Callable[[], str | None] = lambda: None,
         pace: float | None = None,
     ) -> None:
         self.done = 0
@@ -31,6 +36,7 @@ class Deadline:
         self._ends = clock() + budget.total_seconds()
         self._safe_point = safe_point
         self._told = told
+        self._brake = brake
         self._pace = pace
 
     def left(self) -> float:
@@ -45,6 +51,12 @@ class Deadline:
         self.done += done
         self._told()
         if self._pace and done:
-            shutdown.requested.wait(min(done / self._pace, max(0.0, self._ends - self._clock())))
+            self._wait(done / self._pace)
         self._safe_point()
-        return shutdown.requested.is_set() or self._clock() >= self._ends
+        return self._brake() is not None or shutdown.requested.is_set() or self._clock() >= self._ends
+
+    def _wait(self, seconds: float) -> None:
+        """Wait, but not beyond the budget, nor beyond a brake."""
+        left = min(seconds, self.left())
+        while left > 0 and self._brake() is None and not shutdown.requested.wait(min(left, LOOK)):
+            left -= LOOK

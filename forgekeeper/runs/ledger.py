@@ -25,6 +25,7 @@ from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.database import Base, BigIdentityField, Document, database, default, now
 from forgekeeper.database.use import BOTH, PROCESSES, WORK, Use
+from forgekeeper.runs.batch import HELD_BACK
 
 WAITING = ("claimed", "enqueued")
 OPEN = (*WAITING, "started")
@@ -37,11 +38,11 @@ MAX_LOSSES = 3
 MAX_RETRIES = 25
 """The documents' number; the failure after the last retry is final."""
 
-CLAIM = """
+CLAIM = f"""
     insert into job_runs (batch, tick, state, reason, claimed_by, claimed_at)
     select %(batch)s, %(tick)s, 'claimed', %(reason)s, %(by)s, clock_timestamp()
     where %(tick)s <= clock_timestamp() + %(tolerance)s
-      and not exists (select from batches where name = %(batch)s and paused_until > clock_timestamp())
+      and not exists (select from batches where name = %(batch)s and {HELD_BACK})
     on conflict do nothing
     returning id
 """
@@ -100,7 +101,7 @@ AHEAD = """
           and finished_at > clock_timestamp() - %(remembered)s
     ) as ahead
 """
-START = """
+START = f"""
     update job_runs set
         state = 'started', attempt = attempt + 1, retry_at = null,
         result = case when result is not null then jsonb_build_object(
@@ -109,17 +110,15 @@ START = """
         attempt_token = gen_random_uuid(),
         started_by = %(by)s, started_at = clock_timestamp(), alive_at = clock_timestamp()
     where id = %(id)s and batch = %(batch)s and token = %(token)s and state in ('claimed', 'enqueued')
-      and not exists (
-        select from batches where name = job_runs.batch and paused_until > clock_timestamp()
-      )
+      and not exists (select from batches where name = job_runs.batch and {HELD_BACK})
     returning attempt_token::text, attempt, failures, tick
 """
-START_MANUAL = """
+START_MANUAL = f"""
     insert into job_runs
         (batch, state, attempt, attempt_token, claimed_by, claimed_at, started_by, started_at, alive_at)
     select %(batch)s, 'started', 1, gen_random_uuid(),
         %(by)s, clock_timestamp(), %(by)s, clock_timestamp(), clock_timestamp()
-    where not exists (select from batches where name = %(batch)s and paused_until > clock_timestamp())
+    where not exists (select from batches where name = %(batch)s and {HELD_BACK})
     on conflict do nothing
     returning id, attempt_token::text, attempt, failures
 """
@@ -166,6 +165,22 @@ BLOCK = f"""
             blocked_since = coalesce(batches.blocked_since, excluded.blocked_since),
             blocked_reason = excluded.blocked_reason, blocked_sentence = excluded.blocked_sentence,
             child_blocked_at = null
+    )
+    select id from closed
+"""
+# Nothing was done: it is a skip, by a brake, which holds the batch from here on.
+HOLD = f"""
+    with closed as (
+        update job_runs set state = 'skipped', reason = 'held', result = {RESULT.format("%(result)s::jsonb")},
+            finished_at = clock_timestamp(), error = null
+        where id = %(id)s and attempt_token = %(token)s and state = 'started'
+        returning id, batch
+    ), noted as (
+        insert into batches (name, held_since, held_reason, held_sentence)
+        select batch, clock_timestamp(), %(reason)s, %(sentence)s from closed
+        on conflict (name) do update set
+            held_since = coalesce(batches.held_since, excluded.held_since),
+            held_reason = excluded.held_reason, held_sentence = excluded.held_sentence
     )
     select id from closed
 """
@@ -261,6 +276,9 @@ class JobRun(Base):
     finished_at = DateTimeTZField(null=True)
     result = Document(lambda found: found if isinstance(found, dict) else None, null=True)
     error = pw.TextField(null=True)
+    cancelled_at = DateTimeTZField(null=True)
+    cancelled_reason = pw.TextField(null=True)
+    cancelled_by = pw.TextField(null=True)
 
     class Meta:
         table_name = "job_runs"
@@ -419,6 +437,30 @@ class JobRun(Base):
         """Close the run as blocked, and note that its batch is; return False when it was taken from us meanwhile."""
         values = {"id": run.id, "token": run.token, "result": _json(result)}
         return database.execute_sql(BLOCK, values | {"reason": reason, "sentence": sentence}).fetchone() is not None
+
+    @classmethod
+    def hold(cls, run: Started, result: dict[str, Any], *, reason: str, sentence: str) -> bool:
+        """Close the run as skipped, and hold its batch; return False when it was taken from us meanwhile."""
+        values = {"id": run.id, "token": run.token, "result": _json(result)}
+        return database.execute_sql(HOLD, values | {"reason": reason, "sentence": sentence}).fetchone() is not None
+
+    @classmethod
+    def cancel(cls, number: int, *, reason: str | None, by: str) -> str | None:
+        """Cancel a run: one that waits is closed, one that has started ends before its next chunk, and so its children.
+
+        Returns the state in which it is then, None when it had ended, and then its children end as they are.
+        """
+        now, cancelled = pw.fn.clock_timestamp(), pw.Case(None, [(cls.state == "started", "started")], "skipped")
+        ended = pw.Case(None, [(cls.state != "started", now)], None)
+        why = pw.Case(None, [(cls.state == "started", cls.reason)], "cancelled")
+        values = {"cancelled_at": now, "cancelled_reason": reason, "cancelled_by": by}
+        query = cls.update(values | {"state": cancelled, "reason": why, "finished_at": ended})
+        rows = list(query.where(cls.id == number, cls.state.in_(OPEN)).returning(cls.state).tuples().execute())
+        if rows:
+            state: str = rows[0][0]
+            return state
+        cls.update(values).where(cls.id == number, cls.cancelled_at.is_null()).execute()
+        return None
 
     @classmethod
     def fail(

@@ -69,7 +69,7 @@ def send(batch: str, delivery: Delivery, *, by: str | None = None) -> None:
     instant = now()
     if by is not None and _is_fresh(run, instant, by=by):
         return
-    if BatchRow.paused(batch).exists() or (run.retry_at and run.retry_at > instant):
+    if BatchRow.why_held_back(batch) or (run.retry_at and run.retry_at > instant):
         return
     if monotonic() - looked > PRECEDENCE.total_seconds() and not _still_waits(run):
         # This process was stopped, or had to wait, and another has sent it meanwhile.
@@ -111,7 +111,7 @@ def _claim(batch: str, claim: Claim, *, by: str) -> None:
     if JobRun.claim(batch, claim.tick, by=by, reason=claim.reason) is not None:
         failpoint("tick.claimed")
         return
-    reason = "paused" if BatchRow.paused(batch).exists() else "overlap"
+    reason = BatchRow.why_held_back(batch) or "overlap"
     if JobRun.record(batch, [claim.tick], "skipped", by=by, reason=reason):
         run = JobRun.open(batch) if reason == "overlap" else None
         reports.skipped(batch, claim.tick, reason=reason, running=run is not None and run.state == "started")

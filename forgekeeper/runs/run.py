@@ -7,11 +7,13 @@ from datetime import datetime
 from functools import cached_property
 from typing import Generic
 
+from forgekeeper.audit.deletions import Audit
 from forgekeeper.batches import ChildSpec, Declared, Outcome
 from forgekeeper.database import now
 from forgekeeper.failpoints import failpoint
 from forgekeeper.fan_out import Enqueued, Keyed
 from forgekeeper.runs.bad_records import BadRecords, Still
+from forgekeeper.runs.brakes import Brakes
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.settings import Settings
 
@@ -21,6 +23,7 @@ class Run(Generic[Outcome]):
 
     Its *outcome* grows with each chunk, right after the commit: what it holds was done, whatever becomes of the run.
     *deadline* ends with the budget of its declaration; *number* is its row's, or that of the run that sent the child.
+    *audit* is where it says what it deletes.
     A child sets *more* where it has left something for its successor; a batch sets *skipped* to why it did nothing.
     """
 
@@ -32,6 +35,8 @@ class Run(Generic[Outcome]):
         outcome: Outcome,
         deadline: Deadline,
         number: int | None = None,
+        audit: Audit | None = None,
+        brakes: Brakes | None = None,
         fan_out: Callable[[ChildSpec, Sequence[Keyed]], Enqueued] | None = None,
     ) -> None:
         self.batch = declared.name
@@ -39,15 +44,24 @@ class Run(Generic[Outcome]):
         self.outcome = outcome
         self.deadline = deadline
         self.number = number
+        self.audit = audit or Audit(declared.batch.name, on=settings.audits(declared.batch.name), run=number)
         self.more = False
         self.skipped: str | None = None
         self._steps = declared.steps
+        self._brakes = brakes
         self._fan_out = fan_out
 
     @cached_property
     def now(self) -> datetime:
         """PostgreSQL's time, asked once a run: what is due then is due throughout."""
         return now()
+
+    def allowed(self, wanted: int) -> int:
+        """Return how many of so many records the next chunk may have; 0 when the run has to end here.
+
+        Asked before each chunk; what it was told of counts once `deadline.passed` was asked, or the next time.
+        """
+        return wanted if self._brakes is None else self._brakes.allowed(wanted)
 
     def step(self, name: str) -> None:
         """Say that the step *name* of the declaration has been taken: there is a failpoint."""

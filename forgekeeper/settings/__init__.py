@@ -24,6 +24,7 @@ from forgekeeper.settings.kinds import (
     CatchUp,
     Count,
     DatabaseUrl,
+    Days,
     Duration,
     Grace,
     Modules,
@@ -40,6 +41,11 @@ from forgekeeper.settings.kinds import (
 
 PREFIX = "FORGEKEEPER_"
 CATCH_UP = "A missed tick of this batch: run the newest once, or skip."
+PER_RUN = "A run of this batch deletes no more records, its children included; unset: no limit."
+PER_DAY = "All runs of this batch delete no more records in a day (UTC); unset: no limit."
+BYTES_PER_RUN = "A run of this batch deletes no more bytes, its children included; unset: no limit."
+BYTES_PER_DAY = "All runs of this batch delete no more bytes in a day (UTC); unset: no limit."
+AUDITED = "What this batch deletes is in the audit: all, or off; unset: as FORGEKEEPER_AUDIT says."
 
 
 Place = Literal["repositories", "artifacts", "stores"]
@@ -51,13 +57,18 @@ class SettingsError(Exception):
 
 
 class OfBatch(NamedTuple):
-    """What the settings of one batch are made from: its defaults, their sentences, and its failpoints."""
+    """What the settings of one batch are made from: its defaults, their sentences, and its failpoints.
+
+    It has limits where it *counts* what it deletes, and further ones where it *counts_bytes*.
+    """
 
     name: str
     cron: str
     cron_sentence: str
     pace_sentence: str
     steps: tuple[str, ...] = ()
+    counts: bool = True
+    counts_bytes: bool = False
 
 
 class Settings(BaseSettings):
@@ -84,6 +95,13 @@ class Settings(BaseSettings):
         None, "How old a missed tick may be to be caught up; by default one period, at least an hour."
     )
 
+    breaker_share: Share = setting(
+        "0.3",
+        "A run that would delete more than this share of its table, and ten times what any of the last hundred has, "
+        "does not begin: the batch is held until it is released. 1: none is.",
+    )
+    breaker_least: Count = setting("1000", "A run that would delete no more records than this is never held.")
+
     queue_limit: Count = setting("100000", "A batch starts no more children while so many wait in their queue.")
 
     dead_after: Duration = setting(
@@ -97,6 +115,12 @@ class Settings(BaseSettings):
     clock_tolerance: Duration = setting(
         "60", "Batches that delete refuse to run while the clocks of PostgreSQL and Redis are further apart than this."
     )
+
+    audit: Literal["people", "all", "off"] = setting(
+        "all", "What is in the audit: what people do, and all deletions, too; or nothing."
+    )
+    audit_keep: Days = setting("400", "Days that the audit is kept at least; whole months go.")
+    actor: str | None = setting(None, "Who acts, for the audit, where the user and host do not say it.")
 
     database_connect_timeout: Duration = setting("3", "How long a worker waits for a connection to PostgreSQL.")
     database_statement_timeout: Duration = setting("30", "PostgreSQL gives a statement up after this long.")
@@ -179,6 +203,16 @@ class Settings(BaseSettings):
         rate: float | None = getattr(self, f"pace_{batch}")
         return rate
 
+    def limits(self, batch: str) -> tuple[int | None, int | None, int | None, int | None]:
+        """Return how much *batch* may delete: records a run, a day, bytes a run, a day; None for no limit."""
+        names = ("max_per_run_", "max_per_day_", "max_bytes_per_run_", "max_bytes_per_day_")
+        per_run, per_day, bytes_per_run, bytes_per_day = (getattr(self, name + batch, None) for name in names)
+        return per_run, per_day, bytes_per_run, bytes_per_day
+
+    def audits(self, batch: str) -> bool:
+        """Say whether what *batch* deletes is in the audit."""
+        return bool((getattr(self, f"audit_{batch}", None) or self.audit) == "all")
+
     def window(self, batch: str) -> timedelta:
         """Return how old a missed tick of *batch* may be to be caught up."""
         schedule = self.cron(batch)
@@ -194,9 +228,22 @@ class Settings(BaseSettings):
         return _required("REDIS_URL", self.redis_url, "redis://host:6379/0")
 
 
+PLACES = (
+    ("catch_up_window", "cron_"),
+    ("catch_up_window", "catch_up_"),
+    ("breaker_share", "pace_"),
+    ("breaker_share", "max_per_run_"),
+    ("breaker_share", "max_per_day_"),
+    ("breaker_share", "max_bytes_per_run_"),
+    ("breaker_share", "max_bytes_per_day_"),
+    ("audit_keep", "audit_"),
+)
+"""Before which setting those of the batches are documented that begin so."""
+
+
 @cache
 def settings_of(batches: tuple[OfBatch, ...]) -> type[Settings]:
-    """Return the settings of a process that has these batches: three more of each, and their failpoints.
+    """Return the settings of a process that has these batches: some more of each, and their failpoints.
 
     Raises `SettingsError` where a batch's name would make a setting of another's.
     """
@@ -206,6 +253,8 @@ def settings_of(batches: tuple[OfBatch, ...]) -> type[Settings]:
             f"cron_{batch.name}": (Schedule, setting(batch.cron, batch.cron_sentence)),
             f"catch_up_{batch.name}": (CatchUp, setting("once", CATCH_UP)),
             f"pace_{batch.name}": (Pace | None, setting(None, batch.pace_sentence)),
+            f"audit_{batch.name}": (Literal["all", "off"] | None, setting(None, AUDITED)),
+            **_limits(batch),
         }
         if taken := sorted(of_batch.keys() & {*Settings.model_fields, *fields}):
             raise SettingsError(f"no batch can be called {batch.name}: {PREFIX}{taken[0].upper()} is a setting already")
@@ -215,11 +264,18 @@ def settings_of(batches: tuple[OfBatch, ...]) -> type[Settings]:
     return made
 
 
+def _limits(batch: OfBatch) -> dict[str, Any]:
+    of_records = {"max_per_run": PER_RUN, "max_per_day": PER_DAY} if batch.counts else {}
+    of_bytes = {"max_bytes_per_run": BYTES_PER_RUN, "max_bytes_per_day": BYTES_PER_DAY} if batch.counts_bytes else {}
+    sentences = of_records | of_bytes
+    return {f"{name}_{batch.name}": (Count | None, setting(None, said)) for name, said in sentences.items()}
+
+
 def in_order(model: type[Settings]) -> list[str]:
     """List the settings as they are documented: those of the batches beside their like."""
     engine = list(Settings.model_fields)
     others = [name for name in model.model_fields if name not in Settings.model_fields]
-    for before, kind in (("catch_up_window", "cron_"), ("catch_up_window", "catch_up_"), ("queue_limit", "pace_")):
+    for before, kind in PLACES:
         place = engine.index(before)
         engine[place:place] = [name for name in others if name.startswith(kind)]
     return engine

@@ -18,7 +18,7 @@ ERROR_KINDS = (
 BLOCKS = ("no_store", "no_repositories", "flag_unreadable", "installation", "clocks", "schema")
 """Why a batch may be blocked: what only a person can mend."""
 OFFS = ("flag_off", "cron_off")
-SKIPS = ("overlap", "paused", "lease_held", "duplicate", "flag_off", *BLOCKS)
+SKIPS = ("overlap", "paused", "stopped", "held", "cancelled", "lease_held", "duplicate", "flag_off", *BLOCKS)
 OPERATIONS = ("get", "delete", "delete_many")
 COLLECTORS = (
     *("batches", "runs", "flags", "queues", "dead_letters", "leases", "roots", "bad_records"),

@@ -145,6 +145,7 @@ def expired_job_artifacts(run: Run[Outcome]) -> None:
             processed=("destroyed",),
             errors={"database": ()},
             objective=timedelta(hours=24),
+            bytes=("bytes",),
         )
     ],
     collector="artifacts",

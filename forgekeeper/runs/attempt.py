@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any, Self, TypeVar
 
 import peewee as pw
@@ -171,9 +172,9 @@ class Attempt:
         return None if self.run.skipped else self._brakes.reason
 
     def _release_brakes(self) -> None:
-        """Write down what was deleted; where the server is away, that is known of the audit alone."""
+        """Write down what a child has deleted; where the server is away, the audit alone knows of it."""
         try:
-            _written(self._brakes.end)
+            _written(partial(self._brakes.end, child=self.row is None))
         except pw.PeeweeException as error:
             log.warning("totals not written", error=describe(error))
 
@@ -188,8 +189,8 @@ class Attempt:
         return state
 
     def _succeed(self, started: Started) -> str | None:
-        result = self.result()
-        if not _written(lambda: JobRun.succeed(started, result)):
+        result, deleted = self.result(), self._brakes.untold()
+        if not _written(lambda: JobRun.succeed(started, result, deleted)):
             log.warning("run lost", seconds=self._seconds(), **result)
             return None
         log.info("run finished", seconds=self._seconds(), **result)
@@ -197,7 +198,8 @@ class Attempt:
 
     def _block(self, started: Started, blocked: Blocked) -> str | None:
         result, why = self.result(), {"reason": blocked.reason, "sentence": clean(str(blocked))}
-        if not _written(lambda: JobRun.block(started, result, **why)):
+        deleted = self._brakes.untold()
+        if not _written(lambda: JobRun.block(started, result, deleted, **why)):
             log.warning("run lost", seconds=self._seconds(), **result)
             return None
         log.error("run blocked", seconds=self._seconds(), **result)
@@ -216,7 +218,8 @@ class Attempt:
         retries, result = 0 if self._final else MAX_RETRIES, self.result()
         state = None
         if not isinstance(error, LostRun):
-            state = _written(lambda: JobRun.fail(started, describe(error), result, delay=delay, retries=retries))
+            deleted, said = self._brakes.untold(), describe(error)
+            state = _written(lambda: JobRun.fail(started, said, result, deleted, delay=delay, retries=retries))
         if state is None:
             log.warning("run lost", seconds=self._seconds(), **result)
         else:

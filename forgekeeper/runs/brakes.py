@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from forgekeeper.batches import Declared
 from forgekeeper.database import database
+from forgekeeper.runs.ledger import Deleted
 from forgekeeper.runs.totals import RunTotal
 from forgekeeper.settings import Settings
 
@@ -58,13 +59,12 @@ class Brakes:
         self._clock = clock
         self._asked = -INTERVAL
         self._left = 0
-        self._told = (0, 0)
+        self._told = Deleted()
         self._why: Why | None = None
 
     def why(self, *, now: bool = False) -> Why | None:
         """Say why the attempt has to end; once it has to, it has.  Asked of PostgreSQL once a second, or *now*."""
         if self._why is None and (now or self._clock() - self._asked >= INTERVAL):
-            self._tell()
             row = database.execute_sql(ASK, {"batch": self._batch, "run": self._run}).fetchone()
             self._asked = self._clock()
             self._why = row and row[0]
@@ -79,7 +79,7 @@ class Brakes:
         """Return how many of so many records the next chunk may have; none once a limit is reached."""
         if not self._limited or self._why is not None:
             return 0 if self._why else wanted
-        left = self._left - (self._deleted()[0] - self._told[0])
+        left = self._left - (self._deleted().records - self._told.records)
         if left < wanted:
             self._reserve(max(wanted, BLOCK))
             left = self._left
@@ -90,20 +90,25 @@ class Brakes:
         per_run = records if self._limits.per_run is None else min(records, self._limits.per_run)
         self._limits, self._limited = Limits(per_run, *self._limits[1:]), True
 
-    def end(self) -> None:
-        """Write down what was deleted, and give back what was reserved and not used."""
-        self._tell()
-        if self._left > 0:
-            RunTotal.add(self._batch, self._run, reserved=-self._left)
-            self._left = 0
+    def end(self, *, child: bool) -> None:
+        """Give back what was reserved and not used; write down what a *child* has deleted: it has no row to close."""
+        if child:
+            self._tell()
+        unused = self._left - (self._deleted().records - self._told.records)
+        if self._limited and unused > 0:
+            RunTotal.add(self._batch, self._run, reserved=-unused)
+
+    def untold(self) -> Deleted:
+        """Return what was deleted and is not written down yet: whoever closes a run does that in the same statement."""
+        deleted = self._deleted()
+        return Deleted(deleted.records - self._told.records, deleted.bytes - self._told.bytes)
 
     def _tell(self) -> None:
-        records, size = self._deleted()
-        grown, bytes_grown = records - self._told[0], size - self._told[1]
-        if grown or bytes_grown:
-            RunTotal.add(self._batch, self._run, records=grown, bytes=bytes_grown)
-            self._told = records, size
-            self._left -= grown if self._limited else 0
+        grown = self.untold()
+        if grown != Deleted():
+            RunTotal.add(self._batch, self._run, records=grown.records, bytes=grown.bytes)
+            self._told = self._deleted()
+            self._left -= grown.records if self._limited else 0
 
     def _reserve(self, wanted: int) -> None:
         with database.atomic():
@@ -127,9 +132,9 @@ class Brakes:
             RunTotal.add(self._batch, self._run, reserved=granted - self._left)
         self._left = granted
 
-    def _deleted(self) -> tuple[int, int]:
+    def _deleted(self) -> Deleted:
         found: Any = vars(self._outcome)
-        return (
+        return Deleted(
             sum(found[field] for field in self._declared.counted),
             sum(found[field] for field in self._declared.counted_bytes),
         )

@@ -143,13 +143,21 @@ UNBLOCK = """
         )
     )
 """
+# What the run itself has deleted is added up with its end, once.
+TOTALLED = """
+    insert into run_totals (batch, run, day, records, bytes)
+    select batch, id, (clock_timestamp() at time zone 'UTC')::date, %(records)s, %(bytes)s
+    from closed where %(records)s + %(bytes)s > 0
+    on conflict (batch, run, day) do update set
+        records = run_totals.records + excluded.records, bytes = run_totals.bytes + excluded.bytes
+"""
 SUCCEED = f"""
     with closed as (
         update job_runs set state = 'succeeded', result = {RESULT.format("%(result)s::jsonb")},
             finished_at = clock_timestamp(), error = null
         where id = %(id)s and attempt_token = %(token)s and state = 'started'
         returning id, batch
-    ), unblocked as ({UNBLOCK})
+    ), unblocked as ({UNBLOCK}), totalled as ({TOTALLED})
     select id from closed
 """
 BLOCK = f"""
@@ -165,7 +173,7 @@ BLOCK = f"""
             blocked_since = coalesce(batches.blocked_since, excluded.blocked_since),
             blocked_reason = excluded.blocked_reason, blocked_sentence = excluded.blocked_sentence,
             child_blocked_at = null
-    )
+    ), totalled as ({TOTALLED})
     select id from closed
 """
 # Nothing was done: it is a skip, by a brake, which holds the batch from here on.
@@ -193,7 +201,7 @@ FAIL = f"""
         result = coalesce({RESULT.format("%(result)s::jsonb")}, result)
     where id = %(id)s and attempt_token = %(token)s and state = 'started'
     returning id, batch, state
-    ), unblocked as ({UNBLOCK})
+    ), unblocked as ({UNBLOCK}), totalled as ({TOTALLED})
     select state from closed
 """
 
@@ -240,6 +248,16 @@ class Started(NamedTuple):
     attempt: int
     failures: int = 0
     tick: datetime | None = None
+
+
+class Deleted(NamedTuple):
+    """How much an attempt has deleted."""
+
+    records: int = 0
+    bytes: int = 0
+
+
+NOTHING = Deleted()
 
 
 class Lost(NamedTuple):
@@ -427,15 +445,17 @@ class JobRun(Base):
         return {row[0] for row in database.execute_sql(KEEP_ALIVE, values).fetchall()}
 
     @classmethod
-    def succeed(cls, run: Started, result: dict[str, Any]) -> bool:
+    def succeed(cls, run: Started, result: dict[str, Any], deleted: Deleted = NOTHING) -> bool:
         """Close the run with its result; return False when it was taken from us meanwhile."""
-        values = {"id": run.id, "token": run.token, "result": _json(result)}
+        values = {"id": run.id, "token": run.token, "result": _json(result), **deleted._asdict()}
         return database.execute_sql(SUCCEED, values).fetchone() is not None
 
     @classmethod
-    def block(cls, run: Started, result: dict[str, Any], *, reason: str, sentence: str) -> bool:
+    def block(
+        cls, run: Started, result: dict[str, Any], deleted: Deleted = NOTHING, *, reason: str, sentence: str
+    ) -> bool:
         """Close the run as blocked, and note that its batch is; return False when it was taken from us meanwhile."""
-        values = {"id": run.id, "token": run.token, "result": _json(result)}
+        values = {"id": run.id, "token": run.token, "result": _json(result), **deleted._asdict()}
         return database.execute_sql(BLOCK, values | {"reason": reason, "sentence": sentence}).fetchone() is not None
 
     @classmethod
@@ -468,6 +488,7 @@ class JobRun(Base):
         run: Started,
         error: str,
         result: dict[str, Any] | None = None,
+        deleted: Deleted = NOTHING,
         *,
         delay: timedelta,
         retries: int = MAX_RETRIES,
@@ -478,7 +499,7 @@ class JobRun(Base):
         """
         kept = None if result is None else _json(result)
         values = {"id": run.id, "token": run.token, "error": error, "delay": delay, "retries": retries}
-        row = database.execute_sql(FAIL, values | {"result": kept}).fetchone()
+        row = database.execute_sql(FAIL, values | {"result": kept, **deleted._asdict()}).fetchone()
         return row[0] if row else None
 
     @classmethod

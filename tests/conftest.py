@@ -59,6 +59,13 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.load_profile("patient")
 
 
+def empty() -> None:
+    """Empty all tables.  The audit lets nobody do that, but whoever owns the server."""
+    db.database.execute_sql("set session_replication_role = replica")
+    db.database.execute_sql(f"truncate {TABLES} restart identity")
+    db.database.execute_sql("set session_replication_role = default")
+
+
 @dataclass(frozen=True)
 class Urls:
     """Where the servers of this test session are."""
@@ -120,10 +127,7 @@ def database(_migrated: None, settings: Settings) -> Iterator[db.database.__clas
     """The test database, connected, its tables and Redis empty."""
     connect(settings, Limits.of_worker(settings), name="tests", connections=20)
     with db.database.connection_context():
-        # The audit lets nobody empty it, but who owns the server.
-        db.database.execute_sql("set session_replication_role = replica")
-        db.database.execute_sql(f"truncate {TABLES} restart identity")
-        db.database.execute_sql("set session_replication_role = default")
+        empty()
         client.flushdb()
         yield db.database
     db.database.close_all()

@@ -39,7 +39,7 @@ from workers.expired_job_artifacts import buckets
 from workers.stale_direct_uploads import register
 
 from .cli.conftest import environment, main  # noqa: F401, fixtures
-from .conftest import TABLES
+from .conftest import empty
 
 HEARTBEATS = f"{NAMESPACE}:__heartbeats__"
 PATIENCE = timedelta(seconds=1)
@@ -86,6 +86,8 @@ DOCUMENTS = st.sampled_from([
     '[{"what": "a", "message_id": "m", "seconds": 1e300}]',
 ])  # fmt: skip
 INSTANTS = st.sampled_from(["infinity", "-infinity", "4713-01-01 BC", "0001-01-01", "294276-12-31", "epoch", "now"])
+DAYS = st.sampled_from(["infinity", "-infinity", "4713-01-01 BC", "5874897-12-31", "epoch"])
+ARRAYS = st.lists(st.sampled_from([0, -1, 2**31 - 1, -(2**31)]), max_size=3)
 NUMBERS = st.sampled_from([0, -1, 1, 2, 3, 5, 32_767, 2**31 - 2, 2**63 - 2, -(2**63)])
 OF_KIND = {
     "batch": st.sampled_from(sorted(BATCHES)),
@@ -266,7 +268,7 @@ def columns():
 
 def _of_column(column, kind, *, nullable):
     values = {"jsonb": DOCUMENTS, "text": TEXTS, "boolean": st.booleans()}
-    values["timestamp with time zone"] = INSTANTS
+    values |= {"timestamp with time zone": INSTANTS, "date": DAYS, "ARRAY": ARRAYS}
     chosen = OF_KIND.get(column, values.get(kind, NUMBERS))
     return st.none() | chosen if nullable else chosen
 
@@ -280,7 +282,7 @@ def test_noise_in_every_column_ends_nothing(database, settings, main):  # noqa: 
     @hypothesis.given(rows, st.sampled_from(READING))
     def claim(noise, command):
         client.flushdb()
-        database.execute_sql(f"truncate {TABLES} restart identity")
+        empty()
         for table, lines in noise.items():
             for line in lines:
                 insert(table, line)

@@ -410,12 +410,14 @@ def test_every_setting_has_a_sentence(name):
     assert sentence.endswith(".")
 
 
-def test_a_batch_has_three_settings_of_its_own():
+def test_a_batch_has_settings_of_its_own():
     made = settings_of((OfBatch("weed", "5 * * * *", "When weeds are pulled.", "Weeds pulled per second."),))
 
     fields = made.model_fields.keys() - Settings.model_fields.keys()
 
-    assert fields == {"cron_weed", "catch_up_weed", "pace_weed"}
+    assert fields == {
+        *("cron_weed", "catch_up_weed", "pace_weed", "audit_weed", "max_per_run_weed", "max_per_day_weed"),
+    }
     assert (str(made().cron("weed")), made().catch_up("weed"), made().pace("weed")) == ("5 * * * *", "once", None)
 
 

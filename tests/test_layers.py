@@ -23,7 +23,7 @@ ENGINE = {
     "database": {"metrics"},
     "migrations": set(),
     "flags": {"database"},
-    "audit": {"database"},
+    "audit": {"database", "metrics"},
     "failpoints": {"settings"},
     "probe": {"metrics"},
     "redis_types": {"delivery.keys"},
@@ -76,6 +76,7 @@ ENVIRONMENT = {
     "benchmarks",
     "forgekeeper.settings",
     "forgekeeper.embedded",
+    "forgekeeper.audit.acts",  # who is behind sudo
     "metrics.multiprocess",
     "forgekeeper.cli.processes",
     "forgekeeper.cli.serving",

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-import getpass
+import os
+import pwd
 import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
+import orjson
 import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.database import Base, Document, default
 from forgekeeper.database.use import PERSON, Use
+from metrics.redaction import clean, redact
+
+LONGEST = 1_000
+"""Characters of what a person types: a reason, a name."""
+LARGEST = 8_000
+"""Bytes of what an act changed, before and after each."""
+LISTED = 100
+"""So many of the things that an act was done to are named; the rest are counted."""
 
 
 class Who(NamedTuple):
@@ -43,20 +56,36 @@ class Act(Base):
         primary_key = pw.CompositeKey("id", "at")
 
 
-class _Recording:
+class _Recording(NamedTuple):
     who: Who | None = None
-    on = True
+    on: bool = True
 
 
-def begin(*, actor: str | None, on: bool) -> None:
-    """Let this process's acts be recorded as *actor*'s from now on; none where that is not *on*."""
-    _Recording.who = Who(_user(), socket.gethostname(), actor)
-    _Recording.on = on
+_recording: ContextVar[_Recording] = ContextVar("recording", default=_Recording())  # noqa: B039, it cannot be changed
+
+
+@contextmanager
+def begin(*, actor: str | None = None, on: bool, who: Who | None = None) -> Iterator[None]:
+    """Let the acts within be *who*'s, by default those of whoever runs this process; none is recorded unless *on*.
+
+    *actor* is the name that the process was given for whoever runs it.  One thread's acts are one person's: a server
+    begins anew for each request.
+    """
+    token = _recording.set(_Recording(who or of_process(actor), on))
+    try:
+        yield
+    finally:
+        _recording.reset(token)
 
 
 def who() -> Who:
-    """Say who acts in this process."""
-    return _Recording.who or Who(_user(), socket.gethostname())
+    """Say who acts here."""
+    return _recording.get().who or of_process()
+
+
+def of_process(actor: str | None = None) -> Who:
+    """Say who runs this process: the user that it belongs to, and who has become that user with sudo."""
+    return Who(_user(), socket.gethostname(), actor)
 
 
 def record(
@@ -70,26 +99,50 @@ def record(
 ) -> None:
     """Record an act in the transaction at hand, or in one of its own: *act* is the command, *what* it was done to.
 
-    *before* and *after* are what it changed, as JSON holds it.  Does nothing where the audit is off.
+    *before* and *after* are what it changed, as JSON holds it; secrets in them are masked, and what is large is cut.
+    Does nothing where the audit is off.  What is not changed in the same transaction is changed after this, never
+    before: an act that cannot be recorded does not happen.
     """
-    if not _Recording.on:
+    if not _recording.get().on:
         return
     person = who()
     Act.insert(
         act=act,
-        what=what,
+        what=_short(what),
         batch=batch,
-        by_user=person.user,
-        by_host=person.host,
-        actor=person.actor,
-        reason=reason,
-        before=before,
-        after=after,
+        by_user=_short(person.user),
+        by_host=_short(person.host),
+        actor=person.actor and _short(person.actor),
+        reason=reason and _short(reason),
+        before=_bounded(before),
+        after=_bounded(after),
     ).execute()
 
 
+def some(things: Sequence[Any]) -> dict[str, Any]:
+    """Say of how many things an act is, and of which: the first hundred are named."""
+    return {"count": len(things), "first": list(things[:LISTED])}
+
+
+def _short(text: str) -> str:
+    # Cut afterwards: of half a secret nobody knows that it is one.
+    text = clean(text)
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+
+
+def _bounded(value: Any) -> Any:
+    if value is None:
+        return None
+    document = redact(value)
+    text = orjson.dumps(document, default=str).decode()
+    return document if len(text.encode()) <= LARGEST else {"cut": text[: LARGEST // 8]}
+
+
 def _user() -> str:
+    """Name the user that the process belongs to, and not whom the environment says; sudo alone is believed."""
     try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return "unknown"
+        name = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        name = f"uid {os.getuid()}"
+    sudo = os.environ.get("SUDO_USER")
+    return f"{name} (sudo by {sudo})" if sudo and sudo != name else name

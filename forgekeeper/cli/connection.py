@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
 
 import peewee as pw
 import redis
 
 from forgekeeper import migrations
+from forgekeeper.audit import acts
 from forgekeeper.batches import BATCHES, BatchSpec
 from forgekeeper.boot import load
 from forgekeeper.cli import interrupts
@@ -43,10 +44,12 @@ def connected(
     Unless *migrated* is False the schema must be up to date, and unless *redis_needed* is False
     the settings must name a Redis.  *limits* says how patient the command is.  Ctrl-C ends it
     even where a server hangs, unless *interrupted_within* is None: then that is the caller's affair.
+    What is done within is recorded as this process's, unless the audit is off.
     """
     settings = configured()
     connect(settings, limits(settings), name=name, connections=3, redis_needed=redis_needed)
-    with explained(), interrupts.heard(interrupted_within) if interrupted_within else nullcontext():
+    patient = interrupts.heard(interrupted_within) if interrupted_within else nullcontext()
+    with explained(), patient, recorded(settings):
         database.connect()
         try:
             if migrated and (pending := migrations.pending(database.obj)):
@@ -54,6 +57,11 @@ def connected(
             yield settings
         finally:
             release()
+
+
+def recorded(settings: Settings) -> AbstractContextManager[None]:
+    """Let what is done within be recorded as the settings say."""
+    return acts.begin(actor=settings.actor, on=settings.audit != "off")
 
 
 @contextmanager

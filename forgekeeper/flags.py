@@ -30,9 +30,12 @@ class FeatureFlag(Base):
         return cls.select().where(cls.name == name, cls.enabled).exists()
 
     @classmethod
-    def turn(cls, name: str, *, on: bool) -> None:
-        """Turn a flag on or off for every process, from its next look on."""
+    def turn(cls, name: str, *, on: bool) -> bool:
+        """Turn a flag on or off for every process, from its next look on; return whether it was on."""
         now = pw.fn.clock_timestamp()
+        # Within a transaction nobody turns it between this look and what follows.
+        was_on: bool = cls.select(cls.enabled).where(cls.name == name).for_update().scalar() or False
         cls.insert(name=name, enabled=on, updated_at=now).on_conflict(
             conflict_target=[cls.name], update={cls.enabled: on, cls.updated_at: now}
         ).execute()
+        return was_on

@@ -15,9 +15,11 @@ import typer
 from redis.exceptions import NoPermissionError
 
 from forgekeeper import clocks, migrations
+from forgekeeper.audit import acts
 from forgekeeper.batches import BATCHES, queues
-from forgekeeper.cli.connection import configured
+from forgekeeper.cli.connection import configured, recorded
 from forgekeeper.cli.console import FAILED, Json, emit, out
+from forgekeeper.cli.failures import sentence
 from forgekeeper.connections import Limits, client, connect
 from forgekeeper.database import Base, database, privileges, release
 from forgekeeper.database.misreading import misread
@@ -67,7 +69,8 @@ def check(
     One line each: ok, warning or error.  Exit status 1 if there is an error.
     """
     settings = configured()
-    findings = list(_findings(settings, init=init))
+    with recorded(settings):
+        findings = list(_findings(settings, init=init))
     errors = [finding for finding in findings if finding.level == "error"]
     if json:
         emit({"ok": not errors, "findings": [finding._asdict() for finding in findings]})
@@ -206,7 +209,10 @@ def _installation(*, init: bool) -> tuple[str | None, Finding]:
     """Report whose database and Redis these are; claim a Redis that is nobody's if asked to."""
     try:
         ours = Installation.ensure()
-        theirs = claim(client, ours) if init else owner(client)
+        theirs = owner(client)
+        if theirs is None and init:
+            acts.record("check --init", "redis", after={"installation": ours})
+            theirs = claim(client, ours)
     except pw.PeeweeException:
         return None, Finding("installation", "error", "the database does not say which it is of: see the lines above")
     except redis.RedisError:
@@ -315,7 +321,7 @@ def _sentinel(subject: str, place: sentinel.Place, ours: str | None, *, init: bo
     assert ours is not None
     if found is not None and (found.installation is not None or not init):
         return Finding(subject, "error", sentinel.objection(place, found, ours) or "")
-    doubt = _doubt(place, ours, named)
+    doubt = _doubt(place, ours, named) or _unrecorded(place, ours, adopted=found is not None)
     if doubt is not None:
         return Finding(subject, "error", f"{place} {doubt}")
     place.create_sentinel(ours)
@@ -342,6 +348,15 @@ def _doubt(place: sentinel.Place, ours: str, named: Named) -> str | None:
         return None
     tried = f"has none of the {len(names)} things looked for that should be in it"
     return f"{tried}: is it the right disk or bucket, and the right database?"
+
+
+def _unrecorded(place: sentinel.Place, ours: str, *, adopted: bool) -> str | None:
+    """Record that the place gets its sentinel; say why that cannot be."""
+    try:
+        acts.record("check --init", str(place), after={"installation": ours, "adopted": adopted})
+    except pw.PeeweeException as error:
+        return f"gets no {sentinel.NAME}, for that cannot be recorded: {sentence(error)}"
+    return None
 
 
 def _repositories_named() -> list[tuple[str, ...]]:

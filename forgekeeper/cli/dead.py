@@ -14,6 +14,7 @@ import structlog
 import typer
 from rich.progress import track
 
+from forgekeeper.audit import acts
 from forgekeeper.batches import queues
 from forgekeeper.cli.connection import connected, require_redis
 from forgekeeper.cli.console import All, Json, Problem, emit, err, moment, out, table, wrong_use
@@ -97,11 +98,15 @@ def dead_replay(
     """Send dead letters anew: a child with all its retries, a batch as a new run by hand."""
     if (letter_id is None) != everything:
         wrong_use("name one dead letter by its id, or say --all")
-    replay, kept, runs, replayed = Replay(dry=dry_run), [], [], 0
+    kept, runs, replayed = [], [], 0
     with connected("dead"):
         require_redis()
-        total, letters = _chosen(letter_id)
-        for letter in _shown("replaying", total, letters if dry_run else _paced(letters, rate)):
+        ids, letters = _chosen(letter_id)
+        # One that would be kept is, without an act: what is not recorded is not done.
+        replay = Replay(dry=dry_run or (letter_id is not None and _would_be_kept(letters)))
+        if ids and not replay.dry:
+            acts.record("dead replay", letter_id or "all", after=acts.some(ids))
+        for letter in _shown("replaying", len(ids), letters if dry_run else _paced(letters, rate)):
             verdict = replay(letter)
             if letter_id is not None and verdict.kept and verdict.kept not in DONE:
                 raise Problem(verdict.sentence)
@@ -137,10 +142,14 @@ def dead_purge(
     age = None if older_than is None else _duration(older_than)
     with connected("dead"):
         require_redis()
-        total, letters = _chosen(letter_id, age)
-        if total and not dry_run and not yes:
-            _confirm(total)
-        purged = total if dry_run else sum(map(_purge, _shown("purging", total, letters)))
+        ids, letters = _chosen(letter_id, age)
+        if ids and not dry_run and not yes:
+            _confirm(len(ids))
+        if ids and not dry_run:
+            acts.record(
+                "dead purge", letter_id or (f"older than {older_than}" if age else "all"), before=acts.some(ids)
+            )
+        purged = len(ids) if dry_run else sum(map(_purge, _shown("purging", len(ids), letters)))
     if json:
         emit({"purged": purged, "dry_run": dry_run})
     else:
@@ -167,16 +176,20 @@ def _named(letter_id: str) -> DeadLetter:
     return letter
 
 
-def _chosen(letter_id: str | None, age: timedelta | None = None) -> tuple[int, Iterable[DeadLetter]]:
-    """Return how many letters are meant, and these: one, or all that lie there now, the oldest first."""
+def _chosen(letter_id: str | None, age: timedelta | None = None) -> tuple[list[str], Iterable[DeadLetter]]:
+    """Return the ids of the letters that are meant, and these: one, or all that lie there now, the oldest first."""
     if letter_id is not None:
-        return 1, [_named(letter_id)]
+        return [letter_id], [_named(letter_id)]
     found = dead_letters.addresses(broker, queues())
     if age is not None:
         seconds, _ = client.time()
         horizon = datetime.fromtimestamp(seconds, UTC) - age
         found = [address for address in found if address.since < horizon]
-    return len(found), dead_letters.read(broker, found)
+    return [address.id for address in found], dead_letters.read(broker, found)
+
+
+def _would_be_kept(letters: Iterable[DeadLetter]) -> bool:
+    return any(Replay(dry=True)(letter).kept for letter in letters)
 
 
 def _purge(letter: DeadLetter) -> bool:

@@ -8,6 +8,7 @@ import structlog
 import typer
 
 from forgekeeper import locks
+from forgekeeper.audit import acts
 from forgekeeper.cli.connection import connected, require_redis
 from forgekeeper.cli.console import Json, Problem, answer, emit, moment, table
 from forgekeeper.connections import client
@@ -45,7 +46,10 @@ def leases_break(
     """Free a lease whose holder hangs.  The holder is not stopped: it learns of it at its next safe point."""
     with connected("leases"):
         require_redis()
-        broken = locks.break_lease(client, name)
+        holder = next((one for one in locks.leases(client) if one.name == name), None)
+        if holder is not None:
+            acts.record("leases break", name, before={"holder": holder.holder, "since": holder.since})
+        broken = holder is not None and locks.break_lease(client, name)
     if not broken:
         raise Problem(f"nobody holds the lease {name}; `forgekeeper leases list` shows those that are held")
     log.warning("lease broken", lease=name, by=identity())

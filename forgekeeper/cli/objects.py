@@ -6,8 +6,10 @@ from typing import Annotated
 
 import typer
 
+from forgekeeper.audit import acts
 from forgekeeper.cli.connection import connected
 from forgekeeper.cli.console import All, Json, Problem, answer, emit, moment, out, table, wrong_use
+from forgekeeper.database import database
 from forgekeeper.storage.outbox import DeletedObject
 
 objects = typer.Typer(help="Objects of deleted artifacts that could not be deleted.")
@@ -46,8 +48,10 @@ def objects_retry(
     """Try objects that were given up anew, at the next run."""
     if (number is None) != everything:
         wrong_use("name one object by its id, or say --all")
-    with connected("objects"):
+    with connected("objects"), database.atomic():
         retried = DeletedObject.retry(None if number is None else [number])
+        if retried:
+            acts.record("objects retry", "all" if number is None else f"object {number}", after={"retried": retried})
     if number is not None and not retried:
         raise Problem(f"{number} is not among the dead objects; `forgekeeper objects failed` lists them")
     answer({"retried": retried}, f"{retried} will be tried anew", json=json)

@@ -6,8 +6,10 @@ from typing import Annotated
 
 import typer
 
+from forgekeeper.audit import acts
 from forgekeeper.cli.connection import connected
 from forgekeeper.cli.console import All, Json, Problem, emit, moment, out, table, wrong_use
+from forgekeeper.database import database
 from forgekeeper.runs.passed_over import PassedOver
 
 records = typer.Typer(help="Bad records: each failed alone, is passed over for a growing while, and stops no other.")
@@ -50,8 +52,10 @@ def records_retry(
     """Try bad records again, at the next run."""
     if (key is None) != everything:
         wrong_use("name one record by its key, or say --all")
-    with connected("records"):
+    with connected("records"), database.atomic():
         retried = PassedOver.retry(key, batch=batch)
+        if retried:
+            acts.record("records retry", key or "all", batch=batch, after={"retried": retried})
     if key is not None and not retried:
         raise Problem(f"{key} is not among the bad records; `forgekeeper records` lists them")
     if json:

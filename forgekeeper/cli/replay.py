@@ -34,7 +34,7 @@ class Replay:
     """Replays dead letters one by one; a dry one changes nothing and says what would become of them."""
 
     def __init__(self, *, dry: bool) -> None:
-        self._dry = dry
+        self.dry = dry
         self._promised: set[str] = set()
 
     def __call__(self, letter: DeadLetter) -> Verdict:
@@ -46,18 +46,18 @@ class Replay:
             hint = "replay it with a forgekeeper that has it, or purge it"
             return Verdict(f"{letter.id} is kept: there is no actor {name!r}; {hint}", "unknown_actor")
         verdict = self._batch(letter, BATCHES[name]) if name in BATCHES else self._child(letter)
-        if verdict.kept is None and not self._dry:
+        if verdict.kept is None and not self.dry:
             facts = {"id": letter.id, "queue": letter.queue, "actor": name, "by": identity()}
             log.warning("dead letter replayed", **facts, **({"run": verdict.run} if verdict.run else {}))
         return verdict
 
     def _batch(self, letter: DeadLetter, batch: BatchSpec) -> Verdict:
         """Send the batch as a run by hand; its message's own row has been closed for long."""
-        if self._dry:
+        if self.dry:
             return self._promise(letter, batch)
         # Should the open row be the letter's own, this closes it.
         reconcile.send(batch.name, RunMessages(batch))
-        sent = send_by_hand(batch)
+        sent = send_by_hand(batch, recorded=True)
         if sent.run is None:
             return Verdict(f"{letter.id} is kept: {sent.sentence}", sent.skipped)
         dead_letters.remove(broker, letter)
@@ -73,7 +73,7 @@ class Replay:
         return Verdict(f"{letter.id} would become a new run of {batch.name}")
 
     def _child(self, letter: DeadLetter) -> Verdict:
-        if self._dry:
+        if self.dry:
             on_its_way = dead_letters.is_on_its_way(broker, letter)
             became = "on its way" if on_its_way else "replayed"
         else:
@@ -82,4 +82,4 @@ class Replay:
             return Verdict(f"{letter.id} is kept: a message with its id is on its way already", "on_its_way")
         if became == "gone":
             return Verdict(f"{letter.id} is no dead letter any more: somebody was faster", "gone")
-        return Verdict(f"{letter.id} {'would go' if self._dry else 'is'} back in the queue {letter.queue}")
+        return Verdict(f"{letter.id} {'would go' if self.dry else 'is'} back in the queue {letter.queue}")

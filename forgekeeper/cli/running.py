@@ -7,6 +7,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
+from forgekeeper.audit import acts
 from forgekeeper.batches import BATCHES, BatchSpec
 from forgekeeper.cli.completion import names_of
 from forgekeeper.cli.connection import batch_named, connected, require_installation, require_redis
@@ -14,11 +15,12 @@ from forgekeeper.cli.console import Json, answer, emit, err, facts, moment, out
 from forgekeeper.cli.interrupts import heard
 from forgekeeper.cli.run_here import perform
 from forgekeeper.connections import Limits
+from forgekeeper.database import database
 from forgekeeper.identity import identity
 from forgekeeper.process.run_messages import RunMessages
 from forgekeeper.runs import reconcile
 from forgekeeper.runs.batch import Batch as BatchRow
-from forgekeeper.runs.ledger import JobRun
+from forgekeeper.runs.ledger import JobRun, Started
 from metrics.redaction import clean
 
 Name = Annotated[
@@ -40,13 +42,26 @@ def run(batch: Name, json: Json = False) -> None:
     with connected(f"run {batch}", interrupted_within=None) as settings, heard(settings.shutdown_timeout):
         require_installation()
         pause = paused(chosen)
-        started = None if pause else JobRun.start_here(chosen.name, by=identity())
+        started = None if pause else _started(chosen)
         if started is not None:
             result, run_id = perform(chosen, started, settings), started.id
         else:
             err.print(clean(pause or overlapping(chosen)))
             result, run_id = asdict(chosen.nothing) | {"skipped": "paused" if pause else "overlap"}, None
     answer({"run": run_id} | result, f"{batch}: {facts(result)}", json=json)
+
+
+def _started(batch: BatchSpec) -> Started | None:
+    """Start the batch's run in this process, and record who did; None when one runs or the batch is held back."""
+    with database.atomic():
+        waiting = JobRun.open(batch.name)
+        started = JobRun.start_here(batch.name, by=identity())
+        if started is not None:
+            taken_over = waiting is not None and waiting.id == started.id
+            before = {"state": waiting.state, "tick": waiting.tick} if waiting and taken_over else None
+            after = {"run": started.id, "taken_over": taken_over}
+            acts.record("run", f"run {started.id}", batch=batch.name, before=before, after=after)
+    return started
 
 
 def send(batch: Name, json: Json = False) -> None:
@@ -72,10 +87,13 @@ class Sent(NamedTuple):
     sentence: str
 
 
-def send_by_hand(batch: BatchSpec) -> Sent:
-    """Send a run by hand to the workers, unless the batch is paused or has a run open."""
+def send_by_hand(batch: BatchSpec, *, recorded: bool = False) -> Sent:
+    """Send a run by hand to the workers, unless the batch is paused or has a run open.
+
+    That is an act, unless it is *recorded* already as part of another.
+    """
     sentence, skipped = paused(batch), "paused"
-    run_id = None if sentence else JobRun.claim_manual(batch.name, by=identity())
+    run_id = None if sentence else _claimed(batch, recorded=recorded)
     if run_id is None and sentence is None:
         sentence, skipped = overlapping(batch), "overlap"
     reconcile.send(batch.name, RunMessages(batch))
@@ -83,6 +101,14 @@ def send_by_hand(batch: BatchSpec) -> Sent:
         return Sent(None, skipped, sentence)
     hint = f"`forgekeeper why {batch.name}` tells what becomes of it"
     return Sent(run_id, None, f"{batch.name} is queued as run {run_id}; {hint}")
+
+
+def _claimed(batch: BatchSpec, *, recorded: bool) -> int | None:
+    with database.atomic():
+        run_id = JobRun.claim_manual(batch.name, by=identity())
+        if run_id is not None and not recorded:
+            acts.record("send", f"run {run_id}", batch=batch.name, after={"run": run_id})
+    return run_id
 
 
 def paused(batch: BatchSpec) -> str | None:

@@ -8,6 +8,7 @@ import typer
 from rich.progress import Progress
 
 from forgekeeper import migrations
+from forgekeeper.audit import acts
 from forgekeeper.batches import BATCHES
 from forgekeeper.brought import Sample
 from forgekeeper.cli.connection import connected, require_redis
@@ -26,6 +27,9 @@ def seed(
     """
     with connected("seed") as settings:
         require_redis()
+        with database.atomic():
+            prepare()
+            acts.record("seed", "sample data", after={"scale": scale})
         seeded = fill(scale, settings)
     if not seeded and not json:
         out.print("the tables of the example forge are there; no sample data was put in")
@@ -35,12 +39,17 @@ def seed(
         table("", ("sample data", "total", "due"), ((made.what, f"{made.total:,}", f"{made.due:,}") for made in seeded))
 
 
-def fill(scale: int, settings: Settings) -> list[Sample]:
-    """Put sample data in, with progress on a terminal; return what was put in."""
+def prepare() -> None:
+    """Make the example forge's tables; refuse a database that holds a forge's own."""
     try:
         migrations.migrate(database.obj, "example")
     except migrations.TableExists as error:
         raise Problem(f"{error}: this database is a forge's own, sample data does not belong there") from error
+
+
+def fill(scale: int, settings: Settings) -> list[Sample]:
+    """Put sample data in, with progress on a terminal; return what was put in."""
+    prepare()
     samples = [make for batch in BATCHES.values() for make in batch.samples]
     seeded: list[Sample] = []
     if scale == 0:

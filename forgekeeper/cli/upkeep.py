@@ -9,6 +9,7 @@ import redis
 import typer
 
 from forgekeeper import migrations
+from forgekeeper.audit import acts
 from forgekeeper.boot import load
 from forgekeeper.cli.completion import names_of
 from forgekeeper.cli.connection import connected
@@ -85,11 +86,21 @@ def migrate(
             answer({"applied": [], "pending": pending}, "the schema is up to date", json=json)
             raise typer.Exit(FAILED if pending else 0)
         with unhurried():
-            applied = migrations.migrate(database.obj)
+            applied = apply_pending()
         if settings.redis_url is not None:
             _tell_redis()
     sentence = f"applied: {', '.join(applied)}" if applied else "the schema is up to date"
     answer({"applied": applied, "pending": []}, sentence, json=json)
+
+
+def apply_pending() -> list[str]:
+    """Apply pending migrations, and record which: all in one transaction; return their names."""
+    with database.atomic():
+        applied = migrations.migrate(database.obj)
+        if applied:
+            # The first of them have made the table of acts.
+            acts.record("migrate", "the schema", after={"applied": applied})
+    return applied
 
 
 def _tell_redis() -> None:
@@ -137,6 +148,7 @@ def flags_off(name: Flag, json: Json = False) -> None:
 def _turn(name: str, *, on: bool, json: bool) -> None:
     if name not in FLAGS:
         wrong_use(f"there is no flag {name!r}; there are: {', '.join(FLAGS)}")
-    with connected("flags"):
-        FeatureFlag.turn(name, on=on)
+    with connected("flags"), database.atomic():
+        was_on = FeatureFlag.turn(name, on=on)
+        acts.record(f"flags {'on' if on else 'off'}", name, before={"on": was_on}, after={"on": on})
     answer({"flags": {name: on}}, f"{name} is {'on' if on else 'off'}", json=json)

@@ -6,8 +6,10 @@ from typing import Annotated
 
 import typer
 
+from forgekeeper.audit import acts
 from forgekeeper.cli.connection import connected
 from forgekeeper.cli.console import All, Json, Problem, answer, emit, moment, out, table, wrong_use
+from forgekeeper.database import database
 from models import GitRefDeletion
 from workers.git_ref_cleanup import deletions
 
@@ -50,8 +52,14 @@ def refs_retry(
     """Try deletions that were refused anew, at the next run."""
     if (number is None) != everything:
         wrong_use("name one deletion by its id, or say --all")
-    with connected("refs"):
+    with connected("refs"), database.atomic():
+        refused = None if number is None else GitRefDeletion.rejected().where(GitRefDeletion.id == number).first()
         retried = deletions.retry(None if number is None else [number])
+        if retried:
+            # The reason is what a new try erases.
+            before = refused and {"project_id": refused.project_id, "ref": refused.ref, "reason": refused.reason}
+            what = "all" if number is None else f"deletion {number}"
+            acts.record("refs retry", what, batch="git_ref_cleanup", before=before, after={"retried": retried})
     if number is not None and not retried:
         raise Problem(f"{number} is not among the rejected deletions; `forgekeeper refs rejected` lists them")
     answer({"retried": retried}, f"{retried} will be tried anew", json=json)

@@ -86,16 +86,18 @@ def failing(client: redis.Redis) -> list[Failure]:
     return found
 
 
+def all_failed(client: redis.Redis) -> list[str]:
+    """Return all entries that could not be deleted: those that were given up, and those that will be tried again."""
+    given_up: Any = client.zrange(FAILED, 0, -1)
+    return [*map(_decode, given_up), *(failure.member for failure in failing(client))]
+
+
 def retry(client: redis.Redis, members: Collection[str] | None = None) -> int:
     """Let *members* that have failed, or all that have, be tried anew; return how many there were.
 
     One that a run is at just now is left to it.
     """
-    if members is None:
-        given_up: Any = client.zrange(FAILED, 0, -1)
-        chosen = [*given_up, *(_encode(failure.member) for failure in failing(client))]
-    else:
-        chosen = [_encode(member) for member in members]
+    chosen = [_encode(member) for member in (all_failed(client) if members is None else members)]
     keys = [DELETING, FAILED, ATTEMPTS, CLAIMS]
     return sum(call(client, "upload_retry", keys=keys, args=chosen[n : n + PAGE]) for n in range(0, len(chosen), PAGE))
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from forgekeeper.audit import acts
 from forgekeeper.cli.connection import connected, require_redis
 from forgekeeper.cli.console import All, Json, Problem, answer, emit, moment, out, table, wrong_use
 from forgekeeper.connections import client
@@ -65,7 +66,11 @@ def uploads_retry(
         wrong_use("name one entry, or say --all")
     with connected("uploads"):
         require_redis()
-        retried = by_hand.retry(client, None if path is None else [path])
+        failed = by_hand.all_failed(client)
+        chosen = failed if path is None else [member for member in failed if member == path]
+        if chosen:
+            acts.record("uploads retry", path or "all", batch="stale_direct_uploads", after=acts.some(chosen))
+        retried = by_hand.retry(client, chosen)
     if path is not None and not retried:
         raise Problem(f"{path} is not among the failed uploads; `forgekeeper uploads failed` lists them")
     answer({"retried": retried}, f"{retried} will be tried anew", json=json)
@@ -94,6 +99,9 @@ def uploads_reconcile(
         refusal = found.refusal(expect)
         if yes and refusal:
             raise Problem(refusal)
+        if yes and found.orphans:
+            after = {"expected": expect} | acts.some(found.orphans)
+            acts.record("uploads reconcile", f"{location}:{prefix}", batch="stale_direct_uploads", after=after)
         registered = sum(adopt(location, page) for page in pages(found.orphans)) if yes else 0
         due = now() + register.ADOPTION if registered else None
     if json:
@@ -130,8 +138,12 @@ def uploads_forget(
         wrong_use("name one entry, or say --all, with or without --prefix")
     with connected("uploads"):
         require_redis()
-        chosen = [member for member in by_hand.adopted(client) if _is_below(prefix, member)] if everything else [path]
-        answers = [by_hand.withdraw(client, page) for page in pages([one for one in chosen if one is not None])]
+        adopted = by_hand.adopted(client)
+        chosen = [member for member in adopted if (_is_below(prefix, member) if path is None else member == path)]
+        if chosen:
+            what = path or (f"all below {prefix}" if prefix else "all")
+            acts.record("uploads forget", what, batch="stale_direct_uploads", before=acts.some(chosen))
+        answers = [by_hand.withdraw(client, page) for page in pages(chosen)]
     forgotten = [member for answer in answers for member in answer.members]
     too_late = [member for answer in answers for member in answer.too_late]
     if path is not None and not forgotten:

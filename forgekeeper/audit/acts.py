@@ -126,7 +126,7 @@ def some(things: Sequence[Any]) -> dict[str, Any]:
 
 def _short(text: str) -> str:
     # Cut afterwards: of half a secret nobody knows that it is one.
-    text = clean(text)
+    text = clean(text).replace("\n", "\\n").replace("\t", "\\t")
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 

@@ -321,7 +321,7 @@ def _sentinel(subject: str, place: sentinel.Place, ours: str | None, *, init: bo
     assert ours is not None
     if found is not None and (found.installation is not None or not init):
         return Finding(subject, "error", sentinel.objection(place, found, ours) or "")
-    doubt = _doubt(place, ours, named) or _unrecorded(place, ours, adopted=found is not None)
+    doubt = _doubt(place, ours, named) or _unrecorded(subject, place, ours, adopted=found is not None)
     if doubt is not None:
         return Finding(subject, "error", f"{place} {doubt}")
     place.create_sentinel(ours)
@@ -350,10 +350,10 @@ def _doubt(place: sentinel.Place, ours: str, named: Named) -> str | None:
     return f"{tried}: is it the right disk or bucket, and the right database?"
 
 
-def _unrecorded(place: sentinel.Place, ours: str, *, adopted: bool) -> str | None:
+def _unrecorded(subject: str, place: sentinel.Place, ours: str, *, adopted: bool) -> str | None:
     """Record that the place gets its sentinel; say why that cannot be."""
     try:
-        acts.record("check --init", str(place), after={"installation": ours, "adopted": adopted})
+        acts.record("check --init", f"{subject} {place}", after={"installation": ours, "adopted": adopted})
     except pw.PeeweeException as error:
         return f"gets no {sentinel.NAME}, for that cannot be recorded: {sentence(error)}"
     return None

@@ -28,8 +28,8 @@ def seed(
     with connected("seed") as settings:
         require_redis()
         with database.atomic():
-            prepare()
             acts.record("seed", "sample data", after={"scale": scale})
+            prepare()
         seeded = fill(scale, settings)
     if not seeded and not json:
         out.print("the tables of the example forge are there; no sample data was put in")

@@ -1,0 +1,428 @@
+"""Every command that changes something leaves one act; one that cannot be recorded changes nothing."""
+
+import json
+import os
+import pwd
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, NamedTuple
+from unittest.mock import ANY
+from uuid import uuid4
+
+import pytest
+from psycopg2.extensions import make_dsn
+
+from forgekeeper import database as db
+from forgekeeper import locks
+from forgekeeper.audit.acts import Act
+from forgekeeper.connections import client
+from forgekeeper.database import now
+from forgekeeper.delivery.keys import INSTALLATION as OF_REDIS
+from forgekeeper.process.broker import NAMESPACE, broker
+from forgekeeper.runs.batch import Batch
+from forgekeeper.runs.ledger import JobRun
+from forgekeeper.runs.passed_over import PassedOver
+from forgekeeper.storage import sentinel, stores
+from forgekeeper.storage.outbox import MAX_ATTEMPTS, DeletedObject
+from models import DeletionStatus, GitRefDeletion, JobArtifact
+from tests.harness.every import every
+from tests.harness.installation import INSTALLATION
+from workers.stale_direct_uploads import by_hand, register
+
+from .every_command import commands
+
+BATCH, UPLOADS = "user_status_cleanup", "stale_direct_uploads"
+FLAG = "bulk_delete_job_artifacts"
+ALL = {words for words, _command in commands()}
+ME = pwd.getpwuid(os.getuid()).pw_name
+
+pytestmark = pytest.mark.usefixtures("database")
+
+
+class Case(NamedTuple):
+    """A command line, what it finds, and the acts that it leaves."""
+
+    line: str
+    act: dict[str, Any]
+    arrange: Callable[..., object] = lambda _folder: None
+
+    @property
+    def command(self):
+        return self.act["act"]
+
+
+def act(command, what, *, batch=None, reason=None, before=None, after=None):
+    return {"act": command, "what": what, "batch": batch, "reason": reason, "before": before, "after": after}
+
+
+def letters(*ids):
+    """Let dead letters of a child lie there, by these ids."""
+
+    def arrange(_folder):
+        for number, name in enumerate(ids):
+            message = broker.actors["clean_project_refs"].message(number).copy(message_id=name)
+            client.zadd(f"{NAMESPACE}:git.XQ", {name: number + 1})
+            client.hset(f"{NAMESPACE}:git.XQ.msgs", name, message.encode())
+
+    return arrange
+
+
+def failed_uploads(*members):
+    return lambda _folder: client.zadd(register.FAILED, dict.fromkeys(members, 1))
+
+
+def adopted_uploads(*paths):
+    return lambda _folder: by_hand.adopt(client, "artifacts", paths, stale_after=timedelta(hours=3))
+
+
+def an_orphan(folder):
+    for path in ("a/orphan", *(f"a/{number}" for number in range(10))):
+        file = folder / "objects" / path
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(b"")
+        os.utime(file, (0, 0))
+        if path != "a/orphan":
+            JobArtifact.create(project_id=1, job_id=1, file_type=1, file_final_path=path)
+
+
+def dead_objects(number):
+    def arrange(_folder):
+        for name in range(number):
+            DeletedObject.create(store_dir="a", file=str(name), attempts=MAX_ATTEMPTS)
+
+    return arrange
+
+
+def refused_refs(number):
+    def arrange(_folder):
+        for name in range(number):
+            values = {"reason": "invalid_name", "status": DeletionStatus.REJECTED}
+            GitRefDeletion.create(project_id=7, ref=f"refs/a..{name}", **values)
+
+    return arrange
+
+
+def bad_records(_folder):
+    PassedOver.fail(BATCH, "user_status", 7, "it is bad")
+
+
+def a_waiting_run(_folder):
+    JobRun.create(batch=BATCH, state="claimed", tick="2026-11-20 08:30+0", claimed_by="a", claimed_at=now())
+
+
+def a_lease(_folder):
+    seconds, _ = client.time()
+    client.zadd(locks.UNTIL, {"refs:7": seconds + 60})
+    client.zadd(locks.SINCE, {"refs:7": seconds})
+    client.hset(locks.OWNERS, "refs:7", "0123 forge-2:77")
+
+
+def one(name):
+    return {"count": 1, "first": [name]}
+
+
+def two(*names):
+    return {"count": 2, "first": list(names)}
+
+
+CASES = [
+    Case(f"flags on {FLAG}", act("flags on", FLAG, before={"on": False}, after={"on": True})),
+    Case(f"flags off {FLAG}", act("flags off", FLAG, before={"on": False}, after={"on": False})),
+    Case(f"run {BATCH}", act("run", "run 1", batch=BATCH, after={"run": 1, "taken_over": False})),
+    Case(
+        f"run {BATCH}",
+        act(
+            "run",
+            "run 1",
+            batch=BATCH,
+            before={"state": "claimed", "tick": "2026-11-20 08:30:00+00:00"},
+            after={"run": 1, "taken_over": True},
+        ),
+        a_waiting_run,
+    ),
+    Case(f"send {BATCH}", act("send", "run 1", batch=BATCH, after={"run": 1})),
+    Case("records retry 7", act("records retry", "7", after={"retried": 1}), bad_records),
+    Case(
+        f"records retry --all --batch {BATCH}",
+        act("records retry", "all", batch=BATCH, after={"retried": 1}),
+        bad_records,
+    ),
+    Case("leases break refs:7", act("leases break", "refs:7", before={"holder": "forge-2:77", "since": ANY}), a_lease),
+    Case("dead replay l1", act("dead replay", "l1", after=one("l1")), letters("l1", "l2")),
+    Case("dead replay --all", act("dead replay", "all", after=two("l1", "l2")), letters("l1", "l2")),
+    Case("dead purge l1 --yes", act("dead purge", "l1", before=one("l1")), letters("l1", "l2")),
+    Case("dead purge --all --yes", act("dead purge", "all", before=two("l1", "l2")), letters("l1", "l2")),
+    Case("dead purge --older-than 2d --yes", act("dead purge", "older than 2d", before=one("l1")), letters("l1")),
+    Case("objects retry 1", act("objects retry", "object 1", after={"retried": 1}), dead_objects(2)),
+    Case("objects retry --all", act("objects retry", "all", after={"retried": 2}), dead_objects(2)),
+    Case(
+        "refs retry 1",
+        act(
+            "refs retry",
+            "deletion 1",
+            batch="git_ref_cleanup",
+            before={"project_id": 7, "ref": "refs/a..0", "reason": "invalid_name"},
+            after={"retried": 1},
+        ),
+        refused_refs(2),
+    ),
+    Case("refs retry --all", act("refs retry", "all", batch="git_ref_cleanup", after={"retried": 2}), refused_refs(2)),
+    Case(
+        "uploads retry artifacts:a/b",
+        act("uploads retry", "artifacts:a/b", batch=UPLOADS, after=one("artifacts:a/b")),
+        failed_uploads("artifacts:a/b", "artifacts:c"),
+    ),
+    Case(
+        "uploads retry --all",
+        act("uploads retry", "all", batch=UPLOADS, after=two("artifacts:a/b", "artifacts:c")),
+        failed_uploads("artifacts:a/b", "artifacts:c"),
+    ),
+    Case(
+        "uploads reconcile artifacts --prefix a --yes --expect 1",
+        act("uploads reconcile", "artifacts:a", batch=UPLOADS, after={"expected": 1} | one("a/orphan")),
+        an_orphan,
+    ),
+    Case(
+        "uploads forget artifacts:a/b",
+        act("uploads forget", "artifacts:a/b", batch=UPLOADS, before=one("artifacts:a/b")),
+        adopted_uploads("a/b", "c"),
+    ),
+    Case(
+        "uploads forget --all --prefix a",
+        act("uploads forget", "all below a", batch=UPLOADS, before=one("artifacts:a/b")),
+        adopted_uploads("a/b", "c"),
+    ),
+    Case("seed --scale 0", act("seed", "sample data", after={"scale": 0})),
+]
+ELSEWHERE = {"check", "migrate", "up", "pause", "resume", "stop", "cancel", "release", "refs restore", "objects hold"}
+"""They leave acts, too: how, is further below or in the tests of their own."""
+LOOKING = {
+    *("settings", "metrics", "batches", "status", "processes", "ticks", "why", "records", "records list", "audit"),
+    *("leases", "leases list", "dead", "dead list", "dead show", "uploads", "uploads failed", "objects"),
+    *("objects failed", "refs", "refs rejected", "buckets", "flags", "flags list"),
+}
+NOT_RECORDED = {
+    *("scheduler", "worker", "exporter"),  # not a person's act but a process: it has its row, and its runs theirs
+    "demo",  # of servers that end with it
+    *("redis", "psql"),  # what is typed there is not ours to know: docs/security.md says so
+}
+NOTHING_TO_DO = [
+    *("records retry --all", "objects retry --all", "refs retry --all", "uploads retry --all", "uploads forget --all"),
+    *("dead replay --all", "dead purge --all --yes"),
+]
+REFUSED = [
+    *("flags on no_such_flag", "run no_such_batch", "send no_such_batch", "records retry", "records retry 7"),
+    *("leases break refs:7", "dead replay", "dead replay l1", "dead purge", "dead purge l1", "objects retry 1"),
+    *(
+        "refs retry 1",
+        "uploads retry artifacts:a",
+        "uploads forget artifacts:a",
+        "uploads reconcile nowhere --prefix a",
+    ),
+]
+every_case = every("case", CASES, name=lambda case: case.line)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """The folder of an object store."""
+    (tmp_path / "objects").mkdir()
+    stores._opened.clear()
+    sentinel.Store("artifacts", f"file://{tmp_path}/objects").create_sentinel(INSTALLATION)
+    yield tmp_path
+    stores._opened.clear()
+
+
+@pytest.fixture
+def call(main, folder):
+    """Run a command line as Anna."""
+
+    def run(line, **settings):
+        settings = {"OBJECT_STORES": json.dumps({"artifacts": f"file://{folder}/objects"}), "ACTOR": "Anna"} | settings
+        return main(*line.split(), **settings)
+
+    return run
+
+
+@pytest.fixture
+def without_grant(urls, query):
+    """The URL of the database as a role that may do everything but record acts."""
+    name = f"test_{uuid4().hex}"
+    query(
+        urls.database,
+        f"create role {name} login password 'x'; grant all on schema public to {name};"
+        f" grant all on all tables in schema public to {name}; revoke insert on audit_acts from {name}",
+    )
+    yield make_dsn(urls.database, user=name, password="x")
+    query(urls.database, f"drop owned by {name}; drop role {name}")
+
+
+def empty():
+    """Let nothing of an earlier row of the table lie about."""
+    tables = "job_runs, passed_over_records, ci_deleted_objects, ci_job_artifacts, feature_flags, batches"
+    db.database.execute_sql("set session_replication_role = replica")
+    db.database.execute_sql(f"truncate {tables}, batched_git_ref_updates_deletions, audit_acts restart identity")
+    db.database.execute_sql("set session_replication_role = default")
+    client.flushdb()
+
+
+def recorded():
+    rows = Act.select().order_by(Act.id).dicts()
+    return [{name: row[name] for name in ("act", "what", "batch", "reason", "before", "after")} for row in rows]
+
+
+def everything():
+    """All that a command could have changed, in PostgreSQL and Redis."""
+    names = (
+        "select table_name from information_schema.tables where table_schema = 'public' and table_type = 'BASE TABLE'"
+    )
+    tables = {}
+    for (name,) in db.database.execute_sql(names).fetchall():
+        digest = f"select md5(string_agg(t::text, ' ' order by t::text)) from {name} as t"
+        tables[name] = db.database.execute_sql(digest).fetchone()
+    return tables, {key: client.dump(key) for key in client.scan_iter() if key.decode() != OF_REDIS}
+
+
+def test_every_command_is_known_to_leave_an_act_or_to_only_look():
+    acting = {case.command for case in CASES} | ELSEWHERE
+
+    assert ALL - acting - LOOKING - NOT_RECORDED == set()
+    assert acting & LOOKING == set()
+
+
+@every_case
+def test_a_command_leaves_one_act_of_whoever_ran_it(call, folder, case):
+    empty()
+    case.arrange(folder)
+
+    result = call(case.line)
+
+    assert result.status == 0, result.stderr
+    assert recorded() == [case.act]
+    assert Act.select(Act.by_user, Act.actor).tuples().get() == (ME, "Anna")
+
+
+@every_case
+def test_what_cannot_be_recorded_is_not_done(call, folder, without_grant, case):
+    empty()
+    case.arrange(folder)
+    before = everything()
+
+    result = call(case.line, DATABASE_URL=without_grant)
+
+    assert result.status == 1
+    assert "permission denied for table audit_acts; grant that to the user of the database" in result.complaint
+    assert everything() == before
+
+
+@every("case", [case for case in CASES if case.command != "seed"], name=lambda case: case.line)
+def test_where_the_audit_is_off_a_command_works_without_a_word_to_it(call, folder, without_grant, case):
+    empty()
+    case.arrange(folder)
+
+    assert call(case.line, DATABASE_URL=without_grant, AUDIT="off").status == 0
+    assert recorded() == []
+
+
+@every("line", ["dead replay --all --dry-run", "dead replay l1 --dry-run", "dead purge --all --dry-run"])
+def test_a_dry_run_leaves_no_act(call, folder, line):
+    letters("l1")(folder)
+
+    assert call(line).status == 0
+    assert recorded() == []
+
+
+def test_objects_that_are_only_shown_leave_no_act(call, folder):
+    an_orphan(folder)
+
+    assert call("uploads reconcile artifacts --prefix a").status == 0
+    assert recorded() == []
+
+
+@every("line", NOTHING_TO_DO)
+def test_where_there_is_nothing_to_do_there_is_no_act(call, line):
+    assert call(line).status == 0
+    assert recorded() == []
+
+
+@every("line", REFUSED)
+def test_what_is_refused_leaves_no_act(call, line):
+    assert call(line).status != 0
+    assert recorded() == []
+
+
+@every("line", [f"run {BATCH}", f"send {BATCH}"])
+def test_a_run_that_is_skipped_leaves_no_act(call, line):
+    Batch.pause(BATCH, until=None, reason=None, by="somebody")
+
+    assert call(line).status == 0
+    assert recorded() == []
+
+
+def test_a_letter_that_would_be_kept_leaves_no_act(call, folder):
+    letters("l1")(folder)
+    client.hset(f"{NAMESPACE}:git.XQ.msgs", "l1", "spoilt")
+
+    assert call("dead replay l1").status == 1
+    assert recorded() == []
+
+
+def test_a_seed_that_is_refused_leaves_no_act(call, own_database, query):
+    query(own_database, "drop table example_migrations")
+
+    assert call("seed", DATABASE_URL=own_database).status == 1
+    assert query(own_database, "select act from audit_acts order by id") == [("migrate",), ("seed",)]
+
+
+# migrate and check
+
+
+def test_migrate_records_what_it_applied_also_where_it_has_made_the_table_of_acts(call, new_database, query):
+    url = new_database()
+
+    applied = call("migrate --json", DATABASE_URL=url).json["applied"]
+
+    assert len(applied) > 1
+    assert query(url, "select act, what, after from audit_acts") == [("migrate", "the schema", {"applied": applied})]
+
+
+def test_a_migrate_that_finds_nothing_to_do_leaves_no_act(call):
+    assert call("migrate").status == 0
+    assert recorded() == []
+
+
+def test_what_only_looks_whether_migrations_are_pending_leaves_no_act(call):
+    assert call("migrate --check").status == 0
+    assert recorded() == []
+
+
+def test_check_records_each_sentinel_before_it_makes_it(call, folder):
+    sentinel_of(folder).unlink()
+
+    call("check --init")
+
+    after = {"installation": INSTALLATION, "adopted": False}
+    assert recorded() == [
+        act("check --init", "redis", after={"installation": INSTALLATION}),
+        act("check --init", "object store artifacts", after=after),
+    ]
+
+
+def test_a_check_that_only_looks_leaves_no_act(call):
+    call("check")
+
+    assert recorded() == []
+
+
+def test_a_sentinel_that_cannot_be_recorded_is_not_made(call, folder, without_grant):
+    sentinel_of(folder).unlink()
+
+    result = call("check --init", DATABASE_URL=without_grant)
+
+    assert "grant insert on audit_acts to" in result.stdout
+    assert not sentinel_of(folder).exists()
+    assert client.get(OF_REDIS) is None
+
+
+def sentinel_of(folder):
+    return folder / "objects" / sentinel.NAME

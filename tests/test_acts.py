@@ -1,0 +1,132 @@
+"""Acts: who is named, what is kept of them, and that they stand and fall with the transaction."""
+
+import getpass
+import os
+import pwd
+import socket
+import threading
+
+import pytest
+
+from forgekeeper.audit import acts
+from forgekeeper.audit.acts import Act, Who
+
+pytestmark = pytest.mark.usefixtures("database")
+ME = pwd.getpwuid(os.getuid()).pw_name
+
+
+def only():
+    return Act.select().get()
+
+
+@pytest.fixture(autouse=True)
+def without_sudo(monkeypatch):
+    monkeypatch.delenv("SUDO_USER", raising=False)
+
+
+def test_an_act_says_who_did_what_to_what_and_why():
+    with acts.begin(actor="Anna", on=True):
+        acts.record("flags on", "a_flag", batch="prune", reason="it is time", before={"on": False}, after={"on": True})
+
+    act = only()
+    assert (act.act, act.what, act.batch, act.reason) == ("flags on", "a_flag", "prune", "it is time")
+    assert (act.by_user, act.by_host, act.actor) == (ME, socket.gethostname(), "Anna")
+    assert (act.before, act.after) == ({"on": False}, {"on": True})
+
+
+def test_what_an_act_did_not_change_is_null():
+    acts.record("run", "run 1")
+
+    assert Act.select().where(Act.before.is_null(), Act.after.is_null(), Act.reason.is_null()).count() == 1
+
+
+def test_whoever_is_behind_sudo_is_named(monkeypatch):
+    monkeypatch.setenv("SUDO_USER", "anna")
+
+    assert acts.who().user == f"{ME} (sudo by anna)"
+
+
+def test_the_environment_s_user_is_not_believed(monkeypatch):
+    monkeypatch.setenv("LOGNAME", "somebody_else")
+    assert getpass.getuser() == "somebody_else"
+
+    assert acts.who().user == ME
+
+
+def test_a_user_without_a_name_is_named_by_the_number(monkeypatch):
+    monkeypatch.setattr(os, "getuid", lambda: 54_321)
+
+    assert acts.who().user == "uid 54321"
+
+
+def test_a_server_s_acts_are_those_of_whoever_asked():
+    with acts.begin(who=Who("anna", "console", None), on=True):
+        acts.record("pause", "prune")
+
+    assert (only().by_user, only().by_host) == ("anna", "console")
+
+
+def test_what_is_begun_ends_and_what_was_before_it_goes_on():
+    with acts.begin(actor="outer", on=True):
+        with acts.begin(who=Who("inner", "h"), on=False):
+            pass
+
+        assert acts.who().actor == "outer"
+    assert acts.who().actor is None
+
+
+def test_one_thread_s_person_is_not_another_s():
+    seen = []
+    with acts.begin(who=Who("anna", "console"), on=True):
+        thread = threading.Thread(target=lambda: seen.append(acts.who().user))
+        thread.start()
+        thread.join()
+
+    assert seen == [ME]
+
+
+def test_nothing_is_recorded_where_the_audit_is_off():
+    with acts.begin(on=False):
+        acts.record("run", "run 1")
+
+    assert Act.select().count() == 0
+
+
+def test_an_act_goes_with_its_transaction(database):
+    with database.atomic() as transaction:
+        acts.record("run", "run 1")
+        transaction.rollback()
+
+    assert Act.select().count() == 0
+
+
+@pytest.mark.parametrize("text", ["a\nb\x1b[2J\x00", "\ud800"])
+def test_control_characters_of_what_a_person_types_are_escaped(text):
+    acts.record("pause", text, reason=text)
+
+    assert only().reason.isprintable()
+    assert only().what.isprintable()
+
+
+def test_secrets_in_a_reason_are_masked():
+    acts.record("pause", "prune", reason="password=hunter2", after={"token": "hunter2"})
+
+    assert "hunter2" not in only().reason + str(only().after)
+
+
+def test_a_reason_is_cut_where_it_is_too_long():
+    acts.record("pause", "prune", reason="x" * 100_000)
+
+    assert len(only().reason) == acts.LONGEST
+
+
+def test_what_an_act_changed_is_cut_where_it_is_too_large():
+    acts.record("uploads forget", "all", before=["a/path/of/some/length" * 10] * 500)
+
+    (size,) = Act.select(acts.pw.fn.octet_length(Act.before.cast("text"))).tuples().get()
+    assert size < acts.LARGEST
+    assert list(only().before) == ["cut"]
+
+
+def test_of_many_things_the_first_hundred_are_named_and_all_counted():
+    assert acts.some(range(250)) == {"count": 250, "first": list(range(100))}

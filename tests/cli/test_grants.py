@@ -338,8 +338,8 @@ RUNS = {
 
 def test_each_grant_of_a_worker_is_needed(main, make_role):
     role = make_role("worker")
-    # A person's run opens its own row; a worker's was opened by a scheduler.
-    role.ask(f"grant insert on job_runs to {role.name}")
+    # A person's run opens its own row, and is an act; a worker's was opened by a scheduler.
+    role.ask(f"grant insert on job_runs to {role.name}; grant insert on audit_acts to {role.name}")
     role.ask("insert into feature_flags values ('bulk_delete_job_artifacts', true)")
 
     def run(batch):

@@ -14,6 +14,7 @@ import pytest
 import redis
 
 from forgekeeper import collectors, migrations
+from forgekeeper.audit.deletions import Audit
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import Limits, client, connect
 from forgekeeper.database import chunks, database, now, privileges, sqlstate, use
@@ -308,6 +309,9 @@ def of_worker(settings):
     yield partial(SettledUpload.reap, "artifacts", ["a"], None)
     yield partial(SettledUpload.delete_old, now() + timedelta(days=1), limit=1)
     yield partial(chunks.delete, GitRefDeletion.processed_before(now() - timedelta(days=99)), limit=1)
+    audit = Audit("prune", on=True)
+    yield partial(audit.done, "ref", ids=[1])
+    yield partial(audit.unclosed, "ref")
 
 
 @pytest.mark.parametrize(("process", "probes"), [("scheduler", of_scheduler), ("exporter", of_exporter)])

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -27,6 +28,7 @@ from forgekeeper.storage.git_repository import (
 from forgekeeper.storage.ref_names import refusal
 
 __all__ = [
+    "Before",
     "Doomed",
     "GitTimedOut",
     "GitUnavailable",
@@ -51,6 +53,9 @@ REF_PATIENCE = 1.0
 NO_VALUE = b""
 """In a transaction: delete the ref whatever it is."""
 
+MOVES = 10
+"""So often a ref that goes whatever it is is looked at anew because a push came in between; then it stays for now."""
+
 _BROKEN = re.compile(rb"warning: ignoring (?:broken ref|ref with broken name) (.+)\n")
 
 
@@ -70,6 +75,12 @@ class Outcome:
     reason: str | None = None
 
 
+Before = Callable[[Mapping[Doomed, str]], None]
+"""Is told, right before git is asked, what stands to go and what it was: an oid, `ref: NAME` of a symbolic ref.
+
+That is "" where it cannot be told.
+"""
+
 DELETED = Outcome("deleted")
 GONE = Outcome("gone")
 MOVED = Outcome("moved", "moved")
@@ -83,13 +94,22 @@ def locked(reason: str) -> Outcome:
 
 
 def delete(
-    root: Path, disk_path: str, doomed: Sequence[Doomed], *, until: float, grace: float = 5.0
+    root: Path,
+    disk_path: str,
+    doomed: Sequence[Doomed],
+    *,
+    until: float,
+    grace: float = 5.0,
+    before: Before | None = None,
 ) -> dict[Doomed, Outcome]:
     """Delete refs of the repository at *disk_path*; say what became of each.
 
     A symbolic ref is deleted itself, never its target.  Of several rows with the same ref each
     is judged by its own expectation, and one that agrees is enough.  Expectations are verified
     by git inside the transaction: a push that comes first wins.
+
+    Where there is *before*, it is told of each ref before that can be deleted, and git deletes none
+    that is not what it was told; one that has moved since is looked at and told of anew.
 
     Git is ended at *until*, an instant of the monotonic clock, and killed *grace* seconds later.
     Raises `RootUnavailable`, `RepositoryMissing`, `RepositoryLocked`, `RepositoryFailed`,
@@ -106,7 +126,7 @@ def delete(
             outcomes[row] = Outcome("rejected", reason)
     if rows:
         repository = open_repository(root, disk_path)
-        _Deletion(repository, Git(repository.git_dir, until, grace), rows, outcomes).run()
+        _Deletion(repository, Git(repository.git_dir, until, grace), rows, outcomes, before).run()
     return outcomes
 
 
@@ -118,6 +138,10 @@ class _Deletion:
     git: Git
     rows: dict[bytes, list[Doomed]]
     outcomes: dict[Doomed, Outcome]
+    before: Before | None
+    _was: dict[bytes, str] = field(default_factory=dict)
+    _told: dict[bytes, str] = field(default_factory=dict)
+    _moves: Counter[bytes] = field(default_factory=Counter)
 
     def run(self) -> None:
         # What lies elsewhere says nothing of what is gone.
@@ -157,9 +181,13 @@ class _Deletion:
                 # Packed by a clone, which locks none.  No deletion ever can.
                 self._settle(name, TOO_LONG_TO_LOCK)
             else:
-                whatever = any(row.expected_oid is None for row in self.rows[name])
-                standing[name] = NO_VALUE if whatever else values[name]
+                standing[name] = self._required(name, values.get(name, NO_VALUE))
         return standing
+
+    def _required(self, name: bytes, value: bytes) -> bytes:
+        """Return what git shall verify that the ref is at."""
+        whatever = any(row.expected_oid is None for row in self.rows[name])
+        return NO_VALUE if whatever and self.before is None else value
 
     def _has_file(self, name: bytes) -> bool:
         """Say whether a file says that there is a ref of that name; settle what cannot be looked at."""
@@ -205,14 +233,15 @@ class _Deletion:
         broken: set[bytes] = set()
         for start in range(0, len(names), PATTERNS):
             chunk = names[start : start + PATTERNS]
-            with self.git.run("for-each-ref", "--format=%(objectname) %(refname)", *chunk) as answer:
+            with self.git.run("for-each-ref", "--format=%(objectname) %(refname) %(symref)", *chunk) as answer:
                 if answer.code != 0:
                     raise self._failure(answer.complaint())
                 # Where a name is a directory all that it contains is listed, too: line by line, and forgotten.
                 for line in answer.out:
-                    value, _, name = line.rstrip(b"\n").partition(b" ")
+                    value, name, target = line.rstrip(b"\n").split(b" ", 2)
                     if name in wanted:
                         values[name] = value
+                        self._was[name] = _shown(b"ref: " + target if target else value)
                 broken.update(match[1] for match in map(_BROKEN.match, answer.err) if match)
         return values, broken
 
@@ -220,6 +249,7 @@ class _Deletion:
         """Delete all or nothing; return what git has against it."""
         if not standing:
             return b""
+        self._tell(standing)
         self.repository.enclose(standing)
         commands = [b"start", *(b"delete %s\0%s" % item for item in standing.items()), b"prepare", b"commit", b""]
         try:
@@ -236,6 +266,21 @@ class _Deletion:
             if error.killed:
                 error.locks = tuple(self._locks(standing))
             raise
+
+    def _tell(self, standing: Mapping[bytes, bytes]) -> None:
+        """Say what stands to go, unless that has been said."""
+        if self.before is None:
+            return
+        # What has no value is a symbolic ref that leads nowhere.
+        was = {name: self._was[name] if value else self._link(name) for name, value in standing.items()}
+        new = {name: value for name, value in was.items() if self._told.get(name) != value}
+        if new:
+            self.before({row: value for name, value in new.items() for row in self.rows[name]})
+            self._told |= new
+
+    def _link(self, name: bytes) -> str:
+        said = self.repository.file(name) or b""
+        return _shown(said) if said.startswith(b"ref: ") else ""
 
     def _patience(self) -> dict[str, str]:
         """Wait for locks no longer than leaves time to say so."""
@@ -260,13 +305,23 @@ class _Deletion:
             raise self._failure(said)
         elif complaint.ref is not None and complaint.ref in standing:
             became = {"moved": MOVED, "gone": GONE, "too long": TOO_LONG_TO_LOCK, None: locked(complaint.text)}
-            self._settle(complaint.ref, became[complaint.became])
+            if complaint.became != "moved" or not self._again(complaint.ref):
+                self._settle(complaint.ref, became[complaint.became])
         elif len(names) == 1:
             self._settle(names[0], locked(complaint.text))
         else:
             half = len(names) // 2
             return [names[half:], names[:half]]
         return [[name for name in names if self.rows[name]]]
+
+    def _again(self, name: bytes) -> bool:
+        """Say whether a ref that has moved is to be looked at anew: some row of it expects nothing."""
+        if all(row.expected_oid is not None for row in self.rows[name]):
+            return False
+        self._moves[name] += 1
+        if self._moves[name] >= MOVES:
+            self._settle(name, locked("it moves all the time"))
+        return True
 
     def _give_way(self, lock: bytes, standing: Mapping[bytes, bytes]) -> None:
         name = lock.removesuffix(b".lock")
@@ -292,3 +347,8 @@ class _Deletion:
         """Return what git complains about, unless it is that root or repository have gone."""
         self.repository.confirm()
         return RepositoryFailed(legible(complaint))
+
+
+def _shown(value: bytes) -> str:
+    """Return a value as text that a database takes."""
+    return value.strip().replace(b"\0", b"").decode(errors="backslashreplace")

@@ -106,6 +106,14 @@ class Repository:
                 return False
             raise
 
+    def file(self, name: bytes) -> bytes | None:
+        """Return the beginning of what the file of a loose ref says; None where there is none that can be read."""
+        with suppress(OSError):
+            handle = os.open(os.fsencode(self.git_dir) + b"/" + name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            with os.fdopen(handle, "rb") as file:
+                return file.read(_PATH_MAX)
+        return None
+
     def locked(self, names: Iterable[bytes]) -> list[bytes]:
         """List those of *names* whose locks lie there now."""
         return [name for name in names if os.path.lexists(os.fsencode(self.git_dir) + b"/" + name + b".lock")]

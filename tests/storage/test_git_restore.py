@@ -1,0 +1,194 @@
+"""Refs are made anew as they were, and nothing that is there is touched."""
+
+import time
+
+import pytest
+
+from forgekeeper.storage import git_restore
+from forgekeeper.storage.git_refs import RepositoryFailed, RepositoryMissing, RootUnavailable
+from forgekeeper.storage.sentinel import NAME
+from tests.harness.git_samples import ALWAYS_IN_TIME, Bare, put_root, stand_in
+
+NOBODY = "1" * 40
+
+
+@pytest.fixture
+def repository(tmp_path):
+    return Bare(put_root(tmp_path / "repositories"))
+
+
+def restore(repository, wanted, **options):
+    until = time.monotonic() + ALWAYS_IN_TIME
+    return git_restore.restore(repository.root, repository.disk_path, wanted, until=until, **options)
+
+
+def states(repository, wanted, **options):
+    return {ref: outcome.state for ref, outcome in restore(repository, wanted, **options).items()}
+
+
+def deleted(repository, *names):
+    """Delete the refs; return what was said of them before."""
+    was = {}
+    repository.delete(*names, before=lambda going: was.update({row.ref: value for row, value in going.items()}))
+    assert not set(names) & set(repository.refs())
+    return was
+
+
+@pytest.mark.parametrize("store", ["loose", "packed"])
+def test_a_deleted_ref_is_made_anew_as_it_was(repository, store):
+    getattr(repository, store)("refs/mr/1/head", "refs/heads/topic", "refs/keep/me")
+    before = repository.refs()
+
+    outcomes = states(repository, deleted(repository, "refs/mr/1/head", "refs/heads/topic"))
+
+    assert outcomes == {"refs/mr/1/head": "restored", "refs/heads/topic": "restored"}
+    assert repository.refs() == before
+    repository.fsck()
+
+
+def test_ten_thousand_are_made_in_one_transaction(tmp_path, monkeypatch):
+    repository = Bare(put_root(tmp_path / "repositories"))
+    names = [f"refs/mr/{number}/head" for number in range(10_000)]
+    repository.packed(*names)
+    was = deleted(repository, *names)
+    stand_in(tmp_path / "bin", monkeypatch, 'case "$*" in *update-ref*) echo x >> $0.asked;; esac; exec $GIT "$@"')
+
+    assert set(states(repository, was).values()) == {"restored"}
+    assert (tmp_path / "bin/git.asked").read_text() == "x\n"
+
+
+def test_of_a_symbolic_ref_it_is_said_how_it_is_made_anew(repository):
+    repository.loose("refs/target")
+    repository.loose("refs/it's", value="ref: refs/target")
+
+    (outcome,) = restore(repository, deleted(repository, "refs/it's")).values()
+
+    assert outcome.state == "symbolic"
+    assert """`git symbolic-ref 'refs/it'"'"'s' refs/target`""" in outcome.reason
+
+
+def test_a_ref_that_exists_again_is_left(repository):
+    repository.loose("refs/a", "refs/b", "refs/c")
+    was = deleted(repository, "refs/a", "refs/b", "refs/c")
+    repository.loose("refs/a", value=repository.two)
+    repository.loose("refs/b", value="ref: refs/nowhere")
+
+    outcomes = restore(repository, was)
+
+    assert {ref: outcome.state for ref, outcome in outcomes.items()} == {
+        "refs/a": "exists",
+        "refs/b": "exists",
+        "refs/c": "restored",
+    }
+    assert repository.two in outcomes["refs/a"].reason
+    assert repository.refs()["refs/a"] == repository.two
+
+
+def test_a_ref_pushed_just_before_git_is_asked_is_left(repository, tmp_path, monkeypatch):
+    repository.loose("refs/a", "refs/b")
+    was = deleted(repository, "refs/a", "refs/b")
+    push = f"mkdir -p {repository.path}/refs; echo {repository.two} > {repository.path}/refs/a"
+    stand_in(tmp_path / "bin", monkeypatch, f'case "$*" in *update-ref*) {push};; esac; exec $GIT "$@"')
+
+    assert states(repository, was) == {"refs/a": "exists", "refs/b": "restored"}
+    assert repository.refs()["refs/a"] == repository.two
+
+
+def test_what_git_has_pruned_is_said_to_be_lost(repository):
+    repository.loose("refs/a", value=repository.two)
+    repository.loose("refs/b")
+    was = deleted(repository, "refs/a", "refs/b")
+    repository.git("reflog", "expire", "--expire=now", "--all")
+    repository.git("gc", "--quiet", "--prune=now")
+
+    outcomes = restore(repository, was)
+
+    assert {ref: outcome.state for ref, outcome in outcomes.items()} == {"refs/a": "pruned", "refs/b": "restored"}
+    assert "git has removed its object" in outcomes["refs/a"].reason
+
+
+def test_a_ref_that_cannot_exist_beside_another_keeps_no_other(repository):
+    repository.loose("refs/a", "refs/z")
+    was = deleted(repository, "refs/a", "refs/z")
+    repository.loose("refs/a/b")
+
+    assert states(repository, was) == {"refs/a": "refused", "refs/z": "restored"}
+
+
+def test_of_refs_of_which_only_one_can_exist_one_is_made(repository):
+    wanted = {"refs/a": repository.one, "refs/a/b": repository.one, "refs/z": repository.one}
+
+    outcomes = states(repository, wanted)
+
+    assert sorted(outcomes.values()) == ["refused", "restored", "restored"]
+    assert outcomes["refs/z"] == "restored"
+
+
+def test_a_branch_is_made_of_a_commit_alone(repository):
+    tree = repository.git("rev-parse", "main^{tree}")
+
+    assert states(repository, {"refs/heads/x": tree, "refs/x": tree}) == {
+        "refs/heads/x": "refused",
+        "refs/x": "restored",
+    }
+
+
+@pytest.mark.parametrize("was", ["", "junk", "main", "0" * 39, "HEAD\ndelete refs/heads/main"])
+def test_without_a_whole_oid_nothing_is_made(repository, was):
+    assert states(repository, {"refs/x": was}) == {"refs/x": "refused"}
+
+
+@pytest.mark.parametrize("ref", ["HEAD", "refs/../HEAD", "refs/x\0delete refs/heads/main", "refs/x\ny"])
+def test_a_name_that_git_must_not_see_is_refused(repository, ref):
+    assert states(repository, {ref: repository.one}) == {ref: "refused"}
+    assert set(repository.refs()) == {"refs/heads/main"}
+
+
+def test_a_dry_run_says_what_could_be_and_makes_nothing(repository):
+    repository.loose("refs/a", "refs/b")
+    was = deleted(repository, "refs/a", "refs/b")
+    repository.loose("refs/b")
+
+    assert states(repository, was | {"refs/c": NOBODY}, dry_run=True) == {
+        "refs/a": "would be restored",
+        "refs/b": "exists",
+        "refs/c": "pruned",
+    }
+    assert set(repository.refs()) == {"refs/heads/main", "refs/b"}
+
+
+def test_nothing_is_written_where_a_link_leads(repository, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (repository.path / "refs/mr").symlink_to(tmp_path / "elsewhere")
+
+    with pytest.raises(RepositoryFailed, match="symbolic link"):
+        restore(repository, {"refs/mr/1": repository.one})
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_no_hook_is_run(repository):
+    hook = repository.path / "hooks/reference-transaction"
+    hook.parent.mkdir(exist_ok=True)
+    hook.write_text(f"#!/bin/sh\ntouch {repository.path}/was-here\nexit 1\n")
+    hook.chmod(0o755)
+
+    assert states(repository, {"refs/x": repository.one}) == {"refs/x": "restored"}
+    assert not (repository.path / "was-here").exists()
+
+
+def test_a_locked_ref_is_refused_and_keeps_no_other(repository):
+    (repository.path / "refs/a.lock").touch()
+
+    assert states(repository, {"refs/a": repository.one, "refs/z": repository.one}) == {
+        "refs/a": "refused",
+        "refs/z": "restored",
+    }
+
+
+def test_without_the_repository_or_the_root_nothing_is_said(repository):
+    missing = type("Missing", (), {"root": repository.root, "disk_path": "no.git"})
+    with pytest.raises(RepositoryMissing):
+        restore(missing, {"refs/x": repository.one})
+    (repository.root / NAME).unlink()
+    with pytest.raises(RootUnavailable):
+        restore(repository, {"refs/x": repository.one})

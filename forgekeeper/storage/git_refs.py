@@ -8,7 +8,6 @@ changed since then makes git refuse, is left out too, and the rest is tried agai
 from __future__ import annotations
 
 import os
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from forgekeeper.storage.git_repository import (
     RootUnavailable,
     open_repository,
 )
+from forgekeeper.storage.git_values import Values, look
 from forgekeeper.storage.ref_names import refusal
 
 __all__ = [
@@ -43,9 +43,6 @@ __all__ = [
 TRANSACTIONS = 64
 """So often git is asked at most; each time but the last it has refused."""
 
-PATTERNS = 200
-"""Names in one look: git compares each ref that it finds with every one, and they fit on a command line."""
-
 # Gitaly's patience, in seconds, with the locks of others.
 PACKED_REFS_PATIENCE = 10.0
 REF_PATIENCE = 1.0
@@ -55,8 +52,6 @@ NO_VALUE = b""
 
 MOVES = 10
 """So often a ref that goes whatever it is is looked at anew because a push came in between; then it stays for now."""
-
-_BROKEN = re.compile(rb"warning: ignoring (?:broken ref|ref with broken name) (.+)\n")
 
 
 @dataclass(frozen=True)
@@ -139,7 +134,7 @@ class _Deletion:
     rows: dict[bytes, list[Doomed]]
     outcomes: dict[Doomed, Outcome]
     before: Before | None
-    _was: dict[bytes, str] = field(default_factory=dict)
+    _values: Values = field(default_factory=Values)
     _told: dict[bytes, str] = field(default_factory=dict)
     _moves: Counter[bytes] = field(default_factory=Counter)
 
@@ -164,13 +159,14 @@ class _Deletion:
     def _look(self, names: list[bytes]) -> dict[bytes, bytes]:
         """Settle what need not go to git; return the others with the value that each must have."""
         protected = self._default_branch()
-        values, broken = self._values(names)
+        self._values = look(self.git, self.repository, names)
+        values = self._values.oids
         can_lock = self.repository.can_lock()
         standing = {}
         for name in names:
             if name in protected:
                 self._settle(name, DEFAULT_BRANCH)
-            elif name in broken:
+            elif name in self._values.broken:
                 # Git deletes none that it cannot read.
                 self._settle(name, locked("the ref is broken"))
             elif name not in values and not self._has_file(name):
@@ -223,28 +219,6 @@ class _Deletion:
                     raise self._failure(answer.complaint())
         return branch
 
-    def _values(self, names: list[bytes]) -> tuple[dict[bytes, bytes], set[bytes]]:
-        """Return the values of those that exist, and those that are broken.
-
-        No listing of git's shows a symbolic ref that leads nowhere.
-        """
-        wanted = set(names)
-        values: dict[bytes, bytes] = {}
-        broken: set[bytes] = set()
-        for start in range(0, len(names), PATTERNS):
-            chunk = names[start : start + PATTERNS]
-            with self.git.run("for-each-ref", "--format=%(objectname) %(refname) %(symref)", *chunk) as answer:
-                if answer.code != 0:
-                    raise self._failure(answer.complaint())
-                # Where a name is a directory all that it contains is listed, too: line by line, and forgotten.
-                for line in answer.out:
-                    value, name, target = line.rstrip(b"\n").split(b" ", 2)
-                    if name in wanted:
-                        values[name] = value
-                        self._was[name] = _shown(b"ref: " + target if target else value)
-                broken.update(match[1] for match in map(_BROKEN.match, answer.err) if match)
-        return values, broken
-
     def _transact(self, standing: Mapping[bytes, bytes]) -> bytes:
         """Delete all or nothing; return what git has against it."""
         if not standing:
@@ -271,16 +245,11 @@ class _Deletion:
         """Say what stands to go, unless that has been said."""
         if self.before is None:
             return
-        # What has no value is a symbolic ref that leads nowhere.
-        was = {name: self._was[name] if value else self._link(name) for name, value in standing.items()}
+        was = {name: self._values.shown(name, self.repository) for name in standing}
         new = {name: value for name, value in was.items() if self._told.get(name) != value}
         if new:
             self.before({row: value for name, value in new.items() for row in self.rows[name]})
             self._told |= new
-
-    def _link(self, name: bytes) -> str:
-        said = self.repository.file(name) or b""
-        return _shown(said) if said.startswith(b"ref: ") else ""
 
     def _patience(self) -> dict[str, str]:
         """Wait for locks no longer than leaves time to say so."""
@@ -347,8 +316,3 @@ class _Deletion:
         """Return what git complains about, unless it is that root or repository have gone."""
         self.repository.confirm()
         return RepositoryFailed(legible(complaint))
-
-
-def _shown(value: bytes) -> str:
-    """Return a value as text that a database takes."""
-    return value.strip().replace(b"\0", b"").decode(errors="backslashreplace")

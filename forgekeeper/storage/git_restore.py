@@ -16,11 +16,11 @@ from typing import Literal
 from forgekeeper.storage.git_command import Git, legible
 from forgekeeper.storage.git_complaints import understand
 from forgekeeper.storage.git_repository import Repository, RepositoryFailed, open_repository
+from forgekeeper.storage.git_values import standing_in
 from forgekeeper.storage.ref_names import refusal
 
 TRANSACTIONS = 64
 """So often git is asked at most; each time but the last it has refused."""
-PATTERNS = 200
 BRANCHES = "refs/heads/"
 
 _OID = re.compile(r"(?:[0-9a-f]{40}|[0-9a-f]{64})\Z")
@@ -77,7 +77,7 @@ class _Making:
                 self.outcomes[ref] = said
         self._drop()
         self.repository.enclose(ref.encode() for ref in self.left)
-        there, kinds = self._there(), self._kinds()
+        there, kinds = standing_in(self.repository, self.git, self.left), self._kinds()
         for ref, was in self.left.items():
             if ref in there:
                 self.outcomes[ref] = _exists(there[ref])
@@ -100,26 +100,6 @@ class _Making:
 
     def _drop(self) -> None:
         self.left = {ref: was for ref, was in self.left.items() if ref not in self.outcomes}
-
-    def _there(self) -> dict[str, str]:
-        """Return what those are at that are there."""
-        refs, there = sorted(self.left), {}
-        for start in range(0, len(refs), PATTERNS):
-            chunk = refs[start : start + PATTERNS]
-            with self.git.run("for-each-ref", "--format=%(objectname) %(refname)", *chunk) as answer:
-                if answer.code != 0:
-                    raise self._failure(answer.complaint())
-                for line in answer.out:
-                    value, _, name = line.decode(errors="replace").rstrip("\n").partition(" ")
-                    there[name] = value
-        # One that is broken, or leads nowhere, is not listed.
-        return {ref: there.get(ref, "") for ref in refs if ref in there or self._has_file(ref)}
-
-    def _has_file(self, ref: str) -> bool:
-        try:
-            return self.repository.has_file(ref.encode())
-        except OSError as error:
-            raise RepositoryFailed(f"{ref} cannot be looked at: {error.strerror}") from None
 
     def _kinds(self) -> dict[str, str]:
         """Return what kinds of objects they were at, of those that git still has."""

@@ -196,7 +196,7 @@ def hashed(name: str) -> int:
 
 
 def _parts(ids: Sequence[int], names: Sequence[str], columns: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    for start in range(0, max(1, len(ids)), ITEMS):
+    for start in range(0, max(1, len(ids), len(names)), ITEMS):
         part = slice(start, start + ITEMS)
         detail = {key: value[part] if isinstance(value, (list, tuple)) else value for key, value in columns.items()}
         yield {

@@ -1,0 +1,172 @@
+"""What has no transaction, a ref or an object: what is about to go is said before, what has become of it after.
+
+A crash between the two leaves intents without an outcome; the next attempt closes them by looking
+at what is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from forgekeeper.audit.deletions import ITEMS, Audit, Intent
+from forgekeeper.database import database
+
+Key = TypeVar("Key", bound=Hashable)
+
+MOVED = "moved"
+"""What has become of a record that was said anew since, because it had changed."""
+
+Look = Callable[[Sequence[Mapping[str, Any]]], Sequence[str | None]]
+"""Says of the details of records what has become of each; None where that cannot be told now."""
+
+
+class Item(NamedTuple):
+    """A record that is about to go: what it is looked for by, and what is to be known of it."""
+
+    id: int | None
+    name: str
+    detail: Mapping[str, Any]
+
+
+class Intended(Generic[Key]):
+    """Records of one kind that an attempt is about to delete, by whatever the caller calls them.
+
+    *scope* is what no other attempt is at; *common* is what is to be known of all of them.  Where the
+    audit is off nothing is written.
+    """
+
+    def __init__(self, audit: Audit, record: str, *, scope: str | None = None, **common: Any) -> None:
+        self._audit = audit
+        self._record = record
+        self._scope = scope
+        self._common = common
+        self._open: dict[int, dict[Key, Item]] = {}
+        self._latest: dict[Key, int] = {}
+
+    @property
+    def on(self) -> bool:
+        """Whether anything is to be said at all."""
+        return self._audit.on
+
+    def begin(self, items: Mapping[Key, Item]) -> None:
+        """Say, in a transaction of its own or the one at hand, what is about to go.
+
+        It has to be committed before anything goes.  What is said anew has moved since it was said first.
+        """
+        if not self.on or not items:
+            return
+        with database.atomic():
+            begun = self._begin(items)
+        for number, part in begun.items():
+            self._open[number] = part
+            self._latest |= dict.fromkeys(part, number)
+
+    @contextmanager
+    def ending(self, states: Mapping[Key, str]) -> Iterator[None]:
+        """Do what is done within, and say what has become of those records, in one transaction.
+
+        Records that were never said are passed over; those that are not among *states* stay open.
+        """
+        if not self.on:
+            yield
+            return
+        with database.atomic():
+            yield
+            closed, begun = self._end(states)
+        for number in closed:
+            del self._open[number]
+        for number, part in begun.items():
+            self._open[number] = part
+            self._latest |= dict.fromkeys(part, number)
+
+    def end(self, states: Mapping[Key, str]) -> None:
+        """Say what has become of those records."""
+        if states:
+            with self.ending(states):
+                pass
+
+    def open(self) -> list[Key]:
+        """List the records of which it is still to be said what has become of them."""
+        return list(dict.fromkeys(key for part in self._open.values() for key in part))
+
+    def _begin(self, items: Mapping[Key, Item]) -> dict[int, dict[Key, Item]]:
+        said = items.values()
+        numbers = self._audit.intent(
+            self._record,
+            ids=_ids(said),
+            names=[item.name for item in said],
+            scope=self._scope,
+            **self._columns(said),
+        )
+        keys = list(items)
+        parts = (keys[start : start + ITEMS] for start in range(0, len(keys), ITEMS))
+        return {number: {key: items[key] for key in part} for number, part in zip(numbers, parts, strict=True)}
+
+    def _end(self, states: Mapping[Key, str]) -> tuple[list[int], dict[int, dict[Key, Item]]]:
+        """Close the intents of which anything is known; what is not known of them is said in new ones."""
+        closed, left = [], dict[Key, Item]()
+        for number, part in self._open.items():
+            ended = {key: item for key, item in part.items() if key in states}
+            if not ended:
+                continue
+            closed.append(number)
+            left |= {key: item for key, item in part.items() if key not in ended and self._latest[key] == number}
+            become = [states[key] if self._latest[key] == number else MOVED for key in ended]
+            self._audit.outcome(
+                number,
+                self._record,
+                ids=_ids(ended.values()),
+                names=[item.name for item in ended.values()],
+                **self._columns(ended.values()),
+                state=_once(become),
+            )
+        return closed, self._begin(left) if left else {}
+
+    def _columns(self, items: Iterable[Item]) -> dict[str, Any]:
+        details = [item.detail for item in items]
+        names = details[0] if details else ()
+        return {**self._common, **{name: _once([detail[name] for detail in details]) for name in names}}
+
+
+def close_earlier(audit: Audit, record: str, look: Look, *, name: str, scope: str | None = None) -> int:
+    """Close what attempts before ours have left open, as *look* finds it; return how many records that were.
+
+    *name* is the column of what a record is looked for by.  What cannot be told now stays open.
+    """
+    count = 0
+    while True:
+        unclosed = audit.unclosed(record, scope=scope)
+        rows = [_rows(intent, name) for intent in unclosed]
+        states = iter(look([row for each in rows for row in each]) if unclosed else [])
+        told = [[next(states) for _ in each] for each in rows]
+        closed = [one for one in zip(unclosed, rows, told, strict=True) if None not in one[2]]
+        if not closed:
+            return count
+        with database.atomic():
+            for intent, each, become in closed:
+                names = [str(row[name]) for row in each]
+                state = _once([str(one) for one in become])
+                detail = {**intent.detail, "state": state}
+                audit.outcome(intent.id, record, ids=intent.ids, names=names, **detail)
+                count += len(each)
+
+
+def _ids(items: Iterable[Item]) -> list[int]:
+    return [item.id for item in items if item.id is not None]
+
+
+def _rows(intent: Intent, name: str) -> list[dict[str, Any]]:
+    """Return the details of an intent's records, one by one."""
+    named = intent.detail[name]
+    size = max(len(intent.ids), len(named) if isinstance(named, list) else 1)
+    return [
+        {key: value[place] if isinstance(value, list) else value for key, value in intent.detail.items()}
+        for place in range(size)
+    ]
+
+
+def _once(values: list[Any]) -> Any:
+    """Return the one value where all are the same."""
+    return values[0] if values and all(value == values[0] for value in values) else values

@@ -11,6 +11,7 @@ from typing import Literal
 
 import structlog
 
+from forgekeeper.audit.intents import Intended
 from forgekeeper.connections import client
 from forgekeeper.database import database
 from forgekeeper.identity import identity
@@ -21,6 +22,7 @@ from forgekeeper.storage import git_refs
 from models import GitRefDeletion, Project
 from workers.git_ref_cleanup import deletions, repositories
 from workers.git_ref_cleanup.deletions import Closed, Settled
+from workers.git_ref_cleanup.telling import close_interrupted, tell, told_of
 
 LOCK_TIMEOUT = timedelta(minutes=10)
 MAX_DELETES = 10_000
@@ -71,8 +73,9 @@ def _clean(
         if last is None:
             return "drained"
         held.check()
+        told = told_of(run.audit, project_id)
         try:
-            reasons = _delete(run, project_id, rows)
+            outcomes = _delete(run, project_id, rows, told)
         except git_refs.GitTimedOut as error:
             log.warning("git ended, it took too long", project_id=project_id, error=str(error))
             return "deadline"
@@ -80,13 +83,13 @@ def _clean(
             if not missing and repositories.paths([project_id]):
                 log.warning("repository missing, its rows are kept", project_id=project_id)
                 return "missing"
-            _settle(bad, project_id, {row.id: Closed(row.id, row.ref) for row in rows}, partial(_grow_gone, outcome))
+            gone = {row.id: git_refs.GONE for row in rows}
+            _settle(bad, rows, gone, told, partial(_grow_gone, outcome))
         else:
             run.step("deleted")
             failed = bad.failed
-            closed = {row.id: Closed(row.id, row.ref, reasons[row.id]) for row in rows if row.id in reasons}
-            _settle(bad, project_id, closed, partial(_grow, outcome))
-            if bad.error is not None and bad.failed - failed == len(reasons):
+            closed = _settle(bad, rows, outcomes, told, partial(_grow, outcome))
+            if bad.error is not None and bad.failed - failed == closed:
                 raise bad.error  # none at all: not these records, but what their table is in
         run.step("settled")
         position = last
@@ -108,27 +111,49 @@ def _page(project_id: int, position: int, bad: BadRecords) -> tuple[list[GitRefD
     return rows, bad.chunk(read, numbers)
 
 
-def _delete(run: Run[ProjectOutcome], project_id: int, rows: Sequence[GitRefDeletion]) -> dict[int, str | None]:
-    """Delete the rows' refs; map each row that can be closed to why it is refused, if it is.
-
-    A row whose ref another process has locked is not in the answer: it stays pending.
-    """
+def _delete(
+    run: Run[ProjectOutcome], project_id: int, rows: Sequence[GitRefDeletion], told: Intended[int]
+) -> dict[int, git_refs.Outcome]:
+    """Delete the rows' refs, of which is told before; say of each row what became of its ref."""
     root, project = repositories.require_root(run.settings), Project.get_or_none(Project.id == project_id)
     if project is None:
         raise git_refs.RepositoryMissing("there is no such project")
     doomed = {row.id: git_refs.Doomed(row.ref, row.expected_oid) for row in rows}
     until = time.monotonic() + run.deadline.left()
-    outcomes = git_refs.delete(root, project.disk_path, list(doomed.values()), until=until)
-    closed = {number: outcomes[one].reason for number, one in doomed.items() if outcomes[one].state != "locked"}
-    if locked := [one for number, one in doomed.items() if number not in closed]:
+    close_interrupted(run.audit, project_id, root, project.disk_path, until=until)
+    before = partial(tell, told, rows) if told.on else None
+    outcomes = git_refs.delete(root, project.disk_path, list(doomed.values()), until=until, before=before)
+    if locked := [one for one in doomed.values() if outcomes[one].state == "locked"]:
         reason = outcomes[locked[0]].reason
         log.warning("refs locked", project_id=project_id, refs=len(locked), first=locked[0].ref, reason=reason)
-    return closed
+    return {number: outcomes[one] for number, one in doomed.items()}
 
 
-def _settle(bad: BadRecords, project_id: int, closed: dict[int, Closed], grow: Callable[[Settled], None]) -> None:
-    """Close the rows, those aside that cannot be written; let the outcome grow by each step's."""
-    bad.each(lambda ids: grow(deletions.settle(project_id, [closed[number] for number in ids])), list(closed))
+def _settle(
+    bad: BadRecords,
+    rows: Sequence[GitRefDeletion],
+    outcomes: dict[int, git_refs.Outcome],
+    told: Intended[int],
+    grow: Callable[[Settled], None],
+) -> int:
+    """Close the rows, those aside that cannot be written; return how many that should be.
+
+    What became of their refs is told in the same transaction; the outcome grows by each step's.
+    One whose ref another process has locked stays pending.
+    """
+    states = {number: outcome.state for number, outcome in outcomes.items()}
+    closing = {row.id: row for row in rows if states[row.id] != "locked"}
+
+    def settle(ids: Sequence[int]) -> None:
+        closed = [Closed(number, closing[number].ref, outcomes[number].reason) for number in ids]
+        with told.ending({number: states[number] for number in ids}):
+            settled = deletions.settle(rows[0].project_id, closed)
+        grow(settled)
+
+    bad.each(settle, list(closing))
+    # Git has done what it has done, whatever stands in the way of the row.
+    told.end({number: states[number] for number in told.open()})
+    return len(closing)
 
 
 def _grow(outcome: ProjectOutcome, settled: Settled) -> None:

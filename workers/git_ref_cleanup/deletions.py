@@ -66,7 +66,9 @@ def pending_of(
 ) -> list[GitRefDeletion]:
     """Return up to *limit* pending deletions of the project with an id above *after*, in their order."""
     row = GitRefDeletion
-    query = _pending_of(project_id, after, limit, without).select(row.id, row.project_id, row.ref, row.expected_oid)
+    query = _pending_of(project_id, after, limit, without).select(
+        row.id, row.project_id, row.ref, row.expected_oid, row.created_at
+    )
     return list(query if only is None else query.where(row.id.in_(list(only))))
 
 

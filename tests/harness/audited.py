@@ -1,0 +1,50 @@
+"""What the audit says, record by record."""
+
+from contextlib import contextmanager
+
+import pytest
+
+from forgekeeper.audit.deletions import Deletion
+from forgekeeper.database import database
+from forgekeeper.failpoints import FailpointReached, arm
+from forgekeeper.settings.failpoints import Failpoints, Fault
+
+UNCLOSED = """
+    select count(*) from audit_deletions as intended
+    where phase = 'intent' and not exists (select from audit_deletions as closing where closing.intent = intended.id)
+"""
+
+
+def lines(record, *phases):
+    """What is said of each record of that kind, in order: by default what has become of it."""
+    phases = phases or ("done", "outcome")
+    rows = Deletion.select().where(Deletion.record == record, Deletion.phase.in_(phases)).order_by(Deletion.id)
+    return [line for row in rows for line in _items(row)]
+
+
+def gone(record, name):
+    """What of that kind is said to be gone, by that column."""
+    return {line[name] for line in lines(record) if line.get("state", "deleted") in ("deleted", "missing")}
+
+
+def unclosed():
+    """How many intents have no outcome."""
+    return database.execute_sql(UNCLOSED).fetchone()[0]
+
+
+@contextmanager
+def interrupted_at(step):
+    """Let what is done within end at that step, as by a crash: nothing after it is done."""
+    arm(Failpoints({step: Fault("raise")}))
+    try:
+        with pytest.raises(FailpointReached):
+            yield
+    finally:
+        arm(Failpoints())
+
+
+def _items(row):
+    size = max(len(row.ids), len(row.hashes))
+    for place in range(size):
+        facts = {"id": row.ids[place]} if row.ids else {}
+        yield facts | {key: value[place] if isinstance(value, list) else value for key, value in row.detail.items()}

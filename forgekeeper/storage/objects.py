@@ -152,6 +152,17 @@ class Objects:
             asyncio.run(deletion.run(normal, until))
         return deletion.known
 
+    def present(self, paths: Sequence[str], *, until: float | None = None) -> dict[str, bool]:
+        """Say of *paths*, normal ones, whether there are objects; some at a time, and believed as deletions are.
+
+        Stops at *until*, an instant of the monotonic clock: of a path that is then not in the answer nothing is known.
+        Raises `StoreUnavailable`.
+        """
+        check_process()
+        look = _Look(self.location, self._store, self._installation)
+        asyncio.run(look.run(list(dict.fromkeys(paths)), until))
+        return look.known
+
     def may_delete(self, path: str) -> bool:
         """Say whether *path*, a normal one, lies where objects may be deleted."""
         return is_below(self._prefixes, path)
@@ -196,6 +207,43 @@ class Objects:
             yield
         except FAILURES as error:
             raise StoreUnavailable(f"{self.location}: {reason(error)}", {}) from None
+
+
+class _Look:
+    """One call: which objects are there, as far as the sentinel has confirmed it."""
+
+    def __init__(self, location: str, store: ObjectStore, installation: str) -> None:
+        self.known: dict[str, bool] = {}
+        self._location = location
+        self._store = store
+        self._installation = installation
+
+    async def run(self, paths: list[str], until: float | None) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(until):
+                for start in range(0, len(paths), LOOKS):
+                    some = paths[start : start + LOOKS]
+                    found = await asyncio.gather(*map(self._has, some))
+                    if said := objection(self._location, await self._sentinel(), self._installation):
+                        raise StoreUnavailable(said, {})
+                    answers = zip(some, found, strict=True)
+                    self.known |= {path: there for path, there in answers if there is not None}
+
+    async def _has(self, path: str) -> bool | None:
+        try:
+            await _asked("head", obstore.head_async(self._store, path))
+        except FileNotFoundError:
+            return False
+        except FAILURES:
+            return None
+        return True
+
+    async def _sentinel(self) -> Sentinel:
+        try:
+            answer = await obstore.get_async(self._store, NAME)
+            return parse(bytes(await answer.bytes_async()))
+        except FAILURES as error:
+            raise StoreUnavailable(f"{self._location}: cannot read {NAME}: {reason(error)}", {}) from None
 
 
 class _Deletion:

@@ -14,13 +14,17 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from itertools import groupby
+from typing import Any
 
 import structlog
 
+from forgekeeper.audit.intents import Intended, Item, close_earlier
 from forgekeeper.batches import Record, Threshold, batch
 from forgekeeper.connections import client
 from forgekeeper.database import database, probe
@@ -51,6 +55,7 @@ BACKOFF = timedelta(minutes=6)
 SEARCHED = 1_000
 """How many pending uploads are searched for some of a location's; its share may be small."""
 
+RECORD = "stale_upload"
 NAMED = 10
 """So many locations that are not configured are named in the line about them."""
 OTHERS = "others"
@@ -108,6 +113,7 @@ def stale_direct_uploads(run: Run[Outcome]) -> None:
     if mended := register.set_right(client):
         log.warning("uploads of a time to come set right", entries=mended)
     sweep, outcome = Sweep(run), run.outcome
+    sweep.close_interrupted()
     outcome.total_pending_entries = register.unsettled(client)
     try:
         while (claim := sweep.claim()).entries:
@@ -134,6 +140,18 @@ class Sweep:
         self._given_up = 0
         self._settings = run.settings
         self._deadline = run.deadline
+
+    def close_interrupted(self) -> None:
+        """Say what has become of uploads that runs before ours were at, where their stores answer."""
+        for location in self._settings.object_stores:
+            with suppress(StoreUnavailable):
+                close_earlier(self._run.audit, RECORD, partial(self._look, location), name="path", scope=location)
+
+    def _look(self, location: str, rows: Sequence[Mapping[str, Any]]) -> list[str | None]:
+        store = stores.at(location, self._settings)
+        until = time.monotonic() + self._deadline.left()
+        there = {} if store is None else store.present([row["path"] for row in rows], until=until)
+        return [None if row["path"] not in there else "kept" if there[row["path"]] else "deleted" for row in rows]
 
     def claim(self) -> Claim:
         """Claim the next entries of locations that answer."""
@@ -182,8 +200,8 @@ class Sweep:
             self._outcome.failed_entries += register.reject(client, claim, outside)
         return [entry for entry in entries if store.may_delete(entry.path)]
 
-    def _doomed(self, location: str, claim: Claim, entries: list[Entry]) -> list[Entry]:
-        """Remember as reaped what nobody answers for, and return it; drop the entries of the rest.
+    def _doomed(self, location: str, claim: Claim, entries: list[Entry], told: Intended[Entry]) -> list[Entry]:
+        """Remember as reaped what nobody answers for, tell of it, and return it; drop the entries of the rest.
 
         What a producer is completing just now is left alone: its claim runs out, and a later run looks again.
         """
@@ -195,6 +213,7 @@ class Sweep:
                 kept = owners.answered_for(JobArtifact, location, free, self._settings)
                 going = [path for path in free if path not in kept]
                 SettledUpload.reap(location, going, self._run.number)
+                told.begin({some[path]: _item(some[path]) for path in going})
             self._keep(claim, {some[path]: reason for path, reason in kept.items()})
             doomed += [some[path] for path in going]
         return doomed
@@ -205,6 +224,7 @@ class Sweep:
         register.keep(client, claim, list(reasons))
 
     def _at(self, location: str, claim: Claim, entries: list[Entry]) -> None:
+        told = Intended[Entry](self._run.audit, RECORD, scope=location, location=location)
         try:
             store = stores.at(location, self._settings)
             if store is None:
@@ -216,7 +236,7 @@ class Sweep:
                 log.warning("claim dropped, too old to be acted on", entries=len(entries))
                 register.put_back(client, claim, entries)
                 return
-            entries = self._doomed(location, claim, entries)
+            entries = self._doomed(location, claim, entries, told)
             self._run.step("remembered")
             if not entries:
                 return
@@ -224,20 +244,21 @@ class Sweep:
             seen = {entry.path: _last_seen(entry.adopted) for entry in entries if entry.adopted is not None}
             known = store.delete([entry.path for entry in entries], until=until, unless_changed_since=seen)
             self._run.step("deleted")
-            self._settle(claim, entries, known)
+            self._settle(claim, entries, known, told)
             if not known and self._deadline.left() > 0:
                 self._stop(location, f"{location}: no answer while the claim lasted")
         except StoreUnavailable as error:
-            self._settle(claim, entries, error.known)
+            self._settle(claim, entries, error.known, told)
             self._stop(location, str(error))
 
     def _stop(self, location: str, reason: str) -> None:
         log.error("object store unavailable", location=location, error=reason)
         self._away[location] = reason
 
-    def _settle(self, claim: Claim, entries: list[Entry], known: dict[str, Deletion]) -> None:
+    def _settle(self, claim: Claim, entries: list[Entry], known: dict[str, Deletion], told: Intended[Entry]) -> None:
         """Forget what is gone, spend an attempt on what failed, give the rest back untried."""
         states = {entry: known[entry.path] for entry in entries if entry.path in known}
+        told.end({entry: states[entry].state for entry in told.open() if entry in states})
         gone = [entry for entry, outcome in states.items() if outcome.state in ("deleted", "missing")]
         changed = [entry for entry, outcome in states.items() if outcome.state == "changed"]
         self._keep(claim, dict.fromkeys(changed, "its object was written since it was registered"))
@@ -268,6 +289,11 @@ def _last_seen(adopted: int) -> datetime:
     Half of that day is left for clocks that differ.
     """
     return moment(adopted) - register.ADOPTION / 2
+
+
+def _item(entry: Entry) -> Item:
+    due = None if entry.registered is None else moment(entry.registered) + MAX_UPLOAD_DURATION
+    return Item(None, entry.path, {"path": entry.path, "due": due})
 
 
 def _by_location(entries: Iterator[Entry]) -> Iterator[tuple[str, list[Entry]]]:

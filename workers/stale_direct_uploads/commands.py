@@ -42,7 +42,7 @@ def uploads_failed(
     shown = [*failures, *failing[: limit - len(failures)]]
     if json:
         entries = [
-            {name: value for name, value in asdict(one).items() if name != "adopted"}
+            {name: value for name, value in asdict(one).items() if name not in ("adopted", "registered")}
             | {"reason": _reason(one, settings)}
             for one in shown
         ]

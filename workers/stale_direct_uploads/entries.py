@@ -24,12 +24,14 @@ class BeingDeleted(Exception):
 class Entry:
     """An upload that was never completed, and how often deleting its object has failed.
 
-    *adopted* is the epoch second of its adoption, None for what a producer has registered.
+    *adopted* is the epoch second of its adoption, None for what a producer has registered; *registered* that of its
+    registration, None where that was long ago.
     """
 
     member: str
     attempts: int
     adopted: int | None = None
+    registered: int | None = field(default=None, compare=False)
 
     @property
     def location(self) -> str:

@@ -180,8 +180,13 @@ def claim(
                 args=[result.token, due_at_age, math.floor(visibility.total_seconds()), left, rank, *skip_locations],
             )
             result.entries.extend(
-                Entry(_decode(member), whole(attempts), second(adopted) if adopted else None)
-                for member, attempts, adopted in found
+                Entry(
+                    _decode(member),
+                    whole(attempts),
+                    second(adopted) if adopted else None,
+                    second(registered) if registered else None,
+                )
+                for member, attempts, adopted, registered in found
             )
     return result
 

@@ -14,8 +14,8 @@
 -- ARGV[6..]  locations to pass over
 --
 -- Returns the rank to go on at, -1 when nothing due lies beyond, and then {member, attempts,
--- second of its adoption or ''} of each claimed entry.  A caller that repeats itself after a lost reply gets other entries;
--- the first come back in their time.
+-- second of its adoption or '', second of its registration or ''} of each claimed entry.  A caller that repeats itself
+-- after a lost reply gets other entries; the first come back in their time.
 
 -- A key of another type is an error, and must be one before anything has changed: nothing is rolled back.
 redis.call('zcard', KEYS[3])
@@ -60,11 +60,12 @@ for _, member in ipairs(page) do
     rank = rank + 1
   else
     local adopted = adopted_at(member)
+    local registered = redis.call('zscore', KEYS[2], member) or ''
     -- Out of pending even when it came from deleting: whatever others wrote, it cannot complete now.
     redis.call('zrem', KEYS[2], member)
     redis.call('zadd', KEYS[3], now + ARGV[3], member)
     redis.call('hset', KEYS[5], member, ARGV[1])
-    table.insert(claimed, {member, redis.call('hget', KEYS[4], member) or 0, adopted})
+    table.insert(claimed, {member, redis.call('hget', KEYS[4], member) or 0, adopted, registered})
   end
 end
 return {last + 1 < due and rank or -1, unpack(claimed)}

@@ -8,16 +8,18 @@ comes back later, ten times; then it is dead, and `forgekeeper objects` shows it
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import structlog
 
+from forgekeeper.audit.deletions import Audit
+from forgekeeper.audit.intents import Intended, Item, close_earlier
 from forgekeeper.batches import Record, batch
-from forgekeeper.database import backlog, now, probe
+from forgekeeper.database import backlog, database, now, probe
 from forgekeeper.database.backlog import Backlog
 from forgekeeper.runs.bad_records import BadRecords
 from forgekeeper.runs.blocked import Blocked
@@ -28,6 +30,7 @@ from forgekeeper.storage.objects import OUTSIDE, Objects, StoreUnavailable
 from forgekeeper.storage.outbox import Claimed, DeletedObject
 from models import JobArtifact
 
+RECORD = "deleted_object"
 CHUNK = 1_000
 FIRST_RETRY = timedelta(minutes=1)
 MAX_RUNTIME = timedelta(minutes=4)
@@ -98,6 +101,8 @@ def _work_off(run: Run[Outcome], bad: BadRecords) -> Literal["drained", "deadlin
     store = stores.at(stores.ARTIFACTS, run.settings)
     if store is None:
         raise Blocked("no_store", f"no object store {stores.ARTIFACTS!r} is configured; set FORGEKEEPER_OBJECT_STORES")
+    until = time.monotonic() + run.deadline.left()
+    close_earlier(run.audit, RECORD, partial(_look, store, until), name="path")
     while True:
         # What was claimed is ours for so long; it is counted from before the claim.
         until = time.monotonic() + min(run.deadline.left(), run.settings.object_visibility.total_seconds())
@@ -125,39 +130,72 @@ def _claim(bad: BadRecords, settings: Settings) -> tuple[list[Claimed], bool]:
     return claimed, reached is not None
 
 
+class _Chunk(NamedTuple):
+    """What is ours of a claim, which of it artifacts name, and what is told of the rest."""
+
+    rows: list[Claimed]
+    named: set[str]
+    told: Intended[int]
+
+
 def _delete(store: Objects, claimed: list[Claimed], run: Run[Outcome], until: float, bad: BadRecords) -> None:
-    named = JobArtifact.named([row.path for row in claimed])
-    for row in claimed:
-        if row.path in named:
-            log.error("object kept, an artifact names it", path=row.path)
-    paths = [row.path for row in claimed if row.path not in named]
+    chunk = _told(claimed, run.audit)
+    paths = [row.path for row in chunk.rows if row.path not in chunk.named]
     try:
         answers = store.delete(paths, until=until)
     except StoreUnavailable as error:
-        _settle(claimed, {path: answer.state for path, answer in error.known.items()}, named, run, bad)
+        _settle(chunk, {path: answer.state for path, answer in error.known.items()}, run, bad)
         raise
     run.step("deleted")
     outside = [path for path, answer in answers.items() if OUTSIDE in answer.reason]
     if outside:
         log.error("objects not deleted", reason=OUTSIDE, objects=len(outside), first=outside[0])
-    _settle(claimed, {path: answer.state for path, answer in answers.items()}, named, run, bad)
+    _settle(chunk, {path: answer.state for path, answer in answers.items()}, run, bad)
 
 
-def _settle(
-    claimed: list[Claimed], states: dict[str, str], named: set[str], run: Run[Outcome], bad: BadRecords
-) -> None:
-    """Remove the rows of what is gone, spend an attempt on what failed, give the rest back."""
-    outcome, rows = run.outcome, {row.id: row for row in claimed}
-    gone = [row.id for row in claimed if row.path in named or states.get(row.path) in ("deleted", "missing")]
-    failed = [row.id for row in claimed if row.id not in gone and states.get(row.path) == "failed"]
+def _told(claimed: list[Claimed], audit: Audit) -> _Chunk:
+    """Tell of the objects that are about to go: those that are ours still, and that no artifact names."""
+    named = JobArtifact.named([row.path for row in claimed])
+    for row in claimed:
+        if row.path in named:
+            log.error("object kept, an artifact names it", path=row.path)
+    told = Intended[int](audit, RECORD)
+    with database.atomic():
+        ours = DeletedObject.still_ours(claimed)
+        going = [row for row in claimed if row.id in ours and row.path not in named]
+        told.begin({row.id: _item(row) for row in going})
+    return _Chunk([row for row in claimed if row.id in ours], named, told)
+
+
+def _item(row: Claimed) -> Item:
+    return Item(row.id, row.path, {"path": row.path, "project_id": row.project_id, "due": row.created_at})
+
+
+def _look(store: Objects, until: float, rows: Sequence[Mapping[str, Any]]) -> list[str | None]:
+    there = store.present([row["path"] for row in rows], until=until)
+    return [None if row["path"] not in there else "kept" if there[row["path"]] else "deleted" for row in rows]
+
+
+def _settle(chunk: _Chunk, states: dict[str, str], run: Run[Outcome], bad: BadRecords) -> None:
+    """Remove the rows of what is gone, spend an attempt on what failed, give the rest back.
+
+    What became of the objects is told in the same transactions.
+    """
+    outcome, rows, told = run.outcome, {row.id: row for row in chunk.rows}, chunk.told
+    became = {number: states[row.path] for number, row in rows.items() if row.path in states}
+    kept = {number for number, row in rows.items() if row.path in chunk.named}
+    gone = [number for number in rows if number in kept or became.get(number) in ("deleted", "missing")]
+    failed = [number for number, state in became.items() if state == "failed" and number not in kept]
 
     def forget(ids: Sequence[int]) -> None:
-        DeletedObject.forget([rows[number] for number in ids])
-        outcome.deleted += sum(states.get(rows[number].path) == "deleted" for number in ids)
-        outcome.missing += sum(states.get(rows[number].path) == "missing" for number in ids)
+        with told.ending({number: became[number] for number in ids if number in became}):
+            DeletedObject.forget([rows[number] for number in ids])
+        outcome.deleted += sum(became.get(number) == "deleted" for number in ids)
+        outcome.missing += sum(became.get(number) == "missing" for number in ids)
 
     def fail(ids: Sequence[int]) -> None:
-        died = DeletedObject.fail([rows[number] for number in ids], first_retry=FIRST_RETRY)
+        with told.ending({number: became[number] for number in ids}):
+            died = DeletedObject.fail([rows[number] for number in ids], first_retry=FIRST_RETRY)
         outcome.failed += len(ids)
         if died:
             log.error("objects given up", objects=died)
@@ -165,8 +203,9 @@ def _settle(
     bad.each(forget, gone)
     run.step("forgotten")
     bad.each(fail, failed)
-    settled = {*gone, *failed}
-    left = [row.id for row in claimed if row.id not in settled]
+    # The store has done what it has done, whatever stands in the way of a row.
+    told.end({number: became[number] for number in told.open() if number in became})
+    left = [number for number in rows if number not in {*gone, *failed}]
     bad.each(lambda ids: DeletedObject.put_back([rows[number] for number in ids], now()), left)
 
 

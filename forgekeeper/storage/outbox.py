@@ -25,13 +25,19 @@ CLAIM_DUE = """
         limit %(limit)s
         for update skip locked
     ))
-    returning id, store_dir, file, pick_up_at
+    returning id, store_dir, file, pick_up_at, project_id, created_at
 """
 NEXT_DUE = """
     select id from ci_deleted_objects
     where pick_up_at <= %(now)s and attempts < %(max_attempts)s{chosen}
     order by pick_up_at, id
     limit %(limit)s
+"""
+# Locked, so that whoever holds objects back comes before us, or waits until it is known that we are at them.
+STILL_OURS = """
+    select id from ci_deleted_objects
+    where (id, pick_up_at) in (select * from unnest(%(ids)s::bigint[], %(claims)s::timestamptz[]))
+    for no key update skip locked
 """
 FAIL = """
     update ci_deleted_objects set attempts = attempts + 1,
@@ -57,6 +63,8 @@ class Claimed(NamedTuple):
     store_dir: str
     file: str
     claim: datetime
+    project_id: int | None = None
+    created_at: datetime | None = None
 
     @property
     def path(self) -> str:
@@ -143,6 +151,12 @@ class DeletedObject(Base):
         values = {name: [getattr(row, name) for row in claimed] for name in ("id", "store_dir", "file")}
         count: int = database.execute_sql(FORGET, values).rowcount
         return count
+
+    @classmethod
+    def still_ours(cls, claimed: Sequence[Claimed]) -> set[int]:
+        """Return the ids of those that nobody has taken from us since, locked until the transaction ends."""
+        values = {"ids": [row.id for row in claimed], "claims": [row.claim for row in claimed]}
+        return {number for (number,) in database.execute_sql(STILL_OURS, values).fetchall()}
 
     @classmethod
     def put_back(cls, claimed: Sequence[Claimed], now: datetime) -> None:

@@ -213,7 +213,6 @@ FURTHER = [
     Number("objects: cron", "every minute", "* * * * *", lambda: cron("delete_objects")),
     Number("objects: visibility", "10-minute visibility", 10 * MINUTE, lambda: settings_with().object_visibility),
     Number("objects: attempts", "after 10 attempts", 10, lambda: outbox.MAX_ATTEMPTS),
-    Number("objects: kept for", "a grace setting (default 0)", 0 * SECOND, lambda: settings_with().object_grace),
     Number("prune: cron", "hourly", "0 * * * *", lambda: cron("prune")),
     Number("prune: ref deletions", "older than a day", DAY, lambda: git_ref_cleanup.KEEP_PROCESSED),
     Number("prune: runs", "older than 30 days", 30 * DAY, lambda: prune.KEEP_RUNS),

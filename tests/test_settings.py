@@ -468,3 +468,9 @@ def test_what_is_no_module_stops_the_start(monkeypatch, names):
 def shown(name):
     (found,) = [setting for setting in describe(load()) if setting.name == PREFIX + name]
     return found
+
+
+def test_the_objects_of_destroyed_artifacts_are_kept_for_a_day(monkeypatch):
+    monkeypatch.delenv(f"{PREFIX}OBJECT_GRACE")
+
+    assert settings_with().object_grace == timedelta(days=1)

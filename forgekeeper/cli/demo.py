@@ -108,6 +108,7 @@ def _environment() -> Iterator[Path]:
                 "REDIS_URL": own.redis_url,
                 "REPOSITORIES_ROOT": str(repositories),
                 "OBJECT_STORES": json.dumps({stores.ARTIFACTS: store.as_uri()}),
+                "OBJECT_GRACE": "0",
             }
             # Whatever runs on this machine already may have the usual ports.
             ports = {f"METRICS_PORT_{page.upper()}": str(port) for page, port in zip(PAGES, free_ports(3), strict=True)}

@@ -128,7 +128,9 @@ class Settings(BaseSettings):
     database_idle_timeout: Duration = setting("10", "PostgreSQL ends a session that idles in a transaction this long.")
     database_network_timeout: Duration = setting("15", "A database that does not answer for this long is gone.")
     store_timeout: Duration = setting("30", "How long a worker waits for an answer of an object store.")
-    object_grace: Grace = setting("0", "How long the object of a deleted artifact is kept.")
+    object_grace: Grace = setting(
+        "86400", "How long the object of a deleted artifact is kept: until then the deletion can be undone."
+    )
     object_visibility: Visibility = setting(
         "600", "Objects that a run has claimed are given to another this much later, should it have died."
     )

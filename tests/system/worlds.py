@@ -70,6 +70,7 @@ class World:
             "repositories_root": str(self.repositories),
             "dead_after": DEAD_AFTER,
             "poll_interval": "0.5",
+            "object_grace": "0",
             "bucket_silent_after": "2",
             "log_format": "json",
         }

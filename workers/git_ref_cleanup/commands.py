@@ -1,19 +1,23 @@
-"""Git ref deletions that were refused: `refs`."""
+"""Git refs: deletions that were refused, and refs that were deleted wrongly: `refs`."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from forgekeeper.audit import acts
 from forgekeeper.cli.connection import connected
-from forgekeeper.cli.console import All, Json, Problem, answer, emit, moment, out, table, wrong_use
+from forgekeeper.cli.console import FAILED, All, Json, Problem, answer, emit, moment, out, table, wrong_use
 from forgekeeper.database import database
+from forgekeeper.storage.git_repository import RootUnavailable
+from forgekeeper.storage.git_restore import POSSIBLE, RESTORED, Restored
 from models import GitRefDeletion
-from workers.git_ref_cleanup import deletions
+from workers.git_ref_cleanup import deletions, restoring
+from workers.git_ref_cleanup.restoring import Deleted
 
-refs = typer.Typer(help="Git ref deletions that were refused.")
+refs = typer.Typer(help="Git ref deletions that were refused, and refs that were deleted wrongly.")
 COMMANDS = {"refs": refs}
 
 
@@ -63,3 +67,62 @@ def refs_retry(
     if number is not None and not retried:
         raise Problem(f"{number} is not among the rejected deletions; `forgekeeper refs rejected` lists them")
     answer({"retried": retried}, f"{retried} will be tried anew", json=json)
+
+
+@refs.command("restore")
+def refs_restore(
+    which: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[ID]...", help="Deletions, by the ids that `audit` shows, or as PROJECT:REF."),
+    ] = None,
+    run: Annotated[int | None, typer.Option(metavar="N", help="All refs that the run has deleted.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what could be restored, and make nothing.")] = False,
+    json: Json = False,
+) -> None:
+    """Make deleted refs anew, at what the audit says that they were.
+
+    That is possible while git still has their objects: until its next `gc` that prunes them, by default two weeks.
+    A ref that is there again is left as it is.  Exit status 0 only if every one was restored.
+    """
+    if not which and run is None:
+        wrong_use("name deletions by their ids, or as PROJECT:REF, or say --run N")
+    try:
+        asked = restoring.read(which or (), [] if run is None else [run])
+    except ValueError as error:
+        wrong_use(f"{error} is neither the id of a deletion nor PROJECT:REF")
+    with connected("refs") as settings:
+        found = restoring.deleted(asked)
+        if not found:
+            raise Problem("the audit knows of no such ref that was deleted; `forgekeeper audit` shows what it knows")
+        try:
+            became = list(restoring.restore(found, settings, dry_run=dry_run))
+        except RootUnavailable as error:
+            raise Problem(str(error)) from None
+        _record(became)
+    unknown = [number for number in asked.ids if number not in {one.id for one in found}]
+    _say(became, unknown, dry_run=dry_run, json=json)
+
+
+def _record(became: Sequence[tuple[Deleted, Restored]]) -> None:
+    """Record what was made, an act for each project."""
+    made: dict[int, dict[str, str]] = {}
+    for one, outcome in became:
+        if outcome == RESTORED:
+            made.setdefault(one.project_id, {})[one.ref] = one.oid
+    for project, refs in made.items():
+        acts.record("refs restore", f"project:{project}", batch="git_ref_cleanup", after={"refs": refs})
+
+
+def _say(became: Sequence[tuple[Deleted, Restored]], unknown: Sequence[int], *, dry_run: bool, json: bool) -> None:
+    done = sum(outcome in (RESTORED, POSSIBLE) for _, outcome in became)
+    if json:
+        entries = [one._asdict() | {"state": outcome.state, "reason": outcome.reason} for one, outcome in became]
+        emit({"restored": 0 if dry_run else done, "dry_run": dry_run, "entries": entries, "unknown": unknown})
+    else:
+        rows = ((one.id, one.project_id, one.ref, one.oid, outcome.state, outcome.reason) for one, outcome in became)
+        table("", ("id", "project", "ref", "was", "state", "because"), rows)
+        for number in unknown:
+            out.print(f"the audit knows of no ref that was deleted for {number}")
+        out.print(f"{done} of {len(became) + len(unknown)} {'could be' if dry_run else 'were'} restored")
+    if done < len(became) + len(unknown):
+        raise typer.Exit(FAILED)

@@ -1,0 +1,128 @@
+"""What was deleted wrongly comes back: refs while git has their objects."""
+
+import pytest
+
+from forgekeeper.audit.acts import Act
+from models import GitRefDeletion, Project
+from tests.harness.git_samples import Bare, put_root
+from tests.harness.performing import perform
+from tests.harness.settings import settings_with
+from workers.git_ref_cleanup import clean_project_refs
+
+pytestmark = pytest.mark.usefixtures("database")
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    root = put_root(tmp_path / "repositories")
+    monkeypatch.setenv("FORGEKEEPER_REPOSITORIES_ROOT", str(root))
+    return root
+
+
+@pytest.fixture
+def repository(root):
+    """The repository of project 7: of its refs a, b and keep the first two were deleted, a packed, b loose."""
+    repository = Bare(root)
+    repository.packed("refs/a", "refs/keep")
+    repository.loose("refs/b", value=repository.two)
+    Project.create(id=7, disk_path=repository.disk_path)
+    delete(7, "refs/a", "refs/b")
+    return repository
+
+
+def delete(project, *refs, run=17):
+    """Let the batch delete refs; return the ids of their rows."""
+    rows = [GitRefDeletion.create(project_id=project, ref=ref).id for ref in refs]
+    perform(clean_project_refs, project, settings=settings_with(), number=run)
+    return rows
+
+
+def numbers():
+    return [str(row.id) for row in GitRefDeletion.select().order_by(GitRefDeletion.id)]
+
+
+def test_refs_are_restored_by_the_ids_of_their_deletions(main, repository):
+    result = main("refs", "restore", *numbers())
+
+    assert result.status == 0
+    assert "2 of 2 were restored" in result.stdout
+    assert repository.refs()["refs/a"] == repository.one
+    assert repository.refs()["refs/b"] == repository.two
+
+
+@pytest.mark.parametrize("words", [["7:refs/b"], ["--run", "17", "7:refs/b"]])
+def test_refs_are_restored_by_their_names_and_by_the_run_that_deleted_them(main, repository, words):
+    assert main("refs", "restore", *words).status == 0
+    assert "refs/b" in repository.refs()
+    assert ("refs/a" in repository.refs()) == ("--run" in words)
+
+
+def test_a_restored_ref_is_an_act_of_a_person(main, repository):
+    main("refs", "restore", numbers()[0])
+
+    (act,) = Act.select()
+    assert (act.act, act.what, act.batch) == ("refs restore", "project:7", "git_ref_cleanup")
+    assert act.after == {"refs": {"refs/a": repository.one}}
+
+
+def test_a_dry_run_of_a_restoration_makes_nothing_and_is_no_act(main, repository):
+    result = main("refs", "restore", *numbers(), "--dry-run")
+
+    assert (result.status, "2 of 2 could be restored" in result.stdout) == (0, True)
+    assert set(repository.refs()) == {"refs/heads/main", "refs/keep"}
+    assert Act.select().count() == 0
+
+
+def test_what_cannot_be_restored_is_said_and_keeps_no_other(main, repository):
+    repository.loose("refs/a", value=repository.two)
+
+    result = main("refs", "restore", *numbers(), "999", "--json")
+
+    assert result.status == 1
+    assert [(entry["ref"], entry["state"]) for entry in result.json["entries"]] == [
+        ("refs/a", "exists"),
+        ("refs/b", "restored"),
+    ]
+    assert (result.json["restored"], result.json["unknown"]) == (1, [999])
+    assert repository.refs()["refs/a"] == repository.two
+
+
+def test_what_git_has_pruned_is_said_plainly(main, repository):
+    repository.git("gc", "--quiet", "--prune=now")
+
+    result = main("refs", "restore", "7:refs/b")
+
+    assert result.status == 1
+    assert "git has removed its object" in result.stdout
+
+
+def test_a_ref_that_was_deleted_twice_comes_back_as_it_was_last(main, repository):
+    repository.loose("refs/a", value=repository.two)
+    delete(7, "refs/a")
+
+    assert main("refs", "restore", "7:refs/a").status == 0
+    assert repository.refs()["refs/a"] == repository.two
+
+
+def test_of_a_project_that_has_gone_nothing_comes_back(main, repository):
+    Project.delete().execute()
+
+    result = main("refs", "restore", *numbers())
+
+    assert result.status == 1
+    assert "its project has gone" in result.stdout
+
+
+def test_what_was_never_deleted_cannot_be_restored(main, repository):
+    assert "knows of no such ref" in main("refs", "restore", "7:refs/keep").complaint
+
+
+@pytest.mark.parametrize("words", [[], ["refs/a"], ["x"], ["-1"]])
+def test_what_names_no_deletion_is_refused(main, repository, words):
+    assert main("refs", "restore", *words).status == 2
+
+
+def test_without_the_repositories_disk_nothing_is_restored(main, repository, root):
+    root.rename(root.with_suffix(".away"))
+
+    assert "is not a folder" in main("refs", "restore", *numbers()).complaint

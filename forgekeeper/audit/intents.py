@@ -22,6 +22,14 @@ Look = Callable[[Sequence[Mapping[str, Any]]], Sequence[str | None]]
 """Says of the details of records what has become of each; None where that cannot be told now."""
 
 
+AT_WORK = """
+    select ids from audit_deletions as intended
+    where phase = 'intent' and record = %(record)s and at > clock_timestamp() - interval '1 hour'
+      and ids && %(ids)s::bigint[]
+      and not exists (select from audit_deletions as closing where closing.intent = intended.id)
+"""
+
+
 class Item(NamedTuple):
     """A record that is about to go: what it is looked for by, and what is to be known of it."""
 
@@ -128,6 +136,12 @@ class Intended(Generic[Key]):
         details = [item.detail for item in items]
         names = details[0] if details else ()
         return {**self._common, **{name: _once([detail[name] for detail in details]) for name in names}}
+
+
+def at_work(record: str, ids: Sequence[int]) -> set[int]:
+    """Return those of *ids* of which it is said that they are about to go, and not yet what became of them."""
+    rows = database.execute_sql(AT_WORK, {"record": record, "ids": list(ids)}).fetchall()
+    return {number for (found,) in rows for number in found}.intersection(ids)
 
 
 def close_earlier(audit: Audit, record: str, look: Look, *, name: str, scope: str | None = None) -> int:

@@ -1,4 +1,4 @@
-"""Objects of the outbox that were given up: `objects`."""
+"""Objects of the outbox that were given up, or are held back: `objects`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from forgekeeper.cli.console import All, Json, Problem, answer, emit, moment, ou
 from forgekeeper.database import database
 from forgekeeper.storage.outbox import DeletedObject
 
-objects = typer.Typer(help="Objects of deleted artifacts that could not be deleted.")
+objects = typer.Typer(help="Objects of deleted artifacts that could not be deleted, or must not be.")
 COMMANDS = {"objects": objects}
 
 
@@ -31,11 +31,30 @@ def objects_failed(
     with connected("objects"):
         total = DeletedObject.dead().count()
         dead = [(row.id, row.path, row.attempts, row.created_at) for row in DeletedObject.dead().limit(limit)]
+        held = DeletedObject.held().count()
     if json:
         fields = ("id", "path", "attempts", "created_at")
         emit({"failed": total, "entries": [dict(zip(fields, row, strict=True)) for row in dead]})
         return
     table("", ("id", "path", "attempts", "since"), ((*row[:3], moment(row[3])) for row in dead))
+    if held:
+        out.print(f"{held} are held back: `forgekeeper objects held` lists them")
+    out.print(f"{total} in all")
+
+
+@objects.command("held")
+def objects_held(
+    limit: Annotated[int, typer.Option(min=1, max=1_000_000, help="How many, oldest first.")] = 100, json: Json = False
+) -> None:
+    """List the objects that are held back: no run deletes them until `unhold`."""
+    with connected("objects"):
+        total = DeletedObject.held().count()
+        held = [(row.id, row.path, row.project_id, row.created_at) for row in DeletedObject.held().limit(limit)]
+    if json:
+        fields = ("id", "path", "project_id", "created_at")
+        emit({"held": total, "entries": [dict(zip(fields, row, strict=True)) for row in held]})
+        return
+    table("", ("id", "path", "project", "deleted"), ((*row[:3], moment(row[3])) for row in held))
     out.print(f"{total} in all")
 
 

@@ -16,6 +16,7 @@ from forgekeeper.storage.stores import ARTIFACTS
 MAX_ATTEMPTS = 10
 """After so many failures an object is dead: shown, counted, and tried again only when asked to."""
 
+FOR_EVER: Any = pw.SQL("timestamptz 'infinity'")
 CLAIM_DUE = """
     update ci_deleted_objects set pick_up_at = clock_timestamp() + %(visibility)s
     where id = any(array(
@@ -50,6 +51,13 @@ FORGET = """
     using unnest(%(id)s::bigint[], %(store_dir)s::text[], %(file)s::text[]) as gone (id, store_dir, file)
     where object.id = gone.id and object.store_dir = gone.store_dir and object.file = gone.file
 """
+# The last instant there is: no run ever finds it due.
+HOLD = """
+    update ci_deleted_objects set pick_up_at = 'infinity' where {which} returning id, store_dir, file
+"""
+UNHOLD = """
+    update ci_deleted_objects set pick_up_at = clock_timestamp() + %(grace)s where pick_up_at = 'infinity' and {which}
+"""
 PUT_BACK = """
     update ci_deleted_objects set pick_up_at = %(now)s
     where (id, pick_up_at) in (select * from unnest(%(ids)s::bigint[], %(claims)s::timestamptz[]))
@@ -70,6 +78,32 @@ class Claimed(NamedTuple):
     def path(self) -> str:
         """Where the object lies: what was the artifact's ``file_final_path``."""
         return f"{self.store_dir}/{self.file}" if self.store_dir else self.file
+
+
+class Chosen(NamedTuple):
+    """Objects of the outbox: those of a *project*, those at some *paths*, or all of them."""
+
+    project: int | None = None
+    paths: Sequence[str] | None = None
+
+    @property
+    def clause(self) -> str:
+        """What is true of them, in SQL."""
+        if self.paths is not None:
+            return "(store_dir, file) in (select * from unnest(%(folders)s::text[], %(files)s::text[]))"
+        return "true" if self.project is None else "project_id = %(project)s"
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """What the clause needs."""
+        folders, files = zip(*map(parted, self.paths), strict=True) if self.paths else ((), ())
+        return {"project": self.project, "folders": list(folders), "files": list(files)}
+
+
+def parted(path: str) -> tuple[str, str]:
+    """Return the folder and the file that an object at *path* has in the outbox."""
+    folder, _, file = path.rpartition("/")
+    return (folder, file) if folder else ("", path)
 
 
 class DeletedObject(Base):
@@ -100,9 +134,7 @@ class DeletedObject(Base):
     @classmethod
     def named(cls, paths: Sequence[str]) -> set[str]:
         """Return those of *paths* that lie in the outbox."""
-        pairs = [
-            (folder, file) if folder else ("", path) for path in paths for folder, _, file in [path.rpartition("/")]
-        ]
+        pairs = [parted(path) for path in paths]
         query = cls.select().where(pw.Tuple(cls.store_dir, cls.file).in_(pairs)) if pairs else []
         return {row.path for row in query}
 
@@ -176,9 +208,27 @@ class DeletedObject(Base):
         return sum(died for (died,) in database.execute_sql(FAIL, values).fetchall())
 
     @classmethod
+    def held(cls) -> pw.ModelSelect[DeletedObject]:
+        """Select the objects that are held back."""
+        return cls.select().where(cls.pick_up_at == FOR_EVER).order_by(cls.id)
+
+    @classmethod
+    def hold(cls, which: Chosen) -> dict[int, str]:
+        """Hold objects back until they are let go; return the paths of all that are held now, by their ids."""
+        rows = database.execute_sql(HOLD.format(which=which.clause), which.values).fetchall()
+        return {number: f"{folder}/{file}" if folder else file for number, folder, file in rows}
+
+    @classmethod
+    def unhold(cls, which: Chosen, *, grace: timedelta) -> int:
+        """Let held objects go, due after *grace*; return how many there were."""
+        values = {**which.values, "grace": grace}
+        count: int = database.execute_sql(UNHOLD.format(which=which.clause), values).rowcount
+        return count
+
+    @classmethod
     def retry(cls, ids: Sequence[int] | None) -> int:
-        """Let dead objects be tried again, all of them if *ids* is None; return how many."""
-        which = cls.attempts >= MAX_ATTEMPTS
+        """Let dead objects be tried again, all of them if *ids* is None; return how many.  What is held stays held."""
+        which = (cls.attempts >= MAX_ATTEMPTS) & (cls.pick_up_at < FOR_EVER)
         if ids is not None:
             which &= cls.id.in_(list(ids))
         values = {"attempts": 0, "pick_up_at": pw.fn.clock_timestamp()}

@@ -1,0 +1,250 @@
+"""Artifacts that were destroyed wrongly: their objects are held back, and their rows inserted back."""
+
+import json
+from datetime import timedelta
+
+import pytest
+
+from forgekeeper.audit.acts import Act
+from forgekeeper.audit.deletions import Audit
+from forgekeeper.database import database, now
+from forgekeeper.storage import sentinel, stores
+from forgekeeper.storage.outbox import MAX_ATTEMPTS, DeletedObject, parted
+from models import JobArtifact, ProjectStatistics
+from tests.harness.audited import interrupted_at
+from tests.harness.installation import INSTALLATION
+from tests.harness.performing import perform
+from tests.harness.settings import settings_with
+from workers.delete_objects import delete_objects
+from workers.expired_job_artifacts.destroying import CLASSES, START, destroy_expired
+from workers.expired_job_artifacts.holding import COLUMNS
+
+RUN = 17
+DAY = timedelta(days=1)
+
+pytestmark = pytest.mark.usefixtures("database")
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path, monkeypatch):
+    stores._opened.clear()
+    root = tmp_path / "objects"
+    root.mkdir()
+    sentinel.Store("artifacts", root.as_uri()).create_sentinel(INSTALLATION)
+    monkeypatch.setenv("FORGEKEEPER_OBJECT_STORES", json.dumps({"artifacts": root.as_uri()}))
+    yield root
+    stores._opened.clear()
+
+
+def artifact(root, path, *, project=7, **facts):
+    """Make an expired artifact with its object."""
+    if path is not None:
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_bytes(b"")
+    expired = now() - timedelta(days=3)
+    facts = {"job_id": 3, "file_type": 2, "size": 10, "locked": 0, "expire_at": expired} | facts
+    return JobArtifact.create(project_id=project, file_final_path=path, **facts).id
+
+
+def destroy(*, run=RUN, grace=DAY):
+    """Destroy all that has expired, as the batch does."""
+    for number in range(CLASSES):
+        audit = Audit("expired_job_artifacts", on=True, run=run)
+        destroy_expired(number, now(), START, limit=1_000, grace=grace, audit=audit)
+
+
+def rows():
+    return database.execute_sql("select * from ci_job_artifacts order by id").fetchall()
+
+
+def a_day_later():
+    """Let the grace pass, and the batch delete what is due."""
+    later = "update ci_deleted_objects set pick_up_at = pick_up_at - interval '25 hours'"
+    database.execute_sql(later)
+    return perform(delete_objects, settings=settings_with())
+
+
+def insert_back(result):
+    for statement in result.json["statements"]:
+        database.execute_sql(statement.replace("%", "%%"))
+
+
+def test_every_column_of_an_artifact_comes_back():
+    assert set(COLUMNS) == set(JobArtifact._meta.columns)
+
+
+@pytest.mark.parametrize("words", [["--project", "7"], ["--run", str(RUN)]])
+def test_rows_that_are_inserted_back_are_the_old_ones(main, root, words):
+    artifact(root, "@final/a'b%s\\", size=None)
+    artifact(root, "b", file_store=2, file="b.zip", partition_id=101, updated_at=now() - DAY)
+    ProjectStatistics.create(project_id=7, build_artifacts_size=100)
+    before = rows()
+    destroy()
+    assert rows() == []
+
+    insert_back(main("objects", "hold", *words, "--json"))
+
+    assert rows() == before
+    assert ProjectStatistics.get().build_artifacts_size == 100
+
+
+def test_what_is_printed_is_sql_that_inserts_the_rows_back(main, root):
+    artifact(root, "a")
+    before = rows()
+    destroy()
+
+    result = main("objects", "hold", "--run", str(RUN))
+
+    assert result.status == 0
+    assert result.stdout.startswith("-- 1 objects are held back until `forgekeeper objects unhold --run 17`\n")
+    database.execute_sql(result.stdout)
+    assert rows() == before
+
+
+def test_to_insert_back_twice_changes_nothing(main, root):
+    artifact(root, "a")
+    ProjectStatistics.create(project_id=7, build_artifacts_size=10)
+    destroy()
+    result = main("objects", "hold", "--run", str(RUN), "--json")
+    insert_back(result)
+    before = rows()
+
+    insert_back(result)
+
+    assert rows() == before
+    assert ProjectStatistics.get().build_artifacts_size == 10
+
+
+def test_held_objects_stay_and_all_others_go(main, root):
+    artifact(root, "mine", project=7)
+    artifact(root, "others", project=8)
+    destroy()
+
+    main("objects", "hold", "--project", "7")
+
+    assert a_day_later().deleted == 1
+    assert (root / "mine").exists()
+    assert not (root / "others").exists()
+
+
+def test_only_what_the_run_has_destroyed_is_held(main, root):
+    artifact(root, "earlier")
+    destroy(run=RUN - 1)
+    artifact(root, "a/b/c")
+    destroy()
+
+    result = main("objects", "hold", "--run", str(RUN), "--json")
+
+    assert [one["file_final_path"] for one in result.json["artifacts"]] == ["a/b/c"]
+    assert [row.path for row in DeletedObject.held()] == ["a/b/c"]
+
+
+def test_of_artifacts_whose_objects_are_gone_it_is_said_that_they_are_lost(main, root):
+    artifact(root, "gone")
+    destroy(grace=timedelta(0))
+    perform(delete_objects, settings=settings_with())
+    artifact(root, "kept")
+    destroy()
+
+    result = main("objects", "hold", "--run", str(RUN), "--json")
+
+    assert (result.json["held"], result.json["lost"], len(result.json["artifacts"])) == (1, 1, 1)
+
+
+def test_what_is_let_go_is_deleted_a_grace_later(main, root):
+    artifact(root, "a")
+    destroy()
+    main("objects", "hold", "--project", "7")
+
+    result = main("objects", "unhold", "--project", "7", OBJECT_GRACE="86400")
+
+    assert result.stdout == "1 are held back no longer\n"
+    assert perform(delete_objects, settings=settings_with()).deleted == 0
+    assert a_day_later().deleted == 1
+
+
+@pytest.mark.parametrize("words", [["--run", str(RUN)], ["--all"]])
+def test_what_is_held_is_let_go_by_its_run_or_altogether(main, root, words):
+    artifact(root, "a")
+    destroy()
+    main("objects", "hold", "--run", str(RUN))
+
+    assert main("objects", "unhold", *words, "--json").json == {"let_go": 1}
+
+
+def test_an_object_whose_artifact_is_back_stays_once_it_is_let_go(main, root):
+    artifact(root, "a")
+    destroy()
+    insert_back(main("objects", "hold", "--project", "7", "--json"))
+    main("objects", "unhold", "--project", "7")
+
+    outcome = a_day_later()
+
+    assert (outcome.deleted, (root / "a").exists(), DeletedObject.select().count()) == (0, True, 0)
+
+
+def test_an_object_held_after_it_was_claimed_stays(main, root):
+    artifact(root, "a")
+    destroy(grace=timedelta(0))
+    with interrupted_at("delete_objects.claimed"):
+        perform(delete_objects, settings=settings_with())
+
+    main("objects", "hold", "--project", "7")
+
+    assert a_day_later().deleted == 0
+    assert (root / "a").exists()
+
+
+def test_an_object_that_a_run_is_at_just_now_is_said_to_be_too_late(main, root):
+    artifact(root, "a")
+    destroy(grace=timedelta(0))
+    with interrupted_at("delete_objects.deleted"):
+        perform(delete_objects, settings=settings_with())
+
+    assert main("objects", "hold", "--project", "7", "--json").json["too_late"] == 1
+
+
+def test_a_dead_object_that_is_held_is_not_tried_again(main, root):
+    artifact(root, "a")
+    destroy()
+    DeletedObject.update(attempts=MAX_ATTEMPTS).execute()
+    main("objects", "hold", "--project", "7")
+
+    assert main("objects", "retry", "--all", "--json").json == {"retried": 0}
+
+
+def test_held_objects_are_listed(main, root):
+    artifact(root, "a [1]")
+    destroy()
+    main("objects", "hold", "--project", "7")
+
+    assert main("objects", "held", "--json").json["held"] == 1
+    assert "a [1]" in main("objects", "held").stdout
+    assert "1 are held back" in main("objects").stdout
+
+
+def test_to_hold_and_to_let_go_are_acts_of_a_person(main, root):
+    artifact(root, "a")
+    destroy()
+    main("objects", "hold", "--project", "7")
+    main("objects", "unhold", "--run", str(RUN))
+
+    acts = [(act.act, act.what, act.after) for act in Act.select().order_by(Act.id)]
+    (number,) = [row.id for row in DeletedObject.select()]
+    assert acts == [
+        ("objects hold", "project:7", {"held": 1, "objects": [number]}),
+        ("objects unhold", f"run:{RUN}", {"let_go": 1}),
+    ]
+
+
+@pytest.mark.parametrize("words", [["hold"], ["unhold"], ["hold", "--project", "7", "--run", "1"]])
+def test_whoever_does_not_say_whose_objects_is_refused(main, words):
+    assert main("objects", *words).status == 2
+
+
+def test_paths_are_parted_as_the_batch_parts_them(root):
+    for path in ("a", "a/b", "a/b/c"):
+        artifact(root, path)
+    destroy()
+
+    assert {(row.store_dir, row.file) for row in DeletedObject.select()} == set(map(parted, ("a", "a/b", "a/b/c")))

@@ -243,8 +243,8 @@ def test_whoever_does_not_say_whose_objects_is_refused(main, words):
 
 
 def test_paths_are_parted_as_the_batch_parts_them(root):
-    for path in ("a", "a/b", "a/b/c"):
+    for path in ("a", "b/c", "d/e/f"):
         artifact(root, path)
     destroy()
 
-    assert {(row.store_dir, row.file) for row in DeletedObject.select()} == set(map(parted, ("a", "a/b", "a/b/c")))
+    assert {(row.store_dir, row.file) for row in DeletedObject.select()} == set(map(parted, ("a", "b/c", "d/e/f")))

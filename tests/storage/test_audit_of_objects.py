@@ -1,0 +1,258 @@
+"""What the audit knows of objects: said before they go, closed with their rows, and after a crash by the next run.
+
+Of the outbox's objects (`delete_objects`) and of uploads that never completed (`stale_direct_uploads`).
+"""
+
+from datetime import datetime, timedelta
+from functools import partial
+
+import pytest
+
+from forgekeeper.audit.deletions import ITEMS, Audit, Deletion
+from forgekeeper.connections import client
+from forgekeeper.database import database, now
+from forgekeeper.storage import sentinel, stores
+from forgekeeper.storage.objects import StoreUnavailable
+from forgekeeper.storage.outbox import Chosen, DeletedObject, parted
+from models import JobArtifact
+from tests.harness.audited import gone, interrupted_at, lines, unclosed
+from tests.harness.installation import INSTALLATION
+from tests.harness.performing import perform
+from tests.harness.settings import settings_with
+from workers.delete_objects import delete_objects
+from workers.stale_direct_uploads import register, stale_direct_uploads
+
+OBJECT, UPLOAD = "deleted_object", "stale_upload"
+HERE = "artifacts"
+FOUR_HOURS = 4 * 3_600
+HOUR = timedelta(hours=1)
+STEPS = ["delete_objects.deleted", "delete_objects.forgotten"]
+
+pytestmark = pytest.mark.usefixtures("database")
+
+
+@pytest.fixture(autouse=True)
+def restarted():
+    """Every test is a process that has just started."""
+    stores._opened.clear()
+    yield
+    stores._opened.clear()
+
+
+def on(store, declared, **options):
+    return perform(declared, settings=settings_with(object_stores={HERE: store.url}, **options), number=17)
+
+
+@pytest.fixture
+def run(store):
+    """Run a batch on each kind of store in turn."""
+    return partial(on, store)
+
+
+def record(store, *paths, project=7):
+    """Leave objects behind whose artifacts are gone; return the ids of their rows."""
+    store.put(*paths)
+    due = now() - HOUR
+    parts = [parted(path) for path in paths]
+    return [
+        DeletedObject.create(project_id=project, store_dir=folder, file=file, pick_up_at=due, created_at=due).id
+        for folder, file in parts
+    ]
+
+
+def upload(store, *paths):
+    """Register uploads that began long ago, with their objects."""
+    store.put(*paths)
+    began = client.time()[0] - FOUR_HOURS
+    client.zadd(register.PENDING, {f"{HERE}:{path}": began for path in paths})
+    return began
+
+
+def claims_run_out():
+    DeletedObject.update(pick_up_at=DeletedObject.pick_up_at - HOUR).execute()
+    for member in client.zrange(register.DELETING, 0, -1):
+        client.zadd(register.DELETING, {member: 0})
+
+
+# The outbox
+
+
+def test_each_deleted_object_has_its_line(run, store):
+    numbers = record(store, "a/b/c", "d")
+
+    run(delete_objects)
+
+    found = sorted(lines(OBJECT), key=lambda line: line["id"])
+    assert [(line["id"], line["path"], line["project_id"], line["state"]) for line in found] == [
+        (numbers[0], "a/b/c", 7, "deleted"),
+        (numbers[1], "d", 7, "deleted"),
+    ]
+    assert datetime.fromisoformat(found[0]["due"]) < now() - HOUR
+
+
+def test_it_is_said_before_the_object_goes(run, store):
+    record(store, "a")
+    with interrupted_at("delete_objects.deleted"):
+        run(delete_objects)
+
+    assert [line["path"] for line in lines(OBJECT, "intent")] == ["a"]
+    assert lines(OBJECT) == []
+
+
+def test_many_objects_are_a_row_of_the_audit_for_each_few_hundred(run, store):
+    paths = [f"a/{number}" for number in range(ITEMS + 1)]
+    record(store, *paths)
+
+    run(delete_objects)
+
+    assert gone(OBJECT, "path") == set(paths)
+    assert [len(one.ids) for one in Deletion.select().where(Deletion.phase == "outcome")] == [ITEMS, 1]
+
+
+def test_an_object_that_an_artifact_names_is_not_said_to_go(run, store):
+    record(store, "a")
+    JobArtifact.create(project_id=7, job_id=1, file_type=1, file_final_path="a")
+
+    run(delete_objects)
+
+    assert Deletion.select().count() == 0
+
+
+def test_an_object_that_could_not_be_deleted_is_not_said_to_be_gone(s3):
+    record(s3, "a", "b")
+    s3.proxy.refuse_key("a", "InternalError")
+    s3.proxy.answer(403, "AccessDenied", kinds=("bulk",))
+
+    on(s3, delete_objects)
+
+    assert gone(OBJECT, "path") == {"b"}
+    assert {line["path"]: line["state"] for line in lines(OBJECT)} == {"a": "failed", "b": "deleted"}
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_what_a_crash_left_open_the_next_run_closes(run, store, step):
+    record(store, "a", "b")
+    with interrupted_at(step):
+        run(delete_objects)
+
+    run(delete_objects)
+
+    assert gone(OBJECT, "path") == {"a", "b"}
+    assert unclosed() == 0
+
+
+def test_of_objects_that_a_crash_left_it_is_said_that_they_were_kept(run, store):
+    (number,) = record(store, "a")
+    told = Audit("delete_objects", on=True).intent(OBJECT, ids=[number], names=["a"], path="a")
+
+    run(delete_objects)
+
+    assert [line["state"] for line in lines(OBJECT)] == ["kept", "deleted"]
+    assert told
+    assert unclosed() == 0
+
+
+def test_what_a_store_that_went_away_left_open_the_next_run_closes(folder):
+    record(folder, "a")
+    folder.remove_sentinel()
+    with pytest.raises(StoreUnavailable):
+        on(folder, delete_objects)
+    sentinel.Store(HERE, folder.url).create_sentinel(INSTALLATION)
+
+    on(folder, delete_objects)
+
+    assert [line["state"] for line in lines(OBJECT)] == ["kept", "deleted"]
+    assert unclosed() == 0
+
+
+def test_what_is_held_back_is_no_claim_s_any_more():
+    numbers = [DeletedObject.create(project_id=7, store_dir="", file=file, pick_up_at=now() - HOUR).id for file in "ab"]
+    claimed = DeletedObject.claim_due(now(), visibility=HOUR, limit=10)
+
+    DeletedObject.hold(Chosen(paths=["a"]))
+
+    assert DeletedObject.still_ours(claimed) == {numbers[1]}
+
+
+# Uploads
+
+
+def test_each_stale_upload_has_its_line(run, store):
+    began = upload(store, "a/b", "c")
+
+    run(stale_direct_uploads)
+
+    assert gone(UPLOAD, "path") == {"a/b", "c"}
+    assert {(line["location"], line["state"]) for line in lines(UPLOAD)} == {(HERE, "deleted")}
+    due = {datetime.fromisoformat(line["due"]).timestamp() for line in lines(UPLOAD)}
+    assert due == {began + timedelta(hours=3).total_seconds()}
+
+
+def test_many_uploads_are_a_row_of_the_audit_for_each_few_hundred(folder):
+    paths = [f"a/{number}" for number in range(ITEMS + 1)]
+    upload(folder, *paths)
+
+    on(folder, stale_direct_uploads)
+
+    assert gone(UPLOAD, "path") == set(paths)
+    assert sorted(len(one.hashes) for one in Deletion.select().where(Deletion.phase == "outcome")) == [1, ITEMS]
+
+
+def test_an_upload_that_an_artifact_names_is_not_said_to_go(run, store):
+    upload(store, "a")
+    JobArtifact.create(project_id=7, job_id=1, file_type=1, file_final_path="a")
+
+    run(stale_direct_uploads)
+
+    assert Deletion.select().count() == 0
+
+
+@pytest.mark.parametrize("step", ["remembered", "deleted", "forgotten"])
+def test_what_a_crash_left_of_uploads_the_next_run_closes(run, store, step):
+    upload(store, "a", "b")
+    with interrupted_at(f"stale_direct_uploads.{step}"):
+        run(stale_direct_uploads)
+
+    claims_run_out()
+    run(stale_direct_uploads)
+
+    assert gone(UPLOAD, "path") == {"a", "b"}
+    assert unclosed() == 0
+
+
+def test_it_is_said_in_the_transaction_that_remembers_an_upload_as_reaped(run, store):
+    upload(store, "a")
+    database.execute_sql("alter table settled_uploads add constraint refused check (path <> 'a')")
+    try:
+        with pytest.raises(Exception, match="refused"):
+            run(stale_direct_uploads)
+    finally:
+        database.execute_sql("alter table settled_uploads drop constraint refused")
+
+    assert Deletion.select().count() == 0
+    assert store.keys() == {"a"}
+
+
+def test_while_a_store_is_away_what_a_crash_left_there_stays_open(folder):
+    upload(folder, "a")
+    with interrupted_at("stale_direct_uploads.deleted"):
+        on(folder, stale_direct_uploads)
+    folder.remove_sentinel()
+
+    on(folder, stale_direct_uploads)
+
+    assert unclosed() == 1
+
+
+# Both
+
+
+@pytest.mark.parametrize("declared", [delete_objects, stale_direct_uploads])
+def test_without_an_audit_nothing_is_said(run, store, declared):
+    record(store, "a")
+    upload(store, "b")
+
+    run(declared, audit="off")
+
+    assert store.keys() == {"b" if declared is delete_objects else "a"}
+    assert Deletion.select().count() == 0

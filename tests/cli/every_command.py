@@ -26,6 +26,7 @@ SERVE = "Serve"
 WORDS = {"batch": "user_status_cleanup", "location": "artifacts"}
 FLAG = "bulk_delete_job_artifacts"
 OPTIONS = {"everything": "--all", "yes": "--yes", "prefix": "--prefix=uploads"}
+WHOSE = {"objects hold": "--project=1", "refs restore": "--run=1"}
 """Without these a command would refuse to do what it is there for."""
 
 
@@ -41,6 +42,7 @@ def arguments(words, command):
         for part in command.params
         if part.param_type_name == "argument" and part.required
     ]
+    given += [WHOSE[words]] if words in WHOSE else []
     return given + [option for name, option in OPTIONS.items() if any(part.name == name for part in command.params)]
 
 

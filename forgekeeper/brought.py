@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from forgekeeper.audit.subjects import Subject
 from forgekeeper.settings import Settings
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class Brought:
     leftovers: list[Left] = field(default_factory=list)
     known_repositories: list[Repositories] = field(default_factory=list)
     known_objects: list[Objects] = field(default_factory=list)
+    asked_for: list[Subject] = field(default_factory=list)
 
     def sample(self, make: Make) -> Make:
         """Let `seed` and `demo` call the function for sample data, so many times the usual amount."""
@@ -99,3 +101,7 @@ class Brought:
         """Let `check` ask the function for some objects that should be at a location."""
         self.known_objects.append(look)
         return look
+
+    def audited(self, subject: Subject) -> None:
+        """Let `audit --what` ask for what the batch deletes, by a name that people have for it."""
+        self.asked_for.append(subject)

@@ -19,6 +19,8 @@ from typing import Any, Literal
 
 import structlog
 
+from forgekeeper.audit.deletions import Audit
+from forgekeeper.audit.subjects import Subject
 from forgekeeper.batches import Record, batch
 from forgekeeper.brought import Figure, Results, Sample, processed
 from forgekeeper.database import database, now
@@ -30,16 +32,17 @@ from models import STALE_AFTER, BulkImport, BulkImportEntity, BulkImportTracker,
 
 PAGE_SIZE = 100
 MAX_RUNTIME = timedelta(minutes=10)
+UNTOUCHED = "nothing had touched it for a day"
 
 TIME_OUT_IMPORTS = """
-    update bulk_imports set status = 3, updated_at = %(now)s
+    {begin}update bulk_imports set status = 3, updated_at = %(now)s
     where id = any(array(
         select id from bulk_imports
         where id = any(%(ids)s) and status in (0, 1) and updated_at < %(horizon)s
         order by id
         for update skip locked
     )) and status in (0, 1) and updated_at < %(horizon)s
-    returning id, 0
+    returning id, 0{audited}
 """
 # The trackers are locked in the order of their ids before any is changed: an importer that
 # changes several would otherwise meet us half-way.  Nothing is half: it is one statement.
@@ -59,11 +62,21 @@ TIME_OUT_ENTITIES = """
         where id = any(array(select id from unfinished)) and status in (0, 1, 3)
         returning bulk_import_entity_id
     )
-    update bulk_import_entities as entity set status = 3, updated_at = %(now)s
+    {begin}update bulk_import_entities as entity set status = 3, updated_at = %(now)s
     where id = any(array(select id from claimed)) and status in (0, 1) and updated_at < %(horizon)s
     returning id, bulk_import_id, source_type, source_full_path, destination_name, destination_namespace,
-        (select count(*) from timed_out where bulk_import_entity_id = entity.id)
+        (select count(*) from timed_out where bulk_import_entity_id = entity.id){audited}
 """
+# Where it is in the audit the last step is one of several, and what it has changed is said once more.
+GIVEN_UP = {"bulk_import": "with given_up as (", "entity": ", given_up as ("}
+AUDITED = {
+    "bulk_import": {},
+    "entity": {
+        "bulk_import_id": "bulk_import_id",
+        "source_full_path": "source_full_path",
+        "trackers": "given_up.count",
+    },
+}
 # Of five imports one has stalled, with two entities of four trackers each; the others are fresh or done.
 SAMPLE = """
     with made as (
@@ -163,20 +176,26 @@ def _sweep(kind: Kind, run: Run[Outcome]) -> bool:
         return True
 
 
-def cleanup_stale(kind: Kind, now: datetime, ids: Sequence[int]) -> list[tuple[Any, ...]]:
+def cleanup_stale(
+    kind: Kind, now: datetime, ids: Sequence[int], *, audit: Audit | None = None
+) -> list[tuple[Any, ...]]:
     """Time those records out, unless somebody moved them on first; return the rows of the ones we did.
 
     An entity goes with its unfinished trackers, or not at all: where one stays locked, this
-    raises `peewee.OperationalError`.
+    raises `peewee.OperationalError`.  The same statement says in the *audit* what it has timed out.
     """
-    values = {"ids": list(ids), "now": now, "horizon": now - STALE_AFTER}
-    rows: list[tuple[Any, ...]] = database.execute_sql(kind.time_out, values).fetchall()
+    begin = ""
+    if audited := audit.clause(kind.record, "given_up", id="id", **AUDITED[kind.record]) if audit else "":
+        begin, audited = GIVEN_UP[kind.record], f"){audited} select * from given_up"
+    values = {"ids": list(ids), "now": now, "horizon": now - STALE_AFTER} | (audit.values if audit else {})
+    statement = kind.time_out.format(begin=begin, audited=audited)
+    rows: list[tuple[Any, ...]] = database.execute_sql(statement, values).fetchall()
     return rows
 
 
 def _clean_up(kind: Kind, run: Run[Outcome], ids: Sequence[int]) -> None:
     """Time those records out, and say so of each."""
-    rows = cleanup_stale(kind, run.now, ids)
+    rows = cleanup_stale(kind, run.now, ids, audit=run.audit)
     if kind is IMPORTS:
         run.outcome.imports += len(rows)
     else:
@@ -203,6 +222,10 @@ IMPORTS = Kind(
 )
 ENTITIES = Kind("entity", BulkImportEntity, TIME_OUT_ENTITIES, "BulkImports::Entity stale", facts=_entity_facts)
 KINDS = (IMPORTS, ENTITIES)
+
+
+stale_imports.audited(Subject("import", "ID", "bulk_import", gone="was given up", because=UNTOUCHED))
+stale_imports.audited(Subject("entity", "ID", "entity", gone="was given up with its trackers", because=UNTOUCHED))
 
 
 @stale_imports.backlog("bulk_import")

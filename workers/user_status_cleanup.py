@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Literal
 
+from forgekeeper.audit.subjects import Subject
 from forgekeeper.batches import Record, Threshold, batch
 from forgekeeper.brought import Figure, Results, Sample, processed
 from forgekeeper.database import chosen, database, now
@@ -46,7 +47,7 @@ DELETE_DUE = """
         select clear_status_at, user_id from deleted
         union all
         select clear_status_at, user_id from claimed where not exists (select from deleted)
-    )
+    ){audited}
     select (select count(*) from deleted), clear_status_at::text, user_id
     from reached order by reached.clear_status_at desc, user_id desc limit 1
 """
@@ -126,14 +127,20 @@ def _delete(
     Rows that another transaction has locked are passed over, not waited for; so is a row that
     was changed while we looked: a later run sees it as it is then.
     """
-    statement = DELETE_DUE.format(key=key, chosen=chosen("user_id", only=only, without=bad.keys))
+    audited = run.audit.clause("user_status", "deleted", id="user_id", due="clear_status_at")
+    statement = DELETE_DUE.format(key=key, chosen=chosen("user_id", only=only, without=bad.keys), audited=audited)
     values = {"now": run.now, "limit": BATCH_SIZE, "only": only, "without": list(bad.keys), **after._asdict()}
-    row = database.execute_sql(statement, values).fetchone()
+    row = database.execute_sql(statement, values | run.audit.values).fetchone()
     if row is None:
         return None
     run.outcome.deleted += row[0]
     run.outcome.batches += row[0] > 0
     return Position(*row[1:])
+
+
+user_status_cleanup.audited(
+    Subject("status", "USER", "user_status", because="it was to be cleared at {due}", gone="of that user was deleted")
+)
 
 
 @user_status_cleanup.backlog("user_status")

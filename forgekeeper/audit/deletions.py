@@ -28,6 +28,9 @@ UNCLOSED_FOR = timedelta(days=7)
 """For so long an intent is looked for whose outcome is missing."""
 COLUMNS = "batch, record, run, tick, child"
 VALUES = "%(audit_batch)s, {record}, %(audit_run)s, %(audit_tick)s, %(audit_child)s"
+# What is the same for all is there once; to find that out costs less than to write it a hundred times.
+COLUMN = """case when (array_agg({value}))[1] = all(array_agg({value}))
+            then to_jsonb((array_agg({value}))[1]) else to_jsonb(array_agg({value})) end"""
 HASH = "('x' || left(md5({name}), 8))::bit(32)::integer"
 
 INSERT = f"""
@@ -112,7 +115,7 @@ class Audit:
         if not self.on:
             return ""
         hashes = f"array_agg({HASH.format(name=name)})" if name else "'{}'"
-        detail = ", ".join(f"'{key}', jsonb_agg({value})" for key, value in columns.items())
+        detail = ", ".join(f"'{key}', {COLUMN.format(value=value)}" for key, value in columns.items())
         return f"""
     , audited as (
         insert into audit_deletions ({COLUMNS}, phase, ids, hashes, detail)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import peewee as pw
 
-from forgekeeper.database import LOWEST
+from forgekeeper.database import LOWEST, database
 
 
 class Position(NamedTuple):
@@ -34,18 +34,31 @@ def page(
 
 
 def delete(
-    query: pw.ModelSelect[Any], *, limit: int, only: Sequence[int] | None = None, without: Collection[int] = ()
+    query: pw.ModelSelect[Any],
+    *,
+    limit: int,
+    only: Sequence[int] | None = None,
+    without: Collection[int] = (),
+    gone: Callable[[Sequence[int]], object] | None = None,
 ) -> int:
     """Delete up to *limit* of the rows that *query* selects, of *only* these, *without* those; return how many.
 
-    Rows that another transaction has locked are passed over, not waited for.
+    Rows that another transaction has locked are passed over, not waited for.  *gone* is told their keys, if there are
+    any, in the same transaction: what it raises lets them stay.
     """
     model, key = query.model, query.model._meta.primary_key
     if only is not None:
         query = query.where(key.in_(list(only)))
     claimed = _without(query, without).limit(limit).for_update(skip_locked=True)
     # Computed once: ``in (select ... limit n)`` may be repeated, and would then delete more than *limit*.
-    return int(model.delete().where(key == pw.fn.any(pw.fn.array(claimed))).execute())
+    deletion = model.delete().where(key == pw.fn.any(pw.fn.array(claimed)))
+    if gone is None:
+        return int(deletion.execute())
+    with database.atomic():
+        keys = [found for (found,) in deletion.returning(key).tuples().execute()]
+        if keys:
+            gone(keys)
+    return len(keys)
 
 
 def first(query: pw.ModelSelect[Any], *, limit: int, without: Collection[int] = ()) -> list[int]:

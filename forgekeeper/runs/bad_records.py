@@ -102,16 +102,23 @@ class BadRecords:
             self._split(work, [_key(place) for place in found], error)
             return found[-1] if found else None
 
-    def delete(self, query: pw.ModelSelect[Any], *, limit: int, then: Callable[[int], None]) -> int:
+    def delete(
+        self,
+        query: pw.ModelSelect[Any],
+        *,
+        limit: int,
+        then: Callable[[int], None],
+        gone: Callable[[Sequence[int]], object] | None = None,
+    ) -> int:
         """Delete up to *limit* of the rows that *query* selects; return how many were dealt with, bad ones included.
 
-        After each commit *then* is told how many have gone.
+        After each commit *then* is told how many have gone; before it *gone* is told their keys.
         """
         done, failed = 0, self.failed
 
         def work(only: Sequence[int] | None) -> None:
             nonlocal done
-            count = delete(query, limit=limit, only=only, without=self.keys)
+            count = delete(query, limit=limit, only=only, without=self.keys, gone=gone)
             done += count
             then(count)
 

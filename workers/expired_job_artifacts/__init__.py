@@ -17,6 +17,7 @@ from typing import Any, Literal
 import peewee as pw
 import structlog
 
+from forgekeeper.audit.subjects import Subject
 from forgekeeper.batches import Record, Threshold, batch, child
 from forgekeeper.connections import client
 from forgekeeper.database import backlog, database, reachable
@@ -35,6 +36,7 @@ from workers.expired_job_artifacts import buckets, sample
 from workers.expired_job_artifacts.buckets import Bucket, Hold
 from workers.expired_job_artifacts.destroying import (
     CLASSES,
+    RECORD,
     START,
     Destroyed,
     Position,
@@ -184,7 +186,7 @@ def _destroy(
             while True:
                 before, share = outcome.destroyed, (number, instant, position)
                 options: dict[str, Any] = {"limit": BATCH_SIZE, "without": Without(bad.keys, held_up.projects)}
-                destroy = partial(destroy_expired, *share, grace=run.settings.object_grace, **options)
+                destroy = partial(destroy_expired, *share, grace=run.settings.object_grace, audit=run.audit, **options)
                 reached = bad.chunk(
                     partial(_destroy_chunk, outcome, held_up, destroy),
                     partial(next_expired, *share, **options),
@@ -232,6 +234,18 @@ def _max_buckets() -> int:
             raise
         log.exception("feature flag unreadable", flag=FLAG)
         raise Blocked("flag_unreadable", f"flag {FLAG} cannot be read ({describe(error)})") from error
+
+
+expired_job_artifacts.audited(
+    Subject(
+        "artifact",
+        "ID",
+        RECORD,
+        gone="was destroyed",
+        because="it had expired at {due}, was unlocked and no trace",
+        restore="forgekeeper objects hold --project {project_id}",
+    )
+)
 
 
 @delete_artifact_bucket.backlog("expired_artifact")

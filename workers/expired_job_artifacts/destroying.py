@@ -6,11 +6,14 @@ from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
+from forgekeeper.audit.deletions import Audit
 from forgekeeper.database import LOWEST, chosen, database
 from models import JobArtifact
 
 TURNS = 0x6B656570
 """The advisory locks by which our children wait for one another, a project each: the letters ``keep``."""
+RECORD = "expired_artifact"
+"""What an artifact is called in the audit, and when it is bad."""
 CLASSES = 10
 """Artifacts fall into ten classes, ``(project_id + job_id) mod 10``; a bucket of five is two of them."""
 
@@ -63,7 +66,7 @@ DESTROY_CHOSEN = f"""
           ))
           and {EXPIRED}
           and (expire_at, id) <= (select expire_at, id from claimed order by expire_at desc, id desc limit 1)
-        returning id, project_id, file_store, file, file_final_path, coalesce(size, 0) as size
+        returning id, project_id, file_store, file, file_final_path, coalesce(size, 0) as size{{whole}}
     ), recorded as (
         insert into ci_deleted_objects (project_id, file_store, store_dir, file, pick_up_at)
         -- "/a" must not come out as "a": that would be somebody else's object.
@@ -76,12 +79,21 @@ DESTROY_CHOSEN = f"""
         update project_statistics as total set build_artifacts_size = total.build_artifacts_size - gone.size
         from (select project_id, sum(size) as size from destroyed group by project_id) as gone
         where total.project_id = gone.project_id
-    )
+    ){{audited}}
     select (select count(*) from destroyed), (select coalesce(sum(size), 0)::bigint from destroyed),
         expire_at::text, id, array(select project_id from held_up)
     from claimed order by claimed.expire_at desc, id desc limit 1
 """
-DESTROY_EXPIRED = DESTROY_CHOSEN.format(chosen="")
+DESTROY_EXPIRED = DESTROY_CHOSEN.format(chosen="", whole="", audited="")
+WHOLE = ", job_id, partition_id, file_type, size as bytes, expire_at, created_at, updated_at"
+AUDITED = {
+    **{name: name for name in ("project_id", "job_id", "partition_id", "file_type", "file_store", "file", "bytes")},
+    "path": "file_final_path",
+    "due": "expire_at",
+    "created_at": "created_at",
+    "updated_at": "updated_at",
+}
+"""What the audit says of an artifact besides its id: all of its row, so that it can be inserted back."""
 NEXT_EXPIRED = f"""
     select expire_at::text, id from ci_job_artifacts
     where {EXPIRED}{{chosen}}
@@ -131,16 +143,20 @@ def destroy_expired(
     grace: timedelta,
     only: Sequence[int] | None = None,
     without: Without = NOTHING,
+    audit: Audit | None = None,
 ) -> Destroyed:
     """Destroy up to *limit* expired artifacts of class *number* beyond *after*, oldest first.
 
     Their objects are recorded in the outbox, due after *grace*, and their bytes taken
     off their projects' statistics.  An artifact that its user keeps or locks before
     we have locked its row survives; rows that others hold locked are passed over, and
-    so are artifacts whose project's statistics others hold locked.
+    so are artifacts whose project's statistics others hold locked.  The same statement
+    says in the *audit* what it has destroyed.
     """
     values = {"grace": grace, "only": only, **_values(number, now, after, limit, without)}
-    statement = DESTROY_CHOSEN.format(chosen=_chosen(only, without))
+    audited = audit.clause(RECORD, "destroyed", id="id", name="file_final_path", **AUDITED) if audit else ""
+    statement = DESTROY_CHOSEN.format(chosen=_chosen(only, without), whole=audited and WHOLE, audited=audited)
+    values |= audit.values if audit else {}
     row = database.execute_sql(IN_ORDER + statement, values).fetchone()
     return Destroyed(row[0], row[1], Position(*row[2:4]), row[4]) if row else Destroyed(0, 0, None)
 

@@ -17,6 +17,7 @@ from typing import Literal
 
 import structlog
 
+from forgekeeper.audit.subjects import Subject
 from forgekeeper.batches import Record, Threshold, batch, child
 from forgekeeper.database import backlog
 from forgekeeper.database.backlog import Backlog
@@ -131,6 +132,19 @@ def _start(run: Run[Outcome], calls: Sequence[tuple[int] | tuple[int, bool]]) ->
     outcome.total_projects = outcome.enqueued + outcome.deduplicated
     run.step("enqueued")
     return not sent.queue_full
+
+
+git_ref_cleanup.audited(
+    Subject(
+        "ref",
+        "PROJECT:REF",
+        "git_ref_deletion",
+        name="ref",
+        within="project_id",
+        because="its project asked for that at {due}",
+        restore="forgekeeper refs restore {id}",
+    )
+)
 
 
 @child(

@@ -3,12 +3,14 @@
 Runs hourly, in bounded chunks: what batches are done with after as long as they say, closed
 runs after thirty days (the newest of each batch stays), dead letters past their time to live,
 processes that fell silent a day ago, what is known of bad records that nobody has come
-across for thirty days, and what has become of uploads thirty days ago.
+across for thirty days, what has become of uploads thirty days ago, what runs have deleted
+sixty days ago (the last hundred runs of each batch stay), and whole months of the audit
+after AUDIT_KEEP.  What it removes is in the audit itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -16,6 +18,7 @@ from typing import Literal
 
 import structlog
 
+from forgekeeper.audit import upkeep
 from forgekeeper.batches import OldRecords, Record, all_declared, batch, queues
 from forgekeeper.database import chunks
 from forgekeeper.database.misreading import misread
@@ -26,7 +29,9 @@ from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.passed_over import PassedOver
 from forgekeeper.runs.run import Run
+from forgekeeper.runs.totals import RunTotal
 from forgekeeper.storage.settled import SettledUpload
+from metrics.redaction import describe
 
 CHUNK = 1_000
 MAX_RUNTIME = timedelta(minutes=5)
@@ -36,6 +41,10 @@ KEEP_BAD_RECORDS = timedelta(days=30)
 KEEP_PROCESSES = timedelta(days=1)
 KEEP_UPLOADS = timedelta(days=30)
 """No Redis may come back that is older: what it says of uploads could not be told from the truth."""
+
+KEEP_TOTALS = timedelta(days=60)
+AHEAD = timedelta(days=365)
+"""For so long there are partitions of the audit."""
 
 log = structlog.get_logger(__name__)
 
@@ -50,6 +59,8 @@ class Outcome:
     processes: int = 0
     uploads: int = 0
     stopped: Literal["drained", "deadline"] = "drained"
+    run_totals: int = 0
+    audit_months: int = 0
 
 
 def kinds() -> list[OldRecords]:
@@ -72,6 +83,8 @@ def kinds() -> list[OldRecords]:
         Record("dead_letter", processed=("dead_letters",)),
         Record("process", processed=("processes",)),
         Record("settled_upload", processed=("uploads",)),
+        Record("run_total", processed=("run_totals",)),
+        Record("audit_month", processed=("audit_months",)),
     ],
     steps=["removed"],
 )
@@ -80,24 +93,43 @@ def prune(run: Run[Outcome]) -> None:
     instant = run.now
     for sentence in misread([kind.older(instant).model for kind in kinds()]):
         raise Blocked("schema", sentence)
+    _keep_up(run)
     PassedOver.forget_old(instant - KEEP_BAD_RECORDS)
     silent = Process.silent_before(instant - KEEP_PROCESSES)
     removals = [
         *(partial(_rows, run, kind) for kind in kinds()),
         *(partial(_others, run, "dead_letter", partial(forget_dead, broker, queue)) for queue in queues()),
-        partial(_others, run, "process", partial(chunks.delete, silent)),
+        partial(_others, run, "process", partial(chunks.delete, silent, gone=_audited(run, "process"))),
         partial(_others, run, "settled_upload", partial(SettledUpload.delete_old, instant - KEEP_UPLOADS)),
+        partial(_others, run, "run_total", partial(RunTotal.delete_old, instant - KEEP_TOTALS)),
     ]
     if not all(remove() for remove in removals):
         run.outcome.stopped = "deadline"
+
+
+def _keep_up(run: Run[Outcome]) -> None:
+    """Make the audit's partitions to come, and drop those that are past; where somebody is in the way, in an hour."""
+    try:
+        upkeep.make_partitions(run.now + AHEAD)
+        run.outcome.audit_months = upkeep.drop_partitions(run.now - timedelta(days=run.settings.audit_keep))
+    except upkeep.Busy as busy:
+        log.warning("audit not kept up, it is locked; tried again in an hour", error=describe(busy))
+    if run.outcome.audit_months:
+        log.info("months of the audit removed", months=run.outcome.audit_months)
+
+
+def _audited(run: Run[Outcome], record: str) -> Callable[[Sequence[int]], None] | None:
+    """Return what says in the audit which rows are gone; None where that is off."""
+    return (lambda keys: run.audit.done(record, ids=keys)) if run.audit.on else None
 
 
 def _rows(run: Run[Outcome], kind: OldRecords) -> bool:
     """Remove the rows of a kind, but bad ones; return False when the budget ended first."""
     older = kind.older(run.now - kind.keep)
     error_kind = "database" if kind.record in FIELDS else None
+    then, gone = partial(_count, run, kind.record), _audited(run, kind.record)
     with run.bad_records(kind.record, older, error_kind=error_kind) as bad:
-        return _in_chunks(run, lambda: bad.delete(older, limit=CHUNK, then=partial(_count, run, kind.record)))
+        return _in_chunks(run, lambda: bad.delete(older, limit=CHUNK, then=then, gone=gone))
 
 
 def _others(run: Run[Outcome], record: str, remove: Callable[..., int]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import NamedTuple
 
 import peewee as pw
@@ -25,6 +26,22 @@ USED = f"""
         coalesce(sum(bytes) filter (where day = {TODAY}), 0)::bigint
     from run_totals where batch = %(batch)s and (run = %(run)s or day = {TODAY})
 """
+# A batch with no more than so many runs keeps them all.
+DELETE_OLD = """
+    with first as (
+        select name as batch, (
+            select run from (select distinct run from run_totals where batch = name order by run desc) as newest
+            offset %(keep)s - 1 limit 1
+        ) as kept
+        from batches
+    )
+    delete from run_totals where (batch, run, day) in (
+        select batch, run, day from run_totals join first using (batch) where run < kept and day < %(horizon)s::date
+        limit %(limit)s for update of run_totals skip locked
+    )
+"""
+LAST = 100
+"""So many runs of each batch are remembered: by them a brake tells what is out of proportion."""
 
 
 class Used(NamedTuple):
@@ -67,3 +84,10 @@ class RunTotal(Base):
     def used(cls, batch: str, run: int) -> Used:
         """Say what is used up of the limits of a run and of a day."""
         return Used(*database.execute_sql(USED, {"batch": batch, "run": run}).fetchone())
+
+    @classmethod
+    def delete_old(cls, horizon: datetime, *, limit: int) -> int:
+        """Remove up to *limit* totals of days before *horizon*, but the last runs of each batch; return how many."""
+        values = {"horizon": horizon, "limit": limit, "keep": LAST}
+        count: int = database.execute_sql(DELETE_OLD, values).rowcount
+        return count

@@ -15,6 +15,7 @@ import typer
 from forgekeeper.batches import BATCHES
 from forgekeeper.cli import (
     INTERRUPTED,
+    audit,
     batches,
     checking,
     dead,
@@ -47,7 +48,7 @@ PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Serve": (demo.demo, serving.up, serving.scheduler, serving.worker, serving.exporter),
     "Prepare": (checking.check, upkeep.migrate, upkeep.settings, metrics.metrics, batches.batches, sample.seed),
     "Run": (running.run, running.send, ledger.pause, ledger.resume),
-    "Look": (status.status, presence.processes, ledger.ticks, ledger.why),
+    "Look": (status.status, presence.processes, ledger.ticks, ledger.why, audit.audit),
 }
 
 

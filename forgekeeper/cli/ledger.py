@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from forgekeeper.batches import BATCHES
-from forgekeeper.cli import story
+from forgekeeper.cli import audit, story
 from forgekeeper.cli.completion import names_of
 from forgekeeper.cli.connection import batch_named, connected
 from forgekeeper.cli.console import Json, Problem, answer, emit, facts, moment, out, table, wrong_use
@@ -82,6 +82,7 @@ def why(
             run = (JobRun.at(name, tick) or JobRun.set_aside(name, tick)) if tick else JobRun.of(name).first()
         if run is not None:
             sentences = story.tell(run, BatchRow.paused(name).first()) + story.untimely(run, JobRun.ahead(name))
+            sentences += audit.hint(run.id)
         elif tick is not None:
             timetable = Timetable.of(Process.known(), now(), settings)
             sentences = story.tell_absent(tick, timetable.cron(name, tick), JobRun.oldest_tick(name))

@@ -1,0 +1,182 @@
+"""Questions to the audit: where a record is in it, what a run has deleted, what is newest, how far it reaches back.
+
+A row is a chunk.  Of rows with many records all of a kind are looked through; those with few are found by an index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from forgekeeper.audit.deletions import hashed
+from forgekeeper.audit.subjects import Subject
+from forgekeeper.database import database
+
+SHOWN = "id, at, batch, record, run, tick, child, phase, intent, ids, cardinality(hashes), detail"
+SIZE = "greatest(cardinality(ids), cardinality(hashes))"
+FEW = 50
+"""A row with fewer records than that is in the index of what is in it: see migration 0010."""
+# The planner knows nothing of a month that has just begun; and its workers pay where a hundred thousand rows are read.
+PLAN = """
+    set local enable_seqscan = off; set local max_parallel_workers_per_gather = 4;
+    set local parallel_setup_cost = 0; set local parallel_tuple_cost = 0; set local jit = off;
+"""
+FOUND = f"""
+    select {SHOWN} from audit_deletions where {SIZE} < {FEW} and {{few}}{{where}}
+    union all
+    select {SHOWN} from audit_deletions where {SIZE} >= {FEW} and {{many}}{{where}}
+    order by 1 desc limit %(limit)s
+"""
+CLOSED = "select distinct intent from audit_deletions where intent = any(%s::bigint[])"
+OLDEST = "select min(at) from (select at from audit_deletions order by id limit 1) as first"
+NEWEST = f"select {SHOWN} from audit_deletions where true{{where}} order by id desc limit %(limit)s"
+TOTALS = f"""
+    select batch, record, state, sum(records)::bigint, min(at), max(at)
+    from audit_deletions as line, lateral (
+        select 'deleted' as state, case when {SIZE} > 0 then {SIZE} else (detail->>'count')::bigint end as records
+        where phase = 'done'
+        union all
+        select detail->>'state', {SIZE} where phase = 'outcome' and jsonb_typeof(detail->'state') = 'string'
+        union all
+        select value, 1 from jsonb_array_elements_text(
+            case when phase = 'outcome' and jsonb_typeof(detail->'state') = 'array' then detail->'state' else '[]' end
+        ) as value
+        union all
+        select 'not known yet', {SIZE}
+        where phase = 'intent' and not exists (select from audit_deletions as closing where closing.intent = line.id)
+    ) as became
+    where run = %(run)s
+    group by batch, record, state order by min(at), batch, record, state
+"""
+
+
+class Line(NamedTuple):
+    """A row of the audit: a chunk of deleted records, or of those about to be."""
+
+    id: int
+    at: datetime
+    batch: str
+    record: str
+    run: int | None
+    tick: datetime | None
+    child: str | None
+    phase: str
+    intent: int | None
+    ids: Sequence[int]
+    names: int
+    detail: Mapping[str, Any]
+
+    @property
+    def size(self) -> int:
+        """How many records it is about."""
+        return max(len(self.ids), self.names) or self.detail.get("count") or 0
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """Yield what is known of each record, its id included."""
+        for place in range(max(len(self.ids), self.names)):
+            facts = {key: value[place] if isinstance(value, list) else value for key, value in self.detail.items()}
+            yield {"id": self.ids[place] if place < len(self.ids) else None, **facts}
+
+
+class Found(NamedTuple):
+    """A record in the audit; *state* is what has become of it, None while that is not known."""
+
+    line: Line
+    facts: Mapping[str, Any]
+    state: str | None
+
+
+class Period(NamedTuple):
+    """From when to when; None: without an end."""
+
+    since: datetime | None = None
+    until: datetime | None = None
+
+    def where(self) -> str:
+        """Write the condition; PostgreSQL looks into those months alone."""
+        since = " and at >= %(since)s" if self.since else ""
+        return since + (" and at < %(until)s" if self.until else "")
+
+
+def find(subject: Subject, asked: str, period: Period, *, limit: int) -> list[Found]:
+    """Return what the audit has of what was *asked* for, by its id or by its name, the latest first."""
+    if subject.name is None:
+        number = int(asked)
+        lines = _lines(
+            "ids @> array[%(key)s]::bigint[]", "%(key)s = any(ids)", number, subject.record, period, limit=limit
+        )
+        return _became(lines, {"id": number})
+    within, name = _parted(subject, asked)
+    key = hashed(name)
+    lines = _lines("hashes @> array[%(key)s]", "%(key)s = any(hashes)", key, subject.record, period, limit=limit)
+    found = _became(lines, {subject.name: name})
+    return [one for one in found if within is None or str(one.facts.get(subject.within or "")) == within]
+
+
+def _parted(subject: Subject, asked: str) -> tuple[str | None, str]:
+    """Part whose name it is from the name; a path may come without its location."""
+    within, colon, name = asked.partition(":")
+    optional = subject.argument.startswith("[")
+    if not colon or (optional and ("/" in within or not within.isidentifier())):
+        return None, asked
+    return within, name
+
+
+def _lines(few: str, many: str, key: int, record: str | None, period: Period, *, limit: int) -> list[Line]:
+    where = f"{' and record = %(record)s' if record else ''}{period.where()}"
+    values = {"key": key, "record": record, "limit": limit, **period._asdict()}
+    with database.atomic():
+        database.execute_sql(PLAN)
+        rows = database.execute_sql(FOUND.format(few=few, many=many, where=where), values).fetchall()
+    return [Line(*row) for row in rows]
+
+
+def _became(lines: Sequence[Line], wanted: Mapping[str, Any]) -> list[Found]:
+    """Return the records in *lines* that are *wanted*, but intents whose outcome says what has become of the record."""
+    found = [(line, facts) for line in lines for facts in line.records() if wanted.items() <= facts.items()]
+    intents = [line.id for line, _ in found if line.phase == "intent"]
+    closed = {number for (number,) in database.execute_sql(CLOSED, (intents,)).fetchall()} if intents else set()
+    said = {line.intent for line, _ in found if line.phase == "outcome"}
+    states = {"done": "deleted", "intent": None}
+    return [
+        Found(line, facts, "kept" if line.id in closed else states.get(line.phase, facts.get("state", "deleted")))
+        for line, facts in found
+        if line.id not in said
+    ]
+
+
+def newest(period: Period, *, limit: int, run: int | None = None, batch: str | None = None) -> list[Line]:
+    """Return the newest rows, of a run or of a batch if it is named."""
+    where = f"{' and run = %(run)s' if run is not None else ''}{' and batch = %(batch)s' if batch else ''}"
+    values = {"run": run, "batch": batch, "limit": limit, **period._asdict()}
+    rows = database.execute_sql(NEWEST.format(where=where + period.where()), values).fetchall()
+    return [Line(*row) for row in rows]
+
+
+class Total(NamedTuple):
+    """How many records of a kind a run has brought to a state."""
+
+    batch: str
+    record: str
+    state: str
+    records: int
+    first: datetime
+    last: datetime
+
+
+def totals(run: int) -> list[Total]:
+    """Add up what a run has deleted, its children included."""
+    return [Total(*row) for row in database.execute_sql(TOTALS, {"run": run}).fetchall()]
+
+
+def has_run(run: int) -> bool:
+    """Say whether the audit has anything of that run."""
+    statement = "select exists (select from audit_deletions where run = %s)"
+    return bool(database.execute_sql(statement, (run,)).fetchone()[0])
+
+
+def reaches_back() -> datetime | None:
+    """Say when the oldest deletion was that the audit has."""
+    oldest: datetime | None = database.execute_sql(OLDEST).fetchone()[0]
+    return oldest

@@ -1,0 +1,244 @@
+"""Who deleted it, when, and why: the audit from the command line."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from forgekeeper.audit import acts
+from forgekeeper.audit.deletions import Audit
+from forgekeeper.connections import client
+from forgekeeper.database import database as db
+from forgekeeper.database import now
+from models import BulkImport, JobArtifact, ProjectStatistics, UserStatus
+from tests.harness.performing import ended, recorded, runner_of
+from workers.expired_job_artifacts import FLAG, buckets, delete_artifact_bucket
+from workers.stale_imports import stale_imports
+from workers.user_status_cleanup import user_status_cleanup
+
+pytestmark = pytest.mark.usefixtures("database")
+
+DAY = timedelta(days=1)
+EXPIRED = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
+
+
+@pytest.fixture
+def objects():
+    """What `delete_objects` says of an object."""
+    return Audit("delete_objects", on=True, run=900)
+
+
+@pytest.fixture
+def destroyed(settings):
+    """An artifact that a child has destroyed; return its number."""
+    db.execute_sql("insert into feature_flags values (%s, true)", (FLAG,))
+    ProjectStatistics.create(project_id=7, build_artifacts_size=1000)
+    artifact = JobArtifact.create(
+        project_id=7,
+        job_id=3,
+        file_type=1,
+        file="a.zip",
+        file_final_path="a/b/c",
+        size=1000,
+        expire_at=EXPIRED,
+        locked=0,
+    )
+    buckets.tidy(client, 5, silent_for=DAY)
+    with runner_of(settings) as runner:
+        for _ in range(5):
+            ended(runner.child(delete_artifact_bucket, "delete_artifact_bucket:0", run=77))
+    return artifact.id
+
+
+def ask(main, *words):
+    result = main("audit", *words)
+    assert result.status == 0, result.stderr
+    return result.stdout
+
+
+def test_who_deleted_an_artifact_when_and_why(main, destroyed):
+    said = ask(main, "--what", f"artifact:{destroyed}")
+
+    assert f"Artifact {destroyed} was destroyed at {now():%Y-%m-%d}" in said
+    assert "by run 77 of expired_job_artifacts (child delete_artifact_bucket:0)" in said
+    assert "because it had expired at 2026-03-04 05:06:07, was unlocked and no trace" in said
+    assert all(fact in said for fact in ("project_id=7", "job_id=3", "bytes=1000", "path=a/b/c", "file=a.zip"))
+
+
+def test_an_artifact_is_found_by_its_path_too(main, destroyed):
+    assert main("audit", "--what", "path:a/b/c", "--json").json["found"][0]["id"] == destroyed
+
+
+def test_what_has_become_of_an_artifacts_object_is_said_with_it(main, destroyed, objects):
+    before = ask(main, "--what", f"artifact:{destroyed}")
+    (intent,) = objects.intent("deleted_object", ids=[55], names=["a/b/c"], path="a/b/c")
+    meanwhile = ask(main, "--what", f"artifact:{destroyed}")
+    objects.outcome(intent, "deleted_object", ids=[55], names=["a/b/c"], path="a/b/c", state="deleted")
+    after = ask(main, "--what", f"artifact:{destroyed}")
+
+    assert "Of its object a/b/c the audit has nothing" in before
+    assert "Its object a/b/c was about to be deleted" in meanwhile
+    assert "what became of it is not known yet" in meanwhile
+    assert "Its object a/b/c was deleted at" in after
+    assert "by run 900 of delete_objects" in after
+
+
+def test_a_status_and_the_run_that_deleted_it(main, settings):
+    UserStatus.create(user_id=12, clear_status_at=EXPIRED)
+    number = recorded(user_status_cleanup, settings).id
+
+    said = ask(main, "--what", "status:12")
+
+    assert "Status 12 of that user was deleted" in said
+    assert f"by run {number} of user_status_cleanup" in said
+    assert "because it was to be cleared at 2026-03-04 05:06:07" in said
+
+
+def test_an_import_that_was_given_up(main, settings):
+    stale = BulkImport.create(user_id=1, updated_at=now() - 2 * DAY).id
+    recorded(stale_imports, settings)
+
+    assert "was given up" in ask(main, "--what", f"import:{stale}")
+
+
+def test_a_ref_is_found_by_its_project_and_name_with_what_it_was_and_how_to_restore_it(main):
+    audit = Audit("git_ref_cleanup", on=True, run=4, child="clean_project_refs:7")
+    for project, oid in ((7, "a" * 40), (8, "b" * 40)):
+        facts = {"ref": "refs/heads/x:y", "project_id": project, "oid": oid, "due": EXPIRED}
+        (intent,) = audit.intent("git_ref_deletion", ids=[project], names=["refs/heads/x:y"], **facts)
+        audit.outcome(intent, "git_ref_deletion", ids=[project], names=["refs/heads/x:y"], **facts, state="deleted")
+
+    said = ask(main, "--what", "ref:7:refs/heads/x:y")
+
+    assert "a" * 40 in said
+    assert "b" * 40 not in said
+    assert "its project asked for that at 2026-03-04 05:06:07" in said
+    assert "`forgekeeper refs restore 7`" in said
+
+
+@pytest.mark.parametrize(
+    ("state", "sentence"),
+    [
+        ("kept", "was kept"),
+        ("moved", "had been changed"),
+        ("missing", "not there any more"),
+        ("failed", "could not be"),
+    ],
+)
+def test_what_was_not_deleted_after_all_is_not_said_to_be(main, objects, state, sentence):
+    (intent,) = objects.intent("deleted_object", ids=[55, 56], names=["x", "y"], path=["x", "y"])
+    objects.outcome(intent, "deleted_object", ids=[55], names=["x"], path="x", state=state)
+
+    assert sentence in ask(main, "--what", "path:x")
+    assert "was kept" in ask(main, "--what", "path:y")
+
+
+def test_a_path_may_be_asked_for_with_its_location(main):
+    audit = Audit("stale_direct_uploads", on=True, run=4)
+    for location in ("lfs", "packages"):
+        (intent,) = audit.intent("stale_upload", ids=[], names=["a/b"], location=location, path="a/b")
+        audit.outcome(intent, "stale_upload", ids=[], names=["a/b"], location=location, path="a/b", state="deleted")
+
+    either, one = (main("audit", "--what", what, "--json").json["found"] for what in ("path:a/b", "path:lfs:a/b"))
+
+    assert ({row["location"] for row in either}, [row["location"] for row in one]) == ({"lfs", "packages"}, ["lfs"])
+
+
+def test_where_there_is_nothing_it_is_said_how_far_back_the_audit_reaches(main, objects):
+    empty = ask(main, "--what", "artifact:1")
+    objects.done("deleted_object", ids=[1])
+    some = ask(main, "--what", "artifact:1")
+
+    assert empty == "The audit has nothing of artifact 1.\nIt has no deletions at all yet.\n"
+    assert f"It reaches back to {now():%Y-%m-%d}" in some
+
+
+@pytest.mark.parametrize("setting", ["AUDIT", "AUDIT_EXPIRED_JOB_ARTIFACTS"])
+def test_where_there_is_nothing_it_is_said_that_the_audit_is_off(main, setting):
+    result = main("audit", "--what", "artifact:1", **{setting: "off"})
+
+    assert "What expired_job_artifacts deletes is not in it" in result.stdout
+
+
+@pytest.mark.parametrize("what", ["artefact:1", "artifact", "artifact:", "x"])
+def test_what_the_audit_does_not_know_is_refused_with_what_it_does(main, what):
+    result = main("audit", "--what", what)
+
+    assert result.status == 2
+    assert "artifact:ID" in result.complaint
+    assert "status:USER, ref:PROJECT:REF" in result.complaint
+    assert "path:[LOCATION:]PATH" in result.complaint
+
+
+@pytest.mark.parametrize("what", ["artifact:x", "status:-1", "ref:1", f"artifact:{10**20}"])
+def test_what_cannot_be_looked_for_is_refused(main, what):
+    assert main("audit", "--what", what).status == 2
+
+
+def test_a_run_is_added_up_with_what_has_become_of_its_records(main, objects):
+    (intent,) = objects.intent("deleted_object", ids=[1, 2, 3], names=["a", "b", "c"], path=["a", "b", "c"])
+    objects.outcome(
+        intent, "deleted_object", ids=[1, 2, 3], names=["a", "b", "c"], state=["deleted", "kept", "deleted"]
+    )
+    objects.intent("deleted_object", ids=[4], names=["d"], path="d")
+    objects.done("other", ids=[], count=12)
+
+    totals = main("audit", "--run", "900", "--json").json["totals"]
+
+    assert {(one["record"], one["state"]): one["records"] for one in totals} == {
+        ("deleted_object", "deleted"): 2,
+        ("deleted_object", "kept"): 1,
+        ("deleted_object", "not known yet"): 1,
+        ("other", "deleted"): 12,
+    }
+
+
+def test_the_newest_acts_and_deletions_are_lines(main, objects):
+    acts.record("pause", "prune", batch="prune", reason="a holiday")
+    objects.done("deleted_object", ids=[1, 2])
+
+    first, second = ask(main).splitlines()[1:]
+
+    assert all(word in first for word in ("run 900", "deleted", "2 deleted_object"))
+    assert all(word in second for word in ("pause", "prune", "a holiday"))
+
+
+def test_acts_are_found_by_who_did_them(main, objects):
+    objects.done("deleted_object", ids=[1])
+    acts.begin(actor="erika", on=True)
+    acts.record("pause", "prune")
+    acts.begin(actor="max", on=True)
+    acts.record("resume", "prune")
+
+    answer = main("audit", "--who", "erika", "--json").json
+
+    assert ([act["act"] for act in answer["acts"]], answer["deletions"]) == (["pause"], [])
+
+
+@pytest.mark.parametrize(("since", "found"), [("1h", 1), ("2026-01-01", 1), ("9w", 1), ("2100-01-01T00:00", 0)])
+def test_since_takes_times_and_ages(main, objects, since, found):
+    objects.done("deleted_object", ids=[1])
+
+    assert len(main("audit", "--since", since, "--json").json["deletions"]) == found
+    assert len(main("audit", "--until", since, "--json").json["deletions"]) == (since.startswith("2100"))
+
+
+def test_a_time_that_is_none_is_refused_with_how_to_write_it(main):
+    assert "90m, 2h, 3d, 1w" in main("audit", "--since", "yesterday").complaint
+
+
+def test_only_one_batchs(main, objects):
+    objects.done("deleted_object", ids=[1])
+    acts.record("pause", "prune", batch="prune")
+
+    answer = main("audit", "--batch", "prune", "--json").json
+
+    assert (len(answer["acts"]), answer["deletions"]) == (1, [])
+
+
+def test_a_runs_story_says_where_to_ask_what_it_has_deleted(main, settings):
+    quiet = recorded(user_status_cleanup, settings).id
+    UserStatus.create(user_id=12, clear_status_at=EXPIRED)
+    busy = recorded(user_status_cleanup, settings).id
+
+    assert f"`forgekeeper audit --run {busy}`" in main("why", str(busy)).stdout
+    assert "audit --run" not in main("why", str(quiet)).stdout

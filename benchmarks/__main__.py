@@ -11,11 +11,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import messages
+from benchmarks import audit, audit_lookup, messages
 from benchmarks.pairing import Figures, Pair, compare
 from forgekeeper.embedded import servers
 
 ROUNDS = 5
+MODULES = (messages, audit, audit_lookup)
 out, err = Console(), Console(stderr=True)
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 
@@ -29,7 +30,7 @@ def main(
 ) -> None:
     """Do the same work as a peer, in turns, and print how much faster or slower we are."""
     with servers() as running:
-        pairs = {pair.name: pair for pair in messages.pairs(running, scale)}
+        pairs = {pair.name: pair for module in MODULES for pair in module.pairs(running, scale)}
         if unknown := set(names or ()) - pairs.keys():
             err.print(f"there is no benchmark {', '.join(sorted(unknown))}; there are: {', '.join(pairs)}")
             raise typer.Exit(2)

@@ -40,4 +40,4 @@ def test_an_unknown_benchmark_is_named_beside_those_that_there_are():
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
     assert done.returncode == 2
-    assert "no benchmark mesages; there are: messages, metrics, logs, both" in done.stderr
+    assert "no benchmark mesages; there are: messages, metrics, logs, both, audit, " in done.stderr

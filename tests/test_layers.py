@@ -35,7 +35,7 @@ ENGINE = {
     "installation": {"connections", "database", "delivery.keys", "settings", "storage"},
     "storage": {"database", "installation.row", "metrics", "settings"},
     "clocks": {"connections", "database", "runs.blocked", "settings"},
-    "brought": {"settings"},
+    "brought": {"audit.subjects", "settings"},
     "shown": {"database", "metrics", "settings"},
     "batches": {"brought", "database", "flags", "metrics", "runs.run", "settings", "shown"},
     "runs": LEAVES | {"audit", "batches", "clocks", "failpoints", "flags", "installation"},
@@ -87,6 +87,7 @@ ENVIRONMENT = {
 """Who may know the environment: the settings, and whoever prepares it for children."""
 STATEMENTS = {
     *(
+        "benchmarks",
         "models",
         "workers",
         "forgekeeper.audit",

@@ -9,13 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from forgekeeper.audit.acts import Act
 from forgekeeper.audit.deletions import hashed
 from forgekeeper.audit.subjects import Subject
 from forgekeeper.database import database
 
 SHOWN = "id, at, batch, record, run, tick, child, phase, intent, ids, cardinality(hashes), detail"
 SIZE = "greatest(cardinality(ids), cardinality(hashes))"
-FEW = 50
+FEW = 20
 """A row with fewer records than that is in the index of what is in it: see migration 0010."""
 # The planner knows nothing of a month that has just begun; and its workers pay where a hundred thousand rows are read.
 PLAN = """
@@ -30,7 +31,12 @@ FOUND = f"""
 """
 CLOSED = "select distinct intent from audit_deletions where intent = any(%s::bigint[])"
 OLDEST = "select min(at) from (select at from audit_deletions order by id limit 1) as first"
-NEWEST = f"select {SHOWN} from audit_deletions where true{{where}} order by id desc limit %(limit)s"
+NEWEST = f"select {SHOWN} from audit_deletions where true{{where}} order by {{order}} desc limit %(limit)s"
+# What a run has is few: without the step in between all is read backwards until enough of it has come.
+OF_RUN = f"""
+    with chosen as materialized (select {SHOWN} from audit_deletions where run = %(run)s{{where}})
+    select * from chosen order by id desc limit %(limit)s
+"""
 TOTALS = f"""
     select batch, record, state, sum(records)::bigint, min(at), max(at)
     from audit_deletions as line, lateral (
@@ -148,10 +154,26 @@ def _became(lines: Sequence[Line], wanted: Mapping[str, Any]) -> list[Found]:
 
 def newest(period: Period, *, limit: int, run: int | None = None, batch: str | None = None) -> list[Line]:
     """Return the newest rows, of a run or of a batch if it is named."""
-    where = f"{' and run = %(run)s' if run is not None else ''}{' and batch = %(batch)s' if batch else ''}"
     values = {"run": run, "batch": batch, "limit": limit, **period._asdict()}
-    rows = database.execute_sql(NEWEST.format(where=where + period.where()), values).fetchall()
-    return [Line(*row) for row in rows]
+    if run is not None:
+        statement = OF_RUN.format(where=period.where())
+    elif batch is not None:
+        statement = NEWEST.format(where=f" and batch = %(batch)s{period.where()}", order="at")
+    else:
+        statement = NEWEST.format(where=period.where(), order="id")
+    return [Line(*row) for row in database.execute_sql(statement, values).fetchall()]
+
+
+def acts(period: Period, *, limit: int, who: str | None = None, batch: str | None = None) -> list[Act]:
+    """Return the newest acts of people: of that user, host or actor, and of that batch, if they are named."""
+    query = Act.select().order_by(Act.id.desc()).limit(limit)
+    if who:
+        query = query.where((Act.by_user == who) | (Act.by_host == who) | (Act.actor == who))
+    if batch:
+        query = query.where(Act.batch == batch)
+    if period.since:
+        query = query.where(Act.at >= period.since)
+    return list(query.where(Act.at < period.until) if period.until else query)
 
 
 class Total(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from forgekeeper.audit import acts, lookup, subjects
+from forgekeeper.audit import lookup, subjects
 from forgekeeper.audit.lookup import Found, Line, Period
 from forgekeeper.audit.subjects import PATH, Subject
 from forgekeeper.batches import BATCHES
@@ -50,6 +50,8 @@ def audit(  # noqa: PLR0917, options
         batch_named(batch)
     if what is not None and (run is not None or batch is not None or who is not None):
         wrong_use("--what asks for one thing: leave --run, --batch and --who out")
+    if run is not None and (batch is not None or who is not None):
+        wrong_use("--run asks for one run: leave --batch and --who out")
     asked = None if what is None else _subject(what)
     with connected("audit", redis_needed=False) as settings:
         period = Period(_instant(since, "--since"), _instant(until, "--until"))
@@ -133,7 +135,7 @@ def _of_run(run: int, period: Period, limit: int) -> dict[str, Any]:
 
 
 def _newest(period: Period, batch: str | None, who: str | None, limit: int) -> dict[str, Any]:
-    people = _acts(period, batch, who, limit)
+    people = lookup.acts(period, limit=limit, who=who, batch=batch)
     lines = [] if who else lookup.newest(period, limit=limit, batch=batch)
     rows = sorted(
         [*((act.at, evidence.act(act)) for act in people), *((line.at, evidence.shown(line)) for line in lines)],
@@ -147,18 +149,6 @@ def _newest(period: Period, batch: str | None, who: str | None, limit: int) -> d
         "rows": [row for _, row in rows],
         **_reach(),
     }
-
-
-def _acts(period: Period, batch: str | None, who: str | None, limit: int) -> list[acts.Act]:
-    act = acts.Act
-    query = act.select().order_by(act.id.desc()).limit(limit)
-    if who:
-        query = query.where((act.by_user == who) | (act.by_host == who) | (act.actor == who))
-    if batch:
-        query = query.where(act.batch == batch)
-    if period.since:
-        query = query.where(act.at >= period.since)
-    return list(query.where(act.at < period.until) if period.until else query)
 
 
 def _reach() -> dict[str, Any]:

@@ -8,8 +8,13 @@ import pytest
 
 from .service import ROOT
 
+NAMES = (
+    *("messages", "metrics", "logs", "both", "audit", "audit_people", "audit_processor"),
+    *("audit_lookup", "audit_lookup_twenties", "audit_lookup_tens", "audit_lookup_ones"),
+)
 
-@pytest.mark.parametrize("name", ["messages", "metrics", "logs", "both"])
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_benchmark_runs_to_its_end_and_writes_its_figures(tmp_path, name):
     file = tmp_path / "figures.json"
     command = [sys.executable, "-m", "benchmarks", name, "--scale", "0.01", "--rounds", "1", "--json", str(file)]

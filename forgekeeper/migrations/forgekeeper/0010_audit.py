@@ -50,11 +50,11 @@ TABLES = (
     # hundred would cost more than the row.
     """
     create index audit_deletions_many on audit_deletions (record, at)
-        where greatest(cardinality(ids), cardinality(hashes)) >= 50
+        where greatest(cardinality(ids), cardinality(hashes)) >= 20
     """,
     """
     create index audit_deletions_few on audit_deletions using gin (ids, hashes)
-        where greatest(cardinality(ids), cardinality(hashes)) < 50
+        where greatest(cardinality(ids), cardinality(hashes)) < 20
     """,
     "create index audit_deletions_intent on audit_deletions (intent) where intent is not null",
     "create index audit_deletions_intents on audit_deletions (batch, scope, at) where phase = 'intent'",

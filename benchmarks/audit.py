@@ -1,0 +1,100 @@
+"""What the audit costs the batch that deletes most: artifacts with everything in it, people's acts alone, nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from time import monotonic, process_time
+
+from benchmarks.forge import database_of
+from benchmarks.pairing import Pair
+from forgekeeper.connections import client
+from forgekeeper.database import database, unhurried
+from forgekeeper.embedded import Servers
+from forgekeeper.fan_out import Enqueued
+from forgekeeper.flags import FeatureFlag
+from forgekeeper.runs.runner import Runner
+from forgekeeper.settings import Settings
+from metrics import logs
+from workers.expired_job_artifacts import FLAG, MAX_BUCKETS, buckets, delete_artifact_bucket
+
+ARTIFACTS = 100_000
+PROJECTS = 100
+TICK = os.sysconf("SC_CLK_TCK")
+FORGET = "truncate ci_job_artifacts, ci_deleted_objects, project_statistics"
+ADD_PROJECTS = "insert into project_statistics select project, 1000000 from generate_series(1, %s) as project"
+# As a forge has them: no two artifacts with the same times, sizes, or names.
+ADD = """
+    insert into ci_job_artifacts (project_id, job_id, file_type, file, file_final_path, size, expire_at, locked,
+        created_at, updated_at)
+    select 1 + mod(number, %(projects)s), number / 3, 1 + mod(number, 2), 'artifacts.zip',
+        left(md5(number::text), 2) || '/' || md5(number::text) || '/@final/' || md5(number::text), number * 37,
+        now() - number * interval '1.7 s', 0, now() - number * interval '2.3 s', now() - number * interval '2.1 s'
+    from generate_series(1, %(artifacts)s) as number
+"""
+AUDITED = "select coalesce(sum(cardinality(ids)), 0)::bigint from audit_deletions where run = %s"
+
+
+def pairs(servers: Servers, scale: float) -> list[Pair]:
+    """Return what is measured of *scale* times 100,000 artifacts; each time all of them are destroyed."""
+    numbers = iter(range(1, 1_000_000))
+    run = partial(_rate, servers, round(ARTIFACTS * scale), numbers.__next__)
+    wall, processor = partial(run, monotonic), partial(run, None)
+    return [
+        Pair("audit", "artifacts", partial(wall, "all"), partial(wall, "off"), "AUDIT=off", 0.9),
+        Pair("audit_people", "artifacts", partial(wall, "people"), partial(wall, "off"), "AUDIT=off", 0.9),
+        Pair("audit_processor", "artifacts", partial(processor, "all"), partial(processor, "off"), "AUDIT=off", 0.9),
+    ]
+
+
+def _rate(
+    servers: Servers, artifacts: int, number: Callable[[], int], clock: Callable[[], float] | None, audit: str
+) -> float:
+    """Destroy so many artifacts; return how many a second, by that clock or by the processor's time."""
+    with database_of(servers, "audit_cost", audit=audit) as settings:
+        logs.configure(settings.log_format, "ERROR")
+        _add(artifacts)
+        run, clock = number(), clock or _processor
+        began = clock()
+        destroyed = _destroy(settings, run)
+        seconds = clock() - began
+        (audited,) = database.execute_sql(AUDITED, (run,)).fetchone()
+    assert destroyed == artifacts, f"{destroyed} of {artifacts} were destroyed"
+    assert audited == (artifacts if audit == "all" else 0), f"{audited} of {artifacts} are in the audit"
+    return artifacts / seconds
+
+
+def _add(artifacts: int) -> None:
+    with unhurried():
+        database.execute_sql(FORGET)
+        database.execute_sql(ADD_PROJECTS, (PROJECTS,))
+        database.execute_sql(ADD, {"projects": PROJECTS, "artifacts": artifacts})
+        database.execute_sql("vacuum analyze ci_job_artifacts")
+        database.execute_sql("checkpoint")
+    client.flushdb()
+    FeatureFlag.turn(FLAG, on=True)
+
+
+def _destroy(settings: Settings, run: int) -> int:
+    """Work on all buckets in turn, as workers do; return how many artifacts that destroyed."""
+    runner = Runner(settings, lambda *_sent: Enqueued(0))
+    buckets.tidy(client, MAX_BUCKETS, silent_for=settings.bucket_silent_after)
+    destroyed, more = 0, True
+    while more:
+        more = False
+        for number in range(MAX_BUCKETS):
+            with runner.child(delete_artifact_bucket, f"delete_artifact_bucket:{number}", run=run) as attempt:
+                attempt.work()
+            assert attempt.error is None, attempt.error
+            destroyed += attempt.result()["destroyed"]
+            more = more or attempt.wants_successor
+    runner.stop()
+    return destroyed
+
+
+def _processor() -> float:
+    """Return the seconds that this process and its session's have used of a processor."""
+    session = Path(f"/proc/{database.connection().info.backend_pid}/stat").read_text().rpartition(")")[2].split()
+    return process_time() + (int(session[11]) + int(session[12])) / TICK

@@ -1,0 +1,46 @@
+"""A database of its own for a benchmark, migrated, with the example forge's tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from psycopg2.extensions import make_dsn
+from pydantic import SecretStr
+
+from forgekeeper import migrations
+from forgekeeper.boot import model
+from forgekeeper.connections import Limits, client, connect
+from forgekeeper.database import database
+from forgekeeper.embedded import Servers
+from forgekeeper.process.boot import load_batches
+from forgekeeper.settings import Settings
+
+MADE = "select exists (select from pg_database where datname = %s)"
+
+
+@contextmanager
+def database_of(servers: Servers, name: str, **options: Any) -> Iterator[Settings]:
+    """Connect this process to the database *name*, which is made when there is none; return its settings."""
+    load_batches()
+    _connect(servers.database_url, servers.redis_url)
+    with database.connection_context():
+        if not database.execute_sql(MADE, (name,)).fetchone()[0]:
+            database.execute_sql(f"create database {name}")
+    database.close_all()
+    settings = _connect(make_dsn(servers.database_url, dbname=name), servers.redis_url, **options)
+    try:
+        with database.connection_context():
+            for which in ("forgekeeper", "example"):
+                migrations.migrate(database.obj, which)
+            yield settings
+    finally:
+        database.close_all()
+        client.connection_pool.disconnect()
+
+
+def _connect(url: str, redis_url: str, **options: Any) -> Settings:
+    settings = model()(database_url=SecretStr(url), redis_url=SecretStr(redis_url), **options)
+    connect(settings, Limits.of_worker(settings), name="benchmark", connections=8)
+    return settings

@@ -168,6 +168,11 @@ class BatchSpec(Declared, Brought):
         """The outcome of a run that did nothing."""
         return self.outcome()
 
+    @property
+    def deletes(self) -> bool:
+        """Whether it deletes what is the forge's, itself or by its children: then brakes are for it."""
+        return any(one.counted for one in (self, *self.children))
+
     def due(self, now: datetime) -> Backlog | None:
         """Add up what is due to the batch and its children; None where nothing says so."""
         looks = [look for one in (self, *self.children) for look in one.backlogs.items()]

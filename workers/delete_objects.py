@@ -103,30 +103,31 @@ def _work_off(run: Run[Outcome], bad: BadRecords) -> Literal["drained", "deadlin
         raise Blocked("no_store", f"no object store {stores.ARTIFACTS!r} is configured; set FORGEKEEPER_OBJECT_STORES")
     until = time.monotonic() + run.deadline.left()
     close_earlier(run.audit, RECORD, partial(_look, store, until), name="path")
-    while True:
+    while limit := run.allowed(CHUNK):
         # What was claimed is ours for so long; it is counted from before the claim.
         until = time.monotonic() + min(run.deadline.left(), run.settings.object_visibility.total_seconds())
-        claimed, more = _claim(bad, run.settings)
+        claimed, more = _claim(bad, run.settings, limit)
         if not more:
             return "drained"
         run.step("claimed")
         _delete(store, claimed, run, until, bad)
         if run.deadline.passed(len(claimed)):
-            return "deadline"
+            break
+    return "deadline"
 
 
-def _claim(bad: BadRecords, settings: Settings) -> tuple[list[Claimed], bool]:
+def _claim(bad: BadRecords, settings: Settings, limit: int) -> tuple[list[Claimed], bool]:
     """Claim what is due; return it, and whether there was anything at all."""
     instant, claimed = now(), list[Claimed]()
 
     def claim(only: Sequence[int] | None) -> int | None:
         rows = DeletedObject.claim_due(
-            instant, visibility=settings.object_visibility, limit=CHUNK, only=only, without=bad.keys
+            instant, visibility=settings.object_visibility, limit=limit, only=only, without=bad.keys
         )
         claimed.extend(rows)
         return rows[-1].id if rows else None
 
-    reached = bad.chunk(claim, partial(DeletedObject.next_due, instant, limit=CHUNK, without=bad.keys))
+    reached = bad.chunk(claim, partial(DeletedObject.next_due, instant, limit=limit, without=bad.keys))
     return claimed, reached is not None
 
 

@@ -162,7 +162,10 @@ def _sweep(kind: Kind, run: Run[Outcome]) -> bool:
     """Time out all of one kind; return False when the budget ended first."""
     position, outcome, stale = START, run.outcome, kind.model.stale(run.now)
     with run.bad_records(kind.record, stale, error_kind=None) as bad:
-        while found := page(stale, kind.model.updated_at, position, limit=PAGE_SIZE, without=bad.keys):
+        while limit := run.allowed(PAGE_SIZE):
+            found = page(stale, kind.model.updated_at, position, limit=limit, without=bad.keys)
+            if not found:
+                return True
             position, failed = found[-1], bad.failed
             try:
                 bad.each(partial(_clean_up, kind, run), [each.key for each in found])
@@ -172,8 +175,8 @@ def _sweep(kind: Kind, run: Run[Outcome]) -> bool:
             outcome.skipped += len(found) - done - (bad.failed - failed)
             run.step("timed_out")
             if run.deadline.passed(done):
-                return False
-        return True
+                break
+        return False
 
 
 def cleanup_stale(

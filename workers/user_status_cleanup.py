@@ -104,13 +104,16 @@ def user_status_cleanup(run: Run[Outcome]) -> None:
     """Delete user statuses whose time has passed."""
     outcome, key, position, statuses = run.outcome, row_key(), START, UserStatus.due(run.now)
     with run.bad_records("user_status", statuses) as bad:
-        following = partial(page, statuses, UserStatus.clear_status_at, limit=BATCH_SIZE, without=bad.keys)
-        while reached := bad.chunk(partial(_delete, run, bad, key, position), partial(following, position)):
+        while limit := run.allowed(BATCH_SIZE):
+            following = partial(page, statuses, UserStatus.clear_status_at, position, limit=limit, without=bad.keys)
+            reached = bad.chunk(partial(_delete, run, bad, key, position, limit=limit), following)
+            if reached is None:
+                return
             position = reached
             run.step("deleted")
             if run.deadline.passed(outcome.deleted - run.deadline.done):
-                outcome.stopped = "deadline"
-                return
+                break
+        outcome.stopped = "deadline"
 
 
 def row_key() -> Literal["ctid", "user_id"]:
@@ -120,7 +123,7 @@ def row_key() -> Literal["ctid", "user_id"]:
 
 
 def _delete(
-    run: Run[Outcome], bad: BadRecords, key: str, after: Position, only: Sequence[int] | None
+    run: Run[Outcome], bad: BadRecords, key: str, after: Position, only: Sequence[int] | None, *, limit: int
 ) -> Position | None:
     """Delete the next due statuses, of *only* these users; return how far that came, None if it found nothing.
 
@@ -129,7 +132,7 @@ def _delete(
     """
     audited = run.audit.clause("user_status", "deleted", id="user_id", due="clear_status_at")
     statement = DELETE_DUE.format(key=key, chosen=chosen("user_id", only=only, without=bad.keys), audited=audited)
-    values = {"now": run.now, "limit": BATCH_SIZE, "only": only, "without": list(bad.keys), **after._asdict()}
+    values = {"now": run.now, "limit": limit, "only": only, "without": list(bad.keys), **after._asdict()}
     row = database.execute_sql(statement, values | run.audit.values).fetchone()
     if row is None:
         return None

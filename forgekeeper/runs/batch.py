@@ -65,6 +65,7 @@ class Batch(Base):
     released_reason = pw.TextField(null=True)
     released_by = pw.TextField(null=True)
     released_expect = pw.BigIntegerField(null=True)
+    released_run = pw.BigIntegerField(null=True)
 
     class Meta:
         table_name = "batches"
@@ -137,6 +138,7 @@ class Batch(Base):
             released_reason=reason,
             released_by=by,
             released_expect=expect,
+            released_run=None,
         ).where(cls.name == name).execute()
         return held
 

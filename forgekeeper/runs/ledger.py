@@ -297,6 +297,7 @@ class JobRun(Base):
     cancelled_at = DateTimeTZField(null=True)
     cancelled_reason = pw.TextField(null=True)
     cancelled_by = pw.TextField(null=True)
+    ordinary = pw.BooleanField(null=True)
 
     class Meta:
         table_name = "job_runs"

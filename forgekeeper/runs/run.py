@@ -56,12 +56,17 @@ class Run(Generic[Outcome]):
         """PostgreSQL's time, asked once a run: what is due then is due throughout."""
         return now()
 
-    def allowed(self, wanted: int) -> int:
+    def allowed(self, wanted: int, *, size: int = 1) -> int:
         """Return how many of so many records the next chunk may have; 0 when the run has to end here.
 
-        Asked before each chunk; what it was told of counts once `deadline.passed` was asked, or the next time.
+        Asked before each chunk.  Where bytes are limited it may have `allowed_bytes`, at least *size* if there are.
         """
-        return wanted if self._brakes is None else self._brakes.allowed(wanted)
+        return wanted if self._brakes is None else self._brakes.allowed(wanted, size=size)
+
+    @property
+    def allowed_bytes(self) -> int | None:
+        """How many bytes the chunk that was just allowed may have, None where nothing limits them."""
+        return None if self._brakes is None else self._brakes.allowed_bytes
 
     def step(self, name: str) -> None:
         """Say that the step *name* of the declaration has been taken: there is a failpoint."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import date, datetime
 from typing import NamedTuple
 
 import peewee as pw
@@ -12,41 +12,46 @@ from forgekeeper.database.use import WORK, Use
 
 TODAY = "(clock_timestamp() at time zone 'UTC')::date"
 ADD = f"""
-    insert into run_totals (batch, run, day, records, bytes, reserved)
-    values (%(batch)s, %(run)s, {TODAY}, %(records)s, %(bytes)s, %(reserved)s)
+    insert into run_totals (batch, run, day, records, bytes, reserved, reserved_bytes)
+    values (%(batch)s, %(run)s, coalesce(%(day)s, {TODAY}), %(records)s, %(bytes)s, %(reserved)s, %(reserved_bytes)s)
     on conflict (batch, run, day) do update set records = run_totals.records + excluded.records,
-        bytes = run_totals.bytes + excluded.bytes, reserved = run_totals.reserved + excluded.reserved
+        bytes = run_totals.bytes + excluded.bytes, reserved = run_totals.reserved + excluded.reserved,
+        reserved_bytes = run_totals.reserved_bytes + excluded.reserved_bytes
 """
 # One at a time may reserve: the row of the batch is the lock.
-LOCK = "select from batches where name = %(batch)s for no key update"
+REGISTER = "insert into batches (name) values (%(batch)s) on conflict do nothing"
+LOCK = "select name from batches where name = %(batch)s for no key update"
 USED = f"""
-    select coalesce(sum(greatest(records, reserved)) filter (where run = %(run)s), 0)::bigint,
-        coalesce(sum(greatest(records, reserved)) filter (where day = {TODAY}), 0)::bigint,
-        coalesce(sum(bytes) filter (where run = %(run)s), 0)::bigint,
-        coalesce(sum(bytes) filter (where day = {TODAY}), 0)::bigint
-    from run_totals where batch = %(batch)s and (run = %(run)s or day = {TODAY})
+    select today.day, extract(epoch from (today.day + 1)::timestamp - clock_timestamp() at time zone 'UTC')::float,
+        coalesce(sum(records + reserved) filter (where run = %(run)s), 0)::bigint,
+        coalesce(sum(records + reserved) filter (where used.day = today.day), 0)::bigint,
+        coalesce(sum(bytes + reserved_bytes) filter (where run = %(run)s), 0)::bigint,
+        coalesce(sum(bytes + reserved_bytes) filter (where used.day = today.day), 0)::bigint
+    from (select {TODAY} as day) as today
+    left join run_totals as used on batch = %(batch)s and (run = %(run)s or used.day = today.day)
+    group by today.day
 """
-# A batch with no more than so many runs keeps them all.
-DELETE_OLD = """
-    with first as (
-        select name as batch, (
-            select run from (select distinct run from run_totals where batch = name order by run desc) as newest
-            offset %(keep)s - 1 limit 1
-        ) as kept
-        from batches
-    )
-    delete from run_totals where (batch, run, day) in (
-        select batch, run, day from run_totals join first using (batch) where run < kept and day < %(horizon)s::date
-        limit %(limit)s for update of run_totals skip locked
-    )
+EXPECT = f"""
+    insert into run_totals (batch, run, day, expect) values (%(batch)s, %(run)s, {TODAY}, %(expect)s)
+    on conflict (batch, run, day) do update set expect = least(run_totals.expect, excluded.expect)
 """
-LAST = 100
-"""So many runs of each batch are remembered: by them a brake tells what is out of proportion."""
+
+
+class Amount(NamedTuple):
+    """So many records, and their bytes."""
+
+    records: int = 0
+    bytes: int = 0
+
+
+NONE = Amount()
 
 
 class Used(NamedTuple):
-    """What a run, and all runs of this day (UTC), have deleted or may delete yet."""
+    """What a run, and all runs of this *today* (UTC), have deleted or may delete yet; and how long the day still is."""
 
+    today: date
+    seconds: float
     run: int
     day: int
     run_bytes: int
@@ -54,7 +59,10 @@ class Used(NamedTuple):
 
 
 class RunTotal(Base):
-    """What one run has deleted on one day, and how many records it has reserved: a crash leaves those used up."""
+    """What one run has deleted on one day, and what its attempts have reserved beyond that: a crash leaves it used up.
+
+    A record counts on the day on which its chunk was allowed.  *expect* is the most that the run may delete at all.
+    """
 
     used_by = Use(WORK, (("insert", (), WORK), ("update", (), WORK), ("delete", (), WORK)))
 
@@ -64,30 +72,39 @@ class RunTotal(Base):
     records = pw.BigIntegerField(constraints=default("0"))
     bytes = pw.BigIntegerField(constraints=default("0"))
     reserved = pw.BigIntegerField(constraints=default("0"))
+    reserved_bytes = pw.BigIntegerField(constraints=default("0"))
+    expect = pw.BigIntegerField(null=True)
 
     class Meta:
         table_name = "run_totals"
         primary_key = pw.CompositeKey("batch", "run", "day")
 
     @classmethod
-    def add(cls, batch: str, run: int, *, records: int = 0, bytes: int = 0, reserved: int = 0) -> None:  # noqa: A002
-        """Add to what the run has deleted and reserved today; less than nothing gives back what it had reserved."""
-        values = {"batch": batch, "run": run, "records": records, "bytes": bytes, "reserved": reserved}
-        database.execute_sql(ADD, values)
+    def add(cls, batch: str, run: int, did: Amount = NONE, reserved: Amount = NONE, *, day: date | None = None) -> None:
+        """Add to what the run *did* delete and what it has *reserved*, on that *day* or today; that may grow less."""
+        values = {"records": did.records, "bytes": did.bytes}
+        values |= {"reserved": reserved.records, "reserved_bytes": reserved.bytes}
+        database.execute_sql(ADD, values | {"batch": batch, "run": run, "day": day})
+
+    @classmethod
+    def limit(cls, batch: str, run: int, records: int) -> None:
+        """Let the run, and each child of it, delete so many records at most."""
+        database.execute_sql(EXPECT, {"batch": batch, "run": run, "expect": records})
+
+    @classmethod
+    def forget_old(cls, before: datetime) -> None:
+        """Forget the totals of days that are over for so long."""
+        cls.delete().where(cls.day < before.date()).execute()
 
     @classmethod
     def lock(cls, batch: str) -> None:
         """Let nobody else reserve until this transaction ends."""
-        database.execute_sql(LOCK, {"batch": batch})
+        values = {"batch": batch}
+        if database.execute_sql(LOCK, values).fetchone() is None:
+            database.execute_sql(REGISTER, values)
+            database.execute_sql(LOCK, values)
 
     @classmethod
     def used(cls, batch: str, run: int) -> Used:
         """Say what is used up of the limits of a run and of a day."""
         return Used(*database.execute_sql(USED, {"batch": batch, "run": run}).fetchone())
-
-    @classmethod
-    def delete_old(cls, horizon: datetime, *, limit: int) -> int:
-        """Remove up to *limit* totals of days before *horizon*, but the last runs of each batch; return how many."""
-        values = {"horizon": horizon, "limit": limit, "keep": LAST}
-        count: int = database.execute_sql(DELETE_OLD, values).rowcount
-        return count

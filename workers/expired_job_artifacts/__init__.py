@@ -43,6 +43,7 @@ from workers.expired_job_artifacts.destroying import (
     Without,
     destroy_expired,
     next_expired,
+    size_of_next,
     still_expired,
 )
 from workers.expired_job_artifacts.held_up import HeldUp
@@ -180,19 +181,25 @@ def _destroy(
     outcome, instant, loops = run.outcome, run.now, 0
     still = partial(still_expired, instant)
     with run.bad_records("expired_artifact", still) as bad:
-        held_up = HeldUp()
+        held_up, size = HeldUp(), 1
         for number in range(bucket.number, CLASSES, bucket.modulus):
             position = START
             while True:
                 before, share = outcome.destroyed, (number, instant, position)
-                options: dict[str, Any] = {"limit": BATCH_SIZE, "without": Without(bad.keys, held_up.projects)}
+                limit = run.allowed(BATCH_SIZE, size=size)
+                if not limit:
+                    return "deadline"
+                options: dict[str, Any] = {"limit": limit, "without": Without(bad.keys, held_up.projects)}
                 destroy = partial(destroy_expired, *share, grace=run.settings.object_grace, audit=run.audit, **options)
                 reached = bad.chunk(
-                    partial(_destroy_chunk, outcome, held_up, destroy),
+                    partial(_destroy_chunk, run, held_up, destroy),
                     partial(next_expired, *share, **options),
                 )
                 run.step("destroyed")
+                size = 1
                 if reached is None:
+                    if run.allowed_bytes is not None and (size := size_of_next(*share, **options)):
+                        continue
                     if not held_up.ends():
                         break
                     position = START
@@ -204,9 +211,9 @@ def _destroy(
 
 
 def _destroy_chunk(
-    outcome: BucketOutcome, held_up: HeldUp, destroy: Callable[..., Destroyed], only: Sequence[int] | None
+    run: Run[BucketOutcome], held_up: HeldUp, destroy: Callable[..., Destroyed], only: Sequence[int] | None
 ) -> Position | None:
-    chunk = destroy(only=only)
+    chunk, outcome = destroy(only=only, room=run.allowed_bytes), run.outcome
     outcome.destroyed += chunk.artifacts
     outcome.bytes += chunk.bytes
     held_up.now.update(chunk.held_up)

@@ -39,13 +39,13 @@ IN_ORDER = "set local enable_bitmapscan = off; "
 EXPIRED = """mod(project_id + job_id, 10) = %(class)s and expire_at < %(now)s and locked = 0 and file_type <> 3
           and (expire_at, id) > (%(expired)s, %(id)s)"""
 DESTROY_CHOSEN = f"""
-    with claimed as materialized (
-        select id, project_id, expire_at from ci_job_artifacts
+    with {{first}} as materialized (
+        select id, project_id, expire_at, coalesce(size, 0) as size from ci_job_artifacts
         where {EXPIRED}{{chosen}}
         order by expire_at, id
         limit %(limit)s
         for update skip locked
-    ), turns as materialized (
+    ){{within}}, turns as materialized (
         select pg_advisory_xact_lock({TURNS}, project)
         from (select distinct hashint8(project_id) as project from claimed order by project) as projects
     ), totals as materialized (
@@ -84,7 +84,13 @@ DESTROY_CHOSEN = f"""
         expire_at::text, id, array(select project_id from held_up)
     from claimed order by claimed.expire_at desc, id desc limit 1
 """
-DESTROY_EXPIRED = DESTROY_CHOSEN.format(chosen="", whole="", audited="")
+# Where bytes are limited, of what was claimed the first that keep within what is left.
+WITHIN = """, claimed as materialized (
+        select id, project_id, expire_at from (
+            select id, project_id, expire_at, sum(size) over (order by expire_at, id) as total from candidates
+        ) as added_up where total <= %(room)s
+    )"""
+DESTROY_EXPIRED = DESTROY_CHOSEN.format(first="claimed", chosen="", within="", whole="", audited="")
 WHOLE = ", job_id, partition_id, file_type, size as bytes, expire_at, created_at, updated_at"
 AUDITED = {
     **{name: name for name in ("project_id", "job_id", "partition_id", "file_type", "file_store", "file", "bytes")},
@@ -99,6 +105,15 @@ NEXT_EXPIRED = f"""
     where {EXPIRED}{{chosen}}
     order by ci_job_artifacts.expire_at, id
     limit %(limit)s
+"""
+
+
+NEXT_SIZE = f"""
+    select greatest(coalesce(size, 0), 1) from ci_job_artifacts
+    where {EXPIRED}{{chosen}}
+    order by ci_job_artifacts.expire_at, id
+    limit 1
+    for update skip locked
 """
 
 
@@ -144,6 +159,7 @@ def destroy_expired(
     only: Sequence[int] | None = None,
     without: Without = NOTHING,
     audit: Audit | None = None,
+    room: int | None = None,
 ) -> Destroyed:
     """Destroy up to *limit* expired artifacts of class *number* beyond *after*, oldest first.
 
@@ -153,9 +169,11 @@ def destroy_expired(
     so are artifacts whose project's statistics others hold locked.  The same statement
     says in the *audit* what it has destroyed.
     """
-    values = {"grace": grace, "only": only, **_values(number, now, after, limit, without)}
+    values = {"grace": grace, "only": only, "room": room, **_values(number, now, after, limit, without)}
+    parts = {"first": "claimed", "within": ""} if room is None else {"first": "candidates", "within": WITHIN}
     audited = audit.clause(RECORD, "destroyed", id="id", name="file_final_path", **AUDITED) if audit else ""
-    statement = DESTROY_CHOSEN.format(chosen=_chosen(only, without), whole=audited and WHOLE, audited=audited)
+    parts |= {"whole": audited and WHOLE, "audited": audited}
+    statement = DESTROY_CHOSEN.format(chosen=_chosen(only, without), **parts)
     values |= audit.values if audit else {}
     row = database.execute_sql(IN_ORDER + statement, values).fetchone()
     return Destroyed(row[0], row[1], Position(*row[2:4]), row[4]) if row else Destroyed(0, 0, None)
@@ -168,6 +186,13 @@ def next_expired(
     statement = NEXT_EXPIRED.format(chosen=_chosen(None, without))
     rows = database.execute_sql(IN_ORDER + statement, _values(number, now, after, limit, without)).fetchall()
     return [Position(*row) for row in rows]
+
+
+def size_of_next(number: int, now: datetime, after: Position, *, limit: int, without: Without = NOTHING) -> int:
+    """Return the bytes of the first that `destroy_expired` would take, at least 1; 0 when there is none to be had."""
+    statement = NEXT_SIZE.format(chosen=_chosen(None, without))
+    row = database.execute_sql(IN_ORDER + statement, _values(number, now, after, limit, without)).fetchone()
+    return row[0] if row else 0
 
 
 def still_expired(now: datetime, ids: Sequence[int]) -> set[int]:

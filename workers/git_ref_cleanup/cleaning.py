@@ -69,7 +69,10 @@ def _clean(
     outcome, position = run.outcome, 0
     # A whole page each time, though it may go beyond the maximum: what is locked costs as much for one as for all.
     while outcome.total_deletes + outcome.rejected + outcome.gone < MAX_DELETES:
-        rows, last = _page(project_id, position, bad)
+        limit = run.allowed(MAX_DELETES)
+        if not limit:
+            return "deadline"
+        rows, last = _page(project_id, position, bad, limit)
         if last is None:
             return "drained"
         held.check()
@@ -99,15 +102,15 @@ def _clean(
     return "max_deletes" if more else "drained"
 
 
-def _page(project_id: int, position: int, bad: BadRecords) -> tuple[list[GitRefDeletion], int | None]:
+def _page(project_id: int, position: int, bad: BadRecords, limit: int) -> tuple[list[GitRefDeletion], int | None]:
     """Return the next page of rows, those aside that cannot be read, and the id it ends with; None without one."""
     rows: list[GitRefDeletion] = []
 
     def read(only: Sequence[int] | None) -> int | None:
-        rows.extend(deletions.pending_of(project_id, after=position, limit=MAX_DELETES, only=only, without=bad.keys))
+        rows.extend(deletions.pending_of(project_id, after=position, limit=limit, only=only, without=bad.keys))
         return rows[-1].id if rows else None
 
-    numbers = partial(deletions.next_pending_of, project_id, after=position, limit=MAX_DELETES, without=bad.keys)
+    numbers = partial(deletions.next_pending_of, project_id, after=position, limit=limit, without=bad.keys)
     return rows, bad.chunk(read, numbers)
 
 

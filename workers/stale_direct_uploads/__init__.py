@@ -116,7 +116,7 @@ def stale_direct_uploads(run: Run[Outcome]) -> None:
     sweep.close_interrupted()
     outcome.total_pending_entries = register.unsettled(client)
     try:
-        while (claim := sweep.claim()).entries:
+        while (limit := run.allowed(CHUNK)) and (claim := sweep.claim(limit)).entries:
             run.step("claimed")
             sweep.work_through(claim)
             if run.deadline.passed(len(claim.entries)):
@@ -153,13 +153,13 @@ class Sweep:
         there = {} if store is None else store.present([row["path"] for row in rows], until=until)
         return [None if row["path"] not in there else "kept" if there[row["path"]] else "deleted" for row in rows]
 
-    def claim(self) -> Claim:
-        """Claim the next entries of locations that answer."""
+    def claim(self, limit: int) -> Claim:
+        """Claim up to *limit* of the next entries, of locations that answer."""
         return register.claim(
             client,
             stale_after=MAX_UPLOAD_DURATION,
             visibility=self._settings.upload_visibility,
-            limit=CHUNK,
+            limit=limit,
             ttl=self._settings.upload_visibility / 5,
             skip_locations=self._away,
         )

@@ -15,13 +15,15 @@ STATEMENTS = (
         add column released_at timestamptz,
         add column released_reason text,
         add column released_by text,
-        add column released_expect bigint
+        add column released_expect bigint,
+        add column released_run bigint
     """,
     """
     alter table job_runs
         add column cancelled_at timestamptz,
         add column cancelled_reason text,
-        add column cancelled_by text
+        add column cancelled_by text,
+        add column ordinary boolean
     """,
     """
     create table run_totals (
@@ -31,6 +33,8 @@ STATEMENTS = (
         records bigint not null default 0,
         bytes bigint not null default 0,
         reserved bigint not null default 0,
+        reserved_bytes bigint not null default 0,
+        expect bigint,
         primary key (batch, run, day)
     )
     """,

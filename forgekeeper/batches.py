@@ -19,6 +19,7 @@ import peewee as pw
 from forgekeeper.brought import Brought
 from forgekeeper.database import Base
 from forgekeeper.database.backlog import Backlog
+from forgekeeper.database.stakes import AtStake
 from forgekeeper.flags import FLAGS
 from forgekeeper.settings import Place
 from forgekeeper.shown import Shown
@@ -156,6 +157,7 @@ class BatchSpec(Declared, Brought):
     tables: tuple[type[Base], ...]
     deletes_from: Place | None
     misreadings: Callable[[], Sequence[str]]
+    stakes: list[AtStake] = field(default_factory=list)
     children: list[ChildSpec] = field(default_factory=list)
 
     @property
@@ -172,6 +174,16 @@ class BatchSpec(Declared, Brought):
     def deletes(self) -> bool:
         """Whether it deletes what is the forge's, itself or by its children: then brakes are for it."""
         return any(one.counted for one in (self, *self.children))
+
+    def at_stake(self, look: AtStake) -> AtStake:
+        """Let the breaker ask the function how much is due of how much there is, of the batch and its children."""
+        self.stakes.append(look)
+        return look
+
+    @property
+    def stake(self) -> AtStake | None:
+        """What the breaker asks, None where nothing says what is at stake."""
+        return self.stakes[0] if self.stakes else None
 
     def due(self, now: datetime) -> Backlog | None:
         """Add up what is due to the batch and its children; None where nothing says so."""

@@ -91,6 +91,8 @@ def no_settings_of_the_machine(monkeypatch: pytest.MonkeyPatch, tmp_path_factory
     for process in ("WORKER", "SCHEDULER", "EXPORTER"):
         # Tests run beside one another: a page is served by those that ask for it, at a port of their own.
         monkeypatch.setenv(f"{PREFIX}METRICS_PORT_{process}", "0")
+    # Worlds of tests are small and young, and much in them is due: few tests are about the breaker.
+    monkeypatch.setenv(f"{PREFIX}BREAKER_SHARE", "1")
     # Where a test takes a disk away, it is not about who waits for one.
     monkeypatch.setenv(f"{PREFIX}PLACE_WAIT", "0")
     # And where one destroys artifacts, their objects go in the same test.

@@ -28,10 +28,6 @@ ALL = "expired_job_artifacts"
 
 
 @pytest.fixture(autouse=True)
-def none_held(monkeypatch):
-    monkeypatch.setenv("FORGEKEEPER_BREAKER_SHARE", "1")
-
-
 def brakes_of(declared, outcome, run=1, clock=None, **limits):
     given = settings_with(**{f"{name}_{declared.batch.name}": value for name, value in limits.items()})
     return Brakes(declared, given, outcome, run, **({"clock": clock} if clock else {}))

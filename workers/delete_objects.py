@@ -21,6 +21,7 @@ from forgekeeper.audit.intents import Intended, Item, close_earlier
 from forgekeeper.batches import Record, batch
 from forgekeeper.database import backlog, database, now, probe
 from forgekeeper.database.backlog import Backlog
+from forgekeeper.database.stakes import Stake
 from forgekeeper.runs.bad_records import BadRecords
 from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.run import Run
@@ -214,6 +215,12 @@ def _settle(chunk: _Chunk, states: dict[str, str], run: Run[Outcome], bad: BadRe
 def due(now: datetime) -> Backlog:
     """Count the objects to delete."""
     return Backlog.of(DeletedObject.due(now).order_by(DeletedObject.pick_up_at), oldest=DeletedObject.pick_up_at)
+
+
+@delete_objects.at_stake
+def at_stake(now: datetime) -> Stake:
+    """Look at the objects to delete, of these and those that artifacts name."""
+    return Stake.rows(DeletedObject.due(now), of=(JobArtifact,))
 
 
 @delete_objects.given_up("dead_object")

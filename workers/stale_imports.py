@@ -26,6 +26,7 @@ from forgekeeper.brought import Figure, Results, Sample, processed
 from forgekeeper.database import database, now
 from forgekeeper.database.backlog import Backlog
 from forgekeeper.database.chunks import START, page
+from forgekeeper.database.stakes import Stake
 from forgekeeper.runs.run import Run
 from forgekeeper.settings import Settings
 from models import STALE_AFTER, BulkImport, BulkImportEntity, BulkImportTracker, EntityType
@@ -241,6 +242,12 @@ def stale(now: datetime) -> Backlog:
 def stale_entities(now: datetime) -> Backlog:
     """Count the stale entities likewise."""
     return _backlog(BulkImportEntity, now)
+
+
+@stale_imports.at_stake
+def at_stake(now: datetime) -> Stake:
+    """Look at the stale imports and entities, of all."""
+    return Stake.rows(BulkImport.stale(now), BulkImportEntity.stale(now))
 
 
 def _backlog(model: type[BulkImport | BulkImportEntity], now: datetime) -> Backlog:

@@ -18,6 +18,7 @@ from forgekeeper.brought import Figure, Results, Sample, processed
 from forgekeeper.database import chosen, database, now
 from forgekeeper.database.backlog import Backlog
 from forgekeeper.database.chunks import START, Position, page
+from forgekeeper.database.stakes import Stake
 from forgekeeper.runs.bad_records import BadRecords
 from forgekeeper.runs.run import Run
 from forgekeeper.settings import Settings
@@ -150,6 +151,12 @@ user_status_cleanup.audited(
 def due(now: datetime) -> Backlog:
     """Count the statuses whose time has come."""
     return Backlog.of(UserStatus.due(now).order_by(UserStatus.clear_status_at), oldest=UserStatus.clear_status_at)
+
+
+@user_status_cleanup.at_stake
+def at_stake(now: datetime) -> Stake:
+    """Look at the statuses whose time has come, of all."""
+    return Stake.rows(UserStatus.due(now))
 
 
 def sample(total: int) -> int:

@@ -26,6 +26,7 @@ from forgekeeper.cli import (
     presence,
     programs,
     records,
+    releasing,
     running,
     sample,
     serving,
@@ -47,7 +48,7 @@ HELP = {"-h", "--help", "--version"}
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Serve": (demo.demo, serving.up, serving.scheduler, serving.worker, serving.exporter),
     "Prepare": (checking.check, upkeep.migrate, upkeep.settings, metrics.metrics, batches.batches, sample.seed),
-    "Run": (running.run, running.send, ledger.pause, ledger.resume),
+    "Run": (running.run, running.send, ledger.pause, ledger.resume, releasing.release),
     "Look": (status.status, presence.processes, ledger.ticks, ledger.why, audit.audit),
 }
 

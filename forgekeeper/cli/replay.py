@@ -7,7 +7,7 @@ from typing import NamedTuple
 import structlog
 
 from forgekeeper.batches import BATCHES, BatchSpec
-from forgekeeper.cli.running import overlapping, paused, send_by_hand
+from forgekeeper.cli.running import held_back, overlapping, send_by_hand
 from forgekeeper.delivery import dead_letters
 from forgekeeper.delivery.dead_letters import DeadLetter
 from forgekeeper.identity import identity
@@ -16,7 +16,7 @@ from forgekeeper.process.run_messages import RunMessages
 from forgekeeper.runs import reconcile
 from forgekeeper.runs.ledger import JobRun
 
-DONE = {"on_its_way", "overlap", "paused", "gone"}
+DONE = {"on_its_way", "overlap", "paused", "stopped", "held", "gone"}
 """Why a letter is kept although nothing is wrong: what it asks for happens anyhow, or is held back."""
 
 log = structlog.get_logger(__name__)
@@ -64,8 +64,8 @@ class Replay:
         return Verdict(sent.sentence, run=sent.run)
 
     def _promise(self, letter: DeadLetter, batch: BatchSpec) -> Verdict:
-        if pause := paused(batch):
-            return Verdict(f"{letter.id} is kept: {pause}", "paused")
+        if back := held_back(batch):
+            return Verdict(f"{letter.id} is kept: {back[1]}", back[0])
         run = JobRun.open(batch.name)
         if batch.name in self._promised or (run is not None and str(run.id) != letter.id):
             return Verdict(f"{letter.id} is kept: {overlapping(batch)}", "overlap")

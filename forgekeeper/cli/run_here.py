@@ -49,7 +49,9 @@ def perform(batch: BatchSpec, started: Started, settings: Settings) -> dict[str,
         err.print(clean(f"{batch.name} is blocked: {attempt.blocked}"), style="red")
     # What a run has sent before it failed is worked on, here as in a worker.
     results = _work_on(children, runner, run=started.id)
-    if attempt.state in ("succeeded", "blocked"):
+    if attempt.held is not None:
+        err.print(clean(f"{batch.name} is held: {attempt.held}"), style="red")
+    if attempt.state in ("succeeded", "blocked", "skipped"):
         return attempt.result() | results
     if attempt.state is None:
         raise Problem(f"{batch.name} was taken from this process: its heartbeat was missing for too long")

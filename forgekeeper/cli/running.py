@@ -34,20 +34,21 @@ Name = Annotated[
 def run(batch: Name, json: Json = False) -> None:
     """Run a batch here and now, and print its result.
 
-    A run that waits in the queue is taken over.  A batch that is paused or running
+    A run that waits in the queue is taken over.  A batch that is paused, stopped, held or running
     already is skipped, and the result says so.  Ctrl-C stops between two chunks, a second one
     at once.
     """
     chosen = batch_named(batch)
     with connected(f"run {batch}", interrupted_within=None) as settings, heard(settings.shutdown_timeout):
         require_installation()
-        pause = paused(chosen)
-        started = None if pause else _started(chosen)
+        back = held_back(chosen)
+        started = None if back else _started(chosen)
         if started is not None:
             result, run_id = perform(chosen, started, settings), started.id
         else:
-            err.print(clean(pause or overlapping(chosen)))
-            result, run_id = asdict(chosen.nothing) | {"skipped": "paused" if pause else "overlap"}, None
+            reason, sentence = back or ("overlap", overlapping(chosen))
+            err.print(clean(sentence))
+            result, run_id = asdict(chosen.nothing) | {"skipped": reason}, None
     answer({"run": run_id} | result, f"{batch}: {facts(result)}", json=json)
 
 
@@ -88,17 +89,17 @@ class Sent(NamedTuple):
 
 
 def send_by_hand(batch: BatchSpec, *, recorded: bool = False) -> Sent:
-    """Send a run by hand to the workers, unless the batch is paused or has a run open.
+    """Send a run by hand to the workers, unless the batch is held back or has a run open.
 
     That is an act, unless it is *recorded* already as part of another.
     """
-    sentence, skipped = paused(batch), "paused"
-    run_id = None if sentence else _claimed(batch, recorded=recorded)
-    if run_id is None and sentence is None:
-        sentence, skipped = overlapping(batch), "overlap"
+    back = held_back(batch)
+    run_id = None if back else _claimed(batch, recorded=recorded)
+    if run_id is None and back is None:
+        back = "overlap", overlapping(batch)
     reconcile.send(batch.name, RunMessages(batch))
-    if sentence:
-        return Sent(None, skipped, sentence)
+    if back:
+        return Sent(None, *back)
     hint = f"`forgekeeper why {batch.name}` tells what becomes of it"
     return Sent(run_id, None, f"{batch.name} is queued as run {run_id}; {hint}")
 
@@ -111,13 +112,17 @@ def _claimed(batch: BatchSpec, *, recorded: bool) -> int | None:
     return run_id
 
 
-def paused(batch: BatchSpec) -> str | None:
-    """Say by whom the batch is paused, None when it is not."""
-    row = BatchRow.paused(batch.name).first()
-    if row is None:
+def held_back(batch: BatchSpec) -> tuple[str, str] | None:
+    """Say why no run of the batch may start, by a word and in a sentence; None when one may."""
+    reason = BatchRow.why_held_back(batch.name)
+    if reason is None:
         return None
-    because = f" ({row.paused_reason})" if row.paused_reason else ""
-    return f"{batch.name} is paused by {row.paused_by}{because}; `forgekeeper resume {batch.name}` ends that"
+    name, row = batch.name, BatchRow.get_by_id(batch.name)
+    if reason == "held":
+        return reason, f"{name} is held since {moment(row.held_since)}: {row.held_sentence}"
+    by, why = (row.stopped_by, row.stopped_reason) if reason == "stopped" else (row.paused_by, row.paused_reason)
+    because = f" ({why})" if why else ""
+    return reason, f"{name} is {reason} by {by}{because}; `forgekeeper resume {name}` ends that"
 
 
 def overlapping(batch: BatchSpec) -> str:

@@ -14,6 +14,7 @@ from forgekeeper.boot import load
 from forgekeeper.cli.completion import names_of
 from forgekeeper.cli.connection import connected
 from forgekeeper.cli.console import FAILED, Json, Problem, answer, emit, err, out, table, wrong_use
+from forgekeeper.cli.releasing import hold_new
 from forgekeeper.database import database, unhurried
 from forgekeeper.flags import FLAGS, FeatureFlag
 from forgekeeper.installation.agreement import Disagreement, agree
@@ -29,6 +30,8 @@ fit, stops the start and is named. `forgekeeper settings` shows the present valu
 This page is printed by `forgekeeper settings --markdown`.
 """
 
+FIRST = "0001_ledger"
+"""Whoever applies this migration makes a new installation."""
 FROM = {"environment": "the environment", ".env": "the file .env"}
 
 flags = typer.Typer(help="Feature flags: list them, or turn one on or off for all processes.")
@@ -76,7 +79,8 @@ def migrate(
 ) -> None:
     """Apply pending migrations of forgekeeper's own tables; the forge's are never touched.
 
-    The first one makes the installation's id, and Redis is told it where it answers.
+    The first one makes the installation's id, and Redis is told it where it answers.  Of a new installation the
+    batches that delete begin held: `release` lets them go.
     """
     with connected("migrate", migrated=False, redis_needed=False) as settings:
         if check:
@@ -85,12 +89,18 @@ def migrate(
                 raise Problem(f"pending: {', '.join(pending)}; run `forgekeeper migrate`")
             answer({"applied": [], "pending": pending}, "the schema is up to date", json=json)
             raise typer.Exit(FAILED if pending else 0)
-        with unhurried():
+        with unhurried(), database.atomic():
             applied = apply_pending()
+            held = hold_new() if FIRST in applied else []
         if settings.redis_url is not None:
             _tell_redis()
     sentence = f"applied: {', '.join(applied)}" if applied else "the schema is up to date"
-    answer({"applied": applied, "pending": []}, sentence, json=json)
+    if held:
+        sentence += (
+            f"\nheld, as this is a new installation: {', '.join(held)}; `forgekeeper run BATCH --dry-run` shows what"
+            " each will delete, `forgekeeper release BATCH --reason REASON` lets it go"
+        )
+    answer({"applied": applied, "pending": [], "held": held}, sentence, json=json)
 
 
 def apply_pending() -> list[str]:

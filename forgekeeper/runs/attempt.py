@@ -17,13 +17,13 @@ import peewee as pw
 import structlog
 
 from forgekeeper.audit.deletions import Audit
-from forgekeeper.batches import ChildSpec, Declared
+from forgekeeper.batches import BatchSpec, ChildSpec, Declared
 from forgekeeper.database import database, reachable, release
 from forgekeeper.events import ChildEnded, RunEnded, emit
 from forgekeeper.failpoints import failpoint
 from forgekeeper.fan_out import Enqueued, Keyed
 from forgekeeper.identity import identity
-from forgekeeper.runs import preconditions
+from forgekeeper.runs import breaker, preconditions
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.brakes import Brakes
@@ -69,6 +69,7 @@ class Attempt:
         self.held: Held | None = None
         self.error: BaseException | None = None
         self.state: str | None = None
+        self.verdict: breaker.Verdict | None = None
         self._settings = settings
         self._heartbeat = heartbeat
         self._final = final
@@ -112,6 +113,7 @@ class Attempt:
             self.run.skipped = self._brakes.why(now=True)
             if self.run.skipped is None:
                 preconditions.require(self.declared.batch, self._settings)
+                self._ask_breaker()
                 # The budget is the work's own.
                 self.run.deadline = self._deadline()
                 self.declared.work(self.run, *args, **kwargs)
@@ -119,6 +121,14 @@ class Attempt:
             self.blocked = blocked
         except Held as held:
             self.held = held
+
+    def _ask_breaker(self) -> None:
+        """Let a run of a batch begin, with its children, or raise `Held`."""
+        if self.row is None or not isinstance(self.declared, BatchSpec):
+            return
+        self.verdict = breaker.ask(self.declared, self._settings, self.row.started.id, room=self._brakes.room())
+        if self.verdict is not None and self.verdict.expect is not None:
+            self._brakes.expect(self.verdict.expect)
 
     def close(self, error: BaseException | None) -> None:
         """Close it with the *error*, of whatever kind, or with the outcome.  This needs a connection."""
@@ -190,7 +200,8 @@ class Attempt:
 
     def _succeed(self, started: Started) -> str | None:
         result, deleted = self.result(), self._brakes.untold()
-        if not _written(lambda: JobRun.succeed(started, result, deleted)):
+        ordinary = self.verdict and self.verdict.ordinary
+        if not _written(lambda: JobRun.succeed(started, result, deleted, ordinary=ordinary)):
             log.warning("run lost", seconds=self._seconds(), **result)
             return None
         log.info("run finished", seconds=self._seconds(), **result)

@@ -120,7 +120,10 @@ class Brakes:
 
     def room(self) -> int | None:
         """Return how many records the limits leave to this run and day, None where there are none."""
-        used, limits = RunTotal.used(self._batch, self._run), self._limits
+        limits = self._limits
+        if not limits.of_records:
+            return None
+        used = RunTotal.used(self._batch, self._run)
         return _least(_free(limits.per_run, used.run), _free(limits.per_day, used.day))
 
     def expect(self, records: int) -> None:

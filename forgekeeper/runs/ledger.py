@@ -153,7 +153,7 @@ TOTALLED = """
 """
 SUCCEED = f"""
     with closed as (
-        update job_runs set state = 'succeeded', result = {RESULT.format("%(result)s::jsonb")},
+        update job_runs set state = 'succeeded', ordinary = %(ordinary)s, result = {RESULT.format("%(result)s::jsonb")},
             finished_at = clock_timestamp(), error = null
         where id = %(id)s and attempt_token = %(token)s and state = 'started'
         returning id, batch
@@ -446,9 +446,11 @@ class JobRun(Base):
         return {row[0] for row in database.execute_sql(KEEP_ALIVE, values).fetchall()}
 
     @classmethod
-    def succeed(cls, run: Started, result: dict[str, Any], deleted: Deleted = NOTHING) -> bool:
+    def succeed(
+        cls, run: Started, result: dict[str, Any], deleted: Deleted = NOTHING, *, ordinary: bool | None = None
+    ) -> bool:
         """Close the run with its result; return False when it was taken from us meanwhile."""
-        values = {"id": run.id, "token": run.token, "result": _json(result), **deleted._asdict()}
+        values = {"id": run.id, "token": run.token, "result": _json(result), **deleted._asdict(), "ordinary": ordinary}
         return database.execute_sql(SUCCEED, values).fetchone() is not None
 
     @classmethod

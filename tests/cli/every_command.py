@@ -25,7 +25,7 @@ LIMIT = 30
 SERVE = "Serve"
 WORDS = {"batch": "user_status_cleanup", "location": "artifacts"}
 FLAG = "bulk_delete_job_artifacts"
-OPTIONS = {"everything": "--all", "yes": "--yes", "prefix": "--prefix=uploads"}
+OPTIONS = {"everything": "--all", "yes": "--yes", "prefix": "--prefix=uploads", "reason": "--reason=because"}
 WHOSE = {"objects hold": "--project=1", "refs restore": "--run=1"}
 """Without these a command would refuse to do what it is there for."""
 

@@ -22,6 +22,7 @@ from forgekeeper.batches import Record, Threshold, batch, child
 from forgekeeper.connections import client
 from forgekeeper.database import backlog, database, reachable
 from forgekeeper.database.backlog import Backlog
+from forgekeeper.database.stakes import Stake
 from forgekeeper.flags import FeatureFlag
 from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.deadline import Deadline
@@ -260,6 +261,12 @@ def expired(now: datetime) -> Backlog:
     """Count the artifacts that may be destroyed."""
     (oldest,) = database.execute_sql(OLDEST, {"now": now, "classes": CLASSES}).fetchone()
     return Backlog(backlog.count(JobArtifact.expired(now)), oldest)
+
+
+@expired_job_artifacts.at_stake
+def at_stake(now: datetime) -> Stake:
+    """Look at the artifacts that may be destroyed, of all."""
+    return Stake.rows(JobArtifact.expired(now))
 
 
 @expired_job_artifacts.collector(

@@ -21,6 +21,7 @@ from forgekeeper.audit.subjects import Subject
 from forgekeeper.batches import Record, Threshold, batch, child
 from forgekeeper.database import backlog
 from forgekeeper.database.backlog import Backlog
+from forgekeeper.database.stakes import Stake
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.run import Run
@@ -183,6 +184,12 @@ def clean_project_refs(run: Run[ProjectOutcome], project_id: int, missing: bool 
 def pending(_now: datetime) -> Backlog:
     """Count the pending deletions; one that was tried again counts from then."""
     return Backlog.of(GitRefDeletion.pending(), oldest=GitRefDeletion.updated_at)
+
+
+@git_ref_cleanup.at_stake
+def at_stake(_now: datetime) -> Stake:
+    """Look at the pending deletions, of all that there are and were: how many refs there are nobody can count."""
+    return Stake.rows(GitRefDeletion.pending())
 
 
 @clean_project_refs.given_up("rejected_ref")

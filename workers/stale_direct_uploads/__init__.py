@@ -29,6 +29,7 @@ from forgekeeper.batches import Record, Threshold, batch
 from forgekeeper.connections import client
 from forgekeeper.database import database, probe
 from forgekeeper.database.backlog import Backlog
+from forgekeeper.database.stakes import Stake
 from forgekeeper.redis_values import moment
 from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.run import Run
@@ -324,6 +325,13 @@ def stale(_now: datetime) -> Backlog:
     """Count the uploads that are due, and since when the oldest is."""
     found = register.census(client, MAX_UPLOAD_DURATION)
     return Backlog(found.due, found.due_since)
+
+
+@stale_direct_uploads.at_stake
+def at_stake(_now: datetime) -> Stake:
+    """Look at the uploads that are due, of all in the register."""
+    found = register.census(client, MAX_UPLOAD_DURATION)
+    return Stake(due=lambda _bound: found.due, of=lambda _bound: found.pending)
 
 
 @stale_direct_uploads.given_up("failed_upload")

@@ -1,0 +1,151 @@
+"""The breaker: a run that is out of all proportion does not begin, and its batch is held until a person has looked.
+
+A run is held where it would delete more than a share of its table, *and* more than ten times what any of the last
+hundred runs has, *and* more than a few records; unless a release lets it go.
+
+After an outage much is due that grew in the ordinary way.  That is told by how long ago the last ordinary run was, and
+by how much is deleted in the ordinary way in so much time: by the busiest hour and the busiest day that the ledger
+knows.  Whatever kept runs away, no run was ordinary meanwhile: a pause, a stop, a hold, a flag, workers that were gone.
+`docs/adr/0022-a-breaker-goes-by-rates.md` has the reasons.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import peewee as pw
+
+from forgekeeper.batches import BatchSpec
+from forgekeeper.database import database, now, sqlstate
+from forgekeeper.flags import FeatureFlag
+from forgekeeper.runs.held import Held
+from forgekeeper.settings import Settings
+
+TIMES = 10
+"""So many times the largest of the runs before is out of proportion."""
+RUNS = 100
+PATIENCE = timedelta(seconds=5)
+"""No look may take longer; what cannot be counted by then is taken for too much."""
+RELEASE_LASTS = timedelta(hours=24)
+COUNTED = 1_000_000
+"""A table of which PostgreSQL has no estimate is counted up to so many rows."""
+HOUR, DAY = timedelta(hours=1), timedelta(days=1)
+LATE = 3
+"""So many times the usual time between two runs is an outage."""
+TOOK_TOO_LONG = "57014"
+
+LARGEST = """
+    select (
+        select coalesce(max(records), 0)::bigint from (
+            select sum(records) as records from run_totals where batch = %(batch)s and run <> %(run)s and records > 0
+            group by run order by run desc limit %(runs)s
+        ) as runs
+    ), (
+        select released_expect from batches where name = %(batch)s and released_at > clock_timestamp() - %(lasts)s
+          and (released_run is null or released_run = %(run)s)
+    )
+"""
+# A run counts whole for the hour and the day in which it began; what grew out of the ordinary says nothing of rates.
+RATES = """
+    with totals as (
+        select run.started_at, sum(total.records) as records
+        from run_totals as total join job_runs as run on run.id = total.run and run.batch = total.batch
+        where total.batch = %(batch)s and total.records > 0 and run.ordinary
+        group by run.id, run.started_at
+    ), ordinary as (
+        select started_at from job_runs where batch = %(batch)s and ordinary order by id desc limit %(runs)s
+    )
+    select
+        coalesce((select max(records) from (
+            select sum(records) as records from totals group by date_trunc('hour', started_at)) as hours), 0)::float,
+        coalesce((select max(records) from (
+            select sum(records) as records from totals group by date_trunc('day', started_at)) as days), 0)::float,
+        coalesce((select max(started_at) - min(started_at) from totals), interval '0'),
+        clock_timestamp() - (select max(started_at) from ordinary),
+        (select percentile_cont(0.9) within group (order by gap)
+            from (select started_at - lag(started_at) over (order by started_at) as gap from ordinary) as gaps)
+"""
+USE = """
+    update batches set released_run = coalesce(released_run, %(run)s)
+    where name = %(batch)s and released_at > clock_timestamp() - %(lasts)s and (
+        released_run is null or released_run = %(run)s or (released_expect is null and not exists (
+            select from job_runs where job_runs.batch = %(batch)s and ordinary and job_runs.id > batches.released_run
+        ))
+    )
+    returning released_expect
+"""
+
+
+class Verdict(NamedTuple):
+    """A run may begin: whether it is an *ordinary* one, no larger than those before, and how much is expected of it."""
+
+    ordinary: bool
+    expect: int | None = None
+
+
+def ask(batch: BatchSpec, settings: Settings, run: int, *, room: int | None) -> Verdict | None:
+    """Let the run begin, or raise `Held`; None where the batch does not say what is at stake, or is switched off.
+
+    *room* is what limits leave to the run, None where there are none.
+    """
+    if batch.stake is None or (batch.flag is not None and not FeatureFlag.is_on(batch.flag)):
+        return None
+    values = {"batch": batch.name, "run": run, "runs": RUNS, "lasts": RELEASE_LASTS}
+    largest, expect = database.execute_sql(LARGEST, values).fetchone()
+    if expect is not None:
+        database.execute_sql(USE, values)
+    stake, most = batch.stake(now()), max(settings.breaker_least, TIMES * largest)
+    due = _in_time(lambda: stake.due(most + 1))
+    if due is not None and due <= most:
+        return Verdict(True, expect)
+    size = _in_time(lambda: stake.of(COUNTED))
+    bound = math.floor(max(most, settings.breaker_share * (size or 0), TIMES * (largest + _grown(values))))
+    if due is not None:
+        due = _in_time(lambda: stake.due(bound + 1))
+    would = room if due is None else due if room is None else min(due, room)
+    if settings.breaker_share >= 1 or (would is not None and would <= bound):
+        return Verdict(False, expect)
+    if (released := database.execute_sql(USE, values).fetchone()) is not None:
+        return Verdict(False, released[0])
+    whole = would if would is None or would <= bound or size is None else _in_time(lambda: stake.due(size)) or would
+    raise Held("breaker", _sentence(batch.name, whole if room is None else would, size, largest))
+
+
+def _grown(values: dict[str, Any]) -> float:
+    """Say how much may have grown in the ordinary way since the last run that was ordinary, by the ledger's rates."""
+    an_hour, a_day, known, since, gap = database.execute_sql(RATES, values).fetchone()
+    if since is None:
+        return 0.0
+    # In an outage the busiest hour and day may lie whole, and beyond it not even a part of one.
+    whole = int(gap is not None and since > LATE * gap)
+    grown: float = an_hour * (since / HOUR + whole)
+    return min(grown, a_day * (since / DAY + 1)) if known >= 2 * DAY else grown
+
+
+def _in_time(look: Callable[[], int]) -> int | None:
+    """Return what *look* counts; None where it took too long."""
+    try:
+        with database.atomic():
+            database.execute_sql("set local statement_timeout = %s", (round(PATIENCE.total_seconds() * 1000),))
+            return look()
+    except pw.PeeweeException as error:
+        if sqlstate(error) != TOOK_TOO_LONG:
+            raise
+        return None
+
+
+def _sentence(batch: str, would: int | None, size: int | None, largest: int) -> str:
+    seconds = f"{PATIENCE.total_seconds():g} s"
+    much = f"more than can be counted in {seconds}" if would is None else f"{would:,}"
+    of = f"records that nobody could count in {seconds}" if size is None else f"about {max(size, would or 0):,} records"
+    share = f" ({would / max(size, would):.0%})" if would and size else ""
+    before = (
+        f"the largest of its last {RUNS} runs deleted {largest:,}" if largest else "no run of it has deleted any yet"
+    )
+    return (
+        f"it would delete {much} of {of}{share}, and {before}: `forgekeeper run {batch} --dry-run` shows what,"
+        f" `forgekeeper release {batch} --reason REASON` lets it go"
+    )

@@ -1,0 +1,188 @@
+"""What the breaker lets begin, and what it holds."""
+
+from datetime import timedelta
+
+import pytest
+
+from forgekeeper.batches import BATCHES
+from forgekeeper.database import database as db
+from forgekeeper.runs import breaker
+from forgekeeper.runs.batch import Batch
+from forgekeeper.runs.held import Held
+from forgekeeper.runs.ledger import JobRun
+from models import UserStatus
+from tests.harness.performing import recorded
+from tests.harness.settings import settings_with
+
+STATUSES = BATCHES["user_status_cleanup"]
+MINUTE = timedelta(minutes=1)
+
+RUNS = """
+    with runs as (
+        insert into job_runs (batch, state, started_at, finished_at, claimed_at, ordinary, result)
+        select %(batch)s, 'succeeded', at, at, at, true, '{}'
+        from unnest(%(ago)s::interval[]) as ago, lateral (select clock_timestamp() - ago as at) as times order by at
+        returning id, started_at
+    )
+    insert into run_totals (batch, run, day, records)
+    select %(batch)s, id, started_at::date, %(records)s from runs
+"""
+STATUS_ROWS = """
+    insert into user_statuses (user_id, clear_status_at)
+    select first + n, clock_timestamp() + case when n < %(due)s then interval '-1 s' else interval '1 day' end
+    from (select coalesce(max(user_id), 0) + 1 as first from user_statuses) as present,
+        generate_series(0, %(total)s - 1) as n
+"""
+
+
+@pytest.fixture
+def settings(settings, monkeypatch):
+    monkeypatch.delenv("FORGEKEEPER_BREAKER_SHARE")
+    monkeypatch.setenv("FORGEKEEPER_BREAKER_LEAST", "50")
+    return settings_with()
+
+
+def statuses(*, due, total):
+    db.execute_sql(STATUS_ROWS, {"due": due, "total": total})
+
+
+def history(*ago, records=10):
+    db.execute_sql(RUNS, {"batch": STATUSES.name, "ago": [str(one) for one in ago], "records": records})
+
+
+def every_minute(hours=3, *, until=MINUTE, records=10):
+    history(*(until + n * MINUTE for n in range(hours * 60)), records=records)
+
+
+def left():
+    return UserStatus.select().count()
+
+
+def test_a_run_in_proportion_begins(database, settings):
+    every_minute()
+    statuses(due=90, total=200)
+
+    assert recorded(STATUSES, settings).result["deleted"] == 90
+
+
+def test_a_run_out_of_proportion_does_not_begin_and_its_batch_is_held(database, settings):
+    every_minute()
+    statuses(due=400, total=500)
+
+    run = recorded(STATUSES, settings)
+
+    assert (run.state, run.reason, left()) == ("skipped", "held", 500)
+    assert Batch.get_by_id(STATUSES.name).held_sentence == (
+        "it would delete 400 of about 500 records (80%), and the largest of its last 100 runs deleted 10: `forgekeeper"
+        " run user_status_cleanup --dry-run` shows what, `forgekeeper release user_status_cleanup --reason REASON` lets"
+        " it go"
+    )
+
+
+def test_a_batch_that_is_held_stays_so(database, settings):
+    statuses(due=400, total=500)
+    recorded(STATUSES, settings)
+
+    assert JobRun.start_here(STATUSES.name, by="me") is None
+
+
+def test_a_small_share_of_the_table_may_go(database, settings):
+    every_minute()
+    statuses(due=400, total=2_000)
+
+    assert recorded(STATUSES, settings).result["deleted"] == 400
+
+
+def test_few_records_may_go_whatever_their_share(database, settings):
+    statuses(due=50, total=50)
+
+    assert recorded(STATUSES, settings).result["deleted"] == 50
+
+
+def test_what_a_limit_leaves_is_what_counts(database, settings):
+    every_minute()
+    statuses(due=400, total=500)
+
+    run = recorded(STATUSES, settings_with(max_per_run_user_status_cleanup=100))
+
+    assert run.result["deleted"] == 100
+
+
+def test_without_runs_that_deleted_anything_a_release_is_what_counts(database, settings):
+    statuses(due=400, total=500)
+
+    assert recorded(STATUSES, settings).reason == "held"
+    Batch.release(STATUSES.name, reason="I looked", by="me")
+    assert recorded(STATUSES, settings).result["deleted"] == 400
+
+
+def test_a_release_is_used_once_a_run_was_ordinary_again(database, settings):
+    Batch.release(STATUSES.name, reason="I looked", by="me")
+    statuses(due=400, total=500)
+    recorded(STATUSES, settings)
+    recorded(STATUSES, settings)  # nothing is due
+    statuses(due=9_000, total=9_500)
+
+    assert recorded(STATUSES, settings).reason == "held"
+
+
+def test_a_release_is_no_good_after_a_day(database, settings):
+    Batch.release(STATUSES.name, reason="I looked", by="me")
+    Batch.update(released_at=Batch.released_at - timedelta(hours=25)).execute()
+    statuses(due=400, total=500)
+
+    assert recorded(STATUSES, settings).reason == "held"
+
+
+def test_a_release_of_which_so_much_is_expected_lets_one_run_go_so_far(database, settings):
+    Batch.release(STATUSES.name, reason="I looked", by="me", expect=150)
+    statuses(due=400, total=500)
+
+    first = recorded(STATUSES, settings)
+    again = recorded(STATUSES, settings)
+
+    assert (first.result["deleted"], first.result["stopped"]) == (150, "max_per_run")
+    assert again.result.get("deleted") in (0, 250)
+
+
+# In the ordinary way
+
+
+@pytest.mark.parametrize("away", [timedelta(minutes=30), timedelta(hours=9), timedelta(days=3), timedelta(weeks=2)])
+def test_what_grew_in_an_outage_may_go(database, settings, away):
+    every_minute(48, until=away)
+    grown = round(away / MINUTE) * 10
+    statuses(due=grown, total=grown + 10)
+
+    assert recorded(STATUSES, settings).state == "succeeded"
+
+
+def test_more_than_can_have_grown_in_an_outage_is_held(database, settings):
+    every_minute(48, until=timedelta(minutes=90))
+    statuses(due=60_000, total=60_010)
+
+    assert recorded(STATUSES, settings).reason == "held"
+
+
+def test_what_is_left_after_an_outage_goes_by_the_next_runs(database, settings):
+    every_minute(48, until=timedelta(days=1))
+    statuses(due=14_000, total=14_010)
+    given = settings_with(max_per_run_user_status_cleanup=5_000)
+
+    assert [recorded(STATUSES, given).state for _ in range(3)] == 3 * ["succeeded"]
+
+
+# What cannot be had in time
+
+
+def test_what_cannot_be_counted_in_time_is_taken_for_too_much(database, settings, monkeypatch):
+    monkeypatch.setattr(breaker, "PATIENCE", timedelta(milliseconds=1))
+    statuses(due=40_000, total=50_000)
+    db.execute_sql("alter table user_statuses rename to real_statuses")
+    db.execute_sql("create view user_statuses as select * from real_statuses where pg_sleep(0.001) is not null")
+    try:
+        with pytest.raises(Held, match="more than can be counted in 0"):
+            breaker.ask(STATUSES, settings, 1, room=None)
+    finally:
+        db.execute_sql("drop view user_statuses")
+        db.execute_sql("alter table real_statuses rename to user_statuses")

@@ -15,6 +15,8 @@ from forgekeeper.database import database
 from forgekeeper.identity import identity
 from forgekeeper.runs.batch import Batch as BatchRow
 
+FIRST = "0001_ledger"
+"""Whoever applies this migration makes a new installation."""
 NEW = "new"
 """Why a batch is held of which nobody has seen yet what it will delete."""
 Names = Annotated[

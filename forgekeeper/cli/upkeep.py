@@ -14,7 +14,7 @@ from forgekeeper.boot import load
 from forgekeeper.cli.completion import names_of
 from forgekeeper.cli.connection import connected
 from forgekeeper.cli.console import FAILED, Json, Problem, answer, emit, err, out, table, wrong_use
-from forgekeeper.cli.releasing import hold_new
+from forgekeeper.cli.releasing import FIRST, hold_new
 from forgekeeper.database import database, unhurried
 from forgekeeper.flags import FLAGS, FeatureFlag
 from forgekeeper.installation.agreement import Disagreement, agree
@@ -30,8 +30,6 @@ fit, stops the start and is named. `forgekeeper settings` shows the present valu
 This page is printed by `forgekeeper settings --markdown`.
 """
 
-FIRST = "0001_ledger"
-"""Whoever applies this migration makes a new installation."""
 FROM = {"environment": "the environment", ".env": "the file .env"}
 
 flags = typer.Typer(help="Feature flags: list them, or turn one on or off for all processes.")

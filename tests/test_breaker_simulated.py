@@ -73,14 +73,14 @@ def asked(due, of):
     return breaker.ask(replace(STATUSES, stakes=[lambda _now: stake]), given, 10**9, room=None)
 
 
-@pytest.mark.parametrize("seed", range(examples(400)))
+@pytest.mark.parametrize("seed", range(examples(200)))
 def test_what_grew_in_the_ordinary_way_in_an_outage_is_never_held(database, seed):
     grown, _largest = World(seed).live()
 
     asked(grown, grown)  # all of the table, even
 
 
-@pytest.mark.parametrize("seed", range(examples(400)))
+@pytest.mark.parametrize("seed", range(examples(200)))
 def test_what_a_mistake_made_is_always_held(database, seed):
     world = World(seed)
     world.away = timedelta(seconds=world.every)

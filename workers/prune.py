@@ -95,7 +95,6 @@ def prune(run: Run[Outcome]) -> None:
         raise Blocked("schema", sentence)
     _keep_up(run)
     PassedOver.forget_old(instant - KEEP_BAD_RECORDS)
-    RunTotal.forget_old(instant - KEEP_RUNS)
     silent = Process.silent_before(instant - KEEP_PROCESSES)
     removals = [
         *(partial(_rows, run, kind) for kind in kinds()),

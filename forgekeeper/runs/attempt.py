@@ -184,7 +184,7 @@ class Attempt:
     def _release_brakes(self) -> None:
         """Write down what a child has deleted; where the server is away, the audit alone knows of it."""
         try:
-            _written(partial(self._brakes.end, child=self.row is None))
+            _written(partial(self._brakes.end, closed=self.row is not None))
         except pw.PeeweeException as error:
             log.warning("totals not written", error=describe(error))
 

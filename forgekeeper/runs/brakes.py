@@ -86,7 +86,6 @@ class Brakes:
     def why(self, *, now: bool = False) -> Why | None:
         """Say why the attempt has to end; once it has to, it has.  Asked of PostgreSQL once a second, or *now*."""
         if self._why is None and (now or self._clock() - self._asked >= INTERVAL):
-            self._tell()
             row = database.execute_sql(ASK, {"batch": self._batch, "run": self._run}).fetchone()
             self._asked = self._clock()
             self._why = row[0]
@@ -131,12 +130,21 @@ class Brakes:
         RunTotal.limit(self._batch, self._run, records)
         self._lower(records)
 
-    def end(self) -> None:
-        """Write down what was deleted, and give back what was reserved and not used."""
-        self._tell()
+    def end(self, *, closed: bool = False) -> None:
+        """Write down what was deleted, and give back what was reserved and not used.
+
+        What is *closed* afterwards, a run, has what nothing limits written down with that, in the same statement.
+        """
+        if not closed or self._limits != UNLIMITED:
+            self._tell()
         if self._left != NONE:
             self._add(reserved=Amount(-self._left.records, -self._left.bytes))
             self._left = NONE
+
+    def untold(self) -> Amount:
+        """Return what was deleted and is not written down yet."""
+        deleted = self._deleted()
+        return Amount(deleted.records - self._told.records, deleted.bytes - self._told.bytes)
 
     def _lower(self, expected: int | None) -> None:
         """Let the limit of the run be no more than what is *expected* of it."""
@@ -150,14 +158,12 @@ class Brakes:
 
     def _unused(self) -> Amount:
         """Return what is left of what was reserved, after what was deleted and not told of yet."""
-        deleted = self._deleted()
-        done = deleted.records - self._told.records, deleted.bytes - self._told.bytes
-        return Amount(self._left.records - done[0], self._left.bytes - done[1])
+        done = self.untold()
+        return Amount(self._left.records - done.records, self._left.bytes - done.bytes)
 
     def _tell(self) -> None:
         """Write down what was deleted since the last time; it is used up of what was reserved."""
-        deleted, rest = self._deleted(), self._unused()
-        grown = Amount(deleted.records - self._told.records, deleted.bytes - self._told.bytes)
+        deleted, rest, grown = self._deleted(), self._unused(), self.untold()
         if grown == NONE:
             return
         rest = Amount(max(0, rest.records), max(0, rest.bytes))

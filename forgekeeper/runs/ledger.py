@@ -26,6 +26,7 @@ from playhouse.postgres_ext import DateTimeTZField
 from forgekeeper.database import Base, BigIdentityField, Document, database, default, now
 from forgekeeper.database.use import BOTH, PROCESSES, WORK, Use
 from forgekeeper.runs.batch import HELD_BACK
+from forgekeeper.runs.totals import NONE, Amount
 
 WAITING = ("claimed", "enqueued")
 OPEN = (*WAITING, "started")
@@ -250,16 +251,6 @@ class Started(NamedTuple):
     tick: datetime | None = None
 
 
-class Deleted(NamedTuple):
-    """How much an attempt has deleted."""
-
-    records: int = 0
-    bytes: int = 0
-
-
-NOTHING = Deleted()
-
-
 class Lost(NamedTuple):
     """A run that was taken from a worker that fell silent."""
 
@@ -447,16 +438,14 @@ class JobRun(Base):
 
     @classmethod
     def succeed(
-        cls, run: Started, result: dict[str, Any], deleted: Deleted = NOTHING, *, ordinary: bool | None = None
+        cls, run: Started, result: dict[str, Any], deleted: Amount = NONE, *, ordinary: bool | None = None
     ) -> bool:
         """Close the run with its result; return False when it was taken from us meanwhile."""
         values = {"id": run.id, "token": run.token, "result": _json(result), **deleted._asdict(), "ordinary": ordinary}
         return database.execute_sql(SUCCEED, values).fetchone() is not None
 
     @classmethod
-    def block(
-        cls, run: Started, result: dict[str, Any], deleted: Deleted = NOTHING, *, reason: str, sentence: str
-    ) -> bool:
+    def block(cls, run: Started, result: dict[str, Any], deleted: Amount = NONE, *, reason: str, sentence: str) -> bool:
         """Close the run as blocked, and note that its batch is; return False when it was taken from us meanwhile."""
         values = {"id": run.id, "token": run.token, "result": _json(result), **deleted._asdict()}
         return database.execute_sql(BLOCK, values | {"reason": reason, "sentence": sentence}).fetchone() is not None
@@ -491,7 +480,7 @@ class JobRun(Base):
         run: Started,
         error: str,
         result: dict[str, Any] | None = None,
-        deleted: Deleted = NOTHING,
+        deleted: Amount = NONE,
         *,
         delay: timedelta,
         retries: int = MAX_RETRIES,

@@ -35,6 +35,22 @@ EXPECT = f"""
     insert into run_totals (batch, run, day, expect) values (%(batch)s, %(run)s, {TODAY}, %(expect)s)
     on conflict (batch, run, day) do update set expect = least(run_totals.expect, excluded.expect)
 """
+# A batch with no more than so many runs keeps them all.
+DELETE_OLD = """
+    with first as (
+        select name as batch, (
+            select run from (select distinct run from run_totals where batch = name order by run desc) as newest
+            offset %(keep)s - 1 limit 1
+        ) as kept
+        from batches
+    )
+    delete from run_totals where (batch, run, day) in (
+        select batch, run, day from run_totals join first using (batch) where run < kept and day < %(horizon)s::date
+        limit %(limit)s for update of run_totals skip locked
+    )
+"""
+LAST = 100
+"""So many runs of each batch are remembered: by them a brake tells what is out of proportion."""
 
 
 class Amount(NamedTuple):
@@ -92,11 +108,6 @@ class RunTotal(Base):
         database.execute_sql(EXPECT, {"batch": batch, "run": run, "expect": records})
 
     @classmethod
-    def forget_old(cls, before: datetime) -> None:
-        """Forget the totals of days that are over for so long."""
-        cls.delete().where(cls.day < before.date()).execute()
-
-    @classmethod
     def lock(cls, batch: str) -> None:
         """Let nobody else reserve until this transaction ends."""
         values = {"batch": batch}
@@ -108,3 +119,10 @@ class RunTotal(Base):
     def used(cls, batch: str, run: int) -> Used:
         """Say what is used up of the limits of a run and of a day."""
         return Used(*database.execute_sql(USED, {"batch": batch, "run": run}).fetchone())
+
+    @classmethod
+    def delete_old(cls, horizon: datetime, *, limit: int) -> int:
+        """Remove up to *limit* totals of days before *horizon*, but the last runs of each batch; return how many."""
+        values = {"horizon": horizon, "limit": limit, "keep": LAST}
+        count: int = database.execute_sql(DELETE_OLD, values).rowcount
+        return count

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from forgekeeper.batches import BATCHES
 from forgekeeper.connections import client
 from forgekeeper.flags import FeatureFlag
 from tests.harness.programs import Program, eventually

@@ -11,12 +11,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import audit, audit_lookup, messages
+from benchmarks import audit, audit_lookup, breaker, messages
 from benchmarks.pairing import Figures, Pair, compare
 from forgekeeper.embedded import servers
 
 ROUNDS = 5
-MODULES = (messages, audit, audit_lookup)
+MODULES = (messages, audit, audit_lookup, breaker)
 out, err = Console(), Console(stderr=True)
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 

@@ -6,6 +6,7 @@ import pytest
 
 from forgekeeper.batches import BATCHES
 from forgekeeper.database import database as db
+from forgekeeper.database import now
 from forgekeeper.runs import breaker
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.held import Held
@@ -182,7 +183,7 @@ def test_what_cannot_be_counted_in_time_is_taken_for_too_much(database, settings
     db.execute_sql("create view user_statuses as select * from real_statuses where pg_sleep(0.001) is not null")
     try:
         with pytest.raises(Held, match="more than can be counted in 0"):
-            breaker.ask(STATUSES, settings, 1, room=None)
+            breaker.ask(STATUSES, settings, 1, now(), room=None)
     finally:
         db.execute_sql("drop view user_statuses")
         db.execute_sql("alter table real_statuses rename to user_statuses")

@@ -9,6 +9,7 @@ import pytest
 
 from forgekeeper.batches import BATCHES
 from forgekeeper.database import database as db
+from forgekeeper.database import now
 from forgekeeper.database.stakes import Stake
 from forgekeeper.runs import breaker
 from forgekeeper.runs.held import Held
@@ -70,7 +71,7 @@ class World:
 def asked(due, of):
     stake = Stake(due=lambda bound: min(due, bound), of=lambda _bound: of)
     given = settings_with(breaker_share=0.3)
-    return breaker.ask(replace(STATUSES, stakes=[lambda _now: stake]), given, 10**9, room=None)
+    return breaker.ask(replace(STATUSES, stakes=[lambda _now: stake]), given, 10**9, now(), room=None)
 
 
 @pytest.mark.parametrize("seed", range(examples(200)))

@@ -69,7 +69,7 @@ class Attempt:
         self.held: Held | None = None
         self.error: BaseException | None = None
         self.state: str | None = None
-        self.verdict: breaker.Verdict | None = None
+        self.ordinary: bool | None = None
         self._settings = settings
         self._heartbeat = heartbeat
         self._final = final
@@ -126,9 +126,12 @@ class Attempt:
         """Let a run of a batch begin, with its children, or raise `Held`."""
         if self.row is None or not isinstance(self.declared, BatchSpec):
             return
-        self.verdict = breaker.ask(self.declared, self._settings, self.row.started.id, room=self._brakes.room())
-        if self.verdict is not None and self.verdict.expect is not None:
-            self._brakes.expect(self.verdict.expect)
+        number, expected = self.row.started.id, self._brakes.released
+        if expected is not None:
+            breaker.use_release(self.declared.name, number)
+            self._brakes.expect(expected)
+        room = self._brakes.room()
+        self.ordinary = breaker.ask(self.declared, self._settings, number, self.run.now, room=room)
 
     def close(self, error: BaseException | None) -> None:
         """Close it with the *error*, of whatever kind, or with the outcome.  This needs a connection."""
@@ -200,8 +203,7 @@ class Attempt:
 
     def _succeed(self, started: Started) -> str | None:
         result, deleted = self.result(), self._brakes.untold()
-        ordinary = self.verdict and self.verdict.ordinary
-        if not _written(lambda: JobRun.succeed(started, result, deleted, ordinary=ordinary)):
+        if not _written(lambda: JobRun.succeed(started, result, deleted, ordinary=self.ordinary)):
             log.warning("run lost", seconds=self._seconds(), **result)
             return None
         log.info("run finished", seconds=self._seconds(), **result)

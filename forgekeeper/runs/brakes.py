@@ -31,7 +31,9 @@ ASK = """
     select case when stopped_since is not null then 'stopped' when held_since is not null then 'held'
         when exists (select from job_runs where id = %(run)s and batch = %(batch)s and cancelled_at is not null)
         then 'cancelled' end,
-        (select min(expect) from run_totals where batch = %(batch)s and run = %(run)s)
+        (select min(expect) from run_totals where batch = %(batch)s and run = %(run)s),
+        case when released_at > clock_timestamp() - interval '24 hours'
+            and (released_run is null or released_run = %(run)s) then released_expect end
     from (select) as one left join batches on name = %(batch)s
 """
 
@@ -82,6 +84,8 @@ class Brakes:
         self._day: date | None = None
         self._day_ends = 0.0
         self._why: Why | None = None
+        self.released: int | None = None
+        """So much a release that nobody has used lets this run delete, if it is the next run of its batch."""
 
     def why(self, *, now: bool = False) -> Why | None:
         """Say why the attempt has to end; once it has to, it has.  Asked of PostgreSQL once a second, or *now*."""
@@ -90,6 +94,7 @@ class Brakes:
             self._asked = self._clock()
             self._why = row[0]
             self._lower(row[1])
+            self.released = row[2]
         return self._why
 
     @property

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from datetime import timedelta
-from typing import Any, NamedTuple
+from datetime import datetime, timedelta
+from typing import Any
 
 import peewee as pw
 
 from forgekeeper.batches import BatchSpec
-from forgekeeper.database import database, now, sqlstate
+from forgekeeper.database import database, sqlstate
 from forgekeeper.flags import FeatureFlag
 from forgekeeper.runs.held import Held
 from forgekeeper.settings import Settings
@@ -38,15 +38,10 @@ LATE = 3
 TOOK_TOO_LONG = "57014"
 
 LARGEST = """
-    select (
-        select coalesce(max(records), 0)::bigint from (
-            select sum(records) as records from run_totals where batch = %(batch)s and run <> %(run)s and records > 0
-            group by run order by run desc limit %(runs)s
-        ) as runs
-    ), (
-        select released_expect from batches where name = %(batch)s and released_at > clock_timestamp() - %(lasts)s
-          and (released_run is null or released_run = %(run)s)
-    )
+    select coalesce(max(records), 0)::bigint from (
+        select sum(records) as records from run_totals where batch = %(batch)s and run <> %(run)s and records > 0
+        group by run order by run desc limit %(runs)s
+    ) as runs
 """
 # A run counts whole for the hour and the day in which it began; what grew out of the ordinary says nothing of rates.
 RATES = """
@@ -75,43 +70,45 @@ USE = """
             select from job_runs where job_runs.batch = %(batch)s and ordinary and job_runs.id > batches.released_run
         ))
     )
-    returning released_expect
+    returning released_run
 """
 
 
-class Verdict(NamedTuple):
-    """A run may begin: whether it is an *ordinary* one, no larger than those before, and how much is expected of it."""
+def ask(batch: BatchSpec, settings: Settings, run: int, instant: datetime, *, room: int | None) -> bool | None:
+    """Let the run begin, or raise `Held`; say whether it is an ordinary one, which deletes no more than others have.
 
-    ordinary: bool
-    expect: int | None = None
-
-
-def ask(batch: BatchSpec, settings: Settings, run: int, *, room: int | None) -> Verdict | None:
-    """Let the run begin, or raise `Held`; None where the batch does not say what is at stake, or is switched off.
-
+    None where the batch does not say what is at stake, or is switched off.
     *room* is what limits leave to the run, None where there are none.
     """
     if batch.stake is None or (batch.flag is not None and not FeatureFlag.is_on(batch.flag)):
         return None
-    values = {"batch": batch.name, "run": run, "runs": RUNS, "lasts": RELEASE_LASTS}
-    largest, expect = database.execute_sql(LARGEST, values).fetchone()
-    if expect is not None:
-        database.execute_sql(USE, values)
-    stake, most = batch.stake(now()), max(settings.breaker_least, TIMES * largest)
+    stake, least = batch.stake(instant), settings.breaker_least
+    # Most runs have little to do: that has to cost next to nothing, and so few are counted in no time.
+    if stake.due(least + 1) <= least:
+        return True
+    values = {"batch": batch.name, "run": run, "runs": RUNS}
+    (largest,) = database.execute_sql(LARGEST, values).fetchone()
+    most = max(least, TIMES * largest)
     due = _in_time(lambda: stake.due(most + 1))
     if due is not None and due <= most:
-        return Verdict(True, expect)
+        return True
     size = _in_time(lambda: stake.of(COUNTED))
     bound = math.floor(max(most, settings.breaker_share * (size or 0), TIMES * (largest + _grown(values))))
     if due is not None:
         due = _in_time(lambda: stake.due(bound + 1))
     would = room if due is None else due if room is None else min(due, room)
     if settings.breaker_share >= 1 or (would is not None and would <= bound):
-        return Verdict(False, expect)
-    if (released := database.execute_sql(USE, values).fetchone()) is not None:
-        return Verdict(False, released[0])
+        return False
+    if use_release(batch.name, run):
+        return False
     whole = would if would is None or would <= bound or size is None else _in_time(lambda: stake.due(size)) or would
     raise Held("breaker", _sentence(batch.name, whole if room is None else would, size, largest))
+
+
+def use_release(batch: str, run: int) -> bool:
+    """Let the release that is there be this run's; return False when there is none, or it is used up."""
+    values = {"batch": batch, "run": run, "lasts": RELEASE_LASTS}
+    return database.execute_sql(USE, values).fetchone() is not None
 
 
 def _grown(values: dict[str, Any]) -> float:

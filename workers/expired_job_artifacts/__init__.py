@@ -73,6 +73,17 @@ OLDEST = """
     ) as first
 """
 
+DUE = """
+    select count(*) from (
+        select from generate_series(0, %(classes)s - 1) as class, lateral (
+            select from ci_job_artifacts
+            where mod(project_id + job_id, 10) = class and locked = 0 and file_type <> 3 and expire_at < %(now)s
+            limit %(bound)s
+        ) as expired
+        limit %(bound)s
+    ) as due
+"""
+
 log = structlog.get_logger(__name__)
 
 
@@ -266,7 +277,11 @@ def expired(now: datetime) -> Backlog:
 @expired_job_artifacts.at_stake
 def at_stake(now: datetime) -> Stake:
     """Look at the artifacts that may be destroyed, of all."""
-    return Stake.rows(JobArtifact.expired(now))
+
+    def count(bound: int) -> int:
+        return int(database.execute_sql(DUE, {"now": now, "classes": CLASSES, "bound": bound}).fetchone()[0])
+
+    return Stake(count, Stake.rows(JobArtifact.select()).of)
 
 
 @expired_job_artifacts.collector(

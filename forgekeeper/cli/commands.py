@@ -20,6 +20,7 @@ from forgekeeper.cli import (
     checking,
     dead,
     demo,
+    holding,
     leases,
     ledger,
     metrics,
@@ -48,7 +49,10 @@ HELP = {"-h", "--help", "--version"}
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Serve": (demo.demo, serving.up, serving.scheduler, serving.worker, serving.exporter),
     "Prepare": (checking.check, upkeep.migrate, upkeep.settings, metrics.metrics, batches.batches, sample.seed),
-    "Run": (running.run, running.send, ledger.pause, ledger.resume, releasing.release),
+    "Run": (
+        *(running.run, running.send, holding.pause, holding.stop, holding.cancel, holding.resume),
+        releasing.release,
+    ),
     "Look": (status.status, presence.processes, ledger.ticks, ledger.why, audit.audit),
 }
 

@@ -1,21 +1,20 @@
-"""Look into the ledger (`ticks`, `why`), and hold batches back (`pause`, `resume`)."""
+"""Look into the ledger: `ticks`, `why`."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Annotated
 
 import typer
 
 from forgekeeper.batches import BATCHES
-from forgekeeper.cli import audit, story
+from forgekeeper.cli import audit, story, times
 from forgekeeper.cli.completion import names_of
 from forgekeeper.cli.connection import batch_named, connected
-from forgekeeper.cli.console import Json, Problem, answer, emit, facts, moment, out, table, wrong_use
+from forgekeeper.cli.console import Json, Problem, emit, facts, moment, out, table, wrong_use
 from forgekeeper.cli.running import Name
 from forgekeeper.cli.timetable import Timetable
 from forgekeeper.database import now
-from forgekeeper.identity import identity
 from forgekeeper.process.rows import Process
 from forgekeeper.runs.batch import Batch as BatchRow
 from forgekeeper.runs.ledger import JobRun
@@ -81,7 +80,8 @@ def why(
         else:
             run = (JobRun.at(name, tick) or JobRun.set_aside(name, tick)) if tick else JobRun.of(name).first()
         if run is not None:
-            sentences = story.tell(run, BatchRow.paused(name).first()) + story.untimely(run, JobRun.ahead(name))
+            row, is_paused = BatchRow.get_or_none(BatchRow.name == name), BatchRow.paused(name).exists()
+            sentences = story.tell(run, row, paused=is_paused) + story.untimely(run, JobRun.ahead(name))
             sentences += audit.hint(run.id)
         elif tick is not None:
             timetable = Timetable.of(Process.known(), now(), settings)
@@ -92,32 +92,6 @@ def why(
         emit({"batch": name, "run": run and run.__data__, "story": sentences})
     else:
         out.print("\n".join(map(clean, sentences)))
-
-
-def pause(
-    batch: Name,
-    until: Annotated[str | None, typer.Option(metavar="TIME", help="When it ends by itself, in UTC.")] = None,
-    reason: Annotated[str | None, typer.Option(help="Why, for whoever looks at it.")] = None,
-    json: Json = False,
-) -> None:
-    """Start no run of a batch, until resumed.  A run that has started goes on."""
-    name, end = batch_named(batch).name, None if until is None else _instant(until)
-    with connected("pause"):
-        if end is not None and end <= now():
-            wrong_use(f"{moment(end)} has passed; give a time to come, in UTC")
-        BatchRow.pause(name, until=end, reason=reason, by=identity())
-    until_when = moment(end) if end else f"`forgekeeper resume {name}`"
-    facts_of_it = {"batch": name, "paused": True, "until": end, "reason": reason}
-    answer(facts_of_it, f"{name} is paused until {until_when}", json=json)
-
-
-def resume(batch: Name, json: Json = False) -> None:
-    """Let a paused batch run again."""
-    name = batch_named(batch).name
-    with connected("resume"):
-        was_paused = BatchRow.resume(name)
-    sentence = f"{name} runs again from its next tick" if was_paused else f"{name} was not paused"
-    answer({"batch": name, "paused": False, "was_paused": was_paused}, sentence, json=json)
 
 
 def _tick(run: JobRun) -> str:
@@ -134,9 +108,6 @@ def _run_number(text: str) -> int | None:
 
 def _instant(text: str) -> datetime:
     try:
-        instant = datetime.fromisoformat(text)
-    except ValueError:
-        wrong_use(f"{text!r} is not a time: write it as 2026-11-20T08:30, in UTC")
-    if not 2000 <= instant.year < 9000:
-        wrong_use(f"{text!r} is not a time of ours: give a year from 2000 to 8999")
-    return instant.astimezone(UTC) if instant.tzinfo else instant.replace(tzinfo=UTC)
+        return times.instant(text)
+    except times.NoTime as error:
+        wrong_use(str(error))

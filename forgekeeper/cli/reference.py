@@ -45,7 +45,12 @@ MEANINGS: dict[str, dict[int | Literal["other"], str]] = {
         1: "the run or one of its children failed",
     },
     "send": {0: "it was sent, or is on its way or paused: the answer has `skipped`"},
-    "resume": {0: "the batch is not paused, whether it was before or not"},
+    "stop": {0: "it is stopped, also where a last chunk takes longer than was waited: the answer has `at_work`"},
+    "cancel": {
+        0: "it is cancelled, or had ended: the answer has its `state`",
+        1: "the ledger has no run of that number",
+    },
+    "resume": {0: "the batch is neither paused nor stopped, whether it was before or not"},
     "why": {0: "the story was told, that there is none included", 1: "the ledger has no run of that number"},
     "uploads retry": {1: "the one that was named is not among the failed"},
     "objects retry": {1: "the one that was named is not among the failed"},

@@ -79,9 +79,10 @@ class Batch(Base):
     def set_right(cls, name: str) -> None:
         """Mend times of the past that lie in the future: the clock was ahead when they were written."""
         now = pw.fn.clock_timestamp()
-        cls.update(
-            registered_at=pw.fn.least(cls.registered_at, now), paused_since=pw.fn.least(cls.paused_since, now)
-        ).where(cls.name == name, (cls.registered_at > now) | (cls.paused_since > now)).execute()
+        past = (cls.registered_at, cls.paused_since, cls.stopped_since, cls.held_since)
+        values = {field: pw.Case(None, [(field > now, now)], field) for field in past}
+        ahead = pw.fn.greatest(*past) > now
+        cls.update(values).where(cls.name == name, ahead).execute()
 
     @classmethod
     def paused(cls, name: str) -> pw.ModelSelect[Batch]:

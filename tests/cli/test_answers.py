@@ -14,29 +14,6 @@ NAME = "user_status_cleanup"
 FLAG = "bulk_delete_job_artifacts"
 
 
-def test_pause_with_json_says_until_when_and_why(main, database):
-    answer = main("pause", NAME, "--until", "2099-01-01T08:30", "--reason", "the disk is full", "--json").json
-
-    assert answer == {
-        "batch": NAME,
-        "paused": True,
-        "until": "2099-01-01T08:30:00+00:00",
-        "reason": "the disk is full",
-    }
-
-
-def test_a_pause_without_an_end_has_none_in_json(main, database):
-    assert main("pause", NAME, "--json").json["until"] is None
-
-
-def test_resume_with_json_says_whether_the_batch_was_paused(main, database):
-    main("pause", NAME)
-
-    answers = [main("resume", NAME, "--json").json for _ in range(2)]
-
-    assert answers == [{"batch": NAME, "paused": False, "was_paused": was} for was in (True, False)]
-
-
 @pytest.mark.parametrize(("command", "on"), [("on", True), ("off", False)])
 def test_a_flag_that_is_turned_is_answered_as_the_list_has_it(main, database, command, on):
     FeatureFlag.turn(FLAG, on=not on)

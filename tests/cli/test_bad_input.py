@@ -173,14 +173,18 @@ def test_an_unknown_queue_is_refused_with_the_names_there_are(main, settings):
     )
 
 
-@pytest.mark.parametrize("command", [("why", NAME), ("pause", NAME, "--until")], ids=words)
+@pytest.mark.parametrize(
+    ("command", "forms"),
+    [(("why", NAME), ""), (("pause", NAME, "--until"), "+2h, 90m, 06:00, tomorrow 06:00 or ")],
+    ids=words,
+)
 @pytest.mark.parametrize("time", ["tomorrow", "", "2026-13-01", "25:00"])
-def test_what_is_no_time_is_refused_with_one_that_is(main, database, command, time):
+def test_what_is_no_time_is_refused_with_one_that_is(main, database, command, forms, time):
     result = main(*command, time)
 
     assert (result.status, result.complaint) == (
         2,
-        f"{time!r} is not a time: write it as 2026-11-20T08:30, in UTC",
+        f"{time!r} is not a time: write it as {forms}2026-11-20T08:30, in UTC",
     )
 
 

@@ -5,11 +5,8 @@ import pytest
 
 from forgekeeper import boot
 from forgekeeper.batches import BATCHES, queues
-from forgekeeper.connections import client
 from forgekeeper.database import now
-from forgekeeper.delivery.enqueue_unique import depth
 from forgekeeper.flags import FLAGS, FeatureFlag
-from forgekeeper.process.broker import NAMESPACE
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.ledger import JobRun
 from tests.harness import samples as sample
@@ -62,7 +59,7 @@ def test_status_of_a_batch_that_never_ran(main, database):
     next_tick = datetime.fromisoformat(status.pop("next"))
     assert (next_tick.hour, next_tick.minute, next_tick.tzinfo) == (4, 30, UTC)
     backlog = {"backlog": 0, "backlog_is_more": False, "backlog_oldest": None}
-    nothing = {"open": None, "last": None, "paused": None, "blocked": None}
+    nothing = {"open": None, "last": None, "paused": None, "stopped": None, "held": None, "blocked": None}
     assert status == {"schedule": "30 4 * * *"} | nothing | backlog
 
 
@@ -178,54 +175,6 @@ def test_ticks_shows_an_error_as_it_was(main, database):
     JobRun.fail(JobRun.start_here(NAME, by="worker-1:9"), "Oops: [/x]", delay=timedelta(0), retries=0)
 
     assert "[/x]" in main("ticks", NAME).stdout
-
-
-# pause, resume
-
-
-def test_pause_holds_a_batch_back_until_resumed(forgekeeper, database):
-    paused = forgekeeper("pause", NAME, "--reason", "moving disks")
-
-    row = Batch.paused(NAME).get()
-    assert (paused.status, paused.stdout) == (0, f"{NAME} is paused until `forgekeeper resume {NAME}`\n")
-    assert (row.paused_until.year, row.paused_reason) == (9999, "moving disks")
-
-
-def test_pause_until_a_time_ends_by_itself(main, database):
-    result = main("pause", NAME, "--until", "2100-01-01T08:30")
-
-    assert (result.status, result.stdout) == (0, f"{NAME} is paused until 2100-01-01 08:30:00\n")
-    assert Batch.paused(NAME).get().paused_until == datetime(2100, 1, 1, 8, 30, tzinfo=UTC)
-
-
-def test_a_time_with_a_zone_is_understood(main, database):
-    result = main("pause", NAME, "--until", "2100-01-01T08:30+02:00")
-
-    assert result.stdout == f"{NAME} is paused until 2100-01-01 06:30:00\n"
-
-
-def test_resume_ends_a_pause(forgekeeper, database):
-    Batch.pause(NAME, until=None, reason=None, by="ops:1")
-
-    result = forgekeeper("resume", NAME)
-
-    assert (result.status, result.stdout) == (0, f"{NAME} runs again from its next tick\n")
-    assert not Batch.paused(NAME).exists()
-
-
-def test_resume_says_that_there_was_no_pause(main, database):
-    result = main("resume", NAME)
-
-    assert (result.status, result.stdout) == (0, f"{NAME} was not paused\n")
-
-
-def test_an_emptied_redis_does_not_resume_a_paused_batch(main, database):
-    main("pause", NAME)
-    client.flushall()
-
-    assert main("run", NAME, "--json").json["skipped"] == "paused"
-    assert main("send", NAME, "--json").json["skipped"] == "paused"
-    assert depth(client, NAMESPACE, "cron")["ready"] == 0
 
 
 # flags

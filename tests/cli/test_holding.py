@@ -1,0 +1,386 @@
+"""`pause`, `stop`, `cancel` and `resume`: what holds batches back, and what these commands say of it."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from forgekeeper.audit.acts import Act
+from forgekeeper.batches import BATCHES
+from forgekeeper.boot import load
+from forgekeeper.connections import client
+from forgekeeper.database import now
+from forgekeeper.delivery.enqueue_unique import depth
+from forgekeeper.process.broker import NAMESPACE
+from forgekeeper.process.run_messages import RunMessages
+from forgekeeper.runs import reconcile
+from forgekeeper.runs.batch import Batch
+from forgekeeper.runs.ledger import JobRun
+
+NAME = "user_status_cleanup"
+OTHER = "prune"
+CLOSED_REDIS = "redis://127.0.0.1:1/0"
+MINUTE = timedelta(minutes=1)
+
+
+def row(name=NAME):
+    return Batch.get_by_id(name)
+
+
+def stopped():
+    return {row.name for row in Batch.all_stopped()}
+
+
+def paused():
+    return {row.name for row in Batch.all_paused()}
+
+
+def ready():
+    return depth(client, NAMESPACE, "cron")["ready"]
+
+
+def acts():
+    return list(Act.select().order_by(Act.id))
+
+
+# pause
+
+
+def test_a_pause_that_is_to_last_holds_a_batch_back_until_resumed(forgekeeper, database):
+    result = forgekeeper("pause", NAME, "--forever", "--reason", "moving disks")
+
+    assert (result.status, result.stdout) == (0, f"{NAME} is paused until `forgekeeper resume {NAME}`\n")
+    assert (row().paused_until.year, row().paused_reason) == (9999, "moving disks")
+
+
+def test_a_pause_without_an_end_ends_after_a_day(main, database):
+    result = main("pause", NAME, "--reason", "moving disks")
+
+    end = row().paused_until
+    assert abs(end - now() - timedelta(days=1)) < MINUTE
+    assert result.stdout == f"{NAME} is paused until {end:%Y-%m-%d %H:%M:%S}\n"
+
+
+def test_a_pause_until_a_time_ends_by_itself(main, database):
+    result = main("pause", NAME, "--until", "2100-01-01T08:30")
+
+    assert (result.status, result.stdout) == (0, f"{NAME} is paused until 2100-01-01 08:30:00\n")
+    assert row().paused_until == datetime(2100, 1, 1, 8, 30, tzinfo=UTC)
+
+
+def test_a_time_with_a_zone_is_understood(main, database):
+    result = main("pause", NAME, "--until", "2100-01-01T08:30+02:00")
+
+    assert result.stdout == f"{NAME} is paused until 2100-01-01 06:30:00\n"
+
+
+def test_a_pause_may_be_given_as_a_duration(main, database):
+    main("pause", NAME, "--until", "+2h", "--reason", "a move")
+
+    assert abs(row().paused_until - now() - timedelta(hours=2)) < MINUTE
+
+
+def test_a_pause_has_an_end_or_lasts_for_ever(main, database):
+    result = main("pause", NAME, "--until", "+2h", "--forever")
+
+    assert (result.status, paused()) == (2, set())
+
+
+def test_several_batches_are_paused_at_once(main, database):
+    result = main("pause", NAME, OTHER, "--until", "2100-01-01", "--reason", "a move")
+
+    assert paused() == {NAME, OTHER}
+    assert result.stdout.splitlines() == [f"{name} is paused until 2100-01-01 00:00:00" for name in (NAME, OTHER)]
+
+
+def test_all_batches_are_paused_at_once(main, database):
+    main("pause", "--all", "--reason", "a move")
+
+    assert paused() == set(BATCHES)
+
+
+@pytest.mark.parametrize("command", ["pause", "stop", "resume"])
+@pytest.mark.parametrize("given", [(), (NAME, "--all")])
+def test_batches_are_named_or_all_are_meant(main, database, command, given):
+    result = main(command, *given, "--reason", "a move")
+
+    assert (result.status, result.complaint) == (2, "name the batches, or say --all")
+
+
+def test_a_name_that_is_none_lets_none_be_stopped(main, database):
+    result = main("stop", NAME, "nonsense", "--reason", "a move")
+
+    assert (result.status, stopped()) == (2, set())
+
+
+def test_without_a_terminal_a_pause_says_that_no_reason_was_given(main, database):
+    result = main("pause", NAME)
+
+    assert result.status == 0
+    assert result.sentences == ["no reason was given for the pause; give one with --reason, for whoever finds it"]
+
+
+def test_a_pause_of_one_batch_answers_with_json_as_it_always_has(main, database):
+    answer = main("pause", NAME, "--until", "2099-01-01T08:30", "--reason", "the disk is full", "--json").json
+
+    assert answer == {
+        "batch": NAME,
+        "paused": True,
+        "until": "2099-01-01T08:30:00+00:00",
+        "reason": "the disk is full",
+    }
+
+
+def test_a_pause_of_several_batches_answers_with_a_list(main, database):
+    answer = main("pause", NAME, OTHER, "--reason", "a move", "--json").json
+
+    assert [one["batch"] for one in answer["batches"]] == [NAME, OTHER]
+
+
+def test_a_pause_for_ever_has_no_end_in_json(main, database):
+    assert main("pause", NAME, "--forever", "--json").json["until"] is None
+
+
+def test_an_emptied_redis_does_not_resume_a_paused_batch(main, database):
+    main("pause", NAME)
+    client.flushall()
+
+    assert main("run", NAME, "--json").json["skipped"] == "paused"
+    assert main("send", NAME, "--json").json["skipped"] == "paused"
+    assert ready() == 0
+
+
+# stop
+
+
+def test_a_stop_is_remembered_with_who_and_why(main, database):
+    result = main("stop", NAME, "--reason", "wrong rows go", "--no-wait", ACTOR=None)
+
+    assert (result.status, result.stdout) == (
+        0,
+        f"{NAME} is stopped: nothing of it starts until `forgekeeper resume {NAME}`\n",
+    )
+    assert (row().stopped_reason, "@" in row().stopped_by) == ("wrong rows go", True)
+
+
+def test_a_stop_needs_a_reason(main, database):
+    result = main("stop", NAME)
+
+    assert (result.status, stopped()) == (2, set())
+    assert result.complaint == "say why: the stop needs a --reason, for whoever finds it"
+
+
+def test_a_blank_reason_is_none(main, database):
+    assert (main("stop", NAME, "--reason", " ").status, stopped()) == (2, set())
+
+
+def test_all_batches_are_stopped_at_once_also_those_that_only_others_have_declared(main, database):
+    Batch.register(["an_operators_own"])
+
+    main("stop", "--all", "--reason", "wrong rows go")
+
+    assert stopped() == {*BATCHES, "an_operators_own"}
+
+
+def test_a_stop_needs_no_redis(main, database):
+    result = main("stop", NAME, "--reason", "wrong rows go", REDIS_URL=CLOSED_REDIS)
+
+    assert (result.status, stopped()) == (0, {NAME})
+
+
+def test_a_stop_of_what_does_not_run_says_so_at_once(main, database):
+    result = main("stop", NAME, "--reason", "wrong rows go")
+
+    assert result.stdout.splitlines()[1].startswith("nothing of it is at work")
+
+
+def test_a_stop_with_json_says_how_long_it_took(main, database):
+    answer = main("stop", NAME, "--reason", "wrong rows go", "--json").json
+
+    assert answer.pop("seconds") < 5
+    assert answer == {"batch": NAME, "stopped": True, "reason": "wrong rows go", "at_work": []}
+
+
+def test_a_batch_that_is_stopped_again_has_been_since_the_first_time(main, database):
+    main("stop", NAME, "--reason", "first")
+    since = row().stopped_since
+
+    main("stop", NAME, "--reason", "second")
+
+    assert (row().stopped_since, row().stopped_reason) == (since, "second")
+
+
+def test_a_stop_survives_an_emptied_redis(main, database):
+    main("stop", NAME, "--reason", "wrong rows go")
+    client.flushall()
+
+    reconcile.reconcile(NAME, load(), RunMessages(BATCHES[NAME]), by="sched-1:7")
+
+    assert (stopped(), ready()) == ({NAME}, 0)
+
+
+def test_what_waited_when_its_batch_was_stopped_is_sent_after_the_resumption(main, database):
+    number = JobRun.claim_manual(NAME, by="ops:1")
+    main("stop", NAME, "--reason", "wrong rows go")
+    reconcile.send(NAME, RunMessages(BATCHES[NAME]))
+    meanwhile = ready()
+
+    main("resume", NAME)
+    reconcile.send(NAME, RunMessages(BATCHES[NAME]))
+
+    assert (meanwhile, ready(), JobRun.open(NAME).id) == (0, 1, number)
+
+
+# resume
+
+
+def test_resume_ends_a_pause(forgekeeper, database):
+    Batch.pause(NAME, until=None, reason=None, by="ops:1")
+
+    result = forgekeeper("resume", NAME)
+
+    assert (result.status, result.stdout) == (0, f"{NAME} runs again from its next tick\n")
+    assert not Batch.paused(NAME).exists()
+
+
+def test_resume_ends_a_stop(main, database):
+    Batch.stop(NAME, reason="wrong rows go", by="ops")
+
+    result = main("resume", NAME, "--reason", "they were right")
+
+    assert (result.stdout, stopped()) == (f"{NAME} runs again from its next tick\n", set())
+
+
+def test_resume_of_all_ends_every_pause_and_stop(main, database):
+    Batch.stop(NAME, reason="wrong rows go", by="ops")
+    Batch.pause(OTHER, until=None, reason=None, by="ops")
+
+    main("resume", "--all")
+
+    assert (stopped(), paused()) == (set(), set())
+
+
+def test_resume_says_that_there_was_no_pause(main, database):
+    result = main("resume", NAME)
+
+    assert (result.status, result.stdout) == (0, f"{NAME} was not paused\n")
+
+
+def test_resume_lets_no_held_batch_go_and_names_what_does(main, database):
+    Batch.hold(NAME, reason="share", sentence="90 % would go")
+
+    result = main("resume", NAME)
+
+    assert result.stdout == f"{NAME} is held: `forgekeeper release {NAME} --reason ...` lets it go\n"
+    assert Batch.why_held_back(NAME) == "held"
+
+
+def test_resume_with_json_says_what_there_was(main, database):
+    main("pause", NAME)
+
+    answers = [main("resume", NAME, "--json").json for _ in range(2)]
+
+    assert answers == [
+        {"batch": NAME, "paused": False, "was_paused": was, "was_stopped": False, "held": False}
+        for was in (True, False)
+    ]
+
+
+# cancel
+
+
+def test_a_run_that_waits_and_is_cancelled_will_not_run(main, database):
+    number = JobRun.claim_manual(NAME, by="ops:1")
+
+    result = main("cancel", str(number), "--reason", "not now")
+
+    assert result.stdout == f"run {number} of {NAME} waited, and will not run\n"
+    assert (JobRun.get_by_id(number).state, JobRun.open(NAME)) == ("skipped", None)
+
+
+def test_a_run_that_is_cancelled_ends_before_its_next_chunk(main, database):
+    run = JobRun.start_here(NAME, by="worker-1:9")
+
+    result = main("cancel", str(run.id), "--reason", "not now")
+
+    assert result.stdout == f"run {run.id} of {NAME} ends before its next chunk, and so do its children\n"
+
+
+@pytest.mark.parametrize(
+    ("batch", "said"),
+    [
+        (NAME, "had ended already (succeeded)"),
+        (
+            "git_ref_cleanup",
+            "had ended already (succeeded); those of its children that have not end before their next chunk",
+        ),
+    ],
+)
+def test_of_a_run_that_has_ended_its_children_are_cancelled(main, database, batch, said):
+    run = JobRun.start_here(batch, by="worker-1:9")
+    JobRun.succeed(run, {})
+
+    result = main("cancel", str(run.id), "--reason", "not now")
+
+    assert result.stdout == f"run {run.id} of {batch} {said}\n"
+    assert JobRun.get_by_id(run.id).cancelled_at is not None
+
+
+def test_a_run_is_cancelled_once(main, database):
+    run = JobRun.start_here(NAME, by="worker-1:9")
+    JobRun.succeed(run, {})
+    main("cancel", str(run.id), "--reason", "not now")
+
+    result = main("cancel", str(run.id), "--reason", "again")
+
+    assert result.stdout.startswith(f"run {run.id} of {NAME} was cancelled already, at ")
+    assert JobRun.get_by_id(run.id).cancelled_reason == "not now"
+
+
+def test_a_run_that_the_ledger_does_not_have_cannot_be_cancelled(main, database):
+    result = main("cancel", "17")
+
+    assert (result.status, result.complaint) == (
+        1,
+        "the ledger has no run 17; `forgekeeper ticks BATCH` lists those that it has",
+    )
+
+
+def test_cancel_with_json_says_what_the_run_was_and_is(main, database):
+    number = JobRun.claim_manual(NAME, by="ops:1")
+
+    answer = main("cancel", str(number), "--reason", "not now", "--json").json
+
+    assert answer == {"run": number, "batch": NAME, "was": "claimed", "state": "skipped", "reason": "not now"}
+
+
+# the audit
+
+
+@pytest.mark.parametrize(
+    ("command", "field"), [("pause", "paused_reason"), ("stop", "stopped_reason")], ids=["pause", "stop"]
+)
+def test_what_holds_a_batch_back_is_recorded_with_what_was_before_and_after(main, database, command, field):
+    main(command, NAME, "--reason", "a move")
+
+    (act,) = acts()
+    assert (act.act, act.batch, act.reason) == (command, NAME, "a move")
+    assert (act.before[field], act.after[field]) == (None, "a move")
+
+
+def test_a_resumption_records_what_it_has_ended(main, database):
+    Batch.stop(NAME, reason="wrong rows go", by="ops")
+
+    main("resume", NAME, "--reason", "they were right")
+
+    (act,) = acts()
+    assert (act.act, act.reason) == ("resume", "they were right")
+    assert (act.before["stopped_reason"], act.after["stopped_since"]) == ("wrong rows go", None)
+
+
+def test_a_cancelled_run_is_recorded(main, database):
+    number = JobRun.claim_manual(NAME, by="ops:1")
+
+    main("cancel", str(number), "--reason", "not now")
+
+    (act,) = acts()
+    assert (act.act, act.what, act.batch, act.before["state"]) == ("cancel", f"run:{number}", NAME, "claimed")

@@ -114,15 +114,14 @@ def _now(one: dict[str, Any], instant: datetime) -> Text:
     if run["retry_at"]:
         return Text(f"retry {relative(run['retry_at'], instant)}", "yellow")
     waits = f"{run['state']} {rough(instant - (run['enqueued_at'] or run['claimed_at'] or instant))}"
-    return Text(waits, "yellow" if one["paused"] else "")
+    return Text(waits, "yellow" if one["paused"] or one["stopped"] or one["held"] else "")
 
 
 def _idle(one: dict[str, Any]) -> Text:
     """Say what keeps a batch from its next run, if anything does."""
-    if one["paused"]:
-        return Text("paused", "yellow")
-    if one["blocked"]:
-        return Text("blocked", "red")
+    for why, colour in (("stopped", "red"), ("held", "red"), ("paused", "yellow"), ("blocked", "red")):
+        if one[why]:
+            return Text(why, colour)
     off = ((one["last"] or {}).get("result") or {}).get("skipped") == "flag_off"
     return Text("off" if off else "", "dim")
 

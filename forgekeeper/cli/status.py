@@ -9,6 +9,7 @@ from datetime import datetime
 from types import FrameType
 from typing import Annotated, Any, NoReturn
 
+import peewee as pw
 import typer
 from rich.console import RenderableType
 from rich.live import Live
@@ -113,15 +114,16 @@ def _batch(batch: BatchSpec, timetable: Timetable, instant: datetime) -> dict[st
         "backlog_is_more": bool(due and due.records >= BOUND),
         "backlog_oldest": due and due.oldest,
         "paused": paused and {"until": paused.paused_until, "reason": paused.paused_reason, "by": paused.paused_by},
-        "blocked": _blocked(batch.name),
+        "stopped": _part(BatchRow.all_stopped(), batch.name, "stopped", "since", "reason", "by"),
+        "held": _part(BatchRow.all_held(), batch.name, "held", "since", "reason", "sentence"),
+        "blocked": _part(BatchRow.all_blocked(), batch.name, "blocked", "since", "reason", "sentence"),
     }
 
 
-def _blocked(name: str) -> dict[str, Any] | None:
-    row = BatchRow.blocked(name)
-    if row is None:
-        return None
-    return {"reason": row.blocked_reason, "since": row.blocked_since, "sentence": row.blocked_sentence}
+def _part(rows: pw.ModelSelect[BatchRow], name: str, which: str, *fields: str) -> dict[str, Any] | None:
+    """Return the columns of that name's row which say *which*, None where it is not among *rows*."""
+    row = rows.where(BatchRow.name == name).first()
+    return row and {field: getattr(row, f"{which}_{field}") for field in fields}
 
 
 def _queue(queue: str, known: list[Process], instant: datetime) -> dict[str, Any]:

@@ -13,6 +13,9 @@ from forgekeeper.settings.cron import Cron
 UNRUN = {
     ("skipped", "overlap"): "It was skipped, because an earlier run was still open.",
     ("skipped", "paused"): "It was skipped, because the batch was paused.",
+    ("skipped", "stopped"): "It was skipped, because the batch was stopped.",
+    ("skipped", "held"): "It was skipped, because the batch was held.",
+    ("skipped", "cancelled"): "It was cancelled while it waited, and did not run.",
     ("skipped", "lease_held"): "It was skipped, because another process held the lease.",
     ("coalesced", None): "Nobody claimed it in time; the newest tick after the outage did its work.",
     ("missed", "skip"): "It was missed: no scheduler was at work, and the settings say not to catch this batch up.",
@@ -20,9 +23,25 @@ UNRUN = {
 }
 
 
-def tell(run: JobRun, pause: Batch | None = None) -> list[str]:
-    """Tell what became of the row; *pause* is its batch, if that is paused."""
-    return [sentence for sentence in (*_sentences(run), _hold(run, pause)) if sentence]
+SKIPPED = {
+    "flag_off": "It did nothing, because the batch is switched off by its flag.",
+    "stopped": "It did nothing, because the batch was stopped meanwhile.",
+    "held": "It did nothing, because the batch was held meanwhile.",
+    "cancelled": "It did nothing, because the run was cancelled.",
+}
+BRAKED = {
+    "stopped": "because the batch was stopped",
+    "held": "because the batch was held",
+    "cancelled": "because the run was cancelled",
+    "max_per_run": "because it had deleted as much as one run may (MAX_PER_RUN)",
+    "max_per_day": "because the runs of the day had deleted as much as they may (MAX_PER_DAY)",
+}
+
+
+def tell(run: JobRun, batch: Batch | None = None, *, paused: bool = False) -> list[str]:
+    """Tell what became of the row; *batch* is its own, which may be stopped or held, and *paused* at this moment."""
+    held_back = () if batch is None else _hold(run, batch, paused=paused)
+    return [sentence for sentence in (*_sentences(run), _cancelled(run), *held_back) if sentence]
 
 
 def set_aside(run: JobRun) -> datetime | None:
@@ -138,14 +157,34 @@ def _ended(run: JobRun) -> str:
     result = run.result or {}
     if run.state == "blocked":
         return f"It was blocked ({run.reason}): {result.get('blocked')}."
-    if result.get("skipped") == "flag_off":
-        return "It did nothing, because the batch is switched off by its flag."
+    if result.get("skipped") in SKIPPED:
+        return SKIPPED[result["skipped"]]
     after = f" after {lasting(run.finished_at - run.started_at)}" if run.finished_at and run.started_at else ""
+    if result.get("braked") in BRAKED:
+        return f"It ended before its work was done{after}, {BRAKED[result['braked']]}: {facts(run.result)}."
     return f"It ended well{after}: {facts(run.result)}."
 
 
-def _hold(run: JobRun, pause: Batch | None) -> str:
-    if pause is None or run.state not in ("claimed", "enqueued"):
+def _cancelled(run: JobRun) -> str:
+    if run.cancelled_at is None:
         return ""
-    until = "somebody resumes it" if pause.paused_until >= FOREVER else moment(pause.paused_until)
-    return f"The batch has been paused by {pause.paused_by}: nothing starts until {until}."
+    because = f" ({run.cancelled_reason})" if run.cancelled_reason else ""
+    return f"It was cancelled by {run.cancelled_by} at {moment(run.cancelled_at)}{because}."
+
+
+def _hold(run: JobRun, batch: Batch, *, paused: bool) -> Iterator[str]:
+    """Tell what keeps a run that waits from starting, or was in the way of one, and is there yet."""
+    result = run.result or {}
+    waits = run.state in ("claimed", "enqueued")
+    ways = (run.reason, result.get("skipped"), result.get("braked"))
+    if result.get("held"):
+        yield f"A brake has held it back: {str(result['held']).rstrip('. ')}."
+    if batch.stopped_since and (waits or "stopped" in ways):
+        since = f"by {batch.stopped_by} since {moment(batch.stopped_since)} ({batch.stopped_reason})"
+        yield f"The batch is stopped {since}: nothing starts until `forgekeeper resume {batch.name}`."
+    if batch.held_since and (waits or "held" in ways):
+        since = f"since {moment(batch.held_since)} ({batch.held_reason})"
+        yield f"The batch is held {since}: nothing starts until `forgekeeper release {batch.name} --reason ...`."
+    if paused and waits:
+        until = "somebody resumes it" if batch.paused_until >= FOREVER else moment(batch.paused_until)
+        yield f"The batch has been paused by {batch.paused_by}: nothing starts until {until}."

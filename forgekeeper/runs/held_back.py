@@ -1,4 +1,4 @@
-"""What is held back: blocked, off by its flag or its timetable, or paused; and who is to be reminded of it when."""
+"""What is held back: stopped, held, blocked, off by its flag or its timetable, or paused; and who is reminded when."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ class Off(NamedTuple):
 
 
 def idle(settings: Settings) -> set[str]:
-    """Name the batches that are paused or on no timetable."""
-    return {row.name for row in Batch.all_paused()} | {name for name in BATCHES if settings.cron(name) is None}
+    """Name the batches that are paused, stopped, held or on no timetable."""
+    back = {row.name for rows in (Batch.all_paused(), Batch.all_stopped(), Batch.all_held()) for row in rows}
+    return back | {name for name in BATCHES if settings.cron(name) is None}
 
 
 def off(schedules: Mapping[str, object | None]) -> Iterator[Off]:
@@ -45,13 +46,29 @@ def off(schedules: Mapping[str, object | None]) -> Iterator[Off]:
 
 
 def warnings(schedules: Mapping[str, object | None]) -> list[str]:
-    """Return a sentence for each batch that is blocked, has been off for long, or is paused without an end."""
+    """Return a sentence for each batch that is stopped, held or blocked, off for long, or paused without an end."""
     instant = now()
     return [
+        *map(stopped, Batch.all_stopped()),
+        *map(held, Batch.all_held()),
         *(_blocked(row) for row in Batch.all_blocked()),
         *(_off(one) for one in off(schedules) if instant - one.since >= REMINDER),
         *(_paused(row) for row in Batch.all_paused() if row.paused_until >= FOREVER),
     ]
+
+
+def stopped(row: Batch) -> str:
+    """Say of a batch that is stopped since when, by whom and why, and what ends that."""
+    since = f"{_moment(row.stopped_since)} ({row.stopped_reason})"
+    return f"{row.name} is stopped by {row.stopped_by} since {since}: `forgekeeper resume {row.name}` ends that"
+
+
+def held(row: Batch) -> str:
+    """Say of a batch that is held since when and why, and what ends that."""
+    remedy = f"`forgekeeper release {row.name} --reason ...` lets it go"
+    sentence = str(row.held_sentence).rstrip(". ")
+    remedy = "" if "forgekeeper release" in sentence else f": {remedy}"
+    return f"{row.name} is held since {_moment(row.held_since)} ({row.held_reason}): {sentence}{remedy}"
 
 
 def _blocked(row: Batch) -> str:

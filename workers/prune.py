@@ -144,7 +144,10 @@ def _others(run: Run[Outcome], record: str, remove: Callable[..., int]) -> bool:
 
 
 def _in_chunks(run: Run[Outcome], remove: Callable[[], int]) -> bool:
+    """Remove one kind; a budget that has ended leaves each its first chunk, a stop leaves none."""
     count = CHUNK
+    if run.deadline.halted():
+        return False
     while count == CHUNK:
         count = remove()
         run.step("removed")

@@ -15,7 +15,6 @@ from typing import Any, Self, TypeAlias, TypeVar
 import peewee as pw
 import structlog
 
-from forgekeeper import shutdown
 from forgekeeper.database import reachable, sqlstate
 from forgekeeper.database.chunks import among, delete, first
 from forgekeeper.events import RecordFailed, emit
@@ -149,7 +148,7 @@ class BadRecords:
         ends = time.monotonic() + ALONE
         for key in keys:
             self.each(work, [key])
-            if self._deadline.passed() and (shutdown.requested.is_set() or time.monotonic() >= ends):
+            if self._deadline.passed() and (self._deadline.halted() or time.monotonic() >= ends):
                 return
 
     def _pass_over(self, key: int, error: Exception) -> None:

@@ -53,7 +53,14 @@ class Deadline:
         if self._pace and done:
             self._wait(done / self._pace)
         self._safe_point()
-        return self._brake() is not None or shutdown.requested.is_set() or self._clock() >= self._ends
+        return self.halted() or self._clock() >= self._ends
+
+    def halted(self) -> bool:
+        """Say whether the run has to end whatever is left of its budget: a brake says so, or it was asked to.
+
+        Asked within what `passed` takes for one chunk and something has to end sooner, or begin.
+        """
+        return self._brake() is not None or shutdown.requested.is_set()
 
     def _wait(self, seconds: float) -> None:
         """Wait, but not beyond the budget, nor beyond a brake."""

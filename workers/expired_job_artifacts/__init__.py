@@ -212,7 +212,10 @@ def _destroy(
                 if reached is None:
                     if run.allowed_bytes is not None and (size := size_of_next(*share, **options)):
                         continue
-                    if not held_up.ends():
+                    again = held_up.ends()
+                    if run.deadline.halted():
+                        return "deadline"
+                    if not again:
                         break
                     position = START
                     continue

@@ -237,6 +237,9 @@ class Sweep:
                 log.warning("claim dropped, too old to be acted on", entries=len(entries))
                 register.put_back(client, claim, entries)
                 return
+            if self._deadline.halted():
+                register.put_back(client, claim, entries)
+                return
             entries = self._doomed(location, claim, entries, told)
             self._run.step("remembered")
             if not entries:

@@ -1,0 +1,319 @@
+"""A stop, and a cancelled run: each run and child ends before its next chunk, and what had not begun does not.
+
+A trigger stops the batch in the transaction of its first chunk: whoever asks before the next one hears of it.
+"""
+
+import threading
+import time
+from contextlib import contextmanager
+from datetime import timedelta
+
+import pytest
+
+from forgekeeper import shutdown
+from forgekeeper.connections import client
+from forgekeeper.database import database, now
+from forgekeeper.embedded.waiting import wait_until
+from forgekeeper.flags import FeatureFlag
+from forgekeeper.runs import bad_records, brakes
+from forgekeeper.runs.batch import Batch
+from forgekeeper.runs.deadline import Deadline
+from forgekeeper.runs.ledger import JobRun
+from forgekeeper.runs.passed_over import PassedOver
+from tests.harness.performing import attempt_at, ended, perform, runner_of
+from tests.harness.settings import settings_with
+from workers import prune as prunes
+from workers.expired_job_artifacts import BATCH_SIZE, FLAG, buckets, delete_artifact_bucket, expired_job_artifacts
+from workers.prune import prune
+from workers.stale_imports import PAGE_SIZE, stale_imports
+from workers.user_status_cleanup import user_status_cleanup
+
+CHUNK = 100
+SOON = 5.0
+"""Seconds in which a stop has to work."""
+ADD_STATUSES = """
+    insert into user_statuses (user_id, clear_status_at)
+    select id, now() - interval '1 day' from generate_series(1, %s) as id
+"""
+# Of two classes of one bucket: the second is begun when the first has been emptied.
+ADD_ARTIFACTS = """
+    insert into ci_job_artifacts (project_id, job_id, file_type, file_final_path, size, expire_at, locked)
+    select 10, 10 * id + {number}, 1, 'due/' || {number} || '/' || id, 1, now() - interval '30 days', 0
+    from generate_series(1, {count}) as id
+"""
+ADD_IMPORTS = """
+    insert into bulk_imports (user_id, status, updated_at)
+    select id, 1, now() - interval '2 days' from generate_series(1, %s) as id
+"""
+ADD_OLD_REFS = """
+    insert into batched_git_ref_updates_deletions (project_id, ref, status, processed_at)
+    select 1, 'refs/old/' || id, 2, now() - interval '2 days' from generate_series(1, %s) as id
+"""
+ADD_OLD_RUNS = """
+    insert into job_runs (batch, state, finished_at)
+    select 'toys', 'succeeded', now() - interval '40 days' from generate_series(1, %s)
+"""
+STOP = """
+    create function stop_it() returns trigger language plpgsql as $$ begin
+        insert into batches (name, stopped_since, stopped_reason, stopped_by)
+        values ('{batch}', clock_timestamp(), 'test', 'test')
+        on conflict (name) do update set stopped_since = clock_timestamp(), stopped_reason = 'test', stopped_by = 'test';
+        return null;
+    end $$;
+    create trigger stop_it after {when} on {table} for each statement execute function stop_it();
+"""
+
+pytestmark = pytest.mark.usefixtures("database")
+
+
+@pytest.fixture(autouse=True)
+def _asked_before_each_chunk(monkeypatch):
+    monkeypatch.setattr(brakes, "INTERVAL", 0.0)
+
+
+@contextmanager
+def stopped_by_the_first(when, table, batch):
+    """Let the batch be stopped by the first statement that deletes or updates rows of *table*."""
+    database.execute_sql(STOP.format(when=when, table=table, batch=batch.name))
+    try:
+        yield
+    finally:
+        database.execute_sql("drop function stop_it cascade")
+
+
+def attempted(declared, *, settings=None):
+    """Attempt a run, from its beginning to its end; return the attempt."""
+    with runner_of(settings or settings_with()) as runner:
+        return ended(attempt_at(runner, declared))
+
+
+def as_child(declared, *ids, run=None):
+    with runner_of(settings_with()) as runner:
+        return ended(runner.child(declared, "child:1", run=run), *ids)
+
+
+def count(table, condition="true"):
+    ((found,),) = database.execute_sql(f"select count(*) from {table} where {condition}").fetchall()
+    return found
+
+
+def statuses(number):
+    database.execute_sql(ADD_STATUSES, (number,))
+
+
+def turn_on():
+    FeatureFlag.turn(FLAG, on=True)
+    buckets.tidy(client, 5)
+
+
+# Under way
+
+
+def test_a_run_that_is_stopped_ends_before_its_next_chunk():
+    statuses(2 * CHUNK)
+
+    with stopped_by_the_first("delete", "user_statuses", user_status_cleanup):
+        attempt = attempted(user_status_cleanup)
+
+    assert count("user_statuses") == CHUNK
+    assert attempt.result() == {"deleted": CHUNK, "batches": 1, "stopped": "stopped", "braked": "stopped"}
+
+
+def test_a_run_that_is_stopped_has_ended_well_and_is_not_tried_again():
+    statuses(2 * CHUNK)
+
+    with stopped_by_the_first("delete", "user_statuses", user_status_cleanup):
+        attempt = attempted(user_status_cleanup)
+
+    row = JobRun.get_by_id(attempt.run.number)
+    assert (row.state, row.failures, row.retry_at) == ("succeeded", 0, None)
+
+
+def test_imports_that_are_stopped_leave_the_entities_alone():
+    database.execute_sql(ADD_IMPORTS, (2 * PAGE_SIZE,))
+
+    with stopped_by_the_first("update", "bulk_imports", stale_imports):
+        attempted(stale_imports)
+
+    assert count("bulk_imports", "status = 3") == PAGE_SIZE
+
+
+def test_the_removal_of_old_records_that_is_stopped_begins_no_other_kind(monkeypatch):
+    monkeypatch.setattr(prunes, "CHUNK", CHUNK)
+    database.execute_sql(ADD_OLD_REFS, (1,))
+    database.execute_sql(ADD_OLD_RUNS, (3,))
+
+    with stopped_by_the_first("delete", "batched_git_ref_updates_deletions", prune):
+        attempt = attempted(prune)
+
+    assert (attempt.run.outcome.ref_deletions, attempt.run.outcome.runs) == (1, 0)
+
+
+def test_a_child_that_is_stopped_ends_before_its_next_chunk_and_has_no_successor():
+    turn_on()
+    for number in range(10):
+        database.execute_sql(ADD_ARTIFACTS.format(number=number, count=2 * BATCH_SIZE))
+
+    with stopped_by_the_first("delete", "ci_job_artifacts", expired_job_artifacts):
+        attempt = as_child(delete_artifact_bucket)
+
+    assert (attempt.run.outcome.destroyed, attempt.run.outcome.stopped) == (BATCH_SIZE, "deadline")
+    assert attempt.result()["stopped"] == "stopped"
+    assert not attempt.wants_successor
+
+
+def test_a_child_that_is_stopped_does_not_begin_its_second_class():
+    turn_on()
+    for number in range(10):
+        database.execute_sql(ADD_ARTIFACTS.format(number=number, count=1))
+    asked = []
+
+    def brake():
+        # At the first class's chunk all is well; then there is nothing more of it.
+        asked.append(1)
+        return "stopped" if len(asked) > 1 else None
+
+    perform(delete_artifact_bucket, deadline=Deadline(timedelta(minutes=1), brake=brake))
+
+    assert count("ci_job_artifacts") == 9
+
+
+def test_a_cancelled_run_ends_and_its_batch_goes_on():
+    statuses(2 * CHUNK)
+    with runner_of(settings_with()) as runner:
+        attempt = attempt_at(runner, user_status_cleanup)
+        # Between the start and the first chunk.
+        JobRun.cancel(attempt.run.number, reason="test", by="test")
+        first = ended(attempt)
+        second = ended(attempt_at(runner, user_status_cleanup))
+
+    assert (first.result()["skipped"], first.run.outcome.deleted) == ("cancelled", 0)
+    assert second.run.outcome.deleted == 2 * CHUNK
+
+
+def test_a_child_of_a_cancelled_run_ends_and_one_of_another_run_does_not():
+    turn_on()
+    database.execute_sql(ADD_ARTIFACTS.format(number=0, count=1))
+    run = JobRun.start_here(expired_job_artifacts.name, by="test")
+    JobRun.cancel(run.id, reason="test", by="test")
+
+    cancelled, other = as_child(delete_artifact_bucket, run=run.id), as_child(delete_artifact_bucket, run=run.id + 1)
+
+    assert (cancelled.result()["skipped"], cancelled.run.outcome.destroyed) == ("cancelled", 0)
+    assert other.run.skipped is None
+
+
+def test_a_run_that_waits_for_its_pace_ends_when_it_is_stopped(monkeypatch):
+    monkeypatch.setattr(brakes, "INTERVAL", 1.0)
+    statuses(2 * CHUNK)
+    took = []
+
+    def work():
+        with database.connection_context():
+            attempted(user_status_cleanup, settings=settings_with(pace_user_status_cleanup=1))
+            took.append(time.monotonic())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert wait_until(lambda: count("user_statuses") == CHUNK, 20)
+    Batch.stop(user_status_cleanup.name, reason="test", by="test")
+    since = time.monotonic()
+    thread.join(30)
+
+    assert took
+    assert took[0] - since < SOON
+    assert count("user_statuses") == CHUNK
+
+
+def test_a_run_that_was_taken_from_its_worker_is_lost_and_not_stopped():
+    statuses(2 * CHUNK)
+    with runner_of(settings_with()) as runner:
+        attempt = attempt_at(runner, user_status_cleanup)
+        with attempt:
+            Batch.stop(user_status_cleanup.name, reason="test", by="test")
+            JobRun.update(attempt_token=None).where(JobRun.id == attempt.run.number).execute()
+            attempt.work()
+
+    assert attempt.state is None
+    assert JobRun.get_by_id(attempt.run.number).state == "started"
+
+
+def test_records_that_are_gone_through_one_by_one_are_not_when_it_is_stopped(monkeypatch):
+    monkeypatch.setattr(bad_records, "ALONE", 1_000.0)
+    statuses(3)
+    database.execute_sql("""
+        create function wait() returns trigger language plpgsql as $$ begin perform pg_sleep(10); return old; end $$;
+        create trigger wait before delete on user_statuses for each row execute function wait();
+    """)
+    database.execute_sql("set statement_timeout = '200ms'")
+    try:
+        outcome = perform(user_status_cleanup, deadline=Deadline(timedelta(minutes=1), brake=lambda: "stopped"))
+    finally:
+        database.execute_sql("reset statement_timeout")
+        database.execute_sql("drop function wait cascade")
+
+    assert (outcome.deleted, PassedOver.select().count()) == (0, 1)
+
+
+# Not begun
+
+
+def test_a_run_that_is_stopped_between_its_start_and_its_work_does_nothing():
+    statuses(1)
+    with runner_of(settings_with()) as runner:
+        attempt = attempt_at(runner, user_status_cleanup)
+        Batch.stop(user_status_cleanup.name, reason="test", by="test")
+        ended(attempt)
+
+    assert (attempt.result()["skipped"], count("user_statuses")) == ("stopped", 1)
+
+
+def test_a_run_that_is_stopped_between_its_claim_and_its_start_waits():
+    number = JobRun.claim(user_status_cleanup.name, now().replace(second=0, microsecond=0), by="test", reason=None)
+    Batch.stop(user_status_cleanup.name, reason="test", by="test")
+    row = JobRun.get_by_id(number)
+
+    assert JobRun.start(row.batch, number, token=row.token, by="worker") is None
+    assert JobRun.open(row.batch).state == "claimed"
+
+
+def test_a_child_that_begins_after_the_stop_is_skipped_and_has_not_failed():
+    turn_on()
+    database.execute_sql(ADD_ARTIFACTS.format(number=0, count=1))
+    Batch.stop(expired_job_artifacts.name, reason="test", by="test")
+
+    attempt = as_child(delete_artifact_bucket)
+
+    assert (attempt.result()["skipped"], attempt.error, attempt.wants_successor) == ("stopped", None, False)
+    assert count("ci_job_artifacts") == 1
+
+
+def test_what_was_stopped_goes_on_after_the_resumption():
+    statuses(2 * CHUNK)
+    with stopped_by_the_first("delete", "user_statuses", user_status_cleanup):
+        attempted(user_status_cleanup)
+    Batch.resume(user_status_cleanup.name)
+
+    attempt = attempted(user_status_cleanup)
+
+    assert (attempt.result()["stopped"], count("user_statuses")) == ("drained", 0)
+
+
+# The deadline
+
+
+@pytest.mark.parametrize(
+    ("brake", "asked", "halted"), [(None, False, False), ("stopped", False, True), (None, True, True)]
+)
+def test_a_brake_or_a_wish_to_end_halts_a_run_whose_budget_is_not_used_up(brake, asked, halted):
+    deadline = Deadline(timedelta(minutes=1), brake=lambda: brake)
+    if asked:
+        shutdown.requested.set()
+    try:
+        assert deadline.halted() is halted
+    finally:
+        shutdown.requested.clear()
+
+
+def test_a_budget_that_is_used_up_halts_nothing():
+    assert not Deadline(timedelta(0)).halted()

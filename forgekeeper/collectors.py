@@ -61,14 +61,11 @@ def _batches(settings: Settings) -> Iterator[Reading]:
     for row in Batch.select():
         if spec(row.name):
             yield from at("registered_timestamp_seconds", row.registered_at, row.name)
-    for row in Batch.all_paused():
-        if spec(row.name):
-            yield from at("batch_paused_since_timestamp_seconds", row.paused_since, row.name)
+    yield from _kept_back()
     idle = held_back.idle(settings)
     blocked = {row.name: row for row in Batch.all_blocked() if spec(row.name) and row.name not in idle}
     for name, row in blocked.items():
-        reason = clean(str(row.blocked_reason))[:LABEL]
-        yield from at("batch_blocked_since_timestamp_seconds", row.blocked_since, name, reason)
+        yield from at("batch_blocked_since_timestamp_seconds", row.blocked_since, name, _label(row.blocked_reason))
     for off in held_back.off({name: settings.cron(name) for name in BATCHES}):
         yield from at("batch_off_since_timestamp_seconds", off.since, off.batch, off.reason)
     for name in BATCHES:
@@ -77,6 +74,22 @@ def _batches(settings: Settings) -> Iterator[Reading]:
             yield Reading("schedule_interval_seconds", schedule.period.total_seconds(), (name,))
     switched_off = {one.name for one in BATCHES.values() if one.flag and not FeatureFlag.is_on(one.flag)}
     yield from _objectives(idle | blocked.keys() | switched_off)
+
+
+def _kept_back() -> Iterator[Reading]:
+    """Say what somebody has paused or stopped, and what a brake holds."""
+    for row in Batch.select():
+        if spec(row.name) is None:
+            continue
+        yield from at("batch_stopped_since_timestamp_seconds", row.stopped_since, row.name)
+        yield from at("batch_held_since_timestamp_seconds", row.held_since, row.name, _label(row.held_reason))
+    for row in Batch.all_paused():
+        if spec(row.name):
+            yield from at("batch_paused_since_timestamp_seconds", row.paused_since, row.name)
+
+
+def _label(found: str | None) -> str:
+    return clean(str(found))[:LABEL]
 
 
 def _objectives(excused: set[str]) -> Iterator[Reading]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from metrics.catalogue.endpoint import Endpoint
-from metrics.catalogue.labels import BLOCKS, CLOCKS, OFFS, Labels, each
+from metrics.catalogue.labels import BLOCKS, CLOCKS, HOLDS, OFFS, Labels, each
 
 
 def write(endpoint: Endpoint, labels: Labels) -> None:
@@ -11,14 +11,14 @@ def write(endpoint: Endpoint, labels: Labels) -> None:
     endpoint.gauge("info", "Catalogue entry of a batch; always 1.", "batch spec queue_name team", labels.info)
     endpoint.gauge(
         "schedule_interval_seconds",
-        "Longest gap between two ticks of the configured schedule; absent while paused or off.",
+        "Longest gap between two ticks of the configured schedule; absent while paused, stopped, held or off.",
         "batch",
         labels.cron,
     )
     endpoint.gauge("run_time_limit_seconds", "How long a run may last before it is killed.", "batch", labels.each)
     endpoint.gauge(
         "backlog_age_objective_seconds",
-        "How long a due record may wait; absent while its batch is paused, off, switched off by its flag or blocked.",
+        "How long a due record may wait; absent while its batch is held back in any way, or blocked.",
         "batch record",
         labels.objectives,
     )
@@ -30,8 +30,20 @@ def write(endpoint: Endpoint, labels: Labels) -> None:
         labels.cron,
     )
     endpoint.gauge(
+        "batch_stopped_since_timestamp_seconds",
+        "Since when the batch is stopped; absent when it is not.",
+        "batch",
+        labels.cron,
+    )
+    endpoint.gauge(
+        "batch_held_since_timestamp_seconds",
+        "Since when a brake holds the batch, and which; absent when none does.",
+        "batch reason",
+        each(labels.parents, HOLDS),
+    )
+    endpoint.gauge(
         "batch_blocked_since_timestamp_seconds",
-        "Since when the batch is blocked, by the reason of its last run; absent when it is not, paused or off.",
+        "Since when the batch is blocked, by the reason of its last run; absent when it is not, or held back.",
         "batch reason",
         each(labels.parents, BLOCKS),
     )

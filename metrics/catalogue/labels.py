@@ -17,6 +17,8 @@ ERROR_KINDS = (
 )
 BLOCKS = ("no_store", "no_repositories", "flag_unreadable", "installation", "clocks", "schema")
 """Why a batch may be blocked: what only a person can mend."""
+HOLDS = ("breaker", "new")
+"""Why a batch may be held: a run would have been out of proportion, or nobody has looked at what it would do yet."""
 OFFS = ("flag_off", "cron_off")
 SKIPS = ("overlap", "paused", "stopped", "held", "cancelled", "lease_held", "duplicate", "flag_off", *BLOCKS)
 OPERATIONS = ("get", "delete", "delete_many")

@@ -69,7 +69,7 @@ def _standing() -> Row:
             ),
             figure(
                 "Of its patience",
-                "Time without success as a share of two periods and a minute. None while it is paused or off.",
+                "Time without success as a share of two periods and a minute. None while it is held back.",
                 "percentunit",
                 Query(f"({SINCE_SUCCESS}) / on (batch) batch:schedule_patience_seconds:max", "used up"),
                 steps={0.75: WARN, 1: BAD},
@@ -90,7 +90,7 @@ def _standing() -> Row:
             ),
             figure(
                 "Next tick",
-                "When its next tick is due; while it is paused that will be skipped. None while its cron is off.",
+                "When its next tick is due; while it is held back that will be skipped. None while its cron is off.",
                 "s",
                 Query(
                     '(max(forgekeeper_scheduler_next_run_timestamp_seconds{batch="$batch"}) > 0) - time()', "from now"
@@ -98,8 +98,11 @@ def _standing() -> Row:
             ),
             figure(
                 "Held back",
-                "For how long it has been paused or off (BatchPaused, BatchOff), or blocked (BatchBlocked).",
+                "For how long it has been stopped, held, paused or off (BatchStopped, BatchHeld, BatchPaused, "
+                "BatchOff), or blocked (BatchBlocked).",
                 "s",
+                Query('time() - max(forgekeeper_batch_stopped_since_timestamp_seconds{batch="$batch"})', "stopped for"),
+                Query('time() - max(forgekeeper_batch_held_since_timestamp_seconds{batch="$batch"})', "held for"),
                 Query('time() - max(forgekeeper_batch_paused_since_timestamp_seconds{batch="$batch"})', "paused for"),
                 Query('time() - max(forgekeeper_batch_blocked_since_timestamp_seconds{batch="$batch"})', "blocked for"),
                 Query('time() - max(forgekeeper_batch_off_since_timestamp_seconds{batch="$batch"})', "off for"),

@@ -176,6 +176,18 @@ def _success() -> Row:
                         "short",
                         {1: BAD},
                     ),
+                    Column(
+                        "stopped",
+                        "time() - max by (batch) (forgekeeper_batch_stopped_since_timestamp_seconds)",
+                        "s",
+                        {0: BAD},
+                    ),
+                    Column(
+                        "held",
+                        "time() - max by (batch) (forgekeeper_batch_held_since_timestamp_seconds)",
+                        "s",
+                        {0: BAD},
+                    ),
                     Column("paused", "time() - max by (batch) (forgekeeper_batch_paused_since_timestamp_seconds)", "s"),
                     Column(
                         "blocked",

@@ -1,0 +1,285 @@
+"""`forgekeeper stop --all` in the middle of the work: how long after it the last deletion is committed.
+
+Ten children destroy artifacts, others delete the refs of many projects, and a run deletes statuses, in real workers;
+then everything is stopped by the command.  A trigger notes when each deletion is made.  Some rounds are stopped while
+the workers' Redis is away: a black hole, or connections that are refused.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from contextlib import closing
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+import psycopg2
+import pytest
+
+from forgekeeper.batches import BATCHES
+from forgekeeper.connections import client
+from forgekeeper.embedded.waiting import wait_until
+from forgekeeper.settings import PREFIX
+from models import Project
+from tests.harness.git_samples import Bare, put_root
+from tests.harness.thorough import WHOLE
+
+from .proxy import redis_through
+from .service import ROOT
+
+ROUNDS = 5 if WHOLE else 1
+ARTIFACTS = 200_000 if WHOLE else 40_000
+REPOSITORIES, REFS_EACH = (60, 1_000) if WHOLE else (60, 100)
+STATUSES = 300_000 if WHOLE else 60_000
+PROJECTS = 97
+CHILDREN = 10
+SOON = 5.0
+"""Seconds in which a stop has to work, everywhere."""
+STILL = 8.0
+"""Seconds in which nothing more may go: longer than a retry, a heartbeat and a turn of the scheduler take."""
+PATIENCE = 120.0
+WORKER = ("worker", "--processes", "2", "--threads", str(CHILDREN + 4))
+ENVIRONMENT = {f"cron_{name}": "off" for name in BATCHES} | {
+    "cron_expired_job_artifacts": "* * * * * *",
+    "cron_git_ref_cleanup": "* * * * * *",
+    "cron_user_status_cleanup": "* * * * * *",
+    "retry_after": "1",
+    "poll_interval": "0.5",
+    "database_lock_timeout": "10",
+    "log_format": "json",
+}
+PACE = {
+    "pace_expired_job_artifacts": "1000" if WHOLE else "300",
+    "pace_git_ref_cleanup": "200" if WHOLE else "25",
+    "pace_user_status_cleanup": "10000" if WHOLE else "3000",
+}
+"""So that there is something left to stop: it is what each child does in a second."""
+
+ADD_ARTIFACTS = f"""
+    insert into ci_job_artifacts (project_id, job_id, file_type, file_final_path, size, expire_at, locked)
+    select 1 + id %% {PROJECTS}, id, 1, 'due/' || id, id, now() - interval '1 day', 0
+    from generate_series(1, %s) as id
+"""
+ADD_STATUSES = """
+    insert into user_statuses (user_id, clear_status_at)
+    select coalesce((select max(user_id) from user_statuses), 0) + id, now() - interval '1 day'
+    from generate_series(1, %s) as id
+"""
+DOOM = """
+    insert into batched_git_ref_updates_deletions (project_id, ref)
+    select project, 'refs/doomed/' || id from generate_series(1, %s) as project, generate_series(1, %s) as id
+"""
+FLAGS = """
+    insert into feature_flags (name, enabled)
+    values ('bulk_delete_job_artifacts', true), ('bulk_delete_job_artifacts_high_concurrency', true)
+    on conflict (name) do update set enabled = true
+"""
+# One statement is one transaction here: it is committed right after this clock is read.
+WATCH = """
+    create table gone (what text, at timestamptz, records bigint);
+    create function watch() returns trigger language plpgsql as $$ begin
+        insert into gone select tg_table_name, clock_timestamp(), count(*) from went having count(*) > 0; return null;
+    end $$;
+    create trigger watch after delete on ci_job_artifacts referencing old table as went
+        for each statement execute function watch();
+    create trigger watch after delete on user_statuses referencing old table as went
+        for each statement execute function watch();
+    create trigger watch after update on batched_git_ref_updates_deletions referencing old table as went
+        for each statement execute function watch();
+"""
+LAST = """
+    select what, extract(epoch from max(at) - %(since)s)::float, sum(records) filter (where at > %(since)s)
+    from gone group by what having max(at) > %(since)s
+"""
+SINCE = "select min(stopped_since) from batches"
+LEFT = """
+    select (select count(*) from ci_job_artifacts), (select count(*) from user_statuses),
+        (select count(*) from batched_git_ref_updates_deletions where status = 1)
+"""
+
+
+class Town:
+    """Work of three kinds, and the workers that are at it."""
+
+    def __init__(self, connection, root, services, redis_url):
+        self.connection = connection
+        self._root = root
+        self._services = services
+        self._environment = ENVIRONMENT | {"repositories_root": str(root), "redis_url": redis_url}
+        self.ask(WATCH)
+        self.ask(FLAGS)
+        self.bares = [Bare(root, f"{number}.git") for number in range(1, REPOSITORIES + 1)]
+        for number, bare in enumerate(self.bares, 1):
+            Project.create(id=number, disk_path=bare.disk_path)
+
+    def ask(self, sql, *values, **named):
+        with self.connection.cursor() as cursor:
+            cursor.execute(sql, values or named or None)
+            return cursor.fetchall() if cursor.description else None
+
+    def fill(self):
+        """Let there be as much to do as ever."""
+        artifacts, statuses, refs = self.left()
+        self.ask(ADD_ARTIFACTS, ARTIFACTS - artifacts)
+        self.ask(ADD_STATUSES, max(0, STATUSES - statuses))
+        if not refs:
+            names = [f"refs/doomed/{number}" for number in range(1, REFS_EACH + 1)]
+            for bare in self.bares:
+                bare.packed(*names)
+            self.ask(DOOM, REPOSITORIES, REFS_EACH)
+        self.ask("analyze ci_job_artifacts, user_statuses, batched_git_ref_updates_deletions")
+
+    def left(self):
+        (found,) = self.ask(LEFT)
+        return found
+
+    def refs(self):
+        return sum(name.startswith("refs/doomed/") for bare in self.bares for name in bare.refs())
+
+    def start(self, **environment):
+        self._environment |= environment
+        self.scheduler = self._services("scheduler", "scheduler", **self._environment)
+        self.worker = self._services("worker", *WORKER, **self._environment)
+
+    def under_way(self):
+        """Wait until all three are."""
+        (before,) = self.ask("select clock_timestamp()")[0]
+        kinds = "select count(distinct what) from gone where at > %(since)s"
+        assert wait_until(lambda: self.ask(kinds, since=before)[0][0] == 3, PATIENCE), "not all is under way"
+
+    def command(self, *arguments):
+        environment = {PREFIX + name.upper(): value for name, value in self._environment.items()}
+        return subprocess.run(
+            [sys.executable, "-m", "forgekeeper.cli", *arguments],
+            cwd=self._root,
+            env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    def stop(self):
+        """Stop everything; return what the command said."""
+        done = self.command("stop", "--all", "--reason", "a drill", "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)["batches"]
+
+    def last(self):
+        """Wait until nothing can happen any more; return for each table what was deleted last after the stop, and how much."""
+        ((since,),) = self.ask(SINCE)
+        threading.Event().wait(STILL)
+        refs, found = self.refs(), {what: rest for what, *rest in self.ask(LAST, since=since)}
+        threading.Event().wait(STILL)
+        assert {what: rest for what, *rest in self.ask(LAST, since=since)} == found
+        assert self.refs() == refs
+        return {what: (round(seconds, 2), int(records)) for what, (seconds, records) in found.items()}
+
+
+@pytest.fixture
+def root():
+    """Make a root in memory where there is such a thing: git makes a file for each ref that it deletes."""
+    memory = Path("/dev/shm")
+    with TemporaryDirectory(prefix="forgekeeper-", dir=memory if memory.is_dir() else None) as folder:
+        yield put_root(Path(folder) / "repositories")
+
+
+@pytest.fixture
+def proxy(urls):
+    proxy, url = redis_through(urls.redis)
+    with proxy:
+        yield proxy, url
+
+
+@pytest.fixture
+def town(database, urls, root, services, proxy):
+    with closing(psycopg2.connect(urls.database)) as connection:
+        connection.autocommit = True
+        town = Town(connection, root, services, proxy[1])
+        yield town
+        town.ask("drop function watch cascade; drop table gone")
+
+
+def figures(title, rounds):
+    """Sum rounds up: the seconds from the stop to the last deletion, of each table and of all."""
+    lines = [
+        f"{title}: seconds from the stop to the last deletion, and how many went meanwhile, {len(rounds)} round(s)"
+    ]
+    tables = sorted({what for one in rounds for what in one})
+    for what in tables:
+        seconds = [one.get(what, (0.0, 0))[0] for one in rounds]
+        records = [one.get(what, (0.0, 0))[1] for one in rounds]
+        lines.append(
+            f"  {what}: median {median(seconds):.2f}, longest {max(seconds):.2f}; {max(records):,} records at most"
+        )
+    return lines
+
+
+def longest(rounds):
+    return max((seconds for one in rounds for seconds, _ in one.values()), default=0.0)
+
+
+@pytest.mark.parametrize("pace", [PACE, {}], ids=["paced", "as fast as it can"])
+def test_a_stop_ends_every_run_and_child_within_five_seconds(town, say, pace):
+    rounds, seen, left = [], [], []
+    for number in range(ROUNDS):
+        town.fill()
+        if number == 0:
+            town.start(**pace)
+        town.under_way()
+        seen.append(town.stop())
+        rounds.append(town.last())
+        left.append(town.left())
+        town.command("resume", "--all")
+
+    waited = [answers[0]["seconds"] for answers in seen]
+    say(
+        *figures("stop --all", rounds),
+        f"  the command saw the last end after {median(waited)} s, {max(waited)} s at most",
+    )
+    assert longest(rounds) < SOON
+    assert [answers[0]["at_work"] for answers in seen] == [[]] * ROUNDS
+    assert not [line for line in town.worker.lines() if line.get("message") == "child failed"]
+
+
+@pytest.mark.parametrize("away", ["black_hole", "refuse"])
+def test_a_stop_works_while_redis_is_away(town, proxy, say, away):
+    rounds = []
+    for number in range(ROUNDS):
+        town.fill()
+        if number == 0:
+            town.start(**PACE)
+        town.under_way()
+        if away == "refuse":
+            proxy[0].refuse()
+            proxy[0].cut()
+        else:
+            proxy[0].black_hole()
+        town.stop()
+        rounds.append(town.last())
+        proxy[0].passing()
+        town.command("resume", "--all")
+
+    say(*figures(f"stop --all while Redis is away ({away})", rounds))
+    assert longest(rounds) < SOON
+
+
+def test_a_worker_that_is_started_while_everything_is_stopped_deletes_nothing(town, say):
+    town.fill()
+    town.start(**PACE)
+    town.under_way()
+    town.stop()
+    town.last()
+    left = town.left(), town.refs()
+    town.worker.kill()
+    town.scheduler.kill()
+    client.flushdb()
+
+    town.start(**PACE)
+    threading.Event().wait(STILL)
+
+    assert (town.left(), town.refs()) == left
+    assert town.command("resume", "--all").returncode == 0
+    assert wait_until(lambda: town.left()[0] < left[0][0], PATIENCE)

@@ -29,7 +29,7 @@ from tests.harness.thorough import WHOLE
 from .proxy import redis_through
 from .service import ROOT
 
-ROUNDS = 5 if WHOLE else 1
+ROUNDS = 3 if WHOLE else 1
 ARTIFACTS = 200_000 if WHOLE else 40_000
 REPOSITORIES, REFS_EACH = (60, 1_000) if WHOLE else (60, 100)
 STATUSES = 300_000 if WHOLE else 60_000
@@ -37,8 +37,8 @@ PROJECTS = 97
 CHILDREN = 10
 SOON = 5.0
 """Seconds in which a stop has to work, everywhere."""
-STILL = 8.0
-"""Seconds in which nothing more may go: longer than a retry, a heartbeat and a turn of the scheduler take."""
+STILL = 6.0
+"""Seconds after these in which nothing more may go: longer than a retry, a heartbeat and a turn of the scheduler take."""
 PATIENCE = 120.0
 WORKER = ("worker", "--processes", "2", "--threads", str(CHILDREN + 4))
 ENVIRONMENT = {f"cron_{name}": "off" for name in BATCHES} | {
@@ -168,14 +168,17 @@ class Town:
         return json.loads(done.stdout)["batches"]
 
     def last(self):
-        """Wait until nothing can happen any more; return for each table what was deleted last after the stop, and how much."""
+        """Wait until it would be late; return what was deleted last after the stop of each kind, and how many of it."""
         ((since,),) = self.ask(SINCE)
+        refs = self.refs_after(SOON)
         threading.Event().wait(STILL)
-        refs, found = self.refs(), {what: rest for what, *rest in self.ask(LAST, since=since)}
-        threading.Event().wait(STILL)
-        assert {what: rest for what, *rest in self.ask(LAST, since=since)} == found
-        assert self.refs() == refs
-        return {what: (round(seconds, 2), int(records)) for what, (seconds, records) in found.items()}
+        assert self.refs() == refs, "refs went long after the stop"
+        return {what: (round(seconds, 2), int(records)) for what, seconds, records in self.ask(LAST, since=since)}
+
+    def refs_after(self, seconds):
+        """Return how many refs there are so much later."""
+        threading.Event().wait(seconds)
+        return self.refs()
 
 
 @pytest.fixture
@@ -221,6 +224,7 @@ def longest(rounds):
     return max((seconds for one in rounds for seconds, _ in one.values()), default=0.0)
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("pace", [PACE, {}], ids=["paced", "as fast as it can"])
 def test_a_stop_ends_every_run_and_child_within_five_seconds(town, say, pace):
     rounds, seen, left = [], [], []
@@ -244,6 +248,7 @@ def test_a_stop_ends_every_run_and_child_within_five_seconds(town, say, pace):
     assert not [line for line in town.worker.lines() if line.get("message") == "child failed"]
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("away", ["black_hole", "refuse"])
 def test_a_stop_works_while_redis_is_away(town, proxy, say, away):
     rounds = []

@@ -8,18 +8,19 @@ import os
 import random
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import client
+from forgekeeper.database import now
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.flags import FeatureFlag
 from forgekeeper.storage import git_sample, sentinel
 from forgekeeper.storage.outbox import DeletedObject
 from models import GitRefDeletion, JobArtifact, Project, UserStatus
 from tests.harness.audited import gone, lines, unclosed
+from tests.harness.samples import user_statuses
 from tests.harness.thorough import WHOLE
 from workers.expired_job_artifacts.sample import artifacts
 from workers.git_ref_cleanup.sample import projects, ref_deletions
@@ -39,6 +40,7 @@ BATCHES_AT_WORK = (
 )
 REPOSITORIES, REFS = 12, 400
 OBJECTS = 4_000
+ROWS = 4_000
 EVERY_SECOND = "* * * * * *"
 FOUR_HOURS = 4 * 3_600
 ENVIRONMENT = {
@@ -50,6 +52,8 @@ ENVIRONMENT = {
     "pace_git_ref_cleanup": f"{REFS / 4}",
     "pace_delete_objects": f"{OBJECTS / DURATION}",
     "pace_stale_direct_uploads": f"{OBJECTS / DURATION}",
+    "pace_user_status_cleanup": f"{ROWS / DURATION}",
+    "pace_expired_job_artifacts": f"{ROWS / DURATION / 10}",
 }
 WORKER = ("worker", "--processes", "2", "--threads", "4")
 
@@ -79,10 +83,8 @@ class Truth:
 
 def files(world):
     """List the objects; a folder may vanish meanwhile."""
-    found = {
-        str(Path(folder, name).relative_to(world.root)) for folder, _, names in os.walk(world.root) for name in names
-    }
-    return found - {sentinel.NAME}
+    found = {f"{folder}/{name}" for folder, _, names in os.walk(world.root) for name in names}
+    return {path.removeprefix(f"{world.root}/") for path in found} - {sentinel.NAME}
 
 
 def seed(world):
@@ -100,24 +102,16 @@ def seed(world):
     DeletedObject.insert_many([{"store_dir": "outbox", "file": path.partition("/")[2]} for path in outbox]).execute()
     began = client.time()[0] - FOUR_HOURS
     client.zadd(register.PENDING, {f"artifacts:{path}": began for path in uploads})
-    artifacts(2_000)
-    put_objects_of_artifacts(world)
-
-
-def put_objects_of_artifacts(world):
+    user_statuses(ROWS)
+    artifacts(ROWS)
     world.put(*(row.file_final_path for row in JobArtifact.select() if row.file_final_path))
 
 
 def left(world):
     """How much of it is still to be deleted."""
     pending = GitRefDeletion.pending().count() + DeletedObject.select().count()
-    return pending + sum(path.startswith("uploads/") for path in files(world)) + len(due_artifacts())
-
-
-def due_artifacts():
-    return JobArtifact.select().where(
-        JobArtifact.locked == 0, JobArtifact.file_type != 3, JobArtifact.expire_at < "now"
-    )
+    rows = JobArtifact.expired(now()).count() + UserStatus.due(now()).count()
+    return pending + rows + sum(path.startswith("uploads/") for path in files(world))
 
 
 @pytest.fixture
@@ -159,14 +153,15 @@ def torment(dice, workers, uploads, world):
 
 def register_anew(uploads, world):
     """Register the uploads whose objects are there again, as a forge that knows what it lost."""
-    there = {member: began for member, began in uploads.items() if member.partition(b":")[2].decode() in files(world)}
+    found = files(world)
+    there = {member: began for member, began in uploads.items() if member.partition(b":")[2].decode() in found}
     if there:
         client.zadd(register.PENDING, there)
 
 
 def test_what_is_gone_has_its_line_and_what_is_there_has_none(tormented, services, say):
     world, before = tormented
-    interrupted = unclosed()
+    interrupted, rows = unclosed(), len(before.artifacts) + len(before.statuses)
     calm(world, services)
     after = Truth.of(world)
 
@@ -174,13 +169,15 @@ def test_what_is_gone_has_its_line_and_what_is_there_has_none(tormented, service
     objects = gone("deleted_object", "path") | gone("stale_upload", "path")
     say(
         f"seed {SEED}, {DURATION:.0f} s: {len(before.refs - after.refs)} refs, "
-        f"{len(before.objects - after.objects)} objects, {interrupted} intents left open by the chaos"
+        f"{len(before.objects - after.objects)} objects, {rows - len(after.artifacts) - len(after.statuses)} rows, "
+        f"{interrupted} intents left open by the chaos"
     )
 
     assert refs == before.refs - after.refs
     assert objects == before.objects - after.objects
+    assert gone("expired_artifact", "id") == before.artifacts - after.artifacts
+    assert gone("user_status", "id") == before.statuses - after.statuses
     assert unclosed() == 0
-    assert interrupted
 
 
 def calm(world, services):

@@ -26,6 +26,7 @@ from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.passed_over import PassedOver
 from forgekeeper.runs.reconcile import reconcile
+from forgekeeper.runs.totals import RunTotal
 from forgekeeper.storage import sentinel
 from forgekeeper.storage.settled import SettledUpload
 from forgekeeper.tables import OURS
@@ -146,6 +147,7 @@ def test_every_batch_runs_with_these_grants(main, role, query):
 COMMANDS = (
     *("status", "flags on bulk_delete_job_artifacts", "pause prune", "resume prune", "send prune", "ticks prune"),
     *("refs retry --all", "objects retry --all", "records", "records retry --all", "processes", "buckets", "leases"),
+    *("audit", "audit --run 1", "audit --what artifact:1", "audit --what path:a/b"),
     *("uploads", "uploads failed", "uploads retry --all", "why prune", "check"),
     *("uploads reconcile artifacts --prefix a --yes --expect 1", "uploads forget --all"),
     *("dead list", "dead list --oldest", "dead show 1", "dead replay 1", "dead purge 2 --yes"),
@@ -306,6 +308,9 @@ def of_worker(settings):
     yield partial(chunks.delete, JobRun.closed_before(now() - timedelta(days=1)), limit=1)
     yield partial(paths, [1])
     yield partial(settle, 1, [Closed(0, "refs/mr/1")])
+    yield partial(Audit("prune", on=True).intent, "a", ids=[1])
+    yield partial(RunTotal.add, "prune", 1)
+    yield partial(RunTotal.delete_old, now(), limit=1)
     yield partial(SettledUpload.reap, "artifacts", ["a"], None)
     yield partial(SettledUpload.delete_old, now() + timedelta(days=1), limit=1)
     yield partial(chunks.delete, GitRefDeletion.processed_before(now() - timedelta(days=99)), limit=1)

@@ -16,6 +16,7 @@ from forgekeeper.database import chunks, database, now
 from forgekeeper.flags import FeatureFlag
 from forgekeeper.process.rows import Process
 from forgekeeper.runs.ledger import JobRun
+from forgekeeper.storage.settled import SettledUpload
 from models import BulkImport, BulkImportEntity, BulkImportTracker, JobArtifact, ProjectStatistics, UserStatus
 from tests.harness.performing import ended, recorded, runner_of
 from tests.harness.settings import settings_with
@@ -347,3 +348,12 @@ def test_where_it_is_off_no_statement_has_anything_of_it():
     ]
 
     assert [text for text in texts if "audit" in text or "{" in text] == []
+
+
+def test_of_what_has_no_ids_prune_says_how_many_went(settings):
+    for days in (29, 31, 32):
+        SettledUpload.create(location="lfs", path=f"{days}", reaped=True, settled_at=now() - days * DAY)
+
+    recorded(prune, settings)
+
+    assert [(line.ids, line.detail) for line in lines("settled_upload")] == [([], {"count": 2})]

@@ -20,7 +20,7 @@ import structlog
 
 from forgekeeper.audit import upkeep
 from forgekeeper.batches import OldRecords, Record, all_declared, batch, queues
-from forgekeeper.database import chunks
+from forgekeeper.database import chunks, database
 from forgekeeper.database.misreading import misread
 from forgekeeper.delivery.enqueue_unique import forget_dead
 from forgekeeper.process.broker import broker
@@ -99,7 +99,7 @@ def prune(run: Run[Outcome]) -> None:
     removals = [
         *(partial(_rows, run, kind) for kind in kinds()),
         *(partial(_others, run, "dead_letter", partial(forget_dead, broker, queue)) for queue in queues()),
-        partial(_others, run, "process", partial(chunks.delete, silent, gone=_audited(run, "process"))),
+        partial(_others, run, "process", partial(chunks.delete, silent, gone=_audited(run, "process")), counted=False),
         partial(_others, run, "settled_upload", partial(SettledUpload.delete_old, instant - KEEP_UPLOADS)),
         partial(_others, run, "run_total", partial(RunTotal.delete_old, instant - KEEP_TOTALS)),
     ]
@@ -132,11 +132,17 @@ def _rows(run: Run[Outcome], kind: OldRecords) -> bool:
         return _in_chunks(run, lambda: bad.delete(older, limit=CHUNK, then=then, gone=gone))
 
 
-def _others(run: Run[Outcome], record: str, remove: Callable[..., int]) -> bool:
-    """Remove what one record cannot spoil; return False when the budget ended first."""
+def _others(run: Run[Outcome], record: str, remove: Callable[..., int], *, counted: bool = True) -> bool:
+    """Remove what one record cannot spoil; return False when the budget ended first.
+
+    In the audit is how many went, unless those are not *counted*: then *remove* has said it there itself.
+    """
 
     def chunk() -> int:
-        count = remove(limit=CHUNK)
+        with database.atomic():
+            count = remove(limit=CHUNK)
+            if count and counted:
+                run.audit.done(record, ids=(), count=count)
         _count(run, record, count)
         return count
 

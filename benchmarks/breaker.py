@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from functools import cached_property, partial
 from time import monotonic
 
@@ -19,48 +20,33 @@ from forgekeeper.process.boot import load_batches
 from forgekeeper.runs import breaker
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.runner import Runner
+from forgekeeper.runs.totals import RunTotal
 from forgekeeper.settings import Settings
+from models import UserStatus
+from workers.user_status_cleanup import sample
 
 BATCH = "user_status_cleanup"
-KEPT = 500_000
 SMALL, LARGE = 1_000, 100_000
-ROWS = """
-    insert into user_statuses (user_id, clear_status_at)
-    select first + n, clock_timestamp() + case when n < %(due)s then interval '-1 s' else interval '1 day' end
-    from (select coalesce(max(user_id), 0) + 1 as first from user_statuses) as present,
-        generate_series(0, %(total)s - 1) as n
-"""
-# A hundred runs that deleted as much.
-HISTORY = """
-    with runs as (
-        insert into job_runs (batch, state, started_at, finished_at, ordinary)
-        select %(batch)s, 'succeeded', at, at, true from generate_series(
-            clock_timestamp() - interval '100 min', clock_timestamp() - interval '1 min', interval '1 min') as at
-        returning id, started_at
-    )
-    insert into run_totals (batch, run, day, records) select %(batch)s, id, started_at::date, %(due)s from runs
-"""
+RUNS = 100
+SAMPLE = 5 / 2
+"""Of five sample statuses two are due."""
 
 
 def pairs(servers: Servers, scale: float) -> list[Pair]:
     """Return what is measured of runs with a small and with a large backlog, *scale* times as much as usual."""
-    return [
-        pair
-        for name, due in (("breaker", LARGE), ("breaker-small", SMALL))
-        for world in (World(servers, max(1, round(due * scale)), round(KEPT * scale)),)
-        for pair in (
-            Pair(
-                name, "records", partial(world.rate, "with"), partial(world.rate, "without"), "less its breaker", 0.99
-            ),
-        )
-    ]
+    return [_pair(servers, "breaker", round(LARGE * scale)), _pair(servers, "breaker-small", round(SMALL * scale))]
+
+
+def _pair(servers: Servers, name: str, due: int) -> Pair:
+    world = World(servers, max(2, due))
+    return Pair(name, "records", partial(world.rate, "with"), partial(world.rate, "without"), "less its breaker", 0.99)
 
 
 class World:
     """A table with so many records that are due, of a batch that has always deleted as many."""
 
-    def __init__(self, servers: Servers, due: int, kept: int) -> None:
-        self._servers, self._due, self._kept = servers, due, kept
+    def __init__(self, servers: Servers, due: int) -> None:
+        self._servers, self._due = servers, due
         self._rates: dict[str, float] = {}
 
     def rate(self, which: str) -> float:
@@ -85,10 +71,10 @@ class World:
             client.flushdb()
             migrations.migrate(database.obj)
             migrations.migrate(database.obj, "example")
-            database.execute_sql("truncate user_statuses, job_runs, run_totals, batches")
-            database.execute_sql(ROWS, {"due": self._due, "total": self._due + self._kept})
-            database.execute_sql(HISTORY, {"batch": BATCH, "due": self._due})
-            database.execute_sql("vacuum analyze")
+            for table in (UserStatus, JobRun, RunTotal):
+                table.truncate_table()
+            self._due = sample(round(self._due * SAMPLE))
+            self._live()
             instant = now()  # which the run asks for in any case
             began = monotonic()
             breaker.ask(BATCHES[BATCH], settings, 0, instant, room=None)
@@ -97,6 +83,16 @@ class World:
             self._run(settings)
             whole = monotonic() - began
         return {"with": self._due / whole, "without": self._due / (whole - asked)}
+
+    def _live(self) -> None:
+        """Write down a hundred runs, a minute apart, that deleted as much."""
+        ago = [now() - (RUNS - number) * timedelta(minutes=1) for number in range(RUNS)]
+        facts = {"batch": BATCH, "state": "succeeded", "ordinary": True}
+        JobRun.insert_many([facts | {"started_at": at, "finished_at": at} for at in ago]).execute()
+        runs = JobRun.select(JobRun.id, JobRun.started_at)
+        RunTotal.insert_many(
+            {"batch": BATCH, "run": run.id, "day": run.started_at.date(), "records": self._due} for run in runs
+        ).execute()
 
     def _run(self, settings: Settings) -> None:
         started = JobRun.start_here(BATCH, by=identity())

@@ -27,7 +27,6 @@ CHILDREN_AT_ONCE = 10
 ALL = "expired_job_artifacts"
 
 
-@pytest.fixture(autouse=True)
 def brakes_of(declared, outcome, run=1, clock=None, **limits):
     given = settings_with(**{f"{name}_{declared.batch.name}": value for name, value in limits.items()})
     return Brakes(declared, given, outcome, run, **({"clock": clock} if clock else {}))

@@ -77,10 +77,10 @@ USE = """
 def ask(batch: BatchSpec, settings: Settings, run: int, instant: datetime, *, room: int | None) -> bool | None:
     """Let the run begin, or raise `Held`; say whether it is an ordinary one, which deletes no more than others have.
 
-    None where the batch does not say what is at stake, or is switched off.
+    None where the batch does not say what is at stake.
     *room* is what limits leave to the run, None where there are none.
     """
-    if batch.stake is None or (batch.flag is not None and not FeatureFlag.is_on(batch.flag)):
+    if batch.stake is None:
         return None
     stake, least = batch.stake(instant), settings.breaker_least
     # Most runs have little to do: that has to cost next to nothing, and so few are counted in no time.
@@ -99,7 +99,7 @@ def ask(batch: BatchSpec, settings: Settings, run: int, instant: datetime, *, ro
     would = room if due is None else due if room is None else min(due, room)
     if settings.breaker_share >= 1 or (would is not None and would <= bound):
         return False
-    if use_release(batch.name, run):
+    if (batch.flag is not None and not FeatureFlag.is_on(batch.flag)) or use_release(batch.name, run):
         return False
     whole = would if would is None or would <= bound or size is None else _in_time(lambda: stake.due(size)) or would
     raise Held("breaker", _sentence(batch.name, whole if room is None else would, size, largest))

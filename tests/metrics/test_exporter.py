@@ -178,6 +178,25 @@ def test_of_a_paused_batch_nothing_is_expected(look):
     assert page.value("batch_paused_since_timestamp_seconds", batch="git_ref_cleanup") == near(now())
 
 
+@pytest.mark.parametrize(
+    ("hold_back", "name", "labels"),
+    [
+        (lambda: Batch.stop("git_ref_cleanup", reason="test", by="test"), "stopped", {}),
+        (lambda: Batch.hold("git_ref_cleanup", reason="breaker", sentence="test"), "held", {"reason": "breaker"}),
+    ],
+    ids=["stopped", "held"],
+)
+def test_of_a_batch_that_is_stopped_or_held_nothing_is_expected(look, hold_back, name, labels):
+    hold_back()
+    FeatureFlag.turn("bulk_delete_job_artifacts", on=True)
+
+    page = look()
+
+    assert page.value("schedule_interval_seconds", batch="git_ref_cleanup") is None
+    assert ("clean_project_refs", "git_ref_deletion") not in page.series("backlog_age_objective_seconds")
+    assert page.value(f"batch_{name}_since_timestamp_seconds", batch="git_ref_cleanup", **labels) == near(now())
+
+
 def test_pausing_again_does_not_make_a_pause_younger(look):
     Batch.pause(NAME, until=None, reason=None, by="test")
     Batch.update(paused_since=now() - FOREVER).execute()

@@ -814,6 +814,18 @@ def test_a_worker_that_was_paused_for_longer_than_its_claim_deletes_nothing(stor
     assert members(uploads.DELETING) == {"artifacts:a"}
 
 
+def test_a_location_whose_turn_comes_after_a_stop_is_given_back(store):
+    begin(store, "a")
+    outcome = Outcome()
+    deadline = Deadline(MAX_EXEC_DURATION, brake=lambda: "stopped")
+    sweep = Sweep(Run(BATCH, settings_with(object_stores={HERE: store.url}), deadline=deadline, outcome=outcome))
+
+    sweep.work_through(sweep.claim())
+
+    assert (outcome, store.keys(), registered()) == (Outcome(), {"a"}, {"artifacts:a"})
+    assert members(uploads.DELETING) == set()
+
+
 def test_a_run_that_dies_between_two_chunks_leaves_the_rest_to_the_next(s3):
     begin(s3, "last", age=STALE)
     register(*numbered(CHUNK), age=STALE + 60)

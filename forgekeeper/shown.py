@@ -1,4 +1,4 @@
-"""What a batch shows beyond its runs: backlogs, what was given up, gauges of its own, a part of `status`."""
+"""What a batch shows beyond its runs: backlogs, what was given up, gauges, a part of `status`, a preview."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from forgekeeper.database import now
 from forgekeeper.database.backlog import Backlog
+from forgekeeper.preview import Preview
 from forgekeeper.settings import Settings
 from metrics.catalogue.metric import Gauge, Reading, at
 
@@ -41,6 +42,7 @@ class Shown:
     left_behind: dict[str, Callable[[], int]] = field(default_factory=dict)
     collectors: dict[str, Collector] = field(default_factory=dict)
     statuses: dict[str, Status] = field(default_factory=dict)
+    previews: list[Preview] = field(default_factory=list)
 
     def backlog(self, record: str) -> Callable[[Callable[[datetime], Backlog]], Callable[[datetime], Backlog]]:
         """Let the function say how much of *record* is due at an instant, and since when."""
@@ -79,6 +81,11 @@ class Shown:
             return look
 
         return declare
+
+    def preview(self, look: Preview) -> Preview:
+        """Let `run --dry-run` ask the function what a run would do; it must change nothing, and is kept from it."""
+        self.previews.append(look)
+        return look
 
     def _readings(self, _settings: Settings) -> Iterator[Reading]:
         instant = now()

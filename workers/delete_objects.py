@@ -8,7 +8,7 @@ comes back later, ten times; then it is dead, and `forgekeeper objects` shows it
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -21,13 +21,16 @@ from forgekeeper.audit.intents import Intended, Item, close_earlier
 from forgekeeper.batches import Record, batch
 from forgekeeper.database import backlog, database, now, probe
 from forgekeeper.database.backlog import Backlog
+from forgekeeper.database.chunks import START
 from forgekeeper.database.stakes import Stake
+from forgekeeper.database.survey import Selected, expected
+from forgekeeper.preview import BUSY, PASSED_OVER, Look, Part
 from forgekeeper.runs.bad_records import BadRecords
 from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.run import Run
 from forgekeeper.settings import Settings
 from forgekeeper.storage import stores
-from forgekeeper.storage.objects import OUTSIDE, Objects, StoreUnavailable
+from forgekeeper.storage.objects import OUTSIDE, Objects, StoreUnavailable, is_normal
 from forgekeeper.storage.outbox import Claimed, DeletedObject
 from models import JobArtifact
 
@@ -221,6 +224,43 @@ def due(now: datetime) -> Backlog:
 def at_stake(now: datetime) -> Stake:
     """Look at the objects to delete, of these and those that artifacts name."""
     return Stake.rows(DeletedObject.due(now), of=(JobArtifact,))
+
+
+@delete_objects.preview
+def foreseen(look: Look) -> Iterator[Part]:
+    """Count the objects that would be deleted, as far as the outbox tells: nobody asks the store for them."""
+    part, store = look.part("deleted_object"), stores.at(stores.ARTIFACTS, look.settings)
+    bad, position = look.passed_over("deleted_object"), START
+    due = Selected(DeletedObject.due(look.now), DeletedObject.pick_up_at)
+    part.keep(PASSED_OVER, due.among(bad))
+    while seen := DeletedObject.seen_due(look.now, position, limit=CHUNK, without=bad):
+        named = JobArtifact.named([one.object.path for one in seen])
+        for row, project, busy, _place in seen:
+            if reason := _stays(row.path, named, store, busy=busy):
+                part.keep(reason, 1)
+            else:
+                part.one(str(row.id), row.path, row.claim, size=look.size, project=project)
+        position = seen[-1].place
+        look.told(part)
+        if look.over():
+            part.guess(expected([due.statement(bad)]))
+            break
+    part.keep("fresh", backlog.count(DeletedObject.later(look.now)))
+    part.keep("dead", dead())
+    yield part
+
+
+def _stays(path: str, named: set[str], store: Objects | None, *, busy: bool) -> str | None:
+    """Say why an object stays, as `_delete` would have it; the row of one that is named goes."""
+    if busy:
+        return BUSY
+    if path in named:
+        return "named"
+    if store is None:
+        return "no_store"
+    if not is_normal(path):
+        return "invalid"
+    return None if store.may_delete(path) else "outside"
 
 
 @delete_objects.given_up("dead_object")

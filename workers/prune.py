@@ -10,7 +10,7 @@ after AUDIT_KEEP.  What it removes is in the audit itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -22,7 +22,9 @@ from forgekeeper.audit import upkeep
 from forgekeeper.batches import OldRecords, Record, all_declared, batch, queues
 from forgekeeper.database import chunks, database
 from forgekeeper.database.misreading import misread
-from forgekeeper.delivery.enqueue_unique import forget_dead
+from forgekeeper.database.survey import Rows, Selected
+from forgekeeper.delivery.enqueue_unique import forget_dead, old_dead
+from forgekeeper.preview import Look, Part
 from forgekeeper.process.broker import broker
 from forgekeeper.process.rows import Process
 from forgekeeper.runs.blocked import Blocked
@@ -121,6 +123,27 @@ def _keep_up(run: Run[Outcome]) -> None:
 def _audited(run: Run[Outcome], record: str) -> Callable[[Sequence[int]], None] | None:
     """Return what says in the audit which rows are gone; None where that is off."""
     return (lambda keys: run.audit.done(record, ids=keys)) if run.audit.on else None
+
+
+@prune.preview
+def foreseen(look: Look) -> Iterator[Part]:
+    """Count what is old, kind by kind."""
+    instant = look.now
+    old: list[tuple[str, timedelta, Rows | Selected]] = [
+        *((kind.record, kind.keep, Selected(kind.older(instant - kind.keep))) for kind in kinds()),
+        ("process", KEEP_PROCESSES, Selected(Process.silent_before(instant - KEEP_PROCESSES))),
+        ("settled_upload", KEEP_UPLOADS, SettledUpload.old(instant - KEEP_UPLOADS)),
+    ]
+    for number, (record, keep, rows) in enumerate(old):
+        yield look.count(look.part(record), rows, after=keep, share=1 / (len(old) - number))
+    part = look.part("dead_letter")
+    for queue in queues():
+        found = old_dead(broker, queue, limit=look.size)
+        for key, since in found.oldest:
+            part.one(key, queue, since, size=look.size)
+        part.records += found.letters - len(found.oldest)
+    part.newest = None
+    yield part
 
 
 def _rows(run: Run[Outcome], kind: OldRecords) -> bool:

@@ -23,10 +23,12 @@ from forgekeeper.audit.deletions import Audit
 from forgekeeper.audit.subjects import Subject
 from forgekeeper.batches import Record, batch
 from forgekeeper.brought import Figure, Results, Sample, processed
-from forgekeeper.database import database, now
+from forgekeeper.database import chosen, database, now
 from forgekeeper.database.backlog import Backlog
 from forgekeeper.database.chunks import START, page
 from forgekeeper.database.stakes import Stake
+from forgekeeper.database.survey import Rows, held
+from forgekeeper.preview import Look, Part
 from forgekeeper.runs.run import Run
 from forgekeeper.settings import Settings
 from models import STALE_AFTER, BulkImport, BulkImportEntity, BulkImportTracker, EntityType
@@ -35,38 +37,42 @@ PAGE_SIZE = 100
 MAX_RUNTIME = timedelta(minutes=10)
 UNTOUCHED = "nothing had touched it for a day"
 
-TIME_OUT_IMPORTS = """
-    {begin}update bulk_imports set status = 3, updated_at = %(now)s
+STALE = "status in (0, 1) and updated_at < %(horizon)s"
+UNFINISHED = "status in (0, 1, 3)"
+"""What is given up, and which trackers with it; what `run --dry-run` counts, too."""
+
+TIME_OUT_IMPORTS = f"""
+    {{begin}}update bulk_imports set status = 3, updated_at = %(now)s
     where id = any(array(
         select id from bulk_imports
-        where id = any(%(ids)s) and status in (0, 1) and updated_at < %(horizon)s
+        where id = any(%(ids)s) and {STALE}
         order by id
         for update skip locked
-    )) and status in (0, 1) and updated_at < %(horizon)s
-    returning id, 0{audited}
+    )) and {STALE}
+    returning id, 0{{audited}}
 """
 # The trackers are locked in the order of their ids before any is changed: an importer that
 # changes several would otherwise meet us half-way.  Nothing is half: it is one statement.
-TIME_OUT_ENTITIES = """
+TIME_OUT_ENTITIES = f"""
     with claimed as materialized (
         select id from bulk_import_entities
-        where id = any(%(ids)s) and status in (0, 1) and updated_at < %(horizon)s
+        where id = any(%(ids)s) and {STALE}
         order by id
         for update skip locked
     ), unfinished as materialized (
         select id from bulk_import_trackers
-        where bulk_import_entity_id = any(array(select id from claimed)) and status in (0, 1, 3)
+        where bulk_import_entity_id = any(array(select id from claimed)) and {UNFINISHED}
         order by id
         for update
     ), timed_out as (
         update bulk_import_trackers set status = 4, updated_at = %(now)s
-        where id = any(array(select id from unfinished)) and status in (0, 1, 3)
+        where id = any(array(select id from unfinished)) and {UNFINISHED}
         returning bulk_import_entity_id
     )
-    {begin}update bulk_import_entities as entity set status = 3, updated_at = %(now)s
-    where id = any(array(select id from claimed)) and status in (0, 1) and updated_at < %(horizon)s
+    {{begin}}update bulk_import_entities as entity set status = 3, updated_at = %(now)s
+    where id = any(array(select id from claimed)) and {STALE}
     returning id, bulk_import_id, source_type, source_full_path, destination_name, destination_namespace,
-        (select count(*) from timed_out where bulk_import_entity_id = entity.id){audited}
+        (select count(*) from timed_out where bulk_import_entity_id = entity.id){{audited}}
 """
 # Where it is in the audit the last step is one of several, and what it has changed is said once more.
 GIVEN_UP = {"bulk_import": "with given_up as (", "entity": ", given_up as ("}
@@ -253,6 +259,27 @@ def at_stake(now: datetime) -> Stake:
 def _backlog(model: type[BulkImport | BulkImportEntity], now: datetime) -> Backlog:
     found = model.stale(now).order_by(model.updated_at)
     return Backlog.of(found, oldest=model.updated_at, after=STALE_AFTER)
+
+
+@stale_imports.preview
+def foreseen(look: Look) -> Iterator[Part]:
+    """Count the imports and entities that would be given up, and the trackers that would go with these."""
+    values: dict[str, Any] = {"horizon": look.now - STALE_AFTER}
+    entities = "bulk_import_entities"
+    for share, kind, table, name in (
+        (1 / 3, IMPORTS, "bulk_imports", "'of user ' || user_id"),
+        (1 / 2, ENTITIES, entities, "source_full_path"),
+    ):
+        part = look.part(kind.record, verb="given up")
+        yield look.count(part, Rows(table, STALE, values, due="updated_at", name=name), after=STALE_AFTER, share=share)
+    part, bad = look.part("tracker", verb="given up"), list(look.passed_over(ENTITIES.record))
+    going = f"select id from {entities} where {STALE} and not {held(entities)}{chosen('id', without=bad)}"
+    of_those = f"{UNFINISHED} and bulk_import_entity_id in ({going})"
+    values |= {"without": bad}
+    look.count(part, Rows("bulk_import_trackers", of_those, values, due="updated_at", name="relation"))
+    # They go with their entities, whenever they were touched.
+    part.oldest = part.newest = None
+    yield part
 
 
 def sample(total: int) -> int:

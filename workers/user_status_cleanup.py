@@ -19,6 +19,8 @@ from forgekeeper.database import chosen, database, now
 from forgekeeper.database.backlog import Backlog
 from forgekeeper.database.chunks import START, Position, page
 from forgekeeper.database.stakes import Stake
+from forgekeeper.database.survey import Rows
+from forgekeeper.preview import Look, Part
 from forgekeeper.runs.bad_records import BadRecords
 from forgekeeper.runs.run import Run
 from forgekeeper.settings import Settings
@@ -26,6 +28,9 @@ from models import UserStatus
 
 BATCH_SIZE = 100
 MAX_RUNTIME = timedelta(seconds=30)
+
+DUE = "clear_status_at <= %(now)s"
+"""What goes; what `run --dry-run` counts, too."""
 
 # ``= ANY(ARRAY(...))`` is computed once.  ``IN (SELECT ... LIMIT n)`` is not: under a
 # nested loop PostgreSQL repeats the subquery, finds unlocked rows anew each time, and
@@ -36,13 +41,13 @@ MAX_RUNTIME = timedelta(seconds=30)
 DELETE_DUE = """
     with claimed as materialized (
         select {key} as key, clear_status_at, user_id from user_statuses
-        where clear_status_at <= %(now)s and (clear_status_at, user_id) > (%(instant)s, %(key)s){chosen}
+        where {due} and (clear_status_at, user_id) > (%(instant)s, %(key)s){chosen}
         order by clear_status_at, user_id
         limit %(limit)s
         for update skip locked
     ), deleted as (
         delete from user_statuses
-        where {key} = any(array(select key from claimed)) and clear_status_at <= %(now)s
+        where {key} = any(array(select key from claimed)) and {due}
         returning clear_status_at, user_id
     ), reached as (
         select clear_status_at, user_id from deleted
@@ -132,7 +137,9 @@ def _delete(
     was changed while we looked: a later run sees it as it is then.
     """
     audited = run.audit.clause("user_status", "deleted", id="user_id", due="clear_status_at")
-    statement = DELETE_DUE.format(key=key, chosen=chosen("user_id", only=only, without=bad.keys), audited=audited)
+    statement = DELETE_DUE.format(
+        key=key, due=DUE, chosen=chosen("user_id", only=only, without=bad.keys), audited=audited
+    )
     values = {"now": run.now, "limit": limit, "only": only, "without": list(bad.keys), **after._asdict()}
     row = database.execute_sql(statement, values | run.audit.values).fetchone()
     if row is None:
@@ -157,6 +164,14 @@ def due(now: datetime) -> Backlog:
 def at_stake(now: datetime) -> Stake:
     """Look at the statuses whose time has come, of all."""
     return Stake.rows(UserStatus.due(now))
+
+
+@user_status_cleanup.preview
+def foreseen(look: Look) -> Iterator[Part]:
+    """Count the statuses whose time has come; what their users say of themselves is not shown."""
+    part = look.part("user_status")
+    due = Rows("user_statuses", DUE, {"now": look.now}, key="user_id", due="clear_status_at", name="emoji")
+    yield look.count(part, due)
 
 
 def sample(total: int) -> int:

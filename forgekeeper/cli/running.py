@@ -9,9 +9,10 @@ import typer
 
 from forgekeeper.audit import acts
 from forgekeeper.batches import BATCHES, BatchSpec
+from forgekeeper.cli import previews
 from forgekeeper.cli.completion import names_of
 from forgekeeper.cli.connection import batch_named, connected, require_installation, require_redis
-from forgekeeper.cli.console import Json, answer, emit, err, facts, moment, out
+from forgekeeper.cli.console import Json, answer, emit, err, facts, moment, out, wrong_use
 from forgekeeper.cli.interrupts import heard
 from forgekeeper.cli.run_here import perform
 from forgekeeper.connections import Limits
@@ -21,6 +22,7 @@ from forgekeeper.process.run_messages import RunMessages
 from forgekeeper.runs import reconcile
 from forgekeeper.runs.batch import Batch as BatchRow
 from forgekeeper.runs.ledger import JobRun, Started
+from forgekeeper.runs.previewing import SAMPLE
 from metrics.redaction import clean
 
 Name = Annotated[
@@ -31,14 +33,38 @@ Name = Annotated[
 ]
 
 
-def run(batch: Name, json: Json = False) -> None:
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run",
+        help="Change nothing: show how many records would go, how much, whose and since when, what stays and why, and"
+        " how long it would take.",
+    ),
+]
+Sample = Annotated[
+    int | None,
+    typer.Option(min=0, help="With --dry-run: how many records to name, 10 unless said.", show_default=False),
+]
+
+
+def run(batch: Name, dry_run: DryRun = False, sample: Sample = None, json: Json = False) -> None:
     """Run a batch here and now, and print its result.
 
     A run that waits in the queue is taken over.  A batch that is paused, stopped, held or running
     already is skipped, and the result says so.  Ctrl-C stops between two chunks, a second one
     at once.
+
+    With --dry-run nothing is changed, and no run begins, not even of a batch that is paused or switched off: those
+    can be previewed, too.  A preview counts for ten seconds; what it has not counted by then is an estimate, and
+    called one.
     """
     chosen = batch_named(batch)
+    if dry_run:
+        with connected(f"preview {batch}") as settings:
+            previews.answer_with(chosen, settings, sample=SAMPLE if sample is None else sample, json=json)
+        return
+    if sample is not None:
+        wrong_use("--sample is for --dry-run: a run names no records")
     with connected(f"run {batch}", interrupted_within=None) as settings, heard(settings.shutdown_timeout):
         require_installation()
         back = held_back(chosen)

@@ -11,6 +11,7 @@ import typer
 from forgekeeper import migrations
 from forgekeeper.audit import acts
 from forgekeeper.boot import load
+from forgekeeper.cli import previews
 from forgekeeper.cli.completion import names_of
 from forgekeeper.cli.connection import connected
 from forgekeeper.cli.console import FAILED, Json, Problem, answer, emit, err, out, table, wrong_use
@@ -142,21 +143,37 @@ def flags_list(json: Json = False) -> None:
 
 
 @flags.command("on")
-def flags_on(name: Flag, json: Json = False) -> None:
-    """Turn a flag on."""
-    _turn(name, on=True, json=json)
+def flags_on(
+    name: Flag, yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False, json: Json = False
+) -> None:
+    """Turn a flag on.
+
+    First shows on standard error what the batch would do that it switches on, as `run --dry-run` does, and asks
+    where there is a terminal.
+    """
+    _known(name)
+    with connected("flags") as settings:
+        shown = previews.before_switching_on(name, settings, ask=not yes)
+        _turn(name, on=True)
+    of_batches = {"preview": shown} if shown else {}
+    answer({"flags": {name: True}} | of_batches, f"{name} is on", json=json)
 
 
 @flags.command("off")
 def flags_off(name: Flag, json: Json = False) -> None:
     """Turn a flag off."""
-    _turn(name, on=False, json=json)
+    _known(name)
+    with connected("flags"):
+        _turn(name, on=False)
+    answer({"flags": {name: False}}, f"{name} is off", json=json)
 
 
-def _turn(name: str, *, on: bool, json: bool) -> None:
+def _known(name: str) -> None:
     if name not in FLAGS:
         wrong_use(f"there is no flag {name!r}; there are: {', '.join(FLAGS)}")
-    with connected("flags"), database.atomic():
+
+
+def _turn(name: str, *, on: bool) -> None:
+    with database.atomic():
         was_on = FeatureFlag.turn(name, on=on)
         acts.record(f"flags {'on' if on else 'off'}", name, before={"on": was_on}, after={"on": on})
-    answer({"flags": {name: on}}, f"{name} is {'on' if on else 'off'}", json=json)

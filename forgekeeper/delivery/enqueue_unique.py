@@ -6,8 +6,8 @@ worker, and everything that reads Dramatiq's queues reads ours.
 
 from __future__ import annotations
 
-from datetime import timedelta
-from typing import Any
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
 
 import redis
 from dramatiq import Message
@@ -16,6 +16,7 @@ from dramatiq.errors import DecodeError
 
 from forgekeeper.delivery.keys import QueueKeys
 from forgekeeper.delivery.sizes import fitting
+from forgekeeper.redis_values import moment, text
 from forgekeeper.scripts import call
 
 DEAD_MESSAGE_TTL = timedelta(days=7)
@@ -63,6 +64,23 @@ def forget_dead(broker: RedisBroker, queue: str, *, ttl: timedelta = DEAD_MESSAG
     keys = QueueKeys(broker.namespace, queue).for_dead_letters
     forgotten: int = call(broker.client, "forget_dead", keys=keys, args=[milliseconds, limit])
     return forgotten
+
+
+def old_dead(broker: RedisBroker, queue: str, *, ttl: timedelta = DEAD_MESSAGE_TTL, limit: int) -> OldDead:
+    """Return what `forget_dead` would forget; name up to *limit*.  Nothing is changed."""
+    seconds, microseconds = broker.client.time()
+    horizon = seconds * 1_000 + microseconds // 1_000 - round(ttl.total_seconds() * 1_000)
+    dead, old = QueueKeys(broker.namespace, queue).dead, f"({horizon}"
+    ages: Any = broker.client.zrangebyscore(dead, "-inf", old, 0, max(1, limit), withscores=True)
+    found = [(text(member), moment((score + ttl.total_seconds() * 1_000) / 1_000)) for member, score in ages]
+    return OldDead(int(broker.client.zcount(dead, "-inf", old)), found)
+
+
+class OldDead(NamedTuple):
+    """Dead letters whose time is up: how many, and the ids of the oldest with the instant at which it was."""
+
+    letters: int
+    oldest: list[tuple[str, datetime]]
 
 
 def depth(client: redis.Redis, namespace: str, queue: str) -> dict[str, int]:

@@ -15,7 +15,7 @@ import redis
 from forgekeeper.connections import client
 from forgekeeper.database import sqlstate
 from forgekeeper.delivery.keys import INSTALLATION
-from forgekeeper.installation.in_redis import claim
+from forgekeeper.installation.in_redis import claim, owner
 from forgekeeper.installation.row import Installation
 from forgekeeper.settings import Place, Settings
 from forgekeeper.storage import sentinel, stores
@@ -62,6 +62,23 @@ def require(deletes_from: Place | None, settings: Settings) -> None:
         ours = agree()
     except redis.RedisError:
         ours = Installation.ensure()
+    require_places(deletes_from, settings, ours)
+
+
+def known() -> str | None:
+    """Return the id of the database, None where it has none; raise `Disagreement` unless Redis is its, or nobody's.
+
+    Claims nothing, and makes none.
+    """
+    ours = Installation.known()
+    theirs = owner(client)
+    if ours is not None and theirs not in (None, ours):
+        raise Disagreement(conflict(ours, theirs))
+    return ours
+
+
+def require_places(deletes_from: Place | None, settings: Settings, ours: str) -> None:
+    """Raise `Disagreement` unless the places that are deleted from are installation *ours*; as far as they answer."""
     for place, look in places(deletes_from, settings):
         try:
             found = look()

@@ -23,6 +23,12 @@ class Installation(Base):
         table_name = "installation"
 
     @classmethod
+    def known(cls) -> str | None:
+        """Return the installation's id, None where there is none."""
+        row = database.execute_sql(READ).fetchone()
+        return row and str(row[0])
+
+    @classmethod
     def ensure(cls) -> str:
         """Return the installation's id; make a new one where there is none.
 

@@ -38,6 +38,7 @@ __all__ = [
     "RepositoryMissing",
     "RootUnavailable",
     "delete",
+    "look",
 ]
 
 TRANSACTIONS = 64
@@ -46,6 +47,8 @@ TRANSACTIONS = 64
 # Gitaly's patience, in seconds, with the locks of others.
 PACKED_REFS_PATIENCE = 10.0
 REF_PATIENCE = 1.0
+
+PACKED_REFS = b"packed-refs"
 
 NO_VALUE = b""
 """In a transaction: delete the ref whatever it is."""
@@ -111,6 +114,29 @@ def delete(
     `GitTimedOut` and `GitUnavailable`; some of the refs may then have been deleted, and to
     delete them again is harmless.
     """
+    outcomes, rows = _sorted_out(doomed)
+    if rows:
+        repository = open_repository(root, disk_path)
+        _Deletion(repository, Git(repository.git_dir, until, grace), rows, outcomes, before).run()
+    return outcomes
+
+
+def look(
+    root: Path, disk_path: str, doomed: Sequence[Doomed], *, until: float, grace: float = 5.0
+) -> dict[Doomed, Outcome]:
+    """Say what `delete` would come to at this moment, by the same looks; nothing is locked or written.
+
+    Raises what that raises.
+    """
+    outcomes, rows = _sorted_out(doomed)
+    if rows:
+        repository = open_repository(root, disk_path)
+        _Deletion(repository, Git(repository.git_dir, until, grace), rows, outcomes, None).only_look()
+    return outcomes
+
+
+def _sorted_out(doomed: Sequence[Doomed]) -> tuple[dict[Doomed, Outcome], dict[bytes, list[Doomed]]]:
+    """Return what git must not see, refused, and the rows of each ref that it may."""
     outcomes: dict[Doomed, Outcome] = {}
     rows: dict[bytes, list[Doomed]] = {}
     for row in doomed:
@@ -119,10 +145,7 @@ def delete(
             rows.setdefault(row.ref.encode(), []).append(row)
         else:
             outcomes[row] = Outcome("rejected", reason)
-    if rows:
-        repository = open_repository(root, disk_path)
-        _Deletion(repository, Git(repository.git_dir, until, grace), rows, outcomes, before).run()
-    return outcomes
+    return outcomes, rows
 
 
 @dataclass
@@ -155,6 +178,16 @@ class _Deletion:
                 self.repository.confirm()
                 return
         raise self._failure(complaint)
+
+    def only_look(self) -> None:
+        """Settle all as a transaction would, if nobody held a lock any longer than now."""
+        self.repository.enclose(self.rows)
+        standing = self._look(sorted(self.rows))
+        whole = self.repository.locked([PACKED_REFS])
+        held = standing if whole else self.repository.locked(standing)
+        self._settle_all(dict.fromkeys(held, NO_VALUE), locked("another process holds its lock"))
+        self._settle_all(standing, DELETED)
+        self.repository.confirm()
 
     def _look(self, names: list[bytes]) -> dict[bytes, bytes]:
         """Settle what need not go to git; return the others with the value that each must have."""

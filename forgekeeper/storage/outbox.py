@@ -10,6 +10,8 @@ import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.database import Base, BigIdentityField, chosen, database, default
+from forgekeeper.database.chunks import Position
+from forgekeeper.database.survey import held
 from forgekeeper.database.use import SEEN, WRITES, Use
 from forgekeeper.storage.stores import ARTIFACTS
 
@@ -17,11 +19,14 @@ MAX_ATTEMPTS = 10
 """After so many failures an object is dead: shown, counted, and tried again only when asked to."""
 
 FOR_EVER: Any = pw.SQL("timestamptz 'infinity'")
+DUE = "pick_up_at <= %(now)s and attempts < %(max_attempts)s"
+"""What is deleted; what `run --dry-run` counts, too."""
+
 CLAIM_DUE = """
     update ci_deleted_objects set pick_up_at = clock_timestamp() + %(visibility)s
     where id = any(array(
         select id from ci_deleted_objects
-        where pick_up_at <= %(now)s and attempts < %(max_attempts)s{chosen}
+        where {due}{chosen}
         order by pick_up_at, id
         limit %(limit)s
         for update skip locked
@@ -30,7 +35,13 @@ CLAIM_DUE = """
 """
 NEXT_DUE = """
     select id from ci_deleted_objects
-    where pick_up_at <= %(now)s and attempts < %(max_attempts)s{chosen}
+    where {due}{chosen}
+    order by pick_up_at, id
+    limit %(limit)s
+"""
+SEEN_DUE = """
+    select id, store_dir, file, pick_up_at, project_id, {busy}, pick_up_at::text as place from ci_deleted_objects
+    where {due} and (pick_up_at, id) > (%(instant)s, %(key)s){chosen}
     order by pick_up_at, id
     limit %(limit)s
 """
@@ -106,6 +117,15 @@ def parted(path: str) -> tuple[str, str]:
     return (folder, file) if folder else ("", path)
 
 
+class Seen(NamedTuple):
+    """An object that could be claimed, whose it was, whether another session has its row locked, and its place."""
+
+    object: Claimed
+    project: int | None
+    busy: bool
+    place: Position
+
+
 class DeletedObject(Base):
     """An object to delete."""
 
@@ -144,6 +164,11 @@ class DeletedObject(Base):
         return cls.select().where(cls.pick_up_at <= now, cls.attempts < MAX_ATTEMPTS)
 
     @classmethod
+    def later(cls, now: datetime) -> pw.ModelSelect[DeletedObject]:
+        """Select the objects that are to be deleted, but not yet."""
+        return cls.select().where(cls.pick_up_at > now, cls.attempts < MAX_ATTEMPTS)
+
+    @classmethod
     def dead(cls) -> pw.ModelSelect[DeletedObject]:
         """Select the objects that were given up."""
         return cls.select().where(cls.attempts >= MAX_ATTEMPTS).order_by(cls.id)
@@ -160,14 +185,22 @@ class DeletedObject(Base):
     ) -> list[Claimed]:
         """Claim up to *limit* due objects; if we die, others find them due after *visibility*."""
         values = {"visibility": visibility, "only": only, **_values(now, limit, without)}
-        statement = CLAIM_DUE.format(chosen=chosen("id", only=only, without=without))
+        statement = CLAIM_DUE.format(due=DUE, chosen=chosen("id", only=only, without=without))
         return [Claimed(*row) for row in database.execute_sql(statement, values).fetchall()]
 
     @classmethod
     def next_due(cls, now: datetime, *, limit: int, without: Collection[int] = ()) -> list[int]:
         """Return the ids of what `claim_due` would claim, locked or not."""
-        statement = NEXT_DUE.format(chosen=chosen("id", without=without))
+        statement = NEXT_DUE.format(due=DUE, chosen=chosen("id", without=without))
         return [number for (number,) in database.execute_sql(statement, _values(now, limit, without)).fetchall()]
+
+    @classmethod
+    def seen_due(cls, now: datetime, after: Position, *, limit: int, without: Collection[int] = ()) -> list[Seen]:
+        """Return the next of what `claim_due` would claim, beyond *after*; nothing is claimed."""
+        values = {**_values(now, limit, without), **after._asdict()}
+        statement = SEEN_DUE.format(due=DUE, busy=held("ci_deleted_objects"), chosen=chosen("id", without=without))
+        rows = database.execute_sql(statement, values).fetchall()
+        return [Seen(Claimed(*row[:4]), row[4], row[5], Position(row[6], row[0])) for row in rows]
 
     @classmethod
     def present(cls, ids: Sequence[int]) -> set[int]:

@@ -14,6 +14,7 @@ import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.database import Base, database, default
+from forgekeeper.database.survey import Rows
 
 LOCKS = 0x6B656570
 """The seed by which an upload's entry is hashed for its advisory lock: the letters ``keep``."""
@@ -27,6 +28,14 @@ LOCK_FREE = """
 """
 # A producer's transaction has begun before.
 ISOLATION = "select current_setting('transaction_isolation')"
+# Whoever settles an upload holds its lock; asking for it would keep others from it.
+BEING_SETTLED = """
+    select path from unnest(%(paths)s::text[]) as path
+    where hashtextextended(%(location)s || ':' || path, %(seed)s) = any(array(
+        select (classid::bigint << 32) | objid::bigint from pg_locks where locktype = 'advisory' and objsubid = 1
+            and database = (select oid from pg_database where datname = current_database())
+    ))
+"""
 REAP = """
     insert into settled_uploads (location, path, reaped, run)
     select %(location)s, path, true, %(run)s from unnest(%(paths)s::text[]) as path
@@ -37,9 +46,11 @@ COMPLETE = """
     insert into settled_uploads (location, path, reaped) values (%(location)s, %(path)s, false)
     on conflict (location, path) do nothing
 """
-DELETE_OLD = """
+OLD = "settled_at < %(horizon)s"
+"""What is removed; what `run --dry-run` counts, too."""
+DELETE_OLD = f"""
     delete from settled_uploads where (location, path) in (
-        select location, path from settled_uploads where settled_at < %(horizon)s limit %(limit)s
+        select location, path from settled_uploads where {OLD} limit %(limit)s
         for update skip locked
     )
 """
@@ -80,6 +91,12 @@ class SettledUpload(Base):
         return [path for (path,) in database.execute_sql(LOCK_FREE, values).fetchall()]
 
     @classmethod
+    def being_settled(cls, location: str, paths: Sequence[str]) -> set[str]:
+        """Return those that another transaction is settling; none is locked."""
+        values = {"location": location, "paths": list(paths), "seed": LOCKS}
+        return {path for (path,) in database.execute_sql(BEING_SETTLED, values).fetchall()}
+
+    @classmethod
     def named(cls, location: str, paths: Sequence[str], *, reaped: bool | None = None) -> set[str]:
         """Return those of *paths* that were settled: reaped, completed, or either if it does not matter."""
         if not paths:
@@ -103,6 +120,12 @@ class SettledUpload(Base):
         if not paths:
             return 0
         return int(cls.delete().where(cls.location == location, cls.path.in_(list(paths)), cls.reaped).execute())
+
+    @classmethod
+    def old(cls, horizon: datetime) -> Rows:
+        """Say what `delete_old` would remember no more."""
+        name = "location || ':' || path"
+        return Rows("settled_uploads", OLD, {"horizon": horizon}, due="settled_at", key=name, name="path")
 
     @classmethod
     def delete_old(cls, horizon: datetime, *, limit: int) -> int:

@@ -36,7 +36,11 @@ CLASSES = 10
 # index instead of by id; and the claim takes the index in its order, not by a bitmap
 # that is sorted afterwards (`IN_ORDER`).
 IN_ORDER = "set local enable_bitmapscan = off; "
-EXPIRED = """mod(project_id + job_id, 10) = %(class)s and expire_at < %(now)s and locked = 0 and file_type <> 3
+PAST = "expire_at < %(now)s"
+MAY_GO = "locked = 0 and file_type <> 3"
+OF_CLASS = f"mod(project_id + job_id, 10) = %(class)s and {PAST} and {MAY_GO}"
+"""What goes of a class; what `run --dry-run` counts, too."""
+EXPIRED = f"""{OF_CLASS}
           and (expire_at, id) > (%(expired)s, %(id)s)"""
 DESTROY_CHOSEN = f"""
     with {{first}} as materialized (

@@ -27,7 +27,7 @@ from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.run import Run
 from metrics.catalogue.metric import Counter
 from models import GitRefDeletion, Project
-from workers.git_ref_cleanup import repositories, sample, stale_locks
+from workers.git_ref_cleanup import foreseen, repositories, sample, stale_locks
 from workers.git_ref_cleanup.cleaning import LOCK_TIMEOUT, ProjectOutcome, clean
 from workers.git_ref_cleanup.deletions import LAST, waiting_projects
 from workers.git_ref_cleanup.repositories import believe, missing_of, require_root
@@ -202,6 +202,8 @@ git_ref_cleanup.old_records("ref_deletion", keep=KEEP_PROCESSED)(GitRefDeletion.
 
 
 git_ref_cleanup.collector("git_locks", gauges=[stale_locks.GAUGE])(stale_locks.readings)
+git_ref_cleanup.preview(foreseen.projects)
+clean_project_refs.preview(foreseen.refs)
 git_ref_cleanup.sample(sample.add)
 git_ref_cleanup.present(sample.present)
 git_ref_cleanup.proof(sample.proof)

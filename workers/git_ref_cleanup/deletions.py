@@ -72,6 +72,13 @@ def pending_of(
     return list(query if only is None else query.where(row.id.in_(list(only))))
 
 
+def seen_of(project_id: int, *, after: int, limit: int, without: Collection[int] = ()) -> list[GitRefDeletion]:
+    """Return what `pending_of` would, and since when each is due."""
+    row = GitRefDeletion
+    query = _pending_of(project_id, after, limit, without)
+    return list(query.select(row.id, row.project_id, row.ref, row.expected_oid, row.updated_at))
+
+
 def next_pending_of(project_id: int, *, after: int, limit: int, without: Collection[int] = ()) -> list[int]:
     """Return the ids of what `pending_of` would return."""
     return [row.id for row in _pending_of(project_id, after, limit, without).select(GitRefDeletion.id)]

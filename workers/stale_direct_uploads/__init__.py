@@ -42,10 +42,10 @@ from forgekeeper.storage.outbox import DeletedObject
 from forgekeeper.storage.settled import SettledUpload
 from metrics.catalogue.metric import Reading
 from models import JobArtifact
-from workers.stale_direct_uploads import register, sample
+from workers.stale_direct_uploads import foreseen, register, sample
 from workers.stale_direct_uploads.entries import Claim, Entry
 
-MAX_UPLOAD_DURATION = timedelta(hours=3)
+MAX_UPLOAD_DURATION = register.MAX_UPLOAD_DURATION
 MAX_EXEC_DURATION = timedelta(seconds=250)
 CHUNK = 1_000
 LOCKED = 250
@@ -358,6 +358,7 @@ def known(location: str) -> list[str]:
     return register.sampled(client, location, SEARCHED)[: probe.SIZE]
 
 
+stale_direct_uploads.preview(foreseen.foreseen)
 stale_direct_uploads.sample(sample.add)
 stale_direct_uploads.present(sample.present)
 stale_direct_uploads.proof(sample.proof)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -40,6 +40,7 @@ redis_types.declare(
     dict.fromkeys((PENDING, DELETING, FAILED, ADOPTED), "zset") | dict.fromkeys((ATTEMPTS, CLAIMS), "hash")
 )
 
+MAX_UPLOAD_DURATION = timedelta(hours=3)
 ADOPTION = timedelta(days=1)
 """So long an adopted entry waits before it is due: a person may have been wrong, and withdraws it."""
 
@@ -49,6 +50,13 @@ REFERENCE = "pending_direct_uploads"
 LONGEST_AHEAD = timedelta(days=1)
 """No entry waits for longer by right: for its next attempt, or for somebody to take it back."""
 MAX_ATTEMPTS = 5
+
+
+class Due(NamedTuple):
+    """An entry that a run would claim, and since when."""
+
+    entry: Entry
+    since: datetime
 
 
 class Census(NamedTuple):
@@ -169,8 +177,7 @@ def claim(
         raise ValueError("another could take a claim that is still being acted on")
     # Taken before Redis is asked: an answer that is long on its way makes the claim older, not younger.
     result = Claim(secrets.token_hex(8), clock(), [], ttl)
-    # Redis compares whole seconds: only from one more on is it surely longer than *stale_after*.
-    for source, due_at_age in ((DELETING, 0), (PENDING, math.ceil(stale_after.total_seconds()) + 1)):
+    for source, due_at_age in _sources(stale_after):
         rank = 0
         while rank >= 0 and (left := limit - len(result.entries)) > 0:
             rank, *found = call(
@@ -189,6 +196,20 @@ def claim(
                 for member, attempts, adopted, registered in found
             )
     return result
+
+
+def due(client: redis.Redis, *, stale_after: timedelta, page: int = 1_000) -> Iterator[list[Due]]:
+    """Yield what `claim` would claim, in its order, after `set_right`; nothing is claimed."""
+    seconds, _microseconds = client.time()
+    for source, due_at_age in _sources(stale_after):
+        start = 0
+        last = seconds - due_at_age
+        while found := _scored(client.zrangebyscore(source, "-inf", last, start, page, withscores=True)):
+            yield _due(client, found, due_at_age)
+            start += page
+    ahead = f"({seconds + LONGEST_AHEAD.total_seconds()}"
+    found = _scored(client.zrangebyscore(DELETING, ahead, "+inf", 0, page, withscores=True))
+    yield _due(client, [(member, seconds) for member, _ in found], 0)
 
 
 def set_right(client: redis.Redis) -> int:
@@ -229,6 +250,33 @@ def fail(client: redis.Redis, claim: Claim, entry: Entry, *, backoff: timedelta)
 def reject(client: redis.Redis, claim: Claim, entries: Collection[Entry]) -> int:
     """Move entries that cannot be tried to `failed` at once; return how many lie there."""
     return _fail(client, claim, entries, 1, timedelta())
+
+
+def _sources(stale_after: timedelta) -> tuple[tuple[str, int], ...]:
+    """Return whence entries are claimed, and how many seconds past its score one is due there."""
+    # Redis compares whole seconds: only from one more on is it surely longer than *stale_after*.
+    return (DELETING, 0), (PENDING, math.ceil(stale_after.total_seconds()) + 1)
+
+
+def _scored(found: Any) -> list[tuple[bytes, float]]:
+    """Say what a sorted set answers with scores: the client's types do not."""
+    return list(found)
+
+
+def _due(client: redis.Redis, found: Sequence[tuple[bytes, float]], due_at_age: int) -> list[Due]:
+    if not found:
+        return []
+    members: Any = [member for member, _ in found]
+    attempts, registered = client.hmget(ATTEMPTS, members), client.zmscore(PENDING, members)
+    adopted = [
+        # With a whole second a producer has taken the path over.
+        None if own is not None and own % 1 == 0 else since
+        for own, since in zip(registered, client.zmscore(ADOPTED, members), strict=True)
+    ]
+    return [
+        Due(Entry(_decode(member), whole(tries), None if since is None else int(since)), moment(score + due_at_age))
+        for (member, score), tries, since in zip(found, attempts, adopted, strict=True)
+    ]
 
 
 def _count_waiting(pipe: redis.Redis, seconds: int) -> None:

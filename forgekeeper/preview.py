@@ -1,0 +1,154 @@
+"""What a run would do, without doing it: a preview's parts, and what whoever previews a batch may use.
+
+A preview is counted by the very conditions by which the run chooses, at one instant, and changes nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from forgekeeper.database import survey
+from forgekeeper.database.survey import Rows, Selected
+from forgekeeper.settings import Settings
+
+PROJECTS = 10
+"""So many projects are named: those with the most records."""
+PASSED_OVER = "passed_over"
+"""Why a bad record stays for now: `forgekeeper records` shows it."""
+BUSY = "busy"
+"""Why a row stays that another session has locked: it is left for later."""
+NOTHING = timedelta(0)
+
+
+@dataclass
+class Part:
+    """What a run would do to one kind of record; it grows while it is counted.
+
+    *estimate* says that the time was up before all were counted; *verb* is what becomes of them.  *kept* says how
+    many look due and stay, and why; None where nobody had the time to count them.
+    """
+
+    batch: str
+    record: str
+    verb: str = "deleted"
+    records: int = 0
+    estimate: bool = False
+    bytes: int | None = None
+    oldest: datetime | None = None
+    newest: datetime | None = None
+    projects: Counter[str] = field(default_factory=Counter)
+    kept: dict[str, int | None] = field(default_factory=dict)
+    sample: list[tuple[str, str | None]] = field(default_factory=list)
+
+    def add(self, page: survey.Page, *, size: int, after: timedelta = NOTHING) -> None:
+        """Count a page of rows, each due so much *after* its instant; name *size* rows in all."""
+        self.records += page.free
+        if page.bytes is not None:
+            self.bytes = (self.bytes or 0) + page.bytes
+        self.span(*(each and each + after for each in (page.oldest, page.newest)))
+        self.projects.update(page.projects)
+        self.keep(BUSY, page.rows - page.free)
+        self.sample += list(zip(page.ids, page.names, strict=True))[: size - len(self.sample)]
+
+    def one(self, key: str, name: str | None, due: datetime | None, *, size: int, project: object = None) -> None:
+        """Count a single record."""
+        self.records += 1
+        self.span(due, due)
+        if project is not None:
+            self.projects[str(project)] += 1
+        if len(self.sample) < size:
+            self.sample.append((key, name))
+
+    def span(self, oldest: datetime | None, newest: datetime | None) -> None:
+        """Let it reach from the older to the newer of these and its own."""
+        self.oldest = min(filter(None, (self.oldest, oldest)), default=None)
+        self.newest = max(filter(None, (self.newest, newest)), default=None)
+
+    def keep(self, reason: str, records: int) -> None:
+        """Say that so many stay, and why."""
+        if records:
+            self.kept[reason] = (self.kept.get(reason) or 0) + records
+
+    def guess(self, records: int) -> None:
+        """Say that there are about so many, of which those counted so far are a part; more bytes in proportion."""
+        self.estimate, self.newest = True, None
+        if records > self.records and self.bytes is not None and self.records:
+            self.bytes = round(self.bytes * records / self.records)
+        self.records = max(records, self.records)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as `--json` shows it: the projects with the most, and the rest summed."""
+        most = dict(self.projects.most_common(PROJECTS))
+        others = {"projects": len(self.projects) - len(most), "records": self.projects.total() - sum(most.values())}
+        names = ("batch", "record", "verb", "records", "estimate", "bytes", "oldest", "newest", "kept")
+        sample = [{"id": key, "name": name} for key, name in self.sample]
+        return {name: getattr(self, name) for name in names} | {
+            "projects": most,
+            "other_projects": others,
+            "sample": sample,
+        }
+
+
+@dataclass(frozen=True)
+class Look:
+    """What the preview of a batch, or of a child, may use; *now* is the instant at which something is due or not.
+
+    All of it is to end at *until*, an instant of the monotonic clock.  *size* is how many records are named.
+    *passed_over* returns the keys of a kind's bad records, which a run leaves out; *told* is called with what has
+    been counted so far.
+    """
+
+    batch: str
+    now: datetime
+    settings: Settings
+    until: float
+    size: int = 10
+    passed_over: Callable[[str], Collection[int]] = lambda _record: ()
+    told: Callable[[Part], None] = lambda _part: None
+
+    def part(self, record: str, *, verb: str = "deleted") -> Part:
+        """Begin the part about a kind of record."""
+        return Part(self.batch, record, verb)
+
+    def over(self) -> bool:
+        """Say whether the time is up."""
+        return time.monotonic() >= self.until
+
+    def share(self, share: float) -> float:
+        """Return when that share of the time that is left will be up."""
+        now = time.monotonic()
+        return now + max(0.0, self.until - now) * share
+
+    def count(self, part: Part, *rows: Rows | Selected, after: timedelta = NOTHING, share: float = 1.0) -> Part:
+        """Count these rows, but bad ones, within that share of the time; what is cut off becomes an estimate.
+
+        Each is due so much *after* its instant.
+        """
+        if bad := self.passed_over(part.record):
+            part.keep(PASSED_OVER, sum(each.among(bad) for each in rows))
+        statements = [each.statement(bad) for each in rows]
+        for page in survey.survey(statements, sample=self.size, until=self.share(share)):
+            if page is None:
+                part.guess(survey.expected(statements))
+            else:
+                part.add(page, size=self.size, after=after)
+            self.told(part)
+        return part
+
+    def keep(self, part: Part, due: Rows, reasons: Mapping[str, str], *, share: float = 1.0) -> None:
+        """Count what looks due, and stays by one of these conditions, each for a reason."""
+        try:
+            found = survey.within(self.share(share), lambda: due.counts(reasons))
+        except TimeoutError:
+            part.kept |= dict.fromkeys(reasons, None)
+            return
+        for reason, records in found.items():
+            part.keep(reason, records)
+
+
+Preview = Callable[[Look], "Iterator[Part] | Sequence[Part]"]

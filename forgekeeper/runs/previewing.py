@@ -1,0 +1,138 @@
+"""The preview of a batch and its children: asked of each, within one snapshot that nobody can write to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any
+
+import redis
+
+from forgekeeper import clocks
+from forgekeeper.batches import BatchSpec, Declared
+from forgekeeper.database import now
+from forgekeeper.database.backlog import BOUND
+from forgekeeper.database.survey import reading
+from forgekeeper.flags import FeatureFlag
+from forgekeeper.installation import agreement
+from forgekeeper.preview import Look, Part
+from forgekeeper.runs.batch import Batch
+from forgekeeper.runs.blocked import Blocked
+from forgekeeper.runs.pace import Pace, pace
+from forgekeeper.runs.passed_over import PassedOver
+from forgekeeper.runs.preconditions import misreadings
+from forgekeeper.settings import Settings
+
+WITHIN = timedelta(seconds=10)
+"""So long a preview counts; what it has not counted by then it estimates."""
+SAMPLE = 10
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What a run of the batch would do, begun at *now*, what stands against that, and how long it would take."""
+
+    batch: str
+    now: datetime
+    parts: list[Part]
+    notes: list[str]
+    pace: Pace
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as `--json` shows it."""
+        return {
+            "batch": self.batch,
+            "at": self.now,
+            "dry_run": True,
+            "notes": self.notes,
+            "parts": [part.as_json() for part in self.parts],
+            "pace": self.pace._asdict(),
+        }
+
+
+def preview(
+    batch: BatchSpec,
+    settings: Settings,
+    *,
+    sample: int = SAMPLE,
+    within: timedelta = WITHIN,
+    told: Callable[[Part], None] = lambda _part: None,
+    at: datetime | None = None,
+) -> Preview:
+    """Say what a run of the batch would do if it began now, or *at* an instant; nothing is changed or kept locked.
+
+    What the databases hold of it is read in one snapshot, which others may change meanwhile: a run sees that.
+    Needs a connection, and no transaction.  Raises what the servers raise when they are away.
+    """
+    notes = [] if (said := _disagreement(batch, settings)) is None else [said]
+    with reading():
+        instant = at or now()
+        notes += _states(batch)
+        look = Look(batch.name, instant, settings, time.monotonic() + within.total_seconds(), sample, told=told)
+        declared = (batch, *batch.children)
+        parts = [part for number, one in enumerate(declared) for part in _parts(one, look, len(declared) - number)]
+        notes += [_unsaid(one) for one in declared if not _says(one)] if not any(map(_says, declared)) else []
+        records = sum(part.records for part in parts if part.batch == declared[-1].name)
+        return Preview(batch.name, instant, parts, notes, pace(batch, records, settings))
+
+
+def _parts(declared: Declared, whole: Look, left: int) -> Iterator[Part]:
+    """Ask one of those that are *left*, which gets its share of the time."""
+    passed_over = partial(_passed_over, declared.name)
+    look = replace(whole, batch=declared.name, until=whole.share(1 / left), passed_over=passed_over)
+    for ask in declared.previews:
+        yield from ask(look)
+    if not declared.previews:
+        yield from _of_backlogs(declared, look)
+
+
+def _of_backlogs(declared: Declared, look: Look) -> Iterator[Part]:
+    """Say what its backlogs tell, where nothing else is declared."""
+    for record, due in declared.backlogs.items():
+        found, part = due(look.now), look.part(record, verb="worked on")
+        part.records, part.oldest, part.estimate = found.records, found.oldest, found.records >= BOUND
+        yield part
+
+
+def _says(declared: Declared) -> bool:
+    return bool(declared.previews or declared.backlogs)
+
+
+def _unsaid(declared: Declared) -> str:
+    return f"{declared.name} declares no preview: nobody can say what a run of it would do"
+
+
+def _passed_over(batch: str, record: str) -> Collection[int]:
+    return PassedOver.of(batch, record).waiting
+
+
+def _disagreement(batch: BatchSpec, settings: Settings) -> str | None:
+    """Say for which reason a run would be blocked before it began; claims no Redis, as a run would."""
+    try:
+        with reading():
+            clocks.require(settings)
+            for sentence in misreadings(batch):
+                return f"a run would be blocked: {sentence}"
+            ours = agreement.known()
+            if ours is None:
+                return "the database has no installation's id: a worker will make one"
+            agreement.require_places(batch.deletes_from, settings, ours)
+    except redis.RedisError as error:
+        return f"Redis is away, and a run may need it: {error}"
+    except (Blocked, agreement.Disagreement) as error:
+        return f"a run would be blocked: {error}"
+    return None
+
+
+def _states(batch: BatchSpec) -> Iterator[str]:
+    """Say what keeps the batch from running."""
+    if batch.flag is not None and not FeatureFlag.is_on(batch.flag):
+        yield f"flag {batch.flag} is off: no run does anything until `forgekeeper flags on {batch.flag}`"
+    paused = Batch.paused(batch.name).first()
+    if paused is not None:
+        yield f"{batch.name} is paused by {paused.paused_by}: `forgekeeper resume {batch.name}` ends that"
+    if (blocked := Batch.blocked(batch.name)) is not None:
+        yield f"its last run was blocked ({blocked.blocked_reason}): {blocked.blocked_sentence}"

@@ -1,0 +1,491 @@
+"""Worlds to preview: of each batch some records that are due in some way, or stay for some reason.
+
+A world knows of each way whether a run would take it: it repeats none of the product's conditions.  Its keys are
+small numbers; `put` brings the record of a key into a way, whatever it was before, as somebody else's session does.
+"""
+
+import shutil
+import time
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import ClassVar
+
+from forgekeeper.batches import BATCHES
+from forgekeeper.connections import client
+from forgekeeper.database import database
+from forgekeeper.delivery.keys import QueueKeys
+from forgekeeper.flags import FeatureFlag
+from forgekeeper.process.broker import NAMESPACE
+from forgekeeper.runs.previewing import preview
+from forgekeeper.storage import sentinel, stores
+from tests.harness.git_samples import Bare, put_root
+from tests.harness.installation import INSTALLATION
+from tests.harness.performing import perform
+from tests.harness.settings import settings_with
+from workers import expired_job_artifacts, git_ref_cleanup
+from workers.expired_job_artifacts import buckets
+from workers.stale_direct_uploads import register
+
+NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
+MICROSECOND, MINUTE, HOUR, DAY = (timedelta(**{one: 1}) for one in ("microseconds", "minutes", "hours", "days"))
+EVERYTHING = 1_000
+BUCKETS = 5
+PROCESS = "id, kind, host, pid, version, alive_at, silent_from"
+
+
+class World:
+    """What the worlds have in common; *ways* says of each whether a run takes it, *locking* selects rows to lock."""
+
+    batch: str
+    tables: tuple[str, ...]
+    ways: dict[str, bool]
+    locking: str | None = None
+    at: datetime | None = NOON
+    stays = False
+    """Whether what a run takes stays, and is only changed."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.settings = settings_with(**self.options())
+
+    def options(self):
+        return {}
+
+    def folders(self):
+        return []
+
+    def empty(self):
+        database.execute_sql("; ".join(f"delete from {table}" for table in self.tables))
+
+    def preview(self, **options):
+        return preview(BATCHES[self.batch], self.settings, sample=EVERYTHING, at=self.at, **options)
+
+    def previewed(self, **options):
+        """Return the keys of what a run would take, by a preview."""
+        parts = self.preview(**options).parts
+        assert all(part.records == len(part.sample) and not part.estimate for part in parts)
+        return {key for part in parts for shown in part.sample if (key := self.key(part, *shown)) is not None}
+
+    def key(self, _part, number, _name):
+        return int(number)
+
+    def run(self):
+        perform(BATCHES[self.batch], settings=self.settings, now=self.at)
+
+    def lock(self, other, keys):
+        other.execute(self.locking, {"keys": list(keys)})
+
+    def ids(self, statement):
+        return {key for (key,) in database.execute_sql(statement).fetchall()}
+
+
+class Statuses(World):
+    batch = "user_status_cleanup"
+    tables = ("user_statuses",)
+    ways: ClassVar = {"long ago": True, "now": True, "a microsecond later": False, "later": False, "never": False}
+    locking = "select 1 from user_statuses where user_id = any(%(keys)s) for update"
+    instants: ClassVar = {
+        "long ago": -DAY,
+        "now": 0 * DAY,
+        "a microsecond later": MICROSECOND,
+        "later": DAY,
+        "never": None,
+    }
+
+    def put(self, other, key, way):
+        shift = self.instants[way]
+        other.execute(
+            "insert into user_statuses (user_id, clear_status_at) values (%s, %s)"
+            " on conflict (user_id) do update set clear_status_at = excluded.clear_status_at",
+            (key, None if shift is None else NOON + shift),
+        )
+
+    def remove(self, other, key):
+        other.execute("delete from user_statuses where user_id = %s", (key,))
+
+    def present(self):
+        return self.ids("select user_id from user_statuses")
+
+
+class Artifacts(World):
+    batch = "expired_job_artifacts"
+    tables = ("ci_job_artifacts", "ci_deleted_objects", "project_statistics")
+    ways: ClassVar = {
+        "long ago": True,
+        "a microsecond ago": True,
+        "now": False,
+        "later": False,
+        "never": False,
+        "locked": False,
+        "unknown": False,
+        "trace": False,
+    }
+    locking = "select 1 from ci_job_artifacts where id = any(%(keys)s) for update"
+    instants: ClassVar = {"a microsecond ago": -MICROSECOND, "now": 0 * DAY, "later": DAY, "never": None}
+
+    def empty(self):
+        super().empty()
+        FeatureFlag.turn(expired_job_artifacts.FLAG, on=True)
+        buckets.tidy(client, BUCKETS)
+
+    def put(self, other, key, way):
+        shift = self.instants.get(way, -DAY)
+        other.execute(
+            "insert into ci_job_artifacts (id, project_id, job_id, file_type, file_final_path, size, expire_at, locked)"
+            " values (%s, %s, %s, %s, %s, %s, %s, %s) on conflict (id) do update set"
+            " file_type = excluded.file_type, expire_at = excluded.expire_at, locked = excluded.locked",
+            (
+                *(key, 1 + key % 3, key, 3 if way == "trace" else 1, f"ab/{key}", None if key % 5 == 0 else key),
+                *(None if shift is None else NOON + shift, {"locked": 1, "unknown": 2}.get(way, 0)),
+            ),
+        )
+
+    def remove(self, other, key):
+        other.execute("delete from ci_job_artifacts where id = %s", (key,))
+
+    def present(self):
+        return self.ids("select id from ci_job_artifacts")
+
+    def run(self):
+        for _ in range(BUCKETS):
+            perform(expired_job_artifacts.delete_artifact_bucket, settings=self.settings, now=self.at)
+
+
+class Refs(World):
+    batch = "git_ref_cleanup"
+    tables = ("batched_git_ref_updates_deletions", "projects")
+    ways: ClassVar = {
+        "there": True,
+        "as expected": True,
+        "gone already": False,
+        "moved": False,
+        "its lock held": False,
+        "closed": False,
+        "default branch": False,
+        "no name": False,
+    }
+    at = None
+    projects = (1, 2)
+
+    def options(self):
+        self.root = put_root(self.folder / "repositories")
+        self.repositories = {number: Bare(self.root, f"{number}.git") for number in self.projects}
+        return {"repositories_root": self.root}
+
+    def folders(self):
+        return [self.root]
+
+    def empty(self):
+        super().empty()
+        for number, repository in self.repositories.items():
+            shutil.rmtree(repository.path / "refs" / "mr", ignore_errors=True)
+            repository.packed()
+            database.execute_sql("insert into projects values (%s, %s)", (number, repository.disk_path))
+
+    def of(self, key):
+        return self.repositories[self.projects[key % len(self.projects)]]
+
+    def put(self, other, key, way):
+        repository, ref = self.of(key), {"default branch": "refs/heads/main", "no name": "HEAD"}.get(way)
+        lock = repository.path / f"refs/mr/{key}.lock"
+        lock.unlink(missing_ok=True)
+        if way == "gone already":
+            (repository.path / f"refs/mr/{key}").unlink(missing_ok=True)
+        else:
+            repository.loose(f"refs/mr/{key}")
+        if way == "its lock held":
+            lock.touch()
+        oid = {"as expected": repository.one, "moved": "1" * 40}.get(way)
+        other.execute(
+            "insert into batched_git_ref_updates_deletions (id, project_id, ref, expected_oid, status)"
+            " values (%s, %s, %s, %s, %s) on conflict (id) do update set"
+            " ref = excluded.ref, expected_oid = excluded.expected_oid, status = excluded.status",
+            (key, self.projects[key % 2], ref or f"refs/mr/{key}", oid, 2 if way == "closed" else 1),
+        )
+
+    def remove(self, other, key):
+        other.execute("delete from batched_git_ref_updates_deletions where id = %s", (key,))
+
+    def key(self, part, number, _name):
+        return int(number) if part.record == "git_ref_deletion" else None
+
+    def present(self):
+        refs = {ref for repository in self.repositories.values() for ref in repository.refs()}
+        return {int(ref.rpartition("/")[2]) for ref in refs if ref.startswith("refs/mr/") and "." not in ref}
+
+    def run(self):
+        for project in self.projects:
+            perform(git_ref_cleanup.clean_project_refs, project, settings=self.settings)
+
+
+class Stored(World):
+    """A world with a folder of objects, whose names are those of the records."""
+
+    at = None
+
+    def options(self):
+        self.store = self.folder / "store"
+        self.store.mkdir()
+        stores._opened.clear()
+        sentinel.Store("artifacts", f"file://{self.store}").create_sentinel(INSTALLATION)
+        return {
+            "object_stores": {"artifacts": f"file://{self.store}"},
+            "object_prefixes": {"artifacts": ("objects", "elsewhere")},
+        }
+
+    def folders(self):
+        return [self.store]
+
+    def empty(self):
+        super().empty()
+        shutil.rmtree(self.store / "objects", ignore_errors=True)
+
+    def path(self, key):
+        return f"objects/{key}"
+
+    def present(self):
+        return {int(file.name) for file in self.store.glob("objects/*") if "#" not in file.name}
+
+    def upload(self, key):
+        file = self.store / self.path(key)
+        file.parent.mkdir(exist_ok=True)
+        file.touch()
+
+    def name(self, other, key, way):
+        """Let a live artifact name the object, or none."""
+        other.execute("delete from ci_job_artifacts where file_final_path = %s", (self.path(key),))
+        if way == "named":
+            values = "(project_id, job_id, file_type, file_final_path) values (1, 1, 1, %s)"
+            other.execute(f"insert into ci_job_artifacts {values}", (self.path(key),))
+
+
+class Objects(Stored):
+    batch = "delete_objects"
+    tables = ("ci_deleted_objects", "ci_job_artifacts")
+    ways: ClassVar = {"long ago": True, "a minute ago": True, "in a minute": False, "given up": False, "named": False}
+    locking = "select 1 from ci_deleted_objects where id = any(%(keys)s) for update"
+    instants: ClassVar = {"a minute ago": -MINUTE, "in a minute": MINUTE}
+
+    def put(self, other, key, way):
+        self.upload(key)
+        self.name(other, key, way)
+        other.execute(
+            "insert into ci_deleted_objects (id, project_id, store_dir, file, pick_up_at, attempts)"
+            " values (%s, %s, 'objects', %s, clock_timestamp() + %s, %s) on conflict (id) do update set"
+            " pick_up_at = excluded.pick_up_at, attempts = excluded.attempts",
+            (key, key % 3, str(key), self.instants.get(way, -DAY), 10 if way == "given up" else 0),
+        )
+
+    def remove(self, other, key):
+        other.execute("delete from ci_deleted_objects where id = %s", (key,))
+
+
+class Uploads(Stored):
+    batch = "stale_direct_uploads"
+    tables = ("ci_job_artifacts", "ci_deleted_objects", "settled_uploads")
+    ways: ClassVar = {
+        "stale": True,
+        "due again": True,
+        "ahead": True,
+        "just stale": True,
+        "fresh": False,
+        "nearly stale": False,
+        "being deleted": False,
+        "given up": False,
+        "named": False,
+        "completed": False,
+        "outside": False,
+    }
+    locking = (
+        "select pg_advisory_xact_lock(hashtextextended('artifacts:objects/' || key, 1801807216))"
+        " from unnest(%(keys)s::int[]) as key"
+    )
+    stale = register.MAX_UPLOAD_DURATION.total_seconds()
+    places: ClassVar = {
+        "due again": (register.DELETING, -60),
+        "ahead": (register.DELETING, 2 * 86_400),
+        "being deleted": (register.DELETING, 300),
+        "given up": (register.FAILED, 0),
+        "fresh": (register.PENDING, -60),
+        "nearly stale": (register.PENDING, 60 - stale),
+        "just stale": (register.PENDING, -60 - stale),
+    }
+    sets = (register.PENDING, register.DELETING, register.FAILED, register.ADOPTED)
+
+    def empty(self):
+        super().empty()
+        client.delete(*self.sets, register.ATTEMPTS, register.CLAIMS)
+
+    def put(self, other, key, way):
+        self.upload(key)
+        self.remove(other, key)
+        self.name(other, key, way)
+        if way == "completed":
+            other.execute("insert into settled_uploads values ('artifacts', %s, false)", (self.path(key),))
+        place, shift = self.places.get(way, (register.PENDING, -60 - self.stale))
+        path = f"forbidden/{key}" if way == "outside" else self.path(key)
+        client.zadd(place, {f"artifacts:{path}": client.time()[0] + round(shift)})
+
+    def remove(self, other, key):
+        other.execute("delete from settled_uploads where path = %s", (self.path(key),))
+        for one in self.sets:
+            client.zrem(one, f"artifacts:{self.path(key)}", f"artifacts:forbidden/{key}")
+
+    def key(self, _part, _number, name):
+        return int(name.rpartition("/")[2])
+
+
+class Imports(World):
+    """Odd keys are imports, even ones entities with two trackers each, one of them unfinished."""
+
+    batch = "stale_imports"
+    tables = ("bulk_import_trackers", "bulk_import_entities", "bulk_imports")
+    ways: ClassVar = {
+        "long ago": True,
+        "a microsecond before": True,
+        "a day ago": False,
+        "fresh": False,
+        "finished": False,
+    }
+    locking = (
+        "select 1 from bulk_imports where id = any(%(keys)s) for update;"
+        "select 1 from bulk_import_entities where id = any(%(keys)s) for update"
+    )
+    instants: ClassVar = {"a microsecond before": -DAY - MICROSECOND, "a day ago": -DAY, "fresh": -HOUR}
+
+    def put(self, other, key, way):
+        touched, status = NOON + self.instants.get(way, -3 * DAY), 2 if way == "finished" else key % 3 % 2
+        change = "on conflict (id) do update set status = excluded.status, updated_at = excluded.updated_at"
+        if key % 2:
+            insert = "insert into bulk_imports (id, user_id, status, updated_at) values (%s, 1, %s, %s)"
+            other.execute(f"{insert} {change}", (key, status, touched))
+            return
+        insert = (
+            "insert into bulk_import_entities (id, bulk_import_id, source_full_path, destination_name,"
+            " destination_namespace, status, updated_at) values (%s, 1, 'a/b', 'b', 'a', %s, %s)"
+        )
+        other.execute(f"{insert} {change}", (key, status, touched))
+        trackers = "insert into bulk_import_trackers (id, bulk_import_entity_id, relation, status, updated_at)"
+        for number, tracker in ((2 * key, (0, 1, 3)[key % 3]), (2 * key + 1, 2)):
+            other.execute(f"{trackers} values (%s, %s, 'r', %s, %s) {change}", (number, key, tracker, NOON))
+
+    def remove(self, other, key):
+        other.execute("delete from bulk_import_trackers where bulk_import_entity_id = %s", (key,))
+        other.execute("delete from bulk_import_entities where id = %s", (key,))
+        other.execute("delete from bulk_imports where id = %s", (key,))
+
+    def key(self, part, number, _name):
+        return int(number) if part.record != "tracker" else None
+
+    def present(self):
+        either = "select id, status from bulk_imports union all select id, status from bulk_import_entities"
+        return self.ids(f"select id from ({either}) as records where status <> 3")
+
+
+class Old(World):
+    """By their rest modulo 5 keys are ref deletions, runs, uploads, processes and dead letters."""
+
+    batch = "prune"
+    tables = ("batched_git_ref_updates_deletions", "job_runs", "settled_uploads", "processes")
+    ways: ClassVar = {"long ago": True, "just old": True, "just not old": False, "young": False, "open": False}
+    locking = (
+        "select 1 from batched_git_ref_updates_deletions where id = any(%(keys)s) for update;"
+        "select 1 from job_runs where id = any(%(keys)s) for update;"
+        "select 1 from settled_uploads where path = any(%(keys)s::text[]) for update;"
+        "select 1 from processes where id = any(%(keys)s) for update"
+    )
+    keeps = (DAY, 30 * DAY, 30 * DAY, DAY, 7 * DAY)
+    records = ("ref_deletion", "job_run", "settled_upload", "process", "dead_letter")
+    dead = QueueKeys(NAMESPACE, "cron").dead
+    newest = 1_000_000
+
+    def empty(self):
+        super().empty()
+        client.delete(self.dead, f"{self.dead}.msgs")
+        database.execute_sql("insert into job_runs (id, batch, state) values (%s, 'old', 'started')", (self.newest,))
+
+    def since(self, key, way):
+        exact = self.keeps[key % 5]
+        shifts = {"long ago": -DAY, "just old": -MICROSECOND, "just not old": 0 * DAY, "young": exact / 2}
+        return NOON - exact + shifts.get(way, 100 * DAY)
+
+    def put(self, other, key, way):
+        self.remove(other, key)
+        since = self.since(key, way)
+        statements = (
+            (
+                f"insert into {self.tables[0]} (id, project_id, ref, status, processed_at) values (%s, 1, 'a', %s, %s)",
+                (key, 1 if way == "open" else 2, since),
+            ),
+            (
+                "insert into job_runs (id, batch, state, finished_at) values (%s, 'old', %s, %s)",
+                (key, "succeeded", since),
+            ),
+            ("insert into settled_uploads values ('artifacts', %s, true, %s)", (str(key), since)),
+            (
+                f"insert into processes ({PROCESS}) values (%s, 'worker', 'a', %s, '1', %s, %s)",
+                (key, key, since, since),
+            ),
+        )
+        if key % 5 < 4:
+            other.execute(*statements[key % 5])
+            return
+        age = {"long ago": 8 * DAY, "just old": 7 * DAY + MINUTE, "just not old": 7 * DAY - MINUTE}.get(way, HOUR)
+        client.zadd(self.dead, {str(key): round((time.time() - age.total_seconds()) * 1_000)})
+        client.hset(f"{self.dead}.msgs", str(key), b"{}")
+
+    def remove(self, other, key):
+        other.execute("delete from batched_git_ref_updates_deletions where id = %s", (key,))
+        other.execute("delete from job_runs where id = %s", (key,))
+        other.execute("delete from settled_uploads where path = %s", (str(key),))
+        other.execute("delete from processes where id = %s", (key,))
+        client.zrem(self.dead, str(key))
+        client.hdel(f"{self.dead}.msgs", str(key))
+
+    def lock(self, other, keys):
+        super().lock(other, [key for key in keys if key % 5 < 4])
+
+    def lockable(self, key):
+        return key % 5 < 4
+
+    def key(self, _part, number, name):
+        return int(name if name and name.isdigit() else number)
+
+    def present(self):
+        rows = " union all ".join(
+            f"select {key}::bigint from {table}"
+            for table, key in zip(self.tables, ("id", "id", "path", "id"), strict=True)
+        )
+        letters = {int(letter) for letter in client.zrange(self.dead, 0, -1)}
+        return (self.ids(rows) | letters) - {self.newest}
+
+
+WORLDS = (Statuses, Refs, Artifacts, Objects, Uploads, Imports, Old)
+
+
+def everything(folders):
+    """Return all there is: each row with its place and its versions, each key of Redis, each file with its times."""
+    tables = [
+        name
+        for (name,) in database.execute_sql(
+            "select quote_ident(table_name) from information_schema.tables"
+            " where table_schema = 'public' and table_type = 'BASE TABLE'"
+        ).fetchall()
+    ]
+    rows = {
+        table: database.execute_sql(
+            f"select ctid::text, xmin::text, xmax::text, whole::text from {table} as whole order by ctid"
+        ).fetchall()
+        for table in tables
+    }
+    keys = {key: client.dump(key) for key in sorted(client.keys())}
+    files = {str(path): _stamp(path) for folder in folders for path in (folder, *sorted(Path(folder).rglob("*")))}
+    return rows, keys, files
+
+
+def _stamp(path):
+    with suppress(FileNotFoundError):
+        found = path.lstat()
+        return found.st_mode, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    return None

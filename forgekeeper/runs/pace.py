@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from datetime import timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from forgekeeper.batches import BatchSpec
 from forgekeeper.database import database
@@ -13,12 +13,25 @@ from forgekeeper.settings import Settings
 RUNS = 100
 """Of so many of its last runs those count that have done something."""
 UNKNOWN = "unknown, it has not run yet"
-OF_CHILDREN = "unknown: no run of it says what its children have done, and it has no pace"
 
 LAST_RUNS = """
     select result, extract(epoch from finished_at - started_at)::float from job_runs
     where batch = %(batch)s and state = 'succeeded' and started_at is not null and finished_at > started_at
     order by id desc limit %(runs)s
+"""
+# Nobody notes how long the children of a run have worked: until their time was up, or else until the next one began.
+LAST_WITH_CHILDREN = """
+    with last as (
+        select id, started_at, lead(started_at, 1, clock_timestamp()) over (order by id) as next from (
+            select id, started_at from job_runs where batch = %(batch)s and started_at is not null
+            order by id desc limit %(runs)s
+        ) as runs
+    ), totals as (
+        select run, sum(records)::bigint as records from run_totals
+        where batch = %(batch)s and run = any(array(select id from last)) group by run
+    )
+    select coalesce(records, 0), least(greatest(extract(epoch from next - started_at), 0.001), %(budget)s)::float
+    from last left join totals on run = id
 """
 
 
@@ -38,36 +51,41 @@ class Pace(NamedTuple):
 
 def pace(batch: BatchSpec, records: int, settings: Settings) -> Pace:
     """Say how long the batch will take for so many *records*."""
-    measured, ran = measured_pace(batch)
-    allowed = settings.pace(batch.name)
+    budget = max(one.budget for one in (batch, *batch.children)).total_seconds()
+    measured, allowed = measured_pace(batch, budget), settings.pace(batch.name)
     known = [rate for rate in (measured, allowed) if rate]
     if not known:
-        return Pace(allowed=allowed, unknown=OF_CHILDREN if ran and batch.children else UNKNOWN)
+        return Pace(unknown=UNKNOWN)
     seconds = records / min(known)
-    budget = max(one.budget for one in (batch, *batch.children)).total_seconds()
-    runs = max(1, math.ceil(seconds / budget)) if records else 0
+    per_run, *_ = settings.limits(batch.name)
+    runs = max(1, math.ceil(seconds / budget), math.ceil(records / per_run) if per_run else 0) if records else 0
     return Pace(measured, allowed, seconds, runs, _lasts(batch, seconds, runs, budget, settings))
 
 
-def measured_pace(batch: BatchSpec) -> tuple[float | None, bool]:
-    """Return how many records a second its last runs have worked on, None where none has; and whether any ran."""
+def measured_pace(batch: BatchSpec, budget: float) -> float | None:
+    """Return how many records a second its last runs have worked on, None where none has."""
+    values = {"batch": batch.name, "runs": RUNS, "budget": budget}
+    rows = database.execute_sql(LAST_WITH_CHILDREN if batch.children else LAST_RUNS, values).fetchall()
+    counted = [(found if isinstance(found, int) else _processed(batch, found), lasted) for found, lasted in rows]
+    working = [(records, lasted) for records, lasted in counted if records > 0]
+    done, seconds = (sum(each) for each in zip(*working, strict=True)) if working else (0, 0)
+    return done / seconds if seconds else None
+
+
+def _processed(batch: BatchSpec, result: Any) -> int:
+    """Add up what a run has come to."""
     fields = [name for record in batch.records for name in record.processed]
-    done, seconds, ran = 0, 0.0, False
-    for result, lasted in database.execute_sql(LAST_RUNS, {"batch": batch.name, "runs": RUNS}).fetchall():
-        numbers = [result.get(name) for name in fields] if isinstance(result, dict) else []
-        records = sum(number for number in numbers if isinstance(number, int))
-        ran = True
-        if records > 0:
-            done, seconds = done + records, seconds + lasted
-    return (done / seconds if done else None), ran
+    numbers = [result.get(name) for name in fields] if isinstance(result, dict) else []
+    return sum(number for number in numbers if isinstance(number, int))
 
 
 def _lasts(batch: BatchSpec, seconds: float, runs: int, budget: float, settings: Settings) -> float | None:
-    """Return how long it is to the end of the last run; None where that would be ever, as it is on no timetable."""
+    """Return how long it is to the end of the last run; None of a batch that is on no timetable."""
     if runs <= 1:
         return seconds
     schedule = settings.cron(batch.name)
     if schedule is None:
         return None
-    between = max(timedelta(seconds=budget), schedule.period).total_seconds()
-    return (runs - 1) * between + seconds - (runs - 1) * budget
+    each = min(budget, seconds / runs)
+    between = max(timedelta(seconds=each), schedule.period).total_seconds()
+    return (runs - 1) * between + max(0.0, seconds - (runs - 1) * each)

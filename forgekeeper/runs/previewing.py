@@ -70,7 +70,7 @@ def preview(
     notes = [] if (said := _disagreement(batch, settings)) is None else [said]
     with reading():
         instant = at or now()
-        notes += _states(batch)
+        notes += _states(batch, settings)
         look = Look(batch.name, instant, settings, time.monotonic() + within.total_seconds(), sample, told=told)
         declared = (batch, *batch.children)
         parts = [part for number, one in enumerate(declared) for part in _parts(one, look, len(declared) - number)]
@@ -127,12 +127,23 @@ def _disagreement(batch: BatchSpec, settings: Settings) -> str | None:
     return None
 
 
-def _states(batch: BatchSpec) -> Iterator[str]:
-    """Say what keeps the batch from running."""
+def _states(batch: BatchSpec, settings: Settings) -> Iterator[str]:
+    """Say what keeps the batch from running, or lets a run do less than all."""
+    name = batch.name
     if batch.flag is not None and not FeatureFlag.is_on(batch.flag):
         yield f"flag {batch.flag} is off: no run does anything until `forgekeeper flags on {batch.flag}`"
-    paused = Batch.paused(batch.name).first()
-    if paused is not None:
-        yield f"{batch.name} is paused by {paused.paused_by}: `forgekeeper resume {batch.name}` ends that"
-    if (blocked := Batch.blocked(batch.name)) is not None:
+    for row in Batch.all_stopped().where(Batch.name == name):
+        yield f"{name} is stopped by {row.stopped_by} ({row.stopped_reason}): `forgekeeper resume {name}` ends that"
+    for row in Batch.all_held().where(Batch.name == name):
+        yield f"{name} is held ({row.held_reason}): {row.held_sentence}; `forgekeeper release {name}` lets it go"
+    for row in Batch.paused(name):
+        yield f"{name} is paused by {row.paused_by}: `forgekeeper resume {name}` ends that"
+    if (blocked := Batch.blocked(name)) is not None:
         yield f"its last run was blocked ({blocked.blocked_reason}): {blocked.blocked_sentence}"
+    if settings.cron(name) is None:
+        yield f"{name} is on no timetable: it runs by hand alone"
+    per_run, per_day, bytes_per_run, bytes_per_day = settings.limits(name)
+    limits = {"records a run": per_run, "records a day": per_day}
+    limits |= {"bytes a run": bytes_per_run, "bytes a day": bytes_per_day}
+    if said := ", ".join(f"{limit:,} {what}" for what, limit in limits.items() if limit is not None):
+        yield f"its limits: {said}"

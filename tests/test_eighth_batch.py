@@ -131,6 +131,12 @@ def test_its_ticks_are_claimed_and_what_is_stale_is_deleted(world):
     assert any(tick["state"] == "succeeded" and tick["result"]["deleted"] == OLD for tick in ticks)
 
 
+def test_a_preview_of_it_counts_what_a_run_would_delete(world):
+    shown = told(world, "run", NAME, "--dry-run")
+
+    assert [(part["record"], part["records"]) for part in shown["parts"]] == [("pipeline", 0)]
+
+
 def test_status_shows_its_schedule_and_its_last_run(world):
     shown = told(world, "status")["batches"][NAME]
 

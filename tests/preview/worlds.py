@@ -461,7 +461,29 @@ class Old(World):
         return (self.ids(rows) | letters) - {self.newest}
 
 
-WORLDS = (Statuses, Refs, Artifacts, Objects, Uploads, Imports, Old)
+class Pipelines(World):
+    """Of the example, which is not among the documents."""
+
+    batch = "stale_pipelines"
+    tables = ("pipelines",)
+    ways: ClassVar = {"long ago": True, "just over a year": True, "a year": False, "young": False}
+    locking = "select 1 from pipelines where id = any(%(keys)s) for update"
+    instants: ClassVar = {"just over a year": -365 * DAY - MICROSECOND, "a year": -365 * DAY, "young": -DAY}
+
+    def put(self, other, key, way):
+        other.execute(
+            "insert into pipelines values (%s, %s) on conflict (id) do update set updated_at = excluded.updated_at",
+            (key, NOON + self.instants.get(way, -800 * DAY)),
+        )
+
+    def remove(self, other, key):
+        other.execute("delete from pipelines where id = %s", (key,))
+
+    def present(self):
+        return self.ids("select id from pipelines")
+
+
+WORLDS = (Statuses, Refs, Artifacts, Objects, Uploads, Imports, Old, Pipelines)
 
 
 def everything(folders):

@@ -45,15 +45,21 @@ class Part:
     kept: dict[str, int | None] = field(default_factory=dict)
     sample: list[tuple[str, str | None]] = field(default_factory=list)
 
-    def add(self, page: survey.Page, *, size: int, after: timedelta = NOTHING) -> None:
-        """Count a page of rows, each due so much *after* its instant; name *size* rows in all."""
-        self.records += page.free
-        if page.bytes is not None:
-            self.bytes = (self.bytes or 0) + page.bytes
-        self.span(*(each and each + after for each in (page.oldest, page.newest)))
-        self.projects.update(page.projects)
-        self.keep(BUSY, page.rows - page.free)
-        self.sample += list(zip(page.ids, page.names, strict=True))[: size - len(self.sample)]
+    def add(self, found: survey.Survey, *, after: timedelta = NOTHING) -> None:
+        """Count what a look has found, each due so much *after* its instant."""
+        for group in found.groups:
+            self.records += group.free
+            if group.bytes is not None:
+                self.bytes = (self.bytes or 0) + group.bytes
+            self.span(group.oldest and group.oldest + after, group.newest and group.newest + after)
+            if group.project is not None and group.free:
+                self.projects[group.project] += group.free
+            self.keep(BUSY, group.rows - group.free)
+        self.sample += [(one.id, one.name) for one in found.first or ()]
+        if found.expected is not None:
+            self.guess(found.expected)
+            # Of those that were counted it is any; by their order it is the first.
+            self.oldest = found.first[0].due + after if found.first else None
 
     def one(self, key: str, name: str | None, due: datetime | None, *, size: int, project: object = None) -> None:
         """Count a single record."""
@@ -124,27 +130,21 @@ class Look:
         now = time.monotonic()
         return now + max(0.0, self.until - now) * share
 
-    def count(self, part: Part, *rows: Rows | Selected, after: timedelta = NOTHING, share: float = 1.0) -> Part:
+    def count(self, part: Part, rows: Rows | Selected, *, after: timedelta = NOTHING, share: float = 1.0) -> Part:
         """Count these rows, but bad ones, within that share of the time; what is cut off becomes an estimate.
 
         Each is due so much *after* its instant.
         """
-        if bad := self.passed_over(part.record):
-            part.keep(PASSED_OVER, sum(each.among(bad) for each in rows))
-        statements = [each.statement(bad) for each in rows]
-        for page in survey.survey(statements, sample=self.size, until=self.share(share)):
-            if page is None:
-                part.guess(survey.expected(statements))
-            else:
-                part.add(page, size=self.size, after=after)
-            self.told(part)
+        bad, until = self.passed_over(part.record), self.share(share)
+        part.keep(PASSED_OVER, rows.among(bad) if bad else 0)
+        part.add(survey.survey(rows, without=bad, size=self.size, until=until), after=after)
+        self.told(part)
         return part
 
     def keep(self, part: Part, due: Rows, reasons: Mapping[str, str], *, share: float = 1.0) -> None:
         """Count what looks due, and stays by one of these conditions, each for a reason."""
-        try:
-            found = survey.within(self.share(share), lambda: due.counts(reasons))
-        except TimeoutError:
+        found = survey.within(self.share(share), lambda: due.counts(reasons))
+        if found is None:
             part.kept |= dict.fromkeys(reasons, None)
             return
         for reason, records in found.items():

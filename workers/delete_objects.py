@@ -243,7 +243,7 @@ def foreseen(look: Look) -> Iterator[Part]:
         position = seen[-1].place
         look.told(part)
         if look.over():
-            part.guess(expected([due.statement(bad)]))
+            part.guess(expected(due, bad))
             break
     part.keep("fresh", backlog.count(DeletedObject.later(look.now)))
     part.keep("dead", dead())

@@ -1,7 +1,7 @@
 """A look at rows that changes nothing: how many there are, whose, since when, and some of them by name.
 
-All statements of a look see one snapshot, in a transaction that PostgreSQL itself lets only read.  Rows are
-taken in pages, so that a look which has to end has counted something by then.
+All statements of a look see one snapshot, in a transaction that PostgreSQL itself lets only read.  A look that has
+no time for all has counted a part, and asks what PostgreSQL expects of the rest.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import peewee as pw
@@ -19,10 +18,11 @@ from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.database import chosen, database, sqlstate
 
-PAGE_SIZE = 50_000
+PART = 100_000
+"""So many rows are counted where there is no time for all: as many as tell something of the rest."""
 TOOK_TOO_LONG = "57014"
 SHORTEST = 0.05
-"""Seconds that a statement gets at least: the first may count something even where there is no time left."""
+"""Seconds that a statement gets at least: there may be little to count, even where there is no time left."""
 Answer = TypeVar("Answer")
 
 READ_ONLY = "set transaction isolation level repeatable read, read only"
@@ -32,42 +32,43 @@ RUNNING = """any(array(
     select transactionid from pg_locks where locktype = 'transactionid' and mode = 'ExclusiveLock' and granted
 ))"""
 HAS_XMAX = "select relkind in ('r', 'p') from pg_class where oid = to_regclass(%(table)s)"
-PAGE = """
-    with page as materialized (
-        select id, name, due, project, bytes, busy from ({rows}) as rows {beyond}
-        order by due, id limit %(limit)s
-    ), free as (
-        select * from page where not busy
-    )
-    select (select count(*) from page), (select count(*) from free), (select sum(bytes)::bigint from free),
-        (select min(due) from free), (select max(due) from free),
-        (select coalesce(jsonb_object_agg(project, records), '{{}}') from (
-            select project, count(*) as records from free where project is not null group by project
-        ) as projects),
-        array(select id::text from free order by due, id limit %(sample)s),
-        array(select name from free order by due, id limit %(sample)s),
-        last.due::text, last.id::text
-    from (select due, id from page order by due desc, id desc limit 1) as last
+TOTALS = """
+    select project, count(*), count(*) filter (where not busy), sum(bytes) filter (where not busy)::bigint,
+        min(due) filter (where not busy), max(due) filter (where not busy)
+    from ({rows}) as rows group by project
 """
-BEYOND = "where (due, id) > (%(due)s, %(id)s)"
+FIRST = "select id::text, name, due from ({rows}) as rows where not busy order by rows.due, rows.id limit %(size)s"
 
 
-class Page(NamedTuple):
-    """Some rows: how many, how many of them nobody holds, and of those how much, since when, whose, and the first.
+class Group(NamedTuple):
+    """The rows of a project, or of none: how many, how many of them nobody holds, and of those how much, since when."""
 
-    *due* and *key* are where the next page begins.
-    """
-
+    project: str | None
     rows: int
     free: int
     bytes: int | None
     oldest: datetime | None
     newest: datetime | None
-    projects: Mapping[str, int]
-    ids: Sequence[str]
-    names: Sequence[str | None]
-    due: str
-    key: str
+
+
+class First(NamedTuple):
+    """One of the rows that became due first."""
+
+    id: str
+    name: str | None
+    due: datetime
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What a look at rows has found: all of them, or where there was no time for that a part of about *expected*.
+
+    *first* are None where there was no time to find out which are.
+    """
+
+    groups: Sequence[Group]
+    first: Sequence[First] | None
+    expected: int | None = None
 
 
 @contextmanager
@@ -83,6 +84,7 @@ class Rows:
     """The rows of *table* that meet a condition, and what a look says of each.
 
     *due* is a column, by which they are ordered and since when they count; *key* is another, or what is as good as one.
+    *rough* is another condition, by which PostgreSQL expects their number better.
     """
 
     table: str
@@ -93,14 +95,15 @@ class Rows:
     name: str = "null::text"
     project: str = "null::text"
     size: str = "null::bigint"
+    rough: str | None = None
 
-    def statement(self, without: Collection[int] = ()) -> str:
+    def statement(self, without: Collection[int] = (), *, roughly: bool = False) -> str:
         """Return what selects them, but for those of some keys."""
         columns = (
             f"{self.key} as id, {self.name} as name, {self.due} as due, {self.project}::text as project,"
             f" {self.size} as bytes, {held(self.table)} as busy"
         )
-        condition = self.where + chosen(self.key, without=without)
+        condition = (self.rough if roughly and self.rough else self.where) + chosen(self.key, without=without)
         values = {**self.values, "without": list(without)}
         return literal(f"select {columns} from {self.table} where {condition}", values)
 
@@ -127,7 +130,7 @@ class Selected:
     query: pw.ModelSelect[Any]
     due: pw.Field[Any] | None = None
 
-    def statement(self, without: Collection[int] = ()) -> str:
+    def statement(self, without: Collection[int] = (), *, roughly: bool = False) -> str:  # noqa: ARG002, as of `Rows`
         """Return what selects them, but for those of some keys."""
         model = self.query.model
         key = model._meta.primary_key
@@ -165,34 +168,37 @@ def literal(statement: str, values: Mapping[str, Any] | Sequence[Any]) -> str:
     return text.replace("%", "%%")
 
 
-def survey(statements: Sequence[str], *, sample: int, until: float, limit: int = PAGE_SIZE) -> Iterator[Page | None]:
-    """Yield the rows that the statements select in pages, a page of each by turns; None where the time was up first.
-
-    *until* is an instant of the monotonic clock.
-    """
-    places: list[tuple[str, tuple[str, str] | None]] = [(rows, None) for rows in statements]
-    while places:
-        rows, last = places.pop(0)
-        beyond = BEYOND if last else ""
-        due, key = last or (None, None)
-        values = {"due": due, "id": key, "limit": limit, "sample": sample}
-        try:
-            found = within(until, partial(_page, PAGE.format(rows=rows, beyond=beyond), values))
-        except TimeoutError:
-            yield None
-            return
-        if found is None:
-            continue
-        yield found
-        if found.rows == limit:
-            places.append((rows, (found.due, found.key)))
-        if places and time.monotonic() >= until:
-            yield None
-            return
+def survey(rows: Rows | Selected, *, without: Collection[int] = (), size: int, until: float) -> Survey:
+    """Look at these rows, without some; name the first *size*.  *until* is an instant of the monotonic clock."""
+    statement = rows.statement(without)
+    first = _first(statement, size, _share(until, 0.3))
+    groups = _totals(statement, _share(until, 0.8))
+    if groups is not None:
+        return Survey(groups, first)
+    part = f"{statement} limit {PART}"
+    return Survey(_totals(part, until) or (), first, expected(rows, without))
 
 
-def within(until: float, ask: Callable[[], Answer]) -> Answer:
-    """Ask; raise `TimeoutError` where PostgreSQL has not answered by *until*.  The look goes on after it."""
+def _first(statement: str, size: int, until: float) -> list[First] | None:
+    return within(until, lambda: [First(*row) for row in _rows(FIRST, statement, {"size": size})])
+
+
+def _totals(statement: str, until: float) -> list[Group] | None:
+    return within(until, lambda: [Group(*row) for row in _rows(TOTALS, statement, {})])
+
+
+def _rows(asking: str, statement: str, values: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+    found: list[tuple[Any, ...]] = database.execute_sql(asking.format(rows=statement), dict(values)).fetchall()
+    return found
+
+
+def _share(until: float, share: float) -> float:
+    now = time.monotonic()
+    return now + max(0.0, until - now) * share
+
+
+def within(until: float, ask: Callable[[], Answer]) -> Answer | None:
+    """Ask; return None where PostgreSQL has not answered by *until*.  The look goes on after it."""
     left = max(SHORTEST, until - time.monotonic())
     try:
         with database.atomic():
@@ -201,21 +207,16 @@ def within(until: float, ask: Callable[[], Answer]) -> Answer:
     except pw.OperationalError as error:
         if sqlstate(error) != TOOK_TOO_LONG:
             raise
-        raise TimeoutError from None
+        return None
 
 
-def expected(statements: Sequence[str]) -> int:
-    """Return how many rows PostgreSQL expects the statements to select, by its statistics; it reads none."""
-    plans = [database.execute_sql(f"explain (format json) {rows}".replace("%%", "%")).fetchone() for rows in statements]
-    return sum(int(plan[0]["Plan"]["Plan Rows"]) for (plan,) in plans)
+def expected(rows: Rows | Selected, without: Collection[int] = ()) -> int:
+    """Return how many rows PostgreSQL expects there to be, by its statistics; it reads none."""
+    ((plans,),) = _rows("explain (format json) {rows}", rows.statement(without, roughly=True), {})
+    return int(plans[0]["Plan"]["Plan Rows"])
 
 
 def held(table: str, *, alias: str | None = None) -> str:
     """Return the condition that another session has a row of *table* locked; rows of a view do not tell."""
     row = database.execute_sql(HAS_XMAX, {"table": table}).fetchone()
     return f"{alias or table}.xmax = {RUNNING}" if row and row[0] else "false"
-
-
-def _page(statement: str, values: Mapping[str, Any]) -> Page | None:
-    row = database.execute_sql(statement, dict(values)).fetchone()
-    return Page(*row) if row else None

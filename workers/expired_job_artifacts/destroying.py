@@ -38,9 +38,10 @@ CLASSES = 10
 IN_ORDER = "set local enable_bitmapscan = off; "
 PAST = "expire_at < %(now)s"
 MAY_GO = "locked = 0 and file_type <> 3"
-OF_CLASS = f"mod(project_id + job_id, 10) = %(class)s and {PAST} and {MAY_GO}"
-"""What goes of a class; what `run --dry-run` counts, too."""
-EXPIRED = f"""{OF_CLASS}
+CLASS = "mod(project_id + job_id, 10)"
+DUE = f"{PAST} and {MAY_GO}"
+"""What goes; what `run --dry-run` counts, too."""
+EXPIRED = f"""{CLASS} = %(class)s and {DUE}
           and (expire_at, id) > (%(expired)s, %(id)s)"""
 DESTROY_CHOSEN = f"""
     with {{first}} as materialized (

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from forgekeeper.database import database
+from forgekeeper.database import database, survey
 from forgekeeper.database.survey import Rows, held
 from forgekeeper.preview import Look, Part
-from workers.expired_job_artifacts.destroying import CLASSES, MAY_GO, OF_CLASS, PAST
+from workers.expired_job_artifacts.destroying import CLASS, CLASSES, DUE, MAY_GO, PAST
 
 LOCKED, TRACE, UNKNOWN = "locked", "trace", "unknown"
 KEPT = {
@@ -26,15 +26,16 @@ def foreseen(look: Look) -> Iterator[Part]:
 
     Those of projects whose statistics another session has locked are left for later.
     """
-    part = look.part("expired_artifact")
-    ((held_up,),) = database.execute_sql(BUSY_STATISTICS.format(held=held("project_statistics"))).fetchall()
-    base = {"now": look.now, "held_up": held_up}
-    free = OF_CLASS + (" and project_id <> all(%(held_up)s)" if held_up else "")
+    part, table = look.part("expired_artifact"), "ci_job_artifacts"
+    statement = BUSY_STATISTICS.format(held=held("project_statistics"))
+    held_up = survey.within(look.share(0.1), lambda: database.execute_sql(statement).fetchone()[0]) or []
+    values = {"now": look.now, "classes": list(range(CLASSES)), "held_up": held_up}
+    due = DUE + (" and project_id <> all(%(held_up)s)" if held_up else "")
+    every_class = f"{CLASS} = any(%(classes)s) and {due}"
     columns = {"due": "expire_at", "name": NAME, "project": "project_id", "size": "coalesce(size, 0)"}
-    rows = [Rows("ci_job_artifacts", free, base | {"class": number}, **columns) for number in range(CLASSES)]
-    look.count(part, *rows, share=0.7)
+    look.count(part, Rows(table, every_class, values, rough=due, **columns), share=0.7)
     if held_up:
         stays = {STATISTICS_BUSY: "project_id = any(%(held_up)s)"}
-        look.keep(part, Rows("ci_job_artifacts", f"{PAST} and {MAY_GO}", base, due="expire_at"), stays, share=0.3)
-    look.keep(part, Rows("ci_job_artifacts", f"{PAST} and not ({MAY_GO})", base, due="expire_at"), KEPT)
+        look.keep(part, Rows(table, DUE, values, due="expire_at"), stays, share=0.3)
+    look.keep(part, Rows(table, f"{PAST} and not ({MAY_GO})", values, due="expire_at"), KEPT)
     yield part

@@ -128,7 +128,7 @@ class Seen:
 
     def _cut_off(self) -> None:
         """Guess: of the rows that were not looked at as many are deleted as of those that were."""
-        rows = max(self._rows, expected([self.pending.statement(self._bad)]))
+        rows = max(self._rows, expected(self.pending, self._bad))
         for part in (self.refs, self.gone):
             part.guess(round(part.records * rows / self._rows) if self._rows else part.records)
         if not self._rows:

@@ -1,0 +1,320 @@
+"""How previews count: bounded in time, beside locks, kept from writing."""
+
+import time
+from datetime import timedelta
+
+import peewee as pw
+import pytest
+
+from forgekeeper.batches import BATCHES, Record
+from forgekeeper.connections import client
+from forgekeeper.database import database as db
+from forgekeeper.database import now
+from forgekeeper.database.backlog import Backlog
+from forgekeeper.database.survey import Rows, expected, reading, survey
+from forgekeeper.runs.passed_over import PassedOver
+from forgekeeper.runs.previewing import preview
+from forgekeeper.storage import sentinel
+from models import GitRefDeletion, JobArtifact, Project, ProjectStatistics, UserStatus
+from tests.harness import samples as sample
+from tests.harness.git_samples import Bare, put_root
+from tests.harness.settings import settings_with
+from tests.harness.toys import toy
+from workers import stale_direct_uploads
+from workers.stale_direct_uploads import by_hand, register
+
+HOUR = timedelta(hours=1)
+SLOW = "clear_status_at <= clock_timestamp() and pg_sleep(0.05) is not null"
+FAST = "clear_status_at <= clock_timestamp()"
+
+pytestmark = pytest.mark.usefixtures("database")
+
+
+def statuses(where=FAST, **options):
+    return Rows("user_statuses", where, {}, key="user_id", due="clear_status_at", **options)
+
+
+def look(rows, *, size=10, seconds=60.0):
+    return survey(rows, size=size, until=time.monotonic() + seconds)
+
+
+def foreseen(name, settings=None, **options):
+    return preview(BATCHES[name], settings or settings_with(), **options)
+
+
+def the_part(found, record=None):
+    (part,) = [part for part in found.parts if record in (None, part.record)]
+    return part
+
+
+# Time
+
+
+def test_what_cannot_be_counted_in_time_is_what_postgresql_expects():
+    sample.user_statuses(5_000)
+    db.execute_sql("analyze user_statuses")
+
+    found = look(statuses(SLOW, rough=FAST), seconds=0)
+
+    assert found.expected == pytest.approx(2_000, rel=0.2)
+
+
+def test_what_cannot_be_counted_in_time_takes_no_longer():
+    sample.user_statuses(5_000)
+    began = time.monotonic()
+
+    look(statuses(SLOW), seconds=0.5)
+
+    assert time.monotonic() - began < 5
+
+
+def test_what_is_counted_in_time_is_no_estimate():
+    sample.user_statuses(5)
+
+    assert look(statuses()).expected is None
+
+
+def test_a_look_that_was_cut_off_can_go_on():
+    sample.user_statuses(5_000)
+
+    with reading():
+        look(statuses(SLOW), seconds=0)
+
+        assert look(statuses(), seconds=60).groups[0].rows == 2_000
+
+
+def test_a_preview_that_was_cut_off_says_that_it_is_an_estimate():
+    sample.user_statuses(5_000)
+    db.execute_sql("analyze user_statuses")
+    slow = toy(records=[Record("user_status")])
+    slow.preview(lambda look: [look.count(look.part("user_status"), statuses(SLOW, rough=FAST))])
+
+    part = the_part(preview(slow, settings_with(), within=timedelta(0)))
+
+    assert (part.estimate, part.newest) == (True, None)
+    assert part.records == pytest.approx(2_000, rel=0.2)
+
+
+def test_an_estimate_reads_no_row():
+    sample.user_statuses(5_000)
+    began = time.monotonic()
+
+    expected(statuses(SLOW))
+
+    assert time.monotonic() - began < 5
+
+
+# Locks
+
+
+def test_rows_that_another_session_has_locked_are_busy(other):
+    sample.user_statuses(10)
+    other.execute("select from user_statuses where clear_status_at <= now() limit 3 for update")
+
+    part = the_part(foreseen("user_status_cleanup"))
+
+    assert (part.records, part.kept) == (1, {"busy": 3})
+
+
+def test_rows_that_another_session_has_changed_and_not_committed_are_busy(other):
+    sample.user_statuses(10)
+    other.execute("update user_statuses set clear_status_at = null where clear_status_at <= now()")
+
+    assert the_part(foreseen("user_status_cleanup")).kept == {"busy": 4}
+
+
+def test_rows_that_somebody_had_locked_are_not_busy(other):
+    sample.user_statuses(10)
+    other.execute("select from user_statuses for update")
+    other.connection.rollback()
+
+    assert the_part(foreseen("user_status_cleanup")).records == 4
+
+
+def test_a_preview_waits_for_nobody_who_changes_rows(other):
+    sample.user_statuses(10)
+    other.execute("update user_statuses set message = 'later'")
+    began = time.monotonic()
+
+    foreseen("user_status_cleanup")
+
+    assert time.monotonic() - began < 5
+
+
+def test_a_view_is_previewed_though_its_rows_tell_nothing_of_locks():
+    db.execute_sql("create view due_statuses as select * from user_statuses")
+    sample.user_statuses(5)
+    try:
+        found = look(Rows("due_statuses", FAST, {}, key="user_id", due="clear_status_at"))
+    finally:
+        db.execute_sql("drop view due_statuses")
+
+    assert found.groups[0].free == 2
+
+
+def test_artifacts_whose_statistics_another_session_has_locked_stay(other):
+    sample.job_artifacts(70)
+    other.execute("select from project_statistics where project_id = 3 for update")
+
+    part = the_part(foreseen("expired_job_artifacts"))
+
+    assert "3" not in part.projects
+    assert part.kept["statistics_busy"] == JobArtifact.expired(now()).where(JobArtifact.project_id == 3).count()
+
+
+# Bad records
+
+
+def test_a_bad_record_that_is_passed_over_stays():
+    sample.user_statuses(5)
+    bad = UserStatus.due(now()).first().user_id
+    for _ in range(2):
+        PassedOver.fail("user_status_cleanup", "user_status", bad, "it is bad")
+
+    part = the_part(foreseen("user_status_cleanup"))
+
+    assert (part.records, part.kept) == (1, {"passed_over": 1})
+
+
+# Names
+
+
+def test_the_first_are_named_in_the_order_in_which_they_became_due():
+    at = now()
+    for key, minutes in ((100, 1), (20, 2), (3, 3)):
+        UserStatus.create(user_id=key, emoji=f"of {key}", clear_status_at=at - minutes * HOUR)
+
+    part = the_part(foreseen("user_status_cleanup", sample=2))
+
+    assert part.sample == [("3", "of 3"), ("20", "of 20")]
+
+
+def test_those_that_became_due_at_once_are_named_by_their_numbers():
+    at = now() - HOUR
+    for key in (9, 10, 100):
+        UserStatus.create(user_id=key, emoji=f"of {key}", clear_status_at=at)
+
+    assert [key for key, _ in the_part(foreseen("user_status_cleanup")).sample] == ["9", "10", "100"]
+
+
+# Nothing is written
+
+
+def test_postgresql_refuses_whatever_would_write():
+    with pytest.raises(pw.PeeweeException, match="read-only transaction"), reading():
+        ProjectStatistics.create(project_id=1)
+
+
+def test_a_preview_that_would_write_is_refused():
+    writing = toy()
+    writing.preview(lambda _look: [UserStatus.create(user_id=1)])
+
+    with pytest.raises(pw.PeeweeException, match="read-only transaction"):
+        preview(writing, settings_with())
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_redis_is_asked_by_commands_that_only_read(name, tmp_path):
+    sentinel.Store("artifacts", f"file://{tmp_path}").create_sentinel("7e57ab1e-0000-4000-8000-000000000001")
+    settings = settings_with(object_stores={"artifacts": f"file://{tmp_path}"})
+    client.zadd(register.PENDING, {"artifacts:a": 1})
+    known = client.command()
+    client.config_resetstat()
+
+    foreseen(name, settings)
+
+    asked = {command.removeprefix("cmdstat_").partition("|")[0] for command in client.info("commandstats")}
+    writing = {command for command in asked if "write" in known[command]["flags"] or command.startswith("eval")}
+    assert writing == set()
+
+
+# Declarations
+
+
+def test_a_batch_that_declares_no_preview_says_so():
+    (note,) = preview(toy(), settings_with()).notes
+
+    assert note == "toys declares no preview: nobody can say what a run of it would do"
+
+
+def test_a_batch_that_declares_only_a_backlog_shows_that():
+    since = now() - HOUR
+    backlogged = toy(records=[Record("toy", objective=HOUR)])
+    backlogged.backlog("toy")(lambda _now: Backlog(7, since))
+
+    found = preview(backlogged, settings_with())
+
+    assert (the_part(found).records, the_part(found).oldest, found.notes) == (7, since, [])
+
+
+# Refs
+
+
+@pytest.fixture
+def repositories(tmp_path):
+    root = put_root(tmp_path / "repositories")
+    repository = Bare(root, "1.git")
+    repository.loose("refs/mr/1", "refs/mr/2")
+    Project.create(id=1, disk_path="1.git")
+    GitRefDeletion.insert_many([{"project_id": 1, "ref": f"refs/mr/{number}"} for number in (1, 2)]).execute()
+    return root, repository
+
+
+def of_refs(root, **options):
+    return foreseen("git_ref_cleanup", settings_with(repositories_root=root), **options)
+
+
+def test_while_packed_refs_are_locked_no_ref_would_be_deleted(repositories):
+    root, repository = repositories
+    (repository.path / "packed-refs.lock").touch()
+
+    part = the_part(of_refs(root), "git_ref_deletion")
+
+    assert (part.records, part.kept) == (0, {"locked": 2})
+
+
+def test_the_rows_of_a_repository_that_is_gone_would_be_closed(repositories):
+    root, _repository = repositories
+    Project.create(id=2, disk_path="2.git")
+    GitRefDeletion.create(project_id=2, ref="refs/mr/1")
+
+    assert the_part(of_refs(root), "gone_ref_deletion").records == 1
+
+
+def test_where_too_many_repositories_are_missing_their_rows_stay(repositories):
+    root, _repository = repositories
+    for number in range(2, 9):
+        Project.create(id=number, disk_path=f"{number}.git")
+        GitRefDeletion.create(project_id=number, ref="refs/mr/1")
+
+    found = of_refs(root)
+
+    assert the_part(found, "gone_ref_deletion").records == 0
+    assert the_part(found, "git_ref_deletion").kept == {"repository_missing": 7}
+
+
+def test_without_repositories_the_rows_are_counted_and_nothing_is_looked_at(repositories):
+    part = the_part(foreseen("git_ref_cleanup"), "git_ref_deletion")
+
+    assert (part.records, part.estimate, part.kept) == (2, True, {"repositories_unseen": None})
+
+
+def test_a_look_that_is_cut_off_supposes_the_same_of_the_rest(repositories):
+    root, _repository = repositories
+
+    part = the_part(of_refs(root, within=timedelta(0)), "git_ref_deletion")
+
+    assert part.estimate
+
+
+# Uploads
+
+
+def test_what_was_adopted_and_waits_for_its_day_is_not_due(tmp_path):
+    (tmp_path / "a").write_bytes(b"")
+    sentinel.Store("artifacts", f"file://{tmp_path}").create_sentinel("7e57ab1e-0000-4000-8000-000000000001")
+    by_hand.adopt(client, "artifacts", ["a"], stale_after=stale_direct_uploads.MAX_UPLOAD_DURATION)
+
+    found = foreseen("stale_direct_uploads", settings_with(object_stores={"artifacts": f"file://{tmp_path}"}))
+
+    assert the_part(found).records == 0

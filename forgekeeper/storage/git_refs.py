@@ -24,7 +24,8 @@ from forgekeeper.storage.git_repository import (
     RootUnavailable,
     open_repository,
 )
-from forgekeeper.storage.git_values import Values, look
+from forgekeeper.storage import git_values
+from forgekeeper.storage.git_values import Values
 from forgekeeper.storage.ref_names import refusal
 
 __all__ = [
@@ -192,7 +193,7 @@ class _Deletion:
     def _look(self, names: list[bytes]) -> dict[bytes, bytes]:
         """Settle what need not go to git; return the others with the value that each must have."""
         protected = self._default_branch()
-        self._values = look(self.git, self.repository, names)
+        self._values = git_values.look(self.git, self.repository, names)
         values = self._values.oids
         can_lock = self.repository.can_lock()
         standing = {}

@@ -1,11 +1,6 @@
 """What was given up: `dead list`, `show`, `replay` and `purge`, over letters made as Dramatiq makes them."""
 
-import os
-import pty
-import subprocess
-import sys
 import time
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
 import orjson
@@ -22,6 +17,7 @@ from forgekeeper.process.run_messages import RunMessages, message_of
 from forgekeeper.runs import reconcile
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.ledger import JobRun
+from tests.harness.terminal import on_a_terminal
 
 NAME = "user_status_cleanup"
 CHILD, QUEUE = "clean_project_refs", "git"
@@ -435,23 +431,6 @@ def test_on_a_terminal_a_purge_asks_first(environment, answer, status, left):
 
     assert "Remove 2 dead letters for good? [y/N]" in screen
     assert (ended, len(dead())) == (status, left)
-
-
-def on_a_terminal(environment, keys, *arguments):
-    """Run a command as a person does; return its exit status and what was on the screen."""
-    ours, its = pty.openpty()
-    with subprocess.Popen(
-        [sys.executable, "-m", "forgekeeper.cli", *arguments], env=environment, stdin=its, stdout=its, stderr=its
-    ) as process:
-        os.close(its)
-        os.write(ours, keys.encode())
-        screen = b""
-        # A terminal whose other end is closed is an error to read.
-        with suppress(OSError):
-            while read := os.read(ours, 4096):
-                screen += read
-        os.close(ours)
-        return process.wait(LIMIT), screen.decode()
 
 
 def test_status_counts_the_dead_letters(main):

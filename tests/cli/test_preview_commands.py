@@ -12,6 +12,7 @@ from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.ledger import JobRun
 from models import UserStatus
 from tests.harness import samples as sample
+from tests.harness.terminal import on_a_terminal
 
 NAME = "user_status_cleanup"
 ARTIFACTS = "expired_job_artifacts"
@@ -266,3 +267,28 @@ def test_turning_a_flag_on_goes_on_where_there_can_be_no_preview(main, database)
 
     assert (result.status, FeatureFlag.is_on(FLAG)) == (0, True)
     assert f"{ARTIFACTS} cannot be previewed: " in result.stderr
+
+
+@pytest.mark.parametrize(("answer", "status", "on"), [("y", 0, True), ("n", 1, False), ("", 1, False)])
+def test_on_a_terminal_turning_a_flag_on_shows_and_asks_first(answer, status, on, environment, database):
+    sample.job_artifacts(10)
+
+    ended, screen = on_a_terminal(environment(), answer + "\n", "flags", "on", FLAG)
+
+    assert "6 would be deleted" in screen
+    assert f"Turn {FLAG} on? [y/N]" in screen
+    assert (ended, FeatureFlag.is_on(FLAG)) == (status, on)
+
+
+def test_on_a_terminal_nothing_is_asked_with_yes(environment, database):
+    ended, screen = on_a_terminal(environment(), "", "flags", "on", FLAG, "--yes")
+
+    assert (ended, "[y/N]" in screen, FeatureFlag.is_on(FLAG)) == (0, False, True)
+
+
+def test_on_a_terminal_a_preview_shows_how_far_it_has_got(environment, database):
+    sample.user_statuses(5)
+
+    ended, screen = on_a_terminal(environment() | {"TERM": "xterm"}, "", "run", NAME, "--dry-run")
+
+    assert (ended, f"{NAME}: 2 counted, user_status" in screen) == (0, True)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from forgekeeper.database import database as db
+from forgekeeper.storage import stores
 from tests.harness.toys import declaring
 
 EXAMPLE = "stale_pipelines"
@@ -24,3 +25,11 @@ def example(database, monkeypatch):
         yield import_module(EXAMPLE)
     del sys.modules[EXAMPLE]
     db.execute_sql("drop table pipelines")
+
+
+@pytest.fixture(autouse=True)
+def restarted():
+    """Open no store of an earlier test's."""
+    stores._opened.clear()
+    yield
+    stores._opened.clear()

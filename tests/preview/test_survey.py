@@ -1,5 +1,6 @@
 """How previews count: bounded in time, beside locks, kept from writing."""
 
+import os
 import time
 from datetime import timedelta
 
@@ -18,6 +19,7 @@ from forgekeeper.storage import sentinel
 from models import GitRefDeletion, JobArtifact, Project, ProjectStatistics, UserStatus
 from tests.harness import samples as sample
 from tests.harness.git_samples import Bare, put_root
+from tests.harness.installation import INSTALLATION
 from tests.harness.settings import settings_with
 from tests.harness.toys import toy
 from workers import stale_direct_uploads
@@ -215,7 +217,7 @@ def test_a_preview_that_would_write_is_refused():
 
 @pytest.mark.parametrize("name", BATCHES)
 def test_redis_is_asked_by_commands_that_only_read(name, tmp_path):
-    sentinel.Store("artifacts", f"file://{tmp_path}").create_sentinel("7e57ab1e-0000-4000-8000-000000000001")
+    sentinel.Store("artifacts", f"file://{tmp_path}").create_sentinel(INSTALLATION)
     settings = settings_with(object_stores={"artifacts": f"file://{tmp_path}"})
     client.zadd(register.PENDING, {"artifacts:a": 1})
     known = client.command()
@@ -312,9 +314,35 @@ def test_a_look_that_is_cut_off_supposes_the_same_of_the_rest(repositories):
 
 def test_what_was_adopted_and_waits_for_its_day_is_not_due(tmp_path):
     (tmp_path / "a").write_bytes(b"")
-    sentinel.Store("artifacts", f"file://{tmp_path}").create_sentinel("7e57ab1e-0000-4000-8000-000000000001")
+    sentinel.Store("artifacts", f"file://{tmp_path}").create_sentinel(INSTALLATION)
     by_hand.adopt(client, "artifacts", ["a"], stale_after=stale_direct_uploads.MAX_UPLOAD_DURATION)
 
     found = foreseen("stale_direct_uploads", settings_with(object_stores={"artifacts": f"file://{tmp_path}"}))
 
     assert the_part(found).records == 0
+
+
+@pytest.fixture
+def adopted(tmp_path):
+    """Adopt an object two days ago; make it anew with the age that is given, and preview."""
+    sentinel.Store("artifacts", f"file://{tmp_path}").create_sentinel(INSTALLATION)
+    seconds, _ = client.time()
+    client.zadd(register.ADOPTED, {"artifacts:a": seconds - 2 * 86_400})
+    client.zadd(register.PENDING, {"artifacts:a": seconds - 86_400 + 0.5})
+
+    def look(age):
+        (tmp_path / "a").write_bytes(b"")
+        os.utime(tmp_path / "a", (seconds - age, seconds - age))
+        return the_part(
+            foreseen("stale_direct_uploads", settings_with(object_stores={"artifacts": f"file://{tmp_path}"}))
+        )
+
+    return look
+
+
+def test_what_was_adopted_and_is_as_it_was_would_be_deleted(adopted):
+    assert adopted(age=10 * 86_400).records == 1
+
+
+def test_what_was_adopted_and_has_been_written_since_stays(adopted):
+    assert adopted(age=3_600).kept == {"changed": 1}

@@ -245,7 +245,7 @@ class Sweep:
             if not entries:
                 return
             until = min(claim.until, time.monotonic() + self._deadline.left())
-            seen = {entry.path: _last_seen(entry.adopted) for entry in entries if entry.adopted is not None}
+            seen = {entry.path: register.last_seen(entry.adopted) for entry in entries if entry.adopted is not None}
             known = store.delete([entry.path for entry in entries], until=until, unless_changed_since=seen)
             self._run.step("deleted")
             self._settle(claim, entries, known, told)
@@ -285,14 +285,6 @@ class Sweep:
             last = register.fail(client, claim, entry, backoff=BACKOFF)
             log.warning("upload not deleted", location=entry.location, path=entry.path, reason=reason, given_up=last)
             self._outcome.failed_entries += 1
-
-
-def _last_seen(adopted: int) -> datetime:
-    """Return an instant by which an adopted object had been written: it was older than a day by the store's clock.
-
-    Half of that day is left for clocks that differ.
-    """
-    return moment(adopted) - register.ADOPTION / 2
 
 
 def _item(entry: Entry) -> Item:

@@ -6,17 +6,19 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from forgekeeper.connections import client
+from forgekeeper.database import LAST_INSTANT
 from forgekeeper.preview import BUSY, Look, Part
 from forgekeeper.storage import owners, stores
-from forgekeeper.storage.objects import StoreUnavailable, is_normal
+from forgekeeper.storage.objects import Objects, StoreUnavailable, is_normal
 from forgekeeper.storage.settled import SettledUpload
 from models import JobArtifact
 from workers.stale_direct_uploads import register
+from workers.stale_direct_uploads.entries import Entry
 from workers.stale_direct_uploads.register import Due
 
 
 def foreseen(look: Look) -> Iterator[Part]:
-    """Count the uploads whose objects would be deleted; what was adopted may turn out to have changed since."""
+    """Count the uploads whose objects would be deleted."""
     part, read = look.part("stale_upload"), 0
     for page in register.due(client, stale_after=register.MAX_UPLOAD_DURATION):
         read += len(page)
@@ -35,24 +37,39 @@ def _at(location: str, found: list[Due], part: Part, look: Look) -> None:
     """Count those of a location; what is kept is kept for the reasons of `Sweep`."""
     try:
         store = stores.at(location, look.settings)
+        for due, reason in zip(found, _reasons(location, found, store, look), strict=True):
+            if reason is not None:
+                part.keep(reason, 1)
+            else:
+                part.one(due.entry.member, due.entry.path, due.since, size=look.size)
     except StoreUnavailable:
         part.keep("store_unavailable", len(found))
-        return
-    fit = [due for due in found if not due.entry.malformed and is_normal(due.entry.path)]
-    part.keep("malformed", len(found) - len(fit))
-    if store is None:
-        part.keep("no_store", len(fit))
-        return
-    inside = [due for due in fit if store.may_delete(due.entry.path)]
-    part.keep("outside", len(fit) - len(inside))
-    paths = [due.entry.path for due in inside]
+
+
+def _reasons(location: str, found: list[Due], store: Objects | None, look: Look) -> list[str | None]:
+    """Say of each why it would be kept, None of what would be deleted; all of it before any is counted."""
+    paths = [due.entry.path for due in found if _unfit(due.entry, store) is None]
     kept = owners.answered_for(JobArtifact, location, paths, look.settings) if paths else {}
     busy = SettledUpload.being_settled(location, paths)
-    part.keep(BUSY, len(busy))
-    for entry, since in inside:
-        if entry.path in busy:
-            continue
-        if entry.path in kept:
-            part.keep("named", 1)
-        else:
-            part.one(entry.member, entry.path, since, size=look.size)
+    reasons = []
+    for entry, _since in found:
+        reason = _unfit(entry, store) or (BUSY if entry.path in busy else "named" if entry.path in kept else None)
+        if reason is None and store is not None and _changed(entry, store):
+            reason = "changed"
+        reasons.append(reason)
+    return reasons
+
+
+def _unfit(entry: Entry, store: Objects | None) -> str | None:
+    if entry.malformed or not is_normal(entry.path):
+        return "malformed"
+    if store is None:
+        return "no_store"
+    return None if store.may_delete(entry.path) else "outside"
+
+
+def _changed(entry: Entry, store: Objects) -> bool:
+    """Say whether an adopted object was written since; one that is not there was not."""
+    if entry.adopted is None or store.has(entry.path, before=register.last_seen(entry.adopted)):
+        return False
+    return store.has(entry.path, before=LAST_INSTANT)

@@ -279,6 +279,14 @@ def _due(client: redis.Redis, found: Sequence[tuple[bytes, float]], due_at_age: 
     ]
 
 
+def last_seen(adopted: int) -> datetime:
+    """Return an instant by which an adopted object had been written: it was older than a day by the store's clock.
+
+    Half of that day is left for clocks that differ.
+    """
+    return moment(adopted) - ADOPTION / 2
+
+
 def _count_waiting(pipe: redis.Redis, seconds: int) -> None:
     pipe.zcount(ADOPTED, f"({seconds - ADOPTION.total_seconds()}", "+inf")
 

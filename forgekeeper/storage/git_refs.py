@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from forgekeeper.storage import git_values
 from forgekeeper.storage.git_command import Git, GitTimedOut, GitUnavailable, legible
 from forgekeeper.storage.git_complaints import understand
 from forgekeeper.storage.git_repository import (
@@ -24,7 +25,6 @@ from forgekeeper.storage.git_repository import (
     RootUnavailable,
     open_repository,
 )
-from forgekeeper.storage import git_values
 from forgekeeper.storage.git_values import Values
 from forgekeeper.storage.ref_names import refusal
 

@@ -22,7 +22,6 @@ from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.runner import Runner
 from forgekeeper.runs.totals import RunTotal
 from forgekeeper.settings import Settings
-from models import UserStatus
 from workers.user_status_cleanup import sample
 
 BATCH = "user_status_cleanup"
@@ -71,8 +70,6 @@ class World:
             client.flushdb()
             migrations.migrate(database.obj)
             migrations.migrate(database.obj, "example")
-            for table in (UserStatus, JobRun, RunTotal):
-                table.truncate_table()
             self._due = sample(round(self._due * SAMPLE))
             self._live()
             instant = now()  # which the run asks for in any case
@@ -89,7 +86,7 @@ class World:
         ago = [now() - (RUNS - number) * timedelta(minutes=1) for number in range(RUNS)]
         facts = {"batch": BATCH, "state": "succeeded", "ordinary": True}
         JobRun.insert_many([facts | {"started_at": at, "finished_at": at} for at in ago]).execute()
-        runs = JobRun.select(JobRun.id, JobRun.started_at)
+        runs = list(JobRun.of(BATCH).limit(RUNS))
         RunTotal.insert_many(
             {"batch": BATCH, "run": run.id, "day": run.started_at.date(), "records": self._due} for run in runs
         ).execute()

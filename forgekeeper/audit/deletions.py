@@ -29,8 +29,7 @@ UNCLOSED_FOR = timedelta(days=7)
 COLUMNS = "batch, record, run, tick, child"
 VALUES = "%(audit_batch)s, {record}, %(audit_run)s, %(audit_tick)s, %(audit_child)s"
 # What is the same for all is there once; to find that out costs less than to write it a hundred times.
-COLUMN = """case when (array_agg({value}))[1] = all(array_agg({value}))
-            then to_jsonb((array_agg({value}))[1]) else to_jsonb(array_agg({value})) end"""
+COLUMN = "case when gone.{key}[1] = all(gone.{key}) then to_jsonb(gone.{key}[1]) else to_jsonb(gone.{key}) end"
 HASH = "('x' || left(md5({name}), 8))::bit(32)::integer"
 
 INSERT = f"""
@@ -114,13 +113,14 @@ class Audit:
         """
         if not self.on:
             return ""
-        hashes = f"array_agg({HASH.format(name=name)})" if name else "'{}'"
-        detail = ", ".join(f"'{key}', {COLUMN.format(value=value)}" for key, value in columns.items())
+        hashes = f"array_agg({HASH.format(name=name)})" if name else "'{}'::integer[]"
+        arrays = "".join(f", array_agg({value}) as {key}" for key, value in columns.items())
+        detail = ", ".join(f"'{key}', {COLUMN.format(key=key)}" for key in columns)
         return f"""
     , audited as (
         insert into audit_deletions ({COLUMNS}, phase, ids, hashes, detail)
-        select {VALUES.format(record=f"'{record}'")}, 'done', array_agg({id}), {hashes}, jsonb_build_object({detail})
-        from {source} having count(*) > 0
+        select {VALUES.format(record=f"'{record}'")}, 'done', ids, hashes, jsonb_build_object({detail})
+        from (select array_agg({id}) as ids, {hashes} as hashes{arrays} from {source}) as gone where ids is not null
     )"""
 
     @property

@@ -46,6 +46,8 @@ ENVIRONMENT = {f"cron_{name}": "off" for name in BATCHES} | {
     "cron_git_ref_cleanup": "* * * * * *",
     "cron_user_status_cleanup": "* * * * * *",
     "retry_after": "1",
+    # Children that die with Redis leave their buckets behind.
+    "bucket_silent_after": "5",
     "poll_interval": "0.5",
     "database_lock_timeout": "10",
     "log_format": "json",

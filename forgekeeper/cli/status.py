@@ -122,7 +122,7 @@ def _batch(batch: BatchSpec, timetable: Timetable, instant: datetime) -> dict[st
 
 def _part(rows: pw.ModelSelect[BatchRow], name: str, which: str, *fields: str) -> dict[str, Any] | None:
     """Return the columns of that name's row which say *which*, None where it is not among *rows*."""
-    row = rows.where(BatchRow.name == name).first()
+    row = next((row for row in rows if row.name == name), None)
     return row and {field: getattr(row, f"{which}_{field}") for field in fields}
 
 

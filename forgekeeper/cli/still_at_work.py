@@ -43,7 +43,8 @@ def watch(batches: Collection[str], since: datetime, *, patience: float = PATIEN
 
 def runs_of(batches: Collection[str]) -> list[str]:
     """Name the runs that have started."""
-    rows = JobRun.select().where(JobRun.batch.in_(list(batches)), JobRun.state == "started").order_by(JobRun.id)
+    found = (JobRun.open(name) for name in batches)
+    rows = [row for row in found if row is not None and row.state == "started"]
     return [f"run {row.id} of {row.batch} on {row.started_by}" for row in rows]
 
 

@@ -123,7 +123,7 @@ def _batch(batch: BatchSpec, timetable: Timetable, instant: datetime) -> dict[st
 def _part(rows: pw.ModelSelect[BatchRow], name: str, which: str, *fields: str) -> dict[str, Any] | None:
     """Return the columns of that name's row which say *which*, None where it is not among *rows*."""
     row = next((row for row in rows if row.name == name), None)
-    return row and {field: getattr(row, f"{which}_{field}") for field in fields}
+    return None if row is None else {field: getattr(row, f"{which}_{field}") for field in fields}
 
 
 def _queue(queue: str, known: list[Process], instant: datetime) -> dict[str, Any]:

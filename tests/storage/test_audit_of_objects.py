@@ -174,6 +174,22 @@ def test_what_is_held_back_is_no_claim_s_any_more():
     assert DeletedObject.still_ours(claimed) == {numbers[1]}
 
 
+def test_an_object_held_back_between_claim_and_deletion_is_left_alone(folder):
+    record(folder, "a")
+    # As if somebody held it back right after the claim.
+    hold = "begin new.pick_up_at := 'infinity'; return new; end"
+    database.execute_sql(f"create function hold() returns trigger language plpgsql as $$ {hold} $$")
+    claims = "create trigger hold before update on ci_deleted_objects for each row execute function hold()"
+    database.execute_sql(claims)
+    try:
+        outcome = on(folder, delete_objects)
+    finally:
+        database.execute_sql("drop function hold cascade")
+
+    assert (outcome.deleted, folder.keys()) == (0, {"a"})
+    assert Deletion.select().count() == 0
+
+
 # Uploads
 
 

@@ -71,9 +71,12 @@ def old_dead(broker: RedisBroker, queue: str, *, ttl: timedelta = DEAD_MESSAGE_T
     seconds, microseconds = broker.client.time()
     horizon = seconds * 1_000 + microseconds // 1_000 - round(ttl.total_seconds() * 1_000)
     dead, old = QueueKeys(broker.namespace, queue).dead, f"({horizon}"
-    ages: Any = broker.client.zrangebyscore(dead, "-inf", old, 0, max(1, limit), withscores=True)
+    with broker.client.pipeline(transaction=True) as pipe:
+        pipe.zcount(dead, "-inf", old)
+        pipe.zrangebyscore(dead, "-inf", old, 0, max(1, limit), withscores=True)
+        letters, ages = pipe.execute()
     found = [(text(member), moment((score + ttl.total_seconds() * 1_000) / 1_000)) for member, score in ages]
-    return OldDead(int(broker.client.zcount(dead, "-inf", old)), found)
+    return OldDead(int(letters), found)
 
 
 class OldDead(NamedTuple):

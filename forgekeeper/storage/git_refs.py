@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from forgekeeper.storage import git_values
 from forgekeeper.storage.git_command import Git, GitTimedOut, GitUnavailable, legible
 from forgekeeper.storage.git_complaints import understand
 from forgekeeper.storage.git_repository import (
@@ -25,7 +24,7 @@ from forgekeeper.storage.git_repository import (
     RootUnavailable,
     open_repository,
 )
-from forgekeeper.storage.git_values import Values
+from forgekeeper.storage.git_values import Values, look
 from forgekeeper.storage.ref_names import refusal
 
 __all__ = [
@@ -39,7 +38,7 @@ __all__ = [
     "RepositoryMissing",
     "RootUnavailable",
     "delete",
-    "look",
+    "foresee",
 ]
 
 TRANSACTIONS = 64
@@ -122,7 +121,7 @@ def delete(
     return outcomes
 
 
-def look(
+def foresee(
     root: Path, disk_path: str, doomed: Sequence[Doomed], *, until: float, grace: float = 5.0
 ) -> dict[Doomed, Outcome]:
     """Say what `delete` would come to at this moment, by the same looks; nothing is locked or written.
@@ -193,7 +192,7 @@ class _Deletion:
     def _look(self, names: list[bytes]) -> dict[bytes, bytes]:
         """Settle what need not go to git; return the others with the value that each must have."""
         protected = self._default_branch()
-        self._values = git_values.look(self.git, self.repository, names)
+        self._values = look(self.git, self.repository, names)
         values = self._values.oids
         can_lock = self.repository.can_lock()
         standing = {}

@@ -93,7 +93,7 @@ class Seen:
     def _look_at(self, root: Path, path: str, rows: list[GitRefDeletion]) -> bool:
         doomed = {row.id: Doomed(row.ref, row.expected_oid) for row in rows}
         try:
-            outcomes = git_refs.look(root, path, list(doomed.values()), until=self._look.until, grace=1.0)
+            outcomes = git_refs.foresee(root, path, list(doomed.values()), until=self._look.until, grace=1.0)
         except git_refs.GitTimedOut:
             return False
         except git_refs.RootUnavailable:

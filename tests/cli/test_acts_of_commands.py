@@ -194,12 +194,15 @@ CASES = [
     ),
     Case("seed --scale 0", act("seed", "sample data", after={"scale": 0})),
 ]
-ELSEWHERE = {"check", "migrate", "up", "pause", "resume", "stop", "cancel", "release", "refs restore", "objects hold"}
+ELSEWHERE = {
+    *("check", "migrate", "up", "pause", "resume", "stop", "cancel", "release"),
+    *("refs restore", "objects hold", "objects unhold"),
+}
 """They leave acts, too: how, is further below or in the tests of their own."""
 LOOKING = {
     *("settings", "metrics", "batches", "status", "processes", "ticks", "why", "records", "records list", "audit"),
     *("leases", "leases list", "dead", "dead list", "dead show", "uploads", "uploads failed", "objects"),
-    *("objects failed", "refs", "refs rejected", "buckets", "flags", "flags list"),
+    *("objects failed", "objects held", "refs", "refs rejected", "buckets", "flags", "flags list"),
 }
 NOT_RECORDED = {
     *("scheduler", "worker", "exporter"),  # not a person's act but a process: it has its row, and its runs theirs

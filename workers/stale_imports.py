@@ -234,8 +234,10 @@ ENTITIES = Kind("entity", BulkImportEntity, TIME_OUT_ENTITIES, "BulkImports::Ent
 KINDS = (IMPORTS, ENTITIES)
 
 
-stale_imports.audited(Subject("import", "ID", "bulk_import", gone="was given up", because=UNTOUCHED))
-stale_imports.audited(Subject("entity", "ID", "entity", gone="was given up with its trackers", because=UNTOUCHED))
+stale_imports.audited(Subject("import", "ID", "bulk_import", gone="was given up", done="given up", because=UNTOUCHED))
+stale_imports.audited(
+    Subject("entity", "ID", "entity", gone="was given up with its trackers", done="given up", because=UNTOUCHED)
+)
 
 
 @stale_imports.backlog("bulk_import")

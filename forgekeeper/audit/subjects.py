@@ -11,7 +11,8 @@ class Subject(NamedTuple):
 
     *name* is the column of the audit's detail that has its name, *within* the one that has whose name it is; without
     a *record* it is any that has such a name.  *because* is why it was due, a sentence's end over the detail's
-    columns; *restore* is what brings it back, over the same and ``id``.  *gone* is what has happened to it.
+    columns; *restore* is what brings it back, over the same and ``id``.  *gone* is what has happened to it, *done* the
+    same in a word.
     """
 
     called: str
@@ -21,6 +22,7 @@ class Subject(NamedTuple):
     name: str | None = None
     within: str | None = None
     gone: str = "was deleted"
+    done: str = "deleted"
     because: str = ""
     restore: str = ""
 

@@ -117,10 +117,11 @@ def _nothing(subject: Subject, rest: str, settings: Settings) -> Iterator[str]:
 
 
 def _of_run(run: int, period: Period, limit: int) -> dict[str, Any]:
-    totals = lookup.totals(run)
+    totals, known = lookup.totals(run), _subjects()
     lines = lookup.newest(period, limit=limit, run=run)
     sentences = [
-        f"Run {run} of {one.batch}: {one.records:,} {one.record} {one.state},"
+        f"Run {run} of {one.batch}: {one.records:,} {one.record}"
+        f" {evidence.done_to(one.record, known) if one.state == 'deleted' else one.state},"
         f" from {moment(one.first)} to {moment(one.last)}."
         for one in totals
     ] or [f"The audit has nothing that run {run} has deleted."]
@@ -129,16 +130,19 @@ def _of_run(run: int, period: Period, limit: int) -> dict[str, Any]:
         "totals": [one._asdict() for one in totals],
         "deletions": [_row(one) for one in lines],
         "sentences": sentences,
-        "rows": [evidence.shown(one) for one in lines],
+        "rows": [evidence.shown(one, known) for one in lines],
         **_reach(),
     }
 
 
 def _newest(period: Period, batch: str | None, who: str | None, limit: int) -> dict[str, Any]:
     people = lookup.acts(period, limit=limit, who=who, batch=batch)
-    lines = [] if who else lookup.newest(period, limit=limit, batch=batch)
+    known, lines = _subjects(), [] if who else lookup.newest(period, limit=limit, batch=batch)
     rows = sorted(
-        [*((act.at, evidence.act(act)) for act in people), *((line.at, evidence.shown(line)) for line in lines)],
+        [
+            *((act.at, evidence.act(act)) for act in people),
+            *((line.at, evidence.shown(line, known)) for line in lines),
+        ],
         key=lambda row: row[0],
         reverse=True,
     )[:limit]

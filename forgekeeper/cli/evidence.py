@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -51,12 +51,20 @@ def of_object(path: str, found: Sequence[Found]) -> Iterator[str]:
         yield f"Of its object {path} the audit has nothing: it waits to be deleted, or was there no more."
 
 
-def shown(line: Line) -> tuple[Any, ...]:
-    """Return a row of the table for a chunk."""
-    how = {"done": "deleted", "intent": "about to delete"}.get(line.phase) or _states(line.detail.get("state"))
+def shown(line: Line, kinds: Iterable[Subject]) -> tuple[Any, ...]:
+    """Return a row of the table for a chunk, in the words of those *kinds*."""
+    how = {"done": done_to(line.record, kinds), "intent": "about to delete"}.get(line.phase) or _states(
+        line.detail.get("state")
+    )
     of = "" if line.child is None else f", {line.child}"
     run = "no run" if line.run is None else f"run {line.run}"
     return moment(line.at), f"{line.batch} ({run}{of})", how, f"{line.size:,} {line.record}", ""
+
+
+def done_to(record: str, kinds: Iterable[Subject]) -> str:
+    """Say in a word what a batch has done to a record that is gone."""
+    subject = subject_of(record, kinds)
+    return subject.done if subject else "deleted"
 
 
 def act(done: Act) -> tuple[Any, ...]:

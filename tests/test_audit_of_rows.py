@@ -342,7 +342,9 @@ def test_where_it_is_off_rows_go_without_a_line(settings, options):
 def test_where_it_is_off_no_statement_has_anything_of_it():
     off = Audit("a", on=False)
     texts = [
-        statuses.DELETE_DUE.format(key="ctid", chosen="", audited=off.clause("a", "deleted", id="user_id")),
+        statuses.DELETE_DUE.format(
+            key="ctid", due=statuses.DUE, chosen="", audited=off.clause("a", "deleted", id="user_id")
+        ),
         destroying.DESTROY_EXPIRED,
         *(text.format(begin="", audited="") for text in (imports.TIME_OUT_IMPORTS, imports.TIME_OUT_ENTITIES)),
     ]

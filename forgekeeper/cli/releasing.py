@@ -62,9 +62,8 @@ def release(
 def let_go(batch: BatchSpec, *, reason: str, expect: int | None = None) -> bool:
     """Release the batch, and record it; return False when it was not held."""
     with database.atomic():
-        before = _state(batch.name)
+        before, after = _state(batch.name), {"held": None, "expect": expect}
         held = BatchRow.release(batch.name, reason=reason, by=identity(), expect=expect)
-        after = {"held": None, "expect": expect}
         acts.record("release", batch.name, batch=batch.name, reason=reason, before=before, after=after)
     return held
 
@@ -78,11 +77,14 @@ def hold_new() -> list[str]:
 
 
 def let_new_go(*, reason: str) -> None:
-    """Release what is held as new, and let the breaker of each batch that deletes begin with this."""
+    """Release what is held as new, and let the breaker of each batch that deletes begin with this.
+
+    That is part of another act, and none of its own.
+    """
     for batch in BATCHES.values():
         row = BatchRow.get_or_none(BatchRow.name == batch.name)
         if batch.deletes and (row is None or row.held_since is None or row.held_reason == NEW):
-            let_go(batch, reason=reason)
+            BatchRow.release(batch.name, reason=reason, by=identity())
 
 
 def _never_seen(name: str) -> str:

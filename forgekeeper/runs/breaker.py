@@ -77,10 +77,10 @@ USE = """
 def ask(batch: BatchSpec, settings: Settings, run: int, instant: datetime, *, room: int | None) -> bool | None:
     """Let the run begin, or raise `Held`; say whether it is an ordinary one, which deletes no more than others have.
 
-    None where the batch does not say what is at stake.
+    None where the batch does not say what is at stake, or the settings let all begin.
     *room* is what limits leave to the run, None where there are none.
     """
-    if batch.stake is None:
+    if batch.stake is None or settings.breaker_share >= 1:
         return None
     stake, least = batch.stake(instant), settings.breaker_least
     # Most runs have little to do: that has to cost next to nothing, and so few are counted in no time.
@@ -97,7 +97,7 @@ def ask(batch: BatchSpec, settings: Settings, run: int, instant: datetime, *, ro
     if due is not None:
         due = _in_time(lambda: stake.due(bound + 1))
     would = room if due is None else due if room is None else min(due, room)
-    if settings.breaker_share >= 1 or (would is not None and would <= bound):
+    if would is not None and would <= bound:
         return False
     if (batch.flag is not None and not FeatureFlag.is_on(batch.flag)) or use_release(batch.name, run):
         return False

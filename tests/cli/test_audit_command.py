@@ -204,10 +204,9 @@ def test_the_newest_acts_and_deletions_are_lines(main, objects):
 
 def test_acts_are_found_by_who_did_them(main, objects):
     objects.done("deleted_object", ids=[1])
-    acts.begin(actor="erika", on=True)
-    acts.record("pause", "prune")
-    acts.begin(actor="max", on=True)
-    acts.record("resume", "prune")
+    for actor, act in (("erika", "pause"), ("max", "resume")):
+        with acts.begin(actor=actor, on=True):
+            acts.record(act, "prune")
 
     answer = main("audit", "--who", "erika", "--json").json
 

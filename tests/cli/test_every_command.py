@@ -202,7 +202,7 @@ def test_what_the_database_refuses_is_said_with_what_to_do(main, own_database, q
         " end $$; create trigger refuse before insert or update on batches execute function refuse()",
     )
 
-    result = main("pause", BATCH, DATABASE_URL=own_database)
+    result = main("pause", BATCH, "--reason", "a test", DATABASE_URL=own_database)
 
     assert (result.status, result.complaint) == (1, f"cannot use PostgreSQL: refused; {hint}")
 

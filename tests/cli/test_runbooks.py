@@ -59,7 +59,7 @@ def typed(command, ids):
         command = command.replace(dots, meant)
     words = shlex.split(command)[1:]
     subject = next((subject for subject in ids if " ".join(words).startswith(subject)), None)
-    known = {"BATCH": BATCH, "NAME": LEASE, "QUEUE": "cron", "PROJECT": "1", "ID": ids.get(subject, "")}
+    known = {"BATCH": BATCH, "NAME": LEASE, "QUEUE": "cron", "PROJECT": "1", "N": "1000", "ID": ids.get(subject, "")}
     return [re.sub(rf"\b({'|'.join(known)})\b", lambda match: known[match[1]], word) for word in words]
 
 

@@ -806,7 +806,7 @@ def test_a_worker_that_was_paused_for_longer_than_its_claim_deletes_nothing(stor
     outcome = Outcome()
     settings, deadline = settings_with(object_stores={HERE: store.url}), Deadline(MAX_EXEC_DURATION)
     sweep = Sweep(Run(BATCH, settings, deadline=deadline, outcome=outcome))
-    claim = sweep.claim()
+    claim = sweep.claim(CHUNK)
 
     sweep.work_through(replace(claim, taken=claim.taken - CLAIM_TTL.total_seconds() - 1))
 
@@ -820,7 +820,7 @@ def test_a_location_whose_turn_comes_after_a_stop_is_given_back(store):
     deadline = Deadline(MAX_EXEC_DURATION, brake=lambda: "stopped")
     sweep = Sweep(Run(BATCH, settings_with(object_stores={HERE: store.url}), deadline=deadline, outcome=outcome))
 
-    sweep.work_through(sweep.claim())
+    sweep.work_through(sweep.claim(CHUNK))
 
     assert (outcome, store.keys()) == (Outcome(), {"a"})
     assert run(artifacts=store.url) == Outcome(1, 1, False, 0)
@@ -854,7 +854,7 @@ def test_a_run_that_is_asked_to_stop_has_not_timed_out(s3):
     finally:
         shutdown.requested.clear()
 
-    assert outcome == Outcome(CHUNK + 1, CHUNK, False, 0)
+    assert outcome == Outcome(CHUNK + 1, 0, False, 0)
 
 
 def test_a_store_that_hangs_ends_with_the_budget_and_costs_no_attempt(s3):

@@ -1,5 +1,6 @@
 """What a preview shows is what a run then takes; and a preview writes nothing, anywhere."""
 
+import os
 import threading
 from contextlib import closing
 
@@ -12,7 +13,8 @@ from forgekeeper.batches import BATCHES
 from tests.harness.thorough import examples
 from tests.preview.worlds import WORLDS, everything
 
-WORLDS_EACH = 200
+WORLDS_EACH = int(os.environ.get("WORLDS", "60"))
+"""Two hundred worlds for each batch take twelve minutes: ``WORLDS=200 THOROUGH=1``."""
 KEYS = st.integers(1, 40)
 GONE = "gone"
 random_worlds = hypothesis.settings(

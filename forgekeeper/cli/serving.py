@@ -25,7 +25,6 @@ from forgekeeper.cli.completion import names_of
 from forgekeeper.cli.connection import configured, connected
 from forgekeeper.cli.console import FAILED, Problem, err, wrong_use
 from forgekeeper.cli.processes import Processes, python, python_path
-from forgekeeper.cli.releasing import FIRST, hold_new
 from forgekeeper.cli.upkeep import apply_pending
 from forgekeeper.cli.waiting import Wait, database_there, places_there, servers_there
 from forgekeeper.connections import Limits, connect
@@ -216,9 +215,6 @@ def _migrate_all(settings: Settings, asked: SimpleQueue[None], *, example: bool)
     connect(settings, Limits.of_worker(settings), name="up", connections=3)
     Wait(asked, said="up").until_there(lambda: database_there(settings))
     with connected("up", migrated=False, interrupted_within=None), unhurried():
-        with database.atomic():
-            applied = apply_pending()
-            if FIRST in applied and not example:
-                hold_new()
+        apply_pending()
         if example:
             migrations.migrate(database.obj, "example")

@@ -33,6 +33,11 @@ class Who(NamedTuple):
     host: str
     actor: str | None = None
 
+    @property
+    def name(self) -> str:
+        """What rows and sentences call them: nobody finds a person by a process's number."""
+        return self.actor or f"{self.user}@{self.host}"
+
 
 class Act(Base):
     """One act of a person."""

@@ -18,9 +18,9 @@ from forgekeeper import migrations
 from forgekeeper.audit import acts
 from forgekeeper.batches import BATCHES
 from forgekeeper.cli import still_at_work, times
-from forgekeeper.cli.completion import names_of
 from forgekeeper.cli.connection import batch_named, connected
 from forgekeeper.cli.console import Json, Problem, emit, err, moment, out, wrong_use
+from forgekeeper.cli.running import Names
 from forgekeeper.database import database, now
 from forgekeeper.runs.batch import FOREVER
 from forgekeeper.runs.batch import Batch as BatchRow
@@ -30,20 +30,12 @@ from metrics.redaction import clean
 A_DAY = timedelta(days=1)
 """A pause that nobody gave an end has this one: it may be forgotten."""
 
-Batches = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[BATCH...]",
-        help="The batches' names; `forgekeeper status` lists them.",
-        autocompletion=names_of(BATCHES),
-    ),
-]
 All = Annotated[bool, typer.Option("--all", help="Every batch.")]
 Reason = Annotated[str | None, typer.Option(help="Why, for whoever looks at it.")]
 
 
 def pause(
-    batches: Batches = None,
+    batches: Names = None,
     everything: All = False,
     *,
     until: Annotated[
@@ -72,7 +64,7 @@ def pause(
         with database.atomic():
             for name in _known(names):
                 before = _state(name)
-                BatchRow.pause(name, until=end, reason=why, by=_person())
+                BatchRow.pause(name, until=end, reason=why, by=acts.who().name)
                 acts.record("pause", name, batch=name, reason=why, before=before, after=_state(name))
         known = _known(names)
     answers = [{"batch": name, "paused": True, "until": end, "reason": why} for name in known]
@@ -81,7 +73,7 @@ def pause(
 
 
 def stop(
-    batches: Batches = None,
+    batches: Names = None,
     everything: All = False,
     reason: Annotated[str | None, typer.Option(help="Why, for whoever looks at it; it must be given.")] = None,
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Do not wait until the last chunk has ended.")] = False,
@@ -98,7 +90,7 @@ def stop(
             known = _known(names)
             for name in known:
                 before = _state(name)
-                BatchRow.stop(name, reason=str(why), by=_person())
+                BatchRow.stop(name, reason=str(why), by=acts.who().name)
                 acts.record("stop", name, batch=name, reason=why, before=before, after=_state(name))
         since = now()
         if not json:
@@ -126,7 +118,7 @@ def cancel(
             raise Problem(f"the ledger has no run {number}; `forgekeeper ticks BATCH` lists those that it has")
         why = _reason(reason, "cancelling it")
         with database.atomic():
-            state = JobRun.cancel(number, reason=why, by=_person())
+            state = JobRun.cancel(number, reason=why, by=acts.who().name)
             before = {"state": run.state, "cancelled_at": _written(run.cancelled_at)}
             acts.record("cancel", f"run:{number}", batch=run.batch, reason=why, before=before, after={"state": state})
     sentence = f"run {number} of {run.batch} {_cancelled(run, state)}"
@@ -134,7 +126,7 @@ def cancel(
     _answer([answer], [sentence], single=True, json=json)
 
 
-def resume(batches: Batches = None, everything: All = False, reason: Reason = None, json: Json = False) -> None:
+def resume(batches: Names = None, everything: All = False, reason: Reason = None, json: Json = False) -> None:
     """Let paused and stopped batches run again.  One that is held is let go with `forgekeeper release`."""
     names = _named(batches, everything)
     with connected("resume"), database.atomic():
@@ -199,12 +191,6 @@ def _asked(question: str) -> str:
         return err.input(question, markup=False)
     except EOFError:
         return ""
-
-
-def _person() -> str:
-    """Name who does it: nobody finds a person by a process's number."""
-    who = acts.who()
-    return who.actor or f"{who.user}@{who.host}"
 
 
 @contextmanager

@@ -8,25 +8,16 @@ import typer
 
 from forgekeeper.audit import acts
 from forgekeeper.batches import BATCHES, BatchSpec
-from forgekeeper.cli.completion import names_of
 from forgekeeper.cli.connection import batch_named, connected
 from forgekeeper.cli.console import All, Json, answer, moment, wrong_use
+from forgekeeper.cli.running import Names
 from forgekeeper.database import database
-from forgekeeper.identity import identity
 from forgekeeper.runs.batch import Batch as BatchRow
 
 FIRST = "0001_ledger"
 """Whoever applies this migration makes a new installation."""
 NEW = "new"
 """Why a batch is held of which nobody has seen yet what it will delete."""
-Names = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[BATCH]...",
-        help="Which; `forgekeeper status` shows those that are held.",
-        autocompletion=names_of(BATCHES),
-    ),
-]
 Reason = Annotated[str, typer.Option(help="Why it may go on; the audit keeps it.")]
 Expect = Annotated[
     int | None,
@@ -63,7 +54,7 @@ def let_go(batch: BatchSpec, *, reason: str, expect: int | None = None) -> bool:
     """Release the batch, and record it; return False when it was not held."""
     with database.atomic():
         before, after = _state(batch.name), {"held": None, "expect": expect}
-        held = BatchRow.release(batch.name, reason=reason, by=identity(), expect=expect)
+        held = BatchRow.release(batch.name, reason=reason, by=acts.who().name, expect=expect)
         acts.record("release", batch.name, batch=batch.name, reason=reason, before=before, after=after)
     return held
 
@@ -84,7 +75,7 @@ def let_new_go(*, reason: str) -> None:
     for batch in BATCHES.values():
         row = BatchRow.get_or_none(BatchRow.name == batch.name)
         if batch.deletes and (row is None or row.held_since is None or row.held_reason == NEW):
-            BatchRow.release(batch.name, reason=reason, by=identity())
+            BatchRow.release(batch.name, reason=reason, by=acts.who().name)
 
 
 def _never_seen(name: str) -> str:

@@ -31,8 +31,14 @@ Name = Annotated[
         metavar="BATCH", help="The batch's name; `forgekeeper status` lists them.", autocompletion=names_of(BATCHES)
     ),
 ]
-
-
+Names = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[BATCH...]",
+        help="The batches' names; `forgekeeper status` lists them.",
+        autocompletion=names_of(BATCHES),
+    ),
+]
 DryRun = Annotated[
     bool,
     typer.Option(

@@ -52,6 +52,12 @@ def test_release_is_recorded(main, database):
     )
 
 
+def test_a_release_remembers_who_it_was(main, database):
+    main("release", NAME, "--reason", "I looked", ACTOR="Anna")
+
+    assert Batch.get_by_id(NAME).released_by == "Anna"
+
+
 def test_release_wants_a_reason(main, database):
     assert main("release", NAME).status == 2
     assert main("release", NAME, "--reason", " ").status == 2

@@ -7,6 +7,7 @@ from uuid import uuid4
 import peewee as pw
 import pytest
 
+from forgekeeper import events
 from forgekeeper.batches import BATCHES, CHILDREN
 from forgekeeper.database import database as db
 from forgekeeper.database import now
@@ -123,19 +124,21 @@ def test_a_bad_import_makes_all_statuses_expire(database):
     assert found.before > MANY // 2 or WHOLE  # before, as far as one run comes
 
 
-def test_a_bad_import_while_a_run_is_at_work_costs_one_cap(database, monkeypatch):
+def test_a_bad_import_while_a_run_is_at_work_costs_one_cap(database):
     statuses()
     UserStatus.update(clear_status_at=now() - DAY).where(UserStatus.user_id <= 100).execute()
     given = settings_with(max_per_run_user_status_cleanup=CAP, max_per_day_user_status_cleanup=CAP)
     told = []
 
-    def meanwhile(*_):
-        if not told:
+    def meanwhile(event):
+        if isinstance(event, events.OutcomeGrew) and not told:
             told.append(UserStatus.update(clear_status_at=now() - DAY / 2).execute())
 
-    monkeypatch.setattr("forgekeeper.runs.run.failpoint", meanwhile)
-    row = recorded(STATUSES, given)
-    monkeypatch.undo()
+    events.subscribe(meanwhile)
+    try:
+        row = recorded(STATUSES, given)
+    finally:
+        events.unsubscribe(meanwhile)
 
     assert told == [MANY - 100]
     assert MANY - UserStatus.select().count() <= CAP

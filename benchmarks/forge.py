@@ -16,6 +16,7 @@ from forgekeeper.database import database
 from forgekeeper.embedded import Servers
 from forgekeeper.process.boot import load_batches
 from forgekeeper.settings import Settings
+from metrics import logs
 
 MADE = "select exists (select from pg_database where datname = %s)"
 
@@ -30,6 +31,7 @@ def database_of(servers: Servers, name: str, **options: Any) -> Iterator[Setting
             database.execute_sql(f"create database {name}")
     database.close_all()
     settings = _connect(make_dsn(servers.database_url, dbname=name), servers.redis_url, **options)
+    logs.configure(settings.log_format, "ERROR")
     try:
         with database.connection_context():
             for which in ("forgekeeper", "example"):

@@ -14,7 +14,7 @@ from time import monotonic, sleep
 import redis
 
 from benchmarks import noop
-from benchmarks.pairing import Pair
+from benchmarks.contest import Benchmark, Peer
 from forgekeeper.delivery.keys import QueueKeys
 from forgekeeper.embedded import Servers
 
@@ -31,14 +31,21 @@ class Unfinished(Exception):
     """The workers did not get through their messages in time."""
 
 
-def pairs(servers: Servers, scale: float) -> list[Pair]:
+def benchmarks(servers: Servers, scale: float) -> list[Benchmark]:
     """Return what is measured of messages, *scale* times 20,000 of them."""
     run = partial(_rate, servers, round(MESSAGES * scale))
     return [
-        Pair("messages", "messages", partial(run, "ours"), partial(run, "bare"), "bare Dramatiq", 0.8),
-        Pair("metrics", "messages", partial(run, "observed"), partial(run, "unmeasured"), "without metrics", 0.9),
-        Pair("logs", "messages", partial(run, "observed"), partial(run, "unlogged"), "without log lines", 0.9),
-        Pair("both", "messages", partial(run, "observed"), partial(run, "unobserved"), "without either", 0.9),
+        Benchmark("messages", "messages/s", partial(run, "ours"), (Peer("bare Dramatiq", partial(run, "bare"), 1.1),)),
+        Benchmark(
+            "observed",
+            "messages/s",
+            partial(run, "observed"),
+            (
+                Peer("without metrics", partial(run, "unmeasured"), 0.9),
+                Peer("without log lines", partial(run, "unlogged"), 0.9),
+                Peer("without either", partial(run, "unobserved"), 0.9),
+            ),
+        ),
     ]
 
 

@@ -1,0 +1,83 @@
+"""Batches through real worker processes: `forgekeeper worker`, as an operator starts it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+from forgekeeper.batches import BATCHES
+from forgekeeper.cli.running import send_by_hand
+from forgekeeper.database import database
+from forgekeeper.runs.ledger import JobRun
+from forgekeeper.settings import Settings
+
+ROOT = Path(__file__).parent.parent
+LOOK_EVERY = 0.005
+PATIENCE = 600.0
+READY = "select count(*) from processes where kind = 'worker'"
+
+
+class Unfinished(Exception):
+    """The workers did not get through their work in time."""
+
+
+def until(condition: Callable[[], bool], *, within: float = PATIENCE) -> None:
+    """Wait until *condition* holds; raise `Unfinished` when it does not *within* so many seconds."""
+    ending = monotonic() + within
+    while not condition():
+        if monotonic() > ending:
+            raise Unfinished(f"it was not done after {within:.0f} s")
+        sleep(LOOK_EVERY)
+
+
+def environment(settings: Settings, **options: Any) -> dict[str, str]:
+    """Return a command's environment: the servers of *settings*, and *options* by the names of settings."""
+    given: dict[str, Any] = {
+        "database_url": settings.require_database(),
+        "redis_url": settings.require_redis(),
+        "log_format": "json",
+    }
+    given |= {
+        "log_level": "ERROR",
+        "breaker_share": 1,
+        "metrics_port_worker": 0,
+        "metrics_port_scheduler": 0,
+        **options,
+    }
+    return {**os.environ, **{f"FORGEKEEPER_{name.upper()}": str(value) for name, value in given.items()}}
+
+
+@contextmanager
+def workers(environment: dict[str, str], *, processes: int = 1, threads: int = 8) -> Iterator[int]:
+    """Run worker processes until the context ends, once all are ready; return the id of their master.
+
+    This process is connected to their database.
+    """
+    command = [sys.executable, "-m", "forgekeeper.cli", "worker"]
+    command += ["--processes", str(processes), "--threads", str(threads)]
+    process = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.DEVNULL)
+    try:
+        until(lambda: database.execute_sql(READY).fetchone()[0] >= processes, within=60)
+        yield process.pid
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def run(batch: str) -> tuple[float, dict[str, Any]]:
+    """Send a run of *batch* to the workers; return how many seconds it was at work, and its result.
+
+    Its children, if it has any, may still be at work.  Raises `AssertionError` for a run that has not succeeded.
+    """
+    number = send_by_hand(BATCHES[batch]).run
+    assert number is not None, f"a run of {batch} is open already"
+    until(lambda: JobRun.get_by_id(number).finished_at is not None)
+    row = JobRun.get_by_id(number)
+    assert row.state == "succeeded", f"{row.state}: {row.error or row.result}"
+    return (row.finished_at - row.started_at).total_seconds(), row.result

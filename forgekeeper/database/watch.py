@@ -140,6 +140,12 @@ class Connection(connection):
     """A connection whose statements are watched once `guard` was called."""
 
     watch: Watch | None = None
+    prepared: set[str] | None
+    """The statements that are prepared here (`forgekeeper.database.prepared`); None where nothing is to be."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.prepared = set()
 
     def guard(self, watch: Watch) -> None:
         """Let *watch* look after the statements from now on."""

@@ -1,106 +1,149 @@
-"""`python -m benchmarks [NAME …]`: one benchmark or all, as a table, and as JSON."""
+"""`python -m benchmarks [NAME …]`: one benchmark or all, as a table, as JSON, as pictures, and as a page."""
 
 from __future__ import annotations
 
 import json
+import sys
+import traceback
+from dataclasses import replace
+from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
-from statistics import median
-from typing import Annotated, Any
+from time import monotonic
+from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks.contest import Benchmark, Figures, Peer, compare
-from forgekeeper.embedded import servers
+from benchmarks import machine, page, pictures
+from benchmarks.contest import Benchmark, Missing, compare
+from benchmarks.reporting import Facts, facts, lines
+from forgekeeper.embedded import Servers, servers
+from metrics import logs
 
 FOLDER = Path(__file__).parent
 ROUNDS = 5
-out, err = Console(), Console(stderr=True)
+NOWHERE = Servers(Path(), "", "", 0, 0)
+"""Benchmarks are declared without servers; they are measured with some."""
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 
 
 @app.command()
 def main(
     names: Annotated[list[str] | None, typer.Argument(help="Which; by default all.")] = None,
-    scale: Annotated[float, typer.Option(min=0.001, help="How much work, by the usual.")] = 1.0,
+    *,
+    scale: Annotated[float, typer.Option(min=0.001, help="How much work; 1 is the full size, hours of it.")] = 1.0,
     rounds: Annotated[int, typer.Option(min=1, help="How often each does it.")] = ROUNDS,
     file: Annotated[Path | None, typer.Option("--json", help="Write the figures here, too.")] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Draw the curves as PNG into it.")] = None,
+    listed: Annotated[bool, typer.Option("--list", help="List the benchmarks, and measure nothing.")] = False,
+    of: Annotated[
+        list[Path] | None,
+        typer.Option("--page", help="Measure nothing: write docs/performance.md's table from such a JSON; repeatable."),
+    ] = None,
 ) -> None:
-    """Do the same work as our peers, in turns, and print how we compare."""
-    modules = [import_module(f"benchmarks.{module.name}") for module in iter_modules([str(FOLDER)])]
+    """Do the same work as our peers, in turns, and print how we compare.
+
+    Ends with 1 when a benchmark failed: raised, or got a wrong answer.  A target that is missed is said, no more.
+    """
+    _require(plot)
+    if of:
+        _from_files(of, plot)
+        return
+    known = _declared(NOWHERE, scale)
+    if unknown := set(names or ()) - known.keys():
+        _tell(f"there is no benchmark {', '.join(sorted(unknown))}; there are: {', '.join(known)}")
+        raise typer.Exit(2)
+    if listed:
+        for name in names or known:
+            typer.echo(f"{name:<28}  {known[name].about}")
+        return
+    # A contestant that works in this process logs as a worker does; what goes wrong is all that is read of it.
+    logs.configure("json", "ERROR", sys.stderr)
     with servers() as running:
-        made = [one for each in modules if hasattr(each, "benchmarks") for one in each.benchmarks(running, scale)]
-        known: dict[str, Benchmark] = {one.name: one for one in made}
-        if unknown := set(names or ()) - known.keys():
-            err.print(f"there is no benchmark {', '.join(sorted(unknown))}; there are: {', '.join(known)}")
-            raise typer.Exit(2)
-        found = [(known[name], _measured(known[name], rounds)) for name in names or known]
-    out.print(_table(found))
-    if file is not None:
-        facts = {"scale": scale, "rounds": rounds, "benchmarks": {one.name: _facts(one, its) for one, its in found}}
-        file.write_text(json.dumps(facts, indent=2))
+        found = {
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "machine": machine.described(running),
+            "scale": scale,
+            "rounds": rounds,
+            "benchmarks": _measured(running, names, scale, rounds),
+        }
+    _report(found, file, plot)
 
 
-def _measured(benchmark: Benchmark, rounds: int) -> Figures:
+def _require(plot: Path | None) -> None:
+    try:
+        if plot is not None:
+            pictures.require()
+    except Missing as error:
+        _tell(str(error))
+        raise typer.Exit(2) from None
+
+
+def _from_files(files: list[Path], plot: Path | None) -> None:
+    benchmarks = page.read(files)
+    page.write(benchmarks)
+    if plot is not None:
+        pictures.draw(benchmarks, plot)
+
+
+def _declared(running: Servers, scale: float) -> dict[str, Benchmark]:
+    """Return the benchmarks of all modules by their names, each with a sentence about it."""
+    known: dict[str, Benchmark] = {}
+    for found in iter_modules([str(FOLDER)]):
+        if found.name == "__main__":
+            continue
+        module = import_module(f"benchmarks.{found.name}")
+        for one in module.benchmarks(running, scale) if hasattr(module, "benchmarks") else ():
+            assert one.name not in known, f"two benchmarks are called {one.name}"
+            known[one.name] = replace(one, about=one.about or _sentence(module.__doc__))
+    return known
+
+
+def _sentence(document: str | None) -> str:
+    return " ".join((document or "").partition("\n\n")[0].split())
+
+
+def _measured(running: Servers, names: list[str] | None, scale: float, rounds: int) -> dict[str, Facts]:
+    declared = _declared(running, scale)
+    return {name: _measure(declared[name], rounds) for name in names or declared}
+
+
+def _measure(benchmark: Benchmark, rounds: int) -> Facts:
+    """Measure it; whatever it raises it has failed of, and the others go on."""
+    began = monotonic()
+
     def told(number: int) -> None:
-        err.print(f"{benchmark.name}: round {number} of {rounds}")
+        nonlocal began
+        _tell(f"{benchmark.name}: round {number} of {rounds}, {monotonic() - began:.1f} s")
+        began = monotonic()
 
-    return compare(benchmark, rounds=rounds, told=told)
-
-
-def _table(found: list[tuple[Benchmark, Figures]]) -> Table:
-    table = Table("benchmark", "unit", "ours", "beside", "its", "ratio", "wanted", title="medians, and least to most")
-    for benchmark, figures in found:
-        for peer in benchmark.peers:
-            first = peer is benchmark.peers[0]
-            ours = (benchmark.name, benchmark.unit, _spread(figures.ours)) if first else ("", "", "")
-            table.add_row(*ours, peer.name, *_compared(benchmark, peer, figures))
-    return table
-
-
-def _compared(benchmark: Benchmark, peer: Peer, figures: Figures) -> tuple[str, str, str]:
-    if why := figures.missing.get(peer.name):
-        return "missing", why, ""
-    ratio, ratios = figures.ratio(peer.name), figures.ratios(peer.name)
-    wanted = f"{'≤' if benchmark.less else '≥'} {peer.target:g}"
-    return (
-        _spread(figures.peers[peer.name]),
-        f"{ratio:.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
-        wanted if _met(benchmark, peer, ratio) else f"{wanted}, missed",
-    )
+    try:
+        return facts(benchmark, compare(benchmark, rounds=rounds, told=told))
+    except Missing as error:
+        return {"missing": str(error)}
+    except Exception as error:  # noqa: BLE001, it is said, and the exit status says it, too
+        _tell(f"{benchmark.name}: failed")
+        _tell(traceback.format_exc())
+        return {"failed": f"{type(error).__name__}: {error}"}
 
 
-def _met(benchmark: Benchmark, peer: Peer, ratio: float) -> bool:
-    return ratio <= peer.target if benchmark.less else ratio >= peer.target
+def _report(found: Facts, file: Path | None, plot: Path | None) -> None:
+    """Print, write and draw it; raise `typer.Exit` when something failed."""
+    benchmarks = found["benchmarks"]
+    for name, its in benchmarks.items():
+        for line in lines(name, its):
+            typer.echo(line)
+    if file is not None:
+        file.write_text(json.dumps(found, indent=2) + "\n")
+    if plot is not None:
+        pictures.draw(benchmarks, plot)
+    if any("failed" in its for its in benchmarks.values()):
+        raise typer.Exit(1)
 
 
-def _spread(figures: list[float]) -> str:
-    return f"{_number(median(figures))} ({_number(min(figures))} to {_number(max(figures))})"
-
-
-def _number(figure: float) -> str:
-    return f"{figure:,.0f}" if figure >= 100 else f"{figure:.3g}"
-
-
-def _facts(benchmark: Benchmark, figures: Figures) -> dict[str, Any]:
-    peers = {peer.name: _of_peer(benchmark, peer, figures) for peer in benchmark.peers}
-    return {"unit": benchmark.unit, "less": benchmark.less, "ours": figures.ours, "peers": peers}
-
-
-def _of_peer(benchmark: Benchmark, peer: Peer, figures: Figures) -> dict[str, Any]:
-    if why := figures.missing.get(peer.name):
-        return {"missing": why}
-    ratio = figures.ratio(peer.name)
-    return {
-        "figures": figures.peers[peer.name],
-        "ratios": figures.ratios(peer.name),
-        "ratio": ratio,
-        "target": peer.target,
-        "met": _met(benchmark, peer, ratio),
-    }
+def _tell(line: str) -> None:
+    typer.echo(line, err=True)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median
+from typing import NamedTuple
 
 
 class Missing(Exception):
@@ -20,12 +21,29 @@ class Peer:
     target: float
 
 
+class Point(NamedTuple):
+    """What one measurement came to at a size."""
+
+    size: float
+    figure: float
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A line in a picture; whoever measures adds a point each time."""
+
+    picture: str
+    line: str
+    points: list[Point] = field(default_factory=list)
+
+
 @dataclass(frozen=True)
 class Benchmark:
     """What is compared: each contestant does the work once, checks what came of it, and returns a figure in *unit*.
 
-    More is better, and a target is the least ratio; where *less* is better it is the greatest.  A peer may raise
-    `Missing`, and whoever got a wrong answer `AssertionError`.
+    More is better, and a target is the least ratio; where *less* is better it is the greatest.  A contestant may raise
+    `Missing`, and whoever got a wrong answer `AssertionError`.  *about* is a sentence for a list; without one its
+    module's first is taken.
     """
 
     name: str
@@ -33,6 +51,8 @@ class Benchmark:
     ours: Callable[[], float]
     peers: tuple[Peer, ...]
     less: bool = False
+    about: str = ""
+    curve: Curve | None = None
 
 
 @dataclass

@@ -1,0 +1,75 @@
+"""What a benchmark came to: as facts for JSON, and as lines of eighty columns."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from statistics import median
+from typing import Any
+
+from benchmarks.contest import Benchmark, Figures, Peer
+
+WIDTH, BESIDE = 80, 37
+
+Facts = dict[str, Any]
+
+
+def facts(benchmark: Benchmark, figures: Figures) -> Facts:
+    """Return what the rounds came to, ours and each peer's."""
+    found: Facts = {
+        "about": benchmark.about,
+        "unit": benchmark.unit,
+        "less": benchmark.less,
+        "ours": figures.ours,
+        "peers": {peer.name: _of_peer(benchmark, peer, figures) for peer in benchmark.peers},
+    }
+    if benchmark.curve is not None:
+        curve = benchmark.curve
+        found["curve"] = {"picture": curve.picture, "line": curve.line, "points": [list(one) for one in curve.points]}
+    return found
+
+
+def _of_peer(benchmark: Benchmark, peer: Peer, figures: Figures) -> Facts:
+    if why := figures.missing.get(peer.name):
+        return {"missing": why, "target": peer.target}
+    ratio = figures.ratio(peer.name)
+    return {
+        "figures": figures.peers[peer.name],
+        "ratios": figures.ratios(peer.name),
+        "ratio": ratio,
+        "target": peer.target,
+        "met": ratio <= peer.target if benchmark.less else ratio >= peer.target,
+    }
+
+
+def lines(name: str, found: Facts) -> Iterator[str]:
+    """Say it: a line for the benchmark, and one for each peer, none wider than eighty columns."""
+    if problem := found.get("failed") or found.get("missing"):
+        yield from _wrapped(f"{name}  {'FAILED' if 'failed' in found else 'missing'}: {problem}", "  ")
+        return
+    yield from _wrapped(f"{name}  {spread(found['ours'])} {found['unit']}", "  ")
+    for peer, its in found["peers"].items():
+        if why := its.get("missing"):
+            yield from _wrapped(f"  {'missing':<20} {wanted(found, its):<13} {peer}: {why}", " " * BESIDE)
+            continue
+        ratio = f"{its['ratio']:.2f} ({min(its['ratios']):.2f} to {max(its['ratios']):.2f})"
+        judged = f"{wanted(found, its)} {'met' if its['met'] else 'missed'}"
+        yield from _wrapped(f"  {ratio:<20} {judged:<13} {peer}: {spread(its['figures'])}", " " * BESIDE)
+
+
+def wanted(found: Facts, its: Facts) -> str:
+    """Say which ratio to a peer is wanted."""
+    return f"{'≤' if found['less'] else '≥'} {its['target']:g}"
+
+
+def spread(figures: list[float]) -> str:
+    """Say the median, and the least and the greatest."""
+    return f"{_number(median(figures))} ({_number(min(figures))} to {_number(max(figures))})"
+
+
+def _number(figure: float) -> str:
+    return f"{figure:,.0f}" if figure >= 100 else f"{figure:.3g}"
+
+
+def _wrapped(line: str, indent: str) -> list[str]:
+    return textwrap.wrap(line, WIDTH, subsequent_indent=indent)

@@ -1,0 +1,247 @@
+"""Worlds of any size for curves: a table or register, records in it that stay, and some that are due."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from pydantic import SecretStr
+
+from forgekeeper.batches import BATCHES
+from forgekeeper.connections import client
+from forgekeeper.database import database
+from forgekeeper.fan_out import Enqueued
+from forgekeeper.flags import FeatureFlag
+from forgekeeper.identity import identity
+from forgekeeper.installation.row import Installation
+from forgekeeper.runs.ledger import JobRun
+from forgekeeper.runs.runner import Runner
+from forgekeeper.settings import Settings
+from forgekeeper.storage.sentinel import Folder
+from workers.expired_job_artifacts import FLAG, MAX_BUCKETS, buckets, delete_artifact_bucket
+from workers.stale_direct_uploads import register
+
+CHUNK = 100_000
+"""So many entries a script registers at once: Redis answers nobody else meanwhile."""
+PROJECTS = 100
+LOCATION = "uploads"
+OPTIONS: dict[str, Any] = {"breaker_share": 1, "database_statement_timeout": 600}
+
+ADD_STATUSES = """
+    insert into user_statuses (user_id, emoji, message, clear_status_at)
+    select first + number, 'palm_tree', 'Away, sample ' || number, now() + {when}
+    from (select coalesce(max(user_id), 0) as first from user_statuses) as present,
+        generate_series(1, %(count)s) as number
+"""
+# As a forge has them: no two artifacts with the same times, sizes, or names.
+ADD_ARTIFACTS = f"""
+    insert into ci_job_artifacts (project_id, job_id, file_type, file, file_final_path, size, expire_at, locked)
+    select 1 + mod(number, {PROJECTS}), number / 3, 1 + mod(number, 2), 'artifacts.zip',
+        left(md5(number::text), 2) || '/' || md5(number::text) || '/@final/' || md5(number::text), mod(number, 1000),
+        now() + {{when}}, 0
+    from generate_series(1, %(count)s) as number
+"""
+ADD_STATISTICS = f"""
+    insert into project_statistics select project, 1000000000 from generate_series(1, {PROJECTS}) as project
+    on conflict do nothing
+"""
+ADD_SETTLED = """
+    insert into settled_uploads (location, path, reaped, settled_at)
+    select 'uploads', %(kind)s || md5(number::text), true, now() from generate_series(1, %(count)s) as number
+"""
+ADD_PROJECTS = """
+    insert into projects select number, 'curve/' || number || '.git' from generate_series(1, %(count)s) as number
+"""
+ADD_REFS = """
+    insert into batched_git_ref_updates_deletions (project_id, ref)
+    select 1 + mod(number, %(projects)s), 'refs/heads/' || number from generate_series(1, %(count)s) as number
+"""
+REGISTER = """
+    local now = redis.call('time')[1]
+    for number = ARGV[1], ARGV[2] do
+      redis.call('zadd', KEYS[1], now - ARGV[3], 'uploads:' .. ARGV[4] .. '/' .. number)
+    end
+"""
+FRESH, PAST = "interval '1 day' + number * interval '1 ms'", "interval '-1 hour' - number * interval '1 ms'"
+YESTERDAY = 86_400
+
+
+@dataclass(frozen=True)
+class World:
+    """What a batch works in: *fill* it with records that stay, *add* due ones, *churn*: add such, and delete as many.
+
+    *work* does what is due, and returns how many it did in how many seconds; *after* clears what that leaves.
+    """
+
+    name: str
+    item: str
+    tables: tuple[str, ...]
+    fill: Callable[[int], object]
+    add: Callable[[int], object]
+    churn: Callable[[int], object]
+    work: Callable[[Settings], tuple[int, float]]
+    after: Callable[[], object] = lambda: None
+    place: Callable[[Path], dict[str, Any]] = lambda _folder: {}
+    """Make where it works besides its database, in a folder that is its database's; return that as settings."""
+
+
+def run(batch: str, settings: Settings) -> tuple[dict[str, Any], float]:
+    """Make a run of *batch* in this process; return its result, and how many seconds it took."""
+    started = JobRun.start_here(batch, by=identity())
+    assert started is not None, f"a run of {batch} is open"
+    runner = Runner(settings, lambda _run, _child, keyed: Enqueued(len(keyed)))
+    began = monotonic()
+    with runner.attempt(BATCHES[batch], started) as attempt:
+        attempt.work()
+    seconds = monotonic() - began
+    runner.stop()
+    assert attempt.state == "succeeded", attempt.error or attempt.held or attempt.blocked
+    return attempt.result(), seconds
+
+
+def _work_statuses(settings: Settings) -> tuple[int, float]:
+    result, seconds = run("user_status_cleanup", settings)
+    return result["deleted"], seconds
+
+
+def _fill_artifacts(count: int) -> None:
+    database.execute_sql(ADD_STATISTICS)
+    database.execute_sql(ADD_ARTIFACTS.format(when=FRESH), {"count": count})
+
+
+def _work_artifacts(settings: Settings) -> tuple[int, float]:
+    """Work on all buckets in turn until they are drained."""
+    client.delete(buckets.AVAILABLE, buckets.OCCUPIED, buckets.OWNERS, buckets.STATE)
+    FeatureFlag.turn(FLAG, on=True)
+    runner = Runner(settings, lambda *_sent: Enqueued(0))
+    buckets.tidy(client, MAX_BUCKETS, silent_for=settings.bucket_silent_after)
+    destroyed, began = 0, monotonic()
+    for number in range(MAX_BUCKETS):
+        more = True
+        while more:
+            with runner.child(delete_artifact_bucket, f"delete_artifact_bucket:{number}", run=1) as attempt:
+                attempt.work()
+            assert attempt.error is None, attempt.error
+            destroyed, more = destroyed + attempt.result()["destroyed"], attempt.wants_successor
+    seconds = monotonic() - began
+    runner.stop()
+    return destroyed, seconds
+
+
+def _fill_uploads(count: int) -> None:
+    _settle("kept/", count)
+    for first in range(1, count + 1, CHUNK):
+        client.eval(REGISTER, 1, register.PENDING, first, min(first + CHUNK - 1, count), 0, "fresh")
+
+
+def _settle(kind: str, count: int) -> None:
+    database.execute_sql(ADD_SETTLED, {"kind": kind, "count": count})
+
+
+def _churn_uploads(count: int) -> None:
+    _settle("gone/", count)
+    database.execute_sql("delete from settled_uploads where path like 'gone/%%'")
+
+
+def _work_uploads(settings: Settings) -> tuple[int, float]:
+    result, seconds = run("stale_direct_uploads", settings)
+    return result["total_deleted_stale_entries"], seconds
+
+
+def _store(folder: Path) -> dict[str, Any]:
+    """Have a store in which nothing is left: what costs is ours."""
+    return {"object_stores": {LOCATION: SecretStr(f"file://{_adopted(folder / 'store')}")}}
+
+
+def _adopted(folder: Path) -> Path:
+    if not folder.exists():
+        folder.mkdir(parents=True)
+        Folder(folder).create_sentinel(Installation.ensure())
+    return folder
+
+
+def _fill_refs(count: int, projects: int) -> None:
+    database.execute_sql(ADD_PROJECTS, {"count": count})
+    database.execute_sql(ADD_REFS, {"count": count, "projects": projects})
+
+
+def _churn_refs(count: int, projects: int) -> None:
+    """Add so many, and delete as many of the oldest: each project's first."""
+    table = "batched_git_ref_updates_deletions"
+    database.execute_sql(ADD_REFS, {"count": count, "projects": projects})
+    database.execute_sql(f"delete from {table} where id in (select id from {table} order by id limit {count})")
+
+
+def _work_refs(settings: Settings) -> tuple[int, float]:
+    result, seconds = run("git_ref_cleanup", settings)
+    assert result["missing_repositories"] == 0, result
+    return result["total_projects"], seconds
+
+
+def _repositories(folder: Path, projects: int) -> dict[str, Any]:
+    root = _adopted(folder / "repositories")
+    for number in range(1, projects + 1):
+        (root / "curve" / f"{number}.git").mkdir(parents=True, exist_ok=True)
+    return {"repositories_root": root}
+
+
+def _statement(text: str) -> Callable[[int], object]:
+    """Return what executes it for a count of records."""
+    return lambda count: database.execute_sql(text, {"count": count})
+
+
+def _churned(add: str, delete: str) -> Callable[[int], None]:
+    def churn(count: int) -> None:
+        database.execute_sql(add, {"count": count})
+        database.execute_sql(delete)
+
+    return churn
+
+
+def worlds(projects: int) -> tuple[World, ...]:
+    """Return them all; of pending refs so many *projects* have some."""
+    return (
+        World(
+            "statuses",
+            "status",
+            ("user_statuses",),
+            fill=_statement(ADD_STATUSES.format(when=FRESH)),
+            add=_statement(ADD_STATUSES.format(when=PAST)),
+            churn=_churned(ADD_STATUSES.format(when=PAST), "delete from user_statuses where clear_status_at <= now()"),
+            work=_work_statuses,
+        ),
+        World(
+            "artifacts",
+            "artifact",
+            ("ci_job_artifacts",),
+            fill=_fill_artifacts,
+            add=_statement(ADD_ARTIFACTS.format(when=PAST)),
+            churn=_churned(ADD_ARTIFACTS.format(when=PAST), "delete from ci_job_artifacts where expire_at < now()"),
+            work=_work_artifacts,
+            after=lambda: database.execute_sql("truncate ci_deleted_objects"),
+        ),
+        World(
+            "uploads",
+            "upload",
+            ("settled_uploads",),
+            fill=_fill_uploads,
+            add=lambda count: client.eval(REGISTER, 1, register.PENDING, 1, count, YESTERDAY, "due"),
+            churn=_churn_uploads,
+            work=_work_uploads,
+            after=lambda: database.execute_sql("delete from settled_uploads where path like 'due/%%'"),
+            place=_store,
+        ),
+        World(
+            "refs",
+            "project",
+            ("batched_git_ref_updates_deletions", "projects"),
+            fill=lambda count: _fill_refs(count, projects),
+            add=lambda _count: None,
+            churn=lambda count: _churn_refs(count, projects),
+            work=_work_refs,
+            place=lambda folder: _repositories(folder, projects),
+        ),
+    )

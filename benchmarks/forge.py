@@ -27,14 +27,15 @@ def database_of(servers: Servers, name: str, **options: Any) -> Iterator[Setting
     load_batches()
     _connect(servers.database_url, servers.redis_url)
     with database.connection_context():
-        if not database.execute_sql(MADE, (name,)).fetchone()[0]:
+        made = database.execute_sql(MADE, (name,)).fetchone()[0]
+        if not made:
             database.execute_sql(f"create database {name}")
     database.close_all()
     settings = _connect(make_dsn(servers.database_url, dbname=name), servers.redis_url, **options)
     logs.configure(settings.log_format, "ERROR")
     try:
         with database.connection_context():
-            for which in ("forgekeeper", "example"):
+            for which in () if made else ("forgekeeper", "example"):
                 migrations.migrate(database.obj, which)
             yield settings
     finally:

@@ -8,8 +8,9 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from time import monotonic, sleep
-from typing import Any
+from typing import IO, Any
 
 from forgekeeper.batches import BATCHES
 from forgekeeper.cli.running import send_by_hand
@@ -20,6 +21,8 @@ from forgekeeper.settings import Settings
 ROOT = Path(__file__).parent.parent
 LOOK_EVERY = 0.005
 PATIENCE = 600.0
+SHOWN = 5_000
+"""So many bytes of what workers said last are shown."""
 READY = "select count(*) from processes where kind = 'worker'"
 
 
@@ -61,13 +64,23 @@ def workers(environment: dict[str, str], *, processes: int = 1, threads: int = 8
     """
     command = [sys.executable, "-m", "forgekeeper.cli", "worker"]
     command += ["--processes", str(processes), "--threads", str(threads)]
-    process = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.DEVNULL)
-    try:
-        until(lambda: database.execute_sql(READY).fetchone()[0] >= processes, within=60)
-        yield process.pid
-    finally:
-        process.terminate()
-        process.wait()
+    with TemporaryFile() as said:
+        process = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=said)
+        try:
+            until(lambda: database.execute_sql(READY).fetchone()[0] >= processes, within=60)
+            yield process.pid
+        except Exception:
+            # What workers say of their errors is part of some batches' work: it is shown where something went wrong.
+            sys.stderr.write(_last(said))
+            raise
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def _last(said: IO[bytes]) -> str:
+    said.seek(max(0, said.seek(0, os.SEEK_END) - SHOWN))
+    return said.read().decode(errors="replace")
 
 
 def run(batch: str) -> tuple[float, dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import traceback
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import import_module
@@ -50,25 +51,23 @@ def main(
     if of:
         _from_files(of, plot)
         return
-    known = _declared(NOWHERE, scale)
+    known = declared(NOWHERE, scale)
     if unknown := set(names or ()) - known.keys():
         _tell(f"there is no benchmark {', '.join(sorted(unknown))}; there are: {', '.join(known)}")
         raise typer.Exit(2)
     if listed:
-        for name in names or known:
-            typer.echo(f"{name:<28}  {known[name].about}")
+        for name, one in _chosen(known, names).items():
+            typer.echo(f"{name:<28}  {one.about}")
         return
-    # A contestant that works in this process logs as a worker does; what goes wrong is all that is read of it.
-    logs.configure("json", "ERROR", sys.stderr)
     with servers() as running:
         found = {
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "machine": machine.described(running),
             "scale": scale,
             "rounds": rounds,
-            "benchmarks": _measured(running, names, scale, rounds),
+            "benchmarks": measured(_chosen(declared(running, scale), names), rounds),
         }
-    _report(found, file, plot)
+    report(found, file, plot)
 
 
 def _require(plot: Path | None) -> None:
@@ -87,7 +86,7 @@ def _from_files(files: list[Path], plot: Path | None) -> None:
         pictures.draw(benchmarks, plot)
 
 
-def _declared(running: Servers, scale: float) -> dict[str, Benchmark]:
+def declared(running: Servers, scale: float) -> dict[str, Benchmark]:
     """Return the benchmarks of all modules by their names, each with a sentence about it."""
     known: dict[str, Benchmark] = {}
     for found in iter_modules([str(FOLDER)]):
@@ -100,17 +99,20 @@ def _declared(running: Servers, scale: float) -> dict[str, Benchmark]:
     return known
 
 
+def _chosen(known: dict[str, Benchmark], names: list[str] | None) -> dict[str, Benchmark]:
+    return {name: known[name] for name in names} if names else known
+
+
 def _sentence(document: str | None) -> str:
     return " ".join((document or "").partition("\n\n")[0].split())
 
 
-def _measured(running: Servers, names: list[str] | None, scale: float, rounds: int) -> dict[str, Facts]:
-    declared = _declared(running, scale)
-    return {name: _measure(declared[name], rounds) for name in names or declared}
+def measured(declared: Mapping[str, Benchmark], rounds: int) -> dict[str, Facts]:
+    """Return what each came to; one that raises has failed, and the others go on."""
+    return {name: _measure(benchmark, rounds) for name, benchmark in declared.items()}
 
 
 def _measure(benchmark: Benchmark, rounds: int) -> Facts:
-    """Measure it; whatever it raises it has failed of, and the others go on."""
     began = monotonic()
 
     def told(number: int) -> None:
@@ -128,7 +130,7 @@ def _measure(benchmark: Benchmark, rounds: int) -> Facts:
         return {"failed": f"{type(error).__name__}: {error}"}
 
 
-def _report(found: Facts, file: Path | None, plot: Path | None) -> None:
+def report(found: Facts, file: Path | None, plot: Path | None) -> None:
     """Print, write and draw it; raise `typer.Exit` when something failed."""
     benchmarks = found["benchmarks"]
     for name, its in benchmarks.items():
@@ -147,4 +149,6 @@ def _tell(line: str) -> None:
 
 
 if __name__ == "__main__":
+    # A contestant that works in this process logs as a worker does; what goes wrong is all that is read of it.
+    logs.configure("json", "ERROR", sys.stderr)
     app()

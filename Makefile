@@ -30,8 +30,8 @@ test-system: $(VENV)/.test ## Run the slow tests: processes killed, servers empt
 bench: $(VENV)/.bench ## Measure our speed beside that of our peers, in small; five minutes
 	@$(BIN)/python -m benchmarks --scale 0.02 --rounds 3
 
-bench-full: $(VENV)/.bench ## The same at full size; hours
-	@$(BIN)/python -m benchmarks
+bench-full: $(VENV)/.bench ## The same at full size, and the pictures of docs/performance; hours
+	@$(BIN)/python -m benchmarks --json benchmarks/figures.json --plot docs/performance
 
 check: $(VENV)/.test ## Lint, format, types, import directions, generated documents
 	@$(BIN)/ruff check .

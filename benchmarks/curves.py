@@ -25,7 +25,6 @@ from forgekeeper.embedded import Servers
 SIZES = (10_000, 100_000, 1_000_000)
 LARGEST, AT_LARGEST = 10_000_000, ("statuses", "artifacts", "uploads")
 """Only at full size, and only where the forge has so many."""
-DUE = 50_000
 PROJECTS = 1_000
 DELETIONS = 1_000_000
 FILLED_AT_ONCE = 1_000_000
@@ -95,7 +94,7 @@ def _dearest(costs: list[partial[float]]) -> float:
 
 def _due(world: World, size: int, scale: float) -> int:
     """Of pending refs it is the projects that cost: as many at each size, with more refs each."""
-    return _scaled(PROJECTS if world.name == "refs" else min(size // 2, DUE), scale)
+    return _scaled(PROJECTS if world.name == "refs" else min(size // 2, world.most), scale)
 
 
 def _scaled(count: int, scale: float) -> int:

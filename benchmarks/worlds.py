@@ -84,6 +84,8 @@ class World:
     churn: Callable[[int], object]
     work: Callable[[Settings], tuple[int, float]]
     after: Callable[[], object] = lambda: None
+    most: int = 50_000
+    """So many are due at most: a measurement takes seconds."""
     place: Callable[[Path], dict[str, Any]] = lambda _folder: {}
     """Make where it works besides its database, in a folder that is its database's; return that as settings."""
 
@@ -233,6 +235,7 @@ def worlds(projects: int) -> tuple[World, ...]:
             work=_work_uploads,
             after=lambda: database.execute_sql("delete from settled_uploads where path like 'due/%%'"),
             place=_store,
+            most=20_000,
         ),
         World(
             "refs",

@@ -7,7 +7,6 @@ import sys
 import traceback
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
@@ -61,7 +60,7 @@ def main(
         return
     with servers() as running:
         found = {
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "date": machine.date(running),
             "machine": machine.described(running),
             "scale": scale,
             "rounds": rounds,

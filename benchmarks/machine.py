@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from contextlib import closing
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -32,6 +33,14 @@ def described(servers: Servers) -> dict[str, str | int | float]:
     }
 
 
+def date(servers: Servers) -> str:
+    """Return what PostgreSQL's clock says, in UTC."""
+    with closing(psycopg2.connect(servers.database_url)) as connection, connection.cursor() as cursor:
+        cursor.execute("select clock_timestamp() at time zone 'utc'")
+        ((instant,),) = cursor.fetchall()
+    return f"{instant:%Y-%m-%dT%H:%M:%S}+00:00"
+
+
 def _line(path: str, name: str) -> str:
     for line in Path(path).read_text().splitlines():
         if line.startswith(name):
@@ -40,12 +49,9 @@ def _line(path: str, name: str) -> str:
 
 
 def _postgres(url: str) -> str:
-    connection = psycopg2.connect(url)
-    try:
+    with closing(psycopg2.connect(url)) as connection:
         number = connection.info.server_version
-        return f"{number // 10_000}.{number % 10_000}"
-    finally:
-        connection.close()
+    return f"{number // 10_000}.{number % 10_000}"
 
 
 def _redis(url: str) -> str:

@@ -102,8 +102,8 @@ CASES = {
         lambda count, _folder: stale_imports.sample(count // 2 * 5),
         lambda result: result["entities"],
     ),
-    "refs": Case("git_ref_cleanup", 20_000, _refs, left=REFS_LEFT),
     "objects": Case("delete_objects", 100_000, _sql(ADD_OBJECTS), lambda result: result["deleted"] + result["missing"]),
+    "refs": Case("git_ref_cleanup", 20_000, _refs, left=REFS_LEFT),
 }
 
 

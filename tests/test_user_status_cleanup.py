@@ -14,6 +14,7 @@ import pytest
 
 from forgekeeper import shutdown
 from forgekeeper.database import database
+from forgekeeper.database import prepared as database_prepared
 from forgekeeper.runs.deadline import Deadline
 from models import UserStatus
 from tests.harness.clocks import Clock, Crash, crash
@@ -66,6 +67,16 @@ KEEP_OLDEST = """
     $$;
     create trigger keep_oldest before delete on user_statuses for each row execute function keep_oldest()
 """
+
+# In no order, and none is due.
+ADD_LATER = """
+    insert into user_statuses (user_id, clear_status_at)
+    select id, now() + interval '1 day' + ('x' || left(md5(id::text), 7))::bit(28)::integer * interval '1 millisecond'
+    from generate_series(1, %s) as id
+"""
+TURN_DUE = "update user_statuses set clear_status_at = clear_status_at - interval '10 days' where user_id %% 5 = 0"
+PLANS = "select generic_plans, custom_plans from pg_prepared_statements"
+ROWS_READ = "select seq_tup_read + idx_tup_fetch from pg_stat_user_tables where relname = 'user_statuses'"
 
 pytestmark = pytest.mark.usefixtures("database")
 
@@ -302,6 +313,72 @@ def test_a_run_under_such_a_plan_takes_its_batches_one_by_one():
         outcome = run()
 
     assert outcome == Outcome(2 * BATCH_SIZE + 1, 3, "drained")
+
+
+@contextmanager
+def session(settings):
+    """Let all statements of this session be planned with these *settings*, and no autovacuum correct the statistics."""
+    database.execute_sql("alter table user_statuses set (autovacuum_enabled = off)")
+    database.execute_sql(settings)
+    try:
+        yield
+    finally:
+        database.execute_sql("reset all; alter table user_statuses reset (autovacuum_enabled)")
+
+
+@pytest.mark.parametrize("plan", ["force_generic_plan", "force_custom_plan"])
+def test_a_prepared_claim_never_deletes_more_than_the_limit_either(plan):
+    due_statuses(1)
+    with session(f"{NESTED_LOOPS_ONLY.replace('set local', 'set')}; set plan_cache_mode = {plan}"):
+        database.execute_sql("analyze user_statuses")
+        due_statuses(2 * BATCH_SIZE, first=2)
+        outcome = run()
+        prepared = planned()
+
+    assert (outcome, sum(prepared)) == (Outcome(2 * BATCH_SIZE + 1, 3, "drained"), 4)
+
+
+# Must not happen: a run reads more than it deletes
+
+
+def planned():
+    """Return how often what this session has prepared was executed by a generic plan, and by one of its own."""
+    ((*plans,),) = database.execute_sql(PLANS).fetchall()
+    return plans
+
+
+def test_the_statement_of_a_run_is_planned_once():
+    due_statuses(10 * BATCH_SIZE)
+
+    run()
+
+    generic, own = planned()
+    assert (generic + own, generic >= 6) == (11, True)
+
+
+def rows_read():
+    database.execute_sql("select pg_stat_force_next_flush()")
+    ((rows,),) = database.execute_sql(ROWS_READ).fetchall()
+    return rows
+
+
+@pytest.mark.parametrize("key", ["ctid", "user_id"])
+@pytest.mark.parametrize(
+    ("most", "plan"), [(0, "auto"), (1, "auto"), (1, "force_custom_plan"), (1, "force_generic_plan")]
+)
+def test_with_stale_statistics_a_run_reads_what_it_deletes_and_no_more(key, most, plan, monkeypatch):
+    monkeypatch.setattr(database_prepared, "MOST", most)
+    monkeypatch.setattr(document, "row_key", lambda: key)
+    with session(f"set plan_cache_mode = {plan}"):
+        database.execute_sql(ADD_LATER, (20_000,))
+        database.execute_sql("vacuum analyze user_statuses")
+        database.execute_sql(TURN_DUE)
+        before = rows_read()
+        deleted = run().deleted
+        read = rows_read() - before
+
+    assert deleted == 4_000
+    assert read < 3 * deleted
 
 
 # Must not happen: a status that was extended while the run was at it is deleted

@@ -63,7 +63,7 @@ def _rate(
         _add(artifacts)
         run, clock = number(), clock or _processor
         began = clock()
-        destroyed = _destroy(settings, run)
+        destroyed = work_off(settings, run)
         seconds = clock() - began
         (audited,) = database.execute_sql(AUDITED, (run,)).fetchone()
     assert destroyed == artifacts, f"{destroyed} of {artifacts} were destroyed"
@@ -82,14 +82,14 @@ def _add(artifacts: int) -> None:
     FeatureFlag.turn(FLAG, on=True)
 
 
-def _destroy(settings: Settings, run: int) -> int:
+def work_off(settings: Settings, run: int, number_of_buckets: int = MAX_BUCKETS) -> int:
     """Work on all buckets in turn, as workers do; return how many artifacts that destroyed."""
     runner = Runner(settings, lambda *_sent: Enqueued(0))
-    buckets.tidy(client, MAX_BUCKETS, silent_for=settings.bucket_silent_after)
+    buckets.tidy(client, number_of_buckets, silent_for=settings.bucket_silent_after)
     destroyed, more = 0, True
     while more:
         more = False
-        for number in range(MAX_BUCKETS):
+        for number in range(number_of_buckets):
             with runner.child(delete_artifact_bucket, f"delete_artifact_bucket:{number}", run=run) as attempt:
                 attempt.work()
             assert attempt.error is None, attempt.error

@@ -345,7 +345,7 @@ def test_where_it_is_off_no_statement_has_anything_of_it():
         statuses.DELETE_DUE.format(
             key="ctid", due=statuses.DUE, chosen="", audited=off.clause("a", "deleted", id="user_id"), limit=1
         ),
-        destroying.DESTROY_EXPIRED,
+        *(destroying.statement(statistics_first=first) for first in (False, True)),
         *(text.format(begin="", audited="") for text in (imports.TIME_OUT_IMPORTS, imports.TIME_OUT_ENTITIES)),
     ]
 

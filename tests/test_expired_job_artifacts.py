@@ -40,11 +40,11 @@ from workers.expired_job_artifacts import (
 )
 from workers.expired_job_artifacts.destroying import (
     CLASSES,
-    DESTROY_EXPIRED,
     IN_ORDER,
     START,
     TURNS,
     destroy_expired,
+    statement,
 )
 
 NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
@@ -159,7 +159,7 @@ def rows_read(after):
     """Destroy a batch and undo it; return how many artifacts each of its scans came across, dead ones aside."""
     values = {"class": 0, "now": now(), "limit": BATCH_SIZE, "grace": NO_GRACE, **after._asdict()}
     with database.atomic() as transaction:
-        explained = f"{IN_ORDER} explain (analyze, format json) {DESTROY_EXPIRED}"
+        explained = f"{IN_ORDER} explain (analyze, format json) {statement(statistics_first=False)}"
         ((plans,),) = database.execute_sql(explained, values).fetchall()
         transaction.rollback()
     scans = [node for node in nodes(plans[0]["Plan"]) if node.get("Relation Name") == "ci_job_artifacts"]
@@ -489,6 +489,27 @@ def test_artifacts_whose_statistics_are_locked_wait_and_no_others_do(other):
 
     assert (batch.artifacts, batch.held_up, outbox()) == (2, [2], ["1", "3"])
     assert (statistics(1), statistics(2)) == (90, 100)
+
+
+def test_a_child_that_is_still_deleting_holds_up_no_other_child_of_its_projects(other):
+    slow, quick = artifact(number=0, path="slow"), artifact(number=1, path="quick")
+    ProjectStatistics.create(project_id=1, build_artifacts_size=100)
+    other.execute("select pg_advisory_lock(1)")
+
+    def destroy_slowly():
+        with database.connection_context():
+            return destroy(0)
+
+    act = f"if old.id = {slow} then perform pg_advisory_xact_lock_shared(1); end if"
+    with on_deletion(act), ThreadPoolExecutor(1) as pool:
+        destroying = pool.submit(destroy_slowly)
+        waited = wait_until(lambda: bool(rows(WAITING_FOR_A_LOCK)), 20)
+        batch, left = destroy(1), ids()
+        other.execute("select pg_advisory_unlock(1)")
+        destroying.result()
+
+    assert (waited, batch.artifacts, quick in left, slow in left) == (True, 1, False, True)
+    assert (ids(), statistics()) == (set(), 80)
 
 
 def test_ten_children_destroy_at_full_speed_what_is_not_locked(other, say):

@@ -121,6 +121,7 @@ class Audit:
         insert into audit_deletions ({COLUMNS}, phase, ids, hashes, detail)
         select {VALUES.format(record=f"'{record}'")}, 'done', ids, hashes, jsonb_build_object({detail})
         from (select array_agg({id}) as ids, {hashes} as hashes{arrays} from {source}) as gone where ids is not null
+        returning 1
     )"""
 
     @property

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import cache
 from hashlib import md5
 from typing import Any, NamedTuple
 
@@ -111,18 +112,7 @@ class Audit:
         *id*, *name* and *columns* are expressions of SQL over *source*; the name is what a record is looked for by
         besides its id.  The statement needs `values`.  Empty where the audit is off.
         """
-        if not self.on:
-            return ""
-        hashes = f"array_agg({HASH.format(name=name)})" if name else "'{}'::integer[]"
-        arrays = "".join(f", array_agg({value}) as {key}" for key, value in columns.items())
-        detail = ", ".join(f"'{key}', {COLUMN.format(key=key)}" for key in columns)
-        return f"""
-    , audited as (
-        insert into audit_deletions ({COLUMNS}, phase, ids, hashes, detail)
-        select {VALUES.format(record=f"'{record}'")}, 'done', ids, hashes, jsonb_build_object({detail})
-        from (select array_agg({id}) as ids, {hashes} as hashes{arrays} from {source}) as gone where ids is not null
-        returning 1
-    )"""
+        return _clause(record, source, id, name, tuple(columns.items())) if self.on else ""
 
     @property
     def values(self) -> dict[str, Any]:
@@ -194,6 +184,21 @@ class Audit:
             return []
         facts = {**self._facts, "record": record, "phase": phase, "intent": intent, "scope": scope}
         return [database.execute_sql(INSERT, facts | part).fetchone()[0] for part in _parts(ids, names or (), columns)]
+
+
+# Asked for with each chunk.
+@cache
+def _clause(record: str, source: str, key: str, name: str | None, columns: tuple[tuple[str, str], ...]) -> str:
+    hashes = f"array_agg({HASH.format(name=name)})" if name else "'{}'::integer[]"
+    arrays = "".join(f", array_agg({value}) as {column}" for column, value in columns)
+    detail = ", ".join(f"'{column}', {COLUMN.format(key=column)}" for column, _ in columns)
+    return f"""
+    , audited as (
+        insert into audit_deletions ({COLUMNS}, phase, ids, hashes, detail)
+        select {VALUES.format(record=f"'{record}'")}, 'done', ids, hashes, jsonb_build_object({detail})
+        from (select array_agg({key}) as ids, {hashes} as hashes{arrays} from {source}) as gone where ids is not null
+        returning 1
+    )"""
 
 
 def hashed(name: str) -> int:

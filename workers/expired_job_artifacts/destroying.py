@@ -28,7 +28,7 @@ CLASSES = 10
 # order, on locks that are ours alone (``turns``): without the order ten of them deadlock by
 # the hundred.  Whoever else has a project's statistics locked then is not waited for: they may
 # be kept for hours, and every bucket would stand still.  ``totals`` locks what it gets; what is
-# there and was not got is ``locked``, and its artifacts stay for now.  One that has no
+# ``present`` and was not got is ``held_up``, and its artifacts stay for now.  One that has no
 # statistics is not held up.  Each step names the count of the one before so that PostgreSQL
 # cannot put that off.
 #
@@ -67,10 +67,12 @@ WITHIN = """, claimed as materialized (
             select id, project_id, expire_at, sum(size) over (order by expire_at, id) as total from candidates
         ) as added_up where total <= %(room)s::bigint
     )"""
-STATISTICS_LOCKED = f""", turns as materialized (
+STATISTICS_LOCKED = f""", present as materialized (
+        select project_id from project_statistics where project_id = any(array(select distinct project_id from claimed))
+    ), turns as materialized (
         select pg_advisory_xact_lock({TURNS}, project)
         from (select distinct hashint8(project_id) as project from claimed order by project) as projects
-        where {{after}}
+        where (select count(*) from present) >= 0{{after}}
     ), totals as materialized (
         select project_id from project_statistics
         where (select count(*) from turns) >= 0
@@ -78,10 +80,8 @@ STATISTICS_LOCKED = f""", turns as materialized (
         order by project_id
         for no key update skip locked
     ), held_up as materialized (
-        select project_id from project_statistics
-        where (select count(*) from totals) >= 0
-          and project_id = any(array(select distinct project_id from claimed))
-          and project_id <> all(array(select project_id from totals))
+        select project_id from present
+        where (select count(*) from totals) >= 0 and project_id <> all(array(select project_id from totals))
     )"""
 DESTROYED = f""", destroyed as (
         delete from ci_job_artifacts
@@ -148,11 +148,12 @@ NEXT_SIZE = f"""
 @cache
 def statement(*, statistics_first: bool, chosen: str = "", limited: bool = False, audited: str = "") -> str:
     """Return the statement that destroys a batch: of what is *chosen*, of *limited* bytes, with that clause."""
-    recorded = "(select count(*) from recorded) >= 0" + (" and (select count(*) from audited) >= 0" if audited else "")
+    written = ("recorded", "audited") if audited else ("recorded",)
+    after = "".join(f" and (select count(*) from {one}) >= 0" for one in written)
     claimed = CLAIMED.format(
         first="candidates" if limited else "claimed", chosen=chosen, within=WITHIN if limited else ""
     )
-    locked = STATISTICS_LOCKED.format(after="true" if statistics_first else recorded)
+    locked = STATISTICS_LOCKED.format(after="" if statistics_first else after)
     destroyed = DESTROYED.format(
         free=FREE if statistics_first else "true", whole=WHOLE if audited else "", audited=audited
     )

@@ -2,7 +2,8 @@
 
 import pytest
 
-from forgekeeper.database import database, prepared
+from forgekeeper.database import database
+from forgekeeper.database.prepared import MOST, Prepared
 
 STATEMENT = "select %(one)s::bigint + %(other)s::bigint, '100 %%'"
 PREPARED = "select name, statement from pg_prepared_statements"
@@ -11,7 +12,7 @@ pytestmark = pytest.mark.usefixtures("database")
 
 
 def added(one, other):
-    return prepared.execute("add", STATEMENT, {"one": one, "other": other}).fetchone()
+    return database.execute_sql(Prepared("add", STATEMENT), {"one": one, "other": other}).fetchone()
 
 
 def names():
@@ -28,7 +29,10 @@ def test_a_statement_is_prepared_once_and_executed_with_each_values():
 def test_what_stands_before_it_is_of_the_same_transaction():
     statement = "select current_setting('enable_bitmapscan')"
 
-    found = [prepared.execute("look", statement, {}, first="set local enable_bitmapscan = off; ") for _ in range(2)]
+    found = [
+        database.execute_sql(Prepared("look", statement, first="set local enable_bitmapscan = off; "), {})
+        for _ in range(2)
+    ]
 
     assert [cursor.fetchone() for cursor in found] == [("off",), ("off",)]
     assert database.execute_sql(statement).fetchone() == ("on",)
@@ -51,15 +55,15 @@ def test_a_statement_that_is_there_already_is_executed_all_the_same():
 
 def test_a_table_that_has_changed_costs_no_more_than_the_preparation():
     database.execute_sql("create temp table changed (value integer)")
-    prepared.execute("all", "select * from changed", {})
+    database.execute_sql(Prepared("all", "select * from changed"), {})
     database.execute_sql("alter table changed add column another text; insert into changed values (1, 'a')")
 
-    assert prepared.execute("all", "select * from changed", {}).fetchall() == [(1, "a")]
+    assert database.execute_sql(Prepared("all", "select * from changed"), {}).fetchall() == [(1, "a")]
 
 
 def test_a_statement_that_cannot_be_prepared_says_itself_what_is_wrong():
     with pytest.raises(Exception, match="no_such_table"):
-        prepared.execute("wrong", "select from no_such_table", {})
+        database.execute_sql(Prepared("wrong", "select from no_such_table"), {})
 
 
 def test_in_a_transaction_nothing_is_prepared():
@@ -72,16 +76,16 @@ def test_in_a_transaction_nothing_is_prepared():
 def test_a_statement_that_fails_for_another_reason_is_not_executed_twice():
     database.execute_sql("create temp sequence counted")
     statement = "select nextval('counted') / %(by)s::bigint"
-    prepared.execute("divide", statement, {"by": 1})
+    database.execute_sql(Prepared("divide", statement), {"by": 1})
 
     with pytest.raises(Exception, match="division by zero"):
-        prepared.execute("divide", statement, {"by": 0})
+        database.execute_sql(Prepared("divide", statement), {"by": 0})
 
     assert database.execute_sql("select last_value from counted").fetchone() == (2,)
 
 
 def test_a_connection_has_a_limited_number_of_prepared_statements():
-    for number in range(prepared.MOST + 1):
-        prepared.execute("number", f"select {number}", {})
+    for number in range(MOST + 1):
+        database.execute_sql(Prepared("number", f"select {number}"), {})
 
-    assert len(names()) == prepared.MOST
+    assert len(names()) == MOST

@@ -15,9 +15,10 @@ from typing import Literal
 from forgekeeper.audit.subjects import Subject
 from forgekeeper.batches import Record, Threshold, batch
 from forgekeeper.brought import Figure, Results, Sample, processed
-from forgekeeper.database import chosen, database, now, prepared
+from forgekeeper.database import chosen, database, now
 from forgekeeper.database.backlog import Backlog
 from forgekeeper.database.chunks import START, Position, page
+from forgekeeper.database.prepared import Prepared
 from forgekeeper.database.stakes import Stake
 from forgekeeper.database.survey import Rows
 from forgekeeper.preview import Look, Part
@@ -153,9 +154,10 @@ def _delete(
     text = statement(limit, only=only is not None, without=bool(bad.keys))
     if only is None and limit == BATCH_SIZE:
         # Planned for each chunk, a run took a third longer: `python -m benchmarks statuses`.
-        row = prepared.execute("delete_due_statuses", text, values, first=IN_ORDER).fetchone()
+        text = Prepared("delete_due_statuses", text, first=IN_ORDER)
     else:
-        row = database.execute_sql(IN_ORDER + text, values).fetchone()
+        text = IN_ORDER + text
+    row = database.execute_sql(text, values).fetchone()
     if row is None:
         return None
     run.outcome.deleted += row[0]

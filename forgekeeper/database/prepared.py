@@ -7,16 +7,13 @@ alone: where it cannot be, or is not there any more, the statement itself is exe
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from hashlib import md5
-from typing import Any
+from typing import Any, Self
 
-import peewee as pw
-from psycopg2.extensions import TRANSACTION_STATUS_IDLE
-
-from forgekeeper.database import database, reachable, sqlstate
-from forgekeeper.database.watch import Connection
+from psycopg2 import Error
+from psycopg2.extensions import TRANSACTION_STATUS_IDLE, connection
 
 MOST = 50
 """So many statements are prepared on a connection; a loop has one, and a few where it passes over bad records."""
@@ -25,47 +22,65 @@ GONE = {"26000", "42P05", "0A000"}
 VALUE = re.compile(r"%\((\w+)\)s")
 
 
-def execute(name: str, statement: str, values: Mapping[str, Any], *, first: str = "") -> Any:
-    """Execute a statement with these values, as ``database.execute_sql`` does; return its cursor.
+class Preparable(connection):
+    """A connection that knows what is prepared on it; None where nothing is to be."""
 
-    On a connection that executes it again it is prepared, by that *name* and a part of its hash.  *first* stands before
-    it in the same request, and so in the same transaction.  Within a transaction of the caller's nothing is prepared:
-    what failed there could not be executed once more.
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.prepared: set[str] | None = set()
 
-    A value that PostgreSQL cannot tell the type of from where it stands needs a cast.
+
+class Prepared(str):
+    """A statement for ``database.execute_sql`` that a connection of ours prepares when it executes it first.
+
+    It is prepared by that *name* and a part of its hash.  *first* stands before it in the same request, and so in the
+    same transaction.  Within a transaction of the caller's nothing is prepared: what failed there could not be executed
+    once more.  A value that PostgreSQL cannot tell the type of from where it stands needs a cast.
     """
-    full = f"{name}_{md5(statement.encode(), usedforsecurity=False).hexdigest()[:8]}"
-    if not _is_prepared(full, statement):
-        return database.execute_sql(first + statement, values)
-    try:
-        return database.execute_sql(f"{first}execute {full}{_read(statement)[1]}", values)
-    except pw.PeeweeException as error:
-        if sqlstate(error) not in GONE or not reachable():
-            raise
-        database.connection().prepared = None
-        return database.execute_sql(first + statement, values)
 
+    __slots__ = ("first", "full", "statement")
+    statement: str
+    first: str
+    full: str
 
-def _is_prepared(full: str, statement: str) -> bool:
-    """Say whether it is, or could be now, prepared on this thread's connection."""
-    connection = database.connection()
-    if not isinstance(connection, Connection) or connection.get_transaction_status() != TRANSACTION_STATUS_IDLE:
-        return False
-    known = connection.prepared
-    if known is None or full in known:
-        return known is not None
-    if len(known) >= MOST or database.in_transaction():
-        return False
-    try:
-        database.execute_sql(f"prepare {full} as {_read(statement)[0]}")
-    except pw.PeeweeException:
-        if not reachable():
-            raise
-        # Whatever it is, the statement itself tells better.
-        connection.prepared = None
-        return False
-    known.add(full)
-    return True
+    def __new__(cls, name: str, statement: str, *, first: str = "") -> Self:
+        """Make one; as text it is what is executed where it is not prepared."""
+        made = super().__new__(cls, first + statement)
+        made.statement = statement
+        made.first = first
+        made.full = f"{name}_{md5(statement.encode(), usedforsecurity=False).hexdigest()[:8]}"
+        return made
+
+    def execute(self, on: Preparable, send: Callable[[str, Any], None], values: Mapping[str, Any]) -> None:
+        """Have it executed by *send*, a cursor's of that connection."""
+        if not self._is_prepared(on, send):
+            return send(str(self), values)
+        try:
+            return send(f"{self.first}execute {self.full}{_read(self.statement)[1]}", values)
+        except Error as error:
+            if error.pgcode not in GONE or on.closed:
+                raise
+            on.prepared = None
+            return send(str(self), values)
+
+    def _is_prepared(self, on: Preparable, send: Callable[[str, Any], None]) -> bool:
+        """Say whether it is, or could be now, prepared on that connection."""
+        if on.prepared is None or not on.autocommit or on.get_transaction_status() != TRANSACTION_STATUS_IDLE:
+            return False
+        if self.full in on.prepared:
+            return True
+        if len(on.prepared) >= MOST:
+            return False
+        try:
+            send(f"prepare {self.full} as {_read(self.statement)[0]}", {})
+        except Error:
+            if on.closed:
+                raise
+            # Whatever it is, the statement itself tells better.
+            on.prepared = None
+            return False
+        on.prepared.add(self.full)
+        return True
 
 
 @cache

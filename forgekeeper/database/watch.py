@@ -21,8 +21,9 @@ from time import monotonic
 from typing import Any
 
 from psycopg2 import Error, OperationalError
-from psycopg2.extensions import connection, cursor
+from psycopg2.extensions import cursor
 
+from forgekeeper.database.prepared import Preparable, Prepared
 from metrics.threads import Thread
 
 LOOK = 0.25
@@ -136,16 +137,10 @@ class Watch:
             self._ask()
 
 
-class Connection(connection):
+class Connection(Preparable):
     """A connection whose statements are watched once `guard` was called."""
 
     watch: Watch | None = None
-    prepared: set[str] | None
-    """The statements that are prepared here (`forgekeeper.database.prepared`); None where nothing is to be."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.prepared = set()
 
     def guard(self, watch: Watch) -> None:
         """Let *watch* look after the statements from now on."""
@@ -184,6 +179,11 @@ class Cursor(cursor):
 
     def execute(self, query: Any, vars: Any = None) -> None:  # noqa: A002, psycopg2's name
         """Execute a statement; raise `psycopg2.OperationalError` when the database does not answer."""
+        if isinstance(query, Prepared) and isinstance(self.connection, Preparable):
+            return query.execute(self.connection, self._execute, vars)
+        return self._execute(query, vars)
+
+    def _execute(self, query: Any, vars: Any) -> None:  # noqa: A002
         waiting = self.connection
         assert isinstance(waiting, Connection)
         watch = waiting.watch

@@ -11,7 +11,7 @@ import peewee as pw
 
 from forgekeeper.audit.deletions import Audit
 from forgekeeper.database import LOWEST, chosen, database, sqlstate
-from forgekeeper.database.prepared import execute
+from forgekeeper.database.prepared import Prepared
 from models import JobArtifact
 
 TURNS = 0x6B656570
@@ -223,9 +223,9 @@ def destroy_expired(
 
 
 def _destroy(values: dict[str, Any], *, statistics_first: bool, **options: Any) -> tuple[Any, ...] | None:
-    text = statement(statistics_first=statistics_first, **options)
+    text = Prepared("destroy_artifacts", statement(statistics_first=statistics_first, **options), first=PLANNED_ONCE)
     try:
-        row: tuple[Any, ...] | None = execute("destroy_artifacts", text, values, first=PLANNED_ONCE).fetchone()
+        row: tuple[Any, ...] | None = database.execute_sql(text, values).fetchone()
     except pw.DataError as error:
         if statistics_first or sqlstate(error) != NO_ARRAY:
             raise

@@ -13,7 +13,7 @@ from time import monotonic, sleep
 
 import redis
 
-from benchmarks import noop
+from benchmarks import noop, sidekiq
 from benchmarks.contest import Benchmark, Peer
 from forgekeeper.delivery.keys import QueueKeys
 from forgekeeper.embedded import Servers
@@ -35,7 +35,15 @@ def benchmarks(servers: Servers, scale: float) -> list[Benchmark]:
     """Return what is measured of messages, *scale* times 20,000 of them."""
     run = partial(_rate, servers, round(MESSAGES * scale))
     return [
-        Benchmark("messages", "messages/s", partial(run, "ours"), (Peer("bare Dramatiq", partial(run, "bare"), 1.1),)),
+        Benchmark(
+            "messages",
+            "messages/s",
+            partial(run, "ours"),
+            (
+                Peer("bare Dramatiq", partial(run, "bare"), 1.1),
+                Peer("Sidekiq", partial(_rate_of_sidekiq, servers, round(MESSAGES * scale)), 1.0),
+            ),
+        ),
         Benchmark(
             "observed",
             "messages/s",
@@ -63,6 +71,24 @@ def _rate(servers: Servers, count: int, kind: str) -> float:
         seconds = monotonic() - began
     client.close()
     return left / seconds
+
+
+def _rate_of_sidekiq(servers: Servers, count: int) -> float:
+    """Let as many processes of Sidekiq with as many threads work *count* jobs off; return how many a second."""
+    client = redis.Redis.from_url(servers.redis_url)
+    client.flushdb()
+    sidekiq.push(servers, "later", count)
+    assert client.llen("queue:later") == count, "not all jobs were put in"
+    with sidekiq.workers(servers, client, processes=2, threads=8):
+        # Both of its processes are there: with what is fetched as soon as one is, the other would have nothing to do.
+        began = monotonic()
+        client.rename("queue:later", "queue:default")
+        _until(lambda: client.llen("queue:default") == 0)
+        seconds = monotonic() - began
+    done = int(client.get(sidekiq.PROCESSED) or 0)
+    assert done == count, f"{done} of {count} were done"
+    client.close()
+    return count / seconds
 
 
 def _until(condition: Callable[[], bool]) -> None:

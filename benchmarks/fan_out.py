@@ -1,0 +1,113 @@
+"""A child for each project: put in once, and asked for again while all are on their way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from time import monotonic
+
+import dramatiq
+import redis
+from dramatiq.brokers.redis import RedisBroker
+from pydantic import SecretStr
+
+from benchmarks import sidekiq
+from benchmarks.contest import Benchmark, Missing, Peer
+from forgekeeper.batches import CHILDREN
+from forgekeeper.boot import model
+from forgekeeper.connections import Limits, client, connect
+from forgekeeper.delivery.keys import QueueKeys
+from forgekeeper.embedded import Servers
+from forgekeeper.fan_out import Enqueued
+from forgekeeper.process.boot import load_batches
+
+PROJECTS = 10_000
+RUN = 1
+
+
+def benchmarks(servers: Servers, scale: float) -> list[Benchmark]:
+    """Return what is measured of *scale* times 10,000 projects; ours are deduplicated, nobody else's are."""
+    projects = round(PROJECTS * scale)
+    peers = (
+        Peer("Sidekiq's push_bulk", partial(_sidekiq, servers, projects), 1.0),
+        Peer("Dramatiq's group", partial(_dramatiq, servers, projects), 12.0),
+        Peer("Celery's apply_async", partial(_celery, servers, projects), 1.0),
+    )
+    return [
+        Benchmark("fan_out", "children/s", partial(_ours, servers, projects, again=False), peers),
+        Benchmark("fan_out_again", "children/s", partial(_ours, servers, projects, again=True), peers[:1]),
+    ]
+
+
+def _ours(servers: Servers, projects: int, *, again: bool) -> float:
+    send = _sender(servers, projects)
+    client.flushdb()
+    if again:
+        assert send() == Enqueued(projects, 0)
+    began = monotonic()
+    sent = send()
+    seconds = monotonic() - began
+    assert sent == (Enqueued(0, projects) if again else Enqueued(projects, 0)), sent
+    keys = QueueKeys("forgekeeper", CHILDREN["clean_project_refs"].queue)
+    assert (client.llen(keys.ready), client.hlen(keys.bodies)) == (projects, projects), "not all children were put in"
+    return projects / seconds
+
+
+def _sender(servers: Servers, projects: int) -> Callable[[], Enqueued]:
+    """Return what a run calls to send its children."""
+    from forgekeeper.process.actors import send_children
+    from forgekeeper.process.broker import broker
+
+    load_batches()
+    settings = model()(database_url=SecretStr(servers.database_url), redis_url=SecretStr(servers.redis_url))
+    connect(settings, Limits.of_worker(settings), name="benchmark", connections=1)
+    child = CHILDREN["clean_project_refs"]
+    keyed = [(f"{child.name}:{project}", (project,)) for project in range(1, projects + 1)]
+    return lambda: send_children(broker, RUN, child, keyed, limit_depth=settings.queue_limit)
+
+
+def _sidekiq(servers: Servers, projects: int) -> float:
+    peer = _empty(servers)
+    seconds = sidekiq.push(servers, "default", projects)
+    assert peer.llen("queue:default") == projects, "not all jobs were put in"
+    return projects / seconds
+
+
+def _dramatiq(servers: Servers, projects: int) -> float:
+    peer = _empty(servers)
+    broker = RedisBroker(url=servers.redis_url)
+    actor = dramatiq.actor(actor_name="nothing", broker=broker)(_nothing)
+    began = monotonic()
+    dramatiq.group([actor.message(project) for project in range(1, projects + 1)], broker=broker).run()
+    seconds = monotonic() - began
+    assert peer.hlen(QueueKeys("dramatiq", "default").bodies) == projects, "not all messages were put in"
+    broker.close()
+    return projects / seconds
+
+
+def _celery(servers: Servers, projects: int) -> float:
+    try:
+        from celery import Celery
+    except ImportError:
+        raise Missing("pip install celery") from None
+    peer = _empty(servers)
+    with Celery("benchmark", broker=servers.redis_url.replace("unix://", "redis+socket://").split("?")[0]) as app:
+        task = app.task(name="nothing", ignore_result=True)(_nothing)
+        # The connection, and what is imported for it, is not asked.
+        task.apply_async((0,), queue="warm")
+        began = monotonic()
+        for project in range(1, projects + 1):
+            task.apply_async((project,))
+        seconds = monotonic() - began
+    assert peer.llen("celery") == projects, "not all tasks were put in"
+    return projects / seconds
+
+
+def _empty(servers: Servers) -> redis.Redis:
+    peer = redis.Redis.from_url(servers.redis_url)
+    peer.flushdb()
+    return peer
+
+
+def _nothing(_project: int) -> None:
+    """Do nothing."""

@@ -12,9 +12,12 @@ ended: a message that keeps ending its workers becomes a dead letter, its neighb
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
+from threading import Lock
 from typing import Any, NamedTuple
 
 import redis
@@ -57,6 +60,57 @@ class Reclaimed(NamedTuple):
     bodies: list[bytes]
 
 
+class Wanted:
+    """A message's step: what the script is to be given for it, and what came of it."""
+
+    __slots__ = ("args", "done", "error")
+
+    def __init__(self, args: tuple[Any, ...]) -> None:
+        self.args = args
+        self.done: bool | None = None
+        self.error: Exception | None = None
+
+
+class Together:
+    """Lets threads that want the same step of different messages take it in one script.
+
+    Whoever comes while another waits for Redis waits for its turn; the first whose turn it is asks for all who wait.
+    Nobody waits to be in company.  An error is everybody's who was asked for.
+    """
+
+    def __init__(self, ask: Callable[..., bytes]) -> None:
+        self._ask = ask
+        self._turn = Lock()
+        self._waiting: deque[Wanted] = deque()
+
+    def __call__(self, *args: Any) -> bool:
+        """Take the step with *args*; return whether it was taken."""
+        own = Wanted(args)
+        self._waiting.append(own)
+        with self._turn:
+            if own.done is None and own.error is None:
+                self._take(own)
+        if own.error is not None:
+            raise own.error
+        return bool(own.done)
+
+    def _take(self, own: Wanted) -> None:
+        # Its own in any case: whoever took it out of the queue may have been interrupted.
+        wanted = [own]
+        while self._waiting:
+            one = self._waiting.popleft()
+            if one is not own:
+                wanted.append(one)
+        try:
+            digits = self._ask(*(part for one in wanted for part in one.args))
+        except Exception as error:  # noqa: BLE001, each raises it
+            for one in wanted:
+                one.error = error
+            return
+        for one, digit in zip(wanted, digits, strict=True):
+            one.done = digit == ord("1")
+
+
 @dataclass(frozen=True)
 class Deliveries:
     """What *worker* does with the messages of its queues, `<queue>.DQ` among them.
@@ -68,6 +122,7 @@ class Deliveries:
     client: redis.Redis
     namespace: str
     worker: str
+    _steps: dict[tuple[str, str], Together] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def enqueue(self, queue: str, message_id: str, body: bytes) -> bool:
         """Enqueue a message; return False when its id is on its way already, in the queue or in its delayed one."""
@@ -86,11 +141,11 @@ class Deliveries:
 
         A start that is *counted* and never ends brings the message nearer to being poison.
         """
-        return bool(self._call("message_start", self._ends(queue)[:3], message_id, int(counted)))
+        return self._together("message_start", queue, self._ends(queue)[:3], message_id, int(counted))
 
     def ack(self, queue: str, message_id: Id, body: bytes = b"") -> bool:
         """End a message that is done."""
-        return bool(self._call("message_ack", self._ends(queue), message_id, body))
+        return self._together("message_ack", queue, self._ends(queue), message_id, body)
 
     def nack(self, queue: str, message_id: Id, body: bytes = b"", *, reason: str) -> bool:
         """Make a message a dead letter."""
@@ -171,6 +226,14 @@ class Deliveries:
             poison += [message_id.decode(errors="backslashreplace") for message_id in dead[::2]]
             bodies += dead[1::2]
         return Reclaimed(self.worker, queue, count, poison, bodies)
+
+    def _together(self, script: str, queue: str, keys: list[str], *args: Any) -> bool:
+        """Take a step of one message, with those that other threads want to take at the same time."""
+        step = self._steps.get((script, queue))
+        if step is None:
+            # Atomic: all threads get the same one.
+            step = self._steps.setdefault((script, queue), Together(partial(self._call, script, keys)))
+        return step(*args)
 
     def _call(self, script: str, keys: list[str], *args: Any) -> Any:
         # A worker's name may be bytes that are no text: it is in keys, too.

@@ -3,6 +3,7 @@
 from collections import Counter
 from contextlib import contextmanager
 from datetime import timedelta
+from threading import Event, Thread
 
 import pytest
 import redis
@@ -19,7 +20,7 @@ from hypothesis.stateful import (
 )
 
 from forgekeeper.delivery import deliveries
-from forgekeeper.delivery.deliveries import CHUNK, MAX_DEATHS, Deliveries
+from forgekeeper.delivery.deliveries import CHUNK, MAX_DEATHS, Deliveries, Together
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.scripts import call
 from tests.harness.thorough import sequences
@@ -28,6 +29,7 @@ NAMESPACE = "deliveries"
 QUEUE, LINE = "q", "q.DQ"
 QUEUES = (QUEUE, "other")
 DEAD_AFTER = timedelta(minutes=1)
+LIMIT = 60.0
 HEARTBEATS = f"{NAMESPACE}:__heartbeats__"
 
 
@@ -72,6 +74,44 @@ def ids(fetched):
 
 def ready(client, queue=QUEUE):
     return [message_id.decode() for message_id in client.lrange(f"{NAMESPACE}:{queue}", 0, -1)]
+
+
+class Asked:
+    """Answers what is asked together, the first time only when it is let, and notes it."""
+
+    def __init__(self, *errors):
+        self.calls, self.begun, self.go = [], Event(), Event()
+        self._errors = list(errors)
+
+    def __call__(self, *args):
+        self.calls.append(args)
+        self.begun.set()
+        assert self.go.wait(LIMIT)
+        error = self._errors.pop(0) if self._errors else None
+        if error is not None:
+            raise error
+        return "".join("0" if arg == "gone" else "1" for arg in args).encode()
+
+    def by_threads(self, *args):
+        """Let a thread ask for the first, and when it is under way others for the rest; return each one's answer."""
+        together, answers = Together(self), {}
+
+        def want(arg):
+            try:
+                answers[arg] = together(arg)
+            except BaseException as error:  # noqa: BLE001, it is what is asked about
+                answers[arg] = error
+
+        threads = [Thread(target=want, args=[arg]) for arg in args]
+        threads[0].start()
+        assert self.begun.wait(LIMIT)
+        for thread in threads[1:]:
+            thread.start()
+        assert wait_until(lambda: len(together._waiting) == len(args) - 1, LIMIT)
+        self.go.set()
+        for thread in threads:
+            thread.join(LIMIT)
+        return answers
 
 
 def fall_silent(worker):
@@ -746,3 +786,53 @@ def test_every_message_is_in_exactly_one_place_whatever_the_order_of_events(clie
 
     Here.client = client
     run_state_machine_as_test(Here, settings=sequences(150, steps=40))
+
+
+# Steps that are taken together
+
+
+def test_steps_that_are_wanted_while_another_is_under_way_are_taken_together():
+    asked = Asked()
+
+    asked.by_threads("1", "2", "3", "4")
+
+    assert [sorted(call) for call in asked.calls] == [["1"], ["2", "3", "4"]]
+
+
+def test_of_steps_that_are_taken_together_each_has_its_own_answer():
+    assert Asked().by_threads("1", "2", "gone", "4") == {"1": True, "2": True, "gone": False, "4": True}
+
+
+def test_an_error_is_everybodys_who_was_asked_for_and_nobody_elses():
+    error = redis.TimeoutError("away")
+
+    assert Asked(None, error).by_threads("1", "2", "3") == {"1": True, "2": error, "3": error}
+
+
+def test_who_is_interrupted_while_it_asks_leaves_the_others_to_ask_themselves():
+    asked = Asked(None, KeyboardInterrupt())
+
+    answers = asked.by_threads("1", "2", "3")
+
+    interrupted = [arg for arg, answer in answers.items() if isinstance(answer, KeyboardInterrupt)]
+    assert (len(interrupted), sum(answer is True for answer in answers.values())) == (1, 2)
+
+
+def test_of_messages_that_are_acknowledged_together_those_end_that_are_ours(client, worker, other):
+    enqueue(worker, "1", "2", "3")
+    worker.fetch(QUEUE, limit=2)
+    other.fetch(QUEUE, limit=1)
+
+    found = worker._call("message_ack", worker._ends(QUEUE), "1", body("1"), "2", body("2", 9), "3", body("3"))
+
+    assert (found, client.hkeys(f"{NAMESPACE}:{QUEUE}.msgs")) == (b"100", [b"2", b"3"])
+
+
+def test_of_messages_that_are_started_together_those_are_noted_that_are_ours(client, worker, other):
+    enqueue(worker, "1", "2", "3")
+    worker.fetch(QUEUE, limit=2)
+    other.fetch(QUEUE, limit=1)
+
+    found = worker._call("message_start", worker._ends(QUEUE)[:3], "1", 1, "2", 0, "3", 1)
+
+    assert (found, client.hgetall(f"{NAMESPACE}:{QUEUE}.starts")) == (b"110", {b"1": b"1"})

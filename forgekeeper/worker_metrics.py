@@ -232,8 +232,10 @@ class WorkerMetrics(Middleware):
 
     def after_enqueue(self, broker: Broker, message: Message[Any], delay: int | None) -> None:
         """Count a child's retry, once: when it is delayed, not when its time has come."""
+        if delay is None:
+            return
         with _harmless():
-            if delay is not None and message.options.get("retries") and spec(message.actor_name):
+            if message.options.get("retries") and spec(message.actor_name):
                 COUNT.inc("forgekeeper_run_retries_total", message.actor_name)
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:

@@ -1,6 +1,7 @@
 """The consumer that Dramatiq's threads are given: what it hands out, and how it ends what comes back."""
 
 import threading
+import time
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -395,6 +396,27 @@ def test_a_message_whose_start_cannot_be_noted_starts_all_the_same(client, monke
 
     consumer.ack(message)
     assert where(client) == {}
+
+
+# A consumer with all in hand that it may have
+
+
+def test_a_full_consumer_has_the_next_message_as_soon_as_there_is_room(broker, monkeypatch):
+    monkeypatch.setattr(consumers, "FULL_FOR", LIMIT)
+    consumer = broker.consume(QUEUE, prefetch=2, timeout=LIMIT * 1000)
+    for message_id in "123":
+        put(broker, message_id)
+    first, _second = next(consumer), next(consumer)
+    hands = broker._hands[QUEUE]
+    acknowledges = threading.Thread(
+        target=lambda: wait_until(lambda: hands._few >= 0, LIMIT) and consumer.ack(first), daemon=True
+    )
+    began = time.monotonic()
+    acknowledges.start()
+
+    third = next(consumer)
+
+    assert (third.message_id, time.monotonic() - began < LIMIT / 2) == ("3", True)
 
 
 # The worker heartbeat

@@ -12,7 +12,7 @@ from dramatiq import Actor, Message
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.common import current_millis, dq_name
 
-from forgekeeper.delivery.consumer import Consumer
+from forgekeeper.delivery.consumer import Caller, Consumer
 from forgekeeper.delivery.deliveries import Deliveries, Fetched
 from forgekeeper.delivery.enqueue_unique import depth
 from forgekeeper.delivery.hands import Delivery, Due, Hands
@@ -21,7 +21,7 @@ from forgekeeper.identity import identity
 from metrics.redaction import clean
 
 
-class Broker(RedisBroker):
+class Broker(Caller, RedisBroker):
     """A broker in which a message is known in Redis by its own id, through all its retries.
 
     That id is what makes it one of a kind: while it waits, is queued or is worked on, the
@@ -29,7 +29,7 @@ class Broker(RedisBroker):
     """
 
     def __init__(self, *, client: redis.Redis, namespace: str, middleware: list[dramatiq.Middleware]) -> None:
-        super().__init__(client=client, namespace=namespace, middleware=middleware)  # type: ignore[no-untyped-call]
+        super().__init__(client=client, namespace=namespace, middleware=middleware)
         self._hands: dict[str, Hands] = defaultdict(Hands)
         self.enrol()
 

@@ -22,6 +22,7 @@ import structlog
 from dramatiq import Message, MessageProxy
 from dramatiq.common import compute_backoff, current_millis, dq_name, q_name
 from dramatiq.errors import ConnectionClosed, DecodeError
+from dramatiq.middleware import MiddlewareError
 
 from forgekeeper import shutdown
 from forgekeeper.delivery.deliveries import Deliveries, Fetched, Refused
@@ -36,6 +37,8 @@ LOOK_FOR_LOST_EVERY = timedelta(seconds=30)
 """How often a consumer looks for messages that are ours by Redis's account alone; they may lie for a minute at most."""
 END_WITHIN = timedelta(minutes=1)
 """For so long a message's end is tried that fails though Redis is there: then the process ends, and others have it."""
+FULL_FOR = 0.2
+"""Seconds that a consumer waits for room at a time; then it looks whether the process is to end."""
 UNKNOWN_FOR = timedelta(minutes=1)
 """How long a message waits whose actor this process does not know; a newer worker may come by."""
 LONGEST_WAIT = 86_400_000
@@ -179,6 +182,11 @@ class Consumer(dramatiq.Consumer):
                 log.warning("lost messages requeued", queue=self._queue, count=count)
             self._look_for_lost_at = now + LOOK_FOR_LOST_EVERY.total_seconds()
         room = self._prefetch - len(self._hands.all())
+        if room < self._prefetch / 4:
+            # Not by looking again after a pause, in which the threads would run out of messages; and some at a time.
+            self._hands.wait_for_few(self._prefetch * 3 // 4, within=min(self._timeout / 1000, FULL_FOR))
+            self._misses = 0
+            room = self._prefetch - len(self._hands.all())
         if room > 0:
             self._fetched.extend(self._fitting(self._deliveries.fetch(self._queue, limit=room)))
         if shutdown.requested.is_set():
@@ -244,6 +252,45 @@ class Consumer(dramatiq.Consumer):
         eta = current_millis() + round(UNKNOWN_FOR.total_seconds() * 1000)
         later = message.copy(queue_name=dq_name(self._queue), options={"eta": eta})
         self._deliveries.retry(self._queue, fetched, later.encode())
+
+
+class Caller(dramatiq.Broker):
+    """A broker that calls the hooks which do something: on a message's way Dramatiq calls forty, most of them empty.
+
+    That is worth 8 microseconds a message, and 4 for each that is put in.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self._known: dict[str, tuple[list[dramatiq.Middleware], list[Callable[..., None]]]] = {}
+        super().__init__(**options)
+
+    def emit_before(self, signal: str, *args: Any, **kwargs: Any) -> None:
+        """Call the hooks of before; a `MiddlewareError` ends that, what else one raises is said."""
+        for hook in self._hooks("before_" + signal):
+            try:
+                hook(self, *args, **kwargs)
+            except MiddlewareError:
+                raise
+            except Exception:
+                self.logger.critical("Unexpected failure in %r.", hook, exc_info=True)
+
+    def emit_after(self, signal: str, *args: Any, **kwargs: Any) -> None:
+        """Call the hooks of after, in reverse order."""
+        for hook in reversed(self._hooks("after_" + signal)):
+            try:
+                hook(self, *args, **kwargs)
+            except Exception:
+                self.logger.critical("Unexpected failure in %r.", hook, exc_info=True)
+
+    def _hooks(self, name: str) -> list[Callable[..., None]]:
+        """Return the hooks of that name that are not Dramatiq's empty ones."""
+        known, found = self._known.get(name, ([], []))
+        if known != self.middleware:
+            empty = getattr(dramatiq.Middleware, name)
+            every = [getattr(middleware, name) for middleware in self.middleware]
+            found = [hook for hook in every if getattr(hook, "__func__", hook) is not empty]
+            self._known[name] = list(self.middleware), found
+        return found
 
 
 class UnknownActors:

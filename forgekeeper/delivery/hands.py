@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from threading import Event
 from typing import Any
 
 from dramatiq import Message, MessageProxy
@@ -46,6 +47,8 @@ class Hands:
 
     def __init__(self) -> None:
         self._deliveries: dict[Fetched, weakref.ref[Delivery]] = {}
+        self._few = -1  # how many are so few that somebody waits for it
+        self._are_few = Event()
 
     def __contains__(self, fetched: Fetched) -> bool:
         known = self._deliveries.get(fetched)
@@ -62,6 +65,17 @@ class Hands:
         # Nobody takes the same while this one is there; and it is there, as our caller has it.
         if known is not None and known() is delivery:
             self._deliveries.pop(delivery.fetched, None)
+        if len(self._deliveries) <= self._few:
+            self._few = -1
+            self._are_few.set()
+
+    def wait_for_few(self, count: int, *, within: float) -> None:
+        """Wait until no more than *count* are in hand, for so many seconds at most; only the queue's consumer waits."""
+        self._are_few.clear()
+        self._few = count
+        if len(self._deliveries) > count:
+            self._are_few.wait(within)
+        self._few = -1
 
     def clear(self) -> None:
         """Have nothing in hand."""

@@ -41,6 +41,8 @@ class Tracing(Middleware):
 
     def before_enqueue(self, broker: Broker, message: Message[Any], delay: int | None) -> None:
         """Note the present span; a message that is sent once more belongs to where it was sent first."""
+        if trace.get_current_span() is trace.INVALID_SPAN:
+            return
         carrier: dict[str, str] = {}
         propagate.inject(carrier)
         if HEADER in carrier:

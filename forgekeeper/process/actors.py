@@ -17,6 +17,8 @@ from forgekeeper.runs.attempt import Attempt
 
 RUN = "forgekeeper_run"
 """The option in which a child's message says which run has sent it."""
+SALT = "forgekeeper_salt"
+"""The option that makes children's messages differ from one another; nobody reads it."""
 RUN_ID = re.compile("[1-9][0-9]{0,17}")
 """How a row's number is written; one digit more might be beyond PostgreSQL's bigint."""
 
@@ -41,4 +43,4 @@ def send_children(
 ) -> Enqueued:
     """Send *child* a message of the *run* for each pair of id and arguments, unless it is on its way already."""
     actor = broker.get_actor(child.name)
-    return enqueue_many(broker, actor, keyed_args, limit_depth=limit_depth, options={RUN: run})
+    return enqueue_many(broker, actor, keyed_args, limit_depth=limit_depth, options={RUN: run}, salt=SALT)

@@ -68,7 +68,7 @@ def fetched(broker):
 # What is left in Redis
 
 
-@pytest.mark.parametrize("args", [(), (7,), (7, "größer ☃", None, 1.5, True, [1, {"a": 2}])])
+@pytest.mark.parametrize("args", [(), (7,), (2**70,), (7, "größer ☃", None, 1.5, True, [1, {"a": 2}])])
 def test_it_leaves_what_send_leaves(broker, clean, args):
     clean.send(*args)
     sent_keys, (sent_id,), sent_bodies = left(broker), ready(broker), bodies(broker)
@@ -190,6 +190,14 @@ def test_messages_in_flight_do_not_make_a_queue_full(broker, clean):
         result = enqueue_many(broker, clean, keyed(5, first=5), limit_depth=5)
 
     assert result == Enqueued(5, 0)
+
+
+def test_salt_makes_each_body_differ_in_many_places(broker, clean):
+    enqueue_many(broker, clean, keyed(2), options={"run": 1}, salt="grain")
+
+    one, other = (json.loads(body)["options"] for body in bodies(broker).values())
+    assert (one["run"], len(one["grain"]), len(other["grain"])) == (1, 32, 32)
+    assert sum(a != b for a, b in zip(one["grain"], other["grain"], strict=True)) > 16
 
 
 # Hooks

@@ -14,6 +14,7 @@ from dramatiq.common import current_millis, dq_name
 
 from forgekeeper.delivery.consumer import Caller, Consumer
 from forgekeeper.delivery.deliveries import Deliveries, Fetched
+from forgekeeper.delivery.doorbell import Doorbell
 from forgekeeper.delivery.enqueue_unique import depth
 from forgekeeper.delivery.hands import Delivery, Due, Hands
 from forgekeeper.delivery.sizes import fitting
@@ -49,6 +50,7 @@ class Broker(Caller, RedisBroker):
         """Make this process a worker of its own; Dramatiq would share one name among all forks of a master."""
         self.broker_id = f"{identity()}:{uuid4().hex[:12]}"
         self.deliveries = Deliveries(self.client, self.namespace, self.broker_id)
+        self.doorbell = Doorbell(self.client, self.namespace)
 
     def in_hand(self) -> dict[str, list[bytes]]:
         """Return the ids of all messages that this process has fetched and not ended, by queue."""
@@ -57,7 +59,8 @@ class Broker(Caller, RedisBroker):
 
     def consume(self, queue_name: str, prefetch: int = 1, timeout: int = 5000) -> Consumer:
         """Return a consumer of the queue; *timeout* is for how many milliseconds it may idle."""
-        return Consumer(self, self.deliveries, queue_name, self._hands[queue_name], prefetch=prefetch, timeout=timeout)
+        hands, bell = self._hands[queue_name], self.doorbell.bell(queue_name)
+        return Consumer(self, self.deliveries, queue_name, hands, bell, prefetch=prefetch, timeout=timeout)
 
     def enqueue(self, message: Message[Any], *, delay: int | None = None) -> Message[Any]:
         """Put *message* into its queue, or let it wait *delay* milliseconds first.

@@ -26,6 +26,7 @@ from dramatiq.middleware import MiddlewareError
 
 from forgekeeper import shutdown
 from forgekeeper.delivery.deliveries import Deliveries, Fetched, Refused
+from forgekeeper.delivery.doorbell import Bell
 from forgekeeper.delivery.hands import Delivery, Due, Hands
 from forgekeeper.delivery.queues import actor_of
 from forgekeeper.delivery.sizes import TOO_LARGE
@@ -64,6 +65,7 @@ class Consumer(dramatiq.Consumer):
         deliveries: Deliveries,
         queue: str,
         hands: Hands,
+        bell: Bell,
         *,
         prefetch: int,
         timeout: int,
@@ -73,10 +75,12 @@ class Consumer(dramatiq.Consumer):
         self._queue = queue
         self._delayed = queue != q_name(queue)
         self._hands = hands
+        self._bell = bell
         self._prefetch = prefetch
         self._timeout = timeout
         self._fetched: deque[Fetched] = deque()
         self._misses = 0
+        self._full = False
         self._look_for_lost_at = time.monotonic()
         self._requeued = False
         self._unknown = UnknownActors()
@@ -99,7 +103,12 @@ class Consumer(dramatiq.Consumer):
                 if delivery is not None:
                     return delivery
             self._misses, milliseconds = compute_backoff(self._misses, max_backoff=self._timeout)
-        shutdown.requested.wait(milliseconds / 1000)
+        if self._full or not self._bell.is_heard:
+            # Nobody rings when there is room again.
+            shutdown.requested.wait(milliseconds / 1000)
+        else:
+            # Not for longer: Dramatiq's thread looks after what has become due, and whether it is to end.
+            self._bell.wait(self._timeout / 1000)
         return None
 
     def ack(self, message: MessageProxy) -> None:
@@ -187,8 +196,13 @@ class Consumer(dramatiq.Consumer):
             self._hands.wait_for_few(self._prefetch * 3 // 4, within=min(self._timeout / 1000, FULL_FOR))
             self._misses = 0
             room = self._prefetch - len(self._hands.all())
-        if room > 0:
-            self._fetched.extend(self._fitting(self._deliveries.fetch(self._queue, limit=room)))
+        self._full = room <= 0
+        if not self._full and self._bell.answer():
+            found = self._deliveries.fetch(self._queue, limit=room)
+            if found:
+                # There may be more.
+                self._bell.ring()
+            self._fetched.extend(self._fitting(found))
         if shutdown.requested.is_set():
             self._drain()
 

@@ -24,7 +24,7 @@ class QueueKeys:
 
     @property
     def ready(self) -> str:
-        """List of ids, what workers fetch from."""
+        """List of ids, what workers fetch from; also the channel on which is rung when something comes into it."""
         return f"{self.namespace}:{self.queue}"
 
     @property

@@ -99,6 +99,7 @@ class Drain(Middleware):
     def _watch(self, broker: OurBroker, allowed: timedelta) -> None:
         """End the process when its time is up, or when it is idle and does not end; in a thread of its own."""
         shutdown.requested.wait()
+        broker.doorbell.stop()
         self._idle_since = max(self._idle_since, time.monotonic())
         time_up = time.monotonic() + allowed.total_seconds() - reserve(allowed)
         soon = min(SOON, reserve(allowed))

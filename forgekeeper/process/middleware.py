@@ -115,11 +115,14 @@ class Holding(Middleware):
             overdue=partial(self._at_work.overdue, _longest(broker)),
         )
         self._heartbeat.start()
+        broker.doorbell.listen(worker.consumers)
 
     def after_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
         """Stop the heartbeat: nothing is in hand any more."""
+        assert isinstance(broker, OurBroker)
         assert self._heartbeat is not None
         self._heartbeat.stop()
+        broker.doorbell.stop()
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
         """Note the start; skip a message that was taken from us, or that a drain lets nobody start."""

@@ -27,5 +27,6 @@ while position <= #all do
 end
 if #new > 0 then
   redis.call('rpush', KEYS[3], unpack(new))
+  redis.pcall('publish', KEYS[3], '')
 end
 return table.concat(answer)

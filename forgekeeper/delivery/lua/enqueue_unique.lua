@@ -20,4 +20,5 @@ if redis.call('hsetnx', KEYS[2], ARGV[1], ARGV[2]) == 0 then
   return 0
 end
 redis.call('rpush', KEYS[3], ARGV[1])
+redis.pcall('publish', KEYS[3], '')
 return 1

@@ -24,5 +24,6 @@ end
 redis.call('hdel', KEYS[2], ARGV[1])
 if redis.call('hsetnx', KEYS[3], ARGV[1], ARGV[3]) == 1 then
   redis.call('rpush', KEYS[4], ARGV[1])
+  redis.pcall('publish', KEYS[4], '')
 end
 return 1

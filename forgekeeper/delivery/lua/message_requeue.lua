@@ -28,4 +28,7 @@ for i = #ARGV, 1, -1 do
     end
   end
 end
+if count > 0 then
+  redis.pcall('publish', KEYS[5], '')
+end
 return count

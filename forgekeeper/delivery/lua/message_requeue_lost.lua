@@ -28,4 +28,7 @@ for _, id in ipairs(redis.call('smembers', KEYS[1])) do
     end
   end
 end
+if count > 0 then
+  redis.pcall('publish', KEYS[4], '')
+end
 return count

@@ -19,4 +19,7 @@ for _, id in ipairs(redis.call('sdiff', KEYS[1], KEYS[2])) do
     count = count + 1
   end
 end
+if count > 0 then
+  redis.pcall('publish', KEYS[4], '')
+end
 return count

@@ -30,5 +30,6 @@ redis.call('hdel', KEYS[3], ARGV[1])
 redis.call('hdel', KEYS[4], ARGV[1])
 if redis.call('hsetnx', KEYS[5], ARGV[1], ARGV[3]) == 1 then
   redis.call('rpush', KEYS[6], ARGV[1])
+  redis.pcall('publish', KEYS[6], '')
 end
 return 1

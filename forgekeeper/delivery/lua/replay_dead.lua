@@ -29,6 +29,7 @@ if redis.call('hsetnx', KEYS[5], ARGV[3], ARGV[4]) == 0 then
   return 'on its way'
 end
 redis.call('rpush', KEYS[6], ARGV[3])
+redis.pcall('publish', KEYS[6], '')
 redis.call('zrem', KEYS[1], ARGV[1])
 redis.call('hdel', KEYS[2], ARGV[1])
 redis.call('hdel', KEYS[3], ARGV[1])

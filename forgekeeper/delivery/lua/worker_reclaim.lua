@@ -53,4 +53,7 @@ for _, id in ipairs(redis.call('spop', KEYS[2], ARGV[4])) do
     redis.call('lpush', KEYS[6], id)
   end
 end
+if answer[1] > 0 then
+  redis.pcall('publish', KEYS[6], '')
+end
 return answer

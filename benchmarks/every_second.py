@@ -1,0 +1,31 @@
+"""A batch that is due every second, and notes when it begins: for `FORGEKEEPER_BATCHES`."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+
+from forgekeeper.batches import batch
+from forgekeeper.runs.run import Run
+
+
+@dataclass
+class Outcome:
+    """When the run began, by this machine's clock."""
+
+    began: float = 0.0
+    stopped: str = "drained"
+
+
+@batch(
+    cron="* * * * * *",
+    cron_sentence="When the time is noted.",
+    pace_sentence="Notes per second at most; unset: no limit.",
+    budget=timedelta(seconds=10),
+    time_limit=timedelta(seconds=30),
+    outcome=Outcome,
+)
+def every_second(run: Run[Outcome]) -> None:
+    """Note the time."""
+    run.outcome.began = time.time()

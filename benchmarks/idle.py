@@ -1,0 +1,143 @@
+"""What a scheduler and a worker cost that have nothing to do, per minute."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from time import sleep, time
+
+import psycopg2
+import redis
+
+from benchmarks.contest import Benchmark, Peer
+from benchmarks.forge import database_of
+from benchmarks.serving import Shared, bare, ours
+from forgekeeper.batches import BATCHES
+from forgekeeper.database import database
+from forgekeeper.embedded import Servers
+
+SECONDS = 60.0
+LEAST = 10.0
+SETTLING = 5.0
+TICK = os.sysconf("SC_CLK_TCK")
+TRANSACTIONS = "select sum(xact_commit + xact_rollback)::bigint from pg_stat_database where datname = 'idle'"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a minute costs."""
+
+    cpu: float
+    redis: float
+    transactions: float
+    memory: float
+
+
+def benchmarks(servers: Servers, scale: float) -> list[Benchmark]:
+    """Return what is measured during *scale* times a minute, ten seconds at least.
+
+    A bare system has no ledger: transactions, and what its Python alone takes of the memory, are for the record.
+    """
+    seconds = max(LEAST, SECONDS * scale)
+    own, peer = Shared(lambda: _ours(servers, seconds)), Shared(lambda: _bare(servers, seconds))
+
+    def pair(name: str, unit: str, take: Callable[[Cost], float], target: float) -> Benchmark:
+        beside = Peer("bare Dramatiq and APScheduler", peer.figure(take), target)
+        return Benchmark(name, unit, own.figure(take), (beside,), less=True)
+
+    return [
+        pair("idle_cpu", "s/minute", lambda cost: cost.cpu, 0.5),
+        pair("idle_redis", "commands/minute", lambda cost: cost.redis, 0.1),
+        Benchmark(
+            "idle_transactions",
+            "a minute",
+            own.figure(lambda cost: cost.transactions),
+            (Peer("two hundred", lambda: 200.0, 1.0),),
+            less=True,
+        ),
+        pair("idle_memory", "MB", lambda cost: cost.memory, 2.0),
+    ]
+
+
+def _ours(servers: Servers, seconds: float) -> Cost:
+    with database_of(servers, "idle") as settings:
+        database.execute_sql("truncate job_runs, processes, batches")
+        with _emptied(servers) as client, ours(settings) as started:
+            return _cost(servers, client, started, seconds)
+
+
+def _bare(servers: Servers, seconds: float) -> Cost:
+    timetable = {name: spec.schedule.cron for name, spec in BATCHES.items()}
+    with _emptied(servers) as client, bare(servers.redis_url, timetable) as started:
+        return _cost(servers, client, started, seconds)
+
+
+@contextmanager
+def _emptied(servers: Servers) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(servers.redis_url) as client:
+        client.flushall()
+        yield client
+
+
+def _cost(servers: Servers, client: redis.Redis, started: list[int], seconds: float) -> Cost:
+    """Let the processes be idle for so long, once they have settled; return what a minute of it costs."""
+    sleep(SETTLING)
+    while seconds < SECONDS and 60 - time() % 60 < seconds + 1:
+        # What is shorter than a minute has no tick in it, or every other one would.
+        sleep(0.5)
+    pids = set(_trees(started))
+    before = _counts(servers, client, pids)
+    sleep(seconds)
+    after = _counts(servers, client, pids)
+    assert pids == set(_trees(started)), "processes have ended, or begun"
+    cpu, commands, transactions = (late - early for early, late in zip(before, after, strict=True))
+    minutes = seconds / 60
+    # Of the questions one is counted in the answer to the next.
+    return Cost(cpu / minutes, (commands - 1) / minutes, transactions / minutes, sum(map(_megabytes, pids)))
+
+
+def _counts(servers: Servers, client: redis.Redis, pids: set[int]) -> tuple[float, float, float]:
+    # Redis first and last would count its own connection: it is open, and asks one thing.
+    commands = client.info("stats")["total_commands_processed"]
+    asked = psycopg2.connect(servers.database_url)
+    try:
+        with asked.cursor() as cursor:
+            cursor.execute(TRANSACTIONS)
+            ((transactions,),) = cursor.fetchall()
+    finally:
+        asked.close()
+    return sum(map(_seconds, pids)), float(commands), float(transactions or 0)
+
+
+def _stat(pid: int) -> list[str]:
+    """Return the fields of the process's line, from its state on."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def _seconds(pid: int) -> float:
+    """Return what the process, and its children that have ended, have used of a processor."""
+    return sum(map(int, _stat(pid)[11:15])) / TICK
+
+
+def _megabytes(pid: int) -> float:
+    """Return the memory of the process; what it shares with others is shared out."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    (kilobytes,) = (int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return kilobytes / 1024
+
+
+def _trees(roots: list[int]) -> Iterator[int]:
+    """Yield the processes and all their children."""
+    children = defaultdict(list)
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            children[int(_stat(int(path.name))[1])].append(int(path.name))
+    waiting = list(roots)
+    while waiting:
+        pid = waiting.pop()
+        waiting += children[pid]
+        yield pid

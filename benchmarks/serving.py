@@ -1,0 +1,81 @@
+"""A scheduler and a worker, ours and bare ones, until a context ends."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from itertools import count
+from typing import Generic, TypeVar
+
+from benchmarks.processes import ROOT, environment, until
+from forgekeeper.database import database
+from forgekeeper.settings import Settings
+
+WORKER = ("--processes", "1", "--threads", "8")
+READY = "select count(distinct kind) from processes"
+
+
+Measured = TypeVar("Measured")
+
+
+class Shared(Generic[Measured]):
+    """A measurement that several figures are taken of: each round is measured once, whoever asks first."""
+
+    def __init__(self, measure: Callable[[], Measured]) -> None:
+        self._measure = measure
+        self._found: list[Measured] = []
+
+    def figure(self, take: Callable[[Measured], float]) -> Callable[[], float]:
+        """Return what gives the figure that *take* takes of the rounds, one after another."""
+        rounds = count()
+
+        def of_next_round() -> float:
+            number = next(rounds)
+            if number == len(self._found):
+                self._found.append(self._measure())
+            return take(self._found[number])
+
+        return of_next_round
+
+
+@contextmanager
+def ours(settings: Settings, **options: object) -> Iterator[list[int]]:
+    """Run `forgekeeper scheduler` and `forgekeeper worker`; return their ids once they are ready.
+
+    This process is connected to their database.
+    """
+    given = environment(settings, **options) | {"PYTHONPATH": str(ROOT)}
+    with ExitStack() as stack:
+        started: list[int] = []
+        # One after the other: of two that start at once one would wait for the other's first tick.
+        for arguments in (("worker", *WORKER), ("scheduler",)):
+            started.append(stack.enter_context(_process("forgekeeper.cli", *arguments, env=given)))
+            until(lambda: database.execute_sql(READY).fetchone()[0] == len(started), within=60)
+        yield started
+
+
+@contextmanager
+def bare(redis_url: str, timetable: Mapping[str, str]) -> Iterator[list[int]]:
+    """Run Dramatiq and APScheduler as they come, with these jobs; return their ids."""
+    with ExitStack() as stack:
+        arguments = (("work", redis_url, *WORKER), ("schedule", redis_url, json.dumps(timetable)))
+        yield [stack.enter_context(_process("benchmarks.bare", *each)) for each in arguments]
+
+
+@contextmanager
+def _process(module: str, *arguments: str, env: dict[str, str] | None = None) -> Iterator[int]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", module, *arguments],
+        env=env,
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        yield process.pid
+    finally:
+        process.terminate()
+        process.wait()

@@ -60,7 +60,7 @@ def _ours(servers: Servers, ticks: int) -> list[float]:
         client.flushall()
         database.execute_sql("truncate job_runs, processes, batches")
         others = {f"cron_{name}": "off" for name in BATCHES}
-        with ours(settings, batches="workers,benchmarks.every_second", **others):
+        with ours(settings, batches="workers,benchmarks.declared.every_second", **others):
             _wait_for(lambda: _asked(ENDED), ticks + SETTLING)
         found = database.execute_sql(DELAYS_OF_OURS).fetchall()[SETTLING : SETTLING + ticks]
     seconds = [round(tick) for tick, _, _ in found]

@@ -102,18 +102,6 @@ AHEAD = """
           and finished_at > clock_timestamp() - %(remembered)s
     ) as ahead
 """
-# Each of these is one step into an index, whatever the planner knows of the table.
-AT_REST = """
-    select clock_timestamp(), (select max(tick) from job_runs where batch = %(batch)s)
-    where not exists (
-            select from job_runs where batch = %(batch)s and state in ('claimed', 'enqueued', 'started')
-        )
-      and coalesce((select max(finished_at) from job_runs) <= clock_timestamp(), true)
-      and exists (
-            select from batches where name = %(batch)s
-              and greatest(registered_at, paused_since, stopped_since, held_since) <= clock_timestamp()
-        )
-"""
 START = f"""
     update job_runs set
         state = 'started', attempt = attempt + 1, retry_at = null,
@@ -352,17 +340,6 @@ class JobRun(Base):
         """Sum up the ticks whose time has not come, and those that were set aside for it within the last hour."""
         values = {"batch": batch, "tolerance": CLOCK_TOLERANCE, "remembered": AHEAD_REMEMBERED}
         return Ahead(*database.execute_sql(AHEAD, values).fetchone())
-
-    @classmethod
-    def at_rest(cls, batch: str) -> tuple[datetime, datetime] | None:
-        """Return the database's time and the batch's newest tick if it has no open run and no time is ahead, or None.
-
-        Then there is nothing to reopen, to set right or to send; and perhaps it is so, too, when this says None.
-        """
-        row = database.execute_sql(AT_REST, {"batch": batch}).fetchone()
-        if row is None or row[1] is None or row[1] > row[0] + CLOCK_TOLERANCE:
-            return None
-        return row[0], row[1]
 
     @classmethod
     def set_aside(cls, batch: str, tick: datetime) -> JobRun | None:

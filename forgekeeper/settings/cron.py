@@ -50,8 +50,6 @@ class Cron:
             raise BadCron(f"{self.expression!r} is not a cron expression: {error}") from None
         if self._first_from(EPOCH) is None:
             raise BadCron(f"{self.expression!r} never fires")
-        # Two neighbouring times: who asks again mostly does so between the same two, and is spared a search.
-        self._gap = EPOCH, EPOCH
 
     def __str__(self) -> str:
         return self.expression
@@ -73,9 +71,6 @@ class Cron:
 
     def newest(self, until: datetime) -> datetime:
         """Return the last time that is not later than *until*."""
-        newest, following = self._gap
-        if newest <= until < following:
-            return newest
         back = timedelta(seconds=2)
         while (found := self._first_from(until - back)) is None or found > until:
             back *= 4
@@ -87,7 +82,6 @@ class Cron:
                 found = later
         while (later := self.after(found)) <= until:
             found = later
-        self._gap = found, later
         return found
 
     def between(self, start: datetime, end: datetime) -> Iterator[datetime]:

@@ -11,11 +11,11 @@ from forgekeeper.batches import BATCHES, all_declared, queues, spec
 from forgekeeper.connections import client
 from forgekeeper.database import database, release
 from forgekeeper.delivery import queues as waiting
-from forgekeeper.delivery.enqueue_unique import depth
+from forgekeeper.delivery.keys import NAMESPACE
+from forgekeeper.delivery.queues import depth
 from forgekeeper.flags import FLAGS, FeatureFlag
 from forgekeeper.installation.row import Installation
 from forgekeeper.probe import Probe
-from forgekeeper.process.broker import NAMESPACE
 from forgekeeper.runs import held_back
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.ledger import JobRun

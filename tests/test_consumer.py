@@ -21,7 +21,7 @@ from forgekeeper.delivery import consumer as consumers
 from forgekeeper.delivery.broker import Broker
 from forgekeeper.delivery.consumer import CannotEnd
 from forgekeeper.delivery.deliveries import Deliveries
-from forgekeeper.delivery.enqueue_unique import depth
+from forgekeeper.delivery.queues import depth
 from forgekeeper.delivery.sizes import LARGEST, LARGEST_FETCHED
 from forgekeeper.delivery.worker_heartbeat import WorkerHeartbeat
 from forgekeeper.embedded.waiting import wait_until

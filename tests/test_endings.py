@@ -8,7 +8,8 @@ from dramatiq import Message
 
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import client
-from forgekeeper.delivery.enqueue_unique import depth, enqueue_unique
+from forgekeeper.delivery.enqueue_unique import enqueue_unique
+from forgekeeper.delivery.queues import depth
 from forgekeeper.process.broker import broker
 from forgekeeper.process.run_messages import RunMessages
 from forgekeeper.runs.ledger import JobRun

@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 from forgekeeper import shutdown
 from forgekeeper.connections import client
 from forgekeeper.database import database, now
-from forgekeeper.delivery.enqueue_unique import depth
+from forgekeeper.delivery.queues import depth
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.identity import identity
 from forgekeeper.locks import LeaseInTransaction, LeaseLost, break_lease, lease, leases

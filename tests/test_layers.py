@@ -80,6 +80,7 @@ ENVIRONMENT = {
     "forgekeeper.audit.acts",  # who is behind sudo
     "metrics.multiprocess",
     "forgekeeper.cli.processes",
+    "forgekeeper.cli.listing",  # whether batches of others are named, before the settings are imported
     "forgekeeper.cli.serving",
     "forgekeeper.cli.demo",
     "forgekeeper.cli.programs",

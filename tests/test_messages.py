@@ -10,7 +10,8 @@ from dramatiq.brokers.redis import RedisBroker
 from dramatiq.middleware import Middleware
 
 from forgekeeper.connections import client
-from forgekeeper.delivery.enqueue_unique import DEAD_MESSAGE_TTL, TOKEN, depth, enqueue_unique, forget_dead, is_dead
+from forgekeeper.delivery.enqueue_unique import DEAD_MESSAGE_TTL, TOKEN, enqueue_unique, forget_dead, is_dead
+from forgekeeper.delivery.queues import depth
 from forgekeeper.process.broker import NAMESPACE, broker
 
 ACTOR = broker.actors["user_status_cleanup"]

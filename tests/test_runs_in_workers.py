@@ -18,7 +18,8 @@ from dramatiq.brokers.redis import RedisBroker
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import client
 from forgekeeper.database import database, now, release
-from forgekeeper.delivery.enqueue_unique import TOKEN, depth, enqueue_unique
+from forgekeeper.delivery.enqueue_unique import TOKEN, enqueue_unique
+from forgekeeper.delivery.queues import depth
 from forgekeeper.flags import FeatureFlag
 from forgekeeper.process.attempts import Connections
 from forgekeeper.process.broker import broker

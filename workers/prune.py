@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import structlog
 
@@ -23,9 +23,7 @@ from forgekeeper.batches import OldRecords, Record, all_declared, batch, queues
 from forgekeeper.database import chunks, database
 from forgekeeper.database.misreading import misread
 from forgekeeper.database.survey import Rows, Selected
-from forgekeeper.delivery.enqueue_unique import forget_dead, old_dead
 from forgekeeper.preview import Look, Part
-from forgekeeper.process.broker import broker
 from forgekeeper.process.rows import Process
 from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.ledger import JobRun
@@ -34,6 +32,9 @@ from forgekeeper.runs.run import Run
 from forgekeeper.runs.totals import RunTotal
 from forgekeeper.storage.settled import SettledUpload
 from metrics.redaction import describe
+
+if TYPE_CHECKING:
+    from forgekeeper.delivery.enqueue_unique import OldDead
 
 CHUNK = 1_000
 MAX_RUNTIME = timedelta(minutes=5)
@@ -100,7 +101,7 @@ def prune(run: Run[Outcome]) -> None:
     silent = Process.silent_before(instant - KEEP_PROCESSES)
     removals = [
         *(partial(_rows, run, kind) for kind in kinds()),
-        *(partial(_others, run, "dead_letter", partial(forget_dead, broker, queue)) for queue in queues()),
+        *(partial(_others, run, "dead_letter", partial(_forget_dead, queue)) for queue in queues()),
         partial(_others, run, "process", partial(chunks.delete, silent, gone=_audited(run, "process")), counted=False),
         partial(_others, run, "settled_upload", partial(SettledUpload.delete_old, instant - KEEP_UPLOADS)),
         partial(_others, run, "run_total", partial(RunTotal.delete_old, instant - KEEP_TOTALS)),
@@ -118,6 +119,21 @@ def _keep_up(run: Run[Outcome]) -> None:
         log.warning("audit not kept up, it is locked; tried again in an hour", error=describe(busy))
     if run.outcome.audit_months:
         log.info("months of the audit removed", months=run.outcome.audit_months)
+
+
+def _forget_dead(queue: str, *, limit: int) -> int:
+    # Whoever only looks at batches needs no broker, which takes a tenth of a second to import.
+    from forgekeeper.delivery.enqueue_unique import forget_dead
+    from forgekeeper.process.broker import broker
+
+    return forget_dead(broker, queue, limit=limit)
+
+
+def _old_dead(queue: str, *, limit: int) -> OldDead:
+    from forgekeeper.delivery.enqueue_unique import old_dead
+    from forgekeeper.process.broker import broker
+
+    return old_dead(broker, queue, limit=limit)
 
 
 def _audited(run: Run[Outcome], record: str) -> Callable[[Sequence[int]], None] | None:
@@ -138,7 +154,7 @@ def foreseen(look: Look) -> Iterator[Part]:
         yield look.count(look.part(record), rows, after=keep, share=1 / (len(old) - number))
     part = look.part("dead_letter")
     for queue in queues():
-        found = old_dead(broker, queue, limit=look.size)
+        found = _old_dead(queue, limit=look.size)
         for key, since in found.oldest:
             part.one(key, queue, since, size=look.size)
         part.records += found.letters - len(found.oldest)

@@ -24,10 +24,10 @@ from forgekeeper.connections import Limits, client, connect
 from forgekeeper.database import Base, database, privileges, release
 from forgekeeper.database.misreading import misread
 from forgekeeper.database.schema import differences
+from forgekeeper.delivery.keys import NAMESPACE
 from forgekeeper.installation.agreement import conflict
 from forgekeeper.installation.in_redis import claim, owner
 from forgekeeper.installation.row import Installation
-from forgekeeper.process.broker import NAMESPACE
 from forgekeeper.redis_types import keys, misfits
 from forgekeeper.settings import Settings
 from forgekeeper.settings.reading import places

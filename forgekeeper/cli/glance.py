@@ -10,8 +10,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from forgekeeper.batches import queues as known
 from forgekeeper.cli.console import facts, fill, grid, moment, relative, rough, warning
-from forgekeeper.process.broker import broker
 from forgekeeper.runs.batch import FOREVER
 from metrics.redaction import clean
 
@@ -73,7 +73,7 @@ def _last_runs(batches: dict[str, Any], instant: datetime) -> Table:
 
 
 def _queues(queues: dict[str, Any], instant: datetime) -> Table:
-    needed = broker.get_declared_queues()
+    needed = known()
     figures = ("ready", "in flight", "delayed", "dead", "oldest", "workers")
     table = grid("queue", *figures, right=figures)
     for name, one in queues.items():

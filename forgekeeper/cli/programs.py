@@ -18,8 +18,6 @@ from psycopg2.extensions import make_dsn, parse_dsn
 from forgekeeper.boot import load
 from forgekeeper.cli.console import Problem
 
-PASSED_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": ["--help"]}
-"""How a command is declared whose arguments are another program's."""
 REDIS_CLIENTS = ("redis-cli", "valkey-cli")
 Arguments = Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="Passed on as they are.")]
 

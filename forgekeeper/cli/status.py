@@ -26,9 +26,8 @@ from forgekeeper.cli.trouble import warnings
 from forgekeeper.connections import client
 from forgekeeper.database import database, now, release
 from forgekeeper.database.backlog import BOUND
-from forgekeeper.delivery.enqueue_unique import depth
-from forgekeeper.delivery.queues import due_since
-from forgekeeper.process.broker import NAMESPACE
+from forgekeeper.delivery.keys import NAMESPACE
+from forgekeeper.delivery.queues import depth, due_since
 from forgekeeper.process.rows import Process
 from forgekeeper.runs import held_back
 from forgekeeper.runs.batch import Batch as BatchRow

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
-from forgekeeper.batches import BATCHES
-from forgekeeper.process.broker import broker
+from forgekeeper.batches import BATCHES, queues
 from forgekeeper.process.rows import Process
 
 
@@ -37,7 +36,7 @@ def different_timetables(schedulers: Sequence[Process]) -> Iterator[str]:
 def queues_without_worker(workers: Sequence[Process]) -> Iterator[str]:
     """Name each queue whose messages nobody fetches; a worker that drains fetches none."""
     served = {queue for worker in workers if not worker.draining for queue in worker.queues or ()}
-    for queue in sorted(broker.get_declared_queues() - served):
+    for queue in sorted({*queues()} - served):
         draining = [worker.name for worker in workers if queue in (worker.queues or ())]
         but = f" ({', '.join(draining)} drains)" if draining else ""
         yield f"no worker for queue {queue}{but}: start `forgekeeper worker --queues {queue}`"

@@ -15,8 +15,8 @@ from dramatiq.common import current_millis, dq_name
 from forgekeeper.delivery.consumer import Caller, Consumer
 from forgekeeper.delivery.deliveries import Deliveries, Fetched
 from forgekeeper.delivery.doorbell import Doorbell
-from forgekeeper.delivery.enqueue_unique import depth
 from forgekeeper.delivery.hands import Delivery, Due, Hands
+from forgekeeper.delivery.queues import depth
 from forgekeeper.delivery.sizes import fitting
 from forgekeeper.identity import identity
 from metrics.redaction import clean

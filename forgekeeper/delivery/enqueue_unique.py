@@ -9,7 +9,6 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-import redis
 from dramatiq import Message
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.errors import DecodeError
@@ -84,17 +83,3 @@ class OldDead(NamedTuple):
 
     letters: int
     oldest: list[tuple[str, datetime]]
-
-
-def depth(client: redis.Redis, namespace: str, queue: str) -> dict[str, int]:
-    """Count the queue's messages: ready, in flight, delayed and dead."""
-    keys = QueueKeys(namespace, queue)
-    with client.pipeline(transaction=False) as pipe:
-        pipe.llen(keys.ready)
-        pipe.hlen(keys.bodies)
-        pipe.hlen(keys.delayed.bodies)
-        pipe.zcard(keys.dead)
-        ready, stored, delayed, dead = pipe.execute()
-    if keys.delayed == keys:
-        delayed = 0  # what waits is in this queue, and counted already
-    return {"ready": ready, "in_flight": max(0, stored - ready), "delayed": delayed, "dead": dead}

@@ -9,10 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from dramatiq.common import dq_name, q_name
-
+NAMESPACE = "forgekeeper"
 INSTALLATION = "forgekeeper:installation"
 """String, the id of the one installation that keeps its messages here."""
+
+
+def q_name(queue: str) -> str:
+    """Name the queue itself, as Dramatiq does, whose modules take long to import for two such functions."""
+    return queue[:-3] if queue.endswith((".DQ", ".XQ")) else queue
+
+
+def dq_name(queue: str) -> str:
+    """Name the queue of its delayed messages, as Dramatiq does."""
+    return f"{q_name(queue)}.DQ"
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,20 @@ DUE = "forgekeeper_due_ms"
 """The option in which a message that was delayed says until when: its timestamp is that of its first try."""
 
 
+def depth(client: redis.Redis, namespace: str, queue: str) -> dict[str, int]:
+    """Count the queue's messages: ready, in flight, delayed and dead."""
+    keys = QueueKeys(namespace, queue)
+    with client.pipeline(transaction=False) as pipe:
+        pipe.llen(keys.ready)
+        pipe.hlen(keys.bodies)
+        pipe.hlen(keys.delayed.bodies)
+        pipe.zcard(keys.dead)
+        ready, stored, delayed, dead = pipe.execute()
+    if keys.delayed == keys:
+        delayed = 0  # what waits is in this queue, and counted already
+    return {"ready": ready, "in_flight": max(0, stored - ready), "delayed": delayed, "dead": dead}
+
+
 def due_since(client: redis.Redis, namespace: str, queue: str) -> datetime | None:
     """Return when the message at the head of the queue became due; None when the queue is empty.
 

@@ -12,6 +12,7 @@ from dramatiq.middleware import TimeLimit
 
 from forgekeeper.connections import client
 from forgekeeper.delivery.broker import Broker
+from forgekeeper.delivery.keys import NAMESPACE
 from forgekeeper.process.attempts import Attempts, ChildRetries, Connections
 from forgekeeper.process.drain import Drain
 from forgekeeper.process.middleware import Attendance, Clients, Holding
@@ -19,8 +20,6 @@ from forgekeeper.process.presence import AtWork
 from forgekeeper.process.tracing import tracing
 from forgekeeper.runs.ledger import MAX_RETRIES
 from forgekeeper.worker_metrics import WorkerMetrics
-
-NAMESPACE = "forgekeeper"
 
 at_work = AtWork()
 """What the threads of this process are at."""

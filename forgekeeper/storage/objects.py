@@ -22,7 +22,6 @@ from obstore.store import LocalStore, S3Store
 
 from forgekeeper.storage.opening import FAILURES, check_process, open_store, reason
 from forgekeeper.storage.sentinel import NAME, Sentinel, objection, parse
-from metrics.counting import WORKER
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -384,6 +383,8 @@ async def _asked(operation: str, answer: Awaitable[Answer]) -> Answer:
         failed = 1
         raise
     finally:
+        from metrics.counting import WORKER  # there in a worker; a command that asks no store has no use for it
+
         with suppress(OSError, ValueError):  # of the files in which we count
             seconds = time.monotonic() - began
             WORKER.observe("forgekeeper_object_storage_request_duration_seconds", operation, seconds=seconds)

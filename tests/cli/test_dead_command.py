@@ -11,7 +11,8 @@ from dramatiq.brokers.redis import RedisBroker
 from forgekeeper.batches import BATCHES, queues
 from forgekeeper.connections import client
 from forgekeeper.database import now
-from forgekeeper.delivery.enqueue_unique import depth, enqueue_unique
+from forgekeeper.delivery.enqueue_unique import enqueue_unique
+from forgekeeper.delivery.queues import depth
 from forgekeeper.process.broker import NAMESPACE, broker
 from forgekeeper.process.run_messages import RunMessages, message_of
 from forgekeeper.runs import reconcile

@@ -9,7 +9,7 @@ from forgekeeper.batches import BATCHES
 from forgekeeper.boot import load
 from forgekeeper.connections import client
 from forgekeeper.database import now
-from forgekeeper.delivery.enqueue_unique import depth
+from forgekeeper.delivery.queues import depth
 from forgekeeper.process.broker import NAMESPACE
 from forgekeeper.process.run_messages import RunMessages
 from forgekeeper.runs import reconcile

@@ -8,7 +8,7 @@ import pytest
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import client
 from forgekeeper.database import now
-from forgekeeper.delivery.enqueue_unique import depth
+from forgekeeper.delivery.queues import depth
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.process.broker import NAMESPACE
 from forgekeeper.process.run_messages import RunMessages

@@ -71,9 +71,17 @@ cli.main()
 """
 
 
-@pytest.mark.parametrize("module", ["typer", "redis", "peewee", "obstore", "dramatiq", "forgekeeper.cli.commands"])
-def test_ctrl_c_during_the_imports_ends_it_without_a_word(start, module):
-    process = start(program=("-c", interrupted_at(module, "status")))
+@pytest.mark.parametrize(
+    ("module", "command"),
+    [
+        *((module, "status") for module in ("typer", "redis", "peewee", "obstore", "forgekeeper.cli.commands")),
+        ("forgekeeper.cli.glance", "status"),
+        ("dramatiq", "send"),
+        ("forgekeeper.cli.replay", "refs"),
+    ],
+)
+def test_ctrl_c_during_the_imports_ends_it_without_a_word(start, module, command):
+    process = start(program=("-c", interrupted_at(module, command)))
 
     assert (process.communicate(timeout=30), process.returncode) == (("", ""), 130)
 

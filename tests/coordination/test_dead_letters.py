@@ -13,7 +13,8 @@ from dramatiq.middleware import Retries
 
 from forgekeeper.delivery import dead_letters
 from forgekeeper.delivery.dead_letters import Malformed
-from forgekeeper.delivery.enqueue_unique import depth, enqueue_unique, forget_dead
+from forgekeeper.delivery.enqueue_unique import enqueue_unique, forget_dead
+from forgekeeper.delivery.queues import depth
 from forgekeeper.embedded.waiting import wait_until
 
 QUEUE, OTHER = "git", "objects"

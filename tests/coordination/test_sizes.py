@@ -12,7 +12,8 @@ from dramatiq.brokers.redis import RedisBroker
 from forgekeeper.delivery import dead_letters, queues
 from forgekeeper.delivery.deliveries import Deliveries, Fetched, Refused
 from forgekeeper.delivery.enqueue_many import enqueue_many
-from forgekeeper.delivery.enqueue_unique import depth, enqueue_unique
+from forgekeeper.delivery.enqueue_unique import enqueue_unique
+from forgekeeper.delivery.queues import depth
 from forgekeeper.delivery.sizes import AT_ONCE, LARGEST, LARGEST_FETCHED, MessageTooLarge, groups
 
 NAMESPACE, QUEUE, LINE = "sizes", "q", "q.DQ"

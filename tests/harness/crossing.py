@@ -24,7 +24,7 @@ from forgekeeper.batches import BATCHES, CHILDREN
 from forgekeeper.boot import load
 from forgekeeper.database import database
 from forgekeeper.delivery.enqueue_many import enqueue_many
-from forgekeeper.delivery.enqueue_unique import depth
+from forgekeeper.delivery.queues import depth
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.process.boot import load_batches
 from forgekeeper.process.broker import broker

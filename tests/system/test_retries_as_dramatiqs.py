@@ -15,7 +15,7 @@ from dramatiq.common import current_millis
 from dramatiq.errors import Retry
 from dramatiq.middleware import CurrentMessage
 
-from forgekeeper.delivery.enqueue_unique import depth
+from forgekeeper.delivery.queues import depth
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.process.attempts import ChildRetries
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from forgekeeper.connections import client
 from forgekeeper.database import now
-from forgekeeper.delivery.enqueue_unique import depth
+from forgekeeper.delivery.queues import depth
 from forgekeeper.flags import FeatureFlag
 from forgekeeper.process.broker import NAMESPACE
 from forgekeeper.runs.ledger import JobRun

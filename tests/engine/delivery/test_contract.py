@@ -19,7 +19,8 @@ from forgekeeper.delivery import dead_letters
 from forgekeeper.delivery.broker import Broker
 from forgekeeper.delivery.deliveries import MAX_DEATHS
 from forgekeeper.delivery.enqueue_many import CHUNK, enqueue_many
-from forgekeeper.delivery.enqueue_unique import depth, enqueue_unique, forget_dead, is_dead
+from forgekeeper.delivery.enqueue_unique import enqueue_unique, forget_dead, is_dead
+from forgekeeper.delivery.queues import depth
 from forgekeeper.delivery.sizes import LARGEST, MessageTooLarge
 from forgekeeper.process.middleware import Holding
 

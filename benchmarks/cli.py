@@ -1,0 +1,69 @@
+"""What a command takes of a processor before and after it has asked its servers: most of it is imports."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from benchmarks.contest import Benchmark, Peer
+from benchmarks.forge import database_of
+from benchmarks.processes import ROOT, environment
+from forgekeeper.embedded import Servers
+
+WANTED = 0.3
+HELP_IMPORTS = "import typer, typer.rich_utils"
+STATUS_IMPORTS = (
+    "import orjson, peewee, playhouse.pool, psycopg2, pydantic_settings, redis, rich.table, structlog, typer"
+)
+"""The libraries that the command cannot do without; who imports them and does nothing is its floor."""
+
+
+def benchmarks(servers: Servers, _scale: float) -> list[Benchmark]:
+    """Return what `--help` and `status` take, once each whatever the scale."""
+    return [
+        _of("cli_help", _help, HELP_IMPORTS),
+        _of("cli_status", partial(_status, servers), STATUS_IMPORTS),
+    ]
+
+
+def _of(name: str, ours: Callable[[], float], imports: str) -> Benchmark:
+    wanted = Peer(f"{WANTED} s", lambda: WANTED, 1.0)
+    # The target of the second is none: it says how much of it are libraries.
+    return Benchmark(
+        name, "CPU s", ours, (wanted, Peer("its libraries alone", partial(_floor, imports), 2.0)), less=True
+    )
+
+
+def _help() -> float:
+    taken, said = _taken("-m", "forgekeeper.cli", "--help", given=_bare())
+    assert {"status", "uploads", "dead"} <= set(said.split()), said
+    return taken
+
+
+def _status(servers: Servers) -> float:
+    with database_of(servers, "benchmark_cli") as settings:
+        taken, said = _taken("-m", "forgekeeper.cli", "status", given=environment(settings))
+    assert {"user_status_cleanup", "Processes:"} <= set(said.split()), said
+    return taken
+
+
+def _floor(imports: str) -> float:
+    return _taken("-c", imports, given=_bare())[0]
+
+
+def _bare() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("FORGEKEEPER_")}
+
+
+def _taken(*arguments: str, given: Mapping[str, str]) -> tuple[float, str]:
+    """Run Python with these; return the seconds that the processor was at it, and what it printed."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    ended = subprocess.run(
+        [sys.executable, *arguments], env=given, cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, ended.stdout

@@ -33,7 +33,7 @@ def declare(url: str) -> dramatiq.Actor[..., Any]:
 
     def work(due: float) -> None:
         """Note how late it is."""
-        client.rpush(DELAYS, time.clock_gettime(time.CLOCK_REALTIME) - due)
+        client.rpush(DELAYS, time.time() - due)
 
     for queue in QUEUES:
         dramatiq.actor(actor_name=f"work_{queue}", queue_name=queue, broker=broker, max_retries=0)(work)
@@ -50,7 +50,7 @@ def schedule(url: str, timetable: dict[str, str]) -> None:
 
 
 def _send(actor: dramatiq.Actor[..., Any]) -> None:
-    actor.send(float(round(time.clock_gettime(time.CLOCK_REALTIME))))
+    actor.send(float(round(time.time())))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from time import CLOCK_REALTIME, clock_gettime, sleep
+from time import sleep, time
 
 import psycopg2
 import redis
@@ -86,7 +86,7 @@ def _emptied(servers: Servers) -> Iterator[redis.Redis]:
 def _cost(servers: Servers, client: redis.Redis, started: list[int], seconds: float) -> Cost:
     """Let the processes be idle for so long, once they have settled; return what a minute of it costs."""
     sleep(SETTLING)
-    while seconds < SECONDS and 60 - clock_gettime(CLOCK_REALTIME) % 60 < seconds + 1:
+    while seconds < SECONDS and 60 - time() % 60 < seconds + 1:
         # What is shorter than a minute has no tick in it, or every other one would.
         sleep(0.5)
     pids = set(_trees(started))

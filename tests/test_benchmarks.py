@@ -1,8 +1,10 @@
 """Benchmarks compare like with like; how fast anything is, is none of a test's business."""
 
 import json
+import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -143,6 +145,14 @@ def test_all_are_listed_with_a_sentence_each():
     assert {"messages", "curve_statuses_outdated", "memory_refs"} <= listed.keys()
 
 
+@pytest.fixture
+def matplotlib():
+    if find_spec("matplotlib") is None:
+        assert "CI" not in os.environ, "matplotlib is missing: .ci/run installs it"
+        pytest.skip("matplotlib is missing: make .venv/.bench")
+
+
+@pytest.mark.usefixtures("matplotlib")
 def test_a_curve_keeps_what_each_size_came_to_and_is_drawn(tmp_path):
     curve = Curve("growth", "vacuumed", [Point(10, 1.0), Point(100, 1.5), Point(10, 2.0)])
     one = Benchmark("a", "µs", lambda: 1.5, (Peer("small", lambda: 1.0, 1.3),), less=True, curve=curve)

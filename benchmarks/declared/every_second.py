@@ -28,4 +28,4 @@ class Outcome:
 )
 def every_second(run: Run[Outcome]) -> None:
     """Note the time."""
-    run.outcome.began = time.clock_gettime(time.CLOCK_REALTIME)
+    run.outcome.began = time.time()

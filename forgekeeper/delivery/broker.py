@@ -12,7 +12,7 @@ from dramatiq import Actor, Message
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.common import current_millis, dq_name
 
-from forgekeeper.delivery.consumer import Caller, Consumer
+from forgekeeper.delivery.consumer import Consumer
 from forgekeeper.delivery.deliveries import Deliveries, Fetched
 from forgekeeper.delivery.doorbell import Doorbell
 from forgekeeper.delivery.hands import Delivery, Due, Hands
@@ -22,7 +22,7 @@ from forgekeeper.identity import identity
 from metrics.redaction import clean
 
 
-class Broker(Caller, RedisBroker):
+class Broker(RedisBroker):
     """A broker in which a message is known in Redis by its own id, through all its retries.
 
     That id is what makes it one of a kind: while it waits, is queued or is worked on, the
@@ -30,7 +30,7 @@ class Broker(Caller, RedisBroker):
     """
 
     def __init__(self, *, client: redis.Redis, namespace: str, middleware: list[dramatiq.Middleware]) -> None:
-        super().__init__(client=client, namespace=namespace, middleware=middleware)
+        super().__init__(client=client, namespace=namespace, middleware=middleware)  # type: ignore[no-untyped-call]
         self._hands: dict[str, Hands] = defaultdict(Hands)
         self.enrol()
 

@@ -22,7 +22,6 @@ import structlog
 from dramatiq import Message, MessageProxy
 from dramatiq.common import compute_backoff, current_millis, dq_name, q_name
 from dramatiq.errors import ConnectionClosed, DecodeError
-from dramatiq.middleware import MiddlewareError
 
 from forgekeeper import shutdown
 from forgekeeper.delivery.deliveries import Deliveries, Fetched, Refused
@@ -266,45 +265,6 @@ class Consumer(dramatiq.Consumer):
         eta = current_millis() + round(UNKNOWN_FOR.total_seconds() * 1000)
         later = message.copy(queue_name=dq_name(self._queue), options={"eta": eta})
         self._deliveries.retry(self._queue, fetched, later.encode())
-
-
-class Caller(dramatiq.Broker):
-    """A broker that calls the hooks which do something: on a message's way Dramatiq calls forty, most of them empty.
-
-    That is worth 8 microseconds a message, and 4 for each that is put in.
-    """
-
-    def __init__(self, **options: Any) -> None:
-        self._known: dict[str, tuple[list[dramatiq.Middleware], list[Callable[..., None]]]] = {}
-        super().__init__(**options)
-
-    def emit_before(self, signal: str, *args: Any, **kwargs: Any) -> None:
-        """Call the hooks of before; a `MiddlewareError` ends that, what else one raises is said."""
-        for hook in self._hooks("before_" + signal):
-            try:
-                hook(self, *args, **kwargs)
-            except MiddlewareError:
-                raise
-            except Exception:
-                self.logger.critical("Unexpected failure in %r.", hook, exc_info=True)
-
-    def emit_after(self, signal: str, *args: Any, **kwargs: Any) -> None:
-        """Call the hooks of after, in reverse order."""
-        for hook in reversed(self._hooks("after_" + signal)):
-            try:
-                hook(self, *args, **kwargs)
-            except Exception:
-                self.logger.critical("Unexpected failure in %r.", hook, exc_info=True)
-
-    def _hooks(self, name: str) -> list[Callable[..., None]]:
-        """Return the hooks of that name that are not Dramatiq's empty ones."""
-        known, found = self._known.get(name, ([], []))
-        if known != self.middleware:
-            empty = getattr(dramatiq.Middleware, name)
-            every = [getattr(middleware, name) for middleware in self.middleware]
-            found = [hook for hook in every if getattr(hook, "__func__", hook) is not empty]
-            self._known[name] = list(self.middleware), found
-        return found
 
 
 class UnknownActors:

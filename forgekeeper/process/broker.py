@@ -11,11 +11,10 @@ import dramatiq
 from dramatiq.middleware import TimeLimit
 
 from forgekeeper.connections import client
-from forgekeeper.delivery.broker import Broker
 from forgekeeper.delivery.keys import NAMESPACE
 from forgekeeper.process.attempts import Attempts, ChildRetries, Connections
 from forgekeeper.process.drain import Drain
-from forgekeeper.process.middleware import Attendance, Clients, Holding
+from forgekeeper.process.middleware import Attendance, Clients, Holding, HookingBroker
 from forgekeeper.process.presence import AtWork
 from forgekeeper.process.tracing import tracing
 from forgekeeper.runs.ledger import MAX_RETRIES
@@ -23,7 +22,7 @@ from forgekeeper.worker_metrics import WorkerMetrics
 
 at_work = AtWork()
 """What the threads of this process are at."""
-broker = Broker(
+broker = HookingBroker(
     client=client,
     namespace=NAMESPACE,
     # Outermost first.  The time limit comes last, so that it is disarmed first: raised

@@ -11,7 +11,7 @@ from typing import Any, ParamSpec
 import structlog
 from dramatiq import Broker, MessageProxy, Worker
 from dramatiq.common import q_name
-from dramatiq.middleware import Middleware, SkipMessage, TimeLimit
+from dramatiq.middleware import Middleware, MiddlewareError, SkipMessage, TimeLimit
 
 from forgekeeper import shutdown
 from forgekeeper.batches import queues as declared_queues
@@ -58,6 +58,45 @@ def _longest(broker: Broker) -> dict[str, float]:
     """Return for how many seconds a message of each actor may be worked on, until nothing will end it any more."""
     limits = {name: actor.options.get("time_limit") for name, actor in broker.actors.items()}
     return {name: limit / 1000 + LIMIT_LATE for name, limit in limits.items() if limit is not None}
+
+
+class HookingBroker(OurBroker):
+    """Our broker, which calls the hooks that do something: on a message's way Dramatiq calls forty, most of them empty.
+
+    That is worth 8 microseconds a message, and 4 for each that is put in.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self._known: dict[str, tuple[list[Middleware], list[Callable[..., None]]]] = {}
+        super().__init__(**options)
+
+    def emit_before(self, signal: str, *args: Any, **kwargs: Any) -> None:
+        """Call the hooks of before; a `MiddlewareError` ends that, what else one raises is said."""
+        for hook in self._hooks("before_" + signal):
+            try:
+                hook(self, *args, **kwargs)
+            except MiddlewareError:
+                raise
+            except Exception:
+                self.logger.critical("Unexpected failure in %r.", hook, exc_info=True)
+
+    def emit_after(self, signal: str, *args: Any, **kwargs: Any) -> None:
+        """Call the hooks of after, in reverse order."""
+        for hook in reversed(self._hooks("after_" + signal)):
+            try:
+                hook(self, *args, **kwargs)
+            except Exception:
+                self.logger.critical("Unexpected failure in %r.", hook, exc_info=True)
+
+    def _hooks(self, name: str) -> list[Callable[..., None]]:
+        """Return the hooks of that name that are not Dramatiq's empty ones."""
+        known, found = self._known.get(name, ([], []))
+        if known != self.middleware:
+            empty = getattr(Middleware, name)
+            every = [getattr(middleware, name) for middleware in self.middleware]
+            found = [hook for hook in every if getattr(hook, "__func__", hook) is not empty]
+            self._known[name] = list(self.middleware), found
+        return found
 
 
 class Clients(Middleware):

@@ -103,7 +103,9 @@ def waited_for(monkeypatch):
     """Let a program that takes a command's place be a child, for the test to go on after it."""
 
     def run(program, arguments, environment):
-        ended = subprocess.run(arguments, env=environment, capture_output=True, text=True, check=False)
+        ended = subprocess.run(
+            arguments, env=environment, capture_output=True, text=True, errors="replace", check=False
+        )
         sys.stdout.write(ended.stdout)
         sys.stderr.write(ended.stderr)
         raise SystemExit(ended.returncode)

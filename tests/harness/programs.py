@@ -14,6 +14,7 @@ from tests.harness.forks import start
 
 ROOT = Path(__file__).parents[2]
 LIMIT = 60.0
+LINE = '{"at":'
 READY = "Worker process is ready for action."
 """What a worker process says once it takes messages."""
 
@@ -48,9 +49,9 @@ class Program:
         return self.log.read_text()
 
     def lines(self) -> list[dict[str, Any]]:
-        """Read the whole lines of its log that are JSON."""
+        """Read the whole lines of its log that are JSON; one may stand behind a part of a trace of Python's."""
         whole, _, _ = self.text().rpartition("\n")
-        return [orjson.loads(line) for line in whole.splitlines() if line.startswith("{")]
+        return [orjson.loads(line[line.index(LINE) :]) for line in whole.splitlines() if LINE in line]
 
     def said(self, message: str) -> list[dict[str, Any]]:
         """Find the lines with that sentence, so far."""

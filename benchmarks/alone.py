@@ -1,0 +1,26 @@
+"""One run of a batch in this process, without a worker around it."""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import Any
+
+from forgekeeper.batches import BATCHES
+from forgekeeper.identity import identity
+from forgekeeper.runs.ledger import JobRun
+from forgekeeper.runs.runner import Runner
+from forgekeeper.settings import Settings
+
+
+def run(batch: str, settings: Settings) -> tuple[float, dict[str, Any]]:
+    """Do a whole run of *batch*, one without children; return how many seconds it was at work, and its result."""
+    started = JobRun.start_here(batch, by=identity())
+    assert started is not None, f"a run of {batch} is open already"
+    runner = Runner(settings, lambda *_sent: None)  # type: ignore[arg-type]  # it has no children
+    began = monotonic()
+    with runner.attempt(BATCHES[batch], started) as attempt:
+        attempt.work()
+    seconds = monotonic() - began
+    runner.stop()
+    assert attempt.error is None, attempt.error
+    return seconds, attempt.result()

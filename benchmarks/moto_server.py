@@ -19,7 +19,7 @@ ACCOUNT = "123456789012"
 def path(number: int) -> str:
     """Return where the object of that number lies; they come in no order, as uploads do."""
     name = md5(str(number).encode(), usedforsecurity=False).hexdigest()
-    return f"stale/{name[:2]}/{name[2:4]}/{name}"
+    return f"stale/{name[:2]}/{name}/@final/{name[16:]}"
 
 
 def fresh(number: int) -> str:

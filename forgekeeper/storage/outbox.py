@@ -33,6 +33,14 @@ CLAIM_DUE = """
     ))
     returning id, store_dir, file, pick_up_at, project_id, created_at
 """
+# A look into the index for each, whatever statistics say: a list of a thousand pairs took some
+# tens of milliseconds to be put together, read and planned.
+NAMED = """
+    select asked.path
+    from unnest(%(folders)s::text[], %(files)s::text[], %(paths)s::text[]) as asked (folder, file, path), lateral (
+        select from ci_deleted_objects where store_dir = asked.folder and file = asked.file limit 1
+    ) as found
+"""
 NEXT_DUE = """
     select id from ci_deleted_objects
     where {due}{chosen}
@@ -154,9 +162,8 @@ class DeletedObject(Base):
     @classmethod
     def named(cls, paths: Sequence[str]) -> set[str]:
         """Return those of *paths* that lie in the outbox."""
-        pairs = [parted(path) for path in paths]
-        query = cls.select().where(pw.Tuple(cls.store_dir, cls.file).in_(pairs)) if pairs else []
-        return {row.path for row in query}
+        values = {**Chosen(paths=paths).values, "paths": list(paths)}
+        return {path for (path,) in database.execute_sql(NAMED, values).fetchall()}
 
     @classmethod
     def due(cls, now: datetime) -> pw.ModelSelect[DeletedObject]:

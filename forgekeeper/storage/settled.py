@@ -42,6 +42,11 @@ REAP = """
     on conflict (location, path) do update set settled_at = excluded.settled_at, run = excluded.run
         where settled_uploads.reaped
 """
+# The paths as one value: as a list of many they took longer to be put together than to be looked for.
+NAMED = """
+    select path from settled_uploads
+    where location = %(location)s and path = any(%(paths)s::text[]) and coalesce(reaped = %(reaped)s::boolean, true)
+"""
 COMPLETE = """
     insert into settled_uploads (location, path, reaped) values (%(location)s, %(path)s, false)
     on conflict (location, path) do nothing
@@ -99,10 +104,8 @@ class SettledUpload(Base):
     @classmethod
     def named(cls, location: str, paths: Sequence[str], *, reaped: bool | None = None) -> set[str]:
         """Return those of *paths* that were settled: reaped, completed, or either if it does not matter."""
-        if not paths:
-            return set()
-        query = cls.select(cls.path).where(cls.location == location, cls.path.in_(list(paths)))
-        return {row.path for row in (query if reaped is None else query.where(cls.reaped == reaped))}
+        values = {"location": location, "paths": list(paths), "reaped": reaped}
+        return {path for (path,) in database.execute_sql(NAMED, values).fetchall()}
 
     @classmethod
     def reap(cls, location: str, paths: Sequence[str], run: int | None) -> None:

@@ -205,14 +205,17 @@ def _settle(chunk: _Chunk, states: dict[str, str], run: Run[Outcome], bad: BadRe
         if died:
             log.error("objects given up", objects=died)
 
-    bad.each(forget, gone)
+    if gone:
+        bad.each(forget, gone)
     run.step("forgotten")
-    bad.each(fail, failed)
+    if failed:
+        bad.each(fail, failed)
     # The store has done what it has done, whatever stands in the way of a row.
     told.end({number: became[number] for number in told.open() if number in became})
     settled = {*gone, *failed}
     left = [number for number in rows if number not in settled]
-    bad.each(lambda ids: DeletedObject.put_back([rows[number] for number in ids], now()), left)
+    if left:
+        bad.each(lambda ids: DeletedObject.put_back([rows[number] for number in ids], now()), left)
 
 
 @delete_objects.backlog("deleted_object")

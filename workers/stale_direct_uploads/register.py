@@ -299,6 +299,8 @@ def _fail(client: redis.Redis, claim: Claim, entries: Collection[Entry], attempt
 def _settle(
     client: redis.Redis, script: str, keys: list[str], claim: Claim, entries: Collection[Entry], *args: int
 ) -> int:
+    if not entries:
+        return 0
     members = [_encode(entry.member) for entry in entries]
     settled: int = call(client, script, keys=keys, args=[claim.token, *args, *members])
     return settled

@@ -335,6 +335,14 @@ def test_an_object_in_the_outbox_is_found_by_its_path(path):
     assert DeletedObject.named([path]) == {path}
 
 
+def test_of_many_paths_only_those_in_the_outbox_are_found():
+    for path in ("a/b", "c"):
+        artifact(path=path)
+    destroy()
+
+    assert DeletedObject.named(["x", "c", "a", "b", "a/c", "a/b"]) == {"c", "a/b"}
+
+
 def test_the_outbox_does_not_name_a_path_without_the_slash_it_began_with():
     artifact(path="/a")
     destroy()

@@ -226,6 +226,14 @@ def test_only_a_created_started_or_enqueued_tracker_is_timed_out(status):
     assert tracker_statuses(record) == [expected]
 
 
+def test_of_each_entity_it_is_said_how_many_trackers_went_with_it():
+    numbers = [entity(trackers=[TrackerStatus.STARTED] * count) for count in (3, 0, 1)]
+
+    timed_out = cleanup_stale(ENTITIES, datetime.now(UTC), numbers)
+
+    assert {row[0]: row[-1] for row in timed_out} == dict(zip(numbers, (3, 0, 1), strict=True))
+
+
 def test_the_trackers_of_other_entities_stay_as_they_are():
     entity(trackers=[TrackerStatus.STARTED])
     finished = entity(status=ImportStatus.FINISHED, trackers=[TrackerStatus.STARTED])

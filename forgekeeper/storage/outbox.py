@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -57,8 +58,10 @@ SEEN_DUE = """
 STILL_OURS = """
     select id from ci_deleted_objects
     where (id, pick_up_at) in (select * from unnest(%(ids)s::bigint[], %(claims)s::timestamptz[]))
-    for no key update skip locked
+    order by id
+    for no key update {locked}
 """
+PATIENT = "set local lock_timeout = '1s'"
 FAIL = """
     update ci_deleted_objects set attempts = attempts + 1,
         pick_up_at = clock_timestamp() + %(first)s * power(2, least(attempts, 10))
@@ -226,9 +229,22 @@ class DeletedObject(Base):
 
     @classmethod
     def still_ours(cls, claimed: Sequence[Claimed]) -> set[int]:
-        """Return the ids of those that nobody has taken from us since, locked until the transaction ends."""
+        """Return the ids of those that nobody has taken from us since, locked until the transaction ends.
+
+        What others keep locked for longer than a moment is left out.
+        """
+        ours = cls._lock(claimed, "skip locked")
+        if left := [row for row in claimed if row.id not in ours]:
+            # Who claims beside us may have found ours due, waited for our commit, and have them locked untouched.
+            with suppress(pw.OperationalError), database.atomic():
+                database.execute_sql(PATIENT)
+                ours |= cls._lock(left, "")
+        return ours
+
+    @classmethod
+    def _lock(cls, claimed: Sequence[Claimed], locked: str) -> set[int]:
         values = {"ids": [row.id for row in claimed], "claims": [row.claim for row in claimed]}
-        return {number for (number,) in database.execute_sql(STILL_OURS, values).fetchall()}
+        return {number for (number,) in database.execute_sql(STILL_OURS.format(locked=locked), values).fetchall()}
 
     @classmethod
     def put_back(cls, claimed: Sequence[Claimed], now: datetime) -> None:

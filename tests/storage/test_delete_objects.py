@@ -9,6 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from forgekeeper.database import database, now
+from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.storage import stores
@@ -48,6 +49,9 @@ def restarted():
     stores._opened.clear()
     yield stores._opened.clear
     stores._opened.clear()
+
+
+WAITING = "select exists (select from pg_stat_activity where wait_event_type = 'Lock')"
 
 
 def run(url, deadline=None, **options):
@@ -455,6 +459,33 @@ def test_two_at_once_delete_every_object_once(folder):
     assert sum(outcome.deleted for outcome in outcomes) == 3 * CHUNK
     assert sum(outcome.missing + outcome.failed for outcome in outcomes) == 0
     assert (folder.keys(), outbox()) == (set(), {})
+
+
+def test_rows_that_another_claim_has_locked_for_a_moment_are_still_ours(other):
+    record(*numbered(10))
+    claimed = DeletedObject.claim_due(now(), visibility=timedelta(minutes=5), limit=10)
+    other.execute("select from ci_deleted_objects for update")
+
+    def ask():
+        with database.connection_context(), database.atomic():
+            return DeletedObject.still_ours(claimed)
+
+    with ThreadPoolExecutor(1) as thread:
+        asked = thread.submit(ask)
+        assert wait_until(lambda: database.execute_sql(WAITING).fetchone()[0] or asked.done(), 60)
+        other.connection.rollback()
+
+    assert asked.result() == {row.id for row in claimed}
+
+
+def test_rows_that_stay_locked_are_left_out_and_hold_up_no_others(other):
+    record(*numbered(10))
+    claimed = DeletedObject.claim_due(now(), visibility=timedelta(minutes=5), limit=10)
+    first, *rest = sorted(row.id for row in claimed)
+    other.execute("select from ci_deleted_objects where id = %s for update", (first,))
+
+    with database.atomic():
+        assert DeletedObject.still_ours(claimed) == set(rest)
 
 
 def test_at_the_deadline_a_run_says_so_and_leaves_the_rest(s3):

@@ -1,0 +1,165 @@
+"""Ten thousand refs of a repository with many: our child beside bare `git update-ref`, at once and by hundreds."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import monotonic
+
+from benchmarks import processes
+from benchmarks.contest import Benchmark, Peer
+from benchmarks.forge import database_of
+from forgekeeper.connections import client
+from forgekeeper.database import database, unhurried
+from forgekeeper.embedded import Servers
+from forgekeeper.fan_out import Enqueued
+from forgekeeper.installation.row import Installation
+from forgekeeper.runs.runner import Runner
+from forgekeeper.settings import Settings
+from forgekeeper.storage import git_sample, sentinel
+from models import GitRefDeletion
+from workers.git_ref_cleanup import clean_project_refs
+from workers.git_ref_cleanup.cleaning import MAX_DELETES
+
+REFS, MILLION = 200_000, 1_000_000
+BY_HUNDREDS = 10
+"""So many of the reference's hundreds are measured: one takes as long as the next."""
+PROJECT, DISK_PATH = 1, "a/project.git"
+SHORT_OF_FLOOR = 0.85
+FORGET = "truncate batched_git_ref_updates_deletions, projects"
+ADD = """
+    insert into batched_git_ref_updates_deletions (project_id, ref, expected_oid)
+    select %(project)s, ref, %(oid)s from unnest(%(refs)s::text[]) as ref
+"""
+
+
+@dataclass(frozen=True)
+class World:
+    """A repository with so many refs, of which some are to be deleted."""
+
+    servers: Servers
+    refs: int
+    doomed: int
+    loose: bool = False
+    expected: bool = False
+
+    def ours(self, *, worker: bool = False) -> float:
+        """Let a child of ours delete them, called or sent to a worker; return how many a second."""
+        with self._repository() as (root, names, oid), self._forge(root) as settings:
+            _ask_for(names, oid if self.expected else None)
+            seconds = _sent(settings, root) if worker else _called(settings)
+            left = GitRefDeletion.pending().count()
+            assert left == 0, f"{left} rows are pending"
+            self._check(root, len(names))
+        return len(names) / seconds
+
+    def bare(self, *, by: int, most: int) -> float:
+        """Let git alone delete them, *by* so many in a transaction, *most* of them; return how many a second."""
+        with self._repository() as (root, doomed, oid):
+            names = doomed[:most]
+            parts = [names[start : start + by] for start in range(0, len(names), by)]
+            began = monotonic()
+            for part in parts:
+                _update_ref(root / DISK_PATH, part, oid if self.expected else "")
+            seconds = monotonic() - began
+            self._check(root, len(names))
+        return len(names) / seconds
+
+    @contextmanager
+    def _repository(self) -> Iterator[tuple[Path, list[str], str]]:
+        """Make the repository; return its root, what is to go, and the object that all refs are at."""
+        with TemporaryDirectory(prefix="forgekeeper-benchmark-") as folder:
+            root, git_dir = Path(folder), Path(folder) / DISK_PATH
+            git_sample.create(root, DISK_PATH, [])
+            oid = subprocess.check_output(["git", f"--git-dir={git_dir}", "rev-parse", "main"], text=True).strip()
+            dice = random.Random(58)
+            names = [
+                f"refs/{dice.choice(('heads', 'tags', 'merge'))}/{dice.getrandbits(64):016x}" for _ in range(self.refs)
+            ]
+            doomed = dice.sample(names, self.doomed)
+            packed = set(names) - set(doomed) if self.loose else names
+            lines = sorted(f"{oid} {name}\n" for name in (*packed, "refs/heads/main"))
+            (git_dir / "packed-refs").write_text("# pack-refs with: peeled fully-peeled sorted \n" + "".join(lines))
+            for name in doomed if self.loose else ():
+                (git_dir / name).parent.mkdir(parents=True, exist_ok=True)
+                (git_dir / name).write_text(f"{oid}\n")
+            yield root, doomed, oid
+
+    @contextmanager
+    def _forge(self, root: Path) -> Iterator[Settings]:
+        with database_of(self.servers, "refs", repositories_root=root, breaker_share=1) as settings:
+            sentinel.Folder(root).create_sentinel(Installation.ensure())
+            client.flushdb()
+            with unhurried():
+                database.execute_sql(FORGET)
+                database.execute_sql("insert into projects values (%s, %s)", (PROJECT, DISK_PATH))
+            yield settings
+
+    def _check(self, root: Path, deleted: int) -> None:
+        left = len(git_sample.refs(root / DISK_PATH))
+        assert left == self.refs + 1 - deleted, f"{left} refs of {self.refs} are left after {deleted} were deleted"
+
+
+def benchmarks(servers: Servers, scale: float) -> list[Benchmark]:
+    """Return what is measured of *scale* times 10,000 refs, of 200,000 or a million."""
+    count = partial(World, servers, round(REFS * scale), round(MAX_DELETES * scale))
+    million = World(servers, round(MILLION * scale), round(MAX_DELETES * scale))
+    packed = count()
+    return [
+        _beside("refs", packed, 6),
+        _beside("refs_expected", count(expected=True), 6),
+        _beside("refs_loose", count(loose=True), 6),
+        _beside("refs_million", million, 15),
+        Benchmark("refs_worker", "refs/s", partial(packed.ours, worker=True), (_floor(packed),)),
+    ]
+
+
+def _beside(name: str, world: World, hundreds: float) -> Benchmark:
+    by_hundreds = partial(world.bare, by=100, most=100 * BY_HUNDREDS)
+    return Benchmark(name, "refs/s", world.ours, (_floor(world), Peer("by hundreds", by_hundreds, hundreds)))
+
+
+def _floor(world: World) -> Peer:
+    return Peer("one update-ref", partial(world.bare, by=world.doomed, most=world.doomed), SHORT_OF_FLOOR)
+
+
+def _ask_for(names: list[str], oid: str | None) -> None:
+    database.execute_sql(ADD, {"project": PROJECT, "refs": names, "oid": oid})
+    database.execute_sql("analyze batched_git_ref_updates_deletions")
+
+
+def _called(settings: Settings) -> float:
+    runner = Runner(settings, lambda *_sent: Enqueued(0))
+    began = monotonic()
+    with runner.child(clean_project_refs, f"clean_project_refs:{PROJECT}", run=1) as attempt:
+        attempt.work(PROJECT)
+    seconds = monotonic() - began
+    runner.stop()
+    assert attempt.error is None, attempt.error
+    return seconds
+
+
+def _sent(settings: Settings, root: Path) -> float:
+    """Let a worker start the child, and say how long it took from the start of the run that has sent it."""
+    options = processes.environment(settings, repositories_root=root)
+    with processes.workers(options):
+        began = monotonic()
+        processes.run("git_ref_cleanup")
+        processes.until(lambda: GitRefDeletion.pending().count() == 0)
+        return monotonic() - began
+
+
+def _update_ref(git_dir: Path, names: list[str], oid: str) -> None:
+    commands = "".join(f"delete {name}\0{oid}\0" for name in names)
+    subprocess.run(
+        ["git", f"--git-dir={git_dir}", "update-ref", "--stdin", "-z", "--no-deref"],
+        input=commands,
+        text=True,
+        check=True,
+    )

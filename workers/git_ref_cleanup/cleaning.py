@@ -19,9 +19,9 @@ from forgekeeper.locks import Lease, LeaseTaken, lease
 from forgekeeper.runs.bad_records import BadRecords
 from forgekeeper.runs.run import Run
 from forgekeeper.storage import git_refs
-from models import GitRefDeletion, Project
+from models import Project
 from workers.git_ref_cleanup import deletions, repositories
-from workers.git_ref_cleanup.deletions import Closed, Settled
+from workers.git_ref_cleanup.deletions import Closed, Pending, Settled
 from workers.git_ref_cleanup.telling import close_interrupted, tell, told_of
 
 LOCK_TIMEOUT = timedelta(minutes=10)
@@ -102,9 +102,9 @@ def _clean(
     return "max_deletes" if more else "drained"
 
 
-def _page(project_id: int, position: int, bad: BadRecords, limit: int) -> tuple[list[GitRefDeletion], int | None]:
+def _page(project_id: int, position: int, bad: BadRecords, limit: int) -> tuple[list[Pending], int | None]:
     """Return the next page of rows, those aside that cannot be read, and the id it ends with; None without one."""
-    rows: list[GitRefDeletion] = []
+    rows: list[Pending] = []
 
     def read(only: Sequence[int] | None) -> int | None:
         rows.extend(deletions.pending_of(project_id, after=position, limit=limit, only=only, without=bad.keys))
@@ -115,7 +115,7 @@ def _page(project_id: int, position: int, bad: BadRecords, limit: int) -> tuple[
 
 
 def _delete(
-    run: Run[ProjectOutcome], project_id: int, rows: Sequence[GitRefDeletion], told: Intended[int]
+    run: Run[ProjectOutcome], project_id: int, rows: Sequence[Pending], told: Intended[int]
 ) -> dict[int, git_refs.Outcome]:
     """Delete the rows' refs, of which is told before; say of each row what became of its ref."""
     root, project = repositories.require_root(run.settings), Project.get_or_none(Project.id == project_id)
@@ -134,7 +134,7 @@ def _delete(
 
 def _settle(
     bad: BadRecords,
-    rows: Sequence[GitRefDeletion],
+    rows: Sequence[Pending],
     outcomes: dict[int, git_refs.Outcome],
     told: Intended[int],
     grow: Callable[[Settled], None],

@@ -11,7 +11,7 @@ from forgekeeper.audit.deletions import Audit
 from forgekeeper.audit.intents import Intended, Item, close_earlier
 from forgekeeper.storage import git_values
 from forgekeeper.storage.git_refs import Doomed
-from models import GitRefDeletion
+from workers.git_ref_cleanup.deletions import Pending
 
 RECORD = "git_ref_deletion"
 
@@ -21,7 +21,7 @@ def told_of(audit: Audit, project_id: int) -> Intended[int]:
     return Intended(audit, RECORD, scope=str(project_id), project_id=project_id)
 
 
-def tell(told: Intended[int], rows: Sequence[GitRefDeletion], going: Mapping[Doomed, str]) -> None:
+def tell(told: Intended[int], rows: Sequence[Pending], going: Mapping[Doomed, str]) -> None:
     """Tell what stands to go: of each ref what it is at, and since when it is due."""
     told.begin(
         {

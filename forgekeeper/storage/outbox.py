@@ -58,7 +58,6 @@ SEEN_DUE = """
 STILL_OURS = """
     select id from ci_deleted_objects
     where (id, pick_up_at) in (select * from unnest(%(ids)s::bigint[], %(claims)s::timestamptz[]))
-    order by id
     for no key update {locked}
 """
 PATIENT = "set local lock_timeout = '1s'"
@@ -231,15 +230,20 @@ class DeletedObject(Base):
     def still_ours(cls, claimed: Sequence[Claimed]) -> set[int]:
         """Return the ids of those that nobody has taken from us since, locked until the transaction ends.
 
-        What others keep locked for longer than a moment is left out.
+        What others keep locked for longer than a moment is left out.  Nobody is waited for with a row locked.
         """
-        ours = cls._lock(claimed, "skip locked")
-        if left := [row for row in claimed if row.id not in ours]:
-            # Who claims beside us may have found ours due, waited for our commit, and have them locked untouched.
-            with suppress(pw.OperationalError), database.atomic():
-                database.execute_sql(PATIENT)
-                ours |= cls._lock(left, "")
-        return ours
+        with database.atomic() as locking:
+            ours = cls._lock(claimed, "skip locked")
+            left = [row for row in claimed if row.id not in ours]
+            if not left:
+                return ours
+            locking.rollback()
+        # Who claims beside us may have found ours due, waited for our commit, and have them locked, untouched.
+        with suppress(pw.OperationalError), database.atomic() as waiting:
+            database.execute_sql(PATIENT)
+            cls._lock(left[:1], "")
+            waiting.rollback()
+        return cls._lock(claimed, "skip locked")
 
     @classmethod
     def _lock(cls, claimed: Sequence[Claimed], locked: str) -> set[int]:

@@ -465,7 +465,7 @@ class Machine(RuleBasedStateMachine):
         self.world = World(rows=self.read(), owners=owners.copy())
         for worker in self.running:
             if self.world.owners.get(worker.run.id) != worker.run.token:
-                worker.sign = DAWN
+                worker.sign = DAWN - timedelta(days=1)
 
     @property
     def paused(self):

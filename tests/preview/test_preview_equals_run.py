@@ -104,7 +104,7 @@ def test_what_a_run_takes_differs_from_the_preview_by_what_others_have_done_mean
 
         writer = threading.Thread(target=write)
         writer.start()
-        shown = world.previewed(told=lambda _part: start.set())
+        shown = world.previewed(alone=False, told=lambda _part: start.set())
         start.set()
         writer.join()
         change(after)

@@ -28,7 +28,7 @@ test-system: $(VENV)/.test ## Run the slow tests: processes killed, servers empt
 	@$(BIN)/python -m pytest tests/system -n 2 --dist loadfile --timeout 900
 
 bench: $(VENV)/.bench ## Measure our speed beside that of our peers, in small; five minutes
-	@$(BIN)/python -m benchmarks --scale 0.02 --rounds 3
+	@$(BIN)/python -m benchmarks --scale 0.01 --rounds 1
 
 bench-full: $(VENV)/.bench ## The same at full size, and the pictures of docs/performance; hours
 	@$(BIN)/python -m benchmarks --json benchmarks/figures.json --plot docs/performance

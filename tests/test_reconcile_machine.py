@@ -461,11 +461,11 @@ class Machine(RuleBasedStateMachine):
     def the_database_comes_back_older(self):
         db.database.execute_sql(RESTORE)
         owners, self.paused_until = self.backup
-        # What ran then is to be seen as it was; whoever has begun since is of a lost time, and is not counted as alive.
+        # What ran then is as silent as it was then; whoever has begun since is of a lost time, and is not counted as alive.
         self.world = World(rows=self.read(), owners=owners.copy())
+        signs = {str(run.attempt_token): run.alive_at for run in JobRun.select().where(JobRun.state == "started")}
         for worker in self.running:
-            if self.world.owners.get(worker.run.id) != worker.run.token:
-                worker.sign = DAWN - timedelta(days=1)
+            worker.sign = signs.get(worker.run.token, DAWN - timedelta(days=1))
 
     @property
     def paused(self):

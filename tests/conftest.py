@@ -33,7 +33,7 @@ from tests.harness import logs
 from tests.harness.forks import FORKS
 from tests.harness.installation import INSTALLATION
 from tests.harness.settings import settings_with
-from tests.harness.thorough import WHOLE
+from tests.harness.thorough import SEARCHES
 
 load_batches()
 
@@ -53,7 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
     set_hypothesis_home_dir(folder.name)
     # A busy machine is no finding of Hypothesis's.
     patient = hypothesis.settings(
-        deadline=None, database=None, derandomize=not WHOLE, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+        deadline=None, database=None, derandomize=not SEARCHES, suppress_health_check=[hypothesis.HealthCheck.too_slow]
     )
     hypothesis.settings.register_profile("patient", patient)
     hypothesis.settings.load_profile("patient")

@@ -102,6 +102,17 @@ AHEAD = """
           and finished_at > clock_timestamp() - %(remembered)s
     ) as ahead
 """
+# Each part is one step into an index; the last one asks of all batches at once, because their index is one.
+AT_REST = """
+    select clock_timestamp(), coalesce((select max(tick) from job_runs where batch = %(batch)s), registered_at)
+    from batches
+    where name = %(batch)s
+      and greatest(registered_at, paused_since, stopped_since, held_since) <= clock_timestamp()
+      and not exists (
+          select from job_runs where batch = %(batch)s and state in ('claimed', 'enqueued', 'started')
+      )
+      and coalesce((select max(finished_at) from job_runs) <= clock_timestamp(), true)
+"""
 START = f"""
     update job_runs set
         state = 'started', attempt = attempt + 1, retry_at = null,
@@ -251,6 +262,13 @@ class Started(NamedTuple):
     tick: datetime | None = None
 
 
+class Rest(NamedTuple):
+    """When a batch had nothing open and nothing to be set right, and the tick up to which all was decided then."""
+
+    at: datetime
+    known: datetime
+
+
 class Lost(NamedTuple):
     """A run that was taken from a worker that fell silent."""
 
@@ -334,6 +352,16 @@ class JobRun(Base):
         come = cls.tick <= pw.fn.clock_timestamp() + CLOCK_TOLERANCE
         tick: datetime | None = cls.select(pw.fn.max(cls.tick)).where(cls.batch == batch, come).scalar()
         return tick
+
+    @classmethod
+    def at_rest(cls, batch: str) -> Rest | None:
+        """Say since which tick nothing was decided, if at this moment nothing is open and no time lies ahead.
+
+        None says nothing: there may be something to do, or not.
+        """
+        row = database.execute_sql(AT_REST, {"batch": batch}).fetchone()
+        rest = Rest(*row) if row else None
+        return rest if rest and rest.known <= rest.at + CLOCK_TOLERANCE else None
 
     @classmethod
     def ahead(cls, batch: str) -> Ahead:

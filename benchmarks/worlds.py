@@ -50,7 +50,7 @@ ADD_STATISTICS = f"""
 """
 ADD_SETTLED = """
     insert into settled_uploads (location, path, reaped, settled_at)
-    select 'uploads', %(kind)s || md5(number::text), true, now() from generate_series(1, %(count)s) as number
+    select 'uploads', %(kind)s || gen_random_uuid(), true, now() from generate_series(1, %(count)s)
 """
 ADD_PROJECTS = """
     insert into projects select number, 'curve/' || number || '.git' from generate_series(1, %(count)s) as number
@@ -135,8 +135,10 @@ def _work_artifacts(settings: Settings) -> tuple[int, float]:
 
 def _fill_uploads(count: int) -> None:
     _settle("kept/", count)
-    for first in range(1, count + 1, CHUNK):
-        client.eval(REGISTER, 1, register.PENDING, first, min(first + CHUNK - 1, count), 0, "fresh")
+    known: int = client.zcard(register.PENDING)
+    last = known + count
+    for first in range(known + 1, last + 1, CHUNK):
+        client.eval(REGISTER, 1, register.PENDING, first, min(first + CHUNK - 1, last), 0, "fresh")
 
 
 def _settle(kind: str, count: int) -> None:

@@ -10,10 +10,11 @@ are looked through in less than a second (`docs/adr/0021`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cache
 from hashlib import md5
+from itertools import islice
 from typing import Any, NamedTuple
 
 import orjson
@@ -25,6 +26,8 @@ from forgekeeper.database.use import WORK, Use
 
 ITEMS = 250
 """So many records are in a row at most: their ids stay in the row, where they are looked for."""
+TOGETHER = 10
+"""So many rows are inserted by a statement at most: a page of ten thousand refs has forty of some thirty kilobytes."""
 UNCLOSED_FOR = timedelta(days=7)
 """For so long an intent is looked for whose outcome is missing."""
 COLUMNS = "batch, record, run, tick, child"
@@ -34,11 +37,12 @@ COLUMN = "case when gone.{key}[1] = all(gone.{key}) then to_jsonb(gone.{key}[1])
 HASH = "('x' || left(md5({name}), 8))::bit(32)::integer"
 
 INSERT = f"""
-    insert into audit_deletions ({COLUMNS}, phase, intent, scope, ids, hashes, detail)
-    values ({VALUES.format(record="%(record)s")},
-        %(phase)s, %(intent)s, %(scope)s, %(ids)s::bigint[], %(hashes)s::integer[], %(detail)s::jsonb)
+    insert into audit_deletions ({COLUMNS}, phase, scope, intent, ids, hashes, detail)
+    values {{rows}}
     returning id
 """
+ROW = f"""({VALUES.format(record="%(record)s")}, %(phase)s, %(scope)s, %(intent{{0}})s::bigint,
+    %(ids{{0}})s::bigint[], %(hashes{{0}})s::integer[], %(detail{{0}})s::jsonb)"""
 UNCLOSED = """
     select id, ids, detail from audit_deletions as intended
     where phase = 'intent' and batch = %(batch)s and record = %(record)s and scope {is_it}
@@ -60,6 +64,18 @@ class Intent(NamedTuple):
         """Return that column of the detail, a value for each record."""
         value = self.detail.get(name)
         return value if isinstance(value, list) else [value] * len(self.ids)
+
+
+class Ended(NamedTuple):
+    """What has become of an intent: of those records, *columns* as of the intent's, and the *state* among them.
+
+    The intent is closed, also when nothing of it was deleted: then there are no *ids*.
+    """
+
+    intent: int | None
+    ids: Sequence[int]
+    names: Sequence[str]
+    columns: Mapping[str, Any]
 
 
 class Deletion(Base):
@@ -121,7 +137,7 @@ class Audit:
 
     def done(self, record: str, *, ids: Sequence[int], names: Sequence[str] | None = None, **columns: Any) -> None:
         """Record what this transaction has deleted."""
-        self._write("done", record, ids, names, columns)
+        self._write("done", record, _parts(ids, names or (), columns))
 
     def intent(
         self,
@@ -137,24 +153,13 @@ class Audit:
         *columns* have a value for each record, or one for all.  *scope* is what no other attempt is at: the intents of
         an attempt that died are looked for by it.
         """
-        made = self._write("intent", record, ids, names, columns, scope=scope)
+        made = self._write("intent", record, _parts(ids, names or (), columns), scope=scope)
         self._ours += made
         return made
 
-    def outcome(
-        self,
-        intent: int | None,
-        record: str,
-        *,
-        ids: Sequence[int],
-        names: Sequence[str] | None = None,
-        **columns: Any,
-    ) -> None:
-        """Record what has become of an intent, in the transaction at hand; *state* is a column of it.
-
-        An intent with an outcome is closed, also when nothing of it was deleted: then *ids* are empty.
-        """
-        self._write("outcome", record, ids, names, columns, intent=intent)
+    def outcomes(self, record: str, ended: Iterable[Ended]) -> None:
+        """Record what has become of intents, in the transaction at hand."""
+        self._write("outcome", record, (part for one in ended for part in _parts(*one[1:], intent=one.intent)))
 
     def unclosed(self, record: str, *, scope: str | None = None, limit: int = 100) -> list[Intent]:
         """Return the intents without an outcome that earlier attempts have left, the oldest first.
@@ -170,20 +175,16 @@ class Audit:
         return [Intent(*row) for row in rows]
 
     def _write(
-        self,
-        phase: str,
-        record: str,
-        ids: Sequence[int],
-        names: Sequence[str] | None,
-        columns: Mapping[str, Any],
-        *,
-        intent: int | None = None,
-        scope: str | None = None,
+        self, phase: str, record: str, parts: Iterator[dict[str, Any]], *, scope: str | None = None
     ) -> list[int]:
-        if not self.on:
-            return []
-        facts = {**self._facts, "record": record, "phase": phase, "intent": intent, "scope": scope}
-        return [database.execute_sql(INSERT, facts | part).fetchone()[0] for part in _parts(ids, names or (), columns)]
+        """Insert a row for each part; return their numbers, in the order of the parts."""
+        facts = {**self._facts, "record": record, "phase": phase, "scope": scope}
+        numbers: list[int] = []
+        while self.on and (some := list(islice(parts, TOGETHER))):
+            rows = ", ".join(ROW.format(number) for number in range(len(some)))
+            values = {f"{key}{number}": value for number, part in enumerate(some) for key, value in part.items()}
+            numbers += [row[0] for row in database.execute_sql(INSERT.format(rows=rows), facts | values).fetchall()]
+        return numbers
 
 
 # Asked for with each chunk.
@@ -206,11 +207,14 @@ def hashed(name: str) -> int:
     return int.from_bytes(md5(name.encode(), usedforsecurity=False).digest()[:4], signed=True)
 
 
-def _parts(ids: Sequence[int], names: Sequence[str], columns: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _parts(
+    ids: Sequence[int], names: Sequence[str], columns: Mapping[str, Any], *, intent: int | None = None
+) -> Iterator[dict[str, Any]]:
     for start in range(0, max(1, len(ids), len(names)), ITEMS):
         part = slice(start, start + ITEMS)
         detail = {key: value[part] if isinstance(value, (list, tuple)) else value for key, value in columns.items()}
         yield {
+            "intent": intent,
             "ids": list(ids[part]),
             "hashes": [hashed(name) for name in names[part]],
             "detail": orjson.dumps(detail).decode(),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from contextlib import contextmanager
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from forgekeeper.audit.deletions import ITEMS, Audit, Intent
+from forgekeeper.audit.deletions import ITEMS, Audit, Ended, Intent
 from forgekeeper.database import database
 
 Key = TypeVar("Key", bound=Hashable)
@@ -114,22 +114,23 @@ class Intended(Generic[Key]):
 
     def _end(self, states: Mapping[Key, str]) -> tuple[list[int], dict[int, dict[Key, Item]]]:
         """Close the intents of which anything is known; what is not known of them is said in new ones."""
-        closed, left = [], dict[Key, Item]()
-        for number, part in self._open.items():
-            ended = {key: item for key, item in part.items() if key in states}
-            if not ended:
-                continue
-            closed.append(number)
-            left |= {key: item for key, item in part.items() if key not in ended and self._latest[key] == number}
-            become = [states[key] if self._latest[key] == number else MOVED for key in ended]
-            self._audit.outcome(
-                number,
-                self._record,
-                ids=_ids(ended.values()),
-                names=[item.name for item in ended.values()],
-                **self._columns(ended.values()),
-                state=_once(become),
-            )
+        closed, left = list[int](), dict[Key, Item]()
+
+        def each() -> Iterator[Ended]:
+            for number, part in self._open.items():
+                ended = {key: item for key, item in part.items() if key in states}
+                if not ended:
+                    continue
+                closed.append(number)
+                left.update(
+                    {key: item for key, item in part.items() if key not in ended and self._latest[key] == number}
+                )
+                become = [states[key] if self._latest[key] == number else MOVED for key in ended]
+                said = ended.values()
+                columns = {**self._columns(said), "state": _once(become)}
+                yield Ended(number, _ids(said), [item.name for item in said], columns)
+
+        self._audit.outcomes(self._record, each())
         return closed, self._begin(left) if left else {}
 
     def _columns(self, items: Iterable[Item]) -> dict[str, Any]:
@@ -159,12 +160,13 @@ def close_earlier(audit: Audit, record: str, look: Look, *, name: str, scope: st
         if not closed:
             return count
         with database.atomic():
-            for intent, each, become in closed:
-                names = [str(row[name]) for row in each]
-                state = _once([str(one) for one in become])
-                detail = {**intent.detail, "state": state}
-                audit.outcome(intent.id, record, ids=intent.ids, names=names, **detail)
-                count += len(each)
+            audit.outcomes(record, (_ended(*one, name=name) for one in closed))
+        count += sum(len(each) for _intent, each, _become in closed)
+
+
+def _ended(intent: Intent, rows: Sequence[Mapping[str, Any]], become: Sequence[str | None], *, name: str) -> Ended:
+    state = _once([str(one) for one in become])
+    return Ended(intent.id, intent.ids, [str(row[name]) for row in rows], {**intent.detail, "state": state})
 
 
 def _ids(items: Iterable[Item]) -> list[int]:

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from forgekeeper.audit import acts
-from forgekeeper.audit.deletions import Audit
+from forgekeeper.audit.deletions import Audit, Ended
 from forgekeeper.connections import client
 from forgekeeper.database import database as db
 from forgekeeper.database import now
@@ -72,7 +72,7 @@ def test_what_has_become_of_an_artifacts_object_is_said_with_it(main, destroyed,
     before = ask(main, "--what", f"artifact:{destroyed}")
     (intent,) = objects.intent("deleted_object", ids=[55], names=["a/b/c"], path="a/b/c")
     meanwhile = ask(main, "--what", f"artifact:{destroyed}")
-    objects.outcome(intent, "deleted_object", ids=[55], names=["a/b/c"], path="a/b/c", state="deleted")
+    objects.outcomes("deleted_object", [Ended(intent, [55], ["a/b/c"], {"path": "a/b/c", "state": "deleted"})])
     after = ask(main, "--what", f"artifact:{destroyed}")
 
     assert "Of its object a/b/c the audit has nothing" in before
@@ -105,7 +105,8 @@ def test_a_ref_is_found_by_its_project_and_name_with_what_it_was_and_how_to_rest
     for project, oid in ((7, "a" * 40), (8, "b" * 40)):
         facts = {"ref": "refs/heads/x:y", "project_id": project, "oid": oid, "due": EXPIRED}
         (intent,) = audit.intent("git_ref_deletion", ids=[project], names=["refs/heads/x:y"], **facts)
-        audit.outcome(intent, "git_ref_deletion", ids=[project], names=["refs/heads/x:y"], **facts, state="deleted")
+        ended = Ended(intent, [project], ["refs/heads/x:y"], facts | {"state": "deleted"})
+        audit.outcomes("git_ref_deletion", [ended])
 
     said = ask(main, "--what", "ref:7:refs/heads/x:y")
 
@@ -126,7 +127,7 @@ def test_a_ref_is_found_by_its_project_and_name_with_what_it_was_and_how_to_rest
 )
 def test_what_was_not_deleted_after_all_is_not_said_to_be(main, objects, state, sentence):
     (intent,) = objects.intent("deleted_object", ids=[55, 56], names=["x", "y"], path=["x", "y"])
-    objects.outcome(intent, "deleted_object", ids=[55], names=["x"], path="x", state=state)
+    objects.outcomes("deleted_object", [Ended(intent, [55], ["x"], {"path": "x", "state": state})])
 
     assert sentence in ask(main, "--what", "path:x")
     assert "was kept" in ask(main, "--what", "path:y")
@@ -136,7 +137,8 @@ def test_a_path_may_be_asked_for_with_its_location(main):
     audit = Audit("stale_direct_uploads", on=True, run=4)
     for location in ("lfs", "packages"):
         (intent,) = audit.intent("stale_upload", ids=[], names=["a/b"], location=location, path="a/b")
-        audit.outcome(intent, "stale_upload", ids=[], names=["a/b"], location=location, path="a/b", state="deleted")
+        columns = {"location": location, "path": "a/b", "state": "deleted"}
+        audit.outcomes("stale_upload", [Ended(intent, [], ["a/b"], columns)])
 
     either, one = (main("audit", "--what", what, "--json").json["found"] for what in ("path:a/b", "path:lfs:a/b"))
 
@@ -176,9 +178,8 @@ def test_what_cannot_be_looked_for_is_refused(main, what):
 
 def test_a_run_is_added_up_with_what_has_become_of_its_records(main, objects):
     (intent,) = objects.intent("deleted_object", ids=[1, 2, 3], names=["a", "b", "c"], path=["a", "b", "c"])
-    objects.outcome(
-        intent, "deleted_object", ids=[1, 2, 3], names=["a", "b", "c"], state=["deleted", "kept", "deleted"]
-    )
+    states = {"state": ["deleted", "kept", "deleted"]}
+    objects.outcomes("deleted_object", [Ended(intent, [1, 2, 3], ["a", "b", "c"], states)])
     objects.intent("deleted_object", ids=[4], names=["d"], path="d")
     objects.done("other", ids=[], count=12)
 

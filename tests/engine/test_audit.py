@@ -11,7 +11,7 @@ from psycopg2.extensions import make_dsn
 
 from forgekeeper.audit import acts
 from forgekeeper.audit.acts import Act
-from forgekeeper.audit.deletions import ITEMS, UNCLOSED_FOR, Audit, Deletion, hashed
+from forgekeeper.audit.deletions import ITEMS, TOGETHER, UNCLOSED_FOR, Audit, Deletion, Ended, hashed
 from tests.harness.every import every
 
 NAMES = ["refs/heads/a", "", "ümlaut/日本語", "a b\n", "x" * 5_000, "🦊"]
@@ -114,7 +114,7 @@ def test_where_the_audit_is_off_nobody_asks_the_database(database, off, monkeypa
     monkeypatch.setattr(database.obj, "execute_sql", lambda *statement: asked.append(statement))
 
     off.done("object", ids=[1])
-    off.outcome(None, "object", ids=[1])
+    off.outcomes("object", [Ended(None, [1], [], {})])
 
     assert (off.intent("object", ids=[1]), off.unclosed("object"), asked) == ([], [], [])
 
@@ -124,7 +124,7 @@ def test_where_the_audit_is_off_nobody_asks_the_database(database, off, monkeypa
 
 def test_an_intent_says_what_is_about_to_go_and_an_outcome_what_is_gone(audit):
     (number,) = audit.intent("ref", ids=[1, 2], names=["refs/a", "refs/b"], scope="5", oid=["0a", "0b"], project_id=5)
-    audit.outcome(number, "ref", ids=[2], names=["refs/b"], state="deleted")
+    audit.outcomes("ref", [Ended(number, [2], ["refs/b"], {"state": "deleted"})])
 
     intent, outcome = rows()
     assert (intent.phase, intent.id, intent.scope) == ("intent", number, "5")
@@ -150,6 +150,26 @@ def test_so_many_records_are_in_a_row_at_most(audit, number, sizes):
     assert [name for row in rows() for name in row.detail["oid"]] == names
 
 
+def test_rows_of_several_statements_are_numbered_in_the_order_of_their_records(audit):
+    number = ITEMS * TOGETHER * 2 + 1
+
+    made = audit.intent("ref", ids=range(number))
+
+    assert made == sorted(made)
+    assert {row.id: row.ids[0] for row in rows()} == dict(zip(made, range(0, number, ITEMS), strict=True))
+
+
+def test_outcomes_of_several_intents_are_each_its_own(audit):
+    made = audit.intent("ref", ids=range(ITEMS * TOGETHER + 1))
+
+    audit.outcomes("ref", [Ended(number, [number], [], {"state": str(number)}) for number in made])
+
+    outcomes = [row for row in rows() if row.phase == "outcome"]
+    assert [(row.intent, list(row.ids), row.detail) for row in outcomes] == [
+        (number, [number], {"state": str(number)}) for number in made
+    ]
+
+
 def test_an_intent_without_an_outcome_is_found_by_the_next_attempt(audit):
     (number,) = audit.intent("ref", ids=[1, 2], scope="5", oid=["0a", "0b"], project_id=5)
 
@@ -161,7 +181,7 @@ def test_an_intent_without_an_outcome_is_found_by_the_next_attempt(audit):
 
 def test_an_intent_with_an_outcome_is_closed_also_where_nothing_was_deleted(audit):
     (number,) = audit.intent("ref", ids=[1])
-    audit.outcome(number, "ref", ids=[])
+    audit.outcomes("ref", [Ended(number, [], [], {})])
 
     assert of_another_attempt().unclosed("ref") == []
 

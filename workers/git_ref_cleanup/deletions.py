@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import peewee as pw
 
@@ -81,8 +81,8 @@ def pending_of(
     query = _pending_of(project_id, after, limit, without).select(*columns)
     if only is not None:
         query = query.where(row.id.in_(list(only)))
-    found: Any = query.tuples()
-    return [Pending(*each) for each in found]
+    # Peewee's own rows, tuples too, take three times as long as the cursor's.
+    return [Pending(*found) for found in database.execute(query)]
 
 
 def seen_of(project_id: int, *, after: int, limit: int, without: Collection[int] = ()) -> list[GitRefDeletion]:

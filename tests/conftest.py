@@ -37,7 +37,21 @@ from tests.harness.thorough import SEARCHES
 
 load_batches()
 
-TABLES = ", ".join(model._meta.table_name for model in (*OURS, *models.APPLICATION) if model is not Installation)
+TABLES = [model._meta.table_name for model in (*OURS, *models.APPLICATION) if model is not Installation]
+
+# Truncating the audit's partitions with all their indexes takes 35 ms of the machine: those that a test has not touched
+# have neither rows, dead ones included, nor figures for the planner.
+TOUCHED = """
+    select oid::regclass::text
+    from unnest(%s) as name left join pg_partition_tree(name::regclass) on true
+    join pg_class on oid = coalesce(relid, name::regclass)
+    where relkind = 'r' and (pg_relation_size(oid) > 0 or reltuples <> -1)
+"""
+NUMBERED = """
+    select setval(oid, seqstart, false)
+    from unnest(%s) as name, pg_depend join pg_sequence on seqrelid = objid join pg_class on oid = seqrelid
+    where refobjid = name::regclass and pg_sequence_last_value(oid) is not null
+"""
 
 # Autovacuum gives way to whoever waits for its table, but only after this long, and by default
 # that is no sooner than our lock timeout: emptying a table that it is at would fail.
@@ -60,10 +74,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def empty() -> None:
-    """Empty all tables.  The audit lets nobody do that, but whoever owns the server."""
-    db.database.execute_sql("set session_replication_role = replica")
-    db.database.execute_sql(f"truncate {TABLES} restart identity")
-    db.database.execute_sql("set session_replication_role = default")
+    """Empty all tables, and number from 1.  The audit lets nobody do that, but whoever owns the server."""
+    if touched := [name for (name,) in db.database.execute_sql(TOUCHED, [TABLES])]:
+        db.database.execute_sql("set session_replication_role = replica")
+        db.database.execute_sql(f"truncate {', '.join(touched)}")
+        db.database.execute_sql("set session_replication_role = default")
+    db.database.execute_sql(NUMBERED, [TABLES])
 
 
 @dataclass(frozen=True)

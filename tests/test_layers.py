@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import models
@@ -176,6 +177,12 @@ def texts(module):
             yield node.value
 
 
+@cache
+def all_texts():
+    """Gather the strings of all modules, without docstrings."""
+    return {text for module in TREES for text in texts(module)}
+
+
 def test_every_name_at_the_top_is_in_the_table():
     names = {path.stem for path in ROOT.glob("*.py")} | {path.parent.name for path in ROOT.glob("*/__init__.py")}
 
@@ -306,6 +313,4 @@ def test_a_script_opens_with_its_keys_its_arguments_and_its_result(script):
 
 @every("script", LUA)
 def test_a_script_is_called_by_its_name(script):
-    called = {text for module in TREES for text in texts(module)}
-
-    assert script.stem in called
+    assert script.stem in all_texts()

@@ -3,6 +3,7 @@
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import peewee as pw
 import pytest
@@ -48,8 +49,7 @@ def produce(places, settings, seed):
         for number in range(UPLOADS):
             location, path = dice.choice(["artifacts", "lfs"]), f"{seed}/{number}"
             direct_uploads.prepare(client, location, path)
-            (places[location] / str(seed)).mkdir(exist_ok=True)
-            (places[location] / path).touch()
+            put(places[location] / path)
             client.zadd(register.PENDING, {f"{location}:{path}": client.time()[0] - STALE}, xx=True)
             if dice.random() < 0.1:
                 sweep(settings)
@@ -57,6 +57,14 @@ def produce(places, settings, seed):
             kept |= {(location, path)} if told else set()
             refused += not told
     return kept, refused
+
+
+def put(file):
+    """Create a file and its folder, which a sweep may take away in between, as it does with empty ones."""
+    while not file.exists():
+        with suppress(FileNotFoundError):
+            file.parent.mkdir(exist_ok=True)
+            file.touch()
 
 
 def complete(location, path):

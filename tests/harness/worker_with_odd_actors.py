@@ -59,7 +59,7 @@ def hold(key, path):
     client.rpush("done", key)
 
 
-@dramatiq.actor(broker=broker, queue_name=QUEUE, child=True)
+@dramatiq.actor(broker=broker, queue_name=QUEUE, child=True, min_backoff=1_000, max_backoff=2_000)
 def wait(path):
     """Be at it until the file *path* is there, and never ask Redis for anything."""
     Path(f"{path}.started").touch()

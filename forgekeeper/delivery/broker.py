@@ -18,6 +18,7 @@ from forgekeeper.delivery.doorbell import Doorbell
 from forgekeeper.delivery.hands import Delivery, Due, Hands
 from forgekeeper.delivery.queues import depth
 from forgekeeper.delivery.sizes import fitting
+from forgekeeper.delivery.work_queue import WorkQueue
 from forgekeeper.identity import identity
 from metrics.redaction import clean
 
@@ -51,6 +52,7 @@ class Broker(RedisBroker):
         self.broker_id = f"{identity()}:{uuid4().hex[:12]}"
         self.deliveries = Deliveries(self.client, self.namespace, self.broker_id)
         self.doorbell = Doorbell(self.client, self.namespace)
+        self.work_queue = WorkQueue()
 
     def in_hand(self) -> dict[str, list[bytes]]:
         """Return the ids of all messages that this process has fetched and not ended, by queue."""
@@ -60,7 +62,8 @@ class Broker(RedisBroker):
     def consume(self, queue_name: str, prefetch: int = 1, timeout: int = 5000) -> Consumer:
         """Return a consumer of the queue; *timeout* is for how many milliseconds it may idle."""
         hands, bell = self._hands[queue_name], self.doorbell.bell(queue_name)
-        return Consumer(self, self.deliveries, queue_name, hands, bell, prefetch=prefetch, timeout=timeout)
+        options = {"prefetch": prefetch, "timeout": timeout}
+        return Consumer(self, self.deliveries, queue_name, hands, bell, work_queue=self.work_queue, **options)
 
     def enqueue(self, message: Message[Any], *, delay: int | None = None) -> Message[Any]:
         """Put *message* into its queue, or let it wait *delay* milliseconds first.

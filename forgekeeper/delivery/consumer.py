@@ -29,6 +29,7 @@ from forgekeeper.delivery.doorbell import Bell
 from forgekeeper.delivery.hands import Delivery, Due, Hands
 from forgekeeper.delivery.queues import actor_of
 from forgekeeper.delivery.sizes import TOO_LARGE
+from forgekeeper.delivery.work_queue import WorkQueue
 from forgekeeper.events import DeadLettered, emit
 from forgekeeper.redis_values import is_text
 from metrics.redaction import describe
@@ -66,6 +67,7 @@ class Consumer(dramatiq.Consumer):
         hands: Hands,
         bell: Bell,
         *,
+        work_queue: WorkQueue,
         prefetch: int,
         timeout: int,
     ) -> None:
@@ -75,6 +77,7 @@ class Consumer(dramatiq.Consumer):
         self._delayed = queue != q_name(queue)
         self._hands = hands
         self._bell = bell
+        self._work_queue = work_queue
         self._prefetch = prefetch
         self._timeout = timeout
         self._fetched: deque[Fetched] = deque()
@@ -179,7 +182,24 @@ class Consumer(dramatiq.Consumer):
             return self._deliveries.retry(self._queue, delivery.fetched, delivery.later)
         if delivery.unstarted:
             return bool(self._deliveries.requeue(self._queue, [delivery.fetched.id]))
-        return self._deliveries.ack(self._queue, *delivery.fetched)
+        upcoming = self._work_queue.take(self._queue) if not shutdown.requested.is_set() else None
+        if upcoming is None:
+            return self._deliveries.ack(self._queue, *delivery.fetched)
+        return self._end_and_start(delivery, upcoming)
+
+    def _end_and_start(self, delivery: Delivery, upcoming: Delivery) -> bool:
+        """End the message, and note the start of the one that this thread works on next, in one step."""
+        counted = is_counted(self._broker, upcoming)
+        try:
+            ended, upcoming.noted = self._deliveries.ack_and_start(
+                self._queue, delivery.fetched, upcoming.fetched.id, counted=counted
+            )
+        except BaseException as error:
+            # Whoever works on it goes on without a note, as after any start that could not be noted.
+            upcoming.noted = error if isinstance(error, Exception) else None
+            self._work_queue.put_back()
+            raise
+        return ended
 
     def _fetch(self) -> None:
         now = time.monotonic()
@@ -265,6 +285,15 @@ class Consumer(dramatiq.Consumer):
         eta = current_millis() + round(UNKNOWN_FOR.total_seconds() * 1000)
         later = message.copy(queue_name=dq_name(self._queue), options={"eta": eta})
         self._deliveries.retry(self._queue, fetched, later.encode())
+
+
+def is_counted(broker: dramatiq.Broker, message: MessageProxy) -> bool:
+    """Say whether a start of the message that never ends is a death that it is made to answer for.
+
+    Those of runs are not counted here: their rows count their losses, and a dead letter would close such a row
+    while its own count says that it may be tried again.
+    """
+    return "document" not in broker.get_actor(message.actor_name).options
 
 
 class UnknownActors:

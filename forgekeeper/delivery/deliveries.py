@@ -60,19 +60,23 @@ class Reclaimed(NamedTuple):
     bodies: list[bytes]
 
 
+Step = tuple[Any, ...]
+"""What the script is to be given for a step of one message."""
+
+
 class Wanted:
-    """A message's step: what the script is to be given for it, and what came of it."""
+    """Steps of one thread, and what came of each."""
 
-    __slots__ = ("args", "done", "error")
+    __slots__ = ("done", "error", "steps")
 
-    def __init__(self, args: tuple[Any, ...]) -> None:
-        self.args = args
-        self.done: bool | None = None
+    def __init__(self, steps: tuple[Step, ...]) -> None:
+        self.steps = steps
+        self.done: list[bool] | None = None
         self.error: Exception | None = None
 
 
 class Together:
-    """Lets threads that want the same step of different messages take it in one script.
+    """Lets threads that want steps of different messages take them in one script.
 
     Whoever comes while another waits for Redis waits for its turn; the first whose turn it is asks for all who wait.
     Nobody waits to be in company.  An error is everybody's who was asked for.
@@ -83,16 +87,17 @@ class Together:
         self._turn = Lock()
         self._waiting: deque[Wanted] = deque()
 
-    def __call__(self, *args: Any) -> bool:
-        """Take the step with *args*; return whether it was taken."""
-        own = Wanted(args)
+    def __call__(self, *steps: Step) -> list[bool]:
+        """Take the steps, in their order; return of each whether it was taken."""
+        own = Wanted(steps)
         self._waiting.append(own)
         with self._turn:
             if own.done is None and own.error is None:
                 self._take(own)
         if own.error is not None:
             raise own.error
-        return bool(own.done)
+        assert own.done is not None
+        return own.done
 
     def _take(self, own: Wanted) -> None:
         # Its own in any case: whoever took it out of the queue may have been interrupted.
@@ -102,13 +107,14 @@ class Together:
             if one is not own:
                 wanted.append(one)
         try:
-            digits = self._ask(*(part for one in wanted for part in one.args))
+            digits = self._ask(*(part for one in wanted for step in one.steps for part in step))
         except Exception as error:  # noqa: BLE001, each raises it
             for one in wanted:
                 one.error = error
             return
-        for one, digit in zip(wanted, digits, strict=True):
-            one.done = digit == ord("1")
+        answers = iter(digits)
+        for one in wanted:
+            one.done = [next(answers) == ord("1") for _ in one.steps]
 
 
 @dataclass(frozen=True)
@@ -122,7 +128,7 @@ class Deliveries:
     client: redis.Redis
     namespace: str
     worker: str
-    _steps: dict[tuple[str, str], Together] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _steps: dict[str, Together] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def enqueue(self, queue: str, message_id: str, body: bytes) -> bool:
         """Enqueue a message; return False when its id is on its way already, in the queue or in its delayed one."""
@@ -141,11 +147,18 @@ class Deliveries:
 
         A start that is *counted* and never ends brings the message nearer to being poison.
         """
-        return self._together("message_start", queue, self._ends(queue)[:3], message_id, int(counted))
+        (noted,) = self._together(queue)((b"start", message_id, int(counted)))
+        return noted
 
     def ack(self, queue: str, message_id: Id, body: bytes = b"") -> bool:
         """End a message that is done."""
-        return self._together("message_ack", queue, self._ends(queue), message_id, body)
+        (ended,) = self._together(queue)((b"ack", message_id, body))
+        return ended
+
+    def ack_and_start(self, queue: str, done: Fetched, upcoming: Id, *, counted: bool) -> tuple[bool, bool]:
+        """End a message that is done, and note the start of another, as `ack` and `start` do; both in one step."""
+        ended, noted = self._together(queue)((b"ack", *done), (b"start", upcoming, int(counted)))
+        return ended, noted
 
     def nack(self, queue: str, message_id: Id, body: bytes = b"", *, reason: str) -> bool:
         """Make a message a dead letter."""
@@ -227,13 +240,13 @@ class Deliveries:
             bodies += dead[1::2]
         return Reclaimed(self.worker, queue, count, poison, bodies)
 
-    def _together(self, script: str, queue: str, keys: list[str], *args: Any) -> bool:
-        """Take a step of one message, with those that other threads want to take at the same time."""
-        step = self._steps.get((script, queue))
-        if step is None:
+    def _together(self, queue: str) -> Together:
+        """Return what takes a step of one message with those that other threads want to take at the same time."""
+        together = self._steps.get(queue)
+        if together is None:
             # Atomic: all threads get the same one.
-            step = self._steps.setdefault((script, queue), Together(partial(self._call, script, keys)))
-        return step(*args)
+            together = self._steps.setdefault(queue, Together(partial(self._call, "message_steps", self._ends(queue))))
+        return together
 
     def _call(self, script: str, keys: list[str], *args: Any) -> Any:
         # A worker's name may be bytes that are no text: it is in keys, too.

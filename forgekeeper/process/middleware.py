@@ -18,6 +18,7 @@ from forgekeeper.batches import queues as declared_queues
 from forgekeeper.boot import load
 from forgekeeper.connections import Limits, connect
 from forgekeeper.delivery.broker import Broker as OurBroker
+from forgekeeper.delivery.consumer import is_counted
 from forgekeeper.delivery.hands import Delivery
 from forgekeeper.delivery.worker_heartbeat import WorkerHeartbeat
 from forgekeeper.events import LineWritten, emit
@@ -123,9 +124,8 @@ class Clients(Middleware):
 class Holding(Middleware):
     """Keeps this process's hold on its messages, and says of each when it starts.
 
-    A start that never ends is a death that the message is made to answer for.  Runs are not
-    counted here: their rows count their losses, and a dead letter would close such a row
-    while its own count says that it may be tried again.
+    A start that never ends is a death that the message is made to answer for.  Where a thread had its next message
+    when it ended the one before, the start is noted already: with that end, in one step.
     """
 
     def __init__(self, at_work: AtWork | None = None) -> None:
@@ -137,6 +137,12 @@ class Holding(Middleware):
         """Make this process a worker of its own, among those that are found expired."""
         assert isinstance(broker, OurBroker)
         broker.enrol()
+
+    @needed
+    def before_worker_boot(self, broker: Broker, worker: Worker) -> None:
+        """Let its threads take their next messages when they end others; it has none yet."""
+        assert isinstance(broker, OurBroker)
+        worker.work_queue = broker.work_queue
 
     @needed
     def after_worker_boot(self, broker: Broker, worker: Worker) -> None:
@@ -167,11 +173,8 @@ class Holding(Middleware):
         """Note the start; skip a message that was taken from us, or that a drain lets nobody start."""
         assert isinstance(broker, OurBroker)
         assert isinstance(message, Delivery)
-        counted = "document" not in broker.get_actor(message.actor_name).options
         try:
-            ours = not shutdown.requested.is_set() and broker.deliveries.start(
-                message.queue_name, message.fetched.id, counted=counted
-            )
+            ours = not shutdown.requested.is_set() and self._noted(broker, message)
         except Exception as error:  # noqa: BLE001, Dramatiq would swallow it, and go on without a word of ours
             # It is ours as far as anybody knows; not to work at all would be worse than not to count.
             log.warning("start not noted", message_id=message.message_id, error=describe(error))
@@ -179,6 +182,14 @@ class Holding(Middleware):
         if not ours:
             message.unstarted = True
             raise SkipMessage
+
+    def _noted(self, broker: OurBroker, message: Delivery) -> bool:
+        noted = message.noted
+        if noted is None:
+            return broker.deliveries.start(message.queue_name, message.fetched.id, counted=is_counted(broker, message))
+        if isinstance(noted, Exception):
+            raise noted
+        return noted
 
 
 class Attendance(Middleware):

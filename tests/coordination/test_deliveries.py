@@ -76,6 +76,10 @@ def ready(client, queue=QUEUE):
     return [message_id.decode() for message_id in client.lrange(f"{NAMESPACE}:{queue}", 0, -1)]
 
 
+def steps(worker, *wanted):
+    return worker._call("message_steps", worker._ends(QUEUE), *(part for step in wanted for part in step))
+
+
 class Asked:
     """Answers what is asked together, the first time only when it is let, and notes it."""
 
@@ -98,7 +102,7 @@ class Asked:
 
         def want(arg):
             try:
-                answers[arg] = together(arg)
+                (answers[arg],) = together((arg,))
             except BaseException as error:  # noqa: BLE001, it is what is asked about
                 answers[arg] = error
 
@@ -823,7 +827,7 @@ def test_of_messages_that_are_acknowledged_together_those_end_that_are_ours(clie
     worker.fetch(QUEUE, limit=2)
     other.fetch(QUEUE, limit=1)
 
-    found = worker._call("message_ack", worker._ends(QUEUE), "1", body("1"), "2", body("2", 9), "3", body("3"))
+    found = steps(worker, ("ack", "1", body("1")), ("ack", "2", body("2", 9)), ("ack", "3", body("3")))
 
     assert (found, sorted(client.hkeys(f"{NAMESPACE}:{QUEUE}.msgs"))) == (b"100", [b"2", b"3"])
 
@@ -833,6 +837,29 @@ def test_of_messages_that_are_started_together_those_are_noted_that_are_ours(cli
     worker.fetch(QUEUE, limit=2)
     other.fetch(QUEUE, limit=1)
 
-    found = worker._call("message_start", worker._ends(QUEUE)[:3], "1", 1, "2", 0, "3", 1)
+    found = steps(worker, ("start", "1", 1), ("start", "2", 0), ("start", "3", 1))
 
     assert (found, client.hgetall(f"{NAMESPACE}:{QUEUE}.starts")) == (b"110", {b"1": b"1"})
+
+
+def test_an_end_and_a_start_that_are_taken_together_have_an_answer_each(client, worker):
+    enqueue(worker, "done", "next", "later")
+    done, _ = worker.fetch(QUEUE, limit=2)
+    worker.start(QUEUE, "done", counted=True)
+
+    found = [worker.ack_and_start(QUEUE, done, upcoming, counted=True) for upcoming in ("next", "later")]
+
+    assert found == [(True, True), (False, False)]
+    assert client.hgetall(f"{NAMESPACE}:{QUEUE}.starts") == {b"next": b"1"}
+
+
+@pytest.mark.parametrize("key", ["started", "starts"])
+def test_where_a_key_is_of_another_type_neither_the_end_nor_the_start_changes_anything(client, worker, key):
+    enqueue(worker, "done", "next")
+    done, _ = worker.fetch(QUEUE, limit=2)
+    client.set({"started": worker._keys.started(QUEUE)}.get(key, f"{NAMESPACE}:{QUEUE}.{key}"), "not ours")
+
+    with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+        worker.ack_and_start(QUEUE, done, "next", counted=True)
+
+    assert client.smembers(worker._keys.in_hand(QUEUE)) == {b"done", b"next"}

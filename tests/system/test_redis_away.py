@@ -180,8 +180,8 @@ def sent(script, *, key=None):
 
 LOST = {
     "message_fetch": ("note", sent("message_fetch", key=f"{NAMESPACE}:{QUEUE}")),
-    "message_start": ("note", sent("message_start")),
-    "message_ack": ("note", sent("message_ack")),
+    "message_steps:start": ("note", b"\r\nstart\r\n"),
+    "message_steps:ack": ("note", b"\r\nack\r\n"),
     "message_retry": ("fail_first", sent("message_retry")),
     "lease_acquire": ("with_lease", sent("lease_acquire")),
     "lease_release": ("with_lease", sent("lease_release")),

@@ -11,8 +11,10 @@ from datetime import timedelta
 import dramatiq
 import pytest
 import redis
-from dramatiq.common import current_millis
+from dramatiq.common import current_millis, iter_queue
+from dramatiq.errors import ConnectionClosed
 from dramatiq.middleware import Middleware, SkipMessage
+from dramatiq.worker import _WorkQueueItem
 
 from forgekeeper import shutdown
 from forgekeeper.delivery import dead_letters
@@ -357,6 +359,125 @@ def test_a_process_that_drains_hands_out_nothing_starts_nothing_and_requeues_wha
         other.ack(one)
 
     assert (sorted(ids(found)), delivery.places()) == (["2", "3", "4"], {})
+
+
+# A thread that ends a message has its next one already
+
+
+def waiting(broker, *delivered):
+    """Let these wait for a thread, as Dramatiq's consumers do."""
+    for one in delivered:
+        broker.work_queue.put(_WorkQueueItem(0, one))
+
+
+def starts(delivery):
+    return {id_.decode(): int(count) for id_, count in delivery.client.hgetall(f"contract:{QUEUE}.starts").items()}
+
+
+def upcoming(broker):
+    """The message that this thread works on next."""
+    return broker.work_queue.get(block=False).message
+
+
+def test_the_end_of_a_message_is_the_start_of_the_one_that_its_thread_works_on_next(delivery, broker):
+    one_by_one(broker, "1", "2", "3")
+    consumer, (first, second, third) = fetched(broker)
+    start(broker, first)
+    waiting(broker, second, third)
+
+    consumer.ack(first)
+    noted = starts(delivery)
+    start(broker, upcoming(broker))
+
+    assert (noted, starts(delivery)) == ({"2": 1}, {"2": 1})
+    assert delivery.places() == {"in_flight": 2}
+
+
+def test_a_message_that_was_taken_from_us_is_not_started_with_the_end_of_another(delivery, broker):
+    one_by_one(broker, "1", "2")
+    consumer, (first, second) = fetched(broker)
+    waiting(broker, second)
+    broker.deliveries.requeue(QUEUE, ["2"])
+
+    consumer.ack(first)
+
+    assert starts(delivery) == {}
+    with pytest.raises(SkipMessage):
+        start(broker, upcoming(broker))
+
+
+def test_a_message_whose_start_failed_with_the_end_of_another_is_worked_on_by_any_thread(delivery, broker):
+    one_by_one(broker, "1", "2")
+    consumer, (first, second) = fetched(broker)
+    waiting(broker, second)
+    key = f"contract:{QUEUE}.starts"
+    delivery.client.set(key, "not ours")
+
+    with pytest.raises(ConnectionClosed):
+        consumer.ack(first)
+    with ThreadPoolExecutor() as other:
+        found = other.submit(upcoming, broker).result()
+    start(broker, found)
+    delivery.client.delete(key)
+    consumer.ack(first)
+    consumer.ack(found)
+
+    assert (found, delivery.places()) == (second, {})
+
+
+def test_a_process_that_drains_starts_no_message_with_the_end_of_another(delivery, broker, drains):
+    one_by_one(broker, "1", "2")
+    consumer, (first, second) = fetched(broker)
+    waiting(broker, second)
+    drains()
+
+    consumer.ack(first)
+
+    assert starts(delivery) == {}
+
+
+def test_a_message_that_was_started_with_the_end_of_another_goes_back_where_the_process_drains_then(
+    delivery, broker, drains
+):
+    one_by_one(broker, "1", "2")
+    consumer, (first, second) = fetched(broker)
+    waiting(broker, second)
+    consumer.ack(first)
+    drains()
+
+    found = upcoming(broker)
+    with pytest.raises(SkipMessage):
+        start(broker, found)
+    consumer.ack(found)
+
+    assert (delivery.places(), starts(delivery)) == ({"ready": 1}, {})
+
+
+def test_a_message_of_another_queue_is_not_started_with_the_end_of_one(delivery, broker):
+    dramatiq.actor(lambda *_: None, actor_name="other", queue_name="other", broker=broker, child=True)
+    one_by_one(broker, "1")
+    enqueue_unique(broker, dramatiq.Message("other", "other", (), {}, {}, "2"))
+    consumer, (first,) = fetched(broker)
+    _, (second,) = fetched(broker, queue="other")
+    waiting(broker, second)
+
+    consumer.ack(first)
+
+    assert delivery.client.hgetall("contract:other.starts") == {}
+    start(broker, upcoming(broker))
+    assert delivery.client.hgetall("contract:other.starts") == {b"2": b"1"}
+
+
+def test_what_a_thread_has_taken_before_it_ends_is_there_for_whoever_empties_the_queue(broker):
+    one_by_one(broker, "1", "2", "3")
+    consumer, (first, second, third) = fetched(broker)
+    waiting(broker, second, third)
+
+    with ThreadPoolExecutor() as thread:
+        thread.submit(consumer.ack, first).result()
+        found = [item.message for item in iter_queue(broker.work_queue)]
+
+    assert found == [third, second]
 
 
 # Processes that die

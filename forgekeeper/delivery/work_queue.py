@@ -1,0 +1,47 @@
+"""What is fetched and waits for a thread: Dramatiq's queue, from which a thread may take its next message early."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from queue import Empty, PriorityQueue
+from threading import get_ident
+from typing import Any
+
+
+class WorkQueue(PriorityQueue[Any]):
+    """Lets a thread that ends a message take its next one first, so that both steps are one script.
+
+    What a thread took is what it gets next, and nobody else does, but for whoever empties the queue when the threads
+    have ended.  Worth a script, 100 of a message's 330 microseconds in Python (`python -m benchmarks messages`).
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._taken: dict[int, Any] = {}
+
+    def take(self, queue: str) -> Any | None:
+        """Take the message that this thread is to work on next; None where there is none, or one of another queue."""
+        with self.mutex:
+            if not self.queue or self.queue[0].message.queue_name != queue:
+                return None
+            item = self._taken[get_ident()] = self._get()
+        return item.message
+
+    def put_back(self) -> None:
+        """Let any thread have what this one took."""
+        self.put(self._taken.pop(get_ident()))
+        self.task_done()  # it has been put in twice
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:  # noqa: FBT001, FBT002, Python's signature
+        """Return what this thread took, or the next of all."""
+        taken = self._taken.pop(get_ident(), None)
+        if taken is not None:
+            return taken
+        try:
+            return super().get(block, timeout)
+        except Empty:
+            if not block:
+                # Asked by whoever empties it; a thread that was told to end may have taken something just before.
+                with suppress(KeyError):
+                    return self._taken.popitem()[1]
+            raise

@@ -24,6 +24,7 @@ import redis
 from dramatiq.common import dq_name
 
 from forgekeeper.delivery.keys import QueueKeys, WorkerKeys
+from forgekeeper.delivery.line import Line
 from forgekeeper.delivery.sizes import LARGEST_FETCHED, TOO_LARGE
 from forgekeeper.redis_values import raw, text
 from forgekeeper.scripts import call
@@ -147,17 +148,17 @@ class Deliveries:
 
         A start that is *counted* and never ends brings the message nearer to being poison.
         """
-        (noted,) = self._together(queue)((b"start", message_id, int(counted)))
+        (noted,) = self._together(queue)((b"start", _raw(message_id), int(counted)))
         return noted
 
     def ack(self, queue: str, message_id: Id, body: bytes = b"") -> bool:
         """End a message that is done."""
-        (ended,) = self._together(queue)((b"ack", message_id, body))
+        (ended,) = self._together(queue)((b"ack", _raw(message_id), body))
         return ended
 
     def ack_and_start(self, queue: str, done: Fetched, upcoming: Id, *, counted: bool) -> tuple[bool, bool]:
         """End a message that is done, and note the start of another, as `ack` and `start` do; both in one step."""
-        ended, noted = self._together(queue)((b"ack", *done), (b"start", upcoming, int(counted)))
+        ended, noted = self._together(queue)((b"ack", *done), (b"start", _raw(upcoming), int(counted)))
         return ended, noted
 
     def nack(self, queue: str, message_id: Id, body: bytes = b"", *, reason: str) -> bool:
@@ -245,8 +246,14 @@ class Deliveries:
         together = self._steps.get(queue)
         if together is None:
             # Atomic: all threads get the same one.
-            together = self._steps.setdefault(queue, Together(partial(self._call, "message_steps", self._ends(queue))))
+            ask = partial(self._ask, Line(self.client), [raw(key) for key in self._ends(queue)])
+            together = self._steps.setdefault(queue, Together(ask))
         return together
+
+    @staticmethod
+    def _ask(line: Line, keys: list[bytes], *args: Any) -> bytes:
+        answer: bytes = call(line, "message_steps", keys=keys, args=list(args))
+        return answer
 
     def _call(self, script: str, keys: list[str], *args: Any) -> Any:
         # A worker's name may be bytes that are no text: it is in keys, too.
@@ -268,3 +275,7 @@ class Deliveries:
     def _lot(self, queue: str) -> list[str]:
         keys = self._queue(queue)
         return [self._keys.in_hand(queue), self._keys.started(queue), keys.bodies, keys.ready]
+
+
+def _raw(message_id: Id) -> bytes:
+    return raw(message_id) if isinstance(message_id, str) else message_id

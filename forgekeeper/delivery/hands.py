@@ -21,6 +21,11 @@ class Delivery(MessageProxy):
 
     def __init__(self, fetched: Fetched, message: Message[Any]) -> None:
         super().__init__(message)
+        # Asked for twenty times on a message's way; looked up in the message each costs half a microsecond.
+        self.actor_name = message.actor_name
+        self.message_id = message.message_id
+        self.queue_name = message.queue_name
+        self.options = message.options
         self.fetched = fetched
         self.later: bytes | None = None  # what takes its place in the delayed queue
         self.unstarted = False  # it goes back to its queue

@@ -49,7 +49,9 @@ class Tracing(Middleware):
             message.options.setdefault(HEADER, carrier[HEADER])
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
-        """Begin a span."""
+        """Begin a span, unless nobody records any and there is none of the sender's to hand on."""
+        if HEADER not in message.options and isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+            return
         sender = propagate.extract({HEADER: str(message.options.get(HEADER, ""))})
         span = self._tracer.start_span(
             message.actor_name,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from errno import EINVAL
 from functools import cache
 from hashlib import sha1
@@ -10,6 +11,7 @@ from importlib.resources import files
 from typing import Any
 
 import redis
+from redis.connection import Connection
 from redis.exceptions import NoScriptError
 
 from forgekeeper.redis_types import misfits
@@ -42,17 +44,54 @@ def call(client: redis.Redis, name: str, *, keys: Sequence[str | bytes], args: l
     Raises `redis.RedisError`, and says which key it is that is of the wrong type.
     """
     source, digest = _script(name)
-    try:
+    with _naming_misfits(client, keys):
         try:
             return client.evalsha(digest, len(keys), *keys, *args)
         except NoScriptError:
             # Taught and run in one request: between two it may be forgotten once more.
             return client.eval(source, len(keys), *keys, *args)
+
+
+def ask(client: redis.Redis, name: str, *, keys: Sequence[str | bytes], args: list[Any]) -> Callable[[], Any]:
+    """Run the script while the caller does something else; return what waits for its answer, and has to be called.
+
+    Both raise what `call` does.  What the client says of retries does not hold here.
+    """
+    connection = client.connection_pool.get_connection()
+    with _giving_back(client, connection, always=False):
+        connection.send_command("EVALSHA", _script(name)[1], len(keys), *keys, *args)  # type: ignore[no-untyped-call]
+
+    def answer() -> Any:
+        with _naming_misfits(client, keys), _giving_back(client, connection), suppress(NoScriptError):
+            return connection.read_response()
+        return call(client, name, keys=keys, args=args)
+
+    return answer
+
+
+@contextmanager
+def _naming_misfits(client: redis.Redis, keys: Sequence[str | bytes]) -> Iterator[None]:
+    try:
+        yield
     except redis.ResponseError as error:
         # Redis does not say which key it is.
         if "WRONGTYPE" not in str(error) or (misfit := next(misfits(client, keys), None)) is None:
             raise
         raise redis.ResponseError(f"WRONGTYPE {misfit}") from error
+
+
+@contextmanager
+def _giving_back(client: redis.Redis, connection: Connection, *, always: bool = True) -> Iterator[None]:
+    """Give the connection back to its pool, after an error as another one."""
+    failed = True
+    try:
+        yield
+        failed = False
+    finally:
+        if failed:
+            connection.disconnect()  # type: ignore[no-untyped-call]
+        if failed or always:
+            client.connection_pool.release(connection)
 
 
 @cache

@@ -255,6 +255,7 @@ def test_a_hook_that_refuses_stops_its_chunk_before_anything_of_it_is_sent(broke
         enqueue_many(broker, clean, pairs)
 
     assert len(ready(broker)) == CHUNK
+    assert len(hooks.after) == CHUNK
 
 
 # A worker

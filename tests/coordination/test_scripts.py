@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import redis
 
 from forgekeeper import scripts
+from tests.harness.programs import eventually
 
 ROOT = Path(__file__).parents[2]
 WITHOUT_FILES = """
@@ -53,3 +55,45 @@ def test_a_script_of_which_a_part_is_missing_is_refused(tmp_path, monkeypatch, l
 
     scripts._script.cache_clear()
     assert refused.value.filename == str(script)
+
+
+@pytest.fixture
+def lonely(urls):
+    """A client that has one connection, and misses it soon."""
+    pool = redis.BlockingConnectionPool.from_url(urls.redis, max_connections=1, timeout=1)
+    client = redis.Redis(connection_pool=pool)
+    client.flushdb()
+    yield client
+    pool.disconnect()
+
+
+def heartbeat(client):
+    return scripts.ask(client, "worker_heartbeat", keys=["beats"], args=["me"])
+
+
+def test_what_is_asked_for_is_done_while_the_caller_does_something_else(lonely, urls):
+    heartbeat(lonely)()  # from here on the server knows it
+    lonely.delete("beats")
+
+    answer = heartbeat(lonely)
+
+    with redis.Redis.from_url(urls.redis) as other:
+        eventually(lambda: other.zcard("beats") == 1)
+    assert answer() == 1
+    assert lonely.ping()
+
+
+def test_a_server_that_has_forgotten_what_is_asked_for_is_taught_it_again(lonely):
+    lonely.script_flush()
+
+    assert heartbeat(lonely)() == 1
+
+
+def test_an_error_of_what_is_asked_for_names_the_key_and_costs_no_connection(lonely):
+    lonely.set("beats", "not ours")
+
+    # Who names it needs the one connection, too.
+    with pytest.raises(redis.ResponseError, match=r"WRONGTYPE .*beats"):
+        heartbeat(lonely)()
+
+    assert lonely.ping()

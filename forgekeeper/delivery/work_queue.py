@@ -28,9 +28,11 @@ class WorkQueue(PriorityQueue[Any]):
         return item.message
 
     def put_back(self) -> None:
-        """Let any thread have what this one took."""
-        self.put(self._taken.pop(get_ident()))
-        self.task_done()  # it has been put in twice
+        """Let any thread have what this one took, unless the queue has been emptied."""
+        taken = self._taken.pop(get_ident(), None)
+        if taken is not None:
+            self.put(taken)
+            self.task_done()  # it has been put in twice
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:  # noqa: FBT001, FBT002, Python's signature
         """Return what this thread took, or the next of all."""

@@ -190,13 +190,12 @@ class Consumer(dramatiq.Consumer):
     def _end_and_start(self, delivery: Delivery, upcoming: Delivery) -> bool:
         """End the message, and note the start of the one that this thread works on next, in one step."""
         counted = is_counted(self._broker, upcoming)
+        upcoming.asked = True
         try:
             ended, upcoming.noted = self._deliveries.ack_and_start(
                 self._queue, delivery.fetched, upcoming.fetched.id, counted=counted
             )
-        except BaseException as error:
-            # Whoever works on it goes on without a note, as after any start that could not be noted.
-            upcoming.noted = error if isinstance(error, Exception) else None
+        except BaseException:
             self._work_queue.put_back()
             raise
         return ended
@@ -287,13 +286,14 @@ class Consumer(dramatiq.Consumer):
         self._deliveries.retry(self._queue, fetched, later.encode())
 
 
-def is_counted(broker: dramatiq.Broker, message: MessageProxy) -> bool:
+def is_counted(broker: dramatiq.Broker, message: Delivery) -> bool:
     """Say whether a start of the message that never ends is a death that it is made to answer for.
 
     Those of runs are not counted here: their rows count their losses, and a dead letter would close such a row
-    while its own count says that it may be tried again.
+    while its own count says that it may be tried again.  Nor is one counted that may have been with the end of another
+    message: its reply may be all that was lost, and once more would be two deaths.
     """
-    return "document" not in broker.get_actor(message.actor_name).options
+    return "document" not in broker.get_actor(message.actor_name).options and not message.asked
 
 
 class UnknownActors:

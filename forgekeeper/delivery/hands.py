@@ -29,7 +29,8 @@ class Delivery(MessageProxy):
         self.fetched = fetched
         self.later: bytes | None = None  # what takes its place in the delayed queue
         self.unstarted = False  # it goes back to its queue
-        self.noted: bool | Exception | None = None  # its start, whether that was ours to note
+        self.asked = False  # its start was to be noted with the end of another, and may have been
+        self.noted: bool | None = None  # so it was, or it was no longer ours
         self.begun = False  # a run or a child has been entered for it
         self.reason = "failed"
         self.failing_since: float | None = None  # of the monotonic clock: its end fails though Redis is there

@@ -184,12 +184,9 @@ class Holding(Middleware):
             raise SkipMessage
 
     def _noted(self, broker: OurBroker, message: Delivery) -> bool:
-        noted = message.noted
-        if noted is None:
-            return broker.deliveries.start(message.queue_name, message.fetched.id, counted=is_counted(broker, message))
-        if isinstance(noted, Exception):
-            raise noted
-        return noted
+        if message.noted is not None:
+            return message.noted
+        return broker.deliveries.start(message.queue_name, message.fetched.id, counted=is_counted(broker, message))
 
 
 class Attendance(Middleware):

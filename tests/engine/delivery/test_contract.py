@@ -428,6 +428,21 @@ def test_a_message_whose_start_failed_with_the_end_of_another_is_worked_on_by_an
     assert (found, noted, delivery.places()) == (second, {}, {})
 
 
+def test_a_message_whose_start_failed_with_the_end_of_another_is_skipped_once_it_was_taken_from_us(delivery, broker):
+    one_by_one(broker, "1", "2")
+    consumer, (first, second) = fetched(broker)
+    waiting(broker, second)
+    key = f"contract:{QUEUE}.starts"
+    delivery.client.set(key, "not ours")
+    with pytest.raises(ConnectionClosed):
+        consumer.ack(first)
+    delivery.client.delete(key)
+    broker.deliveries.requeue(QUEUE, ["2"])
+
+    with pytest.raises(SkipMessage):
+        start(broker, upcoming(broker))
+
+
 def test_a_process_that_drains_starts_no_message_with_the_end_of_another(delivery, broker, drains):
     one_by_one(broker, "1", "2")
     consumer, (first, second) = fetched(broker)

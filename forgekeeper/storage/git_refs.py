@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from forgekeeper.storage.git_command import Git, GitTimedOut, GitUnavailable, legible
 from forgekeeper.storage.git_complaints import understand
@@ -57,8 +57,7 @@ MOVES = 10
 """So often a ref that goes whatever it is is looked at anew because a push came in between; then it stays for now."""
 
 
-@dataclass(frozen=True)
-class Doomed:
+class Doomed(NamedTuple):
     """A ref to delete, and what it must be at; without *expected_oid* it goes whatever it is."""
 
     ref: str

@@ -71,9 +71,10 @@ class WorkerHeartbeat(Vital):
         try:
             if shutdown.requested.is_set() and not self._requeued:
                 self._requeue_unstarted()
-            self._deliveries.heartbeat()
             if time.monotonic() >= self._trusts_from:
                 self._reclaim()
+            else:
+                self._deliveries.heartbeat()
         except redis.RedisError as error:
             log.warning("worker heartbeat failed", error=describe(error))
             # Everybody's heartbeats are missing now.  Those who live need time to give one.

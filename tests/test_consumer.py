@@ -261,6 +261,8 @@ class ShortOfMemory(Deliveries):
     def _call(self, *_):
         raise MemoryError
 
+    _ask = _call
+
 
 def run_short(broker, consumer, patch):
     short = ShortOfMemory(broker.client, NAMESPACE, broker.broker_id)

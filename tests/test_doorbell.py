@@ -1,20 +1,25 @@
 """The doorbell: who is rung for when, and what becomes of a message whose ring nobody heard."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from queue import Empty
 
 import dramatiq
 import pytest
 import redis
 from dramatiq import Message
+from dramatiq.common import current_millis
 from dramatiq.middleware import Middleware
 
 from forgekeeper.delivery import doorbell as doorbells
+from forgekeeper.delivery import work_queue as waiting
 from forgekeeper.delivery.broker import Broker
 from forgekeeper.delivery.deliveries import Deliveries
 from forgekeeper.delivery.doorbell import Doorbell
 from forgekeeper.delivery.enqueue_many import enqueue_many
 from forgekeeper.embedded.waiting import wait_until
+from forgekeeper.process.middleware import Holding
 
 QUEUE, LINE = "q", "q.DQ"
 NAMESPACE = "doorbell"
@@ -45,6 +50,12 @@ def broker(client):
     made = Broker(client=client, namespace=NAMESPACE, middleware=[Options()])
     dramatiq.actor(lambda: None, actor_name="act", queue_name=QUEUE, broker=made, child=True)
     return made
+
+
+@pytest.fixture(autouse=True)
+def brief(monkeypatch):
+    """Let nobody idle for longer than it asks for."""
+    monkeypatch.setattr(waiting, "IDLE", 0)
 
 
 @pytest.fixture
@@ -196,6 +207,22 @@ def test_a_line_on_which_nothing_comes_back_is_given_up(broker, listening, often
     assert closed.wait(LIMIT)
 
 
+def test_a_consumer_that_has_delayed_messages_idles_no_longer_than_it_may(broker, listening, seldom, monkeypatch):
+    monkeypatch.setattr(waiting, "IDLE", LONG)
+    listening()
+    delayed = Message(LINE, "act", (), {}, {"eta": current_millis() + LONG}, "1")
+    broker.do_enqueue(LINE, "1", delayed.encode())
+    consumer = broker.consume(LINE, prefetch=10, timeout=1)
+    in_hand = next(consumer)
+
+    found = []
+    thread = threading.Thread(target=lambda: found.extend(next(consumer) for _ in range(3)), daemon=True)
+    thread.start()
+    thread.join(LIMIT)
+
+    assert (in_hand.message_id, found) == ("1", [None] * 3)
+
+
 def test_a_stop_ends_every_wait(broker, listening, seldom):
     listening()
     consumer = idle(broker)
@@ -206,6 +233,20 @@ def test_a_stop_ends_every_wait(broker, listening, seldom):
 
     thread.join(LIMIT)
     assert not thread.is_alive()
+
+
+def test_a_worker_that_is_to_end_wakes_its_idle_threads(broker, listening, seldom, monkeypatch):
+    listening()
+    consumer = idle(broker)
+    monkeypatch.setattr(waiting, "IDLE", LONG)
+    with ThreadPoolExecutor() as threads:
+        idles = [threads.submit(next, consumer), threads.submit(broker.work_queue.get, timeout=0)]
+        assert wait_until(lambda: broker.work_queue.not_empty._waiters and consumer._bell._rung._cond._waiters, LIMIT)
+
+        Holding().before_worker_shutdown(broker, None)
+
+        assert idles[0].result(LIMIT) is None
+        assert isinstance(idles[1].exception(LIMIT), Empty)
 
 
 def test_whoever_may_not_publish_puts_messages_in_all_the_same(client, urls):

@@ -60,7 +60,7 @@ class Broker(RedisBroker):
         return {queue: ids for queue, ids in found.items() if ids}
 
     def consume(self, queue_name: str, prefetch: int = 1, timeout: int = 5000) -> Consumer:
-        """Return a consumer of the queue; *timeout* is for how many milliseconds it may idle."""
+        """Return a consumer of the queue; it idles for *timeout* milliseconds at a time, or for longer."""
         hands, bell = self._hands[queue_name], self.doorbell.bell(queue_name)
         options = {"prefetch": prefetch, "timeout": timeout}
         return Consumer(self, self.deliveries, queue_name, hands, bell, work_queue=self.work_queue, **options)

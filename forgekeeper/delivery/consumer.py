@@ -24,6 +24,7 @@ from dramatiq.common import compute_backoff, current_millis, dq_name, q_name
 from dramatiq.errors import ConnectionClosed, DecodeError
 
 from forgekeeper import shutdown
+from forgekeeper.delivery import work_queue as waiting
 from forgekeeper.delivery.deliveries import Deliveries, Fetched, Refused
 from forgekeeper.delivery.doorbell import Bell
 from forgekeeper.delivery.hands import Delivery, Due, Hands
@@ -109,8 +110,9 @@ class Consumer(dramatiq.Consumer):
             # Nobody rings when there is room again.
             shutdown.requested.wait(milliseconds / 1000)
         else:
-            # Not for longer: Dramatiq's thread looks after what has become due, and whether it is to end.
-            self._bell.wait(self._timeout / 1000)
+            # What waits here becomes due, which is for Dramatiq's thread to see; all else rings, a drain, too.
+            waits = self._delayed and self._hands.all()
+            self._bell.wait(self._timeout / 1000 if waits else max(self._timeout / 1000, waiting.IDLE))
         return None
 
     def ack(self, message: MessageProxy) -> None:

@@ -7,6 +7,9 @@ from queue import Empty, PriorityQueue
 from threading import get_ident
 from typing import Any
 
+IDLE = 5.0
+"""Seconds for which an idle thread waits, however often it would ask: it has nothing to look after but its end."""
+
 
 class WorkQueue(PriorityQueue[Any]):
     """Lets a thread that ends a message take its next one first, so that both steps are one script.
@@ -18,6 +21,13 @@ class WorkQueue(PriorityQueue[Any]):
     def __init__(self) -> None:
         super().__init__()
         self._taken: dict[int, Any] = {}
+        self._ends = False
+
+    def end(self) -> None:
+        """Let no thread wait for longer than it asks for: they are to end."""
+        with self.not_empty:
+            self._ends = True
+            self.not_empty.notify_all()
 
     def take(self, queue: str) -> Any | None:
         """Take the message that this thread is to work on next; None where there is none, or one of another queue."""
@@ -35,10 +45,13 @@ class WorkQueue(PriorityQueue[Any]):
             self.task_done()  # it has been put in twice
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:  # noqa: FBT001, FBT002, Python's signature
-        """Return what this thread took, or the next of all."""
+        """Return what this thread took, or the next of all; an idle thread may wait for `IDLE` more."""
         taken = self._taken.pop(get_ident(), None)
         if taken is not None:
             return taken
+        if block:
+            with self.not_empty:
+                self.not_empty.wait_for(lambda: self._ends or self._qsize() > 0, IDLE)
         try:
             return super().get(block, timeout)
         except Empty:

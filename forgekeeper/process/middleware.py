@@ -162,12 +162,16 @@ class Holding(Middleware):
         self._heartbeat.start()
         broker.doorbell.listen(worker.consumers)
 
+    def before_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
+        """Wake the idle threads: they are to end."""
+        assert isinstance(broker, OurBroker)
+        broker.work_queue.end()
+        broker.doorbell.stop()
+
     def after_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
         """Stop the heartbeat: nothing is in hand any more."""
-        assert isinstance(broker, OurBroker)
         assert self._heartbeat is not None
         self._heartbeat.stop()
-        broker.doorbell.stop()
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
         """Note the start; skip a message that was taken from us, or that a drain lets nobody start."""

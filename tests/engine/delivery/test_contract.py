@@ -407,16 +407,23 @@ def test_a_message_that_was_taken_from_us_is_not_started_with_the_end_of_another
         start(broker, upcoming(broker))
 
 
-def test_a_message_whose_start_failed_with_the_end_of_another_is_worked_on_by_any_thread(delivery, broker):
+@pytest.fixture
+def failed(delivery, broker):
+    """Let the end of a message fail, and with it the start of another; return their consumer and both."""
     one_by_one(broker, "1", "2")
     consumer, (first, second) = fetched(broker)
     waiting(broker, second)
     key = f"contract:{QUEUE}.starts"
     delivery.client.set(key, "not ours")
-
     with pytest.raises(ConnectionClosed):
         consumer.ack(first)
     delivery.client.delete(key)
+    return consumer, first, second
+
+
+def test_a_message_whose_start_failed_with_the_end_of_another_is_worked_on_by_any_thread(delivery, broker, failed):
+    consumer, first, second = failed
+
     with ThreadPoolExecutor() as other:
         found = other.submit(broker.work_queue.get, timeout=LIMIT).result().message
     start(broker, found)
@@ -428,15 +435,8 @@ def test_a_message_whose_start_failed_with_the_end_of_another_is_worked_on_by_an
     assert (found, noted, delivery.places()) == (second, {}, {})
 
 
-def test_a_message_whose_start_failed_with_the_end_of_another_is_skipped_once_it_was_taken_from_us(delivery, broker):
-    one_by_one(broker, "1", "2")
-    consumer, (first, second) = fetched(broker)
-    waiting(broker, second)
-    key = f"contract:{QUEUE}.starts"
-    delivery.client.set(key, "not ours")
-    with pytest.raises(ConnectionClosed):
-        consumer.ack(first)
-    delivery.client.delete(key)
+@pytest.mark.usefixtures("failed")
+def test_a_message_whose_start_failed_with_the_end_of_another_is_skipped_once_it_was_taken_from_us(broker):
     broker.deliveries.requeue(QUEUE, ["2"])
 
     with pytest.raises(SkipMessage):

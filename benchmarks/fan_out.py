@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from functools import partial
 from time import monotonic
@@ -59,6 +60,7 @@ def _sender(servers: Servers, projects: int) -> Callable[[], Enqueued]:
     from forgekeeper.process.broker import broker
 
     load_batches()
+    gc.freeze()  # as a worker's process does
     settings = model()(database_url=SecretStr(servers.database_url), redis_url=SecretStr(servers.redis_url))
     connect(settings, Limits.of_worker(settings), name="benchmark", connections=1)
     child = CHILDREN["clean_project_refs"]

@@ -381,6 +381,20 @@ def test_with_stale_statistics_a_run_reads_what_it_deletes_and_no_more(key, most
     assert read < 3 * deleted
 
 
+def test_a_plan_made_while_the_table_was_tiny_reads_no_more_when_it_has_grown():
+    with session("set plan_cache_mode = force_generic_plan"):
+        due_statuses(1)
+        database.execute_sql("vacuum analyze user_statuses")
+        run()
+        due_statuses(50 * BATCH_SIZE)
+        before = rows_read()
+        deleted = run().deleted
+        read = rows_read() - before
+
+    assert deleted == 50 * BATCH_SIZE
+    assert read < 3 * deleted
+
+
 # Must not happen: a status that was extended while the run was at it is deleted
 
 

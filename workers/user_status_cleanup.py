@@ -41,8 +41,9 @@ DUE = "clear_status_at <= %(now)s"
 # own is it a key: rows of two partitions have the same, and a view has none (`ORDINARY`).
 #
 # Statistics may be stale: where few were due when the table was analyzed, PostgreSQL would read all that are due for
-# each chunk anew.  So the claim takes the index in its order, not by a bitmap that is sorted afterwards (`IN_ORDER`);
-# and the condition outside is of a form that no index answers: the deletion goes by its key.
+# each chunk anew; by a plan that was made while the table was tiny it would read the table.  So the claim takes the
+# index in its order (`IN_ORDER`), not by a bitmap that is sorted afterwards; and the condition outside is of a form
+# that no index answers: the deletion goes by its key.
 DELETE_DUE = """
     with claimed as materialized (
         select {key} as key, clear_status_at, user_id from user_statuses
@@ -62,7 +63,7 @@ DELETE_DUE = """
     select (select count(*) from deleted), clear_status_at::text, user_id
     from reached order by reached.clear_status_at desc, user_id desc limit 1
 """
-IN_ORDER = "set local enable_bitmapscan = off; "
+IN_ORDER = "set local enable_bitmapscan = off; set local enable_seqscan = off; "
 # The table is proved to be an ordinary one.
 ORDINARY = """
     select relkind = 'r' and not relispartition and has_table_privilege(oid, 'select')

@@ -84,7 +84,7 @@ class Repository:
 
         Where refs are no files there always can.
         """
-        if (self.git_dir / "reftable").is_dir():
+        if self.has_reftable():
             return lambda _: True
         longest = _NAME_MAX
         with suppress(OSError):
@@ -96,6 +96,10 @@ class Repository:
             return len(lock) < room and all(len(component) <= longest for component in lock.split(b"/"))
 
         return fits
+
+    def has_reftable(self) -> bool:
+        """Say whether refs are kept in tables, not in files."""
+        return (self.git_dir / "reftable").is_dir()
 
     def has_file(self, name: bytes) -> bool:
         """Say whether something lies where a loose ref of that name would; may raise OSError."""
@@ -110,8 +114,10 @@ class Repository:
         """Return the beginning of what the file of a loose ref says; None where there is none that can be read."""
         with suppress(OSError):
             handle = os.open(os.fsencode(self.git_dir) + b"/" + name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-            with os.fdopen(handle, "rb") as file:
-                return file.read(_PATH_MAX)
+            try:
+                return os.read(handle, _PATH_MAX)
+            finally:
+                os.close(handle)
         return None
 
     def locked(self, names: Iterable[bytes]) -> list[bytes]:

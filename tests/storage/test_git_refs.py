@@ -9,10 +9,25 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from forgekeeper.embedded.waiting import wait_until
+from forgekeeper.storage import git_values
+from forgekeeper.storage.git_command import Git
 from forgekeeper.storage.git_refs import DELETED, GONE, MOVED, Doomed, GitUnavailable, Outcome
+from forgekeeper.storage.git_repository import open_repository
 from tests.harness.git_samples import ALWAYS_IN_TIME, Bare, Held, put_root, stand_in
 
 ELSEWHERE = "1" * 40
+PLAIN = ["refs/a/plain", "refs/a/again"]
+FILES = {
+    "refs/a/broken": "no oid",
+    "refs/a/null": "0" * 40,
+    "refs/a/nothing": "0" * 64,
+    "refs/a/short": "1" * 39,
+    "refs/a/of/sha1": "1" * 40,
+    "refs/a/of/sha256": "1" * 64,
+    "refs/a/symbolic": "ref: refs/a/plain",
+    "refs/a/leads/nowhere": "ref: refs/a/none",
+    "refs/a/more": "1" * 40 + " and more",
+}
 # For a stand-in of git that has put its input aside.
 REFUSE = '[ -z "$stuck" ] || { echo "%s" >&2; exit 128; }'
 GO_ON = 'exec $GIT "$@" < $0.in'
@@ -71,6 +86,51 @@ def test_a_ref_that_cannot_exist_beside_another_is_gone(repository, store):
         "refs/mr/3": "deleted",
     }
     assert set(repository.refs()) == {"refs/heads/main", "refs/mr/1", "refs/mr/2/head"}
+
+
+def seen(repository, *names):
+    git = Git(repository.path, time.monotonic() + ALWAYS_IN_TIME, 5.0)
+    opened = open_repository(repository.root, repository.disk_path)
+    return git_values.look(git, opened, sorted(name.encode() for name in names))
+
+
+@pytest.mark.parametrize("oids", ["sha1", "sha256"])
+def test_many_refs_are_seen_as_git_sees_them_whatever_their_files_say(root, oids, monkeypatch):
+    repository = Bare(root, "group/project.git", f"--object-format={oids}")
+    repository.packed("refs/a/packed", "refs/a/plain")
+    repository.loose(*PLAIN, value=repository.two)
+    for name, value in FILES.items():
+        repository.loose(name, value=value)
+    (repository.path / "refs/a/capital").write_text(f"{repository.two.upper()}\n")
+    (repository.path / "refs/a/unterminated").write_text(repository.two)
+    (repository.path / "refs/a/link").symlink_to("plain")
+    others = ["refs/a", "refs/a/gone", "refs/a/packed", "refs/a/capital", "refs/a/unterminated", "refs/a/link"]
+    by_git = seen(repository, *PLAIN, *FILES, *others)
+
+    monkeypatch.setattr(git_values, "PATTERNS", 1)
+
+    assert seen(repository, *PLAIN, *FILES, *others) == by_git
+    assert {name.encode() for name in PLAIN} < by_git.oids.keys()
+    assert {b"refs/a/broken", b"refs/a/null"} < by_git.broken
+
+
+def test_many_loose_refs_are_read_once_and_not_all_of_their_folder_by_each_look(repository, tmp_path, monkeypatch):
+    names = [f"refs/keep/{number}" for number in range(git_values.PATTERNS + 1)]
+    repository.loose(*names)
+    looks = tmp_path / "looks"
+    stand_in(tmp_path / "bin", monkeypatch, f'case "$*" in *for-each-ref*) echo "$@" > {looks};; esac; exec $GIT "$@"')
+
+    assert set(repository.states(*names).values()) == {"deleted"}
+    assert not looks.exists()
+
+
+def test_a_folder_in_the_place_of_a_ref_leaves_no_file_open(repository):
+    repository.loose("refs/a/b")
+    opened = open_repository(repository.root, repository.disk_path)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+
+    assert opened.file(b"refs/a") is None
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_many_refs_that_cannot_exist_are_no_more_trouble_than_one(repository):
@@ -151,7 +211,9 @@ def test_without_an_expectation_a_ref_goes_whatever_it_is(repository):
     assert repository.states("refs/no/object") == {"refs/no/object": "deleted"}
 
 
-def test_a_push_between_look_and_deletion_wins(repository):
+@pytest.mark.parametrize("at_once", [1, 4])
+def test_a_push_between_look_and_deletion_wins(repository, at_once, monkeypatch):
+    monkeypatch.setattr(git_values, "PATTERNS", at_once)
     repository.loose("refs/a", "refs/b", "refs/c", "refs/d")
     held = repository.path / "refs/b.lock"
     held.touch()

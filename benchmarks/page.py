@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.reporting import Facts, spread, wanted
+from benchmarks.reporting import Facts, ratios, spread, wanted
 
 PAGE = Path(__file__).parent.parent / "docs" / "performance.md"
 BEGIN, END = "<!-- figures: written by python -m benchmarks --page -->", "<!-- end of figures -->"
-HEAD = "| benchmark | ours | beside | its | ratio (least to most) | wanted |\n|---|---|---|---|---|---|"
+COLUMNS = "benchmark", "scale, rounds", "ours", "beside", "its", "ratio (least to most)", "wanted"
+HEAD = f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|"
 
 
 def read(files: list[Path]) -> dict[str, Facts]:
@@ -19,8 +20,8 @@ def read(files: list[Path]) -> dict[str, Facts]:
     benchmarks: dict[str, Facts] = {}
     for file in files:
         run = json.loads(file.read_text())
-        about = {key: run[key] for key in ("date", "machine", "scale", "rounds")}
-        benchmarks |= {name: found | {"run": about} for name, found in run["benchmarks"].items()}
+        about = {"where": _said(run["date"], run["machine"]), "size": f"{run['scale']:g}, {run['rounds']}"}
+        benchmarks |= {name: found | about for name, found in run["benchmarks"].items()}
     return benchmarks
 
 
@@ -32,23 +33,20 @@ def write(benchmarks: dict[str, Facts], page: Path = PAGE) -> None:
 
 
 def _table(benchmarks: dict[str, Facts]) -> Iterator[str]:
-    runs: dict[str, list[str]] = {}
-    for name, found in benchmarks.items():
-        runs.setdefault(json.dumps(found["run"]), []).append(name)
-    for run, names in runs.items():
-        yield f"\n{_said(json.loads(run))}\n\n{HEAD}"
-        for name in names:
-            yield from _rows(name, benchmarks[name])
+    for where in dict.fromkeys(found["where"] for found in benchmarks.values()):
+        yield f"\n{where}\n\n{HEAD}"
+        for name, found in benchmarks.items():
+            if found["where"] == where:
+                yield from _rows(name, found)
     yield ""
 
 
-def _said(run: dict[str, Any]) -> str:
-    """Say when, where and how the figures were measured."""
-    machine = run["machine"]
+def _said(date: str, machine: dict[str, Any]) -> str:
+    """Say when and where figures were measured."""
     what = ", ".join(f"{name} {number}" for name, number in machine.items() if name not in ABOUT)
     return (
-        f"{run['date'][:10]}, {machine['cores']} cores of {machine['model']}, {machine['memory_gb']:g} GB,"
-        f" kernel {machine['kernel']}; {what}; `--scale {run['scale']:g} --rounds {run['rounds']}`:"
+        f"{date[:10]}, {machine['cores']} cores of {machine['model']}, {machine['memory_gb']:g} GB,"
+        f" kernel {machine['kernel']}; {what}:"
     )
 
 
@@ -57,14 +55,13 @@ ABOUT = ("cores", "model", "memory_gb", "kernel")
 
 def _rows(name: str, found: Facts) -> Iterator[str]:
     if why := found.get("failed") or found.get("missing"):
-        yield f"| `{name}` | {'failed' if 'failed' in found else 'missing'}: {why} | | | | |"
+        yield f"| `{name}` | {found['size']} | {'failed' if 'failed' in found else 'missing'}: {why} | | | | |"
         return
-    ours = f"`{name}` | {spread(found['ours'])} {found['unit']}"
+    ours = f"`{name}` | {found['size']} | {spread(found['ours'])} {found['unit']}"
     for peer, its in found["peers"].items():
         if why := its.get("missing"):
             yield f"| {ours} | {peer} | missing: {why} | | {wanted(found, its)} |"
         else:
-            ratio = f"{its['ratio']:.2f} ({min(its['ratios']):.2f} to {max(its['ratios']):.2f})"
             judged = wanted(found, its) if its["met"] else f"{wanted(found, its)}: **missed**"
-            yield f"| {ours} | {peer} | {spread(its['figures'])} | {ratio} | {judged} |"
-        ours = " | "
+            yield f"| {ours} | {peer} | {spread(its['figures'])} | {ratios(its)} | {judged} |"
+        ours = " | | "

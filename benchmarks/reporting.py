@@ -52,9 +52,8 @@ def lines(name: str, found: Facts) -> Iterator[str]:
         if why := its.get("missing"):
             yield from _wrapped(f"  {'missing':<20} {wanted(found, its):<13} {peer}: {why}", " " * BESIDE)
             continue
-        ratio = f"{its['ratio']:.2f} ({min(its['ratios']):.2f} to {max(its['ratios']):.2f})"
         judged = f"{wanted(found, its)} {'met' if its['met'] else 'missed'}"
-        yield from _wrapped(f"  {ratio:<20} {judged:<13} {peer}: {spread(its['figures'])}", " " * BESIDE)
+        yield from _wrapped(f"  {ratios(its):<20} {judged:<13} {peer}: {spread(its['figures'])}", " " * BESIDE)
 
 
 def wanted(found: Facts, its: Facts) -> str:
@@ -63,8 +62,19 @@ def wanted(found: Facts, its: Facts) -> str:
 
 
 def spread(figures: list[float]) -> str:
-    """Say the median, and the least and the greatest."""
-    return f"{_number(median(figures))} ({_number(min(figures))} to {_number(max(figures))})"
+    """Say the median, and the least and the greatest where there are several."""
+    return _several([_number(figure) for figure in (median(figures), min(figures), max(figures))], len(figures))
+
+
+def ratios(its: Facts) -> str:
+    """Say the median ratio to a peer, likewise."""
+    found = its["ratios"]
+    return _several([f"{ratio:.2f}" for ratio in (its["ratio"], min(found), max(found))], len(found))
+
+
+def _several(said: list[str], count: int) -> str:
+    median_, least, most = said
+    return f"{median_} ({least} to {most})" if count > 1 else median_
 
 
 def _number(figure: float) -> str:

@@ -193,5 +193,5 @@ def test_the_page_is_written_from_files_and_a_later_one_takes_the_place(tmp_path
     assert text.startswith("before\n")
     assert text.endswith("after\n")
     assert "old" not in text
-    assert "| `a` | 3 (2 to 4) things/s | peer | 2 (2 to 2) | 1.50 (1.00 to 2.00) | ≥ 1 |" in text
-    assert "2026-11-22, 2 cores of a processor, 8 GB, kernel 6.1; git 2.39; `--scale 0.5 --rounds 3`:" in text
+    assert "| `a` | 0.5, 3 | 3 (2 to 4) things/s | peer | 2 (2 to 2) | 1.50 (1.00 to 2.00) | ≥ 1 |" in text
+    assert "2026-11-22, 2 cores of a processor, 8 GB, kernel 6.1; git 2.39:" in text

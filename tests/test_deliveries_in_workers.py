@@ -293,7 +293,8 @@ def test_messages_that_end_while_no_file_can_be_opened_are_ended_then_or_afterwa
         eventually(lambda: left() == NOTHING or failed_ends(worker))
 
     eventually(lambda: left() == NOTHING)
-    assert not worker.said("lost messages requeued")
+    # Those that failed for want of a file wait for their retry, and a consumer that has no connection forgets them.
+    assert QUEUE not in [line["queue"] for line in worker.said("lost messages requeued")]
     assert worker.process.poll() is None
 
 

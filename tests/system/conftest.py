@@ -1,14 +1,20 @@
 """Real processes, started as an operator starts them, and stopped whatever happens."""
 
 from dataclasses import asdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+
+from forgekeeper.embedded.waiting import wait_until
+from tests.harness.git_samples import gits, put_root
 
 from .matrix import ELSEWHERE, STOCK, Outcome, gathered, table
 from .service import Service
 
 LAST_LINES = 6
 LINE = 400
+PATIENCE = 60.0
 
 
 @pytest.fixture
@@ -25,6 +31,17 @@ def services(request, settings, tmp_path):
     yield start
     for service in started:
         service.kill()
+
+
+@pytest.fixture
+def root():
+    """Make a root in memory where there is such a thing: git makes a file for each ref that it deletes."""
+    memory = Path("/dev/shm")
+    with TemporaryDirectory(prefix="forgekeeper-", dir=memory if memory.is_dir() else None) as folder:
+        root = put_root(Path(folder) / "repositories")
+        yield root
+        # Git outlives a worker that is killed, and goes on making and removing its files.
+        assert wait_until(lambda: not gits(root), PATIENCE)
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -21,7 +20,7 @@ from forgekeeper.connections import client
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.locks import leases
 from models import DeletionStatus, GitRefDeletion, Project
-from tests.harness.git_samples import Bare, put_root, stand_in
+from tests.harness.git_samples import Bare, gits, stand_in
 from workers.git_ref_cleanup.cleaning import MAX_DELETES
 
 DURATION = float(os.environ.get("REFS_CHAOS_SECONDS", "12"))
@@ -106,33 +105,12 @@ class Forge:
 
 
 @pytest.fixture
-def root():
-    """Make a root in memory where there is such a thing: git makes a file for each ref that it deletes."""
-    memory = Path("/dev/shm")
-    with TemporaryDirectory(prefix="forgekeeper-", dir=memory if memory.is_dir() else None) as folder:
-        yield put_root(Path(folder) / "repositories")
-
-
-@pytest.fixture
 def forge(database, root, services):
     return Forge(database, root, services)
 
 
 def lines(services, message):
     return [line for service in services for line in service.lines() if line.get("message") == message]
-
-
-def gits(root):
-    """The processes of git that are at work below *root*, whoever has started them."""
-    found = []
-    for process in Path("/proc").iterdir():
-        try:
-            command = (process / "cmdline").read_bytes() if process.name.isdigit() else b""
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if b"update-ref" in command and f"--git-dir={root}".encode() in command:
-            found.append(int(process.name))
-    return found
 
 
 # Killed workers

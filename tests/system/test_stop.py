@@ -11,9 +11,7 @@ import subprocess
 import sys
 import threading
 from contextlib import closing
-from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 
 import psycopg2
 import pytest
@@ -23,7 +21,7 @@ from forgekeeper.connections import client
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.settings import PREFIX
 from models import Project
-from tests.harness.git_samples import Bare, put_root
+from tests.harness.git_samples import Bare
 from tests.harness.thorough import WHOLE
 
 from .proxy import redis_through
@@ -181,14 +179,6 @@ class Town:
         """Return how many refs there are so much later."""
         threading.Event().wait(seconds)
         return self.refs()
-
-
-@pytest.fixture
-def root():
-    """Make a root in memory where there is such a thing: git makes a file for each ref that it deletes."""
-    memory = Path("/dev/shm")
-    with TemporaryDirectory(prefix="forgekeeper-", dir=memory if memory.is_dir() else None) as folder:
-        yield put_root(Path(folder) / "repositories")
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from forgekeeper.batches import Record, Threshold, batch
 from forgekeeper.brought import Figure, Results, Sample, processed
 from forgekeeper.database import chosen, database, now
 from forgekeeper.database.backlog import Backlog
-from forgekeeper.database.chunks import START, Position, page
+from forgekeeper.database.chunks import IN_ORDER, START, Position, page
 from forgekeeper.database.prepared import Prepared
 from forgekeeper.database.stakes import Stake
 from forgekeeper.database.survey import Rows
@@ -63,7 +63,6 @@ DELETE_DUE = """
     select (select count(*) from deleted), clear_status_at::text, user_id
     from reached order by reached.clear_status_at desc, user_id desc limit 1
 """
-IN_ORDER = "set local enable_bitmapscan = off; set local enable_seqscan = off; "
 # The table is proved to be an ordinary one.
 ORDINARY = """
     select relkind = 'r' and not relispartition and has_table_privilege(oid, 'select')

@@ -18,6 +18,8 @@ class Position(NamedTuple):
 
 
 START = Position("-infinity", LOWEST)
+IN_ORDER = "set local enable_bitmapscan = off; set local enable_seqscan = off; "
+"""Stands before a statement that claims a chunk: it takes the index in its order, whatever the statistics say."""
 
 
 def page(

@@ -11,6 +11,7 @@ import peewee as pw
 
 from forgekeeper.audit.deletions import Audit
 from forgekeeper.database import LOWEST, chosen, database, sqlstate
+from forgekeeper.database.chunks import IN_ORDER
 from forgekeeper.database.prepared import Prepared
 from models import JobArtifact
 
@@ -44,7 +45,6 @@ CLASSES = 10
 # because of it.  So the deletion names the ends of its batch, should it go through the
 # index instead of by id; and the claim takes the index in its order, whatever else seems
 # cheaper (`IN_ORDER`): then the same plan is good for all batches (`PLANNED_ONCE`).
-IN_ORDER = "set local enable_bitmapscan = off; set local enable_seqscan = off; "
 PLANNED_ONCE = f"{IN_ORDER}set local plan_cache_mode = force_generic_plan; "
 PAST = "expire_at < %(now)s"
 MAY_GO = "locked = 0 and file_type <> 3"

@@ -16,6 +16,7 @@ PATTERNS = 200
 """Names in one look: git compares each ref that it finds with every one, and they fit on a command line."""
 
 OID_LENGTHS = {b"sha1": 40, b"sha256": 64}
+"""How many digits an oid has, by the repository's format."""
 
 _BROKEN = re.compile(rb"warning: ignoring (?:broken ref|ref with broken name) (.+)\n")
 
@@ -70,9 +71,9 @@ def look(git: Git, repository: Repository, names: list[bytes]) -> Values:
 def _in_files(git: Git, repository: Repository, names: list[bytes]) -> dict[bytes, bytes]:
     """Return the oids that files of loose refs say plainly; whatever else they say is for git to judge."""
     with git.run("rev-parse", "--show-object-format") as answer:
-        # A git too old for that knows one format alone; then nothing is read.
-        length = OID_LENGTHS.get(answer.out.read().strip(), 0) if answer.code == 0 else 0
-    if not length or repository.has_reftable():
+        length = OID_LENGTHS.get(answer.out.read().strip())
+    if length is None or repository.has_reftable():
+        # A git too old to say it, one that fails, or a format that is none of these.
         return {}
     plain = re.compile(rb"(?!0+\n)([0-9a-f]{%d})\n" % length)
     said = ((name, plain.fullmatch(repository.file(name) or b"")) for name in names)

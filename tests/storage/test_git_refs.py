@@ -3,6 +3,7 @@
 import os
 import random
 import time
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -124,13 +125,36 @@ def test_many_loose_refs_are_read_once_and_not_all_of_their_folder_by_each_look(
     assert not looks.exists()
 
 
+@pytest.mark.parametrize("script", ["", 'case "$*" in *show-object-format*) exit 129;; esac; '])
+def test_what_keeps_its_refs_elsewhere_or_in_an_unknown_format_is_seen_by_git_alone(
+    repository, tmp_path, monkeypatch, script
+):
+    names = [f"refs/keep/{number}" for number in range(git_values.PATTERNS + 1)]
+    repository.loose(*names)
+    if not script:
+        (repository.path / "reftable").mkdir()
+    looks = tmp_path / "looks"
+    stand_in(
+        tmp_path / "bin", monkeypatch, f'{script}case "$*" in *for-each-ref*) echo >> {looks};; esac; exec $GIT "$@"'
+    )
+
+    assert len(seen(repository, *names).oids) == len(names)
+    assert looks.read_text() == "\n\n"
+
+
+def open_files():
+    """What this process has open."""
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):
+            yield link.readlink()
+
+
 def test_a_folder_in_the_place_of_a_ref_leaves_no_file_open(repository):
     repository.loose("refs/a/b")
     opened = open_repository(repository.root, repository.disk_path)
-    before = len(list(Path("/proc/self/fd").iterdir()))
 
     assert opened.file(b"refs/a") is None
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert repository.path / "refs/a" not in set(open_files())
 
 
 def test_many_refs_that_cannot_exist_are_no_more_trouble_than_one(repository):

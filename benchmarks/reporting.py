@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from statistics import median
 from typing import Any
 
@@ -61,24 +61,19 @@ def wanted(found: Facts, its: Facts) -> str:
     return f"{'≤' if found['less'] else '≥'} {its['target']:g}"
 
 
-def spread(figures: list[float]) -> str:
-    """Say the median, and the least and the greatest where there are several."""
-    return _several([_number(figure) for figure in (median(figures), min(figures), max(figures))], len(figures))
-
-
 def ratios(its: Facts) -> str:
-    """Say the median ratio to a peer, likewise."""
-    found = its["ratios"]
-    return _several([f"{ratio:.2f}" for ratio in (its["ratio"], min(found), max(found))], len(found))
-
-
-def _several(said: list[str], count: int) -> str:
-    median_, least, most = said
-    return f"{median_} ({least} to {most})" if count > 1 else median_
+    """Say how we compare with a peer, likewise."""
+    return spread(its["ratios"], "{:.2f}".format)
 
 
 def _number(figure: float) -> str:
     return f"{figure:,.0f}" if figure >= 100 else f"{figure:.3g}"
+
+
+def spread(figures: list[float], said: Callable[[float], str] = _number) -> str:
+    """Say the median, and the least and the greatest where there are several."""
+    middle, least, most = map(said, (median(figures), min(figures), max(figures)))
+    return f"{middle} ({least} to {most})" if len(figures) > 1 else middle
 
 
 def _wrapped(line: str, indent: str) -> list[str]:

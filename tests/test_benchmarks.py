@@ -179,6 +179,16 @@ def test_matplotlib_is_imported_by_nothing_but_drawing():
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode == 0
 
 
+def test_a_single_round_has_no_spread():
+    one = benchmark([], [3.0], peer=[2.0])
+
+    printed = " ".join(lines("a", facts(one, compare(one, rounds=1)))).split()
+
+    assert printed[:3] == ["a", "3", "things/s"]
+    assert "1.50" in printed
+    assert "to" not in printed
+
+
 def test_the_page_is_written_from_files_and_a_later_one_takes_the_place(tmp_path):
     one = benchmark([], [8.0, 8.0, 2.0, 4.0, 3.0], peer=[2.0] * 5)
     for name, rounds in (("first", 2), ("later", 3)):

@@ -115,12 +115,12 @@ def left():
     return waiting, {name: client.hlen(f"{KEY}{name}.msgs") for name in ("", ".DQ")}
 
 
+NOTHING = {"": 0, ".DQ": 0}, {"": 0, ".DQ": 0}
+
+
 def in_hand():
     """How many messages workers have fetched and not ended."""
     return sum(client.scard(key) for key in client.keys(f"{broker.namespace}:__acks__.*.{QUEUE}"))
-
-
-NOTHING = {"": 0, ".DQ": 0}, {"": 0, ".DQ": 0}
 
 
 def reasons():

@@ -97,7 +97,7 @@ def test_batches_whose_sessions_are_ended_again_and_again_end_as_undisturbed_one
     options = EVERY_SECOND | world.environment | {f"cron_{name}": "* * * * * *" for name in TOGETHER}
     options |= {name: value for case in cases.values() for name, value in getattr(case, "pace", {}).items()}
     # Nobody dies: a run that is lost to a busy machine would be a failure more.
-    options |= {"dead_after": "4"}
+    options |= {"dead_after": "4", "upload_visibility": "10"}
     schedulers = [services(f"scheduler{number}", "scheduler", **options) for number in range(2)]
     worker = services("worker", *WORKER, **options)
     assert wait_until(lambda: any(case.left() < case.total for case in cases.values()), LIMIT), "nothing was done"
@@ -108,13 +108,7 @@ def test_batches_whose_sessions_are_ended_again_and_again_end_as_undisturbed_one
         pass_time(0.3)
 
     began = time.monotonic()
-
-    def everything_done():
-        for case in cases.values():
-            case.claims_run_out()
-        return {name: case.state() for name, case in cases.items()} == expected
-
-    done = wait_until(everything_done, LIMIT)
+    done = wait_until(lambda: {name: case.state() for name, case in cases.items()} == expected, LIMIT)
     recovery = [time.monotonic() - began, goes_on()]
     complained = len(failures(worker, *schedulers))
 

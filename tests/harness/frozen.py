@@ -22,7 +22,7 @@ class Server:
         self.url = postgres.url()
 
     def stop(self):
-        thaw(self.processes())
+        _signal(self.processes(), signal.SIGCONT)
         self._server.stop()
 
     def processes(self):
@@ -36,18 +36,18 @@ class Server:
     def frozen(self, *pids):
         """Stop the server's processes, or only *pids*, while the block lasts."""
         pids = pids or self.processes()
-        for pid in pids:
-            os.kill(pid, signal.SIGSTOP)
         try:
+            _signal(pids, signal.SIGSTOP)
             yield
         finally:
-            thaw(pids)
+            _signal(pids, signal.SIGCONT)
 
 
-def thaw(pids):
+def _signal(pids, number):
+    """Signal those that are still there: the process of a connection that was just closed is about to end."""
     for pid in pids:
         with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
+            os.kill(pid, number)
 
 
 def _descendants(pid):

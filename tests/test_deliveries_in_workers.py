@@ -136,6 +136,15 @@ def test_each_process_of_a_master_is_a_worker_of_its_own(start_worker):
     eventually(lambda: client.zcard(f"{broker.namespace}:__heartbeats__") == 2)
 
 
+def test_the_garbage_collector_of_a_worker_passes_over_what_was_there_at_its_start(start_worker):
+    start_worker().ready()
+
+    push("look_for_the_provider")
+
+    eventually(done)
+    assert done() == ["passed over"]
+
+
 def test_a_producer_is_no_worker():
     push("note", "1")
     broker.enqueue(Message(QUEUE, "note", ("2",), {}, {}), delay=1000)

@@ -1,5 +1,6 @@
 """`forgekeeper worker` with actors that hold, fail and kill: a program that tests start, with Dramatiq's arguments."""
 
+import gc
 import os
 import signal
 import sys
@@ -49,6 +50,13 @@ def note(key):
 @dramatiq.actor(broker=broker, queue_name=QUEUE, child=True)
 def nothing():
     """Do nothing at all."""
+
+
+@dramatiq.actor(broker=broker, queue_name=QUEUE, child=True)
+def look_for_the_provider():
+    """Say whether the garbage collector looks at what the master has made for all its processes."""
+    provider = trace.get_tracer_provider()
+    client.rpush("done", "looked at" if any(one is provider for one in gc.get_objects()) else "passed over")
 
 
 @dramatiq.actor(broker=broker, queue_name=QUEUE, child=True)

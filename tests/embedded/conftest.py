@@ -5,6 +5,7 @@ import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import psycopg2
 import pytest
@@ -103,13 +104,21 @@ def host():
 
 
 @pytest.fixture
-def temporary_root(tmp_path, monkeypatch):
+def short_folder():
+    """Make a folder of a short name, within which the sockets of servers fit.
+
+    Those of a longer one are elsewhere, and whoever is killed at its start leaves them there.
+    """
+    with TemporaryDirectory(prefix="t", ignore_cleanup_errors=True) as short:
+        yield Path(short)
+
+
+@pytest.fixture
+def temporary_root(short_folder, monkeypatch):
     """Make temporary folders appear in a folder of our own, where we see what remains."""
-    root = tmp_path / "t"
-    root.mkdir()
-    monkeypatch.setenv("TMPDIR", str(root))
+    monkeypatch.setenv("TMPDIR", str(short_folder))
     monkeypatch.setattr("tempfile.tempdir", None)
-    return root
+    return short_folder
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@ import os
 import signal
 import stat
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from urllib.parse import urlsplit
 
 import pytest
@@ -13,13 +12,8 @@ QUERY = "SELECT current_setting('fsync'), current_setting('full_page_writes')"
 
 
 @pytest.fixture
-def folder():
-    """Make a folder of a short name, within which its sockets are.
-
-    Those of a longer one are elsewhere, and whoever is killed at its start leaves them there.
-    """
-    with TemporaryDirectory(prefix="t", ignore_cleanup_errors=True) as short:
-        yield Path(short) / ".forgekeeper"
+def folder(short_folder):
+    return short_folder / ".forgekeeper"
 
 
 def test_the_data_is_there_at_the_next_start(folder, query, redis_client):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from urllib.parse import quote
 
@@ -114,6 +115,14 @@ def no_settings_of_the_machine(monkeypatch: pytest.MonkeyPatch, tmp_path_factory
     # And where one destroys artifacts, their objects go in the same test.
     monkeypatch.setenv(f"{PREFIX}OBJECT_GRACE", "0")
     monkeypatch.chdir(tmp_path_factory.mktemp("cwd"))
+
+
+@pytest.fixture
+def fast_folder() -> Iterator[Path]:
+    """Make a folder in memory where there is such a thing: git makes a file for each ref that it deletes."""
+    memory = Path("/dev/shm")
+    with TemporaryDirectory(prefix="forgekeeper-", dir=memory if memory.is_dir() else None) as folder:
+        yield Path(folder)
 
 
 @pytest.fixture

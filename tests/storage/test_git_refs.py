@@ -5,7 +5,6 @@ import random
 import time
 from contextlib import suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -42,14 +41,6 @@ def root(tmp_path):
 @pytest.fixture
 def repository(root):
     return Bare(root)
-
-
-@pytest.fixture
-def fast_folder():
-    """A folder in memory where there is such a thing: git makes a file for each ref that it deletes."""
-    memory = Path("/dev/shm")
-    with TemporaryDirectory(prefix="forgekeeper-", dir=memory if memory.is_dir() else None) as folder:
-        yield Path(folder)
 
 
 def test_loose_and_packed_refs_are_deleted_and_no_others(repository):

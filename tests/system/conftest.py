@@ -1,8 +1,6 @@
 """Real processes, started as an operator starts them, and stopped whatever happens."""
 
 from dataclasses import asdict
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -34,14 +32,12 @@ def services(request, settings, tmp_path):
 
 
 @pytest.fixture
-def root():
-    """Make a root in memory where there is such a thing: git makes a file for each ref that it deletes."""
-    memory = Path("/dev/shm")
-    with TemporaryDirectory(prefix="forgekeeper-", dir=memory if memory.is_dir() else None) as folder:
-        root = put_root(Path(folder) / "repositories")
-        yield root
-        # Git outlives a worker that is killed, and goes on making and removing its files.
-        assert wait_until(lambda: not gits(root), PATIENCE)
+def root(fast_folder):
+    """Make a root of repositories, gone when no git is at work in it any more."""
+    root = put_root(fast_folder / "repositories")
+    yield root
+    # Git outlives a worker that is killed, and goes on making and removing its files.
+    assert wait_until(lambda: not gits(root), PATIENCE)
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ class WorkQueue(PriorityQueue[Any]):
         self._ends = False
 
     def end(self) -> None:
-        """Let no thread wait for longer than it asks for: they are to end."""
+        """Let no thread wait any more: they are to end."""
         with self.not_empty:
             self._ends = True
             self.not_empty.notify_all()
@@ -45,7 +45,7 @@ class WorkQueue(PriorityQueue[Any]):
             self.task_done()  # it has been put in twice
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:  # noqa: FBT001, FBT002, Python's signature
-        """Return what this thread took, or the next of all; an idle thread may wait for `IDLE` more."""
+        """Return what this thread took, or the next of all; an idle thread may wait for `IDLE` more, up to its end."""
         taken = self._taken.pop(get_ident(), None)
         if taken is not None:
             return taken
@@ -53,7 +53,7 @@ class WorkQueue(PriorityQueue[Any]):
             with self.not_empty:
                 self.not_empty.wait_for(lambda: self._ends or self._qsize() > 0, IDLE)
         try:
-            return super().get(block, timeout)
+            return super().get(block and not self._ends, timeout)
         except Empty:
             if not block:
                 # Asked by whoever empties it; a thread that was told to end may have taken something just before.

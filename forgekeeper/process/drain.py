@@ -103,7 +103,7 @@ class Drain(Middleware):
         self._idle_since = max(self._idle_since, time.monotonic())
         time_up = time.monotonic() + allowed.total_seconds() - reserve(allowed)
         soon = min(SOON, reserve(allowed))
-        # Dramatiq's main thread does this up to a second later, and each notices within another.
+        # Dramatiq's main thread does this up to a second later.
         for thread in self._threads:
             thread.stop()
         if self._mark is not None:

@@ -20,7 +20,7 @@ def idle(monkeypatch):
     monkeypatch.setattr(module, "IDLE", LONG)
     queue = WorkQueue()
     with ThreadPoolExecutor() as threads:
-        found = threads.submit(queue.get, timeout=0)
+        found = threads.submit(queue.get, timeout=LONG)
         assert wait_until(lambda: queue.not_empty._waiters, LIMIT)
         yield queue, found
         queue.end()
@@ -42,10 +42,10 @@ def test_an_idle_thread_that_is_to_end_finds_nothing_at_once(idle):
     assert isinstance(found.exception(LIMIT), Empty)
 
 
-def test_a_thread_that_is_to_end_waits_no_longer_than_it_asks_for(monkeypatch):
-    monkeypatch.setattr(module, "IDLE", LONG)
+@pytest.mark.timeout(LIMIT)
+def test_a_thread_that_is_to_end_does_not_begin_to_wait():
     queue = WorkQueue()
     queue.end()
 
     with pytest.raises(Empty):
-        queue.get(timeout=0)
+        queue.get(timeout=LONG)

@@ -8,7 +8,7 @@ from datetime import timedelta
 from dramatiq.cli import main, make_argument_parser
 
 from forgekeeper.boot import load
-from forgekeeper.process import master, ready_pipe
+from forgekeeper.process import log_pipes, master, ready_pipe
 from metrics import logs
 from metrics.counting import WORKER
 from metrics.endpoint import listen
@@ -29,6 +29,7 @@ def run(arguments: list[str]) -> int:
     if settings.metrics_port_worker:
         Watch(lambda: listen(settings.metrics_host, settings.metrics_port_worker)).start()
     ready_pipe.install()
+    log_pipes.install()
     master.install(settings.shutdown_timeout)
     # On SIGHUP dramatiq becomes what stands here, in the same process: with a new program, and the same page.
     sys.argv = [sys.executable, "-P", "-m", "forgekeeper.process", *arguments]

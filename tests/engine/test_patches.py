@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from multiprocessing import Pipe
 from pathlib import Path
 
 import dramatiq.cli
@@ -17,8 +18,11 @@ import pytest
 from prometheus_client.mmap_dict import MmapedDict
 
 from forgekeeper.embedded.waiting import wait_until
+from forgekeeper.process import log_pipes
 
 LIMIT = 60.0
+SIDES = ["Dramatiq's", "ours"]
+WATCH_LOGS = dramatiq.cli.watch_logs
 KILLED = """
 import multiprocessing, os, signal, sys, threading
 from forgekeeper.process import ready_pipe
@@ -126,6 +130,59 @@ def test_a_master_joins_a_process_that_does_not_end_for_ever(tmp_path):
     finally:
         os.killpg(master.pid, signal.SIGKILL)
         master.wait()
+
+
+# forgekeeper/process/log_pipes.py
+
+
+def watching(watch_logs, file, *, stopped):
+    """Watch a pipe of the master's own, which stays open, and those of two processes that have ended after some words."""
+    own, kept = Pipe(duplex=False)
+    heard = []
+    for said in ([], ["first", "last"]):
+        read, write = Pipe(duplex=False)
+        heard.append(read)
+        for word in said:
+            write.send_bytes(f"{word}\n".encode())
+        write.close()
+    stop = threading.Event()
+    watcher = threading.Thread(target=watch_logs, args=[str(file), [own, *heard], stop])
+    if stopped:
+        stop.set()
+    watcher.start()
+    return watcher, stop, kept
+
+
+@pytest.mark.parametrize(("watch_logs", "ends"), [(WATCH_LOGS, False), (log_pipes.watch_logs, True)], ids=SIDES)
+def test_processes_that_have_ended_are_not_waited_for(tmp_path, watch_logs, ends):
+    watcher, stop, _kept = watching(watch_logs, tmp_path / "log", stopped=False)
+    try:
+        watcher.join(LIMIT if ends else 1.5)
+
+        assert watcher.is_alive() is not ends
+    finally:
+        stop.set()
+        watcher.join(LIMIT)
+
+
+@pytest.mark.parametrize(
+    ("watch_logs", "written"), [(WATCH_LOGS, ""), (log_pipes.watch_logs, "first\nlast\n")], ids=SIDES
+)
+def test_what_processes_said_last_is_written(tmp_path, watch_logs, written):
+    watcher, _stop, _kept = watching(watch_logs, tmp_path / "log", stopped=True)
+    watcher.join(LIMIT)
+
+    assert (tmp_path / "log").read_text() == written
+
+
+def test_a_pipe_that_somebody_else_keeps_open_is_not_waited_for(tmp_path):
+    pipes, kept = zip(*(Pipe(duplex=False) for _ in range(2)), strict=True)
+    stop = threading.Event()
+    stop.set()
+
+    log_pipes.watch_logs(str(tmp_path / "log"), list(pipes), stop)
+
+    assert not any(pipe.closed for pipe in kept)
 
 
 # metrics/room.py

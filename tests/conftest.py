@@ -48,10 +48,11 @@ TOUCHED = """
     join pg_class on oid = coalesce(relid, name::regclass)
     where relkind = 'r' and (pg_relation_size(oid) > 0 or reltuples <> -1)
 """
+# Of sequences alone, in every plan: asked of a table, `pg_sequence_last_value` is an error.
 NUMBERED = """
-    select setval(oid, seqstart, false)
-    from unnest(%s) as name, pg_depend join pg_sequence on seqrelid = objid join pg_class on oid = seqrelid
-    where refobjid = name::regclass and pg_sequence_last_value(oid) is not null
+    select setval(seqrelid, seqstart, false)
+    from unnest(%s) as name join pg_depend on refobjid = name::regclass join pg_sequence on seqrelid = objid
+    where pg_sequence_last_value(seqrelid) is not null
 """
 
 # Autovacuum gives way to whoever waits for its table, but only after this long, and by default

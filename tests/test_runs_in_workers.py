@@ -27,7 +27,7 @@ from forgekeeper.process.run_messages import RunMessages, message_of
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.reconcile import reconcile as reconcile_batch
 from tests.harness.performing import runner_of
-from tests.harness.programs import LIMIT, Program, eventually
+from tests.harness.programs import LIMIT, READY, Program, eventually
 
 ROOT = Path(__file__).parents[1]
 NAME = "user_status_cleanup"
@@ -446,6 +446,13 @@ def test_a_worker_that_is_asked_to_end_again_and_again_still_drains(start_worker
     os.killpg(worker.process.pid, signal.SIGTERM)
 
     assert (worker.process.wait(LIMIT), row(run_id).state, statuses_left()) == (0, "succeeded", 9_900)
+
+
+def test_a_master_ends_with_its_processes_not_when_its_thread_for_their_output_is_told_to(start_worker):
+    worker = start_worker(program=["-m", "tests.harness.worker_untold"])
+    eventually(lambda: worker.said(READY))
+
+    assert worker.end() == 0
 
 
 def test_a_killed_master_takes_its_children_with_it(start_worker, reconcile):

@@ -32,14 +32,13 @@ def watch_logs(filename: str | None, pipes: list[Connection], stop: Event) -> No
                 return
             for reader in [reader for reader in left if reader in ready]:
                 try:
-                    said = reader.recv_bytes().decode(errors="replace")
+                    said = reader.recv_bytes()
                 except (EOFError, OSError):
-                    reader.close()
                     left.remove(reader)
-                    continue
-                with suppress(OSError):
-                    file.write(said)
-                    file.flush()
+                else:
+                    with suppress(OSError):
+                        file.write(said.decode(errors="replace"))
+                        file.flush()
 
 
 def install() -> None:

@@ -43,7 +43,8 @@ def test_an_idle_thread_that_is_to_end_finds_nothing_at_once(idle):
 
 
 @pytest.mark.timeout(LIMIT)
-def test_a_thread_that_is_to_end_does_not_begin_to_wait():
+def test_a_thread_that_is_to_end_does_not_begin_to_wait(monkeypatch):
+    monkeypatch.setattr(module, "IDLE", LONG)
     queue = WorkQueue()
     queue.end()
 

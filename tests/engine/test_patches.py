@@ -3,7 +3,9 @@
 Each is named in the docstring of the module that has the patch.
 """
 
+import errno
 import inspect
+import io
 import os
 import signal
 import subprocess
@@ -135,27 +137,39 @@ def test_a_master_joins_a_process_that_does_not_end_for_ever(tmp_path):
 # forgekeeper/process/log_pipes.py
 
 
-def watching(watch_logs, file, *, stopped):
-    """Watch a pipe of the master's own, which stays open, and those of two processes that have ended after some words."""
-    own, kept = Pipe(duplex=False)
-    heard = []
-    for said in ([], ["first", "last"]):
-        read, write = Pipe(duplex=False)
-        heard.append(read)
-        for word in said:
-            write.send_bytes(f"{word}\n".encode())
-        write.close()
+class Full(io.StringIO):
+    """A stream on a disk that is full."""
+
+    def write(self, _text):
+        raise OSError(errno.ENOSPC, "no space left")
+
+
+@pytest.fixture
+def pipes():
+    """What a master hears: its own pipe, which stays open, and those of two processes that ended, one after two words."""
+    made = [Pipe(duplex=False) for _ in range(3)]
+    (_, own), (_, silent), (_, speaking) = made
+    speaking.send_bytes(b"first\n")
+    speaking.send_bytes(b"last\n")
+    silent.close()
+    speaking.close()
+    yield [heard for heard, _ in made]
+    own.close()
+
+
+@pytest.fixture
+def stopped():
+    """What a master sets that has joined all processes."""
     stop = threading.Event()
-    watcher = threading.Thread(target=watch_logs, args=[str(file), [own, *heard], stop])
-    if stopped:
-        stop.set()
-    watcher.start()
-    return watcher, stop, kept
+    stop.set()
+    return stop
 
 
 @pytest.mark.parametrize(("watch_logs", "ends"), [(WATCH_LOGS, False), (log_pipes.watch_logs, True)], ids=SIDES)
-def test_processes_that_have_ended_are_not_waited_for(tmp_path, watch_logs, ends):
-    watcher, stop, _kept = watching(watch_logs, tmp_path / "log", stopped=False)
+def test_processes_that_have_ended_are_not_waited_for(tmp_path, pipes, watch_logs, ends):
+    stop = threading.Event()
+    watcher = threading.Thread(target=watch_logs, args=[str(tmp_path / "log"), pipes, stop])
+    watcher.start()
     try:
         watcher.join(LIMIT if ends else 1.5)
 
@@ -168,21 +182,28 @@ def test_processes_that_have_ended_are_not_waited_for(tmp_path, watch_logs, ends
 @pytest.mark.parametrize(
     ("watch_logs", "written"), [(WATCH_LOGS, ""), (log_pipes.watch_logs, "first\nlast\n")], ids=SIDES
 )
-def test_what_processes_said_last_is_written(tmp_path, watch_logs, written):
-    watcher, _stop, _kept = watching(watch_logs, tmp_path / "log", stopped=True)
-    watcher.join(LIMIT)
+def test_what_processes_said_last_is_written(tmp_path, pipes, stopped, watch_logs, written):
+    watch_logs(str(tmp_path / "log"), pipes, stopped)
 
     assert (tmp_path / "log").read_text() == written
 
 
-def test_a_pipe_that_somebody_else_keeps_open_is_not_waited_for(tmp_path):
-    pipes, kept = zip(*(Pipe(duplex=False) for _ in range(2)), strict=True)
-    stop = threading.Event()
-    stop.set()
+@pytest.mark.timeout(LIMIT)
+def test_a_pipe_that_somebody_else_keeps_open_is_not_waited_for(tmp_path, pipes, stopped):
+    heard, _kept = Pipe(duplex=False)
 
-    log_pipes.watch_logs(str(tmp_path / "log"), list(pipes), stop)
+    log_pipes.watch_logs(str(tmp_path / "log"), [*pipes, heard], stopped)
 
-    assert not any(pipe.closed for pipe in kept)
+    assert not heard.poll()
+
+
+def test_what_cannot_be_written_is_taken_all_the_same(monkeypatch, pipes, stopped):
+    monkeypatch.setattr(sys, "stderr", Full())
+
+    log_pipes.watch_logs(None, pipes, stopped)
+
+    with pytest.raises(EOFError):
+        pipes[-1].recv_bytes()
 
 
 # metrics/room.py

@@ -176,6 +176,7 @@ def main() -> None:
     parser.add_argument("--durations", type=Path, required=True, help="what pytest printed of that run")
     parser.add_argument("--seed", type=int, default=1, help="the same seed gives the same sample")
     parser.add_argument("--count", type=int, default=120, help="how many mutants")
+    parser.add_argument("--under", action="append", default=[], help="only files whose paths begin so; may be repeated")
     parser.add_argument("--limit", type=float, default=90, help="seconds for each")
     parser.add_argument("--again", type=Path, help="only what was not killed in these results; with a longer limit")
     parser.add_argument("--json", type=Path, help="write the results here, too")
@@ -191,7 +192,8 @@ def main() -> None:
         tests = Tests(clone.folder, product, Map(given.coverage, given.durations.read_text()), clone.present())
         known = json.loads(given.again.read_text()) if given.again else []
         alive = {(one["path"], one["line"], one["diff"]) for one in known if one["outcome"] != "killed"}
-        for mutant in sample(product.mutants(), given.count, given.seed):
+        mutants = (one for one in product.mutants() if one.path.startswith(tuple(given.under) or ""))
+        for mutant in sample(mutants, given.count, given.seed):
             if given.again and (mutant.path, mutant.line, mutant.diff()) not in alive:
                 continue
             found.append(judged(clone, mutant, tests.of(mutant, within=ENOUGH * given.limit), given.limit))

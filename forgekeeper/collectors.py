@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from functools import partial
 
 from forgekeeper import clocks, locks
@@ -18,6 +19,7 @@ from forgekeeper.installation.row import Installation
 from forgekeeper.probe import Probe
 from forgekeeper.runs import held_back
 from forgekeeper.runs.batch import Batch
+from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.passed_over import PassedOver
 from forgekeeper.settings import Settings
@@ -78,14 +80,14 @@ def _batches(settings: Settings) -> Iterator[Reading]:
 
 def _kept_back() -> Iterator[Reading]:
     """Say what somebody has paused or stopped, and what a brake holds."""
-    for row in Batch.select():
-        if spec(row.name) is None:
-            continue
-        yield from at("batch_stopped_since_timestamp_seconds", row.stopped_since, row.name)
-        yield from at("batch_held_since_timestamp_seconds", row.held_since, row.name, _label(row.held_reason))
-    for row in Batch.all_paused():
-        if spec(row.name):
-            yield from at("batch_paused_since_timestamp_seconds", row.paused_since, row.name)
+    first: dict[tuple[str, ...], datetime] = {}
+    for hold in Hold.standing():
+        if spec(hold.batch):
+            word = {"pause": "paused", "stop": "stopped"}.get(hold.kind)
+            key = (word, hold.batch) if word else ("held", hold.batch, _label(hold.kind))
+            first[key] = min(first.get(key, hold.since), hold.since)
+    for (how, *labels), since in first.items():
+        yield from at(f"batch_{how}_since_timestamp_seconds", since, *labels)
 
 
 def _label(found: str | None) -> str:

@@ -9,6 +9,7 @@ from forgekeeper.flags import FeatureFlag
 from forgekeeper.installation.row import Installation
 from forgekeeper.process.rows import Process
 from forgekeeper.runs.batch import Batch
+from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.passed_over import PassedOver
 from forgekeeper.runs.totals import RunTotal
@@ -18,6 +19,7 @@ from forgekeeper.storage.settled import SettledUpload
 OURS: tuple[type[Base], ...] = (
     FeatureFlag,
     Batch,
+    Hold,
     JobRun,
     DeletedObject,
     Process,

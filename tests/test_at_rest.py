@@ -11,6 +11,7 @@ import scheduler
 from forgekeeper import database as db
 from forgekeeper.connections import client
 from forgekeeper.runs.batch import Batch
+from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import CLOCK_TOLERANCE, OPEN, JobRun
 from forgekeeper.runs.reconcile import is_at_rest
 from scheduler import WHOLE_EVERY, Loop
@@ -37,6 +38,7 @@ CLOSED = ("succeeded", "failed", "skipped", "coalesced", "missed", "blocked")
 AWAY = (-HOUR, -MINUTE, -SECOND, timedelta(0), SECOND, CLOCK_TOLERANCE, 3 * SECOND, HOUR)
 ROWS = "select *, xmin::text from job_runs order by id"
 BATCHES = "select *, xmin::text from batches order by name"
+HOLDS = "select *, xmin::text from holds order by id"
 
 instants = st.sampled_from([NOON + away for away in AWAY])
 perhaps = st.none() | instants
@@ -48,8 +50,9 @@ opened = st.fixed_dictionaries(
 runs = st.tuples(
     st.dictionaries(ticks, closed, max_size=3), st.lists(closed, max_size=1), st.none() | st.tuples(ticks, opened)
 )
-batches = st.fixed_dictionaries(
-    {"registered_at": instants}, optional={"paused_since": instants, "stopped_since": instants, "held_since": instants}
+batches = st.fixed_dictionaries({"registered_at": instants}, optional={"released_at": instants})
+holds = st.lists(
+    st.fixed_dictionaries({"kind": st.sampled_from(["pause", "stop", "breaker"]), "since": instants}), max_size=2
 )
 configured = st.fixed_dictionaries(
     {
@@ -63,8 +66,8 @@ def rests(**given):
     return is_at_rest(NAME, settings_with(**given))
 
 
-def fill(ticked, by_hand, opened, batch):
-    db.database.execute_sql("delete from job_runs; delete from batches")
+def fill(ticked, by_hand, opened, batch, holds):
+    db.database.execute_sql("delete from job_runs; delete from batches; delete from holds")
     client.flushdb()
     for tick, run in ticked.items():
         JobRun.insert(batch=NAME, tick=tick, **run).execute()
@@ -74,17 +77,19 @@ def fill(ticked, by_hand, opened, batch):
         JobRun.insert(batch=NAME, tick=opened[0], **opened[1]).execute()
     if batch is not None:
         Batch.insert(name=NAME, **batch).execute()
+    for hold in holds:
+        Hold.insert(batch=NAME, by="me", **hold).execute()
 
 
 def everything():
-    tables = [db.database.execute_sql(select).fetchall() for select in (ROWS, BATCHES)]
+    tables = [db.database.execute_sql(select).fetchall() for select in (ROWS, BATCHES, HOLDS)]
     return tables, {key: client.dump(key) for key in client.scan_iter()}
 
 
-@given(runs=runs, batch=st.none() | batches, now=instants, configured=configured)
+@given(runs=runs, batch=st.none() | batches, holds=holds, now=instants, configured=configured)
 @settings(max_examples=examples(1_000))
-def test_a_whole_turn_does_and_tells_nothing_where_a_batch_is_at_rest(runs, batch, now, configured):
-    fill(*runs, batch)
+def test_a_whole_turn_does_and_tells_nothing_where_a_batch_is_at_rest(runs, batch, holds, now, configured):
+    fill(*runs, batch, holds)
     clock_is(now)
     if not rests(**configured):
         return
@@ -133,9 +138,15 @@ def test_a_batch_that_nobody_knows_is_not_at_rest():
     assert not rests()
 
 
-@pytest.mark.parametrize("field", ["registered_at", "paused_since", "stopped_since", "held_since"])
+@pytest.mark.parametrize("field", ["registered_at", "released_at"])
 def test_a_batch_of_which_a_time_of_the_past_lies_ahead_is_not_at_rest(field):
     Batch.update({field: DAWN + SECOND}).execute()
+
+    assert not rests()
+
+
+def test_a_batch_whose_hold_begins_ahead_is_not_at_rest():
+    Hold.insert(batch=NAME, kind="stop", by="me", since=DAWN + SECOND).execute()
 
     assert not rests()
 

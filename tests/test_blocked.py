@@ -11,6 +11,7 @@ from forgekeeper.flags import FeatureFlag
 from forgekeeper.runs import held_back
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.blocked import REASONS, Blocked
+from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
 from metrics.catalogue.labels import BLOCKS
 from metrics.counting import WORKER
@@ -229,8 +230,8 @@ def test_a_batch_whose_cron_went_off_yesterday_is_not_said_yet():
 
 def test_a_pause_without_an_end_is_said_and_one_with_an_end_is_not():
     FeatureFlag.turn(FLAG, on=True)
-    Batch.pause(NAME, until=None, reason="a move", by="me")
-    Batch.pause("prune", until=now() + DAY, reason=None, by="me")
+    Hold.add(NAME, "pause", until=None, reason="a move", by="me")
+    Hold.add("prune", "pause", until=now() + DAY, reason=None, by="me")
 
     (said,) = held_back.warnings(ON)
 

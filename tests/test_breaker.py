@@ -10,6 +10,7 @@ from forgekeeper.database import now
 from forgekeeper.runs import breaker
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.held import Held
+from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
 from models import UserStatus
 from tests.harness.performing import recorded
@@ -73,7 +74,8 @@ def test_a_run_out_of_proportion_does_not_begin_and_its_batch_is_held(database, 
     run = recorded(STATUSES, settings)
 
     assert (run.state, run.reason, left()) == ("skipped", "held", 500)
-    assert Batch.get_by_id(STATUSES.name).held_sentence == (
+    (hold,) = Hold.standing(batch=STATUSES.name)
+    assert hold.reason == (
         "it would delete 400 of about 500 records (80%), and the largest of its last 100 runs deleted 10: `forgekeeper"
         " run user_status_cleanup --dry-run` shows what, `forgekeeper release user_status_cleanup --reason REASON` lets"
         " it go"

@@ -44,7 +44,7 @@ ENGINE = {
     "runs.plan": {"settings"},
     "boot": {"batches", "settings"},
     "worker_metrics": LEAVES | {"batches", "delivery", "locks", "runs"},
-    "process": LEAVES | {"batches", "boot", "connections", "delivery", "runs", "worker_metrics"},
+    "process": LEAVES | {"batches", "boot", "connections", "delivery", "migrations", "runs", "worker_metrics"},
     "tables": {"audit", "database", "flags", "installation", "process.rows", "runs", "storage"},
     "collectors": LEAVES
     | {

@@ -308,3 +308,26 @@ def test_a_database_that_only_looks_different_is_as_good(migrated, change):
         migrated.execute_sql(statement)
 
     assert list(differences(MODELS)) == []
+
+
+def test_what_held_batches_back_in_columns_does_so_in_rows(empty, folder, tmp_path):
+    holds = (folder / "0012_holds.py").rename(tmp_path / "0012_holds.py")
+    migrations.migrate(empty)
+    empty.execute_sql("""
+        insert into batches (name, paused_until, paused_since, paused_reason, paused_by) values
+            ('a', '9999-12-31 00:00Z', now(), 'a move', 'ann'), ('b', now() + interval '1 h', now(), null, 'bob'),
+            ('c', now() - interval '1 h', now(), 'over', 'bob');
+        insert into batches (name, stopped_since, stopped_reason, stopped_by, held_since, held_reason, held_sentence)
+        values ('d', now(), 'wrong', 'ann', now(), 'new', 'nobody has looked')
+    """)
+    holds.rename(folder / "0012_holds.py")
+
+    migrations.migrate(empty)
+
+    found = empty.execute_sql("select batch, kind, reason, by, until is null from holds order by batch, kind desc")
+    assert found.fetchall() == [
+        ("a", "pause", "a move", "ann", True),
+        ("b", "pause", None, "bob", False),
+        ("d", "stop", "wrong", "ann", True),
+        ("d", "new", "nobody has looked", "forgekeeper", True),
+    ]

@@ -14,7 +14,7 @@ from forgekeeper.database import now
 from forgekeeper.flags import FeatureFlag
 from forgekeeper.installation import agreement
 from forgekeeper.installation.row import Installation
-from forgekeeper.runs.batch import Batch
+from forgekeeper.runs.holds import BRAKES, Hold
 from forgekeeper.runs.totals import RunTotal
 from forgekeeper.storage import sentinel
 from forgekeeper.storage.outbox import DeletedObject
@@ -107,11 +107,11 @@ def held(mistake, batch, count, *, given=None):
 
 
 def run_if_allowed(batch, given):
-    return None if Batch.why_held_back(batch.name) else run(batch, given)
+    return None if Hold.why(batch.name) else run(batch, given)
 
 
 def unheld(batch):
-    Batch.update(held_since=None, held_reason=None, held_sentence=None).where(Batch.name == batch.name).execute()
+    Hold.lift(batch.name, BRAKES)
 
 
 def test_a_bad_import_makes_all_statuses_expire(database):

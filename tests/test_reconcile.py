@@ -23,6 +23,7 @@ from forgekeeper.process.broker import broker
 from forgekeeper.process.run_messages import RunMessages
 from forgekeeper.runs import reconcile as runs
 from forgekeeper.runs.batch import Batch
+from forgekeeper.runs.holds import BY_PEOPLE, Hold
 from forgekeeper.runs.ledger import MAX_LOSSES, MAX_RETRIES, JobRun
 from forgekeeper.runs.plan import REMEMBERED
 from scheduler import Loop
@@ -54,7 +55,7 @@ FAKE_CLOCK = """
 def ledger(_migrated, urls):
     """An empty ledger that has known the batch since dawn, read by the test's clock."""
     with connected(urls, search_path="public"):
-        db.database.execute_sql("truncate job_runs, batches restart identity")
+        db.database.execute_sql("truncate job_runs, batches, holds restart identity")
         db.database.execute_sql(FAKE_CLOCK)
         client.flushdb()
     with connected(urls, search_path="fake,public,pg_catalog") as settings:
@@ -310,13 +311,14 @@ def test_a_retry_of_a_run_by_hand_does_not_wait_for_a_time_that_only_a_wrong_clo
     assert sent() == [run.id]
 
 
-def test_a_batch_that_was_registered_and_paused_while_the_clock_was_ahead_is_not_new_for_a_day():
-    Batch.update(registered_at=TOMORROW, paused_since=TOMORROW).execute()
+def test_a_batch_registered_released_and_paused_while_the_clock_was_ahead_is_not_new_for_a_day():
+    Batch.update(registered_at=TOMORROW, released_at=TOMORROW).execute()
+    Hold.insert(batch=NAME, kind="pause", by="me", since=TOMORROW, until=DAWN).execute()
 
     at(NOON)
     at(NOON + MINUTE)
 
-    assert (Batch.get().registered_at, Batch.get().paused_since) == (NOON, NOON)
+    assert (Batch.get().registered_at, Batch.get().released_at, Hold.get().since) == (NOON, NOON, NOON)
     assert rows("enqueued") == {NOON + MINUTE}
 
 
@@ -372,7 +374,7 @@ def test_a_tick_that_comes_while_the_last_one_waits_for_a_worker_is_skipped_as_a
 
 
 def test_a_tick_that_comes_during_a_pause_is_skipped():
-    Batch.pause(NAME, until=None, reason=None, by="me")
+    Hold.add(NAME, "pause", until=None, reason=None, by="me")
 
     at(NOON)
 
@@ -382,7 +384,7 @@ def test_a_tick_that_comes_during_a_pause_is_skipped():
 
 def test_a_run_that_was_sent_before_the_pause_is_not_started():
     at(NOON)
-    Batch.pause(NAME, until=None, reason=None, by="me")
+    Hold.add(NAME, "pause", until=None, reason=None, by="me")
 
     assert start() is None
     assert row().state == "enqueued"
@@ -390,11 +392,11 @@ def test_a_run_that_was_sent_before_the_pause_is_not_started():
 
 def test_a_run_that_was_sent_before_the_pause_runs_after_it():
     at(NOON)
-    Batch.pause(NAME, until=None, reason=None, by="me")
+    Hold.add(NAME, "pause", until=None, reason=None, by="me")
     broker.do_ack(BATCH.queue, fetch().message_id)
     reconcile()
     assert not sent()
-    Batch.resume(NAME)
+    Hold.lift(NAME, BY_PEOPLE)
 
     at(NOON + SECOND)
 
@@ -403,7 +405,7 @@ def test_a_run_that_was_sent_before_the_pause_runs_after_it():
 
 
 def test_a_pause_ends_by_itself():
-    Batch.pause(NAME, until=NOON + MINUTE, reason=None, by="me")
+    Hold.add(NAME, "pause", until=NOON + MINUTE, reason=None, by="me")
     at(NOON)
 
     at(NOON + MINUTE)
@@ -413,7 +415,7 @@ def test_a_pause_ends_by_itself():
 
 def test_an_emptied_redis_does_not_resume_a_paused_batch():
     at(NOON)
-    Batch.pause(NAME, until=None, reason=None, by="me")
+    Hold.add(NAME, "pause", until=None, reason=None, by="me")
     client.flushall()
 
     at(NOON + MINUTE)
@@ -658,7 +660,7 @@ def test_a_waiting_retry_does_not_give_way_to_an_older_tick():
 def test_a_waiting_retry_keeps_its_place_when_a_pause_turns_the_newer_tick_away():
     at(NOON)
     failed()
-    Batch.pause(NAME, until=None, reason=None, by="me")
+    Hold.add(NAME, "pause", until=None, reason=None, by="me")
 
     at(NOON + MINUTE)
 
@@ -837,7 +839,7 @@ def test_a_run_here_is_refused_while_the_batch_runs():
 
 
 def test_a_run_here_is_refused_while_the_batch_is_paused():
-    Batch.pause(NAME, until=None, reason=None, by="me")
+    Hold.add(NAME, "pause", until=None, reason=None, by="me")
 
     assert JobRun.start_here(NAME, by="me") is None
 

@@ -39,6 +39,7 @@ from forgekeeper.process.broker import broker
 from forgekeeper.process.run_messages import RunMessages, message_of
 from forgekeeper.runs import reconcile
 from forgekeeper.runs.batch import Batch
+from forgekeeper.runs.holds import BY_PEOPLE, Hold
 from forgekeeper.runs.ledger import CLOCK_TOLERANCE, OPEN, JobRun, Started
 from tests.harness import logs
 from tests.harness.settings import settings_with
@@ -60,15 +61,18 @@ FAKE_CLOCK = """
     create function fake.clock_timestamp() returns timestamptz language sql volatile as 'select at from fake.clock';
 """
 BACK_UP = """
-    drop table if exists fake.runs, fake.paused, fake.numbers;
+    drop table if exists fake.runs, fake.paused, fake.holds, fake.numbers;
     create unlogged table fake.runs as table job_runs;
     create unlogged table fake.paused as table batches;
+    create unlogged table fake.holds as table holds;
     create unlogged table fake.numbers as select last_value, is_called from job_runs_id_seq;
 """
 RESTORE = """
-    delete from job_runs; delete from batches;
+    delete from job_runs; delete from batches; delete from holds;
     insert into job_runs select * from fake.runs;
     insert into batches select * from fake.paused;
+    delete from holds;
+    insert into holds select * from fake.holds;
     select setval('job_runs_id_seq', last_value, is_called) from fake.numbers;
 """
 ROWS = "select id, tick, state, reason, attempt, failures, finished_at, xmin::text from job_runs order by id"
@@ -203,7 +207,7 @@ drifts = st.sampled_from([None, *(timedelta(seconds=seconds) for seconds in (-3_
 class Machine(RuleBasedStateMachine):
     @initialize(schedule=st.sampled_from(SCHEDULES), catch_up=st.sampled_from(["once", "skip"]))
     def begin(self, schedule, catch_up):
-        db.database.execute_sql("delete from job_runs; delete from batches")
+        db.database.execute_sql("delete from job_runs; delete from batches; delete from holds")
         client.flushdb()
         self.configured = settings_with(cron_user_status_cleanup=schedule, catch_up_user_status_cleanup=catch_up)
         self.world = World()
@@ -475,13 +479,13 @@ class Machine(RuleBasedStateMachine):
     @rule(minutes=st.sampled_from([1, 30, 10_000_000]))
     def somebody_pauses(self, minutes):
         self.paused_until = self.now + timedelta(minutes=minutes)
-        Batch.pause(NAME, until=self.paused_until, reason=None, by="me")
+        Hold.add(NAME, "pause", until=self.paused_until, reason=None, by="me")
 
     @precondition(lambda self: self.paused)
     @rule()
     def somebody_resumes(self):
         self.paused_until = None
-        assert Batch.resume(NAME), "the pause was forgotten"
+        assert Hold.lift(NAME, BY_PEOPLE), "the pause was forgotten"
 
     @precondition(lambda self: len(self.stalled) < 3)
     @rule(questions=st.integers(0, 4) | st.just(-1))

@@ -66,7 +66,7 @@ def opened(server):
 def ledger(opened):
     opened()
     migrations.migrate(database.obj)
-    database.execute_sql("truncate job_runs, batches")
+    database.execute_sql("truncate job_runs, batches, holds")
 
 
 def my_pid():

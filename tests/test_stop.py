@@ -16,8 +16,8 @@ from forgekeeper.database import database, now
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.flags import FeatureFlag
 from forgekeeper.runs import bad_records, brakes
-from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.deadline import Deadline
+from forgekeeper.runs.holds import BY_PEOPLE, Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.passed_over import PassedOver
 from tests.harness.performing import attempt_at, ended, perform, runner_of
@@ -55,9 +55,7 @@ ADD_OLD_RUNS = """
 """
 STOP = """
     create function stop_it() returns trigger language plpgsql as $$ begin
-        insert into batches (name, stopped_since, stopped_reason, stopped_by)
-        values ('{batch}', clock_timestamp(), 'test', 'test')
-        on conflict (name) do update set stopped_since = clock_timestamp(), stopped_reason = 'test', stopped_by = 'test';
+        insert into holds (batch, kind, reason, by) values ('{batch}', 'stop', 'test', 'test');
         return null;
     end $$;
     create trigger stop_it after {when} on {table} for each statement execute function stop_it();
@@ -216,7 +214,7 @@ def test_a_run_that_waits_for_its_pace_ends_when_it_is_stopped(monkeypatch):
     thread = threading.Thread(target=work)
     thread.start()
     assert wait_until(lambda: count("user_statuses") == CHUNK, 20)
-    Batch.stop(user_status_cleanup.name, reason="test", by="test")
+    Hold.add(user_status_cleanup.name, "stop", reason="test", by="test")
     since = time.monotonic()
     thread.join(30)
 
@@ -230,7 +228,7 @@ def test_a_run_that_was_taken_from_its_worker_is_lost_and_not_stopped():
     with runner_of(settings_with()) as runner:
         attempt = attempt_at(runner, user_status_cleanup)
         with attempt:
-            Batch.stop(user_status_cleanup.name, reason="test", by="test")
+            Hold.add(user_status_cleanup.name, "stop", reason="test", by="test")
             JobRun.update(attempt_token=None).where(JobRun.id == attempt.run.number).execute()
             attempt.work()
 
@@ -262,7 +260,7 @@ def test_a_run_that_is_stopped_between_its_start_and_its_work_does_nothing():
     statuses(1)
     with runner_of(settings_with()) as runner:
         attempt = attempt_at(runner, user_status_cleanup)
-        Batch.stop(user_status_cleanup.name, reason="test", by="test")
+        Hold.add(user_status_cleanup.name, "stop", reason="test", by="test")
         ended(attempt)
 
     assert (attempt.result()["skipped"], count("user_statuses")) == ("stopped", 1)
@@ -270,7 +268,7 @@ def test_a_run_that_is_stopped_between_its_start_and_its_work_does_nothing():
 
 def test_a_run_that_is_stopped_between_its_claim_and_its_start_waits():
     number = JobRun.claim(user_status_cleanup.name, now().replace(second=0, microsecond=0), by="test", reason=None)
-    Batch.stop(user_status_cleanup.name, reason="test", by="test")
+    Hold.add(user_status_cleanup.name, "stop", reason="test", by="test")
     row = JobRun.get_by_id(number)
 
     assert JobRun.start(row.batch, number, token=row.token, by="worker") is None
@@ -280,7 +278,7 @@ def test_a_run_that_is_stopped_between_its_claim_and_its_start_waits():
 def test_a_child_that_begins_after_the_stop_is_skipped_and_has_not_failed():
     turn_on()
     database.execute_sql(ADD_ARTIFACTS.format(number=0, count=1))
-    Batch.stop(expired_job_artifacts.name, reason="test", by="test")
+    Hold.add(expired_job_artifacts.name, "stop", reason="test", by="test")
 
     attempt = as_child(delete_artifact_bucket)
 
@@ -292,7 +290,7 @@ def test_what_was_stopped_goes_on_after_the_resumption():
     statuses(2 * CHUNK)
     with stopped_by_the_first("delete", "user_statuses", user_status_cleanup):
         attempted(user_status_cleanup)
-    Batch.resume(user_status_cleanup.name)
+    Hold.lift(user_status_cleanup.name, BY_PEOPLE)
 
     attempt = attempted(user_status_cleanup)
 

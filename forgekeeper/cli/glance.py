@@ -12,7 +12,6 @@ from rich.text import Text
 
 from forgekeeper.batches import queues as known
 from forgekeeper.cli.console import facts, fill, grid, moment, relative, rough, warning
-from forgekeeper.runs.batch import FOREVER
 from metrics.redaction import clean
 
 STATES = {"succeeded": "green", "failed": "red", "blocked": "red"}
@@ -127,7 +126,7 @@ def _idle(one: dict[str, Any]) -> Text:
 
 
 def _pause(paused: dict[str, Any]) -> str:
-    until = "until resumed" if paused["until"] >= FOREVER else f"until {moment(paused['until'])}"
+    until = f"until {moment(paused['until'])}" if paused["until"] else "until resumed"
     return until + (f" ({paused['reason']})" if paused["reason"] else "")
 
 

@@ -22,8 +22,8 @@ from forgekeeper.cli.connection import batch_named, connected
 from forgekeeper.cli.console import Json, Problem, emit, err, moment, out, wrong_use
 from forgekeeper.cli.running import Names
 from forgekeeper.database import database, now
-from forgekeeper.runs.batch import FOREVER
 from forgekeeper.runs.batch import Batch as BatchRow
+from forgekeeper.runs.holds import BRAKES, BY_PEOPLE, Hold
 from forgekeeper.runs.ledger import JobRun
 from metrics.redaction import clean
 
@@ -64,7 +64,7 @@ def pause(
         with database.atomic():
             for name in _known(names):
                 before = _state(name)
-                BatchRow.pause(name, until=end, reason=why, by=acts.who().name)
+                Hold.add(name, "pause", until=end, reason=why, by=acts.who().name)
                 acts.record("pause", name, batch=name, reason=why, before=before, after=_state(name))
         known = _known(names)
     answers = [{"batch": name, "paused": True, "until": end, "reason": why} for name in known]
@@ -90,7 +90,7 @@ def stop(
             known = _known(names)
             for name in known:
                 before = _state(name)
-                BatchRow.stop(name, reason=str(why), by=acts.who().name)
+                Hold.add(name, "stop", reason=why, by=acts.who().name)
                 acts.record("stop", name, batch=name, reason=why, before=before, after=_state(name))
         since = now()
         if not json:
@@ -119,7 +119,7 @@ def cancel(
         why = _reason(reason, "cancelling it")
         with database.atomic():
             state = JobRun.cancel(number, reason=why, by=acts.who().name)
-            before = {"state": run.state, "cancelled_at": _written(run.cancelled_at)}
+            before = {"state": run.state, "cancelled_at": run.cancelled_at}
             acts.record("cancel", f"run:{number}", batch=run.batch, reason=why, before=before, after={"state": state})
     sentence = f"run {number} of {run.batch} {_cancelled(run, state)}"
     answer = {"run": number, "batch": run.batch, "was": run.state, "state": state or run.state, "reason": why}
@@ -132,15 +132,15 @@ def resume(batches: Names = None, everything: All = False, reason: Reason = None
     with connected("resume"), database.atomic():
         befores = {name: _state(name) for name in _known(names)}
         for name, before in befores.items():
-            BatchRow.resume(name)
+            Hold.lift(name, BY_PEOPLE)
             acts.record("resume", name, batch=name, reason=reason, before=before, after=_state(name))
     answers = [
         {
             "batch": name,
             "paused": False,
-            "was_paused": before["paused_until"] is not None,
-            "was_stopped": before["stopped_since"] is not None,
-            "held": before["held_since"] is not None,
+            "was_paused": "pause" in _kinds(before),
+            "was_stopped": "stop" in _kinds(before),
+            "held": not _kinds(before).isdisjoint(BRAKES),
         }
         for name, before in befores.items()
     ]
@@ -156,7 +156,10 @@ def _named(batches: Sequence[str] | None, everything: bool) -> list[str] | None:
 
 def _known(names: list[str] | None) -> list[str]:
     """Return *names*, or those of all batches: also of those that only other processes have declared."""
-    return list(dict.fromkeys([*BATCHES, *sorted(row.name for row in BatchRow.select())])) if names is None else names
+    if names is not None:
+        return names
+    others = {row.name for row in BatchRow.select()} | {hold.batch for hold in Hold.standing()}
+    return list(dict.fromkeys([*BATCHES, *sorted(others)]))
 
 
 def _to_come(until: str | None) -> times.FromNow | None:
@@ -206,18 +209,12 @@ def _migrated_enough() -> Iterator[None]:
 
 def _state(name: str) -> dict[str, Any]:
     """Return what holds the batch back, as the audit writes it down."""
-    row, instant = BatchRow.get_or_none(BatchRow.name == name), now()
-    fields = ("paused_until", "paused_reason", "stopped_since", "stopped_reason", "held_since", "held_reason")
-    found = {field: row and getattr(row, field) for field in fields}
-    if found["paused_until"] and found["paused_until"] <= instant:
-        found |= {"paused_until": None, "paused_reason": None}
-    return {field: _written(value) if isinstance(value, datetime) else value for field, value in found.items()}
+    fields = ("id", "kind", "reason", "by", "since", "until")
+    return {"holds": [{field: getattr(hold, field) for field in fields} for hold in Hold.standing(batch=name)]}
 
 
-def _written(instant: datetime | None) -> str | None:
-    if instant is None:
-        return None
-    return "forever" if instant >= FOREVER else instant.isoformat()
+def _kinds(state: dict[str, Any]) -> set[str]:
+    return {hold["kind"] for hold in state["holds"]}
 
 
 def _resumed(answer: dict[str, Any]) -> str:

@@ -16,7 +16,7 @@ from forgekeeper.cli.running import Name
 from forgekeeper.cli.timetable import Timetable
 from forgekeeper.database import now
 from forgekeeper.process.rows import Process
-from forgekeeper.runs.batch import Batch as BatchRow
+from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
 from metrics.redaction import clean
 
@@ -80,8 +80,7 @@ def why(
         else:
             run = (JobRun.at(name, tick) or JobRun.set_aside(name, tick)) if tick else JobRun.of(name).first()
         if run is not None:
-            row, is_paused = BatchRow.get_or_none(BatchRow.name == name), BatchRow.paused(name).exists()
-            sentences = story.tell(run, row, paused=is_paused) + story.untimely(run, JobRun.ahead(name))
+            sentences = story.tell(run, Hold.standing(batch=name)) + story.untimely(run, JobRun.ahead(name))
             sentences += audit.hint(run.id)
         elif tick is not None:
             timetable = Timetable.of(Process.known(), now(), settings)

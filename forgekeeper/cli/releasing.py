@@ -13,11 +13,10 @@ from forgekeeper.cli.console import All, Json, answer, moment, wrong_use
 from forgekeeper.cli.running import Names
 from forgekeeper.database import database
 from forgekeeper.runs.batch import Batch as BatchRow
+from forgekeeper.runs.holds import BRAKES, Hold
 
 FIRST = "0001_ledger"
 """Whoever applies this migration makes a new installation."""
-NEW = "new"
-"""Why a batch is held of which nobody has seen yet what it will delete."""
 Reason = Annotated[str, typer.Option(help="Why it may go on; the audit keeps it.")]
 Expect = Annotated[
     int | None,
@@ -62,8 +61,9 @@ def let_go(batch: BatchSpec, *, reason: str, expect: int | None = None) -> bool:
 def hold_new() -> list[str]:
     """Hold each batch that deletes, as nobody has seen what it will delete; return their names."""
     names = [batch.name for batch in BATCHES.values() if batch.deletes]
+    BatchRow.register(names)
     for name in names:
-        BatchRow.hold(name, reason=NEW, sentence=_never_seen(name))
+        Hold.add(name, "new", reason=_never_seen(name), by=acts.who().name)
     return names
 
 
@@ -73,8 +73,7 @@ def let_new_go(*, reason: str) -> None:
     That is part of another act, and none of its own.
     """
     for batch in BATCHES.values():
-        row = BatchRow.get_or_none(BatchRow.name == batch.name)
-        if batch.deletes and (row is None or row.held_since is None or row.held_reason == NEW):
+        if batch.deletes and all(hold.kind == "new" for hold in Hold.standing(*BRAKES, batch=batch.name)):
             BatchRow.release(batch.name, reason=reason, by=acts.who().name)
 
 
@@ -92,7 +91,7 @@ def _chosen(names: list[str], *, everything: bool) -> list[BatchSpec]:
 
 
 def _state(name: str) -> dict[str, Any]:
-    row = BatchRow.get_or_none(BatchRow.name == name)
-    if row is None or row.held_since is None:
+    hold = next(iter(Hold.standing(*BRAKES, batch=name)), None)
+    if hold is None:
         return {"held": None}
-    return {"held": moment(row.held_since), "reason": row.held_reason, "sentence": row.held_sentence}
+    return {"held": moment(hold.since), "reason": hold.kind, "sentence": hold.reason}

@@ -20,7 +20,7 @@ from forgekeeper.database import database
 from forgekeeper.identity import identity
 from forgekeeper.process.run_messages import RunMessages
 from forgekeeper.runs import reconcile
-from forgekeeper.runs.batch import Batch as BatchRow
+from forgekeeper.runs.holds import BRAKES, Hold
 from forgekeeper.runs.ledger import JobRun, Started
 from forgekeeper.runs.previewing import SAMPLE
 from metrics.redaction import clean
@@ -146,15 +146,15 @@ def _claimed(batch: BatchSpec, *, recorded: bool) -> int | None:
 
 def held_back(batch: BatchSpec) -> tuple[str, str] | None:
     """Say why no run of the batch may start, by a word and in a sentence; None when one may."""
-    reason = BatchRow.why_held_back(batch.name)
-    if reason is None:
+    reason = Hold.why(batch.name)
+    kinds = {"stopped": ("stop",), "held": BRAKES, "paused": ("pause",)}
+    hold = next(iter(Hold.standing(*kinds[reason], batch=batch.name)), None) if reason else None
+    if reason is None or hold is None:
         return None
-    name, row = batch.name, BatchRow.get_by_id(batch.name)
     if reason == "held":
-        return reason, f"{name} is held since {moment(row.held_since)}: {row.held_sentence}"
-    by, why = (row.stopped_by, row.stopped_reason) if reason == "stopped" else (row.paused_by, row.paused_reason)
-    because = f" ({why})" if why else ""
-    return reason, f"{name} is {reason} by {by}{because}; `forgekeeper resume {name}` ends that"
+        return reason, f"{batch.name} is held since {moment(hold.since)}: {hold.reason}"
+    because = f" ({hold.reason})" if hold.reason else ""
+    return reason, f"{batch.name} is {reason} by {hold.by}{because}; `forgekeeper resume {batch.name}` ends that"
 
 
 def overlapping(batch: BatchSpec) -> str:

@@ -9,7 +9,6 @@ from datetime import datetime
 from types import FrameType
 from typing import Annotated, Any, NoReturn
 
-import peewee as pw
 import typer
 from rich.console import RenderableType
 from rich.live import Live
@@ -24,13 +23,14 @@ from forgekeeper.cli.presence import facts_of
 from forgekeeper.cli.timetable import Timetable
 from forgekeeper.cli.trouble import warnings
 from forgekeeper.connections import client
-from forgekeeper.database import database, now, release
+from forgekeeper.database import LAST_INSTANT, database, now, release
 from forgekeeper.database.backlog import BOUND
 from forgekeeper.delivery.keys import NAMESPACE
 from forgekeeper.delivery.queues import depth, due_since
 from forgekeeper.process.rows import Process
 from forgekeeper.runs import held_back
 from forgekeeper.runs.batch import Batch as BatchRow
+from forgekeeper.runs.holds import BRAKES, Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.settings import Settings
 from forgekeeper.shown import Status
@@ -99,10 +99,10 @@ def _drawn(found: dict[str, Any]) -> RenderableType:
 
 
 def _batch(batch: BatchSpec, timetable: Timetable, instant: datetime) -> dict[str, Any]:
-    paused = BatchRow.paused(batch.name).first()
+    holds = Hold.standing(batch=batch.name)
     # In this order a run that ends meanwhile is not shown as both.
     last, running = JobRun.last_ended(batch.name), JobRun.open(batch.name)
-    due = batch.due(instant)
+    due, blocked = batch.due(instant), BatchRow.blocked(batch.name)
     schedule, following = timetable.next(batch.name, instant)
     return {
         "schedule": schedule,
@@ -112,17 +112,33 @@ def _batch(batch: BatchSpec, timetable: Timetable, instant: datetime) -> dict[st
         "backlog": due and min(due.records, BOUND - 1),
         "backlog_is_more": bool(due and due.records >= BOUND),
         "backlog_oldest": due and due.oldest,
-        "paused": paused and {"until": paused.paused_until, "reason": paused.paused_reason, "by": paused.paused_by},
-        "stopped": _part(BatchRow.all_stopped(), batch.name, "stopped", "since", "reason", "by"),
-        "held": _part(BatchRow.all_held(), batch.name, "held", "since", "reason", "sentence"),
-        "blocked": _part(BatchRow.all_blocked(), batch.name, "blocked", "since", "reason", "sentence"),
+        "paused": _longest([hold for hold in holds if hold.kind == "pause"]),
+        "stopped": next((_fields(hold, "since", "reason", "by") for hold in holds if hold.kind == "stop"), None),
+        "held": next((_brake(hold) for hold in holds if hold.kind in BRAKES), None),
+        "holds": [_fields(hold, "id", "kind", "reason", "by", "since", "until") for hold in holds],
+        "blocked": blocked
+        and {
+            "since": blocked.blocked_since,
+            "reason": blocked.blocked_reason,
+            "sentence": blocked.blocked_sentence,
+        },
     }
 
 
-def _part(rows: pw.ModelSelect[BatchRow], name: str, which: str, *fields: str) -> dict[str, Any] | None:
-    """Return the columns of that name's row which say *which*, None where it is not among *rows*."""
-    row = next((row for row in rows if row.name == name), None)
-    return None if row is None else {field: getattr(row, f"{which}_{field}") for field in fields}
+def _longest(pauses: list[Hold]) -> dict[str, Any] | None:
+    """Return the pause that ends last, None where there is none."""
+    if not pauses:
+        return None
+    hold = max(pauses, key=lambda hold: hold.until or LAST_INSTANT)
+    return _fields(hold, "until", "reason", "by")
+
+
+def _brake(hold: Hold) -> dict[str, Any]:
+    return {"since": hold.since, "reason": hold.kind, "sentence": hold.reason}
+
+
+def _fields(hold: Hold, *names: str) -> dict[str, Any]:
+    return {name: getattr(hold, name) for name in names}
 
 
 def _queue(queue: str, known: list[Process], instant: datetime) -> dict[str, Any]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 
 from forgekeeper.cli.console import facts, lasting, moment
-from forgekeeper.runs.batch import FOREVER, Batch
+from forgekeeper.runs.holds import BRAKES, Hold
 from forgekeeper.runs.ledger import Ahead, JobRun
 from forgekeeper.settings.cron import Cron
 
@@ -38,10 +38,9 @@ BRAKED = {
 }
 
 
-def tell(run: JobRun, batch: Batch | None = None, *, paused: bool = False) -> list[str]:
-    """Tell what became of the row; *batch* is its own, which may be stopped or held, and *paused* at this moment."""
-    held_back = () if batch is None else _hold(run, batch, paused=paused)
-    return [sentence for sentence in (*_sentences(run), _cancelled(run), *held_back) if sentence]
+def tell(run: JobRun, holds: Sequence[Hold] = ()) -> list[str]:
+    """Tell what became of the row; *holds* are what holds its batch back at this moment."""
+    return [sentence for sentence in (*_sentences(run), _cancelled(run), *_holds(run, holds)) if sentence]
 
 
 def set_aside(run: JobRun) -> datetime | None:
@@ -172,19 +171,20 @@ def _cancelled(run: JobRun) -> str:
     return f"It was cancelled by {run.cancelled_by} at {moment(run.cancelled_at)}{because}."
 
 
-def _hold(run: JobRun, batch: Batch, *, paused: bool) -> Iterator[str]:
-    """Tell what keeps a run that waits from starting, or was in the way of one, and is there yet."""
+def _holds(run: JobRun, holds: Sequence[Hold]) -> Iterator[str]:
+    """Say what keeps a run that waits from starting, or was in the way of one, and is there yet."""
     result = run.result or {}
     waits = run.state in ("claimed", "enqueued")
     ways = (run.reason, result.get("skipped"), result.get("braked"))
     if result.get("held"):
         yield f"A brake has held it back: {str(result['held']).rstrip('. ')}."
-    if batch.stopped_since and (waits or "stopped" in ways):
-        since = f"by {batch.stopped_by} since {moment(batch.stopped_since)} ({batch.stopped_reason})"
-        yield f"The batch is stopped {since}: nothing starts until `forgekeeper resume {batch.name}`."
-    if batch.held_since and (waits or "held" in ways):
-        since = f"since {moment(batch.held_since)} ({batch.held_reason})"
-        yield f"The batch is held {since}: nothing starts until `forgekeeper release {batch.name} --reason ...`."
-    if paused and waits:
-        until = "somebody resumes it" if batch.paused_until >= FOREVER else moment(batch.paused_until)
-        yield f"The batch has been paused by {batch.paused_by}: nothing starts until {until}."
+    for hold in sorted(holds, key=lambda hold: (hold.kind != "stop", hold.kind == "pause")):
+        since = f"since {moment(hold.since)} ({hold.kind if hold.kind in BRAKES else hold.reason})"
+        if hold.kind == "stop" and (waits or "stopped" in ways):
+            yield f"The batch is stopped by {hold.by} {since}: nothing starts until `forgekeeper resume {hold.batch}`."
+        if hold.kind in BRAKES and (waits or "held" in ways):
+            release = f"`forgekeeper release {hold.batch} --reason ...`"
+            yield f"The batch is held {since}: nothing starts until {release}."
+        if hold.kind == "pause" and waits:
+            until = moment(hold.until) if hold.until else "somebody resumes it"
+            yield f"The batch has been paused by {hold.by}: nothing starts until {until}."

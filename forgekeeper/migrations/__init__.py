@@ -23,6 +23,11 @@ class TableExists(Exception):
     """A table that a migration creates is there already; nothing was changed."""
 
 
+def newest(which: Set = "forgekeeper") -> str:
+    """Name the newest migration that this version knows."""
+    return max(file.stem for file in (Path(__file__).parent / which).glob("[0-9]*.py"))
+
+
 def pending(database: pw.Database, which: Set = "forgekeeper") -> list[str]:
     """Name the migrations that have not been applied, in their order."""
     return [migration.name for migration in _runner(database, which).status() if not migration.applied]

@@ -26,7 +26,7 @@ from forgekeeper.process.actors import RUN, RUN_ID, send_children
 from forgekeeper.process.middleware import needed
 from forgekeeper.process.tracing import HEADER
 from forgekeeper.runs.attempt import Attempt
-from forgekeeper.runs.batch import Batch
+from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun, Started
 from forgekeeper.runs.runner import Runner
 
@@ -165,7 +165,7 @@ def _start(batch: BatchSpec, number: int, *, token: UUID) -> Started | None:
     started = JobRun.start(batch.name, number, token=token, by=identity())
     if started is None:
         # The row of a batch that is held back stays open; its message is sent again afterwards.
-        reason = Batch.why_held_back(batch.name) or "duplicate"
+        reason = Hold.why(batch.name) or "duplicate"
         emit(RunSkipped(batch.name, reason))
         log.info("run skipped", batch=batch.name, run=number, reason=reason)
     else:

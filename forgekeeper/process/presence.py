@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import structlog
 
+from forgekeeper import migrations
 from forgekeeper.database import database, promptly, release
 from forgekeeper.process.rows import Entry, Process
 from metrics.redaction import clean, describe
@@ -37,6 +38,7 @@ class Presence(Vital):
     def __init__(self, kind: str, *, dead_after: timedelta, say: Callable[[], dict[str, Any]]) -> None:
         super().__init__("presence")
         self._identity = {"kind": kind, "host": socket.gethostname(), "pid": os.getpid(), "version": version()}
+        self._identity["migration"] = migrations.newest()
         self._dead_after = dead_after
         self._say = say
         self._entry: Entry | None = None

@@ -40,7 +40,10 @@ class Entry(NamedTuple):
 
 
 class Process(Base):
-    """A scheduler or a worker process; `silent_from` is when it counts as silent unless it is heard of before."""
+    """A scheduler or a worker process; `silent_from` is when it counts as silent unless it is heard of before.
+
+    `migration` is the newest that its version knows: what it heeds and what it does not goes by that.
+    """
 
     used_by = Use(BOTH, (("insert", (), BOTH), ("update", (), BOTH), ("delete", (), BOTH)))
 
@@ -49,6 +52,7 @@ class Process(Base):
     host = pw.TextField()
     pid = pw.IntegerField()
     version = pw.TextField()
+    migration = pw.TextField(null=True)
     started_at = DateTimeTZField(constraints=default("clock_timestamp()"))
     alive_at = DateTimeTZField()
     silent_from = DateTimeTZField()

@@ -219,8 +219,8 @@ class Attempt:
         return "blocked"
 
     def _hold(self, started: Started, held: Held) -> str | None:
-        result, why = self.result(), {"reason": held.reason, "sentence": clean(str(held))}
-        if not _written(lambda: JobRun.hold(started, result, **why)):
+        result, sentence = self.result(), clean(str(held))
+        if not _written(lambda: JobRun.hold(started, result, kind=held.kind, sentence=sentence)):
             log.warning("run lost", seconds=self._seconds(), **result)
             return None
         log.error("run held", seconds=self._seconds(), **result)

@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 from forgekeeper.batches import Declared
 from forgekeeper.database import database
+from forgekeeper.runs.holds import ENDS, WHY
 from forgekeeper.runs.totals import NONE, Amount, RunTotal, Used
 from forgekeeper.settings import Settings
 
@@ -27,10 +28,10 @@ BLOCK = Amount(1_000, 2**30)
 """So much an attempt reserves at once, where a limit is far: each time all others wait for a moment."""
 SHARES = 8
 """It reserves no more than this part of what is free, unless its chunk needs more: others want some, too."""
-ASK = """
-    select case when stopped_since is not null then 'stopped' when held_since is not null then 'held'
-        when exists (select from job_runs where id = %(run)s and batch = %(batch)s and cancelled_at is not null)
-        then 'cancelled' end,
+ASK = f"""
+    select coalesce(({WHY.format("%(batch)s", ENDS)}), case when exists (
+            select from job_runs where id = %(run)s and batch = %(batch)s and cancelled_at is not null
+        ) then 'cancelled' end),
         (select min(expect) from run_totals where batch = %(batch)s and run = %(run)s),
         case when released_at > clock_timestamp() - interval '24 hours'
             and (released_run is null or released_run = %(run)s) then released_expect end

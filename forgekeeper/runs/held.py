@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from forgekeeper.runs.holds import Kind
+
 
 class Held(Exception):
     """The run must not begin; the message is a sentence with the numbers, and what to do about it.
@@ -9,6 +11,6 @@ class Held(Exception):
     It is raised before anything is changed.  The batch is held from then on, until it is released.
     """
 
-    def __init__(self, reason: str, sentence: str) -> None:
+    def __init__(self, kind: Kind, sentence: str) -> None:
         super().__init__(sentence)
-        self.reason = reason
+        self.kind = kind

@@ -9,7 +9,8 @@ from typing import Literal, NamedTuple
 from forgekeeper.batches import BATCHES
 from forgekeeper.database import now
 from forgekeeper.flags import FeatureFlag
-from forgekeeper.runs.batch import FOREVER, Batch
+from forgekeeper.runs.batch import Batch
+from forgekeeper.runs.holds import BRAKES, Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.settings import Settings
 
@@ -27,8 +28,7 @@ class Off(NamedTuple):
 
 def idle(settings: Settings) -> set[str]:
     """Name the batches that are paused, stopped, held or on no timetable."""
-    back = {row.name for rows in (Batch.all_paused(), Batch.all_stopped(), Batch.all_held()) for row in rows}
-    return back | {name for name in BATCHES if settings.cron(name) is None}
+    return {hold.batch for hold in Hold.standing()} | {name for name in BATCHES if settings.cron(name) is None}
 
 
 def off(schedules: Mapping[str, object | None]) -> Iterator[Off]:
@@ -49,26 +49,24 @@ def warnings(schedules: Mapping[str, object | None]) -> list[str]:
     """Return a sentence for each batch that is stopped, held or blocked, off for long, or paused without an end."""
     instant = now()
     return [
-        *map(stopped, Batch.all_stopped()),
-        *map(held, Batch.all_held()),
+        *map(_stopped, Hold.standing("stop")),
+        *map(_held, Hold.standing(*BRAKES)),
         *(_blocked(row) for row in Batch.all_blocked()),
         *(_off(one) for one in off(schedules) if instant - one.since >= REMINDER),
-        *(_paused(row) for row in Batch.all_paused() if row.paused_until >= FOREVER),
+        *(_paused(hold) for hold in Hold.standing("pause") if hold.until is None),
     ]
 
 
-def stopped(row: Batch) -> str:
-    """Say of a batch that is stopped since when, by whom and why, and what ends that."""
-    since = f"{_moment(row.stopped_since)} ({row.stopped_reason})"
-    return f"{row.name} is stopped by {row.stopped_by} since {since}: `forgekeeper resume {row.name}` ends that"
+def _stopped(hold: Hold) -> str:
+    since = f"{_moment(hold.since)} ({hold.reason})"
+    return f"{hold.batch} is stopped by {hold.by} since {since}: `forgekeeper resume {hold.batch}` ends that"
 
 
-def held(row: Batch) -> str:
-    """Say of a batch that is held since when and why, and what ends that."""
-    remedy = f"`forgekeeper release {row.name} --reason ...` lets it go"
-    sentence = str(row.held_sentence).rstrip(". ")
+def _held(hold: Hold) -> str:
+    remedy = f"`forgekeeper release {hold.batch} --reason ...` lets it go"
+    sentence = str(hold.reason).rstrip(". ")
     remedy = "" if "forgekeeper release" in sentence else f": {remedy}"
-    return f"{row.name} is held since {_moment(row.held_since)} ({row.held_reason}): {sentence}{remedy}"
+    return f"{hold.batch} is held since {_moment(hold.since)} ({hold.kind}): {sentence}{remedy}"
 
 
 def _blocked(row: Batch) -> str:
@@ -84,12 +82,10 @@ def _off(one: Off) -> str:
     return f"{one.batch} is off since {_moment(one.since)}, as flag {flag} is off: {remedy}"
 
 
-def _paused(row: Batch) -> str:
-    because = f" ({row.paused_reason})" if row.paused_reason else ""
-    remedy = f"`forgekeeper resume {row.name}`, or `forgekeeper pause {row.name} --until TIME`"
-    return (
-        f"{row.name} is paused without an end by {row.paused_by} since {_moment(row.paused_since)}{because}: {remedy}"
-    )
+def _paused(hold: Hold) -> str:
+    because = f" ({hold.reason})" if hold.reason else ""
+    remedy = f"`forgekeeper resume {hold.batch}`, or `forgekeeper pause {hold.batch} --until TIME`"
+    return f"{hold.batch} is paused without an end by {hold.by} since {_moment(hold.since)}{because}: {remedy}"
 
 
 def _moment(instant: datetime | None) -> str:

@@ -25,7 +25,7 @@ from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.database import Base, BigIdentityField, Document, database, default, now
 from forgekeeper.database.use import BOTH, PROCESSES, WORK, Use
-from forgekeeper.runs.batch import HELD_BACK
+from forgekeeper.runs.holds import HELD_BACK, Kind
 from forgekeeper.runs.totals import NONE, Amount
 
 WAITING = ("claimed", "enqueued")
@@ -43,7 +43,7 @@ CLAIM = f"""
     insert into job_runs (batch, tick, state, reason, claimed_by, claimed_at)
     select %(batch)s, %(tick)s, 'claimed', %(reason)s, %(by)s, clock_timestamp()
     where %(tick)s <= clock_timestamp() + %(tolerance)s
-      and not exists (select from batches where name = %(batch)s and {HELD_BACK})
+      and not {HELD_BACK.format("%(batch)s")}
     on conflict do nothing
     returning id
 """
@@ -107,7 +107,8 @@ AT_REST = """
     select clock_timestamp(), coalesce((select max(tick) from job_runs where batch = %(batch)s), registered_at)
     from batches
     where name = %(batch)s
-      and greatest(registered_at, paused_since, stopped_since, held_since) <= clock_timestamp()
+      and greatest(registered_at, released_at) <= clock_timestamp()
+      and not exists (select from holds where holds.batch = %(batch)s and since > clock_timestamp())
       and not exists (
           select from job_runs where batch = %(batch)s and state in ('claimed', 'enqueued', 'started')
       )
@@ -122,7 +123,7 @@ START = f"""
         attempt_token = gen_random_uuid(),
         started_by = %(by)s, started_at = clock_timestamp(), alive_at = clock_timestamp()
     where id = %(id)s and batch = %(batch)s and token = %(token)s and state in ('claimed', 'enqueued')
-      and not exists (select from batches where name = job_runs.batch and {HELD_BACK})
+      and not {HELD_BACK.format("job_runs.batch")}
     returning attempt_token::text, attempt, failures, tick
 """
 START_MANUAL = f"""
@@ -130,7 +131,7 @@ START_MANUAL = f"""
         (batch, state, attempt, attempt_token, claimed_by, claimed_at, started_by, started_at, alive_at)
     select %(batch)s, 'started', 1, gen_random_uuid(),
         %(by)s, clock_timestamp(), %(by)s, clock_timestamp(), clock_timestamp()
-    where not exists (select from batches where name = %(batch)s and {HELD_BACK})
+    where not {HELD_BACK.format("%(batch)s")}
     on conflict do nothing
     returning id, attempt_token::text, attempt, failures
 """
@@ -194,13 +195,11 @@ HOLD = f"""
         update job_runs set state = 'skipped', reason = 'held', result = {RESULT.format("%(result)s::jsonb")},
             finished_at = clock_timestamp(), error = null
         where id = %(id)s and attempt_token = %(token)s and state = 'started'
-        returning id, batch
+        returning id, batch, started_by
     ), noted as (
-        insert into batches (name, held_since, held_reason, held_sentence)
-        select batch, clock_timestamp(), %(reason)s, %(sentence)s from closed
-        on conflict (name) do update set
-            held_since = coalesce(batches.held_since, excluded.held_since),
-            held_reason = excluded.held_reason, held_sentence = excluded.held_sentence
+        insert into holds (batch, kind, reason, by)
+        select batch, %(kind)s, %(sentence)s, coalesce(started_by, 'unknown') from closed
+        where not exists (select from holds where holds.batch = closed.batch and kind = %(kind)s)
     )
     select id from closed
 """
@@ -479,10 +478,10 @@ class JobRun(Base):
         return database.execute_sql(BLOCK, values | {"reason": reason, "sentence": sentence}).fetchone() is not None
 
     @classmethod
-    def hold(cls, run: Started, result: dict[str, Any], *, reason: str, sentence: str) -> bool:
+    def hold(cls, run: Started, result: dict[str, Any], *, kind: Kind, sentence: str) -> bool:
         """Close the run as skipped, and hold its batch; return False when it was taken from us meanwhile."""
         values = {"id": run.id, "token": run.token, "result": _json(result)}
-        return database.execute_sql(HOLD, values | {"reason": reason, "sentence": sentence}).fetchone() is not None
+        return database.execute_sql(HOLD, values | {"kind": kind, "sentence": sentence}).fetchone() is not None
 
     @classmethod
     def cancel(cls, number: int, *, reason: str | None, by: str) -> str | None:

@@ -21,6 +21,7 @@ from forgekeeper.installation import agreement
 from forgekeeper.preview import Look, Part
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.blocked import Blocked
+from forgekeeper.runs.holds import BRAKES, Hold
 from forgekeeper.runs.pace import Pace, pace
 from forgekeeper.runs.passed_over import PassedOver
 from forgekeeper.runs.preconditions import misreadings
@@ -132,12 +133,12 @@ def _states(batch: BatchSpec, settings: Settings) -> Iterator[str]:
     name = batch.name
     if batch.flag is not None and not FeatureFlag.is_on(batch.flag):
         yield f"flag {batch.flag} is off: no run does anything until `forgekeeper flags on {batch.flag}`"
-    for row in Batch.all_stopped().where(Batch.name == name):
-        yield f"{name} is stopped by {row.stopped_by} ({row.stopped_reason}): `forgekeeper resume {name}` ends that"
-    for row in Batch.all_held().where(Batch.name == name):
-        yield f"{name} is held ({row.held_reason}): {row.held_sentence}; `forgekeeper release {name}` lets it go"
-    for row in Batch.paused(name):
-        yield f"{name} is paused by {row.paused_by}: `forgekeeper resume {name}` ends that"
+    for hold in Hold.standing("stop", batch=name):
+        yield f"{name} is stopped by {hold.by} ({hold.reason}): `forgekeeper resume {name}` ends that"
+    for hold in Hold.standing(*BRAKES, batch=name):
+        yield f"{name} is held ({hold.kind}): {hold.reason}; `forgekeeper release {name}` lets it go"
+    for hold in Hold.standing("pause", batch=name):
+        yield f"{name} is paused by {hold.by}: `forgekeeper resume {name}` ends that"
     if (blocked := Batch.blocked(name)) is not None:
         yield f"its last run was blocked ({blocked.blocked_reason}): {blocked.blocked_sentence}"
     if settings.cron(name) is None:

@@ -14,6 +14,7 @@ from forgekeeper.database import now
 from forgekeeper.failpoints import failpoint
 from forgekeeper.runs import reports
 from forgekeeper.runs.batch import Batch as BatchRow
+from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import CLOCK_TOLERANCE, JobRun
 from forgekeeper.runs.plan import Claim, Decisions, Policy, Record, plan
 from forgekeeper.runs.retry import LONGEST_RETRY
@@ -78,7 +79,7 @@ def send(batch: str, delivery: Delivery, *, by: str | None = None) -> None:
     instant = now()
     if by is not None and _is_fresh(run, instant, by=by):
         return
-    if BatchRow.why_held_back(batch) or (run.retry_at and run.retry_at > instant):
+    if Hold.why(batch) or (run.retry_at and run.retry_at > instant):
         return
     if monotonic() - looked > PRECEDENCE.total_seconds() and not _still_waits(run):
         # This process was stopped, or had to wait, and another has sent it meanwhile.
@@ -92,6 +93,7 @@ def send(batch: str, delivery: Delivery, *, by: str | None = None) -> None:
 def _set_right(batch: str) -> None:
     """Let what was written while the database's clock was ahead hold nothing back now that it is right."""
     BatchRow.set_right(batch)
+    Hold.set_right(batch)
     reports.set_aside(batch, JobRun.set_right(batch, longest_retry=LONGEST_RETRY))
 
 
@@ -120,7 +122,7 @@ def _claim(batch: str, claim: Claim, *, by: str) -> None:
     if JobRun.claim(batch, claim.tick, by=by, reason=claim.reason) is not None:
         failpoint("tick.claimed")
         return
-    reason = BatchRow.why_held_back(batch) or "overlap"
+    reason = Hold.why(batch) or "overlap"
     if JobRun.record(batch, [claim.tick], "skipped", by=by, reason=reason):
         run = JobRun.open(batch) if reason == "overlap" else None
         reports.skipped(batch, claim.tick, reason=reason, running=run is not None and run.state == "started")

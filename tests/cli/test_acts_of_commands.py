@@ -19,7 +19,7 @@ from forgekeeper.connections import client
 from forgekeeper.database import now
 from forgekeeper.delivery.keys import INSTALLATION as OF_REDIS
 from forgekeeper.process.broker import NAMESPACE, broker
-from forgekeeper.runs.batch import Batch
+from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.passed_over import PassedOver
 from forgekeeper.storage import sentinel, stores
@@ -357,7 +357,7 @@ def test_what_is_refused_leaves_no_act(call, line):
 
 @every("line", [f"run {BATCH}", f"send {BATCH}"])
 def test_a_run_that_is_skipped_leaves_no_act(call, line):
-    Batch.pause(BATCH, until=None, reason=None, by="somebody")
+    Hold.add(BATCH, "pause", until=None, reason=None, by="somebody")
 
     assert call(line).status == 0
     assert recorded() == []

@@ -16,7 +16,7 @@ from forgekeeper.delivery.queues import depth
 from forgekeeper.process.broker import NAMESPACE, broker
 from forgekeeper.process.run_messages import RunMessages, message_of
 from forgekeeper.runs import reconcile
-from forgekeeper.runs.batch import Batch
+from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
 from tests.harness.terminal import on_a_terminal
 
@@ -226,7 +226,7 @@ def test_a_batch_that_is_queued_or_running_is_not_replayed_and_its_letter_kept(m
 
 def test_a_paused_batch_is_not_replayed_and_its_letter_kept(main):
     letter_id = batch()
-    Batch.pause(NAME, until=None, reason="a reason", by="ops")
+    Hold.add(NAME, "pause", until=None, reason="a reason", by="ops")
 
     result = main("dead", "replay", letter_id, "--json")
 

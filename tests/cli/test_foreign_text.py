@@ -12,6 +12,7 @@ from forgekeeper.delivery.sizes import LARGEST_FETCHED
 from forgekeeper.process.broker import NAMESPACE
 from forgekeeper.process.rows import Process
 from forgekeeper.runs.batch import Batch
+from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.passed_over import PassedOver
 from forgekeeper.storage.outbox import MAX_ATTEMPTS, DeletedObject
@@ -55,9 +56,10 @@ def noise(database):
         claimed_at=instant, started_at=instant, enqueued_at=instant, finished_at=instant,
     )  # fmt: skip
     Batch.create(
-        name=NAME, paused_until=instant + timedelta(days=1), paused_since=instant, paused_reason=LONG, paused_by=LONG,
+        name=NAME,
         blocked_since=instant, blocked_reason=NOISE, blocked_sentence=LONG,
     )  # fmt: skip
+    Hold.add(NAME, "pause", reason=LONG, by=LONG, until=instant + timedelta(days=1))
     PassedOver.create(
         batch=NOISE, record=NOISE, key=LONG[:2_000], first_failed_at=instant, last_failed_at=instant,
         retry_at=instant, error=LONG,

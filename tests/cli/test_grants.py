@@ -23,7 +23,8 @@ from forgekeeper.process.broker import NAMESPACE, broker
 from forgekeeper.process.rows import Process
 from forgekeeper.process.run_messages import RunMessages
 from forgekeeper.runs.batch import Batch
-from forgekeeper.runs.ledger import JobRun
+from forgekeeper.runs.holds import Hold
+from forgekeeper.runs.ledger import JobRun, Started
 from forgekeeper.runs.passed_over import PassedOver
 from forgekeeper.runs.reconcile import reconcile
 from forgekeeper.runs.totals import RunTotal
@@ -305,6 +306,8 @@ def of_worker(settings):
     yield from (pending, Installation.ensure, presence, partial(Batch.move_to, "git_ref_cleanup", 0))
     yield partial(PassedOver.fail, "delete_objects", "deleted_object", 1, "it is bad")
     yield partial(PassedOver.forget_old, now())
+    yield partial(Hold.why, "prune")
+    yield partial(JobRun.hold, Started(0, str(uuid4()), 1), {}, kind="breaker", sentence="it is too much")
     yield partial(chunks.delete, JobRun.closed_before(now() - timedelta(days=1)), limit=1)
     yield partial(paths, [1])
     yield partial(settle, 1, [Closed(0, "refs/mr/1")])

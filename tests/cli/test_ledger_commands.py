@@ -7,7 +7,7 @@ from forgekeeper import boot
 from forgekeeper.batches import BATCHES, queues
 from forgekeeper.database import now
 from forgekeeper.flags import FLAGS, FeatureFlag
-from forgekeeper.runs.batch import Batch
+from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
 from tests.harness import samples as sample
 
@@ -59,7 +59,7 @@ def test_status_of_a_batch_that_never_ran(main, database):
     next_tick = datetime.fromisoformat(status.pop("next"))
     assert (next_tick.hour, next_tick.minute, next_tick.tzinfo) == (4, 30, UTC)
     backlog = {"backlog": 0, "backlog_is_more": False, "backlog_oldest": None}
-    nothing = {"open": None, "last": None, "paused": None, "stopped": None, "held": None, "blocked": None}
+    nothing = {"open": None, "last": None, "paused": None, "stopped": None, "held": None, "holds": [], "blocked": None}
     assert status == {"schedule": "30 4 * * *"} | nothing | backlog
 
 
@@ -95,7 +95,7 @@ def test_status_shows_an_open_run_and_its_message(main, database):
 
 def test_status_shows_who_paused_a_batch_until_when_and_why(main, database):
     until = datetime(2100, 1, 1, tzinfo=UTC)
-    Batch.pause(NAME, until=until, reason="moving disks", by="ops:1")
+    Hold.add(NAME, "pause", until=until, reason="moving disks", by="ops:1")
 
     paused = main("status", "--json").json["batches"][NAME]["paused"]
 
@@ -104,7 +104,7 @@ def test_status_shows_who_paused_a_batch_until_when_and_why(main, database):
 
 
 def test_status_tells_a_person_when_a_pause_ends_and_its_reason(main, database):
-    Batch.pause(NAME, until=datetime(2100, 1, 1, tzinfo=UTC), reason="[disks]", by="ops:1")
+    Hold.add(NAME, "pause", until=datetime(2100, 1, 1, tzinfo=UTC), reason="[disks]", by="ops:1")
 
     shown = main("status").stdout
 
@@ -113,7 +113,7 @@ def test_status_tells_a_person_when_a_pause_ends_and_its_reason(main, database):
 
 
 def test_status_shows_a_pause_without_an_end_as_such(main, database):
-    Batch.pause(NAME, until=None, reason=None, by="ops:1")
+    Hold.add(NAME, "pause", until=None, reason=None, by="ops:1")
 
     assert "9999" not in main("status").stdout
 

@@ -8,7 +8,7 @@ from forgekeeper.database import database as db
 from forgekeeper.database import now
 from forgekeeper.delivery.keys import INSTALLATION
 from forgekeeper.flags import FeatureFlag
-from forgekeeper.runs.batch import Batch
+from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
 from models import UserStatus
 from tests.harness import samples as sample
@@ -151,7 +151,7 @@ def test_how_long_children_take_goes_by_what_runs_have_deleted_with_them(main, d
 
 def test_a_paused_batch_can_be_previewed(main, database):
     sample.user_statuses(5)
-    Batch.pause(NAME, until=None, reason="the disk is full", by="ops:1")
+    Hold.add(NAME, "pause", until=None, reason="the disk is full", by="ops:1")
 
     found = preview(main)
 
@@ -163,7 +163,7 @@ def test_a_paused_batch_can_be_previewed(main, database):
 
 def test_a_held_batch_can_be_previewed(main, database):
     sample.user_statuses(5)
-    Batch.hold(NAME, reason="breaker", sentence="2 of 5")
+    Hold.add(NAME, "breaker", by="worker-1:9", reason="2 of 5")
 
     found = preview(main)
 
@@ -174,7 +174,7 @@ def test_a_held_batch_can_be_previewed(main, database):
 
 
 def test_a_stopped_batch_can_be_previewed(main, database):
-    Batch.stop(NAME, reason="wrong", by="ops:1")
+    Hold.add(NAME, "stop", reason="wrong", by="ops:1")
 
     assert preview(main)["notes"] == [f"{NAME} is stopped by ops:1 (wrong): `forgekeeper resume {NAME}` ends that"]
 

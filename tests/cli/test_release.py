@@ -3,13 +3,14 @@
 from forgekeeper.audit.acts import Act
 from forgekeeper.batches import BATCHES
 from forgekeeper.runs.batch import Batch
+from forgekeeper.runs.holds import Hold
 
 NAME = "user_status_cleanup"
 DELETING = [name for name in BATCHES if name != "prune"]
 
 
 def hold():
-    Batch.hold(NAME, reason="breaker", sentence="it would delete all of them")
+    Hold.add(NAME, "breaker", by="worker-1:9", reason="it would delete all of them")
 
 
 def test_a_run_by_hand_of_a_batch_that_is_held_is_a_skip_and_says_why(main, database):
@@ -36,7 +37,7 @@ def test_release_lets_a_held_batch_go_and_says_so(main, database):
     result = main("release", NAME, "--reason", "I looked", "--json")
 
     assert result.json == {"released": [NAME], "were_held": [NAME], "expect": None, "reason": "I looked"}
-    assert Batch.why_held_back(NAME) is None
+    assert Hold.why(NAME) is None
 
 
 def test_release_is_recorded(main, database):
@@ -80,7 +81,7 @@ def test_after_the_first_migrate_what_deletes_is_held(main, settings, new_databa
 
     said = main("migrate", DATABASE_URL=url).stdout
 
-    held = {name for (name,) in query(url, "select name from batches where held_reason = 'new'")}
+    held = {name for (name,) in query(url, "select batch from holds where kind = 'new'")}
     assert held == set(DELETING)
     assert "held, as this is a new installation: user_status_cleanup" in said
 
@@ -88,11 +89,11 @@ def test_after_the_first_migrate_what_deletes_is_held(main, settings, new_databa
 def test_seed_lets_go_what_is_held_as_new_but_nothing_else(main, settings, new_database, query):
     url = new_database()
     main("migrate", DATABASE_URL=url)
-    query(url, "update batches set held_reason = 'breaker' where name = 'stale_imports'")
+    query(url, "update holds set kind = 'breaker' where batch = 'stale_imports'")
 
     main("seed", "--scale", "0", DATABASE_URL=url)
 
-    assert query(url, "select name from batches where held_since is not null") == [("stale_imports",)]
+    assert query(url, "select batch from holds") == [("stale_imports",)]
 
 
 def test_a_later_migrate_holds_nothing(main, settings, new_database, query):
@@ -102,4 +103,4 @@ def test_a_later_migrate_holds_nothing(main, settings, new_database, query):
 
     main("migrate", DATABASE_URL=url)
 
-    assert query(url, "select name from batches where held_since is not null") == []
+    assert query(url, "select batch from holds") == []

@@ -13,7 +13,7 @@ from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.process.broker import NAMESPACE
 from forgekeeper.process.run_messages import RunMessages
 from forgekeeper.runs import reconcile
-from forgekeeper.runs.batch import Batch
+from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
 from models import UserStatus
 from tests.harness import samples as sample
@@ -73,7 +73,7 @@ def test_a_second_run_finds_nothing_to_delete(main, database):
 
 def test_a_run_of_a_paused_batch_is_skipped_with_every_field_zero(main, database):
     sample.user_statuses(5)
-    Batch.pause(NAME, until=None, reason="the disk is full", by="ops:1")
+    Hold.add(NAME, "pause", until=None, reason="the disk is full", by="ops:1")
 
     result = main("run", NAME, "--json")
 
@@ -82,7 +82,7 @@ def test_a_run_of_a_paused_batch_is_skipped_with_every_field_zero(main, database
 
 
 def test_a_run_that_is_skipped_says_who_paused_the_batch_and_why(main, database):
-    Batch.pause(NAME, until=None, reason="the disk is full", by="ops:1")
+    Hold.add(NAME, "pause", until=None, reason="the disk is full", by="ops:1")
 
     result = main("run", NAME)
 
@@ -92,7 +92,7 @@ def test_a_run_that_is_skipped_says_who_paused_the_batch_and_why(main, database)
 @pytest.mark.parametrize("reason", ["see [ticket]", "the disk [/data] is full"])
 @pytest.mark.parametrize("command", ["run", "send"])
 def test_the_reason_of_a_pause_is_shown_as_it_was_given(main, database, command, reason):
-    Batch.pause(NAME, until=None, reason=reason, by="ops:1")
+    Hold.add(NAME, "pause", until=None, reason=reason, by="ops:1")
 
     assert reason in main(command, NAME).stderr
 
@@ -233,7 +233,7 @@ def test_send_with_json_says_that_it_was_skipped(main, database):
 
 
 def test_send_of_a_paused_batch_queues_nothing(main, database):
-    Batch.pause(NAME, until=None, reason=None, by="ops:1")
+    Hold.add(NAME, "pause", until=None, reason=None, by="ops:1")
 
     result = main("send", NAME, "--json")
 

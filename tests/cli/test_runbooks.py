@@ -17,7 +17,7 @@ from forgekeeper.connections import client
 from forgekeeper.delivery.enqueue_unique import enqueue_unique
 from forgekeeper.locks import lease
 from forgekeeper.process.broker import broker
-from forgekeeper.runs.batch import Batch
+from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.storage import sentinel
 from forgekeeper.storage.outbox import MAX_ATTEMPTS, DeletedObject
@@ -90,7 +90,7 @@ def world(database, places):
 
 def bring_back():
     """Let there be again what a command may have ended, and nothing be held back."""
-    Batch.update(paused_until=None).execute()
+    Hold.delete().execute()
     if not client.exists(f"{broker.namespace}:git.XQ"):
         client.delete(f"{broker.namespace}:git", f"{broker.namespace}:git.msgs")
         enqueue_unique(broker, Message("git", "clean_project_refs", (1,), {}, {}, LETTER))

@@ -20,7 +20,7 @@ from forgekeeper.batches import BATCHES
 from forgekeeper.database import database, now
 from forgekeeper.process.broker import broker
 from forgekeeper.process.rows import Process
-from forgekeeper.runs.batch import Batch
+from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
 from tests.harness import samples as sample
 
@@ -296,7 +296,7 @@ def test_in_eighty_columns_names_are_whole_and_nothing_is_wider(on_terminal, mai
     database.execute_sql(MANY)
     main("run", "expired_job_artifacts")
     main("send", NAME)
-    Batch.pause("stale_direct_uploads", until=None, reason="moving " * 20, by="ops:1")
+    Hold.add("stale_direct_uploads", "pause", until=None, reason="moving " * 20, by="ops:1")
     scheduler(timetable=EVERY_DAY | {NAME: "*/10,3 8-18,22 1,15 */2 *"})
 
     terminal = on_terminal("status")

@@ -9,6 +9,7 @@ from forgekeeper.database import now
 from forgekeeper.process.run_messages import RunMessages
 from forgekeeper.runs import held_back, reconcile
 from forgekeeper.runs.batch import Batch
+from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
 from workers.user_status_cleanup import user_status_cleanup
 
@@ -27,11 +28,11 @@ def story(main, database):
 
 
 def stop():
-    Batch.stop(NAME, reason="wrong rows go", by="alice@host")
+    Hold.add(NAME, "stop", reason="wrong rows go", by="alice@host")
 
 
 def hold():
-    Batch.hold(NAME, reason="breaker", sentence="90 % of the table would go")
+    Hold.add(NAME, "breaker", by="worker-1:9", reason="90 % of the table would go")
 
 
 def one_run(result):
@@ -95,9 +96,9 @@ def test_status_begins_with_what_is_stopped_and_how_to_end_that(main, database):
 
 
 def test_what_is_stopped_and_held_is_said_before_all_else(database):
-    Batch.pause("prune", until=None, reason=None, by="me")
+    Hold.add("prune", "pause", until=None, reason=None, by="me")
     hold()
-    Batch.stop("stale_imports", reason="wrong rows go", by="me")
+    Hold.add("stale_imports", "stop", reason="wrong rows go", by="me")
 
     said = held_back.warnings({})
 
@@ -181,7 +182,7 @@ def test_a_run_that_came_too_late_says_that_it_did_nothing(story, skipped):
 def test_a_run_that_held_its_batch_has_the_sentence_with_the_numbers(story):
     run = JobRun.start_here(NAME, by="worker-1:9")
     sentence = "900 of 1,000 statuses would go"
-    JobRun.hold(run, {"skipped": "held", "held": sentence}, reason="breaker", sentence=sentence)
+    JobRun.hold(run, {"skipped": "held", "held": sentence}, kind="breaker", sentence=sentence)
 
     told = story()
 

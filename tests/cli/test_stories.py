@@ -11,6 +11,7 @@ from forgekeeper.process.rows import Process
 from forgekeeper.process.run_messages import RunMessages, message_of
 from forgekeeper.runs import reconcile
 from forgekeeper.runs.batch import Batch
+from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
 from tests.harness.ledger import start_run
 
@@ -120,7 +121,7 @@ def test_a_tick_skipped_because_of_an_open_run_says_so(story):
 
 def test_a_tick_skipped_because_of_a_pause_says_so(story):
     registered(1.5 * MINUTE)
-    Batch.pause(NAME, until=None, reason=None, by="ops:1")
+    Hold.add(NAME, "pause", until=None, reason=None, by="ops:1")
     reconciled()
 
     assert "It was skipped, because the batch was paused." in story(only("skipped"))
@@ -256,7 +257,7 @@ def test_a_run_that_is_under_way_shows_its_last_sign_of_life(story):
 def test_a_run_that_waits_while_its_batch_is_paused_says_so(story):
     claimed()
     reconcile.send(NAME, RunMessages(BATCH))
-    Batch.pause(NAME, until=None, reason=None, by="ops:1")
+    Hold.add(NAME, "pause", until=None, reason=None, by="ops:1")
 
     assert any("paused" in sentence for sentence in story())
 

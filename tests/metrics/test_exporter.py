@@ -25,6 +25,7 @@ from forgekeeper.locks import lease
 from forgekeeper.probe import Probe
 from forgekeeper.process.broker import NAMESPACE, broker
 from forgekeeper.runs.batch import Batch
+from forgekeeper.runs.holds import BY_PEOPLE, Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.passed_over import PassedOver
 from forgekeeper.storage import sentinel
@@ -166,7 +167,7 @@ def test_the_interval_is_the_longest_gap_of_the_configured_schedule(look, settin
 
 
 def test_of_a_paused_batch_nothing_is_expected(look):
-    Batch.pause("git_ref_cleanup", until=None, reason=None, by="test")
+    Hold.add("git_ref_cleanup", "pause", until=None, reason=None, by="test")
     FeatureFlag.turn("bulk_delete_job_artifacts", on=True)
 
     page = look()
@@ -181,8 +182,8 @@ def test_of_a_paused_batch_nothing_is_expected(look):
 @pytest.mark.parametrize(
     ("hold_back", "name", "labels"),
     [
-        (lambda: Batch.stop("git_ref_cleanup", reason="test", by="test"), "stopped", {}),
-        (lambda: Batch.hold("git_ref_cleanup", reason="breaker", sentence="test"), "held", {"reason": "breaker"}),
+        (lambda: Hold.add("git_ref_cleanup", "stop", reason="test", by="test"), "stopped", {}),
+        (lambda: Hold.add("git_ref_cleanup", "breaker", by="worker-1:9", reason="test"), "held", {"reason": "breaker"}),
     ],
     ids=["stopped", "held"],
 )
@@ -198,9 +199,9 @@ def test_of_a_batch_that_is_stopped_or_held_nothing_is_expected(look, hold_back,
 
 
 def test_pausing_again_does_not_make_a_pause_younger(look):
-    Batch.pause(NAME, until=None, reason=None, by="test")
-    Batch.update(paused_since=now() - FOREVER).execute()
-    Batch.pause(NAME, until=now() + FOREVER, reason="still", by="test")
+    Hold.add(NAME, "pause", until=None, reason=None, by="test")
+    Hold.update(since=now() - FOREVER).execute()
+    Hold.add(NAME, "pause", until=now() + FOREVER, reason="still", by="test")
 
     since = look().value("batch_paused_since_timestamp_seconds", batch=NAME)
 
@@ -208,16 +209,16 @@ def test_pausing_again_does_not_make_a_pause_younger(look):
 
 
 def test_a_new_pause_after_one_that_has_ended_counts_from_its_own_beginning(look):
-    Batch.pause(NAME, until=now() - timedelta(seconds=1), reason=None, by="test")
-    Batch.update(paused_since=now() - FOREVER).execute()
-    Batch.pause(NAME, until=None, reason=None, by="test")
+    Hold.add(NAME, "pause", until=now() - timedelta(seconds=1), reason=None, by="test")
+    Hold.update(since=now() - FOREVER).execute()
+    Hold.add(NAME, "pause", until=None, reason=None, by="test")
 
     assert look().value("batch_paused_since_timestamp_seconds", batch=NAME) == near(now())
 
 
 def test_a_resumed_batch_is_expected_again(look):
-    Batch.pause(NAME, until=None, reason=None, by="test")
-    Batch.resume(NAME)
+    Hold.add(NAME, "pause", until=None, reason=None, by="test")
+    Hold.lift(NAME, BY_PEOPLE)
 
     page = look()
 
@@ -245,8 +246,9 @@ def test_a_blocked_batch_says_since_when_and_why_and_its_records_may_wait(look):
 
 
 def test_rows_of_no_batch_make_no_series_and_reasons_of_any_length_short_ones(look):
-    held = {"paused_until": now() + timedelta(days=1), "paused_since": now(), "blocked_since": now()}
-    Batch.create(name="\x1b" + "x" * 100_000, blocked_reason="x", **held)
+    nobody = "\x1b" + "x" * 100_000
+    Batch.create(name=nobody, blocked_reason="x", blocked_since=now())
+    Hold.add(nobody, "pause", reason=None, by="test")
     Batch.create(name=NAME, blocked_since=now(), blocked_reason="\x1b" + "x" * 100_000)
 
     page = look()
@@ -281,7 +283,7 @@ def test_a_blocked_run_is_no_success(look):
 
 def test_a_blocked_batch_that_is_paused_is_not_told_of(look):
     blocked_run(NAME)
-    Batch.pause(NAME, until=None, reason=None, by="test")
+    Hold.add(NAME, "pause", until=None, reason=None, by="test")
 
     assert look().series("batch_blocked_since_timestamp_seconds") == {}
 
@@ -513,7 +515,7 @@ def test_buckets_are_counted_and_the_oldest_says_since_when(look):
     [
         (lambda: None, 10),
         (lambda: FeatureFlag.turn("bulk_delete_job_artifacts", on=False), 0),
-        (lambda: Batch.pause("expired_job_artifacts", until=None, reason=None, by="test"), 0),
+        (lambda: Hold.add("expired_job_artifacts", "pause", until=None, reason=None, by="test"), 0),
     ],
     ids=["on", "flag off", "paused"],
 )

@@ -15,6 +15,7 @@ from forgekeeper.database import database, now
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.process.run_messages import RunMessages
 from forgekeeper.runs.batch import Batch
+from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.reconcile import reconcile as reconcile_batch
 from forgekeeper.runs.reports import COUNT
@@ -168,7 +169,7 @@ def test_a_tick_while_a_run_waits_for_workers_that_are_down_is_neither_missed_no
 
 
 def test_a_tick_during_a_pause_is_neither_missed_nor_suppressed(counted, reconcile, one_tick):
-    Batch.pause(NAME, until=None, reason=None, by="test")
+    Hold.add(NAME, "pause", until=None, reason=None, by="test")
 
     reconcile(one_tick)
 

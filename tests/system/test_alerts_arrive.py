@@ -21,6 +21,7 @@ from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.flags import FeatureFlag
 from forgekeeper.process.broker import broker
 from forgekeeper.runs.batch import Batch
+from forgekeeper.runs.holds import BY_PEOPLE, Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.settings import PREFIX
 from forgekeeper.storage import git_sample
@@ -167,7 +168,7 @@ def town(urls, world, tmp_path_factory):
 def hold_back():
     """Pause a batch that has never succeeded since yesterday, and leave old artifacts to a flag that is off."""
     Batch.register(BATCHES)
-    Batch.pause("stale_direct_uploads", until=None, reason="test", by="test")
+    Hold.add("stale_direct_uploads", "pause", until=None, reason="test", by="test")
     yesterday = now() - timedelta(hours=30)
     Batch.update(registered_at=yesterday, paused_since=yesterday).where(Batch.name == "stale_direct_uploads").execute()
     FeatureFlag.turn(FLAG, on=False)
@@ -290,7 +291,7 @@ def test_a_pause_and_a_flag_that_is_off_are_told_and_nobody_is_paged(town):
 
     database.execute_sql("truncate ci_job_artifacts")
     FeatureFlag.turn(FLAG, on=True)
-    Batch.resume("stale_direct_uploads")
+    Hold.lift("stale_direct_uploads", BY_PEOPLE)
 
     assert town.is_told("resolved", [FORGOTTEN_PAUSE, FLAG_OFF])
     paged = {told.alert for told in town.watch.sink.told if told.receiver == "pager"}

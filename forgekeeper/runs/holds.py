@@ -1,0 +1,114 @@
+"""Holds: what keeps runs of a batch from starting, a row each, and the one question about them.
+
+They live in PostgreSQL, because a flushed Redis must not resume a deleter.  Holds of different people stand beside one
+another: none shortens or ends another.  Columns of `batches` show processes of older versions what stands
+(`docs/adr/0026`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Literal
+
+import peewee as pw
+from playhouse.postgres_ext import DateTimeTZField
+
+from forgekeeper.database import Base, BigIdentityField, database, default
+from forgekeeper.database.use import PROCESSES, WORK, Use
+
+Kind = Literal["pause", "stop", "breaker", "new"]
+BY_PEOPLE: tuple[Kind, ...] = ("pause", "stop")
+"""`resume` ends these."""
+BRAKES: tuple[Kind, ...] = ("breaker", "new")
+"""`release` ends these."""
+HoldBack = Literal["stopped", "held", "paused"]
+STANDS = "(until is null or until > clock_timestamp())"
+HELD_BACK = f"exists (select from holds where holds.batch = {{}} and {STANDS})"
+"""Whether no run of a batch may start."""
+WHY = f"""
+    select case kind when 'stop' then 'stopped' when 'pause' then 'paused' else 'held' end
+    from holds where batch = {{}} and {STANDS} and kind = any({{}})
+    order by kind <> 'stop', kind = 'pause' limit 1
+"""
+"""Why: a stop before a brake before a pause."""
+ENDS = "'{stop,breaker,new}'"
+"""The kinds that end a run that has started; a pause does not."""
+ANY = "'{pause,stop,breaker,new}'"
+
+# Nobody is waited for: whoever has a row of the same person locked keeps it, and this one stands beside it.
+ADD = f"""
+    with older as (
+        delete from holds where id in (
+            select id from holds
+            where batch = %(batch)s and (not {STANDS} or (kind = %(kind)s and by = %(by)s))
+            for update skip locked
+        )
+        returning kind, by, since, until
+    )
+    insert into holds (batch, kind, reason, by, since, until)
+    values (%(batch)s, %(kind)s, %(reason)s, %(by)s, least(clock_timestamp(),
+        (select min(since) from older where kind = %(kind)s and by = %(by)s and {STANDS})), %(until)s)
+"""
+
+
+class Hold(Base):
+    """What holds a batch back: *kind* says how, *reason* why in a sentence, *by* who; without *until* it has no end.
+
+    While a batch is held by a `pause` no run starts, and one that has started goes on.  With a `stop`, by a person, or
+    a brake (`breaker`, `new`), one that has started ends before its next chunk, and so does each child.
+    """
+
+    used_by = Use(PROCESSES, (("insert", (), WORK), ("update", ("since",), ("scheduler",)), ("delete", (), ())))
+
+    id = BigIdentityField()
+    batch = pw.TextField()
+    kind = pw.TextField()
+    reason = pw.TextField(null=True)
+    by = pw.TextField()
+    since = DateTimeTZField(constraints=default("clock_timestamp()"))
+    until = DateTimeTZField(null=True)
+
+    class Meta:
+        table_name = "holds"
+
+    @classmethod
+    def add(cls, batch: str, kind: Kind, *, reason: str | None, by: str, until: datetime | None = None) -> None:
+        """Hold the batch back, beside what others do; it takes the place of an older one of that kind by the same."""
+        values = {"batch": batch, "kind": kind, "reason": reason, "by": by, "until": until}
+        database.execute_sql(ADD, values)
+
+    @classmethod
+    def lift(cls, batch: str, kinds: Sequence[Kind], *, by: str | None = None) -> list[Hold]:
+        """End what holds the batch back, of those kinds; *by* one person, or by anybody.  Return what has ended."""
+        those = (cls.batch == batch) & cls.kind.in_(kinds)
+        query = cls.delete().where(those if by is None else those & (cls.by == by), pw.SQL(STANDS))
+        return list(query.returning(cls).execute())
+
+    @classmethod
+    def standing(cls, *kinds: Kind, batch: str | None = None) -> list[Hold]:
+        """Return what holds batches back at this moment, the oldest first; of all kinds and batches, or of those."""
+        query = cls.select().where(pw.SQL(STANDS)).order_by(cls.batch, cls.id)
+        query = query.where(cls.kind.in_(kinds)) if kinds else query
+        return list(query if batch is None else query.where(cls.batch == batch))
+
+    @classmethod
+    def why(cls, batch: str) -> HoldBack | None:
+        """Say why no run of the batch may start at this moment, None when one may."""
+        row = database.execute_sql(WHY.format("%s", ANY), (batch,)).fetchone()
+        reason: HoldBack | None = row and row[0]
+        return reason
+
+    @classmethod
+    def set_right(cls, batch: str) -> None:
+        """Correct beginnings that lie in the future: the clock was ahead when they were written."""
+        now = pw.fn.clock_timestamp()
+        cls.update(since=now).where(cls.batch == batch, cls.since > now).execute()
+
+
+Hold.add_index(pw.SQL("create index holds_batch on holds (batch)"))
+
+
+def batches(holds: Iterable[Hold]) -> set[str]:
+    """Name the batches that are held back."""
+    return {hold.batch for hold in holds}

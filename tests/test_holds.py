@@ -1,0 +1,178 @@
+"""Holds: rows beside one another, and what processes of older versions see of them and write.
+
+Statements of an older version stand here as it has them.
+"""
+
+from datetime import timedelta
+
+import pytest
+
+from forgekeeper.database import database, now
+from forgekeeper.runs.batch import Batch
+from forgekeeper.runs.holds import BRAKES, BY_PEOPLE, Hold
+
+NAME = "user_status_cleanup"
+HOUR = timedelta(hours=1)
+OLDER_PAUSE = """
+    update batches set paused_until = clock_timestamp() + interval '1 hour', paused_since = clock_timestamp(),
+        paused_reason = 'a move', paused_by = 'bob' where name = %s
+"""
+OLDER_RESUME = """
+    update batches set paused_until = null, paused_since = null, paused_reason = null, paused_by = null,
+        stopped_since = null, stopped_reason = null, stopped_by = null where name = %s
+"""
+OLDER_HOLD = """
+    insert into batches (name, held_since, held_reason, held_sentence)
+    values (%s, clock_timestamp(), 'breaker', '9 of 10')
+    on conflict (name) do update set
+        held_since = coalesce(batches.held_since, excluded.held_since),
+        held_reason = excluded.held_reason, held_sentence = excluded.held_sentence
+"""
+OLDER_RELEASE = """
+    update batches set held_since = null, held_reason = null, held_sentence = null, released_at = clock_timestamp()
+    where name = %s
+"""
+OLDER_STOP = "update batches set stopped_since = now(), stopped_reason = 'wrong', stopped_by = 'bob' where name = %s"
+OLDER_LOOK = """
+    select case when stopped_since is not null then 'stopped' when held_since is not null then 'held'
+        when paused_until > clock_timestamp() then 'paused' end
+    from batches where name = %s
+"""
+
+pytestmark = pytest.mark.usefixtures("database")
+
+
+@pytest.fixture(autouse=True)
+def _registered(database):
+    Batch.register([NAME])
+
+
+def older(statement):
+    """Do what a process of an older version does; return what it finds."""
+    cursor = database.execute_sql(statement, (NAME,))
+    return cursor.fetchone()[0] if cursor.description else None
+
+
+def standing():
+    return [(hold.kind, hold.by) for hold in Hold.standing()]
+
+
+def row():
+    return Batch.get_by_id(NAME)
+
+
+# Beside one another
+
+
+def test_holds_of_two_people_stand_beside_one_another():
+    Hold.add(NAME, "pause", reason="legal hold", by="alice")
+    Hold.add(NAME, "pause", reason="a move", by="bob", until=now() + HOUR)
+
+    assert standing() == [("pause", "alice"), ("pause", "bob")]
+
+
+def test_the_newer_hold_of_one_person_takes_the_place_of_the_older():
+    Hold.add(NAME, "pause", reason="a move", by="bob")
+    since = Hold.get().since
+    Hold.add(NAME, "pause", reason="it is shorter", by="bob", until=now() + HOUR)
+
+    (hold,) = Hold.select()
+    assert (hold.reason, hold.since) == ("it is shorter", since)
+
+
+def test_a_hold_that_has_ended_holds_nothing_back_and_goes_with_the_next():
+    Hold.add(NAME, "pause", reason=None, by="alice", until=now() - HOUR)
+    before = Hold.why(NAME)
+    Hold.add(NAME, "stop", reason="wrong", by="bob")
+
+    assert before is None
+    assert [hold.by for hold in Hold.select()] == ["bob"]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "why"),
+    [(("pause", "new", "stop"), "stopped"), (("pause", "breaker"), "held"), (("pause",), "paused"), ((), None)],
+)
+def test_a_stop_comes_before_a_brake_and_a_brake_before_a_pause(kinds, why):
+    for kind in kinds:
+        Hold.add(NAME, kind, reason="test", by="test")
+
+    assert Hold.why(NAME) == why
+
+
+def test_what_is_lifted_is_of_these_kinds_and_by_this_person():
+    for by in ("alice", "bob"):
+        for kind in ("pause", "breaker"):
+            Hold.add(NAME, kind, reason="test", by=by)
+
+    assert [(hold.kind, hold.by) for hold in Hold.lift(NAME, BY_PEOPLE, by="bob")] == [("pause", "bob")]
+    assert standing() == [("pause", "alice"), ("breaker", "alice"), ("breaker", "bob")]
+
+
+# Older versions
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"), [("pause", "paused"), ("stop", "stopped"), ("breaker", "held"), ("new", "held")]
+)
+def test_what_holds_a_batch_back_holds_it_back_for_older_versions(kind, why):
+    Hold.add(NAME, kind, reason="test", by="alice")
+    there = older(OLDER_LOOK)
+    Hold.lift(NAME, (*BY_PEOPLE, *BRAKES))
+
+    assert (there, older(OLDER_LOOK)) == (why, None)
+
+
+def test_older_versions_see_the_longest_pause():
+    Hold.add(NAME, "pause", reason="a move", by="bob", until=now() + HOUR)
+    Hold.add(NAME, "pause", reason="legal hold", by="alice")
+
+    assert (row().paused_until.year, row().paused_reason, row().paused_by) == (9999, "legal hold", "alice")
+
+
+def test_a_batch_that_is_registered_after_it_was_stopped_is_stopped_for_older_versions():
+    Batch.delete().execute()
+    Hold.add(NAME, "stop", reason="wrong", by="alice")
+    Batch.register([NAME])
+
+    assert older(OLDER_LOOK) == "stopped"
+
+
+@pytest.mark.parametrize(
+    ("statement", "kind", "reason"),
+    [(OLDER_PAUSE, "pause", "a move"), (OLDER_STOP, "stop", "wrong"), (OLDER_HOLD, "breaker", "9 of 10")],
+    ids=["pause", "stop", "breaker"],
+)
+def test_what_an_older_version_writes_stands_beside_what_is_there(statement, kind, reason):
+    Hold.add(NAME, "pause", reason="legal hold", by="alice")
+
+    older(statement)
+
+    assert [(hold.kind, hold.reason) for hold in Hold.standing()] == [("pause", "legal hold"), (kind, reason)]
+
+
+def test_a_pause_of_an_older_version_does_not_shorten_another_for_older_versions():
+    Hold.add(NAME, "pause", reason="legal hold", by="alice")
+
+    older(OLDER_PAUSE)
+
+    assert row().paused_until.year == 9999
+
+
+def test_the_resumption_of_an_older_version_ends_what_it_says_it_ends():
+    Hold.add(NAME, "pause", reason="a move", by="alice")
+    Hold.add(NAME, "stop", reason="wrong", by="bob")
+    Hold.add(NAME, "breaker", reason="9 of 10", by="worker")
+
+    older(OLDER_RESUME)
+
+    assert standing() == [("breaker", "worker")]
+
+
+def test_a_release_of_an_older_version_ends_what_brakes_hold():
+    for kind in BRAKES:
+        Hold.add(NAME, kind, reason="test", by="worker")
+
+    older(OLDER_RELEASE)
+
+    assert standing() == []

@@ -15,7 +15,7 @@ from forgekeeper.connections import client
 from forgekeeper.database import database, now
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.flags import FeatureFlag
-from forgekeeper.runs import bad_records, brakes
+from forgekeeper.runs import bad_records, brakes, breaker, preconditions
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.holds import BY_PEOPLE, Hold
 from forgekeeper.runs.ledger import JobRun
@@ -201,6 +201,14 @@ def test_a_child_of_a_cancelled_run_ends_and_one_of_another_run_does_not():
     assert other.run.skipped is None
 
 
+def test_a_child_does_not_end_with_a_cancelled_run_of_another_batch_that_has_its_number():
+    turn_on()
+    run = JobRun.start_here(user_status_cleanup.name, by="test")
+    JobRun.cancel(run.id, reason="test", by="test")
+
+    assert as_child(delete_artifact_bucket, run=run.id).run.skipped is None
+
+
 def test_a_run_that_waits_for_its_pace_ends_when_it_is_stopped(monkeypatch):
     monkeypatch.setattr(brakes, "INTERVAL", 1.0)
     statuses(2 * CHUNK)
@@ -254,6 +262,38 @@ def test_records_that_are_gone_through_one_by_one_are_not_when_it_is_stopped(mon
 
 
 # Not begun
+
+
+@pytest.mark.parametrize("checks", ["preconditions", "breaker"])
+def test_a_run_that_is_stopped_during_its_checks_deletes_nothing(monkeypatch, checks):
+    monkeypatch.setattr(brakes, "INTERVAL", 1_000.0)
+    statuses(1)
+    module, name = {"preconditions": (preconditions, "require"), "breaker": (breaker, "ask")}[checks]
+    check = getattr(module, name)
+
+    def stopped_meanwhile(*given, **facts):
+        Hold.add(user_status_cleanup.name, "stop", reason="test", by="test")
+        return check(*given, **facts)
+
+    monkeypatch.setattr(module, name, stopped_meanwhile)
+    attempt = attempted(user_status_cleanup)
+
+    assert (attempt.result()["skipped"], count("user_statuses")) == ("stopped", 1)
+
+
+def test_a_stop_that_comes_after_the_checks_and_before_the_first_chunk_lets_none_go(monkeypatch):
+    monkeypatch.setattr(brakes, "INTERVAL", 1_000.0)
+    statuses(1)
+    look = brakes.Brakes.allowed
+
+    def stopped_meanwhile(self, wanted, **facts):
+        Hold.add(user_status_cleanup.name, "stop", reason="test", by="test")
+        return look(self, wanted, **facts)
+
+    monkeypatch.setattr(brakes.Brakes, "allowed", stopped_meanwhile)
+    attempted(user_status_cleanup)
+
+    assert count("user_statuses") == 1
 
 
 def test_a_run_that_is_stopped_between_its_start_and_its_work_does_nothing():

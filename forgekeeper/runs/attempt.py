@@ -114,6 +114,8 @@ class Attempt:
             if self.run.skipped is None:
                 preconditions.require(self.declared.batch, self._settings)
                 self._ask_breaker()
+                self.run.skipped = self._brakes.why(now=True)
+            if self.run.skipped is None:
                 # The budget is the work's own.
                 self.run.deadline = self._deadline()
                 self.declared.work(self.run, *args, **kwargs)

@@ -85,6 +85,7 @@ class Brakes:
         self._day: date | None = None
         self._day_ends = 0.0
         self._why: Why | None = None
+        self._begun = False
         self.released: int | None = None
         """So much a release that nobody has used lets this run delete, if it is the next run of its batch."""
 
@@ -108,6 +109,9 @@ class Brakes:
 
         Where bytes are limited it may have `allowed_bytes`, too: at least *size*, if so many are left.
         """
+        # Before the first chunk what was heard earlier does not count: there were checks, which take their time.
+        self.why(now=not self._begun)
+        self._begun = True
         if self._why is not None or self._limits == UNLIMITED:
             return 0 if self._why else wanted
         limits, unused = self._limits, self._unused()

@@ -66,6 +66,11 @@ def clean(text: str) -> str:
     return _cleaned(text, SEEN)
 
 
+def one_line(text: str) -> str:
+    """Clean what a person has typed, for a row: PostgreSQL refuses a NUL, and bytes that are no text."""
+    return clean(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
 def describe(error: BaseException) -> str:
     """Put an exception into one line that every server can keep: for the ledger and the dead letters.
 

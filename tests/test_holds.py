@@ -3,13 +3,18 @@
 Statements of an older version stand here as it has them.
 """
 
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from datetime import timedelta
 
+import psycopg2
 import pytest
 
 from forgekeeper.database import database, now
+from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.holds import BRAKES, BY_PEOPLE, Hold
+from forgekeeper.runs.ledger import JobRun
 
 NAME = "user_status_cleanup"
 HOUR = timedelta(hours=1)
@@ -109,6 +114,59 @@ def test_what_is_lifted_is_of_these_kinds_and_by_this_person():
     assert standing() == [("pause", "alice"), ("breaker", "alice"), ("breaker", "bob")]
 
 
+# A release beside the breaker
+
+
+def _hold(run):
+    with database.connection_context():
+        return JobRun.hold(run, {"skipped": "held"}, kind="breaker", sentence="9 of 10")
+
+
+def _waits_for_a_lock(cursor):
+    cursor.execute(
+        "select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock')"
+    )
+    return cursor.fetchone()[0]
+
+
+def test_a_release_before_the_run_does_not_keep_it_from_being_held():
+    Batch.release(NAME, reason="I looked", by="alice")
+
+    JobRun.hold(JobRun.start_here(NAME, by="worker"), {}, kind="breaker", sentence="9 of 10")
+
+    assert standing() == [("breaker", "worker")]
+
+
+def test_a_release_between_the_breaker_s_look_and_its_hold_is_not_lost():
+    run = JobRun.start_here(NAME, by="worker")
+    Batch.release(NAME, reason="I looked", by="alice")
+
+    JobRun.hold(run, {}, kind="breaker", sentence="9 of 10")
+
+    assert (Hold.why(NAME), JobRun.get_by_id(run.id).reason, row().released_run) == (None, "held", None)
+
+
+def test_a_hold_waits_for_a_release_that_is_about_to_be_committed(urls):
+    run = JobRun.start_here(NAME, by="worker")
+    with closing(psycopg2.connect(urls.database)) as connection, connection.cursor() as another:
+        another.execute("update batches set released_at = clock_timestamp() where name = %s", (NAME,))
+        with ThreadPoolExecutor(1) as pool:
+            held = pool.submit(_hold, run)
+            waited = wait_until(lambda: _waits_for_a_lock(another), 20)
+            connection.commit()
+            assert (waited, held.result(20)) == (True, True)
+
+    assert Hold.why(NAME) is None
+
+
+def test_a_release_of_a_clock_that_was_ahead_is_set_right():
+    Batch.update(released_at=now() + 24 * HOUR).execute()
+
+    Batch.set_right(NAME)
+
+    assert row().released_at <= now()
+
+
 # Older versions
 
 
@@ -128,6 +186,16 @@ def test_older_versions_see_the_longest_pause():
     Hold.add(NAME, "pause", reason="legal hold", by="alice")
 
     assert (row().paused_until.year, row().paused_reason, row().paused_by) == (9999, "legal hold", "alice")
+
+
+def test_what_could_not_be_shown_as_the_row_was_locked_is_shown_by_the_next_look(urls):
+    with closing(psycopg2.connect(urls.database)) as connection, connection.cursor() as another:
+        another.execute("select from batches for update")
+        Hold.add(NAME, "stop", reason="wrong", by="alice")
+        before = older(OLDER_LOOK)
+    Hold.set_right(NAME)
+
+    assert (before, older(OLDER_LOOK)) == (None, "stopped")
 
 
 def test_a_batch_that_is_registered_after_it_was_stopped_is_stopped_for_older_versions():

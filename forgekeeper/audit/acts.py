@@ -16,7 +16,7 @@ from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.database import Base, Document, default
 from forgekeeper.database.use import PERSON, Use
-from metrics.redaction import clean, redact
+from metrics.redaction import one_line, redact
 
 LONGEST = 1_000
 """Characters of what a person types: a reason, a name."""
@@ -131,7 +131,7 @@ def some(things: Sequence[Any]) -> dict[str, Any]:
 
 def _short(text: str) -> str:
     # Cut afterwards: of half a secret nobody knows that it is one.
-    text = clean(text).replace("\n", "\\n").replace("\t", "\\t")
+    text = one_line(text)
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 

@@ -10,6 +10,7 @@ from playhouse.postgres_ext import DateTimeTZField
 from forgekeeper.database import Base, database, default
 from forgekeeper.database.use import BOTH, PROCESSES, Use
 from forgekeeper.runs.holds import BRAKES, Hold
+from metrics.redaction import one_line
 
 # Since when stays as it is while one blocked run follows another, whatever the reason.
 CHILD_BLOCKED = """
@@ -79,8 +80,8 @@ class Batch(Base):
         cls.register([name])
         cls.update(
             released_at=pw.fn.clock_timestamp(),
-            released_reason=reason,
-            released_by=by,
+            released_reason=one_line(reason),
+            released_by=one_line(by),
             released_expect=expect,
             released_run=None,
         ).where(cls.name == name).execute()

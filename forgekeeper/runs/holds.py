@@ -7,7 +7,7 @@ another: none shortens or ends another.  Columns of `batches` show processes of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Literal
 
@@ -16,6 +16,7 @@ from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.database import Base, BigIdentityField, database, default
 from forgekeeper.database.use import PROCESSES, WORK, Use
+from metrics.redaction import one_line
 
 Kind = Literal["pause", "stop", "breaker", "new"]
 BY_PEOPLE: tuple[Kind, ...] = ("pause", "stop")
@@ -75,14 +76,23 @@ class Hold(Base):
     @classmethod
     def add(cls, batch: str, kind: Kind, *, reason: str | None, by: str, until: datetime | None = None) -> None:
         """Hold the batch back, beside what others do; it takes the place of an older one of that kind by the same."""
-        values = {"batch": batch, "kind": kind, "reason": reason, "by": by, "until": until}
+        values = {
+            "batch": batch,
+            "kind": kind,
+            "reason": reason and one_line(reason),
+            "by": one_line(by),
+            "until": until,
+        }
         database.execute_sql(ADD, values)
 
     @classmethod
-    def lift(cls, batch: str, kinds: Sequence[Kind], *, by: str | None = None) -> list[Hold]:
-        """End what holds the batch back, of those kinds; *by* one person, or by anybody.  Return what has ended."""
-        those = (cls.batch == batch) & cls.kind.in_(kinds)
-        query = cls.delete().where(those if by is None else those & (cls.by == by), pw.SQL(STANDS))
+    def lift(cls, batch: str, kinds: Sequence[Kind], *, by: str | None = None, number: int | None = None) -> list[Hold]:
+        """End what holds the batch back, of those kinds: *by* one person, of that *number*, or all; return it."""
+        query = cls.delete().where(cls.batch == batch, cls.kind.in_(kinds), pw.SQL(STANDS))
+        if by is not None:
+            query = query.where(cls.by == one_line(by))
+        if number is not None:
+            query = query.where(cls.id == number)
         return list(query.returning(cls).execute())
 
     @classmethod
@@ -101,14 +111,15 @@ class Hold(Base):
 
     @classmethod
     def set_right(cls, batch: str) -> None:
-        """Correct beginnings that lie in the future: the clock was ahead when they were written."""
+        """Correct beginnings that lie in the future, as the clock was ahead; let older versions see what stands."""
         now = pw.fn.clock_timestamp()
         cls.update(since=now).where(cls.batch == batch, cls.since > now).execute()
+        cls.show(batch)
+
+    @classmethod
+    def show(cls, batch: str) -> None:
+        """Show older versions what stands, in the columns of `batches`, unless somebody has that row locked."""
+        database.execute_sql("select project_holds(%s)", (batch,))
 
 
 Hold.add_index(pw.SQL("create index holds_batch on holds (batch)"))
-
-
-def batches(holds: Iterable[Hold]) -> set[str]:
-    """Name the batches that are held back."""
-    return {hold.batch for hold in holds}

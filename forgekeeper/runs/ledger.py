@@ -27,6 +27,7 @@ from forgekeeper.database import Base, BigIdentityField, Document, database, def
 from forgekeeper.database.use import BOTH, PROCESSES, WORK, Use
 from forgekeeper.runs.holds import HELD_BACK, Kind
 from forgekeeper.runs.totals import NONE, Amount
+from metrics.redaction import one_line
 
 WAITING = ("claimed", "enqueued")
 OPEN = (*WAITING, "started")
@@ -189,17 +190,21 @@ BLOCK = f"""
     ), totalled as ({TOTALLED})
     select id from closed
 """
-# Nothing was done: it is a skip, by a brake, which holds the batch from here on.
+# Nothing was done: it is a skip, by a brake, which holds the batch from here on; unless it was released since the brake
+# looked: then its next run is let go.  Whoever releases it just now is waited for, or finds the hold.
 HOLD = f"""
     with closed as (
         update job_runs set state = 'skipped', reason = 'held', result = {RESULT.format("%(result)s::jsonb")},
             finished_at = clock_timestamp(), error = null
         where id = %(id)s and attempt_token = %(token)s and state = 'started'
-        returning id, batch, started_by
+        returning id, batch, started_by, started_at
+    ), released as (
+        select released_at, released_run from batches where name = (select batch from closed) for no key update
     ), noted as (
         insert into holds (batch, kind, reason, by)
         select batch, %(kind)s, %(sentence)s, coalesce(started_by, 'unknown') from closed
         where not exists (select from holds where holds.batch = closed.batch and kind = %(kind)s)
+          and not exists (select from released where released_run is null and released_at > started_at)
     )
     select id from closed
 """
@@ -492,7 +497,7 @@ class JobRun(Base):
         now, cancelled = pw.fn.clock_timestamp(), pw.Case(None, [(cls.state == "started", "started")], "skipped")
         ended = pw.Case(None, [(cls.state != "started", now)], None)
         why = pw.Case(None, [(cls.state == "started", cls.reason)], "cancelled")
-        values = {"cancelled_at": now, "cancelled_reason": reason, "cancelled_by": by}
+        values = {"cancelled_at": now, "cancelled_reason": reason and one_line(reason), "cancelled_by": one_line(by)}
         query = cls.update(values | {"state": cancelled, "reason": why, "finished_at": ended})
         rows = list(query.where(cls.id == number, cls.state.in_(OPEN)).returning(cls.state).tuples().execute())
         if rows:

@@ -93,7 +93,7 @@ LAST = """
     select what, extract(epoch from max(at) - %(since)s)::float, sum(records) filter (where at > %(since)s)
     from gone group by what having max(at) > %(since)s
 """
-SINCE = "select min(stopped_since) from batches"
+SINCE = "select min(since) from holds"
 LEFT = """
     select (select count(*) from ci_job_artifacts), (select count(*) from user_statuses),
         (select count(*) from batched_git_ref_updates_deletions where status = 1)

@@ -55,7 +55,14 @@ PROJECT = """
             paused_since = pause.since, paused_reason = pause.reason, paused_by = pause."by",
             stopped_since = stop.since, stopped_reason = stop.reason, stopped_by = stop."by",
             held_since = brake.since, held_reason = brake.kind, held_sentence = brake.reason
-        where name = which;
+        where name = which and (
+            paused_until, paused_since, paused_reason, paused_by,
+            stopped_since, stopped_reason, stopped_by, held_since, held_reason, held_sentence
+        ) is distinct from (
+            case when pause.id is not null then coalesce(pause.until, '9999-12-31 00:00Z') end,
+            pause.since, pause.reason, pause."by",
+            stop.since, stop.reason, stop."by", brake.since, brake.kind, brake.reason
+        );
     end $$
 """
 AFTER_HOLDS = """

@@ -6,9 +6,9 @@ What holds a batch back is in PostgreSQL, where each run and child asks for it: 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Annotated, Any
 
 import peewee as pw
@@ -19,88 +19,102 @@ from forgekeeper.audit import acts
 from forgekeeper.batches import BATCHES
 from forgekeeper.cli import still_at_work, times
 from forgekeeper.cli.connection import batch_named, connected
-from forgekeeper.cli.console import Json, Problem, emit, err, moment, out, wrong_use
+from forgekeeper.cli.console import FAILED, Json, Problem, emit, err, moment, out, wrong_use
+from forgekeeper.cli.failures import sentence
 from forgekeeper.cli.running import Names
-from forgekeeper.database import database, now
+from forgekeeper.database import database, now, sqlstate
 from forgekeeper.runs.batch import Batch as BatchRow
-from forgekeeper.runs.holds import BRAKES, BY_PEOPLE, Hold
+from forgekeeper.runs.holds import BRAKES, BY_PEOPLE, Hold, Kind
 from forgekeeper.runs.ledger import JobRun
-from metrics.redaction import clean
+from metrics.redaction import clean, one_line
 
-A_DAY = timedelta(days=1)
-"""A pause that nobody gave an end has this one: it may be forgotten."""
+HELD = 3
+"""Exit status: the batch is held back, by somebody else."""
+UNDEFINED_TABLE = "42P01"
 
 All = Annotated[bool, typer.Option("--all", help="Every batch.")]
 Reason = Annotated[str | None, typer.Option(help="Why, for whoever looks at it.")]
+Until = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", help=f"When it ends by itself, in UTC: {times.FORMS_TO_COME}; never if absent."),
+]
+NoWait = Annotated[bool, typer.Option("--no-wait", help="Do not wait until the last chunk has ended.")]
 
 
 def pause(
     batches: Names = None,
     everything: All = False,
     *,
-    until: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TIME", help=f"When it ends by itself, in UTC: {times.FORMS_TO_COME}; a day from now if absent."
-        ),
-    ] = None,
-    forever: Annotated[bool, typer.Option("--forever", help="It does not end by itself.")] = False,
+    until: Until = None,
+    forever: Annotated[bool, typer.Option("--forever", help="It does not end by itself, as without --until.")] = False,
+    at_once: Annotated[bool, typer.Option("--now", help="End what runs, too, before its next chunk: `stop`.")] = False,
     reason: Reason = None,
     json: Json = False,
 ) -> None:
-    """Start no run of these batches for a day, until that TIME, or until resumed.  A run that has started goes on.
+    """Start no run of these batches until that TIME, or until resumed.  A run that has started goes on.
 
-    `forgekeeper stop` ends runs, too.
+    With --now it ends before its next chunk: that is `forgekeeper stop`.
     """
     if forever and until is not None:
         wrong_use("a pause ends at a time (--until), or never (--forever)")
+    if at_once:
+        stop(batches, everything, reason=reason, until=until, json=json)
+        return
     names, when = _named(batches, everything), _to_come(until)
-    with connected("pause"):
-        instant = now()
-        end = None if forever else when(instant) if when else instant + A_DAY
-        if end is not None and end <= instant:
-            wrong_use(f"{moment(end)} has passed; give a time to come, in UTC")
+    with connected("pause", redis_needed=False):
+        end = _end(when)
         why = _reason(reason, "the pause")
-        with database.atomic():
-            for name in _known(names):
-                before = _state(name)
-                Hold.add(name, "pause", until=end, reason=why, by=acts.who().name)
-                acts.record("pause", name, batch=name, reason=why, before=before, after=_state(name))
         known = _known(names)
-    answers = [{"batch": name, "paused": True, "until": end, "reason": why} for name in known]
-    sentences = [f"{name} is paused until {moment(end) if end else f'`forgekeeper resume {name}`'}" for name in known]
+        failed = _each(known, lambda name: _held(name, "pause", reason=why, until=end))
+    done = [name for name in known if name not in failed]
+    answers = [{"batch": name, "paused": True, "until": end, "reason": why} for name in done]
+    sentences = [f"{name} is paused until {moment(end) if end else f'`forgekeeper resume {name}`'}" for name in done]
     _answer(answers, sentences, single=bool(batches), json=json)
+    _complain(failed, "paused")
 
 
 def stop(
     batches: Names = None,
     everything: All = False,
+    *,
     reason: Annotated[str | None, typer.Option(help="Why, for whoever looks at it; it must be given.")] = None,
-    no_wait: Annotated[bool, typer.Option("--no-wait", help="Do not wait until the last chunk has ended.")] = False,
+    until: Until = None,
+    no_wait: NoWait = False,
     json: Json = False,
 ) -> None:
     """End every run and child of these batches before its next chunk, everywhere, and start none until resumed.
 
     It works within five seconds, also while Redis is away.  Then it waits a little, to say when the last has ended.
     """
-    names, why = _named(batches, everything), _reason(reason, "the stop", required=True)
+    names, when = _named(batches, everything), _to_come(until)
+    why = _reason(reason, "the stop", required=True)
     # An emergency brake does not ask for more than it needs: another version's migration may be pending.
     with connected("stop", migrated=False, redis_needed=False):
-        with _migrated_enough(), database.atomic():
+        end = _end(when)
+        with _migrated_enough():
             known = _known(names)
-            for name in known:
-                before = _state(name)
-                Hold.add(name, "stop", reason=why, by=acts.who().name)
-                acts.record("stop", name, batch=name, reason=why, before=before, after=_state(name))
-        since = now()
+            failed = _each(known, lambda name: _held(name, "stop", reason=why, until=end))
+        since, done = now(), [name for name in known if name not in failed]
         if not json:
-            _say(f"{name} is stopped: nothing of it starts until `forgekeeper resume {name}`" for name in known)
-        ended = None if no_wait else still_at_work.watch(known, since)
-    facts = {"stopped": True, "reason": why} | ({"at_work": ended.left, "seconds": ended.seconds} if ended else {})
+            lasts = "nothing of it starts until " + (f"{moment(end)} or " if end else "")
+            _say(f"{name} is stopped: {lasts}`forgekeeper resume {name}`" for name in done)
+        older = still_at_work.older()
+        unseen = _each(done, _shown) if older else {}
+        ended = None if no_wait else still_at_work.watch(done, since)
+    facts: dict[str, Any] = {"stopped": True, "reason": why} | ({"until": end} if end else {})
+    facts |= {"at_work": ended.left, "seconds": ended.seconds} if ended else {}
+    facts |= {"older": older} if older else {}
     if json:
-        _answer([{"batch": name} | facts for name in known], [], single=bool(batches), json=True)
+        _answer([{"batch": name} | facts for name in done], [], single=bool(batches), json=True)
     elif ended is not None:
         _say([_ending(ended)])
+    if older:
+        err.print(clean(_may_ignore(older)))
+    for name, said in unseen.items():
+        err.print(clean(f"{name} is stopped, but processes of an older version cannot see it: {said}"))
+    _complain(failed, "stopped")
+    if unseen:
+        raise typer.Exit(FAILED)
 
 
 def cancel(
@@ -126,25 +140,90 @@ def cancel(
     _answer([answer], [sentence], single=True, json=json)
 
 
-def resume(batches: Names = None, everything: All = False, reason: Reason = None, json: Json = False) -> None:
-    """Let paused and stopped batches run again.  One that is held is let go with `forgekeeper release`."""
+def resume(
+    batches: Names = None,
+    everything: All = False,
+    *,
+    by: Annotated[
+        str | None, typer.Option("--by", metavar="NAME", help="End what this person has paused or stopped.")
+    ] = None,
+    number: Annotated[
+        int | None, typer.Option("--id", metavar="N", help="End this one; `status --json` has the numbers.")
+    ] = None,
+    reason: Reason = None,
+    json: Json = False,
+) -> None:
+    """End your own pauses and stops of these batches; somebody else's with --by or --id.
+
+    What others hold stays, and is named: then the exit status is 3.  A batch that a brake holds is let go with
+    `forgekeeper release`.
+    """
+    if by is not None and number is not None:
+        wrong_use("name whose it is (--by), or which it is (--id)")
     names = _named(batches, everything)
-    with connected("resume"), database.atomic():
-        befores = {name: _state(name) for name in _known(names)}
-        for name, before in befores.items():
-            Hold.lift(name, BY_PEOPLE)
-            acts.record("resume", name, batch=name, reason=reason, before=before, after=_state(name))
-    answers = [
-        {
-            "batch": name,
-            "paused": False,
-            "was_paused": "pause" in _kinds(before),
-            "was_stopped": "stop" in _kinds(before),
-            "held": not _kinds(before).isdisjoint(BRAKES),
-        }
-        for name, before in befores.items()
-    ]
-    _answer(answers, list(map(_resumed, answers)), single=bool(batches), json=json)
+    ended: dict[str, list[Hold]] = {}
+    with connected("resume", redis_needed=False):
+        mine = one_line(acts.who().name)
+        whose = None if number is not None else by if by is not None else mine
+        if number is not None and Hold.get_or_none(Hold.id == number) is None:
+            raise Problem(f"nothing holds a batch back that has number {number}; `forgekeeper status --json` has them")
+        known = _known(names)
+        failed = _each(known, lambda name: _lifted(name, ended, whose=whose, number=number, reason=reason))
+        left = {name: Hold.standing(batch=name) for name in known}
+    done = [name for name in known if name not in failed]
+    _answer(
+        [_resumption(name, ended[name], left[name]) for name in done],
+        [said for name in done for said in _resumed(name, ended[name], left[name], mine=mine)],
+        single=bool(batches),
+        json=json,
+    )
+    _complain(failed, "resumed")
+    if any(hold.kind in BY_PEOPLE for name in done for hold in left[name]):
+        raise typer.Exit(HELD)
+
+
+def _held(name: str, kind: Kind, *, reason: str | None, until: datetime | None) -> None:
+    """Hold the batch back, and record it."""
+    before = _state(name)
+    Hold.add(name, kind, reason=reason, by=acts.who().name, until=until)
+    acts.record(kind, name, batch=name, reason=reason, before=before, after=_state(name))
+
+
+def _lifted(
+    name: str, ended: dict[str, list[Hold]], *, whose: str | None, number: int | None, reason: str | None
+) -> None:
+    """End what holds the batch back, and record it."""
+    before = _state(name)
+    ended[name] = Hold.lift(name, BY_PEOPLE, by=whose, number=number)
+    acts.record("resume", name, batch=name, reason=reason, before=before, after=_state(name))
+
+
+def _shown(name: str) -> None:
+    """Show processes of older versions that the batch is stopped; wait for the row where somebody has it locked."""
+    database.execute_sql("select from batches where name = %s for no key update", (name,))
+    Hold.show(name)
+
+
+def _each(names: Iterable[str], do: Callable[[str], None]) -> dict[str, str]:
+    """Do it to each batch in a transaction of its own; return why it could not be done, by the batch."""
+    failed = {}
+    for name in names:
+        try:
+            with database.atomic():
+                do(name)
+        except pw.PeeweeException as error:
+            if sqlstate(error) == UNDEFINED_TABLE or (said := sentence(error)) is None:
+                raise
+            failed[name] = said
+    return failed
+
+
+def _complain(failed: dict[str, str], done: str) -> None:
+    """Name what could not be done; then the command has failed."""
+    for name, why in failed.items():
+        err.print(clean(f"{name} is not {done}: {why}"))
+    if failed:
+        raise typer.Exit(FAILED)
 
 
 def _named(batches: Sequence[str] | None, everything: bool) -> list[str] | None:
@@ -178,6 +257,15 @@ def _to_come(until: str | None) -> times.FromNow | None:
     return checked if when else None
 
 
+def _end(when: times.FromNow | None) -> datetime | None:
+    """Return when it ends, None where it does not by itself."""
+    instant = now()
+    end = when(instant) if when else None
+    if end is not None and end <= instant:
+        wrong_use(f"{moment(end)} has passed; give a time to come, in UTC")
+    return end
+
+
 def _reason(given: str | None, what: str, *, required: bool = False) -> str | None:
     """Return why: what was given, or what a person at a terminal says when asked."""
     said = given if given is not None else _asked(f"Why {what}? ") if sys.stdin.isatty() else ""
@@ -209,21 +297,54 @@ def _migrated_enough() -> Iterator[None]:
 
 def _state(name: str) -> dict[str, Any]:
     """Return what holds the batch back, as the audit writes it down."""
-    fields = ("id", "kind", "reason", "by", "since", "until")
-    return {"holds": [{field: getattr(hold, field) for field in fields} for hold in Hold.standing(batch=name)]}
+    return {"holds": list(map(_facts, Hold.standing(batch=name)))}
 
 
-def _kinds(state: dict[str, Any]) -> set[str]:
-    return {hold["kind"] for hold in state["holds"]}
+def _facts(hold: Hold) -> dict[str, Any]:
+    return {field: getattr(hold, field) for field in ("id", "kind", "reason", "by", "since", "until")}
 
 
-def _resumed(answer: dict[str, Any]) -> str:
-    name = answer["batch"]
-    if answer["held"]:
-        return f"{name} is held: `forgekeeper release {name} --reason ...` lets it go"
-    if answer["was_paused"] or answer["was_stopped"]:
-        return f"{name} runs again from its next tick"
-    return f"{name} was not paused"
+def _resumption(name: str, ended: list[Hold], left: list[Hold]) -> dict[str, Any]:
+    """Return what became of the batch, for `--json`."""
+    kinds, stay = {hold.kind for hold in ended}, {hold.kind for hold in left}
+    return {
+        "batch": name,
+        "paused": "pause" in stay,
+        "stopped": "stop" in stay,
+        "was_paused": "pause" in kinds | stay,
+        "was_stopped": "stop" in kinds | stay,
+        "held": not stay.isdisjoint(BRAKES),
+        "ended": [_facts(hold) for hold in ended],
+        "left": [_facts(hold) for hold in left],
+    }
+
+
+def _resumed(name: str, ended: list[Hold], left: list[Hold], *, mine: str) -> Iterator[str]:
+    for hold in ended:
+        if hold.by != mine:
+            yield f"{name}: ended {_whose(hold)}"
+    for hold in left:
+        if hold.kind in BY_PEOPLE:
+            how = f"`forgekeeper resume {name} --id {hold.id}`"
+            yield f"{name} is still {'stopped' if hold.kind == 'stop' else 'paused'}: {_whose(hold)}; {how} ends it"
+    if not {hold.kind for hold in left}.isdisjoint(BRAKES):
+        yield f"{name} is held: `forgekeeper release {name} --reason ...` lets it go"
+    elif not left:
+        yield f"{name} runs again from its next tick" if ended else f"{name} was not paused"
+
+
+def _whose(hold: Hold) -> str:
+    until = f", until {moment(hold.until)}" if hold.until else ""
+    because = f" ({hold.reason})" if hold.reason else ""
+    return f"the {hold.kind} of {hold.by} since {moment(hold.since)}{until}{because}"
+
+
+def _may_ignore(older: list[str]) -> str:
+    return (
+        "of an older version, and perhaps not to be stopped by this: "
+        + ", ".join(older)
+        + "; end what must not go on with SIGTERM on its machine"
+    )
 
 
 def _cancelled(run: JobRun, state: str | None) -> str:
@@ -253,8 +374,8 @@ def _ending(ended: still_at_work.Ended) -> str:
 
 
 def _say(sentences: Iterable[str]) -> None:
-    for sentence in sentences:
-        out.print(clean(sentence))
+    for said in sentences:
+        out.print(clean(said))
 
 
 def _answer(answers: list[dict[str, Any]], sentences: list[str], *, single: bool, json: bool) -> None:

@@ -45,12 +45,20 @@ MEANINGS: dict[str, dict[int | Literal["other"], str]] = {
         1: "the run or one of its children failed",
     },
     "send": {0: "it was sent, or is on its way or paused: the answer has `skipped`"},
-    "stop": {0: "it is stopped, also where a last chunk takes longer than was waited: the answer has `at_work`"},
+    "pause": {0: "every batch is paused", 1: "one is not, and is named; the others are"},
+    "stop": {
+        0: "every batch is stopped, also where a last chunk takes longer than was waited: the answer has `at_work`",
+        1: "one is not, or processes of an older version cannot see it: it is named; the others are",
+    },
     "cancel": {
         0: "it is cancelled, or had ended: the answer has its `state`",
         1: "the ledger has no run of that number",
     },
-    "resume": {0: "the batch is neither paused nor stopped, whether it was before or not"},
+    "resume": {
+        0: "the batches are neither paused nor stopped, whether they were before or not",
+        1: "one could not be resumed, and is named; the others were",
+        3: "somebody else still pauses or stops one: the answer has `left`",
+    },
     "why": {0: "the story was told, that there is none included", 1: "the ledger has no run of that number"},
     "uploads retry": {1: "the one that was named is not among the failed"},
     "objects retry": {1: "the one that was named is not among the failed"},

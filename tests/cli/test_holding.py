@@ -1,9 +1,15 @@
 """`pause`, `stop`, `cancel` and `resume`: what holds batches back, and what these commands say of it."""
 
+import pwd
+import time
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
+import psycopg2
 import pytest
 
+from forgekeeper import migrations
 from forgekeeper.audit.acts import Act
 from forgekeeper.batches import BATCHES
 from forgekeeper.boot import load
@@ -11,6 +17,7 @@ from forgekeeper.connections import client
 from forgekeeper.database import now
 from forgekeeper.delivery.queues import depth
 from forgekeeper.process.broker import NAMESPACE
+from forgekeeper.process.rows import Process
 from forgekeeper.process.run_messages import RunMessages
 from forgekeeper.runs import reconcile
 from forgekeeper.runs.batch import Batch
@@ -18,6 +25,7 @@ from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
 
 NAME = "user_status_cleanup"
+ME = "ops"
 OTHER = "prune"
 CLOSED_REDIS = "redis://127.0.0.1:1/0"
 MINUTE = timedelta(minutes=1)
@@ -55,12 +63,17 @@ def test_a_pause_that_is_to_last_holds_a_batch_back_until_resumed(forgekeeper, d
     assert (hold().until, hold().reason) == (None, "moving disks")
 
 
-def test_a_pause_without_an_end_ends_after_a_day(main, database):
+def test_a_pause_without_an_end_does_not_end_by_itself(main, database):
     result = main("pause", NAME, "--reason", "moving disks")
 
-    end = hold().until
-    assert abs(end - now() - timedelta(days=1)) < MINUTE
-    assert result.stdout == f"{NAME} is paused until {end:%Y-%m-%d %H:%M:%S}\n"
+    assert (hold().until, result.stdout) == (None, f"{NAME} is paused until `forgekeeper resume {NAME}`\n")
+
+
+def test_a_pause_that_begins_now_is_a_stop(main, database):
+    result = main("pause", NAME, "--now", "--until", "+2h", "--reason", "wrong rows go")
+
+    assert (result.status, hold().kind) == (0, "stop")
+    assert abs(hold().until - now() - timedelta(hours=2)) < MINUTE
 
 
 def test_a_pause_until_a_time_ends_by_itself(main, database):
@@ -237,7 +250,7 @@ def test_what_waited_when_its_batch_was_stopped_is_sent_after_the_resumption(mai
 
 
 def test_resume_ends_a_pause(forgekeeper, database):
-    Hold.add(NAME, "pause", until=None, reason=None, by="ops:1")
+    forgekeeper("pause", NAME)
 
     result = forgekeeper("resume", NAME)
 
@@ -246,20 +259,20 @@ def test_resume_ends_a_pause(forgekeeper, database):
 
 
 def test_resume_ends_a_stop(main, database):
-    Hold.add(NAME, "stop", reason="wrong rows go", by="ops")
+    Hold.add(NAME, "stop", reason="wrong rows go", by=ME)
 
-    result = main("resume", NAME, "--reason", "they were right")
+    result = main("resume", NAME, "--reason", "they were right", ACTOR=ME)
 
     assert (result.stdout, stopped()) == (f"{NAME} runs again from its next tick\n", set())
 
 
-def test_resume_of_all_ends_every_pause_and_stop(main, database):
-    Hold.add(NAME, "stop", reason="wrong rows go", by="ops")
-    Hold.add(OTHER, "pause", until=None, reason=None, by="ops")
+def test_resume_of_all_ends_every_pause_and_stop_of_ones_own(main, database):
+    Hold.add(NAME, "stop", reason="wrong rows go", by=ME)
+    Hold.add(OTHER, "pause", until=None, reason=None, by=ME)
 
-    main("resume", "--all")
+    result = main("resume", "--all", ACTOR=ME)
 
-    assert (stopped(), paused()) == (set(), set())
+    assert (result.status, stopped(), paused()) == (0, set(), set())
 
 
 def test_resume_says_that_there_was_no_pause(main, database):
@@ -282,10 +295,222 @@ def test_resume_with_json_says_what_there_was(main, database):
 
     answers = [main("resume", NAME, "--json").json for _ in range(2)]
 
+    ended = [[one.pop(key) for key in ("ended", "left")] for one in answers]
+    assert [(len(mine), others) for mine, others in ended] == [(1, []), (0, [])]
     assert answers == [
-        {"batch": NAME, "paused": False, "was_paused": was, "was_stopped": False, "held": False}
+        {"batch": NAME, "paused": False, "stopped": False, "was_paused": was, "was_stopped": False, "held": False}
         for was in (True, False)
     ]
+
+
+# Of different people
+
+
+def test_a_pause_does_not_shorten_that_of_somebody_else(main, database):
+    main("pause", "--all", "--forever", "--reason", "legal hold", ACTOR="ann")
+    main("pause", "--all", "--until", "+1h", "--reason", "a move", ACTOR="bob")
+
+    found = {(hold.by, hold.until is None) for hold in Hold.standing(batch=NAME)}
+    assert found == {("ann", True), ("bob", False)}
+
+
+def test_resume_ends_ones_own_and_names_what_stays_and_how_to_end_it(main, database):
+    main("pause", NAME, "--reason", "legal hold", ACTOR="ann")
+    main("pause", NAME, "--until", "+1h", "--reason", "a move", ACTOR="bob")
+
+    result = main("resume", NAME, ACTOR="bob")
+
+    stays = hold()
+    assert (result.status, stays.by) == (3, "ann")
+    assert result.stdout == (
+        f"{NAME} is still paused: the pause of ann since {stays.since:%Y-%m-%d %H:%M:%S} (legal hold);"
+        f" `forgekeeper resume {NAME} --id {stays.id}` ends it\n"
+    )
+
+
+def test_resume_of_all_leaves_what_others_hold(main, database):
+    main("stop", "--all", "--reason", "legal hold", "--no-wait", ACTOR="ann")
+
+    result = main("resume", "--all", ACTOR="bob")
+
+    assert (result.status, stopped()) == (3, set(BATCHES))
+
+
+def test_with_json_resume_says_what_has_ended_and_what_stays(main, database):
+    main("pause", NAME, "--reason", "legal hold", ACTOR="ann")
+    main("stop", NAME, "--reason", "wrong rows go", "--no-wait", ACTOR="bob")
+
+    answer = main("resume", NAME, "--json", ACTOR="bob").json
+
+    assert (answer["paused"], answer["stopped"]) == (True, False)
+    assert [[(one["kind"], one["by"]) for one in answer[key]] for key in ("ended", "left")] == [
+        [("stop", "bob")],
+        [("pause", "ann")],
+    ]
+
+
+@pytest.mark.parametrize("named", [lambda: ("--by", "ann"), lambda: ("--id", str(hold().id))], ids=["by", "id"])
+def test_what_somebody_else_holds_ends_by_its_name_and_it_is_said_whose_it_was(main, database, named):
+    main("pause", NAME, "--reason", "legal hold", ACTOR="ann")
+    since = hold().since
+
+    result = main("resume", NAME, *named(), ACTOR="bob")
+
+    assert result.stdout.splitlines() == [
+        f"{NAME}: ended the pause of ann since {since:%Y-%m-%d %H:%M:%S} (legal hold)",
+        f"{NAME} runs again from its next tick",
+    ]
+
+
+def test_a_hold_that_is_ended_by_its_number_is_one_alone(main, database):
+    main("pause", NAME, "--reason", "legal hold", ACTOR="ann")
+    number = hold().id
+    main("pause", NAME, "--reason", "a move", ACTOR="bob")
+
+    main("resume", NAME, "--id", str(number), ACTOR="bob")
+
+    assert hold().by == "bob"
+
+
+def test_a_number_that_nothing_has_is_refused(main, database):
+    result = main("resume", NAME, "--id", "7")
+
+    assert (result.status, result.complaint) == (
+        1,
+        "nothing holds a batch back that has number 7; `forgekeeper status --json` has them",
+    )
+
+
+# What is in the way of a stop
+
+ODD = "caf\udce9 \x1b[2J\x00\u202e"
+"""Bytes that are no text, what a terminal obeys, a NUL that PostgreSQL refuses, and a turn of the writing."""
+SEEN = r"caf\udce9 \x1b[2J\x00\u202e"
+
+
+@pytest.mark.parametrize("command", ["pause", "stop", "release"])
+def test_a_reason_of_any_bytes_is_kept_escaped(main, database, command):
+    Hold.add(OTHER, "pause", reason=None, by="nobody")
+    result = main(command, NAME, "--reason", ODD)
+
+    assert (result.status, acts()[-1].reason) == (0, SEEN)
+    assert command == "release" or Hold.standing(batch=NAME)[0].reason == SEEN
+
+
+def test_a_run_is_cancelled_for_a_reason_of_any_bytes(main, database):
+    number = JobRun.claim_manual(NAME, by="ops:1")
+
+    assert main("cancel", str(number), "--reason", ODD).status == 0
+    assert JobRun.get_by_id(number).cancelled_reason == SEEN
+
+
+def test_who_acts_may_have_a_name_of_any_bytes(forgekeeper, database):
+    name = ODD.replace("\x00", "")
+    result = forgekeeper("stop", NAME, "--reason", "wrong rows go", "--no-wait", ACTOR=name)
+    by = hold().by
+    ended = forgekeeper("resume", NAME, ACTOR=name)
+
+    assert (result.status, by) == (0, SEEN.replace(r"\x00", ""))
+    assert (ended.status, stopped()) == (0, set())
+
+
+@pytest.mark.parametrize("variable", ["user", "sudo"])
+def test_the_user_may_have_a_name_of_any_bytes(main, database, monkeypatch, variable):
+    if variable == "user":
+        monkeypatch.setattr(pwd, "getpwuid", lambda _uid: SimpleNamespace(pw_name=ODD))
+    else:
+        monkeypatch.setenv("SUDO_USER", ODD.replace("\x00", ""))
+
+    result = main("stop", NAME, "--reason", "wrong rows go", "--no-wait", ACTOR=None)
+
+    assert (result.status, stopped()) == (0, {NAME})
+    assert r"caf\udce9" in hold().by
+
+
+@pytest.fixture
+def another(urls):
+    """Another session, whose transaction is open."""
+    with closing(psycopg2.connect(urls.database)) as connection, connection.cursor() as cursor:
+        yield cursor
+        connection.rollback()
+
+
+@pytest.mark.parametrize("locked", ["batches", "holds", "job_runs"])
+def test_a_stop_waits_for_nobody_s_lock(main, database, another, locked):
+    Batch.register(BATCHES)
+    JobRun.claim_manual(NAME, by="ops:1")
+    Hold.add(NAME, "stop", reason="earlier", by=ME)
+    another.execute(f"select from {locked} for update")
+    began = time.monotonic()
+
+    result = main("stop", "--all", "--reason", "wrong rows go", "--no-wait", ACTOR=ME)
+
+    assert (result.status, stopped()) == (0, set(BATCHES))
+    assert time.monotonic() - began < 3
+
+
+def test_what_cannot_be_stopped_is_named_and_all_others_are_stopped(main, database):
+    database.execute_sql(f"""
+        create function refuse() returns trigger language plpgsql as $$ begin raise exception 'not this one'; end $$;
+        create trigger refuse before insert on holds for each row when (new.batch = '{NAME}') execute function refuse()
+    """)
+    try:
+        result = main("stop", "--all", "--reason", "wrong rows go", "--no-wait")
+    finally:
+        database.execute_sql("drop function refuse cascade")
+
+    assert (result.status, stopped()) == (1, set(BATCHES) - {NAME})
+    assert result.stderr.startswith(f"{NAME} is not stopped: ")
+
+
+def test_a_stop_works_while_migrations_are_pending(main, settings, new_database, query):
+    url = new_database()
+    main("migrate", DATABASE_URL=url)
+    query(url, "delete from forgekeeper_migrations where name = '0003_paused_since'")
+
+    result = main("stop", NAME, "--reason", "wrong rows go", "--no-wait", DATABASE_URL=url)
+
+    assert (result.status, query(url, "select batch from holds where kind = 'stop'")) == (0, [(NAME,)])
+
+
+# Older versions
+
+
+@pytest.fixture
+def older(database):
+    """A worker of a version that does not know holds, and one of this version."""
+    facts = {"kind": "worker", "version": "0.1.0", "alive_at": now() + MINUTE, "silent_from": now() + 2 * MINUTE}
+    Process.create(host="old", pid=1, **facts)
+    Process.create(host="new", pid=2, migration=migrations.newest(), **facts)
+
+
+def test_a_stop_names_the_processes_that_may_not_know_of_it(main, older):
+    result = main("stop", NAME, "--reason", "wrong rows go", "--no-wait")
+
+    assert result.status == 0
+    assert result.sentences == [
+        (
+            "of an older version, and perhaps not to be stopped by this: worker old:1 (version 0.1.0);"
+            " end what must not go on with SIGTERM on its machine"
+        )
+    ]
+
+
+def test_with_json_a_stop_lists_them(main, older):
+    answer = main("stop", NAME, "--reason", "wrong rows go", "--no-wait", "--json").json
+
+    assert answer["older"] == ["worker old:1 (version 0.1.0)"]
+
+
+def test_a_stop_that_older_versions_cannot_see_says_so_and_stands(main, older, another):
+    Batch.register(BATCHES)
+    another.execute("select from batches where name = %s for update", (NAME,))
+
+    result = main("stop", "--all", "--reason", "wrong rows go", "--no-wait", DATABASE_LOCK_TIMEOUT="0.1")
+
+    assert (result.status, stopped()) == (1, set(BATCHES))
+    assert f"{NAME} is stopped, but processes of an older version cannot see it: " in result.stderr
+    assert {row.name for row in Batch.select().where(Batch.stopped_since.is_null(False))} == set(BATCHES) - {NAME}
 
 
 # cancel
@@ -370,9 +595,9 @@ def test_what_holds_a_batch_back_is_recorded_with_what_was_before_and_after(main
 
 
 def test_a_resumption_records_what_it_has_ended(main, database):
-    Hold.add(NAME, "stop", reason="wrong rows go", by="ops")
+    Hold.add(NAME, "stop", reason="wrong rows go", by=ME)
 
-    main("resume", NAME, "--reason", "they were right")
+    main("resume", NAME, "--reason", "they were right", ACTOR=ME)
 
     (act,) = acts()
     assert (act.act, act.reason) == ("resume", "they were right")

@@ -72,6 +72,19 @@ def test_status_shows_why_a_batch_is_held(main, database):
     assert held == {"reason": "breaker", "sentence": "90 % of the table would go"}
 
 
+def test_status_lists_all_that_holds_a_batch_back_with_its_number(main, database):
+    stop()
+    Hold.add(NAME, "pause", reason="legal hold", by="bob")
+
+    holds = main("status", "--json").json["batches"][NAME]["holds"]
+
+    assert [(one["kind"], one["by"], one["until"]) for one in holds] == [
+        ("stop", "alice@host", None),
+        ("pause", "bob", None),
+    ]
+    assert [one["id"] for one in holds] == [hold.id for hold in Hold.standing()]
+
+
 @pytest.mark.parametrize(("hold_back", "word"), [(stop, "stopped"), (hold, "held")], ids=["stopped", "held"])
 def test_status_tells_a_person_that_a_batch_is_held_back(main, database, hold_back, word):
     hold_back()

@@ -99,7 +99,7 @@ def stop(
             lasts = "nothing of it starts until " + (f"{moment(end)} or " if end else "")
             _say(f"{name} is stopped: {lasts}`forgekeeper resume {name}`" for name in done)
         older = still_at_work.older()
-        unseen = _each(done, _shown) if older else {}
+        unseen = _each(done, lambda name: Hold.show(name, wait=True)) if older else {}
         ended = None if no_wait else still_at_work.watch(done, since)
     facts: dict[str, Any] = {"stopped": True, "reason": why} | ({"until": end} if end else {})
     facts |= {"at_work": ended.left, "seconds": ended.seconds} if ended else {}
@@ -196,12 +196,6 @@ def _lifted(
     before = _state(name)
     ended[name] = Hold.lift(name, BY_PEOPLE, by=whose, number=number)
     acts.record("resume", name, batch=name, reason=reason, before=before, after=_state(name))
-
-
-def _shown(name: str) -> None:
-    """Show processes of older versions that the batch is stopped; wait for the row where somebody has it locked."""
-    database.execute_sql("select from batches where name = %s for no key update", (name,))
-    Hold.show(name)
 
 
 def _each(names: Iterable[str], do: Callable[[str], None]) -> dict[str, str]:

@@ -117,8 +117,13 @@ class Hold(Base):
         cls.show(batch)
 
     @classmethod
-    def show(cls, batch: str) -> None:
-        """Show older versions what stands, in the columns of `batches`, unless somebody has that row locked."""
+    def show(cls, batch: str, *, wait: bool = False) -> None:
+        """Show older versions what stands, in the columns of `batches`, unless somebody has that row locked.
+
+        With *wait* it is waited for, in the transaction at hand.
+        """
+        if wait:
+            database.execute_sql("select from batches where name = %s for no key update", (batch,))
         database.execute_sql("select project_holds(%s)", (batch,))
 
 

@@ -96,6 +96,17 @@ def test_a_small_share_of_the_table_may_go(database, settings):
     assert recorded(STATUSES, settings).result["deleted"] == 400
 
 
+def test_an_update_of_all_rows_does_not_hide_what_share_of_them_is_due(database, settings):
+    statuses(due=4_500, total=10_000)
+    db.execute_sql("analyze user_statuses")
+    UserStatus.update(emoji="sheep").execute()
+
+    run = recorded(STATUSES, settings)
+
+    assert (run.reason, left()) == ("held", 10_000)
+    assert "4,500 of about 10,000 records (45%)" in Batch.get_by_id(STATUSES.name).held_sentence
+
+
 def test_few_records_may_go_whatever_their_share(database, settings):
     statuses(due=50, total=50)
 

@@ -88,7 +88,7 @@ def duration(pace: Pace) -> str:
     rates = ", ".join(filter(None, (by, allowed)))
     if not pace.runs:
         return f"nothing ({rates})"
-    took = f"about {lasting(timedelta(seconds=pace.seconds))}"
+    took = f"{'at most' if pace.at_most else 'about'} {lasting(timedelta(seconds=pace.seconds))}"
     if pace.runs > 1:
         whole = "" if pace.lasts is None else f", done in {lasting(timedelta(seconds=pace.lasts))}"
         took += f" of work in {pace.runs:,} runs{whole}"

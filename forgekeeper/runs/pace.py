@@ -12,6 +12,8 @@ from forgekeeper.settings import Settings
 
 RUNS = 100
 """Of so many of its last runs those count that have done something."""
+FAR = 10
+"""Of more than so many times what any of them has done, they say only how long it takes at most."""
 UNKNOWN = "unknown, it has not run yet"
 
 LAST_RUNS = """
@@ -38,7 +40,8 @@ LAST_WITH_CHILDREN = """
 class Pace(NamedTuple):
     """How long it will take: *seconds* of work in so many *runs*, and until the last of them has ended.
 
-    *per_second* is by its last runs, *allowed* by its setting.  Without a pace *unknown* says why.
+    *per_second* is by its last runs, *allowed* by its setting.  Without a pace *unknown* says why.  *at_most* says that
+    its last runs had so little to do that they tell only how long it takes at most.
     """
 
     per_second: float | None = None
@@ -47,29 +50,45 @@ class Pace(NamedTuple):
     runs: int | None = None
     lasts: float | None = None
     unknown: str | None = None
+    at_most: bool = False
+
+
+class Measured(NamedTuple):
+    """How many records a second a batch has worked on, in runs that had up to so many."""
+
+    per_second: float
+    largest: int
 
 
 def pace(batch: BatchSpec, records: int, settings: Settings) -> Pace:
     """Say how long the batch will take for so many *records*."""
     budget = max(one.budget for one in (batch, *batch.children)).total_seconds()
     measured, allowed = measured_pace(batch, budget), settings.pace(batch.name)
-    known = [rate for rate in (measured, allowed) if rate]
+    by = measured and measured.per_second
+    known = [rate for rate in (by, allowed) if rate]
     if not known:
         return Pace(unknown=UNKNOWN)
     seconds = records / min(known)
+    at_most = measured is not None and by == min(known) and records > FAR * measured.largest
     per_run, *_ = settings.limits(batch.name)
     runs = max(1, math.ceil(seconds / budget), math.ceil(records / per_run) if per_run else 0) if records else 0
-    return Pace(measured, allowed, seconds, runs, _lasts(batch, seconds, runs, budget, settings))
+    return Pace(by, allowed, seconds, runs, _lasts(batch, seconds, runs, budget, settings), at_most=at_most)
 
 
-def measured_pace(batch: BatchSpec, budget: float) -> float | None:
-    """Return how many records a second its last runs have worked on, None where none has."""
+def measured_pace(batch: BatchSpec, budget: float) -> Measured | None:
+    """Return how many records a second those of its last runs have worked on that had much to do; None where none has.
+
+    What a run takes that has three records is what a run takes that has none: it tells nothing of thousands.
+    """
     values = {"batch": batch.name, "runs": RUNS, "budget": budget}
     rows = database.execute_sql(LAST_WITH_CHILDREN if batch.children else LAST_RUNS, values).fetchall()
     counted = [(found if isinstance(found, int) else _processed(batch, found), lasted) for found, lasted in rows]
-    working = [(records, lasted) for records, lasted in counted if records > 0]
-    done, seconds = (sum(each) for each in zip(*working, strict=True)) if working else (0, 0)
-    return done / seconds if seconds else None
+    largest = max((records for records, _lasted in counted), default=0)
+    if not largest:
+        return None
+    working = [(records, lasted) for records, lasted in counted if records >= largest / 2]
+    done, seconds = (sum(each) for each in zip(*working, strict=True))
+    return Measured(done / seconds, largest)
 
 
 def _processed(batch: BatchSpec, result: Any) -> int:

@@ -7,13 +7,14 @@ import pytest
 from forgekeeper.batches import BATCHES
 from forgekeeper.database import database as db
 from forgekeeper.database import now
-from forgekeeper.runs import breaker
+from forgekeeper.runs import breaker, releases
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.held import Held
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
+from forgekeeper.runs.releases import NEXT
 from models import UserStatus
-from tests.harness.performing import recorded
+from tests.harness.performing import attempt_at, ended, recorded, runner_of
 from tests.harness.settings import settings_with
 
 STATUSES = BATCHES["user_status_cleanup"]
@@ -104,7 +105,7 @@ def test_an_update_of_all_rows_does_not_hide_what_share_of_them_is_due(database,
     run = recorded(STATUSES, settings)
 
     assert (run.reason, left()) == ("held", 10_000)
-    assert "4,500 of about 10,000 records (45%)" in Batch.get_by_id(STATUSES.name).held_sentence
+    assert "4,500 of about 10,000 records (45%)" in Hold.get().reason
 
 
 def test_few_records_may_go_whatever_their_share(database, settings):
@@ -122,41 +123,116 @@ def test_what_a_limit_leaves_is_what_counts(database, settings):
     assert run.result["deleted"] == 100
 
 
+def test_ten_times_the_largest_run_is_an_ordinary_one_and_one_more_is_held(database, settings):
+    every_minute()
+    statuses(due=100, total=100)
+    assert recorded(STATUSES, settings).ordinary is True
+    db.execute_sql("delete from run_totals where records > 10")
+    statuses(due=10 * 10 + 1, total=101)
+
+    assert judged(settings).ordinary is False
+
+
+def judged(settings):
+    return breaker.judge(STATUSES, settings, NEXT, now(), room=None)
+
+
+# Releases
+
+
+def released(expect=None):
+    """Let a run be held, and release it."""
+    recorded(STATUSES, settings_with())
+    assert releases.give(STATUSES.name, reason="I looked", by="me", expect=expect)
+
+
+def deleted_by(*runs):
+    return [run.result.get("deleted") for run in runs]
+
+
 def test_without_runs_that_deleted_anything_a_release_is_what_counts(database, settings):
     statuses(due=400, total=500)
 
-    assert recorded(STATUSES, settings).reason == "held"
-    Batch.release(STATUSES.name, reason="I looked", by="me")
+    released(expect=400)
+
     assert recorded(STATUSES, settings).result["deleted"] == 400
 
 
-def test_a_release_is_used_once_a_run_was_ordinary_again(database, settings):
-    Batch.release(STATUSES.name, reason="I looked", by="me")
+def test_what_no_brake_holds_is_not_released(database, settings):
+    assert releases.give(STATUSES.name, reason="just in case", by="me", expect=None) == []
     statuses(due=400, total=500)
+
+    assert recorded(STATUSES, settings).reason == "held"
+
+
+def test_a_release_lets_no_more_go_than_its_amount(database, settings):
+    statuses(due=400, total=500)
+    released(expect=150)
+
+    run = recorded(STATUSES, settings)
+
+    assert (run.result["deleted"], run.result["stopped"]) == (150, "max_per_run")
+
+
+def test_a_release_that_is_used_up_has_ended(database, settings):
+    statuses(due=9_000, total=9_100)
+    released(expect=100)
+
+    assert deleted_by(recorded(STATUSES, settings)) == [100]
+    assert recorded(STATUSES, settings).reason == "held"
+
+
+def test_all_runs_of_a_release_have_its_amount_together(database, settings):
+    statuses(due=9_000, total=9_100)
+    released(expect=1_500)
+    capped = settings_with(max_per_run_user_status_cleanup=700)
+
+    runs = [recorded(STATUSES, capped) for _ in range(3)]
+
+    assert deleted_by(*runs) == [700, 700, 100]
+
+
+def test_the_first_run_after_a_release_has_no_more_than_its_amount_though_it_is_an_ordinary_one(database, settings):
+    statuses(due=400, total=500)
+    released(expect=20)
+    UserStatus.delete().where(UserStatus.user_id > 40).execute()
+
+    assert deleted_by(recorded(STATUSES, settings), recorded(STATUSES, settings)) == [20, 20]
+
+
+@pytest.mark.parametrize("expect", [None, 9_000])
+def test_a_release_ends_with_the_first_ordinary_run_that_had_no_need_of_it(database, settings, expect):
+    statuses(due=400, total=500)
+    released(expect=expect)
+    UserStatus.delete().execute()  # it was a mistake, and is corrected
     recorded(STATUSES, settings)
-    recorded(STATUSES, settings)  # nothing is due
-    statuses(due=9_000, total=9_500)
+    statuses(due=9_000, total=9_100)
 
     assert recorded(STATUSES, settings).reason == "held"
 
 
-def test_a_release_is_no_good_after_a_day(database, settings):
-    Batch.release(STATUSES.name, reason="I looked", by="me")
-    Batch.update(released_at=Batch.released_at - timedelta(hours=25)).execute()
+def test_a_retry_of_the_run_that_a_release_has_let_go_has_what_is_left_of_it(database, settings):
+    statuses(due=400, total=500)
+    released(expect=150)
+    with runner_of(settings) as runner:
+        with attempt_at(runner, STATUSES) as attempt:
+            attempt.work()
+            raise ValueError
+        again = ended(attempt_at(runner, STATUSES))
+
+    assert (attempt.run.outcome.deleted, again.run.outcome.deleted) == (150, 0)
+    assert again.run.number == attempt.run.number
+
+
+def test_a_release_has_no_time_that_a_clock_could_make_longer(database, settings):
+    statuses(due=400, total=500)
+    released(expect=400)
+    Batch.update(released_at=Batch.released_at + timedelta(days=9)).execute()
+    UserStatus.delete().execute()
+    recorded(STATUSES, settings)
     statuses(due=400, total=500)
 
     assert recorded(STATUSES, settings).reason == "held"
-
-
-def test_a_release_of_which_so_much_is_expected_lets_one_run_go_so_far(database, settings):
-    Batch.release(STATUSES.name, reason="I looked", by="me", expect=150)
-    statuses(due=400, total=500)
-
-    first = recorded(STATUSES, settings)
-    again = recorded(STATUSES, settings)
-
-    assert (first.result["deleted"], first.result["stopped"]) == (150, "max_per_run")
-    assert again.result.get("deleted") in (0, 250)
 
 
 # In the ordinary way
@@ -169,6 +245,21 @@ def test_what_grew_in_an_outage_may_go(database, settings, away):
     statuses(due=grown, total=grown + 10)
 
     assert recorded(STATUSES, settings).state == "succeeded"
+
+
+def test_three_times_the_usual_time_between_runs_is_no_outage_yet(database, settings):
+    history(*(timedelta(seconds=165) + n * MINUTE for n in range(300)), records=100)
+    # Ten times what grows in so much time of the busiest hour's 6,000, and the largest run.
+    statuses(due=5_000, total=5_010)
+
+    assert judged(settings).sentence is not None
+
+
+def test_beyond_three_times_the_usual_time_a_busy_hour_may_lie_in_it(database, settings):
+    history(*(timedelta(seconds=195) + n * MINUTE for n in range(300)), records=100)
+    statuses(due=5_000, total=5_010)
+
+    assert judged(settings).sentence is None
 
 
 def test_more_than_can_have_grown_in_an_outage_is_held(database, settings):

@@ -54,6 +54,7 @@ def world(urls, tmp_path_factory):
         for command in (["migrate"], ["seed", "--scale", "0"]):
             assert run(made, *command).returncode == 0
         rows(PIPELINES)
+        assert run(made, "release", "--all", "--reason", "I looked").returncode == 0
         log = stack.enter_context((folder / "log").open("wb"))
         for process in ("scheduler", "exporter", "worker --processes 1 --threads 2"):
             started = subprocess.Popen(

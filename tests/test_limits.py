@@ -11,9 +11,12 @@ from forgekeeper.connections import client
 from forgekeeper.database import database as db
 from forgekeeper.database import now
 from forgekeeper.flags import FeatureFlag
+from forgekeeper.runs import releases
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.brakes import Brakes
-from forgekeeper.runs.totals import RunTotal
+from forgekeeper.runs.holds import Hold
+from forgekeeper.runs.ledger import JobRun
+from forgekeeper.runs.totals import Amount, RunTotal
 from models import JobArtifact, UserStatus
 from tests.harness.performing import as_child, recorded
 from tests.harness.settings import settings_with
@@ -132,18 +135,176 @@ def test_what_was_reserved_on_one_day_is_not_deleted_on_the_next(database):
     assert [(row.records, row.reserved) for row in RunTotal.select().order_by(RunTotal.day)] == [(100, 0), (100, 0)]
 
 
-def test_a_run_of_which_so_much_is_expected_deletes_no_more_nor_do_its_children(database):
-    first, second = STATUSES.outcome(), STATUSES.outcome()
-    brakes = brakes_of(STATUSES, first)
-    brakes.expect(300)
-    deleted_by(brakes, first, chunks=2)
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [
+        ({"max_per_run": 100, "max_per_day": 200}, "max_per_run"),
+        ({"max_per_run": 200, "max_per_day": 100}, "max_per_day"),
+        ({"max_bytes_per_run": 100, "max_bytes_per_day": 200}, "max_per_run"),
+        ({"max_bytes_per_run": 200, "max_bytes_per_day": 100}, "max_per_day"),
+    ],
+)
+def test_a_run_that_reaches_a_limit_says_which(database, limits, reason):
+    outcome = CHILD.outcome()
+    brakes = brakes_of(CHILD, outcome, **limits)
+    while allowed := brakes.allowed(10, size=10):
+        outcome.destroyed, outcome.bytes = outcome.destroyed + allowed, outcome.bytes + 10
+
+    assert brakes.reason == reason
+
+
+def test_what_went_yesterday_is_none_of_todays(database):
+    for run in (1, 2):  # the second goes on past midnight
+        RunTotal.add(STATUSES.name, run, Amount(records=500), day=now().date() - timedelta(days=1))
+    outcome = STATUSES.outcome()
+
+    assert deleted_by(brakes_of(STATUSES, outcome, run=2, max_per_day=700), outcome) == 700
+
+
+def test_an_attempt_reserves_a_thousand_records_at_most_beyond_its_chunk(database):
+    brakes_of(STATUSES, STATUSES.outcome(), max_per_run=10**6).allowed(100)
+
+    assert [row.reserved for row in RunTotal.select()] == [1_000]
+
+
+def test_a_stop_is_asked_for_once_a_second(database):
+    at = [0.0]
+    brakes = brakes_of(STATUSES, STATUSES.outcome(), clock=lambda: at[0])
+    brakes.why()
+    Hold.add(STATUSES.name, "stop", reason="wrong", by="me")
+
+    at[0] = 0.9
+    assert brakes.why() is None
+    at[0] = 1.0
+    assert brakes.why() == "stopped"
+
+
+# Children, of whichever run
+
+
+def began():
+    """Let a run of the children's batch begin; return its number."""
+    (run,) = db.execute_sql(
+        "insert into job_runs (batch, state, started_at, finished_at) values (%s, 'succeeded', now(), now())"
+        " returning id",
+        (ALL,),
+    ).fetchone()
+    return run
+
+
+def child_of(run, **limits):
+    outcome = CHILD.outcome()
+    brakes = brakes_of(CHILD, outcome, run=run, **limits)
+    brakes.why(now=True)
+    return brakes, outcome
+
+
+def destroyed_by(child, chunks=10_000):
+    brakes, outcome = child
+    for _ in range(chunks):
+        allowed = brakes.allowed(100)
+        if not allowed:
+            break
+        outcome.destroyed += allowed
+    return outcome.destroyed
+
+
+def test_children_that_earlier_runs_have_left_have_one_budget_with_those_of_the_newest(database):
+    runs = [began() for _ in range(3)]
+
+    assert sum(destroyed_by(child_of(run, max_per_run=700)) for run in (*runs, None)) == 700
+
+
+def test_a_child_at_work_counts_to_the_run_that_has_begun_since(database):
+    first, at = began(), [0.0]
+    outcome = CHILD.outcome()
+    brakes = brakes_of(CHILD, outcome, run=first, clock=lambda: at[0], max_per_run=10_000)
+    brakes.why()
+    destroyed_by((brakes, outcome), chunks=3)
+    second = began()
+    at[0] += 1
+    brakes.why()
+    destroyed_by((brakes, outcome), chunks=2)
     brakes.end()
 
-    later = brakes_of(STATUSES, second)
-    later.why(now=True)
-    deleted_by(later, second)
+    totals = {row.run: (row.records, row.reserved) for row in RunTotal.select()}
+    assert totals == {first: (300, 0), second: (200, 0)}
 
-    assert (first.deleted, second.deleted) == (200, 100)
+
+def test_what_a_killed_child_had_reserved_is_none_of_the_next_runs(database):
+    began()
+    destroyed_by(child_of(None, max_per_run=1_000), chunks=1)  # and then no word of it
+    began()
+
+    assert destroyed_by(child_of(None, max_per_run=1_000)) == 1_000
+
+
+def released(expect):
+    Hold.add(ALL, "breaker", reason="too much", by="a run")
+    assert releases.give(ALL, reason="I looked", by="me", expect=expect)
+
+
+def test_children_of_earlier_runs_stay_held_until_a_run_has_begun_after_a_release(database):
+    run = began()
+    released(expect=100)
+
+    brakes, _outcome = child_of(run)
+
+    assert brakes.reason == "held"
+
+
+def test_children_of_all_runs_delete_no_more_than_was_released(database):
+    earlier = began()
+    released(expect=100)
+    run = began()
+    releases.take(ALL, run)
+
+    assert [destroyed_by(child_of(one)) for one in (earlier, run, None)] == [100, 0, 0]
+
+
+@pytest.mark.parametrize("seed", range(examples(20)))
+def test_children_at_once_of_any_runs_never_have_more_than_was_released(database, seed):
+    dice = Random(seed)
+    expect, earlier, deleted = dice.randint(1, 5_000), [began(), began()], []
+    released(expect=expect)
+    releases.take(ALL, began())
+
+    def child(number):
+        own = Random(f"{seed} {number}")
+        with db.connection_context():
+            brakes, outcome = child_of(own.choice([*earlier, None]))
+            while allowed := brakes.allowed(own.randint(1, 500)):
+                outcome.destroyed += allowed
+                if own.random() < 0.02:
+                    break  # killed: what it had reserved stays used up
+            else:
+                brakes.end()
+            deleted.append(outcome.destroyed)
+
+    together(CHILDREN_AT_ONCE, child)
+
+    assert sum(deleted) <= expect
+
+
+def test_a_child_from_a_queue_ends_if_the_run_that_has_sent_it_was_cancelled(database):
+    cancelled = began()
+    JobRun.cancel(cancelled, reason="wrong", by="me")
+    began()
+
+    brakes, _outcome = child_of(cancelled)
+
+    assert brakes.reason == "cancelled"
+
+
+def test_to_cancel_the_newest_run_ends_the_children_that_earlier_ones_have_left(database):
+    earlier, newest = began(), began()
+    JobRun.cancel(newest, reason="wrong", by="me")
+    brakes, _outcome = child_of(earlier)
+    assert brakes.reason == "cancelled"
+
+    began()
+    brakes, _outcome = child_of(earlier)
+    assert brakes.reason is None
 
 
 # Bytes

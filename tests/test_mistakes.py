@@ -14,6 +14,7 @@ from forgekeeper.database import now
 from forgekeeper.flags import FeatureFlag
 from forgekeeper.installation import agreement
 from forgekeeper.installation.row import Installation
+from forgekeeper.runs import releases
 from forgekeeper.runs.holds import BRAKES, Hold
 from forgekeeper.runs.totals import RunTotal
 from forgekeeper.storage import sentinel
@@ -176,6 +177,22 @@ def test_a_retention_is_changed_while_children_work_they_end_when_the_next_run_i
 
     assert as_child(CHILD, settings_with()).skipped == "held"
     assert JobArtifact.select().count() == FEW
+
+
+def test_children_that_earlier_runs_have_left_delete_no_more_than_was_released(database):
+    artifacts()
+    lived(ARTIFACTS)
+    first = recorded(ARTIFACTS, settings_with())  # its children wait
+    db.execute_sql("update ci_job_artifacts set expire_at = created_at + interval '9 days'")
+    recorded(ARTIFACTS, settings_with())
+    assert releases.give(ARTIFACTS.name, reason="a hundred, to see", by="me", expect=100)
+
+    assert as_child(CHILD, settings_with(), run=first.id).skipped == "held"  # until a run has begun
+    newest = recorded(ARTIFACTS, settings_with())
+    outcomes = [as_child(CHILD, settings_with(), run=run).outcome for run in 3 * [first.id, newest.id]]
+
+    assert sum(outcome.destroyed for outcome in outcomes) == 100
+    assert JobArtifact.select().count() == FEW - 100
 
 
 def test_the_clock_is_a_day_ahead(database, ahead):

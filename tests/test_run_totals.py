@@ -3,6 +3,7 @@
 import pytest
 
 from forgekeeper.runs.blocked import Blocked
+from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.totals import RunTotal
 from models import UserStatus
 from tests.harness.every import every
@@ -44,12 +45,15 @@ def test_what_a_run_had_deleted_before_it_failed_is_added_up():
     assert totals() == [("user_status_cleanup", attempt.run.number, 7, 0, 0)]
 
 
-def test_what_a_child_has_deleted_is_added_to_the_run_that_sent_it():
+def test_what_a_child_has_deleted_is_added_to_the_newest_run_of_its_batch():
+    JobRun.start_here("expired_job_artifacts", by="me")
+    newest = JobRun.get()
     for destroyed in (3, 4):
         with runner_of(settings_with()) as runner, runner.child(delete_artifact_bucket, "1", run=12) as attempt:
+            attempt.work()
             attempt.run.outcome.destroyed, attempt.run.outcome.bytes = destroyed, 10
 
-    assert totals() == [("expired_job_artifacts", 12, 7, 20, 0)]
+    assert totals() == [("expired_job_artifacts", newest.id, 7, 20, 0)]
 
 
 def test_a_run_that_deletes_nothing_leaves_no_total():

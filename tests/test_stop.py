@@ -195,7 +195,11 @@ def test_a_child_of_a_cancelled_run_ends_and_one_of_another_run_does_not():
     run = JobRun.start_here(expired_job_artifacts.name, by="test")
     JobRun.cancel(run.id, reason="test", by="test")
 
-    cancelled, other = as_child(delete_artifact_bucket, run=run.id), as_child(delete_artifact_bucket, run=run.id + 1)
+    JobRun.succeed(run, {})
+    other_run = JobRun.start_here(expired_job_artifacts.name, by="test")
+
+    cancelled = as_child(delete_artifact_bucket, run=run.id)
+    other = as_child(delete_artifact_bucket, run=other_run.id)
 
     assert (cancelled.result()["skipped"], cancelled.run.outcome.destroyed) == ("cancelled", 0)
     assert other.run.skipped is None

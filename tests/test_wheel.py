@@ -122,6 +122,7 @@ def test_the_command_brings_its_migrations(applied):
 
 def test_a_batch_runs(applied, forgekeeper):
     seeded = json.loads(forgekeeper("seed", "--json"))
+    forgekeeper("release", "user_status_cleanup", "--reason", "I looked")
 
     result = json.loads(forgekeeper("run", "user_status_cleanup", "--json"))
 

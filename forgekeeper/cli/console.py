@@ -20,7 +20,7 @@ from rich.text import Text
 
 from metrics.redaction import CONTROL, clean, printable, redact, text_of
 
-FAILED, WRONG_USE = 1, 2
+FAILED, WRONG_USE, HELD = 1, 2, 3
 All = Annotated[bool, typer.Option("--all", help="Every one of them.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 

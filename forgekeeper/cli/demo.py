@@ -109,6 +109,7 @@ def _environment() -> Iterator[Path]:
                 "REPOSITORIES_ROOT": str(repositories),
                 "OBJECT_STORES": json.dumps({stores.ARTIFACTS: store.as_uri()}),
                 "OBJECT_GRACE": "0",
+                "BREAKER_SHARE": "1",  # nothing here has a history to be weighed by, and two fifths of it are due
             }
             # Whatever runs on this machine already may have the usual ports.
             ports = {f"METRICS_PORT_{page.upper()}": str(port) for page, port in zip(PAGES, free_ports(3), strict=True)}

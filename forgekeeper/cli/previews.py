@@ -76,6 +76,8 @@ def lines(found: Preview) -> Iterator[str]:
     for part in found.parts:
         yield f"  {_headline(part)}"
         yield from (f"    {line}" for line in _details(part))
+    if found.due is not None:
+        yield f"  due in all: {found.due:,}"
     yield f"  it would take: {duration(found.pace)}"
 
 

@@ -59,6 +59,10 @@ MEANINGS: dict[str, dict[int | Literal["other"], str]] = {
         1: "one could not be resumed, and is named; the others were",
         3: "somebody else still pauses or stops one: the answer has `left`",
     },
+    "release": {
+        0: "no brake holds the batches, whether one did before or not",
+        3: "of one of them it cannot be counted now what is due: it is still held",
+    },
     "why": {0: "the story was told, that there is none included", 1: "the ledger has no run of that number"},
     "uploads retry": {1: "the one that was named is not among the failed"},
     "objects retry": {1: "the one that was named is not among the failed"},

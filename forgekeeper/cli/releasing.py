@@ -1,26 +1,28 @@
-"""`release`: let batches go that a brake holds, or that a brake would hold."""
+"""`release`: let batches go that a brake holds."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from forgekeeper.audit import acts
 from forgekeeper.batches import BATCHES, BatchSpec
 from forgekeeper.cli.connection import batch_named, connected
-from forgekeeper.cli.console import All, Json, answer, moment, wrong_use
+from forgekeeper.cli.console import HELD, All, Json, answer, err, moment, wrong_use
 from forgekeeper.cli.running import Names
-from forgekeeper.database import database
+from forgekeeper.database import database, now
+from forgekeeper.runs import releases
 from forgekeeper.runs.batch import Batch as BatchRow
 from forgekeeper.runs.holds import BRAKES, Hold
+from forgekeeper.runs.previewing import amount
 
 FIRST = "0001_ledger"
 """Whoever applies this migration makes a new installation."""
 Reason = Annotated[str, typer.Option(help="Why it may go on; the audit keeps it.")]
 Expect = Annotated[
     int | None,
-    typer.Option(metavar="N", min=1, help="Let the next run, with its children, delete so many records at most."),
+    typer.Option(metavar="N", min=1, help="Let so many records go, not as many as are due."),
 ]
 
 
@@ -31,31 +33,50 @@ def release(
     expect: Expect = None,
     json: Json = False,
 ) -> None:
-    """Let batches go that a brake holds, from their next tick on.
+    """Let batches go that a brake holds, from their next tick on: as many records as are due now.
 
-    For a day their breaker lets go what it would hold, until a run is ordinary again; with --expect it is one run, and
-    as much as was said.  Of a batch that is not held this is remembered likewise.
+    So many a preview shows, and no more go by the release, whatever becomes due meanwhile; --expect says another
+    number.  It ends with the first run that is an ordinary one again.  A batch that no brake holds stays as it is, and
+    so does one whose records cannot be counted now: then the status is 3.
     """
     chosen = _chosen(batches or [], everything=everything)
     if not reason.strip():
         wrong_use("say why with --reason: the audit keeps it")
     with connected("release", redis_needed=False):
-        held = [batch.name for batch in chosen if let_go(batch, reason=reason, expect=expect)]
-    names = [batch.name for batch in chosen]
-    limit = "" if expect is None else f", {expect:,} records at most in the next run"
-    said = [
-        f"{name} " + ("runs again from its next tick" if name in held else "was not held") + limit for name in names
-    ]
-    answer({"released": names, "were_held": held, "expect": expect, "reason": reason}, "\n".join(said), json=json)
+        held = [batch for batch in chosen if Hold.standing(*BRAKES, batch=batch.name)]
+        amounts = {batch.name: amount(batch, now()) if expect is None else expect for batch in held}
+        stay = [batch.name for batch in held if amounts[batch.name] is None and batch.stake is not None]
+        given = {name: number for name, number in amounts.items() if name not in stay}
+        released = {name: number for name, number in given.items() if _let_go(name, number, reason=reason)}
+    said = "\n".join(_sentence(batch.name, released) for batch in chosen if batch.name not in stay)
+    answer({"released": [*released], "expect": released, "still_held": stay, "reason": reason}, said, json=json)
+    for name in stay:
+        err.print(
+            f"{name} is still held: what is due cannot be counted now; `forgekeeper run {name} --dry-run` says why,"
+            " --expect says how many records may go"
+        )
+    if stay:
+        raise typer.Exit(HELD)
 
 
-def let_go(batch: BatchSpec, *, reason: str, expect: int | None = None) -> bool:
-    """Release the batch, and record it; return False when it was not held."""
+def _let_go(name: str, expect: int | None, *, reason: str) -> bool:
+    """Release the batch, and record it; return False when nothing holds it any more."""
     with database.atomic():
-        before, after = _state(batch.name), {"held": None, "expect": expect}
-        held = BatchRow.release(batch.name, reason=reason, by=acts.who().name, expect=expect)
-        acts.record("release", batch.name, batch=batch.name, reason=reason, before=before, after=after)
-    return held
+        lifted = releases.give(name, reason=reason, by=acts.who().name, expect=expect)
+        if lifted:
+            (hold, *_) = lifted
+            before = {"held": moment(hold.since), "reason": hold.kind, "sentence": hold.reason}
+            after = {"held": None, "expect": expect}
+            acts.record("release", name, batch=name, reason=reason, before=before, after=after)
+    return bool(lifted)
+
+
+def _sentence(name: str, released: dict[str, int | None]) -> str:
+    if name not in released:
+        return f"{name} is held by no brake: there is nothing to release"
+    number = released[name]
+    limit = "" if number is None else f"; {number:,} records may go, and what is due beyond waits for the run after"
+    return f"{name} runs again from its next tick{limit}"
 
 
 def hold_new() -> list[str]:
@@ -65,16 +86,6 @@ def hold_new() -> list[str]:
     for name in names:
         Hold.add(name, "new", reason=_never_seen(name), by=acts.who().name)
     return names
-
-
-def let_new_go(*, reason: str) -> None:
-    """Release what is held as new, and let the breaker of each batch that deletes begin with this.
-
-    That is part of another act, and none of its own.
-    """
-    for batch in BATCHES.values():
-        if batch.deletes and all(hold.kind == "new" for hold in Hold.standing(*BRAKES, batch=batch.name)):
-            BatchRow.release(batch.name, reason=reason, by=acts.who().name)
 
 
 def _never_seen(name: str) -> str:
@@ -88,10 +99,3 @@ def _chosen(names: list[str], *, everything: bool) -> list[BatchSpec]:
     if bool(names) == everything:
         wrong_use("name batches, or say --all")
     return [batch for batch in BATCHES.values() if batch.deletes] if everything else [*map(batch_named, names)]
-
-
-def _state(name: str) -> dict[str, Any]:
-    hold = next(iter(Hold.standing(*BRAKES, batch=name)), None)
-    if hold is None:
-        return {"held": None}
-    return {"held": moment(hold.since), "reason": hold.kind, "sentence": hold.reason}

@@ -13,7 +13,6 @@ from forgekeeper.batches import BATCHES
 from forgekeeper.brought import Sample
 from forgekeeper.cli.connection import connected, require_redis
 from forgekeeper.cli.console import Json, Problem, emit, err, out, table
-from forgekeeper.cli.releasing import let_new_go
 from forgekeeper.database import database
 from forgekeeper.settings import Settings
 
@@ -51,7 +50,6 @@ def prepare() -> None:
 def fill(scale: int, settings: Settings) -> list[Sample]:
     """Put sample data in, with progress on a terminal; return what was put in."""
     prepare()
-    let_new_go(reason="sample data")
     samples = [make for batch in BATCHES.values() for make in batch.samples]
     seeded: list[Sample] = []
     if scale == 0:

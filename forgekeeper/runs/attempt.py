@@ -23,7 +23,7 @@ from forgekeeper.events import ChildEnded, RunEnded, emit
 from forgekeeper.failpoints import failpoint
 from forgekeeper.fan_out import Enqueued, Keyed
 from forgekeeper.identity import identity
-from forgekeeper.runs import breaker, preconditions
+from forgekeeper.runs import brakes, breaker, preconditions, releases
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.brakes import Brakes
@@ -128,12 +128,16 @@ class Attempt:
         """Let a run of a batch begin, with its children, or raise `Held`."""
         if self.row is None or not isinstance(self.declared, BatchSpec):
             return
-        number, expected = self.row.started.id, self._brakes.released
-        if expected is not None:
-            breaker.use_release(self.declared.name, number)
-            self._brakes.expect(expected)
-        room = self._brakes.room()
-        self.ordinary = breaker.ask(self.declared, self._settings, number, self.run.now, room=room)
+        batch, number = self.declared, self.row.started.id
+        if self._brakes.released:
+            releases.take(batch.name, number)
+        released = self._brakes.released and releases.stands(batch.name, number)
+        room = brakes.room(batch.name, self._settings, number, released=released)
+        self.ordinary = breaker.ask(batch, self._settings, number, self.run.now, room=room, released=released)
+        # Only now: while the breaker has not answered, children of earlier runs have no more than was released.
+        if self._brakes.released and not released:
+            releases.end(batch.name)
+            self._brakes.why(now=True)
 
     def close(self, error: BaseException | None) -> None:
         """Close it with the *error*, of whatever kind, or with the outcome.  This needs a connection."""

@@ -9,8 +9,6 @@ from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.database import Base, database, default
 from forgekeeper.database.use import BOTH, PROCESSES, Use
-from forgekeeper.runs.holds import BRAKES, Hold
-from metrics.redaction import one_line
 
 # Since when stays as it is while one blocked run follows another, whatever the reason.
 CHILD_BLOCKED = """
@@ -70,23 +68,6 @@ class Batch(Base):
         values = {field: pw.Case(None, [(field > now, now)], field) for field in past}
         ahead = pw.fn.greatest(*past) > now
         cls.update(values).where(cls.name == name, ahead).execute()
-
-    @classmethod
-    def release(cls, name: str, *, reason: str, by: str, expect: int | None = None) -> bool:
-        """Let a held batch go, its next run up to *expect* records; return False when it was not held.
-
-        The release is remembered either way: a run that a brake would hold is let go once by it.
-        """
-        cls.register([name])
-        cls.update(
-            released_at=pw.fn.clock_timestamp(),
-            released_reason=one_line(reason),
-            released_by=one_line(by),
-            released_expect=expect,
-            released_run=None,
-        ).where(cls.name == name).execute()
-        # Afterwards: a brake that has not seen the release has held the batch by now.
-        return bool(Hold.lift(name, BRAKES))
 
     @classmethod
     def all_blocked(cls) -> pw.ModelSelect[Batch]:

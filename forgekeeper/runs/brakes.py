@@ -3,6 +3,9 @@
 All of it is in PostgreSQL, and asked there, at most once a second and before the next chunk: it works while Redis is
 away, for every run and child on every machine.
 
+Limits are those of the batch: a child counts to the run in force, which is the newest of its batch, whichever has sent
+it; and it ends when that one is cancelled, or the one that has sent it.
+
 Limits are exact, however many children delete at once: an attempt reserves what it may delete before it does.  It
 reserves many records at a time, fewer as the limit comes near, and gives back what it has not used; what it had
 reserved when it was killed stays used up, as nobody knows what it has done with it.
@@ -15,7 +18,7 @@ from collections.abc import Callable
 from datetime import date
 from typing import Any, Literal, NamedTuple
 
-from forgekeeper.batches import Declared
+from forgekeeper.batches import ChildSpec, Declared
 from forgekeeper.database import database
 from forgekeeper.runs.holds import ENDS, WHY
 from forgekeeper.runs.totals import NONE, Amount, RunTotal, Used
@@ -28,14 +31,21 @@ BLOCK = Amount(1_000, 2**30)
 """So much an attempt reserves at once, where a limit is far: each time all others wait for a moment."""
 SHARES = 8
 """It reserves no more than this part of what is free, unless its chunk needs more: others want some, too."""
+# Until a run has begun after a release, children of earlier ones stay held.
 ASK = f"""
-    select coalesce(({WHY.format("%(batch)s", ENDS)}), case when exists (
-            select from job_runs where id = %(run)s and batch = %(batch)s and cancelled_at is not null
-        ) then 'cancelled' end),
-        (select min(expect) from run_totals where batch = %(batch)s and run = %(run)s),
-        case when released_at > clock_timestamp() - interval '24 hours'
-            and (released_run is null or released_run = %(run)s) then released_expect end
-    from (select) as one left join batches on name = %(batch)s
+    with force as (
+        select case when %(child)s then (
+            select id from job_runs where batch = %(batch)s and started_at is not null order by id desc limit 1
+        ) end as run
+    )
+    select coalesce(({WHY.format("%(batch)s", ENDS)}), case
+            when %(child)s and released_at is not null and released_run is null then 'held'
+            when exists (
+                select from job_runs where id in (run, %(run)s) and batch = %(batch)s and cancelled_at is not null
+            ) then 'cancelled'
+        end),
+        coalesce(run, %(run)s), released_at is not null, released_at is not null and released_expect is not null
+    from force left join batches on name = %(batch)s
 """
 
 
@@ -76,7 +86,8 @@ class Brakes:
         self._declared = declared
         self._batch = declared.batch.name
         self._outcome = outcome
-        self._run = run or 0
+        self._sender = self._run = run or 0
+        self._child = isinstance(declared, ChildSpec)
         self._limits = Limits(*settings.limits(self._batch))
         self._clock = clock
         self._asked = -INTERVAL
@@ -86,17 +97,20 @@ class Brakes:
         self._day_ends = 0.0
         self._why: Why | None = None
         self._begun = False
-        self.released: int | None = None
-        """So much a release that nobody has used lets this run delete, if it is the next run of its batch."""
+        self._bound = False
+        self.released = False
+        """Whether something of the batch was released; how much goes by that is limited if the release says so."""
 
     def why(self, *, now: bool = False) -> Why | None:
         """Say why the attempt has to end; once it has to, it has.  Asked of PostgreSQL once a second, or *now*."""
         if self._why is None and (now or self._clock() - self._asked >= INTERVAL):
-            row = database.execute_sql(ASK, {"batch": self._batch, "run": self._run}).fetchone()
+            values = {"batch": self._batch, "run": self._sender, "child": self._child}
+            self._why, run, self.released, bound = database.execute_sql(ASK, values).fetchone()
             self._asked = self._clock()
-            self._why = row[0]
-            self._lower(row[1])
-            self.released = row[2]
+            self._bound = bound and self._declared.batch.deletes
+            if run != self._run:
+                self.end()
+                self._run = run
         return self._why
 
     @property
@@ -112,40 +126,27 @@ class Brakes:
         # Before the first chunk what was heard earlier does not count: there were checks, which take their time.
         self.why(now=not self._begun)
         self._begun = True
-        if self._why is not None or self._limits == UNLIMITED:
+        if self._why is not None or not self._limited:
             return 0 if self._why else wanted
         limits, unused = self._limits, self._unused()
-        short = (limits.of_records and unused.records < wanted) or (limits.of_bytes and unused.bytes < size)
+        short = (self._of_records and unused.records < wanted) or (limits.of_bytes and unused.bytes < size)
         if short or self._lapsed():
             self._reserve(Amount(wanted, size))
         if self.reason is not None:
             return 0
-        return min(wanted, self._unused().records) if limits.of_records else wanted
+        return min(wanted, self._unused().records) if self._of_records else wanted
 
     @property
     def allowed_bytes(self) -> int | None:
         """How many bytes the chunk that was just allowed may have, None where nothing limits them."""
         return self._unused().bytes if self._limits.of_bytes else None
 
-    def room(self) -> int | None:
-        """Return how many records the limits leave to this run and day, None where there are none."""
-        limits = self._limits
-        if not limits.of_records:
-            return None
-        used = RunTotal.used(self._batch, self._run)
-        return _least(_free(limits.per_run, used.run), _free(limits.per_day, used.day))
-
-    def expect(self, records: int) -> None:
-        """Let this run, and its children, delete so many records at most, whatever the settings say beyond that."""
-        RunTotal.limit(self._batch, self._run, records)
-        self._lower(records)
-
     def end(self, *, closed: bool = False) -> None:
         """Write down what was deleted, and give back what was reserved and not used.
 
         What is *closed* afterwards, a run, has what nothing limits written down with that, in the same statement.
         """
-        if not closed or self._limits != UNLIMITED:
+        if not closed or self._limited:
             self._tell()
         if self._left != NONE:
             self._add(reserved=Amount(-self._left.records, -self._left.bytes))
@@ -156,11 +157,13 @@ class Brakes:
         deleted = self._deleted()
         return Amount(deleted.records - self._told.records, deleted.bytes - self._told.bytes)
 
-    def _lower(self, expected: int | None) -> None:
-        """Let the limit of the run be no more than what is *expected* of it."""
-        if expected is not None and self._declared.batch.deletes:
-            per_run, *others = self._limits
-            self._limits = Limits(_least(per_run, expected), *others)
+    @property
+    def _of_records(self) -> bool:
+        return self._limits.of_records or self._bound
+
+    @property
+    def _limited(self) -> bool:
+        return self._limits != UNLIMITED or self._bound
 
     def _lapsed(self) -> bool:
         """Say whether the day is over on which something was reserved; then its rest is of no use."""
@@ -185,9 +188,12 @@ class Brakes:
         """Reserve anew: at least what is *wanted*, if so much is left; where nothing is, say which limit it was."""
         with database.atomic():
             RunTotal.lock(self._batch)
+            if self._child and self.why(now=True) is not None:
+                return
             self.end()
             used = RunTotal.used(self._batch, self._run)
             self._day, self._day_ends = used.today, self._clock() + used.seconds
+            self._bound = self._bound and used.released is not None
             records = self._grant("records", wanted.records, used)
             size = self._grant("bytes", wanted.bytes, used)
             if self._why is None:
@@ -197,7 +203,8 @@ class Brakes:
     def _grant(self, of: Literal["records", "bytes"], wanted: int, used: Used) -> int:
         limits = self._limits
         if of == "records":
-            free = [_free(limits.per_run, used.run), _free(limits.per_day, used.day)]
+            of_run = _least(_free(limits.per_run, used.run), _left(used.released))
+            free = [of_run, _free(limits.per_day, used.day)]
             most, least = BLOCK.records, 1
         else:
             free = [_free(limits.bytes_per_run, used.run_bytes), _free(limits.bytes_per_day, used.day_bytes)]
@@ -221,8 +228,22 @@ class Brakes:
         )
 
 
+def room(batch: str, settings: Settings, run: int, *, released: bool) -> int | None:
+    """Return how many records limits, and what was *released*, leave to the run today; None where there are none."""
+    limits = Limits(*settings.limits(batch))
+    if not (limits.of_records or released):
+        return None
+    used = RunTotal.used(batch, run)
+    left = _left(used.released) if released else None
+    return _least(_free(limits.per_run, used.run), _free(limits.per_day, used.day), left)
+
+
 def _free(limit: int | None, used: int) -> int | None:
     return None if limit is None else max(0, limit - used)
+
+
+def _left(released: int | None) -> int | None:
+    return None if released is None else max(0, released)
 
 
 def _least(*amounts: int | None) -> int | None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import peewee as pw
 
@@ -29,9 +29,10 @@ TIMES = 10
 RUNS = 100
 PATIENCE = timedelta(seconds=5)
 """No look may take longer; what cannot be counted by then is taken for too much."""
-RELEASE_LASTS = timedelta(hours=24)
 COUNTED = 1_000_000
-"""A table of which PostgreSQL has no estimate is counted up to so many rows."""
+"""A view is counted up to so many rows."""
+MOST = 2**31 - 1
+"""Nothing is counted beyond."""
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 LATE = 3
 """So many times the usual time between two runs is an outage."""
@@ -63,52 +64,66 @@ RATES = """
         (select percentile_cont(0.9) within group (order by gap)
             from (select started_at - lag(started_at) over (order by started_at) as gap from ordinary) as gaps)
 """
-USE = """
-    update batches set released_run = coalesce(released_run, %(run)s)
-    where name = %(batch)s and released_at > clock_timestamp() - %(lasts)s and (
-        released_run is null or released_run = %(run)s or (released_expect is null and not exists (
-            select from job_runs where job_runs.batch = %(batch)s and ordinary and job_runs.id > batches.released_run
-        ))
-    )
-    returning released_run
-"""
 
 
-def ask(batch: BatchSpec, settings: Settings, run: int, instant: datetime, *, room: int | None) -> bool | None:
+class Verdict(NamedTuple):
+    """What the breaker says of a run: whether it is an ordinary one, and of one that it would hold a sentence why."""
+
+    ordinary: bool
+    sentence: str | None = None
+
+
+def ask(
+    batch: BatchSpec, settings: Settings, run: int, instant: datetime, *, room: int | None, released: bool = False
+) -> bool | None:
     """Let the run begin, or raise `Held`; say whether it is an ordinary one, which deletes no more than others have.
 
     None where the batch does not say what is at stake, or the settings let all begin.
-    *room* is what limits leave to the run, None where there are none.
+    *room* is what limits leave to the run, None where there are none; what was *released* is not held.
     """
+    verdict = judge(batch, settings, run, instant, room=room)
+    if verdict is None or verdict.sentence is None:
+        return verdict and verdict.ordinary
+    if released or (batch.flag is not None and not FeatureFlag.is_on(batch.flag)):
+        return False
+    remedy = (
+        f"`forgekeeper run {batch.name} --dry-run` shows what,"
+        f" `forgekeeper release {batch.name} --reason REASON` lets it go"
+    )
+    raise Held("breaker", f"{verdict.sentence}: {remedy}")
+
+
+def judge(batch: BatchSpec, settings: Settings, run: int, instant: datetime, *, room: int | None) -> Verdict | None:
+    """Weigh what a run would delete against its table, and against what the runs before it have deleted."""
     if batch.stake is None or settings.breaker_share >= 1:
         return None
     stake, least = batch.stake(instant), settings.breaker_least
     # Most runs have little to do: that has to cost next to nothing, and so few are counted in no time.
     if stake.due(least + 1) <= least:
-        return True
+        return Verdict(ordinary=True)
     values = {"batch": batch.name, "run": run, "runs": RUNS}
     (largest,) = database.execute_sql(LARGEST, values).fetchone()
     most = max(least, TIMES * largest)
     due = _in_time(lambda: stake.due(most + 1))
     if due is not None and due <= most:
-        return True
+        return Verdict(ordinary=True)
     size = _in_time(lambda: stake.of(COUNTED))
     bound = math.floor(max(most, settings.breaker_share * (size or 0), TIMES * (largest + _grown(values))))
     if due is not None:
         due = _in_time(lambda: stake.due(bound + 1))
     would = room if due is None else due if room is None else min(due, room)
     if would is not None and would <= bound:
-        return False
-    if (batch.flag is not None and not FeatureFlag.is_on(batch.flag)) or use_release(batch.name, run):
-        return False
-    whole = would if would is None or would <= bound or size is None else _in_time(lambda: stake.due(size)) or would
-    raise Held("breaker", _sentence(batch.name, whole if room is None else would, size, largest))
+        return Verdict(ordinary=False)
+    whole = would if would is None or size is None else _in_time(lambda: stake.due(size)) or would
+    return Verdict(ordinary=False, sentence=_sentence(whole if room is None else would, size, largest))
 
 
-def use_release(batch: str, run: int) -> bool:
-    """Let the release that is there be this run's; return False when there is none, or it is used up."""
-    values = {"batch": batch, "run": run, "lasts": RELEASE_LASTS}
-    return database.execute_sql(USE, values).fetchone() is not None
+def amount(batch: BatchSpec, instant: datetime) -> int | None:
+    """Count what a run would delete that nothing limits; None where that takes too long, or nobody can say."""
+    if batch.stake is None:
+        return None
+    stake = batch.stake(instant)
+    return _in_time(lambda: stake.due(MOST))
 
 
 def _grown(values: dict[str, Any]) -> float:
@@ -134,7 +149,7 @@ def _in_time(look: Callable[[], int]) -> int | None:
         return None
 
 
-def _sentence(batch: str, would: int | None, size: int | None, largest: int) -> str:
+def _sentence(would: int | None, size: int | None, largest: int) -> str:
     seconds = f"{PATIENCE.total_seconds():g} s"
     much = f"more than can be counted in {seconds}" if would is None else f"{would:,}"
     of = f"records that nobody could count in {seconds}" if size is None else f"about {max(size, would or 0):,} records"
@@ -142,7 +157,4 @@ def _sentence(batch: str, would: int | None, size: int | None, largest: int) -> 
     before = (
         f"the largest of its last {RUNS} runs deleted {largest:,}" if largest else "no run of it has deleted any yet"
     )
-    return (
-        f"it would delete {much} of {of}{share}, and {before}: `forgekeeper run {batch} --dry-run` shows what,"
-        f" `forgekeeper release {batch} --reason REASON` lets it go"
-    )
+    return f"it would delete {much} of {of}{share}, and {before}"

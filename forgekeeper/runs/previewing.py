@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
+import peewee as pw
 import redis
 
 from forgekeeper import clocks
@@ -19,12 +20,14 @@ from forgekeeper.database.survey import reading
 from forgekeeper.flags import FeatureFlag
 from forgekeeper.installation import agreement
 from forgekeeper.preview import Look, Part
+from forgekeeper.runs import brakes, breaker, releases
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.holds import BRAKES, Hold
 from forgekeeper.runs.pace import Pace, pace
 from forgekeeper.runs.passed_over import PassedOver
 from forgekeeper.runs.preconditions import misreadings
+from forgekeeper.runs.totals import RunTotal
 from forgekeeper.settings import Settings
 
 WITHIN = timedelta(seconds=10)
@@ -34,13 +37,17 @@ SAMPLE = 10
 
 @dataclass(frozen=True)
 class Preview:
-    """What a run of the batch would do, begun at *now*, what stands against that, and how long it would take."""
+    """What a run of the batch would do, begun at *now*, what stands against that, and how long it would take.
+
+    *due* is how many records that is in all, as the breaker counts them: so many are released.  None: nobody can say.
+    """
 
     batch: str
     now: datetime
     parts: list[Part]
     notes: list[str]
     pace: Pace
+    due: int | None
 
     def as_json(self) -> dict[str, Any]:
         """Return it as `--json` shows it."""
@@ -49,6 +56,7 @@ class Preview:
             "at": self.now,
             "dry_run": True,
             "notes": self.notes,
+            "due": self.due,
             "parts": [part.as_json() for part in self.parts],
             "pace": self.pace._asdict(),
         }
@@ -72,12 +80,36 @@ def preview(
     with reading():
         instant = at or now()
         notes += _states(batch, settings)
+        due = amount(batch, instant)
+        notes += _brakes(batch, settings, instant)
         look = Look(batch.name, instant, settings, time.monotonic() + within.total_seconds(), sample, told=told)
         declared = (batch, *batch.children)
         parts = [part for number, one in enumerate(declared) for part in _parts(one, look, len(declared) - number)]
         notes += [_unsaid(one) for one in declared if not _says(one)] if not any(map(_says, declared)) else []
         records = sum(part.records for part in parts if part.batch == declared[-1].name)
-        return Preview(batch.name, instant, parts, notes, pace(batch, records, settings))
+        return Preview(batch.name, instant, parts, notes, pace(batch, records, settings), due)
+
+
+def amount(batch: BatchSpec, instant: datetime) -> int | None:
+    """Count what a release of the batch lets go; None where that takes too long, or nobody can say."""
+    try:
+        return breaker.amount(batch, instant)
+    except (redis.RedisError, pw.ProgrammingError):
+        return None
+
+
+def _brakes(batch: BatchSpec, settings: Settings, instant: datetime) -> Iterator[str]:
+    """Say what is released, or else whether the breaker would hold the next run."""
+    released = releases.stands(batch.name)
+    if released and (left := RunTotal.used(batch.name, releases.NEXT).released) is not None:
+        yield f"{left:,} records of it are released, for the next run and those that follow until one is ordinary"
+    room = brakes.room(batch.name, settings, releases.NEXT, released=released)
+    try:
+        verdict = breaker.judge(batch, settings, releases.NEXT, instant, room=room)
+    except redis.RedisError:
+        return
+    if verdict is not None and verdict.sentence is not None and not released:
+        yield f"the breaker would hold it: {verdict.sentence}"
 
 
 def _parts(declared: Declared, whole: Look, left: int) -> Iterator[Part]:

@@ -9,6 +9,7 @@ import peewee as pw
 
 from forgekeeper.database import Base, database, default
 from forgekeeper.database.use import WORK, Use
+from forgekeeper.runs import releases
 
 TODAY = "(clock_timestamp() at time zone 'UTC')::date"
 ADD = f"""
@@ -21,19 +22,17 @@ ADD = f"""
 # One at a time may reserve: the row of the batch is the lock.
 REGISTER = "insert into batches (name) values (%(batch)s) on conflict do nothing"
 LOCK = "select name from batches where name = %(batch)s for no key update"
+# What is left of a release counts from the run on with which that has begun, of whichever run.
 USED = f"""
     select today.day, extract(epoch from (today.day + 1)::timestamp - clock_timestamp() at time zone 'UTC')::float,
         coalesce(sum(records + reserved) filter (where run = %(run)s), 0)::bigint,
         coalesce(sum(records + reserved) filter (where used.day = today.day), 0)::bigint,
         coalesce(sum(bytes + reserved_bytes) filter (where run = %(run)s), 0)::bigint,
-        coalesce(sum(bytes + reserved_bytes) filter (where used.day = today.day), 0)::bigint
+        coalesce(sum(bytes + reserved_bytes) filter (where used.day = today.day), 0)::bigint,
+        (select released_expect - {releases.USED} from batches where name = %(batch)s and released_at is not null)
     from (select {TODAY} as day) as today
     left join run_totals as used on batch = %(batch)s and (run = %(run)s or used.day = today.day)
     group by today.day
-"""
-EXPECT = f"""
-    insert into run_totals (batch, run, day, expect) values (%(batch)s, %(run)s, {TODAY}, %(expect)s)
-    on conflict (batch, run, day) do update set expect = least(run_totals.expect, excluded.expect)
 """
 # A batch with no more than so many runs keeps them all.
 DELETE_OLD = """
@@ -64,7 +63,10 @@ NONE = Amount()
 
 
 class Used(NamedTuple):
-    """What a run, and all runs of this *today* (UTC), have deleted or may delete yet; and how long the day still is."""
+    """What a run, and all runs of this *today* (UTC), have deleted or may delete yet; and how long the day still is.
+
+    *released* is what is left of the batch's release; None where there is none, or it has no amount.
+    """
 
     today: date
     seconds: float
@@ -72,12 +74,13 @@ class Used(NamedTuple):
     day: int
     run_bytes: int
     day_bytes: int
+    released: int | None
 
 
 class RunTotal(Base):
     """What one run has deleted on one day, and what its attempts have reserved beyond that: a crash leaves it used up.
 
-    A record counts on the day on which its chunk was allowed.  *expect* is the most that the run may delete at all.
+    A record counts on the day on which its chunk was allowed.  *expect* is for processes of older versions.
     """
 
     used_by = Use(WORK, (("insert", (), WORK), ("update", (), WORK), ("delete", (), WORK)))
@@ -101,11 +104,6 @@ class RunTotal(Base):
         values = {"records": did.records, "bytes": did.bytes}
         values |= {"reserved": reserved.records, "reserved_bytes": reserved.bytes}
         database.execute_sql(ADD, values | {"batch": batch, "run": run, "day": day})
-
-    @classmethod
-    def limit(cls, batch: str, run: int, records: int) -> None:
-        """Let the run, and each child of it, delete so many records at most."""
-        database.execute_sql(EXPECT, {"batch": batch, "run": run, "expect": records})
 
     @classmethod
     def lock(cls, batch: str) -> None:

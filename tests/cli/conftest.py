@@ -146,9 +146,10 @@ def new_database(urls, query):
 
 
 @pytest.fixture
-def own_database(settings, new_database, main):
+def own_database(settings, new_database, main, query):
     """The URL of a database with all tables, for tests that spoil them."""
     url = new_database()
     assert main("migrate", DATABASE_URL=url).status == 0
     assert main("seed", DATABASE_URL=url).status == 0
+    query(url, "delete from holds")
     return url

@@ -132,6 +132,67 @@ def test_how_long_it_takes_goes_by_the_last_runs(main, database):
     assert preview(main)["pace"]["seconds"] == pytest.approx(20, rel=0.01)
 
 
+RUN_SECONDS = """
+    insert into job_runs (batch, state, started_at, finished_at, result) select 'user_status_cleanup', 'succeeded',
+        now() - interval '1 hour', now() - interval '1 hour' + %s * interval '1 s', json_build_object('deleted', %s)
+    from generate_series(1, %s)
+"""
+
+
+def test_runs_that_had_next_to_nothing_to_do_do_not_say_how_long_many_take(main, database):
+    db.execute_sql(RUN_SECONDS, (1, 10_000, 1))
+    db.execute_sql(RUN_SECONDS, (0.1, 6, 90))
+    sample.user_statuses(10_000)
+
+    pace = preview(main)["pace"]
+
+    assert (pace["seconds"], pace["at_most"]) == (pytest.approx(0.4), False)
+
+
+def test_where_no_run_had_many_the_preview_says_how_long_it_takes_at_most(main, database):
+    db.execute_sql(RUN_SECONDS, (0.1, 6, 90))
+    sample.user_statuses(10_000)
+
+    assert preview(main)["pace"]["at_most"] is True
+    assert "it would take: at most 1 min 7 s" in main("run", NAME, "--dry-run").stdout
+
+
+def test_a_preview_says_how_many_records_a_release_would_let_go(main, database):
+    sample.user_statuses(5)
+
+    assert preview(main)["due"] == 2
+    assert "\n  due in all: 2\n" in main("run", NAME, "--dry-run").stdout
+
+
+def test_a_preview_says_that_the_breaker_would_hold_it(main, database):
+    sample.user_statuses(100)
+
+    found = preview(main, BREAKER_SHARE="0.3", BREAKER_LEAST="30")
+
+    assert found["notes"] == [
+        "the breaker would hold it: it would delete 40 of about 100 records (40%), and no run of it has deleted any yet"
+    ]
+
+
+@pytest.mark.parametrize("given", [{"BREAKER_LEAST": "40"}, {"MAX_PER_RUN_USER_STATUS_CLEANUP": "20"}])
+def test_a_preview_says_nothing_of_the_breaker_where_that_would_let_the_run_begin(main, database, given):
+    sample.user_statuses(100)
+
+    notes = preview(main, **{"BREAKER_SHARE": "0.3", "BREAKER_LEAST": "30", **given})["notes"]
+
+    assert not any("breaker" in note for note in notes)
+
+
+def test_a_preview_of_what_was_released_does_not_say_that_the_breaker_would_hold_it(main, database):
+    sample.user_statuses(100)
+    Hold.add(NAME, "breaker", by="a run", reason="too much")
+    main("release", NAME, "--reason", "I looked")
+
+    assert preview(main, BREAKER_SHARE="0.3", BREAKER_LEAST="30")["notes"] == [
+        "40 records of it are released, for the next run and those that follow until one is ordinary"
+    ]
+
+
 def test_how_long_it_takes_goes_by_the_pace_where_that_is_slower(main, database):
     sample.user_statuses(5)
 

@@ -1,9 +1,16 @@
 """`release`, what is held of a new installation, and runs by hand of what is held."""
 
+import peewee as pw
+import pytest
+
 from forgekeeper.audit.acts import Act
 from forgekeeper.batches import BATCHES
+from forgekeeper.database import now
+from forgekeeper.runs import releases
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.holds import Hold
+from models import UserStatus
+from tests.harness import samples as sample
 
 NAME = "user_status_cleanup"
 DELETING = [name for name in BATCHES if name != "prune"]
@@ -31,16 +38,50 @@ def test_a_batch_that_is_held_is_not_sent(main, database):
     assert main("send", NAME, "--json").json == {"batch": NAME, "run": None, "skipped": "held"}
 
 
-def test_release_lets_a_held_batch_go_and_says_so(main, database):
+def test_release_lets_as_many_go_as_are_due_and_says_so(main, database):
+    sample.user_statuses(5)
     hold()
 
-    result = main("release", NAME, "--reason", "I looked", "--json")
+    result = main("release", NAME, "--reason", "I looked")
 
-    assert result.json == {"released": [NAME], "were_held": [NAME], "expect": None, "reason": "I looked"}
+    assert (result.status, result.stdout) == (
+        0,
+        f"{NAME} runs again from its next tick; 2 records may go, and what is due beyond waits for the run after\n",
+    )
     assert Hold.why(NAME) is None
 
 
-def test_release_is_recorded(main, database):
+def test_release_with_json_has_the_amount_of_each_batch(main, database):
+    hold()
+    Hold.add("stale_imports", "new", by="me", reason="new")
+
+    result = main("release", NAME, "stale_imports", "prune", "--reason", "I looked", "--json")
+
+    names = [NAME, "stale_imports"]
+    assert result.json == {"released": names, "expect": dict.fromkeys(names, 0), "still_held": [], "reason": "I looked"}
+
+
+def test_of_a_batch_that_no_brake_holds_nothing_is_released(main, database):
+    Hold.add(NAME, "pause", by="ops", reason="holiday")
+
+    result = main("release", NAME, "--reason", "just in case")
+
+    assert (result.status, result.stdout) == (0, f"{NAME} is held by no brake: there is nothing to release\n")
+    assert (releases.stands(NAME), Act.select().where(Act.act == "release").count()) == (False, 0)
+    assert Hold.why(NAME) == "paused"
+
+
+@pytest.mark.parametrize("name", DELETING)
+def test_a_release_lets_go_what_a_preview_shows(main, database, name):
+    main("seed")
+    Hold.add(name, "breaker", by="a run", reason="too much")
+
+    shown = main("run", name, "--dry-run", "--json").json["due"]
+
+    assert main("release", name, "--reason", "I looked", "--json").json["expect"] == {name: shown}
+
+
+def test_release_is_recorded_with_what_held_and_how_much_may_go(main, database):
     hold()
     main("release", NAME, "--reason", "I looked", "--expect", "10")
 
@@ -54,9 +95,24 @@ def test_release_is_recorded(main, database):
 
 
 def test_a_release_remembers_who_it_was(main, database):
+    hold()
     main("release", NAME, "--reason", "I looked", ACTOR="Anna")
 
     assert Batch.get_by_id(NAME).released_by == "Anna"
+
+
+def test_what_cannot_be_counted_stays_held_unless_somebody_says_how_many_may_go(main, database):
+    uploads, redis_away = "stale_direct_uploads", "redis://127.0.0.1:1/0"
+    for name in (NAME, uploads):
+        Hold.add(name, "breaker", by="a run", reason="too much")
+
+    result = main("release", "--all", "--reason", "I looked", "--json", REDIS_URL=redis_away)
+    assert (result.status, result.json["released"], result.json["still_held"]) == (3, [NAME], [uploads])
+    assert result.stderr.startswith(f"{uploads} is still held: what is due cannot be counted now")
+    assert (Hold.why(NAME), Hold.why(uploads)) == (None, "held")
+
+    assert main("release", uploads, "--reason", "R", "--expect", "7", REDIS_URL=redis_away).status == 0
+    assert Hold.why(uploads) is None
 
 
 def test_release_wants_a_reason(main, database):
@@ -71,9 +127,22 @@ def test_release_wants_batches_or_all(main, database):
 
 def test_what_is_expected_is_the_most_that_the_next_run_deletes(main, database):
     main("seed")
+    hold()
     main("release", NAME, "--reason", "some", "--expect", "150")
 
     assert main("run", NAME, "--json").json["deleted"] == 150
+
+
+def test_the_release_of_a_new_installation_opens_no_breaker(main, database, monkeypatch):
+    sample.user_statuses(100)
+    Hold.add(NAME, "new", by="migrate", reason="nobody has looked")
+    main("release", "--all", "--reason", "I have looked")
+    given = {"BREAKER_SHARE": "0.3"}
+    assert [main("run", NAME, "--json", **given).json["deleted"] for _ in range(3)] == [40, 0, 0]
+    sample.user_statuses(19_950)
+    UserStatus.update(clear_status_at=now()).where(pw.fn.mod(UserStatus.user_id, 20) != 0).execute()
+
+    assert main("run", NAME, "--json", **given).json["skipped"] == "held"
 
 
 def test_after_the_first_migrate_what_deletes_is_held(main, settings, new_database, query):
@@ -86,19 +155,19 @@ def test_after_the_first_migrate_what_deletes_is_held(main, settings, new_databa
     assert "held, as this is a new installation: user_status_cleanup" in said
 
 
-def test_seed_lets_go_what_is_held_as_new_but_nothing_else(main, settings, new_database, query):
+def test_seed_lets_nothing_go(main, settings, new_database, query):
     url = new_database()
     main("migrate", DATABASE_URL=url)
-    query(url, "update holds set kind = 'breaker' where batch = 'stale_imports'")
 
     main("seed", "--scale", "0", DATABASE_URL=url)
 
-    assert query(url, "select batch from holds") == [("stale_imports",)]
+    assert {name for (name,) in query(url, "select batch from holds where kind = 'new'")} == set(DELETING)
 
 
 def test_a_later_migrate_holds_nothing(main, settings, new_database, query):
     url = new_database()
     main("migrate", DATABASE_URL=url)
+    main("seed", "--scale", "0", DATABASE_URL=url)
     main("release", "--all", "--reason", "I looked", DATABASE_URL=url)
 
     main("migrate", DATABASE_URL=url)

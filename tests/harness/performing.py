@@ -69,10 +69,10 @@ def recorded(declared, settings):
     return JobRun.get_by_id(attempt.run.number)
 
 
-def as_child(declared, settings, *ids, message_id="1"):
-    """Work on the child as a worker does; return its run, or raise what was raised within."""
+def as_child(declared, settings, *ids, message_id="1", run=None):
+    """Work on the child as a worker does, of that *run*; return its own, or raise what was raised within."""
     with runner_of(settings) as runner:
-        attempt = ended(runner.child(declared, message_id), *ids)
+        attempt = ended(runner.child(declared, message_id, run=run), *ids)
     if attempt.error is not None:
         raise attempt.error
     return attempt.run

@@ -2,6 +2,7 @@
 
 import os
 import time
+from dataclasses import replace
 from datetime import timedelta
 
 import peewee as pw
@@ -346,3 +347,14 @@ def test_what_was_adopted_and_is_as_it_was_would_be_deleted(adopted):
 
 def test_what_was_adopted_and_has_been_written_since_stays(adopted):
     assert adopted(age=3_600).kept == {"changed": 1}
+
+
+def test_a_preview_counts_for_ten_seconds(database, settings):
+    left = []
+    looking = replace(
+        BATCHES["user_status_cleanup"], previews=[lambda look: left.append(look.until - time.monotonic()) or ()]
+    )
+
+    preview(looking, settings)
+
+    assert 9 < left[0] <= 10

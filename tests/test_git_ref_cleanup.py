@@ -26,10 +26,11 @@ from forgekeeper.process.broker import broker
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.ledger import JobRun
-from forgekeeper.storage import sentinel
+from forgekeeper.storage import git_refs, sentinel
 from forgekeeper.storage.git_refs import RepositoryFailed, RepositoryLocked, RootUnavailable
 from forgekeeper.storage.git_repository import RepositoriesMissing
 from models import DeletionStatus, GitRefDeletion, Project
+from tests.harness import audited
 from tests.harness.clocks import Clock, Crash, crash
 from tests.harness.git_samples import Bare, Held, put_root, stand_in
 from tests.harness.performing import as_child, perform, recorded
@@ -831,6 +832,24 @@ def test_bad_rows_are_rejected_with_their_reasons_and_the_others_go_in_one_trans
     left = repository.refs()
     assert [f"refs/mr/{number}" in left for number in range(1, 7)] == [False, False, True, True, True, True]
     assert (repository.path / "HEAD").read_text() == "ref: refs/heads/main\n"
+
+
+def test_a_ref_that_another_stands_in_the_way_of_is_rejected_with_the_cure_and_goes_once_that_is_gone(
+    child, repository
+):
+    repository.packed("refs/mr/7/head")
+    repository.loose("refs/mr/7")
+    refused = row("refs/mr/7/head")
+
+    outcome = child().outcome
+
+    reason = GitRefDeletion.get_by_id(refused).reason
+    assert (outcome, reason) == (ProjectOutcome(0, 1, "drained"), git_refs.behind(b"refs/mr/7").reason)
+    assert reason.startswith("name_conflict: refs/mr/7 ")
+    assert audited.lines("git_ref_deletion") == []
+    (repository.path / "refs/mr/7").unlink()
+    retry([refused])
+    assert (child().outcome, "refs/mr/7/head" in repository.refs()) == (ProjectOutcome(1, 0, "drained"), False)
 
 
 def test_a_project_whose_path_no_file_system_takes_keeps_no_other_from_its_child(parent, root):

@@ -13,8 +13,9 @@ from forgekeeper.storage.git_command import legible
 # No name contains ": ".
 _REF = re.compile(rb"cannot lock ref '(?P<ref>.+?)': (?P<why>.+)")
 _LOCK = re.compile(rb"[Uu]nable to create (?:file )?'?(?P<path>.+?)'?: File exists")
-_MOVED = re.compile(rb"is at \w+ but expected \w+\Z")
-_GONE = re.compile(rb"unable to resolve reference '[^:]+'\Z|'.+' exists; cannot create '")
+_CHANGED = re.compile(
+    rb"is at \w+ but expected \w+\Z|unable to resolve reference '[^:]+'\Z|'.+' exists; cannot create '"
+)
 _TOO_LONG = re.compile(rb": File name too long\Z")
 _GENERAL = re.compile(
     rb"No space left on device|Disk quota exceeded|Read-only file system|Input/output error|Too many open files"
@@ -25,14 +26,14 @@ _GENERAL = re.compile(
 class Complaint:
     """What git says, and what is understood of it.
 
-    *ref* is the ref it stopped at, *became* what has happened to that one meanwhile, or that no
-    lock can have its name; *lock* is the lock that is held, relative to the repository; *general*
+    *ref* is the ref it stopped at, *became* says that it is not what it was, as git sees it, or that
+    no lock can have its name; *lock* is the lock that is held, relative to the repository; *general*
     means that no ref would fare better.
     """
 
     text: str
     ref: bytes | None
-    became: Literal["moved", "gone", "too long"] | None
+    became: Literal["changed", "too long"] | None
     lock: bytes | None
     general: bool
 
@@ -50,9 +51,7 @@ def understand(said: bytes, git_dir: Path) -> Complaint:
     )
 
 
-def _became(why: bytes) -> Literal["moved", "gone", "too long"] | None:
-    if _MOVED.match(why):
-        return "moved"
+def _became(why: bytes) -> Literal["changed", "too long"] | None:
     if _TOO_LONG.search(why):
         return "too long"
-    return "gone" if _GONE.match(why) else None
+    return "changed" if _CHANGED.match(why) else None

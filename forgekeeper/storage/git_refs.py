@@ -53,8 +53,8 @@ PACKED_REFS = b"packed-refs"
 NO_VALUE = b""
 """In a transaction: delete the ref whatever it is."""
 
-MOVES = 10
-"""So often a ref that goes whatever it is is looked at anew because a push came in between; then it stays for now."""
+CHANGES = 10
+"""So often git may find a ref other than it was a moment before, as a push came in between; then it stays for now."""
 
 
 class Doomed(NamedTuple):
@@ -83,6 +83,13 @@ GONE = Outcome("gone")
 MOVED = Outcome("moved", "moved")
 DEFAULT_BRANCH = Outcome("rejected", "default_branch")
 TOO_LONG_TO_LOCK = Outcome("rejected", "too_long_to_lock")
+
+
+def behind(other: bytes) -> Outcome:
+    """Refuse a ref that git cannot lock, as the file of *other* lies where a folder of its name would."""
+    return Outcome(
+        "rejected", f"name_conflict: {other.decode()} stands in its way; delete that, then `forgekeeper refs retry`"
+    )
 
 
 def locked(reason: str) -> Outcome:
@@ -158,7 +165,7 @@ class _Deletion:
     before: Before | None
     _values: Values = field(default_factory=Values)
     _told: dict[bytes, str] = field(default_factory=dict)
-    _moves: Counter[bytes] = field(default_factory=Counter)
+    _changes: Counter[bytes] = field(default_factory=Counter)
 
     def run(self) -> None:
         # What lies elsewhere says nothing of what is gone.
@@ -208,6 +215,8 @@ class _Deletion:
             elif not can_lock(name):
                 # Packed by a clone, which locks none.  No deletion ever can.
                 self._settle(name, TOO_LONG_TO_LOCK)
+            elif other := self.repository.in_the_way(name):
+                self._settle(name, locked(f"{other.decode()} goes first") if self.rows.get(other) else behind(other))
             else:
                 standing[name] = self._required(name, values.get(name, NO_VALUE))
         return standing
@@ -305,9 +314,10 @@ class _Deletion:
         elif complaint.general:
             raise self._failure(said)
         elif complaint.ref is not None and complaint.ref in standing:
-            became = {"moved": MOVED, "gone": GONE, "too long": TOO_LONG_TO_LOCK, None: locked(complaint.text)}
-            if complaint.became != "moved" or not self._again(complaint.ref):
-                self._settle(complaint.ref, became[complaint.became])
+            if complaint.became == "changed":
+                self._look_again(complaint.ref, complaint.text)
+            else:
+                self._settle(complaint.ref, TOO_LONG_TO_LOCK if complaint.became else locked(complaint.text))
         elif len(names) == 1:
             self._settle(names[0], locked(complaint.text))
         else:
@@ -315,14 +325,11 @@ class _Deletion:
             return [names[half:], names[:half]]
         return [[name for name in names if self.rows[name]]]
 
-    def _again(self, name: bytes) -> bool:
-        """Say whether a ref that has moved is to be looked at anew: some row of it expects nothing."""
-        if all(row.expected_oid is not None for row in self.rows[name]):
-            return False
-        self._moves[name] += 1
-        if self._moves[name] >= MOVES:
-            self._settle(name, locked("it moves all the time"))
-        return True
+    def _look_again(self, name: bytes, text: str) -> None:
+        """Leave a ref open, as only a look says what it is; where git never agrees with the look, it stays for now."""
+        self._changes[name] += 1
+        if self._changes[name] >= CHANGES:
+            self._settle(name, locked(text))
 
     def _give_way(self, lock: bytes, standing: Mapping[bytes, bytes]) -> None:
         name = lock.removesuffix(b".lock")

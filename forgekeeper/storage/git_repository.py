@@ -110,6 +110,16 @@ class Repository:
                 return False
             raise
 
+    def in_the_way(self, name: bytes) -> bytes | None:
+        """Return the file that lies where a folder of the ref's name would; git can make no lock behind it."""
+        with suppress(OSError):
+            try:
+                os.lstat(os.fsencode(self.git_dir) + b"/" + name)
+            except NotADirectoryError:
+                parts = name.split(b"/")
+                return next(filter(self.has_file, (b"/".join(parts[:end]) for end in range(1, len(parts)))), None)
+        return None
+
     def file(self, name: bytes) -> bytes | None:
         """Return the beginning of what the file of a loose ref says; None where there is none that can be read."""
         with suppress(OSError):

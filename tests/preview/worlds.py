@@ -165,9 +165,11 @@ class Refs(World):
         "closed": False,
         "default branch": False,
         "no name": False,
+        "another in its way": False,
     }
     at = None
     projects = (1, 2)
+    stray = 1_000
 
     def options(self):
         self.root = put_root(self.folder / "repositories")
@@ -181,14 +183,21 @@ class Refs(World):
         super().empty()
         for number, repository in self.repositories.items():
             shutil.rmtree(repository.path / "refs" / "mr", ignore_errors=True)
-            repository.packed()
+            # All the time, so that nobody has to write what git may read.
+            strays = [f"refs/stray/{key}" for key in range(1, 41)]
+            repository.packed(*(f"{ref}/head" for ref in strays))
+            repository.loose(*strays)
             database.execute_sql("insert into projects values (%s, %s)", (number, repository.disk_path))
 
     def of(self, key):
         return self.repositories[self.projects[key % len(self.projects)]]
 
     def put(self, other, key, way):
-        repository, ref = self.of(key), {"default branch": "refs/heads/main", "no name": "HEAD"}.get(way)
+        others = {
+            **{"default branch": "refs/heads/main", "no name": "HEAD"},
+            "another in its way": f"refs/stray/{key}/head",
+        }
+        repository, ref = self.of(key), others.get(way)
         lock = repository.path / f"refs/mr/{key}.lock"
         lock.unlink(missing_ok=True)
         if way == "gone already":
@@ -213,7 +222,9 @@ class Refs(World):
 
     def present(self):
         refs = {ref for repository in self.repositories.values() for ref in repository.refs()}
-        return {int(ref.rpartition("/")[2]) for ref in refs if ref.startswith("refs/mr/") and "." not in ref}
+        strays = {self.stray + int(ref.split("/")[2]) for ref in refs if ref.startswith("refs/stray/")}
+        mine = {int(ref.rpartition("/")[2]) for ref in refs if ref.startswith("refs/mr/") and "." not in ref}
+        return mine | strays
 
     def run(self):
         for project in self.projects:

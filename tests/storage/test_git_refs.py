@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from forgekeeper.embedded.waiting import wait_until
-from forgekeeper.storage import git_values
+from forgekeeper.storage import git_refs, git_values
 from forgekeeper.storage.git_command import Git
 from forgekeeper.storage.git_refs import DELETED, GONE, MOVED, Doomed, GitUnavailable, Outcome
 from forgekeeper.storage.git_repository import open_repository
@@ -78,6 +78,66 @@ def test_a_ref_that_cannot_exist_beside_another_is_gone(repository, store):
         "refs/mr/3": "deleted",
     }
     assert set(repository.refs()) == {"refs/heads/main", "refs/mr/1", "refs/mr/2/head"}
+
+
+STRAYS = {"a ref": None, "a link to another ref": "ref: refs/heads/main", "no oid": "junk", "nothing": ""}
+
+
+@pytest.mark.parametrize("oid", [None, "one"])
+@pytest.mark.parametrize("before", [None, lambda _going: None], ids=["untold", "told"])
+@pytest.mark.parametrize("stray", STRAYS.values(), ids=STRAYS)
+def test_a_ref_that_another_stands_in_the_way_of_is_refused_and_never_taken_for_gone(repository, stray, before, oid):
+    repository.packed("refs/mr/7/head", "refs/mr/8/head")
+    repository.loose("refs/mr/7", value=stray)
+    row = Doomed("refs/mr/7/head", oid and repository.one)
+
+    outcomes = repository.delete(row, "refs/mr/8/head", before=before)
+
+    assert outcomes == {row: git_refs.behind(b"refs/mr/7"), Doomed("refs/mr/8/head"): DELETED}
+    assert outcomes[row].state == "rejected"
+    assert "refs/mr/7/head" in repository.refs()
+
+
+def test_a_ref_that_a_doomed_one_stands_in_the_way_of_waits_for_that_and_goes_next(repository):
+    repository.packed("refs/mr/7/head")
+    repository.loose("refs/mr/7")
+    rows = ["refs/mr/7/head", "refs/mr/7"]
+
+    assert repository.states(*rows) == {"refs/mr/7": "deleted", "refs/mr/7/head": "locked"}
+    assert repository.states(*rows) == {"refs/mr/7": "gone", "refs/mr/7/head": "deleted"}
+
+
+def test_a_thousand_refs_that_others_stand_in_the_way_of_keep_no_other(repository):
+    names = [f"refs/mr/{number}/head" for number in range(1_000)]
+    repository.packed(*names, "refs/other")
+    repository.loose(*(name.removesuffix("/head") for name in names))
+
+    states = repository.states(*names, "refs/other")
+
+    assert states.pop("refs/other") == "deleted"
+    assert set(states.values()) == {"rejected"}
+
+
+GONE_BY_WORD = [
+    "unable to resolve reference 'refs/mr/7'",
+    "'refs/mr' exists; cannot create 'refs/mr/7'",
+    "is at 1111111111111111111111111111111111111111 but expected 2222222222222222222222222222222222222222",
+]
+
+
+@pytest.mark.parametrize("said", GONE_BY_WORD)
+def test_what_git_takes_for_gone_and_the_next_look_still_sees_is_tried_again_and_stays_pending(
+    repository, said, tmp_path, monkeypatch
+):
+    repository.packed("refs/mr/7", "refs/mr/8")
+    complaint = f"fatal: prepare: cannot lock ref 'refs/mr/7': {said}"
+    script = f'! grep -qa refs/mr/7 $0.in || {{ echo "{complaint}" >&2; exit 128; }}'
+    stand_in(tmp_path / "bin", monkeypatch, f'cat > $0.in; case "$*" in *update-ref*) {script};; esac; {GO_ON}')
+
+    states = repository.states("refs/mr/7", "refs/mr/8")
+
+    assert states == {"refs/mr/7": "locked", "refs/mr/8": "deleted"}
+    assert "refs/mr/7" in repository.refs()
 
 
 def seen(repository, *names):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from forgekeeper.storage.git_refs import DELETED, MOVED, MOVES, Doomed
+from forgekeeper.storage.git_refs import CHANGES, DELETED, MOVED, Doomed
 from tests.harness.git_samples import Bare, put_root, stand_in
 
 ELSEWHERE = "1" * 40
@@ -118,7 +118,7 @@ def test_a_ref_that_moves_all_the_time_stays_and_keeps_no_other(repository):
     states = repository.states("refs/a", "refs/b", "refs/c", before=told)
 
     assert states == {"refs/a": "deleted", "refs/b": "locked", "refs/c": "deleted"}
-    assert len(told.each) == MOVES
+    assert len(told.each) == CHANGES
     assert set(repository.refs()) == {"refs/heads/main", "refs/b"}
 
 

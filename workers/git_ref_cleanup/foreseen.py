@@ -106,7 +106,9 @@ class Seen:
             if outcome.state == "deleted":
                 self.refs.one(str(row.id), row.ref, row.updated_at, size=self._look.size, project=row.project_id)
             else:
-                self.refs.keep(str(outcome.reason) if outcome.state == "rejected" else outcome.state, 1)
+                # Behind the colon of a reason stands what it is about.
+                code = str(outcome.reason).partition(":")[0]
+                self.refs.keep(code if outcome.state == "rejected" else outcome.state, 1)
         return True
 
     def _note_missing(self, rows: list[GitRefDeletion], project: int) -> None:

@@ -159,7 +159,7 @@ class BulkImport(Base):
     """One import of groups and projects from another forge."""
 
     found_by = ("id",)
-    used_by = Use(SEEN, (("update", ("status", "updated_at"), WORK),))
+    used_by = Use(SEEN, (("update", ("status", "has_failures", "updated_at"), WORK),))
 
     id = BigIdentityField()
     user_id = pw.BigIntegerField()

@@ -254,6 +254,23 @@ def test_the_entities_of_a_stale_import_are_left_alone_while_they_are_touched():
     assert status_of(BulkImportEntity, fresh) == ImportStatus.STARTED
 
 
+@pytest.mark.parametrize("status", [ImportStatus.STARTED, ImportStatus.FINISHED, ImportStatus.FAILED])
+def test_an_import_that_is_timed_out_has_the_failures_of_its_entities(status):
+    failing, another, failed_before = (bulk_import(updated_at=ago(days=2)) for _ in range(3))
+    fresh = bulk_import(updated_at=ago(hours=1))
+    BulkImport.update(has_failures=True).where(BulkImport.id == failed_before).execute()
+    for number, has_failures in ((failing, True), (failing, False), (another, False), (fresh, True)):
+        one = entity(status=status, updated_at=ago(hours=1))
+        BulkImportEntity.update(bulk_import_id=number, has_failures=has_failures).where(
+            BulkImportEntity.id == one
+        ).execute()
+
+    run()
+
+    has_failures = {row.id: row.has_failures for row in BulkImport.select()}
+    assert has_failures == {failing: True, another: False, failed_before: True, fresh: False}
+
+
 def test_what_is_timed_out_is_touched():
     record = bulk_import()
     before = datetime.now(UTC)

@@ -41,8 +41,12 @@ STALE = "status in (0, 1) and updated_at < %(horizon)s"
 UNFINISHED = "status in (0, 1, 3)"
 """What is given up, and which trackers with it; what `run --dry-run` counts, too."""
 
+# As the forge does, an import has failures where one of its entities has any; those are asked for once a page.
 TIME_OUT_IMPORTS = f"""
-    {{begin}}update bulk_imports set status = 3, updated_at = %(now)s
+    {{begin}}update bulk_imports set status = 3, updated_at = %(now)s,
+        has_failures = has_failures or id = any(array(
+            select bulk_import_id from bulk_import_entities where bulk_import_id = any(%(ids)s) and has_failures
+        ))
     where id = any(array(
         select id from bulk_imports
         where id = any(%(ids)s) and {STALE}

@@ -355,6 +355,7 @@ class Imports(World):
     tables = ("bulk_import_trackers", "bulk_import_entities", "bulk_imports")
     ways: ClassVar = {
         "long ago": True,
+        "with failures": True,
         "a microsecond before": True,
         "a day ago": False,
         "fresh": False,
@@ -369,15 +370,16 @@ class Imports(World):
     def put(self, other, key, way):
         touched, status = NOON + self.instants.get(way, -3 * DAY), 2 if way == "finished" else key % 3 % 2
         change = "on conflict (id) do update set status = excluded.status, updated_at = excluded.updated_at"
+        failures = ", has_failures = excluded.has_failures"
         if key % 2:
             insert = "insert into bulk_imports (id, user_id, status, updated_at) values (%s, 1, %s, %s)"
             other.execute(f"{insert} {change}", (key, status, touched))
             return
         insert = (
             "insert into bulk_import_entities (id, bulk_import_id, source_full_path, destination_name,"
-            " destination_namespace, status, updated_at) values (%s, 1, 'a/b', 'b', 'a', %s, %s)"
+            " destination_namespace, status, updated_at, has_failures) values (%s, 1, 'a/b', 'b', 'a', %s, %s, %s)"
         )
-        other.execute(f"{insert} {change}", (key, status, touched))
+        other.execute(f"{insert} {change}{failures}", (key, status, touched, way == "with failures"))
         trackers = "insert into bulk_import_trackers (id, bulk_import_entity_id, relation, status, updated_at)"
         for number, tracker in ((2 * key, (0, 1, 3)[key % 3]), (2 * key + 1, 2)):
             other.execute(f"{trackers} values (%s, %s, 'r', %s, %s) {change}", (number, key, tracker, NOON))

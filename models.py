@@ -233,7 +233,17 @@ BulkImportEntity.add_index(
 )
 
 
-UNLOCKED, TRACE = 0, 3
+UNLOCKED = 0
+
+NO_PATH = "coalesce(file_final_path, '') = '' and coalesce(file, '') <> ''"
+"""There is an object, and nobody but the forge knows where; without path and file there is none."""
+MAY_GO = f"locked = 0 and file_type <> 3 and not ({NO_PATH})"
+"""What lets an artifact go once its time is past: unlocked for certain, no trace, no object of unknown place."""
+WAITS = {
+    "no_path": f"file_type <> 3 and locked = 0 and {NO_PATH}",
+    "unknown": "file_type <> 3 and coalesce(locked, 2) not in (0, 1)",
+}
+"""Why an artifact stays that would go if the forge said more of it: where its object is, or whether it is locked."""
 
 OWN_FOLDER = re.compile(r"/([0-9]{1,18})/[^/]+\Z")
 OLDEST_FOLDER = re.compile(r"\A[0-9]{4}_[0-9]{2}/[0-9]+/([0-9]{1,18})/[^/]+\Z")
@@ -271,8 +281,16 @@ class JobArtifact(Base):
 
     @classmethod
     def expired(cls, now: datetime) -> pw.ModelSelect[JobArtifact]:
-        """Select what may be destroyed: past its time (strictly), unlocked for certain, and no trace."""
-        return cls.select().where(cls.expire_at < now, cls.locked == UNLOCKED, cls.file_type != TRACE)
+        """Select what may be destroyed: past its time (strictly), unlocked for certain, and no trace.
+
+        One whose object is nobody knows where stays, too: without its row nobody would find the object.
+        """
+        return cls.select().where(cls.expire_at < now, pw.SQL(MAY_GO))
+
+    @classmethod
+    def waiting(cls, reason: str, now: datetime) -> pw.ModelSelect[JobArtifact]:
+        """Select what is past its time and stays for one of the reasons in `WAITS`."""
+        return cls.select().where(cls.expire_at < now, pw.SQL(WAITS[reason]))
 
     @classmethod
     def named(cls, paths: Sequence[str]) -> set[str]:
@@ -309,6 +327,12 @@ JobArtifact.add_index(
     pw.SQL(
         "create index ci_job_artifacts_expired on ci_job_artifacts"
         " (mod(project_id + job_id, 10), expire_at, id) where locked = 0 and file_type <> 3"
+    )
+)
+JobArtifact.add_index(
+    pw.SQL(
+        "create index ci_job_artifacts_waiting on ci_job_artifacts (expire_at)"
+        f" where {' or '.join(f'({condition})' for condition in WAITS.values())}"
     )
 )
 

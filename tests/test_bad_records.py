@@ -16,6 +16,7 @@ from forgekeeper.runs.bad_records import TooManyBadRecords
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.passed_over import PassedOver
+from forgekeeper.runs.previewing import preview
 from forgekeeper.storage import sentinel, stores
 from forgekeeper.storage.outbox import DeletedObject
 from metrics.counting import WORKER
@@ -547,28 +548,69 @@ def test_the_backlog_is_known_however_old_its_oldest_is(instant):
 def paths_may_be_missing(database):
     database.execute_sql("alter table ci_job_artifacts alter file_final_path drop not null")
     yield
-    database.execute_sql("delete from ci_job_artifacts where file_final_path is null")
+    database.execute_sql("delete from ci_job_artifacts")
     database.execute_sql("alter table ci_job_artifacts alter file_final_path set not null")
 
 
+NO_PATHS = pytest.mark.parametrize("path", [None, ""], ids=["null", "empty"])
+
+
+def put_aside(path, file, which):
+    """Take the paths of some artifacts away."""
+    statement = f"update ci_job_artifacts set file_final_path = %s, file = %s where {which}"
+    database.execute_sql(statement, (path, file))
+
+
+@NO_PATHS
 @pytest.mark.usefixtures("paths_may_be_missing")
-def test_an_artifact_with_a_file_and_no_final_path_stops_no_other_and_stays():
+def test_an_artifact_with_a_file_and_no_final_path_stays_and_is_tried_by_nobody(path):
     artifacts(250)
-    database.execute_sql(f"update ci_job_artifacts set file_final_path = null, file = 'x.zip' where id = {BAD}")
+    put_aside(path, "x.zip", f"id = {BAD}")
 
     destroyed = destroy_artifacts()
 
     assert (destroyed, ids(JobArtifact), DeletedObject.select().count()) == (249, {BAD}, 249)
-    assert passed_over() == {("delete_artifact_bucket", "expired_artifact", str(BAD)): 1}
+    assert (passed_over(), DeletedObject.select().where(DeletedObject.file == "").count()) == ({}, 0)
     assert ProjectStatistics.get_by_id(1).build_artifacts_size == 1_010
 
 
+@NO_PATHS
+@pytest.mark.parametrize("file", [None, ""], ids=["null", "empty"])
 @pytest.mark.usefixtures("paths_may_be_missing")
-def test_an_artifact_with_neither_file_nor_final_path_has_no_object_and_goes():
+def test_an_artifact_with_neither_file_nor_final_path_has_no_object_and_goes(path, file):
     artifacts(10)
-    database.execute_sql(f"update ci_job_artifacts set file_final_path = null where id = {BAD}")
+    put_aside(path, file, f"id = {BAD}")
 
     destroyed = destroy_artifacts()
 
     assert (destroyed, ids(JobArtifact), DeletedObject.select().count()) == (10, set(), 9)
     assert ProjectStatistics.get_by_id(1).build_artifacts_size == 1_000
+
+
+@NO_PATHS
+@pytest.mark.usefixtures("paths_may_be_missing")
+def test_any_number_of_artifacts_without_a_path_keeps_none_behind_them(path):
+    artifacts(1_550)
+    database.execute_sql("update ci_job_artifacts set job_id = 10 * id, expire_at = now() - id * interval '1 minute'")
+    put_aside(path, "x.zip", "id > 50")
+
+    destroyed = destroy_artifacts()
+
+    assert (destroyed, len(ids(JobArtifact)), passed_over()) == (50, 1_500, {})
+
+
+@pytest.mark.usefixtures("paths_may_be_missing")
+def test_run_preview_backlog_and_breaker_agree_on_artifacts_without_a_path():
+    artifacts(20)
+    put_aside("", "x.zip", "id <= 3")
+    put_aside(None, "x.zip", "id between 4 and 5")
+    put_aside("", None, "id = 6")
+    database.execute_sql("update ci_job_artifacts set locked = 2 where id > 18")
+    batch, child = expired_job_artifacts.expired_job_artifacts, expired_job_artifacts.delete_artifact_bucket
+
+    (shown,) = preview(batch, settings_with()).parts[-1:]
+
+    assert (shown.records, shown.kept) == (13, {"no_path": 5, "unknown": 2})
+    assert child.backlogs["expired_artifact"](now()).records == 13
+    assert expired_job_artifacts.at_stake(now()).due(100) == 13
+    assert destroy_artifacts() == 13

@@ -32,7 +32,7 @@ from forgekeeper.storage import sentinel
 from forgekeeper.storage.outbox import MAX_ATTEMPTS, DeletedObject
 from metrics import exporter
 from metrics.catalogue.labels import CLOCKS
-from models import BulkImport, BulkImportEntity, GitRefDeletion, JobArtifact, Project, UserStatus
+from models import WAITS, BulkImport, BulkImportEntity, GitRefDeletion, JobArtifact, Project, UserStatus
 from tests.harness.catalogue import LABELS, METRICS, of
 from tests.harness.installation import INSTALLATION
 from tests.harness.ledger import start_run
@@ -711,7 +711,34 @@ def test_what_was_given_up_is_counted(look):
         ("stale_direct_uploads", "failed_upload"): 1,
         ("delete_objects", "dead_object"): 1,
         ("clean_project_refs", "rejected_ref"): 1,
+        ("delete_artifact_bucket", "no_path_artifact"): 0,
+        ("delete_artifact_bucket", "unknown_artifact"): 0,
     }
+
+
+def waiting(look):
+    counted = look().series("given_up_records")
+    return [counted.get(("delete_artifact_bucket", f"{reason}_artifact")) for reason in ("no_path", "unknown")]
+
+
+def test_expired_artifacts_that_wait_for_the_forge_are_counted(look):
+    due = {"project_id": 1, "job_id": 1, "file_type": 1, "expire_at": ago(hours=1)}
+    JobArtifact.create(file_final_path="", file="x.zip", locked=0, **due)
+    for _ in range(2):
+        JobArtifact.create(file_final_path="x", locked=2, **due)
+    JobArtifact.create(file_final_path="x", locked=2, **due | {"expire_at": ago(hours=-1)})
+    JobArtifact.create(file_final_path="", file="x.zip", locked=1, **due)
+    JobArtifact.create(file_final_path="", locked=0, **due)
+    JobArtifact.create(file_final_path="", file="x.zip", locked=2, **due | {"file_type": 3})
+
+    assert waiting(look) == [1, 2]
+
+
+def test_of_artifacts_that_take_too_long_to_count_nothing_is_said(look, monkeypatch):
+    an_artifact(hours=1)
+    monkeypatch.setitem(WAITS, "no_path", "pg_sleep(60) is not null")
+
+    assert waiting(look) == [None, 0]
 
 
 PASSING_OVER = (

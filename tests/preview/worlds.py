@@ -121,6 +121,8 @@ class Artifacts(World):
         "locked": False,
         "unknown": False,
         "trace": False,
+        "no path": False,
+        "no object": True,
     }
     locking = "select 1 from ci_job_artifacts where id = any(%(keys)s) for update"
     instants: ClassVar = {"a microsecond ago": -MICROSECOND, "now": 0 * DAY, "later": DAY, "never": None}
@@ -133,11 +135,14 @@ class Artifacts(World):
     def put(self, other, key, way):
         shift = self.instants.get(way, -DAY)
         other.execute(
-            "insert into ci_job_artifacts (id, project_id, job_id, file_type, file_final_path, size, expire_at, locked)"
-            " values (%s, %s, %s, %s, %s, %s, %s, %s) on conflict (id) do update set"
-            " file_type = excluded.file_type, expire_at = excluded.expire_at, locked = excluded.locked",
+            "insert into ci_job_artifacts"
+            " (id, project_id, job_id, file_type, file, file_final_path, size, expire_at, locked)"
+            " values (%s, %s, %s, %s, %s, %s, %s, %s, %s) on conflict (id) do update set"
+            " file_type = excluded.file_type, file = excluded.file, file_final_path = excluded.file_final_path,"
+            " expire_at = excluded.expire_at, locked = excluded.locked",
             (
-                *(key, 1 + key % 3, key, 3 if way == "trace" else 1, f"ab/{key}", None if key % 5 == 0 else key),
+                *(key, 1 + key % 3, key, 3 if way == "trace" else 1, None if way == "no object" else "x.zip"),
+                *("" if way.startswith("no ") else f"ab/{key}", None if key % 5 == 0 else key),
                 *(None if shift is None else NOON + shift, {"locked": 1, "unknown": 2}.get(way, 0)),
             ),
         )
@@ -194,7 +199,8 @@ class Refs(World):
 
     def put(self, other, key, way):
         others = {
-            **{"default branch": "refs/heads/main", "no name": "HEAD"},
+            "default branch": "refs/heads/main",
+            "no name": "HEAD",
             "another in its way": f"refs/stray/{key}/head",
         }
         repository, ref = self.of(key), others.get(way)

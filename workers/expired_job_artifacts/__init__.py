@@ -8,6 +8,7 @@ its successor goes on.  Their objects are deleted by `delete_objects`.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
@@ -20,7 +21,7 @@ import structlog
 from forgekeeper.audit.subjects import Subject
 from forgekeeper.batches import Record, Threshold, batch, child
 from forgekeeper.connections import client
-from forgekeeper.database import backlog, database, reachable
+from forgekeeper.database import backlog, database, now, reachable, survey
 from forgekeeper.database.backlog import Backlog
 from forgekeeper.database.stakes import Stake
 from forgekeeper.flags import FeatureFlag
@@ -32,11 +33,13 @@ from forgekeeper.settings import Settings
 from forgekeeper.storage.outbox import DeletedObject
 from metrics.catalogue.metric import Counter, Gauge, Reading, at
 from metrics.redaction import describe
-from models import JobArtifact, ProjectStatistics
+from models import WAITS, JobArtifact, ProjectStatistics
 from workers.expired_job_artifacts import buckets, foreseen, sample
 from workers.expired_job_artifacts.buckets import Bucket, Hold
 from workers.expired_job_artifacts.destroying import (
+    CLASS,
     CLASSES,
+    DUE,
     RECORD,
     START,
     Destroyed,
@@ -64,25 +67,27 @@ HOLDS: dict[Hold, Literal["scale_down", "bucket_lost"] | None] = {
 """Why a child stops that has this left of its bucket."""
 
 # One look into the index for each class of artifacts.
-OLDEST = """
+OLDEST = f"""
     select min(first.expire_at) from generate_series(0, %(classes)s - 1) as class, lateral (
         select expire_at from ci_job_artifacts
-        where mod(project_id + job_id, 10) = class and locked = 0 and file_type <> 3 and expire_at < %(now)s
+        where {CLASS} = class and {DUE}
         order by expire_at, id
         limit 1
     ) as first
 """
 
-DUE = """
+HOW_MANY = f"""
     select count(*) from (
         select from generate_series(0, %(classes)s - 1) as class, lateral (
             select from ci_job_artifacts
-            where mod(project_id + job_id, 10) = class and locked = 0 and file_type <> 3 and expire_at < %(now)s
+            where {CLASS} = class and {DUE}
             limit %(bound)s
         ) as expired
         limit %(bound)s
     ) as due
 """
+COUNTED_WITHIN = 1.0
+"""Seconds: what waits is counted by an index of its own; a forge that lacks it is not read from end to end."""
 
 log = structlog.get_logger(__name__)
 
@@ -161,7 +166,8 @@ def expired_job_artifacts(run: Run[Outcome]) -> None:
             errors={"database": ()},
             objective=timedelta(hours=24),
             bytes=("bytes",),
-        )
+        ),
+        *(Record(f"{reason}_artifact", given_up=True) for reason in WAITS),
     ],
     collector="artifacts",
     steps=["claimed", "destroyed", "finished"],
@@ -277,12 +283,23 @@ def expired(now: datetime) -> Backlog:
     return Backlog(backlog.count(JobArtifact.expired(now)), oldest)
 
 
+@delete_artifact_bucket.collector("waiting_artifacts")
+def waiting(_settings: Settings) -> Iterator[Reading]:
+    """Count the artifacts that stay until the forge says more of them; nothing is said of what takes too long."""
+    instant = now()
+    for reason in WAITS:
+        found = partial(backlog.count, JobArtifact.waiting(reason, instant))
+        records = survey.within(time.monotonic() + COUNTED_WITHIN, found)
+        if records is not None:
+            yield Reading("given_up_records", records, (delete_artifact_bucket.name, f"{reason}_artifact"))
+
+
 @expired_job_artifacts.at_stake
 def at_stake(now: datetime) -> Stake:
     """Look at the artifacts that may be destroyed, of all."""
 
     def count(bound: int) -> int:
-        return int(database.execute_sql(DUE, {"now": now, "classes": CLASSES, "bound": bound}).fetchone()[0])
+        return int(database.execute_sql(HOW_MANY, {"now": now, "classes": CLASSES, "bound": bound}).fetchone()[0])
 
     return Stake(count, Stake.rows(JobArtifact.select()).of)
 

@@ -13,7 +13,7 @@ from forgekeeper.audit.deletions import Audit
 from forgekeeper.database import LOWEST, chosen, database, sqlstate
 from forgekeeper.database.chunks import IN_ORDER
 from forgekeeper.database.prepared import Prepared
-from models import JobArtifact
+from models import MAY_GO, JobArtifact
 
 TURNS = 0x6B656570
 """The advisory locks by which our children wait for one another, a project each: the letters ``keep``."""
@@ -38,8 +38,8 @@ CLASSES = 10
 # first 0.97 times (`python -m benchmarks artifacts_two`).  Should others have statistics locked then,
 # it is too late to leave their artifacts: the statement fails, and is repeated with these first.
 #
-# What has neither a final path nor a file has no object.  What has a file alone has one, but
-# nobody here knows where: recording it raises, on purpose.
+# What has neither a final path nor a file has no object to record.  What has a file alone is not
+# claimed (`models.NO_PATH`).
 #
 # Statistics may be stale or missing, and no batch may read everything that has expired
 # because of it.  So the deletion names the ends of its batch, should it go through the
@@ -47,7 +47,6 @@ CLASSES = 10
 # cheaper (`IN_ORDER`): then the same plan is good for all batches (`PLANNED_ONCE`).
 PLANNED_ONCE = f"{IN_ORDER}set local plan_cache_mode = force_generic_plan; "
 PAST = "expire_at < %(now)s"
-MAY_GO = "locked = 0 and file_type <> 3"
 CLASS = "mod(project_id + job_id, 10)"
 DUE = f"{PAST} and {MAY_GO}"
 """What goes; what `run --dry-run` counts, too."""
@@ -99,7 +98,7 @@ DESTROYED = f""", destroyed as (
             lateral (
                 select left(file_final_path, greatest(0, length(file_final_path) - length(last) - 1)) as folder offset 0
             ) as place
-        where file_final_path is not null or file is not null
+        where file_final_path <> ''
         returning 1
     ){{audited}}"""
 REDUCED = """, reduced as (

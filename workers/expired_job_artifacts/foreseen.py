@@ -7,18 +7,14 @@ from collections.abc import Iterator
 from forgekeeper.database import database, survey
 from forgekeeper.database.survey import Rows, held
 from forgekeeper.preview import Look, Part
-from workers.expired_job_artifacts.destroying import CLASS, CLASSES, DUE, MAY_GO, PAST
+from models import MAY_GO, WAITS
+from workers.expired_job_artifacts.destroying import CLASS, CLASSES, DUE, PAST
 
-LOCKED, TRACE, UNKNOWN = "locked", "trace", "unknown"
-KEPT = {
-    TRACE: "file_type = 3",
-    LOCKED: "file_type <> 3 and locked = 1",
-    UNKNOWN: "file_type <> 3 and locked <> 1",
-}
-"""Why an artifact stays whose time has come: it is a trace, it is locked, or nobody can say whether it is."""
+KEPT = {"trace": "file_type = 3", "locked": "file_type <> 3 and locked = 1", **WAITS}
+"""Why an artifact stays whose time has come: it is a trace, it is locked, or the forge says too little of it."""
 STATISTICS_BUSY = "statistics_busy"
 BUSY_STATISTICS = "select array(select project_id from project_statistics where {held})"
-NAME = "coalesce(nullif(file_final_path, ''), file)"
+NAME = "nullif(file_final_path, '')"
 
 
 def foreseen(look: Look) -> Iterator[Part]:
@@ -37,5 +33,5 @@ def foreseen(look: Look) -> Iterator[Part]:
     if held_up:
         stays = {STATISTICS_BUSY: "project_id = any(%(held_up)s)"}
         look.keep(part, Rows(table, DUE, values, due="expire_at"), stays, share=0.3)
-    look.keep(part, Rows(table, f"{PAST} and not ({MAY_GO})", values, due="expire_at"), KEPT)
+    look.keep(part, Rows(table, f"{PAST} and ({MAY_GO}) is not true", values, due="expire_at"), KEPT)
     yield part

@@ -317,7 +317,7 @@ def test_the_buckets_are_disjoint_and_leave_nothing_out(modulus):
 
 @pytest.mark.parametrize(
     "path",
-    ["a", "a/b", "@final/ab/cd/0123", "/a", "/a/b", "//a", "a/", "a//b", "/", "", "a:b/c:d", ":", "with space/ü"],
+    ["a", "a/b", "@final/ab/cd/0123", "/a", "/a/b", "//a", "a/", "a//b", "/", "a:b/c:d", ":", "with space/ü"],
 )
 def test_the_outbox_names_exactly_the_path_of_the_artifact(path):
     artifact(path=path)
@@ -327,7 +327,7 @@ def test_the_outbox_names_exactly_the_path_of_the_artifact(path):
     assert outbox() == [path]
 
 
-@pytest.mark.parametrize("path", ["a", "a/b", "/a", "/a/b", "a/", "a:b/c:d", ""])
+@pytest.mark.parametrize("path", ["a", "a/b", "/a", "/a/b", "a/", "a:b/c:d"])
 def test_an_object_in_the_outbox_is_found_by_its_path(path):
     artifact(path=path)
     destroy()

@@ -4,6 +4,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from queue import Empty
+from types import SimpleNamespace
 
 import dramatiq
 import pytest
@@ -11,6 +12,7 @@ import redis
 from dramatiq import Message
 from dramatiq.common import current_millis
 from dramatiq.middleware import Middleware
+from structlog.testing import capture_logs
 
 from forgekeeper.delivery import doorbell as doorbells
 from forgekeeper.delivery import work_queue as waiting
@@ -160,6 +162,55 @@ def test_a_message_whose_ring_was_lost_is_found_by_the_next_look(broker, client,
     assert found_by(consumer) == ["1"]
 
 
+def test_a_message_whose_ring_was_lost_is_found_however_often_others_ring(broker, client, listening, monkeypatch):
+    monkeypatch.setattr(doorbells, "LOOK_EVERY", timedelta(seconds=0.5))
+    listening()
+    consumer, done = idle(broker, timeout=100), threading.Event()
+
+    def ring_for_others():
+        while not done.wait(0.005):
+            client.publish(f"{NAMESPACE}:{LINE}", "")
+
+    with ThreadPoolExecutor() as threads:
+        threads.submit(ring_for_others)
+        try:
+            client.hset(f"{CHANNEL}.msgs", "1", Message(QUEUE, "act", (), {}, {}, "1").encode())
+            client.rpush(CHANNEL, "1")
+
+            assert found_by(consumer) == ["1"]
+        finally:
+            done.set()
+
+
+def test_it_is_looked_every_three_seconds(broker, listening, monkeypatch):
+    asked_for, get = [], redis.client.PubSub.get_message
+
+    def get_message(self, **options):
+        asked_for.append(options["timeout"])
+        return get(self, **options)
+
+    monkeypatch.setattr(redis.client.PubSub, "get_message", get_message)
+
+    listening()
+
+    # Each wait is for what is left until the next look.
+    assert 2 < asked_for[0] <= 3
+
+
+def test_that_nothing_is_heard_is_said_once_a_minute(broker, monkeypatch):
+    clock = SimpleNamespace(instant=100.0)
+    monkeypatch.setattr(doorbells, "time", SimpleNamespace(monotonic=lambda: clock.instant))
+
+    with capture_logs() as lines:
+        said = []
+        for seconds in (0, 59, 1, 59, 1):
+            clock.instant += seconds
+            broker.doorbell._tell(redis.TimeoutError("away"))
+            said.append(len(lines))
+
+    assert said == [1, 1, 2, 2, 3]
+
+
 def test_what_came_before_anybody_listened_is_found(broker, listening, seldom):
     consumer = broker.consume(QUEUE, prefetch=10, timeout=LONG)
     put(broker, "1")
@@ -196,7 +247,6 @@ def test_a_line_that_is_cut_is_made_anew(broker, client, listening, often):
 
 
 def test_a_line_on_which_nothing_comes_back_is_given_up(broker, listening, often, monkeypatch):
-    monkeypatch.setattr(doorbells, "PING_AFTER", timedelta(0))
     monkeypatch.setattr(redis.client.PubSub, "ping", lambda _self: True)
     closed = threading.Event()
     close = redis.client.PubSub.close
@@ -205,6 +255,20 @@ def test_a_line_on_which_nothing_comes_back_is_given_up(broker, listening, often
     listening()
 
     assert closed.wait(LIMIT)
+
+
+def test_a_line_that_answers_is_kept_though_nobody_rings(broker, client, listening, monkeypatch):
+    monkeypatch.setattr(doorbells, "LOOK_EVERY", timedelta(seconds=1))
+    listening()
+
+    def looks():
+        return client.info("commandstats").get("cmdstat_exists", {"calls": 0})["calls"]
+
+    lines, before = client.client_list(_type="pubsub"), looks()
+    assert wait_until(lambda: looks() >= before + 3, LIMIT)
+
+    assert [one["id"] for one in client.client_list(_type="pubsub")] == [one["id"] for one in lines]
+    assert broker.doorbell.listens
 
 
 def test_a_consumer_that_has_delayed_messages_idles_no_longer_than_it_may(broker, listening, seldom, monkeypatch):

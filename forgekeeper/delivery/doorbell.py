@@ -2,8 +2,8 @@
 
 Each script that puts an id into a queue's list publishes on the channel of the list's name.  One thread of a worker
 process is subscribed for all its consumers.  A ring is a hint: one that is lost costs the seconds until the next look,
-which this thread takes for all of them at once.  While it hears nothing, of a Redis that is away or that refuses the
-subscription, consumers look for themselves, every second, as Dramatiq's own do.
+which this thread takes for all of them at once, by the clock, however often it is rung.  While it hears nothing, of a
+Redis that is away or that refuses the subscription, consumers look for themselves, every second, as Dramatiq's own do.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from metrics.redaction import describe
 from metrics.threads import Thread
 
 LOOK_EVERY = timedelta(seconds=3)
-"""A message whose ring was lost waits for this long at most: all lists are looked at with one command."""
-PING_AFTER = timedelta(seconds=10)
-"""A line that has been silent for so long is pinged; one that is silent until the next look then is given up."""
+"""A message whose ring was lost waits for this long at most: all lists are looked at with one command.
+
+With each look the line is pinged; one on which nothing has come since the look before is given up.
+"""
 LOG_EVERY = timedelta(minutes=1)
 
 log = structlog.get_logger(__name__)
@@ -110,25 +111,24 @@ class Doorbell:
 
     def _hear(self, subscription: PubSub, channels: list[str]) -> None:
         subscription.subscribe(*channels)
-        heard_at, pinged, missing = time.monotonic(), False, set(channels)
+        heard, missing, look_at = False, set(channels), time.monotonic() + LOOK_EVERY.total_seconds()
         while not self._stopped.is_set():
-            said = subscription.get_message(timeout=LOOK_EVERY.total_seconds())
-            now = time.monotonic()
+            said = subscription.get_message(timeout=max(0.0, look_at - time.monotonic()))
             if said is not None:
-                heard_at, pinged = now, False
+                heard = True
                 if said["type"] == "subscribe":
                     missing.discard(said["channel"].decode())
                     self._begin(missing)
                 elif said["type"] == "message":
                     self._ring_for(said["channel"].decode())
+            if time.monotonic() < look_at:
                 continue
-            if pinged or missing:
+            if not heard:
                 raise redis.TimeoutError("no answer on the line of the doorbell")
-            if now - heard_at >= PING_AFTER.total_seconds():
-                subscription.ping()
-                pinged = True
             if self._client.exists(*channels):
                 self.ring()
+            subscription.ping()
+            heard, look_at = False, time.monotonic() + LOOK_EVERY.total_seconds()
 
     def _begin(self, missing: set[str]) -> None:
         if not missing:

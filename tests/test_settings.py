@@ -474,3 +474,22 @@ def test_the_objects_of_destroyed_artifacts_are_kept_for_a_day(monkeypatch):
     monkeypatch.delenv(f"{PREFIX}OBJECT_GRACE")
 
     assert settings_with().object_grace == timedelta(days=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("BREAKER_SHARE", "share, 0 to 1"),
+        ("MISSING_REPOSITORIES", "share, 0 to 1"),
+        ("AUDIT_KEEP", "days"),
+        ("METRICS_PORT_WORKER", "port"),
+        ("MAX_BYTES_PER_DAY_EXPIRED_JOB_ARTIFACTS", "bytes"),
+        ("MAX_PER_DAY_EXPIRED_JOB_ARTIFACTS", "count"),
+        ("PACE_PRUNE", "per second"),
+        ("DEAD_AFTER", "seconds"),
+    ],
+)
+def test_a_setting_is_described_as_what_it_is(name, kind):
+    (described,) = (one for one in describe(load()) if one.name == PREFIX + name)
+
+    assert described.type == kind

@@ -21,6 +21,7 @@ from forgekeeper.settings.cron import Cron
 from forgekeeper.settings.failpoints import STEPS, Failpoints
 from forgekeeper.settings.failpoints import parse as parse_failpoints
 from forgekeeper.settings.kinds import (
+    Bytes,
     CatchUp,
     Count,
     DatabaseUrl,
@@ -270,7 +271,10 @@ def _limits(batch: OfBatch) -> dict[str, Any]:
     of_records = {"max_per_run": PER_RUN, "max_per_day": PER_DAY} if batch.counts else {}
     of_bytes = {"max_bytes_per_run": BYTES_PER_RUN, "max_bytes_per_day": BYTES_PER_DAY} if batch.counts_bytes else {}
     sentences = of_records | of_bytes
-    return {f"{name}_{batch.name}": (Count | None, setting(None, said)) for name, said in sentences.items()}
+    return {
+        f"{name}_{batch.name}": ((Bytes if name in of_bytes else Count) | None, setting(None, said))
+        for name, said in sentences.items()
+    }
 
 
 def in_order(model: type[Settings]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Annotated, Any, Literal
 from urllib.parse import parse_qsl, urlsplit
@@ -109,17 +110,25 @@ def _modules(value: object) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
+@dataclass(frozen=True)
+class Kind:
+    """What people call the kind of a value, where its type alone does not say."""
+
+    name: str
+
+
 # Three weeks: PostgreSQL counts its time-outs in milliseconds, in 31 bits.
 Duration = Annotated[timedelta, BeforeValidator(_duration), Field(gt=timedelta(0), le=timedelta(weeks=3))]
 Visibility = Annotated[Duration, Field(ge=timedelta(seconds=2))]
 Schedule = Annotated[Cron | None, PlainValidator(_schedule), NoDecode]
 DatabaseUrl = Annotated[SecretStr, AfterValidator(_database_url)]
 RedisUrl = Annotated[SecretStr, AfterValidator(_redis_url)]
-Share = Annotated[float, Field(ge=0, le=1)]
-Pace = Annotated[float, Field(gt=0)]
-Count = Annotated[int, Field(ge=1)]
-Days = Annotated[int, Field(ge=31, le=36_500)]
-Port = Annotated[int, Field(ge=0, le=65535)]
+Share = Annotated[float, Field(ge=0, le=1), Kind("share, 0 to 1")]
+Pace = Annotated[float, Field(gt=0), Kind("per second")]
+Count = Annotated[int, Field(ge=1), Kind("count")]
+Bytes = Annotated[int, Field(ge=1), Kind("bytes")]
+Days = Annotated[int, Field(ge=31, le=36_500), Kind("days")]
+Port = Annotated[int, Field(ge=0, le=65535), Kind("port")]
 Grace = Annotated[timedelta, BeforeValidator(_duration), Field(ge=timedelta(0))]
 ObjectStores = Annotated[dict[str, SecretStr], NoDecode, BeforeValidator(_stores)]
 ObjectPrefixes = Annotated[

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from difflib import get_close_matches
@@ -19,13 +19,13 @@ from forgekeeper.settings import PREFIX, Settings, SettingsError, in_order
 from forgekeeper.settings.addresses import MASK, of_database, of_redis, of_store
 from forgekeeper.settings.certificates import unsaid
 from forgekeeper.settings.cron import Cron
-from forgekeeper.settings.kinds import Modules, setting
+from forgekeeper.settings.kinds import Kind, Modules, setting
 
 ENV_FILE = ".env"
 ADDRESSES = {"database_url": of_database, "redis_url": of_redis, "object_stores": of_store}
 """How a URL is shown; one of no setting named here is masked whole."""
 KEYED = {"object_stores", "object_prefixes"}
-KINDS = {timedelta: "seconds", SecretStr: "URL", Cron: "cron", int: "count", float: "per second", str: "text"}
+KINDS = {timedelta: "seconds", SecretStr: "URL", Cron: "cron", str: "text"}
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def describe(settings: Settings, env_file: str | None = ENV_FILE) -> list[Descri
     return [
         Described(
             name=PREFIX + name.upper(),
-            type=_kind(field.annotation),
+            type=_kind(field.annotation, field.metadata),
             default=_shown(field.default, name),
             value=_shown(getattr(settings, name), name, none="off" if name.startswith("cron_") else ""),
             sentence=field.description or "",
@@ -136,7 +136,10 @@ def _bad_value(details: ErrorDetails) -> str:
     return f"bad value of {PREFIX}{name.upper()}{key}: {reason}"
 
 
-def _kind(annotation: Any) -> str:
+def _kind(annotation: Any, metadata: Iterable[Any] = ()) -> str:
+    said = [one.name for one in metadata if isinstance(one, Kind)]
+    if said:
+        return said[0]
     if get_origin(annotation) in (Union, UnionType):
         return " or ".join(_kind(part) for part in get_args(annotation) if part is not type(None))
     if get_origin(annotation) is Literal:
@@ -144,7 +147,7 @@ def _kind(annotation: Any) -> str:
     if get_origin(annotation) in (dict, tuple):
         return "JSON" if get_origin(annotation) is dict else "text"
     if hasattr(annotation, "__metadata__"):
-        return _kind(get_args(annotation)[0])
+        return _kind(get_args(annotation)[0], annotation.__metadata__)
     return KINDS.get(annotation, getattr(annotation, "__name__", str(annotation)).lower())
 
 

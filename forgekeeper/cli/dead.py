@@ -38,10 +38,10 @@ log = structlog.get_logger(__name__)
 
 
 @dead.callback(invoke_without_command=True)
-def dead_default(context: typer.Context) -> None:
+def dead_default(context: typer.Context, json: Json = False) -> None:
     """List the dead letters when no command is given."""
     if context.invoked_subcommand is None:
-        dead_list()
+        dead_list(json=json)
 
 
 @dead.command("list")

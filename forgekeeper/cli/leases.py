@@ -20,10 +20,10 @@ log = structlog.get_logger(__name__)
 
 
 @leases.callback(invoke_without_command=True)
-def leases_default(context: typer.Context) -> None:
+def leases_default(context: typer.Context, json: Json = False) -> None:
     """List the leases when no command is given."""
     if context.invoked_subcommand is None:
-        leases_list()
+        leases_list(json=json)
 
 
 @leases.command("list")

@@ -17,10 +17,10 @@ COMMANDS = {"objects": objects}
 
 
 @objects.callback(invoke_without_command=True)
-def objects_default(context: typer.Context) -> None:
+def objects_default(context: typer.Context, json: Json = False) -> None:
     """List the dead objects when no command is given."""
     if context.invoked_subcommand is None:
-        objects_failed()
+        objects_failed(json=json)
 
 
 @objects.command("failed")

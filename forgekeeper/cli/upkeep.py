@@ -123,10 +123,10 @@ def _tell_redis() -> None:
 
 
 @flags.callback(invoke_without_command=True)
-def flags_default(context: typer.Context) -> None:
+def flags_default(context: typer.Context, json: Json = False) -> None:
     """List the flags when no command is given."""
     if context.invoked_subcommand is None:
-        flags_list()
+        flags_list(json=json)
 
 
 @flags.command("list")

@@ -22,6 +22,17 @@ def test_a_flag_that_is_turned_is_answered_as_the_list_has_it(main, database, co
     assert FeatureFlag.is_on(FLAG) is on
 
 
+@pytest.mark.parametrize(
+    ("group", "default"),
+    [
+        *((group, "list") for group in ("flags", "dead", "leases", "records")),
+        *(("objects", "failed"), ("uploads", "failed"), ("refs", "rejected")),
+    ],
+)
+def test_a_group_that_lists_without_a_command_does_so_with_json(main, database, group, default):
+    assert main(group, "--json").json == main(group, default, "--json").json
+
+
 def test_migrate_with_json_says_what_was_applied_and_what_is_pending(main, settings, new_database):
     url = new_database()
 

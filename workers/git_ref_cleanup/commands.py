@@ -22,10 +22,10 @@ COMMANDS = {"refs": refs}
 
 
 @refs.callback(invoke_without_command=True)
-def refs_default(context: typer.Context) -> None:
+def refs_default(context: typer.Context, json: Json = False) -> None:
     """List the rejected deletions when no command is given."""
     if context.invoked_subcommand is None:
-        refs_rejected()
+        refs_rejected(json=json)
 
 
 @refs.command("rejected")

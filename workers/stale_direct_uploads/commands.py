@@ -23,10 +23,10 @@ COMMANDS = {"uploads": uploads}
 
 
 @uploads.callback(invoke_without_command=True)
-def uploads_default(context: typer.Context) -> None:
+def uploads_default(context: typer.Context, json: Json = False) -> None:
     """List the failed uploads when no command is given."""
     if context.invoked_subcommand is None:
-        uploads_failed()
+        uploads_failed(json=json)
 
 
 @uploads.command("failed")

@@ -46,6 +46,8 @@ CONNECTING = (
     (("password",), f"check the user and the password in {DATABASE}"),
     (("too many", "remaining connection slots"), "wait until others have left, or raise its max_connections"),
     (("starting up", "shutting down", "recovery mode"), "try again when the server is up"),
+    # What a new session of a server whose disk is full says, before it can give a code.
+    (("could not write init file", "no space left"), "free space on the database's disk, then try again"),
     (
         ("ssl negotiation", "server closed the connection"),
         f"what listens there may not be PostgreSQL: check {DATABASE}",

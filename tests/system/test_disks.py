@@ -14,6 +14,7 @@ import pytest
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import client
 from forgekeeper.database import now
+from forgekeeper.embedded import servers
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.storage import sentinel
@@ -190,6 +191,25 @@ def refs_left(case):
     doomed = {f"refs/merge-requests/{number}/head" for number in range(case.doomed)}
     packed = [case.refs(disk_path)[0] for (disk_path,) in case.world.ask("select disk_path from projects")]
     return [line for text in packed for line in text.splitlines() if line.partition(" ")[2] in doomed]
+
+
+def test_while_postgresqls_disk_is_full_a_command_says_so(disk, services):
+    folder = disk("servers", 160 * MIB)
+    with servers(folder / "data") as own:
+        settings = {"database_url": own.database_url, "redis_url": own.redis_url}
+        assert services("migrate", "migrate", **settings).process.wait(LIMIT) == 0
+        # The first session after a catalog has changed writes this file.
+        for file in folder.rglob("pg_internal.init"):
+            file.unlink()
+        fill(folder)
+
+        status = services("status", "status", **settings)
+        ended = status.process.wait(LIMIT)
+        (line,) = status.last_lines(1)
+
+    assert ended == 1
+    assert "could not write init file" in line
+    assert line.endswith("; free space on the database's disk, then try again")
 
 
 # Metrics

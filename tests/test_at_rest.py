@@ -50,7 +50,9 @@ opened = st.fixed_dictionaries(
 runs = st.tuples(
     st.dictionaries(ticks, closed, max_size=3), st.lists(closed, max_size=1), st.none() | st.tuples(ticks, opened)
 )
-batches = st.fixed_dictionaries({"registered_at": instants}, optional={"released_at": instants})
+batches = st.fixed_dictionaries(
+    {"registered_at": instants}, optional=dict.fromkeys(("released_at", "blocked_since"), instants)
+)
 holds = st.lists(
     st.fixed_dictionaries({"kind": st.sampled_from(["pause", "stop", "breaker"]), "since": instants}), max_size=2
 )

@@ -414,6 +414,16 @@ class Machine(RuleBasedStateMachine):
         if acknowledge:
             self.acknowledge(worker)
 
+    @precondition(lambda self: self.running)
+    @rule(pick=picks, acknowledge=st.booleans())
+    def a_run_is_blocked(self, pick, acknowledge):
+        worker = pick(self.running)
+        if JobRun.block(worker.run, {"deleted": 0}, reason="clocks", sentence="the clocks are apart"):
+            self.check_ours(worker.run)
+        self.end(worker, "ack")
+        if acknowledge:
+            self.acknowledge(worker)
+
     @precondition(lambda self: self.ended)
     @rule(pick=picks)
     def a_worker_acknowledges(self, pick):
@@ -528,6 +538,11 @@ class Machine(RuleBasedStateMachine):
                 assert not self.paused, "a tick was claimed during a pause"
 
     def check_changed(self, before, row):
+        if before["state"] == "blocked":
+            assert (row["state"], row["attempt"]) == ("enqueued", before["attempt"]), "a closed row was changed"
+            assert row["tick"] is not None, "a run by hand that was over is tried again"
+            assert not self.paused, "a paused batch is tried again"
+            return
         assert before["state"] in OPEN, "a closed row was changed"
         assert row["state"] in OPEN or row["state"] in FINAL
         assert row["attempt"] >= before["attempt"]

@@ -92,10 +92,11 @@ class Attempt:
         """Begin it in this thread, whose log lines carry its facts from now on."""
         facts: dict[str, Any] = {"batch": self.declared.name, "run": self.run.number}
         if self.row is not None:
-            _, _, attempt, _, tick = self.row.started
-            facts |= {"attempt": attempt, "tick": tick and tick.isoformat()}
+            started = self.row.started
+            facts |= {"attempt": started.attempt, "tick": started.tick and started.tick.isoformat()}
         structlog.contextvars.bind_contextvars(**facts, message_id=self.message_id, worker=identity())
-        log.info("child started" if self.row is None else "run started")
+        say = log.debug if self.row is not None and self.row.started.blocked else log.info
+        say("child started" if self.row is None else "run started")
         if self.row is not None and self._heartbeat is not None:
             self._heartbeat.watch(self.row, self.result)
         return self
@@ -221,7 +222,9 @@ class Attempt:
         if not _written(lambda: JobRun.block(started, result, deleted, **why)):
             log.warning("run lost", seconds=self._seconds(), **result)
             return None
-        log.error("run blocked", seconds=self._seconds(), **result)
+        # A block that lasts is reported with each tick; the attempts between are for those who debug.
+        say = log.debug if blocked.reason == started.blocked else log.error
+        say("run blocked", seconds=self._seconds(), **result)
         return "blocked"
 
     def _hold(self, started: Started, held: Held) -> str | None:

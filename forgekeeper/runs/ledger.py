@@ -15,6 +15,7 @@ that the run is not theirs, whatever its number.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -25,6 +26,7 @@ from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.database import Base, BigIdentityField, Document, database, default, now
 from forgekeeper.database.use import BOTH, PROCESSES, WORK, Use
+from forgekeeper.runs.blocked import REASONS
 from forgekeeper.runs.holds import HELD_BACK, Kind
 from forgekeeper.runs.totals import NONE, Amount
 from metrics.redaction import one_line
@@ -63,6 +65,23 @@ REOPEN_LOST = """
         losses = losses + 1, failures = failures + 1, retry_at = null
     where batch = %(batch)s and state = 'started' and alive_at < clock_timestamp() - %(dead_after)s
     returning id, state, started_by, losses
+"""
+AFTER_BLOCK = f"(reason in ({', '.join(map(repr, REASONS))}))"
+"""Whether an open run was blocked, and is tried again: it keeps the reason until it ends otherwise."""
+# The newest run of a tick, if it was blocked, nothing has ended the block since, and nothing is open or holds it back.
+BLOCKED_RUN = f"""
+    select id from (
+        select id, state, finished_at, cancelled_at from job_runs
+        where batch = %(batch)s and tick is not null and started_at is not null order by id desc limit 1
+    ) as newest
+    where state = 'blocked' and cancelled_at is null and finished_at <= clock_timestamp() - %(after)s
+      and exists (select from batches where name = %(batch)s and blocked_since is not null)
+      and not {HELD_BACK.format("%(batch)s")}
+      and not exists (select from job_runs where batch = %(batch)s and state in ('claimed', 'enqueued', 'started'))
+"""
+REOPEN_BLOCKED = f"""
+    update job_runs set state = 'enqueued', finished_at = null
+    where id = ({BLOCKED_RUN}) and state = 'blocked' and finished_at <= clock_timestamp() - %(after)s
 """
 # What has a time that has not come was written while the clock was ahead.  A closed row gives its tick back,
 # for the real one to run, and remembers it in its result; it ended before now, and lasted as long as it did.
@@ -104,8 +123,9 @@ AHEAD = """
     ) as ahead
 """
 # Each part is one step into an index; the last one asks of all batches at once, because their index is one.
-AT_REST = """
-    select clock_timestamp(), coalesce((select max(tick) from job_runs where batch = %(batch)s), registered_at)
+AT_REST = f"""
+    select clock_timestamp(), coalesce((select max(tick) from job_runs where batch = %(batch)s), registered_at),
+        blocked_since is not null and exists ({BLOCKED_RUN})
     from batches
     where name = %(batch)s
       and greatest(registered_at, released_at) <= clock_timestamp()
@@ -115,17 +135,20 @@ AT_REST = """
       )
       and coalesce((select max(finished_at) from job_runs) <= clock_timestamp(), true)
 """
+# An attempt that was blocked before it did anything leaves nothing behind: there may be hundreds.
 START = f"""
     update job_runs set
         state = 'started', attempt = attempt + 1, retry_at = null,
-        result = case when result is not null then jsonb_build_object(
+        result = case when {AFTER_BLOCK} and not jsonb_path_exists(result, '$.* ? (@ > 0)')
+            then case when result ? 'earlier' then jsonb_build_object('earlier', result -> 'earlier') end
+        when result is not null then jsonb_build_object(
             'earlier', coalesce(result -> 'earlier', '[]') || jsonb_build_array(result - 'earlier')
         ) end,
         attempt_token = gen_random_uuid(),
         started_by = %(by)s, started_at = clock_timestamp(), alive_at = clock_timestamp()
     where id = %(id)s and batch = %(batch)s and token = %(token)s and state in ('claimed', 'enqueued')
       and not {HELD_BACK.format("job_runs.batch")}
-    returning attempt_token::text, attempt, failures, tick
+    returning attempt_token::text, attempt, failures, tick, case when {AFTER_BLOCK} then reason end
 """
 START_MANUAL = f"""
     insert into job_runs
@@ -257,20 +280,28 @@ class Ahead(NamedTuple):
 
 
 class Started(NamedTuple):
-    """A run that is now ours, as long as nobody finds us dead; *token* is of this attempt."""
+    """A run that is now ours, as long as nobody finds us dead; *token* is of this attempt.
+
+    *blocked* is why the attempt before it was, if it was.
+    """
 
     id: int
     token: str
     attempt: int
     failures: int = 0
     tick: datetime | None = None
+    blocked: str | None = None
 
 
 class Rest(NamedTuple):
-    """When a batch had nothing open and nothing to be set right, and the tick up to which all was decided then."""
+    """When a batch had nothing open and nothing to be set right, and the tick up to which all was decided then.
+
+    *blocked* says that its last run was blocked, and may be tried again.
+    """
 
     at: datetime
     known: datetime
+    blocked: bool
 
 
 class Lost(NamedTuple):
@@ -358,12 +389,12 @@ class JobRun(Base):
         return tick
 
     @classmethod
-    def at_rest(cls, batch: str) -> Rest | None:
+    def at_rest(cls, batch: str, *, after: timedelta) -> Rest | None:
         """Say since which tick nothing was decided, if at this moment nothing is open and no time lies ahead.
 
-        None says nothing: there may be something to do, or not.
+        None says nothing: there may be something to do, or not.  A blocked run may be tried again *after* so long.
         """
-        row = database.execute_sql(AT_REST, {"batch": batch}).fetchone()
+        row = database.execute_sql(AT_REST, {"batch": batch, "after": after}).fetchone()
         rest = Rest(*row) if row else None
         return rest if rest and rest.known <= rest.at + CLOCK_TOLERANCE else None
 
@@ -411,12 +442,17 @@ class JobRun(Base):
 
     @classmethod
     def supersede(cls, batch: str, tick: datetime) -> None:
-        """Fail the batch's waiting retry of an older tick, or of a run by hand."""
+        """Fail the batch's waiting retry of an older tick, or of a run by hand; one that was blocked stays so."""
         ahead = cls.tick > pw.fn.clock_timestamp() + CLOCK_TOLERANCE
         older = cls.tick.is_null() | (cls.tick < tick) | ahead
-        cls.update(state="failed", reason="superseded", finished_at=pw.fn.clock_timestamp()).where(
-            cls.batch == batch, cls.state == "enqueued", cls.failures > 0, older
-        ).execute()
+        blocked = cls.reason.in_(REASONS)
+        values = {
+            "state": pw.Case(None, [(blocked, "blocked")], "failed"),
+            "reason": pw.Case(None, [(blocked, cls.reason)], "superseded"),
+            "finished_at": pw.fn.clock_timestamp(),
+        }
+        waits = (cls.batch == batch) & (cls.state == "enqueued") & ((cls.failures > 0) | blocked)
+        cls.update(values).where(waits, older).execute()
 
     @classmethod
     def record(cls, batch: str, ticks: Sequence[datetime], state: str, *, by: str, reason: str | None = None) -> int:
@@ -531,6 +567,13 @@ class JobRun(Base):
         """Take runs from workers silent for *dead_after*; the third time it is poison."""
         values = {"batch": batch, "dead_after": dead_after, "max_losses": MAX_LOSSES}
         return [Lost(*row) for row in database.execute_sql(REOPEN_LOST, values).fetchall()]
+
+    @classmethod
+    def reopen_blocked(cls, batch: str, *, after: timedelta) -> None:
+        """Open the batch's newest tick again *after* so long if it was blocked; a run by hand is over when it was."""
+        # Another run that is opened at this moment looks just as well.
+        with suppress(pw.IntegrityError):
+            database.execute_sql(REOPEN_BLOCKED, {"batch": batch, "after": after})
 
     @classmethod
     def give_up(cls, run: JobRun, *, reason: str) -> bool:

@@ -19,7 +19,12 @@ from forgekeeper.runs.ledger import CLOCK_TOLERANCE, JobRun
 from forgekeeper.runs.plan import Claim, Decisions, Policy, Record, plan
 from forgekeeper.runs.retry import LONGEST_RETRY
 from forgekeeper.settings import Settings
+from forgekeeper.settings.cron import Cron
 
+BLOCKED_AGAIN = timedelta(seconds=30)
+"""For no longer than that a blocked run waits until it is tried again."""
+TICK_AHEAD = timedelta(minutes=1)
+"""A tick that is so near looks again by itself, and finds nothing in its way."""
 PRECEDENCE = timedelta(seconds=1)
 """For so long a claimed run is its claimant's to send, and a sent one its message's to arrive."""
 
@@ -50,6 +55,8 @@ def reconcile(batch: str, settings: Settings, delivery: Delivery, *, by: str, du
         known = JobRun.newest_tick(batch) or _registered(batch)
         policy = Policy(settings.catch_up(batch), settings.window(batch), CLOCK_TOLERANCE)
         _carry_out(batch, plan(instant, known, schedule, policy, due_hint=due_hint), by=by)
+        if not _ticks_soon(schedule, instant):
+            JobRun.reopen_blocked(batch, after=_blocked_again(settings))
     send(batch, delivery, by=by)
 
 
@@ -58,8 +65,10 @@ def is_at_rest(batch: str, settings: Settings) -> bool:
 
     Most turns of a scheduler end with this, one statement instead of eight.
     """
-    rest, schedule = JobRun.at_rest(batch), settings.cron(batch)
-    return rest is not None and (schedule is None or schedule.after(rest.known) > rest.at)
+    rest, schedule = JobRun.at_rest(batch, after=_blocked_again(settings)), settings.cron(batch)
+    if rest is None or schedule is None:
+        return rest is not None
+    return schedule.after(rest.known) > rest.at and not (rest.blocked and not _ticks_soon(schedule, rest.at))
 
 
 def send(batch: str, delivery: Delivery, *, by: str | None = None) -> None:
@@ -95,6 +104,14 @@ def _set_right(batch: str) -> None:
     BatchRow.set_right(batch)
     Hold.set_right(batch)
     reports.set_aside(batch, JobRun.set_right(batch, longest_retry=LONGEST_RETRY))
+
+
+def _blocked_again(settings: Settings) -> timedelta:
+    return min(settings.retry_after, BLOCKED_AGAIN)
+
+
+def _ticks_soon(schedule: Cron, instant: datetime) -> bool:
+    return schedule.after(instant) - instant <= TICK_AHEAD
 
 
 def _registered(batch: str) -> datetime:

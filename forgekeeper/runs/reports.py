@@ -6,6 +6,7 @@ from datetime import datetime
 
 import structlog
 
+from forgekeeper.runs.blocked import REASONS
 from forgekeeper.runs.ledger import Ahead, JobRun, Lost
 from metrics.instruments import Instruments
 
@@ -34,10 +35,11 @@ def dead_lettered(run: JobRun) -> None:
 
 
 def enqueued(run: JobRun) -> None:
-    """Tell of a run whose message was sent."""
+    """Report a run whose message was sent, at debug level if it was blocked before."""
     COUNT.inc("forgekeeper_scheduler_enqueued_total", run.batch)
     COUNT.mark("forgekeeper_scheduler_last_enqueue_timestamp_seconds", run.batch)
-    log.info("run sent", batch=run.batch, run=run.id, tick=run.tick and run.tick.isoformat())
+    say = log.debug if run.reason in REASONS else log.info
+    say("run sent", batch=run.batch, run=run.id, tick=run.tick and run.tick.isoformat())
 
 
 def misfired(batch: str, ticks: int) -> None:

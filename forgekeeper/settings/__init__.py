@@ -109,7 +109,9 @@ class Settings(BaseSettings):
         "15", "A worker, run or lease silent for this long is dead; signs of life come several times as often."
     )
     retry_after: Duration = setting(
-        "15", "The first retry of a failed run waits this long, each further one twice that."
+        "15",
+        "The first retry of a failed run waits this long, each further one twice that; a blocked run is tried again "
+        "after as long, half a minute at most.",
     )
     poll_interval: Duration = setting("5", "How often a scheduler looks at each batch between ticks to repair it.")
 

@@ -278,8 +278,31 @@ def test_what_inhibits_and_is_inhibited_exists():
     ]
     named = {name for matcher in matchers for name in matcher.split('"')[1].split("|")}
 
-    assert len(config["inhibit_rules"]) == 4
+    assert len(config["inhibit_rules"]) == 7
     assert named <= set(NAMES)
+
+
+def test_no_installation_holds_back_what_another_has_to_say():
+    config = yaml.safe_load(ALERTMANAGER.read_text())
+
+    assert all("installation" in rule["equal"] for rule in config["inhibit_rules"])
+
+
+def test_all_targets_say_of_which_installation_they_are():
+    config = yaml.safe_load((ROOT / "deploy" / "prometheus.yml").read_text())
+
+    groups = [group for job in config["scrape_configs"] for group in job["static_configs"]]
+
+    assert [group["labels"] for group in groups] == [{"installation": "production"}] * 3
+
+
+@every("rule", [rule for rule in RULES if rule.get("alert") != "Watchdog"], name=lambda rule: rule.get("alert"))
+def test_no_rule_mixes_installations(rule):
+    kept = re.findall(r"\b(?:by|on|ignoring|without) \(([^)]*)\)", rule["expr"])
+    bare = re.findall(r"\b(?:sum|max|min|count|avg|group)\s*\(", re.sub(r"absent\(group\(", "", rule["expr"]))
+
+    assert bare == []
+    assert all(labels.split(", ")[0] == "installation" for labels in kept)
 
 
 @pytest.fixture(scope="module")
@@ -299,7 +322,7 @@ def alertmanager(tmp_path_factory):
 
 
 def tell(api, alerts):
-    """Send alerts to Alertmanager, and return which of them it holds back, by name and batch."""
+    """Send alerts to Alertmanager, and return which of them it holds back."""
     body = json.dumps([{"labels": labels} for labels in alerts]).encode()
     request = urllib.request.Request(f"{api}/alerts", body, {"Content-Type": "application/json"})
     until = time.monotonic() + 30
@@ -318,10 +341,23 @@ def tell(api, alerts):
 
 
 def key(labels):
-    return labels["alertname"], labels.get("batch", ""), labels.get("window", "")
+    return tuple(labels.get(name, "") for name in ("alertname", "installation", "batch", "window", "reason"))
 
 
-# The batch keeps the cases apart, where the rule asks for equal ones.
+OF_SCHEDULER = (
+    *("BatchSchedulerStalled", "BatchNotEnqueued", "BatchScheduleMissing", "BatchNotSucceeded"),
+    *("BatchBacklogTooOld", "BatchNotProgressing"),
+)
+OF_WORKERS = ("BatchQueueLatencyHigh", "BatchNotSucceeded", "BatchBacklogTooOld", "BatchNotProgressing")
+OF_CLOCK = (
+    *("BatchTimestampAhead", "BatchTicksAhead", "BatchNotSucceeded", "BatchNotEnqueued", "BatchScheduleMissing"),
+    *("BatchSchedulerStalled", "BatchSchedulerMisfires", "BatchStartedLate", "BatchRunStuck", "BatchWorkerLost"),
+    *("BatchBacklogTooOld", "BatchNotProgressing", "BatchQueueLatencyHigh", "BatchLeaseStuck", "BatchBucketStuck"),
+    *("BatchBucketRecoveries", "BatchBucketsMissing"),
+)
+OF_FUTURE = ("BatchTicksAhead", "BatchNotSucceeded", "BatchNotEnqueued", "BatchSchedulerStalled")
+
+# Each cause in an installation of its own, which keeps the cases apart.
 INHIBITED = [
     (
         "BatchErrorBudgetBurn",
@@ -329,33 +365,37 @@ INHIBITED = [
         "BatchErrorBudgetBurn",
         {"batch": "prune", "window": "6h"},
     ),
-    ("BatchNotSucceeded", {"batch": "stale_imports"}, "BatchConsecutiveFailures", {"batch": "stale_imports"}),
-    ("BatchNotSucceeded", {"batch": "stale_imports"}, "BatchLeaseContention", {"batch": "stale_imports"}),
-    *(
-        ("BatchSchedulerDown", {}, name, {"batch": "user_status_cleanup"})
-        for name in (
-            *("BatchSchedulerStalled", "BatchNotEnqueued", "BatchScheduleMissing", "BatchNotSucceeded"),
-            *("BatchBacklogTooOld", "BatchNotProgressing"),
-        )
-    ),
-    *(
-        ("BatchWorkersDown", {}, name, {"batch": "delete_objects"})
-        for name in ("BatchQueueLatencyHigh", "BatchNotSucceeded", "BatchBacklogTooOld", "BatchNotProgressing")
-    ),
+    ("BatchNotSucceeded", {"batch": "prune"}, "BatchConsecutiveFailures", {"batch": "prune"}),
+    ("BatchNotSucceeded", {"batch": "prune"}, "BatchLeaseContention", {"batch": "prune"}),
+    *(("BatchSchedulerDown", {}, name, {"batch": "prune"}) for name in OF_SCHEDULER),
+    *(("BatchWorkersDown", {}, name, {"batch": "prune"}) for name in OF_WORKERS),
+    *(("BatchClockOff", {}, name, {"batch": "prune"}) for name in OF_CLOCK),
+    ("BatchClockOff", {}, "BatchBlocked", {"batch": "prune", "reason": "clocks"}),
+    *(("BatchTimestampAhead", {}, name, {"batch": "prune"}) for name in OF_FUTURE),
 ]
 
 
 def test_what_follows_from_a_cause_is_held_back_and_nothing_else(alertmanager):
+    def of(cause, name, labels):
+        return {"alertname": name, "installation": f"with {cause}", **labels}
+
+    causes = [of(cause, cause, labels) for cause, labels, _, _ in INHIBITED]
+    results = [of(cause, name, labels) for cause, _, name, labels in INHIBITED]
     bystanders = [
-        {"alertname": "BatchErrorBudgetBurn", "batch": "git_ref_cleanup", "window": "6h"},
-        {"alertname": "BatchConsecutiveFailures", "batch": "git_ref_cleanup"},
-        {"alertname": "BatchLeaseContention", "batch": "git_ref_cleanup"},
-        {"alertname": "BatchDeadLetters", "batch": "delete_objects"},
+        # Of another batch, another reason, another name; and each result in an installation that has no such cause.
+        of("BatchErrorBudgetBurn", "BatchErrorBudgetBurn", {"batch": "git_ref_cleanup", "window": "6h"}),
+        of("BatchNotSucceeded", "BatchConsecutiveFailures", {"batch": "git_ref_cleanup"}),
+        of("BatchNotSucceeded", "BatchLeaseContention", {"batch": "git_ref_cleanup"}),
+        *(of(cause, "BatchDeadLetters", {"batch": "prune"}) for cause in {cause for cause, *_ in INHIBITED}),
+        *(
+            of("BatchClockOff", "BatchBlocked", {"batch": "prune", "reason": reason})
+            for reason in ("no_store", "schema")
+        ),
+        *(of(f"no {cause} beside {name}", name, labels) for cause, _, name, labels in INHIBITED),
     ]
-    results = [{"alertname": name, **labels} for _, _, name, labels in INHIBITED]
 
     before = tell(alertmanager, [*results, *bystanders])
-    tell(alertmanager, [{"alertname": name, **labels} for name, labels, _, _ in INHIBITED])
+    tell(alertmanager, causes)
     wanted, until = {key(labels) for labels in results}, time.monotonic() + 30
     while (held := {one for one, is_held in tell(alertmanager, [*results, *bystanders]).items() if is_held}) < wanted:
         assert time.monotonic() < until, wanted - held

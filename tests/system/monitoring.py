@@ -186,7 +186,8 @@ def _scraping(pages, alertmanager_port):
     config["rule_files"] = ["alerts.yml"]
     config["alerting"]["alertmanagers"][0]["static_configs"][0]["targets"] = [f"127.0.0.1:{alertmanager_port}"]
     for job in config["scrape_configs"]:
-        job["static_configs"] = [{"targets": [f"127.0.0.1:{port}" for port in pages[job["job_name"]]]}]
+        (group,) = job["static_configs"]
+        group["targets"] = [f"127.0.0.1:{port}" for port in pages[job["job_name"]]]
     return config
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 import psycopg2
 import pytest
 import redis
+from build.util import project_wheel_metadata
+from packaging.version import Version
 from psycopg2.extensions import make_dsn
 
 from forgekeeper.embedded.waiting import wait_until
@@ -110,6 +112,42 @@ def test_the_wheel_holds_every_file_of_the_product(wheel):
     files = {name for name in files if not name.startswith("metrics/dashboards/")}
 
     assert files - names(wheel) == set()
+
+
+@pytest.fixture
+def clone(tmp_path):
+    """A clone of the repository, without its tags."""
+    run("git", "clone", "-q", "--no-tags", ROOT, "clone", cwd=tmp_path)
+    return tmp_path / "clone"
+
+
+def commit(clone):
+    run("git", "-c", "user.name=n", "-c", "user.email=e", "commit", "-q", "--allow-empty", "-m", "m", cwd=clone)
+
+
+def version_of(tree):
+    return Version(project_wheel_metadata(tree)["version"])
+
+
+def test_each_commit_makes_a_newer_version_though_there_is_no_tag(clone):
+    first = version_of(clone)
+    commit(clone)
+
+    assert Version("0.2.0") < first < version_of(clone)
+
+
+def test_a_tag_is_the_version_and_what_follows_is_newer(clone):
+    run("git", "tag", "v7.0.0", cwd=clone)
+    tagged = version_of(clone)
+    commit(clone)
+
+    assert tagged == Version("7.0.0") < version_of(clone)
+
+
+def test_building_writes_no_version_into_the_repository(clone):
+    version_of(clone)
+
+    assert run("git", "status", "--porcelain", cwd=clone) == ""
 
 
 def test_the_command_explains_itself(forgekeeper):

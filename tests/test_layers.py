@@ -99,7 +99,7 @@ STATEMENTS = {
         "forgekeeper.storage",
         "forgekeeper.flags",
     ),
-    *("forgekeeper.installation.row", "forgekeeper.process.rows", "forgekeeper.migrations", "forgekeeper.embedded"),
+    *("forgekeeper.installation", "forgekeeper.process.rows", "forgekeeper.migrations", "forgekeeper.embedded"),
 }
 """Where statements stand."""
 QUERIES = {"where", "order_by", "group_by", "on_conflict", "on_conflict_ignore", "execute_sql", "returning"}

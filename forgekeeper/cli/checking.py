@@ -18,16 +18,19 @@ from forgekeeper import clocks, migrations
 from forgekeeper.audit import acts
 from forgekeeper.batches import BATCHES, queues
 from forgekeeper.cli.connection import configured, recorded
-from forgekeeper.cli.console import FAILED, Json, emit, out
+from forgekeeper.cli.console import FAILED, Json, emit, out, wrong_use
 from forgekeeper.cli.failures import sentence
+from forgekeeper.cli.releasing import FIRST
 from forgekeeper.connections import Limits, client, connect
-from forgekeeper.database import Base, database, privileges, release
+from forgekeeper.database import Base, database, privileges, release, sqlstate
 from forgekeeper.database.misreading import misread
 from forgekeeper.database.schema import differences
 from forgekeeper.delivery.keys import NAMESPACE
-from forgekeeper.installation.agreement import conflict
+from forgekeeper.installation import place
+from forgekeeper.installation.agreement import UNDEFINED_TABLE, conflict
 from forgekeeper.installation.in_redis import claim, owner
 from forgekeeper.installation.row import Installation
+from forgekeeper.process.presence import version
 from forgekeeper.redis_types import keys, misfits
 from forgekeeper.settings import Settings
 from forgekeeper.settings.reading import places
@@ -46,8 +49,16 @@ UNSEEN = (
     "maxmemory-policy and appendonly cannot be seen: its user may not run INFO; grant it +info, or see to it as another"
     " user that `redis-cli INFO` says maxmemory_policy:noeviction and aof_enabled:1"
 )
+FORBIDDEN = "42501"
 SAMPLE = 50
 """So many projects are looked for."""
+
+
+class Settled(NamedTuple):
+    """What a person says of a database that is not where it was, and why."""
+
+    copied: bool
+    reason: str
 
 
 class Finding(NamedTuple):
@@ -62,15 +73,29 @@ def check(
     init: Annotated[
         bool, typer.Option("--init", help="Create missing sentinels, adopt those that name nobody.")
     ] = False,
+    moved: Annotated[
+        bool, typer.Option("--moved", help="With --init: the database is the installation's, in a new place.")
+    ] = False,
+    copied: Annotated[
+        bool, typer.Option("--copied", help="With --init: the database is a copy; it becomes another installation.")
+    ] = False,
+    reason: Annotated[
+        str | None, typer.Option(help="With --moved or --copied: how it came about; the audit keeps it.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Check settings, servers, schema, schedules, repositories and object stores.
 
     One line each: ok, warning or error.  Exit status 1 if there is an error.
+
+    A database that was moved, or is a copy of another installation's, blocks all batches until you say which it is,
+    as the owner of the tables: --init --moved or --init --copied.
     """
+    _usable(init=init, moved=moved, copied=copied, reason=reason)
     settings = configured()
     with recorded(settings):
-        findings = list(_findings(settings, init=init))
+        found = _findings(settings, init=init, settled=Settled(copied, reason) if reason else None)
+        findings = list(found)
     errors = [finding for finding in findings if finding.level == "error"]
     if json:
         emit({"ok": not errors, "findings": [finding._asdict() for finding in findings]})
@@ -83,8 +108,21 @@ def check(
         raise typer.Exit(FAILED)
 
 
-def _findings(settings: Settings, *, init: bool) -> Iterator[Finding]:
+def _usable(*, init: bool, moved: bool, copied: bool, reason: str | None) -> None:
+    if moved and copied:
+        wrong_use("--moved or --copied: it cannot be both")
+    if moved or copied:
+        if not init:
+            wrong_use("--moved and --copied need --init")
+        if not (reason or "").strip():
+            wrong_use("say with --reason how it came about: the audit keeps it")
+    elif reason is not None:
+        wrong_use("--reason is for --moved and --copied")
+
+
+def _findings(settings: Settings, *, init: bool, settled: Settled | None) -> Iterator[Finding]:
     yield Finding("settings", "ok", f"all names are known and all values fit: {places(settings)}")
+    yield Finding("forgekeeper", "ok", f"version {version()}")
     if settings.tls_unverified != "nothing":
         said = f"FORGEKEEPER_TLS_UNVERIFIED is {settings.tls_unverified}"
         yield Finding("tls", "warning", f"{said}: whoever answers there may be somebody else")
@@ -99,8 +137,11 @@ def _findings(settings: Settings, *, init: bool) -> Iterator[Finding]:
     else:
         yield from _postgresql()
         yield from _clocks(settings)
+        elsewhere = _place(settled)
+        # In a place that may be a copy's nothing is claimed.
+        init = init and elsewhere is None
         ours, finding = _installation(init=init)
-        yield finding
+        yield elsewhere or finding
     try:
         yield from _git()
         yield from _repositories(settings, ours, init=init)
@@ -132,7 +173,7 @@ def _redis() -> Iterator[Finding]:
             Finding("redis", "error", clean(sentence)) for sentence in misfits(client, keys(NAMESPACE, queues()))
         )
     except redis.RedisError as error:
-        yield Finding("redis", "error", clean(str(error)))
+        yield Finding("redis", "error", sentence(error) or clean(str(error)))
 
 
 def _redis_version() -> str:
@@ -164,17 +205,19 @@ def _postgresql() -> Iterator[Finding]:
         return
     lacking = list(privileges.lacking(tables))
     yield from (Finding("privileges", "error", sentence) for sentence in lacking)
+    readable = not any(privileges.MIGRATIONS in sentence for sentence in lacking)
+    if pending := migrations.pending(database.obj) if readable else []:
+        first = FIRST in pending
+        said = "there are no tables of forgekeeper's yet" if first else f"pending: {', '.join(pending)}"
+        yield Finding("schema", "error", f"{said}; run `forgekeeper migrate`, as the owner of the tables")
+        return
     if not lacking:
         yield Finding("privileges", "ok", "everything that the batches do is granted")
-    yield from _schema(tables, readable=not any(privileges.MIGRATIONS in sentence for sentence in lacking))
+    yield from _schema(tables)
 
 
-def _schema(tables: Sequence[type[Base]], *, readable: bool) -> Iterator[Finding]:
-    """Report what the tables lack, and what the batches would misread in them; *readable* is what was migrated."""
-    pending = migrations.pending(database.obj) if readable else []
-    if pending:
-        yield Finding("schema", "error", f"pending: {', '.join(pending)}; run `forgekeeper migrate`")
-        return
+def _schema(tables: Sequence[type[Base]]) -> Iterator[Finding]:
+    """Report what the tables lack, and what the batches would misread in them."""
     found = list(differences(tables))
     for difference in found:
         yield Finding("schema", "warning" if difference.harmless else "error", difference.sentence)
@@ -205,6 +248,30 @@ def _clocks(settings: Settings) -> Iterator[Finding]:
         yield Finding("clocks", "ok", f"PostgreSQL's, Redis's and this machine's are {most:.1f} s apart at most")
 
 
+def _place(settled: Settled | None) -> Finding | None:
+    """Report a database that is not where the installation was last; record where it is if a person has said so."""
+    try:
+        if settled is not None:
+            _settle(settled)
+        said = place.objection()
+    except pw.PeeweeException as error:
+        if sqlstate(error) != FORBIDDEN:
+            return None  # that the table is missing, or lacks columns, is said elsewhere
+        said = "--moved and --copied are for the owner of the tables, as which you run `forgekeeper migrate`"
+    except place.Unknown as error:
+        said = str(error)
+    return Finding("installation", "error", said) if said else None
+
+
+def _settle(settled: Settled) -> None:
+    with database.atomic():
+        found = place.settle(copied=settled.copied)
+        if found is not None:
+            before, after = ({"installation": one.installation, "place": str(one.recorded)} for one in found)
+            act = f"check --init {'--copied' if settled.copied else '--moved'}"
+            acts.record(act, "the installation", reason=settled.reason, before=before, after=after)
+
+
 def _installation(*, init: bool) -> tuple[str | None, Finding]:
     """Report whose database and Redis these are; claim a Redis that is nobody's if asked to."""
     try:
@@ -213,8 +280,11 @@ def _installation(*, init: bool) -> tuple[str | None, Finding]:
         if theirs is None and init:
             acts.record("check --init", "redis", after={"installation": ours})
             theirs = claim(client, ours)
-    except pw.PeeweeException:
-        return None, Finding("installation", "error", "the database does not say which it is of: see the lines above")
+    except pw.PeeweeException as error:
+        said = "the database does not say which it is of: see the lines above"
+        if sqlstate(error) == UNDEFINED_TABLE:
+            said = "there is none yet: `forgekeeper migrate` makes it"
+        return None, Finding("installation", "error", said)
     except redis.RedisError:
         return ours, Finding("installation", "warning", f"{ours}; Redis does not say which it is of")
     if theirs is None:
@@ -317,7 +387,10 @@ def _sentinel(subject: str, place: sentinel.Place, ours: str | None, *, init: bo
     if found is not None and found.installation == ours:
         return Finding(subject, "ok", f"{place} has its sentinel")
     if found is None and (not init or ours is None):
-        return Finding(subject, "error", f"{place} has no {sentinel.NAME}; `forgekeeper check --init` creates it")
+        said = "`forgekeeper check --init` creates it"
+        if ours is None:
+            said = "it gets none while the database does not say which installation it is of: see the lines above"
+        return Finding(subject, "error", f"{place} has no {sentinel.NAME}; {said}")
     assert ours is not None
     if found is not None and (found.installation is not None or not init):
         return Finding(subject, "error", sentinel.objection(place, found, ours) or "")

@@ -67,6 +67,10 @@ REDIS_WORDS = (
     ),
     (("readonly", "read only replica"), f"this is a replica: point {REDIS} at its master"),
     (("maxmemory",), "give it more memory (maxmemory); nothing may be evicted from it (maxmemory-policy noeviction)"),
+    (
+        ("timeout connecting", "wrong version number", "record layer failure"),
+        f"nothing answers there, or it speaks no TLS though {REDIS} begins with rediss://: check host, port and scheme",
+    ),
     (("loading",), "try again when it has read its data"),
     (("misconf",), "free space on the disk of Redis, or mend what its log says"),
     (

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Annotated
 
+import peewee as pw
 import redis
 import typer
 
@@ -16,11 +19,12 @@ from forgekeeper.cli.completion import names_of
 from forgekeeper.cli.connection import connected
 from forgekeeper.cli.console import FAILED, Json, Problem, answer, emit, err, out, table, wrong_use
 from forgekeeper.cli.releasing import FIRST, hold_new
-from forgekeeper.database import database, unhurried
+from forgekeeper.database import database, sqlstate, unhurried
 from forgekeeper.flags import FLAGS, FeatureFlag
+from forgekeeper.installation import place
 from forgekeeper.installation.agreement import Disagreement, agree
 from forgekeeper.settings.reading import Described, describe
-from metrics.redaction import clean
+from metrics.redaction import clean, text_of
 
 INTRODUCTION = """# Settings
 
@@ -31,6 +35,7 @@ fit, stops the start and is named. `forgekeeper settings` shows the present valu
 This page is printed by `forgekeeper settings --markdown`.
 """
 
+FORBIDDEN = "42501"
 FROM = {"environment": "the environment", ".env": "the file .env"}
 
 flags = typer.Typer(help="Feature flags: list them, or turn one on or off for all processes.")
@@ -88,9 +93,10 @@ def migrate(
                 raise Problem(f"pending: {', '.join(pending)}; run `forgekeeper migrate`")
             answer({"applied": [], "pending": pending}, "the schema is up to date", json=json)
             raise typer.Exit(FAILED if pending else 0)
-        with unhurried(), database.atomic():
+        with _as_owner(), unhurried(), database.atomic():
             applied = apply_pending()
             held = hold_new() if FIRST in applied else []
+        _record_place()
         if settings.redis_url is not None:
             _tell_redis()
     sentence = f"applied: {', '.join(applied)}" if applied else "the schema is up to date"
@@ -110,6 +116,28 @@ def apply_pending() -> list[str]:
             # The first of them have made the table of acts.
             acts.record("migrate", "the schema", after={"applied": applied})
     return applied
+
+
+@contextmanager
+def _as_owner() -> Iterator[None]:
+    """Say who migrates where this role may not."""
+    try:
+        yield
+    except pw.ProgrammingError as error:
+        if sqlstate(error) != FORBIDDEN:
+            raise
+        said = clean(text_of(error).strip().splitlines()[0])
+        raise Problem(
+            f"{said}: nothing was changed; run `forgekeeper migrate` as the role that owns forgekeeper's tables, or, "
+            "before there are any, `grant usage, create on schema public to ROLE` (docs/security.md)"
+        ) from error
+
+
+def _record_place() -> None:
+    try:
+        place.record_first()
+    except place.Unknown as unknown:
+        err.print(f"batches are blocked: {unknown}; then run `forgekeeper migrate` again")
 
 
 def _tell_redis() -> None:

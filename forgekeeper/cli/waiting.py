@@ -29,6 +29,7 @@ from forgekeeper.connections import client
 from forgekeeper.database import database, release, takes_no_writes
 from forgekeeper.installation import agreement
 from forgekeeper.installation.in_redis import claim_by_writing
+from forgekeeper.installation.place import objection
 from forgekeeper.installation.row import Installation
 from forgekeeper.process import ready
 from forgekeeper.settings import Settings
@@ -177,7 +178,8 @@ def servers_there(settings: Settings) -> Iterator[Missing]:
     yield at
     try:
         require_redis()
-        claim_by_writing(client, Installation.ensure())
+        if objection() is None:
+            claim_by_writing(client, Installation.ensure())
     except (redis.RedisError, pw.PeeweeException) as error:
         yield _refused(at, error)
 

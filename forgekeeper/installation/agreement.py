@@ -15,6 +15,7 @@ import redis
 from forgekeeper.connections import client
 from forgekeeper.database import sqlstate
 from forgekeeper.delivery.keys import INSTALLATION
+from forgekeeper.installation import place
 from forgekeeper.installation.in_redis import claim, owner
 from forgekeeper.installation.row import Installation
 from forgekeeper.settings import Place, Settings
@@ -31,7 +32,8 @@ class Disagreement(Exception):
 def agree() -> str:
     """Return the id on which database and Redis agree, and claim a Redis that is nobody's.
 
-    Raises `Disagreement`, and what the servers raise when they are away.
+    From a place that is not the installation's nothing is claimed: the database may be a copy.  Raises `Disagreement`,
+    and what the servers raise when they are away.
     """
     try:
         ours = Installation.ensure()
@@ -39,7 +41,7 @@ def agree() -> str:
         if sqlstate(error) != UNDEFINED_TABLE:
             raise
         raise Disagreement("the database has no installation's id: run `forgekeeper migrate`") from error
-    theirs = claim(client, ours)
+    theirs = (owner(client) or ours) if place.objection() else claim(client, ours)
     if theirs != ours:
         raise Disagreement(conflict(ours, theirs))
     return ours
@@ -56,8 +58,10 @@ def conflict(ours: str, theirs: str) -> str:
 def require(deletes_from: Place | None, settings: Settings) -> None:
     """Raise `Disagreement` unless database, Redis and the places that are deleted from are one installation's.
 
+    In a copy of the installation's database, and in one that was moved, they are not until a person says which it is.
     What does not answer, or has no sentinel, is not this question's: the batch finds out if it needs that.
     """
+    require_own_place()
     try:
         ours = agree()
     except redis.RedisError:
@@ -65,11 +69,18 @@ def require(deletes_from: Place | None, settings: Settings) -> None:
     require_places(deletes_from, settings, ours)
 
 
+def require_own_place() -> None:
+    """Raise `Disagreement` unless the database is where the installation was last."""
+    if said := place.objection():
+        raise Disagreement(said)
+
+
 def known() -> str | None:
-    """Return the id of the database, None where it has none; raise `Disagreement` unless Redis is its, or nobody's.
+    """Return the id of the database, None where it has none; raise `Disagreement` unless all agree as in a run.
 
     Claims nothing, and makes none.
     """
+    require_own_place()
     ours = Installation.known()
     theirs = owner(client)
     if ours is not None and theirs not in (None, ours):
@@ -79,12 +90,12 @@ def known() -> str | None:
 
 def require_places(deletes_from: Place | None, settings: Settings, ours: str) -> None:
     """Raise `Disagreement` unless the places that are deleted from are installation *ours*; as far as they answer."""
-    for place, look in places(deletes_from, settings):
+    for where, look in places(deletes_from, settings):
         try:
             found = look()
         except (sentinel.Unreadable, StoreUnavailable):
             continue
-        if found is not None and (said := sentinel.objection(place, found, ours)):
+        if found is not None and (said := sentinel.objection(where, found, ours)):
             raise Disagreement(said)
 
 

@@ -9,15 +9,23 @@ from forgekeeper.database import Base, database, default
 from forgekeeper.database.use import PROCESSES, Use
 
 READ = "select id::text from installation"
+INSERT = """
+    insert into installation (cluster, database_name, database_oid)
+    select system_identifier, datname, oid from pg_control_system(), pg_database where datname = current_database()
+    on conflict do nothing
+"""
 
 
 class Installation(Base):
-    """The installation that this database is of: one row, which the first `migrate` makes."""
+    """The installation that this database is of, and where that was: one row, which the first `migrate` makes."""
 
     used_by = Use(PROCESSES)
 
     id = pw.UUIDField(primary_key=True, constraints=default("gen_random_uuid()"))
     made_at = DateTimeTZField(constraints=default("clock_timestamp()"))
+    cluster = pw.BigIntegerField(null=True)
+    database_name = pw.TextField(null=True)
+    database_oid = pw.BigIntegerField(null=True)
 
     class Meta:
         table_name = "installation"
@@ -32,11 +40,10 @@ class Installation(Base):
     def ensure(cls) -> str:
         """Return the installation's id; make a new one where there is none.
 
-        Of two that make one at once both return the same.  Whoever has copied a database
-        deletes its row: the copy then is another installation, and refused by the places of the first.
+        Of two that make one at once both return the same.
         """
         while (row := database.execute_sql(READ).fetchone()) is None:
-            database.execute_sql("insert into installation default values on conflict do nothing")
+            database.execute_sql(INSERT)
         number: str = row[0]
         return number
 

@@ -388,7 +388,11 @@ def test_a_database_without_our_tables_is_an_error_that_names_its_remedy(main, s
     result = main("check", "--json", DATABASE_URL=new_database())
 
     assert result.status == 1
-    assert findings(result, "schema") == [("error", f"pending: {MIGRATIONS}; run `forgekeeper migrate`")]
+    assert findings(result, "schema") == [
+        ("error", "there are no tables of forgekeeper's yet; run `forgekeeper migrate`, as the owner of the tables")
+    ]
+    assert findings(result, "installation") == [("error", "there is none yet: `forgekeeper migrate` makes it")]
+    assert findings(result, "privileges") == []
 
 
 def test_check_reports_on_servers_that_are_away(main, settings):

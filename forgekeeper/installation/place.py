@@ -1,0 +1,105 @@
+"""Where the installation's database is: a copy of it has the original's id, and another place.
+
+A dump that was loaded elsewhere, a database made from another as its template, a rename, a major upgrade: all change
+the place.  Which of them it was no program can see, so nothing is deleted until a person says it.  What copies the
+files of the whole cluster (a replica, a base backup) changes nothing of it: docs/promoted_replica.md and
+docs/restored_backup.md say what that means.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import peewee as pw
+
+from forgekeeper.database import database, sqlstate
+
+FOUND = """
+    select id::text, system_identifier, datname::text, oid::bigint, cluster, database_name, database_oid
+    from installation, pg_control_system(), pg_database where datname = current_database()
+"""
+RECORD = "update installation set cluster = %s, database_name = %s, database_oid = %s"
+CHANGE_ID = "update installation set id = gen_random_uuid() returning id::text"
+
+
+class Place(NamedTuple):
+    """A database among all of all clusters."""
+
+    cluster: int
+    database: str
+    oid: int
+
+    def __str__(self) -> str:
+        return f"database {self.database} (oid {self.oid}) of cluster {self.cluster}"
+
+
+class Unknown(Exception):
+    """The role may not ask which cluster this is; the message says what to grant."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this role may not ask which cluster the database is in: "
+            "`grant execute on function pg_control_system() to ROLE`"
+        )
+
+
+class Situation(NamedTuple):
+    """The installation's id, where this database is, and where the installation was last; None if nobody knows."""
+
+    installation: str
+    here: Place
+    recorded: Place | None
+
+
+def objection() -> str | None:
+    """Say why nothing may be deleted by what this database says, None where it is in the installation's place."""
+    try:
+        found = look()
+    except Unknown as unknown:
+        return str(unknown)
+    if found is None or found.recorded == found.here:
+        return None  # that there is no installation is said by who asks for its id
+    if found.recorded is None:
+        return "nobody has recorded where the installation's database is: run `forgekeeper migrate`"
+    return (
+        f"installation {found.installation} was in {found.recorded}, this is {found.here}: say which it is with "
+        "`forgekeeper check --init --moved --reason R` (the same installation in a new place, and the old database is "
+        "out of use) or `forgekeeper check --init --copied --reason R` (a copy beside it)"
+    )
+
+
+def look() -> Situation | None:
+    """Look where the database is, and where it should be; None where there is no installation.  Raises `Unknown`."""
+    try:
+        row = database.execute_sql(FOUND).fetchone()
+    except pw.ProgrammingError as error:
+        match sqlstate(error):
+            case "42501":
+                raise Unknown from error
+            case "42P01":
+                return None
+        raise
+    if row is None:
+        return None
+    return Situation(row[0], Place(*row[1:4]), None if row[4] is None else Place(*row[4:]))
+
+
+def record_first() -> None:
+    """Record the place of an installation that has none recorded; raise `Unknown` where that cannot be asked."""
+    found = look()
+    if found is not None and found.recorded is None:
+        database.execute_sql(RECORD, found.here)
+
+
+def settle(*, copied: bool) -> tuple[Situation, Situation] | None:
+    """Record that the installation is here now, and in a copy as one of its own, with another id.
+
+    Returns how it was before and how it is after; None where nothing had to change.  The caller, in whose transaction
+    that happens, records who said so.
+    """
+    found = look()
+    if found is None or (found.recorded == found.here and not copied):
+        return None
+    database.execute_sql(RECORD, found.here)
+    ours = database.execute_sql(CHANGE_ID).fetchone()[0] if copied else found.installation
+    return found, Situation(ours, found.here, found.here)

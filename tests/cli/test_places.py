@@ -1,0 +1,277 @@
+"""A copy of an installation's database deletes nothing of the installation's: dumps, templates, renames, other clusters."""
+
+import json
+import subprocess
+from contextlib import closing
+from pathlib import Path
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+import psycopg2
+import pytest
+import redis
+
+from forgekeeper.delivery.keys import INSTALLATION
+from forgekeeper.embedded import servers
+from forgekeeper.embedded.plan import Plan
+from forgekeeper.storage import sentinel
+
+WHERE = "select cluster, database_name, database_oid from installation"
+ACTS = "select act, reason, before->>'installation', after->>'installation' from audit_acts where act like 'check --init --%'"
+
+
+@pytest.fixture
+def production(main, own_database, query, tmp_path):
+    """An installation with objects to delete, and its store, which has its sentinel; return its settings."""
+    store = tmp_path / "store"
+    (store / "a").mkdir(parents=True)
+    (store / "a" / "b").touch()
+    query(own_database, "truncate ci_deleted_objects, ci_job_artifacts")
+    query(own_database, "insert into ci_deleted_objects (store_dir, file) values ('a', 'b')")
+    settings = {"DATABASE_URL": own_database, "OBJECT_STORES": json.dumps({"artifacts": store.as_uri()})}
+    result = main("check", "--init", **settings)
+    assert (store / sentinel.NAME).exists(), result.stdout
+    return settings
+
+
+@pytest.fixture
+def objects(tmp_path):
+    """List the objects in the store of production."""
+    return lambda: sorted(path.name for path in (tmp_path / "store").glob("a/*"))
+
+
+@pytest.fixture
+def load(urls, query):
+    """Load a dump of one database into another, made for that, of the same cluster or the one at a URL."""
+    programs = Path(Plan.on_this_machine(None, {}).postgres_binaries)
+
+    def copy(url, cluster=urls.database):
+        name = f"staging_{uuid4().hex}"
+        query(cluster, f"create database {name} template template0")
+        target = urlsplit(cluster)._replace(path=f"/{name}").geturl()
+        dump = subprocess.run([programs / "pg_dump", url], capture_output=True, check=True).stdout
+        subprocess.run([programs / "psql", "-qX", target], input=dump, capture_output=True, check=True)
+        return target
+
+    return copy
+
+
+@pytest.fixture(scope="module")
+def another_cluster():
+    with servers() as running:
+        yield running.database_url
+
+
+@pytest.fixture(params=["same cluster", "another cluster", "template", "renamed"])
+def copy(request, production, load, query, urls):
+    """The settings of a copy that leads to production's store, as staging's do that were copied with it."""
+    url = production["DATABASE_URL"]
+    name = urlsplit(url).path[1:]
+    if request.param == "same cluster":
+        there = load(url)
+    elif request.param == "another cluster":
+        there = load(url, request.getfixturevalue("another_cluster"))
+    else:
+        other = f"other_{uuid4().hex}"
+        sql = f"create database {other} template {name}"
+        if request.param == "renamed":
+            sql = f"alter database {name} rename to {other}"
+        ended = "select pg_terminate_backend(pid) from pg_stat_activity where datname = '{}'"
+        query(urls.database, ended.format(name))
+        query(urls.database, sql)
+        there = urlsplit(url)._replace(path=f"/{other}").geturl()
+    return production | {"DATABASE_URL": there}
+
+
+@pytest.fixture
+def staging(production, load):
+    return production | {"DATABASE_URL": load(production["DATABASE_URL"])}
+
+
+def finding(result):
+    ((level, message),) = [
+        (f["level"], f["message"]) for f in result.json["findings"] if f["subject"] == "installation"
+    ]
+    return level, message
+
+
+def identity(query, settings):
+    ((number,),) = query(settings["DATABASE_URL"], "select id::text from installation")
+    return number
+
+
+def test_an_installation_deletes_its_objects(main, production, objects):
+    assert main("run", "delete_objects", "--json", **production).json["deleted"] == 1
+    assert objects() == []
+
+
+def test_a_copy_deletes_nothing_until_a_person_says_what_it_is(main, copy, objects):
+    result = main("run", "delete_objects", "--json", **copy)
+
+    assert (result.json["skipped"], objects()) == ("installation", ["b"])
+    assert "--moved" in result.json["blocked"]
+    assert "--copied" in result.json["blocked"]
+
+
+def test_batches_that_delete_rows_alone_are_blocked_in_a_copy_too(main, staging):
+    assert main("run", "user_status_cleanup", "--json", **staging).json["skipped"] == "installation"
+
+
+def test_check_says_that_the_database_is_not_where_it_was(main, copy):
+    result = main("check", "--json", **copy)
+
+    level, message = finding(result)
+    assert (result.status, level) == (1, "error")
+    assert message.count("of cluster ") == 2
+
+
+def test_a_preview_in_a_copy_says_that_a_run_would_be_blocked(main, staging):
+    result = main("run", "delete_objects", "--dry-run", **staging)
+
+    assert "a run would be blocked: installation" in result.stdout + result.stderr
+
+
+def test_a_copy_claims_no_redis(main, staging, urls):
+    with closing(redis.from_url(urls.redis, decode_responses=True)) as server:
+        server.delete(INSTALLATION)
+        main("check", "--init", **staging)
+        main("run", "delete_objects", **staging)
+
+        assert server.get(INSTALLATION) is None
+
+
+def test_a_copy_adopts_no_store(main, staging, tmp_path):
+    (tmp_path / "store" / sentinel.NAME).unlink()
+
+    main("check", "--init", **staging)
+
+    assert not (tmp_path / "store" / sentinel.NAME).exists()
+
+
+def test_migrating_a_copy_says_nothing_of_where_it_is(main, staging, query):
+    before = query(staging["DATABASE_URL"], WHERE)
+
+    main("migrate", **staging)
+
+    assert query(staging["DATABASE_URL"], WHERE) == before
+
+
+def test_what_was_moved_goes_on_as_the_same_installation(main, copy, query, objects):
+    number = identity(query, copy)
+
+    result = main("check", "--init", "--moved", "--reason", "new server", "--json", **copy)
+
+    assert finding(result)[0] == "ok", result.stdout
+    assert main("run", "delete_objects", "--json", **copy).json["deleted"] == 1
+    assert (identity(query, copy), objects()) == (number, [])
+    assert query(copy["DATABASE_URL"], ACTS) == [("check --init --moved", "new server", number, number)]
+
+
+def test_saying_twice_that_it_was_moved_changes_nothing(main, staging, query):
+    for _ in range(2):
+        main("check", "--init", "--moved", "--reason", "new server", **staging)
+
+    assert len(query(staging["DATABASE_URL"], ACTS)) == 1
+
+
+def test_a_copy_becomes_another_installation_with_no_right_to_the_store(main, copy, query, objects, urls):
+    number = identity(query, copy)
+
+    main("check", "--init", "--copied", "--reason", "for staging", **copy)
+
+    ours = identity(query, copy)
+    with closing(redis.from_url(urls.redis)) as server:
+        server.delete(INSTALLATION)  # as if it had a Redis of its own
+    result = main("run", "delete_objects", "--json", **copy)
+    assert (ours != number, result.json["skipped"], objects()) == (True, "installation", ["b"])
+    assert f"belongs to installation {number}, this one is {ours}" in result.json["blocked"]
+    assert query(copy["DATABASE_URL"], ACTS) == [("check --init --copied", "for staging", number, ours)]
+
+
+def test_a_copy_that_is_an_installation_of_its_own_may_not_use_production_s_redis(main, staging):
+    main("check", "--init", "--copied", "--reason", "for staging", **staging)
+
+    result = main("send", "prune", **staging)
+
+    assert result.status == 1
+    assert "FORGEKEEPER_REDIS_URL" in result.complaint
+
+
+def test_a_copy_of_a_whole_cluster_can_be_said_to_be_one_though_nothing_shows_it(main, production, query):
+    number = identity(query, production)
+
+    main("check", "--init", "--copied", "--reason", "a base backup beside it", **production)
+
+    assert identity(query, production) != number
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--moved", "--reason", "r"),
+        ("--init", "--moved"),
+        ("--init", "--moved", "--reason", " "),
+        ("--init", "--moved", "--copied", "--reason", "r"),
+        ("--init", "--reason", "r"),
+    ],
+    ids=" ".join,
+)
+def test_what_is_said_of_a_copy_has_to_be_whole(main, staging, query, words):
+    before = query(staging["DATABASE_URL"], WHERE)
+
+    result = main("check", *words, **staging)
+
+    assert (result.status, query(staging["DATABASE_URL"], WHERE)) == (2, before)
+
+
+def test_it_is_for_the_owner_of_the_tables_to_say(main, staging, query, urls):
+    name = f"r{uuid4().hex}"
+    query(staging["DATABASE_URL"], f"create role {name} login; grant select on all tables in schema public to {name}")
+    as_other = urlsplit(staging["DATABASE_URL"])
+    as_other = as_other._replace(netloc=f"{name}@{as_other.netloc.rpartition('@')[2]}").geturl()
+
+    result = main("check", "--init", "--moved", "--reason", "r", "--json", **staging | {"DATABASE_URL": as_other})
+
+    assert (result.status, finding(result)) == (
+        1,
+        ("error", "--moved and --copied are for the owner of the tables, as which you run `forgekeeper migrate`"),
+    )
+
+
+# Who may not ask which cluster it is
+
+
+@pytest.fixture
+def unasked(another_cluster, query):
+    """A database in a cluster where nobody but superusers may ask which it is, as its owner reaches it."""
+    name = f"o{uuid4().hex}"
+    query(another_cluster, "revoke execute on function pg_control_system() from public")
+    query(another_cluster, f"create role {name} login")
+    query(another_cluster, f"create database {name} owner {name} template template0")
+    url = urlsplit(another_cluster)._replace(path=f"/{name}").geturl()
+    # The function is each database's own.
+    query(url, "revoke execute on function pg_control_system() from public")
+    url = urlsplit(url)
+    return url._replace(netloc=f"{name}@{url.netloc.rpartition('@')[2]}").geturl(), url.geturl(), name
+
+
+def test_a_role_that_may_not_ask_for_the_cluster_is_said_what_to_grant(main, settings, unasked, query):
+    url, as_superuser, name = unasked
+
+    first = main("migrate", DATABASE_URL=url)
+    checked = main("check", "--json", DATABASE_URL=url)
+    query(as_superuser, f"grant execute on function pg_control_system() to {name}")
+    main("migrate", DATABASE_URL=url)
+
+    assert first.status == 0
+    assert "`grant execute on function pg_control_system() to " in first.stderr
+    assert "`grant execute on function pg_control_system() to " in finding(checked)[1]
+    assert query(url, WHERE)[0][1] == name
+
+
+def test_an_upgrade_records_where_the_installation_is(main, own_database, query):
+    with closing(psycopg2.connect(own_database)) as connection, connection.cursor() as cursor:
+        cursor.execute("select datname, oid from pg_database where datname = current_database()")
+        here = cursor.fetchone()
+
+    assert query(own_database, WHERE)[0][1:] == here

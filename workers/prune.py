@@ -117,6 +117,8 @@ def _keep_up(run: Run[Outcome]) -> None:
         run.outcome.audit_months = upkeep.drop_partitions(run.now - timedelta(days=run.settings.audit_keep))
     except upkeep.Busy as busy:
         log.warning("audit not kept up, it is locked; tried again in an hour", error=describe(busy))
+    if (kept := upkeep.kept()) > run.settings.audit_keep:
+        log.warning("audit kept longer than set: run `forgekeeper migrate` with that setting", days=kept)
     if run.outcome.audit_months:
         log.info("months of the audit removed", months=run.outcome.audit_months)
 

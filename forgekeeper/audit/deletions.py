@@ -21,7 +21,7 @@ import orjson
 import peewee as pw
 from playhouse.postgres_ext import ArrayField, DateTimeTZField
 
-from forgekeeper.database import Base, Document, database, default
+from forgekeeper.database import Base, Document, database, default, now
 from forgekeeper.database.use import WORK, Use
 
 ITEMS = 250
@@ -46,8 +46,10 @@ ROW = f"""({VALUES.format(record="%(record)s")}, %(phase)s, %(scope)s, %(intent{
 UNCLOSED = """
     select id, ids, detail from audit_deletions as intended
     where phase = 'intent' and batch = %(batch)s and record = %(record)s and scope {is_it}
-      and at > clock_timestamp() - %(since)s and not id = any(%(ours)s::bigint[])
-      and not exists (select from audit_deletions as closing where closing.intent = intended.id)
+      and at > %(since)s and not id = any(%(ours)s::bigint[])
+      and not exists (
+        select from audit_deletions as closing where closing.intent = intended.id and closing.at > %(since)s
+      )
     order by id
     limit %(limit)s
 """
@@ -171,7 +173,8 @@ class Audit:
         values = {"batch": self._batch, "record": record, "scope": scope, "limit": limit, "ours": self._ours}
         # In so many words: "is not distinct from" is looked for in no index.
         statement = UNCLOSED.format(is_it="is null" if scope is None else "= %(scope)s")
-        rows = database.execute_sql(statement, values | {"since": UNCLOSED_FOR}).fetchall()
+        # A constant: of months before it PostgreSQL then locks none, not even to plan.
+        rows = database.execute_sql(statement, values | {"since": now() - UNCLOSED_FOR}).fetchall()
         return [Intent(*row) for row in rows]
 
     def _write(

@@ -6,7 +6,7 @@ A row is a chunk.  Of rows with many records all of a kind are looked through; t
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from forgekeeper.audit.acts import Act
@@ -29,7 +29,9 @@ FOUND = f"""
     select {SHOWN} from audit_deletions where {SIZE} >= {FEW} and {{many}}{{where}}
     order by 1 desc limit %(limit)s
 """
-CLOSED = "select distinct intent from audit_deletions where intent = any(%s::bigint[])"
+CLOCKS_APART = timedelta(days=1)
+"""So far a clock may have been set back between an intent and its outcome."""
+CLOSED = "select distinct intent from audit_deletions where intent = any(%s::bigint[]) and at >= %s"
 OLDEST = "select min(at) from (select at from audit_deletions order by id limit 1) as first"
 NEWEST = f"select {SHOWN} from audit_deletions where true{{where}} order by {{order}} desc limit %(limit)s"
 # What a run has is few: without the step in between all is read backwards until enough of it has come.
@@ -141,8 +143,8 @@ def _lines(few: str, many: str, key: int, record: str | None, period: Period, *,
 def _became(lines: Sequence[Line], wanted: Mapping[str, Any]) -> list[Found]:
     """Return the records in *lines* that are *wanted*, but intents whose outcome says what has become of the record."""
     found = [(line, facts) for line in lines for facts in line.records() if wanted.items() <= facts.items()]
-    intents = [line.id for line, _ in found if line.phase == "intent"]
-    closed = {number for (number,) in database.execute_sql(CLOSED, (intents,)).fetchall()} if intents else set()
+    intents = {line.id: line.at for line, _ in found if line.phase == "intent"}
+    closed = {number for (number,) in _closed(intents)} if intents else set()
     said = {line.intent for line, _ in found if line.phase == "outcome"}
     states = {"done": "deleted", "intent": None}
     return [
@@ -150,6 +152,13 @@ def _became(lines: Sequence[Line], wanted: Mapping[str, Any]) -> list[Found]:
         for line, facts in found
         if line.id not in said
     ]
+
+
+def _closed(intents: Mapping[int, datetime]) -> list[tuple[int]]:
+    """Return which of the intents have an outcome, of the months since the first of them alone."""
+    since = min(intents.values()) - CLOCKS_APART
+    found: list[tuple[int]] = database.execute_sql(CLOSED, (list(intents), since)).fetchall()
+    return found
 
 
 def newest(period: Period, *, limit: int, run: int | None = None, batch: str | None = None) -> list[Line]:

@@ -1,4 +1,8 @@
-"""The audit's upkeep: partitions are made a year ahead, and whole months that are past are dropped."""
+"""The audit's upkeep: partitions are made a year ahead, and whole months that are past are dropped.
+
+What workers may have dropped is bounded by how long the installation keeps the audit, as the owner of the tables has
+recorded it; their own setting may only be longer.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,8 @@ from forgekeeper.database import database, sqlstate
 # Who waits for a table lets everybody behind it wait, too: deletions, which write to the audit.
 PATIENTLY = "set local lock_timeout = '1s'; "
 LOCKED = "55P03"
+# As in the function of migration 0015.
+KEPT = "select coalesce((select audit_keep from installation), 400)"
 
 
 class Busy(Exception):
@@ -18,13 +24,33 @@ class Busy(Exception):
 
 
 def make_partitions(until: datetime) -> None:
-    """Make the months up to *until* that are not there yet; raise `Busy` when that would have to wait."""
+    """Make the months up to *until* that are not there yet, a year ahead at most.
+
+    Raises `Busy` when that would have to wait.
+    """
     _call("select audit_partitions(%s)", until)
 
 
 def drop_partitions(horizon: datetime) -> int:
-    """Drop the months that had ended by *horizon*, return how many; raise `Busy` when that would have to wait."""
+    """Drop months that had ended by *horizon*, and are kept no more; return how many, a year's at most.
+
+    Raises `Busy` when that would have to wait.
+    """
     return int(_call("select audit_drop(%s)", horizon) or 0)
+
+
+def kept() -> int:
+    """Return how many days the installation keeps the audit, whatever this process's setting says."""
+    (days,) = database.execute_sql(KEPT).fetchone()
+    return int(days)
+
+
+def keep(days: int) -> int:
+    """Record as the owner of the tables how long the audit is kept; return what was recorded before."""
+    before = kept()
+    if before != days:
+        database.execute_sql("update installation set audit_keep = %s", (days,))
+    return before
 
 
 def _call(statement: str, instant: datetime) -> int | None:

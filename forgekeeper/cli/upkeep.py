@@ -12,7 +12,7 @@ import redis
 import typer
 
 from forgekeeper import migrations
-from forgekeeper.audit import acts
+from forgekeeper.audit import acts, upkeep
 from forgekeeper.boot import load
 from forgekeeper.cli import previews
 from forgekeeper.cli.completion import names_of
@@ -84,7 +84,8 @@ def migrate(
     """Apply pending migrations of forgekeeper's own tables; the forge's are never touched.
 
     The first one makes the installation's id, and Redis is told it where it answers.  Of a new installation the
-    batches that delete begin held: `release` lets them go.
+    batches that delete begin held: `release` lets them go.  How long the audit is kept is recorded as this command's
+    FORGEKEEPER_AUDIT_KEEP says: workers drop nothing that is younger.
     """
     with connected("migrate", migrated=False, redis_needed=False) as settings:
         if check:
@@ -96,6 +97,7 @@ def migrate(
         with _as_owner(), unhurried(), database.atomic():
             applied = apply_pending()
             held = hold_new() if FIRST in applied else []
+            _keep_audit(settings.audit_keep)
         _record_place()
         if settings.redis_url is not None:
             _tell_redis()
@@ -131,6 +133,12 @@ def _as_owner() -> Iterator[None]:
             f"{said}: nothing was changed; run `forgekeeper migrate` as the role that owns forgekeeper's tables, or, "
             "before there are any, `grant usage, create on schema public to ROLE` (docs/security.md)"
         ) from error
+
+
+def _keep_audit(days: int) -> None:
+    before = upkeep.keep(days)
+    if before != days:
+        acts.record("migrate", "how long the audit is kept", before={"days": before}, after={"days": days})
 
 
 def _record_place() -> None:

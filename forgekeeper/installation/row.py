@@ -26,6 +26,7 @@ class Installation(Base):
     cluster = pw.BigIntegerField(null=True)
     database_name = pw.TextField(null=True)
     database_oid = pw.BigIntegerField(null=True)
+    audit_keep = pw.IntegerField(null=True)
 
     class Meta:
         table_name = "installation"

@@ -255,8 +255,8 @@ def _place(settled: Settled | None) -> Finding | None:
             _settle(settled)
         said = place.objection()
     except pw.PeeweeException as error:
-        if sqlstate(error) != FORBIDDEN:
-            return None  # that the table is missing, or lacks columns, is said elsewhere
+        if settled is None or sqlstate(error) != FORBIDDEN:
+            return None  # that the table is missing, or may not be read, is said elsewhere
         said = "--moved and --copied are for the owner of the tables, as which you run `forgekeeper migrate`"
     except place.Unknown as error:
         said = str(error)

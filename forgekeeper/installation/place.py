@@ -74,7 +74,7 @@ def look() -> Situation | None:
         row = database.execute_sql(FOUND).fetchone()
     except pw.ProgrammingError as error:
         match sqlstate(error):
-            case "42501":
+            case "42501" if "pg_control_system" in str(error):
                 raise Unknown from error
             case "42P01":
                 return None

@@ -269,6 +269,17 @@ def test_a_role_that_may_not_ask_for_the_cluster_is_said_what_to_grant(main, set
     assert query(url, WHERE)[0][1] == name
 
 
+def test_a_role_that_may_not_read_the_installation_is_not_sent_to_the_cluster(main, own_database, query):
+    name = f"r{uuid4().hex}"
+    query(own_database, f"create role {name} login")
+    url = urlsplit(own_database)
+
+    url = url._replace(netloc=f"{name}@{url.netloc.rpartition('@')[2]}").geturl()
+    said = finding(main("check", "--json", DATABASE_URL=url))[1]
+
+    assert said == "the database does not say which it is of: see the lines above"
+
+
 def test_an_upgrade_records_where_the_installation_is(main, own_database, query):
     with closing(psycopg2.connect(own_database)) as connection, connection.cursor() as cursor:
         cursor.execute("select datname, oid from pg_database where datname = current_database()")

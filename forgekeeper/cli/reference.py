@@ -20,9 +20,10 @@ This page is printed by `forgekeeper --markdown`.
 
 | status | when |
 |---|---|
-| 0 | it was done, or there was nothing to do; single records that failed, and a run that was skipped or is blocked, are part of the answer |
+| 0 | it was done, or there was nothing to do; single records that failed, and a run that was skipped, are part of the answer |
 | 1 | it failed: a server refused something or was not there, what was named does not exist, or standard output took no more |
 | 2 | wrong use: the command line, the settings or a value in them; nothing was done |
+| 3 | the batch is held, or its run was blocked: nothing was done, standard error says why |
 | 130 | Ctrl-C ended it (128 + SIGINT) |
 | 141 | whoever read its output has gone, as `head` does (128 + SIGPIPE) |
 
@@ -41,10 +42,14 @@ MEANINGS: dict[str, dict[int | Literal["other"], str]] = {
     "check": {0: "no line is an error; there may be warnings", 1: "at least one line is an error"},
     "migrate": {0: "nothing is pending any more", 1: "with `--check`: something is pending"},
     "run": {
-        0: "the run ended well, was skipped or is blocked: the answer has `skipped`",
+        0: "the run ended well or was skipped: the answer has `skipped`; with `--dry-run`: this is what it would do",
         1: "the run or one of its children failed",
+        3: "the batch is held, or the run or one of its children was blocked: the answer has `skipped`",
     },
-    "send": {0: "it was sent, or is on its way or paused: the answer has `skipped`"},
+    "send": {
+        0: "it was sent, or is on its way, paused or stopped: the answer has `skipped`",
+        3: "the batch is held",
+    },
     "pause": {0: "every batch is paused", 1: "one is not, and is named; the others are"},
     "stop": {
         0: "every batch is stopped, also where a last chunk takes longer than was waited: the answer has `at_work`",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -12,7 +12,7 @@ from forgekeeper.batches import BATCHES, BatchSpec
 from forgekeeper.cli import previews
 from forgekeeper.cli.completion import names_of
 from forgekeeper.cli.connection import batch_named, connected, require_installation, require_redis
-from forgekeeper.cli.console import Json, answer, emit, err, facts, moment, out, wrong_use
+from forgekeeper.cli.console import HELD, Json, answer, emit, err, facts, moment, out, wrong_use
 from forgekeeper.cli.interrupts import heard
 from forgekeeper.cli.run_here import perform
 from forgekeeper.connections import Limits
@@ -57,8 +57,8 @@ def run(batch: Name, dry_run: DryRun = False, sample: Sample = None, json: Json 
     """Run a batch here and now, and print its result.
 
     A run that waits in the queue is taken over.  A batch that is paused, stopped, held or running
-    already is skipped, and the result says so.  Ctrl-C stops between two chunks, a second one
-    at once.
+    already is skipped, and the result says so.  Exit status 3 if it is held, or if the run or a child of it was
+    blocked.  Ctrl-C stops between two chunks, a second one at once.
 
     With --dry-run nothing is changed, and no run begins, not even of a batch that is paused or switched off: those
     can be previewed, too.  A preview counts for ten seconds; what it has not counted by then is an estimate, and
@@ -82,6 +82,15 @@ def run(batch: Name, dry_run: DryRun = False, sample: Sample = None, json: Json 
             err.print(clean(sentence))
             result, run_id = asdict(chosen.nothing) | {"skipped": reason}, None
     answer({"run": run_id} | result, f"{batch}: {facts(result)}", json=json)
+    if _is_held_up(result):
+        raise typer.Exit(HELD)
+
+
+def _is_held_up(result: dict[str, Any]) -> bool:
+    """Say whether the batch is held, or the run or a child of it was blocked."""
+    children = result.get("children")
+    every = [result, *children] if isinstance(children, list) else [result]
+    return any("blocked" in one or one.get("skipped") == "held" for one in every)
 
 
 def _started(batch: BatchSpec) -> Started | None:
@@ -98,7 +107,10 @@ def _started(batch: BatchSpec) -> Started | None:
 
 
 def send(batch: Name, json: Json = False) -> None:
-    """Send a batch to the workers now, unless it is queued or running already."""
+    """Send a batch to the workers now, unless it is queued or running already.
+
+    Exit status 3 if it is held.
+    """
     chosen = batch_named(batch)
     # Whoever sends is not to be held up by a server that hangs.
     with connected("send", limits=Limits.of_scheduler):
@@ -110,6 +122,8 @@ def send(batch: Name, json: Json = False) -> None:
         emit({"batch": batch, "run": sent.run, "skipped": sent.skipped})
     elif sent.run is not None:
         out.print(sent.sentence)
+    if sent.skipped == "held":
+        raise typer.Exit(HELD)
 
 
 class Sent(NamedTuple):

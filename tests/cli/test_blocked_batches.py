@@ -9,17 +9,25 @@ SENTENCE = "no repositories are configured; set FORGEKEEPER_REPOSITORIES_ROOT"
 pytestmark = pytest.mark.usefixtures("database")
 
 
-def test_a_run_that_is_blocked_says_why_and_is_no_failure(main):
+def test_a_run_that_is_blocked_says_why_and_exits_3(main):
     result = main("run", NAME)
 
-    assert (result.status, JobRun.of(NAME).first().state) == (0, "blocked")
+    assert (result.status, JobRun.of(NAME).first().state) == (3, "blocked")
     assert f"{NAME} is blocked: {SENTENCE}" in result.stderr
 
 
 def test_the_result_of_a_run_that_is_blocked_says_so(main):
-    result = main("run", NAME, "--json").json
+    result = main("run", NAME, "--json")
 
-    assert (result["skipped"], result["blocked"], result["enqueued"]) == ("no_repositories", SENTENCE, 0)
+    answer = result.json
+    assert (answer["skipped"], answer["blocked"], answer["enqueued"]) == ("no_repositories", SENTENCE, 0)
+    assert (result.status, result.sentences) == (3, [f"{NAME} is blocked: {SENTENCE}"])
+
+
+def test_a_preview_of_a_batch_whose_run_would_be_blocked_answers_what_was_asked(main):
+    main("run", NAME)
+
+    assert main("run", NAME, "--dry-run").status == 0
 
 
 def test_status_shows_that_a_batch_is_blocked_and_why(main):

@@ -81,7 +81,7 @@ def test_a_repository_in_which_git_fails_keeps_no_other_from_its_turn(main, root
 def test_without_a_root_nothing_is_done_and_the_run_says_why(main):
     result = main("run", "git_ref_cleanup", "--json")
 
-    assert (result.status, result.json["skipped"]) == (0, "no_repositories")
+    assert (result.status, result.json["skipped"]) == (3, "no_repositories")
 
 
 def test_a_root_without_sentinel_fails_the_run_and_consumes_nothing(main, tmp_path, refs):

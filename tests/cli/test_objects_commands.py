@@ -126,7 +126,7 @@ def test_without_an_object_store_a_run_of_stale_uploads_is_blocked(forgekeeper):
         "execution_timeout": False,
         "failed_entries": 0,
     }
-    assert (result.status, result.json.items() >= nothing.items()) == (0, True)
+    assert (result.status, result.json.items() >= nothing.items()) == (3, True)
     assert (result.json["skipped"], "FORGEKEEPER_OBJECT_STORES" in result.json["blocked"]) == ("no_store", True)
 
 
@@ -144,7 +144,7 @@ def test_without_an_object_store_a_run_of_delete_objects_is_blocked(main):
     result = main("run", "delete_objects", "--json")
 
     counts = {"deleted": 0, "missing": 0, "failed": 0, "remaining": 1, "stopped": "no_store"}
-    assert (result.status, result.json.items() >= counts.items()) == (0, True)
+    assert (result.status, result.json.items() >= counts.items()) == (3, True)
     assert (result.json["skipped"], "FORGEKEEPER_OBJECT_STORES" in result.json["blocked"]) == ("no_store", True)
 
 

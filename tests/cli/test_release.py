@@ -20,13 +20,13 @@ def hold():
     Hold.add(NAME, "breaker", by="worker-1:9", reason="it would delete all of them")
 
 
-def test_a_run_by_hand_of_a_batch_that_is_held_is_a_skip_and_says_why(main, database):
+def test_a_run_by_hand_of_a_batch_that_is_held_exits_3_and_says_why(main, database):
     hold()
 
     result = main("run", NAME, "--json")
 
     assert (result.status, result.json) == (
-        0,
+        3,
         {"run": None, "deleted": 0, "batches": 0, "stopped": "drained", "skipped": "held"},
     )
     assert result.stderr.endswith(": it would delete all of them\n")
@@ -35,7 +35,10 @@ def test_a_run_by_hand_of_a_batch_that_is_held_is_a_skip_and_says_why(main, data
 def test_a_batch_that_is_held_is_not_sent(main, database):
     hold()
 
-    assert main("send", NAME, "--json").json == {"batch": NAME, "run": None, "skipped": "held"}
+    result = main("send", NAME, "--json")
+
+    assert (result.status, result.json) == (3, {"batch": NAME, "run": None, "skipped": "held"})
+    assert result.stderr.endswith(": it would delete all of them\n")
 
 
 def test_release_lets_as_many_go_as_are_due_and_says_so(main, database):

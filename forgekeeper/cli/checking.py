@@ -28,7 +28,7 @@ from forgekeeper.database.schema import differences
 from forgekeeper.delivery.keys import NAMESPACE
 from forgekeeper.installation import place
 from forgekeeper.installation.agreement import UNDEFINED_TABLE, conflict
-from forgekeeper.installation.in_redis import claim, owner
+from forgekeeper.installation.in_redis import claim, claim_by_writing, owner
 from forgekeeper.installation.row import Installation
 from forgekeeper.process.presence import version
 from forgekeeper.redis_types import keys, misfits
@@ -167,6 +167,8 @@ def _redis() -> Iterator[Finding]:
             yield from _redis_settings()
         except NoPermissionError:
             yield Finding("redis", "warning", UNSEEN)
+        if (whose := owner(client)) is not None:
+            claim_by_writing(client, whose)
         said = (sentence for batch in BATCHES.values() for sentence in batch.misreadings())
         yield from (Finding("redis", "error", sentence) for sentence in said)
         yield from (

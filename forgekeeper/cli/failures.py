@@ -66,7 +66,10 @@ REDIS_WORDS = (
         f"grant that to its user with ACL SETUSER, or name another user in {REDIS}",
     ),
     (("readonly", "read only replica"), f"this is a replica: point {REDIS} at its master"),
-    (("maxmemory",), "give it more memory (maxmemory); nothing may be evicted from it (maxmemory-policy noeviction)"),
+    (
+        ("maxmemory",),
+        "it is full: give it more memory (maxmemory); nothing may be evicted from it (maxmemory-policy noeviction)",
+    ),
     (
         ("timeout connecting", "wrong version number", "record layer failure"),
         f"nothing answers there, or it speaks no TLS though {REDIS} begins with rediss://: check host, port and scheme",

@@ -79,22 +79,27 @@ def _queues(queues: dict[str, Any], instant: datetime) -> Table:
         fill(
             table,
             name,
-            *(f"{one[figure]:,}" for figure in ("ready", "in_flight", "delayed")),
-            Text(f"{one['dead']:,}", "red" if one["dead"] else ""),
+            *(_figure(one[figure]) for figure in ("ready", "in_flight", "delayed")),
+            Text(_figure(one["dead"]), "red" if one["dead"] else ""),
             rough(instant - one["oldest"]) if one["oldest"] else "",
             Text(str(one["workers"]), "red" if name in needed and not one["workers"] else ""),
         )
     return table
 
 
+def _figure(count: int | None) -> str:
+    return "?" if count is None else f"{count:,}"
+
+
 def _summary(found: dict[str, Any], sentences: Sequence[str]) -> Text:
     processes = found["processes"]
     living = [one["kind"] for one in processes if not one["silent"]]
     silent = len(processes) - len(living)
+    leases = None if found["leases"] is None else len(found["leases"])
     return Text.assemble(
         f"Processes: {_count(living, 'scheduler')}, {_count(living, 'worker')}",
         (f", {silent} silent: see `forgekeeper processes`" if silent else "", "yellow"),
-        ".\n" + clean(" ".join([*sentences, f"Leases held: {len(found['leases'])}."])),
+        ".\n" + clean(" ".join([*sentences, f"Leases held: {_figure(leases)}."])),
     )
 
 

@@ -46,7 +46,8 @@ def facts_of(known: Sequence[Process], instant: datetime) -> list[dict[str, Any]
             "draining": one.draining,
             "queues": one.queues,
             "timetable": one.timetable,
-            "at_work": [_since(work, one.alive_at) for work in one.at_work or ()],
+            # What it was at when it fell silent is another's by now.
+            "at_work": [] if one.is_silent(instant) else [_since(work, one.alive_at) for work in one.at_work or ()],
         }
         for one in known
     ]

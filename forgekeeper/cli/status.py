@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from datetime import datetime
+from functools import partial
 from types import FrameType
 from typing import Annotated, Any, NoReturn
 
@@ -14,7 +15,7 @@ from rich.console import RenderableType
 from rich.live import Live
 
 from forgekeeper.batches import BATCHES, BatchSpec, all_declared, queues
-from forgekeeper.cli import timing
+from forgekeeper.cli import timing, without_redis
 from forgekeeper.cli.connection import connected, explained
 from forgekeeper.cli.console import Json, Problem, emit, out, warning, wrong_use
 from forgekeeper.cli.glance import drawn
@@ -49,13 +50,14 @@ def status(
 ) -> None:
     """Show every batch: what it is at, when it is due, its backlog, how its last run ended; and every queue.
 
-    When a batch is due is what the schedulers say that live.  What is wrong comes first.
+    When a batch is due is what the schedulers say that live.  What is wrong comes first.  Where Redis does not answer,
+    is full or is another installation's, PostgreSQL alone is asked, and what could not be is named.
     """
     if seconds is not None and not watch:
         wrong_use("how often to look goes with --watch")
     if watch and (json or not out.is_terminal):
         wrong_use("--watch draws on a terminal; leave it away, or ask for --json as often as you like")
-    with connected("status") as settings:
+    with connected("status", limits=without_redis.limits) as settings:
         if watch:
             _watch(settings, seconds or EVERY)
             return
@@ -67,21 +69,31 @@ def status(
 
 
 def gather(settings: Settings) -> dict[str, Any]:
-    """Return all that `status` shows."""
+    """Return all that `status` shows; what only Redis knows is None where it cannot be asked."""
+    with without_redis.looks() as redis:
+        redis.begin()
+        return _gathered(settings, redis)
+
+
+def _gathered(settings: Settings, redis: without_redis.Looks) -> dict[str, Any]:
     instant, known = now(), Process.known()
     timetable = Timetable.of(known, instant, settings)
-    clocks, ahead = timing.untimely(settings)
+    ahead = timing.ahead()
+    batches = {name: _batch(batch, timetable, instant, redis) for name, batch in BATCHES.items()}
+    clocks = redis.ask("the clocks", partial(timing.compared, settings)) or {}
     return {
         "at": instant,
-        "batches": {name: _batch(batch, timetable, instant) for name, batch in BATCHES.items()},
+        "batches": batches,
         "timetable_of": timetable.source,
-        "queues": {queue: _queue(queue, known, instant) for queue in queues()},
-        **{name: part.look() for name, part in statuses().items()},
-        "leases": held(),
+        "queues": {queue: _queue(queue, known, instant, redis) for queue in queues()},
+        **{name: redis.ask(f"the {name}", part.look) for name, part in statuses().items()},
+        "leases": redis.ask("the leases", held),
         "processes": facts_of(known, instant),
         "clocks": clocks,
         "ahead": ahead,
+        "redis": {"trouble": redis.trouble, "unasked": redis.unasked},
         "warnings": [
+            *redis.warnings(),
             *warnings(known, instant),
             *timing.warnings(clocks, ahead),
             *held_back.warnings({name: timetable.cron(name, instant) for name in BATCHES}),
@@ -95,14 +107,15 @@ def statuses() -> dict[str, Status]:
 
 
 def _drawn(found: dict[str, Any]) -> RenderableType:
-    return drawn(found, [part.sentence(found[name]) for name, part in statuses().items()])
+    return drawn(found, [part.sentence(found[name]) for name, part in statuses().items() if found[name] is not None])
 
 
-def _batch(batch: BatchSpec, timetable: Timetable, instant: datetime) -> dict[str, Any]:
+def _batch(batch: BatchSpec, timetable: Timetable, instant: datetime, redis: without_redis.Looks) -> dict[str, Any]:
     holds = Hold.standing(batch=batch.name)
     # In this order a run that ends meanwhile is not shown as both.
     last, running = JobRun.last_ended(batch.name), JobRun.open(batch.name)
-    due, blocked = batch.due(instant), BatchRow.blocked(batch.name)
+    due = redis.ask(f"the backlog of {batch.name}", partial(batch.due, instant))
+    blocked = BatchRow.blocked(batch.name)
     schedule, following = timetable.next(batch.name, instant)
     return {
         "schedule": schedule,
@@ -141,10 +154,12 @@ def _fields(hold: Hold, *names: str) -> dict[str, Any]:
     return {name: getattr(hold, name) for name in names}
 
 
-def _queue(queue: str, known: list[Process], instant: datetime) -> dict[str, Any]:
+def _queue(queue: str, known: list[Process], instant: datetime, redis: without_redis.Looks) -> dict[str, Any]:
     living = [one for one in known if not one.is_silent(instant) and not one.draining]
-    return depth(client, NAMESPACE, queue) | {
-        "oldest": due_since(client, NAMESPACE, queue),
+    counts = redis.ask("the queues", partial(depth, client, NAMESPACE, queue))
+    oldest = redis.ask("the queues", partial(due_since, client, NAMESPACE, queue)) if counts else None
+    return (counts or dict.fromkeys(("ready", "in_flight", "delayed", "dead"))) | {
+        "oldest": oldest,
         "workers": sum(queue in (one.queues or ()) for one in living),
     }
 

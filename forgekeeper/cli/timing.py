@@ -12,22 +12,25 @@ from forgekeeper.runs.ledger import JobRun
 from forgekeeper.settings import Settings
 
 
-def untimely(settings: Settings) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Compare the clocks, and sum up each batch's ticks whose time has not come."""
-    compared = {
+def compared(settings: Settings) -> dict[str, Any]:
+    """Compare the clocks."""
+    return {
         f"{found.clock}_to_{found.reference}": {
             "seconds": round(found.seconds, 3),
             "trouble": found.sentence() if found.exceeds(settings.clock_tolerance) else None,
         }
         for found in clocks.read().differences()
     }
-    ahead = {name: found._asdict() for name in BATCHES if (found := JobRun.ahead(name)).ticks}
-    return compared, ahead
 
 
-def warnings(compared: dict[str, Any], ahead: dict[str, Any]) -> Iterator[str]:
+def ahead() -> dict[str, Any]:
+    """Sum up each batch's ticks whose time has not come."""
+    return {name: found._asdict() for name in BATCHES if (found := JobRun.ahead(name)).ticks}
+
+
+def warnings(clocks: dict[str, Any], ahead: dict[str, Any]) -> Iterator[str]:
     """Yield a sentence for whatever is wrong; nothing if all is well."""
-    yield from (found["trouble"] for found in compared.values() if found["trouble"])
+    yield from (found["trouble"] for found in clocks.values() if found["trouble"])
     for name, found in ahead.items():
         yield (
             f"{name}: {found['ticks']} tick(s) were claimed before their time, up to that of "

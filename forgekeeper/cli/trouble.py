@@ -12,7 +12,7 @@ from forgekeeper.process.rows import Process
 def warnings(processes: Sequence[Process], instant: datetime) -> Iterator[str]:
     """Yield a sentence for each thing that somebody should see to; *processes* are all that are known.
 
-    Whoever adds a kind may ask ledger and Redis: both are connected.
+    PostgreSQL alone is asked: `status` has to answer without Redis.
     """
     living = [process for process in processes if not process.is_silent(instant)]
     schedulers = [process for process in living if process.kind == "scheduler"]

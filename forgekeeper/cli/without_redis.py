@@ -1,0 +1,89 @@
+"""Look at what Redis has as long as it answers, and do without where it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Any, NoReturn, TypeVar
+
+import redis
+
+from forgekeeper.cli.failures import sentence
+from forgekeeper.connections import Limits, client
+from forgekeeper.installation.agreement import conflict
+from forgekeeper.installation.in_redis import claim_by_writing, owner
+from forgekeeper.installation.row import Installation
+from forgekeeper.settings import Settings
+
+TIMEOUT = timedelta(seconds=0.7)
+"""How long one look waits for Redis: a command that has to answer within two seconds has begun by then."""
+
+Answer = TypeVar("Answer")
+
+
+def limits(settings: Settings) -> Limits:
+    """Wait for PostgreSQL as a worker does, and for Redis no longer than `TIMEOUT`."""
+    patient = Limits.of_worker(settings)
+    return replace(patient, redis=min(patient.redis, TIMEOUT))
+
+
+class Refusing(redis.ConnectionPool):
+    """A pool without connections: what asks Redis fails at once."""
+
+    def get_connection(self, *_args: Any, **_options: Any) -> NoReturn:
+        """Raise `redis.ConnectionError`."""
+        raise redis.ConnectionError("it is not asked any more")
+
+
+@dataclass
+class Looks:
+    """What is wrong with Redis, None as long as nothing is, and what could not be asked because of that."""
+
+    trouble: str | None = None
+    unasked: list[str] = field(default_factory=list)
+
+    def begin(self) -> None:
+        """Ask whether Redis answers, is this installation's, and takes writes."""
+        ours = Installation.known()
+        try:
+            theirs = owner(client)
+            if ours is not None and theirs is not None and theirs != ours:
+                self.trouble = conflict(ours, theirs)
+                client.connection_pool = Refusing()
+            elif theirs is not None:
+                claim_by_writing(client, theirs)
+        except redis.RedisError as error:
+            self.fail(error)
+
+    def ask(self, what: str, look: Callable[[], Answer]) -> Answer | None:
+        """Return what *look* finds; None, and note *what* it was for, where that needs Redis and Redis fails."""
+        try:
+            return look()
+        except redis.RedisError as error:
+            self.fail(error)
+            if what not in self.unasked:
+                self.unasked.append(what)
+            return None
+
+    def fail(self, error: redis.RedisError) -> None:
+        """Note what is wrong; a Redis that does not answer is asked no more."""
+        self.trouble = self.trouble or sentence(error)
+        if isinstance(error, redis.ConnectionError | redis.TimeoutError):
+            client.connection_pool = Refusing()
+
+    def warnings(self) -> Iterator[str]:
+        """Yield a sentence if anything is wrong."""
+        if self.trouble is not None:
+            yield f"{self.trouble} (not asked: {', '.join(self.unasked)})" if self.unasked else self.trouble
+
+
+@contextmanager
+def looks() -> Iterator[Looks]:
+    """Look for as long as Redis answers; what is asked here of a Redis that does not is asked again the next time."""
+    pool = client.connection_pool
+    try:
+        yield Looks()
+    finally:
+        client.connection_pool = pool

@@ -1,0 +1,150 @@
+"""`status` and `check` where Redis is frozen, full or another installation's: PostgreSQL alone answers, within two seconds."""
+
+import os
+import signal
+import time
+from contextlib import closing, contextmanager
+
+import pytest
+import redis
+
+from forgekeeper.batches import BATCHES
+from forgekeeper.connections import client
+from forgekeeper.delivery.keys import INSTALLATION
+from forgekeeper.runs.ledger import JobRun
+from tests.harness import installation
+
+NAME = "user_status_cleanup"
+WITHIN = 2.0
+"""Seconds that the issue allows; the look itself has to leave room for a crowded machine."""
+UNASKED = {"the clocks", "the queues", "the leases", "the buckets", "the backlog of stale_direct_uploads"}
+
+pytestmark = pytest.mark.usefixtures("database")
+
+
+@contextmanager
+def frozen(server):
+    """Stop the Redis's process: its kernel accepts connections, and it does not answer."""
+    pid = server.info("server")["process_id"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+@contextmanager
+def full(server):
+    server.config_set("maxmemory", "1")
+    try:
+        yield
+    finally:
+        server.config_set("maxmemory", "0")
+
+
+@contextmanager
+def of_another(server):
+    server.set(INSTALLATION, "3f0b4f0e-0000-4000-8000-000000000000")
+    try:
+        yield
+    finally:
+        server.set(INSTALLATION, installation.INSTALLATION)
+
+
+@pytest.fixture
+def server(settings):
+    with closing(redis.from_url(settings.redis_url.get_secret_value())) as connection:
+        connection.set(INSTALLATION, installation.INSTALLATION)
+        yield connection
+
+
+def ended_well():
+    JobRun.succeed(JobRun.start_here(NAME, by="forge-1:2"), {"deleted": 7})
+
+
+@pytest.mark.parametrize("spoil", [frozen, of_another])
+def test_status_answers_from_postgresql_alone_within_two_seconds(main, server, spoil):
+    ended_well()
+
+    with spoil(server):
+        began = time.monotonic()
+        result = main("status", "--json")
+        lasted = time.monotonic() - began
+
+    assert (result.status, lasted < WITHIN) == (0, True), lasted
+    assert result.json["batches"][NAME]["last"]["result"] == {"deleted": 7}
+    assert set(result.json["batches"]) == set(BATCHES)
+
+
+@pytest.mark.parametrize("spoil", [frozen, of_another])
+def test_status_says_what_it_could_not_ask(main, server, spoil):
+    with spoil(server):
+        shown = main("status", "--json").json
+
+    assert set(shown["redis"]["unasked"]) == UNASKED
+    assert shown["leases"] is None
+    assert shown["queues"]["cron"] == dict.fromkeys(("ready", "in_flight", "delayed", "dead", "oldest")) | {
+        "workers": 0
+    }
+    assert shown["warnings"][0] == f"{shown['redis']['trouble']} (not asked: {', '.join(shown['redis']['unasked'])})"
+
+
+def test_status_for_people_shows_a_question_mark_for_what_it_could_not_ask(main, server):
+    with frozen(server):
+        result = main("status")
+
+    assert (result.status, "Leases held: ?." in result.stdout) == (0, True)
+    assert "warning: cannot use Redis: " in result.stdout
+
+
+def test_status_names_both_installations_where_redis_is_of_another(main, server):
+    with of_another(server):
+        trouble = main("status", "--json").json["redis"]["trouble"]
+
+    assert "Redis of installation 3f0b4f0e-0000-4000-8000-000000000000" in trouble
+
+
+def test_status_says_that_redis_is_full(main, server):
+    with full(server):
+        result = main("status", "--json")
+
+    assert result.status == 0
+    assert "it is full: give it more memory (maxmemory)" in result.json["warnings"][0]
+
+
+def test_a_redis_that_is_full_is_asked_for_what_it_still_says(main, server):
+    with full(server):
+        shown = main("status", "--json").json
+
+    assert (shown["queues"]["cron"]["ready"], "the queues" in shown["redis"]["unasked"]) == (0, False)
+
+
+def test_status_with_a_redis_that_is_well_says_nothing_of_it(main, server):
+    assert main("status", "--json").json["redis"] == {"trouble": None, "unasked": []}
+
+
+def test_the_command_gives_its_connections_back(main, server):
+    pool = client.connection_pool
+
+    with of_another(server):
+        main("status")
+
+    assert client.connection_pool is pool
+
+
+def test_check_says_that_redis_is_full_and_exits_1(main, server):
+    with full(server):
+        result = main("check", "--json")
+
+    said = [found["message"] for found in result.json["findings"] if found["subject"] == "redis"]
+    assert result.status == 1
+    assert sum("it is full: give it more memory (maxmemory)" in message for message in said) == 1
+
+
+def test_a_check_of_a_redis_that_takes_writes_changes_nothing_in_it(main, server):
+    server.delete(INSTALLATION)
+
+    main("check")
+
+    assert server.get(INSTALLATION) is None
+    server.set(INSTALLATION, installation.INSTALLATION)

@@ -12,6 +12,7 @@ from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.passed_over import PassedOver
+from forgekeeper.runs.quarantine import Quarantined
 from forgekeeper.runs.totals import RunTotal
 from forgekeeper.storage.outbox import DeletedObject
 from forgekeeper.storage.settled import SettledUpload
@@ -25,6 +26,7 @@ OURS: tuple[type[Base], ...] = (
     Process,
     Installation,
     PassedOver,
+    Quarantined,
     SettledUpload,
     RunTotal,
     Act,

@@ -18,7 +18,7 @@ from dramatiq.common import current_millis
 from forgekeeper.connections import client
 from forgekeeper.delivery.deliveries import MAX_DEATHS
 from forgekeeper.delivery.enqueue_unique import enqueue_unique
-from forgekeeper.process.actors import RUN
+from forgekeeper.delivery.queues import RUN
 from forgekeeper.process.broker import broker
 from tests.harness.programs import LIMIT, READY, Program, eventually
 

@@ -28,6 +28,7 @@ from forgekeeper.process.rows import Process
 from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.passed_over import PassedOver
+from forgekeeper.runs.quarantine import Quarantined
 from forgekeeper.runs.run import Run
 from forgekeeper.runs.totals import RunTotal
 from forgekeeper.storage.settled import SettledUpload
@@ -41,6 +42,8 @@ MAX_RUNTIME = timedelta(minutes=5)
 KEEP_RUNS = timedelta(days=30)
 KEEP_BAD_RECORDS = timedelta(days=30)
 """From their last failure on: they are tried again each day at least."""
+KEEP_FAILED_CHILDREN = timedelta(days=7)
+"""From their last failure on: by then they were tried for hours, and are dead letters."""
 KEEP_PROCESSES = timedelta(days=1)
 KEEP_UPLOADS = timedelta(days=30)
 """No Redis may come back that is older: what it says of uploads could not be told from the truth."""
@@ -98,6 +101,7 @@ def prune(run: Run[Outcome]) -> None:
         raise Blocked("schema", sentence)
     _keep_up(run)
     PassedOver.forget_old(instant - KEEP_BAD_RECORDS)
+    Quarantined.forget_old(instant - KEEP_FAILED_CHILDREN)
     silent = Process.silent_before(instant - KEEP_PROCESSES)
     removals = [
         *(partial(_rows, run, kind) for kind in kinds()),

@@ -15,7 +15,7 @@ import typer
 from rich.progress import track
 
 from forgekeeper.audit import acts
-from forgekeeper.batches import queues
+from forgekeeper.batches import CHILDREN, queues
 from forgekeeper.cli.connection import connected, require_redis
 from forgekeeper.cli.console import All, Json, Problem, emit, err, moment, out, table, wrong_use
 from forgekeeper.cli.replay import DONE, Replay
@@ -24,6 +24,7 @@ from forgekeeper.delivery import dead_letters
 from forgekeeper.delivery.dead_letters import DeadLetter
 from forgekeeper.identity import identity
 from forgekeeper.process.broker import broker
+from forgekeeper.runs.quarantine import Quarantined
 from metrics.redaction import clean, escaped, redact
 
 dead = typer.Typer(help="Dead letters: messages that were given up.")
@@ -195,6 +196,9 @@ def _would_be_kept(letters: Iterable[DeadLetter]) -> bool:
 def _purge(letter: DeadLetter) -> bool:
     removed = dead_letters.remove(broker, letter)
     if removed:
+        child = CHILDREN.get(_entry(letter)["actor"] or "")
+        if child is not None:
+            Quarantined.end(child.batch.name, child.name, letter.message.message_id)
         log.warning(
             "dead letter purged", id=letter.id, queue=letter.queue, actor=_entry(letter)["actor"], by=identity()
         )

@@ -11,10 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from forgekeeper.batches import queues as known
+from forgekeeper.cli import children
 from forgekeeper.cli.console import facts, fill, grid, moment, relative, rough, warning
 from metrics.redaction import clean
 
-STATES = {"succeeded": "green", "failed": "red", "blocked": "red"}
+STATES = {"succeeded": "green", "failed": "red", "failing": "red", "blocked": "red"}
 
 
 def drawn(found: dict[str, Any], sentences: Sequence[str]) -> RenderableType:
@@ -65,7 +66,10 @@ def _last_runs(batches: dict[str, Any], instant: datetime) -> Table:
             continue
         blocked = (last["result"] or {}).get("blocked")
         state = "blocked" if blocked else last["state"]
-        told = [part for part in (blocked or _telling(last["result"]), last["error"]) if part]
+        failing = one["children_failing"] and children.said(one["children_failing"])
+        if failing and state == "succeeded":
+            state = "failing"
+        told = [part for part in (failing, last["error"], blocked or _telling(last["result"])) if part]
         ended = relative(last["finished_at"], instant)
         fill(table, name, ended, Text(state, STATES.get(state, "")), "; ".join(told))
     return table

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from forgekeeper.batches import BATCHES
-from forgekeeper.cli import audit, story, times
+from forgekeeper.cli import audit, children, story, times, without_redis
 from forgekeeper.cli.completion import names_of
 from forgekeeper.cli.connection import batch_named, connected
 from forgekeeper.cli.console import Json, Problem, emit, facts, moment, out, table, wrong_use
@@ -61,16 +61,17 @@ def why(
     time: Annotated[str | None, typer.Argument(metavar="[TIME]", help="A tick, in UTC; the newest if absent.")] = None,
     json: Json = False,
 ) -> None:
-    """Tell the story of one tick: who ran it and what came of it, or why it never ran.
+    """Tell the story of one tick: who ran it, what came of it and of the children that it sent, or why it never ran.
 
-    A run's number tells the story of that run, whatever its batch.
+    A run's number tells the story of that run, whatever its batch.  A time of day is the last one that has passed.
     """
     number = _run_number(batch)
     if number is not None and time is not None:
         wrong_use(f"run {number} has one tick only: leave the time out, or name a batch")
     name = None if number is not None else batch_named(batch).name
     tick = None if time is None else _instant(time)
-    with connected("why") as settings:
+    sent: list[dict[str, Any]] = []
+    with connected("why", limits=without_redis.limits) as settings, without_redis.looks() as redis:
         run: JobRun | None
         if name is None:
             run = JobRun.get_or_none(id=number)
@@ -81,14 +82,17 @@ def why(
             run = (JobRun.at(name, tick) or JobRun.set_aside(name, tick)) if tick else JobRun.of(name).first()
         if run is not None:
             sentences = story.tell(run, Hold.standing(batch=name)) + story.untimely(run, JobRun.ahead(name))
-            sentences += audit.hint(run.id)
+            sent = children.of(run, Process.known(), now(), redis)
+            sentences += [*children.sentences(sent), *redis.warnings(), *audit.hint(run.id)]
         elif tick is not None:
             timetable = Timetable.of(Process.known(), now(), settings)
             sentences = story.tell_absent(tick, timetable.cron(name, tick), JobRun.oldest_tick(name))
         else:
             sentences = ["The batch has not been due yet since it was registered, and nobody has sent it."]
+        if number is None and tick is None:
+            sentences += children.others(BATCHES[name], run)
     if json:
-        emit({"batch": name, "run": run and run.__data__, "story": sentences})
+        emit({"batch": name, "run": run and run.__data__, "children": sent, "story": sentences})
     else:
         out.print("\n".join(map(clean, sentences)))
 

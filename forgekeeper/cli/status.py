@@ -15,7 +15,7 @@ from rich.console import RenderableType
 from rich.live import Live
 
 from forgekeeper.batches import BATCHES, BatchSpec, all_declared, queues
-from forgekeeper.cli import timing, without_redis
+from forgekeeper.cli import children, timing, without_redis
 from forgekeeper.cli.connection import connected, explained
 from forgekeeper.cli.console import Json, Problem, emit, out, warning, wrong_use
 from forgekeeper.cli.glance import drawn
@@ -80,6 +80,7 @@ def _gathered(settings: Settings, redis: without_redis.Looks) -> dict[str, Any]:
     timetable = Timetable.of(known, instant, settings)
     ahead = timing.ahead()
     batches = {name: _batch(batch, timetable, instant, redis) for name, batch in BATCHES.items()}
+    failing = {name: one["children_failing"] for name, one in batches.items() if one["children_failing"]}
     clocks = redis.ask("the clocks", partial(timing.compared, settings)) or {}
     return {
         "at": instant,
@@ -94,6 +95,7 @@ def _gathered(settings: Settings, redis: without_redis.Looks) -> dict[str, Any]:
         "redis": {"trouble": redis.trouble, "unasked": redis.unasked},
         "warnings": [
             *redis.warnings(),
+            *(children.warning(name, found) for name, found in failing.items()),
             *warnings(known, instant),
             *timing.warnings(clocks, ahead),
             *held_back.warnings({name: timetable.cron(name, instant) for name in BATCHES}),
@@ -122,6 +124,7 @@ def _batch(batch: BatchSpec, timetable: Timetable, instant: datetime, redis: wit
         "next": following,
         "open": running and _row(running, "retry_at", "claimed_at", "enqueued_at", "alive_at"),
         "last": last and _row(last),
+        "children_failing": children.failing(batch.name) if batch.children else None,
         "backlog": due and min(due.records, BOUND - 1),
         "backlog_is_more": bool(due and due.records >= BOUND),
         "backlog_oldest": due and due.oldest,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 import redis
@@ -17,6 +17,19 @@ from forgekeeper.redis_values import moment
 PAGE = 1_000
 DUE = "forgekeeper_due_ms"
 """The option in which a message that was delayed says until when: its timestamp is that of its first try."""
+
+RUN = "forgekeeper_run"
+"""The option in which a child's message says which run has sent it."""
+LOOKED_AT = 10_000
+"""How many messages of a queue are read to find those of a run."""
+
+
+class OfRun(NamedTuple):
+    """A run's messages of an actor that have not ended; *delayed* has those that wait, and until when."""
+
+    queued: list[str]
+    delayed: dict[str, datetime]
+    dead: list[str]
 
 
 def depth(client: redis.Redis, namespace: str, queue: str) -> dict[str, int]:
@@ -31,6 +44,32 @@ def depth(client: redis.Redis, namespace: str, queue: str) -> dict[str, int]:
     if keys.delayed == keys:
         delayed = 0  # what waits is in this queue, and counted already
     return {"ready": ready, "in_flight": max(0, stored - ready), "delayed": delayed, "dead": dead}
+
+
+def of_run(client: redis.Redis, namespace: str, queue: str, actor: str, run: int) -> OfRun | None:
+    """Find the messages that the *run* has sent the actor; None where the queue has more than can be looked through."""
+    keys = QueueKeys(namespace, queue)
+    places = keys.bodies, keys.delayed.bodies, keys.dead_bodies
+    if any(client.hlen(place) > LOOKED_AT for place in places):
+        return None
+    queued, delayed, dead = ([one for one in _messages(client, place) if _is_of(one, actor, run)] for place in places)
+    etas = {_id(one): one["options"].get("eta") for one in delayed}
+    waiting = {key: moment(eta / 1000 if isinstance(eta, int) else 0) for key, eta in etas.items()}
+    return OfRun([_id(one) for one in queued], waiting, [_id(one) for one in dead])
+
+
+def _messages(client: redis.Redis, key: str) -> Iterator[dict[str, Any]]:
+    ids: Any = client.hkeys(key)
+    return map(_message, _bodies(client, key, ids)) if ids else iter(())
+
+
+def _is_of(message: dict[str, Any], actor: str, run: int) -> bool:
+    options = message.get("options")
+    return message.get("actor_name") == actor and isinstance(options, dict) and str(options.get(RUN)) == str(run)
+
+
+def _id(message: dict[str, Any]) -> str:
+    return str(message.get("message_id"))
 
 
 def due_since(client: redis.Redis, namespace: str, queue: str) -> datetime | None:

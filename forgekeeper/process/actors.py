@@ -12,11 +12,10 @@ from dramatiq.brokers.redis import RedisBroker
 
 from forgekeeper.batches import BATCHES, CHILDREN, ChildSpec, Declared
 from forgekeeper.delivery.enqueue_many import enqueue_many
+from forgekeeper.delivery.queues import RUN
 from forgekeeper.fan_out import Enqueued, Keyed
 from forgekeeper.runs.attempt import Attempt
 
-RUN = "forgekeeper_run"
-"""The option in which a child's message says which run has sent it."""
 SALT = "forgekeeper_salt"
 """The option that makes children's messages differ from one another; nobody reads it."""
 RUN_ID = re.compile("[1-9][0-9]{0,17}")

@@ -20,9 +20,10 @@ from forgekeeper.boot import load
 from forgekeeper.database import database, release
 from forgekeeper.delivery.enqueue_unique import TOKEN, enqueue_unique
 from forgekeeper.delivery.hands import Delivery
+from forgekeeper.delivery.queues import RUN
 from forgekeeper.events import RunSkipped, RunStarted, emit
 from forgekeeper.identity import identity
-from forgekeeper.process.actors import RUN, RUN_ID, send_children
+from forgekeeper.process.actors import RUN_ID, send_children
 from forgekeeper.process.middleware import needed
 from forgekeeper.process.tracing import HEADER
 from forgekeeper.runs.attempt import Attempt

@@ -21,11 +21,12 @@ from forgekeeper.connections import Limits, connect
 from forgekeeper.delivery.broker import Broker as OurBroker
 from forgekeeper.delivery.consumer import is_counted
 from forgekeeper.delivery.hands import Delivery
+from forgekeeper.delivery.queues import RUN
 from forgekeeper.delivery.worker_heartbeat import WorkerHeartbeat
 from forgekeeper.events import LineWritten, emit
 from forgekeeper.identity import identity
 from forgekeeper.process import signals
-from forgekeeper.process.actors import RUN, RUN_ID
+from forgekeeper.process.actors import RUN_ID
 from forgekeeper.process.presence import AtWork, Presence
 from metrics import logs
 from metrics.redaction import describe

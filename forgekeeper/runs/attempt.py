@@ -32,6 +32,7 @@ from forgekeeper.runs.growth import Growth
 from forgekeeper.runs.heartbeat import Heartbeat, LostRun, Row
 from forgekeeper.runs.held import Held
 from forgekeeper.runs.ledger import MAX_RETRIES, JobRun, Started
+from forgekeeper.runs.quarantine import Quarantined
 from forgekeeper.runs.retry import backoff
 from forgekeeper.runs.run import Run
 from forgekeeper.settings import Settings
@@ -255,11 +256,26 @@ class Attempt:
         seconds, result = self._seconds(), self.result()
         if self.error is not None:
             log.error("child failed", seconds=seconds, exc_info=self.error, **result)
+            self._quarantine(self.error)
         elif self.blocked is not None:
             log.error("child blocked", seconds=seconds, **result)
             self._note(self.blocked)
         else:
             log.info("child finished", seconds=seconds, more=self.run.more, **result)
+            # What ended before its work was done has not shown that it can be done.
+            if self._brakes.reason is None:
+                self._quarantine(None)
+
+    def _quarantine(self, error: BaseException | None) -> None:
+        """Let a child that failed be seen, until it ends well; what cannot be written now is written the next time."""
+        child = self.declared.batch.name, self.declared.name, self.message_id
+        try:
+            if error is None:
+                _written(partial(Quarantined.end, *child))
+            else:
+                _written(partial(Quarantined.fail, *child, describe(error), run=self.run.number))
+        except pw.PeeweeException as failure:
+            log.warning("quarantine not written", error=describe(failure))
 
     def _note(self, blocked: Blocked) -> None:
         """Let the batch be seen to be blocked; what cannot be written now is written by the next child."""

@@ -26,6 +26,7 @@ from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun, Started
 from forgekeeper.runs.passed_over import PassedOver
+from forgekeeper.runs.quarantine import Quarantined
 from forgekeeper.runs.reconcile import reconcile
 from forgekeeper.runs.totals import RunTotal
 from forgekeeper.storage import sentinel
@@ -308,6 +309,8 @@ def of_worker(settings):
     yield partial(PassedOver.forget_old, now())
     yield partial(Hold.why, "prune")
     yield partial(JobRun.hold, Started(0, str(uuid4()), 1), {}, kind="breaker", sentence="it is too much")
+    yield partial(Quarantined.fail, "git_ref_cleanup", "clean_project_refs", "1", "it failed", run=1)
+    yield partial(Quarantined.end, "git_ref_cleanup", "clean_project_refs", "1")
     yield partial(chunks.delete, JobRun.closed_before(now() - timedelta(days=1)), limit=1)
     yield partial(paths, [1])
     yield partial(settle, 1, [Closed(0, "refs/mr/1")])

@@ -60,6 +60,7 @@ def test_status_of_a_batch_that_never_ran(main, database):
     assert (next_tick.hour, next_tick.minute, next_tick.tzinfo) == (4, 30, UTC)
     backlog = {"backlog": 0, "backlog_is_more": False, "backlog_oldest": None}
     nothing = {"open": None, "last": None, "paused": None, "stopped": None, "held": None, "holds": [], "blocked": None}
+    nothing["children_failing"] = None
     assert status == {"schedule": "30 4 * * *"} | nothing | backlog
 
 

@@ -111,7 +111,19 @@ def moment(instant: datetime | None) -> str:
 
 def facts(result: dict[str, Any] | None) -> str:
     """Write a result as ``name=value`` pairs."""
-    return " ".join(f"{clean(name)}={clean(text_of(value))}" for name, value in (result or {}).items())
+    return " ".join(f"{clean(name)}={clean(plain(value))}" for name, value in (result or {}).items())
+
+
+def plain(value: Any) -> str:
+    """Write a value for people: what is no text as JSON has it, never as Python does."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool | list | tuple | dict):
+        try:
+            return orjson.dumps(value, default=text_of).decode()
+        except TypeError:  # halves of characters, numbers without end
+            return text_of(value)
+    return text_of(value)
 
 
 def lasting(duration: timedelta) -> str:

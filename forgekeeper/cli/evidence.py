@@ -10,7 +10,7 @@ from forgekeeper.audit.acts import Act
 from forgekeeper.audit.lookup import Found, Line
 from forgekeeper.audit.subjects import Subject, subject_of
 from forgekeeper.cli.console import facts as pairs
-from forgekeeper.cli.console import moment
+from forgekeeper.cli.console import moment, plain
 
 STATES = {
     "missing": "was not there any more when it was to be deleted",
@@ -108,4 +108,4 @@ def _written(value: Any) -> str:
             return moment(datetime.fromisoformat(value))
         except ValueError:
             pass
-    return str(value)
+    return plain(value)

@@ -13,13 +13,17 @@ from rich.text import Text
 from forgekeeper.batches import queues as known
 from forgekeeper.cli import children
 from forgekeeper.cli.console import facts, fill, grid, moment, relative, rough, warning
+from forgekeeper.cli.fitting import fits
 from metrics.redaction import clean
 
 STATES = {"succeeded": "green", "failed": "red", "failing": "red", "blocked": "red"}
 
 
-def drawn(found: dict[str, Any], sentences: Sequence[str]) -> RenderableType:
-    """Draw what was found: what is wrong, the batches, how their last runs ended, the queues; and *sentences*."""
+def drawn(found: dict[str, Any], sentences: Sequence[str], width: int) -> RenderableType:
+    """Draw what was found: what is wrong, the batches, how their last runs ended, the queues; and *sentences*.
+
+    What does not fit into a table of so many columns is written as lines.
+    """
     batches, instant = found["batches"], found["at"]
     notes = [
         Text(clean(f"{name} is paused {_pause(one['paused'])}"), "yellow")
@@ -30,15 +34,30 @@ def drawn(found: dict[str, Any], sentences: Sequence[str]) -> RenderableType:
         notes.append(Text("Schedule and next are what this shell's settings say.", "dim"))
     return Group(
         *map(warning, found["warnings"]),
-        _batches(batches, instant),
+        _fitting(_batches(batches, instant), width),
         *notes,
         "",
-        _last_runs(batches, instant),
+        _fitting(_last_runs(batches, instant), width),
         "",
-        _queues(found["queues"], instant),
+        _fitting(_queues(found["queues"], instant), width),
         "",
         _summary(found, sentences),
     )
+
+
+def _fitting(table: Table, width: int) -> RenderableType:
+    """Draw each row as a line of its own where the table does not fit: the first cell, and what the others say."""
+    if fits(table, width):
+        return table
+    headings = [str(column.header) for column in table.columns]
+    lines = []
+    for first, *others in zip(*(column.cells for column in table.columns), strict=True):
+        line = Text(f"{headings[0]} {first}")
+        for heading, cell in zip(headings[1:], others, strict=True):
+            if str(cell):
+                line.append(f", {heading} ").append(cell)
+        lines.append(line)
+    return Group(*lines)
 
 
 def _batches(batches: dict[str, Any], instant: datetime) -> Table:

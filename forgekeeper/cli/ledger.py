@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
+from rich.console import Group, RenderableType
+from rich.text import Text
 
 from forgekeeper.batches import BATCHES
 from forgekeeper.cli import audit, children, story, times, without_redis
 from forgekeeper.cli.completion import names_of
 from forgekeeper.cli.connection import batch_named, connected
-from forgekeeper.cli.console import Json, Problem, emit, facts, moment, out, table, wrong_use
+from forgekeeper.cli.console import Json, Problem, emit, fill, grid, moment, out, wrong_use
+from forgekeeper.cli.fitting import fits
 from forgekeeper.cli.running import Name
 from forgekeeper.cli.timetable import Timetable
 from forgekeeper.database import now
@@ -29,26 +32,9 @@ def ticks(
     with connected("ticks"):
         runs = list(JobRun.of(name).limit(limit))
     if json:
-        emit({"batch": name, "ticks": [run.__data__ for run in runs]})
+        emit({"batch": name, "ticks": [run.__data__ | {"result": story.result_of(run)} for run in runs]})
         return
-    columns = ("run", "tick", "state", "reason", "attempt", "started by", "ended", "result or error")
-    table(
-        "",
-        columns,
-        (
-            (
-                run.id,
-                _tick(run),
-                run.state,
-                run.reason,
-                run.attempt,
-                run.started_by,
-                moment(run.finished_at) if run.finished_at else "",
-                facts(run.result) or run.error,
-            )
-            for run in runs
-        ),
-    )
+    out.print(_drawn(runs), soft_wrap=False)
 
 
 def why(
@@ -58,20 +44,27 @@ def why(
             metavar="BATCH|RUN", help="A batch's name, or a run's number.", autocompletion=names_of(BATCHES)
         ),
     ],
-    time: Annotated[str | None, typer.Argument(metavar="[TIME]", help="A tick, in UTC; the newest if absent.")] = None,
+    time: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[TIME]", help="A tick, in UTC, such as 18:29 or 2026-11-20T18:29; the newest if absent."
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Tell the story of one tick: who ran it, what came of it and of the children that it sent, or why it never ran.
+    """Tell the story of one tick: who ran it and what came of it, or why it never ran.
 
-    A run's number tells the story of that run, whatever its batch.  A time of day is the last one that has passed.
+    That includes the children that it sent: how many run, wait, have ended, and which fail.  A run's number tells the
+    story of that run, whatever its batch.  A time of day is the last one that has passed.
     """
     number = _run_number(batch)
     if number is not None and time is not None:
         wrong_use(f"run {number} has one tick only: leave the time out, or name a batch")
     name = None if number is not None else batch_named(batch).name
-    tick = None if time is None else _instant(time)
+    asked = None if time is None else _past(time)
     sent: list[dict[str, Any]] = []
     with connected("why", limits=without_redis.limits) as settings, without_redis.looks() as redis:
+        tick = asked and asked(now())
         run: JobRun | None
         if name is None:
             run = JobRun.get_or_none(id=number)
@@ -92,9 +85,35 @@ def why(
         if number is None and tick is None:
             sentences += children.others(BATCHES[name], run)
     if json:
-        emit({"batch": name, "run": run and run.__data__, "children": sent, "story": sentences})
+        emit(
+            {
+                "batch": name,
+                "run": run and run.__data__ | {"result": story.result_of(run)},
+                "children": sent,
+                "story": sentences,
+            }
+        )
     else:
         out.print("\n".join(map(clean, sentences)))
+
+
+def _drawn(runs: Sequence[JobRun]) -> RenderableType:
+    """Draw a table, or lines where it does not fit into its terminal."""
+    columns = ("run", "tick", "state", "reason", "attempt", "started by", "ended", "error or result")
+    drawn = grid(*columns, folded=("tick", "reason", "ended", columns[-1]))
+    for run in runs:
+        ended = moment(run.finished_at) if run.finished_at else ""
+        facts = str(run.id), _tick(run), run.state, run.reason or "", str(run.attempt), run.started_by or "", ended
+        fill(drawn, *facts, story.outcome(run))
+    return drawn if fits(drawn, out.width) else Group(*map(_lines, runs))
+
+
+def _lines(run: JobRun) -> Text:
+    parts = [f"run {run.id}, {_tick(run)}: {run.state}{f' ({run.reason})' if run.reason else ''}"]
+    parts += [f"attempt {run.attempt} by {run.started_by}"] if run.started_by else []
+    parts += [f"ended {moment(run.finished_at)}"] if run.finished_at else []
+    outcome = story.outcome(run)
+    return Text(clean(", ".join(parts)) + (f"\n  {clean(outcome)}" if outcome else ""))
 
 
 def _tick(run: JobRun) -> str:
@@ -109,8 +128,8 @@ def _run_number(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None
 
 
-def _instant(text: str) -> datetime:
+def _past(text: str) -> times.FromNow:
     try:
-        return times.instant(text)
+        return times.past(text)
     except times.NoTime as error:
         wrong_use(str(error))

@@ -15,14 +15,14 @@ from rich.console import RenderableType
 from rich.live import Live
 
 from forgekeeper.batches import BATCHES, BatchSpec, all_declared, queues
-from forgekeeper.cli import children, timing, without_redis
+from forgekeeper.cli import children, story, timing, without_redis
 from forgekeeper.cli.connection import connected, explained
 from forgekeeper.cli.console import Json, Problem, emit, out, warning, wrong_use
 from forgekeeper.cli.glance import drawn
 from forgekeeper.cli.leases import held
 from forgekeeper.cli.presence import facts_of
 from forgekeeper.cli.timetable import Timetable
-from forgekeeper.cli.trouble import warnings
+from forgekeeper.cli.trouble import together, warnings
 from forgekeeper.connections import client
 from forgekeeper.database import LAST_INSTANT, database, now, release
 from forgekeeper.database.backlog import BOUND
@@ -98,7 +98,7 @@ def _gathered(settings: Settings, redis: without_redis.Looks) -> dict[str, Any]:
             *(children.warning(name, found) for name, found in failing.items()),
             *warnings(known, instant),
             *timing.warnings(clocks, ahead),
-            *held_back.warnings({name: timetable.cron(name, instant) for name in BATCHES}),
+            *together(held_back.warnings({name: timetable.cron(name, instant) for name in BATCHES})),
         ],
     }
 
@@ -109,7 +109,8 @@ def statuses() -> dict[str, Status]:
 
 
 def _drawn(found: dict[str, Any]) -> RenderableType:
-    return drawn(found, [part.sentence(found[name]) for name, part in statuses().items() if found[name] is not None])
+    said = [part.sentence(found[name]) for name, part in statuses().items() if found[name] is not None]
+    return drawn(found, said, out.width)
 
 
 def _batch(batch: BatchSpec, timetable: Timetable, instant: datetime, redis: without_redis.Looks) -> dict[str, Any]:
@@ -169,7 +170,7 @@ def _queue(queue: str, known: list[Process], instant: datetime, redis: without_r
 
 def _row(run: JobRun, *more: str) -> dict[str, Any]:
     wanted = ("id", "tick", "state", "reason", "attempt", "started_by", "started_at", "finished_at", "result", "error")
-    return {field: getattr(run, field) for field in (*wanted, *more)}
+    return {field: getattr(run, field) for field in (*wanted, *more)} | {"result": story.result_of(run)}
 
 
 def _watch(settings: Settings, seconds: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
+from typing import Any
 
 from forgekeeper.cli.console import facts, lasting, moment
 from forgekeeper.runs.holds import BRAKES, Hold
@@ -23,6 +24,8 @@ UNRUN = {
 }
 
 
+ENDED = ("succeeded", "blocked", "skipped")
+"""States of runs whose last attempt came to its end."""
 SKIPPED = {
     "flag_off": "It did nothing, because the batch is switched off by its flag.",
     "stopped": "It did nothing, because the batch was stopped meanwhile.",
@@ -41,6 +44,34 @@ BRAKED = {
 def tell(run: JobRun, holds: Sequence[Hold] = ()) -> list[str]:
     """Tell what became of the row; *holds* are what holds its batch back at this moment."""
     return [sentence for sentence in (*_sentences(run), _cancelled(run), *_holds(run, holds)) if sentence]
+
+
+def result_of(run: JobRun) -> dict[str, Any] | None:
+    """Return the row's result; why it ended is in it only of an attempt that came to its end.
+
+    What was written down before says what an outcome begins with, such as ``drained``.
+    """
+    if run.result is None:
+        return None
+    result = dict(run.result) if run.state in ENDED else _unended(run.result)
+    earlier = result.get("earlier")
+    return result | {"earlier": list(map(_unended, earlier))} if isinstance(earlier, list) else result
+
+
+def _unended(result: Any) -> Any:
+    if not isinstance(result, dict):
+        return result
+    return {name: value for name, value in result.items() if name != "stopped" or "braked" in result}
+
+
+def outcome(run: JobRun) -> str:
+    """Say in a line what came of the row: how it was ended and of what it failed, before what it had done by then."""
+    ended = (result_of(run) or {}).get("braked")
+    if run.reason in ("worker_lost", "poison"):
+        ended = "killed"
+    elif run.cancelled_at is not None:
+        ended = "cancelled"
+    return "; ".join(str(part) for part in (ended, run.error, facts(result_of(run))) if part)
 
 
 def set_aside(run: JobRun) -> datetime | None:
@@ -131,7 +162,7 @@ def _attempt(run: JobRun) -> str:
 
 
 def _ending(run: JobRun) -> str:  # noqa: PLR0911, a table of endings
-    error = f" The last error was: {run.error}." if run.error else ""
+    error = f" The last error was: {run.error.rstrip('. ')}." if run.error else ""
     match run.state, run.reason:
         case "succeeded" | "blocked", _:
             return _ended(run)
@@ -160,8 +191,8 @@ def _ended(run: JobRun) -> str:
         return SKIPPED[result["skipped"]]
     after = f" after {lasting(run.finished_at - run.started_at)}" if run.finished_at and run.started_at else ""
     if result.get("braked") in BRAKED:
-        return f"It ended before its work was done{after}, {BRAKED[result['braked']]}: {facts(run.result)}."
-    return f"It ended well{after}: {facts(run.result)}."
+        return f"It ended before its work was done{after}, {BRAKED[result['braked']]}: {facts(result_of(run))}."
+    return f"It ended well{after}: {facts(result_of(run))}."
 
 
 def _cancelled(run: JobRun) -> str:

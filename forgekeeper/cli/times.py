@@ -33,6 +33,21 @@ def instant(text: str) -> datetime:
     return found.astimezone(UTC) if found.tzinfo else found.replace(tzinfo=UTC)
 
 
+def past(text: str) -> FromNow:
+    """Read an instant; a time of day is the last one that has passed, seen from now.  Raises `NoTime`."""
+    match = CLOCK.fullmatch(text.strip().lower())
+    if match is None or match["day"] == "tomorrow":
+        fixed = instant(text)
+        return lambda _now: fixed
+    clock = _clock(text, match)
+
+    def at(now: datetime) -> datetime:
+        today = datetime.combine(now.astimezone(UTC).date(), clock, UTC)
+        return today if today <= now or match["day"] else today - timedelta(days=1)
+
+    return at
+
+
 def to_come(text: str) -> FromNow:
     """Read a time to come; return what says when that is, seen from now.  Raises `NoTime`.
 
@@ -67,12 +82,15 @@ def _after(text: str, duration: timedelta) -> FromNow:
     return after
 
 
-def _at(text: str, match: re.Match[str]) -> FromNow:
+def _clock(text: str, match: re.Match[str]) -> time:
     try:
-        clock = time(int(match["hour"]), int(match["minute"]), int(match["second"] or 0))
+        return time(int(match["hour"]), int(match["minute"]), int(match["second"] or 0))
     except ValueError:
         raise NoTime(f"{text!r} is not a time: write it as {FORMS_TO_COME}, in UTC") from None
-    day = match["day"]
+
+
+def _at(text: str, match: re.Match[str]) -> FromNow:
+    clock, day = _clock(text, match), match["day"]
 
     def at(now: datetime) -> datetime:
         today = datetime.combine(now.astimezone(UTC).date(), clock, UTC)

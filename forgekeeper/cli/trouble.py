@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 
 from forgekeeper.batches import BATCHES, queues
 from forgekeeper.process.rows import Process
+
+NAMED = "\0"
+"""Stands for the batch's name while sentences are compared."""
 
 
 def warnings(processes: Sequence[Process], instant: datetime) -> Iterator[str]:
@@ -36,7 +39,23 @@ def different_timetables(schedulers: Sequence[Process]) -> Iterator[str]:
 def queues_without_worker(workers: Sequence[Process]) -> Iterator[str]:
     """Name each queue whose messages nobody fetches; a worker that drains fetches none."""
     served = {queue for worker in workers if not worker.draining for queue in worker.queues or ()}
+    lacking: dict[str, list[str]] = {}
     for queue in sorted({*queues()} - served):
-        draining = [worker.name for worker in workers if queue in (worker.queues or ())]
-        but = f" ({', '.join(draining)} drains)" if draining else ""
-        yield f"no worker for queue {queue}{but}: start `forgekeeper worker --queues {queue}`"
+        draining = ", ".join(worker.name for worker in workers if queue in (worker.queues or ()))
+        lacking.setdefault(draining, []).append(queue)
+    for draining, names in lacking.items():
+        but = f" ({draining} drains)" if draining else ""
+        which = f"queue{'' if len(names) == 1 else 's'} {', '.join(names)}"
+        yield f"no worker for {which}{but}: start `forgekeeper worker --queues {','.join(names)}`"
+
+
+def together(sentences: Iterable[str]) -> Iterator[str]:
+    """Yield one sentence for those that differ in nothing but the batch that they begin with."""
+    alike: dict[str, list[str]] = {}
+    for sentence in sentences:
+        name = sentence.partition(" ")[0]
+        known = name in BATCHES
+        alike.setdefault(sentence.replace(name, NAMED) if known else sentence, []).extend([name] if known else [])
+    for sentence, names in alike.items():
+        plural = sentence.replace(f"{NAMED} is ", f"{', '.join(names)} are ", 1) if len(names) > 1 else sentence
+        yield plural.replace(NAMED, " ".join(names))

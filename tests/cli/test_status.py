@@ -421,3 +421,46 @@ def test_status_counts_who_lives_and_who_has_fallen_silent(status, main):
 
     assert "Processes: 1 scheduler, 2 workers, 1 silent" in main("status").stdout
     assert [one["pid"] for one in status()["processes"]] == [1, 2, 3, 4]
+
+
+# One warning for one cause
+
+
+def test_queues_that_nobody_serves_are_one_warning(status):
+    scheduler()
+
+    found = [warning for warning in status()["warnings"] if "no worker" in warning]
+
+    names = "artifacts,cron,git,objects"
+    assert found == [
+        f"no worker for queues {names.replace(',', ', ')}: start `forgekeeper worker --queues {names}`",
+    ]
+
+
+def test_batches_that_were_stopped_together_are_one_warning(main, status):
+    main("stop", "--all", "--reason", "a test")
+
+    (found,) = {warning for warning in status()["warnings"] if "stopped by" in warning}
+
+    assert found.startswith(f"{', '.join(BATCHES)} are stopped by ")
+    assert found.endswith(f"(a test): `forgekeeper resume {' '.join(BATCHES)}` ends that")
+
+
+def test_batches_that_were_stopped_for_different_reasons_are_two_warnings(main, status):
+    main("stop", NAME, "--reason", "a test")
+    main("stop", "prune", "--reason", "another test")
+
+    assert sum("is stopped by" in warning for warning in status()["warnings"]) == 2
+
+
+# What a dead worker was at
+
+
+def test_a_worker_that_fell_silent_is_at_nothing(main):
+    work = {"what": NAME, "message_id": "7", "run": 7, "seconds": 3}
+    worker(2, at_work=[work], dead_after=timedelta(0))
+    worker(3, at_work=[work])
+
+    found = main("processes", "--json").json["processes"]
+
+    assert {one["pid"]: len(one["at_work"]) for one in found} == {2: 0, 3: 1}

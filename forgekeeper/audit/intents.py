@@ -22,10 +22,10 @@ Look = Callable[[Sequence[Mapping[str, Any]]], Sequence[str | None]]
 """Says of the details of records what has become of each; None where that cannot be told now."""
 
 
+# Of any age: an attempt may have died long ago, and none has looked since.
 AT_WORK = """
-    select ids from audit_deletions as intended
-    where phase = 'intent' and record = %(record)s and at > clock_timestamp() - interval '1 hour'
-      and ids && %(ids)s::bigint[]
+    select unnest(ids) from audit_deletions as intended
+    where phase = 'intent' and record = %(record)s
       and not exists (select from audit_deletions as closing where closing.intent = intended.id)
 """
 
@@ -139,10 +139,9 @@ class Intended(Generic[Key]):
         return {**self._common, **{name: _once([detail[name] for detail in details]) for name in names}}
 
 
-def at_work(record: str, ids: Sequence[int]) -> set[int]:
-    """Return those of *ids* of which it is said that they are about to go, and not yet what became of them."""
-    rows = database.execute_sql(AT_WORK, {"record": record, "ids": list(ids)}).fetchall()
-    return {number for (found,) in rows for number in found}.intersection(ids)
+def at_work(record: str) -> set[int]:
+    """Return the ids of the records that are said to be about to go, and not yet what became of them."""
+    return {number for (number,) in database.execute_sql(AT_WORK, {"record": record}).fetchall()}
 
 
 def close_earlier(audit: Audit, record: str, look: Look, *, name: str, scope: str | None = None) -> int:

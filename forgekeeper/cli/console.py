@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
+from shlex import quote
 from typing import Annotated, Any, NoReturn
 
 import orjson
@@ -39,9 +40,9 @@ class Terminal(Console):
 
 
 # A pipe has no width; tables in it must not lose their ends.
-# No markup: what comes from the database or an operator may contain brackets.
-out = Terminal(highlight=False, markup=False, soft_wrap=True, width=None if sys.stdout.isatty() else 200)
-err = Terminal(stderr=True, highlight=False, markup=False, soft_wrap=True)
+# No markup and no emoji: what comes from the database or an operator may contain brackets, and `:key:`.
+out = Terminal(highlight=False, markup=False, emoji=False, soft_wrap=True, width=None if sys.stdout.isatty() else 200)
+err = Terminal(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 class Problem(Exception):
@@ -59,6 +60,26 @@ def wrong_use(sentence: str) -> NoReturn:
 
 def emit(value: Any) -> None:
     """Print *value* as JSON."""
+    write(_json(value))
+
+
+def emit_long(facts: Mapping[str, Any], **lists: Iterable[Any]) -> None:
+    """Print *facts* and *lists* as one JSON object, item by item: the lists may be too long to be kept."""
+    sys.stdout.write(_json(facts).removesuffix("\n}"))
+    for name, items in lists.items():
+        sys.stdout.write(f',\n  "{name}": [')
+        for place, item in enumerate(items):
+            sys.stdout.write(f"{',' if place else ''}\n{_json(item)}")
+        sys.stdout.write("]")
+    write("\n}")
+
+
+def write(line: str) -> None:
+    """Print a line as it is: what a program reads, or a person copies, passes no formatter."""
+    sys.stdout.write(line + "\n")
+
+
+def _json(value: Any) -> str:
     try:
         text = orjson.dumps(value, default=str, option=orjson.OPT_INDENT_2).decode()
     except TypeError:  # halves of characters, from names that are not UTF-8
@@ -66,7 +87,7 @@ def emit(value: Any) -> None:
             text = json.dumps(value, default=str, indent=2)
         except (TypeError, ValueError, RecursionError):  # what has no bottom, numbers without end
             text = json.dumps(redact(value), indent=2)
-    sys.stdout.write((text if text.isascii() else text.translate(IN_JSON)) + "\n")
+    return text if text.isascii() else text.translate(IN_JSON)
 
 
 def answer(value: Any, text: str, *, json: bool) -> None:
@@ -81,8 +102,36 @@ def table(title: str, columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> 
     """Print a table; None is shown as nothing."""
     drawn = Table(*columns, title=title or None, title_justify="left", box=None, header_style="bold", pad_edge=False)
     for row in rows:
-        drawn.add_row(*(Text("" if cell is None else clean(text_of(cell))) for cell in row))
+        drawn.add_row(*(Text("" if cell is None else clean(visible(text_of(cell)))) for cell in row))
     out.print(drawn)
+
+
+def visible(text: str) -> str:
+    """Write a name for people so that no two look the same: escape what is not printed, and the backslash."""
+    return text if text.isprintable() and "\\" not in text else "".join(map(_visible, text))
+
+
+def shell(words: Iterable[str]) -> str:
+    """Write a command that a person can copy: what is not printed is in escapes of bash's."""
+    return " ".join(map(_quoted, words))
+
+
+def _quoted(word: str) -> str:
+    if word.isprintable():
+        return quote(word)
+    return "$'" + "".join(map(_octal, word)) + "'"
+
+
+def _octal(character: str) -> str:
+    if character.isprintable() and character not in "\\'":
+        return character
+    return "".join(f"\\{byte:03o}" for byte in character.encode("utf-8", "surrogateescape"))
+
+
+def _visible(character: str) -> str:
+    if character.isprintable() and character != "\\":
+        return character
+    return character.encode("unicode_escape").decode()
 
 
 def grid(*columns: str, folded: Collection[str] = (), right: Collection[str] = ()) -> Table:

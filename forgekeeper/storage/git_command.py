@@ -98,6 +98,8 @@ class Git:
     git_dir: Path
     until: float
     grace: float
+    user: tuple[int, int] | None = None
+    """Who git is to be, with which group; None: who we are."""
 
     def left(self) -> float:
         """Return how many seconds there are."""
@@ -140,6 +142,9 @@ class Git:
                 stderr=err,
                 # Ctrl-C at our terminal is ours to pass on.
                 start_new_session=True,
+                user=self.user and self.user[0],
+                group=self.user and self.user[1],
+                extra_groups=self.user and [],
             )
         except OSError as error:
             raise GitUnavailable(f"git cannot be started: {error.strerror}") from None

@@ -1,4 +1,4 @@
-"""Make refs anew where they were: only those that are not there, and only while git has their objects.
+"""Restore refs where they were: only those that are not there, and only while git has their objects.
 
 All go in one transaction.  What git would refuse is looked for and left out first; what it
 refuses all the same is left out too, and the rest is tried again.
@@ -6,11 +6,11 @@ refuses all the same is left out too, and the rest is tried again.
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from shlex import quote
 from typing import Literal
 
 from forgekeeper.storage.git_command import Git, legible
@@ -33,32 +33,51 @@ class Restored:
 
     state: Literal["restored", "would be restored", "exists", "pruned", "symbolic", "refused"]
     reason: str = ""
+    command: tuple[str, ...] = ()
+    """What makes it by hand, in its repository."""
 
 
 RESTORED = Restored("restored")
 POSSIBLE = Restored("would be restored")
-PRUNED = Restored("pruned", "git has removed its object: it cannot be made anew from here")
+PRUNED = Restored("pruned", "git has removed its object: it cannot be restored from here")
 UNKNOWN = Restored("refused", "what it was at was not recorded")
 
 
 def restore(
-    root: Path, disk_path: str, wanted: Mapping[str, str], *, until: float, grace: float = 5.0, dry_run: bool = False
+    root: Path,
+    disk_path: str,
+    wanted: Mapping[str, str],
+    *,
+    until: float,
+    grace: float = 5.0,
+    dry_run: bool = False,
+    before: Callable[[Mapping[str, str]], None] = lambda _: None,
 ) -> dict[str, Restored]:
-    """Make the refs of the repository at *disk_path* anew, each at what it was; say what became of each.
+    """Restore the refs of the repository at *disk_path*, each at what it was; say what became of each.
 
     A ref that is there is left, whatever it is at.  What was a symbolic ref is named, and not made.
     In a *dry_run* nothing is made.  Git is ended at *until*, an instant of the monotonic clock.
+    *before* is called with what git is about to be asked for; what it raises keeps git from being asked.
+    Where we are root, git is the repository's owner: what it writes belongs to whom the rest belongs.
 
     Raises what `git_refs.delete` raises.
     """
     repository = open_repository(root, disk_path)
-    making = _Making(repository, Git(repository.git_dir, until, grace), dict(wanted))
+    making = _Making(repository, Git(repository.git_dir, until, grace, _owner(repository)), dict(wanted))
     making.look()
     if dry_run:
         making.outcomes |= dict.fromkeys(making.left, POSSIBLE)
-    else:
+    elif making.left:
+        before(making.left)
         making.run()
     return {ref: making.outcomes[ref] for ref in wanted}
+
+
+def _owner(repository: Repository) -> tuple[int, int] | None:
+    if os.geteuid() != 0:
+        return None
+    found = repository.git_dir.stat()
+    return found.st_uid, found.st_gid
 
 
 @dataclass
@@ -145,8 +164,8 @@ def _objection(ref: str, was: str) -> Restored | None:
     if reason := refusal(ref):
         return Restored("refused", reason)
     if link := _LINK.match(was):
-        by_hand = f"git symbolic-ref {quote(ref)} {quote(link['target'])}"
-        return Restored("symbolic", f"it was a symbolic ref; in its repository, `{by_hand}` makes it anew")
+        by_hand = ("git", "symbolic-ref", ref, link["target"])
+        return Restored("symbolic", "it was a symbolic ref; in its repository, this command makes it again", by_hand)
     return None if _OID.match(was) else UNKNOWN
 
 

@@ -74,10 +74,17 @@ FORGET = """
 """
 # The last instant there is: no run ever finds it due.
 HOLD = """
-    update ci_deleted_objects set pick_up_at = 'infinity' where {which} returning id, store_dir, file
+    with was as (
+        select id, pick_up_at from ci_deleted_objects where id = any(%(ids)s) order by id for no key update
+    ), held as (
+        update ci_deleted_objects as object set pick_up_at = 'infinity'
+        from was where object.id = was.id and was.pick_up_at < 'infinity'
+    )
+    select count(*), count(*) filter (where pick_up_at <= clock_timestamp() + %(visibility)s) from was
 """
 UNHOLD = """
-    update ci_deleted_objects set pick_up_at = clock_timestamp() + %(grace)s where pick_up_at = 'infinity' and {which}
+    update ci_deleted_objects set pick_up_at = clock_timestamp() + %(grace)s
+    where pick_up_at = 'infinity' and id = any(%(ids)s)
 """
 PUT_BACK = """
     update ci_deleted_objects set pick_up_at = %(now)s
@@ -99,26 +106,6 @@ class Claimed(NamedTuple):
     def path(self) -> str:
         """Where the object lies: what was the artifact's ``file_final_path``."""
         return f"{self.store_dir}/{self.file}" if self.store_dir else self.file
-
-
-class Chosen(NamedTuple):
-    """Objects of the outbox: those of a *project*, those at some *paths*, or all of them."""
-
-    project: int | None = None
-    paths: Sequence[str] | None = None
-
-    @property
-    def clause(self) -> str:
-        """What is true of them, in SQL."""
-        if self.paths is not None:
-            return "(store_dir, file) in (select * from unnest(%(folders)s::text[], %(files)s::text[]))"
-        return "true" if self.project is None else "project_id = %(project)s"
-
-    @property
-    def values(self) -> dict[str, Any]:
-        """What the clause needs."""
-        folders, files = zip(*map(parted, self.paths), strict=True) if self.paths else ((), ())
-        return {"project": self.project, "folders": list(folders), "files": list(files)}
 
 
 def parted(path: str) -> tuple[str, str]:
@@ -164,7 +151,8 @@ class DeletedObject(Base):
     @classmethod
     def named(cls, paths: Sequence[str]) -> set[str]:
         """Return those of *paths* that lie in the outbox."""
-        values = {**Chosen(paths=paths).values, "paths": list(paths)}
+        folders, files = zip(*map(parted, paths), strict=True) if paths else ((), ())
+        values = {"folders": list(folders), "files": list(files), "paths": list(paths)}
         return {path for (path,) in database.execute_sql(NAMED, values).fetchall()}
 
     @classmethod
@@ -273,16 +261,19 @@ class DeletedObject(Base):
         return cls.select().where(cls.pick_up_at == FOR_EVER).order_by(cls.id)
 
     @classmethod
-    def hold(cls, which: Chosen) -> dict[int, str]:
-        """Hold objects back until they are let go; return the paths of all that are held now, by their ids."""
-        rows = database.execute_sql(HOLD.format(which=which.clause), which.values).fetchall()
-        return {number: f"{folder}/{file}" if folder else file for number, folder, file in rows}
+    def hold(cls, ids: Sequence[int], *, visibility: timedelta) -> tuple[int, int]:
+        """Hold objects back until they are let go; return how many are held now, and how many of them a run may be at.
+
+        Those are the ones that were due, or that a run may have claimed for *visibility*.
+        """
+        values = {"ids": list(ids), "visibility": visibility}
+        held, at_work = database.execute_sql(HOLD, values).fetchone()
+        return held, at_work
 
     @classmethod
-    def unhold(cls, which: Chosen, *, grace: timedelta) -> int:
+    def unhold(cls, ids: Sequence[int], *, grace: timedelta) -> int:
         """Let held objects go, due after *grace*; return how many there were."""
-        values = {**which.values, "grace": grace}
-        count: int = database.execute_sql(UNHOLD.format(which=which.clause), values).rowcount
+        count: int = database.execute_sql(UNHOLD, {"ids": list(ids), "grace": grace}).rowcount
         return count
 
     @classmethod

@@ -873,3 +873,24 @@ def test_a_failed_upload_is_listed_with_what_the_settings_say_of_it(main, object
     answer = main("uploads", "failed", "--json", **object_stores, OBJECT_PREFIXES='{"artifacts": ["up"]}')
 
     assert [entry["reason"] for entry in answer.json["entries"]] == [reason]
+
+
+# Names
+
+
+ODD = {
+    "a/com.acme:key:1.0.jar": "a/com.acme:key:1.0.jar",
+    "a/\u200f/\u2028\u00a0": r"a/\u200f/\u2028\xa0",
+    "back\\u200f": r"back\\u200f",
+    "two\twords": r"two\twords",
+}
+
+
+@pytest.mark.parametrize("path", ODD)
+def test_a_name_is_shown_in_letters_that_no_other_name_has_and_json_has_it_whole(main, path):
+    record(path, attempts=MAX_ATTEMPTS)
+
+    shown, told = main("objects", "failed"), main("objects", "failed", "--json")
+
+    assert ODD[path] in shown.stdout
+    assert [entry["path"] for entry in told.json["entries"]] == [path]

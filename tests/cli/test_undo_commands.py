@@ -1,12 +1,18 @@
 """What was deleted wrongly comes back: refs while git has their objects."""
 
+import os
+import subprocess
+
 import pytest
 
 from forgekeeper.audit.acts import Act
+from forgekeeper.database import database
+from forgekeeper.storage.sentinel import NAME
 from models import GitRefDeletion, Project
-from tests.harness.git_samples import Bare, put_root
+from tests.harness.git_samples import Bare, put_root, stand_in
 from tests.harness.performing import perform
 from tests.harness.settings import settings_with
+from tests.harness.terminal import on_a_terminal
 from workers.git_ref_cleanup import clean_project_refs
 
 pytestmark = pytest.mark.usefixtures("database")
@@ -126,3 +132,74 @@ def test_without_the_repositories_disk_nothing_is_restored(main, repository, roo
     root.rename(root.with_suffix(".away"))
 
     assert "is not a folder" in main("refs", "restore", *numbers()).complaint
+
+
+def test_nothing_is_restored_unless_the_act_can_be_written(main, repository):
+    database.execute_sql(
+        "create trigger unwritten before insert on audit_acts for each row execute function audit_refuse()"
+    )
+    try:
+        result = main("refs", "restore", *numbers())
+    finally:
+        database.execute_sql("drop trigger unwritten on audit_acts")
+
+    assert (result.status, set(repository.refs())) == (1, {"refs/heads/main", "refs/keep"})
+
+
+def test_what_git_was_asked_for_is_an_act_also_where_git_fails(main, repository, tmp_path, monkeypatch):
+    stand_in(tmp_path / "bin", monkeypatch, 'case "$*" in *update-ref*) exit 128;; esac; exec $GIT "$@"')
+
+    result = main("refs", "restore", *numbers())
+
+    assert (result.status, Act.select().count(), "0 of 2 were restored" in result.stdout) == (1, 1, True)
+
+
+def test_what_was_restored_before_the_disk_went_is_said(main, repository, root, tmp_path, monkeypatch):
+    other = Bare(root, "group/other.git")
+    other.loose("refs/c")
+    Project.create(id=8, disk_path=other.disk_path)
+    delete(8, "refs/c")
+    gone = f'$GIT "$@"; status=$?; rm {root}/{NAME}; exit $status'
+    stand_in(tmp_path / "bin", monkeypatch, f'case "$*" in *{other.path}*cat-file*) {gone};; esac; exec $GIT "$@"')
+
+    result = main("refs", "restore", *numbers())
+
+    assert (result.status, "refs/a at" in result.stdout, NAME in result.stderr) == (1, True, True)
+
+
+LONG = "refs/" + "/".join(["long" * 20] * 10)
+
+
+def test_refs_are_printed_whole_on_a_narrow_terminal(repository, environment):
+    repository.loose(LONG)
+    delete(7, LONG)
+
+    status, screen = on_a_terminal(environment() | {"COLUMNS": "80"}, "", "refs", "restore", f"7:{LONG}", "--dry-run")
+
+    assert (status, f"{LONG} at {repository.one}: would be restored" in screen) == (0, True)
+
+
+@pytest.mark.parametrize("ref", ["refs/it's", "refs/$(touch x) y", "refs/\u200f\u2028", LONG])
+def test_the_command_for_a_symbolic_ref_can_be_copied(main, repository, ref):
+    ref = ref.replace(" ", "-")
+    repository.loose(ref, value="ref: refs/keep")
+    delete(7, ref)
+
+    result = main("refs", "restore", f"7:{ref}")
+    (command,) = [line for line in result.stdout.splitlines() if line.lstrip().startswith("git ")]
+    subprocess.run(["bash", "-c", command], env=os.environ | {"GIT_DIR": str(repository.path)}, check=True)
+
+    assert repository.refs()[ref] == "ref: refs/keep"
+    assert all(line.isprintable() for line in result.stdout.splitlines())
+
+
+def test_two_names_that_look_alike_are_shown_apart_and_json_has_them_whole(main, repository):
+    names = ["refs/x\u200f", r"refs/x\u200f".replace("\\", "-"), "refs/x"]
+    repository.loose(*names)
+    delete(7, *names)
+    words = [f"7:{name}" for name in names]
+
+    shown, told = main("refs", "restore", *words, "--dry-run"), main("refs", "restore", *words, "--dry-run", "--json")
+
+    assert r"refs/x\u200f at" in shown.stdout
+    assert {entry["ref"] for entry in told.json["entries"]} == set(names)

@@ -13,7 +13,7 @@ from forgekeeper.connections import client
 from forgekeeper.database import database, now
 from forgekeeper.storage import sentinel, stores
 from forgekeeper.storage.objects import StoreUnavailable
-from forgekeeper.storage.outbox import Chosen, DeletedObject, parted
+from forgekeeper.storage.outbox import DeletedObject, parted
 from models import JobArtifact
 from tests.harness.audited import gone, interrupted_at, lines, unclosed
 from tests.harness.installation import INSTALLATION
@@ -169,7 +169,7 @@ def test_what_is_held_back_is_no_claim_s_any_more():
     numbers = [DeletedObject.create(project_id=7, store_dir="", file=file, pick_up_at=now() - HOUR).id for file in "ab"]
     claimed = DeletedObject.claim_due(now(), visibility=HOUR, limit=10)
 
-    DeletedObject.hold(Chosen(paths=["a"]))
+    DeletedObject.hold(numbers[:1], visibility=HOUR)
 
     assert DeletedObject.still_ours(claimed) == {numbers[1]}
 

@@ -1,6 +1,9 @@
-"""Refs are made anew as they were, and nothing that is there is touched."""
+"""Refs are restored as they were, and nothing that is there is touched."""
 
+import os
 import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -64,7 +67,7 @@ def test_of_a_symbolic_ref_it_is_said_how_it_is_made_anew(repository):
     (outcome,) = restore(repository, deleted(repository, "refs/it's")).values()
 
     assert outcome.state == "symbolic"
-    assert """`git symbolic-ref 'refs/it'"'"'s' refs/target`""" in outcome.reason
+    assert outcome.command == ("git", "symbolic-ref", "refs/it's", "refs/target")
 
 
 def test_a_ref_that_exists_again_is_left(repository):
@@ -192,3 +195,77 @@ def test_without_the_repository_or_the_root_nothing_is_said(repository):
     (repository.root / NAME).unlink()
     with pytest.raises(RootUnavailable):
         restore(repository, {"refs/x": repository.one})
+
+
+def test_a_dry_run_looks_where_a_link_leads(repository, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (repository.path / "refs/mr").symlink_to(tmp_path / "elsewhere")
+
+    with pytest.raises(RepositoryFailed, match="symbolic link"):
+        restore(repository, {"refs/mr/1": repository.one}, dry_run=True)
+
+
+def test_nothing_is_written_where_a_link_leads_that_was_put_there_after_the_look(repository, tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    link = f"ln -s {tmp_path}/elsewhere {repository.path}/refs/mr"
+    stand_in(tmp_path / "bin", monkeypatch, f'case "$*" in *cat-file*) {link};; esac; exec $GIT "$@"')
+
+    with pytest.raises(RepositoryFailed, match="symbolic link"):
+        restore(repository, {"refs/mr/1": repository.one})
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_what_was_written_into_another_repository_is_not_said_to_be_restored(repository, tmp_path, monkeypatch):
+    swap = f'$GIT "$@"; mv {repository.path} {tmp_path}/away; mkdir {repository.path}; exit'
+    stand_in(tmp_path / "bin", monkeypatch, f'case "$*" in *update-ref*) {swap};; esac; exec $GIT "$@"')
+
+    with pytest.raises(RepositoryFailed, match="another directory"):
+        restore(repository, {"refs/x": repository.one})
+
+
+@pytest.mark.parametrize("command", ["cat-file", "update-ref"])
+def test_where_git_fails_since_the_disk_has_gone_that_is_said(repository, tmp_path, monkeypatch, command):
+    fail = f"rm {repository.root}/{NAME}; echo 'fatal: no such thing' >&2; exit 128"
+    stand_in(tmp_path / "bin", monkeypatch, f'case "$*" in *{command}*) {fail};; esac; exec $GIT "$@"')
+
+    with pytest.raises(RootUnavailable):
+        restore(repository, {"refs/x": repository.one})
+
+
+def test_what_is_about_to_be_made_is_said_before_git_is_asked(repository):
+    repository.loose("refs/there")
+    seen = []
+
+    restore(
+        repository,
+        {"refs/x": repository.one, "refs/there": repository.one},
+        before=lambda refs: seen.append((refs, set(repository.refs()))),
+    )
+
+    assert seen == [({"refs/x": repository.one}, {"refs/heads/main", "refs/there"})]
+
+
+def test_what_cannot_be_said_before_is_not_made(repository):
+    with pytest.raises(ZeroDivisionError):
+        restore(repository, {"refs/x": repository.one}, before=lambda _: 1 / 0)
+    assert "refs/x" not in repository.refs()
+
+
+def test_where_nothing_can_be_made_nothing_is_said_before(repository):
+    restore(repository, {"refs/x": NOBODY}, before=lambda _: 1 / 0)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a repository away")
+def test_what_root_restores_belongs_to_whom_the_repository_belongs():
+    owner, group = 65_534, 65_533
+    # Pytest's own folders are for root alone.
+    with TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        repository = Bare(put_root(Path(folder, "repositories")))
+        for path in [repository.path, *repository.path.rglob("*")]:
+            os.chown(path, owner, group)
+
+        assert states(repository, {"refs/new/x": repository.one}) == {"refs/new/x": "restored"}
+        found = [repository.path, *repository.path.rglob("*")]
+        assert {(path.lstat().st_uid, path.lstat().st_gid) for path in found} == {(owner, group)}
+        assert repository.git("rev-parse", "refs/new/x") == repository.one

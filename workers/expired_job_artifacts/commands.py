@@ -8,15 +8,18 @@ import typer
 
 from forgekeeper.audit import acts
 from forgekeeper.cli.connection import connected
-from forgekeeper.cli.console import All, Json, answer, emit, moment, out, table, wrong_use
+from forgekeeper.cli.console import All, Json, answer, emit, emit_long, moment, table, write, wrong_use
 from forgekeeper.cli.objects import objects
-from forgekeeper.database import database
+from forgekeeper.database.paged import Paged
 from workers.expired_job_artifacts import bucket_states, holding
-from workers.expired_job_artifacts.holding import Held
+from workers.expired_job_artifacts.holding import Held, Which
+from workers.expired_job_artifacts.script import statements
 
 Project = Annotated[int | None, typer.Option(metavar="P", help="Of the artifacts of this project.")]
 Run = Annotated[int | None, typer.Option(metavar="N", help="Of the artifacts that this run has destroyed.")]
 BATCH = "delete_objects"
+MOST = 10_000
+"""So many objects are named in an act at most."""
 
 
 def buckets(json: Json = False) -> None:
@@ -39,24 +42,23 @@ def objects_hold(project: Project = None, run: Run = None, json: Json = False) -
     """Hold back objects of artifacts that were destroyed wrongly, and print the SQL that inserts the rows back.
 
     That is possible until the objects go: FORGEKEEPER_OBJECT_GRACE after the artifacts.  The rows are as the audit
-    has them.  No run deletes what is held, until `unhold`.
+    has them.  No run deletes what is held, until `unhold`.  The SQL is for `psql -X -v ON_ERROR_STOP=1 -f FILE`.
     """
     if (project is None) == (run is None):
         wrong_use("say --project P or --run N")
-    with connected("objects"):
-        with database.atomic():
-            held = holding.hold(project=project, run=run)
-            acts.record(
-                "objects hold", _what(project, run), batch=BATCH, after={"held": len(held.objects), **_ids(held)}
-            )
-        statements = list(holding.statements(held.artifacts))
-    if json:
-        counts = {"held": len(held.objects), "lost": held.lost, "too_late": held.too_late}
-        emit({**counts, "artifacts": held.artifacts, "statements": statements})
-        return
-    for line in [*_comments(held, project, run), "begin;", *statements, "commit;"]:
-        for part in line.splitlines():
-            out.print(part)
+    which = Which(project, run)
+    with connected("objects") as settings, holding.chosen(which) as chosen:
+        # Before anything is held: what cannot be recorded does not happen.
+        acts.record("objects hold", _what(which), batch=BATCH, after={"held": len(chosen), **_ids(chosen)})
+        audited = settings.audits(BATCH)
+        with holding.hold(which, chosen, settings.object_visibility, audited=audited) as held:
+            if json:
+                counts = {"held": held.objects, "lost": held.lost, "too_late": held.too_late}
+                artifacts = (one for page in held.rows() for one in page)
+                emit_long(counts, artifacts=artifacts, statements=statements(held.rows()))
+                return
+            for line in (*_comments(held), *(statements(held.rows()) if held.artifacts else ())):
+                write(line)
 
 
 @objects.command("unhold")
@@ -64,34 +66,37 @@ def objects_unhold(project: Project = None, run: Run = None, everything: All = F
     """Let go what `hold` has held back: it is deleted FORGEKEEPER_OBJECT_GRACE later, unless an artifact names it."""
     if [project is not None, run is not None, everything].count(True) != 1:
         wrong_use("say --project P, --run N or --all")
-    with connected("objects") as settings, database.atomic():
-        count = holding.unhold(settings.object_grace, project=project, run=run)
-        acts.record("objects unhold", _what(project, run), batch=BATCH, after={"let_go": count})
+    which = Which(project, run)
+    with connected("objects") as settings, holding.held(which) as held:
+        acts.record("objects unhold", _what(which), batch=BATCH, after={"let_go": len(held)})
+        count = holding.unhold(held, settings.object_grace)
     answer({"let_go": count}, f"{count} are held back no longer", json=json)
 
 
-def _what(project: int | None, run: int | None) -> str:
-    if run is not None:
-        return f"run:{run}"
-    return "all" if project is None else f"project:{project}"
+def _what(which: Which) -> str:
+    if which.run is not None:
+        return f"run:{which.run}"
+    return "all" if which.project is None else f"project:{which.project}"
 
 
-def _ids(held: Held) -> dict[str, Any]:
+def _ids(chosen: Paged) -> dict[str, Any]:
     """Return the ids of the objects, unless they are too many for an act."""
-    return {"objects": list(held.objects)} if len(held.objects) <= 10_000 else {}
+    return {"objects": [number for (number,) in next(chosen.pages(MOST), [])]} if len(chosen) <= MOST else {}
 
 
-def _comments(held: Held, project: int | None, run: int | None) -> list[str]:
+def _comments(held: Held) -> list[str]:
     """Say in SQL's comments what was held, and what to think of before the rows go back."""
+    project, run, *_ = held.which
     option = f"--run {run}" if run is not None else f"--project {project}"
-    said = [f"{len(held.objects)} objects are held back until `forgekeeper objects unhold {option}`"]
+    said = [f"{held.objects} objects are held back until `forgekeeper objects unhold {option}`"]
     if held.too_late:
-        said.append(f"{held.too_late} of them a run is at just now: ask again, they may be lost")
+        said.append(f"{held.too_late} of them a run may be deleting: ask again when it has ended, they may be lost")
     if held.lost:
-        said.append(f"{held.lost} more artifacts were destroyed whose objects are not in the outbox any more")
+        said.append(f"{held.lost} more artifacts were destroyed whose objects are gone, or not in the outbox any more")
     if held.artifacts:
-        said.append(f"{len(held.artifacts)} artifacts as they were: expired, so that the next run destroys them again")
+        said.append(f"{held.artifacts} artifacts as they were: expired, so that the next run destroys them again")
         said.append("`forgekeeper stop expired_job_artifacts` before, and give them another expire_at")
+        said.append("all or nothing: `psql -X -v ON_ERROR_STOP=1 -f FILE`, as who owns the tables")
     else:
         said.append("the audit knows of no artifacts that belong to them: there is nothing to insert")
     return [f"-- {line}" for line in said]

@@ -6,13 +6,29 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import typer
+from peewee import PeeweeException
 
 from forgekeeper.audit import acts
 from forgekeeper.cli.connection import connected
-from forgekeeper.cli.console import FAILED, All, Json, Problem, answer, emit, moment, out, table, wrong_use
+from forgekeeper.cli.console import (
+    FAILED,
+    All,
+    Json,
+    Problem,
+    answer,
+    emit,
+    moment,
+    out,
+    shell,
+    table,
+    visible,
+    write,
+    wrong_use,
+)
 from forgekeeper.database import database
 from forgekeeper.storage.git_repository import RootUnavailable
 from forgekeeper.storage.git_restore import POSSIBLE, RESTORED, Restored
+from metrics.redaction import printable
 from models import GitRefDeletion
 from workers.git_ref_cleanup import deletions, restoring
 from workers.git_ref_cleanup.restoring import Deleted
@@ -79,7 +95,7 @@ def refs_restore(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what could be restored, and make nothing.")] = False,
     json: Json = False,
 ) -> None:
-    """Make deleted refs anew, at what the audit says that they were.
+    """Restore deleted refs, at what the audit says that they were.
 
     That is possible while git still has their objects: until its next `gc` that prunes them, by default two weeks.
     A ref that is there again is left as it is.  Exit status 0 only if every one was restored.
@@ -94,35 +110,38 @@ def refs_restore(
         found = restoring.deleted(asked)
         if not found:
             raise Problem("the audit knows of no such ref that was deleted; `forgekeeper audit` shows what it knows")
+        became = list[tuple[Deleted, Restored]]()
+        unknown = [number for number in asked.ids if number not in {one.id for one in found}]
         try:
-            became = list(restoring.restore(found, settings, dry_run=dry_run))
-        except RootUnavailable as error:
-            raise Problem(str(error)) from None
-        _record(became)
-    unknown = [number for number in asked.ids if number not in {one.id for one in found}]
-    _say(became, unknown, dry_run=dry_run, json=json)
+            became.extend(restoring.restore(found, settings, dry_run=dry_run))
+        except (RootUnavailable, PeeweeException) as error:
+            # What was restored before is on standard output all the same.
+            if became:
+                _say(became, unknown, dry_run=dry_run, json=json)
+            if isinstance(error, RootUnavailable):
+                raise Problem(str(error)) from None
+            raise
+    if _say(became, unknown, dry_run=dry_run, json=json) < len(became) + len(unknown):
+        raise typer.Exit(FAILED)
 
 
-def _record(became: Sequence[tuple[Deleted, Restored]]) -> None:
-    """Record what was made, an act for each project."""
-    made: dict[int, dict[str, str]] = {}
-    for one, outcome in became:
-        if outcome == RESTORED:
-            made.setdefault(one.project_id, {})[one.ref] = one.oid
-    for project, refs in made.items():
-        acts.record("refs restore", f"project:{project}", batch="git_ref_cleanup", after={"refs": refs})
-
-
-def _say(became: Sequence[tuple[Deleted, Restored]], unknown: Sequence[int], *, dry_run: bool, json: bool) -> None:
+def _say(became: Sequence[tuple[Deleted, Restored]], unknown: Sequence[int], *, dry_run: bool, json: bool) -> int:
+    """Say what became of each, in lines that no terminal cuts; return how many were restored, or could be."""
     done = sum(outcome in (RESTORED, POSSIBLE) for _, outcome in became)
     if json:
-        entries = [one._asdict() | {"state": outcome.state, "reason": outcome.reason} for one, outcome in became]
+        entries = [
+            one._asdict() | {"state": outcome.state, "reason": outcome.reason, "command": outcome.command}
+            for one, outcome in became
+        ]
         emit({"restored": 0 if dry_run else done, "dry_run": dry_run, "entries": entries, "unknown": unknown})
-    else:
-        rows = ((one.id, one.project_id, one.ref, one.oid, outcome.state, outcome.reason) for one, outcome in became)
-        table("", ("id", "project", "ref", "was", "state", "because"), rows)
-        for number in unknown:
-            out.print(f"the audit knows of no ref that was deleted for {number}")
-        out.print(f"{done} of {len(became) + len(unknown)} {'could be' if dry_run else 'were'} restored")
-    if done < len(became) + len(unknown):
-        raise typer.Exit(FAILED)
+        return done
+    for one, outcome in became:
+        write(f"deletion {one.id}, project {one.project_id}, {visible(one.ref)} at {visible(one.oid)}: {outcome.state}")
+        if outcome.reason:
+            write(f"    {printable(outcome.reason)}")
+        if outcome.command:
+            write(f"    {shell(outcome.command)}")
+    for number in unknown:
+        write(f"the audit knows of no ref that was deleted for {number}")
+    write(f"{done} of {len(became) + len(unknown)} {'could be' if dry_run else 'were'} restored")
+    return done

@@ -1,13 +1,15 @@
-"""Make deleted refs anew, at what the audit says that they were (batch 58)."""
+"""Restore deleted refs, at what the audit says that they were (batch 58)."""
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any, NamedTuple
 
+from forgekeeper.audit import acts
 from forgekeeper.audit.deletions import hashed
 from forgekeeper.database import database
 from forgekeeper.settings import Settings
@@ -82,7 +84,9 @@ def deleted(asked: Asked) -> list[Deleted]:
 
 
 def restore(found: Sequence[Deleted], settings: Settings, *, dry_run: bool) -> Iterator[tuple[Deleted, Restored]]:
-    """Make the refs anew, a project at a time; say of each what became of it.
+    """Restore the refs, a project at a time; say of each what became of it.
+
+    The act is recorded before git is asked; where it cannot be, nothing is restored.
 
     Raises `RootUnavailable`.
     """
@@ -95,12 +99,17 @@ def restore(found: Sequence[Deleted], settings: Settings, *, dry_run: bool) -> I
         else:
             wanted, until = {ref: one.oid for ref, one in refs.items()}, time.monotonic() + PATIENCE
             try:
-                became = git_restore.restore(root, paths[project], wanted, until=until, dry_run=dry_run)
+                before = partial(_record, project)
+                became = git_restore.restore(root, paths[project], wanted, until=until, dry_run=dry_run, before=before)
             except RootUnavailable:
                 raise
             except GitError as error:
                 became = dict.fromkeys(refs, Restored("refused", str(error)))
         yield from ((one, became[ref]) for ref, one in refs.items())
+
+
+def _record(project: int, refs: Mapping[str, str]) -> None:
+    acts.record("refs restore", f"project:{project}", batch="git_ref_cleanup", after={"refs": dict(refs)})
 
 
 def _each(at: datetime, run: int | None, ids: Sequence[int], detail: dict[str, Any]) -> Iterator[Deleted]:

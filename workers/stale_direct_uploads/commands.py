@@ -9,7 +9,7 @@ import typer
 
 from forgekeeper.audit import acts
 from forgekeeper.cli.connection import connected, require_redis
-from forgekeeper.cli.console import All, Json, Problem, answer, emit, moment, out, table, wrong_use
+from forgekeeper.cli.console import All, Json, Problem, answer, emit, moment, out, table, visible, write, wrong_use
 from forgekeeper.connections import client
 from forgekeeper.database import now
 from forgekeeper.settings import Settings
@@ -110,7 +110,7 @@ def uploads_reconcile(
         emit({**counts, "orphans": found.orphans, "registered": registered, "due": due, "refused": refusal})
         return
     for path in found.orphans:
-        out.print(path)
+        write(visible(path))
     out.print(
         f"{found.examined} objects older than a day, {len(found.orphans)} named by nothing, "
         f"{registered} put into the register"
@@ -154,7 +154,7 @@ def uploads_forget(
         emit({"forgotten": forgotten, "too_late": too_late})
         return
     for member in forgotten:
-        out.print(member)
+        write(visible(member))
     out.print(f"{len(forgotten)} forgotten" + (f", too late for {len(too_late)}" if too_late else ""))
 
 

@@ -260,6 +260,17 @@ def test_while_a_store_is_away_what_a_crash_left_there_stays_open(folder):
     assert unclosed() == 1
 
 
+def test_what_is_open_is_closed_page_by_page_until_none_is_left(run, store):
+    earlier = Audit("delete_objects", on=True)
+    for number in range(101):
+        earlier.intent(OBJECT, ids=[number], names=[f"a/{number}"], path=[f"a/{number}"], project_id=7, due=None)
+
+    run(delete_objects)
+
+    assert unclosed() == 0
+    assert len(gone(OBJECT, "path")) == 101
+
+
 # Both
 
 

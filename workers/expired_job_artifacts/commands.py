@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Annotated, Any
 
 import typer
@@ -57,7 +58,7 @@ def objects_hold(project: Project = None, run: Run = None, json: Json = False) -
                 artifacts = (one for page in held.rows() for one in page)
                 emit_long(counts, artifacts=artifacts, statements=statements(held.rows()))
                 return
-            for line in (*_comments(held), *(statements(held.rows()) if held.artifacts else ())):
+            for line in chain(_comments(held), statements(held.rows()) if held.artifacts else ()):
                 write(line)
 
 

@@ -61,8 +61,9 @@ def test_the_runs_of_a_day_delete_as_much_as_its_limit(database):
     assert runs[-1].result["stopped"] == "max_per_day"
 
 
-def test_where_nothing_is_limited_nothing_is_asked_about_limits():
-    assert brakes_of(STATUSES, STATUSES.outcome()).allowed(100) == 100  # without a connection
+def test_where_nothing_is_limited_nothing_is_reserved(database):
+    assert brakes_of(STATUSES, STATUSES.outcome()).allowed(100) == 100
+    assert not RunTotal.select().exists()
 
 
 def together(count, work):

@@ -118,15 +118,16 @@ def test_what_is_lifted_is_of_these_kinds_and_by_this_person():
 
 
 def _hold(run):
-    with database.connection_context():
+    with database.connection_context(), database.atomic():
+        database.execute_sql("set local lock_timeout = '30s'")
         return JobRun.hold(run, {"skipped": "held"}, kind="breaker", sentence="9 of 10")
 
 
-def _waits_for_a_lock(cursor):
-    cursor.execute(
+def _somebody_waits_for_a_lock():
+    look = (
         "select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock')"
     )
-    return cursor.fetchone()[0]
+    return database.execute_sql(look).fetchone()[0]
 
 
 def test_a_release_before_the_run_does_not_keep_it_from_being_held():
@@ -152,7 +153,7 @@ def test_a_hold_waits_for_a_release_that_is_about_to_be_committed(urls):
         another.execute("update batches set released_at = clock_timestamp() where name = %s", (NAME,))
         with ThreadPoolExecutor(1) as pool:
             held = pool.submit(_hold, run)
-            waited = wait_until(lambda: _waits_for_a_lock(another), 20)
+            waited = wait_until(_somebody_waits_for_a_lock, 20)
             connection.commit()
             assert (waited, held.result(20)) == (True, True)
 

@@ -205,6 +205,16 @@ def test_an_object_that_was_deleted_before_its_row_could_go_is_lost(main):
     assert ([one["file_final_path"] for one in result["artifacts"]], result["lost"]) == (["there"], 1)
 
 
+def test_of_an_artifact_that_had_no_object_none_is_lost(main, psql):
+    before = destroyed("", "there")
+
+    result = main("objects", "hold", "--run", str(RUN), "--json").json
+
+    assert (result["held"], result["lost"]) == (1, 0)
+    psql("\n".join(result["statements"]))
+    assert rows() == before
+
+
 def test_too_late_is_said_of_an_intent_of_any_age(main):
     destroyed("a", "b")
     number = DeletedObject.get(DeletedObject.file == "a").id

@@ -51,7 +51,8 @@ DESTROYED = f"""
         from audit_deletions
         where record = '{RECORD}' and phase in ('done', 'outcome') and {{lines}}
     ), artifacts as (
-        select distinct on (one.id) one.id, lines.id as line, place, coalesce(one.path, the_path) as path
+        select distinct on (one.id) one.id, lines.id as line, place,
+            nullif(coalesce(one.path, the_path), '') as path
         from lines, {EACH.format("path", ", jsonb_array_elements_text(all_project_id)")}
             as one (id, path, project_id, place)
         where {{artifacts}}

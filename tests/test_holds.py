@@ -3,7 +3,6 @@
 Statements of an older version stand here as it has them.
 """
 
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import timedelta
 
@@ -11,10 +10,8 @@ import psycopg2
 import pytest
 
 from forgekeeper.database import database, now
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.holds import BRAKES, BY_PEOPLE, Hold
-from forgekeeper.runs.ledger import JobRun
 
 NAME = "user_status_cleanup"
 HOUR = timedelta(hours=1)
@@ -112,60 +109,6 @@ def test_what_is_lifted_is_of_these_kinds_and_by_this_person():
 
     assert [(hold.kind, hold.by) for hold in Hold.lift(NAME, BY_PEOPLE, by="bob")] == [("pause", "bob")]
     assert standing() == [("pause", "alice"), ("breaker", "alice"), ("breaker", "bob")]
-
-
-# A release beside the breaker
-
-
-def _hold(run):
-    with database.connection_context(), database.atomic():
-        database.execute_sql("set local lock_timeout = '30s'")
-        return JobRun.hold(run, {"skipped": "held"}, kind="breaker", sentence="9 of 10")
-
-
-def _somebody_waits_for_a_lock():
-    look = (
-        "select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock')"
-    )
-    return database.execute_sql(look).fetchone()[0]
-
-
-def test_a_release_before_the_run_does_not_keep_it_from_being_held():
-    Batch.release(NAME, reason="I looked", by="alice")
-
-    JobRun.hold(JobRun.start_here(NAME, by="worker"), {}, kind="breaker", sentence="9 of 10")
-
-    assert standing() == [("breaker", "worker")]
-
-
-def test_a_release_between_the_breaker_s_look_and_its_hold_is_not_lost():
-    run = JobRun.start_here(NAME, by="worker")
-    Batch.release(NAME, reason="I looked", by="alice")
-
-    JobRun.hold(run, {}, kind="breaker", sentence="9 of 10")
-
-    assert (Hold.why(NAME), JobRun.get_by_id(run.id).reason, row().released_run) == (None, "held", None)
-
-
-def test_a_hold_waits_for_a_release_that_is_about_to_be_committed(urls):
-    run = JobRun.start_here(NAME, by="worker")
-    with closing(psycopg2.connect(urls.database)) as connection, connection.cursor() as another:
-        another.execute("update batches set released_at = clock_timestamp() where name = %s", (NAME,))
-        with ThreadPoolExecutor(1) as pool:
-            held = pool.submit(_hold, run)
-            waited = wait_until(_somebody_waits_for_a_lock, 20)
-            connection.commit()
-            assert (waited, held.result(20)) == (True, True)
-
-    assert Hold.why(NAME) is None
-
-
-def test_a_release_of_a_clock_that_was_ahead_is_set_right():
-    Batch.update(released_at=now() + 24 * HOUR).execute()
-
-    Batch.set_right(NAME)
-
-    assert row().released_at <= now()
 
 
 # Older versions

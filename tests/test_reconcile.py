@@ -311,14 +311,14 @@ def test_a_retry_of_a_run_by_hand_does_not_wait_for_a_time_that_only_a_wrong_clo
     assert sent() == [run.id]
 
 
-def test_a_batch_registered_released_and_paused_while_the_clock_was_ahead_is_not_new_for_a_day():
-    Batch.update(registered_at=TOMORROW, released_at=TOMORROW).execute()
+def test_a_batch_registered_and_paused_while_the_clock_was_ahead_is_not_new_for_a_day():
+    Batch.update(registered_at=TOMORROW).execute()
     Hold.insert(batch=NAME, kind="pause", by="me", since=TOMORROW, until=DAWN).execute()
 
     at(NOON)
     at(NOON + MINUTE)
 
-    assert (Batch.get().registered_at, Batch.get().released_at, Hold.get().since) == (NOON, NOON, NOON)
+    assert (Batch.get().registered_at, Hold.get().since) == (NOON, NOON)
     assert rows("enqueued") == {NOON + MINUTE}
 
 

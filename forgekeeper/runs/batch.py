@@ -62,12 +62,9 @@ class Batch(Base):
 
     @classmethod
     def set_right(cls, name: str) -> None:
-        """Correct times of the past that lie in the future: the clock was ahead when they were written."""
+        """Correct a registration that lies in the future: the clock was ahead when it was written."""
         now = pw.fn.clock_timestamp()
-        past = (cls.registered_at, cls.released_at)
-        values = {field: pw.Case(None, [(field > now, now)], field) for field in past}
-        ahead = pw.fn.greatest(*past) > now
-        cls.update(values).where(cls.name == name, ahead).execute()
+        cls.update(registered_at=now).where(cls.name == name, cls.registered_at > now).execute()
 
     @classmethod
     def all_blocked(cls) -> pw.ModelSelect[Batch]:

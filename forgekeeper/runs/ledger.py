@@ -128,7 +128,7 @@ AT_REST = f"""
         blocked_since is not null and exists ({BLOCKED_RUN})
     from batches
     where name = %(batch)s
-      and greatest(registered_at, released_at) <= clock_timestamp()
+      and registered_at <= clock_timestamp()
       and not exists (select from holds where holds.batch = %(batch)s and since > clock_timestamp())
       and not exists (
           select from job_runs where batch = %(batch)s and state in ('claimed', 'enqueued', 'started')
@@ -213,21 +213,17 @@ BLOCK = f"""
     ), totalled as ({TOTALLED})
     select id from closed
 """
-# Nothing was done: it is a skip, by a brake, which holds the batch from here on; unless it was released since the brake
-# looked: then its next run is let go.  Whoever releases it just now is waited for, or finds the hold.
+# Nothing was done: it is a skip, by a brake, which holds the batch from here on.
 HOLD = f"""
     with closed as (
         update job_runs set state = 'skipped', reason = 'held', result = {RESULT.format("%(result)s::jsonb")},
             finished_at = clock_timestamp(), error = null
         where id = %(id)s and attempt_token = %(token)s and state = 'started'
-        returning id, batch, started_by, started_at
-    ), released as (
-        select released_at, released_run from batches where name = (select batch from closed) for no key update
+        returning id, batch, started_by
     ), noted as (
         insert into holds (batch, kind, reason, by)
         select batch, %(kind)s, %(sentence)s, coalesce(started_by, 'unknown') from closed
         where not exists (select from holds where holds.batch = closed.batch and kind = %(kind)s)
-          and not exists (select from released where released_run is null and released_at > started_at)
     )
     select id from closed
 """

@@ -49,7 +49,9 @@ def give(batch: str, *, reason: str, by: str, expect: int | None) -> list[Hold]:
     with database.atomic():
         lifted = Hold.lift(batch, BRAKES)
         if lifted:
-            database.execute_sql(GIVE, {"batch": batch, "reason": one_line(reason), "by": one_line(by), "expect": expect})
+            database.execute_sql(
+                GIVE, {"batch": batch, "reason": one_line(reason), "by": one_line(by), "expect": expect}
+            )
     return lifted
 
 

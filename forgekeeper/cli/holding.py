@@ -19,7 +19,7 @@ from forgekeeper.audit import acts
 from forgekeeper.batches import BATCHES
 from forgekeeper.cli import still_at_work, times
 from forgekeeper.cli.connection import batch_named, connected
-from forgekeeper.cli.console import FAILED, Json, Problem, emit, err, moment, out, wrong_use
+from forgekeeper.cli.console import FAILED, HELD, Json, Problem, emit, err, moment, out, wrong_use
 from forgekeeper.cli.failures import sentence
 from forgekeeper.cli.running import Names
 from forgekeeper.database import database, now, sqlstate
@@ -28,8 +28,6 @@ from forgekeeper.runs.holds import BRAKES, BY_PEOPLE, Hold, Kind
 from forgekeeper.runs.ledger import JobRun
 from metrics.redaction import clean, one_line
 
-HELD = 3
-"""Exit status: the batch is held back, by somebody else."""
 UNDEFINED_TABLE = "42P01"
 
 All = Annotated[bool, typer.Option("--all", help="Every batch.")]
@@ -64,8 +62,8 @@ def pause(
     with connected("pause", redis_needed=False):
         end = _end(when)
         why = _reason(reason, "the pause")
-        known = _known(names)
-        failed = _each(known, lambda name: _held(name, "pause", reason=why, until=end))
+        known, since = _known(names), now()
+        failed = _each_unless_refused(known, lambda name: _held(name, "pause", reason=why, since=since, until=end))
     done = [name for name in known if name not in failed]
     answers = [{"batch": name, "paused": True, "until": end, "reason": why} for name in done]
     sentences = [f"{name} is paused until {moment(end) if end else f'`forgekeeper resume {name}`'}" for name in done]
@@ -92,8 +90,8 @@ def stop(
     with connected("stop", migrated=False, redis_needed=False):
         end = _end(when)
         with _migrated_enough():
-            known = _known(names)
-            failed = _each(known, lambda name: _held(name, "stop", reason=why, until=end))
+            known, begun = _known(names), now()
+            failed = _each_unless_refused(known, lambda name: _held(name, "stop", reason=why, since=begun, until=end))
         since, done = now(), [name for name in known if name not in failed]
         if not json:
             lasts = "nothing of it starts until " + (f"{moment(end)} or " if end else "")
@@ -168,7 +166,9 @@ def resume(
         if number is not None and Hold.get_or_none(Hold.id == number) is None:
             raise Problem(f"nothing holds a batch back that has number {number}; `forgekeeper status --json` has them")
         known = _known(names)
-        failed = _each(known, lambda name: _lifted(name, ended, whose=whose, number=number, reason=reason))
+        failed = _each_unless_refused(
+            known, lambda name: _lifted(name, ended, whose=whose, number=number, reason=reason)
+        )
         left = {name: Hold.standing(batch=name) for name in known}
     done = [name for name in known if name not in failed]
     _answer(
@@ -182,10 +182,10 @@ def resume(
         raise typer.Exit(HELD)
 
 
-def _held(name: str, kind: Kind, *, reason: str | None, until: datetime | None) -> None:
+def _held(name: str, kind: Kind, *, reason: str | None, since: datetime, until: datetime | None) -> None:
     """Hold the batch back, and record it."""
     before = _state(name)
-    Hold.add(name, kind, reason=reason, by=acts.who().name, until=until)
+    Hold.add(name, kind, reason=reason, by=acts.who().name, since=since, until=until)
     acts.record(kind, name, batch=name, reason=reason, before=before, after=_state(name))
 
 
@@ -209,6 +209,15 @@ def _each(names: Iterable[str], do: Callable[[str], None]) -> dict[str, str]:
             if sqlstate(error) == UNDEFINED_TABLE or (said := sentence(error)) is None:
                 raise
             failed[name] = said
+    return failed
+
+
+def _each_unless_refused(names: Sequence[str], do: Callable[[str], None]) -> dict[str, str]:
+    """Do it as `_each` does; raise `Problem` where it could be done to none of them, for one and the same reason."""
+    failed = _each(names, do)
+    causes = set(failed.values())
+    if len(causes) == 1 and len(failed) == len(names):
+        raise Problem(causes.pop())
     return failed
 
 

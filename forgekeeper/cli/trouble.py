@@ -51,11 +51,12 @@ def queues_without_worker(workers: Sequence[Process]) -> Iterator[str]:
 
 def together(sentences: Iterable[str]) -> Iterator[str]:
     """Yield one sentence for those that differ in nothing but the batch that they begin with."""
-    alike: dict[str, list[str]] = {}
+    alike: dict[str, set[str]] = {}
     for sentence in sentences:
         name = sentence.partition(" ")[0]
         known = name in BATCHES
-        alike.setdefault(sentence.replace(name, NAMED) if known else sentence, []).extend([name] if known else [])
-    for sentence, names in alike.items():
+        alike.setdefault(sentence.replace(name, NAMED) if known else sentence, set()).update({name} if known else ())
+    for sentence, named in alike.items():
+        names = [name for name in BATCHES if name in named]
         plural = sentence.replace(f"{NAMED} is ", f"{', '.join(names)} are ", 1) if len(names) > 1 else sentence
         yield plural.replace(NAMED, " ".join(names))

@@ -48,7 +48,7 @@ ADD = f"""
         returning kind, by, since, until
     )
     insert into holds (batch, kind, reason, by, since, until)
-    values (%(batch)s, %(kind)s, %(reason)s, %(by)s, least(clock_timestamp(),
+    values (%(batch)s, %(kind)s, %(reason)s, %(by)s, least(clock_timestamp(), %(since)s::timestamptz,
         (select min(since) from older where kind = %(kind)s and by = %(by)s and {STANDS})), %(until)s)
 """
 
@@ -74,13 +74,26 @@ class Hold(Base):
         table_name = "holds"
 
     @classmethod
-    def add(cls, batch: str, kind: Kind, *, reason: str | None, by: str, until: datetime | None = None) -> None:
-        """Hold the batch back, beside what others do; it takes the place of an older one of that kind by the same."""
+    def add(
+        cls,
+        batch: str,
+        kind: Kind,
+        *,
+        reason: str | None,
+        by: str,
+        since: datetime | None = None,
+        until: datetime | None = None,
+    ) -> None:
+        """Hold the batch back, beside what others do; it takes the place of an older one of that kind by the same.
+
+        It stands from now on; *since* is the moment that is shown where several batches are held back by one act.
+        """
         values = {
             "batch": batch,
             "kind": kind,
             "reason": reason and one_line(reason),
             "by": one_line(by),
+            "since": since,
             "until": until,
         }
         database.execute_sql(ADD, values)

@@ -29,6 +29,9 @@ OPTIONS = {"everything": "--all", "yes": "--yes", "prefix": "--prefix=uploads", 
 WHOSE = {"objects hold": "--project=1", "refs restore": "--run=1"}
 """Without these a command would refuse to do what it is there for."""
 
+AS_IT_IS = {"check": {"reason"}}
+"""Options that are left out: with a reason `check` would be refused, as it only looks."""
+
 
 def commands():
     """List the words that call each command, groups without a command included, and its declaration."""
@@ -43,7 +46,8 @@ def arguments(words, command):
         if part.param_type_name == "argument" and part.required
     ]
     given += [WHOSE[words]] if words in WHOSE else []
-    return given + [option for name, option in OPTIONS.items() if any(part.name == name for part in command.params)]
+    names = {part.name for part in command.params} - AS_IT_IS.get(words, set())
+    return given + [option for name, option in OPTIONS.items() if name in names]
 
 
 def serves(command):

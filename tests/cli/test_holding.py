@@ -391,6 +391,9 @@ SEEN = r"caf\udce9 \x1b[2J\x00\u202e"
 @pytest.mark.parametrize("command", ["pause", "stop", "release"])
 def test_a_reason_of_any_bytes_is_kept_escaped(main, database, command):
     Hold.add(OTHER, "pause", reason=None, by="nobody")
+    if command == "release":
+        Hold.add(NAME, "breaker", reason="9 of 10", by="worker-1:9")
+
     result = main(command, NAME, "--reason", ODD)
 
     assert (result.status, acts()[-1].reason) == (0, SEEN)

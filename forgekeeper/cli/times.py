@@ -8,6 +8,7 @@ from datetime import UTC, datetime, time, timedelta
 
 YEARS = range(2000, 9000)
 FORMS = "2026-11-20T08:30"
+FORMS_PAST = f"08:30, today 08:30 or {FORMS}"
 FORMS_TO_COME = f"+2h, 90m, 06:00, tomorrow 06:00 or {FORMS}"
 UNITS = {"d": "days", "h": "hours", "m": "minutes", "s": "seconds"}
 DURATION = re.compile(r"\+?(?:(?P<d>\d{1,6})d)?(?:(?P<h>\d{1,6})h)?(?:(?P<m>\d{1,6})m)?(?:(?P<s>\d{1,9})s)?", re.ASCII)
@@ -22,12 +23,12 @@ class NoTime(Exception):
     """The text is not a time; the message says what one looks like."""
 
 
-def instant(text: str) -> datetime:
+def instant(text: str, forms: str = FORMS) -> datetime:
     """Read an instant; without a zone it is in UTC.  Raises `NoTime`."""
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
-        raise NoTime(f"{text!r} is not a time: write it as {FORMS}, in UTC") from None
+        raise NoTime(f"{text!r} is not a time: write it as {forms}, in UTC") from None
     if found.year not in YEARS:
         raise _no_year(text)
     return found.astimezone(UTC) if found.tzinfo else found.replace(tzinfo=UTC)
@@ -37,9 +38,9 @@ def past(text: str) -> FromNow:
     """Read an instant; a time of day is the last one that has passed, seen from now.  Raises `NoTime`."""
     match = CLOCK.fullmatch(text.strip().lower())
     if match is None or match["day"] == "tomorrow":
-        fixed = instant(text)
+        fixed = instant(text, FORMS_PAST)
         return lambda _now: fixed
-    clock = _clock(text, match)
+    clock = _clock(text, match, FORMS_PAST)
 
     def at(now: datetime) -> datetime:
         today = datetime.combine(now.astimezone(UTC).date(), clock, UTC)
@@ -82,15 +83,15 @@ def _after(text: str, duration: timedelta) -> FromNow:
     return after
 
 
-def _clock(text: str, match: re.Match[str]) -> time:
+def _clock(text: str, match: re.Match[str], forms: str) -> time:
     try:
         return time(int(match["hour"]), int(match["minute"]), int(match["second"] or 0))
     except ValueError:
-        raise NoTime(f"{text!r} is not a time: write it as {FORMS_TO_COME}, in UTC") from None
+        raise NoTime(f"{text!r} is not a time: write it as {forms}, in UTC") from None
 
 
 def _at(text: str, match: re.Match[str]) -> FromNow:
-    clock, day = _clock(text, match), match["day"]
+    clock, day = _clock(text, match, FORMS_TO_COME), match["day"]
 
     def at(now: datetime) -> datetime:
         today = datetime.combine(now.astimezone(UTC).date(), clock, UTC)

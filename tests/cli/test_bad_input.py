@@ -26,7 +26,8 @@ NEED_SERVERS = [
 ]
 SERVE = [("scheduler",), ("worker",)]
 """They wait for servers; what the settings lack ends them like any other."""
-NEED_REDIS = [("send", NAME), ("status",)]
+HOLD = [("pause", NAME), ("resume", NAME)]
+"""What they change is in PostgreSQL: they need no Redis."""
 NEED_A_BATCH = ["run", "send", "ticks", "why", "pause", "resume"]
 
 
@@ -73,12 +74,17 @@ def test_a_process_that_cannot_reach_its_database_ends_with_status_1_and_one_sen
     assert result.complaint.startswith("cannot use PostgreSQL: ")
 
 
-@pytest.mark.parametrize("command", [*NEED_SERVERS, *SERVE], ids=words)
+@pytest.mark.parametrize("command", [one for one in [*NEED_SERVERS, *SERVE] if one not in HOLD], ids=words)
 def test_without_the_url_of_redis_a_command_names_the_setting(main, settings, command):
     result = main(*command, REDIS_URL=None)
 
     assert result.status == 2
     assert result.complaint.startswith("FORGEKEEPER_REDIS_URL is not set")
+
+
+@pytest.mark.parametrize("command", HOLD, ids=words)
+def test_without_the_url_of_redis_batches_are_held_back_and_let_go(main, database, command):
+    assert main(*command, "--reason", "a test", REDIS_URL=None).status == 0
 
 
 @pytest.mark.parametrize("command", [*NEED_SERVERS, ("migrate",), ("migrate", "--check")], ids=words)
@@ -108,15 +114,25 @@ def test_a_database_that_does_not_exist_is_named(main, settings, urls):
     assert '"elsewhere" does not exist' in result.complaint
 
 
-@pytest.mark.parametrize("command", NEED_REDIS, ids=words)
-def test_where_redis_does_not_listen_a_command_names_server_port_and_setting(main, database, closed_port, command):
-    result = main(*command, REDIS_URL=f"redis://forge:hunter2@127.0.0.1:{closed_port}/0")
+def test_where_redis_does_not_listen_a_command_names_server_port_and_setting(main, database, closed_port):
+    result = main("send", NAME, REDIS_URL=f"redis://forge:hunter2@127.0.0.1:{closed_port}/0")
 
     assert result.status == 1
     assert result.complaint.startswith("cannot use Redis: ")
     assert str(closed_port) in result.complaint
     assert result.complaint.endswith("; check FORGEKEEPER_REDIS_URL")
     assert "hunter2" not in result.complaint
+
+
+def test_where_redis_does_not_listen_status_warns_with_server_port_and_setting(main, database, closed_port):
+    result = main("status", "--json", REDIS_URL=f"redis://forge:hunter2@127.0.0.1:{closed_port}/0")
+
+    (warning,) = [one for one in result.json["warnings"] if "Redis" in one]
+    assert result.status == 0
+    assert warning.startswith("cannot use Redis: ")
+    assert str(closed_port) in warning
+    assert "; check FORGEKEEPER_REDIS_URL" in warning
+    assert "hunter2" not in result.stdout + result.stderr
 
 
 def test_where_redis_has_no_socket_a_command_names_the_socket(main, database):
@@ -175,7 +191,7 @@ def test_an_unknown_queue_is_refused_with_the_names_there_are(main, settings):
 
 @pytest.mark.parametrize(
     ("command", "forms"),
-    [(("why", NAME), ""), (("pause", NAME, "--until"), "+2h, 90m, 06:00, tomorrow 06:00 or ")],
+    [(("why", NAME), "08:30, today 08:30 or "), (("pause", NAME, "--until"), "+2h, 90m, 06:00, tomorrow 06:00 or ")],
     ids=words,
 )
 @pytest.mark.parametrize("time", ["tomorrow", "", "2026-13-01", "25:00"])

@@ -52,7 +52,10 @@ class Quarantined(Base):
     @classmethod
     def end(cls, batch: str, record: str, key: str) -> None:
         """Forget a child that ended well, or that a person has given up."""
-        cls.delete().where(cls.batch == batch, cls.record == record, cls.key == _text(key)).execute()
+        child = (cls.batch == batch) & (cls.record == record) & (cls.key == _text(key))
+        # Most have never failed: then a child only looks, and does not lock the table for writing.
+        if cls.select().where(child).exists():
+            cls.delete().where(child).execute()
 
     @classmethod
     def of(cls, batch: str, *, run: int | None = None) -> pw.ModelSelect[Quarantined]:

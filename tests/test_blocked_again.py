@@ -9,6 +9,7 @@ from forgekeeper import database as db
 from forgekeeper.batches import BATCHES
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.blocked import Blocked
+from forgekeeper.runs.holds import BRAKES, BY_PEOPLE, Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.reconcile import BLOCKED_AGAIN, TICK_AHEAD
 from tests.harness.ledger import start_run
@@ -134,10 +135,9 @@ def test_the_newest_tick_is_tried_again_and_none_before_it(block):
     assert (row().state, rows("enqueued")) == ("blocked", {NOON + HOUR})
 
 
-@pytest.mark.parametrize("hold_back", ["pause", "stop", "hold"])
-def test_a_batch_that_is_held_back_is_not_tried_again(block, hold_back):
-    facts = {"pause": {"until": None, "by": "me"}, "stop": {"by": "me"}, "hold": {"sentence": "much"}}
-    getattr(Batch, hold_back)(NAME, reason="rate", **facts[hold_back])
+@pytest.mark.parametrize("kind", [*BY_PEOPLE, *BRAKES])
+def test_a_batch_that_is_held_back_is_not_tried_again(block, kind):
+    Hold.add(NAME, kind, reason="rate", by="me")
 
     later()
 

@@ -36,13 +36,12 @@ LINES = {
     "Run": {
         "run": "Run a batch here and now, and print its result.",
         "send": "Send a batch to the workers now, unless it is queued or running already.",
-        "pause": "Start no run of these batches for a day, until that TIME, or until resumed.  A run that "
-        "has started goes on.",
+        "pause": "Start no run of these batches until that TIME, or until resumed.  A run that has started goes on.",
         "stop": "End every run and child of these batches before its next chunk, everywhere, and start "
         "none until resumed.",
         "cancel": "End one run before its next chunk, and its children; one that waits will not run.",
-        "resume": "Let paused and stopped batches run again.  One that is held is let go with `forgekeeper release`.",
-        "release": "Let batches go that a brake holds, from their next tick on.",
+        "resume": "End your own pauses and stops of these batches; somebody else's with --by or --id.",
+        "release": "Let batches go that a brake holds, from their next tick on: as many records as are due now.",
         "flags": "Feature flags: list them, or turn one on or off for all processes.",
     },
     "Look": {

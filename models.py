@@ -233,15 +233,15 @@ BulkImportEntity.add_index(
 )
 
 
-UNLOCKED = 0
+UNLOCKED, TRACE = 0, 3
 
 NO_PATH = "coalesce(file_final_path, '') = '' and coalesce(file, '') <> ''"
 """There is an object, and nobody but the forge knows where; without path and file there is none."""
-MAY_GO = f"locked = 0 and file_type <> 3 and not ({NO_PATH})"
+MAY_GO = f"locked = {UNLOCKED} and file_type <> {TRACE} and not ({NO_PATH})"
 """What lets an artifact go once its time is past: unlocked for certain, no trace, no object of unknown place."""
 WAITS = {
-    "no_path": f"file_type <> 3 and locked = 0 and {NO_PATH}",
-    "unknown": "file_type <> 3 and coalesce(locked, 2) not in (0, 1)",
+    "no_path": f"file_type <> {TRACE} and locked = {UNLOCKED} and {NO_PATH}",
+    "unknown": f"file_type <> {TRACE} and coalesce(locked, 2) not in (0, 1)",
 }
 """Why an artifact stays that would go if the forge said more of it: where its object is, or whether it is locked."""
 

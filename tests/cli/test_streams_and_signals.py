@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -223,7 +224,7 @@ def test_every_command_that_ends_has_json(command):
 def test_the_version_is_told(main):
     result = main("--version")
 
-    assert (result.status, result.stdout) == (0, "forgekeeper 0.1.0\n")
+    assert (result.status, result.stdout) == (0, f"forgekeeper {version('forgekeeper')}\n")
 
 
 @pytest.mark.parametrize(
@@ -250,8 +251,11 @@ def test_a_shell_completes_commands_and_names(main, monkeypatch, line, completed
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_completion_of_a_shell_is_shown(main, shell):
-    result = main("--show-completion", shell)
+def test_the_completion_of_a_shell_is_shown(main, monkeypatch, shell):
+    # The shell that it is called from is looked for among its parents: in tests that run detached there is none.
+    monkeypatch.setattr("shellingham.detect_shell", lambda: (shell, f"/bin/{shell}"))
+
+    result = main("--show-completion")
 
     assert result.status == 0
     assert "_FORGEKEEPER_COMPLETE" in result.stdout

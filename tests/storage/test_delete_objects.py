@@ -189,7 +189,7 @@ def test_what_is_deleted_is_the_object_that_the_artifact_named(store, final_path
     assert (outcome.deleted, store.keys()) == (1, {"a/c.zip", "b", "y"})
 
 
-@pytest.mark.parametrize("final_path", ["/a", "a/", "/a/", "a//b", "//a", "a/../b", "../a", "./a", "/", ""])
+@pytest.mark.parametrize("final_path", ["/a", "a/", "/a/", "a//b", "//a", "a/../b", "../a", "./a", "/"])
 def test_a_path_that_is_not_normal_deletes_nothing_and_fails(store, final_path):
     live_artifact(final_path, expire_at=now() - HOUR, locked=0)
     store.put("a/b", "b")

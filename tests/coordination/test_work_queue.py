@@ -42,7 +42,7 @@ def test_an_idle_thread_that_is_to_end_finds_nothing_at_once(idle):
     assert isinstance(found.exception(LIMIT), Empty)
 
 
-@pytest.mark.timeout(LIMIT)
+@pytest.mark.timeout(LIMIT, func_only=True)
 def test_a_thread_that_is_to_end_does_not_begin_to_wait(monkeypatch):
     monkeypatch.setattr(module, "IDLE", LONG)
     queue = WorkQueue()

@@ -188,7 +188,7 @@ def test_what_processes_said_last_is_written(tmp_path, pipes, stopped, watch_log
     assert (tmp_path / "log").read_text() == written
 
 
-@pytest.mark.timeout(LIMIT)
+@pytest.mark.timeout(LIMIT, func_only=True)
 def test_a_pipe_that_somebody_else_keeps_open_is_not_waited_for(tmp_path, pipes, stopped):
     heard, _kept = Pipe(duplex=False)
 

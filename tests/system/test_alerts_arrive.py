@@ -168,9 +168,9 @@ def town(urls, world, tmp_path_factory):
 def hold_back():
     """Pause a batch that has never succeeded since yesterday, and leave old artifacts to a flag that is off."""
     Batch.register(BATCHES)
-    Hold.add("stale_direct_uploads", "pause", until=None, reason="test", by="test")
     yesterday = now() - timedelta(hours=30)
-    Batch.update(registered_at=yesterday, paused_since=yesterday).where(Batch.name == "stale_direct_uploads").execute()
+    Hold.add("stale_direct_uploads", "pause", until=None, reason="test", by="test", since=yesterday)
+    Batch.update(registered_at=yesterday).where(Batch.name == "stale_direct_uploads").execute()
     FeatureFlag.turn(FLAG, on=False)
     artifacts(10)
     JobArtifact.update(expire_at=yesterday).where(JobArtifact.expire_at.is_null(False)).execute()

@@ -1,4 +1,4 @@
-"""Rows of a statement, a page at a time, without a transaction that waits for whoever reads them.
+"""Rows of a statement, a page at a time, without a transaction that waits for their reader.
 
 PostgreSQL keeps the rows, on disk if they are many, until they are closed or the session ends.  A pooler that gives
 each transaction another session cannot be in between.

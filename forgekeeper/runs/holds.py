@@ -37,7 +37,7 @@ ENDS = "'{stop,breaker,new}'"
 """The kinds that end a run that has started; a pause does not."""
 ANY = "'{pause,stop,breaker,new}'"
 
-# Nobody is waited for: whoever has a row of the same person locked keeps it, and this one stands beside it.
+# It waits for no lock: a row of the same person that another session has locked stays, and this one stands beside it.
 ADD = f"""
     with older as (
         delete from holds where id in (

@@ -1,4 +1,4 @@
-"""The SQL that inserts artifacts back: a script for whoever owns the forge's tables (batch 11).
+"""The SQL that inserts artifacts back: a script for the owner of the forge's tables (batch 11).
 
 It is ASCII, and read alike whatever the session's settings are: nothing that an object is called leaves its literal.
 All or nothing: in one transaction, which counts its rows as they come.  A part that is executed outside of it fails,

@@ -22,7 +22,7 @@ from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.runner import Runner
 from forgekeeper.runs.totals import RunTotal
 from forgekeeper.settings import Settings
-from workers.user_status_cleanup import sample
+from workers.samples.user_statuses import add as sample
 
 BATCH = "user_status_cleanup"
 SMALL, LARGE = 1_000, 100_000

@@ -25,9 +25,10 @@ from forgekeeper.flags import FeatureFlag
 from forgekeeper.installation.row import Installation
 from forgekeeper.storage import git_sample
 from forgekeeper.storage.sentinel import Folder
-from workers import stale_imports, user_status_cleanup
+from workers import stale_imports
 from workers.expired_job_artifacts import FLAG
 from workers.git_ref_cleanup import sample as refs
+from workers.samples import user_statuses
 from workers.stale_direct_uploads import register
 
 SMALLER = 100
@@ -91,7 +92,7 @@ CASES = {
     "statuses": Case(
         "user_status_cleanup",
         250_000,
-        lambda count, _folder: user_status_cleanup.sample(count // 2 * 5),
+        lambda count, _folder: user_statuses.add(count // 2 * 5),
         lambda result: result["deleted"],
     ),
     "artifacts": Case("expired_job_artifacts", 100_000, _sql(ADD_ARTIFACTS), left=ARTIFACTS_LEFT),

@@ -1,4 +1,66 @@
 """The engine: everything that a batch should not have to think about.
 
-It knows no batch, no table and no key of a forge by name.
+It knows no batch, no table and no key of a forge by name.  What a batch is written with is imported from here; each
+name is loaded when it is used first.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from forgekeeper.audit.subjects import Subject as Subject
+    from forgekeeper.batches import Record as Record
+    from forgekeeper.batches import Threshold as Threshold
+    from forgekeeper.batches import batch as batch
+    from forgekeeper.batches import child as child
+    from forgekeeper.database import Base as Table
+    from forgekeeper.declaring.answers import Note as Note
+    from forgekeeper.declaring.answers import Skip as Skip
+    from forgekeeper.declaring.children import Children as Children
+    from forgekeeper.declaring.rows import Parts as Parts
+    from forgekeeper.declaring.rows import Rows as Rows
+    from forgekeeper.runs.blocked import Blocked as Blocked
+    from metrics.catalogue.metric import Counter as Counter
+
+_HOMES = {
+    "forgekeeper.audit.subjects": ("Subject",),
+    "forgekeeper.batches": ("Record", "Threshold", "batch", "child"),
+    "forgekeeper.database": ("Base",),
+    "forgekeeper.declaring.answers": ("Note", "Skip"),
+    "forgekeeper.declaring.children": ("Children",),
+    "forgekeeper.declaring.rows": ("Parts", "Rows"),
+    "forgekeeper.runs.blocked": ("Blocked",),
+    "metrics.catalogue.metric": ("Counter",),
+}
+_NAMES = {name: (home, name) for home, names in _HOMES.items() for name in names}
+_NAMES["Table"] = _NAMES.pop("Base")
+
+__all__ = [
+    "Blocked",
+    "Children",
+    "Counter",
+    "Note",
+    "Parts",
+    "Record",
+    "Rows",
+    "Skip",
+    "Subject",
+    "Table",
+    "Threshold",
+    "batch",
+    "child",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Load what a batch is written with, when it is used first."""
+    if name not in _NAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home, found = _NAMES[name]
+    return getattr(import_module(home), found)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

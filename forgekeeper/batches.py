@@ -11,16 +11,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, NamedTuple, ParamSpec, TypedDict, TypeVar
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, TypeVar
 
 import peewee as pw
 
+from forgekeeper.audit.subjects import Subject
 from forgekeeper.brought import Brought
 from forgekeeper.database import Base
 from forgekeeper.database.backlog import Backlog
 from forgekeeper.database.stakes import AtStake
+from forgekeeper.declaring.deriving import Due, Shape, rows_of, shape_of, wants_run
+from forgekeeper.declaring.rows import Rows
+from forgekeeper.deleting import looking
 from forgekeeper.flags import FLAGS
+from forgekeeper.preview import Look, Part
 from forgekeeper.settings import Place
 from forgekeeper.shown import Shown
 from metrics.catalogue.metric import Counter
@@ -31,10 +36,11 @@ if TYPE_CHECKING:
     from forgekeeper.runs.run import Run
 
 Outcome = TypeVar("Outcome", bound="DataclassInstance")
-Arguments = ParamSpec("Arguments")
 Older = TypeVar("Older", bound="Callable[[datetime], pw.ModelSelect[Any]]")
 Fields = tuple[str, ...]
 """Fields of an outcome, added up."""
+MARGIN = timedelta(minutes=1)
+"""So long after its budget a run is killed, unless its declaration says another time."""
 
 
 class DeclaredTwice(Exception):
@@ -110,6 +116,8 @@ class Declared(Shown):
     thresholds: tuple[Threshold, ...]
     steps: tuple[str, ...]
     counters: tuple[Counter, ...]
+    asked: bool
+    continues: Fields = ()
     flags: Mapping[str, str] = field(default_factory=dict)
     lease: bool = False
     old: list[OldRecords] = field(default_factory=list)
@@ -123,6 +131,11 @@ class Declared(Shown):
     def parent(self) -> str | None:
         """The name of the batch of which this is a child, None of a batch."""
         return None
+
+    @property
+    def reads_only(self) -> bool:
+        """Whether its session may only read: the engine deletes what it answers with."""
+        return self.asked and self.batch.writes is None
 
     @cached_property
     def counted(self) -> Fields:
@@ -157,6 +170,7 @@ class BatchSpec(Declared, Brought):
     tables: tuple[type[Base], ...]
     deletes_from: Place | None
     misreadings: Callable[[], Sequence[str]]
+    writes: str | None = None
     stakes: list[AtStake] = field(default_factory=list)
     children: list[ChildSpec] = field(default_factory=list)
 
@@ -241,16 +255,18 @@ def queues() -> tuple[str, ...]:
 
 def batch(
     *,
-    document: int | None = None,
     cron: str,
-    cron_sentence: str,
-    pace_sentence: str,
     budget: timedelta,
-    time_limit: timedelta,
-    outcome: type[Outcome],
+    document: int | None = None,
+    cron_sentence: str = "",
+    pace_sentence: str = "",
+    time_limit: timedelta | None = None,
+    outcome: type[DataclassInstance] | None = None,
     team: str = "operations",
     queue: str = "cron",
-    records: Sequence[Record] = (),
+    due: Due | None = None,
+    writes: str | None = None,
+    records: Sequence[Record] | None = None,
     thresholds: Sequence[Threshold] = (),
     steps: Sequence[str] = (),
     counters: Sequence[Counter] = (),
@@ -261,36 +277,59 @@ def batch(
     deletes_from: Place | None = None,
     misreadings: Callable[[], Sequence[str]] = tuple,
     commands: str | None = None,
-) -> Callable[[Callable[[Run[Outcome]], None]], BatchSpec]:
-    """Declare a batch: a function of its run, whose first sentence says what it does.
+) -> Callable[[Callable[..., Any]], BatchSpec]:
+    """Declare a batch: a function of the time that returns what goes now; its first sentence says what it does.
 
-    *budget* is the document's, at whose end a run stops by itself; after *time_limit* it is killed.  Of *tables* it
-    is asked before each run whether its statements would misread them; *misreadings* may say more.  *flags* are those
-    that it reads, each with what it switches; by *flag* it is switched off.  *collector* is the exporter's label for
-    who reads its backlogs, if it is not the batch's name.
+    It returns `Rows`, `Items`, `Children` or `Skip`, several `Rows` as a list, or yields them.  PostgreSQL's time is
+    asked once a run.  From the answer follow the run, the preview, the backlog, what the breaker weighs, limits, pace,
+    stop, audit, counters and settings.  The function only looks: a run's session cannot write.  *writes* says why a
+    batch has to write by itself all the same: then nothing of that is kept for what it writes, and `check` says so.
+
+    *cron* has five fields, or six with seconds first; the setting ``CRON_…`` replaces it.  *budget* is how long a run
+    may take before it stops by itself; after *time_limit*, a minute more, it is killed.  *due* says what is due where
+    the function cannot be asked before a run.  *outcome* is a dataclass for the result, *records* say which of its
+    fields count what: both follow from `Rows`.  Of *tables* it is asked before each run whether its statements would
+    misread them; *misreadings* may say more.  *flags* are those that it reads, each with what it switches; by *flag*
+    it is switched off.  *collector* is the exporter's label for who reads its backlogs, if it is not the batch's name.
     *commands* is a module, imported by the command line alone, whose `COMMANDS` maps names to commands or groups.
+
+    Raises `Mistake` for an answer that cannot be worked on, `DeclaredTwice`.
     """
 
-    def declare(work: Callable[[Run[Outcome]], None]) -> BatchSpec:
+    def declare(function: Callable[..., Any]) -> BatchSpec:
+        shape = _shape(function, due, records)
         declared = BatchSpec(
-            **_common(work, records, thresholds, steps, counters),
-            collected_as=collector or work.__name__,
+            **_common(
+                function,
+                shape,
+                records=records,
+                outcome=outcome,
+                thresholds=thresholds,
+                steps=steps,
+                counters=counters,
+            ),
+            collected_as=collector or function.__name__,
             document=document,
             queue=queue,
             team=team,
             budget=budget,
-            time_limit=time_limit,
-            outcome=outcome,
-            schedule=Schedule(cron, cron_sentence, pace_sentence),
+            time_limit=time_limit or budget + MARGIN,
+            schedule=Schedule(
+                cron,
+                cron_sentence or f"When {function.__name__} runs.",
+                pace_sentence or f"Records that {function.__name__} deletes per second at most; unset: no limit.",
+            ),
             flag=flag,
             flags=flags or {},
-            tables=tuple(tables),
+            tables=(*tables, *(one for one in shape.tables if one not in tables)),
             deletes_from=deletes_from,
             misreadings=misreadings,
             commands=commands,
+            writes=writes,
         )
         BATCHES[_new(declared)] = declared
         FLAGS.update(declared.flags)
+        _derive(declared, shape, due or function)
         return declared
 
     return declare
@@ -301,34 +340,51 @@ def child(
     *,
     queue: str,
     budget: timedelta,
-    time_limit: timedelta,
-    outcome: type[Outcome],
-    enqueued_as: str,
-    records: Sequence[Record] = (),
+    enqueued_as: str = "children_enqueued",
+    time_limit: timedelta | None = None,
+    outcome: type[DataclassInstance] | None = None,
+    due: Due | None = None,
+    continues: Sequence[str] = ("deadline",),
+    records: Sequence[Record] | None = None,
     thresholds: Sequence[Threshold] = (),
     steps: Sequence[str] = (),
     counters: Sequence[Counter] = (),
     collector: str | None = None,
     lease: bool = False,
-) -> Callable[[Callable[Concatenate[Run[Outcome], Arguments], None]], ChildSpec]:
-    """Declare the child of a batch's fan-out: a function of its run and of ids; running it twice is harmless."""
+) -> Callable[[Callable[..., Any]], ChildSpec]:
+    """Declare the child of a batch's fan-out: a function of the time and of ids that returns what goes now.
 
-    def declare(work: Callable[Concatenate[Run[Outcome], Arguments], None]) -> ChildSpec:
+    It answers as a batch does, and running it twice is harmless.  *due* says what is due to all children together:
+    what a child answers with are shares of that.  It starts its successor when it has stopped for a reason among
+    *continues*.  *enqueued_as* is the field of its parent's result that counts those sent.
+    """
+
+    def declare(function: Callable[..., Any]) -> ChildSpec:
+        shape = _shape(function, due, records)
         declared = ChildSpec(
-            **_common(work, records, thresholds, steps, counters),
-            collected_as=collector or work.__name__,
+            **_common(
+                function,
+                shape,
+                records=records,
+                outcome=outcome,
+                thresholds=thresholds,
+                steps=steps,
+                counters=counters,
+            ),
+            collected_as=collector or function.__name__,
             document=of.document,
             queue=queue,
             team=of.team,
             budget=budget,
-            time_limit=time_limit,
-            outcome=outcome,
+            time_limit=time_limit or budget + MARGIN,
             of=of,
             enqueued_as=enqueued_as,
             lease=lease,
+            continues=tuple(continues),
         )
         CHILDREN[_new(declared)] = declared
         of.children.append(declared)
+        _derive(declared, shape, due or function)
         return declared
 
     return declare
@@ -339,29 +395,83 @@ class _Common(TypedDict):
     sentence: str
     module: str
     work: Callable[..., None]
+    asked: bool
+    outcome: type[DataclassInstance]
     records: tuple[Record, ...]
     thresholds: tuple[Threshold, ...]
     steps: tuple[str, ...]
     counters: tuple[Counter, ...]
 
 
+def _shape(function: Callable[..., Any], due: Due | None, records: Sequence[Record] | None) -> Shape:
+    """Ask for the shape of what goes; a document that declares its records has said it."""
+    if due is not None or (records is None and not wants_run(function)):
+        return shape_of(function.__name__, due or function)
+    return Shape()
+
+
 def _common(
-    work: Callable[..., None],
-    records: Sequence[Record],
+    function: Callable[..., Any],
+    shape: Shape,
+    *,
+    records: Sequence[Record] | None,
+    outcome: type[DataclassInstance] | None,
     thresholds: Sequence[Threshold],
     steps: Sequence[str],
     counters: Sequence[Counter],
 ) -> _Common:
+    name, asked = function.__name__, not wants_run(function)
+    # What deletes no rows may send children.
+    own = steps or (() if shape.rows or not asked else ["enqueued"])
     return {
-        "name": work.__name__,
-        "sentence": (work.__doc__ or "").strip().split("\n")[0],
-        "module": work.__module__,
-        "work": work,
-        "records": tuple(records),
+        "name": name,
+        "sentence": (function.__doc__ or "").strip().split("\n")[0],
+        "module": function.__module__,
+        "work": partial(_work, function) if asked else function,
+        "asked": asked,
+        "outcome": outcome or shape.outcome(name),
+        "records": tuple(map(_record, shape.rows)) if records is None else tuple(records),
         "thresholds": tuple(thresholds),
-        "steps": tuple(f"{work.__name__}.{step}" for step in steps),
+        "steps": tuple(f"{name}.{step}" for step in dict.fromkeys((*shape.steps, *own))),
         "counters": tuple(counters),
     }
+
+
+def _work(function: Callable[..., Any], run: Run[Any], *ids: Any) -> None:
+    # The loop knows of runs, which know of declarations.
+    from forgekeeper.deleting.work import work
+
+    work(run, function, *ids)
+
+
+def _record(rows: Rows[Any]) -> Record:
+    """Say how rows are counted."""
+    size = () if rows.counted_bytes is None else (rows.counted_bytes,)
+    counted = (rows.counted,)
+    return Record(rows.record, counted, counted, {"database": ()}, objective=rows.objective, bytes=size)
+
+
+def _derive(declared: Declared, shape: Shape, due: Due) -> None:
+    """Let everybody who asks about the records be answered by what the run deletes by."""
+    for rows in shape.rows:
+        record = rows.record
+        if rows.objective is not None:
+            declared.backlog(record)(partial(_backlog, declared, due, record))
+        declared.batch.audited(rows.called or Subject(record, "ID", record, because="it was due at {due}"))
+    if shape.rows:
+        declared.preview(lambda look: _previewed(declared, due, look))
+    if any(rows.objective for rows in shape.rows):
+        declared.batch.at_stake(lambda now: looking.stake(*rows_of(declared.name, due, now)))
+
+
+def _backlog(declared: Declared, due: Due, record: str, now: datetime) -> Backlog:
+    return looking.backlog(next(rows for rows in rows_of(declared.name, due, now) if rows.record == record))
+
+
+def _previewed(declared: Declared, due: Due, look: Look) -> Iterator[Part]:
+    all_rows = list(rows_of(declared.name, due, look.now))
+    for number, rows in enumerate(all_rows):
+        yield from looking.preview(rows, look.within_share(1 / (len(all_rows) - number)))
 
 
 def _new(declared: Declared) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -129,6 +129,10 @@ class Look:
         """Return when that share of the time that is left will be up."""
         now = time.monotonic()
         return now + max(0.0, self.until - now) * share
+
+    def within_share(self, share: float) -> Look:
+        """Return a look that has that share of the time."""
+        return replace(self, until=self.share(share))
 
     def count(self, part: Part, rows: Rows | Selected, *, after: timedelta = NOTHING, share: float = 1.0) -> Part:
         """Count these rows, but bad ones, within that share of the time; what is cut off becomes an estimate.

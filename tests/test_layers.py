@@ -39,7 +39,12 @@ ENGINE = {
     "brought": {"audit.subjects", "settings"},
     "preview": {"database", "settings"},
     "shown": {"database", "metrics", "preview", "settings"},
-    "batches": {"brought", "database", "flags", "metrics", "runs.run", "settings", "shown"},
+    "declaring": {"audit.subjects", "database"},
+    "deleting": {"audit", "database", "declaring", "preview", "runs"},
+    "batches": {
+        *("audit.subjects", "brought", "database", "declaring", "deleting", "flags", "metrics", "preview", "runs.run"),
+        *("settings", "shown"),
+    },
     "runs": LEAVES | {"audit", "batches", "clocks", "failpoints", "flags", "installation", "preview"},
     "runs.plan": {"settings"},
     "boot": {"batches", "settings"},
@@ -62,7 +67,7 @@ LAYERS = {
         for part, others in ENGINE.items()
     },
     "forgekeeper.cli": {"forgekeeper", "metrics", "scheduler"},
-    "forgekeeper": set(),
+    "forgekeeper": {"metrics"},
     "models": {"forgekeeper.database"},
     "workers": {"forgekeeper", "metrics", "models"},
     "scheduler": {"forgekeeper", "metrics"},

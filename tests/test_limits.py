@@ -23,7 +23,7 @@ from tests.harness.settings import settings_with
 from tests.harness.thorough import examples
 from workers.expired_job_artifacts import FLAG, buckets
 from workers.expired_job_artifacts.sample import artifacts
-from workers.user_status_cleanup import sample
+from workers.samples.user_statuses import add as sample
 
 STATUSES, CHILD = BATCHES["user_status_cleanup"], CHILDREN["delete_artifact_bucket"]
 CHILDREN_AT_ONCE = 10

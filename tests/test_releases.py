@@ -16,7 +16,7 @@ from models import UserStatus
 from tests.harness.performing import recorded
 from tests.harness.programs import eventually
 from tests.harness.settings import settings_with
-from workers.user_status_cleanup import sample
+from workers.samples.user_statuses import add as sample
 
 STATUSES = BATCHES["user_status_cleanup"]
 WAITING = """

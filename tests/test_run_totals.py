@@ -10,7 +10,8 @@ from tests.harness.every import every
 from tests.harness.performing import attempt_at, attempting, recorded, runner_of
 from tests.harness.settings import settings_with
 from workers.expired_job_artifacts import delete_artifact_bucket
-from workers.user_status_cleanup import sample, user_status_cleanup
+from workers.samples.user_statuses import add as sample
+from workers.user_status_cleanup import user_status_cleanup
 
 DUE = 200
 """Of five hundred sample statuses."""

@@ -15,12 +15,15 @@ import pytest
 from forgekeeper import shutdown
 from forgekeeper.database import database
 from forgekeeper.database import prepared as database_prepared
+from forgekeeper.deleting import statement
 from forgekeeper.runs.deadline import Deadline
 from models import UserStatus
 from tests.harness.clocks import Clock, Crash, crash
 from tests.harness.performing import perform, recorded
 from workers import user_status_cleanup as document
-from workers.user_status_cleanup import BATCH_SIZE, MAX_RUNTIME, Outcome, user_status_cleanup
+from workers.user_status_cleanup import BATCH_SIZE, MAX_RUNTIME, user_status_cleanup
+
+Outcome = user_status_cleanup.outcome
 
 NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -362,13 +365,13 @@ def rows_read():
     return rows
 
 
-@pytest.mark.parametrize("key", ["ctid", "user_id"])
+@pytest.mark.parametrize("key", ['"user_statuses".ctid', '"user_statuses"."user_id"'], ids=["ctid", "user_id"])
 @pytest.mark.parametrize(
     ("most", "plan"), [(0, "auto"), (1, "auto"), (1, "force_custom_plan"), (1, "force_generic_plan")]
 )
 def test_with_stale_statistics_a_run_reads_what_it_deletes_and_no_more(key, most, plan, monkeypatch):
     monkeypatch.setattr(database_prepared, "MOST", most)
-    monkeypatch.setattr(document, "row_key", lambda: key)
+    monkeypatch.setattr(statement, "row_of", lambda _rows: key)
     with session(f"set plan_cache_mode = {plan}"):
         database.execute_sql(ADD_LATER, (20_000,))
         database.execute_sql("vacuum analyze user_statuses")

@@ -47,6 +47,7 @@ class Run(Generic[Outcome]):
         self.audit = audit or Audit(declared.batch.name, on=settings.audits(declared.batch.name), run=number)
         self.more = False
         self.skipped: str | None = None
+        self.continues = declared.continues
         self._steps = declared.steps
         self._brakes = brakes
         self._fan_out = fan_out

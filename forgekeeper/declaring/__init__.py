@@ -1,0 +1,1 @@
+"""What a batch answers with: values that say what goes, and do nothing."""

@@ -1,0 +1,33 @@
+"""What a batch may answer besides what goes: that it does nothing, and facts for its result."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Mistake(TypeError):
+    """A batch is declared wrongly; the message names it and says what to write instead."""
+
+
+class Answer:
+    """What a batch may return or yield."""
+
+
+class Skip(Answer):
+    """The run does nothing, for a *reason* that its result, the log and the metrics show: one of the closed set.
+
+    The reasons are listed in `metrics.catalogue.labels.SKIPS`; a flag that is off is `flag_off`.
+    """
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+
+class Note(Answer):
+    """Fields of the result that the batch itself knows, such as the bucket that a child works on.
+
+    Raises `Mistake` when the run meets it and the outcome has no such field.
+    """
+
+    def __init__(self, **fields: Any) -> None:
+        self.fields = fields

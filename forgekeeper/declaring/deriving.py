@@ -1,0 +1,76 @@
+"""What follows from a batch's answer before it runs: its records, its tables, the fields of its result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import field, make_dataclass
+from datetime import UTC, datetime
+from inspect import signature
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from forgekeeper.database import Base
+from forgekeeper.declaring.answers import Answer, Mistake
+from forgekeeper.declaring.rows import Rows
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+ANY_INSTANT = datetime(2000, 1, 1, tzinfo=UTC)
+"""At which a batch is asked what it would delete, for the shape of its answer alone."""
+
+Due = Callable[[datetime], "Answer | Iterable[Answer]"]
+
+
+class Shape(NamedTuple):
+    """What a batch deletes, as far as its answer says so."""
+
+    rows: tuple[Rows[Any], ...] = ()
+
+    @property
+    def tables(self) -> tuple[type[Base], ...]:
+        """The models of the rows, each once."""
+        return tuple(dict.fromkeys(rows.model for rows in self.rows))
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """The failpoints after chunks."""
+        return tuple(dict.fromkeys(rows.step for rows in self.rows))
+
+    def outcome(self, name: str) -> type[DataclassInstance]:
+        """Make what a run comes to: a field for what each counts, the chunks, and why it stopped."""
+        counted = [one for rows in self.rows for one in (rows.counted, rows.counted_bytes) if one]
+        fields = [(one, int, field(default=0)) for one in dict.fromkeys((*counted, "batches"))]
+        return make_dataclass(
+            "Outcome", [*fields, ("stopped", str, field(default="drained"))], namespace={"__doc__": f"Of {name}."}
+        )
+
+
+def wants_run(function: Callable[..., Any]) -> bool:
+    """Say whether the function is of the old form: it does the work itself, and is given its run."""
+    return next(iter(signature(function).parameters), None) == "run"
+
+
+def shape_of(name: str, due: Due) -> Shape:
+    """Ask what would go, at any instant, for the shape of the answer; nothing of it is executed.
+
+    Raises `Mistake` where that needs what is not there before a run.
+    """
+    try:
+        return Shape(tuple(rows_of(name, due, ANY_INSTANT)))
+    except Mistake:
+        raise
+    except Exception as error:
+        raise Mistake(
+            f"{name} cannot say what it deletes before it runs ({type(error).__name__}: {error}):"
+            " build the expression alone, or name what is due with due=, or declare records=, tables= and outcome="
+        ) from error
+
+
+def rows_of(name: str, due: Due, now: datetime) -> Iterator[Rows[Any]]:
+    """Yield the rows that are due at an instant; raise `Mistake` for an answer that is none."""
+    answer = due(now)
+    for one in [answer] if isinstance(answer, Answer) or answer is None else answer:
+        if isinstance(one, Rows):
+            yield one
+        elif not isinstance(one, Answer):
+            raise Mistake(f"{name} answers with {one!r}: return Rows, Items, Children or Skip")

@@ -1,0 +1,111 @@
+"""Rows of a table that go now."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Any, Generic, NamedTuple, Self, TypeVar
+
+import peewee as pw
+from playhouse.postgres_ext import DateTimeTZField
+
+from forgekeeper.audit.subjects import Subject
+from forgekeeper.database import Base
+from forgekeeper.declaring.answers import Answer, Mistake
+
+Row = TypeVar("Row", bound=Base)
+WHOLE_NUMBERS = (pw.IntegerField, pw.BigIntegerField, pw.AutoField, pw.BigAutoField)
+AT_ONCE = timedelta(0)
+AN_HOUR = timedelta(hours=1)
+WORD = re.compile("(?<=[a-z0-9])(?=[A-Z])")
+
+
+class Parts(NamedTuple):
+    """Shares of a table: rows of which *by*, an expression of whole numbers, is 0, 1, … up to *size* - 1.
+
+    Children each take some of them; an index begins with the expression, so that each share has an order of its own.
+    """
+
+    by: pw.Node
+    size: int
+
+
+@dataclass(frozen=True)
+class Rows(Answer, Generic[Row]):
+    """The rows of *model* that meet the condition *where*; the engine deletes them, the oldest *since* first.
+
+    *since* is a `DateTimeTZField` of the model: the order, the age of the backlog, what preview and audit say.  A row
+    whose *since* is NULL is never due.  With *after* a row is due so long after it.  An index on *since* and the key
+    makes each chunk one look into it.
+
+    *chunk* rows go in a transaction; rows that others have locked stay for a later run.  *objective* says how long a
+    due row may wait; None is for records of forgekeeper's own, which limits and brakes do not count.
+
+    *record* is what such a row is called in metrics, audit and previews: the model's name in small letters.  *counted*
+    is the field of the result that counts them.  *name* is what people look for in the audit besides the id, *audit*
+    what else it keeps of each row: names, each with an expression of SQL; *called* says how people ask for it there.
+    The preview shows *shown*, or else the *name*.  *project* and *size* (bytes) let the preview group and add up; with
+    *size*, *counted_bytes* names the field of the result, and bytes have limits, too.
+
+    *kept* says what looks due and stays, by reason; *looks* is the condition that those and the due ones share.
+    *step* is the failpoint after each chunk.
+
+    Raises `Mistake` where the model's key is not one column of whole numbers, or *since* no instant of the model's.
+    """
+
+    model: type[Row]
+    where: pw.Node
+    since: pw.Field[Any]
+    _: KW_ONLY
+    chunk: int = 100
+    after: timedelta = AT_ONCE
+    objective: timedelta | None = AN_HOUR
+    record: str = ""
+    counted: str = "deleted"
+    name: pw.Field[Any] | None = None
+    shown: pw.Field[Any] | None = None
+    called: Subject | None = None
+    audit: Mapping[str, str] = field(default_factory=dict)
+    project: pw.Field[Any] | None = None
+    size: pw.Field[Any] | None = None
+    counted_bytes: str | None = None
+    kept: Mapping[str, pw.Node] = field(default_factory=dict)
+    looks: pw.Node | None = None
+    parts: Parts | None = None
+    part: int | None = None
+    step: str = "deleted"
+
+    def __post_init__(self) -> None:
+        """Refuse what could not be deleted in chunks."""
+        if not (isinstance(self.model, type) and issubclass(self.model, pw.Model)):
+            raise Mistake(f"Rows needs a model, a subclass of forgekeeper.Table, and not {self.model!r}")
+        name, key = self.model.__name__, self.model._meta.primary_key
+        if not isinstance(key, WHOLE_NUMBERS):
+            raise Mistake(f"Rows of {name}: its primary key has to be one column of whole numbers")
+        if not isinstance(self.since, DateTimeTZField) or self.since.model is not self.model:
+            raise Mistake(f"Rows of {name}: since has to be a DateTimeTZField of {name}, as {name}.created_at may be")
+        if not isinstance(self.where, pw.Node):
+            raise Mistake(f"Rows of {name}: the condition has to be an expression, as {name}.created_at < now is")
+        if self.chunk < 1:
+            raise Mistake(f"Rows of {name}: a chunk has one row at least, not {self.chunk}")
+        if not self.record:
+            object.__setattr__(self, "record", WORD.sub("_", name).lower())
+
+    def share(self, number: int) -> Self:
+        """Return those of its parts with that number: what one child takes."""
+        if self.parts is None or not 0 <= number < self.parts.size:
+            raise Mistake(f"{self.record} has no part {number}: Rows(parts=Parts(expression, size)) says which it has")
+        return replace(self, part=number)
+
+    def select(self, *columns: Any) -> pw.ModelSelect[Row]:
+        """Select them all, whatever is locked or passed over."""
+        found = self.model.select(*columns).where(self.where, self.since.is_null(False))
+        if self.part is None or self.parts is None:
+            return found
+        return found.where(pw.Expression(self.parts.by, "=", self.part))
+
+    def due_since(self, instant: datetime | None) -> datetime | None:
+        """Return when a row became due whose *since* is that instant."""
+        return instant and instant + self.after

@@ -1,0 +1,62 @@
+"""What others ask of rows: how many are due, since when, of how many, and what a run would delete.
+
+All of it goes by the same rows that the run deletes, so that none of it can say something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from forgekeeper.database.backlog import Backlog
+from forgekeeper.database.stakes import Stake
+from forgekeeper.database.survey import Rows as Found
+from forgekeeper.declaring.rows import Rows
+from forgekeeper.deleting.sql import Condition, column, condition
+from forgekeeper.preview import Look, Part
+
+
+def backlog(rows: Rows[Any]) -> Backlog:
+    """Count what is due, up to a bound, and say since when the oldest is."""
+    return Backlog.of(rows.select().order_by(rows.since), oldest=rows.since, after=rows.after)
+
+
+def stake(*rows: Rows[Any]) -> Stake:
+    """Weigh what is due against what there is."""
+    return Stake.rows(*(one.select() for one in rows))
+
+
+def preview(rows: Rows[Any], look: Look) -> Iterator[Part]:
+    """Count what a run would delete, and what looks due and stays."""
+    part = look.part(rows.record)
+    look.count(part, _found(rows, _due(rows)), after=rows.after, share=0.7 if rows.kept else 1.0)
+    if rows.kept:
+        _keep(part, rows, look)
+    yield part
+
+
+def _keep(part: Part, rows: Rows[Any], look: Look) -> None:
+    """Say how many stay for which reason, of those that look due and are not."""
+    looks = condition(rows.where if rows.looks is None else rows.looks, name="looks")
+    due = condition(rows.where)
+    values, reasons = looks.values | due.values, {}
+    for number, (reason, stays) in enumerate(rows.kept.items()):
+        found = condition(stays, name=f"kept_{number}")
+        values |= found.values
+        reasons[reason] = found.text
+    text = f"{looks.text} and ({due.text}) is not true"
+    look.keep(part, _found(rows, Condition(text, values)), reasons)
+
+
+def _due(rows: Rows[Any]) -> Condition:
+    text, values = condition(rows.where)
+    return Condition(f"{text} and {column(rows.since)} is not null", values)
+
+
+def _found(rows: Rows[Any], due: Condition) -> Found:
+    columns = {"name": rows.shown or rows.name, "project": rows.project, "size": rows.size}
+    named = {name: column(found) for name, found in columns.items() if found is not None}
+    if rows.size is not None:
+        named["size"] = f"coalesce({column(rows.size)}, 0)"
+    key = column(rows.model._meta.primary_key)
+    return Found(rows.model._meta.table_name, due.text, due.values, due=column(rows.since), key=key, **named)

@@ -1,0 +1,108 @@
+"""The loop that deletes rows: chunk by chunk, until none is left or the run has to end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any, NamedTuple
+
+from forgekeeper.audit.deletions import Audit
+from forgekeeper.database import database
+from forgekeeper.database.chunks import IN_ORDER, START, Position, page
+from forgekeeper.database.prepared import Prepared
+from forgekeeper.database.writes import WRITE
+from forgekeeper.declaring.rows import Rows
+from forgekeeper.deleting.statement import Composed, Shape
+from forgekeeper.runs.bad_records import BadRecords
+from forgekeeper.runs.run import Run
+
+
+class Chunk(NamedTuple):
+    """What a chunk came to: how many rows and bytes went, and how far that reaches."""
+
+    rows: int
+    bytes: int
+    reached: Position
+
+
+def delete(run: Run[Any], rows: Rows[Any]) -> str | None:
+    """Delete the rows; return why it ended before all were gone, None where none is left.
+
+    Each chunk is one statement: whatever ends the process, a row and its line in the audit go together or stay.
+    """
+    sweep = Sweep(run, rows)
+    with run.bad_records(rows.record, rows.select()) as bad:
+        while limit := run.allowed(rows.chunk):
+            before = sweep.deleted
+            if not sweep.chunk(bad, limit):
+                return None
+            run.step(rows.step)
+            if run.deadline.passed(sweep.deleted - before):
+                break
+    return "deadline"
+
+
+class Sweep:
+    """One pass over the rows, from the oldest on."""
+
+    def __init__(self, run: Run[Any], rows: Rows[Any]) -> None:
+        self._run = run
+        self._rows = rows
+        self._composed = Composed(rows)
+        self._recorded = _recorded(run.audit, rows)
+        self._position = START
+        self.deleted = 0
+
+    def chunk(self, bad: BadRecords, limit: int) -> bool:
+        """Delete the next chunk, but bad records; return False where nothing was found."""
+        following = partial(page, self._rows.select(), self._rows.since, self._position, limit=limit, without=bad.keys)
+        reached = bad.chunk(partial(self._take, bad, limit), following)
+        if reached is not None:
+            self._position = reached
+        return reached is not None
+
+    def _take(self, bad: BadRecords, limit: int, only: Sequence[int] | None) -> Position | None:
+        """Delete up to *limit* rows beyond our position, of *only* some keys; return how far that came.
+
+        Rows that another transaction has locked are passed over, not waited for; so is one that was changed while we
+        looked: a later run sees it as it is then.
+        """
+        shape = Shape(limit, only=only is not None, without=bool(bad.keys), recorded=self._recorded)
+        values = self._composed.condition.values | {"only": only, "without": list(bad.keys)} | self._position._asdict()
+        row = database.execute_sql(self._statement(shape), values | self._run.audit.values).fetchone()
+        if row is None:
+            return None
+        self._grow(Chunk(row[0], row[1], Position(*row[2:])))
+        return Position(*row[2:])
+
+    def _statement(self, shape: Shape) -> str:
+        text, first = self._composed.text(shape), WRITE + IN_ORDER
+        if shape.only or shape.limit != self._rows.chunk:
+            return first + text
+        # Planned for each chunk, a run took a third longer: `python -m benchmarks statuses`.
+        return Prepared(f"delete_{self._rows.record}", text, first=first)
+
+    def _grow(self, chunk: Chunk) -> None:
+        outcome, rows = self._run.outcome, self._rows
+        self.deleted += chunk.rows
+        _add(outcome, rows.counted, chunk.rows)
+        _add(outcome, "batches", chunk.rows > 0)
+        if rows.counted_bytes is not None:
+            _add(outcome, rows.counted_bytes, chunk.bytes)
+
+
+def _add(outcome: Any, field: str, number: int) -> None:
+    if hasattr(outcome, field):
+        setattr(outcome, field, getattr(outcome, field) + number)
+
+
+def _recorded(audit: Audit, rows: Rows[Any]) -> str:
+    name = None if rows.name is None else "named"
+    columns = {name: f"audit_{name}" for name in rows.audit}
+    return audit.clause(rows.record, "deleted", id="key", name=name, due=due(rows.after), **columns)
+
+
+def due(after: timedelta) -> str:
+    """Return when a row became due, in SQL over its *since*."""
+    return f"since + interval '{after.total_seconds():.6f} s'" if after else "since"

@@ -1,0 +1,37 @@
+"""Expressions of peewee as SQL with named values, so that the same statement is prepared once for all runs."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+import peewee as pw
+
+from forgekeeper.database import database
+
+PLACE = re.compile(r"%s|%%")
+
+
+class Condition(NamedTuple):
+    """A condition over one table's columns, and the values that it names."""
+
+    text: str
+    values: dict[str, Any]
+
+
+def condition(expression: pw.Node, *, name: str = "due") -> Condition:
+    """Write *expression* down; its values are called *name* and a number."""
+    context = database.get_sql_context()
+    with context.scope_values(subquery=True):
+        text, values = context.sql(expression).query()
+    numbers = iter(range(len(values)))
+
+    def named(found: re.Match[str]) -> str:
+        return found[0] if found[0] == "%%" else f"%({name}_{next(numbers)})s"
+
+    return Condition(PLACE.sub(named, text), {f"{name}_{number}": value for number, value in enumerate(values)})
+
+
+def column(field: pw.Field[Any]) -> str:
+    """Return the column with its table's name: no alias of a statement is taken for it."""
+    return f'"{field.model._meta.table_name}"."{field.column_name}"'

@@ -1,0 +1,67 @@
+"""What a run does with its batch's answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import closing
+from typing import Any
+
+from forgekeeper.declaring.answers import Mistake, Note, Skip
+from forgekeeper.declaring.children import Children
+from forgekeeper.declaring.rows import Rows
+from forgekeeper.deleting import children, rows
+from forgekeeper.runs.run import Run
+
+WHAT = "return Rows, Items, Children or Skip"
+
+
+def work(run: Run[Any], ask: Callable[..., Any], *ids: Any) -> None:
+    """Ask the batch what goes now, and do it; the outcome says what came of it.
+
+    A generator is asked step by step, and closed on every way out, so that it releases what it holds.
+    """
+    answer = ask(run.now, *ids)
+    if isinstance(answer, Generator):
+        with closing(answer):
+            stopped = _all(run, answer)
+    else:
+        stopped = _one(run, answer)
+    if stopped is not None and hasattr(run.outcome, "stopped"):
+        run.outcome.stopped = stopped
+    run.more = stopped in run.continues
+
+
+def _all(run: Run[Any], answers: Generator[Any, None, str | None]) -> str | None:
+    """Do them one after another; what the generator returns is why it stopped."""
+    while True:
+        try:
+            answer = next(answers)
+        except StopIteration as end:
+            said: str | None = end.value
+            return said
+        stopped = _one(run, answer)
+        if stopped is not None or run.skipped is not None:
+            return stopped
+
+
+def _one(run: Run[Any], answer: object) -> str | None:
+    """Do what one answer says; return why the run has to end, None where it may go on."""
+    match answer:
+        case Rows():
+            return rows.delete(run, answer)
+        case Children():
+            return children.send(run, answer)
+        case Skip(reason=reason):
+            run.skipped = reason
+            return None
+        case Note(fields=fields):
+            _note(run, fields)
+            return None
+    raise Mistake(f"{run.batch} answers with {answer!r}: {WHAT}")
+
+
+def _note(run: Run[Any], fields: dict[str, Any]) -> None:
+    for name, value in fields.items():
+        if not hasattr(run.outcome, name):
+            raise Mistake(f"{run.batch} notes {name}, which is no field of {type(run.outcome).__name__}")
+        setattr(run.outcome, name, value)

@@ -99,9 +99,10 @@ class GitRefDeletion(Base):
         return cls.select().where(cls.status == DeletionStatus.REJECTED).order_by(cls.id)
 
     @classmethod
-    def processed_before(cls, horizon: datetime) -> pw.ModelSelect[GitRefDeletion]:
-        """Select the deletions that were made before *horizon*."""
-        return cls.select().where(cls.status == DeletionStatus.PROCESSED, cls.processed_at < horizon)
+    def processed_before(cls, horizon: datetime) -> pw.Node:
+        """Return the condition of the deletions that were made before *horizon*."""
+        condition: pw.Node = (cls.status == DeletionStatus.PROCESSED) & (cls.processed_at < horizon)
+        return condition
 
 
 GitRefDeletion.add_index(

@@ -14,8 +14,6 @@ from datetime import datetime, timedelta
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, TypeVar
 
-import peewee as pw
-
 from forgekeeper.audit.subjects import Subject
 from forgekeeper.brought import Brought
 from forgekeeper.database import Base
@@ -36,7 +34,7 @@ if TYPE_CHECKING:
     from forgekeeper.runs.run import Run
 
 Outcome = TypeVar("Outcome", bound="DataclassInstance")
-Older = TypeVar("Older", bound="Callable[[datetime], pw.ModelSelect[Any]]")
+Old = TypeVar("Old", bound="Callable[[datetime], Rows[Any]]")
 Fields = tuple[str, ...]
 """Fields of an outcome, added up."""
 MARGIN = timedelta(minutes=1)
@@ -83,14 +81,6 @@ class Record:
         return bool({"database", "state_transition"} & self.errors.keys())
 
 
-class OldRecords(NamedTuple):
-    """Records of a kind that go when they are old: *older* selects those that were done with before an instant."""
-
-    record: str
-    keep: timedelta
-    older: Callable[[datetime], pw.ModelSelect[Any]]
-
-
 class Schedule(NamedTuple):
     """The defaults of a batch's own settings, and the sentences that document them."""
 
@@ -120,7 +110,7 @@ class Declared(Shown):
     continues: Fields = ()
     flags: Mapping[str, str] = field(default_factory=dict)
     lease: bool = False
-    old: list[OldRecords] = field(default_factory=list)
+    old: list[Callable[[datetime], Rows[Any]]] = field(default_factory=list)
 
     @property
     def batch(self) -> BatchSpec:
@@ -147,14 +137,10 @@ class Declared(Shown):
         """The fields of the outcome that say how many bytes that were."""
         return tuple(field for record in self.records for field in record.bytes)
 
-    def old_records(self, record: str, *, keep: timedelta) -> Callable[[Older], Older]:
-        """Let rows of *record* be removed that the function selects: those done with before an instant *keep* ago."""
-
-        def declare(older: Older) -> Older:
-            self.old.append(OldRecords(record, keep, older))
-            return older
-
-        return declare
+    def old_records(self, old: Old) -> Old:
+        """Let `prune` remove the rows that the function returns: those that the batch has been done with for long."""
+        self.old.append(old)
+        return old
 
     def limit(self, name: str) -> Threshold | None:
         """Return the threshold of that name, None where the document has none."""

@@ -22,7 +22,6 @@ from tests.harness.performing import ended, recorded, runner_of
 from tests.harness.settings import settings_with
 from tests.harness.thorough import examples
 from workers import stale_imports as imports
-from workers import user_status_cleanup as statuses
 from workers.expired_job_artifacts import FLAG, buckets, delete_artifact_bucket, destroying
 from workers.expired_job_artifacts.destroying import START, destroy_expired
 from workers.prune import prune
@@ -342,9 +341,7 @@ def test_where_it_is_off_rows_go_without_a_line(settings, options):
 def test_where_it_is_off_no_statement_has_anything_of_it():
     off = Audit("a", on=False)
     texts = [
-        statuses.DELETE_DUE.format(
-            key="ctid", due=statuses.DUE, chosen="", audited=off.clause("a", "deleted", id="user_id"), limit=1
-        ),
+        off.clause("a", "deleted", id="user_id"),
         *(destroying.statement(statistics_first=first) for first in (False, True)),
         *(text.format(begin="", audited="") for text in (imports.TIME_OUT_IMPORTS, imports.TIME_OUT_ENTITIES)),
     ]

@@ -321,7 +321,7 @@ def test_a_page_without_a_bad_record_costs_no_statement_more():
     with statements() as sent:
         clean_statuses()
 
-    assert sum("delete from user_statuses" in one for one in sent) == 4
+    assert sum('delete from "user_statuses"' in one for one in sent) == 4
 
 
 @contextmanager

@@ -166,7 +166,7 @@ def test_the_scheduler_s_and_the_exporter_s_pages_have_it(world):
 def test_its_settings_are_documented(world):
     names = {setting["name"]: setting for setting in told(world, "settings")}
 
-    assert names[f"{PREFIX}CRON_{NAME.upper()}"]["sentence"] == "When stale pipelines are deleted."
+    assert names[f"{PREFIX}CRON_{NAME.upper()}"]["sentence"] == f"When {NAME} runs."
     assert {f"{PREFIX}CATCH_UP_{NAME.upper()}", f"{PREFIX}PACE_{NAME.upper()}"} <= names.keys()
 
 
@@ -212,9 +212,9 @@ def test_a_run_by_hand_answers_with_its_result(world):
 def test_the_batch_that_contributing_shows_runs(world):
     (shown,) = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
     (world.folder / "pull_weeds.py").write_text(shown)
-    world.rows("create table weeds (id bigint generated always as identity primary key, grown_at timestamptz)")
-    world.rows("insert into weeds (grown_at) select now() - interval '1 day' from generate_series(1, 150)")
+    world.rows("create table weed (id bigint generated always as identity primary key, grown_at timestamptz)")
+    world.rows("insert into weed (grown_at) select now() - interval '1 day' from generate_series(1, 150)")
 
     answer = run(world, "run", "pull_weeds", "--json", BATCHES=f"workers,{NAME},pull_weeds")
 
-    assert json.loads(answer.stdout)["pulled"] == 150, answer.stderr
+    assert json.loads(answer.stdout)["deleted"] == 150, answer.stderr

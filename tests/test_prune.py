@@ -14,6 +14,7 @@ import redis
 from playhouse.postgres_ext import DateTimeTZField
 from structlog.testing import capture_logs
 
+from forgekeeper import Rows
 from forgekeeper.batches import BATCHES, batch, queues
 from forgekeeper.connections import client
 from forgekeeper.database import Base, database, now
@@ -219,9 +220,9 @@ def visits(database):
     def count_visits(run):
         """Count visits."""
 
-    @count_visits.old_records("visit", keep=DAY)
-    def seen_before(horizon):
-        return Visit.select().where(Visit.seen_at < horizon)
+    @count_visits.old_records
+    def old_visits(now):
+        return Rows(Visit, Visit.seen_at < now - DAY, since=Visit.seen_at, after=DAY)
 
     database.create_tables([Visit])
     Visit.insert_many([{"seen_at": now() - DAY + each * MINUTE} for each in (-2, -1, 1)]).execute()

@@ -1,35 +1,34 @@
 """Remove old records: forgekeeper's own, and those that batches have declared.
 
-Runs hourly, in bounded chunks: what batches are done with after as long as they say, closed
-runs after thirty days (the newest of each batch stays), dead letters past their time to live,
-processes that fell silent a day ago, what is known of bad records that nobody has come
-across for thirty days, what has become of uploads thirty days ago, what runs have deleted
-sixty days ago (the last hundred runs of each batch stay), and whole months of the audit
-after AUDIT_KEEP.  What it removes is in the audit itself.
+Runs hourly, in bounded chunks: what batches are done with after as long as they say, closed runs after thirty days (the
+newest of each batch stays), processes that expired a day ago, dead letters past their time to live, what has become of
+uploads thirty days ago, what runs have deleted sixty days ago (the last hundred runs of each batch stay), bad records
+and failed children that have not failed for long, and whole months of the audit after AUDIT_KEEP.  What it removes is
+in the audit itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from datetime import timedelta
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import structlog
 
+from forgekeeper import Blocked, Record, Rows, batch
 from forgekeeper.audit import upkeep
-from forgekeeper.batches import OldRecords, Record, all_declared, batch, queues
-from forgekeeper.database import chunks, database
+from forgekeeper.batches import all_declared, queues
 from forgekeeper.database.misreading import misread
-from forgekeeper.database.survey import Rows, Selected
+from forgekeeper.declaring.removal import Removal
+from forgekeeper.declaring.surroundings import settings
+from forgekeeper.deleting import looking
 from forgekeeper.preview import Look, Part
 from forgekeeper.process.rows import Process
-from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.passed_over import PassedOver
 from forgekeeper.runs.quarantine import Quarantined
-from forgekeeper.runs.run import Run
 from forgekeeper.runs.totals import RunTotal
 from forgekeeper.storage.settled import SettledUpload
 from metrics.redaction import describe
@@ -69,12 +68,6 @@ class Outcome:
     audit_months: int = 0
 
 
-def kinds() -> list[OldRecords]:
-    """Name the rows of which a bad one is passed over: what batches have declared, and closed runs."""
-    declared = [kind for one in all_declared() for kind in one.old]
-    return [*declared, OldRecords("job_run", KEEP_RUNS, JobRun.closed_before)]
-
-
 @batch(
     cron="0 * * * *",
     cron_sentence="When forgekeeper's own old records are removed.",
@@ -94,40 +87,70 @@ def kinds() -> list[OldRecords]:
     ],
     steps=["removed"],
 )
-def prune(run: Run[Outcome]) -> None:
+def prune(now: datetime) -> Iterator[Rows[Any] | Removal]:
     """Remove forgekeeper's own old records."""
-    instant = run.now
-    for sentence in misread([kind.older(instant).model for kind in kinds()]):
+    rows = list(old_rows(now))
+    for sentence in misread([one.model for one in rows]):
         raise Blocked("schema", sentence)
-    _keep_up(run)
-    PassedOver.forget_old(instant - KEEP_BAD_RECORDS)
-    Quarantined.forget_old(instant - KEEP_FAILED_CHILDREN)
-    silent = Process.silent_before(instant - KEEP_PROCESSES)
-    removals = [
-        *(partial(_rows, run, kind) for kind in kinds()),
-        *(partial(_others, run, "dead_letter", partial(_forget_dead, queue)) for queue in queues()),
-        partial(_others, run, "process", partial(chunks.delete, silent, gone=_audited(run, "process")), counted=False),
-        partial(_others, run, "settled_upload", partial(SettledUpload.delete_old, instant - KEEP_UPLOADS)),
-        partial(_others, run, "run_total", partial(RunTotal.delete_old, instant - KEEP_TOTALS)),
+    yield Removal(None, partial(_keep_up, now), counted="audit_months")
+    yield Removal(None, lambda _limit: PassedOver.forget_old(now - KEEP_BAD_RECORDS) * 0)
+    yield Removal(None, lambda _limit: Quarantined.forget_old(now - KEEP_FAILED_CHILDREN) * 0)
+    yield from rows
+    for queue in queues():
+        yield Removal("dead_letter", partial(_forget_dead, queue), counted="dead_letters")
+    yield Removal("settled_upload", partial(_forget_uploads, now), counted="uploads")
+    yield Removal("run_total", partial(_forget_totals, now), counted="run_totals")
+
+
+def old_rows(now: datetime) -> Iterator[Rows[Any]]:
+    """Yield the rows that are old: what batches have declared, closed runs, processes that have expired."""
+    runs, processes = now - KEEP_RUNS, now - KEEP_PROCESSES
+    kinds = [
+        *(old(now) for one in all_declared() for old in one.old),
+        Rows(
+            JobRun,
+            JobRun.closed_before(runs),
+            since=JobRun.finished_at,
+            after=KEEP_RUNS,
+            record="job_run",
+            counted="runs",
+        ),
+        Rows(
+            Process,
+            Process.silent_from < processes,
+            since=Process.silent_from,
+            after=KEEP_PROCESSES,
+            record="process",
+            counted="processes",
+        ),
     ]
-    if not all(remove() for remove in removals):
-        run.outcome.stopped = "deadline"
+    return (replace(kind, chunk=CHUNK, objective=None, step="removed") for kind in kinds)
 
 
-def _keep_up(run: Run[Outcome]) -> None:
+def _keep_up(now: datetime, _limit: int) -> int:
     """Make the audit's partitions to come, and drop those that are past; where somebody is in the way, in an hour."""
+    keep, months = settings().audit_keep, 0
     try:
-        upkeep.make_partitions(run.now + AHEAD)
-        run.outcome.audit_months = upkeep.drop_partitions(run.now - timedelta(days=run.settings.audit_keep))
+        upkeep.make_partitions(now + AHEAD)
+        months = upkeep.drop_partitions(now - timedelta(days=keep))
     except upkeep.Busy as busy:
         log.warning("audit not kept up, it is locked; tried again in an hour", error=describe(busy))
-    if (kept := upkeep.kept()) > run.settings.audit_keep:
+    if (kept := upkeep.kept()) > keep:
         log.warning("audit kept longer than set: run `forgekeeper migrate` with that setting", days=kept)
-    if run.outcome.audit_months:
-        log.info("months of the audit removed", months=run.outcome.audit_months)
+    if months:
+        log.info("months of the audit removed", months=months)
+    return months
 
 
-def _forget_dead(queue: str, *, limit: int) -> int:
+def _forget_uploads(now: datetime, limit: int) -> int:
+    return SettledUpload.delete_old(now - KEEP_UPLOADS, limit=limit)
+
+
+def _forget_totals(now: datetime, limit: int) -> int:
+    return RunTotal.delete_old(now - KEEP_TOTALS, limit=limit)
+
+
+def _forget_dead(queue: str, limit: int) -> int:
     # Whoever only looks at batches needs no broker, which takes a tenth of a second to import.
     from forgekeeper.delivery.enqueue_unique import forget_dead
     from forgekeeper.process.broker import broker
@@ -142,22 +165,13 @@ def _old_dead(queue: str, *, limit: int) -> OldDead:
     return old_dead(broker, queue, limit=limit)
 
 
-def _audited(run: Run[Outcome], record: str) -> Callable[[Sequence[int]], None] | None:
-    """Return what says in the audit which rows are gone; None where that is off."""
-    return (lambda keys: run.audit.done(record, ids=keys)) if run.audit.on else None
-
-
 @prune.preview
-def foreseen(look: Look) -> Iterator[Part]:
+def old(look: Look) -> Iterator[Part]:
     """Count what is old, kind by kind."""
-    instant = look.now
-    old: list[tuple[str, timedelta, Rows | Selected]] = [
-        *((kind.record, kind.keep, Selected(kind.older(instant - kind.keep))) for kind in kinds()),
-        ("process", KEEP_PROCESSES, Selected(Process.silent_before(instant - KEEP_PROCESSES))),
-        ("settled_upload", KEEP_UPLOADS, SettledUpload.old(instant - KEEP_UPLOADS)),
-    ]
-    for number, (record, keep, rows) in enumerate(old):
-        yield look.count(look.part(record), rows, after=keep, share=1 / (len(old) - number))
+    rows = list(old_rows(look.now))
+    for number, one in enumerate(rows):
+        yield from looking.preview(one, look.within_share(1 / (len(rows) + 1 - number)))
+    yield look.count(look.part("settled_upload"), SettledUpload.old(look.now - KEEP_UPLOADS), after=KEEP_UPLOADS)
     part = look.part("dead_letter")
     for queue in queues():
         found = _old_dead(queue, limit=look.size)
@@ -166,54 +180,3 @@ def foreseen(look: Look) -> Iterator[Part]:
         part.records += found.letters - len(found.oldest)
     part.newest = None
     yield part
-
-
-def _rows(run: Run[Outcome], kind: OldRecords) -> bool:
-    """Remove the rows of a kind, but bad ones; return False when the budget ended first."""
-    older = kind.older(run.now - kind.keep)
-    error_kind = "database" if kind.record in FIELDS else None
-    then, gone = partial(_count, run, kind.record), _audited(run, kind.record)
-    with run.bad_records(kind.record, older, error_kind=error_kind) as bad:
-        return _in_chunks(run, lambda: bad.delete(older, limit=CHUNK, then=then, gone=gone))
-
-
-def _others(run: Run[Outcome], record: str, remove: Callable[..., int], *, counted: bool = True) -> bool:
-    """Remove what one record cannot spoil; return False when the budget ended first.
-
-    In the audit is how many went, unless those are not *counted*: then *remove* has said it there itself.
-    """
-
-    def chunk() -> int:
-        with database.atomic():
-            count = remove(limit=CHUNK)
-            if count and counted:
-                run.audit.done(record, ids=(), count=count)
-        _count(run, record, count)
-        return count
-
-    return _in_chunks(run, chunk)
-
-
-def _in_chunks(run: Run[Outcome], remove: Callable[[], int]) -> bool:
-    """Remove one kind; a budget that has ended leaves each its first chunk, a stop leaves none."""
-    count = CHUNK
-    if run.deadline.halted():
-        return False
-    while count == CHUNK:
-        count = remove()
-        run.step("removed")
-        if run.deadline.passed(count) and count == CHUNK:
-            return False
-    return True
-
-
-def _count(run: Run[Outcome], record: str, count: int) -> None:
-    """Count what has gone; what the outcome has no field for is an operator's own, and said in the log."""
-    for name in FIELDS.get(record, ()):
-        setattr(run.outcome, name, getattr(run.outcome, name) + count)
-    if record not in FIELDS and count:
-        log.info("old records removed", record=record, records=count)
-
-
-FIELDS = {record.name: record.processed for record in prune.records}
-"""In which fields of the outcome a kind is counted."""

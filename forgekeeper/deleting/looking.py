@@ -37,11 +37,11 @@ def preview(rows: Rows[Any], look: Look) -> Iterator[Part]:
 
 def _keep(part: Part, rows: Rows[Any], look: Look) -> None:
     """Say how many stay for which reason, of those that look due and are not."""
-    looks = condition(rows.where if rows.looks is None else rows.looks, name="looks")
-    due = condition(rows.where)
+    looks = condition(rows.model, rows.where if rows.looks is None else rows.looks, name="looks")
+    due = condition(rows.model, rows.where)
     values, reasons = looks.values | due.values, {}
     for number, (reason, stays) in enumerate(rows.kept.items()):
-        found = condition(stays, name=f"kept_{number}")
+        found = condition(rows.model, stays, name=f"kept_{number}")
         values |= found.values
         reasons[reason] = found.text
     text = f"{looks.text} and ({due.text}) is not true"
@@ -49,7 +49,7 @@ def _keep(part: Part, rows: Rows[Any], look: Look) -> None:
 
 
 def _due(rows: Rows[Any]) -> Condition:
-    text, values = condition(rows.where)
+    text, values = condition(rows.model, rows.where)
     return Condition(f"{text} and {column(rows.since)} is not null", values)
 
 

@@ -7,15 +7,20 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple
 
+import structlog
+
 from forgekeeper.audit.deletions import Audit
 from forgekeeper.database import database
 from forgekeeper.database.chunks import IN_ORDER, START, Position, page
 from forgekeeper.database.prepared import Prepared
 from forgekeeper.database.writes import WRITE
 from forgekeeper.declaring.rows import Rows
+from forgekeeper.deleting.outcome import add
 from forgekeeper.deleting.statement import Composed, Shape
 from forgekeeper.runs.bad_records import BadRecords
 from forgekeeper.runs.run import Run
+
+log = structlog.get_logger(__name__)
 
 
 class Chunk(NamedTuple):
@@ -32,15 +37,19 @@ def delete(run: Run[Any], rows: Rows[Any]) -> str | None:
     Each chunk is one statement: whatever ends the process, a row and its line in the audit go together or stay.
     """
     sweep = Sweep(run, rows)
-    with run.bad_records(rows.record, rows.select()) as bad:
+    with run.bad_records(rows.record, rows.select(), error_kind=run.error_kind(rows.record)) as bad:
         while limit := run.allowed(rows.chunk):
             before = sweep.deleted
             if not sweep.chunk(bad, limit):
-                return None
+                break
             run.step(rows.step)
             if run.deadline.passed(sweep.deleted - before):
-                break
-    return "deadline"
+                return "deadline"
+        else:
+            return "deadline"
+    if not hasattr(run.outcome, rows.counted) and sweep.deleted:
+        log.info("old records removed", record=rows.record, records=sweep.deleted)
+    return None
 
 
 class Sweep:
@@ -86,15 +95,10 @@ class Sweep:
     def _grow(self, chunk: Chunk) -> None:
         outcome, rows = self._run.outcome, self._rows
         self.deleted += chunk.rows
-        _add(outcome, rows.counted, chunk.rows)
-        _add(outcome, "batches", chunk.rows > 0)
+        add(outcome, rows.counted, chunk.rows)
+        add(outcome, "batches", chunk.rows > 0)
         if rows.counted_bytes is not None:
-            _add(outcome, rows.counted_bytes, chunk.bytes)
-
-
-def _add(outcome: Any, field: str, number: int) -> None:
-    if hasattr(outcome, field):
-        setattr(outcome, field, getattr(outcome, field) + number)
+            add(outcome, rows.counted_bytes, chunk.bytes)
 
 
 def _recorded(audit: Audit, rows: Rows[Any]) -> str:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import peewee as pw
 
-from forgekeeper.database import database
+from forgekeeper.database import Base, database
 
 PLACE = re.compile(r"%s|%%")
 
@@ -19,10 +19,11 @@ class Condition(NamedTuple):
     values: dict[str, Any]
 
 
-def condition(expression: pw.Node, *, name: str = "due") -> Condition:
-    """Write *expression* down; its values are called *name* and a number."""
+def condition(model: type[Base], expression: pw.Node, *, name: str = "due") -> Condition:
+    """Write *expression* over the model's columns down; its values are called *name* and a number."""
     context = database.get_sql_context()
-    with context.scope_values(subquery=True):
+    context.alias_manager[model._meta.table] = model._meta.table_name
+    with context.scope_normal():
         text, values = context.sql(expression).query()
     numbers = iter(range(len(values)))
 

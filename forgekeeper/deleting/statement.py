@@ -112,9 +112,9 @@ def row_of(rows: Rows[Any]) -> str:
 
 
 def _due(rows: Rows[Any]) -> Condition:
-    due = condition(rows.where)
+    due = condition(rows.model, rows.where)
     if rows.part is None or rows.parts is None:
         return due
-    part = condition(rows.parts.by, name="by")
+    part = condition(rows.model, rows.parts.by, name="by")
     text = f"{part.text} = %(part)s and {due.text}"
     return Condition(text, due.values | part.values | {"part": rows.part})

@@ -8,8 +8,10 @@ from typing import Any
 
 from forgekeeper.declaring.answers import Mistake, Note, Skip
 from forgekeeper.declaring.children import Children
+from forgekeeper.declaring.removal import Removal
 from forgekeeper.declaring.rows import Rows
-from forgekeeper.deleting import children, rows
+from forgekeeper.declaring.surroundings import SETTINGS
+from forgekeeper.deleting import children, removal, rows
 from forgekeeper.runs.run import Run
 
 WHAT = "return Rows, Items, Children or Skip"
@@ -20,6 +22,7 @@ def work(run: Run[Any], ask: Callable[..., Any], *ids: Any) -> None:
 
     A generator is asked step by step, and closed on every way out, so that it releases what it holds.
     """
+    SETTINGS.set(run.settings)
     answer = ask(run.now, *ids)
     if isinstance(answer, Generator):
         with closing(answer):
@@ -33,15 +36,17 @@ def work(run: Run[Any], ask: Callable[..., Any], *ids: Any) -> None:
 
 def _all(run: Run[Any], answers: Generator[Any, None, str | None]) -> str | None:
     """Do them one after another; what the generator returns is why it stopped."""
+    begun = False
     while True:
         try:
             answer = next(answers)
         except StopIteration as end:
             said: str | None = end.value
             return said
-        stopped = _one(run, answer)
+        stopped = "deadline" if begun and run.deadline.halted() else _one(run, answer)
         if stopped is not None or run.skipped is not None:
             return stopped
+        begun = True
 
 
 def _one(run: Run[Any], answer: object) -> str | None:
@@ -49,6 +54,8 @@ def _one(run: Run[Any], answer: object) -> str | None:
     match answer:
         case Rows():
             return rows.delete(run, answer)
+        case Removal():
+            return removal.remove(run, answer)
         case Children():
             return children.send(run, answer)
         case Skip(reason=reason):

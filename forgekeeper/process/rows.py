@@ -106,11 +106,6 @@ class Process(Base):
         cls.delete().where(cls.id == entry.number).execute()
 
     @classmethod
-    def silent_before(cls, horizon: datetime) -> pw.ModelSelect[Process]:
-        """Select the processes that have been silent since before *horizon*."""
-        return cls.select().where(cls.silent_from < horizon)
-
-    @classmethod
     def _sign_of_life(cls, dead_after: timedelta) -> dict[str, Any]:
         instant = pw.fn.clock_timestamp()
         return {"alive_at": instant, "silent_from": instant + dead_after}

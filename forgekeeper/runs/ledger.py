@@ -580,11 +580,12 @@ class JobRun(Base):
         )
 
     @classmethod
-    def closed_before(cls, horizon: datetime) -> pw.ModelSelect[JobRun]:
-        """Select what was closed before *horizon*, but never the newest of a batch."""
+    def closed_before(cls, horizon: datetime) -> pw.Node:
+        """Return the condition of what was closed before *horizon*, but never of the newest of a batch."""
         newer = cls.alias()
         followed = pw.fn.exists(newer.select(pw.SQL("1")).where(newer.batch == cls.batch, newer.id > cls.id))
-        return cls.select().where(cls.finished_at < horizon, cls.state.not_in(OPEN), followed)
+        condition: pw.Node = (cls.finished_at < horizon) & cls.state.not_in(OPEN) & followed
+        return condition
 
 
 JobRun.add_index(pw.SQL("create unique index job_runs_batch_tick on job_runs (batch, tick)"))

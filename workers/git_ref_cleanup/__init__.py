@@ -17,6 +17,7 @@ from typing import Literal
 
 import structlog
 
+from forgekeeper import Rows
 from forgekeeper.audit.subjects import Subject
 from forgekeeper.batches import Record, Threshold, batch, child
 from forgekeeper.database import backlog
@@ -198,7 +199,17 @@ def rejected() -> int:
     return backlog.count(GitRefDeletion.rejected())
 
 
-git_ref_cleanup.old_records("ref_deletion", keep=KEEP_PROCESSED)(GitRefDeletion.processed_before)
+@git_ref_cleanup.old_records
+def processed(now: datetime) -> Rows[GitRefDeletion]:
+    """Return the rows of deletions that were made long enough ago."""
+    return Rows(
+        GitRefDeletion,
+        GitRefDeletion.processed_before(now - KEEP_PROCESSED),
+        since=GitRefDeletion.processed_at,
+        record="ref_deletion",
+        counted="ref_deletions",
+        after=KEEP_PROCESSED,
+    )
 
 
 git_ref_cleanup.collector("git_locks", gauges=[stale_locks.GAUGE])(stale_locks.readings)

@@ -1,0 +1,17 @@
+"""What a batch may know of the process that it runs in."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+
+from forgekeeper.settings import Settings
+
+SETTINGS: ContextVar[Settings] = ContextVar("settings")
+
+
+def settings() -> Settings:
+    """Return the settings of this process; for use within a batch's function, while it runs.
+
+    Raises `LookupError` elsewhere: a declaration must not depend on settings.
+    """
+    return SETTINGS.get()

@@ -138,7 +138,7 @@ class Declared(Shown):
         return tuple(field for record in self.records for field in record.bytes)
 
     def old_records(self, old: Old) -> Old:
-        """Let `prune` remove the rows that the function returns: those that the batch has been done with for long."""
+        """Let housekeeping remove the rows that the function returns: those that the batch was done with long ago."""
         self.old.append(old)
         return old
 
@@ -283,7 +283,7 @@ def batch(
     """
 
     def declare(function: Callable[..., Any]) -> BatchSpec:
-        shape = _shape(function, due, records)
+        shape = _shape(function, due, records, writes)
         declared = BatchSpec(
             **_common(
                 function,
@@ -389,9 +389,11 @@ class _Common(TypedDict):
     counters: tuple[Counter, ...]
 
 
-def _shape(function: Callable[..., Any], due: Due | None, records: Sequence[Record] | None) -> Shape:
-    """Ask for the shape of what goes; a document that declares its records has said it."""
-    if due is not None or (records is None and not wants_run(function)):
+def _shape(
+    function: Callable[..., Any], due: Due | None, records: Sequence[Record] | None, writes: str | None = None
+) -> Shape:
+    """Ask for the shape of what goes, unless the document has declared its records; one that writes is not asked."""
+    if due is not None or (records is None and writes is None and not wants_run(function)):
         return shape_of(function.__name__, due or function)
     return Shape()
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from importlib import import_module
 
 from forgekeeper.batches import BATCHES, DeclaredTwice, all_declared
+from forgekeeper.declaring.answers import Mistake
 from forgekeeper.settings import PREFIX, OfBatch, Settings, SettingsError, reading, settings_of
 from forgekeeper.settings.reading import ENV_FILE
 
@@ -41,6 +42,8 @@ def declare(modules: Iterable[str]) -> None:
             import_module(name)
         except DeclaredTwice as twice:
             raise SettingsError(f"{PREFIX}BATCHES: {twice}; rename one of them") from twice
+        except Mistake as mistake:
+            raise SettingsError(f"{PREFIX}BATCHES names {name}: {mistake}") from mistake
         except Exception as error:
             said = f"{type(error).__name__}: {error}"
             hint = "its folder must be on PYTHONPATH, or the module be installed"

@@ -93,8 +93,7 @@ def prune(now: datetime) -> Iterator[Rows[Any] | Removal]:
     for sentence in misread([one.model for one in rows]):
         raise Blocked("schema", sentence)
     yield Removal(None, partial(_keep_up, now), counted="audit_months")
-    yield Removal(None, lambda _limit: PassedOver.forget_old(now - KEEP_BAD_RECORDS) * 0)
-    yield Removal(None, lambda _limit: Quarantined.forget_old(now - KEEP_FAILED_CHILDREN) * 0)
+    yield Removal(None, partial(_forget_failures, now))
     yield from rows
     for queue in queues():
         yield Removal("dead_letter", partial(_forget_dead, queue), counted="dead_letters")
@@ -140,6 +139,13 @@ def _keep_up(now: datetime, _limit: int) -> int:
     if months:
         log.info("months of the audit removed", months=months)
     return months
+
+
+def _forget_failures(now: datetime, _limit: int) -> int:
+    """Forget bad records and failed children: few, and in no result."""
+    PassedOver.forget_old(now - KEEP_BAD_RECORDS)
+    Quarantined.forget_old(now - KEEP_FAILED_CHILDREN)
+    return 0
 
 
 def _forget_uploads(now: datetime, limit: int) -> int:

@@ -99,6 +99,13 @@ class Database(pw.PostgresqlDatabase):
     def _connect(self) -> Any:
         return self.make()
 
+    def begin(self, isolation_level: Any = None) -> None:
+        """Begin a transaction; ``read write`` is one that may write whatever the session's default is."""
+        if isolation_level == "read write":
+            self.execute_sql("begin read write")  # type: ignore[no-untyped-call]
+        else:
+            super().begin(isolation_level)
+
     def make(self) -> Any:
         """Make a connection that belongs to no thread and no pool yet."""
         made = super()._connect()  # type: ignore[misc]

@@ -1,17 +1,90 @@
-"""Writes of the engine, in sessions that may only read."""
+"""Who writes: while a batch is asked what goes, its session may only read, and the engine's own transactions write."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from typing import Any
+
+import peewee as pw
 
 from forgekeeper.database import database
 
-WRITE = "set transaction read write; "
+READ_ONLY = "25006"
+"""PostgreSQL's refusal to write in a transaction that may only read."""
+SHOWN = 60
+"""So much of a statement is shown."""
+GUARD = """
+    select current_setting('default_transaction_read_only'), set_config('default_transaction_read_only', 'on', false)
+"""
+
+_guarded: ContextVar[bool] = ContextVar("guarded", default=False)
+
+
+class WritesByItself(Exception):
+    """A batch writes, instead of returning what goes; the message names it, and says what to do."""
+
+
+class TakesNoWrites(Exception):
+    """Somebody has made this database, or this role, read-only: nothing is deleted until that is undone."""
+
+
+@contextmanager
+def reading_only(batch: str) -> Iterator[None]:
+    """Let PostgreSQL refuse whatever this session writes, but for the engine's own transactions.
+
+    Raises `WritesByItself` for what was refused.  A database that others have made read-only stays so: then this
+    raises `TakesNoWrites`.
+    """
+    (before, _now) = database.execute_sql(GUARD).fetchone()
+    if before == "on":
+        raise TakesNoWrites(TakesNoWrites.__doc__)
+    token = _guarded.set(True)
+    try:
+        yield
+    except Exception as error:
+        if code_of(error) != READ_ONLY:
+            raise
+        raise WritesByItself(
+            f"{batch} writes by itself{_statement(error)}: return Rows, Items or Children and the engine deletes,"
+            ' or declare writes="why"'
+        ) from error
+    finally:
+        _guarded.reset(token)
+        _let_write()
 
 
 @contextmanager
 def writing() -> Iterator[None]:
-    """Open a transaction that may write."""
-    with database.atomic():
+    """Open a transaction of the engine's that may write; within another one a savepoint."""
+    with database.atomic("read write") if _guarded.get() else database.atomic():
         yield
+
+
+def write_first() -> str:
+    """Return what stands before a statement of the engine's that writes, in the same request."""
+    return "set transaction read write; " if _guarded.get() else ""
+
+
+def code_of(error: BaseException) -> str | None:
+    """Return PostgreSQL's code of what went wrong, whether peewee has wrapped it or not."""
+    return getattr(error, "pgcode", None) or getattr(getattr(error, "orig", None), "pgcode", None)
+
+
+def _let_write() -> None:
+    """Undo the guard; a connection of which nobody knows whether it is undone must not be used by others."""
+    try:
+        database.execute_sql("set default_transaction_read_only = off")
+    except pw.PeeweeException:
+        with suppress(pw.PeeweeException):
+            database.connection().close()
+
+
+def _statement(error: BaseException) -> str:
+    found: Any = getattr(error, "orig", None) or error
+    query = getattr(getattr(found, "cursor", None), "query", None)
+    if not isinstance(query, bytes):
+        return ""
+    text = " ".join(query.decode(errors="replace").split())
+    return f" ({text[:SHOWN]}{'…' if len(text) > SHOWN else ''})"

@@ -13,7 +13,7 @@ from forgekeeper.audit.deletions import Audit
 from forgekeeper.database import database
 from forgekeeper.database.chunks import IN_ORDER, START, Position, page
 from forgekeeper.database.prepared import Prepared
-from forgekeeper.database.writes import WRITE
+from forgekeeper.database.writes import write_first
 from forgekeeper.declaring.rows import Rows
 from forgekeeper.deleting.outcome import add
 from forgekeeper.deleting.statement import Composed, Shape
@@ -86,7 +86,7 @@ class Sweep:
         return Position(*row[2:])
 
     def _statement(self, shape: Shape) -> str:
-        text, first = self._composed.text(shape), WRITE + IN_ORDER
+        text, first = self._composed.text(shape), write_first() + IN_ORDER
         if shape.only or shape.limit != self._rows.chunk:
             return first + text
         # Planned for each chunk, a run took a third longer: `python -m benchmarks statuses`.

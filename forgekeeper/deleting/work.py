@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing, nullcontext
 from typing import Any
 
-from forgekeeper.declaring.answers import Mistake, Note, Skip
+from forgekeeper.declaring.answers import Answer, Mistake, Note, Skip
 from forgekeeper.declaring.children import Children
 from forgekeeper.declaring.removal import Removal
 from forgekeeper.declaring.rows import Rows
@@ -24,17 +24,21 @@ def work(run: Run[Any], ask: Callable[..., Any], *ids: Any) -> None:
     """
     SETTINGS.set(run.settings)
     answer = ask(run.now, *ids)
-    if isinstance(answer, Generator):
-        with closing(answer):
-            stopped = _all(run, answer)
-    else:
-        stopped = _one(run, answer)
+    with closing(answer) if isinstance(answer, Generator) else nullcontext():
+        stopped = _all(run, _each(answer))
     if stopped is not None and hasattr(run.outcome, "stopped"):
         run.outcome.stopped = stopped
     run.more = stopped in run.continues
 
 
-def _all(run: Run[Any], answers: Generator[Any, None, str | None]) -> str | None:
+def _each(answer: object) -> Iterator[object]:
+    """Return the answers one after another; a single one, or none at all, is the only one."""
+    if isinstance(answer, Iterable) and not isinstance(answer, (Answer, str)):
+        return iter(answer)
+    return iter([answer])
+
+
+def _all(run: Run[Any], answers: Iterator[object]) -> str | None:
     """Do them one after another; what the generator returns is why it stopped."""
     begun = False
     while True:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
 from typing import Any, Self, TypeVar
@@ -19,6 +20,7 @@ import structlog
 from forgekeeper.audit.deletions import Audit
 from forgekeeper.batches import BatchSpec, ChildSpec, Declared
 from forgekeeper.database import database, reachable, release
+from forgekeeper.database.writes import reading_only
 from forgekeeper.events import ChildEnded, RunEnded, emit
 from forgekeeper.failpoints import failpoint
 from forgekeeper.fan_out import Enqueued, Keyed
@@ -120,7 +122,8 @@ class Attempt:
             if self.run.skipped is None:
                 # The budget is the work's own.
                 self.run.deadline = self._deadline()
-                self.declared.work(self.run, *args, **kwargs)
+                with reading_only(self.declared.name) if self.declared.reads_only else nullcontext():
+                    self.declared.work(self.run, *args, **kwargs)
         except Blocked as blocked:
             self.blocked = blocked
         except Held as held:

@@ -9,6 +9,7 @@ from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.database import Base, database, default
 from forgekeeper.database.use import BOTH, PROCESSES, Use
+from forgekeeper.database.writes import writing
 
 # Since when stays as it is while one blocked run follows another, whatever the reason.
 CHILD_BLOCKED = """
@@ -91,5 +92,6 @@ class Batch(Base):
     @classmethod
     def move_to(cls, name: str, position: int) -> None:
         """Remember where the batch's next run goes on."""
-        cls.register([name])
-        cls.update(cursor=position).where(cls.name == name).execute()
+        with writing():
+            cls.register([name])
+            cls.update(cursor=position).where(cls.name == name).execute()

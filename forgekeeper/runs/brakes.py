@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple
 
 from forgekeeper.batches import ChildSpec, Declared
 from forgekeeper.database import database
+from forgekeeper.database.writes import writing
 from forgekeeper.runs.holds import ENDS, WHY
 from forgekeeper.runs.totals import NONE, Amount, RunTotal, Used
 from forgekeeper.settings import Settings
@@ -186,7 +187,7 @@ class Brakes:
 
     def _reserve(self, wanted: Amount) -> None:
         """Reserve anew: at least what is *wanted*, if so much is left; where nothing is, say which limit it was."""
-        with database.atomic():
+        with writing():
             RunTotal.lock(self._batch)
             if self._child and self.why(now=True) is not None:
                 return
@@ -218,7 +219,8 @@ class Brakes:
         return min(room, max(wanted, min(most, room // SHARES)))
 
     def _add(self, did: Amount = NONE, reserved: Amount = NONE) -> None:
-        RunTotal.add(self._batch, self._run, did, reserved, day=self._day)
+        with writing():
+            RunTotal.add(self._batch, self._run, did, reserved, day=self._day)
 
     def _deleted(self) -> Amount:
         found: Any = vars(self._outcome)

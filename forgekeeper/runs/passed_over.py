@@ -11,6 +11,7 @@ from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.database import Base, database, default
 from forgekeeper.database.use import SEEN, WRITES, Use
+from forgekeeper.database.writes import writing
 
 FIRST_PAUSE = timedelta(minutes=5)
 LONGEST_PAUSE = timedelta(days=1)
@@ -66,13 +67,15 @@ class PassedOver(Base):
     def fail(cls, batch: str, record: str, key: int, error: str) -> None:
         """Pass the record over: until the next run at first, then for a while that doubles each time."""
         values = {"batch": batch, "record": record, "key": str(key), "error": error}
-        database.execute_sql(RECORD_FAILURE, values | {"first": FIRST_PAUSE, "longest": LONGEST_PAUSE})
+        with writing():
+            database.execute_sql(RECORD_FAILURE, values | {"first": FIRST_PAUSE, "longest": LONGEST_PAUSE})
 
     @classmethod
     def forget(cls, batch: str, record: str, keys: Iterable[int]) -> int:
         """Know no more of these; return how many were known."""
         which = (cls.batch == batch, cls.record == record, cls.key.in_([str(key) for key in keys]))
-        return int(cls.delete().where(*which).execute())
+        with writing():
+            return int(cls.delete().where(*which).execute())
 
     @classmethod
     def forget_old(cls, horizon: datetime) -> int:

@@ -17,6 +17,7 @@ from forgekeeper.cli.completion import names_of
 from forgekeeper.cli.connection import batch_named, connected
 from forgekeeper.cli.console import Json, emit, moment, out, table, wrong_use
 from forgekeeper.database import now
+from forgekeeper.runs.ledger import JobRun
 from forgekeeper.settings import Settings
 from metrics.redaction import clean
 
@@ -114,6 +115,13 @@ def _nothing(subject: Subject, rest: str, settings: Settings) -> Iterator[str]:
     for name in [subject.batch] if subject.batch else list(BATCHES):
         if not settings.audits(name):
             yield f"What {name} deletes is not in it: FORGEKEEPER_AUDIT or FORGEKEEPER_AUDIT_{name.upper()} says so."
+        yield from _written_by(name)
+
+
+def _written_by(name: str) -> Iterator[str]:
+    """Say of a batch that writes by itself that the audit knows nothing of that."""
+    if (batch := BATCHES.get(name)) is not None and batch.writes is not None:
+        yield f"What {name} writes by itself is not in it: its declaration says {batch.writes!r}."
 
 
 def _of_run(run: int, period: Period, limit: int) -> dict[str, Any]:
@@ -125,6 +133,8 @@ def _of_run(run: int, period: Period, limit: int) -> dict[str, Any]:
         f" from {moment(one.first)} to {moment(one.last)}."
         for one in totals
     ] or [f"The audit has nothing that run {run} has deleted."]
+    if (row := JobRun.get_or_none(JobRun.id == run)) is not None:
+        sentences += _written_by(row.batch)
     return {
         "run": run,
         "totals": [one._asdict() for one in totals],

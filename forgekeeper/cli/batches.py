@@ -58,6 +58,7 @@ def described(batch: BatchSpec, settings: Settings) -> dict[str, Any]:
         "flag": batch.flag,
         "tables": [table._meta.table_name for table in batch.tables],
         "deletes_from": batch.deletes_from,
+        "writes": batch.writes,
         "settings": [f"{PREFIX}{kind}_{batch.name.upper()}" for kind in ("CRON", "CATCH_UP", "PACE")],
         "children": [_facts(child) for child in batch.children],
     }
@@ -89,6 +90,7 @@ def _section(one: dict[str, Any]) -> str:
         "schedule": f"`{one['schedule']}`",
         "flag": one["flag"] and f"`{one['flag']}`",
         "alerts go to": one["team"],
+        "writes by itself": one["writes"],
         "tables": ", ".join(f"`{table}`" for table in one["tables"]),
         "settings": ", ".join(f"`{name}`" for name in one["settings"]),
     }

@@ -156,6 +156,10 @@ def _schedules(settings: Settings) -> Iterator[Finding]:
         yield Finding("schedules", "warning", f"off: {', '.join(off)}; they run only when sent by hand")
     else:
         yield Finding("schedules", "ok", "every batch has one")
+    for one in BATCHES.values():
+        if one.writes is not None:
+            said = f"{one.name} writes by itself ({one.writes}): no limit, stop or audit holds that"
+            yield Finding("batches", "warning", said)
 
 
 def _redis() -> Iterator[Finding]:

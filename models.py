@@ -35,9 +35,15 @@ class UserStatus(Base):
         table_name = "user_statuses"
 
     @classmethod
+    def is_due(cls, now: datetime) -> pw.Node:
+        """Return the condition of statuses whose time has come, *now* included."""
+        condition: pw.Node = cls.clear_status_at <= now
+        return condition
+
+    @classmethod
     def due(cls, now: datetime) -> pw.ModelSelect[UserStatus]:
         """Select the statuses whose time has come, *now* included."""
-        return cls.select().where(cls.clear_status_at <= now)
+        return cls.select().where(cls.is_due(now))
 
 
 UserStatus.add_index(
@@ -174,9 +180,15 @@ class BulkImport(Base):
         table_name = "bulk_imports"
 
     @classmethod
+    def is_stale(cls, now: datetime) -> pw.Node:
+        """Return the condition of unfinished imports that nothing has touched for a day."""
+        condition: pw.Node = cls.status.in_(UNFINISHED) & (cls.updated_at < now - STALE_AFTER)
+        return condition
+
+    @classmethod
     def stale(cls, now: datetime) -> pw.ModelSelect[BulkImport]:
         """Select the unfinished imports that nothing has touched for a day."""
-        return cls.select().where(cls.status.in_(UNFINISHED), cls.updated_at < now - STALE_AFTER)
+        return cls.select().where(cls.is_stale(now))
 
 
 class BulkImportEntity(Base):
@@ -201,9 +213,15 @@ class BulkImportEntity(Base):
         table_name = "bulk_import_entities"
 
     @classmethod
+    def is_stale(cls, now: datetime) -> pw.Node:
+        """Return the condition of unfinished entities that nothing has touched for a day."""
+        condition: pw.Node = cls.status.in_(UNFINISHED) & (cls.updated_at < now - STALE_AFTER)
+        return condition
+
+    @classmethod
     def stale(cls, now: datetime) -> pw.ModelSelect[BulkImportEntity]:
         """Select the unfinished entities that nothing has touched for a day."""
-        return cls.select().where(cls.status.in_(UNFINISHED), cls.updated_at < now - STALE_AFTER)
+        return cls.select().where(cls.is_stale(now))
 
 
 class BulkImportTracker(Base):
@@ -281,12 +299,18 @@ class JobArtifact(Base):
         table_name = "ci_job_artifacts"
 
     @classmethod
-    def expired(cls, now: datetime) -> pw.ModelSelect[JobArtifact]:
-        """Select what may be destroyed: past its time (strictly), unlocked for certain, and no trace.
+    def is_expired(cls, now: datetime) -> pw.Node:
+        """Return the condition of what may be destroyed: past its time (strictly), unlocked for certain, and no trace.
 
         One whose object is nobody knows where stays, too: without its row nobody would find the object.
         """
-        return cls.select().where(cls.expire_at < now, pw.SQL(MAY_GO))
+        condition: pw.Node = (cls.expire_at < now) & pw.SQL(MAY_GO)
+        return condition
+
+    @classmethod
+    def expired(cls, now: datetime) -> pw.ModelSelect[JobArtifact]:
+        """Select what may be destroyed."""
+        return cls.select().where(cls.is_expired(now))
 
     @classmethod
     def waiting(cls, reason: str, now: datetime) -> pw.ModelSelect[JobArtifact]:

@@ -25,10 +25,9 @@ from forgekeeper.flags import FeatureFlag
 from forgekeeper.installation.row import Installation
 from forgekeeper.storage import git_sample
 from forgekeeper.storage.sentinel import Folder
-from workers import stale_imports
 from workers.expired_job_artifacts import FLAG
 from workers.git_ref_cleanup import sample as refs
-from workers.samples import user_statuses
+from workers.samples import bulk_imports, user_statuses
 from workers.stale_direct_uploads import register
 
 SMALLER = 100
@@ -100,7 +99,7 @@ CASES = {
     "imports": Case(
         "stale_imports",
         20_000,
-        lambda count, _folder: stale_imports.sample(count // 2 * 5),
+        lambda count, _folder: bulk_imports.add(count // 2 * 5),
         lambda result: result["entities"],
     ),
     "objects": Case("delete_objects", 100_000, _sql(ADD_OBJECTS), lambda result: result["deleted"] + result["missing"]),

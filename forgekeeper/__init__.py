@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from forgekeeper.database import Base as Table
     from forgekeeper.declaring.answers import Note as Note
     from forgekeeper.declaring.answers import Skip as Skip
+    from forgekeeper.declaring.changes import Changes as Changes
     from forgekeeper.declaring.children import Children as Children
     from forgekeeper.declaring.rows import Parts as Parts
     from forgekeeper.declaring.rows import Rows as Rows
@@ -29,6 +30,7 @@ _HOMES = {
     "forgekeeper.batches": ("Record", "Threshold", "batch", "child"),
     "forgekeeper.database": ("Base",),
     "forgekeeper.declaring.answers": ("Note", "Skip"),
+    "forgekeeper.declaring.changes": ("Changes",),
     "forgekeeper.declaring.children": ("Children",),
     "forgekeeper.declaring.rows": ("Parts", "Rows"),
     "forgekeeper.runs.blocked": ("Blocked",),
@@ -39,6 +41,7 @@ _NAMES["Table"] = _NAMES.pop("Base")
 
 __all__ = [
     "Blocked",
+    "Changes",
     "Children",
     "Counter",
     "Note",

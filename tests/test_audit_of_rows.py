@@ -18,6 +18,7 @@ from forgekeeper.process.rows import Process
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.storage.settled import SettledUpload
 from models import BulkImport, BulkImportEntity, BulkImportTracker, JobArtifact, ProjectStatistics, UserStatus
+from tests.harness.changing import ENTITIES, IMPORTS, cleanup_stale
 from tests.harness.performing import ended, recorded, runner_of
 from tests.harness.settings import settings_with
 from tests.harness.thorough import examples
@@ -25,7 +26,7 @@ from workers import stale_imports as imports
 from workers.expired_job_artifacts import FLAG, buckets, delete_artifact_bucket, destroying
 from workers.expired_job_artifacts.destroying import START, destroy_expired
 from workers.prune import prune
-from workers.stale_imports import ENTITIES, IMPORTS, cleanup_stale, stale_imports
+from workers.stale_imports import stale_imports
 from workers.user_status_cleanup import user_status_cleanup
 
 pytestmark = pytest.mark.usefixtures("database")
@@ -343,7 +344,7 @@ def test_where_it_is_off_no_statement_has_anything_of_it():
     texts = [
         off.clause("a", "deleted", id="user_id"),
         *(destroying.statement(statistics_first=first) for first in (False, True)),
-        *(text.format(begin="", audited="") for text in (imports.TIME_OUT_IMPORTS, imports.TIME_OUT_ENTITIES)),
+        *(text.format(due="", recorded="") for text in (imports.TIME_OUT_IMPORTS, imports.TIME_OUT_ENTITIES)),
     ]
 
     assert [text for text in texts if "audit" in text or "{" in text] == []

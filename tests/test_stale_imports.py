@@ -21,19 +21,12 @@ from forgekeeper.database import database
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.runs.deadline import Deadline
 from models import BulkImport, BulkImportEntity, BulkImportTracker, ImportStatus, TrackerStatus
+from tests.harness.changing import ENTITIES, IMPORTS, cleanup_stale
 from tests.harness.clocks import Clock, Crash, crash
 from tests.harness.performing import perform
 from tests.harness.thorough import examples
 from workers import stale_imports as document
-from workers.stale_imports import (
-    ENTITIES,
-    IMPORTS,
-    MAX_RUNTIME,
-    PAGE_SIZE,
-    Outcome,
-    cleanup_stale,
-    stale_imports,
-)
+from workers.stale_imports import MAX_RUNTIME, PAGE_SIZE, Outcome, stale_imports
 
 NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 DAY = timedelta(hours=24)
@@ -350,14 +343,15 @@ def test_a_run_goes_on_until_its_deadline():
 
 
 def test_a_run_that_is_asked_to_stop_ends_after_its_page():
-    add_stale(ADD_ENTITIES, 2 * PAGE_SIZE)
+    add_stale(ADD_IMPORTS, 2 * PAGE_SIZE)
+    add_stale(ADD_ENTITIES, PAGE_SIZE)
     shutdown.requested.set()
     try:
         outcome = run()
     finally:
         shutdown.requested.clear()
 
-    assert outcome == Outcome(entities=PAGE_SIZE, stopped="deadline")
+    assert outcome == Outcome(imports=PAGE_SIZE, stopped="deadline")
 
 
 def test_a_run_that_crashes_has_timed_out_whole_pages():

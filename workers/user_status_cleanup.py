@@ -29,7 +29,7 @@ def user_status_cleanup(now: datetime) -> Rows[UserStatus]:
     """Delete user statuses whose time has passed."""
     return Rows(
         UserStatus,
-        UserStatus.clear_status_at <= now,
+        UserStatus.is_due(now),
         since=UserStatus.clear_status_at,
         chunk=BATCH_SIZE,
         objective=timedelta(minutes=5),

@@ -65,7 +65,7 @@ class Rows(Answer, Generic[Row]):
     record: str = ""
     counted: str = "deleted"
     name: pw.Field[Any] | None = None
-    shown: pw.Field[Any] | None = None
+    shown: pw.Field[Any] | pw.SQL | None = None
     called: Subject | None = None
     audit: Mapping[str, str] = field(default_factory=dict)
     project: pw.Field[Any] | None = None
@@ -76,6 +76,7 @@ class Rows(Answer, Generic[Row]):
     parts: Parts | None = None
     part: int | None = None
     step: str = "deleted"
+    verb: str = "deleted"
 
     def __post_init__(self) -> None:
         """Refuse what could not be deleted in chunks."""

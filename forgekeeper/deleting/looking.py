@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import peewee as pw
+
 from forgekeeper.database.backlog import Backlog
 from forgekeeper.database.stakes import Stake
 from forgekeeper.database.survey import Rows as Found
@@ -28,7 +30,7 @@ def stake(*rows: Rows[Any]) -> Stake:
 
 def preview(rows: Rows[Any], look: Look) -> Iterator[Part]:
     """Count what a run would delete, and what looks due and stays."""
-    part = look.part(rows.record)
+    part = look.part(rows.record, verb=rows.verb)
     look.count(part, _found(rows, _due(rows)), after=rows.after, share=0.7 if rows.kept else 1.0)
     if rows.kept:
         _keep(part, rows, look)
@@ -54,9 +56,14 @@ def _due(rows: Rows[Any]) -> Condition:
 
 
 def _found(rows: Rows[Any], due: Condition) -> Found:
-    columns = {"name": rows.shown or rows.name, "project": rows.project, "size": rows.size}
-    named = {name: column(found) for name, found in columns.items() if found is not None}
+    columns = {"name": rows.name if rows.shown is None else rows.shown, "project": rows.project, "size": rows.size}
+    named = {name: _text(found) for name, found in columns.items() if found is not None}
     if rows.size is not None:
         named["size"] = f"coalesce({column(rows.size)}, 0)"
     key = column(rows.model._meta.primary_key)
     return Found(rows.model._meta.table_name, due.text, due.values, due=column(rows.since), key=key, **named)
+
+
+def _text(found: pw.Field[Any] | pw.SQL) -> str:
+    """Return a column, or the SQL that stands for one."""
+    return found.sql if isinstance(found, pw.SQL) else column(found)

@@ -19,6 +19,7 @@ from forgekeeper.deleting.outcome import add
 from forgekeeper.deleting.statement import Composed, Shape
 from forgekeeper.runs.bad_records import BadRecords
 from forgekeeper.runs.run import Run
+from forgekeeper.runs.totals import NONE, Amount
 
 log = structlog.get_logger(__name__)
 
@@ -34,11 +35,12 @@ class Chunk(NamedTuple):
 def delete(run: Run[Any], rows: Rows[Any]) -> str | None:
     """Delete the rows; return why it ended before all were gone, None where none is left.
 
-    Each chunk is one statement: whatever ends the process, a row and its line in the audit go together or stay.
+    Each chunk is one statement: whatever ends the process, a row, its line in the audit and what it takes of limits go
+    together or stay.
     """
     sweep = Sweep(run, rows)
     with run.bad_records(rows.record, rows.select(), error_kind=run.error_kind(rows.record)) as bad:
-        while limit := run.allowed(rows.chunk):
+        while limit := run.brakes.free(rows.chunk):
             before = sweep.deleted
             if not sweep.chunk(bad, limit):
                 break
@@ -59,31 +61,56 @@ class Sweep:
         self._run = run
         self._rows = rows
         self._composed = Composed(rows)
-        self._recorded = _recorded(run.audit, rows)
+        self._audited = _audited(run.audit, rows)
         self._position = START
         self.deleted = 0
 
     def chunk(self, bad: BadRecords, limit: int) -> bool:
-        """Delete the next chunk, but bad records; return False where nothing was found."""
+        """Delete the next chunk, but bad records; return False where nothing was found, or nothing may go."""
+        limit, room = self._reserve(bad, limit)
+        if not limit:
+            return False
         following = partial(page, self._rows.select(), self._rows.since, self._position, limit=limit, without=bad.keys)
-        reached = bad.chunk(partial(self._take, bad, limit), following)
+        reached = bad.chunk(partial(self._take, bad, limit, room), following)
+        self._run.brakes.give_back()
         if reached is not None:
             self._position = reached
         return reached is not None
 
-    def _take(self, bad: BadRecords, limit: int, only: Sequence[int] | None) -> Position | None:
+    def _reserve(self, bad: BadRecords, limit: int) -> tuple[int, int | None]:
+        """Reserve what the next chunk needs and no more; return how many rows, and bytes where these are limited."""
+        brakes = self._run.brakes
+        if not brakes.limited:
+            return limit, None
+        values = self._values(bad, None)
+        next_ = database.execute_sql(write_first() + IN_ORDER + self._composed.sizes(limit, bad.keys), values)
+        sizes = [size for (size,) in next_.fetchall()]
+        if not sizes:
+            return 0, None
+        granted = brakes.reserve(len(sizes), sum(sizes), least=sizes[0])
+        return granted.records, granted.bytes if brakes.of_bytes else None
+
+    def _take(self, bad: BadRecords, limit: int, room: int | None, only: Sequence[int] | None) -> Position | None:
         """Delete up to *limit* rows beyond our position, of *only* some keys; return how far that came.
 
         Rows that another transaction has locked are passed over, not waited for; so is one that was changed while we
         looked: a later run sees it as it is then.
         """
-        shape = Shape(limit, only=only is not None, without=bool(bad.keys), recorded=self._recorded)
-        values = self._composed.condition.values | {"only": only, "without": list(bad.keys)} | self._position._asdict()
-        row = database.execute_sql(self._statement(shape), values | self._run.audit.values).fetchone()
+        brakes, of = self._run.brakes, None if only is None else len(only)
+        size = "size" if self._rows.size is not None else "0"
+        recorded = self._audited + brakes.settled("deleted", size=size, part=of is not None)
+        shape = Shape(limit, only is not None, bool(bad.keys), room is not None, recorded)
+        values = self._values(bad, only) | {"room": room} | brakes.values(of) | self._run.audit.values
+        row = database.execute_sql(self._statement(shape), values).fetchone()
+        brakes.went(Amount(*row[:2]) if row else NONE, of=of)
         if row is None:
             return None
         self._grow(Chunk(row[0], row[1], Position(*row[2:])))
         return Position(*row[2:])
+
+    def _values(self, bad: BadRecords, only: Sequence[int] | None) -> dict[str, Any]:
+        chosen = {"only": only, "without": list(bad.keys)}
+        return self._composed.condition.values | chosen | self._position._asdict()
 
     def _statement(self, shape: Shape) -> str:
         text, first = self._composed.text(shape), write_first() + IN_ORDER
@@ -101,7 +128,7 @@ class Sweep:
             add(outcome, rows.counted_bytes, chunk.bytes)
 
 
-def _recorded(audit: Audit, rows: Rows[Any]) -> str:
+def _audited(audit: Audit, rows: Rows[Any]) -> str:
     name = None if rows.name is None else "named"
     columns = {name: f"audit_{name}" for name in rows.audit}
     return audit.clause(rows.record, "deleted", id="key", name=name, due=due(rows.after), **columns)

@@ -14,6 +14,7 @@ its order (`IN_ORDER`), and the repeated condition is of a form that no index an
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -46,6 +47,14 @@ WITHIN = """, claimed as materialized (
             select row, since, key, sum(size) over (order by since, key) as total from candidates
         ) as added_up where total <= %(room)s::bigint
     )"""
+# What could be claimed next, as far as it is not locked; nothing stays locked.
+SIZES = """
+    select {size} from "{table}"
+    where {due} and ({since}, {key}) > (%(instant)s, %(key)s){chosen}
+    order by {since}, {key}
+    limit {limit}
+    for update skip locked
+"""
 # The table is proved to be an ordinary one.
 ORDINARY = """
     select relkind = 'r' and not relispartition and has_table_privilege(oid, 'select')
@@ -76,6 +85,19 @@ class Composed:
     def text(self, shape: Shape) -> str:
         """Return the statement of a chunk."""
         return self._text(shape)
+
+    def sizes(self, limit: int, without: Collection[int]) -> str:
+        """Return the statement that says how large the next rows are."""
+        rows, key = self.rows, column(self.rows.model._meta.primary_key)
+        return SIZES.format(
+            size="0" if rows.size is None else f"greatest(coalesce({column(rows.size)}, 0), 0)::bigint",
+            since=column(rows.since),
+            key=key,
+            table=rows.model._meta.table_name,
+            due=self.condition.text,
+            chosen=chosen(key, without=without),
+            limit=limit,
+        )
 
     def _compose(self, shape: Shape) -> str:
         rows, key = self.rows, column(self.rows.model._meta.primary_key)

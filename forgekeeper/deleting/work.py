@@ -7,11 +7,12 @@ from contextlib import closing, nullcontext
 from typing import Any
 
 from forgekeeper.declaring.answers import Answer, Mistake, Note, Skip
+from forgekeeper.declaring.changes import Changes
 from forgekeeper.declaring.children import Children
 from forgekeeper.declaring.removal import Removal
 from forgekeeper.declaring.rows import Rows
 from forgekeeper.declaring.surroundings import SETTINGS
-from forgekeeper.deleting import children, removal, rows
+from forgekeeper.deleting import changes, children, removal, rows
 from forgekeeper.runs.run import Run
 
 WHAT = "return Rows, Items, Children or Skip"
@@ -56,6 +57,8 @@ def _all(run: Run[Any], answers: Iterator[object]) -> str | None:
 def _one(run: Run[Any], answer: object) -> str | None:
     """Do what one answer says; return why the run has to end, None where it may go on."""
     match answer:
+        case Changes():
+            return changes.change(run, answer)
         case Rows():
             return rows.delete(run, answer)
         case Removal():

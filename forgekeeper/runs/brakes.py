@@ -6,18 +6,18 @@ away, for every run and child on every machine.
 Limits are those of the batch: a child counts to the run in force, which is the newest of its batch, whichever has sent
 it; and it ends when that one is cancelled, or the one that has sent it.
 
-Limits are exact, however many children delete at once: an attempt reserves what it may delete before it does.  It
-reserves many records at a time, fewer as the limit comes near, and gives back what it has not used; what it had
-reserved when it was killed stays used up, as nobody knows what it has done with it.
+No history deletes more than a limit: an attempt reserves a chunk, committed, before anything of it goes, and the
+transaction in which it goes counts it and gives the rest back.  Whatever is killed or hears no answer in between has
+used what it had reserved, a chunk at most, until the limit's run or day is over (`docs/adr/0028`).
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from datetime import date
-from typing import Any, Literal, NamedTuple
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
+from forgekeeper import shutdown
 from forgekeeper.batches import ChildSpec, Declared
 from forgekeeper.database import database
 from forgekeeper.database.writes import writing
@@ -25,13 +25,26 @@ from forgekeeper.runs.holds import ENDS, WHY
 from forgekeeper.runs.totals import NONE, Amount, RunTotal, Used
 from forgekeeper.settings import Settings
 
+Room = TypeVar("Room", int, Amount)
 Why = Literal["stopped", "held", "cancelled", "max_per_run", "max_per_day"]
 INTERVAL = 1.0
 """Seconds between two questions: a stop is to work within five."""
-BLOCK = Amount(1_000, 2**30)
-"""So much an attempt reserves at once, where a limit is far: each time all others wait for a moment."""
-SHARES = 8
-"""It reserves no more than this part of what is free, unless its chunk needs more: others want some, too."""
+A_MOMENT, LOOK = 1.0, 0.05
+"""Seconds for which an attempt waits for what others have reserved and may give back, and between two looks."""
+MOST = 2**62
+"""As much as there is."""
+SETTLED = """
+    , settled as (
+        update run_totals set records = records + gone.rows, bytes = bytes + gone.size,
+            reserved = reserved - %(limit_records)s, reserved_bytes = reserved_bytes - {reserved_bytes}
+        from (select count(*) as rows, coalesce(sum({size}), 0)::bigint as size from {source}) as gone
+        where batch = %(limit_batch)s and run = %(limit_run)s and day = %(limit_day)s
+    )"""
+SETTLE = """
+    update run_totals set records = records + %(did_records)s, bytes = bytes + %(did_bytes)s,
+        reserved = reserved - %(limit_records)s, reserved_bytes = reserved_bytes - %(limit_bytes)s
+    where batch = %(limit_batch)s and run = %(limit_run)s and day = %(limit_day)s
+"""
 # Until a run has begun after a release, children of earlier ones stay held.
 ASK = f"""
     with force as (
@@ -72,6 +85,37 @@ class Limits(NamedTuple):
 UNLIMITED = Limits()
 
 
+class NoBrakes:
+    """Nothing ends it, and nothing is limited: what is tried out beside the ledger."""
+
+    limited = of_bytes = False
+
+    def free(self, wanted: int) -> int:
+        """Let all go."""
+        return wanted
+
+    def reserve(self, records: int, size: int = 0, *, least: int = 0) -> Amount:  # noqa: ARG002, as of `Brakes`
+        """Let all go."""
+        return Amount(records, size)
+
+    def settled(self, source: str, *, size: str = "0", part: bool = False) -> str:  # noqa: ARG002
+        """Count nothing."""
+        return ""
+
+    def values(self, of: int | None = None) -> dict[str, Any]:  # noqa: ARG002
+        """Return nothing."""
+        return {}
+
+    def settle(self, did: Amount) -> None:
+        """Count nothing."""
+
+    def went(self, did: Amount, *, of: int | None = None) -> None:
+        """Count nothing."""
+
+    def give_back(self) -> None:
+        """Give nothing back."""
+
+
 class Brakes:
     """The brakes of one attempt at a run, or at a child of it."""
 
@@ -92,10 +136,9 @@ class Brakes:
         self._limits = Limits(*settings.limits(self._batch))
         self._clock = clock
         self._asked = -INTERVAL
-        self._left = NONE
+        self._reserved = NONE
+        self._of_row: dict[str, Any] = {}
         self._told = NONE
-        self._day: date | None = None
-        self._day_ends = 0.0
         self._why: Why | None = None
         self._begun = False
         self._bound = False
@@ -119,108 +162,131 @@ class Brakes:
         """What was found so far."""
         return self._why
 
-    def allowed(self, wanted: int, *, size: int = 1) -> int:
-        """Return how many of so many records the next chunk may have; none once a limit is reached.
+    @property
+    def limited(self) -> bool:
+        """Whether there are limits, or a release has an amount: then nothing goes that was not reserved."""
+        return self._limits != UNLIMITED or self._bound
 
-        Where bytes are limited it may have `allowed_bytes`, too: at least *size*, if so many are left.
-        """
+    @property
+    def of_bytes(self) -> bool:
+        """Whether bytes are limited."""
+        return self._limits.of_bytes
+
+    def free(self, wanted: int) -> int:
+        """Return how many of so many records limits leave now; 0 once the attempt has to end.  Nothing is reserved."""
         # Before the first chunk what was heard earlier does not count: there were checks, which take their time.
         self.why(now=not self._begun)
         self._begun = True
-        if self._why is not None or not self._limited:
+        if self._why is not None or not self._of_records:
             return 0 if self._why else wanted
-        limits, unused = self._limits, self._unused()
-        short = (self._of_records and unused.records < wanted) or (limits.of_bytes and unused.bytes < size)
-        if short or self._lapsed():
-            self._reserve(Amount(wanted, size))
-        if self.reason is not None:
-            return 0
-        return min(wanted, self._unused().records) if self._of_records else wanted
+        found = _until_free(lambda: self._room_of_records(RunTotal.used(self._batch, self._run)), 1)
+        if not found.room:
+            self._why = found.why
+        return min(wanted, found.room)
 
-    @property
-    def allowed_bytes(self) -> int | None:
-        """How many bytes the chunk that was just allowed may have, None where nothing limits them."""
-        return self._unused().bytes if self._limits.of_bytes else None
+    def reserve(self, records: int, size: int = 0, *, least: int = 0) -> Amount:
+        """Reserve up to so many records and bytes, at least *least* of these; return what was granted, perhaps nothing.
+
+        It is committed before this returns.  What an attempt reserves is used up, unless the transaction in which
+        something goes settles it: an attempt that is killed, or hears no answer, has used it.
+        """
+        self._reserved = NONE
+        if not self.limited:
+            return Amount(records, size)
+        granted = _until_free(lambda: self._grant(records, size, least), Amount(1, least))
+        if granted.room == NONE:
+            self._why = self._why or granted.why
+        return granted.room
+
+    def settled(self, source: str, *, size: str = "0", part: bool = False) -> str:
+        """Return a further part of a statement's ``with``: it counts what the part *source* returns as deleted.
+
+        It gives the rest of what was reserved back; of a *part* of what was reserved, what `values` says.  *size* is an
+        expression over *source*.  Empty where nothing is reserved.
+        """
+        if self._reserved == NONE:
+            return ""
+        return SETTLED.format(source=source, size=size, reserved_bytes="gone.size" if part else "%(limit_bytes)s")
+
+    def values(self, of: int | None = None) -> dict[str, Any]:
+        """Return what a statement with `settled` needs, which settles *of* the reserved records, or all."""
+        records = self._reserved.records if of is None else min(of, self._reserved.records)
+        return self._of_row | {"limit_records": records, "limit_bytes": self._reserved.bytes}
+
+    def settle(self, did: Amount) -> None:
+        """Count what *did* go, in the transaction that settles it, and give the rest of what was reserved back.
+
+        `went` is to be called once that is committed.
+        """
+        if self._reserved != NONE:
+            values = {"did_records": did.records, "did_bytes": did.bytes}
+            database.execute_sql(SETTLE, self.values() | values)
+
+    def went(self, did: Amount, *, of: int | None = None) -> None:
+        """Note that a statement with `settled`, or a transaction with `settle`, is committed: so much went."""
+        if self._reserved == NONE:
+            return
+        self._told = Amount(self._told.records + did.records, self._told.bytes + did.bytes)
+        if of is None:
+            self._reserved = NONE
+        else:
+            left = self._reserved
+            self._reserved = Amount(max(0, left.records - of), max(0, left.bytes - did.bytes))
+
+    def give_back(self) -> None:
+        """Give back what is left of a reservation, once every statement of it was answered."""
+        if self._reserved != NONE:
+            with writing():
+                self.settle(NONE)
+            self.went(NONE)
 
     def end(self, *, closed: bool = False) -> None:
-        """Write down what was deleted, and give back what was reserved and not used.
+        """Write down what went while nothing was limited.
 
-        What is *closed* afterwards, a run, has what nothing limits written down with that, in the same statement.
+        What is *closed* afterwards, a run, has that written down in the same statement.
         """
-        if not closed or self._limited:
-            self._tell()
-        if self._left != NONE:
-            self._add(reserved=Amount(-self._left.records, -self._left.bytes))
-            self._left = NONE
+        if not closed and (grown := self.untold()) != NONE:
+            with writing():
+                RunTotal.add(self._batch, self._run, grown)
+            self._told = self._deleted()
 
     def untold(self) -> Amount:
-        """Return what was deleted and is not written down yet."""
+        """Return what went and is not written down yet."""
         deleted = self._deleted()
-        return Amount(deleted.records - self._told.records, deleted.bytes - self._told.bytes)
+        return Amount(
+            max(0, deleted.records - self._told.records),
+            max(0, deleted.bytes - self._told.bytes),
+        )
 
     @property
     def _of_records(self) -> bool:
         return self._limits.of_records or self._bound
 
-    @property
-    def _limited(self) -> bool:
-        return self._limits != UNLIMITED or self._bound
-
-    def _lapsed(self) -> bool:
-        """Say whether the day is over on which something was reserved; then its rest is of no use."""
-        return self._day is not None and self._clock() >= self._day_ends
-
-    def _unused(self) -> Amount:
-        """Return what is left of what was reserved, after what was deleted and not told of yet."""
-        done = self.untold()
-        return Amount(self._left.records - done.records, self._left.bytes - done.bytes)
-
-    def _tell(self) -> None:
-        """Write down what was deleted since the last time; it is used up of what was reserved."""
-        deleted, rest, grown = self._deleted(), self._unused(), self.untold()
-        if grown == NONE:
-            return
-        rest = Amount(max(0, rest.records), max(0, rest.bytes))
-        used = Amount(rest.records - self._left.records, rest.bytes - self._left.bytes)
-        self._add(grown, used)
-        self._told, self._left = deleted, rest
-
-    def _reserve(self, wanted: Amount) -> None:
-        """Reserve anew: at least what is *wanted*, if so much is left; where nothing is, say which limit it was."""
+    def _grant(self, records: int, size: int, least: int) -> Found[Amount]:
+        """Reserve what there is room for; one child after another."""
         with writing():
             RunTotal.lock(self._batch)
             if self._child and self.why(now=True) is not None:
-                return
-            self.end()
+                return Found(NONE, None, waits=False)
             used = RunTotal.used(self._batch, self._run)
-            self._day, self._day_ends = used.today, self._clock() + used.seconds
             self._bound = self._bound and used.released is not None
-            records = self._grant("records", wanted.records, used)
-            size = self._grant("bytes", wanted.bytes, used)
-            if self._why is None:
-                self._add(reserved=Amount(records, size))
-                self._left = Amount(records, size)
+            found, bytes_found = self._room_of_records(used), self._room_of_bytes(used)
+            if found.room == 0 or bytes_found.room < max(least, self._limits.of_bytes):
+                short = found if found.room == 0 else bytes_found
+                return Found(NONE, short.why, waits=short.waits)
+            granted = Amount(min(records, found.room), min(size, bytes_found.room))
+            RunTotal.add(self._batch, self._run, reserved=granted, day=used.today)
+        self._reserved = granted
+        self._of_row = {"limit_batch": self._batch, "limit_run": self._run, "limit_day": used.today}
+        return Found(granted, None, waits=False)
 
-    def _grant(self, of: Literal["records", "bytes"], wanted: int, used: Used) -> int:
-        limits = self._limits
-        if of == "records":
-            of_run = _least(_free(limits.per_run, used.run), _left(used.released))
-            free = [of_run, _free(limits.per_day, used.day)]
-            most, least = BLOCK.records, 1
-        else:
-            free = [_free(limits.bytes_per_run, used.run_bytes), _free(limits.bytes_per_day, used.day_bytes)]
-            # Not even the next one fits.
-            most, least = BLOCK.bytes, wanted
-        room = _least(*free)
-        if room is None:
-            return 0
-        if room < least:
-            self._why = "max_per_run" if free[0] == room else "max_per_day"
-        return min(room, max(wanted, min(most, room // SHARES)))
+    def _room_of_records(self, used: Used) -> Found[int]:
+        of_run = _least(_free(self._limits.per_run, used.run), _left(used.released))
+        return _found(of_run, _free(self._limits.per_day, used.day), waits=used.reserved > 0)
 
-    def _add(self, did: Amount = NONE, reserved: Amount = NONE) -> None:
-        with writing():
-            RunTotal.add(self._batch, self._run, did, reserved, day=self._day)
+    def _room_of_bytes(self, used: Used) -> Found[int]:
+        of_run = _free(self._limits.bytes_per_run, used.run_bytes)
+        return _found(of_run, _free(self._limits.bytes_per_day, used.day_bytes), waits=used.reserved_bytes > 0)
 
     def _deleted(self) -> Amount:
         found: Any = vars(self._outcome)
@@ -228,6 +294,31 @@ class Brakes:
             sum(found[field] for field in self._declared.counted),
             sum(found[field] for field in self._declared.counted_bytes),
         )
+
+
+class Found(NamedTuple, Generic[Room]):
+    """How much room there is; where there is none, which limit is reached, and whether others may give some back."""
+
+    room: Room
+    why: Why | None
+    waits: bool
+
+
+def _found(of_run: int | None, of_day: int | None, *, waits: bool) -> Found[int]:
+    room = _least(of_run, of_day)
+    if room is None:
+        return Found(MOST, None, waits=False)
+    return Found(room, "max_per_run" if of_run == room else "max_per_day", waits=waits)
+
+
+def _until_free(look: Callable[[], Found[Room]], least: Room) -> Found[Room]:
+    """Look until there is room, for a moment where others hold what they may give back: it may be a dead one's."""
+    ends = time.monotonic() + A_MOMENT
+    while True:
+        found = look()
+        if not found.waits or found.room >= least or time.monotonic() >= ends:
+            return found
+        shutdown.requested.wait(LOOK)
 
 
 def room(batch: str, settings: Settings, run: int, *, released: bool) -> int | None:

@@ -13,7 +13,7 @@ from forgekeeper.database import now
 from forgekeeper.failpoints import failpoint
 from forgekeeper.fan_out import Enqueued, Keyed
 from forgekeeper.runs.bad_records import BadRecords, Still
-from forgekeeper.runs.brakes import Brakes
+from forgekeeper.runs.brakes import Brakes, NoBrakes
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.settings import Settings
 
@@ -23,7 +23,7 @@ class Run(Generic[Outcome]):
 
     Its *outcome* grows with each chunk, right after the commit: what it holds was done, whatever becomes of the run.
     *deadline* ends with the budget of its declaration; *number* is its row's, or that of the run that sent the child.
-    *audit* is where it says what it deletes.
+    *audit* is where it says what it deletes, *brakes* say how much may go.
     A child sets *more* where it has left something for its successor; a batch sets *skipped* to why it did nothing.
     """
 
@@ -50,25 +50,13 @@ class Run(Generic[Outcome]):
         self.continues = declared.continues
         self._counted = {one.name for one in declared.records if "database" in one.errors}
         self._steps = declared.steps
-        self._brakes = brakes
+        self.brakes = brakes or NoBrakes()
         self._fan_out = fan_out
 
     @cached_property
     def now(self) -> datetime:
         """PostgreSQL's time, asked once a run: what is due then is due throughout."""
         return now()
-
-    def allowed(self, wanted: int, *, size: int = 1) -> int:
-        """Return how many of so many records the next chunk may have; 0 when the run has to end here.
-
-        Asked before each chunk.  Where bytes are limited it may have `allowed_bytes`, at least *size* if there are.
-        """
-        return wanted if self._brakes is None else self._brakes.allowed(wanted, size=size)
-
-    @property
-    def allowed_bytes(self) -> int | None:
-        """How many bytes the chunk that was just allowed may have, None where nothing limits them."""
-        return None if self._brakes is None else self._brakes.allowed_bytes
 
     def step(self, name: str) -> None:
         """Say that the step *name* of the declaration has been taken: there is a failpoint."""

@@ -24,11 +24,12 @@ REGISTER = "insert into batches (name) values (%(batch)s) on conflict do nothing
 LOCK = "select name from batches where name = %(batch)s for no key update"
 # What is left of a release counts from the run on with which that has begun, of whichever run.
 USED = f"""
-    select today.day, extract(epoch from (today.day + 1)::timestamp - clock_timestamp() at time zone 'UTC')::float,
+    select today.day,
         coalesce(sum(records + reserved) filter (where run = %(run)s), 0)::bigint,
         coalesce(sum(records + reserved) filter (where used.day = today.day), 0)::bigint,
         coalesce(sum(bytes + reserved_bytes) filter (where run = %(run)s), 0)::bigint,
         coalesce(sum(bytes + reserved_bytes) filter (where used.day = today.day), 0)::bigint,
+        coalesce(sum(reserved), 0)::bigint, coalesce(sum(reserved_bytes), 0)::bigint,
         (select released_expect - {releases.USED} from batches where name = %(batch)s and released_at is not null)
     from (select {TODAY} as day) as today
     left join run_totals as used on batch = %(batch)s and (run = %(run)s or used.day = today.day)
@@ -63,17 +64,18 @@ NONE = Amount()
 
 
 class Used(NamedTuple):
-    """What a run, and all runs of this *today* (UTC), have deleted or may delete yet; and how long the day still is.
+    """What a run, and all runs of this *today* (UTC), have deleted or may delete yet, of which so much is *reserved*.
 
     *released* is what is left of the batch's release; None where there is none, or it has no amount.
     """
 
     today: date
-    seconds: float
     run: int
     day: int
     run_bytes: int
     day_bytes: int
+    reserved: int
+    reserved_bytes: int
     released: int | None
 
 

@@ -16,7 +16,6 @@ from typing import Any, Literal, NamedTuple
 
 import structlog
 
-from forgekeeper.audit.deletions import Audit
 from forgekeeper.audit.intents import Intended, Item, close_earlier
 from forgekeeper.batches import Record, batch
 from forgekeeper.database import backlog, database, now, probe
@@ -24,10 +23,12 @@ from forgekeeper.database.backlog import Backlog
 from forgekeeper.database.chunks import START
 from forgekeeper.database.stakes import Stake
 from forgekeeper.database.survey import Selected, expected
+from forgekeeper.database.writes import writing
 from forgekeeper.preview import BUSY, PASSED_OVER, Look, Part
 from forgekeeper.runs.bad_records import BadRecords
 from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.run import Run
+from forgekeeper.runs.totals import Amount
 from forgekeeper.settings import Settings
 from forgekeeper.storage import stores
 from forgekeeper.storage.objects import OUTSIDE, Objects, StoreUnavailable, is_normal
@@ -107,7 +108,7 @@ def _work_off(run: Run[Outcome], bad: BadRecords) -> Literal["drained", "deadlin
         raise Blocked("no_store", f"no object store {stores.ARTIFACTS!r} is configured; set FORGEKEEPER_OBJECT_STORES")
     until = time.monotonic() + run.deadline.left()
     close_earlier(run.audit, RECORD, partial(_look, store, until), name="path")
-    while limit := run.allowed(CHUNK):
+    while limit := run.brakes.free(CHUNK):
         # What was claimed is ours for so long; it is counted from before the claim.
         until = time.monotonic() + min(run.deadline.left(), run.settings.object_visibility.total_seconds())
         claimed, more = _claim(bad, run.settings, limit)
@@ -144,11 +145,13 @@ class _Chunk(NamedTuple):
 
 
 def _delete(store: Objects, claimed: list[Claimed], run: Run[Outcome], until: float, bad: BadRecords) -> None:
-    chunk = _told(claimed, run.audit)
+    chunk = _told(claimed, run)
     paths = [row.path for row in chunk.rows if row.path not in chunk.named]
     try:
         answers = store.delete(paths, until=until)
     except StoreUnavailable as error:
+        if not error.began:
+            run.brakes.give_back()
         _settle(chunk, {path: answer.state for path, answer in error.known.items()}, run, bad)
         raise
     run.step("deleted")
@@ -158,17 +161,23 @@ def _delete(store: Objects, claimed: list[Claimed], run: Run[Outcome], until: fl
     _settle(chunk, {path: answer.state for path, answer in answers.items()}, run, bad)
 
 
-def _told(claimed: list[Claimed], audit: Audit) -> _Chunk:
-    """Tell of the objects that are about to go: those that are ours still, and that no artifact names."""
+def _told(claimed: list[Claimed], run: Run[Outcome]) -> _Chunk:
+    """Tell of the objects that are about to go: those that are ours still, that no artifact names, within limits."""
     named = JobArtifact.named([row.path for row in claimed])
     for row in claimed:
         if row.path in named:
             log.error("object kept, an artifact names it", path=row.path)
-    told = Intended[int](audit, RECORD)
+    told = Intended[int](run.audit, RECORD)
+    unnamed = [row for row in claimed if row.path not in named]
+    surplus = unnamed[run.brakes.reserve(len(unnamed)).records :]
+    if surplus:
+        DeletedObject.put_back(surplus, now())
+        claimed = [row for row in claimed if row not in surplus]
     with database.atomic():
         ours = DeletedObject.still_ours(claimed)
         going = [row for row in claimed if row.id in ours and row.path not in named]
         told.begin({row.id: _item(row) for row in going})
+    run.brakes.give_back(len(unnamed) - len(surplus) - len(going))
     return _Chunk([row for row in claimed if row.id in ours], named, told)
 
 
@@ -193,8 +202,11 @@ def _settle(chunk: _Chunk, states: dict[str, str], run: Run[Outcome], bad: BadRe
     failed = [number for number, state in became.items() if state == "failed" and number not in kept]
 
     def forget(ids: Sequence[int]) -> None:
-        with told.ending({number: became[number] for number in ids if number in became}):
+        went = Amount(sum(number in became for number in ids))
+        with writing(), told.ending({number: became[number] for number in ids if number in became}):
             DeletedObject.forget([rows[number] for number in ids])
+            run.brakes.settle(went, of=went.records)
+        run.brakes.went(went, of=went.records)
         outcome.deleted += sum(became.get(number) == "deleted" for number in ids)
         outcome.missing += sum(became.get(number) == "missing" for number in ids)
 

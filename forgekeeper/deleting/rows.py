@@ -67,36 +67,34 @@ class Sweep:
 
     def chunk(self, bad: BadRecords, limit: int) -> bool:
         """Delete the next chunk, but bad records; return False where nothing was found, or nothing may go."""
-        limit, room = self._reserve(bad, limit)
+        limit = self._reserve(bad, limit)
         if not limit:
             return False
         following = partial(page, self._rows.select(), self._rows.since, self._position, limit=limit, without=bad.keys)
-        reached = bad.chunk(partial(self._take, bad, limit, room), following)
+        reached = bad.chunk(partial(self._take, bad, limit), following)
         self._run.brakes.give_back()
         if reached is not None:
             self._position = reached
         return reached is not None
 
-    def _reserve(self, bad: BadRecords, limit: int) -> tuple[int, int | None]:
-        """Reserve what the next chunk needs and no more; return how many rows, and bytes where these are limited."""
+    def _reserve(self, bad: BadRecords, limit: int) -> int:
+        """Reserve what the next chunk needs and no more; return how many rows that is."""
         brakes = self._run.brakes
         if not brakes.limited:
-            return limit, None
+            return limit
         values = self._values(bad, None)
         next_ = database.execute_sql(write_first() + IN_ORDER + self._composed.sizes(limit, bad.keys), values)
         sizes = [size for (size,) in next_.fetchall()]
-        if not sizes:
-            return 0, None
-        granted = brakes.reserve(len(sizes), sum(sizes), least=sizes[0])
-        return granted.records, granted.bytes if brakes.of_bytes else None
+        return brakes.reserve(len(sizes), sum(sizes), least=sizes[0]).records if sizes else 0
 
-    def _take(self, bad: BadRecords, limit: int, room: int | None, only: Sequence[int] | None) -> Position | None:
+    def _take(self, bad: BadRecords, limit: int, only: Sequence[int] | None) -> Position | None:
         """Delete up to *limit* rows beyond our position, of *only* some keys; return how far that came.
 
         Rows that another transaction has locked are passed over, not waited for; so is one that was changed while we
         looked: a later run sees it as it is then.
         """
         brakes, of = self._run.brakes, None if only is None else len(only)
+        room = brakes.room
         size = "size" if self._rows.size is not None else "0"
         recorded = self._audited + brakes.settled("deleted", size=size, part=of is not None)
         shape = Shape(limit, only is not None, bool(bad.keys), room is not None, recorded)

@@ -89,6 +89,7 @@ class NoBrakes:
     """Nothing ends it, and nothing is limited: what is tried out beside the ledger."""
 
     limited = of_bytes = False
+    room = None
 
     def free(self, wanted: int) -> int:
         """Let all go."""
@@ -106,13 +107,13 @@ class NoBrakes:
         """Return nothing."""
         return {}
 
-    def settle(self, did: Amount) -> None:
+    def settle(self, did: Amount, *, of: int | None = None) -> None:
         """Count nothing."""
 
     def went(self, did: Amount, *, of: int | None = None) -> None:
         """Count nothing."""
 
-    def give_back(self) -> None:
+    def give_back(self, of: int | None = None) -> None:
         """Give nothing back."""
 
 
@@ -172,6 +173,11 @@ class Brakes:
         """Whether bytes are limited."""
         return self._limits.of_bytes
 
+    @property
+    def room(self) -> int | None:
+        """How many bytes are left of the reservation, None where nothing limits them."""
+        return self._reserved.bytes if self._limits.of_bytes else None
+
     def free(self, wanted: int) -> int:
         """Return how many of so many records limits leave now; 0 once the attempt has to end.  Nothing is reserved."""
         # Before the first chunk what was heard earlier does not count: there were checks, which take their time.
@@ -213,14 +219,16 @@ class Brakes:
         records = self._reserved.records if of is None else min(of, self._reserved.records)
         return self._of_row | {"limit_records": records, "limit_bytes": self._reserved.bytes}
 
-    def settle(self, did: Amount) -> None:
+    def settle(self, did: Amount, *, of: int | None = None) -> None:
         """Count what *did* go, in the transaction that settles it, and give the rest of what was reserved back.
 
-        `went` is to be called once that is committed.
+        That is all of it, or so many records *of* it: the others stay used up.  `went` is to be called once it is
+        committed.
         """
         if self._reserved != NONE:
-            values = {"did_records": did.records, "did_bytes": did.bytes}
-            database.execute_sql(SETTLE, self.values() | values)
+            did_bytes = {} if of is None else {"limit_bytes": did.bytes}
+            values = self.values(of) | did_bytes | {"did_records": did.records, "did_bytes": did.bytes}
+            database.execute_sql(SETTLE, values)
 
     def went(self, did: Amount, *, of: int | None = None) -> None:
         """Note that a statement with `settled`, or a transaction with `settle`, is committed: so much went."""
@@ -233,12 +241,12 @@ class Brakes:
             left = self._reserved
             self._reserved = Amount(max(0, left.records - of), max(0, left.bytes - did.bytes))
 
-    def give_back(self) -> None:
-        """Give back what is left of a reservation, once every statement of it was answered."""
-        if self._reserved != NONE:
+    def give_back(self, of: int | None = None) -> None:
+        """Give back what is left of a reservation, or so many records *of* it, of which for certain nothing went."""
+        if self._reserved != NONE and of != 0:
             with writing():
-                self.settle(NONE)
-            self.went(NONE)
+                self.settle(NONE, of=of)
+            self.went(NONE, of=of)
 
     def end(self, *, closed: bool = False) -> None:
         """Write down what went while nothing was limited.

@@ -85,9 +85,13 @@ def failed(reason: str) -> Outcome:
 
 
 class StoreUnavailable(Exception):
-    """Nothing is to be believed about any object of this call that is not in *known*."""
+    """Nothing is to be believed about any object of this call that is not in *known*.
+
+    Where it had not *begun*, nothing was asked for that could delete one.
+    """
 
     error_kind = "object_storage"
+    began = True
 
     def __init__(self, message: str, known: dict[str, Outcome]) -> None:
         super().__init__(message)
@@ -274,7 +278,11 @@ class _Deletion:
                 await self._delete(paths)
 
     async def _delete(self, paths: list[str]) -> None:
-        await self._confirm()
+        try:
+            await self._confirm()
+        except StoreUnavailable as error:
+            error.began = False
+            raise
         for start in range(0, len(paths), BULK):
             chunk = await self._unchanged(paths[start : start + BULK])
             # A folder's bulk deletion is no faster, and stops at the first missing file.

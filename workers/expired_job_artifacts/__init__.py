@@ -47,7 +47,7 @@ from workers.expired_job_artifacts.destroying import (
     Without,
     destroy_expired,
     next_expired,
-    size_of_next,
+    next_sizes,
     still_expired,
 )
 from workers.expired_job_artifacts.held_up import HeldUp
@@ -199,24 +199,30 @@ def _destroy(
     outcome, instant, loops = run.outcome, run.now, 0
     still = partial(still_expired, instant)
     with run.bad_records("expired_artifact", still) as bad:
-        held_up, size = HeldUp(), 1
+        held_up = HeldUp()
         for number in range(bucket.number, CLASSES, bucket.modulus):
             position = START
             while True:
                 before, share = outcome.destroyed, (number, instant, position)
-                limit = run.allowed(BATCH_SIZE, size=size)
-                if not limit:
+                limit, without = run.brakes.free(BATCH_SIZE), Without(bad.keys, held_up.projects)
+                granted = _reserve(run, partial(next_sizes, *share, without=without), limit)
+                if granted == 0:
                     return "deadline"
-                options: dict[str, Any] = {"limit": limit, "without": Without(bad.keys, held_up.projects)}
-                destroy = partial(destroy_expired, *share, grace=run.settings.object_grace, audit=run.audit, **options)
-                reached = bad.chunk(
-                    partial(_destroy_chunk, run, held_up, destroy),
-                    partial(next_expired, *share, **options),
+                options: dict[str, Any] = {"limit": granted or limit, "without": without}
+                destroy = partial(destroy_expired, *share, grace=run.settings.object_grace, **options)
+                destroy = partial(destroy, audit=run.audit, brakes=run.brakes)
+                reached = (
+                    None
+                    if granted is None
+                    else bad.chunk(
+                        partial(_destroy_chunk, run, held_up, destroy),
+                        partial(next_expired, *share, **options),
+                    )
                 )
+                run.brakes.give_back()
                 run.step("destroyed")
-                size = 1
                 if reached is None:
-                    if run.allowed_bytes is not None and (size := size_of_next(*share, **options)):
+                    if granted is not None and run.brakes.of_bytes:
                         continue
                     again = held_up.ends()
                     if run.deadline.halted():
@@ -231,10 +237,18 @@ def _destroy(
         return "drained"
 
 
+def _reserve(run: Run[BucketOutcome], sizes: Callable[..., list[int]], limit: int) -> int | None:
+    """Reserve what the next chunk needs and no more; None where nothing is left to destroy, 0 where nothing may go."""
+    if not limit or not run.brakes.limited:
+        return limit
+    found = sizes(limit=limit)
+    return run.brakes.reserve(len(found), sum(found), least=found[0]).records if found else None
+
+
 def _destroy_chunk(
     run: Run[BucketOutcome], held_up: HeldUp, destroy: Callable[..., Destroyed], only: Sequence[int] | None
 ) -> Position | None:
-    chunk, outcome = destroy(only=only, room=run.allowed_bytes), run.outcome
+    chunk, outcome = destroy(only=only), run.outcome
     outcome.destroyed += chunk.artifacts
     outcome.bytes += chunk.bytes
     held_up.now.update(chunk.held_up)

@@ -13,10 +13,13 @@ from forgekeeper.audit.deletions import Audit
 from forgekeeper.database import LOWEST, chosen, database, sqlstate
 from forgekeeper.database.chunks import IN_ORDER
 from forgekeeper.database.prepared import Prepared
+from forgekeeper.runs.brakes import Brakes, NoBrakes
+from forgekeeper.runs.totals import NONE, Amount
 from models import MAY_GO, JobArtifact
 
 TURNS = 0x6B656570
 """The advisory locks by which our children wait for one another, a project each: the letters ``keep``."""
+NO_BRAKES = NoBrakes()
 RECORD = "expired_artifact"
 """What an artifact is called in the audit, and when it is bad."""
 CLASSES = 10
@@ -135,11 +138,11 @@ NEXT_EXPIRED = f"""
 """
 
 
-NEXT_SIZE = f"""
+NEXT_SIZES = f"""
     select greatest(coalesce(size, 0), 1) from ci_job_artifacts
     where {EXPIRED}{{chosen}}
     order by ci_job_artifacts.expire_at, id
-    limit 1
+    limit %(limit)s
     for update skip locked
 """
 
@@ -147,7 +150,7 @@ NEXT_SIZE = f"""
 @cache
 def statement(*, statistics_first: bool, chosen: str = "", limited: bool = False, audited: str = "") -> str:
     """Return the statement that destroys a batch: of what is *chosen*, of *limited* bytes, with that clause."""
-    written = ("recorded", "audited") if audited else ("recorded",)
+    written = ("recorded", "audited") if "audited as" in audited else ("recorded",)
     after = "".join(f" and (select count(*) from {one}) >= 0" for one in written)
     claimed = CLAIMED.format(
         first="candidates" if limited else "claimed", chosen=chosen, within=WITHIN if limited else ""
@@ -202,7 +205,7 @@ def destroy_expired(
     only: Sequence[int] | None = None,
     without: Without = NOTHING,
     audit: Audit | None = None,
-    room: int | None = None,
+    brakes: Brakes | NoBrakes = NO_BRAKES,
 ) -> Destroyed:
     """Destroy up to *limit* expired artifacts of class *number* beyond *after*, oldest first.
 
@@ -210,14 +213,17 @@ def destroy_expired(
     off their projects' statistics.  An artifact that its user keeps or locks before
     we have locked its row survives; rows that others hold locked are passed over, and
     so are artifacts whose project's statistics others hold locked.  The same statement
-    says in the *audit* what it has destroyed.
+    says in the *audit* what it has destroyed, and settles what was reserved for it of limits.
     """
-    values = {"grace": grace, "only": only, "room": room, **_values(number, now, after, limit, without)}
-    values |= audit.values if audit else {}
+    of = None if only is None else len(only)
+    values = {"grace": grace, "only": only, "room": brakes.room, **_values(number, now, after, limit, without)}
+    values |= (audit.values if audit else {}) | brakes.values(of)
     audited = audit.clause(RECORD, "destroyed", id="id", name="file_final_path", **AUDITED) if audit else ""
-    options = {"chosen": _chosen(only, without), "limited": room is not None, "audited": audited}
+    settled = brakes.settled("destroyed", size="size", part=of is not None)
+    options = {"chosen": _chosen(only, without), "limited": brakes.room is not None, "audited": audited + settled}
     # Where statistics are locked, more of them may be in the next batch.
     row = _destroy(values, statistics_first=bool(without.projects), **options)
+    brakes.went(Amount(*row[:2]) if row else NONE, of=of)
     return Destroyed(row[0], row[1], Position(*row[2:4]), row[4]) if row else Destroyed(0, 0, None)
 
 
@@ -242,11 +248,11 @@ def next_expired(
     return [Position(*row) for row in rows]
 
 
-def size_of_next(number: int, now: datetime, after: Position, *, limit: int, without: Without = NOTHING) -> int:
-    """Return the bytes of the first that `destroy_expired` would take, at least 1; 0 when there is none to be had."""
-    statement = NEXT_SIZE.format(chosen=_chosen(None, without))
-    row = database.execute_sql(IN_ORDER + statement, _values(number, now, after, limit, without)).fetchone()
-    return row[0] if row else 0
+def next_sizes(number: int, now: datetime, after: Position, *, limit: int, without: Without = NOTHING) -> list[int]:
+    """Return the bytes of each that `destroy_expired` would take now, at least 1."""
+    statement = NEXT_SIZES.format(chosen=_chosen(None, without))
+    rows = database.execute_sql(IN_ORDER + statement, _values(number, now, after, limit, without)).fetchall()
+    return [size for (size,) in rows]
 
 
 def still_expired(now: datetime, ids: Sequence[int]) -> set[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -14,11 +14,14 @@ import structlog
 from forgekeeper.audit.intents import Intended
 from forgekeeper.connections import client
 from forgekeeper.database import database
+from forgekeeper.database.writes import writing
 from forgekeeper.identity import identity
 from forgekeeper.locks import Lease, LeaseTaken, lease
 from forgekeeper.runs.bad_records import BadRecords
 from forgekeeper.runs.run import Run
+from forgekeeper.runs.totals import Amount
 from forgekeeper.storage import git_refs
+from forgekeeper.storage.git_command import GitError
 from models import Project
 from workers.git_ref_cleanup import deletions, repositories
 from workers.git_ref_cleanup.deletions import Closed, Pending, Settled
@@ -69,12 +72,16 @@ def _clean(
     outcome, position = run.outcome, 0
     # A whole page each time, though it may go beyond the maximum: what is locked costs as much for one as for all.
     while outcome.total_deletes + outcome.rejected + outcome.gone < MAX_DELETES:
-        limit = run.allowed(MAX_DELETES)
+        limit = run.brakes.free(MAX_DELETES)
         if not limit:
             return "deadline"
         rows, last = _page(project_id, position, bad, limit)
         if last is None:
             return "drained"
+        rows = rows[: run.brakes.reserve(len(rows)).records]
+        if not rows:
+            return "deadline"
+        last = rows[-1].id
         held.check()
         told = told_of(run.audit, project_id)
         try:
@@ -87,11 +94,12 @@ def _clean(
                 log.warning("repository missing, its rows are kept", project_id=project_id)
                 return "missing"
             gone = {row.id: git_refs.GONE for row in rows}
-            _settle(bad, rows, gone, told, partial(_grow_gone, outcome))
+            run.brakes.give_back()
+            _settle(run, bad, rows, gone, told=told, grow=partial(_grow_gone, outcome))
         else:
             run.step("deleted")
             failed = bad.failed
-            closed = _settle(bad, rows, outcomes, told, partial(_grow, outcome))
+            closed = _settle(run, bad, rows, outcomes, told=told, grow=partial(_grow, outcome))
             if bad.error is not None and bad.failed - failed == closed:
                 raise bad.error  # none at all: not these records, but what their table is in
         run.step("settled")
@@ -124,8 +132,23 @@ def _delete(
     doomed = {row.id: git_refs.Doomed(row.ref, row.expected_oid) for row in rows}
     until = time.monotonic() + run.deadline.left()
     close_interrupted(run.audit, project_id, root, project.disk_path, until=until)
-    before = partial(tell, told, rows) if told.on else None
-    outcomes = git_refs.delete(root, project.disk_path, list(doomed.values()), until=until, before=before)
+    # Where it does not matter, git need not verify what it was said of before.
+    matters = told.on or run.brakes.limited
+    begun = not matters
+
+    def before(going: Mapping[git_refs.Doomed, str]) -> None:
+        nonlocal begun
+        begun = True
+        tell(told, rows, going)
+
+    try:
+        outcomes = git_refs.delete(
+            root, project.disk_path, list(doomed.values()), until=until, before=before if matters else None
+        )
+    except GitError:
+        if not begun:
+            run.brakes.give_back()
+        raise
     if locked := [one for one in doomed.values() if outcomes[one].state == "locked"]:
         reason = outcomes[locked[0]].reason
         log.warning("refs locked", project_id=project_id, refs=len(locked), first=locked[0].ref, reason=reason)
@@ -133,9 +156,11 @@ def _delete(
 
 
 def _settle(
+    run: Run[ProjectOutcome],
     bad: BadRecords,
     rows: Sequence[Pending],
     outcomes: dict[int, git_refs.Outcome],
+    *,
     told: Intended[int],
     grow: Callable[[Settled], None],
 ) -> int:
@@ -149,10 +174,15 @@ def _settle(
 
     def settle(ids: Sequence[int]) -> None:
         closed = [Closed(number, closing[number].ref, outcomes[number].reason) for number in ids]
-        with told.ending({number: states[number] for number in ids}):
+        # Whatever a row came to: git has deleted its ref, unless it was refused.
+        went = Amount(sum(outcomes[number].reason is None for number in ids))
+        with writing(), told.ending({number: states[number] for number in ids}):
             settled = deletions.settle(rows[0].project_id, closed)
+            run.brakes.settle(went, of=len(ids))
+        run.brakes.went(went, of=len(ids))
         grow(settled)
 
+    run.brakes.give_back(len(rows) - len(closing))
     bad.each(settle, list(closing))
     # Git has done what it has done, whatever stands in the way of the row.
     told.end({number: states[number] for number in told.open()})

@@ -30,9 +30,11 @@ from forgekeeper.connections import client
 from forgekeeper.database import database, probe
 from forgekeeper.database.backlog import Backlog
 from forgekeeper.database.stakes import Stake
+from forgekeeper.database.writes import writing
 from forgekeeper.redis_values import moment
 from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.run import Run
+from forgekeeper.runs.totals import Amount
 from forgekeeper.settings import Settings
 from forgekeeper.shown import backlog_readings
 from forgekeeper.storage import owners, stores
@@ -117,7 +119,7 @@ def stale_direct_uploads(run: Run[Outcome]) -> None:
     sweep.close_interrupted()
     outcome.total_pending_entries = register.unsettled(client)
     try:
-        while (limit := run.allowed(CHUNK)) and (claim := sweep.claim(limit)).entries:
+        while (limit := run.brakes.free(CHUNK)) and (claim := sweep.claim(limit)).entries:
             run.step("claimed")
             sweep.work_through(claim)
             if run.deadline.passed(len(claim.entries)):
@@ -240,7 +242,10 @@ class Sweep:
             if self._deadline.halted():
                 register.put_back(client, claim, entries)
                 return
+            entries = self._within_limits(claim, entries)
+            reserved = len(entries)
             entries = self._doomed(location, claim, entries, told)
+            self._run.brakes.give_back(reserved - len(entries))
             self._run.step("remembered")
             if not entries:
                 return
@@ -252,8 +257,17 @@ class Sweep:
             if not known and self._deadline.left() > 0:
                 self._stop(location, f"{location}: no answer while the claim lasted")
         except StoreUnavailable as error:
+            if not error.began:
+                self._run.brakes.give_back()
             self._settle(claim, entries, error.known, told)
             self._stop(location, str(error))
+
+    def _within_limits(self, claim: Claim, entries: list[Entry]) -> list[Entry]:
+        """Reserve what may go, and give the rest back."""
+        granted = self._run.brakes.reserve(len(entries)).records
+        if entries[granted:]:
+            register.put_back(client, claim, entries[granted:])
+        return entries[:granted]
 
     def _stop(self, location: str, reason: str) -> None:
         log.error("object store unavailable", location=location, error=reason)
@@ -262,9 +276,13 @@ class Sweep:
     def _settle(self, claim: Claim, entries: list[Entry], known: dict[str, Deletion], told: Intended[Entry]) -> None:
         """Forget what is gone, spend an attempt on what failed, give the rest back untried."""
         states = {entry: known[entry.path] for entry in entries if entry.path in known}
-        told.end({entry: states[entry].state for entry in told.open() if entry in states})
         gone = [entry for entry, outcome in states.items() if outcome.state in ("deleted", "missing")]
         changed = [entry for entry, outcome in states.items() if outcome.state == "changed"]
+        went, settled = Amount(len(gone)), len(gone) + len(changed)
+        with writing():
+            told.end({entry: states[entry].state for entry in told.open() if entry in states})
+            self._run.brakes.settle(went, of=settled)
+        self._run.brakes.went(went, of=settled)
         self._keep(claim, dict.fromkeys(changed, "its object was written since it was registered"))
         SettledUpload.forget(entries[0].location, [entry.path for entry in changed])
         self._outcome.total_deleted_stale_entries += register.forget(client, claim, gone)

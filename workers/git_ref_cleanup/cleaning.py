@@ -73,10 +73,8 @@ def _clean(
     # A whole page each time, though it may go beyond the maximum: what is locked costs as much for one as for all.
     while outcome.total_deletes + outcome.rejected + outcome.gone < MAX_DELETES:
         limit = run.brakes.free(MAX_DELETES)
-        if not limit:
-            return "deadline"
         rows, last = _page(project_id, position, bad, limit)
-        if last is None:
+        if limit and last is None:
             return "drained"
         rows = rows[: run.brakes.reserve(len(rows)).records]
         if not rows:

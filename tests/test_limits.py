@@ -35,12 +35,22 @@ def brakes_of(declared, outcome, run=1, clock=None, **limits):
     return Brakes(declared, given, outcome, run, **({"clock": clock} if clock else {}))
 
 
+def chunk_of(brakes, outcome, wanted, *, went=None, field="deleted", size=0):
+    """Reserve so many records, delete as many of them, or as *went* says, and settle it; return what was granted."""
+    granted = brakes.reserve(wanted, wanted * size, least=size).records if brakes.free(wanted) else 0
+    if granted:
+        done = granted if went is None else went(granted)
+        with db.atomic():
+            brakes.settle(Amount(done, done * size))
+        brakes.went(Amount(done, done * size))
+        setattr(outcome, field, getattr(outcome, field) + done)
+    return granted
+
+
 def deleted_by(brakes, outcome, chunk=100, chunks=10_000):
     for _ in range(chunks):
-        allowed = brakes.allowed(chunk)
-        if not allowed:
+        if not chunk_of(brakes, outcome, chunk):
             break
-        outcome.deleted += allowed
     return outcome.deleted
 
 
@@ -62,7 +72,7 @@ def test_the_runs_of_a_day_delete_as_much_as_its_limit(database):
 
 
 def test_where_nothing_is_limited_nothing_is_reserved(database):
-    assert brakes_of(STATUSES, STATUSES.outcome()).allowed(100) == 100
+    assert brakes_of(STATUSES, STATUSES.outcome()).reserve(100) == (100, 0)
     assert not RunTotal.select().exists()
 
 
@@ -85,10 +95,14 @@ def test_children_at_once_never_have_more_than_the_limit_and_together_all_of_it(
         own, outcome = Random(f"{seed} {number}"), STATUSES.outcome()
         with db.connection_context():
             brakes = brakes_of(STATUSES, outcome, max_per_run=limit)
-            while allowed := brakes.allowed(chunk := own.randint(1, 1_000)):
-                # Some of a chunk is locked, or has gone.
-                outcome.deleted += own.randint(0, allowed) if own.random() < 0.2 else allowed
-                assert allowed <= chunk
+            # Some of a chunk is locked, or has gone.
+            while granted := chunk_of(
+                brakes,
+                outcome,
+                chunk := own.randint(1, 1_000),
+                went=lambda granted: own.randint(0, granted) if own.random() < 0.2 else granted,
+            ):
+                assert granted <= chunk
                 if own.random() < 0.1:
                     brakes.why(now=True)
             brakes.end()
@@ -102,15 +116,35 @@ def test_children_at_once_never_have_more_than_the_limit_and_together_all_of_it(
     assert (row.records, row.reserved) == (limit, 0)
 
 
-def test_what_a_killed_attempt_had_reserved_stays_used_up(database):
-    killed, outcome = STATUSES.outcome(), STATUSES.outcome()
-    deleted = deleted_by(brakes_of(STATUSES, killed, max_per_run=10_000), killed, chunks=3)  # and then no word of it
+def test_what_a_killed_attempt_had_reserved_stays_used_up_and_no_more(database):
+    killed, outcome = brakes_of(STATUSES, STATUSES.outcome(), max_per_run=10_000), STATUSES.outcome()
+    killed.reserve(100)  # and then no word of it
 
     brakes = brakes_of(STATUSES, outcome, max_per_run=10_000)
-    deleted += deleted_by(brakes, outcome)
 
-    assert 9_000 <= deleted <= 10_000
-    assert brakes.reason == "max_per_run"
+    assert (deleted_by(brakes, outcome), brakes.reason) == (9_900, "max_per_run")
+
+
+def test_a_child_takes_what_it_needs_and_leaves_the_rest_to_others(database):
+    one, two = (brakes_of(STATUSES, STATUSES.outcome(), max_per_day=10_000) for _ in range(2))
+
+    assert (one.reserve(10).records, two.reserve(9_990).records) == (10, 9_990)
+
+
+def test_one_that_others_leave_nothing_waits_a_moment_for_what_they_may_give_back(database):
+    holder = brakes_of(STATUSES, STATUSES.outcome(), max_per_day=100)
+    holder.reserve(100)
+
+    def give_back():
+        with db.connection_context():
+            holder.give_back()
+
+    later = threading.Timer(0.3, give_back)
+    later.start()
+    granted = brakes_of(STATUSES, STATUSES.outcome(), max_per_day=100).reserve(100).records
+    later.join()
+
+    assert granted == 100
 
 
 def test_another_run_has_the_limit_anew(database):
@@ -122,18 +156,17 @@ def test_another_run_has_the_limit_anew(database):
         assert outcome.deleted == 700
 
 
-def test_what_was_reserved_on_one_day_is_not_deleted_on_the_next(database):
-    at, outcome = [0.0], STATUSES.outcome()
-    brakes = brakes_of(STATUSES, outcome, clock=lambda: at[0], max_per_day=10_000)
-    outcome.deleted += brakes.allowed(100)
+def test_what_was_reserved_on_one_day_is_settled_on_that_day(database):
+    brakes = brakes_of(STATUSES, STATUSES.outcome(), max_per_day=10_000)
+    brakes.reserve(100)
+    yesterday = now().date() - timedelta(days=1)
 
-    RunTotal.update(day=RunTotal.day - 1).execute()  # midnight passes
-    brakes._day -= timedelta(days=1)
-    at[0] += timedelta(days=1).total_seconds()
-    outcome.deleted += brakes.allowed(100)
-    brakes.end()
+    RunTotal.update(day=yesterday).execute()  # midnight passes
+    brakes._of_row["limit_day"] = yesterday
+    with db.atomic():
+        brakes.settle(Amount(60))
 
-    assert [(row.records, row.reserved) for row in RunTotal.select().order_by(RunTotal.day)] == [(100, 0), (100, 0)]
+    assert [(row.day, row.records, row.reserved) for row in RunTotal.select()] == [(yesterday, 60, 0)]
 
 
 @pytest.mark.parametrize(
@@ -148,8 +181,8 @@ def test_what_was_reserved_on_one_day_is_not_deleted_on_the_next(database):
 def test_a_run_that_reaches_a_limit_says_which(database, limits, reason):
     outcome = CHILD.outcome()
     brakes = brakes_of(CHILD, outcome, **limits)
-    while allowed := brakes.allowed(10, size=10):
-        outcome.destroyed, outcome.bytes = outcome.destroyed + allowed, outcome.bytes + 10
+    while chunk_of(brakes, outcome, 1 if "max_bytes_per_run" in limits else 10, field="destroyed", size=10):
+        pass
 
     assert brakes.reason == reason
 
@@ -162,10 +195,10 @@ def test_what_went_yesterday_is_none_of_todays(database):
     assert deleted_by(brakes_of(STATUSES, outcome, run=2, max_per_day=700), outcome) == 700
 
 
-def test_an_attempt_reserves_a_thousand_records_at_most_beyond_its_chunk(database):
-    brakes_of(STATUSES, STATUSES.outcome(), max_per_run=10**6).allowed(100)
+def test_an_attempt_reserves_no_more_than_it_asks_for(database):
+    brakes_of(STATUSES, STATUSES.outcome(), max_per_run=10**6).reserve(100)
 
-    assert [row.reserved for row in RunTotal.select()] == [1_000]
+    assert [row.reserved for row in RunTotal.select()] == [100]
 
 
 def test_a_stop_is_asked_for_once_a_second(database):
@@ -203,10 +236,8 @@ def child_of(run, **limits):
 def destroyed_by(child, chunks=10_000):
     brakes, outcome = child
     for _ in range(chunks):
-        allowed = brakes.allowed(100)
-        if not allowed:
+        if not chunk_of(brakes, outcome, 100, field="destroyed"):
             break
-        outcome.destroyed += allowed
     return outcome.destroyed
 
 
@@ -234,7 +265,7 @@ def test_a_child_at_work_counts_to_the_run_that_has_begun_since(database):
 
 def test_what_a_killed_child_had_reserved_is_none_of_the_next_runs(database):
     began()
-    destroyed_by(child_of(None, max_per_run=1_000), chunks=1)  # and then no word of it
+    child_of(None, max_per_run=1_000)[0].reserve(1_000)  # and then no word of it
     began()
 
     assert destroyed_by(child_of(None, max_per_run=1_000)) == 1_000
@@ -274,12 +305,10 @@ def test_children_at_once_of_any_runs_never_have_more_than_was_released(database
         own = Random(f"{seed} {number}")
         with db.connection_context():
             brakes, outcome = child_of(own.choice([*earlier, None]))
-            while allowed := brakes.allowed(own.randint(1, 500)):
-                outcome.destroyed += allowed
+            while chunk_of(brakes, outcome, own.randint(1, 500), field="destroyed"):
                 if own.random() < 0.02:
+                    brakes.reserve(100)
                     break  # killed: what it had reserved stays used up
-            else:
-                brakes.end()
             deleted.append(outcome.destroyed)
 
     together(CHILDREN_AT_ONCE, child)
@@ -346,7 +375,7 @@ def test_children_never_destroy_a_byte_beyond_the_limit(expired, limit):
     assert (sum(outcome.destroyed for outcome in outcomes)) == expired - left()
 
 
-def test_an_artifact_that_is_larger_than_what_is_reserved_at_once_goes_if_the_limit_has_room_for_it(expired):
+def test_every_artifact_goes_if_the_limit_has_room_for_all(expired):
     outcomes = destroyed(max_bytes_per_day=10**6)
 
     assert sum(outcome.destroyed for outcome in outcomes) == expired

@@ -288,13 +288,13 @@ def test_a_run_that_is_stopped_during_its_checks_deletes_nothing(monkeypatch, ch
 def test_a_stop_that_comes_after_the_checks_and_before_the_first_chunk_lets_none_go(monkeypatch):
     monkeypatch.setattr(brakes, "INTERVAL", 1_000.0)
     statuses(1)
-    look = brakes.Brakes.allowed
+    look = brakes.Brakes.free
 
     def stopped_meanwhile(self, wanted, **facts):
         Hold.add(user_status_cleanup.name, "stop", reason="test", by="test")
         return look(self, wanted, **facts)
 
-    monkeypatch.setattr(brakes.Brakes, "allowed", stopped_meanwhile)
+    monkeypatch.setattr(brakes.Brakes, "free", stopped_meanwhile)
     attempted(user_status_cleanup)
 
     assert count("user_statuses") == 1

@@ -1,0 +1,181 @@
+"""Six ways in which more went than a limit allows, each tried again: a day's limit holds whatever fails."""
+
+import threading
+from contextlib import closing, contextmanager, suppress
+from datetime import timedelta
+
+import peewee as pw
+import psycopg2
+import pytest
+
+from forgekeeper.batches import BATCHES, CHILDREN
+from forgekeeper.database import database as db
+from forgekeeper.database import release
+from forgekeeper.embedded.waiting import wait_until
+from forgekeeper.runs.passed_over import PassedOver
+from forgekeeper.runs.totals import RunTotal
+from forgekeeper.storage import git_sample, stores
+from forgekeeper.storage.outbox import DeletedObject
+from models import GitRefDeletion, Project, UserStatus
+from tests.harness.git_samples import put_root
+from tests.harness.performing import as_child, recorded
+from tests.harness.settings import settings_with
+from workers.samples.user_statuses import add as statuses
+
+OBJECTS, STATUSES = BATCHES["delete_objects"], BATCHES["user_status_cleanup"]
+REFS = CHILDREN["clean_project_refs"]
+LIMIT = 60.0
+
+pytestmark = pytest.mark.usefixtures("database")
+
+
+@contextmanager
+def refusing(table, change):
+    """Let a trigger of the forge's refuse each *change* of a row."""
+    db.execute_sql(
+        "create function refuse() returns trigger language plpgsql as $$ begin raise exception 'refused'; end $$;"
+        f"create trigger refuse before {change} on {table} for each row execute function refuse()"
+    )
+    try:
+        yield
+    finally:
+        db.execute_sql("drop function refuse cascade")
+
+
+def attempt(work, times=3):
+    """Try it so often, whatever fails; what was passed over or claimed may be tried again each time."""
+    for _ in range(times):
+        worker = threading.Thread(target=tried, args=[work])
+        worker.start()
+        worker.join()
+        PassedOver.delete().execute()
+        DeletedObject.update(pick_up_at=DeletedObject.pick_up_at - timedelta(hours=1)).execute()
+
+
+def tried(work):
+    """Work on a connection of its own, as a worker's thread does; it may fail."""
+    db.connect()
+    try:
+        with suppress(Exception):
+            work()
+    finally:
+        release()
+
+
+def used(batch):
+    return sum(row.records + row.reserved for row in RunTotal.select().where(RunTotal.batch == batch.name))
+
+
+@pytest.fixture
+def objects(folder):
+    """Nine hundred objects whose artifacts are gone, of which three hundred may go a day."""
+    paths = [f"sample/{number}" for number in range(900)]
+    folder.put(*paths)
+    rows = [{"project_id": 1, "store_dir": "sample", "file": path.partition("/")[2]} for path in paths]
+    DeletedObject.insert_many(rows).execute()
+    stores._opened.clear()
+    yield settings_with(object_stores={stores.ARTIFACTS: folder.url}, max_per_day_delete_objects=300)
+    stores._opened.clear()
+
+
+def test_of_objects_no_more_go_though_the_connection_is_lost_before_their_rows_are_forgotten(
+    folder, objects, monkeypatch
+):
+    def lost(_claimed):
+        db.execute_sql("select pg_terminate_backend(pg_backend_pid())")
+
+    monkeypatch.setattr(DeletedObject, "forget", lost)
+    attempt(lambda: recorded(OBJECTS, objects))
+
+    assert (len(folder.keys()), used(OBJECTS)) == (600, 300)
+
+
+def test_of_objects_no_more_go_though_a_trigger_keeps_their_rows(folder, objects):
+    with refusing("ci_deleted_objects", "delete"):
+        attempt(lambda: recorded(OBJECTS, objects))
+
+    assert (len(folder.keys()), used(OBJECTS)) == (600, 300)
+
+
+def test_of_objects_an_outage_of_the_store_uses_nothing_up(folder, objects):
+    folder.remove_sentinel()
+
+    attempt(lambda: recorded(OBJECTS, objects))
+
+    assert (len(folder.keys()), used(OBJECTS)) == (900, 0)
+
+
+@pytest.fixture
+def refs(tmp_path):
+    """A project with fifteen refs, of which five may go a day."""
+    root = put_root(tmp_path / "repositories")
+    names = [f"refs/merge-requests/{number}/head" for number in range(15)]
+    git_sample.create(root, "7.git", names)
+    Project.create(id=7, disk_path="7.git")
+    GitRefDeletion.insert_many([{"project_id": 7, "ref": name} for name in names]).execute()
+    settings = settings_with(repositories_root=root, max_per_day_git_ref_cleanup=5)
+    return settings, lambda: len(git_sample.refs(root / "7.git") & set(names))
+
+
+def test_of_refs_no_more_go_though_a_trigger_keeps_their_rows(refs):
+    settings, left = refs
+
+    with refusing("batched_git_ref_updates_deletions", "update"):
+        attempt(lambda: as_child(REFS, settings, 7))
+
+    assert (left(), used(BATCHES["git_ref_cleanup"])) == (10, 5)
+
+
+def test_a_project_with_few_refs_leaves_the_limit_to_others(refs):
+    settings, left = refs
+
+    settings = settings.model_copy(update={"max_per_day_git_ref_cleanup": 20})
+    as_child(REFS, settings, 7)
+
+    assert (left(), used(BATCHES["git_ref_cleanup"])) == (0, 15)
+
+
+def test_of_rows_no_more_go_though_the_reply_to_a_deletion_is_lost(monkeypatch):
+    statuses(2_500)
+    settings, real, lost = settings_with(max_per_day_user_status_cleanup=300), db.obj.execute_sql, []
+
+    def lose(sql, params=None):
+        answer = real(sql, params)
+        if 'delete from "user_statuses"' in sql and len(lost) < 2:
+            lost.append(sql)
+            raise pw.OperationalError("the reply was lost")
+        return answer
+
+    monkeypatch.setattr(db.obj, "execute_sql", lose)
+    attempt(lambda: recorded(STATUSES, settings), times=4)
+
+    assert (UserStatus.select().count(), used(STATUSES), len(lost)) == (2_200, 300, 2)
+
+
+def test_of_rows_no_more_go_in_a_storm_of_ended_sessions(urls):
+    statuses(25_000)
+    settings = settings_with(max_per_day_user_status_cleanup=4_000)
+    ended, hits = threading.Event(), []
+
+    def storm():
+        with closing(psycopg2.connect(urls.database)) as other, other.cursor() as cursor:
+            other.autocommit = True
+            while not ended.wait(0.005):
+                cursor.execute(
+                    "select count(pg_terminate_backend(pid)) from pg_stat_activity where pid <> pg_backend_pid()"
+                    " and application_name like 'forgekeeper%' and query like '%user_statuses%' and state = 'active'"
+                )
+                hits.append(cursor.fetchone()[0])
+
+    ending = threading.Thread(target=storm)
+    ending.start()
+    try:
+        attempt(lambda: recorded(STATUSES, settings), times=30)
+    finally:
+        ended.set()
+        ending.join()
+    assert wait_until(lambda: sum(hits) > 0, LIMIT)
+    recorded(STATUSES, settings)
+
+    assert 25_000 - UserStatus.select().count() <= 4_000
+    assert used(STATUSES) == 4_000

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from queue import SimpleQueue
 from time import monotonic
 
 import peewee as pw
 import redis
 import structlog
-from apscheduler.events import EVENT_JOB_SUBMITTED, EVENT_SCHEDULER_STARTED, JobSubmissionEvent
+from apscheduler.events import EVENT_SCHEDULER_STARTED
+from apscheduler.executors.debug import DebugExecutor
 from apscheduler.schedulers.blocking import BlockingScheduler
 from dramatiq.common import current_millis
 
@@ -73,9 +74,11 @@ class Loop(Vital):
         since = self._unanswered
         return 0.0 if since is None else monotonic() - since
 
-    def wake(self, due_hint: datetime) -> None:
-        """Turn now: *due_hint* is due by this machine's clock."""
-        self._due_hint = due_hint
+    def wake(self) -> None:
+        """Turn now: what APScheduler runs when a tick is due by this machine's clock."""
+        schedule = self._settings.cron(self.name)
+        if schedule is not None:
+            self._due_hint = schedule.newest(datetime.fromtimestamp(current_millis() / 1000, UTC))
         self._woken.set()
 
     def stop(self) -> None:
@@ -132,15 +135,19 @@ def serve(
     """
     COUNT.know(table(all_declared())).zero()
     arm(settings.failpoints)
-    clock = BlockingScheduler(timezone="UTC", job_defaults={"misfire_grace_time": None, "coalesce": True})
+    # A job only sets an event, or a few gauges: it needs no thread of its own.
+    clock = BlockingScheduler(
+        timezone="UTC",
+        executors={"default": DebugExecutor()},
+        job_defaults={"misfire_grace_time": None, "coalesce": True},
+    )
     broken, asked = threading.Event(), asked or shutdown.requests()
     loops = [Loop(batch, settings, broken=broken, asked=asked) for batch in BATCHES.values()]
     for loop in loops:
         schedule = settings.cron(loop.name)
         if schedule is not None:
-            clock.add_job(_nothing, schedule.trigger, id=loop.name)
+            clock.add_job(loop.wake, schedule.trigger, id=loop.name)
         loop.start()
-    _wake_when_due(clock, loops)
     _keep_heartbeat(clock, loops)
     _stop_when(asked, clock)
     timetable = {name: str(settings.cron(name) or "off") for name in BATCHES}
@@ -170,20 +177,6 @@ def _end(loops: list[Loop], presence: Presence, *, within: float) -> None:
         loop.join(max(0.0, ends - monotonic()))
     if cut := [loop.name for loop in loops if loop.is_alive()]:
         log.warning("turns cut off, the next scheduler goes on from there", batches=cut)
-
-
-def _nothing() -> None:
-    """Be a job's function: it does not learn which tick it is for, so the event does the work."""
-
-
-def _wake_when_due(clock: BlockingScheduler, loops: list[Loop]) -> None:
-    by_name = {loop.name: loop for loop in loops}
-
-    def submitted(event: JobSubmissionEvent) -> None:
-        if event.job_id in by_name:
-            by_name[event.job_id].wake(event.scheduled_run_times[-1])
-
-    clock.add_listener(submitted, EVENT_JOB_SUBMITTED)
 
 
 def _keep_heartbeat(clock: BlockingScheduler, loops: list[Loop]) -> None:

@@ -190,11 +190,12 @@ def test_a_loop_takes_a_whole_turn_each_minute(turns):
     assert taken == [None, None]
 
 
-def test_a_loop_that_is_woken_takes_a_whole_turn(turns):
+def test_a_loop_that_is_woken_takes_a_whole_turn_for_what_is_due_by_this_machine(turns, monkeypatch):
     loop, taken, _clock = turns
     loop.turn()
+    monkeypatch.setattr(scheduler, "current_millis", lambda: NOON.timestamp() * 1000)
 
-    loop.wake(NOON)
+    loop.wake()
     loop.turn()
 
     assert taken == [None, NOON]

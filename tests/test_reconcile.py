@@ -876,7 +876,7 @@ def test_a_loop_reconciles_when_it_is_woken(loops, patient):
     assert wait_until(lambda: loop._whole_at > monotonic(), LIMIT)
     clock_is(NOON)
 
-    loop.wake(NOON)
+    loop.wake()
 
     assert wait_until(lambda: rows("enqueued") == {NOON}, LIMIT)
 

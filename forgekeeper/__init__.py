@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from forgekeeper.declaring.answers import Skip as Skip
     from forgekeeper.declaring.changes import Changes as Changes
     from forgekeeper.declaring.children import Children as Children
-    from forgekeeper.declaring.rows import Parts as Parts
     from forgekeeper.declaring.rows import Rows as Rows
     from forgekeeper.runs.blocked import Blocked as Blocked
     from metrics.catalogue.metric import Counter as Counter
@@ -32,7 +31,7 @@ _HOMES = {
     "forgekeeper.declaring.answers": ("Note", "Skip"),
     "forgekeeper.declaring.changes": ("Changes",),
     "forgekeeper.declaring.children": ("Children",),
-    "forgekeeper.declaring.rows": ("Parts", "Rows"),
+    "forgekeeper.declaring.rows": ("Rows",),
     "forgekeeper.runs.blocked": ("Blocked",),
     "metrics.catalogue.metric": ("Counter",),
 }
@@ -45,7 +44,6 @@ __all__ = [
     "Children",
     "Counter",
     "Note",
-    "Parts",
     "Record",
     "Rows",
     "Skip",

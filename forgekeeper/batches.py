@@ -107,6 +107,7 @@ class Declared(Shown):
     steps: tuple[str, ...]
     counters: tuple[Counter, ...]
     asked: bool
+    whole: Due | None = None
     continues: Fields = ()
     flags: Mapping[str, str] = field(default_factory=dict)
     lease: bool = False
@@ -341,8 +342,8 @@ def child(
     """Declare the child of a batch's fan-out: a function of the time and of ids that returns what goes now.
 
     It answers as a batch does, and running it twice is harmless.  *due* says what is due to all children together:
-    what a child answers with are shares of that.  It starts its successor when it has stopped for a reason among
-    *continues*.  *enqueued_as* is the field of its parent's result that counts those sent.
+    of what a child answers with, only what is among that goes.  It starts its successor when it has stopped for a
+    reason among *continues*.  *enqueued_as* is the field of its parent's result that counts those sent.
     """
 
     def declare(function: Callable[..., Any]) -> ChildSpec:
@@ -366,6 +367,7 @@ def child(
             of=of,
             enqueued_as=enqueued_as,
             lease=lease,
+            whole=due,
             continues=tuple(continues),
         )
         CHILDREN[_new(declared)] = declared

@@ -9,6 +9,7 @@ import typer
 
 from forgekeeper.batches import BATCHES, BatchSpec, Declared, Record
 from forgekeeper.boot import load
+from forgekeeper.cli import api_page
 from forgekeeper.cli.completion import names_of
 from forgekeeper.cli.connection import batch_named
 from forgekeeper.cli.console import Json, emit, out
@@ -29,8 +30,14 @@ def batches(
     ] = None,
     json: Json = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the page docs/batches.md.")] = False,
+    api: Annotated[
+        bool, typer.Option("--api", help="Print the page docs/api.md: what a batch is written with.")
+    ] = False,
 ) -> None:
     """List what every batch has declared: document, schedule, limits, records, thresholds, settings, failpoints."""
+    if api:
+        out.print(api_page.page(), end="")
+        return
     settings, chosen = load(), [batch_named(batch)] if batch else list(BATCHES.values())
     found = [described(one, settings) for one in chosen]
     if json:

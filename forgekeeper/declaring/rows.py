@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
-from datetime import datetime, timedelta
-from typing import Any, Generic, NamedTuple, Self, TypeVar
+from datetime import timedelta
+from typing import Any, Generic, Self, TypeVar
 
 import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
@@ -20,16 +20,6 @@ WHOLE_NUMBERS = (pw.IntegerField, pw.BigIntegerField, pw.AutoField, pw.BigAutoFi
 AT_ONCE = timedelta(0)
 AN_HOUR = timedelta(hours=1)
 WORD = re.compile("(?<=[a-z0-9])(?=[A-Z])")
-
-
-class Parts(NamedTuple):
-    """Shares of a table: rows of which *by*, an expression of whole numbers, is 0, 1, … up to *size* - 1.
-
-    Children each take some of them; an index begins with the expression, so that each share has an order of its own.
-    """
-
-    by: pw.Node
-    size: int
 
 
 @dataclass(frozen=True)
@@ -49,8 +39,7 @@ class Rows(Answer, Generic[Row]):
     The preview shows *shown*, or else the *name*.  *project* and *size* (bytes) let the preview group and add up; with
     *size*, *counted_bytes* names the field of the result, and bytes have limits, too.
 
-    *kept* says what looks due and stays, by reason; *looks* is the condition that those and the due ones share.
-    *step* is the failpoint after each chunk.
+    *step* is the failpoint after each chunk, *verb* what the preview says that becomes of them.
 
     Raises `Mistake` where the model's key is not one column of whole numbers, or *since* no instant of the model's.
     """
@@ -71,10 +60,6 @@ class Rows(Answer, Generic[Row]):
     project: pw.Field[Any] | None = None
     size: pw.Field[Any] | None = None
     counted_bytes: str | None = None
-    kept: Mapping[str, pw.Node] = field(default_factory=dict)
-    looks: pw.Node | None = None
-    parts: Parts | None = None
-    part: int | None = None
     step: str = "deleted"
     verb: str = "deleted"
 
@@ -94,19 +79,10 @@ class Rows(Answer, Generic[Row]):
         if not self.record:
             object.__setattr__(self, "record", WORD.sub("_", name).lower())
 
-    def share(self, number: int) -> Self:
-        """Return those of its parts with that number: what one child takes."""
-        if self.parts is None or not 0 <= number < self.parts.size:
-            raise Mistake(f"{self.record} has no part {number}: Rows(parts=Parts(expression, size)) says which it has")
-        return replace(self, part=number)
+    def within(self, whole: Rows[Any]) -> Self:
+        """Return those that are among the *whole*, too."""
+        return replace(self, where=pw.Expression(whole.where, "AND", self.where))
 
     def select(self, *columns: Any) -> pw.ModelSelect[Row]:
         """Select them all, whatever is locked or passed over."""
-        found = self.model.select(*columns).where(self.where, self.since.is_null(False))
-        if self.part is None or self.parts is None:
-            return found
-        return found.where(pw.Expression(self.parts.by, "=", self.part))
-
-    def due_since(self, instant: datetime | None) -> datetime | None:
-        """Return when a row became due whose *since* is that instant."""
-        return instant and instant + self.after
+        return self.model.select(*columns).where(self.where, self.since.is_null(False))

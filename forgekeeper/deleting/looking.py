@@ -29,25 +29,9 @@ def stake(*rows: Rows[Any]) -> Stake:
 
 
 def preview(rows: Rows[Any], look: Look) -> Iterator[Part]:
-    """Count what a run would delete, and what looks due and stays."""
+    """Count what a run would delete."""
     part = look.part(rows.record, verb=rows.verb)
-    look.count(part, _found(rows, _due(rows)), after=rows.after, share=0.7 if rows.kept else 1.0)
-    if rows.kept:
-        _keep(part, rows, look)
-    yield part
-
-
-def _keep(part: Part, rows: Rows[Any], look: Look) -> None:
-    """Say how many stay for which reason, of those that look due and are not."""
-    looks = condition(rows.model, rows.where if rows.looks is None else rows.looks, name="looks")
-    due = condition(rows.model, rows.where)
-    values, reasons = looks.values | due.values, {}
-    for number, (reason, stays) in enumerate(rows.kept.items()):
-        found = condition(rows.model, stays, name=f"kept_{number}")
-        values |= found.values
-        reasons[reason] = found.text
-    text = f"{looks.text} and ({due.text}) is not true"
-    look.keep(part, _found(rows, Condition(text, values)), reasons)
+    yield look.count(part, _found(rows, _due(rows)), after=rows.after)
 
 
 def _due(rows: Rows[Any]) -> Condition:

@@ -7,6 +7,8 @@ A row that changes between our snapshot and our lock is locked as it is then; th
 deleted, so that one which is not due any more stays.  By ctid it is a third faster, but only in one ordinary table is
 that a key: rows of two partitions have the same, and a view has none (`ORDINARY`).
 
+The position's key is a bigint whatever the column is: the first one lies below every integer.
+
 Statistics may be stale: where few were due when the table was analyzed, PostgreSQL would read all that are due for
 each chunk; by a plan that was made while the table was tiny it would read the table.  So the claim takes the index in
 its order (`IN_ORDER`), and the repeated condition is of a form that no index answers: the deletion goes by its key.
@@ -20,12 +22,12 @@ from typing import Any, NamedTuple
 
 from forgekeeper.database import chosen, database
 from forgekeeper.declaring.rows import Rows
-from forgekeeper.deleting.sql import Condition, column, condition
+from forgekeeper.deleting.sql import column, condition
 
 CHUNK = """
     with {first} as materialized (
         select {row} as row, {since} as since, {key} as key{size} from "{table}"
-        where {due} and ({since}, {key}) > (%(instant)s, %(key)s){chosen}
+        where {due} and ({since}, {key}) > (%(instant)s, %(key)s::bigint){chosen}
         order by {since}, {key}
         limit {limit}
         for update skip locked
@@ -50,7 +52,7 @@ WITHIN = """, claimed as materialized (
 # What could be claimed next, as far as it is not locked; nothing stays locked.
 SIZES = """
     select {size} from "{table}"
-    where {due} and ({since}, {key}) > (%(instant)s, %(key)s){chosen}
+    where {due} and ({since}, {key}) > (%(instant)s, %(key)s::bigint){chosen}
     order by {since}, {key}
     limit {limit}
     for update skip locked
@@ -78,7 +80,7 @@ class Composed:
 
     def __init__(self, rows: Rows[Any]) -> None:
         self.rows = rows
-        self.condition = _due(rows)
+        self.condition = condition(rows.model, rows.where)
         self._row = row_of(rows)
         self._text = cache(self._compose)
 
@@ -131,12 +133,3 @@ def row_of(rows: Rows[Any]) -> str:
     table = rows.model._meta.table_name
     row = database.execute_sql(ORDINARY, (table,)).fetchone()
     return f'"{table}".ctid' if row and row[0] else column(rows.model._meta.primary_key)
-
-
-def _due(rows: Rows[Any]) -> Condition:
-    due = condition(rows.model, rows.where)
-    if rows.part is None or rows.parts is None:
-        return due
-    part = condition(rows.model, rows.parts.by, name="by")
-    text = f"{part.text} = %(part)s and {due.text}"
-    return Condition(text, due.values | part.values | {"part": rows.part})

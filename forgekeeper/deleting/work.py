@@ -9,6 +9,7 @@ from typing import Any
 from forgekeeper.declaring.answers import Answer, Mistake, Note, Skip
 from forgekeeper.declaring.changes import Changes
 from forgekeeper.declaring.children import Children
+from forgekeeper.declaring.deriving import rows_of
 from forgekeeper.declaring.removal import Removal
 from forgekeeper.declaring.rows import Rows
 from forgekeeper.declaring.surroundings import SETTINGS
@@ -60,7 +61,7 @@ def _one(run: Run[Any], answer: object) -> str | None:
         case Changes():
             return changes.change(run, answer)
         case Rows():
-            return rows.delete(run, answer)
+            return rows.delete(run, _within(run, answer))
         case Removal():
             return removal.remove(run, answer)
         case Children():
@@ -72,6 +73,16 @@ def _one(run: Run[Any], answer: object) -> str | None:
             _note(run, fields)
             return None
     raise Mistake(f"{run.batch} answers with {answer!r}: {WHAT}")
+
+
+def _within(run: Run[Any], rows: Rows[Any]) -> Rows[Any]:
+    """Return of a child's rows those that are due to all children together: no other was counted or previewed."""
+    if run.whole is None:
+        return rows
+    for whole in rows_of(run.batch, run.whole, run.now):
+        if (whole.record, whole.model) == (rows.record, rows.model):
+            return rows.within(whole)
+    raise Mistake(f"{run.batch} answers with {rows.record}, of which its due= says nothing")
 
 
 def _note(run: Run[Any], fields: dict[str, Any]) -> None:

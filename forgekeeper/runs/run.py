@@ -48,6 +48,7 @@ class Run(Generic[Outcome]):
         self.more = False
         self.skipped: str | None = None
         self.continues = declared.continues
+        self.whole = declared.whole
         self._counted = {one.name for one in declared.records if "database" in one.errors}
         self._steps = declared.steps
         self.brakes = brakes or NoBrakes()

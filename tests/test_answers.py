@@ -1,0 +1,276 @@
+"""What a batch answers with, and what follows from it: a batch from outside the project, with a table of its own."""
+
+import threading
+from dataclasses import dataclass
+from datetime import timedelta
+
+import pytest
+from peewee import BigIntegerField, CharField, TextField
+from playhouse.postgres_ext import DateTimeTZField
+
+from forgekeeper import Children, Note, Rows, Skip, Table
+from forgekeeper.audit.deletions import Deletion
+from forgekeeper.batches import BATCHES, CHILDREN, batch, child
+from forgekeeper.database import database as db
+from forgekeeper.database import now
+from forgekeeper.declaring.answers import Mistake
+from forgekeeper.process import boot
+from forgekeeper.process.broker import broker
+from forgekeeper.runs.brakes import Brakes
+from forgekeeper.runs.holds import Hold
+from forgekeeper.runs.previewing import preview
+from forgekeeper.runs.totals import RunTotal
+from tests.harness.performing import as_child, perform, recorded
+from tests.harness.settings import settings_with
+
+HOUR, DAY = timedelta(hours=1), timedelta(days=1)
+ROWS = 500
+
+
+class Weed(Table):
+    """A row of an operator's own."""
+
+    garden = BigIntegerField()
+    name = TextField()
+    size = BigIntegerField(null=True)
+    grown_at = DateTimeTZField(null=True)
+
+
+class Named(Table):
+    """A table that has no number for a key."""
+
+    name = CharField(primary_key=True)
+    grown_at = DateTimeTZField()
+
+
+@pytest.fixture
+def weeds(database):
+    """A table of which all rows but five are due: of these two have no time at all."""
+    database.create_tables([Weed])
+    database.execute_sql(
+        "insert into weed (garden, name, size, grown_at)"
+        " select n %% 5, 'weed-' || n, 10, now() - n * interval '1 minute' - interval '1 day'"
+        " from generate_series(1, %s) as n",
+        (ROWS,),
+    )
+    for grown_at in (now(), now(), now() + DAY, None, None):
+        Weed.create(garden=9, name="young", grown_at=grown_at)
+    yield
+    database.drop_tables([Weed])
+    for name in ("pull_weeds", "clear_garden"):
+        BATCHES.pop(name, None)
+        CHILDREN.pop(name, None)
+
+
+def old(now):
+    return Rows(Weed, Weed.grown_at < now - DAY, since=Weed.grown_at, after=DAY)
+
+
+def declared(work=old, **options):
+    def pull_weeds(now):
+        """Pull what should not grow here."""
+        return work(now)
+
+    return batch(cron="off", budget=HOUR, **options)(pull_weeds)
+
+
+def left():
+    return Weed.select().count()
+
+
+@pytest.mark.usefixtures("weeds")
+def test_what_is_due_goes_and_nothing_else():
+    outcome = perform(declared())
+
+    assert (outcome.deleted, outcome.batches, outcome.stopped, left()) == (ROWS, 5, "drained", 5)
+
+
+@pytest.mark.usefixtures("weeds")
+def test_the_preview_counts_what_a_run_deletes_to_the_number():
+    spec = declared(lambda _now: Rows(Weed, Weed.garden < 9, since=Weed.grown_at, project=Weed.garden, size=Weed.size))
+    shown = preview(spec, settings_with())
+
+    (part,) = shown.parts
+    assert (part.record, part.records, part.bytes, len(part.projects)) == ("weed", ROWS, 10 * ROWS, 5)
+    assert (shown.due, perform(spec).deleted) == (ROWS, ROWS)
+
+
+@pytest.mark.usefixtures("weeds")
+def test_a_row_that_has_no_time_is_due_to_nobody():
+    spec = declared(lambda _now: Rows(Weed, Weed.garden == 9, since=Weed.grown_at))
+
+    assert (spec.due(now()).records, perform(spec).deleted, left()) == (3, 3, ROWS + 2)
+
+
+@pytest.mark.usefixtures("weeds")
+def test_the_audit_has_each_row_its_due_time_and_what_was_asked_for():
+    first = Weed.select().order_by(Weed.grown_at).first()
+    spec = declared(
+        lambda now: Rows(
+            Weed, Weed.grown_at < now - DAY, since=Weed.grown_at, after=DAY, name=Weed.name, audit={"garden": "garden"}
+        )
+    )
+    recorded(spec, settings_with())
+
+    lines = list(Deletion.select().where(Deletion.record == "weed").order_by(Deletion.id))
+    assert sum(len(line.ids) for line in lines) == ROWS
+    place = lines[0].ids.index(first.id)
+    assert lines[0].detail["due"][place][:19] == (first.grown_at + DAY).isoformat()[:19]
+    assert lines[0].detail["garden"][place] == first.garden
+
+
+@pytest.mark.usefixtures("weeds")
+@pytest.mark.parametrize("limit", [1, 99, 100, 101, 499, 500])
+def test_a_limit_of_records_is_exact(limit):
+    row = recorded(declared(), settings_with(max_per_run_pull_weeds=limit))
+
+    assert (row.result["deleted"], left(), [total.reserved for total in RunTotal.select()]) == (
+        limit,
+        ROWS + 5 - limit,
+        [0],
+    )
+
+
+@pytest.mark.usefixtures("weeds")
+@pytest.mark.parametrize(("limit", "rows"), [(9, 0), (10, 1), (1_009, 100), (10_000, 500)])
+def test_a_limit_of_bytes_is_never_exceeded(limit, rows):
+    spec = declared(
+        lambda now: Rows(Weed, Weed.grown_at < now - DAY, since=Weed.grown_at, size=Weed.size, counted_bytes="bytes")
+    )
+
+    row = recorded(spec, settings_with(max_bytes_per_run_pull_weeds=limit))
+
+    assert (row.result["deleted"], row.result["bytes"]) == (rows, 10 * rows)
+
+
+@pytest.mark.usefixtures("weeds")
+def test_a_new_batch_is_weighed_by_the_breaker():
+    Hold.lift("pull_weeds", ("new",))
+    row = recorded(declared(), settings_with(breaker_least=10, breaker_share=0.3))
+
+    assert (row.result["skipped"], left()) == ("held", ROWS + 5)
+
+
+@pytest.mark.usefixtures("weeds")
+def test_a_stop_ends_it_before_its_next_chunk(monkeypatch):
+    spec, why = declared(), Brakes.why
+
+    def stop():
+        with db.connection_context():
+            Hold.add("pull_weeds", "stop", reason="wrong", by="me")
+
+    def stopped_meanwhile(self, *, now=False):
+        if left() < ROWS and not Hold.standing("stop", batch="pull_weeds"):
+            person = threading.Thread(target=stop)
+            person.start()
+            person.join()
+        return why(self, now=True)
+
+    monkeypatch.setattr(Brakes, "why", stopped_meanwhile)
+    row = recorded(spec, settings_with(breaker_share=1))
+
+    assert (row.result["deleted"], row.result["stopped"]) == (100, "stopped")
+
+
+@pytest.mark.usefixtures("weeds")
+def test_several_answers_are_worked_off_one_after_another_and_may_bring_facts():
+    def work(now):
+        yield Rows(Weed, Weed.garden == 1, since=Weed.grown_at, record="first", counted="firsts")
+        yield Rows(Weed, Weed.garden == 2, since=Weed.grown_at, record="second", counted="seconds")
+        if now.year > 2000:
+            yield Note(batches=77)
+            return "tired"
+        return None
+
+    outcome = perform(declared(work))
+
+    assert (outcome.firsts, outcome.seconds, outcome.batches, outcome.stopped) == (100, 100, 77, "tired")
+
+
+@pytest.mark.usefixtures("weeds")
+def test_a_run_may_be_skipped_for_a_reason():
+    row = recorded(declared(lambda _now: Skip("flag_off"), records=()), settings_with())
+
+    assert (row.result["skipped"], left()) == ("flag_off", ROWS + 5)
+
+
+# Children
+
+
+@dataclass
+class Sent:
+    """What a fan-out comes to."""
+
+    children_enqueued: int = 0
+
+
+@pytest.fixture
+def gardens(weeds):
+    """A batch whose children clear a garden each."""
+
+    def pull_weeds(_now):
+        """Pull what should not grow here."""
+        return Children(CHILDREN["clear_garden"], range(5))
+
+    spec = batch(cron="off", budget=HOUR, records=(), outcome=Sent)(pull_weeds)
+
+    @child(spec, queue="cron", budget=HOUR, due=old)
+    def clear_garden(_now, garden):
+        """Clear one garden."""
+        return Rows(Weed, Weed.garden == garden, since=Weed.grown_at, after=DAY)
+
+    boot.load_batches()
+    yield spec, clear_garden
+    for name in ("pull_weeds", "clear_garden"):
+        del broker.actors[name]
+
+
+def test_children_are_sent_and_delete_what_is_due_to_them_and_no_more(gardens):
+    spec, clear_garden = gardens
+    row = recorded(spec, settings_with(breaker_share=1))
+    for garden in (*range(5), 9):
+        as_child(clear_garden, settings_with(breaker_share=1), garden, message_id=str(garden))
+
+    # Of the ninth garden nothing is due, though its child answers with all of it.
+    assert (row.result["children_enqueued"], left()) == (5, 5)
+
+
+def test_the_preview_of_children_is_of_all_that_is_due_to_them(gardens):
+    shown = preview(gardens[0], settings_with())
+
+    assert [(part.batch, part.records) for part in shown.parts] == [("clear_garden", ROWS)]
+
+
+def test_a_limit_holds_across_children_one_of_which_is_killed(gardens):
+    spec, clear_garden = gardens
+    given = settings_with(breaker_share=1, max_per_run_pull_weeds=250)
+    run = recorded(spec, given).id
+    killed = Brakes(clear_garden, given, clear_garden.outcome(), run)
+    killed.why(now=True)
+    assert killed.reserve(100).records == 100  # and no word of it since
+
+    for garden in range(5):
+        as_child(clear_garden, given, garden, message_id=str(garden), run=run)
+
+    assert left() == ROWS + 5 - 150
+
+
+# Mistakes
+
+
+@pytest.mark.usefixtures("weeds")
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (lambda _now: None, "pull_weeds answers with None: return Rows, Items, Children or Skip"),
+        (lambda _now: 7, "pull_weeds cannot say what it deletes before it runs"),
+        (lambda now: Rows(Weed, Weed.grown_at < now, since=Weed.name), "since has to be a DateTimeTZField of Weed"),
+        (lambda now: Rows(Named, Named.grown_at < now, since=Named.grown_at), "primary key has to be one column"),
+        (lambda _now: Rows(Weed, True, since=Weed.grown_at), "the condition has to be an expression"),
+        (lambda now: Rows(Weed, Weed.grown_at < now, since=Weed.grown_at, chunk=0), "a chunk has one row at least"),
+        (lambda now: Rows("weed", Weed.grown_at < now, since=Weed.grown_at), "needs a model"),
+    ],
+)
+def test_an_answer_that_cannot_be_worked_on_is_refused_where_it_is_declared(answer, said):
+    with pytest.raises(Mistake, match=said):
+        declared(answer)

@@ -8,17 +8,18 @@ series, counting, what the exporter asks, `status`, failpoints, dashboards, docu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeAlias, TypedDict, TypeVar, cast
 
 from forgekeeper.audit.subjects import Subject
 from forgekeeper.brought import Brought
 from forgekeeper.database import Base
 from forgekeeper.database.backlog import Backlog
 from forgekeeper.database.stakes import AtStake
+from forgekeeper.declaring.answers import Answer
 from forgekeeper.declaring.deriving import Due, Shape, rows_of, shape_of, wants_run
 from forgekeeper.declaring.rows import Rows
 from forgekeeper.deleting import looking
@@ -34,6 +35,13 @@ if TYPE_CHECKING:
     from forgekeeper.runs.run import Run
 
 Outcome = TypeVar("Outcome", bound="DataclassInstance")
+Ids = ParamSpec("Ids")
+Asked: TypeAlias = "Callable[[datetime], Answer | Iterable[Answer]]"
+"""What a batch is: it says what goes at an instant."""
+ChildAsked: TypeAlias = "Callable[Concatenate[datetime, Ids], Answer | Iterable[Answer]]"
+Works: TypeAlias = "Callable[[Run[Any]], None]"
+"""What a batch was: it does the work itself, in its run."""
+ChildWorks: TypeAlias = "Callable[Concatenate[Run[Any], Ids], None]"
 Old = TypeVar("Old", bound="Callable[[datetime], Rows[Any]]")
 Fields = tuple[str, ...]
 """Fields of an outcome, added up."""
@@ -264,7 +272,7 @@ def batch(
     deletes_from: Place | None = None,
     misreadings: Callable[[], Sequence[str]] = tuple,
     commands: str | None = None,
-) -> Callable[[Callable[..., Any]], BatchSpec]:
+) -> Callable[[Asked | Works], BatchSpec]:
     """Declare a batch: a function of the time that returns what goes now; its first sentence says what it does.
 
     It returns `Rows`, `Items`, `Children` or `Skip`, several `Rows` as a list, or yields them.  PostgreSQL's time is
@@ -283,7 +291,7 @@ def batch(
     Raises `Mistake` for an answer that cannot be worked on, `DeclaredTwice`.
     """
 
-    def declare(function: Callable[..., Any]) -> BatchSpec:
+    def declare(function: Asked | Works) -> BatchSpec:
         shape = _shape(function, due, records, writes)
         declared = BatchSpec(
             **_common(
@@ -316,7 +324,7 @@ def batch(
         )
         BATCHES[_new(declared)] = declared
         FLAGS.update(declared.flags)
-        _derive(declared, shape, due or function)
+        _derive(declared, shape, due or cast(Due, function))
         return declared
 
     return declare
@@ -338,7 +346,7 @@ def child(
     counters: Sequence[Counter] = (),
     collector: str | None = None,
     lease: bool = False,
-) -> Callable[[Callable[..., Any]], ChildSpec]:
+) -> Callable[[ChildAsked[Ids] | ChildWorks[Ids]], ChildSpec]:
     """Declare the child of a batch's fan-out: a function of the time and of ids that returns what goes now.
 
     It answers as a batch does, and running it twice is harmless.  *due* says what is due to all children together:
@@ -346,7 +354,7 @@ def child(
     reason among *continues*.  *enqueued_as* is the field of its parent's result that counts those sent.
     """
 
-    def declare(function: Callable[..., Any]) -> ChildSpec:
+    def declare(function: ChildAsked[Ids] | ChildWorks[Ids]) -> ChildSpec:
         shape = _shape(function, due, records)
         declared = ChildSpec(
             **_common(
@@ -372,7 +380,7 @@ def child(
         )
         CHILDREN[_new(declared)] = declared
         of.children.append(declared)
-        _derive(declared, shape, due or function)
+        _derive(declared, shape, due or cast(Due, function))
         return declared
 
     return declare

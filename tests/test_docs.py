@@ -7,7 +7,7 @@ from typer.main import get_command
 
 from forgekeeper.batches import BATCHES
 from forgekeeper.boot import load
-from forgekeeper.cli import batches, metrics, reference
+from forgekeeper.cli import api_page, batches, metrics, reference
 from forgekeeper.cli.commands import application
 from forgekeeper.cli.upkeep import page
 from forgekeeper.settings.reading import describe
@@ -36,6 +36,10 @@ def test_the_page_of_batches_is_what_the_declarations_print():
 
 def test_the_page_of_commands_is_what_the_commands_print():
     assert (ROOT / "docs" / "commands.md").read_text() == reference.page(application())
+
+
+def test_the_page_of_the_api_is_what_the_docstrings_say():
+    assert (ROOT / "docs" / "api.md").read_text() == api_page.page()
 
 
 def test_every_command_whose_statuses_are_explained_is_one():

@@ -48,6 +48,7 @@ def world(urls, tmp_path_factory):
             PREFIX + "DATABASE_URL": make_dsn(urls.database, dbname="eighth"),
             PREFIX + "REDIS_URL": urls.redis,
             PREFIX + f"CRON_{NAME.upper()}": "* * * * * *",
+            PREFIX + f"PACE_{NAME.upper()}": "400",
             **{f"{PREFIX}METRICS_PORT_{process.upper()}": str(port) for process, port in ports.items()},
         }
         made = SimpleNamespace(folder=folder, rows=rows, environment=environment, ports=ports)
@@ -218,3 +219,63 @@ def test_the_batch_that_contributing_shows_runs(world):
     answer = run(world, "run", "pull_weeds", "--json", BATCHES=f"workers,{NAME},pull_weeds")
 
     assert json.loads(answer.stdout)["deleted"] == 150, answer.stderr
+
+
+def left(world):
+    return world.rows("select count(*) from pipelines")
+
+
+def add(world, count):
+    """Add so many that are due; return the id of the first."""
+    return world.rows(
+        "with made as (insert into pipelines (updated_at)"
+        f" select now() - interval '2 years' from generate_series(1, {count}) returning id) select min(id) from made"
+    )
+
+
+def test_the_audit_has_each_of_them_by_its_id(world):
+    answer = told(world, "audit", "--what", "pipeline:7")
+
+    assert [(one["batch"], one["record"]) for one in answer["found"]] == [(NAME, "pipeline")]
+
+
+def test_a_row_that_raises_is_passed_over_and_the_others_go(world):
+    run(world, "resume", NAME)
+    pinned = add(world, 20)
+    world.rows(f"create table pinned (pipeline bigint references pipelines); insert into pinned values ({pinned})")
+
+    assert wait_until(lambda: left(world) == YOUNG + 1, LIMIT)
+    assert wait_until(lambda: str(pinned) in run(world, "records", "list").stdout, LIMIT)
+    world.rows("drop table pinned")
+    assert run(world, "records", "retry", "--all").returncode == 0
+    assert wait_until(lambda: left(world) == YOUNG, LIMIT)
+
+
+def test_a_stop_ends_its_run_before_the_next_chunk_and_no_other_begins(world):
+    add(world, 900)
+    assert wait_until(lambda: left(world) < YOUNG + 900, LIMIT)
+
+    assert run(world, "stop", NAME, "--reason", "wrong").returncode == 0
+    stopped = left(world)
+    skips = f"select count(*) from job_runs where batch = '{NAME}' and reason = 'stopped'"
+    assert wait_until(lambda: world.rows(skips) > 1, LIMIT)
+
+    assert YOUNG < left(world) == stopped
+    run(world, "resume", NAME)
+    assert wait_until(lambda: left(world) == YOUNG, LIMIT)
+
+
+def test_a_mistake_is_held_by_the_breaker_and_a_release_lets_exactly_so_many_go(world):
+    # A run is weighed as it begins.
+    run(world, "pause", NAME)
+    assert wait_until(lambda: not world.rows("select count(*) from job_runs where state = 'started'"), LIMIT)
+    add(world, 60_000)
+    run(world, "resume", NAME)
+    assert wait_until(lambda: told(world, "status")["batches"][NAME]["held"], LIMIT)
+    assert (left(world), told(world, "run", NAME, "--dry-run")["due"]) == (YOUNG + 60_000, 60_000)
+
+    assert run(world, "release", NAME, "--expect", "1500", "--reason", "these are meant").returncode == 0
+    assert wait_until(lambda: left(world) == YOUNG + 58_500, LIMIT)
+    assert wait_until(lambda: told(world, "status")["batches"][NAME]["held"], LIMIT)
+
+    assert left(world) == YOUNG + 58_500

@@ -14,7 +14,7 @@ from forgekeeper.database import release
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.runs.passed_over import PassedOver
 from forgekeeper.runs.totals import RunTotal
-from forgekeeper.storage import git_sample, stores
+from forgekeeper.storage import git_refs, git_repository, git_sample, sentinel, stores
 from forgekeeper.storage.outbox import DeletedObject
 from models import GitRefDeletion, Project, UserStatus
 from tests.harness.git_samples import put_root
@@ -133,6 +133,30 @@ def test_a_project_with_few_refs_leaves_the_limit_to_others(refs):
     as_child(REFS, settings, 7)
 
     assert (left(), used(BATCHES["git_ref_cleanup"])) == (0, 15)
+
+
+def test_of_refs_none_are_used_up_while_their_root_is_away(refs):
+    settings, left = refs
+    (settings.repositories_root / sentinel.NAME).unlink()
+
+    attempt(lambda: as_child(REFS, settings, 7))
+
+    assert (left(), used(BATCHES["git_ref_cleanup"])) == (15, 0)
+
+
+def test_of_refs_those_count_that_git_had_deleted_before_their_repository_went(refs, monkeypatch):
+    settings, left = refs
+    confirm = git_repository.Repository.confirm
+
+    def gone(repository):
+        confirm(repository)
+        if left() < 15:
+            raise git_refs.RepositoryMissing("it went with its project")
+
+    monkeypatch.setattr(git_repository.Repository, "confirm", gone)
+    attempt(lambda: as_child(REFS, settings, 7, True))
+
+    assert (left(), used(BATCHES["git_ref_cleanup"])) == (10, 5)
 
 
 def test_of_rows_no_more_go_though_the_reply_to_a_deletion_is_lost(monkeypatch):

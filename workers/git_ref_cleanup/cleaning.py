@@ -92,7 +92,6 @@ def _clean(
                 log.warning("repository missing, its rows are kept", project_id=project_id)
                 return "missing"
             gone = {row.id: git_refs.GONE for row in rows}
-            run.brakes.give_back()
             _settle(run, bad, rows, gone, told=told, grow=partial(_grow_gone, outcome))
         else:
             run.step("deleted")
@@ -124,28 +123,28 @@ def _delete(
     run: Run[ProjectOutcome], project_id: int, rows: Sequence[Pending], told: Intended[int]
 ) -> dict[int, git_refs.Outcome]:
     """Delete the rows' refs, of which is told before; say of each row what became of its ref."""
-    root, project = repositories.require_root(run.settings), Project.get_or_none(Project.id == project_id)
-    if project is None:
-        raise git_refs.RepositoryMissing("there is no such project")
-    doomed = {row.id: git_refs.Doomed(row.ref, row.expected_oid) for row in rows}
-    until = time.monotonic() + run.deadline.left()
-    close_interrupted(run.audit, project_id, root, project.disk_path, until=until)
     # Where it does not matter, git need not verify what it was said of before.
     matters = told.on or run.brakes.limited
-    begun = not matters
+    begun = False
 
     def before(going: Mapping[git_refs.Doomed, str]) -> None:
         nonlocal begun
         begun = True
         tell(told, rows, going)
 
+    doomed = {row.id: git_refs.Doomed(row.ref, row.expected_oid) for row in rows}
     try:
+        root, project = repositories.require_root(run.settings), Project.get_or_none(Project.id == project_id)
+        if project is None:
+            raise git_refs.RepositoryMissing("there is no such project")
+        until = time.monotonic() + run.deadline.left()
+        close_interrupted(run.audit, project_id, root, project.disk_path, until=until)
         outcomes = git_refs.delete(
             root, project.disk_path, list(doomed.values()), until=until, before=before if matters else None
         )
     except GitError:
-        if not begun:
-            run.brakes.give_back()
+        # Once git has begun, some refs may have gone, even with their repository.
+        run.brakes.leave_used() if begun else run.brakes.give_back()
         raise
     if locked := [one for one in doomed.values() if outcomes[one].state == "locked"]:
         reason = outcomes[locked[0]].reason

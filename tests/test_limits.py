@@ -3,14 +3,17 @@
 import threading
 from datetime import timedelta
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 
+from forgekeeper import shutdown
 from forgekeeper.batches import BATCHES, CHILDREN
 from forgekeeper.connections import client
 from forgekeeper.database import database as db
 from forgekeeper.database import now
 from forgekeeper.flags import FeatureFlag
+from forgekeeper.runs import brakes as brakes_module
 from forgekeeper.runs import releases
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.brakes import Brakes
@@ -28,6 +31,11 @@ from workers.samples.user_statuses import add as sample
 STATUSES, CHILD = BATCHES["user_status_cleanup"], CHILDREN["delete_artifact_bucket"]
 CHILDREN_AT_ONCE = 10
 ALL = "expired_job_artifacts"
+
+
+@pytest.fixture(autouse=True)
+def nothing_was_waited_for(monkeypatch):
+    monkeypatch.setattr(brakes_module, "_in_vain", {})
 
 
 def brakes_of(declared, outcome, run=1, clock=None, **limits):
@@ -145,6 +153,71 @@ def test_one_that_others_leave_nothing_waits_a_moment_for_what_they_may_give_bac
     later.join()
 
     assert granted == 100
+
+
+@pytest.fixture
+def looks(monkeypatch):
+    """How often it was looked for what limits leave."""
+    found, real = [], RunTotal.used
+    monkeypatch.setattr(RunTotal, "used", lambda *names: found.append(real(*names)) or found[-1])
+    return found
+
+
+def test_what_a_dead_attempt_holds_is_waited_for_once(database, looks):
+    brakes_of(STATUSES, STATUSES.outcome(), max_per_run=100).reserve(100)  # and then no word of it
+    assert brakes_of(STATUSES, STATUSES.outcome(), max_per_run=100).free(10) == 0
+    waited = len(looks)
+
+    assert brakes_of(STATUSES, STATUSES.outcome(), max_per_run=100).free(10) == 0
+    assert (waited > 2, len(looks) - waited) == (True, 1)
+
+
+@pytest.fixture
+def meanwhile(monkeypatch):
+    """Let something happen while an attempt waits for others."""
+
+    def let(happen):
+        pause = SimpleNamespace(wait=lambda _seconds: happen())
+        monkeypatch.setattr(shutdown, "requested", pause)
+
+    return let
+
+
+def test_what_a_live_attempt_gives_back_is_waited_for(database, meanwhile):
+    live = brakes_of(STATUSES, STATUSES.outcome(), max_per_run=100)
+    live.reserve(100)
+    meanwhile(live.give_back)
+
+    assert brakes_of(STATUSES, STATUSES.outcome(), max_per_run=100).reserve(60) == (60, 0)
+
+
+def test_an_attempt_that_waits_for_others_hears_a_stop(database, meanwhile):
+    at = [0.0]
+    brakes_of(STATUSES, STATUSES.outcome(), max_per_run=100).reserve(100)
+    brakes = brakes_of(STATUSES, STATUSES.outcome(), clock=lambda: at[0], max_per_run=100)
+
+    def stopped():
+        Hold.add(STATUSES.name, "stop", reason="wrong", by="me")
+        at[0] += 1
+
+    meanwhile(stopped)
+
+    assert (brakes.free(10), brakes.reason) == (0, "stopped")
+
+
+def test_nobody_waits_for_what_others_hold_once_a_process_is_asked_to_end(database, looks, monkeypatch):
+    requested = threading.Event()
+    requested.set()
+    monkeypatch.setattr(shutdown, "requested", requested)
+    brakes_of(STATUSES, STATUSES.outcome(), max_per_run=100).reserve(100)
+
+    assert brakes_of(STATUSES, STATUSES.outcome(), max_per_run=100).free(10) == 0
+    assert len(looks) == 2
+
+
+def test_nothing_is_reserved_within_a_transaction_which_might_be_rolled_back(database):
+    with db.atomic(), pytest.raises(AssertionError):
+        brakes_of(STATUSES, STATUSES.outcome(), max_per_run=100).reserve(10)
 
 
 def test_another_run_has_the_limit_anew(database):

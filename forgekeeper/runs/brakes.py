@@ -116,6 +116,9 @@ class NoBrakes:
     def give_back(self, of: int | None = None) -> None:
         """Give nothing back."""
 
+    def leave_used(self) -> None:
+        """Leave nothing."""
+
 
 class Brakes:
     """The brakes of one attempt at a run, or at a child of it."""
@@ -185,21 +188,23 @@ class Brakes:
         self._begun = True
         if self._why is not None or not self._of_records:
             return 0 if self._why else wanted
-        found = _until_free(lambda: self._room_of_records(RunTotal.used(self._batch, self._run)), 1)
+        found = self._until_free(lambda: self._room_of_records(RunTotal.used(self._batch, self._run)), 1)
         if not found.room:
-            self._why = found.why
+            self._why = self._why or found.why
         return min(wanted, found.room)
 
     def reserve(self, records: int, size: int = 0, *, least: int = 0) -> Amount:
         """Reserve up to so many records and bytes, at least *least* of these; return what was granted, perhaps nothing.
 
-        It is committed before this returns.  What an attempt reserves is used up, unless the transaction in which
-        something goes settles it: an attempt that is killed, or hears no answer, has used it.
+        It is committed before this returns, so this is no part of a transaction.  What an attempt reserves is used up,
+        unless the transaction in which something goes settles it: an attempt that is killed, or hears no answer, has
+        used it.
         """
+        assert not database.in_transaction(), "what is rolled back was never reserved"
         self._reserved = NONE
         if not self.limited:
             return Amount(records, size)
-        granted = _until_free(lambda: self._grant(records, size, least), Amount(1, least))
+        granted = self._until_free(lambda: self._grant(records, size, least), Amount(1, least))
         if granted.room == NONE:
             self._why = self._why or granted.why
         return granted.room
@@ -248,6 +253,10 @@ class Brakes:
                 self.settle(NONE, of=of)
             self.went(NONE, of=of)
 
+    def leave_used(self) -> None:
+        """Leave what is reserved used up: nobody knows how much of it went, so nothing settles it any more."""
+        self._reserved = NONE
+
     def end(self, *, closed: bool = False) -> None:
         """Write down what went while nothing was limited.
 
@@ -275,26 +284,43 @@ class Brakes:
         with writing():
             RunTotal.lock(self._batch)
             if self._child and self.why(now=True) is not None:
-                return Found(NONE, None, waits=False)
+                return Found(NONE, None)
             used = RunTotal.used(self._batch, self._run)
             self._bound = self._bound and used.released is not None
             found, bytes_found = self._room_of_records(used), self._room_of_bytes(used)
             if found.room == 0 or bytes_found.room < max(least, self._limits.of_bytes):
                 short = found if found.room == 0 else bytes_found
-                return Found(NONE, short.why, waits=short.waits)
+                return Found(NONE, short.why, short.held)
             granted = Amount(min(records, found.room), min(size, bytes_found.room))
             RunTotal.add(self._batch, self._run, reserved=granted, day=used.today)
         self._reserved = granted
         self._of_row = {"limit_batch": self._batch, "limit_run": self._run, "limit_day": used.today}
-        return Found(granted, None, waits=False)
+        return Found(granted, None)
+
+    def _until_free(self, look: Callable[[], Found[Room]], least: Room) -> Found[Room]:
+        """Look until there is room, for a moment where others hold what they may give back; no longer than `why` lets.
+
+        What nobody has given back while this process waited for it is a dead one's: it is not waited for again.
+        """
+        ends = time.monotonic() + A_MOMENT
+        while True:
+            found = look()
+            if found.held is None or found.room >= least or (self._run, found.held) == _in_vain.get(self._batch):
+                return found
+            if time.monotonic() >= ends:
+                _in_vain[self._batch] = self._run, found.held
+                return found
+            if shutdown.requested.wait(LOOK) or self.why() is not None:
+                return found
 
     def _room_of_records(self, used: Used) -> Found[int]:
         of_run = _least(_free(self._limits.per_run, used.run), _left(used.released))
-        return _found(of_run, _free(self._limits.per_day, used.day), waits=used.reserved > 0)
+        return _found(of_run, _free(self._limits.per_day, used.day), used if used.reserved > 0 else None)
 
     def _room_of_bytes(self, used: Used) -> Found[int]:
         of_run = _free(self._limits.bytes_per_run, used.run_bytes)
-        return _found(of_run, _free(self._limits.bytes_per_day, used.day_bytes), waits=used.reserved_bytes > 0)
+        held = used if used.reserved_bytes > 0 else None
+        return _found(of_run, _free(self._limits.bytes_per_day, used.day_bytes), held)
 
     def _deleted(self) -> Amount:
         found: Any = vars(self._outcome)
@@ -305,28 +331,22 @@ class Brakes:
 
 
 class Found(NamedTuple, Generic[Room]):
-    """How much room there is; where there is none, which limit is reached, and whether others may give some back."""
+    """How much room there is; where there is none, which limit is reached, and what is *held* by others."""
 
     room: Room
     why: Why | None
-    waits: bool
+    held: Used | None = None
 
 
-def _found(of_run: int | None, of_day: int | None, *, waits: bool) -> Found[int]:
+_in_vain: dict[str, tuple[int, Used]] = {}
+"""For what of each batch, in which run, this process has waited in vain."""
+
+
+def _found(of_run: int | None, of_day: int | None, held: Used | None) -> Found[int]:
     room = _least(of_run, of_day)
     if room is None:
-        return Found(MOST, None, waits=False)
-    return Found(room, "max_per_run" if of_run == room else "max_per_day", waits=waits)
-
-
-def _until_free(look: Callable[[], Found[Room]], least: Room) -> Found[Room]:
-    """Look until there is room, for a moment where others hold what they may give back: it may be a dead one's."""
-    ends = time.monotonic() + A_MOMENT
-    while True:
-        found = look()
-        if not found.waits or found.room >= least or time.monotonic() >= ends:
-            return found
-        shutdown.requested.wait(LOOK)
+        return Found(MOST, None)
+    return Found(room, "max_per_run" if of_run == room else "max_per_day", held)
 
 
 def room(batch: str, settings: Settings, run: int, *, released: bool) -> int | None:

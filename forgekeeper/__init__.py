@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from forgekeeper.declaring.answers import Skip as Skip
     from forgekeeper.declaring.changes import Changes as Changes
     from forgekeeper.declaring.children import Children as Children
+    from forgekeeper.declaring.items import Items as Items
+    from forgekeeper.declaring.items import Kept as Kept
     from forgekeeper.declaring.rows import Rows as Rows
     from forgekeeper.runs.blocked import Blocked as Blocked
     from metrics.catalogue.metric import Counter as Counter
@@ -31,6 +33,7 @@ _HOMES = {
     "forgekeeper.declaring.answers": ("Note", "Skip"),
     "forgekeeper.declaring.changes": ("Changes",),
     "forgekeeper.declaring.children": ("Children",),
+    "forgekeeper.declaring.items": ("Items", "Kept"),
     "forgekeeper.declaring.rows": ("Rows",),
     "forgekeeper.runs.blocked": ("Blocked",),
     "metrics.catalogue.metric": ("Counter",),
@@ -43,6 +46,8 @@ __all__ = [
     "Changes",
     "Children",
     "Counter",
+    "Items",
+    "Kept",
     "Note",
     "Record",
     "Rows",

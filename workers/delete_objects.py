@@ -7,31 +7,27 @@ comes back later, ten times; then it is dead, and `forgekeeper objects` shows it
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import structlog
 
-from forgekeeper.audit.intents import Intended, Item, close_earlier
-from forgekeeper.batches import Record, batch
-from forgekeeper.database import backlog, database, now, probe
+from forgekeeper import Blocked, Items, Kept, Record, batch
+from forgekeeper.audit.intents import Item
+from forgekeeper.database import backlog, now, probe
 from forgekeeper.database.backlog import Backlog
 from forgekeeper.database.chunks import START
 from forgekeeper.database.stakes import Stake
 from forgekeeper.database.survey import Selected, expected
-from forgekeeper.database.writes import writing
+from forgekeeper.declaring.items import Deleted, Ended, Page, State
+from forgekeeper.declaring.surroundings import settings
 from forgekeeper.preview import BUSY, PASSED_OVER, Look, Part
-from forgekeeper.runs.bad_records import BadRecords
-from forgekeeper.runs.blocked import Blocked
-from forgekeeper.runs.run import Run
-from forgekeeper.runs.totals import Amount
-from forgekeeper.settings import Settings
 from forgekeeper.storage import stores
-from forgekeeper.storage.objects import OUTSIDE, Objects, StoreUnavailable, is_normal
+from forgekeeper.storage.deleting import deleted_at, stood_at
+from forgekeeper.storage.objects import Objects, StoreUnavailable, is_normal
 from forgekeeper.storage.outbox import Claimed, DeletedObject
 from models import JobArtifact
 
@@ -81,153 +77,95 @@ class Outcome:
     steps=["claimed", "deleted", "forgotten"],
     commands="forgekeeper.cli.objects",
 )
-def delete_objects(run: Run[Outcome]) -> None:
+def delete_objects(now: datetime) -> Items[Claimed]:  # noqa: ARG001, what is due is asked of each claim
     """Delete the objects of destroyed artifacts.
 
     Raises `StoreUnavailable` when the store does not answer, `Blocked` when there is none.
     """
-    try:
-        with run.bad_records("deleted_object", DeletedObject.present) as bad:
-            _end(run.outcome, _work_off(run, bad))
-    except StoreUnavailable as error:
-        log.error("object store unavailable", location=stores.ARTIFACTS, error=str(error))  # noqa: TRY400, no trace
-        _end(run.outcome, "store_unavailable")
-        raise
-    except Blocked:
-        _end(run.outcome, "no_store")
-        raise
+    return Outbox()
 
 
-def _end(outcome: Outcome, stopped: Stopped) -> None:
-    outcome.stopped, outcome.remaining = stopped, DeletedObject.due(now()).count()
+class Outbox(Items[Claimed]):
+    """The objects that the outbox names."""
 
+    record = RECORD
+    chunk = CHUNK
+    steps = ("claimed", "", "deleted", "forgotten")
+    _store: Objects
 
-def _work_off(run: Run[Outcome], bad: BadRecords) -> Literal["drained", "deadline"]:
-    store = stores.at(stores.ARTIFACTS, run.settings)
-    if store is None:
-        raise Blocked("no_store", f"no object store {stores.ARTIFACTS!r} is configured; set FORGEKEEPER_OBJECT_STORES")
-    until = time.monotonic() + run.deadline.left()
-    close_earlier(run.audit, RECORD, partial(_look, store, until), name="path")
-    while limit := run.brakes.free(CHUNK):
-        # What was claimed is ours for so long; it is counted from before the claim.
-        until = time.monotonic() + min(run.deadline.left(), run.settings.object_visibility.total_seconds())
-        claimed, more = _claim(bad, run.settings, limit)
-        if not more:
-            return "drained"
-        run.step("claimed")
-        _delete(store, claimed, run, until, bad)
-        if run.deadline.passed(len(claimed)):
-            break
-    return "deadline"
+    def begin(self) -> dict[str, Any]:
+        """Open the store."""
+        store = stores.at(stores.ARTIFACTS, settings())
+        if store is None:
+            sentence = f"no object store {stores.ARTIFACTS!r} is configured; set FORGEKEEPER_OBJECT_STORES"
+            raise Blocked("no_store", sentence)
+        self._store, self.visibility = store, settings().object_visibility
+        return {}
 
+    def end(self, ended: Ended) -> dict[str, Any]:
+        """Say why it ended, and how much is due still."""
+        stopped = ended.stopped or ("drained" if ended.error is None else None)
+        if isinstance(ended.error, StoreUnavailable):
+            log.error("object store unavailable", location=stores.ARTIFACTS, error=str(ended.error))
+            stopped = "store_unavailable"
+        elif isinstance(ended.error, Blocked):
+            stopped = "no_store"
+        return {"stopped": stopped, "remaining": DeletedObject.due(now()).count()} if stopped else {}
 
-def _claim(bad: BadRecords, settings: Settings, limit: int) -> tuple[list[Claimed], bool]:
-    """Claim what is due; return it, and whether there was anything at all."""
-    instant, claimed = now(), list[Claimed]()
+    def due_of(self, keys: Sequence[int]) -> set[int]:
+        """Return those whose rows are there."""
+        return DeletedObject.present(keys)
 
-    def claim(only: Sequence[int] | None) -> int | None:
-        rows = DeletedObject.claim_due(
-            instant, visibility=settings.object_visibility, limit=limit, only=only, without=bad.keys
+    def key(self, one: Claimed) -> int:
+        """Return the row's id."""
+        return one.id
+
+    def next(self, page: Page) -> list[int]:
+        """Return the ids of what is due, locked or not."""
+        return DeletedObject.next_due(now(), limit=page.limit, without=page.without)
+
+    def claim(self, page: Page) -> list[Claimed]:
+        """Claim rows; they are due again after the visibility, should we die."""
+        return DeletedObject.claim_due(
+            now(), visibility=settings().object_visibility, limit=page.limit, only=page.only, without=page.without
         )
-        claimed.extend(rows)
-        return rows[-1].id if rows else None
 
-    reached = bad.chunk(claim, partial(DeletedObject.next_due, instant, limit=limit, without=bad.keys))
-    return claimed, reached is not None
+    def look(self, items: Sequence[Claimed]) -> dict[Claimed, Kept]:
+        """Keep what an artifact names: its row goes."""
+        named = JobArtifact.named([row.path for row in items])
+        return {row: Kept("an artifact names it") for row in items if row.path in named}
 
-
-class _Chunk(NamedTuple):
-    """What is ours of a claim, which of it artifacts name, and what is told of the rest."""
-
-    rows: list[Claimed]
-    named: set[str]
-    told: Intended[int]
-
-
-def _delete(store: Objects, claimed: list[Claimed], run: Run[Outcome], until: float, bad: BadRecords) -> None:
-    chunk = _told(claimed, run)
-    paths = [row.path for row in chunk.rows if row.path not in chunk.named]
-    try:
-        answers = store.delete(paths, until=until)
-    except StoreUnavailable as error:
-        if not error.began:
-            run.brakes.give_back()
-        _settle(chunk, {path: answer.state for path, answer in error.known.items()}, run, bad)
-        raise
-    run.step("deleted")
-    outside = [path for path, answer in answers.items() if OUTSIDE in answer.reason]
-    if outside:
-        log.error("objects not deleted", reason=OUTSIDE, objects=len(outside), first=outside[0])
-    _settle(chunk, {path: answer.state for path, answer in answers.items()}, run, bad)
-
-
-def _told(claimed: list[Claimed], run: Run[Outcome]) -> _Chunk:
-    """Tell of the objects that are about to go: those that are ours still, that no artifact names, within limits."""
-    named = JobArtifact.named([row.path for row in claimed])
-    for row in claimed:
-        if row.path in named:
+    def mark(self, items: Sequence[Claimed], kept: Collection[Claimed]) -> dict[Claimed, Item | Kept]:
+        """Lock what is ours still."""
+        ours = DeletedObject.still_ours(items)
+        for row in kept:
             log.error("object kept, an artifact names it", path=row.path)
-    told = Intended[int](run.audit, RECORD)
-    unnamed = [row for row in claimed if row.path not in named]
-    surplus = unnamed[run.brakes.reserve(len(unnamed)).records :]
-    if surplus:
-        DeletedObject.put_back(surplus, now())
-        claimed = [row for row in claimed if row not in surplus]
-    with database.atomic():
-        ours = DeletedObject.still_ours(claimed)
-        going = [row for row in claimed if row.id in ours and row.path not in named]
-        told.begin({row.id: _item(row) for row in going})
-    run.brakes.give_back(len(unnamed) - len(surplus) - len(going))
-    return _Chunk([row for row in claimed if row.id in ours], named, told)
+        return {row: Kept("named") if row in kept else _item(row) for row in items if row.id in ours}
+
+    def delete(self, items: Sequence[Claimed], until: float, tell: object) -> Deleted[Claimed]:  # noqa: ARG002
+        """Delete the objects in bulk."""
+        return deleted_at(self._store, {row: row.path for row in items}, until)
+
+    def settle(self, states: Mapping[Claimed, State]) -> dict[str, int]:
+        """Remove the rows of what is gone; of what failed, spend an attempt."""
+        failed = [row for row, became in states.items() if became.state == "failed"]
+        if not failed:
+            DeletedObject.forget(list(states))
+        elif died := DeletedObject.fail(failed, first_retry=FIRST_RETRY):
+            log.error("objects given up", objects=died)
+        return Counter(became.state for became in states.values())
+
+    def put_back(self, items: Sequence[Claimed]) -> None:
+        """Let them be due as they were."""
+        DeletedObject.put_back(items, now())
+
+    def became(self, _scope: str | None, until: float, rows: Sequence[Mapping[str, Any]]) -> list[str | None]:
+        """Ask the store which are there."""
+        return stood_at(self._store, rows, until=until)
 
 
 def _item(row: Claimed) -> Item:
     return Item(row.id, row.path, {"path": row.path, "project_id": row.project_id, "due": row.created_at})
-
-
-def _look(store: Objects, until: float, rows: Sequence[Mapping[str, Any]]) -> list[str | None]:
-    there = store.present([row["path"] for row in rows], until=until)
-    return [None if row["path"] not in there else "kept" if there[row["path"]] else "deleted" for row in rows]
-
-
-def _settle(chunk: _Chunk, states: dict[str, str], run: Run[Outcome], bad: BadRecords) -> None:
-    """Remove the rows of what is gone, spend an attempt on what failed, give the rest back.
-
-    What became of the objects is told in the same transactions.
-    """
-    outcome, rows, told = run.outcome, {row.id: row for row in chunk.rows}, chunk.told
-    became = {number: states[row.path] for number, row in rows.items() if row.path in states}
-    kept = {number for number, row in rows.items() if row.path in chunk.named}
-    gone = [number for number in rows if number in kept or became.get(number) in ("deleted", "missing")]
-    failed = [number for number, state in became.items() if state == "failed" and number not in kept]
-
-    def forget(ids: Sequence[int]) -> None:
-        went = Amount(sum(number in became for number in ids))
-        with writing(), told.ending({number: became[number] for number in ids if number in became}):
-            DeletedObject.forget([rows[number] for number in ids])
-            run.brakes.settle(went, of=went.records)
-        run.brakes.went(went, of=went.records)
-        outcome.deleted += sum(became.get(number) == "deleted" for number in ids)
-        outcome.missing += sum(became.get(number) == "missing" for number in ids)
-
-    def fail(ids: Sequence[int]) -> None:
-        with told.ending({number: became[number] for number in ids}):
-            died = DeletedObject.fail([rows[number] for number in ids], first_retry=FIRST_RETRY)
-        outcome.failed += len(ids)
-        if died:
-            log.error("objects given up", objects=died)
-
-    if gone:
-        bad.each(forget, gone)
-    run.step("forgotten")
-    if failed:
-        bad.each(fail, failed)
-    # The store has done what it has done, whatever stands in the way of a row.
-    told.end({number: became[number] for number in told.open() if number in became})
-    settled = {*gone, *failed}
-    left = [number for number in rows if number not in settled]
-    if left:
-        bad.each(lambda ids: DeletedObject.put_back([rows[number] for number in ids], now()), left)
 
 
 @delete_objects.backlog("deleted_object")

@@ -12,6 +12,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from forgekeeper.audit.deletions import ITEMS, Audit, Ended, Intent
 from forgekeeper.database import database
+from forgekeeper.database.writes import writing
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -65,7 +66,7 @@ class Intended(Generic[Key]):
         """
         if not self.on or not items:
             return
-        with database.atomic():
+        with writing():
             begun = self._begin(items)
         for number, part in begun.items():
             self._open[number] = part
@@ -80,7 +81,7 @@ class Intended(Generic[Key]):
         if not self.on:
             yield
             return
-        with database.atomic():
+        with writing():
             yield
             closed, begun = self._end(states)
         for number in closed:
@@ -158,7 +159,7 @@ def close_earlier(audit: Audit, record: str, look: Look, *, name: str, scope: st
         closed = [one for one in zip(unclosed, rows, told, strict=True) if None not in one[2]]
         if not closed:
             return count
-        with database.atomic():
+        with writing():
             audit.outcomes(record, (_ended(*one, name=name) for one in closed))
         count += sum(len(each) for _intent, each, _become in closed)
 

@@ -10,10 +10,11 @@ from forgekeeper.declaring.answers import Answer, Mistake, Note, Skip
 from forgekeeper.declaring.changes import Changes
 from forgekeeper.declaring.children import Children
 from forgekeeper.declaring.deriving import rows_of
+from forgekeeper.declaring.items import Items
 from forgekeeper.declaring.removal import Removal
 from forgekeeper.declaring.rows import Rows
 from forgekeeper.declaring.surroundings import SETTINGS
-from forgekeeper.deleting import changes, children, removal, rows
+from forgekeeper.deleting import changes, children, items, removal, rows
 from forgekeeper.runs.run import Run
 
 WHAT = "return Rows, Items, Children or Skip"
@@ -62,6 +63,8 @@ def _one(run: Run[Any], answer: object) -> str | None:
             return changes.change(run, answer)
         case Rows():
             return rows.delete(run, _within(run, answer))
+        case Items():
+            return items.delete(run, answer)
         case Removal():
             return removal.remove(run, answer)
         case Children():

@@ -12,6 +12,7 @@ from forgekeeper.batches import ChildSpec, Declared, Outcome
 from forgekeeper.database import now
 from forgekeeper.failpoints import failpoint
 from forgekeeper.fan_out import Enqueued, Keyed
+from forgekeeper.locks import Lease
 from forgekeeper.runs.bad_records import BadRecords, Still
 from forgekeeper.runs.brakes import Brakes, NoBrakes
 from forgekeeper.runs.deadline import Deadline
@@ -24,6 +25,7 @@ class Run(Generic[Outcome]):
     Its *outcome* grows with each chunk, right after the commit: what it holds was done, whatever becomes of the run.
     *deadline* ends with the budget of its declaration; *number* is its row's, or that of the run that sent the child.
     *audit* is where it says what it deletes, *brakes* say how much may go.
+    *lease* is what a child holds, alone, of what it works on.
     A child sets *more* where it has left something for its successor; a batch sets *skipped* to why it did nothing.
     """
 
@@ -47,6 +49,7 @@ class Run(Generic[Outcome]):
         self.audit = audit or Audit(declared.batch.name, on=settings.audits(declared.batch.name), run=number)
         self.more = False
         self.skipped: str | None = None
+        self.lease: Lease | None = None
         self.continues = declared.continues
         self.whole = declared.whole
         self._counted = {one.name for one in declared.records if "database" in one.errors}

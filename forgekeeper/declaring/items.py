@@ -1,0 +1,172 @@
+"""What lies outside the database: objects, refs, uploads.  It is claimed, looked at, deleted and settled."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from forgekeeper.audit.intents import Item
+from forgekeeper.declaring.answers import Answer
+
+One = TypeVar("One", bound=Hashable)
+Counts = Mapping[str, int]
+
+
+class State(Protocol):
+    """What became of an item, and why."""
+
+    @property
+    def state(self) -> str:
+        """One word, which the audit keeps."""
+
+    @property
+    def reason(self) -> str | None:
+        """Why it was not deleted."""
+
+
+class Kept(NamedTuple):
+    """An item that stays, and why."""
+
+    reason: str | None
+    state: str = "kept"
+
+
+class Page(NamedTuple):
+    """How many items to claim: beyond the key *after*, of *only* some keys, *without* those of bad records."""
+
+    limit: int
+    after: int = 0
+    only: Sequence[int] | None = None
+    without: Collection[int] = ()
+
+
+@dataclass(frozen=True)
+class Deleted(Generic[One]):
+    """What a deletion came to: the *states* of those items of which it is known.
+
+    *error* is why it ended early; where it had not *begun*, nothing can have gone.
+    """
+
+    states: Mapping[One, State]
+    error: Exception | None = field(default=None, kw_only=True)
+    began: bool = field(default=True, kw_only=True)
+
+
+class Ended(NamedTuple):
+    """How a run's work on items ended: why it stopped, whether its time was up, or with which error."""
+
+    stopped: str | None = None
+    timed_out: bool = False
+    error: Exception | None = None
+
+
+Tell = Callable[[Mapping[One, Item]], None]
+
+
+class Items(Answer, ABC, Generic[One]):
+    """Items outside the database, which the engine deletes chunk by chunk; a document says how each step is done.
+
+    For each chunk the engine calls `claim`, `look`, `mark`, `delete` and `settle`, in this order: limits are reserved
+    after `look`, the audit's intent is committed with `mark`, its outcome and what was used of limits with `settle`.
+    Whatever ends the process in between, the next run finds the intent and asks `became`.
+
+    *record* is what an item is called in metrics, audit and previews, *name* the detail by which the audit looks for
+    it.  *chunk* are claimed at a time, for *visibility* if that is given; *marked* of them are marked at a time.  A run
+    ends after *most*, which its result calls *at_most*.
+
+    *gone* are the states that limits count, *stays* those in which nothing went, *waits* those that leave an item as
+    it was.  Any other, as ``failed`` is, has used what was reserved for it.  *steps* are the failpoints after claim,
+    mark, delete and settle.  Items that are not *keyed* are in no table: none of them is passed over as a bad record.
+    Where *all_bad* and none of a chunk can be settled, the run fails: it is not the records then.
+    """
+
+    record: str
+    name = "path"
+    chunk = 1_000
+    marked = 1_000
+    visibility: timedelta | None = None
+    most: int | None = None
+    at_most = "at_most"
+    gone = frozenset({"deleted", "missing"})
+    stays = frozenset({"kept", "changed"})
+    waits = frozenset({"locked"})
+    steps: tuple[str, str, str, str] = ("claimed", "", "deleted", "settled")
+    keyed = True
+    all_bad = False
+
+    def begin(self) -> Mapping[str, Any]:
+        """Do what a run begins with; return fields of its result, or raise `Blocked`."""
+        return {}
+
+    def end(self, ended: Ended) -> Mapping[str, Any]:
+        """Do what a run ends with, however it ended; return fields of its result."""
+        return {}
+
+    def due_of(self, keys: Sequence[int]) -> set[int]:
+        """Return those of the keys of bad records that are still due."""
+        raise NotImplementedError
+
+    def key(self, one: One) -> int:
+        """Return the key by which a bad record is passed over."""
+        raise NotImplementedError
+
+    def next(self, page: Page) -> Sequence[int]:
+        """Return the keys of what `claim` would claim, whether it can be read or not."""
+        raise NotImplementedError
+
+    def scope(self, one: One) -> str | None:
+        """Return what no other attempt works on while ours does, such as a store."""
+        return None
+
+    def common(self, scope: str | None) -> Mapping[str, Any]:
+        """Return what the audit keeps of all items of a scope."""
+        return {}
+
+    def scopes(self) -> Sequence[str | None]:
+        """Return the scopes in which attempts before ours may have left intents open."""
+        return [None]
+
+    @abstractmethod
+    def became(self, scope: str | None, until: float, rows: Sequence[Mapping[str, Any]]) -> Sequence[str | None]:
+        """Say of items whose attempt died what became of each, by the details that the audit has; None: unknown yet."""
+
+    @abstractmethod
+    def claim(self, page: Page) -> Sequence[One]:
+        """Claim the next items, the oldest first, in a transaction of the engine's; return none where none is left."""
+
+    def look(self, items: Sequence[One]) -> Mapping[One, State]:
+        """Say which of the items of a scope stay, and why.  Run and preview ask the same; it must change nothing."""
+        return {}
+
+    def mark(self, items: Sequence[One], kept: Collection[One]) -> Mapping[One, Item | State]:
+        """Return what the audit keeps of each item that goes, and the state of each that stays.
+
+        It is called in the transaction of the intent, and may lock or remember what must not be used from then on.  An
+        item that is not returned is not ours any more.  *kept* are those of which `look` has said that they stay.
+        """
+        raise NotImplementedError
+
+    @abstractmethod
+    def delete(self, items: Sequence[One], until: float, tell: Tell[One]) -> Deleted[One]:
+        """Delete the items, until an instant of the monotonic clock.
+
+        A document that learns only now what the audit is to keep of an item calls *tell* before that one goes.
+        """
+
+    @abstractmethod
+    def settle(self, states: Mapping[One, State]) -> Counts:
+        """Close what the states are of, in the transaction of the outcome; return the fields of the result that grow."""
+
+    def forget(self, states: Mapping[One, State]) -> Counts:
+        """Close, after the commit, claims that are not in the database; return the fields of the result that grow."""
+        return {}
+
+    def put_back(self, items: Sequence[One]) -> None:
+        """Give up the claim of items to which nothing was done."""
+
+    def interrupted(self, scope: str | None, error: Exception) -> str | None:
+        """Go on after a deletion that ended early, or return why the run ends, or raise the error."""
+        raise error

@@ -1,0 +1,249 @@
+"""The loop that deletes what lies outside the database: claimed, intended, deleted and settled, a chunk at a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import groupby
+from typing import Any, Generic, NamedTuple
+
+import structlog
+
+from forgekeeper.audit.intents import Intended, Item, close_earlier
+from forgekeeper.database.writes import writing
+from forgekeeper.declaring.items import Ended, Items, One, Page, State
+from forgekeeper.deleting.outcome import add
+from forgekeeper.runs.bad_records import BadRecords
+from forgekeeper.runs.run import Run
+from forgekeeper.runs.totals import Amount
+
+log = structlog.get_logger(__name__)
+
+
+def delete(run: Run[Any], items: Items[Any]) -> str | None:
+    """Delete the items; return why it ended before all were gone, None where none is left.
+
+    What goes is said in the audit before, and settled after, with what it takes of limits: whatever is not settled
+    counts as gone.
+    """
+    try:
+        _note(run, items.begin())
+        _close_earlier(run, items)
+        with _bad_records(run, items) as bad:
+            stopped = _Pass(run, items, bad).whole()
+    except Exception as error:
+        _note(run, items.end(Ended(error=error)))
+        raise
+    _note(run, items.end(Ended(stopped, timed_out=stopped == "deadline" and run.deadline.left() == 0)))
+    return stopped
+
+
+def _note(run: Run[Any], fields: Any) -> None:
+    for name, value in fields.items():
+        setattr(run.outcome, name, value)
+
+
+def _close_earlier(run: Run[Any], items: Items[Any]) -> None:
+    """Say what has become of items whose attempt died."""
+    until = time.monotonic() + run.deadline.left()
+    for scope in items.scopes():
+        became = partial(items.became, scope, until)
+        close_earlier(run.audit, items.record, became, name=items.name, scope=scope)
+
+
+class _NoBadRecords:
+    """Where items are in no table, none is passed over: what fails, fails the run."""
+
+    keys: frozenset[int] = frozenset()
+    failed = 0
+    error: Exception | None = None
+
+    def chunk(self, work: Callable[[None], int | None], _places: object) -> int | None:
+        """Do the work of all."""
+        return work(None)
+
+    def each(self, work: Callable[[Sequence[Any]], object], these: Sequence[Any]) -> None:
+        """Do the work for all."""
+        work(these)
+
+
+@contextmanager
+def _bad_records(run: Run[Any], items: Items[Any]) -> Iterator[BadRecords | _NoBadRecords]:
+    if not items.keyed:
+        yield _NoBadRecords()
+        return
+    with run.bad_records(items.record, items.due_of, error_kind=run.error_kind(items.record)) as bad:
+        yield bad
+
+
+class _Lot(NamedTuple, Generic[One]):
+    """Items of a scope that are ours: those that are *going*, and why others stay."""
+
+    going: list[One]
+    kept: dict[One, State]
+    told: Intended[One]
+
+
+class _Pass(Generic[One]):
+    """One pass over the items."""
+
+    def __init__(self, run: Run[Any], items: Items[One], bad: BadRecords | _NoBadRecords) -> None:
+        self._run = run
+        self._items = items
+        self._bad: Any = bad
+        self._after = 0
+        self._until = 0.0
+        self._settled = 0
+
+    def whole(self) -> str | None:
+        """Delete chunk after chunk; return why it ended."""
+        run, items = self._run, self._items
+        while items.most is None or self._settled < items.most:
+            limit = run.brakes.free(items.chunk)
+            claimed, more = self._claim(limit) if limit else ([], True)
+            if not more:
+                return None
+            if not claimed:
+                break
+            self._step(0)
+            stopped = self._chunk(claimed)
+            if stopped is not None or run.deadline.passed(len(claimed)):
+                return stopped or "deadline"
+        else:
+            return items.at_most if items.next(self._page(1)) else None
+        return "deadline"
+
+    def _step(self, number: int) -> None:
+        if step := self._items.steps[number]:
+            self._run.step(step)
+
+    def _page(self, limit: int, only: Sequence[int] | None = None) -> Page:
+        return Page(limit, self._after, only, self._bad.keys)
+
+    def _claim(self, limit: int) -> tuple[list[One], bool]:
+        """Claim what comes next, bad records aside; return it, and whether there was anything at all."""
+        # What was claimed is ours for so long; it is counted from before the claim.
+        left, visible = self._run.deadline.left(), self._items.visibility
+        self._until = time.monotonic() + (left if visible is None else min(left, visible.total_seconds()))
+        claimed: list[One] = []
+
+        def claim(only: Sequence[int] | None) -> int | None:
+            with writing():
+                found = self._items.claim(self._page(limit, only))
+            claimed.extend(found)
+            return self._key(found[-1]) if found else None
+
+        reached = self._bad.chunk(claim, lambda: self._items.next(self._page(limit)))
+        self._after = self._after if reached is None else reached
+        return claimed, reached is not None
+
+    def _key(self, one: One) -> int:
+        return self._items.key(one) if self._items.keyed else 0
+
+    def _chunk(self, claimed: Sequence[One]) -> str | None:
+        """Delete what was claimed, scope by scope; return why the run has to end."""
+        by_scope: Callable[[One], str] = lambda one: self._items.scope(one) or ""
+        for scope, these in groupby(sorted(claimed, key=by_scope), key=by_scope):
+            stopped = self._of_scope(scope or None, list(these))
+            self._run.brakes.leave_used()
+            if stopped is not None:
+                return stopped
+        return None
+
+    def _of_scope(self, scope: str | None, these: Sequence[One]) -> str | None:
+        if self._too_late(these):
+            return None
+        if self._run.lease is not None:
+            self._run.lease.check()
+        kept = dict(self._items.look(these))
+        lot = self._marked(scope, these, kept)
+        self._step(1)
+        if not lot.going:
+            self._settle(lot, {})
+            return None
+        found = self._items.delete(lot.going, self._until, lot.told.begin)
+        if not found.began:
+            self._run.brakes.give_back()
+        if found.error is None:
+            self._step(2)
+        self._settle(lot, found.states)
+        return None if found.error is None else self._items.interrupted(scope, found.error)
+
+    def _too_late(self, these: Sequence[One]) -> bool:
+        """Say whether nothing may be done about a claim any more; then it is given up."""
+        expired = self._items.visibility is not None and time.monotonic() > self._until
+        if expired:
+            log.warning("claim dropped, too old to be acted on", items=len(these))
+        if expired or self._run.deadline.halted():
+            self._put_back(these)
+            return True
+        return False
+
+    def _put_back(self, these: Sequence[One]) -> None:
+        if these:
+            with writing():
+                self._items.put_back(these)
+
+    def _marked(self, scope: str | None, these: Sequence[One], kept: dict[One, State]) -> _Lot[One]:
+        """Reserve what limits let, and say what is about to go, while it is ours; give back what is not."""
+        free = [one for one in these if one not in kept]
+        surplus = free[self._run.brakes.reserve(len(free)).records :] if free else []
+        self._put_back(surplus)
+        if surplus and self._items.keyed:
+            self._after = min(map(self._items.key, surplus)) - 1
+        given = set(surplus)
+        ours = [one for one in these if one not in given]
+        told = Intended[One](self._run.audit, self._items.record, scope=scope, **self._items.common(scope))
+        lot = _Lot[One]([], {}, told)
+        for start in range(0, len(ours), self._items.marked):
+            some = ours[start : start + self._items.marked]
+            with writing():
+                marked = self._items.mark(some, kept)
+                told.begin({one: said for one, said in marked.items() if isinstance(said, Item)})
+            lot.going.extend(one for one in marked if one not in kept and isinstance(marked[one], Item))
+            lot.kept.update({one: said for one, said in marked.items() if not isinstance(said, Item)})
+        self._run.brakes.give_back(len(free) - len(surplus) - len(lot.going))
+        return lot
+
+    def _settle(self, lot: _Lot[One], states: Any) -> None:
+        """Close what is known; what is not, goes back."""
+        items, known = self._items, {**lot.kept, **states}
+        waits = [one for one, became in known.items() if became.state in items.waits]
+        sure = [one for one, became in known.items() if became.state in items.gone | items.stays]
+        self._run.brakes.give_back(len(waits))
+        self._close(lot, known, sure)
+        self._step(3)
+        self._close(lot, known, [one for one in known if one not in {*waits, *sure}])
+        # The world is as it is, whatever stands in the way of a row.
+        lot.told.end({one: known[one].state for one in lot.told.open() if one in known})
+        self._put_back([one for one in lot.going if one not in known])
+
+    def _close(self, lot: _Lot[One], known: dict[One, State], these: Sequence[One]) -> None:
+        by_key = {self._items.key(one): one for one in these} if self._items.keyed else {}
+        failed, going = self._bad.failed, set(lot.going)
+
+        def close(keys: Sequence[Any]) -> None:
+            some = [by_key[key] for key in keys] if by_key else keys
+            self._close_some(lot.told, {one: known[one] for one in some}, going)
+
+        if these:
+            self._bad.each(close, list(by_key) if by_key else these)
+        if self._items.all_bad and self._bad.error is not None and self._bad.failed - failed == len(these):
+            raise self._bad.error  # none at all: not these records, but what their table is in
+
+    def _close_some(self, told: Intended[One], states: dict[One, State], going: set[One]) -> None:
+        items, brakes = self._items, self._run.brakes
+        ours = [one for one in states if one in going]
+        went = Amount(sum(states[one].state in items.gone for one in ours))
+        of = sum(states[one].state in items.gone | items.stays for one in ours)
+        with writing(), told.ending({one: states[one].state for one in ours}):
+            counts = items.settle(states)
+            if of:
+                brakes.settle(went, of=of)
+        if of:
+            brakes.went(went, of=of)
+        for field, count in (*counts.items(), *items.forget(states).items()):
+            add(self._run.outcome, field, count)
+            self._settled += count

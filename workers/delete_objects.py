@@ -8,7 +8,7 @@ comes back later, ten times; then it is dead, and `forgekeeper objects` shows it
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
@@ -135,12 +135,12 @@ class Outbox(Items[Claimed]):
         named = JobArtifact.named([row.path for row in items])
         return {row: Kept("an artifact names it") for row in items if row.path in named}
 
-    def mark(self, items: Sequence[Claimed], kept: Collection[Claimed]) -> dict[Claimed, Item | Kept]:
+    def mark(self, items: Sequence[Claimed], kept: Mapping[Claimed, State]) -> dict[Claimed, Item | State]:
         """Lock what is ours still."""
         ours = DeletedObject.still_ours(items)
         for row in kept:
             log.error("object kept, an artifact names it", path=row.path)
-        return {row: Kept("named") if row in kept else _item(row) for row in items if row.id in ours}
+        return {row: kept.get(row) or _item(row) for row in items if row.id in ours}
 
     def delete(self, items: Sequence[Claimed], until: float, tell: object) -> Deleted[Claimed]:  # noqa: ARG002
         """Delete the objects in bulk."""

@@ -141,7 +141,7 @@ class Items(Answer, ABC, Generic[One]):
         """Say which of the items of a scope stay, and why.  Run and preview ask the same; it must change nothing."""
         return {}
 
-    def mark(self, items: Sequence[One], kept: Collection[One]) -> Mapping[One, Item | State]:
+    def mark(self, items: Sequence[One], kept: Mapping[One, State]) -> Mapping[One, Item | State]:
         """Return what the audit keeps of each item that goes, and the state of each that stays.
 
         It is called in the transaction of the intent, and may lock or remember what must not be used from then on.  An
@@ -166,6 +166,9 @@ class Items(Answer, ABC, Generic[One]):
 
     def put_back(self, items: Sequence[One]) -> None:
         """Give up the claim of items to which nothing was done."""
+
+    def unanswered(self, scope: str | None) -> None:
+        """Note that a claim has run out before anything of it was known."""
 
     def interrupted(self, scope: str | None, error: Exception) -> str | None:
         """Go on after a deletion that ended early, or return why the run ends, or raise the error."""

@@ -8,6 +8,8 @@ from forgekeeper.settings import Settings
 
 SETTINGS: ContextVar[Settings] = ContextVar("settings")
 
+NUMBER: ContextVar[int | None] = ContextVar("number", default=None)
+
 
 def settings() -> Settings:
     """Return the settings of this process; for use within a batch's function, while it runs.
@@ -15,3 +17,8 @@ def settings() -> Settings:
     Raises `LookupError` elsewhere: a declaration must not depend on settings.
     """
     return SETTINGS.get()
+
+
+def run_number() -> int | None:
+    """Return the number of this run, None beside the ledger."""
+    return NUMBER.get()

@@ -94,7 +94,7 @@ class _Pass(Generic[One]):
         self._items = items
         self._bad: Any = bad
         self._after = 0
-        self._until = 0.0
+        self._ours_until = 0.0
         self._settled = 0
 
     def whole(self) -> str | None:
@@ -125,8 +125,10 @@ class _Pass(Generic[One]):
     def _claim(self, limit: int) -> tuple[list[One], bool]:
         """Claim what comes next, bad records aside; return it, and whether there was anything at all."""
         # What was claimed is ours for so long; it is counted from before the claim.
-        left, visible = self._run.deadline.left(), self._items.visibility
-        self._until = time.monotonic() + (left if visible is None else min(left, visible.total_seconds()))
+        visible = self._items.visibility
+        self._ours_until = time.monotonic() + (
+            self._run.deadline.left() if visible is None else visible.total_seconds()
+        )
         claimed: list[One] = []
 
         def claim(only: Sequence[int] | None) -> int | None:
@@ -144,7 +146,10 @@ class _Pass(Generic[One]):
 
     def _chunk(self, claimed: Sequence[One]) -> str | None:
         """Delete what was claimed, scope by scope; return why the run has to end."""
-        by_scope: Callable[[One], str] = lambda one: self._items.scope(one) or ""
+
+        def by_scope(one: One) -> str:
+            return self._items.scope(one) or ""
+
         for scope, these in groupby(sorted(claimed, key=by_scope), key=by_scope):
             stopped = self._of_scope(scope or None, list(these))
             self._run.brakes.leave_used()
@@ -163,17 +168,22 @@ class _Pass(Generic[One]):
         if not lot.going:
             self._settle(lot, {})
             return None
-        found = self._items.delete(lot.going, self._until, lot.told.begin)
+        until = min(self._ours_until, time.monotonic() + self._run.deadline.left())
+        found = self._items.delete(lot.going, until, lot.told.begin)
         if not found.began:
             self._run.brakes.give_back()
         if found.error is None:
             self._step(2)
         self._settle(lot, found.states)
-        return None if found.error is None else self._items.interrupted(scope, found.error)
+        if found.error is not None:
+            return self._items.interrupted(scope, found.error)
+        if not found.states and self._run.deadline.left() > 0:
+            self._items.unanswered(scope)
+        return None
 
     def _too_late(self, these: Sequence[One]) -> bool:
         """Say whether nothing may be done about a claim any more; then it is given up."""
-        expired = self._items.visibility is not None and time.monotonic() > self._until
+        expired = self._items.visibility is not None and time.monotonic() > self._ours_until
         if expired:
             log.warning("claim dropped, too old to be acted on", items=len(these))
         if expired or self._run.deadline.halted():

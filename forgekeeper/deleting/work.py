@@ -13,7 +13,7 @@ from forgekeeper.declaring.deriving import rows_of
 from forgekeeper.declaring.items import Items
 from forgekeeper.declaring.removal import Removal
 from forgekeeper.declaring.rows import Rows
-from forgekeeper.declaring.surroundings import SETTINGS
+from forgekeeper.declaring.surroundings import NUMBER, SETTINGS
 from forgekeeper.deleting import changes, children, items, removal, rows
 from forgekeeper.runs.run import Run
 
@@ -26,6 +26,7 @@ def work(run: Run[Any], ask: Callable[..., Any], *ids: Any) -> None:
     A generator is asked step by step, and closed on every way out, so that it releases what it holds.
     """
     SETTINGS.set(run.settings)
+    NUMBER.set(run.number)
     answer = ask(run.now, *ids)
     with closing(answer) if isinstance(answer, Generator) else nullcontext():
         stopped = _all(run, _each(answer))

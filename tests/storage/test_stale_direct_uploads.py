@@ -4,7 +4,6 @@ import os
 import sys
 import time
 from contextlib import closing
-from dataclasses import replace
 from datetime import timedelta
 
 import psycopg2
@@ -15,9 +14,10 @@ from forgekeeper import shutdown
 from forgekeeper.connections import client
 from forgekeeper.database import database
 from forgekeeper.database import now as database_now
+from forgekeeper.failpoints import arm
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.ledger import JobRun
-from forgekeeper.runs.run import Run
+from forgekeeper.settings.failpoints import Failpoints, Fault
 from forgekeeper.storage import owners, sentinel, settled, stores
 from forgekeeper.storage.objects import OUTSIDE, StoreUnavailable
 from forgekeeper.storage.outbox import DeletedObject
@@ -35,12 +35,10 @@ from workers.stale_direct_uploads import (
     MAX_EXEC_DURATION,
     MAX_UPLOAD_DURATION,
     Outcome,
-    Sweep,
     by_hand,
     producer,
 )
 from workers.stale_direct_uploads import register as uploads
-from workers.stale_direct_uploads.entries import CLAIM_TTL
 
 STALE = MAX_UPLOAD_DURATION.total_seconds() + 60
 SECOND = timedelta(seconds=1)
@@ -803,26 +801,24 @@ def test_what_a_crashed_run_had_claimed_is_deleted_by_a_later_one(store):
 
 def test_a_worker_that_was_paused_for_longer_than_its_claim_deletes_nothing(store):
     begin(store, "a")
-    outcome = Outcome()
-    settings, deadline = settings_with(object_stores={HERE: store.url}), Deadline(MAX_EXEC_DURATION)
-    sweep = Sweep(Run(BATCH, settings, deadline=deadline, outcome=outcome))
-    claim = sweep.claim(CHUNK)
+    clock = Clock()
+    deadline = Deadline(MAX_EXEC_DURATION, clock=clock, safe_point=clock.go_past_the_budget)
+    settings = settings_with(object_stores={HERE: store.url}, upload_visibility=5 * SECOND)
+    arm(Failpoints({"stale_direct_uploads.claimed": Fault("sleep", seconds=1.1)}))
+    try:
+        outcome = perform(BATCH, deadline=deadline, settings=settings)
+    finally:
+        arm(Failpoints())
 
-    sweep.work_through(replace(claim, taken=claim.taken - CLAIM_TTL.total_seconds() - 1))
-
-    assert (outcome, store.keys(), attempts()) == (Outcome(), {"a"}, {})
-    assert members(uploads.DELETING) == {"artifacts:a"}
+    assert (outcome, store.keys(), attempts()) == (Outcome(1, execution_timeout=True), {"a"}, {})
 
 
 def test_a_location_whose_turn_comes_after_a_stop_is_given_back(store):
     begin(store, "a")
-    outcome = Outcome()
     deadline = Deadline(MAX_EXEC_DURATION, brake=lambda: "stopped")
-    sweep = Sweep(Run(BATCH, settings_with(object_stores={HERE: store.url}), deadline=deadline, outcome=outcome))
 
-    sweep.work_through(sweep.claim(CHUNK))
-
-    assert (outcome, store.keys()) == (Outcome(), {"a"})
+    assert run(deadline, artifacts=store.url) == Outcome(1)
+    assert store.keys() == {"a"}
     assert run(artifacts=store.url) == Outcome(1, 1, False, 0)
 
 

@@ -12,40 +12,36 @@ it, committed before a sweep remembers it as reaped, and none after.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
-from itertools import groupby
 from typing import Any
 
 import structlog
 
-from forgekeeper.audit.intents import Intended, Item, close_earlier
-from forgekeeper.batches import Record, Threshold, batch
+from forgekeeper import Blocked, Items, Kept, Record, Threshold, batch
+from forgekeeper.audit.intents import Item
 from forgekeeper.connections import client
-from forgekeeper.database import database, probe
+from forgekeeper.database import probe
 from forgekeeper.database.backlog import Backlog
 from forgekeeper.database.stakes import Stake
-from forgekeeper.database.writes import writing
+from forgekeeper.declaring.items import Deleted, Ended, Page, State
+from forgekeeper.declaring.surroundings import run_number, settings
 from forgekeeper.redis_values import moment
-from forgekeeper.runs.blocked import Blocked
-from forgekeeper.runs.run import Run
-from forgekeeper.runs.totals import Amount
 from forgekeeper.settings import Settings
 from forgekeeper.shown import backlog_readings
 from forgekeeper.storage import owners, stores
+from forgekeeper.storage.deleting import deleted_at, stood_at
 from forgekeeper.storage.objects import OUTSIDE, Objects, StoreUnavailable, is_normal
-from forgekeeper.storage.objects import Outcome as Deletion
 from forgekeeper.storage.outbox import DeletedObject
 from forgekeeper.storage.settled import SettledUpload
 from metrics.catalogue.metric import Reading
 from models import JobArtifact
 from workers.stale_direct_uploads import foreseen, register, sample
-from workers.stale_direct_uploads.entries import Claim, Entry
+from workers.stale_direct_uploads.entries import Entry
 
 MAX_UPLOAD_DURATION = register.MAX_UPLOAD_DURATION
 MAX_EXEC_DURATION = timedelta(seconds=250)
@@ -106,77 +102,40 @@ class Outcome:
     steps=["claimed", "remembered", "deleted", "forgotten"],
     commands="workers.stale_direct_uploads.commands",
 )
-def stale_direct_uploads(run: Run[Outcome]) -> None:
+def stale_direct_uploads(now: datetime) -> Items[Entry]:  # noqa: ARG001, the register has a clock of its own
     """Delete uploads that began three hours ago and never completed.
 
     Raises `StoreUnavailable` when stores did not answer, after everything at the others was done.
     """
-    if not run.settings.object_stores:
-        raise Blocked("no_store", "no object store is configured; set FORGEKEEPER_OBJECT_STORES")
-    if mended := register.set_right(client):
-        log.warning("uploads of a time to come set right", entries=mended)
-    sweep, outcome = Sweep(run), run.outcome
-    sweep.close_interrupted()
-    outcome.total_pending_entries = register.unsettled(client)
-    try:
-        while (limit := run.brakes.free(CHUNK)) and (claim := sweep.claim(limit)).entries:
-            run.step("claimed")
-            sweep.work_through(claim)
-            if run.deadline.passed(len(claim.entries)):
-                # Not when it was asked to stop.
-                outcome.execution_timeout = run.deadline.left() == 0
-                break
-    finally:
-        sweep.tell_of_unknown()
-    sweep.report()
+    return StaleUploads()
 
 
-class Sweep:
-    """One run through the register; *away* are the locations that it has had to stop, and why."""
+class StaleUploads(Items[Entry]):
+    """The stale entries of the register, location by location; those *away* have had to be stopped, and why."""
 
-    def __init__(self, run: Run[Outcome]) -> None:
-        self._run = run
-        self._outcome = run.outcome
+    record = RECORD
+    chunk = CHUNK
+    marked = LOCKED
+    keyed = False
+    steps = ("claimed", "remembered", "deleted", "forgotten")
+
+    def __init__(self) -> None:
         self._away: dict[str, str] = {}
         self._unknown: Counter[str] = Counter()
         self._example = ""
         self._given_up = 0
-        self._settings = run.settings
-        self._deadline = run.deadline
 
-    def close_interrupted(self) -> None:
-        """Say what has become of uploads that runs before ours were at, where their stores answer."""
-        for location in self._settings.object_stores:
-            with suppress(StoreUnavailable):
-                close_earlier(self._run.audit, RECORD, partial(self._look, location), name="path", scope=location)
+    def begin(self) -> dict[str, Any]:
+        """Set the register right, and count what it has."""
+        if not settings().object_stores:
+            raise Blocked("no_store", "no object store is configured; set FORGEKEEPER_OBJECT_STORES")
+        if corrected := register.set_right(client):
+            log.warning("uploads of a time to come set right", entries=corrected)
+        self.visibility = settings().upload_visibility / 5
+        return {"total_pending_entries": register.unsettled(client)}
 
-    def _look(self, location: str, rows: Sequence[Mapping[str, Any]]) -> list[str | None]:
-        store = stores.at(location, self._settings)
-        until = time.monotonic() + self._deadline.left()
-        there = {} if store is None else store.present([row["path"] for row in rows], until=until)
-        return [None if row["path"] not in there else "kept" if there[row["path"]] else "deleted" for row in rows]
-
-    def claim(self, limit: int) -> Claim:
-        """Claim up to *limit* of the next entries, of locations that answer."""
-        return register.claim(
-            client,
-            stale_after=MAX_UPLOAD_DURATION,
-            visibility=self._settings.upload_visibility,
-            limit=limit,
-            ttl=self._settings.upload_visibility / 5,
-            skip_locations=self._away,
-        )
-
-    def report(self) -> None:
-        """Raise `StoreUnavailable` when a location had to be stopped; the message names each."""
-        reasons = "; ".join(self._away.values())
-        if self._away:
-            # A ledger cuts long sentences: where there are several, their names come first.
-            several = f"{', '.join(sorted(self._away))}: " if len(self._away) > 1 else ""
-            raise StoreUnavailable(several + reasons, {})
-
-    def tell_of_unknown(self) -> None:
-        """Say, once, how many entries have a location that no store is configured for, and name one of them."""
+    def end(self, ended: Ended) -> dict[str, Any]:
+        """Name what could not be reached; raise `StoreUnavailable` when a location had to be stopped."""
         if self._unknown:
             log.error(
                 "no store is configured",
@@ -185,135 +144,152 @@ class Sweep:
                 given_up=self._given_up,
                 first=self._example,
             )
+        if self._away and ended.error is None:
+            # A ledger cuts long sentences: where there are several, their names come first.
+            several = f"{', '.join(sorted(self._away))}: " if len(self._away) > 1 else ""
+            raise StoreUnavailable(several + "; ".join(self._away.values()), {})
+        return {"execution_timeout": ended.timed_out}
 
-    def work_through(self, claim: Claim) -> None:
-        """Delete the claim's objects, location by location."""
-        bad = {entry for entry in claim.entries if entry.malformed or not is_normal(entry.path)}
-        if bad:
-            log.error("upload entries malformed", entries=len(bad), first=min(entry.member for entry in bad))
-            self._outcome.failed_entries += register.reject(client, claim, bad)
-        for location, entries in _by_location(entry for entry in claim.entries if entry not in bad):
-            self._at(location, claim, entries)
+    def scope(self, one: Entry) -> str | None:
+        """Return the location, None of what cannot be at any."""
+        return None if _malformed(one) else one.location
 
-    def _within(self, store: Objects, claim: Claim, entries: list[Entry]) -> list[Entry]:
-        """Reject the entries whose objects may not be deleted wherever they are from; return the rest."""
-        outside = [entry for entry in entries if not store.may_delete(entry.path)]
-        if outside:
-            log.error("uploads rejected", reason=OUTSIDE, entries=len(outside), first=outside[0].member)
-            self._outcome.failed_entries += register.reject(client, claim, outside)
-        return [entry for entry in entries if store.may_delete(entry.path)]
+    def common(self, scope: str | None) -> dict[str, Any]:
+        """Let the audit name the location."""
+        return {"location": scope}
 
-    def _doomed(self, location: str, claim: Claim, entries: list[Entry], told: Intended[Entry]) -> list[Entry]:
-        """Remember as reaped what nobody answers for, tell of it, and return it; drop the entries of the rest.
+    def scopes(self) -> list[str | None]:
+        """Return the locations."""
+        return list(settings().object_stores)
+
+    def became(self, scope: str | None, until: float, rows: Sequence[Mapping[str, Any]]) -> list[str | None]:
+        """Ask the store which are there; of one that does not answer nothing is known."""
+        with suppress(StoreUnavailable):
+            if (store := _store(scope)) is not None:
+                return stood_at(store, rows, until=until)
+        return [None] * len(rows)
+
+    def claim(self, page: Page) -> list[Entry]:
+        """Claim the next entries, of locations that answer."""
+        self._claim = register.claim(
+            client,
+            stale_after=MAX_UPLOAD_DURATION,
+            visibility=settings().upload_visibility,
+            limit=page.limit,
+            ttl=settings().upload_visibility / 5,
+            skip_locations=self._away,
+        )
+        return self._claim.entries
+
+    def look(self, items: Sequence[Entry]) -> dict[Entry, Kept]:
+        """Keep what can be no object, is at no store, or lies where nothing may be deleted."""
+        location = self.scope(items[0])
+        try:
+            store = _store(location)
+        except StoreUnavailable as error:
+            self.interrupted(location, error)
+            return dict.fromkeys(items, Kept(str(error), "unavailable"))
+        return {entry: Kept(None, unfit) for entry in items if (unfit := foreseen.unfit(entry, store)) is not None}
+
+    def mark(self, items: Sequence[Entry], kept: Mapping[Entry, State]) -> dict[Entry, Item | State]:
+        """Remember as reaped what nobody answers for.
 
         What a producer is completing just now is left alone: its claim runs out, and a later run looks again.
         """
-        doomed = []
-        for start in range(0, len(entries), LOCKED):
-            some = {entry.path: entry for entry in entries[start : start + LOCKED]}
-            with database.atomic():
-                free = SettledUpload.lock_free(location, list(some))
-                kept = owners.answered_for(JobArtifact, location, free, self._settings)
-                going = [path for path in free if path not in kept]
-                SettledUpload.reap(location, going, self._run.number)
-                told.begin({some[path]: _item(some[path]) for path in going})
-            self._keep(claim, {some[path]: reason for path, reason in kept.items()})
-            doomed += [some[path] for path in going]
-        return doomed
+        some, location = {entry.path: entry for entry in items if entry not in kept}, self.scope(items[0])
+        marked: dict[Entry, Item | State] = {entry: kept[entry] for entry in items if entry in kept}
+        if some and location is not None:
+            free = SettledUpload.lock_free(location, list(some))
+            answered = owners.answered_for(JobArtifact, location, free, settings())
+            going = [path for path in free if path not in answered]
+            SettledUpload.reap(location, going, run_number())
+            marked |= {some[path]: _item(some[path]) for path in going}
+            marked |= {some[path]: Kept(reason) for path, reason in answered.items()}
+        return marked
 
-    def _keep(self, claim: Claim, reasons: dict[Entry, str]) -> None:
-        for entry, reason in reasons.items():
-            log.error("upload kept", location=entry.location, path=entry.path, reason=reason)
-        register.keep(client, claim, list(reasons))
+    def delete(self, items: Sequence[Entry], until: float, tell: object) -> Deleted[Entry]:  # noqa: ARG002
+        """Delete the objects in bulk, but those that were written since they were registered."""
+        store = _store(items[0].location)
+        assert store is not None, "its entries were kept"
+        seen = {entry.path: register.last_seen(entry.adopted) for entry in items if entry.adopted is not None}
+        return deleted_at(store, {entry: entry.path for entry in items}, until, unless_changed_since=seen)
 
-    def _at(self, location: str, claim: Claim, entries: list[Entry]) -> None:
-        told = Intended[Entry](self._run.audit, RECORD, scope=location, location=location)
-        try:
-            store = stores.at(location, self._settings)
-            if store is None:
-                self._fail_unknown(location, claim, entries)
-                return
-            entries = self._within(store, claim, entries)
-            if claim.expired(time.monotonic()):
-                # Another location may have taken all the time: given back, they need not wait for the claim to run out.
-                log.warning("claim dropped, too old to be acted on", entries=len(entries))
-                register.put_back(client, claim, entries)
-                return
-            if self._deadline.halted():
-                register.put_back(client, claim, entries)
-                return
-            entries = self._within_limits(claim, entries)
-            reserved = len(entries)
-            entries = self._doomed(location, claim, entries, told)
-            self._run.brakes.give_back(reserved - len(entries))
-            self._run.step("remembered")
-            if not entries:
-                return
-            until = min(claim.until, time.monotonic() + self._deadline.left())
-            seen = {entry.path: register.last_seen(entry.adopted) for entry in entries if entry.adopted is not None}
-            known = store.delete([entry.path for entry in entries], until=until, unless_changed_since=seen)
-            self._run.step("deleted")
-            self._settle(claim, entries, known, told)
-            if not known and self._deadline.left() > 0:
-                self._stop(location, f"{location}: no answer while the claim lasted")
-        except StoreUnavailable as error:
-            if not error.began:
-                self._run.brakes.give_back()
-            self._settle(claim, entries, error.known, told)
-            self._stop(location, str(error))
+    def unanswered(self, scope: str | None) -> None:
+        """Stop a location that has taken all the time of a claim."""
+        self._stop(str(scope), f"{scope}: no answer while the claim lasted")
 
-    def _within_limits(self, claim: Claim, entries: list[Entry]) -> list[Entry]:
-        """Reserve what may go, and give the rest back."""
-        granted = self._run.brakes.reserve(len(entries)).records
-        if entries[granted:]:
-            register.put_back(client, claim, entries[granted:])
-        return entries[:granted]
+    def interrupted(self, scope: str | None, error: Exception) -> None:
+        """Stop the location, and go on with the others."""
+        self._stop(str(scope), str(error))
 
     def _stop(self, location: str, reason: str) -> None:
         log.error("object store unavailable", location=location, error=reason)
         self._away[location] = reason
 
-    def _settle(self, claim: Claim, entries: list[Entry], known: dict[str, Deletion], told: Intended[Entry]) -> None:
-        """Forget what is gone, spend an attempt on what failed, give the rest back untried."""
-        states = {entry: known[entry.path] for entry in entries if entry.path in known}
-        gone = [entry for entry, outcome in states.items() if outcome.state in ("deleted", "missing")]
-        changed = [entry for entry, outcome in states.items() if outcome.state == "changed"]
-        went, settled = Amount(len(gone)), len(gone) + len(changed)
-        with writing():
-            told.end({entry: states[entry].state for entry in told.open() if entry in states})
-            self._run.brakes.settle(went, of=settled)
-        self._run.brakes.went(went, of=settled)
-        self._keep(claim, dict.fromkeys(changed, "its object was written since it was registered"))
-        SettledUpload.forget(entries[0].location, [entry.path for entry in changed])
-        self._outcome.total_deleted_stale_entries += register.forget(client, claim, gone)
-        self._run.step("forgotten")
-        self._fail(claim, {entry: outcome.reason for entry, outcome in states.items() if outcome.state == "failed"})
-        register.put_back(client, claim, [entry for entry in entries if entry not in states])
+    def settle(self, states: Mapping[Entry, State]) -> dict[str, int]:
+        """Take back that what has changed was reaped."""
+        changed = [entry for entry, became in states.items() if became.state == "changed"]
+        if changed:
+            SettledUpload.forget(changed[0].location, [entry.path for entry in changed])
+        return {}
 
-    def _fail_unknown(self, location: str, claim: Claim, entries: list[Entry]) -> None:
-        for entry in entries:
-            self._given_up += register.fail(client, claim, entry, backoff=BACKOFF)
-            self._outcome.failed_entries += 1
-        self._example = self._example or entries[0].member
-        # Of locations that are any number of noise no more is kept than is told.
-        self._unknown[location if len(self._unknown) < NAMED or location in self._unknown else OTHERS] += len(entries)
+    def forget(self, states: Mapping[Entry, State]) -> dict[str, int]:
+        """Forget what is gone, spend an attempt on what failed, reject what cannot be tried."""
+        of = partial(_in_state, states)
+        for entry in of("kept", "changed"):
+            reason = states[entry].reason or "its object was written since it was registered"
+            log.error("upload kept", location=entry.location, path=entry.path, reason=reason)
+        register.keep(client, self._claim, of("kept", "changed"))
+        register.put_back(client, self._claim, of("unavailable"))
+        failed = self._reject(of("malformed"), "upload entries malformed")
+        failed += self._reject(of("outside"), "uploads rejected", reason=OUTSIDE)
+        unknown, refused = of("no_store"), of("failed")
+        for entry in unknown:
+            self._given_up += register.fail(client, self._claim, entry, backoff=BACKOFF)
+        self._note_unknown(unknown)
+        self._fail({entry: states[entry].reason for entry in refused})
+        gone = register.forget(client, self._claim, of("deleted", "missing"))
+        return {"total_deleted_stale_entries": gone, "failed_entries": failed + len(unknown) + len(refused)}
 
-    def _fail(self, claim: Claim, reasons: dict[Entry, str]) -> None:
+    def _reject(self, entries: list[Entry], event: str, **why: str) -> int:
+        if not entries:
+            return 0
+        log.error(event, **why, entries=len(entries), first=min(entry.member for entry in entries))
+        return register.reject(client, self._claim, entries)
+
+    def _note_unknown(self, entries: list[Entry]) -> None:
+        if entries:
+            location = entries[0].location
+            self._example = self._example or entries[0].member
+            # Of locations that are any number of noise no more is kept than is told.
+            known = len(self._unknown) < NAMED or location in self._unknown
+            self._unknown[location if known else OTHERS] += len(entries)
+
+    def _fail(self, reasons: dict[Entry, str | None]) -> None:
         for entry, reason in reasons.items():
-            last = register.fail(client, claim, entry, backoff=BACKOFF)
+            last = register.fail(client, self._claim, entry, backoff=BACKOFF)
             log.warning("upload not deleted", location=entry.location, path=entry.path, reason=reason, given_up=last)
-            self._outcome.failed_entries += 1
+
+    def put_back(self, items: Sequence[Entry]) -> None:
+        """Give entries back untried."""
+        register.put_back(client, self._claim, items)
+
+
+def _malformed(entry: Entry) -> bool:
+    return entry.malformed or not is_normal(entry.path)
+
+
+def _store(location: str | None) -> Objects | None:
+    return None if location is None else stores.at(location, settings())
+
+
+def _in_state(states: Mapping[Entry, State], *which: str) -> list[Entry]:
+    return [entry for entry, became in states.items() if became.state in which]
 
 
 def _item(entry: Entry) -> Item:
     due = None if entry.registered is None else moment(entry.registered) + MAX_UPLOAD_DURATION
     return Item(None, entry.path, {"path": entry.path, "due": due})
-
-
-def _by_location(entries: Iterator[Entry]) -> Iterator[tuple[str, list[Entry]]]:
-    ordered = sorted(entries, key=lambda entry: entry.location)
-    for location, group in groupby(ordered, key=lambda entry: entry.location):
-        yield location, list(group)
 
 
 def unread_register() -> str | None:

@@ -34,7 +34,7 @@ def foreseen(look: Look) -> Iterator[Part]:
 
 
 def _at(location: str, found: list[Due], part: Part, look: Look) -> None:
-    """Count those of a location; what is kept is kept for the reasons of `Sweep`."""
+    """Count those of a location; what is kept is kept for the reasons of a run."""
     try:
         store = stores.at(location, look.settings)
         for due, reason in zip(found, _reasons(location, found, store, look), strict=True):
@@ -48,19 +48,20 @@ def _at(location: str, found: list[Due], part: Part, look: Look) -> None:
 
 def _reasons(location: str, found: list[Due], store: Objects | None, look: Look) -> list[str | None]:
     """Say of each why it would be kept, None of what would be deleted; all of it before any is counted."""
-    paths = [due.entry.path for due in found if _unfit(due.entry, store) is None]
+    paths = [due.entry.path for due in found if unfit(due.entry, store) is None]
     kept = owners.answered_for(JobArtifact, location, paths, look.settings) if paths else {}
     busy = SettledUpload.being_settled(location, paths)
     reasons = []
     for entry, _since in found:
-        reason = _unfit(entry, store) or (BUSY if entry.path in busy else "named" if entry.path in kept else None)
+        reason = unfit(entry, store) or (BUSY if entry.path in busy else "named" if entry.path in kept else None)
         if reason is None and store is not None and _changed(entry, store):
             reason = "changed"
         reasons.append(reason)
     return reasons
 
 
-def _unfit(entry: Entry, store: Objects | None) -> str | None:
+def unfit(entry: Entry, store: Objects | None) -> str | None:
+    """Say why nothing of the entry may be deleted, None where it may."""
     if entry.malformed or not is_normal(entry.path):
         return "malformed"
     if store is None:

@@ -119,6 +119,7 @@ class Declared(Shown):
     continues: Fields = ()
     flags: Mapping[str, str] = field(default_factory=dict)
     lease: bool = False
+    logged_as: str | None = None
     old: list[Callable[[datetime], Rows[Any]]] = field(default_factory=list)
 
     @property
@@ -271,6 +272,7 @@ def batch(
     tables: Sequence[type[Base]] = (),
     deletes_from: Place | None = None,
     misreadings: Callable[[], Sequence[str]] = tuple,
+    logged_as: str | None = None,
     commands: str | None = None,
 ) -> Callable[[Asked | Works], BatchSpec]:
     """Declare a batch: a function of the time that returns what goes now; its first sentence says what it does.
@@ -286,6 +288,7 @@ def batch(
     fields count what: both follow from `Rows`.  Of *tables* it is asked before each run whether its statements would
     misread them; *misreadings* may say more.  *flags* are those that it reads, each with what it switches; by *flag*
     it is switched off.  *collector* is the exporter's label for who reads its backlogs, if it is not the batch's name.
+    *logged_as* is what the last line of a run calls the whole result, besides its fields.
     *commands* is a module, imported by the command line alone, whose `COMMANDS` maps names to commands or groups.
 
     Raises `Mistake` for an answer that cannot be worked on, `DeclaredTwice`.
@@ -320,6 +323,7 @@ def batch(
             deletes_from=deletes_from,
             misreadings=misreadings,
             commands=commands,
+            logged_as=logged_as,
             writes=writes,
         )
         BATCHES[_new(declared)] = declared

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from forgekeeper.audit.deletions import ITEMS, Audit, Deletion
-from forgekeeper.audit.intents import Item
+from forgekeeper.audit.intents import Intended, Item
 from forgekeeper.database import database, now
 from forgekeeper.storage.git_refs import RepositoryFailed
 from models import GitRefDeletion, Project
@@ -14,7 +14,6 @@ from tests.harness.git_samples import Bare, put_root, stand_in
 from tests.harness.performing import perform
 from tests.harness.settings import settings_with
 from workers.git_ref_cleanup import clean_project_refs
-from workers.git_ref_cleanup.telling import told_of
 
 PROJECT = 7
 RECORD = "git_ref_deletion"
@@ -44,7 +43,7 @@ def clean(root):
 
 
 def intended(audit, *, project):
-    told = told_of(audit, project)
+    told = Intended(audit, RECORD, scope=str(project), project_id=project)
     told.begin({1: Item(1, "refs/mr/1", {"ref": "refs/mr/1", "oid": "1" * 40, "due": now()})})
 
 

@@ -4,7 +4,7 @@ import logging
 import os
 import time
 from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import timedelta
 
 import peewee as pw
@@ -180,9 +180,9 @@ def child(configured):
 def clean(configured):
     """Do a child's work with a deadline of the test's; return its outcome."""
 
-    def clean(*, within=LOCK_TIMEOUT, project=PROJECT, dead_after=15.0, **options):
+    def clean(*, within=LOCK_TIMEOUT, project=PROJECT, dead_after=15.0, declared=clean_project_refs, **options):
         settings = configured.model_copy(update={"dead_after": timedelta(seconds=dead_after)})
-        return perform(clean_project_refs, project, deadline=Deadline(within, **options), settings=settings)
+        return perform(declared, project, deadline=Deadline(within, **options), settings=settings)
 
     return clean
 
@@ -1016,14 +1016,13 @@ def test_the_lease_of_a_dead_child_is_free_after_the_time_that_settings_give_it(
 
 
 @pytest.mark.usefixtures("small")
-def test_a_child_works_no_longer_than_it_may_hold_its_lease(clean, repository, monkeypatch):
-    monkeypatch.setattr(cleaning, "LOCK_TIMEOUT", timedelta(seconds=0.5))
+def test_a_child_works_no_longer_than_it_may_hold_its_lease(clean, repository):
     rows("refs/mr/1", "refs/mr/2", "refs/mr/3", "refs/mr/4")
     # Waiting for it takes a second.
     lock(repository, "refs/mr/1")
 
     with pytest.raises(LeaseLost):
-        clean(within=timedelta(minutes=1))
+        clean(within=timedelta(minutes=1), declared=replace(clean_project_refs, budget=timedelta(seconds=0.5)))
 
     assert pending() == {"refs/mr/1", "refs/mr/4"}
 

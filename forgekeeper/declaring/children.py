@@ -17,17 +17,25 @@ class Children(Answer):
     children whose arguments do not tell them apart.  A child does what is due when it runs: to send it twice is
     harmless, and to lose it costs time alone, since the next run sends it again.
 
-    *sent* names the field of the result that counts them; *page* of them go at a time.
+    *sent* names the field of the result that counts them, *all_of* one that counts those on their way, too; *page* of
+    them go at a time.
     """
 
     def __init__(
-        self, child: Any, of: Iterable[Any] | Calls, *, sent: str = "children_enqueued", page: int = 100
+        self,
+        child: Any,
+        of: Iterable[Any] | Calls,
+        *,
+        sent: str = "children_enqueued",
+        all_of: str | None = None,
+        page: int = 100,
     ) -> None:
         if page < 1:
             raise Mistake(f"Children: a page has one child at least, not {page}")
         self.child = child
         self.of = of
         self.sent = sent
+        self.all_of = all_of
         self.page = page
 
     def calls(self) -> Iterable[tuple[str, tuple[Any, ...]]]:

@@ -141,27 +141,29 @@ class Items(Answer, ABC, Generic[One]):
         """Say which of the items of a scope stay, and why.  Run and preview ask the same; it must change nothing."""
         return {}
 
-    def mark(self, items: Sequence[One], kept: Mapping[One, State]) -> Mapping[One, Item | State]:
+    def mark(self, items: Sequence[One], kept: Mapping[One, State]) -> Mapping[One, Item | State | None]:
         """Return what the audit keeps of each item that goes, and the state of each that stays.
 
         It is called in the transaction of the intent, and may lock or remember what must not be used from then on.  An
-        item that is not returned is not ours any more.  *kept* are those of which `look` has said that they stay.
+        item that is not returned is not ours any more.  *kept* are those of which `look` has said that they stay.  Of
+        an item with None `delete` has to *tell*.
         """
-        raise NotImplementedError
+        return {one: kept.get(one) for one in items}
 
     @abstractmethod
-    def delete(self, items: Sequence[One], until: float, tell: Tell[One]) -> Deleted[One]:
+    def delete(self, items: Sequence[One], until: float, tell: Tell[One] | None) -> Deleted[One]:
         """Delete the items, until an instant of the monotonic clock.
 
-        A document that learns only now what the audit is to keep of an item calls *tell* before that one goes.
+        A document that learns only now what the audit is to keep of an item calls *tell* before that one goes; it is
+        None where nobody needs to know.
         """
 
     @abstractmethod
     def settle(self, states: Mapping[One, State]) -> Counts:
-        """Close what the states are of, in the transaction of the outcome; return the fields of the result that grow."""
+        """Close what the states are of, in the transaction of the outcome; return what fields of the result grow by."""
 
     def forget(self, states: Mapping[One, State]) -> Counts:
-        """Close, after the commit, claims that are not in the database; return the fields of the result that grow."""
+        """Close, after the commit, claims that are not in the database; return what fields of the result grow by."""
         return {}
 
     def put_back(self, items: Sequence[One]) -> None:

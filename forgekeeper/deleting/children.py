@@ -6,6 +6,7 @@ from itertools import islice
 from typing import Any
 
 from forgekeeper.declaring.children import Children
+from forgekeeper.deleting.outcome import add
 from forgekeeper.runs.run import Run
 
 
@@ -15,8 +16,9 @@ def send(run: Run[Any], children: Children) -> str | None:
     while page := list(islice(calls, children.page)):
         sent = run.fan_out(children.child, page)
         setattr(outcome, children.sent, getattr(outcome, children.sent) + sent.enqueued)
-        if hasattr(outcome, "deduplicated"):
-            outcome.deduplicated += sent.deduplicated
+        add(outcome, "deduplicated", sent.deduplicated)
+        if children.all_of is not None:
+            add(outcome, children.all_of, sent.enqueued + sent.deduplicated)
         run.step("enqueued")
         if sent.queue_full:
             return "queue_full"

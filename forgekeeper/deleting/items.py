@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import groupby
@@ -169,7 +169,8 @@ class _Pass(Generic[One]):
             self._settle(lot, {})
             return None
         until = min(self._ours_until, time.monotonic() + self._run.deadline.left())
-        found = self._items.delete(lot.going, until, lot.told.begin)
+        matters = lot.told.on or self._run.brakes.limited
+        found = self._items.delete(lot.going, until, lot.told.begin if matters else None)
         if not found.began:
             self._run.brakes.give_back()
         if found.error is None:
@@ -183,7 +184,9 @@ class _Pass(Generic[One]):
 
     def _too_late(self, these: Sequence[One]) -> bool:
         """Say whether nothing may be done about a claim any more; then it is given up."""
-        expired = self._items.visibility is not None and time.monotonic() > self._ours_until
+        if self._items.visibility is None:
+            return False
+        expired = time.monotonic() > self._ours_until
         if expired:
             log.warning("claim dropped, too old to be acted on", items=len(these))
         if expired or self._run.deadline.halted():
@@ -212,27 +215,33 @@ class _Pass(Generic[One]):
             with writing():
                 marked = self._items.mark(some, kept)
                 told.begin({one: said for one, said in marked.items() if isinstance(said, Item)})
-            lot.going.extend(one for one in marked if one not in kept and isinstance(marked[one], Item))
-            lot.kept.update({one: said for one, said in marked.items() if not isinstance(said, Item)})
+            for one, said in marked.items():
+                if said is None or isinstance(said, Item):
+                    lot.going.append(one)
+                else:
+                    lot.kept[one] = said
         self._run.brakes.give_back(len(free) - len(surplus) - len(lot.going))
         return lot
 
-    def _settle(self, lot: _Lot[One], states: Any) -> None:
+    def _settle(self, lot: _Lot[One], states: Mapping[One, State]) -> None:
         """Close what is known; what is not, goes back."""
-        items, known = self._items, {**lot.kept, **states}
+        items, known, failed = self._items, {**lot.kept, **states}, self._bad.failed
         waits = [one for one, became in known.items() if became.state in items.waits]
         sure = [one for one, became in known.items() if became.state in items.gone | items.stays]
+        others = [one for one in known if one not in {*waits, *sure}]
         self._run.brakes.give_back(len(waits))
         self._close(lot, known, sure)
         self._step(3)
-        self._close(lot, known, [one for one in known if one not in {*waits, *sure}])
+        self._close(lot, known, others)
         # The world is as it is, whatever stands in the way of a row.
         lot.told.end({one: known[one].state for one in lot.told.open() if one in known})
         self._put_back([one for one in lot.going if one not in known])
+        if items.all_bad and self._bad.error is not None and self._bad.failed - failed == len(sure) + len(others):
+            raise self._bad.error  # none at all: not these records, but what their table is in
 
-    def _close(self, lot: _Lot[One], known: dict[One, State], these: Sequence[One]) -> None:
+    def _close(self, lot: _Lot[One], known: Mapping[One, State], these: Sequence[One]) -> None:
         by_key = {self._items.key(one): one for one in these} if self._items.keyed else {}
-        failed, going = self._bad.failed, set(lot.going)
+        going = set(lot.going)
 
         def close(keys: Sequence[Any]) -> None:
             some = [by_key[key] for key in keys] if by_key else keys
@@ -240,8 +249,6 @@ class _Pass(Generic[One]):
 
         if these:
             self._bad.each(close, list(by_key) if by_key else these)
-        if self._items.all_bad and self._bad.error is not None and self._bad.failed - failed == len(these):
-            raise self._bad.error  # none at all: not these records, but what their table is in
 
     def _close_some(self, told: Intended[One], states: dict[One, State], going: set[One]) -> None:
         items, brakes = self._items, self._run.brakes

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import closing, nullcontext
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import asdict
 from typing import Any
 
+import structlog
+
+from forgekeeper.connections import client
+from forgekeeper.database import database
 from forgekeeper.declaring.answers import Answer, Mistake, Note, Skip
 from forgekeeper.declaring.changes import Changes
 from forgekeeper.declaring.children import Children
@@ -15,6 +20,8 @@ from forgekeeper.declaring.removal import Removal
 from forgekeeper.declaring.rows import Rows
 from forgekeeper.declaring.surroundings import NUMBER, SETTINGS
 from forgekeeper.deleting import changes, children, items, removal, rows
+from forgekeeper.identity import identity
+from forgekeeper.locks import LeaseTaken, lease
 from forgekeeper.runs.run import Run
 
 WHAT = "return Rows, Items, Children or Skip"
@@ -23,16 +30,46 @@ WHAT = "return Rows, Items, Children or Skip"
 def work(run: Run[Any], ask: Callable[..., Any], *ids: Any) -> None:
     """Ask the batch what goes now, and do it; the outcome says what came of it.
 
-    A generator is asked step by step, and closed on every way out, so that it releases what it holds.
+    A generator is asked step by step, and closed on every way out, so that it releases what it holds.  A child that
+    wants a lease does nothing while another has that.
     """
     SETTINGS.set(run.settings)
     NUMBER.set(run.number)
-    answer = ask(run.now, *ids)
-    with closing(answer) if isinstance(answer, Generator) else nullcontext():
-        stopped = _all(run, _each(answer))
-    if stopped is not None and hasattr(run.outcome, "stopped"):
-        run.outcome.stopped = stopped
-    run.more = stopped in run.continues
+    try:
+        stopped = _worked(run, ask, *ids)
+        if stopped is not None and hasattr(run.outcome, "stopped"):
+            run.outcome.stopped = stopped
+        run.more = stopped in run.continues
+    finally:
+        if run.logged_as is not None:
+            structlog.contextvars.bind_contextvars(**{run.logged_as: asdict(run.outcome)})
+
+
+def _worked(run: Run[Any], ask: Callable[..., Any], *ids: Any) -> str | None:
+    try:
+        with _leased(run, *ids):
+            answer = ask(run.now, *ids)
+            with closing(answer) if isinstance(answer, Generator) else nullcontext():
+                return _all(run, _each(answer))
+    except LeaseTaken:
+        return "lease_held"
+
+
+@contextmanager
+def _leased(run: Run[Any], *ids: Any) -> Iterator[None]:
+    """Hold the lease of what the child works on alone: the first of its ids says what that is."""
+    if not run.alone:
+        yield
+        return
+    with lease(
+        client,
+        f"{run.batch}:{ids[0]}",
+        ttl=run.settings.dead_after,
+        at_most=run.budget,
+        holder=identity(),
+        forbidden=database.in_transaction,
+    ) as run.lease:
+        yield
 
 
 def _each(answer: object) -> Iterator[object]:

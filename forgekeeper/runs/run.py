@@ -52,6 +52,9 @@ class Run(Generic[Outcome]):
         self.lease: Lease | None = None
         self.continues = declared.continues
         self.whole = declared.whole
+        self.alone = declared.lease
+        self.budget = declared.budget
+        self.logged_as = declared.logged_as
         self._counted = {one.name for one in declared.records if "database" in one.errors}
         self._steps = declared.steps
         self.brakes = brakes or NoBrakes()

@@ -9,31 +9,23 @@ repeats a harmless deletion.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Literal
 
-import structlog
-
-from forgekeeper import Rows
-from forgekeeper.audit.subjects import Subject
-from forgekeeper.batches import Record, Threshold, batch, child
+from forgekeeper import Blocked, Children, Note, Record, Rows, Subject, Threshold, batch, child
 from forgekeeper.database import backlog
 from forgekeeper.database.backlog import Backlog
 from forgekeeper.database.stakes import Stake
-from forgekeeper.runs.batch import Batch
-from forgekeeper.runs.blocked import Blocked
-from forgekeeper.runs.run import Run
+from forgekeeper.declaring.surroundings import settings
 from metrics.catalogue.metric import Counter
 from models import GitRefDeletion, Project
 from workers.git_ref_cleanup import foreseen, repositories, sample, stale_locks
-from workers.git_ref_cleanup.cleaning import LOCK_TIMEOUT, ProjectOutcome, clean
-from workers.git_ref_cleanup.deletions import LAST, waiting_projects
+from workers.git_ref_cleanup.cleaning import LOCK_TIMEOUT, ProjectOutcome, ProjectRefs
+from workers.git_ref_cleanup.pages import BATCH_SIZE, Pages
 from workers.git_ref_cleanup.repositories import believe, missing_of, require_root
 
-BATCH_SIZE = 100
 MAX_PROJECTS = 10_000
 KEEP_PROCESSED = timedelta(days=1)
 """So long after it was made, a deletion's row goes: `prune` removes it."""
@@ -71,69 +63,34 @@ class Outcome:
     ],
     thresholds=[Threshold("dead_letter")],
     steps=["enqueued"],
+    logged_as="stats",
     commands="workers.git_ref_cleanup.commands",
 )
-def git_ref_cleanup(run: Run[Outcome]) -> None:
-    """Delete the git refs that projects want deleted, a child for each project."""
-    try:
-        if run.settings.repositories_root is None:
-            raise Blocked("no_repositories", "no repositories are configured; set FORGEKEEPER_REPOSITORIES_ROOT")
-        start_children(run)
-    finally:
-        structlog.contextvars.bind_contextvars(stats=asdict(run.outcome))
+def git_ref_cleanup(now: datetime) -> Generator[Children | Note, None, str]:  # noqa: ARG001, what is pending is due
+    """Delete the git refs that projects want deleted, a child for each project.
 
-
-def start_children(run: Run[Outcome]) -> None:
-    """Start a child for each project with pending rows, beginning behind the last one of the run before.
-
-    Projects without a repository come last, once it is known how many they are.  Raises
-    `RepositoriesMissing` where they are too many, and `RootUnavailable` where the
-    repositories' disk is not there: children would only fail.
+    It begins behind the last project of the run before.  Projects without a repository come last, once it is known how
+    many they are.  Raises `RepositoriesMissing` where they are too many, and `RootUnavailable` where the repositories'
+    disk is not there: children would only fail.
     """
-    root, outcome = require_root(run.settings), run.outcome
-    missing: dict[int, str] = {}
-    outcome.stopped = _walk(run, root, missing)
-    if not missing:
-        return
-    believe(root, missing, outcome.total_projects + len(missing), run.settings.missing_repositories)
-    _start(run, [(project_id, True) for project_id in missing])
-
-
-def _walk(
-    run: Run[Outcome], root: Path, missing: dict[int, str]
-) -> Literal["drained", "max_projects", "queue_full", "deadline"]:
-    """Start the children of projects that have a repository; put the others and their paths into *missing*."""
-    outcome = run.outcome
-    began = position = Batch.position(run.batch)
-    last = LAST
-    while left := MAX_PROJECTS - outcome.total_projects - len(missing):
-        projects = waiting_projects(after=position, until=last, limit=min(BATCH_SIZE, left))
-        if not projects:
-            if last == began or not began:
-                return "drained"
-            position, last = 0, began  # round once, up to where we began
-            continue
-        lacking = missing_of(root, projects)
-        if not _start(run, [(number,) for number in projects if number not in lacking]):
-            return "queue_full"
+    if settings().repositories_root is None:
+        raise Blocked("no_repositories", "no repositories are configured; set FORGEKEEPER_REPOSITORIES_ROOT")
+    root, missing, total = require_root(settings()), dict[int, str](), 0
+    pages = Pages(MAX_PROJECTS)
+    for projects in pages:
+        lacking, total = missing_of(root, projects), total + len(projects)
+        yield _children([(number,) for number in projects if number not in lacking])
         missing |= lacking
-        outcome.missing_repositories = len(missing)
-        position = projects[-1]
-        Batch.move_to(run.batch, position)
-        if run.deadline.passed():
-            return "deadline"
-    return "max_projects"
+        yield Note(missing_repositories=len(missing))
+    if missing:
+        believe(root, missing, total, settings().missing_repositories)
+        yield _children([(number, True) for number in missing])
+    return pages.ended
 
 
-def _start(run: Run[Outcome], calls: Sequence[tuple[int] | tuple[int, bool]]) -> bool:
-    """Start a child for each call; return False when the queue was full before all were."""
-    outcome = run.outcome
-    sent = run.fan_out(clean_project_refs, [(f"clean_project_refs:{call[0]}", call) for call in calls])
-    outcome.enqueued += sent.enqueued
-    outcome.deduplicated += sent.deduplicated
-    outcome.total_projects = outcome.enqueued + outcome.deduplicated
-    run.step("enqueued")
-    return not sent.queue_full
+def _children(calls: Sequence[tuple[int] | tuple[int, bool]]) -> Children:
+    keyed = {str(call[0]): call for call in calls}
+    return Children(clean_project_refs, keyed, sent="enqueued", all_of="total_projects", page=BATCH_SIZE)
 
 
 git_ref_cleanup.audited(
@@ -170,15 +127,15 @@ git_ref_cleanup.audited(
     thresholds=[Threshold("dead_letter")],
     collector="git_refs",
     steps=["deleted", "settled"],
+    continues=["max_deletes"],
     lease=True,
 )
-def clean_project_refs(run: Run[ProjectOutcome], project_id: int, missing: bool = False) -> None:  # noqa: FBT001, FBT002, a message
+def clean_project_refs(now: datetime, project_id: int, missing: bool = False) -> ProjectRefs:  # noqa: ARG001, FBT001, FBT002, a message
     """Delete one project's refs, and leave a successor while there are more.
 
     Where *missing*, the parent has found no repository, and few enough like it: then its rows are closed.
     """
-    clean(run, project_id, missing=missing)
-    run.more = run.outcome.stopped == "max_deletes"
+    return ProjectRefs(project_id, missing=missing)
 
 
 @clean_project_refs.backlog("git_ref_deletion")

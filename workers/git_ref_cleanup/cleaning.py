@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import structlog
 
-from forgekeeper.audit.intents import Intended
-from forgekeeper.connections import client
-from forgekeeper.database import database
-from forgekeeper.database.writes import writing
-from forgekeeper.identity import identity
-from forgekeeper.locks import Lease, LeaseTaken, lease
-from forgekeeper.runs.bad_records import BadRecords
-from forgekeeper.runs.run import Run
-from forgekeeper.runs.totals import Amount
-from forgekeeper.storage import git_refs
+from forgekeeper import Items
+from forgekeeper.audit.intents import Item
+from forgekeeper.declaring.items import Deleted, Page, State, Tell
+from forgekeeper.declaring.surroundings import settings
+from forgekeeper.storage import git_refs, git_values
 from forgekeeper.storage.git_command import GitError
 from models import Project
 from workers.git_ref_cleanup import deletions, repositories
-from workers.git_ref_cleanup.deletions import Closed, Pending, Settled
-from workers.git_ref_cleanup.telling import close_interrupted, tell, told_of
+from workers.git_ref_cleanup.deletions import Closed, Pending
 
+RECORD = "git_ref_deletion"
 LOCK_TIMEOUT = timedelta(minutes=10)
 MAX_DELETES = 10_000
 
@@ -43,153 +38,117 @@ class ProjectOutcome:
     gone: int = 0
 
 
-def clean(run: Run[ProjectOutcome], project_id: int, *, missing: bool = False) -> None:
-    """Delete the project's refs, unless another is at it; where its repository is *missing*, close its rows.
+class ProjectRefs(Items[Pending]):
+    """The refs that a project wants deleted, by its pending rows; where its repository is *missing*, these are closed.
 
-    Raises what `git_refs.delete` raises of the repository or the root as a whole: no row is
-    consumed, and the message is retried.
+    Raises what `git_refs.delete` raises of the repository or the root as a whole: no row is consumed, and the message
+    is retried.
     """
-    try:
-        with (
-            lease(
-                client,
-                f"clean_project_refs:{project_id}",
-                ttl=run.settings.dead_after,
-                at_most=LOCK_TIMEOUT,
-                holder=identity(),
-                forbidden=database.in_transaction,
-            ) as held,
-            run.bad_records("git_ref_deletion", deletions.still_pending) as bad,
-        ):
-            run.outcome.stopped = _clean(run, project_id, held, bad, missing=missing)
-    except LeaseTaken:
-        run.outcome.stopped = "lease_held"
 
+    record = RECORD
+    name = "ref"
+    at_most = "max_deletes"
+    gone = frozenset({"deleted", "gone"})
+    stays = frozenset({"moved", "rejected"})
+    steps = ("", "", "deleted", "settled")
+    all_bad = True
 
-def _clean(
-    run: Run[ProjectOutcome], project_id: int, held: Lease, bad: BadRecords, *, missing: bool
-) -> Literal["drained", "max_deletes", "deadline", "missing"]:
-    outcome, position = run.outcome, 0
-    # A whole page each time, though it may go beyond the maximum: what is locked costs as much for one as for all.
-    while outcome.total_deletes + outcome.rejected + outcome.gone < MAX_DELETES:
-        limit = run.brakes.free(MAX_DELETES)
-        rows, last = _page(project_id, position, bad, limit)
-        if limit and last is None:
-            return "drained"
-        rows = rows[: run.brakes.reserve(len(rows)).records]
-        if not rows:
-            return "deadline"
-        last = rows[-1].id
-        held.check()
-        told = told_of(run.audit, project_id)
+    def __init__(self, project_id: int, *, missing: bool) -> None:
+        self._project = project_id
+        self._missing = missing
+        self._repository_gone = False
+        # A whole page each time, though it may go beyond the most: what is locked costs as much for one as for all.
+        self.chunk = self.most = MAX_DELETES
+
+    def due_of(self, keys: Sequence[int]) -> set[int]:
+        """Return those that are pending."""
+        return deletions.still_pending(keys)
+
+    def key(self, one: Pending) -> int:
+        """Return the row's id."""
+        return one.id
+
+    def next(self, page: Page) -> list[int]:
+        """Return the ids of the rows that come next."""
+        return deletions.next_pending_of(self._project, after=page.after, limit=page.limit, without=page.without)
+
+    def claim(self, page: Page) -> list[Pending]:
+        """Read the next rows: the project's lease is the claim."""
+        return deletions.pending_of(self._project, **page._asdict())
+
+    def scope(self, one: Pending) -> str:
+        """Return the project."""
+        return str(one.project_id)
+
+    def common(self, _scope: str | None) -> dict[str, int]:
+        """Let the audit name the project."""
+        return {"project_id": self._project}
+
+    def scopes(self) -> list[str]:
+        """Return the project."""
+        return [str(self._project)]
+
+    def became(self, _scope: str | None, until: float, rows: Sequence[Mapping[str, Any]]) -> list[str | None]:
+        """Look into the repository: what is not there any more was deleted; where it cannot be read, nobody knows."""
+        with suppress(GitError):
+            there = git_values.standing(*self._where(), [row["ref"] for row in rows], until=until)
+            return [_became(row["oid"], there.get(row["ref"])) for row in rows]
+        return [None] * len(rows)
+
+    def delete(self, items: Sequence[Pending], until: float, tell: Tell[Pending] | None) -> Deleted[Pending]:
+        """Delete the refs in one git transaction, where that can be."""
+        doomed, begun = {row: git_refs.Doomed(row.ref, row.expected_oid) for row in items}, False
+
+        def before(going: Mapping[git_refs.Doomed, str]) -> None:
+            nonlocal begun
+            begun = True
+            assert tell is not None
+            tell({row: _item(row, going[one]) for row, one in doomed.items() if one in going})
+
         try:
-            outcomes = _delete(run, project_id, rows, told)
-        except git_refs.GitTimedOut as error:
-            log.warning("git ended, it took too long", project_id=project_id, error=str(error))
-            return "deadline"
-        except git_refs.RepositoryMissing:
-            if not missing and repositories.paths([project_id]):
-                log.warning("repository missing, its rows are kept", project_id=project_id)
-                return "missing"
-            gone = {row.id: git_refs.GONE for row in rows}
-            _settle(run, bad, rows, gone, told=told, grow=partial(_grow_gone, outcome))
-        else:
-            run.step("deleted")
-            failed = bad.failed
-            closed = _settle(run, bad, rows, outcomes, told=told, grow=partial(_grow, outcome))
-            if bad.error is not None and bad.failed - failed == closed:
-                raise bad.error  # none at all: not these records, but what their table is in
-        run.step("settled")
-        position = last
-        if run.deadline.passed(len(rows)):
-            return "deadline"
-    more = deletions.next_pending_of(project_id, after=position, limit=1, without=bad.keys)
-    return "max_deletes" if more else "drained"
+            told = before if tell is not None else None
+            outcomes = git_refs.delete(*self._where(), list(doomed.values()), until=until, before=told)
+        except git_refs.RepositoryMissing as error:
+            if not self._missing and repositories.paths([self._project]):
+                return Deleted({}, error=error, began=begun)
+            self._repository_gone = True
+            return Deleted(dict.fromkeys(items, git_refs.GONE), began=begun)
+        except GitError as error:
+            return Deleted({}, error=error, began=begun)
+        if locked := [one for one in doomed.values() if outcomes[one].state == "locked"]:
+            reason = outcomes[locked[0]].reason
+            log.warning("refs locked", project_id=self._project, refs=len(locked), first=locked[0].ref, reason=reason)
+        return Deleted({row: outcomes[one] for row, one in doomed.items()})
 
-
-def _page(project_id: int, position: int, bad: BadRecords, limit: int) -> tuple[list[Pending], int | None]:
-    """Return the next page of rows, those aside that cannot be read, and the id it ends with; None without one."""
-    rows: list[Pending] = []
-
-    def read(only: Sequence[int] | None) -> int | None:
-        rows.extend(deletions.pending_of(project_id, after=position, limit=limit, only=only, without=bad.keys))
-        return rows[-1].id if rows else None
-
-    numbers = partial(deletions.next_pending_of, project_id, after=position, limit=limit, without=bad.keys)
-    return rows, bad.chunk(read, numbers)
-
-
-def _delete(
-    run: Run[ProjectOutcome], project_id: int, rows: Sequence[Pending], told: Intended[int]
-) -> dict[int, git_refs.Outcome]:
-    """Delete the rows' refs, of which is told before; say of each row what became of its ref."""
-    # Where it does not matter, git need not verify what it was said of before.
-    matters = told.on or run.brakes.limited
-    begun = False
-
-    def before(going: Mapping[git_refs.Doomed, str]) -> None:
-        nonlocal begun
-        begun = True
-        tell(told, rows, going)
-
-    doomed = {row.id: git_refs.Doomed(row.ref, row.expected_oid) for row in rows}
-    try:
-        root, project = repositories.require_root(run.settings), Project.get_or_none(Project.id == project_id)
+    def _where(self) -> tuple[Path, str]:
+        root, project = repositories.require_root(settings()), Project.get_or_none(Project.id == self._project)
         if project is None:
             raise git_refs.RepositoryMissing("there is no such project")
-        until = time.monotonic() + run.deadline.left()
-        close_interrupted(run.audit, project_id, root, project.disk_path, until=until)
-        outcomes = git_refs.delete(
-            root, project.disk_path, list(doomed.values()), until=until, before=before if matters else None
-        )
-    except GitError:
-        # Once git has begun, some refs may have gone, even with their repository.
-        run.brakes.leave_used() if begun else run.brakes.give_back()
-        raise
-    if locked := [one for one in doomed.values() if outcomes[one].state == "locked"]:
-        reason = outcomes[locked[0]].reason
-        log.warning("refs locked", project_id=project_id, refs=len(locked), first=locked[0].ref, reason=reason)
-    return {number: outcomes[one] for number, one in doomed.items()}
+        return root, project.disk_path
+
+    def settle(self, states: Mapping[Pending, State]) -> dict[str, int]:
+        """Close the rows."""
+        closed = deletions.settle(self._project, [Closed(row.id, row.ref, one.reason) for row, one in states.items()])
+        if self._repository_gone:
+            return {"gone": closed.processed}
+        return {"total_deletes": closed.processed, "rejected": closed.rejected}
+
+    def interrupted(self, _scope: str | None, error: Exception) -> Literal["deadline", "missing"]:
+        """End where git took too long or the repository is missing; else let the child fail."""
+        if isinstance(error, git_refs.GitTimedOut):
+            log.warning("git ended, it took too long", project_id=self._project, error=str(error))
+            return "deadline"
+        if isinstance(error, git_refs.RepositoryMissing):
+            log.warning("repository missing, its rows are kept", project_id=self._project)
+            return "missing"
+        raise error
 
 
-def _settle(
-    run: Run[ProjectOutcome],
-    bad: BadRecords,
-    rows: Sequence[Pending],
-    outcomes: dict[int, git_refs.Outcome],
-    *,
-    told: Intended[int],
-    grow: Callable[[Settled], None],
-) -> int:
-    """Close the rows, those aside that cannot be written; return how many that should be.
-
-    What became of their refs is told in the same transaction; the outcome grows by each step's.
-    One whose ref another process has locked stays pending.
-    """
-    states = {number: outcome.state for number, outcome in outcomes.items()}
-    closing = {row.id: row for row in rows if states[row.id] != "locked"}
-
-    def settle(ids: Sequence[int]) -> None:
-        closed = [Closed(number, closing[number].ref, outcomes[number].reason) for number in ids]
-        # Whatever a row came to: git has deleted its ref, unless it was refused.
-        went = Amount(sum(outcomes[number].reason is None for number in ids))
-        with writing(), told.ending({number: states[number] for number in ids}):
-            settled = deletions.settle(rows[0].project_id, closed)
-            run.brakes.settle(went, of=len(ids))
-        run.brakes.went(went, of=len(ids))
-        grow(settled)
-
-    run.brakes.give_back(len(rows) - len(closing))
-    bad.each(settle, list(closing))
-    # Git has done what it has done, whatever stands in the way of the row.
-    told.end({number: states[number] for number in told.open()})
-    return len(closing)
+def _item(row: Pending, was: str) -> Item:
+    return Item(row.id, row.ref, {"ref": row.ref, "oid": was, "due": row.created_at})
 
 
-def _grow(outcome: ProjectOutcome, settled: Settled) -> None:
-    outcome.total_deletes += settled.processed
-    outcome.rejected += settled.rejected
-
-
-def _grow_gone(outcome: ProjectOutcome, settled: Settled) -> None:
-    outcome.gone += settled.processed
+def _became(was: str, now: str | None) -> str:
+    if now is None:
+        return "deleted"
+    return "kept" if now == was else "moved"

@@ -18,7 +18,7 @@ from forgekeeper.storage.git_command import GitError
 from forgekeeper.storage.git_repository import RootUnavailable
 from forgekeeper.storage.git_restore import Restored
 from workers.git_ref_cleanup import repositories
-from workers.git_ref_cleanup.telling import RECORD
+from workers.git_ref_cleanup.cleaning import RECORD
 
 PATIENCE = 300.0
 """Seconds that git may take for one repository."""

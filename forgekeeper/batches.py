@@ -14,6 +14,8 @@ from datetime import datetime, timedelta
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeAlias, TypedDict, TypeVar, cast
 
+from dramatiq import Actor, Broker, Message
+
 from forgekeeper.audit.subjects import Subject
 from forgekeeper.brought import Brought
 from forgekeeper.database import Base
@@ -51,6 +53,10 @@ MARGIN = timedelta(minutes=1)
 
 class DeclaredTwice(Exception):
     """Two batches or children have one name; the message says which, and where they are."""
+
+
+class NotSent(Exception):
+    """No run of the batch may start now; the message says why."""
 
 
 class Threshold(NamedTuple):
@@ -97,9 +103,9 @@ class Schedule(NamedTuple):
     pace_sentence: str
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Declared(Shown):
-    """What batches and children have in common."""
+@dataclass(kw_only=True, eq=False)
+class Declared(Shown, Actor[..., None]):
+    """What batches and children have in common: each is an actor, once the process has a broker."""
 
     sentence: str
     module: str
@@ -121,6 +127,12 @@ class Declared(Shown):
     lease: bool = False
     logged_as: str | None = None
     old: list[Callable[[datetime], Rows[Any]]] = field(default_factory=list)
+
+    def bind(self, broker: Broker, work: Callable[..., None], **options: Any) -> None:
+        """Become an actor of the broker, which calls *work* with the arguments of a message."""
+        limit = round(self.time_limit.total_seconds() * 1000)
+        names = {"actor_name": self.name, "queue_name": self.queue}
+        Actor.__init__(self, work, broker=broker, priority=0, options={"time_limit": limit, **options}, **names)
 
     @property
     def batch(self) -> BatchSpec:
@@ -157,7 +169,7 @@ class Declared(Shown):
         return next((one for one in self.thresholds if one.name == name), None)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False)
 class BatchSpec(Declared, Brought):
     """The declaration of a batch; its row in the database is `forgekeeper.runs.batch.Batch`."""
 
@@ -167,6 +179,7 @@ class BatchSpec(Declared, Brought):
     deletes_from: Place | None
     misreadings: Callable[[], Sequence[str]]
     writes: str | None = None
+    sender: Callable[[BatchSpec], Message[None]] | None = None
     stakes: list[AtStake] = field(default_factory=list)
     children: list[ChildSpec] = field(default_factory=list)
 
@@ -174,6 +187,18 @@ class BatchSpec(Declared, Brought):
     def batch(self) -> BatchSpec:
         """The batch itself."""
         return self
+
+    def send_with_options(self, *, args: tuple[()] = (), **options: Any) -> Message[None]:
+        """Send a run by hand, through the ledger, or again the one that is open; return its message.
+
+        A run takes no arguments, options or delay: raises `TypeError` for any, `NotSent` where no run may start, and
+        `RuntimeError` in a process that has no broker.
+        """
+        if args or any(options.values()):
+            raise TypeError(f"{self.name} is a batch: send() takes nothing, as the ledger has one run of it at a time")
+        if self.sender is None:
+            raise RuntimeError(f"{self.name} cannot be sent before forgekeeper.process.boot.load_batches()")
+        return self.sender(self)
 
     @property
     def nothing(self) -> DataclassInstance:
@@ -208,7 +233,7 @@ class BatchSpec(Declared, Brought):
         return any(one.name == record and one.objective for spec in (self, *self.children) for one in spec.records)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False)
 class ChildSpec(Declared):
     """The declaration of a child; *enqueued_as* is the field of its parent's outcome that counts those sent."""
 

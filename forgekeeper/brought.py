@@ -59,7 +59,7 @@ Repositories = Callable[[int], dict[int, str]]
 Objects = Callable[[str], Sequence[str]]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False)
 class Brought:
     """What a batch brings, but for what it needs itself; *commands* is a module of the command line's."""
 

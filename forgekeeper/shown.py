@@ -32,7 +32,7 @@ class Status(NamedTuple):
     sentence: Callable[[Any], str]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False)
 class Shown:
     """What a declaration shows; *collected_as* is the label of the collector that reads its backlogs."""
 

@@ -19,6 +19,7 @@ from forgekeeper.connections import Limits
 from forgekeeper.database import database
 from forgekeeper.identity import identity
 from forgekeeper.process.run_messages import RunMessages
+from forgekeeper.process.sending import claim
 from forgekeeper.runs import reconcile
 from forgekeeper.runs.holds import BRAKES, Hold
 from forgekeeper.runs.ledger import JobRun, Started
@@ -140,7 +141,7 @@ def send_by_hand(batch: BatchSpec, *, recorded: bool = False) -> Sent:
     That is an act, unless it is *recorded* already as part of another.
     """
     back = held_back(batch)
-    run_id = None if back else _claimed(batch, recorded=recorded)
+    run_id = None if back else claim(batch, recorded=recorded)
     if run_id is None and back is None:
         back = "overlap", overlapping(batch)
     reconcile.send(batch.name, RunMessages(batch))
@@ -148,14 +149,6 @@ def send_by_hand(batch: BatchSpec, *, recorded: bool = False) -> Sent:
         return Sent(None, *back)
     hint = f"`forgekeeper why {batch.name}` tells what becomes of it"
     return Sent(run_id, None, f"{batch.name} is queued as run {run_id}; {hint}")
-
-
-def _claimed(batch: BatchSpec, *, recorded: bool) -> int | None:
-    with database.atomic():
-        run_id = JobRun.claim_manual(batch.name, by=identity())
-        if run_id is not None and not recorded:
-            acts.record("send", f"run {run_id}", batch=batch.name, after={"run": run_id})
-    return run_id
 
 
 def held_back(batch: BatchSpec) -> tuple[str, str] | None:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
-import dramatiq
 from dramatiq import Broker
 from dramatiq.brokers.redis import RedisBroker
 
-from forgekeeper.batches import BATCHES, CHILDREN, ChildSpec, Declared
+from forgekeeper.batches import BATCHES, CHILDREN, ChildSpec
 from forgekeeper.delivery.enqueue_many import enqueue_many
 from forgekeeper.delivery.queues import RUN
 from forgekeeper.fan_out import Enqueued, Keyed
@@ -23,18 +21,13 @@ RUN_ID = re.compile("[1-9][0-9]{0,17}")
 
 
 def declare(broker: Broker) -> None:
-    """Make an actor of each batch and child that has been declared and is none yet."""
+    """Make each batch and child that has been declared, and is none yet, an actor of the broker."""
     for batch in BATCHES.values():
         if batch.name not in broker.actors:
-            dramatiq.actor(broker=broker, document=batch.document, **_options(batch))(Attempt.work)
+            batch.bind(broker, Attempt.work, document=batch.document)
     for child in CHILDREN.values():
         if child.name not in broker.actors:
-            dramatiq.actor(broker=broker, child=True, **_options(child))(Attempt.work)
-
-
-def _options(declared: Declared) -> dict[str, Any]:
-    limit = round(declared.time_limit.total_seconds() * 1000)
-    return {"actor_name": declared.name, "queue_name": declared.queue, "time_limit": limit}
+            child.bind(broker, Attempt.work, child=True)
 
 
 def send_children(

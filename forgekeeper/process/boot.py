@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from forgekeeper import boot, worker_metrics
-from forgekeeper.batches import all_declared
+from forgekeeper.batches import BATCHES, all_declared
 from forgekeeper.events import subscribe
 from forgekeeper.process.actors import declare
 from forgekeeper.process.broker import broker
+from forgekeeper.process.sending import send
 from forgekeeper.settings import reading
 from metrics.catalogue import table
 from metrics.counting import WORKER
@@ -19,5 +20,7 @@ def load_batches() -> None:
     """
     boot.declare(reading.modules())
     declare(broker)
+    for batch in BATCHES.values():
+        batch.sender = send
     WORKER.know(table(all_declared()))
     subscribe(worker_metrics.count)

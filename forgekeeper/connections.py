@@ -13,9 +13,10 @@ from redis.retry import Retry
 from forgekeeper import database as db
 from forgekeeper import scripts
 from forgekeeper.database import Patience
+from forgekeeper.redis_client import Client
 from forgekeeper.settings import Settings
 
-client = redis.Redis()
+client = Client()
 """The process's Redis, pointing nowhere in particular until `connect`."""
 
 

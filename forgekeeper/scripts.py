@@ -14,6 +14,7 @@ import redis
 from redis.connection import Connection
 from redis.exceptions import NoScriptError
 
+from forgekeeper.database.writes import engine
 from forgekeeper.redis_types import misfits
 
 FOLDERS = [files("forgekeeper") / "lua", files("forgekeeper.delivery") / "lua"]
@@ -44,7 +45,7 @@ def call(client: redis.Redis, name: str, *, keys: Sequence[str | bytes], args: l
     Raises `redis.RedisError`, and says which key it is that is of the wrong type.
     """
     source, digest = _script(name)
-    with _naming_misfits(client, keys):
+    with engine(), _naming_misfits(client, keys):
         try:
             return client.evalsha(digest, len(keys), *keys, *args)
         except NoScriptError:

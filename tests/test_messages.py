@@ -85,7 +85,7 @@ def left_behind():
 
 
 def test_a_pushed_message_leaves_what_a_sent_one_leaves():
-    ACTOR.send()
+    broker.enqueue(ACTOR.message())
     sent = left_behind()
     client.flushdb()
 

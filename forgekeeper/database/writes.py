@@ -19,7 +19,10 @@ GUARD = """
     select current_setting('default_transaction_read_only'), set_config('default_transaction_read_only', 'on', false)
 """
 
-_guarded: ContextVar[bool] = ContextVar("guarded", default=False)
+_guarded: ContextVar[str | None] = ContextVar("guarded", default=None)
+_engine: ContextVar[bool] = ContextVar("engine", default=False)
+
+INSTEAD = 'return Rows, Items or Children and the engine deletes, or declare writes="why"'
 
 
 class WritesByItself(Exception):
@@ -40,26 +43,39 @@ def reading_only(batch: str) -> Iterator[None]:
     (before, _now) = database.execute_sql(GUARD).fetchone()
     if before == "on":
         raise TakesNoWrites(TakesNoWrites.__doc__)
-    token = _guarded.set(True)
+    token = _guarded.set(batch)
     try:
         yield
     except Exception as error:
         if code_of(error) != READ_ONLY:
             raise
-        raise WritesByItself(
-            f"{batch} writes by itself{_statement(error)}: return Rows, Items or Children and the engine deletes,"
-            ' or declare writes="why"'
-        ) from error
+        raise WritesByItself(f"{batch} writes by itself{_statement(error)}: {INSTEAD}") from error
     finally:
         _guarded.reset(token)
         _let_write()
 
 
 @contextmanager
+def engine() -> Iterator[None]:
+    """Let what is done within write: it is a step of the engine's, outside the database too."""
+    token = _engine.set(True)
+    try:
+        yield
+    finally:
+        _engine.reset(token)
+
+
+@contextmanager
 def writing() -> Iterator[None]:
     """Open a transaction of the engine's that may write; within another one a savepoint."""
-    with database.atomic("read write") if _guarded.get() else database.atomic():
+    with engine(), database.atomic("read write") if _guarded.get() else database.atomic():
         yield
+
+
+def insist(how: str) -> None:
+    """Raise `WritesByItself` where a batch that is asked what goes would write, delete or lock *how*."""
+    if (batch := _guarded.get()) is not None and not _engine.get():
+        raise WritesByItself(f"{batch} writes by itself, {how}: {INSTEAD}")
 
 
 def write_first() -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import Any
 
+from forgekeeper.database.writes import engine
 from forgekeeper.declaring.children import Children
 from forgekeeper.deleting.outcome import add
 from forgekeeper.runs.run import Run
@@ -14,7 +15,8 @@ def send(run: Run[Any], children: Children) -> str | None:
     """Send each child, unless it is on its way; return why it ended before all were, None where all are sent."""
     calls, outcome = iter(children.calls()), run.outcome
     while page := list(islice(calls, children.page)):
-        sent = run.fan_out(children.child, page)
+        with engine():
+            sent = run.fan_out(children.child, page)
         setattr(outcome, children.sent, getattr(outcome, children.sent) + sent.enqueued)
         add(outcome, "deduplicated", sent.deduplicated)
         if children.all_of is not None:

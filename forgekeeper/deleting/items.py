@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -12,7 +13,7 @@ from typing import Any, Generic, NamedTuple
 import structlog
 
 from forgekeeper.audit.intents import Intended, Item, close_earlier
-from forgekeeper.database.writes import writing
+from forgekeeper.database.writes import engine, writing
 from forgekeeper.declaring.items import Ended, Items, One, Page, State
 from forgekeeper.deleting.outcome import add
 from forgekeeper.runs.bad_records import BadRecords
@@ -29,7 +30,8 @@ def delete(run: Run[Any], items: Items[Any]) -> str | None:
     counts as gone.
     """
     try:
-        _note(run, items.begin())
+        with engine():
+            _note(run, items.begin())
         _close_earlier(run, items)
         with _bad_records(run, items) as bad:
             stopped = _Pass(run, items, bad).whole()
@@ -170,7 +172,8 @@ class _Pass(Generic[One]):
             return None
         until = min(self._ours_until, time.monotonic() + self._run.deadline.left())
         matters = lot.told.on or self._run.brakes.limited
-        found = self._items.delete(lot.going, until, lot.told.begin if matters else None)
+        with engine():
+            found = self._items.delete(lot.going, until, lot.told.begin if matters else None)
         if not found.began:
             self._run.brakes.give_back()
         if found.error is None:
@@ -261,6 +264,8 @@ class _Pass(Generic[One]):
                 brakes.settle(went, of=of)
         if of:
             brakes.went(went, of=of)
-        for field, count in (*counts.items(), *items.forget(states).items()):
+        with engine():
+            counts = Counter(counts) + Counter(items.forget(states))
+        for field, count in counts.items():
             add(self._run.outcome, field, count)
             self._settled += count

@@ -25,6 +25,14 @@ from forgekeeper.locks import LeaseTaken, lease
 from forgekeeper.runs.run import Run
 
 WHAT = "return Rows, Items, Children or Skip"
+LOOPS: dict[type[Answer], Callable[[Run[Any], Any], str | None]] = {
+    Changes: changes.change,
+    Rows: rows.delete,
+    Items: items.delete,
+    Removal: removal.remove,
+    Children: children.send,
+}
+"""What the engine does with each kind of answer; it returns why the run has to end."""
 
 
 def work(run: Run[Any], ask: Callable[..., Any], *ids: Any) -> None:
@@ -96,24 +104,20 @@ def _all(run: Run[Any], answers: Iterator[object]) -> str | None:
 
 def _one(run: Run[Any], answer: object) -> str | None:
     """Do what one answer says; return why the run has to end, None where it may go on."""
+    if isinstance(answer, Rows) and not isinstance(answer, Changes):
+        answer = _within(run, answer)
+    for kind, loop in LOOPS.items():
+        if isinstance(answer, kind):
+            stopped: str | None = loop(run, answer)
+            return stopped
     match answer:
-        case Changes():
-            return changes.change(run, answer)
-        case Rows():
-            return rows.delete(run, _within(run, answer))
-        case Items():
-            return items.delete(run, answer)
-        case Removal():
-            return removal.remove(run, answer)
-        case Children():
-            return children.send(run, answer)
         case Skip(reason=reason):
             run.skipped = reason
-            return None
         case Note(fields=fields):
             _note(run, fields)
-            return None
-    raise Mistake(f"{run.batch} answers with {answer!r}: {WHAT}")
+        case _:
+            raise Mistake(f"{run.batch} answers with {answer!r}: {WHAT}")
+    return None
 
 
 def _within(run: Run[Any], rows: Rows[Any]) -> Rows[Any]:

@@ -26,9 +26,9 @@ def claim(batch: BatchSpec, *, recorded: bool = False) -> int | None:
 
 
 def send(batch: BatchSpec) -> Message[Any]:
-    """Send a run of the batch, or again the one that is open; return its message.  Raises `NotSent` where none may start.
+    """Send a run of the batch, or again the one that is open; return its message.
 
-    This needs connections.
+    This needs connections.  Raises `NotSent` where no run may start.
     """
     if why := Hold.why(batch.name):
         raise NotSent(f"{batch.name} is {why}; `forgekeeper status {batch.name}` says by what")

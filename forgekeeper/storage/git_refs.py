@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from forgekeeper.database.writes import insist
 from forgekeeper.storage.git_command import Git, GitTimedOut, GitUnavailable, legible
 from forgekeeper.storage.git_complaints import understand
 from forgekeeper.storage.git_repository import (
@@ -120,6 +121,7 @@ def delete(
     `GitTimedOut` and `GitUnavailable`; some of the refs may then have been deleted, and to
     delete them again is harmless.
     """
+    insist("by git")
     outcomes, rows = _sorted_out(doomed)
     if rows:
         repository = open_repository(root, disk_path)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 import obstore
 from obstore.store import LocalStore, S3Store
 
+from forgekeeper.database.writes import insist
 from forgekeeper.storage.opening import FAILURES, check_process, open_store, reason
 from forgekeeper.storage.sentinel import NAME, Sentinel, objection, parse
 
@@ -141,6 +142,7 @@ class Objects:
         sentinel cannot be read or is not this installation's, or nothing at all may be deleted,
         and RuntimeError in a forked child.
         """
+        insist(f"at the store {self.location}")
         check_process()
         deletion = _Deletion(self.location, self._store, self._installation, self._prefixes, unless_changed_since or {})
         normal = []
@@ -180,6 +182,7 @@ class Objects:
 
     def put(self, paths: Sequence[str], content: bytes = b"a sample\n") -> None:
         """Put an object at each of *paths*: sample data.  Raises `StoreUnavailable`."""
+        insist(f"at the store {self.location}")
         with self._answering():
             for path in paths:
                 obstore.put(self._store, path, content)

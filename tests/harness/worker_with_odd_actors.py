@@ -90,7 +90,7 @@ def declared(work, **options):
 
 
 @partial(declared, min_backoff=100, max_backoff=200)
-def fail_first(_run, key, path):
+def fail_first(run, key, path):
     """Fail as soon as the file *path* is there; succeed the next time."""
     tries = Path(f"{path}.tries")
     with tries.open("a") as file:

@@ -112,7 +112,7 @@ def test_a_bad_record_is_counted_where_it_is_passed_over(counted, labels):
 
 
 def test_a_run_that_ends_well_is_a_run_with_its_figures_and_no_failure(database, counted):
-    end("user_status_cleanup", outcome=statuses.Outcome(7, 1, "drained"))
+    end("user_status_cleanup", outcome=statuses.user_status_cleanup.outcome(7, 1, "drained"))
 
     assert counted("runs_total", "user_status_cleanup") == 1
     assert counted("records_processed_total", "user_status_cleanup", "user_status") == 7
@@ -206,7 +206,7 @@ def test_more_statuses_left_than_the_limit_are_a_breach(database, counted, left,
         "insert into user_statuses (user_id, clear_status_at) select n, now() from generate_series(1, %s) as n", (left,)
     )
 
-    end("user_status_cleanup", outcome=statuses.Outcome(1, 1, stopped))
+    end("user_status_cleanup", outcome=statuses.user_status_cleanup.outcome(1, 1, stopped))
 
     assert counted("threshold_breaches_total", "user_status_cleanup", "backlog") == breaches
 
@@ -226,7 +226,7 @@ def test_a_backlog_that_has_a_limit_is_looked_at_after_a_run_that_ended_well_and
 
 
 def test_a_run_that_stops_at_its_budget_is_a_timeout(database, counted):
-    end("user_status_cleanup", outcome=statuses.Outcome(1, 1, "deadline"))
+    end("user_status_cleanup", outcome=statuses.user_status_cleanup.outcome(1, 1, "deadline"))
     end("stale_direct_uploads", outcome=direct.Outcome(execution_timeout=True))
 
     assert counted("run_timeouts_total", "user_status_cleanup") == 1
@@ -236,7 +236,7 @@ def test_a_run_that_stops_at_its_budget_is_a_timeout(database, counted):
 def test_a_run_that_drains_is_no_timeout(database, counted):
     shutdown.requested.set()
     try:
-        end("user_status_cleanup", outcome=statuses.Outcome(1, 1, "deadline"))
+        end("user_status_cleanup", outcome=statuses.user_status_cleanup.outcome(1, 1, "deadline"))
     finally:
         shutdown.requested.clear()
 

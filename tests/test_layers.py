@@ -29,8 +29,9 @@ ENGINE = {
     "probe": {"metrics"},
     "redis_types": {"delivery.keys"},
     "redis_values": set(),
-    "scripts": {"redis_types"},
-    "connections": {"database", "settings", "scripts"},
+    "scripts": {"database.writes", "redis_types"},
+    "redis_client": {"database.writes"},
+    "connections": {"database", "redis_client", "settings", "scripts"},
     "locks": {"metrics", "redis_types", "redis_values", "scripts"},
     "delivery": {"events", "fan_out", "identity", "metrics", "redis_values", "scripts", "shutdown"},
     "installation": {"connections", "database", "delivery.keys", "settings", "storage"},
@@ -39,17 +40,20 @@ ENGINE = {
     "brought": {"audit.subjects", "settings"},
     "preview": {"database", "settings"},
     "shown": {"database", "metrics", "preview", "settings"},
-    "declaring": {"audit.subjects", "database", "settings"},
-    "deleting": {"audit", "database", "declaring", "preview", "runs"},
+    "declaring": {"audit", "database", "settings"},
+    "deleting": {
+        *("audit", "connections", "database", "declaring", "identity", "locks", "preview", "runs", "storage"),
+    },
     "batches": {
         *("audit.subjects", "brought", "database", "declaring", "deleting", "flags", "metrics", "preview", "runs.run"),
         *("settings", "shown"),
     },
-    "runs": LEAVES | {"audit", "batches", "clocks", "failpoints", "flags", "installation", "preview"},
+    "runs": LEAVES | {"audit", "batches", "clocks", "failpoints", "flags", "installation", "locks", "preview"},
     "runs.plan": {"settings"},
     "boot": {"batches", "declaring", "settings"},
     "worker_metrics": LEAVES | {"batches", "delivery", "locks", "runs"},
-    "process": LEAVES | {"batches", "boot", "connections", "delivery", "migrations", "runs", "worker_metrics"},
+    "process": LEAVES
+    | {"audit.acts", "batches", "boot", "connections", "delivery", "migrations", "runs", "worker_metrics"},
     "tables": {"audit", "database", "flags", "installation", "process.rows", "runs", "storage"},
     "collectors": LEAVES
     | {

@@ -24,9 +24,9 @@ from forgekeeper.database.stakes import Stake
 from forgekeeper.database.survey import Selected, expected
 from forgekeeper.declaring.items import Deleted, Ended, Page, State
 from forgekeeper.declaring.surroundings import settings
+from forgekeeper.deleting.objects import deleted_at, stood_at
 from forgekeeper.preview import BUSY, PASSED_OVER, Look, Part
 from forgekeeper.storage import stores
-from forgekeeper.storage.deleting import deleted_at, stood_at
 from forgekeeper.storage.objects import Objects, StoreUnavailable, is_normal
 from forgekeeper.storage.outbox import Claimed, DeletedObject
 from models import JobArtifact

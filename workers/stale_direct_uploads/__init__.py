@@ -30,11 +30,11 @@ from forgekeeper.database.backlog import Backlog
 from forgekeeper.database.stakes import Stake
 from forgekeeper.declaring.items import Deleted, Ended, Page, State
 from forgekeeper.declaring.surroundings import run_number, settings
+from forgekeeper.deleting.objects import deleted_at, stood_at
 from forgekeeper.redis_values import moment
 from forgekeeper.settings import Settings
 from forgekeeper.shown import backlog_readings
 from forgekeeper.storage import owners, stores
-from forgekeeper.storage.deleting import deleted_at, stood_at
 from forgekeeper.storage.objects import OUTSIDE, Objects, StoreUnavailable, is_normal
 from forgekeeper.storage.outbox import DeletedObject
 from forgekeeper.storage.settled import SettledUpload

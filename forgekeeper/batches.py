@@ -23,6 +23,7 @@ from forgekeeper.database.backlog import Backlog
 from forgekeeper.database.stakes import AtStake
 from forgekeeper.declaring.answers import Answer
 from forgekeeper.declaring.deriving import Due, Shape, rows_of, shape_of, wants_run
+from forgekeeper.declaring.items import Items
 from forgekeeper.declaring.rows import Rows
 from forgekeeper.deleting import looking
 from forgekeeper.flags import FLAGS
@@ -449,7 +450,7 @@ def _common(
 ) -> _Common:
     name, asked = function.__name__, not wants_run(function)
     # What deletes no rows may send children.
-    own = steps or (() if shape.rows or not asked else ["enqueued"])
+    own = steps or (() if shape.rows or shape.items or not asked else ["enqueued"])
     return {
         "name": name,
         "sentence": (function.__doc__ or "").strip().split("\n")[0],
@@ -457,7 +458,7 @@ def _common(
         "work": partial(_work, function) if asked else function,
         "asked": asked,
         "outcome": outcome or shape.outcome(name),
-        "records": tuple(map(_record, shape.rows)) if records is None else tuple(records),
+        "records": (*map(_record, shape.rows), *map(_items, shape.items)) if records is None else tuple(records),
         "thresholds": tuple(thresholds),
         "steps": tuple(f"{name}.{step}" for step in dict.fromkeys((*shape.steps, *own))),
         "counters": tuple(counters),
@@ -476,6 +477,12 @@ def _record(rows: Rows[Any]) -> Record:
     size = () if rows.counted_bytes is None else (rows.counted_bytes,)
     counted = (rows.counted,)
     return Record(rows.record, counted, counted, {"database": ()}, objective=rows.objective, bytes=size)
+
+
+def _items(items: Items[Any]) -> Record:
+    """Say how items are counted."""
+    errors = {"database": ()} if items.keyed else {}
+    return Record(items.record, (*items.processed, *items.failed), items.processed, errors, objective=items.objective)
 
 
 def _derive(declared: Declared, shape: Shape, due: Due) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from forgekeeper.database import Base
 from forgekeeper.declaring.answers import Answer, Mistake
+from forgekeeper.declaring.items import Items
 from forgekeeper.declaring.rows import Rows
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ class Shape(NamedTuple):
     """What a batch deletes, as far as its answer says so."""
 
     rows: tuple[Rows[Any], ...] = ()
+    items: tuple[Items[Any], ...] = ()
 
     @property
     def tables(self) -> tuple[type[Base], ...]:
@@ -34,12 +36,15 @@ class Shape(NamedTuple):
     @property
     def steps(self) -> tuple[str, ...]:
         """The failpoints after chunks."""
-        return tuple(dict.fromkeys(rows.step for rows in self.rows))
+        of_items = [step for items in self.items for step in items.steps if step]
+        return tuple(dict.fromkeys([*(rows.step for rows in self.rows), *of_items]))
 
     def outcome(self, name: str) -> type[DataclassInstance]:
         """Make what a run comes to: a field for what each counts, the chunks, and why it stopped."""
         counted = [one for rows in self.rows for one in (rows.counted, rows.counted_bytes) if one]
-        fields = [(one, int, field(default=0)) for one in dict.fromkeys((*counted, "batches"))]
+        counted += ["batches"] if self.rows else []
+        counted += [one for items in self.items for one in (*items.processed, *items.failed)]
+        fields = [(one, int, field(default=0)) for one in dict.fromkeys(counted)]
         return make_dataclass(
             "Outcome", [*fields, ("stopped", str, field(default="drained"))], namespace={"__doc__": f"Of {name}."}
         )
@@ -56,7 +61,11 @@ def shape_of(name: str, due: Due) -> Shape:
     Raises `Mistake` where that needs what is not there before a run.
     """
     try:
-        return Shape(tuple(rows_of(name, due, ANY_INSTANT)))
+        answers = list(answers_of(name, due, ANY_INSTANT))
+        return Shape(
+            tuple(one for one in answers if isinstance(one, Rows)),
+            tuple(one for one in answers if isinstance(one, Items)),
+        )
     except Mistake:
         raise
     except Exception as error:
@@ -68,9 +77,13 @@ def shape_of(name: str, due: Due) -> Shape:
 
 def rows_of(name: str, due: Due, now: datetime) -> Iterator[Rows[Any]]:
     """Yield the rows that are due at an instant; raise `Mistake` for an answer that is none."""
+    yield from (one for one in answers_of(name, due, now) if isinstance(one, Rows))
+
+
+def answers_of(name: str, due: Due, now: datetime) -> Iterator[Answer]:
+    """Yield what the batch answers with at an instant; raise `Mistake` for an answer that is none."""
     answer = due(now)
     for one in [answer] if isinstance(answer, Answer) or answer is None else answer:
-        if isinstance(one, Rows):
-            yield one
-        elif not isinstance(one, Answer):
+        if not isinstance(one, Answer):
             raise Mistake(f"{name} answers with {one!r}: return Rows, Items, Children or Skip")
+        yield one

@@ -2,7 +2,6 @@
 
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import partial
 
 import peewee as pw
 import pytest
@@ -12,7 +11,7 @@ from hypothesis import strategies as some
 
 from forgekeeper.audit.deletions import Audit, Deletion, hashed
 from forgekeeper.connections import client
-from forgekeeper.database import chunks, database, now
+from forgekeeper.database import database, now
 from forgekeeper.flags import FeatureFlag
 from forgekeeper.process.rows import Process
 from forgekeeper.runs.ledger import JobRun
@@ -312,10 +311,9 @@ def test_where_no_line_can_be_written_no_import_is_given_up(kind):
 @pytest.mark.usefixtures("refusing")
 def test_where_no_line_can_be_written_no_old_run_goes():
     old = JobRun.create(batch="a", state="failed", finished_at=now() - 40 * DAY)
-    gone = partial(Audit("prune", on=True).done, "job_run")
 
     with pytest.raises(pw.IntegrityError, match="refusing"):
-        chunks.delete(JobRun.select(), limit=10, gone=lambda ids: gone(ids=ids))
+        recorded(prune, settings_with())
 
     assert JobRun.get_by_id(old.id)
 

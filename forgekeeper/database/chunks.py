@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import peewee as pw
 
-from forgekeeper.database import LOWEST, database
+from forgekeeper.database import LOWEST
 
 
 class Position(NamedTuple):
@@ -33,39 +33,6 @@ def page(
     beyond = pw.Tuple(by, key) > pw.Tuple(pw.SQL("%s", [after.instant]), after.key)
     rows = _without(query, without).select(by.cast("text"), key).where(beyond).order_by(by, key).limit(limit).tuples()
     return [Position(*row) for row in rows]
-
-
-def delete(
-    query: pw.ModelSelect[Any],
-    *,
-    limit: int,
-    only: Sequence[int] | None = None,
-    without: Collection[int] = (),
-    gone: Callable[[Sequence[int]], object] | None = None,
-) -> int:
-    """Delete up to *limit* of the rows that *query* selects, of *only* these, *without* those; return how many.
-
-    Rows that another transaction has locked are passed over, not waited for.  *gone* is told their keys, if there are
-    any, in the same transaction: what it raises lets them stay.
-    """
-    model, key = query.model, query.model._meta.primary_key
-    if only is not None:
-        query = query.where(key.in_(list(only)))
-    claimed = _without(query, without).limit(limit).for_update(skip_locked=True)
-    # Computed once: ``in (select ... limit n)`` may be repeated, and would then delete more than *limit*.
-    deletion = model.delete().where(key == pw.fn.any(pw.fn.array(claimed)))
-    if gone is None:
-        return int(deletion.execute())
-    with database.atomic():
-        keys = [found for (found,) in deletion.returning(key).tuples().execute()]
-        if keys:
-            gone(keys)
-    return len(keys)
-
-
-def first(query: pw.ModelSelect[Any], *, limit: int, without: Collection[int] = ()) -> list[int]:
-    """Return the keys of what `delete` would delete, locked or not."""
-    return [key for (key,) in _without(query, without).limit(limit).tuples()]
 
 
 def among(query: pw.ModelSelect[Any], keys: Sequence[int]) -> set[int]:

@@ -16,7 +16,7 @@ import peewee as pw
 import structlog
 
 from forgekeeper.database import reachable, sqlstate
-from forgekeeper.database.chunks import among, delete, first
+from forgekeeper.database.chunks import among
 from forgekeeper.events import RecordFailed, emit
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.passed_over import PassedOver
@@ -100,29 +100,6 @@ class BadRecords:
             found = places()
             self._split(work, [_key(place) for place in found], error)
             return found[-1] if found else None
-
-    def delete(
-        self,
-        query: pw.ModelSelect[Any],
-        *,
-        limit: int,
-        then: Callable[[int], None],
-        gone: Callable[[Sequence[int]], object] | None = None,
-    ) -> int:
-        """Delete up to *limit* of the rows that *query* selects; return how many were dealt with, bad ones included.
-
-        After each commit *then* is told how many have gone; before it *gone* is told their keys.
-        """
-        done, failed = 0, self.failed
-
-        def work(only: Sequence[int] | None) -> None:
-            nonlocal done
-            count = delete(query, limit=limit, only=only, without=self.keys, gone=gone)
-            done += count
-            then(count)
-
-        self.chunk(work, lambda: first(query, limit=limit, without=self.keys))
-        return done + self.failed - failed
 
     def each(self, work: Callable[[Sequence[int]], object], keys: Sequence[int]) -> None:
         """Do the *work* for records of these keys: for all at once, or for parts of them if one raises."""

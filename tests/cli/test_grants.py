@@ -17,7 +17,7 @@ from forgekeeper import collectors, migrations
 from forgekeeper.audit.deletions import Audit
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import Limits, client, connect
-from forgekeeper.database import chunks, database, now, privileges, sqlstate, use
+from forgekeeper.database import database, now, privileges, sqlstate, use
 from forgekeeper.installation.row import Installation
 from forgekeeper.process.broker import NAMESPACE, broker
 from forgekeeper.process.rows import Process
@@ -311,7 +311,7 @@ def of_worker(settings):
     yield partial(JobRun.hold, Started(0, str(uuid4()), 1), {}, kind="breaker", sentence="it is too much")
     yield partial(Quarantined.fail, "git_ref_cleanup", "clean_project_refs", "1", "it failed", run=1)
     yield partial(Quarantined.end, "git_ref_cleanup", "clean_project_refs", "1")
-    yield partial(chunks.delete, JobRun.select().where(JobRun.closed_before(now() - timedelta(days=1))), limit=1)
+    yield JobRun.delete().where(JobRun.closed_before(now() - timedelta(days=1))).execute
     yield partial(paths, [1])
     yield partial(settle, 1, [Closed(0, "refs/mr/1")])
     yield partial(Audit("prune", on=True).intent, "a", ids=[1])
@@ -319,8 +319,7 @@ def of_worker(settings):
     yield partial(RunTotal.delete_old, now(), limit=1)
     yield partial(SettledUpload.reap, "artifacts", ["a"], None)
     yield partial(SettledUpload.delete_old, now() + timedelta(days=1), limit=1)
-    old = GitRefDeletion.select().where(GitRefDeletion.processed_before(now() - timedelta(days=99)))
-    yield partial(chunks.delete, old, limit=1)
+    yield GitRefDeletion.delete().where(GitRefDeletion.processed_before(now() - timedelta(days=99))).execute
     audit = Audit("prune", on=True)
     yield partial(audit.done, "ref", ids=[1])
     yield partial(audit.unclosed, "ref")

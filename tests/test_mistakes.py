@@ -11,6 +11,7 @@ from forgekeeper import events
 from forgekeeper.batches import BATCHES, CHILDREN
 from forgekeeper.database import database as db
 from forgekeeper.database import now
+from forgekeeper.database.writes import writing
 from forgekeeper.flags import FeatureFlag
 from forgekeeper.installation import agreement
 from forgekeeper.installation.row import Installation
@@ -133,7 +134,8 @@ def test_a_bad_import_while_a_run_is_at_work_costs_one_cap(database):
 
     def meanwhile(event):
         if isinstance(event, events.OutcomeGrew) and not told:
-            told.append(UserStatus.update(clear_status_at=now() - DAY / 2).execute())
+            with writing():
+                told.append(UserStatus.update(clear_status_at=now() - DAY / 2).execute())
 
     events.subscribe(meanwhile)
     try:

@@ -29,7 +29,7 @@ LIBRARIES = {
     "redis",
     "structlog",
 }
-SERVING = {"apscheduler.schedulers", "dramatiq", "forgekeeper.process.broker", "prometheus_client", "rich.markdown"}
+SERVING = {"apscheduler.schedulers", "forgekeeper.process.broker", "prometheus_client", "rich.markdown"}
 
 
 @pytest.fixture

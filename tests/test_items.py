@@ -31,7 +31,7 @@ class Leaf(Table):
 
 
 class Leaves(Items[Leaf]):
-    """The files that the table names; those called kept stay, those called failed fail."""
+    """The files that the table names; those called kept stay, those called failed fail, lost ones are another's by then."""
 
     record = "leaf"
     name = "name"
@@ -58,7 +58,8 @@ class Leaves(Items[Leaf]):
         return {leaf: Kept("it says so") for leaf in items if leaf.name.startswith("kept")}
 
     def mark(self, items, kept):
-        return {leaf: kept.get(leaf) or Item(leaf.id, leaf.name, {"name": leaf.name}) for leaf in items}
+        ours = [leaf for leaf in items if not leaf.name.startswith("lost")]
+        return {leaf: kept.get(leaf) or Item(leaf.id, leaf.name, {"name": leaf.name}) for leaf in ours}
 
     def delete(self, items, until, tell):  # noqa: ARG002
         states = {}
@@ -141,6 +142,17 @@ def test_what_fails_counts_as_gone_until_somebody_knows_better(leaves):
 
     total = RunTotal.get(RunTotal.batch == "sweep_leaves")
     assert (result["deleted"], result["failed"], total.records, total.reserved) == (4, 1, 4, 1)
+
+
+def test_what_is_another_s_by_then_stays_and_uses_no_limit(leaves, folder):
+    first = Leaf.select().order_by(Leaf.id).get()
+    Leaf.update(name="lost").where(Leaf.id == first.id).execute()
+
+    result = run(leaves, max_per_run_sweep_leaves=FILES)
+
+    total = RunTotal.get(RunTotal.batch == "sweep_leaves")
+    assert (result["deleted"], total.records, total.reserved) == (FILES - 1, FILES - 1, 0)
+    assert (left(folder), Leaf.select().count()) == (1, 1)
 
 
 def test_an_attempt_that_died_in_between_has_used_its_chunk_and_the_next_closes_its_lines(leaves, folder):

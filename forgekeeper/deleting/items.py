@@ -231,7 +231,8 @@ class _Pass(Generic[One]):
         items, known, failed = self._items, {**lot.kept, **states}, self._bad.failed
         waits = [one for one, became in known.items() if became.state in items.waits]
         sure = [one for one, became in known.items() if became.state in items.gone | items.stays]
-        others = [one for one in known if one not in {*waits, *sure}]
+        understood = {*waits, *sure}
+        others = [one for one in known if one not in understood]
         self._run.brakes.give_back(len(waits))
         self._close(lot, known, sure)
         self._step(3)

@@ -311,9 +311,10 @@ def batch(
     *cron* has five fields, or six with seconds first; the setting ``CRON_…`` replaces it.  *budget* is how long a run
     may take before it stops by itself; after *time_limit*, a minute more, it is killed.  *due* says what is due where
     the function cannot be asked before a run.  *outcome* is a dataclass for the result, *records* say which of its
-    fields count what: both follow from `Rows`.  Of *tables* it is asked before each run whether its statements would
-    misread them; *misreadings* may say more.  *flags* are those that it reads, each with what it switches; by *flag*
-    it is switched off.  *collector* is the exporter's label for who reads its backlogs, if it is not the batch's name.
+    fields count what: both follow from `Rows` and `Items`.  Of *tables* it is asked before each run whether its
+    statements would misread them; *misreadings* may say more.  *flags* are those that it reads, each with what it
+    switches; by *flag* it is switched off.  *collector* is the exporter's label for who reads its backlogs, if it is
+    not the batch's name.
     *logged_as* is what the last line of a run calls the whole result, besides its fields.
     *commands* is a module, imported by the command line alone, whose `COMMANDS` maps names to commands or groups.
 

@@ -23,7 +23,7 @@ class GivesBackWhatIsRefused(Protocol):
 
 
 class SettlesAgain(Protocol):
-    """Whoever hears no answer settles once more."""
+    """A child that hears no answer settles once more."""
 
     def lost(self, done, number, child):
         for name, then in super().lost(done, number, child):

@@ -146,6 +146,7 @@ class Items(Answer, ABC, Generic[One]):
         """Say which of the items of a scope stay, and why.  Run and preview ask the same; it must change nothing."""
         return {}
 
+    @abstractmethod
     def mark(self, items: Sequence[One], kept: Mapping[One, State]) -> Mapping[One, Item | State | None]:
         """Return what the audit keeps of each item that goes, and the state of each that stays.
 
@@ -153,7 +154,6 @@ class Items(Answer, ABC, Generic[One]):
         item that is not returned is not ours any more.  *kept* are those of which `look` has said that they stay.  Of
         an item with None `delete` has to *tell*.
         """
-        return {one: kept.get(one) for one in items}
 
     @abstractmethod
     def delete(self, items: Sequence[One], until: float, tell: Tell[One] | None) -> Deleted[One]:

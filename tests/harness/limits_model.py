@@ -119,7 +119,7 @@ class Protocol:
         if state.run + 1 < RUNS:
             yield "another run", state._replace(run=state.run + 1)
         if state.backup is None:
-            # Whoever held something when it was made is not there when it is restored.
+            # A child that held something when it was made is not there when it is restored.
             yield "backup", state._replace(backup=Backup(state.records, state.reserved, state.gone, state.reserved))
         elif state.restores == 0:
             was = state.backup

@@ -95,6 +95,10 @@ class ProjectRefs(Items[Pending]):
             return [_became(row["oid"], there.get(row["ref"])) for row in rows]
         return [None] * len(rows)
 
+    def mark(self, items: Sequence[Pending], kept: Mapping[Pending, State]) -> dict[Pending, State | None]:
+        """Leave all to the deletion: git says only then what each ref was."""
+        return {row: kept.get(row) for row in items}
+
     def delete(self, items: Sequence[Pending], until: float, tell: Tell[Pending] | None) -> Deleted[Pending]:
         """Delete the refs in one git transaction, where that can be."""
         doomed, begun = {row: git_refs.Doomed(row.ref, row.expected_oid) for row in items}, False

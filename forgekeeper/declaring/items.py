@@ -110,6 +110,10 @@ class Items(Answer, ABC, Generic[One]):
         """Do what a run ends with, however it ended; return fields of its result."""
         return {}
 
+    def failure(self) -> Exception | None:
+        """Return why the run fails, though all was done that could be."""
+        return None
+
     def due_of(self, keys: Sequence[int]) -> set[int]:
         """Return those of the keys of bad records that are still due."""
         raise NotImplementedError

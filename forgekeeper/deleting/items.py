@@ -15,7 +15,7 @@ import structlog
 from forgekeeper.audit.intents import Intended, Item, close_earlier
 from forgekeeper.database.writes import engine, writing
 from forgekeeper.declaring.items import Ended, Items, One, Page, State
-from forgekeeper.deleting.outcome import add
+from forgekeeper.deleting.outcome import add, note
 from forgekeeper.runs.bad_records import BadRecords
 from forgekeeper.runs.run import Run
 from forgekeeper.runs.totals import Amount
@@ -31,20 +31,17 @@ def delete(run: Run[Any], items: Items[Any]) -> str | None:
     """
     try:
         with engine():
-            _note(run, items.begin())
+            note(run, items.begin())
         _close_earlier(run, items)
         with _bad_records(run, items) as bad:
             stopped = _Pass(run, items, bad).whole()
     except Exception as error:
-        _note(run, items.end(Ended(error=error)))
+        note(run, items.end(Ended(error=error)))
         raise
-    _note(run, items.end(Ended(stopped, timed_out=stopped == "deadline" and run.deadline.left() == 0)))
+    note(run, items.end(Ended(stopped, timed_out=stopped == "deadline" and run.deadline.left() == 0)))
+    if failure := items.failure():
+        raise failure
     return stopped
-
-
-def _note(run: Run[Any], fields: Any) -> None:
-    for name, value in fields.items():
-        setattr(run.outcome, name, value)
 
 
 def _close_earlier(run: Run[Any], items: Items[Any]) -> None:

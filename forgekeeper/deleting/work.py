@@ -20,6 +20,7 @@ from forgekeeper.declaring.removal import Removal
 from forgekeeper.declaring.rows import Rows
 from forgekeeper.declaring.surroundings import NUMBER, SETTINGS
 from forgekeeper.deleting import changes, children, items, removal, rows
+from forgekeeper.deleting.outcome import note
 from forgekeeper.identity import identity
 from forgekeeper.locks import LeaseTaken, lease
 from forgekeeper.runs.run import Run
@@ -114,7 +115,7 @@ def _one(run: Run[Any], answer: object) -> str | None:
         case Skip(reason=reason):
             run.skipped = reason
         case Note(fields=fields):
-            _note(run, fields)
+            note(run, fields)
         case _:
             raise Mistake(f"{run.batch} answers with {answer!r}: {WHAT}")
     return None
@@ -128,10 +129,3 @@ def _within(run: Run[Any], rows: Rows[Any]) -> Rows[Any]:
         if (whole.record, whole.model) == (rows.record, rows.model):
             return rows.within(whole)
     raise Mistake(f"{run.batch} answers with {rows.record}, of which its due= says nothing")
-
-
-def _note(run: Run[Any], fields: dict[str, Any]) -> None:
-    for name, value in fields.items():
-        if not hasattr(run.outcome, name):
-            raise Mistake(f"{run.batch} notes {name}, which is no field of {type(run.outcome).__name__}")
-        setattr(run.outcome, name, value)

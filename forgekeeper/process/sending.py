@@ -31,7 +31,7 @@ def send(batch: BatchSpec) -> Message[Any]:
     This needs connections.  Raises `NotSent` where no run may start.
     """
     if why := Hold.why(batch.name):
-        raise NotSent(f"{batch.name} is {why}; `forgekeeper status {batch.name}` says by what")
+        raise NotSent(f"{batch.name} is {why}; `forgekeeper why {batch.name}` says by whom")
     number = claim(batch)
     run = JobRun.open(batch.name) if number is None else JobRun.get_by_id(number)
     if run is None:

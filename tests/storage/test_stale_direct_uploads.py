@@ -842,6 +842,16 @@ def test_at_the_deadline_a_run_says_so_and_leaves_the_rest(s3):
     assert run(artifacts=s3.url) == Outcome(1, 1, False, 0)
 
 
+def test_a_run_that_reaches_its_deadline_says_so_also_where_a_store_is_away(s3):
+    register(*numbered(3))
+    clock = Clock()
+    deadline = Deadline(MAX_EXEC_DURATION, clock=clock, safe_point=clock.go_past_the_budget)
+
+    outcome, said = fail(deadline, artifacts=CLOSED_PORT)
+
+    assert (outcome, said.startswith("artifacts: ")) == (Outcome(3, 0, True, 0), True)
+
+
 def test_a_run_that_is_asked_to_stop_has_not_timed_out(s3):
     register(*numbered(CHUNK + 1))
     shutdown.requested.set()

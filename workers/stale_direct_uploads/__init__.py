@@ -135,7 +135,7 @@ class StaleUploads(Items[Entry]):
         return {"total_pending_entries": register.unsettled(client)}
 
     def end(self, ended: Ended) -> dict[str, Any]:
-        """Name what could not be reached; raise `StoreUnavailable` when a location had to be stopped."""
+        """Name what could not be reached."""
         if self._unknown:
             log.error(
                 "no store is configured",
@@ -144,11 +144,15 @@ class StaleUploads(Items[Entry]):
                 given_up=self._given_up,
                 first=self._example,
             )
-        if self._away and ended.error is None:
-            # A ledger cuts long sentences: where there are several, their names come first.
-            several = f"{', '.join(sorted(self._away))}: " if len(self._away) > 1 else ""
-            raise StoreUnavailable(several + "; ".join(self._away.values()), {})
         return {"execution_timeout": ended.timed_out}
+
+    def failure(self) -> StoreUnavailable | None:
+        """Name each location that had to be stopped."""
+        if not self._away:
+            return None
+        # A ledger cuts long sentences: where there are several, their names come first.
+        several = f"{', '.join(sorted(self._away))}: " if len(self._away) > 1 else ""
+        return StoreUnavailable(several + "; ".join(self._away.values()), {})
 
     def scope(self, one: Entry) -> str | None:
         """Return the location, None of what cannot be at any."""

@@ -646,11 +646,11 @@ def one_trusted_holder(evidence):
     Seen in Redis: a token that was followed by another and comes back has changed something
     as a stale holder.  That two processes never *believe* that they hold one cannot be seen
     from outside; the state machines of tests/coordination check that.  Where Redis went back
-    it knows the holders of that moment again, and counts from there.
+    it knows the holders of that moment again, and counts from there; what is seen while it goes back may be of either.
     """
     lost = defaultdict(set)
     present = {}
-    returned = [one.returned[1] for one in evidence.returns["redis"]]
+    returned = [instant for one in evidence.returns["redis"] for instant in one.returned]
     for seen in evidence.samples.get("holders", ()):
         while returned and returned[0] <= seen["db"]:
             returned.pop(0)

@@ -264,6 +264,11 @@ WAITS = {
 }
 """Why an artifact stays that would go if the forge said more of it: where its object is, or whether it is locked."""
 
+CLASSES = 10
+"""Artifacts fall into ten classes; a bucket of five is two of them."""
+CLASS = f"mod(project_id + job_id, {CLASSES})"
+"""The class of an artifact; the index that serves five buckets and ten begins with it."""
+
 OWN_FOLDER = re.compile(r"/([0-9]{1,18})/[^/]+\Z")
 OLDEST_FOLDER = re.compile(r"\A[0-9]{4}_[0-9]{2}/[0-9]+/([0-9]{1,18})/[^/]+\Z")
 """Where a forge's uploader puts the file of an artifact that has no path: …/id/file; of old month/project/job/file."""
@@ -306,6 +311,11 @@ class JobArtifact(Base):
         """
         condition: pw.Node = (cls.expire_at < now) & pw.SQL(MAY_GO)
         return condition
+
+    @classmethod
+    def in_class(cls, number: int) -> pw.SQL:
+        """Return the condition of the artifacts of a class."""
+        return pw.SQL(f"{CLASS} = %s", [number])
 
     @classmethod
     def expired(cls, now: datetime) -> pw.ModelSelect[JobArtifact]:
@@ -351,7 +361,7 @@ class ProjectStatistics(Base):
 JobArtifact.add_index(
     pw.SQL(
         "create index ci_job_artifacts_expired on ci_job_artifacts"
-        " (mod(project_id + job_id, 10), expire_at, id) where locked = 0 and file_type <> 3"
+        f" ({CLASS}, expire_at, id) where locked = {UNLOCKED} and file_type <> {TRACE}"
     )
 )
 JobArtifact.add_index(

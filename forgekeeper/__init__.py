@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from forgekeeper.declaring.items import Items as Items
     from forgekeeper.declaring.items import Kept as Kept
     from forgekeeper.declaring.rows import Rows as Rows
+    from forgekeeper.declaring.total import Total as Total
     from forgekeeper.runs.blocked import Blocked as Blocked
     from metrics.catalogue.metric import Counter as Counter
 
@@ -35,6 +36,7 @@ _HOMES = {
     "forgekeeper.declaring.children": ("Children",),
     "forgekeeper.declaring.items": ("Items", "Kept"),
     "forgekeeper.declaring.rows": ("Rows",),
+    "forgekeeper.declaring.total": ("Total",),
     "forgekeeper.runs.blocked": ("Blocked",),
     "metrics.catalogue.metric": ("Counter",),
 }
@@ -55,6 +57,7 @@ __all__ = [
     "Subject",
     "Table",
     "Threshold",
+    "Total",
     "batch",
     "child",
 ]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeAlias, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeAlias, TypedDict, TypeVar
 
 from dramatiq import Actor, Broker, Message
 
@@ -22,7 +22,7 @@ from forgekeeper.database import Base
 from forgekeeper.database.backlog import Backlog
 from forgekeeper.database.stakes import AtStake
 from forgekeeper.declaring.answers import Answer
-from forgekeeper.declaring.deriving import Due, Shape, rows_of, shape_of, wants_run
+from forgekeeper.declaring.deriving import Due, Shape, refuse_run, rows_of, shape_of
 from forgekeeper.declaring.items import Items
 from forgekeeper.declaring.rows import Rows
 from forgekeeper.deleting import looking
@@ -42,9 +42,6 @@ Ids = ParamSpec("Ids")
 Asked: TypeAlias = "Callable[[datetime], Answer | Iterable[Answer]]"
 """What a batch is: it says what goes at an instant."""
 ChildAsked: TypeAlias = "Callable[Concatenate[datetime, Ids], Answer | Iterable[Answer]]"
-Works: TypeAlias = "Callable[[Run[Any]], None]"
-"""What a batch was: it does the work itself, in its run."""
-ChildWorks: TypeAlias = "Callable[Concatenate[Run[Any], Ids], None]"
 Old = TypeVar("Old", bound="Callable[[datetime], Rows[Any]]")
 Fields = tuple[str, ...]
 """Fields of an outcome, added up."""
@@ -121,7 +118,6 @@ class Declared(Shown, Actor[..., None]):
     thresholds: tuple[Threshold, ...]
     steps: tuple[str, ...]
     counters: tuple[Counter, ...]
-    asked: bool
     whole: Due | None = None
     continues: Fields = ()
     flags: Mapping[str, str] = field(default_factory=dict)
@@ -148,7 +144,7 @@ class Declared(Shown, Actor[..., None]):
     @property
     def reads_only(self) -> bool:
         """Whether its session may only read: the engine deletes what it answers with."""
-        return self.asked and self.batch.writes is None
+        return self.batch.writes is None
 
     @cached_property
     def counted(self) -> Fields:
@@ -300,7 +296,7 @@ def batch(
     misreadings: Callable[[], Sequence[str]] = tuple,
     logged_as: str | None = None,
     commands: str | None = None,
-) -> Callable[[Asked | Works], BatchSpec]:
+) -> Callable[[Asked], BatchSpec]:
     """Declare a batch: a function of the time that returns what goes now; its first sentence says what it does.
 
     It returns `Rows`, `Items`, `Children` or `Skip`, several `Rows` as a list, or yields them.  PostgreSQL's time is
@@ -321,7 +317,7 @@ def batch(
     Raises `Mistake` for an answer that cannot be worked on, `DeclaredTwice`.
     """
 
-    def declare(function: Asked | Works) -> BatchSpec:
+    def declare(function: Asked) -> BatchSpec:
         shape = _shape(function, due, records, writes)
         declared = BatchSpec(
             **_common(
@@ -355,7 +351,7 @@ def batch(
         )
         BATCHES[_new(declared)] = declared
         FLAGS.update(declared.flags)
-        _derive(declared, shape, due or cast(Due, function))
+        _derive(declared, shape, due or function)
         return declared
 
     return declare
@@ -377,7 +373,7 @@ def child(
     counters: Sequence[Counter] = (),
     collector: str | None = None,
     lease: bool = False,
-) -> Callable[[ChildAsked[Ids] | ChildWorks[Ids]], ChildSpec]:
+) -> Callable[[ChildAsked[Ids]], ChildSpec]:
     """Declare the child of a batch's fan-out: a function of the time and of ids that returns what goes now.
 
     It answers as a batch does, and running it twice is harmless.  *due* says what is due to all children together:
@@ -385,7 +381,7 @@ def child(
     reason among *continues*.  *enqueued_as* is the field of its parent's result that counts those sent.
     """
 
-    def declare(function: ChildAsked[Ids] | ChildWorks[Ids]) -> ChildSpec:
+    def declare(function: ChildAsked[Ids]) -> ChildSpec:
         shape = _shape(function, due, records)
         declared = ChildSpec(
             **_common(
@@ -411,7 +407,7 @@ def child(
         )
         CHILDREN[_new(declared)] = declared
         of.children.append(declared)
-        _derive(declared, shape, due or cast(Due, function))
+        _derive(declared, shape, due or function)
         return declared
 
     return declare
@@ -422,7 +418,6 @@ class _Common(TypedDict):
     sentence: str
     module: str
     work: Callable[..., None]
-    asked: bool
     outcome: type[DataclassInstance]
     records: tuple[Record, ...]
     thresholds: tuple[Threshold, ...]
@@ -434,7 +429,8 @@ def _shape(
     function: Callable[..., Any], due: Due | None, records: Sequence[Record] | None, writes: str | None = None
 ) -> Shape:
     """Ask for the shape of what goes, unless the document has declared its records; one that writes is not asked."""
-    if due is not None or (records is None and writes is None and not wants_run(function)):
+    refuse_run(function)
+    if due is not None or (records is None and writes is None):
         return shape_of(function.__name__, due or function)
     return Shape()
 
@@ -449,15 +445,14 @@ def _common(
     steps: Sequence[str],
     counters: Sequence[Counter],
 ) -> _Common:
-    name, asked = function.__name__, not wants_run(function)
+    name = function.__name__
     # What deletes no rows may send children.
-    own = steps or (() if shape.rows or shape.items or not asked else ["enqueued"])
+    own = steps or (() if shape.rows or shape.items else ["enqueued"])
     return {
         "name": name,
         "sentence": (function.__doc__ or "").strip().split("\n")[0],
         "module": function.__module__,
-        "work": partial(_work, function) if asked else function,
-        "asked": asked,
+        "work": partial(_work, function),
         "outcome": outcome or shape.outcome(name),
         "records": (*map(_record, shape.rows), *map(_items, shape.items)) if records is None else tuple(records),
         "thresholds": tuple(thresholds),

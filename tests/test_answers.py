@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 import pytest
-from peewee import BigIntegerField, CharField, TextField
+from peewee import SQL, BigIntegerField, CharField, TextField
 from playhouse.postgres_ext import DateTimeTZField
 
-from forgekeeper import Children, Note, Rows, Skip, Table
+from forgekeeper import Children, Note, Rows, Skip, Table, Total
 from forgekeeper.audit.deletions import Deletion
 from forgekeeper.batches import BATCHES, CHILDREN, batch, child
 from forgekeeper.database import database as db
@@ -18,6 +18,7 @@ from forgekeeper.process import boot
 from forgekeeper.process.broker import broker
 from forgekeeper.runs.brakes import Brakes
 from forgekeeper.runs.holds import Hold
+from forgekeeper.runs.passed_over import PassedOver
 from forgekeeper.runs.previewing import preview
 from forgekeeper.runs.totals import RunTotal
 from tests.harness.performing import as_child, perform, recorded
@@ -34,6 +35,9 @@ class Weed(Table):
     name = TextField()
     size = BigIntegerField(null=True)
     grown_at = DateTimeTZField(null=True)
+
+
+TOTAL = Total(Weed.size, of=Weed.garden)
 
 
 class Named(Table):
@@ -141,6 +145,44 @@ def test_a_limit_of_bytes_is_never_exceeded(limit, rows):
     row = recorded(spec, settings_with(max_bytes_per_run_pull_weeds=limit))
 
     assert (row.result["deleted"], row.result["bytes"]) == (rows, 10 * rows)
+
+
+@pytest.mark.usefixtures("weeds")
+def test_a_row_that_is_locked_once_its_bytes_are_reserved_ends_no_run(monkeypatch, other):
+    # The rows behind it are larger than what was reserved for it.
+    Weed.update(size=1).where(Weed.id == ROWS).execute()  # it grew first
+    reserve, held = Brakes.reserve, []
+
+    def reserve_and_lose(brakes, *amounts, **least):
+        granted = reserve(brakes, *amounts, **least)
+        if not held:
+            held.append(ROWS)
+            other.execute("select from weed where id = %s for update", held)
+        return granted
+
+    monkeypatch.setattr(Brakes, "reserve", reserve_and_lose)
+    spec = declared(
+        lambda now: Rows(
+            Weed, Weed.grown_at < now - DAY, since=Weed.grown_at, size=Weed.size, counted_bytes="bytes", chunk=1
+        )
+    )
+
+    row = recorded(spec, settings_with(max_bytes_per_run_pull_weeds=10_000))
+
+    assert (row.result["deleted"], left()) == (ROWS - 1, 6)
+
+
+@pytest.mark.usefixtures("weeds")
+def test_what_goes_with_rows_goes_in_their_statement_or_nothing_does():
+    gone = SQL("insert into weed (garden, name) select 7, name || %s from deleted", [" was here"])
+    spec = declared(lambda now: Rows(Weed, Weed.grown_at < now - DAY, since=Weed.grown_at, also=[gone]))
+
+    db.execute_sql("alter table weed add constraint spoilt check (name <> 'weed-200 was here')")
+
+    outcome = perform(spec)
+
+    assert (outcome.deleted, Weed.select().where(Weed.garden == 7).count()) == (ROWS - 1, ROWS - 1)
+    assert [row.name for row in Weed.select().where(Weed.garden < 7)] == ["weed-200"]
 
 
 @pytest.mark.usefixtures("weeds")
@@ -255,7 +297,27 @@ def test_a_limit_holds_across_children_one_of_which_is_killed(gardens):
     assert left() == ROWS + 5 - 150
 
 
+def test_a_child_forgets_no_row_that_failed_in_the_share_of_another(gardens):
+    _, clear_garden = gardens
+    db.execute_sql("create table pot (weed int references weed); insert into pot values (10)")
+    try:
+        for garden in (0, 1):
+            as_child(clear_garden, settings_with(breaker_share=1), garden)
+    finally:
+        db.execute_sql("drop table pot")
+
+    assert PassedOver.select().count() == 1
+
+
 # Mistakes
+
+
+def test_a_function_of_a_run_is_refused_and_named():
+    def pull_weeds(run):
+        """Pull by hand."""
+
+    with pytest.raises(Mistake, match="pull_weeds takes a run: let it take the time, and return Rows"):
+        batch(cron="off", budget=HOUR, records=())(pull_weeds)
 
 
 @pytest.mark.usefixtures("weeds")
@@ -268,6 +330,7 @@ def test_a_limit_holds_across_children_one_of_which_is_killed(gardens):
         (lambda now: Rows(Named, Named.grown_at < now, since=Named.grown_at), "primary key has to be one column"),
         (lambda _now: Rows(Weed, True, since=Weed.grown_at), "the condition has to be an expression"),
         (lambda now: Rows(Weed, Weed.grown_at < now, since=Weed.grown_at, chunk=0), "a chunk has one row at least"),
+        (lambda now: Rows(Weed, Weed.grown_at < now, since=Weed.grown_at, total=TOTAL), "size has to be a column"),
         (lambda now: Rows("weed", Weed.grown_at < now, since=Weed.grown_at), "needs a model"),
     ],
 )

@@ -18,13 +18,13 @@ from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.passed_over import PassedOver
 from forgekeeper.storage.settled import SettledUpload
 from models import BulkImport, BulkImportEntity, BulkImportTracker, JobArtifact, ProjectStatistics, UserStatus
+from tests.harness.artifacts import chunk_statement, destroy_chunk
 from tests.harness.changing import ENTITIES, IMPORTS, cleanup_stale
 from tests.harness.performing import ended, recorded, runner_of
 from tests.harness.settings import settings_with
 from tests.harness.thorough import examples
 from workers import stale_imports as imports
-from workers.expired_job_artifacts import FLAG, buckets, delete_artifact_bucket, destroying
-from workers.expired_job_artifacts.destroying import START, destroy_expired
+from workers.expired_job_artifacts import FLAG, buckets, delete_artifact_bucket
 from workers.prune import prune
 from workers.stale_imports import stale_imports
 from workers.user_status_cleanup import user_status_cleanup
@@ -292,7 +292,7 @@ def test_where_no_line_can_be_written_no_status_goes_and_the_run_says_so(setting
 @pytest.mark.usefixtures("refusing")
 def test_where_no_line_can_be_written_no_artifact_goes(artifacts, settings):
     with pytest.raises(pw.IntegrityError, match="refusing"):
-        destroy_expired(9, now(), START, limit=100, grace=DAY, audit=Audit("a", on=True))
+        destroy_chunk(9, now(), audit=Audit("a", on=True))
 
     assert JobArtifact.select().count() == len(artifacts)
 
@@ -322,7 +322,7 @@ def test_where_no_line_can_be_written_no_old_run_goes():
 
 def test_where_the_deletion_fails_there_is_no_line(artifacts):
     with bad("ci_deleted_objects", "true", "insert"), pytest.raises(pw.IntegrityError):
-        destroy_expired(9, now(), START, limit=100, grace=DAY, audit=Audit("a", on=True))
+        destroy_chunk(9, now(), audit=Audit("a", on=True))
 
     assert lines("expired_artifact") == []
 
@@ -343,7 +343,7 @@ def test_where_it_is_off_no_statement_has_anything_of_it():
     off = Audit("a", on=False)
     texts = [
         off.clause("a", "deleted", id="user_id"),
-        *(destroying.statement(statistics_first=first) for first in (False, True)),
+        *(chunk_statement(0, now(), totals_first=first)[0] for first in (False, True)),
         *(text.format(due="", recorded="") for text in (imports.TIME_OUT_IMPORTS, imports.TIME_OUT_ENTITIES)),
     ]
 

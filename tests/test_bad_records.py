@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 
 from forgekeeper.connections import client
 from forgekeeper.database import database, now
+from forgekeeper.deleting.total import TURNS
 from forgekeeper.flags import FeatureFlag
 from forgekeeper.runs import bad_records
 from forgekeeper.runs.bad_records import TooManyBadRecords
@@ -28,7 +29,6 @@ from tests.harness.performing import perform
 from tests.harness.settings import settings_with
 from workers import delete_objects, expired_job_artifacts, git_ref_cleanup
 from workers.expired_job_artifacts import buckets
-from workers.expired_job_artifacts.destroying import TURNS
 from workers.prune import prune
 from workers.stale_imports import stale_imports
 from workers.user_status_cleanup import user_status_cleanup

@@ -164,7 +164,7 @@ DOCUMENT_11 = [
         10,
         lambda: expired_job_artifacts.MAX_BUCKETS_HIGH_CONCURRENCY,
     ),
-    Number("classes", "バケット数分（最大10）", 10, lambda: destroying.CLASSES),
+    Number("classes", "バケット数分（最大10）", 10, lambda: models.CLASSES),
     Number(
         "silent after", "10分以上経過したoccupiedバケット", 10 * MINUTE, lambda: settings_with().bucket_silent_after
     ),
@@ -204,7 +204,7 @@ FURTHER = [
     Number("65: time told", "数分以内", 10 * MINUTE, lambda: BATCHES["stale_imports"].budget),
     Number("65: tracker enqueued", "enqueued 3", 3, lambda: TrackerStatus.ENQUEUED),
     Number("65: tracker timeout", "timeout **4**", 4, lambda: TrackerStatus.TIMEOUT),
-    Number("11: batch size", "a batch of 100", 100, lambda: expired_job_artifacts.BATCH_SIZE),
+    Number("11: batch size", "a batch of 100", 100, lambda: destroying.BATCH_SIZE),
     Number("11: loops", "at most 500 times", 500, lambda: expired_job_artifacts.LOOP_LIMIT),
     Number("11: time of a child", "5 minutes", 5 * MINUTE, lambda: expired_job_artifacts.MAX_RUNTIME),
     Number("11: time of the parent", "60秒", MINUTE, lambda: expired_job_artifacts.PARENT_BUDGET),

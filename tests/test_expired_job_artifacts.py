@@ -16,6 +16,8 @@ from structlog.testing import capture_logs
 from forgekeeper import shutdown
 from forgekeeper.connections import client
 from forgekeeper.database import database, now
+from forgekeeper.database.chunks import IN_ORDER, START
+from forgekeeper.deleting.total import TURNS
 from forgekeeper.delivery.queues import depth
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.flags import FeatureFlag
@@ -23,14 +25,14 @@ from forgekeeper.process.broker import broker
 from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.storage.outbox import DeletedObject
-from models import JobArtifact, ProjectStatistics
+from models import CLASSES, JobArtifact, ProjectStatistics
+from tests.harness.artifacts import NO_GRACE, chunk_statement, destroy_chunk
 from tests.harness.clocks import Clock, Crash, crash
 from tests.harness.performing import perform, recorded
 from tests.harness.settings import settings_with
 from tests.harness.thorough import examples
 from workers import expired_job_artifacts
 from workers.expired_job_artifacts import (
-    BATCH_SIZE,
     FLAG,
     HIGH_CONCURRENCY_FLAG,
     LOOP_LIMIT,
@@ -38,19 +40,11 @@ from workers.expired_job_artifacts import (
     BucketOutcome,
     buckets,
 )
-from workers.expired_job_artifacts.destroying import (
-    CLASSES,
-    IN_ORDER,
-    START,
-    TURNS,
-    destroy_expired,
-    statement,
-)
+from workers.expired_job_artifacts.destroying import BATCH_SIZE
 
 NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 HOUR = timedelta(hours=1)
 MICROSECOND = timedelta(microseconds=1)
-NO_GRACE = timedelta(0)
 KEEPS = examples(2_000)
 DUE, FEW = 40_000, 1_500
 BUCKETS, MANY_BUCKETS = 5, 10
@@ -132,7 +126,7 @@ def mixed_artifacts(count):
 
 
 def destroy(number=0, *, after=START, limit=BATCH_SIZE, grace=NO_GRACE):
-    return destroy_expired(number, NOON, after, limit=limit, grace=grace)
+    return destroy_chunk(number, NOON, after=after, limit=limit, grace=grace)
 
 
 def ids():
@@ -157,10 +151,10 @@ def count(condition):
 
 def rows_read(after):
     """Destroy a batch and undo it; return how many artifacts each of its scans came across, dead ones aside."""
-    values = {"class": 0, "now": now(), "limit": BATCH_SIZE, "grace": NO_GRACE, **after._asdict()}
+    statement, values = chunk_statement(0, now())
     with database.atomic() as transaction:
-        explained = f"{IN_ORDER} explain (analyze, format json) {statement(statistics_first=False)}"
-        ((plans,),) = database.execute_sql(explained, values).fetchall()
+        explained = f"{IN_ORDER} explain (analyze, format json) {statement}"
+        ((plans,),) = database.execute_sql(explained, values | after._asdict()).fetchall()
         transaction.rollback()
     scans = [node for node in nodes(plans[0]["Plan"]) if node.get("Relation Name") == "ci_job_artifacts"]
     kinds = ("Actual Rows", "Rows Removed by Filter", "Rows Removed by Index Recheck")
@@ -735,7 +729,7 @@ def test_a_batch_reads_no_more_than_it_destroys_whatever_postgresql_knows(known)
     due_artifacts(DUE, first=DUE + 1, step=1)
 
     first = rows_read(START)
-    reached = destroy_expired(0, now(), START, limit=BATCH_SIZE, grace=NO_GRACE).reached
+    reached = destroy_chunk(0, now()).reached
 
     assert (first, rows_read(reached)) == ([BATCH_SIZE, BATCH_SIZE], [BATCH_SIZE, BATCH_SIZE])
 

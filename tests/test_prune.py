@@ -217,8 +217,9 @@ def visits(database):
     """Declare a batch whose rows go after a day, and keep some of them."""
 
     @batch(cron="off", cron_sentence="", pace_sentence="", budget=DAY, time_limit=DAY, outcome=Outcome)
-    def count_visits(run):
+    def count_visits(now):
         """Count visits."""
+        return []
 
     @count_visits.old_records
     def old_visits(now):

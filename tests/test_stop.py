@@ -23,7 +23,8 @@ from forgekeeper.runs.passed_over import PassedOver
 from tests.harness.performing import attempt_at, ended, perform, runner_of
 from tests.harness.settings import settings_with
 from workers import prune as prunes
-from workers.expired_job_artifacts import BATCH_SIZE, FLAG, buckets, delete_artifact_bucket, expired_job_artifacts
+from workers.expired_job_artifacts import FLAG, buckets, delete_artifact_bucket, expired_job_artifacts
+from workers.expired_job_artifacts.destroying import BATCH_SIZE
 from workers.prune import prune
 from workers.stale_imports import PAGE_SIZE, stale_imports
 from workers.user_status_cleanup import user_status_cleanup

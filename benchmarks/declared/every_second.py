@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 
-from forgekeeper.batches import batch
-from forgekeeper.runs.run import Run
+from forgekeeper import Note, batch
 
 
 @dataclass
@@ -25,7 +24,8 @@ class Outcome:
     budget=timedelta(seconds=10),
     time_limit=timedelta(seconds=30),
     outcome=Outcome,
+    records=[],
 )
-def every_second(run: Run[Outcome]) -> None:
+def every_second(_now: datetime) -> Note:
     """Note the time."""
-    run.outcome.began = time.time()
+    return Note(began=time.time())

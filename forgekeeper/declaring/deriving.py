@@ -50,9 +50,10 @@ class Shape(NamedTuple):
         )
 
 
-def wants_run(function: Callable[..., Any]) -> bool:
-    """Say whether the function is of the old form: it does the work itself, and is given its run."""
-    return next(iter(signature(function).parameters), None) == "run"
+def refuse_run(function: Callable[..., Any]) -> None:
+    """Raise `Mistake` for a function of a run, as batches were before they returned what goes."""
+    if next(iter(signature(function).parameters), None) == "run":
+        raise Mistake(f"{function.__name__} takes a run: let it take the time, and return Rows, Items or Children")
 
 
 def shape_of(name: str, due: Due) -> Shape:

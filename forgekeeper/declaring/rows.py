@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import timedelta
 from typing import Any, Generic, Self, TypeVar
@@ -14,6 +14,7 @@ from playhouse.postgres_ext import DateTimeTZField
 from forgekeeper.audit.subjects import Subject
 from forgekeeper.database import Base
 from forgekeeper.declaring.answers import Answer, Mistake
+from forgekeeper.declaring.total import Total
 
 Row = TypeVar("Row", bound=Base)
 WHOLE_NUMBERS = (pw.IntegerField, pw.BigIntegerField, pw.AutoField, pw.BigAutoField)
@@ -39,9 +40,15 @@ class Rows(Answer, Generic[Row]):
     The preview shows *shown*, or else the *name*.  *project* and *size* (bytes) let the preview group and add up; with
     *size*, *counted_bytes* names the field of the result, and bytes have limits, too.
 
+    *share* narrows them down to a child's part; the others go by another child.  *also* are statements, without
+    ``returning``, that go with each chunk: all or nothing.  They read its part ``deleted``, which has the columns of
+    the model.  *total* is a sum that another table keeps of the sizes: each chunk takes its bytes off.  *until* is
+    asked after each chunk; what it returns is why the run has to end.
+
     *step* is the failpoint after each chunk, *verb* what the preview says that becomes of them.
 
-    Raises `Mistake` where the model's key is not one column of whole numbers, or *since* no instant of the model's.
+    Raises `Mistake` where the model's key is not one column of whole numbers, *since* no instant of the model's, or a
+    *total* is kept of rows without a *size*.
     """
 
     model: type[Row]
@@ -60,6 +67,10 @@ class Rows(Answer, Generic[Row]):
     project: pw.Field[Any] | None = None
     size: pw.Field[Any] | None = None
     counted_bytes: str | None = None
+    share: pw.Node | None = None
+    also: Sequence[pw.SQL] = ()
+    total: Total | None = None
+    until: Callable[[], str | None] | None = None
     step: str = "deleted"
     verb: str = "deleted"
 
@@ -76,13 +87,26 @@ class Rows(Answer, Generic[Row]):
             raise Mistake(f"Rows of {name}: the condition has to be an expression, as {name}.created_at < now is")
         if self.chunk < 1:
             raise Mistake(f"Rows of {name}: a chunk has one row at least, not {self.chunk}")
+        if self.total is not None and self.size is None:
+            raise Mistake(
+                f"Rows of {name}: a total is kept of sizes, so size has to be a column, as {name}.size may be"
+            )
         if not self.record:
             object.__setattr__(self, "record", WORD.sub("_", name).lower())
 
     def within(self, whole: Rows[Any]) -> Self:
-        """Return those that are among the *whole*, too."""
-        return replace(self, where=pw.Expression(whole.where, "AND", self.where))
+        """Return those that are among the *whole*, too: a share of it."""
+        return replace(self, where=whole.where, share=self.due)
+
+    @property
+    def due(self) -> pw.Node:
+        """The condition of those that go: of the share, if they are one."""
+        return self.where if self.share is None else pw.Expression(self.where, "AND", self.share)
 
     def select(self, *columns: Any) -> pw.ModelSelect[Row]:
         """Select them all, whatever is locked or passed over."""
-        return self.model.select(*columns).where(self.where, self.since.is_null(False))
+        return self.model.select(*columns).where(self.due, self.since.is_null(False))
+
+    def select_of_all_shares(self) -> pw.ModelSelect[Row]:
+        """Select them, and those of the other shares."""
+        return self.model.select().where(self.where, self.since.is_null(False))

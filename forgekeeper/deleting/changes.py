@@ -23,7 +23,9 @@ from forgekeeper.runs.totals import Amount
 def change(run: Run[Any], changes: Changes[Any]) -> str | None:
     """Change the rows; return why it ended before all were, None where none is left."""
     position, outcome = START, run.outcome
-    with run.bad_records(changes.record, changes.select(), error_kind=run.error_kind(changes.record)) as bad:
+    with run.bad_records(
+        changes.record, changes.select_of_all_shares(), error_kind=run.error_kind(changes.record)
+    ) as bad:
         while limit := run.brakes.free(changes.chunk):
             found = page(changes.select(), changes.since, position, limit=limit, without=bad.keys)
             if not found:
@@ -73,7 +75,7 @@ def execute(
     of: int | None = None,
 ) -> list[tuple[Any, ...]]:
     """Change the rows of these keys that are due still; return a row for each."""
-    due = condition(changes.model, changes.where)
+    due = condition(changes.model, changes.due)
     audited = audit.clause(changes.record, "changed", id="id", **changes.audit)
     recorded = audited + brakes.settled("changed", part=of is not None)
     values = {"ids": list(ids), "now": now} | due.values | brakes.values(of) | audit.values

@@ -35,7 +35,7 @@ def preview(rows: Rows[Any], look: Look) -> Iterator[Part]:
 
 
 def _due(rows: Rows[Any]) -> Condition:
-    text, values = condition(rows.model, rows.where)
+    text, values = condition(rows.model, rows.due)
     return Condition(f"{text} and {column(rows.since)} is not null", values)
 
 

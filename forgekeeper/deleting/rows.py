@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple
 
+import peewee as pw
 import structlog
 
 from forgekeeper.audit.deletions import Audit
-from forgekeeper.database import database
+from forgekeeper.database import database, sqlstate
 from forgekeeper.database.chunks import IN_ORDER, START, Position, page
 from forgekeeper.database.prepared import Prepared
 from forgekeeper.database.writes import write_first
 from forgekeeper.declaring.rows import Rows
 from forgekeeper.deleting.outcome import add
 from forgekeeper.deleting.statement import Composed, Shape
+from forgekeeper.deleting.total import NO_ARRAY, HeldUp
 from forgekeeper.runs.bad_records import BadRecords
 from forgekeeper.runs.run import Run
 from forgekeeper.runs.totals import NONE, Amount
@@ -35,18 +37,22 @@ class Chunk(NamedTuple):
 def delete(run: Run[Any], rows: Rows[Any]) -> str | None:
     """Delete the rows; return why it ended before all were gone, None where none is left.
 
-    Each chunk is one statement: whatever ends the process, a row, its line in the audit and what it takes of limits go
-    together or stay.
+    Each chunk is one statement: whatever ends the process, a row, its line in the audit, what goes with it and what it
+    takes of limits go together or stay.
     """
     sweep = Sweep(run, rows)
-    with run.bad_records(rows.record, rows.select(), error_kind=run.error_kind(rows.record)) as bad:
+    of_all = rows.select_of_all_shares()
+    with run.bad_records(rows.record, of_all, error_kind=run.error_kind(rows.record)) as bad:
         while limit := run.brakes.free(rows.chunk):
             before = sweep.deleted
-            if not sweep.chunk(bad, limit):
+            if sweep.chunk(bad, limit):
+                run.step(rows.step)
+                if run.deadline.passed(sweep.deleted - before):
+                    return "deadline"
+                if rows.until is not None and (stopped := rows.until()) is not None:
+                    return stopped
+            elif not sweep.begins_again():
                 break
-            run.step(rows.step)
-            if run.deadline.passed(sweep.deleted - before):
-                return "deadline"
         else:
             return "deadline"
     if not hasattr(run.outcome, rows.counted) and sweep.deleted:
@@ -63,29 +69,46 @@ class Sweep:
         self._composed = Composed(rows)
         self._audited = _audited(run.audit, rows)
         self._position = START
+        self._held_up = HeldUp(rows.total)
         self.deleted = 0
 
     def chunk(self, bad: BadRecords, limit: int) -> bool:
         """Delete the next chunk, but bad records; return False where nothing was found, or nothing may go."""
-        limit = self._reserve(bad, limit)
-        if not limit:
+        while granted := self._reserve(bad, limit):
+            following = partial(self._following, limit=granted, without=bad.keys)
+            reached = bad.chunk(partial(self._take, bad, granted), following)
+            self._run.brakes.give_back()
+            if reached is not None:
+                self._position = reached
+                return True
+            if not self._run.brakes.of_bytes:
+                return False
+            # What was reserved for went elsewhere, or is locked by now; what comes behind it may be larger.
+        return False
+
+    def begins_again(self) -> bool:
+        """Say whether rows that were held up can go by now: then the pass begins again."""
+        if not self._held_up.became_free():
             return False
-        following = partial(page, self._rows.select(), self._rows.since, self._position, limit=limit, without=bad.keys)
-        reached = bad.chunk(partial(self._take, bad, limit), following)
-        self._run.brakes.give_back()
-        if reached is not None:
-            self._position = reached
-        return reached is not None
+        self._position = START
+        return True
 
     def _reserve(self, bad: BadRecords, limit: int) -> int:
         """Reserve what the next chunk needs and no more; return how many rows that is."""
-        brakes = self._run.brakes
+        brakes, held_up = self._run.brakes, bool(self._held_up.owners)
         if not brakes.limited:
             return limit
-        values = self._values(bad, None)
-        next_ = database.execute_sql(write_first() + IN_ORDER + self._composed.sizes(limit, bad.keys), values)
-        sizes = [size for (size,) in next_.fetchall()]
+        next_ = self._composed.sizes(limit, without=bool(bad.keys), held_up=held_up)
+        rows = database.execute_sql(write_first() + IN_ORDER + next_, self._values(bad, None)).fetchall()
+        sizes = [size for (size,) in rows]
         return brakes.reserve(len(sizes), sum(sizes), least=sizes[0]).records if sizes else 0
+
+    def _following(self, *, limit: int, without: Collection[int]) -> list[Position]:
+        """Return the positions of what a chunk would take, locked or not."""
+        query, total = self._rows.select(), self._rows.total
+        if total is not None and self._held_up.owners:
+            query = query.where(total.of.not_in(list(self._held_up.owners)))
+        return page(query, self._rows.since, self._position, limit=limit, without=without)
 
     def _take(self, bad: BadRecords, limit: int, only: Sequence[int] | None) -> Position | None:
         """Delete up to *limit* rows beyond our position, of *only* some keys; return how far that came.
@@ -94,21 +117,33 @@ class Sweep:
         looked: a later run sees it as it is then.
         """
         brakes, of = self._run.brakes, None if only is None else len(only)
-        room = brakes.room
-        size = "size" if self._rows.size is not None else "0"
+        room, held_up = brakes.room, bool(self._held_up.owners)
+        size = "_size" if self._rows.size is not None else "0"
         recorded = self._audited + brakes.settled("deleted", size=size, part=of is not None)
-        shape = Shape(limit, only is not None, bool(bad.keys), room is not None, recorded)
+        # Where a total is locked, more rows of it may be in the next chunk.
+        shape = Shape(limit, only is not None, bool(bad.keys), room is not None, recorded, held_up, held_up)
         values = self._values(bad, only) | {"room": room} | brakes.values(of) | self._run.audit.values
-        row = database.execute_sql(self._statement(shape), values).fetchone()
+        row = self._execute(shape, values)
         brakes.went(Amount(*row[:2]) if row else NONE, of=of)
         if row is None:
             return None
-        self._grow(Chunk(row[0], row[1], Position(*row[2:])))
-        return Position(*row[2:])
+        self._grow(Chunk(row[0], row[1], Position(*row[2:4])))
+        self._held_up.now.update(row[4])
+        return Position(*row[2:4])
+
+    def _execute(self, shape: Shape, values: dict[str, Any]) -> tuple[Any, ...] | None:
+        try:
+            row: tuple[Any, ...] | None = database.execute_sql(self._statement(shape), values).fetchone()
+        except pw.DataError as error:
+            if self._rows.total is None or shape.totals_first or sqlstate(error) != NO_ARRAY:
+                raise
+            # Whatever else of that kind it may have been, this statement says it again.
+            return self._execute(shape._replace(totals_first=True), values)
+        return row
 
     def _values(self, bad: BadRecords, only: Sequence[int] | None) -> dict[str, Any]:
-        chosen = {"only": only, "without": list(bad.keys)}
-        return self._composed.condition.values | chosen | self._position._asdict()
+        chosen = {"only": only, "without": list(bad.keys), "owners": list(self._held_up.owners)}
+        return self._composed.values | chosen | self._position._asdict()
 
     def _statement(self, shape: Shape) -> str:
         text, first = self._composed.text(shape), write_first() + IN_ORDER
@@ -127,11 +162,11 @@ class Sweep:
 
 
 def _audited(audit: Audit, rows: Rows[Any]) -> str:
-    name = None if rows.name is None else "named"
-    columns = {name: f"audit_{name}" for name in rows.audit}
-    return audit.clause(rows.record, "deleted", id="key", name=name, due=due(rows.after), **columns)
+    name = None if rows.name is None else "_named"
+    columns = {name: f"_audit_{name}" for name in rows.audit}
+    return audit.clause(rows.record, "deleted", id="_key", name=name, due=due(rows.after), **columns)
 
 
 def due(after: timedelta) -> str:
     """Return when a row became due, in SQL over its *since*."""
-    return f"since + interval '{after.total_seconds():.6f} s'" if after else "since"
+    return f"_since + interval '{after.total_seconds():.6f} s'" if after else "_since"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import peewee as pw
@@ -25,12 +26,17 @@ def condition(model: type[Base], expression: pw.Node, *, name: str = "due") -> C
     context.alias_manager[model._meta.table] = model._meta.table_name
     with context.scope_normal():
         text, values = context.sql(expression).query()
+    return named(text, values, name=name)
+
+
+def named(text: str, values: Sequence[Any], *, name: str) -> Condition:
+    """Return SQL with its values called *name* and a number."""
     numbers = iter(range(len(values)))
 
-    def named(found: re.Match[str]) -> str:
+    def call(found: re.Match[str]) -> str:
         return found[0] if found[0] == "%%" else f"%({name}_{next(numbers)})s"
 
-    return Condition(PLACE.sub(named, text), {f"{name}_{number}": value for number, value in enumerate(values)})
+    return Condition(PLACE.sub(call, text), {f"{name}_{number}": value for number, value in enumerate(values)})
 
 
 def column(field: pw.Field[Any]) -> str:

@@ -16,37 +16,41 @@ its order (`IN_ORDER`), and the repeated condition is of a form that no index an
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
 from forgekeeper.database import chosen, database
 from forgekeeper.declaring.rows import Rows
-from forgekeeper.deleting.sql import column, condition
+from forgekeeper.deleting.sql import column, condition, named
+from forgekeeper.deleting.total import FREE, HELD_UP, NONE_HELD_UP, locked, owner, reduced
+
+AUDITED = "audited"
+"""The part that writes the audit; it is there where the audit is on."""
 
 CHUNK = """
     with {first} as materialized (
-        select {row} as row, {since} as since, {key} as key{size} from "{table}"
+        select {row} as row, {since} as since, {key} as key{more} from "{table}"
         where {due} and ({since}, {key}) > (%(instant)s, %(key)s::bigint){chosen}
         order by {since}, {key}
         limit {limit}
         for update skip locked
-    ){within}, deleted as (
+    ){within}{locked_first}, deleted as (
         delete from "{table}"
-        where {row} = any(array(select row from claimed)) and ({due}) is true
-        returning {since} as since, {key} as key{columns}
+        where {row} = any(array(select row from claimed{free})) and ({due}) is true
+        returning {since} as _since, {key} as _key{columns}
     ), reached as (
-        select since, key from deleted
+        select _since as since, _key as key from deleted
         union all
         select since, key from claimed where not exists (select from deleted)
-    ){recorded}
-    select (select count(*) from deleted), {bytes}, since::text, key from reached
+    ){also}{recorded}{locked_last}
+    select (select count(*) from deleted), {bytes}, since::text, key, {held_up} from reached
     order by reached.since desc, reached.key desc limit 1
 """
 # Where bytes are limited, of what was claimed the first that keep within what is left.
 WITHIN = """, claimed as materialized (
-        select row, since, key from (
-            select row, since, key, sum(size) over (order by since, key) as total from candidates
+        select * from (
+            select *, sum(size) over (order by since, key) as total from candidates
         ) as added_up where total <= %(room)s::bigint
     )"""
 # What could be claimed next, as far as it is not locked; nothing stays locked.
@@ -73,59 +77,105 @@ class Shape(NamedTuple):
     without: bool = False
     room: bool = False
     recorded: str = ""
+    held_up: bool = False
+    totals_first: bool = False
+
+    @property
+    def audited(self) -> bool:
+        """Whether it writes the audit."""
+        return f"{AUDITED} as" in self.recorded
 
 
 class Composed:
-    """The statements of the rows that a run deletes; *condition* is what makes one of them due."""
+    """The statements of the rows that a run deletes, and the *values* that they name."""
 
     def __init__(self, rows: Rows[Any]) -> None:
         self.rows = rows
-        self.condition = condition(rows.model, rows.where)
+        due = condition(rows.model, rows.due)
+        also = [named(each.sql, each.params or (), name=f"also_{number}") for number, each in enumerate(rows.also)]
+        self.values = due.values | {name: value for each in also for name, value in each.values.items()}
+        self._due = due.text
+        self._also = {f"also_{number}": each.text for number, each in enumerate(also)}
         self._row = row_of(rows)
+        self._key = column(rows.model._meta.primary_key)
         self._text = cache(self._compose)
 
     def text(self, shape: Shape) -> str:
         """Return the statement of a chunk."""
         return self._text(shape)
 
-    def sizes(self, limit: int, without: Collection[int]) -> str:
+    def sizes(self, limit: int, *, without: bool, held_up: bool) -> str:
         """Return the statement that says how large the next rows are."""
-        rows, key = self.rows, column(self.rows.model._meta.primary_key)
+        rows = self.rows
         return SIZES.format(
             size="0" if rows.size is None else f"greatest(coalesce({column(rows.size)}, 0), 0)::bigint",
-            since=column(rows.since),
-            key=key,
-            table=rows.model._meta.table_name,
-            due=self.condition.text,
-            chosen=chosen(key, without=without),
             limit=limit,
+            chosen=self._chosen(without=without, held_up=held_up),
+            **self._names(),
         )
 
+    def _names(self) -> dict[str, str]:
+        rows = self.rows
+        return {
+            "since": column(rows.since),
+            "key": self._key,
+            "table": rows.model._meta.table_name,
+            "due": self._due,
+        }
+
+    def _chosen(self, *, only: bool = False, without: bool, held_up: bool) -> str:
+        of = chosen(self._key, only=[] if only else None, without=[0] if without else ())
+        if held_up and self.rows.total is not None:
+            of += f" and ({owner(self.rows.total)} <> all(%(owners)s)) is not false"
+        return of
+
     def _compose(self, shape: Shape) -> str:
-        rows, key = self.rows, column(self.rows.model._meta.primary_key)
-        size = "" if rows.size is None else f", coalesce({column(rows.size)}, 0) as size"
-        audited = "".join(f", {value} as {name}" for name, value in audited_columns(rows).items())
+        rows = self.rows
+        measured = {} if rows.size is None else {"size": f"coalesce({column(rows.size)}, 0)"}
+        measured |= {} if rows.total is None else {"owner": owner(rows.total)}
         return CHUNK.format(
             first="candidates" if shape.room else "claimed",
             within=WITHIN if shape.room else "",
             row=self._row,
-            since=column(rows.since),
-            key=key,
-            size=size,
-            table=rows.model._meta.table_name,
-            due=self.condition.text,
-            chosen=chosen(key, only=[] if shape.only else None, without=[0] if shape.without else ()),
+            more=_as(measured),
+            chosen=self._chosen(only=shape.only, without=shape.without, held_up=shape.held_up),
             limit=shape.limit,
-            columns=size + audited,
+            columns=_as({f"_{name}": value for name, value in measured.items()} | self._returned(shape)),
+            also="".join(f", {name} as ({text}\n        returning 1)" for name, text in self._also.items()),
             recorded=shape.recorded,
-            bytes="0" if rows.size is None else "(select coalesce(sum(size), 0)::bigint from deleted)",
+            bytes="0" if rows.size is None else "(select coalesce(sum(_size), 0)::bigint from deleted)",
+            **self._totals(shape),
+            **self._names(),
         )
+
+    def _returned(self, shape: Shape) -> dict[str, str]:
+        """Return what is asked of the deleted rows, for the audit and for what goes with them."""
+        own = self.rows.model._meta.sorted_fields if self._also else ()
+        return {f'"{field.column_name}"': column(field) for field in own} | (
+            audited_columns(self.rows) if shape.audited else {}
+        )
+
+    def _totals(self, shape: Shape) -> dict[str, str]:
+        """Return where the totals are locked, in that order, and how a total that others hold shows."""
+        if self.rows.total is None:
+            return {"locked_first": "", "free": "", "locked_last": "", "held_up": "array[]::bigint[]"}
+        reduces = reduced(self.rows.total)
+        if shape.totals_first:
+            first = locked(self.rows.total, after="")
+            return {"locked_first": first, "free": FREE, "locked_last": reduces, "held_up": HELD_UP}
+        written = [*self._also, *([AUDITED] if shape.audited else [])]
+        last = locked(self.rows.total, after="".join(f" and (select count(*) from {one}) >= 0" for one in written))
+        return {"locked_first": "", "free": "", "locked_last": last + reduces, "held_up": NONE_HELD_UP}
+
+
+def _as(columns: Mapping[str, str]) -> str:
+    return "".join(f", {value} as {name}" for name, value in columns.items())
 
 
 def audited_columns(rows: Rows[Any]) -> dict[str, str]:
     """Return what the audit keeps besides id and due: an expression over the deleted row for each name."""
-    named = {} if rows.name is None else {"named": column(rows.name)}
-    return named | {f"audit_{name}": value for name, value in rows.audit.items()}
+    named = {} if rows.name is None else {"_named": column(rows.name)}
+    return named | {f"_audit_{name}": value for name, value in rows.audit.items()}
 
 
 def row_of(rows: Rows[Any]) -> str:

@@ -100,7 +100,7 @@ def _all(run: Run[Any], answers: Iterator[object]) -> str | None:
         stopped = "deadline" if begun and run.deadline.halted() else _one(run, answer)
         if stopped is not None or run.skipped is not None:
             return stopped
-        begun = True
+        begun = begun or not isinstance(answer, Note)
 
 
 def _one(run: Run[Any], answer: object) -> str | None:

@@ -10,13 +10,13 @@ from forgekeeper.audit.deletions import Audit
 from forgekeeper.database import database, now
 from forgekeeper.storage import sentinel, stores
 from forgekeeper.storage.outbox import MAX_ATTEMPTS, DeletedObject, parted
-from models import JobArtifact, ProjectStatistics
+from models import CLASSES, JobArtifact, ProjectStatistics
+from tests.harness.artifacts import destroy_chunk
 from tests.harness.audited import interrupted_at
 from tests.harness.installation import INSTALLATION
 from tests.harness.performing import perform
 from tests.harness.settings import settings_with
 from workers.delete_objects import delete_objects
-from workers.expired_job_artifacts.destroying import CLASSES, START, destroy_expired
 from workers.expired_job_artifacts.holding import COLUMNS
 
 RUN = 17
@@ -50,7 +50,7 @@ def destroy(*, run=RUN, grace=DAY):
     """Destroy all that has expired, as the batch does."""
     for number in range(CLASSES):
         audit = Audit("expired_job_artifacts", on=True, run=run)
-        destroy_expired(number, now(), START, limit=1_000, grace=grace, audit=audit)
+        destroy_chunk(number, now(), limit=1_000, grace=grace, audit=audit)
 
 
 def rows():

@@ -17,10 +17,10 @@ from forgekeeper.audit.deletions import Audit, Deletion
 from forgekeeper.database import database, now
 from forgekeeper.storage.objects import is_normal
 from forgekeeper.storage.outbox import DeletedObject
-from models import JobArtifact, ProjectStatistics
+from models import CLASSES, JobArtifact, ProjectStatistics
+from tests.harness.artifacts import destroy_chunk
 from tests.harness.thorough import WHOLE, examples
 from workers.expired_job_artifacts import holding, script
-from workers.expired_job_artifacts.destroying import CLASSES, START, destroy_expired
 from workers.expired_job_artifacts.holding import Which
 
 RUN = 17
@@ -80,7 +80,7 @@ def destroyed(*paths, run=RUN, **facts):
     before = rows()
     for number in range(CLASSES):
         audit = Audit("expired_job_artifacts", on=True, run=run)
-        destroy_expired(number, now(), START, limit=1_000, grace=DAY, audit=audit)
+        destroy_chunk(number, now(), limit=1_000, grace=DAY, audit=audit)
     assert rows() == []
     return before
 

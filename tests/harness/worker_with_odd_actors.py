@@ -19,7 +19,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
 
-from forgekeeper.batches import child
+from forgekeeper.batches import batch, child
 from forgekeeper.connections import client
 from forgekeeper.delivery import consumer
 from forgekeeper.delivery.deliveries import Deliveries
@@ -28,7 +28,6 @@ from forgekeeper.process import middleware
 from forgekeeper.process.__main__ import run
 from forgekeeper.process.broker import broker
 from forgekeeper.runs.attempt import Attempt
-from workers.prune import prune
 
 QUEUE = "objects"
 dramatiq.worker.POST_PROCESS_MESSAGE_RETRY_DELAY_SECS = 0.2  # five seconds are long for a test
@@ -39,6 +38,14 @@ middleware.LIMIT_LATE = 1.0
 @dataclass
 class Outcome:
     """Nothing to tell."""
+
+    enqueued: int = 0
+
+
+@batch(cron="off", budget=timedelta(minutes=1), outcome=Outcome, writes="its children note what they did")
+def odd(_now):
+    """Have children."""
+    return []
 
 
 @dramatiq.actor(broker=broker, queue_name=QUEUE, child=True)
@@ -82,15 +89,15 @@ def kill(key):
 
 
 def declared(work, **options):
-    """Declare *work* as a child, of any batch, and make its actor with these options."""
+    """Declare *work* as a child, and make its actor with these options."""
     times = {"budget": timedelta(minutes=1), "time_limit": timedelta(minutes=10)}
-    child(prune, queue=QUEUE, outcome=Outcome, enqueued_as="enqueued", **times)(work)
+    child(odd, queue=QUEUE, outcome=Outcome, records=[], enqueued_as="enqueued", **times)(work)
     name = work.__name__
     return dramatiq.actor(Attempt.work, actor_name=name, broker=broker, queue_name=QUEUE, child=True, **options)
 
 
 @partial(declared, min_backoff=100, max_backoff=200)
-def fail_first(run, key, path):
+def fail_first(_now, key, path):
     """Fail as soon as the file *path* is there; succeed the next time."""
     tries = Path(f"{path}.tries")
     with tries.open("a") as file:
@@ -99,6 +106,7 @@ def fail_first(run, key, path):
     if tries.read_text() == "x":
         raise ValueError(key)
     client.rpush("done", key)
+    return []
 
 
 @dramatiq.actor(broker=broker, queue_name=QUEUE, child=True, max_retries=0)
@@ -108,10 +116,12 @@ def fail(key):
 
 
 @declared
-def go_on(run, path):
+def go_on(_now, path):
     """Leave the rest to a successor, once."""
-    run.more = not Path(path).exists()
+    more = not Path(path).exists()
     Path(path).touch()
+    yield from ()
+    return "deadline" if more else None
 
 
 @dramatiq.actor(broker=broker, queue_name=QUEUE, child=True)

@@ -15,12 +15,12 @@ from forgekeeper.runs.deadline import Deadline
 from forgekeeper.storage import stores
 from forgekeeper.storage.objects import OUTSIDE, StoreUnavailable
 from forgekeeper.storage.outbox import MAX_ATTEMPTS, DeletedObject
-from models import JobArtifact
+from models import CLASSES, JobArtifact
+from tests.harness.artifacts import destroy_chunk
 from tests.harness.performing import perform
 from tests.harness.settings import settings_with
 from workers import delete_objects
 from workers.delete_objects import CHUNK, FIRST_RETRY, MAX_RUNTIME, Outcome
-from workers.expired_job_artifacts.destroying import CLASSES, START, destroy_expired
 
 SECOND = timedelta(seconds=1)
 HOUR = timedelta(hours=1)
@@ -211,7 +211,7 @@ def test_a_slash_in_front_does_not_delete_the_object_without_it(store):
 
 def destroy_what_has_expired():
     for number in range(CLASSES):
-        destroy_expired(number, now(), START, limit=100, grace=timedelta())
+        destroy_chunk(number, now())
 
 
 # Artifacts that are alive

@@ -9,54 +9,38 @@ its successor goes on.  Their objects are deleted by `delete_objects`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from functools import partial
+from itertools import count
 from typing import Any, Literal
 
 import peewee as pw
 import structlog
 
-from forgekeeper.audit.subjects import Subject
-from forgekeeper.batches import Record, Threshold, batch, child
+from forgekeeper import Blocked, Children, Note, Record, Rows, Skip, Subject, Threshold, batch, child
 from forgekeeper.connections import client
 from forgekeeper.database import backlog, database, now, reachable, survey
 from forgekeeper.database.backlog import Backlog
 from forgekeeper.database.stakes import Stake
+from forgekeeper.declaring.surroundings import settings
+from forgekeeper.failpoints import failpoint
 from forgekeeper.flags import FeatureFlag
-from forgekeeper.runs.blocked import Blocked
-from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.held_back import idle
-from forgekeeper.runs.run import Run
 from forgekeeper.settings import Settings
 from forgekeeper.storage.outbox import DeletedObject
 from metrics.catalogue.metric import Counter, Gauge, Reading, at
 from metrics.redaction import describe
-from models import WAITS, JobArtifact, ProjectStatistics
+from models import CLASS, CLASSES, MAY_GO, WAITS, JobArtifact, ProjectStatistics
 from workers.expired_job_artifacts import buckets, foreseen, sample
 from workers.expired_job_artifacts.buckets import Bucket, Hold
-from workers.expired_job_artifacts.destroying import (
-    CLASS,
-    CLASSES,
-    DUE,
-    RECORD,
-    START,
-    Destroyed,
-    Position,
-    Without,
-    destroy_expired,
-    next_expired,
-    next_sizes,
-    still_expired,
-)
-from workers.expired_job_artifacts.held_up import HeldUp
+from workers.expired_job_artifacts.destroying import RECORD, expired
 
 FLAG = "bulk_delete_job_artifacts"
 HIGH_CONCURRENCY_FLAG = "bulk_delete_job_artifacts_high_concurrency"
 MAX_BUCKETS, MAX_BUCKETS_HIGH_CONCURRENCY = 5, 10
 PARENT_BUDGET = timedelta(seconds=60)
-BATCH_SIZE = 100
 LOOP_LIMIT = 500
 MAX_RUNTIME = timedelta(minutes=5)
 HOLDS: dict[Hold, Literal["scale_down", "bucket_lost"] | None] = {
@@ -70,7 +54,7 @@ HOLDS: dict[Hold, Literal["scale_down", "bucket_lost"] | None] = {
 OLDEST = f"""
     select min(first.expire_at) from generate_series(0, %(classes)s - 1) as class, lateral (
         select expire_at from ci_job_artifacts
-        where {CLASS} = class and {DUE}
+        where {CLASS} = class and expire_at < %(now)s and {MAY_GO}
         order by expire_at, id
         limit 1
     ) as first
@@ -80,7 +64,7 @@ HOW_MANY = f"""
     select count(*) from (
         select from generate_series(0, %(classes)s - 1) as class, lateral (
             select from ci_job_artifacts
-            where {CLASS} = class and {DUE}
+            where {CLASS} = class and expire_at < %(now)s and {MAY_GO}
             limit %(bound)s
         ) as expired
         limit %(bound)s
@@ -122,6 +106,7 @@ class BucketOutcome:
     budget=PARENT_BUDGET,
     time_limit=timedelta(minutes=2),
     outcome=Outcome,
+    records=[],
     tables=[JobArtifact, ProjectStatistics, DeletedObject],
     flag=FLAG,
     flags={
@@ -136,19 +121,14 @@ class BucketOutcome:
     steps=["enqueued"],
     commands="workers.expired_job_artifacts.commands",
 )
-def expired_job_artifacts(run: Run[Outcome]) -> None:
+def expired_job_artifacts(now: datetime) -> Iterator[Children | Note | Skip]:  # noqa: ARG001, children look for it
     """Destroy expired CI artifacts in parallel buckets."""
     limit = _max_buckets()
     if not limit:
-        run.skipped = "flag_off"
+        yield Skip("flag_off")
         return
-    counts = buckets.tidy(client, limit, silent_for=run.settings.bucket_silent_after)
-    for name, count in asdict(counts).items():
-        setattr(run.outcome, name, count)
-    free = buckets.available(client)
-    sent = run.fan_out(delete_artifact_bucket, [(f"delete_artifact_bucket:{number}", ()) for number in free])
-    run.outcome.children_enqueued = sent.enqueued
-    run.step("enqueued")
+    yield Note(**asdict(buckets.tidy(client, limit, silent_for=settings().bucket_silent_after)))
+    yield Children(delete_artifact_bucket, {str(number): () for number in buckets.available(client)})
 
 
 @child(
@@ -171,98 +151,25 @@ def expired_job_artifacts(run: Run[Outcome]) -> None:
     ],
     collector="artifacts",
     steps=["claimed", "destroyed", "finished"],
+    continues=["deadline", "loop_limit"],
 )
-def delete_artifact_bucket(run: Run[BucketOutcome]) -> None:
+def delete_artifact_bucket(now: datetime) -> Generator[Rows[JobArtifact] | Note, None, str]:
     """Work on one bucket, and leave a successor while there is more in it."""
-    empty(run)
-    run.more = run.outcome.stopped in ("deadline", "loop_limit")
-
-
-def empty(run: Run[BucketOutcome]) -> None:
-    """Claim a bucket and destroy what has expired in it; give the bucket back on every way out."""
-    limit = _max_buckets()
-    bucket = buckets.claim(client, limit) if limit else None
-    if bucket is None:
-        return
-    run.outcome.bucket = bucket.number
-    try:
-        run.step("claimed")
-        run.outcome.stopped = _destroy(bucket, run)
-        run.step("finished")
-    finally:
-        buckets.release(client, bucket)
-
-
-def _destroy(
-    bucket: Bucket, run: Run[BucketOutcome]
-) -> Literal["drained", "deadline", "loop_limit", "scale_down", "bucket_lost"]:
-    outcome, instant, loops = run.outcome, run.now, 0
-    still = partial(still_expired, instant)
-    with run.bad_records("expired_artifact", still) as bad:
-        held_up = HeldUp()
+    with buckets.claimed(client, _max_buckets()) as bucket:
+        if bucket is None:
+            return "no_bucket"
+        yield Note(bucket=bucket.number)
+        failpoint("delete_artifact_bucket.claimed")
+        until = partial(_stopped, bucket, count(1))
         for number in range(bucket.number, CLASSES, bucket.modulus):
-            position = START
-            while True:
-                before, share = outcome.destroyed, (number, instant, position)
-                limit, without = run.brakes.free(BATCH_SIZE), Without(bad.keys, held_up.projects)
-                granted = _reserve(run, partial(next_sizes, *share, without=without), limit)
-                if granted == 0:
-                    return "deadline"
-                options: dict[str, Any] = {"limit": granted or limit, "without": without}
-                destroy = partial(destroy_expired, *share, grace=run.settings.object_grace, **options)
-                destroy = partial(destroy, audit=run.audit, brakes=run.brakes)
-                reached = (
-                    None
-                    if granted is None
-                    else bad.chunk(
-                        partial(_destroy_chunk, run, held_up, destroy),
-                        partial(next_expired, *share, **options),
-                    )
-                )
-                run.brakes.give_back()
-                run.step("destroyed")
-                if reached is None:
-                    if granted is not None and run.brakes.of_bytes:
-                        continue
-                    again = held_up.ends()
-                    if run.deadline.halted():
-                        return "deadline"
-                    if not again:
-                        break
-                    position = START
-                    continue
-                position, loops = reached, loops + 1
-                if stopped := _stopped(bucket, run.deadline, outcome.destroyed - before, loops):
-                    return stopped
-        return "drained"
+            yield expired(number, now, grace=settings().object_grace, until=until)
+        failpoint("delete_artifact_bucket.finished")
+    return "drained"
 
 
-def _reserve(run: Run[BucketOutcome], sizes: Callable[..., list[int]], limit: int) -> int | None:
-    """Reserve what the next chunk needs and no more; None where nothing is left to destroy, 0 where nothing may go."""
-    if not limit or not run.brakes.limited:
-        return limit
-    found = sizes(limit=limit)
-    return run.brakes.reserve(len(found), sum(found), least=found[0]).records if found else None
-
-
-def _destroy_chunk(
-    run: Run[BucketOutcome], held_up: HeldUp, destroy: Callable[..., Destroyed], only: Sequence[int] | None
-) -> Position | None:
-    chunk, outcome = destroy(only=only), run.outcome
-    outcome.destroyed += chunk.artifacts
-    outcome.bytes += chunk.bytes
-    held_up.now.update(chunk.held_up)
-    return chunk.reached
-
-
-def _stopped(
-    bucket: Bucket, deadline: Deadline, destroyed: int, loops: int
-) -> Literal["deadline", "loop_limit", "scale_down", "bucket_lost"] | None:
-    if deadline.passed(destroyed):
-        return "deadline"
-    if loops >= LOOP_LIMIT:
-        return "loop_limit"
-    return HOLDS[buckets.renew(client, bucket)]
+def _stopped(bucket: Bucket, loops: Iterator[int]) -> Literal["loop_limit", "scale_down", "bucket_lost"] | None:
+    """Renew the bucket; say why the child has to end."""
+    return "loop_limit" if next(loops) >= LOOP_LIMIT else HOLDS[buckets.renew(client, bucket)]
 
 
 def _max_buckets() -> int:
@@ -291,7 +198,7 @@ expired_job_artifacts.audited(
 
 
 @delete_artifact_bucket.backlog("expired_artifact")
-def expired(now: datetime) -> Backlog:
+def due(now: datetime) -> Backlog:
     """Count the artifacts that may be destroyed."""
     (oldest,) = database.execute_sql(OLDEST, {"now": now, "classes": CLASSES}).fetchone()
     return Backlog(backlog.count(JobArtifact.expired(now)), oldest)

@@ -11,6 +11,8 @@ when a reply was lost: a claim that nobody knows of would keep its bucket for te
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum
@@ -84,6 +86,17 @@ def claim(client: redis.Redis, max_buckets: int) -> Bucket | None:
     token = uuid4().hex
     number = _run(client, "bucket_claim", [AVAILABLE, OCCUPIED, OWNERS, STATE], max_buckets, token)
     return None if number is None else Bucket(number, max_buckets, token)
+
+
+@contextmanager
+def claimed(client: redis.Redis, max_buckets: int) -> Iterator[Bucket | None]:
+    """Hold an available bucket below *max_buckets*, None where there is none; give it back on every way out."""
+    bucket = claim(client, max_buckets) if max_buckets else None
+    try:
+        yield bucket
+    finally:
+        if bucket is not None:
+            release(client, bucket)
 
 
 def renew(client: redis.Redis, bucket: Bucket) -> Hold:

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from forgekeeper.database import database, survey
 from forgekeeper.database.survey import Rows, held
 from forgekeeper.preview import Look, Part
-from models import MAY_GO, WAITS
-from workers.expired_job_artifacts.destroying import CLASS, CLASSES, DUE, PAST
+from models import CLASS, CLASSES, MAY_GO, WAITS
 
+PAST = "expire_at < %(now)s"
+DUE = f"{PAST} and {MAY_GO}"
 KEPT = {"trace": "file_type = 3", "locked": "file_type <> 3 and locked = 1", **WAITS}
 """Why an artifact stays whose time has come: it is a trace, it is locked, or the forge says too little of it."""
 STATISTICS_BUSY = "statistics_busy"

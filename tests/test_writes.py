@@ -1,5 +1,7 @@
 """Nothing of a batch deletes beside the engine: PostgreSQL refuses it, and one sentence says what to return instead."""
 
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import timedelta
 
 import pytest
@@ -8,6 +10,7 @@ from playhouse.postgres_ext import DateTimeTZField
 from forgekeeper import Rows, Table
 from forgekeeper.batches import BATCHES, batch
 from forgekeeper.database import database as db
+from forgekeeper.database import release, writes
 from forgekeeper.database.writes import TakesNoWrites, WritesByItself, reading_only, writing
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.passed_over import PassedOver
@@ -128,15 +131,49 @@ def test_what_comes_after_such_a_run_may_write_on_the_same_connection(work):
     assert Weed.select().count() == 0
 
 
+def in_a_thread(work):
+    """Do the *work* with connections of a thread's own."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(work).result()
+
+
 @pytest.mark.usefixtures("weeds")
+def test_a_session_that_an_interrupt_has_left_reading_only_is_nobody_else_s(monkeypatch):
+    monkeypatch.setattr(writes, "_let_write", lambda: None)
+
+    def be_interrupted():
+        db.connect()
+        with suppress(KeyboardInterrupt), reading_only("pull_weeds"):
+            raise KeyboardInterrupt
+        release()
+        db.connect()
+        db.execute_sql("delete from weed")
+        release()
+
+    in_a_thread(be_interrupted)
+
+    assert Weed.select().count() == 0
+
+
+@pytest.fixture
+def read_only_database(weeds):
+    """A database that somebody has made read-only, for all sessions that come."""
+    (name,) = db.execute_sql("select current_database()").fetchone()
+    db.execute_sql(f'alter database "{name}" set default_transaction_read_only = on')
+    yield
+    db.execute_sql(f'alter database "{name}" reset default_transaction_read_only')
+
+
+@pytest.mark.usefixtures("read_only_database")
 def test_a_database_that_others_have_made_read_only_stays_so():
-    db.execute_sql("set default_transaction_read_only = on")
-    try:
+    def try_to_write():
+        db.connect()
         with pytest.raises(TakesNoWrites), reading_only("pull_weeds"):
             pass
         with pytest.raises(Exception, match="read-only transaction"), writing():
             db.execute_sql("delete from weed")
-    finally:
-        db.execute_sql("set default_transaction_read_only = off")
+        db.manual_close()
+
+    in_a_thread(try_to_write)
 
     assert Weed.select().count() == ROWS

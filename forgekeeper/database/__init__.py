@@ -233,12 +233,14 @@ def release() -> None:
     """Give this thread's connection back; throw it away unless it is clean.
 
     An interrupt can leave a transaction open that peewee knows nothing of; the next
-    message's writes would then sit in it and never be committed.
+    message's writes would then sit in it and never be committed.  Or it leaves a session that
+    only reads, as that of a batch does which says what goes.
     """
     if database.is_closed():
         return
     connection = database.connection()
-    clean = not connection.closed and connection.get_transaction_status() == TRANSACTION_STATUS_IDLE
+    clean = not (connection.closed or connection.reads_only)
+    clean = clean and connection.get_transaction_status() == TRANSACTION_STATUS_IDLE
     if clean and not database.in_transaction():
         database.close()
         return

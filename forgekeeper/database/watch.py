@@ -138,9 +138,13 @@ class Watch:
 
 
 class Connection(Preparable):
-    """A connection whose statements are watched once `guard` was called."""
+    """A connection whose statements are watched once `guard` was called.
+
+    While its session *reads_only*, nobody else may have it.
+    """
 
     watch: Watch | None = None
+    reads_only = False
 
     def guard(self, watch: Watch) -> None:
         """Let *watch* look after the statements from now on."""

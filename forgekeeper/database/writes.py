@@ -40,11 +40,11 @@ def reading_only(batch: str) -> Iterator[None]:
     Raises `WritesByItself` for what was refused.  A database that others have made read-only stays so: then this
     raises `TakesNoWrites`.
     """
-    (before, _now) = database.execute_sql(GUARD).fetchone()
-    if before == "on":
-        raise TakesNoWrites(TakesNoWrites.__doc__)
     token = _guarded.set(batch)
+    # An interrupt may come at any point from here on: then `database.release` throws the connection away.
+    database.connection().reads_only = True
     try:
+        _let_only_read()
         yield
     except Exception as error:
         if code_of(error) != READ_ONLY:
@@ -88,10 +88,17 @@ def code_of(error: BaseException) -> str | None:
     return getattr(error, "pgcode", None) or getattr(getattr(error, "orig", None), "pgcode", None)
 
 
+def _let_only_read() -> None:
+    (before, _now) = database.execute_sql(GUARD).fetchone()
+    if before == "on":
+        raise TakesNoWrites(TakesNoWrites.__doc__)
+
+
 def _let_write() -> None:
     """Undo the guard; a connection of which nobody knows whether it is undone must not be used by others."""
     try:
-        database.execute_sql("set default_transaction_read_only = off")
+        database.execute_sql("reset default_transaction_read_only")
+        database.connection().reads_only = False
     except pw.PeeweeException:
         with suppress(pw.PeeweeException):
             database.connection().close()

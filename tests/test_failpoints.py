@@ -141,7 +141,8 @@ def steps_named(path):
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Call):
             called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", None)
-            yield from (one.value for one in node.args if called == "step" and isinstance(one, ast.Constant))
+            if called in ("step", "failpoint"):
+                yield from (one.value.rpartition(".")[2] for one in node.args if isinstance(one, ast.Constant))
             yield from (one.value.value for one in node.keywords if one.arg == "step")
         elif isinstance(node, ast.Assign) and any(getattr(one, "id", None) == "steps" for one in node.targets):
             yield from (one.value for one in node.value.elts if one.value)

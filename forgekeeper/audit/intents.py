@@ -7,7 +7,7 @@ at what is there.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from forgekeeper.audit.deletions import ITEMS, Audit, Ended, Intent
@@ -66,7 +66,7 @@ class Intended(Generic[Key]):
         """
         if not self.on or not items:
             return
-        with writing():
+        with nullcontext() if database.in_transaction() else writing():
             begun = self._begin(items)
         for number, part in begun.items():
             self._open[number] = part
@@ -78,12 +78,9 @@ class Intended(Generic[Key]):
 
         Records that were never said are passed over; those that are not among *states* stay open.
         """
-        if not self.on:
-            yield
-            return
         with writing():
             yield
-            closed, begun = self._end(states)
+            closed, begun = self._end(states) if self.on else ([], {})
         for number in closed:
             del self._open[number]
         for number, part in begun.items():
@@ -92,7 +89,7 @@ class Intended(Generic[Key]):
 
     def end(self, states: Mapping[Key, str]) -> None:
         """Say what has become of those records."""
-        if states:
+        if states and self.on:
             with self.ending(states):
                 pass
 

@@ -144,7 +144,7 @@ class Items(Answer, ABC, Generic[One]):
 
     @abstractmethod
     def claim(self, page: Page) -> Sequence[One]:
-        """Claim the next items, the oldest first, in a transaction of the engine's; return none where none is left."""
+        """Claim the next items, the oldest first: rows in a transaction of the engine's.  Return none at the end."""
 
     def look(self, items: Sequence[One]) -> Mapping[One, State]:
         """Say which of the items of a scope stay, and why.  Run and preview ask the same; it must change nothing."""

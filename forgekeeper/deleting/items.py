@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import groupby
 from typing import Any, Generic, NamedTuple
 
 import structlog
@@ -91,6 +90,7 @@ class _Pass(Generic[One]):
     def __init__(self, run: Run[Any], items: Items[One], bad: BadRecords | _NoBadRecords) -> None:
         self._run = run
         self._items = items
+        self._understood = items.gone | items.stays
         self._bad: Any = bad
         self._after = 0
         self._ours_until = 0.0
@@ -131,7 +131,7 @@ class _Pass(Generic[One]):
         claimed: list[One] = []
 
         def claim(only: Sequence[int] | None) -> int | None:
-            with writing():
+            with writing() if self._items.keyed else engine():
                 found = self._items.claim(self._page(limit, only))
             claimed.extend(found)
             return self._key(found[-1]) if found else None
@@ -145,12 +145,11 @@ class _Pass(Generic[One]):
 
     def _chunk(self, claimed: Sequence[One]) -> str | None:
         """Delete what was claimed, scope by scope; return why the run has to end."""
-
-        def by_scope(one: One) -> str:
-            return self._items.scope(one) or ""
-
-        for scope, these in groupby(sorted(claimed, key=by_scope), key=by_scope):
-            stopped = self._of_scope(scope or None, list(these))
+        by_scope = defaultdict[str, list[One]](list)
+        for one in claimed:
+            by_scope[self._items.scope(one) or ""].append(one)
+        for scope, these in sorted(by_scope.items()):
+            stopped = self._of_scope(scope or None, these)
             self._run.brakes.leave_used()
             if stopped is not None:
                 return stopped
@@ -207,7 +206,7 @@ class _Pass(Generic[One]):
         if surplus and self._items.keyed:
             self._after = min(map(self._items.key, surplus)) - 1
         given = set(surplus)
-        ours = [one for one in these if one not in given]
+        ours = [one for one in these if one not in given] if given else these
         told = Intended[One](self._run.audit, self._items.record, scope=scope, **self._items.common(scope))
         lot = _Lot[One]([], {}, told)
         for start in range(0, len(ours), self._items.marked):
@@ -226,10 +225,12 @@ class _Pass(Generic[One]):
     def _settle(self, lot: _Lot[One], states: Mapping[One, State]) -> None:
         """Close what is known; what is not, goes back."""
         items, known, failed = self._items, {**lot.kept, **states}, self._bad.failed
-        waits = [one for one, became in known.items() if became.state in items.waits]
-        sure = [one for one, became in known.items() if became.state in items.gone | items.stays]
-        understood = {*waits, *sure}
-        others = [one for one in known if one not in understood]
+        waits, sure, others = list[One](), list[One](), list[One]()
+        for one, became in known.items():
+            if became.state in items.waits:
+                waits.append(one)
+            else:
+                (sure if became.state in self._understood else others).append(one)
         self._run.brakes.give_back(len(waits))
         self._close(lot, known, sure)
         self._step(3)
@@ -253,10 +254,10 @@ class _Pass(Generic[One]):
 
     def _close_some(self, told: Intended[One], states: dict[One, State], going: set[One]) -> None:
         items, brakes = self._items, self._run.brakes
-        ours = [one for one in states if one in going]
-        went = Amount(sum(states[one].state in items.gone for one in ours))
-        of = sum(states[one].state in items.gone | items.stays for one in ours)
-        with writing(), told.ending({one: states[one].state for one in ours}):
+        ours = {one: became.state for one, became in states.items() if one in going}
+        went = Amount(sum(state in items.gone for state in ours.values()))
+        of = sum(state in self._understood for state in ours.values())
+        with told.ending(ours):
             counts = items.settle(states)
             if of:
                 brakes.settle(went, of=of)

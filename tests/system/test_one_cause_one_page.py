@@ -20,6 +20,8 @@ from .worlds import World
 pytestmark = pytest.mark.timeout(300)
 
 LIMIT = 90.0
+NEWS, TRIES = 20.0, 3
+"""So long, in seconds, and so often ticks that were ahead are waited for."""
 HOUR = 3600
 CLOCK = """
     create schema if not exists shifted;
@@ -92,11 +94,19 @@ def test_a_jump_of_the_databases_clock_is_one_page_and_over_when_the_clock_is_ri
         return seen >= names
 
     jump(seconds)
-    assert wait_until(lambda: watch.sink.status("pager", PAGE) == "firing" and have_fired(BLOCKED | follows), LIMIT), (
+    # What fires is looked at all the time: a clock that is behind has ticks ahead at once, and news for some seconds only.
+    assert wait_until(lambda: have_fired(BLOCKED | follows) and watch.sink.status("pager", PAGE) == "firing", LIMIT), (
         seen
     )
     jump(0)
-    assert wait_until(lambda: have_fired(EARLY), LIMIT), seen
+    # It is news to Prometheus for ten seconds: where the machine kept the exporter from answering so long, once more.
+    for _ in range(TRIES):
+        if wait_until(lambda: have_fired(EARLY), NEWS):
+            break
+        jump(seconds)
+        wait_until(lambda: have_fired(EARLY), NEWS)
+        jump(0)
+    assert seen >= EARLY, sorted(EARLY - seen)
 
     over = wait_until(lambda: watch.sink.status("pager", PAGE) == "resolved", LIMIT)
 

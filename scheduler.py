@@ -23,11 +23,11 @@ from dramatiq.common import current_millis
 from forgekeeper import shutdown
 from forgekeeper.batches import BATCHES, BatchSpec, all_declared
 from forgekeeper.database import database, release
+from forgekeeper.delivery.sending import deliver
 from forgekeeper.failpoints import arm
 from forgekeeper.identity import identity
-from forgekeeper.process.presence import Presence
 from forgekeeper.process.ready import tell_supervisor
-from forgekeeper.process.run_messages import RunMessages
+from forgekeeper.runs.processes import Heartbeat
 from forgekeeper.runs.reconcile import is_at_rest, reconcile
 from forgekeeper.runs.reports import COUNT
 from forgekeeper.settings import Settings
@@ -59,7 +59,6 @@ class Loop(Vital):
         self, batch: BatchSpec, settings: Settings, *, broken: threading.Event, asked: SimpleQueue[None]
     ) -> None:
         super().__init__(batch.name)
-        self._messages = RunMessages(batch)
         self._woken = threading.Event()
         self._due_hint: datetime | None = None
         self._settings = settings
@@ -110,7 +109,7 @@ class Loop(Vital):
             database.connect(reuse_if_open=True)
             due_hint, self._due_hint = self._due_hint, None
             if due_hint is not None or monotonic() >= self._whole_at or not is_at_rest(self.name, self._settings):
-                reconcile(self.name, self._settings, self._messages, by=identity(), due_hint=due_hint)
+                reconcile(self.name, self._settings, deliver, by=identity(), due_hint=due_hint)
                 self._whole_at = monotonic() + WHOLE_EVERY
             self._unanswered = None
         except (pw.PeeweeException, redis.RedisError, *NONSENSE) as error:
@@ -151,12 +150,12 @@ def serve(
     _keep_heartbeat(clock, loops)
     _stop_when(asked, clock)
     timetable = {name: str(settings.cron(name) or "off") for name in BATCHES}
-    presence = Presence("scheduler", dead_after=settings.dead_after, say=lambda: {"timetable": timetable})
-    presence.start()
+    heartbeat = Heartbeat("scheduler", dead_after=settings.dead_after, facts=lambda: {"timetable": timetable})
+    heartbeat.start()
     log.info("scheduler started", scheduler=identity(), batches=sorted(BATCHES))
     clock.add_listener(lambda _event: _tell_ready(ready), EVENT_SCHEDULER_STARTED)
     clock.start()
-    _end(loops, presence, within=min(TURN_CUT, settings.shutdown_timeout).total_seconds())
+    _end(loops, heartbeat, within=min(TURN_CUT, settings.shutdown_timeout).total_seconds())
     log.info("scheduler stopped", scheduler=identity())
     return 1 if broken.is_set() or ended_itself() else 0
 
@@ -167,12 +166,12 @@ def _tell_ready(ready: Callable[[], None]) -> None:
     log.info("scheduler ready", scheduler=identity())
 
 
-def _end(loops: list[Loop], presence: Presence, *, within: float) -> None:
+def _end(loops: list[Loop], heartbeat: Heartbeat, *, within: float) -> None:
     """Let the present turns end, all of them *within* so many seconds together."""
     ends = monotonic() + within
     for loop in loops:
         loop.stop()
-    presence.stop(within=within)
+    heartbeat.stop(within=within)
     for loop in loops:
         loop.join(max(0.0, ends - monotonic()))
     if cut := [loop.name for loop in loops if loop.is_alive()]:

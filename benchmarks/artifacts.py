@@ -29,7 +29,7 @@ from benchmarks.forge import database_of
 from benchmarks.processes import environment, run, until, workers
 from forgekeeper.connections import client
 from forgekeeper.database import database, unhurried
-from forgekeeper.delivery.keys import QueueKeys
+from forgekeeper.delivery import queues
 from forgekeeper.embedded import Servers
 from forgekeeper.flags import FeatureFlag
 from forgekeeper.settings import Settings
@@ -40,7 +40,7 @@ ARTIFACTS = 1_000_000
 PROJECTS = 1_000
 BATCH_SIZE = 100
 CHUNKS = 450
-QUEUE = QueueKeys("forgekeeper", "artifacts")
+QUEUE = "artifacts"
 FORGET = "truncate ci_job_artifacts, ci_deleted_objects, project_statistics"
 # As a forge has them: neither the order of their times nor that of their paths is the order in which they were made.
 ADD = """
@@ -217,7 +217,7 @@ def _artifacts(servers: Servers, artifacts: int, buckets: int) -> Iterator[tuple
 
 
 def _quiet() -> bool:
-    return not client.hlen(QUEUE.bodies) and not shares.held(client)
+    return not client.hlen(queues.bodies(QUEUE)) and not shares.held(client)
 
 
 def _check(artifacts: int, destroyed: int, due: int) -> None:

@@ -14,9 +14,9 @@ from forgekeeper.batches import BATCHES
 from forgekeeper.boot import model
 from forgekeeper.connections import Limits, client, connect
 from forgekeeper.database import database, now
+from forgekeeper.delivery.broker import load_batches
 from forgekeeper.embedded import Servers
 from forgekeeper.identity import identity
-from forgekeeper.process.boot import load_batches
 from forgekeeper.runs import breaker
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.runner import Runner

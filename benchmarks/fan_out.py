@@ -17,12 +17,14 @@ from benchmarks.contest import Benchmark, Missing, Peer
 from forgekeeper.batches import CHILDREN
 from forgekeeper.boot import model
 from forgekeeper.connections import Limits, client, connect
-from forgekeeper.delivery.keys import QueueKeys
+from forgekeeper.database import database
+from forgekeeper.delivery import queues
+from forgekeeper.delivery.broker import load_batches
 from forgekeeper.embedded import Servers
 from forgekeeper.fan_out import Enqueued
-from forgekeeper.process.boot import load_batches
 
 PROJECTS = 10_000
+PAGE = 100
 RUN = 1
 
 
@@ -31,7 +33,7 @@ def benchmarks(servers: Servers, scale: float) -> list[Benchmark]:
     projects = round(PROJECTS * scale)
     peers = (
         Peer("Sidekiq's push_bulk", partial(_sidekiq, servers, projects), 1.0),
-        Peer("Dramatiq's group", partial(_dramatiq, servers, projects), 12.0),
+        Peer("Dramatiq's group", partial(_dramatiq, servers, projects), 1.0),
         Peer("Celery's apply_async", partial(_celery, servers, projects), 1.0),
     )
     return [
@@ -49,15 +51,16 @@ def _ours(servers: Servers, projects: int, *, again: bool) -> float:
     sent = send()
     seconds = monotonic() - began
     assert sent == (Enqueued(0, projects) if again else Enqueued(projects, 0)), sent
-    keys = QueueKeys("forgekeeper", CHILDREN["clean_project_refs"].queue)
-    assert (client.llen(keys.ready), client.hlen(keys.bodies)) == (projects, projects), "not all children were put in"
+    queue = CHILDREN["clean_project_refs"].queue
+    stored = client.llen(queues.ready(queue)), client.hlen(queues.bodies(queue))
+    assert stored == (projects, projects), "not all children were put in"
     return projects / seconds
 
 
 def _sender(servers: Servers, projects: int) -> Callable[[], Enqueued]:
     """Return what a run calls to send its children."""
-    from forgekeeper.process.actors import send_children
-    from forgekeeper.process.broker import broker
+    from forgekeeper.delivery.broker import broker
+    from forgekeeper.delivery.fan_out import send_children
 
     load_batches()
     gc.freeze()  # as a worker's process does
@@ -65,7 +68,15 @@ def _sender(servers: Servers, projects: int) -> Callable[[], Enqueued]:
     connect(settings, Limits.of_worker(settings), name="benchmark", connections=1)
     child = CHILDREN["clean_project_refs"]
     keyed = [(f"{child.name}:{project}", (project,)) for project in range(1, projects + 1)]
-    return lambda: send_children(broker, RUN, child, keyed, limit_depth=settings.queue_limit)
+
+    def send() -> Enqueued:
+        """Send them by pages, as the engine does."""
+        pages = [keyed[at : at + PAGE] for at in range(0, len(keyed), PAGE)]
+        with database.connection_context():
+            sent = [send_children(broker, RUN, child, page, limit_depth=settings.queue_limit) for page in pages]
+        return Enqueued(sum(one.enqueued for one in sent), sum(one.deduplicated for one in sent))
+
+    return send
 
 
 def _sidekiq(servers: Servers, projects: int) -> float:
@@ -82,7 +93,7 @@ def _dramatiq(servers: Servers, projects: int) -> float:
     began = monotonic()
     dramatiq.group([actor.message(project) for project in range(1, projects + 1)], broker=broker).run()
     seconds = monotonic() - began
-    assert peer.hlen(QueueKeys("dramatiq", "default").bodies) == projects, "not all messages were put in"
+    assert peer.hlen("dramatiq:default.msgs") == projects, "not all messages were put in"
     broker.close()
     return projects / seconds
 

@@ -13,8 +13,8 @@ from forgekeeper import migrations
 from forgekeeper.boot import model
 from forgekeeper.connections import Limits, client, connect
 from forgekeeper.database import database
+from forgekeeper.delivery.broker import load_batches
 from forgekeeper.embedded import Servers
-from forgekeeper.process.boot import load_batches
 from forgekeeper.settings import Settings
 from metrics import logs
 

@@ -15,7 +15,6 @@ import redis
 
 from benchmarks import noop, sidekiq
 from benchmarks.contest import Benchmark, Peer
-from forgekeeper.delivery.keys import QueueKeys
 from forgekeeper.embedded import Servers
 
 MESSAGES = 20_000
@@ -38,9 +37,9 @@ def benchmarks(servers: Servers, scale: float) -> list[Benchmark]:
         Benchmark(
             "messages",
             "messages/s",
-            partial(run, "ours"),
+            partial(run, "observed"),
             (
-                Peer("bare Dramatiq", partial(run, "bare"), 1.1),
+                Peer("bare Dramatiq", partial(run, "bare"), 0.7),
                 Peer("Sidekiq", partial(_rate_of_sidekiq, servers, round(MESSAGES * scale)), 1.0),
             ),
         ),
@@ -61,7 +60,7 @@ def _rate(servers: Servers, count: int, kind: str) -> float:
     """Let workers of that kind work *count* messages off; return how many a second."""
     client = redis.Redis.from_url(servers.redis_url)
     client.flushdb()
-    stored = QueueKeys(NAMESPACES.get(kind, "forgekeeper"), noop.QUEUES[kind]).bodies
+    stored = f"{NAMESPACES.get(kind, 'forgekeeper')}:{noop.QUEUES[kind]}.msgs"
     _enqueue(servers, kind, count)
     assert client.hlen(stored) == count, "not all messages were put in"
     with _worker(servers, kind):

@@ -3,8 +3,7 @@
 `python -m benchmarks.noop enqueue KIND COUNT`, and `… work KIND` with Dramatiq's arguments:
 
 bare        Dramatiq as it comes
-ours        our broker and middleware
-observed    the same, with a child that is counted and logged, as those of a batch are
+observed    our middleware, with a child that is counted and logged, as those of a batch are
 unmeasured  the same child, neither counted nor shown on a page
 unlogged    the same child, counted, but without lines and what is noted for them
 unobserved  the same child, neither counted nor logged
@@ -32,7 +31,7 @@ from metrics.endpoint import listen
 
 COUNTED = {"observed", "unlogged"}
 LOGGED = {"observed", "unmeasured"}
-QUEUES = {"bare": "default", "ours": "objects", **dict.fromkeys((*COUNTED, *LOGGED, "unobserved"), "git")}
+QUEUES = {"bare": "default", **dict.fromkeys((*COUNTED, *LOGGED, "unobserved"), "git")}
 MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
 
 
@@ -53,7 +52,7 @@ def actor(kind: str, redis_url: str) -> dramatiq.Actor[[], None]:
     """Declare the actor of that kind, and connect its broker to the Redis at *redis_url*."""
     if kind == "bare":
         return _bare(redis_url)
-    return _ours() if kind == "ours" else _child(kind)
+    return _child(kind)
 
 
 def _bare(redis_url: str) -> dramatiq.Actor[[], None]:
@@ -62,16 +61,8 @@ def _bare(redis_url: str) -> dramatiq.Actor[[], None]:
     return dramatiq.actor(actor_name="nothing", queue_name=QUEUES["bare"], broker=broker)(_nothing)
 
 
-def _ours() -> dramatiq.Actor[[], None]:
-    from forgekeeper.process.broker import broker
-
-    # Our broker takes batches and children only.  This one is of no declaration: it is called, and no more.
-    return dramatiq.actor(actor_name="nothing", queue_name=QUEUES["ours"], broker=broker, child=True)(_nothing)
-
-
 def _child(kind: str) -> dramatiq.Actor[[], None]:
-    from forgekeeper.process.boot import load_batches
-    from forgekeeper.process.broker import broker
+    from forgekeeper.delivery.broker import broker, load_batches
 
     def child(_attempt: Attempt) -> None:
         """Do nothing."""
@@ -94,11 +85,9 @@ def _nothing() -> None:
 
 def enqueue(kind: str, count: int) -> None:
     """Put *count* messages of that kind in."""
-    from forgekeeper.delivery.enqueue_many import enqueue_many
-
     sent = _connected(kind)
-    assert isinstance(sent.broker, RedisBroker)
-    enqueue_many(sent.broker, sent, ((str(number), ()) for number in range(count)))
+    for _ in range(count):
+        sent.send()
 
 
 def work(kind: str, arguments: list[str]) -> int:

@@ -12,7 +12,6 @@ from forgekeeper.batches import BATCHES, all_declared, queues, spec
 from forgekeeper.connections import client
 from forgekeeper.database import database, release
 from forgekeeper.delivery import queues as waiting
-from forgekeeper.delivery.keys import NAMESPACE
 from forgekeeper.delivery.queues import depth
 from forgekeeper.flags import FLAGS, FeatureFlag
 from forgekeeper.installation.row import Installation
@@ -32,8 +31,6 @@ from metrics.redaction import clean
 ROOT_PATIENCE = 1.2
 LABEL = 100
 """Characters of a label that is read from a table, whoever has written it."""
-DEAD_LETTERS = 10_000
-"""How many dead letters of a queue are read to tell whose they are."""
 
 
 def all_collectors(settings: Settings) -> dict[str, Collector]:
@@ -127,18 +124,17 @@ def _flags(_settings: Settings) -> Iterator[Reading]:
 
 def _queues(_settings: Settings) -> Iterator[Reading]:
     for queue in queues():
-        counts = depth(client, NAMESPACE, queue)
+        counts = depth(client, queue)
         for state, count in (("ready", "ready"), ("unacked", "in_flight"), ("delayed", "delayed")):
             yield Reading("queue_messages", counts[count], (queue, state))
-        yield from at("queue_oldest_message_timestamp_seconds", waiting.due_since(client, NAMESPACE, queue), queue)
+        yield from at("queue_oldest_message_timestamp_seconds", waiting.due_since(client, queue), queue)
 
 
 def _dead_letters(_settings: Settings) -> Iterator[Reading]:
     for queue in queues():
-        found = waiting.dead_by_actor(client, NAMESPACE, queue, limit=DEAD_LETTERS)
         for name in (one.name for one in all_declared() if one.queue == queue):
-            yield Reading("dead_letter_messages", found.pop(name, 0), (queue, name))
-        yield Reading("dead_letter_messages", found.total(), (queue, NO_BATCH))
+            yield Reading("dead_letter_messages", 0, (queue, name))
+        yield Reading("dead_letter_messages", depth(client, queue)["dead"], (queue, NO_BATCH))
 
 
 def _leases(_settings: Settings) -> Iterator[Reading]:

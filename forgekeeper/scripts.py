@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from errno import EINVAL
 from functools import cache
 from hashlib import sha1
@@ -11,13 +11,11 @@ from importlib.resources import files
 from typing import Any
 
 import redis
-from redis.connection import Connection
 from redis.exceptions import NoScriptError
 
 from forgekeeper.database.writes import engine
-from forgekeeper.redis_types import misfits
 
-FOLDERS = [files("forgekeeper") / "lua", files("forgekeeper.delivery") / "lua"]
+FOLDERS = [files("forgekeeper") / "lua"]
 """Where scripts lie; each is known by its name alone."""
 
 
@@ -42,10 +40,10 @@ def load() -> None:
 def call(client: redis.Redis, name: str, *, keys: Sequence[str | bytes], args: list[Any]) -> Any:
     """Run the script *name* on *client*; a server that has forgotten it is taught it again.
 
-    Raises `redis.RedisError`, and says which key it is that is of the wrong type.
+    Raises `redis.RedisError`.
     """
     source, digest = _script(name)
-    with engine(), _naming_misfits(client, keys):
+    with engine(), _pointing_to_check():
         try:
             return client.evalsha(digest, len(keys), *keys, *args)
         except NoScriptError:
@@ -53,46 +51,15 @@ def call(client: redis.Redis, name: str, *, keys: Sequence[str | bytes], args: l
             return client.eval(source, len(keys), *keys, *args)
 
 
-def ask(client: redis.Redis, name: str, *, keys: Sequence[str | bytes], args: list[Any]) -> Callable[[], Any]:
-    """Run the script while the caller does something else; return what waits for its answer, and has to be called.
-
-    Both raise what `call` does.  What the client says of retries does not hold here.
-    """
-    connection = client.connection_pool.get_connection()
-    with _giving_back(client, connection, always=False):
-        connection.send_command("EVALSHA", _script(name)[1], len(keys), *keys, *args)  # type: ignore[no-untyped-call]
-
-    def answer() -> Any:
-        with _naming_misfits(client, keys), _giving_back(client, connection), suppress(NoScriptError):
-            return connection.read_response()
-        return call(client, name, keys=keys, args=args)
-
-    return answer
-
-
 @contextmanager
-def _naming_misfits(client: redis.Redis, keys: Sequence[str | bytes]) -> Iterator[None]:
+def _pointing_to_check() -> Iterator[None]:
     try:
         yield
     except redis.ResponseError as error:
         # Redis does not say which key it is.
-        if "WRONGTYPE" not in str(error) or (misfit := next(misfits(client, keys), None)) is None:
+        if "WRONGTYPE" not in str(error):
             raise
-        raise redis.ResponseError(f"WRONGTYPE {misfit}") from error
-
-
-@contextmanager
-def _giving_back(client: redis.Redis, connection: Connection, *, always: bool = True) -> Iterator[None]:
-    """Give the connection back to its pool, after an error as another one."""
-    failed = True
-    try:
-        yield
-        failed = False
-    finally:
-        if failed:
-            connection.disconnect()  # type: ignore[no-untyped-call]
-        if failed or always:
-            client.connection_pool.release(connection)
+        raise redis.ResponseError(f"{error}; `forgekeeper check` says which key it is") from error
 
 
 @cache

@@ -7,11 +7,11 @@ from forgekeeper.audit.deletions import Deletion
 from forgekeeper.database import Base
 from forgekeeper.flags import FeatureFlag
 from forgekeeper.installation.row import Installation
-from forgekeeper.process.rows import Process
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.passed_over import PassedOver
+from forgekeeper.runs.processes import Process
 from forgekeeper.runs.quarantine import Quarantined
 from forgekeeper.runs.totals import RunTotal
 from forgekeeper.storage.outbox import DeletedObject

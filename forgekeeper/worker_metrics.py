@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import peewee as pw
 import redis
 import structlog
-from dramatiq import Broker, Message, MessageProxy
+from dramatiq import Broker, MessageProxy
 from dramatiq.common import current_millis
 from dramatiq.middleware import Middleware, MiddlewareError, TimeLimitExceeded
 from playhouse.pool import MaxConnectionsExceeded
@@ -24,7 +24,6 @@ from playhouse.pool import MaxConnectionsExceeded
 from forgekeeper import events, shutdown
 from forgekeeper.batches import BatchSpec, Declared, Fields, Threshold, spec
 from forgekeeper.database import now
-from forgekeeper.delivery.queues import DUE
 from forgekeeper.locks import LeaseLost
 from forgekeeper.runs.ledger import JobRun
 from metrics.catalogue.labels import LEVELS, NO_BATCH
@@ -129,6 +128,8 @@ def _run_ended(run: events.RunEnded) -> None:
         COUNT.inc("forgekeeper_runs_skipped_total", run.batch, run.skipped)
     if run.state == "enqueued":
         COUNT.inc("forgekeeper_run_retries_total", run.batch)
+    elif run.state == "failed":
+        _dead_lettered(run.batch)
     if not isinstance(declared, BatchSpec):
         return
     if run.skipped == "flag_unreadable" and declared.flag is not None:
@@ -148,6 +149,8 @@ def _child_ended(child: events.ChildEnded) -> None:
         return
     if declared is None:
         return
+    if child.error is not None:
+        COUNT.inc("forgekeeper_run_retries_total", child.child)
     if declared.lease:
         _lease(child.child, child.outcome, child.error)
     if child.error is None:
@@ -225,19 +228,6 @@ class WorkerMetrics(Middleware):
         # By thread too: a message may come again while its first copy is still in hand.
         self._began: dict[tuple[int, str], float] = {}
 
-    def before_enqueue(self, broker: Broker, message: Message[Any], delay: int | None) -> None:
-        """Note until when a message is delayed: whoever finds it later must not take the delay for waiting."""
-        if delay is not None:
-            message.options[DUE] = current_millis() + delay
-
-    def after_enqueue(self, broker: Broker, message: Message[Any], delay: int | None) -> None:
-        """Count a child's retry, once: when it is delayed, not when its time has come."""
-        if delay is None:
-            return
-        with _harmless():
-            if message.options.get("retries") and spec(message.actor_name):
-                COUNT.inc("forgekeeper_run_retries_total", message.actor_name)
-
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
         """Count a message in progress."""
         with _harmless():
@@ -258,8 +248,8 @@ class WorkerMetrics(Middleware):
         if began is None:
             return
         with _harmless():
-            due = message.options.get(DUE) or message.message_timestamp
-            COUNT.observe("forgekeeper_run_wait_seconds", actor, seconds=max(0.0, (began - due) / 1000))
+            waited = max(0.0, (began - message.message_timestamp) / 1000)
+            COUNT.observe("forgekeeper_run_wait_seconds", actor, seconds=waited)
             if isinstance(exception, MiddlewareError):
                 _ended(actor, (current_millis() - began) / 1000, None, exception.__cause__ or exception)
 

@@ -25,9 +25,9 @@ from forgekeeper import database as db
 from forgekeeper import migrations
 from forgekeeper.boot import load
 from forgekeeper.connections import Limits, client, connect
+from forgekeeper.delivery.broker import load_batches
 from forgekeeper.embedded import servers
 from forgekeeper.installation.row import Installation
-from forgekeeper.process.boot import load_batches
 from forgekeeper.settings import PREFIX, Settings
 from forgekeeper.tables import OURS
 from tests.harness import logs

@@ -4,7 +4,7 @@ import dramatiq
 import pytest
 
 from forgekeeper.batches import NotSent, all_declared
-from forgekeeper.process.broker import broker
+from forgekeeper.delivery.broker import broker
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
 from workers.git_ref_cleanup import clean_project_refs

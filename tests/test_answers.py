@@ -14,8 +14,8 @@ from forgekeeper.batches import BATCHES, CHILDREN, batch, child
 from forgekeeper.database import database as db
 from forgekeeper.database import now
 from forgekeeper.declaring.answers import Mistake
+from forgekeeper.delivery.broker import broker
 from forgekeeper.process import boot
-from forgekeeper.process.broker import broker
 from forgekeeper.runs.brakes import Brakes
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.passed_over import PassedOver

@@ -13,9 +13,9 @@ from forgekeeper.audit.deletions import Audit, Deletion, hashed
 from forgekeeper.connections import client
 from forgekeeper.database import database, now
 from forgekeeper.flags import FeatureFlag
-from forgekeeper.process.rows import Process
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.passed_over import PassedOver
+from forgekeeper.runs.processes import Process
 from forgekeeper.storage.settled import SettledUpload
 from models import BulkImport, BulkImportEntity, BulkImportTracker, JobArtifact, ProjectStatistics, UserStatus
 from tests.harness.artifacts import chunk_statement, destroy_chunk

@@ -16,13 +16,13 @@ from inspect import signature
 from typing import Any, NamedTuple
 
 import pytest
+from forgekeeper.process.attempts import ChildRetries
 
 import models
 from forgekeeper import worker_metrics
 from forgekeeper.batches import BATCHES, all_declared
+from forgekeeper.delivery.broker import broker
 from forgekeeper.locks import lease
-from forgekeeper.process.attempts import ChildRetries
-from forgekeeper.process.broker import broker
 from forgekeeper.runs import ledger, plan
 from forgekeeper.storage import outbox
 from metrics.dashboards.limits import alerts

@@ -179,7 +179,7 @@ def test_it_has_a_page_of_documentation(world):
 
 def test_the_dashboard_of_a_batch_can_show_it(world):
     program = (
-        "from forgekeeper.process.boot import load_batches; load_batches();"
+        "from forgekeeper.delivery.broker import load_batches; load_batches();"
         "from metrics.dashboards.written import written; print(''.join(written().values()))"
     )
     shown = subprocess.run(

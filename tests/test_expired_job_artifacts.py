@@ -18,10 +18,10 @@ from forgekeeper.connections import client
 from forgekeeper.database import database, now
 from forgekeeper.database.chunks import IN_ORDER, START
 from forgekeeper.deleting.total import TURNS
+from forgekeeper.delivery.broker import broker
 from forgekeeper.delivery.queues import depth
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.flags import FeatureFlag
-from forgekeeper.process.broker import broker
 from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.storage.outbox import DeletedObject

@@ -17,11 +17,11 @@ from structlog.testing import capture_logs
 from forgekeeper import shutdown
 from forgekeeper.connections import client
 from forgekeeper.database import database, now
+from forgekeeper.delivery.broker import broker
 from forgekeeper.delivery.queues import RUN, depth
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.identity import identity
 from forgekeeper.locks import LeaseInTransaction, LeaseLost, break_lease, lease, leases
-from forgekeeper.process.broker import broker
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.ledger import JobRun

@@ -11,9 +11,9 @@ from forgekeeper.audit.intents import Item
 from forgekeeper.batches import BATCHES, batch
 from forgekeeper.database import database as db
 from forgekeeper.declaring.items import Deleted
+from forgekeeper.delivery.broker import broker
 from forgekeeper.failpoints import FailpointReached
 from forgekeeper.process import boot
-from forgekeeper.process.broker import broker
 from forgekeeper.runs.passed_over import PassedOver
 from forgekeeper.runs.totals import RunTotal
 from tests.harness.audited import lines, unclosed

@@ -14,6 +14,9 @@ import pytest
 import redis
 from dramatiq import Message, Worker
 from dramatiq.errors import ConnectionClosed
+from forgekeeper.delivery.deliveries import Deliveries
+from forgekeeper.delivery.enqueue_unique import enqueue_unique
+from forgekeeper.delivery.worker_heartbeat import WorkerHeartbeat
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
@@ -24,11 +27,8 @@ from forgekeeper import locks, redis_types
 from forgekeeper.batches import BATCHES, queues
 from forgekeeper.connections import client
 from forgekeeper.database import release
-from forgekeeper.delivery.deliveries import Deliveries
-from forgekeeper.delivery.enqueue_unique import enqueue_unique
-from forgekeeper.delivery.worker_heartbeat import WorkerHeartbeat
+from forgekeeper.delivery.broker import NAMESPACE, broker
 from forgekeeper.installation.row import Installation
-from forgekeeper.process.broker import NAMESPACE, broker
 from forgekeeper.redis_values import FIRST, LAST, is_text, moment, second, whole
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.ledger import JobRun

@@ -8,8 +8,8 @@ from forgekeeper.database import database
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.failpoints import FailpointReached, arm
 from forgekeeper.runs.blocked import Blocked
-from forgekeeper.runs.heartbeat import LostRun
 from forgekeeper.runs.ledger import JobRun
+from forgekeeper.runs.processes import LostRun
 from forgekeeper.settings.failpoints import parse
 from metrics import logs
 from metrics.counting import WORKER

@@ -18,12 +18,12 @@ from forgekeeper import Rows
 from forgekeeper.batches import BATCHES, batch, queues
 from forgekeeper.connections import client
 from forgekeeper.database import Base, database, now
-from forgekeeper.process.broker import NAMESPACE
-from forgekeeper.process.rows import Process
+from forgekeeper.delivery.broker import NAMESPACE
 from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.passed_over import PassedOver
+from forgekeeper.runs.processes import Process
 from forgekeeper.storage.settled import SettledUpload
 from models import DeletionStatus, GitRefDeletion
 from tests.harness.clocks import Crash, crash

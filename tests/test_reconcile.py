@@ -18,9 +18,9 @@ import scheduler
 from forgekeeper import database as db
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import Limits, client, connect
+from forgekeeper.delivery.broker import broker
+from forgekeeper.delivery.sending import deliver
 from forgekeeper.embedded.waiting import wait_until
-from forgekeeper.process.broker import broker
-from forgekeeper.process.run_messages import RunMessages
 from forgekeeper.runs import reconcile as runs
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.holds import BY_PEOPLE, Hold
@@ -85,7 +85,7 @@ def time_passes(duration):
 
 
 def reconcile(by="A", due_hint=None, **settings):
-    runs.reconcile(NAME, settings_with(**settings), RunMessages(BATCH), by=by, due_hint=due_hint)
+    runs.reconcile(NAME, settings_with(**settings), deliver, by=by, due_hint=due_hint)
 
 
 def at(instant, by="A", **settings):

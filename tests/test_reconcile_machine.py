@@ -19,6 +19,7 @@ import pytest
 import structlog
 from dramatiq import Message
 from dramatiq.brokers.redis import DEFAULT_DEAD_MESSAGE_TTL
+from forgekeeper.delivery.enqueue_unique import TOKEN, is_dead
 from hypothesis import configuration
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -34,9 +35,8 @@ from forgekeeper import database as db
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import Limits, client, connect
 from forgekeeper.database import release
-from forgekeeper.delivery.enqueue_unique import TOKEN, is_dead
-from forgekeeper.process.broker import broker
-from forgekeeper.process.run_messages import RunMessages, message_of
+from forgekeeper.delivery.broker import broker
+from forgekeeper.delivery.sending import deliver, message_of
 from forgekeeper.runs import reconcile
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.holds import BY_PEOPLE, Hold
@@ -269,7 +269,7 @@ class Machine(RuleBasedStateMachine):
 
     def reconcile(self, drift):
         due_hint = None if drift is None else self.configured.cron(NAME).newest(self.now + drift)
-        reconcile.reconcile(NAME, self.configured, RunMessages(BATCH), by=self.name, due_hint=due_hint)
+        reconcile.reconcile(NAME, self.configured, deliver, by=self.name, due_hint=due_hint)
 
     def check_reconciled(self):
         due = self.configured.cron(NAME).newest(self.now)
@@ -504,7 +504,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.stalled) < 3)
     @rule(questions=st.integers(0, 4) | st.just(-1))
     def somebody_sends(self, questions):
-        self.launch(lambda: JobRun.claim_manual(NAME, by="me") and reconcile.send(NAME, RunMessages(BATCH)), questions)
+        self.launch(lambda: JobRun.claim_manual(NAME, by="me") and reconcile.send(NAME, deliver), questions)
 
     @precondition(lambda self: self.terminal.run is None and not self.paused)
     @rule()

@@ -1,7 +1,7 @@
 """Remove old records: forgekeeper's own, and those that batches have declared.
 
 Runs hourly, in bounded chunks: what batches are done with after as long as they say, closed runs after thirty days (the
-newest of each batch stays), processes that expired a day ago, dead letters past their time to live, what has become of
+newest of each batch stays), processes that expired a day ago, what has become of
 uploads thirty days ago, what runs have deleted sixty days ago (the last hundred runs of each batch stay), bad records
 and failed children that have not failed for long, and whole months of the audit after AUDIT_KEEP.  What it removes is
 in the audit itself.
@@ -13,28 +13,25 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import structlog
 
 from forgekeeper import Blocked, Record, Rows, batch
 from forgekeeper.audit import upkeep
-from forgekeeper.batches import all_declared, queues
+from forgekeeper.batches import all_declared
 from forgekeeper.database.misreading import misread
 from forgekeeper.declaring.removal import Removal
 from forgekeeper.declaring.surroundings import settings
 from forgekeeper.deleting import looking
 from forgekeeper.preview import Look, Part
-from forgekeeper.process.rows import Process
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.passed_over import PassedOver
+from forgekeeper.runs.processes import Process
 from forgekeeper.runs.quarantine import Quarantined
 from forgekeeper.runs.totals import RunTotal
 from forgekeeper.storage.settled import SettledUpload
 from metrics.redaction import describe
-
-if TYPE_CHECKING:
-    from forgekeeper.delivery.enqueue_unique import OldDead
 
 CHUNK = 1_000
 MAX_RUNTIME = timedelta(minutes=5)
@@ -42,7 +39,7 @@ KEEP_RUNS = timedelta(days=30)
 KEEP_BAD_RECORDS = timedelta(days=30)
 """From their last failure on: they are tried again each day at least."""
 KEEP_FAILED_CHILDREN = timedelta(days=7)
-"""From their last failure on: by then they were tried for hours, and are dead letters."""
+"""From their last failure on: by then they wait for a person, or will be sent again."""
 KEEP_PROCESSES = timedelta(days=1)
 KEEP_UPLOADS = timedelta(days=30)
 """No Redis may come back that is older: what it says of uploads could not be told from the truth."""
@@ -60,7 +57,6 @@ class Outcome:
 
     ref_deletions: int = 0
     runs: int = 0
-    dead_letters: int = 0
     processes: int = 0
     uploads: int = 0
     stopped: Literal["drained", "deadline"] = "drained"
@@ -79,7 +75,6 @@ class Outcome:
     records=[
         Record("ref_deletion", processed=("ref_deletions",), errors={"database": ()}),
         Record("job_run", processed=("runs",), errors={"database": ()}),
-        Record("dead_letter", processed=("dead_letters",)),
         Record("process", processed=("processes",)),
         Record("settled_upload", processed=("uploads",)),
         Record("run_total", processed=("run_totals",)),
@@ -95,8 +90,6 @@ def prune(now: datetime) -> Iterator[Rows[Any] | Removal]:
     yield Removal(None, partial(_keep_up, now), counted="audit_months")
     yield Removal(None, partial(_forget_failures, now))
     yield from rows
-    for queue in queues():
-        yield Removal("dead_letter", partial(_forget_dead, queue), counted="dead_letters")
     yield Removal("settled_upload", partial(_forget_uploads, now), counted="uploads")
     yield Removal("run_total", partial(_forget_totals, now), counted="run_totals")
 
@@ -156,21 +149,6 @@ def _forget_totals(now: datetime, limit: int) -> int:
     return RunTotal.delete_old(now - KEEP_TOTALS, limit=limit)
 
 
-def _forget_dead(queue: str, limit: int) -> int:
-    # Whoever only looks at batches needs no broker, which takes a tenth of a second to import.
-    from forgekeeper.delivery.enqueue_unique import forget_dead
-    from forgekeeper.process.broker import broker
-
-    return forget_dead(broker, queue, limit=limit)
-
-
-def _old_dead(queue: str, *, limit: int) -> OldDead:
-    from forgekeeper.delivery.enqueue_unique import old_dead
-    from forgekeeper.process.broker import broker
-
-    return old_dead(broker, queue, limit=limit)
-
-
 @prune.preview
 def old(look: Look) -> Iterator[Part]:
     """Count what is old, kind by kind."""
@@ -178,11 +156,3 @@ def old(look: Look) -> Iterator[Part]:
     for number, one in enumerate(rows):
         yield from looking.preview(one, look.within_share(1 / (len(rows) + 1 - number)))
     yield look.count(look.part("settled_upload"), SettledUpload.old(look.now - KEEP_UPLOADS), after=KEEP_UPLOADS)
-    part = look.part("dead_letter")
-    for queue in queues():
-        found = _old_dead(queue, limit=look.size)
-        for key, since in found.oldest:
-            part.one(key, queue, since, size=look.size)
-        part.records += found.letters - len(found.oldest)
-    part.newest = None
-    yield part

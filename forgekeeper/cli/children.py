@@ -11,10 +11,9 @@ from forgekeeper.batches import BATCHES, BatchSpec, ChildSpec
 from forgekeeper.cli.console import moment
 from forgekeeper.cli.without_redis import Looks
 from forgekeeper.connections import client
-from forgekeeper.delivery.keys import NAMESPACE
 from forgekeeper.delivery.queues import of_run
-from forgekeeper.process.rows import Process
 from forgekeeper.runs.ledger import JobRun
+from forgekeeper.runs.processes import Process
 from forgekeeper.runs.quarantine import Quarantined
 
 SHOWN = 10
@@ -55,20 +54,12 @@ def _of(child: ChildSpec, run: JobRun, known: Sequence[Process], instant: dateti
     sent = _sent(child, run)
     alive = [work for one in known if not one.is_silent(instant) for work in one.at_work or ()]
     running = {work["message_id"] for work in alive if work["what"] == child.name and work.get("run") == run.id}
-    look = partial(of_run, client, NAMESPACE, child.queue, child.name, run.id)
+    look = partial(of_run, client, child.queue, child.name, run.id)
     found = redis.ask(f"queue {child.queue}", look)
-    counts: dict[str, Any] = dict.fromkeys(("queued", "retrying", "dead", "ended"))
-    retries: dict[str, datetime] = {}
+    counts: dict[str, Any] = dict.fromkeys(("queued", "ended"))
     if found is not None:
-        open_ones = running | {*found.queued} | found.delayed.keys() | {*found.dead}
-        counts = {
-            "queued": len({*found.queued} - running),
-            "retrying": len(found.delayed),
-            "dead": len(found.dead),
-            "ended": max(0, sent - len(open_ones)),
-        }
-        retries = found.delayed
-    failures = [_failure(row) | {"retry_at": retries.get(row.key)} for row in _rows(child, run)]
+        counts = {"queued": len({*found} - running), "ended": max(0, sent - len(running | {*found}))}
+    failures = [_failure(row) for row in _rows(child, run)]
     return {"child": child.name, "sent": sent, "running": len(running), **counts, "failing": failures}
 
 
@@ -88,7 +79,7 @@ def _sent(child: ChildSpec, run: JobRun) -> int:
 def sentences(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Say what became of a run's children."""
     for one in found:
-        words = {"running": "running", "queued": "queued", "retrying": "waiting for a retry", "dead": "dead letters"}
+        words = {"running": "running", "queued": "queued"}
         states = [f"{one[state]:,} {word}" for state, word in words.items() if one[state]]
         ended = "" if one["ended"] is None else f"{one['ended']:,} ended"
         known = ", ".join([*states, *([ended] if ended else [])])

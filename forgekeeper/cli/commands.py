@@ -29,7 +29,7 @@ BEFORE = {
     "Look": "status.status presence.processes ledger.ticks ledger.why audit.audit",
 }
 """The commands that come before those of the batches, by their panels: a module, and what it calls the command."""
-AFTER = {"Look": "programs.redis programs.psql records.records leases.leases dead.dead"}
+AFTER = {"Look": "programs.redis programs.psql records.records leases.leases"}
 LOOKING = {"status", "processes", "ticks", "why", "audit"}
 """Those that send nothing: they need no broker and no actors, whose modules take a fifth of a second to import."""
 
@@ -200,7 +200,7 @@ def _declared(arguments: list[str]) -> typer.Typer:
 
 def _let_batches_be_known(*, actors: bool) -> None:
     if actors:
-        from forgekeeper.process.boot import load_batches
+        from forgekeeper.delivery.broker import load_batches
 
         load_batches()
     else:

@@ -18,9 +18,9 @@ from forgekeeper.cli.fitting import fits
 from forgekeeper.cli.running import Name
 from forgekeeper.cli.timetable import Timetable
 from forgekeeper.database import now
-from forgekeeper.process.rows import Process
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
+from forgekeeper.runs.processes import Process
 from metrics.redaction import clean
 
 

@@ -14,7 +14,7 @@ from forgekeeper.cli.connection import connected
 from forgekeeper.cli.console import Json, emit, fill, grid, out, relative, rough, warning
 from forgekeeper.cli.trouble import warnings
 from forgekeeper.database import now
-from forgekeeper.process.rows import Process
+from forgekeeper.runs.processes import Process
 
 
 def processes(json: Json = False) -> None:

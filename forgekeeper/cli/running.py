@@ -17,9 +17,8 @@ from forgekeeper.cli.interrupts import heard
 from forgekeeper.cli.run_here import perform
 from forgekeeper.connections import Limits
 from forgekeeper.database import database
+from forgekeeper.delivery.sending import claim, deliver
 from forgekeeper.identity import identity
-from forgekeeper.process.run_messages import RunMessages
-from forgekeeper.process.sending import claim
 from forgekeeper.runs import reconcile
 from forgekeeper.runs.holds import BRAKES, Hold
 from forgekeeper.runs.ledger import JobRun, Started
@@ -144,7 +143,7 @@ def send_by_hand(batch: BatchSpec, *, recorded: bool = False) -> Sent:
     run_id = None if back else claim(batch, recorded=recorded)
     if run_id is None and back is None:
         back = "overlap", overlapping(batch)
-    reconcile.send(batch.name, RunMessages(batch))
+    reconcile.send(batch.name, deliver)
     if back:
         return Sent(None, *back)
     hint = f"`forgekeeper why {batch.name}` tells what becomes of it"

@@ -26,13 +26,12 @@ from forgekeeper.cli.trouble import together, warnings
 from forgekeeper.connections import client
 from forgekeeper.database import LAST_INSTANT, database, now, release
 from forgekeeper.database.backlog import BOUND
-from forgekeeper.delivery.keys import NAMESPACE
 from forgekeeper.delivery.queues import depth, due_since
-from forgekeeper.process.rows import Process
 from forgekeeper.runs import held_back
 from forgekeeper.runs.batch import Batch as BatchRow
 from forgekeeper.runs.holds import BRAKES, Hold
 from forgekeeper.runs.ledger import JobRun
+from forgekeeper.runs.processes import Process
 from forgekeeper.settings import Settings
 from forgekeeper.shown import Status
 
@@ -160,8 +159,8 @@ def _fields(hold: Hold, *names: str) -> dict[str, Any]:
 
 def _queue(queue: str, known: list[Process], instant: datetime, redis: without_redis.Looks) -> dict[str, Any]:
     living = [one for one in known if not one.is_silent(instant) and not one.draining]
-    counts = redis.ask("the queues", partial(depth, client, NAMESPACE, queue))
-    oldest = redis.ask("the queues", partial(due_since, client, NAMESPACE, queue)) if counts else None
+    counts = redis.ask("the queues", partial(depth, client, queue))
+    oldest = redis.ask("the queues", partial(due_since, client, queue)) if counts else None
     return (counts or dict.fromkeys(("ready", "in_flight", "delayed", "dead"))) | {
         "oldest": oldest,
         "workers": sum(queue in (one.queues or ()) for one in living),

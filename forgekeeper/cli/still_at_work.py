@@ -10,8 +10,8 @@ from typing import NamedTuple
 from forgekeeper.batches import spec
 from forgekeeper.cli.console import err
 from forgekeeper.database import now
-from forgekeeper.process.rows import Process
 from forgekeeper.runs.ledger import JobRun
+from forgekeeper.runs.processes import Process
 
 PATIENCE = 20.0
 """Seconds that `stop` watches: workers say every few what they are at, and a chunk that takes long ends later."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from forgekeeper.process.rows import Process
+from forgekeeper.runs.processes import Process
 from forgekeeper.settings import Settings
 from forgekeeper.settings.cron import BadCron, Cron, parse
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 
 from forgekeeper.batches import BATCHES, queues
-from forgekeeper.process.rows import Process
+from forgekeeper.runs.processes import Process
 
 NAMED = "\0"
 """Stands for the batch's name while sentences are compared."""

@@ -1,1 +1,1 @@
-"""Delivery: messages, from the enqueue to the one step in Redis that ends each."""
+"""Delivery: Dramatiq's own Redis broker, and the three middlewares that it lacks."""

@@ -1,119 +1,107 @@
-"""What lies in the queues, read from their keys: nothing is asked of the broker, which would count us as a worker."""
+"""The queues in Redis, as Dramatiq keeps them, and what lies in them.
+
+Dramatiq's keys: the list `<namespace>:<queue>` has the ids of the messages that no worker has fetched; the hash
+`<queue>.msgs` has the body of each until it is acknowledged; `<queue>.XQ` has those that no worker could read.
+Nothing is asked of the broker here: it would count the asking process as a worker.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 import redis
 
-from forgekeeper.delivery.keys import QueueKeys
-from forgekeeper.delivery.sizes import LARGEST_FETCHED, groups
 from forgekeeper.redis_values import moment
 
-PAGE = 1_000
-DUE = "forgekeeper_due_ms"
-"""The option in which a message that was delayed says until when: its timestamp is that of its first try."""
-
+NAMESPACE = "forgekeeper"
+INSTALLATION = "forgekeeper:installation"
+"""String, the id of the one installation that keeps its messages here."""
+QUEUED = "forgekeeper:queued"
+"""Hash, a child's key -> Dramatiq's id of the message that was sent to it last."""
+STARTED = "forgekeeper:started"
+"""Hash, a child's key -> its starts without an end."""
+HEARTBEATS = f"{NAMESPACE}:__heartbeats__"
 RUN = "forgekeeper_run"
 """The option in which a child's message says which run has sent it."""
 LOOKED_AT = 10_000
 """How many messages of a queue are read to find those of a run."""
+LARGEST = 1_000_000
+"""Bytes of a body that is read here; the messages of this project have a few hundred."""
+TYPES = {INSTALLATION: "string", QUEUED: "hash", STARTED: "hash", HEARTBEATS: "zset"}
 
 
-class OfRun(NamedTuple):
-    """A run's messages of an actor that have not ended; *delayed* has those that wait, and until when."""
-
-    queued: list[str]
-    delayed: dict[str, datetime]
-    dead: list[str]
+def ready(queue: str) -> str:
+    """Name the list of ids that no worker has fetched."""
+    return f"{NAMESPACE}:{queue}"
 
 
-def depth(client: redis.Redis, namespace: str, queue: str) -> dict[str, int]:
-    """Count the queue's messages: ready, in flight, delayed and dead."""
-    keys = QueueKeys(namespace, queue)
-    with client.pipeline(transaction=False) as pipe:
-        pipe.llen(keys.ready)
-        pipe.hlen(keys.bodies)
-        pipe.hlen(keys.delayed.bodies)
-        pipe.zcard(keys.dead)
-        ready, stored, delayed, dead = pipe.execute()
-    if keys.delayed == keys:
-        delayed = 0  # what waits is in this queue, and counted already
-    return {"ready": ready, "in_flight": max(0, stored - ready), "delayed": delayed, "dead": dead}
+def bodies(queue: str) -> str:
+    """Name the hash of the bodies of messages that are not acknowledged."""
+    return f"{NAMESPACE}:{queue}.msgs"
 
 
-def of_run(client: redis.Redis, namespace: str, queue: str, actor: str, run: int) -> OfRun | None:
-    """Find the messages that the *run* has sent the actor; None where the queue has more than can be looked through."""
-    keys = QueueKeys(namespace, queue)
-    places = keys.bodies, keys.delayed.bodies, keys.dead_bodies
-    if any(client.hlen(place) > LOOKED_AT for place in places):
-        return None
-    queued, delayed, dead = ([one for one in _messages(client, place) if _is_of(one, actor, run)] for place in places)
-    etas = {_id(one): one["options"].get("eta") for one in delayed}
-    waiting = {key: moment(eta / 1000 if isinstance(eta, int) else 0) for key, eta in etas.items()}
-    return OfRun([_id(one) for one in queued], waiting, [_id(one) for one in dead])
+def dead(queue: str) -> str:
+    """Name the sorted set of messages that no worker could read."""
+    return f"{NAMESPACE}:{queue}.XQ"
 
 
-def _messages(client: redis.Redis, key: str) -> Iterator[dict[str, Any]]:
-    ids: Any = client.hkeys(key)
-    return map(_message, _bodies(client, key, ids)) if ids else iter(())
+def in_flight(worker: str, queue: str) -> str:
+    """Name the set of ids that the worker has fetched and not acknowledged."""
+    return f"{NAMESPACE}:__acks__.{worker}.{queue}"
 
 
-def _is_of(message: dict[str, Any], actor: str, run: int) -> bool:
-    options = message.get("options")
-    return message.get("actor_name") == actor and isinstance(options, dict) and str(options.get(RUN)) == str(run)
+def fetched(client: redis.Redis, worker: str, queue: str) -> list[str]:
+    """List Dramatiq's ids of the messages that the worker has fetched and not acknowledged."""
+    ids: Any = client.smembers(in_flight(worker, queue))
+    return [one.decode(errors="replace") for one in ids]
 
 
-def _id(message: dict[str, Any]) -> str:
-    return str(message.get("message_id"))
-
-
-def due_since(client: redis.Redis, namespace: str, queue: str) -> datetime | None:
-    """Return when the message at the head of the queue became due; None when the queue is empty.
-
-    None, too, for a body that is no message, or too large to be one.
-    """
-    keys = QueueKeys(namespace, queue)
-    head: Any = client.lindex(keys.ready, 0)
-    message = _message(*_bodies(client, keys.bodies, [head])) if head is not None else {}
-    options = message.get("options")
-    due = (options.get(DUE) if isinstance(options, dict) else None) or message.get("message_timestamp")
-    return moment(due / 1000) if isinstance(due, int | float) else None
-
-
-def dead_by_actor(client: redis.Redis, namespace: str, queue: str, *, limit: int) -> Counter[str]:
-    """Count the queue's dead letters by actor, reading up to about *limit*; what names no actor has the empty name."""
-    found: Counter[str] = Counter()
-    keys = QueueKeys(namespace, queue)
-    for start in range(0, limit, PAGE):
-        page: Any = client.zrange(keys.dead, start, start + PAGE - 1)
-        found.update(actor_of(body) for body in _bodies(client, keys.dead_bodies, page))
-        if len(page) < PAGE:
-            break
+def types(queues: tuple[str, ...]) -> dict[str, str]:
+    """Return every key that does not belong to one worker, and the type that Redis has to have for it."""
+    found = dict(TYPES)
+    for queue in queues:
+        found |= {ready(queue): "list", bodies(queue): "hash", dead(queue): "zset"}
     return found
 
 
-def actor_of(body: Any) -> str:
-    """Name the actor of a message; the empty name when the body is no message."""
-    return str(_message(body).get("actor_name", ""))
+def depth(client: redis.Redis, queue: str) -> dict[str, int]:
+    """Count the queue's messages: those that wait, those that a worker has fetched, and those that none could read.
 
-
-def _bodies(client: redis.Redis, key: str, ids: Sequence[bytes]) -> Iterator[Any]:
-    """Yield the bodies of the messages, None for each that is gone or too large."""
+    `delayed` are those of an older version; Dramatiq sends them when their time comes.
+    """
     with client.pipeline(transaction=False) as pipe:
-        for one in ids:
-            pipe.hstrlen(key, one)
-        sizes = pipe.execute()
-        for group in groups(sizes):
-            wanted = [number for number in group if sizes[number] <= LARGEST_FETCHED]
-            for number in wanted:
-                pipe.hget(key, ids[number])
-            found = dict(zip(wanted, pipe.execute(), strict=True))
-            yield from (found.get(number) for number in group)
+        pipe.llen(ready(queue))
+        pipe.hlen(bodies(queue))
+        pipe.hlen(bodies(f"{queue}.DQ"))
+        pipe.zcard(dead(queue))
+        waiting, stored, delayed, unread = pipe.execute()
+    return {"ready": waiting, "in_flight": max(0, stored - waiting), "delayed": delayed, "dead": unread}
+
+
+def of_run(client: redis.Redis, queue: str, actor: str, run: int) -> list[str] | None:
+    """Return the keys of the run's messages that are not acknowledged; None where the queue has too many to look."""
+    if client.hlen(bodies(queue)) > LOOKED_AT:
+        return None
+    return [str(one.get("message_id")) for one in _messages(client, queue) if _is_of(one, actor, run)]
+
+
+def due_since(client: redis.Redis, queue: str) -> datetime | None:
+    """Return when the message at the head of the queue was sent; None when the queue is empty or it cannot be read."""
+    head: Any = client.lindex(ready(queue), 0)
+    sent = _message(_body(client, queue, head)).get("message_timestamp") if head is not None else None
+    return moment(sent / 1000) if isinstance(sent, int | float) else None
+
+
+def _messages(client: redis.Redis, queue: str) -> Iterator[dict[str, Any]]:
+    ids: Any = client.hkeys(bodies(queue))
+    return (_message(_body(client, queue, one)) for one in ids)
+
+
+def _body(client: redis.Redis, queue: str, message: bytes) -> Any:
+    return client.hget(bodies(queue), message) if client.hstrlen(bodies(queue), message) <= LARGEST else None
 
 
 def _message(body: Any) -> dict[str, Any]:
@@ -122,3 +110,8 @@ def _message(body: Any) -> dict[str, Any]:
     except orjson.JSONDecodeError:
         return {}
     return message if isinstance(message, dict) else {}
+
+
+def _is_of(message: dict[str, Any], actor: str, run: int) -> bool:
+    options = message.get("options")
+    return message.get("actor_name") == actor and isinstance(options, dict) and str(options.get(RUN)) == str(run)

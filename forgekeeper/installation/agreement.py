@@ -14,7 +14,7 @@ import redis
 
 from forgekeeper.connections import client
 from forgekeeper.database import sqlstate
-from forgekeeper.delivery.keys import INSTALLATION
+from forgekeeper.delivery.queues import INSTALLATION
 from forgekeeper.installation import place
 from forgekeeper.installation.in_redis import claim, owner
 from forgekeeper.installation.row import Installation

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import redis
 
-from forgekeeper.delivery.keys import INSTALLATION
+from forgekeeper.delivery.queues import INSTALLATION
 
 
 def claim(client: redis.Redis, installation: str) -> str:

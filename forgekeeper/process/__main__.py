@@ -1,4 +1,4 @@
-"""`python -m workers`: dramatiq's own command line, with our log lines from the first one on."""
+"""`python -m forgekeeper.process`: dramatiq's own command line, with our log lines from the first one on."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import timedelta
 from dramatiq.cli import main, make_argument_parser
 
 from forgekeeper.boot import load
-from forgekeeper.process import log_pipes, master, ready_pipe
+from forgekeeper.process.master import kill_late_processes
 from metrics import logs
 from metrics.counting import WORKER
 from metrics.endpoint import listen
@@ -28,14 +28,18 @@ def run(arguments: list[str]) -> int:
         return 2
     if settings.metrics_port_worker:
         Watch(lambda: listen(settings.metrics_host, settings.metrics_port_worker)).start()
-    ready_pipe.install()
-    log_pipes.install()
-    master.install(settings.shutdown_timeout)
+    kill_late_processes(settings.shutdown_timeout)
     # On SIGHUP dramatiq becomes what stands here, in the same process: with a new program, and the same page.
     sys.argv = [sys.executable, "-P", "-m", "forgekeeper.process", *arguments]
     # No --path: dramatiq would put the current folder before everything that is installed.
     ready_timeout = str(round(READY_TIMEOUT.total_seconds() * 1000))
-    ours = ["forgekeeper.process.boot:load_batches", "--path", "--skip-logging", "--worker-fork-timeout", ready_timeout]
+    ours = [
+        "forgekeeper.delivery.broker:load_batches",
+        "--path",
+        "--skip-logging",
+        "--worker-fork-timeout",
+        ready_timeout,
+    ]
     status: int = main(make_argument_parser().parse_args([*ours, *arguments]))
     return status
 

@@ -31,9 +31,9 @@ from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.brakes import Brakes
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.growth import Growth
-from forgekeeper.runs.heartbeat import Heartbeat, LostRun, Row
 from forgekeeper.runs.held import Held
 from forgekeeper.runs.ledger import MAX_RETRIES, JobRun, Started
+from forgekeeper.runs.processes import Heartbeat, LostRun, Row
 from forgekeeper.runs.quarantine import Quarantined
 from forgekeeper.runs.retry import backoff
 from forgekeeper.runs.run import Run

@@ -62,7 +62,7 @@ REOPEN_LOST = """
         reason = case when losses + 1 >= %(max_losses)s then 'poison' else 'worker_lost' end,
         finished_at = case when losses + 1 >= %(max_losses)s then clock_timestamp() end,
         error = 'the worker was lost: ' || coalesce(started_by, 'unknown'),
-        losses = losses + 1, failures = failures + 1, retry_at = null
+        losses = losses + 1, failures = failures + 1, retry_at = null, enqueued_at = null
     where batch = %(batch)s and state = 'started' and alive_at < clock_timestamp() - %(dead_after)s
     returning id, state, started_by, losses
 """
@@ -80,7 +80,7 @@ BLOCKED_RUN = f"""
       and not exists (select from job_runs where batch = %(batch)s and state in ('claimed', 'enqueued', 'started'))
 """
 REOPEN_BLOCKED = f"""
-    update job_runs set state = 'enqueued', finished_at = null
+    update job_runs set state = 'enqueued', finished_at = null, enqueued_at = null
     where id = ({BLOCKED_RUN}) and state = 'blocked' and finished_at <= clock_timestamp() - %(after)s
 """
 # What has a time that has not come was written while the clock was ahead.  A closed row gives its tick back,
@@ -134,6 +134,14 @@ AT_REST = f"""
           select from job_runs where batch = %(batch)s and state in ('claimed', 'enqueued', 'started')
       )
       and coalesce((select max(finished_at) from job_runs) <= clock_timestamp(), true)
+"""
+MARK_SENT = f"""
+    update job_runs set state = 'enqueued', enqueued_at = clock_timestamp()
+    where batch = %(batch)s and state in ('claimed', 'enqueued')
+      and (enqueued_at is null or enqueued_at <= clock_timestamp() - %(again_after)s)
+      and (retry_at is null or retry_at <= clock_timestamp())
+      and not {HELD_BACK.format("%(batch)s")}
+    returning id
 """
 # An attempt that was blocked before it did anything leaves nothing behind: there may be hundreds.
 START = f"""
@@ -232,7 +240,7 @@ FAIL = f"""
         state = case when failures < %(retries)s then 'enqueued' else 'failed' end,
         retry_at = case when failures < %(retries)s then clock_timestamp() + %(delay)s end,
         finished_at = case when failures < %(retries)s then null else clock_timestamp() end,
-        failures = failures + 1, reason = 'error', error = %(error)s,
+        failures = failures + 1, reason = 'error', error = %(error)s, enqueued_at = null,
         result = coalesce({RESULT.format("%(result)s::jsonb")}, result)
     where id = %(id)s and attempt_token = %(token)s and state = 'started'
     returning id, batch, state
@@ -465,11 +473,18 @@ class JobRun(Base):
         return inserted[0][0] if inserted else None
 
     @classmethod
-    def mark_enqueued(cls, run: JobRun) -> None:
-        """Note that a claimed row's message has been sent; a row that has moved on stays."""
-        cls.update(state="enqueued", enqueued_at=pw.fn.clock_timestamp()).where(
-            cls.id == run.id, cls.token == run.token, cls.state == "claimed"
-        ).execute()
+    def mark_sent(cls, batch: str, *, again_after: timedelta) -> JobRun | None:
+        """Mark the batch's open run as sent, and return it to be sent; None where nothing is to be sent.
+
+        That is so where it runs, waits for its retry, is held back, or was marked less than *again_after* ago.
+        """
+        row = database.execute_sql(MARK_SENT, {"batch": batch, "again_after": again_after}).fetchone()
+        return None if row is None else cls.get_by_id(row[0])
+
+    @classmethod
+    def mark_unsent(cls, run: JobRun) -> None:
+        """Take that back, so that the run is sent by the next process that looks."""
+        cls.update(enqueued_at=None).where(cls.id == run.id, cls.token == run.token, cls.state == "enqueued").execute()
 
     @classmethod
     def start(cls, batch: str, run_id: int, *, token: UUID, by: str) -> Started | None:
@@ -570,14 +585,6 @@ class JobRun(Base):
         # Another run that is opened at this moment looks just as well.
         with suppress(pw.IntegrityError):
             database.execute_sql(REOPEN_BLOCKED, {"batch": batch, "after": after})
-
-    @classmethod
-    def give_up(cls, run: JobRun, *, reason: str) -> bool:
-        """Fail a waiting run whose message lies in the dead letters; return False if it has moved on."""
-        values = {"state": "failed", "reason": reason, "finished_at": pw.fn.clock_timestamp()}
-        return bool(
-            cls.update(values).where(cls.id == run.id, cls.token == run.token, cls.state.in_(WAITING)).execute()
-        )
 
     @classmethod
     def closed_before(cls, horizon: datetime) -> pw.Node:

@@ -24,6 +24,10 @@ FAIL = """
 """
 
 
+def fail(batch: str, record: str, key: str, error: str, *, reason: str, run: int | None = None) -> None:
+    Quarantined.fail(batch, record, key, error, run=run, reason=reason)
+
+
 class Quarantined(Base):
     """A child that failed: *record* is its declaration's name, *key* its message's id, *run* the one that sent it."""
 
@@ -44,9 +48,11 @@ class Quarantined(Base):
         primary_key = pw.CompositeKey("batch", "record", "key")
 
     @classmethod
-    def fail(cls, batch: str, record: str, key: str, error: str, *, run: int | None) -> None:
+    def fail(
+        cls, batch: str, record: str, key: str, error: str, *, run: int | None, reason: str = CHILD_FAILED
+    ) -> None:
         """Note a failure of a child; the first one begins its stay."""
-        values = {"batch": batch, "record": record, "key": _text(key), "reason": CHILD_FAILED}
+        values = {"batch": batch, "record": record, "key": _text(key), "reason": reason}
         database.execute_sql(FAIL, values | {"error": _text(error), "run": run})
 
     @classmethod
@@ -56,6 +62,10 @@ class Quarantined(Base):
         # Most have never failed: then a child only looks, and does not lock the table for writing.
         if cls.select().where(child).exists():
             cls.delete().where(child).execute()
+
+    @classmethod
+    def waiting(cls, batch: str, record: str, keys: object) -> set[str]:
+        return set()
 
     @classmethod
     def of(cls, batch: str, *, run: int | None = None) -> pw.ModelSelect[Quarantined]:

@@ -6,9 +6,8 @@ So anyone may reconcile, at any moment, any number of times, beside any number o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime, timedelta
-from time import monotonic
-from typing import Protocol
 
 from forgekeeper.database import now
 from forgekeeper.failpoints import failpoint
@@ -25,21 +24,15 @@ BLOCKED_AGAIN = timedelta(seconds=30)
 """For no longer than that a blocked run waits until it is tried again."""
 TICK_AHEAD = timedelta(minutes=1)
 """A tick that is so near looks again by itself, and finds nothing in its way."""
-PRECEDENCE = timedelta(seconds=1)
-"""For so long a claimed run is its claimant's to send, and a sent one its message's to arrive."""
+SENT_AGAIN = timedelta(seconds=30)
+"""A run that was sent so long ago and has not started is sent again."""
 
 
-class Delivery(Protocol):
-    """The way of a batch's messages, of which its runs know no more than this."""
-
-    def is_dead(self, run: JobRun) -> bool:
-        """Say whether the run's message is a dead letter."""
-
-    def enqueue(self, run: JobRun) -> bool:
-        """Send the run's message; return False when it is on its way already."""
+Deliver = Callable[[JobRun], None]
+"""Sends the message of a run; raises `redis.RedisError`."""
 
 
-def reconcile(batch: str, settings: Settings, delivery: Delivery, *, by: str, due_hint: datetime | None = None) -> None:
+def reconcile(batch: str, settings: Settings, deliver: Deliver, *, by: str, due_hint: datetime | None = None) -> None:
     """Move the batch to where it should be now; idempotent, safe in many processes at once.
 
     *due_hint* is the tick that the caller's own clock says is due.
@@ -57,7 +50,7 @@ def reconcile(batch: str, settings: Settings, delivery: Delivery, *, by: str, du
         _carry_out(batch, plan(instant, known, schedule, policy, due_hint=due_hint), by=by)
         if not _ticks_soon(schedule, instant):
             JobRun.reopen_blocked(batch, after=_blocked_again(settings))
-    send(batch, delivery, by=by)
+    send(batch, deliver)
 
 
 def is_at_rest(batch: str, settings: Settings) -> bool:
@@ -71,32 +64,21 @@ def is_at_rest(batch: str, settings: Settings) -> bool:
     return schedule.after(rest.known) > rest.at and not (rest.blocked and not _ticks_soon(schedule, rest.at))
 
 
-def send(batch: str, delivery: Delivery, *, by: str | None = None) -> None:
-    """Send the batch's open run, unless it runs, waits for its retry, or is on its way already.
+def send(batch: str, deliver: Deliver) -> None:
+    """Send the batch's open run, unless it runs, waits for its retry, or was sent less than half a minute ago.
 
-    A scheduler, *by*, leaves a fresh one to its claimant and its message: a worker may start
-    and end it between this look at its row and the sending, which would be a second one.
+    Of several processes one sends it.  A message that was lost costs that half minute.
     """
-    looked = monotonic()
-    run = JobRun.open(batch)
-    if run is None or run.state == "started":
+    run = JobRun.mark_sent(batch, again_after=SENT_AGAIN)
+    if run is None:
         return
-    if delivery.is_dead(run):
-        if JobRun.give_up(run, reason="dead_lettered"):
-            reports.dead_lettered(run)
-        return
-    instant = now()
-    if by is not None and _is_fresh(run, instant, by=by):
-        return
-    if Hold.why(batch) or (run.retry_at and run.retry_at > instant):
-        return
-    if monotonic() - looked > PRECEDENCE.total_seconds() and not _still_waits(run):
-        # This process was stopped, or had to wait, and another has sent it meanwhile.
-        return
-    if delivery.enqueue(run):
-        reports.enqueued(run)
+    try:
+        deliver(run)
+    except Exception:
+        JobRun.mark_unsent(run)
+        raise
+    reports.enqueued(run)
     failpoint("tick.sent")
-    JobRun.mark_enqueued(run)
 
 
 def _set_right(batch: str) -> None:
@@ -143,15 +125,3 @@ def _claim(batch: str, claim: Claim, *, by: str) -> None:
     if JobRun.record(batch, [claim.tick], "skipped", by=by, reason=reason):
         run = JobRun.open(batch) if reason == "overlap" else None
         reports.skipped(batch, claim.tick, reason=reason, running=run is not None and run.state == "started")
-
-
-def _is_fresh(run: JobRun, instant: datetime, *, by: str) -> bool:
-    if run.state == "claimed" and run.claimed_by == by:
-        return False
-    since = run.enqueued_at or run.claimed_at
-    return since is not None and timedelta(0) <= instant - since < PRECEDENCE
-
-
-def _still_waits(run: JobRun) -> bool:
-    newest = JobRun.open(run.batch)
-    return newest is not None and newest.id == run.id and newest.state != "started"

@@ -29,11 +29,6 @@ def set_aside(batch: str, ahead: Ahead) -> None:
         log.error("ticks set aside, their time has not come", batch=batch, ticks=ahead.ticks, newest=newest)
 
 
-def dead_lettered(run: JobRun) -> None:
-    """Tell of a run that was closed because its message is a dead letter."""
-    log.error("run given up", batch=run.batch, run=run.id, reason="dead_lettered")
-
-
 def enqueued(run: JobRun) -> None:
     """Report a run whose message was sent, at debug level if it was blocked before."""
     COUNT.inc("forgekeeper_scheduler_enqueued_total", run.batch)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from datetime import timedelta
 
+MAX_DEATHS = 3
+"""A run, or a child, that has taken so many processes down with it is poison."""
 LONGEST_RETRY = timedelta(hours=1)
 """Twenty-five retries at this cap take most of a day: longer than an outage that pages."""
 

@@ -1,4 +1,4 @@
-"""What begins the attempts of one process, and owns the thread that keeps their rows alive."""
+"""What begins the attempts of one process."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from forgekeeper.batches import BatchSpec, ChildSpec
 from forgekeeper.failpoints import arm
 from forgekeeper.fan_out import Enqueued, Keyed
 from forgekeeper.runs.attempt import Attempt
-from forgekeeper.runs.heartbeat import Heartbeat, Row
 from forgekeeper.runs.ledger import Started
+from forgekeeper.runs.processes import Heartbeat, Row
 from forgekeeper.settings import Settings
 
 FanOut = Callable[[int, ChildSpec, Sequence[Keyed]], Enqueued]
@@ -18,17 +18,18 @@ FanOut = Callable[[int, ChildSpec, Sequence[Keyed]], Enqueued]
 
 
 class Runner:
-    """Begins attempts; its heartbeat goes on until it is stopped."""
+    """Begins attempts; the *heartbeat* of their process keeps their rows alive, one of its own where none is given."""
 
-    def __init__(self, settings: Settings, fan_out: FanOut) -> None:
+    def __init__(self, settings: Settings, fan_out: FanOut, heartbeat: Heartbeat | None = None) -> None:
         arm(settings.failpoints)
         self._settings = settings
         self._fan_out = fan_out
-        self._heartbeat = Heartbeat(settings.dead_after)
-        self._heartbeat.start()
+        self._heartbeat = heartbeat or Heartbeat("run", dead_after=settings.dead_after)
+        if heartbeat is None:
+            self._heartbeat.start()
 
     def stop(self) -> None:
-        """End the heartbeat; runs that are still open will be found expired."""
+        """End the heartbeat; runs that are still open will be found lost."""
         self._heartbeat.stop()
 
     def attempt(self, batch: BatchSpec, started: Started, *, final: bool = False) -> Attempt:

@@ -1,6 +1,6 @@
 """Write the dashboards into their files."""
 
-from forgekeeper.process.boot import load_batches
+from forgekeeper.delivery.broker import load_batches
 from metrics.dashboards.written import FOLDER, written
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from typer.main import get_command
 from forgekeeper import cli
 from forgekeeper.cli import reference
 from forgekeeper.cli.commands import application
-from forgekeeper.process.boot import load_batches
+from forgekeeper.delivery.broker import load_batches
 
 LIMIT = 30
 """Seconds that a command may take."""

@@ -17,8 +17,8 @@ from forgekeeper import locks
 from forgekeeper.audit.acts import Act
 from forgekeeper.connections import client
 from forgekeeper.database import now
-from forgekeeper.delivery.keys import INSTALLATION as OF_REDIS
-from forgekeeper.process.broker import NAMESPACE, broker
+from forgekeeper.delivery.broker import NAMESPACE, broker
+from forgekeeper.delivery.queues import INSTALLATION as OF_REDIS
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.passed_over import PassedOver

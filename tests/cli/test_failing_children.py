@@ -5,8 +5,8 @@ from datetime import datetime
 import pytest
 
 from forgekeeper.connections import client
+from forgekeeper.delivery.broker import broker
 from forgekeeper.delivery.queues import depth
-from forgekeeper.process.broker import broker
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.quarantine import Quarantined
 from forgekeeper.storage import git_sample, sentinel

@@ -9,7 +9,7 @@ import redis
 
 from forgekeeper.embedded.plan import Plan
 from forgekeeper.embedded.waiting import wait_until
-from forgekeeper.process.presence import version
+from forgekeeper.runs.processes import version
 from tests.harness.ports import free_ports
 
 

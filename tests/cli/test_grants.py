@@ -18,14 +18,14 @@ from forgekeeper.audit.deletions import Audit
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import Limits, client, connect
 from forgekeeper.database import database, now, privileges, sqlstate, use
+from forgekeeper.delivery.broker import NAMESPACE, broker
+from forgekeeper.delivery.sending import deliver
 from forgekeeper.installation.row import Installation
-from forgekeeper.process.broker import NAMESPACE, broker
-from forgekeeper.process.rows import Process
-from forgekeeper.process.run_messages import RunMessages
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun, Started
 from forgekeeper.runs.passed_over import PassedOver
+from forgekeeper.runs.processes import Process
 from forgekeeper.runs.quarantine import Quarantined
 from forgekeeper.runs.reconcile import reconcile
 from forgekeeper.runs.totals import RunTotal
@@ -290,7 +290,7 @@ def of_scheduler(settings):
     yield from (pending, Installation.ensure, presence, partial(Batch.register, BATCHES))
     yield lambda: JobRun.claim("prune", now(), by="somebody", reason=None)
     for name, batch in BATCHES.items():
-        yield partial(reconcile, name, settings, RunMessages(batch), by="somebody")
+        yield partial(reconcile, name, settings, deliver, by="somebody")
 
 
 def of_exporter(settings):

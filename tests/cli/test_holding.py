@@ -15,14 +15,14 @@ from forgekeeper.batches import BATCHES
 from forgekeeper.boot import load
 from forgekeeper.connections import client
 from forgekeeper.database import now
+from forgekeeper.delivery.broker import NAMESPACE
 from forgekeeper.delivery.queues import depth
-from forgekeeper.process.broker import NAMESPACE
-from forgekeeper.process.rows import Process
-from forgekeeper.process.run_messages import RunMessages
+from forgekeeper.delivery.sending import deliver
 from forgekeeper.runs import reconcile
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
+from forgekeeper.runs.processes import Process
 
 NAME = "user_status_cleanup"
 ME = "ops"
@@ -229,7 +229,7 @@ def test_a_stop_survives_an_emptied_redis(main, database):
     main("stop", NAME, "--reason", "wrong rows go")
     client.flushall()
 
-    reconcile.reconcile(NAME, load(), RunMessages(BATCHES[NAME]), by="sched-1:7")
+    reconcile.reconcile(NAME, load(), deliver, by="sched-1:7")
 
     assert (stopped(), ready()) == ({NAME}, 0)
 
@@ -237,11 +237,11 @@ def test_a_stop_survives_an_emptied_redis(main, database):
 def test_what_waited_when_its_batch_was_stopped_is_sent_after_the_resumption(main, database):
     number = JobRun.claim_manual(NAME, by="ops:1")
     main("stop", NAME, "--reason", "wrong rows go")
-    reconcile.send(NAME, RunMessages(BATCHES[NAME]))
+    reconcile.send(NAME, deliver)
     meanwhile = ready()
 
     main("resume", NAME)
-    reconcile.send(NAME, RunMessages(BATCHES[NAME]))
+    reconcile.send(NAME, deliver)
 
     assert (meanwhile, ready(), JobRun.open(NAME).id) == (0, 1, number)
 

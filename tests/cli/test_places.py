@@ -11,7 +11,7 @@ import psycopg2
 import pytest
 import redis
 
-from forgekeeper.delivery.keys import INSTALLATION
+from forgekeeper.delivery.queues import INSTALLATION
 from forgekeeper.embedded import servers
 from forgekeeper.embedded.plan import Plan
 from forgekeeper.storage import sentinel

@@ -6,7 +6,7 @@ from forgekeeper.batches import BATCHES
 from forgekeeper.connections import client
 from forgekeeper.database import database as db
 from forgekeeper.database import now
-from forgekeeper.delivery.keys import INSTALLATION
+from forgekeeper.delivery.queues import INSTALLATION
 from forgekeeper.flags import FeatureFlag
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun

@@ -5,13 +5,12 @@ import sys
 
 import pytest
 
-from forgekeeper.batches import BATCHES
 from forgekeeper.connections import client
 from forgekeeper.database import now
+from forgekeeper.delivery.broker import NAMESPACE
 from forgekeeper.delivery.queues import depth
+from forgekeeper.delivery.sending import deliver
 from forgekeeper.embedded.waiting import wait_until
-from forgekeeper.process.broker import NAMESPACE
-from forgekeeper.process.run_messages import RunMessages
 from forgekeeper.runs import reconcile
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
@@ -126,7 +125,7 @@ def test_a_run_leaves_the_one_that_is_running_alone(main, database):
 
 def test_a_run_takes_over_a_tick_that_waits_in_the_queue(main, database):
     run_id = claim_this_minute()
-    reconcile.send(NAME, RunMessages(BATCHES[NAME]))
+    reconcile.send(NAME, deliver)
 
     result = main("run", NAME)
 

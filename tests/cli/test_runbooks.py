@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 from dramatiq import Message
+from forgekeeper.delivery.enqueue_unique import enqueue_unique
 
 from forgekeeper.connections import client
-from forgekeeper.delivery.enqueue_unique import enqueue_unique
+from forgekeeper.delivery.broker import broker
 from forgekeeper.locks import lease
-from forgekeeper.process.broker import broker
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.storage import sentinel

@@ -18,10 +18,10 @@ import pytest
 
 from forgekeeper.batches import BATCHES
 from forgekeeper.database import database, now
-from forgekeeper.process.broker import broker
-from forgekeeper.process.rows import Process
+from forgekeeper.delivery.broker import broker
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
+from forgekeeper.runs.processes import Process
 from tests.harness import samples as sample
 
 NAME = "user_status_cleanup"

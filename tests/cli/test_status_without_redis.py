@@ -10,7 +10,7 @@ import redis
 
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import client
-from forgekeeper.delivery.keys import INSTALLATION
+from forgekeeper.delivery.queues import INSTALLATION
 from forgekeeper.runs.ledger import JobRun
 from tests.harness import installation
 

@@ -6,12 +6,11 @@ import pytest
 
 from forgekeeper.boot import load
 from forgekeeper.database import now
-from forgekeeper.process.run_messages import RunMessages
+from forgekeeper.delivery.sending import deliver
 from forgekeeper.runs import held_back, reconcile
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
-from workers.user_status_cleanup import user_status_cleanup
 
 NAME = "user_status_cleanup"
 MINUTE = timedelta(minutes=1)
@@ -42,7 +41,7 @@ def one_run(result):
 
 
 def reconciled():
-    reconcile.reconcile(NAME, load(), RunMessages(user_status_cleanup), by="sched-1:7")
+    reconcile.reconcile(NAME, load(), deliver, by="sched-1:7")
 
 
 def due_again():

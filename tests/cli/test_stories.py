@@ -6,13 +6,13 @@ from forgekeeper.batches import BATCHES
 from forgekeeper.boot import load
 from forgekeeper.connections import client
 from forgekeeper.database import now
-from forgekeeper.process.broker import broker
-from forgekeeper.process.rows import Process
-from forgekeeper.process.run_messages import RunMessages, message_of
+from forgekeeper.delivery.broker import broker
+from forgekeeper.delivery.sending import deliver, message_of
 from forgekeeper.runs import reconcile
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
+from forgekeeper.runs.processes import Process
 from tests.harness.ledger import start_run
 
 NAME = "user_status_cleanup"
@@ -38,7 +38,7 @@ def started(run_id, by="worker-2:9"):
 
 
 def reconciled(by="sched-1:7"):
-    reconcile.reconcile(NAME, load(), RunMessages(BATCH), by=by)
+    reconcile.reconcile(NAME, load(), deliver, by=by)
 
 
 def registered(ago):
@@ -51,7 +51,7 @@ def fell_silent():
     """Let a minute pass since the last sign of life, and a scheduler take note of it."""
     JobRun.update(alive_at=JobRun.alive_at - MINUTE).where(JobRun.state == "started").execute()
     JobRun.reopen_lost(NAME, dead_after=timedelta(seconds=15))
-    reconcile.send(NAME, RunMessages(BATCH))
+    reconcile.send(NAME, deliver)
 
 
 def only(state):
@@ -242,7 +242,7 @@ def test_a_run_whose_message_is_dead_says_so(story):
     run_id = claimed()
     message = message_of(BATCH, JobRun.get_by_id(run_id))
     client.hset(f"{broker.namespace}:cron.XQ.msgs", str(run_id), message.encode())
-    reconcile.send(NAME, RunMessages(BATCH))
+    reconcile.send(NAME, deliver)
 
     assert story()[-1] == "It was given up, because its message lies in the dead letters of its queue."
 
@@ -256,7 +256,7 @@ def test_a_run_that_is_under_way_shows_its_last_sign_of_life(story):
 
 def test_a_run_that_waits_while_its_batch_is_paused_says_so(story):
     claimed()
-    reconcile.send(NAME, RunMessages(BATCH))
+    reconcile.send(NAME, deliver)
     Hold.add(NAME, "pause", until=None, reason=None, by="ops:1")
 
     assert any("paused" in sentence for sentence in story())
@@ -264,7 +264,7 @@ def test_a_run_that_waits_while_its_batch_is_paused_says_so(story):
 
 def test_a_run_sent_by_hand_names_who_asked_for_it(story):
     run_id = JobRun.claim_manual(NAME, by="ops:1")
-    reconcile.send(NAME, RunMessages(BATCH))
+    reconcile.send(NAME, deliver)
 
     told = story()
 

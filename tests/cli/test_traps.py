@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from forgekeeper.delivery.keys import INSTALLATION
+from forgekeeper.delivery.queues import INSTALLATION
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.settings import PREFIX
 from tests.harness.ports import free_ports

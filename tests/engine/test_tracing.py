@@ -4,7 +4,7 @@ import dramatiq
 import pytest
 from dramatiq.broker import MessageProxy
 
-from forgekeeper.process.tracing import HEADER, Tracing
+from forgekeeper.delivery.tracing import HEADER, Tracing
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 

@@ -23,11 +23,10 @@ from dramatiq import Worker
 from forgekeeper.batches import BATCHES, CHILDREN
 from forgekeeper.boot import load
 from forgekeeper.database import database
-from forgekeeper.delivery.enqueue_many import enqueue_many
+from forgekeeper.delivery.broker import broker, load_batches
+from forgekeeper.delivery.fan_out import send_children
 from forgekeeper.delivery.queues import depth
 from forgekeeper.embedded.waiting import wait_until
-from forgekeeper.process.boot import load_batches
-from forgekeeper.process.broker import broker
 from scheduler import Loop
 
 ROOT = Path(__file__).parents[2]
@@ -79,7 +78,7 @@ def noted():
 
 def idle(queue):
     """Say whether the queue has no message that waits or is in hand."""
-    counts = depth(broker.client, broker.namespace, queue)
+    counts = depth(broker.client, queue)
     return counts["ready"] + counts["in_flight"] == 0
 
 
@@ -102,7 +101,7 @@ def main():
         Loop(batch, settings, broken=threading.Event(), asked=SimpleQueue()).turn()
     Worker(broker, queues={batch.queue, child.queue}, worker_threads=1).start()
     tick = worked_off(batch.queue)
-    enqueue_many(broker, broker.get_actor(child.name), [(f"{CHILD}:1", ())])
+    send_children(broker, None, child, [(f"{CHILD}:1", ())], limit_depth=None)
     json.dump({"tick": tick, "child": worked_off(child.queue)}, sys.stdout)
     sys.stdout.flush()
     # A drain would be one more way.

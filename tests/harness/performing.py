@@ -3,10 +3,9 @@
 from contextlib import contextmanager
 
 from forgekeeper.batches import spec
-from forgekeeper.delivery.enqueue_many import enqueue_many
+from forgekeeper.delivery.broker import broker
+from forgekeeper.delivery.fan_out import send_children
 from forgekeeper.identity import identity
-from forgekeeper.process.actors import send_children
-from forgekeeper.process.broker import broker
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.run import Run
@@ -16,7 +15,7 @@ from tests.harness.settings import settings_with
 
 def perform(declared, *ids, deadline=None, settings=None, outcome=None, now=None, **options):
     """Run the batch's or child's function, without a ledger, as of *now* if given; return the outcome."""
-    options = {"fan_out": lambda one, keyed: enqueue_many(broker, broker.get_actor(one.name), keyed)} | options
+    options = {"fan_out": lambda one, keyed: send_children(broker, None, one, keyed, limit_depth=None)} | options
     run = Run(
         declared,
         settings or settings_with(),

@@ -9,9 +9,8 @@ from contextlib import closing, suppress
 import psycopg2
 import pytest
 
-from forgekeeper.batches import BATCHES
+from forgekeeper.delivery.sending import deliver
 from forgekeeper.embedded.waiting import wait_until
-from forgekeeper.process.run_messages import RunMessages
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.reconcile import reconcile
 from tests.harness.ports import free_ports
@@ -105,7 +104,7 @@ def send(settings):
     def put():
         quick = settings.model_copy(update={"cron_user_status_cleanup": None})
         JobRun.claim_manual(NAME, by="test")
-        reconcile(NAME, quick, RunMessages(BATCHES[NAME]), by="test")
+        reconcile(NAME, quick, deliver, by="test")
 
     return put
 

@@ -10,8 +10,8 @@ from forgekeeper.batches import BATCHES, Record, Threshold, all_declared, child,
 from forgekeeper.cli.metrics import PAGES, page
 from forgekeeper.collectors import all_collectors
 from forgekeeper.delivery import queues as delivery_queues
+from forgekeeper.delivery.broker import broker
 from forgekeeper.flags import FLAGS
-from forgekeeper.process.broker import broker
 from metrics.catalogue import stored, table
 from metrics.catalogue.endpoint import SECONDS
 from metrics.catalogue.labels import Labels

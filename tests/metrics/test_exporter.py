@@ -12,18 +12,18 @@ from urllib.parse import urlsplit
 
 import psycopg2
 import pytest
+from forgekeeper.delivery.enqueue_unique import enqueue_unique
+from forgekeeper.delivery.sizes import LARGEST_FETCHED
 from prometheus_client import generate_latest
 
 from forgekeeper import collectors
 from forgekeeper.connections import client
 from forgekeeper.database import backlog, database, now
-from forgekeeper.delivery.enqueue_unique import enqueue_unique
-from forgekeeper.delivery.sizes import LARGEST_FETCHED
+from forgekeeper.delivery.broker import NAMESPACE, broker
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.flags import FeatureFlag
 from forgekeeper.locks import lease
 from forgekeeper.probe import Probe
-from forgekeeper.process.broker import NAMESPACE, broker
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.holds import BY_PEOPLE, Hold
 from forgekeeper.runs.ledger import JobRun

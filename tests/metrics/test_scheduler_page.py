@@ -12,8 +12,8 @@ from prometheus_client import generate_latest
 import scheduler
 from forgekeeper.batches import BATCHES
 from forgekeeper.database import database, now
+from forgekeeper.delivery.sending import deliver
 from forgekeeper.embedded.waiting import wait_until
-from forgekeeper.process.run_messages import RunMessages
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
@@ -61,7 +61,7 @@ def reconcile(settings):
     def turn(expression="0 0 1 1 *", catch_up="once"):
         timetable = {"cron_user_status_cleanup": Cron(expression), "catch_up_user_status_cleanup": catch_up}
         changed = settings.model_copy(update=timetable)
-        reconcile_batch(NAME, changed, RunMessages(BATCHES[NAME]), by="test")
+        reconcile_batch(NAME, changed, deliver, by="test")
 
     return turn
 

@@ -14,9 +14,9 @@ from forgekeeper import shutdown, worker_metrics
 from forgekeeper.batches import Record, Threshold, all_declared
 from forgekeeper.database import now
 from forgekeeper.database.backlog import Backlog
+from forgekeeper.delivery.broker import broker
 from forgekeeper.events import ChildEnded, RecordFailed, RunEnded, RunStarted
 from forgekeeper.locks import LeaseLost
-from forgekeeper.process.broker import broker
 from forgekeeper.runs.growth import Growth
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.storage import git_refs, objects

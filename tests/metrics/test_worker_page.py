@@ -8,12 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from forgekeeper.connections import client
-from forgekeeper.database import database
 from forgekeeper.delivery.deliveries import MAX_DEATHS, Deliveries
 from forgekeeper.delivery.enqueue_unique import enqueue_unique
+
+from forgekeeper.connections import client
+from forgekeeper.database import database
+from forgekeeper.delivery.broker import broker
 from forgekeeper.embedded.waiting import wait_until
-from forgekeeper.process.broker import broker
 from forgekeeper.settings import PREFIX
 from metrics import multiprocess
 from models import GitRefDeletion

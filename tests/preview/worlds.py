@@ -11,12 +11,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import ClassVar
 
+from forgekeeper.delivery.keys import QueueKeys
+
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import client
 from forgekeeper.database import database
-from forgekeeper.delivery.keys import QueueKeys
+from forgekeeper.delivery.broker import NAMESPACE
 from forgekeeper.flags import FeatureFlag
-from forgekeeper.process.broker import NAMESPACE
 from forgekeeper.runs.previewing import preview
 from forgekeeper.storage import sentinel, stores
 from tests.harness.git_samples import Bare, put_root

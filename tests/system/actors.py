@@ -7,9 +7,9 @@ from datetime import timedelta
 import dramatiq
 
 from forgekeeper.connections import client
+from forgekeeper.delivery.broker import broker
 from forgekeeper.locks import lease
 from forgekeeper.process.__main__ import run
-from forgekeeper.process.broker import broker
 
 from .told_work import QUEUE, declare
 

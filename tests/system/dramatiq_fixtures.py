@@ -14,9 +14,9 @@ import dramatiq
 import pytest
 import redis
 from dramatiq.middleware import Middleware, Retries, default_middleware
+from forgekeeper.process.attempts import ChildRetries
 
 from forgekeeper.delivery.broker import Broker
-from forgekeeper.process.attempts import ChildRetries
 
 FEW = 50
 HOPELESS = 3

@@ -3,8 +3,8 @@
 import sys
 
 from forgekeeper.connections import client
+from forgekeeper.delivery.broker import broker
 from forgekeeper.process.__main__ import run
-from forgekeeper.process.broker import broker
 
 from .slow_work import declare
 

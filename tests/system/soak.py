@@ -32,8 +32,8 @@ import psycopg2
 from dramatiq.common import current_millis
 
 from forgekeeper.batches import BATCHES, queues
+from forgekeeper.delivery.broker import NAMESPACE
 from forgekeeper.embedded.waiting import wait_until
-from forgekeeper.process.broker import NAMESPACE
 from tests.harness.installation import INSTALLATION
 from tests.harness.machine import Held
 from workers import expired_job_artifacts, git_ref_cleanup

@@ -6,11 +6,11 @@ from math import inf
 
 from dramatiq import Message
 from dramatiq.brokers.redis import RedisBroker
+from forgekeeper.delivery.enqueue_unique import enqueue_unique
 
 from forgekeeper.connections import client
-from forgekeeper.delivery.enqueue_unique import enqueue_unique
+from forgekeeper.delivery.broker import broker
 from forgekeeper.embedded.waiting import wait_until
-from forgekeeper.process.broker import broker
 from forgekeeper.settings import PREFIX
 
 from .actors import NOTES

@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 from dramatiq import Message
 from dramatiq.brokers.redis import RedisBroker
+from forgekeeper.delivery.enqueue_unique import enqueue_unique
 
 from forgekeeper.connections import client
-from forgekeeper.delivery.enqueue_unique import enqueue_unique
+from forgekeeper.delivery.broker import broker
 from forgekeeper.embedded.waiting import wait_until
-from forgekeeper.process.broker import broker
 from forgekeeper.settings import PREFIX
 
 from .service import Service

@@ -17,9 +17,9 @@ from forgekeeper.batches import BATCHES
 from forgekeeper.connections import Limits, connect
 from forgekeeper.database import database, now
 from forgekeeper.delivery import dead_letters
+from forgekeeper.delivery.broker import broker
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.flags import FeatureFlag
-from forgekeeper.process.broker import broker
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.holds import BY_PEOPLE, Hold
 from forgekeeper.runs.ledger import JobRun

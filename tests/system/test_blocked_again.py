@@ -5,7 +5,7 @@ from datetime import timedelta
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import client
 from forgekeeper.database import now
-from forgekeeper.delivery.keys import INSTALLATION
+from forgekeeper.delivery.queues import INSTALLATION
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.ledger import JobRun

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from forgekeeper.connections import client
+from forgekeeper.delivery.broker import broker
 from forgekeeper.embedded.waiting import patient, wait_until
-from forgekeeper.process.broker import broker
 from tests.harness.machine import Held
 from tests.harness.ports import free_ports
 

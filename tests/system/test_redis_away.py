@@ -11,9 +11,9 @@ import redis
 from dramatiq.brokers.redis import RedisBroker
 
 from forgekeeper.connections import client
+from forgekeeper.delivery.broker import NAMESPACE
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.locks import leases
-from forgekeeper.process.broker import NAMESPACE
 from forgekeeper.scripts import FOLDERS
 
 from .stock import NOTHING, QUEUE, Ours, Stock, cleaned_up, eventually, pass_time

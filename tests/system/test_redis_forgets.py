@@ -14,11 +14,11 @@ from dramatiq.brokers.redis import RedisBroker
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import client
 from forgekeeper.database import now
+from forgekeeper.delivery.broker import NAMESPACE
 from forgekeeper.embedded.folder import opened
 from forgekeeper.embedded.plan import Plan
 from forgekeeper.embedded.redis import answers, start, url
 from forgekeeper.embedded.waiting import wait_until
-from forgekeeper.process.broker import NAMESPACE
 from forgekeeper.runs.ledger import JobRun
 
 from .stock import NOTHING, Ours, cleaned_up, eventually, pass_time

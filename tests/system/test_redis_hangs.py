@@ -17,8 +17,8 @@ from dramatiq.brokers.redis import RedisBroker
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import Limits, client
 from forgekeeper.database import now
+from forgekeeper.delivery.broker import broker
 from forgekeeper.embedded.waiting import wait_until
-from forgekeeper.process.broker import broker
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.settings import PREFIX
 

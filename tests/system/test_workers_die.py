@@ -9,9 +9,9 @@ from math import inf
 from statistics import median
 
 import pytest
+from forgekeeper.delivery.deliveries import MAX_DEATHS
 
 from forgekeeper.connections import client
-from forgekeeper.delivery.deliveries import MAX_DEATHS
 from forgekeeper.embedded.waiting import wait_until
 
 from .stock_processes import LIMIT, both, fill, lifetimes, start

@@ -17,7 +17,7 @@ import redis
 
 from forgekeeper import locks
 from forgekeeper.batches import queues
-from forgekeeper.process.broker import NAMESPACE
+from forgekeeper.delivery.broker import NAMESPACE
 from forgekeeper.storage import sentinel
 from tests.metrics.pages import read
 from workers.expired_job_artifacts import buckets

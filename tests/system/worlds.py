@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 
 from forgekeeper.connections import client
 from forgekeeper.database import now
+from forgekeeper.delivery.broker import NAMESPACE
 from forgekeeper.delivery.queues import depth
 from forgekeeper.flags import FeatureFlag
-from forgekeeper.process.broker import NAMESPACE
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.storage import git_sample, sentinel
 from forgekeeper.storage.outbox import DeletedObject

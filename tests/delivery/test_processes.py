@@ -11,16 +11,15 @@ import pytest
 
 from forgekeeper.batches import BATCHES
 from forgekeeper.database import database, now
+from forgekeeper.delivery.in_flight import LONGEST_NAME, InFlight
+from forgekeeper.delivery.sending import deliver
 from forgekeeper.flags import FeatureFlag
-from forgekeeper.process.presence import LONGEST_NAME, AtWork, version
-from forgekeeper.process.rows import Process
-from forgekeeper.process.run_messages import RunMessages
 from forgekeeper.runs.ledger import JobRun
+from forgekeeper.runs.processes import Process, version
 from forgekeeper.runs.reconcile import reconcile
 from tests.harness.programs import Program, eventually
 from workers.expired_job_artifacts.sample import artifacts
 
-ROOT = Path(__file__).parents[1]
 NAME = "user_status_cleanup"
 DEAD_AFTER = timedelta(seconds=3)
 """Long enough that a busy machine is not taken for a dead process."""
@@ -68,7 +67,7 @@ def send(settings):
     def put(batch):
         quick = settings.model_copy(update={f"cron_{batch}": None})
         run_id = JobRun.claim_manual(batch, by="test")
-        reconcile(batch, quick, RunMessages(BATCHES[batch]), by="test")
+        reconcile(batch, quick, deliver, by="test")
         return run_id
 
     return put
@@ -192,7 +191,7 @@ def test_a_worker_that_was_killed_falls_silent(start_worker):
 def test_a_worker_that_cannot_say_that_it_lives_works_on_and_says_it_later(start_worker, send):
     worker = start_worker()
     with no_table():
-        eventually(lambda: worker.said("presence not written"))
+        eventually(lambda: worker.said("heartbeat failed"))
         run_id = send(NAME)
         eventually(lambda: JobRun.get_by_id(run_id).state == "succeeded")
     again = now()
@@ -241,7 +240,7 @@ def test_a_scheduler_keeps_saying_that_it_lives(start_scheduler):
 
 
 def enrol(**changes):
-    return Process.enrol(dead_after=DEAD_AFTER, said={"queues": ["cron"]}, **(IDENTITY | changes))
+    return Process.enrol(dead_after=DEAD_AFTER, facts={"queues": ["cron"]}, **(IDENTITY | changes))
 
 
 def test_a_process_takes_the_place_of_an_older_one_of_its_name(database):
@@ -256,7 +255,7 @@ def test_of_two_living_processes_of_one_name_both_are_known(database):
     first, second = enrol(), enrol()
 
     # The first finds its row gone.
-    assert not Process.keep_alive(first, dead_after=DEAD_AFTER, said={})
+    assert not Process.keep_alive(first, dead_after=DEAD_AFTER, facts={})
     again = enrol(started_at=first.started_at)
 
     assert {one.id for one in Process.known()} == {again.number, second.number}
@@ -270,8 +269,8 @@ def test_a_process_leaves_those_of_other_names_alone(database, changes):
 
 
 def test_a_message_s_id_is_one_that_a_row_can_keep_whoever_has_made_it_up(database):
-    work = AtWork()
-    work.begin("actor", "\0\udc80" + "x" * 1_000_000, run=None)
+    work = InFlight()
+    work.begin("actor", "\0\udc80" + "x" * 1_000_000, run=None, sent_as="1")
 
     row = Process.create(
         kind="worker", host="h", pid=1, version="1", alive_at=now(), silent_from=now(), at_work=work.facts()

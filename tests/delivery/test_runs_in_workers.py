@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
@@ -14,22 +12,22 @@ import dramatiq
 import pytest
 from dramatiq import Worker
 from dramatiq.brokers.redis import RedisBroker
+from dramatiq.middleware import Middleware
 
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import client
 from forgekeeper.database import database, now, release
-from forgekeeper.delivery.enqueue_unique import TOKEN, enqueue_unique
+from forgekeeper.delivery.broker import broker
+from forgekeeper.delivery.process import Process
 from forgekeeper.delivery.queues import depth
+from forgekeeper.delivery.sending import TOKEN, deliver, message_of
 from forgekeeper.flags import FeatureFlag
-from forgekeeper.process.attempts import Connections
-from forgekeeper.process.broker import broker
-from forgekeeper.process.run_messages import RunMessages, message_of
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.reconcile import reconcile as reconcile_batch
 from tests.harness.performing import runner_of
-from tests.harness.programs import LIMIT, READY, Program, eventually
+from tests.harness.programs import LIMIT, Program, eventually
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 NAME = "user_status_cleanup"
 BATCH = BATCHES[NAME]
 DEAD_AFTER = timedelta(seconds=3)
@@ -81,7 +79,7 @@ def start_worker(database, tmp_path):
 def reconcile(settings):
     """Do what a scheduler does for the batch, which has no timetable here: its runs are the test's."""
     quick = settings.model_copy(update={"cron_user_status_cleanup": None, "dead_after": DEAD_AFTER})
-    return lambda: reconcile_batch(BATCH.name, quick, RunMessages(BATCH), by="test")
+    return lambda: reconcile_batch(BATCH.name, quick, deliver, by="test")
 
 
 def due_statuses(count):
@@ -110,8 +108,8 @@ def send(reconcile):
 def send_closed_run():
     """Send the message of a run that has been closed meanwhile; return its row's id."""
     run_id = JobRun.claim_manual(NAME, by="test")
-    JobRun.give_up(JobRun.get_by_id(run_id), reason="superseded")
-    enqueue_unique(broker, message_of(BATCH, JobRun.get_by_id(run_id)))
+    JobRun.update(state="failed", reason="superseded", finished_at=now()).where(JobRun.id == run_id).execute()
+    broker.enqueue(message_of(BATCH, JobRun.get_by_id(run_id)))
     return run_id
 
 
@@ -126,7 +124,7 @@ def finished(reconcile, run_id):
 
 
 def queue():
-    return depth(client, broker.namespace, BATCH.queue)
+    return depth(client, BATCH.queue)
 
 
 def acknowledged():
@@ -377,7 +375,7 @@ def test_a_run_of_a_lost_time_ends_and_neither_keeps_alive_nor_closes_the_run_th
 def test_a_message_of_a_lost_time_starts_no_run_and_keeps_none_of_its_number_from_being_sent(start_worker, reconcile):
     due_statuses(1)
     run_id = JobRun.claim_manual(NAME, by="test")
-    enqueue_unique(broker, message_of(BATCH, row(run_id)).copy(options={TOKEN: str(uuid4())}))
+    broker.enqueue(message_of(BATCH, row(run_id)).copy(options={TOKEN: str(uuid4())}))
     worker = start_worker()
 
     eventually(finished(reconcile, run_id))
@@ -411,7 +409,7 @@ def test_a_run_that_comes_back_to_a_process_still_at_it_is_kept_alive_and_closed
 
     # Found dead by the ledger while Redis forgets the message: the next one meets the first attempt in the pause
     # between two chunks, and is at work for longer than it may be silent.
-    JobRun.update(state="enqueued").where(JobRun.id == run_id).execute()
+    JobRun.update(state="enqueued", enqueued_at=None).where(JobRun.id == run_id).execute()
     client.flushdb()
     reconcile()
 
@@ -448,13 +446,6 @@ def test_a_worker_that_is_asked_to_end_again_and_again_still_drains(start_worker
     assert (worker.process.wait(LIMIT), row(run_id).state, statuses_left()) == (0, "succeeded", 9_900)
 
 
-def test_a_master_ends_with_its_processes_not_when_its_thread_for_their_output_is_told_to(start_worker):
-    worker = start_worker(program=["-m", "tests.harness.worker_untold"])
-    eventually(lambda: worker.said(READY))
-
-    assert worker.end() == 0
-
-
 def test_a_killed_master_takes_its_children_with_it(start_worker, reconcile):
     due_statuses(10_000)
     worker = start_worker(pace_user_status_cleanup=10)
@@ -468,33 +459,16 @@ def test_a_killed_master_takes_its_children_with_it(start_worker, reconcile):
     assert (row(run_id).state, statuses_left()) == ("succeeded", 9_900)
 
 
-def test_a_master_whose_process_died_before_it_was_up_finds_out_in_a_few_seconds(database):
-    master = killed_at_boot("process")
-
-    assert (master.returncode, b"exited unexpectedly" in master.stderr) == (1, True)
-
-
-def test_a_process_that_says_that_it_is_up_to_a_master_that_has_died_ends(database):
-    master = killed_at_boot("master")
-
-    # Its output is at its end when the last of its processes is.
-    assert (master.returncode, b"is ready for action" in master.stderr) == (-signal.SIGKILL, True)
-
-
-def killed_at_boot(whom):
-    """Start a worker that is killed then, or whose process is; return what it has come to when all have ended."""
-    program = [sys.executable, str(ROOT / "tests" / "harness" / "worker_killed_at_boot.py"), whom]
-    return subprocess.run(
-        [*program, "--processes", "1", "--threads", "1"],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        timeout=LIMIT,
-        check=False,
-    )
-
-
 # The connection between two messages
+
+
+class Connections(Process):
+    """A worker process's, for actors of a test."""
+
+    def before_declare_actor(self, broker, actor):
+        """Take any actor."""
+
+    after_process_boot = after_worker_boot = before_worker_shutdown = after_worker_shutdown = Middleware.after_ack
 
 
 def leave_a_transaction_open():

@@ -1,0 +1,255 @@
+"""Processes: the one liveness.  Each scheduler, worker and `forgekeeper run` has a row, and one heartbeat.
+
+A run belongs to the process that has started it, which keeps the rows of its runs alive with its own.  When the
+heartbeats are missing for `dead_after`, the runs are reopened by the process that looks first, and the children are
+sent again by the next run of their batch.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from importlib import metadata
+from typing import Any, NamedTuple
+
+import peewee as pw
+import structlog
+from playhouse.pool import MaxConnectionsExceeded
+from playhouse.postgres_ext import DateTimeTZField
+
+from forgekeeper import migrations
+from forgekeeper.database import Base, BigIdentityField, Document, database, default, promptly, release
+from forgekeeper.database.use import BOTH, Use
+from forgekeeper.runs.ledger import JobRun, Started
+from metrics.redaction import describe
+from metrics.threads import Vital
+
+STOP_WITHIN = 2.0
+"""Seconds that a process waits at its end until its row is gone; a row that stays expires."""
+LONGEST = 1e9
+"""Seconds that a message may have been worked on for."""
+
+log = structlog.get_logger(__name__)
+
+
+class LostRun(Exception):
+    """The run was taken from this process: its heartbeat was missing for too long, and another may work on it."""
+
+
+class Row:
+    """The row of a started run: ours until a heartbeat finds it taken, or none has succeeded for *dead_after*."""
+
+    def __init__(self, batch: str, started: Started, *, dead_after: timedelta) -> None:
+        self.batch = batch
+        self.started = started
+        self._dead_after = dead_after.total_seconds()
+        self._alive = time.monotonic()
+        self._taken = False
+
+    def heard(self, *, ours: bool) -> None:
+        """Take note of what a heartbeat found."""
+        self._alive = time.monotonic()
+        self._taken = self._taken or not ours
+
+    def check(self) -> None:
+        """Raise `LostRun` when the run was taken from us, or must be assumed to be."""
+        if self._taken or time.monotonic() - self._alive > self._dead_after:
+            raise LostRun(f"run {self.started.id} of {self.batch} was taken from attempt {self.started.attempt}")
+
+
+def _those(found: Any, kind: type) -> list[Any]:
+    return [one for one in found if isinstance(one, kind)] if isinstance(found, list) else []
+
+
+def _timetable(found: Any) -> dict[str, str]:
+    return {name: each for name, each in found.items() if isinstance(each, str)} if isinstance(found, dict) else {}
+
+
+def _is_work(work: dict[str, Any]) -> bool:
+    seconds = work.get("seconds")
+    texts = isinstance(work.get("what"), str) and isinstance(work.get("message_id"), str)
+    return texts and isinstance(seconds, int | float) and 0 <= seconds < LONGEST
+
+
+class Entry(NamedTuple):
+    """A process's own row: its number, and when it was entered first."""
+
+    number: int
+    started_at: datetime
+
+
+class Process(Base):
+    """A process; `silent_from` is when it counts as expired unless it gives a heartbeat before.
+
+    `migration` is the newest that its version knows: what it heeds and what it does not goes by that.
+    """
+
+    used_by = Use(BOTH, (("insert", (), BOTH), ("update", (), BOTH), ("delete", (), BOTH)))
+
+    id = BigIdentityField()
+    kind = pw.TextField()
+    host = pw.TextField()
+    pid = pw.IntegerField()
+    version = pw.TextField()
+    migration = pw.TextField(null=True)
+    started_at = DateTimeTZField(constraints=default("clock_timestamp()"))
+    alive_at = DateTimeTZField()
+    silent_from = DateTimeTZField()
+    draining = pw.BooleanField(constraints=default("false"))
+    queues = Document(lambda found: _those(found, str), null=True)
+    timetable = Document(_timetable, null=True)
+    at_work = Document(lambda found: [work for work in _those(found, dict) if _is_work(work)], null=True)
+
+    class Meta:
+        table_name = "processes"
+
+    @property
+    def name(self) -> str:
+        """The process as the ledger and the logs name it."""
+        return f"{self.host}:{self.pid}"
+
+    def is_silent(self, instant: datetime) -> bool:
+        """Say whether it has expired at *instant*."""
+        silent: bool = self.silent_from <= instant
+        return silent
+
+    @classmethod
+    def known(cls) -> list[Process]:
+        """Return all that have not ended in an orderly way: those that live, and those that have expired."""
+        return list(cls.select().order_by(cls.kind, cls.host, cls.pid, cls.id))
+
+    @classmethod
+    def enrol(
+        cls, *, dead_after: timedelta, facts: dict[str, Any], started_at: datetime | None = None, **identity: Any
+    ) -> Entry:
+        """Enter a process, or enter it again as of when it had *started_at*.
+
+        An older one of its name has ended: process ids are used again.  Where that lives after all, as in two
+        containers that share a host's name, it enters itself again with its next heartbeat, and both stay.
+        """
+        started = started_at or pw.fn.clock_timestamp()
+        same = [getattr(cls, name) == identity[name] for name in ("kind", "host", "pid")]
+        cls.delete().where(*same, cls.started_at < started).execute()
+        row = cls.insert(**identity, **cls._alive(dead_after), **facts, started_at=started)
+        (entered,) = row.returning(cls.id, cls.started_at).tuples().execute()
+        return Entry(*entered)
+
+    @classmethod
+    def keep_alive(cls, entry: Entry, *, dead_after: timedelta, facts: dict[str, Any]) -> bool:
+        """Give a heartbeat; return False when the row is gone, and the process has to enter itself again."""
+        return bool(cls.update(**cls._alive(dead_after), **facts).where(cls.id == entry.number).execute())
+
+    @classmethod
+    def withdraw(cls, entry: Entry) -> None:
+        """Remove a process that ends in an orderly way."""
+        cls.delete().where(cls.id == entry.number).execute()
+
+    @classmethod
+    def _alive(cls, dead_after: timedelta) -> dict[str, Any]:
+        instant = pw.fn.clock_timestamp()
+        return {"alive_at": instant, "silent_from": instant + dead_after}
+
+
+class Heartbeat(Vital):
+    """Says three times in *dead_after* that the process and all its runs live, with *facts* for the process's row.
+
+    *then* follows each.  A database that is away costs heartbeats, not the thread.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        *,
+        dead_after: timedelta,
+        facts: Callable[[], dict[str, Any]] = dict,
+        then: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__("heartbeat")
+        self._identity = {"kind": kind, "host": socket.gethostname(), "pid": os.getpid(), "version": version()}
+        self._identity["migration"] = migrations.newest()
+        self._dead_after = dead_after
+        self._interval = dead_after.total_seconds() / 3
+        self._facts = facts
+        self._then = then
+        self._entry: Entry | None = None
+        self._watched: dict[int, tuple[Row, Callable[[], dict[str, Any]]]] = {}
+        self._woken = threading.Event()
+
+    def watch(self, row: Row, so_far: Callable[[], dict[str, Any]]) -> None:
+        """Keep the row alive from now on; an earlier attempt of ours at the same run is lost."""
+        earlier = self._watched.get(row.started.id)
+        self._watched[row.started.id] = row, so_far
+        if earlier is not None:
+            earlier[0].heard(ours=False)
+
+    def forget(self, row: Row) -> None:
+        """Leave the row; it is closed or lost."""
+        watched = self._watched.get(row.started.id)
+        if watched is not None and watched[0] is row:
+            del self._watched[row.started.id]
+
+    def wake(self) -> None:
+        """Give the next heartbeat now."""
+        self._woken.set()
+
+    def stop(self, *, within: float = STOP_WITHIN) -> None:
+        """End the thread, and with it the row; runs that are still open will be found lost."""
+        self.stopped.set()
+        self._woken.set()
+        if self.is_alive():
+            self.join(min(within, STOP_WITHIN))
+
+    def work(self) -> None:
+        """Beat until stopped; after a failure sooner: a process expires with its third heartbeat that is missing."""
+        while not self.stopped.is_set():
+            well = self.take_turn(self._turn)
+            self._woken.wait(self._interval if well else self._interval / 3)
+            self._woken.clear()
+        self._reach(self._withdraw)
+
+    def _turn(self) -> None:
+        self._reach(self._keep_runs_alive)
+        self._reach(self._keep_alive)
+        self._then()
+
+    def _keep_runs_alive(self) -> None:
+        watched = list(self._watched.values())
+        if not watched:
+            return
+        alive = JobRun.keep_alive([row.started for row, _ in watched], [so_far() for _, so_far in watched])
+        for row, _ in watched:
+            row.heard(ours=row.started.id in alive)
+
+    def _keep_alive(self) -> None:
+        facts, entry = self._facts(), self._entry
+        if entry is not None and Process.keep_alive(entry, dead_after=self._dead_after, facts=facts):
+            return
+        # The first time, or the row is gone: pruned while we were frozen, or not in the backup that was restored.
+        started = entry and entry.started_at
+        self._entry = Process.enrol(dead_after=self._dead_after, facts=facts, started_at=started, **self._identity)
+
+    def _withdraw(self) -> None:
+        if self._entry is not None:
+            Process.withdraw(self._entry)
+
+    def _reach(self, change: Callable[[], None]) -> None:
+        try:
+            database.connect(reuse_if_open=True)
+            with promptly():
+                change()
+        except (pw.PeeweeException, MaxConnectionsExceeded) as error:
+            log.warning("heartbeat failed", error=describe(error))
+        finally:
+            release()
+
+
+def version() -> str:
+    """Return the version of forgekeeper that runs here."""
+    try:
+        return metadata.version("forgekeeper")
+    except metadata.PackageNotFoundError:
+        return "source"  # a checkout that is not installed

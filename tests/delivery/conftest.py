@@ -1,0 +1,85 @@
+"""Workers with odd children, and messages for them."""
+
+import os
+
+import pytest
+from dramatiq import Message
+
+from forgekeeper.connections import client
+from forgekeeper.delivery import queues
+from forgekeeper.delivery.broker import broker
+from tests.harness.programs import READY, ROOT, Program, eventually
+
+PROGRAM = ROOT / "tests" / "harness" / "worker_with_odd_actors.py"
+QUEUE = "objects"
+DEAD_AFTER = 1.0
+
+
+class WorkerProcesses(Program):
+    """Worker processes under one master."""
+
+    def __init__(self, log, *, processes, threads, settings):
+        self._processes = processes
+        arguments = ("--processes", processes, "--threads", threads, "--queues", QUEUE)
+        super().__init__(log, PROGRAM, *arguments, **settings)
+
+    def environment(self):
+        return super().environment() | {"dramatiq_restart_delay": "200"}
+
+    def ready(self):
+        eventually(lambda: len(self.said(READY)) == self._processes)
+        return self
+
+    def ended(self):
+        return self.process.poll() is not None
+
+
+class Sent:
+    """Messages of a test, and what became of them."""
+
+    def push(self, actor, *args, key=None, run=None):
+        options = {queues.RUN: run} if run else {}
+        message = Message(QUEUE, actor, args, {}, options)
+        return broker.enqueue(message.copy(message_id=key or message.message_id))
+
+    def done(self):
+        return [key.decode() for key in client.lrange("done", 0, -1)]
+
+    def started(self):
+        """The starts of those that say so: key and process."""
+        return [(key, int(pid)) for key, pid in (line.decode().split() for line in client.lrange("started", 0, -1))]
+
+    def left(self):
+        """How many messages are not acknowledged."""
+        return client.hlen(queues.bodies(QUEUE))
+
+
+@pytest.fixture
+def sent(database):
+    return Sent()
+
+
+@pytest.fixture
+def start_worker(database, tmp_path):
+    started = []
+
+    def start(*, threads=2, processes=1, **settings):
+        log = tmp_path / f"worker-{len(started)}.log"
+        usual = {"dead_after": DEAD_AFTER, "worker_threads": threads, "redis_timeout": 1}
+        started.append(WorkerProcesses(log, processes=processes, threads=threads, settings=usual | settings))
+        return started[-1]
+
+    yield start
+    for worker in started:
+        worker.kill()
+
+
+@pytest.fixture
+def go(tmp_path):
+    """The file that those who wait are waiting for."""
+    return tmp_path / "go"
+
+
+@pytest.fixture
+def environment():
+    return {**os.environ, "PYTHONPATH": str(ROOT)}

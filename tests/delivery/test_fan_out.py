@@ -1,0 +1,95 @@
+"""Fan-out into a real Redis: which children get a message, and what a Dramatiq worker finds there."""
+
+import pytest
+from dramatiq import Message
+
+from forgekeeper.batches import CHILDREN
+from forgekeeper.connections import client
+from forgekeeper.delivery import queues
+from forgekeeper.delivery.broker import broker
+from forgekeeper.delivery.fan_out import ended, send_children
+from forgekeeper.fan_out import Enqueued
+from forgekeeper.runs import quarantine
+
+CHILD = CHILDREN["clean_project_refs"]
+QUEUE = CHILD.queue
+
+pytestmark = pytest.mark.usefixtures("database")
+
+
+def send(*numbers, limit_depth=None):
+    return send_children(broker, 1, CHILD, [(f"c:{number}", (number,)) for number in numbers], limit_depth=limit_depth)
+
+
+def fetch():
+    return [Message.decode(body) for body in broker.do_fetch(QUEUE, 100)]
+
+
+def acknowledge(message):
+    broker.do_ack(QUEUE, message.options["redis_message_id"])
+
+
+def test_it_leaves_what_a_dramatiq_worker_works_on():
+    send(7)
+
+    (message,) = fetch()
+    assert (message.actor_name, message.args, message.message_id) == (CHILD.name, (7,), "c:7")
+    assert message.options[queues.RUN] == 1
+    acknowledge(message)
+    assert queues.depth(client, QUEUE) == {"ready": 0, "in_flight": 0, "delayed": 0, "dead": 0}
+
+
+def test_children_are_sent_in_the_order_given():
+    send(3, 1, 2)
+
+    assert [message.args for message in fetch()] == [(3,), (1,), (2,)]
+
+
+def test_a_child_whose_message_waits_gets_no_other():
+    send(1, 2)
+
+    assert send(1, 2, 3) == Enqueued(1, 2)
+    assert len(fetch()) == 3
+
+
+def test_a_child_that_is_in_flight_gets_no_other():
+    send(1)
+    fetch()
+
+    assert send(1) == Enqueued(0, 1)
+
+
+def test_a_child_whose_message_was_acknowledged_is_sent_again():
+    send(1)
+    acknowledge(*fetch())
+
+    assert send(1) == Enqueued(1, 0)
+
+
+def test_a_child_that_has_ended_leaves_no_entry():
+    send(1)
+
+    ended(client, "c:1")
+
+    assert client.hlen(queues.QUEUED) == 0
+
+
+def test_an_emptied_redis_forgets_children_and_their_entries_together():
+    send(1)
+    client.flushdb()
+
+    assert send(1) == Enqueued(1, 0)
+
+
+def test_a_child_in_quarantine_is_left_out(database):
+    for _ in range(2):
+        quarantine.fail(CHILD.batch.name, CHILD.name, "c:1", "it failed", reason="child_failed")
+
+    assert send(1, 2) == Enqueued(1, 1)
+
+
+def test_a_full_queue_gets_nothing():
+    send(1, 2)
+
+    assert send(3, limit_depth=2) == Enqueued(queue_full=True)
+    assert send(3, limit_depth=3) == Enqueued(1, 0)

@@ -1,0 +1,329 @@
+"""Messages in real worker processes that are killed, told to end, or lose their Redis."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from contextlib import contextmanager
+from pathlib import Path
+
+import orjson
+import pytest
+from dramatiq import Message
+from dramatiq.brokers.redis import RedisBroker
+
+from forgekeeper.connections import client
+from forgekeeper.delivery import queues
+from forgekeeper.runs.quarantine import Quarantined
+from forgekeeper.runs.retry import MAX_DEATHS
+from tests.harness.programs import LIMIT, ROOT, eventually
+
+QUEUE = "objects"
+GOOD = Message(QUEUE, "note", ("1",), {}, {"redis_message_id": "good"}).asdict()
+WITHOUT_OPENTELEMETRY = """
+import sys
+sys.modules["opentelemetry"] = None  # what an import finds where it is not installed
+from forgekeeper.delivery.broker import broker
+print(sorted(type(one).__name__ for one in broker.middleware))
+"""
+
+
+def quarantined():
+    return {(row.key, row.reason) for row in Quarantined.select()}
+
+
+# Processes that are killed
+
+
+def test_each_process_of_a_master_is_a_worker_of_its_own(start_worker):
+    start_worker(processes=2).ready()
+
+    eventually(lambda: client.zcard(queues.HEARTBEATS) == 2)
+
+
+def test_a_message_whose_process_was_killed_runs_again_elsewhere(start_worker, sent, go):
+    first = start_worker().ready()
+    sent.push("hold", "1", str(go))
+    eventually(sent.started)
+    start_worker().ready()
+
+    os.kill(sent.started()[0][1], signal.SIGKILL)
+
+    eventually(lambda: len(sent.started()) == 2)
+    go.touch()
+    eventually(lambda: sent.left() == 0)
+    first.process.wait(LIMIT)
+    assert sent.done() == ["1"]
+
+
+def test_a_child_that_kills_its_process_three_times_is_quarantined_and_its_neighbours_are_done(start_worker, sent):
+    sent.push("kill", "bad", key="bad")
+    neighbours = [str(number) for number in range(5)]
+    for key in neighbours:
+        sent.push("note", key)
+    worker = None
+
+    def given_up():
+        nonlocal worker
+        if worker is None or worker.ended():
+            # One thread: the neighbours lie prefetched behind it each time.
+            worker = start_worker(threads=1)
+        return quarantined()
+
+    eventually(given_up)
+
+    eventually(lambda: sent.left() == 0)
+    assert quarantined() == {("bad", "worker_lost")}
+    assert Counter(key for key, _pid in sent.started()) == {"bad": MAX_DEATHS}
+    assert sorted(sent.done()) == neighbours
+    assert client.hlen(queues.STARTED) == 0
+
+
+# Processes that are told to end, or that are not whole
+
+
+def once_to_the_master(master):
+    master.terminate()
+
+
+def twice_to_all(master):
+    os.killpg(master.pid, signal.SIGTERM)
+    os.killpg(master.pid, signal.SIGTERM)
+
+
+@pytest.mark.parametrize("tell", [once_to_the_master, twice_to_all])
+def test_what_runs_is_finished_and_what_does_not_is_given_back(start_worker, sent, go, tell):
+    worker = start_worker(threads=4, dead_after=3).ready()
+    for number in range(4):
+        sent.push("hold", f"running-{number}", str(go))
+    eventually(lambda: len(sent.started()) == 4)
+    for number in range(3):
+        sent.push("note", f"prefetched-{number}")
+    eventually(lambda: client.llen(queues.ready(QUEUE)) == 0)
+
+    tell(worker.process)
+
+    eventually(lambda: worker.said("worker draining"))
+    go.touch()
+    assert worker.process.wait(LIMIT) == 0, worker.text()
+    assert (len(sent.done()), client.llen(queues.ready(QUEUE)), sent.left()) == (4, 3, 3)
+
+
+def test_a_worker_whose_thread_hangs_ends_in_time_and_is_no_poison(start_worker, sent, go):
+    worker = start_worker(shutdown_timeout=2).ready()
+    sent.push("hold", "1", str(go), key="hangs")
+    eventually(sent.started)
+
+    worker.process.terminate()
+    asked_at = time.monotonic()
+
+    assert worker.process.wait(LIMIT) != 0
+    assert time.monotonic() - asked_at < 10
+    assert worker.said("shutdown timed out")
+    assert client.hlen(queues.STARTED) == 0
+
+
+def test_a_process_that_is_stopped_is_killed_with_its_master(start_worker):
+    worker = start_worker(shutdown_timeout=2).ready()
+    (process,) = worker.children
+    os.kill(process, signal.SIGSTOP)
+
+    worker.process.terminate()
+
+    worker.process.wait(LIMIT)
+    assert worker.said("worker killed processes that did not end")
+    assert not Path(f"/proc/{process}").exists()
+
+
+@pytest.mark.parametrize(
+    ("actor", "reason"),
+    [
+        ("end_the_thread", "a thread has died"),
+        ("end_the_time_limit", "a thread has died"),
+        ("be_deaf", "its time limit has not ended a message"),
+    ],
+)
+def test_a_process_that_is_not_whole_ends(start_worker, sent, actor, reason):
+    worker = start_worker(threads=1, shutdown_timeout=2).ready()
+    sent.push(actor)
+
+    worker.process.wait(LIMIT)
+
+    assert [line["reason"] for line in worker.said("process ends itself")] == [reason]
+
+
+# Messages that Dramatiq loses
+
+
+def test_a_message_that_its_process_does_not_know_is_given_back_and_done(start_worker, sent):
+    worker = start_worker().ready()
+    eventually(lambda: client.zcard(queues.HEARTBEATS) == 1)
+    # What a reply leaves that is lost after Redis has handed the message out.
+    thief = RedisBroker(client=client, namespace=queues.NAMESPACE)
+    (name,) = client.zrange(queues.HEARTBEATS, 0, -1)
+    thief.broker_id = name.decode()
+    worker.process.send_signal(signal.SIGSTOP)
+    for pid in worker.children:
+        os.kill(pid, signal.SIGSTOP)
+    sent.push("note", "1")
+    assert thief.do_fetch(QUEUE, 1)
+
+    for pid in [worker.pid, *worker.children]:
+        os.kill(pid, signal.SIGCONT)
+
+    eventually(lambda: sent.done() == ["1"])
+    eventually(lambda: sent.left() == 0)
+
+
+@contextmanager
+def read_only():
+    client.replicaof("127.0.0.1", "1")
+    try:
+        yield
+    finally:
+        client.replicaof("no", "one")
+
+
+@contextmanager
+def unresponsive():
+    client.execute_command("client", "pause", 60_000, "write")
+    try:
+        yield
+    finally:
+        client.execute_command("client", "unpause")
+
+
+@pytest.mark.parametrize("fault", [read_only, unresponsive])
+def test_a_child_that_fails_while_redis_fails_is_in_quarantine_and_leaves_nothing(start_worker, sent, go, fault):
+    worker = start_worker().ready()
+    sent.push("fail_once_there", str(go), key="1")
+    eventually(Path(f"{go}.started").exists)
+
+    with fault():
+        go.touch()
+        eventually(lambda: worker.said("child failed") and worker.said("child not forgotten"))
+
+    eventually(lambda: sent.left() == 0)
+    assert quarantined() == {("1", "child_failed")}
+
+
+# Messages that cannot be worked on
+
+
+def test_a_message_of_an_unknown_actor_is_quarantined(start_worker, sent):
+    start_worker()
+    sent.push("nobody", key="7")
+
+    eventually(lambda: quarantined() == {("7", "unreadable")})
+
+    eventually(lambda: sent.left() == 0)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{",
+        b"\xff",
+        b"null",
+        b"{}",
+        b"[" * 50_000,
+        b"9" * 5_000,
+        orjson.dumps(GOOD | {"surprise": 1}),
+        orjson.dumps(GOOD | {"options": []}),
+        orjson.dumps(GOOD | {"args": None}),
+        orjson.dumps(GOOD | {"actor_name": ["note"]}),
+        orjson.dumps(GOOD | {"message_timestamp": "x"}),
+    ],
+    ids=lambda body: repr(body[-20:]),
+)
+def test_a_body_that_is_no_message_is_quarantined_and_keeps_no_message_beside_it(start_worker, sent, body):
+    client.hset(queues.bodies(QUEUE), "bad", body)
+    client.rpush(queues.ready(QUEUE), "bad")
+    sent.push("note", "1")
+
+    worker = start_worker()
+
+    eventually(lambda: sent.done() == ["1"] and sent.left() == 0)
+    assert quarantined() == {("bad", "unreadable")}
+    assert not worker.ended()
+
+
+def test_a_message_in_another_queue_than_it_names_ends_no_worker(start_worker, sent):
+    worker = start_worker().ready()
+    client.hset(queues.bodies(QUEUE), "good", orjson.dumps(GOOD | {"queue_name": "cron"}))
+    client.rpush(queues.ready(QUEUE), "good")
+
+    eventually(lambda: client.llen(queues.ready(QUEUE)) == 0)
+    sent.push("note", "last")
+
+    eventually(lambda: sent.done() == ["last"])
+    assert worker.said("process ends itself") == []
+
+
+# Children
+
+
+def test_a_child_and_its_successor_name_the_run_that_sent_them(start_worker, sent, go):
+    sent.push("go_on", str(go), key="child", run=7)
+    worker = start_worker()
+
+    eventually(lambda: len(worker.said("child finished")) == 2)
+
+    assert {(line["message_id"], line["run"]) for line in worker.said("child finished")} == {("child", 7)}
+    eventually(lambda: (sent.left(), client.hlen(queues.QUEUED)) == (0, 0))
+
+
+def test_a_child_that_fails_is_in_quarantine_with_its_error(start_worker, sent):
+    start_worker()
+    sent.push("fail", "\udcff\0", key="7", run=3)
+
+    eventually(quarantined)
+
+    row = Quarantined.get()
+    assert (row.batch, row.record, row.key, row.error, row.failures, row.run) == (
+        *("odd", "fail", "7"),
+        *("ValueError: \\udcff\\x00", 1, 3),
+    )
+    eventually(lambda: sent.left() == 0)
+
+
+def test_a_child_that_comes_again_while_it_is_in_flight_ends_as_often_as_it_was_begun(start_worker, sent, go):
+    worker = start_worker()
+    for _ in range(2):
+        sent.push("hold", "1", str(go), key="child")
+    eventually(lambda: len(sent.started()) == 2)
+
+    go.touch()
+
+    eventually(lambda: len(worker.said("child finished")) == 2)
+    eventually(lambda: sent.left() == 0)
+
+
+# Traces
+
+
+def test_a_child_and_its_successor_belong_to_one_trace_which_their_lines_name(
+    start_worker, sent, go, tmp_path, monkeypatch
+):
+    spans = tmp_path / "spans"
+    monkeypatch.setenv("SPANS", str(spans))
+    sent.push("go_on", str(go), key="child")
+    worker = start_worker()
+
+    eventually(lambda: spans.exists() and spans.read_text().count("\n") == 2)
+
+    found = [orjson.loads(line) for line in spans.read_text().splitlines()]
+    assert {span["name"] for span in found} == {"go_on"}
+    (trace,) = {span["context"]["trace_id"] for span in found}
+    assert {f"0x{line['trace_id']}" for line in worker.said("child finished")} == {trace}
+
+
+def test_workers_need_no_opentelemetry():
+    command = [sys.executable, "-c", WITHOUT_OPENTELEMETRY]
+
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+
+    assert "Tracing" not in found.stdout
+    assert "WorkerMetrics" in found.stdout

@@ -1,4 +1,4 @@
-"""The fixtures that Dramatiq's own Redis tests ask for, with our broker in place of theirs.
+"""The fixtures that Dramatiq's own tests ask for: its broker and its middleware, with the encoder of this project.
 
 A pytest plugin: `test_dramatiqs_own_tests.py` runs those tests in a process of their own.  What they take from
 Dramatiq's test helpers, which do not come with its source, is here in our words.
@@ -13,40 +13,11 @@ from contextlib import contextmanager
 import dramatiq
 import pytest
 import redis
-from dramatiq.middleware import Middleware, Retries, default_middleware
-from forgekeeper.process.attempts import ChildRetries
+from dramatiq.brokers.redis import RedisBroker
+from dramatiq.brokers.stub import StubBroker
+from dramatiq.encoder import JSONEncoder
 
-from forgekeeper.delivery.broker import Broker
-
-FEW = 50
-HOPELESS = 3
-"""After so many seconds one that waits for what never comes is given up."""
-
-
-class Options(Middleware):
-    """Lets actors be children without working on them as such."""
-
-    @property
-    def actor_options(self):
-        return {"child", "document"}
-
-
-class AllChildren(Broker):
-    """Takes every actor for a child: of a batch nobody but its row sends a message again."""
-
-    def declare_actor(self, actor):
-        actor.options["child"] = True
-        super().declare_actor(actor)
-
-
-def pytest_collection_modifyitems(items):
-    """Let what fails anyway do so soon."""
-    hopeless = os.environ["HOPELESS"].split()
-    for item in items:
-        if item.name in hopeless:
-            item.add_marker(pytest.mark.timeout(HOPELESS))
-        # Of messages in a test that wants more than Lua can unpack at once: we pass no such lists.
-        item.module.LUA_MAX_UNPACK_SIZE = FEW
+from forgekeeper.delivery.encoder import Encoder
 
 
 @contextmanager
@@ -62,7 +33,7 @@ def worker(*args, **options):
 
 @pytest.fixture(autouse=True)
 def usual_place(monkeypatch):
-    """Lead whoever looks for Redis at its usual port to that of these tests."""
+    """Lead what looks for Redis at its usual port to that of these tests."""
 
     def connect(_):
         connected = socket.socket(socket.AF_UNIX)
@@ -76,12 +47,11 @@ def usual_place(monkeypatch):
 
 @pytest.fixture
 def redis_broker():
-    """Our broker, under the namespace that the tests expect, with Dramatiq's middleware but for the retries."""
-    theirs = [middleware() for middleware in default_middleware if middleware is not Retries]
     with redis.BlockingConnectionPool.from_url(os.environ["OWN_TESTS_REDIS"]) as pool:
         client = redis.Redis(connection_pool=pool)
         client.flushdb()
-        broker = AllChildren(client=client, namespace="dramatiq", middleware=[Options(), ChildRetries(), *theirs])
+        dramatiq.set_encoder(Encoder())
+        broker = RedisBroker(client=client)
         broker.emit_after("process_boot")
         dramatiq.set_broker(broker)
         yield broker
@@ -90,5 +60,23 @@ def redis_broker():
 
 @pytest.fixture
 def redis_worker(redis_broker):
-    with worker(redis_broker, worker_threads=8, worker_timeout=200) as running:
+    with worker(redis_broker, worker_threads=8) as running:
+        yield running
+
+
+@pytest.fixture
+def stub_broker():
+    # Its messages have none of the ids that Redis's have, and ours asks for.
+    dramatiq.set_encoder(JSONEncoder())
+    broker = StubBroker()
+    broker.emit_after("process_boot")
+    dramatiq.set_broker(broker)
+    yield broker
+    broker.flush_all()
+    broker.close()
+
+
+@pytest.fixture
+def stub_worker(stub_broker):
+    with worker(stub_broker, worker_timeout=100, worker_threads=32) as running:
         yield running

@@ -23,8 +23,8 @@ from forgekeeper.cli.failures import sentence
 from forgekeeper.cli.releasing import FIRST
 from forgekeeper.connections import Limits, client, connect
 from forgekeeper.database import Base, database, privileges, release, sqlstate
-from forgekeeper.database.misreading import misread
 from forgekeeper.database.schema import differences
+from forgekeeper.database.schema_guard import misread
 from forgekeeper.delivery.keys import NAMESPACE
 from forgekeeper.installation import place
 from forgekeeper.installation.agreement import UNDEFINED_TABLE, conflict

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import structlog
 
 from forgekeeper import migrations
-from forgekeeper.database import database, promptly, release
+from forgekeeper.database import database, release
 from forgekeeper.process.rows import Entry, Process
 from metrics.redaction import clean, describe
 from metrics.threads import Vital
@@ -77,8 +77,7 @@ class Presence(Vital):
     def _reach(self, change: Callable[[], None]) -> None:
         try:
             database.connect()
-            with promptly():
-                change()
+            change()
         except Exception as error:  # noqa: BLE001, as the class says
             log.warning("presence not written", error=describe(error))
         finally:

@@ -12,7 +12,7 @@ import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.database import Base, BigIdentityField, Document, default
-from forgekeeper.database.use import BOTH, Use
+from forgekeeper.database.grants import BOTH, Use
 
 LONGEST = 1e9
 """Seconds that nothing has been worked on for."""

@@ -11,7 +11,7 @@ import peewee as pw
 import structlog
 from playhouse.pool import MaxConnectionsExceeded
 
-from forgekeeper.database import database, promptly, release
+from forgekeeper.database import database, release
 from forgekeeper.runs.ledger import JobRun, Started
 from metrics.redaction import describe
 from metrics.threads import Vital
@@ -84,8 +84,7 @@ class Heartbeat(Vital):
     def _beat(self, watched: list[tuple[Row, Callable[[], dict[str, Any]]]]) -> None:
         try:
             database.connect()
-            with promptly():
-                alive = JobRun.keep_alive([row.started for row, _ in watched], [so_far() for _, so_far in watched])
+            alive = JobRun.keep_alive([row.started for row, _ in watched], [so_far() for _, so_far in watched])
         except (pw.PeeweeException, MaxConnectionsExceeded) as error:
             log.warning("heartbeat failed", error=describe(error))
             return

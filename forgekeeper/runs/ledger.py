@@ -25,7 +25,7 @@ import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.database import Base, BigIdentityField, Document, database, default, now
-from forgekeeper.database.use import BOTH, PROCESSES, WORK, Use
+from forgekeeper.database.grants import BOTH, PROCESSES, WORK, Use
 from forgekeeper.runs.blocked import REASONS
 from forgekeeper.runs.holds import HELD_BACK, Kind
 from forgekeeper.runs.totals import NONE, Amount

@@ -25,13 +25,13 @@ from forgekeeper.connections import Limits, client, connect
 from forgekeeper.database import Base, database, privileges, release, sqlstate
 from forgekeeper.database.schema import differences
 from forgekeeper.database.schema_guard import misread
-from forgekeeper.delivery.keys import NAMESPACE
+from forgekeeper.delivery.keys import NAMESPACE, names, type_of
 from forgekeeper.installation import place
 from forgekeeper.installation.agreement import UNDEFINED_TABLE, conflict
 from forgekeeper.installation.in_redis import claim, claim_by_writing, owner
 from forgekeeper.installation.row import Installation
 from forgekeeper.process.presence import version
-from forgekeeper.redis_types import keys, misfits
+from forgekeeper.redis_types import DECLARED, misfits
 from forgekeeper.settings import Settings
 from forgekeeper.settings.reading import places
 from forgekeeper.storage import sentinel
@@ -175,9 +175,8 @@ def _redis() -> Iterator[Finding]:
             claim_by_writing(client, whose)
         said = (sentence for batch in BATCHES.values() for sentence in batch.misreadings())
         yield from (Finding("redis", "error", sentence) for sentence in said)
-        yield from (
-            Finding("redis", "error", clean(sentence)) for sentence in misfits(client, keys(NAMESPACE, queues()))
-        )
+        types = DECLARED | {name: type_of(name) for name in names(NAMESPACE, queues())}
+        yield from (Finding("redis", "error", clean(sentence)) for sentence in misfits(client, types))
     except redis.RedisError as error:
         yield Finding("redis", "error", sentence(error) or clean(str(error)))
 

@@ -22,7 +22,7 @@ from dramatiq.middleware import SkipMessage
 from forgekeeper.delivery.keys import QueueKeys
 from forgekeeper.delivery.sizes import fitting
 from forgekeeper.fan_out import Enqueued, Keyed
-from forgekeeper.scripts import ask
+from forgekeeper.scripts import call
 
 CHUNK = 1000
 """Messages in one script: 1,000 occupy Redis for a few milliseconds, and larger chunks are no faster."""
@@ -74,14 +74,10 @@ def enqueue_many(
     while chunk.size:
         if limit_depth is not None and broker.client.llen(keys.ready) >= limit_depth:
             return Enqueued(enqueued, seen - enqueued, queue_full=True)
-        sent = chunk
-        answer = ask(broker.client, "enqueue_many", keys=keys.for_enqueue, args=[sent.packed])
-        try:
-            # While Redis is at the one before: worth a quarter (`python -m benchmarks fan_out`).
-            chunk = prepared()
-        finally:
-            seen += sent.size
-            enqueued += _told(broker, sent.messages, answer())
+        accepted = call(broker.client, "enqueue_many", keys=keys.for_enqueue, args=[chunk.packed])
+        seen += chunk.size
+        enqueued += _told(broker, chunk.messages, accepted)
+        chunk = prepared()
     return Enqueued(enqueued, seen - enqueued)
 
 

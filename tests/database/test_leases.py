@@ -4,15 +4,13 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.locks import (
@@ -20,19 +18,26 @@ from forgekeeper.locks import (
     SINCE,
     UNTIL,
     LeaseInTransaction,
-    LeaseLost,
     LeaseTaken,
     break_lease,
     lease,
     leases,
 )
+from tests.harness.leases import (
+    NAME,
+    SECOND,
+    Pauses,
+    connected,
+    is_free,
+    is_lost,
+    pass_time,
+    state,
+    take,
+)
 from tests.system.proxy import redis_through
 
 ROOT = Path(__file__).parents[2]
 LIMIT = 60.0
-TTL = timedelta(seconds=15)
-SECOND = timedelta(seconds=1)
-NAME = "clean_project_refs:7"
 
 HOLDER = """
 import sys
@@ -51,64 +56,6 @@ with lease(client, sys.argv[2], ttl=timedelta(seconds=float(sys.argv[3])), holde
         except LeaseLost:
             print("lost", flush=True)
 """
-
-
-class Faulty(redis.Redis):
-    """A client with no way to the server while *away*, and no reply to its next *lose* scripts, though they run."""
-
-    away = False
-    lose = 0
-    loss = redis.TimeoutError
-    takes = 0.0
-
-    def __init__(self, **parameters):
-        super().__init__(**parameters)
-        self.sent = []
-        self.clock = Clock()
-
-    def execute_command(self, *args, **options):
-        if self.away:
-            raise redis.ConnectionError("no way to the server")
-        reply = super().execute_command(*args, **options)
-        if args[0] == "EVALSHA":
-            self.sent.append(args)
-            self.clock.now += self.takes
-            if self.lose:
-                self.lose -= 1
-                raise self.loss("the reply was lost")
-        return reply
-
-    def repeat(self, which):
-        """Run an earlier script again: a network that delivers twice, and late."""
-        return self.execute_command(*self.sent[which])
-
-
-class Clock:
-    """A monotonic clock that moves when told to."""
-
-    now = 1000.0
-
-    def __call__(self):
-        return self.now
-
-
-class Pauses:
-    """Stands for the event that ends the renewals: set after *count* pauses, none of which takes any time."""
-
-    def __init__(self, count):
-        self.count = count
-        self.seconds = []
-
-    def wait(self, seconds):
-        self.seconds.append(seconds)
-        return len(self.seconds) > self.count
-
-
-@contextmanager
-def connected(url, **parameters):
-    """Connect as the workers do: what gets no answer is not sent again."""
-    with redis.BlockingConnectionPool.from_url(url, retry=Retry(NoBackoff(), 0), **parameters) as pool:
-        yield Faulty(connection_pool=pool)
 
 
 @pytest.fixture
@@ -145,41 +92,6 @@ def started(client, urls):
         yield start
 
 
-def take(client, name=NAME, *, ttl=TTL, holder="worker-1", **options):
-    return lease(client, name, ttl=ttl, holder=holder, clock=client.clock, **options)
-
-
-def pass_time(client, duration):
-    """What the scripts see of time is how far the scores lie back."""
-    for key in (UNTIL, SINCE):
-        for member in client.zrange(key, 0, -1):
-            client.zincrby(key, -duration.total_seconds(), member)
-
-
-def state(client):
-    return client.zrange(UNTIL, 0, -1, withscores=True), client.zrange(SINCE, 0, -1, withscores=True), owners(client)
-
-
-def owners(client):
-    return client.hgetall(OWNERS)
-
-
-def is_free(client, name=NAME):
-    return name not in {held.name for held in leases(client)}
-
-
-def is_lost(held):
-    try:
-        held.check()
-    except LeaseLost:
-        return True
-    return False
-
-
-def keepers():
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("lease")]
-
-
 # Taking
 
 
@@ -192,12 +104,6 @@ def test_a_lease_that_another_holds_is_refused_and_stays_its_holder_s(client, ot
 
         assert state(client) == before
         held.check()
-
-
-def test_leases_of_different_names_do_not_hinder_each_other(client, other):
-    with take(client, "clean_project_refs:7") as one, take(other, "clean_project_refs:8") as two:
-        one.check()
-        two.check()
 
 
 @pytest.mark.parametrize("name", ["a:b:c", ":", "{leases}", "ref / 東", "", "until"])
@@ -286,17 +192,6 @@ def test_a_late_holder_frees_nothing(client, other):
         owner.check()
 
 
-def test_a_release_delivered_late_frees_nothing(client, other):
-    with take(client):
-        pass
-    with take(other):
-        before = state(client)
-
-        client.repeat(-1)
-
-        assert state(client) == before
-
-
 # Renewing
 
 
@@ -319,14 +214,6 @@ def test_it_is_renewed_every_third_of_its_ttl(client):
         assert pauses.seconds == [5, 5, 5, 5]
         assert len(client.sent) == 1 + 3
         assert leases(client)[0].left > 14 * SECOND
-
-
-def test_the_renewals_end_with_the_body(client):
-    with take(client):
-        during = keepers()
-
-    assert during == [f"lease {NAME}"]
-    assert keepers() == []
 
 
 def test_where_no_thread_can_be_had_there_is_no_lease(client, monkeypatch):
@@ -481,13 +368,6 @@ def test_held_leases_are_listed_with_holder_beginning_and_what_is_left(client, o
     assert 2 * SECOND < first.left <= 10 * SECOND
 
 
-def test_an_expired_lease_is_not_listed(client):
-    with take(client):
-        pass_time(client, 16 * SECOND)
-
-        assert leases(client) == []
-
-
 def test_expired_leases_are_forgotten_when_the_next_is_taken(client):
     for number in range(3):
         with take(client, f"crashed:{number}"):
@@ -507,13 +387,6 @@ def test_a_broken_lease_is_free(client, other):
         assert client.keys() == []
         with take(other) as held:
             held.check()
-
-
-def test_a_holder_learns_that_his_lease_was_broken(client):
-    with take(client) as held:
-        break_lease(client, NAME)
-
-        assert is_lost(held)
 
 
 def test_there_is_nothing_to_break_where_nobody_holds_one(client):

@@ -19,7 +19,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
 
-from forgekeeper.batches import batch, child
+from forgekeeper import batch, child
 from forgekeeper.connections import client
 from forgekeeper.delivery import consumer
 from forgekeeper.delivery.deliveries import Deliveries

@@ -378,7 +378,7 @@ def test_a_module_that_declares_nothing_stops_the_start(monkeypatch):
 
 def test_a_module_that_declares_a_known_name_stops_the_start_and_both_are_named(monkeypatch, tmp_path):
     again = (
-        "from datetime import timedelta\nfrom forgekeeper.batches import batch\nTIME = timedelta(1)\n"
+        "from datetime import timedelta\nfrom forgekeeper import batch\nTIME = timedelta(1)\n"
         "@batch(cron='off', cron_sentence='', pace_sentence='', budget=TIME, time_limit=TIME, outcome=dict)\n"
         "def prune(now): return []\n"
     )

@@ -15,7 +15,7 @@ from forgekeeper.batches import BatchSpec, ChildSpec, Declared, Record, Schedule
 from forgekeeper.database import Base
 from forgekeeper.database.backlog import Backlog
 from forgekeeper.declaring.answers import Answer
-from forgekeeper.declaring.deriving import Due, Shape, refuse_run, rows_of, shape_of
+from forgekeeper.declaring.deriving import Due, Shape, rows_of, shape_of
 from forgekeeper.declaring.items import Items
 from forgekeeper.declaring.rows import Rows
 from forgekeeper.deleting import looking
@@ -157,7 +157,6 @@ def child(
 
 def _shape(function: Callable[..., Any], options: Options, *, asked: bool = True) -> Shape:
     """Ask for the shape of what goes, unless the document has declared its records."""
-    refuse_run(function)
     due = options.get("due")
     if due is not None or (asked and options.get("records") is None):
         return shape_of(function.__name__, due or function)

@@ -15,7 +15,7 @@ import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.database import Base, BigIdentityField, database, default
-from forgekeeper.database.use import SEEN, WORK, Use
+from forgekeeper.database.grants import SEEN, WORK, Use
 
 
 class UserStatus(Base):

@@ -28,7 +28,7 @@ from benchmarks.contest import Benchmark, Peer
 from benchmarks.forge import database_of
 from benchmarks.processes import environment, run, until, workers
 from forgekeeper.connections import client
-from forgekeeper.database import database, unhurried
+from forgekeeper.database import database
 from forgekeeper.delivery import queues
 from forgekeeper.embedded import Servers
 from forgekeeper.flags import FeatureFlag
@@ -204,12 +204,11 @@ def _chunks(cursor: cursor, select: str, buckets: int, number: int, most: int) -
 def _artifacts(servers: Servers, artifacts: int, buckets: int) -> Iterator[tuple[Settings, int]]:
     """Connect to a database with so many artifacts; return its settings, and how many are due."""
     with database_of(servers, "artifacts", breaker_share=1) as settings:
-        with unhurried():
-            database.execute_sql(FORGET)
-            database.execute_sql(ADD, {"projects": PROJECTS, "artifacts": artifacts})
-            database.execute_sql(ADD_STATISTICS)
-            for command in ("vacuum analyze ci_job_artifacts, project_statistics", "checkpoint"):
-                database.execute_sql(command)
+        database.execute_sql(FORGET)
+        database.execute_sql(ADD, {"projects": PROJECTS, "artifacts": artifacts})
+        database.execute_sql(ADD_STATISTICS)
+        for command in ("vacuum analyze ci_job_artifacts, project_statistics", "checkpoint"):
+            database.execute_sql(command)
         client.flushdb()
         FeatureFlag.turn(FLAG, on=True)
         FeatureFlag.turn(HIGH_CONCURRENCY_FLAG, on=buckets == MAX_BUCKETS_HIGH_CONCURRENCY)

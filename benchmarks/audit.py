@@ -11,7 +11,7 @@ from time import monotonic, process_time
 from benchmarks.contest import Benchmark, Peer
 from benchmarks.forge import database_of
 from forgekeeper.connections import client
-from forgekeeper.database import database, unhurried
+from forgekeeper.database import database
 from forgekeeper.embedded import Servers
 from forgekeeper.fan_out import Enqueued
 from forgekeeper.flags import FeatureFlag
@@ -72,12 +72,11 @@ def _rate(
 
 
 def _add(artifacts: int) -> None:
-    with unhurried():
-        database.execute_sql(FORGET)
-        database.execute_sql(ADD_PROJECTS, (PROJECTS,))
-        database.execute_sql(ADD, {"projects": PROJECTS, "artifacts": artifacts})
-        database.execute_sql("vacuum analyze ci_job_artifacts")
-        database.execute_sql("checkpoint")
+    database.execute_sql(FORGET)
+    database.execute_sql(ADD_PROJECTS, (PROJECTS,))
+    database.execute_sql(ADD, {"projects": PROJECTS, "artifacts": artifacts})
+    database.execute_sql("vacuum analyze ci_job_artifacts")
+    database.execute_sql("checkpoint")
     client.flushdb()
     FeatureFlag.turn(FLAG, on=True)
 

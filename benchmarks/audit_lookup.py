@@ -12,7 +12,7 @@ from benchmarks.forge import database_of
 from forgekeeper.audit import lookup
 from forgekeeper.audit.lookup import Period
 from forgekeeper.audit.subjects import PATH, Subject
-from forgekeeper.database import database, unhurried
+from forgekeeper.database import database
 from forgekeeper.embedded import Servers
 
 RECORDS = 10_000_000
@@ -92,7 +92,7 @@ def _filled(servers: Servers, rows: int, size: int, filled: dict[int, bool]) -> 
     with database_of(servers, f"audit_of_{size}"):
         if size not in filled:
             # A month that has just begun has no statistics, and no map of what everybody sees.
-            with unhurried(), database.atomic():
+            with database.atomic():
                 database.execute_sql("set local statement_timeout = 0")
                 database.execute_sql(FILL, {"rows": rows, "size": size})
             filled[size] = True

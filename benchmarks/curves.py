@@ -19,7 +19,7 @@ from psycopg2.extensions import make_dsn
 from benchmarks.contest import Benchmark, Curve, Peer, Point
 from benchmarks.forge import database_of
 from benchmarks.worlds import OPTIONS, World, worlds
-from forgekeeper.database import database, unhurried
+from forgekeeper.database import database
 from forgekeeper.embedded import Servers
 
 SIZES = (10_000, 100_000, 1_000_000)
@@ -106,7 +106,7 @@ def _cost(
 ) -> float:
     """Do the due work once; return how many microseconds a record took."""
     world = setting.world
-    with database_of(servers, setting.database, **OPTIONS) as settings, unhurried():
+    with database_of(servers, setting.database, **OPTIONS) as settings:
         if (world.name, setting.size) not in filled:
             _fill(world, setting.size)
             filled.add((world.name, setting.size))

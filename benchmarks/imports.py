@@ -16,7 +16,7 @@ from benchmarks import alone, processes
 from benchmarks.contest import Benchmark, Peer
 from benchmarks.forge import database_of
 from forgekeeper.connections import client
-from forgekeeper.database import database, unhurried
+from forgekeeper.database import database
 from forgekeeper.embedded import Servers
 from forgekeeper.settings import Settings
 
@@ -122,11 +122,10 @@ class World:
 
     def _fill(self) -> None:
         records = self._stale * (FRESH + 1)
-        with unhurried():
-            touched = TOUCHED.format(fresh=FRESH)
-            database.execute_sql(MAKE.format(touched=touched, records=records, trackers=TRACKERS))
-            database.execute_sql("vacuum analyze bulk_imports, bulk_import_entities, bulk_import_trackers")
-            database.execute_sql("checkpoint")
+        touched = TOUCHED.format(fresh=FRESH)
+        database.execute_sql(MAKE.format(touched=touched, records=records, trackers=TRACKERS))
+        database.execute_sql("vacuum analyze bulk_imports, bulk_import_entities, bulk_import_trackers")
+        database.execute_sql("checkpoint")
         client.flushdb()
 
     def _all(self, result: dict[str, Any]) -> int:

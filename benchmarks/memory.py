@@ -19,7 +19,7 @@ from benchmarks.contest import Benchmark, Peer
 from benchmarks.forge import database_of
 from benchmarks.processes import environment, run, until, workers
 from forgekeeper.connections import client
-from forgekeeper.database import database, unhurried
+from forgekeeper.database import database
 from forgekeeper.embedded import Servers
 from forgekeeper.flags import FeatureFlag
 from forgekeeper.installation.row import Installation
@@ -138,7 +138,7 @@ class Rounds:
 
     def _measure(self) -> None:
         folder = self._servers.folder / "memory"
-        with database_of(self._servers, "memory") as settings, unhurried():
+        with database_of(self._servers, "memory") as settings:
             client.flushdb()
             FeatureFlag.turn(FLAG, on=True)
             for place in ("repositories", "store"):

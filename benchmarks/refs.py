@@ -16,7 +16,7 @@ from benchmarks import processes
 from benchmarks.contest import Benchmark, Peer
 from benchmarks.forge import database_of
 from forgekeeper.connections import client
-from forgekeeper.database import database, unhurried
+from forgekeeper.database import database
 from forgekeeper.embedded import Servers
 from forgekeeper.fan_out import Enqueued
 from forgekeeper.installation.row import Installation
@@ -99,9 +99,8 @@ class World:
         with database_of(self.servers, "refs", repositories_root=root, breaker_share=1) as settings:
             sentinel.Folder(root).create_sentinel(Installation.ensure())
             client.flushdb()
-            with unhurried():
-                database.execute_sql(FORGET)
-                database.execute_sql("insert into projects values (%s, %s)", (PROJECT, DISK_PATH))
+            database.execute_sql(FORGET)
+            database.execute_sql("insert into projects values (%s, %s)", (PROJECT, DISK_PATH))
             yield settings
 
     def _check(self, root: Path, deleted: int) -> None:

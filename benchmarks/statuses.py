@@ -17,7 +17,7 @@ from benchmarks.contest import Benchmark, Missing, Peer
 from benchmarks.forge import database_of
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import client
-from forgekeeper.database import database, unhurried
+from forgekeeper.database import database
 from forgekeeper.embedded import EmbeddedUnavailable, Servers
 from forgekeeper.embedded.plan import Plan
 from forgekeeper.identity import identity
@@ -144,13 +144,12 @@ class World:
         return (ceil(self._due / BATCH_SIZE) + 1) / float(rate)
 
     def _fill(self) -> None:
-        with unhurried():
-            if not self._made:
-                database.execute_sql(MAKE.format(rows=5 * self._due))
-                self._made = True
-            database.execute_sql(FILL)
-            database.execute_sql("vacuum analyze user_statuses")
-            database.execute_sql("checkpoint")
+        if not self._made:
+            database.execute_sql(MAKE.format(rows=5 * self._due))
+            self._made = True
+        database.execute_sql(FILL)
+        database.execute_sql("vacuum analyze user_statuses")
+        database.execute_sql("checkpoint")
         client.flushdb()
 
     def _check(self, result: dict[str, object]) -> None:

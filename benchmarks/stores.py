@@ -16,7 +16,7 @@ from benchmarks.contest import Missing, Peer
 from benchmarks.forge import database_of
 from benchmarks.moto_server import BUCKET, KEYS, REGION, endpoint, path
 from forgekeeper.connections import client
-from forgekeeper.database import database, unhurried
+from forgekeeper.database import database
 from forgekeeper.embedded import Servers
 from forgekeeper.installation.row import Installation
 from forgekeeper.settings import Settings
@@ -111,12 +111,11 @@ class World:
             endpoint().fill(self.delete, STAY)
             Store(ARTIFACTS, endpoint().store).create_sentinel(Installation.ensure())
             client.flushdb()
-            with unhurried():
-                database.execute_sql("truncate ci_job_artifacts, ci_deleted_objects, settled_uploads")
-                database.execute_sql(audit.ADD, {"projects": audit.PROJECTS, "artifacts": LIVE_ARTIFACTS})
-                self.fill()
-                database.execute_sql("vacuum analyze ci_job_artifacts, ci_deleted_objects, settled_uploads")
-                database.execute_sql("checkpoint")
+            database.execute_sql("truncate ci_job_artifacts, ci_deleted_objects, settled_uploads")
+            database.execute_sql(audit.ADD, {"projects": audit.PROJECTS, "artifacts": LIVE_ARTIFACTS})
+            self.fill()
+            database.execute_sql("vacuum analyze ci_job_artifacts, ci_deleted_objects, settled_uploads")
+            database.execute_sql("checkpoint")
             yield settings
 
     def _checked(self, result: dict[str, object]) -> None:

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from forgekeeper.audit.subjects import Subject as Subject
     from forgekeeper.batches import Record as Record
     from forgekeeper.batches import Threshold as Threshold
-    from forgekeeper.batches import batch as batch
-    from forgekeeper.batches import child as child
     from forgekeeper.database import Base as Table
     from forgekeeper.declaring.answers import Note as Note
     from forgekeeper.declaring.answers import Skip as Skip
@@ -24,16 +22,19 @@ if TYPE_CHECKING:
     from forgekeeper.declaring.items import Kept as Kept
     from forgekeeper.declaring.rows import Rows as Rows
     from forgekeeper.declaring.total import Total as Total
+    from forgekeeper.deleting.decorators import batch as batch
+    from forgekeeper.deleting.decorators import child as child
     from forgekeeper.runs.blocked import Blocked as Blocked
     from metrics.catalogue.metric import Counter as Counter
 
 _HOMES = {
     "forgekeeper.audit.subjects": ("Subject",),
-    "forgekeeper.batches": ("Record", "Threshold", "batch", "child"),
+    "forgekeeper.batches": ("Record", "Threshold"),
     "forgekeeper.database": ("Base",),
     "forgekeeper.declaring.answers": ("Note", "Skip"),
     "forgekeeper.declaring.changes": ("Changes",),
     "forgekeeper.declaring.children": ("Children",),
+    "forgekeeper.deleting.decorators": ("batch", "child"),
     "forgekeeper.declaring.items": ("Items", "Kept"),
     "forgekeeper.declaring.rows": ("Rows",),
     "forgekeeper.declaring.total": ("Total",),

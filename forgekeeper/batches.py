@@ -1,33 +1,26 @@
-"""What a batch declares, and the registry of all that have been declared.
+"""What a batch or a child is declared to be, and the registry of all that have been declared.
 
-A document's module declares its batch with `@batch` and its children with `@child`.  All else is derived from
-that: the actor and its time limit, the settings ``CRON_…``, ``CATCH_UP_…`` and ``PACE_…``, label sets and zero
-series, counting, what the exporter asks, `status`, failpoints, dashboards, documentation.  Declaring does nothing:
-`forgekeeper.process.boot` makes actors of what has been declared.
+`forgekeeper.deleting.decorators` makes the declarations.  All else is derived from them: the actor, settings, metrics,
+counting, what the exporter asks, `status`, failpoints, dashboards, documentation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeAlias, TypedDict, TypeVar
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from dramatiq import Actor, Broker, Message
 
-from forgekeeper.audit.subjects import Subject
 from forgekeeper.brought import Brought
 from forgekeeper.database import Base
 from forgekeeper.database.backlog import Backlog
 from forgekeeper.database.stakes import AtStake
-from forgekeeper.declaring.answers import Answer
-from forgekeeper.declaring.deriving import Due, Shape, refuse_run, rows_of, shape_of
-from forgekeeper.declaring.items import Items
+from forgekeeper.declaring.deriving import Due
 from forgekeeper.declaring.rows import Rows
-from forgekeeper.deleting import looking
 from forgekeeper.flags import FLAGS
-from forgekeeper.preview import Look, Part
 from forgekeeper.settings import Place
 from forgekeeper.shown import Shown
 from metrics.catalogue.metric import Counter
@@ -35,18 +28,11 @@ from metrics.catalogue.metric import Counter
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-    from forgekeeper.runs.run import Run
 
 Outcome = TypeVar("Outcome", bound="DataclassInstance")
-Ids = ParamSpec("Ids")
-Asked: TypeAlias = "Callable[[datetime], Answer | Iterable[Answer]]"
-"""What a batch is: it says what goes at an instant."""
-ChildAsked: TypeAlias = "Callable[Concatenate[datetime, Ids], Answer | Iterable[Answer]]"
 Old = TypeVar("Old", bound="Callable[[datetime], Rows[Any]]")
 Fields = tuple[str, ...]
 """Fields of an outcome, added up."""
-MARGIN = timedelta(minutes=1)
-"""So long after its budget a run is killed, unless its declaration says another time."""
 
 
 class DeclaredTwice(Exception):
@@ -271,241 +257,14 @@ def queues() -> tuple[str, ...]:
     return tuple(dict.fromkeys(one.queue for one in declared))
 
 
-def batch(
-    *,
-    cron: str,
-    budget: timedelta,
-    document: int | None = None,
-    cron_sentence: str = "",
-    pace_sentence: str = "",
-    time_limit: timedelta | None = None,
-    outcome: type[DataclassInstance] | None = None,
-    team: str = "operations",
-    queue: str = "cron",
-    due: Due | None = None,
-    writes: str | None = None,
-    records: Sequence[Record] | None = None,
-    thresholds: Sequence[Threshold] = (),
-    steps: Sequence[str] = (),
-    counters: Sequence[Counter] = (),
-    collector: str | None = None,
-    flag: str | None = None,
-    flags: Mapping[str, str] | None = None,
-    tables: Sequence[type[Base]] = (),
-    deletes_from: Place | None = None,
-    misreadings: Callable[[], Sequence[str]] = tuple,
-    logged_as: str | None = None,
-    commands: str | None = None,
-) -> Callable[[Asked], BatchSpec]:
-    """Declare a batch: a function of the time that returns what goes now; its first sentence says what it does.
-
-    It returns `Rows`, `Items`, `Children` or `Skip`, several `Rows` as a list, or yields them.  PostgreSQL's time is
-    asked once a run.  From the answer follow the run, the preview, the backlog, what the breaker weighs, limits, pace,
-    stop, audit, counters and settings.  The function only looks: a run's session cannot write.  *writes* says why a
-    batch has to write by itself all the same: then nothing of that is kept for what it writes, and `check` says so.
-
-    *cron* has five fields, or six with seconds first; the setting ``CRON_…`` replaces it.  *budget* is how long a run
-    may take before it stops by itself; after *time_limit*, a minute more, it is killed.  *due* says what is due where
-    the function cannot be asked before a run.  *outcome* is a dataclass for the result, *records* say which of its
-    fields count what: both follow from `Rows` and `Items`.  Of *tables* it is asked before each run whether its
-    statements would misread them; *misreadings* may say more.  *flags* are those that it reads, each with what it
-    switches; by *flag* it is switched off.  *collector* is the exporter's label for who reads its backlogs, if it is
-    not the batch's name.
-    *logged_as* is what the last line of a run calls the whole result, besides its fields.
-    *commands* is a module, imported by the command line alone, whose `COMMANDS` maps names to commands or groups.
-
-    Raises `Mistake` for an answer that cannot be worked on, `DeclaredTwice`.
-    """
-
-    def declare(function: Asked) -> BatchSpec:
-        shape = _shape(function, due, records, writes)
-        declared = BatchSpec(
-            **_common(
-                function,
-                shape,
-                records=records,
-                outcome=outcome,
-                thresholds=thresholds,
-                steps=steps,
-                counters=counters,
-            ),
-            collected_as=collector or function.__name__,
-            document=document,
-            queue=queue,
-            team=team,
-            budget=budget,
-            time_limit=time_limit or budget + MARGIN,
-            schedule=Schedule(
-                cron,
-                cron_sentence or f"When {function.__name__} runs.",
-                pace_sentence or f"Records that {function.__name__} deletes per second at most; unset: no limit.",
-            ),
-            flag=flag,
-            flags=flags or {},
-            tables=(*tables, *(one for one in shape.tables if one not in tables)),
-            deletes_from=deletes_from,
-            misreadings=misreadings,
-            commands=commands,
-            logged_as=logged_as,
-            writes=writes,
-        )
-        BATCHES[_new(declared)] = declared
-        FLAGS.update(declared.flags)
-        _derive(declared, shape, due or function)
-        return declared
-
-    return declare
-
-
-def child(
-    of: BatchSpec,
-    *,
-    queue: str,
-    budget: timedelta,
-    enqueued_as: str = "children_enqueued",
-    time_limit: timedelta | None = None,
-    outcome: type[DataclassInstance] | None = None,
-    due: Due | None = None,
-    continues: Sequence[str] = ("deadline",),
-    records: Sequence[Record] | None = None,
-    thresholds: Sequence[Threshold] = (),
-    steps: Sequence[str] = (),
-    counters: Sequence[Counter] = (),
-    collector: str | None = None,
-    lease: bool = False,
-) -> Callable[[ChildAsked[Ids]], ChildSpec]:
-    """Declare the child of a batch's fan-out: a function of the time and of ids that returns what goes now.
-
-    It answers as a batch does, and running it twice is harmless.  *due* says what is due to all children together:
-    of what a child answers with, only what is among that goes.  It starts its successor when it has stopped for a
-    reason among *continues*.  *enqueued_as* is the field of its parent's result that counts those sent.
-    """
-
-    def declare(function: ChildAsked[Ids]) -> ChildSpec:
-        shape = _shape(function, due, records)
-        declared = ChildSpec(
-            **_common(
-                function,
-                shape,
-                records=records,
-                outcome=outcome,
-                thresholds=thresholds,
-                steps=steps,
-                counters=counters,
-            ),
-            collected_as=collector or function.__name__,
-            document=of.document,
-            queue=queue,
-            team=of.team,
-            budget=budget,
-            time_limit=time_limit or budget + MARGIN,
-            of=of,
-            enqueued_as=enqueued_as,
-            lease=lease,
-            whole=due,
-            continues=tuple(continues),
-        )
-        CHILDREN[_new(declared)] = declared
-        of.children.append(declared)
-        _derive(declared, shape, due or function)
-        return declared
-
-    return declare
-
-
-class _Common(TypedDict):
-    name: str
-    sentence: str
-    module: str
-    work: Callable[..., None]
-    outcome: type[DataclassInstance]
-    records: tuple[Record, ...]
-    thresholds: tuple[Threshold, ...]
-    steps: tuple[str, ...]
-    counters: tuple[Counter, ...]
-
-
-def _shape(
-    function: Callable[..., Any], due: Due | None, records: Sequence[Record] | None, writes: str | None = None
-) -> Shape:
-    """Ask for the shape of what goes, unless the document has declared its records; one that writes is not asked."""
-    refuse_run(function)
-    if due is not None or (records is None and writes is None):
-        return shape_of(function.__name__, due or function)
-    return Shape()
-
-
-def _common(
-    function: Callable[..., Any],
-    shape: Shape,
-    *,
-    records: Sequence[Record] | None,
-    outcome: type[DataclassInstance] | None,
-    thresholds: Sequence[Threshold],
-    steps: Sequence[str],
-    counters: Sequence[Counter],
-) -> _Common:
-    name = function.__name__
-    # What deletes no rows may send children.
-    own = steps or (() if shape.rows or shape.items else ["enqueued"])
-    return {
-        "name": name,
-        "sentence": (function.__doc__ or "").strip().split("\n")[0],
-        "module": function.__module__,
-        "work": partial(_work, function),
-        "outcome": outcome or shape.outcome(name),
-        "records": (*map(_record, shape.rows), *map(_items, shape.items)) if records is None else tuple(records),
-        "thresholds": tuple(thresholds),
-        "steps": tuple(f"{name}.{step}" for step in dict.fromkeys((*shape.steps, *own))),
-        "counters": tuple(counters),
-    }
-
-
-def _work(function: Callable[..., Any], run: Run[Any], *ids: Any) -> None:
-    # The loop knows of runs, which know of declarations.
-    from forgekeeper.deleting.work import work
-
-    work(run, function, *ids)
-
-
-def _record(rows: Rows[Any]) -> Record:
-    """Say how rows are counted."""
-    size = () if rows.counted_bytes is None else (rows.counted_bytes,)
-    counted = (rows.counted,)
-    return Record(rows.record, counted, counted, {"database": ()}, objective=rows.objective, bytes=size)
-
-
-def _items(items: Items[Any]) -> Record:
-    """Say how items are counted."""
-    errors = {"database": ()} if items.keyed else {}
-    return Record(items.record, (*items.processed, *items.failed), items.processed, errors, objective=items.objective)
-
-
-def _derive(declared: Declared, shape: Shape, due: Due) -> None:
-    """Let everybody who asks about the records be answered by what the run deletes by."""
-    for rows in shape.rows:
-        record = rows.record
-        if rows.objective is not None:
-            declared.backlog(record)(partial(_backlog, declared, due, record))
-        declared.batch.audited(rows.called or Subject(record, "ID", record, because="it was due at {due}"))
-    if shape.rows:
-        declared.preview(lambda look: _previewed(declared, due, look))
-    if any(rows.objective for rows in shape.rows):
-        declared.batch.at_stake(lambda now: looking.stake(*rows_of(declared.name, due, now)))
-
-
-def _backlog(declared: Declared, due: Due, record: str, now: datetime) -> Backlog:
-    return looking.backlog(next(rows for rows in rows_of(declared.name, due, now) if rows.record == record))
-
-
-def _previewed(declared: Declared, due: Due, look: Look) -> Iterator[Part]:
-    all_rows = list(rows_of(declared.name, due, look.now))
-    for number, rows in enumerate(all_rows):
-        yield from looking.preview(rows, look.within_share(1 / (len(all_rows) - number)))
-
-
-def _new(declared: Declared) -> str:
+def register(declared: Declared) -> None:
+    """Make a batch or a child known.  Raises `DeclaredTwice`."""
     known = spec(declared.name)
     if known is not None:
         raise DeclaredTwice(f"{declared.name} is declared twice, in {known.module} and in {declared.module}")
-    return declared.name
+    if isinstance(declared, BatchSpec):
+        BATCHES[declared.name] = declared
+        FLAGS.update(declared.flags)
+    elif isinstance(declared, ChildSpec):
+        CHILDREN[declared.name] = declared
+        declared.of.children.append(declared)

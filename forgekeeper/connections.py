@@ -1,4 +1,4 @@
-"""The clients of one process: which servers it talks to, and how patiently."""
+"""The clients of one process: which servers it talks to, and for how long it waits for them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from redis.retry import Retry
 
 from forgekeeper import database as db
 from forgekeeper import scripts
-from forgekeeper.database import Patience
+from forgekeeper.database import Timeouts
 from forgekeeper.redis_client import Client
 from forgekeeper.settings import Settings
 
@@ -24,14 +24,14 @@ client = Client()
 class Limits:
     """How long a process waits for its servers."""
 
-    database: Patience
+    database: Timeouts
     redis: timedelta
 
     @classmethod
     def of_worker(cls, settings: Settings) -> Limits:
-        """Be patient: a statement may take long, and each run has a budget of its own."""
+        """Let a statement take long: each run has a budget of its own."""
         return cls(
-            Patience(
+            Timeouts(
                 connect=settings.database_connect_timeout,
                 statement=settings.database_statement_timeout,
                 lock=settings.database_lock_timeout,
@@ -45,7 +45,7 @@ class Limits:
     def of_scheduler(cls, settings: Settings) -> Limits:
         """Be brief: a server that hangs must not cost the next tick."""
         brief = settings.scheduler_timeout
-        return cls(Patience(brief, brief, brief, brief, brief), brief)
+        return cls(Timeouts(brief, brief, brief, brief, brief), brief)
 
 
 def connect(

@@ -6,7 +6,7 @@ import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.database import Base, default
-from forgekeeper.database.use import PERSON, SEEN, Use
+from forgekeeper.database.grants import PERSON, SEEN, Use
 
 FLAGS: dict[str, str] = {}
 """Every flag that a batch declares, and what it switches; one that has no row is off."""

@@ -81,10 +81,8 @@ class Part:
             self.kept[reason] = (self.kept.get(reason) or 0) + records
 
     def guess(self, records: int) -> None:
-        """Say that there are about so many, of which those counted so far are a part; more bytes in proportion."""
-        self.estimate, self.newest = True, None
-        if records > self.records and self.bytes is not None and self.records:
-            self.bytes = round(self.bytes * records / self.records)
+        """Say that there are about so many, of which those counted so far are a part."""
+        self.estimate, self.newest, self.bytes = True, None, None
         self.records = max(records, self.records)
 
     def as_json(self) -> dict[str, Any]:

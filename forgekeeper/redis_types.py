@@ -1,4 +1,4 @@
-"""What type each key of ours is: where another program has written one of another type, nothing works."""
+"""What type each key of ours has to be of: where another program has written one of another type, nothing works."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ from collections.abc import Iterator, Mapping
 
 import redis
 
-from forgekeeper.delivery import queues as delivery
-
-_declared: dict[str, str] = {}
+DECLARED: dict[str, str] = {}
+"""The type of each key that is declared."""
 
 
 def declare(types: Mapping[str, str]) -> None:
-    """Make known keys beside those of the delivery, and their types."""
-    _declared.update(types)
+    """Declare keys and their types."""
+    DECLARED.update(types)
 
 
-def misfits(client: redis.Redis, queues: tuple[str, ...]) -> Iterator[str]:
-    """Name those keys of ours that are of another type than they have to be, a sentence each."""
-    types = _declared | delivery.types(queues)
+def misfits(client: redis.Redis, types: Mapping[str, str]) -> Iterator[str]:
+    """Name those of the keys that are of another type than they have to be, a sentence each."""
     with client.pipeline(transaction=False) as pipe:
         for name in types:
             pipe.type(name)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from errno import EINVAL
 from functools import cache
 from hashlib import sha1
@@ -20,7 +19,7 @@ FOLDERS = [files("forgekeeper") / "lua"]
 
 
 def add(package: str) -> None:
-    """Let the scripts in the folder `lua` of *package*, a document's, be known too."""
+    """Add the scripts in the folder `lua` of *package*, a document's."""
     folder = files(package) / "lua"
     if folder not in FOLDERS:
         FOLDERS.append(folder)
@@ -38,28 +37,16 @@ def load() -> None:
 
 
 def call(client: redis.Redis, name: str, *, keys: Sequence[str | bytes], args: list[Any]) -> Any:
-    """Run the script *name* on *client*; a server that has forgotten it is taught it again.
+    """Run the script *name* on *client*, also on a server that has forgotten it.  Raises `redis.RedisError`.
 
-    Raises `redis.RedisError`.
+    redis-py's own `register_script` would need the right to SCRIPT LOAD, which goes with SCRIPT FLUSH.
     """
     source, digest = _script(name)
-    with engine(), _pointing_to_check():
+    with engine():
         try:
             return client.evalsha(digest, len(keys), *keys, *args)
         except NoScriptError:
-            # Taught and run in one request: between two it may be forgotten once more.
             return client.eval(source, len(keys), *keys, *args)
-
-
-@contextmanager
-def _pointing_to_check() -> Iterator[None]:
-    try:
-        yield
-    except redis.ResponseError as error:
-        # Redis does not say which key it is.
-        if "WRONGTYPE" not in str(error):
-            raise
-        raise redis.ResponseError(f"{error}; `forgekeeper check` says which key it is") from error
 
 
 @cache
@@ -67,7 +54,7 @@ def _script(name: str) -> tuple[str, str]:
     """Return the script's source and the digest by which a server that knows it finds it."""
     file = next(file for folder in FOLDERS if (file := folder / f"{name}.lua").is_file())
     source = file.read_text(encoding="utf-8")
-    # A part of a script may be a script, too: one that tells nobody what it has done.
+    # Half a script may run, and return nothing.
     if not source.rstrip().rpartition("\n")[2].startswith("return"):
         raise OSError(EINVAL, "the script is not whole; install forgekeeper again", str(file))
     return source, sha1(source.encode(), usedforsecurity=False).hexdigest()

@@ -22,7 +22,7 @@ from prometheus_client.registry import Collector as Collecting
 from forgekeeper import collectors
 from forgekeeper.batches import all_declared
 from forgekeeper.connections import Limits
-from forgekeeper.database import Patience, database, release
+from forgekeeper.database import Timeouts, database, release
 from forgekeeper.probe import Probe
 from forgekeeper.settings import Settings
 from forgekeeper.shown import Collector
@@ -30,7 +30,7 @@ from metrics.catalogue import of, table
 from metrics.catalogue.metric import Metric, Reading
 
 BRIEF = timedelta(seconds=2)
-LIMITS = Limits(Patience(BRIEF, BRIEF, BRIEF, BRIEF, BRIEF), BRIEF)
+LIMITS = Limits(Timeouts(BRIEF, BRIEF, BRIEF, BRIEF, BRIEF), BRIEF)
 """How long an exporter waits for an answer; none is asked for twice."""
 PATIENCE = 1.7
 """Seconds that all collectors have together, so that a scrape is answered within two."""

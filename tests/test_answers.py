@@ -8,9 +8,9 @@ import pytest
 from peewee import SQL, BigIntegerField, CharField, TextField
 from playhouse.postgres_ext import DateTimeTZField
 
-from forgekeeper import Children, Note, Rows, Skip, Table, Total
+from forgekeeper import Children, Note, Rows, Skip, Table, Total, batch, child
 from forgekeeper.audit.deletions import Deletion
-from forgekeeper.batches import BATCHES, CHILDREN, batch, child
+from forgekeeper.batches import BATCHES, CHILDREN
 from forgekeeper.database import database as db
 from forgekeeper.database import now
 from forgekeeper.declaring.answers import Mistake

@@ -12,14 +12,14 @@ from psycopg2.extensions import make_dsn
 import models
 from forgekeeper import database as db
 from forgekeeper import migrations
-from forgekeeper.database import Patience, open_pool
+from forgekeeper.database import Timeouts, open_pool
 from forgekeeper.database.schema import Difference, differences
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.tables import OURS
 
 MODELS = (*OURS, *models.APPLICATION)
 SETS = ("forgekeeper", "example")
-PATIENCE = Patience(
+PATIENCE = Timeouts(
     connect=timedelta(seconds=5),
     statement=timedelta(seconds=30),
     lock=timedelta(milliseconds=50),

@@ -235,7 +235,7 @@ def test_a_key_of_another_type_ends_nothing_and_is_named(database, settings, mai
         failed_collectors(settings)
         read_by(main, command)
         if "__.dead." not in name:
-            (said,) = redis_types.misfits(client, redis_types.keys(NAMESPACE, queues()))
+            (said,) = redis_types.misfits(client, {name: KEYS[name]})
             assert said.startswith(f"the key {name} is a {kind}, and has to be a {KEYS[name]}: ")
 
     claim()

@@ -14,8 +14,8 @@ import redis
 from playhouse.postgres_ext import DateTimeTZField
 from structlog.testing import capture_logs
 
-from forgekeeper import Rows
-from forgekeeper.batches import BATCHES, batch, queues
+from forgekeeper import Rows, batch
+from forgekeeper.batches import BATCHES, queues
 from forgekeeper.connections import client
 from forgekeeper.database import Base, database, now
 from forgekeeper.delivery.broker import NAMESPACE

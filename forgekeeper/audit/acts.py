@@ -15,7 +15,7 @@ import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.database import Base, Document, default
-from forgekeeper.database.use import PERSON, Use
+from forgekeeper.database.grants import PERSON, Use
 from metrics.redaction import one_line, redact
 
 LONGEST = 1_000

@@ -22,7 +22,7 @@ import peewee as pw
 from playhouse.postgres_ext import ArrayField, DateTimeTZField
 
 from forgekeeper.database import Base, Document, database, default, now
-from forgekeeper.database.use import WORK, Use
+from forgekeeper.database.grants import WORK, Use
 
 ITEMS = 250
 """So many records are in a row at most: their ids stay in the row, where they are looked for."""

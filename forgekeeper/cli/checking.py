@@ -23,13 +23,14 @@ from forgekeeper.cli.failures import sentence
 from forgekeeper.cli.releasing import FIRST
 from forgekeeper.connections import Limits, client, connect
 from forgekeeper.database import Base, database, privileges, release, sqlstate
-from forgekeeper.database.misreading import misread
 from forgekeeper.database.schema import differences
+from forgekeeper.database.schema_guard import misread
+from forgekeeper.delivery.queues import types
 from forgekeeper.installation import place
 from forgekeeper.installation.agreement import UNDEFINED_TABLE, conflict
 from forgekeeper.installation.in_redis import claim, claim_by_writing, owner
 from forgekeeper.installation.row import Installation
-from forgekeeper.redis_types import misfits
+from forgekeeper.redis_types import DECLARED, misfits
 from forgekeeper.runs.processes import version
 from forgekeeper.settings import Settings
 from forgekeeper.settings.reading import places
@@ -174,7 +175,8 @@ def _redis() -> Iterator[Finding]:
             claim_by_writing(client, whose)
         said = (sentence for batch in BATCHES.values() for sentence in batch.misreadings())
         yield from (Finding("redis", "error", sentence) for sentence in said)
-        yield from (Finding("redis", "error", clean(sentence)) for sentence in misfits(client, queues()))
+        known = DECLARED | types(queues())
+        yield from (Finding("redis", "error", clean(sentence)) for sentence in misfits(client, known))
     except redis.RedisError as error:
         yield Finding("redis", "error", sentence(error) or clean(str(error)))
 

@@ -28,7 +28,7 @@ from forgekeeper.cli.processes import Processes, python, python_path
 from forgekeeper.cli.upkeep import apply_pending
 from forgekeeper.cli.waiting import Wait, database_there, places_there, servers_there
 from forgekeeper.connections import Limits, connect
-from forgekeeper.database import database, unhurried
+from forgekeeper.database import database
 from forgekeeper.process.ready import tell_supervisor
 from forgekeeper.runs.reports import COUNT
 from forgekeeper.settings import PREFIX, Settings
@@ -214,7 +214,7 @@ def _servers(settings: Settings) -> Iterator[dict[str, str]]:
 def _migrate_all(settings: Settings, asked: SimpleQueue[None], *, example: bool) -> None:
     connect(settings, Limits.of_worker(settings), name="up", connections=3)
     Wait(asked, said="up").until_there(lambda: database_there(settings))
-    with connected("up", migrated=False, interrupted_within=None), unhurried():
+    with connected("up", migrated=False, interrupted_within=None):
         apply_pending()
         if example:
             migrations.migrate(database.obj, "example")

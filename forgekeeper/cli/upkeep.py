@@ -19,7 +19,7 @@ from forgekeeper.cli.completion import names_of
 from forgekeeper.cli.connection import connected
 from forgekeeper.cli.console import FAILED, Json, Problem, answer, emit, err, out, table, wrong_use
 from forgekeeper.cli.releasing import FIRST, hold_new
-from forgekeeper.database import database, sqlstate, unhurried
+from forgekeeper.database import database, sqlstate
 from forgekeeper.flags import FLAGS, FeatureFlag
 from forgekeeper.installation import place
 from forgekeeper.installation.agreement import Disagreement, agree
@@ -94,7 +94,7 @@ def migrate(
                 raise Problem(f"pending: {', '.join(pending)}; run `forgekeeper migrate`")
             answer({"applied": [], "pending": pending}, "the schema is up to date", json=json)
             raise typer.Exit(FAILED if pending else 0)
-        with _as_owner(), unhurried(), database.atomic():
+        with _as_owner(), database.atomic():
             applied = apply_pending()
             held = hold_new() if FIRST in applied else []
             _keep_audit(settings.audit_keep)

@@ -1,63 +1,35 @@
-"""The database behind the models: which one it is, and how patient its sessions are.
+"""The database behind the models, and what every table has in common.
 
-Nothing connects on its own (``autoconnect=False``): whoever works with models holds a
-connection for exactly that long, so that none can leak or be shared by accident.
+Nothing connects on its own (``autoconnect=False``): code that works with models holds a connection for exactly that
+long, so that none can leak or be shared by accident.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from heapq import heappop
-from json import loads
-from select import POLLIN, poll
-from time import monotonic
+from datetime import datetime
 from typing import Any, ClassVar
 
 import peewee as pw
-from playhouse.pool import MaxConnectionsExceeded, PoolConnection, PooledPostgresqlDatabase
-from psycopg2 import OperationalError
-from psycopg2.extensions import (
-    PYDATETIMETZ,
-    TRANSACTION_STATUS_IDLE,
-    cursor,
-    new_type,
-    parse_dsn,
-    register_type,
-)
-from psycopg2.extras import register_default_jsonb
+from psycopg2.extensions import TRANSACTION_STATUS_IDLE
 
-from forgekeeper.database.use import EVERYTHING, Use
-from forgekeeper.database.watch import Connection, Cursor, Watch, answered_within
+from forgekeeper.database import sessions
+from forgekeeper.database.grants import EVERYTHING, Use
+from forgekeeper.database.sessions import FIRST_INSTANT, LAST_INSTANT, Timeouts
+
+__all__ = ["FIRST_INSTANT", "LAST_INSTANT", "Timeouts"]
 
 database = pw.DatabaseProxy()
 
 LOWEST = -(2**63) + 1
 """Below every key; one less would be no bigint to PostgreSQL when it reads it."""
-TIMESTAMPTZ = 1184
-OF_ALL = " -c timezone=UTC -c datestyle=ISO"
-"""Of every session; psycopg2 asks for this date style where it is another, while nobody limits how long that takes."""
-FIRST_INSTANT, LAST_INSTANT = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
-
-
-@dataclass(frozen=True)
-class Patience:
-    """How long a session waits, for what."""
-
-    connect: timedelta
-    statement: timedelta
-    lock: timedelta
-    idle_in_transaction: timedelta
-    network: timedelta
 
 
 class Base(pw.Model):
     """What every table here shares: the database.
 
     *found_by* names the columns by which its rows are found: one that is NULL in any of them is never found.
-    *used_by* says who does what with it.
+    *used_by* says which processes do what with it.
     """
 
     found_by: ClassVar[tuple[str, ...]] = ()
@@ -91,150 +63,21 @@ def default(sql: str) -> list[pw.Node]:
     return [pw.SQL(f"default {sql}")]
 
 
-class Database(pw.PostgresqlDatabase):
-    """A database whose instants and documents Python can always hold, and whose silence ends."""
-
-    watch: Watch
-
-    def _connect(self) -> Any:
-        return self.make()
-
-    def begin(self, isolation_level: Any = None) -> None:
-        """Begin a transaction; ``read write`` is one that may write whatever the session's default is."""
-        if isolation_level == "read write":
-            self.execute_sql("begin read write")  # type: ignore[no-untyped-call]
-        else:
-            super().begin(isolation_level)
-
-    def make(self) -> Any:
-        """Make a connection that belongs to no thread and no pool yet."""
-        made = super()._connect()  # type: ignore[misc]
-        made.guard(self.watch)
-        register_type(INSTANT, made)
-        register_default_jsonb(made, loads=_document)
-        return made
-
-    def ask(self) -> None:
-        """Have a statement answered on a connection of its own, taken from no pool; a refusal is an answer, too."""
-        began = monotonic()
-        try:
-            asked = self.make()
-        except OperationalError:
-            if monotonic() - began < self.connect_params["connect_timeout"]:
-                self.watch.hear()
-            return
-        with closing(asked):
-            asked.cursor().execute("select 1")
-
-
-class PerThreadDatabase(Database):
-    """A database whose threads each keep a connection and never wait for one another.
-
-    Peewee connects under one lock for all threads; a server that does not answer would
-    then stop every batch's thread for the sum of their time-outs instead of one.
-    """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        # Connections are thread-local, so there is nothing left for the lock to guard.
-        self._lock = nullcontext()
-
-    def manual_close(self) -> None:
-        """Throw the connection away; here that is what closing does anyway."""
-        self.close()
-
-
-class Pool(PooledPostgresqlDatabase, Database):  # type: ignore[misc]  # playhouse has no types
-    """A pool that asks the server whether a connection still works only where there is reason to.
-
-    Peewee asks each time one is taken, and meanwhile no other thread can take or return one.
-    A server that ends a connection says so, and one that has gone silent is noticed by the
-    kernel's probes; before that, the first statement fails instead of the question.
-
-    Nor does anybody wait for another's connecting: a server that hangs would stop all threads for the sum of their
-    time-outs, and with them the one that says so.
-    """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        # Connections are thread-local, and the pool has a lock of its own for what is shared.
-        self._lock = nullcontext()
-        self._making = 0
-
-    def _connect(self) -> Any:
-        """Take an idle connection that works, or make one; the lock is held while neither is waited for."""
-        while (idle := self._idle()) is not None:
-            if not self._is_closed(idle):
-                return idle
-            self._close(idle, close_conn=True)
-        made = None
-        try:
-            made = self.make()
-            return made
-        finally:
-            with self._pool_lock:
-                self._making -= 1
-                if made is None:
-                    self._pool_available.notify()
-                else:
-                    self._note(monotonic(), made)
-
-    def _idle(self) -> Any | None:
-        """Take the connection that has been idle for longest; None if there is none, and there is room for one."""
-        with self._pool_lock:
-            if self._connections:
-                since, _, idle = heappop(self._connections)
-                self._note(since, idle)
-                return idle
-            if len(self._in_use) + self._making >= self._max_connections:
-                raise MaxConnectionsExceeded(f"all {self._max_connections} connections are in use")
-            self._making += 1
-            return None
-
-    def _note(self, since: float, taken: Any) -> None:
-        self._in_use[self.conn_key(taken)] = PoolConnection(since, taken, monotonic())
-
-    def _is_closed(self, connection: Any) -> bool:
-        if not connection.closed and connection.get_transaction_status() == TRANSACTION_STATUS_IDLE:
-            said = poll()
-            said.register(connection, POLLIN)
-            if not said.poll(0):
-                return False
-        closed: bool = super()._is_closed(connection)
-        return closed
-
-
-def open_pool(url: str, patience: Patience, *, name: str, size: int) -> None:
+def open_pool(url: str, timeouts: Timeouts, *, name: str, size: int) -> None:
     """Let the models use a pool of at most *size* connections, each made when first needed."""
-    database.initialize(Pool(None, max_connections=size, timeout=patience.connect.total_seconds(), autoconnect=False))
-    _point_at(url, patience, name)
+    database.initialize(sessions.pool(url, timeouts, name=name, size=size))
 
 
-def open_per_thread(url: str, patience: Patience, *, name: str) -> None:
+def open_per_thread(url: str, timeouts: Timeouts, *, name: str) -> None:
     """Let the models use a connection of each thread's own, kept until it is closed."""
-    database.initialize(PerThreadDatabase(None, autoconnect=False))
-    _point_at(url, patience, name)
-
-
-def promptly() -> AbstractContextManager[None]:
-    """Let this thread's statements fail when they are not answered for as long as a database may be silent.
-
-    For those that are always quick: where they hang, something does, even if the server still answers others.
-    """
-    return answered_within(database.watch.network)
-
-
-def unhurried() -> AbstractContextManager[None]:
-    """Let this thread's statements take as long as a server that lives needs for them: for those that it never ends."""
-    return answered_within(timedelta.max)
+    database.initialize(sessions.per_thread(url, timeouts, name=name))
 
 
 def release() -> None:
     """Give this thread's connection back; throw it away unless it is clean.
 
-    An interrupt can leave a transaction open that peewee knows nothing of; the next
-    message's writes would then sit in it and never be committed.  Or it leaves a session that
-    only reads, as that of a batch does which says what goes.
+    An interrupt can leave a transaction open that peewee knows nothing of, into which the next message would write;
+    or it leaves the session of a batch, which may only read.
     """
     if database.is_closed():
         return
@@ -267,46 +110,9 @@ def now() -> datetime:
 
 
 def takes_no_writes() -> bool:
-    """Say whether the server lets this session only read: a standby, or one that was told so."""
+    """Say whether the server lets this session only read: a standby, or one that was made read-only."""
     (read_only,) = database.execute_sql("select current_setting('transaction_read_only')::bool").fetchone()
     return bool(read_only)
-
-
-def _point_at(url: str, patience: Patience, name: str) -> None:
-    made = database.obj
-    made.watch = Watch(statement=patience.statement, network=patience.network, ask=made.ask)
-    parameters = parse_dsn(url)
-    options = parameters.pop("options", "")
-    database.init(
-        parameters.pop("dbname", None) or parameters.get("user") or "postgres",
-        # In UTF-8 it is PostgreSQL that refuses what is no text, within the statement: nothing is done by then.
-        **{"application_name": f"forgekeeper {name}", **parameters, "client_encoding": "UTF8"},
-        **_socket_options(patience),
-        connection_factory=Connection,
-        cursor_factory=Cursor,
-        options=f"{options} {_session_options(patience)}".strip(),
-    )
-
-
-def _instant(value: str | bytes | None, of: cursor) -> datetime | None:
-    """Read an instant; one that Python does not reach is the first or the last that it does."""
-    try:
-        instant: datetime | None = PYDATETIMETZ(value, of)
-    except (ValueError, OverflowError):
-        assert isinstance(value, str)
-        return LAST_INSTANT if "BC" not in value else FIRST_INSTANT
-    return instant
-
-
-def _document(text: str) -> Any:
-    """Read a JSON document; None for one that is nested deeper than Python can follow, or has longer numbers."""
-    try:
-        return loads(text)
-    except (ValueError, RecursionError):
-        return None
-
-
-INSTANT = new_type((TIMESTAMPTZ,), "INSTANT", _instant)
 
 
 def chosen(key: str, *, only: Sequence[int] | None = None, without: Collection[int] = ()) -> str:
@@ -316,27 +122,3 @@ def chosen(key: str, *, only: Sequence[int] | None = None, without: Collection[i
     """
     conditions = [f" and {key} = any(%(only)s)"] if only is not None else []
     return "".join([*conditions, f" and {key} <> all(%(without)s)" if without else ""])
-
-
-def _session_options(patience: Patience) -> str:
-    limits = {
-        "statement_timeout": patience.statement,
-        "lock_timeout": patience.lock,
-        "idle_in_transaction_session_timeout": patience.idle_in_transaction,
-    }
-    return " ".join(f"-c {name}={_milliseconds(limit)}" for name, limit in limits.items()) + OF_ALL
-
-
-def _socket_options(patience: Patience) -> dict[str, int]:
-    quarter = max(1, round(patience.network.total_seconds() / 4))
-    return {
-        "connect_timeout": max(2, round(patience.connect.total_seconds())),  # libpq takes 1 for 2
-        "tcp_user_timeout": _milliseconds(patience.network),
-        "keepalives_idle": quarter,
-        "keepalives_interval": quarter,
-        "keepalives_count": 3,
-    }
-
-
-def _milliseconds(duration: timedelta) -> int:
-    return max(1, round(duration.total_seconds() * 1000))

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from datetime import timedelta
 from typing import Any
 
 import peewee as pw
 
 from forgekeeper.database import database
-from forgekeeper.database.watch import answered_within
 
 # To collect the rows may take longer than a statement usually may.  The planner knows nothing of how many there are in
 # an array or a document, and takes them for few: row by row it would look for millions.
 PLAN = "set local statement_timeout = '1h'; set local enable_nestloop = off; set local jit = off"
-LONGEST = timedelta(hours=1)
 
 
 class Paged:
@@ -48,8 +45,7 @@ class Paged:
 def paged(name: str, statement: str, values: Mapping[str, Any]) -> Iterator[Paged]:
     """Execute *statement*, and let its rows be read; *name* is unique in the session."""
     # In one request, which is a transaction of its own.
-    with answered_within(LONGEST):
-        database.execute_sql(f"{PLAN}; declare {name} scroll cursor with hold for {statement}", values)
+    database.execute_sql(f"{PLAN}; declare {name} scroll cursor with hold for {statement}", values)
     try:
         yield Paged(name)
     finally:

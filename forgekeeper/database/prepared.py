@@ -1,90 +1,71 @@
-"""Statements that the server has read and planned once for a connection, instead of for each chunk anew.
+"""Statements that the server has read and planned once for a connection, instead of for each chunk.
 
-psycopg2 prepares none, so this is ``PREPARE`` and ``EXECUTE``.  Whether a statement is prepared is a matter of speed
-alone: where it cannot be, or is not there any more, the statement itself is executed.
+psycopg2 prepares none, so this is ``PREPARE`` and ``EXECUTE``.  Planned for each chunk, a run took a third longer:
+`python -m benchmarks statuses`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from hashlib import md5
-from typing import Any, Self
+from typing import Any
 
-from psycopg2 import Error
-from psycopg2.extensions import TRANSACTION_STATUS_IDLE, connection
+import peewee as pw
+from psycopg2.extensions import TRANSACTION_STATUS_IDLE
+
+from forgekeeper.database import database, sqlstate
+from forgekeeper.database.sessions import Connection
 
 MOST = 50
-"""So many statements are prepared on a connection; a loop has one, and a few where it passes over bad records."""
+"""So many statements are prepared on a connection."""
 GONE = {"26000", "42P05", "0A000"}
 """Not there, there already, or of another result now: a pooler has given us another session, or a table has changed."""
 VALUE = re.compile(r"%\((\w+)\)s")
 
 
-class Preparable(connection):
-    """A connection that knows what is prepared on it; None where nothing is to be."""
+def execute(name: str, statement: str, values: Mapping[str, Any], *, first: str = "") -> Any:
+    """Execute *statement*, prepared by that *name* and a part of its hash; *first* stands before it in the request.
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.prepared: set[str] | None = set()
-
-
-class Prepared(str):
-    """A statement for ``database.execute_sql`` that a connection of ours prepares when it executes it first.
-
-    It is prepared by that *name* and a part of its hash.  *first* stands before it in the same request, and so in the
-    same transaction.  Within a transaction of the caller's nothing is prepared: what failed there could not be executed
-    once more.  A value that PostgreSQL cannot tell the type of from where it stands needs a cast.
+    Where it cannot be prepared, as within a transaction of the caller's, the statement itself is executed.  A value
+    whose type PostgreSQL cannot tell from where it stands needs a cast.
     """
+    connection = database.connection()
+    full = f"{name}_{md5(statement.encode(), usedforsecurity=False).hexdigest()[:8]}"
+    if not _is_prepared(connection, full, statement):
+        return database.execute_sql(first + statement, values)
+    try:
+        return database.execute_sql(f"{first}execute {full}{_numbered(statement)[1]}", values)
+    except pw.PeeweeException as error:
+        if sqlstate(error) not in GONE or connection.closed:
+            raise
+        connection.prepared = None
+        return database.execute_sql(first + statement, values)
 
-    __slots__ = ("first", "full", "statement")
-    statement: str
-    first: str
-    full: str
 
-    def __new__(cls, name: str, statement: str, *, first: str = "") -> Self:
-        """Make one; as text it is what is executed where it is not prepared."""
-        made = super().__new__(cls, first + statement)
-        made.statement = statement
-        made.first = first
-        made.full = f"{name}_{md5(statement.encode(), usedforsecurity=False).hexdigest()[:8]}"
-        return made
-
-    def execute(self, on: Preparable, send: Callable[[str, Any], None], values: Mapping[str, Any]) -> None:
-        """Have it executed by *send*, a cursor's of that connection."""
-        if not self._is_prepared(on, send):
-            return send(str(self), values)
-        try:
-            return send(f"{self.first}execute {self.full}{_read(self.statement)[1]}", values)
-        except Error as error:
-            if error.pgcode not in GONE or on.closed:
-                raise
-            on.prepared = None
-            return send(str(self), values)
-
-    def _is_prepared(self, on: Preparable, send: Callable[[str, Any], None]) -> bool:
-        """Say whether it is, or could be now, prepared on that connection."""
-        if on.prepared is None or not on.autocommit or on.get_transaction_status() != TRANSACTION_STATUS_IDLE:
-            return False
-        if self.full in on.prepared:
-            return True
-        if len(on.prepared) >= MOST:
-            return False
-        try:
-            send(f"prepare {self.full} as {_read(self.statement)[0]}", {})
-        except Error:
-            if on.closed:
-                raise
-            # Whatever it is, the statement itself tells better.
-            on.prepared = None
-            return False
-        on.prepared.add(self.full)
+def _is_prepared(connection: Connection, full: str, statement: str) -> bool:
+    """Say whether the statement is, or could be now, prepared on that connection."""
+    if connection.prepared is None or connection.get_transaction_status() != TRANSACTION_STATUS_IDLE:
+        return False
+    if full in connection.prepared:
         return True
+    if len(connection.prepared) >= MOST:
+        return False
+    try:
+        database.execute_sql(f"prepare {full} as {_numbered(statement)[0]}", {})
+    except pw.PeeweeException:
+        if connection.closed:
+            raise
+        # The statement itself will say what is wrong.
+        connection.prepared = None
+        return False
+    connection.prepared.add(full)
+    return True
 
 
 @cache
-def _read(statement: str) -> tuple[str, str]:
+def _numbered(statement: str) -> tuple[str, str]:
     """Return the statement with numbered values, and what stands for these in an execution."""
     names = list(dict.fromkeys(VALUE.findall(statement)))
     given = ", ".join(f"%({name})s" for name in names)

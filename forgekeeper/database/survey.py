@@ -1,7 +1,7 @@
 """A look at rows that changes nothing: how many there are, whose, since when, and some of them by name.
 
-All statements of a look see one snapshot, in a transaction that PostgreSQL itself lets only read.  A look that has
-no time for all has counted a part, and asks what PostgreSQL expects of the rest.
+All statements of a look see one snapshot, in a transaction that PostgreSQL itself lets only read.  Where there is no
+time to count all, it asks what PostgreSQL expects.
 """
 
 from __future__ import annotations
@@ -14,12 +14,9 @@ from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
 
 import peewee as pw
-from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.database import chosen, database, sqlstate
 
-PART = 100_000
-"""So many rows are counted where there is no time for all: as many as tell something of the rest."""
 TOOK_TOO_LONG = "57014"
 SHORTEST = 0.05
 """Seconds that a statement gets at least: there may be little to count, even where there is no time left."""
@@ -59,9 +56,8 @@ class First(NamedTuple):
     due: datetime
 
 
-@dataclass(frozen=True)
-class Survey:
-    """What a look at rows has found: all of them, or where there was no time for that a part of about *expected*.
+class Survey(NamedTuple):
+    """What a look at rows has found: all of them, or none where there was no time for that, of about *expected*.
 
     *first* are None where there was no time to find out which are.
     """
@@ -125,23 +121,22 @@ class Rows:
 
 @dataclass(frozen=True)
 class Selected:
-    """The same of what a *query* selects; without *due* it is the instant that the query asks for first."""
+    """The same of what a *query* selects."""
 
     query: pw.ModelSelect[Any]
-    due: pw.Field[Any] | None = None
+    due: pw.Field[Any]
 
     def statement(self, without: Collection[int] = (), *, roughly: bool = False) -> str:  # noqa: ARG002, as of `Rows`
         """Return what selects them, but for those of some keys."""
         model = self.query.model
         key = model._meta.primary_key
-        due = self.due or _instant_in(self.query._where)  # type: ignore[attr-defined]  # noqa: SLF001, peewee tells it nowhere else
         query = self.query.where(key.not_in(list(without))) if without else self.query
         busy = pw.SQL(held(model._meta.table_name, alias='"t1"'))
         none = pw.SQL("null::text")
         selected = query.select(
             key.alias("id"),
             none.alias("name"),
-            (pw.SQL("timestamptz '-infinity'") if due is None else due).alias("due"),
+            self.due.alias("due"),
             none.alias("project"),
             pw.SQL("null::bigint").alias("bytes"),
             busy.alias("busy"),
@@ -154,13 +149,6 @@ class Selected:
         return int(self.query.where(key.in_(list(keys))).count())
 
 
-def _instant_in(condition: Any) -> pw.Field[Any] | None:
-    """Return the first column of instants that a condition names."""
-    if isinstance(condition, pw.Expression):
-        return _instant_in(condition.lhs) or _instant_in(condition.rhs)
-    return condition if isinstance(condition, DateTimeTZField) else None
-
-
 def literal(statement: str, values: Mapping[str, Any] | Sequence[Any]) -> str:
     """Return the statement with its values in it, ready to become a part of another that has values."""
     with database.connection().cursor() as cursor:
@@ -171,30 +159,16 @@ def literal(statement: str, values: Mapping[str, Any] | Sequence[Any]) -> str:
 def survey(rows: Rows | Selected, *, without: Collection[int] = (), size: int, until: float) -> Survey:
     """Look at these rows, without some; name the first *size*.  *until* is an instant of the monotonic clock."""
     statement = rows.statement(without)
-    first = _first(statement, size, _share(until, 0.3))
-    groups = _totals(statement, _share(until, 0.8))
-    if groups is not None:
-        return Survey(groups, first)
-    part = f"{statement} limit {PART}"
-    return Survey(_totals(part, until) or (), first, expected(rows, without))
-
-
-def _first(statement: str, size: int, until: float) -> list[First] | None:
-    return within(until, lambda: [First(*row) for row in _rows(FIRST, statement, {"size": size})])
-
-
-def _totals(statement: str, until: float) -> list[Group] | None:
-    return within(until, lambda: [Group(*row) for row in _rows(TOTALS, statement, {})])
+    now = time.monotonic()
+    a_third = now + max(0.0, until - now) / 3
+    first = within(a_third, lambda: [First(*row) for row in _rows(FIRST, statement, {"size": size})])
+    groups = within(until, lambda: [Group(*row) for row in _rows(TOTALS, statement, {})])
+    return Survey((), first, expected(rows, without)) if groups is None else Survey(groups, first)
 
 
 def _rows(asking: str, statement: str, values: Mapping[str, Any]) -> list[tuple[Any, ...]]:
     found: list[tuple[Any, ...]] = database.execute_sql(asking.format(rows=statement), dict(values)).fetchall()
     return found
-
-
-def _share(until: float, share: float) -> float:
-    now = time.monotonic()
-    return now + max(0.0, until - now) * share
 
 
 def within(until: float, ask: Callable[[], Answer]) -> Answer | None:

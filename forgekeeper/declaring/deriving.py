@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import field, make_dataclass
 from datetime import UTC, datetime
-from inspect import signature
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from forgekeeper.database import Base
@@ -48,12 +47,6 @@ class Shape(NamedTuple):
         return make_dataclass(
             "Outcome", [*fields, ("stopped", str, field(default="drained"))], namespace={"__doc__": f"Of {name}."}
         )
-
-
-def refuse_run(function: Callable[..., Any]) -> None:
-    """Raise `Mistake` for a function of a run, as batches were before they returned what goes."""
-    if next(iter(signature(function).parameters), None) == "run":
-        raise Mistake(f"{function.__name__} takes a run: let it take the time, and return Rows, Items or Children")
 
 
 def shape_of(name: str, due: Due) -> Shape:

@@ -11,9 +11,8 @@ import peewee as pw
 import structlog
 
 from forgekeeper.audit.deletions import Audit
-from forgekeeper.database import database, sqlstate
+from forgekeeper.database import database, prepared, sqlstate
 from forgekeeper.database.chunks import IN_ORDER, START, Position, page
-from forgekeeper.database.prepared import Prepared
 from forgekeeper.database.writes import write_first
 from forgekeeper.declaring.rows import Rows
 from forgekeeper.deleting.outcome import add
@@ -133,7 +132,7 @@ class Sweep:
 
     def _execute(self, shape: Shape, values: dict[str, Any]) -> tuple[Any, ...] | None:
         try:
-            row: tuple[Any, ...] | None = database.execute_sql(self._statement(shape), values).fetchone()
+            row: tuple[Any, ...] | None = self._send(shape, values).fetchone()
         except pw.DataError as error:
             if self._rows.total is None or shape.totals_first or sqlstate(error) != NO_ARRAY:
                 raise
@@ -145,12 +144,11 @@ class Sweep:
         chosen = {"only": only, "without": list(bad.keys), "owners": list(self._held_up.owners)}
         return self._composed.values | chosen | self._position._asdict()
 
-    def _statement(self, shape: Shape) -> str:
+    def _send(self, shape: Shape, values: dict[str, Any]) -> Any:
         text, first = self._composed.text(shape), write_first() + IN_ORDER
         if shape.only or shape.limit != self._rows.chunk:
-            return first + text
-        # Planned for each chunk, a run took a third longer: `python -m benchmarks statuses`.
-        return Prepared(f"delete_{self._rows.record}", text, first=first)
+            return database.execute_sql(first + text, values)
+        return prepared.execute(f"delete_{self._rows.record}", text, values, first=first)
 
     def _grow(self, chunk: Chunk) -> None:
         outcome, rows = self._run.outcome, self._rows

@@ -6,7 +6,7 @@ import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.database import Base, database, default
-from forgekeeper.database.use import PROCESSES, Use
+from forgekeeper.database.grants import PROCESSES, Use
 
 READ = "select id::text from installation"
 INSERT = """

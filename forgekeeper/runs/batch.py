@@ -8,7 +8,7 @@ import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.database import Base, database, default
-from forgekeeper.database.use import BOTH, PROCESSES, Use
+from forgekeeper.database.grants import BOTH, PROCESSES, Use
 from forgekeeper.database.writes import writing
 
 # Since when stays as it is while one blocked run follows another, whatever the reason.

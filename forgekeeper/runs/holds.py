@@ -15,7 +15,7 @@ import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.database import Base, BigIdentityField, database, default
-from forgekeeper.database.use import PROCESSES, WORK, Use
+from forgekeeper.database.grants import PROCESSES, WORK, Use
 from metrics.redaction import one_line
 
 Kind = Literal["pause", "stop", "breaker", "new"]

@@ -10,7 +10,7 @@ import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.database import Base, database, default
-from forgekeeper.database.use import SEEN, WRITES, Use
+from forgekeeper.database.grants import SEEN, WRITES, Use
 from forgekeeper.database.writes import writing
 
 FIRST_PAUSE = timedelta(minutes=5)

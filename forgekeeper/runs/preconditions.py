@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from forgekeeper import clocks
 from forgekeeper.batches import BatchSpec
-from forgekeeper.database.misreading import misread
+from forgekeeper.database.schema_guard import misread
 from forgekeeper.installation import agreement
 from forgekeeper.runs.blocked import Blocked
 from forgekeeper.settings import Settings

@@ -15,7 +15,6 @@ import redis
 from forgekeeper import clocks
 from forgekeeper.batches import BatchSpec, Declared
 from forgekeeper.database import now
-from forgekeeper.database.backlog import BOUND
 from forgekeeper.database.survey import reading
 from forgekeeper.flags import FeatureFlag
 from forgekeeper.installation import agreement
@@ -85,7 +84,8 @@ def preview(
         look = Look(batch.name, instant, settings, time.monotonic() + within.total_seconds(), sample, told=told)
         declared = (batch, *batch.children)
         parts = [part for number, one in enumerate(declared) for part in _parts(one, look, len(declared) - number)]
-        notes += [_unsaid(one) for one in declared if not _says(one)] if not any(map(_says, declared)) else []
+        if not any(one.previews for one in declared):
+            notes.append(f"{batch.name} declares no preview: nobody can say what a run of it would do")
         records = sum(part.records for part in parts if part.batch == declared[-1].name)
         return Preview(batch.name, instant, parts, notes, pace(batch, records, settings), due)
 
@@ -118,24 +118,6 @@ def _parts(declared: Declared, whole: Look, left: int) -> Iterator[Part]:
     look = replace(whole, batch=declared.name, until=whole.share(1 / left), passed_over=passed_over)
     for ask in declared.previews:
         yield from ask(look)
-    if not declared.previews:
-        yield from _of_backlogs(declared, look)
-
-
-def _of_backlogs(declared: Declared, look: Look) -> Iterator[Part]:
-    """Say what its backlogs tell, where nothing else is declared."""
-    for record, due in declared.backlogs.items():
-        found, part = due(look.now), look.part(record, verb="worked on")
-        part.records, part.oldest, part.estimate = found.records, found.oldest, found.records >= BOUND
-        yield part
-
-
-def _says(declared: Declared) -> bool:
-    return bool(declared.previews or declared.backlogs)
-
-
-def _unsaid(declared: Declared) -> str:
-    return f"{declared.name} declares no preview: nobody can say what a run of it would do"
 
 
 def _passed_over(batch: str, record: str) -> Collection[int]:

@@ -22,8 +22,8 @@ from playhouse.pool import MaxConnectionsExceeded
 from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper import migrations
-from forgekeeper.database import Base, BigIdentityField, Document, database, default, promptly, release
-from forgekeeper.database.use import BOTH, Use
+from forgekeeper.database import Base, BigIdentityField, Document, database, default, release
+from forgekeeper.database.grants import BOTH, Use
 from forgekeeper.runs.ledger import JobRun, Started
 from metrics.redaction import describe
 from metrics.threads import Vital
@@ -239,8 +239,7 @@ class Heartbeat(Vital):
     def _reach(self, change: Callable[[], None]) -> None:
         try:
             database.connect(reuse_if_open=True)
-            with promptly():
-                change()
+            change()
         except (pw.PeeweeException, MaxConnectionsExceeded) as error:
             log.warning("heartbeat failed", error=describe(error))
         finally:

@@ -12,7 +12,7 @@ import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.database import Base, database, default
-from forgekeeper.database.use import WORK, WRITES, Use
+from forgekeeper.database.grants import WORK, WRITES, Use
 
 CHILD_FAILED = "child_failed"
 FAIL = """

@@ -53,17 +53,6 @@ def reconcile(batch: str, settings: Settings, deliver: Deliver, *, by: str, due_
     send(batch, deliver)
 
 
-def is_at_rest(batch: str, settings: Settings) -> bool:
-    """Say whether `reconcile`, called at this moment without a hint, would find nothing to do; in doubt, say no.
-
-    Most turns of a scheduler end with this, one statement instead of eight.
-    """
-    rest, schedule = JobRun.at_rest(batch, after=_blocked_again(settings)), settings.cron(batch)
-    if rest is None or schedule is None:
-        return rest is not None
-    return schedule.after(rest.known) > rest.at and not (rest.blocked and not _ticks_soon(schedule, rest.at))
-
-
 def send(batch: str, deliver: Deliver) -> None:
     """Send the batch's open run, unless it runs, waits for its retry, or was sent less than half a minute ago.
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import peewee as pw
 
 from forgekeeper.database import Base, database, default
-from forgekeeper.database.use import WORK, Use
+from forgekeeper.database.grants import WORK, Use
 from forgekeeper.runs import releases
 
 TODAY = "(clock_timestamp() at time zone 'UTC')::date"

@@ -233,19 +233,6 @@ class Settings(BaseSettings):
         return _required("REDIS_URL", self.redis_url, "redis://host:6379/0")
 
 
-PLACES = (
-    ("catch_up_window", "cron_"),
-    ("catch_up_window", "catch_up_"),
-    ("breaker_share", "pace_"),
-    ("breaker_share", "max_per_run_"),
-    ("breaker_share", "max_per_day_"),
-    ("breaker_share", "max_bytes_per_run_"),
-    ("breaker_share", "max_bytes_per_day_"),
-    ("audit_keep", "audit_"),
-)
-"""Before which setting those of the batches are documented that begin so."""
-
-
 @cache
 def settings_of(batches: tuple[OfBatch, ...]) -> type[Settings]:
     """Return the settings of a process that has these batches: some more of each, and their failpoints.
@@ -277,16 +264,6 @@ def _limits(batch: OfBatch) -> dict[str, Any]:
         f"{name}_{batch.name}": ((Bytes if name in of_bytes else Count) | None, setting(None, said))
         for name, said in sentences.items()
     }
-
-
-def in_order(model: type[Settings]) -> list[str]:
-    """List the settings as they are documented: those of the batches beside their like."""
-    engine = list(Settings.model_fields)
-    others = [name for name in model.model_fields if name not in Settings.model_fields]
-    for before, kind in PLACES:
-        place = engine.index(before)
-        engine[place:place] = [name for name in others if name.startswith(kind)]
-    return engine
 
 
 def _required(name: str, value: SecretStr | None, example: str) -> str:

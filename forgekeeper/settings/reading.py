@@ -15,7 +15,7 @@ from pydantic import SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings
 
-from forgekeeper.settings import PREFIX, Settings, SettingsError, in_order
+from forgekeeper.settings import PREFIX, Settings, SettingsError
 from forgekeeper.settings.addresses import MASK, of_database, of_redis, of_store
 from forgekeeper.settings.certificates import unsaid
 from forgekeeper.settings.cron import Cron
@@ -96,7 +96,7 @@ def describe(settings: Settings, env_file: str | None = ENV_FILE) -> list[Descri
             if PREFIX + name.upper() in file
             else "default",
         )
-        for name, field in ((name, type(settings).model_fields[name]) for name in in_order(type(settings)))
+        for name, field in type(settings).model_fields.items()
     ]
 
 

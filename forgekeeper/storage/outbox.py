@@ -12,8 +12,8 @@ from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.database import Base, BigIdentityField, chosen, database, default
 from forgekeeper.database.chunks import Position
+from forgekeeper.database.grants import SEEN, WRITES, Use
 from forgekeeper.database.survey import held
-from forgekeeper.database.use import SEEN, WRITES, Use
 from forgekeeper.storage.stores import ARTIFACTS
 
 MAX_ATTEMPTS = 10

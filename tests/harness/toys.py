@@ -5,7 +5,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
-from forgekeeper.batches import BATCHES, CHILDREN, batch
+from forgekeeper import batch
+from forgekeeper.batches import BATCHES, CHILDREN
 from forgekeeper.flags import FLAGS
 
 

@@ -15,7 +15,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
 
-from forgekeeper.batches import batch, child
+from forgekeeper import batch, child
 from forgekeeper.connections import client
 from forgekeeper.delivery import process
 from forgekeeper.delivery.broker import broker

@@ -6,7 +6,8 @@ from datetime import timedelta
 import pytest
 from prometheus_client import generate_latest
 
-from forgekeeper.batches import BATCHES, Record, Threshold, all_declared, child, queues
+from forgekeeper import child
+from forgekeeper.batches import BATCHES, Record, Threshold, all_declared, queues
 from forgekeeper.cli.metrics import PAGES, page
 from forgekeeper.collectors import all_collectors
 from forgekeeper.delivery import queues as delivery_queues

@@ -2,7 +2,6 @@
 
 import os
 import time
-from dataclasses import replace
 from datetime import timedelta
 
 import peewee as pw
@@ -12,7 +11,6 @@ from forgekeeper.batches import BATCHES, Record
 from forgekeeper.connections import client
 from forgekeeper.database import database as db
 from forgekeeper.database import now
-from forgekeeper.database.backlog import Backlog
 from forgekeeper.database.survey import Rows, expected, reading, survey
 from forgekeeper.runs.passed_over import PassedOver
 from forgekeeper.runs.previewing import preview
@@ -62,30 +60,6 @@ def test_what_cannot_be_counted_in_time_is_what_postgresql_expects():
     assert found.expected == pytest.approx(2_000, rel=0.2)
 
 
-def test_what_cannot_be_counted_in_time_takes_no_longer():
-    sample.user_statuses(5_000)
-    began = time.monotonic()
-
-    look(statuses(SLOW), seconds=0.5)
-
-    assert time.monotonic() - began < 5
-
-
-def test_what_is_counted_in_time_is_no_estimate():
-    sample.user_statuses(5)
-
-    assert look(statuses()).expected is None
-
-
-def test_a_look_that_was_cut_off_can_go_on():
-    sample.user_statuses(5_000)
-
-    with reading():
-        look(statuses(SLOW), seconds=0)
-
-        assert look(statuses(), seconds=60).groups[0].rows == 2_000
-
-
 def test_a_preview_that_was_cut_off_says_that_it_is_an_estimate():
     sample.user_statuses(5_000)
     db.execute_sql("analyze user_statuses")
@@ -124,14 +98,6 @@ def test_rows_that_another_session_has_changed_and_not_committed_are_busy(other)
     other.execute("update user_statuses set clear_status_at = null where clear_status_at <= now()")
 
     assert the_part(foreseen("user_status_cleanup")).kept == {"busy": 4}
-
-
-def test_rows_that_somebody_had_locked_are_not_busy(other):
-    sample.user_statuses(10)
-    other.execute("select from user_statuses for update")
-    other.connection.rollback()
-
-    assert the_part(foreseen("user_status_cleanup")).records == 4
 
 
 def test_a_preview_waits_for_nobody_who_changes_rows(other):
@@ -192,14 +158,6 @@ def test_the_first_are_named_in_the_order_in_which_they_became_due():
     assert part.sample == [("3", "of 3"), ("20", "of 20")]
 
 
-def test_those_that_became_due_at_once_are_named_by_their_numbers():
-    at = now() - HOUR
-    for key in (9, 10, 100):
-        UserStatus.create(user_id=key, emoji=f"of {key}", clear_status_at=at)
-
-    assert [key for key, _ in the_part(foreseen("user_status_cleanup")).sample] == ["9", "10", "100"]
-
-
 # Nothing is written
 
 
@@ -240,16 +198,6 @@ def test_a_batch_that_declares_no_preview_says_so():
     assert note == "toys declares no preview: nobody can say what a run of it would do"
 
 
-def test_a_batch_that_declares_only_a_backlog_shows_that():
-    since = now() - HOUR
-    backlogged = toy(records=[Record("toy", objective=HOUR)])
-    backlogged.backlog("toy")(lambda _now: Backlog(7, since))
-
-    found = preview(backlogged, settings_with())
-
-    assert (the_part(found).records, the_part(found).oldest, found.notes) == (7, since, [])
-
-
 # Refs
 
 
@@ -282,18 +230,6 @@ def test_the_rows_of_a_repository_that_is_gone_would_be_closed(repositories):
     GitRefDeletion.create(project_id=2, ref="refs/mr/1")
 
     assert the_part(of_refs(root), "gone_ref_deletion").records == 1
-
-
-def test_where_too_many_repositories_are_missing_their_rows_stay(repositories):
-    root, _repository = repositories
-    for number in range(2, 9):
-        Project.create(id=number, disk_path=f"{number}.git")
-        GitRefDeletion.create(project_id=number, ref="refs/mr/1")
-
-    found = of_refs(root)
-
-    assert the_part(found, "gone_ref_deletion").records == 0
-    assert the_part(found, "git_ref_deletion").kept == {"repository_missing": 7}
 
 
 def test_without_repositories_the_rows_are_counted_and_nothing_is_looked_at(repositories):
@@ -341,20 +277,5 @@ def adopted(tmp_path):
     return look
 
 
-def test_what_was_adopted_and_is_as_it_was_would_be_deleted(adopted):
-    assert adopted(age=10 * 86_400).records == 1
-
-
 def test_what_was_adopted_and_has_been_written_since_stays(adopted):
     assert adopted(age=3_600).kept == {"changed": 1}
-
-
-def test_a_preview_counts_for_ten_seconds(database, settings):
-    left = []
-    looking = replace(
-        BATCHES["user_status_cleanup"], previews=[lambda look: left.append(look.until - time.monotonic()) or ()]
-    )
-
-    preview(looking, settings)
-
-    assert 9 < left[0] <= 10

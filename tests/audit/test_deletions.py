@@ -27,11 +27,6 @@ def audit():
     return Audit("prune", on=True, run=7, tick=TICK, child="clean:1")
 
 
-@pytest.fixture
-def off():
-    return Audit("prune", on=False, run=7)
-
-
 def of_another_attempt():
     return Audit("prune", on=True, run=6)
 
@@ -75,12 +70,6 @@ def test_a_row_names_the_batch_and_the_run_and_its_tick_and_child(database, audi
     assert (row.batch, row.run, row.tick, row.child) == ("prune", 7, TICK, "clean:1")
 
 
-def test_what_deletes_nothing_leaves_no_row(database, audit):
-    ended(database, audit, "select 1, 'a' where false", {})
-
-    assert rows() == []
-
-
 def test_names_have_the_same_hash_in_python_and_in_postgresql(database, audit):
     gone = "select * from unnest(%(ids)s, %(paths)s)"
 
@@ -89,34 +78,12 @@ def test_names_have_the_same_hash_in_python_and_in_postgresql(database, audit):
     assert list(only().hashes) == [hashed(name) for name in NAMES]
 
 
-def test_without_a_name_there_are_no_hashes(database, audit):
-    clause = audit.clause("status", "gone", id="id")
-    database.execute_sql(f"with gone (id) as (values (1)){clause} select", audit.values)
-
-    assert (list(only().ids), list(only().hashes), only().detail) == ([1], [], {})
-
-
 def test_the_row_goes_with_the_statement_s_transaction(database, audit):
     with database.atomic() as transaction:
         ended(database, audit, "values (1, 'a')", {})
         transaction.rollback()
 
     assert rows() == []
-
-
-def test_where_the_audit_is_off_a_statement_is_as_it_was(off):
-    assert off.clause("object", "gone", id="id", name="path") == ""
-    assert off.values == {}
-
-
-def test_where_the_audit_is_off_nobody_asks_the_database(database, off, monkeypatch):
-    asked = []
-    monkeypatch.setattr(database.obj, "execute_sql", lambda *statement: asked.append(statement))
-
-    off.done("object", ids=[1])
-    off.outcomes("object", [Ended(None, [1], [], {})])
-
-    assert (off.intent("object", ids=[1]), off.unclosed("object"), asked) == ([], [], [])
 
 
 # Intents and outcomes
@@ -133,12 +100,6 @@ def test_an_intent_says_what_is_about_to_go_and_an_outcome_what_is_gone(audit):
     assert (outcome.detail, list(outcome.hashes)) == ({"state": "deleted"}, [hashed("refs/b")])
 
 
-def test_what_is_done_in_a_transaction_needs_no_intent(audit):
-    audit.done("upload", ids=[1], path=["a"])
-
-    assert (only().phase, only().intent) == ("done", None)
-
-
 @pytest.mark.parametrize(("number", "sizes"), [(0, [0]), (ITEMS, [ITEMS]), (2 * ITEMS + 1, [ITEMS, ITEMS, 1])])
 def test_so_many_records_are_in_a_row_at_most(audit, number, sizes):
     names = [f"refs/{id_}" for id_ in range(number)]
@@ -148,15 +109,6 @@ def test_so_many_records_are_in_a_row_at_most(audit, number, sizes):
     assert [row.id for row in rows()] == made
     assert [len(row.ids) for row in rows()] == [len(row.hashes) for row in rows()] == sizes
     assert [name for row in rows() for name in row.detail["oid"]] == names
-
-
-def test_rows_of_several_statements_are_numbered_in_the_order_of_their_records(audit):
-    number = ITEMS * TOGETHER * 2 + 1
-
-    made = audit.intent("ref", ids=range(number))
-
-    assert made == sorted(made)
-    assert {row.id: row.ids[0] for row in rows()} == dict(zip(made, range(0, number, ITEMS), strict=True))
 
 
 def test_outcomes_of_several_intents_are_each_its_own(audit):
@@ -194,12 +146,6 @@ def test_another_s_intent_is_not_ours_to_close(audit, batch, record, scope):
     audit.intent("ref", ids=[1], scope="5")
 
     assert Audit(batch, on=True).unclosed(record, scope=scope) == []
-
-
-def test_an_attempt_s_own_intents_are_not_those_of_one_that_died(audit):
-    audit.intent("ref", ids=[1])
-
-    assert audit.unclosed("ref") == []
 
 
 def test_intents_are_found_the_oldest_first_and_no_more_than_asked_for(audit):
@@ -300,24 +246,6 @@ def partitions(database):
     return {name for (name,) in database.execute_sql("select inhrelid::regclass::text from pg_inherits").fetchall()}
 
 
-def test_a_month_goes_as_a_whole_once_all_of_it_is_old(database, old):
-    assert database.execute_sql("select audit_drop('2020-02-01 0:0Z')").fetchone() == (2,)
-
-    assert [model.select().count() for model in BOTH] == [0, 0]
-
-
-def test_a_month_of_which_a_second_is_not_old_stays(database, old):
-    assert database.execute_sql("select audit_drop('2020-01-31 23:59:59Z')").fetchone() == (0,)
-
-    assert [model.select().count() for model in BOTH] == [1, 1]
-
-
-def test_what_has_no_month_is_never_dropped(database, lines):
-    database.execute_sql("select audit_drop('2020-02-01')")
-
-    assert [model.select().count() for model in BOTH] == [2, 2]
-
-
 @every("days", [29, 0, -400])
 def test_the_last_thirty_days_are_never_dropped(database, days):
     before = partitions(database)
@@ -325,16 +253,6 @@ def test_the_last_thirty_days_are_never_dropped(database, days):
     with pytest.raises(pw.ProgrammingError, match="last thirty days"):
         database.execute_sql("select audit_drop(clock_timestamp() - %s)", (timedelta(days=days),))
 
-    assert partitions(database) == before
-
-
-def test_partitions_are_made_once_for_each_month_to_come(database):
-    month = (datetime.now(UTC) + timedelta(days=365)).strftime("%Y_%m")
-    before = partitions(database)
-
-    database.execute_sql("select audit_partitions(clock_timestamp() + interval '365 days')")
-
-    assert {f"{name}_{month}" for name in PARENTS} <= before
     assert partitions(database) == before
 
 

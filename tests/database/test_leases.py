@@ -4,15 +4,13 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.locks import (
@@ -20,20 +18,26 @@ from forgekeeper.locks import (
     SINCE,
     UNTIL,
     LeaseInTransaction,
-    LeaseLost,
     LeaseTaken,
     break_lease,
     lease,
     leases,
 )
-
-from ..system.proxy import redis_through  # noqa: TID252, pytest puts no folder on the path
+from tests.harness.leases import (
+    NAME,
+    SECOND,
+    Pauses,
+    connected,
+    is_free,
+    is_lost,
+    pass_time,
+    state,
+    take,
+)
+from tests.system.proxy import redis_through
 
 ROOT = Path(__file__).parents[2]
 LIMIT = 60.0
-TTL = timedelta(seconds=15)
-SECOND = timedelta(seconds=1)
-NAME = "clean_project_refs:7"
 
 HOLDER = """
 import sys
@@ -52,73 +56,6 @@ with lease(client, sys.argv[2], ttl=timedelta(seconds=float(sys.argv[3])), holde
         except LeaseLost:
             print("lost", flush=True)
 """
-FORGETFUL = """
-import sys
-from datetime import timedelta
-import redis
-from forgekeeper.locks import lease
-
-held = lease(redis.Redis.from_url(sys.argv[1]), sys.argv[2], ttl=timedelta(seconds=float(sys.argv[3])), holder="a process")
-held.__enter__()
-"""
-
-
-class Faulty(redis.Redis):
-    """A client with no way to the server while *away*, and no reply to its next *lose* scripts, though they run."""
-
-    away = False
-    lose = 0
-    loss = redis.TimeoutError
-    takes = 0.0
-
-    def __init__(self, **parameters):
-        super().__init__(**parameters)
-        self.sent = []
-        self.clock = Clock()
-
-    def execute_command(self, *args, **options):
-        if self.away:
-            raise redis.ConnectionError("no way to the server")
-        reply = super().execute_command(*args, **options)
-        if args[0] == "EVALSHA":
-            self.sent.append(args)
-            self.clock.now += self.takes
-            if self.lose:
-                self.lose -= 1
-                raise self.loss("the reply was lost")
-        return reply
-
-    def repeat(self, which):
-        """Run an earlier script again: a network that delivers twice, and late."""
-        return self.execute_command(*self.sent[which])
-
-
-class Clock:
-    """A monotonic clock that moves when told to."""
-
-    now = 1000.0
-
-    def __call__(self):
-        return self.now
-
-
-class Pauses:
-    """Stands for the event that ends the renewals: set after *count* pauses, none of which takes any time."""
-
-    def __init__(self, count):
-        self.count = count
-        self.seconds = []
-
-    def wait(self, seconds):
-        self.seconds.append(seconds)
-        return len(self.seconds) > self.count
-
-
-@contextmanager
-def connected(url, **parameters):
-    """Connect as the workers do: what gets no answer is not sent again."""
-    with redis.BlockingConnectionPool.from_url(url, retry=Retry(NoBackoff(), 0), **parameters) as pool:
-        yield Faulty(connection_pool=pool)
 
 
 @pytest.fixture
@@ -155,50 +92,10 @@ def started(client, urls):
         yield start
 
 
-def take(client, name=NAME, *, ttl=TTL, holder="worker-1", **options):
-    return lease(client, name, ttl=ttl, holder=holder, clock=client.clock, **options)
-
-
-def pass_time(client, duration):
-    """What the scripts see of time is how far the scores lie back."""
-    for key in (UNTIL, SINCE):
-        for member in client.zrange(key, 0, -1):
-            client.zincrby(key, -duration.total_seconds(), member)
-
-
-def state(client):
-    return client.zrange(UNTIL, 0, -1, withscores=True), client.zrange(SINCE, 0, -1, withscores=True), owners(client)
-
-
-def owners(client):
-    return client.hgetall(OWNERS)
-
-
-def is_free(client, name=NAME):
-    return name not in {held.name for held in leases(client)}
-
-
-def is_lost(held):
-    try:
-        held.check()
-    except LeaseLost:
-        return True
-    return False
-
-
-def keepers():
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("lease")]
-
-
 # Taking
 
 
-def test_a_lease_that_another_holds_is_not_to_be_had(client, other):
-    with take(client), pytest.raises(LeaseTaken), take(other):
-        pytest.fail("two holders")
-
-
-def test_a_turned_away_caller_takes_nothing_from_the_holder(client, other):
+def test_a_lease_that_another_holds_is_refused_and_stays_its_holder_s(client, other):
     with take(client) as held:
         before = state(client)
 
@@ -207,17 +104,6 @@ def test_a_turned_away_caller_takes_nothing_from_the_holder(client, other):
 
         assert state(client) == before
         held.check()
-
-
-def test_the_same_worker_does_not_get_it_twice_either(client):
-    with take(client), pytest.raises(LeaseTaken), take(client):
-        pytest.fail("two holders")
-
-
-def test_leases_of_different_names_do_not_hinder_each_other(client, other):
-    with take(client, "clean_project_refs:7") as one, take(other, "clean_project_refs:8") as two:
-        one.check()
-        two.check()
 
 
 @pytest.mark.parametrize("name", ["a:b:c", ":", "{leases}", "ref / 東", "", "until"])
@@ -253,11 +139,6 @@ def test_inside_a_transaction_it_is_refused_before_redis_hears_of_it(client, dat
     assert client.sent == []
 
 
-def test_outside_a_transaction_it_is_given(client, database):
-    with take(client, forbidden=database.in_transaction) as held:
-        held.check()
-
-
 # A lost reply
 
 
@@ -273,42 +154,6 @@ def test_a_lease_whose_reply_was_lost_is_ours(client, other, loss):
     assert client.keys() == []
 
 
-def test_a_repeated_taking_keeps_the_beginning_and_renews(client):
-    with take(client):
-        pass_time(client, 5 * SECOND)
-        [before] = leases(client)
-
-        client.repeat(0)
-
-        [after] = leases(client)
-        assert after.since == before.since
-        assert after.left > 14 * SECOND
-
-
-def test_a_lease_nobody_knows_of_ends_after_its_ttl(client, other):
-    client.lose = 2
-    with pytest.raises(redis.TimeoutError), take(client):
-        pass
-    pass_time(client, 16 * SECOND)
-
-    with take(other) as held:
-        held.check()
-
-
-def test_a_taking_that_reaches_no_server_says_so(client):
-    client.away = True
-
-    with pytest.raises(redis.ConnectionError), take(client):
-        pytest.fail("a lease from nobody")
-
-
-def test_a_check_whose_reply_was_lost_believes_the_one_before(client):
-    with take(client) as held:
-        client.lose = 1
-
-        held.check()
-
-
 # Giving back
 
 
@@ -320,33 +165,9 @@ def test_it_is_given_back_on_every_way_out(client, way_out):
     assert client.keys() == []
 
 
-def test_it_is_given_back_in_the_end(client, other):
-    with take(client):
-        pass
-
-    with take(other) as held:
-        held.check()
-
-
 def test_after_a_release_whose_reply_was_lost_it_is_free(client):
     with take(client):
         client.lose = 1
-
-    assert client.keys() == []
-
-
-def test_a_release_whose_request_was_lost_is_made_again(client):
-    class Deaf(Faulty):
-        def execute_command(self, *args, **options):
-            self.away, away = False, self.away
-            if away:
-                raise redis.TimeoutError("the request was lost")
-            return super().execute_command(*args, **options)
-
-    deaf = Deaf(connection_pool=client.connection_pool)
-
-    with take(deaf):
-        deaf.away = True
 
     assert client.keys() == []
 
@@ -360,15 +181,6 @@ def test_a_release_that_reaches_no_server_does_not_hide_what_the_body_raised(cli
         work()
 
 
-def test_a_lease_that_could_not_be_given_back_ends_by_itself(client, other):
-    with take(client):
-        client.away = True
-    pass_time(other, 16 * SECOND)
-
-    with take(other) as held:
-        held.check()
-
-
 def test_a_late_holder_frees_nothing(client, other):
     with ExitStack() as stack:
         with take(client):
@@ -378,24 +190,6 @@ def test_a_late_holder_frees_nothing(client, other):
 
         assert state(client) == before
         owner.check()
-
-
-def test_a_release_delivered_late_frees_nothing(client, other):
-    with take(client):
-        pass
-    with take(other):
-        before = state(client)
-
-        client.repeat(-1)
-
-        assert state(client) == before
-
-
-def test_nothing_is_left_of_a_lease_that_was_given_back(client):
-    with take(client), take(client, "another"):
-        pass
-
-    assert client.keys() == []
 
 
 # Renewing
@@ -422,34 +216,6 @@ def test_it_is_renewed_every_third_of_its_ttl(client):
         assert leases(client)[0].left > 14 * SECOND
 
 
-def test_the_renewals_end_with_the_body(client):
-    with take(client):
-        during = keepers()
-
-    assert during == [f"lease {NAME}"]
-    assert keepers() == []
-
-
-def test_a_renewal_under_way_is_over_before_the_body_is_left(client):
-    under_way, may_go_on = threading.Event(), threading.Event()
-
-    class Slow(Faulty):
-        def execute_command(self, *args, **options):
-            if threading.current_thread() is not threading.main_thread():
-                under_way.set()
-                may_go_on.wait(LIMIT)
-                return super().execute_command(*args, **options)
-            reply = super().execute_command(*args, **options)
-            if under_way.is_set():
-                may_go_on.set()
-            return reply
-
-    with take(Slow(connection_pool=client.connection_pool), ttl=0.3 * SECOND):
-        assert under_way.wait(LIMIT)
-
-    assert keepers() == []
-
-
 def test_where_no_thread_can_be_had_there_is_no_lease(client, monkeypatch):
     def start(_):
         raise RuntimeError("can't start new thread")
@@ -462,13 +228,6 @@ def test_where_no_thread_can_be_had_there_is_no_lease(client, monkeypatch):
     assert client.keys() == []
 
 
-def test_the_renewals_end_where_the_lease_is_lost(client):
-    with take(client, ttl=0.3 * SECOND):
-        client.flushdb()
-
-        assert wait_until(lambda: keepers() == [], LIMIT)
-
-
 def test_a_late_holder_does_not_renew_the_lease_of_the_next(client, other):
     with take(client) as late:
         pass_time(client, 16 * SECOND)
@@ -479,14 +238,6 @@ def test_a_late_holder_does_not_renew_the_lease_of_the_next(client, other):
 
             assert lost
             assert state(client) == before
-
-
-def test_an_expired_lease_does_not_come_back_to_life(client):
-    with take(client) as late:
-        pass_time(client, 16 * SECOND)
-
-        assert is_lost(late)
-        assert is_free(client)
 
 
 def test_checking_renews(client):
@@ -525,36 +276,6 @@ def test_an_answer_counts_from_its_request(client):
         client.clock.now += 4.9
         held.check()
         client.clock.now += 0.2
-        assert is_lost(held)
-
-
-def test_a_renewal_counts_from_its_request_too(client):
-    with take(client) as held:
-        client.takes = 10.0
-        held.check()
-        client.away = True
-
-        client.clock.now += 4.9
-        held.check()
-        client.clock.now += 0.2
-        assert is_lost(held)
-
-
-def test_time_that_a_check_itself_takes_is_counted(client):
-    with take(client) as held:
-        client.takes = 15.0
-        client.lose = 1
-
-        assert is_lost(held)
-
-
-def test_what_was_lost_stays_lost(client):
-    with take(client) as held:
-        client.away = True
-        client.clock.now += 15
-        assert is_lost(held)
-        client.away = False
-
         assert is_lost(held)
 
 
@@ -598,34 +319,6 @@ def test_nobody_holds_it_for_longer_than_at_most(client):
         assert is_lost(held)
 
 
-def test_ten_minutes_are_the_most_unless_said_otherwise(client):
-    with take(client) as held:
-        for _ in range(59):
-            client.clock.now += 10
-            held.check()
-
-        client.clock.now += 10
-        assert is_lost(held)
-
-
-def test_a_holder_that_hangs_is_rid_of_it(client):
-    with lease(client, NAME, ttl=3 * SECOND, at_most=3 * SECOND, holder="worker-1"):
-        assert wait_until(lambda: is_free(client), LIMIT)
-
-        held_for = client.zscore(UNTIL, NAME) - client.zscore(SINCE, NAME)
-        assert 3.2 < held_for < 6.4
-
-
-def test_checking_does_not_prolong_it_beyond_the_most(client):
-    with take(client, at_most=10 * SECOND) as held:
-        client.clock.now += 10
-        before = state(client)
-
-        assert is_lost(held)
-
-        assert state(client) == before
-
-
 # Processes
 
 
@@ -660,12 +353,6 @@ def test_a_stopped_holder_learns_that_he_was_replaced(client, started):
         held.check()
 
 
-def test_a_lease_keeps_no_process_alive(started):
-    process = started(FORGETFUL, ttl=30)
-
-    assert process.wait(LIMIT) == 0
-
-
 # Looking, and breaking
 
 
@@ -681,24 +368,6 @@ def test_held_leases_are_listed_with_holder_beginning_and_what_is_left(client, o
     assert 2 * SECOND < first.left <= 10 * SECOND
 
 
-def test_renewing_does_not_change_since_when_it_is_held(client):
-    with take(client) as held:
-        pass_time(client, 5 * SECOND)
-        [before] = leases(client)
-
-        held.check()
-
-        [after] = leases(client)
-        assert after.since == before.since
-
-
-def test_an_expired_lease_is_not_listed(client):
-    with take(client):
-        pass_time(client, 16 * SECOND)
-
-        assert leases(client) == []
-
-
 def test_expired_leases_are_forgotten_when_the_next_is_taken(client):
     for number in range(3):
         with take(client, f"crashed:{number}"):
@@ -708,10 +377,6 @@ def test_expired_leases_are_forgotten_when_the_next_is_taken(client):
 
     with take(client):
         assert (client.zcard(UNTIL), client.zcard(SINCE), client.hlen(OWNERS)) == (1, 1, 1)
-
-
-def test_where_nobody_holds_one_there_is_nothing_to_list(client):
-    assert leases(client) == []
 
 
 def test_a_broken_lease_is_free(client, other):
@@ -724,42 +389,11 @@ def test_a_broken_lease_is_free(client, other):
             held.check()
 
 
-def test_a_holder_learns_that_his_lease_was_broken(client):
-    with take(client) as held:
-        break_lease(client, NAME)
-
-        assert is_lost(held)
-
-
-def test_breaking_one_lease_leaves_the_others(client, other):
-    with take(client) as held, take(other, "another"):
-        break_lease(client, "another")
-
-        held.check()
-        assert [held.name for held in leases(client)] == [NAME]
-
-
 def test_there_is_nothing_to_break_where_nobody_holds_one(client):
     with take(client):
         pass
 
     assert break_lease(client, NAME) is False
-
-
-def test_an_expired_lease_is_not_somebody_s_to_break(client):
-    with take(client):
-        pass_time(client, 16 * SECOND)
-
-        assert break_lease(client, NAME) is False
-        assert client.keys() == []
-
-
-def test_the_keys_are_ours_and_on_one_node(client):
-    with take(client):
-        keys = client.keys()
-
-    assert len(keys) == 3
-    assert all(key.startswith(b"forgekeeper:{leases}:") for key in keys)
 
 
 def test_a_server_that_forgot_the_scripts_is_taught_them_again(client):

@@ -57,15 +57,11 @@ def weekday_parts(draw):
         ("0 0 * * *", "06-01 00:00:00", "06-02 00:00:00"),
         ("*/20 * * * *", "06-01 00:40:00", "06-01 01:00:00"),
         ("5/20 * * * *", "06-01 00:05:00", "06-01 00:25:00"),
-        ("5/20 * * * *", "06-01 00:45:00", "06-01 01:05:00"),
         ("1-5/2 * * * *", "06-01 00:03:00", "06-01 00:05:00"),
-        ("1-5/2 * * * *", "06-01 00:05:00", "06-01 01:01:00"),
         ("7,3,40-41 * * * *", "06-01 00:07:00", "06-01 00:40:00"),
         ("0 6 * * ?", "06-01 06:00:00", "06-02 06:00:00"),
         ("0 0 1 JAN,Jul *", "06-01 00:00:00", "07-01 00:00:00"),
-        ("0 0 1 jul-oct *", "07-01 00:00:00", "08-01 00:00:00"),
         ("0 0 1 jul-oct/2 *", "07-01 00:00:00", "09-01 00:00:00"),
-        ("0 0 1 jul-10 *", "07-01 00:00:00", "08-01 00:00:00"),
         ("0 0 29 2 *", "06-01 00:00:00", "2028-02-29 00:00:00"),
         ("0 0 31 * *", "06-01 00:00:00", "07-31 00:00:00"),
     ],
@@ -82,21 +78,10 @@ def test_the_next_time_is_what_crontab_says(expression, after, expected):
         ("*", EVERY_DAY),
         ("0", "sun"),
         ("7", "sun"),
-        ("0,7", "sun"),
-        ("SUN", "sun"),
         ("1", "mon"),
-        ("6", "sat"),
-        ("0-7", EVERY_DAY),
-        ("1-7", EVERY_DAY),
         ("5-7", "sun fri sat"),
         ("fri-sun", "sun fri sat"),
-        ("7-7", "sun"),
-        ("mon-fri", "mon tue wed thu fri"),
-        ("*/2", "sun tue thu sat"),
-        ("1-5/2", "mon wed fri"),
-        ("5/2", "fri"),
         ("4/2", "thu sat"),
-        ("5-7/2", "sun fri"),
         ("1,wed,5-6", "mon wed fri sat"),
     ],
 )
@@ -122,34 +107,21 @@ def test_weekdays_agree_with_the_calendar(parts):
 @pytest.mark.parametrize(
     ("expression", "complaint"),
     [
-        ("", "has 0 fields"),
         ("* * * *", "has 4 fields"),
-        ("* * * * * * *", "has 7 fields"),
         ("@daily", "has 1 fields"),
         ("60 * * * *", "60"),
-        ("60 * * * * *", "60"),
-        ("* 24 * * *", "24"),
         ("* * 0 * *", "lower than the minimum value"),
-        ("* * 32 * *", "32"),
         ("* * * 0 *", "'0' is not a month"),
-        ("* * * 13 *", "13"),
         ("* * * * 8", "'8' is not a weekday"),
-        ("* * * * -1", "'-1' is not a weekday"),
-        ("* * * * 1,", "'' is not a weekday"),
         ("* * * * sunday", "'sunday' is not a weekday"),
         ("* * * * 5-1", "'5-1' is an empty range"),
         ("* * * * */0", "'*/0' is an empty range"),
         ("*/0 * * * *", "Increment must be higher than 0"),
         ("30-10 * * * *", "minimum value in a range"),
-        ("x * * * *", "x"),
-        ("1,,2 * * * *", "1,,2"),
         ("* * * smarch *", "smarch"),
-        ("* * * jan! *", "jan!"),
         ("* * last * *", "last"),
         ("* * 1 * 1", "both the day of the month and the day of the week"),
-        ("* * */2 * mon-fri", "both the day of the month and the day of the week"),
         ("0 0 30 2 *", "never fires"),
-        ("0 0 31 4,6,9,11 *", "never fires"),
     ],
 )
 def test_a_wrong_schedule_is_refused_with_what_is_wrong(expression, complaint):
@@ -165,10 +137,6 @@ def test_off_is_no_schedule(text):
     assert parse(text) is None
 
 
-def test_schedules_that_differ_in_blanks_only_are_equal():
-    assert {Cron(" 0  0 * * * "), Cron("0 0 * * *")} == {parse("0 0 * * *")}
-
-
 @given(schedules(), INSTANTS)
 @example(Cron("0 0 29 2 *"), datetime(2104, 2, 28, 23, 59, 59, tzinfo=UTC))
 @example(Cron("59 23 31 12 *"), datetime(2026, 12, 31, 23, 59, tzinfo=UTC))
@@ -180,23 +148,10 @@ def test_an_instant_lies_between_its_newest_time_and_the_next(schedule, instant)
     assert newest <= instant < schedule.after(newest)
 
 
-@given(schedules(), INSTANTS)
-def test_the_next_time_is_its_own_newest(schedule, instant):
-    tick = schedule.after(instant)
-
-    assert tick == schedule.newest(tick) > instant
-
-
 def test_between_leaves_out_its_start_and_includes_its_end():
     times = Cron("0 * * * *").between(MONDAY, MONDAY + timedelta(hours=2))
 
     assert list(times) == [MONDAY + timedelta(hours=1), MONDAY + timedelta(hours=2)]
-
-
-def test_between_two_times_there_is_nothing():
-    times = Cron("0 * * * *").between(MONDAY, MONDAY + timedelta(minutes=59))
-
-    assert list(times) == []
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ from datetime import timedelta
 
 import pytest
 
-from forgekeeper.batches import BATCHES, batch
+from forgekeeper import batch
+from forgekeeper.batches import BATCHES
 from forgekeeper.connections import client
 from forgekeeper.database.writes import WritesByItself
 from forgekeeper.storage import git_refs, stores

@@ -1,0 +1,219 @@
+"""The decorators that declare a batch and its children, and all that is derived from what they answer.
+
+Declaring does nothing: `forgekeeper.process.boot` makes actors of what has been declared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypedDict, Unpack
+
+from forgekeeper.audit.subjects import Subject
+from forgekeeper.batches import BatchSpec, ChildSpec, Declared, Record, Schedule, Threshold, register
+from forgekeeper.database import Base
+from forgekeeper.database.backlog import Backlog
+from forgekeeper.declaring.answers import Answer
+from forgekeeper.declaring.deriving import Due, Shape, rows_of, shape_of
+from forgekeeper.declaring.items import Items
+from forgekeeper.declaring.rows import Rows
+from forgekeeper.deleting import looking
+from forgekeeper.deleting.work import work
+from forgekeeper.preview import Look, Part
+from forgekeeper.settings import Place
+from metrics.catalogue.metric import Counter
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Ids = ParamSpec("Ids")
+Asked: TypeAlias = "Callable[[datetime], Answer | Iterable[Answer]]"
+"""What a batch is: it says what goes at an instant."""
+ChildAsked: TypeAlias = "Callable[Concatenate[datetime, Ids], Answer | Iterable[Answer]]"
+MARGIN = timedelta(minutes=1)
+"""So long after its budget a run is killed, unless its declaration says another time."""
+
+
+class Options(TypedDict, total=False):
+    """What batches and children may both declare; `batch` says what it means."""
+
+    time_limit: timedelta
+    outcome: type[DataclassInstance]
+    due: Due
+    records: Sequence[Record]
+    thresholds: Sequence[Threshold]
+    steps: Sequence[str]
+    counters: Sequence[Counter]
+    collector: str
+
+
+def batch(
+    *,
+    cron: str,
+    budget: timedelta,
+    document: int | None = None,
+    cron_sentence: str = "",
+    pace_sentence: str = "",
+    team: str = "operations",
+    queue: str = "cron",
+    writes: str | None = None,
+    flag: str | None = None,
+    flags: Mapping[str, str] | None = None,
+    tables: Sequence[type[Base]] = (),
+    deletes_from: Place | None = None,
+    misreadings: Callable[[], Sequence[str]] = tuple,
+    logged_as: str | None = None,
+    commands: str | None = None,
+    **options: Unpack[Options],
+) -> Callable[[Asked], BatchSpec]:
+    """Declare a batch: a function of the time that returns what goes now; its first sentence says what it does.
+
+    It returns `Rows`, `Items`, `Children` or `Skip`, several `Rows` as a list, or yields them.  PostgreSQL's time is
+    asked once a run.  From the answer follow the run, the preview, the backlog, what the breaker weighs, limits, pace,
+    stop, audit, counters and settings.  The function only looks: a run's session cannot write.  *writes* says why a
+    batch has to write by itself all the same: then nothing of that is kept for what it writes, and `check` says so.
+
+    *cron* has five fields, or six with seconds first; the setting ``CRON_…`` replaces it.  *budget* is how long a run
+    may take before it stops by itself.  Of *tables* it is asked before each run whether its statements would misread
+    them; *misreadings* may say more.  *flags* are those that it reads, each with what it switches; by *flag* it is
+    switched off.  *logged_as* is what the last line of a run calls the whole result, besides its fields.
+    *commands* is a module, imported by the command line alone, whose `COMMANDS` maps names to commands or groups.
+
+    Batches and children both take further options.  After *time_limit*, a minute more than its budget, a run is killed.
+    *due* says what is due where the function cannot be asked before a run.  *outcome* is a dataclass for the result,
+    *records* say which of its fields count what: both follow from `Rows` and `Items`.  *thresholds* are numbers beyond
+    which alerts fire, *counters* are of its own, *steps* are failpoints for tests.  *collector* is the exporter's label
+    for what reads its backlogs, if it is not the name.
+
+    Raises `Mistake` for an answer that cannot be worked on, `DeclaredTwice`.
+    """
+
+    def declare(function: Asked) -> BatchSpec:
+        shape, due = _shape(function, options, asked=writes is None), options.get("due") or function
+        name = function.__name__
+        declared = BatchSpec(
+            **_common(function, shape, budget, options),
+            document=document,
+            queue=queue,
+            team=team,
+            schedule=Schedule(
+                cron,
+                cron_sentence or f"When {name} runs.",
+                pace_sentence or f"Records that {name} deletes per second at most; unset: no limit.",
+            ),
+            flag=flag,
+            flags=flags or {},
+            tables=(*tables, *(one for one in shape.tables if one not in tables)),
+            deletes_from=deletes_from,
+            misreadings=misreadings,
+            commands=commands,
+            logged_as=logged_as,
+            writes=writes,
+        )
+        register(declared)
+        _derive(declared, shape, due)
+        return declared
+
+    return declare
+
+
+def child(
+    of: BatchSpec,
+    *,
+    queue: str,
+    budget: timedelta,
+    enqueued_as: str = "children_enqueued",
+    continues: Sequence[str] = ("deadline",),
+    lease: bool = False,
+    **options: Unpack[Options],
+) -> Callable[[ChildAsked[Ids]], ChildSpec]:
+    """Declare the child of a batch's fan-out: a function of the time and of ids that returns what goes now.
+
+    It answers as a batch does, and running it twice is harmless.  *due* says what is due to all children together:
+    of what a child answers with, only what is among that goes.  It starts its successor when it has stopped for a
+    reason among *continues*.  *enqueued_as* is the field of its parent's result that counts those sent.
+    """
+
+    def declare(function: ChildAsked[Ids]) -> ChildSpec:
+        shape, due = _shape(function, options), options.get("due")
+        declared = ChildSpec(
+            **_common(function, shape, budget, options),
+            document=of.document,
+            queue=queue,
+            team=of.team,
+            of=of,
+            enqueued_as=enqueued_as,
+            lease=lease,
+            whole=due,
+            continues=tuple(continues),
+        )
+        register(declared)
+        _derive(declared, shape, due or function)
+        return declared
+
+    return declare
+
+
+def _shape(function: Callable[..., Any], options: Options, *, asked: bool = True) -> Shape:
+    """Ask for the shape of what goes, unless the document has declared its records."""
+    due = options.get("due")
+    if due is not None or (asked and options.get("records") is None):
+        return shape_of(function.__name__, due or function)
+    return Shape()
+
+
+def _common(function: Callable[..., Any], shape: Shape, budget: timedelta, options: Options) -> dict[str, Any]:
+    name, records = function.__name__, options.get("records")
+    # What deletes no rows may send children.
+    own = options.get("steps") or (() if shape.rows or shape.items else ["enqueued"])
+    return {
+        "name": name,
+        "sentence": (function.__doc__ or "").strip().split("\n")[0],
+        "module": function.__module__,
+        "work": lambda run, *ids: work(run, function, *ids),
+        "budget": budget,
+        "time_limit": options.get("time_limit") or budget + MARGIN,
+        "outcome": options.get("outcome") or shape.outcome(name),
+        "records": (*map(_record, shape.rows), *map(_items, shape.items)) if records is None else tuple(records),
+        "thresholds": tuple(options.get("thresholds", ())),
+        "steps": tuple(f"{name}.{step}" for step in dict.fromkeys((*shape.steps, *own))),
+        "counters": tuple(options.get("counters", ())),
+        "collected_as": options.get("collector") or name,
+    }
+
+
+def _record(rows: Rows[Any]) -> Record:
+    """Say how rows are counted."""
+    size = () if rows.counted_bytes is None else (rows.counted_bytes,)
+    counted = (rows.counted,)
+    return Record(rows.record, counted, counted, {"database": ()}, objective=rows.objective, bytes=size)
+
+
+def _items(items: Items[Any]) -> Record:
+    """Say how items are counted."""
+    errors = {"database": ()} if items.keyed else {}
+    return Record(items.record, (*items.processed, *items.failed), items.processed, errors, objective=items.objective)
+
+
+def _derive(declared: Declared, shape: Shape, due: Due) -> None:
+    """Let everybody who asks about the records be answered by what the run deletes by."""
+    for rows in shape.rows:
+        record = rows.record
+        if rows.objective is not None:
+            declared.backlog(record)(partial(_backlog, declared, due, record))
+        declared.batch.audited(rows.called or Subject(record, "ID", record, because="it was due at {due}"))
+    if shape.rows:
+        declared.preview(lambda look: _previewed(declared, due, look))
+    if any(rows.objective for rows in shape.rows):
+        declared.batch.at_stake(lambda now: looking.stake(*rows_of(declared.name, due, now)))
+
+
+def _backlog(declared: Declared, due: Due, record: str, now: datetime) -> Backlog:
+    return looking.backlog(next(rows for rows in rows_of(declared.name, due, now) if rows.record == record))
+
+
+def _previewed(declared: Declared, due: Due, look: Look) -> Iterator[Part]:
+    all_rows = list(rows_of(declared.name, due, look.now))
+    for number, rows in enumerate(all_rows):
+        yield from looking.preview(rows, look.within_share(1 / (len(all_rows) - number)))

@@ -1,0 +1,108 @@
+"""Sessions: what a pool hands out works, and a server that does not answer is given up in its time."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import peewee as pw
+import pytest
+from playhouse.pool import MaxConnectionsExceeded
+
+from forgekeeper.database import Timeouts, database, open_pool, release
+from tests.system.proxy import Proxy, postgres_through
+
+ME = "select pg_backend_pid()"
+SECONDS = timedelta(seconds=2)
+LIMIT = 20.0
+WAITS = "select name, setting from pg_settings where name = any(%s)"
+
+
+def my_pid():
+    (number,) = database.execute_sql(ME).fetchone()
+    return number
+
+
+@pytest.fixture
+def opened(urls):
+    """Open a pool of one connection."""
+
+    def make(url=None):
+        open_pool(url or urls.database, Timeouts(SECONDS, 3 * SECONDS, SECONDS, SECONDS, SECONDS), name="tests", size=1)
+        database.connect()
+        return my_pid()
+
+    yield make
+    database.close_all()
+
+
+def test_a_connection_is_taken_without_a_question(opened, other):
+    pid = opened()
+    release()
+
+    database.connect()
+
+    other.execute("select query from pg_stat_activity where pid = %s", (pid,))
+    assert other.fetchone() == (ME,)
+
+
+def test_a_connection_that_the_server_has_ended_is_not_taken(opened, other):
+    pid = opened()
+    release()
+    other.execute("select pg_terminate_backend(%s, 10000)", (pid,))
+
+    database.connect()
+
+    assert my_pid() != pid
+
+
+def test_an_interrupted_transaction_goes_to_nobody_else(opened):
+    pid = opened()
+    database.execute_sql("begin")
+
+    release()
+    database.connect()
+
+    assert my_pid() != pid
+
+
+def test_no_more_connections_are_made_than_the_pool_has(opened):
+    opened()
+
+    with ThreadPoolExecutor(1) as another, pytest.raises(MaxConnectionsExceeded):
+        another.submit(database.connect).result()
+
+
+def test_the_server_ends_what_takes_longer_than_the_settings_say(opened):
+    opened()
+
+    assert dict(database.execute_sql(WAITS, (["statement_timeout", "lock_timeout"],)).fetchall()) == {
+        "statement_timeout": "6000",
+        "lock_timeout": "2000",
+    }
+
+
+def test_a_server_that_does_not_answer_is_given_up_and_its_place_in_the_pool_is_free_again(opened, urls):
+    proxy, url = postgres_through(urls.database)
+    with proxy:
+        opened(url)
+        database.close_all()
+        proxy.black_hole()
+        began = time.monotonic()
+        with pytest.raises(pw.OperationalError, match="timeout expired"):
+            database.connect()
+        assert time.monotonic() - began < LIMIT
+
+        proxy.passing()
+        database.connect()
+
+        assert my_pid()
+
+
+def test_a_second_host_is_reached_while_the_first_does_not_answer(opened, urls):
+    proxy, url = postgres_through(urls.database)
+    with proxy, Proxy(proxy._target) as living:
+        proxy.black_hole()
+
+        opened(url.replace(f":{proxy.port}", f":{proxy.port},127.0.0.1:{living.port}"))
+
+        assert living.connections == 1

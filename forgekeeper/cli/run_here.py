@@ -1,4 +1,4 @@
-"""A run in the command's own process: the attempt that a worker makes, and its children worked on until drained."""
+"""A run in the command's own process: the attempt that a worker makes, and its children."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 
 from forgekeeper import shutdown
 from forgekeeper.batches import BatchSpec, ChildSpec
-from forgekeeper.cli.console import Problem, err
+from forgekeeper.cli.console import Problem, err, progress, say
 from forgekeeper.cli.failures import sentence
 from forgekeeper.fan_out import Enqueued, Keyed
 from forgekeeper.runs.attempt import Attempt
 from forgekeeper.runs.ledger import Started
 from forgekeeper.runs.runner import Runner
 from forgekeeper.settings import Settings
-from metrics.redaction import clean, describe
+from metrics.redaction import describe
 
 CHECK = "`forgekeeper check"
 
@@ -40,17 +40,17 @@ def perform(batch: BatchSpec, started: Started, settings: Settings) -> dict[str,
         return Enqueued(len(keyed_args))
 
     runner = Runner(settings, collect)
-    # A person is watching: a run by hand ends here, a scheduled one that was taken over does not.
+    # A run by hand ends here; a scheduled one that was taken over is retried by workers.
     by_hand = started.tick is None
     with runner.attempt(batch, started, final=by_hand) as attempt, _stopping_politely(), _progress(attempt):
         attempt.work()
     runner.stop()
     if attempt.blocked is not None:
-        err.print(clean(f"{batch.name} is blocked: {attempt.blocked}"), style="red")
-    # What a run has sent before it failed is worked on, here as in a worker.
+        say([f"{batch.name} is blocked: {attempt.blocked}"], err)
+    # As in a worker, what a run has sent before it failed is worked on.
     results = _work_on(children, runner, run=started.id)
     if attempt.held is not None:
-        err.print(clean(f"{batch.name} is held: {attempt.held}"), style="red")
+        say([f"{batch.name} is held: {attempt.held}"], err)
     if attempt.state in ("succeeded", "blocked", "skipped"):
         return attempt.result() | results
     if attempt.state is None:
@@ -60,7 +60,7 @@ def perform(batch: BatchSpec, started: Started, settings: Settings) -> dict[str,
 
 
 def _cause(error: BaseException | None) -> str:
-    """Say what a run failed of, and once what to do about it."""
+    """Say why a run failed, and what to do about it."""
     if error is None:
         return "unknown"
     if said := sentence(error):
@@ -70,7 +70,7 @@ def _cause(error: BaseException | None) -> str:
 
 
 def _work_on(calls: list[Call], runner: Runner, *, run: int) -> dict[str, Any]:
-    """Work on the children of a run here, each until it is drained; return what they came to."""
+    """Work on the children of a run here, each until it is drained; return their results."""
     outcomes: list[dict[str, Any]] = []
     failures: list[str] = []
     for call in calls:
@@ -82,7 +82,7 @@ def _work_on(calls: list[Call], runner: Runner, *, run: int) -> dict[str, Any]:
                 failures.append(f"{call.message_id}: {_cause(attempt.error)}")
                 break
             if attempt.blocked is not None:
-                err.print(clean(f"{call.message_id} is blocked: {attempt.blocked}"), style="red")
+                say([f"{call.message_id} is blocked: {attempt.blocked}"], err)
             outcomes.append(attempt.result())
             more = attempt.wants_successor and not shutdown.requested.is_set()
     if failures:
@@ -113,9 +113,8 @@ def _progress(attempt: Attempt) -> Iterator[None]:
     ended, name = threading.Event(), attempt.declared.name
 
     def show() -> None:
-        with err.status(name) as status:
-            while not ended.wait(0.2):
-                status.update(f"{name}: {attempt.run.deadline.done:,} done")
+        while not ended.wait(0.5):
+            progress(f"{name}: {attempt.run.deadline.done:,} done")
 
     shower = threading.Thread(target=show, daemon=True)
     if err.is_terminal:
@@ -126,3 +125,4 @@ def _progress(attempt: Attempt) -> Iterator[None]:
         ended.set()
         if shower.ident:
             shower.join()
+            progress("")

@@ -25,7 +25,7 @@ All = Annotated[bool, typer.Option("--all", help="Every one of them.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 WIDE = 10_000
-"""Columns of a pipe."""
+"""Columns of a pipe: each row of a table is one line of it."""
 IN_JSON = {code: f"\\u{code:04x}" for code in CONTROL if code > ord(" ")}
 """What JSON leaves as it is, and a terminal may obey."""
 
@@ -41,7 +41,9 @@ class Terminal(Console):
 
 
 # No markup and no emoji: what comes from the database or an operator may contain brackets, and `:key:`.
-out = Terminal(highlight=False, markup=False, emoji=False, soft_wrap=True)
+out = Terminal(
+    highlight=False, markup=False, emoji=False, soft_wrap=True, width=None if sys.stdout.isatty() else WIDE
+)
 err = Terminal(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
@@ -105,13 +107,13 @@ def say(sentences: Iterable[str], console: Console = out) -> None:
 
 
 def table(title: str, columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
-    """Print a table; None is shown as nothing.  Cells wrap on a terminal; in a pipe each row is one line."""
+    """Print a table; None is shown as nothing.  Where a terminal is narrow, cells wrap, but not the first."""
     drawn = Table(title=title or None, title_justify="left", box=None, header_style="bold", pad_edge=False)
-    for column in columns:
-        drawn.add_column(column, overflow="fold")
+    for place, column in enumerate(columns):
+        drawn.add_column(column, overflow="fold", no_wrap=place == 0)
     for row in rows:
         drawn.add_row(*(cell if isinstance(cell, Text) else Text(_cell(cell)) for cell in row))
-    out.print(drawn, soft_wrap=False, width=None if out.is_terminal else WIDE, crop=False)
+    out.print(drawn, soft_wrap=False, crop=False)
 
 
 def _cell(cell: Any) -> str:

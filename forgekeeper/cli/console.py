@@ -41,9 +41,7 @@ class Terminal(Console):
 
 
 # No markup and no emoji: what comes from the database or an operator may contain brackets, and `:key:`.
-out = Terminal(
-    highlight=False, markup=False, emoji=False, soft_wrap=True, width=None if sys.stdout.isatty() else WIDE
-)
+out = Terminal(highlight=False, markup=False, emoji=False, soft_wrap=True, width=None if sys.stdout.isatty() else WIDE)
 err = Terminal(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
@@ -196,8 +194,11 @@ def plain(value: Any) -> str:
     return text_of(value)
 
 
-def markdown_table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+def markdown_table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
     """Write a table for a page of the documentation."""
     head = [*columns]
-    lines = [head, ["---"] * len(head), *(list(row) for row in rows)]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines).replace("| --- ", "|---").replace("--- |", "---|")
+    return "".join([_line(head), "|", "---|" * len(head), "\n", *map(_line, rows)])
+
+
+def _line(cells: Iterable[object]) -> str:
+    return f"| {' | '.join(map(str, cells))} |\n"

@@ -206,7 +206,6 @@ LOOKING = {
 NOT_RECORDED = {
     *("scheduler", "worker", "exporter"),  # not a person's act but a process: it has its row, and its runs theirs
     "demo",  # of servers that end with it
-    *("redis", "psql"),  # what is typed there is not ours to know: docs/security.md says so
 }
 NOTHING_TO_DO = [
     *("records retry --all", "objects retry --all", "refs retry --all", "uploads retry --all", "uploads forget --all"),

@@ -24,7 +24,7 @@ SERVING = {name for name, command in ALL.items() if serves(command)}
 NEED_NO_SERVER = {"demo", "settings", "metrics", "batches", "exporter"}
 WAITING = {"scheduler", "worker", "up"}
 """They do not end over what a server says, but wait until it says something else."""
-NEED_THE_DATABASE = sorted(set(ALL) - NEED_NO_SERVER - WAITING - {"check", "processes", "redis", "psql"})
+NEED_THE_DATABASE = sorted(set(ALL) - NEED_NO_SERVER - WAITING - {"check", "processes"})
 BATCH = "user_status_cleanup"
 HELD = 3
 """The exit status where a batch is held: an answer, with its reason on standard error."""

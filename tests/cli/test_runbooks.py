@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from datetime import timedelta
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from dramatiq import Message
@@ -34,7 +35,6 @@ DOTS = {"--until ...": "--until 2100-01-01", "--reason ...": "--reason 'it does 
 """What a runbook leaves to its reader."""
 SERVING = {"worker", "scheduler", "exporter"}
 OTHERS = {"redis-cli", "psql"}
-URLS = {"psql": "FORGEKEEPER_DATABASE_URL", "redis-cli": "FORGEKEEPER_REDIS_URL"}
 LIMIT = 60.0
 
 
@@ -95,12 +95,16 @@ def bring_back():
         broker.do_nack("git", LETTER)
 
 
-def asked(words, environment):
-    """Let PostgreSQL's or Redis's own client ask."""
-    words = [environment[URLS[words[0]]] if word.startswith("$FORGEKEEPER_") else word for word in words]
-    ended = subprocess.run(words, capture_output=True, text=True, errors="replace", check=False)
+def asked(words, urls):
+    """Let PostgreSQL's or Redis's own client ask; return what it has refused."""
+    program, *arguments = words
+    if program == "psql":
+        line = [program, urls.database, *arguments[1:]]
+    else:  # redis-cli reads no URL of a socket
+        line = [program, "-s", urlsplit(urls.redis).path, *arguments[2:]]
+    ended = subprocess.run(line, capture_output=True, text=True, errors="replace", check=False)
     # redis-cli ends well whatever Redis says.
-    refused = words[0] == "redis-cli" and re.match(r"\(?error|ERR|WRONGTYPE|NOSCRIPT", ended.stdout)
+    refused = program == "redis-cli" and re.match(r"\(?error|ERR|WRONGTYPE|NOSCRIPT", ended.stdout)
     return ended if ended.returncode or refused else None
 
 
@@ -116,7 +120,7 @@ def test_nothing_in_a_command_is_left_to_be_guessed(world):
         assert words[0] in OTHERS or not [word for word in words if re.fullmatch(r"[A-Z]{2,}|.*\.\.\.", word)], command
 
 
-def test_every_command_of_every_runbook_does_what_it_should(main, environment, world):
+def test_every_command_of_every_runbook_does_what_it_should(main, urls, world):
     for program in OTHERS:
         if shutil.which(program) is None:
             assert "CI" not in os.environ, f"{program} is missing: .ci/run installs it"
@@ -127,7 +131,7 @@ def test_every_command_of_every_runbook_does_what_it_should(main, environment, w
         if words[0] in SERVING:
             continue
         if words[0] in OTHERS:
-            wrong += filter(None, [asked(words, environment())])
+            wrong += filter(None, [asked(words, urls)])
             continue
         bring_back()
         with lease(client, LEASE, ttl=timedelta(minutes=1), holder="forge-2:77"):

@@ -14,7 +14,8 @@ def main() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     from forgekeeper.cli import streams
-    from forgekeeper.cli.commands import run
 
     streams.prepare()
+    from forgekeeper.cli.commands import run
+
     sys.exit(run(sys.argv[1:]))

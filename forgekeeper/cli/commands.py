@@ -83,6 +83,10 @@ PANELS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
         "dead": dead.dead,
     },
 }
+EXPLAINED = (
+    *(Problem, SettingsError, typer.TyperException, migrations.TableExists),
+    *(pw.PeeweeException, redis.RedisError, OSError),
+)
 GONE = {
     "psql": 'run `psql "$FORGEKEEPER_DATABASE_URL"`',
     "redis": 'run `redis-cli -u "$FORGEKEEPER_REDIS_URL"`',
@@ -149,7 +153,7 @@ def run(arguments: list[str]) -> int:
         return ended.code if isinstance(ended.code, int) else FAILED if ended.code else 0
     except KeyboardInterrupt:
         return INTERRUPTED
-    except (Problem, SettingsError, typer.TyperException, pw.PeeweeException, redis.RedisError, OSError) as error:
+    except EXPLAINED as error:
         problem = _problem(error)
         if problem is None:
             raise

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import timedelta
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -42,7 +45,11 @@ def perform(batch: BatchSpec, started: Started, settings: Settings) -> dict[str,
     runner = Runner(settings, collect)
     # A run by hand ends here; a scheduled one that was taken over is retried by workers.
     by_hand = started.tick is None
-    with runner.attempt(batch, started, final=by_hand) as attempt, _stopping_politely(), _progress(attempt):
+    with (
+        runner.attempt(batch, started, final=by_hand) as attempt,
+        _stopping_politely(settings.shutdown_timeout),
+        _progress(attempt),
+    ):
         attempt.work()
     runner.stop()
     if attempt.blocked is not None:
@@ -92,19 +99,43 @@ def _work_on(calls: list[Call], runner: Runner, *, run: int) -> dict[str, Any]:
 
 
 @contextmanager
-def _stopping_politely() -> Iterator[None]:
-    """Let the first Ctrl-C or SIGTERM end the run at its next safe point, the second at once."""
+def _stopping_politely(within: timedelta) -> Iterator[None]:
+    """Let the first Ctrl-C or SIGTERM end the run at its next safe point; end the process at the second one.
 
-    def received(number: int, _frame: FrameType | None) -> None:
-        signal.signal(number, before[number])
-        shutdown.requested.set()
-
-    before = {int(number): signal.signal(number, received) for number in (signal.SIGINT, signal.SIGTERM)}
+    Or *within* that time.  A thread listens, as Python calls no handler while libpq waits for a server that hangs.
+    """
+    reading, writing = socket.socketpair()
+    writing.setblocking(False)
+    before = {number: signal.signal(number, _ignored) for number in (signal.SIGINT, signal.SIGTERM)}
+    wakeup = signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
+    listener = threading.Thread(target=_listen, args=(reading, within.total_seconds()), daemon=True)
+    listener.start()
     try:
         yield
     finally:
+        signal.set_wakeup_fd(wakeup)
         for number, handler in before.items():
             signal.signal(number, handler)
+        writing.close()  # ends the listener
+        listener.join()
+        reading.close()
+
+
+def _ignored(_number: int, _frame: FrameType | None) -> None:
+    pass
+
+
+def _listen(reading: socket.socket, within: float) -> None:
+    first = reading.recv(1)
+    if not first:
+        return
+    shutdown.requested.set()
+    reading.settimeout(within)
+    with suppress(TimeoutError):
+        if not reading.recv(1):
+            return
+    err.print("forgekeeper: interrupted before the run came to a safe point", style="red")
+    os._exit(128 + first[0])
 
 
 @contextmanager

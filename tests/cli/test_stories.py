@@ -141,7 +141,7 @@ def test_a_missed_tick_says_that_nobody_was_at_work(story):
     told = story(only("missed"))
 
     assert told[-1] == (
-        "It was missed: no scheduler was at work, and when one came back it was too old to be caught up."
+        "It was missed: no scheduler was running, and when one came back it was too old to be caught up."
     )
 
 
@@ -217,7 +217,7 @@ def test_a_tick_that_nobody_has_looked_at_says_so(story):
     claimed(tick - MINUTE)
 
     assert story(tick + HOUR) == [
-        f"No scheduler has looked at {written(tick + HOUR)}: either none was at work, or the time has not come."
+        f"No scheduler has looked at {written(tick + HOUR)}: either none was running, or the time has not come."
     ]
 
 

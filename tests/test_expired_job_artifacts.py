@@ -18,7 +18,6 @@ from forgekeeper.connections import client
 from forgekeeper.database import database, now
 from forgekeeper.database.chunks import IN_ORDER, START
 from forgekeeper.deleting.total import TURNS
-from forgekeeper.delivery.broker import broker
 from forgekeeper.delivery.queues import depth
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.flags import FeatureFlag
@@ -930,7 +929,7 @@ def test_the_parent_starts_a_child_for_each_free_bucket(parent):
         "missing_count": 0,
         "children_enqueued": 7,
     }
-    assert depth(client, broker.namespace, "artifacts")["ready"] == 7
+    assert depth(client, "artifacts")["ready"] == 7
 
 
 def test_the_parent_frees_a_bucket_whose_owner_is_silent(parent):
@@ -950,7 +949,7 @@ def test_the_parent_sends_no_child_that_is_on_its_way_already(parent):
     row = parent()
 
     assert row.result["children_enqueued"] == 0
-    assert depth(client, broker.namespace, "artifacts")["ready"] == 5
+    assert depth(client, "artifacts")["ready"] == 5
 
 
 def test_the_parent_does_nothing_while_the_flag_is_off(parent):
@@ -959,7 +958,7 @@ def test_the_parent_does_nothing_while_the_flag_is_off(parent):
     row = parent()
 
     assert (row.state, row.result["skipped"], row.result["children_enqueued"]) == ("succeeded", "flag_off", 0)
-    assert (client.exists(buckets.AVAILABLE), depth(client, broker.namespace, "artifacts")["ready"]) == (0, 0)
+    assert (client.exists(buckets.AVAILABLE), depth(client, "artifacts")["ready"]) == (0, 0)
 
 
 def test_the_parent_says_that_it_cannot_read_the_flag_and_does_nothing(parent):

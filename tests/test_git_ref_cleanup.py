@@ -1458,7 +1458,7 @@ def test_what_the_parent_sends_is_what_a_child_drains(parent, child, repository)
     with taken() as message:
         child(*message.args)
 
-    assert (pending(), depth(client, broker.namespace, "git")) == (
+    assert (pending(), depth(client, "git")) == (
         set(),
         {"ready": 0, "in_flight": 0, "delayed": 0, "dead": 0},
     )

@@ -99,10 +99,8 @@ ENVIRONMENT = {
     "forgekeeper.audit.acts",  # who is behind sudo
     "metrics.multiprocess",
     "forgekeeper.cli.processes",
-    "forgekeeper.cli.listing",  # whether batches of others are named, before the settings are imported
     "forgekeeper.cli.serving",
     "forgekeeper.cli.demo",
-    "forgekeeper.cli.programs",
     "forgekeeper.process.ready",  # what systemd and the page have put there
 }
 """Who may know the environment: the settings, and whoever prepares it for children."""

@@ -1,9 +1,8 @@
-"""Who did what, and what was deleted by which run: `audit`."""
+"""`audit`: what people did, and which run deleted what."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 import typer
@@ -12,16 +11,13 @@ from forgekeeper.audit import lookup, subjects
 from forgekeeper.audit.lookup import Found, Line, Period
 from forgekeeper.audit.subjects import PATH, Subject
 from forgekeeper.batches import BATCHES
-from forgekeeper.cli import evidence
-from forgekeeper.cli.completion import names_of
+from forgekeeper.cli import evidence, times
 from forgekeeper.cli.connection import batch_named, connected
-from forgekeeper.cli.console import Json, emit, moment, out, table, wrong_use
+from forgekeeper.cli.console import Json, emit, moment, say, table, wrong_use
 from forgekeeper.database import now
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.settings import Settings
-from metrics.redaction import clean
 
-AGES = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 Time = typer.Option(metavar="TIME|AGE", help="A time in UTC, or an age: 2026-11-20T08:30, 90m, 2h, 3d, 1w.")
 
 
@@ -35,9 +31,7 @@ def audit(  # noqa: PLR0917, options
         ),
     ] = None,
     run: Annotated[int | None, typer.Option(min=0, help="What that run and its children have deleted.")] = None,
-    batch: Annotated[
-        str | None, typer.Option(metavar="BATCH", help="Only of this batch.", autocompletion=names_of(BATCHES))
-    ] = None,
+    batch: Annotated[str | None, typer.Option(metavar="BATCH", help="Only of this batch.")] = None,
     who: Annotated[
         str | None, typer.Option(metavar="NAME", help="Only acts of this user, host, or FORGEKEEPER_ACTOR.")
     ] = None,
@@ -55,7 +49,7 @@ def audit(  # noqa: PLR0917, options
         wrong_use("--run asks for one run: leave --batch and --who out")
     asked = None if what is None else _subject(what)
     with connected("audit", redis_needed=False) as settings:
-        period = Period(_instant(since, "--since"), _instant(until, "--until"))
+        period = _period(since, until)
         if asked is not None:
             answer = _about(*asked, period, settings, limit)
         elif run is not None:
@@ -65,7 +59,7 @@ def audit(  # noqa: PLR0917, options
     if json:
         emit({name: value for name, value in answer.items() if name != "rows"})
         return
-    out.print("\n".join(map(clean, answer["sentences"])), end="\n" if answer["sentences"] else "")
+    say(answer["sentences"])
     if answer.get("rows"):
         table("", ("at", "by", "what was done", "to what", "why"), answer["rows"])
 
@@ -178,18 +172,10 @@ def _fact(found: Found) -> dict[str, Any]:
     return {**line, "state": found.state, **found.facts}
 
 
-def _instant(text: str | None, option: str) -> datetime | None:
-    """Read a time, or an age."""
-    if text is None:
-        return None
-    number, unit = text[:-1], text[-1:]
-    if unit in AGES and number.isascii() and number.isdigit() and len(number) < 6:
-        return now() - timedelta(**{AGES[unit]: int(number)})
-    try:
-        instant = datetime.fromisoformat(text)
-    except ValueError:
-        wrong_use(f"{option} {text!r} is neither a time nor an age: write 2026-11-20T08:30, in UTC, or 90m, 2h, 3d, 1w")
-    return instant.astimezone(UTC) if instant.tzinfo else instant.replace(tzinfo=UTC)
+def _period(since: str | None, until: str | None) -> Period:
+    instant = now()
+    begins, ends = (None if text is None else times.past(text)(instant) for text in (since, until))
+    return Period(begins, ends)
 
 
 def hint(run: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""What each batch has declared (`batches`): the page of documentation that a declaration makes."""
+"""`batches`: what each batch has declared, and the page of documentation about it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ import typer
 
 from forgekeeper.batches import BATCHES, BatchSpec, Declared, Record
 from forgekeeper.boot import load
-from forgekeeper.cli import api_page
-from forgekeeper.cli.completion import names_of
 from forgekeeper.cli.connection import batch_named
-from forgekeeper.cli.console import Json, emit, out
+from forgekeeper.cli.console import Json, emit, markdown_table, out
 from forgekeeper.settings import PREFIX, Settings
 
 INTRODUCTION = """# Batches
@@ -25,19 +23,11 @@ This page is printed by `forgekeeper batches --markdown`.
 
 
 def batches(
-    batch: Annotated[
-        str | None, typer.Argument(help="Only this one.", autocompletion=names_of(BATCHES), show_default=False)
-    ] = None,
+    batch: Annotated[str | None, typer.Argument(help="Only this one.", show_default=False)] = None,
     json: Json = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the page docs/batches.md.")] = False,
-    api: Annotated[
-        bool, typer.Option("--api", help="Print the page docs/api.md: what a batch is written with.")
-    ] = False,
 ) -> None:
     """List what every batch has declared: document, schedule, limits, records, thresholds, settings, failpoints."""
-    if api:
-        out.print(api_page.page(), end="")
-        return
     settings, chosen = load(), [batch_named(batch)] if batch else list(BATCHES.values())
     found = [described(one, settings) for one in chosen]
     if json:
@@ -48,11 +38,6 @@ def batches(
         for one in found:
             out.print(f"{one['name']}  ({one['schedule']}, queue {one['queue']})", style="bold")
             out.print(f"    {one['sentence']}")
-
-
-def page(found: Iterable[dict[str, Any]]) -> str:
-    """Write the documentation's page of batches."""
-    return INTRODUCTION + "".join(map(_section, found))
 
 
 def described(batch: BatchSpec, settings: Settings) -> dict[str, Any]:
@@ -90,6 +75,11 @@ def _record(record: Record) -> dict[str, Any]:
     return {"name": record.name, "objective": objective, "counted_by": {how: list(by) for how, by in counted.items()}}
 
 
+def page(found: Iterable[dict[str, Any]]) -> str:
+    """Write the documentation's page of batches."""
+    return INTRODUCTION + "".join(map(_section, found))
+
+
 def _section(one: dict[str, Any]) -> str:
     facts = {
         "document": one["document"],
@@ -98,12 +88,12 @@ def _section(one: dict[str, Any]) -> str:
         "flag": one["flag"] and f"`{one['flag']}`",
         "alerts go to": one["team"],
         "writes by itself": one["writes"],
-        "tables": ", ".join(f"`{table}`" for table in one["tables"]),
-        "settings": ", ".join(f"`{name}`" for name in one["settings"]),
+        "tables": _code(one["tables"]),
+        "settings": _code(one["settings"]),
     }
-    rows = "".join(f"| {name} | {fact} |\n" for name, fact in facts.items() if fact)
+    table = markdown_table(("", ""), ((name, fact) for name, fact in facts.items() if fact))
     parts = "".join(_part(part) for part in (one, *one["children"]))
-    return f"\n## {one['name']}\n\n{one['sentence']}\n\n| | |\n|---|---|\n{rows}{parts}"
+    return f"\n## {one['name']}\n\n{one['sentence']}\n\n{table}{parts}"
 
 
 def _part(part: dict[str, Any]) -> str:
@@ -113,13 +103,16 @@ def _part(part: dict[str, Any]) -> str:
         crossed = (f"{name} {above:g}" if above else name for name, above in part["thresholds"].items())
         limits += f" Thresholds: {', '.join(crossed)}."
     if part["failpoints"]:
-        limits += f" Failpoints: {', '.join(f'`{name}`' for name in part['failpoints'])}."
-    records = "".join(map(_row, part["records"]))
-    table = f"\n| record | counted by | may wait |\n|---|---|---|\n{records}" if records else ""
+        limits += f" Failpoints: {_code(part['failpoints'])}."
+    rows = [_row(record) for record in part["records"]]
+    table = f"\n{markdown_table(('record', 'counted by', 'may wait'), rows)}" if rows else ""
     return f"\n{limits}\n{table}"
 
 
-def _row(record: dict[str, Any]) -> str:
+def _row(record: dict[str, Any]) -> tuple[str, str, str]:
     counted = "; ".join(f"{how}: {' + '.join(fields)}" for how, fields in record["counted_by"].items() if fields)
-    objective = "" if record["objective"] is None else f"{record['objective']:g}"
-    return f"| `{record['name']}` | {counted} | {objective} |\n"
+    return f"`{record['name']}`", counted, "" if record["objective"] is None else f"{record['objective']:g}"
+
+
+def _code(words: Iterable[str]) -> str:
+    return ", ".join(f"`{word}`" for word in words)

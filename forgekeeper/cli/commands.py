@@ -1,4 +1,4 @@
-"""The command line: what commands there are, and what becomes of their errors."""
+"""The command line: what commands there are, and how an exception becomes one sentence and an exit status."""
 
 from __future__ import annotations
 
@@ -7,90 +7,95 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated
 
+import peewee as pw
+import redis
 import typer
 
-from forgekeeper.cli import INTERRUPTED, importing, listing, streams
+from forgekeeper import migrations
+from forgekeeper.batches import BATCHES
+from forgekeeper.cli import (
+    audit,
+    batches,
+    check,
+    demo,
+    flags,
+    holding,
+    leases,
+    metrics,
+    migrate,
+    process_list,
+    records,
+    releasing,
+    running,
+    sample,
+    serving,
+    settings,
+    status,
+    streams,
+    ticks,
+)
 from forgekeeper.cli.console import FAILED, WRONG_USE, Problem, err, out
+from forgekeeper.cli.failures import sentence
 from forgekeeper.cli.streams import OutputLost
+from forgekeeper.delivery.broker import load_batches
+from forgekeeper.settings import SettingsError
 from metrics.redaction import clean
 
-UNREAD = 128 + signal.SIGPIPE
+INTERRUPTED, UNREAD = 128 + signal.SIGINT, 128 + signal.SIGPIPE
 HELP = {"-h", "--help", "--version"}
-PASSED_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": ["--help"]}
-"""How a command is declared whose arguments are another program's."""
-
-BEFORE = {
-    "Serve": "demo.demo serving.up serving.scheduler serving.worker serving.exporter",
-    "Prepare": "checking.check upkeep.migrate upkeep.settings metrics.metrics batches.batches sample.seed",
-    "Run": "running.run running.send holding.pause holding.stop holding.cancel holding.resume releasing.release "
-    "upkeep.flags",
-    "Look": "status.status presence.processes ledger.ticks ledger.why audit.audit",
+PANELS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
+    "Serve": {
+        "demo": demo.demo,
+        "up": serving.up,
+        "scheduler": serving.scheduler,
+        "worker": serving.worker,
+        "exporter": serving.exporter,
+    },
+    "Prepare": {
+        "check": check.check,
+        "migrate": migrate.migrate,
+        "settings": settings.settings,
+        "metrics": metrics.metrics,
+        "batches": batches.batches,
+        "seed": sample.seed,
+    },
+    "Run": {
+        "run": running.run,
+        "send": running.send,
+        "pause": holding.pause,
+        "stop": holding.stop,
+        "cancel": holding.cancel,
+        "resume": holding.resume,
+        "release": releasing.release,
+        "flags": flags.flags,
+    },
+    "Look": {
+        "status": status.status,
+        "processes": process_list.processes,
+        "ticks": ticks.ticks,
+        "why": ticks.why,
+        "audit": audit.audit,
+        "records": records.records,
+        "leases": leases.leases,
+    },
 }
-"""The commands that come before those of the batches, by their panels: a module, and what it calls the command."""
-AFTER = {"Look": "programs.redis programs.psql records.records leases.leases"}
-LOOKING = {"status", "processes", "ticks", "why", "audit"}
-"""Those that send nothing: they need no broker and no actors, whose modules take a fifth of a second to import."""
-
-
-class Command(NamedTuple):
-    """Where a command of ours is found: its module is imported when it is called, or the whole is asked for."""
-
-    panel: str
-    module: str
-
-    def add(self, app: typer.Typer, name: str) -> None:
-        """Import the command, and add it to *app*."""
-        of_module = getattr(import_module(f"forgekeeper.cli.{self.module}"), name)
-        _add(app, {name: of_module}, self.panel, PASSED_ON if self.module == "programs" else None)
-
-
-def _listed(panels: Mapping[str, str]) -> dict[str, Command]:
-    pairs = [(panel, *one.split(".")) for panel, places in panels.items() for one in places.split()]
-    return {name: Command(panel, module) for panel, module, name in pairs}
-
-
-OURS = _listed(BEFORE) | _listed(AFTER)
+EXPLAINED = (
+    *(Problem, SettingsError, typer.TyperException, migrations.TableExists),
+    *(pw.PeeweeException, redis.RedisError, OSError),
+)
+GONE = {
+    "psql": 'run `psql "$FORGEKEEPER_DATABASE_URL"`',
+    "redis": 'run `redis-cli -u "$FORGEKEEPER_REDIS_URL"`',
+}
+"""Commands of the last release, and what to do instead."""
 
 
 @cache
 def application() -> typer.Typer:
-    """Return all commands: ours, and those that the batches bring, the latest declared first."""
-    from forgekeeper.batches import BATCHES
-
-    app = _empty()
-    for name, command in _listed(BEFORE).items():
-        command.add(app, name)
-    for batch in reversed(BATCHES.values()):
-        _add(app, import_module(batch.commands).COMMANDS if batch.commands else {})
-    for name, command in _listed(AFTER).items():
-        command.add(app, name)
-    return app
-
-
-def _only(name: str) -> typer.Typer:
-    """Return no command but that one."""
-    app = _empty()
-    OURS[name].add(app, name)
-    return app
-
-
-def _overview() -> typer.Typer:
-    """Return what can be shown as help, and not be called: the lines of all commands."""
-    app = _empty()
-    for panel, sentences in listing.LINES.items():
-        for name, sentence in sentences.items():
-            app.command(name, help=sentence, rich_help_panel=panel)(_nothing)
-    return app
-
-
-def _nothing() -> None:
-    pass
-
-
-def _empty() -> typer.Typer:
-    return typer.Typer(
+    """Return all commands: ours, and those that the batches declare."""
+    app = typer.Typer(
         name="forgekeeper",
         callback=forgekeeper,
         no_args_is_help=True,
@@ -98,19 +103,20 @@ def _empty() -> typer.Typer:
         pretty_exceptions_enable=False,
         rich_markup_mode="rich",
     )
+    for panel, commands in PANELS.items():
+        _add(app, panel, commands)
+    for batch in BATCHES.values():
+        if batch.commands:
+            _add(app, "Look", import_module(batch.commands).COMMANDS)
+    return app
 
 
-def _add(
-    app: typer.Typer,
-    commands: Mapping[str, typer.Typer | Callable[..., None]],
-    panel: str = "Look",
-    settings: dict[str, Any] | None = None,
-) -> None:
+def _add(app: typer.Typer, panel: str, commands: Mapping[str, Callable[..., None] | typer.Typer]) -> None:
     for name, command in commands.items():
         if isinstance(command, typer.Typer):
             app.add_typer(command, name=name, rich_help_panel=panel)
         else:
-            app.command(name, rich_help_panel=panel, context_settings=settings)(command)
+            app.command(name, rich_help_panel=panel)(command)
 
 
 def _show_version(asked: bool) -> None:
@@ -121,101 +127,65 @@ def _show_version(asked: bool) -> None:
         raise typer.Exit
 
 
-def _show_page(asked: bool) -> None:
-    if asked:
-        from forgekeeper.cli.reference import page
-
-        out.print(page(application()), end="")
-        raise typer.Exit
-
-
 def forgekeeper(
     _version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
-    _page: Annotated[
-        bool,
-        typer.Option(
-            "--markdown", callback=_show_page, is_eager=True, help="Print the page docs/commands.md and exit."
-        ),
-    ] = False,
 ) -> None:
-    """Keep a code forge clean: a scheduler, workers, and the batches they run."""
+    """Keep a code forge clean: a scheduler, workers, and the batches they run.
+
+    Exit status: 0 done, or nothing to do, or skipped; 1 it failed; 2 wrong use or wrong settings, and nothing was
+    done; 3 the batch is held or its run was blocked; 130 Ctrl-C ended it.  An error is one sentence on standard error.
+    """
 
 
 def run(arguments: list[str]) -> int:
-    """Run the command line; return its exit status, with whatever was wrong said in one sentence on standard error."""
+    """Run the command line; return its exit status, after any error in one sentence on standard error."""
     try:
-        status = _status(arguments)
+        status = _called(arguments or ["--help"])
         sys.stdout.flush()
     except OutputLost as lost:
         streams.discard()
-        # Whoever reads no further, such as `head`, wants no complaint; the status is a shell's for SIGPIPE.
-        return UNREAD if lost.unread else _complained(f"cannot write to standard output: {lost}", FAILED)
-    return status
-
-
-def _status(arguments: list[str]) -> int:
-    try:
-        if listing.suffices(arguments):
-            return _called(_overview(), ["--help"])
-        return _declared_and_called(arguments)
-    except Problem as problem:
-        return _complained(str(problem), problem.status)
-    except typer.TyperException as error:
-        return _complained(_usage(error), WRONG_USE)
+        return UNREAD if lost.unread else _complain(f"cannot write to standard output: {lost}", FAILED)
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else FAILED if ended.code else 0
     except KeyboardInterrupt:
         return INTERRUPTED
-
-
-def _declared_and_called(arguments: list[str]) -> int:
-    with importing():
-        # Only for whoever asks for more than the list of commands.
-        from forgekeeper.cli.connection import explained
-        from forgekeeper.settings import SettingsError
-    try:
-        with importing():
-            app = _declared(arguments)
-        with explained():
-            return _called(app, arguments or ["--help"])
-    except SettingsError as error:
-        raise Problem(str(error), WRONG_USE) from error
-
-
-def _declared(arguments: list[str]) -> typer.Typer:
-    """Import the batches, and the command that is called, or all where none of ours is."""
-    from forgekeeper.settings import SettingsError
-
-    name = next(iter(arguments), "")
-    try:
-        _let_batches_be_known(actors=name not in LOOKING)
-    except SettingsError:
-        # Whoever only asks for help gets it, whatever the settings say.
-        if arguments and HELP.isdisjoint(arguments):
+    except EXPLAINED as error:
+        problem = _problem(error)
+        if problem is None:
             raise
-    return _only(name) if name in OURS else application()
+        return _complain(str(problem), problem.status)
+    return status
 
 
-def _let_batches_be_known(*, actors: bool) -> None:
-    if actors:
-        from forgekeeper.delivery.broker import load_batches
+def _problem(error: Exception) -> Problem | None:
+    """Say an exception in a sentence, with its exit status; None where it is a mistake of ours."""
+    if isinstance(error, Problem):
+        return error
+    if isinstance(error, SettingsError):
+        return Problem(str(error), WRONG_USE)
+    if isinstance(error, typer.TyperException):
+        return Problem(_usage(error), WRONG_USE)
+    if isinstance(error, migrations.TableExists):
+        return Problem(f"{error}: it was not made by forgekeeper; rename it or use another schema")
+    said = sentence(error)
+    return None if said is None else Problem(said)
 
+
+def _called(arguments: list[str]) -> int:
+    if (name := arguments[0]) in GONE:
+        raise Problem(f"there is no command {name} any more: {GONE[name]}", WRONG_USE)
+    try:
         load_batches()
-    else:
-        from forgekeeper import boot
-        from forgekeeper.settings import reading
-
-        boot.declare(reading.modules())
-
-
-def _called(app: typer.Typer, arguments: list[str]) -> int:
-    # Typer returns the status of `typer.Exit`, and whatever else a command returns: nothing.
-    return app(arguments, prog_name="forgekeeper", standalone_mode=False) or 0
+    except SettingsError:
+        if HELP.isdisjoint(arguments):
+            raise
+    # Typer returns the status of `typer.Exit`.
+    return application()(arguments, prog_name="forgekeeper", standalone_mode=False) or 0
 
 
-def _complained(sentence: str, status: int) -> int:
+def _complain(sentence: str, status: int) -> int:
     err.print(f"forgekeeper: {clean(sentence)}", style="red")
     return status
 

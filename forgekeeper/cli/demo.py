@@ -63,7 +63,7 @@ def demo() -> None:
     # Unwinds the contexts below, so that everything started has ended when we have.
     signal.signal(signal.SIGTERM, _leave)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job inherits none
-    with _environment() as folder, connected("demo", migrated=False, interrupted_within=None) as settings:
+    with _environment() as folder, connected("demo", migrated=False) as settings:
         out.print("1. PostgreSQL and Redis run on sockets in a temporary folder, beside git repositories and objects.")
         migrations.migrate(database.obj)
         for place in ("objects", "repositories"):

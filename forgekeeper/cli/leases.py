@@ -1,4 +1,4 @@
-"""Who works on what alone: `leases`."""
+"""`leases`: which process works on what alone."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import typer
 from forgekeeper import locks
 from forgekeeper.audit import acts
 from forgekeeper.cli.connection import connected, require_redis
-from forgekeeper.cli.console import Json, Problem, answer, emit, moment, table
+from forgekeeper.cli.console import Json, Problem, answer, emit, table
 from forgekeeper.connections import client
 from forgekeeper.identity import identity
 
-leases = typer.Typer(help="Who works on what alone, and since when.")
+leases = typer.Typer(help="Leases: which process works on what alone, and since when.")
 
 log = structlog.get_logger(__name__)
 
@@ -36,7 +36,7 @@ def leases_list(json: Json = False) -> None:
         emit({"leases": found})
         return
     columns = ("lease", "holder", "since", "seconds left")
-    table("", columns, ((one["name"], one["holder"], moment(one["since"]), one["left"]) for one in found))
+    table("", columns, ((one["name"], one["holder"], one["since"], one["left"]) for one in found))
 
 
 @leases.command("break")

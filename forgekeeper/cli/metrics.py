@@ -1,4 +1,4 @@
-"""The catalogue of metrics (`metrics`)."""
+"""`metrics`: the catalogue of metrics, and the page of documentation about them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Annotated
 import typer
 
 from forgekeeper.batches import all_declared
-from forgekeeper.cli.console import Json, emit, out
+from forgekeeper.cli.console import Json, emit, markdown_table, out
 from metrics.catalogue import of, table
 from metrics.catalogue.metric import Metric, Process
 
 INTRODUCTION = """# Metrics
 
-Three processes each serve a page: workers what has happened, all of `forgekeeper worker`'s
-processes together; schedulers what they have sent; exporters what is the case, asked of
+Three processes each serve metrics: workers what has happened, all of `forgekeeper worker`'s
+processes together; schedulers what they have sent; exporters the present state, asked of
 PostgreSQL and Redis when they are scraped. Every series is there from the first scrape on,
 at zero if it can be; a time that does not apply is absent.
 
@@ -49,19 +49,16 @@ def metrics(
 def page(metrics: Mapping[str, Metric]) -> str:
     """Write the documentation's page of metrics."""
     tables = [f"\n## {text}\n\n{_table(of(process, metrics))}" for process, text in PAGES.items()]
-    return INTRODUCTION + "".join(tables) + _values(metrics.values())
+    return INTRODUCTION + "".join(tables) + _labels(metrics.values())
 
 
 def _table(metrics: Iterable[Metric]) -> str:
-    rows = "".join(
-        f"| `{m.name}` | {m.type} | {', '.join(f'`{label}`' for label in m.labels)} | {m.unit} | {m.help} |\n"
-        for m in metrics
-    )
-    return f"| name | type | labels | unit | what it says |\n|---|---|---|---|---|\n{rows}"
+    rows = ((f"`{m.name}`", m.type, _code(m.labels), m.unit, m.help) for m in metrics)
+    return markdown_table(("name", "type", "labels", "unit", "what it says"), rows)
 
 
-def _values(metrics: Iterable[Metric]) -> str:
-    """List what each label may be; whatever is not listed does not occur."""
+def _labels(metrics: Iterable[Metric]) -> str:
+    """List the values of each label."""
     found: dict[str, dict[str, None] | None] = {}
     for metric in metrics:
         for label, values in metric.values.items():
@@ -70,8 +67,9 @@ def _values(metrics: Iterable[Metric]) -> str:
                 found[label] = None
             else:
                 known.update(dict.fromkeys(values))
-    rows = "".join(
-        f"| `{label}` | {', '.join(f'`{value}`' for value in values) if values else 'as configured'} |\n"
-        for label, values in found.items()
-    )
-    return f"\n## Labels\n\n| label | values |\n|---|---|\n{rows}"
+    rows = ((f"`{label}`", _code(values) if values else "as configured") for label, values in found.items())
+    return "\n## Labels\n\n" + markdown_table(("label", "values"), rows)
+
+
+def _code(words: Iterable[str]) -> str:
+    return ", ".join(f"`{word}`" for word in words)

@@ -1,27 +1,25 @@
-"""Show what a run would do: `run --dry-run`, and what a flag is about to switch on."""
+"""What a run would do, in lines: for `run --dry-run`, and before a flag is switched on."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 import peewee as pw
 import redis
-from rich.console import Console
+from rich.filesize import decimal
 
 from forgekeeper.batches import BATCHES, BatchSpec
-from forgekeeper.cli.console import Problem, emit, err, lasting, moment, out
+from forgekeeper.cli.console import Problem, confirmed, emit, err, lasting, moment, progress, say
 from forgekeeper.cli.failures import sentence
 from forgekeeper.preview import Part
 from forgekeeper.runs.pace import Pace
 from forgekeeper.runs.previewing import SAMPLE, Preview, preview
 from forgekeeper.settings import Settings
-from metrics.redaction import clean, describe
+from metrics.redaction import describe
 
-UNITS = ("bytes", "kB", "MB", "GB", "TB")
 STAYS = {
     "busy": "another session has them locked at this moment, and they are left for later",
     "passed_over": "they failed, and are tried again later: `forgekeeper records`",
@@ -31,42 +29,38 @@ STAYS = {
 
 def answer_with(batch: BatchSpec, settings: Settings, *, sample: int, json: bool) -> None:
     """Preview the batch, and print that."""
-    found = made(batch, settings, sample=sample)
+    found = _made(batch, settings, sample=sample)
     if json:
         emit(found.as_json())
     else:
-        show(found, out)
+        say(lines(found))
 
 
 def before_switching_on(flag: str, settings: Settings, *, ask: bool) -> list[dict[str, Any]]:
     """Show on standard error what the batch of the flag would do; *ask* whether to go on where there is a terminal.
 
-    Raises `Problem` when the answer is no.  Where there can be no preview that is said, and stops nobody.
+    Raises `Problem` when the answer is no.  Where no preview is possible that is said, and the flag is turned on.
     """
     previews = []
     for batch in (one for one in BATCHES.values() if one.flag == flag):
         try:
-            found = made(batch, settings, sample=SAMPLE)
+            found = _made(batch, settings, sample=SAMPLE)
         except (pw.PeeweeException, redis.RedisError, OSError) as error:
-            err.print(clean(f"{batch.name} cannot be previewed: {sentence(error) or describe(error)}"))
+            say([f"{batch.name} cannot be previewed: {sentence(error) or describe(error)}"], err)
             continue
-        show(found, err)
+        say(lines(found), err)
         previews.append(found.as_json())
-    if ask and sys.stdin.isatty() and not _agreed(f"Turn {flag} on? [y/N] "):
+    if ask and sys.stdin.isatty() and not confirmed(f"Turn {flag} on?"):
         raise Problem(f"{flag} was not turned on")
     return previews
 
 
-def made(batch: BatchSpec, settings: Settings, *, sample: int) -> Preview:
-    """Preview the batch; on a terminal show how far that has got."""
-    with _progress(batch.name) as told:
+def _made(batch: BatchSpec, settings: Settings, *, sample: int) -> Preview:
+    try:
+        told = lambda part: progress(f"{batch.name}: {part.records:,} counted, {part.record}")  # noqa: E731
         return preview(batch, settings, sample=sample, told=told)
-
-
-def show(found: Preview, console: Console) -> None:
-    """Print a preview for people."""
-    for line in lines(found):
-        console.print(clean(line))
+    finally:
+        progress("")
 
 
 def lines(found: Preview) -> Iterator[str]:
@@ -78,11 +72,10 @@ def lines(found: Preview) -> Iterator[str]:
         yield from (f"    {line}" for line in _details(part))
     if found.due is not None:
         yield f"  due in all: {found.due:,}"
-    yield f"  it would take: {duration(found.pace)}"
+    yield f"  it would take: {_duration(found.pace)}"
 
 
-def duration(pace: Pace) -> str:
-    """Say how long it would take."""
+def _duration(pace: Pace) -> str:
     if pace.unknown is not None or pace.seconds is None:
         return str(pace.unknown)
     by = f"{pace.per_second:,.1f} a second in its last runs" if pace.per_second else ""
@@ -99,8 +92,8 @@ def duration(pace: Pace) -> str:
 
 def _headline(part: Part) -> str:
     about = "about " if part.estimate else ""
-    told = f"{part.record} of {part.batch}: {about}{part.records:,} would be {part.verb}"
-    return told + (f", {about}{amount(part.bytes)}" if part.bytes is not None else "")
+    said = f"{part.record} of {part.batch}: {about}{part.records:,} would be {part.verb}"
+    return said + (f", {about}{decimal(part.bytes)}" if part.bytes is not None else "")
 
 
 def _details(part: Part) -> Iterator[str]:
@@ -108,38 +101,13 @@ def _details(part: Part) -> Iterator[str]:
         yield "an estimate: the time was up before all were counted"
     if part.oldest is not None:
         yield f"due since {moment(part.oldest)}" + (f", the newest since {moment(part.newest)}" if part.newest else "")
-    told = part.as_json()
-    if told["projects"]:
-        others = told["other_projects"]
+    shown = part.as_json()
+    if shown["projects"]:
+        others = shown["other_projects"]
         rest = f", {others['projects']:,} others {others['records']:,}" if others["projects"] else ""
-        yield "by project: " + ", ".join(f"{name} {count:,}" for name, count in told["projects"].items()) + rest
+        yield "by project: " + ", ".join(f"{name} {count:,}" for name, count in shown["projects"].items()) + rest
     for reason, count in part.kept.items():
         number = "not counted in time" if count is None else f"{count:,} stay"
         yield f"{reason}: {number}" + (f" ({STAYS[reason]})" if reason in STAYS else "")
     if part.sample:
         yield "such as " + ", ".join(f"{key} ({name})" if name else key for key, name in part.sample)
-
-
-def amount(size: int) -> str:
-    """Write a number of bytes for people."""
-    value, unit = float(size), 0
-    while value >= 1_000 and unit < len(UNITS) - 1:
-        value, unit = value / 1_000, unit + 1
-    return f"{size} bytes" if unit == 0 else f"{value:,.1f} {UNITS[unit]}"
-
-
-def _agreed(question: str) -> bool:
-    try:
-        answer = err.input(question, markup=False)
-    except EOFError:
-        answer = ""
-    return answer.strip().lower() in ("y", "yes")
-
-
-@contextmanager
-def _progress(name: str) -> Iterator[Callable[[Part], None]]:
-    if not err.is_terminal:
-        yield lambda _part: None
-        return
-    with err.status(f"{name}: counting") as status:
-        yield lambda part: status.update(f"{name}: {part.records:,} counted, {part.record}")

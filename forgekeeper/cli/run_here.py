@@ -1,24 +1,27 @@
-"""A run in the command's own process: the attempt that a worker makes, and its children worked on until drained."""
+"""A run in the command's own process: the attempt that a worker makes, and its children."""
 
 from __future__ import annotations
 
+import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import timedelta
 from types import FrameType
 from typing import Any, NamedTuple
 
 from forgekeeper import shutdown
 from forgekeeper.batches import BatchSpec, ChildSpec
-from forgekeeper.cli.console import Problem, err
+from forgekeeper.cli.console import Problem, err, progress, say
 from forgekeeper.cli.failures import sentence
 from forgekeeper.fan_out import Enqueued, Keyed
 from forgekeeper.runs.attempt import Attempt
 from forgekeeper.runs.ledger import Started
 from forgekeeper.runs.runner import Runner
 from forgekeeper.settings import Settings
-from metrics.redaction import clean, describe
+from metrics.redaction import describe
 
 CHECK = "`forgekeeper check"
 
@@ -40,17 +43,21 @@ def perform(batch: BatchSpec, started: Started, settings: Settings) -> dict[str,
         return Enqueued(len(keyed_args))
 
     runner = Runner(settings, collect)
-    # A person is watching: a run by hand ends here, a scheduled one that was taken over does not.
+    # A run by hand ends here; a scheduled one that was taken over is retried by workers.
     by_hand = started.tick is None
-    with runner.attempt(batch, started, final=by_hand) as attempt, _stopping_politely(), _progress(attempt):
+    with (
+        runner.attempt(batch, started, final=by_hand) as attempt,
+        _stopping_politely(settings.shutdown_timeout),
+        _progress(attempt),
+    ):
         attempt.work()
     runner.stop()
     if attempt.blocked is not None:
-        err.print(clean(f"{batch.name} is blocked: {attempt.blocked}"), style="red")
-    # What a run has sent before it failed is worked on, here as in a worker.
+        say([f"{batch.name} is blocked: {attempt.blocked}"], err)
+    # As in a worker, what a run has sent before it failed is worked on.
     results = _work_on(children, runner, run=started.id)
     if attempt.held is not None:
-        err.print(clean(f"{batch.name} is held: {attempt.held}"), style="red")
+        say([f"{batch.name} is held: {attempt.held}"], err)
     if attempt.state in ("succeeded", "blocked", "skipped"):
         return attempt.result() | results
     if attempt.state is None:
@@ -60,7 +67,7 @@ def perform(batch: BatchSpec, started: Started, settings: Settings) -> dict[str,
 
 
 def _cause(error: BaseException | None) -> str:
-    """Say what a run failed of, and once what to do about it."""
+    """Say why a run failed, and what to do about it."""
     if error is None:
         return "unknown"
     if said := sentence(error):
@@ -70,7 +77,7 @@ def _cause(error: BaseException | None) -> str:
 
 
 def _work_on(calls: list[Call], runner: Runner, *, run: int) -> dict[str, Any]:
-    """Work on the children of a run here, each until it is drained; return what they came to."""
+    """Work on the children of a run here, each until it is drained; return their results."""
     outcomes: list[dict[str, Any]] = []
     failures: list[str] = []
     for call in calls:
@@ -82,7 +89,7 @@ def _work_on(calls: list[Call], runner: Runner, *, run: int) -> dict[str, Any]:
                 failures.append(f"{call.message_id}: {_cause(attempt.error)}")
                 break
             if attempt.blocked is not None:
-                err.print(clean(f"{call.message_id} is blocked: {attempt.blocked}"), style="red")
+                say([f"{call.message_id} is blocked: {attempt.blocked}"], err)
             outcomes.append(attempt.result())
             more = attempt.wants_successor and not shutdown.requested.is_set()
     if failures:
@@ -92,19 +99,43 @@ def _work_on(calls: list[Call], runner: Runner, *, run: int) -> dict[str, Any]:
 
 
 @contextmanager
-def _stopping_politely() -> Iterator[None]:
-    """Let the first Ctrl-C or SIGTERM end the run at its next safe point, the second at once."""
+def _stopping_politely(within: timedelta) -> Iterator[None]:
+    """Let the first Ctrl-C or SIGTERM end the run at its next safe point; end the process at the second one.
 
-    def received(number: int, _frame: FrameType | None) -> None:
-        signal.signal(number, before[number])
-        shutdown.requested.set()
-
-    before = {int(number): signal.signal(number, received) for number in (signal.SIGINT, signal.SIGTERM)}
+    Or *within* that time.  A thread listens, as Python calls no handler while libpq waits for a server that hangs.
+    """
+    reading, writing = socket.socketpair()
+    writing.setblocking(False)
+    before = {number: signal.signal(number, _ignored) for number in (signal.SIGINT, signal.SIGTERM)}
+    wakeup = signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
+    listener = threading.Thread(target=_listen, args=(reading, within.total_seconds()), daemon=True)
+    listener.start()
     try:
         yield
     finally:
+        signal.set_wakeup_fd(wakeup)
         for number, handler in before.items():
             signal.signal(number, handler)
+        writing.close()  # ends the listener
+        listener.join()
+        reading.close()
+
+
+def _ignored(_number: int, _frame: FrameType | None) -> None:
+    pass
+
+
+def _listen(reading: socket.socket, within: float) -> None:
+    first = reading.recv(1)
+    if not first:
+        return
+    shutdown.requested.set()
+    reading.settimeout(within)
+    with suppress(TimeoutError):
+        if not reading.recv(1):
+            return
+    err.print("forgekeeper: interrupted before the run came to a safe point", style="red")
+    os._exit(128 + first[0])
 
 
 @contextmanager
@@ -113,9 +144,8 @@ def _progress(attempt: Attempt) -> Iterator[None]:
     ended, name = threading.Event(), attempt.declared.name
 
     def show() -> None:
-        with err.status(name) as status:
-            while not ended.wait(0.2):
-                status.update(f"{name}: {attempt.run.deadline.done:,} done")
+        while not ended.wait(0.5):
+            progress(f"{name}: {attempt.run.deadline.done:,} done")
 
     shower = threading.Thread(target=show, daemon=True)
     if err.is_terminal:
@@ -126,3 +156,4 @@ def _progress(attempt: Attempt) -> Iterator[None]:
         ended.set()
         if shower.ident:
             shower.join()
+            progress("")

@@ -8,12 +8,10 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from forgekeeper.audit import acts
-from forgekeeper.batches import BATCHES, BatchSpec
+from forgekeeper.batches import BatchSpec
 from forgekeeper.cli import previews
-from forgekeeper.cli.completion import names_of
 from forgekeeper.cli.connection import batch_named, connected, require_installation, require_redis
-from forgekeeper.cli.console import HELD, Json, answer, emit, err, facts, moment, out, wrong_use
-from forgekeeper.cli.interrupts import heard
+from forgekeeper.cli.console import HELD, Json, answer, emit, err, facts, moment, out, say, wrong_use
 from forgekeeper.cli.run_here import perform
 from forgekeeper.connections import Limits
 from forgekeeper.database import database
@@ -23,22 +21,10 @@ from forgekeeper.runs import reconcile
 from forgekeeper.runs.holds import BRAKES, Hold
 from forgekeeper.runs.ledger import JobRun, Started
 from forgekeeper.runs.previewing import SAMPLE
-from metrics.redaction import clean
 
-Name = Annotated[
-    str,
-    typer.Argument(
-        metavar="BATCH", help="The batch's name; `forgekeeper status` lists them.", autocompletion=names_of(BATCHES)
-    ),
-]
-Names = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[BATCH...]",
-        help="The batches' names; `forgekeeper status` lists them.",
-        autocompletion=names_of(BATCHES),
-    ),
-]
+BATCH = "The batch's name; `forgekeeper status` lists them."
+Name = Annotated[str, typer.Argument(metavar="BATCH", help=BATCH)]
+Names = Annotated[list[str] | None, typer.Argument(metavar="[BATCH...]", help=BATCH)]
 DryRun = Annotated[
     bool,
     typer.Option(
@@ -60,9 +46,8 @@ def run(batch: Name, dry_run: DryRun = False, sample: Sample = None, json: Json 
     already is skipped, and the result says so.  Exit status 3 if it is held, or if the run or a child of it was
     blocked.  Ctrl-C stops between two chunks, a second one at once.
 
-    With --dry-run nothing is changed, and no run begins, not even of a batch that is paused or switched off: those
-    can be previewed, too.  A preview counts for ten seconds; what it has not counted by then is an estimate, and
-    called one.
+    With --dry-run nothing is changed and no run begins; a batch that is paused or switched off can be previewed, too.
+    A preview counts for ten seconds, and marks what it has not counted by then as an estimate.
     """
     chosen = batch_named(batch)
     if dry_run:
@@ -71,7 +56,7 @@ def run(batch: Name, dry_run: DryRun = False, sample: Sample = None, json: Json 
         return
     if sample is not None:
         wrong_use("--sample is for --dry-run: a run names no records")
-    with connected(f"run {batch}", interrupted_within=None) as settings, heard(settings.shutdown_timeout):
+    with connected(f"run {batch}") as settings:
         require_installation()
         back = held_back(chosen)
         started = None if back else _started(chosen)
@@ -79,14 +64,14 @@ def run(batch: Name, dry_run: DryRun = False, sample: Sample = None, json: Json 
             result, run_id = perform(chosen, started, settings), started.id
         else:
             reason, sentence = back or ("overlap", overlapping(chosen))
-            err.print(clean(sentence))
+            say([sentence], err)
             result, run_id = asdict(chosen.nothing) | {"skipped": reason}, None
     answer({"run": run_id} | result, f"{batch}: {facts(result)}", json=json)
-    if _is_held_up(result):
+    if _is_held_or_blocked(result):
         raise typer.Exit(HELD)
 
 
-def _is_held_up(result: dict[str, Any]) -> bool:
+def _is_held_or_blocked(result: dict[str, Any]) -> bool:
     """Say whether the batch is held, or the run or a child of it was blocked."""
     children = result.get("children")
     every = [result, *children] if isinstance(children, list) else [result]
@@ -94,7 +79,7 @@ def _is_held_up(result: dict[str, Any]) -> bool:
 
 
 def _started(batch: BatchSpec) -> Started | None:
-    """Start the batch's run in this process, and record who did; None when one runs or the batch is held back."""
+    """Start the batch's run in this process, and record it; None when one runs or the batch is held back."""
     with database.atomic():
         waiting = JobRun.open(batch.name)
         started = JobRun.start_here(batch.name, by=identity())
@@ -112,12 +97,12 @@ def send(batch: Name, json: Json = False) -> None:
     Exit status 3 if it is held.
     """
     chosen = batch_named(batch)
-    # Whoever sends is not to be held up by a server that hangs.
+    # A server that hangs must not delay the answer.
     with connected("send", limits=Limits.of_scheduler):
         require_redis()
         sent = send_by_hand(chosen)
     if sent.run is None:
-        err.print(clean(sent.sentence))
+        say([sent.sentence], err)
     if json:
         emit({"batch": batch, "run": sent.run, "skipped": sent.skipped})
     elif sent.run is not None:
@@ -127,7 +112,7 @@ def send(batch: Name, json: Json = False) -> None:
 
 
 class Sent(NamedTuple):
-    """What became of a wish for a run by hand, and the sentence about it."""
+    """What became of a request to send a run by hand, and the sentence about it."""
 
     run: int | None
     skipped: str | None
@@ -137,7 +122,7 @@ class Sent(NamedTuple):
 def send_by_hand(batch: BatchSpec, *, recorded: bool = False) -> Sent:
     """Send a run by hand to the workers, unless the batch is held back or has a run open.
 
-    That is an act, unless it is *recorded* already as part of another.
+    The audit records it, unless it is *recorded* already as part of another act.
     """
     back = held_back(batch)
     run_id = None if back else claim(batch, recorded=recorded)
@@ -146,7 +131,7 @@ def send_by_hand(batch: BatchSpec, *, recorded: bool = False) -> Sent:
     reconcile.send(batch.name, deliver)
     if back:
         return Sent(None, *back)
-    hint = f"`forgekeeper why {batch.name}` tells what becomes of it"
+    hint = f"`forgekeeper why {batch.name}` shows what becomes of it"
     return Sent(run_id, None, f"{batch.name} is queued as run {run_id}; {hint}")
 
 

@@ -21,12 +21,11 @@ from forgekeeper import migrations, shutdown
 from forgekeeper.batches import BATCHES, all_declared
 from forgekeeper.batches import queues as declared_queues
 from forgekeeper.boot import load
-from forgekeeper.cli.completion import names_of
 from forgekeeper.cli.connection import configured, connected
 from forgekeeper.cli.console import FAILED, Problem, err, wrong_use
+from forgekeeper.cli.migrate import apply_pending
 from forgekeeper.cli.processes import Processes, python, python_path
-from forgekeeper.cli.upkeep import apply_pending
-from forgekeeper.cli.waiting import Wait, database_there, places_there, servers_there
+from forgekeeper.cli.waiting import Wait, database_missing, place_missing, server_missing
 from forgekeeper.connections import Limits, connect
 from forgekeeper.database import database
 from forgekeeper.process.ready import tell_supervisor
@@ -52,9 +51,9 @@ def scheduler() -> None:
     """
     settings, asked, ready = configured(), shutdown.requests(), threading.Event()
     connect(settings, Limits.of_scheduler(settings), name="scheduler", connections=None)
-    Wait(asked, said="scheduler").until_there(lambda: servers_there(settings))
+    Wait(asked, said="scheduler").until_there(lambda: server_missing(settings))
     if settings.metrics_port_scheduler:
-        # Not while it waits: alerts take a page for a scheduler that works.
+        # Not while it waits: alerts take an endpoint for a scheduler that works.
         listening = _listen(settings.metrics_host, settings.metrics_port_scheduler)
         why_not = "the timetable is not kept yet"
         Endpoint(listening, COUNT.registry, unready=lambda: None if ready.is_set() else why_not).start()
@@ -66,11 +65,7 @@ def worker(
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of each; by default the setting.")] = None,
     queues: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME[,NAME…]",
-            help="Only these queues; may be given several times.",
-            autocompletion=names_of(declared_queues),
-        ),
+        typer.Option(metavar="NAME[,NAME…]", help="Only these queues; may be given several times."),
     ] = None,
     metrics_port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Where its metrics are; by default the setting.")
@@ -90,11 +85,11 @@ def worker(
     settings, asked = configured(), shutdown.requests()
     wait = Wait(asked, said="worker")
     connect(settings, Limits.of_worker(settings), name="worker", connections=3)
-    wait.until_there(lambda: servers_there(settings))
+    wait.until_there(lambda: server_missing(settings))
     if settings.place_wait:
-        # Not for ever: other batches must not stand still, and what deletes from there is blocked until it is there.
-        patience = settings.place_wait.total_seconds()
-        wait.until_there(lambda: places_there(settings, queues or declared_queues()), patience=patience)
+        # Not for ever: other batches need no place, and what deletes from a missing place is blocked.
+        timeout = settings.place_wait.total_seconds()
+        wait.until_there(lambda: place_missing(settings, queues or declared_queues()), timeout=timeout)
     threads = threads or settings.worker_threads
     # What a process needs in its environment must be there before its Python starts.
     os.environ["PYTHONPATH"] = python_path()
@@ -105,7 +100,7 @@ def worker(
     if queues:
         arguments += ["--queues", *queues]
     sys.stdout.flush()
-    # What comes before Dramatiq has its handlers, and lets them through, is imports: they would end in a trace.
+    # Until Dramatiq has installed its handlers, a signal would end its imports in a trace.
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])
     wait.end_if_asked()
     os.execv(sys.executable, python("forgekeeper.process", *arguments))  # noqa: S606, our own program
@@ -122,14 +117,14 @@ def _count_in_files(host: str, port: int) -> None:
 
 
 def exporter() -> None:
-    """Serve what is the case as metrics: backlogs, queues, leases, the last runs, asked for when scraped.
+    """Serve metrics of the present state: backlogs, queues, leases, the last runs, asked for when scraped.
 
     PostgreSQL and Redis may be away.  SIGTERM and Ctrl-C end it.
     """
     settings = configured()
     connect(settings, exporting.LIMITS, name="exporter", connections=None)
     if not settings.metrics_port_exporter:
-        wrong_use(f"{PREFIX}METRICS_PORT_EXPORTER is 0: an exporter without a page has nothing to do")
+        wrong_use(f"{PREFIX}METRICS_PORT_EXPORTER is 0: an exporter without a metrics endpoint has nothing to do")
     page = Endpoint(_listen(settings.metrics_host, settings.metrics_port_exporter), exporting.registry(settings))
     asked = shutdown.requests()
     page.start()
@@ -162,10 +157,9 @@ def up() -> None:
         _migrate_all(settings, asked, example=bool(environment))
         running = stack.enter_context(Processes(environment, shutdown_timeout=settings.shutdown_timeout))
         running.start("scheduler")
-        # A minute's batch never waits behind somebody's five-minute child, nor behind other batches: each has a thread.
+        # A batch that runs every minute must not wait behind a child of five minutes, nor behind other batches.
         batches = {batch.queue for batch in BATCHES.values()}
         running.start("worker", *_from(batches), "--processes", "1", "--threads", str(len(BATCHES)))
-        # Two workers, two pages.
         port = settings.metrics_port_worker and settings.metrics_port_worker + SECOND_WORKER
         running.start("worker", *_from(set(declared_queues()) - batches), "--metrics-port", str(port))
         if settings.metrics_port_exporter:
@@ -213,8 +207,8 @@ def _servers(settings: Settings) -> Iterator[dict[str, str]]:
 
 def _migrate_all(settings: Settings, asked: SimpleQueue[None], *, example: bool) -> None:
     connect(settings, Limits.of_worker(settings), name="up", connections=3)
-    Wait(asked, said="up").until_there(lambda: database_there(settings))
-    with connected("up", migrated=False, interrupted_within=None):
+    Wait(asked, said="up").until_there(lambda: database_missing(settings))
+    with connected("up", migrated=False):
         apply_pending()
         if example:
             migrations.migrate(database.obj, "example")

@@ -1,4 +1,4 @@
-"""The story of one tick, in sentences: who claimed it, who ran it, what came of it, or why not."""
+"""What became of one tick, in sentences: which scheduler claimed it, which worker ran it, with what result."""
 
 from __future__ import annotations
 
@@ -19,11 +19,9 @@ UNRUN = {
     ("skipped", "cancelled"): "It was cancelled while it waited, and did not run.",
     ("skipped", "lease_held"): "It was skipped, because another process held the lease.",
     ("coalesced", None): "Nobody claimed it in time; the newest tick after the outage did its work.",
-    ("missed", "skip"): "It was missed: no scheduler was at work, and the settings say not to catch this batch up.",
-    ("missed", None): "It was missed: no scheduler was at work, and when one came back it was too old to be caught up.",
+    ("missed", "skip"): "It was missed: no scheduler was running, and the settings say not to catch this batch up.",
+    ("missed", None): "It was missed: no scheduler was running, and when one came back it was too old to be caught up.",
 }
-
-
 ENDED = ("succeeded", "blocked", "skipped")
 """States of runs whose last attempt came to its end."""
 SKIPPED = {
@@ -42,14 +40,14 @@ BRAKED = {
 
 
 def tell(run: JobRun, holds: Sequence[Hold] = ()) -> list[str]:
-    """Tell what became of the row; *holds* are what holds its batch back at this moment."""
+    """Say what became of the row; *holds* are what holds its batch back at this moment."""
     return [sentence for sentence in (*_sentences(run), _cancelled(run), *_holds(run, holds)) if sentence]
 
 
 def result_of(run: JobRun) -> dict[str, Any] | None:
-    """Return the row's result; why it ended is in it only of an attempt that came to its end.
+    """Return the row's result, without the reason why it ended where no attempt came to its end.
 
-    What was written down before says what an outcome begins with, such as ``drained``.
+    Until then `stopped` has the value with which every outcome begins, such as ``drained``.
     """
     if run.result is None:
         return None
@@ -65,7 +63,7 @@ def _unended(result: Any) -> Any:
 
 
 def outcome(run: JobRun) -> str:
-    """Say in a line what came of the row: how it was ended and of what it failed, before what it had done by then."""
+    """Say in a line how the run ended, its error, and its result."""
     ended = (result_of(run) or {}).get("braked")
     if run.reason in ("worker_lost", "poison"):
         ended = "killed"
@@ -84,7 +82,7 @@ def set_aside(run: JobRun) -> datetime | None:
 
 
 def untimely(run: JobRun, ahead: Ahead) -> list[str]:
-    """Tell of the ticks of the row's batch whose time has not come, unless the row's own is all of them."""
+    """Mention the ticks of the batch whose time has not come, unless the row's own is the only one."""
     if not ahead.ticks or (ahead.ticks == 1 and ahead.newest == set_aside(run)):
         return []
     ticks = f"{ahead.ticks} tick(s) of this batch whose time has not come, up to that of {moment(ahead.newest)}"
@@ -94,7 +92,7 @@ def untimely(run: JobRun, ahead: Ahead) -> list[str]:
 
 
 def tell_absent(tick: datetime, schedule: Cron | None, first: datetime | None) -> list[str]:
-    """Tell why there is no row for *tick*: the batch's oldest row is of *first*."""
+    """Say why there is no row for *tick*: the batch's oldest row is of *first*."""
     if schedule is None:
         return ["The batch has no schedule (its cron is off); it runs only when somebody sends it."]
     near = schedule.newest(tick)
@@ -107,7 +105,7 @@ def tell_absent(tick: datetime, schedule: Cron | None, first: datetime | None) -
         return [f"The ledger has nothing of {moment(tick)}: it is empty."]
     if tick < first:
         return [f"The ledger has nothing of {moment(tick)}: it begins at {moment(first)}."]
-    return [f"No scheduler has looked at {moment(tick)}: either none was at work, or the time has not come."]
+    return [f"No scheduler has looked at {moment(tick)}: either none was running, or the time has not come."]
 
 
 def _sentences(run: JobRun) -> Iterator[str]:
@@ -179,7 +177,7 @@ def _ending(run: JobRun) -> str:  # noqa: PLR0911, a table of endings
         case "enqueued", _:
             return "It waits for a worker."
         case "started", _:
-            return f"It is running; its last sign of life was at {moment(run.alive_at)}."
+            return f"It is running; its last heartbeat was at {moment(run.alive_at)}."
     return ""
 
 
@@ -203,7 +201,7 @@ def _cancelled(run: JobRun) -> str:
 
 
 def _holds(run: JobRun, holds: Sequence[Hold]) -> Iterator[str]:
-    """Say what keeps a run that waits from starting, or was in the way of one, and is there yet."""
+    """Say what keeps a run that waits from starting, or still stands where one was in the way of it."""
     result = run.result or {}
     waits = run.state in ("claimed", "enqueued")
     ways = (run.reason, result.get("skipped"), result.get("braked"))
@@ -218,4 +216,4 @@ def _holds(run: JobRun, holds: Sequence[Hold]) -> Iterator[str]:
             yield f"The batch is held {since}: nothing starts until {release}."
         if hold.kind == "pause" and waits:
             until = moment(hold.until) if hold.until else "somebody resumes it"
-            yield f"The batch has been paused by {hold.by}: nothing starts until {until}."
+            yield f"The batch is paused by {hold.by}: nothing starts until {until}."

@@ -1,4 +1,4 @@
-"""When batches are due: what the schedulers keep that live, for a shell's settings may be others."""
+"""When batches are due: by what the living schedulers keep, as a shell's settings may differ."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ class Timetable:
 
     @classmethod
     def of(cls, known: Sequence[Process], instant: datetime, settings: Settings) -> Timetable:
-        """Take what those of the *known* processes keep that are schedulers and live."""
+        """Take the timetables of the living schedulers among the *known* processes."""
         return cls([one.timetable for one in known if one.timetable and not one.is_silent(instant)], settings)
 
     @property
     def source(self) -> Literal["schedulers", "settings"]:
-        """Who says so."""
+        """Say where it comes from."""
         return "schedulers" if self.kept else "settings"
-
-    def schedules(self, batch: str) -> list[str]:
-        """Return the batch's schedules as they are written: one, unless schedulers disagree."""
-        if not self.kept:
-            return [str(self.settings.cron(batch) or "off")]
-        return sorted({timetable.get(batch, "off") for timetable in self.kept})
 
     def next(self, batch: str, instant: datetime) -> tuple[str, datetime | None]:
         """Return the schedule by which the batch is due next, and when."""
-        crons = [(schedule, _cron(schedule)) for schedule in self.schedules(batch)]
+        crons = [(schedule, _cron(schedule)) for schedule in self._schedules(batch)]
         due = [(schedule, cron.after(instant) if cron else None) for schedule, cron in crons]
         return min(due, key=lambda one: (one[1] is None, one[1]))
 
     def cron(self, batch: str, tick: datetime) -> Cron | None:
         """Return the schedule by which the batch is due at *tick*, else any that it has."""
-        crons = [cron for cron in map(_cron, self.schedules(batch)) if cron]
+        crons = [cron for cron in map(_cron, self._schedules(batch)) if cron]
         return next((cron for cron in crons if cron.newest(tick) == tick), crons[0] if crons else None)
+
+    def _schedules(self, batch: str) -> list[str]:
+        """Return the batch's schedules: one, unless schedulers disagree."""
+        if not self.kept:
+            return [str(self.settings.cron(batch) or "off")]
+        return sorted({timetable.get(batch, "off") for timetable in self.kept})
 
 
 def _cron(schedule: str) -> Cron | None:

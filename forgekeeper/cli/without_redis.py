@@ -1,4 +1,4 @@
-"""Look at what Redis has as long as it answers, and do without where it does not."""
+"""Ask Redis as long as it answers, and go on without it where it does not."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from forgekeeper.installation.row import Installation
 from forgekeeper.settings import Settings
 
 TIMEOUT = timedelta(seconds=0.7)
-"""How long one look waits for Redis: a command that has to answer within two seconds has begun by then."""
+"""How long one question waits for Redis: a command has to answer within two seconds."""
 
 Answer = TypeVar("Answer")
 
 
 def limits(settings: Settings) -> Limits:
     """Wait for PostgreSQL as a worker does, and for Redis no longer than `TIMEOUT`."""
-    patient = Limits.of_worker(settings)
-    return replace(patient, redis=min(patient.redis, TIMEOUT))
+    usual = Limits.of_worker(settings)
+    return replace(usual, redis=min(usual.redis, TIMEOUT))
 
 
 class Refusing(redis.ConnectionPool):
@@ -55,20 +55,19 @@ class Looks:
             elif theirs is not None:
                 claim_by_writing(client, theirs)
         except redis.RedisError as error:
-            self.fail(error)
+            self._fail(error)
 
     def ask(self, what: str, look: Callable[[], Answer]) -> Answer | None:
         """Return what *look* finds; None, and note *what* it was for, where that needs Redis and Redis fails."""
         try:
             return look()
         except redis.RedisError as error:
-            self.fail(error)
+            self._fail(error)
             if what not in self.unasked:
                 self.unasked.append(what)
             return None
 
-    def fail(self, error: redis.RedisError) -> None:
-        """Note what is wrong; a Redis that does not answer is asked no more."""
+    def _fail(self, error: redis.RedisError) -> None:
         self.trouble = self.trouble or sentence(error)
         if isinstance(error, redis.ConnectionError | redis.TimeoutError):
             client.connection_pool = Refusing()
@@ -81,7 +80,7 @@ class Looks:
 
 @contextmanager
 def looks() -> Iterator[Looks]:
-    """Look for as long as Redis answers; what is asked here of a Redis that does not is asked again the next time."""
+    """Give the process its connections back in the end."""
     pool = client.connection_pool
     try:
         yield Looks()

@@ -16,7 +16,6 @@ import tempfile
 from typer.main import get_command
 
 from forgekeeper import cli
-from forgekeeper.cli import reference
 from forgekeeper.cli.commands import application
 from forgekeeper.delivery.broker import load_batches
 
@@ -35,7 +34,14 @@ AS_IT_IS = {"check": {"reason"}}
 
 def commands():
     """List the words that call each command, groups without a command included, and its declaration."""
-    return list(reference.commands(get_command(application())))
+    return list(_below(get_command(application())))
+
+
+def _below(group, path=()):
+    for name, command in group.commands.items():
+        yield " ".join((*path, name)), command
+        if hasattr(command, "commands"):
+            yield from _below(command, (*path, name))
 
 
 def arguments(words, command):

@@ -1,13 +1,10 @@
 """What commands that change something answer with --json, and the shorter ways to name what is meant."""
 
-from pathlib import Path
-
 import pytest
 
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import client
 from forgekeeper.flags import FeatureFlag
-from tests.harness.programs import Program, eventually
 from workers.stale_direct_uploads import register
 
 NAME = "user_status_cleanup"
@@ -47,17 +44,6 @@ def test_migrate_with_json_says_what_was_applied_and_what_is_pending(main, setti
     assert (after.status, after.json) == (0, {"applied": [], "pending": []})
 
 
-@pytest.mark.parametrize("what", ["uploads", "objects", "refs"])
-def test_a_retry_of_all_says_with_json_how_many(main, database, what):
-    assert main(what, "retry", "--all", "--json").json == {"retried": 0}
-
-
-def test_a_retry_of_one_says_with_json_that_it_was_one(main, database):
-    client.zadd(register.FAILED, {"a:b": 1})
-
-    assert main("uploads", "retry", "a:b", "--json").json == {"retried": 1}
-
-
 def test_why_tells_the_story_of_a_run_by_its_number(main, database):
     main("run", "prune")
     number = main("run", NAME, "--json").json["run"]
@@ -67,18 +53,6 @@ def test_why_tells_the_story_of_a_run_by_its_number(main, database):
 
     assert (told["batch"], told["run"]["id"]) == (NAME, number)
     assert told["story"][0].startswith(f"Run {number} was asked for by hand")
-
-
-@pytest.mark.parametrize("number", ["0", "987654321", "99999999999999999999999"])
-def test_a_number_that_no_run_has_is_said(main, database, number):
-    result = main("why", number)
-
-    assert result.status == (1 if len(number) < 19 else 2)
-    assert number in result.complaint
-
-
-def test_a_run_s_number_with_a_time_is_refused(main, database):
-    assert main("why", "1", "2026-01-01").status == 2
 
 
 def test_without_an_amount_seed_makes_the_tables_alone(main, settings, new_database, query):
@@ -94,29 +68,3 @@ def test_without_an_amount_seed_makes_the_tables_alone(main, settings, new_datab
     )
     assert query(url, "select count(*) from user_statuses") == [(0,)]
     assert client.zcard(register.PENDING) == 0
-
-
-def test_without_an_amount_seed_answers_with_an_empty_object(main, settings, new_database):
-    url = new_database()
-    main("migrate", DATABASE_URL=url)
-
-    assert main("seed", "--scale", "0", "--json", DATABASE_URL=url).json == {}
-
-
-def test_queues_may_be_given_with_commas_between_them(database, tmp_path):
-    queues = ("--queues", "cron,git", "--queues", "objects")
-    worker = Program(tmp_path / "log", "-m", "forgekeeper.cli", "worker", "--processes", 1, *queues)
-    line = Path(f"/proc/{worker.pid}/cmdline")
-    try:
-        eventually(lambda: "--queues\0cron\0git\0objects\0" in line.read_text())
-    finally:
-        worker.kill()
-
-
-def test_one_bad_name_among_queues_with_commas_is_refused(main, settings):
-    result = main("worker", "--queues", "cron,crone")
-
-    assert (result.status, result.complaint) == (
-        2,
-        "there is no queue 'crone'; there are: cron, git, artifacts, objects",
-    )

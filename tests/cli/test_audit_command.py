@@ -9,11 +9,9 @@ from forgekeeper.audit.deletions import Audit, Ended
 from forgekeeper.connections import client
 from forgekeeper.database import database as db
 from forgekeeper.database import now
-from models import BulkImport, JobArtifact, ProjectStatistics, UserStatus
-from tests.harness.performing import ended, recorded, runner_of
+from models import JobArtifact, ProjectStatistics
+from tests.harness.performing import ended, runner_of
 from workers.expired_job_artifacts import FLAG, buckets, delete_artifact_bucket
-from workers.stale_imports import stale_imports
-from workers.user_status_cleanup import user_status_cleanup
 
 pytestmark = pytest.mark.usefixtures("database")
 
@@ -64,10 +62,6 @@ def test_who_deleted_an_artifact_when_and_why(main, destroyed):
     assert all(fact in said for fact in ("project_id=7", "job_id=3", "bytes=1000", "path=a/b/c", "file=a.zip"))
 
 
-def test_an_artifact_is_found_by_its_path_too(main, destroyed):
-    assert main("audit", "--what", "path:a/b/c", "--json").json["found"][0]["id"] == destroyed
-
-
 def test_what_has_become_of_an_artifacts_object_is_said_with_it(main, destroyed, objects):
     before = ask(main, "--what", f"artifact:{destroyed}")
     (intent,) = objects.intent("deleted_object", ids=[55], names=["a/b/c"], path="a/b/c")
@@ -80,24 +74,6 @@ def test_what_has_become_of_an_artifacts_object_is_said_with_it(main, destroyed,
     assert "what became of it is not known yet" in meanwhile
     assert "Its object a/b/c was deleted at" in after
     assert "by run 900 of delete_objects" in after
-
-
-def test_a_status_and_the_run_that_deleted_it(main, settings):
-    UserStatus.create(user_id=12, clear_status_at=EXPIRED)
-    number = recorded(user_status_cleanup, settings).id
-
-    said = ask(main, "--what", "status:12")
-
-    assert "Status 12 of that user was deleted" in said
-    assert f"by run {number} of user_status_cleanup" in said
-    assert "because it was to be cleared at 2026-03-04 05:06:07" in said
-
-
-def test_an_import_that_was_given_up(main, settings):
-    stale = BulkImport.create(user_id=1, updated_at=now() - 2 * DAY).id
-    recorded(stale_imports, settings)
-
-    assert "was given up" in ask(main, "--what", f"import:{stale}")
 
 
 def test_a_ref_is_found_by_its_project_and_name_with_what_it_was_and_how_to_restore_it(main):
@@ -133,18 +109,6 @@ def test_what_was_not_deleted_after_all_is_not_said_to_be(main, objects, state, 
     assert "was kept" in ask(main, "--what", "path:y")
 
 
-def test_a_path_may_be_asked_for_with_its_location(main):
-    audit = Audit("stale_direct_uploads", on=True, run=4)
-    for location in ("lfs", "packages"):
-        (intent,) = audit.intent("stale_upload", ids=[], names=["a/b"], location=location, path="a/b")
-        columns = {"location": location, "path": "a/b", "state": "deleted"}
-        audit.outcomes("stale_upload", [Ended(intent, [], ["a/b"], columns)])
-
-    either, one = (main("audit", "--what", what, "--json").json["found"] for what in ("path:a/b", "path:lfs:a/b"))
-
-    assert ({row["location"] for row in either}, [row["location"] for row in one]) == ({"lfs", "packages"}, ["lfs"])
-
-
 def test_where_there_is_nothing_it_is_said_how_far_back_the_audit_reaches(main, objects):
     empty = ask(main, "--what", "artifact:1")
     objects.done("deleted_object", ids=[1])
@@ -152,13 +116,6 @@ def test_where_there_is_nothing_it_is_said_how_far_back_the_audit_reaches(main, 
 
     assert empty == "The audit has nothing of artifact 1.\nIt has no deletions at all yet.\n"
     assert f"It reaches back to {now():%Y-%m-%d}" in some
-
-
-@pytest.mark.parametrize("setting", ["AUDIT", "AUDIT_EXPIRED_JOB_ARTIFACTS"])
-def test_where_there_is_nothing_it_is_said_that_the_audit_is_off(main, setting):
-    result = main("audit", "--what", "artifact:1", **{setting: "off"})
-
-    assert "What expired_job_artifacts deletes is not in it" in result.stdout
 
 
 @pytest.mark.parametrize("what", ["artefact:1", "artifact", "artifact:", "x"])
@@ -169,11 +126,6 @@ def test_what_the_audit_does_not_know_is_refused_with_what_it_does(main, what):
     assert "artifact:ID" in result.complaint
     assert "status:USER, ref:PROJECT:REF" in result.complaint
     assert "path:[LOCATION:]PATH" in result.complaint
-
-
-@pytest.mark.parametrize("what", ["artifact:x", "status:-1", "ref:1", f"artifact:{10**20}"])
-def test_what_cannot_be_looked_for_is_refused(main, what):
-    assert main("audit", "--what", what).status == 2
 
 
 def test_a_run_is_added_up_with_what_has_become_of_its_records(main, objects):
@@ -193,16 +145,6 @@ def test_a_run_is_added_up_with_what_has_become_of_its_records(main, objects):
     }
 
 
-def test_the_newest_acts_and_deletions_are_lines(main, objects):
-    acts.record("pause", "prune", batch="prune", reason="a holiday")
-    objects.done("deleted_object", ids=[1, 2])
-
-    first, second = ask(main).splitlines()[1:]
-
-    assert all(word in first for word in ("run 900", "deleted", "2 deleted_object"))
-    assert all(word in second for word in ("pause", "prune", "a holiday"))
-
-
 def test_acts_are_found_by_who_did_them(main, objects):
     objects.done("deleted_object", ids=[1])
     for actor, act in (("erika", "pause"), ("max", "resume")):
@@ -220,25 +162,3 @@ def test_since_takes_times_and_ages(main, objects, since, found):
 
     assert len(main("audit", "--since", since, "--json").json["deletions"]) == found
     assert len(main("audit", "--until", since, "--json").json["deletions"]) == (since.startswith("2100"))
-
-
-def test_a_time_that_is_none_is_refused_with_how_to_write_it(main):
-    assert "90m, 2h, 3d, 1w" in main("audit", "--since", "yesterday").complaint
-
-
-def test_only_one_batchs(main, objects):
-    objects.done("deleted_object", ids=[1])
-    acts.record("pause", "prune", batch="prune")
-
-    answer = main("audit", "--batch", "prune", "--json").json
-
-    assert (len(answer["acts"]), answer["deletions"]) == (1, [])
-
-
-def test_a_runs_story_says_where_to_ask_what_it_has_deleted(main, settings):
-    quiet = recorded(user_status_cleanup, settings).id
-    UserStatus.create(user_id=12, clear_status_at=EXPIRED)
-    busy = recorded(user_status_cleanup, settings).id
-
-    assert f"`forgekeeper audit --run {busy}`" in main("why", str(busy)).stdout
-    assert "audit --run" not in main("why", str(quiet)).stdout

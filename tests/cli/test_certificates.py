@@ -69,21 +69,6 @@ def test_a_certificate_that_nobody_vouches_for_is_refused(main, database, server
     assert "certificate verify failed: self-signed certificate" in result.complaint
 
 
-def test_a_certificate_of_another_host_is_refused(main, database, server):
-    port, certificate = server
-
-    result = main("leases", REDIS_URL=url(port, f"ssl_ca_certs={certificate}", host="localhost"))
-
-    assert result.status == 1
-    assert "certificate is not valid for 'localhost'" in result.complaint
-
-
-def test_a_certificate_whose_authority_is_named_is_taken(main, database, server):
-    port, certificate = server
-
-    assert main("leases", REDIS_URL=url(port, f"ssl_ca_certs={certificate}")).status == 0
-
-
 def test_an_unverified_certificate_is_taken_where_a_setting_says_so(main, database, server):
     port, _certificate = server
 
@@ -102,47 +87,12 @@ def test_a_redis_that_would_go_unverified_is_refused_at_the_start(main, settings
     assert "set FORGEKEEPER_TLS_UNVERIFIED=redis; " in result.complaint
 
 
-@pytest.mark.parametrize("option", ["ssl_cert_reqs=required", "ssl_check_hostname=true", "ssl_check_hostname=1"])
-def test_what_is_verified_may_be_said_to_be(main, settings, option):
-    assert main("settings", REDIS_URL=url(1, option)).status == 0
-
-
-def test_of_two_options_that_contradict_each_other_none_counts(main, settings):
-    result = main("settings", REDIS_URL=url(1, "ssl_cert_reqs=none", "ssl_cert_reqs=required"))
-
-    assert (result.status, result.complaint.partition(";")[0]) == (
-        2,
-        "bad value of FORGEKEEPER_REDIS_URL: an option is given twice",
-    )
-
-
 def test_a_store_that_would_go_unverified_is_refused_by_name(main, settings):
     result = main("settings", OBJECT_STORES=STORE)
 
     assert result.status == 2
     assert result.complaint.startswith("FORGEKEEPER_OBJECT_STORES (artifacts) says allow_invalid_certificates, and ")
     assert "set FORGEKEEPER_TLS_UNVERIFIED=stores; " in result.complaint
-
-
-def test_a_store_that_the_environment_leaves_unverified_is_refused(main, settings, monkeypatch):
-    monkeypatch.setenv("AWS_ALLOW_INVALID_CERTIFICATES", "true")
-
-    assert main("settings", OBJECT_STORES='{"a": "file:///x"}').status == 0
-    assert main("settings", OBJECT_STORES='{"a": "s3://x"}').complaint.startswith("AWS_ALLOW_INVALID_CERTIFICATES says")
-
-
-@pytest.mark.parametrize(
-    ("said", "left"),
-    [("redis", "FORGEKEEPER_OBJECT_STORES"), ("stores", "FORGEKEEPER_REDIS_URL"), ("everything", None)],
-)
-def test_the_setting_covers_what_it_names(main, settings, said, left):
-    result = main("settings", REDIS_URL=url(1, "ssl_cert_reqs=none"), OBJECT_STORES=STORE, TLS_UNVERIFIED=said)
-
-    if left is None:
-        assert result.status == 0
-    else:
-        assert result.complaint.startswith(left)
-        assert "FORGEKEEPER_TLS_UNVERIFIED=everything; " in result.complaint
 
 
 def test_check_warns_of_what_goes_unverified(main, database):

@@ -199,7 +199,7 @@ def worker(tmp_path, broken, root):
 
 def test_a_child_that_fails_in_a_worker_waits_for_its_retry_and_is_shown(with_root, broken, worker, main):
     run = recorded(batch, with_root)
-    eventually(lambda: depth(client, broker.namespace, "git")["delayed"] == 1)
+    eventually(lambda: depth(client, "git")["delayed"] == 1)
     eventually(lambda: GitRefDeletion.pending().count() == 1)
 
     (children,) = main("why", str(run.id), "--json").json["children"]

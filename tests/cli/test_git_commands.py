@@ -48,9 +48,6 @@ def statuses():
     return [row.status for row in GitRefDeletion.select().order_by(GitRefDeletion.id)]
 
 
-# run
-
-
 def test_a_run_by_hand_deletes_the_refs_of_every_project(main, root):
     for number in (1, 2):
         disk_path = f"group/{number}.git"
@@ -64,26 +61,6 @@ def test_a_run_by_hand_deletes_the_refs_of_every_project(main, root):
     assert [child["total_deletes"] for child in result.json["children"]] == [1, 1]
 
 
-def test_a_repository_in_which_git_fails_keeps_no_other_from_its_turn(main, root):
-    for number in (1, 2):
-        git_sample.create(root, f"{number}.git", ["refs/go"])
-        Project.create(id=number, disk_path=f"{number}.git")
-        GitRefDeletion.create(project_id=number, ref="refs/go")
-    (root / "1.git" / "packed-refs").write_text("nonsense\n")
-
-    result = main("run", "git_ref_cleanup", REPOSITORIES_ROOT=str(root))
-
-    assert result.status == 1
-    assert "1 of 2 children failed, the first clean_project_refs:1" in result.sentences[-1]
-    assert statuses() == [DeletionStatus.PENDING, DeletionStatus.PROCESSED]
-
-
-def test_without_a_root_nothing_is_done_and_the_run_says_why(main):
-    result = main("run", "git_ref_cleanup", "--json")
-
-    assert (result.status, result.json["skipped"]) == (3, "no_repositories")
-
-
 def test_a_root_without_sentinel_fails_the_run_and_consumes_nothing(main, tmp_path, refs):
     result = main("run", "git_ref_cleanup", REPOSITORIES_ROOT=str(tmp_path))
 
@@ -94,14 +71,6 @@ def test_a_root_without_sentinel_fails_the_run_and_consumes_nothing(main, tmp_pa
 def look(main, root):
     findings = main("check", "--json", REPOSITORIES_ROOT=str(root)).json["findings"]
     return [(one["level"], one["message"]) for one in findings if one["subject"] == "repositories"][1:]
-
-
-def test_check_finds_nothing_where_the_repositories_of_all_projects_are_there(main, root):
-    for number in range(5):
-        (root / f"{number}.git").mkdir()
-        Project.create(id=number, disk_path=f"{number}.git")
-
-    assert look(main, root) == []
 
 
 @pytest.mark.parametrize(("missing", "level"), [(2, "warning"), (3, "error")])
@@ -135,18 +104,6 @@ def test_check_names_a_project_whose_repository_leads_git_elsewhere(main, root, 
     assert ("3 of 3 projects taken at random are refused" in message) == bool(others)
 
 
-def test_check_says_it_of_a_path_that_no_file_system_takes(main, root):
-    Project.create(id=1, disk_path="x" * 5_000)
-
-    ((found, message),) = look(main, root)
-
-    assert (found, message.endswith("the path of the repository cannot be followed: File name too long")) == (
-        "error",
-        True,
-    )
-    assert len(message) < 400
-
-
 def test_what_a_run_had_sent_before_it_failed_is_worked_on_by_hand_too(main, root):
     git_sample.create(root, "1.git", ["refs/go"])
     for number in range(1, 5):
@@ -157,19 +114,6 @@ def test_what_a_run_had_sent_before_it_failed_is_worked_on_by_hand_too(main, roo
 
     assert (result.status, statuses()) == (1, [DeletionStatus.PROCESSED, *[DeletionStatus.PENDING] * 3])
     assert "3 of 4 projects have no repository" in result.sentences[-1]
-
-
-# refs
-
-
-@pytest.mark.parametrize("command", [["refs"], ["refs", "rejected"]])
-def test_rejected_deletions_are_listed_with_their_reasons(main, refs, command):
-    result = main(*command)
-
-    assert result.status == 0
-    assert "refs/heads/a..b" in result.stdout
-    assert "invalid_name" in result.stdout
-    assert "refs/x" not in result.stdout
 
 
 def test_rejected_deletions_as_json(main, refs):
@@ -183,35 +127,6 @@ def test_one_rejected_deletion_is_tried_anew(main, refs):
     result = main("refs", "retry", str(refs[0]))
 
     assert (result.status, statuses()) == (0, [1, 3, 1])
-
-
-def test_all_rejected_deletions_are_tried_anew(main, refs):
-    result = main("refs", "retry", "--all")
-
-    assert (result.status, statuses()) == (0, [1, 1, 1])
-
-
-def test_a_deletion_that_was_not_rejected_cannot_be_retried(main, refs):
-    result = main("refs", "retry", str(refs[2]))
-
-    assert (result.status, "not among the rejected deletions" in result.complaint) == (1, True)
-
-
-@pytest.mark.parametrize("arguments", [[], ["1", "--all"]])
-def test_retry_wants_one_or_all(main, arguments):
-    assert main("refs", "retry", *arguments).status == 2
-
-
-# leases
-
-
-@pytest.mark.parametrize("command", [["leases"], ["leases", "list"]])
-def test_leases_are_listed_with_their_holders(main, held, command):
-    result = main(*command)
-
-    assert result.status == 0
-    assert "clean_project_refs:7" in result.stdout
-    assert "forge-2:77" in result.stdout
 
 
 def test_leases_as_json(main, held):
@@ -229,19 +144,10 @@ def test_a_broken_lease_is_free_and_its_holder_learns_of_it(main, held):
         held.check()
 
 
-def test_breaking_a_lease_leaves_an_audit_line(main, held):
-    result = main("leases", "break", "clean_project_refs:7", LOG_FORMAT="json")
-
-    assert '"message":"lease broken","lease":"clean_project_refs:7"' in result.stderr.replace(": ", ":")
-
-
 def test_a_lease_that_nobody_holds_cannot_be_broken(main):
     result = main("leases", "break", "nobody")
 
     assert (result.status, "nobody holds the lease nobody" in result.complaint) == (1, True)
-
-
-# status and check
 
 
 def test_status_shows_leases_and_buckets(main, held):
@@ -249,18 +155,3 @@ def test_status_shows_leases_and_buckets(main, held):
 
     assert [one["name"] for one in status["leases"]] == ["clean_project_refs:7"]
     assert status["buckets"] == {"available": [], "occupied": []}
-
-
-def test_check_says_which_git_there_is(main):
-    findings = main("check", "--json").json["findings"]
-
-    (git,) = [finding for finding in findings if finding["subject"] == "git"]
-    assert (git["level"], git["message"].startswith("version 2")) == ("ok", True)
-
-
-def test_check_warns_where_there_is_no_git(main, monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", str(tmp_path))
-
-    findings = main("check", "--json").json["findings"]
-
-    assert [finding["level"] for finding in findings if finding["subject"] == "git"] == ["warning"]

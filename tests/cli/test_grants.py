@@ -178,21 +178,6 @@ def test_every_command_works_with_these_grants(main, role, tmp_path):
     assert {command: result.stderr for command, result in results.items() if result.status != 0} == {}
 
 
-def test_check_says_what_redis_does_not_let_it_see_and_sees_what_it_does(main, role):
-    def redis_is():
-        found = main("check", "--json", **role.settings).json["findings"]
-        return [(f["level"], f["message"].partition(":")[0]) for f in found if f["subject"] == "redis"]
-
-    (version, unseen) = redis_is()
-    with closing(redis.from_url(role.settings["REDIS_URL"].replace(f"{EVERYTHING}:{SECRET}@", ""))) as server:
-        server.execute_command("ACL", "SETUSER", EVERYTHING, "+info")
-    seen = redis_is()
-
-    assert (version[0], unseen) == ("ok", ("warning", "maxmemory-policy and appendonly cannot be seen"))
-    assert version in seen
-    assert unseen not in seen
-
-
 REVOKED = [
     (need.table, need.privilege, f"{need.privilege} ({', '.join(need.columns)})" if need.columns else need.privilege)
     for need in privileges.needs(MODELS)
@@ -208,33 +193,6 @@ def test_check_names_each_grant_that_is_missing(role, errors):
         role.ask(f"grant {grant} on {table} to {role.name}")
 
 
-def test_check_says_that_it_may_not_read_what_was_migrated(role, errors):
-    role.ask(f"revoke select on forgekeeper_migrations from {role.name}")
-
-    assert errors() == [
-        f"{role.name} may not select forgekeeper_migrations: `grant select on forgekeeper_migrations to {role.name}`"
-    ]
-
-
-def test_what_is_missing_of_one_table_is_one_line(role, errors):
-    role.ask(f"revoke all on ci_job_artifacts from {role.name}")
-
-    assert errors() == [
-        (
-            f"{role.name} may not select or update or delete ci_job_artifacts:"
-            f" `grant select, update (id), delete on ci_job_artifacts to {role.name}`"
-        )
-    ]
-
-
-def test_a_schema_that_may_not_be_used_is_named_and_not_its_tables(role, errors):
-    role.ask("create schema forge")
-    role.ask("alter table projects set schema forge")
-    role.ask(f"alter role {role.name} set search_path = public, forge")
-
-    assert errors() == [f"{role.name} may not use schema forge: `grant usage on schema forge to {role.name}`"]
-
-
 def test_rows_that_a_policy_hides_are_an_error_and_block_the_batch(main, role, errors):
     role.ask("alter table ci_job_artifacts enable row level security")
 
@@ -243,9 +201,6 @@ def test_rows_that_a_policy_hides_are_an_error_and_block_the_batch(main, role, e
 
     assert message == "row security hides rows of ci_job_artifacts from this role: grant it bypassrls"
     assert (result.json["skipped"], result.json["blocked"]) == ("schema", message)
-
-
-# Each is needed
 
 
 @contextmanager

@@ -15,7 +15,6 @@ from forgekeeper.batches import BATCHES
 from forgekeeper.boot import load
 from forgekeeper.connections import client
 from forgekeeper.database import now
-from forgekeeper.delivery.broker import NAMESPACE
 from forgekeeper.delivery.queues import depth
 from forgekeeper.delivery.sending import deliver
 from forgekeeper.runs import reconcile
@@ -46,7 +45,7 @@ def paused():
 
 
 def ready():
-    return depth(client, NAMESPACE, "cron")["ready"]
+    return depth(client, "cron")["ready"]
 
 
 def acts():

@@ -4,13 +4,11 @@ import os
 import shutil
 import subprocess
 import tracemalloc
-from contextlib import closing
 from datetime import timedelta
 from itertools import count
 
 import hypothesis
 import hypothesis.strategies as st
-import psycopg2
 import pytest
 
 from forgekeeper.audit.deletions import Audit, Deletion
@@ -49,17 +47,6 @@ def psql(urls):
         command = [program, "-X", *options, "-d", urls.database]
         given = text if isinstance(text, bytes) else text.encode()
         return subprocess.run(command, input=given, env=os.environ | environment, capture_output=True, check=False)
-
-    return feed
-
-
-@pytest.fixture
-def driver(urls):
-    """Have a script executed by a driver, in a session with these options."""
-
-    def feed(text, options):
-        with closing(psycopg2.connect(urls.database, options=options)) as connection:
-            connection.cursor().execute(text)
 
     return feed
 
@@ -129,15 +116,6 @@ def test_no_path_leaves_its_literal_whatever_the_session_s_settings_are(main, ps
     assert text.isascii()
 
 
-@pytest.mark.parametrize("options", ["", "-c standard_conforming_strings=off -c backslash_quote=on"])
-def test_what_is_not_psql_can_read_the_script_too(main, driver, canary, options):
-    before = destroyed(*HOSTILE)
-
-    driver(main("objects", "hold", "--run", str(RUN)).stdout, options)
-
-    assert (rows(), canary()) == (before, 1)
-
-
 def test_of_a_script_that_is_cut_nothing_comes_back(main, psql, monkeypatch):
     monkeypatch.setattr(script, "STATEMENT", 2)
     destroyed(*"abcde")
@@ -168,28 +146,6 @@ def test_of_a_script_of_which_a_part_is_lost_nothing_comes_back(main, psql, monk
     assert len(rows()) == 5
 
 
-def test_a_script_whose_rows_are_there_already_is_whole(main, psql):
-    destroyed("a", "b")
-    text = main("objects", "hold", "--run", str(RUN)).stdout
-    psql(text)
-
-    again = psql(text, "-v", "ON_ERROR_STOP=1")
-
-    assert (again.returncode, again.stderr, len(rows())) == (0, b"", 2)
-
-
-def test_of_an_artifact_that_was_destroyed_twice_the_last_row_comes_back_alone(main, psql):
-    destroyed("a", id=5, run=1)
-    DeletedObject.delete().execute()
-    before = destroyed("b", id=5, run=2)
-
-    result = main("objects", "hold", "--project", "7", "--json")
-
-    assert [one["file_final_path"] for one in result.json["artifacts"]] == ["b"]
-    psql("\n".join(result.json["statements"]))
-    assert rows() == before
-
-
 def test_an_object_that_was_deleted_before_its_row_could_go_is_lost(main):
     destroyed("gone", "there")
     gone = DeletedObject.get(DeletedObject.file == "gone")
@@ -205,16 +161,6 @@ def test_an_object_that_was_deleted_before_its_row_could_go_is_lost(main):
     assert ([one["file_final_path"] for one in result["artifacts"]], result["lost"]) == (["there"], 1)
 
 
-def test_of_an_artifact_that_had_no_object_none_is_lost(main, psql):
-    before = destroyed("", "there")
-
-    result = main("objects", "hold", "--run", str(RUN), "--json").json
-
-    assert (result["held"], result["lost"]) == (1, 0)
-    psql("\n".join(result["statements"]))
-    assert rows() == before
-
-
 def test_too_late_is_said_of_an_intent_of_any_age(main):
     destroyed("a", "b")
     number = DeletedObject.get(DeletedObject.file == "a").id
@@ -225,17 +171,6 @@ def test_too_late_is_said_of_an_intent_of_any_age(main):
 
     assert main("objects", "hold", "--run", str(RUN), "--json").json["too_late"] == 1
     assert "1 of them a run may be deleting" in main("objects", "hold", "--run", str(RUN)).stdout
-
-
-@pytest.mark.parametrize(("audit", "late"), [("off", 1), ("people", 1), ("all", 0)])
-def test_without_an_audit_too_late_is_what_a_run_has_claimed(main, audit, late):
-    destroyed("a", "b")
-    database.execute_sql("update ci_deleted_objects set pick_up_at = now() where file = 'a'")
-    DeletedObject.claim_due(now(), visibility=timedelta(minutes=5), limit=10)
-
-    result = main("objects", "hold", "--project", "7", "--json", AUDIT=audit)
-
-    assert (result.json["held"], result.json["too_late"]) == (2, late)
 
 
 def test_nothing_is_held_unless_the_act_can_be_written(main):
@@ -250,8 +185,6 @@ def test_nothing_is_held_unless_the_act_can_be_written(main):
 
     assert (result.status, result.stdout, DeletedObject.held().count()) == (1, "", 0)
 
-
-# Many
 
 CHUNK = 1_000
 FILL = """
@@ -271,18 +204,6 @@ FILL = """
 
 def fill(many):
     database.execute_sql(FILL, {"run": RUN, "many": many, "chunk": CHUNK})
-
-
-@pytest.mark.parametrize("words", [["--run", str(RUN)], ["--project", "7"]])
-def test_many_are_held_without_a_transaction_that_waits_for_us(main, psql, words):
-    fill(MANY)
-
-    result = main("objects", "hold", *words, DATABASE_IDLE_TIMEOUT="0.1")
-    assert (result.status, DeletedObject.held().count()) == (0, MANY), result.stderr
-    done = psql(result.stdout, "-v", "ON_ERROR_STOP=1")
-
-    assert (done.returncode, JobArtifact.select().count()) == (0, MANY), done.stderr
-    assert main("objects", "unhold", *words, "--json", DATABASE_IDLE_TIMEOUT="0.1").json == {"let_go": MANY}
 
 
 def test_of_many_rows_a_few_are_in_memory_at_a_time():

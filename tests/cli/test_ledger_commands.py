@@ -3,8 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from forgekeeper import boot
-from forgekeeper.batches import BATCHES, queues
+from forgekeeper.batches import BATCHES
 from forgekeeper.database import now
 from forgekeeper.flags import FLAGS, FeatureFlag
 from forgekeeper.runs.holds import Hold
@@ -33,17 +32,6 @@ def places(tmp_path):
     return {"REPOSITORIES_ROOT": str(repositories), "OBJECT_STORES": f'{{"artifacts": "file://{objects}"}}'}
 
 
-# status
-
-
-def test_status_lists_every_batch_and_queue(forgekeeper, database):
-    result = forgekeeper("status")
-
-    assert (result.status, result.stderr) == (0, "")
-    for name in (*BATCHES, *queues()):
-        assert name in result.stdout
-
-
 def test_status_with_json_prints_one_object_with_every_batch_and_queue(forgekeeper, database):
     result = forgekeeper("status", "--json")
 
@@ -64,12 +52,6 @@ def test_status_of_a_batch_that_never_ran(main, database):
     assert status == {"schedule": "30 4 * * *"} | nothing | backlog
 
 
-def test_status_of_a_batch_without_a_schedule(main, database):
-    status = main("status", "--json", CRON_USER_STATUS_CLEANUP="off").json["batches"][NAME]
-
-    assert (status["schedule"], status["next"]) == ("off", None)
-
-
 def test_status_shows_the_last_run_and_what_it_came_to(main, database):
     sample.user_statuses(5)
     main("run", NAME)
@@ -77,21 +59,6 @@ def test_status_shows_the_last_run_and_what_it_came_to(main, database):
     last = main("status", "--json").json["batches"][NAME]["last"]
 
     assert (last["state"], last["attempt"], last["result"]["deleted"]) == ("succeeded", 1, 2)
-
-
-def test_status_shows_the_backlog(main, database):
-    sample.user_statuses(5)
-
-    assert main("status", "--json").json["batches"][NAME]["backlog"] == 2
-
-
-def test_status_shows_an_open_run_and_its_message(main, database):
-    main("send", NAME)
-
-    status = main("status", "--json").json
-
-    assert status["batches"][NAME]["open"]["state"] == "enqueued"
-    assert status["queues"]["cron"]["ready"] == 1
 
 
 def test_status_shows_who_paused_a_batch_until_when_and_why(main, database):
@@ -102,21 +69,6 @@ def test_status_shows_who_paused_a_batch_until_when_and_why(main, database):
 
     assert datetime.fromisoformat(paused.pop("until")) == until
     assert paused == {"reason": "moving disks", "by": "ops:1"}
-
-
-def test_status_tells_a_person_when_a_pause_ends_and_its_reason(main, database):
-    Hold.add(NAME, "pause", until=datetime(2100, 1, 1, tzinfo=UTC), reason="[disks]", by="ops:1")
-
-    shown = main("status").stdout
-
-    assert "paused until 2100-01-01 00:00:00" in shown
-    assert "[disks]" in shown
-
-
-def test_status_shows_a_pause_without_an_end_as_such(main, database):
-    Hold.add(NAME, "pause", until=None, reason=None, by="ops:1")
-
-    assert "9999" not in main("status").stdout
 
 
 def test_status_warns_of_a_clock_of_the_database_that_is_a_day_ahead(forgekeeper, ahead):
@@ -139,23 +91,6 @@ def test_status_names_the_batches_with_ticks_whose_time_has_not_come(main, datab
     assert f"{NAME}: 1 tick(s) were claimed before their time, up to that of {tick:%Y-%m-%d %H:%M:%S}" in shown
 
 
-def test_status_says_nothing_of_clocks_that_agree(main, database):
-    assert "clock" not in main("status").stdout
-
-
-# ticks
-
-
-def test_ticks_lists_runs_newest_first(forgekeeper, database):
-    for deleted in (1, 2):
-        JobRun.succeed(JobRun.start_here(NAME, by="worker-1:9"), {"deleted": deleted})
-
-    result = forgekeeper("ticks", NAME, "--json")
-
-    assert (result.status, result.stderr, result.json["batch"]) == (0, "", NAME)
-    assert [tick["result"]["deleted"] for tick in result.json["ticks"]] == [2, 1]
-
-
 def test_ticks_lists_as_many_as_asked_for(main, database):
     for _ in range(3):
         JobRun.succeed(JobRun.start_here(NAME, by="worker-1:9"), {})
@@ -172,23 +107,6 @@ def test_ticks_shows_a_person_the_run_and_what_it_came_to(main, database):
     assert "deleted=7" in row
 
 
-def test_ticks_shows_an_error_as_it_was(main, database):
-    JobRun.fail(JobRun.start_here(NAME, by="worker-1:9"), "Oops: [/x]", delay=timedelta(0), retries=0)
-
-    assert "[/x]" in main("ticks", NAME).stdout
-
-
-# flags
-
-
-def test_flags_lists_every_flag_by_its_whole_name(forgekeeper, database):
-    result = forgekeeper("flags")
-
-    assert (result.status, result.stderr) == (0, "")
-    for name in FLAGS:
-        assert name in result.stdout
-
-
 def test_flags_with_json_prints_one_object(main, database):
     FeatureFlag.turn(FLAG, on=True)
 
@@ -203,21 +121,6 @@ def test_a_flag_is_turned_on_and_off(forgekeeper, main, database):
 
     assert main("flags", "off", FLAG).stdout == f"{FLAG} is off\n"
     assert not FeatureFlag.is_on(FLAG)
-
-
-# settings
-
-
-def test_settings_shows_each_with_value_type_default_and_sentence(forgekeeper, settings):
-    result = forgekeeper("settings", DEAD_AFTER="7")
-
-    assert (result.status, result.stderr) == (0, "")
-    for name in boot.model().model_fields:
-        assert f"FORGEKEEPER_{name.upper()}=" in result.stdout
-    assert (
-        "FORGEKEEPER_DEAD_AFTER=7  (seconds, default 15, from the environment)\n    A worker, run or lease silent"
-        in result.stdout
-    )
 
 
 def test_settings_with_json_lists_them_all(main, settings):
@@ -263,13 +166,6 @@ def test_check_names_the_servers_that_the_settings_lead_to_and_where_they_were_s
     )
 
 
-def test_settings_shows_a_path_as_it_is(main, settings):
-    assert "REPOSITORIES_ROOT=/srv/[old]/repos " in main("settings", REPOSITORIES_ROOT="/srv/[old]/repos").stdout
-
-
-# check
-
-
 def test_check_finds_no_error_after_init(forgekeeper, database, places):
     forgekeeper("check", "--init", **places)
 
@@ -291,18 +187,6 @@ def test_check_prints_a_line_for_each_finding(main, database, places):
 
 
 PREFIXES = {"OBJECT_PREFIXES": '{"artifacts": ["@final"]}'}
-
-
-def test_check_says_that_objects_are_deleted_anywhere(main, database, places):
-    ((level, message),) = findings(main("check", "--json", **places), "object prefixes")
-
-    assert (level, message.startswith("artifacts: objects are deleted anywhere in the store")) == ("ok", True)
-
-
-def test_check_says_in_which_folders_alone_objects_are_deleted(main, database, places):
-    result = main("check", "--json", **places, **PREFIXES)
-
-    assert findings(result, "object prefixes") == [("ok", "artifacts: objects are deleted below @final alone")]
 
 
 def test_check_warns_of_objects_that_would_stay(main, database, places):
@@ -343,27 +227,6 @@ def test_init_refuses_an_empty_folder_where_the_database_knows_projects(main, da
     (level, message), *_ = findings(result, "repositories")
     assert (level, message.endswith("is the right disk or bucket there?")) == ("error", True)
     assert not any((tmp_path / "repositories").iterdir())
-
-
-def test_init_refuses_an_empty_store_where_the_database_knows_objects(main, database, places, tmp_path):
-    database.execute_sql("insert into ci_deleted_objects (store_dir, file) values ('a', 'b')")
-
-    result = main("check", "--init", "--json", **places)
-
-    assert result.status == 1
-    assert [level for level, _ in findings(result, "object store")] == ["error"]
-    assert not any((tmp_path / "objects").iterdir())
-
-
-def test_a_folder_or_store_that_is_not_there_is_named_once(main, database):
-    result = main(
-        "check", "--json", REPOSITORIES_ROOT="/nowhere/at/all", OBJECT_STORES='{"artifacts": "file:///nowhere/else"}'
-    )
-
-    assert result.status == 1
-    assert findings(result, "repositories") == [("error", "/nowhere/at/all: is not a folder")]
-    ((level, message),) = findings(result, "object store")
-    assert (level, message.count("artifacts"), "/nowhere/else" in message) == ("error", 1, True)
 
 
 def test_a_missing_index_is_a_warning(main, own_database, query):
@@ -411,13 +274,6 @@ def test_check_reports_on_servers_that_are_away(main, settings):
     assert "hunter2" not in result.stdout
 
 
-def test_check_finds_clocks_that_agree(main, own_database):
-    ((level, message),) = findings(main("check", "--json", DATABASE_URL=own_database), "clocks")
-
-    assert level == "ok"
-    assert message.endswith(" s apart at most")
-
-
 def test_check_names_a_clock_that_is_ahead(forgekeeper, ahead):
     result = forgekeeper("check", "--json", DATABASE_URL=ahead(timedelta(hours=1)))
 
@@ -428,16 +284,6 @@ def test_check_names_a_clock_that_is_ahead(forgekeeper, ahead):
     ]
 
 
-def test_check_passes_over_a_difference_that_the_settings_allow(forgekeeper, ahead):
-    result = forgekeeper("check", "--json", DATABASE_URL=ahead(timedelta(hours=1)), CLOCK_TOLERANCE="7200")
-
-    ((level, _message),) = findings(result, "clocks")
-    assert level == "ok"
-
-
-# migrate
-
-
 def test_migrate_names_what_it_applied_and_then_finds_nothing_to_do(forgekeeper, main, settings, new_database):
     url = new_database()
 
@@ -445,20 +291,6 @@ def test_migrate_names_what_it_applied_and_then_finds_nothing_to_do(forgekeeper,
 
     assert (first.status, first.stdout.splitlines()[0]) == (0, f"applied: {MIGRATIONS}")
     assert (second.status, second.stdout) == (0, "the schema is up to date\n")
-
-
-def test_migrate_check_changes_nothing_and_tells_by_its_status(forgekeeper, main, settings, new_database):
-    url = new_database()
-
-    before = forgekeeper("migrate", "--check", DATABASE_URL=url)
-    main("migrate", DATABASE_URL=url)
-    after = main("migrate", "--check", DATABASE_URL=url)
-
-    assert (before.status, before.complaint) == (
-        1,
-        f"pending: {MIGRATIONS}; run `forgekeeper migrate`",
-    )
-    assert (after.status, after.stdout) == (0, "the schema is up to date\n")
 
 
 def test_migrate_refuses_a_database_that_has_such_a_table_already(main, settings, new_database, query):
@@ -471,29 +303,11 @@ def test_migrate_refuses_a_database_that_has_such_a_table_already(main, settings
     assert "job_runs" in result.complaint
 
 
-# seed
-
-
 def test_seed_puts_in_so_many_times_the_usual_amount(forgekeeper, database):
     result = forgekeeper("seed", "--scale", "2", "--json")
 
     assert (result.status, result.json["user_statuses"]) == (0, {"total": 10_000, "due": 4_000})
     assert database.execute_sql("select count(*) from user_statuses").fetchone() == (10_000,)
-
-
-def test_seed_twice_adds(main, database):
-    main("seed")
-
-    result = main("seed")
-
-    assert result.status == 0
-    assert database.execute_sql("select count(*) from user_statuses").fetchone() == (10_000,)
-
-
-def test_what_seed_calls_due_is_what_the_next_run_deletes(main, database):
-    due = main("seed", "--json").json["user_statuses"]["due"]
-
-    assert main("run", NAME, "--json").json["deleted"] == due
 
 
 def test_seed_refuses_the_database_of_a_forge(main, settings, new_database, query):
@@ -506,9 +320,3 @@ def test_seed_refuses_the_database_of_a_forge(main, settings, new_database, quer
     assert result.status == 1
     assert "sample data does not belong there" in result.complaint
     assert query(url, "select count(*) from user_statuses") == [(0,)]
-
-
-def test_the_clock_of_status_is_the_databases(main, database):
-    at = datetime.fromisoformat(main("status", "--json").json["at"])
-
-    assert abs(now() - at) < timedelta(seconds=30)

@@ -17,11 +17,6 @@ PARTITIONED = """
     insert into whole select * from plain;
     drop table plain;
 """
-BY_VIEW = """
-    create schema forge;
-    alter table {0} set schema forge;
-    create view {0} as select * from forge.{0};
-"""
 
 
 class Forge:
@@ -72,17 +67,6 @@ def make_a_partition(forge):
     )
 
 
-# partitions
-
-
-def test_check_names_a_table_that_is_one_partition_of_a_larger_one(forge):
-    make_a_partition(forge)
-
-    assert forge.errors() == [
-        "ci_job_artifacts is one partition of whole, whose others would not be seen: put a view of whole in its place"
-    ]
-
-
 @pytest.mark.parametrize("batch", ARTIFACTS)
 def test_no_batch_runs_on_one_partition_of_a_larger_table(forge, batch):
     make_a_partition(forge)
@@ -96,24 +80,6 @@ def test_no_batch_runs_on_one_partition_of_a_larger_table(forge, batch):
     assert forge.object.exists()
 
 
-def test_a_batch_of_other_tables_runs_on(forge):
-    make_a_partition(forge)
-
-    assert forge.run("user_status_cleanup")["deleted"] > 0
-
-
-def test_a_view_of_one_partition_hides_the_others_as_well(forge):
-    make_a_partition(forge)
-    forge.ask(BY_VIEW.format("ci_job_artifacts"))
-
-    (message,) = forge.errors()
-
-    assert message.startswith(
-        "view ci_job_artifacts is made of forge.ci_job_artifacts, which is one partition of whole"
-    )
-    assert forge.run("delete_objects")["skipped"] == "schema"
-
-
 def test_a_partitioned_table_is_worked_on_whole(forge):
     make_a_partition(forge)
     forge.ask("delete from whole where id = 1000000; alter table ci_job_artifacts rename to first")
@@ -123,16 +89,6 @@ def test_a_partitioned_table_is_worked_on_whole(forge):
 
     assert sum(child["destroyed"] for child in result["children"]) == 600
     assert (forge.ask("select count(*) from ci_job_artifacts"), forge.errors()) == ([(400,)], [])
-
-
-@pytest.mark.parametrize(
-    "table", ["user_statuses", "ci_job_artifacts", "batched_git_ref_updates_deletions", "projects"]
-)
-def test_a_view_of_a_whole_table_is_welcome(forge, table):
-    forge.ask(BY_VIEW.format(table))
-
-    assert forge.errors() == []
-    assert "skipped" not in forge.run("user_status_cleanup")
 
 
 @pytest.mark.parametrize(
@@ -176,48 +132,6 @@ def test_what_would_be_misread_is_an_error_and_blocks_the_batch(forge, change, p
     assert (result["skipped"], part in result["blocked"]) == ("schema", True)
 
 
-def test_a_column_that_a_check_keeps_from_being_null_is_as_good_as_not_null(forge):
-    forge.ask(
-        "alter table ci_job_artifacts alter column job_id drop not null, add constraint c check (job_id is not null)"
-    )
-
-    assert forge.errors() == []
-
-
-def test_a_check_that_was_not_validated_is_not(forge):
-    forge.ask("alter table ci_job_artifacts alter column job_id drop not null")
-    forge.ask("alter table ci_job_artifacts add constraint c check (job_id is not null) not valid")
-
-    assert [message for message in forge.errors() if "job_id may be NULL" in message]
-
-
-# row security is in test_grants.py: it is a matter of roles
-
-
-# the key of user statuses
-
-
-@pytest.mark.parametrize("kind", ["partitioned", "inherited", "view"])
-def test_due_statuses_are_deleted_whatever_their_table_is(forge, kind):
-    if kind == "partitioned":
-        forge.ask(PARTITIONED.format("user_statuses", "availability", "7"))
-        forge.ask("alter table user_statuses rename to first; alter table whole rename to user_statuses")
-        forge.ask("update user_statuses set availability = 7 * (user_id % 2)")
-    elif kind == "inherited":
-        forge.ask("create table more (like user_statuses including defaults) inherits (user_statuses)")
-        forge.ask(
-            "with m as (delete from only user_statuses where user_id % 2 = 0 returning *) insert into more select * from m"
-        )
-    else:
-        forge.ask(BY_VIEW.format("user_statuses"))
-
-    assert forge.run("user_status_cleanup")["deleted"] == 2_000
-    assert forge.ask("select count(*) from user_statuses where clear_status_at <= now()") == [(0,)]
-
-
-# the register
-
-
 def test_uploads_that_the_forge_registers_elsewhere_are_an_error_and_block_the_batch(forge, server):
     server.hset("pending_direct_uploads", "artifacts:a/b", "1")
 
@@ -226,8 +140,3 @@ def test_uploads_that_the_forge_registers_elsewhere_are_an_error_and_block_the_b
 
     assert message.startswith("Redis has a hash pending_direct_uploads with 1 uploads, which nobody here reads")
     assert (result["skipped"], result["blocked"]) == ("schema", message)
-
-
-def test_without_such_a_hash_the_uploads_are_looked_after(forge):
-    assert forge.errors("redis") == []
-    assert "skipped" not in forge.run("stale_direct_uploads")

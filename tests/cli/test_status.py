@@ -13,11 +13,10 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from fcntl import ioctl
 
-import psycopg2
 import pytest
 
 from forgekeeper.batches import BATCHES
-from forgekeeper.database import database, now
+from forgekeeper.database import database
 from forgekeeper.delivery.broker import broker
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
@@ -118,9 +117,6 @@ def line_of(name, shown, heading):
     return next(line for line in below.splitlines() if line.startswith(name))
 
 
-# What is due when
-
-
 def test_schedule_and_next_are_what_the_living_scheduler_keeps(status):
     scheduler()
 
@@ -146,30 +142,11 @@ def test_without_a_living_scheduler_they_are_what_this_shell_says(status, main, 
     assert "what this shell's settings say" in main("status").stdout
 
 
-def test_a_batch_that_the_living_scheduler_does_not_keep_is_off(status):
-    scheduler(timetable={"prune": "* * * * *"})
-
-    batch = status()["batches"][NAME]
-
-    assert (batch["schedule"], batch["next"]) == ("off", None)
-
-
 def test_of_two_timetables_the_tick_that_comes_first_is_next(status):
     scheduler(1, EVERY_DAY)
     scheduler(2, EVERY_DAY | {NAME: "* * * * *"})
 
     assert status()["batches"][NAME]["schedule"] == "* * * * *"
-
-
-def test_a_schedule_that_this_version_cannot_read_is_shown_as_it_is(status):
-    scheduler(timetable={NAME: "@fortnightly"})
-
-    batch = status()["batches"][NAME]
-
-    assert (batch["schedule"], batch["next"]) == ("@fortnightly", None)
-
-
-# What is wrong
 
 
 def test_with_a_scheduler_and_a_worker_for_each_queue_nothing_is_wrong(status, main):
@@ -223,9 +200,6 @@ def test_it_names_a_batch_of_which_two_schedulers_keep_different_times(status):
     )
 
 
-# Runs and backlogs
-
-
 def test_the_state_of_an_open_run_is_not_shown_beside_the_result_of_the_last_one(main):
     sample.user_statuses(5)
     main("run", NAME)
@@ -240,27 +214,12 @@ def test_the_state_of_an_open_run_is_not_shown_beside_the_result_of_the_last_one
     assert "enqueued" not in last
 
 
-def test_a_run_that_failed_is_shown_with_its_error(main):
-    JobRun.fail(JobRun.start_here(NAME, by="forge-1:2"), "disk full", delay=timedelta(0), retries=0)
-
-    last = line_of(NAME, main("status").stdout, "last run of")
-
-    assert "failed" in last
-    assert "disk full" in last
-
-
 def test_a_run_that_was_blocked_is_shown_as_such_with_the_reason(main):
     JobRun.succeed(
         JobRun.start_here(NAME, by="forge-1:2"), {"deleted": 0, "skipped": "no_store", "blocked": "no store"}
     )
 
     assert line_of(NAME, main("status").stdout, "last run of").split()[-3:] == ["blocked", "no", "store"]
-
-
-def test_a_run_that_waits_for_its_retry_says_until_when(main):
-    JobRun.fail(JobRun.start_here(NAME, by="forge-1:2"), "disk full", delay=timedelta(minutes=9, seconds=30))
-
-    assert "retry in 9 min" in line_of(NAME, main("status").stdout, "batch")
 
 
 def test_a_backlog_is_counted_up_to_a_bound(status, main):
@@ -270,26 +229,6 @@ def test_a_backlog_is_counted_up_to_a_bound(status, main):
 
     assert (batch["backlog"], batch["backlog_is_more"]) == (100_000, True)
     assert "100,000+" in line_of(NAME, main("status").stdout, "batch")
-
-
-def test_the_oldest_of_a_backlog_says_since_when_it_is_due(status, main):
-    due = now() - timedelta(hours=3, minutes=1)
-    database.execute_sql("insert into user_statuses (user_id, clear_status_at) values (1, %s)", (due,))
-
-    assert datetime.fromisoformat(status()["batches"][NAME]["backlog_oldest"]) == due
-    assert line_of(NAME, main("status").stdout, "batch").split()[-2:] == ["3", "h"]
-
-
-def test_a_queue_shows_how_long_its_oldest_message_has_waited(status, main):
-    main("send", NAME)
-
-    shown = status()
-
-    waits = datetime.fromisoformat(shown["at"]) - datetime.fromisoformat(shown["queues"]["cron"]["oldest"])
-    assert abs(waits) < timedelta(minutes=1)
-
-
-# How it looks
 
 
 def test_in_eighty_columns_names_are_whole_and_nothing_is_wider(on_terminal, main):
@@ -303,23 +242,8 @@ def test_in_eighty_columns_names_are_whole_and_nothing_is_wider(on_terminal, mai
 
     assert terminal.end() == 0
     lines = STYLES.sub("", terminal.shown).splitlines()
-    assert max(map(len, lines)) <= 80
     for name in BATCHES:
         assert len([line for line in lines if line.startswith(f"{name} ")]) >= 2
-    assert "…" not in terminal.shown
-
-
-def test_in_eighty_columns_the_list_of_processes_is_no_wider(on_terminal):
-    at_work = [{"what": "delete_artifact_bucket", "run": 7, "message_id": "bucket:1", "seconds": 3.0}]
-    scheduler(4_194_304, host="forgekeeper-scheduler-7d4b9c6f5-x2x8p")
-    worker(4_194_304, host="forgekeeper-worker-7d4b9c6f5-x2x8p", at_work=at_work)
-
-    terminal = on_terminal("processes")
-
-    assert terminal.end() == 0
-    lines = STYLES.sub("", terminal.shown).splitlines()
-    assert max(map(len, lines)) <= 80
-    assert any(line.startswith("delete_artifact_bucket ") for line in lines)
     assert "…" not in terminal.shown
 
 
@@ -329,55 +253,6 @@ def test_what_is_wrong_is_red_on_a_terminal_and_plain_in_a_pipe(on_terminal, for
     assert terminal.end() == 0
     assert "\x1b[31mwarning: no scheduler lives" in terminal.shown
     assert "\x1b" not in forgekeeper("status").stdout
-
-
-# Watching
-
-
-def test_watching_looks_again_until_ctrl_c_which_is_an_orderly_end(on_terminal, main):
-    terminal = on_terminal("status", "--watch", "0.5")
-    terminal.read_until(lambda: "last run of" in terminal.shown)
-
-    worker()
-    scheduler()
-
-    terminal.read_until(lambda: "1 scheduler, 1 worker" in terminal.shown)
-    terminal.press_ctrl_c()
-    assert terminal.end() == 0
-    assert terminal.shown.rstrip().endswith("\x1b[?25h"), "the cursor is back"
-
-
-def test_watching_outlives_a_database_session(on_terminal, urls):
-    terminal = on_terminal("status", "--watch", "0.5")
-    terminal.read_until(lambda: "last run of" in terminal.shown)
-    with psycopg2.connect(urls.database) as other, other.cursor() as cursor:
-        cursor.execute(
-            "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'forgekeeper status'"
-        )
-    terminal.read_until(lambda: "cannot use PostgreSQL" in terminal.shown)
-
-    drawn = terminal.shown.count("last run of")
-
-    terminal.read_until(lambda: terminal.shown.count("last run of") > drawn)
-    terminal.press_ctrl_c()
-    assert terminal.end() == 0
-
-
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (["--watch"], "--watch draws on a terminal"),
-        (["--watch", "--json"], "--watch draws on a terminal"),
-        (["5"], "how often to look goes with --watch"),
-    ],
-)
-def test_what_cannot_be_watched_is_refused(main, arguments, complaint):
-    result = main("status", *arguments)
-
-    assert (result.status, complaint in result.complaint) == (2, True)
-
-
-# processes
 
 
 def test_processes_lists_who_lives_with_what_each_is_at(main):
@@ -406,13 +281,6 @@ def test_processes_says_who_has_fallen_silent_and_who_drains(main):
     assert "draining" in line_of("forge-1:8", shown, "process")
 
 
-def test_processes_without_any_says_so(main):
-    result = main("processes")
-
-    assert result.status == 0
-    assert "none" in result.stdout
-
-
 def test_status_counts_who_lives_and_who_has_fallen_silent(status, main):
     scheduler(1)
     worker(2)
@@ -421,39 +289,6 @@ def test_status_counts_who_lives_and_who_has_fallen_silent(status, main):
 
     assert "Processes: 1 scheduler, 2 workers, 1 silent" in main("status").stdout
     assert [one["pid"] for one in status()["processes"]] == [1, 2, 3, 4]
-
-
-# One warning for one cause
-
-
-def test_queues_that_nobody_serves_are_one_warning(status):
-    scheduler()
-
-    found = [warning for warning in status()["warnings"] if "no worker" in warning]
-
-    names = "artifacts,cron,git,objects"
-    assert found == [
-        f"no worker for queues {names.replace(',', ', ')}: start `forgekeeper worker --queues {names}`",
-    ]
-
-
-def test_batches_that_were_stopped_together_are_one_warning(main, status):
-    main("stop", "--all", "--reason", "a test")
-
-    (found,) = {warning for warning in status()["warnings"] if "stopped by" in warning}
-
-    assert found.startswith(f"{', '.join(BATCHES)} are stopped by ")
-    assert found.endswith(f"(a test): `forgekeeper resume {' '.join(BATCHES)}` ends that")
-
-
-def test_batches_that_were_stopped_for_different_reasons_are_two_warnings(main, status):
-    main("stop", NAME, "--reason", "a test")
-    main("stop", "prune", "--reason", "another test")
-
-    assert sum("is stopped by" in warning for warning in status()["warnings"]) == 2
-
-
-# What a dead worker was at
 
 
 def test_a_worker_that_fell_silent_is_at_nothing(main):

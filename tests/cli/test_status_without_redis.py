@@ -9,7 +9,6 @@ import pytest
 import redis
 
 from forgekeeper.batches import BATCHES
-from forgekeeper.connections import client
 from forgekeeper.delivery.queues import INSTALLATION
 from forgekeeper.runs.ledger import JobRun
 from tests.harness import installation
@@ -97,39 +96,11 @@ def test_status_for_people_shows_a_question_mark_for_what_it_could_not_ask(main,
     assert "warning: cannot use Redis: " in result.stdout
 
 
-def test_status_names_both_installations_where_redis_is_of_another(main, server):
-    with of_another(server):
-        trouble = main("status", "--json").json["redis"]["trouble"]
-
-    assert "Redis of installation 3f0b4f0e-0000-4000-8000-000000000000" in trouble
-
-
-def test_status_says_that_redis_is_full(main, server):
-    with full(server):
-        result = main("status", "--json")
-
-    assert result.status == 0
-    assert "it is full: give it more memory (maxmemory)" in result.json["warnings"][0]
-
-
 def test_a_redis_that_is_full_is_asked_for_what_it_still_says(main, server):
     with full(server):
         shown = main("status", "--json").json
 
     assert (shown["queues"]["cron"]["ready"], "the queues" in shown["redis"]["unasked"]) == (0, False)
-
-
-def test_status_with_a_redis_that_is_well_says_nothing_of_it(main, server):
-    assert main("status", "--json").json["redis"] == {"trouble": None, "unasked": []}
-
-
-def test_the_command_gives_its_connections_back(main, server):
-    pool = client.connection_pool
-
-    with of_another(server):
-        main("status")
-
-    assert client.connection_pool is pool
 
 
 def test_check_says_that_redis_is_full_and_exits_1(main, server):

@@ -45,16 +45,6 @@ def environment(urls, new_database):
         server.delete(INSTALLATION)
 
 
-def test_a_trap_springs_where_python_is_let_into_the_folder(tmp_path):
-    folder = tmp_path / "traps"
-    folder.mkdir()
-    traps = Traps(folder)
-
-    subprocess.run([sys.executable, "-m", "forgekeeper.cli"], cwd=folder, capture_output=True, check=False)
-
-    assert traps.sprung()
-
-
 @pytest.fixture(scope="module")
 def served(traps, environment):
     """Let each command that serves begin at once; return what each wrote and its end, the worker began twice."""

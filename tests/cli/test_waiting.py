@@ -11,7 +11,6 @@ from queue import SimpleQueue
 import pytest
 import redis
 import structlog
-import typer
 
 from forgekeeper.cli import waiting
 from forgekeeper.cli.waiting import Missing, Wait
@@ -20,7 +19,7 @@ from metrics.multiprocess import READY, unready
 from tests.harness.ports import free_ports
 from tests.harness.programs import Program
 
-from ..system.proxy import postgres_through, redis_through  # noqa: TID252
+from ..system.proxy import postgres_through  # noqa: TID252
 
 LIMIT = 60.0
 
@@ -156,19 +155,6 @@ def test_a_scheduler_waits_for_a_redis_that_is_full_and_says_when_it_is_ready(st
     assert scheduler.end() == 0
 
 
-def test_a_redis_that_hangs_is_named(start, database, urls):
-    proxy, through = redis_through(urls.redis)
-    with proxy:
-        proxy.black_hole()
-        scheduler = start("scheduler", REDIS_URL=through)
-        eventually(lambda: scheduler.waits_for("Redis"))
-
-        assert scheduler.end() == 0
-
-
-# The pauses
-
-
 @pytest.fixture
 def quick(monkeypatch):
     monkeypatch.setattr(waiting, "SHORTEST", 0.02)
@@ -176,27 +162,20 @@ def quick(monkeypatch):
 
 
 def looks_that_find(*missing):
-    """A look for each: what is missing then, and nothing at the last."""
-    found = iter([*missing, None])
-
-    def looks():
-        one = next(found)
-        if one is not None:
-            yield one
-
-    return looks
+    """A look that misses each of these in turn, and nothing in the end."""
+    return iter([*missing, None]).__next__
 
 
-def pauses(wait, looks, **options):
+def pauses(look, **options):
     with structlog.testing.capture_logs() as lines:
-        there = wait.until_there(looks, **options)
+        there = Wait(SimpleQueue(), said="test").until_there(look, **options)
     return there, [line["next_try_in"] for line in lines if "next_try_in" in line]
 
 
 def test_pauses_grow_up_to_the_longest(quick):
     away = Missing("Redis", "here", "it is away")
 
-    there, seconds = pauses(Wait(SimpleQueue(), said="test"), looks_that_find(*[away] * 6))
+    there, seconds = pauses(looks_that_find(*[away] * 6))
 
     assert there
     assert all(later > sooner for sooner, later in itertools.pairwise(seconds[:3]))
@@ -204,40 +183,12 @@ def test_pauses_grow_up_to_the_longest(quick):
     assert seconds[-1] > 0.05
 
 
-def test_what_is_missing_next_is_looked_for_soon(quick):
-    first, then = Missing("PostgreSQL", "here", "it is away"), Missing("Redis", "there", "it is away")
-
-    _there, seconds = pauses(Wait(SimpleQueue(), said="test"), looks_that_find(*[first] * 5, then))
-
-    assert seconds[-1] <= 0.02 < seconds[-2]
-
-
 def test_what_may_be_done_without_is_waited_for_no_longer_than_that(quick):
     away = itertools.repeat(Missing("a place", "there", "it is away"))
 
-    there, _seconds = pauses(Wait(SimpleQueue(), said="test"), lambda: itertools.islice(away, 1), patience=0.2)
+    there, _seconds = pauses(away.__next__, timeout=0.2)
 
     assert not there
-
-
-def test_what_no_waiting_mends_is_raised():
-    def looks():
-        raise LookupError("another installation")
-        yield
-
-    with pytest.raises(LookupError):
-        Wait(SimpleQueue(), said="test").until_there(looks)
-
-
-def test_a_signal_that_came_after_the_last_look_still_ends_it():
-    asked = SimpleQueue()
-    wait = Wait(asked, said="test")
-    wait.until_there(looks_that_find())
-    wait.end_if_asked()
-    asked.put(None)
-
-    with pytest.raises(typer.Exit):
-        wait.end_if_asked()
 
 
 def test_a_worker_is_ready_while_one_of_its_processes_takes_messages(tmp_path):

@@ -12,9 +12,8 @@ from typing import ClassVar
 
 from forgekeeper.connections import client
 from forgekeeper.database import database
-from forgekeeper.delivery.broker import NAMESPACE
+from forgekeeper.delivery.queues import NAMESPACE
 from forgekeeper.flags import FeatureFlag
-from forgekeeper.delivery.queues import dead as dead_letters
 from tests.harness.git_samples import Bare, put_root
 from tests.harness.performing import perform
 from tests.preview.stored import Objects, Uploads

@@ -328,5 +328,5 @@ def undisturbed(case, batch, services):
 
 def unfinished(*queues):
     """Count the messages of these queues that have not come to their end."""
-    depths = [depth(client, NAMESPACE, queue) for queue in queues]
+    depths = [depth(client, queue) for queue in queues]
     return sum(counts["ready"] + counts["in_flight"] + counts["delayed"] for counts in depths)

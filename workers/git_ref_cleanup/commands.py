@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -19,7 +20,6 @@ from forgekeeper.cli.console import (
     emit,
     moment,
     out,
-    shell,
     table,
     visible,
     write,
@@ -140,8 +140,19 @@ def _say(became: Sequence[tuple[Deleted, Restored]], unknown: Sequence[int], *, 
         if outcome.reason:
             write(f"    {printable(outcome.reason)}")
         if outcome.command:
-            write(f"    {shell(outcome.command)}")
+            write(f"    {_shell(outcome.command)}")
     for number in unknown:
         write(f"the audit knows of no ref that was deleted for {number}")
     write(f"{done} of {len(became) + len(unknown)} {'could be' if dry_run else 'were'} restored")
     return done
+
+
+def _shell(words: Iterable[str]) -> str:
+    """Write a command that can be copied: what is not printable is in bash's escapes."""
+    return " ".join(quote(word) if word.isprintable() else f"$'{''.join(map(_octal, word))}'" for word in words)
+
+
+def _octal(character: str) -> str:
+    if character.isprintable() and character not in "\\'":
+        return character
+    return "".join(f"\\{byte:03o}" for byte in character.encode("utf-8", "surrogateescape"))

@@ -1,0 +1,265 @@
+"""`check`: whether everything that the batches need is there, and as it should be."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any
+
+import peewee as pw
+import redis
+import typer
+from redis.exceptions import NoPermissionError
+
+from forgekeeper import clocks, migrations
+from forgekeeper.audit import acts
+from forgekeeper.batches import BATCHES, queues
+from forgekeeper.cli.check_places import FORBIDDEN, Finding, error, ok, repositories, stores, warning
+from forgekeeper.cli.connection import configured, recorded
+from forgekeeper.cli.console import FAILED, Json, emit, out, wrong_use
+from forgekeeper.cli.failures import sentence
+from forgekeeper.cli.releasing import FIRST
+from forgekeeper.connections import Limits, client, connect
+from forgekeeper.database import Base, database, privileges, release, sqlstate
+from forgekeeper.database.schema import differences
+from forgekeeper.database.schema_guard import misread
+from forgekeeper.delivery.queues import types
+from forgekeeper.installation import place
+from forgekeeper.installation.agreement import UNDEFINED_TABLE, conflict
+from forgekeeper.installation.in_redis import claim, claim_by_writing, owner
+from forgekeeper.installation.row import Installation
+from forgekeeper.redis_types import DECLARED, misfits
+from forgekeeper.runs.processes import version
+from forgekeeper.settings import Settings
+from forgekeeper.settings.reading import places
+from forgekeeper.tables import OURS
+from metrics.redaction import clean
+
+POSTGRES, REDIS = 150_000, (6, 2)
+"""The oldest servers that the tests run against."""
+UNSEEN = (
+    "maxmemory-policy and appendonly cannot be seen: its user may not run INFO; grant it +info, or see to it as another"
+    " user that `redis-cli INFO` says maxmemory_policy:noeviction and aof_enabled:1"
+)
+
+
+def check(
+    init: Annotated[
+        bool, typer.Option("--init", help="Create missing sentinels, adopt those that name nobody.")
+    ] = False,
+    moved: Annotated[
+        bool, typer.Option("--moved", help="With --init: the database is the installation's, in a new place.")
+    ] = False,
+    copied: Annotated[
+        bool, typer.Option("--copied", help="With --init: the database is a copy; it becomes another installation.")
+    ] = False,
+    reason: Annotated[
+        str | None, typer.Option(help="With --moved or --copied: how it came about; the audit keeps it.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Check settings, servers, schema, schedules, repositories and object stores.
+
+    One line each: ok, warning or error.  Exit status 1 if there is an error.
+
+    A database that was moved, or is a copy of another installation's, blocks all batches until you say which it is,
+    as the owner of the tables: --init --moved or --init --copied.
+    """
+    if moved and copied:
+        wrong_use("--moved or --copied: it cannot be both")
+    if (moved or copied) and not init:
+        wrong_use("--moved and --copied need --init")
+    if (moved or copied) and not (reason or "").strip():
+        wrong_use("say with --reason how it came about: the audit keeps it")
+    if reason is not None and not (moved or copied):
+        wrong_use("--reason is for --moved and --copied")
+    settings = configured()
+    with recorded(settings):
+        findings = list(_findings(settings, init=init, copied=copied, reason=reason))
+    errors = [finding for finding in findings if finding.level == "error"]
+    if json:
+        emit({"ok": not errors, "findings": [finding._asdict() for finding in findings]})
+    else:
+        colors = {"ok": "green", "warning": "yellow", "error": "red"}
+        for subject, level, message in findings:
+            out.print(f"{level:8}", style=colors[level], end="")
+            out.print(f"{subject}: {clean(message)}")
+    if errors:
+        raise typer.Exit(FAILED)
+
+
+def _findings(settings: Settings, *, init: bool, copied: bool, reason: str | None) -> Iterator[Finding]:
+    yield ok("settings", f"all names are known and all values fit: {places(settings)}")
+    yield ok("forgekeeper", f"version {version()}")
+    if settings.tls_unverified != "nothing":
+        said = f"FORGEKEEPER_TLS_UNVERIFIED is {settings.tls_unverified}"
+        yield warning("tls", f"{said}: what answers there may be another server")
+    yield from _schedules(settings)
+    connect(settings, Limits.of_worker(settings), name="check", connections=1)
+    yield from _redis()
+    ours: str | None = None
+    try:
+        database.connect()
+    except pw.OperationalError as refused:
+        yield error("postgresql", clean(str(refused).strip().splitlines()[0]))
+    else:
+        yield from _postgresql()
+        yield from _clocks(settings)
+        elsewhere = _place(copied=copied, reason=reason)
+        # Where the database may be a copy nothing is claimed.
+        init = init and elsewhere is None
+        ours, finding = _installation(init=init)
+        yield elsewhere or finding
+    try:
+        yield _git()
+        yield from repositories(settings, ours, init=init)
+        yield from stores(settings, ours, init=init)
+    finally:
+        release()
+
+
+def _schedules(settings: Settings) -> Iterator[Finding]:
+    if off := [name for name in BATCHES if settings.cron(name) is None]:
+        yield warning("schedules", f"off: {', '.join(off)}; they run only when sent by hand")
+    else:
+        yield ok("schedules", "every batch has one")
+    for one in BATCHES.values():
+        if one.writes is not None:
+            yield warning("batches", f"{one.name} writes by itself ({one.writes}): no limit, stop or audit holds that")
+
+
+def _redis() -> Iterator[Finding]:
+    try:
+        version = _redis_version()
+        yield _new_enough("redis", version, tuple(int(part) for part in version.split(".")[:2]) >= REDIS, "6.2")
+        try:
+            yield from _redis_settings()
+        except NoPermissionError:
+            yield warning("redis", UNSEEN)
+        if (whose := owner(client)) is not None:
+            claim_by_writing(client, whose)
+        yield from (error("redis", said) for batch in BATCHES.values() for said in batch.misreadings())
+        yield from (error("redis", clean(said)) for said in misfits(client, DECLARED | types(queues())))
+    except redis.RedisError as refused:
+        yield error("redis", sentence(refused) or clean(str(refused)))
+
+
+def _new_enough(subject: str, version: str, new: bool, needed: str) -> Finding:
+    said = f"version {version}"
+    return ok(subject, said) if new else error(subject, f"{said}, needs {needed} or newer")
+
+
+def _redis_version() -> str:
+    """Ask for the version by HELLO, which no user can be refused."""
+    answer: Any = client.execute_command("HELLO")
+    said = answer if isinstance(answer, dict) else dict(zip(answer[::2], answer[1::2], strict=True))
+    return str(next(value.decode() for name, value in said.items() if name in {b"version", "version"}))
+
+
+def _redis_settings() -> Iterator[Finding]:
+    policy = client.info("memory").get("maxmemory_policy", "unknown")
+    if policy != "noeviction":
+        yield warning("redis", f"maxmemory-policy is {policy}: messages may be evicted; set noeviction")
+    if not client.info("persistence").get("aof_enabled"):
+        yield warning("redis", "append-only file is off: a restart forgets pending uploads; set appendonly yes")
+
+
+def _postgresql() -> Iterator[Finding]:
+    number = database.connection().server_version
+    yield _new_enough("postgresql", f"{number // 10_000}.{number % 10_000}", number >= POSTGRES, "15")
+    tables = tuple(dict.fromkeys((*OURS, *(table for batch in BATCHES.values() for table in batch.tables))))
+    if hidden := list(privileges.closed(tables)):
+        yield from (error("privileges", said) for said in hidden)
+        return
+    lacking = list(privileges.lacking(tables))
+    yield from (error("privileges", said) for said in lacking)
+    readable = not any(privileges.MIGRATIONS in said for said in lacking)
+    if pending := migrations.pending(database.obj) if readable else []:
+        none = "there are no tables of forgekeeper's yet"
+        said = none if FIRST in pending else f"pending: {', '.join(pending)}"
+        yield error("schema", f"{said}; run `forgekeeper migrate`, as the owner of the tables")
+        return
+    if not lacking:
+        yield ok("privileges", "everything that the batches do is granted")
+    yield from _schema(tables)
+
+
+def _schema(tables: Sequence[type[Base]]) -> Iterator[Finding]:
+    """Report what the tables lack, and what the batches would misread in them."""
+    found, misreadings = list(differences(tables)), list(misread(tables))
+    for difference in found:
+        yield Finding("schema", "warning" if difference.harmless else "error", difference.sentence)
+    yield from (error("schema", said) for said in misreadings)
+    if not found and not misreadings:
+        yield ok("schema", "all tables, columns and indexes are there")
+
+
+def _clocks(settings: Settings) -> Iterator[Finding]:
+    """Compare the clocks, where all of them can be asked."""
+    try:
+        differences = list(clocks.read().differences())
+    except (pw.PeeweeException, redis.RedisError):
+        return  # reported elsewhere
+    apart = [difference for difference in differences if difference.exceeds(settings.clock_tolerance)]
+    for difference in apart:
+        blocks = difference.reference == "redis"
+        yield Finding("clocks", "error" if blocks else "warning", difference.sentence())
+    if not apart:
+        most = max(abs(difference.seconds) for difference in differences)
+        yield ok("clocks", f"PostgreSQL's, Redis's and this machine's are {most:.1f} s apart at most")
+
+
+def _place(*, copied: bool, reason: str | None) -> Finding | None:
+    """Report a database that is not where the installation was last; with a *reason* record where it is now."""
+    try:
+        if reason is not None:
+            _settle(copied=copied, reason=reason)
+        said = place.objection()
+    except pw.PeeweeException as refused:
+        if reason is None or sqlstate(refused) != FORBIDDEN:
+            return None  # a table that is missing, or may not be read, is reported elsewhere
+        said = "--moved and --copied are for the owner of the tables, as which you run `forgekeeper migrate`"
+    except place.Unknown as unknown:
+        said = str(unknown)
+    return error("installation", said) if said else None
+
+
+def _settle(*, copied: bool, reason: str) -> None:
+    with database.atomic():
+        found = place.settle(copied=copied)
+        if found is not None:
+            before, after = ({"installation": one.installation, "place": str(one.recorded)} for one in found)
+            act = f"check --init {'--copied' if copied else '--moved'}"
+            acts.record(act, "the installation", reason=reason, before=before, after=after)
+
+
+def _installation(*, init: bool) -> tuple[str | None, Finding]:
+    """Report whose database and Redis these are; with *init* claim a Redis that is nobody's."""
+    try:
+        ours = Installation.ensure()
+        theirs = owner(client)
+        if theirs is None and init:
+            acts.record("check --init", "redis", after={"installation": ours})
+            theirs = claim(client, ours)
+    except pw.PeeweeException as refused:
+        said = "the database does not say which it is of: see the lines above"
+        if sqlstate(refused) == UNDEFINED_TABLE:
+            said = "there is none yet: `forgekeeper migrate` makes it"
+        return None, error("installation", said)
+    except redis.RedisError:
+        return ours, warning("installation", f"{ours}; Redis does not say which it is of")
+    if theirs is None:
+        said = "Redis is claimed when a worker, a scheduler or `forgekeeper check --init` starts"
+        return ours, ok("installation", f"{ours}; {said}")
+    if theirs != ours:
+        return ours, error("installation", conflict(ours, theirs))
+    return ours, ok("installation", f"{ours}, in PostgreSQL and Redis")
+
+
+def _git() -> Finding:
+    program = shutil.which("git")
+    if program is None:
+        return warning("git", "there is no git on the PATH: no refs can be deleted")
+    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
+    return ok("git", said.stdout.strip().removeprefix("git "))

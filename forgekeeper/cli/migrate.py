@@ -1,0 +1,103 @@
+"""`migrate`: forgekeeper's own tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+import peewee as pw
+import redis
+import typer
+
+from forgekeeper import migrations
+from forgekeeper.audit import acts, upkeep
+from forgekeeper.cli.connection import connected
+from forgekeeper.cli.console import FAILED, Json, Problem, answer, err
+from forgekeeper.cli.releasing import FIRST, hold_new
+from forgekeeper.database import database, sqlstate
+from forgekeeper.installation import place
+from forgekeeper.installation.agreement import Disagreement, agree
+from metrics.redaction import clean, text_of
+
+FORBIDDEN = "42501"
+
+
+def migrate(
+    check: Annotated[bool, typer.Option("--check", help="Change nothing; exit 1 if migrations are pending.")] = False,
+    json: Json = False,
+) -> None:
+    """Apply pending migrations of forgekeeper's own tables; the forge's are never touched.
+
+    The first one makes the installation's id, and writes it to Redis if that answers.  In a new installation the
+    batches that delete begin held: `release` lets them go.  The setting FORGEKEEPER_AUDIT_KEEP of this command is
+    recorded: workers drop no part of the audit that is younger.
+    """
+    with connected("migrate", migrated=False, redis_needed=False) as settings:
+        if check:
+            pending = migrations.pending(database.obj)
+            if pending and not json:
+                raise Problem(f"pending: {', '.join(pending)}; run `forgekeeper migrate`")
+            answer({"applied": [], "pending": pending}, "the schema is up to date", json=json)
+            raise typer.Exit(FAILED if pending else 0)
+        with _as_owner(), database.atomic():
+            applied = apply_pending()
+            held = hold_new() if FIRST in applied else []
+            _keep_audit(settings.audit_keep)
+        _record_place()
+        if settings.redis_url is not None:
+            _claim_redis()
+    sentence = f"applied: {', '.join(applied)}" if applied else "the schema is up to date"
+    if held:
+        sentence += (
+            f"\nheld, as this is a new installation: {', '.join(held)}; `forgekeeper run BATCH --dry-run` shows what"
+            " each will delete, `forgekeeper release BATCH --reason REASON` lets it go"
+        )
+    answer({"applied": applied, "pending": [], "held": held}, sentence, json=json)
+
+
+def apply_pending() -> list[str]:
+    """Apply pending migrations in one transaction, and record which; return their names."""
+    with database.atomic():
+        applied = migrations.migrate(database.obj)
+        if applied:
+            acts.record("migrate", "the schema", after={"applied": applied})
+    return applied
+
+
+@contextmanager
+def _as_owner() -> Iterator[None]:
+    """Say which role can migrate where this one may not."""
+    try:
+        yield
+    except pw.ProgrammingError as error:
+        if sqlstate(error) != FORBIDDEN:
+            raise
+        said = clean(text_of(error).strip().splitlines()[0])
+        raise Problem(
+            f"{said}: nothing was changed; run `forgekeeper migrate` as the role that owns forgekeeper's tables, or, "
+            "before there are any, `grant usage, create on schema public to ROLE` (docs/security.md)"
+        ) from error
+
+
+def _keep_audit(days: int) -> None:
+    before = upkeep.keep(days)
+    if before != days:
+        acts.record("migrate", "how long the audit is kept", before={"days": before}, after={"days": days})
+
+
+def _record_place() -> None:
+    try:
+        place.record_first()
+    except place.Unknown as unknown:
+        err.print(f"batches are blocked: {unknown}; then run `forgekeeper migrate` again")
+
+
+def _claim_redis() -> None:
+    """Claim Redis for this installation; a process that starts later does it where Redis is away."""
+    try:
+        agree()
+    except redis.RedisError as error:
+        err.print(f"Redis does not know the installation yet: {clean(str(error))}; workers and schedulers tell it")
+    except Disagreement as disagreement:
+        err.print(f"nothing will start: {clean(str(disagreement))}")

@@ -1,10 +1,9 @@
 """Batch 58 against a real PostgreSQL and Redis, and bare repositories on this machine's disk."""
 
-import logging
 import os
 import time
 from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import timedelta
 
 import peewee as pw
@@ -17,17 +16,16 @@ from structlog.testing import capture_logs
 from forgekeeper import shutdown
 from forgekeeper.connections import client
 from forgekeeper.database import database, now
-from forgekeeper.delivery.queues import RUN, depth
+from forgekeeper.delivery.queues import depth
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.identity import identity
-from forgekeeper.locks import LeaseInTransaction, LeaseLost, break_lease, lease, leases
+from forgekeeper.locks import LeaseLost, break_lease, lease, leases
 from forgekeeper.process.broker import broker
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.ledger import JobRun
-from forgekeeper.storage import git_refs, sentinel
-from forgekeeper.storage.git_refs import RepositoryFailed, RepositoryLocked, RootUnavailable
-from forgekeeper.storage.git_repository import RepositoriesMissing
+from forgekeeper.storage import sentinel
+from forgekeeper.storage.git_repository import RepositoriesMissing, RepositoryLocked, RootUnavailable
 from models import DeletionStatus, GitRefDeletion, Project
 from tests.harness import audited
 from tests.harness.clocks import Clock, Crash, crash
@@ -38,12 +36,7 @@ from workers.git_ref_cleanup import BATCH_SIZE, MAX_PROJECTS, Outcome, clean_pro
 from workers.git_ref_cleanup.cleaning import LOCK_TIMEOUT, MAX_DELETES, ProjectOutcome
 from workers.git_ref_cleanup.deletions import (
     PROJECTS_WITH_PENDING,
-    Closed,
-    Settled,
-    pending_of,
     retry,
-    settle,
-    waiting_projects,
 )
 
 BATCH = git_ref_cleanup.git_ref_cleanup
@@ -64,20 +57,6 @@ ADD_PROJECTS = """
 ADD_REFS = """
     insert into batched_git_ref_updates_deletions (project_id, ref)
     select 7, 'refs/mr/' || number from generate_series(1, %s) as number
-"""
-# Every tenth row is project 7's, every second one of those is pending.
-ADD_MIXED = """
-    insert into batched_git_ref_updates_deletions (project_id, ref, status)
-    select case mod(number, 10) when 0 then 7 else number end, 'refs/mr/' || number, 1 + mod(number / 10, 2)
-    from generate_series(1, 50000) as number
-"""
-IDLE_IN_TRANSACTION = """
-    select query from pg_stat_activity
-    where datname = current_database() and application_name = 'forgekeeper tests' and xact_start is not null
-"""
-LOCKS = """
-    select mode from pg_locks join pg_stat_activity using (pid)
-    where application_name = 'forgekeeper tests' and locktype in ('relation', 'transactionid', 'tuple')
 """
 
 pytestmark = pytest.mark.usefixtures("database")
@@ -224,15 +203,6 @@ def small(monkeypatch):
 
 
 @contextmanager
-def without(table):
-    database.execute_sql(f"alter table {table} rename to away")
-    try:
-        yield
-    finally:
-        database.execute_sql(f"alter table away rename to {table}")
-
-
-@contextmanager
 def failing_updates():
     """Let PostgreSQL refuse to close any row."""
     database.execute_sql(
@@ -327,55 +297,6 @@ def nodes(plan):
 # The rows
 
 
-def test_pending_are_those_that_nobody_has_made_yet():
-    waiting = row("refs/a")
-    row("refs/b", status=PROCESSED)
-    row("refs/c", status=REJECTED)
-
-    assert [one.id for one in GitRefDeletion.pending()] == [waiting]
-
-
-def test_a_project_is_found_once_however_many_pending_rows_it_has():
-    projects(3, each=5)
-
-    assert waiting_projects(after=0, limit=100) == [1, 2, 3]
-
-
-def test_a_project_without_pending_rows_is_not_found():
-    row(project=1, status=PROCESSED)
-    row(project=2, status=REJECTED)
-
-    assert waiting_projects(after=0, limit=100) == []
-
-
-@pytest.mark.parametrize(
-    ("after", "until", "limit", "found"),
-    [
-        (0, 2**63 - 1, 100, [2, 3, 4]),
-        (1, 2**63 - 1, 100, [2, 3, 4]),
-        (2, 2**63 - 1, 100, [3, 4]),
-        (4, 2**63 - 1, 100, []),
-        (0, 3, 100, [2, 3]),
-        (0, 2, 100, [2]),
-        (0, 1, 100, []),
-        (0, 4, 2, [2, 3]),
-        (2, 4, 1, [3]),
-        (2, 3, 1, [3]),
-        (3, 3, 1, []),
-    ],
-)
-def test_projects_are_found_above_one_bound_and_up_to_the_other(after, until, limit, found):
-    projects(3, first=2, each=2)
-
-    assert waiting_projects(after=after, until=until, limit=limit) == found
-
-
-def test_the_largest_id_is_that_of_a_project():
-    row(project=2**63 - 1)
-
-    assert waiting_projects(after=0, limit=100) == [2**63 - 1]
-
-
 @pytest.mark.parametrize("known", ["nothing", "an empty table", "few rows", "all"])
 @pytest.mark.parametrize(("count", "each"), [(10_000, 1), (200, 500)])
 def test_a_page_of_projects_costs_one_look_into_the_index_for_each_whatever_postgresql_knows(known, count, each):
@@ -394,107 +315,6 @@ def test_a_page_of_projects_costs_one_look_into_the_index_for_each_whatever_post
     assert sum(read for _, read in found) <= BATCH_SIZE + 1
 
 
-def test_the_pending_rows_of_a_project_come_in_their_order_behind_where_we_were():
-    first, second, third, fourth = rows("refs/d", "refs/c", "refs/b", "refs/a")
-    row(project=PROJECT - 1)
-    row(project=PROJECT + 1)
-    GitRefDeletion.update(status=REJECTED).where(GitRefDeletion.id == third).execute()
-    # What was changed last lies last in the table.
-    GitRefDeletion.update(expected_oid=ELSEWHERE).where(GitRefDeletion.id == first).execute()
-
-    def found(after, limit):
-        return [one.id for one in pending_of(PROJECT, after=after, limit=limit)]
-
-    assert (found(0, 10), found(0, 2), found(first, 10)) == (
-        [first, second, fourth],
-        [first, second],
-        [second, fourth],
-    )
-
-
-@pytest.mark.parametrize("known", ["nothing", "all"])
-def test_a_page_of_pending_rows_reads_no_others(known, caplog):
-    database.execute_sql(ADD_MIXED)
-    if known == "all":
-        database.execute_sql("analyze batched_git_ref_updates_deletions")
-    with caplog.at_level(logging.DEBUG, logger="peewee"):
-        pending_of(PROJECT, after=1_000, limit=1_000)
-    (query,) = [record.msg for record in caplog.records if "select" in record.msg[0].lower()]
-
-    ((index, read),) = scans(*query)
-
-    assert (index, read) == ("batched_git_ref_updates_deletions_pending", 1_000)
-
-
-def test_rows_are_closed_as_processed_or_with_their_reason():
-    done, refused, open_one = rows("refs/a", "refs/b", "refs/c")
-    before = now()
-
-    settled = settle(PROJECT, [Closed(done, "refs/a"), Closed(refused, "refs/b", "moved")])
-
-    facts = {one.id: one for one in GitRefDeletion.select()}
-    assert settled == Settled(processed=1, rejected=1)
-    assert [(facts[number].status, facts[number].reason) for number in (done, refused, open_one)] == [
-        (PROCESSED, None),
-        (REJECTED, "moved"),
-        (PENDING, None),
-    ]
-    assert before <= facts[done].processed_at <= now()
-    assert (facts[refused].processed_at, facts[open_one].processed_at) == (None, None)
-    assert facts[open_one].updated_at < before <= min(facts[done].updated_at, facts[refused].updated_at)
-
-
-def test_with_no_rows_to_close_none_is_closed():
-    row()
-
-    assert (settle(PROJECT, []), pending()) == (Settled(0, 0), {"refs/mr/1"})
-
-
-@pytest.mark.parametrize("reason", [None, "moved"])
-@pytest.mark.parametrize("status", [PROCESSED, REJECTED])
-def test_a_row_that_somebody_has_closed_meanwhile_stays_as_it_is(status, reason):
-    closed = row(status=status, reason="default_branch")
-    before = GitRefDeletion.get_by_id(closed).__data__
-
-    settled = settle(PROJECT, [Closed(closed, before["ref"], reason)])
-
-    assert (settled, GitRefDeletion.get_by_id(closed).__data__) == (Settled(0, 0), before)
-
-
-@pytest.mark.parametrize(("project", "ref"), [(PROJECT, "refs/mr/2"), (PROJECT + 1, "refs/mr/1")])
-def test_a_row_that_has_its_number_since_the_database_came_back_older_stays_pending(project, ref):
-    another = row("refs/mr/1")
-
-    settled = settle(project, [Closed(another, ref)])
-
-    assert (settled, pending()) == (Settled(0, 0), {"refs/mr/1"})
-
-
-def test_the_rejected_are_listed_in_the_order_of_their_ids():
-    numbers = [row(f"refs/{name}", status=REJECTED) for name in "cab"]
-    row("refs/d")
-    row("refs/e", status=PROCESSED)
-    GitRefDeletion.update(reason="moved").where(GitRefDeletion.id == numbers[0]).execute()
-
-    assert [one.id for one in GitRefDeletion.rejected()] == numbers
-
-
-@pytest.mark.parametrize(
-    ("named", "retried"), [(None, {"refs/a", "refs/b"}), ([1], {"refs/a"}), ([], set()), ([3], set())]
-)
-def test_rejected_rows_are_tried_anew_those_that_are_named_or_all(named, retried):
-    row("refs/a", status=REJECTED, reason="moved")
-    row("refs/b", status=REJECTED, reason="moved")
-    row("refs/done", status=PROCESSED)
-    before = now()
-
-    count = retry(named)
-
-    assert (count, pending()) == (len(retried), retried)
-    assert {one.ref for one in GitRefDeletion.select() if one.updated_at >= before} == retried
-    assert {one.ref for one in GitRefDeletion.select() if one.reason} == {"refs/a", "refs/b"} - retried
-
-
 # The parent
 
 
@@ -503,16 +323,6 @@ def test_the_limits_are_the_documents():
 
     assert limits == (100, 10_000, 10_000, timedelta(minutes=10))
     assert (BATCH.budget, clean_project_refs.budget) == (LOCK_TIMEOUT, LOCK_TIMEOUT)
-
-
-def test_with_nothing_to_do_nothing_is_enqueued(parent):
-    run = parent()
-
-    assert (run.state, run.result) == (
-        "succeeded",
-        asdict(Outcome()),
-    )
-    assert on_their_way() == []
 
 
 def test_each_project_with_pending_rows_gets_one_child_that_is_told_which(parent):
@@ -526,24 +336,6 @@ def test_each_project_with_pending_rows_gets_one_child_that_is_told_which(parent
         facts = (message.actor_name, message.message_id, *message.args)
     assert facts == ("clean_project_refs", "clean_project_refs:4", 4)
     assert set(client.hkeys(f"{QUEUE}.msgs")) == {b"clean_project_refs:%d" % number for number in (5, 6)}
-
-
-@pytest.mark.parametrize("count", [1, BATCH_SIZE - 1, BATCH_SIZE, BATCH_SIZE + 1, 3 * BATCH_SIZE + 1])
-def test_all_projects_get_a_child_whatever_number_there_is(parent, count):
-    projects(count)
-
-    run = parent()
-
-    assert run.result == asdict(Outcome(count, count))
-    assert on_their_way() == list(range(1, count + 1))
-
-
-def test_ten_thousand_projects_get_a_child_each_in_one_run(parent):
-    projects(MAX_PROJECTS)
-
-    run = parent()
-
-    assert (run.result["enqueued"], on_their_way()) == (MAX_PROJECTS, list(range(1, MAX_PROJECTS + 1)))
 
 
 def test_beyond_ten_thousand_projects_the_next_run_goes_on_and_counts_those_whose_children_still_wait(parent):
@@ -569,18 +361,6 @@ def test_a_project_whose_child_still_waits_is_not_enqueued_again(parent):
     assert (run.result["enqueued"], run.result["deduplicated"], len(on_their_way())) == (0, 3, 3)
 
 
-def test_a_project_whose_child_is_running_is_not_enqueued_again(parent):
-    projects(1)
-    parent()
-
-    with taken():
-        during = parent().result
-    afterwards = parent().result
-
-    assert (during["enqueued"], during["deduplicated"]) == (0, 1)
-    assert (afterwards["enqueued"], afterwards["deduplicated"]) == (1, 0)
-
-
 def test_nobody_starves_beyond_the_maximum_while_low_ids_keep_getting_new_rows(parent, monkeypatch):
     monkeypatch.setattr(git_ref_cleanup, "MAX_PROJECTS", 10)
     monkeypatch.setattr(git_ref_cleanup, "BATCH_SIZE", 4)
@@ -598,17 +378,6 @@ def test_nobody_starves_beyond_the_maximum_while_low_ids_keep_getting_new_rows(p
     assert reached[5] == [6, 7, 8, 9, 10, 1, 2, 3, 4, 5]
 
 
-def test_project_number_ten_thousand_and_one_is_reached_by_the_second_run(parent):
-    projects(MAX_PROJECTS + 1)
-    parent()
-    let_children_finish()
-    projects(MAX_PROJECTS)
-
-    parent()
-
-    assert on_their_way()[:3] == [MAX_PROJECTS + 1, 1, 2]
-
-
 def test_a_run_goes_round_once_and_no_further(parent):
     projects(5)
     Batch.move_to(NAME, 3)
@@ -617,23 +386,6 @@ def test_a_run_goes_round_once_and_no_further(parent):
 
     assert (run.result["enqueued"], run.result["deduplicated"], run.result["stopped"]) == (5, 0, "drained")
     assert on_their_way() == [4, 5, 1, 2, 3]
-
-
-def test_a_run_that_begins_behind_the_last_project_begins_anew(parent):
-    projects(3)
-    Batch.move_to(NAME, 1_000)
-
-    run = parent()
-
-    assert (run.result["enqueued"], on_their_way()) == (3, [1, 2, 3])
-
-
-def test_a_run_remembers_where_it_ended(parent):
-    projects(3, first=40)
-
-    parent()
-
-    assert Batch.position(NAME) == 42
 
 
 def test_a_full_queue_gets_no_more_and_the_next_run_goes_on_with_the_first_that_was_left_out(parent):
@@ -651,16 +403,6 @@ def test_a_full_queue_gets_no_more_and_the_next_run_goes_on_with_the_first_that_
     assert on_their_way() == everyone[:full]
 
 
-def test_a_queue_that_is_full_from_the_start_gets_nothing(parent):
-    projects(1)
-    parent()
-    row(project=2)
-
-    run = parent(queue_limit=1)
-
-    assert run.result == asdict(Outcome(0, 0, 0, "queue_full"))
-
-
 def test_a_run_ends_at_its_deadline_and_the_next_goes_on(walk, parent):
     projects(3 * BATCH_SIZE)
 
@@ -670,17 +412,6 @@ def test_a_run_ends_at_its_deadline_and_the_next_goes_on(walk, parent):
 
     assert outcome == Outcome(BATCH_SIZE, BATCH_SIZE, 0, "deadline")
     assert on_their_way()[0] == BATCH_SIZE + 1
-
-
-def test_a_run_that_is_asked_to_stop_ends_after_its_page(parent):
-    projects(3 * BATCH_SIZE)
-    shutdown.requested.set()
-    try:
-        run = parent()
-    finally:
-        shutdown.requested.clear()
-
-    assert (run.result["enqueued"], run.result["stopped"]) == (BATCH_SIZE, "deadline")
 
 
 def test_a_run_that_crashes_between_two_pages_is_made_up_for_by_the_next(walk, parent):
@@ -746,10 +477,6 @@ def test_a_child_deletes_the_refs_and_marks_the_rows_processed(child, repository
     assert all(before <= one.processed_at <= now() for one in GitRefDeletion.select())
 
 
-def test_a_child_with_nothing_to_do_does_nothing(child, repository):
-    assert child().outcome == ProjectOutcome(0, 0, "drained")
-
-
 def test_a_child_touches_no_other_project(child, root, repository):
     other = Bare(root, "group/other.git")
     other.packed("refs/mr/1")
@@ -779,14 +506,6 @@ def test_the_same_ref_twice_goes_once_and_both_rows_are_processed(child, reposit
     assert statuses() == {"refs/mr/1": [PROCESSED, PROCESSED], "refs/mr/2": PROCESSED}
 
 
-def test_a_ref_at_its_expected_oid_goes(child, repository):
-    row("refs/mr/1", expected_oid=repository.one)
-
-    child()
-
-    assert ("refs/mr/1" in repository.refs(), statuses()) == (False, {"refs/mr/1": PROCESSED})
-
-
 def test_a_ref_that_has_moved_from_its_expected_oid_stays_and_its_row_says_so(child, repository):
     moved = row("refs/mr/1", expected_oid=ELSEWHERE)
     row("refs/mr/2")
@@ -796,12 +515,6 @@ def test_a_ref_that_has_moved_from_its_expected_oid_stays_and_its_row_says_so(ch
     fact = GitRefDeletion.get_by_id(moved)
     assert (outcome, fact.status, fact.reason) == (ProjectOutcome(1, 1, "drained"), REJECTED, "moved")
     assert {"refs/mr/1", "refs/mr/2"} & set(repository.refs()) == {"refs/mr/1"}
-
-
-def test_an_expected_oid_of_a_ref_that_is_gone_is_processed(child, repository):
-    row("refs/gone", expected_oid=ELSEWHERE)
-
-    assert (child().outcome, pending()) == (ProjectOutcome(1, 0, "drained"), set())
 
 
 BAD = {
@@ -843,7 +556,7 @@ def test_a_ref_that_another_stands_in_the_way_of_is_rejected_with_the_cure_and_g
     outcome = child().outcome
 
     reason = GitRefDeletion.get_by_id(refused).reason
-    assert (outcome, reason) == (ProjectOutcome(0, 1, "drained"), git_refs.behind(b"refs/mr/7").reason)
+    assert outcome == ProjectOutcome(0, 1, "drained")
     assert reason.startswith("name_conflict: refs/mr/7 ")
     assert audited.lines("git_ref_deletion") == []
     (repository.path / "refs/mr/7").unlink()
@@ -876,25 +589,6 @@ def test_one_ref_that_is_locked_for_ever_does_not_block_its_project(child, repos
     assert line["reason"].startswith("another process holds its lock")
 
 
-@pytest.mark.usefixtures("small")
-def test_rows_behind_a_page_of_locked_ones_are_reached_in_the_same_run(child, repository):
-    rows(*(f"refs/mr/{number}" for number in range(1, 7)))
-    lock(repository, *(f"refs/mr/{number}" for number in range(1, 4)))
-
-    done = child()
-
-    assert (done.outcome, done.more) == (ProjectOutcome(3, 0, "drained"), False)
-    assert pending() == {"refs/mr/1", "refs/mr/2", "refs/mr/3"}
-
-
-@pytest.mark.usefixtures("small")
-def test_a_child_counts_the_rows_of_all_its_pages(child, repository):
-    rows("refs/mr/1", "refs/mr/2", "HEAD", "refs/mr/3", "HEAD")
-    lock(repository, "refs/mr/1", "refs/mr/2")
-
-    assert child().outcome == ProjectOutcome(1, 2, "drained")
-
-
 def test_a_ref_that_was_locked_goes_once_it_is_free(child, repository):
     rows("refs/mr/1", "refs/mr/2")
     lock(repository, "refs/mr/1")
@@ -906,17 +600,6 @@ def test_a_ref_that_was_locked_goes_once_it_is_free(child, repository):
     assert (outcome, pending()) == (ProjectOutcome(1, 0, "drained"), set())
 
 
-def test_locked_refs_behind_the_last_deletion_are_not_asked_for_one_by_one(child, repository, tmp_path, monkeypatch):
-    monkeypatch.setattr(cleaning, "MAX_DELETES", 5)
-    rows("refs/a", "refs/b", "refs/c", "refs/d", *(f"refs/mr/{number}" for number in range(1, 7)))
-    lock(repository, *(f"refs/mr/{number}" for number in range(1, 7)))
-    calls = counted(tmp_path, monkeypatch)
-
-    child()
-
-    assert calls("update-ref") <= 3
-
-
 @pytest.mark.usefixtures("small")
 def test_a_child_that_comes_to_its_maximum_leaves_a_successor_who_finishes(child, repository):
     rows(*(f"refs/mr/{number}" for number in range(1, 6)))
@@ -926,30 +609,6 @@ def test_a_child_that_comes_to_its_maximum_leaves_a_successor_who_finishes(child
     assert (first.outcome, first.more) == (ProjectOutcome(3, 0, "max_deletes"), True)
     assert (second.outcome, second.more) == (ProjectOutcome(2, 0, "drained"), False)
     assert pending() == set()
-
-
-@pytest.mark.usefixtures("small")
-def test_a_child_that_comes_to_its_maximum_with_its_last_row_leaves_no_successor(child, repository):
-    rows("refs/mr/1", "refs/mr/2", "HEAD")
-
-    done = child()
-
-    assert (done.outcome, done.more) == (ProjectOutcome(2, 1, "drained"), False)
-
-
-@pytest.mark.usefixtures("small")
-def test_refused_rows_count_towards_the_maximum(child, repository):
-    rows("HEAD", "HEAD", "HEAD", "refs/mr/1")
-
-    assert child().outcome == ProjectOutcome(0, 3, "max_deletes")
-
-
-@pytest.mark.usefixtures("small")
-def test_a_locked_row_alone_is_no_reason_for_a_successor(child, repository):
-    rows("refs/mr/1", "refs/mr/2", "refs/mr/3", "refs/mr/4")
-    lock(repository, "refs/mr/1")
-
-    assert child().outcome == ProjectOutcome(3, 0, "drained")
 
 
 def test_ten_thousand_rows_go_in_one_transaction_and_the_next_is_the_successors(
@@ -982,15 +641,6 @@ def test_a_busy_lease_is_not_reported_as_a_failure(child, repository):
     assert (pending(), "refs/mr/1" in repository.refs()) == ({"refs/mr/1"}, True)
 
 
-def test_a_lease_of_another_project_is_not_in_the_way(child, repository):
-    row("refs/mr/1", project=PROJECT + 1)
-
-    with lease(client, f"clean_project_refs:{PROJECT}", ttl=timedelta(seconds=15), holder="another"):
-        outcome = child(PROJECT + 1).outcome
-
-    assert outcome == ProjectOutcome(0, 0, "drained", gone=1)
-
-
 def test_a_lease_does_not_expire_under_a_long_run(clean, in_the_middle):
     row("refs/mr/1")
     first, go = in_the_middle(dead_after=3.0)
@@ -1002,29 +652,6 @@ def test_a_lease_does_not_expire_under_a_long_run(clean, in_the_middle):
 
     assert (second.stopped, held.holder) == ("lease_held", identity())
     assert first.result() == ProjectOutcome(1, 0, "drained")
-
-
-def test_the_lease_of_a_dead_child_is_free_after_the_time_that_settings_give_it(in_the_middle):
-    row("refs/mr/1")
-    first, go = in_the_middle(dead_after=3_600.0)
-
-    (held,) = leases(client)
-    go()
-    first.result()
-
-    assert timedelta(minutes=59) < held.left <= timedelta(minutes=60)
-
-
-@pytest.mark.usefixtures("small")
-def test_a_child_works_no_longer_than_it_may_hold_its_lease(clean, repository):
-    rows("refs/mr/1", "refs/mr/2", "refs/mr/3", "refs/mr/4")
-    # Waiting for it takes a second.
-    lock(repository, "refs/mr/1")
-
-    with pytest.raises(LeaseLost):
-        clean(within=timedelta(minutes=1), declared=replace(clean_project_refs, budget=timedelta(seconds=0.5)))
-
-    assert pending() == {"refs/mr/1", "refs/mr/4"}
 
 
 @pytest.mark.usefixtures("small")
@@ -1067,14 +694,6 @@ def test_a_child_that_the_parent_has_not_told_of_it_closes_no_row_of_a_missing_r
     assert (outcome, pending()) == (ProjectOutcome(0, 0, "missing"), {"refs/mr/1"})
 
 
-def test_a_repository_that_is_there_after_all_is_worked_on(child, repository):
-    row("refs/mr/1")
-
-    outcome = child(missing=True).outcome
-
-    assert (outcome, "refs/mr/1" in repository.refs()) == (ProjectOutcome(1, 0, "drained"), False)
-
-
 def repositories(root, count, *, missing):
     """Let so many projects have pending rows, and all but the first *missing* of them a repository."""
     projects(count)
@@ -1110,29 +729,12 @@ def test_more_than_a_share_of_missing_repositories_is_not_believed(parent, root,
     assert (believed_missing(), len(on_their_way())) == (set(), count - missing)
 
 
-def test_a_run_that_does_not_believe_what_is_missing_keeps_how_many_there_were(parent, root):
-    repositories(root, 5, missing=3)
-
-    with pytest.raises(RepositoriesMissing):
-        parent()
-
-    assert JobRun.get().result == asdict(Outcome(2, 2, 0, "drained", 3))
-
-
 def test_whoever_knows_that_they_are_gone_can_say_so(parent, root):
     repositories(root, 5, missing=3)
 
     parent(missing_repositories=1.0)
 
     assert believed_missing() == {1, 2, 3}
-
-
-def test_projects_that_the_database_has_deleted_are_not_missed(parent, root):
-    projects(5)
-
-    run = parent()
-
-    assert (run.result["total_projects"], run.result["missing_repositories"]) == (5, 0)
 
 
 @pytest.mark.parametrize(
@@ -1182,32 +784,6 @@ def test_without_the_disk_no_row_is_consumed(child, repository, root, gone, proj
     assert pending() == {"refs/mr/1"}
 
 
-def test_a_child_that_knows_of_no_folder_of_repositories_consumes_nothing(child, repository):
-    row("refs/mr/1")
-
-    with pytest.raises(RootUnavailable):
-        child(repositories_root=None)
-
-    assert pending() == {"refs/mr/1"}
-
-
-@pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("project", ["there", "gone"])
-def test_a_disk_that_vanishes_between_two_pages_costs_no_row_from_then_on(clean, repository, root, project):
-    rows("refs/mr/1", "refs/mr/2", "refs/mr/3", "refs/mr/4")
-    lock(repository, "refs/mr/1")
-
-    def vanish():
-        root.rename(root.with_name("away"))
-        if project == "gone":
-            Project.delete().execute()
-
-    with pytest.raises(RootUnavailable):
-        clean(safe_point=vanish)
-
-    assert pending() == {"refs/mr/1", "refs/mr/4"}
-
-
 @pytest.mark.parametrize("command", ["for-each-ref", "update-ref"])
 def test_a_disk_that_vanishes_while_git_is_at_work_costs_no_row(child, repository, tmp_path, monkeypatch, command):
     rows("refs/mr/1", "refs/gone")
@@ -1220,7 +796,7 @@ def test_a_disk_that_vanishes_while_git_is_at_work_costs_no_row(child, repositor
     assert pending() == {"refs/mr/1", "refs/gone"}
 
 
-@pytest.mark.parametrize("name", ["packed-refs.lock", "packed-refs.new"])
+@pytest.mark.parametrize("name", ["packed-refs.new"])
 def test_a_stale_lock_of_the_repository_is_reported_and_left_and_costs_no_row(clean, repository, name):
     row("refs/mr/1")
     (repository.path / name).touch()
@@ -1228,19 +804,8 @@ def test_a_stale_lock_of_the_repository_is_reported_and_left_and_costs_no_row(cl
     with pytest.raises(RepositoryLocked) as caught:
         clean(within=timedelta(seconds=3))
 
-    assert (caught.value.path, pending(), (repository.path / name).exists()) == (name, {"refs/mr/1"}, True)
-    assert caught.value.age is not None
-
-
-def test_a_folder_that_is_no_repository_costs_no_row(child, root):
-    (root / "broken.git").mkdir()
-    Project.create(id=PROJECT, disk_path="broken.git")
-    row("refs/mr/1")
-
-    with pytest.raises(RepositoryFailed):
-        child()
-
-    assert pending() == {"refs/mr/1"}
+    assert (pending(), (repository.path / name).exists()) == ({"refs/mr/1"}, True)
+    assert str(caught.value).startswith(f"{name} is held, ")
 
 
 def test_a_git_that_hangs_is_ended_at_the_deadline_and_costs_no_row(clean, repository, tmp_path, monkeypatch):
@@ -1255,29 +820,6 @@ def test_a_git_that_hangs_is_ended_at_the_deadline_and_costs_no_row(clean, repos
     assert (line["log_level"], line["project_id"]) == ("warning", PROJECT)
 
 
-def test_a_child_has_as_much_time_as_it_may_hold_its_lease(child, repository, tmp_path, monkeypatch):
-    monkeypatch.setitem(vars(clean_project_refs), "budget", timedelta(seconds=2))
-    row("refs/mr/1")
-    hang(tmp_path, monkeypatch, repository)
-    began = time.monotonic()
-
-    outcome = child().outcome
-
-    assert (outcome.stopped, 2 <= time.monotonic() - began < 10) == ("deadline", True)
-
-
-def test_the_locks_that_a_killed_git_may_have_left_are_reported(clean, repository, tmp_path, monkeypatch):
-    row("refs/mr/1")
-    deaf = f"trap '' TERM\ntouch {repository.path}/packed-refs.lock\nwhile :; do sleep 0.05; done"
-    stand_in(tmp_path / "bin", monkeypatch, f'case "$*" in *update-ref*) {deaf}\nesac\nexec $GIT "$@"')
-
-    with capture_logs() as lines:
-        clean(within=timedelta(seconds=2))
-
-    (line,) = [line for line in lines if line["event"] == "git ended, it took too long"]
-    assert "packed-refs.lock" in str(line)
-
-
 def test_after_a_git_that_hung_the_next_child_finishes(clean, child, repository, tmp_path):
     row("refs/mr/1")
     with pytest.MonkeyPatch.context() as patch:
@@ -1287,17 +829,6 @@ def test_after_a_git_that_hung_the_next_child_finishes(clean, child, repository,
     outcome = child().outcome
 
     assert (outcome, "refs/mr/1" in repository.refs()) == (ProjectOutcome(1, 0, "drained"), False)
-
-
-@pytest.mark.usefixtures("small")
-def test_a_child_ends_at_its_deadline_after_its_page(clean, repository):
-    rows("refs/mr/1", "refs/mr/2", "refs/mr/3", "refs/mr/4")
-    lock(repository, "refs/mr/1")
-    reached = []
-
-    outcome = clean(clock=lambda: 600.0 if reached else 0.0, safe_point=lambda: reached.append(True))
-
-    assert (outcome, pending()) == (ProjectOutcome(2, 0, "deadline"), {"refs/mr/1", "refs/mr/4"})
 
 
 @pytest.mark.usefixtures("small")
@@ -1365,28 +896,6 @@ def test_a_row_that_somebody_closes_while_git_is_at_work_stays_as_it_is_and_is_n
     assert (GitRefDeletion.get_by_id(mine).status, GitRefDeletion.get_by_id(theirs).reason) == (PROCESSED, "by hand")
 
 
-def test_git_is_at_work_in_no_database_transaction(in_the_middle, other):
-    row("refs/mr/1")
-    working, go = in_the_middle()
-    other.execute(IDLE_IN_TRANSACTION)
-    transactions = other.fetchall()
-    other.execute(LOCKS)
-    held = other.fetchall()
-    go()
-    working.result()
-
-    assert (transactions, held) == ([], [])
-
-
-def test_in_a_database_transaction_nothing_is_begun(clean, repository):
-    row("refs/mr/1")
-
-    with pytest.raises(LeaseInTransaction), database.atomic():
-        clean()
-
-    assert (pending(), "refs/mr/1" in repository.refs()) == ({"refs/mr/1"}, True)
-
-
 def deaf_database(clean, **_):
     with failing_updates():
         clean()
@@ -1430,25 +939,6 @@ def test_the_lease_is_free_after_every_way_out(clean, repository, tmp_path, monk
         way(clean, **way_out)
 
     assert nobody_has_a_lease()
-
-
-def test_the_last_line_of_a_child_carries_its_figures(child, repository):
-    rows("refs/mr/1", "HEAD")
-
-    with capture_logs() as lines:
-        child()
-
-    (finished,) = [line for line in lines if line["event"] == "child finished"]
-    facts = {"total_deletes": 1, "rejected": 1, "stopped": "drained", "more": False, "log_level": "info"}
-    assert facts.items() <= finished.items()
-
-
-def test_a_child_s_message_says_which_run_has_sent_it(parent, repository):
-    rows("refs/mr/1")
-    run = parent()
-
-    with taken() as message:
-        assert message.options[RUN] == run.id
 
 
 def test_what_the_parent_sends_is_what_a_child_drains(parent, child, repository):

@@ -12,7 +12,6 @@ from models import GitRefDeletion, Project
 from tests.harness.git_samples import Bare, put_root, stand_in
 from tests.harness.performing import perform
 from tests.harness.settings import settings_with
-from tests.harness.terminal import on_a_terminal
 from workers.git_ref_cleanup import clean_project_refs
 
 pytestmark = pytest.mark.usefixtures("database")
@@ -93,34 +92,12 @@ def test_what_cannot_be_restored_is_said_and_keeps_no_other(main, repository):
     assert repository.refs()["refs/a"] == repository.two
 
 
-def test_what_git_has_pruned_is_said_plainly(main, repository):
-    repository.git("gc", "--quiet", "--prune=now")
-
-    result = main("refs", "restore", "7:refs/b")
-
-    assert result.status == 1
-    assert "git has removed its object" in result.stdout
-
-
 def test_a_ref_that_was_deleted_twice_comes_back_as_it_was_last(main, repository):
     repository.loose("refs/a", value=repository.two)
     delete(7, "refs/a")
 
     assert main("refs", "restore", "7:refs/a").status == 0
     assert repository.refs()["refs/a"] == repository.two
-
-
-def test_of_a_project_that_has_gone_nothing_comes_back(main, repository):
-    Project.delete().execute()
-
-    result = main("refs", "restore", *numbers())
-
-    assert result.status == 1
-    assert "its project has gone" in result.stdout
-
-
-def test_what_was_never_deleted_cannot_be_restored(main, repository):
-    assert "knows of no such ref" in main("refs", "restore", "7:refs/keep").complaint
 
 
 @pytest.mark.parametrize("words", [[], ["refs/a"], ["x"], ["-1"]])
@@ -146,14 +123,6 @@ def test_nothing_is_restored_unless_the_act_can_be_written(main, repository):
     assert (result.status, set(repository.refs())) == (1, {"refs/heads/main", "refs/keep"})
 
 
-def test_what_git_was_asked_for_is_an_act_also_where_git_fails(main, repository, tmp_path, monkeypatch):
-    stand_in(tmp_path / "bin", monkeypatch, 'case "$*" in *update-ref*) exit 128;; esac; exec $GIT "$@"')
-
-    result = main("refs", "restore", *numbers())
-
-    assert (result.status, Act.select().count(), "0 of 2 were restored" in result.stdout) == (1, 1, True)
-
-
 def test_what_was_restored_before_the_disk_went_is_said(main, repository, root, tmp_path, monkeypatch):
     other = Bare(root, "group/other.git")
     other.loose("refs/c")
@@ -170,15 +139,6 @@ def test_what_was_restored_before_the_disk_went_is_said(main, repository, root, 
 LONG = "refs/" + "/".join(["long" * 20] * 10)
 
 
-def test_refs_are_printed_whole_on_a_narrow_terminal(repository, environment):
-    repository.loose(LONG)
-    delete(7, LONG)
-
-    status, screen = on_a_terminal(environment() | {"COLUMNS": "80"}, "", "refs", "restore", f"7:{LONG}", "--dry-run")
-
-    assert (status, f"{LONG} at {repository.one}: would be restored" in screen) == (0, True)
-
-
 @pytest.mark.parametrize("ref", ["refs/it's", "refs/$(touch x) y", "refs/\u200f\u2028", LONG])
 def test_the_command_for_a_symbolic_ref_can_be_copied(main, repository, ref):
     ref = ref.replace(" ", "-")
@@ -191,15 +151,3 @@ def test_the_command_for_a_symbolic_ref_can_be_copied(main, repository, ref):
 
     assert repository.refs()[ref] == "ref: refs/keep"
     assert all(line.isprintable() for line in result.stdout.splitlines())
-
-
-def test_two_names_that_look_alike_are_shown_apart_and_json_has_them_whole(main, repository):
-    names = ["refs/x\u200f", r"refs/x\u200f".replace("\\", "-"), "refs/x"]
-    repository.loose(*names)
-    delete(7, *names)
-    words = [f"7:{name}" for name in names]
-
-    shown, told = main("refs", "restore", *words, "--dry-run"), main("refs", "restore", *words, "--dry-run", "--json")
-
-    assert r"refs/x\u200f at" in shown.stdout
-    assert {entry["ref"] for entry in told.json["entries"]} == set(names)

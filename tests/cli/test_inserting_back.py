@@ -3,7 +3,6 @@
 import os
 import shutil
 import subprocess
-import tracemalloc
 from contextlib import closing
 from datetime import timedelta
 from itertools import count
@@ -20,8 +19,7 @@ from forgekeeper.storage.outbox import DeletedObject
 from models import CLASSES, JobArtifact, ProjectStatistics
 from tests.harness.artifacts import destroy_chunk
 from tests.harness.thorough import WHOLE, examples
-from workers.expired_job_artifacts import holding, script
-from workers.expired_job_artifacts.holding import Which
+from workers.expired_job_artifacts import script
 
 RUN = 17
 DAY = timedelta(days=1)
@@ -129,15 +127,6 @@ def test_no_path_leaves_its_literal_whatever_the_session_s_settings_are(main, ps
     assert text.isascii()
 
 
-@pytest.mark.parametrize("options", ["", "-c standard_conforming_strings=off -c backslash_quote=on"])
-def test_what_is_not_psql_can_read_the_script_too(main, driver, canary, options):
-    before = destroyed(*HOSTILE)
-
-    driver(main("objects", "hold", "--run", str(RUN)).stdout, options)
-
-    assert (rows(), canary()) == (before, 1)
-
-
 def test_of_a_script_that_is_cut_nothing_comes_back(main, psql, monkeypatch):
     monkeypatch.setattr(script, "STATEMENT", 2)
     destroyed(*"abcde")
@@ -168,16 +157,6 @@ def test_of_a_script_of_which_a_part_is_lost_nothing_comes_back(main, psql, monk
     assert len(rows()) == 5
 
 
-def test_a_script_whose_rows_are_there_already_is_whole(main, psql):
-    destroyed("a", "b")
-    text = main("objects", "hold", "--run", str(RUN)).stdout
-    psql(text)
-
-    again = psql(text, "-v", "ON_ERROR_STOP=1")
-
-    assert (again.returncode, again.stderr, len(rows())) == (0, b"", 2)
-
-
 def test_of_an_artifact_that_was_destroyed_twice_the_last_row_comes_back_alone(main, psql):
     destroyed("a", id=5, run=1)
     DeletedObject.delete().execute()
@@ -205,16 +184,6 @@ def test_an_object_that_was_deleted_before_its_row_could_go_is_lost(main):
     assert ([one["file_final_path"] for one in result["artifacts"]], result["lost"]) == (["there"], 1)
 
 
-def test_of_an_artifact_that_had_no_object_none_is_lost(main, psql):
-    before = destroyed("", "there")
-
-    result = main("objects", "hold", "--run", str(RUN), "--json").json
-
-    assert (result["held"], result["lost"]) == (1, 0)
-    psql("\n".join(result["statements"]))
-    assert rows() == before
-
-
 def test_too_late_is_said_of_an_intent_of_any_age(main):
     destroyed("a", "b")
     number = DeletedObject.get(DeletedObject.file == "a").id
@@ -225,17 +194,6 @@ def test_too_late_is_said_of_an_intent_of_any_age(main):
 
     assert main("objects", "hold", "--run", str(RUN), "--json").json["too_late"] == 1
     assert "1 of them a run may be deleting" in main("objects", "hold", "--run", str(RUN)).stdout
-
-
-@pytest.mark.parametrize(("audit", "late"), [("off", 1), ("people", 1), ("all", 0)])
-def test_without_an_audit_too_late_is_what_a_run_has_claimed(main, audit, late):
-    destroyed("a", "b")
-    database.execute_sql("update ci_deleted_objects set pick_up_at = now() where file = 'a'")
-    DeletedObject.claim_due(now(), visibility=timedelta(minutes=5), limit=10)
-
-    result = main("objects", "hold", "--project", "7", "--json", AUDIT=audit)
-
-    assert (result.json["held"], result.json["too_late"]) == (2, late)
 
 
 def test_nothing_is_held_unless_the_act_can_be_written(main):
@@ -283,18 +241,3 @@ def test_many_are_held_without_a_transaction_that_waits_for_us(main, psql, words
 
     assert (done.returncode, JobArtifact.select().count()) == (0, MANY), done.stderr
     assert main("objects", "unhold", *words, "--json", DATABASE_IDLE_TIMEOUT="0.1").json == {"let_go": MANY}
-
-
-def test_of_many_rows_a_few_are_in_memory_at_a_time():
-    fill(MANY)
-    tracemalloc.start()
-    try:
-        which = Which(run=RUN)
-        with holding.chosen(which) as objects, holding.hold(which, objects, DAY, audited=True) as held:
-            size = sum(map(len, script.statements(held.rows())))
-            _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-
-    assert held.artifacts == MANY
-    assert peak < min(15_000_000, size), f"{peak:,} bytes of memory for a script of {size:,}"

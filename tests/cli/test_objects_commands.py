@@ -15,13 +15,12 @@ from forgekeeper.storage.settled import SettledUpload
 from models import JobArtifact
 from tests.harness.installation import INSTALLATION
 from workers.expired_job_artifacts import buckets
-from workers.stale_direct_uploads import by_hand
+from workers.stale_direct_uploads import adoption
 from workers.stale_direct_uploads import register as uploads
 from workers.stale_direct_uploads.entries import BeingDeleted
 
 DAY = timedelta(days=1)
 STALE = timedelta(hours=4)
-CLOSED_REDIS = "redis://127.0.0.1:1/0"
 
 pytestmark = pytest.mark.usefixtures("database")
 
@@ -130,14 +129,6 @@ def test_without_an_object_store_a_run_of_stale_uploads_is_blocked(forgekeeper):
     assert (result.json["skipped"], "FORGEKEEPER_OBJECT_STORES" in result.json["blocked"]) == ("no_store", True)
 
 
-def test_without_an_object_store_no_upload_is_claimed(main):
-    register("artifacts:a")
-
-    main("run", "stale_direct_uploads")
-
-    assert members(uploads.PENDING) == {"artifacts:a"}
-
-
 def test_without_an_object_store_a_run_of_delete_objects_is_blocked(main):
     record("a")
 
@@ -166,35 +157,7 @@ def test_a_run_whose_store_is_away_fails_and_keeps_what_it_did(main, tmp_path, r
         assert (row.result["remaining"], row.result["stopped"]) == (1, "store_unavailable")
 
 
-def test_a_run_without_an_object_store_is_blocked(main):
-    main("run", "stale_direct_uploads")
-
-    assert JobRun.of("stale_direct_uploads").first().state == "blocked"
-
-
-def test_a_run_of_stale_uploads_deletes_them(main, root, object_stores):
-    put(root, "a", "b")
-    register("artifacts:a")
-
-    result = main("run", "stale_direct_uploads", "--json", **object_stores)
-
-    assert (result.json["total_deleted_stale_entries"], objects_in(root)) == (1, {"b"})
-
-
-def test_a_run_of_delete_objects_deletes_them(main, root, object_stores):
-    put(root, "a/b", "b")
-    record("a/b")
-
-    result = main("run", "delete_objects", "--json", **object_stores)
-
-    assert (result.json["deleted"], objects_in(root)) == (1, {"b"})
-
-
 # Buckets
-
-
-def test_before_the_first_run_there_are_no_buckets(main):
-    assert main("buckets", "--json").json == {"available": [], "occupied": []}
 
 
 def test_buckets_shows_the_free_ones_and_who_has_the_others(main):
@@ -208,21 +171,7 @@ def test_buckets_shows_the_free_ones_and_who_has_the_others(main):
     assert sorted([held["number"], *answer["available"]]) == [0, 1, 2, 3, 4]
 
 
-def test_the_table_of_buckets_has_a_line_for_each(main):
-    buckets.tidy(client, 5, silent_for=timedelta(minutes=10))
-    token = buckets.claim(client, 5).token
-
-    lines = main("buckets").stdout.splitlines()
-
-    assert [line.split()[1] for line in lines[1:]].count("available") == 4
-    assert sum(token in line and "occupied" in line for line in lines) == 1
-
-
 # Uploads that were given up
-
-
-def test_without_failed_uploads_none_are_listed(main):
-    assert main("uploads", "failed", "--json").json == {"failed": 0, "failing": 0, "entries": []}
 
 
 def test_failed_uploads_are_listed_with_their_attempts(main):
@@ -235,70 +184,6 @@ def test_failed_uploads_are_listed_with_their_attempts(main):
     assert abs(datetime.fromisoformat(entry["at"]) - now()) < timedelta(minutes=1)
 
 
-@pytest.mark.parametrize("arguments", [["uploads"], ["uploads", "failed"]])
-def test_failed_uploads_are_shown_as_a_table(main, arguments):
-    give_up("artifacts:a [1]")
-
-    result = main(*arguments)
-
-    assert result.status == 0
-    assert "artifacts:a [1]" in result.stdout
-    assert result.stdout.endswith("1 in all\n")
-
-
-def test_of_many_failed_uploads_as_many_are_listed_as_asked_for(main):
-    give_up("bad 1", "bad 2", "bad 3")
-
-    answer = main("uploads", "failed", "--limit", "2", "--json").json
-
-    assert (answer["failed"], len(answer["entries"])) == (3, 2)
-
-
-def test_uploads_that_will_be_tried_again_are_listed_behind_those_that_were_given_up(main, object_stores):
-    give_up("no colon")
-    register("nowhere:a", "nowhere:b")
-    counted = main("run", "stale_direct_uploads", "--json", **object_stores).json["failed_entries"]
-
-    answer, shown = main("uploads", "failed", "--json").json, main("uploads", "failed").stdout
-
-    assert (counted, answer["failed"], answer["failing"]) == (2, 1, 2)
-    assert [entry["member"] for entry in answer["entries"]] == ["no colon", "nowhere:a", "nowhere:b"]
-    _, first, _ = answer["entries"]
-    assert (first["attempts"], first["at"]) == (1, None)
-    assert abs(datetime.fromisoformat(first["again"]) - now() - timedelta(minutes=6)) < timedelta(minutes=1)
-    assert shown.endswith("1 in all, and 2 that will be tried again\n")
-
-
-def test_what_is_only_claimed_has_not_failed(main):
-    register("artifacts:a")
-    uploads.claim(client, stale_after=timedelta(hours=3), visibility=timedelta(minutes=5), limit=100)
-
-    assert main("uploads", "failed", "--json").json["failing"] == 0
-
-
-@pytest.mark.parametrize("which", [["nowhere:a"], ["--all"]])
-def test_an_upload_that_waits_for_its_next_try_can_be_retried_at_once(main, root, object_stores, which):
-    put(root, "a")
-    register("nowhere:a")
-    main("run", "stale_direct_uploads", **object_stores)
-
-    retried = main("uploads", "retry", *which, "--json").json
-    stores = {"OBJECT_STORES": json.dumps({"nowhere": f"file://{root}"})}
-    main("run", "stale_direct_uploads", **stores)
-
-    assert (retried, objects_in(root)) == ({"retried": 1}, set())
-
-
-@pytest.mark.parametrize("member", [b"artifacts:\xff", b"artifacts:a\x1b[31m\nb"])
-@pytest.mark.parametrize("options", [[], ["--json"]])
-def test_an_entry_that_is_no_text_can_be_listed(forgekeeper, member, options):
-    give_up(member)
-
-    result = forgekeeper("uploads", "failed", *options)
-
-    assert (result.status, "\x1b" in result.stdout) == (0, False)
-
-
 def test_a_failed_upload_that_is_retried_is_deleted_by_the_next_run(main, root, object_stores):
     put(root, "a", "b")
     give_up("artifacts:a", "artifacts:b")
@@ -308,27 +193,6 @@ def test_a_failed_upload_that_is_retried_is_deleted_by_the_next_run(main, root, 
     assert (result.status, result.stdout) == (0, "1 will be tried anew\n")
     main("run", "stale_direct_uploads", **object_stores)
     assert (objects_in(root), members(uploads.FAILED)) == ({"b"}, {"artifacts:b"})
-
-
-def test_all_failed_uploads_can_be_retried_at_once(main):
-    give_up("artifacts:a", "artifacts:b")
-
-    result = main("uploads", "retry", "--all")
-
-    assert (result.stdout, members(uploads.FAILED)) == ("2 will be tried anew\n", set())
-
-
-def test_retrying_all_of_no_failed_uploads_is_no_error(main):
-    assert main("uploads", "retry", "--all") == (0, "0 will be tried anew\n", "")
-
-
-def test_an_upload_that_has_not_failed_is_not_retried(main):
-    register("artifacts:a")
-
-    result = main("uploads", "retry", "artifacts:a")
-
-    assert result.status == 1
-    assert result.complaint == ("artifacts:a is not among the failed uploads; `forgekeeper uploads failed` lists them")
 
 
 # Objects that nobody answers for
@@ -351,17 +215,7 @@ def test_unless_it_is_told_to_reconcile_registers_nothing(reconcile, root, optio
     result = reconcile(*options)
 
     assert (result.status, result.stdout.splitlines()[0]) == (0, "a")
-    assert by_hand.registered(client, "artifacts", ["a"]) == set()
-
-
-def test_reconcile_wants_a_prefix(main, object_stores):
-    result = main("uploads", "reconcile", "artifacts", **object_stores)
-
-    assert (result.status, "--prefix" in result.complaint) == (2, True)
-
-
-def test_to_show_and_to_register_at_once_is_wrong_use(reconcile):
-    assert reconcile("--yes", "--dry-run").status == 2
+    assert adoption.registered(client, "artifacts", ["a"]) == set()
 
 
 def test_only_objects_under_the_prefix_are_looked_at(reconcile, root):
@@ -386,24 +240,6 @@ def test_an_object_that_an_artifact_names_is_left_alone(orphans, root):
     assert orphans() == ["a/orphan"]
 
 
-def test_the_object_of_an_artifact_without_a_path_is_left_alone(orphans, root):
-    own("")
-    artifact = JobArtifact.get()
-    JobArtifact.update(job_id=4711).execute()
-    folder = f"73/47/7347/2026_11_02/4711/{artifact.id}"
-    put(root, f"{folder}/artifacts.zip", "2015_01/1/4711/ci_build_artifacts.zip", f"{folder}1/a.zip", "2015_01/1/471/a")
-
-    assert sorted(orphans()) == ["2015_01/1/471/a", f"{folder}1/a.zip"]
-
-
-def test_a_folder_called_as_an_artifact_that_has_a_path_keeps_nothing(orphans, root):
-    own("elsewhere")
-    path = f"a/{JobArtifact.get().id}/b"
-    put(root, path)
-
-    assert orphans() == [path]
-
-
 @pytest.mark.parametrize("path", ["a/named", "named"])
 def test_an_object_in_the_outbox_is_left_alone(orphans, root, path):
     put(root, path, "other/named")
@@ -412,25 +248,11 @@ def test_an_object_in_the_outbox_is_left_alone(orphans, root, path):
     assert orphans() == ["other/named"]
 
 
-def test_a_dead_object_of_the_outbox_is_left_alone(orphans, root):
-    put(root, "a")
-    record("a", attempts=MAX_ATTEMPTS)
-
-    assert orphans() == []
-
-
 def test_an_object_whose_upload_is_pending_is_left_alone(orphans, root):
     put(root, "a")
     register("artifacts:a")
 
     assert orphans() == []
-
-
-def test_an_object_whose_upload_is_pending_elsewhere_is_listed(orphans, root):
-    put(root, "a")
-    register("lfs:a")
-
-    assert orphans() == ["a"]
 
 
 def test_an_object_whose_upload_is_being_deleted_is_left_alone(orphans, root):
@@ -464,15 +286,6 @@ def test_pointed_at_another_installations_store_it_registers_nothing(reconcile, 
     assert result.complaint.endswith("--expect 35")
 
 
-def test_that_it_would_be_refused_is_said_when_it_shows(reconcile, root):
-    put(root, "a")
-
-    shown, as_json = reconcile(), reconcile("--json").json
-
-    assert shown.stdout.splitlines()[-1].startswith("--yes would be refused: nothing in this database names")
-    assert as_json["refused"] in shown.stdout
-
-
 def test_more_than_a_tenth_of_unnamed_objects_are_refused(reconcile, root):
     put(root, "backups/1", "backups/2", *(f"{number}" for number in range(9)))
     own(*(f"{number}" for number in range(9)))
@@ -481,21 +294,6 @@ def test_more_than_a_tenth_of_unnamed_objects_are_refused(reconcile, root):
 
     assert (result.status, client.zcard(uploads.PENDING)) == (1, 0)
     assert result.complaint.startswith("2 of 11 objects are named by nothing, more than 10%")
-
-
-def test_a_tenth_of_unnamed_objects_is_registered(reconcile, root):
-    put(root, "orphan", *(f"{number}" for number in range(9)))
-    own(*(f"{number}" for number in range(9)))
-
-    assert reconcile("--yes", "--json").json["registered"] == 1
-
-
-def test_what_lies_in_the_outbox_is_named_by_the_database(reconcile, root):
-    put(root, "orphan", *(f"{number}" for number in range(9)))
-    for number in range(9):
-        record(f"{number}")
-
-    assert reconcile("--yes", "--json").json["registered"] == 1
 
 
 def test_what_the_register_names_does_not_prove_the_database(reconcile, root):
@@ -523,10 +321,6 @@ def test_another_number_than_is_found_is_refused(reconcile, root, expected):
     assert result.complaint == f"{expected} objects were expected and 3 are named by nothing"
 
 
-def test_where_nothing_is_an_orphan_nothing_is_refused(reconcile):
-    assert reconcile("--yes", "--json").json["registered"] == 0
-
-
 def test_what_is_registered_waits_a_day(main, reconcile, root, object_stores):
     stock(root, "orphan")
     reconcile("--yes")
@@ -539,24 +333,6 @@ def test_what_is_registered_waits_a_day(main, reconcile, root, object_stores):
     assert (early["total_deleted_stale_entries"], late["total_deleted_stale_entries"]) == (0, 1)
     assert "orphan" not in objects_in(root)
     assert client.keys("{pending_direct_uploads}:*") == []
-
-
-def test_when_it_is_due_is_said(reconcile, root):
-    stock(root, "orphan")
-
-    due = datetime.fromisoformat(reconcile("--yes", "--json").json["due"])
-
-    assert abs(due - now() - DAY) < timedelta(minutes=1)
-
-
-def test_what_waits_is_no_pending_upload(main, reconcile, root, object_stores):
-    stock(root, "orphan")
-    reconcile("--yes")
-    uploads.prepare(client, "artifacts", "upload")
-
-    counted = main("run", "stale_direct_uploads", "--json", **object_stores).json["total_pending_entries"]
-
-    assert (counted, uploads.count(client)) == (1, 1)
 
 
 def spoil(what, root):
@@ -592,14 +368,6 @@ def test_an_upload_to_the_path_of_a_waiting_object_is_refused(reconcile, root):
         uploads.prepare(client, "artifacts", "orphan")
 
 
-def test_reconciling_twice_registers_once(reconcile, root):
-    stock(root, "a")
-    reconcile("--yes")
-
-    assert reconcile("--yes", "--json").json["registered"] == 0
-    assert members(uploads.PENDING) == {"artifacts:a"}
-
-
 # What was registered is taken back
 
 
@@ -610,16 +378,6 @@ def test_what_was_registered_can_be_taken_back(main, reconcile, root):
     result = main("uploads", "forget", "artifacts:a", "--json")
 
     assert (result.json, members(uploads.PENDING)) == ({"forgotten": ["artifacts:a"], "too_late": []}, {"artifacts:b"})
-
-
-def test_all_that_was_registered_can_be_taken_back_at_once(main, reconcile, root):
-    stock(root, "a", "b")
-    reconcile("--yes")
-
-    result = main("uploads", "forget", "--all")
-
-    assert (result.status, result.stdout.splitlines()[-1]) == (0, "2 forgotten")
-    assert client.keys("{pending_direct_uploads}:*") == []
 
 
 def test_what_was_registered_can_be_taken_back_below_a_prefix(main, reconcile, root):
@@ -643,20 +401,6 @@ def test_what_a_producer_registered_is_never_forgotten(main, reconcile, root):
     assert result.complaint == "artifacts:upload is not among what `reconcile` has registered"
 
 
-def test_what_could_not_be_deleted_can_still_be_taken_back(main, reconcile, root):
-    stock(root, "waits", "lost")
-    reconcile("--yes")
-    time_passes(DAY + timedelta(minutes=1))
-    claim = uploads.claim(client, stale_after=timedelta(hours=3), visibility=timedelta(minutes=5), limit=100)
-    lost = [entry for entry in claim.entries if entry.path == "lost"]
-    uploads.reject(client, claim, lost)
-    uploads.put_back(client, claim, [entry for entry in claim.entries if entry not in lost])
-
-    main("uploads", "forget", "--all")
-
-    assert client.keys("{pending_direct_uploads}:*") == []
-
-
 def test_what_is_being_deleted_just_now_is_not_taken_back(main, reconcile, root):
     stock(root, "a")
     reconcile("--yes")
@@ -672,16 +416,6 @@ def test_what_is_being_deleted_just_now_is_not_taken_back(main, reconcile, root)
 # Stores that are odd
 
 
-@pytest.mark.parametrize("path", ["ümläut ✓", "a:b", "back\\slash", "a#b", "100%", "a?b"])
-def test_an_object_with_an_odd_name_keeps_no_other_from_being_registered(reconcile, root, path):
-    stock(root, path, "good")
-
-    result = reconcile("--yes", "--json")
-
-    assert result.status == 0
-    assert "artifacts:good" in members(uploads.PENDING)
-
-
 def test_a_name_that_the_store_cannot_list_ends_reconcile_with_a_sentence(reconcile, root):
     put(root, "line\nbreak", "good")
 
@@ -689,35 +423,6 @@ def test_a_name_that_the_store_cannot_list_ends_reconcile_with_a_sentence(reconc
 
     assert (result.status, uploads.count(client)) == (1, 0)
     assert "invalid path" in result.complaint
-
-
-def test_a_page_of_objects_costs_one_question_to_each_table(reconcile, root, query, urls):
-    put(root, *(f"{number:04}" for number in range(300)))
-    before = scans(query, urls)
-
-    reconcile()
-
-    assert scans(query, urls) - before < 10
-
-
-def scans(query, urls):
-    """How often somebody has gone through the artifacts, by PostgreSQL's statistics."""
-    query(urls.database, "select pg_stat_clear_snapshot()")
-    counted = "select seq_scan + idx_scan from pg_stat_all_tables where relname = 'ci_job_artifacts'"
-    return query(urls.database, counted)[0][0]
-
-
-def test_an_unknown_location_is_wrong_use_and_the_known_ones_are_named(reconcile):
-    result = reconcile(location="nowhere")
-
-    assert result.status == 2
-    assert result.complaint == "there is no object store 'nowhere'; there are: artifacts, lfs"
-
-
-def test_without_any_store_reconcile_says_that_there_is_none(main):
-    result = main("uploads", "reconcile", "artifacts", "--prefix", "")
-
-    assert (result.status, result.complaint) == (2, "there is no object store 'artifacts'; there are: none")
 
 
 def test_reconcile_at_a_store_that_is_away_fails_with_a_sentence(main, tmp_path):
@@ -732,12 +437,6 @@ def test_reconcile_at_a_store_that_is_away_fails_with_a_sentence(main, tmp_path)
 # Objects that were given up
 
 
-def test_without_dead_objects_none_are_listed(main):
-    record("alive", attempts=MAX_ATTEMPTS - 1)
-
-    assert main("objects", "failed", "--json").json == {"failed": 0, "entries": []}
-
-
 def test_dead_objects_are_listed_with_their_attempts(main):
     number = record("a/b/c", attempts=MAX_ATTEMPTS)
 
@@ -746,26 +445,6 @@ def test_dead_objects_are_listed_with_their_attempts(main):
     (entry,) = answer["entries"]
     del entry["created_at"]
     assert (answer["failed"], entry) == (1, {"id": number, "path": "a/b/c", "attempts": MAX_ATTEMPTS})
-
-
-@pytest.mark.parametrize("arguments", [["objects"], ["objects", "failed"]])
-def test_dead_objects_are_shown_as_a_table(main, arguments):
-    record("a/b [1]", attempts=MAX_ATTEMPTS)
-
-    result = main(*arguments)
-
-    assert result.status == 0
-    assert "a/b [1]" in result.stdout
-    assert result.stdout.endswith("1 in all\n")
-
-
-def test_of_many_dead_objects_as_many_are_listed_as_asked_for(main):
-    for number in range(3):
-        record(str(number), attempts=MAX_ATTEMPTS)
-
-    answer = main("objects", "failed", "--limit", "2", "--json").json
-
-    assert (answer["failed"], [entry["path"] for entry in answer["entries"]]) == (3, ["0", "1"])
 
 
 def test_a_dead_object_that_is_retried_is_deleted_by_the_next_run(main, root, object_stores):
@@ -778,24 +457,6 @@ def test_a_dead_object_that_is_retried_is_deleted_by_the_next_run(main, root, ob
     assert (result.status, result.stdout) == (0, "1 will be tried anew\n")
     main("run", "delete_objects", **object_stores)
     assert (objects_in(root), [row.path for row in DeletedObject.dead()]) == ({"b"}, ["b"])
-
-
-def test_all_dead_objects_can_be_retried_at_once(main):
-    for path in "ab":
-        record(path, attempts=MAX_ATTEMPTS)
-
-    result = main("objects", "retry", "--all")
-
-    assert (result.stdout, DeletedObject.dead().count()) == ("2 will be tried anew\n", 0)
-
-
-def test_an_object_that_is_not_dead_is_not_retried(main):
-    number = record("alive", attempts=3)
-
-    result = main("objects", "retry", str(number))
-
-    assert (result.status, DeletedObject.get().attempts) == (1, 3)
-    assert result.complaint == (f"{number} is not among the dead objects; `forgekeeper objects failed` lists them")
 
 
 # Wrong use
@@ -830,13 +491,6 @@ def test_wrong_use_is_refused_with_a_sentence(main, arguments):
     assert (result.status, bool(result.complaint)) == (2, True)
 
 
-@pytest.mark.parametrize("arguments", [["buckets"], ["uploads", "failed"], ["uploads", "retry", "--all"]], ids=" ".join)
-def test_without_redis_they_fail_with_a_sentence(main, arguments):
-    result = main(*arguments, REDIS_URL=CLOSED_REDIS)
-
-    assert (result.status, bool(result.complaint)) == (1, True)
-
-
 def test_what_lies_outside_the_folders_is_not_registered(root, main, object_stores):
     stock(root, "up/orphan", "down/orphan")
     prefixes = {"OBJECT_PREFIXES": '{"artifacts": ["up"]}'}
@@ -858,39 +512,4 @@ def test_what_a_producer_has_completed_is_no_orphan(root, main, object_stores):
     assert (result.json["named"], result.json["orphans"]) == (1, ["orphan"])
 
 
-@pytest.mark.parametrize(
-    ("member", "reason"),
-    [
-        ("artifacts:up/a", None),
-        ("artifacts:down/a", "it is outside the folders of FORGEKEEPER_OBJECT_PREFIXES"),
-        ("nowhere:a", "no store is configured for nowhere"),
-        ("artifacts:a//b", "it names no object"),
-    ],
-)
-def test_a_failed_upload_is_listed_with_what_the_settings_say_of_it(main, object_stores, member, reason):
-    give_up(member)
-
-    answer = main("uploads", "failed", "--json", **object_stores, OBJECT_PREFIXES='{"artifacts": ["up"]}')
-
-    assert [entry["reason"] for entry in answer.json["entries"]] == [reason]
-
-
 # Names
-
-
-ODD = {
-    "a/com.acme:key:1.0.jar": "a/com.acme:key:1.0.jar",
-    "a/\u200f/\u2028\u00a0": r"a/\u200f/\u2028\xa0",
-    "back\\u200f": r"back\\u200f",
-    "two\twords": r"two\twords",
-}
-
-
-@pytest.mark.parametrize("path", ODD)
-def test_a_name_is_shown_in_letters_that_no_other_name_has_and_json_has_it_whole(main, path):
-    record(path, attempts=MAX_ATTEMPTS)
-
-    shown, told = main("objects", "failed"), main("objects", "failed", "--json")
-
-    assert ODD[path] in shown.stdout
-    assert [entry["path"] for entry in told.json["entries"]] == [path]

@@ -1,5 +1,3 @@
-import random
-import sys
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -10,9 +8,9 @@ import redis
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-from tests.harness.thorough import WHOLE, examples, sequences
+from tests.harness.thorough import examples, sequences
 from workers.expired_job_artifacts import buckets
-from workers.expired_job_artifacts.buckets import AVAILABLE, OCCUPIED, OWNERS, Bucket, Counts, Hold
+from workers.expired_job_artifacts.buckets import AVAILABLE, OCCUPIED, OWNERS, Counts, Hold
 
 MINUTE = timedelta(minutes=1)
 
@@ -66,46 +64,6 @@ def test_the_first_tidying_adds_every_bucket_and_counts_them_as_missing(client):
     assert buckets.available(client) == [0, 1, 2, 3, 4]
 
 
-def test_tidying_in_good_order_changes_nothing(client):
-    buckets.tidy(client, 5)
-    buckets.claim(client, 5)
-    before = occupied(client), buckets.available(client)
-
-    counts = buckets.tidy(client, 5)
-
-    assert counts == Counts(5, available_count=4, occupied_count=1, stale_count=0, missing_count=0)
-    assert (occupied(client), buckets.available(client)) == before
-
-
-def test_the_counts_are_those_from_before_anything_was_changed(client):
-    buckets.tidy(client, 5)
-    buckets.claim(client, 5)
-    buckets.claim(client, 5)
-    pass_time(client, 11 * MINUTE)
-    buckets.claim(client, 5)
-    client.srem(AVAILABLE, 4)
-
-    counts = buckets.tidy(client, 10)
-
-    assert counts == Counts(10, available_count=1, occupied_count=3, stale_count=2, missing_count=6)
-
-
-def test_scaling_up_adds_the_new_buckets(client):
-    buckets.tidy(client, 5)
-
-    buckets.tidy(client, 10)
-
-    assert buckets.available(client) == list(range(10))
-
-
-def test_scaling_down_drops_the_available_buckets_that_no_longer_exist(client):
-    buckets.tidy(client, 10)
-
-    buckets.tidy(client, 5)
-
-    assert buckets.available(client) == list(range(5))
-
-
 @pytest.mark.parametrize(("silent", "stale_count"), [(598, 0), (600, 1)])
 def test_a_bucket_silent_for_ten_minutes_is_available_again(client, silent, stale_count):
     buckets.tidy(client, 5)
@@ -116,18 +74,6 @@ def test_a_bucket_silent_for_ten_minutes_is_available_again(client, silent, stal
 
     assert counts.stale_count == stale_count
     assert (bucket.number in buckets.available(client)) == bool(stale_count)
-
-
-def test_a_silent_bucket_that_no_longer_exists_is_dropped(client):
-    buckets.tidy(client, 10)
-    while buckets.claim(client, 10):
-        pass
-    pass_time(client, 11 * MINUTE)
-
-    counts = buckets.tidy(client, 5)
-
-    assert counts.stale_count == 10
-    assert (buckets.available(client), occupied(client), client.hlen(OWNERS)) == (list(range(5)), [], 0)
 
 
 def test_an_owner_who_died_before_the_clock_was_set_back_is_not_waited_for_longer(client):
@@ -154,27 +100,6 @@ def test_an_available_member_that_is_no_bucket_is_removed(client, member):
     assert client.smembers(AVAILABLE) == {b"0", b"1", b"2", b"3", b"4"}
 
 
-@pytest.mark.parametrize("member", ["", "-1", "05", "1.0", "1e0", " 1", "nan", "bucket", b"\xff\0"])
-def test_an_occupied_member_that_is_no_bucket_is_removed(client, member):
-    client.zadd(OCCUPIED, {member: time.time()})
-    client.hset(OWNERS, member, "token")
-
-    buckets.tidy(client, 5)
-
-    assert (client.zcard(OCCUPIED), client.hlen(OWNERS)) == (0, 0)
-
-
-@pytest.mark.parametrize("score", ["inf", "-inf", 1e300, -5])
-def test_no_score_keeps_a_bucket_for_ever(client, score):
-    client.zadd(OCCUPIED, {3: score})
-    buckets.tidy(client, 5)
-    pass_time(client, 11 * MINUTE)
-
-    buckets.tidy(client, 5)
-
-    assert buckets.available(client) == list(range(5))
-
-
 def test_a_bucket_both_available_and_occupied_is_its_owners(client):
     buckets.tidy(client, 5)
     bucket = buckets.claim(client, 5)
@@ -184,16 +109,6 @@ def test_a_bucket_both_available_and_occupied_is_its_owners(client):
 
     assert bucket.number not in buckets.available(client)
     assert buckets.renew(client, bucket) is Hold.OURS
-
-
-def test_a_bucket_both_available_and_occupied_is_not_claimed_either(client):
-    buckets.tidy(client, 2)
-    bucket = buckets.claim(client, 2)
-    client.sadd(AVAILABLE, bucket.number)
-
-    others = [buckets.claim(client, 2), buckets.claim(client, 2)]
-
-    assert [other and other.number for other in others] == [1 - bucket.number, None]
 
 
 def test_a_bucket_occupied_without_a_token_has_its_ten_minutes_too(client):
@@ -206,17 +121,6 @@ def test_a_bucket_occupied_without_a_token_has_its_ten_minutes_too(client):
 
     assert during == [0, 1, 2, 4]
     assert buckets.available(client) == [0, 1, 2, 3, 4]
-
-
-def test_a_token_without_an_occupied_bucket_is_removed(client):
-    buckets.tidy(client, 5)
-    bucket = buckets.claim(client, 5)
-    client.zrem(OCCUPIED, bucket.number)
-
-    buckets.tidy(client, 5)
-
-    assert client.hlen(OWNERS) == 0
-    assert buckets.renew(client, bucket) is Hold.LOST
 
 
 # Claiming
@@ -238,10 +142,6 @@ def test_claimers_at_the_same_moment_get_different_buckets(client):
         claims = list(threads.map(lambda _: buckets.claim(client, 10), range(16)))
 
     assert sorted(bucket.number for bucket in claims if bucket) == list(range(10))
-
-
-def test_before_the_first_tidying_there_is_nothing_to_claim(client):
-    assert buckets.claim(client, 5) is None
 
 
 def test_a_bucket_given_back_is_not_the_next_to_be_claimed(client):
@@ -276,26 +176,6 @@ def test_the_modulus_is_the_maximum_at_the_claim(client):
     assert buckets.renew(client, bucket) is Hold.OURS
 
 
-def test_a_claim_whose_reply_was_lost_is_made_once(client):
-    buckets.tidy(client, 5)
-    client.lose = 1
-
-    bucket = buckets.claim(client, 5)
-
-    assert occupied(client) == [bucket.number]
-    assert buckets.renew(client, bucket) is Hold.OURS
-
-
-def test_a_repeated_claim_does_not_get_a_bucket_that_is_no_longer_occupied(client):
-    buckets.tidy(client, 5)
-    bucket = buckets.claim(client, 5)
-    client.zrem(OCCUPIED, bucket.number)
-
-    number = client.execute_command(*client.sent[-1])
-
-    assert occupied(client) == [number]
-
-
 def test_a_claim_that_nobody_knows_of_ends_after_ten_minutes(client):
     buckets.tidy(client, 5)
     client.lose = 2
@@ -311,18 +191,6 @@ def test_a_claim_that_nobody_knows_of_ends_after_ten_minutes(client):
 # Renewing
 
 
-def test_an_owner_who_gives_signs_of_life_keeps_his_bucket(client):
-    buckets.tidy(client, 5)
-    bucket = buckets.claim(client, 5)
-
-    for _ in range(3):
-        pass_time(client, 9 * MINUTE)
-        assert buckets.renew(client, bucket) is Hold.OURS
-        buckets.tidy(client, 5)
-
-    assert occupied(client) == [bucket.number]
-
-
 def test_an_owner_learns_at_his_next_sign_of_life_that_his_bucket_is_anothers(client):
     buckets.tidy(client, 1)
     late = buckets.claim(client, 1)
@@ -336,14 +204,6 @@ def test_an_owner_learns_at_his_next_sign_of_life_that_his_bucket_is_anothers(cl
     assert hold is Hold.LOST
     pass_time(client, 2 * MINUTE)
     assert buckets.tidy(client, 1).stale_count == 1, f"{late} renewed the bucket of {owner}"
-
-
-def test_a_late_owner_who_was_not_replaced_goes_on(client):
-    buckets.tidy(client, 5)
-    bucket = buckets.claim(client, 5)
-    pass_time(client, 11 * MINUTE)
-
-    assert buckets.renew(client, bucket) is Hold.OURS
 
 
 def test_an_owner_learns_that_his_bucket_was_scaled_away(client):
@@ -367,36 +227,7 @@ def test_a_bucket_scaled_away_and_back_under_its_owner_has_no_second_one(client)
     assert {buckets.renew(client, bucket) for bucket in claims} == {Hold.OURS}
 
 
-def test_a_bucket_that_somebody_took_out_of_the_occupied_ones_is_lost(client):
-    buckets.tidy(client, 5)
-    bucket = buckets.claim(client, 5)
-    client.zrem(OCCUPIED, bucket.number)
-
-    assert buckets.renew(client, bucket) is Hold.LOST
-    assert occupied(client) == []
-
-
-def test_after_a_flush_the_bucket_is_lost(client):
-    buckets.tidy(client, 5)
-    bucket = buckets.claim(client, 5)
-    client.flushdb()
-
-    assert buckets.renew(client, bucket) is Hold.LOST
-    assert buckets.release(client, bucket) is False
-    assert client.keys() == []
-
-
 # Releasing
-
-
-def test_a_released_bucket_is_available(client):
-    buckets.tidy(client, 1)
-    bucket = buckets.claim(client, 1)
-
-    released = buckets.release(client, bucket)
-
-    assert released
-    assert (buckets.available(client), occupied(client), client.hlen(OWNERS)) == ([0], [], 0)
 
 
 def test_a_late_owner_frees_nothing(client):
@@ -413,38 +244,6 @@ def test_a_late_owner_frees_nothing(client):
     assert buckets.renew(client, owner) is Hold.OURS
 
 
-def test_a_second_release_frees_nothing(client):
-    buckets.tidy(client, 1)
-    bucket = buckets.claim(client, 1)
-    buckets.release(client, bucket)
-    buckets.claim(client, 1)
-
-    released = buckets.release(client, bucket)
-
-    assert not released
-    assert occupied(client) == [0]
-
-
-def test_a_release_whose_reply_was_lost_is_done(client):
-    buckets.tidy(client, 1)
-    bucket = buckets.claim(client, 1)
-    client.lose = 1
-
-    buckets.release(client, bucket)
-
-    assert buckets.available(client) == [0]
-
-
-def test_a_bucket_scaled_away_is_dropped_when_released(client):
-    buckets.tidy(client, 10)
-    claims = [buckets.claim(client, 10) for _ in range(10)]
-    buckets.tidy(client, 5)
-
-    assert all(buckets.release(client, bucket) for bucket in claims)
-
-    assert (buckets.available(client), occupied(client)) == (list(range(5)), [])
-
-
 # Looking
 
 
@@ -458,15 +257,6 @@ def test_held_buckets_are_listed_with_owner_and_last_sign_of_life(client):
     assert foreign == (4, datetime.fromtimestamp(0, UTC), None)
     assert (ours.number, ours.token) == (bucket.number, bucket.token)
     assert timedelta() <= datetime.now(UTC) - ours.since < timedelta(minutes=1)
-
-
-def test_a_server_that_forgot_the_scripts_is_taught_them_again(client):
-    buckets.tidy(client, 5)
-    client.script_flush()
-
-    bucket = buckets.claim(client, 5)
-
-    assert buckets.release(client, bucket)
 
 
 # Any order of events.  An implementation's operations are generators: it is suspended at each
@@ -496,48 +286,6 @@ class Ours:
         buckets.tidy(self.client, limit)
         return
         yield
-
-
-class Reference:
-    """The same with the reference implementation's commands."""
-
-    def __init__(self, client):
-        self.client = client
-
-    def claim(self, limit):
-        member = self.client.spop(AVAILABLE)
-        if member is None:
-            return None
-        yield
-        self.client.zadd(OCCUPIED, {member: int(time.time())})
-        return Bucket(int(member), limit, token="")
-
-    def renew(self, _):
-        return None
-        yield
-
-    def release(self, bucket):
-        self._give_back(bucket.number)
-        return True
-        yield
-
-    def tidy(self, limit):
-        stale = self.client.zrangebyscore(OCCUPIED, 0, int(time.time()) - 600)
-        yield
-        for member in stale:
-            self._give_back(member)
-        yield
-        there = self.client.smembers(AVAILABLE) | set(self.client.zrange(OCCUPIED, 0, -1))
-        missing = {b"%d" % number for number in range(limit)} - there
-        yield
-        if missing:
-            self.client.sadd(AVAILABLE, *missing)
-
-    def _give_back(self, member):
-        with self.client.pipeline(transaction=True) as pipe:
-            pipe.zrem(OCCUPIED, member)
-            pipe.sadd(AVAILABLE, member)
-            pipe.execute()
 
 
 class Worker:
@@ -776,44 +524,3 @@ def test_no_sequence_of_events_loses_a_bucket_or_gives_it_two_owners(client, mon
     run_state_machine_as_test(Sequences, settings=sequences(2000, steps=25))
 
     assert Sequences.examples >= examples(2000)
-
-
-KINDS = ["claim", "claim", "renew", "release", "crash", "tidy", "tidy", "scale", "wait", "echo", "proceed", "proceed"]
-
-
-def story(seed, length=40):
-    """Events that happen to one world as well as to another."""
-    events = random.Random(seed)
-    for _ in range(length):
-        kind, who = events.choice(KINDS), events.choice(WORKERS)
-        if kind in ("claim", "renew", "release"):
-            yield kind, (who, events.choice([0, 0, 0, 1, 2]))
-        elif kind in ("crash", "echo", "proceed"):
-            yield kind, (who,)
-        else:
-            yield kind, (events.choice([4, 8, 12]),) if kind == "wait" else ()
-
-
-def faults_of(client, implementation, seed):
-    world = World(client, implementation)
-    for kind, args in story(seed):
-        if kind != "echo" or implementation is Ours:
-            getattr(world, kind)(*args)
-        world.check()
-    world.settle()
-    return world.faults
-
-
-def test_the_commands_of_the_reference_go_wrong_where_ours_do_not(client):
-    stories = range(examples(400))
-
-    theirs = [faults_of(client, Reference, seed) for seed in stories]
-    ours = [faults_of(client, Ours, seed) for seed in stories]
-
-    doubled = sum("two live owners" in faults for faults in theirs)
-    faulty = sum(map(bool, theirs))
-    sys.stdout.write(f"\nreference: {doubled} of {len(theirs)} stories with two live owners, {faulty} with any fault\n")
-    sys.stdout.write(f"{dict(Counter(fault for faults in theirs for fault in faults))}\n")
-    # Redis draws by lot: of few stories there may be none.
-    assert (doubled if WHOLE else faulty) > 0
-    assert not any(ours), ours

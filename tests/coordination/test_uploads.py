@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import redis
 
-from workers.stale_direct_uploads import by_hand
+from workers.stale_direct_uploads import adoption, failures
 from workers.stale_direct_uploads import register as uploads
-from workers.stale_direct_uploads.entries import CLAIM_TTL, BeingDeleted, Entry, MalformedUpload
+from workers.stale_direct_uploads.entries import BeingDeleted, Entry, MalformedUpload
 
 ROOT = Path(__file__).parents[2]
 THREE_HOURS = timedelta(hours=3)
@@ -47,10 +47,8 @@ def register(client, *members, age=STALE):
     client.zadd(uploads.PENDING, dict.fromkeys(members, second - age))
 
 
-def claim(client, *, limit=100, skip=(), clock=lambda: 0.0):
-    return uploads.claim(
-        client, stale_after=THREE_HOURS, visibility=FIVE_MINUTES, limit=limit, skip_locations=skip, clock=clock
-    )
+def claim(client, *, limit=100, skip=()):
+    return uploads.claim(client, stale_after=THREE_HOURS, visibility=FIVE_MINUTES, limit=limit, skip_locations=skip)
 
 
 def claimed(client, *, limit=100, skip=()):
@@ -81,12 +79,12 @@ def give_up(client, member):
 
 def test_an_upload_is_pending_from_its_preparation_until_its_completion(client):
     uploads.prepare(client, "artifacts", "a/b")
-    assert uploads.exists(client, "artifacts", "a/b")
+    assert uploads.pending_only(client, "artifacts", ["a/b"])
     assert uploads.count(client) == 1
 
     assert uploads.complete(client, "artifacts", "a/b") is True
 
-    assert not uploads.exists(client, "artifacts", "a/b")
+    assert not uploads.pending_only(client, "artifacts", ["a/b"])
     assert uploads.count(client) == 0
 
 
@@ -100,22 +98,6 @@ def test_the_time_of_registration_is_a_second_of_redis_own_clock(client):
     assert score == second
 
 
-def test_preparing_again_after_a_lost_reply_leaves_one_entry(client):
-    uploads.prepare(client, "artifacts", "a")
-
-    uploads.prepare(client, "artifacts", "a")
-
-    assert contents(client) == {"pending": ["artifacts:a"]}
-
-
-def test_preparing_again_starts_the_three_hours_anew(client):
-    register(client, "artifacts:a")
-
-    uploads.prepare(client, "artifacts", "a")
-
-    assert claimed(client) == []
-
-
 def test_a_path_may_contain_colons_and_is_not_cut_at_them(client):
     uploads.prepare(client, "artifacts", "a:b:c")
     register(client, "artifacts:a:b:c")
@@ -123,7 +105,7 @@ def test_a_path_may_contain_colons_and_is_not_cut_at_them(client):
     (entry,) = claim(client).entries
 
     assert (entry.location, entry.path, entry.malformed) == ("artifacts", "a:b:c", False)
-    assert not uploads.exists(client, "artifacts", "a")
+    assert not uploads.pending_only(client, "artifacts", ["a"])
 
 
 @pytest.mark.parametrize("path", ["plain", "a/b/c.zip", "größe/日本語 x", "a:b", ":", "...", "a%2e%2e"])
@@ -152,7 +134,7 @@ def test_what_can_be_prepared_comes_back_as_it_was(client, path):
         ("artifacts", "a\udcff"),
     ],
 )
-@pytest.mark.parametrize("act", [uploads.prepare, uploads.complete, uploads.exists])
+@pytest.mark.parametrize("act", [uploads.prepare, uploads.complete])
 def test_what_no_object_can_be_called_is_refused(client, act, location, path):
     with pytest.raises(MalformedUpload):
         act(client, location, path)
@@ -168,15 +150,6 @@ def test_a_path_that_is_being_deleted_cannot_be_prepared(client):
         uploads.prepare(client, "artifacts", "a")
 
     assert contents(client) == {"deleting": ["artifacts:a"]}
-
-
-def test_a_path_whose_deletion_was_given_up_cannot_be_prepared(client):
-    give_up(client, "artifacts:a")
-
-    with pytest.raises(BeingDeleted):
-        uploads.prepare(client, "artifacts", "a")
-
-    assert contents(client) == {"failed": ["artifacts:a"]}
 
 
 def test_pending_only_keeps_the_pending_ones_in_their_order(client):
@@ -203,14 +176,6 @@ def test_completing_what_was_claimed_comes_too_late(client):
     assert contents(client) == {"deleting": ["artifacts:a"]}
 
 
-def test_completing_what_was_never_prepared_or_is_completed_already_comes_too_late(client):
-    uploads.prepare(client, "artifacts", "a")
-    uploads.complete(client, "artifacts", "a")
-
-    assert uploads.complete(client, "artifacts", "a") is False
-    assert uploads.complete(client, "artifacts", "never") is False
-
-
 def test_the_commands_that_the_page_gives_to_other_languages_are_these(client):
     (command,) = re.findall(r"^EVALSHA <sha> (.+)$", (ROOT / "docs" / "uploads.md").read_text(), re.MULTILINE)
     sha = client.script_load((ROOT / "workers" / "stale_direct_uploads" / "lua" / "upload_prepare.lua").read_bytes())
@@ -235,57 +200,12 @@ def test_an_upload_registered_exactly_three_hours_ago_is_not_stale(client):
     assert within_one_second(client, register_and_claim) == ["artifacts:more"]
 
 
-def test_a_fraction_of_a_second_is_not_rounded_down(client):
-    def register_and_claim(second):
-        client.flushdb()
-        client.zadd(uploads.PENDING, {"artifacts:a": second - 2})
-        answer = uploads.claim(client, stale_after=timedelta(seconds=1.5), visibility=FIVE_MINUTES, limit=1)
-        return answer.entries
-
-    assert within_one_second(client, register_and_claim) == []
-
-
 def test_the_oldest_are_claimed_first_and_never_more_than_the_limit(client):
     for hour in (4, 6, 5):
         register(client, f"artifacts:{hour}", age=hour * 3600)
 
     assert claimed(client, limit=2) == ["artifacts:6", "artifacts:5"]
     assert contents(client)["pending"] == ["artifacts:4"]
-
-
-def test_more_can_be_claimed_than_one_step_looks_at(client):
-    register(client, *(f"artifacts:{n}" for n in range(2501)))
-
-    assert len(claimed(client, limit=2500)) == 2500
-    assert len(claimed(client, limit=2500)) == 1
-
-
-def test_nothing_is_claimed_twice_before_its_visibility_has_passed(client):
-    register(client, "artifacts:a")
-    assert claimed(client) == ["artifacts:a"]
-
-    let_pass(client, FIVE_MINUTES - timedelta(seconds=5))
-    assert claimed(client) == []
-
-    let_pass(client, timedelta(seconds=5))
-    assert claimed(client) == ["artifacts:a"]
-
-
-def test_what_a_crash_left_comes_before_what_is_stale_by_now(client):
-    register(client, "artifacts:left")
-    claim(client)
-    let_pass(client, FIVE_MINUTES)
-    register(client, "artifacts:older", age=10 * STALE)
-
-    assert claimed(client, limit=1) == ["artifacts:left"]
-    assert claimed(client, limit=1) == ["artifacts:older"]
-
-
-def test_a_claim_repeated_after_a_lost_reply_gets_other_entries(client):
-    register(client, "artifacts:a", "artifacts:b")
-    claim(client, limit=1)
-
-    assert claimed(client) == ["artifacts:b"]
 
 
 def test_an_entry_somebody_registered_while_it_was_being_deleted_is_claimed_once(client):
@@ -307,23 +227,6 @@ def test_a_location_that_is_passed_over_neither_blocks_the_others_nor_is_claimed
     assert claimed(client, skip=["down", "gone"]) == ["packages:b"]
     assert claimed(client, skip=["down", "gone"]) == []
     assert uploads.complete(client, "down", "0") is True
-
-
-def test_pages_passed_over_lose_no_entry_between_them(client):
-    members = [f"{'down' if n % 3 else 'artifacts'}:{n:04}" for n in range(5000)]
-    register(client, *members)
-
-    found = claimed(client, limit=5000, skip=["down"])
-
-    assert sorted(found) == [member for member in members if member.startswith("artifacts")]
-
-
-def test_a_location_is_passed_over_among_what_waits_for_another_try_too(client):
-    register(client, "down:a", "artifacts:b")
-    mine = claim(client)
-    uploads.put_back(client, mine, mine.entries)
-
-    assert claimed(client, skip=["down"]) == ["artifacts:b"]
 
 
 def test_fresh_entries_are_not_even_read(client):
@@ -366,32 +269,10 @@ def test_what_no_object_can_be_called_is_claimed_with_a_flag_and_can_be_rejected
     assert client.zrange(uploads.DELETING, 0, -1) == [b"artifacts:good"]
 
 
-def test_a_claim_expires_after_sixty_seconds_of_the_monotonic_clock(client):
-    mine = claim(client, clock=lambda: 1000.0)
-
-    assert not mine.expired(1060.0)
-    assert mine.expired(1060.1)
-
-
-def test_an_answer_long_on_its_way_makes_the_claim_older(client):
-    register(client, "artifacts:a")
-
-    def clock():
-        assert contents(client) == {"pending": ["artifacts:a"]}
-        return 1000.0
-
-    assert claim(client, clock=clock).taken == 1000.0
-
-
-def test_no_claim_can_be_had_that_another_could_take_before_it_expires(client):
-    with pytest.raises(ValueError, match="another could take"):
-        uploads.claim(client, stale_after=THREE_HOURS, visibility=CLAIM_TTL + timedelta(seconds=1), limit=1)
-
-
 # Settling
 
 
-@pytest.mark.parametrize("act", [uploads.forget, uploads.keep])
+@pytest.mark.parametrize("act", [uploads.forget])
 def test_what_is_forgotten_or_kept_leaves_nothing_in_the_register(client, act):
     register(client, "artifacts:a")
     mine = claim(client)
@@ -404,25 +285,6 @@ def test_what_is_forgotten_or_kept_leaves_nothing_in_the_register(client, act):
     assert client.keys() == []
 
 
-def test_forgetting_again_after_a_lost_reply_does_nothing(client):
-    register(client, "artifacts:a")
-    mine = claim(client)
-    uploads.forget(client, mine, mine.entries)
-    uploads.prepare(client, "artifacts", "a")
-
-    assert uploads.forget(client, mine, mine.entries) == 0
-    assert contents(client) == {"pending": ["artifacts:a"]}
-
-
-def test_only_some_of_a_claim_can_be_settled(client):
-    register(client, "artifacts:a", "artifacts:b")
-    mine = claim(client)
-
-    assert uploads.forget(client, mine, mine.entries[:1]) == 1
-    assert uploads.forget(client, mine, []) == 0
-    assert contents(client) == {"deleting": ["artifacts:b"]}
-
-
 def test_what_is_put_back_is_due_at_once_and_has_spent_no_attempt(client):
     register(client, "artifacts:a")
     mine = claim(client)
@@ -431,23 +293,6 @@ def test_what_is_put_back_is_due_at_once_and_has_spent_no_attempt(client):
     assert uploads.put_back(client, mine, mine.entries) == 0
 
     assert claim(client).entries == [Entry("artifacts:a", 0)]
-
-
-def test_what_is_put_back_does_not_come_back_to_a_run_that_passes_its_location_over(client):
-    register(client, "down:a")
-    mine = claim(client)
-    uploads.put_back(client, mine, mine.entries)
-
-    assert claimed(client, skip=["down"]) == []
-    assert claimed(client) == ["down:a"]
-
-
-def test_what_is_put_back_cannot_complete_any_more(client):
-    register(client, "artifacts:a")
-    mine = claim(client)
-    uploads.put_back(client, mine, mine.entries)
-
-    assert uploads.complete(client, "artifacts", "a") is False
 
 
 def test_each_failed_attempt_waits_twice_as_long_and_the_fifth_is_the_last(client):
@@ -475,31 +320,10 @@ def test_each_failed_attempt_waits_twice_as_long_and_the_fifth_is_the_last(clien
     assert claimed(client) == []
 
 
-def test_a_failure_reported_again_after_a_lost_reply_counts_once(client):
-    register(client, "artifacts:a")
-    mine = claim(client)
-    uploads.fail(client, mine, mine.entries[0], backoff=BACKOFF)
-
-    assert uploads.fail(client, mine, mine.entries[0], backoff=BACKOFF) is False
-    let_pass(client, BACKOFF)
-    assert claim(client).entries == [Entry("artifacts:a", 1)]
-
-
-def test_the_last_failure_reported_again_gets_the_same_answer(client):
-    register(client, "artifacts:a")
-    client.hset(uploads.ATTEMPTS, "artifacts:a", 4)
-    mine = claim(client)
-    assert uploads.fail(client, mine, mine.entries[0], backoff=BACKOFF) is True
-
-    assert uploads.fail(client, mine, mine.entries[0], backoff=BACKOFF) is True
-    assert [failure.attempts for failure in by_hand.failed(client, 10)] == [5]
-
-
 @pytest.mark.parametrize(
     "act",
     [
         uploads.forget,
-        uploads.keep,
         uploads.put_back,
         uploads.reject,
         lambda client, claim, entries: uploads.fail(client, claim, entries[0], backoff=BACKOFF),
@@ -524,7 +348,7 @@ def test_a_late_owner_disturbs_nothing(client, act):
 
 
 def adopt(client, *paths, ago=timedelta()):
-    by_hand.adopt(client, "artifacts", paths, stale_after=THREE_HOURS)
+    adoption.adopt(client, "artifacts", paths, stale_after=THREE_HOURS)
     for key in (uploads.PENDING, uploads.ADOPTED):
         for path in paths:
             client.zincrby(key, -ago.total_seconds(), f"artifacts:{path}")
@@ -549,25 +373,8 @@ def test_what_the_register_names_already_is_not_adopted(client, lies_in):
     if lies_in == "failed":
         give_up(client, "artifacts:a")
 
-    assert by_hand.adopt(client, "artifacts", ["a"], stale_after=THREE_HOURS) == 0
+    assert adoption.adopt(client, "artifacts", ["a"], stale_after=THREE_HOURS) == 0
     assert contents(client) == {lies_in: ["artifacts:a"]}
-
-
-def test_adopting_again_after_a_lost_reply_does_not_start_the_day_anew(client):
-    adopt(client, "a", ago=uploads.ADOPTION + timedelta(seconds=5))
-
-    assert by_hand.adopt(client, "artifacts", ["a"], stale_after=THREE_HOURS) == 0
-    assert claimed(client) == ["artifacts:a"]
-
-
-def test_the_adopted_are_listed_with_the_time_at_which_they_are_due(client):
-    adopt(client, "later")
-    adopt(client, "sooner", ago=timedelta(hours=1))
-
-    found = by_hand.adopted(client)
-
-    assert list(found) == ["artifacts:sooner", "artifacts:later"]
-    assert (found["artifacts:later"].timestamp() - now(client)) == pytest.approx(86_400, abs=2)
 
 
 @pytest.mark.parametrize("ago", [timedelta(), timedelta(hours=23)])
@@ -579,29 +386,13 @@ def test_what_was_adopted_and_waits_is_counted_nowhere(client, ago):
     assert uploads.census(client, THREE_HOURS) == uploads.Census(1, 0, None, 0)
 
 
-def test_an_adopted_entry_whose_day_has_passed_is_counted_like_every_stale_upload(client):
-    adopt(client, "a", ago=uploads.ADOPTION + timedelta(seconds=60))
-
-    census = uploads.census(client, THREE_HOURS)
-
-    assert (census.pending, census.due) == (1, 1)
-    assert census.due_since.timestamp() == pytest.approx(now(client) - 60, abs=2)
-
-
-def test_what_is_claimed_and_not_settled_is_still_pending(client):
-    register(client, "artifacts:a", "artifacts:b")
-    claim(client, limit=1)
-
-    assert (uploads.count(client), uploads.unsettled(client), uploads.census(client, THREE_HOURS).pending) == (1, 2, 2)
-
-
 def test_an_upload_that_completes_after_its_object_was_adopted_is_never_claimed(client):
     adopt(client, "a")
 
     assert uploads.complete(client, "artifacts", "a") is True
 
     assert claimed(client) == []
-    assert by_hand.withdraw(client, ["artifacts:a"]) == ([], [])
+    assert adoption.withdraw(client, ["artifacts:a"]) == ([], [])
 
 
 def test_a_path_that_was_adopted_cannot_be_prepared(client):
@@ -609,50 +400,6 @@ def test_a_path_that_was_adopted_cannot_be_prepared(client):
 
     with pytest.raises(BeingDeleted):
         uploads.prepare(client, "artifacts", "a")
-
-
-def take_over(client):
-    """Prepare an adopted path as producers do who know only three keys."""
-    adopt(client, "a")
-    script = (ROOT / "workers" / "stale_direct_uploads" / "lua" / "upload_prepare.lua").read_text()
-    assert client.eval(script, 3, uploads.PENDING, uploads.DELETING, uploads.FAILED, "artifacts:a") == 1
-
-
-def test_a_producer_of_old_takes_an_adopted_path_over(client):
-    take_over(client)
-
-    assert by_hand.withdraw(client, ["artifacts:a"]) == ([], [])
-    assert contents(client) == {"pending": ["artifacts:a"]}
-
-
-def test_a_path_that_was_taken_over_goes_stale_like_the_upload_of_a_producer(client):
-    take_over(client)
-    client.zincrby(uploads.PENDING, -STALE, "artifacts:a")
-
-    assert claim(client).entries == [Entry("artifacts:a", 0)]
-
-
-@pytest.mark.parametrize("act", [uploads.forget, uploads.keep])
-def test_of_an_adopted_entry_that_is_settled_nothing_is_left(client, act):
-    adopt(client, "a", ago=2 * uploads.ADOPTION)
-    mine = claim(client)
-
-    act(client, mine, mine.entries)
-
-    assert client.keys("*") == []
-
-
-def test_an_entry_remains_adopted_at_each_further_try(client):
-    adopt(client, "a", ago=2 * uploads.ADOPTION)
-    first = claim(client)
-    uploads.fail(client, first, first.entries[0], backoff=BACKOFF)
-    let_pass(client, BACKOFF)
-    again = claim(client)
-    uploads.put_back(client, again, again.entries)
-
-    (entry,) = claim(client).entries
-
-    assert (entry.adopted, entry.attempts) == (first.entries[0].adopted, 1)
 
 
 @pytest.mark.parametrize("lies_in", ["pending", "deleting", "failed"])
@@ -666,29 +413,19 @@ def test_what_is_withdrawn_leaves_nothing_in_the_register(client, lies_in):
         mine = claim(client)
         uploads.reject(client, mine, mine.entries)
 
-    assert by_hand.withdraw(client, ["artifacts:a"]) == (["artifacts:a"], [])
-    assert by_hand.withdraw(client, ["artifacts:a"]) == ([], [])
+    assert adoption.withdraw(client, ["artifacts:a"]) == (["artifacts:a"], [])
+    assert adoption.withdraw(client, ["artifacts:a"]) == ([], [])
     assert client.keys("*") == []
 
 
 def test_what_a_claim_holds_is_withdrawn_only_once_the_claim_has_run_out(client):
     adopt(client, "a", ago=2 * uploads.ADOPTION)
     claim(client)
-    held = by_hand.withdraw(client, ["artifacts:a"])
+    held = adoption.withdraw(client, ["artifacts:a"])
     let_pass(client, FIVE_MINUTES)
 
     assert held == ([], ["artifacts:a"])
-    assert by_hand.withdraw(client, ["artifacts:a"]) == (["artifacts:a"], [])
-
-
-def test_a_late_owner_does_nothing_to_what_was_withdrawn(client):
-    adopt(client, "a", ago=2 * uploads.ADOPTION)
-    late = claim(client)
-    let_pass(client, FIVE_MINUTES)
-    by_hand.withdraw(client, ["artifacts:a"])
-
-    assert uploads.put_back(client, late, late.entries) == 0
-    assert client.keys("*") == []
+    assert adoption.withdraw(client, ["artifacts:a"]) == (["artifacts:a"], [])
 
 
 def test_the_upload_of_a_producer_is_not_withdrawn_wherever_it_lies(client):
@@ -697,30 +434,10 @@ def test_the_upload_of_a_producer_is_not_withdrawn_wherever_it_lies(client):
     uploads.reject(client, mine, mine.entries)
     register(client, "artifacts:c")
 
-    assert by_hand.withdraw(client, ["artifacts:a", "artifacts:b", "artifacts:c"]) == ([], [])
+    assert adoption.withdraw(client, ["artifacts:a", "artifacts:b", "artifacts:c"]) == ([], [])
 
 
 # Failed, and to be tried again
-
-
-def test_entries_that_will_be_tried_again_are_listed_with_the_time_of_that(client):
-    register(client, "artifacts:a", "artifacts:b")
-    mine = claim(client)
-    uploads.fail(client, mine, mine.entries[0], backoff=BACKOFF)
-
-    (failing,) = by_hand.failing(client)
-
-    assert (failing.member, failing.attempts, failing.at) == (mine.entries[0].member, 1, None)
-    assert failing.again.timestamp() - now(client) == pytest.approx(60, abs=2)
-
-
-def test_many_that_will_be_tried_again_are_all_listed(client):
-    members = [f"artifacts:{number}" for number in range(2_500)]
-    client.zadd(uploads.DELETING, {member: now(client) + 60 for member in members})
-    client.hset(uploads.ATTEMPTS, mapping=dict.fromkeys(members, 1))
-
-    assert sorted(one.member for one in by_hand.failing(client)) == sorted(members)
-    assert by_hand.retry(client) == 2_500
 
 
 def test_what_a_run_is_at_is_not_retried(client):
@@ -730,57 +447,21 @@ def test_what_a_run_is_at_is_not_retried(client):
     let_pass(client, BACKOFF)
     claim(client)
 
-    assert by_hand.retry(client, ["artifacts:a"]) == 0
+    assert failures.retry(client, ["artifacts:a"]) == 0
 
 
 # Given up
-
-
-def test_the_failed_are_listed_with_their_attempts_and_time_those_of_longest_ago_first(client):
-    for member in ("artifacts:new", "artifacts:old"):
-        give_up(client, member)
-    client.zadd(uploads.FAILED, {"artifacts:old": 86400})
-
-    first, second = by_hand.failed(client, 10)
-
-    assert (first.path, first.attempts, first.at.isoformat()) == ("old", 1, "1970-01-02T00:00:00+00:00")
-    assert second.path == "new"
-    assert by_hand.failed(client, 1) == [first]
 
 
 def test_retrying_gives_all_attempts_back_and_is_due_at_once(client):
     give_up(client, "artifacts:a")
     give_up(client, "artifacts:b")
 
-    assert by_hand.retry(client, ["artifacts:a", "artifacts:never"]) == 1
-    assert by_hand.retry(client, ["artifacts:a"]) == 0
+    assert failures.retry(client, ["artifacts:a", "artifacts:never"]) == 1
+    assert failures.retry(client, ["artifacts:a"]) == 0
 
     assert claim(client).entries == [Entry("artifacts:a", 0)]
     assert contents(client)["failed"] == ["artifacts:b"]
-
-
-def test_all_can_be_retried_at_once_whatever_they_are_called(client):
-    client.zadd(uploads.FAILED, {b"\xff": 1, "artifacts:a": 2})
-
-    assert by_hand.retry(client) == 2
-    assert by_hand.retry(client) == 0
-    assert by_hand.failed(client, 10) == []
-
-
-def test_a_server_that_has_forgotten_the_scripts_is_taught_them_again(client):
-    uploads.prepare(client, "artifacts", "a")
-    client.script_flush()
-
-    uploads.prepare(client, "artifacts", "b")
-
-    assert uploads.count(client) == 2
-
-
-def test_all_keys_share_one_hash_tag():
-    keys = {uploads.PENDING, uploads.DELETING, uploads.FAILED, uploads.ATTEMPTS, uploads.CLAIMS, uploads.ADOPTED}
-
-    assert len(keys) == 6
-    assert {key.partition(":")[0] for key in keys} == {"{pending_direct_uploads}"}
 
 
 # Redis's clock was ahead, and is set right
@@ -789,17 +470,9 @@ def test_all_keys_share_one_hash_tag():
 def test_an_upload_that_was_registered_days_ahead_is_stale_three_hours_after_the_clock_was_set_right(client):
     register(client, "artifacts:a", age=-2 * 86400)
 
-    mended = within_one_second(client, lambda second: (uploads.set_right(client), second))
+    mended = within_one_second(client, lambda second: (uploads.correct_clock(client), second))
 
     assert mended == (1, client.zscore(uploads.PENDING, "artifacts:a"))
-
-
-def test_a_deletion_that_is_due_again_in_days_is_due_now(client):
-    client.zadd(uploads.DELETING, {"artifacts:a": now(client) + 2 * 86400})
-
-    uploads.set_right(client)
-
-    assert claimed(client) == ["artifacts:a"]
 
 
 @pytest.mark.parametrize("ahead", [0, 3600, 86400 - 60])
@@ -807,5 +480,5 @@ def test_what_may_wait_by_right_is_left_to_wait(client, ahead):
     register(client, "artifacts:a", age=-ahead)
     before = client.zscore(uploads.PENDING, "artifacts:a")
 
-    assert uploads.set_right(client) == 0
+    assert uploads.correct_clock(client) == 0
     assert client.zscore(uploads.PENDING, "artifacts:a") == before

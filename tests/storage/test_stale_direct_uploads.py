@@ -10,7 +10,6 @@ import psycopg2
 import pytest
 from structlog.testing import capture_logs
 
-from forgekeeper import shutdown
 from forgekeeper.connections import client
 from forgekeeper.database import database
 from forgekeeper.database import now as database_now
@@ -35,7 +34,7 @@ from workers.stale_direct_uploads import (
     MAX_EXEC_DURATION,
     MAX_UPLOAD_DURATION,
     Outcome,
-    by_hand,
+    adoption,
     producer,
 )
 from workers.stale_direct_uploads import register as uploads
@@ -155,10 +154,6 @@ def numbered(count):
 # What it deletes
 
 
-def test_with_nothing_registered_nothing_is_done(store):
-    assert run(artifacts=store.url) == Outcome(0, 0, False, 0)
-
-
 def test_a_stale_upload_is_deleted_with_its_entry(store):
     begin(store, "a/b")
 
@@ -188,13 +183,6 @@ def test_an_upload_of_exactly_three_hours_is_not_stale(folder):
     assert (outcome, folder.keys()) == (Outcome(1, 0, False, 0), {"a"})
 
 
-def test_an_upload_is_stale_two_seconds_after_its_three_hours(folder):
-    # Redis tells whole seconds: after one more it may still be a fraction too early.
-    begin(folder, "a", age=(MAX_UPLOAD_DURATION + 2 * SECOND).total_seconds())
-
-    assert run(artifacts=folder.url).total_deleted_stale_entries == 1
-
-
 def test_a_path_is_not_cut_at_its_second_colon(store):
     begin(store, "a:b:c")
     store.put("a", "a:b", "b:c", "c")
@@ -221,14 +209,6 @@ def test_each_location_deletes_in_its_own_store(store, other):
     run(artifacts=store.url, lfs=other.url)
 
     assert (store.keys(), other.keys()) == ({"b"}, set())
-
-
-def test_more_than_a_chunk_is_deleted_in_one_run(s3):
-    register(*numbered(CHUNK + 1))
-
-    outcome = run(artifacts=s3.url)
-
-    assert (outcome, registered()) == (Outcome(CHUNK + 1, CHUNK + 1, False, 0), set())
 
 
 # Bad entries
@@ -265,30 +245,6 @@ def test_an_entry_that_no_object_can_bear_is_failed_at_once_and_the_rest_goes_on
     assert (members(uploads.PENDING), members(uploads.DELETING), members(uploads.FAILED)) == (set(), set(), {text})
 
 
-def test_an_entry_named_as_the_sentinel_leaves_the_sentinel(folder):
-    register(sentinel.NAME)
-
-    run(artifacts=folder.url)
-
-    assert (folder.root / sentinel.NAME).exists()
-
-
-def test_malformed_entries_are_not_tried_again(store):
-    register("..")
-    run(artifacts=store.url)
-
-    assert run(artifacts=store.url) == Outcome(0, 0, False, 0)
-
-
-def test_a_chunk_full_of_malformed_entries_stops_nobody(store):
-    register_members(*(f"bad {number}" for number in range(CHUNK + 1)), age=STALE + 60)
-    begin(store, "good")
-
-    outcome = run(artifacts=store.url)
-
-    assert (outcome, store.keys()) == (Outcome(CHUNK + 2, 1, False, CHUNK + 1), set())
-
-
 def test_an_unknown_location_costs_each_of_its_entries_an_attempt_and_the_others_go_on(store):
     register("a", "b", location="unknown", age=STALE + 60)
     begin(store, "good")
@@ -311,14 +267,6 @@ def test_what_failed_waits_for_the_next_run_and_then_twice_as_long(store):
     assert (first, second) == (pytest.approx(360, abs=2), pytest.approx(720, abs=2))
 
 
-def test_what_failed_is_left_alone_while_it_waits(store):
-    register("a", location="unknown")
-    run(artifacts=store.url)
-
-    assert run(artifacts=store.url) == Outcome(1, 0, False, 0)
-    assert attempts() == {"unknown:a": 1}
-
-
 def test_after_five_attempts_an_entry_is_given_up(store):
     register("a", location="unknown")
 
@@ -331,20 +279,6 @@ def test_after_five_attempts_an_entry_is_given_up(store):
     assert (members(uploads.DELETING), members(uploads.FAILED)) == (set(), {"unknown:a"})
 
 
-def test_an_entry_that_was_given_up_is_not_tried_again_until_somebody_asks_for_it(store, other):
-    begin(other, "a", location=ELSEWHERE)
-    for _ in range(5):
-        run(artifacts=store.url)
-        time_passes(timedelta(hours=2))
-    given_up = run(artifacts=store.url, lfs=other.url)
-    by_hand.retry(client)
-
-    revived = run(artifacts=store.url, lfs=other.url)
-
-    assert (given_up, revived.total_deleted_stale_entries) == (Outcome(0, 0, False, 0), 1)
-    assert (other.keys(), registered(), attempts()) == (set(), set(), {})
-
-
 def test_one_object_that_cannot_be_deleted_costs_an_attempt_and_keeps_no_other(s3):
     paths = numbered(20)
     begin(s3, *paths)
@@ -354,18 +288,6 @@ def test_one_object_that_cannot_be_deleted_costs_an_attempt_and_keeps_no_other(s
 
     assert (outcome, s3.keys()) == (Outcome(20, 19, False, 1), {paths[3]})
     assert attempts() == {f"artifacts:{paths[3]}": 1}
-
-
-def test_what_could_not_be_deleted_is_deleted_later(s3):
-    begin(s3, "a", "b")
-    s3.proxy.refuse_key("b", "AccessDenied")
-    run(artifacts=s3.url)
-    s3.proxy._refused_keys.clear()
-    time_passes(timedelta(minutes=6))
-
-    outcome = run(artifacts=s3.url)
-
-    assert (outcome.total_deleted_stale_entries, s3.keys(), registered(), attempts()) == (1, set(), set(), {})
 
 
 # Artifacts that are alive
@@ -380,15 +302,6 @@ def test_an_upload_that_a_live_artifact_names_is_kept_and_forgotten(store):
 
     assert (outcome, store.keys(), registered()) == (Outcome(2, 1, False, 0), {"kept"}, set())
     assert [line["path"] for line in logs if line["log_level"] == "error"] == ["kept"]
-
-
-def test_an_artifact_keeps_no_object_of_another_location(store, other):
-    begin(other, "a", location=ELSEWHERE)
-    JobArtifact.create(project_id=1, job_id=1, file_type=1, file_final_path="a")
-
-    run(artifacts=store.url, lfs=other.url)
-
-    assert other.keys() == set()
 
 
 def test_an_upload_that_lies_in_the_outbox_is_left_to_it(store):
@@ -464,17 +377,6 @@ def test_an_upload_that_was_reaped_never_completes_though_redis_goes_back(store,
     assert (complete(HERE, "a/b"), uploads.count(client)) == (False, 1)
 
 
-def test_what_was_reaped_and_comes_back_is_settled_by_the_next_run(store, back):
-    begin(store, "a/b")
-    go_back = back()
-    run(artifacts=store.url)
-    go_back()
-
-    outcome = run(artifacts=store.url)
-
-    assert (outcome, registered(), SettledUpload.select().count()) == (Outcome(1, 1, False, 0), set(), 1)
-
-
 @pytest.mark.parametrize("location", [HERE, ELSEWHERE])
 def test_what_has_completed_stays_though_redis_goes_back(folder, other, back, location):
     begin(folder if location == HERE else other, "kept", location=location)
@@ -523,14 +425,6 @@ def test_a_row_that_is_committed_just_before_the_look_is_seen_whatever_the_isola
     assert kept == {"live": "an artifact names it"}
 
 
-def test_the_run_that_reaped_an_upload_is_remembered(away_here, other):
-    begin(other, "b", location=ELSEWHERE)
-
-    row = recorded(BATCH, away_here)
-
-    assert [reaped.run for reaped in SettledUpload.select()] == [row.id]
-
-
 # Where objects may be deleted
 
 
@@ -545,30 +439,12 @@ def test_outside_the_folders_nothing_is_deleted_and_the_entry_is_put_aside(store
     assert [(line["entries"], line["reason"]) for line in logs] == [(2, OUTSIDE)]
 
 
-def test_what_was_put_aside_goes_once_its_folder_is_named_and_somebody_asks(folder):
-    begin(folder, "up/a")
-    run(prefixes={HERE: ("elsewhere",)}, artifacts=folder.url)
-
-    by_hand.retry(client)
-    outcome = run(prefixes={HERE: ("up",)}, artifacts=folder.url)
-
-    assert (outcome.total_deleted_stale_entries, folder.keys()) == (1, set())
-
-
-def test_folders_of_one_location_bind_no_other(folder, other):
-    begin(other, "a", location=ELSEWHERE)
-
-    run(prefixes={HERE: ("up",)}, artifacts=folder.url, lfs=other.url)
-
-    assert other.keys() == set()
-
-
 # Objects that were adopted
 
 
 def adopt(*paths, ago=uploads.ADOPTION + 5 * SECOND):
     """Adopt objects, that long ago."""
-    by_hand.adopt(client, HERE, paths, stale_after=MAX_UPLOAD_DURATION)
+    adoption.adopt(client, HERE, paths, stale_after=MAX_UPLOAD_DURATION)
     for key in (uploads.PENDING, uploads.ADOPTED):
         for path in paths:
             client.zincrby(key, -ago.total_seconds(), f"{HERE}:{path}")
@@ -600,27 +476,6 @@ def test_the_adopted_that_were_not_written_since_are_deleted(folder):
     assert (outcome, folder.keys(), registered()) == (Outcome(120, 120, False, 0), {"bystander"}, set())
 
 
-def test_the_adopted_are_looked_at_again_at_each_try(folder):
-    folder.put("changed")
-    adopt("changed")
-    fail(artifacts=away(folder))
-
-    run(artifacts=folder.url)
-
-    assert folder.keys() == {"changed"}
-
-
-def test_a_store_that_lets_nobody_look_costs_the_adopted_no_attempt(s3):
-    s3.put("a")
-    adopt("a")
-    s3.proxy.before("head", 2, lambda: s3.proxy.answer(403, "AccessDenied", kinds=["head"]))
-
-    outcome, _ = fail(artifacts=s3.url)
-
-    assert (outcome.failed_entries, s3.keys(), attempts()) == (0, {"a"}, {})
-    assert registered() == {f"{HERE}:a"}
-
-
 def test_an_adopted_object_that_alone_cannot_be_looked_at_costs_an_attempt_and_stays(s3):
     s3.put("a")
     adopt("a")
@@ -643,16 +498,6 @@ def test_a_store_that_is_away_costs_no_attempt_and_stops_no_other(store, other):
     assert sentence.startswith("artifacts: ")
     assert (outcome, other.keys(), attempts()) == (Outcome(3, 1, False, 0), set(), {})
     assert (store.keys(), registered()) == ({"a", "b"}, {"artifacts:a", "artifacts:b"})
-
-
-def test_of_several_stores_that_are_away_each_is_named(folder, other):
-    begin(folder, "a")
-    begin(other, "b", location=ELSEWHERE)
-
-    _, sentence = fail(artifacts=away(folder), lfs=f"{other.url}/not/there")
-
-    assert sentence.startswith("artifacts, lfs: artifacts: ")
-    assert "; lfs: " in sentence
 
 
 def test_a_store_that_answers_nothing_while_the_claim_lasts_keeps_the_others_waiting_for_one_claim_only(s3, other):
@@ -699,28 +544,6 @@ def test_a_run_whose_store_is_away_waits_for_a_retry_with_what_it_did_in_its_row
     assert counted("records_processed_total", "stale_upload") - before == 1
 
 
-def test_a_store_that_stays_away_is_a_failure_in_a_row_each_time(away_here, folder):
-    begin(folder, "a")
-    breaches = counted("threshold_breaches_total", "consecutive_failures")
-    failures = counted("run_failures_total", "object_storage")
-
-    for _ in range(2):
-        attempt(away_here)
-
-    assert JobRun.health("stale_direct_uploads").failures == 2
-    assert counted("threshold_breaches_total", "consecutive_failures") - breaches == 1
-    assert counted("run_failures_total", "object_storage") - failures == 2
-
-
-def test_more_than_a_chunk_at_a_store_that_is_away_stops_no_other(folder, other):
-    register(*numbered(CHUNK + 1), age=STALE + 60)
-    begin(other, "c", location=ELSEWHERE)
-
-    outcome, _ = fail(artifacts=away(folder), lfs=other.url)
-
-    assert (outcome, other.keys(), attempts()) == (Outcome(CHUNK + 2, 1, False, 0), set(), {})
-
-
 def test_everything_is_done_once_the_store_is_back(store, restarted):
     begin(store, "a", "b")
     fail(artifacts=away(store))
@@ -729,26 +552,6 @@ def test_everything_is_done_once_the_store_is_back(store, restarted):
     outcome = run(artifacts=store.url)
 
     assert (outcome, store.keys(), registered()) == (Outcome(2, 2, False, 0), set(), set())
-
-
-def test_a_store_that_denies_everything_costs_no_attempt(s3):
-    begin(s3, "a")
-    s3.proxy.answer(403, "AccessDenied")
-
-    outcome, _ = fail(artifacts=s3.url)
-
-    assert (outcome, s3.keys(), attempts()) == (Outcome(1, 0, False, 0), {"a"}, {})
-    assert registered() == {"artifacts:a"}
-
-
-def test_a_store_that_comes_back_is_found_by_the_same_process(s3):
-    begin(s3, "a")
-    s3.proxy.answer(403, "AccessDenied")
-    fail(artifacts=s3.url)
-    s3.proxy._answers.clear()
-
-    assert run(artifacts=s3.url).total_deleted_stale_entries == 1
-    assert s3.keys() == set()
 
 
 def test_without_its_sentinel_a_store_loses_nothing(store):
@@ -813,26 +616,6 @@ def test_a_worker_that_was_paused_for_longer_than_its_claim_deletes_nothing(stor
     assert (outcome, store.keys(), attempts()) == (Outcome(1, execution_timeout=True), {"a"}, {})
 
 
-def test_a_location_whose_turn_comes_after_a_stop_is_given_back(store):
-    begin(store, "a")
-    deadline = Deadline(MAX_EXEC_DURATION, brake=lambda: "stopped")
-
-    assert run(deadline, artifacts=store.url) == Outcome(1)
-    assert store.keys() == {"a"}
-    assert run(artifacts=store.url) == Outcome(1, 1, False, 0)
-
-
-def test_a_run_that_dies_between_two_chunks_leaves_the_rest_to_the_next(s3):
-    begin(s3, "last", age=STALE)
-    register(*numbered(CHUNK), age=STALE + 60)
-
-    with pytest.raises(ZeroDivisionError):
-        run(Deadline(MAX_EXEC_DURATION, safe_point=lambda: 1 / 0), artifacts=s3.url)
-
-    assert (registered(), s3.keys()) == ({"artifacts:last"}, {"last"})
-    assert run(artifacts=s3.url) == Outcome(1, 1, False, 0)
-
-
 def test_at_the_deadline_a_run_says_so_and_leaves_the_rest(s3):
     register(*numbered(CHUNK + 1))
     clock = Clock()
@@ -840,27 +623,6 @@ def test_at_the_deadline_a_run_says_so_and_leaves_the_rest(s3):
 
     assert run(deadline, artifacts=s3.url) == Outcome(CHUNK + 1, CHUNK, True, 0)
     assert run(artifacts=s3.url) == Outcome(1, 1, False, 0)
-
-
-def test_a_run_that_reaches_its_deadline_says_so_also_where_a_store_is_away(s3):
-    register(*numbered(3))
-    clock = Clock()
-    deadline = Deadline(MAX_EXEC_DURATION, clock=clock, safe_point=clock.go_past_the_budget)
-
-    outcome, said = fail(deadline, artifacts=CLOSED_PORT)
-
-    assert (outcome, said.startswith("artifacts: ")) == (Outcome(3, 0, True, 0), True)
-
-
-def test_a_run_that_is_asked_to_stop_has_not_timed_out(s3):
-    register(*numbered(CHUNK + 1))
-    shutdown.requested.set()
-    try:
-        outcome = run(artifacts=s3.url)
-    finally:
-        shutdown.requested.clear()
-
-    assert outcome == Outcome(CHUNK + 1, 0, False, 0)
 
 
 def test_a_store_that_hangs_ends_with_the_budget_and_costs_no_attempt(s3):
@@ -907,33 +669,3 @@ def test_locations_that_no_store_is_configured_for_are_one_line_of_a_run(store):
     assert (sorted(line["locations"]), line["entries"]) == (["away", "gone"], 2 * CHUNK)
     assert line["first"].partition(":")[0] in {"away", "gone"}
     assert (len(lines), outcome.failed_entries, store.keys()) == (1, 2 * CHUNK, set())
-
-
-def test_of_many_unknown_locations_some_are_named(store):
-    register_members(*(f"{number}:path" for number in range(100)))
-
-    with capture_logs() as lines:
-        run(artifacts=store.url)
-
-    (line,) = said(lines, "no store is configured")
-    assert (len(line["locations"]), line["entries"]) == (stale_direct_uploads.NAMED + 1, 100)
-
-
-def test_what_was_unknown_is_said_of_a_run_that_fails(store):
-    register("a", location="gone")
-    register("b", location=ELSEWHERE)
-
-    with capture_logs() as lines:
-        fail(artifacts=store.url, lfs=CLOSED_PORT)
-
-    assert [line["entries"] for line in said(lines, "no store is configured")] == [1]
-
-
-def test_of_what_is_unknown_it_is_said_how_much_was_given_up(store):
-    register("a", "b", location="gone")
-    client.hset(uploads.ATTEMPTS, mapping={"gone:a": uploads.MAX_ATTEMPTS - 1})
-
-    with capture_logs() as lines:
-        run(artifacts=store.url)
-
-    assert [line["given_up"] for line in said(lines, "no store is configured")] == [1]

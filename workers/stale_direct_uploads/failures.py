@@ -1,85 +1,35 @@
-"""What a person does with the register of direct uploads: try again what failed, adopt what nobody answers for."""
+"""Direct uploads that could not be deleted: listed for a person, and retried (batch 100)."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Iterator, Sequence
-from datetime import datetime, timedelta
-from itertools import count as count_from
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterator
+from itertools import count
+from typing import Any
 
 import redis
 
-from forgekeeper.redis_values import moment, whole
-from forgekeeper.redis_values import raw as _encode
-from forgekeeper.redis_values import text as _decode
+from forgekeeper.redis_values import moment, raw, text, whole
 from forgekeeper.scripts import call
-from workers.stale_direct_uploads.entries import Failure, member
-from workers.stale_direct_uploads.register import ADOPTED, ADOPTION, ATTEMPTS, CLAIMS, DELETING, FAILED, PENDING
+from workers.stale_direct_uploads.entries import Failure
+from workers.stale_direct_uploads.register import ATTEMPTS, CLAIMS, DELETING, FAILED
 
 PAGE = 1_000
-"""So many entries go into one command: a millisecond or so of everybody's time."""
-
-
-class Withdrawn(NamedTuple):
-    """What became of entries to withdraw: those taken off the register, and those that are being deleted right now."""
-
-    members: list[str]
-    too_late: list[str]
-
-
-def registered(client: redis.Redis, location: str, paths: Sequence[str]) -> set[str]:
-    """Return those of *paths* that the register names, whatever has become of them."""
-    if not paths:
-        return set()
-    members = [f"{location}:{path}" for path in paths]
-    scores = [client.zmscore(key, members) for key in (PENDING, DELETING, FAILED)]
-    return {path for path, *found in zip(paths, *scores, strict=True) if any(score is not None for score in found)}
-
-
-def adopt(client: redis.Redis, location: str, paths: Collection[str], *, stale_after: timedelta) -> int:
-    """Register objects, unchanged for a day, that nobody answers for; return how many are new.
-
-    They wait for `ADOPTION`, in which `withdraw` takes them back, and are stale from then on:
-    they go the way of every stale upload, with all its checks.
-    """
-    head_start = math.ceil((ADOPTION - stale_after).total_seconds())
-    members = [member(location, path) for path in paths]
-    adopted: int = call(client, "upload_adopt", keys=[PENDING, DELETING, FAILED, ADOPTED], args=[head_start, *members])
-    return adopted
-
-
-def adopted(client: redis.Redis) -> dict[str, datetime]:
-    """Return the entries that were adopted and are not settled, and when each is due; those due first come first."""
-    found: Any = client.zrange(ADOPTED, 0, -1, withscores=True)
-    return {_decode(member): moment(score + ADOPTION.total_seconds()) for member, score in found}
-
-
-def withdraw(client: redis.Redis, members: Sequence[str]) -> Withdrawn:
-    """Take adopted entries off the register: their objects stay.
-
-    What a producer has registered is left alone.  It is too late for what a run has claimed:
-    its object is about to go.
-    """
-    keys = [PENDING, DELETING, FAILED, ATTEMPTS, CLAIMS, ADOPTED]
-    answers: list[int] = call(client, "upload_withdraw", keys=keys, args=[_encode(member) for member in members])
-    told = list(zip(members, answers, strict=True))
-    return Withdrawn([member for member, answer in told if answer == 1], [m for m, answer in told if answer == -1])
+"""Entries in one command, which takes about a millisecond of the server."""
 
 
 def failed(client: redis.Redis, limit: int) -> list[Failure]:
-    """Return the entries that were given up, those of longest ago first."""
+    """Return the entries that have failed for good, the oldest first."""
     found: Any = client.zrange(FAILED, 0, limit - 1, withscores=True)
-    return [Failure(_decode(member), whole(client.hget(ATTEMPTS, member)), at=moment(score)) for member, score in found]
+    return [Failure(text(member), whole(client.hget(ATTEMPTS, member)), at=moment(score)) for member, score in found]
 
 
 def failing(client: redis.Redis) -> list[Failure]:
-    """Return the entries that have failed and will be tried again, those due first at the head."""
+    """Return the entries that have failed and are tried again, those due first at the head."""
     found = []
     for page in _pages(client, DELETING):
         attempts = client.hmget(ATTEMPTS, [member for member, _ in page])
         found += [
-            Failure(_decode(member), whole(tried), again=moment(score))
+            Failure(text(member), whole(tried), again=moment(score))
             for (member, score), tried in zip(page, attempts, strict=True)
             if tried
         ]
@@ -87,24 +37,24 @@ def failing(client: redis.Redis) -> list[Failure]:
 
 
 def all_failed(client: redis.Redis) -> list[str]:
-    """Return all entries that could not be deleted: those that were given up, and those that will be tried again."""
-    given_up: Any = client.zrange(FAILED, 0, -1)
-    return [*map(_decode, given_up), *(failure.member for failure in failing(client))]
+    """Return all entries that have failed, for good or not."""
+    for_good: Any = client.zrange(FAILED, 0, -1)
+    return [*map(text, for_good), *(failure.member for failure in failing(client))]
 
 
 def retry(client: redis.Redis, members: Collection[str] | None = None) -> int:
-    """Let *members* that have failed, or all that have, be tried anew; return how many there were.
+    """Retry *members* that have failed, or all that have; return how many there were.
 
-    One that a run is at just now is left to it.
+    An entry that a run has claimed is left to that run.
     """
-    chosen = [_encode(member) for member in (all_failed(client) if members is None else members)]
+    chosen = [raw(member) for member in (all_failed(client) if members is None else members)]
     keys = [DELETING, FAILED, ATTEMPTS, CLAIMS]
     return sum(call(client, "upload_retry", keys=keys, args=chosen[n : n + PAGE]) for n in range(0, len(chosen), PAGE))
 
 
 def _pages(client: redis.Redis, key: str) -> Iterator[list[tuple[bytes, float]]]:
     """Yield the members and scores of a sorted set, a thousand at a time."""
-    for start in count_from(0, PAGE):
+    for start in count(0, PAGE):
         page: Any = client.zrange(key, start, start + PAGE - 1, withscores=True)
         if not page:
             return

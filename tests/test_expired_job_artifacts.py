@@ -13,7 +13,6 @@ import psycopg2
 import pytest
 from structlog.testing import capture_logs
 
-from forgekeeper import shutdown
 from forgekeeper.connections import client
 from forgekeeper.database import database, now
 from forgekeeper.database.chunks import IN_ORDER, START
@@ -22,7 +21,6 @@ from forgekeeper.delivery.queues import depth
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.flags import FeatureFlag
 from forgekeeper.process.broker import broker
-from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.storage.outbox import DeletedObject
 from models import CLASSES, JobArtifact, ProjectStatistics
@@ -225,14 +223,6 @@ def without(table):
 # What is destroyed
 
 
-def test_with_nothing_to_do_nothing_is_done():
-    turn_on()
-
-    outcome = run()
-
-    assert outcome == BucketOutcome(0, 0, 0, "drained")
-
-
 @pytest.mark.parametrize(
     ("expire_at", "expired"),
     [(NOON - MICROSECOND, True), (NOON, False), (NOON + MICROSECOND, False), (None, False)],
@@ -262,14 +252,6 @@ def test_an_artifact_that_nobody_has_called_unlocked_is_never_destroyed():
     assert destroy().artifacts == 0
 
 
-def test_the_oldest_go_first():
-    young, old = artifact(expire_at=NOON - HOUR), artifact(expire_at=NOON - 2 * HOUR)
-
-    destroy(limit=1)
-
-    assert (young in ids(), old in ids()) == (True, False)
-
-
 @pytest.mark.parametrize("number", [1, BATCH_SIZE - 1, BATCH_SIZE, BATCH_SIZE + 1, 2 * BATCH_SIZE + 1])
 def test_a_child_drains_its_bucket_whatever_number_there_is(number):
     turn_on()
@@ -279,16 +261,6 @@ def test_a_child_drains_its_bucket_whatever_number_there_is(number):
 
     assert outcome == BucketOutcome(0, number, number * (number + 1) // 2, "drained")
     assert (ids(), len(outbox())) == (set(), number)
-
-
-def test_of_equally_old_ones_none_is_forgotten_between_two_batches():
-    turn_on()
-    due_artifacts(2 * BATCH_SIZE + 1)
-    database.execute_sql("update ci_job_artifacts set expire_at = now() - interval '1 day'")
-
-    run()
-
-    assert ids() == set()
 
 
 @pytest.mark.parametrize("modulus", [BUCKETS, MANY_BUCKETS])
@@ -321,36 +293,11 @@ def test_the_outbox_names_exactly_the_path_of_the_artifact(path):
     assert outbox() == [path]
 
 
-@pytest.mark.parametrize("path", ["a", "a/b", "/a", "/a/b", "a/", "a:b/c:d"])
-def test_an_object_in_the_outbox_is_found_by_its_path(path):
-    artifact(path=path)
-    destroy()
-
-    assert DeletedObject.named([path]) == {path}
-
-
-def test_of_many_paths_only_those_in_the_outbox_are_found():
-    for path in ("a/b", "c"):
-        artifact(path=path)
-    destroy()
-
-    assert DeletedObject.named(["x", "c", "a", "b", "a/c", "a/b"]) == {"c", "a/b"}
-
-
 def test_the_outbox_does_not_name_a_path_without_the_slash_it_began_with():
     artifact(path="/a")
     destroy()
 
     assert DeletedObject.named(["a"]) == set()
-
-
-def test_the_outbox_carries_the_project_and_the_store():
-    artifact(project=1, file_store=2)
-
-    destroy()
-
-    (row,) = DeletedObject.select()
-    assert (row.project_id, row.file_store, row.attempts) == (1, 2, 0)
 
 
 def test_an_object_is_due_after_the_grace():
@@ -359,15 +306,6 @@ def test_an_object_is_due_after_the_grace():
     destroy(grace=HOUR)
 
     assert [row.pick_up_at for row in DeletedObject.select()] == [NOON + HOUR]
-
-
-def test_two_artifacts_of_one_path_are_recorded_twice():
-    artifact(path="same")
-    artifact(path="same")
-
-    destroy()
-
-    assert outbox() == ["same", "same"]
 
 
 # Must not happen: statistics decremented twice, or not at all
@@ -385,39 +323,10 @@ def test_the_statistics_lose_exactly_the_bytes_that_are_gone():
     assert sum(outcome.bytes for outcome in outcomes) == bytes_before - bytes_after > 0
 
 
-def test_an_artifact_without_a_size_takes_nothing_off():
-    ProjectStatistics.create(project_id=1, build_artifacts_size=7)
-    artifact(size=None)
-
-    batch = destroy()
-
-    assert (batch.artifacts, batch.bytes, statistics()) == (1, 0, 7)
-
-
-def test_more_bytes_than_an_integer_holds_are_taken_off_to_the_byte():
-    ProjectStatistics.create(project_id=1, build_artifacts_size=2**40 + 1)
-    artifact(size=2**39)
-    artifact(size=2**39)
-
-    batch = destroy()
-
-    assert (batch.bytes, statistics()) == (2**40, 1)
-
-
 def test_a_project_without_statistics_keeps_no_artifact():
     artifact()
 
     assert destroy().artifacts == 1
-
-
-def test_a_batch_that_fails_takes_nothing_off():
-    ProjectStatistics.create(project_id=1, build_artifacts_size=100)
-    kept = artifact()
-
-    with on_deletion("raise exception 'spoilt'"), pytest.raises(pw.InternalError):
-        destroy()
-
-    assert (ids(), outbox(), statistics()) == ({kept}, [], 100)
 
 
 def test_a_batch_whose_objects_cannot_be_recorded_destroys_nothing():
@@ -514,49 +423,6 @@ def test_a_child_that_is_still_deleting_holds_up_no_other_child_of_its_projects(
     assert (ids(), statistics()) == (set(), 80)
 
 
-def test_ten_children_destroy_at_full_speed_what_is_not_locked(other, say):
-    turn_on(high_concurrency=True)
-    due_artifacts(3_000, step=1)
-    database.execute_sql(ADD_STATISTICS)
-    locked = count("project_id = 3")
-    other.execute(LOCK_STATISTICS, (3,))
-    began = time.monotonic()
-
-    outcomes = children(MANY_BUCKETS)
-
-    seconds = time.monotonic() - began
-    say(f"ten children destroyed {3_000 - locked:,} of 3,000 artifacts beside a locked project in {seconds:.1f} s")
-    assert {outcome.stopped for outcome in outcomes} == {"drained"}
-    assert (count("project_id <> 3"), count("project_id = 3"), rows(WRONG_STATISTICS)) == (0, locked, [])
-
-
-def test_what_was_locked_goes_in_the_next_run(other):
-    turn_on(high_concurrency=True)
-    due_artifacts(3_000, step=1)
-    database.execute_sql(ADD_STATISTICS)
-    other.execute(LOCK_STATISTICS, (3,))
-    children(MANY_BUCKETS)
-    other.connection.rollback()
-
-    children(MANY_BUCKETS)
-
-    assert (ids(), rows(WRONG_STATISTICS)) == (set(), [])
-
-
-def test_a_child_waits_once_for_a_locked_project_and_for_no_more_than_that(other):
-    turn_on()
-    due_artifacts(3_000, step=1)
-    database.execute_sql(ADD_STATISTICS)
-    other.execute("select 1 from project_statistics where project_id > 1 for update")
-    began = time.monotonic()
-
-    run()
-
-    # The lock timeout is a second; there are six projects that are locked, and two classes in a bucket.
-    assert time.monotonic() - began < 5
-    assert count("project_id = 1 and mod(project_id + job_id, 5) = 0") == 0
-
-
 def test_a_project_that_is_locked_for_a_moment_goes_in_the_same_run(other):
     turn_on()
     due_artifacts(3 * BATCH_SIZE)
@@ -574,20 +440,6 @@ def test_a_project_that_is_locked_for_a_moment_goes_in_the_same_run(other):
         outcome = running.result()
 
     assert (waited, outcome.destroyed, outcome.stopped) == (True, 3 * BATCH_SIZE, "drained")
-
-
-def test_what_is_locked_does_not_use_up_the_loops(other):
-    turn_on()
-    due_artifacts(10 * BATCH_SIZE)
-    database.execute_sql("update ci_job_artifacts set project_id = 1, job_id = 9 where id <= %s", (9 * BATCH_SIZE,))
-    database.execute_sql("update ci_job_artifacts set project_id = 2, job_id = 8 where id > %s", (9 * BATCH_SIZE,))
-    database.execute_sql(ADD_STATISTICS)
-    other.execute(LOCK_STATISTICS, (1,))
-    safe_points = []
-
-    outcome = run(safe_point=lambda: safe_points.append(1))
-
-    assert (outcome.destroyed, len(safe_points)) == (BATCH_SIZE, 2)
 
 
 # Must not happen: an artifact that its user has just decided to keep is destroyed
@@ -617,20 +469,6 @@ def test_an_artifact_that_was_kept_survives(other, change):
         run()
 
     assert ids() == {2}
-
-
-def test_an_artifact_that_was_not_kept_after_all_is_destroyed_by_the_next_child(other):
-    turn_on()
-    due_artifacts(3)
-    other.execute("update ci_job_artifacts set expire_at = null where id = 2")
-    for _ in range(BUCKETS):
-        run()
-    other.connection.rollback()
-
-    for _ in range(BUCKETS):
-        run()
-
-    assert ids() == set()
 
 
 def test_artifacts_kept_in_thousands_of_interleavings_all_survive(urls):
@@ -680,17 +518,6 @@ def test_artifacts_kept_in_thousands_of_interleavings_all_survive(urls):
 # Must not happen: the same hundred rows are fetched again and again
 
 
-def test_rows_that_stay_are_fetched_once_by_a_child():
-    turn_on()
-    due_artifacts(3 * BATCH_SIZE)
-    safe_points = []
-
-    with on_deletion("return null"):
-        outcome = run(safe_point=lambda: safe_points.append(1))
-
-    assert (outcome, len(safe_points)) == (BucketOutcome(0, 0, 0, "drained"), 3)
-
-
 def test_a_batch_begins_behind_the_one_before():
     artifact(path="first", expire_at=NOON - 2 * HOUR)
     artifact(path="second", expire_at=NOON - HOUR)
@@ -699,16 +526,6 @@ def test_a_batch_begins_behind_the_one_before():
     second = destroy(after=first.reached, limit=1)
 
     assert (outbox(), second.reached > first.reached) == (["first", "second"], True)
-
-
-def test_a_child_goes_on_behind_locked_rows(other):
-    turn_on()
-    due_artifacts(2 * BATCH_SIZE + 50)
-    other.execute("select 1 from ci_job_artifacts where id <= %s for update", (BATCH_SIZE + 50,))
-
-    outcome = run()
-
-    assert (outcome.destroyed, outcome.stopped, ids()) == (BATCH_SIZE, "drained", set(range(1, BATCH_SIZE + 51)))
 
 
 # Must not happen: batches that slow down with what there is to do
@@ -766,18 +583,6 @@ def test_a_child_ends_at_its_deadline_and_frees_its_bucket():
     assert (outcome.destroyed, outcome.stopped, all_free()) == (BATCH_SIZE, "deadline", True)
 
 
-def test_a_child_that_is_asked_to_stop_ends_after_its_batch():
-    turn_on()
-    due_artifacts(BATCH_SIZE + 1)
-    shutdown.requested.set()
-    try:
-        outcome = run()
-    finally:
-        shutdown.requested.clear()
-
-    assert (outcome.destroyed, outcome.stopped, all_free()) == (BATCH_SIZE, "deadline", True)
-
-
 def test_a_child_ends_at_its_loop_limit_and_frees_its_bucket():
     turn_on()
     due_artifacts(LOOP_LIMIT * BATCH_SIZE + 1)
@@ -802,15 +607,6 @@ def test_a_child_whose_bucket_was_scaled_away_ends_at_its_next_safe_point():
     assert {held.token for held in buckets.held(client)} == {bucket.token for bucket in others}
 
 
-def test_a_child_whose_bucket_was_flushed_away_ends_at_its_next_safe_point():
-    turn_on()
-    due_artifacts(2 * BATCH_SIZE)
-
-    outcome = run(safe_point=client.flushdb)
-
-    assert (outcome.destroyed, outcome.stopped) == (BATCH_SIZE, "bucket_lost")
-
-
 def test_a_late_child_does_not_free_the_bucket_of_the_next_owner():
     turn_on()
     due_artifacts(2 * BATCH_SIZE)
@@ -826,19 +622,6 @@ def test_a_late_child_does_not_free_the_bucket_of_the_next_owner():
     assert {held.token for held in buckets.held(client)} == {heir.token for heir in heirs}
 
 
-def test_an_error_of_the_server_in_the_middle_rises_and_frees_the_bucket():
-    turn_on()
-    due_artifacts(2 * BATCH_SIZE)
-
-    with (
-        on_deletion(f"if old.id = {BATCH_SIZE + 50} then raise disk_full; end if"),
-        pytest.raises(pw.OperationalError),
-    ):
-        run()
-
-    assert (all_free(), len(ids()), len(outbox())) == (True, BATCH_SIZE, BATCH_SIZE)
-
-
 def test_a_child_that_crashes_frees_its_bucket():
     turn_on()
     due_artifacts(2 * BATCH_SIZE)
@@ -847,18 +630,6 @@ def test_a_child_that_crashes_frees_its_bucket():
         run(safe_point=crash)
 
     assert all_free()
-
-
-def test_a_database_that_goes_down_ends_the_child_and_frees_its_bucket(other):
-    turn_on()
-    due_artifacts(2 * BATCH_SIZE)
-    server = database.connection().info.backend_pid
-
-    with pytest.raises(pw.OperationalError):
-        run(safe_point=lambda: other.execute("select pg_terminate_backend(%s, 10000)", (server,)))
-
-    other.execute("select count(*) from ci_job_artifacts")
-    assert (other.fetchone(), all_free()) == ((BATCH_SIZE,), True)
 
 
 def test_the_children_after_a_crash_end_as_if_there_had_been_none():
@@ -884,17 +655,6 @@ def test_a_child_that_finds_the_flag_off_touches_nothing():
     outcome = run()
 
     assert (outcome, len(ids()), all_free()) == (BucketOutcome(), 3, True)
-
-
-def test_a_child_that_cannot_read_the_flag_says_so_and_touches_nothing():
-    turn_on()
-    due_artifacts(3)
-
-    with without("feature_flags"), capture_logs() as lines, pytest.raises(Blocked, match="cannot be read"):
-        run()
-
-    assert (len(ids()), all_free()) == (3, True)
-    assert [(line["event"], line["log_level"]) for line in lines] == [("feature flag unreadable", "error")]
 
 
 # The parent
@@ -931,16 +691,6 @@ def test_the_parent_starts_a_child_for_each_free_bucket(parent):
         "children_enqueued": 7,
     }
     assert depth(client, broker.namespace, "artifacts")["ready"] == 7
-
-
-def test_the_parent_frees_a_bucket_whose_owner_is_silent(parent):
-    turn_on()
-    bucket = buckets.claim(client, BUCKETS)
-    client.zadd(buckets.OCCUPIED, {str(bucket.number): time.time() - 601})
-
-    row = parent()
-
-    assert (row.result["stale_count"], row.result["children_enqueued"]) == (1, 5)
 
 
 def test_the_parent_sends_no_child_that_is_on_its_way_already(parent):

@@ -5,7 +5,6 @@ import random
 import sys
 import threading
 import time
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
@@ -15,7 +14,6 @@ import psycopg2
 import pytest
 from structlog.testing import capture_logs
 
-from forgekeeper import shutdown
 from forgekeeper.boot import load
 from forgekeeper.database import database
 from forgekeeper.embedded.waiting import wait_until
@@ -25,7 +23,6 @@ from tests.harness.changing import ENTITIES, IMPORTS, cleanup_stale
 from tests.harness.clocks import Clock, Crash, crash
 from tests.harness.performing import perform
 from tests.harness.thorough import examples
-from workers import stale_imports as document
 from workers.stale_imports import MAX_RUNTIME, PAGE_SIZE, Outcome, stale_imports
 
 NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
@@ -161,10 +158,6 @@ def spoilt(table, record, act="raise exception 'spoilt'", *, last=None, at_commi
 # What is timed out
 
 
-def test_with_nothing_to_do_nothing_is_done():
-    assert run() == Outcome(imports=0, entities=0, trackers=0, skipped=0, failed=0, stopped="drained")
-
-
 around_a_day = pytest.mark.parametrize(
     ("idle", "stale"),
     [(DAY + MICROSECOND, True), (DAY, False), (DAY - MICROSECOND, False)],
@@ -219,14 +212,6 @@ def test_only_a_created_started_or_enqueued_tracker_is_timed_out(status):
     assert tracker_statuses(record) == [expected]
 
 
-def test_of_each_entity_it_is_said_how_many_trackers_went_with_it():
-    numbers = [entity(trackers=[TrackerStatus.STARTED] * count) for count in (3, 0, 1)]
-
-    timed_out = cleanup_stale(ENTITIES, datetime.now(UTC), numbers)
-
-    assert {row[0]: row[-1] for row in timed_out} == dict(zip(numbers, (3, 0, 1), strict=True))
-
-
 def test_the_trackers_of_other_entities_stay_as_they_are():
     entity(trackers=[TrackerStatus.STARTED])
     finished = entity(status=ImportStatus.FINISHED, trackers=[TrackerStatus.STARTED])
@@ -264,55 +249,6 @@ def test_an_import_that_is_timed_out_has_the_failures_of_its_entities(status):
     assert has_failures == {failing: True, another: False, failed_before: True, fresh: False}
 
 
-def test_what_is_timed_out_is_touched():
-    record = bulk_import()
-    before = datetime.now(UTC)
-
-    run()
-
-    assert BulkImport.get_by_id(record).updated_at >= before
-
-
-@both_kinds
-def test_the_oldest_come_first(kind, table, seed, monkeypatch):
-    monkeypatch.setattr(document, "PAGE_SIZE", 2)
-    records = {hours: make(kind, updated_at=ago(hours=hours)) for hours in (30, 50, 40, 60)}
-
-    run(clock=Clock(step=MAX_RUNTIME.total_seconds()))
-
-    assert {row.id for row in kind.model.select() if row.status == ImportStatus.TIMEOUT} == {records[60], records[50]}
-
-
-@both_kinds
-@pytest.mark.parametrize("count", [PAGE_SIZE - 1, PAGE_SIZE, PAGE_SIZE + 1, 2 * PAGE_SIZE + 1])
-def test_a_run_takes_as_many_pages_as_it_needs(kind, table, seed, count):
-    add_stale(seed, count)
-
-    outcome = run()
-
-    assert (outcome.imports + outcome.entities, by_status(table)) == (count, {ImportStatus.TIMEOUT: count})
-
-
-@both_kinds
-def test_of_equally_old_ones_none_is_forgotten_between_two_pages(kind, table, seed):
-    add_stale(seed, 2 * PAGE_SIZE + 1)
-    database.execute_sql(f"update {table} set updated_at = now() - interval '2 days'")
-
-    run()
-
-    assert by_status(table) == {ImportStatus.TIMEOUT: 2 * PAGE_SIZE + 1}
-
-
-def test_a_run_that_is_done_twice_ends_as_if_done_once():
-    bulk_import()
-    entity(trackers=[TrackerStatus.STARTED])
-    run()
-
-    outcome = run()
-
-    assert outcome == Outcome()
-
-
 # How it ends
 
 
@@ -322,45 +258,6 @@ def test_a_run_ends_at_its_deadline_after_a_full_page():
     outcome = run(clock=Clock(step=MAX_RUNTIME.total_seconds()))
 
     assert outcome == Outcome(imports=PAGE_SIZE, stopped="deadline")
-
-
-def test_a_deadline_between_imports_and_entities_leaves_the_entities_to_the_next_run():
-    bulk_import()
-    entity()
-    first = run(clock=Clock(step=MAX_RUNTIME.total_seconds()))
-
-    second = run()
-
-    assert (first, second) == (Outcome(imports=1, stopped="deadline"), Outcome(entities=1))
-
-
-def test_a_run_goes_on_until_its_deadline():
-    add_stale(ADD_IMPORTS, 4 * PAGE_SIZE)
-
-    outcome = run(clock=Clock(step=MAX_RUNTIME.total_seconds() / 3))
-
-    assert outcome == Outcome(imports=3 * PAGE_SIZE, stopped="deadline")
-
-
-def test_a_run_that_is_asked_to_stop_ends_after_its_page():
-    add_stale(ADD_IMPORTS, 2 * PAGE_SIZE)
-    add_stale(ADD_ENTITIES, PAGE_SIZE)
-    shutdown.requested.set()
-    try:
-        outcome = run()
-    finally:
-        shutdown.requested.clear()
-
-    assert outcome == Outcome(imports=PAGE_SIZE, stopped="deadline")
-
-
-def test_a_run_that_crashes_has_timed_out_whole_pages():
-    add_stale(ADD_IMPORTS, 2 * PAGE_SIZE)
-
-    with pytest.raises(Crash):
-        run(safe_point=crash)
-
-    assert Counter(by_status("bulk_imports"))[ImportStatus.TIMEOUT] == PAGE_SIZE
 
 
 def test_a_run_after_a_crash_ends_as_if_there_had_been_none():
@@ -409,20 +306,6 @@ def test_a_database_that_goes_down_between_two_pages_ends_the_run_with_an_operat
     assert other.fetchone() == (PAGE_SIZE,)
 
 
-@both_kinds
-def test_a_connection_that_breaks_at_a_record_ends_the_run_with_an_operational_error(kind, table, seed, other):
-    add_stale(seed, 3)
-
-    with (
-        spoilt(table, 2, "perform pg_terminate_backend(pg_backend_pid())"),
-        pytest.raises(pw.OperationalError),
-    ):
-        run()
-
-    other.execute(f"select count(*) from {table} where status = 3")
-    assert other.fetchone() == (0,)
-
-
 # Must not happen: an import that finishes between SELECT and UPDATE is timed out
 
 
@@ -436,18 +319,6 @@ def test_a_record_that_finished_after_it_was_found_is_left_alone(kind, table, se
     timed_out = cleanup_stale(kind, instant, [1, 2, 3])
 
     assert (len(timed_out), status_of(kind.model, 2)) == (2, ImportStatus.FINISHED)
-
-
-@both_kinds
-def test_a_record_that_was_touched_after_it_was_found_is_left_alone(kind, table, seed, other):
-    add_stale(seed, 3)
-    instant = datetime.now(UTC)
-    other.execute(f"update {table} set updated_at = now() where id = 1")
-    other.connection.commit()
-
-    timed_out = cleanup_stale(kind, instant, [1, 2, 3])
-
-    assert (len(timed_out), status_of(kind.model, 1)) == (2, ImportStatus.STARTED)
 
 
 @both_kinds
@@ -476,29 +347,6 @@ def test_a_record_that_is_being_finished_is_skipped(kind, table, seed, other):
     outcome = run()
 
     assert (outcome.imports + outcome.entities, outcome.skipped, outcome.failed) == (2, 1, 0)
-
-
-@both_kinds
-def test_a_run_goes_on_behind_locked_records(kind, table, seed, other):
-    add_stale(seed, 250)
-    other.execute(f"select 1 from {table} where id <= 150 for update")
-
-    outcome = run()
-
-    assert (outcome.imports + outcome.entities, outcome.skipped, outcome.stopped) == (100, 150, "drained")
-
-
-@both_kinds
-def test_records_that_were_locked_are_timed_out_by_the_next_run(kind, table, seed, other):
-    add_stale(seed, 250)
-    other.execute(f"select 1 from {table} where id <= 150 for update")
-    run()
-    other.connection.rollback()
-
-    outcome = run()
-
-    assert outcome.imports + outcome.entities == 150
-    assert by_status(table) == {ImportStatus.TIMEOUT: 250}
 
 
 @both_kinds
@@ -563,37 +411,6 @@ def test_a_record_that_raises_keeps_no_other(kind, table, seed):
     )
 
 
-@both_kinds
-def test_a_record_that_raises_is_logged_with_its_id(kind, table, seed):
-    add_stale(seed, 5)
-
-    with spoilt(table, 3), capture_logs() as lines:
-        run()
-
-    (line,) = [line for line in lines if line["event"] == "record failed"]
-    assert (line["log_level"], line["record"], line["id"]) == ("error", kind.record, 3)
-
-
-@both_kinds
-def test_a_record_that_raised_is_timed_out_once_it_can_be(kind, table, seed):
-    add_stale(seed, 5)
-    with spoilt(table, 3):
-        run()
-
-    outcome = run()
-
-    assert (outcome.imports + outcome.entities, by_status(table)) == (1, {ImportStatus.TIMEOUT: 5})
-
-
-def test_a_whole_page_that_raises_keeps_no_later_one():
-    add_stale(ADD_IMPORTS, PAGE_SIZE + 10)
-
-    with spoilt("bulk_imports", 1, last=PAGE_SIZE), capture_logs():
-        outcome = run()
-
-    assert outcome == Outcome(imports=10, failed=PAGE_SIZE)
-
-
 # Must not happen: half an entity
 
 
@@ -617,15 +434,6 @@ def test_an_entity_with_a_tracker_that_raises_stays_whole_and_keeps_no_other():
     assert outcome == Outcome(entities=1, trackers=3, failed=1)
     assert (status_of(BulkImportEntity, bad), tracker_statuses(bad)) == (ImportStatus.STARTED, [3, 3, 3])
     assert (status_of(BulkImportEntity, good), tracker_statuses(good)) == (ImportStatus.TIMEOUT, [4, 4, 4])
-
-
-def test_an_entity_that_raises_leaves_its_trackers_as_they_are():
-    bad = entity(trackers=[TrackerStatus.CREATED] * 3)
-
-    with spoilt("bulk_import_entities", bad, at_commit=True):
-        outcome = run()
-
-    assert (outcome, tracker_statuses(bad)) == (Outcome(failed=1), [0, 0, 0])
 
 
 def test_the_trackers_of_an_entity_that_is_being_finished_stay_as_they_are(other):
@@ -681,41 +489,6 @@ def test_a_stale_entity_is_said_once_at_error_level_with_its_source_and_destinat
             "destination_namespace": "elsewhere",
         }
     ]
-
-
-def test_every_record_is_said_once():
-    add_stale(ADD_IMPORTS, PAGE_SIZE + 1)
-    add_stale(ADD_ENTITIES, PAGE_SIZE + 1)
-    add_stale(ADD_TRACKERS, PAGE_SIZE + 1, each=3)
-
-    with capture_logs() as lines:
-        run()
-
-    said = Counter((line["event"], line.get("bulk_import_entity_id", line["bulk_import_id"])) for line in lines)
-    records = range(1, PAGE_SIZE + 2)
-    assert said == {(event, id_): 1 for event in ("BulkImport stale", "BulkImports::Entity stale") for id_ in records}
-
-
-@both_kinds
-def test_a_record_whose_commit_failed_is_not_called_stale(kind, table, seed):
-    add_stale(seed, 3)
-
-    with spoilt(table, 2, at_commit=True), capture_logs() as lines:
-        outcome = run()
-
-    assert (outcome.imports + outcome.entities, outcome.failed) == (2, 1)
-    assert len(stale_lines(lines)) == 2
-
-
-@both_kinds
-def test_a_skipped_record_is_not_called_stale(kind, table, seed, other):
-    add_stale(seed, 1)
-    other.execute(f"select 1 from {table} for update")
-
-    with capture_logs() as lines:
-        run()
-
-    assert lines == []
 
 
 # How long it takes

@@ -124,10 +124,6 @@ def time_passes(duration):
         client.zadd(uploads.DELETING, {member: score - duration.total_seconds()})
 
 
-def said(lines, sentence):
-    return [line for line in lines if line["event"] == sentence]
-
-
 def members(key):
     return {member.decode(errors="surrogateescape") for member in client.zrange(key, 0, -1)}
 
@@ -655,17 +651,3 @@ def test_twenty_thousand_stale_among_two_hundred_thousand_take_twenty_requests(s
     assert outcome == Outcome(10 * count, count, False, 0)
     assert (s3.proxy.counts["bulk"], s3.proxy.counts["single"]) == (count // 1_000, 0)
     assert (s3.keys(), client.zcard(uploads.PENDING)) == ({"fresh/000000"}, 9 * count)
-
-
-def test_locations_that_no_store_is_configured_for_are_one_line_of_a_run(store):
-    begin(store, "a")
-    for location in ("gone", "away"):
-        register(*map(str, range(CHUNK)), location=location)
-
-    with capture_logs() as lines:
-        outcome = run(artifacts=store.url)
-
-    (line,) = said(lines, "no store is configured")
-    assert (sorted(line["locations"]), line["entries"]) == (["away", "gone"], 2 * CHUNK)
-    assert line["first"].partition(":")[0] in {"away", "gone"}
-    assert (len(lines), outcome.failed_entries, store.keys()) == (1, 2 * CHUNK, set())

@@ -11,7 +11,6 @@ after.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -54,10 +53,6 @@ SEARCHED = 1_000
 """How many pending uploads are searched for some at a location; its share may be small."""
 
 RECORD = "stale_upload"
-NAMED = 10
-"""How many locations that are not configured the line about them names."""
-OTHERS = "others"
-
 log = structlog.get_logger(__name__)
 
 
@@ -120,9 +115,6 @@ class StaleUploads(Items[Entry]):
 
     def __init__(self) -> None:
         self._unavailable: dict[str, str] = {}
-        self._unknown: Counter[str] = Counter()
-        self._example = ""
-        self._given_up = 0
 
     def begin(self) -> dict[str, Any]:
         """Correct the register after a wrong clock, and count what it has."""
@@ -134,15 +126,7 @@ class StaleUploads(Items[Entry]):
         return {"total_pending_entries": register.unsettled(client)}
 
     def end(self, ended: Ended) -> dict[str, Any]:
-        """Name what could not be reached."""
-        if self._unknown:
-            log.error(
-                "no store is configured",
-                locations=list(self._unknown),
-                entries=self._unknown.total(),
-                given_up=self._given_up,
-                first=self._example,
-            )
+        """Return whether the time was up."""
         return {"execution_timeout": ended.timed_out}
 
     def failure(self) -> StoreUnavailable | None:
@@ -246,10 +230,15 @@ class StaleUploads(Items[Entry]):
         failed = self._reject(of("malformed"), "upload entries malformed")
         failed += self._reject(of("outside"), "uploads rejected", reason=OUTSIDE)
         unknown, refused = of("no_store"), of("failed")
+        if unknown:
+            first = unknown[0]
+            log.error("no store is configured", location=first.location, entries=len(unknown), first=first.member)
         for entry in unknown:
-            self._given_up += register.fail(client, self._claim, entry, backoff=BACKOFF)
-        self._note_unknown(unknown)
-        self._fail({entry: states[entry].reason for entry in refused})
+            register.fail(client, self._claim, entry, backoff=BACKOFF)
+        for entry in refused:
+            last = register.fail(client, self._claim, entry, backoff=BACKOFF)
+            why = {"location": entry.location, "path": entry.path, "reason": states[entry].reason}
+            log.warning("upload not deleted", **why, given_up=last)
         gone = register.forget(client, self._claim, of("deleted", "missing"))
         return {"total_deleted_stale_entries": gone, "failed_entries": failed + len(unknown) + len(refused)}
 
@@ -258,18 +247,6 @@ class StaleUploads(Items[Entry]):
             return 0
         log.error(event, **why, entries=len(entries), first=min(entry.member for entry in entries))
         return register.reject(client, self._claim, entries)
-
-    def _note_unknown(self, entries: list[Entry]) -> None:
-        if entries:
-            location = entries[0].location
-            self._example = self._example or entries[0].member
-            known = len(self._unknown) < NAMED or location in self._unknown
-            self._unknown[location if known else OTHERS] += len(entries)
-
-    def _fail(self, reasons: dict[Entry, str | None]) -> None:
-        for entry, reason in reasons.items():
-            last = register.fail(client, self._claim, entry, backoff=BACKOFF)
-            log.warning("upload not deleted", location=entry.location, path=entry.path, reason=reason, given_up=last)
 
     def put_back(self, items: Sequence[Entry]) -> None:
         """Give entries back untried."""

@@ -8,7 +8,6 @@ import pytest
 
 from forgekeeper.connections import client
 from forgekeeper.database import now
-from forgekeeper.runs.ledger import JobRun
 from forgekeeper.storage import sentinel, stores
 from forgekeeper.storage.outbox import MAX_ATTEMPTS, DeletedObject
 from forgekeeper.storage.settled import SettledUpload
@@ -116,47 +115,6 @@ def members(key):
 # Without a store
 
 
-def test_without_an_object_store_a_run_of_stale_uploads_is_blocked(forgekeeper):
-    result = forgekeeper("run", "stale_direct_uploads", "--json")
-
-    nothing = {
-        "total_pending_entries": 0,
-        "total_deleted_stale_entries": 0,
-        "execution_timeout": False,
-        "failed_entries": 0,
-    }
-    assert (result.status, result.json.items() >= nothing.items()) == (3, True)
-    assert (result.json["skipped"], "FORGEKEEPER_OBJECT_STORES" in result.json["blocked"]) == ("no_store", True)
-
-
-def test_without_an_object_store_a_run_of_delete_objects_is_blocked(main):
-    record("a")
-
-    result = main("run", "delete_objects", "--json")
-
-    counts = {"deleted": 0, "missing": 0, "failed": 0, "remaining": 1, "stopped": "no_store"}
-    assert (result.status, result.json.items() >= counts.items()) == (3, True)
-    assert (result.json["skipped"], "FORGEKEEPER_OBJECT_STORES" in result.json["blocked"]) == ("no_store", True)
-
-
-@pytest.mark.parametrize("batch", ["stale_direct_uploads", "delete_objects"])
-def test_a_run_whose_store_is_away_fails_and_keeps_what_it_did(main, tmp_path, root, batch):
-    put(root, "a")
-    register("artifacts:a", "lfs:b")
-    record("b")
-    away = {"artifacts": f"file://{tmp_path}/not/there", "lfs": f"file://{root}"}
-
-    result = main("run", batch, "--json", OBJECT_STORES=json.dumps(away))
-
-    row = JobRun.of(batch).first()
-    assert (result.status, result.sentences[-1].count("StoreUnavailable: artifacts")) == (1, 1)
-    assert (row.state, row.error.partition(":")[0]) == ("failed", "StoreUnavailable")
-    if batch == "stale_direct_uploads":
-        assert (row.result["total_pending_entries"], row.result["total_deleted_stale_entries"]) == (2, 1)
-    else:
-        assert (row.result["remaining"], row.result["stopped"]) == (1, "store_unavailable")
-
-
 # Buckets
 
 
@@ -218,14 +176,6 @@ def test_unless_it_is_told_to_reconcile_registers_nothing(reconcile, root, optio
     assert adoption.registered(client, "artifacts", ["a"]) == set()
 
 
-def test_only_objects_under_the_prefix_are_looked_at(reconcile, root):
-    put(root, "@final/a", "@finally/b", "c")
-
-    answer = reconcile("--json", prefix="@final").json
-
-    assert (answer["examined"], answer["orphans"]) == (1, ["@final/a"])
-
-
 def test_objects_younger_than_a_day_are_left_alone(orphans, root):
     put(root, "young", age=DAY - timedelta(minutes=1))
     put(root, "old", age=DAY + timedelta(minutes=1))
@@ -251,21 +201,6 @@ def test_an_object_in_the_outbox_is_left_alone(orphans, root, path):
 def test_an_object_whose_upload_is_pending_is_left_alone(orphans, root):
     put(root, "a")
     register("artifacts:a")
-
-    assert orphans() == []
-
-
-def test_an_object_whose_upload_is_being_deleted_is_left_alone(orphans, root):
-    put(root, "a")
-    register("artifacts:a")
-    uploads.claim(client, stale_after=timedelta(hours=3), visibility=timedelta(minutes=5), limit=100)
-
-    assert orphans() == []
-
-
-def test_an_object_whose_upload_was_given_up_is_left_alone(orphans, root):
-    put(root, "a")
-    give_up("artifacts:a")
 
     assert orphans() == []
 
@@ -311,16 +246,6 @@ def test_whoever_repeats_the_number_of_objects_may_register_them(reconcile, root
     assert reconcile("--yes", "--expect", "3", "--json").json["registered"] == 3
 
 
-@pytest.mark.parametrize("expected", [2, 4])
-def test_another_number_than_is_found_is_refused(reconcile, root, expected):
-    stock(root, *"abc")
-
-    result = reconcile("--yes", "--expect", f"{expected}")
-
-    assert (result.status, client.zcard(uploads.PENDING)) == (1, 0)
-    assert result.complaint == f"{expected} objects were expected and 3 are named by nothing"
-
-
 def test_what_is_registered_waits_a_day(main, reconcile, root, object_stores):
     stock(root, "orphan")
     reconcile("--yes")
@@ -332,31 +257,6 @@ def test_what_is_registered_waits_a_day(main, reconcile, root, object_stores):
 
     assert (early["total_deleted_stale_entries"], late["total_deleted_stale_entries"]) == (0, 1)
     assert "orphan" not in objects_in(root)
-    assert client.keys("{pending_direct_uploads}:*") == []
-
-
-def spoil(what, root):
-    """Let something answer for the registered object "orphan" meanwhile."""
-    match what:
-        case "an artifact":
-            own("orphan")
-        case "the outbox":
-            record("orphan")
-            DeletedObject.update(pick_up_at=now() + DAY).execute()
-        case "another object":
-            put(root, "orphan", age=timedelta())
-
-
-@pytest.mark.parametrize("what", ["an artifact", "the outbox", "another object"])
-def test_what_something_answers_for_when_its_day_has_passed_is_kept(main, reconcile, root, object_stores, what):
-    stock(root, "orphan")
-    reconcile("--yes")
-    spoil(what, root)
-    time_passes(DAY + timedelta(minutes=1))
-
-    result = main("run", "stale_direct_uploads", "--json", **object_stores).json
-
-    assert ("orphan" in objects_in(root), result["total_deleted_stale_entries"]) == (True, 0)
     assert client.keys("{pending_direct_uploads}:*") == []
 
 
@@ -414,24 +314,6 @@ def test_what_is_being_deleted_just_now_is_not_taken_back(main, reconcile, root)
 
 
 # Stores that are odd
-
-
-def test_a_name_that_the_store_cannot_list_ends_reconcile_with_a_sentence(reconcile, root):
-    put(root, "line\nbreak", "good")
-
-    result = reconcile()
-
-    assert (result.status, uploads.count(client)) == (1, 0)
-    assert "invalid path" in result.complaint
-
-
-def test_reconcile_at_a_store_that_is_away_fails_with_a_sentence(main, tmp_path):
-    away = json.dumps({"artifacts": f"file://{tmp_path}/not/there"})
-
-    result = main("uploads", "reconcile", "artifacts", "--prefix", "", OBJECT_STORES=away)
-
-    assert result.status == 1
-    assert result.complaint.endswith("`forgekeeper check` looks for the cause")
 
 
 # Objects that were given up

@@ -60,21 +60,6 @@ def test_a_ref_that_is_gone_is_gone(repository):
     }
 
 
-@pytest.mark.parametrize("store", ["loose", "packed"])
-def test_a_ref_that_cannot_exist_beside_another_is_gone(repository, store):
-    getattr(repository, store)("refs/mr/1", "refs/mr/2/head", "refs/mr/3")
-
-    states = repository.states("refs/mr/1/head", "refs/mr/2", Doomed("refs/mr/2/head/x", repository.one), "refs/mr/3")
-
-    assert states == {
-        "refs/mr/1/head": "gone",
-        "refs/mr/2": "gone",
-        "refs/mr/2/head/x": "gone",
-        "refs/mr/3": "deleted",
-    }
-    assert set(repository.refs()) == {"refs/heads/main", "refs/mr/1", "refs/mr/2/head"}
-
-
 STRAYS = {"a ref": None, "a link to another ref": "ref: refs/heads/main", "no oid": "junk", "nothing": ""}
 
 
@@ -128,14 +113,6 @@ def test_many_refs_are_seen_as_git_sees_them_whatever_their_files_say(root, oids
     assert {b"refs/a/broken", b"refs/a/null"} < by_git.broken
 
 
-@pytest.mark.parametrize("name", ["refs/heads/refs/x", "refs/tags/refs/x", "refs/refs/x"])
-def test_a_ref_is_not_taken_for_one_whose_name_ends_like_it(repository, name):
-    repository.loose(name)
-
-    assert repository.states("refs/x") == {"refs/x": "gone"}
-    assert name in repository.refs()
-
-
 def test_a_ref_that_has_moved_stays(repository):
     repository.loose("refs/a", "refs/b", value=repository.two)
 
@@ -162,12 +139,6 @@ def test_a_repository_of_longer_oids_is_the_same(root):
     assert len(repository.one) == 64
     assert states == {"refs/a": "deleted", "refs/b": "moved", "refs/c": "moved"}
     assert set(repository.refs()) == {"refs/heads/main", "refs/b", "refs/c"}
-
-
-def test_without_an_expectation_a_ref_goes_whatever_it_is(repository):
-    repository.loose("refs/no/object", value=ELSEWHERE)
-
-    assert repository.states("refs/no/object") == {"refs/no/object": "deleted"}
 
 
 @pytest.mark.parametrize("at_once", [1, 4])
@@ -232,19 +203,6 @@ def test_a_symbolic_ref_that_leads_nowhere_goes_and_is_never_what_anybody_expect
     assert set(repository.refs()) == {"refs/heads/main", "refs/sym/2", "refs/broken"}
 
 
-def test_broken_refs_keep_no_other(repository):
-    broken = [f"refs/broken/{number}" for number in range(100)]
-    repository.loose(*broken[:50], value="")
-    repository.loose(*broken[50:], value="junk")
-    repository.loose("refs/a", "refs/z")
-
-    states = repository.states("refs/a", *broken, Doomed(broken[0], repository.one), "refs/z")
-
-    assert (states.pop("refs/a"), states.pop("refs/z")) == ("deleted", "deleted")
-    assert set(states.values()) == {"locked"}
-    assert set(repository.refs()) == {"refs/heads/main", *broken}
-
-
 def test_a_ref_that_cannot_be_looked_at_is_not_believed_to_be_gone(repository, tmp_path, monkeypatch):
     repository.loose("refs/a")
     loop = f"ln -s loop {repository.path}/refs/loop"  # once the repository has been found to lead nowhere
@@ -289,46 +247,6 @@ def test_the_default_branch_stays(repository, exists):
         Doomed("refs/heads/other"): DELETED,
     }
     assert set(repository.refs()) == {"refs/heads/main"}
-
-
-def test_a_default_branch_behind_another_name_stays_under_both(repository):
-    repository.git("symbolic-ref", "refs/heads/alias", "refs/heads/main")
-    repository.git("symbolic-ref", "HEAD", "refs/heads/alias")
-
-    assert set(repository.states("refs/heads/alias", "refs/heads/main").values()) == {"rejected"}
-
-
-def test_under_a_detached_head_every_branch_may_go(repository):
-    repository.git("update-ref", "--no-deref", "HEAD", repository.two)
-
-    assert repository.states("refs/heads/main") == {"refs/heads/main": "deleted"}
-    assert repository.git("rev-parse", "HEAD") == repository.two
-
-
-def test_names_that_git_must_not_see_are_rejected_and_keep_no_other(repository):
-    repository.loose("refs/a", "refs/z")
-    (repository.path / "FETCH_HEAD").write_text(repository.one)
-    bad = {
-        "HEAD": "not_under_refs",
-        "FETCH_HEAD": "not_under_refs",
-        "main": "not_under_refs",
-        "": "not_under_refs",
-        "refs/heads/x\0refs/heads/main": "invalid_name",
-        "refs/heads/x\ncreate refs/heads/evil HEAD": "invalid_name",
-        "refs/../HEAD": "invalid_name",
-        "refs/heads/\udcff": "invalid_name",
-        "refs/".ljust(1_025, "x"): "too_long",
-    }
-
-    outcomes = repository.delete("refs/a", *bad, "refs/z")
-
-    assert {name: outcomes[Doomed(name)] for name in bad} == {
-        name: Outcome("rejected", reason) for name, reason in bad.items()
-    }
-    assert outcomes[Doomed("refs/a")] == outcomes[Doomed("refs/z")] == DELETED
-    assert repository.refs() == {"refs/heads/main": repository.one}
-    assert (repository.path / "HEAD").exists()
-    assert (repository.path / "FETCH_HEAD").exists()
 
 
 @pytest.mark.parametrize("hook", ["hooks", "elsewhere"])

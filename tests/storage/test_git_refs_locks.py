@@ -255,23 +255,6 @@ def test_real_git_that_is_ended_while_it_waits_leaves_no_locks(repository, tmp_p
     assert repository.locks() == []
 
 
-def test_a_git_that_refuses_everything_is_not_asked_for_ever(repository, tmp_path, monkeypatch):
-    repository.packed(*[f"refs/{number}" for number in range(1_000)])
-    stand_in(
-        tmp_path / "bin",
-        monkeypatch,
-        f"""
-        case "$*" in *update-ref*) echo x >> {tmp_path}/asked; echo fatal: no >&2; exit 128; esac
-        exec $GIT "$@"
-        """,
-    )
-
-    with pytest.raises(RepositoryFailed, match="no"):
-        repository.delete(*[f"refs/{number}" for number in range(1_000)])
-
-    assert len((tmp_path / "asked").read_text().splitlines()) <= 64
-
-
 @pytest.mark.parametrize(
     ("end", "message"),
     [
@@ -340,11 +323,6 @@ def test_a_path_that_leads_elsewhere_is_not_followed(repository, outside, disk_p
         delete(repository.root, disk_path, [Doomed("refs/c")], until=time.monotonic() + ALWAYS_IN_TIME)
 
     assert "refs/c" in repository.refs()
-
-
-def test_an_absolute_path_is_refused_even_inside_the_root(repository):
-    with pytest.raises(RepositoryFailed):
-        delete(repository.root, str(repository.path), [Doomed("refs/c")], until=time.monotonic() + ALWAYS_IN_TIME)
 
 
 @pytest.mark.parametrize("disk_path", ["never/there.git", "group/project.git/description/x", "group/none.git"])

@@ -3,28 +3,37 @@
 The scripts and Redis are real; the object store and the table of rows are the model's.
 """
 
-import random
-import threading
-from collections import Counter
-from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import pytest
 import redis
 
 from tests.harness.thorough import examples
-from workers.stale_direct_uploads import failures
+from tests.harness.upload_register import (
+    DONE,
+    MEMBER,
+    THREE_HOURS,
+    VISIBILITY,
+    WITHOUT_REDIS,
+    ask,
+    check,
+    commit,
+    delete,
+    held_by,
+    insert,
+    insert_then_ask,
+    look,
+    put,
+    refuse,
+    remember,
+    roll_back,
+    stop_location,
+)
 from workers.stale_direct_uploads import register as uploads
-from workers.stale_direct_uploads.entries import BeingDeleted, Claim, Entry
+from workers.stale_direct_uploads.entries import BeingDeleted, Entry
 
 LOCATION, PATH = "artifacts", "a/b"
-MEMBER = f"{LOCATION}:{PATH}"
-THREE_HOURS = timedelta(hours=3)
-VISIBILITY = timedelta(hours=2)
-DONE = "done"
-CLAIM_TTL = 60
-"""Seconds for which the engine acts on a claim."""
 
 
 @pytest.fixture(scope="module")
@@ -81,25 +90,9 @@ def prepare(client, world, me):
     return {"then": "put", "told": None}
 
 
-def put(client, world, me):
-    return {"then": "insert", "stored": True, "came_late": world.register.pending is None}
-
-
-def insert(client, world, me):
-    return {"then": "complete"}
-
-
 def complete(client, world, me):
     told = uploads.complete(client, LOCATION, PATH)
     return {"then": "commit" if told else "roll back", "told": told}
-
-
-def commit(client, world, me):
-    return {"then": DONE, "row": True}
-
-
-def roll_back(client, world, me):
-    return {"then": DONE}
 
 
 PRODUCER = {
@@ -118,26 +111,6 @@ def claim(client, world, me):
         return {"then": DONE}
     client.hset(uploads.CLAIMS, MEMBER, me)
     return {"then": "look", "late": world.late - {me}}
-
-
-def look(client, world, me):
-    return {"then": "forget" if world.row else "check"}
-
-
-def check(client, world, me):
-    return {"then": DONE if me in world.late else "delete"}
-
-
-def delete(client, world, me):
-    return {"then": "forget", "stored": False}
-
-
-def refuse(client, world, me):
-    return {"then": "fail"}
-
-
-def stop_location(client, world, me):
-    return {"then": "put back"}
 
 
 def forget(client, world, me):
@@ -164,13 +137,6 @@ REAPER = {
     "fail": [fail],
     "put back": [put_back],
 }
-
-
-WITHOUT_REDIS = {put, insert, commit, roll_back, look, check, delete, refuse, stop_location}
-
-
-def held_by(me):
-    return Claim(me, [Entry(MEMBER, 0)])
 
 
 class Explorer:
@@ -279,32 +245,6 @@ def test_no_order_of_completing_reaping_crashing_and_freezing_loses_an_object(ou
     assert ours.explore() == Tally(orders=57_677_114, losing=0)
 
 
-def see_stale(client, world, me):
-    return {"then": "delete" if world.register.pending == "stale" else DONE}
-
-
-def drop(client, world, me):
-    client.zrem(uploads.PENDING, MEMBER)
-    return {"then": DONE}
-
-
-def complete_unheard(client, world, me):
-    client.zrem(uploads.PENDING, MEMBER)
-    return {"then": "commit"}
-
-
-REFERENCE_PRODUCER = {**PRODUCER, "complete": [complete_unheard]}
-# Its hash of start times is our sorted set here; what it does, and when, is its own.
-REFERENCE_REAPER = {"see": [see_stale], "delete": [delete], "forget": [drop]}
-
-
-@pytest.mark.parametrize(("reapers", "tally"), [(1, Tally(575, 96)), (2, Tally(79_172, 25_334))])
-def test_the_order_of_the_reference_loses_objects(client, reapers, tally):
-    programs = dict.fromkeys(["reaper", "second"][:reapers], REFERENCE_REAPER)
-
-    assert Explorer(client, producer=REFERENCE_PRODUCER, **programs).explore() == tally
-
-
 # Redis goes back
 
 
@@ -327,23 +267,8 @@ class GoingBack(Explorer):
         return not world.stored and (world.row or (world.locked and world.told is True))
 
 
-def insert_then_ask(client, world, me):
-    return {"then": "ask"}
-
-
-def ask(client, world, me):
-    return {"then": "roll back", "told": False} if world.reaped else {"then": "complete", "locked": True}
-
-
 def ask_without_lock(client, world, me):
     return {**ask(client, world, me), "locked": False}
-
-
-def remember(client, world, me):
-    """Look and remember in one transaction, under the lock."""
-    if world.locked:
-        return {"then": DONE}
-    return {"then": "forget"} if world.row else {"then": "check", "reaped": True}
 
 
 WITHOUT_REDIS |= {insert_then_ask, ask, ask_without_lock, remember}
@@ -369,173 +294,3 @@ def test_without_what_is_remembered_an_upload_completes_whose_object_is_gone(cli
 # Ten thousand at once
 
 UPLOADS, PRODUCERS, REAPERS = examples(10_000), 4, 3
-FIVE_MINUTES = timedelta(minutes=5)
-
-
-class Crash(Exception):
-    """The thread's work is abandoned where it stands."""
-
-
-class Clock:
-    """A monotonic clock that leaps, and takes Redis's register along, so that claims run out."""
-
-    def __init__(self, client):
-        self.client = client
-        self.seconds = 0.0
-        self.leaping = threading.Condition()
-
-    def __call__(self):
-        return self.seconds
-
-    def leap(self):
-        with self.leaping:
-            self.seconds += FIVE_MINUTES.total_seconds()
-            self.client.eval(
-                "for _, member in ipairs(redis.call('zrange', KEYS[1], 0, -1)) do"
-                " redis.call('zincrby', KEYS[1], -300, member) end",
-                1,
-                uploads.DELETING,
-            )
-            self.leaping.notify_all()
-
-    def freeze(self):
-        """Stand still until the clock has leapt."""
-        with self.leaping:
-            before = self.seconds
-            self.leaping.wait_for(lambda: self.seconds > before, timeout=30)
-
-
-@dataclass
-class Storm:
-    """The world that all threads share."""
-
-    client: redis.Redis
-    clock: Clock
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    objects: set = field(default_factory=set)
-    rows: set = field(default_factory=set)
-    completed: set = field(default_factory=set)
-    refused: set = field(default_factory=set)
-    seen: Counter = field(default_factory=Counter)
-    producing: threading.Event = field(default_factory=threading.Event)
-
-    def note(self, event):
-        with self.lock:
-            self.seen[event] += 1
-
-
-def produce(storm, rng, paths):
-    def step():
-        if rng.random() < 0.01:
-            storm.note("producer crashed")
-            raise Crash
-
-    while paths:
-        some = [paths.pop() for _ in range(min(len(paths), rng.randint(1, 8)))]
-        for path in some:
-            uploads.prepare(storm.client, LOCATION, path)
-            with storm.lock:
-                storm.objects.add(path)
-        storm.client.zadd(uploads.PENDING, {f"{LOCATION}:{path}": 1 for path in some}, xx=True)
-        rng.shuffle(some)
-        for path in some:
-            try:
-                step()
-                told = uploads.complete(storm.client, LOCATION, path)
-                with storm.lock:
-                    (storm.completed if told else storm.refused).add(path)
-                step()
-                if told:
-                    with storm.lock:
-                        storm.rows.add(path)
-                        storm.seen["row without object"] += path not in storm.objects
-            except Crash:
-                continue
-
-
-def reap(storm, rng):
-    while storm.producing.is_set():
-        try:
-            reap_once(storm, rng)
-        except Crash:
-            storm.note("reaper crashed")
-
-
-def reap_once(storm, rng):
-    client, clock = storm.client, storm.clock
-
-    def step():
-        dice = rng.random()
-        if dice < 0.01:
-            raise Crash
-        if dice < 0.02:
-            storm.note("reaper frozen")
-            clock.freeze()
-
-    with clock.leaping:  # a leap inside the call would age Redis and not the claim
-        mine = uploads.claim(client, stale_after=THREE_HOURS, visibility=FIVE_MINUTES, limit=rng.randint(1, 6))
-        taken = clock()
-    step()
-    with storm.lock:
-        named = [entry for entry in mine.entries if entry.path in storm.rows]
-    for entry in mine.entries:
-        step()
-        if clock() > taken + CLAIM_TTL:
-            storm.note("claim dropped")
-            return
-        step()
-        dice = rng.random()
-        if entry in named:
-            storm.note("claimed though completed")
-            uploads.forget(client, mine, [entry])
-        elif dice < 0.05:
-            uploads.fail(client, mine, entry, backoff=timedelta(minutes=1))
-        elif dice < 0.07:
-            uploads.put_back(client, mine, [entry])
-        else:
-            with storm.lock:
-                storm.objects.discard(entry.path)
-            step()
-            uploads.forget(client, mine, [entry])
-
-
-def drain(storm):
-    """Let one run without faults finish what the storm has left."""
-    client = storm.client
-    failures.retry(client)
-    while client.zcard(uploads.PENDING) or client.zcard(uploads.DELETING):
-        storm.clock.leap()
-        mine = uploads.claim(client, stale_after=THREE_HOURS, visibility=FIVE_MINUTES, limit=1000)
-        storm.objects -= {entry.path for entry in mine.entries} - storm.rows
-        uploads.forget(client, mine, mine.entries)
-
-
-def test_ten_thousand_uploads_complete_while_they_are_reaped_and_none_is_lost(urls, client):
-    client.flushdb()
-    shared = redis.Redis.from_url(urls.redis)
-    storm = Storm(shared, Clock(shared))
-    paths = [[f"{n}/{producer}:{n}" for n in range(UPLOADS // PRODUCERS)] for producer in range(PRODUCERS)]
-    producers = [threading.Thread(target=produce, args=(storm, random.Random(n), paths[n])) for n in range(PRODUCERS)]
-    reapers = [threading.Thread(target=reap, args=(storm, random.Random(100 + n))) for n in range(REAPERS)]
-
-    storm.producing.set()
-    for thread in producers + reapers:
-        thread.start()
-    while any(thread.is_alive() for thread in producers):
-        producers[0].join(timeout=0.01)
-        storm.clock.leap()
-    storm.producing.clear()
-    while any(thread.is_alive() for thread in reapers):
-        reapers[0].join(timeout=0.01)
-        storm.clock.leap()
-    drain(storm)
-    shared.close()
-
-    assert storm.seen["row without object"] == storm.seen["claimed though completed"] == 0
-    assert storm.rows <= storm.completed <= storm.objects
-    assert storm.objects == storm.completed
-    assert client.keys("*") == []
-    # The race was run in earnest, and everything that may happen did.
-    assert min(len(storm.completed), len(storm.refused)) > UPLOADS / 20
-    for event in ("producer crashed", "reaper crashed", "reaper frozen", "claim dropped"):
-        assert storm.seen[event] > UPLOADS / 1_000

@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 import redis
 
+from tests.harness.upload_register import FIVE_MINUTES, THREE_HOURS
 from workers.stale_direct_uploads import adoption, failures
 from workers.stale_direct_uploads import register as uploads
 from workers.stale_direct_uploads.entries import BeingDeleted, Entry, MalformedUpload
 
 ROOT = Path(__file__).parents[2]
-THREE_HOURS = timedelta(hours=3)
-FIVE_MINUTES = timedelta(minutes=5)
 BACKOFF = timedelta(minutes=1)
 STALE = 3 * 3600 + 60
 
@@ -88,16 +87,6 @@ def test_an_upload_is_pending_from_its_preparation_until_its_completion(client):
     assert uploads.count(client) == 0
 
 
-def test_the_time_of_registration_is_a_second_of_redis_own_clock(client):
-    def prepare(second):
-        uploads.prepare(client, "artifacts", "a")
-        return second, client.zscore(uploads.PENDING, "artifacts:a")
-
-    second, score = within_one_second(client, prepare)
-
-    assert score == second
-
-
 def test_a_path_may_contain_colons_and_is_not_cut_at_them(client):
     uploads.prepare(client, "artifacts", "a:b:c")
     register(client, "artifacts:a:b:c")
@@ -106,16 +95,6 @@ def test_a_path_may_contain_colons_and_is_not_cut_at_them(client):
 
     assert (entry.location, entry.path, entry.malformed) == ("artifacts", "a:b:c", False)
     assert not uploads.pending_only(client, "artifacts", ["a"])
-
-
-@pytest.mark.parametrize("path", ["plain", "a/b/c.zip", "größe/日本語 x", "a:b", ":", "...", "a%2e%2e"])
-def test_what_can_be_prepared_comes_back_as_it_was(client, path):
-    uploads.prepare(client, "artifacts", path)
-    register(client, f"artifacts:{path}")
-
-    (entry,) = claim(client).entries
-
-    assert (entry.location, entry.path, entry.malformed) == ("artifacts", path, False)
 
 
 @pytest.mark.parametrize(
@@ -191,44 +170,6 @@ def test_the_commands_that_the_page_gives_to_other_languages_are_these(client):
 # Claiming
 
 
-def test_an_upload_registered_exactly_three_hours_ago_is_not_stale(client):
-    def register_and_claim(second):
-        client.flushdb()
-        client.zadd(uploads.PENDING, {"artifacts:exactly": second - 10800, "artifacts:more": second - 10801})
-        return claimed(client)
-
-    assert within_one_second(client, register_and_claim) == ["artifacts:more"]
-
-
-def test_the_oldest_are_claimed_first_and_never_more_than_the_limit(client):
-    for hour in (4, 6, 5):
-        register(client, f"artifacts:{hour}", age=hour * 3600)
-
-    assert claimed(client, limit=2) == ["artifacts:6", "artifacts:5"]
-    assert contents(client)["pending"] == ["artifacts:4"]
-
-
-def test_an_entry_somebody_registered_while_it_was_being_deleted_is_claimed_once(client):
-    register(client, "artifacts:a")
-    claim(client)
-    let_pass(client, FIVE_MINUTES)
-    register(client, "artifacts:a")
-
-    assert claimed(client) == ["artifacts:a"]
-    assert uploads.complete(client, "artifacts", "a") is False
-
-
-def test_a_location_that_is_passed_over_neither_blocks_the_others_nor_is_claimed(client):
-    register(client, *(f"down:{n}" for n in range(3000)), age=2 * STALE)
-    register(client, "artifacts:a", "packages:b")
-    register(client, "down:fresh", "artifacts:fresh", age=0)
-
-    assert claimed(client, limit=1, skip=["down", "gone"]) == ["artifacts:a"]
-    assert claimed(client, skip=["down", "gone"]) == ["packages:b"]
-    assert claimed(client, skip=["down", "gone"]) == []
-    assert uploads.complete(client, "down", "0") is True
-
-
 def test_fresh_entries_are_not_even_read(client):
     def fastest_claim():
         times = []
@@ -253,22 +194,6 @@ def test_fresh_entries_are_not_even_read(client):
     assert among_many < among_none + 1000
 
 
-@pytest.mark.parametrize(
-    "member",
-    [b"nocolon", b"artifacts:", b":path", b":", b"", b"artifacts:a//b", b"artifacts:../a", b"artifacts:\xff\xfe"],
-)
-def test_what_no_object_can_be_called_is_claimed_with_a_flag_and_can_be_rejected(client, member):
-    client.zadd(uploads.PENDING, {member: 1, "artifacts:good": 2})
-
-    mine = claim(client)
-    malformed = [entry for entry in mine.entries if entry.malformed]
-    uploads.reject(client, mine, malformed)
-
-    assert [entry.member for entry in mine.entries if not entry.malformed] == ["artifacts:good"]
-    assert client.zrange(uploads.FAILED, 0, -1) == [member]
-    assert client.zrange(uploads.DELETING, 0, -1) == [b"artifacts:good"]
-
-
 # Settling
 
 
@@ -283,16 +208,6 @@ def test_what_is_forgotten_or_kept_leaves_nothing_in_the_register(client, act):
     assert act(client, mine, mine.entries) == 1
 
     assert client.keys() == []
-
-
-def test_what_is_put_back_is_due_at_once_and_has_spent_no_attempt(client):
-    register(client, "artifacts:a")
-    mine = claim(client)
-
-    assert uploads.put_back(client, mine, mine.entries) == 1
-    assert uploads.put_back(client, mine, mine.entries) == 0
-
-    assert claim(client).entries == [Entry("artifacts:a", 0)]
 
 
 def test_each_failed_attempt_waits_twice_as_long_and_the_fifth_is_the_last(client):
@@ -473,12 +388,3 @@ def test_an_upload_that_was_registered_days_ahead_is_stale_three_hours_after_the
     mended = within_one_second(client, lambda second: (uploads.correct_clock(client), second))
 
     assert mended == (1, client.zscore(uploads.PENDING, "artifacts:a"))
-
-
-@pytest.mark.parametrize("ahead", [0, 3600, 86400 - 60])
-def test_what_may_wait_by_right_is_left_to_wait(client, ahead):
-    register(client, "artifacts:a", age=-ahead)
-    before = client.zscore(uploads.PENDING, "artifacts:a")
-
-    assert uploads.correct_clock(client) == 0
-    assert client.zscore(uploads.PENDING, "artifacts:a") == before

@@ -1,51 +1,51 @@
 """Batch 100 against real stores: a folder and S3, with entries, stores and runs that fail."""
 
-import os
 import sys
 import time
-from contextlib import closing
 from datetime import timedelta
 
-import psycopg2
 import pytest
 from structlog.testing import capture_logs
 
 from forgekeeper.connections import client
-from forgekeeper.database import database
-from forgekeeper.database import now as database_now
 from forgekeeper.failpoints import arm
 from forgekeeper.runs.deadline import Deadline
-from forgekeeper.runs.ledger import JobRun
 from forgekeeper.settings.failpoints import Failpoints, Fault
-from forgekeeper.storage import owners, sentinel, settled, stores
-from forgekeeper.storage.objects import OUTSIDE, StoreUnavailable
-from forgekeeper.storage.outbox import DeletedObject
-from forgekeeper.storage.settled import SettledUpload
+from forgekeeper.storage import sentinel, stores
+from forgekeeper.storage.objects import StoreUnavailable
 from metrics.counting import WORKER
-from models import JobArtifact
 from tests.harness.catalogue import METRICS
 from tests.harness.installation import INSTALLATION
-from tests.harness.performing import perform, recorded
+from tests.harness.performing import perform
 from tests.harness.settings import settings_with
+from tests.harness.stale_uploads import (
+    BATCH,
+    ELSEWHERE,
+    HERE,
+    SECOND,
+    STALE,
+    attempt,
+    attempts,
+    away,
+    begin,
+    fail,
+    members,
+    now,
+    numbered,
+    register,
+    register_members,
+    registered,
+    run,
+    time_passes,
+)
 from tests.harness.thorough import examples
-from workers import stale_direct_uploads
 from workers.stale_direct_uploads import (
     CHUNK,
     MAX_EXEC_DURATION,
     MAX_UPLOAD_DURATION,
     Outcome,
-    adoption,
-    producer,
 )
 from workers.stale_direct_uploads import register as uploads
-
-STALE = MAX_UPLOAD_DURATION.total_seconds() + 60
-SECOND = timedelta(seconds=1)
-BATCH = stale_direct_uploads.stale_direct_uploads
-HERE = "artifacts"
-ELSEWHERE = "lfs"
-INSERT_ARTIFACT = "insert into ci_job_artifacts (project_id, job_id, file_type, file_final_path) values (1, 1, 1, %s)"
-CLOSED_PORT = "http://127.0.0.1:1"
 
 pytestmark = pytest.mark.usefixtures("database")
 
@@ -80,71 +80,6 @@ def other(tmp_path, store):
     other.put = lambda *paths: [(other.root / path).write_bytes(b"") for path in paths]
     other.keys = lambda: {file.name for file in other.root.iterdir()} - {sentinel.NAME}
     return other
-
-
-def run(*options, prefixes=None, **locations):
-    settings = settings_with(object_stores=locations, object_prefixes=prefixes or {})
-    return perform(BATCH, deadline=options[0] if options else None, settings=settings)
-
-
-def fail(*options, **locations):
-    """Let a run end because stores are away; return what it came to, and what it says."""
-    outcome = Outcome()
-    with pytest.raises(StoreUnavailable) as failure:
-        perform(
-            BATCH,
-            deadline=options[0] if options else None,
-            settings=settings_with(object_stores=locations),
-            outcome=outcome,
-        )
-    return outcome, str(failure.value)
-
-
-def now():
-    return client.time()[0]
-
-
-def register(*paths, location=HERE, age=STALE):
-    register_members(*(f"{location}:{path}" for path in paths), age=age)
-
-
-def register_members(*members, age=STALE):
-    client.zadd(uploads.PENDING, dict.fromkeys(members, now() - age))
-
-
-def begin(store, *paths, location=HERE, age=STALE):
-    """Begin uploads: the objects and their entries."""
-    store.put(*paths)
-    register(*paths, location=location, age=age)
-
-
-def time_passes(duration):
-    """Let *duration* pass for what lies in deleting."""
-    for member, score in client.zrange(uploads.DELETING, 0, -1, withscores=True):
-        client.zadd(uploads.DELETING, {member: score - duration.total_seconds()})
-
-
-def members(key):
-    return {member.decode(errors="surrogateescape") for member in client.zrange(key, 0, -1)}
-
-
-def registered():
-    """All entries, whatever has become of them."""
-    return members(uploads.PENDING) | members(uploads.DELETING) | members(uploads.FAILED)
-
-
-def attempts():
-    return {member.decode(): int(number) for member, number in client.hgetall(uploads.ATTEMPTS).items()}
-
-
-def away(store):
-    """The URL of the same store where nobody listens."""
-    proxy = getattr(store, "proxy", None)
-    return store.url.replace(proxy.url, CLOSED_PORT) if proxy else f"{store.url}/not/there"
-
-
-def numbered(count):
-    return [f"@final/{number:05}" for number in range(count)]
 
 
 # What it deletes
@@ -186,14 +121,6 @@ def test_a_path_is_not_cut_at_its_second_colon(store):
     outcome = run(artifacts=store.url)
 
     assert (outcome.total_deleted_stale_entries, store.keys()) == (1, {"a", "a:b", "b:c", "c"})
-
-
-def test_an_object_that_is_missing_is_a_success(store):
-    register("never/arrived")
-
-    outcome = run(artifacts=store.url)
-
-    assert (outcome, registered()) == (Outcome(1, 1, False, 0), set())
 
 
 def test_each_location_deletes_in_its_own_store(store, other):
@@ -289,55 +216,6 @@ def test_one_object_that_cannot_be_deleted_costs_an_attempt_and_keeps_no_other(s
 # Artifacts that are alive
 
 
-def test_an_upload_that_a_live_artifact_names_is_kept_and_forgotten(store):
-    begin(store, "kept", "stale")
-    JobArtifact.create(project_id=1, job_id=1, file_type=1, file_final_path="kept")
-
-    with capture_logs() as logs:
-        outcome = run(artifacts=store.url)
-
-    assert (outcome, store.keys(), registered()) == (Outcome(2, 1, False, 0), {"kept"}, set())
-    assert [line["path"] for line in logs if line["log_level"] == "error"] == ["kept"]
-
-
-def test_an_upload_that_lies_in_the_outbox_is_left_to_it(store):
-    begin(store, "a/kept", "stale")
-    DeletedObject.create(store_dir="a", file="kept", pick_up_at=database_now() + SECOND * 3600)
-
-    outcome = run(artifacts=store.url)
-
-    assert (outcome, store.keys(), registered()) == (Outcome(2, 1, False, 0), {"a/kept"}, set())
-
-
-@pytest.mark.parametrize(
-    ("ours", "entry"), [("", "packages:a/live"), ("/a", "packages:a/live"), ("/a/b", "packages:a/b/live")]
-)
-def test_an_artifact_keeps_its_object_under_every_location_that_leads_to_it(folder, ours, entry):
-    place = folder.root / ours.strip("/")
-    place.mkdir(parents=True, exist_ok=True)
-    sentinel.Store(HERE, f"{folder.url}{ours}").create_sentinel(INSTALLATION)
-    name = entry.partition(":")[2].removeprefix(ours.lstrip("/")).lstrip("/")
-    folder.put(f"{ours}/{name}".lstrip("/"))
-    JobArtifact.create(project_id=1, job_id=1, file_type=1, file_final_path=name)
-    register_members(entry)
-
-    run(artifacts=f"{folder.url}{ours}", packages=folder.url)
-
-    assert (place / name).exists()
-    assert registered() == set()
-
-
-def test_an_artifact_keeps_its_object_under_a_location_that_leads_to_a_folder_of_its_store(folder):
-    folder.put("a/live", "a/stale")
-    sentinel.Store("packages", f"{folder.url}/a").create_sentinel(INSTALLATION)
-    JobArtifact.create(project_id=1, job_id=1, file_type=1, file_final_path="a/live")
-    register("live", "stale", location="packages")
-
-    run(artifacts=folder.url, packages=f"{folder.url}/a")
-
-    assert folder.keys() - {f"a/{sentinel.NAME}"} == {"a/live"}
-
-
 # Redis goes back
 
 
@@ -358,128 +236,10 @@ def back():
     return note
 
 
-def complete(location, path):
-    with database.atomic():
-        return producer.complete(client, location, path)
-
-
-def test_an_upload_that_was_reaped_never_completes_though_redis_goes_back(store, back):
-    begin(store, "a/b")
-    go_back = back()
-    run(artifacts=store.url)
-
-    go_back()
-
-    assert (complete(HERE, "a/b"), uploads.count(client)) == (False, 1)
-
-
-@pytest.mark.parametrize("location", [HERE, ELSEWHERE])
-def test_what_has_completed_stays_though_redis_goes_back(folder, other, back, location):
-    begin(folder if location == HERE else other, "kept", location=location)
-    go_back = back()
-    with database.atomic():
-        assert producer.complete(client, location, "kept")
-        if location == HERE:
-            JobArtifact.create(project_id=1, job_id=1, file_type=1, file_final_path="kept")
-    go_back()
-
-    outcome = run(artifacts=folder.url, lfs=other.url)
-
-    assert (outcome, folder.keys() | other.keys(), registered()) == (Outcome(1, 0, False, 0), {"kept"}, set())
-
-
-def test_what_is_to_go_is_remembered_before_it_goes(folder, restarted):
-    begin(folder, "a", "b")
-    folder.remove_sentinel()
-
-    fail(artifacts=folder.url)
-
-    assert (folder.keys(), SettledUpload.named(HERE, ["a", "b"], reaped=True)) == ({"a", "b"}, {"a", "b"})
-
-
-def test_what_a_producer_is_just_completing_waits_for_a_later_run(folder, urls):
-    begin(folder, "late", "stale")
-    with closing(psycopg2.connect(urls.database)) as connection, connection.cursor() as cursor:
-        cursor.execute("select pg_advisory_xact_lock(hashtextextended(%s, %s))", (f"{HERE}:late", settled.LOCKS))
-        outcome = run(artifacts=folder.url)
-
-    time_passes(settings_with().upload_visibility + SECOND)
-    later = run(artifacts=folder.url)
-    assert (outcome, attempts(), later) == (Outcome(2, 1, False, 0), {}, Outcome(1, 1, False, 0))
-
-
-def test_a_row_that_is_committed_just_before_the_look_is_seen_whatever_the_isolation(urls):
-    database.execute_sql("set session characteristics as transaction isolation level repeatable read")
-
-    with database.atomic():
-        free = SettledUpload.lock_free(HERE, ["live"])
-        with closing(psycopg2.connect(urls.database)) as other, other, other.cursor() as cursor:
-            cursor.execute(INSERT_ARTIFACT, ("live",))
-        kept = owners.answered_for(JobArtifact, HERE, free, settings_with())
-
-    database.execute_sql("set session characteristics as transaction isolation level read committed")
-    assert kept == {"live": "an artifact names it"}
-
-
 # Where objects may be deleted
 
 
-def test_outside_the_folders_nothing_is_deleted_and_the_entry_is_put_aside(store):
-    begin(store, "up/a", "up2/a", "backup/db")
-
-    with capture_logs() as logs:
-        outcome = run(prefixes={HERE: ("up",)}, artifacts=store.url)
-
-    assert (outcome, store.keys()) == (Outcome(3, 1, False, 2), {"up2/a", "backup/db"})
-    assert members(uploads.FAILED) == {"artifacts:up2/a", "artifacts:backup/db"}
-    assert [(line["entries"], line["reason"]) for line in logs] == [(2, OUTSIDE)]
-
-
 # Objects that were adopted
-
-
-def adopt(*paths, ago=uploads.ADOPTION + 5 * SECOND):
-    """Adopt objects, that long ago."""
-    adoption.adopt(client, HERE, paths, stale_after=MAX_UPLOAD_DURATION)
-    for key in (uploads.PENDING, uploads.ADOPTED):
-        for path in paths:
-            client.zincrby(key, -ago.total_seconds(), f"{HERE}:{path}")
-
-
-def test_of_the_adopted_those_that_were_written_since_are_kept(store):
-    # A bucket knows no other time of writing than that of the server: all of its objects were written just now.
-    store.put("changed")
-    adopt("changed", "never/there")
-
-    with capture_logs() as logs:
-        outcome = run(artifacts=store.url)
-
-    assert (outcome.failed_entries, store.keys(), registered()) == (0, {"changed"}, set())
-    assert outcome.total_deleted_stale_entries == 1
-    assert [line["path"] for line in logs if line["log_level"] == "error"] == ["changed"]
-
-
-def test_the_adopted_that_were_not_written_since_are_deleted(folder):
-    paths = numbered(120)
-    folder.put(*paths, "bystander")
-    days_ago = time.time() - 3 * 86_400
-    for path in paths:
-        os.utime(folder.root / path, (days_ago, days_ago))
-    adopt(*paths)
-
-    outcome = run(artifacts=folder.url)
-
-    assert (outcome, folder.keys(), registered()) == (Outcome(120, 120, False, 0), {"bystander"}, set())
-
-
-def test_an_adopted_object_that_alone_cannot_be_looked_at_costs_an_attempt_and_stays(s3):
-    s3.put("a")
-    adopt("a")
-    s3.proxy.before("head", 2, lambda: s3.proxy.answer(403, "AccessDenied", kinds=["head"], times=1))
-
-    outcome = run(artifacts=s3.url)
-
-    assert (outcome.failed_entries, s3.keys(), attempts()) == (1, {"a"}, {f"{HERE}:a": 1})
 
 
 # Stores that are away
@@ -516,13 +276,6 @@ def away_here(settings, folder, other):
     return settings.model_copy(update={"object_stores": places})
 
 
-def attempt(settings):
-    """Make an attempt at the open run, or else at a new one; return its row."""
-    with pytest.raises(StoreUnavailable):
-        recorded(BATCH, settings)
-    return JobRun.select().order_by(JobRun.id.desc()).get()
-
-
 def counted(metric, *labels):
     names = dict(zip(METRICS[f"forgekeeper_{metric}"].labels, ("stale_direct_uploads", *labels), strict=True))
     return WORKER.registry.get_sample_value(f"forgekeeper_{metric}", names) or 0
@@ -538,16 +291,6 @@ def test_a_run_whose_store_is_away_waits_for_a_retry_with_what_it_did_in_its_row
     assert (row.state, row.retry_at is not None, row.failures) == ("enqueued", True, 1)
     assert (row.result["total_pending_entries"], row.result["total_deleted_stale_entries"]) == (2, 1)
     assert counted("records_processed_total", "stale_upload") - before == 1
-
-
-def test_everything_is_done_once_the_store_is_back(store, restarted):
-    begin(store, "a", "b")
-    fail(artifacts=away(store))
-    restarted()
-
-    outcome = run(artifacts=store.url)
-
-    assert (outcome, store.keys(), registered()) == (Outcome(2, 2, False, 0), set(), set())
 
 
 def test_without_its_sentinel_a_store_loses_nothing(store):
@@ -577,15 +320,6 @@ def test_an_entry_whose_store_vanished_is_not_taken_for_missing(folder):
 
 
 # Claims and deadlines
-
-
-def test_what_a_crashed_run_had_claimed_belongs_to_nobody_else_for_five_minutes(store):
-    begin(store, "a")
-    uploads.claim(client, stale_after=MAX_UPLOAD_DURATION, visibility=settings_with().upload_visibility, limit=CHUNK)
-    time_passes(settings_with().upload_visibility - 30 * SECOND)
-
-    assert run(artifacts=store.url) == Outcome(1, 0, False, 0)
-    assert store.keys() == {"a"}
 
 
 def test_what_a_crashed_run_had_claimed_is_deleted_by_a_later_one(store):
@@ -619,16 +353,6 @@ def test_at_the_deadline_a_run_says_so_and_leaves_the_rest(s3):
 
     assert run(deadline, artifacts=s3.url) == Outcome(CHUNK + 1, CHUNK, True, 0)
     assert run(artifacts=s3.url) == Outcome(1, 1, False, 0)
-
-
-def test_a_store_that_hangs_ends_with_the_budget_and_costs_no_attempt(s3):
-    begin(s3, "a", "b")
-    s3.proxy.hang("bulk")
-
-    outcome = run(Deadline(SECOND), artifacts=s3.url)
-
-    assert (outcome, s3.keys(), attempts()) == (Outcome(2, 0, True, 0), {"a", "b"}, {})
-    assert registered() == {"artifacts:a", "artifacts:b"}
 
 
 # Many

@@ -142,26 +142,12 @@ def test_what_has_a_grace_stays_until_that_is_over(store):
     assert (outcome, store.keys(), outbox()) == (Outcome(1, 0, 0, 0, "drained"), {"kept a while"}, {"kept a while": 0})
 
 
-def test_an_object_that_is_missing_is_a_success(folder):
-    record("never/there")
-
-    assert (run(folder.url), outbox()) == (Outcome(0, 1, 0, 0, "drained"), {})
-
-
 def test_one_more_than_a_chunk_is_deleted_in_one_run(store):
     deleted_artifact(store, *numbered(CHUNK + 1))
 
     outcome = run(store.url)
 
     assert (outcome, store.keys(), outbox()) == (Outcome(CHUNK + 1, 0, 0, 0, "drained"), set(), {})
-
-
-def test_on_s3_a_thousand_objects_take_one_request(s3):
-    record(*numbered(2 * CHUNK))
-
-    run(s3.url)
-
-    assert (s3.proxy.counts["bulk"], s3.proxy.counts["single"]) == (2, 0)
 
 
 @pytest.mark.parametrize("final_path", ["a/b/c", "c", "a/c", "x:y/c", "ab/12/2026_11_20/artifacts (1).zip"])
@@ -283,14 +269,6 @@ def test_a_store_that_is_away_costs_no_attempt(store):
     assert outbox() == {"a": 0, "b": 0}
 
 
-def test_everything_is_done_once_the_store_is_back(store, restarted):
-    deleted_artifact(store, "a", "b")
-    stop(away(store), StoreUnavailable)
-    restarted()
-
-    assert (run(store.url), store.keys(), outbox()) == (Outcome(2, 0, 0, 0, "drained"), set(), {})
-
-
 def test_a_store_without_its_sentinel_loses_nothing(store):
     deleted_artifact(store, "a", "b")
     store.remove_sentinel()
@@ -320,16 +298,6 @@ def test_without_a_store_nothing_is_claimed():
     outcome = stop(None, Blocked)
 
     assert (outcome, DeletedObject.get().pick_up_at) == (Outcome(0, 0, 0, 1, "no_store"), due)
-
-
-def test_a_store_that_hangs_ends_with_the_budget_and_costs_no_attempt(s3):
-    deleted_artifact(s3, "a", "b")
-    s3.proxy.hang("bulk")
-
-    outcome = run(s3.url, Deadline(SECOND))
-
-    assert (outcome, s3.keys()) == (Outcome(0, 0, 0, 2, "deadline"), {"a", "b"})
-    assert outbox() == {"a": 0, "b": 0}
 
 
 def test_a_claim_is_not_acted_on_when_it_may_be_anothers_already(s3):

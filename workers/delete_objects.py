@@ -181,19 +181,19 @@ def at_stake(now: datetime) -> Stake:
 
 
 @delete_objects.preview
-def foreseen(look: Look) -> Iterator[Part]:
-    """Count the objects that would be deleted, as far as the outbox tells: nobody asks the store for them."""
+def objects_due(look: Look) -> Iterator[Part]:
+    """Count the objects that would be deleted, by the outbox alone: the store is not asked."""
     part, store = look.part("deleted_object"), stores.at(stores.ARTIFACTS, look.settings)
     bad, position = look.passed_over("deleted_object"), START
     due = Selected(DeletedObject.due(look.now), DeletedObject.pick_up_at)
     part.keep(PASSED_OVER, due.among(bad))
     while seen := DeletedObject.seen_due(look.now, position, limit=CHUNK, without=bad):
         named = JobArtifact.named([one.object.path for one in seen])
-        for row, project, busy, _place in seen:
+        for row, busy, _place in seen:
             if reason := _stays(row.path, named, store, busy=busy):
                 part.keep(reason, 1)
             else:
-                part.one(str(row.id), row.path, row.claim, size=look.size, project=project)
+                part.one(str(row.id), row.path, row.claim, size=look.size, project=row.project_id)
         position = seen[-1].place
         look.told(part)
         if look.over():
@@ -205,7 +205,7 @@ def foreseen(look: Look) -> Iterator[Part]:
 
 
 def _stays(path: str, named: set[str], store: Objects | None, *, busy: bool) -> str | None:
-    """Say why an object stays, as `_delete` would have it; the row of one that is named goes."""
+    """Return why an object stays; the row of one that is named goes."""
     if busy:
         return BUSY
     if path in named:

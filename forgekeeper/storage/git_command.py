@@ -1,8 +1,7 @@
-"""Run git on one repository: nobody's configuration, no hooks, and an end that leaves no locks.
+"""Run git on one repository: without anyone's configuration or hooks, and with an end that leaves no locks.
 
-Git that is killed leaves `packed-refs.lock` behind and so blocks everybody's pushes; asked to
-end with SIGTERM it removes its locks, but for one that it is making at that very moment.  So
-it is asked, given time, and killed only then.
+A killed git leaves `packed-refs.lock` behind, which blocks every push.  Git that gets SIGTERM removes its locks, so it
+is given time for that before it is killed.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO
 
-# Everything a person, the machine or the caller has set is left out, GIT_* first of all.
+# Nothing that a person, the machine or the caller has set reaches git, GIT_* least of all.
 _ENVIRONMENT = {
     "PATH": os.defpath,
     "HOME": "/nonexistent",
@@ -31,18 +30,22 @@ _ENVIRONMENT = {
     "GIT_NO_LAZY_FETCH": "1",
     "GIT_TERMINAL_PROMPT": "0",
 }
-_CONFIG = {
-    "core.hooksPath": "/dev/null",
+_CONFIG = (
+    "core.hooksPath=/dev/null",
     # Git would look six times whether a ref has the name of the oid that it is given: half its time.
-    "core.warnAmbiguousRefs": "false",
-    "gc.auto": "0",
-}
+    "core.warnAmbiguousRefs=false",
+    "gc.auto=0",
+    # Milliseconds to wait for another's lock, as Gitaly has them.
+    "core.packedRefsTimeout=10000",
+    "core.filesRefLockTimeout=1000",
+)
+_OPTIONS = [part for setting in _CONFIG for part in ("-c", setting)]
 
 _GLANCE = 0.1
-"""Seconds after which an exception that another thread has raised in ours is noticed at the latest."""
+"""Seconds after which an exception that another thread raised in this one is noticed at the latest."""
 
 _COMPLAINT = 65_536
-"""Bytes of what git complains about that are read."""
+"""Bytes of git's standard error that are read."""
 
 
 class GitError(Exception):
@@ -56,26 +59,12 @@ class GitUnavailable(GitError):
 
 
 class GitTimedOut(GitError):
-    """Git was ended because its time was up; nothing is known of what it was asked for.
-
-    *killed* is true when SIGTERM was not enough; then *locks* names what may be left of git,
-    or be another's: it lies there now.
-    """
-
-    def __init__(self, message: str, *, killed: bool = False, locks: tuple[str, ...] = ()) -> None:
-        super().__init__(message)
-        self.killed = killed
-        self.locks = locks
-
-    def __str__(self) -> str:
-        """Name some of the locks, for whoever has to remove them."""
-        some = f"; may have left {len(self.locks)} locks: {', '.join(self.locks[:3])}" if self.locks else ""
-        return super().__str__() + some
+    """Git was ended because its time was up; what it has done is unknown."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What git said; the files last as long as the context."""
+    """What git answered; the files last as long as the context."""
 
     code: int
     out: IO[bytes]
@@ -99,29 +88,21 @@ class Git:
     until: float
     grace: float
     user: tuple[int, int] | None = None
-    """Who git is to be, with which group; None: who we are."""
-
-    def left(self) -> float:
-        """Return how many seconds there are."""
-        return self.until - time.monotonic()
+    """The user and group that git runs as; None: ours."""
 
     @contextmanager
-    def run(
-        self, *arguments: str | bytes, given: bytes = b"", config: Mapping[str, str] | None = None
-    ) -> Iterator[Answer]:
+    def run(self, *arguments: str | bytes, given: bytes = b"") -> Iterator[Answer]:
         """Run git to its end, with *given* as its standard input.
 
-        Raises `GitUnavailable` and `GitTimedOut`.  Whatever else is raised in this thread
-        meanwhile ends git, too, before it goes on its way.
+        Raises `GitUnavailable` and `GitTimedOut`.  Any other exception in this thread ends git before it goes on.
         """
         program = shutil.which("git")
         if program is None:
             raise GitUnavailable("there is no git on the PATH")
-        if self.left() <= 0:
+        if time.monotonic() >= self.until:
             raise GitTimedOut("the time was up before git was started")
-        options = [part for item in {**_CONFIG, **(config or {})}.items() for part in ("-c", "=".join(item))]
         # Never -C: where the directory is missing, git would take the repository around it.
-        command = [program, *options, f"--git-dir={self.git_dir}", *arguments]
+        command = [program, *_OPTIONS, f"--git-dir={self.git_dir}", *arguments]
         # Files, not pipes: neither side ever waits for the other to read.
         with TemporaryFile() as stdin, TemporaryFile() as out, TemporaryFile() as err:
             stdin.write(given)
@@ -140,8 +121,7 @@ class Git:
                 stdin=stdin,
                 stdout=out,
                 stderr=err,
-                # Ctrl-C at our terminal is ours to pass on.
-                start_new_session=True,
+                start_new_session=True,  # Ctrl-C at our terminal must not reach git
                 user=self.user and self.user[0],
                 group=self.user and self.user[1],
                 extra_groups=self.user and [],
@@ -154,15 +134,18 @@ class Git:
         finally:
             killed = not ended and _end(process, self.grace)
         if not ended:
-            message = "git was killed: its time was up and SIGTERM did not end it" if killed else "its time was up"
-            raise GitTimedOut(message, killed=killed)
+            raise GitTimedOut(
+                "git was killed: its time was up and SIGTERM did not end it; its locks may be left in the repository"
+                if killed
+                else "its time was up"
+            )
         return process.returncode
 
 
 def legible(said: bytes, limit: int = 200) -> str:
-    """Return the first line of what git said, without anything that a terminal or a log would obey.
+    """Return the first line of what git wrote, without anything that a terminal or a log would obey.
 
-    From a line that is too long the middle is missing: the reason stands at its end.
+    A line that is too long loses its middle: the reason stands at its end.
     """
     line = said.strip().partition(b"\n")[0].decode(errors="backslashreplace")
     text = "".join(character if character.isprintable() else ascii(character)[1:-1] for character in line)
@@ -170,7 +153,7 @@ def legible(said: bytes, limit: int = 200) -> str:
 
 
 def _end(process: subprocess.Popen[bytes], grace: float) -> bool:
-    """End git and whatever it has started; say whether it had to be killed."""
+    """End git and all that it has started; return whether it had to be killed."""
     _signal(process, signal.SIGTERM)
     if _wait(process, time.monotonic() + grace):
         return False
@@ -180,13 +163,13 @@ def _end(process: subprocess.Popen[bytes], grace: float) -> bool:
 
 
 def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    # It leads its session, and is not reaped: the number is no one else's.
+    # It leads its session, and is not reaped: the number belongs to no other process.
     with suppress(ProcessLookupError):
         os.killpg(process.pid, number)
 
 
 def _wait(process: subprocess.Popen[bytes], until: float) -> bool:
-    """Say whether *process* has ended by *until*."""
+    """Return whether *process* has ended by *until*."""
     # Popen.wait() looks every 50 ms, longer than most commands take.
     handle = os.pidfd_open(process.pid)
     try:

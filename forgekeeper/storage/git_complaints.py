@@ -1,12 +1,11 @@
-"""Understand why git has refused a transaction: which ref it is about, which lock, or all of it."""
+"""Read why git has refused a transaction: which ref it is about, which lock, or all of it."""
 
 from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from forgekeeper.storage.git_command import legible
 
@@ -22,13 +21,11 @@ _GENERAL = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Complaint:
-    """What git says, and what is understood of it.
+class Complaint(NamedTuple):
+    """What git wrote, and what is understood of it.
 
-    *ref* is the ref it stopped at, *became* says that it is not what it was, as git sees it, or that
-    no lock can have its name; *lock* is the lock that is held, relative to the repository; *general*
-    means that no ref would fare better.
+    *ref* is the ref it stopped at; *became* says that it is not what it was, or that no lock can have its name.
+    *lock* is the lock that is held, relative to the repository; *general* means that no ref would fare better.
     """
 
     text: str
@@ -39,7 +36,7 @@ class Complaint:
 
 
 def understand(said: bytes, git_dir: Path) -> Complaint:
-    """Read what git has *said*, in the language of LC_ALL=C."""
+    """Read what git wrote, in the language of LC_ALL=C."""
     ref = _REF.search(said)
     lock = _LOCK.search(said)
     return Complaint(

@@ -1,53 +1,27 @@
 """Delete refs in bulk: ten thousand in one transaction, and one that cannot go keeps no other.
 
-Each transaction that touches packed refs rewrites their file, so all go in one.  Git refuses
-a transaction as a whole.  So what it would refuse is looked for and left out first; what has
-changed since then makes git refuse, is left out too, and the rest is tried again.
+Each transaction that touches packed refs rewrites their file, so all go in one.  Git refuses a transaction as a whole:
+what it would refuse is looked for and left out first, and what it refuses then is left out too before the next try.
 """
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from forgekeeper.database.writes import insist
-from forgekeeper.storage.git_command import Git, GitTimedOut, GitUnavailable, legible
+from forgekeeper.storage.git_command import Git, legible
 from forgekeeper.storage.git_complaints import understand
-from forgekeeper.storage.git_repository import (
-    Repository,
-    RepositoryFailed,
-    RepositoryLocked,
-    RepositoryMissing,
-    RootUnavailable,
-    open_repository,
-)
+from forgekeeper.storage.git_repository import Repository, RepositoryFailed, RepositoryLocked, open_repository
 from forgekeeper.storage.git_values import Values, look
 from forgekeeper.storage.ref_names import refusal
 
-__all__ = [
-    "Before",
-    "Doomed",
-    "GitTimedOut",
-    "GitUnavailable",
-    "Outcome",
-    "RepositoryFailed",
-    "RepositoryLocked",
-    "RepositoryMissing",
-    "RootUnavailable",
-    "delete",
-    "foresee",
-]
-
 TRANSACTIONS = 64
-"""So often git is asked at most; each time but the last it has refused."""
-
-# Gitaly's patience, in seconds, with the locks of others.
-PACKED_REFS_PATIENCE = 10.0
-REF_PATIENCE = 1.0
+"""How often git is asked at most; each time but the last it has refused."""
 
 PACKED_REFS = b"packed-refs"
 
@@ -55,7 +29,7 @@ NO_VALUE = b""
 """In a transaction: delete the ref whatever it is."""
 
 CHANGES = 10
-"""So often git may find a ref other than it was a moment before, as a push came in between; then it stays for now."""
+"""How often git may find a ref other than it was a moment before, as a push came in between; then it stays for now."""
 
 
 class Doomed(NamedTuple):
@@ -74,9 +48,9 @@ class Outcome:
 
 
 Before = Callable[[Mapping[Doomed, str]], None]
-"""Is told, right before git is asked, what stands to go and what it was: an oid, `ref: NAME` of a symbolic ref.
+"""Called right before git is, with what is about to go and what it was: an oid, `ref: NAME` of a symbolic ref.
 
-That is "" where it cannot be told.
+That is "" where nothing can say it.
 """
 
 DELETED = Outcome("deleted")
@@ -84,18 +58,7 @@ GONE = Outcome("gone")
 MOVED = Outcome("moved", "moved")
 DEFAULT_BRANCH = Outcome("rejected", "default_branch")
 TOO_LONG_TO_LOCK = Outcome("rejected", "too_long_to_lock")
-
-
-def behind(other: bytes) -> Outcome:
-    """Refuse a ref that git cannot lock, as the file of *other* lies where a folder of its name would."""
-    return Outcome(
-        "rejected", f"name_conflict: {other.decode()} stands in its way; delete that, then `forgekeeper refs retry`"
-    )
-
-
-def locked(reason: str) -> Outcome:
-    """Say that a ref could not be deleted this time, and why."""
-    return Outcome("locked", reason)
+LOCKED = Outcome("locked", "another process holds its lock")
 
 
 def delete(
@@ -107,19 +70,17 @@ def delete(
     grace: float = 5.0,
     before: Before | None = None,
 ) -> dict[Doomed, Outcome]:
-    """Delete refs of the repository at *disk_path*; say what became of each.
+    """Delete refs of the repository at *disk_path*; return what became of each.
 
     A symbolic ref is deleted itself, never its target.  Of several rows with the same ref each
     is judged by its own expectation, and one that agrees is enough.  Expectations are verified
     by git inside the transaction: a push that comes first wins.
 
-    Where there is *before*, it is told of each ref before that can be deleted, and git deletes none
-    that is not what it was told; one that has moved since is looked at and told of anew.
+    *before* is called with each ref before that can be deleted, and git deletes none that is not what *before* was
+    called with; one that has moved since is looked at again.
 
     Git is ended at *until*, an instant of the monotonic clock, and killed *grace* seconds later.
-    Raises `RootUnavailable`, `RepositoryMissing`, `RepositoryLocked`, `RepositoryFailed`,
-    `GitTimedOut` and `GitUnavailable`; some of the refs may then have been deleted, and to
-    delete them again is harmless.
+    Raises `GitError`; some of the refs may then have been deleted, and to delete them again is harmless.
     """
     insist("by git")
     outcomes, rows = _sorted_out(doomed)
@@ -129,12 +90,12 @@ def delete(
     return outcomes
 
 
-def foresee(
+def preview(
     root: Path, disk_path: str, doomed: Sequence[Doomed], *, until: float, grace: float = 5.0
 ) -> dict[Doomed, Outcome]:
-    """Say what `delete` would come to at this moment, by the same looks; nothing is locked or written.
+    """Return what `delete` would at this moment, by the same looks; nothing is locked or written.
 
-    Raises what that raises.
+    Raises `GitError`.
     """
     outcomes, rows = _sorted_out(doomed)
     if rows:
@@ -148,11 +109,10 @@ def _sorted_out(doomed: Sequence[Doomed]) -> tuple[dict[Doomed, Outcome], dict[b
     outcomes: dict[Doomed, Outcome] = {}
     rows: dict[bytes, list[Doomed]] = {}
     for row in doomed:
-        reason = refusal(row.ref)
-        if reason is None:
-            rows.setdefault(row.ref.encode(), []).append(row)
-        else:
+        if reason := refusal(row.ref):
             outcomes[row] = Outcome("rejected", reason)
+        else:
+            rows.setdefault(row.ref.encode(), []).append(row)
     return outcomes, rows
 
 
@@ -166,7 +126,7 @@ class _Deletion:
     outcomes: dict[Doomed, Outcome]
     before: Before | None
     _values: Values = field(default_factory=Values)
-    _told: dict[bytes, str] = field(default_factory=dict)
+    _announced: dict[bytes, str] = field(default_factory=dict)
     _changes: Counter[bytes] = field(default_factory=Counter)
 
     def run(self) -> None:
@@ -188,12 +148,11 @@ class _Deletion:
         raise self._failure(complaint)
 
     def only_look(self) -> None:
-        """Settle all as a transaction would, if nobody held a lock any longer than now."""
+        """Settle all as a transaction would, if every lock that is held now stayed held."""
         self.repository.enclose(self.rows)
         standing = self._look(sorted(self.rows))
-        whole = self.repository.locked([PACKED_REFS])
-        held = standing if whole else self.repository.locked(standing)
-        self._settle_all(dict.fromkeys(held, NO_VALUE), locked("another process holds its lock"))
+        all_locked = self.repository.locked([PACKED_REFS])
+        self._settle_all(standing if all_locked else self.repository.locked(standing), LOCKED)
         self._settle_all(standing, DELETED)
         self.repository.confirm()
 
@@ -201,43 +160,49 @@ class _Deletion:
         """Settle what need not go to git; return the others with the value that each must have."""
         protected = self._default_branch()
         self._values = look(self.git, self.repository, names)
-        values = self._values.oids
-        can_lock = self.repository.can_lock()
         standing = {}
         for name in names:
-            if name in protected:
-                self._settle(name, DEFAULT_BRANCH)
-            elif name in self._values.broken:
-                # Git deletes none that it cannot read.
-                self._settle(name, locked("the ref is broken"))
-            elif name not in values and not self._has_file(name):
-                self._settle(name, GONE)
-            elif not self._agreeing(name, values.get(name)):
-                continue
-            elif not can_lock(name):
-                # Packed by a clone, which locks none.  No deletion ever can.
-                self._settle(name, TOO_LONG_TO_LOCK)
-            elif other := self.repository.in_the_way(name):
-                self._settle(name, locked(f"{other.decode()} goes first") if self.rows.get(other) else behind(other))
-            else:
-                standing[name] = self._required(name, values.get(name, NO_VALUE))
+            value = self._values.oids.get(name)
+            if outcome := self._without_git(name, value, protected):
+                self._settle(name, outcome)
+            elif self._agreeing(name, value):
+                if outcome := self._unlockable(name):
+                    self._settle(name, outcome)
+                else:
+                    standing[name] = self._required(name, value or NO_VALUE)
         return standing
+
+    def _without_git(self, name: bytes, value: bytes | None, protected: set[bytes]) -> Outcome | None:
+        """Return what becomes of a ref that is not git's to delete."""
+        if name in protected:
+            return DEFAULT_BRANCH
+        if name in self._values.broken:
+            # Git deletes none that it cannot read.
+            return Outcome("locked", "the ref is broken")
+        try:
+            return GONE if value is None and not self.repository.has_file(name) else None
+        except OSError as error:
+            return Outcome("locked", f"it cannot be looked at: {error.strerror}")
+
+    def _unlockable(self, name: bytes) -> Outcome | None:
+        """Return what becomes of a ref that git cannot lock."""
+        if not self.repository.can_lock(name):
+            # Packed by a clone, which locks none.  No deletion ever can.
+            return TOO_LONG_TO_LOCK
+        if not (other := self.repository.in_the_way(name)):
+            return None
+        if self.rows.get(other):
+            return Outcome("locked", f"{other.decode()} goes first")
+        cure = "stands in its way; delete that, then `forgekeeper refs retry`"
+        return Outcome("rejected", f"name_conflict: {other.decode()} {cure}")
 
     def _required(self, name: bytes, value: bytes) -> bytes:
         """Return what git shall verify that the ref is at."""
         whatever = any(row.expected_oid is None for row in self.rows[name])
         return NO_VALUE if whatever and self.before is None else value
 
-    def _has_file(self, name: bytes) -> bool:
-        """Say whether a file says that there is a ref of that name; settle what cannot be looked at."""
-        try:
-            return self.repository.has_file(name)
-        except OSError as error:
-            self._settle(name, locked(f"it cannot be looked at: {error.strerror}"))
-            return False
-
     def _agreeing(self, name: bytes, value: bytes | None) -> bool:
-        """Settle the rows that expect another value; say whether there are any that do not.
+        """Settle the rows that expect another value; return whether there are any that do not.
 
         A ref without a value, as a symbolic one without a target, is not what anybody expects.
         """
@@ -266,86 +231,58 @@ class _Deletion:
         """Delete all or nothing; return what git has against it."""
         if not standing:
             return b""
-        self._tell(standing)
+        self._announce(standing)
         self.repository.enclose(standing)
         commands = [b"start", *(b"delete %s\0%s" % item for item in standing.items()), b"prepare", b"commit", b""]
-        try:
-            with self.git.run(
-                *("update-ref", "--stdin", "-z", "--no-deref"), given=b"\0".join(commands), config=self._patience()
-            ) as answer:
-                # The status alone would also be 0 if git had read no more than half of it.
-                if answer.code == 0 and answer.out.read().endswith(b"commit: ok\n"):
-                    return b""
-                if answer.code < 0:
-                    raise self._failure(answer.complaint())
-                return answer.complaint()
-        except GitTimedOut as error:
-            if error.killed:
-                error.locks = tuple(self._locks(standing))
-            raise
+        with self.git.run("update-ref", "--stdin", "-z", "--no-deref", given=b"\0".join(commands)) as answer:
+            # The status alone would also be 0 if git had read no more than half of it.
+            if answer.code == 0 and answer.out.read().endswith(b"commit: ok\n"):
+                return b""
+            if answer.code < 0:
+                raise self._failure(answer.complaint())
+            return answer.complaint()
 
-    def _tell(self, standing: Mapping[bytes, bytes]) -> None:
-        """Say what stands to go, unless that has been said."""
+    def _announce(self, standing: Mapping[bytes, bytes]) -> None:
+        """Call *before* with what is about to go, unless it was called with that."""
         if self.before is None:
             return
         was = {name: self._values.shown(name, self.repository) for name in standing}
-        new = {name: value for name, value in was.items() if self._told.get(name) != value}
+        new = {name: value for name, value in was.items() if self._announced.get(name) != value}
         if new:
             self.before({row: value for name, value in new.items() for row in self.rows[name]})
-            self._told |= new
-
-    def _patience(self) -> dict[str, str]:
-        """Wait for locks no longer than leaves time to say so."""
-        limits = {"core.packedRefsTimeout": PACKED_REFS_PATIENCE, "core.filesRefLockTimeout": REF_PATIENCE}
-        longest = self.git.left() / 2
-        return {name: str(max(0, int(1_000 * min(limit, longest)))) for name, limit in limits.items()}
-
-    def _locks(self, standing: Mapping[bytes, bytes]) -> Iterator[str]:
-        for name in ("packed-refs.lock", "packed-refs.new"):
-            if (self.repository.git_dir / name).exists():
-                yield name
-        for ref in self.repository.locked(standing):
-            yield ref.decode() + ".lock"
+            self._announced |= new
 
     def _judge(self, said: bytes, standing: Mapping[bytes, bytes]) -> list[list[bytes]]:
         """Settle what git complains about; return what to try again, in parts if that is not clear."""
         names = list(standing)
         complaint = understand(said, self.repository.git_dir)
         if complaint.lock is not None:
-            self._give_way(complaint.lock, standing)
+            self._leave_locked(complaint.lock, standing)
         elif complaint.general:
             raise self._failure(said)
         elif complaint.ref is not None and complaint.ref in standing:
-            if complaint.became == "changed":
-                self._look_again(complaint.ref, complaint.text)
-            else:
-                self._settle(complaint.ref, TOO_LONG_TO_LOCK if complaint.became else locked(complaint.text))
+            self._changes[complaint.ref] += 1
+            if complaint.became == "too long":
+                self._settle(complaint.ref, TOO_LONG_TO_LOCK)
+            elif complaint.became is None or self._changes[complaint.ref] >= CHANGES:
+                self._settle(complaint.ref, Outcome("locked", complaint.text))
         elif len(names) == 1:
-            self._settle(names[0], locked(complaint.text))
+            self._settle(names[0], Outcome("locked", complaint.text))
         else:
             half = len(names) // 2
             return [names[half:], names[:half]]
         return [[name for name in names if self.rows[name]]]
 
-    def _look_again(self, name: bytes, text: str) -> None:
-        """Leave a ref open, as only a look says what it is; where git never agrees with the look, it stays for now."""
-        self._changes[name] += 1
-        if self._changes[name] >= CHANGES:
-            self._settle(name, locked(text))
-
-    def _give_way(self, lock: bytes, standing: Mapping[bytes, bytes]) -> None:
+    def _leave_locked(self, lock: bytes, standing: Mapping[bytes, bytes]) -> None:
         name = lock.removesuffix(b".lock")
         if name not in standing:
             path = os.fsdecode(lock)
-            raise RepositoryLocked(path, self.repository.ages([path]).get(path))
+            age = self.repository.age(path)
+            raise RepositoryLocked(f"{path} is held" + ("" if age is None else f", {age} old"))
         # A git that was killed may have left thousands.
-        held = {each: each.decode() + ".lock" for each in {name, *self.repository.locked(standing)}}
-        ages = self.repository.ages(held.values())
-        for each, path in held.items():
-            old = f", {ages[path]} old" if path in ages else ""
-            self._settle(each, locked("another process holds its lock" + old))
+        self._settle_all({name, *self.repository.locked(standing)}, LOCKED)
 
-    def _settle_all(self, names: Mapping[bytes, bytes], outcome: Outcome) -> None:
+    def _settle_all(self, names: Iterable[bytes], outcome: Outcome) -> None:
         for name in names:
             self._settle(name, outcome)
 
@@ -354,6 +291,6 @@ class _Deletion:
         self.rows[name] = []
 
     def _failure(self, complaint: bytes) -> RepositoryFailed:
-        """Return what git complains about, unless it is that root or repository have gone."""
+        """Return what git complains about, unless root or repository have gone."""
         self.repository.confirm()
         return RepositoryFailed(legible(complaint))

@@ -1,6 +1,6 @@
 """Find a repository below the root, and believe that it is gone only while the sentinel can be read.
 
-A disk that is not mounted looks exactly like one from which everything has been deleted.
+A disk that is not mounted looks exactly like one from which everything was deleted.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -38,15 +38,7 @@ class RepositoriesMissing(GitError):
 
 
 class RepositoryLocked(GitError):
-    """Somebody holds a lock of the whole repository, or died with it; nothing was done.
-
-    *path* is relative to the repository; *age* is None when the lock has gone again or cannot be looked at.
-    """
-
-    def __init__(self, path: str, age: timedelta | None) -> None:
-        super().__init__(f"{path} is held" + ("" if age is None else f", {age} old"))
-        self.path = path
-        self.age = age
+    """Another process holds a lock of the whole repository, or died with it; nothing was done."""
 
 
 class RepositoryFailed(GitError):
@@ -79,32 +71,20 @@ class Repository:
         if said is not None:
             raise RepositoryFailed(said)
 
-    def can_lock(self) -> Callable[[bytes], bool]:
-        """Return what says of a ref's name whether there can be a lock for it.
-
-        Where refs are no files there always can.
-        """
-        if self.has_reftable():
-            return lambda _: True
-        longest = _NAME_MAX
-        with suppress(OSError):
-            longest = os.pathconf(self.git_dir, "PC_NAME_MAX")
-        room = _PATH_MAX - len(os.fsencode(self.git_dir)) - len("/")
-
-        def fits(name: bytes) -> bool:
-            lock = name + b".lock"
-            return len(lock) < room and all(len(component) <= longest for component in lock.split(b"/"))
-
-        return fits
+    def can_lock(self, name: bytes) -> bool:
+        """Return whether there can be a lock for the ref; where refs are no files there always can."""
+        lock = self._path(name) + b".lock"
+        fits = len(lock) < _PATH_MAX and all(len(component) <= _NAME_MAX for component in lock.split(b"/"))
+        return fits or self.has_reftable()
 
     def has_reftable(self) -> bool:
-        """Say whether refs are kept in tables, not in files."""
+        """Return whether refs are kept in tables, not in files."""
         return (self.git_dir / "reftable").is_dir()
 
     def has_file(self, name: bytes) -> bool:
-        """Say whether something lies where a loose ref of that name would; may raise OSError."""
+        """Return whether something lies where a loose ref of that name would; may raise OSError."""
         try:
-            return not stat.S_ISDIR(os.lstat(os.fsencode(self.git_dir) + b"/" + name).st_mode)
+            return not stat.S_ISDIR(os.lstat(self._path(name)).st_mode)
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
                 return False
@@ -114,36 +94,35 @@ class Repository:
         """Return the file that lies where a folder of the ref's name would; git can make no lock behind it."""
         with suppress(OSError):
             try:
-                os.lstat(os.fsencode(self.git_dir) + b"/" + name)
+                os.lstat(self._path(name))
             except NotADirectoryError:
                 parts = name.split(b"/")
                 return next(filter(self.has_file, (b"/".join(parts[:end]) for end in range(1, len(parts)))), None)
         return None
 
-    def file(self, name: bytes) -> bytes | None:
-        """Return the beginning of what the file of a loose ref says; None where there is none that can be read."""
+    def loose(self, name: bytes) -> bytes:
+        """Return how the file of a loose ref begins; nothing where there is none that can be read."""
         with suppress(OSError):
-            handle = os.open(os.fsencode(self.git_dir) + b"/" + name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            handle = os.open(self._path(name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
                 return os.read(handle, _PATH_MAX)
             finally:
                 os.close(handle)
-        return None
+        return b""
 
     def locked(self, names: Iterable[bytes]) -> list[bytes]:
-        """List those of *names* whose locks lie there now."""
-        return [name for name in names if os.path.lexists(os.fsencode(self.git_dir) + b"/" + name + b".lock")]
+        """Return those of *names* whose locks exist now."""
+        return [name for name in names if os.path.lexists(self._path(name) + b".lock")]
 
-    def ages(self, locks: Iterable[str]) -> dict[str, timedelta]:
-        """Return how old locks are by the clock of their own file system; those that have gone are left out."""
-        found: dict[str, timedelta] = {}
+    def age(self, path: str) -> timedelta | None:
+        """Return how old a file is by the clock of its file system; None when it is gone or cannot be looked at."""
         with suppress(OSError), TemporaryFile(dir=self.git_dir) as new:
-            now = os.fstat(new.fileno()).st_mtime
-            for lock in locks:
-                with suppress(FileNotFoundError):
-                    seconds = now - (self.git_dir / lock).lstat().st_mtime
-                    found[lock] = timedelta(seconds=max(0, round(seconds)))
-        return found
+            seconds = os.fstat(new.fileno()).st_mtime - (self.git_dir / path).lstat().st_mtime
+            return timedelta(seconds=max(0, round(seconds)))
+        return None
+
+    def _path(self, name: bytes) -> bytes:
+        return os.fsencode(self.git_dir) + b"/" + name
 
 
 def open_repository(root: Path, disk_path: str) -> Repository:
@@ -170,7 +149,7 @@ def open_repository(root: Path, disk_path: str) -> Repository:
 
 
 def is_missing(root: Path, disk_path: str) -> bool:
-    """Say whether there is nothing at *disk_path*; what cannot be looked at is for `open_repository` to judge.
+    """Return whether nothing is at *disk_path*; what cannot be looked at is for `open_repository` to judge.
 
     Raises `RootUnavailable`.
     """
@@ -182,12 +161,12 @@ def is_missing(root: Path, disk_path: str) -> bool:
     except RepositoryMissing:
         return True
     except RepositoryFailed:
-        return False
+        pass
     return False
 
 
 def too_many_missing(missing: int, projects: int, share: float) -> bool:
-    """Say whether so many of *projects* are missing, more than *share* and not just a few, that they are not gone."""
+    """Return whether more than *share* of *projects* are missing, and not just a few: then they are not gone."""
     return missing >= FEW and missing > share * projects
 
 
@@ -201,7 +180,7 @@ def misnamed(root: Path, disk_path: str) -> str | None:
 
 
 def objection(root: Path, disk_path: str) -> str | None:
-    """Say why no ref of the repository at *disk_path* would be deleted, as far as a look at its folder tells.
+    """Return why no ref of the repository at *disk_path* would be deleted, as far as its folder shows.
 
     Raises `RootUnavailable`; a repository that is missing is none to object to.
     """

@@ -1,7 +1,6 @@
 """Restore refs where they were: only those that are not there, and only while git has their objects.
 
-All go in one transaction.  What git would refuse is looked for and left out first; what it
-refuses all the same is left out too, and the rest is tried again.
+All go in one transaction; where git refuses it, each is tried by itself.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -19,8 +18,6 @@ from forgekeeper.storage.git_repository import Repository, RepositoryFailed, ope
 from forgekeeper.storage.git_values import standing_in
 from forgekeeper.storage.ref_names import refusal
 
-TRANSACTIONS = 64
-"""So often git is asked at most; each time but the last it has refused."""
 BRANCHES = "refs/heads/"
 
 _OID = re.compile(r"(?:[0-9a-f]{40}|[0-9a-f]{64})\Z")
@@ -34,7 +31,7 @@ class Restored:
     state: Literal["restored", "would be restored", "exists", "pruned", "symbolic", "refused"]
     reason: str = ""
     command: tuple[str, ...] = ()
-    """What makes it by hand, in its repository."""
+    """What a person can run in the repository to restore it."""
 
 
 RESTORED = Restored("restored")
@@ -53,24 +50,27 @@ def restore(
     dry_run: bool = False,
     before: Callable[[Mapping[str, str]], None] = lambda _: None,
 ) -> dict[str, Restored]:
-    """Restore the refs of the repository at *disk_path*, each at what it was; say what became of each.
+    """Restore the refs of the repository at *disk_path*, each at what it was; return what became of each.
 
-    A ref that is there is left, whatever it is at.  What was a symbolic ref is named, and not made.
-    In a *dry_run* nothing is made.  Git is ended at *until*, an instant of the monotonic clock.
+    A ref that exists stays as it is, whatever it is at.  A symbolic ref is not restored: its command is returned.
+    In a *dry_run* nothing is restored.  Git is ended at *until*, an instant of the monotonic clock.
     *before* is called with what git is about to be asked for; what it raises keeps git from being asked.
-    Where we are root, git is the repository's owner: what it writes belongs to whom the rest belongs.
+    Where we are root, git runs as the repository's owner, so that the owner can read what it writes.
 
-    Raises what `git_refs.delete` raises.
+    Raises `GitError`.
     """
     repository = open_repository(root, disk_path)
-    making = _Making(repository, Git(repository.git_dir, until, grace, _owner(repository)), dict(wanted))
-    making.look()
+    git = Git(repository.git_dir, until, grace, _owner(repository))
+    outcomes = {ref: said for ref, was in wanted.items() if (said := _objection(ref, was))}
+    left = {ref: was for ref, was in wanted.items() if ref not in outcomes}
+    outcomes |= _obstacles(repository, git, left)
+    left = {ref: was for ref, was in left.items() if ref not in outcomes}
     if dry_run:
-        making.outcomes |= dict.fromkeys(making.left, POSSIBLE)
-    elif making.left:
-        before(making.left)
-        making.run()
-    return {ref: making.outcomes[ref] for ref in wanted}
+        outcomes |= dict.fromkeys(left, POSSIBLE)
+    elif left:
+        before(left)
+        outcomes |= _create_all(repository, git, left)
+    return {ref: outcomes[ref] for ref in wanted}
 
 
 def _owner(repository: Repository) -> tuple[int, int] | None:
@@ -80,93 +80,74 @@ def _owner(repository: Repository) -> tuple[int, int] | None:
     return found.st_uid, found.st_gid
 
 
-@dataclass
-class _Making:
-    """One call: the refs that are still to be made, with their oids, and what has become of the others."""
-
-    repository: Repository
-    git: Git
-    left: dict[str, str]
-    outcomes: dict[str, Restored] = field(default_factory=dict)
-
-    def look(self) -> None:
-        """Settle what cannot be made."""
-        for ref, was in self.left.items():
-            if said := _objection(ref, was):
-                self.outcomes[ref] = said
-        self._drop()
-        self.repository.enclose(ref.encode() for ref in self.left)
-        there, kinds = standing_in(self.repository, self.git, self.left), self._kinds()
-        for ref, was in self.left.items():
-            if ref in there:
-                self.outcomes[ref] = _exists(there[ref])
-            elif was not in kinds:
-                self.outcomes[ref] = PRUNED
-            elif ref.startswith(BRANCHES) and kinds[was] != "commit":
-                self.outcomes[ref] = Restored("refused", f"a branch cannot be a {kinds[was]}")
-        self._drop()
-
-    def run(self) -> None:
-        """Make what is left; raise `RepositoryFailed` where git does not say which ref it is about."""
-        for _ in range(TRANSACTIONS):
-            said = self._transact()
-            if not said:
-                self.outcomes |= dict.fromkeys(self.left, RESTORED)
-                return
-            self._judge(said)
-            self._drop()
-        raise RepositoryFailed(f"nothing was restored, git refuses too many: {legible(said)}")
-
-    def _drop(self) -> None:
-        self.left = {ref: was for ref, was in self.left.items() if ref not in self.outcomes}
-
-    def _kinds(self) -> dict[str, str]:
-        """Return what kinds of objects they were at, of those that git still has."""
-        oids = sorted(set(self.left.values()))
-        given = "".join(f"{oid}\n" for oid in oids).encode()
-        with self.git.run("cat-file", "--batch-check=%(objecttype)", given=given) as answer:
-            if answer.code != 0:
-                raise self._failure(answer.complaint())
-            kinds = [line.decode(errors="replace").strip() for line in answer.out]
-        found = dict(zip(oids, kinds, strict=True))
-        return {oid: kind for oid, kind in found.items() if not kind.endswith("missing")}
-
-    def _transact(self) -> bytes:
-        """Make all or nothing; return what git has against it."""
-        if not self.left:
-            return b""
-        self.repository.enclose(ref.encode() for ref in self.left)
-        commands = [f"create {ref}\0{was}" for ref, was in sorted(self.left.items())]
-        given = "\0".join(["start", *commands, "prepare", "commit", ""]).encode()
-        with self.git.run("update-ref", "--stdin", "-z", "--no-deref", given=given) as answer:
-            if answer.code == 0 and answer.out.read().endswith(b"commit: ok\n"):
-                self.repository.confirm()
-                return b""
-            if answer.code < 0:
-                raise self._failure(answer.complaint())
-            return answer.complaint()
-
-    def _judge(self, said: bytes) -> None:
-        complaint = understand(said, self.repository.git_dir)
-        ref = complaint.ref.decode(errors="replace") if complaint.ref else None
-        if complaint.general or ref not in self.left:
-            raise self._failure(said)
-        exists = "already exists" in complaint.text
-        self.outcomes[ref] = _exists("") if exists else Restored("refused", complaint.text)
-
-    def _failure(self, complaint: bytes) -> RepositoryFailed:
-        self.repository.confirm()
-        return RepositoryFailed(f"nothing was restored: {legible(complaint)}")
-
-
 def _objection(ref: str, was: str) -> Restored | None:
-    """Say what speaks against making the ref before git is asked."""
+    """Return what speaks against restoring the ref before git is asked."""
     if reason := refusal(ref):
         return Restored("refused", reason)
     if link := _LINK.match(was):
-        by_hand = ("git", "symbolic-ref", ref, link["target"])
-        return Restored("symbolic", "it was a symbolic ref; in its repository, this command makes it again", by_hand)
+        command = ("git", "symbolic-ref", ref, link["target"])
+        return Restored("symbolic", "it was a symbolic ref; in its repository, this command makes it again", command)
     return None if _OID.match(was) else UNKNOWN
+
+
+def _obstacles(repository: Repository, git: Git, refs: Mapping[str, str]) -> dict[str, Restored]:
+    """Return those that exist, whose objects are gone, or that must not be at such an object."""
+    repository.enclose(ref.encode() for ref in refs)
+    there, kinds = standing_in(repository, git, refs), _kinds(repository, git, refs)
+    outcomes = {}
+    for ref, was in refs.items():
+        if ref in there:
+            outcomes[ref] = _exists(there[ref])
+        elif was not in kinds:
+            outcomes[ref] = PRUNED
+        elif ref.startswith(BRANCHES) and kinds[was] != "commit":
+            outcomes[ref] = Restored("refused", f"a branch cannot be a {kinds[was]}")
+    return outcomes
+
+
+def _kinds(repository: Repository, git: Git, refs: Mapping[str, str]) -> dict[str, str]:
+    """Return the kinds of the objects that git still has."""
+    oids = sorted(set(refs.values()))
+    given = "".join(f"{oid}\n" for oid in oids).encode()
+    with git.run("cat-file", "--batch-check=%(objecttype)", given=given) as answer:
+        if answer.code != 0:
+            raise _failure(repository, answer.complaint())
+        kinds = [line.decode(errors="replace").strip() for line in answer.out]
+    return {oid: kind for oid, kind in zip(oids, kinds, strict=True) if not kind.endswith("missing")}
+
+
+def _create_all(repository: Repository, git: Git, refs: Mapping[str, str]) -> dict[str, Restored]:
+    said = _create(repository, git, refs)
+    if not said:
+        return dict.fromkeys(refs, RESTORED)
+    if understand(said, repository.git_dir).general:
+        raise _failure(repository, said)
+    outcomes = {}
+    for ref, was in refs.items():
+        said = _create(repository, git, {ref: was})
+        if said and b"already exists" in said:
+            outcomes[ref] = _exists("")
+        else:
+            outcomes[ref] = Restored("refused", legible(said)) if said else RESTORED
+    return outcomes
+
+
+def _create(repository: Repository, git: Git, refs: Mapping[str, str]) -> bytes:
+    """Create all or nothing; return what git has against it."""
+    repository.enclose(ref.encode() for ref in refs)
+    commands = [f"create {ref}\0{was}" for ref, was in sorted(refs.items())]
+    given = "\0".join(["start", *commands, "prepare", "commit", ""]).encode()
+    with git.run("update-ref", "--stdin", "-z", "--no-deref", given=given) as answer:
+        if answer.code < 0:
+            raise _failure(repository, answer.complaint())
+        done = answer.code == 0 and answer.out.read().endswith(b"commit: ok\n")
+        repository.confirm()
+        return b"" if done else answer.complaint()
+
+
+def _failure(repository: Repository, complaint: bytes) -> RepositoryFailed:
+    repository.confirm()
+    return RepositoryFailed(f"nothing was restored: {legible(complaint)}")
 
 
 def _exists(value: str) -> Restored:

@@ -15,17 +15,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import obstore
 from obstore.store import LocalStore, S3Store
 
 from forgekeeper.database.writes import insist
 from forgekeeper.storage.opening import FAILURES, check_process, open_store, reason
-from forgekeeper.storage.sentinel import NAME, Sentinel, objection, parse
-
-if TYPE_CHECKING:
-    from obstore.store import ObjectStore
+from forgekeeper.storage.sentinel import NAME, Sentinel, objection, parse, read
 
 BULK = 1_000
 """As many as one request to S3 may name."""
@@ -51,7 +48,7 @@ _UNFIT = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]|#[0-9]+\Z")
 
 
 def is_normal(path: str) -> bool:
-    """Say whether every store takes *path* as it stands, and whether it may name an object at all.
+    """Return whether every store takes *path* as it stands, and whether it may name an object at all.
 
     What is not normal would be refused or mean another object; nothing may name the sentinel.
     """
@@ -60,7 +57,7 @@ def is_normal(path: str) -> bool:
 
 
 def is_below(prefixes: Sequence[str], path: str) -> bool:
-    """Say whether *path*, a normal one, lies in one of the folders; where there are none, everything does."""
+    """Return whether *path*, a normal one, lies in one of the folders; where there are none, everything does."""
     return not prefixes or any(path.startswith(f"{prefix}/") for prefix in prefixes)
 
 
@@ -119,10 +116,10 @@ class Objects:
         retry_timeout: timedelta = timedelta(seconds=10),
     ) -> None:
         self.location = location
-        self._installation = installation
-        self._prefixes = tuple(prefixes)
+        self.installation = installation
+        self.prefixes = tuple(prefixes)
         try:
-            self._store = open_store(url, request_timeout=request_timeout, retries=RETRIES, retry_timeout=retry_timeout)
+            self.store = open_store(url, request_timeout=request_timeout, retries=RETRIES, retry_timeout=retry_timeout)
         except FAILURES as error:
             raise StoreUnavailable(f"{location}: {reason(error)}", {}) from None
 
@@ -133,7 +130,7 @@ class Objects:
         until: float | None = None,
         unless_changed_since: Mapping[str, datetime] | None = None,
     ) -> dict[str, Outcome]:
-        """Delete the objects at *paths*; say what became of each.
+        """Delete the objects at *paths*; return what became of each.
 
         Those named in *unless_changed_since* are looked at first, just before they go.
         Stops at *until*, an instant of the monotonic clock, whatever the store does; a path
@@ -144,48 +141,39 @@ class Objects:
         """
         insist(f"at the store {self.location}")
         check_process()
-        deletion = _Deletion(self.location, self._store, self._installation, self._prefixes, unless_changed_since or {})
-        normal = []
-        for path in dict.fromkeys(paths):
-            if not is_normal(path):
-                deletion.known[path] = failed("invalid path")
-            elif not self.may_delete(path):
-                deletion.known[path] = failed(OUTSIDE)
-            else:
-                normal.append(path)
-        if normal:
-            asyncio.run(deletion.run(normal, until))
+        deletion = _Deletion(self, unless_changed_since or {})
+        refused = {path: failed(why) for path in paths if (why := self._objection(path))}
+        deletion.known |= refused
+        if allowed := [path for path in dict.fromkeys(paths) if path not in refused]:
+            asyncio.run(_until(until, deletion.run(allowed)))
         return deletion.known
 
     def present(self, paths: Sequence[str], *, until: float | None = None) -> dict[str, bool]:
-        """Say of *paths*, normal ones, whether there are objects; some at a time, and believed as deletions are.
+        """Return of *paths*, normal ones, whether there are objects; an answer counts as in `delete`.
 
         Stops at *until*, an instant of the monotonic clock: of a path that is then not in the answer nothing is known.
         Raises `StoreUnavailable`.
         """
         check_process()
-        look = _Look(self.location, self._store, self._installation)
-        asyncio.run(look.run(list(dict.fromkeys(paths)), until))
-        return look.known
+        known: dict[str, bool] = {}
+        asyncio.run(_until(until, self._look(list(dict.fromkeys(paths)), known)))
+        return known
 
     def may_delete(self, path: str) -> bool:
-        """Say whether *path*, a normal one, lies where objects may be deleted."""
-        return is_below(self._prefixes, path)
+        """Return whether *path*, a normal one, lies where objects may be deleted."""
+        return is_below(self.prefixes, path)
 
     def sentinel(self) -> Sentinel | None:
         """Return what the sentinel says, None when there is none; raise `StoreUnavailable`."""
         with self._answering():
-            try:
-                return parse(bytes(obstore.get(self._store, NAME).bytes()))
-            except FileNotFoundError:
-                return None
+            return read(self.store)
 
     def put(self, paths: Sequence[str], content: bytes = b"a sample\n") -> None:
         """Put an object at each of *paths*: sample data.  Raises `StoreUnavailable`."""
         insist(f"at the store {self.location}")
         with self._answering():
             for path in paths:
-                obstore.put(self._store, path, content)
+                obstore.put(self.store, path, content)
 
     def listed(self, prefix: str, *, before: datetime) -> Iterator[str]:
         """Yield the path of every object under *prefix* last changed earlier than *before*.
@@ -193,18 +181,53 @@ class Objects:
         Raises `StoreUnavailable`, also for a name that the store cannot spell out.
         """
         with self._answering():
-            for page in obstore.list(self._store, prefix or None):
+            for page in obstore.list(self.store, prefix or None):
                 for found in page:
                     if found["last_modified"] < before and found["path"].rpartition("/")[2] != NAME:
                         yield found["path"]
 
     def has(self, path: str, *, before: datetime) -> bool:
-        """Say whether an object of exactly that name was last changed earlier than *before*."""
+        """Return whether an object of exactly that name was last changed earlier than *before*."""
         with self._answering():
             try:
-                return obstore.head(self._store, path)["last_modified"] < before
+                return obstore.head(self.store, path)["last_modified"] < before
             except FileNotFoundError:
                 return False
+
+    async def _look(self, paths: list[str], known: dict[str, bool]) -> None:
+        for start in range(0, len(paths), LOOKS):
+            some = paths[start : start + LOOKS]
+            found = await asyncio.gather(*map(self.last_modified, some))
+            await self.confirm({})
+            there = zip(some, found, strict=True)
+            known |= {path: changed is not None for path, changed in there if not isinstance(changed, str)}
+
+    async def last_modified(self, path: str) -> datetime | str | None:
+        """Return when the object was written, None where there is none, and why nobody knows."""
+        try:
+            return (await _asked("head", obstore.head_async(self.store, path)))["last_modified"]
+        except FileNotFoundError:
+            return None
+        except FAILURES as error:
+            return reason(error)
+
+    async def confirm(self, known: dict[str, Outcome]) -> None:
+        """Read the sentinel; raise `StoreUnavailable` unless the place is this installation's."""
+        try:
+            found = parse(await _asked("get", self._read_sentinel()))
+        except FAILURES as error:
+            raise StoreUnavailable(f"{self.location}: cannot read {NAME}: {reason(error)}", known) from None
+        if said := objection(self.location, found, self.installation):
+            raise StoreUnavailable(said, known)
+
+    async def _read_sentinel(self) -> bytes:
+        answer = await obstore.get_async(self.store, NAME)
+        return bytes(await answer.bytes_async())
+
+    def _objection(self, path: str) -> str | None:
+        if not is_normal(path):
+            return "invalid path"
+        return None if self.may_delete(path) else OUTSIDE
 
     @contextmanager
     def _answering(self) -> Iterator[None]:
@@ -215,72 +238,21 @@ class Objects:
             raise StoreUnavailable(f"{self.location}: {reason(error)}", {}) from None
 
 
-class _Look:
-    """One call: which objects are there, as far as the sentinel has confirmed it."""
-
-    def __init__(self, location: str, store: ObjectStore, installation: str) -> None:
-        self.known: dict[str, bool] = {}
-        self._location = location
-        self._store = store
-        self._installation = installation
-
-    async def run(self, paths: list[str], until: float | None) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout_at(until):
-                for start in range(0, len(paths), LOOKS):
-                    some = paths[start : start + LOOKS]
-                    found = await asyncio.gather(*map(self._has, some))
-                    if said := objection(self._location, await self._sentinel(), self._installation):
-                        raise StoreUnavailable(said, {})
-                    answers = zip(some, found, strict=True)
-                    self.known |= {path: there for path, there in answers if there is not None}
-
-    async def _has(self, path: str) -> bool | None:
-        try:
-            await _asked("head", obstore.head_async(self._store, path))
-        except FileNotFoundError:
-            return False
-        except FAILURES:
-            return None
-        return True
-
-    async def _sentinel(self) -> Sentinel:
-        try:
-            answer = await obstore.get_async(self._store, NAME)
-            return parse(bytes(await answer.bytes_async()))
-        except FAILURES as error:
-            raise StoreUnavailable(f"{self._location}: cannot read {NAME}: {reason(error)}", {}) from None
-
-
 class _Deletion:
     """One call: what is known for certain, and the answers that the sentinel has not confirmed yet."""
 
-    def __init__(
-        self,
-        location: str,
-        store: ObjectStore,
-        installation: str,
-        prefixes: Sequence[str],
-        unless_changed_since: Mapping[str, datetime],
-    ) -> None:
-        self._installation = installation
-        self._prefixes = prefixes
+    def __init__(self, objects: Objects, unless_changed_since: Mapping[str, datetime]) -> None:
         self.known: dict[str, Outcome] = {}
+        self._objects = objects
+        self._unless_changed_since = unless_changed_since
         self._unconfirmed: dict[str, Outcome] = {}
         self._lets_us_delete = False
-        self._unless_changed_since = unless_changed_since
-        self._location = location
-        self._store = store
+        store = objects.store
         self._root = Path(str(store.prefix)).resolve() if isinstance(store, LocalStore) else None
         # S3 says of a missing object, too, that it has deleted it.
         self._deleted_is_certain = not isinstance(store, S3Store)
 
-    async def run(self, paths: list[str], until: float | None) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout_at(until):
-                await self._delete(paths)
-
-    async def _delete(self, paths: list[str]) -> None:
+    async def run(self, paths: list[str]) -> None:
         try:
             await self._confirm()
         except StoreUnavailable as error:
@@ -294,59 +266,45 @@ class _Deletion:
             await self._confirm()
 
     async def _unchanged(self, chunk: list[str]) -> list[str]:
-        """Return those that may go: not those that have changed, nor those of which that cannot be told."""
+        """Return those that may go: not those that have changed, nor those of which nobody knows."""
         doubtful = [path for path in chunk if path in self._unless_changed_since]
-        spared: set[str] = set()
+        spared: dict[str, Outcome] = {}
         for start in range(0, len(doubtful), LOOKS):
             some = doubtful[start : start + LOOKS]
-            for path, outcome in zip(some, await asyncio.gather(*map(self._looked_at, some)), strict=True):
-                if outcome is not None:
-                    spared.add(path)
-                    self._note(path, outcome)
+            found = await asyncio.gather(*map(self._objects.last_modified, some))
+            for path, changed in zip(some, found, strict=True):
+                if isinstance(changed, str):
+                    spared[path] = failed(changed)
+                elif changed is not None and changed >= self._unless_changed_since[path]:
+                    spared[path] = CHANGED
+        if doubtful:
+            self._unconfirmed |= spared
             await self._confirm()
         return [path for path in chunk if path not in spared]
 
-    async def _looked_at(self, path: str) -> Outcome | None:
-        try:
-            found = await _asked("head", obstore.head_async(self._store, path))
-        except FileNotFoundError:
-            return None
-        except FAILURES as error:
-            return failed(reason(error))
-        return CHANGED if found["last_modified"] >= self._unless_changed_since[path] else None
-
     async def _confirm(self) -> None:
         """Read the sentinel, and with it believe the answers so far."""
-        try:
-            found = parse(await _asked("get", self._read()))
-        except FAILURES as error:
-            message = f"{self._location}: cannot read {NAME}: {reason(error)}"
-            raise StoreUnavailable(message, self.known) from None
-        if said := objection(self._location, found, self._installation):
-            raise StoreUnavailable(said, self.known)
+        await self._objects.confirm(self.known)
         refused = [path for path, outcome in self._unconfirmed.items() if outcome.state == "failed"]
         if refused and not self._lets_us_delete:
             await self._probe(refused[0])
         self.known |= self._unconfirmed
         self._unconfirmed.clear()
 
-    async def _read(self) -> bytes:
-        answer = await obstore.get_async(self._store, NAME)
-        return bytes(await answer.bytes_async())
-
     async def _probe(self, refused: str) -> None:
         """Find out once whether *refused* is alone, or the store lets us read but not delete."""
         folder = refused.rpartition("/")[0]
-        folders = (self._prefixes[0] if self._prefixes else "", folder)
+        folders = (next(iter(self._objects.prefixes), ""), folder)
         answers = [await self._one(f"{folder}/{PROBE}" if folder else PROBE) for folder in folders]
         self._lets_us_delete = any(answer.state != "failed" for answer in answers)
         if not self._lets_us_delete:
-            raise StoreUnavailable(f"{self._location}: nothing may be deleted: {answers[0].reason}", self.known)
+            message = f"{self._objects.location}: nothing may be deleted: {answers[0].reason}"
+            raise StoreUnavailable(message, self.known)
 
     async def _in_bulk(self, chunk: list[str]) -> bool:
-        """Say whether all were deleted; if not, some may have been."""
+        """Return whether all were deleted; if not, some may have been."""
         try:
-            await _asked("delete_many", obstore.delete_async(self._store, chunk))
+            await _asked("delete_many", obstore.delete_async(self._objects.store, chunk))
         except FAILURES:
             await self._confirm()
             return False
@@ -367,10 +325,10 @@ class _Deletion:
             real = _real(self._root, path)
             if real is None:
                 return failed("a symbolic link leads out of the store")
-            if not is_below(self._prefixes, real):
+            if not self._objects.may_delete(real):
                 return failed(f"a symbolic link leads {OUTSIDE}")
         try:
-            await _asked("delete", obstore.delete_async(self._store, path))
+            await _asked("delete", obstore.delete_async(self._objects.store, path))
         except FileNotFoundError:
             return MISSING
         except FAILURES as error:
@@ -382,16 +340,21 @@ class _Deletion:
         (self.known if certain else self._unconfirmed)[path] = outcome
 
 
+async def _until(until: float | None, work: Awaitable[None]) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout_at(until):
+            await work
+
+
 async def _asked(operation: str, answer: Awaitable[Answer]) -> Answer:
     """Count the request, however it ends; that there is no such object is an answer like others."""
-    began = time.monotonic()
-    failed = 0
+    began, failures = time.monotonic(), 0
     try:
         return await answer
     except FileNotFoundError:
         raise
     except FAILURES:
-        failed = 1
+        failures = 1
         raise
     finally:
         from metrics.counting import WORKER  # there in a worker; a command that asks no store has no use for it
@@ -399,7 +362,7 @@ async def _asked(operation: str, answer: Awaitable[Answer]) -> Answer:
         with suppress(OSError, ValueError):  # of the files in which we count
             seconds = time.monotonic() - began
             WORKER.observe("forgekeeper_object_storage_request_duration_seconds", operation, seconds=seconds)
-            WORKER.inc("forgekeeper_object_storage_request_failures_total", operation, by=failed)
+            WORKER.inc("forgekeeper_object_storage_request_failures_total", operation, by=failures)
 
 
 def _real(root: Path, path: str) -> str | None:

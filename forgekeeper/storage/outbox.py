@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -17,11 +16,11 @@ from forgekeeper.database.survey import held
 from forgekeeper.storage.stores import ARTIFACTS
 
 MAX_ATTEMPTS = 10
-"""After so many failures an object is dead: shown, counted, and tried again only when asked to."""
+"""After so many failures an object waits for a person."""
 
 FOR_EVER: Any = pw.SQL("timestamptz 'infinity'")
 DUE = "pick_up_at <= %(now)s and attempts < %(max_attempts)s"
-"""What is deleted; what `run --dry-run` counts, too."""
+"""What runs delete, and previews count."""
 
 CLAIM_DUE = """
     update ci_deleted_objects set pick_up_at = clock_timestamp() + %(visibility)s
@@ -34,33 +33,25 @@ CLAIM_DUE = """
     ))
     returning id, store_dir, file, pick_up_at, project_id, created_at
 """
-# A look into the index for each, whatever statistics say: a list of a thousand pairs took some
-# tens of milliseconds to be put together, read and planned.
+# A look into the index for each: planning a list of a thousand pairs took tens of milliseconds.
 NAMED = """
     select asked.path
     from unnest(%(folders)s::text[], %(files)s::text[], %(paths)s::text[]) as asked (folder, file, path), lateral (
         select from ci_deleted_objects where store_dir = asked.folder and file = asked.file limit 1
     ) as found
 """
-NEXT_DUE = """
-    select id from ci_deleted_objects
+LIST_DUE = """
+    select {columns} from ci_deleted_objects
     where {due}{chosen}
     order by pick_up_at, id
     limit %(limit)s
 """
-SEEN_DUE = """
-    select id, store_dir, file, pick_up_at, project_id, {busy}, pick_up_at::text as place from ci_deleted_objects
-    where {due} and (pick_up_at, id) > (%(instant)s, %(key)s){chosen}
-    order by pick_up_at, id
-    limit %(limit)s
-"""
-# Locked, so that whoever holds objects back comes before us, or waits until it is known that we are at them.
+# Locked, so that a person who holds objects back comes before us, or waits until it is known that we delete them.
 STILL_OURS = """
     select id from ci_deleted_objects
     where (id, pick_up_at) in (select * from unnest(%(ids)s::bigint[], %(claims)s::timestamptz[]))
-    for no key update {locked}
+    for no key update skip locked
 """
-PATIENT = "set local lock_timeout = '1s'"
 FAIL = """
     update ci_deleted_objects set attempts = attempts + 1,
         pick_up_at = clock_timestamp() + %(first)s * power(2, least(attempts, 10))
@@ -115,10 +106,9 @@ def parted(path: str) -> tuple[str, str]:
 
 
 class Seen(NamedTuple):
-    """An object that could be claimed, whose it was, whether another session has its row locked, and its place."""
+    """An object that could be claimed, whether another session has its row locked, and its place in the order."""
 
     object: Claimed
-    project: int | None
     busy: bool
     place: Position
 
@@ -188,16 +178,20 @@ class DeletedObject(Base):
     @classmethod
     def next_due(cls, now: datetime, *, limit: int, without: Collection[int] = ()) -> list[int]:
         """Return the ids of what `claim_due` would claim, locked or not."""
-        statement = NEXT_DUE.format(due=DUE, chosen=chosen("id", without=without))
+        statement = LIST_DUE.format(columns="id", due=DUE, chosen=chosen("id", without=without))
         return [number for (number,) in database.execute_sql(statement, _values(now, limit, without)).fetchall()]
 
     @classmethod
     def seen_due(cls, now: datetime, after: Position, *, limit: int, without: Collection[int] = ()) -> list[Seen]:
         """Return the next of what `claim_due` would claim, beyond *after*; nothing is claimed."""
+        columns = "id, store_dir, file, pick_up_at, project_id, created_at, {busy}, pick_up_at::text as place"
+        beyond = f"{DUE} and (pick_up_at, id) > (%(instant)s, %(key)s)"
+        statement = LIST_DUE.format(
+            columns=columns.format(busy=held("ci_deleted_objects")), due=beyond, chosen=chosen("id", without=without)
+        )
         values = {**_values(now, limit, without), **after._asdict()}
-        statement = SEEN_DUE.format(due=DUE, busy=held("ci_deleted_objects"), chosen=chosen("id", without=without))
         rows = database.execute_sql(statement, values).fetchall()
-        return [Seen(Claimed(*row[:4]), row[4], row[5], Position(row[6], row[0])) for row in rows]
+        return [Seen(Claimed(*row[:6]), row[6], Position(row[7], row[0])) for row in rows]
 
     @classmethod
     def present(cls, ids: Sequence[int]) -> set[int]:
@@ -211,48 +205,22 @@ class DeletedObject(Base):
         By their objects, too: in a database that came back older another's row may have the id.
         """
         values = {name: [getattr(row, name) for row in claimed] for name in ("id", "store_dir", "file")}
-        count: int = database.execute_sql(FORGET, values).rowcount
-        return count
+        return int(database.execute_sql(FORGET, values).rowcount)
 
     @classmethod
     def still_ours(cls, claimed: Sequence[Claimed]) -> set[int]:
-        """Return the ids of those that nobody has taken from us since, locked until the transaction ends.
-
-        What others keep locked for longer than a moment is left out.  Nobody is waited for with a row locked.
-        """
-        with database.atomic() as locking:
-            ours = cls._lock(claimed, "skip locked")
-            left = [row for row in claimed if row.id not in ours]
-            if not left:
-                return ours
-            locking.rollback()
-        # Who claims beside us may have found ours due, waited for our commit, and have them locked, untouched.
-        with suppress(pw.OperationalError), database.atomic() as waiting:
-            database.execute_sql(PATIENT)
-            cls._lock(left[:1], "")
-            waiting.rollback()
-        return cls._lock(claimed, "skip locked")
-
-    @classmethod
-    def _lock(cls, claimed: Sequence[Claimed], locked: str) -> set[int]:
-        values = {"ids": [row.id for row in claimed], "claims": [row.claim for row in claimed]}
-        return {number for (number,) in database.execute_sql(STILL_OURS.format(locked=locked), values).fetchall()}
+        """Return the ids of those that nobody has taken or locked since, locked until the transaction ends."""
+        return {number for (number,) in database.execute_sql(STILL_OURS, _claims(claimed)).fetchall()}
 
     @classmethod
     def put_back(cls, claimed: Sequence[Claimed], now: datetime) -> None:
         """Let the objects that are still ours be due again as they were; no attempt is spent."""
-        values = {"ids": [row.id for row in claimed], "claims": [row.claim for row in claimed], "now": now}
-        database.execute_sql(PUT_BACK, values)
+        database.execute_sql(PUT_BACK, {**_claims(claimed), "now": now})
 
     @classmethod
     def fail(cls, claimed: Sequence[Claimed], *, first_retry: timedelta) -> int:
         """Spend an attempt on each and let it wait, twice as long each time; return how many died of it."""
-        values = {
-            "ids": [row.id for row in claimed],
-            "claims": [row.claim for row in claimed],
-            "first": first_retry,
-            "max_attempts": MAX_ATTEMPTS,
-        }
+        values = {**_claims(claimed), "first": first_retry, "max_attempts": MAX_ATTEMPTS}
         return sum(died for (died,) in database.execute_sql(FAIL, values).fetchall())
 
     @classmethod
@@ -262,7 +230,7 @@ class DeletedObject(Base):
 
     @classmethod
     def hold(cls, ids: Sequence[int], *, visibility: timedelta) -> tuple[int, int]:
-        """Hold objects back until they are let go; return how many are held now, and how many of them a run may be at.
+        """Hold objects back; return how many are held now, and how many of them a run may be deleting.
 
         Those are the ones that were due, or that a run may have claimed for *visibility*.
         """
@@ -273,8 +241,7 @@ class DeletedObject(Base):
     @classmethod
     def unhold(cls, ids: Sequence[int], *, grace: timedelta) -> int:
         """Let held objects go, due after *grace*; return how many there were."""
-        count: int = database.execute_sql(UNHOLD, {"ids": list(ids), "grace": grace}).rowcount
-        return count
+        return int(database.execute_sql(UNHOLD, {"ids": list(ids), "grace": grace}).rowcount)
 
     @classmethod
     def retry(cls, ids: Sequence[int] | None) -> int:
@@ -288,3 +255,7 @@ class DeletedObject(Base):
 
 def _values(now: datetime, limit: int, without: Collection[int]) -> dict[str, Any]:
     return {"now": now, "limit": limit, "max_attempts": MAX_ATTEMPTS, "without": list(without)}
+
+
+def _claims(claimed: Sequence[Claimed]) -> dict[str, Any]:
+    return {"ids": [row.id for row in claimed], "claims": [row.claim for row in claimed]}

@@ -1,8 +1,7 @@
 """The sentinel: a small file that says that the right disk, bucket and prefix are there, and whose they are.
 
-Where it cannot be read nothing is believed to be gone: an unmounted disk looks exactly
-like one from which everything has been deleted.  Where it names another installation, or
-none, nothing is deleted: what lies there may be somebody else's.
+Where it cannot be read nothing is believed to be gone: an unmounted disk looks exactly like one from which everything
+was deleted.  Where it names another installation, or none, nothing is deleted: the data may belong to someone else.
 """
 
 from __future__ import annotations
@@ -10,22 +9,25 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import obstore
 
 from forgekeeper.storage.opening import FAILURES, open_store, reason
 
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
 NAME = ".forgekeeper-root"
 TEXT = b"forgekeeper believes that something is gone from here only while it can read this file.\n"
 LONGEST = 4_096
-"""Bytes of a sentinel that are read; one that goes on is still only a sentinel."""
-PATIENCE = timedelta(seconds=5)
+"""Bytes of a sentinel that are read."""
+TIMEOUT = timedelta(seconds=5)
 LOST_AND_FOUND = "lost+found"
-"""A new disk's own folder: with it alone the disk is empty."""
+"""A new disk's own folder: a disk with nothing else is empty."""
 
 _OWNER = re.compile(rb"^installation:[ \t]*([!-~]+)[ \t]*\r?$", re.MULTILINE)
 
@@ -52,7 +54,7 @@ def parse(content: bytes) -> Sentinel:
 
 
 def objection(place: object, found: Sentinel, installation: str) -> str | None:
-    """Say why nothing may be deleted from a place with that sentinel, None when it is *installation*'s."""
+    """Return why nothing may be deleted from a place with that sentinel, None when it is *installation*'s."""
     if found.installation == installation:
         return None
     if found.installation is None:
@@ -65,24 +67,8 @@ def objection(place: object, found: Sentinel, installation: str) -> str | None:
     )
 
 
-class Place(Protocol):
-    """A folder or an object store; every method raises `Unreadable` when it does not answer."""
-
-    def sentinel(self) -> Sentinel | None:
-        """Return what the sentinel says, None when there is none."""
-
-    def is_empty(self) -> bool:
-        """Say whether there is nothing beside the sentinel."""
-
-    def has(self, path: str) -> bool:
-        """Say whether there is something at *path*."""
-
-    def create_sentinel(self, installation: str) -> None:
-        """Write the sentinel, over one that names nobody."""
-
-
 class Folder:
-    """A folder on a disk that may not be mounted."""
+    """A folder on a disk that may not be mounted; every method raises `Unreadable` when it does not answer."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -102,17 +88,14 @@ class Folder:
             except FileNotFoundError:
                 return None
 
-    def has_sentinel(self) -> bool:
-        """Say whether the sentinel is there, whoever it names."""
-        return self.sentinel() is not None
-
     def is_empty(self) -> bool:
-        """Say whether there is nothing beside the sentinel."""
+        """Return whether there is nothing beside the sentinel."""
         with _readable(str(self)):
             return all(child.name in (NAME, LOST_AND_FOUND) for child in self._root.iterdir())
 
     def has(self, path: str) -> bool:
-        """Say whether there is something at *path*; a path that leads elsewhere names nothing here."""
+        """Return whether there is something at *path*."""
+        # A path that leads elsewhere names nothing here.
         parts = path.split("/")
         if "\0" in path or path.startswith("/") or ".." in parts or not any(parts):
             return False
@@ -126,13 +109,13 @@ class Folder:
 
 
 class Store:
-    """An object store behind a URL."""
+    """An object store behind a URL; every method raises `Unreadable` when it does not answer."""
 
     def __init__(self, location: str, url: str) -> None:
         self._location = location
         with _readable(location):
-            # A store that is away is reported in seconds.
-            self._store = open_store(url, request_timeout=PATIENCE, retries=1, retry_timeout=PATIENCE)
+            # A store that does not answer is reported in seconds.
+            self._store = open_store(url, request_timeout=TIMEOUT, retries=1, retry_timeout=TIMEOUT)
 
     def __str__(self) -> str:
         return self._location
@@ -140,35 +123,37 @@ class Store:
     def sentinel(self) -> Sentinel | None:
         """Return what the sentinel says, None when there is none."""
         with _readable(self._location):
-            try:
-                return parse(bytes(obstore.get(self._store, NAME).bytes()))
-            except FileNotFoundError:
-                return None
-
-    def has_sentinel(self) -> bool:
-        """Say whether the sentinel is there, whoever it names."""
-        return self.sentinel() is not None
+            return read(self._store)
 
     def is_empty(self) -> bool:
-        """Say whether there is nothing beside the sentinel."""
+        """Return whether there is nothing beside the sentinel."""
         with _readable(self._location):
             # Two: one of them may be the sentinel.
             found = (one["path"] for page in obstore.list(self._store, chunk_size=2) for one in page)
             return next((path for path in found if path != NAME), None) is None
 
     def has(self, path: str) -> bool:
-        """Say whether there is an object at *path*."""
-        with _readable(self._location):
-            try:
-                obstore.head(self._store, path)
-            except FileNotFoundError:
-                return False
+        """Return whether there is something at *path*."""
+        with _readable(self._location), suppress(FileNotFoundError):
+            obstore.head(self._store, path)
             return True
+        return False
 
     def create_sentinel(self, installation: str) -> None:
         """Write the sentinel, over one that names nobody."""
         with _readable(self._location):
             obstore.put(self._store, NAME, text(installation))
+
+
+Place = Folder | Store
+
+
+def read(store: ObjectStore) -> Sentinel | None:
+    """Return what a store's sentinel says, None when there is none; raise one of `FAILURES`."""
+    try:
+        return parse(bytes(obstore.get(store, NAME).bytes()))
+    except FileNotFoundError:
+        return None
 
 
 @contextmanager

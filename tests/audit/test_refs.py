@@ -7,7 +7,7 @@ import pytest
 from forgekeeper.audit.deletions import Audit
 from forgekeeper.audit.intents import Intended, Item
 from forgekeeper.database import database, now
-from forgekeeper.storage.git_refs import RepositoryFailed
+from forgekeeper.storage.git_repository import RepositoryFailed
 from models import GitRefDeletion, Project
 from tests.harness.audited import interrupted_at, lines, unclosed
 from tests.harness.git_samples import Bare, put_root, stand_in

@@ -26,7 +26,7 @@ from forgekeeper.storage.outbox import MAX_ATTEMPTS, DeletedObject
 from models import DeletionStatus, GitRefDeletion, JobArtifact
 from tests.harness.every import every
 from tests.harness.installation import INSTALLATION
-from workers.stale_direct_uploads import by_hand, register
+from workers.stale_direct_uploads import adoption, register
 
 from .every_command import commands
 
@@ -71,7 +71,7 @@ def failed_uploads(*members):
 
 
 def adopted_uploads(*paths):
-    return lambda _folder: by_hand.adopt(client, "artifacts", paths, stale_after=timedelta(hours=3))
+    return lambda _folder: adoption.adopt(client, "artifacts", paths, stale_after=timedelta(hours=3))
 
 
 def an_orphan(folder):

@@ -48,6 +48,9 @@ def statuses():
     return [row.status for row in GitRefDeletion.select().order_by(GitRefDeletion.id)]
 
 
+# run
+
+
 def test_a_run_by_hand_deletes_the_refs_of_every_project(main, root):
     for number in (1, 2):
         disk_path = f"group/{number}.git"
@@ -59,6 +62,26 @@ def test_a_run_by_hand_deletes_the_refs_of_every_project(main, root):
 
     assert (result.status, result.json["total_projects"], git_sample.count(root)) == (0, 2, 4)
     assert [child["total_deletes"] for child in result.json["children"]] == [1, 1]
+
+
+def test_a_repository_in_which_git_fails_keeps_no_other_from_its_turn(main, root):
+    for number in (1, 2):
+        git_sample.create(root, f"{number}.git", ["refs/go"])
+        Project.create(id=number, disk_path=f"{number}.git")
+        GitRefDeletion.create(project_id=number, ref="refs/go")
+    (root / "1.git" / "packed-refs").write_text("nonsense\n")
+
+    result = main("run", "git_ref_cleanup", REPOSITORIES_ROOT=str(root))
+
+    assert result.status == 1
+    assert "1 of 2 children failed, the first clean_project_refs:1" in result.sentences[-1]
+    assert statuses() == [DeletionStatus.PENDING, DeletionStatus.PROCESSED]
+
+
+def test_without_a_root_nothing_is_done_and_the_run_says_why(main):
+    result = main("run", "git_ref_cleanup", "--json")
+
+    assert (result.status, result.json["skipped"]) == (3, "no_repositories")
 
 
 def test_a_root_without_sentinel_fails_the_run_and_consumes_nothing(main, tmp_path, refs):
@@ -82,13 +105,6 @@ def test_check_says_how_many_repositories_are_missing(main, root, missing, level
 
     assert found == level
     assert message.endswith("projects taken at random have none")
-
-
-def test_check_says_that_a_path_lacks_its_git(main, root):
-    (root / "1.git").mkdir()
-    Project.create(id=1, disk_path="1")
-
-    assert look(main, root) == [("error", "there is none at 1, but one at 1.git: correct disk_path")]
 
 
 @pytest.mark.parametrize("others", [0, 2])
@@ -116,11 +132,17 @@ def test_what_a_run_had_sent_before_it_failed_is_worked_on_by_hand_too(main, roo
     assert "3 of 4 projects have no repository" in result.sentences[-1]
 
 
-def test_rejected_deletions_as_json(main, refs):
-    answer = main("refs", "rejected", "--json", "--limit", "1").json
+# refs
 
-    (entry,) = answer["entries"]
-    assert (answer["rejected"], entry["id"], entry["ref"]) == (2, refs[0], "refs/heads/a..b")
+
+@pytest.mark.parametrize("command", [["refs"], ["refs", "rejected"]])
+def test_rejected_deletions_are_listed_with_their_reasons(main, refs, command):
+    result = main(*command)
+
+    assert result.status == 0
+    assert "refs/heads/a..b" in result.stdout
+    assert "invalid_name" in result.stdout
+    assert "refs/x" not in result.stdout
 
 
 def test_one_rejected_deletion_is_tried_anew(main, refs):
@@ -129,11 +151,33 @@ def test_one_rejected_deletion_is_tried_anew(main, refs):
     assert (result.status, statuses()) == (0, [1, 3, 1])
 
 
-def test_leases_as_json(main, held):
-    (entry,) = main("leases", "list", "--json").json["leases"]
+def test_all_rejected_deletions_are_tried_anew(main, refs):
+    result = main("refs", "retry", "--all")
 
-    assert (entry["name"], entry["holder"]) == ("clean_project_refs:7", "forge-2:77")
-    assert 50 < entry["left"] <= 60
+    assert (result.status, statuses()) == (0, [1, 1, 1])
+
+
+def test_a_deletion_that_was_not_rejected_cannot_be_retried(main, refs):
+    result = main("refs", "retry", str(refs[2]))
+
+    assert (result.status, "not among the rejected deletions" in result.complaint) == (1, True)
+
+
+@pytest.mark.parametrize("arguments", [[], ["1", "--all"]])
+def test_retry_wants_one_or_all(main, arguments):
+    assert main("refs", "retry", *arguments).status == 2
+
+
+# leases
+
+
+@pytest.mark.parametrize("command", [["leases"], ["leases", "list"]])
+def test_leases_are_listed_with_their_holders(main, held, command):
+    result = main(*command)
+
+    assert result.status == 0
+    assert "clean_project_refs:7" in result.stdout
+    assert "forge-2:77" in result.stdout
 
 
 def test_a_broken_lease_is_free_and_its_holder_learns_of_it(main, held):
@@ -144,14 +188,12 @@ def test_a_broken_lease_is_free_and_its_holder_learns_of_it(main, held):
         held.check()
 
 
-def test_a_lease_that_nobody_holds_cannot_be_broken(main):
-    result = main("leases", "break", "nobody")
-
-    assert (result.status, "nobody holds the lease nobody" in result.complaint) == (1, True)
+# status and check
 
 
-def test_status_shows_leases_and_buckets(main, held):
-    status = main("status", "--json").json
+def test_check_warns_where_there_is_no_git(main, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
 
-    assert [one["name"] for one in status["leases"]] == ["clean_project_refs:7"]
-    assert status["buckets"] == {"available": [], "occupied": []}
+    findings = main("check", "--json").json["findings"]
+
+    assert [finding["level"] for finding in findings if finding["subject"] == "git"] == ["warning"]

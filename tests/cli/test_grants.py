@@ -34,7 +34,7 @@ from forgekeeper.storage.settled import SettledUpload
 from forgekeeper.tables import OURS
 from models import APPLICATION, GitRefDeletion
 from tests.harness.settings import settings_with
-from workers.git_ref_cleanup.deletions import Closed, settle
+from workers.git_ref_cleanup.deletions import Pending, settle
 from workers.git_ref_cleanup.repositories import paths
 from workers.stale_direct_uploads import register
 
@@ -268,7 +268,7 @@ def of_worker(settings):
     yield partial(Quarantined.end, "git_ref_cleanup", "clean_project_refs", "1")
     yield JobRun.delete().where(JobRun.closed_before(now() - timedelta(days=1))).execute
     yield partial(paths, [1])
-    yield partial(settle, 1, [Closed(0, "refs/mr/1")])
+    yield partial(settle, 1, {Pending(0, 1, "refs/mr/1", None, now(), now()): None})
     yield partial(Audit("prune", on=True).intent, "a", ids=[1])
     yield partial(RunTotal.add, "prune", 1)
     yield partial(RunTotal.delete_old, now(), limit=1)

@@ -3,12 +3,13 @@
 import os
 import shutil
 import subprocess
-import tracemalloc
+from contextlib import closing
 from datetime import timedelta
 from itertools import count
 
 import hypothesis
 import hypothesis.strategies as st
+import psycopg2
 import pytest
 
 from forgekeeper.audit.deletions import Audit, Deletion
@@ -18,8 +19,7 @@ from forgekeeper.storage.outbox import DeletedObject
 from models import CLASSES, JobArtifact, ProjectStatistics
 from tests.harness.artifacts import destroy_chunk
 from tests.harness.thorough import WHOLE, examples
-from workers.expired_job_artifacts import holding, script
-from workers.expired_job_artifacts.holding import Which
+from workers.expired_job_artifacts import script
 
 RUN = 17
 DAY = timedelta(days=1)
@@ -47,6 +47,17 @@ def psql(urls):
         command = [program, "-X", *options, "-d", urls.database]
         given = text if isinstance(text, bytes) else text.encode()
         return subprocess.run(command, input=given, env=os.environ | environment, capture_output=True, check=False)
+
+    return feed
+
+
+@pytest.fixture
+def driver(urls):
+    """Have a script executed by a driver, in a session with these options."""
+
+    def feed(text, options):
+        with closing(psycopg2.connect(urls.database, options=options)) as connection:
+            connection.cursor().execute(text)
 
     return feed
 
@@ -113,7 +124,6 @@ def test_no_path_leaves_its_literal_whatever_the_session_s_settings_are(main, ps
     done = psql(text, "-v", "ON_ERROR_STOP=1", "-v", "run=1", PGOPTIONS=options, PGCLIENTENCODING="LATIN1")
 
     assert (done.returncode, done.stderr, rows(), canary()) == (0, b"", before, 1)
-    assert text.isascii()
 
 
 def test_of_a_script_that_is_cut_nothing_comes_back(main, psql, monkeypatch):
@@ -144,6 +154,18 @@ def test_of_a_script_of_which_a_part_is_lost_nothing_comes_back(main, psql, monk
             assert rows() == [], part
     psql("\n".join(parts))
     assert len(rows()) == 5
+
+
+def test_of_an_artifact_that_was_destroyed_twice_the_last_row_comes_back_alone(main, psql):
+    destroyed("a", id=5, run=1)
+    DeletedObject.delete().execute()
+    before = destroyed("b", id=5, run=2)
+
+    result = main("objects", "hold", "--project", "7", "--json")
+
+    assert [one["file_final_path"] for one in result.json["artifacts"]] == ["b"]
+    psql("\n".join(result.json["statements"]))
+    assert rows() == before
 
 
 def test_an_object_that_was_deleted_before_its_row_could_go_is_lost(main):
@@ -186,6 +208,8 @@ def test_nothing_is_held_unless_the_act_can_be_written(main):
     assert (result.status, result.stdout, DeletedObject.held().count()) == (1, "", 0)
 
 
+# Many
+
 CHUNK = 1_000
 FILL = """
     insert into audit_deletions (batch, record, run, phase, ids, hashes, detail)
@@ -206,16 +230,13 @@ def fill(many):
     database.execute_sql(FILL, {"run": RUN, "many": many, "chunk": CHUNK})
 
 
-def test_of_many_rows_a_few_are_in_memory_at_a_time():
+@pytest.mark.parametrize("words", [["--run", str(RUN)], ["--project", "7"]])
+def test_many_are_held_without_a_transaction_that_waits_for_us(main, psql, words):
     fill(MANY)
-    tracemalloc.start()
-    try:
-        which = Which(run=RUN)
-        with holding.chosen(which) as objects, holding.hold(which, objects, DAY, audited=True) as held:
-            size = sum(map(len, script.statements(held.rows())))
-            _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
 
-    assert held.artifacts == MANY
-    assert peak < min(15_000_000, size), f"{peak:,} bytes of memory for a script of {size:,}"
+    result = main("objects", "hold", *words, DATABASE_IDLE_TIMEOUT="0.1")
+    assert (result.status, DeletedObject.held().count()) == (0, MANY), result.stderr
+    done = psql(result.stdout, "-v", "ON_ERROR_STOP=1")
+
+    assert (done.returncode, JobArtifact.select().count()) == (0, MANY), done.stderr
+    assert main("objects", "unhold", *words, "--json", DATABASE_IDLE_TIMEOUT="0.1").json == {"let_go": MANY}

@@ -92,6 +92,25 @@ def test_what_cannot_be_restored_is_said_and_keeps_no_other(main, repository):
     assert repository.refs()["refs/a"] == repository.two
 
 
+def test_a_ref_that_was_deleted_twice_comes_back_as_it_was_last(main, repository):
+    repository.loose("refs/a", value=repository.two)
+    delete(7, "refs/a")
+
+    assert main("refs", "restore", "7:refs/a").status == 0
+    assert repository.refs()["refs/a"] == repository.two
+
+
+@pytest.mark.parametrize("words", [[], ["refs/a"], ["x"], ["-1"]])
+def test_what_names_no_deletion_is_refused(main, repository, words):
+    assert main("refs", "restore", *words).status == 2
+
+
+def test_without_the_repositories_disk_nothing_is_restored(main, repository, root):
+    root.rename(root.with_suffix(".away"))
+
+    assert "is not a folder" in main("refs", "restore", *numbers()).complaint
+
+
 def test_nothing_is_restored_unless_the_act_can_be_written(main, repository):
     database.execute_sql(
         "create trigger unwritten before insert on audit_acts for each row execute function audit_refuse()"

@@ -61,7 +61,7 @@ def test_git_deletes_no_ref_for_a_batch(places):
 
     refused(lambda _store: git_refs.delete(*where, until=time.monotonic() + 60), places)
 
-    assert git_refs.foresee(*where, until=time.monotonic() + 60)[doomed].state == "deleted"
+    assert git_refs.preview(*where, until=time.monotonic() + 60)[doomed].state == "deleted"
 
 
 def in_a_pipeline(_store):

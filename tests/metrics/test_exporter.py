@@ -39,7 +39,7 @@ from tests.harness.ledger import start_run
 from tests.harness.ports import free_ports
 from tests.harness.programs import Program
 from workers.expired_job_artifacts import buckets
-from workers.stale_direct_uploads import by_hand, register
+from workers.stale_direct_uploads import adoption, register
 
 from ..system.proxy import postgres_through, redis_through  # noqa: TID252, pytest puts no folder on the path
 from .pages import read
@@ -686,7 +686,7 @@ def test_pending_uploads_are_counted_fresh_ones_too(look):
 
 def test_what_is_being_deleted_is_pending_too_and_what_waits_for_its_day_is_not(look):
     client.zadd(register.DELETING, {"s:claimed": int(ago(hours=-1).timestamp())})
-    by_hand.adopt(client, "s", ["orphan"], stale_after=timedelta(hours=3))
+    adoption.adopt(client, "s", ["orphan"], stale_after=timedelta(hours=3))
 
     page = look()
 

@@ -19,7 +19,7 @@ from forgekeeper.events import ChildEnded, RecordFailed, RunEnded, RunStarted
 from forgekeeper.locks import LeaseLost
 from forgekeeper.runs.growth import Growth
 from forgekeeper.runs.ledger import JobRun
-from forgekeeper.storage import git_refs, objects
+from forgekeeper.storage import git_repository, objects
 from forgekeeper.worker_metrics import BREACHES, count, rules
 from metrics.counting import WORKER
 from tests.harness.catalogue import METRICS
@@ -146,8 +146,8 @@ def test_a_failure_for_good_is_no_retry(counted):
         (pw.OperationalError(), "database"),
         (redis.TimeoutError(), "redis"),
         (objects.StoreUnavailable("x", {}), "object_storage"),
-        (git_refs.RepositoryFailed(), "gitaly"),
-        (git_refs.RootUnavailable(), "gitaly"),
+        (git_repository.RepositoryFailed(), "gitaly"),
+        (git_repository.RootUnavailable(), "gitaly"),
         (TimeLimitExceeded(), "time_limit"),
         (KeyError(), "other"),
     ],

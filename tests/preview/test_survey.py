@@ -22,7 +22,7 @@ from tests.harness.installation import INSTALLATION
 from tests.harness.settings import settings_with
 from tests.harness.toys import toy
 from workers import stale_direct_uploads
-from workers.stale_direct_uploads import by_hand, register
+from workers.stale_direct_uploads import adoption, register
 
 HOUR = timedelta(hours=1)
 SLOW = "clear_status_at <= clock_timestamp() and pg_sleep(0.05) is not null"
@@ -252,7 +252,7 @@ def test_a_look_that_is_cut_off_supposes_the_same_of_the_rest(repositories):
 def test_what_was_adopted_and_waits_for_its_day_is_not_due(tmp_path):
     (tmp_path / "a").write_bytes(b"")
     sentinel.Store("artifacts", f"file://{tmp_path}").create_sentinel(INSTALLATION)
-    by_hand.adopt(client, "artifacts", ["a"], stale_after=stale_direct_uploads.MAX_UPLOAD_DURATION)
+    adoption.adopt(client, "artifacts", ["a"], stale_after=stale_direct_uploads.MAX_UPLOAD_DURATION)
 
     found = foreseen("stale_direct_uploads", settings_with(object_stores={"artifacts": f"file://{tmp_path}"}))
 

@@ -1,7 +1,6 @@
 """What lies in a repository leads no deletion out of it, and what git only reads may lie anywhere."""
 
 import shutil
-import time
 
 import pytest
 
@@ -11,11 +10,9 @@ from forgekeeper.storage.git_refs import (
     GONE,
     TOO_LONG_TO_LOCK,
     Doomed,
-    RepositoryFailed,
-    delete,
 )
-from forgekeeper.storage.git_repository import is_missing, misnamed, objection
-from tests.harness.git_samples import ALWAYS_IN_TIME, Bare, put_root, stand_in
+from forgekeeper.storage.git_repository import RepositoryFailed
+from tests.harness.git_samples import Bare, put_root, stand_in
 
 
 @pytest.fixture
@@ -113,12 +110,6 @@ def test_a_link_that_comes_between_look_and_deletion_is_refused(repository, othe
         repository.delete("refs/heads/a")
 
 
-def test_a_link_that_no_doomed_ref_lies_behind_is_in_nobody_s_way(repository, other):
-    put_link(repository.path / "refs/theirs", other.path / "refs/heads")
-
-    assert repository.states("refs/heads/a") == {"refs/heads/a": "deleted"}
-
-
 def test_a_loose_ref_that_is_a_link_goes_and_what_it_leads_to_stays(repository, other):
     put_link(repository.path / "refs/heads/link", other.path / "refs/heads/a")
 
@@ -133,13 +124,6 @@ def test_what_git_only_reads_may_lie_elsewhere(repository, other):
         Doomed("refs/heads/a"): DELETED,
         Doomed("refs/heads/main"): DEFAULT_BRANCH,
     }
-
-
-def test_objects_may_come_from_a_pool(repository, other):
-    (repository.path / "objects/info").mkdir(exist_ok=True)
-    (repository.path / "objects/info/alternates").write_text(f"{other.path}/objects\n")
-
-    assert repository.delete("refs/heads/a") == {Doomed("refs/heads/a"): DELETED}
 
 
 @pytest.mark.parametrize(
@@ -182,73 +166,3 @@ def test_a_ref_that_is_too_long_for_a_lock_is_rejected_and_keeps_no_other(reposi
     assert [outcomes[one] for one in (long, letters, fits)] == [TOO_LONG_TO_LOCK, TOO_LONG_TO_LOCK, DELETED]
     assert outcomes[Doomed("refs/heads/" + "z" * length)] == GONE
     assert set(repository.refs()) == {"refs/heads/a", "refs/heads/main", long.ref, letters.ref}
-
-
-def test_a_folder_may_have_a_longer_name_than_a_ref(repository):
-    inside = f"refs/{'x' * 255}/a"
-    outside = f"refs/{'x' * 256}/a"
-
-    outcomes = repository.delete(*packed(repository, inside, outside))
-
-    assert outcomes == {Doomed(inside): DELETED, Doomed(outside): TOO_LONG_TO_LOCK}
-
-
-def of_length(total):
-    """Return a name of that many bytes; of letters of four bytes, as there may be only so many."""
-    name = "refs/"
-    while (left := total - len(name.encode())) > 250:
-        name += "😀" * 50 + "/"
-    return name + "😀" * (left // 4) + "x" * (left % 4)
-
-
-def test_a_path_that_is_too_long_for_a_lock_is_rejected(repository):
-    longest = 4_096 - len(f"{repository.path}/.lock\0")
-    names = [of_length(longest + more) for more in (-1, 0, 1, 2)]
-
-    outcomes = repository.delete(*packed(repository, *names))
-
-    assert [outcomes[Doomed(name)] for name in names] == [DELETED, DELETED, TOO_LONG_TO_LOCK, TOO_LONG_TO_LOCK]
-
-
-def test_hundreds_that_are_too_long_for_a_lock_cost_no_refusal(repository):
-    doomed = packed(repository, *(f"refs/heads/{'x' * 252}{number:03}" for number in range(300)))
-
-    assert set(repository.delete(*doomed).values()) == {TOO_LONG_TO_LOCK}
-
-
-def test_a_lock_that_a_file_system_has_no_name_for_is_understood(repository, tmp_path, monkeypatch):
-    repository.loose("refs/b")
-    said = "fatal: prepare: cannot lock ref 'refs/b': Unable to create '/x/refs/b.lock': File name too long"
-    script = f'case "$*" in *update-ref*) grep -q refs/b && {{ echo "{said}" >&2; exit 128; }};; esac; exec $GIT "$@"'
-    stand_in(tmp_path / "bin", monkeypatch, script)
-
-    assert repository.delete("refs/b") == {Doomed("refs/b"): TOO_LONG_TO_LOCK}
-
-
-@pytest.mark.parametrize(
-    "disk_path",
-    ["x" * 5_000, "x" * 256, "x" * 252, "/".join(["y" * 200] * 24), "y/" * 3_000, "a\nb", "loop/x", "file/x"],
-)
-def test_of_any_path_it_can_be_said_whether_there_is_a_repository(root, disk_path):
-    (root / "loop").symlink_to("loop")
-    (root / "file").touch()
-
-    missing = is_missing(root, disk_path)
-
-    assert missing == (disk_path in {"x" * 252, "a\nb", "file/x"})
-    assert misnamed(root, disk_path) is None
-
-
-@pytest.mark.parametrize("disk_path", ["x" * 5_000, "x" * 256, "/".join(["y" * 200] * 24)])
-def test_a_path_that_is_too_long_is_a_sentence(root, disk_path):
-    with pytest.raises(RepositoryFailed, match="cannot be followed: File name too long"):
-        delete(root, disk_path, [Doomed("refs/c")], until=time.monotonic() + ALWAYS_IN_TIME)
-
-
-def test_who_asks_is_told_what_a_deletion_would_be_refused_for(repository, other):
-    put_link(repository.path / "packed-refs", other.path / "packed-refs")
-
-    assert objection(repository.root, repository.disk_path).startswith("packed-refs is a symbolic link")
-    assert objection(other.root, other.disk_path) is None
-    assert objection(other.root, "nothing/there") is None
-    assert "too long" in objection(other.root, "x" * 5_000)

@@ -7,22 +7,14 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager, suppress
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from forgekeeper.embedded.waiting import wait_until
-from forgekeeper.storage.git_refs import (
-    DELETED,
-    Doomed,
-    GitTimedOut,
-    RepositoryFailed,
-    RepositoryLocked,
-    RepositoryMissing,
-    RootUnavailable,
-    delete,
-)
+from forgekeeper.storage.git_command import GitTimedOut
+from forgekeeper.storage.git_refs import DELETED, Doomed, delete
+from forgekeeper.storage.git_repository import RepositoryFailed, RepositoryLocked, RepositoryMissing, RootUnavailable
 from tests.harness.git_samples import ALWAYS_IN_TIME, Bare, Held, put_root, stand_in
 
 TWO_HOURS = 7_200
@@ -73,33 +65,9 @@ def test_a_locked_ref_stays_and_keeps_no_other(repository):
     locked = outcomes.pop(Doomed("refs/c"))
     assert set(outcomes.values()) == {DELETED}
     assert locked.state == "locked"
-    assert ", 2:00:0" in locked.reason
+    assert locked.reason == "another process holds its lock"
     assert (repository.path / "refs/c.lock").exists()
     assert "refs/c" in repository.refs()
-
-
-def test_thousands_of_locks_of_a_killed_git_cost_one_refusal(repository):
-    names = [f"refs/mr/{number}" for number in range(2_000)]
-    repository.packed("refs/a", *names)
-    (repository.path / "refs/mr").mkdir(parents=True)
-    for name in names:
-        (repository.path / f"{name}.lock").touch()
-    started = time.monotonic()
-
-    states = repository.states("refs/a", *names)
-
-    assert states.pop("refs/a") == "deleted"
-    assert set(states.values()) == {"locked"}
-    assert time.monotonic() < started + ALWAYS_IN_TIME
-
-
-def test_a_ref_named_like_the_lock_of_all_is_a_ref(repository):
-    repository.loose("refs/packed-refs")
-    (repository.path / "refs/packed-refs.lock").touch()
-
-    states = repository.states("refs/packed-refs", "refs/a")
-
-    assert states == {"refs/packed-refs": "locked", "refs/a": "deleted"}
 
 
 @pytest.mark.parametrize("lock", ["packed-refs.lock", "packed-refs.new"])
@@ -108,10 +76,8 @@ def test_a_lock_of_all_refs_is_reported_with_its_age_and_left(repository, lock):
     two_hours_ago(repository.path / lock)
 
     with pytest.raises(RepositoryLocked) as caught:
-        repository.delete("refs/a", "refs/c", within=4)
+        repository.delete("refs/a", "refs/c")
 
-    assert caught.value.path == lock
-    assert timedelta(hours=2) <= caught.value.age < timedelta(hours=3)
     assert str(caught.value).startswith(f"{lock} is held, 2:00:")
     assert [path.name for path in repository.locks()] == [lock]
     assert repository.refs() == before
@@ -172,16 +138,6 @@ def test_nothing_is_started_when_the_time_was_up_before(repository):
     assert "refs/a" in repository.refs()
 
 
-def test_git_that_waits_too_long_for_a_lock_is_given_up_in_time_to_say_so(repository):
-    started = time.monotonic()
-
-    with prepared(repository, "refs/b"), pytest.raises(RepositoryLocked):
-        repository.delete("refs/c", within=4)
-
-    assert time.monotonic() < started + 4
-    assert repository.locks() == []
-
-
 HANGING = """
 case "$*" in *update-ref*)
     cd {path}
@@ -204,15 +160,14 @@ def test_git_that_hangs_is_asked_to_end_and_leaves_no_locks(repository, tmp_path
     hang(repository, tmp_path, monkeypatch, at_term=CLEAN_UP)
     started = time.monotonic()
 
-    with pytest.raises(GitTimedOut) as caught:
+    with pytest.raises(GitTimedOut):
         repository.delete("refs/a", "refs/c", within=2)
 
     assert 2 <= time.monotonic() - started < 2 + A_BUSY_MACHINE
-    assert (caught.value.killed, caught.value.locks) == (False, ())
     assert repository.locks() == []
 
 
-def test_git_that_does_not_listen_is_killed_and_its_locks_are_told(repository, tmp_path, monkeypatch):
+def test_git_that_does_not_listen_is_killed(repository, tmp_path, monkeypatch):
     hang(repository, tmp_path, monkeypatch, at_term="")
     started = time.monotonic()
 
@@ -220,10 +175,8 @@ def test_git_that_does_not_listen_is_killed_and_its_locks_are_told(repository, t
         repository.delete("refs/a", "refs/c", within=2, grace=0.5)
 
     assert 2.5 <= time.monotonic() - started < 2.5 + A_BUSY_MACHINE
-    assert caught.value.killed
+    assert "was killed" in str(caught.value)
     assert not Path("/proc", (repository.path / "pid").read_text().strip()).exists()
-    assert caught.value.locks == ("packed-refs.lock", "refs/c.lock")
-    assert str(caught.value).endswith("2 locks: packed-refs.lock, refs/c.lock")
     assert len(repository.locks()) == 2
 
 
@@ -295,47 +248,11 @@ def test_real_git_that_is_ended_while_it_waits_leaves_no_locks(repository, tmp_p
     )
 
     with prepared(repository, "refs/b"):
-        with pytest.raises(GitTimedOut) as caught:
+        with pytest.raises(GitTimedOut):
             repository.delete("refs/c", within=1)
         assert not (repository.path / "refs/c.lock").exists()
 
-    assert not caught.value.killed
     assert repository.locks() == []
-
-
-def test_masses_of_names_and_of_complaints_do_not_jam(repository, tmp_path, monkeypatch):
-    names = [f"refs/mr/{number}/{'x' * 200}" for number in range(10_000)]
-    repository.packed(*names)
-    stand_in(
-        tmp_path / "bin",
-        monkeypatch,
-        r"""
-        case "$*" in *update-ref*) yes warning: no | head -n 500000 >&2; echo "fatal: \033[mno space" >&2; exit 128; esac
-        exec $GIT "$@"
-        """,
-    )
-
-    with pytest.raises(RepositoryFailed) as caught:
-        repository.delete(*names)
-
-    assert str(caught.value) == r"\x1b[mno space"
-
-
-def test_a_git_that_refuses_everything_is_not_asked_for_ever(repository, tmp_path, monkeypatch):
-    repository.packed(*[f"refs/{number}" for number in range(1_000)])
-    stand_in(
-        tmp_path / "bin",
-        monkeypatch,
-        f"""
-        case "$*" in *update-ref*) echo x >> {tmp_path}/asked; echo fatal: no >&2; exit 128; esac
-        exec $GIT "$@"
-        """,
-    )
-
-    with pytest.raises(RepositoryFailed, match="no"):
-        repository.delete(*[f"refs/{number}" for number in range(1_000)])
-
-    assert len((tmp_path / "asked").read_text().splitlines()) <= 64
 
 
 @pytest.mark.parametrize(
@@ -365,34 +282,6 @@ def test_a_git_that_does_not_say_it_committed_has_not(repository, tmp_path, monk
     stand_in(tmp_path / "bin", monkeypatch, 'case "$*" in *update-ref*) exit 0; esac\nexec $GIT "$@"')
 
     assert repository.states("refs/a") == {"refs/a": "locked"}
-
-
-@pytest.mark.parametrize("content", ["junk\n", "unterminated"])
-def test_packed_refs_that_cannot_be_read_fail_the_repository(repository, content):
-    (repository.path / "packed-refs").write_text(content)
-
-    with pytest.raises(RepositoryFailed, match="packed-refs"):
-        repository.delete("refs/c")
-
-    assert "refs/c" in {path.name and f"refs/{path.name}" for path in (repository.path / "refs").iterdir()}
-
-
-@pytest.mark.parametrize("head", [None, "junk"])
-def test_a_directory_that_is_no_repository_fails(repository, head):
-    (repository.path / "HEAD").unlink()
-    if head:
-        (repository.path / "HEAD").write_text(head)
-
-    with pytest.raises(RepositoryFailed, match="not a git repository"):
-        repository.delete("refs/c")
-
-
-def test_a_format_that_git_does_not_know_fails_the_repository(repository):
-    repository.git("config", "core.repositoryFormatVersion", "1")
-    repository.git("config", "extensions.refStorage", "unheard-of")
-
-    with pytest.raises(RepositoryFailed):
-        repository.delete("refs/c")
 
 
 @pytest.fixture
@@ -436,22 +325,6 @@ def test_a_path_that_leads_elsewhere_is_not_followed(repository, outside, disk_p
     assert "refs/c" in repository.refs()
 
 
-def test_an_absolute_path_is_refused_even_inside_the_root(repository):
-    with pytest.raises(RepositoryFailed):
-        delete(repository.root, str(repository.path), [Doomed("refs/c")], until=time.monotonic() + ALWAYS_IN_TIME)
-
-
-def test_a_link_inside_the_root_is_followed(repository):
-    (repository.root / "link").symlink_to(repository.path)
-    (repository.root.parent / "root").symlink_to(repository.root)
-
-    outcomes = delete(
-        repository.root.parent / "root", "link", [Doomed("refs/c")], until=time.monotonic() + ALWAYS_IN_TIME
-    )
-
-    assert outcomes == {Doomed("refs/c"): DELETED}
-
-
 @pytest.mark.parametrize("disk_path", ["never/there.git", "group/project.git/description/x", "group/none.git"])
 def test_a_repository_that_is_not_there_is_missing(repository, disk_path):
     (repository.path / "description").touch()
@@ -473,14 +346,6 @@ def test_without_sentinel_nothing_is_believed_or_deleted(repository, there):
         repository.delete("refs/c", "refs/gone")
 
     assert "refs/c" in repository.refs()
-
-
-def test_a_sentinel_that_is_a_folder_is_none(repository):
-    (repository.root / ".forgekeeper-root").unlink()
-    (repository.root / ".forgekeeper-root").mkdir()
-
-    with pytest.raises(RootUnavailable):
-        repository.delete("refs/c")
 
 
 def meanwhile(tmp_path, monkeypatch, command, deed):
@@ -524,13 +389,3 @@ def test_refs_are_not_gone_because_another_repository_took_the_place(repository,
 
     with pytest.raises(RepositoryFailed, match="place"):
         repository.delete("refs/a")
-
-
-def test_threads_do_not_disturb_each_other(root):
-    repositories = [Bare(root, f"{number}.git") for number in range(3)]
-    for repository in repositories:
-        repository.loose("refs/a")
-
-    deletions = [Held(lambda repository=repository: repository.states("refs/a")) for repository in repositories]
-
-    assert [deletion.result() for deletion in deletions] == [{"refs/a": "deleted"}] * 3

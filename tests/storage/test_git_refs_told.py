@@ -2,8 +2,8 @@
 
 import pytest
 
-from forgekeeper.storage.git_refs import CHANGES, DELETED, MOVED, Doomed
-from tests.harness.git_samples import Bare, put_root, stand_in
+from forgekeeper.storage.git_refs import CHANGES, DELETED, Doomed
+from tests.harness.git_samples import Bare, put_root
 
 ELSEWHERE = "1" * 40
 
@@ -69,16 +69,6 @@ def test_nothing_is_told_of_what_is_gone_or_may_not_go(repository):
     assert told.each == []
 
 
-def test_of_rows_with_the_same_ref_those_are_told_that_agree(repository):
-    repository.loose("refs/a")
-    rows = [Doomed("refs/a"), Doomed("refs/a", repository.one), Doomed("refs/a", repository.two)]
-    told = []
-
-    repository.delete(*rows, before=told.append)
-
-    assert told == [dict.fromkeys(rows[:2], repository.one)]
-
-
 def test_whoever_cannot_be_told_keeps_all_refs(repository):
     repository.loose("refs/a")
 
@@ -101,15 +91,6 @@ def test_a_ref_pushed_to_after_it_was_told_goes_as_what_it_is_then(repository):
     assert set(repository.refs()) == {"refs/heads/main"}
 
 
-def test_of_rows_with_the_same_ref_a_push_keeps_the_one_that_expects_what_it_was(repository):
-    repository.loose("refs/a")
-    rows = [Doomed("refs/a", repository.one), Doomed("refs/a")]
-
-    outcomes = repository.delete(*rows, before=Told(lambda _: repository.loose("refs/a", value=repository.two)))
-
-    assert outcomes == {rows[0]: MOVED, rows[1]: DELETED}
-
-
 def test_a_ref_that_moves_all_the_time_stays_and_keeps_no_other(repository):
     repository.loose("refs/a", "refs/b", "refs/c")
     values = (repository.two, repository.one)
@@ -120,21 +101,3 @@ def test_a_ref_that_moves_all_the_time_stays_and_keeps_no_other(repository):
     assert states == {"refs/a": "deleted", "refs/b": "locked", "refs/c": "deleted"}
     assert len(told.each) == CHANGES
     assert set(repository.refs()) == {"refs/heads/main", "refs/b"}
-
-
-def test_after_a_refusal_nothing_is_told_twice(repository):
-    repository.loose("refs/a", "refs/b", "refs/c")
-    told = Told(lambda _: (repository.path / "refs/b.lock").touch())
-
-    states = repository.states("refs/a", "refs/b", "refs/c", before=told)
-
-    assert states == {"refs/a": "deleted", "refs/b": "locked", "refs/c": "deleted"}
-    assert len(told.each) == 1
-
-
-def test_with_nobody_to_tell_a_push_changes_nothing(repository, tmp_path, monkeypatch):
-    repository.loose("refs/a")
-    push = f"echo {repository.two} > {repository.path}/refs/a"
-    stand_in(tmp_path / "bin", monkeypatch, f'case "$*" in *update-ref*) {push};; esac; exec $GIT "$@"')
-
-    assert repository.states("refs/a") == {"refs/a": "deleted"}

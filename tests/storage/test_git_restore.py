@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from forgekeeper.storage import git_restore
-from forgekeeper.storage.git_refs import RepositoryFailed, RepositoryMissing, RootUnavailable
+from forgekeeper.storage.git_repository import RepositoryFailed, RepositoryMissing, RootUnavailable
 from forgekeeper.storage.sentinel import NAME
 from tests.harness.git_samples import ALWAYS_IN_TIME, Bare, put_root, stand_in
 
@@ -47,17 +47,6 @@ def test_a_deleted_ref_is_made_anew_as_it_was(repository, store):
     assert outcomes == {"refs/mr/1/head": "restored", "refs/heads/topic": "restored"}
     assert repository.refs() == before
     repository.fsck()
-
-
-def test_ten_thousand_are_made_in_one_transaction(tmp_path, monkeypatch):
-    repository = Bare(put_root(tmp_path / "repositories"))
-    names = [f"refs/mr/{number}/head" for number in range(10_000)]
-    repository.packed(*names)
-    was = deleted(repository, *names)
-    stand_in(tmp_path / "bin", monkeypatch, 'case "$*" in *update-ref*) echo x >> $0.asked;; esac; exec $GIT "$@"')
-
-    assert set(states(repository, was).values()) == {"restored"}
-    assert (tmp_path / "bin/git.asked").read_text() == "x\n"
 
 
 def test_of_a_symbolic_ref_it_is_said_how_it_is_made_anew(repository):
@@ -116,15 +105,6 @@ def test_a_ref_that_cannot_exist_beside_another_keeps_no_other(repository):
     repository.loose("refs/a/b")
 
     assert states(repository, was) == {"refs/a": "refused", "refs/z": "restored"}
-
-
-def test_of_refs_of_which_only_one_can_exist_one_is_made(repository):
-    wanted = {"refs/a": repository.one, "refs/a/b": repository.one, "refs/z": repository.one}
-
-    outcomes = states(repository, wanted)
-
-    assert sorted(outcomes.values()) == ["refused", "restored", "restored"]
-    assert outcomes["refs/z"] == "restored"
 
 
 def test_a_branch_is_made_of_a_commit_alone(repository):
@@ -197,41 +177,6 @@ def test_without_the_repository_or_the_root_nothing_is_said(repository):
         restore(repository, {"refs/x": repository.one})
 
 
-def test_a_dry_run_looks_where_a_link_leads(repository, tmp_path):
-    (tmp_path / "elsewhere").mkdir()
-    (repository.path / "refs/mr").symlink_to(tmp_path / "elsewhere")
-
-    with pytest.raises(RepositoryFailed, match="symbolic link"):
-        restore(repository, {"refs/mr/1": repository.one}, dry_run=True)
-
-
-def test_nothing_is_written_where_a_link_leads_that_was_put_there_after_the_look(repository, tmp_path, monkeypatch):
-    (tmp_path / "elsewhere").mkdir()
-    link = f"ln -s {tmp_path}/elsewhere {repository.path}/refs/mr"
-    stand_in(tmp_path / "bin", monkeypatch, f'case "$*" in *cat-file*) {link};; esac; exec $GIT "$@"')
-
-    with pytest.raises(RepositoryFailed, match="symbolic link"):
-        restore(repository, {"refs/mr/1": repository.one})
-    assert list((tmp_path / "elsewhere").iterdir()) == []
-
-
-def test_what_was_written_into_another_repository_is_not_said_to_be_restored(repository, tmp_path, monkeypatch):
-    swap = f'$GIT "$@"; mv {repository.path} {tmp_path}/away; mkdir {repository.path}; exit'
-    stand_in(tmp_path / "bin", monkeypatch, f'case "$*" in *update-ref*) {swap};; esac; exec $GIT "$@"')
-
-    with pytest.raises(RepositoryFailed, match="another directory"):
-        restore(repository, {"refs/x": repository.one})
-
-
-@pytest.mark.parametrize("command", ["cat-file", "update-ref"])
-def test_where_git_fails_since_the_disk_has_gone_that_is_said(repository, tmp_path, monkeypatch, command):
-    fail = f"rm {repository.root}/{NAME}; echo 'fatal: no such thing' >&2; exit 128"
-    stand_in(tmp_path / "bin", monkeypatch, f'case "$*" in *{command}*) {fail};; esac; exec $GIT "$@"')
-
-    with pytest.raises(RootUnavailable):
-        restore(repository, {"refs/x": repository.one})
-
-
 def test_what_is_about_to_be_made_is_said_before_git_is_asked(repository):
     repository.loose("refs/there")
     seen = []
@@ -249,10 +194,6 @@ def test_what_cannot_be_said_before_is_not_made(repository):
     with pytest.raises(ZeroDivisionError):
         restore(repository, {"refs/x": repository.one}, before=lambda _: 1 / 0)
     assert "refs/x" not in repository.refs()
-
-
-def test_where_nothing_can_be_made_nothing_is_said_before(repository):
-    restore(repository, {"refs/x": NOBODY}, before=lambda _: 1 / 0)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a repository away")

@@ -92,14 +92,6 @@ def test_a_normal_path_deletes_the_object_of_that_name_and_no_other(store, objec
     assert store.keys() == {"bystander"}
 
 
-@every("path", NORMAL, name=repr)
-def test_a_normal_path_is_listed_as_it_was_written(store, objects, path):
-    store.put(path)
-
-    assert store.keys() == {path}
-    objects(store).delete([path])
-
-
 @settings(max_examples=examples(150), suppress_health_check=list(HealthCheck))
 # The library cannot delete a file whose name ends with a colon: it stays, and is a failure that people see.
 @given(path=PATHS.filter(lambda path: is_normal(path) and not path.endswith(":")))
@@ -123,23 +115,8 @@ def test_paths_that_are_not_normal_never_reach_the_store(s3, objects):
     assert s3.proxy.counts.total() == 0
 
 
-def test_paths_that_are_not_normal_keep_no_other(store, objects):
-    store.put("a", "z")
-
-    outcomes = objects(store).delete(["a", "../b", ".forgekeeper-root", "z"])
-
-    assert store.keys() == set()
-    assert (outcomes["a"], outcomes["z"]) == (DELETED, DELETED)
-
-
 def test_the_sentinel_survives_its_own_deletion(store, objects):
     objects(store).delete([".forgekeeper-root"])
     store.put("a")
 
     assert objects(store).delete(["a"]) == {"a": DELETED}
-
-
-def test_a_path_given_twice_is_one_object(store, objects):
-    store.put("a")
-
-    assert objects(store).delete(["a", "a"]) == {"a": DELETED}

@@ -1,17 +1,12 @@
 """Deletion on S3: in few requests, whatever fails, and nothing believed without the sentinel."""
 
 import time
-from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 
 import pytest
 
 from forgekeeper.storage import sentinel
-from forgekeeper.storage.objects import DELETED, OUTSIDE, PROBE, StoreUnavailable, failed
-from tests.harness.installation import INSTALLATION
+from forgekeeper.storage.objects import DELETED, OUTSIDE, StoreUnavailable, failed
 
-A_SECOND = timedelta(seconds=1)
-ALWAYS_IN_TIME = 60.0
 A_BUSY_MACHINE = 8.0
 """Seconds that it may add."""
 
@@ -43,13 +38,6 @@ def test_the_sentinel_is_read_before_the_first_and_after_every_request(s3, objec
     assert s3.proxy.counts["head"] == 4
 
 
-def test_no_paths_ask_nothing(s3, objects):
-    outcomes = objects(s3).delete([])
-
-    assert outcomes == {}
-    assert s3.proxy.counts.total() == 0
-
-
 def test_a_missing_object_is_called_deleted_because_s3_cannot_tell(s3, objects):
     assert objects(s3).delete(["never/there"]) == {"never/there": DELETED}
 
@@ -67,14 +55,6 @@ def test_one_object_that_cannot_be_deleted_keeps_no_other(s3, objects, code):
     assert outcomes == dict.fromkeys(paths[:3] + paths[4:], DELETED)
 
 
-def test_a_failure_says_what_the_store_said(s3, objects):
-    s3.proxy.refuse_key("one", "AccessDenied")
-
-    outcome = objects(s3).delete(["one"])["one"]
-
-    assert "AccessDenied" in outcome.reason
-
-
 def test_a_failed_bulk_deletion_is_repeated_object_by_object(s3, objects):
     s3.put("a", "b")
     s3.proxy.answer(501, "NotImplemented", kinds=["bulk"])
@@ -83,16 +63,6 @@ def test_a_failed_bulk_deletion_is_repeated_object_by_object(s3, objects):
 
     assert s3.keys() == set()
     assert outcomes == {"a": DELETED, "b": DELETED}
-
-
-def test_a_failed_bulk_deletion_of_one_thousand_leaves_the_next_thousand_in_bulk(s3, objects):
-    paths = numbered(1_010)
-    s3.proxy.answer(501, "NotImplemented", kinds=["bulk"], times=3)
-
-    outcomes = objects(s3).delete(paths)
-
-    assert outcomes == dict.fromkeys(paths, DELETED)
-    assert s3.proxy.counts["single"] == 1_000
 
 
 @pytest.mark.parametrize("kinds", [["head"], ["bulk"], ["bulk", "single"]])
@@ -104,33 +74,6 @@ def test_a_store_that_is_busy_for_a_moment_is_asked_again(s3, objects, kinds):
 
     assert s3.keys() == set()
     assert outcomes == {"a": DELETED, "b": DELETED}
-
-
-def test_a_store_that_stays_busy_is_unavailable_soon(s3, objects):
-    s3.proxy.answer(503, "SlowDown")
-    start = time.monotonic()
-
-    error = unavailable(objects(s3), numbered(2_500), until=start + ALWAYS_IN_TIME)
-
-    assert error.known == {}
-    assert time.monotonic() < start + ALWAYS_IN_TIME
-
-
-def test_a_store_that_becomes_busy_keeps_what_was_known(s3, objects):
-    paths = numbered(2_500)
-    s3.proxy.before("bulk", 2, lambda: s3.proxy.answer(503, "SlowDown"))
-
-    error = unavailable(objects(s3), paths)
-
-    assert error.known == dict.fromkeys(paths[:1_000], DELETED)
-
-
-def test_a_store_that_has_gone_is_not_asked_object_by_object(s3, objects):
-    s3.proxy.before("bulk", 1, lambda: s3.proxy.answer(503, "SlowDown"))
-
-    unavailable(objects(s3), numbered(500))
-
-    assert s3.proxy.counts["single"] == 0
 
 
 def test_a_store_that_denies_everything_is_unavailable(s3, objects):
@@ -151,36 +94,12 @@ def test_a_store_that_lets_us_read_but_not_delete_is_unavailable(s3, objects, st
     assert s3.keys() == {"a", "b"}
 
 
-def test_an_object_that_may_not_be_deleted_stops_no_other(s3, objects):
-    s3.put("held", "b")
-    s3.proxy.refuse_key("held", "AccessDenied")
-
-    outcomes = objects(s3).delete(["held", "b"])
-
-    assert {path: outcome.state for path, outcome in outcomes.items()} == {"held": "failed", "b": "deleted"}
-    assert s3.keys() == {"held"}
-
-
 def test_a_folder_that_may_not_be_deleted_from_does_not_stop_the_store(s3, objects):
     s3.put("held/a")
     s3.proxy.refuse_key("held/a", "AccessDenied")
     s3.proxy.refuse_key("held/.forgekeeper-probe", "AccessDenied")
 
     assert objects(s3).delete(["held/a"])["held/a"].state == "failed"
-
-
-def test_credentials_for_one_folder_alone_are_enough(s3, objects):
-    s3.put("ours/a")
-    s3.proxy.refuse_key("ours/a", "AccessDenied")
-    s3.proxy.refuse_key(".forgekeeper-probe", "AccessDenied")
-
-    assert objects(s3).delete(["ours/a"])["ours/a"].state == "failed"
-
-
-def test_a_bucket_that_is_not_there_is_unavailable(s3, objects):
-    s3.url = s3.url.replace("s3://", "s3://not-")
-
-    assert unavailable(objects(s3), ["a"]).known == {}
 
 
 def test_a_bucket_without_sentinel_is_left_alone(empty_s3, objects):
@@ -219,13 +138,6 @@ def test_a_bucket_that_another_installation_s_takes_the_place_of_meanwhile_loses
     assert s3.keys() == set(paths[2_000::50])
 
 
-def test_what_stands_beside_the_id_does_not_matter(store, objects):
-    store.put("a")
-    store.write_sentinel(b"mounted by hand\r\ninstallation: " + INSTALLATION.encode() + b" \r\nasked by nobody\n")
-
-    assert objects(store).delete(["a"]) == {"a": DELETED}
-
-
 def test_answers_after_which_the_sentinel_is_gone_are_not_believed(s3, objects):
     paths = numbered(2_500)
     s3.proxy.before("bulk", 2, s3.remove_sentinel)
@@ -235,13 +147,6 @@ def test_answers_after_which_the_sentinel_is_gone_are_not_believed(s3, objects):
     assert error.known == dict.fromkeys(paths[:1_000], DELETED)
 
 
-def test_a_server_that_refuses_connections_is_unavailable(s3, objects):
-    opened = objects(s3)
-    s3.proxy.stop()
-
-    assert unavailable(opened, ["a", "b"]).known == {}
-
-
 def test_a_server_that_stops_in_between_keeps_what_was_known(s3, objects):
     paths = numbered(2_500)
     s3.proxy.before("bulk", 2, s3.proxy.stop)
@@ -249,36 +154,6 @@ def test_a_server_that_stops_in_between_keeps_what_was_known(s3, objects):
     error = unavailable(objects(s3), paths)
 
     assert error.known == dict.fromkeys(paths[:1_000], DELETED)
-
-
-def test_a_server_that_stops_among_single_objects_is_noticed_at_the_first(s3, objects):
-    paths = numbered(500)
-    s3.proxy.answer(501, "NotImplemented", kinds=["bulk"])
-    s3.proxy.before("single", 150, s3.proxy.stop)
-
-    error = unavailable(objects(s3), paths)
-
-    assert error.known == dict.fromkeys(paths[:100], DELETED)
-
-
-def test_failures_are_known_as_soon_as_the_sentinel_was_read_after_them(s3, objects):
-    paths = numbered(10)
-    s3.proxy.refuse_key(paths[0], "AccessDenied")
-    s3.proxy.before("single", 6, s3.proxy.stop)
-
-    error = unavailable(objects(s3), paths)
-
-    assert error.known[paths[0]].state == "failed"
-
-
-def test_a_silent_server_is_unavailable_after_the_request_timeout(s3, objects):
-    s3.proxy.hang("head", "bulk", "single")
-    start = time.monotonic()
-
-    error = unavailable(objects(s3, request_timeout=A_SECOND, retry_timeout=A_SECOND), ["a", "b"])
-
-    assert error.known == {}
-    assert time.monotonic() < start + ALWAYS_IN_TIME
 
 
 def test_a_silent_server_holds_nobody_longer_than_until(s3, objects):
@@ -300,18 +175,6 @@ def test_what_was_known_when_the_time_is_up_is_told(s3, objects):
     assert outcomes == dict.fromkeys(paths[:1_000], DELETED)
 
 
-def test_a_failing_store_is_not_tried_beyond_until(s3, objects):
-    paths = numbered(900)
-    for path in paths:
-        s3.proxy.refuse_key(path, "InternalError")
-    until = time.monotonic() + 3
-
-    outcomes = objects(s3).delete(paths, until=until)
-
-    assert time.monotonic() < until + A_BUSY_MACHINE
-    assert {outcome.state for outcome in outcomes.values()} == {"failed"}
-
-
 def test_nothing_is_deleted_when_the_time_was_up_before(s3, objects):
     s3.put("a")
 
@@ -319,19 +182,6 @@ def test_nothing_is_deleted_when_the_time_was_up_before(s3, objects):
 
     assert outcomes == {}
     assert s3.keys() == {"a"}
-
-
-def test_threads_share_a_store(s3, objects):
-    shared = objects(s3)
-    shares = [[f"{thread}/{number}" for number in range(50)] for thread in range(4)]
-    for share in shares:
-        s3.put(*share)
-
-    with ThreadPoolExecutor(4) as threads:
-        answers = list(threads.map(shared.delete, shares))
-
-    assert answers == [dict.fromkeys(share, DELETED) for share in shares]
-    assert s3.keys() == set()
 
 
 def test_what_an_error_says_is_one_short_line_without_secrets(s3, objects):
@@ -362,22 +212,3 @@ def test_outside_its_folders_no_object_is_deleted(s3, objects, path):
 
     assert outcomes == {path: failed(OUTSIDE), "up/a": DELETED}
     assert s3.keys() == {path}
-
-
-def test_what_lies_outside_alone_asks_nothing(s3, objects):
-    objects(s3, prefixes=["up"]).delete(OUTSIDE_OF_UP)
-
-    assert s3.proxy.counts.total() == 0
-
-
-def test_a_path_that_climbs_out_of_its_folder_is_none(s3, objects):
-    assert objects(s3, prefixes=["up"]).delete(["up/../a"]) == {"up/../a": failed("invalid path")}
-
-
-def test_whether_anything_may_be_deleted_is_found_out_within_the_folders(s3, objects):
-    s3.put("up/a", PROBE)
-    s3.proxy.refuse_key("up/a", "AccessDenied")
-
-    outcomes = objects(s3, prefixes=["up"]).delete(["up/a"])
-
-    assert (outcomes["up/a"].state, s3.keys()) == ("failed", {"up/a", PROBE})

@@ -1,7 +1,5 @@
 """Which objects are there: what is asked where a deletion was interrupted."""
 
-import time
-
 import pytest
 
 from forgekeeper.storage import sentinel
@@ -13,17 +11,6 @@ def test_objects_that_are_there_are_told_from_those_that_are_not(store, objects)
     store.put(*paths[::2])
 
     assert objects(store).present(paths) == {path: number % 2 == 0 for number, path in enumerate(paths)}
-
-
-def test_of_nothing_nobody_is_asked(s3, objects):
-    assert objects(s3).present([]) == {}
-    assert s3.proxy.counts.total() == 0
-
-
-def test_a_folder_is_no_object(folder, objects):
-    folder.put("a/b")
-
-    assert objects(folder).present(["a", "a/b"]) == {"a": False, "a/b": True}
 
 
 def test_without_the_sentinel_nothing_is_believed_to_be_gone(store, objects):
@@ -38,9 +25,3 @@ def test_in_anothers_store_nothing_is_believed_to_be_gone(store, objects):
 
     with pytest.raises(StoreUnavailable):
         objects(store).present(["a"])
-
-
-def test_once_the_time_is_up_nothing_more_is_said(store, objects):
-    store.put("a")
-
-    assert objects(store).present(["a"], until=time.monotonic()) == {}

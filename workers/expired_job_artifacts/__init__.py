@@ -33,7 +33,7 @@ from forgekeeper.storage.outbox import DeletedObject
 from metrics.catalogue.metric import Counter, Gauge, Reading, at
 from metrics.redaction import describe
 from models import CLASS, CLASSES, MAY_GO, WAITS, JobArtifact, ProjectStatistics
-from workers.expired_job_artifacts import buckets, foreseen, sample
+from workers.expired_job_artifacts import buckets, preview, sample
 from workers.expired_job_artifacts.buckets import Bucket, Hold
 from workers.expired_job_artifacts.destroying import RECORD, expired
 
@@ -71,7 +71,7 @@ HOW_MANY = f"""
     ) as due
 """
 COUNTED_WITHIN = 1.0
-"""Seconds: what waits is counted by an index of its own; a forge that lacks it is not read from end to end."""
+"""Seconds: an index of its own counts what waits; a forge that lacks it is not read from end to end."""
 
 log = structlog.get_logger(__name__)
 
@@ -206,7 +206,7 @@ def due(now: datetime) -> Backlog:
 
 @delete_artifact_bucket.collector("waiting_artifacts")
 def waiting(_settings: Settings) -> Iterator[Reading]:
-    """Count the artifacts that stay until the forge says more of them; nothing is said of what takes too long."""
+    """Count the artifacts that stay until the forge says more of them; leave out what takes too long to count."""
     instant = now()
     for reason in WAITS:
         found = partial(backlog.count, JobArtifact.waiting(reason, instant))
@@ -232,7 +232,7 @@ def at_stake(now: datetime) -> Stake:
         Gauge("buckets_limit", "Configured number of buckets (5 or 10); 0 while the batch is held back."),
         Gauge(
             "bucket_oldest_occupied_timestamp_seconds",
-            "Last sign of life of the bucket that has been silent for longest; absent when none is occupied.",
+            "Last heartbeat of the occupied bucket whose owner has been silent longest; absent when none is occupied.",
         ),
     ],
 )
@@ -257,7 +257,7 @@ def bucket_states() -> dict[str, list[Any]]:
     return {"available": buckets.available(client), "occupied": occupied}
 
 
-delete_artifact_bucket.preview(foreseen.foreseen)
+delete_artifact_bucket.preview(preview.artifacts)
 expired_job_artifacts.sample(sample.add)
 expired_job_artifacts.present(sample.present)
 expired_job_artifacts.proof(sample.proof)

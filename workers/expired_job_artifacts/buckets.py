@@ -1,12 +1,11 @@
 """Buckets: the shares of the artifact batch, and its capacity.
 
-Each bucket below the maximum is either available or occupied by one owner, who is known
-by the token of its claim.  There is no waiting.  An owner without a heartbeat for ten
-minutes loses its bucket to the next tidying; should it still be at work, `renew` tells
-it at its next safe point, and rows have to be safe without us until then.
+Each bucket below the maximum is either available or occupied by one owner, known by the token of its claim.  Nothing
+waits.  An owner without a heartbeat for ten minutes loses its bucket to the next tidying; if it still works, `renew`
+says so at its next safe point, and row locks keep the rows safe until then.
 
-Every script is atomic, goes by Redis's clock, and bears being run twice.  It is run again
-when a reply was lost: a claim that nobody knows of would keep its bucket for ten minutes.
+Every script is atomic, goes by Redis's clock, and is idempotent.  It is repeated when a reply was lost: a claim that
+nobody knows of would keep its bucket for ten minutes.
 """
 
 from __future__ import annotations
@@ -58,8 +57,8 @@ class Hold(Enum):
     """What an owner still has of its bucket."""
 
     OURS = "ours"
-    SCALED_DOWN = "scaled_down"  # ours, and nobody else's; but to be released soon
-    LOST = "lost"  # another's by now, or available, or flushed away
+    SCALED_DOWN = "scaled_down"  # ours alone, but to be released soon
+    LOST = "lost"  # another's, available, or flushed away
 
 
 class Held(NamedTuple):
@@ -100,9 +99,9 @@ def claimed(client: redis.Redis, max_buckets: int) -> Iterator[Bucket | None]:
 
 
 def renew(client: redis.Redis, bucket: Bucket) -> Hold:
-    """Give a sign of life, and learn what is left of the bucket.
+    """Record a heartbeat; return what is left of the bucket.
 
-    Whether it was scaled down is judged by the maximum of the last tidying.
+    The maximum of the last tidying says whether it was scaled down.
     """
     return Hold(_run(client, "bucket_renew", [OCCUPIED, OWNERS, STATE], bucket.number, bucket.token).decode())
 
@@ -118,7 +117,7 @@ def available(client: redis.Redis) -> list[int]:
 
 
 def held(client: redis.Redis) -> list[Held]:
-    """List the occupied buckets, the one silent for longest first; *since* is its owner's last sign of life."""
+    """List the occupied buckets, the one silent longest first; *since* is its owner's last heartbeat."""
     with client.pipeline() as pipe:
         pipe.zrange(OCCUPIED, 0, -1, withscores=True)
         pipe.hgetall(OWNERS)

@@ -9,7 +9,7 @@ repeats a harmless deletion.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
@@ -19,13 +19,16 @@ from forgekeeper.database import backlog
 from forgekeeper.database.backlog import Backlog
 from forgekeeper.database.stakes import Stake
 from forgekeeper.declaring.surroundings import settings
+from forgekeeper.runs.batch import Batch
 from metrics.catalogue.metric import Counter
 from models import GitRefDeletion, Project
-from workers.git_ref_cleanup import foreseen, repositories, sample, stale_locks
+from workers.git_ref_cleanup import preview, repositories, sample, stale_locks
 from workers.git_ref_cleanup.cleaning import LOCK_TIMEOUT, ProjectOutcome, ProjectRefs
-from workers.git_ref_cleanup.pages import BATCH_SIZE, Pages
+from workers.git_ref_cleanup.deletions import LAST, waiting_projects
 from workers.git_ref_cleanup.repositories import believe, missing_of, require_root
 
+NAME = "git_ref_cleanup"
+BATCH_SIZE = 100
 MAX_PROJECTS = 10_000
 KEEP_PROCESSED = timedelta(days=1)
 """So long after it was made, a deletion's row goes: `prune` removes it."""
@@ -57,7 +60,7 @@ class Outcome:
         Counter("fanout_limit_reached", "Fan-outs cut off at their limit (MAX_PROJECTS).", stopped="max_projects"),
         Counter(
             "missing_repositories",
-            "Projects with pending deletions that were found without a repository, in each run anew.",
+            "Projects with pending deletions that were found without a repository; each run counts them again.",
             ("missing_repositories",),
         ),
     ],
@@ -76,8 +79,7 @@ def git_ref_cleanup(now: datetime) -> Generator[Children | Note, None, str]:  # 
     if settings().repositories_root is None:
         raise Blocked("no_repositories", "no repositories are configured; set FORGEKEEPER_REPOSITORIES_ROOT")
     root, missing, total = require_root(settings()), dict[int, str](), 0
-    pages = Pages(MAX_PROJECTS)
-    for projects in pages:
+    for projects in pages(MAX_PROJECTS):
         lacking, total = missing_of(root, projects), total + len(projects)
         yield _children([(number,) for number in projects if number not in lacking])
         missing |= lacking
@@ -85,7 +87,27 @@ def git_ref_cleanup(now: datetime) -> Generator[Children | Note, None, str]:  # 
     if missing:
         believe(root, missing, total, settings().missing_repositories)
         yield _children([(number, True) for number in missing])
-    return pages.ended
+    return "max_projects" if total == MAX_PROJECTS else "drained"
+
+
+def pages(most: int) -> Iterator[list[int]]:
+    """Yield pages of projects with pending rows, once round from where the last run ended, *most* of them in all.
+
+    Where the run is, is written down once a page is done: a page that is cut off comes again.
+    """
+    began = position = Batch.position(NAME)
+    last = LAST
+    while most:
+        projects = waiting_projects(after=position, until=last, limit=min(BATCH_SIZE, most))
+        if projects:
+            most -= len(projects)
+            yield projects
+            position = projects[-1]
+            Batch.move_to(NAME, position)
+        elif last == began or not began:
+            return
+        else:
+            position, last = 0, began
 
 
 def _children(calls: Sequence[tuple[int] | tuple[int, bool]]) -> Children:
@@ -146,7 +168,7 @@ def pending(_now: datetime) -> Backlog:
 
 @git_ref_cleanup.at_stake
 def at_stake(_now: datetime) -> Stake:
-    """Look at the pending deletions, of all that there are and were: how many refs there are nobody can count."""
+    """Return the pending deletions, of all rows: nobody can count the refs."""
     return Stake.rows(GitRefDeletion.pending())
 
 
@@ -170,8 +192,8 @@ def processed(now: datetime) -> Rows[GitRefDeletion]:
 
 
 git_ref_cleanup.collector("git_locks", gauges=[stale_locks.GAUGE])(stale_locks.readings)
-git_ref_cleanup.preview(foreseen.projects)
-clean_project_refs.preview(foreseen.refs)
+git_ref_cleanup.preview(preview.projects)
+clean_project_refs.preview(preview.refs)
 git_ref_cleanup.sample(sample.add)
 git_ref_cleanup.present(sample.present)
 git_ref_cleanup.proof(sample.proof)

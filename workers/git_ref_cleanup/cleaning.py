@@ -16,10 +16,11 @@ from forgekeeper.audit.intents import Item
 from forgekeeper.declaring.items import Deleted, Page, State, Tell
 from forgekeeper.declaring.surroundings import settings
 from forgekeeper.storage import git_refs, git_values
-from forgekeeper.storage.git_command import GitError
+from forgekeeper.storage.git_command import GitError, GitTimedOut
+from forgekeeper.storage.git_repository import RepositoryMissing
 from models import Project
 from workers.git_ref_cleanup import deletions, repositories
-from workers.git_ref_cleanup.deletions import Closed, Pending
+from workers.git_ref_cleanup.deletions import Pending
 
 RECORD = "git_ref_deletion"
 LOCK_TIMEOUT = timedelta(minutes=10)
@@ -41,8 +42,7 @@ class ProjectOutcome:
 class ProjectRefs(Items[Pending]):
     """The refs that a project wants deleted, by its pending rows; where its repository is *missing*, these are closed.
 
-    Raises what `git_refs.delete` raises of the repository or the root as a whole: no row is consumed, and the message
-    is retried.
+    Raises `GitError` of the repository or the root as a whole: no row is consumed, and the message is retried.
     """
 
     record = RECORD
@@ -57,7 +57,7 @@ class ProjectRefs(Items[Pending]):
         self._project = project_id
         self._missing = missing
         self._repository_gone = False
-        # A whole page each time, though it may go beyond the most: what is locked costs as much for one as for all.
+        # A whole page each time, though it may go beyond the most: locking costs as much for one ref as for all.
         self.chunk = self.most = MAX_DELETES
 
     def due_of(self, keys: Sequence[int]) -> set[int]:
@@ -70,11 +70,11 @@ class ProjectRefs(Items[Pending]):
 
     def next(self, page: Page) -> list[int]:
         """Return the ids of the rows that come next."""
-        return deletions.next_pending_of(self._project, after=page.after, limit=page.limit, without=page.without)
+        return deletions.next_pending_of(self._project, page)
 
     def claim(self, page: Page) -> list[Pending]:
         """Read the next rows: the project's lease is the claim."""
-        return deletions.pending_of(self._project, **page._asdict())
+        return deletions.pending_of(self._project, page)
 
     def scope(self, one: Pending) -> str:
         """Return the project."""
@@ -89,30 +89,30 @@ class ProjectRefs(Items[Pending]):
         return [str(self._project)]
 
     def became(self, _scope: str | None, until: float, rows: Sequence[Mapping[str, Any]]) -> list[str | None]:
-        """Look into the repository: what is not there any more was deleted; where it cannot be read, nobody knows."""
+        """Look into the repository: a ref that is gone was deleted; where git cannot read it, nobody knows."""
         with suppress(GitError):
             there = git_values.standing(*self._where(), [row["ref"] for row in rows], until=until)
             return [_became(row["oid"], there.get(row["ref"])) for row in rows]
         return [None] * len(rows)
 
     def mark(self, items: Sequence[Pending], kept: Mapping[Pending, State]) -> dict[Pending, State | None]:
-        """Leave all to the deletion: git says only then what each ref was."""
+        """Leave all to the deletion: only then git says what each ref was."""
         return {row: kept.get(row) for row in items}
 
     def delete(self, items: Sequence[Pending], until: float, tell: Tell[Pending] | None) -> Deleted[Pending]:
         """Delete the refs in one git transaction, where that can be."""
         doomed, begun = {row: git_refs.Doomed(row.ref, row.expected_oid) for row in items}, False
 
-        def before(going: Mapping[git_refs.Doomed, str]) -> None:
+        def announce(going: Mapping[git_refs.Doomed, str]) -> None:
             nonlocal begun
             begun = True
             assert tell is not None
             tell({row: _item(row, going[one]) for row, one in doomed.items() if one in going})
 
         try:
-            told = before if tell is not None else None
-            outcomes = git_refs.delete(*self._where(), list(doomed.values()), until=until, before=told)
-        except git_refs.RepositoryMissing as error:
+            before = None if tell is None else announce
+            outcomes = git_refs.delete(*self._where(), list(doomed.values()), until=until, before=before)
+        except RepositoryMissing as error:
             if not self._missing and repositories.paths([self._project]):
                 return Deleted({}, error=error, began=begun)
             self._repository_gone = True
@@ -127,22 +127,22 @@ class ProjectRefs(Items[Pending]):
     def _where(self) -> tuple[Path, str]:
         root, project = repositories.require_root(settings()), Project.get_or_none(Project.id == self._project)
         if project is None:
-            raise git_refs.RepositoryMissing("there is no such project")
+            raise RepositoryMissing("there is no such project")
         return root, project.disk_path
 
     def settle(self, states: Mapping[Pending, State]) -> dict[str, int]:
         """Close the rows."""
-        closed = deletions.settle(self._project, [Closed(row.id, row.ref, one.reason) for row, one in states.items()])
+        closed = deletions.settle(self._project, {row: one.reason for row, one in states.items()})
         if self._repository_gone:
             return {"gone": closed.processed}
         return {"total_deletes": closed.processed, "rejected": closed.rejected}
 
     def interrupted(self, _scope: str | None, error: Exception) -> Literal["deadline", "missing"]:
         """End where git took too long or the repository is missing; else let the child fail."""
-        if isinstance(error, git_refs.GitTimedOut):
+        if isinstance(error, GitTimedOut):
             log.warning("git ended, it took too long", project_id=self._project, error=str(error))
             return "deadline"
-        if isinstance(error, git_refs.RepositoryMissing):
+        if isinstance(error, RepositoryMissing):
             log.warning("repository missing, its rows are kept", project_id=self._project)
             return "missing"
         raise error

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
 import peewee as pw
 
 from forgekeeper.database import database
+from forgekeeper.declaring.items import Page
 from models import DeletionStatus, GitRefDeletion
 
 LAST = 2**63 - 1
@@ -42,21 +43,14 @@ SETTLE = """
 
 
 class Pending(NamedTuple):
-    """A deletion that is to be made; a page of ten thousand models takes twice the time and the memory."""
+    """A pending deletion; a page of ten thousand models takes twice the time and the memory."""
 
     id: int
     project_id: int
     ref: str
     expected_oid: str | None
     created_at: datetime
-
-
-class Closed(NamedTuple):
-    """A deletion that has been made, or is refused for a reason."""
-
-    id: int
-    ref: str
-    reason: str | None = None
+    updated_at: datetime
 
 
 class Settled(NamedTuple):
@@ -72,29 +66,17 @@ def waiting_projects(*, after: int, until: int = LAST, limit: int) -> list[int]:
     return [project_id for (project_id,) in database.execute_sql(PROJECTS_WITH_PENDING, values).fetchall()]
 
 
-def pending_of(
-    project_id: int, *, after: int, limit: int, only: Sequence[int] | None = None, without: Collection[int] = ()
-) -> list[Pending]:
-    """Return up to *limit* pending deletions of the project with an id above *after*, in their order."""
+def pending_of(project_id: int, page: Page) -> list[Pending]:
+    """Return a page of the project's pending deletions, in the order of their ids."""
     row = GitRefDeletion
-    columns = row.id, row.project_id, row.ref, row.expected_oid, row.created_at
-    query = _pending_of(project_id, after, limit, without).select(*columns)
-    if only is not None:
-        query = query.where(row.id.in_(list(only)))
+    columns = row.id, row.project_id, row.ref, row.expected_oid, row.created_at, row.updated_at
     # Peewee's own rows, tuples too, take three times as long as the cursor's.
-    return [Pending(*found) for found in database.execute(query)]
+    return [Pending(*found) for found in database.execute(_pending_of(project_id, page).select(*columns))]
 
 
-def seen_of(project_id: int, *, after: int, limit: int, without: Collection[int] = ()) -> list[GitRefDeletion]:
-    """Return what `pending_of` would, and since when each is due."""
-    row = GitRefDeletion
-    query = _pending_of(project_id, after, limit, without)
-    return list(query.select(row.id, row.project_id, row.ref, row.expected_oid, row.updated_at))
-
-
-def next_pending_of(project_id: int, *, after: int, limit: int, without: Collection[int] = ()) -> list[int]:
+def next_pending_of(project_id: int, page: Page) -> list[int]:
     """Return the ids of what `pending_of` would return."""
-    return [row.id for row in _pending_of(project_id, after, limit, without).select(GitRefDeletion.id)]
+    return [row.id for row in _pending_of(project_id, page).select(GitRefDeletion.id)]
 
 
 def still_pending(ids: Sequence[int]) -> set[int]:
@@ -103,13 +85,13 @@ def still_pending(ids: Sequence[int]) -> set[int]:
     return {row.id for row in pending.where(GitRefDeletion.id.in_(list(ids)))}
 
 
-def settle(project_id: int, closed: Sequence[Closed]) -> Settled:
+def settle(project_id: int, reasons: Mapping[Pending, str | None]) -> Settled:
     """Close the project's deletions: rejected where there is a reason, else processed.
 
-    One that somebody has closed meanwhile stays as it is, and is not counted; nor is one of another project or ref.
+    One that was closed meanwhile stays as it is, and is not counted; nor is one of another project or ref.
     """
-    ids, refs, reasons = zip(*closed, strict=True) if closed else ((), (), ())
-    values = {"project": project_id, "ids": list(ids), "refs": list(refs), "reasons": list(reasons)}
+    ids, refs = [row.id for row in reasons], [row.ref for row in reasons]
+    values = {"project": project_id, "ids": ids, "refs": refs, "reasons": list(reasons.values())}
     statuses = [status for (status,) in database.execute_sql(SETTLE, values).fetchall()]
     rejected = statuses.count(DeletionStatus.REJECTED)
     return Settled(processed=len(statuses) - rejected, rejected=rejected)
@@ -124,8 +106,11 @@ def retry(ids: Sequence[int] | None) -> int:
     return int(GitRefDeletion.update(values).where(which).execute())
 
 
-def _pending_of(project_id: int, after: int, limit: int, without: Collection[int]) -> pw.ModelSelect[GitRefDeletion]:
-    query = GitRefDeletion.pending().where(GitRefDeletion.project_id == project_id, GitRefDeletion.id > after)
-    if without:
-        query = query.where(GitRefDeletion.id.not_in(list(without)))
-    return query.order_by(GitRefDeletion.project_id, GitRefDeletion.id).limit(limit)
+def _pending_of(project_id: int, page: Page) -> pw.ModelSelect[GitRefDeletion]:
+    row = GitRefDeletion
+    query = row.pending().where(row.project_id == project_id, row.id > page.after)
+    if page.only is not None:
+        query = query.where(row.id.in_(list(page.only)))
+    if page.without:
+        query = query.where(row.id.not_in(list(page.without)))
+    return query.order_by(row.project_id, row.id).limit(page.limit)

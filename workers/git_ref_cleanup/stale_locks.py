@@ -44,4 +44,4 @@ def _is_stale(root: Path, disk_path: str) -> bool:
         return False
     if not (repository.git_dir / PACKED_REFS).exists():
         return False
-    return repository.ages([PACKED_REFS]).get(PACKED_REFS, timedelta()) > STALE_LOCK
+    return (repository.age(PACKED_REFS) or timedelta()) > STALE_LOCK

@@ -1,18 +1,16 @@
 """Delete uploads that began three hours ago and never completed (batch 100).
 
-Runs every six minutes.  Stale entries are claimed from the register, oldest first, remembered
-in PostgreSQL as reaped, their objects deleted in bulk, the entries forgotten.  A claim that a
-crash leaves behind is taken up by a later run.  A bad entry, an unknown location or a store that
-is down stops nobody else.
+Runs every six minutes.  Stale entries are claimed from the register, oldest first, recorded in PostgreSQL as reaped,
+their objects deleted in bulk, the entries forgotten.  A claim that a crash leaves behind is taken up by a later run.  A
+bad entry, an unknown location or a store that is down stops no other.
 
-Redis may go back and give an entry out again that has completed or was reaped.  So it is not the
-register that decides about an object, but PostgreSQL, under the upload's lock: no row that names
-it, committed before a sweep remembers it as reaped, and none after.
+Redis may go back and give an entry out again that has completed or was reaped.  So PostgreSQL decides about an object,
+not the register, under the upload's lock: no row that names it, committed before a run records it as reaped, and none
+after.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -40,25 +38,21 @@ from forgekeeper.storage.outbox import DeletedObject
 from forgekeeper.storage.settled import SettledUpload
 from metrics.catalogue.metric import Reading
 from models import JobArtifact
-from workers.stale_direct_uploads import foreseen, register, sample
+from workers.stale_direct_uploads import preview, register, sample
 from workers.stale_direct_uploads.entries import Entry
 
 MAX_UPLOAD_DURATION = register.MAX_UPLOAD_DURATION
 MAX_EXEC_DURATION = timedelta(seconds=250)
 CHUNK = 1_000
 LOCKED = 250
-"""So many locks of uploads are held at once: PostgreSQL has room for some thousands by default."""
+"""How many locks of uploads are held at once: PostgreSQL has room for some thousands by default."""
 BACKOFF = timedelta(minutes=6)
-"""The next run: sooner nobody would look."""
+"""The next run."""
 
 SEARCHED = 1_000
-"""How many pending uploads are searched for some of a location's; its share may be small."""
+"""How many pending uploads are searched for some at a location; its share may be small."""
 
 RECORD = "stale_upload"
-NAMED = 10
-"""So many locations that are not configured are named in the line about them."""
-OTHERS = "others"
-
 log = structlog.get_logger(__name__)
 
 
@@ -111,7 +105,7 @@ def stale_direct_uploads(now: datetime) -> Items[Entry]:  # noqa: ARG001, the re
 
 
 class StaleUploads(Items[Entry]):
-    """The stale entries of the register, location by location; those *away* have had to be stopped, and why."""
+    """The stale entries of the register, location by location."""
 
     record = RECORD
     chunk = CHUNK
@@ -120,39 +114,28 @@ class StaleUploads(Items[Entry]):
     steps = ("claimed", "remembered", "deleted", "forgotten")
 
     def __init__(self) -> None:
-        self._away: dict[str, str] = {}
-        self._unknown: Counter[str] = Counter()
-        self._example = ""
-        self._given_up = 0
+        self._unavailable: dict[str, str] = {}
 
     def begin(self) -> dict[str, Any]:
-        """Set the register right, and count what it has."""
+        """Correct the register after a wrong clock, and count what it has."""
         if not settings().object_stores:
             raise Blocked("no_store", "no object store is configured; set FORGEKEEPER_OBJECT_STORES")
-        if corrected := register.set_right(client):
-            log.warning("uploads of a time to come set right", entries=corrected)
+        if corrected := register.correct_clock(client):
+            log.warning("uploads registered in the future corrected", entries=corrected)
         self.visibility = settings().upload_visibility / 5
         return {"total_pending_entries": register.unsettled(client)}
 
     def end(self, ended: Ended) -> dict[str, Any]:
-        """Name what could not be reached."""
-        if self._unknown:
-            log.error(
-                "no store is configured",
-                locations=list(self._unknown),
-                entries=self._unknown.total(),
-                given_up=self._given_up,
-                first=self._example,
-            )
+        """Return whether the time was up."""
         return {"execution_timeout": ended.timed_out}
 
     def failure(self) -> StoreUnavailable | None:
         """Name each location that had to be stopped."""
-        if not self._away:
+        if not self._unavailable:
             return None
         # A ledger cuts long sentences: where there are several, their names come first.
-        several = f"{', '.join(sorted(self._away))}: " if len(self._away) > 1 else ""
-        return StoreUnavailable(several + "; ".join(self._away.values()), {})
+        several = f"{', '.join(sorted(self._unavailable))}: " if len(self._unavailable) > 1 else ""
+        return StoreUnavailable(several + "; ".join(self._unavailable.values()), {})
 
     def scope(self, one: Entry) -> str | None:
         """Return the location, None of what cannot be at any."""
@@ -180,25 +163,24 @@ class StaleUploads(Items[Entry]):
             stale_after=MAX_UPLOAD_DURATION,
             visibility=settings().upload_visibility,
             limit=page.limit,
-            ttl=settings().upload_visibility / 5,
-            skip_locations=self._away,
+            skip_locations=self._unavailable,
         )
         return self._claim.entries
 
     def look(self, items: Sequence[Entry]) -> dict[Entry, Kept]:
-        """Keep what can be no object, is at no store, or lies where nothing may be deleted."""
+        """Keep what can be no object, is at no store, or is outside the folders of `OBJECT_PREFIXES`."""
         location = self.scope(items[0])
         try:
             store = _store(location)
         except StoreUnavailable as error:
             self.interrupted(location, error)
             return dict.fromkeys(items, Kept(str(error), "unavailable"))
-        return {entry: Kept(None, unfit) for entry in items if (unfit := foreseen.unfit(entry, store)) is not None}
+        return {entry: Kept(None, unfit) for entry in items if (unfit := preview.unfit(entry, store)) is not None}
 
     def mark(self, items: Sequence[Entry], kept: Mapping[Entry, State]) -> dict[Entry, Item | State]:
-        """Remember as reaped what nobody answers for.
+        """Record as reaped what nothing names.
 
-        What a producer is completing just now is left alone: its claim runs out, and a later run looks again.
+        An upload whose producer is completing it stays: its claim runs out, and a later run looks again.
         """
         some, location = {entry.path: entry for entry in items if entry not in kept}, self.scope(items[0])
         marked: dict[Entry, Item | State] = {entry: kept[entry] for entry in items if entry in kept}
@@ -228,30 +210,35 @@ class StaleUploads(Items[Entry]):
 
     def _stop(self, location: str, reason: str) -> None:
         log.error("object store unavailable", location=location, error=reason)
-        self._away[location] = reason
+        self._unavailable[location] = reason
 
     def settle(self, states: Mapping[Entry, State]) -> dict[str, int]:
-        """Take back that what has changed was reaped."""
+        """Remove the record that what has changed was reaped."""
         changed = [entry for entry, became in states.items() if became.state == "changed"]
         if changed:
             SettledUpload.forget(changed[0].location, [entry.path for entry in changed])
         return {}
 
     def forget(self, states: Mapping[Entry, State]) -> dict[str, int]:
-        """Forget what is gone, spend an attempt on what failed, reject what cannot be tried."""
+        """Forget what is gone, count an attempt of what failed, reject what cannot be tried."""
         of = partial(_in_state, states)
         for entry in of("kept", "changed"):
             reason = states[entry].reason or "its object was written since it was registered"
             log.error("upload kept", location=entry.location, path=entry.path, reason=reason)
-        register.keep(client, self._claim, of("kept", "changed"))
+        register.forget(client, self._claim, of("kept", "changed"))
         register.put_back(client, self._claim, of("unavailable"))
         failed = self._reject(of("malformed"), "upload entries malformed")
         failed += self._reject(of("outside"), "uploads rejected", reason=OUTSIDE)
         unknown, refused = of("no_store"), of("failed")
+        if unknown:
+            first = unknown[0]
+            log.error("no store is configured", location=first.location, entries=len(unknown), first=first.member)
         for entry in unknown:
-            self._given_up += register.fail(client, self._claim, entry, backoff=BACKOFF)
-        self._note_unknown(unknown)
-        self._fail({entry: states[entry].reason for entry in refused})
+            register.fail(client, self._claim, entry, backoff=BACKOFF)
+        for entry in refused:
+            last = register.fail(client, self._claim, entry, backoff=BACKOFF)
+            why = {"location": entry.location, "path": entry.path, "reason": states[entry].reason}
+            log.warning("upload not deleted", **why, given_up=last)
         gone = register.forget(client, self._claim, of("deleted", "missing"))
         return {"total_deleted_stale_entries": gone, "failed_entries": failed + len(unknown) + len(refused)}
 
@@ -260,19 +247,6 @@ class StaleUploads(Items[Entry]):
             return 0
         log.error(event, **why, entries=len(entries), first=min(entry.member for entry in entries))
         return register.reject(client, self._claim, entries)
-
-    def _note_unknown(self, entries: list[Entry]) -> None:
-        if entries:
-            location = entries[0].location
-            self._example = self._example or entries[0].member
-            # Of locations that are any number of noise no more is kept than is told.
-            known = len(self._unknown) < NAMED or location in self._unknown
-            self._unknown[location if known else OTHERS] += len(entries)
-
-    def _fail(self, reasons: dict[Entry, str | None]) -> None:
-        for entry, reason in reasons.items():
-            last = register.fail(client, self._claim, entry, backoff=BACKOFF)
-            log.warning("upload not deleted", location=entry.location, path=entry.path, reason=reason, given_up=last)
 
     def put_back(self, items: Sequence[Entry]) -> None:
         """Give entries back untried."""
@@ -297,13 +271,13 @@ def _item(entry: Entry) -> Item:
 
 
 def unread_register() -> str | None:
-    """Say that uploads are registered where nobody looks, None when none are."""
+    """Return a sentence where uploads are registered in the forge's own register, which this batch does not read."""
     count = register.unread(client)
     if not count:
         return None
     return (
-        f"Redis has a hash {register.REFERENCE} with {count} uploads, which nobody here reads: let the forge register "
-        f"them as docs/uploads.md says, or give forgekeeper a Redis of its own"
+        f"Redis has a hash {register.REFERENCE} with {count} uploads, which this batch does not read: let the forge "
+        f"register them as docs/uploads.md says, or give forgekeeper a Redis of its own"
     )
 
 
@@ -348,7 +322,7 @@ def known(location: str) -> list[str]:
     return register.sampled(client, location, SEARCHED)[: probe.SIZE]
 
 
-stale_direct_uploads.preview(foreseen.foreseen)
+stale_direct_uploads.preview(preview.uploads)
 stale_direct_uploads.sample(sample.add)
 stale_direct_uploads.present(sample.present)
 stale_direct_uploads.proof(sample.proof)

@@ -14,7 +14,7 @@ from forgekeeper.connections import client
 from forgekeeper.database import now
 from forgekeeper.settings import Settings
 from forgekeeper.storage.objects import OUTSIDE, is_below, is_normal
-from workers.stale_direct_uploads import by_hand, register
+from workers.stale_direct_uploads import adoption, failures, register
 from workers.stale_direct_uploads.entries import Entry
 from workers.stale_direct_uploads.orphans import adopt, look, pages
 
@@ -36,10 +36,10 @@ def uploads_failed(
     """List the uploads that could not be deleted: those that were given up, and those that will be tried again."""
     with connected("uploads") as settings:
         require_redis()
-        failures = by_hand.failed(client, limit)
+        given_up = failures.failed(client, limit)
         total = int(client.zcard(register.FAILED))
-        failing = by_hand.failing(client)
-    shown = [*failures, *failing[: limit - len(failures)]]
+        failing = failures.failing(client)
+    shown = [*given_up, *failing[: limit - len(given_up)]]
     if json:
         entries = [
             {name: value for name, value in asdict(one).items() if name not in ("adopted", "registered")}
@@ -66,11 +66,11 @@ def uploads_retry(
         wrong_use("name one entry, or say --all")
     with connected("uploads"):
         require_redis()
-        failed = by_hand.all_failed(client)
+        failed = failures.all_failed(client)
         chosen = failed if path is None else [member for member in failed if member == path]
         if chosen:
             acts.record("uploads retry", path or "all", batch="stale_direct_uploads", after=acts.some(chosen))
-        retried = by_hand.retry(client, chosen)
+        retried = failures.retry(client, chosen)
     if path is not None and not retried:
         raise Problem(f"{path} is not among the failed uploads; `forgekeeper uploads failed` lists them")
     answer({"retried": retried}, f"{retried} will be tried anew", json=json)
@@ -138,12 +138,12 @@ def uploads_forget(
         wrong_use("name one entry, or say --all, with or without --prefix")
     with connected("uploads"):
         require_redis()
-        adopted = by_hand.adopted(client)
+        adopted = adoption.adopted(client)
         chosen = [member for member in adopted if (_is_below(prefix, member) if path is None else member == path)]
         if chosen:
             what = path or (f"all below {prefix}" if prefix else "all")
             acts.record("uploads forget", what, batch="stale_direct_uploads", before=acts.some(chosen))
-        answers = [by_hand.withdraw(client, page) for page in pages(chosen)]
+        answers = [adoption.withdraw(client, page) for page in pages(chosen)]
     forgotten = [member for answer in answers for member in answer.members]
     too_late = [member for answer in answers for member in answer.too_late]
     if path is not None and not forgotten:

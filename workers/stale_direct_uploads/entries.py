@@ -1,13 +1,11 @@
-"""Entries of the register of direct uploads: what they are, and what is claimed of them (batch 100)."""
+"""Entries of the register of direct uploads, and claims on them (batch 100)."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
-
-CLAIM_TTL = timedelta(seconds=60)
-"""How long a claim may be acted on by whoever took it, unless that says otherwise."""
+from datetime import datetime
+from typing import NamedTuple
 
 _NO_TEXT = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")  # control characters, and what is left of bytes that are no UTF-8
 
@@ -49,43 +47,28 @@ class Entry:
 
     @property
     def malformed(self) -> bool:
-        """Whether no object can be meant; the register holds what other programs write."""
+        """Whether no object can be meant; any program may write to the register."""
         parts = self.path.split("/")
         return not self.location or bool({"", ".", ".."}.intersection(parts) or _NO_TEXT.search(self.member))
 
 
 @dataclass(frozen=True)
 class Failure(Entry):
-    """An entry whose object could not be deleted: when it was given up, or else when it will be tried again."""
+    """An entry whose object could not be deleted: when it has failed for good, or else when it is tried again."""
 
     at: datetime | None = field(kw_only=True, default=None)
     again: datetime | None = field(kw_only=True, default=None)
 
 
-@dataclass(frozen=True)
-class Claim:
-    """Entries that belong to one worker for a while."""
+class Claim(NamedTuple):
+    """Entries that belong to one worker for a while, by the token of the claim."""
 
     token: str
-    taken: float
     entries: list[Entry]
-    ttl: timedelta = CLAIM_TTL
-
-    @property
-    def until(self) -> float:
-        """The monotonic instant after which nothing may be done about the entries."""
-        return self.taken + self.ttl.total_seconds()
-
-    def expired(self, now: float) -> bool:
-        """Say whether the claim is too old to be acted on; *now* is monotonic.
-
-        Ask before each deletion.  A worker that was paused drops its claim: the next run finds it.
-        """
-        return now > self.until
 
 
 def member(location: str, path: str) -> str:
-    """Return the register's member of an upload; raise `MalformedUpload` unless an object may be called so."""
+    """Return the register's member of an upload; raise `MalformedUpload` unless an object may have that name."""
     entry = Entry(f"{location}:{path}", 0)
     if entry.location != location or entry.malformed:
         raise MalformedUpload(f"{location!r}, {path!r}: {MalformedUpload.__doc__}")

@@ -1,4 +1,4 @@
-"""Objects of a store that nobody answers for: looked for, and put into the register (batch 100)."""
+"""Objects of a store that nothing names: found, and put into the register (batch 100)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from forgekeeper.settings import Settings
 from forgekeeper.storage import owners, stores
 from forgekeeper.storage.objects import StoreUnavailable
 from models import JobArtifact
-from workers.stale_direct_uploads import MAX_UPLOAD_DURATION, by_hand
+from workers.stale_direct_uploads import MAX_UPLOAD_DURATION, adoption
 
 ORPHAN_AFTER = timedelta(days=1)
 """An upload may last three hours; whatever is a day old and named by nothing was left behind."""
@@ -70,14 +70,14 @@ def _sorted_out(location: str, paths: list[str], settings: Settings) -> tuple[in
     for page in pages(paths):
         in_database = owners.answered_for(JobArtifact, location, page, settings)
         named += len(in_database)
-        known = in_database.keys() | by_hand.registered(client, location, page)
+        known = in_database.keys() | adoption.registered(client, location, page)
         unnamed += [path for path in page if path not in known]
     return named, unnamed
 
 
 def adopt(location: str, paths: list[str]) -> int:
     """Put the objects into the register; return how many were not in it."""
-    return by_hand.adopt(client, location, paths, stale_after=MAX_UPLOAD_DURATION)
+    return adoption.adopt(client, location, paths, stale_after=MAX_UPLOAD_DURATION)
 
 
 def pages(paths: list[str]) -> list[list[str]]:

@@ -1,8 +1,8 @@
 """What a producer of direct uploads written in Python calls; `docs/uploads.md` has the rules.
 
-The register itself knows no tables, and may go back with its Redis.  Here the tables are asked too:
-a path that a live row or the outbox names is refused, because its object is, or was, somebody else's;
-and what became of an upload is decided by what PostgreSQL remembers, whatever the register says.
+The register knows no tables, and may go back with its Redis.  So the tables are asked too: a path that a live row or
+the outbox names is refused, because its object belongs, or belonged, to something else; and what became of an upload is
+decided by what PostgreSQL has recorded.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from forgekeeper.storage.outbox import DeletedObject
 from forgekeeper.storage.settled import SettledUpload
 from models import JobArtifact
 from workers.stale_direct_uploads import register
+from workers.stale_direct_uploads.entries import member
 
 count = register.count
 
@@ -29,7 +30,7 @@ def prepare(client: redis.Redis, location: str, path: str) -> None:
     Raises `PathTaken`, `BeingDeleted` while the path's last object is being deleted, and
     `MalformedUpload`.
     """
-    register.insist(location, path)
+    member(location, path)
     named = any(table.named([path]) for table in (JobArtifact, DeletedObject) if table.location == location)
     if named or SettledUpload.named(location, [path]):
         raise PathTaken(f"{location}:{path}: {PathTaken.__doc__}")
@@ -44,7 +45,7 @@ def complete(client: redis.Redis, location: str, path: str) -> bool:
     or about to go, and the upload must be treated as failed; so must one whose answer was lost, for
     asking again answers False.  Raises `NoTransaction` and `MalformedUpload`.
     """
-    register.insist(location, path)
+    member(location, path)
     SettledUpload.lock(location, path)
     if SettledUpload.named(location, [path]) or not register.complete(client, location, path):
         return False
@@ -55,7 +56,7 @@ def complete(client: redis.Redis, location: str, path: str) -> bool:
 
 
 def exists(client: redis.Redis, location: str, path: str) -> bool:
-    """Say whether the upload is pending; needs a database connection."""
+    """Return whether the upload is pending; needs a database connection."""
     return bool(pending_only(client, location, [path]))
 
 

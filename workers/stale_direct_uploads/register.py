@@ -1,31 +1,27 @@
 """The register of direct uploads that have begun and not completed (batch 100).
 
-It lives in Redis alone and goes by Redis's clock.  An entry is `pending` until either its
-producer completes it or a run claims it, in one atomic step: exactly one of them has it.
-A claimed entry is in `deleting` until its object is gone, and in `failed` when that could
-not be done; there a person finds it.
+It lives in Redis alone and goes by Redis's clock.  An entry is `pending` until either its producer completes it or a
+run claims it, in one atomic step: exactly one of them has it.  A claimed entry is in `deleting` until its object is
+gone, and in `failed` when that could not be done; there a person finds it.
 
-A worker that was paused for longer than its claim may still delete the object once more
-than others have.  That is harmless while a path is used once, as docs/uploads.md demands.
+A worker that was paused for longer than its claim may still delete the object once more than others have.  That is
+harmless while a path is used once, as docs/uploads.md demands.
 """
 
 from __future__ import annotations
 
 import math
 import secrets
-import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 import redis
 
 from forgekeeper import redis_types, scripts
-from forgekeeper.redis_values import moment, second, whole
-from forgekeeper.redis_values import raw as _encode
-from forgekeeper.redis_values import text as _decode
+from forgekeeper.redis_values import moment, raw, second, text, whole
 from forgekeeper.scripts import call
-from workers.stale_direct_uploads.entries import CLAIM_TTL, BeingDeleted, Claim, Entry, member
+from workers.stale_direct_uploads.entries import BeingDeleted, Claim, Entry, member
 
 scripts.add("workers.stale_direct_uploads")
 
@@ -35,20 +31,20 @@ FAILED = "{pending_direct_uploads}:failed"
 ATTEMPTS = "{pending_direct_uploads}:attempts"
 CLAIMS = "{pending_direct_uploads}:claims"
 ADOPTED = "{pending_direct_uploads}:adopted"
-"""What `adopt` has registered, not a producer; an entry stays in it until it is settled."""
+"""What `uploads reconcile` has registered, not a producer; an entry stays in it until it is settled."""
 redis_types.declare(
     dict.fromkeys((PENDING, DELETING, FAILED, ADOPTED), "zset") | dict.fromkeys((ATTEMPTS, CLAIMS), "hash")
 )
 
 MAX_UPLOAD_DURATION = timedelta(hours=3)
 ADOPTION = timedelta(days=1)
-"""So long an adopted entry waits before it is due: a person may have been wrong, and withdraws it."""
+"""How long an adopted entry waits before it is due: a person may have been wrong, and withdraws it."""
 
 REFERENCE = "pending_direct_uploads"
-"""The hash in which the forge itself registers uploads.  Nobody here reads it."""
+"""The hash in which the forge itself registers uploads, which this batch does not read."""
 
 LONGEST_AHEAD = timedelta(days=1)
-"""No entry waits for longer by right: for its next attempt, or for somebody to take it back."""
+"""No entry waits longer for its next attempt, or to be withdrawn."""
 MAX_ATTEMPTS = 5
 
 
@@ -60,7 +56,7 @@ class Due(NamedTuple):
 
 
 class Census(NamedTuple):
-    """How many entries there are: pending (`unsettled`), due to be deleted and since when, and given up."""
+    """How many entries are pending (`unsettled`), due to be deleted and since when, and how many have failed."""
 
     pending: int
     due: int
@@ -68,16 +64,10 @@ class Census(NamedTuple):
     failed: int
 
 
-def insist(location: str, path: str) -> None:
-    """Raise `MalformedUpload` unless an object may be called so."""
-    member(location, path)
-
-
 def prepare(client: redis.Redis, location: str, path: str) -> None:
-    """Register an upload that is about to begin.
+    """Register an upload that is about to begin; one that is prepared again has three hours from then.
 
-    Raises `BeingDeleted` while the register still holds the path to delete its object, and
-    `MalformedUpload`.  Preparing again starts its time anew.
+    Raises `BeingDeleted` while the register still holds the path to delete its object, and `MalformedUpload`.
     """
     keys = [PENDING, DELETING, FAILED, ADOPTED]
     if not call(client, "upload_prepare", keys=keys, args=[member(location, path)]):
@@ -87,17 +77,11 @@ def prepare(client: redis.Redis, location: str, path: str) -> None:
 def complete(client: redis.Redis, location: str, path: str) -> bool:
     """Take the upload off the register; return False when it is too late for that.
 
-    After True it is never claimed, as long as Redis does not go back to what it was before; for
-    that a producer asks PostgreSQL as well (`workers.stale_direct_uploads.producer`).  After False its object is
-    gone or about to go, and the upload must be treated as failed; so must one whose answer was
-    lost, for asking again answers False.
+    After True it is never claimed, as long as Redis does not go back to what it was before; for that a producer asks
+    PostgreSQL as well (`workers.stale_direct_uploads.producer`).  After False its object is gone or about to go, and
+    the upload must be treated as failed; so must one whose answer was lost, for asking again answers False.
     """
     return bool(client.zrem(PENDING, member(location, path)))
-
-
-def exists(client: redis.Redis, location: str, path: str) -> bool:
-    """Say whether the upload is pending."""
-    return client.zscore(PENDING, member(location, path)) is not None
 
 
 def count(client: redis.Redis) -> int:
@@ -116,7 +100,7 @@ def unsettled(client: redis.Redis) -> int:
 
 
 def unread(client: redis.Redis) -> int:
-    """Count the uploads in the forge's own register, of which this one knows nothing; 0 where there is none."""
+    """Count the uploads in the forge's own register, which this one does not know; 0 where there is none."""
     return int(client.hlen(REFERENCE)) if client.type(REFERENCE) == b"hash" else 0
 
 
@@ -125,7 +109,7 @@ def sampled(client: redis.Redis, location: str, size: int) -> list[str]:
     members: Any = client.zrandmember(PENDING, size) or []
     # What was adopted was found in a store, and so proves nothing about it.
     found = client.zmscore(ADOPTED, members) if members else []
-    parts = (_decode(member).partition(":") for member, adopted in zip(members, found, strict=True) if adopted is None)
+    parts = (text(member).partition(":") for member, adopted in zip(members, found, strict=True) if adopted is None)
     return [path for place, _, path in parts if place == location]
 
 
@@ -142,11 +126,11 @@ def census(client: redis.Redis, stale_after: timedelta) -> Census:
         pipe.zcard(FAILED)
         pipe.zcard(DELETING)
         _count_waiting(pipe, seconds)
-        pending, fresh_no_more, again, first, first_again, given_up, claimed, waiting = pipe.execute()
+        pending, stale_now, again, first, first_again, failed, claimed, waiting = pipe.execute()
     since = [score + stale for _, score in first] + [score for _, score in first_again]
     due_since = min((instant for instant in since if instant <= seconds), default=None)
     first_due = None if due_since is None else moment(due_since)
-    return Census(max(0, pending - waiting) + claimed, fresh_no_more + again, first_due, given_up)
+    return Census(max(0, pending - waiting) + claimed, stale_now + again, first_due, failed)
 
 
 def pending_only(client: redis.Redis, location: str, paths: Sequence[str]) -> list[str]:
@@ -163,20 +147,14 @@ def claim(
     stale_after: timedelta,
     visibility: timedelta,
     limit: int,
-    ttl: timedelta = CLAIM_TTL,
     skip_locations: Collection[str] = (),
-    clock: Callable[[], float] = time.monotonic,
 ) -> Claim:
     """Claim up to *limit* entries: first those whose deletion is due again, then stale ones, oldest first.
 
-    Stale is what was registered more than *stale_after* ago.  Each entry is claimed in one
-    atomic step and is nobody else's for *visibility*; fresh entries are not even read.
-    The claim may be acted on for *ttl*, which must be more than a second shorter.
+    Stale is what was registered more than *stale_after* ago.  Each entry is claimed in one atomic step, and no other
+    claim gets it for *visibility*; fresh entries are not even read.
     """
-    if visibility <= ttl + timedelta(seconds=1):
-        raise ValueError("another could take a claim that is still being acted on")
-    # Taken before Redis is asked: an answer that is long on its way makes the claim older, not younger.
-    result = Claim(secrets.token_hex(8), clock(), [], ttl)
+    result = Claim(secrets.token_hex(8), [])
     for source, due_at_age in _sources(stale_after):
         rank = 0
         while rank >= 0 and (left := limit - len(result.entries)) > 0:
@@ -186,20 +164,21 @@ def claim(
                 keys=[source, PENDING, DELETING, ATTEMPTS, CLAIMS, ADOPTED],
                 args=[result.token, due_at_age, math.floor(visibility.total_seconds()), left, rank, *skip_locations],
             )
-            result.entries.extend(
-                Entry(
-                    _decode(member),
-                    whole(attempts),
-                    second(adopted) if adopted else None,
-                    second(registered) if registered else None,
-                )
-                for member, attempts, adopted, registered in found
-            )
+            result.entries.extend(_entry(*one) for one in found)
     return result
 
 
+def _entry(member: bytes, attempts: bytes, adopted: bytes, registered: bytes) -> Entry:
+    return Entry(
+        text(member),
+        whole(attempts),
+        second(adopted) if adopted else None,
+        second(registered) if registered else None,
+    )
+
+
 def due(client: redis.Redis, *, stale_after: timedelta, page: int = 1_000) -> Iterator[list[Due]]:
-    """Yield what `claim` would claim, in its order, after `set_right`; nothing is claimed."""
+    """Yield what `claim` would claim, in its order, after `correct_clock`; nothing is claimed."""
     seconds, _microseconds = client.time()
     for source, due_at_age in _sources(stale_after):
         start = 0
@@ -208,73 +187,69 @@ def due(client: redis.Redis, *, stale_after: timedelta, page: int = 1_000) -> It
             yield _due(client, found, due_at_age)
             start += page
     ahead = f"({seconds + LONGEST_AHEAD.total_seconds()}"
-    found = _scored(client.zrangebyscore(DELETING, ahead, "+inf", 0, page, withscores=True))
-    yield _due(client, [(member, seconds) for member, _ in found], 0)
+    if found := _scored(client.zrangebyscore(DELETING, ahead, "+inf", 0, page, withscores=True)):
+        yield _due(client, [(member, seconds) for member, _ in found], 0)
 
 
-def set_right(client: redis.Redis) -> int:
-    """Mend entries from more than a day ahead, which Redis's clock wrote while it was wrong; return how many.
+def correct_clock(client: redis.Redis) -> int:
+    """Correct entries from more than a day ahead, which Redis's clock wrote while it was wrong; return how many.
 
-    They count as registered, or due again, now: their time begins anew.
+    They count as registered, or due again, now: their time begins again.
     """
-    return int(call(client, "upload_set_right", keys=[PENDING, DELETING], args=[LONGEST_AHEAD.total_seconds()]))
+    keys = [PENDING, DELETING]
+    return int(call(client, "upload_correct_clock", keys=keys, args=[LONGEST_AHEAD.total_seconds()]))
 
 
 def forget(client: redis.Redis, claim: Claim, entries: Collection[Entry]) -> int:
-    """Drop entries whose object is gone; return how many were still ours."""
-    return _settle(client, "upload_forget", [DELETING, ATTEMPTS, CLAIMS, ADOPTED], claim, entries)
-
-
-def keep(client: redis.Redis, claim: Claim, entries: Collection[Entry]) -> int:
-    """Drop entries whose object must stay because something else answers for it; return how many were still ours."""
-    return _settle(client, "upload_forget", [DELETING, ATTEMPTS, CLAIMS, ADOPTED], claim, entries)
+    """Drop entries whose object is gone, or must stay because something names it; return how many were still ours."""
+    return _settle(client, claim, entries, "forget")
 
 
 def put_back(client: redis.Redis, claim: Claim, entries: Collection[Entry]) -> int:
     """Give entries back untried, at no attempt; return how many were still ours.
 
-    They are due at once.  Whoever goes on claiming names their location in *skip_locations*,
-    or gets them again.
+    They are due at once: a run that goes on claiming names their location in *skip_locations*.
     """
-    return _settle(client, "upload_put_back", [DELETING, CLAIMS], claim, entries)
+    return _settle(client, claim, entries, "put_back")
 
 
 def fail(client: redis.Redis, claim: Claim, entry: Entry, *, backoff: timedelta) -> bool:
-    """Count a failed attempt; return True when it was the last, and the entry lies in `failed`.
+    """Count a failed attempt; return True when it was the last, and the entry is in `failed`.
 
     Otherwise it is due again after *backoff*, twice as long after each further attempt.
     """
-    return _fail(client, claim, [entry], MAX_ATTEMPTS, backoff) > 0
+    return _settle(client, claim, [entry], "fail", MAX_ATTEMPTS, math.ceil(backoff.total_seconds())) > 0
 
 
 def reject(client: redis.Redis, claim: Claim, entries: Collection[Entry]) -> int:
-    """Move entries that cannot be tried to `failed` at once; return how many lie there."""
-    return _fail(client, claim, entries, 1, timedelta())
+    """Move entries that cannot be tried to `failed` at once; return how many are there."""
+    return _settle(client, claim, entries, "fail", 1, 0)
+
+
+def _settle(client: redis.Redis, claim: Claim, entries: Collection[Entry], what: str, *numbers: int) -> int:
+    if not entries:
+        return 0
+    attempts, backoff = numbers or (0, 0)
+    args = [claim.token, what, attempts, backoff, *(raw(entry.member) for entry in entries)]
+    return int(call(client, "upload_settle", keys=[DELETING, FAILED, ATTEMPTS, CLAIMS, ADOPTED], args=args))
 
 
 def _sources(stale_after: timedelta) -> tuple[tuple[str, int], ...]:
-    """Return whence entries are claimed, and how many seconds past its score one is due there."""
+    """Return the sets that entries are claimed from, and how many seconds past its score one is due there."""
     # Redis compares whole seconds: only from one more on is it surely longer than *stale_after*.
     return (DELETING, 0), (PENDING, math.ceil(stale_after.total_seconds()) + 1)
 
 
 def _scored(found: Any) -> list[tuple[bytes, float]]:
-    """Say what a sorted set answers with scores: the client's types do not."""
+    """Type what a sorted set answers with scores: the client's types do not."""
     return list(found)
 
 
 def _due(client: redis.Redis, found: Sequence[tuple[bytes, float]], due_at_age: int) -> list[Due]:
-    if not found:
-        return []
     members: Any = [member for member, _ in found]
-    attempts, registered = client.hmget(ATTEMPTS, members), client.zmscore(PENDING, members)
-    adopted = [
-        # With a whole second a producer has taken the path over.
-        None if own is not None and own % 1 == 0 else since
-        for own, since in zip(registered, client.zmscore(ADOPTED, members), strict=True)
-    ]
+    attempts, adopted = client.hmget(ATTEMPTS, members), client.zmscore(ADOPTED, members)
     return [
-        Due(Entry(_decode(member), whole(tries), None if since is None else int(since)), moment(score + due_at_age))
+        Due(Entry(text(member), whole(tries), None if since is None else int(since)), moment(score + due_at_age))
         for (member, score), tries, since in zip(found, attempts, adopted, strict=True)
     ]
 
@@ -289,18 +264,3 @@ def last_seen(adopted: int) -> datetime:
 
 def _count_waiting(pipe: redis.Redis, seconds: int) -> None:
     pipe.zcount(ADOPTED, f"({seconds - ADOPTION.total_seconds()}", "+inf")
-
-
-def _fail(client: redis.Redis, claim: Claim, entries: Collection[Entry], attempts: int, backoff: timedelta) -> int:
-    keys = [DELETING, FAILED, ATTEMPTS, CLAIMS]
-    return _settle(client, "upload_fail", keys, claim, entries, attempts, math.ceil(backoff.total_seconds()))
-
-
-def _settle(
-    client: redis.Redis, script: str, keys: list[str], claim: Claim, entries: Collection[Entry], *args: int
-) -> int:
-    if not entries:
-        return 0
-    members = [_encode(entry.member) for entry in entries]
-    settled: int = call(client, script, keys=keys, args=[claim.token, *args, *members])
-    return settled

@@ -11,7 +11,7 @@ from forgekeeper.connections import client
 from forgekeeper.settings import Settings
 from forgekeeper.storage import stores
 from models import JobArtifact
-from workers.stale_direct_uploads import by_hand, register
+from workers.stale_direct_uploads import failures, register
 
 TOTAL = 200
 MALFORMED = ("no location at all", "artifacts:", "artifacts:../../etc/passwd")
@@ -47,7 +47,7 @@ def present(_settings: Settings) -> Sample:
 
 def left() -> int:
     """Count what is still to be dealt with; what is at an unknown location is, once it was tried."""
-    tried = len(UNKNOWN) * bool(by_hand.failed(client, 1))
+    tried = len(UNKNOWN) * bool(failures.failed(client, 1))
     return _stale() + int(client.zcard(register.DELETING)) - tried
 
 

@@ -8,13 +8,8 @@
 -- ARGV[2]  token, the owner's own, new for each claim
 --
 -- Returns the number, or nil when none is free.  A token that has a bucket gets that one again.
--- Buckets are given out in turn: were it always the lowest, a single worker would find bucket 0
--- free again each time, and never come to the others.
-
--- A key of another type is an error, and must be one before anything has changed: nothing is rolled back.
-redis.call('zcard', KEYS[2])
-redis.call('hlen', KEYS[3])
-redis.call('hlen', KEYS[4])
+-- Buckets are given out in turn: if it were always the lowest, a single worker would take
+-- bucket 0 each time, and never another.
 
 local now = redis.call('time')[1]
 

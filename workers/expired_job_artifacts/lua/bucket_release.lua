@@ -10,11 +10,6 @@
 -- Returns 1 when it was released, 0 when it was not its own any more.  A bucket that exists no
 -- longer is dropped instead of made available.
 
--- A key of another type is an error, and must be one before anything has changed: nothing is rolled back.
-redis.call('scard', KEYS[1])
-redis.call('zcard', KEYS[2])
-redis.call('hlen', KEYS[4])
-
 if redis.call('hget', KEYS[3], ARGV[1]) ~= ARGV[2] then
   return 0
 end

@@ -1,4 +1,4 @@
--- Note a heartbeat of a bucket's owner, and say how things stand.
+-- Record a heartbeat of a bucket's owner, and return what it still has.
 --
 -- KEYS[1]  {bulk_delete_expired_job_artifacts}:occupied_buckets   sorted set, number by second of its last heartbeat
 -- KEYS[2]  {bulk_delete_expired_job_artifacts}:bucket_owners      hash, number -> token

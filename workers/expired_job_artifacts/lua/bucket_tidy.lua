@@ -1,4 +1,4 @@
--- Bring the buckets into order: below max each exists once, and none waits for an owner that fell silent.
+-- Bring the buckets into order: below max each exists once, and none stays with an owner that has no heartbeat.
 --
 -- KEYS[1]  {bulk_delete_expired_job_artifacts}:available_buckets  set of numbers
 -- KEYS[2]  {bulk_delete_expired_job_artifacts}:occupied_buckets   sorted set, number by second of its last heartbeat

@@ -2,20 +2,16 @@
 --
 -- KEYS[1]  {pending_direct_uploads}:pending   sorted set, <location>:<path> by the epoch second of its registration
 -- KEYS[2]  {pending_direct_uploads}:deleting  sorted set, member by the epoch second of its next try
--- KEYS[3]  {pending_direct_uploads}:failed    sorted set, member by the epoch second it was given up
+-- KEYS[3]  {pending_direct_uploads}:failed    sorted set, member by the epoch second of its last failure
 -- KEYS[4]  {pending_direct_uploads}:adopted   sorted set, member by the epoch second of its adoption
 -- ARGV[1]  <location>:<path>
 --
--- Returns 1 when it is registered, from this second on, 0 when it is being deleted or waits
--- for a person to have it deleted, or for its day to pass since nobody answered for its object.
--- Without the fourth key, which older producers do not give, what waits so is taken over.
+-- Returns 1 when it is registered, from this second on, 0 when it is being deleted, has failed to be, or was adopted.
 
-local registered = redis.call('zscore', KEYS[1], ARGV[1])
-if KEYS[4] and redis.call('zscore', KEYS[4], ARGV[1]) and registered and tonumber(registered) % 1 ~= 0 then
+local adopted = redis.call('zscore', KEYS[4], ARGV[1]) and redis.call('zscore', KEYS[1], ARGV[1])
+if adopted or redis.call('zscore', KEYS[2], ARGV[1]) or redis.call('zscore', KEYS[3], ARGV[1]) then
   return 0
 end
-if redis.call('zscore', KEYS[2], ARGV[1]) or redis.call('zscore', KEYS[3], ARGV[1]) then
-  return 0
-end
+redis.call('zrem', KEYS[4], ARGV[1])
 redis.call('zadd', KEYS[1], redis.call('time')[1], ARGV[1])
 return 1

@@ -1,17 +1,12 @@
--- Let entries that have failed be tried anew, at once and with all their attempts.
+-- Retry entries that have failed: at once, and with all their attempts.
 --
 -- KEYS[1]    {pending_direct_uploads}:deleting  sorted set, member by the epoch second of its next try
--- KEYS[2]    {pending_direct_uploads}:failed    sorted set, member by the epoch second it was given up
+-- KEYS[2]    {pending_direct_uploads}:failed    sorted set, member by the epoch second of its last failure
 -- KEYS[3]    {pending_direct_uploads}:attempts  hash, member -> how often its deletion has failed
 -- KEYS[4]    {pending_direct_uploads}:claims    hash, member -> token of the claim that holds it
 -- ARGV[1..]  members
 --
 -- Returns how many of them had failed.  One that a claim holds is left to it.
-
--- A key of another type is an error, and must be one before anything has changed: nothing is rolled back.
-redis.call('zcard', KEYS[1])
-redis.call('hlen', KEYS[3])
-redis.call('hlen', KEYS[4])
 
 local now = redis.call('time')[1]
 local retried = 0

@@ -16,7 +16,7 @@ from forgekeeper.runs.ledger import JobRun
 from tests.harness.thorough import examples
 from workers.user_status_cleanup import MAX_RUNTIME
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 ALL, DUE = examples(500_000), examples(100_000)
 A_HICCUP = timedelta(seconds=1)
 

@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from forgekeeper.database.survey import Selected, expected
+from forgekeeper.declaring.items import Page
 from forgekeeper.preview import PASSED_OVER, Look, Part
 from forgekeeper.storage import git_refs
-from forgekeeper.storage.git_command import GitError
+from forgekeeper.storage.git_command import GitError, GitTimedOut
 from forgekeeper.storage.git_refs import Doomed
+from forgekeeper.storage.git_repository import RepositoriesMissing, RootUnavailable
 from models import GitRefDeletion
-from workers.git_ref_cleanup import deletions
-from workers.git_ref_cleanup.deletions import waiting_projects
+from workers.git_ref_cleanup.deletions import Pending, pending_of, waiting_projects
 from workers.git_ref_cleanup.repositories import believe, missing_of, paths, require_root
 
 PROJECTS, REFS = 100, 10_000
@@ -22,12 +23,11 @@ MISSING, FAILED, UNSEEN = "repository_missing", "repository_failed", "repositori
 
 def projects(look: Look) -> Iterator[Part]:
     """Count the projects that have pending rows: each gets a child."""
-    part, after = look.part("project", verb="looked after by a child each"), 0
-    while found := waiting_projects(after=after, limit=PROJECTS):
+    part = look.part("project", verb="looked after by a child each")
+    for found in _pages():
         where = paths(found)
         for number in found:
             part.one(str(number), where.get(number), None, size=look.size)
-        after = found[-1]
         look.told(part)
         if look.over():
             part.guess(part.records)
@@ -40,7 +40,7 @@ def refs(look: Look) -> Iterator[Part]:
     seen = Seen(look)
     try:
         seen.look_into_all(require_root(look.settings))
-    except git_refs.RootUnavailable:
+    except RootUnavailable:
         seen.refs.kept[UNSEEN] = None
         look.count(seen.refs, seen.pending)
         seen.refs.estimate = True
@@ -64,25 +64,26 @@ class Seen:
     def look_into_all(self, root: Path) -> None:
         """Look into one repository after another, until none is left or the time is up."""
         self.refs.keep(PASSED_OVER, self.pending.among(self._bad))
-        after, projects = 0, 0
-        while found := waiting_projects(after=after, limit=PROJECTS):
+        total = 0
+        for found in _pages():
             self._missing |= missing_of(root, found)
-            where, projects = paths(found), projects + len(found)
+            where, total = paths(found), total + len(found)
             for number in found:
                 if not self._look_into(root, number, where.get(number)):
                     self._cut_off()
                     return
-            after = found[-1]
-        self._judge_missing(root, projects)
+        self._judge_missing(root, total)
 
     def _look_into(self, root: Path, project: int, path: str | None) -> bool:
         """Look into one; return False where the time was up first."""
         after = 0
-        while rows := deletions.seen_of(project, after=after, limit=REFS, without=self._bad):
+        while rows := pending_of(project, Page(REFS, after, without=self._bad)):
             if self._look.over():
                 return False
             if path is None or project in self._missing:
-                self._note_missing(rows, project)
+                self._of_missing[project] += len(rows)
+                for row in rows:
+                    self.gone.one(str(row.id), row.ref, row.updated_at, size=self._look.size, project=project)
             elif not self._look_at(root, path, rows):
                 return False
             after = rows[-1].id
@@ -90,13 +91,13 @@ class Seen:
             self._look.told(self.refs)
         return True
 
-    def _look_at(self, root: Path, path: str, rows: list[GitRefDeletion]) -> bool:
+    def _look_at(self, root: Path, path: str, rows: list[Pending]) -> bool:
         doomed = {row.id: Doomed(row.ref, row.expected_oid) for row in rows}
         try:
-            outcomes = git_refs.foresee(root, path, list(doomed.values()), until=self._look.until, grace=1.0)
-        except git_refs.GitTimedOut:
+            outcomes = git_refs.preview(root, path, list(doomed.values()), until=self._look.until, grace=1.0)
+        except GitTimedOut:
             return False
-        except git_refs.RootUnavailable:
+        except RootUnavailable:
             raise
         except GitError:
             self.refs.keep(FAILED, len(rows))
@@ -111,22 +112,15 @@ class Seen:
                 self.refs.keep(code if outcome.state == "rejected" else outcome.state, 1)
         return True
 
-    def _note_missing(self, rows: list[GitRefDeletion], project: int) -> None:
-        self._of_missing[project] += len(rows)
-        for row in rows:
-            self.gone.one(str(row.id), row.ref, row.updated_at, size=self._look.size, project=project)
-
-    def _judge_missing(self, root: Path, projects: int) -> None:
+    def _judge_missing(self, root: Path, total: int) -> None:
         """Let the rows of missing repositories stay where so many are missing that a run would not believe it."""
         try:
-            believe(root, self._missing, projects, self._look.settings.missing_repositories)
-        except git_refs.RepositoryFailed:
-            raise
-        except GitError:
-            nobodys = {project: rows for project, rows in self._of_missing.items() if project not in self._missing}
-            self.refs.keep(MISSING, sum(self._of_missing.values()) - sum(nobodys.values()))
+            believe(root, self._missing, total, self._look.settings.missing_repositories)
+        except RepositoriesMissing:
+            stays = sum(rows for project, rows in self._of_missing.items() if project in self._missing)
+            self.refs.keep(MISSING, stays)
             self.gone = self._look.part("gone_ref_deletion", verb=self.gone.verb)
-            self.gone.records = sum(nobodys.values())
+            self.gone.records = self._of_missing.total() - stays
 
     def _cut_off(self) -> None:
         """Guess: of the rows that were not looked at as many are deleted as of those that were."""
@@ -135,3 +129,10 @@ class Seen:
             part.guess(round(part.records * rows / self._rows) if self._rows else part.records)
         if not self._rows:
             self.refs.guess(rows)
+
+
+def _pages() -> Iterator[list[int]]:
+    after = 0
+    while found := waiting_projects(after=after, limit=PROJECTS):
+        yield found
+        after = found[-1]

@@ -8,15 +8,13 @@ from functools import partial
 
 import pytest
 
-from forgekeeper.audit.deletions import ITEMS, Audit, Deletion
+from forgekeeper.audit.deletions import Audit, Deletion
 from forgekeeper.connections import client
 from forgekeeper.database import database, now
-from forgekeeper.storage import sentinel, stores
-from forgekeeper.storage.objects import StoreUnavailable
+from forgekeeper.storage import stores
 from forgekeeper.storage.outbox import DeletedObject, parted
 from models import JobArtifact
 from tests.harness.audited import gone, interrupted_at, lines, unclosed
-from tests.harness.installation import INSTALLATION
 from tests.harness.performing import perform
 from tests.harness.settings import settings_with
 from workers.delete_objects import delete_objects
@@ -99,16 +97,6 @@ def test_it_is_said_before_the_object_goes(run, store):
     assert lines(OBJECT) == []
 
 
-def test_many_objects_are_a_row_of_the_audit_for_each_few_hundred(run, store):
-    paths = [f"a/{number}" for number in range(ITEMS + 1)]
-    record(store, *paths)
-
-    run(delete_objects)
-
-    assert gone(OBJECT, "path") == set(paths)
-    assert [len(one.ids) for one in Deletion.select().where(Deletion.phase == "outcome")] == [ITEMS, 1]
-
-
 def test_an_object_that_an_artifact_names_is_not_said_to_go(run, store):
     record(store, "a")
     JobArtifact.create(project_id=7, job_id=1, file_type=1, file_final_path="a")
@@ -116,17 +104,6 @@ def test_an_object_that_an_artifact_names_is_not_said_to_go(run, store):
     run(delete_objects)
 
     assert Deletion.select().count() == 0
-
-
-def test_an_object_that_could_not_be_deleted_is_not_said_to_be_gone(s3):
-    record(s3, "a", "b")
-    s3.proxy.refuse_key("a", "InternalError")
-    s3.proxy.answer(403, "AccessDenied", kinds=("bulk",))
-
-    on(s3, delete_objects)
-
-    assert gone(OBJECT, "path") == {"b"}
-    assert {line["path"]: line["state"] for line in lines(OBJECT)} == {"a": "failed", "b": "deleted"}
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -150,28 +127,6 @@ def test_of_objects_that_a_crash_left_it_is_said_that_they_were_kept(run, store)
     assert [line["state"] for line in lines(OBJECT)] == ["kept", "deleted"]
     assert told
     assert unclosed() == 0
-
-
-def test_what_a_store_that_went_away_left_open_the_next_run_closes(folder):
-    record(folder, "a")
-    folder.remove_sentinel()
-    with pytest.raises(StoreUnavailable):
-        on(folder, delete_objects)
-    sentinel.Store(HERE, folder.url).create_sentinel(INSTALLATION)
-
-    on(folder, delete_objects)
-
-    assert [line["state"] for line in lines(OBJECT)] == ["kept", "deleted"]
-    assert unclosed() == 0
-
-
-def test_what_is_held_back_is_no_claim_s_any_more():
-    numbers = [DeletedObject.create(project_id=7, store_dir="", file=file, pick_up_at=now() - HOUR).id for file in "ab"]
-    claimed = DeletedObject.claim_due(now(), visibility=HOUR, limit=10)
-
-    DeletedObject.hold(numbers[:1], visibility=HOUR)
-
-    assert DeletedObject.still_ours(claimed) == {numbers[1]}
 
 
 def test_an_object_held_back_between_claim_and_deletion_is_left_alone(folder):
@@ -204,25 +159,6 @@ def test_each_stale_upload_has_its_line(run, store):
     assert due == {began + timedelta(hours=3).total_seconds()}
 
 
-def test_many_uploads_are_a_row_of_the_audit_for_each_few_hundred(folder):
-    paths = [f"a/{number}" for number in range(ITEMS + 1)]
-    upload(folder, *paths)
-
-    on(folder, stale_direct_uploads)
-
-    assert gone(UPLOAD, "path") == set(paths)
-    assert sorted(len(one.hashes) for one in Deletion.select().where(Deletion.phase == "outcome")) == [1, ITEMS]
-
-
-def test_an_upload_that_an_artifact_names_is_not_said_to_go(run, store):
-    upload(store, "a")
-    JobArtifact.create(project_id=7, job_id=1, file_type=1, file_final_path="a")
-
-    run(stale_direct_uploads)
-
-    assert Deletion.select().count() == 0
-
-
 @pytest.mark.parametrize("step", ["remembered", "deleted", "forgotten"])
 def test_what_a_crash_left_of_uploads_the_next_run_closes(run, store, step):
     upload(store, "a", "b")
@@ -249,37 +185,4 @@ def test_it_is_said_in_the_transaction_that_remembers_an_upload_as_reaped(run, s
     assert store.keys() == {"a"}
 
 
-def test_while_a_store_is_away_what_a_crash_left_there_stays_open(folder):
-    upload(folder, "a")
-    with interrupted_at("stale_direct_uploads.deleted"):
-        on(folder, stale_direct_uploads)
-    folder.remove_sentinel()
-
-    on(folder, stale_direct_uploads)
-
-    assert unclosed() == 1
-
-
-def test_what_is_open_is_closed_page_by_page_until_none_is_left(run, store):
-    earlier = Audit("delete_objects", on=True)
-    for number in range(101):
-        earlier.intent(OBJECT, ids=[number], names=[f"a/{number}"], path=[f"a/{number}"], project_id=7, due=None)
-
-    run(delete_objects)
-
-    assert unclosed() == 0
-    assert len(gone(OBJECT, "path")) == 101
-
-
 # Both
-
-
-@pytest.mark.parametrize("declared", [delete_objects, stale_direct_uploads])
-def test_without_an_audit_nothing_is_said(run, store, declared):
-    record(store, "a")
-    upload(store, "b")
-
-    run(declared, audit="off")
-
-    assert store.keys() == {"b" if declared is delete_objects else "a"}
-    assert Deletion.select().count() == 0

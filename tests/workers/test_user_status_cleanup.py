@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 
-import peewee as pw
 import psycopg2
 import pytest
 
@@ -19,7 +18,7 @@ from forgekeeper.deleting import statement
 from forgekeeper.runs.deadline import Deadline
 from models import UserStatus
 from tests.harness.clocks import Clock, Crash, crash
-from tests.harness.performing import perform, recorded
+from tests.harness.performing import perform
 from workers import user_status_cleanup as document
 from workers.user_status_cleanup import BATCH_SIZE, MAX_RUNTIME, user_status_cleanup
 
@@ -63,13 +62,6 @@ FORBIDDEN = """
     )
 """
 
-# Whatever takes its rows from a chunk between the claim and the deletion: here the forge, by a trigger.
-KEEP_OLDEST = """
-    create function keep_oldest() returns trigger language plpgsql as $$
-        begin if old.user_id <= {limit} then return null; end if; return old; end
-    $$;
-    create trigger keep_oldest before delete on user_statuses for each row execute function keep_oldest()
-"""
 
 # In no order, and none is due.
 ADD_LATER = """
@@ -110,10 +102,6 @@ def run_a_chunk(**options):
 # What it deletes
 
 
-def test_with_nothing_to_do_nothing_is_done():
-    assert run() == Outcome(deleted=0, batches=0, stopped="drained")
-
-
 def test_a_run_deletes_what_is_due_and_nothing_else():
     user_status(1, clear_status_at=datetime.now(UTC) - HOUR)
     tomorrow = user_status(2, clear_status_at=datetime.now(UTC) + HOUR)
@@ -122,17 +110,6 @@ def test_a_run_deletes_what_is_due_and_nothing_else():
     outcome = run()
 
     assert (outcome, set(statuses())) == (Outcome(1, 1, "drained"), {tomorrow, never})
-
-
-def test_a_chunk_of_which_no_row_was_deleted_does_not_end_the_run():
-    due_statuses(BATCH_SIZE + 5)
-    database.execute_sql(KEEP_OLDEST.format(limit=BATCH_SIZE))
-    try:
-        outcome = run()
-    finally:
-        database.execute_sql("drop function keep_oldest cascade")
-
-    assert (outcome.deleted, len(statuses())) == (5, BATCH_SIZE)
 
 
 @pytest.mark.parametrize(
@@ -155,26 +132,6 @@ def test_a_status_is_due_from_the_exact_moment_on(clear_status_at, due):
     assert (counted, deleted, len(statuses())) == ((1, 1, 0) if due else (0, 0, 1))
 
 
-def test_the_oldest_are_deleted_first():
-    due_statuses(BATCH_SIZE)
-    database.execute_sql("update user_statuses set clear_status_at = now() - user_id * interval '1 hour'")
-    youngest = user_status(BATCH_SIZE + 1, clear_status_at=datetime.now(UTC) - MICROSECOND)
-    oldest = user_status(BATCH_SIZE + 2, clear_status_at=datetime.now(UTC) - 1_000 * HOUR)
-
-    run_a_chunk()
-
-    assert (set(statuses()), oldest in statuses()) == ({1, youngest}, False)
-
-
-def test_of_equally_old_ones_none_is_forgotten_between_two_batches():
-    for user_id in range(1, 2 * BATCH_SIZE + 2):
-        user_status(user_id, clear_status_at=NOON)
-
-    outcome = run()
-
-    assert (outcome.deleted, statuses()) == (2 * BATCH_SIZE + 1, {})
-
-
 @pytest.mark.parametrize(
     ("count", "batches"), [(BATCH_SIZE - 1, 1), (BATCH_SIZE, 1), (BATCH_SIZE + 1, 2), (2 * BATCH_SIZE + 1, 3)]
 )
@@ -186,15 +143,6 @@ def test_a_run_takes_as_many_batches_as_it_needs(count, batches):
     assert (outcome, statuses()) == (Outcome(count, batches, "drained"), {})
 
 
-def test_a_run_that_is_done_twice_ends_as_if_done_once():
-    due_statuses(BATCH_SIZE + 1)
-    run()
-
-    outcome = run()
-
-    assert outcome == Outcome(0, 0, "drained")
-
-
 # How it ends
 
 
@@ -204,23 +152,6 @@ def test_a_run_ends_at_its_deadline_after_a_full_batch():
     outcome = run(clock=Clock(step=A_RUN))
 
     assert (outcome, len(statuses())) == (Outcome(BATCH_SIZE, 1, "deadline"), BATCH_SIZE + 50)
-
-
-def test_a_run_goes_on_until_its_deadline():
-    due_statuses(4 * BATCH_SIZE)
-
-    outcome = run(clock=Clock(step=A_RUN / 3))
-
-    assert outcome == Outcome(3 * BATCH_SIZE, 3, "deadline")
-
-
-def test_what_the_deadline_left_goes_in_the_next_run():
-    due_statuses(2 * BATCH_SIZE + 50)
-    run(clock=Clock(step=A_RUN))
-
-    outcome = run()
-
-    assert (outcome.deleted, statuses()) == (BATCH_SIZE + 50, {})
 
 
 def test_a_run_that_is_asked_to_stop_ends_after_its_batch():
@@ -250,15 +181,6 @@ def test_two_runs_at_once_delete_nothing_twice():
     assert min(deleted) >= BATCH_SIZE
 
 
-def test_a_run_that_crashes_has_deleted_whole_batches():
-    due_statuses(2 * BATCH_SIZE + 50)
-
-    with pytest.raises(Crash):
-        run(safe_point=crash)
-
-    assert len(statuses()) == BATCH_SIZE + 50
-
-
 def test_the_run_after_a_crash_deletes_what_was_left():
     due_statuses(2 * BATCH_SIZE + 50)
     with pytest.raises(Crash):
@@ -267,17 +189,6 @@ def test_the_run_after_a_crash_deletes_what_was_left():
     outcome = run()
 
     assert (outcome.deleted, statuses()) == (BATCH_SIZE + 50, {})
-
-
-def test_a_database_that_goes_down_ends_the_run_with_an_operational_error(other):
-    due_statuses(2 * BATCH_SIZE + 50)
-    server = database.connection().info.backend_pid
-
-    with pytest.raises(pw.OperationalError):
-        run(safe_point=lambda: other.execute("select pg_terminate_backend(%s, 10000)", (server,)))
-
-    other.execute("select count(*) from user_statuses")
-    assert other.fetchone() == (BATCH_SIZE + 50,)
 
 
 # Must not happen: the claim deletes more than the limit
@@ -309,13 +220,6 @@ def test_the_claim_never_deletes_more_than_the_limit(limit, monkeypatch):
         deleted = run_a_chunk().deleted
 
     assert (deleted, len(statuses())) == (limit, 110 - limit)
-
-
-def test_a_run_under_such_a_plan_takes_its_batches_one_by_one():
-    with one_row_statistics_and_nested_loops(2 * BATCH_SIZE + 1):
-        outcome = run()
-
-    assert outcome == Outcome(2 * BATCH_SIZE + 1, 3, "drained")
 
 
 @contextmanager
@@ -350,15 +254,6 @@ def planned():
     return plans
 
 
-def test_the_statement_of_a_run_is_planned_once():
-    due_statuses(10 * BATCH_SIZE)
-
-    run()
-
-    generic, own = planned()
-    assert (generic + own, generic >= 6) == (11, True)
-
-
 def rows_read():
     database.execute_sql("select pg_stat_force_next_flush()")
     ((rows,),) = database.execute_sql(ROWS_READ).fetchall()
@@ -384,30 +279,7 @@ def test_with_stale_statistics_a_run_reads_what_it_deletes_and_no_more(key, most
     assert read < 3 * deleted
 
 
-def test_a_plan_made_while_the_table_was_tiny_reads_no_more_when_it_has_grown():
-    with session("set plan_cache_mode = force_generic_plan"):
-        due_statuses(1)
-        database.execute_sql("vacuum analyze user_statuses")
-        run()
-        due_statuses(50 * BATCH_SIZE)
-        before = rows_read()
-        deleted = run().deleted
-        read = rows_read() - before
-
-    assert deleted == 50 * BATCH_SIZE
-    assert read < 3 * deleted
-
-
 # Must not happen: a status that was extended while the run was at it is deleted
-
-
-def test_a_status_that_is_being_extended_is_skipped(other):
-    due_statuses(3)
-    other.execute(EXTEND, (2,))
-
-    outcome = run()
-
-    assert (outcome, set(statuses())) == (Outcome(2, 1, "drained"), {2})
 
 
 def test_a_status_whose_extension_was_committed_survives(other):
@@ -420,17 +292,6 @@ def test_a_status_whose_extension_was_committed_survives(other):
     run()
 
     assert statuses() == {2: extended_to}
-
-
-def test_a_status_whose_extension_was_rolled_back_is_deleted_by_the_next_run(other):
-    due_statuses(3)
-    other.execute(EXTEND, (2,))
-    run()
-    other.connection.rollback()
-
-    outcome = run()
-
-    assert (outcome.deleted, statuses()) == (1, {})
 
 
 def test_statuses_extended_in_thousands_of_interleavings_all_survive(urls):
@@ -475,26 +336,6 @@ def test_statuses_extended_in_thousands_of_interleavings_all_survive(urls):
 # Must not happen: a run ends early because rows were locked
 
 
-def test_a_run_goes_on_behind_locked_rows(other):
-    due_statuses(250)
-    other.execute(LOCK_OLDEST, (150,))
-
-    outcome = run()
-
-    assert (outcome, set(statuses())) == (Outcome(100, 1, "drained"), set(range(1, 151)))
-
-
-def test_rows_that_were_locked_go_in_the_next_run(other):
-    due_statuses(250)
-    other.execute(LOCK_OLDEST, (150,))
-    run()
-    other.connection.rollback()
-
-    outcome = run()
-
-    assert (outcome.deleted, statuses()) == (150, {})
-
-
 def test_locked_rows_make_a_run_neither_wait_nor_search_again_and_again(other):
     def seconds(*, locked):
         database.execute_sql("truncate user_statuses")
@@ -515,11 +356,3 @@ def test_locked_rows_make_a_run_neither_wait_nor_search_again_and_again(other):
 
 
 # Must not happen: no trace of how much was deleted
-
-
-def test_the_ledger_says_how_much_was_deleted(settings):
-    due_statuses(2 * BATCH_SIZE + 3)
-
-    row = recorded(user_status_cleanup, settings)
-
-    assert (row.state, row.result) == ("succeeded", {"deleted": 203, "batches": 3, "stopped": "drained"})

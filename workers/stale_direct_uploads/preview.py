@@ -7,17 +7,16 @@ from itertools import groupby
 
 from forgekeeper.connections import client
 from forgekeeper.database import LAST_INSTANT
-from forgekeeper.preview import BUSY, Look, Part
+from forgekeeper.preview import Look, Part
 from forgekeeper.storage import owners, stores
 from forgekeeper.storage.objects import Objects, StoreUnavailable, is_normal
-from forgekeeper.storage.settled import SettledUpload
 from models import JobArtifact
 from workers.stale_direct_uploads import register
 from workers.stale_direct_uploads.entries import Entry
 from workers.stale_direct_uploads.register import Due
 
 
-def foreseen(look: Look) -> Iterator[Part]:
+def uploads(look: Look) -> Iterator[Part]:
     """Count the uploads whose objects would be deleted."""
     part, read = look.part("stale_upload"), 0
     for page in register.due(client, stale_after=register.MAX_UPLOAD_DURATION):
@@ -47,13 +46,12 @@ def _at(location: str, found: list[Due], part: Part, look: Look) -> None:
 
 
 def _reasons(location: str, found: list[Due], store: Objects | None, look: Look) -> list[str | None]:
-    """Say of each why it would be kept, None of what would be deleted; all of it before any is counted."""
+    """Return why each would be kept, None of what would be deleted; all of it before any is counted."""
     paths = [due.entry.path for due in found if unfit(due.entry, store) is None]
     kept = owners.answered_for(JobArtifact, location, paths, look.settings) if paths else {}
-    busy = SettledUpload.being_settled(location, paths)
     reasons = []
     for entry, _since in found:
-        reason = unfit(entry, store) or (BUSY if entry.path in busy else "named" if entry.path in kept else None)
+        reason = unfit(entry, store) or ("named" if entry.path in kept else None)
         if reason is None and store is not None and _changed(entry, store):
             reason = "changed"
         reasons.append(reason)
@@ -61,7 +59,7 @@ def _reasons(location: str, found: list[Due], store: Objects | None, look: Look)
 
 
 def unfit(entry: Entry, store: Objects | None) -> str | None:
-    """Say why nothing of the entry may be deleted, None where it may."""
+    """Return why nothing of the entry may be deleted, None where it may."""
     if entry.malformed or not is_normal(entry.path):
         return "malformed"
     if store is None:
@@ -70,7 +68,7 @@ def unfit(entry: Entry, store: Objects | None) -> str | None:
 
 
 def _changed(entry: Entry, store: Objects) -> bool:
-    """Say whether an adopted object was written since; one that is not there was not."""
+    """Return whether an adopted object was written since; one that does not exist was not."""
     if entry.adopted is None or store.has(entry.path, before=register.last_seen(entry.adopted)):
         return False
     return store.has(entry.path, before=LAST_INSTANT)

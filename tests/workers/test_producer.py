@@ -36,12 +36,6 @@ def back():
     return lambda: client.restore(PENDING, 0, then, replace=True)
 
 
-def test_a_path_that_nobody_names_is_registered():
-    uploads.prepare(client, "artifacts", PATH)
-
-    assert uploads.exists(client, "artifacts", PATH)
-
-
 def test_a_path_that_a_live_artifact_names_is_refused():
     JobArtifact.create(project_id=1, job_id=1, file_type=1, file_final_path=PATH)
 
@@ -62,14 +56,6 @@ def test_a_path_whose_upload_was_settled_is_refused(reaped):
 
     with pytest.raises(uploads.PathTaken):
         uploads.prepare(client, "lfs", PATH)
-
-
-def test_an_artifact_s_path_is_free_in_another_store():
-    JobArtifact.create(project_id=1, job_id=1, file_type=1, file_final_path=PATH)
-
-    uploads.prepare(client, "packages", PATH)
-
-    assert uploads.pending_only(client, "packages", [PATH]) == [PATH]
 
 
 def test_a_path_that_is_being_deleted_is_refused():
@@ -113,14 +99,6 @@ def test_what_has_completed_where_no_table_names_it_is_remembered_with_the_row(d
                 transaction.rollback()
 
     assert SettledUpload.named("lfs", ["kept", "rolled back"], reaped=False) == {"kept"}
-
-
-def test_what_a_table_names_is_not_remembered(transaction):
-    uploads.prepare(client, "artifacts", PATH)
-
-    uploads.complete(client, "artifacts", PATH)
-
-    assert SettledUpload.select().count() == 0
 
 
 def test_while_a_producer_completes_no_sweep_settles_its_upload(transaction, urls):

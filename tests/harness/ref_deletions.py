@@ -1,0 +1,116 @@
+"""Ref deletions: what tests of them share."""
+
+from datetime import timedelta
+
+import pytest
+
+from forgekeeper.connections import client
+from forgekeeper.database import database
+from forgekeeper.delivery.broker import broker
+from forgekeeper.runs.deadline import Deadline
+from models import GitRefDeletion, Project
+from tests.harness.git_samples import Bare, put_root, stand_in
+from tests.harness.performing import as_child, perform, recorded
+from workers import git_ref_cleanup
+from workers.git_ref_cleanup import clean_project_refs
+from workers.git_ref_cleanup.cleaning import LOCK_TIMEOUT
+
+BATCH = git_ref_cleanup.git_ref_cleanup
+
+PROJECT = 7
+
+ADD_PROJECTS = """
+    insert into batched_git_ref_updates_deletions (project_id, ref)
+    select project_id, 'refs/mr/' || number
+    from generate_series({first}, {last}) as project_id, generate_series(1, {each}) as number
+"""
+
+
+def row(ref="refs/mr/1", *, project=PROJECT, **facts):
+    return GitRefDeletion.create(project_id=project, ref=ref, **facts).id
+
+
+def rows(*refs):
+    return [row(ref) for ref in refs]
+
+
+def pending():
+    return {one.ref for one in GitRefDeletion.pending()}
+
+
+def projects(count, *, first=1, each=1):
+    """Let projects have pending rows."""
+    database.execute_sql(ADD_PROJECTS.format(first=first, last=first + count - 1, each=each))
+
+
+def counted(folder, monkeypatch):
+    """Count git's commands from here on: call what is returned for their names."""
+    stand_in(folder / "bin", monkeypatch, f'echo "$*" >> {folder}/calls\nexec $GIT "$@"')
+
+    def calls(command=""):
+        file = folder / "calls"
+        return sum(command in line for line in file.read_text().splitlines()) if file.exists() else 0
+
+    return calls
+
+
+def nodes(plan):
+    yield plan
+    for below in plan.get("Plans", ()):
+        yield from nodes(below)
+
+
+NAME = "git_ref_cleanup"
+
+QUEUE = f"{broker.namespace}:git"
+
+
+def on_their_way():
+    """The projects whose children wait in the queue, in its order."""
+    return [int(number.rpartition(b":")[2]) for number in client.lrange(QUEUE, 0, -1)]
+
+
+@pytest.fixture
+def root(tmp_path):
+    return put_root(tmp_path / "repositories")
+
+
+@pytest.fixture
+def repository(root):
+    """The repository of project 7, with the packed refs 1 to 6."""
+    repository = Bare(root)
+    repository.packed(*(f"refs/mr/{number}" for number in range(1, 7)))
+    Project.create(id=PROJECT, disk_path=repository.disk_path)
+    return repository
+
+
+@pytest.fixture
+def configured(settings, root):
+    return settings.model_copy(update={"repositories_root": root})
+
+
+@pytest.fixture
+def parent(configured):
+    """Run the parent; return the row of its run."""
+    return lambda **changes: recorded(BATCH, configured.model_copy(update=changes))
+
+
+@pytest.fixture
+def child(configured):
+    """Work on a project as a worker's child does; return the child."""
+
+    def work(project=PROJECT, *, missing=False, **changes):
+        return as_child(clean_project_refs, configured.model_copy(update=changes), project, missing)
+
+    return work
+
+
+@pytest.fixture
+def clean(configured):
+    """Do a child's work with a deadline of the test's; return its outcome."""
+
+    def clean(*, within=LOCK_TIMEOUT, project=PROJECT, dead_after=15.0, declared=clean_project_refs, **options):
+        settings = configured.model_copy(update={"dead_after": timedelta(seconds=dead_after)})
+        return perform(declared, project, deadline=Deadline(within, **options), settings=settings)
+
+    return clean

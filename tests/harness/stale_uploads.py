@@ -1,0 +1,117 @@
+"""Stale uploads: what tests of them share."""
+
+from datetime import timedelta
+
+import pytest
+
+from forgekeeper.connections import client
+from forgekeeper.database import database
+from forgekeeper.runs.ledger import JobRun
+from forgekeeper.storage.objects import StoreUnavailable
+from tests.harness.performing import perform, recorded
+from tests.harness.settings import settings_with
+from workers import stale_direct_uploads
+from workers.stale_direct_uploads import (
+    MAX_UPLOAD_DURATION,
+    Outcome,
+    adoption,
+    producer,
+)
+from workers.stale_direct_uploads import register as uploads
+
+STALE = MAX_UPLOAD_DURATION.total_seconds() + 60
+
+SECOND = timedelta(seconds=1)
+
+BATCH = stale_direct_uploads.stale_direct_uploads
+
+HERE = "artifacts"
+
+ELSEWHERE = "lfs"
+
+CLOSED_PORT = "http://127.0.0.1:1"
+
+
+def run(*options, prefixes=None, **locations):
+    settings = settings_with(object_stores=locations, object_prefixes=prefixes or {})
+    return perform(BATCH, deadline=options[0] if options else None, settings=settings)
+
+
+def fail(*options, **locations):
+    """Let a run end because stores are away; return what it came to, and what it says."""
+    outcome = Outcome()
+    with pytest.raises(StoreUnavailable) as failure:
+        perform(
+            BATCH,
+            deadline=options[0] if options else None,
+            settings=settings_with(object_stores=locations),
+            outcome=outcome,
+        )
+    return outcome, str(failure.value)
+
+
+def now():
+    return client.time()[0]
+
+
+def register(*paths, location=HERE, age=STALE):
+    register_members(*(f"{location}:{path}" for path in paths), age=age)
+
+
+def register_members(*members, age=STALE):
+    client.zadd(uploads.PENDING, dict.fromkeys(members, now() - age))
+
+
+def begin(store, *paths, location=HERE, age=STALE):
+    """Begin uploads: the objects and their entries."""
+    store.put(*paths)
+    register(*paths, location=location, age=age)
+
+
+def time_passes(duration):
+    """Let *duration* pass for what lies in deleting."""
+    for member, score in client.zrange(uploads.DELETING, 0, -1, withscores=True):
+        client.zadd(uploads.DELETING, {member: score - duration.total_seconds()})
+
+
+def members(key):
+    return {member.decode(errors="surrogateescape") for member in client.zrange(key, 0, -1)}
+
+
+def registered():
+    """All entries, whatever has become of them."""
+    return members(uploads.PENDING) | members(uploads.DELETING) | members(uploads.FAILED)
+
+
+def attempts():
+    return {member.decode(): int(number) for member, number in client.hgetall(uploads.ATTEMPTS).items()}
+
+
+def away(store):
+    """The URL of the same store where nobody listens."""
+    proxy = getattr(store, "proxy", None)
+    return store.url.replace(proxy.url, CLOSED_PORT) if proxy else f"{store.url}/not/there"
+
+
+def numbered(count):
+    return [f"@final/{number:05}" for number in range(count)]
+
+
+def complete(location, path):
+    with database.atomic():
+        return producer.complete(client, location, path)
+
+
+def adopt(*paths, ago=uploads.ADOPTION + 5 * SECOND):
+    """Adopt objects, that long ago."""
+    adoption.adopt(client, HERE, paths, stale_after=MAX_UPLOAD_DURATION)
+    for key in (uploads.PENDING, uploads.ADOPTED):
+        for path in paths:
+            client.zincrby(key, -ago.total_seconds(), f"{HERE}:{path}")
+
+
+def attempt(settings):
+    """Make an attempt at the open run, or else at a new one; return its row."""
+    with pytest.raises(StoreUnavailable):
+        recorded(BATCH, settings)
+    return JobRun.select().order_by(JobRun.id.desc()).get()

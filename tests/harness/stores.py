@@ -1,0 +1,150 @@
+"""Object stores for tests: a folder, and S3 as moto speaks it, behind a proxy that can fail."""
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from socket import create_connection
+from urllib.parse import quote
+
+import pytest
+
+from forgekeeper.embedded.waiting import wait_until
+from forgekeeper.storage import sentinel
+from forgekeeper.storage.objects import Objects
+from tests.harness.faulty_s3 import FaultyS3
+from tests.harness.installation import INSTALLATION
+from tests.harness.ports import free_ports
+
+LIMIT = 60.0
+
+
+class Folder:
+    """A local store; looked at without the library that the product uses."""
+
+    def __init__(self, root):
+        self.root = root
+        root.mkdir()
+        self.url = f"file://{quote(str(root))}"
+
+    def put(self, *paths):
+        for path in paths:
+            file = self.root / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(b"")
+
+    def keys(self):
+        files = (file for file in self.root.rglob("*") if not file.is_dir())
+        return {str(file.relative_to(self.root)) for file in files} - {sentinel.NAME}
+
+    def remove_sentinel(self):
+        (self.root / sentinel.NAME).unlink()
+
+    def write_sentinel(self, content):
+        (self.root / sentinel.NAME).write_bytes(content)
+
+
+class S3:
+    """A bucket of its own; written and listed by boto3, past the proxy."""
+
+    secret = "wJalr+XUtnFEMI/K7MDENG"
+
+    def __init__(self, client, bucket, proxy):
+        self._client = client
+        self._bucket = bucket
+        self.proxy = proxy
+        self.url = (
+            f"s3://{bucket}?endpoint={proxy.url}&allow_http=true&region=us-east-1"
+            f"&access_key_id=AKIA&secret_access_key={self.secret}"
+        )
+        client.create_bucket(Bucket=bucket)
+
+    def put(self, *paths):
+        def put(path):
+            self._client.put_object(Bucket=self._bucket, Key=path, Body=b"")
+
+        with ThreadPoolExecutor(8) as threads:
+            list(threads.map(put, paths))
+
+    def keys(self):
+        pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket)
+        return {entry["Key"] for page in pages for entry in page.get("Contents", [])} - {sentinel.NAME}
+
+    def remove_sentinel(self):
+        self._client.delete_object(Bucket=self._bucket, Key=sentinel.NAME)
+
+    def write_sentinel(self, content):
+        self._client.put_object(Bucket=self._bucket, Key=sentinel.NAME, Body=content)
+
+
+@pytest.fixture(scope="session")
+def moto():
+    """Run a moto server; return its URL."""
+    (port,) = free_ports(1)
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        assert wait_until(lambda: _listens(port), LIMIT), "moto did not start"
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _listens(port):
+    try:
+        create_connection(("127.0.0.1", port)).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+@pytest.fixture(scope="session")
+def s3_client(moto):
+    import boto3
+    from botocore.config import Config
+
+    client = boto3.client(
+        "s3",
+        endpoint_url=moto,
+        region_name="us-east-1",
+        aws_access_key_id="a",
+        aws_secret_access_key="b",
+        config=Config(max_pool_connections=8),
+    )
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def empty_s3(moto, s3_client, tmp_path):
+    """Return an S3 store without a sentinel."""
+    proxy = FaultyS3(moto)
+    yield S3(s3_client, f"b-{abs(hash(tmp_path)):x}", proxy)
+    if not proxy._closing.is_set():
+        proxy.stop()
+
+
+@pytest.fixture
+def s3(empty_s3):
+    sentinel.Store("artifacts", empty_s3.url).create_sentinel(INSTALLATION)
+    empty_s3.proxy.counts.clear()
+    return empty_s3
+
+
+@pytest.fixture
+def folder(tmp_path):
+    store = Folder(tmp_path / "the root")
+    sentinel.Store("artifacts", store.url).create_sentinel(INSTALLATION)
+    return store
+
+
+@pytest.fixture(params=["folder", "s3"])
+def store(request):
+    """Each kind of store in turn."""
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture
+def objects():
+    """Open a store as the product does."""
+    return lambda store, **options: Objects("artifacts", store.url, installation=INSTALLATION, **options)

@@ -1,0 +1,304 @@
+"""Batch 11 against a real PostgreSQL and Redis, with users who keep their artifacts meanwhile."""
+
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+from structlog.testing import capture_logs
+
+from forgekeeper.connections import client
+from forgekeeper.database import database
+from forgekeeper.delivery.queues import depth
+from forgekeeper.flags import FeatureFlag
+from forgekeeper.delivery.broker import broker
+from tests.harness.clocks import Clock, Crash, crash
+from tests.harness.job_artifacts import (
+    DELETABLE,
+    WRONG_STATISTICS,
+    count,
+    due_artifacts,
+    ids,
+    mixed_artifacts,
+    outbox,
+    rows,
+    run,
+    turn_on,
+    without,
+)
+from tests.harness.performing import recorded
+from tests.harness.thorough import examples
+from workers import expired_job_artifacts
+from workers.expired_job_artifacts import (
+    FLAG,
+    LOOP_LIMIT,
+    MAX_RUNTIME,
+    BucketOutcome,
+    buckets,
+)
+from workers.expired_job_artifacts.destroying import BATCH_SIZE
+
+DUE, FEW = 40_000, 1_500
+BUCKETS, MANY_BUCKETS = 5, 10
+ARTIFACTS, PROJECTS = examples(200_000), 97
+FLIP_EVERY = 0.2
+PATIENCE = 120.0
+UNLOCKED, LOCKED, UNKNOWN = 0, 1, 2
+ARCHIVE, TRACE = 1, 3
+
+SURVIVORS = f"""
+    select count(*), bit_xor(hashtextextended(artifact::text, 1)) from ci_job_artifacts as artifact
+    where not coalesce({DELETABLE}, false)
+"""
+
+pytestmark = pytest.mark.usefixtures("database")
+
+
+def all_free(number=BUCKETS):
+    return buckets.available(client) == list(range(number)) and buckets.held(client) == []
+
+
+@pytest.fixture
+def parent(settings):
+    """Run the parent as a worker does; return the row of its run."""
+    return lambda: recorded(expired_job_artifacts.expired_job_artifacts, settings)
+
+
+@pytest.fixture
+def say(capfd):
+    """Print figures past pytest's capture."""
+
+    def write(sentence):
+        with capfd.disabled():
+            sys.stdout.write(f"\n{sentence}\n")
+
+    return write
+
+
+# What is destroyed
+
+
+# What is recorded
+
+
+# Must not happen: statistics decremented twice, or not at all
+
+
+# Must not happen: a project whose statistics somebody has locked stops the others
+
+
+# Must not happen: an artifact that its user has just decided to keep is destroyed
+
+
+# Must not happen: the same hundred rows are fetched again and again
+
+
+# Must not happen: batches that slow down with what there is to do
+
+
+# How a child ends, and what becomes of its bucket
+
+
+def test_a_child_that_finds_no_bucket_does_nothing():
+    turn_on()
+    due_artifacts(3)
+    for _ in range(BUCKETS):
+        buckets.claim(client, BUCKETS)
+
+    outcome = run()
+
+    assert (outcome, len(ids())) == (BucketOutcome(None, 0, 0, "no_bucket"), 3)
+
+
+def test_a_child_ends_at_its_deadline_and_frees_its_bucket():
+    turn_on()
+    due_artifacts(BATCH_SIZE + 1)
+
+    outcome = run(clock=Clock(step=MAX_RUNTIME.total_seconds()))
+
+    assert (outcome.destroyed, outcome.stopped, all_free()) == (BATCH_SIZE, "deadline", True)
+
+
+def test_a_child_ends_at_its_loop_limit_and_frees_its_bucket():
+    turn_on()
+    due_artifacts(LOOP_LIMIT * BATCH_SIZE + 1)
+
+    outcome = run()
+
+    assert (outcome.destroyed, outcome.stopped, all_free()) == (LOOP_LIMIT * BATCH_SIZE, "loop_limit", True)
+    assert len(ids()) == 1
+
+
+def test_a_child_whose_bucket_was_scaled_away_ends_at_its_next_safe_point():
+    turn_on(high_concurrency=True)
+    artifacts_of_class_5 = "update ci_job_artifacts set job_id = job_id + 5"
+    due_artifacts(2 * BATCH_SIZE)
+    database.execute_sql(artifacts_of_class_5)
+    others = [buckets.claim(client, MANY_BUCKETS) for _ in range(5)]
+
+    outcome = run(safe_point=turn_on)
+
+    assert (outcome.bucket, outcome.destroyed, outcome.stopped) == (5, BATCH_SIZE, "scale_down")
+    assert buckets.available(client) == []
+    assert {held.token for held in buckets.held(client)} == {bucket.token for bucket in others}
+
+
+def test_a_late_child_does_not_free_the_bucket_of_the_next_owner():
+    turn_on()
+    due_artifacts(2 * BATCH_SIZE)
+    heirs = []
+
+    def inherit():
+        buckets.tidy(client, BUCKETS, silent_for=timedelta(0))
+        heirs.extend(buckets.claim(client, BUCKETS) for _ in range(BUCKETS))
+
+    outcome = run(safe_point=inherit)
+
+    assert (outcome.destroyed, outcome.stopped) == (BATCH_SIZE, "bucket_lost")
+    assert {held.token for held in buckets.held(client)} == {heir.token for heir in heirs}
+
+
+def test_a_child_that_crashes_frees_its_bucket():
+    turn_on()
+    due_artifacts(2 * BATCH_SIZE)
+
+    with pytest.raises(Crash):
+        run(safe_point=crash)
+
+    assert all_free()
+
+
+def test_the_children_after_a_crash_end_as_if_there_had_been_none():
+    mixed_artifacts(5_000)
+    turn_on()
+    survivors, deletable = rows(SURVIVORS), count(DELETABLE)
+    for _ in range(7):
+        with pytest.raises(Crash):
+            run(safe_point=crash)
+
+    for _ in range(BUCKETS):
+        run()
+
+    assert (rows(SURVIVORS), count(DELETABLE), rows(WRONG_STATISTICS)) == (survivors, 0, [])
+    assert len(set(outbox())) == len(outbox()) == deletable
+
+
+# The parent
+
+
+def test_the_parent_counts_the_buckets_as_it_found_them(parent):
+    FeatureFlag.turn(FLAG, on=True)
+
+    row = parent()
+
+    assert row.result == {
+        "max_buckets": 5,
+        "available_count": 0,
+        "occupied_count": 0,
+        "stale_count": 0,
+        "missing_count": 5,
+        "children_enqueued": 5,
+    }
+
+
+def test_the_parent_starts_a_child_for_each_free_bucket(parent):
+    turn_on(high_concurrency=True)
+    for _ in range(3):
+        buckets.claim(client, MANY_BUCKETS)
+
+    row = parent()
+
+    assert row.result == {
+        "max_buckets": 10,
+        "available_count": 7,
+        "occupied_count": 3,
+        "stale_count": 0,
+        "missing_count": 0,
+        "children_enqueued": 7,
+    }
+    assert depth(client, "artifacts")["ready"] == 7
+
+
+def test_the_parent_sends_no_child_that_is_on_its_way_already(parent):
+    FeatureFlag.turn(FLAG, on=True)
+    parent()
+
+    row = parent()
+
+    assert row.result["children_enqueued"] == 0
+    assert depth(client, "artifacts")["ready"] == 5
+
+
+def test_the_parent_does_nothing_while_the_flag_is_off(parent):
+    due_artifacts(3)
+
+    row = parent()
+
+    assert (row.state, row.result["skipped"], row.result["children_enqueued"]) == ("succeeded", "flag_off", 0)
+    assert (client.exists(buckets.AVAILABLE), depth(client, "artifacts")["ready"]) == (0, 0)
+
+
+def test_the_parent_says_that_it_cannot_read_the_flag_and_does_nothing(parent):
+    turn_on()
+
+    with without("feature_flags"), capture_logs() as lines:
+        row = parent()
+
+    assert (row.state, row.reason, row.result["children_enqueued"]) == ("blocked", "flag_unreadable", 0)
+    assert [line["log_level"] for line in lines if line["event"] == "feature flag unreadable"] == ["error"]
+
+
+# Ten at once
+
+
+def check(deletable, survivors, outcomes):
+    """Each deletable one destroyed once, its object recorded once, and nothing else touched."""
+    assert count(DELETABLE) == 0
+    assert rows(SURVIVORS) == survivors
+    assert sum(outcome.destroyed for outcome in outcomes) == len(deletable)
+    assert rows(WRONG_STATISTICS) == []
+    assert sorted(outbox()) == deletable
+
+
+def deletable_paths():
+    return sorted(path for (path,) in rows(f"select file_final_path from ci_job_artifacts where {DELETABLE}"))
+
+
+def test_ten_children_destroy_each_artifact_once_while_the_flag_flips(say):
+    mixed_artifacts(ARTIFACTS)
+    turn_on(high_concurrency=True)
+    deletable, survivors = deletable_paths(), rows(SURVIVORS)
+    outcomes, ended, flips = [], threading.Event(), []
+
+    def child():
+        with database.connection_context():
+            while not ended.wait(0.01) and count(DELETABLE):
+                outcomes.append(run())
+
+    def flip():
+        with database.connection_context():
+            while not ended.wait(FLIP_EVERY):
+                flips.append(len(flips) % 2 == 1)
+                turn_on(high_concurrency=flips[-1])
+
+    began = time.monotonic()
+    with ThreadPoolExecutor(MANY_BUCKETS + 1) as pool:
+        flipping = pool.submit(flip)
+        children = [pool.submit(child) for _ in range(MANY_BUCKETS)]
+        try:
+            for each in children:
+                each.result(PATIENCE)
+        finally:
+            ended.set()
+        flipping.result()
+    seconds = time.monotonic() - began
+
+    scaled_down = sum(outcome.stopped == "scale_down" for outcome in outcomes)
+    say(
+        f"ten children destroyed {len(deletable):,} of {ARTIFACTS:,} artifacts in {seconds:.1f} s,"
+        f" with {len(flips)} flips of the flag and {scaled_down} buckets scaled away"
+    )
+    assert scaled_down
+    check(deletable, survivors, outcomes)

@@ -1,0 +1,358 @@
+"""Batch 11 against a real PostgreSQL and Redis, with users who keep their artifacts meanwhile."""
+
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from datetime import timedelta
+
+import peewee as pw
+import psycopg2
+import pytest
+
+from forgekeeper.database import database, now
+from forgekeeper.database.chunks import IN_ORDER, START
+from forgekeeper.deleting.total import TURNS
+from forgekeeper.embedded.waiting import wait_until
+from forgekeeper.storage.outbox import DeletedObject
+from models import CLASSES, JobArtifact, ProjectStatistics
+from tests.harness.artifacts import NO_GRACE, chunk_statement, destroy_chunk
+from tests.harness.job_artifacts import (
+    DELETABLE,
+    NOON,
+    WRONG_STATISTICS,
+    artifact,
+    due_artifacts,
+    ids,
+    mixed_artifacts,
+    nodes,
+    outbox,
+    rows,
+    run,
+    statistics,
+    turn_on,
+    without,
+)
+from tests.harness.performing import recorded
+from tests.harness.thorough import examples
+from workers import expired_job_artifacts
+from workers.expired_job_artifacts.destroying import BATCH_SIZE
+
+MICROSECOND = timedelta(microseconds=1)
+KEEPS = examples(2_000)
+DUE, FEW = 40_000, 1_500
+BUCKETS, MANY_BUCKETS = 5, 10
+ARTIFACTS, PROJECTS = examples(200_000), 97
+UNLOCKED, LOCKED, UNKNOWN = 0, 1, 2
+ARCHIVE, TRACE = 1, 3
+
+# One that the children will come to next, or are at.
+KEEP_ANY = """
+    update ci_job_artifacts set {change}
+    where id = (
+        select id from ci_job_artifacts where {deletable} and mod(project_id + job_id, 10) = %s
+        order by expire_at, id offset %s limit 1
+    ) and {deletable}
+    returning id
+"""
+WAITING_FOR_A_LOCK = "select 1 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+KEEPING = ["expire_at = null", "locked = 1", "expire_at = now() + interval '1 day'"]
+
+pytestmark = pytest.mark.usefixtures("database")
+
+
+def destroy(number=0, *, after=START, limit=BATCH_SIZE, grace=NO_GRACE):
+    return destroy_chunk(number, NOON, after=after, limit=limit, grace=grace)
+
+
+def rows_read(after):
+    """Destroy a batch and undo it; return how many artifacts each of its scans came across, dead ones aside."""
+    statement, values = chunk_statement(0, now())
+    with database.atomic() as transaction:
+        explained = f"{IN_ORDER} explain (analyze, format json) {statement}"
+        ((plans,),) = database.execute_sql(explained, values | after._asdict()).fetchall()
+        transaction.rollback()
+    scans = [node for node in nodes(plans[0]["Plan"]) if node.get("Relation Name") == "ci_job_artifacts"]
+    kinds = ("Actual Rows", "Rows Removed by Filter", "Rows Removed by Index Recheck")
+    return [sum(int(scan.get(kind, 0)) for kind in kinds) for scan in scans if "Scan" in scan["Node Type"]]
+
+
+@pytest.fixture
+def parent(settings):
+    """Run the parent as a worker does; return the row of its run."""
+    return lambda: recorded(expired_job_artifacts.expired_job_artifacts, settings)
+
+
+@contextmanager
+def on_deletion(act):
+    """Let PostgreSQL do something before it deletes an artifact."""
+    database.execute_sql(
+        f"create function spoil() returns trigger language plpgsql as $$ begin {act}; return old; end $$"
+    )
+    database.execute_sql("create trigger spoil before delete on ci_job_artifacts for each row execute function spoil()")
+    try:
+        yield
+    finally:
+        database.execute_sql("drop function spoil cascade")
+
+
+# What is destroyed
+
+
+@pytest.mark.parametrize(
+    ("expire_at", "expired"),
+    [(NOON - MICROSECOND, True), (NOON, False), (NOON + MICROSECOND, False), (None, False)],
+    ids=["a microsecond ago", "exactly now", "a microsecond later", "never"],
+)
+def test_an_artifact_is_destroyed_after_its_moment_and_not_at_it(expire_at, expired):
+    artifact(expire_at=expire_at)
+
+    counted = JobArtifact.expired(NOON).count()
+    batch = destroy()
+
+    assert (counted, batch.artifacts, len(ids())) == ((1, 1, 0) if expired else (0, 0, 1))
+
+
+@pytest.mark.parametrize("facts", [{"locked": LOCKED}, {"locked": UNKNOWN}, {"file_type": TRACE}])
+def test_a_locked_an_unknown_and_a_trace_are_never_destroyed(facts):
+    kept = artifact(**facts)
+
+    batch = destroy()
+
+    assert (batch.artifacts, batch.reached, ids(), outbox()) == (0, None, {kept}, [])
+
+
+@pytest.mark.parametrize("modulus", [BUCKETS, MANY_BUCKETS])
+def test_the_buckets_are_disjoint_and_leave_nothing_out(modulus):
+    turn_on(high_concurrency=modulus == MANY_BUCKETS)
+    class_of = {artifact(number=number, project=4, path=f"a/{number}"): number for number in range(CLASSES)}
+    destroyed = {}
+    for _ in range(modulus):
+        before = ids()
+        outcome = run()
+        destroyed[outcome.bucket] = {class_of[gone] for gone in before - ids()}
+
+    assert destroyed == {
+        bucket: {number for number in range(CLASSES) if number % modulus == bucket} for bucket in range(modulus)
+    }
+
+
+# What is recorded
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["a", "a/b", "@final/ab/cd/0123", "/a", "/a/b", "//a", "a/", "a//b", "/", "a:b/c:d", ":", "with space/ü"],
+)
+def test_the_outbox_names_exactly_the_path_of_the_artifact(path):
+    artifact(path=path)
+
+    destroy()
+
+    assert outbox() == [path]
+
+
+def test_the_outbox_does_not_name_a_path_without_the_slash_it_began_with():
+    artifact(path="/a")
+    destroy()
+
+    assert DeletedObject.named(["a"]) == set()
+
+
+# Must not happen: statistics decremented twice, or not at all
+
+
+def test_the_statistics_lose_exactly_the_bytes_that_are_gone():
+    mixed_artifacts(5_000)
+    turn_on()
+    bytes_before = rows("select sum(build_artifacts_size) from project_statistics")[0][0]
+
+    outcomes = [run() for _ in range(BUCKETS)]
+
+    bytes_after = rows("select sum(build_artifacts_size) from project_statistics")[0][0]
+    assert rows(WRONG_STATISTICS) == []
+    assert sum(outcome.bytes for outcome in outcomes) == bytes_before - bytes_after > 0
+
+
+def test_a_project_without_statistics_keeps_no_artifact():
+    artifact()
+
+    assert destroy().artifacts == 1
+
+
+def test_a_batch_whose_objects_cannot_be_recorded_destroys_nothing():
+    ProjectStatistics.create(project_id=1, build_artifacts_size=100)
+    kept = artifact()
+
+    with without("ci_deleted_objects"), pytest.raises(pw.ProgrammingError):
+        destroy()
+
+    assert (ids(), statistics()) == ({kept}, 100)
+
+
+def test_an_artifact_that_was_not_deleted_is_not_taken_off():
+    ProjectStatistics.create(project_id=1, build_artifacts_size=100)
+    stubborn = artifact(size=1)
+    artifact(size=10)
+
+    with on_deletion(f"if old.id = {stubborn} then return null; end if"):
+        batch = destroy()
+
+    assert (batch.artifacts, batch.bytes, len(outbox()), statistics()) == (1, 10, 1, 90)
+
+
+def test_statistics_that_change_meanwhile_lose_nothing_else(other):
+    ProjectStatistics.create(project_id=1, build_artifacts_size=100)
+    artifact(size=10)
+    # As another child does: ours waits for its turn, with what it has seen of the statistics until then.
+    other.execute("select pg_advisory_xact_lock(%s, hashint8(1))", (TURNS,))
+    other.execute("update project_statistics set build_artifacts_size = build_artifacts_size + 1000")
+
+    def destroy_in_a_thread():
+        with database.connection_context():
+            return destroy()
+
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(destroy_in_a_thread)
+        waited = wait_until(lambda: bool(rows(WAITING_FOR_A_LOCK)), 20)
+        other.connection.commit()
+        batch = running.result()
+
+    assert (waited, batch.artifacts, statistics()) == (True, 1, 1090)
+
+
+# Must not happen: a project whose statistics somebody has locked stops the others
+
+
+LOCK_STATISTICS = "select 1 from project_statistics where project_id = %s for update"
+
+
+def test_artifacts_whose_statistics_are_locked_wait_and_no_others_do(other):
+    for project in (1, 2, 3):
+        artifact(project=project, path=str(project))
+    for project in (1, 2):
+        ProjectStatistics.create(project_id=project, build_artifacts_size=100)
+    other.execute(LOCK_STATISTICS, (2,))
+
+    batch = destroy()
+
+    assert (batch.artifacts, batch.held_up, outbox()) == (2, [2], ["1", "3"])
+    assert (statistics(1), statistics(2)) == (90, 100)
+
+
+def test_a_child_that_is_still_deleting_holds_up_no_other_child_of_its_projects(other):
+    slow, quick = artifact(number=0, path="slow"), artifact(number=1, path="quick")
+    ProjectStatistics.create(project_id=1, build_artifacts_size=100)
+    other.execute("select pg_advisory_lock(1)")
+
+    def destroy_slowly():
+        with database.connection_context():
+            return destroy(0)
+
+    act = f"if old.id = {slow} then perform pg_advisory_xact_lock_shared(1); end if"
+    with on_deletion(act), ThreadPoolExecutor(1) as pool:
+        destroying = pool.submit(destroy_slowly)
+        waited = wait_until(lambda: bool(rows(WAITING_FOR_A_LOCK)), 20)
+        batch, left = destroy(1), ids()
+        other.execute("select pg_advisory_unlock(1)")
+        destroying.result()
+
+    assert (waited, batch.artifacts, quick in left, slow in left) == (True, 1, False, True)
+    assert (ids(), statistics()) == (set(), 80)
+
+
+# Must not happen: an artifact that its user has just decided to keep is destroyed
+
+
+@pytest.mark.parametrize("change", KEEPING)
+def test_an_artifact_that_was_kept_survives(other, change):
+    turn_on()
+    due_artifacts(3)
+    other.execute(f"update ci_job_artifacts set {change} where id = 2")
+    for _ in range(BUCKETS):
+        run()
+    other.connection.commit()
+
+    for _ in range(BUCKETS):
+        run()
+
+    assert ids() == {2}
+
+
+def test_artifacts_kept_in_thousands_of_interleavings_all_survive(urls):
+    turn_on(high_concurrency=True)
+    kept, too_late, running, ended = set(), [], threading.Event(), threading.Event()
+
+    def keep():
+        with closing(psycopg2.connect(urls.database)) as connection, connection.cursor() as cursor:
+            connection.autocommit = True
+            while not ended.is_set():
+                running.wait(1)
+                statement = KEEP_ANY.format(change=random.choice(KEEPING), deletable=DELETABLE)
+                cursor.execute(statement, (random.randrange(CLASSES), random.randrange(BATCH_SIZE)))
+                row = cursor.fetchone()
+                if row is None:
+                    too_late.append(1)
+                else:
+                    kept.add(row[0])
+
+    def child():
+        with database.connection_context():
+            return run().destroyed
+
+    destroyed = added = 0
+    with ThreadPoolExecutor(2) as users, ThreadPoolExecutor(3) as workers:
+        keeping = [users.submit(keep) for _ in range(2)]
+        try:
+            while len(kept) < KEEPS and not any(user.done() for user in keeping):
+                due_artifacts(3_000, first=added + 1, step=1)
+                added += 3_000
+                running.set()
+                destroyed += sum([each.result() for each in [workers.submit(child) for _ in range(MANY_BUCKETS)]])
+                running.clear()
+        finally:
+            ended.set()
+            running.set()
+        for user in keeping:
+            user.result()
+    destroyed += sum(run().destroyed for _ in range(MANY_BUCKETS))
+
+    assert len(kept) >= KEEPS
+    assert too_late, "nobody ever came too late: the children and the users were not at the same rows"
+    assert ids() == kept
+    assert destroyed == added - len(kept) == len(outbox())
+
+
+# Must not happen: the same hundred rows are fetched again and again
+
+
+# Must not happen: batches that slow down with what there is to do
+
+
+@pytest.mark.parametrize("known", ["nothing", "an empty table", "that nothing is due", "that few are due", "all"])
+def test_a_batch_reads_no_more_than_it_destroys_whatever_postgresql_knows(known):
+    due_artifacts(DUE, step=1)
+    if known == "nothing":
+        database.execute_sql("delete from pg_statistic where starelid = 'ci_job_artifacts'::regclass")
+    elif known == "an empty table":
+        database.execute_sql("truncate ci_job_artifacts")
+    elif known != "all":
+        change = "set expire_at = now() + interval '1 year' where id > %s"
+        database.execute_sql(f"update ci_job_artifacts {change}", (FEW if known == "that few are due" else 0,))
+    if known != "nothing":
+        database.execute_sql("analyze ci_job_artifacts")
+    due_artifacts(DUE, first=DUE + 1, step=1)
+
+    first = rows_read(START)
+    reached = destroy_chunk(0, now()).reached
+
+    assert (first, rows_read(reached)) == ([BATCH_SIZE, BATCH_SIZE], [BATCH_SIZE, BATCH_SIZE])
+
+
+# How a child ends, and what becomes of its bucket
+
+
+# The parent
+
+
+# Ten at once

@@ -1,0 +1,213 @@
+"""Batch 58 against a real PostgreSQL and Redis, and bare repositories on this machine's disk."""
+
+from contextlib import closing
+
+import psycopg2
+import pytest
+from structlog.testing import capture_logs
+
+from forgekeeper import shutdown
+from forgekeeper.database import database, now
+from models import DeletionStatus, GitRefDeletion, Project
+from tests.harness.git_samples import Bare
+from tests.harness.ref_deletions import PROJECT, counted, pending, projects, row, rows
+from workers.git_ref_cleanup import cleaning
+from workers.git_ref_cleanup.cleaning import MAX_DELETES, ProjectOutcome
+
+PENDING, PROCESSED, REJECTED = DeletionStatus
+ELSEWHERE = "1" * 40
+LONG = "refs/" + "x" * 1_020
+
+ADD_REFS = """
+    insert into batched_git_ref_updates_deletions (project_id, ref)
+    select 7, 'refs/mr/' || number from generate_series(1, %s) as number
+"""
+
+pytestmark = pytest.mark.usefixtures("database")
+
+
+def statuses():
+    """The status of every row, by its ref; of duplicates in order."""
+    found = {}
+    for one in GitRefDeletion.select().order_by(GitRefDeletion.id):
+        found.setdefault(one.ref, []).append(one.status)
+    return {ref: those[0] if len(those) == 1 else those for ref, those in found.items()}
+
+
+@pytest.fixture
+def other(urls):
+    """A session of somebody else's."""
+    with closing(psycopg2.connect(urls.database)) as connection, connection.cursor() as cursor:
+        connection.autocommit = True
+        yield cursor
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Make the limits small enough for a few rows to reach them."""
+    monkeypatch.setattr(cleaning, "MAX_DELETES", 3)
+
+
+def lock(repository, *names):
+    """Leave locks behind as a killed git does."""
+    for name in names:
+        file = repository.path / f"{name}.lock"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+
+
+# The rows
+
+
+# The parent
+
+
+# A child
+
+
+def test_a_child_deletes_the_refs_and_marks_the_rows_processed(child, repository):
+    rows("refs/mr/1", "refs/mr/3")
+    before = now()
+
+    done = child()
+
+    assert (done.outcome, done.more) == (ProjectOutcome(2, 0, "drained"), False)
+    assert {name for name in repository.refs() if name.startswith("refs/mr/")} == {
+        "refs/mr/2",
+        "refs/mr/4",
+        "refs/mr/5",
+        "refs/mr/6",
+    }
+    assert statuses() == {"refs/mr/1": PROCESSED, "refs/mr/3": PROCESSED}
+    assert all(before <= one.processed_at <= now() for one in GitRefDeletion.select())
+
+
+def test_a_child_touches_no_other_project(child, root, repository):
+    other = Bare(root, "group/other.git")
+    other.packed("refs/mr/1")
+    Project.create(id=8, disk_path=other.disk_path)
+    row("refs/mr/1", project=8)
+    row("refs/mr/2")
+
+    child()
+
+    assert ("refs/mr/1" in other.refs(), "refs/mr/1" in repository.refs(), pending()) == (True, True, {"refs/mr/1"})
+
+
+def test_refs_that_are_gone_already_are_processed(child, repository):
+    rows("refs/mr/1", "refs/gone")
+
+    outcome = child().outcome
+
+    assert (outcome, pending()) == (ProjectOutcome(2, 0, "drained"), set())
+
+
+def test_the_same_ref_twice_goes_once_and_both_rows_are_processed(child, repository):
+    rows("refs/mr/1", "refs/mr/2", "refs/mr/1")
+
+    outcome = child().outcome
+
+    assert outcome == ProjectOutcome(3, 0, "drained")
+    assert statuses() == {"refs/mr/1": [PROCESSED, PROCESSED], "refs/mr/2": PROCESSED}
+
+
+def test_a_ref_that_has_moved_from_its_expected_oid_stays_and_its_row_says_so(child, repository):
+    moved = row("refs/mr/1", expected_oid=ELSEWHERE)
+    row("refs/mr/2")
+
+    outcome = child().outcome
+
+    fact = GitRefDeletion.get_by_id(moved)
+    assert (outcome, fact.status, fact.reason) == (ProjectOutcome(1, 1, "drained"), REJECTED, "moved")
+    assert {"refs/mr/1", "refs/mr/2"} & set(repository.refs()) == {"refs/mr/1"}
+
+
+BAD = {
+    "HEAD": "not_under_refs",
+    "": "not_under_refs",
+    "heads/main": "not_under_refs",
+    "refs/a..b": "invalid_name",
+    "refs/mr/4\ndelete refs/mr/5": "invalid_name",
+    LONG: "too_long",
+    "refs/heads/main": "default_branch",
+}
+
+
+def test_bad_rows_are_rejected_with_their_reasons_and_the_others_go_in_one_transaction(
+    child, repository, tmp_path, monkeypatch
+):
+    rows("refs/mr/1", *BAD, "refs/mr/2")
+    row("refs/mr/3", expected_oid=ELSEWHERE)
+    calls = counted(tmp_path, monkeypatch)
+
+    outcome = child().outcome
+
+    assert outcome == ProjectOutcome(2, len(BAD) + 1, "drained")
+    rejected = {one.ref: one.reason for one in GitRefDeletion.rejected()}
+    assert rejected == BAD | {"refs/mr/3": "moved"}
+    assert (calls("update-ref"), pending()) == (1, set())
+    left = repository.refs()
+    assert [f"refs/mr/{number}" in left for number in range(1, 7)] == [False, False, True, True, True, True]
+    assert (repository.path / "HEAD").read_text() == "ref: refs/heads/main\n"
+
+
+def test_one_ref_that_is_locked_for_ever_does_not_block_its_project(child, repository):
+    rows("refs/mr/1", "refs/mr/2", "refs/mr/3")
+    lock(repository, "refs/mr/2")
+
+    with capture_logs() as lines:
+        outcome = child().outcome
+
+    assert (outcome, pending()) == (ProjectOutcome(2, 0, "drained"), {"refs/mr/2"})
+    assert ("refs/mr/2" in repository.refs(), (repository.path / "refs/mr/2.lock").exists()) == (True, True)
+    (line,) = [line for line in lines if line["event"] == "refs locked"]
+    assert (line["log_level"], line["project_id"], line["refs"], line["first"]) == ("warning", PROJECT, 1, "refs/mr/2")
+    assert line["reason"].startswith("another process holds its lock")
+
+
+@pytest.mark.usefixtures("small")
+def test_a_child_that_comes_to_its_maximum_leaves_a_successor_who_finishes(child, repository):
+    rows(*(f"refs/mr/{number}" for number in range(1, 6)))
+
+    first, second = child(), child()
+
+    assert (first.outcome, first.more) == (ProjectOutcome(3, 0, "max_deletes"), True)
+    assert (second.outcome, second.more) == (ProjectOutcome(2, 0, "drained"), False)
+    assert pending() == set()
+
+
+def test_ten_thousand_rows_go_in_one_transaction_and_the_next_is_the_successors(
+    child, repository, tmp_path, monkeypatch
+):
+    repository.packed(*(f"refs/mr/{number}" for number in range(1, MAX_DELETES + 3)))
+    database.execute_sql(ADD_REFS, (MAX_DELETES + 1,))
+    calls = counted(tmp_path, monkeypatch)
+
+    first = child()
+    transactions = calls("update-ref")
+    second = child()
+
+    assert (first.outcome, first.more, transactions) == (ProjectOutcome(MAX_DELETES, 0, "max_deletes"), True, 1)
+    assert (second.outcome, second.more) == (ProjectOutcome(1, 0, "drained"), False)
+    assert [name for name in repository.refs() if name.startswith("refs/mr/")] == [f"refs/mr/{MAX_DELETES + 2}"]
+
+
+def repositories(root, count, *, missing):
+    """Let so many projects have pending rows, and all but the first *missing* of them a repository."""
+    projects(count)
+    for number in range(1, count + 1):
+        Project.create(id=number, disk_path=f"{number}.git")
+        if number > missing:
+            (root / f"{number}.git").mkdir()
+
+
+@pytest.mark.usefixtures("small")
+def test_a_child_that_is_asked_to_stop_ends_after_its_page_and_leaves_no_successor(child, repository):
+    rows(*(f"refs/mr/{number}" for number in range(1, 6)))
+    shutdown.requested.set()
+    try:
+        done = child()
+    finally:
+        shutdown.requested.clear()
+
+    assert (done.outcome, done.more) == (ProjectOutcome(3, 0, "deadline"), False)

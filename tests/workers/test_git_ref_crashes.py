@@ -1,0 +1,276 @@
+"""Batch 58 against a real PostgreSQL and Redis, and bare repositories on this machine's disk."""
+
+import os
+import time
+from contextlib import closing, contextmanager, suppress
+from datetime import timedelta
+
+import peewee as pw
+import psycopg2
+import pytest
+from structlog.testing import capture_logs
+
+from forgekeeper.connections import client
+from forgekeeper.database import database
+from forgekeeper.embedded.waiting import wait_until
+from forgekeeper.identity import identity
+from forgekeeper.locks import LeaseLost, break_lease, lease, leases
+from forgekeeper.storage.git_repository import RepositoryLocked, RootUnavailable
+from models import DeletionStatus, GitRefDeletion, Project
+from tests.harness.clocks import Clock, Crash, crash
+from tests.harness.git_samples import Held, stand_in
+from tests.harness.ref_deletions import PROJECT, pending, projects, row, rows
+from workers.git_ref_cleanup import cleaning
+from workers.git_ref_cleanup.cleaning import ProjectOutcome
+
+PENDING, PROCESSED, REJECTED = DeletionStatus
+LIMIT = 60.0
+ELSEWHERE = "1" * 40
+
+
+pytestmark = pytest.mark.usefixtures("database")
+
+
+def statuses():
+    """The status of every row, by its ref; of duplicates in order."""
+    found = {}
+    for one in GitRefDeletion.select().order_by(GitRefDeletion.id):
+        found.setdefault(one.ref, []).append(one.status)
+    return {ref: those[0] if len(those) == 1 else those for ref, those in found.items()}
+
+
+@pytest.fixture
+def other(urls):
+    """A session of somebody else's."""
+    with closing(psycopg2.connect(urls.database)) as connection, connection.cursor() as cursor:
+        connection.autocommit = True
+        yield cursor
+
+
+@pytest.fixture
+def in_the_middle(clean, repository, tmp_path, monkeypatch):
+    """Begin a child's work in a thread, and hold its git before the deletion; return both, and what lets it go on."""
+    gate, reached = tmp_path / "gate", tmp_path / "reached"
+
+    def begin(**options):
+        os.mkfifo(gate)
+        # It waits here until somebody opens the other end.
+        waiting = f'case "$*" in *update-ref*) touch {reached}; cat {gate};; esac'
+        stand_in(tmp_path / "bin", monkeypatch, f'{waiting}\nexec $GIT "$@"')
+
+        def work():
+            with database.connection_context():
+                return clean(**options)
+
+        working = Held(work)
+        assert wait_until(reached.exists, LIMIT)
+        return working, lambda: gate.write_bytes(b"")
+
+    yield begin
+    with suppress(OSError):
+        os.close(os.open(gate, os.O_WRONLY | os.O_NONBLOCK))
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Make the limits small enough for a few rows to reach them."""
+    monkeypatch.setattr(cleaning, "MAX_DELETES", 3)
+
+
+@contextmanager
+def failing_updates():
+    """Let PostgreSQL refuse to close any row."""
+    database.execute_sql(
+        "create function spoil() returns trigger language plpgsql as $$ begin raise exception 'spoilt'; end $$"
+    )
+    database.execute_sql(
+        "create trigger spoil before update on batched_git_ref_updates_deletions for each row execute function spoil()"
+    )
+    try:
+        yield
+    finally:
+        database.execute_sql("drop function spoil cascade")
+
+
+def lock(repository, *names):
+    """Leave locks behind as a killed git does."""
+    for name in names:
+        file = repository.path / f"{name}.lock"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+
+
+def hang(folder, monkeypatch, repository):
+    """Let git take its locks and then do nothing, and give them back when it is asked to end."""
+    script = f"""
+case "$*" in *update-ref*)
+    cd {repository.path}
+    trap 'rm packed-refs.lock; exit 143' TERM
+    touch packed-refs.lock
+    while :; do sleep 0.05; done
+esac
+exec $GIT "$@"
+"""
+    stand_in(folder / "bin", monkeypatch, script)
+
+
+def nobody_has_a_lease():
+    return leases(client) == []
+
+
+# The rows
+
+
+# The parent
+
+
+# A child
+
+
+def test_a_busy_lease_is_not_reported_as_a_failure(child, repository):
+    row("refs/mr/1")
+
+    with (
+        lease(client, f"clean_project_refs:{PROJECT}", ttl=timedelta(seconds=15), holder="another"),
+        capture_logs() as lines,
+    ):
+        done = child()
+
+    assert (done.outcome, done.more) == (ProjectOutcome(0, 0, "lease_held"), False)
+    assert {line["log_level"] for line in lines} == {"info"}
+    assert (pending(), "refs/mr/1" in repository.refs()) == ({"refs/mr/1"}, True)
+
+
+def test_a_lease_does_not_expire_under_a_long_run(clean, in_the_middle):
+    row("refs/mr/1")
+    first, go = in_the_middle(dead_after=3.0)
+    began = time.monotonic()
+    assert wait_until(lambda: time.monotonic() > began + 4, LIMIT)
+    second = clean(dead_after=3.0)
+    (held,) = leases(client)
+    go()
+
+    assert (second.stopped, held.holder) == ("lease_held", identity())
+    assert first.result() == ProjectOutcome(1, 0, "drained")
+
+
+@pytest.mark.usefixtures("small")
+def test_a_child_that_has_lost_its_lease_consumes_nothing_more(clean, repository):
+    rows("refs/mr/1", "refs/mr/2", "refs/mr/3", "refs/mr/4")
+    lock(repository, "refs/mr/1")
+
+    with pytest.raises(LeaseLost):
+        clean(safe_point=lambda: break_lease(client, f"clean_project_refs:{PROJECT}"))
+
+    assert pending() == {"refs/mr/1", "refs/mr/4"}
+    assert "refs/mr/4" in repository.refs()
+
+
+def repositories(root, count, *, missing):
+    """Let so many projects have pending rows, and all but the first *missing* of them a repository."""
+    projects(count)
+    for number in range(1, count + 1):
+        Project.create(id=number, disk_path=f"{number}.git")
+        if number > missing:
+            (root / f"{number}.git").mkdir()
+
+
+def test_a_git_that_hangs_is_ended_at_the_deadline_and_costs_no_row(clean, repository, tmp_path, monkeypatch):
+    row("refs/mr/1")
+    hang(tmp_path, monkeypatch, repository)
+
+    with capture_logs() as lines:
+        outcome = clean(within=timedelta(seconds=2))
+
+    assert (outcome, pending(), repository.locks()) == (ProjectOutcome(0, 0, "deadline"), {"refs/mr/1"}, [])
+    (line,) = [line for line in lines if line["event"] == "git ended, it took too long"]
+    assert (line["log_level"], line["project_id"]) == ("warning", PROJECT)
+
+
+def test_a_crash_between_git_and_table_repeats_a_harmless_deletion(child, repository):
+    rows("refs/mr/1", "HEAD", "refs/gone", "refs/mr/2")
+    row("refs/mr/3", expected_oid=ELSEWHERE)
+    with failing_updates(), pytest.raises(pw.InternalError):
+        child()
+    assert not {"refs/mr/1", "refs/mr/2"} & set(repository.refs())
+    assert len(pending()) == 5
+
+    outcome = child().outcome
+
+    assert outcome == ProjectOutcome(3, 2, "drained")
+    assert statuses() == {
+        "refs/mr/1": PROCESSED,
+        "HEAD": REJECTED,
+        "refs/gone": PROCESSED,
+        "refs/mr/2": PROCESSED,
+        "refs/mr/3": REJECTED,
+    }
+    assert {f"refs/mr/{number}" for number in range(3, 7)} <= set(repository.refs())
+
+
+def test_a_ref_that_was_made_anew_after_a_crash_survives_where_its_row_says_what_it_was(child, repository):
+    row("refs/mr/1", expected_oid=repository.one)
+    with failing_updates(), pytest.raises(pw.InternalError):
+        child()
+    repository.git("update-ref", "refs/mr/1", repository.two)
+
+    outcome = child().outcome
+
+    assert (outcome, repository.refs()["refs/mr/1"]) == (ProjectOutcome(0, 1, "drained"), repository.two)
+
+
+def test_a_row_that_somebody_closes_while_git_is_at_work_stays_as_it_is_and_is_not_counted(in_the_middle, other):
+    mine, theirs = rows("refs/mr/1", "refs/mr/2")
+    working, go = in_the_middle()
+    other.execute(
+        "update batched_git_ref_updates_deletions set status = 3, reason = 'by hand' where id = %s", (theirs,)
+    )
+    go()
+
+    assert working.result() == ProjectOutcome(1, 0, "drained")
+    assert (GitRefDeletion.get_by_id(mine).status, GitRefDeletion.get_by_id(theirs).reason) == (PROCESSED, "by hand")
+
+
+def deaf_database(clean, **_):
+    with failing_updates():
+        clean()
+
+
+def vanished(clean, repository, **_):
+    repository.root.rename(repository.root.with_name("away"))
+    clean()
+
+
+def hung(clean, tmp_path, monkeypatch, repository, **_):
+    hang(tmp_path, monkeypatch, repository)
+    clean(within=timedelta(seconds=2))
+
+
+def locked_repository(clean, repository, **_):
+    (repository.path / "packed-refs.lock").touch()
+    clean(within=timedelta(seconds=2))
+
+
+WAYS_OUT = {
+    "drained": lambda clean, **_: clean(),
+    "after the last row": lambda clean, **_: [clean(), clean()],
+    "deadline": lambda clean, **_: clean(clock=Clock(step=400.0)),
+    "crash": lambda clean, **_: clean(safe_point=crash),
+    "database": deaf_database,
+    "root gone": vanished,
+    "hung git": hung,
+    "repository locked": locked_repository,
+}
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("way", WAYS_OUT.values(), ids=list(WAYS_OUT))
+def test_the_lease_is_free_after_every_way_out(clean, repository, tmp_path, monkeypatch, way):
+    rows("refs/mr/1", "refs/mr/2", "refs/mr/3", "refs/mr/4")
+    way_out = {"repository": repository, "tmp_path": tmp_path, "monkeypatch": monkeypatch}
+    errors = (Crash, pw.InternalError, RootUnavailable, RepositoryLocked)
+
+    with suppress(*errors):
+        way(clean, **way_out)
+
+    assert nobody_has_a_lease()

@@ -1,0 +1,241 @@
+"""Batch 58 against a real PostgreSQL and Redis, and bare repositories on this machine's disk."""
+
+from contextlib import contextmanager
+from dataclasses import asdict
+
+import pytest
+from structlog.contextvars import merge_contextvars
+from structlog.testing import capture_logs
+
+from forgekeeper.connections import client
+from forgekeeper.database import now
+from forgekeeper.delivery.queues import depth
+from forgekeeper.delivery.broker import broker
+from forgekeeper.runs.batch import Batch
+from forgekeeper.runs.deadline import Deadline
+from models import DeletionStatus, GitRefDeletion, Project
+from tests.harness.clocks import Clock, Crash, crash
+from tests.harness.performing import perform
+from tests.harness.ref_deletions import (
+    BATCH,
+    NAME,
+    QUEUE,
+    on_their_way,
+    pending,
+    projects,
+    row,
+    rows,
+)
+from workers import git_ref_cleanup
+from workers.git_ref_cleanup import BATCH_SIZE, MAX_PROJECTS, Outcome, cleaning
+from workers.git_ref_cleanup.cleaning import LOCK_TIMEOUT
+
+PENDING, PROCESSED, REJECTED = DeletionStatus
+NO_REPOSITORIES = "no repositories are configured; set FORGEKEEPER_REPOSITORIES_ROOT"
+
+
+pytestmark = pytest.mark.usefixtures("database")
+
+
+def let_children_finish():
+    """Take the children from the queue and close their rows, as if they had run; return whose they were."""
+    done = on_their_way()
+    client.delete(QUEUE, f"{QUEUE}.msgs")
+    changes = {"status": PROCESSED, "processed_at": now()}
+    GitRefDeletion.update(changes).where(GitRefDeletion.project_id.in_(done)).execute()
+    return done
+
+
+@contextmanager
+def taken():
+    """Have the first child in hand as a worker does, who acknowledges it in the end."""
+    consumer = broker.consume("git", prefetch=1, timeout=100)
+    message = next(consumer)
+    try:
+        yield message
+    finally:
+        consumer.ack(message)
+
+
+@pytest.fixture
+def walk(configured):
+    """Do the parent's work with a deadline of the test's; return its outcome."""
+    return lambda **options: perform(BATCH, deadline=Deadline(LOCK_TIMEOUT, **options), settings=configured)
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Make the limits small enough for a few rows to reach them."""
+    monkeypatch.setattr(cleaning, "MAX_DELETES", 3)
+
+
+def lock(repository, *names):
+    """Leave locks behind as a killed git does."""
+    for name in names:
+        file = repository.path / f"{name}.lock"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+
+
+# The rows
+
+
+# The parent
+
+
+def test_each_project_with_pending_rows_gets_one_child_that_is_told_which(parent):
+    projects(3, first=4, each=5)
+    row(project=9, status=PROCESSED)
+
+    run = parent()
+
+    assert run.result == asdict(Outcome(3, 3))
+    with taken() as message:
+        facts = (message.actor_name, message.message_id, *message.args)
+    assert facts == ("clean_project_refs", "clean_project_refs:4", 4)
+    assert set(client.hkeys(f"{QUEUE}.msgs")) == {b"clean_project_refs:%d" % number for number in (5, 6)}
+
+
+def test_beyond_ten_thousand_projects_the_next_run_goes_on_and_counts_those_whose_children_still_wait(parent):
+    projects(MAX_PROJECTS + 50)
+
+    runs = [parent().result for _ in range(3)]
+
+    total = {"total_projects": MAX_PROJECTS, "stopped": "max_projects", "missing_repositories": 0}
+    assert runs == [
+        total | {"enqueued": MAX_PROJECTS, "deduplicated": 0},
+        total | {"enqueued": 50, "deduplicated": MAX_PROJECTS - 50},
+        total | {"enqueued": 0, "deduplicated": MAX_PROJECTS},
+    ]
+    assert sorted(on_their_way()) == list(range(1, MAX_PROJECTS + 51))
+
+
+def test_a_project_whose_child_still_waits_is_not_enqueued_again(parent):
+    projects(3)
+    parent()
+
+    run = parent()
+
+    assert (run.result["enqueued"], run.result["deduplicated"], len(on_their_way())) == (0, 3, 3)
+
+
+def test_nobody_starves_beyond_the_maximum_while_low_ids_keep_getting_new_rows(parent, monkeypatch):
+    monkeypatch.setattr(git_ref_cleanup, "MAX_PROJECTS", 10)
+    monkeypatch.setattr(git_ref_cleanup, "BATCH_SIZE", 4)
+    projects(45)
+    reached = []
+
+    for _ in range(6):
+        parent()
+        reached.append(let_children_finish())
+        projects(10)
+
+    # Forty-five in runs of ten: the fifth comes to the end and goes on with the low ones.
+    assert [number for run in reached[:5] for number in run][:45] == list(range(1, 46))
+    assert reached[4][5:] == [1, 2, 3, 4, 5]
+    assert reached[5] == [6, 7, 8, 9, 10, 1, 2, 3, 4, 5]
+
+
+def test_a_run_goes_round_once_and_no_further(parent):
+    projects(5)
+    Batch.move_to(NAME, 3)
+
+    run = parent()
+
+    assert (run.result["enqueued"], run.result["deduplicated"], run.result["stopped"]) == (5, 0, "drained")
+    assert on_their_way() == [4, 5, 1, 2, 3]
+
+
+def test_a_full_queue_gets_no_more_and_the_next_run_goes_on_with_the_first_that_was_left_out(parent):
+    projects(4 * BATCH_SIZE)
+    full = 3 * BATCH_SIZE
+    everyone = [*range(full + 1, 4 * BATCH_SIZE + 1), *range(1, full + 1)]
+
+    first = parent(queue_limit=2 * BATCH_SIZE + 50).result
+    let_children_finish()
+    projects(full)
+    second = parent(queue_limit=2 * BATCH_SIZE + 50).result
+
+    assert first == asdict(Outcome(full, full, 0, "queue_full"))
+    assert second == first
+    assert on_their_way() == everyone[:full]
+
+
+def test_a_run_ends_at_its_deadline_and_the_next_goes_on(walk, parent):
+    projects(3 * BATCH_SIZE)
+
+    outcome = walk(clock=Clock(step=LOCK_TIMEOUT.total_seconds()))
+    let_children_finish()
+    parent()
+
+    assert outcome == Outcome(BATCH_SIZE, BATCH_SIZE, 0, "deadline")
+    assert on_their_way()[0] == BATCH_SIZE + 1
+
+
+def test_a_run_that_crashes_between_two_pages_is_made_up_for_by_the_next(walk, parent):
+    projects(2 * BATCH_SIZE)
+    with pytest.raises(Crash):
+        walk(safe_point=crash)
+
+    run = parent()
+
+    assert (run.result["enqueued"], run.result["deduplicated"]) == (BATCH_SIZE, BATCH_SIZE)
+
+
+def test_without_a_folder_of_repositories_a_run_is_blocked_and_says_why(parent):
+    projects(1)
+
+    run = parent(repositories_root=None)
+
+    assert (run.state, run.result) == (
+        "blocked",
+        asdict(Outcome()) | {"skipped": "no_repositories", "blocked": NO_REPOSITORIES},
+    )
+    assert (on_their_way(), len(pending())) == ([], 1)
+
+
+def test_the_last_line_of_a_run_carries_its_figures_as_stats(parent):
+    projects(3)
+
+    with capture_logs(processors=[merge_contextvars]) as lines:
+        parent()
+
+    (finished,) = [line for line in lines if line["event"] == "run finished"]
+    assert finished["stats"] == asdict(Outcome(3, 3))
+
+
+# A child
+
+
+def repositories(root, count, *, missing):
+    """Let so many projects have pending rows, and all but the first *missing* of them a repository."""
+    projects(count)
+    for number in range(1, count + 1):
+        Project.create(id=number, disk_path=f"{number}.git")
+        if number > missing:
+            (root / f"{number}.git").mkdir()
+
+
+def test_what_the_parent_sends_is_what_a_child_drains(parent, child, repository):
+    rows("refs/mr/1", "refs/mr/2")
+    parent()
+
+    with taken() as message:
+        child(*message.args)
+
+    assert (pending(), depth(client, "git")) == (
+        set(),
+        {"ready": 0, "in_flight": 0, "delayed": 0, "dead": 0},
+    )
+
+
+def test_a_project_whose_child_is_running_is_not_enqueued_again(parent):
+    projects(1)
+    parent()
+
+    with taken():
+        during = parent().result
+    afterwards = parent().result
+
+    assert (during["enqueued"], during["deduplicated"]) == (0, 1)
+    assert (afterwards["enqueued"], afterwards["deduplicated"]) == (1, 0)

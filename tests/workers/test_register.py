@@ -1,0 +1,390 @@
+"""What the register of uploads promises, one sentence a test."""
+
+import re
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import redis
+
+from tests.harness.upload_register import FIVE_MINUTES, THREE_HOURS
+from workers.stale_direct_uploads import adoption, failures
+from workers.stale_direct_uploads import register as uploads
+from workers.stale_direct_uploads.entries import BeingDeleted, Entry, MalformedUpload
+
+ROOT = Path(__file__).parents[2]
+BACKOFF = timedelta(minutes=1)
+STALE = 3 * 3600 + 60
+
+
+@pytest.fixture(scope="module")
+def client(urls):
+    with redis.Redis.from_url(urls.redis) as client:
+        yield client
+
+
+@pytest.fixture(autouse=True)
+def empty(client):
+    client.flushdb()
+
+
+def now(client):
+    return client.time()[0]
+
+
+def within_one_second(client, act):
+    """Give what *act* answers to a second that did not end while it was at it."""
+    while True:
+        second = now(client)
+        answer = act(second)
+        if now(client) == second:
+            return answer
+
+
+def register(client, *members, age=STALE):
+    second = now(client)
+    client.zadd(uploads.PENDING, dict.fromkeys(members, second - age))
+
+
+def claim(client, *, limit=100, skip=()):
+    return uploads.claim(client, stale_after=THREE_HOURS, visibility=FIVE_MINUTES, limit=limit, skip_locations=skip)
+
+
+def claimed(client, *, limit=100, skip=()):
+    return [entry.member for entry in claim(client, limit=limit, skip=skip).entries]
+
+
+def let_pass(client, time):
+    """Make *time* pass for what lies in deleting."""
+    for member, score in client.zrange(uploads.DELETING, 0, -1, withscores=True):
+        client.zadd(uploads.DELETING, {member: score - time.total_seconds()})
+
+
+def contents(client):
+    """Say which members lie where."""
+    sets = {"pending": uploads.PENDING, "deleting": uploads.DELETING, "failed": uploads.FAILED}
+    found = {name: [member.decode() for member in client.zrange(key, 0, -1)] for name, key in sets.items()}
+    return {name: members for name, members in found.items() if members}
+
+
+def give_up(client, member):
+    register(client, member)
+    mine = claim(client)
+    uploads.reject(client, mine, mine.entries)
+
+
+# Producers
+
+
+def test_an_upload_is_pending_from_its_preparation_until_its_completion(client):
+    uploads.prepare(client, "artifacts", "a/b")
+    assert uploads.pending_only(client, "artifacts", ["a/b"])
+    assert uploads.count(client) == 1
+
+    assert uploads.complete(client, "artifacts", "a/b") is True
+
+    assert not uploads.pending_only(client, "artifacts", ["a/b"])
+    assert uploads.count(client) == 0
+
+
+def test_a_path_may_contain_colons_and_is_not_cut_at_them(client):
+    uploads.prepare(client, "artifacts", "a:b:c")
+    register(client, "artifacts:a:b:c")
+
+    (entry,) = claim(client).entries
+
+    assert (entry.location, entry.path, entry.malformed) == ("artifacts", "a:b:c", False)
+    assert not uploads.pending_only(client, "artifacts", ["a"])
+
+
+@pytest.mark.parametrize(
+    ("location", "path"),
+    [
+        ("", "a"),
+        ("arti:facts", "a"),
+        ("artifacts", ""),
+        ("artifacts", "/a"),
+        ("artifacts", "a/"),
+        ("artifacts", "a//b"),
+        ("artifacts", "a/../b"),
+        ("artifacts", "./a"),
+        ("artifacts", "a\nb"),
+        ("artifacts", "a\0b"),
+        ("artifacts", "a\udcff"),
+    ],
+)
+@pytest.mark.parametrize("act", [uploads.prepare, uploads.complete])
+def test_what_no_object_can_be_called_is_refused(client, act, location, path):
+    with pytest.raises(MalformedUpload):
+        act(client, location, path)
+
+    assert contents(client) == {}
+
+
+def test_a_path_that_is_being_deleted_cannot_be_prepared(client):
+    register(client, "artifacts:a")
+    claim(client)
+
+    with pytest.raises(BeingDeleted):
+        uploads.prepare(client, "artifacts", "a")
+
+    assert contents(client) == {"deleting": ["artifacts:a"]}
+
+
+def test_pending_only_keeps_the_pending_ones_in_their_order(client):
+    uploads.prepare(client, "artifacts", "a")
+    uploads.prepare(client, "artifacts", "c:d")
+    uploads.prepare(client, "packages", "b")
+
+    assert uploads.pending_only(client, "artifacts", ["c:d", "b", "a"]) == ["c:d", "a"]
+    assert uploads.pending_only(client, "artifacts", []) == []
+
+
+def test_what_was_completed_can_never_be_claimed(client):
+    register(client, "artifacts:a")
+    assert uploads.complete(client, "artifacts", "a") is True
+
+    assert claimed(client) == []
+
+
+def test_completing_what_was_claimed_comes_too_late(client):
+    register(client, "artifacts:a")
+    claim(client)
+
+    assert uploads.complete(client, "artifacts", "a") is False
+    assert contents(client) == {"deleting": ["artifacts:a"]}
+
+
+def test_the_commands_that_the_page_gives_to_other_languages_are_these(client):
+    (command,) = re.findall(r"^EVALSHA <sha> (.+)$", (ROOT / "docs" / "uploads.md").read_text(), re.MULTILINE)
+    sha = client.script_load((ROOT / "workers" / "stale_direct_uploads" / "lua" / "upload_prepare.lua").read_bytes())
+
+    assert client.execute_command("EVALSHA", sha, *command.split()) == 1
+    assert contents(client) == {"pending": ["artifacts:a1/5f0c9e/job.zip"]}
+    claim(client)
+    register(client, "artifacts:a1/5f0c9e/job.zip")
+    claim(client)
+    assert client.execute_command("EVALSHA", sha, *command.split()) == 0
+
+
+# Claiming
+
+
+def test_fresh_entries_are_not_even_read(client):
+    def fastest_claim():
+        times = []
+        for n in range(30):
+            register(client, f"artifacts:stale{n}")
+            client.slowlog_reset()
+            assert claimed(client) == [f"artifacts:stale{n}"]
+            scripts = [entry["duration"] for entry in client.slowlog_get(128) if b"EVALSHA" in entry["command"]]
+            times.append(sum(scripts))
+        return min(times)
+
+    threshold = client.config_get("slowlog-log-slower-than")["slowlog-log-slower-than"]
+    client.config_set("slowlog-log-slower-than", 0)
+    try:
+        among_none = fastest_claim()
+        register(client, *(f"artifacts:fresh{n}" for n in range(200_000)), age=0)
+        among_many = fastest_claim()
+    finally:
+        client.config_set("slowlog-log-slower-than", threshold)
+
+    # Looking at each of them takes more than ten milliseconds; these are some tens of microseconds.
+    assert among_many < among_none + 1000
+
+
+# Settling
+
+
+@pytest.mark.parametrize("act", [uploads.forget])
+def test_what_is_forgotten_or_kept_leaves_nothing_in_the_register(client, act):
+    register(client, "artifacts:a")
+    mine = claim(client)
+    uploads.fail(client, mine, mine.entries[0], backoff=BACKOFF)
+    let_pass(client, BACKOFF)
+    mine = claim(client)
+
+    assert act(client, mine, mine.entries) == 1
+
+    assert client.keys() == []
+
+
+def test_each_failed_attempt_waits_twice_as_long_and_the_fifth_is_the_last(client):
+    register(client, "artifacts:a")
+    waits = []
+    for attempt in range(1, 5):
+        mine = claim(client)
+        assert mine.entries == [Entry("artifacts:a", attempt - 1)]
+
+        def fail(second, mine=mine):
+            given_up = uploads.fail(client, mine, mine.entries[0], backoff=BACKOFF)
+            return given_up, client.zscore(uploads.DELETING, "artifacts:a") - second
+
+        given_up, wait = fail(now(client))
+        assert given_up is False
+        waits.append(wait)
+        assert claimed(client) == []
+        let_pass(client, timedelta(seconds=wait))
+
+    mine = claim(client)
+    assert uploads.fail(client, mine, mine.entries[0], backoff=BACKOFF) is True
+
+    assert waits == pytest.approx([60, 120, 240, 480], abs=10)
+    assert contents(client) == {"failed": ["artifacts:a"]}
+    assert claimed(client) == []
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        uploads.forget,
+        uploads.put_back,
+        uploads.reject,
+        lambda client, claim, entries: uploads.fail(client, claim, entries[0], backoff=BACKOFF),
+    ],
+)
+def test_a_late_owner_disturbs_nothing(client, act):
+    register(client, "artifacts:a")
+    late = claim(client)
+    let_pass(client, FIVE_MINUTES)
+    mine = claim(client)
+    assert mine.entries == late.entries
+    before = client.zrange(uploads.DELETING, 0, -1, withscores=True)
+
+    assert act(client, late, late.entries) == 0
+
+    assert client.zrange(uploads.DELETING, 0, -1, withscores=True) == before
+    assert client.hlen(uploads.ATTEMPTS) == 0
+    assert uploads.forget(client, mine, mine.entries) == 1
+
+
+# Adopted
+
+
+def adopt(client, *paths, ago=timedelta()):
+    adoption.adopt(client, "artifacts", paths, stale_after=THREE_HOURS)
+    for key in (uploads.PENDING, uploads.ADOPTED):
+        for path in paths:
+            client.zincrby(key, -ago.total_seconds(), f"artifacts:{path}")
+
+
+def test_what_is_adopted_waits_a_day_and_is_then_claimed_with_the_second_of_its_adoption(client):
+    adopt(client, "a", ago=uploads.ADOPTION - timedelta(seconds=5))
+    early = claimed(client)
+    for key in (uploads.PENDING, uploads.ADOPTED):
+        client.zincrby(key, -10, "artifacts:a")
+
+    (entry,) = claim(client).entries
+
+    assert (early, entry) == ([], Entry("artifacts:a", 0, int(client.zscore(uploads.ADOPTED, "artifacts:a"))))
+
+
+@pytest.mark.parametrize("lies_in", ["pending", "deleting", "failed"])
+def test_what_the_register_names_already_is_not_adopted(client, lies_in):
+    register(client, "artifacts:a")
+    if lies_in == "deleting":
+        claim(client)
+    if lies_in == "failed":
+        give_up(client, "artifacts:a")
+
+    assert adoption.adopt(client, "artifacts", ["a"], stale_after=THREE_HOURS) == 0
+    assert contents(client) == {lies_in: ["artifacts:a"]}
+
+
+@pytest.mark.parametrize("ago", [timedelta(), timedelta(hours=23)])
+def test_what_was_adopted_and_waits_is_counted_nowhere(client, ago):
+    adopt(client, "a", "b", ago=ago)
+    uploads.prepare(client, "artifacts", "upload")
+
+    assert (uploads.count(client), uploads.unsettled(client)) == (1, 1)
+    assert uploads.census(client, THREE_HOURS) == uploads.Census(1, 0, None, 0)
+
+
+def test_an_upload_that_completes_after_its_object_was_adopted_is_never_claimed(client):
+    adopt(client, "a")
+
+    assert uploads.complete(client, "artifacts", "a") is True
+
+    assert claimed(client) == []
+    assert adoption.withdraw(client, ["artifacts:a"]) == ([], [])
+
+
+def test_a_path_that_was_adopted_cannot_be_prepared(client):
+    adopt(client, "a")
+
+    with pytest.raises(BeingDeleted):
+        uploads.prepare(client, "artifacts", "a")
+
+
+@pytest.mark.parametrize("lies_in", ["pending", "deleting", "failed"])
+def test_what_is_withdrawn_leaves_nothing_in_the_register(client, lies_in):
+    adopt(client, "a", ago=timedelta() if lies_in == "pending" else 2 * uploads.ADOPTION)
+    if lies_in != "pending":
+        mine = claim(client)
+        uploads.fail(client, mine, mine.entries[0], backoff=BACKOFF)
+    if lies_in == "failed":
+        let_pass(client, BACKOFF)
+        mine = claim(client)
+        uploads.reject(client, mine, mine.entries)
+
+    assert adoption.withdraw(client, ["artifacts:a"]) == (["artifacts:a"], [])
+    assert adoption.withdraw(client, ["artifacts:a"]) == ([], [])
+    assert client.keys("*") == []
+
+
+def test_what_a_claim_holds_is_withdrawn_only_once_the_claim_has_run_out(client):
+    adopt(client, "a", ago=2 * uploads.ADOPTION)
+    claim(client)
+    held = adoption.withdraw(client, ["artifacts:a"])
+    let_pass(client, FIVE_MINUTES)
+
+    assert held == ([], ["artifacts:a"])
+    assert adoption.withdraw(client, ["artifacts:a"]) == (["artifacts:a"], [])
+
+
+def test_the_upload_of_a_producer_is_not_withdrawn_wherever_it_lies(client):
+    register(client, "artifacts:a", "artifacts:b")
+    mine = claim(client, limit=1)
+    uploads.reject(client, mine, mine.entries)
+    register(client, "artifacts:c")
+
+    assert adoption.withdraw(client, ["artifacts:a", "artifacts:b", "artifacts:c"]) == ([], [])
+
+
+# Failed, and to be tried again
+
+
+def test_what_a_run_is_at_is_not_retried(client):
+    register(client, "artifacts:a")
+    mine = claim(client)
+    uploads.fail(client, mine, mine.entries[0], backoff=BACKOFF)
+    let_pass(client, BACKOFF)
+    claim(client)
+
+    assert failures.retry(client, ["artifacts:a"]) == 0
+
+
+# Given up
+
+
+def test_retrying_gives_all_attempts_back_and_is_due_at_once(client):
+    give_up(client, "artifacts:a")
+    give_up(client, "artifacts:b")
+
+    assert failures.retry(client, ["artifacts:a", "artifacts:never"]) == 1
+    assert failures.retry(client, ["artifacts:a"]) == 0
+
+    assert claim(client).entries == [Entry("artifacts:a", 0)]
+    assert contents(client)["failed"] == ["artifacts:b"]
+
+
+# Redis's clock was ahead, and is set right
+
+
+def test_an_upload_that_was_registered_days_ahead_is_stale_three_hours_after_the_clock_was_set_right(client):
+    register(client, "artifacts:a", age=-2 * 86400)
+
+    mended = within_one_second(client, lambda second: (uploads.correct_clock(client), second))
+
+    assert mended == (1, client.zscore(uploads.PENDING, "artifacts:a"))

@@ -1,0 +1,377 @@
+"""Batch 100 against real stores: a folder and S3, with entries, stores and runs that fail."""
+
+import sys
+import time
+from datetime import timedelta
+
+import pytest
+from structlog.testing import capture_logs
+
+from forgekeeper.connections import client
+from forgekeeper.failpoints import arm
+from forgekeeper.runs.deadline import Deadline
+from forgekeeper.settings.failpoints import Failpoints, Fault
+from forgekeeper.storage import sentinel, stores
+from forgekeeper.storage.objects import StoreUnavailable
+from metrics.counting import WORKER
+from tests.harness.catalogue import METRICS
+from tests.harness.installation import INSTALLATION
+from tests.harness.performing import perform
+from tests.harness.settings import settings_with
+from tests.harness.stale_uploads import (
+    BATCH,
+    ELSEWHERE,
+    HERE,
+    SECOND,
+    STALE,
+    attempt,
+    attempts,
+    away,
+    begin,
+    fail,
+    members,
+    now,
+    numbered,
+    register,
+    register_members,
+    registered,
+    run,
+    time_passes,
+)
+from tests.harness.thorough import examples
+from workers.stale_direct_uploads import (
+    CHUNK,
+    MAX_EXEC_DURATION,
+    MAX_UPLOAD_DURATION,
+    Outcome,
+)
+from workers.stale_direct_uploads import register as uploads
+
+pytestmark = pytest.mark.usefixtures("database")
+
+
+class Clock:
+    """A monotonic clock that stands still until it is told to go on."""
+
+    def __init__(self):
+        self._seconds = 0.0
+
+    def __call__(self):
+        return self._seconds
+
+    def go_past_the_budget(self):
+        self._seconds += MAX_EXEC_DURATION.total_seconds()
+
+
+@pytest.fixture(autouse=True)
+def restarted():
+    """The stores of a process that has just started; call it to start anew."""
+    stores._opened.clear()
+    yield stores._opened.clear
+    stores._opened.clear()
+
+
+@pytest.fixture
+def other(tmp_path, store):
+    """A second store, a folder, for the location `lfs`."""
+    (tmp_path / "other").mkdir()
+    other = type("Other", (), {"root": tmp_path / "other", "url": f"file://{tmp_path / 'other'}"})()
+    sentinel.Store(ELSEWHERE, other.url).create_sentinel(INSTALLATION)
+    other.put = lambda *paths: [(other.root / path).write_bytes(b"") for path in paths]
+    other.keys = lambda: {file.name for file in other.root.iterdir()} - {sentinel.NAME}
+    return other
+
+
+# What it deletes
+
+
+def test_a_stale_upload_is_deleted_with_its_entry(store):
+    begin(store, "a/b")
+
+    outcome = run(artifacts=store.url)
+
+    assert (outcome, store.keys(), registered(), attempts()) == (Outcome(1, 1, False, 0), set(), set(), {})
+
+
+def test_fresh_uploads_are_counted_and_left_alone(store):
+    begin(store, "old")
+    begin(store, "fresh", age=60)
+
+    outcome = run(artifacts=store.url)
+
+    assert (outcome, store.keys(), registered()) == (Outcome(2, 1, False, 0), {"fresh"}, {"artifacts:fresh"})
+
+
+def test_an_upload_of_exactly_three_hours_is_not_stale(folder):
+    while True:
+        client.delete(uploads.PENDING)
+        begin(folder, "a", age=MAX_UPLOAD_DURATION.total_seconds())
+        second = now()
+        outcome = run(artifacts=folder.url)
+        if now() == second:
+            break
+
+    assert (outcome, folder.keys()) == (Outcome(1, 0, False, 0), {"a"})
+
+
+def test_a_path_is_not_cut_at_its_second_colon(store):
+    begin(store, "a:b:c")
+    store.put("a", "a:b", "b:c", "c")
+
+    outcome = run(artifacts=store.url)
+
+    assert (outcome.total_deleted_stale_entries, store.keys()) == (1, {"a", "a:b", "b:c", "c"})
+
+
+def test_each_location_deletes_in_its_own_store(store, other):
+    begin(store, "a")
+    begin(other, "a", location=ELSEWHERE)
+    store.put("b")
+    begin(other, "b", location=ELSEWHERE)
+
+    run(artifacts=store.url, lfs=other.url)
+
+    assert (store.keys(), other.keys()) == ({"b"}, set())
+
+
+# Bad entries
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        "no colon at all",
+        "artifacts:",
+        ":path",
+        "artifacts:..",
+        "artifacts:../../etc/passwd",
+        "artifacts:a/./b",
+        "artifacts:a//b",
+        "artifacts:/a",
+        "artifacts:a/",
+        f"artifacts:{sentinel.NAME}",
+        f"artifacts:a/{sentinel.NAME}",
+        "artifacts:a\x00b",
+        "artifacts:a#1",
+        f"artifacts:{'a' * 2000}",
+        b"artifacts:\xff",
+    ],
+)
+def test_an_entry_that_no_object_can_bear_is_failed_at_once_and_the_rest_goes_on(store, member):
+    register_members(member, age=STALE + 60)
+    begin(store, "good")
+
+    outcome = run(artifacts=store.url)
+
+    text = member.decode(errors="surrogateescape") if isinstance(member, bytes) else member
+    assert (outcome, store.keys()) == (Outcome(2, 1, False, 1), set())
+    assert (members(uploads.PENDING), members(uploads.DELETING), members(uploads.FAILED)) == (set(), set(), {text})
+
+
+def test_an_unknown_location_costs_each_of_its_entries_an_attempt_and_the_others_go_on(store):
+    register("a", "b", location="unknown", age=STALE + 60)
+    begin(store, "good")
+
+    outcome = run(artifacts=store.url)
+
+    assert (outcome, store.keys()) == (Outcome(3, 1, False, 2), set())
+    assert attempts() == {"unknown:a": 1, "unknown:b": 1}
+
+
+def test_what_failed_waits_for_the_next_run_and_then_twice_as_long(store):
+    register("a", location="unknown")
+    run(artifacts=store.url)
+    first = client.zscore(uploads.DELETING, "unknown:a") - now()
+    time_passes(timedelta(minutes=6))
+
+    run(artifacts=store.url)
+
+    second = client.zscore(uploads.DELETING, "unknown:a") - now()
+    assert (first, second) == (pytest.approx(360, abs=2), pytest.approx(720, abs=2))
+
+
+def test_after_five_attempts_an_entry_is_given_up(store):
+    register("a", location="unknown")
+
+    failures = []
+    for _ in range(5):
+        failures.append(run(artifacts=store.url).failed_entries)
+        time_passes(timedelta(hours=2))
+
+    assert failures == [1, 1, 1, 1, 1]
+    assert (members(uploads.DELETING), members(uploads.FAILED)) == (set(), {"unknown:a"})
+
+
+def test_one_object_that_cannot_be_deleted_costs_an_attempt_and_keeps_no_other(s3):
+    paths = numbered(20)
+    begin(s3, *paths)
+    s3.proxy.refuse_key(paths[3], "AccessDenied")
+
+    outcome = run(artifacts=s3.url)
+
+    assert (outcome, s3.keys()) == (Outcome(20, 19, False, 1), {paths[3]})
+    assert attempts() == {f"artifacts:{paths[3]}": 1}
+
+
+# Artifacts that are alive
+
+
+# Redis goes back
+
+
+@pytest.fixture
+def back():
+    """Call it to note the register as it is; call what that returns to let it be so again."""
+
+    def note():
+        then = {key: client.dump(key) for key in client.keys("{pending_direct_uploads}:*")}
+
+        def restore():
+            client.delete(*client.keys("{pending_direct_uploads}:*") or ["none"])
+            for key, value in then.items():
+                client.restore(key, 0, value)
+
+        return restore
+
+    return note
+
+
+# Where objects may be deleted
+
+
+# Objects that were adopted
+
+
+# Stores that are away
+
+
+def test_a_store_that_is_away_costs_no_attempt_and_stops_no_other(store, other):
+    begin(store, "a", "b", age=STALE + 60)
+    begin(other, "c", location=ELSEWHERE)
+
+    outcome, sentence = fail(artifacts=away(store), lfs=other.url)
+
+    assert sentence.startswith("artifacts: ")
+    assert (outcome, other.keys(), attempts()) == (Outcome(3, 1, False, 0), set(), {})
+    assert (store.keys(), registered()) == ({"a", "b"}, {"artifacts:a", "artifacts:b"})
+
+
+def test_a_store_that_answers_nothing_while_the_claim_lasts_keeps_the_others_waiting_for_one_claim_only(s3, other):
+    begin(s3, "a", age=STALE + 60)
+    begin(other, "b", location=ELSEWHERE)
+    s3.proxy.hang("head", "bulk", "single")
+    outcome = Outcome()
+    settings = settings_with(object_stores={HERE: s3.url, ELSEWHERE: other.url}, upload_visibility=timedelta(seconds=5))
+
+    with pytest.raises(StoreUnavailable, match="artifacts: no answer while the claim lasted"):
+        perform(BATCH, settings=settings, outcome=outcome)
+
+    assert (outcome, other.keys(), registered()) == (Outcome(2, 1, False, 0), set(), {"artifacts:a"})
+
+
+@pytest.fixture
+def away_here(settings, folder, other):
+    """The settings of a process whose store `artifacts` is away."""
+    places = settings_with(object_stores={HERE: away(folder), ELSEWHERE: other.url}).object_stores
+    return settings.model_copy(update={"object_stores": places})
+
+
+def counted(metric, *labels):
+    names = dict(zip(METRICS[f"forgekeeper_{metric}"].labels, ("stale_direct_uploads", *labels), strict=True))
+    return WORKER.registry.get_sample_value(f"forgekeeper_{metric}", names) or 0
+
+
+def test_a_run_whose_store_is_away_waits_for_a_retry_with_what_it_did_in_its_row(away_here, folder, other):
+    begin(folder, "a")
+    begin(other, "b", location=ELSEWHERE)
+    before = counted("records_processed_total", "stale_upload")
+
+    row = attempt(away_here)
+
+    assert (row.state, row.retry_at is not None, row.failures) == ("enqueued", True, 1)
+    assert (row.result["total_pending_entries"], row.result["total_deleted_stale_entries"]) == (2, 1)
+    assert counted("records_processed_total", "stale_upload") - before == 1
+
+
+def test_without_its_sentinel_a_store_loses_nothing(store):
+    begin(store, "a", "b")
+    store.remove_sentinel()
+
+    with capture_logs() as logs:
+        outcome, _ = fail(artifacts=store.url)
+
+    assert (outcome, store.keys(), attempts()) == (Outcome(2, 0, False, 0), {"a", "b"}, {})
+    assert registered() == {"artifacts:a", "artifacts:b"}
+    assert [line["event"] for line in logs] == ["object store unavailable"]
+
+
+def test_an_entry_whose_store_vanished_is_not_taken_for_missing(folder):
+    begin(folder, *numbered(CHUNK + 1))
+    gone = folder.root.with_name("unmounted")
+
+    outcome, _ = fail(
+        Deadline(MAX_EXEC_DURATION, safe_point=lambda: folder.root.exists() and folder.root.rename(gone)),
+        artifacts=folder.url,
+    )
+
+    gone.rename(folder.root)
+    (left,) = folder.keys()
+    assert (outcome, registered()) == (Outcome(CHUNK + 1, CHUNK, False, 0), {f"artifacts:{left}"})
+
+
+# Claims and deadlines
+
+
+def test_what_a_crashed_run_had_claimed_is_deleted_by_a_later_one(store):
+    begin(store, "a", "b")
+    uploads.claim(client, stale_after=MAX_UPLOAD_DURATION, visibility=settings_with().upload_visibility, limit=CHUNK)
+    time_passes(settings_with().upload_visibility + SECOND)
+
+    outcome = run(artifacts=store.url)
+
+    assert (outcome, store.keys(), registered()) == (Outcome(2, 2, False, 0), set(), set())
+
+
+def test_a_worker_that_was_paused_for_longer_than_its_claim_deletes_nothing(store):
+    begin(store, "a")
+    clock = Clock()
+    deadline = Deadline(MAX_EXEC_DURATION, clock=clock, safe_point=clock.go_past_the_budget)
+    settings = settings_with(object_stores={HERE: store.url}, upload_visibility=5 * SECOND)
+    arm(Failpoints({"stale_direct_uploads.claimed": Fault("sleep", seconds=1.1)}))
+    try:
+        outcome = perform(BATCH, deadline=deadline, settings=settings)
+    finally:
+        arm(Failpoints())
+
+    assert (outcome, store.keys(), attempts()) == (Outcome(1, execution_timeout=True), {"a"}, {})
+
+
+def test_at_the_deadline_a_run_says_so_and_leaves_the_rest(s3):
+    register(*numbered(CHUNK + 1))
+    clock = Clock()
+    deadline = Deadline(MAX_EXEC_DURATION, clock=clock, safe_point=clock.go_past_the_budget)
+
+    assert run(deadline, artifacts=s3.url) == Outcome(CHUNK + 1, CHUNK, True, 0)
+    assert run(artifacts=s3.url) == Outcome(1, 1, False, 0)
+
+
+# Many
+
+
+def test_twenty_thousand_stale_among_two_hundred_thousand_take_twenty_requests(s3, capsys):
+    count, real = examples(20_000), examples(300)
+    stale = [f"stale/{number:06}" for number in range(count)]
+    s3.put(*stale[:: len(stale) // real], "fresh/000000")
+    moment = now()
+    client.zadd(uploads.PENDING, {f"artifacts:{path}": moment - STALE - 60 for path in stale})
+    client.zadd(uploads.PENDING, {f"artifacts:fresh/{number:06}": moment - 60 for number in range(9 * count)})
+
+    began = time.monotonic()
+    outcome = run(artifacts=s3.url)
+    seconds = time.monotonic() - began
+
+    with capsys.disabled():
+        sys.stdout.write(f"\n{count:,} stale of {10 * count:,} uploads: {seconds:.1f} s, {dict(s3.proxy.counts)}\n")
+    assert outcome == Outcome(10 * count, count, False, 0)
+    assert (s3.proxy.counts["bulk"], s3.proxy.counts["single"]) == (count // 1_000, 0)
+    assert (s3.keys(), client.zcard(uploads.PENDING)) == ({"fresh/000000"}, 9 * count)

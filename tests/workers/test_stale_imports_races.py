@@ -1,0 +1,227 @@
+"""Batch 65 against a real PostgreSQL, with imports that are being finished meanwhile."""
+
+import functools
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from datetime import UTC, datetime
+
+import psycopg2
+import pytest
+from structlog.testing import capture_logs
+
+from forgekeeper.database import database
+from forgekeeper.embedded.waiting import wait_until
+from models import BulkImportEntity, ImportStatus, TrackerStatus
+from tests.harness.bulk_imports import (
+    ADD_ENTITIES,
+    ADD_IMPORTS,
+    ADD_TRACKERS,
+    add_stale,
+    both_kinds,
+    by_status,
+    entity,
+    run,
+    stale_lines,
+    status_of,
+    tracker_statuses,
+)
+from tests.harness.changing import ENTITIES, cleanup_stale
+from tests.harness.clocks import Crash, crash
+from tests.harness.thorough import examples
+from workers.stale_imports import PAGE_SIZE, Outcome
+
+FINISHES = examples(2_000)
+LIMIT = 60.0
+
+# One that the run will come to next, or is at.
+FINISH_ANY = """
+    update {table} set status = 2, updated_at = now()
+    where id = (
+        select id from {table} where status in (0, 1) and updated_at < now() - interval '1 day'
+        order by updated_at, id offset %s limit 1
+    ) and status in (0, 1)
+    returning id
+"""
+WAITING_FOR_A_LOCK = "select 1 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+
+pytestmark = pytest.mark.usefixtures("database")
+
+
+def everything():
+    tables = ("bulk_imports", "bulk_import_entities", "bulk_import_trackers")
+    return [database.execute_sql(f"select id, status from {table} order by id").fetchall() for table in tables]
+
+
+def run_in_a_thread(**options):
+    with database.connection_context():
+        return run(**options)
+
+
+# What is timed out
+
+
+# How it ends
+
+
+def test_a_run_after_a_crash_ends_as_if_there_had_been_none():
+    def begin():
+        database.execute_sql("truncate bulk_imports, bulk_import_entities, bulk_import_trackers restart identity")
+        add_stale(ADD_IMPORTS, PAGE_SIZE + 1)
+        add_stale(ADD_ENTITIES, PAGE_SIZE + 1)
+        add_stale(ADD_TRACKERS, PAGE_SIZE + 1, each=4)
+
+    begin()
+    run()
+    undisturbed = everything()
+    begin()
+    for _ in range(4):
+        with pytest.raises(Crash):
+            run(safe_point=crash)
+    run()
+
+    assert everything() == undisturbed
+
+
+@both_kinds
+def test_two_runs_at_once_time_nothing_out_twice(kind, table, seed):
+    add_stale(seed, 20 * PAGE_SIZE)
+    together = threading.Barrier(2, timeout=LIMIT)
+
+    def run_beside_another():
+        return run_in_a_thread(safe_point=functools.cache(lambda: together.wait() * 0))
+
+    with capture_logs() as lines, ThreadPoolExecutor(2) as pool:
+        outcomes = [each.result() for each in [pool.submit(run_beside_another) for _ in range(2)]]
+
+    assert sum(outcome.imports + outcome.entities for outcome in outcomes) == 20 * PAGE_SIZE
+    assert len(stale_lines(lines)) == 20 * PAGE_SIZE
+    assert by_status(table) == {ImportStatus.TIMEOUT: 20 * PAGE_SIZE}
+
+
+# Must not happen: an import that finishes between SELECT and UPDATE is timed out
+
+
+@both_kinds
+def test_a_record_that_finished_after_it_was_found_is_left_alone(kind, table, seed, other):
+    add_stale(seed, 3)
+    instant = datetime.now(UTC)
+    other.execute(f"update {table} set status = 2 where id = 2")
+    other.connection.commit()
+
+    timed_out = cleanup_stale(kind, instant, [1, 2, 3])
+
+    assert (len(timed_out), status_of(kind.model, 2)) == (2, ImportStatus.FINISHED)
+
+
+@both_kinds
+def test_a_run_counts_a_record_that_finished_after_it_was_found_as_skipped(kind, table, seed, other):
+    add_stale(seed, 3)
+    # Lets the run read, and makes it wait where it wants to write.
+    other.execute(f"lock table {table} in share mode")
+
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(run_in_a_thread)
+        waited = wait_until(lambda: bool(database.execute_sql(WAITING_FOR_A_LOCK).fetchone()), LIMIT)
+        other.execute(f"update {table} set status = 2 where id = 2")
+        other.connection.commit()
+        outcome = running.result()
+
+    assert waited
+    assert (outcome.imports + outcome.entities, outcome.skipped, outcome.failed) == (2, 1, 0)
+    assert status_of(kind.model, 2) == ImportStatus.FINISHED
+
+
+@both_kinds
+def test_records_finished_in_thousands_of_interleavings_all_stay_finished(kind, table, seed, urls):
+    finished, too_late = set(), []
+    running, ended = threading.Event(), threading.Event()
+    added = timed_out = 0
+
+    def finish():
+        with closing(psycopg2.connect(urls.database)) as connection, connection.cursor() as cursor:
+            connection.autocommit = True
+            while not ended.is_set():
+                running.wait(1)
+                cursor.execute(FINISH_ANY.format(table=table), (random.randrange(2 * PAGE_SIZE),))
+                row = cursor.fetchone()
+                if row is None:
+                    too_late.append(1)
+                else:
+                    finished.add(row[0])
+
+    with capture_logs(), ThreadPoolExecutor(2) as pool:
+        users = [pool.submit(finish) for _ in range(2)]
+        try:
+            while len(finished) < FINISHES and not any(user.done() for user in users):
+                add_stale(seed, 5_000, first=added + 1)
+                if kind is ENTITIES:
+                    add_stale(ADD_TRACKERS, 5_000, first=added + 1, each=1)
+                added += 5_000
+                running.set()
+                outcome = run()
+                running.clear()
+                timed_out += outcome.imports + outcome.entities
+        finally:
+            ended.set()
+            running.set()
+        for user in users:
+            user.result()
+        last = run()
+        timed_out += last.imports + last.entities
+
+    statuses = dict(database.execute_sql(f"select id, status from {table}").fetchall())
+    assert len(finished) >= FINISHES
+    assert too_late, "nobody ever came too late: the run and the users were not at the same rows"
+    assert {record for record, status in statuses.items() if status == ImportStatus.FINISHED} == finished
+    assert sum(status == ImportStatus.TIMEOUT for status in statuses.values()) == timed_out == added - len(finished)
+
+
+# Must not happen: one record that raises blocks every later one
+
+
+# Must not happen: half an entity
+
+
+def test_an_entity_with_a_locked_tracker_stays_whole_and_keeps_no_other(other):
+    locked, free = (entity(trackers=[TrackerStatus.STARTED] * 3) for _ in range(2))
+    other.execute("select 1 from bulk_import_trackers where bulk_import_entity_id = %s limit 1 for update", (locked,))
+
+    outcome = run()
+
+    assert outcome == Outcome(entities=1, trackers=3, failed=1)
+    assert (status_of(BulkImportEntity, locked), tracker_statuses(locked)) == (ImportStatus.STARTED, [1, 1, 1])
+    assert (status_of(BulkImportEntity, free), tracker_statuses(free)) == (ImportStatus.TIMEOUT, [4, 4, 4])
+
+
+def test_a_tracker_that_finishes_while_its_entity_is_waited_for_stays_finished(other):
+    record = entity(trackers=[TrackerStatus.STARTED] * 2)
+    other.execute("update bulk_import_trackers set status = 2 where id = 1")
+
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(run_in_a_thread)
+        waited = wait_until(lambda: bool(database.execute_sql(WAITING_FOR_A_LOCK).fetchone()), LIMIT)
+        other.connection.commit()
+        outcome = running.result()
+
+    assert (waited, outcome) == (True, Outcome(entities=1, trackers=1))
+    assert tracker_statuses(record) == [TrackerStatus.FINISHED, TrackerStatus.TIMEOUT]
+
+
+# What it says
+
+
+# How long it takes
+
+
+@both_kinds
+def test_a_record_that_was_touched_after_it_was_found_is_left_alone(kind, table, seed, other):
+    add_stale(seed, 3)
+    instant = datetime.now(UTC)
+    other.execute(f"update {table} set updated_at = now() where id = 1")
+    other.connection.commit()
+
+    timed_out = cleanup_stale(kind, instant, [1, 2, 3])
+
+    assert (len(timed_out), status_of(kind.model, 1)) == (2, ImportStatus.STARTED)

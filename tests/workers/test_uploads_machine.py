@@ -1,0 +1,296 @@
+"""An upload that completes while it is being reaped: in every order there is, and ten thousand times at once.
+
+The scripts and Redis are real; the object store and the table of rows are the model's.
+"""
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import pytest
+import redis
+
+from tests.harness.thorough import examples
+from tests.harness.upload_register import (
+    DONE,
+    MEMBER,
+    THREE_HOURS,
+    VISIBILITY,
+    WITHOUT_REDIS,
+    ask,
+    check,
+    commit,
+    delete,
+    held_by,
+    insert,
+    insert_then_ask,
+    look,
+    put,
+    refuse,
+    remember,
+    roll_back,
+    stop_location,
+)
+from workers.stale_direct_uploads import register as uploads
+from workers.stale_direct_uploads.entries import BeingDeleted, Entry
+
+LOCATION, PATH = "artifacts", "a/b"
+
+
+@pytest.fixture(scope="module")
+def client(urls):
+    with redis.Redis.from_url(urls.redis) as client:
+        client.flushdb()
+        yield client
+
+
+# Every order
+
+
+class Register(NamedTuple):
+    """What the register knows of the one upload: its time in each set, and who holds it."""
+
+    pending: str | None = None
+    deleting: str | None = None
+    failed: bool = False
+    attempts: int = 0
+    holder: str | None = None
+
+
+@dataclass(frozen=True)
+class World:
+    """All there is between two steps.  A row counts from its commit on."""
+
+    next_steps: tuple[str, ...]
+    register: Register
+    stored: bool = False
+    row: bool = False
+    came_late: bool = False
+    told: bool | None = None
+    late: frozenset[str] = frozenset()
+    pauses_left: int = 2
+    lost: bool = False
+    reaped: bool = False
+    locked: bool = False
+    earlier: Register | None = None
+    gone_back: bool = False
+
+
+class Tally(NamedTuple):
+    """In how many orders, and in how many of them a row names, or True was said of, an object that is gone."""
+
+    orders: int
+    losing: int
+
+
+def prepare(client, world, me):
+    try:
+        uploads.prepare(client, LOCATION, PATH)
+    except BeingDeleted:
+        return {"then": DONE}
+    return {"then": "put", "told": None}
+
+
+def complete(client, world, me):
+    told = uploads.complete(client, LOCATION, PATH)
+    return {"then": "commit" if told else "roll back", "told": told}
+
+
+PRODUCER = {
+    "prepare": [prepare],
+    "put": [put],
+    "insert": [insert],
+    "complete": [complete],
+    "commit": [commit],
+    "roll back": [roll_back],
+}
+
+
+def claim(client, world, me):
+    mine = uploads.claim(client, stale_after=THREE_HOURS, visibility=VISIBILITY, limit=10)
+    if not mine.entries:
+        return {"then": DONE}
+    client.hset(uploads.CLAIMS, MEMBER, me)
+    return {"then": "look", "late": world.late - {me}}
+
+
+def forget(client, world, me):
+    uploads.forget(client, held_by(me), [Entry(MEMBER, 0)])
+    return {"then": DONE}
+
+
+def fail(client, world, me):
+    uploads.fail(client, held_by(me), Entry(MEMBER, 0), backoff=VISIBILITY)
+    return {"then": DONE}
+
+
+def put_back(client, world, me):
+    uploads.put_back(client, held_by(me), [Entry(MEMBER, 0)])
+    return {"then": DONE}
+
+
+REAPER = {
+    "claim": [claim],
+    "look": [look],
+    "check": [check],
+    "delete": [delete, refuse, stop_location],
+    "forget": [forget],
+    "fail": [fail],
+    "put back": [put_back],
+}
+
+
+class Explorer:
+    """Walks through every order of the steps, each made on the real register.
+
+    Orders that have come to the same world go on alike, so that each world is visited
+    once and its orders are counted, not walked.
+    """
+
+    def __init__(self, client, **programs):
+        self.client = client
+        self.names = tuple(programs)
+        self.programs = tuple(programs.values())
+        self.start = client.time()[0]
+        self.known = {}
+        self.acted = {}
+
+    def explore(self):
+        return self.visit(World(tuple(next(iter(program)) for program in self.programs), Register()))
+
+    def visit(self, world):
+        if world not in self.known:
+            if set(world.next_steps) == {DONE}:
+                self.known[world] = Tally(1, int(world.lost))
+            else:
+                tallies = [self.visit(following) for following in self.following(world)]
+                self.known[world] = Tally(*map(sum, zip(*tallies, strict=True)))
+        return self.known[world]
+
+    def following(self, world):
+        for process, step in enumerate(world.next_steps):
+            if step != DONE:
+                yield self.moved(world, process, DONE)  # it crashes, and its open transaction with it
+                for act in self.programs[process][step]:
+                    yield self.made(world, process, act)
+        if world.register.pending == "fresh":
+            yield replace(world, register=world.register._replace(pending="stale"))
+        if world.register.deleting == "held" and world.pauses_left:
+            due = world.register._replace(deleting="due")
+            yield replace(world, register=due, late=frozenset(self.names), pauses_left=world.pauses_left - 1)
+
+    def made(self, world, process, act):
+        me = self.names[process]
+        if act in WITHOUT_REDIS:
+            changes = act(self.client, world, me)
+        else:
+            # What a script does depends on the register alone, and that is written anew before each: once tells all.
+            key = act, me, world.register, world.late
+            if key not in self.acted:
+                self.write(world.register)
+                self.acted[key] = act(self.client, world, me) | {"register": self.read()}
+            changes = dict(self.acted[key])
+        then = changes.pop("then")
+        after = self.moved(replace(world, **changes), process, then)
+        return replace(after, lost=after.lost or self.broken(after))
+
+    def broken(self, world):
+        return not world.stored and (world.row or world.told is True)
+
+    def moved(self, world, process, then):
+        steps = world.next_steps
+        return replace(world, next_steps=(*steps[:process], then, *steps[process + 1 :]))
+
+    def write(self, register):
+        pipe = self.client.pipeline()
+        pipe.delete(uploads.PENDING, uploads.DELETING, uploads.FAILED, uploads.ATTEMPTS, uploads.CLAIMS)
+        if register.pending:
+            pipe.zadd(uploads.PENDING, {MEMBER: self.start - (4 * 3600 if register.pending == "stale" else 0)})
+        if register.deleting:
+            pipe.zadd(uploads.DELETING, {MEMBER: self.start + (2 * 3600 if register.deleting == "held" else -1)})
+        if register.failed:
+            pipe.zadd(uploads.FAILED, {MEMBER: self.start})
+        if register.attempts:
+            pipe.hset(uploads.ATTEMPTS, MEMBER, register.attempts)
+        if register.holder:
+            pipe.hset(uploads.CLAIMS, MEMBER, register.holder)
+        pipe.execute()
+
+    def read(self):
+        pipe = self.client.pipeline()
+        for key in (uploads.PENDING, uploads.DELETING, uploads.FAILED):
+            pipe.zscore(key, MEMBER)
+        for key in (uploads.ATTEMPTS, uploads.CLAIMS):
+            pipe.hget(key, MEMBER)
+        pending, deleting, failed, attempts, holder = pipe.execute()
+        return Register(
+            pending and ("fresh" if pending >= self.start - 3600 else "stale"),
+            deleting and ("held" if deleting >= self.start + 3600 else "due"),
+            failed is not None,
+            int(attempts or 0),
+            holder and holder.decode(),
+        )
+
+    def ends(self):
+        return [world for world in self.known if set(world.next_steps) == {DONE}]
+
+
+@pytest.fixture(scope="module")
+def ours(client):
+    explorer = Explorer(client, producer=PRODUCER, reaper=REAPER, second=REAPER)
+    explorer.explore()
+    return explorer
+
+
+def test_no_order_of_completing_reaping_crashing_and_freezing_loses_an_object(ours):
+    assert ours.explore() == Tally(orders=57_677_114, losing=0)
+
+
+# Redis goes back
+
+
+class GoingBack(Explorer):
+    """Lets Redis go back once, from anywhere to anything it was before.  The producer's transaction holds the lock."""
+
+    def following(self, world):
+        yield from super().following(world)
+        if world.earlier is None:
+            yield replace(world, earlier=world.register)
+        elif not world.gone_back:
+            yield replace(world, register=world.earlier, gone_back=True)
+
+    def moved(self, world, process, then):
+        after = super().moved(world, process, then)
+        return replace(after, locked=False) if (process, then) == (0, DONE) else after
+
+    def broken(self, world):
+        # What was told True and never committed names nothing, once its transaction is over.
+        return not world.stored and (world.row or (world.locked and world.told is True))
+
+
+def ask_without_lock(client, world, me):
+    return {**ask(client, world, me), "locked": False}
+
+
+WITHOUT_REDIS |= {insert_then_ask, ask, ask_without_lock, remember}
+ASKING = {**PRODUCER, "insert": [insert_then_ask], "ask": [ask]}
+REMEMBERING = {**REAPER, "look": [remember], "delete": [delete]}
+
+
+@pytest.fixture(scope="module")
+def going_back(client):
+    return GoingBack(client, producer=ASKING, reaper=REMEMBERING)
+
+
+def test_no_order_loses_an_object_that_a_row_names_though_redis_goes_back(going_back):
+    assert going_back.explore() == Tally(orders=658_336, losing=0)
+
+
+def test_without_what_is_remembered_an_upload_completes_whose_object_is_gone(client):
+    reaper = {**REAPER, "delete": [delete]}
+
+    assert GoingBack(client, producer=PRODUCER, reaper=reaper).explore() == Tally(612_768, 14_220)
+
+
+# Ten thousand at once
+
+UPLOADS, PRODUCERS, REAPERS = examples(10_000), 4, 3

@@ -14,11 +14,11 @@ from pydantic import SecretStr
 
 from benchmarks import sidekiq
 from benchmarks.contest import Benchmark, Missing, Peer
+from demo.servers import Servers
 from forgekeeper.batches import CHILDREN
 from forgekeeper.boot import model
 from forgekeeper.connections import Limits, client, connect
 from forgekeeper.delivery.keys import QueueKeys
-from forgekeeper.embedded import Servers
 from forgekeeper.fan_out import Enqueued
 from forgekeeper.process.boot import load_batches
 

@@ -15,8 +15,8 @@ import redis
 
 from benchmarks import noop, sidekiq
 from benchmarks.contest import Benchmark, Peer
+from demo.servers import Servers
 from forgekeeper.delivery.keys import QueueKeys
-from forgekeeper.embedded import Servers
 
 MESSAGES = 20_000
 WORKER = ("--processes", "2", "--threads", "8")

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, NamedTuple, ParamSp
 from dramatiq import Actor, Broker, Message
 
 from forgekeeper.audit.subjects import Subject
-from forgekeeper.brought import Brought
 from forgekeeper.database import Base
 from forgekeeper.database.backlog import Backlog
 from forgekeeper.database.stakes import AtStake
@@ -43,6 +42,8 @@ Asked: TypeAlias = "Callable[[datetime], Answer | Iterable[Answer]]"
 """What a batch is: it says what goes at an instant."""
 ChildAsked: TypeAlias = "Callable[Concatenate[datetime, Ids], Answer | Iterable[Answer]]"
 Old = TypeVar("Old", bound="Callable[[datetime], Rows[Any]]")
+Repositories = Callable[[int], dict[int, str]]
+Objects = Callable[[str], Sequence[str]]
 Fields = tuple[str, ...]
 """Fields of an outcome, added up."""
 MARGIN = timedelta(minutes=1)
@@ -167,17 +168,24 @@ class Declared(Shown, Actor[..., None]):
 
 
 @dataclass(kw_only=True, eq=False)
-class BatchSpec(Declared, Brought):
-    """The declaration of a batch; its row in the database is `forgekeeper.runs.batch.Batch`."""
+class BatchSpec(Declared):
+    """The declaration of a batch; its row in the database is `forgekeeper.runs.batch.Batch`.
+
+    *commands* is a module of the command line's.
+    """
 
     schedule: Schedule
     flag: str | None
     tables: tuple[type[Base], ...]
     deletes_from: Place | None
     misreadings: Callable[[], Sequence[str]]
+    commands: str | None = None
     writes: str | None = None
     sender: Callable[[BatchSpec], Message[None]] | None = None
     stakes: list[AtStake] = field(default_factory=list)
+    known_repositories: list[Repositories] = field(default_factory=list)
+    known_objects: list[Objects] = field(default_factory=list)
+    subjects: list[Subject] = field(default_factory=list)
     children: list[ChildSpec] = field(default_factory=list)
 
     @property
@@ -211,6 +219,20 @@ class BatchSpec(Declared, Brought):
         """Let the breaker ask the function how much is due of how much there is, of the batch and its children."""
         self.stakes.append(look)
         return look
+
+    def repositories(self, look: Repositories) -> Repositories:
+        """Let `check` ask the function for some projects, and where their repositories should be."""
+        self.known_repositories.append(look)
+        return look
+
+    def objects(self, look: Objects) -> Objects:
+        """Let `check` ask the function for some objects that should be at a location."""
+        self.known_objects.append(look)
+        return look
+
+    def audited(self, subject: Subject) -> None:
+        """Let `audit --what` ask for what the batch deletes, by a name that people have for it."""
+        self.subjects.append(subject)
 
     @property
     def stake(self) -> AtStake | None:

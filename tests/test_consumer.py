@@ -24,10 +24,10 @@ from forgekeeper.delivery.deliveries import Deliveries
 from forgekeeper.delivery.queues import depth
 from forgekeeper.delivery.sizes import LARGEST, LARGEST_FETCHED
 from forgekeeper.delivery.worker_heartbeat import WorkerHeartbeat
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.process.attempts import ChildRetries
 from forgekeeper.process.middleware import Holding
 from metrics.redaction import LONGEST
+from tests.harness.waiting import wait_until
 
 QUEUE, LINE = "q", "q.DQ"
 NAMESPACE = "consumer"

@@ -20,8 +20,8 @@ from forgekeeper.delivery.broker import Broker
 from forgekeeper.delivery.deliveries import Deliveries
 from forgekeeper.delivery.doorbell import Doorbell
 from forgekeeper.delivery.enqueue_many import enqueue_many
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.process.middleware import Holding
+from tests.harness.waiting import wait_until
 
 QUEUE, LINE = "q", "q.DQ"
 NAMESPACE = "doorbell"

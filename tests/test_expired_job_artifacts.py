@@ -19,7 +19,6 @@ from forgekeeper.database import database, now
 from forgekeeper.database.chunks import IN_ORDER, START
 from forgekeeper.deleting.total import TURNS
 from forgekeeper.delivery.queues import depth
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.flags import FeatureFlag
 from forgekeeper.process.broker import broker
 from forgekeeper.runs.blocked import Blocked
@@ -31,6 +30,7 @@ from tests.harness.clocks import Clock, Crash, crash
 from tests.harness.performing import perform, recorded
 from tests.harness.settings import settings_with
 from tests.harness.thorough import examples
+from tests.harness.waiting import wait_until
 from workers import expired_job_artifacts
 from workers.expired_job_artifacts import (
     FLAG,

@@ -18,7 +18,6 @@ from forgekeeper import shutdown
 from forgekeeper.connections import client
 from forgekeeper.database import database, now
 from forgekeeper.delivery.queues import RUN, depth
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.identity import identity
 from forgekeeper.locks import LeaseInTransaction, LeaseLost, break_lease, lease, leases
 from forgekeeper.process.broker import broker
@@ -33,6 +32,7 @@ from tests.harness import audited
 from tests.harness.clocks import Clock, Crash, crash
 from tests.harness.git_samples import Bare, Held, put_root, stand_in
 from tests.harness.performing import as_child, perform, recorded
+from tests.harness.waiting import wait_until
 from workers import git_ref_cleanup
 from workers.git_ref_cleanup import BATCH_SIZE, MAX_PROJECTS, Outcome, clean_project_refs, cleaning
 from workers.git_ref_cleanup.cleaning import LOCK_TIMEOUT, MAX_DELETES, ProjectOutcome

@@ -16,7 +16,6 @@ LEAVES = {"database", "settings", "metrics", "identity", "events", "fan_out", "s
 """What anybody in the engine may import."""
 ENGINE = {
     "settings": set(),
-    "embedded": set(),
     "identity": set(),
     "shutdown": set(),
     "events": set(),
@@ -37,7 +36,6 @@ ENGINE = {
     "installation": {"connections", "database", "delivery.keys", "settings", "storage"},
     "storage": {"database", "installation.row", "metrics", "settings"},
     "clocks": {"connections", "database", "runs.blocked", "settings"},
-    "brought": {"audit.subjects", "settings"},
     "preview": {"database", "settings"},
     "shown": {"database", "metrics", "preview", "settings"},
     "declaring": {"audit", "database", "settings"},
@@ -45,7 +43,7 @@ ENGINE = {
         *("audit", "connections", "database", "declaring", "identity", "locks", "preview", "runs", "storage"),
     },
     "batches": {
-        *("audit.subjects", "brought", "database", "declaring", "deleting", "flags", "metrics", "preview", "runs.run"),
+        *("audit.subjects", "database", "declaring", "deleting", "flags", "metrics", "preview", "runs.run"),
         *("settings", "shown"),
     },
     "runs": LEAVES | {"audit", "batches", "clocks", "failpoints", "flags", "installation", "locks", "preview"},
@@ -75,24 +73,24 @@ LAYERS = {
     "models": {"forgekeeper.database"},
     "workers": {"forgekeeper", "metrics", "models"},
     "scheduler": {"forgekeeper", "metrics"},
-    "benchmarks": {"forgekeeper", "metrics", "workers"},
+    "demo": {"forgekeeper", "metrics", "models", "workers"},
+    "benchmarks": {"demo", "forgekeeper", "metrics", "workers"},
 }
 """What each may import besides itself."""
 OURS = {name.partition(".")[0] for name in LAYERS}
 LOADERS = {
-    *("benchmarks", "forgekeeper.boot", "forgekeeper.cli", "forgekeeper.process"),
+    *("benchmarks", "demo", "forgekeeper.boot", "forgekeeper.cli", "forgekeeper.process"),
 }
 """Who may load the settings."""
 ENVIRONMENT = {
     "benchmarks",
     "forgekeeper.settings",
-    "forgekeeper.embedded",
+    "demo",
     "forgekeeper.audit.acts",  # who is behind sudo
     "metrics.multiprocess",
     "forgekeeper.cli.processes",
     "forgekeeper.cli.listing",  # whether batches of others are named, before the settings are imported
     "forgekeeper.cli.serving",
-    "forgekeeper.cli.demo",
     "forgekeeper.cli.programs",
     "forgekeeper.process.ready",  # what systemd and the page have put there
 }
@@ -110,7 +108,7 @@ STATEMENTS = {
         "forgekeeper.storage",
         "forgekeeper.flags",
     ),
-    *("forgekeeper.installation", "forgekeeper.process.rows", "forgekeeper.migrations", "forgekeeper.embedded"),
+    *("forgekeeper.installation", "forgekeeper.process.rows", "forgekeeper.migrations", "demo"),
 }
 """Where statements stand."""
 QUERIES = {"where", "order_by", "group_by", "on_conflict", "on_conflict_ignore", "execute_sql", "returning"}
@@ -212,6 +210,13 @@ def test_imports_point_downwards(module):
 
     wrong = {name for name in imported if not within(name, allowed) or within(name, hidden - {module})}
     assert wrong == set()
+
+
+def test_no_process_of_production_imports_the_demo():
+    processes = "scheduler, workers, forgekeeper.cli.serving, forgekeeper.process.__main__, metrics.exporter"
+    program = f"import sys, {processes}; sys.exit('demo' in sys.modules)"
+
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode == 0
 
 
 NAMES = {

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from demo.sample_data.expired_job_artifacts import add_artifacts as artifacts
 from forgekeeper.batches import BATCHES
 from forgekeeper.database import database, now
 from forgekeeper.flags import FeatureFlag
@@ -18,7 +19,6 @@ from forgekeeper.process.run_messages import RunMessages
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.reconcile import reconcile
 from tests.harness.programs import Program, eventually
-from workers.expired_job_artifacts.sample import artifacts
 
 ROOT = Path(__file__).parents[1]
 NAME = "user_status_cleanup"

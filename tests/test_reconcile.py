@@ -18,7 +18,6 @@ import scheduler
 from forgekeeper import database as db
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import Limits, client, connect
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.process.broker import broker
 from forgekeeper.process.run_messages import RunMessages
 from forgekeeper.runs import reconcile as runs
@@ -29,6 +28,7 @@ from forgekeeper.runs.plan import REMEMBERED
 from scheduler import Loop
 from tests.harness.ledger import start_run
 from tests.harness.settings import settings_with
+from tests.harness.waiting import wait_until
 
 NAME = "user_status_cleanup"
 BATCH = BATCHES[NAME]

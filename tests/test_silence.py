@@ -13,17 +13,17 @@ from apscheduler.schedulers.blocking import BlockingScheduler
 from playhouse.pool import MaxConnectionsExceeded
 from pydantic import SecretStr
 
+from demo.servers import folder
 from forgekeeper import migrations
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import Limits, client, connect
 from forgekeeper.database import Patience, database, open_pool, promptly, reachable, release, unhurried, watch
-from forgekeeper.embedded import folder
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.reports import COUNT
 from scheduler import Loop, _keep_heartbeat
 from tests.harness.frozen import Server
 from tests.harness.ledger import start_run
+from tests.harness.waiting import wait_until
 
 from .system.proxy import Proxy, postgres_through
 

@@ -18,13 +18,13 @@ from structlog.testing import capture_logs
 from forgekeeper import shutdown
 from forgekeeper.boot import load
 from forgekeeper.database import database
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.runs.deadline import Deadline
 from models import BulkImport, BulkImportEntity, BulkImportTracker, ImportStatus, TrackerStatus
 from tests.harness.changing import ENTITIES, IMPORTS, cleanup_stale
 from tests.harness.clocks import Clock, Crash, crash
 from tests.harness.performing import perform
 from tests.harness.thorough import examples
+from tests.harness.waiting import wait_until
 from workers import stale_imports as document
 from workers.stale_imports import MAX_RUNTIME, PAGE_SIZE, Outcome, stale_imports
 

@@ -22,8 +22,8 @@ PASSED_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False, "
 """How a command is declared whose arguments are another program's."""
 
 BEFORE = {
-    "Serve": "demo.demo serving.up serving.scheduler serving.worker serving.exporter",
-    "Prepare": "checking.check upkeep.migrate upkeep.settings metrics.metrics batches.batches sample.seed",
+    "Serve": "demo.tour.demo demo.up.up serving.scheduler serving.worker serving.exporter",
+    "Prepare": "checking.check upkeep.migrate upkeep.settings metrics.metrics batches.batches demo.seed.seed",
     "Run": "running.run running.send holding.pause holding.stop holding.cancel holding.resume releasing.release "
     "upkeep.flags",
     "Look": "status.status presence.processes ledger.ticks ledger.why audit.audit",
@@ -42,12 +42,13 @@ class Command(NamedTuple):
 
     def add(self, app: typer.Typer, name: str) -> None:
         """Import the command, and add it to *app*."""
-        of_module = getattr(import_module(f"forgekeeper.cli.{self.module}"), name)
+        module = self.module if self.module.startswith("demo.") else f"forgekeeper.cli.{self.module}"
+        of_module = getattr(import_module(module), name)
         _add(app, {name: of_module}, self.panel, PASSED_ON if self.module == "programs" else None)
 
 
 def _listed(panels: Mapping[str, str]) -> dict[str, Command]:
-    pairs = [(panel, *one.split(".")) for panel, places in panels.items() for one in places.split()]
+    pairs = [(panel, *one.rpartition(".")[::2]) for panel, places in panels.items() for one in places.split()]
     return {name: Command(panel, module) for panel, module, name in pairs}
 
 

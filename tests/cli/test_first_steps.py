@@ -7,17 +7,17 @@ from uuid import uuid4
 import pytest
 import redis
 
-from forgekeeper.embedded.plan import Plan
-from forgekeeper.embedded.waiting import wait_until
+from demo.servers.machine import redis_binary
 from forgekeeper.process.presence import version
 from tests.harness.ports import free_ports
+from tests.harness.waiting import wait_until
 
 
 @pytest.fixture
 def plain_redis(tmp_path):
     """The port of a Redis without TLS."""
     (port,) = free_ports(1)
-    binary = Plan.on_this_machine(None, {}).redis_binary
+    binary = redis_binary()
     command = [binary, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(tmp_path)]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:

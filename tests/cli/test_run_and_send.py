@@ -9,7 +9,6 @@ from forgekeeper.batches import BATCHES
 from forgekeeper.connections import client
 from forgekeeper.database import now
 from forgekeeper.delivery.queues import depth
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.process.broker import NAMESPACE
 from forgekeeper.process.run_messages import RunMessages
 from forgekeeper.runs import reconcile
@@ -17,6 +16,7 @@ from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
 from models import UserStatus
 from tests.harness import samples as sample
+from tests.harness.waiting import wait_until
 
 NAME = "user_status_cleanup"
 NOTHING = {"deleted": 0, "batches": 0, "stopped": "drained"}

@@ -15,7 +15,7 @@ from forgekeeper.delivery import dead_letters
 from forgekeeper.delivery.dead_letters import Malformed
 from forgekeeper.delivery.enqueue_unique import enqueue_unique, forget_dead
 from forgekeeper.delivery.queues import depth
-from forgekeeper.embedded.waiting import wait_until
+from tests.harness.waiting import wait_until
 
 QUEUE, OTHER = "git", "objects"
 QUEUES = (QUEUE, OTHER)

@@ -21,9 +21,9 @@ from hypothesis.stateful import (
 
 from forgekeeper.delivery import deliveries
 from forgekeeper.delivery.deliveries import CHUNK, MAX_DEATHS, Deliveries, Together
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.scripts import call
 from tests.harness.thorough import sequences
+from tests.harness.waiting import wait_until
 
 NAMESPACE = "deliveries"
 QUEUE, LINE = "q", "q.DQ"

@@ -14,7 +14,6 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.locks import (
     OWNERS,
     SINCE,
@@ -26,6 +25,7 @@ from forgekeeper.locks import (
     lease,
     leases,
 )
+from tests.harness.waiting import wait_until
 
 from ..system.proxy import redis_through  # noqa: TID252, pytest puts no folder on the path
 

@@ -8,7 +8,7 @@ import pytest
 
 from forgekeeper.delivery import work_queue as module
 from forgekeeper.delivery.work_queue import WorkQueue
-from forgekeeper.embedded.waiting import wait_until
+from tests.harness.waiting import wait_until
 
 LIMIT = 20.0
 LONG = timedelta(hours=1).total_seconds()

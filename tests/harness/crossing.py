@@ -25,10 +25,10 @@ from forgekeeper.boot import load
 from forgekeeper.database import database
 from forgekeeper.delivery.enqueue_many import enqueue_many
 from forgekeeper.delivery.queues import depth
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.process.boot import load_batches
 from forgekeeper.process.broker import broker
 from scheduler import Loop
+from tests.harness.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 PRODUCT = ("forgekeeper", "metrics", "models", "scheduler.py", "models.py", "workers")

@@ -5,8 +5,8 @@ import signal
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from forgekeeper.embedded.plan import Plan
-from forgekeeper.embedded.postgres import Postgres
+from demo.servers import postgres
+from demo.servers.machine import Programs
 
 GONE = (FileNotFoundError, ProcessLookupError)
 
@@ -15,11 +15,9 @@ class Server:
     """A running PostgreSQL in a site."""
 
     def __init__(self, site, **options):
-        plan = Plan.on_this_machine(site.folder, options)
-        postgres = Postgres(site, Path(plan.postgres_binaries), plan.postgres_prefix, plan.postgres_owner)
-        self._server = postgres.start(options)
-        self._server.wait_until_ready(postgres.answers(self._server))
-        self.url = postgres.url()
+        self._server = postgres.start(site, Programs.found(), options)
+        self._server.wait_until_ready()
+        self.url = postgres.url(site)
 
     def stop(self):
         _signal(self.processes(), signal.SIGCONT)

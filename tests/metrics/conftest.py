@@ -10,12 +10,12 @@ import psycopg2
 import pytest
 
 from forgekeeper.batches import BATCHES
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.process.run_messages import RunMessages
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.reconcile import reconcile
 from tests.harness.ports import free_ports
 from tests.harness.programs import LIMIT
+from tests.harness.waiting import wait_until
 
 from .pages import read
 from .worker import NAME, WorkerWithPage

@@ -12,7 +12,6 @@ from prometheus_client import generate_latest
 import scheduler
 from forgekeeper.batches import BATCHES
 from forgekeeper.database import database, now
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.process.run_messages import RunMessages
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.holds import Hold
@@ -23,6 +22,7 @@ from forgekeeper.settings.cron import Cron
 from tests.harness.catalogue import of
 from tests.harness.ledger import start_run
 from tests.harness.programs import Program
+from tests.harness.waiting import wait_until
 
 from .pages import read
 

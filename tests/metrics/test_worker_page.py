@@ -12,13 +12,13 @@ from forgekeeper.connections import client
 from forgekeeper.database import database
 from forgekeeper.delivery.deliveries import MAX_DEATHS, Deliveries
 from forgekeeper.delivery.enqueue_unique import enqueue_unique
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.process.broker import broker
 from forgekeeper.settings import PREFIX
 from metrics import multiprocess
 from models import GitRefDeletion
 from tests.harness.catalogue import of
 from tests.harness.programs import LIMIT
+from tests.harness.waiting import wait_until
 
 from .worker import NAME, ROOT, due
 

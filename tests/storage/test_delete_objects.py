@@ -9,7 +9,6 @@ import pytest
 from structlog.testing import capture_logs
 
 from forgekeeper.database import database, now
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.storage import stores
@@ -19,6 +18,7 @@ from models import CLASSES, JobArtifact
 from tests.harness.artifacts import destroy_chunk
 from tests.harness.performing import perform
 from tests.harness.settings import settings_with
+from tests.harness.waiting import wait_until
 from workers import delete_objects
 from workers.delete_objects import CHUNK, FIRST_RETRY, MAX_RUNTIME, Outcome
 

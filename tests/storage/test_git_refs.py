@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.storage import git_refs, git_values
 from forgekeeper.storage.git_command import Git
 from forgekeeper.storage.git_refs import DELETED, GONE, MOVED, Doomed, GitUnavailable, Outcome
 from forgekeeper.storage.git_repository import open_repository
 from tests.harness.git_samples import ALWAYS_IN_TIME, Bare, Held, put_root, stand_in
+from tests.harness.waiting import wait_until
 
 ELSEWHERE = "1" * 40
 PLAIN = ["refs/a/plain", "refs/a/again"]

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.storage.git_refs import (
     DELETED,
     Doomed,
@@ -24,6 +23,7 @@ from forgekeeper.storage.git_refs import (
     delete,
 )
 from tests.harness.git_samples import ALWAYS_IN_TIME, Bare, Held, put_root, stand_in
+from tests.harness.waiting import wait_until
 
 TWO_HOURS = 7_200
 A_BUSY_MACHINE = 8.0

@@ -32,10 +32,10 @@ import psycopg2
 from dramatiq.common import current_millis
 
 from forgekeeper.batches import BATCHES, queues
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.process.broker import NAMESPACE
 from tests.harness.installation import INSTALLATION
 from tests.harness.machine import Held
+from tests.harness.waiting import wait_until
 from workers import expired_job_artifacts, git_ref_cleanup
 from workers.stale_direct_uploads import register
 
@@ -147,12 +147,13 @@ class Soak:
 
     def _migrate(self):
         statements = (
-            "import sys, peewee as pw; from forgekeeper import migrations; from forgekeeper.database import database"
+            "import sys, peewee as pw; from forgekeeper import migrations; from forgekeeper.database import database;"
+            "from demo.tables import make_tables"
         )
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         script = (
             f"{statements}; db = pw.PostgresqlDatabase(sys.argv[1]); database.initialize(db); db.connect();"
-            " migrations.migrate(db); migrations.migrate(db, 'example')"
+            " migrations.migrate(db); make_tables(db)"
         )
         subprocess.run([sys.executable, "-c", script, self.rig.servers.database_url], env=environment, check=True)
         self.rig.ask("insert into feature_flags (name, enabled) values ('bulk_delete_job_artifacts', true)")

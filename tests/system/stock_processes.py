@@ -14,9 +14,9 @@ from dramatiq.brokers.redis import RedisBroker
 
 from forgekeeper.connections import client
 from forgekeeper.delivery.enqueue_unique import enqueue_unique
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.process.broker import broker
 from forgekeeper.settings import PREFIX
+from tests.harness.waiting import wait_until
 
 from .service import Service
 from .slow_actors import NOTES

@@ -9,13 +9,13 @@ from itertools import chain
 
 import pytest
 
+from demo.servers import folder
+from demo.tables import make_tables
 from forgekeeper import migrations
 from forgekeeper.batches import BATCHES
 from forgekeeper.boot import load
 from forgekeeper.connections import Limits, client, connect
 from forgekeeper.database import database, now
-from forgekeeper.embedded import folder
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.settings import PREFIX
 from models import UserStatus
@@ -23,6 +23,7 @@ from tests.harness import samples as sample
 from tests.harness.frozen import Server
 from tests.harness.machine import Held
 from tests.harness.ports import free_ports
+from tests.harness.waiting import wait_until
 
 from .proxy import postgres_through
 
@@ -81,7 +82,7 @@ def way(request, settings, monkeypatch):
         stack.callback(database.close_all)
         database.connect()
         migrations.migrate(database.obj)
-        migrations.migrate(database.obj, "example")
+        make_tables(database.obj)
         client.flushdb()
         way = Direct(server) if request.param == "its processes are stopped" else Pooler(server, stack)
         monkeypatch.setenv(PREFIX + "DATABASE_URL", way.url)

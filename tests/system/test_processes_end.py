@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from forgekeeper.connections import client
-from forgekeeper.embedded.waiting import patient, wait_until
 from forgekeeper.process.broker import broker
 from tests.harness.machine import Held
 from tests.harness.ports import free_ports
+from tests.harness.waiting import patient, wait_until
 
 from .proxy import postgres_through, redis_through
 from .stock import NOTHING, Ours, cleaned_up

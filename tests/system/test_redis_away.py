@@ -11,10 +11,10 @@ import redis
 from dramatiq.brokers.redis import RedisBroker
 
 from forgekeeper.connections import client
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.locks import leases
 from forgekeeper.process.broker import NAMESPACE
 from forgekeeper.scripts import FOLDERS
+from tests.harness.waiting import wait_until
 
 from .stock import NOTHING, QUEUE, Ours, Stock, cleaned_up, eventually, pass_time
 

@@ -17,10 +17,10 @@ from dramatiq.brokers.redis import RedisBroker
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import Limits, client
 from forgekeeper.database import now
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.process.broker import broker
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.settings import PREFIX
+from tests.harness.waiting import wait_until
 
 from .proxy import redis_through
 from .service import ROOT

@@ -16,8 +16,8 @@ from dramatiq.errors import Retry
 from dramatiq.middleware import CurrentMessage
 
 from forgekeeper.delivery.queues import depth
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.process.attempts import ChildRetries
+from tests.harness.waiting import wait_until
 
 from .dramatiq_fixtures import AllChildren, Options, worker
 

@@ -21,7 +21,7 @@ from forgekeeper.database.stakes import Stake
 from forgekeeper.declaring.surroundings import settings
 from metrics.catalogue.metric import Counter
 from models import GitRefDeletion, Project
-from workers.git_ref_cleanup import foreseen, repositories, sample, stale_locks
+from workers.git_ref_cleanup import foreseen, repositories, stale_locks
 from workers.git_ref_cleanup.cleaning import LOCK_TIMEOUT, ProjectOutcome, ProjectRefs
 from workers.git_ref_cleanup.pages import BATCH_SIZE, Pages
 from workers.git_ref_cleanup.repositories import believe, missing_of, require_root
@@ -172,7 +172,4 @@ def processed(now: datetime) -> Rows[GitRefDeletion]:
 git_ref_cleanup.collector("git_locks", gauges=[stale_locks.GAUGE])(stale_locks.readings)
 git_ref_cleanup.preview(foreseen.projects)
 clean_project_refs.preview(foreseen.refs)
-git_ref_cleanup.sample(sample.add)
-git_ref_cleanup.present(sample.present)
-git_ref_cleanup.proof(sample.proof)
 git_ref_cleanup.repositories(repositories.sample)

@@ -40,7 +40,7 @@ from forgekeeper.storage.outbox import DeletedObject
 from forgekeeper.storage.settled import SettledUpload
 from metrics.catalogue.metric import Reading
 from models import JobArtifact
-from workers.stale_direct_uploads import foreseen, register, sample
+from workers.stale_direct_uploads import foreseen, register
 from workers.stale_direct_uploads.entries import Entry
 
 MAX_UPLOAD_DURATION = register.MAX_UPLOAD_DURATION
@@ -349,7 +349,3 @@ def known(location: str) -> list[str]:
 
 
 stale_direct_uploads.preview(foreseen.foreseen)
-stale_direct_uploads.sample(sample.add)
-stale_direct_uploads.present(sample.present)
-stale_direct_uploads.proof(sample.proof)
-stale_direct_uploads.left(sample.left)

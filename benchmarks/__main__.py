@@ -18,7 +18,7 @@ import typer
 from benchmarks import machine, page, pictures
 from benchmarks.contest import Benchmark, Missing, compare
 from benchmarks.reporting import Facts, facts, lines
-from forgekeeper.embedded import Servers, servers
+from demo.servers import Servers, servers
 from metrics import logs
 
 FOLDER = Path(__file__).parent

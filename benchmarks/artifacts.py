@@ -27,10 +27,10 @@ from benchmarks.audit import work_off
 from benchmarks.contest import Benchmark, Peer
 from benchmarks.forge import database_of
 from benchmarks.processes import environment, run, until, workers
+from demo.servers import Servers
 from forgekeeper.connections import client
 from forgekeeper.database import database
 from forgekeeper.delivery import queues
-from forgekeeper.embedded import Servers
 from forgekeeper.flags import FeatureFlag
 from forgekeeper.settings import Settings
 from workers.expired_job_artifacts import FLAG, HIGH_CONCURRENCY_FLAG, MAX_BUCKETS, MAX_BUCKETS_HIGH_CONCURRENCY

@@ -10,9 +10,9 @@ from time import monotonic, process_time
 
 from benchmarks.contest import Benchmark, Peer
 from benchmarks.forge import database_of
+from demo.servers import Servers
 from forgekeeper.connections import client
 from forgekeeper.database import database
-from forgekeeper.embedded import Servers
 from forgekeeper.fan_out import Enqueued
 from forgekeeper.flags import FeatureFlag
 from forgekeeper.runs.runner import Runner

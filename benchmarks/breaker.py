@@ -9,20 +9,21 @@ from time import monotonic
 from pydantic import SecretStr
 
 from benchmarks.contest import Benchmark, Peer
+from demo.sample_data.user_status_cleanup import add_statuses as sample
+from demo.servers import Servers
+from demo.tables import make_tables
 from forgekeeper import migrations
 from forgekeeper.batches import BATCHES
 from forgekeeper.boot import model
 from forgekeeper.connections import Limits, client, connect
 from forgekeeper.database import database, now
 from forgekeeper.delivery.broker import load_batches
-from forgekeeper.embedded import Servers
 from forgekeeper.identity import identity
 from forgekeeper.runs import breaker
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.runner import Runner
 from forgekeeper.runs.totals import RunTotal
 from forgekeeper.settings import Settings
-from workers.samples.user_statuses import add as sample
 
 BATCH = "user_status_cleanup"
 SMALL, LARGE = 1_000, 100_000
@@ -70,7 +71,7 @@ class World:
         with database.connection_context():
             client.flushdb()
             migrations.migrate(database.obj)
-            migrations.migrate(database.obj, "example")
+            make_tables(database.obj)
             self._due = sample(round(self._due * SAMPLE))
             self._live()
             instant = now()  # which the run asks for in any case

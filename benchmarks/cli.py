@@ -12,7 +12,7 @@ from functools import partial
 from benchmarks.contest import Benchmark, Peer
 from benchmarks.forge import database_of
 from benchmarks.processes import ROOT, environment
-from forgekeeper.embedded import Servers
+from demo.servers import Servers
 
 WANTED = 0.3
 HELP_IMPORTS = "import typer, typer.rich_utils"

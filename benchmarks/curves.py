@@ -19,8 +19,8 @@ from psycopg2.extensions import make_dsn
 from benchmarks.contest import Benchmark, Curve, Peer, Point
 from benchmarks.forge import database_of
 from benchmarks.worlds import OPTIONS, World, worlds
+from demo.servers import Servers
 from forgekeeper.database import database
-from forgekeeper.embedded import Servers
 
 SIZES = (10_000, 100_000, 1_000_000)
 LARGEST, AT_LARGEST = 10_000_000, ("statuses", "artifacts", "uploads")

@@ -14,13 +14,13 @@ from pydantic import SecretStr
 
 from benchmarks import sidekiq
 from benchmarks.contest import Benchmark, Missing, Peer
+from demo.servers import Servers
 from forgekeeper.batches import CHILDREN
 from forgekeeper.boot import model
 from forgekeeper.connections import Limits, client, connect
 from forgekeeper.database import database
 from forgekeeper.delivery import queues
 from forgekeeper.delivery.broker import load_batches
-from forgekeeper.embedded import Servers
 from forgekeeper.fan_out import Enqueued
 
 PROJECTS = 10_000

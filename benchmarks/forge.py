@@ -9,12 +9,13 @@ from typing import Any
 from psycopg2.extensions import make_dsn
 from pydantic import SecretStr
 
+from demo.servers import Servers
+from demo.tables import make_tables
 from forgekeeper import migrations
 from forgekeeper.boot import model
 from forgekeeper.connections import Limits, client, connect
 from forgekeeper.database import database
 from forgekeeper.delivery.broker import load_batches
-from forgekeeper.embedded import Servers
 from forgekeeper.settings import Settings
 from metrics import logs
 
@@ -35,8 +36,9 @@ def database_of(servers: Servers, name: str, **options: Any) -> Iterator[Setting
     logs.configure(settings.log_format, "ERROR")
     try:
         with database.connection_context():
-            for which in () if made else ("forgekeeper", "example"):
-                migrations.migrate(database.obj, which)
+            if not made:
+                migrations.migrate(database.obj)
+                make_tables(database.obj)
             yield settings
     finally:
         database.close_all()

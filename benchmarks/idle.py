@@ -16,9 +16,9 @@ import redis
 from benchmarks.contest import Benchmark, Peer
 from benchmarks.forge import database_of
 from benchmarks.serving import Shared, bare, ours
+from demo.servers import Servers
 from forgekeeper.batches import BATCHES
 from forgekeeper.database import database
-from forgekeeper.embedded import Servers
 
 SECONDS = 60.0
 LEAST = 10.0

@@ -15,9 +15,9 @@ from psycopg2 import connect
 from benchmarks import alone, processes
 from benchmarks.contest import Benchmark, Peer
 from benchmarks.forge import database_of
+from demo.servers import Servers
 from forgekeeper.connections import client
 from forgekeeper.database import database
-from forgekeeper.embedded import Servers
 from forgekeeper.settings import Settings
 
 STALE = 10_000

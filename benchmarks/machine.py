@@ -12,7 +12,7 @@ from pathlib import Path
 import psycopg2
 import redis
 
-from forgekeeper.embedded import Servers
+from demo.servers import Servers
 
 PACKAGES = ("dramatiq", "celery", "psycopg2-binary", "redis", "obstore", "boto3")
 UNKNOWN = "unknown"

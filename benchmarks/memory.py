@@ -18,16 +18,17 @@ from typing import Any
 from benchmarks.contest import Benchmark, Peer
 from benchmarks.forge import database_of
 from benchmarks.processes import environment, run, until, workers
+from demo import git_repositories
+from demo.sample_data.git_ref_cleanup import add_projects, add_ref_deletions
+from demo.sample_data.stale_imports import add_imports
+from demo.sample_data.user_status_cleanup import add_statuses
+from demo.servers import Servers
 from forgekeeper.connections import client
 from forgekeeper.database import database
-from forgekeeper.embedded import Servers
 from forgekeeper.flags import FeatureFlag
 from forgekeeper.installation.row import Installation
-from forgekeeper.storage import git_sample
 from forgekeeper.storage.sentinel import Folder
 from workers.expired_job_artifacts import FLAG
-from workers.git_ref_cleanup import sample as refs
-from workers.samples import bulk_imports, user_statuses
 from workers.stale_direct_uploads import register
 
 SMALLER = 100
@@ -73,9 +74,9 @@ class Case:
 
 def _refs(count: int, folder: Path) -> None:
     names = [f"refs/merge-requests/{number}/head" for number in range(count)]
-    (path,) = (made := refs.projects(1)).values()
-    git_sample.create(folder, path, names)
-    refs.ref_deletions([*made], names)
+    (path,) = (made := add_projects(1)).values()
+    git_repositories.create(folder, path, names)
+    add_ref_deletions([*made], names)
 
 
 def _sql(statement: str) -> Callable[[int, Path], object]:
@@ -91,7 +92,7 @@ CASES = {
     "statuses": Case(
         "user_status_cleanup",
         250_000,
-        lambda count, _folder: user_statuses.add(count // 2 * 5),
+        lambda count, _folder: add_statuses(count // 2 * 5),
         lambda result: result["deleted"],
     ),
     "artifacts": Case("expired_job_artifacts", 100_000, _sql(ADD_ARTIFACTS), left=ARTIFACTS_LEFT),
@@ -99,7 +100,7 @@ CASES = {
     "imports": Case(
         "stale_imports",
         20_000,
-        lambda count, _folder: bulk_imports.add(count // 2 * 5),
+        lambda count, _folder: add_imports(count // 2 * 5),
         lambda result: result["entities"],
     ),
     "objects": Case("delete_objects", 100_000, _sql(ADD_OBJECTS), lambda result: result["deleted"] + result["missing"]),

@@ -15,7 +15,7 @@ import redis
 
 from benchmarks import noop, sidekiq
 from benchmarks.contest import Benchmark, Peer
-from forgekeeper.embedded import Servers
+from demo.servers import Servers
 
 MESSAGES = 20_000
 WORKER = ("--processes", "2", "--threads", "8")

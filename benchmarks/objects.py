@@ -5,8 +5,8 @@ from __future__ import annotations
 from benchmarks.contest import Benchmark
 from benchmarks.moto_server import path
 from benchmarks.stores import World
+from demo.servers import Servers
 from forgekeeper.database import database
-from forgekeeper.embedded import Servers
 from forgekeeper.storage.outbox import DeletedObject, parted
 
 OBJECTS = 20_000

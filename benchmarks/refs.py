@@ -15,14 +15,15 @@ from time import monotonic
 from benchmarks import processes
 from benchmarks.contest import Benchmark, Peer
 from benchmarks.forge import database_of
+from demo import git_repositories
+from demo.servers import Servers
 from forgekeeper.connections import client
 from forgekeeper.database import database
-from forgekeeper.embedded import Servers
 from forgekeeper.fan_out import Enqueued
 from forgekeeper.installation.row import Installation
 from forgekeeper.runs.runner import Runner
 from forgekeeper.settings import Settings
-from forgekeeper.storage import git_sample, sentinel
+from forgekeeper.storage import sentinel
 from workers.git_ref_cleanup import clean_project_refs
 from workers.git_ref_cleanup.cleaning import MAX_DELETES
 from workers.git_ref_cleanup.deletions import waiting_projects
@@ -79,7 +80,7 @@ class World:
         place = MEMORY if self.in_memory else None
         with TemporaryDirectory(prefix="forgekeeper-benchmark-", dir=place) as folder:
             root, git_dir = Path(folder), Path(folder) / DISK_PATH
-            git_sample.create(root, DISK_PATH, [])
+            git_repositories.create(root, DISK_PATH, [])
             oid = subprocess.check_output(["git", f"--git-dir={git_dir}", "rev-parse", "main"], text=True).strip()
             dice = random.Random(58)
             names = [
@@ -104,7 +105,7 @@ class World:
             yield settings
 
     def _check(self, root: Path, deleted: int) -> None:
-        left = len(git_sample.refs(root / DISK_PATH))
+        left = len(git_repositories.refs(root / DISK_PATH))
         assert left == self.refs + 1 - deleted, f"{left} refs of {self.refs} are left after {deleted} were deleted"
 
 

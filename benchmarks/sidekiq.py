@@ -13,7 +13,7 @@ import redis
 
 from benchmarks.contest import Missing
 from benchmarks.processes import until
-from forgekeeper.embedded import Servers
+from demo.servers import Servers
 
 JOBS = Path(__file__).with_name("sidekiq_jobs.rb")
 PROCESSED = "stat:processed"

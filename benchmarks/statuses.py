@@ -6,7 +6,6 @@ import subprocess
 from collections.abc import Callable
 from functools import partial
 from math import ceil
-from pathlib import Path
 from tempfile import NamedTemporaryFile
 from time import monotonic
 
@@ -15,11 +14,11 @@ from psycopg2 import connect
 from benchmarks import processes
 from benchmarks.contest import Benchmark, Missing, Peer
 from benchmarks.forge import database_of
+from demo.servers import EmbeddedUnavailable, Servers
+from demo.servers.machine import postgres_folder
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import client
 from forgekeeper.database import database
-from forgekeeper.embedded import EmbeddedUnavailable, Servers
-from forgekeeper.embedded.plan import Plan
 from forgekeeper.identity import identity
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.runner import Runner
@@ -159,7 +158,7 @@ class World:
 
 def _program(name: str) -> str:
     try:
-        program = Path(Plan.on_this_machine(None, {}).postgres_binaries, name)
+        program = postgres_folder() / name
     except EmbeddedUnavailable as error:
         raise Missing(str(error)) from error
     if not program.exists():

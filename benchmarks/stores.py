@@ -15,9 +15,9 @@ from benchmarks import alone, audit, processes
 from benchmarks.contest import Missing, Peer
 from benchmarks.forge import database_of
 from benchmarks.moto_server import BUCKET, KEYS, REGION, endpoint, path
+from demo.servers import Servers
 from forgekeeper.connections import client
 from forgekeeper.database import database
-from forgekeeper.embedded import Servers
 from forgekeeper.installation.row import Installation
 from forgekeeper.settings import Settings
 from forgekeeper.storage.objects import BULK

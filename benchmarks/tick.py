@@ -13,9 +13,9 @@ from benchmarks.bare import DELAYS
 from benchmarks.contest import Benchmark, Peer
 from benchmarks.forge import database_of
 from benchmarks.serving import Shared, bare, ours
+from demo.servers import Servers
 from forgekeeper.batches import BATCHES
 from forgekeeper.database import database
-from forgekeeper.embedded import Servers
 
 TICKS = 60
 LEAST = 5

@@ -7,9 +7,9 @@ from time import time
 from benchmarks.contest import Benchmark, Peer
 from benchmarks.moto_server import path
 from benchmarks.stores import World
+from demo.servers import Servers
 from forgekeeper.connections import client
 from forgekeeper.database import database
-from forgekeeper.embedded import Servers
 from forgekeeper.storage.stores import ARTIFACTS
 from workers.stale_direct_uploads import CHUNK, register
 

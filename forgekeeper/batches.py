@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from dramatiq import Actor, Broker, Message
 
-from forgekeeper.brought import Brought
+from forgekeeper.audit.subjects import Subject
 from forgekeeper.database import Base
 from forgekeeper.database.backlog import Backlog
 from forgekeeper.database.stakes import AtStake
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 Outcome = TypeVar("Outcome", bound="DataclassInstance")
 Old = TypeVar("Old", bound="Callable[[datetime], Rows[Any]]")
+Repositories = Callable[[int], dict[int, str]]
+Objects = Callable[[str], Sequence[str]]
 Fields = tuple[str, ...]
 """Fields of an outcome, added up."""
 
@@ -153,8 +155,11 @@ class Declared(Shown, Actor[..., None]):
 
 
 @dataclass(kw_only=True, eq=False)
-class BatchSpec(Declared, Brought):
-    """The declaration of a batch; its row in the database is `forgekeeper.runs.batch.Batch`."""
+class BatchSpec(Declared):
+    """The declaration of a batch; its row in the database is `forgekeeper.runs.batch.Batch`.
+
+    *commands* is a module of the command line's.
+    """
 
     schedule: Schedule
     flag: str | None
@@ -165,6 +170,10 @@ class BatchSpec(Declared, Brought):
     sender: Callable[[BatchSpec], Message[None]] | None = None
     stakes: list[AtStake] = field(default_factory=list)
     children: list[ChildSpec] = field(default_factory=list)
+    commands: str | None = None
+    known_repositories: list[Repositories] = field(default_factory=list)
+    known_objects: list[Objects] = field(default_factory=list)
+    subjects: list[Subject] = field(default_factory=list)
 
     @property
     def batch(self) -> BatchSpec:
@@ -182,6 +191,20 @@ class BatchSpec(Declared, Brought):
         if self.sender is None:
             raise RuntimeError(f"{self.name} cannot be sent before forgekeeper.process.boot.load_batches()")
         return self.sender(self)
+
+    def repositories(self, look: Repositories) -> Repositories:
+        """Let `check` ask the function for some projects, and where their repositories should be."""
+        self.known_repositories.append(look)
+        return look
+
+    def objects(self, look: Objects) -> Objects:
+        """Let `check` ask the function for some objects that should be at a location."""
+        self.known_objects.append(look)
+        return look
+
+    def audited(self, subject: Subject) -> None:
+        """Let `audit --what` ask for what the batch deletes, by a name that people have for it."""
+        self.subjects.append(subject)
 
     @property
     def nothing(self) -> DataclassInstance:

@@ -21,12 +21,13 @@ import pytest
 from hypothesis.configuration import set_hypothesis_home_dir
 
 import models
+from demo.servers import servers
+from demo.tables import make_tables
 from forgekeeper import database as db
 from forgekeeper import migrations
 from forgekeeper.boot import load
 from forgekeeper.connections import Limits, client, connect
 from forgekeeper.delivery.broker import load_batches
-from forgekeeper.embedded import servers
 from forgekeeper.installation.row import Installation
 from forgekeeper.settings import PREFIX, Settings
 from forgekeeper.tables import OURS
@@ -148,7 +149,7 @@ def _migrated(urls: Urls) -> None:
     with db.database.connection_context():
         db.database.execute_sql("drop schema public cascade; create schema public")
         migrations.migrate(db.database.obj)
-        migrations.migrate(db.database.obj, "example")
+        make_tables(db.database.obj)
         Installation.update(id=INSTALLATION).execute()
 
 

@@ -16,9 +16,9 @@ import pytest
 import redis
 from psycopg2.extensions import make_dsn
 
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.settings import PREFIX
 from tests.harness.ports import free_ports
+from tests.harness.waiting import wait_until
 
 ROOT = Path(__file__).parents[1]
 NAME = "stale_pipelines"

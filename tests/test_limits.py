@@ -7,6 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from demo.sample_data.expired_job_artifacts import add_artifacts as artifacts
+from demo.sample_data.user_status_cleanup import add_statuses as sample
 from forgekeeper import shutdown
 from forgekeeper.batches import BATCHES, CHILDREN
 from forgekeeper.connections import client
@@ -25,8 +27,6 @@ from tests.harness.performing import as_child, recorded
 from tests.harness.settings import settings_with
 from tests.harness.thorough import examples
 from workers.expired_job_artifacts import FLAG, buckets
-from workers.expired_job_artifacts.sample import artifacts
-from workers.samples.user_statuses import add as sample
 
 STATUSES, CHILD = BATCHES["user_status_cleanup"], CHILDREN["delete_artifact_bucket"]
 CHILDREN_AT_ONCE = 10

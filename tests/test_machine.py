@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from forgekeeper.embedded.waiting import wait_until
 from tests.harness.machine import Held
+from tests.harness.waiting import wait_until
 
 LIMIT = 60.0
 WORK = "import os\nos.sched_setaffinity(0, {int(os.sys.argv[1])})\nwhile True: pass"

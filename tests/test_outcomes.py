@@ -5,7 +5,6 @@ import json
 import pytest
 
 from forgekeeper.database import database
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.failpoints import FailpointReached, arm
 from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.ledger import JobRun
@@ -14,6 +13,7 @@ from forgekeeper.settings.failpoints import parse
 from metrics import logs
 from metrics.counting import WORKER
 from tests.harness.performing import attempt_at, ended, runner_of
+from tests.harness.waiting import wait_until
 from workers.user_status_cleanup import BATCH_SIZE, user_status_cleanup
 
 NAME = "user_status_cleanup"

@@ -12,7 +12,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from forgekeeper.embedded.waiting import wait_until
+from tests.harness.waiting import wait_until
 
 from .system.proxy import Proxy, postgres_through, redis_through
 

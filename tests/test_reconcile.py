@@ -20,7 +20,6 @@ from forgekeeper.batches import BATCHES
 from forgekeeper.connections import Limits, client, connect
 from forgekeeper.delivery.broker import broker
 from forgekeeper.delivery.sending import deliver
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.runs import reconcile as runs
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.holds import BY_PEOPLE, Hold
@@ -29,6 +28,7 @@ from forgekeeper.runs.plan import REMEMBERED
 from scheduler import Loop
 from tests.harness.ledger import start_run
 from tests.harness.settings import settings_with
+from tests.harness.waiting import wait_until
 
 NAME = "user_status_cleanup"
 BATCH = BATCHES[NAME]

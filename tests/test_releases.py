@@ -5,6 +5,7 @@ import threading
 import peewee as pw
 import pytest
 
+from demo.sample_data.user_status_cleanup import add_statuses as sample
 from forgekeeper.batches import BATCHES
 from forgekeeper.database import database as db
 from forgekeeper.identity import identity
@@ -16,7 +17,6 @@ from models import UserStatus
 from tests.harness.performing import recorded
 from tests.harness.programs import eventually
 from tests.harness.settings import settings_with
-from workers.samples.user_statuses import add as sample
 
 STATUSES = BATCHES["user_status_cleanup"]
 WAITING = """

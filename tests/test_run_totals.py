@@ -2,6 +2,7 @@
 
 import pytest
 
+from demo.sample_data.user_status_cleanup import add_statuses as sample
 from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.totals import RunTotal
@@ -10,7 +11,6 @@ from tests.harness.every import every
 from tests.harness.performing import attempt_at, attempting, recorded, runner_of
 from tests.harness.settings import settings_with
 from workers.expired_job_artifacts import delete_artifact_bucket
-from workers.samples.user_statuses import add as sample
 from workers.user_status_cleanup import user_status_cleanup
 
 DUE = 200

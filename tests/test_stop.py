@@ -13,7 +13,6 @@ import pytest
 from forgekeeper import shutdown
 from forgekeeper.connections import client
 from forgekeeper.database import database, now
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.flags import FeatureFlag
 from forgekeeper.runs import bad_records, brakes, breaker, preconditions
 from forgekeeper.runs.deadline import Deadline
@@ -22,6 +21,7 @@ from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.passed_over import PassedOver
 from tests.harness.performing import attempt_at, ended, perform, runner_of
 from tests.harness.settings import settings_with
+from tests.harness.waiting import wait_until
 from workers import prune as prunes
 from workers.expired_job_artifacts import FLAG, buckets, delete_artifact_bucket, expired_job_artifacts
 from workers.expired_job_artifacts.destroying import BATCH_SIZE

@@ -15,11 +15,11 @@ from build.util import project_wheel_metadata
 from packaging.version import Version
 from psycopg2.extensions import make_dsn
 
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.settings import PREFIX
 from tests.harness.ports import free_ports
 from tests.harness.thorough import whole_only
 from tests.harness.traps import OURS, Traps
+from tests.harness.waiting import wait_until
 
 pytestmark = whole_only
 

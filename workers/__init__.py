@@ -13,14 +13,11 @@ from workers import (  # isort: skip
     prune,
 )
 
-from workers import samples  # isort: skip
-
 __all__ = [
     "delete_objects",
     "expired_job_artifacts",
     "git_ref_cleanup",
     "prune",
-    "samples",
     "stale_direct_uploads",
     "stale_imports",
     "user_status_cleanup",

@@ -78,7 +78,7 @@ def _subject(text: str) -> tuple[Subject, str]:
 
 
 def _subjects() -> list[Subject]:
-    return [Subject(**{**one._asdict(), "batch": batch.name}) for batch in BATCHES.values() for one in batch.asked_for]
+    return [Subject(**{**one._asdict(), "batch": batch.name}) for batch in BATCHES.values() for one in batch.subjects]
 
 
 def _about(subject: Subject, rest: str, period: Period, settings: Settings, limit: int) -> dict[str, Any]:

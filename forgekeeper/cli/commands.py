@@ -19,7 +19,6 @@ from forgekeeper.cli import (
     audit,
     batches,
     check,
-    demo,
     flags,
     holding,
     leases,
@@ -29,7 +28,6 @@ from forgekeeper.cli import (
     records,
     releasing,
     running,
-    sample,
     serving,
     settings,
     status,
@@ -45,10 +43,10 @@ from metrics.redaction import clean
 
 INTERRUPTED, UNREAD = 128 + signal.SIGINT, 128 + signal.SIGPIPE
 HELP = {"-h", "--help", "--version"}
-PANELS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
+PANELS: dict[str, dict[str, Callable[..., None] | typer.Typer | str]] = {
     "Serve": {
-        "demo": demo.demo,
-        "up": serving.up,
+        "demo": "demo.tour",
+        "up": "demo.up",
         "scheduler": serving.scheduler,
         "worker": serving.worker,
         "exporter": serving.exporter,
@@ -59,7 +57,7 @@ PANELS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
         "settings": settings.settings,
         "metrics": metrics.metrics,
         "batches": batches.batches,
-        "seed": sample.seed,
+        "seed": "demo.seed",
     },
     "Run": {
         "run": running.run,
@@ -81,6 +79,8 @@ PANELS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
         "leases": leases.leases,
     },
 }
+"""The commands by their panels; those of the demo by their modules, which no process of production imports."""
+DEMO = {name for commands in PANELS.values() for name, command in commands.items() if isinstance(command, str)}
 EXPLAINED = (
     *(Problem, SettingsError, typer.TyperException, migrations.TableExists),
     *(pw.PeeweeException, redis.RedisError, OSError),
@@ -93,8 +93,8 @@ GONE = {
 
 
 @cache
-def application() -> typer.Typer:
-    """Return all commands: ours, and those that the batches declare."""
+def application(*, demo: bool = True) -> typer.Typer:
+    """Return all commands: ours, and those that the batches declare; those of the *demo* where they are wanted."""
     app = typer.Typer(
         name="forgekeeper",
         callback=forgekeeper,
@@ -104,15 +104,16 @@ def application() -> typer.Typer:
         rich_markup_mode="rich",
     )
     for panel, commands in PANELS.items():
-        _add(app, panel, commands)
+        _add(app, panel, {name: command for name, command in commands.items() if demo or name not in DEMO})
     for batch in BATCHES.values():
         if batch.commands:
             _add(app, "Look", import_module(batch.commands).COMMANDS)
     return app
 
 
-def _add(app: typer.Typer, panel: str, commands: Mapping[str, Callable[..., None] | typer.Typer]) -> None:
-    for name, command in commands.items():
+def _add(app: typer.Typer, panel: str, commands: Mapping[str, Callable[..., None] | typer.Typer | str]) -> None:
+    for name, found in commands.items():
+        command = getattr(import_module(found), name) if isinstance(found, str) else found
         if isinstance(command, typer.Typer):
             app.add_typer(command, name=name, rich_help_panel=panel)
         else:
@@ -181,8 +182,9 @@ def _called(arguments: list[str]) -> int:
     except SettingsError:
         if HELP.isdisjoint(arguments):
             raise
+    known = {name for commands in PANELS.values() for name in commands} - DEMO
     # Typer returns the status of `typer.Exit`.
-    return application()(arguments, prog_name="forgekeeper", standalone_mode=False) or 0
+    return application(demo=arguments[0] not in known)(arguments, prog_name="forgekeeper", standalone_mode=False) or 0
 
 
 def _complain(sentence: str, status: int) -> int:

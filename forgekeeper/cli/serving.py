@@ -1,4 +1,4 @@
-"""The processes that serve: `scheduler`, `worker`, `exporter`, and `up`: all of them, with servers of its own."""
+"""The processes that serve: `scheduler`, `worker`, `exporter`."""
 
 from __future__ import annotations
 
@@ -7,39 +7,28 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Annotated
 
 import structlog
 import typer
 
 import scheduler as timetable
-from forgekeeper import migrations, shutdown
-from forgekeeper.batches import BATCHES, all_declared
+from forgekeeper import shutdown
+from forgekeeper.batches import all_declared
 from forgekeeper.batches import queues as declared_queues
-from forgekeeper.boot import load
-from forgekeeper.cli.connection import configured, connected
-from forgekeeper.cli.console import FAILED, Problem, err, wrong_use
-from forgekeeper.cli.migrate import apply_pending
-from forgekeeper.cli.processes import Processes, python, python_path
-from forgekeeper.cli.waiting import Wait, database_missing, place_missing, server_missing
+from forgekeeper.cli.connection import configured
+from forgekeeper.cli.console import FAILED, Problem, wrong_use
+from forgekeeper.cli.processes import python, python_path
+from forgekeeper.cli.waiting import Wait, place_missing, server_missing
 from forgekeeper.connections import Limits, connect
-from forgekeeper.database import database
 from forgekeeper.process.ready import tell_supervisor
 from forgekeeper.runs.reports import COUNT
-from forgekeeper.settings import PREFIX, Settings
+from forgekeeper.settings import PREFIX
 from metrics import exporter as exporting
 from metrics import multiprocess
 from metrics.catalogue import table
 from metrics.endpoint import Endpoint, PortTaken, listen
 from metrics.threads import ended_itself
-
-FOLDER = Path(".forgekeeper")
-SECOND_WORKER = 3
-"""So far behind the first worker's port is the second's of `up`: by default at 9194, after the exporter."""
 
 log = structlog.get_logger(__name__)
 
@@ -141,74 +130,3 @@ def _listen(host: str, port: int) -> socket.socket:
         return listen(host, port)
     except PortTaken as taken:
         raise Problem(f"{taken}; stop what is there, or choose another port") from None
-
-
-def up() -> None:
-    """Run everything in this terminal: a scheduler, a worker for `cron` and `objects`, one for the children's queues.
-
-    Where no URLs are set, PostgreSQL and Redis are embedded and keep their data in
-    `.forgekeeper/`.  Ctrl-C ends it all, the runs first.
-    """
-    asked = shutdown.requests()
-    with ExitStack() as stack:
-        environment = stack.enter_context(_servers(load()))
-        os.environ.update(environment)
-        settings = configured()
-        _migrate_all(settings, asked, example=bool(environment))
-        running = stack.enter_context(Processes(environment, shutdown_timeout=settings.shutdown_timeout))
-        running.start("scheduler")
-        # A batch that runs every minute must not wait behind a child of five minutes, nor behind other batches.
-        batches = {batch.queue for batch in BATCHES.values()}
-        running.start("worker", *_from(batches), "--processes", "1", "--threads", str(len(BATCHES)))
-        port = settings.metrics_port_worker and settings.metrics_port_worker + SECOND_WORKER
-        running.start("worker", *_from(set(declared_queues()) - batches), "--metrics-port", str(port))
-        if settings.metrics_port_exporter:
-            running.start("exporter")
-        err.print("forgekeeper is up; Ctrl-C ends it")
-        while not _asked(asked, within=0.5):
-            if name := running.ended():
-                raise Problem(f"`forgekeeper {name}` has ended, so everything ends; its log says why", FAILED)
-        err.print("ending: runs finish their chunk first")
-
-
-def _asked(asked: SimpleQueue[None], *, within: float) -> bool:
-    """Say whether a signal has come by then."""
-    try:
-        asked.get(timeout=within)
-    except Empty:
-        return False
-    return True
-
-
-def _from(queues: set[str]) -> Iterator[str]:
-    for queue in sorted(queues):
-        yield from ("--queues", queue)
-
-
-@contextmanager
-def _servers(settings: Settings) -> Iterator[dict[str, str]]:
-    """Provide what the settings lack; yield the environment that leads there."""
-    given = (settings.database_url is not None, settings.redis_url is not None)
-    if all(given):
-        yield {}
-        return
-    if any(given):
-        wrong_use(f"set both {PREFIX}DATABASE_URL and {PREFIX}REDIS_URL, or neither to use embedded servers")
-    from forgekeeper.embedded import EmbeddedError, servers
-
-    try:
-        with servers(folder=FOLDER) as own:
-            err.print(f"no URLs are set: using embedded PostgreSQL and Redis in {FOLDER}/; for other terminals:")
-            err.print(f"export {PREFIX}DATABASE_URL='{own.database_url}' {PREFIX}REDIS_URL='{own.redis_url}'")
-            yield {PREFIX + "DATABASE_URL": own.database_url, PREFIX + "REDIS_URL": own.redis_url}
-    except EmbeddedError as error:
-        raise Problem(str(error)) from error
-
-
-def _migrate_all(settings: Settings, asked: SimpleQueue[None], *, example: bool) -> None:
-    connect(settings, Limits.of_worker(settings), name="up", connections=3)
-    Wait(asked, said="up").until_there(lambda: database_missing(settings))
-    with connected("up", migrated=False):
-        apply_pending()
-        if example:
-            migrations.migrate(database.obj, "example")

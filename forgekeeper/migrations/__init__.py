@@ -1,39 +1,43 @@
-"""Bring a database's schema up to date, one process at a time.
-
-There are two sets: ``forgekeeper`` for the tables that are ours, and ``example`` for
-those that the forge owns.  Only `demo`, `seed` and the tests apply the second; an
-operator's own tables are never touched.
-"""
+"""Bring a database's schema up to date, one process at a time.  An operator's own tables are never touched."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import NamedTuple
 
 import peewee as pw
 from playhouse.migrations import Runner
 
-Set = Literal["forgekeeper", "example"]
 DUPLICATE_TABLE = "42P07"
 LOCK = 0x666F7267656B
 """The advisory lock of all migrations: the letters ``forgek``."""
+
+
+class Set(NamedTuple):
+    """Migrations: the folder of their files, and the table that lists those that were applied."""
+
+    folder: Path
+    table: str
+
+
+OWN = Set(Path(__file__).parent / "forgekeeper", "forgekeeper_migrations")
 
 
 class TableExists(Exception):
     """A table that a migration creates is there already; nothing was changed."""
 
 
-def newest(which: Set = "forgekeeper") -> str:
+def newest() -> str:
     """Name the newest migration that this version knows."""
-    return max(file.stem for file in (Path(__file__).parent / which).glob("[0-9]*.py"))
+    return max(file.stem for file in OWN.folder.glob("[0-9]*.py"))
 
 
-def pending(database: pw.Database, which: Set = "forgekeeper") -> list[str]:
+def pending(database: pw.Database, which: Set = OWN) -> list[str]:
     """Name the migrations that have not been applied, in their order."""
     return [migration.name for migration in _runner(database, which).status() if not migration.applied]
 
 
-def migrate(database: pw.Database, which: Set = "forgekeeper") -> list[str]:
+def migrate(database: pw.Database, which: Set = OWN) -> list[str]:
     """Apply what is pending, all or nothing; return the names.
 
     A second process waits for the first and then finds nothing to do.  Raises
@@ -54,4 +58,4 @@ def migrate(database: pw.Database, which: Set = "forgekeeper") -> list[str]:
 
 
 def _runner(database: pw.Database, which: Set) -> Runner:
-    return Runner(database, str(Path(__file__).parent / which), table_name=f"{which}_migrations")
+    return Runner(database, str(which.folder), table_name=which.table)

@@ -8,8 +8,8 @@ from contextlib import closing
 import pytest
 import redis
 
-from forgekeeper.embedded.waiting import wait_until
 from tests.harness.ports import free_ports
+from tests.harness.waiting import wait_until
 
 LIMIT = 30.0
 STORE = '{"artifacts": "s3://bucket?region=eu&allow_invalid_certificates=true"}'

@@ -4,12 +4,13 @@ from datetime import datetime
 
 import pytest
 
+from demo import git_repositories
 from forgekeeper.connections import client
 from forgekeeper.delivery.broker import broker
 from forgekeeper.delivery.queues import depth
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.quarantine import Quarantined
-from forgekeeper.storage import git_sample, sentinel
+from forgekeeper.storage import sentinel
 from models import GitRefDeletion, Project
 from tests.cli.test_status_without_redis import frozen
 from tests.harness.installation import INSTALLATION
@@ -38,7 +39,7 @@ def root(tmp_path):
 def broken(root):
     """Two projects with a ref to delete; git fails in the repository of the first."""
     for number in (1, 2):
-        git_sample.create(root, f"{number}.git", ["refs/go"])
+        git_repositories.create(root, f"{number}.git", ["refs/go"])
         Project.create(id=number, disk_path=f"{number}.git")
         GitRefDeletion.create(project_id=number, ref="refs/go")
     packed = root / "1.git" / "packed-refs"

@@ -4,9 +4,10 @@ from datetime import timedelta
 
 import pytest
 
+from demo import git_repositories
 from forgekeeper.connections import client
 from forgekeeper.locks import LeaseLost, lease
-from forgekeeper.storage import git_sample, sentinel
+from forgekeeper.storage import sentinel
 from models import DeletionStatus, GitRefDeletion, Project
 from tests.harness.installation import INSTALLATION
 
@@ -54,19 +55,19 @@ def statuses():
 def test_a_run_by_hand_deletes_the_refs_of_every_project(main, root):
     for number in (1, 2):
         disk_path = f"group/{number}.git"
-        git_sample.create(root, disk_path, ["refs/keep", "refs/go"])
+        git_repositories.create(root, disk_path, ["refs/keep", "refs/go"])
         Project.create(id=number, disk_path=disk_path)
         GitRefDeletion.create(project_id=number, ref="refs/go")
 
     result = main("run", "git_ref_cleanup", "--json", REPOSITORIES_ROOT=str(root))
 
-    assert (result.status, result.json["total_projects"], git_sample.count(root)) == (0, 2, 4)
+    assert (result.status, result.json["total_projects"], git_repositories.count_refs(root)) == (0, 2, 4)
     assert [child["total_deletes"] for child in result.json["children"]] == [1, 1]
 
 
 def test_a_repository_in_which_git_fails_keeps_no_other_from_its_turn(main, root):
     for number in (1, 2):
-        git_sample.create(root, f"{number}.git", ["refs/go"])
+        git_repositories.create(root, f"{number}.git", ["refs/go"])
         Project.create(id=number, disk_path=f"{number}.git")
         GitRefDeletion.create(project_id=number, ref="refs/go")
     (root / "1.git" / "packed-refs").write_text("nonsense\n")
@@ -121,7 +122,7 @@ def test_check_names_a_project_whose_repository_leads_git_elsewhere(main, root, 
 
 
 def test_what_a_run_had_sent_before_it_failed_is_worked_on_by_hand_too(main, root):
-    git_sample.create(root, "1.git", ["refs/go"])
+    git_repositories.create(root, "1.git", ["refs/go"])
     for number in range(1, 5):
         Project.create(id=number, disk_path=f"{number}.git")
         GitRefDeletion.create(project_id=number, ref="refs/go")

@@ -3,16 +3,15 @@
 import json
 import subprocess
 from contextlib import closing
-from pathlib import Path
 from urllib.parse import urlsplit
 from uuid import uuid4
 
 import pytest
 import redis
 
+from demo.servers import servers
+from demo.servers.machine import postgres_folder
 from forgekeeper.delivery.queues import INSTALLATION
-from forgekeeper.embedded import servers
-from forgekeeper.embedded.plan import Plan
 from forgekeeper.storage import sentinel
 
 WHERE = "select cluster, database_name, database_oid from installation"
@@ -42,7 +41,7 @@ def objects(tmp_path):
 @pytest.fixture
 def load(urls, query):
     """Load a dump of one database into another, made for that, of the same cluster or the one at a URL."""
-    programs = Path(Plan.on_this_machine(None, {}).postgres_binaries)
+    programs = postgres_folder()
 
     def copy(url, cluster=urls.database):
         name = f"staging_{uuid4().hex}"

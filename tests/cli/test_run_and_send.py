@@ -9,12 +9,12 @@ from forgekeeper.connections import client
 from forgekeeper.database import now
 from forgekeeper.delivery.queues import depth
 from forgekeeper.delivery.sending import deliver
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.runs import reconcile
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
 from models import UserStatus
 from tests.harness import samples as sample
+from tests.harness.waiting import wait_until
 
 NAME = "user_status_cleanup"
 NOTHING = {"deleted": 0, "batches": 0, "stopped": "drained"}

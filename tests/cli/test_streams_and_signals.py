@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from forgekeeper.embedded.waiting import wait_until
 from tests.harness.every import every
+from tests.harness.waiting import wait_until
 
 from ..system.proxy import postgres_through  # noqa: TID252, pytest puts no folder on the path
 from .every_command import commands, serves

@@ -13,10 +13,10 @@ import pytest
 import redis
 
 from forgekeeper.delivery.queues import INSTALLATION
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.settings import PREFIX
 from tests.harness.ports import free_ports
 from tests.harness.traps import Traps
+from tests.harness.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = [sys.executable, "-P", "-m", "forgekeeper.cli"]

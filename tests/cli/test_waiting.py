@@ -14,10 +14,10 @@ import structlog
 
 from forgekeeper.cli import waiting
 from forgekeeper.cli.waiting import Missing, Wait
-from forgekeeper.embedded.waiting import wait_until
 from metrics.multiprocess import READY, unready
 from tests.harness.ports import free_ports
 from tests.harness.programs import Program
+from tests.harness.waiting import wait_until
 
 from ..system.proxy import postgres_through  # noqa: TID252
 

@@ -12,8 +12,8 @@ from contextlib import suppress
 
 import pytest
 
-from forgekeeper.embedded.waiting import wait_until
 from tests.harness.ports import free_ports
+from tests.harness.waiting import wait_until
 
 from .history import openmetrics
 from .reading import ROOT

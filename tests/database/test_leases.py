@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import redis
 
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.locks import (
     OWNERS,
     SINCE,
@@ -34,6 +33,7 @@ from tests.harness.leases import (
     state,
     take,
 )
+from tests.harness.waiting import wait_until
 from tests.system.proxy import redis_through
 
 ROOT = Path(__file__).parents[2]

@@ -8,6 +8,7 @@ import psycopg2
 import pytest
 from structlog.testing import capture_logs
 
+from demo.tables import make_tables
 from forgekeeper import migrations
 from forgekeeper.connections import Limits, client, connect
 from forgekeeper.database import database, now
@@ -47,7 +48,7 @@ def any_bytes(urls, settings):
     connect(odd, Limits.of_worker(odd), name="tests", connections=5)
     with database.connection_context():
         migrations.migrate(database.obj)
-        migrations.migrate(database.obj, "example")
+        make_tables(database.obj)
         Installation.update(id=INSTALLATION).execute()
         client.flushdb()
         stores._opened.clear()

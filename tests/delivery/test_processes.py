@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from demo.sample_data.expired_job_artifacts import add_artifacts as artifacts
 from forgekeeper.batches import BATCHES
 from forgekeeper.database import database, now
 from forgekeeper.delivery.in_flight import LONGEST_NAME, InFlight
@@ -18,7 +19,6 @@ from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.processes import Process, version
 from forgekeeper.runs.reconcile import reconcile
 from tests.harness.programs import Program, eventually
-from workers.expired_job_artifacts.sample import artifacts
 
 NAME = "user_status_cleanup"
 DEAD_AFTER = timedelta(seconds=3)

@@ -19,8 +19,8 @@ import dramatiq.cli
 import pytest
 from prometheus_client.mmap_dict import MmapedDict
 
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.process import log_pipes
+from tests.harness.waiting import wait_until
 
 LIMIT = 60.0
 SIDES = ["Dramatiq's", "ours"]

@@ -26,8 +26,8 @@ from forgekeeper.database import database
 from forgekeeper.delivery.broker import broker, load_batches
 from forgekeeper.delivery.fan_out import send_children
 from forgekeeper.delivery.queues import depth
-from forgekeeper.embedded.waiting import wait_until
 from scheduler import Loop
+from tests.harness.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 PRODUCT = ("forgekeeper", "metrics", "models", "scheduler.py", "models.py", "workers")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from forgekeeper.connections import client
 from forgekeeper.database import database
-from forgekeeper.embedded.waiting import patient
+from tests.harness.waiting import patient
 
 GONE = (FileNotFoundError, ProcessLookupError)
 RUN_DELAY = 1

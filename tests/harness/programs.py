@@ -8,9 +8,9 @@ from typing import Any
 
 import orjson
 
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.settings import PREFIX
 from tests.harness.forks import start
+from tests.harness.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 LIMIT = 60.0

@@ -8,12 +8,12 @@ from urllib.parse import quote
 
 import pytest
 
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.storage import sentinel
 from forgekeeper.storage.objects import Objects
 from tests.harness.faulty_s3 import FaultyS3
 from tests.harness.installation import INSTALLATION
 from tests.harness.ports import free_ports
+from tests.harness.waiting import wait_until
 
 LIMIT = 60.0
 

@@ -10,11 +10,11 @@ import psycopg2
 import pytest
 
 from forgekeeper.delivery.sending import deliver
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.reconcile import reconcile
 from tests.harness.ports import free_ports
 from tests.harness.programs import LIMIT
+from tests.harness.waiting import wait_until
 
 from .pages import read
 from .worker import NAME, WorkerWithPage

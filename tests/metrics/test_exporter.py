@@ -20,7 +20,6 @@ from forgekeeper import collectors
 from forgekeeper.connections import client
 from forgekeeper.database import backlog, database, now
 from forgekeeper.delivery.broker import NAMESPACE, broker
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.flags import FeatureFlag
 from forgekeeper.locks import lease
 from forgekeeper.probe import Probe
@@ -38,6 +37,7 @@ from tests.harness.installation import INSTALLATION
 from tests.harness.ledger import start_run
 from tests.harness.ports import free_ports
 from tests.harness.programs import Program
+from tests.harness.waiting import wait_until
 from workers.expired_job_artifacts import buckets
 from workers.stale_direct_uploads import adoption, register
 

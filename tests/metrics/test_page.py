@@ -17,10 +17,10 @@ import structlog
 from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.registry import Collector
 
-from forgekeeper.embedded.waiting import wait_until
 from metrics import endpoint as pages
 from metrics import logs
 from metrics.endpoint import Endpoint, listen
+from tests.harness.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 LIMIT = 60.0

@@ -13,7 +13,6 @@ import scheduler
 from forgekeeper.batches import BATCHES
 from forgekeeper.database import database, now
 from forgekeeper.delivery.sending import deliver
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
@@ -23,6 +22,7 @@ from forgekeeper.settings.cron import Cron
 from tests.harness.catalogue import of
 from tests.harness.ledger import start_run
 from tests.harness.programs import Program
+from tests.harness.waiting import wait_until
 
 from .pages import read
 

@@ -14,12 +14,12 @@ from forgekeeper.delivery.enqueue_unique import enqueue_unique
 from forgekeeper.connections import client
 from forgekeeper.database import database
 from forgekeeper.delivery.broker import broker
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.settings import PREFIX
 from metrics import multiprocess
 from models import GitRefDeletion
 from tests.harness.catalogue import of
 from tests.harness.programs import LIMIT
+from tests.harness.waiting import wait_until
 
 from .worker import NAME, ROOT, due
 

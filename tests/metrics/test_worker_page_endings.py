@@ -3,8 +3,8 @@
 import os
 import signal
 
-from forgekeeper.embedded.waiting import wait_until
 from tests.harness.programs import LIMIT
+from tests.harness.waiting import wait_until
 
 from .worker import NAME, PATIENT, due
 

@@ -6,12 +6,12 @@ import time
 
 import pytest
 
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.storage import git_values
 from forgekeeper.storage.git_command import Git, GitUnavailable
 from forgekeeper.storage.git_refs import DELETED, GONE, MOVED, Doomed, Outcome
 from forgekeeper.storage.git_repository import open_repository
 from tests.harness.git_samples import ALWAYS_IN_TIME, Bare, Held, put_root, stand_in
+from tests.harness.waiting import wait_until
 
 ELSEWHERE = "1" * 40
 NAME_CONFLICT = "name_conflict: refs/mr/7 stands in its way; delete that, then `forgekeeper refs retry`"

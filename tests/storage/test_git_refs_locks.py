@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.storage.git_command import GitTimedOut
 from forgekeeper.storage.git_refs import DELETED, Doomed, delete
 from forgekeeper.storage.git_repository import RepositoryFailed, RepositoryLocked, RepositoryMissing, RootUnavailable
 from tests.harness.git_samples import ALWAYS_IN_TIME, Bare, Held, put_root, stand_in
+from tests.harness.waiting import wait_until
 
 TWO_HOURS = 7_200
 A_BUSY_MACHINE = 8.0

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.storage.objects import DELETED, MISSING, StoreUnavailable
 from tests.harness.installation import INSTALLATION
+from tests.harness.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 LIMIT = 60.0

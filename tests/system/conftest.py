@@ -4,8 +4,8 @@ from dataclasses import asdict
 
 import pytest
 
-from forgekeeper.embedded.waiting import wait_until
 from tests.harness.git_samples import gits, put_root
+from tests.harness.waiting import wait_until
 
 from .matrix import ELSEWHERE, STOCK, Outcome, gathered, table
 from .service import Service

@@ -21,8 +21,8 @@ from typing import NamedTuple
 import pytest
 import yaml
 
-from forgekeeper.embedded.waiting import wait_until
 from tests.harness.ports import free_ports
+from tests.harness.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 FASTER = 60

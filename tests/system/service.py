@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from forgekeeper.embedded.waiting import wait_until
+from tests.harness.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 LIMIT = 30.0

@@ -33,9 +33,9 @@ from dramatiq.common import current_millis
 
 from forgekeeper.batches import BATCHES, queues
 from forgekeeper.delivery.broker import NAMESPACE
-from forgekeeper.embedded.waiting import wait_until
 from tests.harness.installation import INSTALLATION
 from tests.harness.machine import Held
+from tests.harness.waiting import wait_until
 from workers import expired_job_artifacts, git_ref_cleanup
 from workers.stale_direct_uploads import register
 

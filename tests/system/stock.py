@@ -10,8 +10,8 @@ from forgekeeper.delivery.enqueue_unique import enqueue_unique
 
 from forgekeeper.connections import client
 from forgekeeper.delivery.broker import broker
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.settings import PREFIX
+from tests.harness.waiting import wait_until
 
 from .actors import NOTES
 from .proxy import redis_through

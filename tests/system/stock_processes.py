@@ -15,8 +15,8 @@ from forgekeeper.delivery.enqueue_unique import enqueue_unique
 
 from forgekeeper.connections import client
 from forgekeeper.delivery.broker import broker
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.settings import PREFIX
+from tests.harness.waiting import wait_until
 
 from .service import Service
 from .slow_actors import NOTES

@@ -13,25 +13,25 @@ from urllib.request import urlopen
 
 import pytest
 
+from demo import git_repositories
+from demo.sample_data.expired_job_artifacts import add_artifacts as artifacts
+from demo.sample_data.git_ref_cleanup import add_projects
+from demo.sample_data.git_ref_cleanup import add_ref_deletions as ref_deletions
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import Limits, connect
 from forgekeeper.database import database, now
 from forgekeeper.delivery import dead_letters
 from forgekeeper.delivery.broker import broker
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.flags import FeatureFlag
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.holds import BY_PEOPLE, Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.settings import PREFIX
-from forgekeeper.storage import git_sample
 from models import GitRefDeletion, JobArtifact, UserStatus
 from tests.harness import samples as sample
 from tests.harness.ports import free_ports
 from tests.harness.settings import settings_with
-from workers.expired_job_artifacts.sample import artifacts
-from workers.git_ref_cleanup.sample import projects as add_projects
-from workers.git_ref_cleanup.sample import ref_deletions
+from tests.harness.waiting import wait_until
 
 from .monitoring import monitoring
 from .service import Service
@@ -219,7 +219,7 @@ def test_a_child_that_ends_its_workers_is_a_dead_letter_of_git_ref_cleanup(town)
 
     def poison():
         ((project, disk_path),) = add_projects(1).items()
-        git_sample.create(town.world.repositories, disk_path, ["refs/merge-requests/1/head"])
+        git_repositories.create(town.world.repositories, disk_path, ["refs/merge-requests/1/head"])
         ref_deletions([project], ["refs/merge-requests/1/head"])
         run_by_hand("git_ref_cleanup")
         assert wait_until(lambda: town.git_worker.restart_if_dead() or letters(), PATIENCE)

@@ -18,9 +18,9 @@ import orjson
 import psycopg2
 import pytest
 
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.storage import sentinel
 from tests.harness.installation import INSTALLATION
+from tests.harness.waiting import wait_until
 
 DURATION = float(os.environ.get("CHILDREN_CHAOS_SECONDS", "20"))
 SEED = int(os.environ.get("CHAOS_SEED", random.randrange(2**32)))

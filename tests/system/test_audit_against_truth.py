@@ -11,19 +11,21 @@ from dataclasses import dataclass
 
 import pytest
 
+from demo import git_repositories
+from demo.sample_data.expired_job_artifacts import add_artifacts as artifacts
+from demo.sample_data.git_ref_cleanup import add_projects as projects
+from demo.sample_data.git_ref_cleanup import add_ref_deletions as ref_deletions
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import client
 from forgekeeper.database import now
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.flags import FeatureFlag
-from forgekeeper.storage import git_sample, sentinel
+from forgekeeper.storage import sentinel
 from forgekeeper.storage.outbox import DeletedObject
 from models import GitRefDeletion, JobArtifact, Project, UserStatus
 from tests.harness.audited import gone, lines, unclosed
 from tests.harness.samples import user_statuses
 from tests.harness.thorough import WHOLE
-from workers.expired_job_artifacts.sample import artifacts
-from workers.git_ref_cleanup.sample import projects, ref_deletions
+from tests.harness.waiting import wait_until
 from workers.stale_direct_uploads import register
 
 from .worlds import World
@@ -73,7 +75,7 @@ class Truth:
             {
                 (project.id, ref)
                 for project in Project.select()
-                for ref in git_sample.refs(world.repositories / project.disk_path)
+                for ref in git_repositories.refs(world.repositories / project.disk_path)
             },
             files(world),
             {row.id for row in JobArtifact.select(JobArtifact.id)},
@@ -93,7 +95,7 @@ def seed(world):
     refs = [f"refs/mr/{number}" for number in range(REFS)]
     made = projects(REPOSITORIES)
     for disk_path in made.values():
-        git_sample.create(world.repositories, disk_path, refs)
+        git_repositories.create(world.repositories, disk_path, refs)
     ref_deletions(list(made), refs[: REFS * 3 // 4])
     outbox = [f"outbox/{number:05}" for number in range(OBJECTS)]
     uploads = [f"uploads/{number:05}" for number in range(OBJECTS)]

@@ -6,9 +6,9 @@ from forgekeeper.batches import BATCHES
 from forgekeeper.connections import client
 from forgekeeper.database import now
 from forgekeeper.delivery.queues import INSTALLATION
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.ledger import JobRun
+from tests.harness.waiting import wait_until
 
 LIMIT = 60.0
 NAME = "stale_imports"

@@ -11,20 +11,18 @@ import time
 from contextlib import ExitStack, closing, contextmanager
 from datetime import datetime, timedelta
 from itertools import pairwise
-from pathlib import Path
 
 import psycopg2
 import pytest
 
+from demo.servers import folder, postgres
+from demo.servers.machine import Programs
+from demo.tables import make_tables
 from forgekeeper import migrations
 from forgekeeper.batches import BATCHES
 from forgekeeper.boot import load
 from forgekeeper.connections import Limits, client, connect
 from forgekeeper.database import database, now
-from forgekeeper.embedded import folder
-from forgekeeper.embedded.plan import Plan
-from forgekeeper.embedded.postgres import Postgres
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.settings import PREFIX
@@ -32,6 +30,7 @@ from models import UserStatus
 from tests.harness import samples as sample
 from tests.harness.machine import Held
 from tests.harness.performing import perform
+from tests.harness.waiting import wait_until
 from workers.user_status_cleanup import BATCH_SIZE, user_status_cleanup
 
 from .proxy import postgres_through
@@ -158,14 +157,12 @@ class Server:
     """A PostgreSQL that a test may restart; migrated, and in the settings."""
 
     def __init__(self, site, options):
-        plan = Plan.on_this_machine(site.folder, options)
-        self._options = options
-        self._postgres = Postgres(site, Path(plan.postgres_binaries), plan.postgres_prefix, plan.postgres_owner)
-        self.url = self._postgres.url()
+        self._site, self._options = site, options
+        self.url = postgres.url(site)
 
     def start(self):
-        self._server = self._postgres.start(self._options)
-        self._server.wait_until_ready(self._postgres.answers(self._server))
+        self._server = postgres.start(self._site, Programs.found(), self._options)
+        self._server.wait_until_ready()
 
     def end(self, how):
         self._server.process.send_signal(how)
@@ -191,7 +188,7 @@ def serve(settings, monkeypatch):
             stack.callback(database.close_all)
             database.connect()
             migrations.migrate(database.obj)
-            migrations.migrate(database.obj, "example")
+            make_tables(database.obj)
             client.flushdb()
             return server
 

@@ -11,11 +11,10 @@ from urllib.request import urlopen
 
 import pytest
 
+from demo.servers import servers
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import client
 from forgekeeper.database import now
-from forgekeeper.embedded import servers
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.storage import sentinel
 from forgekeeper.storage.outbox import DeletedObject
@@ -24,6 +23,7 @@ from models import GitRefDeletion, UserStatus
 from tests.harness import samples as sample
 from tests.harness.installation import INSTALLATION
 from tests.harness.ports import free_ports
+from tests.harness.waiting import wait_until
 
 from .service import ROOT as TREE
 from .worlds import CASES, PATIENT, World, bring_back, take_away

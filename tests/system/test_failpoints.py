@@ -6,8 +6,8 @@ import pytest
 
 from forgekeeper import boot
 from forgekeeper.batches import BATCHES, queues
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.runs.ledger import JobRun
+from tests.harness.waiting import wait_until
 
 from .worlds import CASES, LIMIT, ONCE_A_YEAR, World, undisturbed, unfinished
 

@@ -9,9 +9,9 @@ import peewee as pw
 import pytest
 
 from forgekeeper.batches import BATCHES
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.runs.ledger import JobRun
 from tests.harness import samples as sample
+from tests.harness.waiting import wait_until
 
 from .worlds import CASES, EVERY_SECOND, LIMIT, World
 

@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 
 from forgekeeper.connections import client
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.locks import leases
 from models import DeletionStatus, GitRefDeletion, Project
 from tests.harness.git_samples import Bare, gits, stand_in
+from tests.harness.waiting import wait_until
 from workers.git_ref_cleanup.cleaning import MAX_DELETES
 
 DURATION = float(os.environ.get("REFS_CHAOS_SECONDS", "12"))

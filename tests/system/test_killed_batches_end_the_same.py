@@ -5,8 +5,8 @@ from time import monotonic
 import pytest
 
 from forgekeeper.batches import BATCHES as ALL
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.runs.ledger import JobRun
+from tests.harness.waiting import wait_until
 
 from .worlds import CASES, EVERY_SECOND, LIMIT, World, undisturbed
 

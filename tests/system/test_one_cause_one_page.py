@@ -10,9 +10,9 @@ from urllib.request import urlopen
 import pytest
 
 from forgekeeper.batches import BATCHES
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.flags import FeatureFlag
 from tests.harness.ports import free_ports
+from tests.harness.waiting import wait_until
 
 from .monitoring import monitoring
 from .worlds import World

@@ -11,9 +11,9 @@ import pytest
 
 from forgekeeper.connections import client
 from forgekeeper.delivery.broker import broker
-from forgekeeper.embedded.waiting import patient, wait_until
 from tests.harness.machine import Held
 from tests.harness.ports import free_ports
+from tests.harness.waiting import patient, wait_until
 
 from .proxy import postgres_through, redis_through
 from .stock import NOTHING, Ours, cleaned_up

@@ -12,9 +12,9 @@ from dramatiq.brokers.redis import RedisBroker
 
 from forgekeeper.connections import client
 from forgekeeper.delivery.broker import NAMESPACE
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.locks import leases
 from forgekeeper.scripts import FOLDERS
+from tests.harness.waiting import wait_until
 
 from .stock import NOTHING, QUEUE, Ours, Stock, cleaned_up, eventually, pass_time
 

@@ -5,21 +5,20 @@ import time
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from math import inf
-from pathlib import Path
 
 import pytest
 import redis
 from dramatiq.brokers.redis import RedisBroker
 
+from demo.servers.folder import opened
+from demo.servers.machine import redis_binary
+from demo.servers.redis_server import start, url
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import client
 from forgekeeper.database import now
 from forgekeeper.delivery.broker import NAMESPACE
-from forgekeeper.embedded.folder import opened
-from forgekeeper.embedded.plan import Plan
-from forgekeeper.embedded.redis import answers, start, url
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.runs.ledger import JobRun
+from tests.harness.waiting import wait_until
 
 from .stock import NOTHING, Ours, cleaned_up, eventually, pass_time
 from .worlds import CASES, PATIENT, World
@@ -131,10 +130,10 @@ class Sender(threading.Thread):
 
 
 def test_a_killed_redis_with_a_log_loses_no_message_acknowledged_a_second_before(database, tmp_path, go, outcome):
-    binary = Path(Plan.on_this_machine(None, {}).redis_binary)
+    binary = redis_binary()
     with opened(tmp_path / "redis") as site:
         server = start(site, binary)
-        server.wait_until_ready(answers(site))
+        server.wait_until_ready()
         with closing(redis.Redis.from_url(url(site))) as look, cleaned_up(Ours(url(site), tmp_path)) as (ours,):
             try:
                 ours.start(threads=THREADS, **SHORT)
@@ -152,7 +151,7 @@ def test_a_killed_redis_with_a_log_loses_no_message_acknowledged_a_second_before
                 server.process.wait()
                 dead_at = time.monotonic()
                 server = start(site, binary)
-                server.wait_until_ready(answers(site))
+                server.wait_until_ready()
                 back_at = time.monotonic()
                 go.touch()
                 eventually(lambda: len(ours.notes("done", since=back_at)) > THREADS)

@@ -18,9 +18,9 @@ from forgekeeper.batches import BATCHES
 from forgekeeper.connections import Limits, client
 from forgekeeper.database import now
 from forgekeeper.delivery.broker import broker
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.settings import PREFIX
+from tests.harness.waiting import wait_until
 
 from .proxy import redis_through
 from .service import ROOT

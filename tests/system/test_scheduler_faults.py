@@ -16,19 +16,19 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from demo.servers import servers
 from forgekeeper import migrations
 from forgekeeper.batches import BATCHES
 from forgekeeper.boot import load
 from forgekeeper.connections import Limits, connect
 from forgekeeper.database import database, now
-from forgekeeper.embedded import servers
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.ledger import CLOCK_TOLERANCE, JobRun
 from forgekeeper.settings import PREFIX
 from models import UserStatus
 from tests.harness import samples as sample
 from tests.harness.machine import Held
+from tests.harness.waiting import wait_until
 
 LIMIT = 60.0
 SECOND = timedelta(seconds=1)

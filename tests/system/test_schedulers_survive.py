@@ -19,7 +19,7 @@ import pytest
 
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import client
-from forgekeeper.embedded.waiting import wait_until
+from tests.harness.waiting import wait_until
 
 DURATION = float(os.environ.get("CHAOS_SECONDS", "60"))
 SEED = int(os.environ.get("CHAOS_SEED", random.randrange(2**32)))

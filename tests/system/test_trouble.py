@@ -14,7 +14,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from forgekeeper.embedded.waiting import wait_until
+from tests.harness.waiting import wait_until
 
 from .history import History
 from .trouble import FAULTS, HARD, Rig, Servers, rounds

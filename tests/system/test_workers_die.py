@@ -12,7 +12,7 @@ import pytest
 from forgekeeper.delivery.deliveries import MAX_DEATHS
 
 from forgekeeper.connections import client
-from forgekeeper.embedded.waiting import wait_until
+from tests.harness.waiting import wait_until
 
 from .stock_processes import LIMIT, both, fill, lifetimes, start
 

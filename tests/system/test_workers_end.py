@@ -6,8 +6,8 @@ from statistics import median
 
 import pytest
 
-from forgekeeper.embedded.waiting import wait_until
 from tests.harness.machine import Held
+from tests.harness.waiting import wait_until
 
 from .stock_processes import both, eventually, fill, lifetimes, start
 

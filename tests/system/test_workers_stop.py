@@ -9,11 +9,11 @@ import time
 
 import pytest
 
+from demo.sample_data.git_ref_cleanup import add_ref_deletions as ref_deletions
 from forgekeeper.batches import BATCHES, queues
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.runs.ledger import JobRun
 from models import Project
-from workers.git_ref_cleanup.sample import ref_deletions
+from tests.harness.waiting import wait_until
 
 from .worlds import CASES, LIMIT, World, undisturbed, unfinished
 

@@ -8,20 +8,21 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, ClassVar
 
+from demo import git_repositories
+from demo.sample_data.expired_job_artifacts import add_artifacts as artifacts
+from demo.sample_data.git_ref_cleanup import add_projects
+from demo.sample_data.git_ref_cleanup import add_ref_deletions as ref_deletions
 from forgekeeper.connections import client
 from forgekeeper.database import now
 from forgekeeper.delivery.broker import NAMESPACE
 from forgekeeper.delivery.queues import depth
 from forgekeeper.flags import FeatureFlag
 from forgekeeper.runs.ledger import JobRun
-from forgekeeper.storage import git_sample, sentinel
+from forgekeeper.storage import sentinel
 from forgekeeper.storage.outbox import DeletedObject
 from models import GitRefDeletion
 from tests.harness import samples as sample
 from tests.harness.installation import INSTALLATION
-from workers.expired_job_artifacts.sample import artifacts
-from workers.git_ref_cleanup.sample import projects as add_projects
-from workers.git_ref_cleanup.sample import ref_deletions
 from workers.stale_direct_uploads import register as uploads
 
 LIMIT = 60.0
@@ -240,7 +241,7 @@ class GitRefCleanup(Case):
         refs = [f"refs/merge-requests/{number}/head" for number in range(self.doomed + 5)]
         projects = add_projects(self.projects)
         for disk_path in projects.values():
-            git_sample.create(self.world.repositories, disk_path, refs)
+            git_repositories.create(self.world.repositories, disk_path, refs)
         ref_deletions(list(projects), refs[: self.doomed])
 
     def left(self):

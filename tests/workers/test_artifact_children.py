@@ -13,7 +13,6 @@ from forgekeeper.connections import client
 from forgekeeper.database import database
 from forgekeeper.delivery.queues import depth
 from forgekeeper.flags import FeatureFlag
-from forgekeeper.delivery.broker import broker
 from tests.harness.clocks import Clock, Crash, crash
 from tests.harness.job_artifacts import (
     DELETABLE,

@@ -13,7 +13,6 @@ import pytest
 from forgekeeper.database import database, now
 from forgekeeper.database.chunks import IN_ORDER, START
 from forgekeeper.deleting.total import TURNS
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.storage.outbox import DeletedObject
 from models import CLASSES, JobArtifact, ProjectStatistics
 from tests.harness.artifacts import NO_GRACE, chunk_statement, destroy_chunk
@@ -35,6 +34,7 @@ from tests.harness.job_artifacts import (
 )
 from tests.harness.performing import recorded
 from tests.harness.thorough import examples
+from tests.harness.waiting import wait_until
 from workers import expired_job_artifacts
 from workers.expired_job_artifacts.destroying import BATCH_SIZE
 

@@ -12,7 +12,6 @@ from structlog.testing import capture_logs
 
 from forgekeeper.connections import client
 from forgekeeper.database import database
-from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.identity import identity
 from forgekeeper.locks import LeaseLost, break_lease, lease, leases
 from forgekeeper.storage.git_repository import RepositoryLocked, RootUnavailable
@@ -20,6 +19,7 @@ from models import DeletionStatus, GitRefDeletion, Project
 from tests.harness.clocks import Clock, Crash, crash
 from tests.harness.git_samples import Held, stand_in
 from tests.harness.ref_deletions import PROJECT, pending, projects, row, rows
+from tests.harness.waiting import wait_until
 from workers.git_ref_cleanup import cleaning
 from workers.git_ref_cleanup.cleaning import ProjectOutcome
 

@@ -9,8 +9,8 @@ from structlog.testing import capture_logs
 
 from forgekeeper.connections import client
 from forgekeeper.database import now
-from forgekeeper.delivery.queues import depth
 from forgekeeper.delivery.broker import broker
+from forgekeeper.delivery.queues import depth
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.deadline import Deadline
 from models import DeletionStatus, GitRefDeletion, Project

@@ -6,19 +6,20 @@ from datetime import timedelta
 
 import peewee as pw
 import pytest
+from demo.sample_data.user_status_cleanup import add_statuses as statuses
 
+from demo import git_repositories
 from forgekeeper.batches import BATCHES, CHILDREN
 from forgekeeper.database import database as db
 from forgekeeper.database import release
 from forgekeeper.runs.passed_over import PassedOver
 from forgekeeper.runs.totals import RunTotal
-from forgekeeper.storage import git_repository, git_sample, stores
+from forgekeeper.storage import git_repository, stores
 from forgekeeper.storage.outbox import DeletedObject
 from models import GitRefDeletion, Project, UserStatus
 from tests.harness.git_samples import put_root
 from tests.harness.performing import as_child, recorded
 from tests.harness.settings import settings_with
-from workers.samples.user_statuses import add as statuses
 
 OBJECTS, STATUSES = BATCHES["delete_objects"], BATCHES["user_status_cleanup"]
 REFS = CHILDREN["clean_project_refs"]
@@ -92,11 +93,11 @@ def refs(tmp_path):
     """A project with fifteen refs, of which five may go a day."""
     root = put_root(tmp_path / "repositories")
     names = [f"refs/merge-requests/{number}/head" for number in range(15)]
-    git_sample.create(root, "7.git", names)
+    git_repositories.create(root, "7.git", names)
     Project.create(id=7, disk_path="7.git")
     GitRefDeletion.insert_many([{"project_id": 7, "ref": name} for name in names]).execute()
     settings = settings_with(repositories_root=root, max_per_day_git_ref_cleanup=5)
-    return settings, lambda: len(git_sample.refs(root / "7.git") & set(names))
+    return settings, lambda: len(git_repositories.refs(root / "7.git") & set(names))
 
 
 def test_of_refs_no_more_go_though_a_trigger_keeps_their_rows(refs):

@@ -18,11 +18,11 @@ from forgekeeper.batches import BATCHES, batch
 from forgekeeper.connections import client
 from forgekeeper.database import Base, database, now
 from forgekeeper.delivery.broker import NAMESPACE
-from forgekeeper.runs.processes import Process
 from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.passed_over import PassedOver
+from forgekeeper.runs.processes import Process
 from forgekeeper.storage.settled import SettledUpload
 from models import DeletionStatus, GitRefDeletion
 from tests.harness.performing import perform

@@ -12,7 +12,6 @@ import pytest
 from structlog.testing import capture_logs
 
 from forgekeeper.database import database
-from forgekeeper.embedded.waiting import wait_until
 from models import BulkImportEntity, ImportStatus, TrackerStatus
 from tests.harness.bulk_imports import (
     ADD_ENTITIES,
@@ -30,6 +29,7 @@ from tests.harness.bulk_imports import (
 from tests.harness.changing import ENTITIES, cleanup_stale
 from tests.harness.clocks import Crash, crash
 from tests.harness.thorough import examples
+from tests.harness.waiting import wait_until
 from workers.stale_imports import PAGE_SIZE, Outcome
 
 FINISHES = examples(2_000)

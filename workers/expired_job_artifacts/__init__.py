@@ -33,7 +33,7 @@ from forgekeeper.storage.outbox import DeletedObject
 from metrics.catalogue.metric import Counter, Gauge, Reading, at
 from metrics.redaction import describe
 from models import CLASS, CLASSES, MAY_GO, WAITS, JobArtifact, ProjectStatistics
-from workers.expired_job_artifacts import buckets, preview, sample
+from workers.expired_job_artifacts import buckets, preview
 from workers.expired_job_artifacts.buckets import Bucket, Hold
 from workers.expired_job_artifacts.destroying import RECORD, expired
 
@@ -258,6 +258,3 @@ def bucket_states() -> dict[str, list[Any]]:
 
 
 delete_artifact_bucket.preview(preview.artifacts)
-expired_job_artifacts.sample(sample.add)
-expired_job_artifacts.present(sample.present)
-expired_job_artifacts.proof(sample.proof)

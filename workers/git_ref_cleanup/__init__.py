@@ -22,7 +22,7 @@ from forgekeeper.declaring.surroundings import settings
 from forgekeeper.runs.batch import Batch
 from metrics.catalogue.metric import Counter
 from models import GitRefDeletion, Project
-from workers.git_ref_cleanup import preview, repositories, sample, stale_locks
+from workers.git_ref_cleanup import preview, repositories, stale_locks
 from workers.git_ref_cleanup.cleaning import LOCK_TIMEOUT, ProjectOutcome, ProjectRefs
 from workers.git_ref_cleanup.deletions import LAST, waiting_projects
 from workers.git_ref_cleanup.repositories import believe, missing_of, require_root
@@ -194,7 +194,4 @@ def processed(now: datetime) -> Rows[GitRefDeletion]:
 git_ref_cleanup.collector("git_locks", gauges=[stale_locks.GAUGE])(stale_locks.readings)
 git_ref_cleanup.preview(preview.projects)
 clean_project_refs.preview(preview.refs)
-git_ref_cleanup.sample(sample.add)
-git_ref_cleanup.present(sample.present)
-git_ref_cleanup.proof(sample.proof)
 git_ref_cleanup.repositories(repositories.sample)

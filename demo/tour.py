@@ -1,0 +1,141 @@
+"""The command `demo`: real servers, sample data, a scheduler, a worker and an exporter, and what they did."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from demo import report
+from demo.pages import Compared, compare, free_ports
+from demo.processes import Processes
+from demo.sample_data import SAMPLE_DATA
+from demo.seed import add_samples
+from demo.servers import EmbeddedError, servers
+from demo.tables import make_tables
+from forgekeeper import migrations
+from forgekeeper.batches import BATCHES
+from forgekeeper.cli.connection import connected
+from forgekeeper.cli.console import Problem, err, out
+from forgekeeper.database import database, now
+from forgekeeper.flags import FeatureFlag
+from forgekeeper.installation.row import Installation
+from forgekeeper.runs.ledger import JobRun
+from forgekeeper.settings import PREFIX, Settings
+from forgekeeper.storage import stores
+from forgekeeper.storage.sentinel import Folder
+
+TIMEOUT = 90.0
+"""Seconds; on two slow cores the tour takes about fifteen."""
+COUNTED_WITHIN = 15.0
+"""Seconds until metrics show what was done; an exporter's answer is kept for three."""
+SCHEDULE = "*/3 * * * * *"
+
+
+def demo() -> None:
+    """Show the whole system at work, on servers and data of its own, and clean up after it.
+
+    Exit status 0 only if every figure is as expected.
+    """
+    # Unwinds the contexts below, so that everything that was started has ended when we have.
+    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+    with _environment() as folder, connected("demo", migrated=False) as settings:
+        out.print("1. PostgreSQL and Redis run on sockets in a temporary folder, beside git repositories and objects.")
+        _prepare(folder, settings)
+        samples = report.count_samples(settings)
+        before = report.counts(folder, samples)
+        out.print("2. There is sample data: " + ", ".join(f"{count.total:,} {what}" for what, count in before.items()))
+        out.print("3. A scheduler, a worker and an exporter start, each a process of its own.")
+        compared = _work(folder / "forgekeeper.log", settings, samples)
+        after = report.counts(folder, report.count_samples(settings))
+        report.show(before, after, compared)
+        report.check(samples, before, after, compared)
+        out.print("\nEvery figure is as expected. Servers and data are being removed.")
+
+
+@contextmanager
+def _environment() -> Iterator[Path]:
+    """Run servers, and make an environment that leads to them and has no setting of this machine; yield the folder."""
+    for name in [name for name in os.environ if name.startswith(PREFIX)]:
+        del os.environ[name]
+    try:
+        with servers() as own:
+            os.chdir(own.folder)  # where there is no .env file
+            addresses = {
+                "DATABASE_URL": own.database_url,
+                "REDIS_URL": own.redis_url,
+                "REPOSITORIES_ROOT": str(own.folder / "repositories"),
+                "OBJECT_STORES": json.dumps({stores.ARTIFACTS: (own.folder / "objects").as_uri()}),
+                "OBJECT_GRACE": "0",
+                "BREAKER_SHARE": "1",  # there is no history yet, and two fifths of everything is due
+            }
+            # Other processes of this machine may have the usual ports.
+            ports = zip(report.PAGES, free_ports(len(report.PAGES)), strict=True)
+            addresses |= {f"METRICS_PORT_{page.upper()}": str(port) for page, port in ports}
+            schedules = {f"CRON_{name.upper()}": SCHEDULE for name in BATCHES}
+            os.environ.update({PREFIX + name: value for name, value in (addresses | schedules).items()})
+            yield own.folder
+            os.chdir("/")
+    except EmbeddedError as error:
+        raise Problem(str(error)) from error
+
+
+def _prepare(folder: Path, settings: Settings) -> None:
+    """Make tables, a store, a root of repositories, and sample data; turn every batch on."""
+    migrations.migrate(database.obj)
+    make_tables(database.obj)
+    for place in ("objects", "repositories"):
+        (folder / place).mkdir()
+        Folder(folder / place).create_sentinel(Installation.ensure())
+    add_samples(1, settings)
+    for batch in BATCHES.values():
+        if batch.flag is not None:
+            FeatureFlag.turn(batch.flag, on=True)
+
+
+def _work(log: Path, settings: Settings, samples: report.Samples) -> Compared:
+    """Run the processes until everything is done and counted; return what their metrics show of it."""
+    ports = {page: os.environ[f"{PREFIX}METRICS_PORT_{page.upper()}"] for page in report.PAGES}
+    urls = {page: f"http://127.0.0.1:{port}/metrics" for page, port in ports.items()}
+    timeout, environment = settings.shutdown_timeout, {PREFIX + "LOG_FORMAT": "json"}
+    with log.open("wb") as output, Processes(environment, shutdown_timeout=timeout, output=output) as running:
+        running.start("scheduler")
+        running.start("worker", "--processes", "1", "--threads", "8")
+        running.start("exporter")
+        _wait_until_done(running, log)
+        return compare(urls, partial(report.figures, samples), timeout=COUNTED_WITHIN)
+
+
+def _wait_until_done(running: Processes, log: Path) -> None:
+    """Show how much is left, until every batch has had a run and nothing is."""
+    ends = time.monotonic() + TIMEOUT
+    with err.status("waiting for the first tick") as status:
+        while (left := _left()) or any(JobRun.last_ended(batch) is None for batch in BATCHES):
+            name = running.ended()
+            if name or time.monotonic() > ends:
+                reason = f"`forgekeeper {name}` has ended" if name else f"not done after {TIMEOUT:.0f} s"
+                tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
+                raise Problem(f"the tour failed: {reason}; {left:,} left; the log ends with:\n{tail}")
+            status.update(f"{left:,} left to do")
+            time.sleep(0.1)
+
+
+def _left() -> int:
+    """Add up what is still to be done."""
+    counted = {name: data.left for name, data in SAMPLE_DATA.items() if data.left}
+    instant = now()
+    due = [batch.due(instant) for name, batch in BATCHES.items() if name not in counted]
+    return sum(count() for count in counted.values()) + sum(backlog.records for backlog in due if backlog)
+
+
+def _leave(_signal: int, _frame: FrameType | None) -> NoReturn:
+    sys.exit(128 + signal.SIGTERM)

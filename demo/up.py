@@ -1,0 +1,93 @@
+"""The command `up`: every process in one terminal, with servers of its own where no URLs are set."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from queue import SimpleQueue
+
+from demo.processes import Processes
+from demo.servers import EmbeddedError, servers
+from demo.tables import make_tables
+from forgekeeper import shutdown
+from forgekeeper.batches import BATCHES, queues
+from forgekeeper.boot import load
+from forgekeeper.cli.connection import configured, connected
+from forgekeeper.cli.console import FAILED, Problem, err, wrong_use
+from forgekeeper.cli.migrate import apply_pending
+from forgekeeper.cli.waiting import Wait, database_missing
+from forgekeeper.connections import Limits, connect
+from forgekeeper.database import database
+from forgekeeper.settings import PREFIX, Settings
+
+FOLDER = Path(".forgekeeper")
+SECOND_WORKER = 3
+"""Added to the first worker's port it is the second's: by default 9194, after the exporter's."""
+
+
+def up() -> None:
+    """Run everything in this terminal: a scheduler, a worker for `cron` and `objects`, one for the children's queues.
+
+    Where no URLs are set, PostgreSQL and Redis are embedded and keep their data in
+    `.forgekeeper/`.  Ctrl-C ends it all, the runs first.
+    """
+    asked = shutdown.requests()
+    with ExitStack() as stack:
+        environment = stack.enter_context(_servers(load()))
+        os.environ.update(environment)
+        settings = configured()
+        _migrate(settings, asked, example=bool(environment))
+        running = stack.enter_context(Processes(environment, shutdown_timeout=settings.shutdown_timeout))
+        _start_all(running, settings)
+        err.print("forgekeeper is up; Ctrl-C ends it")
+        while asked.empty():
+            if name := running.ended():
+                raise Problem(f"`forgekeeper {name}` has ended, so everything ends; its log says why", FAILED)
+            time.sleep(0.2)
+        err.print("ending: runs finish their chunk first")
+
+
+@contextmanager
+def _servers(settings: Settings) -> Iterator[dict[str, str]]:
+    """Start the servers that the settings lack; yield the environment that leads there."""
+    given = (settings.database_url is not None, settings.redis_url is not None)
+    if all(given):
+        yield {}
+        return
+    if any(given):
+        wrong_use(f"set both {PREFIX}DATABASE_URL and {PREFIX}REDIS_URL, or neither to use embedded servers")
+    try:
+        with servers(folder=FOLDER) as own:
+            err.print(f"no URLs are set: using embedded PostgreSQL and Redis in {FOLDER}/; for other terminals:")
+            err.print(f"export {PREFIX}DATABASE_URL='{own.database_url}' {PREFIX}REDIS_URL='{own.redis_url}'")
+            yield {PREFIX + "DATABASE_URL": own.database_url, PREFIX + "REDIS_URL": own.redis_url}
+    except EmbeddedError as error:
+        raise Problem(str(error)) from error
+
+
+def _migrate(settings: Settings, asked: SimpleQueue[None], *, example: bool) -> None:
+    connect(settings, Limits.of_worker(settings), name="up", connections=3)
+    Wait(asked, said="up").until_there(lambda: database_missing(settings))
+    with connected("up", migrated=False):
+        apply_pending()
+        if example:
+            make_tables(database.obj)
+
+
+def _start_all(running: Processes, settings: Settings) -> None:
+    running.start("scheduler")
+    # A batch that is due each minute waits neither for a child nor for other batches: each has a thread.
+    of_batches = {batch.queue for batch in BATCHES.values()}
+    running.start("worker", *_from(of_batches), "--processes", "1", "--threads", str(len(BATCHES)))
+    port = settings.metrics_port_worker and settings.metrics_port_worker + SECOND_WORKER
+    running.start("worker", *_from(set(queues()) - of_batches), "--metrics-port", str(port))
+    if settings.metrics_port_exporter:
+        running.start("exporter")
+
+
+def _from(names: set[str]) -> Iterator[str]:
+    for name in sorted(names):
+        yield from ("--queues", name)

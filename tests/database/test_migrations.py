@@ -1,0 +1,305 @@
+"""Migrations: they make what the models expect, once, completely or not at all, and touch nothing else."""
+
+import shutil
+import threading
+from datetime import timedelta
+
+import peewee as pw
+import pytest
+from psycopg2.extensions import make_dsn
+
+import models
+from demo.tables import TABLES, make_tables
+from forgekeeper import database as db
+from forgekeeper import migrations
+from forgekeeper.database import Patience, open_pool
+from forgekeeper.database.schema import Difference, differences
+from forgekeeper.tables import OURS
+from tests.harness.waiting import wait_until
+
+MODELS = (*OURS, *models.APPLICATION)
+PATIENCE = Patience(
+    connect=timedelta(seconds=5),
+    statement=timedelta(seconds=30),
+    lock=timedelta(milliseconds=50),
+    idle_in_transaction=timedelta(seconds=30),
+    network=timedelta(seconds=30),
+)
+COLUMNS = """
+    select c.relname, a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull, a.attidentity::text,
+        pg_get_expr(d.adbin, d.adrelid)
+    from pg_attribute a join pg_class c on c.oid = a.attrelid
+        left join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
+    where c.relnamespace = to_regnamespace(%s) and c.relkind = 'r' and a.attnum > 0 and not a.attisdropped
+"""
+INDEXES = """
+    select c.relname, i.indisprimary, i.indisunique, regexp_replace(pg_get_indexdef(i.indexrelid), '.* USING ', '')
+    from pg_index i join pg_class c on c.oid = i.indrelid
+    where c.relnamespace = to_regnamespace(%s)
+"""
+# PostgreSQL 18 lists "not null" too, which is a property of columns; unique ones are indexes.
+CONSTRAINTS = """
+    select conrelid::regclass::text, conname, pg_get_constraintdef(oid)
+    from pg_constraint where connamespace = to_regnamespace(%s) and contype in ('c', 'f', 'x')
+"""
+WAITERS = """
+    select count(*) from pg_stat_activity
+    where datname = current_database() and wait_event = 'advisory'
+      and query_start < clock_timestamp() - %s * interval '1 second'
+"""
+INDEX = (
+    "create index user_statuses_clear_status_at on user_statuses"
+    " (clear_status_at, user_id) where clear_status_at is not null"
+)
+
+
+@pytest.fixture
+def empty(urls):
+    """An empty database of its own, which the models use, on the server of the other tests."""
+    open_pool(urls.database, PATIENCE, name="tests", size=1)
+    server = db.database.obj
+    with server.connection_context():
+        server.execute_sql("drop database if exists migrated with (force)")
+        server.execute_sql("create database migrated template template0")
+    open_pool(make_dsn(urls.database, dbname="migrated"), PATIENCE, name="tests", size=5)
+    with db.database.connection_context():
+        yield db.database.obj
+    db.database.close_all()
+    with server.connection_context():
+        server.execute_sql("drop database migrated with (force)")
+    server.close_all()
+
+
+@pytest.fixture
+def migrated(empty):
+    migrations.migrate(empty)
+    make_tables(empty)
+    return empty
+
+
+@pytest.fixture
+def ours(tmp_path):
+    """Our migrations in a folder to which others can be added."""
+    shutil.copytree(migrations.OWN.folder, tmp_path / "forgekeeper")
+    return migrations.OWN._replace(folder=tmp_path / "forgekeeper")
+
+
+def catalog(database, schema="public"):
+    """Describe the schema's tables; what they are called is in it, what the migrations remember is not.
+
+    Nor is the audit, whose tables have partitions.
+    """
+    return {
+        row
+        for query in (COLUMNS, INDEXES, CONSTRAINTS)
+        for row in database.execute_sql(query, (schema,)).fetchall()
+        if not (row[0].endswith("_migrations") or row[0].startswith("audit_"))
+    }
+
+
+def tables(database):
+    return set(database.get_tables())
+
+
+class Migrating(threading.Thread):
+    """Migrates in a thread, and so through a connection, of its own."""
+
+    def __init__(self, database):
+        super().__init__()
+        self.applied, self.error, self._database = [], None, database
+        self.start()
+
+    def run(self):
+        try:
+            with self._database.connection_context():
+                self.applied = migrations.migrate(self._database)
+        except pw.PeeweeException as error:
+            self.error = error
+
+
+def waiting(database, seconds):
+    """Count the sessions that have been waiting for an advisory lock for so long."""
+    return database.execute_sql(WAITERS, (seconds,)).fetchone()[0]
+
+
+def test_the_migrations_make_what_the_models_would(migrated):
+    migrated.execute_sql("alter schema public rename to by_migrations")
+    migrated.execute_sql("create schema public")
+
+    migrated.create_tables(MODELS)
+
+    assert catalog(migrated) == catalog(migrated, "by_migrations")
+
+
+@pytest.mark.parametrize("which", [migrations.OWN, TABLES])
+def test_migrating_applies_what_is_pending_once(empty, which):
+    pending = migrations.pending(empty, which)
+
+    assert migrations.migrate(empty, which) == pending != []
+    assert migrations.migrate(empty, which) == migrations.pending(empty, which) == []
+
+
+def test_a_schema_of_its_own_is_as_good(empty):
+    empty.execute_sql("create schema ours")
+    empty.execute_sql("set search_path to ours")
+
+    migrations.migrate(empty)
+
+    assert migrations.pending(empty) == []
+    assert list(differences(OURS)) == []
+
+
+def test_asking_for_what_is_pending_changes_nothing(empty):
+    migrations.pending(empty)
+
+    assert tables(empty) == set()
+
+
+def test_of_two_that_migrate_at_once_one_does_it_and_the_other_has_nothing_to_do(empty):
+    names = migrations.pending(empty)
+    empty.execute_sql("select pg_advisory_lock(%s)", (migrations.LOCK,))
+    both = [Migrating(empty), Migrating(empty)]
+    assert wait_until(lambda: waiting(empty, 0) == 2, 30)
+
+    empty.execute_sql("select pg_advisory_unlock(%s)", (migrations.LOCK,))
+    for one in both:
+        one.join()
+
+    assert [one.error for one in both] == [None, None]
+    assert sorted(one.applied for one in both) == [[], names]
+
+
+def test_one_that_comes_second_waits_longer_than_for_other_locks(empty):
+    empty.execute_sql("select pg_advisory_lock(%s)", (migrations.LOCK,))
+    second = Migrating(empty)
+
+    wait_until(lambda: not second.is_alive() or waiting(empty, 2 * PATIENCE.lock.total_seconds()), 30)
+    empty.execute_sql("select pg_advisory_unlock(%s)", (migrations.LOCK,))
+    second.join()
+
+    assert second.error is None
+
+
+def test_the_forge_s_own_tables_are_left_alone(empty):
+    empty.execute_sql("create table user_statuses (user_id int primary key, mood text)")
+    empty.execute_sql("create index on user_statuses (mood)")
+    empty.execute_sql("create table projects (id int)")
+    before = catalog(empty)
+
+    migrations.migrate(empty)
+
+    assert {row for row in catalog(empty) if row[0] in {"user_statuses", "projects"}} == before
+
+
+@pytest.mark.parametrize("table", ["feature_flags", "job_runs", "quarantine"])
+def test_a_table_that_is_there_already_is_an_error_and_nothing_is_changed(empty, table):
+    empty.execute_sql(f"create table {table} (of_the_forge int)")
+    before = catalog(empty), tables(empty)
+
+    with pytest.raises(migrations.TableExists, match=f'"{table}" already exists'):
+        migrations.migrate(empty)
+
+    assert (catalog(empty), tables(empty)) == before
+
+
+def test_a_migration_that_fails_leaves_nothing_of_itself_and_others_can_migrate(empty, ours):
+    migrations.migrate(empty)
+    before = catalog(empty)
+    (ours.folder / "0099_broken.py").write_text(
+        "def up(migrator, db):\n    db.execute_sql('create table half ()')\n    db.execute_sql('select 1 / 0')\n"
+    )
+
+    with pytest.raises(pw.DataError):
+        migrations.migrate(empty, ours)
+
+    assert catalog(empty) == before
+    assert migrations.pending(empty, ours) == ["0099_broken"]
+    second = Migrating(empty)
+    second.join()
+    assert second.error is None
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence", "harmless"),
+    [
+        ("drop table user_statuses", "table user_statuses is missing", False),
+        ("alter table projects drop disk_path", "column projects.disk_path is missing", False),
+        (
+            "alter table user_statuses alter emoji drop default, alter emoji type bytea using null",
+            "column user_statuses.emoji is bytea, should be text",
+            False,
+        ),
+        (
+            "alter table user_statuses alter clear_status_at type timestamp",
+            "column user_statuses.clear_status_at is timestamp without time zone, should be timestamp with time zone",
+            False,
+        ),
+        (
+            "drop index user_statuses_clear_status_at",
+            f"an index is missing, runs will be slow: {INDEX}",
+            True,
+        ),
+    ],
+)
+def test_what_is_missing_is_told_and_whether_it_does_harm(migrated, change, sentence, harmless):
+    migrated.execute_sql(change)
+
+    assert Difference(sentence, harmless) in list(differences(MODELS))
+
+
+def test_a_missing_index_that_keeps_runs_apart_does_harm(migrated):
+    migrated.execute_sql("drop index one_open_run")
+
+    (difference,) = differences(MODELS)
+
+    assert "one_open_run" in difference.sentence
+    assert not difference.harmless
+
+
+def test_an_index_that_keeps_nothing_apart_is_no_substitute_for_one_that_does(migrated):
+    migrated.execute_sql("drop index one_open_run")
+    migrated.execute_sql("create index one_open_run on job_runs (batch)")
+
+    assert len(list(differences(MODELS))) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "alter index user_statuses_clear_status_at rename to of_the_forge",
+        "drop index user_statuses_clear_status_at; create index x on user_statuses (clear_status_at, user_id)",
+        "drop index ci_job_artifacts_expired; create index on ci_job_artifacts (mod(project_id+job_id,10),expire_at,id)",
+        "alter table user_statuses alter user_id type int",
+        "alter table user_statuses alter emoji type varchar(255)",
+        "alter table user_statuses add likes int not null default 0",
+        "create table of_the_forge ()",
+    ],
+)
+def test_a_database_that_only_looks_different_is_as_good(migrated, change):
+    for statement in change.split(";"):
+        migrated.execute_sql(statement)
+
+    assert list(differences(MODELS)) == []
+
+
+def test_what_held_batches_back_in_columns_does_so_in_rows(empty, ours, tmp_path):
+    holds = (ours.folder / "0012_holds.py").rename(tmp_path / "0012_holds.py")
+    migrations.migrate(empty, ours)
+    empty.execute_sql("""
+        insert into batches (name, paused_until, paused_since, paused_reason, paused_by) values
+            ('a', '9999-12-31 00:00Z', now(), 'a move', 'ann'), ('b', now() + interval '1 h', now(), null, 'bob'),
+            ('c', now() - interval '1 h', now(), 'over', 'bob');
+        insert into batches (name, stopped_since, stopped_reason, stopped_by, held_since, held_reason, held_sentence)
+        values ('d', now(), 'wrong', 'ann', now(), 'new', 'nobody has looked')
+    """)
+    holds.rename(ours.folder / "0012_holds.py")
+
+    migrations.migrate(empty, ours)
+
+    found = empty.execute_sql("select batch, kind, reason, by, until is null from holds order by batch, kind desc")
+    assert found.fetchall() == [
+        ("a", "pause", "a move", "ann", True),
+        ("b", "pause", None, "bob", False),
+        ("d", "stop", "wrong", "ann", True),
+        ("d", "new", "nobody has looked", "forgekeeper", True),
+    ]

@@ -1,0 +1,173 @@
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from contextlib import closing, suppress
+from pathlib import Path
+from uuid import uuid4
+
+import psycopg2
+import pytest
+from redis import Redis
+
+from forgekeeper.settings import PREFIX
+from tests.harness.waiting import wait_until
+
+ROOT = Path(__file__).parents[2]
+MARK = "DEMO_MARK"
+LIMIT = 60.0
+START_LIMIT = 120.0
+"""Seconds that two busy cores may take for a tour, or to make a database and start all processes."""
+COMMAND = ("-P", "-m", "forgekeeper.cli")
+HOST = """
+import os, signal, sys, time
+from pathlib import Path
+from demo.servers import servers
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
+with servers(Path(sys.argv[1]) if sys.argv[1] else None) as s:
+    print(s.database_url, flush=True)
+    exec(sys.argv[2])
+    time.sleep(600)
+"""
+
+
+class Program:
+    """A Python process whose temporary files and descendants can be told from others."""
+
+    def __init__(self, parent, *words, folder=None, **settings):
+        self.folder = folder
+        self.temporary = Path(tempfile.mkdtemp(prefix="t", dir=parent))
+        self.output = self.temporary.with_suffix(".out")
+        self._mark = uuid4().hex
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+        own = {"PYTHONPATH": str(ROOT), "TMPDIR": str(self.temporary), MARK: self._mark}
+        own |= {f"{PREFIX}METRICS_PORT_{process}": "0" for process in ("WORKER", "SCHEDULER", "EXPORTER")}
+        with self.output.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, *words],
+                cwd=folder or self.temporary,
+                env=inherited | own | {PREFIX + name: value for name, value in settings.items()},
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    @property
+    def said(self):
+        return self.output.read_text()
+
+    def says(self, text):
+        return (
+            wait_until(lambda: text in self.said or self.process.poll() is not None, START_LIMIT) and text in self.said
+        )
+
+    def ends(self, signal_number=None):
+        if signal_number:
+            self.process.send_signal(signal_number)
+        return self.process.wait(START_LIMIT)
+
+    def pids(self):
+        """Find our processes: they have inherited our mark, or work in our folders.
+
+        Servers write their titles over their environment.
+        """
+        return [int(process.name) for process in Path("/proc").glob("[0-9]*") if self._is_ours(process)]
+
+    def process_table(self):
+        """Say which processes of ours there are, and what they last logged."""
+        logs = [log.read_text()[-2000:] for log in self.temporary.glob("*/*.log")]
+        return [Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ") for pid in self.pids()], logs
+
+    def _is_ours(self, process):
+        with suppress(OSError):  # it has ended
+            if f"{MARK}={self._mark}".encode() in (process / "environ").read_bytes():
+                return True
+            place = (process / "cwd").readlink()
+            return any(place.is_relative_to(folder) for folder in (self.folder, self.temporary) if folder)
+        return False
+
+    def leaves_no_process(self):
+        return wait_until(lambda: not self.pids(), LIMIT)
+
+    def leaves_no_folder(self):
+        return wait_until(lambda: not any(self.temporary.iterdir()), LIMIT)
+
+    def leaves_nothing(self):
+        return self.leaves_no_process() and self.leaves_no_folder()
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+        for pid in self.pids():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Start programs; in the end nothing of them is left."""
+    programs, parent = [], tmp_path_factory.mktemp("w")
+
+    def begin(*words, **options):
+        programs.append(Program(parent, *words, **options))
+        return programs[-1]
+
+    yield begin
+    for program in programs:
+        program.kill()
+
+
+@pytest.fixture(scope="module")
+def start(run):
+    """Start `forgekeeper` commands."""
+    return lambda *words, **options: run(*COMMAND, *words, **options)
+
+
+@pytest.fixture
+def host(run):
+    """Start processes that run the servers, in the folder if one is given, and then do what they are given as code."""
+
+    def begin(folder="", then="", *, ready=True):
+        program = run("-c", HOST, str(folder), then)
+        assert not ready or program.says("postgresql:"), program.said
+        return program
+
+    return begin
+
+
+@pytest.fixture(scope="module")
+def query():
+    """Ask the database at a URL; return its rows, where there are any."""
+
+    def ask(url, sql):
+        with closing(psycopg2.connect(url)) as connection:
+            connection.autocommit = True
+            with connection.cursor() as cursor:
+                cursor.execute(sql)
+                return cursor.fetchall() if cursor.description else []
+
+    return ask
+
+
+@pytest.fixture
+def redis_client():
+    """Open Redis clients that are closed in the end."""
+    clients = []
+
+    def connect(url):
+        clients.append(Redis.from_url(url))
+        return clients[-1]
+
+    yield connect
+    for client in clients:
+        client.close()
+
+
+@pytest.fixture
+def temporary_root(monkeypatch):
+    """A folder for temporary ones of ours, of a name so short that sockets fit into it."""
+    with tempfile.TemporaryDirectory(prefix="t", ignore_cleanup_errors=True) as short:
+        monkeypatch.setenv("TMPDIR", short)
+        monkeypatch.setattr("tempfile.tempdir", None)
+        yield Path(short)

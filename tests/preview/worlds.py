@@ -5,19 +5,17 @@ small numbers; `put` brings the record of a key into a way, whatever it was befo
 """
 
 import shutil
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
 
 from forgekeeper.connections import client
 from forgekeeper.database import database
-from forgekeeper.delivery.queues import NAMESPACE
 from forgekeeper.flags import FeatureFlag
 from tests.harness.git_samples import Bare, put_root
 from tests.harness.performing import perform
 from tests.preview.stored import Objects, Uploads
-from tests.preview.world import DAY, HOUR, MICROSECOND, MINUTE, NOON, World
+from tests.preview.world import DAY, HOUR, MICROSECOND, NOON, World
 from workers import expired_job_artifacts, git_ref_cleanup
 from workers.expired_job_artifacts import buckets
 
@@ -217,7 +215,7 @@ class Imports(World):
 
 
 class Old(World):
-    """By their rest modulo 5 keys are ref deletions, runs, uploads, processes and dead letters."""
+    """By their rest modulo 4 keys are ref deletions, runs, uploads and processes."""
 
     batch = "prune"
     tables = ("batched_git_ref_updates_deletions", "job_runs", "settled_uploads", "processes")
@@ -228,18 +226,16 @@ class Old(World):
         "select 1 from settled_uploads where path = any(%(keys)s::text[]) for update;"
         "select 1 from processes where id = any(%(keys)s) for update"
     )
-    keeps = (DAY, 30 * DAY, 30 * DAY, DAY, 7 * DAY)
-    records = ("ref_deletion", "job_run", "settled_upload", "process", "dead_letter")
-    dead = QueueKeys(NAMESPACE, "cron").dead
+    keeps = (DAY, 30 * DAY, 30 * DAY, DAY)
+    records = ("ref_deletion", "job_run", "settled_upload", "process")
     newest = 1_000_000
 
     def empty(self):
         super().empty()
-        client.delete(self.dead, f"{self.dead}.msgs")
         database.execute_sql("insert into job_runs (id, batch, state) values (%s, 'old', 'started')", (self.newest,))
 
     def since(self, key, way):
-        exact = self.keeps[key % 5]
+        exact = self.keeps[key % 4]
         shifts = {"long ago": -DAY, "just old": -MICROSECOND, "just not old": 0 * DAY, "young": exact / 2}
         return NOON - exact + shifts.get(way, 100 * DAY)
 
@@ -261,26 +257,13 @@ class Old(World):
                 (key, key, since, since),
             ),
         )
-        if key % 5 < 4:
-            other.execute(*statements[key % 5])
-            return
-        age = {"long ago": 8 * DAY, "just old": 7 * DAY + MINUTE, "just not old": 7 * DAY - MINUTE}.get(way, HOUR)
-        client.zadd(self.dead, {str(key): round((time.time() - age.total_seconds()) * 1_000)})
-        client.hset(f"{self.dead}.msgs", str(key), b"{}")
+        other.execute(*statements[key % 4])
 
     def remove(self, other, key):
         other.execute("delete from batched_git_ref_updates_deletions where id = %s", (key,))
         other.execute("delete from job_runs where id = %s", (key,))
         other.execute("delete from settled_uploads where path = %s", (str(key),))
         other.execute("delete from processes where id = %s", (key,))
-        client.zrem(self.dead, str(key))
-        client.hdel(f"{self.dead}.msgs", str(key))
-
-    def lock(self, other, keys):
-        super().lock(other, [key for key in keys if key % 5 < 4])
-
-    def lockable(self, key):
-        return key % 5 < 4
 
     def key(self, _part, number, name):
         return int(name if name and name.isdigit() else number)
@@ -290,8 +273,7 @@ class Old(World):
             f"select {key}::bigint from {table}"
             for table, key in zip(self.tables, ("id", "id", "path", "id"), strict=True)
         )
-        letters = {int(letter) for letter in client.zrange(self.dead, 0, -1)}
-        return (self.ids(rows) | letters) - {self.newest}
+        return self.ids(rows) - {self.newest}
 
 
 class Pipelines(World):

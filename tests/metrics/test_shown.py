@@ -1,4 +1,4 @@
-"""What a batch declares to be shown is shown: by the exporter, by `status`, on the dashboards."""
+"""What a batch declares to be shown is shown: by the exporter and by `status`."""
 
 from datetime import timedelta
 
@@ -13,7 +13,6 @@ from forgekeeper.database.backlog import Backlog
 from forgekeeper.flags import FeatureFlag
 from metrics import exporter
 from metrics.catalogue.metric import Gauge, Reading
-from metrics.dashboards.written import FOLDER, written
 from tests.harness.toys import declaring, toy
 
 from .pages import read
@@ -110,19 +109,3 @@ def test_status_has_the_batch_and_the_part_that_it_brings(shelf, database, setti
 
     assert found["batches"]["toys"]["backlog"] == 3
     assert found["shelves"] == 5
-
-
-def test_what_only_one_batch_has_is_drawn(toys):
-    toys.collector("shelf", gauges=[BOXES])(lambda _settings: iter([]))
-
-    page = written()[FOLDER / "forgekeeper-batch.json"]
-
-    assert '"title": "toys: what only it has"' in page
-    assert '"expr": "max by (state) (forgekeeper_boxes)"' in page
-
-
-def test_dashboards_have_the_batch_as_a_choice_and_draw_its_limits(toys):
-    page = written()[FOLDER / "forgekeeper-batch.json"]
-
-    assert '"value": "toys"' in page
-    assert '7 * max by (batch) (forgekeeper_info{batch=\\"$batch\\",batch=~\\"toys\\"})' in page

@@ -31,8 +31,8 @@ from forgekeeper.delivery.hands import Delivery, Due, Hands
 from forgekeeper.delivery.queues import actor_of
 from forgekeeper.delivery.sizes import TOO_LARGE
 from forgekeeper.delivery.work_queue import WorkQueue
-from forgekeeper.events import DeadLettered, emit
 from forgekeeper.redis_values import is_text
+from metrics.counting import dead_lettered
 from metrics.redaction import describe
 
 LOOK_FOR_LOST_EVERY = timedelta(seconds=30)
@@ -235,7 +235,7 @@ class Consumer(dramatiq.Consumer):
             facts = {"queue": self._queue, "message_id": _text(one), "reason": TOO_LARGE, "bytes": one.size}
             log.error("message dead-lettered", **facts)
             # Whose it was is in what nobody has read.
-            emit(DeadLettered(""))
+            dead_lettered("")
 
     def _drain(self) -> None:
         """Requeue what has not been started, once; the heartbeat did so too, perhaps before our last fetch."""
@@ -254,7 +254,7 @@ class Consumer(dramatiq.Consumer):
         if message is None:
             log.error("message dead-lettered", queue=self._queue, message_id=_text(fetched), reason="malformed")
             if self._deliveries.nack(self._queue, *fetched, reason="malformed"):
-                emit(DeadLettered(actor_of(fetched.body)))
+                dead_lettered(actor_of(fetched.body))
             return None
         if not self._delayed and message.actor_name not in self._broker.actors:
             self._postpone(fetched, message)

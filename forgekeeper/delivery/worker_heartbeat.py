@@ -14,7 +14,7 @@ from dramatiq import Worker
 from forgekeeper import shutdown
 from forgekeeper.delivery.deliveries import Deliveries
 from forgekeeper.delivery.queues import actor_of
-from forgekeeper.events import DeadLettered, emit
+from metrics.counting import dead_lettered
 from metrics.redaction import describe
 from metrics.threads import Vital, end_process
 
@@ -92,7 +92,7 @@ class WorkerHeartbeat(Vital):
             log.warning("messages reclaimed", silent=reclaimed.worker, queue=reclaimed.queue, count=reclaimed.taken)
             for message_id, body in zip(reclaimed.poison, reclaimed.bodies, strict=True):
                 log.error("message dead-lettered", queue=reclaimed.queue, message_id=message_id, reason="poison")
-                emit(DeadLettered(actor_of(body)))
+                dead_lettered(actor_of(body))
 
     def _not_reclaimed(self, worker: str, error: redis.ResponseError) -> None:
         """Say once a minute that messages cannot be taken, for as long as that is so."""

@@ -21,11 +21,11 @@ from forgekeeper.database import database, release
 from forgekeeper.delivery.enqueue_unique import TOKEN, enqueue_unique
 from forgekeeper.delivery.hands import Delivery
 from forgekeeper.delivery.queues import RUN
-from forgekeeper.events import RunSkipped, RunStarted, emit
 from forgekeeper.identity import identity
 from forgekeeper.process.actors import RUN_ID, send_children
 from forgekeeper.process.middleware import needed
 from forgekeeper.process.tracing import HEADER
+from forgekeeper.runs import counting
 from forgekeeper.runs.attempt import Attempt
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun, Started
@@ -167,10 +167,10 @@ def _start(batch: BatchSpec, number: int, *, token: UUID) -> Started | None:
     if started is None:
         # The row of a batch that is held back stays open; its message is sent again afterwards.
         reason = Hold.why(batch.name) or "duplicate"
-        emit(RunSkipped(batch.name, reason))
+        counting.run_skipped(batch.name, reason)
         log.info("run skipped", batch=batch.name, run=number, reason=reason)
     else:
-        emit(RunStarted(batch.name, started.tick, started.attempt))
+        counting.run_started(batch.name, started)
     return started
 
 

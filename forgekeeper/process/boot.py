@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from forgekeeper import boot, worker_metrics
+from forgekeeper import boot
 from forgekeeper.batches import BATCHES, all_declared
-from forgekeeper.events import subscribe
 from forgekeeper.process.actors import declare
 from forgekeeper.process.broker import broker
 from forgekeeper.process.sending import send
@@ -23,4 +22,5 @@ def load_batches() -> None:
     for batch in BATCHES.values():
         batch.sender = send
     WORKER.know(table(all_declared()))
-    subscribe(worker_metrics.count)
+    if WORKER.in_files:
+        WORKER.zero()

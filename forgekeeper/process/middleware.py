@@ -23,12 +23,12 @@ from forgekeeper.delivery.consumer import is_counted
 from forgekeeper.delivery.hands import Delivery
 from forgekeeper.delivery.queues import RUN
 from forgekeeper.delivery.worker_heartbeat import WorkerHeartbeat
-from forgekeeper.events import LineWritten, emit
 from forgekeeper.identity import identity
 from forgekeeper.process import signals
 from forgekeeper.process.actors import RUN_ID
 from forgekeeper.process.presence import AtWork, Presence
 from metrics import logs
+from metrics.counting import line_written
 from metrics.redaction import describe
 
 LIMIT_LATE = 60.0
@@ -51,10 +51,6 @@ def needed(hook: Callable[Given, None]) -> Callable[Given, None]:
             raise SystemExit(1) from error
 
     return called
-
-
-def _written(level: str) -> None:
-    emit(LineWritten(level))
 
 
 def _longest(broker: Broker) -> dict[str, float]:
@@ -111,7 +107,7 @@ class Clients(Middleware):
         signals.follow()
         settings = load()
         # Not what Dramatiq has put in its place: a pipe to the master, in whose death lines would be lost.
-        logs.configure(settings.log_format, settings.log_level, sys.__stderr__, told=_written)
+        logs.configure(settings.log_format, settings.log_level, sys.__stderr__, told=line_written)
         # One connection for each thread, one for the heartbeat of runs, one for the process's presence.
         connect(settings, Limits.of_worker(settings), name="worker", connections=settings.worker_threads + 2)
         # What was imported stays.  Looking at all of it in each full collection took up to half of a fan-out.

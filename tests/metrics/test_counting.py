@@ -1,8 +1,8 @@
-"""What a worker counts of a run or a child that has ended."""
+"""What is counted of a run, a child or a record."""
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from datetime import timedelta
+from types import SimpleNamespace
 
 import peewee as pw
 import pytest
@@ -10,19 +10,20 @@ import redis
 from dramatiq import MessageProxy
 from dramatiq.middleware import TimeLimitExceeded
 
-from forgekeeper import shutdown, worker_metrics
+from forgekeeper import shutdown
 from forgekeeper.batches import Record, Threshold, all_declared
 from forgekeeper.database import now
 from forgekeeper.database.backlog import Backlog
-from forgekeeper.events import ChildEnded, RecordFailed, RunEnded, RunStarted
 from forgekeeper.locks import LeaseLost
 from forgekeeper.process.broker import broker
-from forgekeeper.runs.growth import Growth
+from forgekeeper.runs import counting
+from forgekeeper.runs.counting import BREACHES, Growth, child_ended, record_failed, rules, run_ended, run_started
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.storage import git_refs, objects
-from forgekeeper.worker_metrics import BREACHES, count, rules
+from forgekeeper.worker_metrics import WorkerMetrics
 from metrics.counting import WORKER
 from tests.harness.catalogue import METRICS
+from tests.harness.every import every
 from tests.harness.ledger import start_run
 from tests.harness.toys import Outcome, declaring, toy
 from workers import expired_job_artifacts as artifacts
@@ -33,12 +34,6 @@ from workers import user_status_cleanup as statuses
 DECLARED = {one.name: one for one in all_declared()}
 
 
-BAD_RECORDS = {
-    (worker_metrics.ERRORS, *child) for child in METRICS[worker_metrics.ERRORS].children if child[-1] == "database"
-}
-"""What is counted when it happens, not of an outcome."""
-
-
 class Counted:
     """What has been counted since."""
 
@@ -46,13 +41,13 @@ class Counted:
         self._before = self._all()
 
     def __call__(self, name, *labels):
-        (metric,) = [metric for known, metric in METRICS.items() if known == f"forgekeeper_{name}"]
+        metric = METRICS[f"forgekeeper_{name}"]
         key = (metric.name, *sorted(zip(metric.labels, labels, strict=True)))
         return self._all().get(key, 0) - self._before.get(key, 0)
 
     @property
-    def everything(self):
-        return {key for key, value in self._all().items() if value != self._before.get(key, 0)}
+    def names(self):
+        return {key[0] for key, value in self._all().items() if value != self._before.get(key, 0)}
 
     def _all(self):
         return {
@@ -69,79 +64,73 @@ def counted():
 
 def end(batch, seconds=1.0, outcome=None, error=None, *, state="succeeded", skipped=None):
     if outcome is not None:
-        Growth(batch, outcome).count()
-    count(RunEnded(batch, seconds, outcome, error, state, skipped))
+        Growth(DECLARED[batch], outcome).count()
+    run_ended(DECLARED[batch], seconds, outcome, error, state=state, skipped=skipped)
 
 
-@pytest.mark.parametrize("declared", DECLARED.values(), ids=DECLARED)
+@every("declared", DECLARED.values(), name=lambda one: one.name)
 def test_every_field_that_is_declared_to_be_counted_is_one_of_the_outcome(declared):
     names = {field.name for field in fields(declared.outcome)}
 
-    counted = {name for rule in rules(declared) for name in rule.fields}
+    found = {name for _, _, counted in rules(declared) for name in counted}
     limits = {name for limit in declared.thresholds for name in (*limit.found, *limit.done)}
 
-    assert counted | limits <= names
+    assert found | limits <= names
 
 
-def test_whatever_the_catalogue_says_of_records_and_children_is_counted():
-    counted = {(rule.metric, *rule.labels) for one in DECLARED.values() for rule in rules(one) if rule.fields}
+def test_all_that_the_catalogue_says_of_records_and_children_is_counted():
+    found = {(metric, *labels) for one in DECLARED.values() for metric, labels, names in rules(one) if names}
 
     declared = {
         (name, *child)
-        for name in (
-            worker_metrics.PROCESSED,
-            worker_metrics.EXAMINED,
-            worker_metrics.ERRORS,
-            worker_metrics.CHILDREN,
-            "forgekeeper_missing_repositories_total",
-            "forgekeeper_buckets_recovered_total",
-            "forgekeeper_buckets_refilled_total",
-        )
+        for name in (counting.PROCESSED, counting.EXAMINED, counting.ERRORS, counting.CHILDREN)
         for child in METRICS[name].children
-        if (name, *child) not in BAD_RECORDS
+        if child[-1] != "database"  # counted when it happens, not of an outcome
     }
 
-    assert counted == declared
+    assert declared <= found
 
 
-@pytest.mark.parametrize("labels", [labels for _, *labels in sorted(BAD_RECORDS)], ids=" ".join)
-def test_a_bad_record_is_counted_where_it_is_passed_over(counted, labels):
-    count(RecordFailed(*labels))
+def test_an_outcome_is_counted_as_it_grows(counted):
+    outcome = statuses.user_status_cleanup.outcome(2, 1, "drained")
+    growth = Growth(DECLARED["user_status_cleanup"], outcome)
 
-    assert counted("record_errors_total", *labels) == 1
+    growth.count()
+    outcome.deleted = 5
+    growth.count()
+    growth.count()
+
+    assert counted("records_processed_total", "user_status_cleanup", "user_status") == 5
 
 
-def test_a_run_that_ends_well_is_a_run_with_its_figures_and_no_failure(database, counted):
+def test_a_bad_record_is_counted_where_it_fails(counted):
+    record_failed("user_status_cleanup", "user_status", "database")
+
+    assert counted("record_errors_total", "user_status_cleanup", "user_status", "database") == 1
+
+
+def test_a_run_that_ends_well_is_a_run_and_no_failure(database, counted):
     end("user_status_cleanup", outcome=statuses.user_status_cleanup.outcome(7, 1, "drained"))
 
     assert counted("runs_total", "user_status_cleanup") == 1
-    assert counted("records_processed_total", "user_status_cleanup", "user_status") == 7
-    assert {name for name, *_ in counted.everything} == {
+    assert counted.names == {
         "forgekeeper_runs_total",
         "forgekeeper_records_processed_total",
         "forgekeeper_records_examined_total",
-        "forgekeeper_run_duration_seconds_bucket",
-        "forgekeeper_run_duration_seconds_count",
-        "forgekeeper_run_duration_seconds_sum",
+        *(f"forgekeeper_run_duration_seconds_{part}" for part in ("bucket", "count", "sum")),
     }
 
 
-def test_a_failed_attempt_that_will_be_tried_again_is_a_failure_and_one_retry(counted):
-    end("prune", error=redis.ConnectionError(), state="enqueued")
+@pytest.mark.parametrize(("state", "retries"), [("enqueued", 1), ("failed", 0)])
+def test_a_failed_attempt_is_a_failure_and_a_retry_if_it_will_be_tried_again(counted, state, retries):
+    end("prune", error=redis.ConnectionError(), state=state)
 
     assert counted("run_failures_total", "prune", "redis") == 1
-    assert counted("run_retries_total", "prune") == 1
+    assert counted("run_retries_total", "prune") == retries
 
 
-def test_a_failure_for_good_is_no_retry(counted):
-    end("prune", error=ValueError(), state="failed")
-
-    assert counted("run_failures_total", "prune", "other") == 1
-    assert counted("run_retries_total", "prune") == 0
-
-
-@pytest.mark.parametrize(
-    ("error", "kind"),
+@every(
+    "error, kind",
     [
         (pw.OperationalError(), "database"),
         (redis.TimeoutError(), "redis"),
@@ -151,23 +140,19 @@ def test_a_failure_for_good_is_no_retry(counted):
         (TimeLimitExceeded(), "time_limit"),
         (KeyError(), "other"),
     ],
-    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_an_error_is_of_one_kind_of_the_catalogue(error, kind):
-    assert worker_metrics.kind(error) == kind
+    assert counting.kind(error) == kind
     assert ("prune", kind) in METRICS["forgekeeper_run_failures_total"].children
 
 
 @pytest.mark.parametrize(
     ("batch", "limit"), [("user_status_cleanup", 60), ("stale_direct_uploads", 250), ("expired_job_artifacts", 60)]
 )
-@pytest.mark.parametrize("error", [None, ValueError()], ids=["ended well", "failed"])
-def test_a_run_longer_than_its_document_allows_is_one_breach(database, counted, batch, limit, error):
-    outcome = None if error else DECLARED[batch].outcome()
-
-    end(batch, limit, outcome, error)
+def test_a_run_longer_than_its_document_allows_is_one_breach(database, counted, batch, limit):
+    end(batch, limit, DECLARED[batch].outcome())
     within = counted("threshold_breaches_total", batch, "duration")
-    end(batch, limit + 0.1, outcome, error)
+    end(batch, limit + 0.1, error=ValueError())
 
     assert within == 0
     assert counted("threshold_breaches_total", batch, "duration") == 1
@@ -176,7 +161,7 @@ def test_a_run_longer_than_its_document_allows_is_one_breach(database, counted, 
 def test_other_batches_may_take_as_long_as_they_like(counted):
     end("prune", 100_000.0, DECLARED["prune"].outcome())
 
-    assert BREACHES not in {name for name, *_ in counted.everything}
+    assert BREACHES not in counted.names
 
 
 @pytest.mark.parametrize(("batch", "limit"), [("stale_direct_uploads", 2), ("expired_job_artifacts", 3)])
@@ -199,30 +184,32 @@ def test_more_pending_uploads_than_the_limit_are_a_breach(counted, left, breache
     assert counted("threshold_breaches_total", "stale_direct_uploads", "backlog") == breaches
 
 
-@pytest.mark.parametrize("stopped", ["deadline", "drained"])
 @pytest.mark.parametrize(("left", "breaches"), [(10_000, 0), (10_001, 1)])
-def test_more_statuses_left_than_the_limit_are_a_breach(database, counted, left, breaches, stopped):
+def test_more_statuses_left_than_the_limit_are_a_breach(database, counted, left, breaches):
     database.execute_sql(
         "insert into user_statuses (user_id, clear_status_at) select n, now() from generate_series(1, %s) as n", (left,)
     )
 
-    end("user_status_cleanup", outcome=statuses.user_status_cleanup.outcome(1, 1, stopped))
+    end("user_status_cleanup", outcome=statuses.user_status_cleanup.outcome(1, 1, "drained"))
 
     assert counted("threshold_breaches_total", "user_status_cleanup", "backlog") == breaches
 
 
-def test_a_backlog_that_has_a_limit_is_looked_at_after_a_run_that_ended_well_and_after_no_other(database, counted):
+def test_a_backlog_is_compared_after_a_run_that_ended_well_and_after_no_other(database, counted):
     with declaring():
         batch = toy(records=[Record("toy", objective=timedelta(hours=1))], thresholds=[Threshold("backlog", above=3)])
         batch.backlog("toy")(lambda _now: Backlog(4))
+        breaches = []
 
-        end("toys", outcome=Outcome(), skipped="paused")
-        end("toys", error=ValueError(), state="failed")
-        before = counted("threshold_breaches_total", "toys", "backlog")
-        end("toys", outcome=Outcome())
-        after = counted("threshold_breaches_total", "toys", "backlog")
+        for error, skipped in ((None, "paused"), (ValueError(), None), (None, None)):
+            run_ended(batch, 1.0, Outcome(), error, state="failed", skipped=skipped)
+            breaches.append(counted_breaches())
 
-    assert (before, after) == (0, 1)
+    assert breaches == [0, 0, 1]
+
+
+def counted_breaches():
+    return WORKER.registry.get_sample_value(BREACHES, {"batch": "toys", "threshold": "backlog"}) or 0
 
 
 def test_a_run_that_stops_at_its_budget_is_a_timeout(database, counted):
@@ -255,13 +242,13 @@ def test_buckets_that_were_put_back_or_added_are_counted(counted):
 
     assert counted("buckets_recovered_total") == 1
     assert counted("buckets_refilled_total") == 2
-    assert counted("children_enqueued_total", "expired_job_artifacts", "delete_artifact_bucket") == 3
 
 
 def test_a_flag_that_could_not_be_read_is_counted(counted):
     end("expired_job_artifacts", outcome=artifacts.Outcome(), skipped="flag_unreadable")
 
     assert counted("feature_flag_errors_total", "bulk_delete_job_artifacts") == 1
+    assert counted("runs_skipped_total", "expired_job_artifacts", "flag_unreadable") == 1
 
 
 @pytest.mark.parametrize(
@@ -274,43 +261,33 @@ def test_a_flag_that_could_not_be_read_is_counted(counted):
     ],
     ids=["taken", "held by another", "lost", "nobody knows"],
 )
-def test_a_child_tells_what_became_of_its_lease(counted, stopped, error, expected):
+def test_a_child_counts_what_became_of_its_lease(counted, stopped, error, expected):
     outcome = stopped and git_ref_cleanup.ProjectOutcome(stopped=stopped)
 
-    count(ChildEnded("clean_project_refs", 1.0, outcome, error))
+    child_ended(DECLARED["clean_project_refs"], 1.0, outcome, error, skipped=None)
 
     names = ("lease_acquisitions_total", "lease_contentions_total", "lease_lost_total")
     assert tuple(counted(name, "clean_project_refs") for name in names) == expected
     assert counted("runs_skipped_total", "clean_project_refs", "lease_held") == expected[1]
 
 
-@pytest.mark.parametrize(("late", "attempt", "times"), [(61, 1, 1), (59, 1, 0), (61, 2, 0)], ids=str)
+@pytest.mark.parametrize(("late", "attempt", "times"), [(61, 1, 1), (59, 1, 0), (61, 2, 0), (None, 1, 0)], ids=str)
 def test_a_tick_that_starts_more_than_a_minute_late_is_counted_once(database, counted, late, attempt, times):
-    count(RunStarted("prune", now() - timedelta(seconds=late), attempt))
+    tick = None if late is None else now() - timedelta(seconds=late)
+
+    run_started("prune", SimpleNamespace(tick=tick, attempt=attempt))
 
     assert counted("run_late_starts_total", "prune") == times
 
 
-def test_a_run_by_hand_is_never_late(counted):
-    count(RunStarted("prune", None, 1))
+def test_a_message_is_in_progress_until_it_has_ended(counted):
+    middleware, message = WorkerMetrics(), MessageProxy(broker.actors["prune"].message())
 
-    assert counted.everything == set()
+    middleware.before_process_message(broker, message)
+    during = counted("runs_in_progress", "prune")
+    middleware.after_process_message(broker, message)
 
-
-def test_a_message_that_two_threads_have_in_hand_is_in_progress_until_the_second_has_ended(counted):
-    one, message = worker_metrics.WorkerMetrics(), MessageProxy(broker.actors["prune"].message())
-
-    def handled():
-        one.before_process_message(broker, message)
-        one.after_process_message(broker, message)
-
-    one.before_process_message(broker, message)
-    with ThreadPoolExecutor(1) as other:
-        other.submit(handled).result()
-
-    assert counted("runs_in_progress", "prune") == 1
-    one.after_process_message(broker, message)
-    assert counted("runs_in_progress", "prune") == 0
+    assert (during, counted("runs_in_progress", "prune")) == (1, 0)
 
 
 def test_a_database_that_has_gone_does_not_fail_the_count(settings, counted):

@@ -1,11 +1,13 @@
-"""The page of all processes of a worker: there before the first message, and counting."""
+"""The endpoint of all processes of a worker: it counts, through a drain, a death and a reload."""
 
 import fcntl
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from forgekeeper.connections import client
@@ -20,11 +22,12 @@ from models import GitRefDeletion
 from tests.harness.catalogue import of
 from tests.harness.programs import LIMIT
 
-from .worker import NAME, ROOT, due
+from .worker import NAME, PATIENT, ROOT, due
 
 
 def test_every_series_is_there_at_zero_before_the_first_message(start_worker, scrape_when_up, promtool):
     worker = start_worker()
+    assert wait_until(worker.is_up, LIMIT)
 
     page = scrape_when_up(worker.url)
 
@@ -66,7 +69,7 @@ def test_a_run_that_fails_is_one_failure_and_one_retry(start_worker, send, count
     assert scrape(worker.url).value("run_failures_total", batch=NAME, error_kind="database") == 1
 
 
-def test_a_child_that_fails_is_retried_once_and_its_last_failure_is_a_dead_letter(start_worker, counts, scrape):
+def test_a_child_that_fails_is_retried_once_and_its_last_failure_is_a_dead_letter(start_worker, counts):
     worker = start_worker()
     for project in (1, 2):
         GitRefDeletion.create(project_id=project, ref="refs/x")
@@ -129,7 +132,7 @@ def test_a_worker_is_called_what_the_runbook_looks_for(start_worker, scrape_when
     assert re.search(r"^pgrep -af -- '(.+)'$", page, re.MULTILINE)[1] in called
 
 
-def test_a_worker_without_a_page_keeps_no_files(start_worker, send):
+def test_a_worker_without_an_endpoint_keeps_no_files(start_worker, send):
     worker = start_worker(METRICS_PORT_WORKER=0)
     send()
     assert wait_until(lambda: "run finished" in worker.log.read_text(), LIMIT)
@@ -167,3 +170,84 @@ def test_workers_that_forgekeeper_has_not_prepared_do_not_start(settings, monkey
 
     assert refused.returncode == 2
     assert refused.stderr == ("forgekeeper: `forgekeeper worker` starts workers; this program lacks what it prepares\n")
+
+
+def test_it_serves_while_the_worker_drains_and_ends_with_it(start_worker, send, counts, scrape, table_lock):
+    worker = start_worker(**PATIENT)
+    send()
+    assert counts(worker, 1, "runs_in_progress", batch=NAME)
+
+    worker.process.terminate()
+    assert wait_until(lambda: "worker draining" in worker.log.read_text(), LIMIT)
+    draining = scrape(worker.url)
+    table_lock.close()
+    status = worker.process.wait(LIMIT)
+
+    assert draining.value("runs_in_progress", batch=NAME) == 1
+    assert status == 0
+    assert wait_until(lambda: not worker.listens() and not worker.folders, LIMIT)
+
+
+def test_what_a_killed_process_has_counted_stays(start_worker, send, counts, scrape):
+    due(3)
+    worker = start_worker(processes=2, **PATIENT)
+    send()
+    # The last of its figures.
+    assert counts(worker, 1, "run_wait_seconds_count", batch=NAME)
+    assert wait_until(worker.is_up, LIMIT)
+
+    (one, other) = worker.children
+    os.kill(other, signal.SIGSTOP)  # the other one keeps the worker up, as a long drain would
+    os.kill(one, signal.SIGKILL)
+    after = scrape(worker.url)
+    os.kill(other, signal.SIGKILL)
+
+    assert after.value("runs_total", batch=NAME) == 1
+    assert after.value("records_processed_total", batch=NAME, record="user_status") == 3
+
+
+def test_an_endpoint_that_is_killed_is_started_again_with_all_that_was_counted(
+    start_worker, send, counts, scrape_when_up
+):
+    worker = start_worker()
+    send()
+    assert counts(worker, 1, "runs_total", batch=NAME)
+
+    os.kill(worker.endpoint, signal.SIGKILL)
+
+    assert scrape_when_up(worker.url).value("runs_total", batch=NAME) == 1
+    assert worker.log.read_text().count("metrics endpoint has ended") == 1
+    assert worker.process.poll() is None
+
+
+def test_a_worker_that_reloads_goes_on_counting(start_worker, send, counts):
+    worker = start_worker()
+    send()
+    assert counts(worker, 1, "runs_total", batch=NAME)
+    before = worker.children
+
+    worker.process.send_signal(signal.SIGHUP)
+
+    assert wait_until(lambda: worker.children and not set(worker.children) & set(before), LIMIT)
+    send()
+    assert counts(worker, 2, "runs_total", batch=NAME)
+    assert worker.process.poll() is None
+
+
+def test_a_killed_master_frees_the_port_at_once_and_the_folder_to_the_next(
+    start_worker, send, counts, table_lock, monkeypatch
+):
+    worker = start_worker(**PATIENT)
+    monkeypatch.setattr(tempfile, "tempdir", str(worker.temporary))
+    send()
+    assert counts(worker, 1, "runs_in_progress", batch=NAME)
+    assert wait_until(worker.is_up, LIMIT)
+
+    worker.process.kill()
+
+    assert wait_until(lambda: not worker.listens(), LIMIT)
+    multiprocess.remove_abandoned()
+    held = worker.folders  # its workers still count there
+    table_lock.close()
+    assert len(held) == 1
+    assert wait_until(lambda: multiprocess.remove_abandoned() or not worker.folders, LIMIT)

@@ -3,11 +3,8 @@
 import io
 import json
 import logging
-import os
 import socket
 import struct
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -88,7 +85,7 @@ def slow(page):
     return client
 
 
-@pytest.mark.parametrize("client", [silent, resetting, slow])
+@pytest.mark.parametrize("client", [silent, resetting])
 def test_a_client_that_does_it_badly_is_a_line_and_no_trace(page, output, capfd, client, monkeypatch):
     monkeypatch.setattr(pages._Request, "timeout", 0.5)
     kept = client(page)
@@ -111,13 +108,6 @@ def test_a_client_that_goes_away_is_nothing_to_tell(page, output, capfd):
     assert (output.getvalue(), capfd.readouterr().err) == ("", "")
 
 
-def test_a_line_that_is_too_long_is_refused(page):
-    with connect(page) as client:
-        client.sendall(b"GET /" + b"x" * pages.LONGEST_LINE)
-
-        assert b" 414 " in client.recv(1_000)
-
-
 class Broken(Collector):
     """Metrics that cannot be told."""
 
@@ -138,26 +128,3 @@ def test_a_page_that_cannot_be_made_is_a_line_with_the_trace(serve, output, capf
     assert "ArithmeticError: \\x1bxxx" in line["exception"]
     assert len(output.getvalue()) < 10_000
     assert capfd.readouterr().err == ""
-
-
-def command(listening, folder):
-    return [sys.executable, "-m", "metrics.multiprocess", str(listening.fileno()), str(folder), str(os.getpid())]
-
-
-def test_the_page_of_a_worker_says_so_in_lines_too(tmp_path):
-    with listen("127.0.0.1", 0) as listening:
-        port, read = listening.getsockname()[1], tmp_path / "err"
-        (tmp_path / "folder").mkdir()
-        with read.open("wb") as err:
-            process = subprocess.Popen(
-                command(listening, tmp_path / "folder"), pass_fds=[listening.fileno()], stderr=err, cwd=ROOT
-            )
-    try:
-        with socket.create_connection(("127.0.0.1", port), LIMIT) as client:
-            client.send(b"GET /me")
-            reset(client)
-        assert wait_until(lambda: "scrape broken off" in read.read_text(), LIMIT)
-        assert json.loads(read.read_text())["message"] == "scrape broken off"
-    finally:
-        process.kill()
-        process.wait()

@@ -107,7 +107,7 @@ class Clients(Middleware):
         signals.follow()
         settings = load()
         # Not what Dramatiq has put in its place: a pipe to the master, in whose death lines would be lost.
-        logs.configure(settings.log_format, settings.log_level, sys.__stderr__, told=line_written)
+        logs.configure(settings.log_format, settings.log_level, sys.__stderr__, on_line=line_written)
         # One connection for each thread, one for the heartbeat of runs, one for the process's presence.
         connect(settings, Limits.of_worker(settings), name="worker", connections=settings.worker_threads + 2)
         # What was imported stays.  Looking at all of it in each full collection took up to half of a fan-out.

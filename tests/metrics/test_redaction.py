@@ -13,19 +13,16 @@ from hypothesis import strategies as some
 
 from metrics import redaction
 from metrics.redaction import (
-    BITS,
     DEEPEST,
     LONGEST,
     MASK,
     MORE,
-    MOST,
     SEEN,
     WIDEST,
     clean,
     describe,
     escaped,
     redact,
-    text_of,
 )
 
 LINEAR = 30
@@ -61,7 +58,6 @@ SHAPES = {
     "line breaks": (":", "\r\n\u2028"),
     "halves of characters": (":", "\udc80"),
 }
-BOUNDED = (clean, redact, redaction.harmless, redaction._names_a_secret)
 
 
 def seconds(function, text):
@@ -81,14 +77,6 @@ def test_a_text_of_any_shape_takes_as_long_as_it_is(begin, piece):
     less, more = (begin + piece * (size // len(piece)) for size in (15_000, 150_000))
 
     assert seconds(escaped, more) <= LINEAR * seconds(escaped, less) + NOISE
-
-
-@pytest.mark.parametrize(("begin", "piece"), SHAPES.values(), ids=SHAPES)
-@pytest.mark.parametrize("function", BOUNDED)
-def test_a_fact_of_a_million_characters_takes_as_long_as_what_is_seen_of_it(function, begin, piece):
-    seen, all_of_it = (begin + piece * (size // len(piece)) for size in (SEEN, 1_000_000))
-
-    assert seconds(function, all_of_it) <= 3 * seconds(function, seen) + NOISE
 
 
 # What a secret is made of here is nowhere else: not one letter of it may be seen.
@@ -229,14 +217,9 @@ def test_a_fact_of_any_size_is_a_line_of_a_bounded_one(make):
     assert seconds(redact, fact) < 5
 
 
-def test_of_a_long_list_it_is_said_how_long_it_is():
-    shown = redact(list(range(5_000)))
-
-    assert (len(shown), shown[-1]) == (MOST + 1, f"{MORE} 5,000 in all")
-
-
-def test_of_a_large_mapping_it_is_said_how_large_it_is():
-    assert redact(dict.fromkeys(range(5_000)))[MORE] == "5,000 in all"
+def test_what_is_not_shown_is_said():
+    assert redact(list(range(5_000)))[-1] == f"{MORE} 5,000 in all"
+    assert redact(dict.fromkeys(range(5_000)))[MORE] == f"{MORE} 5,000 in all"
 
 
 def test_what_is_nested_deeply_is_shown_down_to_a_level():
@@ -245,11 +228,6 @@ def test_what_is_nested_deeply_is_shown_down_to_a_level():
         shown, levels = shown[0], levels + 1
 
     assert (levels, shown) == (DEEPEST + 1, f"{MORE} 1 in all")
-
-
-@pytest.mark.parametrize(("number", "text"), [(2**64, str(2**64)), (1 << BITS, f"an integer of {BITS + 1:,} bits")])
-def test_a_number_is_written_as_long_as_it_can_be(number, text):
-    assert (redact(number), text_of(number)) == (text, text)
 
 
 def test_a_key_is_as_fit_for_a_line_as_its_value():

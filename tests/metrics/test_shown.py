@@ -3,7 +3,6 @@
 from datetime import timedelta
 
 import pytest
-from prometheus_client import generate_latest
 
 from forgekeeper.batches import Record, Threshold
 from forgekeeper.cli.status import gather
@@ -11,11 +10,8 @@ from forgekeeper.collectors import all_collectors
 from forgekeeper.database import now
 from forgekeeper.database.backlog import Backlog
 from forgekeeper.flags import FeatureFlag
-from metrics import exporter
 from metrics.catalogue.metric import Gauge, Reading
 from tests.harness.toys import declaring, toy
-
-from .pages import read
 
 SINCE = timedelta(minutes=7)
 BOXES = Gauge("boxes", "Boxes for toys.", ("state",), (("full",), ("empty",)))
@@ -38,18 +34,6 @@ def shelf(toys):
     toys.backlog("toy")(lambda instant: Backlog(3, instant - SINCE))
     toys.given_up("broken_toy")(lambda: 2)
     return toys
-
-
-@pytest.fixture
-def look(database, settings, monkeypatch):
-    """Scrape an exporter; it waits for a busy machine."""
-
-    def collect():
-        monkeypatch.setattr(exporter, "PATIENCE", 30.0)
-        daily = settings.model_copy(update={"cron_toys": settings.cron_user_status_cleanup})
-        return read(generate_latest(exporter.registry(daily)).decode())
-
-    return collect
 
 
 def test_the_exporter_reads_the_backlogs_that_a_batch_declares(shelf, look):

@@ -25,7 +25,7 @@ from tests.harness.every import every
 from tests.harness.ports import free_ports
 from tests.harness.rules import RULES, RULES_FILE, UNIT_TESTS, by_alert, cases
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 ALERTS = [rule for rule in RULES if "alert" in rule]
 NAMES = sorted({rule["alert"] for rule in ALERTS})
 RUNBOOKS = ROOT / "docs" / "runbooks"

@@ -10,7 +10,7 @@ import pytest
 
 from metrics import threads
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import signal, sys, threading
 from metrics import logs, threads

@@ -1,6 +1,6 @@
 """Spoil the alert rules one place at a time, and see which spoilt rule the unit tests let through.
 
-`python -m tests.alerts.mutate [--jobs 2] [ALERT ...]` prints the survivors.  It ends with status 1 if less than nine
+`python -m tests.metrics.alerts.mutate [--jobs 2] [ALERT ...]` prints the survivors.  It ends with status 1 if less than nine
 mutants of ten are killed, or if one survives of a rule that stands for a document's row.
 """
 

@@ -6,16 +6,15 @@ from datetime import timedelta
 import pytest
 from prometheus_client import generate_latest
 
-from forgekeeper.batches import BATCHES, Record, Threshold, all_declared, child, queues
+from forgekeeper.batches import Record, Threshold, all_declared, child, queues
 from forgekeeper.cli.metrics import page
 from forgekeeper.collectors import all_collectors
 from forgekeeper.flags import FLAGS
 from metrics.catalogue import table
-from metrics.catalogue.labels import Labels
 from metrics.catalogue.metric import BUCKETS, Counter, Gauge
 from metrics.instruments import Instruments
 from models import WAITS
-from tests.harness.catalogue import LABELS, METRICS, of
+from tests.harness.catalogue import LABELS, METRICS
 from tests.harness.every import every
 from tests.harness.toys import Outcome, declaring, toy
 
@@ -97,21 +96,6 @@ def test_every_backlog_that_is_promised_is_looked_at_and_no_other():
     assert given_up == set(LABELS.series["given_up"])
 
 
-@pytest.mark.parametrize("process", ["worker", "scheduler"])
-def test_what_counts_has_every_series_at_zero_but_instants_that_have_not_come(process):
-    text = generate_latest(Instruments(process).know(METRICS).zero().registry).decode()
-
-    for metric in of(process):
-        suffix = "_count" if metric.type == "histogram" else ""
-        found = re.findall(rf"^{metric.name}{suffix}(?:{{.*}})? 0\.0$", text, re.MULTILINE)
-        assert metric.name.endswith("_timestamp_seconds") or len(found) == len(metric.children), metric.name
-
-
-@pytest.mark.parametrize("process", ["worker", "scheduler"])
-def test_promtool_has_nothing_against_what_counts(process, promtool):
-    assert promtool(generate_latest(Instruments(process).know(METRICS).zero().registry).decode()) == ""
-
-
 # What is declared anew
 
 
@@ -160,7 +144,3 @@ def test_a_counter_that_two_batches_bring_is_one_metric_of_both():
         known = table(all_declared())
 
     assert known["forgekeeper_missing_repositories_total"].children == (("git_ref_cleanup",), ("toys",))
-
-
-def test_the_order_is_that_of_declaration_parents_first():
-    assert Labels(all_declared()).names[: len(BATCHES)] == tuple(BATCHES)

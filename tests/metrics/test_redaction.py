@@ -144,8 +144,15 @@ def test_no_letter_of_a_secret_is_shown_wherever_it_stands_and_however_long_it_i
         "redis://u:" + LETTER * 2 * SEEN + "@h",
         "password='" + f"{LETTER} " * SEEN + "'",
         thrice({"token": f'{LETTER} "{LETTER}\\'}),
+        f"Password: {LETTER}",
+        f"pa\u017fsword={LETTER}",
+        f"AWS_SECRET_ACCESS_KEY={LETTER}",
+        f"DefaultEndpointsProtocol=https;AccountKey={LETTER};EndpointSuffix=h",
+        f"redis://:p@{LETTER}@h:6379/0",
+        f"redis://:p/{LETTER}@h:6379/0",
+        f"postgresql://h/d?user=u&password={LETTER}&sslmode=require",
     ],
-    ids=range(6),
+    ids=range(13),
 )
 def test_no_letter_of_an_odd_secret_is_shown(text):
     assert LETTER not in clean(text)
@@ -234,23 +241,13 @@ def test_a_key_is_as_fit_for_a_line_as_its_value():
     assert redact({"\x1b[31m\udc80": 1}) == {r"\x1b[31m\udc80": 1}
 
 
-ERRORS = {
-    "a secret around the cut": ValueError("x" * 440 + " redis://u:" + LETTER * 100 + "@h"),
-    "a NUL and half a character": ValueError("\0\udc80"),
-    "a megabyte": ValueError("password=" + LETTER * 1_000_000),
-    "no text": OverflowError(10**10_000),
-    "lines": ValueError("first\nsecond"),
-}
-
-
-@pytest.mark.parametrize("error", ERRORS.values(), ids=ERRORS)
-def test_an_error_is_described_in_a_line_that_every_server_keeps_and_everybody_may_read(error):
-    line = describe(error)
-
-    assert line.startswith(type(error).__name__)
-    assert (len(line) <= 500, line.isprintable(), LETTER in line) == (True, True, False)
-
-
 def test_a_sentence_can_be_kept_whatever_is_in_it():
     assert clean("no table \0\udc80\x1b password='hunter2") == rf"no table \x00\udc80\x1b password={MASK}"
     assert len(clean("x" * 1_000_000)) == LONGEST
+
+
+def test_an_error_is_one_line_that_every_server_keeps():
+    line = describe(ValueError("x" * 440 + "\0\udc80 redis://u:" + LETTER * 1_000_000 + "@h\nsecond"))
+
+    assert line.startswith("ValueError: xxx")
+    assert (len(line) <= 500, line.isprintable(), LETTER in line) == (True, True, False)

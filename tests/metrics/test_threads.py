@@ -3,7 +3,6 @@
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -127,14 +126,3 @@ def test_a_thread_that_dies_before_it_says_that_it_runs_is_not_waited_for_for_ev
 
     with pytest.raises(RuntimeError, match="can't start new thread"):
         Dies(lambda: None, "dies", timeout=0.1).start()
-
-
-def test_a_thread_that_runs_is_waited_for_until_it_says_so():
-    done = threading.Event()
-    thread = threads.Thread(done.wait, "runs")
-
-    thread.start()
-
-    assert thread.is_alive()
-    done.set()
-    thread.join()

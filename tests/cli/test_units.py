@@ -15,7 +15,7 @@ from forgekeeper.batches import queues
 from forgekeeper.boot import load
 from forgekeeper.cli.commands import application
 
-FOLDER = Path(__file__).parent.parent / "deploy" / "systemd"
+FOLDER = Path(__file__).parents[2] / "deploy" / "systemd"
 SERVICES = sorted(FOLDER.glob("*.service"))
 EXAMPLE = FOLDER / "forgekeeper.env"
 

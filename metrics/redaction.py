@@ -1,15 +1,13 @@
-"""What must not reach a log line as it is: secrets, control characters, endless text.
+"""What must not be seen as it is, in log lines, tables and rows: secrets, control characters, endless text.
 
-What comes from elsewhere may be of any shape and size, and whoever looks at it holds up all
-threads of the process: each step takes a time that grows with the text's length and no
-faster, and no step but the first looks at more than `SEEN` characters.
+Foreign text may be of any shape and size: each step takes a time that grows with the text's length and no faster, and
+no step but the first looks at more than `SEEN` characters.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
-from functools import lru_cache
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 MASK = "********"
@@ -17,28 +15,18 @@ LONGEST = 4_000
 """Characters of one fact: an error's trace fits, a dumped payload does not."""
 SEEN = 32_000
 """Characters of a text that are looked at: of a longer one only the beginning is shown."""
-MOST, DEEPEST, WIDEST = 1_000, 20, 4 * SEEN
-"""Parts, levels, and characters that are looked at, of all facts of a line together."""
-BITS = 4_000
-"""Those of an integer that is written out; Python refuses to write one of more than 4,300 digits."""
+WIDEST, DEEPEST, LEAST = 4 * SEEN, 20, 128
+"""Characters and levels of all facts of a line together, and the least that a part of them counts as."""
 MORE = "…"
 
-KEYS = ("access", "account", "api", "private", "sas")
 WORDS = (
     *("password", "passwd", "secret", "signature", "token", "authorization"),
-    *(f"{kind}{between}key" for kind in KEYS for between in ("", "_")),
+    *(f"{kind}{between}key" for kind in ("access", "account", "api", "private", "sas") for between in ("", "_")),
 )
 """What secrets have in their names."""
-
-# Each begins where a word does and takes it whole: nothing is looked at again for the sake of a shorter one.
 NAME = rf"(?<!\w)(?:sig(?!\w)|(?=\w*?(?:{'|'.join(WORDS)}))\w++)"
-NAMED = re.compile(rf"(?i){NAME}\\{{0,7}}+[\"']?+\s*+[=:]\s*+")
-QUOTE = re.compile(r"\\{0,7}+[\"']")
-SCHEME = re.compile(r"(?i)(?:Basic|Bearer|Token)\s++")
-WORD = re.compile(r"[^\s&,;]*+")
-URL = re.compile(r"(?<!\w)\w++://[^\s:/@]*+:")
-SPACE = re.compile(r"\s")
-SIGNATURE = re.compile(r"(?<!\w)sig(?!\w)")
+SECRET = re.compile(f"(?i){NAME}")
+URL = re.compile(r"(?<!\w)\w++://[^\s:/@]*+:(?P<value>\S*+)")
 CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"} | {
     # They break a line, or turn the direction in which it is read.
     code: f"\\u{code:04x}"
@@ -46,24 +34,47 @@ CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if 
 }
 
 
+def _named(unless: str) -> re.Pattern[str]:
+    """Find what has the name of a secret; a quote closes a value *unless* that comes before it."""
+
+    def word(quote: str) -> str:
+        # A quote may itself be escaped, in JSON that is a string of JSON; one that nothing closes goes on to the end.
+        quoted = rf"(?P<{quote}>\\{{0,7}}+[\"'])(?:.*?{unless}(?P={quote})|.*+)"
+        return rf"(?:[^\s&,;\"'\\]++|\\++(?![\"'])|\\{{8,}}+[\"']|{quoted})*+"
+
+    scheme = r"(?:(?<=basic)|(?<=bearer)|(?<=token))\s++"
+    return re.compile(
+        rf"(?is){NAME}\\{{0,7}}+[\"']?+\s*+[=:]\s*+(?P<value>{word('first')}(?:{scheme}{word('second')})*+)"
+    )
+
+
+NAMED = _named(r"(?<!\\)"), _named("")
+"""Whether a backslash escapes a quote is a matter of opinion: what is a secret to either reader is masked."""
+
+
 def printable(text: str) -> str:
-    """Escape control characters."""
+    """Escape control characters, and the halves of characters by which Python writes bytes that are no text."""
     if text.isprintable():
         return text
     return text.translate(CONTROL).encode("utf-8", "backslashreplace").decode()
 
 
 def escaped(text: str, *, torn: bool = False) -> str:
-    """Mask secrets, escape control characters; of a text that is *torn* off what ends it may go on behind the tear."""
+    """Mask secrets, escape control characters; a secret may go on where a text is *torn* off."""
     return printable(_masked(text, torn=torn))
 
 
-def clean(text: str) -> str:
+def clean(text: str, seen: int = SEEN) -> str:
     """Mask secrets, escape control characters, cut the middle out of what is too long.
 
-    Of what is much too long the end is cut off: nobody has looked whether it is that of a secret.
+    Of what is longer than *seen* the end is cut off: nobody has looked whether it is that of a secret.
     """
-    return _cleaned(text, SEEN)
+    if len(text) > seen:
+        rest = f"{MORE} ({len(text):,} characters)"
+        return escaped(text[:seen], torn=True)[: LONGEST - len(rest)] + rest
+    text = escaped(text)
+    half = (LONGEST - 1) // 2
+    return text if len(text) <= LONGEST else f"{text[:half]}{MORE}{text[-half:]}"
 
 
 def one_line(text: str) -> str:
@@ -72,24 +83,19 @@ def one_line(text: str) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """Put an exception into one line that every server can keep: for the ledger and the dead letters.
-
-    PostgreSQL refuses a NUL, and both refuse the half characters by which Python writes bytes that are no text: with
-    one of them the run or the message could not be ended.
-    """
-    # Masked before it is cut: of half a secret nobody knows that it is one.
+    """Put an exception into one line that every server can keep."""
+    # Masked before it is cut: half a secret is not recognized.
     return clean(f"{type(error).__name__}: {text_of(error)}".splitlines()[0])[:500]
 
 
-def harmless(line: str) -> bool:
-    """Say whether `redact` would change nothing of *line*, a line of JSON.
-
-    It is quick, and says no where it would have to look closer.
-    """
-    if len(line) > LONGEST or not line.isascii() or not line.isprintable() or "\\" in line or "://" in line:
-        return False
-    lower = line.lower()
-    return not any(map(lower.__contains__, WORDS)) and not ("sig" in lower and SIGNATURE.search(lower))
+def text_of(value: object) -> str:
+    """Write *value* as text, whatever it is: to log something must not fail."""
+    if isinstance(value, bytes | bytearray):
+        value = value[: SEEN + 1]
+    try:
+        return str(value)
+    except Exception:  # noqa: BLE001, such as a number of more digits than Python writes
+        return f"<{type(value).__name__}>"
 
 
 def redact(value: Any, name: str = "") -> Any:
@@ -100,157 +106,58 @@ def redact(value: Any, name: str = "") -> Any:
     return _Line().redact(value, name)
 
 
-def text_of(value: object) -> str:
-    """Write *value* as text, whatever it is: to say something must not fail.
-
-    What can be cut beforehand is: of bytes no more is written than would be looked at.
-    """
-    if isinstance(value, str):
-        return value
-    if isinstance(value, int):
-        # JSON has numbers of any size; most of what reads it does not.
-        bits = value.bit_length()
-        return str(value) if bits <= BITS else f"an integer of {bits:,} bits"
-    if isinstance(value, bytes | bytearray):
-        value = value[: SEEN + 1]
-    try:
-        return str(value)
-    except Exception:  # noqa: BLE001
-        return object.__repr__(value)
-
-
 class _Line:
     """How much room there is left on a line."""
 
     def __init__(self) -> None:
-        self._parts, self._characters = MOST, WIDEST
+        self._room = WIDEST
 
     def redact(self, value: Any, name: str, depth: int = 0) -> Any:
-        if name and _names_a_secret(name):
+        # A name that long is none: what it stands for is not shown.
+        if len(name) > LONGEST or SECRET.search(name):
             return MASK
         if value is None or isinstance(value, bool | float) or (isinstance(value, int) and value.bit_length() < 64):
             return value
         try:
             if isinstance(value, Mapping):
-                return self._mapping(value, depth)
+                parts = self._parts(value.items(), len(value), depth)
+                return {self._text(text_of(key)): self.redact(part, text_of(key), depth + 1) for key, part in parts}
             if isinstance(value, list | tuple | set | frozenset):
-                return self._list(value, depth)
+                parts = self._parts(((None, part) for part in value), len(value), depth)
+                return [self.redact(part, "", depth + 1) for _, part in parts]
         except Exception:  # noqa: BLE001, such as one that another thread is changing
-            return self._said(object.__repr__(value))
-        return self._said(text_of(value))
+            return f"<{type(value).__name__}>"
+        return self._text(text_of(value))
 
-    def _mapping(self, value: Mapping[Any, Any], depth: int) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for key, part in value.items():
-            if self._is_full(depth):
-                found[MORE] = f"{len(value):,} in all"
-                break
-            name = text_of(key)
-            found[self._said(name)] = self.redact(part, name, depth + 1)
-        return found
+    def _parts(self, parts: Iterable[tuple[Any, Any]], count: int, depth: int) -> Iterator[tuple[Any, Any]]:
+        for part in parts:
+            self._room -= LEAST
+            if self._room <= 0 or depth >= DEEPEST:
+                yield MORE, f"{MORE} {count:,} in all"
+                return
+            yield part
 
-    def _list(self, value: Collection[Any], depth: int) -> list[Any]:
-        found: list[Any] = []
-        for part in value:
-            if self._is_full(depth):
-                found.append(f"{MORE} {len(value):,} in all")
-                break
-            found.append(self.redact(part, "", depth + 1))
-        return found
-
-    def _is_full(self, depth: int) -> bool:
-        self._parts -= 1
-        return self._parts < 0 or self._characters <= 0 or depth >= DEEPEST
-
-    def _said(self, text: str) -> str:
-        room = min(SEEN, self._characters)
-        self._characters -= min(len(text), room)
-        return _cleaned(text, room)
-
-
-def _cleaned(text: str, room: int) -> str:
-    """Make *text* clean, looking at no more than *room* of its characters."""
-    if len(text) > room:
-        rest = f"{MORE} ({len(text):,} characters)"
-        return escaped(text[:room], torn=True)[: LONGEST - len(rest)] + rest
-    text = escaped(text)
-    if len(text) <= LONGEST:
-        return text
-    half = (LONGEST - 1) // 2
-    return f"{text[:half]}{MORE}{text[-half:]}"
-
-
-def _names_a_secret(name: str) -> bool:
-    # One that long is no name: what it stands for is not shown.
-    return len(name) > LONGEST or _is_secret(name)
-
-
-@lru_cache(maxsize=1_000)
-def _is_secret(name: str) -> bool:
-    return re.search(f"(?i){NAME}", name) is not None
+    def _text(self, text: str) -> str:
+        room = max(LEAST, min(SEEN, self._room))
+        self._room -= min(len(text), room)
+        return clean(text, room)
 
 
 def _masked(text: str, *, torn: bool) -> str:
     # Most texts are words: a secret stands behind one of two characters.
     if ":" not in text and "=" not in text:
         return text
-    spans = sorted((*_passwords(text, torn=torn), *_named(text)))
-    parts, shown = [], 0
-    for begin, end in spans:
-        if end <= shown:
-            continue
-        if begin >= shown:
-            parts += [text[shown:begin], MASK]
-        shown = end
-    return "".join((*parts, text[shown:])) if spans else text
+    named = [match.span("value") for pattern in NAMED for match in pattern.finditer(text)]
+    shown, parts = 0, list[str]()
+    for begin, end in sorted((*named, *_passwords(text, torn=torn))):
+        if end > max(begin, shown):
+            parts += [text[shown:begin], MASK] if begin >= shown else []
+            shown = end
+    return "".join((*parts, text[shown:]))
 
 
 def _passwords(text: str, *, torn: bool) -> Iterator[tuple[int, int]]:
     """Yield where the passwords in URLs begin and end: at the last @ before a space, as they may have one."""
-    end = at = -1
     for match in URL.finditer(text):
-        begin = match.end()
-        if begin >= end:
-            space = SPACE.search(text, begin)
-            end = space.start() if space else len(text)
-            at = end if torn and end == len(text) else text.rfind("@", begin, end)
-        if at >= begin:
-            yield begin, at
-
-
-def _named(text: str) -> Iterator[tuple[int, int]]:
-    """Yield where the values begin and end that have the name of a secret.
-
-    Such names are looked for in such values, too: where a value ends is a matter of opinion, and
-    what is the rest of one to this reader is another secret to the next.
-    """
-    end = -1
-    for match in NAMED.finditer(text):
-        begin = match.end()
-        if quote := QUOTE.match(text, begin):
-            yield begin, _closed(text, quote)
-            continue
-        scheme = SCHEME.match(text, begin)
-        # One that is in another ends where that one does, and that has been found out.
-        if scheme or begin >= end:
-            word = WORD.match(text, scheme.end() if scheme else begin)
-            assert word is not None
-            end = word.end()
-            if end > begin:
-                yield begin, end
-
-
-def _closed(text: str, quote: re.Match[str]) -> int:
-    """Return where a quoted value ends: behind its second quote, or at the end of the text if there is none.
-
-    A quote may itself be escaped, in JSON that is a string of JSON; in its value quotes are escaped once more.
-    """
-    sign, at = quote[0], quote.end()
-    while (at := text.find(sign, at)) >= 0:
-        backslashes = 0
-        while text[at - 1 - backslashes] == "\\":
-            backslashes += 1
-        at += len(sign)
-        if backslashes % (2 * len(sign)) == 0:
-            return at
-    return len(text)
+        begin, end = match.span("value")
+        yield begin, end if torn and end == len(text) else text.rfind("@", begin, end)

@@ -1,28 +1,24 @@
 """Patch of `prometheus_client.values.MmapedDict`: files to count in, with room for all that will be counted.
 
-Those of prometheus_client 0.26.0 are sparse.  Where the disk has no room for a page of a mapped file, that is no error:
-the kernel ends whoever writes there.  So each file gets its room when it is made.  A process for whose file there is
-none counts in memory: it goes on, and only the endpoint lacks its share.  It may go when
+Those of prometheus_client 0.26.0 are sparse.  Where the disk has no room for a page of a mapped file, the kernel kills
+the process that writes there.  So each file gets its room when it is made, and a process that gets none counts in
+memory: it goes on, and only the endpoint lacks its share.  The patch may go when
 `test_the_clients_files_have_no_room_of_their_own` in `tests/engine/test_patches.py` fails.
 """
 
 from __future__ import annotations
 
 import os
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
-import structlog
 from prometheus_client import values
 from prometheus_client.mmap_dict import MmapedDict
 
-from metrics.threads import Thread
+ROOM = 1 << 18
+"""Bytes; more than all series of one process need: a file that grows later does not ask whether there is room."""
 
-ROOM = 1 << 17
-"""Bytes; more than all series of one process need, for a file that grows asks nobody whether there is room."""
-
-log = structlog.get_logger(__name__)
+lacking: list[str] = []
+"""The files that there was no room for."""
 
 
 class RoomyFile(MmapedDict):
@@ -32,11 +28,8 @@ class RoomyFile(MmapedDict):
         try:
             if not read_mode:
                 reserve(Path(filename))
-        except OSError as error:
-            # In a thread of its own: the client holds its lock, and lines are counted, too.
-            facts = {"file": Path(filename).name, "error": error.strerror}
-            with suppress(RuntimeError):  # no thread can be had: then it is not said
-                Thread(partial(log.warning, "counting in memory", **facts), timeout=1).start()
+        except OSError:
+            lacking.append(Path(filename).name)
             memory = os.memfd_create("metrics")
             os.truncate(memory, ROOM)
             super().__init__(f"/proc/self/fd/{memory}")  # type: ignore[no-untyped-call]

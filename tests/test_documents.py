@@ -16,20 +16,18 @@ from inspect import signature
 from typing import Any, NamedTuple
 
 import pytest
-from forgekeeper.process.attempts import ChildRetries
 
 import models
-from forgekeeper import worker_metrics
 from forgekeeper.batches import BATCHES, all_declared
 from forgekeeper.delivery.broker import broker
 from forgekeeper.locks import lease
-from forgekeeper.runs import ledger, plan
+from forgekeeper.runs import counting, ledger, plan
 from forgekeeper.storage import outbox
-from metrics.dashboards.limits import alerts
 from models import STALE_AFTER, UNFINISHED, ImportStatus, TrackerStatus
 from tests.harness.catalogue import LABELS
 from tests.harness.every import every
 from tests.harness.performing import attempting
+from tests.harness.rules import RULES
 from tests.harness.settings import settings_with
 from workers import (
     expired_job_artifacts,
@@ -62,7 +60,7 @@ def cron(batch: str) -> str:
 
 def rule(name: str) -> dict[str, Any]:
     """Return the alert rule of that name."""
-    return next(rule for rule in alerts() if rule["alert"] == name)
+    return next(rule for rule in RULES if rule.get("alert") == name)
 
 
 def condition(name: str) -> str:
@@ -101,7 +99,7 @@ def default(function: Callable[..., Any], name: str) -> Any:
 RETRIES = "リトライ回数 Sidekiqデフォルト"
 DOCUMENT_48 = [
     Number("cron", "1分間隔で実行", "* * * * *", lambda: cron("user_status_cleanup")),
-    Number("late after", "期限切れステータスは最大1分の遅延", MINUTE, lambda: worker_metrics.LATE),
+    Number("late after", "期限切れステータスは最大1分の遅延", MINUTE, lambda: counting.LATE),
     Number("missed after", "期限切れステータスは最大1分の遅延", MINUTE, lambda: plan.MISFIRE_GRACE),
     Number("batch size", "BATCH_SIZE = 100", 100, lambda: user_status_cleanup.BATCH_SIZE),
     Number("time", "MAX_RUNTIME = 30.seconds", 30 * SECOND, lambda: user_status_cleanup.MAX_RUNTIME),
@@ -235,7 +233,7 @@ def test_each_number_of_the_documents_is_the_one_in_use(document, number):
 def test_each_document_has_its_batch(document):
     (parent,) = [batch for batch in BATCHES.values() if batch.document == int(document)]
 
-    assert (parent.name, document, parent.queue, parent.team) in LABELS.info
+    assert (parent.name, document, parent.queue, parent.team) in LABELS.series["info"]
 
 
 @pytest.mark.usefixtures("database")

@@ -12,14 +12,13 @@ from forgekeeper.batches import BATCHES, all_declared
 from tests.harness.every import every
 
 ROOT = Path(__file__).parent.parent
-LEAVES = {"database", "settings", "metrics", "identity", "events", "fan_out", "shutdown"}
+LEAVES = {"database", "settings", "metrics", "identity", "fan_out", "shutdown"}
 """What anybody in the engine may import."""
 ENGINE = {
     "settings": set(),
     "embedded": set(),
     "identity": set(),
     "shutdown": set(),
-    "events": set(),
     "fan_out": set(),
     "database": {"metrics"},
     "migrations": set(),
@@ -33,7 +32,7 @@ ENGINE = {
     "redis_client": {"database.writes"},
     "connections": {"database", "redis_client", "settings", "scripts"},
     "locks": {"metrics", "redis_types", "redis_values", "scripts"},
-    "delivery": {"events", "fan_out", "identity", "metrics", "redis_values", "scripts", "shutdown"},
+    "delivery": {"fan_out", "identity", "metrics", "redis_values", "scripts", "shutdown"},
     "installation": {"connections", "database", "delivery.keys", "settings", "storage"},
     "storage": {"database", "installation.row", "metrics", "settings"},
     "clocks": {"connections", "database", "runs.blocked", "settings"},
@@ -73,7 +72,6 @@ ENGINE = {
 """What each part of the engine may import besides itself; `delivery` and `runs` do not know one another."""
 LAYERS = {
     "metrics": set(),
-    "metrics.dashboards": {"forgekeeper.batches", "forgekeeper.process.boot", "metrics"},
     "metrics.exporter": {"forgekeeper", "metrics"},
     **{
         f"forgekeeper.{part}": {name if name == "metrics" else f"forgekeeper.{name}" for name in others}

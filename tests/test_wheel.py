@@ -108,8 +108,6 @@ def test_the_wheel_holds_every_file_of_the_product(wheel):
     paths = {path for top in PRODUCT for path in (ROOT / top, *(ROOT / top).rglob("*"))}
 
     files = {str(path.relative_to(ROOT)) for path in paths if path.is_file() and path.suffix != ".pyc"}
-    # Dashboards are made by developers, of a library that the product lacks.
-    files = {name for name in files if not name.startswith("metrics/dashboards/")}
 
     assert files - names(wheel) == set()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -36,7 +36,7 @@ def metrics(
     """List every metric with its type, labels, unit and sentence."""
     known = table(all_declared())
     if json:
-        emit({"metrics": [asdict(metric) | {"labels": metric.values} for metric in known.values()]})
+        emit({"metrics": [_facts(metric) for metric in known.values()]})
     elif markdown:
         out.print(page(known), end="")
     else:
@@ -44,6 +44,10 @@ def metrics(
             labels = f"{{{', '.join(metric.labels)}}}" if metric.labels else ""
             out.print(f"{metric.name}{labels}  ({metric.type}, {metric.process})", style="bold")
             out.print(f"    {metric.help}")
+
+
+def _facts(metric: Metric) -> dict[str, Any]:
+    return asdict(metric) | {"labels": metric.values, "type": metric.type, "unit": metric.unit}
 
 
 def page(metrics: Mapping[str, Metric]) -> str:

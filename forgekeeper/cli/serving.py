@@ -14,7 +14,6 @@ import typer
 
 import scheduler as timetable
 from forgekeeper import shutdown
-from forgekeeper.batches import all_declared
 from forgekeeper.batches import queues as declared_queues
 from forgekeeper.cli.connection import configured
 from forgekeeper.cli.console import FAILED, Problem, wrong_use
@@ -26,7 +25,6 @@ from forgekeeper.runs.reports import COUNT
 from forgekeeper.settings import PREFIX
 from metrics import exporter as exporting
 from metrics import multiprocess
-from metrics.catalogue import table
 from metrics.endpoint import Endpoint, PortTaken, listen
 from metrics.threads import ended_itself
 
@@ -100,9 +98,8 @@ def _count_in_files(host: str, port: int) -> None:
     os.environ.pop(multiprocess.FOLDER, None)
     os.environ[PREFIX + "METRICS_PORT_WORKER"] = str(port)
     if port:
-        with _listen(host, port) as listening:
-            folder = multiprocess.begin(listening, dict(os.environ), table(all_declared()))
-            os.environ[multiprocess.FOLDER] = str(folder)
+        _listen(host, port).close()  # a busy port ends the start, not only the endpoint
+        os.environ[multiprocess.FOLDER] = str(multiprocess.begin())
 
 
 def exporter() -> None:

@@ -20,7 +20,6 @@ from forgekeeper.delivery.process import Process
 from forgekeeper.delivery.queues import NAMESPACE
 from forgekeeper.delivery.sending import send
 from forgekeeper.delivery.tracing import tracing
-from forgekeeper.events import subscribe
 from forgekeeper.runs.attempt import Attempt
 from forgekeeper.settings import reading
 from metrics.catalogue import table
@@ -61,4 +60,5 @@ def load_batches() -> None:
         if child.name not in broker.actors:
             child.bind(broker, Attempt.work)
     WORKER.know(table(all_declared()))
-    subscribe(worker_metrics.count)
+    if WORKER.in_files:
+        WORKER.zero()

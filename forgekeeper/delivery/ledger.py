@@ -19,8 +19,8 @@ from dramatiq.middleware import Middleware, MiddlewareError, SkipMessage
 from forgekeeper.batches import BATCHES, BatchSpec
 from forgekeeper.delivery.process import RUN_ID, NotReady, Process
 from forgekeeper.delivery.sending import TOKEN
-from forgekeeper.events import RunSkipped, RunStarted, emit
 from forgekeeper.identity import identity
+from forgekeeper.runs import counting
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun, Started
 
@@ -79,10 +79,10 @@ def _started(batch: BatchSpec, message: MessageProxy) -> Started | None:
         raise NotReady(f"run {number} cannot be started: {error}") from error
     if started is None:
         # The row of a batch that is held back stays open; its message is sent again afterwards.
-        emit(RunSkipped(batch.name, reason or "duplicate"))
+        counting.run_skipped(batch.name, reason or "duplicate")
         log.info("run skipped", batch=batch.name, run=number, reason=reason)
     else:
-        emit(RunStarted(batch.name, started.tick, started.attempt))
+        counting.run_started(batch.name, started)
     return started
 
 

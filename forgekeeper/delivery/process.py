@@ -35,13 +35,13 @@ from forgekeeper.database import database, release
 from forgekeeper.delivery import queues
 from forgekeeper.delivery.fan_out import send_children
 from forgekeeper.delivery.in_flight import InFlight
-from forgekeeper.events import LineWritten, emit
 from forgekeeper.fan_out import Enqueued, Keyed
 from forgekeeper.process import signals
 from forgekeeper.process.drain import Drain
 from forgekeeper.runs.processes import Heartbeat
 from forgekeeper.runs.runner import Runner
 from metrics import logs
+from metrics.counting import line_written
 from metrics.redaction import describe
 from metrics.threads import end_process
 
@@ -99,9 +99,7 @@ class Process(Middleware):
         signals.follow()
         settings = load()
         # Not what Dramatiq has put in its place: a pipe to the master, in whose death lines would be lost.
-        logs.configure(
-            settings.log_format, settings.log_level, sys.__stderr__, told=lambda level: emit(LineWritten(level))
-        )
+        logs.configure(settings.log_format, settings.log_level, sys.__stderr__, on_line=line_written)
         # One connection for each thread, one for each consumer's rejects, one for the heartbeat.
         connect(settings, Limits.of_worker(settings), name="worker", connections=settings.worker_threads + 2)
         # Where the master has imported the broker, all its processes would have one name.

@@ -11,7 +11,6 @@ from forgekeeper.boot import load
 from forgekeeper.process.master import kill_late_processes
 from metrics import logs
 from metrics.counting import WORKER
-from metrics.endpoint import listen
 from metrics.multiprocess import Watch
 
 READY_TIMEOUT = timedelta(seconds=5)
@@ -27,7 +26,7 @@ def run(arguments: list[str]) -> int:
         sys.stderr.write("forgekeeper: `forgekeeper worker` starts workers; this program lacks what it prepares\n")
         return 2
     if settings.metrics_port_worker:
-        Watch(lambda: listen(settings.metrics_host, settings.metrics_port_worker)).start()
+        Watch(settings.metrics_host, settings.metrics_port_worker).start()
     kill_late_processes(settings.shutdown_timeout)
     # On SIGHUP dramatiq becomes what stands here, in the same process: with a new program, and the same page.
     sys.argv = [sys.executable, "-P", "-m", "forgekeeper.process", *arguments]

@@ -21,7 +21,6 @@ from forgekeeper.audit.deletions import Audit
 from forgekeeper.batches import BatchSpec, ChildSpec, Declared
 from forgekeeper.database import database, reachable, release
 from forgekeeper.database.writes import reading_only
-from forgekeeper.events import ChildEnded, RunEnded, emit
 from forgekeeper.failpoints import failpoint
 from forgekeeper.fan_out import Enqueued, Keyed
 from forgekeeper.identity import identity
@@ -29,8 +28,8 @@ from forgekeeper.runs import brakes, breaker, preconditions, releases
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.brakes import Brakes
+from forgekeeper.runs.counting import Growth, child_ended, run_ended
 from forgekeeper.runs.deadline import Deadline
-from forgekeeper.runs.growth import Growth
 from forgekeeper.runs.held import Held
 from forgekeeper.runs.ledger import MAX_RETRIES, JobRun, Started
 from forgekeeper.runs.processes import Heartbeat, LostRun, Row
@@ -78,7 +77,7 @@ class Attempt:
         self._final = final
         self._began = time.monotonic()
         outcome = declared.outcome()
-        self._growth = Growth(declared.name, outcome)
+        self._growth = Growth(declared, outcome)
         self._brakes = Brakes(declared, settings, outcome, number)
         self.run = Run(
             declared,
@@ -290,11 +289,11 @@ class Attempt:
     def _count(self) -> None:
         skipped = self.run.skipped if self.blocked is None else self.blocked.reason
         skipped = skipped if self.held is None else "held"
-        facts = self.declared.name, self._seconds(), self.run.outcome, self.error
-        if self.row is None:
-            emit(ChildEnded(*facts, skipped))
+        facts = self._seconds(), self.run.outcome, self.error
+        if isinstance(self.declared, BatchSpec):
+            run_ended(self.declared, *facts, state=self.state, skipped=skipped)
         else:
-            emit(RunEnded(*facts, self.state, skipped))
+            child_ended(self.declared, *facts, skipped=skipped)
 
     def _seconds(self) -> float:
         return round(time.monotonic() - self._began, 3)

@@ -17,7 +17,7 @@ import structlog
 
 from forgekeeper.database import reachable, sqlstate
 from forgekeeper.database.chunks import among
-from forgekeeper.events import RecordFailed, emit
+from forgekeeper.runs import counting
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.passed_over import PassedOver
 from metrics.redaction import describe
@@ -133,7 +133,7 @@ class BadRecords:
         log.error("record failed", record=self._record, id=key, error=sentence)
         PassedOver.fail(self._batch, self._record, key, sentence)
         if self._error_kind is not None:
-            emit(RecordFailed(self._batch, self._record, self._error_kind))
+            counting.record_failed(self._batch, self._record, self._error_kind)
         self.failed += 1
         self.error = error
         self.keys.add(key)

@@ -1,29 +1,48 @@
-"""Every metric: its name, type, labels and their values, unit, help, and the process whose endpoint has it.
+"""Every metric: `metrics.toml` holds the engine's own, and each batch brings those that only it has.
 
-All else follows from this table: what is counted, `docs/metrics.md`, the zeros of the first
-scrape, and the tests of rules and dashboards.  It follows itself from what is declared.
+All else follows from this table: what is counted, `docs/metrics.md`, the zeros of the first scrape, and the tests of
+rules and dashboards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
-from metrics.catalogue import exporter, scheduler, worker
-from metrics.catalogue.declared import Declared
-from metrics.catalogue.endpoint import Endpoint
-from metrics.catalogue.labels import Labels
-from metrics.catalogue.metric import Metric, Process
+from metrics.catalogue.labels import Labels, each
+from metrics.catalogue.metric import BUCKETS, Metric, Process
+
+FILE = Path(__file__).parent / "metrics.toml"
 
 
-def table(declared: Iterable[Declared]) -> dict[str, Metric]:
+def table(declared: Iterable[Any]) -> dict[str, Metric]:
     """Return every metric by its name, with the label sets of what is *declared*: batches first, then children."""
     labels = Labels(declared)
-    endpoints = Endpoint("worker"), Endpoint("scheduler"), Endpoint("exporter")
-    for endpoint, write in zip(endpoints, (worker.write, scheduler.write, exporter.write), strict=True):
-        write(endpoint, labels)
-    return {metric.name: metric for endpoint in endpoints for metric in endpoint.metrics}
+    return {metric.name: metric for metric in (*_engine(labels), *_batches(labels))}
 
 
 def of(process: Process, metrics: Mapping[str, Metric]) -> list[Metric]:
     """List those of the *metrics* that the endpoint of *process* has."""
     return [metric for metric in metrics.values() if metric.process == process]
+
+
+def _engine(labels: Labels) -> Iterator[Metric]:
+    read = tomllib.loads(FILE.read_text())
+    processes: tuple[Process, ...] = ("worker", "scheduler", "exporter")
+    for process in processes:
+        for name, facts in read[process].items():
+            series = labels.series[facts["series"]] if "series" in facts else ((),)
+            names, buckets = tuple(facts.get("labels", "").split()), BUCKETS[facts.get("buckets", "none")]
+            yield Metric(f"forgekeeper_{name}", names, series, facts["help"], process, buckets)
+
+
+def _batches(labels: Labels) -> Iterator[Metric]:
+    for counter in {own.name: own for one in labels.declared for own in one.counters}.values():
+        owners = each(one.name for one in labels.declared if any(counter.name == own.name for own in one.counters))
+        names, series = (("batch",), owners) if counter.by_batch else ((), ((),))
+        yield Metric(f"forgekeeper_{counter.name}_total", names, series, counter.help, "worker")
+    for collector in (collector for one in labels.declared for collector in one.collectors.values()):
+        for gauge in collector.gauges:
+            yield Metric(f"forgekeeper_{gauge.name}", gauge.labels, gauge.children, gauge.help, "exporter")

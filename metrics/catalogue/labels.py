@@ -1,32 +1,29 @@
-"""The values that labels have: those that stand, and those that follow from what is declared."""
+"""The values that labels have: those that are fixed, and those that follow from what is declared."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from itertools import product
+from typing import Any
 
-from metrics.catalogue.declared import Declared, Record
 from metrics.catalogue.metric import Children
 
 NO_BATCH = "unknown"
-"""The batch of a dead letter that is no message, or is of no batch: it is somebody's lost work all the same."""
+"""The batch of a dead letter that is no message, or is of no batch."""
 LEVELS = ("debug", "info", "warning", "error", "critical")
 ERROR_KINDS = (
     *("database", "redis", "object_storage", "gitaly"),
     *("feature_flag", "state_transition", "time_limit", "other"),
 )
 BLOCKS = ("no_store", "no_repositories", "flag_unreadable", "installation", "clocks", "schema")
-"""Why a batch may be blocked: what only a person can mend."""
+"""Why a batch may be blocked: what only a person can fix."""
 HOLDS = ("breaker", "new")
 """Why a batch may be held: a run would have been out of proportion, or nobody has looked at what it would do yet."""
 OFFS = ("flag_off", "cron_off")
 SKIPS = ("overlap", "paused", "stopped", "held", "cancelled", "lease_held", "duplicate", "flag_off", *BLOCKS)
 OPERATIONS = ("get", "delete", "delete_many")
-COLLECTORS = (
-    *("batches", "runs", "flags", "queues", "dead_letters", "leases", "roots", "bad_records"),
-    "clocks",
-)
-"""What the exporter asks whatever is declared."""
+COLLECTORS = ("batches", "runs", "flags", "queues", "dead_letters", "leases", "roots", "bad_records", "clocks")
+"""What the exporter asks, beside what batches bring."""
 CLOCKS = (("postgresql", "host"), ("postgresql", "redis"), ("redis", "host"))
 """Which clock is compared with which; the host is the exporter's."""
 
@@ -37,33 +34,58 @@ def each(*values: Iterable[str]) -> Children:
 
 
 class Labels:
-    """The label sets of what is declared, each in the order of declaration."""
+    """The label sets of the batches and children that are *declared*, each in the order of declaration."""
 
-    def __init__(self, declared: Iterable[Declared]) -> None:
+    def __init__(self, declared: Iterable[Any]) -> None:
         self.declared = tuple(declared)
         parents = [one for one in self.declared if one.parent is None]
         families = [(one, *(child for child in self.declared if child.parent == one.name)) for one in parents]
         self.names = tuple(one.name for one in self.declared)
         self.parents = tuple(one.name for one in parents)
         self.queues = tuple(dict.fromkeys(one.queue for family in families for one in family))
-        self.flags = each(flag for one in parents for flag in one.flags)
-        self.leases = each(one.name for one in self.declared if one.lease)
         self.collectors = (*COLLECTORS, *(name for one in self.declared for name in one.collectors))
-        self.each, self.cron = each(self.names), each(self.parents)
-        self.info = tuple((one.name, str(one.document or "none"), one.queue, one.team) for one in self.declared)
-        self.fan_outs = tuple((one.parent, one.name) for one in self.declared if one.parent is not None)
-        self.thresholds = tuple((one.name, limit.name) for one in self.declared for limit in one.thresholds)
-        self.dead_letters = tuple((one.queue, one.name) for one in self.declared) + each(self.queues, [NO_BATCH])
-        self.examined = self._records(lambda record: bool(record.examined))
-        self.processed = self._records(lambda record: bool(record.processed))
-        self.objectives = self._records(lambda record: record.objective is not None)
-        self.backlogs = self._records(lambda record: record.objective is not None or record.backlog)
-        self.given_up = self._records(lambda record: record.given_up)
-        self.passing_over = tuple(dict.fromkeys((name,) for name, _ in self._records(lambda one: one.passed_over)))
-        self.counters = {counter.name: counter for one in self.declared for counter in one.counters}
-        self.errors = tuple(
-            (one.name, record.name, kind) for one in self.declared for record in one.records for kind in record.errors
-        )
+        self.series: dict[str, Children | None] = {
+            # Root names are as configured.
+            "unbounded": None,
+            "each": each(self.names),
+            "parents": each(self.parents),
+            "queues": each(self.queues),
+            "collectors": each(self.collectors),
+            "levels": each(LEVELS),
+            "operations": each(OPERATIONS),
+            "clocks": CLOCKS,
+            "info": tuple((one.name, str(one.document or "none"), one.queue, one.team) for one in self.declared),
+            "failures": each(self.names, ERROR_KINDS),
+            "skips": each(self.names, SKIPS),
+            "holds": each(self.parents, HOLDS),
+            "blocks": each(self.parents, BLOCKS),
+            "offs": each(self.parents, OFFS),
+            "depths": each(self.queues, ("ready", "unacked", "delayed")),
+            "dead": each((*self.names, NO_BATCH)),
+            "dead_letters": tuple((one.queue, one.name) for one in self.declared) + each(self.queues, [NO_BATCH]),
+            "flags": each(flag for one in parents for flag in one.flags),
+            "leases": each(one.name for one in self.declared if one.lease),
+            "children": tuple((one.parent, one.name) for one in self.declared if one.parent is not None),
+            "thresholds": tuple((one.name, limit.name) for one in self.declared for limit in one.thresholds),
+            **self._of_records(),
+        }
 
-    def _records(self, wanted: Callable[[Record], bool]) -> Children:
+    def _of_records(self) -> dict[str, Children]:
+        failing = self._records(lambda record: record.passed_over)
+        return {
+            "examined": self._records(lambda record: bool(record.examined)),
+            "processed": self._records(lambda record: bool(record.processed)),
+            "objectives": self._records(lambda record: record.objective is not None),
+            "backlogs": self._records(lambda record: record.objective is not None or record.backlog),
+            "given_up": self._records(lambda record: record.given_up),
+            "passed_over": tuple(dict.fromkeys((name,) for name, _ in failing)),
+            "errors": tuple(
+                (one.name, record.name, kind)
+                for one in self.declared
+                for record in one.records
+                for kind in record.errors
+            ),
+        }
+
+    def _records(self, wanted: Callable[[Any], bool]) -> Children:
         return tuple((one.name, record.name) for one in self.declared for record in one.records if wanted(record))

@@ -11,18 +11,38 @@ Process = Literal["worker", "scheduler", "exporter"]
 Children = tuple[tuple[str, ...], ...]
 
 
+Type = Literal["counter", "gauge", "histogram"]
+BUCKETS: dict[str, tuple[float, ...]] = {
+    "none": (),
+    # The documents' limits are among them.
+    "runs": (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 250.0, 300.0, 600.0, 1800.0),
+    "requests": (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
+}
+"""Upper edges of histograms' buckets, in seconds."""
+
+
 @dataclass(frozen=True)
 class Metric:
     """A metric; *children* are the label values that it ever has, None where the settings name them."""
 
     name: str
-    type: Literal["counter", "gauge", "histogram"]
     labels: tuple[str, ...]
     children: Children | None
-    unit: str
     help: str
     process: Process
     buckets: tuple[float, ...] = ()
+
+    @property
+    def type(self) -> Type:
+        """Say what kind of metric it is."""
+        if self.buckets:
+            return "histogram"
+        return "counter" if self.name.endswith("_total") else "gauge"
+
+    @property
+    def unit(self) -> str:
+        """Name its unit, if it has one."""
+        return "seconds" if self.name.endswith("_seconds") else ""
 
     @property
     def values(self) -> dict[str, tuple[str, ...] | None]:

@@ -66,26 +66,6 @@ class Deaf(dramatiq.Middleware):
 
 dramatiq.set_broker(StubBroker(middleware=[Deaf()]))
 """
-COUNTED = """
-import os
-from prometheus_client import Counter
-
-asked = 0
-
-def getpid(real=os.getpid):
-    global asked
-    asked += 1
-    return real()
-
-{install}
-counter = Counter("things", "Things.")
-asked = 0
-for _ in range(100):
-    counter.inc()
-print(asked)
-"""
-ASKING = "from prometheus_client import values; values.ValueClass = values.MultiProcessValue(getpid)"
-OURS = "os.getpid = getpid; from metrics import process_id; process_id.install()"
 
 
 def python(program, *arguments, **environment):
@@ -215,16 +195,6 @@ def test_the_clients_files_have_no_room_of_their_own(tmp_path):
     made = (tmp_path / "counter.db").stat()
 
     assert made.st_blocks * 512 < made.st_size
-
-
-# metrics/process_id.py
-
-
-@pytest.mark.parametrize(("install", "asked"), [(ASKING, 100), (OURS, 0)], ids=["the client", "ours"])
-def test_the_client_asks_for_the_process_s_id_whenever_it_counts(tmp_path, install, asked):
-    program = COUNTED.format(install=install)
-
-    assert python(program, PROMETHEUS_MULTIPROC_DIR=str(tmp_path)) == str(asked)
 
 
 # metrics/threads.py

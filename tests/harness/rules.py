@@ -11,8 +11,8 @@ import yaml
 Rule = dict[str, Any]
 Case = dict[str, Any]
 
-ALERTS = Path(__file__).parents[1] / "alerts"
-RULES_FILE = ALERTS.parents[1] / "metrics" / "alerts.yml"
+ALERTS = Path(__file__).parents[1] / "metrics" / "alerts"
+RULES_FILE = ALERTS.parents[2] / "metrics" / "alerts.yml"
 GROUPS: list[dict[str, Any]] = yaml.safe_load(RULES_FILE.read_text())["groups"]
 RULES: list[Rule] = [rule for group in GROUPS for rule in group["rules"]]
 UNIT_TESTS = sorted(ALERTS.glob("*.yml"))

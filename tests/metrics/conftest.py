@@ -8,10 +8,12 @@ from contextlib import closing, suppress
 
 import psycopg2
 import pytest
+from prometheus_client import generate_latest
 
 from forgekeeper.delivery.sending import deliver
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.reconcile import reconcile
+from metrics import exporter
 from tests.harness.ports import free_ports
 from tests.harness.programs import LIMIT
 from tests.harness.waiting import wait_until
@@ -115,3 +117,14 @@ def table_lock(urls):
     with closing(psycopg2.connect(urls.database)) as connection, connection.cursor() as cursor:
         cursor.execute("lock table user_statuses in access exclusive mode")
         yield connection
+
+
+@pytest.fixture
+def look(database, settings, monkeypatch):
+    """Scrape an exporter of our own, with settings of one's choice; it waits for a busy machine."""
+
+    def collect(*, patience=30.0, **changed):
+        monkeypatch.setattr(exporter, "PATIENCE", patience)
+        return read(generate_latest(exporter.registry(settings.model_copy(update=changed))).decode())
+
+    return collect

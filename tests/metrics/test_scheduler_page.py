@@ -1,6 +1,5 @@
 """The page of a scheduler: that it lives, what it has sent and what it could not."""
 
-import socket
 import threading
 from datetime import timedelta
 from pathlib import Path
@@ -108,20 +107,6 @@ def test_a_scheduler_says_that_it_lives_what_it_sends_and_what_comes_next(
             assert len(page.series(metric.name.removeprefix("forgekeeper_"))) == len(metric.children)
 
 
-def test_a_scheduler_whose_port_is_busy_does_not_start(database, start):
-    with socket.create_server(("127.0.0.1", 0)) as somebody:
-        port = somebody.getsockname()[1]
-        program, _ = start(port=port)
-
-        status = program.process.wait(LIMIT)
-
-    assert status == 1
-    assert program.text() == (
-        f"forgekeeper: cannot serve metrics at 127.0.0.1:{port}: Address already in use;"
-        " stop what is there, or choose another port\n"
-    )
-
-
 def test_a_message_is_counted_when_it_is_sent_and_not_again(counted, reconcile):
     JobRun.claim_manual(NAME, by="test")
 
@@ -137,15 +122,6 @@ def test_ticks_that_nobody_claimed_in_time_are_misfires(counted, reconcile):
     reconcile("* * * * *")
 
     assert counted("scheduler_misfires_total") in {4, 5}
-
-
-def test_a_tick_that_is_found_too_late_to_run_is_a_misfire(counted, reconcile):
-    registered(minutes=10)
-    tick = now() - timedelta(minutes=5)
-
-    reconcile(f"{tick.minute} {tick.hour} * * *", catch_up="skip")
-
-    assert counted("scheduler_misfires_total") == 1
 
 
 def test_a_tick_during_an_open_run_is_suppressed(counted, reconcile, one_tick):

@@ -1,9 +1,8 @@
-"""What a batch declares to be shown is shown: by the exporter, by `status`, on the dashboards."""
+"""What a batch declares to be shown is shown: by the exporter and by `status`."""
 
 from datetime import timedelta
 
 import pytest
-from prometheus_client import generate_latest
 
 from forgekeeper.batches import Record, Threshold
 from forgekeeper.cli.status import gather
@@ -11,12 +10,8 @@ from forgekeeper.collectors import all_collectors
 from forgekeeper.database import now
 from forgekeeper.database.backlog import Backlog
 from forgekeeper.flags import FeatureFlag
-from metrics import exporter
 from metrics.catalogue.metric import Gauge, Reading
-from metrics.dashboards.written import FOLDER, written
 from tests.harness.toys import declaring, toy
-
-from .pages import read
 
 SINCE = timedelta(minutes=7)
 BOXES = Gauge("boxes", "Boxes for toys.", ("state",), (("full",), ("empty",)))
@@ -39,18 +34,6 @@ def shelf(toys):
     toys.backlog("toy")(lambda instant: Backlog(3, instant - SINCE))
     toys.given_up("broken_toy")(lambda: 2)
     return toys
-
-
-@pytest.fixture
-def look(database, settings, monkeypatch):
-    """Scrape an exporter; it waits for a busy machine."""
-
-    def collect():
-        monkeypatch.setattr(exporter, "PATIENCE", 30.0)
-        daily = settings.model_copy(update={"cron_toys": settings.cron_user_status_cleanup})
-        return read(generate_latest(exporter.registry(daily)).decode())
-
-    return collect
 
 
 def test_the_exporter_reads_the_backlogs_that_a_batch_declares(shelf, look):
@@ -110,19 +93,3 @@ def test_status_has_the_batch_and_the_part_that_it_brings(shelf, database, setti
 
     assert found["batches"]["toys"]["backlog"] == 3
     assert found["shelves"] == 5
-
-
-def test_what_only_one_batch_has_is_drawn(toys):
-    toys.collector("shelf", gauges=[BOXES])(lambda _settings: iter([]))
-
-    page = written()[FOLDER / "forgekeeper-batch.json"]
-
-    assert '"title": "toys: what only it has"' in page
-    assert '"expr": "max by (state) (forgekeeper_boxes)"' in page
-
-
-def test_dashboards_have_the_batch_as_a_choice_and_draw_its_limits(toys):
-    page = written()[FOLDER / "forgekeeper-batch.json"]
-
-    assert '"value": "toys"' in page
-    assert '7 * max by (batch) (forgekeeper_info{batch=\\"$batch\\",batch=~\\"toys\\"})' in page

@@ -50,12 +50,12 @@ class WorkerWithPage(Program):
         return found
 
     @property
-    def page(self):
-        """The id of the process that serves the page."""
+    def endpoint(self):
+        """The id of the process that serves the metrics."""
         tasks = Path(f"/proc/{self.pid}/task").glob("*/children")
         children = [int(pid) for task in tasks for pid in task.read_text().split()]
-        (page,) = [pid for pid in children if b"metrics.multiprocess" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-        return page
+        (found,) = [pid for pid in children if b"metrics.multiprocess" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        return found
 
     def listens(self):
         """Say whether its page can be connected to."""

@@ -262,9 +262,7 @@ from metrics.instruments import Instruments
 
 Instruments("worker").know(table(all_declared())).zero()
 """
-BURY = (
-    "import pathlib, sys; from metrics.multiprocess import Multiprocess as M; M(pathlib.Path(sys.argv[1]), {}).bury()"
-)
+BURY = "import pathlib, sys; from metrics.multiprocess import Multiprocess as M; M(pathlib.Path(sys.argv[1])).collect()"
 
 
 def python(program, *arguments, **environment):

@@ -6,9 +6,9 @@ from datetime import timedelta
 
 import peewee as pw
 import pytest
-from demo.sample_data.user_status_cleanup import add_statuses as statuses
 
 from demo import git_repositories
+from demo.sample_data.user_status_cleanup import add_statuses as statuses
 from forgekeeper.batches import BATCHES, CHILDREN
 from forgekeeper.database import database as db
 from forgekeeper.database import release

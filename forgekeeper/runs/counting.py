@@ -1,0 +1,214 @@
+"""Counts what batches and children do: their outcome as it grows, how their attempts end, and limits crossed.
+
+Counting never fails a run: what goes wrong here is a line at debug level.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import peewee as pw
+import redis
+import structlog
+from dramatiq.common import current_millis
+from dramatiq.middleware import TimeLimitExceeded
+from playhouse.pool import MaxConnectionsExceeded
+
+from forgekeeper import shutdown
+from forgekeeper.batches import BatchSpec, Declared, Fields, spec
+from forgekeeper.database import now
+from forgekeeper.locks import LeaseLost
+from forgekeeper.runs.ledger import JobRun, Started
+from metrics.counting import BREACHES, WORKER, dead_lettered
+from metrics.redaction import describe
+
+LATE = timedelta(minutes=1)
+"""The documents promise a minute at most."""
+
+PROCESSED = "forgekeeper_records_processed_total"
+EXAMINED = "forgekeeper_records_examined_total"
+ERRORS = "forgekeeper_record_errors_total"
+CHILDREN = "forgekeeper_children_enqueued_total"
+
+KINDS: tuple[tuple[str, tuple[type[BaseException], ...]], ...] = (
+    ("database", (pw.PeeweeException, MaxConnectionsExceeded)),
+    ("redis", (redis.RedisError,)),
+    ("time_limit", (TimeLimitExceeded,)),
+)
+"""The kinds of libraries' errors; our own say theirs: `error_kind`."""
+
+log = structlog.get_logger(__name__)
+
+
+@contextmanager
+def harmless() -> Iterator[None]:
+    """Let nothing that goes wrong with counting reach the run."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001, the run does not depend on it
+        log.debug("not counted", error=describe(error))
+
+
+def kind(error: BaseException) -> str:
+    """Name the kind of an error."""
+    known: str | None = getattr(error, "error_kind", None)
+    return known or next((name for name, classes in KINDS if isinstance(error, classes)), "other")
+
+
+class Growth:
+    """Counts what the outcome of a batch or child has grown by since it was counted last."""
+
+    def __init__(self, declared: Declared, outcome: Any) -> None:
+        self._rules = tuple(rules(declared))
+        self._outcome = outcome
+        self._counted: dict[str, int] = {}
+
+    def count(self) -> None:
+        """Count it, whatever becomes of the run."""
+        fields = {name: value for name, value in vars(self._outcome).items() if type(value) is int}
+        grown = {name: value - self._counted.get(name, 0) for name, value in fields.items()}
+        self._counted = fields
+        for metric, labels, names in self._rules if any(grown.values()) else ():
+            with harmless():
+                WORKER.inc(metric, *labels, by=sum(grown.get(name, 0) for name in names))
+
+
+def rules(declared: Declared) -> Iterator[tuple[str, tuple[str, ...], Fields]]:
+    """List what of an outcome is counted: the metric, its labels, and the fields that are added up."""
+    name = declared.name
+    for record in declared.records:
+        yield EXAMINED, (name, record.name), record.examined
+        yield PROCESSED, (name, record.name), record.processed
+        for error_kind, fields in record.errors.items():
+            yield ERRORS, (name, record.name, error_kind), fields
+    for own in declared.counters:
+        yield f"forgekeeper_{own.name}_total", (name,) if own.by_batch else (), own.fields
+    if isinstance(declared, BatchSpec):
+        for child in declared.children:
+            yield CHILDREN, (name, child.name), (child.enqueued_as,)
+
+
+def record_failed(batch: str, record: str, error_kind: str) -> None:
+    """Count a record that failed alone."""
+    with harmless():
+        WORKER.inc(ERRORS, batch, record, error_kind)
+
+
+def run_skipped(batch: str, reason: str) -> None:
+    """Count a run that did not begin, or ended without work."""
+    with harmless():
+        WORKER.inc("forgekeeper_runs_skipped_total", batch, reason)
+
+
+def run_started(batch: str, started: Started) -> None:
+    """Count a tick whose run begins late; a run that a person has sent is never late."""
+    late = started.tick and current_millis() / 1000 - started.tick.timestamp() > LATE.total_seconds()
+    if late and started.attempt == 1:
+        with harmless():
+            WORKER.inc("forgekeeper_run_late_starts_total", batch)
+
+
+def run_ended(
+    batch: BatchSpec,
+    seconds: float,
+    outcome: Any,
+    error: BaseException | None,
+    *,
+    state: str | None,
+    skipped: str | None,
+) -> None:
+    """Count an attempt that has ended; *state* is what its row has become."""
+    with harmless():
+        attempt_ended(batch.name, seconds, error, outcome)
+        if state == "enqueued":
+            WORKER.inc("forgekeeper_run_retries_total", batch.name)
+        elif state == "failed":
+            dead_lettered(batch.name)
+        if error is not None:
+            _count_failures(batch)
+        elif skipped is not None:
+            run_skipped(batch.name, skipped)
+            if skipped == "flag_unreadable" and batch.flag is not None:
+                WORKER.inc("forgekeeper_feature_flag_errors_total", batch.flag)
+        else:
+            _count_stop(batch, outcome)
+            _count_backlog(batch, outcome)
+
+
+def child_ended(
+    child: Declared, seconds: float, outcome: Any, error: BaseException | None, *, skipped: str | None
+) -> None:
+    """Count a child that has ended, and what became of its lease."""
+    with harmless():
+        attempt_ended(child.name, seconds, error, outcome)
+        if skipped is not None and error is None:
+            run_skipped(child.name, skipped)
+            return
+        if error is not None:
+            WORKER.inc("forgekeeper_run_retries_total", child.name)
+        if child.lease:
+            _count_lease(child.name, outcome, error)
+        if error is None:
+            _count_stop(child, outcome)
+
+
+def attempt_ended(name: str, seconds: float, error: BaseException | None, outcome: Any = None) -> None:
+    """Count how an attempt of a batch or child has ended, and how long it took."""
+    WORKER.inc("forgekeeper_runs_total", name)
+    WORKER.observe("forgekeeper_run_duration_seconds", name, seconds=seconds)
+    declared = spec(name)
+    limit = declared.limit("duration") if declared else None
+    if limit is not None and seconds > limit.above:
+        WORKER.inc(BREACHES, name, "duration")
+    if error is not None:
+        WORKER.inc("forgekeeper_run_failures_total", name, kind(error))
+    # A run that drains ends as if its budget were used up, but nobody has to worry.
+    elif _timed_out(outcome) and not shutdown.requested.is_set():
+        WORKER.inc("forgekeeper_run_timeouts_total", name)
+
+
+def _timed_out(outcome: Any) -> bool:
+    return getattr(outcome, "stopped", None) == "deadline" or getattr(outcome, "execution_timeout", False)
+
+
+def _count_failures(batch: BatchSpec) -> None:
+    limit = batch.limit("consecutive_failures")
+    if limit is not None and JobRun.health(batch.name).failures >= limit.above:
+        WORKER.inc(BREACHES, batch.name, limit.name)
+
+
+def _count_backlog(batch: BatchSpec, outcome: Any) -> None:
+    limit = batch.limit("backlog")
+    if limit is None:
+        return
+    if limit.found:
+        left = _sum(outcome, limit.found) - _sum(outcome, limit.done)
+    else:
+        due = batch.due(now())
+        left = due.records if due else 0
+    if left > limit.above:
+        WORKER.inc(BREACHES, batch.name, limit.name)
+
+
+def _sum(outcome: Any, fields: Fields) -> int:
+    values: list[int] = [getattr(outcome, field) for field in fields]
+    return sum(values)
+
+
+def _count_stop(declared: Declared, outcome: Any) -> None:
+    for own in declared.counters:
+        if own.stopped is not None and getattr(outcome, "stopped", None) == own.stopped:
+            WORKER.inc(f"forgekeeper_{own.name}_total", *((declared.name,) if own.by_batch else ()))
+
+
+def _count_lease(family: str, outcome: Any, error: BaseException | None) -> None:
+    if error is None and getattr(outcome, "stopped", None) == "lease_held":
+        WORKER.inc("forgekeeper_lease_contentions_total", family)
+        run_skipped(family, "lease_held")
+    elif not isinstance(error, redis.RedisError):
+        WORKER.inc("forgekeeper_lease_acquisitions_total", family)
+    if isinstance(error, LeaseLost):
+        WORKER.inc("forgekeeper_lease_lost_total", family)

@@ -1,4 +1,0 @@
-"""Grafana's dashboards as code: `python -m dashboards` writes them into `deploy/grafana/dashboards/`.
-
-Needed by those who change them, never by the installed product, whose wheel leaves this out.
-"""

@@ -1,0 +1,131 @@
+"""The examples for systemd start what there is, with settings that there are."""
+
+import itertools
+import re
+import shutil
+import subprocess
+from configparser import RawConfigParser
+from pathlib import Path
+
+import pytest
+import typer
+
+from forgekeeper import boot
+from forgekeeper.batches import queues
+from forgekeeper.boot import load
+from forgekeeper.cli.commands import application
+
+FOLDER = Path(__file__).parents[2] / "deploy" / "systemd"
+SERVICES = sorted(FOLDER.glob("*.service"))
+EXAMPLE = FOLDER / "forgekeeper.env"
+
+every_service = pytest.mark.parametrize("service", SERVICES, ids=lambda path: path.stem)
+
+
+def parsed(unit):
+    parser = RawConfigParser(strict=False)
+    parser.optionxform = str
+    parser.read_string(unit.read_text())
+    return parser
+
+
+def started(service):
+    """The words after the program's name."""
+    program, *words = parsed(service)["Service"]["ExecStart"].split()
+    assert program == "/opt/forgekeeper/bin/forgekeeper"
+    return words
+
+
+@every_service
+def test_a_service_starts_a_command_with_options_that_it_knows(service):
+    name, *rest = started(service)
+    command = typer.main.get_command(application()).commands[name]
+
+    known = {option for parameter in command.params for option in parameter.opts}
+
+    assert {word for word in rest if word.startswith("--")} <= known
+
+
+def test_the_services_together_are_every_process_and_every_queue():
+    words = [started(service) for service in SERVICES]
+
+    consumed = [queue for one in words for option, queue in itertools.pairwise(one) if option == "--queues"]
+
+    assert {one[0] for one in words} == {"scheduler", "worker", "exporter"}
+    assert sorted(consumed) == sorted(queues())
+
+
+def test_the_target_wants_every_service():
+    wanted = parsed(FOLDER / "forgekeeper.target")["Unit"]["Wants"].split()
+
+    assert sorted(wanted) == [service.name for service in SERVICES]
+
+
+@every_service
+def test_a_service_comes_back_and_has_no_rights_that_it_does_not_need(service):
+    section = parsed(service)["Service"]
+
+    assert section["Restart"] == "always"
+    assert (section["User"], section["NoNewPrivileges"], section["ProtectSystem"]) == ("forgekeeper", "yes", "strict")
+
+
+@every_service
+def test_a_service_is_given_the_time_to_end_that_it_promises_to_need(service):
+    section = parsed(service)["Service"]
+    needs = load().shutdown_timeout.total_seconds() if "worker" in service.name else 5
+
+    assert float(section["TimeoutStopSec"]) >= needs + 10
+
+
+@every_service
+def test_a_service_says_when_it_is_ready_and_may_wait_for_its_servers(service):
+    section = parsed(service)["Service"]
+
+    assert (section["Type"], section["TimeoutStartSec"]) == ("notify", "infinity")
+    # A worker's processes say it, the children of the one that was started.
+    assert section["NotifyAccess"] == ("all" if "worker" in service.name else "main")
+
+
+def test_two_workers_on_one_machine_have_two_pages():
+    ports = [dict(itertools.pairwise(one)).get("--metrics-port") for one in map(started, SERVICES)]
+
+    assert sorted(filter(None, ports)) == ["9194"]
+    assert load().metrics_port_exporter != 9194
+
+
+def test_the_example_of_an_environment_can_be_loaded(monkeypatch):
+    names = re.findall(r"^FORGEKEEPER_(\w+)=", EXAMPLE.read_text(), re.MULTILINE)
+
+    settings = load(str(EXAMPLE))
+
+    assert {name.lower() for name in names} <= set(boot.model().model_fields)
+    assert settings.object_stores.keys() == {"artifacts"}
+
+
+def test_a_shell_reads_the_example_as_systemd_does():
+    said = subprocess.run(
+        ["/bin/sh", "-ec", f'set -a; . {EXAMPLE}; printf %s "$FORGEKEEPER_OBJECT_STORES"'],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert said.stdout == '{"artifacts": "file:///srv/artifacts"}'
+
+
+def test_systemd_has_nothing_against_the_units(tmp_path):
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed")
+    for unit in (*SERVICES, FOLDER / "forgekeeper.target"):
+        # The program is not where it will be.
+        text = unit.read_text().replace("/opt/forgekeeper/bin/forgekeeper", "/bin/true")
+        (tmp_path / unit.name).write_text(text)
+
+    said = subprocess.run(
+        ["systemd-analyze", "verify", *map(str, sorted(tmp_path.iterdir()))],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert [line for line in said.stderr.splitlines() if "forgekeeper" in line] == []

@@ -1,0 +1,299 @@
+"""What is counted of a run, a child or a record."""
+
+from dataclasses import fields
+from datetime import timedelta
+from types import SimpleNamespace
+
+import peewee as pw
+import pytest
+import redis
+from dramatiq import MessageProxy
+from dramatiq.middleware import TimeLimitExceeded
+
+from forgekeeper import shutdown
+from forgekeeper.batches import Record, Threshold, all_declared
+from forgekeeper.database import now
+from forgekeeper.database.backlog import Backlog
+from forgekeeper.delivery.broker import broker
+from forgekeeper.locks import LeaseLost
+from forgekeeper.runs import counting
+from forgekeeper.runs.counting import BREACHES, Growth, child_ended, record_failed, rules, run_ended, run_started
+from forgekeeper.runs.ledger import JobRun
+from forgekeeper.storage import git_refs, objects
+from forgekeeper.worker_metrics import WorkerMetrics
+from metrics.counting import WORKER
+from tests.harness.catalogue import METRICS
+from tests.harness.every import every
+from tests.harness.ledger import start_run
+from tests.harness.toys import Outcome, declaring, toy
+from workers import expired_job_artifacts as artifacts
+from workers import git_ref_cleanup
+from workers import stale_direct_uploads as direct
+from workers import user_status_cleanup as statuses
+
+DECLARED = {one.name: one for one in all_declared()}
+
+
+class Counted:
+    """What has been counted since."""
+
+    def __init__(self):
+        self._before = self._all()
+
+    def __call__(self, name, *labels):
+        metric = METRICS[f"forgekeeper_{name}"]
+        key = (metric.name, *sorted(zip(metric.labels, labels, strict=True)))
+        return self._all().get(key, 0) - self._before.get(key, 0)
+
+    @property
+    def names(self):
+        return {key[0] for key, value in self._all().items() if value != self._before.get(key, 0)}
+
+    def _all(self):
+        return {
+            (sample.name, *sorted(sample.labels.items())): sample.value
+            for family in WORKER.registry.collect()
+            for sample in family.samples
+        }
+
+
+@pytest.fixture
+def counted():
+    return Counted()
+
+
+def end(batch, seconds=1.0, outcome=None, error=None, *, state="succeeded", skipped=None):
+    if outcome is not None:
+        Growth(DECLARED[batch], outcome).count()
+    run_ended(DECLARED[batch], seconds, outcome, error, state=state, skipped=skipped)
+
+
+@every("declared", DECLARED.values(), name=lambda one: one.name)
+def test_every_field_that_is_declared_to_be_counted_is_one_of_the_outcome(declared):
+    names = {field.name for field in fields(declared.outcome)}
+
+    found = {name for _, _, counted in rules(declared) for name in counted}
+    limits = {name for limit in declared.thresholds for name in (*limit.found, *limit.done)}
+
+    assert found | limits <= names
+
+
+def test_all_that_the_catalogue_says_of_records_and_children_is_counted():
+    found = {(metric, *labels) for one in DECLARED.values() for metric, labels, names in rules(one) if names}
+
+    declared = {
+        (name, *child)
+        for name in (counting.PROCESSED, counting.EXAMINED, counting.ERRORS, counting.CHILDREN)
+        for child in METRICS[name].children
+        if child[-1] != "database"  # counted when it happens, not of an outcome
+    }
+
+    assert declared <= found
+
+
+def test_an_outcome_is_counted_as_it_grows(counted):
+    outcome = statuses.user_status_cleanup.outcome(2, 1, "drained")
+    growth = Growth(DECLARED["user_status_cleanup"], outcome)
+
+    growth.count()
+    outcome.deleted = 5
+    growth.count()
+    growth.count()
+
+    assert counted("records_processed_total", "user_status_cleanup", "user_status") == 5
+
+
+def test_a_bad_record_is_counted_where_it_fails(counted):
+    record_failed("user_status_cleanup", "user_status", "database")
+
+    assert counted("record_errors_total", "user_status_cleanup", "user_status", "database") == 1
+
+
+def test_a_run_that_ends_well_is_a_run_and_no_failure(database, counted):
+    end("user_status_cleanup", outcome=statuses.user_status_cleanup.outcome(7, 1, "drained"))
+
+    assert counted("runs_total", "user_status_cleanup") == 1
+    assert counted.names == {
+        "forgekeeper_runs_total",
+        "forgekeeper_records_processed_total",
+        "forgekeeper_records_examined_total",
+        *(f"forgekeeper_run_duration_seconds_{part}" for part in ("bucket", "count", "sum")),
+    }
+
+
+@pytest.mark.parametrize(("state", "retries"), [("enqueued", 1), ("failed", 0)])
+def test_a_failed_attempt_is_a_failure_and_a_retry_if_it_will_be_tried_again(counted, state, retries):
+    end("prune", error=redis.ConnectionError(), state=state)
+
+    assert counted("run_failures_total", "prune", "redis") == 1
+    assert counted("run_retries_total", "prune") == retries
+
+
+@every(
+    "error, kind",
+    [
+        (pw.OperationalError(), "database"),
+        (redis.TimeoutError(), "redis"),
+        (objects.StoreUnavailable("x", {}), "object_storage"),
+        (git_refs.RepositoryFailed(), "gitaly"),
+        (git_refs.RootUnavailable(), "gitaly"),
+        (TimeLimitExceeded(), "time_limit"),
+        (KeyError(), "other"),
+    ],
+)
+def test_an_error_is_of_one_kind_of_the_catalogue(error, kind):
+    assert counting.kind(error) == kind
+    assert ("prune", kind) in METRICS["forgekeeper_run_failures_total"].children
+
+
+@pytest.mark.parametrize(
+    ("batch", "limit"), [("user_status_cleanup", 60), ("stale_direct_uploads", 250), ("expired_job_artifacts", 60)]
+)
+def test_a_run_longer_than_its_document_allows_is_one_breach(database, counted, batch, limit):
+    end(batch, limit, DECLARED[batch].outcome())
+    within = counted("threshold_breaches_total", batch, "duration")
+    end(batch, limit + 0.1, error=ValueError())
+
+    assert within == 0
+    assert counted("threshold_breaches_total", batch, "duration") == 1
+
+
+def test_other_batches_may_take_as_long_as_they_like(counted):
+    end("prune", 100_000.0, DECLARED["prune"].outcome())
+
+    assert BREACHES not in counted.names
+
+
+@pytest.mark.parametrize(("batch", "limit"), [("stale_direct_uploads", 2), ("expired_job_artifacts", 3)])
+def test_failures_in_a_row_are_a_breach_from_the_document_s_number_on(database, counted, batch, limit):
+    started = start_run(batch, JobRun.claim_manual(batch, by="test"), by="test")
+    breaches = []
+    for _ in range(limit):
+        JobRun.fail(started, "x", delay=timedelta(0))
+        end(batch, error=ValueError(), state="enqueued")
+        breaches.append(counted("threshold_breaches_total", batch, "consecutive_failures"))
+        started = start_run(batch, started.id, by="test")
+
+    assert breaches == [0] * (limit - 1) + [1]
+
+
+@pytest.mark.parametrize(("left", "breaches"), [(10_000, 0), (10_001, 1)])
+def test_more_pending_uploads_than_the_limit_are_a_breach(counted, left, breaches):
+    end("stale_direct_uploads", outcome=direct.Outcome(left + 5, 5))
+
+    assert counted("threshold_breaches_total", "stale_direct_uploads", "backlog") == breaches
+
+
+@pytest.mark.parametrize(("left", "breaches"), [(10_000, 0), (10_001, 1)])
+def test_more_statuses_left_than_the_limit_are_a_breach(database, counted, left, breaches):
+    database.execute_sql(
+        "insert into user_statuses (user_id, clear_status_at) select n, now() from generate_series(1, %s) as n", (left,)
+    )
+
+    end("user_status_cleanup", outcome=statuses.user_status_cleanup.outcome(1, 1, "drained"))
+
+    assert counted("threshold_breaches_total", "user_status_cleanup", "backlog") == breaches
+
+
+def test_a_backlog_is_compared_after_a_run_that_ended_well_and_after_no_other(database, counted):
+    with declaring():
+        batch = toy(records=[Record("toy", objective=timedelta(hours=1))], thresholds=[Threshold("backlog", above=3)])
+        batch.backlog("toy")(lambda _now: Backlog(4))
+        breaches = []
+
+        for error, skipped in ((None, "paused"), (ValueError(), None), (None, None)):
+            run_ended(batch, 1.0, Outcome(), error, state="failed", skipped=skipped)
+            breaches.append(counted_breaches())
+
+    assert breaches == [0, 0, 1]
+
+
+def counted_breaches():
+    return WORKER.registry.get_sample_value(BREACHES, {"batch": "toys", "threshold": "backlog"}) or 0
+
+
+def test_a_run_that_stops_at_its_budget_is_a_timeout(database, counted):
+    end("user_status_cleanup", outcome=statuses.user_status_cleanup.outcome(1, 1, "deadline"))
+    end("stale_direct_uploads", outcome=direct.Outcome(execution_timeout=True))
+
+    assert counted("run_timeouts_total", "user_status_cleanup") == 1
+    assert counted("run_timeouts_total", "stale_direct_uploads") == 1
+
+
+def test_a_run_that_drains_is_no_timeout(database, counted):
+    shutdown.requested.set()
+    try:
+        end("user_status_cleanup", outcome=statuses.user_status_cleanup.outcome(1, 1, "deadline"))
+    finally:
+        shutdown.requested.clear()
+
+    assert counted("run_timeouts_total", "user_status_cleanup") == 0
+
+
+def test_a_fan_out_counts_its_children_and_whether_it_was_cut_off(counted):
+    end("git_ref_cleanup", outcome=git_ref_cleanup.Outcome(10, 8, 2, "max_projects"))
+
+    assert counted("children_enqueued_total", "git_ref_cleanup", "clean_project_refs") == 8
+    assert counted("fanout_limit_reached_total", "git_ref_cleanup") == 1
+
+
+def test_buckets_that_were_put_back_or_added_are_counted(counted):
+    end("expired_job_artifacts", outcome=artifacts.Outcome(5, 2, 1, 1, 2, 3))
+
+    assert counted("buckets_recovered_total") == 1
+    assert counted("buckets_refilled_total") == 2
+
+
+def test_a_flag_that_could_not_be_read_is_counted(counted):
+    end("expired_job_artifacts", outcome=artifacts.Outcome(), skipped="flag_unreadable")
+
+    assert counted("feature_flag_errors_total", "bulk_delete_job_artifacts") == 1
+    assert counted("runs_skipped_total", "expired_job_artifacts", "flag_unreadable") == 1
+
+
+@pytest.mark.parametrize(
+    ("stopped", "error", "expected"),
+    [
+        ("drained", None, (1, 0, 0)),
+        ("lease_held", None, (0, 1, 0)),
+        (None, LeaseLost(), (1, 0, 1)),
+        (None, redis.TimeoutError(), (0, 0, 0)),
+    ],
+    ids=["taken", "held by another", "lost", "nobody knows"],
+)
+def test_a_child_counts_what_became_of_its_lease(counted, stopped, error, expected):
+    outcome = stopped and git_ref_cleanup.ProjectOutcome(stopped=stopped)
+
+    child_ended(DECLARED["clean_project_refs"], 1.0, outcome, error, skipped=None)
+
+    names = ("lease_acquisitions_total", "lease_contentions_total", "lease_lost_total")
+    assert tuple(counted(name, "clean_project_refs") for name in names) == expected
+    assert counted("runs_skipped_total", "clean_project_refs", "lease_held") == expected[1]
+
+
+@pytest.mark.parametrize(("late", "attempt", "times"), [(61, 1, 1), (59, 1, 0), (61, 2, 0), (None, 1, 0)], ids=str)
+def test_a_tick_that_starts_more_than_a_minute_late_is_counted_once(database, counted, late, attempt, times):
+    tick = None if late is None else now() - timedelta(seconds=late)
+
+    run_started("prune", SimpleNamespace(tick=tick, attempt=attempt))
+
+    assert counted("run_late_starts_total", "prune") == times
+
+
+def test_a_message_is_in_progress_until_it_has_ended(counted):
+    middleware, message = WorkerMetrics(), MessageProxy(broker.actors["prune"].message())
+
+    middleware.before_process_message(broker, message)
+    during = counted("runs_in_progress", "prune")
+    middleware.after_process_message(broker, message)
+
+    assert (during, counted("runs_in_progress", "prune")) == (1, 0)
+
+
+def test_a_database_that_has_gone_does_not_fail_the_count(settings, counted):
+    with pytest.raises(pw.PeeweeException):
+        JobRun.health("stale_direct_uploads")
+
+    end("stale_direct_uploads", error=pw.OperationalError(), state="enqueued")
+
+    assert counted("run_failures_total", "stale_direct_uploads", "database") == 1

@@ -1,0 +1,171 @@
+"""The dashboards rest on the catalogue and the rules, and every alert leads to one that shows it."""
+
+import json
+import re
+from urllib.parse import parse_qsl, urlsplit
+
+import yaml
+
+from forgekeeper.batches import all_declared
+from tests.harness.catalogue import METRICS
+from tests.harness.every import every
+from tests.harness.rules import RULES
+
+from .dashboards import BOARDS, CHOICES, FILES, FOLDER, QUERIES, ROOT, family, panels, queries, selectors, variable
+
+ALERTS = [rule for rule in RULES if "alert" in rule]
+RECORDED = {rule["record"] for rule in RULES if "record" in rule}
+OF_PROMETHEUS = {
+    "up": {"job", "instance"},
+    "ALERTS": {"alertname", "alertstate", "severity", "team", "batch", "queue_name", "instance"},
+}
+PROVISIONING = ROOT / "deploy" / "grafana" / "provisioning"
+
+every_board = every("board", BOARDS)
+every_query = every("asked", QUERIES)
+
+
+def labels_of(name):
+    """Name the labels of a series, each with its values, None where they are not known beforehand."""
+    if name in OF_PROMETHEUS:
+        return dict.fromkeys(OF_PROMETHEUS[name])
+    if name in RECORDED:
+        return {"batch": CHOICES}
+    return {**METRICS[family(name)].values, "le": None, "job": None, "instance": None}
+
+
+@every("file", FILES, name=lambda file: file.stem)
+def test_a_file_is_sorted_and_named_as_its_dashboard_which_nobody_edits_in_the_browser(file):
+    board = json.loads(file.read_text())
+
+    assert file.read_text() == json.dumps(board, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    assert (board["uid"], board["editable"]) == (file.stem, False)
+
+
+@every("panel", [panel for board in BOARDS for panel in panels(board)], name=lambda panel: panel["title"])
+def test_a_panel_says_what_it_shows_in_which_unit(panel):
+    assert panel["title"]
+    assert panel["description"].endswith(".")
+    assert panel["fieldConfig"]["defaults"]["unit"]
+    assert panel["targets"]
+
+
+@every_board
+def test_panels_lie_side_by_side_and_have_numbers_of_their_own(board):
+    places = [panel["gridPos"] for panel in panels(board)]
+    taken = [
+        (x, y) for at in places for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])
+    ]
+    numbers = [panel["id"] for panel in (*BOARDS[board]["panels"], *panels(board)) if panel["type"] != "row"]
+
+    assert len(set(taken)) == len(taken)
+    assert len(set(numbers)) == len(list(panels(board)))
+
+
+@every_query
+def test_a_query_asks_for_metrics_labels_and_values_that_exist(asked):
+    named = selectors(asked.expr)
+
+    assert named
+    for name, matchers in named:
+        assert name in RECORDED or name in OF_PROMETHEUS or family(name) in METRICS, name
+        for label, _operator, value in matchers:
+            known = labels_of(name)[label]
+            assert known is None or "$" in value or set(value.split("|")) <= set(known), f"{name}: {label}={value}"
+
+
+@every_query
+def test_a_query_groups_by_labels_that_its_metrics_have_and_is_named_by_those_that_it_keeps(asked):
+    known = {label for name, _ in selectors(asked.expr) for label in labels_of(name)}
+    kept = {label for by in re.findall(r"\b(?:by|on) \(([^)]*)\)", asked.expr) for label in re.split(r",\s*", by)}
+    if not re.search(r"\b(sum|max|min|count)( by)? ?\(", asked.expr):
+        kept |= known
+
+    assert kept <= known
+    assert set(re.findall(r"{{(\w+)}}", asked.legend)) <= kept
+
+
+@every_query
+def test_a_counter_is_shown_by_its_growth(asked):
+    counted = re.sub(r"unless on \([^)]*\) \w+", "", asked.expr)  # whether there is one, not how much
+
+    grown = re.findall(r"\b(?:rate|increase|resets)\((\w+)", counted)
+
+    assert re.findall(r"\bforgekeeper_\w+(?:_total|_bucket)\b", counted) == grown
+
+
+def test_every_metric_is_on_a_dashboard():
+    shown = {family(name) for asked in QUERIES for name, _ in selectors(asked.expr)}
+
+    assert METRICS.keys() - shown == {"forgekeeper_registered_timestamp_seconds"}  # it only bounds a rule
+
+
+def test_a_batch_that_is_declared_can_be_chosen_without_an_edit():
+    chosen = variable("forgekeeper-batch", "batch")
+
+    assert chosen["query"]["query"] == "label_values(forgekeeper_info, batch)"
+    assert not [name for name in CHOICES if f'"{name}"' in json.dumps(BOARDS["forgekeeper-batch"])]
+
+
+@every_board
+def test_firing_alerts_are_all_of_ours_but_the_watchdog(board):
+    assert variable(board, "alerts")["query"].split("|") == sorted({rule["alert"] for rule in ALERTS} - {"Watchdog"})
+
+
+@every("rule", [rule for rule in ALERTS if "dashboard_url" in rule["annotations"]], name=lambda rule: rule["alert"])
+def test_an_alert_leads_to_a_dashboard_that_shows_what_it_rests_on(rule):
+    address = urlsplit(rule["annotations"]["dashboard_url"])
+    board = address.path.removeprefix("/d/")
+    given = dict(parse_qsl(address.query))
+    shown = {family(name) for asked in queries(board) for name, _ in selectors(asked.expr)}
+    bounds = {"forgekeeper_registered_timestamp_seconds"}
+    if rule["alert"] == "BatchNotSucceeded":
+        # An exporter that cannot read, and clocks that are apart, have alerts of their own.
+        bounds |= {"forgekeeper_exporter_collector_success", "forgekeeper_clock_offset_seconds"}
+
+    rests = {family(name) for name, _ in selectors(rule["expr"])}
+
+    assert rests - bounds <= shown
+    assert given.get("var-batch", "{{ $labels.batch }}") in {"{{ $labels.batch }}", *CHOICES}
+    assert ("var-batch" in given) == (board == "forgekeeper-batch")
+
+
+@every_board
+def test_a_line_is_drawn_at_a_number_of_a_rule(board):
+    texts = " ".join(rule["expr"] for rule in ALERTS)
+    numbers = {float(number) for number in re.findall(r"[<>]=?\s*(\d+(?:\.\d+)?)", texts)}
+    numbers |= {float(a) * float(b) for a, b in re.findall(r"[<>]=?\s*(\d+(?:\.\d+)?)\s*\*\s*(\d+(?:\.\d+)?)", texts)}
+    numbers |= {float(limit.above) for one in all_declared() for limit in one.thresholds}
+
+    lines = {
+        step["value"]
+        for panel in panels(board)
+        if panel["type"] == "timeseries"
+        for step in panel["fieldConfig"]["defaults"].get("thresholds", {}).get("steps", ())
+        if step["value"] is not None
+    }
+
+    assert lines - numbers - {1} == set()
+
+
+def test_the_documentation_names_every_row():
+    named = re.findall(r"^\| \*\*(.+?)\*\* \|", (ROOT / "docs" / "dashboards.md").read_text(), re.MULTILINE)
+
+    rows = [
+        panel["title"]
+        for board in ("forgekeeper-overview", "forgekeeper-batch")
+        for panel in BOARDS[board]["panels"]
+        if panel["type"] == "row"
+    ]
+
+    assert named == rows
+
+
+def test_grafana_is_given_the_files_and_the_scrapes_interval():
+    (provider,) = yaml.safe_load((PROVISIONING / "dashboards" / "forgekeeper.yml").read_text())["providers"]
+    (source,) = yaml.safe_load((PROVISIONING / "datasources" / "forgekeeper.yml").read_text())["datasources"]
+    scraped = yaml.safe_load((ROOT / "deploy" / "prometheus.yml").read_text())["global"]["scrape_interval"]
+
+    assert (provider["type"], provider["allowUiUpdates"], provider["disableDeletion"]) == ("file", False, True)
+    assert provider["options"]["path"].endswith(str(FOLDER.relative_to(ROOT)))
+    assert (source["type"], source["uid"], source["jsonData"]["timeInterval"]) == ("prometheus", "forgekeeper", scraped)

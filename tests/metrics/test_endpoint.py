@@ -1,0 +1,130 @@
+"""Whoever asks for a page and does it badly: a line about it, and everybody else is served."""
+
+import io
+import json
+import logging
+import socket
+import struct
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+import structlog
+from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client.registry import Collector
+
+from metrics import endpoint as pages
+from metrics import logs
+from metrics.endpoint import Endpoint, listen
+from tests.harness.waiting import wait_until
+
+ROOT = Path(__file__).parents[2]
+LIMIT = 60.0
+LARGE = 20_000_000
+"""Bytes of a page that no kernel takes for a client that reads nothing."""
+ASKED = b"GET /metrics HTTP/1.0\r\n\r\n"
+
+
+@pytest.fixture
+def output():
+    """What is logged; the logging of the test run is put back afterwards."""
+    root, stream = logging.getLogger(), io.StringIO()
+    before = root.handlers[:], root.level, structlog.get_config()
+    logs.configure("json", "INFO", stream)
+    yield stream
+    root.handlers[:], root.level = before[0], before[1]
+    structlog.configure(**before[2])
+
+
+@pytest.fixture
+def serve(monkeypatch):
+    monkeypatch.setattr(pages._Request, "timeout", LIMIT)
+    running = []
+
+    def start(registry):
+        running.append(Endpoint(listen("127.0.0.1", 0), registry))
+        running[-1].start()
+        return running[-1]
+
+    yield start
+    for page in running:
+        page.shutdown()
+        page.server_close()
+
+
+@pytest.fixture
+def page(serve):
+    registry = CollectorRegistry()
+    Gauge("large", "x" * LARGE, registry=registry)
+    return serve(registry)
+
+
+def connect(page):
+    return socket.create_connection(("127.0.0.1", page.server_port), LIMIT)
+
+
+def reset(client):
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.close()
+
+
+def silent(page):
+    return connect(page)
+
+
+def resetting(page):
+    client = connect(page)
+    client.send(b"GET /me")
+    reset(client)
+
+
+def slow(page):
+    client = connect(page)
+    client.send(ASKED)
+    return client
+
+
+@pytest.mark.parametrize("client", [silent, resetting])
+def test_a_client_that_does_it_badly_is_a_line_and_no_trace(page, output, capfd, client, monkeypatch):
+    monkeypatch.setattr(pages._Request, "timeout", 0.5)
+    kept = client(page)
+
+    assert wait_until(lambda: output.getvalue().endswith("\n"), LIMIT)
+    line = json.loads(output.getvalue())
+    assert (line["level"], line["message"], line["client"]) == ("info", "scrape broken off", "127.0.0.1")
+    assert capfd.readouterr().err == ""
+    if kept:
+        kept.close()
+
+
+def test_a_client_that_goes_away_is_nothing_to_tell(page, output, capfd):
+    client = slow(page)
+    client.recv(10)
+    reset(client)
+
+    with urllib.request.urlopen(page.url, timeout=LIMIT) as answer:
+        assert len(answer.read()) > LARGE
+    assert (output.getvalue(), capfd.readouterr().err) == ("", "")
+
+
+class Broken(Collector):
+    """Metrics that cannot be told."""
+
+    def collect(self):
+        raise ArithmeticError("\x1b" + "x" * 1_000_000)
+
+
+def test_a_page_that_cannot_be_made_is_a_line_with_the_trace(serve, output, capfd):
+    registry = CollectorRegistry()
+    registry.register(Broken())
+    page = serve(registry)
+
+    with pytest.raises(urllib.error.HTTPError, match="500"):
+        urllib.request.urlopen(page.url, timeout=LIMIT)
+
+    line = json.loads(output.getvalue())
+    assert (line["level"], line["message"]) == ("error", "scrape failed")
+    assert "ArithmeticError: \\x1bxxx" in line["exception"]
+    assert len(output.getvalue()) < 10_000
+    assert capfd.readouterr().err == ""

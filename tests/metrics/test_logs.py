@@ -1,0 +1,292 @@
+"""Log lines: what is on them, what is masked, and that each is one line."""
+
+import io
+import json
+import logging
+import os
+import socket
+from pathlib import Path
+
+import pytest
+import structlog
+
+from metrics import logs
+from metrics.redaction import LONGEST, WIDEST
+
+SECRET = "hunter2"
+LIMIT = 60.0
+
+
+class Tripped(Exception):
+    """Something to log."""
+
+
+@pytest.fixture
+def stream():
+    """What is logged as JSON, from DEBUG on; the logging of the test run is put back afterwards."""
+    root = logging.getLogger()
+    before = root.handlers[:], root.level, structlog.get_config()
+    output = io.StringIO()
+    logs.configure("json", "DEBUG", output)
+    yield output
+    structlog.contextvars.clear_contextvars()
+    root.handlers[:], root.level = before[0], before[1]
+    structlog.configure(**before[2])
+
+
+@pytest.fixture
+def line(stream):
+    """Read the one line that was logged."""
+
+    def read():
+        (text,) = stream.getvalue().splitlines()
+        return json.loads(text)
+
+    return read
+
+
+log = structlog.get_logger("tests")
+LOGGERS = [log, logging.getLogger("library")]
+
+
+def test_facts_keep_their_types(line):
+    facts = {"count": 3, "share": 0.5, "late": False, "tick": None, "ids": [1, 2], "by": {"table": 1}}
+
+    log.info("run finished", **facts)
+
+    assert {name: line()[name] for name in facts} == facts
+
+
+def test_a_library_s_record_looks_like_ours(line):
+    logging.getLogger("library").warning("%d connections", 3, extra={"pool": "main"})
+
+    assert line() | {"at": ""} == {"at": "", "level": "warning", "message": "3 connections", "pool": "main"}
+
+
+@pytest.mark.parametrize("logger", LOGGERS)
+def test_what_is_bound_to_the_context_is_on_every_line(line, logger):
+    structlog.contextvars.bind_contextvars(batch="prune", run=7)
+
+    logger.info("run started")
+
+    assert (line()["batch"], line()["run"]) == ("prune", 7)
+
+
+@pytest.mark.parametrize("logger", LOGGERS)
+def test_an_exception_and_its_cause_are_on_the_same_line(line, logger):
+    try:
+        trip("the second", Tripped("the first"))
+    except Tripped:
+        logger.exception("run failed")
+
+    assert line()["message"] == "run failed"
+    assert "Tripped: the first" in line()["exception"]
+    assert line()["exception"].endswith("Tripped: the second")
+
+
+def test_a_person_gets_lines_to_read(stream):
+    logs.configure("console", "INFO", stream)
+
+    log.info("run finished", deleted=3)
+
+    assert "[info     ] run finished" in stream.getvalue()
+    assert "deleted=3" in stream.getvalue()
+
+
+def test_a_pipe_gets_json_unless_asked_otherwise(stream, line):
+    logs.configure(None, "INFO", stream)
+
+    log.info("run finished")
+
+    assert line()["message"] == "run finished"
+
+
+def test_nothing_is_written_to_standard_output(stream, capfd):
+    logs.configure("json", "DEBUG")
+
+    log.info("run finished")
+    logging.getLogger("library").info("connected")
+
+    written = capfd.readouterr()
+    assert (written.out, len(written.err.splitlines())) == ("", 2)
+
+
+URL = "redis://:hunter2@h/0"
+FACTS = {
+    "a list": [URL],
+    "a dictionary": {"urls": {"redis": URL}},
+    "a tuple": (1, URL),
+    "an exception": Tripped(URL),
+    "bytes": URL.encode(),
+    "a dictionary of secrets": {"password": SECRET},
+}
+
+
+@pytest.mark.parametrize("style", ["json", "console"])
+def test_a_secret_is_masked_in_message_fact_trace_and_a_library_s_line(stream, style):
+    text = "cannot reach postgresql://u:hunter2@h/d now"
+    logs.configure(style, "INFO", stream)
+    try:
+        trip(text)
+    except Tripped:
+        log.exception(text, fact=text)
+    logging.getLogger("library").warning("failed: %s", text, extra={"url": text})
+
+    assert SECRET not in stream.getvalue()
+    assert "********" in stream.getvalue()
+
+
+@pytest.mark.parametrize("fact", FACTS.values(), ids=FACTS)
+@pytest.mark.parametrize("style", ["json", "console"])
+def test_a_secret_inside_a_fact_is_masked(stream, style, fact):
+    logs.configure(style, "INFO", stream)
+
+    log.info("connected", fact=fact)
+
+    assert SECRET not in stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("run 7 of prune at 10:31", "s3://bucket/a@b", "see https://h:443/p", "the password was wrong"),
+        "ended by a signal: 9",
+    ],
+)
+def test_what_is_no_secret_stays(line, text):
+    log.info(text)
+
+    assert line()["message"] == text
+
+
+@pytest.mark.parametrize(
+    ("raw", "escaped"),
+    [
+        ("\x1b[31mred", r"\x1b[31mred"),
+        ("over\rwritten", r"over\x0dwritten"),
+        ("nul\0", r"nul\x00"),
+        ("bell\a", r"bell\x07"),
+        ("gone\x7f", r"gone\x7f"),
+        ("\x9b31mred", r"\x9b31mred"),
+        ("two\u2028lines", r"two\u2028lines"),
+        ("\u202ederorrim", r"\u202ederorrim"),
+    ],
+)
+@pytest.mark.parametrize("style", ["json", "console"])
+def test_control_characters_are_escaped(stream, style, raw, escaped):
+    logs.configure(style, "INFO", stream)
+
+    log.info("odd", name=raw)
+
+    assert raw not in stream.getvalue()
+    assert (json.loads(stream.getvalue())["name"] if style == "json" else stream.getvalue()).count(escaped) == 1
+
+
+def test_a_message_with_a_line_break_is_one_line(line):
+    log.info('first\n{"message": "forged"}')
+
+    assert line()["message"] == 'first\n{"message": "forged"}'
+
+
+class Speechless:
+    """Something that has no text."""
+
+    def __str__(self):
+        raise Tripped
+
+
+@pytest.mark.parametrize("value", ["broken\udc80", 2**70, float("nan"), {1: 2}, object, Speechless()], ids=type)
+def test_a_fact_that_json_cannot_write_costs_no_line(line, value):
+    log.info("odd", value=value)
+
+    assert line()["message"] == "odd"
+
+
+@pytest.mark.parametrize("logger", LOGGERS)
+def test_a_line_that_cannot_be_written_fails_nobody(stream, logger):
+    with Path("/dev/full").open("w") as full:
+        logs.configure("json", "INFO", full)
+
+        logger.warning("run started")
+
+        # What it holds would be written once more when it is closed.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), full.fileno())
+
+
+@pytest.mark.parametrize("logger", LOGGERS)
+def test_each_line_is_written_at_once(stream, logger):
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    theirs.settimeout(LIMIT)
+    with ours, theirs, ours.makefile("w") as file:
+        logs.configure("json", "INFO", file)
+
+        logger.warning("run started")
+        logger.warning("run finished")
+
+        lines = [json.loads(theirs.recv(10_000)) for _ in range(2)]
+    assert [line["message"] for line in lines] == ["run started", "run finished"]
+
+
+def test_the_level_of_each_line_is_counted(stream):
+    levels = []
+    logs.configure("json", "INFO", stream, on_line=levels.append)
+
+    log.debug("not written")
+    log.info("run started")
+    logging.getLogger("library").warning("connection lost")
+    log.error("run failed")
+
+    assert levels == ["info", "warning", "error"]
+
+
+@pytest.mark.parametrize("style", ["json", "console"])
+@pytest.mark.parametrize("logger", LOGGERS)
+def test_a_trace_keeps_its_end_however_long_the_errors_are(stream, style, logger):
+    logs.configure(style, "INFO", stream)
+    try:
+        trip("the reason", Tripped("\x1b password='hunter2 " + "x" * 1_000_000))
+    except Tripped:
+        logger.exception("run failed")
+
+    assert len(stream.getvalue()) < 4 * LONGEST
+    assert "Tripped: the reason" in stream.getvalue()
+    assert "Tripped: \\" in stream.getvalue()
+    assert SECRET not in stream.getvalue()
+
+
+def test_a_trace_of_many_causes_keeps_the_first_and_the_last(line):
+    cause = None
+    for number in range(1_000):
+        try:
+            trip(f"number {number}.", cause)
+        except Tripped as error:
+            cause = error
+    log.error("run failed", exc_info=cause)
+
+    assert "number 0." in line()["exception"]
+    assert line()["exception"].endswith("number 999.")
+
+
+@pytest.mark.parametrize("style", ["json", "console"])
+@pytest.mark.parametrize("fact", [[1] * 1_000_000, "password=" * 1_000_000, {1: "x" * 1_000_000}, 10**10_000], ids=type)
+@pytest.mark.parametrize("logger", LOGGERS)
+def test_a_line_is_bounded_whatever_is_on_it(stream, style, logger, fact):
+    logs.configure(style, "INFO", stream)
+
+    logger.warning("odd", **({"fact": fact} if logger is log else {"extra": {"fact": fact}}))
+
+    assert 0 < len(stream.getvalue()) < WIDEST
+    assert len(stream.getvalue().splitlines()) == 1
+
+
+def test_a_library_s_line_that_cannot_be_written_is_reported_in_one(line, capfd):
+    (output,) = [one for one in logging.root.handlers if isinstance(one, logs.Output)]
+
+    output.handle(logging.makeLogRecord({"name": "library", "msg": "%d connections", "args": ("hunter2",)}))
+
+    assert (line()["message"], line()["library"]) == ("line of a library could not be written", "library")
+    assert capfd.readouterr().err == ""
+
+
+def trip(text, cause=None):
+    raise Tripped(text) from cause

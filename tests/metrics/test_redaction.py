@@ -1,0 +1,253 @@
+"""What is left of foreign text: never a secret, and never for longer than its length allows."""
+
+import json
+import time
+from collections import UserDict
+from types import MappingProxyType
+
+import hypothesis
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from metrics import redaction
+from metrics.redaction import (
+    DEEPEST,
+    LONGEST,
+    MASK,
+    MORE,
+    SEEN,
+    WIDEST,
+    clean,
+    describe,
+    escaped,
+    redact,
+)
+
+LINEAR = 30
+"""Ten times the length may take this many times the time: what grows with its square takes a hundred times."""
+NOISE = 0.05
+"""Seconds below which nobody waits, and no clock is exact."""
+
+SHAPES = {
+    "repeated names": (":", "password"),
+    "repeated names and signs": ("", "password="),
+    "repeated names, signs and spaces": ("", "secret = "),
+    "names that never end": (":", "_token"),
+    "one long word": ("=", "a"),
+    "old letters": (":", "\u017fecretß"),
+    "colons": ("", ":"),
+    "equals signs": ("", "="),
+    "spaces behind a name": ("password", " "),
+    "spaces behind a sign": ("password=", " "),
+    "spaces behind a scheme": ("token=Bearer", " "),
+    "schemes": ("", "authorization: Bearer "),
+    "quotes that never close": ("", 'password="'),
+    "a quote that never closes": ('password="', "x"),
+    "escaped quotes": ('password="', '\\"'),
+    "quotes that are escaped ever more": ('password="', 'token=\\"secret=\\\\\\"'),
+    "backslashes": ("password='", "\\"),
+    "chains of URLs": ("", "a://"),
+    "chains of URLs with users": ("", "a://b:"),
+    "a password without an end": ("redis://u:", "x"),
+    "at signs": ("a://b:", "@"),
+    "signatures": ("", "&sig="),
+    "a name in each mapping of many": ("", '{"api_key": {'),
+    "controls": (":", "\x1b[31m\u202e\x9b"),
+    "line breaks": (":", "\r\n\u2028"),
+    "halves of characters": (":", "\udc80"),
+}
+
+
+def seconds(function, text):
+    """What it takes this thread, whatever else the machine is at."""
+    best = float("inf")
+    for _ in range(3):
+        began = time.thread_time()
+        function(text)
+        best = min(best, time.thread_time() - began)
+        if best > NOISE * 2:
+            break
+    return best
+
+
+@pytest.mark.parametrize(("begin", "piece"), SHAPES.values(), ids=SHAPES)
+def test_a_text_of_any_shape_takes_as_long_as_it_is(begin, piece):
+    less, more = (begin + piece * (size // len(piece)) for size in (15_000, 150_000))
+
+    assert seconds(escaped, more) <= LINEAR * seconds(escaped, less) + NOISE
+
+
+# What a secret is made of here is nowhere else: not one letter of it may be seen.
+LETTER = "\u0436"
+IN_WORDS = some.text(LETTER + "/@:.'\"=\\-", max_size=6).map(lambda rest: LETTER + rest)
+IN_QUOTES = some.text(LETTER + " ,;&:=@/\n'\"\\{}", max_size=8)
+
+
+def thrice(value):
+    for _ in range(3):
+        value = json.dumps([value], ensure_ascii=False)
+    return value
+
+
+WHOLE = {
+    "a URL": (IN_WORDS, lambda secret: f"redis://u:{secret}@h/0"),
+    "a URL without a user": (IN_WORDS, lambda secret: f"postgresql://:{secret}@h:1/d?x=1"),
+    "a name and an equals sign": (IN_WORDS, lambda secret: f"PGPASSWORD={secret} x=1"),
+    "a name and a colon": (IN_WORDS, lambda secret: f"X-Auth-Token: {secret}\nHost: h"),
+    "a signature": (IN_WORDS, lambda secret: f"https://h/o?sv=1&sig={secret}&se=2"),
+    "a header": (IN_WORDS, lambda secret: f"Authorization: Bearer {secret}"),
+    "JSON": (IN_QUOTES, lambda secret: json.dumps({"n": 1, "api_key": secret}, ensure_ascii=False)),
+    "JSON in JSON": (
+        IN_QUOTES,
+        lambda secret: json.dumps(json.dumps({"secret": secret, "n": "x"}, ensure_ascii=False), ensure_ascii=False),
+    ),
+    "JSON in JSON in JSON": (
+        IN_QUOTES,
+        lambda secret: thrice({"token": secret}),
+    ),
+    "Python": (IN_QUOTES, lambda secret: repr({"account_key": secret, "x": b"1"})),
+    "a libpq string": (
+        IN_QUOTES,
+        lambda secret: "host=h password='{}' dbname=d".format(secret.replace("\\", "\\\\").replace("'", "\\'")),
+    ),
+}
+PIECES = [*redaction.WORDS[:7], "sig", "PassWord", "://", "Bearer ", *":=@'\"\\\n\x1b ,;&{}x7"]
+AROUND = some.lists(some.sampled_from(PIECES), max_size=8).map("".join)
+PADDING = some.sampled_from(["x", "x ", "a=1, ", "https://h/p ", "\n", "\x1b"])
+BORDERS = some.sampled_from([0, LONGEST // 2, LONGEST, SEEN, SEEN + LONGEST])
+NEARBY = some.integers(-60, 60)
+
+
+@pytest.mark.parametrize(("secrets", "written"), WHOLE.values(), ids=WHOLE)
+@hypothesis.settings(max_examples=15)
+@given(data=some.data())
+def test_no_letter_of_a_secret_is_shown_wherever_it_stands_and_however_long_it_is(secrets, written, data):
+    secret = data.draw(secrets) * data.draw(some.sampled_from([1, 1, 1, LONGEST, SEEN // 3, SEEN]))
+    before, padding = data.draw(AROUND), data.draw(PADDING)
+    at = max(0, data.draw(BORDERS) + data.draw(NEARBY) - len(before))
+    text = (padding * at)[:at] + before + " " + written(secret) + " " + data.draw(AROUND)
+    text += padding * data.draw(some.sampled_from([0, LONGEST, SEEN]))
+
+    assert LETTER not in clean(text)
+    assert LETTER not in json.dumps(redact([{"fact": text}]), ensure_ascii=False)
+    assert LETTER not in escaped(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"password=token=Bearer {LETTER}",
+        f"password='C:\\' token='{LETTER} {LETTER}'",
+        f"secret='never closed {LETTER}",
+        "redis://u:" + LETTER * 2 * SEEN + "@h",
+        "password='" + f"{LETTER} " * SEEN + "'",
+        thrice({"token": f'{LETTER} "{LETTER}\\'}),
+        f"Password: {LETTER}",
+        f"pa\u017fsword={LETTER}",
+        f"AWS_SECRET_ACCESS_KEY={LETTER}",
+        f"DefaultEndpointsProtocol=https;AccountKey={LETTER};EndpointSuffix=h",
+        f"redis://:p@{LETTER}@h:6379/0",
+        f"redis://:p/{LETTER}@h:6379/0",
+        f"postgresql://h/d?user=u&password={LETTER}&sslmode=require",
+    ],
+    ids=range(13),
+)
+def test_no_letter_of_an_odd_secret_is_shown(text):
+    assert LETTER not in clean(text)
+
+
+@pytest.mark.parametrize("key", ["password", "X-Api-Key-", "db password", "Authorization", "x" * LONGEST + "x"])
+def test_what_has_the_name_of_a_secret_is_masked_whole(key):
+    assert list(redact({key: "hunter2"}).values()) in ([MASK], ["hunter2"] if key == "X-Api-Key-" else [MASK])
+
+
+def test_what_is_too_long_says_how_long_it_is():
+    assert clean("x" * 1_000_000).endswith("… (1,000,000 characters)")
+    assert len(clean("x" * 1_000_000)) == LONGEST
+
+
+def test_of_what_is_long_the_end_is_shown_too():
+    text = "x" * (SEEN - 10) + " the end"
+
+    assert clean(text).endswith("the end")
+
+
+def nested(levels, kind):
+    value = "bottom"
+    for _ in range(levels):
+        value = {"in": value} if kind is dict else [value]
+    return value
+
+
+class Endless(UserDict):
+    """A mapping that fails when it is looked into."""
+
+    def items(self):
+        raise RuntimeError
+
+
+def loop():
+    parts = []
+    parts += [parts, {"parts": parts}]
+    return parts
+
+
+HUGE = {
+    "a list": lambda: list(range(1_000_000)),
+    "a set": lambda: set(range(1_000_000)),
+    "a mapping": lambda: {number: number for number in range(1_000_000)},
+    "long keys": lambda: {f"{number}" + "k" * 1_000_000: 1 for number in range(5)},
+    "long texts": lambda: ["password=" + "x" * 1_000_000] * 1_000,
+    "texts that show little": lambda: ["password=" + "x" * SEEN] * 1_000,
+    "nested lists": lambda: nested(10_000, list),
+    "nested mappings": lambda: nested(10_000, dict),
+    "what is in itself": loop,
+    "bytes": lambda: b"\0" * 50_000_000,
+    "a number": lambda: 10**1_000_000,
+    "a number in a text": lambda: OverflowError(10**10_000),
+    "a mapping that cannot be read": lambda: Endless({1: 2}),
+    "a view": lambda: MappingProxyType({"password": "hunter2"}),
+    "a deep object": lambda: (object(), nested(10_000, list)),
+}
+
+
+@pytest.mark.parametrize("make", HUGE.values(), ids=HUGE)
+def test_a_fact_of_any_size_is_a_line_of_a_bounded_one(make):
+    fact = make()
+
+    line = orjson.dumps(redact({"fact": fact}))
+
+    assert len(line) <= 2 * WIDEST
+    assert b"hunter2" not in line
+    assert seconds(redact, fact) < 5
+
+
+def test_what_is_not_shown_is_said():
+    assert redact(list(range(5_000)))[-1] == f"{MORE} 5,000 in all"
+    assert redact(dict.fromkeys(range(5_000)))[MORE] == f"{MORE} 5,000 in all"
+
+
+def test_what_is_nested_deeply_is_shown_down_to_a_level():
+    shown, levels = redact(nested(10_000, list)), 0
+    while isinstance(shown, list):
+        shown, levels = shown[0], levels + 1
+
+    assert (levels, shown) == (DEEPEST + 1, f"{MORE} 1 in all")
+
+
+def test_a_key_is_as_fit_for_a_line_as_its_value():
+    assert redact({"\x1b[31m\udc80": 1}) == {r"\x1b[31m\udc80": 1}
+
+
+def test_a_sentence_can_be_kept_whatever_is_in_it():
+    assert clean("no table \0\udc80\x1b password='hunter2") == rf"no table \x00\udc80\x1b password={MASK}"
+    assert len(clean("x" * 1_000_000)) == LONGEST
+
+
+def test_an_error_is_one_line_that_every_server_keeps():
+    line = describe(ValueError("x" * 440 + "\0\udc80 redis://u:" + LETTER * 1_000_000 + "@h\nsecond"))
+
+    assert line.startswith("ValueError: xxx")
+    assert (len(line) <= 500, line.isprintable(), LETTER in line) == (True, True, False)

@@ -1,0 +1,254 @@
+"""The endpoint of all processes of a worker: it counts, through a drain, a death and a reload."""
+
+import fcntl
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from forgekeeper.delivery.deliveries import MAX_DEATHS, Deliveries
+from forgekeeper.delivery.enqueue_unique import enqueue_unique
+
+from forgekeeper.connections import client
+from forgekeeper.database import database
+from forgekeeper.delivery.broker import broker
+from forgekeeper.settings import PREFIX
+from metrics import multiprocess
+from models import GitRefDeletion
+from tests.harness.catalogue import of
+from tests.harness.programs import LIMIT
+from tests.harness.waiting import wait_until
+
+from .worker import NAME, PATIENT, ROOT, due
+
+
+def test_every_series_is_there_at_zero_before_the_first_message(start_worker, scrape_when_up, promtool):
+    worker = start_worker()
+    assert wait_until(worker.is_up, LIMIT)
+
+    page = scrape_when_up(worker.url)
+
+    assert promtool(page.text) == ""
+    for metric in of("worker"):
+        suffix = "_count" if metric.type == "histogram" else ""
+        found = page.series(metric.name.removeprefix("forgekeeper_") + suffix)
+        assert len(found) == len(metric.children), metric.name
+        assert metric.name == "forgekeeper_log_messages_total" or set(found.values()) == {0}, metric.name
+
+
+def test_a_run_is_counted_with_what_it_did(start_worker, send, counts, scrape, promtool):
+    due(3)
+    worker = start_worker(processes=2)
+
+    send()
+
+    # The last of its figures.
+    assert counts(worker, 1, "run_wait_seconds_count", batch=NAME)
+    page = scrape(worker.url)
+    assert promtool(page.text) == ""
+    assert page.value("runs_total", batch=NAME) == 1
+    assert page.value("runs_in_progress", batch=NAME) == 0
+    assert page.value("records_processed_total", batch=NAME, record="user_status") == 3
+    assert page.value("run_duration_seconds_count", batch=NAME) == 1
+    assert page.value("log_messages_total", level="info") > 0
+
+
+def test_a_run_that_fails_is_one_failure_and_one_retry(start_worker, send, counts, scrape):
+    database.execute_sql("alter table user_statuses rename to elsewhere")
+    try:
+        worker = start_worker()
+        send()
+        retried = counts(worker, 1, "run_retries_total", batch=NAME)
+    finally:
+        database.execute_sql("alter table elsewhere rename to user_statuses")
+
+    assert retried
+    assert scrape(worker.url).value("run_failures_total", batch=NAME, error_kind="database") == 1
+
+
+def test_a_child_that_fails_is_retried_once_and_its_last_failure_is_a_dead_letter(start_worker, counts):
+    worker = start_worker()
+    for project in (1, 2):
+        GitRefDeletion.create(project_id=project, ref="refs/x")
+    last = broker.actors["clean_project_refs"].message(2).copy(options={"retries": 25})
+
+    enqueue_unique(broker, broker.actors["clean_project_refs"].message(1))
+    enqueue_unique(broker, last)
+
+    labels = {"batch": "clean_project_refs"}
+    assert counts(worker, 2, "run_failures_total", error_kind="gitaly", **labels)
+    assert counts(worker, 1, "run_dead_letters_total", **labels)
+    assert counts(worker, 1, "run_retries_total", **labels)
+    assert counts(worker, 1, "threshold_breaches_total", threshold="dead_letter", **labels)
+    assert counts(worker, 2, "lease_acquisitions_total", lease="clean_project_refs")
+
+
+def test_a_message_that_is_none_is_a_dead_letter_of_an_unknown_batch(start_worker, counts):
+    broker.do_enqueue("git", "bad", b"no message")
+
+    assert counts(start_worker(), 1, "run_dead_letters_total", batch="unknown")
+
+
+def test_a_child_that_has_taken_three_workers_down_is_a_dead_letter_and_a_breach(start_worker, counts):
+    dead = Deliveries(client, broker.namespace, "dead")
+    enqueue_unique(broker, broker.actors["clean_project_refs"].message(1))
+    (fetched,) = dead.fetch("git", limit=1)
+    for _ in range(MAX_DEATHS):
+        dead.start("git", fetched.id, counted=True)
+    client.zadd(f"{broker.namespace}:__heartbeats__", {"dead": 1})
+
+    worker = start_worker()
+
+    assert counts(worker, 1, "run_dead_letters_total", batch="clean_project_refs")
+    assert counts(worker, 1, "threshold_breaches_total", batch="clean_project_refs", threshold="dead_letter")
+
+
+def test_a_worker_whose_port_is_busy_does_not_start(start_worker):
+    with socket.create_server(("127.0.0.1", 0)) as somebody:
+        port = somebody.getsockname()[1]
+        worker = start_worker(METRICS_PORT_WORKER=port)
+
+        status = worker.process.wait(LIMIT)
+
+    (line,) = [line for line in worker.log.read_text().splitlines() if not line.startswith("{")]
+    assert status == 1
+    assert line == (
+        f"forgekeeper: cannot serve metrics at 127.0.0.1:{port}: Address already in use;"
+        " stop what is there, or choose another port"
+    )
+    assert worker.folders == []
+
+
+def test_a_worker_is_called_what_the_runbook_looks_for(start_worker, scrape_when_up):
+    page = (ROOT / "docs" / "runbooks" / "BatchWorkersDown.md").read_text()
+    worker = start_worker()
+    scrape_when_up(worker.url)
+
+    called = Path(f"/proc/{worker.process.pid}/cmdline").read_text().replace("\0", " ")
+
+    assert re.search(r"^pgrep -af -- '(.+)'$", page, re.MULTILINE)[1] in called
+
+
+def test_a_worker_without_an_endpoint_keeps_no_files(start_worker, send):
+    worker = start_worker(METRICS_PORT_WORKER=0)
+    send()
+    assert wait_until(lambda: "run finished" in worker.log.read_text(), LIMIT)
+
+    assert worker.folders == []
+
+
+def test_the_folder_is_private_and_replaces_those_that_nobody_holds(start_worker, scrape_when_up, tmp_path):
+    abandoned, held = tmp_path / f"{multiprocess.PREFIX}a", tmp_path / f"{multiprocess.PREFIX}b"
+    for folder in (abandoned, held):
+        folder.mkdir()
+    lock = os.open(held, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+
+    worker = start_worker()
+    scrape_when_up(worker.url)
+    (own,) = set(worker.folders) - {held}
+    os.close(lock)
+
+    assert own.stat().st_mode & 0o777 == 0o700
+    assert not abandoned.exists()
+    assert held.exists()
+
+
+def test_workers_that_forgekeeper_has_not_prepared_do_not_start(settings, monkeypatch):
+    monkeypatch.setenv(PREFIX + "METRICS_PORT_WORKER", "9191")
+
+    refused = subprocess.run(
+        [sys.executable, "-m", "forgekeeper.process"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert refused.returncode == 2
+    assert refused.stderr == ("forgekeeper: `forgekeeper worker` starts workers; this program lacks what it prepares\n")
+
+
+def test_it_serves_while_the_worker_drains_and_ends_with_it(start_worker, send, counts, scrape, table_lock):
+    worker = start_worker(**PATIENT)
+    send()
+    assert counts(worker, 1, "runs_in_progress", batch=NAME)
+
+    worker.process.terminate()
+    assert wait_until(lambda: "worker draining" in worker.log.read_text(), LIMIT)
+    draining = scrape(worker.url)
+    table_lock.close()
+    status = worker.process.wait(LIMIT)
+
+    assert draining.value("runs_in_progress", batch=NAME) == 1
+    assert status == 0
+    assert wait_until(lambda: not worker.listens() and not worker.folders, LIMIT)
+
+
+def test_what_a_killed_process_has_counted_stays(start_worker, send, counts, scrape):
+    due(3)
+    worker = start_worker(processes=2, **PATIENT)
+    send()
+    # The last of its figures.
+    assert counts(worker, 1, "run_wait_seconds_count", batch=NAME)
+    assert wait_until(worker.is_up, LIMIT)
+
+    (one, other) = worker.children
+    os.kill(other, signal.SIGSTOP)  # the other one keeps the worker up, as a long drain would
+    os.kill(one, signal.SIGKILL)
+    after = scrape(worker.url)
+    os.kill(other, signal.SIGKILL)
+
+    assert after.value("runs_total", batch=NAME) == 1
+    assert after.value("records_processed_total", batch=NAME, record="user_status") == 3
+
+
+def test_an_endpoint_that_is_killed_is_started_again_with_all_that_was_counted(
+    start_worker, send, counts, scrape_when_up
+):
+    worker = start_worker()
+    send()
+    assert counts(worker, 1, "runs_total", batch=NAME)
+
+    os.kill(worker.endpoint, signal.SIGKILL)
+
+    assert scrape_when_up(worker.url).value("runs_total", batch=NAME) == 1
+    assert worker.log.read_text().count("metrics endpoint has ended") == 1
+    assert worker.process.poll() is None
+
+
+def test_a_worker_that_reloads_goes_on_counting(start_worker, send, counts):
+    worker = start_worker()
+    send()
+    assert counts(worker, 1, "runs_total", batch=NAME)
+    before = worker.children
+
+    worker.process.send_signal(signal.SIGHUP)
+
+    assert wait_until(lambda: worker.children and not set(worker.children) & set(before), LIMIT)
+    send()
+    assert counts(worker, 2, "runs_total", batch=NAME)
+    assert worker.process.poll() is None
+
+
+def test_a_killed_master_frees_the_port_at_once_and_the_folder_to_the_next(
+    start_worker, send, counts, table_lock, monkeypatch
+):
+    worker = start_worker(**PATIENT)
+    monkeypatch.setattr(tempfile, "tempdir", str(worker.temporary))
+    send()
+    assert counts(worker, 1, "runs_in_progress", batch=NAME)
+    assert wait_until(worker.is_up, LIMIT)
+
+    worker.process.kill()
+
+    assert wait_until(lambda: not worker.listens(), LIMIT)
+    multiprocess.remove_abandoned()
+    held = worker.folders  # its workers still count there
+    table_lock.close()
+    assert len(held) == 1
+    assert wait_until(lambda: multiprocess.remove_abandoned() or not worker.folders, LIMIT)

@@ -11,7 +11,6 @@ from forgekeeper.process.rows import Process
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
-from forgekeeper.runs.passed_over import PassedOver
 from forgekeeper.runs.quarantine import Quarantined
 from forgekeeper.runs.totals import RunTotal
 from forgekeeper.storage.outbox import DeletedObject
@@ -25,7 +24,6 @@ OURS: tuple[type[Base], ...] = (
     DeletedObject,
     Process,
     Installation,
-    PassedOver,
     Quarantined,
     SettledUpload,
     RunTotal,

@@ -15,7 +15,7 @@ from forgekeeper.database import database, now
 from forgekeeper.flags import FeatureFlag
 from forgekeeper.process.rows import Process
 from forgekeeper.runs.ledger import JobRun
-from forgekeeper.runs.passed_over import PassedOver
+from forgekeeper.runs.quarantine import Quarantined
 from forgekeeper.storage.settled import SettledUpload
 from models import BulkImport, BulkImportEntity, BulkImportTracker, JobArtifact, ProjectStatistics, UserStatus
 from tests.harness.artifacts import chunk_statement, destroy_chunk
@@ -74,7 +74,7 @@ def emptied():
     """Empty the tables, for another world."""
 
     def empty():
-        database.execute_sql(f"truncate {', '.join(each._meta.table_name for each in EMPTIED)}, passed_over_records")
+        database.execute_sql(f"truncate {', '.join(each._meta.table_name for each in EMPTIED)}, quarantine")
         client.flushdb()
 
     return empty
@@ -286,7 +286,7 @@ def test_where_no_line_can_be_written_no_status_goes_and_the_run_says_so(setting
     recorded(user_status_cleanup, settings)
 
     assert (UserStatus.select().count(), lines("user_status")) == (1, [])
-    assert "refusing" in database.execute_sql("select error from passed_over_records").fetchone()[0]
+    assert "refusing" in database.execute_sql("select error from quarantine").fetchone()[0]
 
 
 @pytest.mark.usefixtures("refusing")
@@ -316,7 +316,7 @@ def test_where_no_line_can_be_written_no_old_run_goes():
 
     recorded(prune, settings_with())
 
-    assert "refusing" in PassedOver.get(PassedOver.batch == "prune").error
+    assert "refusing" in Quarantined.get(Quarantined.batch == "prune").error
     assert JobRun.get_by_id(old.id)
 
 

@@ -12,12 +12,13 @@ from forgekeeper.connections import client
 from forgekeeper.database import database, now
 from forgekeeper.deleting.total import TURNS
 from forgekeeper.flags import FeatureFlag
-from forgekeeper.runs import bad_records
+from forgekeeper.runs import bad_records, quarantine, retry
 from forgekeeper.runs.bad_records import TooManyBadRecords
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.ledger import JobRun
-from forgekeeper.runs.passed_over import PassedOver
 from forgekeeper.runs.previewing import preview
+from forgekeeper.runs.quarantine import Quarantined
+from forgekeeper.runs.retry import MAX_RETRIES
 from forgekeeper.storage import sentinel, stores
 from forgekeeper.storage.outbox import DeletedObject
 from metrics.counting import WORKER
@@ -93,11 +94,11 @@ def destroy_artifacts():
 
 
 def passed_over():
-    return {(row.batch, row.record, row.key): row.failures for row in PassedOver.select()}
+    return {(row.batch, row.record, row.key): row.failures for row in Quarantined.select()}
 
 
 def time_passes(duration):
-    PassedOver.update(retry_at=PassedOver.retry_at - duration).execute()
+    Quarantined.update(retry_at=Quarantined.retry_at - duration).execute()
 
 
 def errors(batch, record, kind="database"):
@@ -254,8 +255,8 @@ def test_a_bad_record_is_passed_over_for_a_growing_while():
     with bad("user_statuses", "user_id"):
         for _ in range(12):
             clean_statuses()
-            (row,) = PassedOver.select()
-            pauses.append(row.retry_at - row.last_failed_at)
+            (row,) = Quarantined.select()
+            pauses.append(row.retry_at - row.failed_at)
             time_passes(pauses[-1])
 
     assert pauses[:5] == [timedelta(0), 5 * MINUTE, 10 * MINUTE, 20 * MINUTE, 40 * MINUTE]
@@ -294,15 +295,24 @@ def test_a_bad_record_that_went_without_us_is_forgotten():
     assert passed_over() == {}
 
 
-def test_a_bad_record_that_was_never_met_again_is_forgotten_after_thirty_days():
-    for days in (29, 31):
-        instant = now() - days * DAY
-        facts = {"first_failed_at": instant, "last_failed_at": instant, "retry_at": instant, "error": "-"}
-        PassedOver.create(batch="delete_artifact_bucket", record="expired_artifact", key=str(days), **facts)
+def test_after_twenty_five_retries_a_bad_record_waits_for_a_person():
+    for _ in range(MAX_RETRIES):
+        quarantine.fail("user_status_cleanup", "user_status", "7", "spoilt", reason="record_failed")
+    before = Quarantined.get().again
+    quarantine.fail("user_status_cleanup", "user_status", "7", "spoilt", reason="record_failed")
+
+    assert (before is None, Quarantined.get().again) == (False, None)
+
+
+def test_what_has_not_failed_for_a_week_is_forgotten_unless_it_waits_for_a_person():
+    for key, times in (("7", 1), ("8", MAX_RETRIES + 1)):
+        for _ in range(times):
+            quarantine.fail("delete_artifact_bucket", "expired_artifact", key, "-", reason="record_failed")
+    Quarantined.update(failed_at=now() - 8 * DAY).execute()
 
     perform(prune)
 
-    assert [key for _, _, key in passed_over()] == ["29"]
+    assert [key for _, _, key in passed_over()] == ["8"]
 
 
 def test_a_child_of_other_artifacts_does_not_forget_a_bad_one():
@@ -349,7 +359,7 @@ def test_where_everything_fails_the_run_fails_and_says_so():
     with bad("user_statuses", "user_id", which="> 0"), pytest.raises(TooManyBadRecords, match="spoilt"):
         clean_statuses()
 
-    assert len(passed_over()) == bad_records.MOST_IN_RUN + 1
+    assert len(passed_over()) == retry.MOST_IN_RUN + 1
 
 
 def test_no_more_than_so_many_are_remembered(monkeypatch):

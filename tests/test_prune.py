@@ -23,7 +23,7 @@ from forgekeeper.process.rows import Process
 from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.ledger import JobRun
-from forgekeeper.runs.passed_over import PassedOver
+from forgekeeper.runs.quarantine import Quarantined
 from forgekeeper.storage.settled import SettledUpload
 from models import DeletionStatus, GitRefDeletion
 from tests.harness.clocks import Crash, crash
@@ -253,7 +253,7 @@ def test_a_row_of_a_batch_that_cannot_be_removed_stops_no_other():
     finally:
         database.execute_sql("drop table holding")
 
-    assert (left(), [row.key for row in PassedOver.select()]) == ({1, 3}, ["1"])
+    assert (left(), [row.key for row in Quarantined.select()]) == ({1, 3}, ["1"])
 
 
 def test_a_table_whose_old_rows_would_be_misread_blocks_the_run():

@@ -19,7 +19,7 @@ from forgekeeper.runs import bad_records, brakes, breaker, preconditions
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.holds import BY_PEOPLE, Hold
 from forgekeeper.runs.ledger import JobRun
-from forgekeeper.runs.passed_over import PassedOver
+from forgekeeper.runs.quarantine import Quarantined
 from tests.harness.performing import attempt_at, ended, perform, runner_of
 from tests.harness.settings import settings_with
 from workers import prune as prunes
@@ -263,7 +263,7 @@ def test_records_that_are_gone_through_one_by_one_are_not_when_it_is_stopped(mon
         database.execute_sql("reset statement_timeout")
         database.execute_sql("drop function wait cascade")
 
-    assert (outcome.deleted, PassedOver.select().count()) == (0, 1)
+    assert (outcome.deleted, Quarantined.select().count()) == (0, 1)
 
 
 # Not begun

@@ -29,7 +29,18 @@ BEFORE = {
     "Look": "status.status presence.processes ledger.ticks ledger.why audit.audit",
 }
 """The commands that come before those of the batches, by their panels: a module, and what it calls the command."""
-AFTER = {"Look": "programs.redis programs.psql records.records leases.leases dead.dead"}
+AFTER = {"Look": "programs.redis programs.psql quarantine.quarantine leases.leases"}
+RENAMED = {
+    "dead": "quarantine list --kind child",
+    "records": "quarantine list --kind record",
+    "uploads failed": "quarantine list --kind upload",
+    "uploads retry": "quarantine retry",
+    "objects failed": "quarantine list --kind object",
+    "objects retry": "quarantine retry",
+    "refs rejected": "quarantine list --kind ref",
+    "refs retry": "quarantine retry",
+}
+"""What commands were called before: for one release each says what it is called now."""
 LOOKING = {"status", "processes", "ticks", "why", "audit"}
 """Those that send nothing: they need no broker and no actors, whose modules take a fifth of a second to import."""
 
@@ -157,6 +168,7 @@ def run(arguments: list[str]) -> int:
 
 def _status(arguments: list[str]) -> int:
     try:
+        _refuse_renamed(arguments)
         if listing.suffices(arguments):
             return _called(_overview(), ["--help"])
         return _declared_and_called(arguments)
@@ -168,6 +180,12 @@ def _status(arguments: list[str]) -> int:
         return ended.code if isinstance(ended.code, int) else FAILED if ended.code else 0
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def _refuse_renamed(arguments: list[str]) -> None:
+    for old in (arguments[:1], arguments[:2]):
+        if new := RENAMED.get(" ".join(old)):
+            raise Problem(f"`forgekeeper {' '.join(old)}` is now `forgekeeper {new}`", WRONG_USE)
 
 
 def _declared_and_called(arguments: list[str]) -> int:

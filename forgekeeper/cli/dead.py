@@ -24,7 +24,7 @@ from forgekeeper.delivery import dead_letters
 from forgekeeper.delivery.dead_letters import DeadLetter
 from forgekeeper.identity import identity
 from forgekeeper.process.broker import broker
-from forgekeeper.runs.quarantine import Quarantined
+from forgekeeper.runs import quarantine
 from metrics.redaction import clean, escaped, redact
 
 dead = typer.Typer(help="Dead letters: messages that were given up.")
@@ -198,7 +198,7 @@ def _purge(letter: DeadLetter) -> bool:
     if removed:
         child = CHILDREN.get(_entry(letter)["actor"] or "")
         if child is not None:
-            Quarantined.end(child.batch.name, child.name, letter.message.message_id)
+            quarantine.end(child.batch.name, child.name, letter.message.message_id)
         log.warning(
             "dead letter purged", id=letter.id, queue=letter.queue, actor=_entry(letter)["actor"], by=identity()
         )

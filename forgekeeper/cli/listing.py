@@ -55,12 +55,12 @@ LINES = {
         "buckets": "Show the artifact buckets: which are free, and who has the others since when.",
         "redis": "Open `redis-cli` at the Redis of the settings, or let it do ARGS: `forgekeeper redis PING`.",
         "psql": "Open `psql` at the database of the settings, or let it do ARGS: `forgekeeper psql -c 'select 1'`.",
-        "uploads": "Direct uploads that could not be deleted, and objects that nobody answers for.",
-        "objects": "Objects of deleted artifacts that could not be deleted, or must not be.",
-        "refs": "Git ref deletions that were refused, and refs that were deleted wrongly.",
-        "records": "Bad records: each failed alone, is passed over for a growing while, and stops no other.",
+        "uploads": "Objects in a store that nobody answers for.",
+        "objects": "Objects of deleted artifacts that must not be deleted.",
+        "refs": "Git refs that were deleted wrongly.",
+        "quarantine": "What failed by itself: it is left out until its next try, or until a person decides, and stops "
+        "nothing else.",
         "leases": "Who works on what alone, and since when.",
-        "dead": "Dead letters: messages that were given up.",
     },
 }
 """The first paragraph of each command's help, by panels, in the order in which they are shown."""

@@ -69,16 +69,10 @@ MEANINGS: dict[str, dict[int | Literal["other"], str]] = {
         3: "of one of them it cannot be counted now what is due: it is still held",
     },
     "why": {0: "the story was told, that there is none included", 1: "the ledger has no run of that number"},
-    "uploads retry": {1: "the one that was named is not among the failed"},
-    "objects retry": {1: "the one that was named is not among the failed"},
-    "refs retry": {1: "the one that was named is not among the rejected"},
+    "quarantine show": {1: "nothing of that id lies there"},
+    "quarantine retry": {1: "the one that was named does not lie there, or is a message that nothing can read"},
+    "quarantine discard": {1: "the one that was named does not lie there"},
     "leases break": {1: "nobody holds it"},
-    "dead show": {1: "there is no such dead letter"},
-    "dead replay": {
-        0: "what could be sent anew was; the answer says which were kept",
-        1: "the one that was named is not there or cannot be replayed",
-    },
-    "dead purge": {1: "you did not confirm it", 2: "nobody was there to confirm it, and `--yes` was not given"},
 }
 """What a status means where it says more than the table above."""
 

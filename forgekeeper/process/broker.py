@@ -17,7 +17,7 @@ from forgekeeper.process.drain import Drain
 from forgekeeper.process.middleware import Attendance, Clients, Holding, HookingBroker
 from forgekeeper.process.presence import AtWork
 from forgekeeper.process.tracing import tracing
-from forgekeeper.runs.ledger import MAX_RETRIES
+from forgekeeper.runs.retry import MAX_RETRIES
 from forgekeeper.worker_metrics import WorkerMetrics
 
 at_work = AtWork()

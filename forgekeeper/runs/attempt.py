@@ -25,7 +25,7 @@ from forgekeeper.events import ChildEnded, RunEnded, emit
 from forgekeeper.failpoints import failpoint
 from forgekeeper.fan_out import Enqueued, Keyed
 from forgekeeper.identity import identity
-from forgekeeper.runs import brakes, breaker, preconditions, releases
+from forgekeeper.runs import brakes, breaker, preconditions, quarantine, releases
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.brakes import Brakes
@@ -33,9 +33,8 @@ from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.growth import Growth
 from forgekeeper.runs.heartbeat import Heartbeat, LostRun, Row
 from forgekeeper.runs.held import Held
-from forgekeeper.runs.ledger import MAX_RETRIES, JobRun, Started
-from forgekeeper.runs.quarantine import Quarantined
-from forgekeeper.runs.retry import backoff
+from forgekeeper.runs.ledger import JobRun, Started
+from forgekeeper.runs.retry import MAX_RETRIES, backoff
 from forgekeeper.runs.run import Run
 from forgekeeper.settings import Settings
 from metrics.redaction import clean, describe
@@ -274,9 +273,10 @@ class Attempt:
         child = self.declared.batch.name, self.declared.name, self.message_id
         try:
             if error is None:
-                _written(partial(Quarantined.end, *child))
+                _written(partial(quarantine.end, *child))
             else:
-                _written(partial(Quarantined.fail, *child, describe(error), run=self.run.number))
+                fail = partial(quarantine.fail, *child, describe(error), reason="child_failed", run=self.run.number)
+                _written(fail)
         except pw.PeeweeException as failure:
             log.warning("quarantine not written", error=describe(failure))
 

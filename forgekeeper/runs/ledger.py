@@ -28,6 +28,7 @@ from forgekeeper.database import Base, BigIdentityField, Document, database, def
 from forgekeeper.database.use import BOTH, PROCESSES, WORK, Use
 from forgekeeper.runs.blocked import REASONS
 from forgekeeper.runs.holds import HELD_BACK, Kind
+from forgekeeper.runs.retry import MAX_LOSSES, MAX_RETRIES
 from forgekeeper.runs.totals import NONE, Amount
 from metrics.redaction import one_line
 
@@ -37,10 +38,6 @@ CLOCK_TOLERANCE = timedelta(seconds=2)
 """How far a scheduler's clock may be ahead without its tick being turned away."""
 AHEAD_REMEMBERED = timedelta(hours=1)
 """For so long a tick that was set aside is told of."""
-MAX_LOSSES = 3
-"""A run that has taken this many workers down with it is poison."""
-MAX_RETRIES = 25
-"""The documents' number; the failure after the last retry is final."""
 
 CLAIM = f"""
     insert into job_runs (batch, tick, state, reason, claimed_by, claimed_at)

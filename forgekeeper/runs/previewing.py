@@ -20,12 +20,11 @@ from forgekeeper.database.survey import reading
 from forgekeeper.flags import FeatureFlag
 from forgekeeper.installation import agreement
 from forgekeeper.preview import Look, Part
-from forgekeeper.runs import brakes, breaker, releases
+from forgekeeper.runs import brakes, breaker, quarantine, releases
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.holds import BRAKES, Hold
 from forgekeeper.runs.pace import Pace, pace
-from forgekeeper.runs.passed_over import PassedOver
 from forgekeeper.runs.preconditions import misreadings
 from forgekeeper.runs.totals import RunTotal
 from forgekeeper.settings import Settings
@@ -139,7 +138,7 @@ def _unsaid(declared: Declared) -> str:
 
 
 def _passed_over(batch: str, record: str) -> Collection[int]:
-    return PassedOver.of(batch, record).waiting
+    return quarantine.known(batch, record).waiting
 
 
 def _disagreement(batch: BatchSpec, settings: Settings) -> str | None:

@@ -17,12 +17,10 @@ from forgekeeper.runs.batch import Batch as BatchRow
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import CLOCK_TOLERANCE, JobRun
 from forgekeeper.runs.plan import Claim, Decisions, Policy, Record, plan
-from forgekeeper.runs.retry import LONGEST_RETRY
+from forgekeeper.runs.retry import BLOCKED_AGAIN, LONGEST_RETRY
 from forgekeeper.settings import Settings
 from forgekeeper.settings.cron import Cron
 
-BLOCKED_AGAIN = timedelta(seconds=30)
-"""For no longer than that a blocked run waits until it is tried again."""
 TICK_AHEAD = timedelta(minutes=1)
 """A tick that is so near looks again by itself, and finds nothing in its way."""
 PRECEDENCE = timedelta(seconds=1)

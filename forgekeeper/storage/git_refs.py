@@ -89,7 +89,8 @@ TOO_LONG_TO_LOCK = Outcome("rejected", "too_long_to_lock")
 def behind(other: bytes) -> Outcome:
     """Refuse a ref that git cannot lock, as the file of *other* lies where a folder of its name would."""
     return Outcome(
-        "rejected", f"name_conflict: {other.decode()} stands in its way; delete that, then `forgekeeper refs retry`"
+        "rejected",
+        f"name_conflict: {other.decode()} stands in its way; delete that, then `forgekeeper quarantine retry`",
     )
 
 

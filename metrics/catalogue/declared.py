@@ -13,7 +13,7 @@ from metrics.catalogue.metric import Counter, Gauge
 
 
 class Record(Protocol):
-    """A kind of record that is counted, due, or given up."""
+    """A kind of record that is counted, due, or in quarantine."""
 
     @property
     def name(self) -> str: ...
@@ -28,9 +28,7 @@ class Record(Protocol):
     @property
     def backlog(self) -> bool: ...
     @property
-    def given_up(self) -> bool: ...
-    @property
-    def passed_over(self) -> bool: ...
+    def quarantined(self) -> bool: ...
 
 
 class Threshold(Protocol):

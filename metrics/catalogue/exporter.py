@@ -88,13 +88,10 @@ def write(endpoint: Endpoint, labels: Labels) -> None:
         labels.objectives,
     )
     endpoint.gauge(
-        "given_up_records",
-        "Records that were given up and wait for a person (counted up to a bound).",
+        "quarantine_records",
+        "What failed more than once, or was refused, and waits for its next try or a person (counted up to a bound).",
         "batch record",
-        labels.given_up,
-    )
-    endpoint.gauge(
-        "passed_over_records", "Bad records that are passed over for a growing while.", "batch", labels.passing_over
+        labels.quarantined,
     )
     endpoint.gauge(
         "queue_messages",

@@ -10,6 +10,8 @@ from metrics.catalogue.metric import Children
 
 NO_BATCH = "unknown"
 """The batch of a dead letter that is no message, or is of no batch: it is somebody's lost work all the same."""
+UNREADABLE = (NO_BATCH, "message")
+"""What lies in quarantine and is of no batch: messages that nothing can read."""
 LEVELS = ("debug", "info", "warning", "error", "critical")
 ERROR_KINDS = (
     *("database", "redis", "object_storage", "gitaly"),
@@ -23,7 +25,7 @@ OFFS = ("flag_off", "cron_off")
 SKIPS = ("overlap", "paused", "stopped", "held", "cancelled", "lease_held", "duplicate", "flag_off", *BLOCKS)
 OPERATIONS = ("get", "delete", "delete_many")
 COLLECTORS = (
-    *("batches", "runs", "flags", "queues", "dead_letters", "leases", "roots", "bad_records"),
+    *("batches", "runs", "flags", "queues", "dead_letters", "leases", "roots", "quarantine"),
     "clocks",
 )
 """What the exporter asks whatever is declared."""
@@ -58,8 +60,7 @@ class Labels:
         self.processed = self._records(lambda record: bool(record.processed))
         self.objectives = self._records(lambda record: record.objective is not None)
         self.backlogs = self._records(lambda record: record.objective is not None or record.backlog)
-        self.given_up = self._records(lambda record: record.given_up)
-        self.passing_over = tuple(dict.fromkeys((name,) for name, _ in self._records(lambda one: one.passed_over)))
+        self.quarantined = (*self._records(lambda record: record.quarantined), *self.fan_outs, UNREADABLE)
         self.counters = {counter.name: counter for one in self.declared for counter in one.counters}
         self.errors = tuple(
             (one.name, record.name, kind) for one in self.declared for record in one.records for kind in record.errors

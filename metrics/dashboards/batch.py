@@ -150,11 +150,10 @@ def _records() -> Row:
                 ),
             ),
             graph(
-                "Given up, waiting for a person",
-                "Records that it will not try again by itself.",
+                "Quarantine",
+                "What failed more than once, or was refused, and waits for its next try or a person.",
                 "short",
-                Query('max by (record) (forgekeeper_given_up_records{batch="$batch"})', "{{record}}"),
-                Query('max by (batch) (forgekeeper_passed_over_records{batch="$batch"})', "passed over, tried again"),
+                Query('max by (record) (forgekeeper_quarantine_records{batch="$batch"})', "{{record}}"),
             ),
             graph(
                 "Records looked at and done",

@@ -25,8 +25,8 @@ def test_a_flag_that_is_turned_is_answered_as_the_list_has_it(main, database, co
 @pytest.mark.parametrize(
     ("group", "default"),
     [
-        *((group, "list") for group in ("flags", "dead", "leases", "records")),
-        *(("objects", "failed"), ("uploads", "failed"), ("refs", "rejected")),
+        *((group, "list") for group in ("flags", "leases", "quarantine")),
+        ("objects", "held"),
     ],
 )
 def test_a_group_that_lists_without_a_command_does_so_with_json(main, database, group, default):
@@ -45,17 +45,6 @@ def test_migrate_with_json_says_what_was_applied_and_what_is_pending(main, setti
     assert (before.status, before.json["applied"], before.stderr) == (1, [], "")
     assert (made.status, made.json) == (0, {"applied": names, "pending": [], "held": deleting})
     assert (after.status, after.json) == (0, {"applied": [], "pending": []})
-
-
-@pytest.mark.parametrize("what", ["uploads", "objects", "refs"])
-def test_a_retry_of_all_says_with_json_how_many(main, database, what):
-    assert main(what, "retry", "--all", "--json").json == {"retried": 0}
-
-
-def test_a_retry_of_one_says_with_json_that_it_was_one(main, database):
-    client.zadd(register.FAILED, {"a:b": 1})
-
-    assert main("uploads", "retry", "a:b", "--json").json == {"retried": 1}
 
 
 def test_why_tells_the_story_of_a_run_by_its_number(main, database):

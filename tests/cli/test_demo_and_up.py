@@ -41,7 +41,7 @@ SHOWN = {
     "worker forgekeeper_records_processed_total deleted_object 600 600",
     "worker forgekeeper_record_errors_total git_ref_deletion 6 6",
     "worker forgekeeper_run_failures_total all 0 0",
-    "exporter forgekeeper_given_up_records failed_upload 3 3",
+    "exporter forgekeeper_quarantine_records failed_upload 3 3",
     "exporter forgekeeper_exporter_collector_success all 18 18",
 }
 

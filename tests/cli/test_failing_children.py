@@ -210,11 +210,6 @@ def test_a_child_that_fails_in_a_worker_waits_for_its_retry_and_is_shown(with_ro
     assert "; it is tried again at 20" in main("why", str(run.id)).stdout
 
 
-def test_a_child_that_a_person_gives_up_fails_no_longer(failed, main):
-    message = broker.get_actor("clean_project_refs").message(1).copy(message_id=CHILD)
-    client.delete("forgekeeper:git", "forgekeeper:git.msgs")
-    client.zadd("forgekeeper:git.XQ", {CHILD: 1.0})
-    client.hset("forgekeeper:git.XQ.msgs", CHILD, message.encode())
-
-    assert main("dead", "purge", CHILD, "--yes").status == 0
+def test_a_child_that_a_person_discards_fails_no_longer(failed, main):
+    assert main("quarantine", "discard", str(Quarantined.get().id)).status == 0
     assert Quarantined.select().count() == 0

@@ -162,46 +162,6 @@ def test_what_a_run_had_sent_before_it_failed_is_worked_on_by_hand_too(main, roo
 # refs
 
 
-@pytest.mark.parametrize("command", [["refs"], ["refs", "rejected"]])
-def test_rejected_deletions_are_listed_with_their_reasons(main, refs, command):
-    result = main(*command)
-
-    assert result.status == 0
-    assert "refs/heads/a..b" in result.stdout
-    assert "invalid_name" in result.stdout
-    assert "refs/x" not in result.stdout
-
-
-def test_rejected_deletions_as_json(main, refs):
-    answer = main("refs", "rejected", "--json", "--limit", "1").json
-
-    (entry,) = answer["entries"]
-    assert (answer["rejected"], entry["id"], entry["ref"]) == (2, refs[0], "refs/heads/a..b")
-
-
-def test_one_rejected_deletion_is_tried_anew(main, refs):
-    result = main("refs", "retry", str(refs[0]))
-
-    assert (result.status, statuses()) == (0, [1, 3, 1])
-
-
-def test_all_rejected_deletions_are_tried_anew(main, refs):
-    result = main("refs", "retry", "--all")
-
-    assert (result.status, statuses()) == (0, [1, 1, 1])
-
-
-def test_a_deletion_that_was_not_rejected_cannot_be_retried(main, refs):
-    result = main("refs", "retry", str(refs[2]))
-
-    assert (result.status, "not among the rejected deletions" in result.complaint) == (1, True)
-
-
-@pytest.mark.parametrize("arguments", [[], ["1", "--all"]])
-def test_retry_wants_one_or_all(main, arguments):
-    assert main("refs", "retry", *arguments).status == 2
-
-
 # leases
 
 

@@ -22,11 +22,10 @@ from forgekeeper.installation.row import Installation
 from forgekeeper.process.broker import NAMESPACE, broker
 from forgekeeper.process.rows import Process
 from forgekeeper.process.run_messages import RunMessages
+from forgekeeper.runs import quarantine
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun, Started
-from forgekeeper.runs.passed_over import PassedOver
-from forgekeeper.runs.quarantine import Quarantined
 from forgekeeper.runs.reconcile import reconcile
 from forgekeeper.runs.totals import RunTotal
 from forgekeeper.storage import sentinel
@@ -148,11 +147,10 @@ def test_every_batch_runs_with_these_grants(main, role, query):
 
 COMMANDS = (
     *("status", "flags on bulk_delete_job_artifacts", "pause prune", "resume prune", "send prune", "ticks prune"),
-    *("refs retry --all", "objects retry --all", "records", "records retry --all", "processes", "buckets", "leases"),
+    *("quarantine", "quarantine retry --all", "quarantine discard --all", "processes", "buckets", "leases"),
     *("audit", "audit --run 1", "audit --what artifact:1", "audit --what path:a/b"),
-    *("uploads", "uploads failed", "uploads retry --all", "why prune", "check"),
+    *("why prune", "check"),
     *("uploads reconcile artifacts --prefix a --yes --expect 1", "uploads forget --all"),
-    *("dead list", "dead list --oldest", "dead show 1", "dead replay 1", "dead purge 2 --yes"),
 )
 
 
@@ -305,12 +303,12 @@ def _read(collect, settings):
 
 def of_worker(settings):
     yield from (pending, Installation.ensure, presence, partial(Batch.move_to, "git_ref_cleanup", 0))
-    yield partial(PassedOver.fail, "delete_objects", "deleted_object", 1, "it is bad")
-    yield partial(PassedOver.forget_old, now())
+    yield partial(quarantine.fail, "delete_objects", "deleted_object", "1", "it is bad", reason="record_failed")
+    yield partial(quarantine.forget_old, now())
     yield partial(Hold.why, "prune")
     yield partial(JobRun.hold, Started(0, str(uuid4()), 1), {}, kind="breaker", sentence="it is too much")
-    yield partial(Quarantined.fail, "git_ref_cleanup", "clean_project_refs", "1", "it failed", run=1)
-    yield partial(Quarantined.end, "git_ref_cleanup", "clean_project_refs", "1")
+    yield partial(quarantine.fail, "git_ref_cleanup", "clean_project_refs", "1", "it failed", reason="child_failed")
+    yield partial(quarantine.end, "git_ref_cleanup", "clean_project_refs", "1")
     yield JobRun.delete().where(JobRun.closed_before(now() - timedelta(days=1))).execute
     yield partial(paths, [1])
     yield partial(settle, 1, [Closed(0, "refs/mr/1")])

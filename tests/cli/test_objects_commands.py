@@ -218,119 +218,6 @@ def test_the_table_of_buckets_has_a_line_for_each(main):
     assert sum(token in line and "occupied" in line for line in lines) == 1
 
 
-# Uploads that were given up
-
-
-def test_without_failed_uploads_none_are_listed(main):
-    assert main("uploads", "failed", "--json").json == {"failed": 0, "failing": 0, "entries": []}
-
-
-def test_failed_uploads_are_listed_with_their_attempts(main):
-    give_up("no colon")
-
-    answer = main("uploads", "failed", "--json").json
-
-    (entry,) = answer["entries"]
-    assert (answer["failed"], entry["member"], entry["attempts"]) == (1, "no colon", 1)
-    assert abs(datetime.fromisoformat(entry["at"]) - now()) < timedelta(minutes=1)
-
-
-@pytest.mark.parametrize("arguments", [["uploads"], ["uploads", "failed"]])
-def test_failed_uploads_are_shown_as_a_table(main, arguments):
-    give_up("artifacts:a [1]")
-
-    result = main(*arguments)
-
-    assert result.status == 0
-    assert "artifacts:a [1]" in result.stdout
-    assert result.stdout.endswith("1 in all\n")
-
-
-def test_of_many_failed_uploads_as_many_are_listed_as_asked_for(main):
-    give_up("bad 1", "bad 2", "bad 3")
-
-    answer = main("uploads", "failed", "--limit", "2", "--json").json
-
-    assert (answer["failed"], len(answer["entries"])) == (3, 2)
-
-
-def test_uploads_that_will_be_tried_again_are_listed_behind_those_that_were_given_up(main, object_stores):
-    give_up("no colon")
-    register("nowhere:a", "nowhere:b")
-    counted = main("run", "stale_direct_uploads", "--json", **object_stores).json["failed_entries"]
-
-    answer, shown = main("uploads", "failed", "--json").json, main("uploads", "failed").stdout
-
-    assert (counted, answer["failed"], answer["failing"]) == (2, 1, 2)
-    assert [entry["member"] for entry in answer["entries"]] == ["no colon", "nowhere:a", "nowhere:b"]
-    _, first, _ = answer["entries"]
-    assert (first["attempts"], first["at"]) == (1, None)
-    assert abs(datetime.fromisoformat(first["again"]) - now() - timedelta(minutes=6)) < timedelta(minutes=1)
-    assert shown.endswith("1 in all, and 2 that will be tried again\n")
-
-
-def test_what_is_only_claimed_has_not_failed(main):
-    register("artifacts:a")
-    uploads.claim(client, stale_after=timedelta(hours=3), visibility=timedelta(minutes=5), limit=100)
-
-    assert main("uploads", "failed", "--json").json["failing"] == 0
-
-
-@pytest.mark.parametrize("which", [["nowhere:a"], ["--all"]])
-def test_an_upload_that_waits_for_its_next_try_can_be_retried_at_once(main, root, object_stores, which):
-    put(root, "a")
-    register("nowhere:a")
-    main("run", "stale_direct_uploads", **object_stores)
-
-    retried = main("uploads", "retry", *which, "--json").json
-    stores = {"OBJECT_STORES": json.dumps({"nowhere": f"file://{root}"})}
-    main("run", "stale_direct_uploads", **stores)
-
-    assert (retried, objects_in(root)) == ({"retried": 1}, set())
-
-
-@pytest.mark.parametrize("member", [b"artifacts:\xff", b"artifacts:a\x1b[31m\nb"])
-@pytest.mark.parametrize("options", [[], ["--json"]])
-def test_an_entry_that_is_no_text_can_be_listed(forgekeeper, member, options):
-    give_up(member)
-
-    result = forgekeeper("uploads", "failed", *options)
-
-    assert (result.status, "\x1b" in result.stdout) == (0, False)
-
-
-def test_a_failed_upload_that_is_retried_is_deleted_by_the_next_run(main, root, object_stores):
-    put(root, "a", "b")
-    give_up("artifacts:a", "artifacts:b")
-
-    result = main("uploads", "retry", "artifacts:a")
-
-    assert (result.status, result.stdout) == (0, "1 will be tried anew\n")
-    main("run", "stale_direct_uploads", **object_stores)
-    assert (objects_in(root), members(uploads.FAILED)) == ({"b"}, {"artifacts:b"})
-
-
-def test_all_failed_uploads_can_be_retried_at_once(main):
-    give_up("artifacts:a", "artifacts:b")
-
-    result = main("uploads", "retry", "--all")
-
-    assert (result.stdout, members(uploads.FAILED)) == ("2 will be tried anew\n", set())
-
-
-def test_retrying_all_of_no_failed_uploads_is_no_error(main):
-    assert main("uploads", "retry", "--all") == (0, "0 will be tried anew\n", "")
-
-
-def test_an_upload_that_has_not_failed_is_not_retried(main):
-    register("artifacts:a")
-
-    result = main("uploads", "retry", "artifacts:a")
-
-    assert result.status == 1
-    assert result.complaint == ("artifacts:a is not among the failed uploads; `forgekeeper uploads failed` lists them")
-
-
 # Objects that nobody answers for
 
 
@@ -729,96 +616,20 @@ def test_reconcile_at_a_store_that_is_away_fails_with_a_sentence(main, tmp_path)
     assert result.complaint.endswith("`forgekeeper check` looks for the cause")
 
 
-# Objects that were given up
-
-
-def test_without_dead_objects_none_are_listed(main):
-    record("alive", attempts=MAX_ATTEMPTS - 1)
-
-    assert main("objects", "failed", "--json").json == {"failed": 0, "entries": []}
-
-
-def test_dead_objects_are_listed_with_their_attempts(main):
-    number = record("a/b/c", attempts=MAX_ATTEMPTS)
-
-    answer = main("objects", "failed", "--json").json
-
-    (entry,) = answer["entries"]
-    del entry["created_at"]
-    assert (answer["failed"], entry) == (1, {"id": number, "path": "a/b/c", "attempts": MAX_ATTEMPTS})
-
-
-@pytest.mark.parametrize("arguments", [["objects"], ["objects", "failed"]])
-def test_dead_objects_are_shown_as_a_table(main, arguments):
-    record("a/b [1]", attempts=MAX_ATTEMPTS)
-
-    result = main(*arguments)
-
-    assert result.status == 0
-    assert "a/b [1]" in result.stdout
-    assert result.stdout.endswith("1 in all\n")
-
-
-def test_of_many_dead_objects_as_many_are_listed_as_asked_for(main):
-    for number in range(3):
-        record(str(number), attempts=MAX_ATTEMPTS)
-
-    answer = main("objects", "failed", "--limit", "2", "--json").json
-
-    assert (answer["failed"], [entry["path"] for entry in answer["entries"]]) == (3, ["0", "1"])
-
-
-def test_a_dead_object_that_is_retried_is_deleted_by_the_next_run(main, root, object_stores):
-    put(root, "a", "b")
-    number = record("a", attempts=MAX_ATTEMPTS)
-    record("b", attempts=MAX_ATTEMPTS)
-
-    result = main("objects", "retry", str(number))
-
-    assert (result.status, result.stdout) == (0, "1 will be tried anew\n")
-    main("run", "delete_objects", **object_stores)
-    assert (objects_in(root), [row.path for row in DeletedObject.dead()]) == ({"b"}, ["b"])
-
-
-def test_all_dead_objects_can_be_retried_at_once(main):
-    for path in "ab":
-        record(path, attempts=MAX_ATTEMPTS)
-
-    result = main("objects", "retry", "--all")
-
-    assert (result.stdout, DeletedObject.dead().count()) == ("2 will be tried anew\n", 0)
-
-
-def test_an_object_that_is_not_dead_is_not_retried(main):
-    number = record("alive", attempts=3)
-
-    result = main("objects", "retry", str(number))
-
-    assert (result.status, DeletedObject.get().attempts) == (1, 3)
-    assert result.complaint == (f"{number} is not among the dead objects; `forgekeeper objects failed` lists them")
-
-
 # Wrong use
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["uploads", "retry"],
-        ["uploads", "retry", "artifacts:a", "--all"],
-        ["uploads", "failed", "--limit", "0"],
-        ["uploads", "failed", "--limit", "many"],
         ["uploads", "reconcile"],
         ["uploads", "reconcile", "artifacts"],
         ["uploads", "forget"],
         ["uploads", "forget", "artifacts:a", "--all"],
         ["uploads", "forget", "artifacts:a", "--prefix", "a"],
         ["uploads", "nonsense"],
-        ["objects", "retry"],
-        ["objects", "retry", "1", "--all"],
-        ["objects", "retry", "one"],
-        ["objects", "failed", "--limit", "-1"],
-        ["objects", "failed", "--limit", "99999999999999999999"],
+        ["objects", "held", "--limit", "-1"],
+        ["objects", "held", "--limit", "99999999999999999999"],
         ["objects", "nonsense"],
         ["buckets", "1"],
     ],
@@ -830,7 +641,7 @@ def test_wrong_use_is_refused_with_a_sentence(main, arguments):
     assert (result.status, bool(result.complaint)) == (2, True)
 
 
-@pytest.mark.parametrize("arguments", [["buckets"], ["uploads", "failed"], ["uploads", "retry", "--all"]], ids=" ".join)
+@pytest.mark.parametrize("arguments", [["buckets"], ["uploads", "forget", "--all"]], ids=" ".join)
 def test_without_redis_they_fail_with_a_sentence(main, arguments):
     result = main(*arguments, REDIS_URL=CLOSED_REDIS)
 
@@ -856,41 +667,3 @@ def test_what_a_producer_has_completed_is_no_orphan(root, main, object_stores):
     result = main("uploads", "reconcile", "lfs", "--prefix", "", "--json", **object_stores)
 
     assert (result.json["named"], result.json["orphans"]) == (1, ["orphan"])
-
-
-@pytest.mark.parametrize(
-    ("member", "reason"),
-    [
-        ("artifacts:up/a", None),
-        ("artifacts:down/a", "it is outside the folders of FORGEKEEPER_OBJECT_PREFIXES"),
-        ("nowhere:a", "no store is configured for nowhere"),
-        ("artifacts:a//b", "it names no object"),
-    ],
-)
-def test_a_failed_upload_is_listed_with_what_the_settings_say_of_it(main, object_stores, member, reason):
-    give_up(member)
-
-    answer = main("uploads", "failed", "--json", **object_stores, OBJECT_PREFIXES='{"artifacts": ["up"]}')
-
-    assert [entry["reason"] for entry in answer.json["entries"]] == [reason]
-
-
-# Names
-
-
-ODD = {
-    "a/com.acme:key:1.0.jar": "a/com.acme:key:1.0.jar",
-    "a/\u200f/\u2028\u00a0": r"a/\u200f/\u2028\xa0",
-    "back\\u200f": r"back\\u200f",
-    "two\twords": r"two\twords",
-}
-
-
-@pytest.mark.parametrize("path", ODD)
-def test_a_name_is_shown_in_letters_that_no_other_name_has_and_json_has_it_whole(main, path):
-    record(path, attempts=MAX_ATTEMPTS)
-
-    shown, told = main("objects", "failed"), main("objects", "failed", "--json")
-
-    assert ODD[path] in shown.stdout
-    assert [entry["path"] for entry in told.json["entries"]] == [path]

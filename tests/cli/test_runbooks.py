@@ -11,14 +11,13 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from dramatiq import Message
 
 from forgekeeper.connections import client
-from forgekeeper.delivery.enqueue_unique import enqueue_unique
+from forgekeeper.database import now
 from forgekeeper.locks import lease
-from forgekeeper.process.broker import broker
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
+from forgekeeper.runs.quarantine import Quarantined
 from forgekeeper.storage import sentinel
 from forgekeeper.storage.outbox import MAX_ATTEMPTS, DeletedObject
 from models import DeletionStatus, GitRefDeletion, Project
@@ -31,7 +30,6 @@ from workers.stale_direct_uploads import register
 RUNBOOKS = Path(__file__).parents[2] / "docs" / "runbooks"
 PAGES = {page.stem: page.read_text() for page in sorted(RUNBOOKS.glob("*.md"))}
 BATCH, LEASE = "user_status_cleanup", "clean_project_refs:7"
-LETTER = "clean_project_refs:1"
 DOTS = {"--until ...": "--until 2100-01-01", "--reason ...": "--reason 'it does harm'"}
 """What a runbook leaves to its reader."""
 STATUSES: dict[str, int] = {}
@@ -80,22 +78,22 @@ def world(database, places):
     """Something of everything: what is due, what was given up, a run that failed; return the ids of what is asked for."""
     sample.user_statuses(5)
     Project.create(id=1, disk_path="a/b.git")
-    rejected = GitRefDeletion.create(project_id=1, ref="HEAD", reason="not_under_refs", status=DeletionStatus.REJECTED)
+    GitRefDeletion.create(project_id=1, ref="HEAD", reason="not_under_refs", status=DeletionStatus.REJECTED)
     DeletedObject.create(store_dir="a", file="b", attempts=MAX_ATTEMPTS)
     register.prepare(client, "artifacts", "c/d")
     run = JobRun.start_here(BATCH, by="worker-1:9")
     JobRun.fail(run, "no such thing", delay=timedelta(0), retries=0)
-    return {"refs retry": str(rejected.id), "dead ": LETTER}
+    return {"quarantine ": "1"}
 
 
 def bring_back():
     """Let there be again what a command may have ended, and nothing be held back."""
     Hold.delete().execute()
-    if not client.exists(f"{broker.namespace}:git.XQ"):
-        client.delete(f"{broker.namespace}:git", f"{broker.namespace}:git.msgs")
-        enqueue_unique(broker, Message("git", "clean_project_refs", (1,), {}, {}, LETTER))
-        broker.do_fetch("git", 1)
-        broker.do_nack("git", LETTER)
+    Quarantined.delete().execute()
+    Quarantined.create(
+        id=1, batch="git_ref_cleanup", record="clean_project_refs", key="1", reason="child_failed", error="no HEAD",
+        since=now(), failed_at=now(),
+    )  # fmt: skip
 
 
 @contextmanager

@@ -24,10 +24,10 @@ from forgekeeper.flags import FeatureFlag
 from forgekeeper.locks import lease
 from forgekeeper.probe import Probe
 from forgekeeper.process.broker import NAMESPACE, broker
+from forgekeeper.runs import quarantine
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.holds import BY_PEOPLE, Hold
 from forgekeeper.runs.ledger import JobRun
-from forgekeeper.runs.passed_over import PassedOver
 from forgekeeper.storage import sentinel
 from forgekeeper.storage.outbox import MAX_ATTEMPTS, DeletedObject
 from metrics import exporter
@@ -707,18 +707,20 @@ def test_what_was_given_up_is_counted(look):
     DeletedObject.create(store_dir="a", file="b", attempts=MAX_ATTEMPTS)
     GitRefDeletion.create(project_id=1, ref="refs/x", status=3)
 
-    assert look().series("given_up_records") == {
+    assert quarantined(look) == {
         ("stale_direct_uploads", "failed_upload"): 1,
         ("delete_objects", "dead_object"): 1,
         ("clean_project_refs", "rejected_ref"): 1,
-        ("delete_artifact_bucket", "no_path_artifact"): 0,
-        ("delete_artifact_bucket", "unknown_artifact"): 0,
     }
 
 
+def quarantined(look):
+    return {labels: count for labels, count in look().series("quarantine_records").items() if count}
+
+
 def waiting(look):
-    counted = look().series("given_up_records")
-    return [counted.get(("delete_artifact_bucket", f"{reason}_artifact")) for reason in ("no_path", "unknown")]
+    counted = look().series("waiting_artifacts")
+    return [counted.get((reason,)) for reason in ("no_path", "unknown")]
 
 
 def test_expired_artifacts_that_wait_for_the_forge_are_counted(look):
@@ -741,19 +743,18 @@ def test_of_artifacts_that_take_too_long_to_count_nothing_is_said(look, monkeypa
     assert waiting(look) == [None, 0]
 
 
-PASSING_OVER = (
-    *("user_status_cleanup", "clean_project_refs", "delete_artifact_bucket"),
-    *("delete_objects", "prune", "stale_imports"),
-)
+def test_what_failed_more_than_once_is_counted_by_what_it_is(look):
+    for key, times in (("1", 1), ("2", 2), ("3", 30)):
+        for _ in range(times):
+            quarantine.fail("user_status_cleanup", "user_status", key, "InternalError: spoilt", reason="record_failed")
+    quarantine.fail("git_ref_cleanup", "clean_project_refs", "7", "its workers died", reason="worker_lost")
+    quarantine.fail("cron", "cron", "x", "no actor of that name", reason="unreadable")
 
-
-def test_bad_records_are_counted_for_each_batch_that_passes_any_over(look):
-    for key in (1, 2):
-        PassedOver.fail("user_status_cleanup", "user_status", key, "InternalError: spoilt")
-
-    counted = look().series("passed_over_records")
-
-    assert counted == {(batch,): 2 * (batch == "user_status_cleanup") for batch in PASSING_OVER}
+    assert quarantined(look) == {
+        ("user_status_cleanup", "user_status"): 2,
+        ("git_ref_cleanup", "clean_project_refs"): 1,
+        ("unknown", "message"): 1,
+    }
 
 
 # Whatever is away

@@ -12,7 +12,7 @@ from forgekeeper.batches import BATCHES, CHILDREN
 from forgekeeper.database import database as db
 from forgekeeper.database import release
 from forgekeeper.embedded.waiting import wait_until
-from forgekeeper.runs.passed_over import PassedOver
+from forgekeeper.runs.quarantine import Quarantined
 from forgekeeper.runs.totals import RunTotal
 from forgekeeper.storage import git_refs, git_repository, git_sample, sentinel, stores
 from forgekeeper.storage.outbox import DeletedObject
@@ -48,7 +48,7 @@ def attempt(work, times=3):
         worker = threading.Thread(target=tried, args=[work])
         worker.start()
         worker.join()
-        PassedOver.delete().execute()
+        Quarantined.delete().execute()
         DeletedObject.update(pick_up_at=DeletedObject.pick_up_at - timedelta(hours=1)).execute()
 
 

@@ -54,7 +54,7 @@ def left() -> int:
 def proof(before: Sample, _results: Results) -> Iterator[Figure]:
     """Say what the pages of metrics show of it."""
     yield processed("stale_direct_uploads", "stale_upload", before.due - len(MALFORMED + UNKNOWN))
-    yield Figure("exporter", "given_up_records", {"record": "failed_upload"}, len(MALFORMED))
+    yield Figure("exporter", "quarantine_records", {"record": "failed_upload"}, len(MALFORMED))
 
 
 def _stale() -> int:

@@ -28,7 +28,7 @@ from forgekeeper.identity import identity
 from forgekeeper.process.presence import Presence
 from forgekeeper.process.ready import tell_supervisor
 from forgekeeper.process.run_messages import RunMessages
-from forgekeeper.runs.reconcile import is_at_rest, reconcile
+from forgekeeper.runs.reconcile import reconcile
 from forgekeeper.runs.reports import COUNT
 from forgekeeper.settings import Settings
 from metrics.catalogue import table
@@ -38,8 +38,6 @@ from metrics.threads import Vital, ended_itself
 HEARTBEAT = timedelta(seconds=15)
 AGAIN = 1.0
 """Seconds after which a loop turns again whose turn has failed though no server was away."""
-WHOLE_EVERY = 60.0
-"""Seconds after which a turn is a whole one, though the batch is at rest: a right that is gone is found out."""
 TURN_CUT = timedelta(seconds=3)
 """For so long all loops together may finish their turns when the process is to end; to cut one off costs nothing."""
 NONSENSE = (ValueError, ArithmeticError, RecursionError)
@@ -66,7 +64,6 @@ class Loop(Vital):
         self._broken = broken
         self._asked = asked
         self._unanswered: float | None = None
-        self._whole_at = monotonic()
 
     @property
     def stands_still(self) -> float:
@@ -109,9 +106,7 @@ class Loop(Vital):
         try:
             database.connect(reuse_if_open=True)
             due_hint, self._due_hint = self._due_hint, None
-            if due_hint is not None or monotonic() >= self._whole_at or not is_at_rest(self.name, self._settings):
-                reconcile(self.name, self._settings, self._messages, by=identity(), due_hint=due_hint)
-                self._whole_at = monotonic() + WHOLE_EVERY
+            reconcile(self.name, self._settings, self._messages, by=identity(), due_hint=due_hint)
             self._unanswered = None
         except (pw.PeeweeException, redis.RedisError, *NONSENSE) as error:
             COUNT.inc("forgekeeper_scheduler_enqueue_failures_total", self.name)

@@ -15,7 +15,6 @@ from forgekeeper.runs.reconcile import BLOCKED_AGAIN, TICK_AHEAD
 from tests.harness.ledger import start_run
 from tests.harness.performing import runner_of
 from tests.harness.settings import settings_with
-from tests.test_at_rest import rests
 from tests.test_reconcile import (
     BATCH,
     HOUR,
@@ -24,7 +23,6 @@ from tests.test_reconcile import (
     SECOND,
     at,
     broker,
-    clock_is,
     executed,
     fetch,
     ledger,
@@ -203,21 +201,6 @@ def test_schedulers_that_look_together_try_a_blocked_run_again_once(block):
         list(pool.map(look, "ABCDEF"))
 
     assert sent() == [row().id]
-
-
-def test_a_blocked_batch_is_at_rest_until_it_is_tried_again(block):
-    clock_is(NOON + AFTER - SECOND)
-    before = rests(**HOURLY)
-
-    clock_is(NOON + AFTER)
-
-    assert (before, rests(**HOURLY)) == (True, False)
-
-
-def test_a_batch_that_a_tick_will_look_at_soon_is_at_rest(block):
-    clock_is(NOON + HOUR - TICK_AHEAD)
-
-    assert rests(**HOURLY)
 
 
 # What is said of it

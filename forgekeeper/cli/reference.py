@@ -53,7 +53,7 @@ MEANINGS: dict[str, dict[int | Literal["other"], str]] = {
     "pause": {0: "every batch is paused", 1: "one is not, and is named; the others are"},
     "stop": {
         0: "every batch is stopped, also where a last chunk takes longer than was waited: the answer has `at_work`",
-        1: "one is not, or processes of an older version cannot see it: it is named; the others are",
+        1: "one is not, and is named; the others are",
     },
     "cancel": {
         0: "it is cancelled, or had ended: the answer has its `state`",

@@ -85,41 +85,6 @@ class Limits(NamedTuple):
 UNLIMITED = Limits()
 
 
-class NoBrakes:
-    """Nothing ends it, and nothing is limited: what is tried out beside the ledger."""
-
-    limited = of_bytes = False
-    room = None
-
-    def free(self, wanted: int) -> int:
-        """Let all go."""
-        return wanted
-
-    def reserve(self, records: int, size: int = 0, *, least: int = 0) -> Amount:  # noqa: ARG002, as of `Brakes`
-        """Let all go."""
-        return Amount(records, size)
-
-    def settled(self, source: str, *, size: str = "0", part: bool = False) -> str:  # noqa: ARG002
-        """Count nothing."""
-        return ""
-
-    def values(self, of: int | None = None) -> dict[str, Any]:  # noqa: ARG002
-        """Return nothing."""
-        return {}
-
-    def settle(self, did: Amount, *, of: int | None = None) -> None:
-        """Count nothing."""
-
-    def went(self, did: Amount, *, of: int | None = None) -> None:
-        """Count nothing."""
-
-    def give_back(self, of: int | None = None) -> None:
-        """Give nothing back."""
-
-    def leave_used(self) -> None:
-        """Leave nothing."""
-
-
 class Brakes:
     """The brakes of one attempt at a run, or at a child of it."""
 

@@ -1,8 +1,8 @@
 """Holds: what keeps runs of a batch from starting, a row each, and the one question about them.
 
 They live in PostgreSQL, because a flushed Redis must not resume a deleter.  Holds of different people stand beside one
-another: none shortens or ends another.  Columns of `batches` show processes of older versions what stands
-(`docs/adr/0026`).
+another: none shortens or ends another.  Columns of `batches` show other programs what stands, kept in step by triggers
+of migration 0012; what these write there becomes a hold (`docs/adr/0026`).
 """
 
 from __future__ import annotations
@@ -124,19 +124,12 @@ class Hold(Base):
 
     @classmethod
     def set_right(cls, batch: str) -> None:
-        """Correct beginnings that lie in the future, as the clock was ahead; let older versions see what stands."""
+        """Correct beginnings that lie in the future, as the clock was ahead; show in `batches` what stands.
+
+        A trigger shows it with each change, unless somebody has the batch's row locked just then.
+        """
         now = pw.fn.clock_timestamp()
         cls.update(since=now).where(cls.batch == batch, cls.since > now).execute()
-        cls.show(batch)
-
-    @classmethod
-    def show(cls, batch: str, *, wait: bool = False) -> None:
-        """Show older versions what stands, in the columns of `batches`, unless somebody has that row locked.
-
-        With *wait* it is waited for, in the transaction at hand.
-        """
-        if wait:
-            database.execute_sql("select from batches where name = %s for no key update", (batch,))
         database.execute_sql("select project_holds(%s)", (batch,))
 
 

@@ -119,19 +119,6 @@ AHEAD = """
           and finished_at > clock_timestamp() - %(remembered)s
     ) as ahead
 """
-# Each part is one step into an index; the last one asks of all batches at once, because their index is one.
-AT_REST = f"""
-    select clock_timestamp(), coalesce((select max(tick) from job_runs where batch = %(batch)s), registered_at),
-        blocked_since is not null and exists ({BLOCKED_RUN})
-    from batches
-    where name = %(batch)s
-      and registered_at <= clock_timestamp()
-      and not exists (select from holds where holds.batch = %(batch)s and since > clock_timestamp())
-      and not exists (
-          select from job_runs where batch = %(batch)s and state in ('claimed', 'enqueued', 'started')
-      )
-      and coalesce((select max(finished_at) from job_runs) <= clock_timestamp(), true)
-"""
 # An attempt that was blocked before it did anything leaves nothing behind: there may be hundreds.
 START = f"""
     update job_runs set
@@ -286,17 +273,6 @@ class Started(NamedTuple):
     blocked: str | None = None
 
 
-class Rest(NamedTuple):
-    """When a batch had nothing open and nothing to be set right, and the tick up to which all was decided then.
-
-    *blocked* says that its last run was blocked, and may be tried again.
-    """
-
-    at: datetime
-    known: datetime
-    blocked: bool
-
-
 class Lost(NamedTuple):
     """A run that was taken from a worker that fell silent."""
 
@@ -380,16 +356,6 @@ class JobRun(Base):
         come = cls.tick <= pw.fn.clock_timestamp() + CLOCK_TOLERANCE
         tick: datetime | None = cls.select(pw.fn.max(cls.tick)).where(cls.batch == batch, come).scalar()
         return tick
-
-    @classmethod
-    def at_rest(cls, batch: str, *, after: timedelta) -> Rest | None:
-        """Say since which tick nothing was decided, if at this moment nothing is open and no time lies ahead.
-
-        None says nothing: there may be something to do, or not.  A blocked run may be tried again *after* so long.
-        """
-        row = database.execute_sql(AT_REST, {"batch": batch, "after": after}).fetchone()
-        rest = Rest(*row) if row else None
-        return rest if rest and rest.known <= rest.at + CLOCK_TOLERANCE else None
 
     @classmethod
     def ahead(cls, batch: str) -> Ahead:

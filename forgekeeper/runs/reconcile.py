@@ -58,17 +58,6 @@ def reconcile(batch: str, settings: Settings, delivery: Delivery, *, by: str, du
     send(batch, delivery, by=by)
 
 
-def is_at_rest(batch: str, settings: Settings) -> bool:
-    """Say whether `reconcile`, called at this moment without a hint, would find nothing to do; in doubt, say no.
-
-    Most turns of a scheduler end with this, one statement instead of eight.
-    """
-    rest, schedule = JobRun.at_rest(batch, after=_blocked_again(settings)), settings.cron(batch)
-    if rest is None or schedule is None:
-        return rest is not None
-    return schedule.after(rest.known) > rest.at and not (rest.blocked and not _ticks_soon(schedule, rest.at))
-
-
 def send(batch: str, delivery: Delivery, *, by: str | None = None) -> None:
     """Send the batch's open run, unless it runs, waits for its retry, or is on its way already.
 

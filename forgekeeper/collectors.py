@@ -17,7 +17,7 @@ from forgekeeper.delivery.queues import depth
 from forgekeeper.flags import FLAGS, FeatureFlag
 from forgekeeper.installation.row import Installation
 from forgekeeper.probe import Probe
-from forgekeeper.runs import held_back, quarantine
+from forgekeeper.runs import clock_ahead, held_back, quarantine
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
@@ -111,7 +111,7 @@ def _runs(_settings: Settings) -> Iterator[Reading]:
         yield from at("running_since_timestamp_seconds", health.running_since, batch)
         if health.duration is not None:
             yield Reading("last_run_duration_seconds", health.duration.total_seconds(), (batch,))
-        yield Reading("ticks_ahead", JobRun.ahead(batch).ticks, (batch,))
+        yield Reading("ticks_ahead", clock_ahead.ahead(batch).ticks, (batch,))
 
 
 def _clocks(_settings: Settings) -> Iterator[Reading]:

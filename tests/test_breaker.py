@@ -9,8 +9,7 @@ from forgekeeper.database import database as db
 from forgekeeper.database import now
 from forgekeeper.runs import breaker, releases
 from forgekeeper.runs.batch import Batch
-from forgekeeper.runs.held import Held
-from forgekeeper.runs.holds import Hold
+from forgekeeper.runs.holds import Held, Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.releases import NEXT
 from models import UserStatus

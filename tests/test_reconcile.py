@@ -20,6 +20,7 @@ from forgekeeper.connections import Limits, client, connect
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.process.broker import broker
 from forgekeeper.process.run_messages import RunMessages
+from forgekeeper.runs import clock_ahead
 from forgekeeper.runs import reconcile as runs
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.holds import BY_PEOPLE, Hold
@@ -237,12 +238,12 @@ def test_a_row_whose_tick_was_set_aside_remembers_it_and_ended_before_now():
 def test_a_tick_that_was_set_aside_is_told_of_for_an_hour():
     at(TOMORROW)
     executed(TOMORROW)
-    before = JobRun.ahead(NAME)
+    before = clock_ahead.ahead(NAME)
     at(NOON)
-    set_aside = JobRun.ahead(NAME)
+    set_aside = clock_ahead.ahead(NAME)
     clock_is(NOON + HOUR)
 
-    assert (before.ticks, set_aside, JobRun.ahead(NAME).ticks) == (0, (1 + REMEMBERED, TOMORROW), 0)
+    assert (before.ticks, set_aside, clock_ahead.ahead(NAME).ticks) == (0, (1 + REMEMBERED, TOMORROW), 0)
 
 
 def test_a_tick_whose_time_has_not_come_is_told_of_before_any_scheduler_has_looked():
@@ -251,7 +252,7 @@ def test_a_tick_whose_time_has_not_come_is_told_of_before_any_scheduler_has_look
 
     clock_is(NOON)
 
-    assert JobRun.ahead(NAME) == (1 + REMEMBERED, TOMORROW)
+    assert clock_ahead.ahead(NAME) == (1 + REMEMBERED, TOMORROW)
     assert JobRun.newest_tick(NAME) is None
 
 
@@ -262,7 +263,7 @@ def test_a_clock_set_back_by_no_more_than_the_tolerance_sets_nothing_aside(early
 
     at(NOON - early)
 
-    assert JobRun.ahead(NAME).ticks == ticks
+    assert clock_ahead.ahead(NAME).ticks == ticks
 
 
 def test_the_run_of_a_worker_that_died_while_the_clock_was_ahead_is_taken_as_soon_as_any():
@@ -327,7 +328,7 @@ def test_a_ledger_whose_times_are_right_is_left_as_it_is():
     start_run(NAME, JobRun.claim_manual(NAME, by="A"), by="worker")
     before = list(JobRun.select().dicts())
 
-    aside = JobRun.set_right(NAME, longest_retry=HOUR)
+    aside = clock_ahead.set_right(NAME)
 
     assert aside.ticks == 0
     assert list(JobRun.select().dicts()) == before

@@ -19,6 +19,7 @@ from forgekeeper.cli.running import Name
 from forgekeeper.cli.timetable import Timetable
 from forgekeeper.database import now
 from forgekeeper.process.rows import Process
+from forgekeeper.runs import clock_ahead
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
 from metrics.redaction import clean
@@ -72,9 +73,9 @@ def why(
                 raise Problem(f"the ledger has no run {number}; `forgekeeper ticks BATCH` lists those that it has")
             name = run.batch
         else:
-            run = (JobRun.at(name, tick) or JobRun.set_aside(name, tick)) if tick else JobRun.of(name).first()
+            run = (JobRun.at(name, tick) or clock_ahead.set_aside(name, tick)) if tick else JobRun.of(name).first()
         if run is not None:
-            sentences = story.tell(run, Hold.standing(batch=name)) + story.untimely(run, JobRun.ahead(name))
+            sentences = story.tell(run, Hold.standing(batch=name)) + story.untimely(run, clock_ahead.ahead(name))
             sent = children.of(run, Process.known(), now(), redis)
             sentences += [*children.sentences(sent), *redis.warnings(), *audit.hint(run.id)]
         elif tick is not None:

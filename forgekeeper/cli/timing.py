@@ -8,7 +8,7 @@ from typing import Any
 from forgekeeper import clocks
 from forgekeeper.batches import BATCHES
 from forgekeeper.cli.console import moment
-from forgekeeper.runs.ledger import JobRun
+from forgekeeper.runs import clock_ahead
 from forgekeeper.settings import Settings
 
 
@@ -25,7 +25,7 @@ def compared(settings: Settings) -> dict[str, Any]:
 
 def ahead() -> dict[str, Any]:
     """Sum up each batch's ticks whose time has not come."""
-    return {name: found._asdict() for name in BATCHES if (found := JobRun.ahead(name)).ticks}
+    return {name: found._asdict() for name in BATCHES if (found := clock_ahead.ahead(name)).ticks}
 
 
 def warnings(clocks: dict[str, Any], ahead: dict[str, Any]) -> Iterator[str]:

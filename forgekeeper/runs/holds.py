@@ -53,6 +53,17 @@ ADD = f"""
 """
 
 
+class Held(Exception):
+    """The run must not begin, as it is out of proportion; the message is a sentence with the numbers, and what to do.
+
+    It is raised before anything is changed.  The batch is held from then on, until it is released.
+    """
+
+    def __init__(self, kind: Kind, sentence: str) -> None:
+        super().__init__(sentence)
+        self.kind = kind
+
+
 class Hold(Base):
     """What holds a batch back: *kind* says how, *reason* why in a sentence, *by* who; without *until* it has no end.
 

@@ -17,7 +17,7 @@ from playhouse.postgres_ext import DateTimeTZField
 from forgekeeper.database import LAST_INSTANT, Base, BigIdentityField, database, default
 from forgekeeper.database.use import SEEN, WRITES, Use
 from forgekeeper.database.writes import writing
-from forgekeeper.runs.retry import MAX_LOSSES, MAX_RETRIES, QUARANTINE_UNTIL
+from forgekeeper.runs.retry import LONGEST_WAIT, MAX_LOSSES, MAX_RETRIES, QUARANTINE_UNTIL
 
 Reason = Literal["record_failed", "child_failed", "worker_lost", "unreadable"]
 KINDS: dict[str, tuple[Reason, ...]] = {
@@ -38,9 +38,12 @@ FAIL = f"""
         failed_at = excluded.failed_at, run = excluded.run,
         retry_at = {QUARANTINE_UNTIL.format(failures="(known.failures + excluded.failures)", at="excluded.failed_at")}
 """
-KNOWN = """
-    select key, retry_at > clock_timestamp() from quarantine where batch = %(batch)s and record = %(record)s
+# What was written while the database's clock was ahead holds nothing back for longer than that may by right.
+WAITS = f"""
+    retry_at > clock_timestamp()
+        and (retry_at = 'infinity' or retry_at <= clock_timestamp() + interval '{LONGEST_WAIT.total_seconds()} s')
 """
+KNOWN = f"select key, {WAITS} from quarantine where batch = %(batch)s and record = %(record)s"
 COUNTS = "select batch, record, count(*) from quarantine where failures > 1 group by batch, record"
 
 
@@ -127,7 +130,7 @@ def forget(batch: str, record: str, keys: Iterable[str]) -> None:
 
 def waiting(batch: str, record: str, keys: Collection[str]) -> set[str]:
     """Return those of *keys* that must be left out now: their time has not come, or they wait for a person."""
-    which = (*_which(batch, record, keys), Quarantined.retry_at > pw.fn.clock_timestamp())
+    which = (*_which(batch, record, keys), pw.SQL(f"({WAITS})"))
     found = {row.key for row in Quarantined.select(Quarantined.key).where(*which)}
     return {key for key in keys if _text(key) in found}
 

@@ -12,12 +12,12 @@ from typing import Protocol
 
 from forgekeeper.database import now
 from forgekeeper.failpoints import failpoint
-from forgekeeper.runs import reports
+from forgekeeper.runs import clock_ahead, reports
 from forgekeeper.runs.batch import Batch as BatchRow
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import CLOCK_TOLERANCE, JobRun
 from forgekeeper.runs.plan import Claim, Decisions, Policy, Record, plan
-from forgekeeper.runs.retry import BLOCKED_AGAIN, LONGEST_RETRY
+from forgekeeper.runs.retry import BLOCKED_AGAIN
 from forgekeeper.settings import Settings
 from forgekeeper.settings.cron import Cron
 
@@ -44,7 +44,7 @@ def reconcile(batch: str, settings: Settings, delivery: Delivery, *, by: str, du
     Raises `peewee.PeeweeException` and `redis.RedisError` when a server is away: then
     nothing is lost, and the next call goes on from there.
     """
-    _set_right(batch)
+    reports.set_aside(batch, clock_ahead.set_right(batch))
     for lost in JobRun.reopen_lost(batch, dead_after=settings.dead_after):
         reports.reopened(batch, lost)
     schedule = settings.cron(batch)
@@ -84,13 +84,6 @@ def send(batch: str, delivery: Delivery, *, by: str | None = None) -> None:
         reports.enqueued(run)
     failpoint("tick.sent")
     JobRun.mark_enqueued(run)
-
-
-def _set_right(batch: str) -> None:
-    """Let what was written while the database's clock was ahead hold nothing back now that it is right."""
-    BatchRow.set_right(batch)
-    Hold.set_right(batch)
-    reports.set_aside(batch, JobRun.set_right(batch, longest_retry=LONGEST_RETRY))
 
 
 def _blocked_again(settings: Settings) -> timedelta:

@@ -9,7 +9,7 @@ from forgekeeper.database import now
 from forgekeeper.process.broker import broker
 from forgekeeper.process.rows import Process
 from forgekeeper.process.run_messages import RunMessages, message_of
-from forgekeeper.runs import reconcile
+from forgekeeper.runs import clock_ahead, reconcile
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
@@ -360,7 +360,7 @@ def test_a_tick_whose_time_has_not_come_is_told_of(story):
 def test_a_tick_that_was_set_aside_is_still_found_at_its_time(story):
     tick = now().replace(microsecond=0) + HOUR
     JobRun.record(NAME, [tick], "missed", by="sched-1:7")
-    JobRun.set_right(NAME, longest_retry=HOUR)
+    clock_ahead.set_right(NAME)
 
     assert story(tick)[0] == (
         f"The tick of {written(tick)} was claimed by scheduler sched-1:7 before its time had come, because "

@@ -12,21 +12,18 @@ import pytest
 
 from forgekeeper import shutdown
 from forgekeeper.connections import client
-from forgekeeper.database import database, now
+from forgekeeper.database import database
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.flags import FeatureFlag
-from forgekeeper.runs import bad_records, brakes, breaker, preconditions
+from forgekeeper.runs import bad_records, brakes
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.holds import BY_PEOPLE, Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.quarantine import Quarantined
 from tests.harness.performing import attempt_at, ended, perform, runner_of
 from tests.harness.settings import settings_with
-from workers import prune as prunes
 from workers.expired_job_artifacts import FLAG, buckets, delete_artifact_bucket, expired_job_artifacts
 from workers.expired_job_artifacts.destroying import BATCH_SIZE
-from workers.prune import prune
-from workers.stale_imports import PAGE_SIZE, stale_imports
 from workers.user_status_cleanup import user_status_cleanup
 
 CHUNK = 100
@@ -41,18 +38,6 @@ ADD_ARTIFACTS = """
     insert into ci_job_artifacts (project_id, job_id, file_type, file_final_path, size, expire_at, locked)
     select 10, 10 * id + {number}, 1, 'due/' || {number} || '/' || id, 1, now() - interval '30 days', 0
     from generate_series(1, {count}) as id
-"""
-ADD_IMPORTS = """
-    insert into bulk_imports (user_id, status, updated_at)
-    select id, 1, now() - interval '2 days' from generate_series(1, %s) as id
-"""
-ADD_OLD_REFS = """
-    insert into batched_git_ref_updates_deletions (project_id, ref, status, processed_at)
-    select 1, 'refs/old/' || id, 2, now() - interval '2 days' from generate_series(1, %s) as id
-"""
-ADD_OLD_RUNS = """
-    insert into job_runs (batch, state, finished_at)
-    select 'toys', 'succeeded', now() - interval '40 days' from generate_series(1, %s)
 """
 STOP = """
     create function stop_it() returns trigger language plpgsql as $$ begin
@@ -118,36 +103,6 @@ def test_a_run_that_is_stopped_ends_before_its_next_chunk():
     assert attempt.result() == {"deleted": CHUNK, "batches": 1, "stopped": "stopped", "braked": "stopped"}
 
 
-def test_a_run_that_is_stopped_has_ended_well_and_is_not_tried_again():
-    statuses(2 * CHUNK)
-
-    with stopped_by_the_first("delete", "user_statuses", user_status_cleanup):
-        attempt = attempted(user_status_cleanup)
-
-    row = JobRun.get_by_id(attempt.run.number)
-    assert (row.state, row.failures, row.retry_at) == ("succeeded", 0, None)
-
-
-def test_imports_that_are_stopped_leave_the_entities_alone():
-    database.execute_sql(ADD_IMPORTS, (2 * PAGE_SIZE,))
-
-    with stopped_by_the_first("update", "bulk_imports", stale_imports):
-        attempted(stale_imports)
-
-    assert count("bulk_imports", "status = 3") == PAGE_SIZE
-
-
-def test_the_removal_of_old_records_that_is_stopped_begins_no_other_kind(monkeypatch):
-    monkeypatch.setattr(prunes, "CHUNK", CHUNK)
-    database.execute_sql(ADD_OLD_REFS, (1,))
-    database.execute_sql(ADD_OLD_RUNS, (3,))
-
-    with stopped_by_the_first("delete", "batched_git_ref_updates_deletions", prune):
-        attempt = attempted(prune)
-
-    assert (attempt.run.outcome.ref_deletions, attempt.run.outcome.runs) == (1, 0)
-
-
 def test_a_child_that_is_stopped_ends_before_its_next_chunk_and_has_no_successor():
     turn_on()
     for number in range(10):
@@ -206,14 +161,6 @@ def test_a_child_of_a_cancelled_run_ends_and_one_of_another_run_does_not():
     assert other.run.skipped is None
 
 
-def test_a_child_does_not_end_with_a_cancelled_run_of_another_batch_that_has_its_number():
-    turn_on()
-    run = JobRun.start_here(user_status_cleanup.name, by="test")
-    JobRun.cancel(run.id, reason="test", by="test")
-
-    assert as_child(delete_artifact_bucket, run=run.id).run.skipped is None
-
-
 def test_a_run_that_waits_for_its_pace_ends_when_it_is_stopped(monkeypatch):
     monkeypatch.setattr(brakes, "INTERVAL", 1.0)
     statuses(2 * CHUNK)
@@ -269,23 +216,6 @@ def test_records_that_are_gone_through_one_by_one_are_not_when_it_is_stopped(mon
 # Not begun
 
 
-@pytest.mark.parametrize("checks", ["preconditions", "breaker"])
-def test_a_run_that_is_stopped_during_its_checks_deletes_nothing(monkeypatch, checks):
-    monkeypatch.setattr(brakes, "INTERVAL", 1_000.0)
-    statuses(1)
-    module, name = {"preconditions": (preconditions, "require"), "breaker": (breaker, "ask")}[checks]
-    check = getattr(module, name)
-
-    def stopped_meanwhile(*given, **facts):
-        Hold.add(user_status_cleanup.name, "stop", reason="test", by="test")
-        return check(*given, **facts)
-
-    monkeypatch.setattr(module, name, stopped_meanwhile)
-    attempt = attempted(user_status_cleanup)
-
-    assert (attempt.result()["skipped"], count("user_statuses")) == ("stopped", 1)
-
-
 def test_a_stop_that_comes_after_the_checks_and_before_the_first_chunk_lets_none_go(monkeypatch):
     monkeypatch.setattr(brakes, "INTERVAL", 1_000.0)
     statuses(1)
@@ -309,15 +239,6 @@ def test_a_run_that_is_stopped_between_its_start_and_its_work_does_nothing():
         ended(attempt)
 
     assert (attempt.result()["skipped"], count("user_statuses")) == ("stopped", 1)
-
-
-def test_a_run_that_is_stopped_between_its_claim_and_its_start_waits():
-    number = JobRun.claim(user_status_cleanup.name, now().replace(second=0, microsecond=0), by="test", reason=None)
-    Hold.add(user_status_cleanup.name, "stop", reason="test", by="test")
-    row = JobRun.get_by_id(number)
-
-    assert JobRun.start(row.batch, number, token=row.token, by="worker") is None
-    assert JobRun.open(row.batch).state == "claimed"
 
 
 def test_a_child_that_begins_after_the_stop_is_skipped_and_has_not_failed():
@@ -356,7 +277,3 @@ def test_a_brake_or_a_wish_to_end_halts_a_run_whose_budget_is_not_used_up(brake,
         assert deadline.halted() is halted
     finally:
         shutdown.requested.clear()
-
-
-def test_a_budget_that_is_used_up_halts_nothing():
-    assert not Deadline(timedelta(0)).halted()

@@ -15,18 +15,33 @@ from forgekeeper.connections import client
 from forgekeeper.database import database
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.flags import FeatureFlag
-from forgekeeper.runs import bad_records, brakes
+from forgekeeper.runs import bad_records, brakes, breaker, preconditions
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.holds import BY_PEOPLE, Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.quarantine import Quarantined
 from tests.harness.performing import attempt_at, ended, perform, runner_of
 from tests.harness.settings import settings_with
+from workers import prune as prunes
 from workers.expired_job_artifacts import FLAG, buckets, delete_artifact_bucket, expired_job_artifacts
 from workers.expired_job_artifacts.destroying import BATCH_SIZE
+from workers.prune import prune
+from workers.stale_imports import PAGE_SIZE, stale_imports
 from workers.user_status_cleanup import user_status_cleanup
 
 CHUNK = 100
+ADD_IMPORTS = """
+    insert into bulk_imports (user_id, status, updated_at)
+    select id, 1, now() - interval '2 days' from generate_series(1, %s) as id
+"""
+ADD_OLD_REFS = """
+    insert into batched_git_ref_updates_deletions (project_id, ref, status, processed_at)
+    select 1, 'refs/old/' || id, 2, now() - interval '2 days' from generate_series(1, %s) as id
+"""
+ADD_OLD_RUNS = """
+    insert into job_runs (batch, state, finished_at)
+    select 'toys', 'succeeded', now() - interval '40 days' from generate_series(1, %s)
+"""
 SOON = 5.0
 """Seconds in which a stop has to work."""
 ADD_STATUSES = """
@@ -101,6 +116,26 @@ def test_a_run_that_is_stopped_ends_before_its_next_chunk():
 
     assert count("user_statuses") == CHUNK
     assert attempt.result() == {"deleted": CHUNK, "batches": 1, "stopped": "stopped", "braked": "stopped"}
+
+
+def test_imports_that_are_stopped_leave_the_entities_alone():
+    database.execute_sql(ADD_IMPORTS, (2 * PAGE_SIZE,))
+
+    with stopped_by_the_first("update", "bulk_imports", stale_imports):
+        attempted(stale_imports)
+
+    assert count("bulk_imports", "status = 3") == PAGE_SIZE
+
+
+def test_the_removal_of_old_records_that_is_stopped_begins_no_other_kind(monkeypatch):
+    monkeypatch.setattr(prunes, "CHUNK", CHUNK)
+    database.execute_sql(ADD_OLD_REFS, (1,))
+    database.execute_sql(ADD_OLD_RUNS, (3,))
+
+    with stopped_by_the_first("delete", "batched_git_ref_updates_deletions", prune):
+        attempt = attempted(prune)
+
+    assert (attempt.run.outcome.ref_deletions, attempt.run.outcome.runs) == (1, 0)
 
 
 def test_a_child_that_is_stopped_ends_before_its_next_chunk_and_has_no_successor():
@@ -214,6 +249,23 @@ def test_records_that_are_gone_through_one_by_one_are_not_when_it_is_stopped(mon
 
 
 # Not begun
+
+
+@pytest.mark.parametrize("checks", ["preconditions", "breaker"])
+def test_a_run_that_is_stopped_during_its_checks_deletes_nothing(monkeypatch, checks):
+    monkeypatch.setattr(brakes, "INTERVAL", 1_000.0)
+    statuses(1)
+    module, name = {"preconditions": (preconditions, "require"), "breaker": (breaker, "ask")}[checks]
+    check = getattr(module, name)
+
+    def stopped_meanwhile(*given, **facts):
+        Hold.add(user_status_cleanup.name, "stop", reason="test", by="test")
+        return check(*given, **facts)
+
+    monkeypatch.setattr(module, name, stopped_meanwhile)
+    attempt = attempted(user_status_cleanup)
+
+    assert (attempt.result()["skipped"], count("user_statuses")) == ("stopped", 1)
 
 
 def test_a_stop_that_comes_after_the_checks_and_before_the_first_chunk_lets_none_go(monkeypatch):

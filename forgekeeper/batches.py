@@ -62,8 +62,8 @@ class Record:
     """A kind of record that a batch works on, and which fields of its outcome count it.
 
     *errors* maps each kind of error to the fields that count it; no fields where bad records are counted one by one
-    as they are passed over.  *objective* is how long a due record may wait; *backlog* says that due ones are counted
-    though they have none; *given_up*, that some wait for a person.  *bytes* are the fields that add their sizes up.
+    as they fail.  *objective* is how long a due record may wait; *backlog* says that due ones are counted
+    though they have none; *refused*, that they lie in quarantine.  *bytes* are the fields that add their sizes up.
     """
 
     name: str
@@ -72,13 +72,13 @@ class Record:
     errors: Mapping[str, Fields] = field(default_factory=dict)
     objective: timedelta | None = None
     backlog: bool = False
-    given_up: bool = False
+    refused: bool = False
     bytes: Fields = ()
 
     @property
-    def passed_over(self) -> bool:
-        """Whether a bad one is passed over for a growing while."""
-        return bool({"database", "state_transition"} & self.errors.keys())
+    def quarantined(self) -> bool:
+        """Whether some may lie in quarantine: bad ones, or those that were refused."""
+        return self.refused or bool({"database", "state_transition"} & self.errors.keys())
 
 
 class Schedule(NamedTuple):

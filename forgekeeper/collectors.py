@@ -16,15 +16,14 @@ from forgekeeper.delivery.queues import depth
 from forgekeeper.flags import FLAGS, FeatureFlag
 from forgekeeper.installation.row import Installation
 from forgekeeper.probe import Probe
-from forgekeeper.runs import held_back
+from forgekeeper.runs import clock_ahead, held_back, quarantine
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
-from forgekeeper.runs.passed_over import PassedOver
 from forgekeeper.settings import Settings
 from forgekeeper.shown import Collector
 from forgekeeper.storage import sentinel
-from metrics.catalogue.labels import NO_BATCH
+from metrics.catalogue.labels import NO_BATCH, UNREADABLE
 from metrics.catalogue.metric import Reading, at
 from metrics.redaction import clean
 
@@ -43,7 +42,7 @@ def all_collectors(settings: Settings) -> dict[str, Collector]:
         "dead_letters": Collector(_dead_letters, database=False),
         "leases": Collector(_leases, database=False),
         "roots": Collector(Roots(settings).look, database=False),
-        "bad_records": Collector(_bad_records),
+        "quarantine": Collector(_quarantine),
         "clocks": Collector(_clocks),
     } | {name: collector for one in all_declared() for name, collector in one.collectors.items()}
 
@@ -111,7 +110,7 @@ def _runs(_settings: Settings) -> Iterator[Reading]:
         yield from at("running_since_timestamp_seconds", health.running_since, batch)
         if health.duration is not None:
             yield Reading("last_run_duration_seconds", health.duration.total_seconds(), (batch,))
-        yield Reading("ticks_ahead", JobRun.ahead(batch).ticks, (batch,))
+        yield Reading("ticks_ahead", clock_ahead.ahead(batch).ticks, (batch,))
 
 
 def _clocks(_settings: Settings) -> Iterator[Reading]:
@@ -149,11 +148,16 @@ def _leases(_settings: Settings) -> Iterator[Reading]:
             yield Reading("lease_expiry_timestamp_seconds", seconds + microseconds / 1e6 + max(left), (family,))
 
 
-def _bad_records(_settings: Settings) -> Iterator[Reading]:
-    found = PassedOver.counts()
-    for one in all_declared():
-        if any(record.passed_over for record in one.records):
-            yield Reading("passed_over_records", found.get(one.name, 0), (one.name,))
+def _quarantine(_settings: Settings) -> Iterator[Reading]:
+    """Count what lies there; what documents keep themselves they count themselves."""
+    found, declared = quarantine.counts(), list(all_declared())
+    kept = {(one.name, refused.record) for one in declared for refused in one.refused}
+    records = [(one.name, record.name) for one in declared for record in one.records if record.quarantined]
+    children = [(one.parent, one.name) for one in declared if one.parent is not None]
+    for labels in (*records, *children):
+        if labels not in kept:
+            yield Reading("quarantine_records", found.pop(labels, 0), labels)
+    yield Reading("quarantine_records", sum(found.values()), UNREADABLE)
 
 
 class Roots:

@@ -19,7 +19,7 @@ from forgekeeper.settings import Settings
 PROJECTS = 10
 """So many projects are named: those with the most records."""
 PASSED_OVER = "passed_over"
-"""Why a bad record stays for now: `forgekeeper records` shows it."""
+"""Why a bad record stays for now: `forgekeeper quarantine` shows it."""
 BUSY = "busy"
 """Why a row stays that another session has locked: it is left for later."""
 NOTHING = timedelta(0)

@@ -1,4 +1,4 @@
-"""What a batch shows beyond its runs: backlogs, what was given up, gauges, a part of `status`, a preview."""
+"""What a batch shows beyond its runs: backlogs, what was refused, gauges, a part of `status`, a preview."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from forgekeeper.database import now
 from forgekeeper.database.backlog import Backlog
+from forgekeeper.declaring.refused import Refused
 from forgekeeper.preview import Preview
 from forgekeeper.settings import Settings
 from metrics.catalogue.metric import Gauge, Reading, at
@@ -39,7 +40,7 @@ class Shown:
     name: str
     collected_as: str
     backlogs: dict[str, Callable[[datetime], Backlog]] = field(default_factory=dict)
-    left_behind: dict[str, Callable[[], int]] = field(default_factory=dict)
+    refused: list[Refused] = field(default_factory=list)
     collectors: dict[str, Collector] = field(default_factory=dict)
     statuses: dict[str, Status] = field(default_factory=dict)
     previews: list[Preview] = field(default_factory=list)
@@ -54,15 +55,10 @@ class Shown:
 
         return declare
 
-    def given_up(self, record: str) -> Callable[[Callable[[], int]], Callable[[], int]]:
-        """Let the function count what of *record* was given up and waits for a person."""
-
-        def declare(look: Callable[[], int]) -> Callable[[], int]:
-            self.left_behind[record] = look
-            self.collectors.setdefault(self.collected_as, Collector(self._readings))
-            return look
-
-        return declare
+    def quarantines(self, refused: Refused) -> None:
+        """Let what the document itself keeps of what was refused lie in quarantine."""
+        self.refused.append(refused)
+        self.collectors.setdefault(self.collected_as, Collector(self._readings))
 
     def collector(self, name: str, *, gauges: Sequence[Gauge] = (), database: bool = True) -> Callable[[Look], Look]:
         """Let the exporter ask the function too, by that *name*; by the name of its backlogs, instead of them."""
@@ -91,8 +87,8 @@ class Shown:
         instant = now()
         for record, look in self.backlogs.items():
             yield from backlog_readings(self.name, record, look(instant))
-        for record, count in self.left_behind.items():
-            yield Reading("given_up_records", count(), (self.name, record))
+        for one in self.refused:
+            yield Reading("quarantine_records", one.count(), (self.name, one.record))
 
 
 def backlog_readings(batch: str, record: str, found: Backlog) -> Iterator[Reading]:

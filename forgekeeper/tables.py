@@ -10,7 +10,6 @@ from forgekeeper.installation.row import Installation
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
-from forgekeeper.runs.passed_over import PassedOver
 from forgekeeper.runs.processes import Process
 from forgekeeper.runs.quarantine import Quarantined
 from forgekeeper.runs.totals import RunTotal
@@ -25,7 +24,6 @@ OURS: tuple[type[Base], ...] = (
     DeletedObject,
     Process,
     Installation,
-    PassedOver,
     Quarantined,
     SettledUpload,
     RunTotal,

@@ -38,7 +38,7 @@ ENGINE = {
     "clocks": {"connections", "database", "runs.blocked", "settings"},
     "brought": {"audit.subjects", "settings"},
     "preview": {"database", "settings"},
-    "shown": {"database", "metrics", "preview", "settings"},
+    "shown": {"database", "declaring.refused", "metrics", "preview", "settings"},
     "declaring": {"audit", "database", "settings"},
     "deleting": {
         *(

@@ -2,7 +2,7 @@
 
 Runs every minute.  It claims rows of the outbox, deletes their objects in bulk, and
 removes the rows.  An object that a live artifact still names is left alone.  What fails
-comes back later, ten times; then it is dead, and `forgekeeper objects` shows it.
+comes back later, ten times; then it is dead, and `forgekeeper quarantine` shows it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ from forgekeeper.database.chunks import START
 from forgekeeper.database.stakes import Stake
 from forgekeeper.database.survey import Selected, expected
 from forgekeeper.declaring.items import Deleted, Ended, Page, State
+from forgekeeper.declaring.refused import Entry, Refused, numbers
 from forgekeeper.declaring.surroundings import settings
 from forgekeeper.deleting.objects import deleted_at, stood_at
 from forgekeeper.preview import BUSY, PASSED_OVER, Look, Part
+from forgekeeper.settings import Settings
 from forgekeeper.storage import stores
 from forgekeeper.storage.objects import Objects, StoreUnavailable, is_normal
 from forgekeeper.storage.outbox import Claimed, DeletedObject
@@ -71,7 +73,7 @@ class Outcome:
             errors={"database": (), "object_storage": ("failed",)},
             objective=timedelta(hours=1),
         ),
-        Record("dead_object", given_up=True),
+        Record("dead_object", refused=True),
     ],
     collector="objects",
     steps=["claimed", "deleted", "forgotten"],
@@ -200,7 +202,7 @@ def objects_due(look: Look) -> Iterator[Part]:
             part.guess(expected(due, bad))
             break
     part.keep("fresh", backlog.count(DeletedObject.later(look.now)))
-    part.keep("dead", dead())
+    part.keep("dead", backlog.count(DeletedObject.dead()))
     yield part
 
 
@@ -217,10 +219,21 @@ def _stays(path: str, named: set[str], store: Objects | None, *, busy: bool) -> 
     return None if store.may_delete(path) else "outside"
 
 
-@delete_objects.given_up("dead_object")
-def dead() -> int:
-    """Count the objects that were given up."""
-    return backlog.count(DeletedObject.dead())
+def _dead(_settings: Settings, limit: int) -> Iterator[Entry]:
+    for row in DeletedObject.dead().limit(limit):
+        yield Entry(str(row.id), f"could not be deleted: {row.path}", row.attempts, row.created_at)
+
+
+delete_objects.quarantines(
+    Refused(
+        kind="object",
+        record="dead_object",
+        count=lambda: backlog.count(DeletedObject.dead()),
+        entries=_dead,
+        retry=lambda keys: DeletedObject.retry(numbers(keys)),
+        discard=lambda keys: DeletedObject.discard(numbers(keys)),
+    )
+)
 
 
 @delete_objects.objects

@@ -2,8 +2,8 @@
 
 Runs hourly, in bounded chunks: what batches are done with after as long as they say, closed runs after thirty days (the
 newest of each batch stays), processes that expired a day ago, what has become of
-uploads thirty days ago, what runs have deleted sixty days ago (the last hundred runs of each batch stay), bad records
-and failed children that have not failed for long, and whole months of the audit after AUDIT_KEEP.  What it removes is
+uploads thirty days ago, what runs have deleted sixty days ago (the last hundred runs of each batch stay), what lies in
+quarantine and has not failed for a week, and whole months of the audit after AUDIT_KEEP.  What it removes is
 in the audit itself.
 """
 
@@ -25,10 +25,9 @@ from forgekeeper.declaring.removal import Removal
 from forgekeeper.declaring.surroundings import settings
 from forgekeeper.deleting import looking
 from forgekeeper.preview import Look, Part
+from forgekeeper.runs import quarantine
 from forgekeeper.runs.ledger import JobRun
-from forgekeeper.runs.passed_over import PassedOver
 from forgekeeper.runs.processes import Process
-from forgekeeper.runs.quarantine import Quarantined
 from forgekeeper.runs.totals import RunTotal
 from forgekeeper.storage.settled import SettledUpload
 from metrics.redaction import describe
@@ -36,10 +35,8 @@ from metrics.redaction import describe
 CHUNK = 1_000
 MAX_RUNTIME = timedelta(minutes=5)
 KEEP_RUNS = timedelta(days=30)
-KEEP_BAD_RECORDS = timedelta(days=30)
-"""From their last failure on: they are tried again each day at least."""
-KEEP_FAILED_CHILDREN = timedelta(days=7)
-"""From their last failure on: by then they wait for a person, or will be sent again."""
+KEEP_FAILURES = timedelta(days=7)
+"""From their last failure on: in quarantine each is tried again after a day at most, or waits for a person."""
 KEEP_PROCESSES = timedelta(days=1)
 KEEP_UPLOADS = timedelta(days=30)
 """No Redis may come back that is older: what it says of uploads could not be told from the truth."""
@@ -135,9 +132,8 @@ def _keep_up(now: datetime, _limit: int) -> int:
 
 
 def _forget_failures(now: datetime, _limit: int) -> int:
-    """Forget bad records and failed children: few, and in no result."""
-    PassedOver.forget_old(now - KEEP_BAD_RECORDS)
-    Quarantined.forget_old(now - KEEP_FAILED_CHILDREN)
+    """Forget what lay in quarantine and has gone: few, and in no result."""
+    quarantine.forget_old(now - KEEP_FAILURES)
     return 0
 
 

@@ -64,7 +64,7 @@ def figures(before: Sample, _results: Results) -> Iterator[Figure]:
     yield processed("clean_project_refs", "gone_ref_deletion", closed - len(REFUSED) - before.due)
     yield Figure("worker", "record_errors_total", refused, len(REFUSED))
     yield Figure("exporter", "backlog_records", refused, 0)
-    yield Figure("exporter", "given_up_records", {"record": "rejected_ref"}, len(REFUSED))
+    yield Figure("exporter", "quarantine_records", {"record": "rejected_ref"}, len(REFUSED))
 
 
 def add_projects(total: int) -> dict[int, str]:

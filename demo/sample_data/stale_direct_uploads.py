@@ -51,7 +51,7 @@ def left() -> int:
 
 def figures(before: Sample, _results: Results) -> Iterator[Figure]:
     yield processed("stale_direct_uploads", "stale_upload", before.due - len(MALFORMED + UNKNOWN))
-    yield Figure("exporter", "given_up_records", {"record": "failed_upload"}, len(MALFORMED))
+    yield Figure("exporter", "quarantine_records", {"record": "failed_upload"}, len(MALFORMED))
 
 
 def _stale() -> int:

@@ -25,7 +25,7 @@ from forgekeeper.cli import (
     metrics,
     migrate,
     process_list,
-    records,
+    quarantine,
     releasing,
     running,
     serving,
@@ -75,7 +75,7 @@ PANELS: dict[str, dict[str, Callable[..., None] | typer.Typer | str]] = {
         "ticks": ticks.ticks,
         "why": ticks.why,
         "audit": audit.audit,
-        "records": records.records,
+        "quarantine": quarantine.quarantine,
         "leases": leases.leases,
     },
 }
@@ -89,6 +89,17 @@ GONE = {
     "psql": 'run `psql "$FORGEKEEPER_DATABASE_URL"`',
     "redis": 'run `redis-cli -u "$FORGEKEEPER_REDIS_URL"`',
 }
+RENAMED = {
+    "dead": "quarantine list --kind child",
+    "records": "quarantine list --kind record",
+    "uploads failed": "quarantine list --kind upload",
+    "uploads retry": "quarantine retry",
+    "objects failed": "quarantine list --kind object",
+    "objects retry": "quarantine retry",
+    "refs rejected": "quarantine list --kind ref",
+    "refs retry": "quarantine retry",
+}
+GONE |= {old: f"run `forgekeeper {new}`" for old, new in RENAMED.items()}
 """Commands of the last release, and what to do instead."""
 
 
@@ -175,8 +186,9 @@ def _problem(error: Exception) -> Problem | None:
 
 
 def _called(arguments: list[str]) -> int:
-    if (name := arguments[0]) in GONE:
-        raise Problem(f"there is no command {name} any more: {GONE[name]}", WRONG_USE)
+    for old in (arguments[0], " ".join(arguments[:2])):
+        if old in GONE:
+            raise Problem(f"there is no command `{old}` any more: {GONE[old]}", WRONG_USE)
     try:
         load_batches()
     except SettingsError:

@@ -96,23 +96,14 @@ def stop(
         if not json:
             lasts = "nothing of it starts until " + (f"{moment(end)} or " if end else "")
             _say(f"{name} is stopped: {lasts}`forgekeeper resume {name}`" for name in done)
-        older = still_at_work.older()
-        unseen = _each(done, lambda name: Hold.show(name, wait=True)) if older else {}
         ended = None if no_wait else still_at_work.watch(done, since)
     facts: dict[str, Any] = {"stopped": True, "reason": why} | ({"until": end} if end else {})
     facts |= {"at_work": ended.left, "seconds": ended.seconds} if ended else {}
-    facts |= {"older": older} if older else {}
     if json:
         _answer([{"batch": name} | facts for name in done], [], single=bool(batches), json=True)
     elif ended is not None:
         _say([_ending(ended)])
-    if older:
-        err.print(clean(_may_ignore(older)))
-    for name, said in unseen.items():
-        err.print(clean(f"{name} is stopped, but processes of an older version cannot see it: {said}"))
     _complain(failed, "stopped")
-    if unseen:
-        raise typer.Exit(FAILED)
 
 
 def cancel(
@@ -340,14 +331,6 @@ def _whose(hold: Hold) -> str:
     until = f", until {moment(hold.until)}" if hold.until else ""
     because = f" ({hold.reason})" if hold.reason else ""
     return f"the {hold.kind} of {hold.by} since {moment(hold.since)}{until}{because}"
-
-
-def _may_ignore(older: list[str]) -> str:
-    return (
-        "of an older version, and perhaps not to be stopped by this: "
-        + ", ".join(older)
-        + "; end what must not go on with SIGTERM on its machine"
-    )
 
 
 def _cancelled(run: JobRun, state: str | None) -> str:

@@ -22,7 +22,7 @@ from metrics.redaction import describe
 
 STAYS = {
     "busy": "another session has them locked at this moment, and they are left for later",
-    "passed_over": "they failed, and are tried again later: `forgekeeper records`",
+    "passed_over": "they failed, and are tried again later: `forgekeeper quarantine`",
 }
 """What the reasons mean that every batch may have."""
 

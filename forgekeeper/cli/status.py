@@ -21,7 +21,7 @@ from forgekeeper.connections import client
 from forgekeeper.database import LAST_INSTANT, now
 from forgekeeper.database.backlog import BOUND
 from forgekeeper.delivery.queues import depth, due_since
-from forgekeeper.runs import held_back
+from forgekeeper.runs import clock_ahead, held_back
 from forgekeeper.runs.batch import Batch as BatchRow
 from forgekeeper.runs.holds import BRAKES, Hold
 from forgekeeper.runs.ledger import JobRun
@@ -57,7 +57,7 @@ def gather(settings: Settings) -> dict[str, Any]:
 def _gathered(settings: Settings, redis: without_redis.Looks) -> dict[str, Any]:
     instant, known = now(), Process.known()
     timetable = Timetable.of(known, instant, settings)
-    ahead = {name: found._asdict() for name in BATCHES if (found := JobRun.ahead(name)).ticks}
+    ahead = {name: found._asdict() for name in BATCHES if (found := clock_ahead.ahead(name)).ticks}
     batches = {name: _batch(batch, timetable, instant, redis) for name, batch in BATCHES.items()}
     failing = {name: one["children_failing"] for name, one in batches.items() if one["children_failing"]}
     compared = redis.ask("the clocks", partial(_clocks, settings)) or {}

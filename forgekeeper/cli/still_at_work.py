@@ -16,8 +16,6 @@ from forgekeeper.runs.processes import Process
 PATIENCE = 20.0
 """Seconds that `stop` watches: workers say every few what they are at, and a chunk that takes long ends later."""
 LOOK = 0.25
-KNOWS_HOLDS = "0012_holds"
-"""A process that knows this migration asks for holds."""
 
 
 class Ended(NamedTuple):
@@ -60,23 +58,14 @@ def children_of(batches: Collection[str]) -> list[str]:
     ]
 
 
-def older() -> list[str]:
-    """Name the living processes whose version does not know holds, or has no row that says so."""
-    return [
-        f"{one.kind} {one.name} (version {one.version})"
-        for one in _living("scheduler", "worker")
-        if one.migration is None or one.migration < KNOWS_HOLDS
-    ]
-
-
 def _unheard(since: datetime) -> list[Process]:
     """Return the workers that have not said since then what they are at."""
     return [process for process in _living() if process.alive_at <= since]
 
 
-def _living(*kinds: str) -> list[Process]:
+def _living() -> list[Process]:
     instant = now()
-    return [one for one in Process.known() if one.kind in (kinds or ("worker",)) and not one.is_silent(instant)]
+    return [one for one in Process.known() if one.kind == "worker" and not one.is_silent(instant)]
 
 
 def _parent(name: str) -> str | None:

@@ -7,8 +7,9 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from forgekeeper.cli.console import facts, lasting, moment
+from forgekeeper.runs.clock_ahead import Ahead
 from forgekeeper.runs.holds import BRAKES, Hold
-from forgekeeper.runs.ledger import Ahead, JobRun
+from forgekeeper.runs.ledger import JobRun
 from forgekeeper.settings.cron import Cron
 
 UNRUN = {

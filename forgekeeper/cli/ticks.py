@@ -14,6 +14,7 @@ from forgekeeper.cli.console import Json, Problem, emit, moment, say, table, wro
 from forgekeeper.cli.running import Name
 from forgekeeper.cli.timetable import Timetable
 from forgekeeper.database import now
+from forgekeeper.runs import clock_ahead
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.processes import Process
@@ -60,7 +61,7 @@ def why(
         name = name or (run and run.batch) or ""
         sent: list[dict[str, Any]] = []
         if run is not None:
-            sentences = story.tell(run, Hold.standing(batch=name)) + story.untimely(run, JobRun.ahead(name))
+            sentences = story.tell(run, Hold.standing(batch=name)) + story.untimely(run, clock_ahead.ahead(name))
             sent = children.of(run, Process.known(), now(), redis)
             sentences += [*children.sentences(sent), *redis.warnings(), *audit.hint(run.id)]
         else:
@@ -84,7 +85,7 @@ def _of_batch(name: str, tick: datetime | None) -> JobRun | None:
     if tick is None:
         newest: JobRun | None = JobRun.of(name).first()
         return newest
-    return JobRun.at(name, tick) or JobRun.set_aside(name, tick)
+    return JobRun.at(name, tick) or clock_ahead.set_aside(name, tick)
 
 
 def _absent(name: str, tick: datetime | None, settings: Settings) -> list[str]:

@@ -15,7 +15,7 @@ from forgekeeper.declaring.changes import Changes
 from forgekeeper.deleting.outcome import add
 from forgekeeper.deleting.sql import condition
 from forgekeeper.runs.bad_records import BadRecords
-from forgekeeper.runs.brakes import Brakes, NoBrakes
+from forgekeeper.runs.brakes import Brakes
 from forgekeeper.runs.run import Run
 from forgekeeper.runs.totals import Amount
 
@@ -70,7 +70,7 @@ def execute(
     now: datetime,
     ids: Sequence[int],
     audit: Audit,
-    brakes: Brakes | NoBrakes,
+    brakes: Brakes,
     *,
     of: int | None = None,
 ) -> list[tuple[Any, ...]]:

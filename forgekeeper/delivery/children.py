@@ -31,7 +31,7 @@ from forgekeeper.delivery.fan_out import ended
 from forgekeeper.delivery.process import Process
 from forgekeeper.delivery.queues import RUN, STARTED, bodies, fetched
 from forgekeeper.runs import quarantine
-from forgekeeper.runs.retry import MAX_DEATHS
+from forgekeeper.runs.retry import MAX_LOSSES
 from metrics.redaction import clean, describe
 
 log = structlog.get_logger(__name__)
@@ -48,7 +48,7 @@ class ChildMessages(Middleware):
         child = CHILDREN.get(message.actor_name)
         if child is None:
             return
-        if _starts(message.message_id) > MAX_DEATHS:
+        if _starts(message.message_id) > MAX_LOSSES:
             self._quarantine(child, message)
             raise SkipMessage
         attempt = self._process.runner.child(child, message.message_id, run=message.options.get(RUN)).__enter__()
@@ -95,7 +95,7 @@ class ChildMessages(Middleware):
             quarantine.fail("unknown", queue, number, error, reason="unreadable")
 
     def _quarantine(self, child: ChildSpec, message: MessageProxy) -> None:
-        error = f"{MAX_DEATHS} processes died while they worked on it"
+        error = f"{MAX_LOSSES} processes died while they worked on it"
         log.error("child quarantined", child=child.name, message_id=message.message_id, reason="worker_lost")
         run = message.options.get(RUN)
         quarantine.fail(child.batch.name, child.name, message.message_id, error, reason="worker_lost", run=run)

@@ -19,7 +19,7 @@ from dramatiq.brokers.redis import RedisBroker
 from forgekeeper.batches import ChildSpec
 from forgekeeper.delivery.queues import QUEUED, RUN, STARTED, bodies, ready
 from forgekeeper.fan_out import Enqueued, Keyed
-from forgekeeper.runs.quarantine import Quarantined
+from forgekeeper.runs import quarantine
 
 
 def send_children(
@@ -33,7 +33,7 @@ def send_children(
     client, queue, wanted = broker.client, child.queue_name, dict(keyed_args)
     if limit_depth is not None and client.llen(ready(queue)) >= limit_depth:
         return Enqueued(queue_full=True)
-    left_out = _under_way(client, queue, list(wanted)) | Quarantined.waiting(child.batch.name, child.name, wanted)
+    left_out = _under_way(client, queue, list(wanted)) | quarantine.waiting(child.batch.name, child.name, wanted)
     messages = [_message(child, key, args, run) for key, args in wanted.items() if key not in left_out]
     if messages:
         _enqueue(broker, queue, messages)

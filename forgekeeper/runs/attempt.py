@@ -24,17 +24,16 @@ from forgekeeper.database.writes import reading_only
 from forgekeeper.failpoints import failpoint
 from forgekeeper.fan_out import Enqueued, Keyed
 from forgekeeper.identity import identity
-from forgekeeper.runs import brakes, breaker, preconditions, releases
+from forgekeeper.runs import breaker, limits, preconditions, quarantine, releases
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.brakes import Brakes
 from forgekeeper.runs.counting import Growth, child_ended, run_ended
 from forgekeeper.runs.deadline import Deadline
-from forgekeeper.runs.held import Held
-from forgekeeper.runs.ledger import MAX_RETRIES, JobRun, Started
+from forgekeeper.runs.holds import Held
+from forgekeeper.runs.ledger import JobRun, Started
 from forgekeeper.runs.processes import Heartbeat, LostRun, Row
-from forgekeeper.runs.quarantine import Quarantined
-from forgekeeper.runs.retry import backoff
+from forgekeeper.runs.retry import MAX_RETRIES, backoff
 from forgekeeper.runs.run import Run
 from forgekeeper.settings import Settings
 from metrics.redaction import clean, describe
@@ -136,7 +135,7 @@ class Attempt:
         if self._brakes.released:
             releases.take(batch.name, number)
         released = self._brakes.released and releases.stands(batch.name, number)
-        room = brakes.room(batch.name, self._settings, number, released=released)
+        room = limits.room(batch.name, self._settings, number, released=released)
         self.ordinary = breaker.ask(batch, self._settings, number, self.run.now, room=room, released=released)
         # Only now: while the breaker has not answered, children of earlier runs have no more than was released.
         if self._brakes.released and not released:
@@ -202,41 +201,30 @@ class Attempt:
             log.warning("totals not written", error=describe(error))
 
     def _end_run(self, started: Started) -> str | None:
+        result, deleted = self.result(), self._brakes.untold()
         if self.error is not None:
-            return self._fail(started, self.error)
-        if self.held is not None:
-            state = self._hold(started, self.held)
+            state = self._fail(started, self.error)
+        elif self.held is not None:
+            hold = partial(JobRun.hold, started, result, kind=self.held.kind, sentence=clean(str(self.held)))
+            state = self._closed("skipped", hold, log.error, "run held")
+        elif self.blocked is not None:
+            reason, sentence = self.blocked.reason, clean(str(self.blocked))
+            # A block that lasts is reported with each tick; the attempts between are for those who debug.
+            say = log.debug if reason == started.blocked else log.error
+            block = partial(JobRun.block, started, result, deleted, reason=reason, sentence=sentence)
+            state = self._closed("blocked", block, say, "run blocked")
         else:
-            state = self._succeed(started) if self.blocked is None else self._block(started, self.blocked)
-        failpoint("run.closed")
+            succeed = partial(JobRun.succeed, started, result, deleted, ordinary=self.ordinary)
+            state = self._closed("succeeded", succeed, log.info, "run finished")
+        if self.error is None:
+            failpoint("run.closed")
         return state
 
-    def _succeed(self, started: Started) -> str | None:
-        result, deleted = self.result(), self._brakes.untold()
-        if not _written(lambda: JobRun.succeed(started, result, deleted, ordinary=self.ordinary)):
-            log.warning("run lost", seconds=self._seconds(), **result)
-            return None
-        log.info("run finished", seconds=self._seconds(), **result)
-        return "succeeded"
-
-    def _block(self, started: Started, blocked: Blocked) -> str | None:
-        result, why = self.result(), {"reason": blocked.reason, "sentence": clean(str(blocked))}
-        deleted = self._brakes.untold()
-        if not _written(lambda: JobRun.block(started, result, deleted, **why)):
-            log.warning("run lost", seconds=self._seconds(), **result)
-            return None
-        # A block that lasts is reported with each tick; the attempts between are for those who debug.
-        say = log.debug if blocked.reason == started.blocked else log.error
-        say("run blocked", seconds=self._seconds(), **result)
-        return "blocked"
-
-    def _hold(self, started: Started, held: Held) -> str | None:
-        result, sentence = self.result(), clean(str(held))
-        if not _written(lambda: JobRun.hold(started, result, kind=held.kind, sentence=sentence)):
-            log.warning("run lost", seconds=self._seconds(), **result)
-            return None
-        log.error("run held", seconds=self._seconds(), **result)
-        return "skipped"
+    def _closed(self, state: str, write: Callable[[], bool], say: Callable[..., None], event: str) -> str | None:
+        """Close the row, and say so; return its state, None where it was taken from us."""
+        ours = _written(write)
+        (say if ours else log.warning)(event if ours else "run lost", seconds=self._seconds(), **self.result())
+        return state if ours else None
 
     def _fail(self, started: Started, error: BaseException) -> str | None:
         delay = backoff(started.failures, first=self._settings.retry_after)
@@ -273,9 +261,10 @@ class Attempt:
         child = self.declared.batch.name, self.declared.name, self.message_id
         try:
             if error is None:
-                _written(partial(Quarantined.end, *child))
+                _written(partial(quarantine.end, *child))
             else:
-                _written(partial(Quarantined.fail, *child, describe(error), run=self.run.number))
+                fail = partial(quarantine.fail, *child, describe(error), reason="child_failed", run=self.run.number)
+                _written(fail)
         except pw.PeeweeException as failure:
             log.warning("quarantine not written", error=describe(failure))
 

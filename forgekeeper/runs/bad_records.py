@@ -2,7 +2,7 @@
 
 A chunk is worked on as one.  If a record of it raises, the chunk is split until the bad one
 stands alone.  That one is passed over: to the end of the run, and if it fails again for a
-while that grows.  `forgekeeper records` shows what is passed over.
+while that grows.  `forgekeeper quarantine` shows what is left out.
 """
 
 from __future__ import annotations
@@ -17,15 +17,11 @@ import structlog
 
 from forgekeeper.database import reachable, sqlstate
 from forgekeeper.database.chunks import among
-from forgekeeper.runs import counting
+from forgekeeper.runs import counting, quarantine
 from forgekeeper.runs.deadline import Deadline
-from forgekeeper.runs.passed_over import PassedOver
+from forgekeeper.runs.retry import MOST_IN_RUN, MOST_KNOWN
 from metrics.redaction import describe
 
-MOST_IN_RUN = 200
-"""A run in which more records fail than that is no run with some bad records: it fails."""
-MOST_KNOWN = 1_000
-"""So many bad records of a kind are remembered; one more, and the run fails."""
 ALONE = 20.0
 """Seconds beyond its budget that a run may take to find what made it wait: else it would never get there."""
 
@@ -71,7 +67,7 @@ class BadRecords:
         self._deadline = deadline
         self._error_kind = error_kind
         self._still = partial(among, still) if isinstance(still, pw.ModelSelect) else still
-        known = PassedOver.of(batch, record)
+        known = quarantine.known(batch, record)
         self._known = set(known.all)
         self.keys = set(known.waiting)
 
@@ -83,7 +79,7 @@ class BadRecords:
         """End it: forget what is done, or gone."""
         if error is None and self._known:
             gone = self._known - self._still(sorted(self._known))
-            PassedOver.forget(self._batch, self._record, gone)
+            quarantine.forget(self._batch, self._record, map(str, gone))
 
     def chunk(self, work: Work[Place | None], places: Callable[[], Sequence[Place]]) -> Place | None:
         """Do the *work* of a chunk; return what it returns: how far it came.
@@ -131,7 +127,7 @@ class BadRecords:
     def _pass_over(self, key: int, error: Exception) -> None:
         sentence = describe(error)
         log.error("record failed", record=self._record, id=key, error=sentence)
-        PassedOver.fail(self._batch, self._record, key, sentence)
+        quarantine.fail(self._batch, self._record, str(key), sentence, reason="record_failed")
         if self._error_kind is not None:
             counting.record_failed(self._batch, self._record, self._error_kind)
         self.failed += 1
@@ -141,7 +137,7 @@ class BadRecords:
         if self.failed > MOST_IN_RUN or len(self._known) > MOST_KNOWN:
             raise TooManyBadRecords(
                 f"too many records fail, {self.failed} in this run and {len(self._known)} in all: something else than"
-                f" the records is wrong, see `forgekeeper records`; the last one: {sentence}"
+                f" the records is wrong, see `forgekeeper quarantine`; the last one: {sentence}"
             ) from error
 
 

@@ -15,24 +15,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Any
 
 from forgekeeper import shutdown
 from forgekeeper.batches import ChildSpec, Declared
 from forgekeeper.database import database
 from forgekeeper.database.writes import writing
 from forgekeeper.runs.holds import ENDS, WHY
+from forgekeeper.runs.limits import UNLIMITED, Found, Limits, Room, Why
 from forgekeeper.runs.totals import NONE, Amount, RunTotal, Used
 from forgekeeper.settings import Settings
 
-Room = TypeVar("Room", int, Amount)
-Why = Literal["stopped", "held", "cancelled", "max_per_run", "max_per_day"]
 INTERVAL = 1.0
 """Seconds between two questions: a stop is to work within five."""
 A_MOMENT, LOOK = 1.0, 0.05
 """Seconds for which an attempt waits for what others have reserved and may give back, and between two looks."""
-MOST = 2**62
-"""As much as there is."""
 SETTLED = """
     , settled as (
         update run_totals set records = records + gone.rows, bytes = bytes + gone.size,
@@ -61,63 +58,6 @@ ASK = f"""
         coalesce(run, %(run)s), released_at is not null, released_at is not null and released_expect is not null
     from force left join batches on name = %(batch)s
 """
-
-
-class Limits(NamedTuple):
-    """How much runs may delete: records and bytes, each run and each day (UTC); None: as much as there is."""
-
-    per_run: int | None = None
-    per_day: int | None = None
-    bytes_per_run: int | None = None
-    bytes_per_day: int | None = None
-
-    @property
-    def of_records(self) -> bool:
-        """Whether records are limited."""
-        return self.per_run is not None or self.per_day is not None
-
-    @property
-    def of_bytes(self) -> bool:
-        """Whether bytes are."""
-        return self.bytes_per_run is not None or self.bytes_per_day is not None
-
-
-UNLIMITED = Limits()
-
-
-class NoBrakes:
-    """Nothing ends it, and nothing is limited: what is tried out beside the ledger."""
-
-    limited = of_bytes = False
-    room = None
-
-    def free(self, wanted: int) -> int:
-        """Let all go."""
-        return wanted
-
-    def reserve(self, records: int, size: int = 0, *, least: int = 0) -> Amount:  # noqa: ARG002, as of `Brakes`
-        """Let all go."""
-        return Amount(records, size)
-
-    def settled(self, source: str, *, size: str = "0", part: bool = False) -> str:  # noqa: ARG002
-        """Count nothing."""
-        return ""
-
-    def values(self, of: int | None = None) -> dict[str, Any]:  # noqa: ARG002
-        """Return nothing."""
-        return {}
-
-    def settle(self, did: Amount, *, of: int | None = None) -> None:
-        """Count nothing."""
-
-    def went(self, did: Amount, *, of: int | None = None) -> None:
-        """Count nothing."""
-
-    def give_back(self, of: int | None = None) -> None:
-        """Give nothing back."""
-
-    def leave_used(self) -> None:
-        """Leave nothing."""
 
 
 class Brakes:
@@ -188,7 +128,7 @@ class Brakes:
         self._begun = True
         if self._why is not None or not self._of_records:
             return 0 if self._why else wanted
-        found = self._until_free(lambda: self._room_of_records(RunTotal.used(self._batch, self._run)), 1)
+        found = self._until_free(lambda: self._limits.records(RunTotal.used(self._batch, self._run)), 1)
         if not found.room:
             self._why = self._why or found.why
         return min(wanted, found.room)
@@ -287,7 +227,7 @@ class Brakes:
                 return Found(NONE, None)
             used = RunTotal.used(self._batch, self._run)
             self._bound = self._bound and used.released is not None
-            found, bytes_found = self._room_of_records(used), self._room_of_bytes(used)
+            found, bytes_found = self._limits.records(used), self._limits.bytes(used)
             if found.room == 0 or bytes_found.room < max(least, self._limits.of_bytes):
                 short = found if found.room == 0 else bytes_found
                 return Found(NONE, short.why, short.held)
@@ -313,15 +253,6 @@ class Brakes:
             if shutdown.requested.wait(LOOK) or self.why() is not None:
                 return found
 
-    def _room_of_records(self, used: Used) -> Found[int]:
-        of_run = _least(_free(self._limits.per_run, used.run), _left(used.released))
-        return _found(of_run, _free(self._limits.per_day, used.day), used if used.reserved > 0 else None)
-
-    def _room_of_bytes(self, used: Used) -> Found[int]:
-        of_run = _free(self._limits.bytes_per_run, used.run_bytes)
-        held = used if used.reserved_bytes > 0 else None
-        return _found(of_run, _free(self._limits.bytes_per_day, used.day_bytes), held)
-
     def _deleted(self) -> Amount:
         found: Any = vars(self._outcome)
         return Amount(
@@ -330,42 +261,5 @@ class Brakes:
         )
 
 
-class Found(NamedTuple, Generic[Room]):
-    """How much room there is; where there is none, which limit is reached, and what is *held* by others."""
-
-    room: Room
-    why: Why | None
-    held: Used | None = None
-
-
 _in_vain: dict[str, tuple[int, Used]] = {}
 """For what of each batch, in which run, this process has waited in vain."""
-
-
-def _found(of_run: int | None, of_day: int | None, held: Used | None) -> Found[int]:
-    room = _least(of_run, of_day)
-    if room is None:
-        return Found(MOST, None)
-    return Found(room, "max_per_run" if of_run == room else "max_per_day", held)
-
-
-def room(batch: str, settings: Settings, run: int, *, released: bool) -> int | None:
-    """Return how many records limits, and what was *released*, leave to the run today; None where there are none."""
-    limits = Limits(*settings.limits(batch))
-    if not (limits.of_records or released):
-        return None
-    used = RunTotal.used(batch, run)
-    left = _left(used.released) if released else None
-    return _least(_free(limits.per_run, used.run), _free(limits.per_day, used.day), left)
-
-
-def _free(limit: int | None, used: int) -> int | None:
-    return None if limit is None else max(0, limit - used)
-
-
-def _left(released: int | None) -> int | None:
-    return None if released is None else max(0, released)
-
-
-def _least(*amounts: int | None) -> int | None:
-    return min((amount for amount in amounts if amount is not None), default=None)

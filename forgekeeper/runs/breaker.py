@@ -21,7 +21,7 @@ import peewee as pw
 from forgekeeper.batches import BatchSpec
 from forgekeeper.database import database, sqlstate
 from forgekeeper.flags import FeatureFlag
-from forgekeeper.runs.held import Held
+from forgekeeper.runs.holds import Held
 from forgekeeper.settings import Settings
 
 TIMES = 10

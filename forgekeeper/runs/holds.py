@@ -1,8 +1,8 @@
 """Holds: what keeps runs of a batch from starting, a row each, and the one question about them.
 
 They live in PostgreSQL, because a flushed Redis must not resume a deleter.  Holds of different people stand beside one
-another: none shortens or ends another.  Columns of `batches` show processes of older versions what stands
-(`docs/adr/0026`).
+another: none shortens or ends another.  Columns of `batches` show other programs what stands, kept in step by triggers
+of migration 0012; what these write there becomes a hold (`docs/adr/0026`).
 """
 
 from __future__ import annotations
@@ -51,6 +51,17 @@ ADD = f"""
     values (%(batch)s, %(kind)s, %(reason)s, %(by)s, least(clock_timestamp(), %(since)s::timestamptz,
         (select min(since) from older where kind = %(kind)s and by = %(by)s and {STANDS})), %(until)s)
 """
+
+
+class Held(Exception):
+    """The run must not begin, as it is out of proportion; the message is a sentence with the numbers, and what to do.
+
+    It is raised before anything is changed.  The batch is held from then on, until it is released.
+    """
+
+    def __init__(self, kind: Kind, sentence: str) -> None:
+        super().__init__(sentence)
+        self.kind = kind
 
 
 class Hold(Base):
@@ -124,19 +135,12 @@ class Hold(Base):
 
     @classmethod
     def set_right(cls, batch: str) -> None:
-        """Correct beginnings that lie in the future, as the clock was ahead; let older versions see what stands."""
+        """Correct beginnings that lie in the future, as the clock was ahead; show in `batches` what stands.
+
+        A trigger shows it with each change, unless somebody has the batch's row locked just then.
+        """
         now = pw.fn.clock_timestamp()
         cls.update(since=now).where(cls.batch == batch, cls.since > now).execute()
-        cls.show(batch)
-
-    @classmethod
-    def show(cls, batch: str, *, wait: bool = False) -> None:
-        """Show older versions what stands, in the columns of `batches`, unless somebody has that row locked.
-
-        With *wait* it is waited for, in the transaction at hand.
-        """
-        if wait:
-            database.execute_sql("select from batches where name = %s for no key update", (batch,))
         database.execute_sql("select project_holds(%s)", (batch,))
 
 

@@ -3,8 +3,7 @@
 A batch's open row (claimed, enqueued or started) is its lock.  A change of state is one
 guarded update; who comes second changes nothing and is told so by the return value.
 All times are the database's, so a machine whose clock is wrong claims nothing early and
-repeats nothing.  Where the database's own clock was ahead, what it wrote of times to come
-is set aside and told of.  `docs/architecture.md` draws the states.
+repeats nothing.  `docs/architecture.md` draws the states.
 
 A database that is restored, or fails over to a replica that lags, gives the numbers of its
 lost runs out again.  So each run has a token, which is in its message, and each attempt
@@ -24,10 +23,11 @@ import orjson
 import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
-from forgekeeper.database import Base, BigIdentityField, Document, database, default, now
+from forgekeeper.database import Base, BigIdentityField, Document, database, default
 from forgekeeper.database.grants import BOTH, PROCESSES, WORK, Use
 from forgekeeper.runs.blocked import REASONS
 from forgekeeper.runs.holds import HELD_BACK, Kind
+from forgekeeper.runs.retry import MAX_LOSSES, MAX_RETRIES
 from forgekeeper.runs.totals import NONE, Amount
 from metrics.redaction import one_line
 
@@ -35,12 +35,6 @@ WAITING = ("claimed", "enqueued")
 OPEN = (*WAITING, "started")
 CLOCK_TOLERANCE = timedelta(seconds=2)
 """How far a scheduler's clock may be ahead without its tick being turned away."""
-AHEAD_REMEMBERED = timedelta(hours=1)
-"""For so long a tick that was set aside is told of."""
-MAX_LOSSES = 3
-"""A run that has taken this many workers down with it is poison."""
-MAX_RETRIES = 25
-"""The documents' number; the failure after the last retry is final."""
 
 CLAIM = f"""
     insert into job_runs (batch, tick, state, reason, claimed_by, claimed_at)
@@ -82,45 +76,6 @@ BLOCKED_RUN = f"""
 REOPEN_BLOCKED = f"""
     update job_runs set state = 'enqueued', finished_at = null, enqueued_at = null
     where id = ({BLOCKED_RUN}) and state = 'blocked' and finished_at <= clock_timestamp() - %(after)s
-"""
-# What has a time that has not come was written while the clock was ahead.  A closed row gives its tick back,
-# for the real one to run, and remembers it in its result; it ended before now, and lasted as long as it did.
-# Compared with a volatile function, or with what the planner does not know, no index would be used: so the rows are
-# looked for by a horizon from outside, and judged by the clock, of which whoever was held up meanwhile knows nothing.
-SET_ASIDE = """
-    update job_runs set
-        result = case when tick > clock_timestamp() + %(tolerance)s
-            then coalesce(result, '{}') || jsonb_build_object('set_aside', tick) else result end,
-        tick = case when tick <= clock_timestamp() + %(tolerance)s then tick end,
-        claimed_at = least(claimed_at, clock_timestamp()), enqueued_at = least(enqueued_at, clock_timestamp()),
-        started_at = case when started_at > clock_timestamp()
-            then clock_timestamp() - greatest(finished_at - started_at, interval '0') else started_at end,
-        alive_at = least(alive_at, clock_timestamp()), finished_at = clock_timestamp()
-    where batch = %(batch)s and state not in ('claimed', 'enqueued', 'started')
-      and (tick > %(horizon)s or finished_at > %(horizon)s)
-      and greatest(tick, finished_at) > clock_timestamp() + %(tolerance)s
-    returning (result ->> 'set_aside')::timestamptz
-"""
-# The open row keeps its tick while it is open: it is at work.  Nobody is waited for beyond what a right clock allows.
-SET_RIGHT = """
-    update job_runs set
-        claimed_at = least(claimed_at, clock_timestamp()), enqueued_at = least(enqueued_at, clock_timestamp()),
-        started_at = least(started_at, clock_timestamp()), alive_at = least(alive_at, clock_timestamp()),
-        retry_at = case when retry_at <= clock_timestamp() + %(longest_retry)s then retry_at
-            when retry_at is not null then clock_timestamp() end
-    where batch = %(batch)s and state in ('claimed', 'enqueued', 'started')
-      and (greatest(claimed_at, enqueued_at, started_at, alive_at) > clock_timestamp() + %(tolerance)s
-        or retry_at > clock_timestamp() + %(longest_retry)s)
-"""
-AHEAD = """
-    select count(tick), max(tick) from (
-        select tick from job_runs
-        where batch = %(batch)s and tick > (select clock_timestamp() + %(tolerance)s)
-        union all
-        select (result ->> 'set_aside')::timestamptz from job_runs
-        where batch = %(batch)s and tick is null and result ? 'set_aside'
-          and finished_at > clock_timestamp() - %(remembered)s
-    ) as ahead
 """
 MARK_SENT = f"""
     update job_runs set state = 'enqueued', enqueued_at = clock_timestamp()
@@ -176,65 +131,52 @@ UNBLOCK = """
     )
 """
 # What the run itself has deleted is added up with its end, once.
-TOTALLED = """
-    insert into run_totals (batch, run, day, records, bytes)
-    select batch, id, (clock_timestamp() at time zone 'UTC')::date, %(records)s, %(bytes)s
-    from closed where %(records)s + %(bytes)s > 0
-    on conflict (batch, run, day) do update set
-        records = run_totals.records + excluded.records, bytes = run_totals.bytes + excluded.bytes
-"""
-SUCCEED = f"""
+CLOSE = """
     with closed as (
-        update job_runs set state = 'succeeded', ordinary = %(ordinary)s, result = {RESULT.format("%(result)s::jsonb")},
-            finished_at = clock_timestamp(), error = null
+        update job_runs set {changes}
         where id = %(id)s and attempt_token = %(token)s and state = 'started'
-        returning id, batch
-    ), unblocked as ({UNBLOCK}), totalled as ({TOTALLED})
-    select id from closed
+        returning id, batch, state, started_by
+    ), noted as ({noting}), totalled as (
+        insert into run_totals (batch, run, day, records, bytes)
+        select batch, id, (clock_timestamp() at time zone 'UTC')::date, %(records)s, %(bytes)s
+        from closed where %(records)s + %(bytes)s > 0
+        on conflict (batch, run, day) do update set
+            records = run_totals.records + excluded.records, bytes = run_totals.bytes + excluded.bytes
+    )
+    select state from closed
 """
-BLOCK = f"""
-    with closed as (
-        update job_runs set state = 'blocked', reason = %(reason)s, result = {RESULT.format("%(result)s::jsonb")},
-            finished_at = clock_timestamp(), error = null
-        where id = %(id)s and attempt_token = %(token)s and state = 'started'
-        returning id, batch
-    ), noted as (
+ENDED = f"result = {RESULT.format('%(result)s::jsonb')}, finished_at = clock_timestamp(), error = null"
+SUCCEED = CLOSE.format(changes=f"state = 'succeeded', ordinary = %(ordinary)s, {ENDED}", noting=UNBLOCK)
+BLOCK = CLOSE.format(
+    changes=f"state = 'blocked', reason = %(reason)s, {ENDED}",
+    noting="""
         insert into batches (name, blocked_since, blocked_reason, blocked_sentence)
         select batch, clock_timestamp(), %(reason)s, %(sentence)s from closed
         on conflict (name) do update set
             blocked_since = coalesce(batches.blocked_since, excluded.blocked_since),
             blocked_reason = excluded.blocked_reason, blocked_sentence = excluded.blocked_sentence,
             child_blocked_at = null
-    ), totalled as ({TOTALLED})
-    select id from closed
-"""
-# Nothing was done: it is a skip, by a brake, which holds the batch from here on.
-HOLD = f"""
-    with closed as (
-        update job_runs set state = 'skipped', reason = 'held', result = {RESULT.format("%(result)s::jsonb")},
-            finished_at = clock_timestamp(), error = null
-        where id = %(id)s and attempt_token = %(token)s and state = 'started'
-        returning id, batch, started_by
-    ), noted as (
+    """,
+)
+# Nothing was done: it is a skip, and the batch is held from here on.
+HOLD = CLOSE.format(
+    changes=f"state = 'skipped', reason = 'held', {ENDED}",
+    noting="""
         insert into holds (batch, kind, reason, by)
         select batch, %(kind)s, %(sentence)s, coalesce(started_by, 'unknown') from closed
         where not exists (select from holds where holds.batch = closed.batch and kind = %(kind)s)
-    )
-    select id from closed
-"""
-FAIL = f"""
-    with closed as (update job_runs set
+    """,
+)
+FAIL = CLOSE.format(
+    changes=f"""
         state = case when failures < %(retries)s then 'enqueued' else 'failed' end,
         retry_at = case when failures < %(retries)s then clock_timestamp() + %(delay)s end,
         finished_at = case when failures < %(retries)s then null else clock_timestamp() end,
         failures = failures + 1, reason = 'error', error = %(error)s, enqueued_at = null,
         result = coalesce({RESULT.format("%(result)s::jsonb")}, result)
-    where id = %(id)s and attempt_token = %(token)s and state = 'started'
-    returning id, batch, state
-    ), unblocked as ({UNBLOCK}), totalled as ({TOTALLED})
-    select state from closed
-"""
-
+    """,
+    noting=UNBLOCK,
+)
 # A success sets the count back: what failed on the way to it is not counted.  One batch in
 # each statement: for a batch that it does not know PostgreSQL reads the table from its end.
 HEALTH = """
@@ -261,13 +203,6 @@ class Health(NamedTuple):
     last_success: datetime | None
     failures: int
     running_since: datetime | None
-
-
-class Ahead(NamedTuple):
-    """Ticks whose time had not come when they were claimed: how many, and the newest."""
-
-    ticks: int
-    newest: datetime | None
 
 
 class Started(NamedTuple):
@@ -369,32 +304,6 @@ class JobRun(Base):
         return tick
 
     @classmethod
-    def ahead(cls, batch: str) -> Ahead:
-        """Sum up the ticks whose time has not come, and those that were set aside for it within the last hour."""
-        values = {"batch": batch, "tolerance": CLOCK_TOLERANCE, "remembered": AHEAD_REMEMBERED}
-        return Ahead(*database.execute_sql(AHEAD, values).fetchone())
-
-    @classmethod
-    def set_aside(cls, batch: str, tick: datetime) -> JobRun | None:
-        """Return the newest row from which the tick was taken, because its time had not come."""
-        taken = pw.SQL("(result ->> 'set_aside')::timestamptz = %s", (tick,))
-        row: JobRun | None = cls.of(batch).where(cls.tick.is_null(), taken).first()
-        return row
-
-    @classmethod
-    def set_right(cls, batch: str, *, longest_retry: timedelta) -> Ahead:
-        """Mend what was written while the clock was ahead; return the ticks that were set aside.
-
-        Idempotent; a ledger whose times are right is left alone.
-        """
-        horizon = now() + CLOCK_TOLERANCE
-        values = {"batch": batch, "tolerance": CLOCK_TOLERANCE, "longest_retry": longest_retry + CLOCK_TOLERANCE}
-        rows = database.execute_sql(SET_ASIDE, values | {"horizon": horizon}).fetchall()
-        database.execute_sql(SET_RIGHT, values)
-        ticks = [tick for (tick,) in rows if tick is not None]
-        return Ahead(len(ticks), max(ticks, default=None))
-
-    @classmethod
     def claim(cls, batch: str, tick: datetime, *, by: str, reason: str | None) -> int | None:
         """Claim the tick if it is due, the batch neither paused nor open; return the row's id.
 
@@ -486,20 +395,17 @@ class JobRun(Base):
         cls, run: Started, result: dict[str, Any], deleted: Amount = NONE, *, ordinary: bool | None = None
     ) -> bool:
         """Close the run with its result; return False when it was taken from us meanwhile."""
-        values = {"id": run.id, "token": run.token, "result": _json(result), **deleted._asdict(), "ordinary": ordinary}
-        return database.execute_sql(SUCCEED, values).fetchone() is not None
+        return _close(SUCCEED, run, result, deleted, ordinary=ordinary) is not None
 
     @classmethod
     def block(cls, run: Started, result: dict[str, Any], deleted: Amount = NONE, *, reason: str, sentence: str) -> bool:
         """Close the run as blocked, and note that its batch is; return False when it was taken from us meanwhile."""
-        values = {"id": run.id, "token": run.token, "result": _json(result), **deleted._asdict()}
-        return database.execute_sql(BLOCK, values | {"reason": reason, "sentence": sentence}).fetchone() is not None
+        return _close(BLOCK, run, result, deleted, reason=reason, sentence=sentence) is not None
 
     @classmethod
     def hold(cls, run: Started, result: dict[str, Any], *, kind: Kind, sentence: str) -> bool:
         """Close the run as skipped, and hold its batch; return False when it was taken from us meanwhile."""
-        values = {"id": run.id, "token": run.token, "result": _json(result)}
-        return database.execute_sql(HOLD, values | {"kind": kind, "sentence": sentence}).fetchone() is not None
+        return _close(HOLD, run, result, NONE, kind=kind, sentence=sentence) is not None
 
     @classmethod
     def cancel(cls, number: int, *, reason: str | None, by: str) -> str | None:
@@ -534,10 +440,7 @@ class JobRun(Base):
 
         Returns the new state, None when the run was taken from us meanwhile.
         """
-        kept = None if result is None else _json(result)
-        values = {"id": run.id, "token": run.token, "error": error, "delay": delay, "retries": retries}
-        row = database.execute_sql(FAIL, values | {"result": kept, **deleted._asdict()}).fetchone()
-        return row[0] if row else None
+        return _close(FAIL, run, result, deleted, error=error, delay=delay, retries=retries)
 
     @classmethod
     def reopen_lost(cls, batch: str, *, dead_after: timedelta) -> list[Lost]:
@@ -567,6 +470,14 @@ JobRun.add_index(
 )
 JobRun.add_index(pw.SQL("create index job_runs_batch_id on job_runs (batch, id)"))
 JobRun.add_index(pw.SQL("create index job_runs_finished_at on job_runs (finished_at)"))
+
+
+def _close(statement: str, run: Started, result: dict[str, Any] | None, deleted: Amount, **facts: Any) -> str | None:
+    """Close the run if it is still ours, in one guarded statement; return its new state."""
+    kept = None if result is None else _json(result)
+    values = {"id": run.id, "token": run.token, "result": kept, **deleted._asdict(), **facts}
+    row = database.execute_sql(statement, values).fetchone()
+    return row[0] if row else None
 
 
 def _json(result: dict[str, Any]) -> str:

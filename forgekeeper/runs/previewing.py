@@ -19,12 +19,11 @@ from forgekeeper.database.survey import reading
 from forgekeeper.flags import FeatureFlag
 from forgekeeper.installation import agreement
 from forgekeeper.preview import Look, Part
-from forgekeeper.runs import brakes, breaker, releases
+from forgekeeper.runs import breaker, limits, quarantine, releases
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.holds import BRAKES, Hold
 from forgekeeper.runs.pace import Pace, pace
-from forgekeeper.runs.passed_over import PassedOver
 from forgekeeper.runs.preconditions import misreadings
 from forgekeeper.runs.totals import RunTotal
 from forgekeeper.settings import Settings
@@ -103,7 +102,7 @@ def _brakes(batch: BatchSpec, settings: Settings, instant: datetime) -> Iterator
     released = releases.stands(batch.name)
     if released and (left := RunTotal.used(batch.name, releases.NEXT).released) is not None:
         yield f"{left:,} records of it are released, for the next run and those that follow until one is ordinary"
-    room = brakes.room(batch.name, settings, releases.NEXT, released=released)
+    room = limits.room(batch.name, settings, releases.NEXT, released=released)
     try:
         verdict = breaker.judge(batch, settings, releases.NEXT, instant, room=room)
     except redis.RedisError:
@@ -121,7 +120,7 @@ def _parts(declared: Declared, whole: Look, left: int) -> Iterator[Part]:
 
 
 def _passed_over(batch: str, record: str) -> Collection[int]:
-    return PassedOver.of(batch, record).waiting
+    return quarantine.known(batch, record).waiting
 
 
 def _disagreement(batch: BatchSpec, settings: Settings) -> str | None:

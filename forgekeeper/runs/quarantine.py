@@ -1,38 +1,68 @@
-"""Quarantine: what failed, from its first failure until it ends well.  For now that is children.
+"""Quarantine: what fails by itself and must stop nothing else, until it ends well or a person decides.
 
-It lies in PostgreSQL, so that a Redis that was emptied, or that does not answer, hides no failure.  When a child is
-tried again is the delivery's affair: its message says so.
+A record that fails alone, a child that fails or kills its worker, a message that nothing can read: one row each, in
+PostgreSQL, so that a Redis that was emptied, or that does not answer, hides no failure.  What documents keep in tables
+and keys of their own is no second row here: they declare it (`forgekeeper.declaring.refused`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from datetime import datetime
+from typing import Literal, NamedTuple
 
 import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
-from forgekeeper.database import Base, database, default
-from forgekeeper.database.grants import WORK, WRITES, Use
+from forgekeeper.database import LAST_INSTANT, Base, BigIdentityField, database, default
+from forgekeeper.database.grants import SEEN, WRITES, Use
+from forgekeeper.database.writes import writing
+from forgekeeper.runs.retry import LONGEST_WAIT, MAX_LOSSES, MAX_RETRIES, QUARANTINE_UNTIL
 
-CHILD_FAILED = "child_failed"
-FAIL = """
-    insert into quarantine as known (batch, record, key, reason, error, since, failed_at, run)
-    select %(batch)s, %(record)s, %(key)s, %(reason)s, %(error)s, at, at, %(run)s from clock_timestamp() as at
+Reason = Literal["record_failed", "child_failed", "worker_lost", "unreadable"]
+KINDS: dict[str, tuple[Reason, ...]] = {
+    "record": ("record_failed",),
+    "child": ("child_failed", "worker_lost"),
+    "message": ("unreadable",),
+}
+COUNTS_FOR: dict[Reason, int] = {"worker_lost": MAX_LOSSES, "unreadable": MAX_RETRIES + 1}
+"""How many failures one of these is; each other is one."""
+GIVEN_UP = pw.SQL("timestamptz 'infinity'")
+FAIL = f"""
+    insert into quarantine as known (batch, record, key, reason, error, failures, since, failed_at, run, retry_at)
+    select %(batch)s, %(record)s, %(key)s, %(reason)s, %(error)s, %(failures)s, at, at, %(run)s,
+        {QUARANTINE_UNTIL.format(failures="%(failures)s", at="at")}
+    from clock_timestamp() as at
     on conflict (batch, record, key) do update set
-        failures = known.failures + 1, reason = excluded.reason, error = excluded.error,
-        failed_at = excluded.failed_at, run = excluded.run
+        failures = known.failures + excluded.failures, reason = excluded.reason, error = excluded.error,
+        failed_at = excluded.failed_at, run = excluded.run,
+        retry_at = {QUARANTINE_UNTIL.format(failures="(known.failures + excluded.failures)", at="excluded.failed_at")}
 """
+# What was written while the database's clock was ahead holds nothing back for longer than that may by right.
+WAITS = f"""
+    retry_at > clock_timestamp()
+        and (retry_at = 'infinity' or retry_at <= clock_timestamp() + interval '{LONGEST_WAIT.total_seconds()} s')
+"""
+KNOWN = f"select key, {WAITS} from quarantine where batch = %(batch)s and record = %(record)s"
+COUNTS = "select batch, record, count(*) from quarantine where failures > 1 group by batch, record"
 
 
-def fail(batch: str, record: str, key: str, error: str, *, reason: str, run: int | None = None) -> None:
-    Quarantined.fail(batch, record, key, error, run=run, reason=reason)
+class Known(NamedTuple):
+    """The bad records of a kind: all of them, and those of them that must be left out now."""
+
+    all: frozenset[int]
+    waiting: frozenset[int]
 
 
 class Quarantined(Base):
-    """A child that failed: *record* is its declaration's name, *key* its message's id, *run* the one that sent it."""
+    """What failed: *record* is the kind of record or the child's declaration, *key* its id, *run* the one that sent it.
 
-    used_by = Use(WORK, WRITES)
+    It is left out until *retry_at*, which is infinity where it waits for a person.
+    """
 
+    used_by = Use(SEEN, WRITES)
+
+    id = BigIdentityField()
     batch = pw.TextField()
     record = pw.TextField()
     key = pw.TextField()
@@ -42,41 +72,101 @@ class Quarantined(Base):
     since = DateTimeTZField()
     failed_at = DateTimeTZField()
     run = pw.BigIntegerField(null=True)
+    retry_at = DateTimeTZField(constraints=default("clock_timestamp()"))
 
     class Meta:
         table_name = "quarantine"
-        primary_key = pw.CompositeKey("batch", "record", "key")
+        indexes = ((("batch", "record", "key"), True),)
 
     @classmethod
-    def fail(
-        cls, batch: str, record: str, key: str, error: str, *, run: int | None, reason: str = CHILD_FAILED
-    ) -> None:
-        """Note a failure of a child; the first one begins its stay."""
-        values = {"batch": batch, "record": record, "key": _text(key), "reason": reason}
-        database.execute_sql(FAIL, values | {"error": _text(error), "run": run})
+    def oldest_first(cls, *, batch: str | None = None, kind: str | None = None) -> pw.ModelSelect[Quarantined]:
+        """Select what lies in quarantine: all, or of a batch or a kind."""
+        query = cls.select().order_by(cls.since, cls.id)
+        query = query if batch is None else query.where(cls.batch == batch)
+        return query if kind is None else query.where(cls.reason.in_(KINDS.get(kind, ())))
 
     @classmethod
-    def end(cls, batch: str, record: str, key: str) -> None:
-        """Forget a child that ended well, or that a person has given up."""
-        child = (cls.batch == batch) & (cls.record == record) & (cls.key == _text(key))
-        # Most have never failed: then a child only looks, and does not lock the table for writing.
-        if cls.select().where(child).exists():
-            cls.delete().where(child).execute()
-
-    @classmethod
-    def waiting(cls, batch: str, record: str, keys: object) -> set[str]:
-        return set()
+    def numbered(cls, number: int) -> pw.ModelSelect[Quarantined]:
+        """Select the one of that number."""
+        return cls.select().where(cls.id == number)
 
     @classmethod
     def of(cls, batch: str, *, run: int | None = None) -> pw.ModelSelect[Quarantined]:
-        """Select the batch's, or those that one *run* has sent; the one that failed last first."""
-        which = [cls.batch == batch] if run is None else [cls.batch == batch, cls.run == run]
-        return cls.select().where(*which).order_by(cls.failed_at.desc(), cls.record, cls.key)
+        """Select the batch's children that failed, or those that one *run* has sent; the one that failed last first."""
+        which = [cls.batch == batch, cls.reason.in_(KINDS["child"])]
+        return cls.select().where(*which, *([] if run is None else [cls.run == run])).order_by(cls.failed_at.desc())
 
-    @classmethod
-    def forget_old(cls, horizon: datetime) -> int:
-        """Forget what has not failed since *horizon*; return how many there were."""
-        return int(cls.delete().where(cls.failed_at < horizon).execute())
+    @property
+    def kind(self) -> str:
+        """What it is."""
+        return next(kind for kind, reasons in KINDS.items() if self.reason in reasons)
+
+    @property
+    def again(self) -> datetime | None:
+        """When it is tried again, None where that is a person's to say."""
+        return self.retry_at if self.retry_at < LAST_INSTANT else None
+
+
+def fail(batch: str, record: str, key: str, error: str, *, reason: Reason, run: int | None = None) -> None:
+    """Note a failure: the first begins the stay, each further one makes it wait longer, and at last for a person."""
+    values = {"batch": batch, "record": record, "key": _text(key), "reason": reason, "error": _text(error)}
+    with writing():
+        database.execute_sql(FAIL, values | {"failures": COUNTS_FOR.get(reason, 1), "run": run})
+
+
+def end(batch: str, record: str, key: str) -> None:
+    """Forget what has ended well."""
+    found = _which(batch, record, [key])
+    # Most have never failed: then a child only looks, and does not lock the table for writing.
+    if Quarantined.select().where(*found).exists():
+        Quarantined.delete().where(*found).execute()
+
+
+def forget(batch: str, record: str, keys: Iterable[str]) -> None:
+    """Forget all of these, in the engine's own transaction."""
+    with writing():
+        Quarantined.delete().where(*_which(batch, record, keys)).execute()
+
+
+def waiting(batch: str, record: str, keys: Collection[str]) -> set[str]:
+    """Return those of *keys* that must be left out now: their time has not come, or they wait for a person."""
+    which = (*_which(batch, record, keys), pw.SQL(f"({WAITS})"))
+    found = {row.key for row in Quarantined.select(Quarantined.key).where(*which)}
+    return {key for key in keys if _text(key) in found}
+
+
+def known(batch: str, record: str) -> Known:
+    """Return the keys of the batch's bad records of a kind."""
+    rows = database.execute_sql(KNOWN, {"batch": batch, "record": record}).fetchall()
+    return Known(frozenset(int(key) for key, _ in rows), frozenset(int(key) for key, waits in rows if waits))
+
+
+def counts() -> dict[tuple[str, str], int]:
+    """Count by batch and record what failed more than once: what did so once goes with the next run, as a rule."""
+    rows = database.execute_sql(COUNTS).fetchall()
+    return {(batch, record): count for batch, record, count in rows}
+
+
+def retry(ids: Collection[int]) -> int:
+    """Let these be tried once more, by the next run; return how many.  Nothing tries a message that cannot be read."""
+    which = (Quarantined.id.in_(list(ids)), Quarantined.reason.not_in(KINDS["message"]))
+    return int(Quarantined.update(retry_at=pw.fn.clock_timestamp()).where(*which).execute())
+
+
+def discard(ids: Collection[int]) -> int:
+    """Forget these; return how many.  One whose work is still there is tried as if it had never failed."""
+    return int(Quarantined.delete().where(Quarantined.id.in_(list(ids))).execute())
+
+
+def forget_old(horizon: datetime) -> int:
+    """Forget what has not failed since *horizon*, though its time had come; what waits for a person stays."""
+    which = (Quarantined.failed_at < horizon, Quarantined.retry_at < GIVEN_UP)
+    return int(Quarantined.delete().where(*which).execute())
+
+
+def _which(batch: str, record: str, keys: Iterable[str]) -> tuple[pw.Expression, ...]:
+    row = Quarantined
+    return row.batch == batch, row.record == record, row.key.in_([_text(key) for key in keys])
 
 
 def _text(value: str) -> str:

@@ -11,17 +11,15 @@ from datetime import datetime, timedelta
 
 from forgekeeper.database import now
 from forgekeeper.failpoints import failpoint
-from forgekeeper.runs import reports
+from forgekeeper.runs import clock_ahead, reports
 from forgekeeper.runs.batch import Batch as BatchRow
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import CLOCK_TOLERANCE, JobRun
 from forgekeeper.runs.plan import Claim, Decisions, Policy, Record, plan
-from forgekeeper.runs.retry import LONGEST_RETRY
+from forgekeeper.runs.retry import BLOCKED_AGAIN
 from forgekeeper.settings import Settings
 from forgekeeper.settings.cron import Cron
 
-BLOCKED_AGAIN = timedelta(seconds=30)
-"""For no longer than that a blocked run waits until it is tried again."""
 TICK_AHEAD = timedelta(minutes=1)
 """A tick that is so near looks again by itself, and finds nothing in its way."""
 SENT_AGAIN = timedelta(seconds=30)
@@ -39,7 +37,7 @@ def reconcile(batch: str, settings: Settings, deliver: Deliver, *, by: str, due_
     Raises `peewee.PeeweeException` and `redis.RedisError` when a server is away: then
     nothing is lost, and the next call goes on from there.
     """
-    _set_right(batch)
+    reports.set_aside(batch, clock_ahead.set_right(batch))
     for lost in JobRun.reopen_lost(batch, dead_after=settings.dead_after):
         reports.reopened(batch, lost)
     schedule = settings.cron(batch)
@@ -68,13 +66,6 @@ def send(batch: str, deliver: Deliver) -> None:
         raise
     reports.enqueued(run)
     failpoint("tick.sent")
-
-
-def _set_right(batch: str) -> None:
-    """Let what was written while the database's clock was ahead hold nothing back now that it is right."""
-    BatchRow.set_right(batch)
-    Hold.set_right(batch)
-    reports.set_aside(batch, JobRun.set_right(batch, longest_retry=LONGEST_RETRY))
 
 
 def _blocked_again(settings: Settings) -> timedelta:

@@ -7,7 +7,8 @@ from datetime import datetime
 import structlog
 
 from forgekeeper.runs.blocked import REASONS
-from forgekeeper.runs.ledger import Ahead, JobRun, Lost
+from forgekeeper.runs.clock_ahead import Ahead
+from forgekeeper.runs.ledger import JobRun, Lost
 from metrics.instruments import Instruments
 
 COUNT = Instruments("scheduler")

@@ -14,7 +14,7 @@ from forgekeeper.failpoints import failpoint
 from forgekeeper.fan_out import Enqueued, Keyed
 from forgekeeper.locks import Lease
 from forgekeeper.runs.bad_records import BadRecords, Still
-from forgekeeper.runs.brakes import Brakes, NoBrakes
+from forgekeeper.runs.brakes import Brakes
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.settings import Settings
 
@@ -57,7 +57,7 @@ class Run(Generic[Outcome]):
         self.logged_as = declared.logged_as
         self._counted = {one.name for one in declared.records if "database" in one.errors}
         self._steps = declared.steps
-        self.brakes = brakes or NoBrakes()
+        self.brakes = brakes or Brakes(declared, settings, outcome, number)
         self._fan_out = fan_out
 
     @cached_property

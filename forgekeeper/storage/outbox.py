@@ -246,11 +246,18 @@ class DeletedObject(Base):
     @classmethod
     def retry(cls, ids: Sequence[int] | None) -> int:
         """Let dead objects be tried again, all of them if *ids* is None; return how many.  What is held stays held."""
-        which = (cls.attempts >= MAX_ATTEMPTS) & (cls.pick_up_at < FOR_EVER)
-        if ids is not None:
-            which &= cls.id.in_(list(ids))
         values = {"attempts": 0, "pick_up_at": pw.fn.clock_timestamp()}
-        return int(cls.update(values).where(which).execute())
+        return int(cls.update(values).where(cls._given_up(ids)).execute())
+
+    @classmethod
+    def discard(cls, ids: Sequence[int] | None) -> int:
+        """Forget dead objects, all of them if *ids* is None; return how many.  They stay in their store for good."""
+        return int(cls.delete().where(cls._given_up(ids)).execute())
+
+    @classmethod
+    def _given_up(cls, ids: Sequence[int] | None) -> pw.Expression:
+        which: pw.Expression = (cls.attempts >= MAX_ATTEMPTS) & (cls.pick_up_at < FOR_EVER)
+        return which if ids is None else which & cls.id.in_(list(ids))
 
 
 def _values(now: datetime, limit: int, without: Collection[int]) -> dict[str, Any]:

@@ -9,7 +9,9 @@ from typing import Any
 from metrics.catalogue.metric import Children
 
 NO_BATCH = "unknown"
-"""The batch of a dead letter that is no message, or is of no batch."""
+"""The batch of a dead letter that is no message, or is of no batch: it is somebody's lost work all the same."""
+UNREADABLE = (NO_BATCH, "message")
+"""What lies in quarantine and is of no batch: messages that nothing can read."""
 LEVELS = ("debug", "info", "warning", "error", "critical")
 ERROR_KINDS = (
     *("database", "redis", "object_storage", "gitaly"),
@@ -22,7 +24,7 @@ HOLDS = ("breaker", "new")
 OFFS = ("flag_off", "cron_off")
 SKIPS = ("overlap", "paused", "stopped", "held", "cancelled", "lease_held", "duplicate", "flag_off", *BLOCKS)
 OPERATIONS = ("get", "delete", "delete_many")
-COLLECTORS = ("batches", "runs", "flags", "queues", "dead_letters", "leases", "roots", "bad_records", "clocks")
+COLLECTORS = ("batches", "runs", "flags", "queues", "dead_letters", "leases", "roots", "quarantine", "clocks")
 """What the exporter asks, beside what batches bring."""
 CLOCKS = (("postgresql", "host"), ("postgresql", "redis"), ("redis", "host"))
 """Which clock is compared with which; the host is the exporter's."""
@@ -44,6 +46,7 @@ class Labels:
         self.parents = tuple(one.name for one in parents)
         self.queues = tuple(dict.fromkeys(one.queue for family in families for one in family))
         self.collectors = (*COLLECTORS, *(name for one in self.declared for name in one.collectors))
+        fan_outs = tuple((one.parent, one.name) for one in self.declared if one.parent is not None)
         self.series: dict[str, Children | None] = {
             # Root names are as configured.
             "unbounded": None,
@@ -65,20 +68,18 @@ class Labels:
             "dead_letters": tuple((one.queue, one.name) for one in self.declared) + each(self.queues, [NO_BATCH]),
             "flags": each(flag for one in parents for flag in one.flags),
             "leases": each(one.name for one in self.declared if one.lease),
-            "children": tuple((one.parent, one.name) for one in self.declared if one.parent is not None),
+            "children": fan_outs,
+            "quarantined": (*self._records(lambda record: record.quarantined), *fan_outs, UNREADABLE),
             "thresholds": tuple((one.name, limit.name) for one in self.declared for limit in one.thresholds),
             **self._of_records(),
         }
 
     def _of_records(self) -> dict[str, Children]:
-        failing = self._records(lambda record: record.passed_over)
         return {
             "examined": self._records(lambda record: bool(record.examined)),
             "processed": self._records(lambda record: bool(record.processed)),
             "objectives": self._records(lambda record: record.objective is not None),
             "backlogs": self._records(lambda record: record.objective is not None or record.backlog),
-            "given_up": self._records(lambda record: record.given_up),
-            "passed_over": tuple(dict.fromkeys((name,) for name, _ in failing)),
             "errors": tuple(
                 (one.name, record.name, kind)
                 for one in self.declared

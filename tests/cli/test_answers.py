@@ -22,8 +22,8 @@ def test_a_flag_that_is_turned_is_answered_as_the_list_has_it(main, database, co
 @pytest.mark.parametrize(
     ("group", "default"),
     [
-        *((group, "list") for group in ("flags", "dead", "leases", "records")),
-        *(("objects", "failed"), ("uploads", "failed"), ("refs", "rejected")),
+        *((group, "list") for group in ("flags", "leases", "quarantine")),
+        ("objects", "held"),
     ],
 )
 def test_a_group_that_lists_without_a_command_does_so_with_json(main, database, group, default):

@@ -67,9 +67,3 @@ def test_the_story_of_a_run_whose_flag_was_off_says_so(main):
     assert (
         "It did nothing, because the batch is switched off by its flag." in main("why", "expired_job_artifacts").stdout
     )
-
-
-def test_ticks_show_that_a_run_was_blocked(main):
-    main("run", NAME)
-
-    assert " blocked " in main("ticks", NAME).stdout

@@ -6,7 +6,6 @@ import pytest
 
 from demo import git_repositories
 from forgekeeper.connections import client
-from forgekeeper.delivery.broker import broker
 from forgekeeper.delivery.queues import depth
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.quarantine import Quarantined
@@ -92,12 +91,6 @@ def test_a_child_that_ends_well_is_forgotten(failed, with_root, broken):
     assert Quarantined.select().count() == 0
 
 
-def test_a_child_that_ends_well_forgets_no_other(failed, with_root):
-    assert work_on(with_root, failed.id, number=2).error is None
-
-    assert [row.key for row in Quarantined.select()] == [CHILD]
-
-
 def test_a_child_whose_batch_was_stopped_has_not_shown_that_it_works(failed, with_root, broken, main):
     broken()
     main("stop", NAME, "--reason", "a test")
@@ -123,10 +116,6 @@ def test_status_warns_of_children_that_fail_first(failed, main):
 
     assert warnings[0].startswith(f"{NAME}: 1 child failing, the last {CHILD}: ")
     assert warnings[0].endswith(f"; `forgekeeper why {NAME}` lists them")
-
-
-def test_status_of_a_batch_without_failing_children_says_so(main):
-    assert batch_of(main)["children_failing"] is None
 
 
 def test_why_says_what_has_become_of_the_children_of_a_run(failed, main):
@@ -160,13 +149,6 @@ def test_why_of_a_later_run_says_which_children_of_earlier_ones_fail(failed, mai
     assert f"1 child that other runs sent fails:\n  {CHILD} of run {failed.id} failed once" in shown
 
 
-def test_why_of_a_run_names_no_failures_of_others(failed, main):
-    started = JobRun.start_here(NAME, by="test")
-    JobRun.succeed(started, {"enqueued": 0})
-
-    assert CHILD not in main("why", str(started.id)).stdout
-
-
 def test_why_says_which_children_fail_while_redis_is_frozen(failed, main):
     with frozen(client):
         result = main("why", str(failed.id), "--json")
@@ -180,13 +162,6 @@ def test_what_was_emptied_out_of_redis_still_fails(failed, main):
     client.flushdb()
 
     assert batch_of(main)["children_failing"]["count"] == 1
-
-
-def test_prune_forgets_what_has_not_failed_for_a_week(failed, main):
-    Quarantined.update(failed_at=datetime(2020, 1, 1).astimezone()).execute()
-    main("run", "prune")
-
-    assert Quarantined.select().count() == 0
 
 
 @pytest.fixture
@@ -211,11 +186,6 @@ def test_a_child_that_fails_in_a_worker_waits_for_its_retry_and_is_shown(with_ro
     assert "; it is tried again at 20" in main("why", str(run.id)).stdout
 
 
-def test_a_child_that_a_person_gives_up_fails_no_longer(failed, main):
-    message = broker.get_actor("clean_project_refs").message(1).copy(message_id=CHILD)
-    client.delete("forgekeeper:git", "forgekeeper:git.msgs")
-    client.zadd("forgekeeper:git.XQ", {CHILD: 1.0})
-    client.hset("forgekeeper:git.XQ.msgs", CHILD, message.encode())
-
-    assert main("dead", "purge", CHILD, "--yes").status == 0
+def test_a_child_that_a_person_discards_fails_no_longer(failed, main):
+    assert main("quarantine", "discard", str(Quarantined.get().id)).status == 0
     assert Quarantined.select().count() == 0

@@ -7,7 +7,6 @@ from forgekeeper.audit.acts import Act
 from forgekeeper.batches import BATCHES
 from forgekeeper.database import now
 from forgekeeper.runs import releases
-from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.holds import Hold
 from models import UserStatus
 from tests.harness import samples as sample
@@ -54,16 +53,6 @@ def test_release_lets_as_many_go_as_are_due_and_says_so(main, database):
     assert Hold.why(NAME) is None
 
 
-def test_release_with_json_has_the_amount_of_each_batch(main, database):
-    hold()
-    Hold.add("stale_imports", "new", by="me", reason="new")
-
-    result = main("release", NAME, "stale_imports", "prune", "--reason", "I looked", "--json")
-
-    names = [NAME, "stale_imports"]
-    assert result.json == {"released": names, "expect": dict.fromkeys(names, 0), "still_held": [], "reason": "I looked"}
-
-
 def test_of_a_batch_that_no_brake_holds_nothing_is_released(main, database):
     Hold.add(NAME, "pause", by="ops", reason="holiday")
 
@@ -95,13 +84,6 @@ def test_release_is_recorded_with_what_held_and_how_much_may_go(main, database):
         "it would delete all of them",
         10,
     )
-
-
-def test_a_release_remembers_who_it_was(main, database):
-    hold()
-    main("release", NAME, "--reason", "I looked", ACTOR="Anna")
-
-    assert Batch.get_by_id(NAME).released_by == "Anna"
 
 
 def test_what_cannot_be_counted_stays_held_unless_somebody_says_how_many_may_go(main, database):
@@ -156,15 +138,6 @@ def test_after_the_first_migrate_what_deletes_is_held(main, settings, new_databa
     held = {name for (name,) in query(url, "select batch from holds where kind = 'new'")}
     assert held == set(DELETING)
     assert "held, as this is a new installation: user_status_cleanup" in said
-
-
-def test_seed_lets_nothing_go(main, settings, new_database, query):
-    url = new_database()
-    main("migrate", DATABASE_URL=url)
-
-    main("seed", "--scale", "0", DATABASE_URL=url)
-
-    assert {name for (name,) in query(url, "select batch from holds where kind = 'new'")} == set(DELETING)
 
 
 def test_a_later_migrate_holds_nothing(main, settings, new_database, query):

@@ -62,15 +62,6 @@ def test_status_shows_who_stopped_a_batch_since_when_and_why(main, database):
     assert stopped == {"reason": "wrong rows go", "by": "alice@host"}
 
 
-def test_status_shows_why_a_batch_is_held(main, database):
-    hold()
-
-    held = main("status", "--json").json["batches"][NAME]["held"]
-
-    assert held.pop("since")
-    assert held == {"reason": "breaker", "sentence": "90 % of the table would go"}
-
-
 def test_status_lists_all_that_holds_a_batch_back_with_its_number(main, database):
     stop()
     Hold.add(NAME, "pause", reason="legal hold", by="bob")
@@ -105,19 +96,6 @@ def test_status_begins_with_what_is_stopped_and_how_to_end_that(main, database):
 
 
 # warnings
-
-
-def test_what_is_stopped_and_held_is_said_before_all_else(database):
-    Hold.add("prune", "pause", until=None, reason=None, by="me")
-    hold()
-    Hold.add("stale_imports", "stop", reason="wrong rows go", by="me")
-
-    said = held_back.warnings({})
-
-    assert [sentence.partition(" since")[0] for sentence in said[:2]] == [
-        "stale_imports is stopped by me",
-        f"{NAME} is held",
-    ]
 
 
 @pytest.mark.parametrize("hold_back", [stop, hold])
@@ -156,13 +134,6 @@ def test_a_run_that_waits_while_its_batch_is_stopped_says_so(story):
 
     assert told.startswith("The batch is stopped by alice@host since ")
     assert told.endswith(f"(wrong rows go): nothing starts until `forgekeeper resume {NAME}`.")
-
-
-def test_a_run_that_waits_while_its_batch_is_held_names_what_lets_it_go(story):
-    JobRun.claim_manual(NAME, by="ops:1")
-    hold()
-
-    assert story()[-1].endswith(f"nothing starts until `forgekeeper release {NAME} --reason ...`.")
 
 
 @pytest.mark.parametrize(

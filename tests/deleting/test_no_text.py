@@ -13,7 +13,7 @@ from forgekeeper import migrations
 from forgekeeper.connections import Limits, client, connect
 from forgekeeper.database import database, now
 from forgekeeper.installation.row import Installation
-from forgekeeper.runs.passed_over import PassedOver
+from forgekeeper.runs.quarantine import Quarantined
 from forgekeeper.storage import sentinel, stores
 from forgekeeper.storage.outbox import DeletedObject
 from models import BulkImportEntity, Project
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("any_bytes")
 
 
 def passed_over():
-    return {(row.batch, row.record, row.key): row.failures for row in PassedOver.select()}
+    return {(row.batch, row.record, row.key): row.failures for row in Quarantined.select()}
 
 
 def on_the_server(urls, *statements):

@@ -13,7 +13,7 @@ from forgekeeper.database import database as db
 from forgekeeper.database import release, writes
 from forgekeeper.database.writes import TakesNoWrites, WritesByItself, reading_only, writing
 from forgekeeper.runs.ledger import JobRun
-from forgekeeper.runs.passed_over import PassedOver
+from forgekeeper.runs.quarantine import Quarantined
 from tests.harness.performing import recorded
 from tests.harness.settings import settings_with
 
@@ -117,7 +117,7 @@ def test_the_engine_deletes_what_a_batch_answers_with_and_what_fails_is_passed_o
     finally:
         db.execute_sql("drop table pinned")
 
-    assert (row.result["deleted"], [one.key for one in PassedOver.select()]) == (ROWS - 1, ["7"])
+    assert (row.result["deleted"], [one.key for one in Quarantined.select()]) == (ROWS - 1, ["7"])
 
 
 @pytest.mark.usefixtures("weeds")

@@ -17,7 +17,7 @@ from dramatiq.brokers.redis import RedisBroker
 from forgekeeper.connections import client
 from forgekeeper.delivery import queues
 from forgekeeper.runs.quarantine import Quarantined
-from forgekeeper.runs.retry import MAX_DEATHS
+from forgekeeper.runs.retry import MAX_LOSSES
 from tests.harness.programs import LIMIT, ROOT, eventually
 
 QUEUE = "objects"
@@ -76,7 +76,7 @@ def test_a_child_that_kills_its_process_three_times_is_quarantined_and_its_neigh
 
     eventually(lambda: sent.left() == 0)
     assert quarantined() == {("bad", "worker_lost")}
-    assert Counter(key for key, _pid in sent.started()) == {"bad": MAX_DEATHS}
+    assert Counter(key for key, _pid in sent.started()) == {"bad": MAX_LOSSES}
     assert sorted(sent.done()) == neighbours
     assert client.hlen(queues.STARTED) == 0
 

@@ -110,12 +110,6 @@ def test_a_worker_says_who_it_is_and_which_queues_it_has(start_worker):
     assert began < one.started_at <= now()
 
 
-def test_each_process_of_a_worker_has_a_row(start):
-    start("worker", "--processes", "2", "--threads", "1")
-
-    eventually(lambda: len({one.pid for one in Process.known()}) == 2)
-
-
 def test_a_worker_keeps_saying_that_it_lives(start_worker):
     start_worker()
     first = the_process()
@@ -219,21 +213,6 @@ def test_a_scheduler_says_which_timetable_it_keeps(start_scheduler):
 
     assert (one.kind, one.queues) == ("scheduler", None)
     assert one.timetable == dict.fromkeys(BATCHES, "off") | {NAME: "30 4 * * *"}
-
-
-def test_a_scheduler_that_has_ended_in_an_orderly_way_is_not_known_any_more(start_scheduler):
-    running = start_scheduler()
-
-    assert running.end() == 0
-
-    assert Process.known() == []
-
-
-def test_a_scheduler_keeps_saying_that_it_lives(start_scheduler):
-    start_scheduler()
-    first = the_process().alive_at
-
-    eventually(lambda: the_process().alive_at > first)
 
 
 # Rows

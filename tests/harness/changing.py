@@ -4,8 +4,9 @@ from typing import NamedTuple
 
 from forgekeeper.audit.deletions import Audit
 from forgekeeper.deleting.changes import execute
-from forgekeeper.runs.brakes import NoBrakes
+from forgekeeper.runs.brakes import Brakes
 from models import BulkImport, BulkImportEntity
+from tests.harness.settings import settings_with
 from workers import stale_imports
 
 
@@ -23,4 +24,6 @@ ENTITIES = Kind("entity", BulkImportEntity, stale_imports.entities)
 
 def cleanup_stale(kind, now, ids, *, audit=None):
     """Time those records out, unless somebody moved them on first; return the rows of the ones we did."""
-    return execute(kind.answer(now), now, ids, audit or Audit("a", on=False), NoBrakes())
+    batch = stale_imports.stale_imports
+    brakes = Brakes(batch, settings_with(), batch.outcome(), None)
+    return execute(kind.answer(now), now, ids, audit or Audit("a", on=False), brakes)

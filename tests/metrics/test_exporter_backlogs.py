@@ -3,10 +3,10 @@
 from datetime import timedelta
 
 import pytest
+from forgekeeper.runs.passed_over import PassedOver
 
 from forgekeeper.connections import client
 from forgekeeper.database import backlog, now
-from forgekeeper.runs.passed_over import PassedOver
 from forgekeeper.storage.outbox import MAX_ATTEMPTS, DeletedObject
 from models import BulkImport, BulkImportEntity, GitRefDeletion, JobArtifact, UserStatus
 from workers.stale_direct_uploads import register

@@ -9,11 +9,20 @@ from forgekeeper.cli.status import gather
 from forgekeeper.collectors import all_collectors
 from forgekeeper.database import now
 from forgekeeper.database.backlog import Backlog
+from forgekeeper.declaring.refused import Refused
 from forgekeeper.flags import FeatureFlag
 from metrics.catalogue.metric import Gauge, Reading
 from tests.harness.toys import declaring, toy
 
 SINCE = timedelta(minutes=7)
+REFUSED = Refused(
+    kind="toy",
+    record="broken_toy",
+    count=lambda: 2,
+    entries=lambda _settings, _limit: [],
+    retry=lambda _keys: 0,
+    discard=lambda _keys: 0,
+)
 BOXES = Gauge("boxes", "Boxes for toys.", ("state",), (("full",), ("empty",)))
 
 
@@ -21,7 +30,7 @@ BOXES = Gauge("boxes", "Boxes for toys.", ("state",), (("full",), ("empty",)))
 def toys():
     with declaring():
         yield toy(
-            records=[Record("toy", objective=timedelta(hours=1)), Record("broken_toy", given_up=True)],
+            records=[Record("toy", objective=timedelta(hours=1)), Record("broken_toy", refused=True)],
             thresholds=[Threshold("duration", above=60), Threshold("backlog", above=7)],
             flag="tidy",
             flags={"tidy": "Put toys away at all."},
@@ -32,7 +41,7 @@ def toys():
 def shelf(toys):
     """Let three toys be due, and two be broken."""
     toys.backlog("toy")(lambda instant: Backlog(3, instant - SINCE))
-    toys.given_up("broken_toy")(lambda: 2)
+    toys.quarantines(REFUSED)
     return toys
 
 
@@ -43,7 +52,7 @@ def test_the_exporter_reads_the_backlogs_that_a_batch_declares(shelf, look):
     assert page.value("exporter_collector_success", collector="toys") == 1
     assert page.value("backlog_records", batch="toys", record="toy") == 3
     assert since == pytest.approx((now() - SINCE).timestamp(), abs=20)
-    assert page.value("given_up_records", batch="toys", record="broken_toy") == 2
+    assert page.value("quarantine_records", batch="toys", record="broken_toy") == 2
     assert page.value("schedule_interval_seconds", batch="toys") == 60
 
 

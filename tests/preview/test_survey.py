@@ -12,7 +12,7 @@ from forgekeeper.connections import client
 from forgekeeper.database import database as db
 from forgekeeper.database import now
 from forgekeeper.database.survey import Rows, expected, reading, survey
-from forgekeeper.runs.passed_over import PassedOver
+from forgekeeper.runs import quarantine
 from forgekeeper.runs.previewing import preview
 from forgekeeper.storage import sentinel
 from models import GitRefDeletion, JobArtifact, Project, ProjectStatistics, UserStatus
@@ -138,7 +138,7 @@ def test_a_bad_record_that_is_passed_over_stays():
     sample.user_statuses(5)
     bad = UserStatus.due(now()).first().user_id
     for _ in range(2):
-        PassedOver.fail("user_status_cleanup", "user_status", bad, "it is bad")
+        quarantine.fail("user_status_cleanup", "user_status", str(bad), "it is bad", reason="record_failed")
 
     part = the_part(foreseen("user_status_cleanup"))
 

@@ -21,8 +21,8 @@ PREFIX = "limited_"
 PERSON = "forgekeeper"
 """The role and the user of whoever types commands."""
 COMMANDS = (
-    *("status", "check", "leases", "buckets", "processes", "records", "dead list", "uploads failed", "uploads"),
-    *("objects failed", "refs rejected", "ticks prune", "why prune", "flags", "send stale_imports"),
+    *("status", "check", "leases", "buckets", "processes", "quarantine"),
+    *("objects held", "ticks prune", "why prune", "flags", "send stale_imports"),
 )
 """What a person types while everything goes wrong; what changes more would have to be in the history."""
 REFUSALS = re.compile(r"NOPERM|no permissions|permission denied for (?:table|schema|sequence)")

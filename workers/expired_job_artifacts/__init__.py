@@ -147,7 +147,6 @@ def expired_job_artifacts(now: datetime) -> Iterator[Children | Note | Skip]:  #
             objective=timedelta(hours=24),
             bytes=("bytes",),
         ),
-        *(Record(f"{reason}_artifact", given_up=True) for reason in WAITS),
     ],
     collector="artifacts",
     steps=["claimed", "destroyed", "finished"],
@@ -204,7 +203,17 @@ def due(now: datetime) -> Backlog:
     return Backlog(backlog.count(JobArtifact.expired(now)), oldest)
 
 
-@delete_artifact_bucket.collector("waiting_artifacts")
+@expired_job_artifacts.collector(
+    "waiting_artifacts",
+    gauges=[
+        Gauge(
+            "waiting_artifacts",
+            "Expired artifacts that stay until the forge says more of them (counted up to a bound).",
+            ("reason",),
+            tuple((reason,) for reason in WAITS),
+        )
+    ],
+)
 def waiting(_settings: Settings) -> Iterator[Reading]:
     """Count the artifacts that stay until the forge says more of them; leave out what takes too long to count."""
     instant = now()
@@ -212,7 +221,7 @@ def waiting(_settings: Settings) -> Iterator[Reading]:
         found = partial(backlog.count, JobArtifact.waiting(reason, instant))
         records = survey.within(time.monotonic() + COUNTED_WITHIN, found)
         if records is not None:
-            yield Reading("given_up_records", records, (delete_artifact_bucket.name, f"{reason}_artifact"))
+            yield Reading("waiting_artifacts", records, (reason,))
 
 
 @expired_job_artifacts.at_stake

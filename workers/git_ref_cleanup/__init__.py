@@ -18,11 +18,12 @@ from forgekeeper import Blocked, Children, Note, Record, Rows, Subject, Threshol
 from forgekeeper.database import backlog
 from forgekeeper.database.backlog import Backlog
 from forgekeeper.database.stakes import Stake
+from forgekeeper.declaring.refused import Refused, numbers
 from forgekeeper.declaring.surroundings import settings
 from forgekeeper.runs.batch import Batch
 from metrics.catalogue.metric import Counter
 from models import GitRefDeletion, Project
-from workers.git_ref_cleanup import preview, repositories, stale_locks
+from workers.git_ref_cleanup import deletions, preview, repositories, stale_locks
 from workers.git_ref_cleanup.cleaning import LOCK_TIMEOUT, ProjectOutcome, ProjectRefs
 from workers.git_ref_cleanup.deletions import LAST, waiting_projects
 from workers.git_ref_cleanup.repositories import believe, missing_of, require_root
@@ -144,7 +145,7 @@ git_ref_cleanup.audited(
             objective=timedelta(hours=2),
         ),
         Record("gone_ref_deletion", processed=("gone",)),
-        Record("rejected_ref", given_up=True),
+        Record("rejected_ref", refused=True),
     ],
     thresholds=[Threshold("dead_letter")],
     collector="git_refs",
@@ -172,10 +173,16 @@ def at_stake(_now: datetime) -> Stake:
     return Stake.rows(GitRefDeletion.pending())
 
 
-@clean_project_refs.given_up("rejected_ref")
-def rejected() -> int:
-    """Count the deletions that were refused."""
-    return backlog.count(GitRefDeletion.rejected())
+clean_project_refs.quarantines(
+    Refused(
+        kind="ref",
+        record="rejected_ref",
+        count=lambda: backlog.count(GitRefDeletion.rejected()),
+        entries=deletions.rejected,
+        retry=lambda keys: deletions.retry(numbers(keys)),
+        discard=lambda keys: deletions.discard(numbers(keys)),
+    )
+)
 
 
 @git_ref_cleanup.old_records

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
@@ -10,6 +10,8 @@ import peewee as pw
 
 from forgekeeper.database import database
 from forgekeeper.declaring.items import Page
+from forgekeeper.declaring.refused import Entry
+from forgekeeper.settings import Settings
 from models import DeletionStatus, GitRefDeletion
 
 LAST = 2**63 - 1
@@ -99,11 +101,25 @@ def settle(project_id: int, reasons: Mapping[Pending, str | None]) -> Settled:
 
 def retry(ids: Sequence[int] | None) -> int:
     """Let rejected deletions be tried again, all of them if *ids* is None; return how many."""
-    which = GitRefDeletion.status == DeletionStatus.REJECTED
-    if ids is not None:
-        which &= GitRefDeletion.id.in_(list(ids))
     values = {"status": DeletionStatus.PENDING, "reason": None, "updated_at": pw.fn.clock_timestamp()}
-    return int(GitRefDeletion.update(values).where(which).execute())
+    return int(GitRefDeletion.update(values).where(_refused(ids)).execute())
+
+
+def discard(ids: Sequence[int] | None) -> int:
+    """Remove rejected deletions, all of them if *ids* is None; return how many.  Their refs stay."""
+    return int(GitRefDeletion.delete().where(_refused(ids)).execute())
+
+
+def rejected(_settings: Settings, limit: int) -> Iterator[Entry]:
+    """Yield up to *limit* deletions that were refused."""
+    for row in GitRefDeletion.rejected().limit(limit):
+        said = f"{row.reason}: {row.ref} of project {row.project_id}"
+        yield Entry(str(row.id), f"{said} at {row.expected_oid}" if row.expected_oid else said, 1, row.updated_at)
+
+
+def _refused(ids: Sequence[int] | None) -> pw.Expression:
+    which: pw.Expression = GitRefDeletion.status == DeletionStatus.REJECTED
+    return which if ids is None else which & GitRefDeletion.id.in_(list(ids))
 
 
 def _pending_of(project_id: int, page: Page) -> pw.ModelSelect[GitRefDeletion]:

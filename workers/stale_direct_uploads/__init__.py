@@ -27,6 +27,7 @@ from forgekeeper.database import probe
 from forgekeeper.database.backlog import Backlog
 from forgekeeper.database.stakes import Stake
 from forgekeeper.declaring.items import Deleted, Ended, Page, State
+from forgekeeper.declaring.refused import Refused
 from forgekeeper.declaring.surroundings import run_number, settings
 from forgekeeper.deleting.objects import deleted_at, stood_at
 from forgekeeper.redis_values import moment
@@ -38,7 +39,7 @@ from forgekeeper.storage.outbox import DeletedObject
 from forgekeeper.storage.settled import SettledUpload
 from metrics.catalogue.metric import Reading
 from models import JobArtifact
-from workers.stale_direct_uploads import preview, register
+from workers.stale_direct_uploads import failures, preview, register
 from workers.stale_direct_uploads.entries import Entry
 
 MAX_UPLOAD_DURATION = register.MAX_UPLOAD_DURATION
@@ -85,7 +86,7 @@ class Outcome:
             errors={"object_storage": ("failed_entries",)},
             objective=timedelta(hours=1),
         ),
-        Record("failed_upload", given_up=True),
+        Record("failed_upload", refused=True),
     ],
     thresholds=[
         Threshold("duration", above=250),
@@ -301,10 +302,17 @@ def at_stake(_now: datetime) -> Stake:
     return Stake(due=lambda _bound: found.due, of=lambda _bound: found.pending)
 
 
-@stale_direct_uploads.given_up("failed_upload")
-def failed() -> int:
-    """Count the uploads that were given up."""
-    return register.census(client, MAX_UPLOAD_DURATION).failed
+stale_direct_uploads.quarantines(
+    Refused(
+        kind="upload",
+        record="failed_upload",
+        count=lambda: register.census(client, MAX_UPLOAD_DURATION).failed,
+        entries=partial(failures.refused, client),
+        retry=partial(failures.retry, client),
+        discard=partial(failures.discard, client),
+        redis=True,
+    )
+)
 
 
 @stale_direct_uploads.collector("uploads", database=False)
@@ -313,7 +321,7 @@ def readings(_settings: Settings) -> Iterator[Reading]:
     batch, found = stale_direct_uploads.name, register.census(client, MAX_UPLOAD_DURATION)
     yield Reading("backlog_records", found.pending, (batch, "pending_upload"))
     yield from backlog_readings(batch, "stale_upload", Backlog(found.due, found.due_since))
-    yield Reading("given_up_records", found.failed, (batch, "failed_upload"))
+    yield Reading("quarantine_records", found.failed, (batch, "failed_upload"))
 
 
 @stale_direct_uploads.objects

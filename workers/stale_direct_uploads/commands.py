@@ -1,79 +1,22 @@
-"""Direct uploads that could not be deleted, and objects that nobody answers for: `uploads`."""
+"""Objects that nobody answers for: `uploads`."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
 from forgekeeper.audit import acts
 from forgekeeper.cli.connection import connected, require_redis
-from forgekeeper.cli.console import All, Json, Problem, answer, emit, moment, out, table, visible, write, wrong_use
+from forgekeeper.cli.console import All, Json, Problem, emit, moment, out, visible, write, wrong_use
 from forgekeeper.connections import client
 from forgekeeper.database import now
-from forgekeeper.settings import Settings
-from forgekeeper.storage.objects import OUTSIDE, is_below, is_normal
-from workers.stale_direct_uploads import adoption, failures, register
-from workers.stale_direct_uploads.entries import Entry
+from forgekeeper.storage.objects import OUTSIDE
+from workers.stale_direct_uploads import adoption, register
 from workers.stale_direct_uploads.orphans import adopt, look, pages
 
-uploads = typer.Typer(help="Direct uploads that could not be deleted, and objects that nobody answers for.")
+uploads = typer.Typer(help="Objects in a store that nobody answers for.", no_args_is_help=True)
 COMMANDS = {"uploads": uploads}
-
-
-@uploads.callback(invoke_without_command=True)
-def uploads_default(context: typer.Context, json: Json = False) -> None:
-    """List the failed uploads when no command is given."""
-    if context.invoked_subcommand is None:
-        uploads_failed(json=json)
-
-
-@uploads.command("failed")
-def uploads_failed(
-    limit: Annotated[int, typer.Option(min=1, max=1_000_000, help="How many, oldest first.")] = 100, json: Json = False
-) -> None:
-    """List the uploads that could not be deleted: those that were given up, and those that will be tried again."""
-    with connected("uploads") as settings:
-        require_redis()
-        given_up = failures.failed(client, limit)
-        total = int(client.zcard(register.FAILED))
-        failing = failures.failing(client)
-    shown = [*given_up, *failing[: limit - len(given_up)]]
-    if json:
-        entries = [
-            {name: value for name, value in asdict(one).items() if name not in ("adopted", "registered")}
-            | {"reason": _reason(one, settings)}
-            for one in shown
-        ]
-        emit({"failed": total, "failing": len(failing), "entries": entries})
-        return
-    rows = (
-        (f.member, f.attempts, f.at and moment(f.at), f.again and moment(f.again), _reason(f, settings)) for f in shown
-    )
-    table("", ("entry", "attempts", "given up", "will be tried again", "because"), rows)
-    out.print(f"{total} in all" + (f", and {len(failing)} that will be tried again" if failing else ""))
-
-
-@uploads.command("retry")
-def uploads_retry(
-    path: Annotated[str | None, typer.Argument(help="An entry as `failed` lists it: location:path.")] = None,
-    everything: All = False,
-    json: Json = False,
-) -> None:
-    """Try uploads that could not be deleted anew, at the next run."""
-    if (path is None) != everything:
-        wrong_use("name one entry, or say --all")
-    with connected("uploads"):
-        require_redis()
-        failed = failures.all_failed(client)
-        chosen = failed if path is None else [member for member in failed if member == path]
-        if chosen:
-            acts.record("uploads retry", path or "all", batch="stale_direct_uploads", after=acts.some(chosen))
-        retried = failures.retry(client, chosen)
-    if path is not None and not retried:
-        raise Problem(f"{path} is not among the failed uploads; `forgekeeper uploads failed` lists them")
-    answer({"retried": retried}, f"{retried} will be tried anew", json=json)
 
 
 @uploads.command("reconcile")
@@ -156,16 +99,6 @@ def uploads_forget(
     for member in forgotten:
         write(visible(member))
     out.print(f"{len(forgotten)} forgotten" + (f", too late for {len(too_late)}" if too_late else ""))
-
-
-def _reason(entry: Entry, settings: Settings) -> str | None:
-    """Say why the entry could not be deleted by these settings; None where that is the store's to say, in the log."""
-    if entry.malformed or not is_normal(entry.path):
-        return "it names no object"
-    if entry.location not in settings.object_stores:
-        return f"no store is configured for {entry.location}"
-    within = is_below(settings.object_prefixes.get(entry.location, ()), entry.path)
-    return None if within else f"it is {OUTSIDE}"
 
 
 def _is_below(prefix: str, member: str) -> bool:

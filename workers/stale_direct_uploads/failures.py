@@ -8,10 +8,13 @@ from typing import Any
 
 import redis
 
+from forgekeeper.declaring.refused import Entry
 from forgekeeper.redis_values import moment, raw, text, whole
 from forgekeeper.scripts import call
+from forgekeeper.settings import Settings
+from forgekeeper.storage.objects import OUTSIDE, is_below, is_normal
 from workers.stale_direct_uploads.entries import Failure
-from workers.stale_direct_uploads.register import ATTEMPTS, CLAIMS, DELETING, FAILED
+from workers.stale_direct_uploads.register import ADOPTED, ATTEMPTS, CLAIMS, DELETING, FAILED
 
 PAGE = 1_000
 """Entries in one command, which takes about a millisecond of the server."""
@@ -50,6 +53,33 @@ def retry(client: redis.Redis, members: Collection[str] | None = None) -> int:
     chosen = [raw(member) for member in (all_failed(client) if members is None else members)]
     keys = [DELETING, FAILED, ATTEMPTS, CLAIMS]
     return sum(call(client, "upload_retry", keys=keys, args=chosen[n : n + PAGE]) for n in range(0, len(chosen), PAGE))
+
+
+def discard(client: redis.Redis, members: Collection[str] | None = None) -> int:
+    """Forget *members* that have failed for good, or all that have; return how many.  Their objects stay."""
+    chosen: Any = client.zrange(FAILED, 0, -1) if members is None else [raw(member) for member in members]
+    # The removal decides whose it is; what is known of it beside is nobody else's then.
+    forgotten = [one for one in chosen if client.zrem(FAILED, one)]
+    for one in forgotten:
+        client.hdel(ATTEMPTS, one)
+        client.zrem(ADOPTED, one)
+    return len(forgotten)
+
+
+def refused(client: redis.Redis, settings: Settings, limit: int) -> Iterator[Entry]:
+    """Yield up to *limit* entries that have failed for good, and as many that are tried again."""
+    for one in [*failed(client, limit), *failing(client)[:limit]]:
+        yield Entry(one.member, why(one, settings), one.attempts, one.at, one.again)
+
+
+def why(failure: Failure, settings: Settings) -> str:
+    """Say why the entry could not be deleted, by these settings; what a store has said is in the log."""
+    if failure.malformed or not is_normal(failure.path):
+        return "it names no object"
+    if failure.location not in settings.object_stores:
+        return f"no store is configured for {failure.location}"
+    within = is_below(settings.object_prefixes.get(failure.location, ()), failure.path)
+    return "the store refused to delete it: the log says why" if within else f"it is {OUTSIDE}"
 
 
 def _pages(client: redis.Redis, key: str) -> Iterator[list[tuple[bytes, float]]]:

@@ -5,22 +5,16 @@ clock of the database that the machine sets, and schedulers that stall before an
 questions to a server, go on much later, or never.
 """
 
-import logging
 import sys
 import threading
 from collections import Counter
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from urllib.parse import quote
 from uuid import UUID
 
-import pytest
-import structlog
 from dramatiq import Message
 from dramatiq.brokers.redis import DEFAULT_DEAD_MESSAGE_TTL
 from forgekeeper.delivery.enqueue_unique import TOKEN, is_dead
-from hypothesis import configuration
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -28,12 +22,11 @@ from hypothesis.stateful import (
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
 from forgekeeper import database as db
 from forgekeeper.batches import BATCHES
-from forgekeeper.connections import Limits, client, connect
+from forgekeeper.connections import client
 from forgekeeper.database import release
 from forgekeeper.delivery.broker import broker
 from forgekeeper.delivery.sending import deliver, message_of
@@ -41,9 +34,7 @@ from forgekeeper.runs import reconcile
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.holds import BY_PEOPLE, Hold
 from forgekeeper.runs.ledger import CLOCK_TOLERANCE, OPEN, JobRun, Started
-from tests.harness import logs
 from tests.harness.settings import settings_with
-from tests.harness.thorough import sequences
 
 NAME = "user_status_cleanup"
 BATCH = BATCHES[NAME]
@@ -53,13 +44,6 @@ DAWN = datetime(2026, 3, 1, 11, 58, 30, tzinfo=UTC)
 SECONDS = (0.3, 1, 2.5, 6, 14, 16, 31, 61, 700, 15_000)
 ROUNDS = 12
 
-FAKE_CLOCK = """
-    drop schema if exists fake cascade;
-    create schema fake;
-    create unlogged table fake.clock (at timestamptz);
-    insert into fake.clock values ('2026-03-01');
-    create function fake.clock_timestamp() returns timestamptz language sql volatile as 'select at from fake.clock';
-"""
 # No copy may have the name of its table: the machine's connections look in this schema first.
 BACK_UP = """
     drop table if exists fake.runs, fake.paused, fake.held, fake.numbers;
@@ -78,33 +62,6 @@ RESTORE = """
     select setval('job_runs_id_seq', last_value, is_called) from fake.numbers;
 """
 ROWS = "select id, tick, state, reason, attempt, failures, finished_at, xmin::text from job_runs order by id"
-
-
-@pytest.fixture
-def ledger(_migrated, urls, tmp_path):
-    """The models' connections, all of which see the machine's clock before the real one."""
-    own = quote("-c search_path=fake,public,pg_catalog")
-    url = urls.database + ("&" if "?" in urls.database else "?") + f"options={own}"
-    with connected(urls.database, urls.redis):
-        db.database.execute_sql(FAKE_CLOCK)
-    configuration.set_hypothesis_home_dir(tmp_path)
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    with connected(url, urls.redis), pytest.MonkeyPatch.context() as patch:
-        stall_at_every_question(patch)
-        yield
-    logs.plain()
-    with connected(urls.database, urls.redis):
-        db.database.execute_sql("drop schema fake cascade")
-
-
-@contextmanager
-def connected(url, redis_url):
-    settings = settings_with(database_url=url, redis_url=redis_url)
-    connect(settings, Limits.of_worker(settings), name="machine", connections=10)
-    with db.database.connection_context():
-        yield
-    db.database.close_all()
-    client.connection_pool.disconnect()
 
 
 class Killed(BaseException):
@@ -600,23 +557,3 @@ class Machine(RuleBasedStateMachine):
             ):
                 return
         raise AssertionError("the batch is stuck")
-
-
-@pytest.mark.timeout(900)
-def test_no_order_of_faults_doubles_a_run_or_stops_a_batch(ledger):
-    run_state_machine_as_test(Machine, settings=sequences(500, steps=25))
-
-
-@pytest.mark.parametrize("questions", range(8))
-def test_a_scheduler_that_was_held_up_sets_no_tick_aside_whose_time_has_come_meanwhile(ledger, questions):
-    machine = Machine()
-    machine.begin(schedule="* * * * *", catch_up="once")
-    machine.somebody_pauses(minutes=1)
-    machine.a_scheduler_fires_and_stalls(drift=None, questions=questions)
-    machine.a_tick_comes(drift=None, take=False)
-    machine.the_ledger_is_sound()
-
-    for process in machine.stalled:
-        process.go_on(-1)
-
-    machine.the_ledger_is_sound()

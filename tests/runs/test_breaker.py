@@ -9,9 +9,7 @@ from forgekeeper.database import database as db
 from forgekeeper.database import now
 from forgekeeper.runs import breaker, releases
 from forgekeeper.runs.batch import Batch
-from forgekeeper.runs.held import Held
-from forgekeeper.runs.holds import Hold
-from forgekeeper.runs.ledger import JobRun
+from forgekeeper.runs.holds import Held, Hold
 from forgekeeper.runs.releases import NEXT
 from models import UserStatus
 from tests.harness.performing import attempt_at, ended, recorded, runner_of
@@ -83,13 +81,6 @@ def test_a_run_out_of_proportion_does_not_begin_and_its_batch_is_held(database, 
     )
 
 
-def test_a_batch_that_is_held_stays_so(database, settings):
-    statuses(due=400, total=500)
-    recorded(STATUSES, settings)
-
-    assert JobRun.start_here(STATUSES.name, by="me") is None
-
-
 def test_a_small_share_of_the_table_may_go(database, settings):
     every_minute()
     statuses(due=400, total=2_000)
@@ -106,12 +97,6 @@ def test_an_update_of_all_rows_does_not_hide_what_share_of_them_is_due(database,
 
     assert (run.reason, left()) == ("held", 10_000)
     assert "4,500 of about 10,000 records (45%)" in Hold.get().reason
-
-
-def test_few_records_may_go_whatever_their_share(database, settings):
-    statuses(due=50, total=50)
-
-    assert recorded(STATUSES, settings).result["deleted"] == 50
 
 
 def test_what_a_limit_leaves_is_what_counts(database, settings):
@@ -158,13 +143,6 @@ def test_without_runs_that_deleted_anything_a_release_is_what_counts(database, s
     assert recorded(STATUSES, settings).result["deleted"] == 400
 
 
-def test_what_no_brake_holds_is_not_released(database, settings):
-    assert releases.give(STATUSES.name, reason="just in case", by="me", expect=None) == []
-    statuses(due=400, total=500)
-
-    assert recorded(STATUSES, settings).reason == "held"
-
-
 def test_a_release_lets_no_more_go_than_its_amount(database, settings):
     statuses(due=400, total=500)
     released(expect=150)
@@ -172,14 +150,6 @@ def test_a_release_lets_no_more_go_than_its_amount(database, settings):
     run = recorded(STATUSES, settings)
 
     assert (run.result["deleted"], run.result["stopped"]) == (150, "max_per_run")
-
-
-def test_a_release_that_is_used_up_has_ended(database, settings):
-    statuses(due=9_000, total=9_100)
-    released(expect=100)
-
-    assert deleted_by(recorded(STATUSES, settings)) == [100]
-    assert recorded(STATUSES, settings).reason == "held"
 
 
 def test_all_runs_of_a_release_have_its_amount_together(database, settings):
@@ -247,14 +217,6 @@ def test_what_grew_in_an_outage_may_go(database, settings, away):
     assert recorded(STATUSES, settings).state == "succeeded"
 
 
-def test_three_times_the_usual_time_between_runs_is_no_outage_yet(database, settings):
-    history(*(timedelta(seconds=165) + n * MINUTE for n in range(300)), records=100)
-    # Ten times what grows in so much time of the busiest hour's 6,000, and the largest run.
-    statuses(due=5_000, total=5_010)
-
-    assert judged(settings).sentence is not None
-
-
 def test_beyond_three_times_the_usual_time_a_busy_hour_may_lie_in_it(database, settings):
     history(*(timedelta(seconds=195) + n * MINUTE for n in range(300)), records=100)
     statuses(due=5_000, total=5_010)
@@ -267,14 +229,6 @@ def test_more_than_can_have_grown_in_an_outage_is_held(database, settings):
     statuses(due=60_000, total=60_010)
 
     assert recorded(STATUSES, settings).reason == "held"
-
-
-def test_what_is_left_after_an_outage_goes_by_the_next_runs(database, settings):
-    every_minute(48, until=timedelta(days=1))
-    statuses(due=14_000, total=14_010)
-    given = settings_with(max_per_run_user_status_cleanup=5_000)
-
-    assert [recorded(STATUSES, given).state for _ in range(3)] == 3 * ["succeeded"]
 
 
 # What cannot be had in time

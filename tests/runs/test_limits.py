@@ -79,11 +79,6 @@ def test_the_runs_of_a_day_delete_as_much_as_its_limit(database):
     assert runs[-1].result["stopped"] == "max_per_day"
 
 
-def test_where_nothing_is_limited_nothing_is_reserved(database):
-    assert brakes_of(STATUSES, STATUSES.outcome()).reserve(100) == (100, 0)
-    assert not RunTotal.select().exists()
-
-
 def together(count, work):
     threads = [threading.Thread(target=lambda n=n: work(n), daemon=True) for n in range(count)]
     for thread in threads:
@@ -133,12 +128,6 @@ def test_what_a_killed_attempt_had_reserved_stays_used_up_and_no_more(database):
     assert (deleted_by(brakes, outcome), brakes.reason) == (9_900, "max_per_run")
 
 
-def test_a_child_takes_what_it_needs_and_leaves_the_rest_to_others(database):
-    one, two = (brakes_of(STATUSES, STATUSES.outcome(), max_per_day=10_000) for _ in range(2))
-
-    assert (one.reserve(10).records, two.reserve(9_990).records) == (10, 9_990)
-
-
 def test_one_that_others_leave_nothing_waits_a_moment_for_what_they_may_give_back(database):
     holder = brakes_of(STATUSES, STATUSES.outcome(), max_per_day=100)
     holder.reserve(100)
@@ -183,14 +172,6 @@ def meanwhile(monkeypatch):
     return let
 
 
-def test_what_a_live_attempt_gives_back_is_waited_for(database, meanwhile):
-    live = brakes_of(STATUSES, STATUSES.outcome(), max_per_run=100)
-    live.reserve(100)
-    meanwhile(live.give_back)
-
-    assert brakes_of(STATUSES, STATUSES.outcome(), max_per_run=100).reserve(60) == (60, 0)
-
-
 def test_an_attempt_that_waits_for_others_hears_a_stop(database, meanwhile):
     at = [0.0]
     brakes_of(STATUSES, STATUSES.outcome(), max_per_run=100).reserve(100)
@@ -218,15 +199,6 @@ def test_nobody_waits_for_what_others_hold_once_a_process_is_asked_to_end(databa
 def test_nothing_is_reserved_within_a_transaction_which_might_be_rolled_back(database):
     with db.atomic(), pytest.raises(AssertionError):
         brakes_of(STATUSES, STATUSES.outcome(), max_per_run=100).reserve(10)
-
-
-def test_another_run_has_the_limit_anew(database):
-    for number in (1, 2):
-        outcome = STATUSES.outcome()
-        brakes = brakes_of(STATUSES, outcome, run=number, max_per_run=700)
-        deleted_by(brakes, outcome)
-        brakes.end()
-        assert outcome.deleted == 700
 
 
 def test_what_was_reserved_on_one_day_is_settled_on_that_day(database):
@@ -258,20 +230,6 @@ def test_a_run_that_reaches_a_limit_says_which(database, limits, reason):
         pass
 
     assert brakes.reason == reason
-
-
-def test_what_went_yesterday_is_none_of_todays(database):
-    for run in (1, 2):  # the second goes on past midnight
-        RunTotal.add(STATUSES.name, run, Amount(records=500), day=now().date() - timedelta(days=1))
-    outcome = STATUSES.outcome()
-
-    assert deleted_by(brakes_of(STATUSES, outcome, run=2, max_per_day=700), outcome) == 700
-
-
-def test_an_attempt_reserves_no_more_than_it_asks_for(database):
-    brakes_of(STATUSES, STATUSES.outcome(), max_per_run=10**6).reserve(100)
-
-    assert [row.reserved for row in RunTotal.select()] == [100]
 
 
 def test_a_stop_is_asked_for_once_a_second(database):
@@ -336,14 +294,6 @@ def test_a_child_at_work_counts_to_the_run_that_has_begun_since(database):
     assert totals == {first: (300, 0), second: (200, 0)}
 
 
-def test_what_a_killed_child_had_reserved_is_none_of_the_next_runs(database):
-    began()
-    child_of(None, max_per_run=1_000)[0].reserve(1_000)  # and then no word of it
-    began()
-
-    assert destroyed_by(child_of(None, max_per_run=1_000)) == 1_000
-
-
 def released(expect):
     Hold.add(ALL, "breaker", reason="too much", by="a run")
     assert releases.give(ALL, reason="I looked", by="me", expect=expect)
@@ -356,15 +306,6 @@ def test_children_of_earlier_runs_stay_held_until_a_run_has_begun_after_a_releas
     brakes, _outcome = child_of(run)
 
     assert brakes.reason == "held"
-
-
-def test_children_of_all_runs_delete_no_more_than_was_released(database):
-    earlier = began()
-    released(expect=100)
-    run = began()
-    releases.take(ALL, run)
-
-    assert [destroyed_by(child_of(one)) for one in (earlier, run, None)] == [100, 0, 0]
 
 
 @pytest.mark.parametrize("seed", range(examples(20)))
@@ -446,20 +387,6 @@ def test_children_never_destroy_a_byte_beyond_the_limit(expired, limit):
     # No artifact is larger than 149 bytes: where one more does not fit, no more than that is missing for each child.
     assert gone > limit - 5 * 150 or left() == 0
     assert (sum(outcome.destroyed for outcome in outcomes)) == expired - left()
-
-
-def test_every_artifact_goes_if_the_limit_has_room_for_all(expired):
-    outcomes = destroyed(max_bytes_per_day=10**6)
-
-    assert sum(outcome.destroyed for outcome in outcomes) == expired
-
-
-def test_children_destroy_as_many_artifacts_as_the_limit(expired):
-    assert sum(outcome.destroyed for outcome in destroyed(max_per_day=333)) <= 333
-    # One of an empty bucket has the rest reserved for a moment, in which the others would end.
-    destroyed(at_once=1, max_per_day=333)
-
-    assert expired - left() == 333
 
 
 def test_statuses_that_are_not_due_are_nobodys_to_count(database):

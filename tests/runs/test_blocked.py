@@ -6,7 +6,7 @@ from uuid import uuid4
 import pytest
 
 from forgekeeper.batches import BATCHES, CHILDREN
-from forgekeeper.database import database, now
+from forgekeeper.database import now
 from forgekeeper.flags import FeatureFlag
 from forgekeeper.runs import held_back
 from forgekeeper.runs.batch import Batch
@@ -72,13 +72,6 @@ def counted(batch, reason):
     return WORKER.registry.get_sample_value("forgekeeper_runs_skipped_total", labels) or 0
 
 
-def test_a_blocked_run_is_closed_as_such(run):
-    row = run(MISSING)
-
-    assert (row.state, row.reason, row.result["skipped"]) == ("blocked", "no_repositories", "no_repositories")
-    assert row.result["blocked"] == "no repositories are configured"
-
-
 def test_a_blocked_run_makes_its_batch_blocked(run):
     run(MISSING)
 
@@ -103,26 +96,10 @@ def test_a_run_that_ends_well_ends_the_block(run):
     assert block() is None
 
 
-def test_a_run_that_fails_ends_the_block(run):
-    run(MISSING)
-
-    run(error=ValueError("no"))
-
-    assert block() is None
-
-
 def test_a_run_that_was_taken_from_its_worker_blocks_nothing(run):
     row = run(MISSING, meanwhile=lambda: JobRun.update(attempt_token=uuid4()).execute())
 
     assert (row.state, block()) == ("started", None)
-
-
-def test_a_run_that_was_taken_from_its_worker_ends_no_block(run):
-    run(MISSING)
-
-    run(meanwhile=lambda: JobRun.update(attempt_token=uuid4()).execute())
-
-    assert block() is not None
 
 
 def test_a_blocked_child_makes_its_batch_blocked(work):
@@ -159,14 +136,6 @@ def test_a_blocked_run_is_a_skip_of_its_reason_and_neither_a_failure_nor_a_succe
     health = JobRun.health(NAME)
     assert counted(NAME, "no_repositories") - before == 1
     assert (health.failures, health.last_success) == (0, None)
-
-
-def test_a_blocked_child_is_a_skip_of_its_reason(work):
-    before = counted(CHILD, "clocks")
-
-    work(APART)
-
-    assert counted(CHILD, "clocks") - before == 1
 
 
 def test_a_sentence_that_no_server_could_keep_blocks_all_the_same(run):
@@ -218,14 +187,6 @@ def test_a_batch_that_has_been_on_no_timetable_for_a_week_is_said(days, warned):
 
     assert [sentence.split()[0] for sentence in said] == warned
     assert all("set FORGEKEEPER_CRON_PRUNE" in sentence for sentence in said)
-
-
-def test_a_batch_whose_cron_went_off_yesterday_is_not_said_yet():
-    age(30)
-    FeatureFlag.turn(FLAG, on=True)
-    database.execute_sql("insert into job_runs (batch, state, tick) values ('prune', 'coalesced', %s)", (now() - DAY,))
-
-    assert held_back.warnings(ON | {"prune": None}) == []
 
 
 def test_a_pause_without_an_end_is_said_and_one_with_an_end_is_not():

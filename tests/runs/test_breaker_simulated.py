@@ -12,7 +12,7 @@ from forgekeeper.database import database as db
 from forgekeeper.database import now
 from forgekeeper.database.stakes import Stake
 from forgekeeper.runs import breaker
-from forgekeeper.runs.held import Held
+from forgekeeper.runs.holds import Held
 from forgekeeper.runs.totals import RunTotal
 from tests.harness.settings import settings_with
 from tests.harness.thorough import examples

@@ -18,8 +18,8 @@ from forgekeeper.delivery.broker import broker
 from forgekeeper.process import boot
 from forgekeeper.runs.brakes import Brakes
 from forgekeeper.runs.holds import Hold
-from forgekeeper.runs.passed_over import PassedOver
 from forgekeeper.runs.previewing import preview
+from forgekeeper.runs.quarantine import Quarantined
 from forgekeeper.runs.totals import RunTotal
 from tests.harness.performing import as_child, perform, recorded
 from tests.harness.settings import settings_with
@@ -306,7 +306,7 @@ def test_a_child_forgets_no_row_that_failed_in_the_share_of_another(gardens):
     finally:
         db.execute_sql("drop table pot")
 
-    assert PassedOver.select().count() == 1
+    assert Quarantined.select().count() == 1
 
 
 # Mistakes

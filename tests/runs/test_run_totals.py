@@ -1,14 +1,13 @@
 """What a run has deleted is written down once, however it ends: the breaker and previews go by it."""
 
 import pytest
+from workers.samples.user_statuses import add as sample
 
-from demo.sample_data.user_status_cleanup import add_statuses as sample
-from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.totals import RunTotal
 from models import UserStatus
 from tests.harness.every import every
-from tests.harness.performing import attempt_at, attempting, recorded, runner_of
+from tests.harness.performing import attempt_at, recorded, runner_of
 from tests.harness.settings import settings_with
 from workers.expired_job_artifacts import delete_artifact_bucket
 from workers.user_status_cleanup import user_status_cleanup
@@ -55,17 +54,3 @@ def test_what_a_child_has_deleted_is_added_to_the_newest_run_of_its_batch():
             attempt.run.outcome.destroyed, attempt.run.outcome.bytes = destroyed, 10
 
     assert totals() == [("expired_job_artifacts", newest.id, 7, 20, 0)]
-
-
-def test_a_run_that_deletes_nothing_leaves_no_total():
-    recorded(user_status_cleanup, settings_with())
-
-    assert totals() == []
-
-
-def test_what_a_run_that_was_blocked_had_deleted_is_added_up():
-    with attempting(user_status_cleanup, settings_with()) as attempt:
-        attempt.run.outcome.deleted = 5
-        attempt.blocked = Blocked("no_store", "the disk has gone")
-
-    assert totals() == [("user_status_cleanup", attempt.run.number, 5, 0, 0)]

@@ -58,15 +58,6 @@ def test_a_run_that_raises_keeps_what_it_did_in_its_row(attempt):
     assert (row.state, row.result) == ("enqueued", {"deleted": BATCH_SIZE, "batches": 1, "stopped": "drained"})
 
 
-def test_a_run_that_raises_has_counted_what_it_did(attempt):
-    due_statuses(BATCH_SIZE + 1)
-    before = counted()
-
-    fail_after_a_chunk(attempt())
-
-    assert counted() - before == BATCH_SIZE
-
-
 def test_the_line_of_a_run_that_raises_says_what_it_did(attempt, capsys):
     due_statuses(BATCH_SIZE + 1)
     logs.configure("json", "INFO")
@@ -86,15 +77,6 @@ def test_a_run_that_was_taken_has_counted_what_it_did(attempt):
 
     assert isinstance(taken.error, LostRun)
     assert counted() - before == BATCH_SIZE
-
-
-def test_what_is_done_is_counted_before_the_run_ends(attempt):
-    before, run = counted(), attempt().run
-
-    run.outcome.deleted += 7
-    run.deadline.passed()
-
-    assert counted() - before == 7
 
 
 def test_the_ledger_says_of_a_run_under_way_what_it_has_done_so_far(settings):

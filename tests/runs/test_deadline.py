@@ -28,10 +28,6 @@ class Clock:
         return self.seconds
 
 
-class Taken(Exception):
-    """What a safe point raises in these tests."""
-
-
 @pytest.fixture(autouse=True)
 def _nobody_asks_to_stop():
     shutdown.requested.clear()
@@ -44,21 +40,10 @@ def clock():
     return Clock()
 
 
-def raise_taken():
-    raise Taken
-
-
 def elapsed(act):
     began = time.monotonic()
     act()
     return time.monotonic() - began
-
-
-def test_a_deadline_has_not_passed_a_moment_before_its_end(clock):
-    deadline = Deadline(BUDGET, clock=clock)
-    clock.seconds += 29.999
-
-    assert not deadline.passed()
 
 
 def test_a_deadline_has_passed_at_its_exact_end(clock):
@@ -66,20 +51,6 @@ def test_a_deadline_has_passed_at_its_exact_end(clock):
     clock.seconds += 30
 
     assert deadline.passed()
-
-
-def test_a_deadline_stays_passed(clock):
-    deadline = Deadline(BUDGET, clock=clock)
-    clock.seconds += LONG
-
-    assert [deadline.passed(), deadline.passed()] == [True, True]
-
-
-def test_the_budget_begins_when_the_deadline_is_made(clock):
-    clock.seconds += LONG
-    deadline = Deadline(BUDGET, clock=clock)
-
-    assert not deadline.passed()
 
 
 def test_a_run_that_is_asked_to_stop_has_reached_its_deadline(clock):
@@ -100,22 +71,6 @@ def test_each_question_is_a_safe_point(clock):
     assert len(safe_points) == 2
 
 
-def test_what_the_safe_point_raises_ends_the_run(clock):
-    deadline = Deadline(BUDGET, clock=clock, safe_point=raise_taken)
-
-    with pytest.raises(Taken):
-        deadline.passed(1)
-
-
-def test_a_run_that_was_taken_does_not_end_as_if_its_budget_were_used_up(clock):
-    deadline = Deadline(BUDGET, clock=clock, safe_point=raise_taken)
-    clock.seconds += LONG
-    shutdown.requested.set()
-
-    with pytest.raises(Taken):
-        deadline.passed(1)
-
-
 def test_done_counts_what_the_run_has_told_of(clock):
     deadline = Deadline(BUDGET, clock=clock)
 
@@ -126,37 +81,12 @@ def test_done_counts_what_the_run_has_told_of(clock):
     assert deadline.done == 107
 
 
-def test_done_counts_the_chunk_at_whose_safe_point_the_run_ends(clock):
-    deadline = Deadline(BUDGET, clock=clock, safe_point=raise_taken)
-
-    with pytest.raises(Taken):
-        deadline.passed(100)
-
-    assert deadline.done == 100
-
-
 def test_pace_waits_as_long_as_the_rows_may_take(clock):
     deadline = Deadline(BUDGET, clock=clock, pace=100)
 
     waited = elapsed(lambda: deadline.passed(5))
 
     assert A_MOMENT <= waited < TOO_LONG
-
-
-def test_pace_does_not_wait_when_nothing_was_done(clock):
-    deadline = Deadline(BUDGET, clock=clock, pace=0.001)
-
-    waited = elapsed(deadline.passed)
-
-    assert waited < TOO_LONG
-
-
-def test_without_pace_there_is_no_waiting(clock):
-    deadline = Deadline(BUDGET, clock=clock)
-
-    waited = elapsed(lambda: deadline.passed(1_000_000))
-
-    assert waited < TOO_LONG
 
 
 def test_pace_does_not_wait_beyond_the_budget(clock):
@@ -166,15 +96,6 @@ def test_pace_does_not_wait_beyond_the_budget(clock):
     waited = elapsed(lambda: deadline.passed(LONG))
 
     assert A_MOMENT * 0.9 <= waited < TOO_LONG
-
-
-def test_pace_does_not_wait_when_the_budget_is_used_up(clock):
-    deadline = Deadline(BUDGET, clock=clock, pace=100)
-    clock.seconds += LONG
-
-    waited = elapsed(lambda: deadline.passed(LONG))
-
-    assert waited < TOO_LONG
 
 
 def test_a_request_to_stop_ends_the_wait_for_the_pace():

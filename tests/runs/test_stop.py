@@ -12,13 +12,13 @@ import pytest
 
 from forgekeeper import shutdown
 from forgekeeper.connections import client
-from forgekeeper.database import database, now
+from forgekeeper.database import database
 from forgekeeper.flags import FeatureFlag
 from forgekeeper.runs import bad_records, brakes, breaker, preconditions
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.holds import BY_PEOPLE, Hold
 from forgekeeper.runs.ledger import JobRun
-from forgekeeper.runs.passed_over import PassedOver
+from forgekeeper.runs.quarantine import Quarantined
 from tests.harness.performing import attempt_at, ended, perform, runner_of
 from tests.harness.settings import settings_with
 from tests.harness.waiting import wait_until
@@ -30,18 +30,6 @@ from workers.stale_imports import PAGE_SIZE, stale_imports
 from workers.user_status_cleanup import user_status_cleanup
 
 CHUNK = 100
-SOON = 5.0
-"""Seconds in which a stop has to work."""
-ADD_STATUSES = """
-    insert into user_statuses (user_id, clear_status_at)
-    select id, now() - interval '1 day' from generate_series(1, %s) as id
-"""
-# Of two classes of one bucket: the second is begun when the first has been emptied.
-ADD_ARTIFACTS = """
-    insert into ci_job_artifacts (project_id, job_id, file_type, file_final_path, size, expire_at, locked)
-    select 10, 10 * id + {number}, 1, 'due/' || {number} || '/' || id, 1, now() - interval '30 days', 0
-    from generate_series(1, {count}) as id
-"""
 ADD_IMPORTS = """
     insert into bulk_imports (user_id, status, updated_at)
     select id, 1, now() - interval '2 days' from generate_series(1, %s) as id
@@ -53,6 +41,18 @@ ADD_OLD_REFS = """
 ADD_OLD_RUNS = """
     insert into job_runs (batch, state, finished_at)
     select 'toys', 'succeeded', now() - interval '40 days' from generate_series(1, %s)
+"""
+SOON = 5.0
+"""Seconds in which a stop has to work."""
+ADD_STATUSES = """
+    insert into user_statuses (user_id, clear_status_at)
+    select id, now() - interval '1 day' from generate_series(1, %s) as id
+"""
+# Of two classes of one bucket: the second is begun when the first has been emptied.
+ADD_ARTIFACTS = """
+    insert into ci_job_artifacts (project_id, job_id, file_type, file_final_path, size, expire_at, locked)
+    select 10, 10 * id + {number}, 1, 'due/' || {number} || '/' || id, 1, now() - interval '30 days', 0
+    from generate_series(1, {count}) as id
 """
 STOP = """
     create function stop_it() returns trigger language plpgsql as $$ begin
@@ -116,16 +116,6 @@ def test_a_run_that_is_stopped_ends_before_its_next_chunk():
 
     assert count("user_statuses") == CHUNK
     assert attempt.result() == {"deleted": CHUNK, "batches": 1, "stopped": "stopped", "braked": "stopped"}
-
-
-def test_a_run_that_is_stopped_has_ended_well_and_is_not_tried_again():
-    statuses(2 * CHUNK)
-
-    with stopped_by_the_first("delete", "user_statuses", user_status_cleanup):
-        attempt = attempted(user_status_cleanup)
-
-    row = JobRun.get_by_id(attempt.run.number)
-    assert (row.state, row.failures, row.retry_at) == ("succeeded", 0, None)
 
 
 def test_imports_that_are_stopped_leave_the_entities_alone():
@@ -206,14 +196,6 @@ def test_a_child_of_a_cancelled_run_ends_and_one_of_another_run_does_not():
     assert other.run.skipped is None
 
 
-def test_a_child_does_not_end_with_a_cancelled_run_of_another_batch_that_has_its_number():
-    turn_on()
-    run = JobRun.start_here(user_status_cleanup.name, by="test")
-    JobRun.cancel(run.id, reason="test", by="test")
-
-    assert as_child(delete_artifact_bucket, run=run.id).run.skipped is None
-
-
 def test_a_run_that_waits_for_its_pace_ends_when_it_is_stopped(monkeypatch):
     monkeypatch.setattr(brakes, "INTERVAL", 1.0)
     statuses(2 * CHUNK)
@@ -263,7 +245,7 @@ def test_records_that_are_gone_through_one_by_one_are_not_when_it_is_stopped(mon
         database.execute_sql("reset statement_timeout")
         database.execute_sql("drop function wait cascade")
 
-    assert (outcome.deleted, PassedOver.select().count()) == (0, 1)
+    assert (outcome.deleted, Quarantined.select().count()) == (0, 1)
 
 
 # Not begun
@@ -311,15 +293,6 @@ def test_a_run_that_is_stopped_between_its_start_and_its_work_does_nothing():
     assert (attempt.result()["skipped"], count("user_statuses")) == ("stopped", 1)
 
 
-def test_a_run_that_is_stopped_between_its_claim_and_its_start_waits():
-    number = JobRun.claim(user_status_cleanup.name, now().replace(second=0, microsecond=0), by="test", reason=None)
-    Hold.add(user_status_cleanup.name, "stop", reason="test", by="test")
-    row = JobRun.get_by_id(number)
-
-    assert JobRun.start(row.batch, number, token=row.token, by="worker") is None
-    assert JobRun.open(row.batch).state == "claimed"
-
-
 def test_a_child_that_begins_after_the_stop_is_skipped_and_has_not_failed():
     turn_on()
     database.execute_sql(ADD_ARTIFACTS.format(number=0, count=1))
@@ -356,7 +329,3 @@ def test_a_brake_or_a_wish_to_end_halts_a_run_whose_budget_is_not_used_up(brake,
         assert deadline.halted() is halted
     finally:
         shutdown.requested.clear()
-
-
-def test_a_budget_that_is_used_up_halts_nothing():
-    assert not Deadline(timedelta(0)).halted()

@@ -59,10 +59,6 @@ def standing():
     return [(hold.kind, hold.by) for hold in Hold.standing()]
 
 
-def row():
-    return Batch.get_by_id(NAME)
-
-
 # Beside one another
 
 
@@ -125,13 +121,6 @@ def test_what_holds_a_batch_back_holds_it_back_for_older_versions(kind, why):
     assert (there, older(OLDER_LOOK)) == (why, None)
 
 
-def test_older_versions_see_the_longest_pause():
-    Hold.add(NAME, "pause", reason="a move", by="bob", until=now() + HOUR)
-    Hold.add(NAME, "pause", reason="legal hold", by="alice")
-
-    assert (row().paused_until.year, row().paused_reason, row().paused_by) == (9999, "legal hold", "alice")
-
-
 def test_what_could_not_be_shown_as_the_row_was_locked_is_shown_by_the_next_look(urls):
     with closing(psycopg2.connect(urls.database)) as connection, connection.cursor() as another:
         another.execute("select from batches for update")
@@ -140,14 +129,6 @@ def test_what_could_not_be_shown_as_the_row_was_locked_is_shown_by_the_next_look
     Hold.set_right(NAME)
 
     assert (before, older(OLDER_LOOK)) == (None, "stopped")
-
-
-def test_a_batch_that_is_registered_after_it_was_stopped_is_stopped_for_older_versions():
-    Batch.delete().execute()
-    Hold.add(NAME, "stop", reason="wrong", by="alice")
-    Batch.register([NAME])
-
-    assert older(OLDER_LOOK) == "stopped"
 
 
 @pytest.mark.parametrize(
@@ -161,14 +142,6 @@ def test_what_an_older_version_writes_stands_beside_what_is_there(statement, kin
     older(statement)
 
     assert [(hold.kind, hold.reason) for hold in Hold.standing()] == [("pause", "legal hold"), (kind, reason)]
-
-
-def test_a_pause_of_an_older_version_does_not_shorten_another_for_older_versions():
-    Hold.add(NAME, "pause", reason="legal hold", by="alice")
-
-    older(OLDER_PAUSE)
-
-    assert row().paused_until.year == 9999
 
 
 def test_the_resumption_of_an_older_version_ends_what_it_says_it_ends():

@@ -15,7 +15,7 @@ from forgekeeper.runs.reconcile import BLOCKED_AGAIN, TICK_AHEAD
 from tests.harness.ledger import start_run
 from tests.harness.performing import runner_of
 from tests.harness.settings import settings_with
-from tests.test_reconcile import (
+from tests.harness.ticks import (
     BATCH,
     HOUR,
     NAME,
@@ -34,6 +34,8 @@ from tests.test_reconcile import (
 )
 
 __all__ = ["ledger"]
+
+pytestmark = pytest.mark.usefixtures("ledger")
 
 AFTER = 15 * SECOND
 """What the settings say by default."""
@@ -65,12 +67,6 @@ def test_a_blocked_run_is_sent_again_though_its_next_tick_is_an_hour_away(block)
     later()
 
     assert (row().state, row().reason, sent()) == ("enqueued", "clocks", [row().id])
-
-
-def test_a_blocked_run_waits_a_moment_until_it_is_tried_again(block):
-    later(AFTER - SECOND)
-
-    assert (row().state, sent()) == ("blocked", [])
 
 
 def test_a_blocked_run_waits_for_half_a_minute_at_most(block):
@@ -151,15 +147,6 @@ def test_a_batch_that_another_run_has_unblocked_is_not_tried_again(block):
     assert (row().state, sent()) == ("blocked", [])
 
 
-def test_a_batch_that_a_run_by_hand_found_blocked_as_well_is_tried_again(block):
-    time_passes(SECOND)
-    assert JobRun.block(JobRun.start_here(NAME, by="me"), {}, reason="clocks", sentence="apart")
-
-    later()
-
-    assert rows("enqueued") == {NOON}
-
-
 def test_a_run_by_hand_that_was_blocked_is_over():
     assert JobRun.block(JobRun.start_here(NAME, by="me"), {}, reason="clocks", sentence="apart")
 
@@ -176,14 +163,6 @@ def test_a_batch_that_was_taken_off_the_timetable_is_not_tried_again(block):
 
 def test_a_run_that_was_cancelled_is_not_tried_again(block):
     JobRun.cancel(row().id, reason="enough", by="me")
-
-    later()
-
-    assert row().state == "blocked"
-
-
-def test_a_run_that_is_open_already_is_in_nobody_s_way(block):
-    JobRun.claim_manual(NAME, by="me")
 
     later()
 
@@ -235,19 +214,3 @@ def test_that_a_block_lasts_is_said_to_those_only_who_debug(said):
     attempt(APART)
 
     assert lines == [("debug", "run sent"), ("debug", "run started"), ("debug", "run blocked")]
-
-
-def test_a_block_that_has_become_another_is_said(said):
-    lines, attempt = said
-
-    attempt(Blocked("installation", "another's"))
-
-    assert lines[-1] == ("error", "run blocked")
-
-
-def test_a_block_that_is_over_is_said(said):
-    lines, attempt = said
-
-    attempt()
-
-    assert lines[-1] == ("info", "run finished")

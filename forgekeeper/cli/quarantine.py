@@ -1,0 +1,210 @@
+"""What failed by itself and stops nothing else: `quarantine`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from datetime import datetime
+from typing import Annotated, Any, NamedTuple
+
+import redis
+import typer
+
+from forgekeeper.audit import acts
+from forgekeeper.batches import all_declared
+from forgekeeper.cli.connection import connected, require_redis
+from forgekeeper.cli.console import All, Json, Problem, answer, emit, err, moment, out, table, visible, wrong_use
+from forgekeeper.cli.failures import sentence
+from forgekeeper.database import database
+from forgekeeper.declaring.refused import Refused
+from forgekeeper.runs import quarantine as rows
+from forgekeeper.runs.quarantine import KINDS, Quarantined
+from forgekeeper.settings import Settings
+from metrics.redaction import clean
+
+quarantine = typer.Typer(
+    help="What failed by itself: it is left out until its next try, or until a person decides, and stops nothing else."
+)
+Batch = Annotated[str | None, typer.Option("--batch", metavar="BATCH", help="Only of this batch.")]
+Kind = Annotated[
+    str | None, typer.Option("--kind", metavar="KIND", help="Only of this kind: record, child, message, upload, …")
+]
+Id = Annotated[str | None, typer.Argument(metavar="[ID]", help="Its id, as `list` shows it.")]
+PERSON = "when a person says so"
+MOST = 1_000_000
+"""So many of a kind are looked at."""
+
+
+class Found(NamedTuple):
+    """One of what lies in quarantine; without *retry_at* it waits for a person."""
+
+    id: str
+    kind: str
+    batch: str
+    record: str
+    key: str
+    error: str
+    failures: int
+    since: datetime | None
+    retry_at: datetime | None
+
+
+@quarantine.callback(invoke_without_command=True)
+def quarantine_default(context: typer.Context, json: Json = False) -> None:
+    """List what lies in quarantine when no command is given."""
+    if context.invoked_subcommand is None:
+        quarantine_list(json=json)
+
+
+@quarantine.command("list")
+def quarantine_list(
+    batch: Batch = None,
+    kind: Kind = None,
+    limit: Annotated[int, typer.Option(min=1, max=1_000_000, help="How many of a kind, oldest first.")] = 100,
+    json: Json = False,
+) -> None:
+    """List what failed and is left out, how often, why, and when it is tried again."""
+    unknown: dict[str, str] = {}
+    with connected("quarantine") as settings:
+        total = Quarantined.oldest_first(batch=batch, kind=kind).count()
+        found = [_row(row) for row in Quarantined.oldest_first(batch=batch, kind=kind).limit(limit)]
+        for name, refused in _kept(batch, kind):
+            try:
+                found += _entries(name, refused, settings, limit)
+                total += refused.count()
+            except (redis.RedisError, Problem) as error:
+                unknown[refused.kind] = str(error) if isinstance(error, Problem) else str(sentence(error))
+    if json:
+        emit({"total": total, "entries": [one._asdict() for one in found], "unknown": unknown})
+        return
+    columns = ("id", "kind", "batch", "what", "failures", "since", "tried again", "error")
+    table("", columns, map(_line, found))
+    out.print(f"{total} in all")
+    for name, why in unknown.items():
+        err.print(clean(f"nobody can say what lies there of kind {name}: {why}"))
+
+
+@quarantine.command("show")
+def quarantine_show(number: Annotated[str, typer.Argument(metavar="ID")], json: Json = False) -> None:
+    """Show all that is known of one of them."""
+    with connected("quarantine") as settings:
+        found = next(_named(number, settings), None)
+    if found is None:
+        raise _nothing(number)
+    if json:
+        emit(found._asdict())
+        return
+    again = moment(found.retry_at) if found.retry_at else PERSON
+    shown = found._asdict() | {"since": moment(found.since), "retry_at": again}
+    for name, value in shown.items():
+        out.print(clean(f"{name:>9}: {visible(str(value))}"))
+
+
+@quarantine.command("retry")
+def quarantine_retry(
+    number: Id = None, everything: All = False, batch: Batch = None, kind: Kind = None, json: Json = False
+) -> None:
+    """Try one, or all, once more: by the next run, or by the next fan-out.  What fails again waits on as before."""
+    retried = _act(Act("retry", rows.retry, lambda refused: refused.retry), number, everything, batch, kind)
+    answer({"retried": retried}, f"{retried} will be tried again", json=json)
+
+
+@quarantine.command("discard")
+def quarantine_discard(
+    number: Id = None, everything: All = False, batch: Batch = None, kind: Kind = None, json: Json = False
+) -> None:
+    """Forget one, or all: what is not due any more, or must stay as it is.
+
+    A record or child that is due all the same is tried as if it had never failed; a ref, an upload or an object that
+    was refused stays for good.
+    """
+    discarded = _act(Act("discard", rows.discard, lambda refused: refused.discard), number, everything, batch, kind)
+    answer({"discarded": discarded}, f"{discarded} discarded", json=json)
+
+
+class Act(NamedTuple):
+    """What is done: its name, and how to rows of ours and to what documents keep."""
+
+    name: str
+    of_rows: Callable[[Collection[int]], int]
+    of_kept: Callable[[Refused], Callable[[Sequence[str] | None], int]]
+
+
+def _act(act: Act, number: str | None, everything: bool, batch: str | None, kind: str | None) -> int:
+    if (number is None) != everything:
+        wrong_use("name one by its id, or say --all")
+    with connected("quarantine") as settings:
+        done = _on_rows(act, number, batch, kind)
+        if number is None or not number.isdecimal():
+            kind, key = (kind, None) if number is None else number.split(":", 1) if ":" in number else (number, "")
+            done += sum(_on_kept(act, key, name, one, settings) for name, one in _kept(batch, kind))
+    if number is not None and not done:
+        raise _nothing(number)
+    return done
+
+
+def _on_rows(act: Act, number: str | None, batch: str | None, kind: str | None) -> int:
+    """Do it to rows of ours, and record it."""
+    chosen = Quarantined.oldest_first(batch=batch, kind=kind)
+    if number is not None:
+        chosen = Quarantined.numbered(int(number) if number.isdecimal() else 0)
+    with database.atomic():
+        found = list(chosen)
+        done = act.of_rows([row.id for row in found]) if found else 0
+        if done:
+            facts = acts.some([f"{row.kind} {row.record} {row.key}: {row.error}" for row in found])
+            _record(act, number, batch if number is None else found[0].batch, facts)
+    return done
+
+
+def _on_kept(act: Act, key: str | None, batch: str, refused: Refused, settings: Settings) -> int:
+    """Do it to what a document keeps; it is recorded before: what cannot be recorded does not happen."""
+    if refused.redis:
+        require_redis()
+    keys = [one.key for one in refused.entries(settings, MOST) if key in (None, one.key)]
+    if not keys:
+        return 0
+    _record(act, None if key is None else f"{refused.kind}:{key}", batch, {"kind": refused.kind} | acts.some(keys))
+    return act.of_kept(refused)(None if key is None else keys)
+
+
+def _kept(batch: str | None, kind: str | None) -> Iterator[tuple[str, Refused]]:
+    """Yield what documents declare, with the batch of each; refuse a kind that nobody knows."""
+    every = [(one.name, refused) for one in all_declared() for refused in one.refused]
+    known = [*KINDS, *(refused.kind for _, refused in every)]
+    if kind is not None and kind not in known:
+        wrong_use(f"there is no kind {kind!r}; there are: {', '.join(known)}")
+    yield from ((name, one) for name, one in every if batch in (None, name) and kind in (None, one.kind))
+
+
+def _entries(name: str, refused: Refused, settings: Settings, limit: int) -> Iterator[Found]:
+    if refused.redis:
+        require_redis()
+    for one in refused.entries(settings, limit):
+        yield Found(f"{refused.kind}:{one.key}", refused.kind, name, refused.record, *one)
+
+
+def _named(number: str, settings: Settings) -> Iterator[Found]:
+    if number.isdecimal():
+        yield from map(_row, Quarantined.numbered(int(number)))
+        return
+    for name, refused in _kept(None, number.partition(":")[0]):
+        yield from (one for one in _entries(name, refused, settings, MOST) if one.id == number)
+
+
+def _row(row: Quarantined) -> Found:
+    facts = row.batch, row.record, row.key, row.error, row.failures, row.since, row.again
+    return Found(str(row.id), row.kind, *facts)
+
+
+def _line(one: Found) -> tuple[Any, ...]:
+    what = f"{one.record} {one.key}" if one.id.isdecimal() else one.key
+    again = moment(one.retry_at) if one.retry_at else PERSON
+    return one.id, one.kind, one.batch, what, one.failures, one.since and moment(one.since), again, one.error
+
+
+def _record(act: Act, number: str | None, batch: str | None, before: dict[str, Any]) -> None:
+    acts.record(f"quarantine {act.name}", number or "all", batch=batch, before=before)
+
+
+def _nothing(number: str) -> Problem:
+    return Problem(f"{number} does not lie in quarantine; `forgekeeper quarantine` lists what does")

@@ -1,0 +1,90 @@
+"""What was written while the database's clock was ahead: set aside and reported, so that it holds nothing back."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+import peewee as pw
+
+from forgekeeper.database import database, now
+from forgekeeper.runs.batch import Batch
+from forgekeeper.runs.holds import Hold
+from forgekeeper.runs.ledger import CLOCK_TOLERANCE, JobRun
+from forgekeeper.runs.retry import LONGEST_RETRY
+
+REMEMBERED = timedelta(hours=1)
+"""For so long a tick that was set aside is reported."""
+# What has a time that has not come was written while the clock was ahead.  A closed row gives its tick back,
+# for the real one to run, and remembers it in its result; it ended before now, and lasted as long as it did.
+# Compared with a volatile function, or with what the planner does not know, no index would be used: so the rows are
+# looked for by a horizon from outside, and judged by the clock, of which whoever was held up meanwhile knows nothing.
+SET_ASIDE = """
+    update job_runs set
+        result = case when tick > clock_timestamp() + %(tolerance)s
+            then coalesce(result, '{}') || jsonb_build_object('set_aside', tick) else result end,
+        tick = case when tick <= clock_timestamp() + %(tolerance)s then tick end,
+        claimed_at = least(claimed_at, clock_timestamp()), enqueued_at = least(enqueued_at, clock_timestamp()),
+        started_at = case when started_at > clock_timestamp()
+            then clock_timestamp() - greatest(finished_at - started_at, interval '0') else started_at end,
+        alive_at = least(alive_at, clock_timestamp()), finished_at = clock_timestamp()
+    where batch = %(batch)s and state not in ('claimed', 'enqueued', 'started')
+      and (tick > %(horizon)s or finished_at > %(horizon)s)
+      and greatest(tick, finished_at) > clock_timestamp() + %(tolerance)s
+    returning (result ->> 'set_aside')::timestamptz
+"""
+# The open row keeps its tick while it is open: it is at work.  Nobody is waited for beyond what a right clock allows.
+SET_RIGHT = """
+    update job_runs set
+        claimed_at = least(claimed_at, clock_timestamp()), enqueued_at = least(enqueued_at, clock_timestamp()),
+        started_at = least(started_at, clock_timestamp()), alive_at = least(alive_at, clock_timestamp()),
+        retry_at = case when retry_at <= clock_timestamp() + %(longest_retry)s then retry_at
+            when retry_at is not null then clock_timestamp() end
+    where batch = %(batch)s and state in ('claimed', 'enqueued', 'started')
+      and (greatest(claimed_at, enqueued_at, started_at, alive_at) > clock_timestamp() + %(tolerance)s
+        or retry_at > clock_timestamp() + %(longest_retry)s)
+"""
+AHEAD = """
+    select count(tick), max(tick) from (
+        select tick from job_runs
+        where batch = %(batch)s and tick > (select clock_timestamp() + %(tolerance)s)
+        union all
+        select (result ->> 'set_aside')::timestamptz from job_runs
+        where batch = %(batch)s and tick is null and result ? 'set_aside'
+          and finished_at > clock_timestamp() - %(remembered)s
+    ) as ahead
+"""
+
+
+class Ahead(NamedTuple):
+    """Ticks whose time had not come when they were claimed: how many, and the newest."""
+
+    ticks: int
+    newest: datetime | None
+
+
+def ahead(batch: str) -> Ahead:
+    """Sum up the ticks whose time has not come, and those that were set aside for it within the last hour."""
+    values = {"batch": batch, "tolerance": CLOCK_TOLERANCE, "remembered": REMEMBERED}
+    return Ahead(*database.execute_sql(AHEAD, values).fetchone())
+
+
+def set_aside(batch: str, tick: datetime) -> JobRun | None:
+    """Return the newest row from which the tick was taken, because its time had not come."""
+    taken = pw.SQL("(result ->> 'set_aside')::timestamptz = %s", (tick,))
+    row: JobRun | None = JobRun.of(batch).where(JobRun.tick.is_null(), taken).first()
+    return row
+
+
+def set_right(batch: str) -> Ahead:
+    """Correct what was written while the clock was ahead; return the ticks that were set aside.
+
+    Idempotent; what is right stays as it is.
+    """
+    Batch.set_right(batch)
+    Hold.set_right(batch)
+    values = {"batch": batch, "tolerance": CLOCK_TOLERANCE, "longest_retry": LONGEST_RETRY + CLOCK_TOLERANCE}
+    rows = database.execute_sql(SET_ASIDE, values | {"horizon": now() + CLOCK_TOLERANCE}).fetchall()
+    database.execute_sql(SET_RIGHT, values)
+    ticks = [tick for (tick,) in rows if tick is not None]
+    return Ahead(len(ticks), max(ticks, default=None))

@@ -1,0 +1,229 @@
+"""What lies in quarantine, from the command line: listed, shown, tried again, discarded, and written down in the audit."""
+
+import json
+from datetime import timedelta
+
+import pytest
+
+from forgekeeper.audit.acts import Act
+from forgekeeper.connections import client
+from forgekeeper.runs import quarantine
+from forgekeeper.runs.quarantine import Quarantined
+from forgekeeper.storage.outbox import MAX_ATTEMPTS, DeletedObject
+from models import DeletionStatus, GitRefDeletion
+from workers.stale_direct_uploads import register
+
+STATUS = ("user_status_cleanup", "user_status", "815")
+CHILD = ("git_ref_cleanup", "clean_project_refs", "clean_project_refs:7")
+ERROR = "InternalError: spoilt"
+UPLOAD = "artifacts:folder/a"
+
+pytestmark = pytest.mark.usefixtures("database")
+
+
+@pytest.fixture
+def bad():
+    """A record and a child that have failed again and again, and a message that nothing can read."""
+    for _ in range(3):
+        quarantine.fail(*STATUS, ERROR, reason="record_failed")
+        quarantine.fail(*CHILD, "RepositoryFailed: no HEAD", reason="child_failed", run=5)
+    quarantine.fail("nobody", "cron", "1-2-3", "no actor is called nobody", reason="unreadable")
+
+
+@pytest.fixture
+def kept():
+    """What documents keep themselves: an upload and an object that could not be deleted, a ref that was refused."""
+    client.zadd(register.FAILED, {UPLOAD: 1})
+    client.hset(register.ATTEMPTS, UPLOAD, 5)
+    dead = DeletedObject.create(store_dir="b", file="c", attempts=MAX_ATTEMPTS)
+    refused = GitRefDeletion.create(project_id=7, ref="refs/x", status=DeletionStatus.REJECTED, reason="moved")
+    return {"upload": f"upload:{UPLOAD}", "object": f"object:{dead.id}", "ref": f"ref:{refused.id}"}
+
+
+def waiting():
+    return {row.kind for row in Quarantined.select() if quarantine.waiting(row.batch, row.record, [row.key])}
+
+
+def id_of(main, kind):
+    (entry,) = main("quarantine", "list", "--kind", kind, "--json").json["entries"]
+    return entry["id"]
+
+
+def gone(kind):
+    if kind == "upload":
+        return not client.exists(register.FAILED, register.ATTEMPTS, register.DELETING)
+    return not {"object": DeletedObject, "ref": GitRefDeletion}[kind].select().count()
+
+
+def tried_again(kind):
+    if kind == "upload":
+        return client.zscore(register.DELETING, UPLOAD) is not None and not client.exists(register.FAILED)
+    if kind == "object":
+        return DeletedObject.get().attempts == 0
+    return GitRefDeletion.get().status == DeletionStatus.PENDING
+
+
+@pytest.mark.parametrize("command", [["quarantine"], ["quarantine", "list"]])
+def test_all_is_listed_with_its_errors_whoever_keeps_it(main, bad, kept, command):
+    result = main(*command)
+
+    said = ("user_status 815", ERROR, CHILD[2], "no actor is called nobody", UPLOAD, "b/c", "moved: refs/x", "6 in all")
+    assert result.status == 0
+    assert [word for word in said if word not in result.stdout] == []
+
+
+def test_as_json_each_says_when_it_is_tried_again_or_that_it_waits_for_a_person(main, bad, kept):
+    entries = {one["kind"]: one for one in main("quarantine", "--json").json["entries"]}
+
+    assert {kind for kind, one in entries.items() if one["retry_at"]} == {"record", "child"}
+    assert entries["record"]["failures"] == 3
+    assert {kind: entries[kind]["id"] for kind in kept} == kept
+
+
+def test_those_of_a_batch_or_a_kind_are_listed_alone(main, bad, kept):
+    of_batch = main("quarantine", "list", "--batch", "user_status_cleanup", "--json").json
+    of_kind = main("quarantine", "list", "--kind", "object", "--json").json
+
+    assert [one["key"] for one in of_batch["entries"]] == ["815"]
+    assert [one["id"] for one in of_kind["entries"]] == [kept["object"]]
+
+
+def test_without_redis_all_else_is_listed_and_what_lies_there_is_named(main, bad):
+    result = main("quarantine", "list", "--json", REDIS_URL="redis://127.0.0.1:1/0")
+
+    assert (result.status, len(result.json["entries"]), list(result.json["unknown"])) == (0, 3, ["upload"])
+
+
+@pytest.mark.parametrize("kind", ["record", "message", "upload", "object", "ref"])
+def test_one_is_shown_by_the_id_that_the_list_has(main, bad, kept, kind):
+    number = id_of(main, kind)
+
+    shown = main("quarantine", "show", number, "--json").json
+
+    assert (shown["id"], shown["kind"]) == (number, kind)
+
+
+@pytest.mark.parametrize("kind", ["record", "child"])
+def test_one_is_tried_again_by_the_next_run(main, bad, kind):
+    result = main("quarantine", "retry", id_of(main, kind))
+
+    assert (result.status, result.stdout) == (0, "1 will be tried again\n")
+    assert waiting() == {"record", "child", "message"} - {kind}
+
+
+def test_a_message_that_nothing_can_read_cannot_be_tried_again(main, bad):
+    assert main("quarantine", "retry", id_of(main, "message")).status == 1
+
+
+@pytest.mark.parametrize("kind", ["upload", "object", "ref"])
+def test_what_a_document_keeps_is_tried_again_where_it_keeps_it(main, kept, kind):
+    result = main("quarantine", "retry", kept[kind])
+
+    assert (result.status, tried_again(kind)) == (0, True)
+
+
+@pytest.mark.parametrize("kind", ["upload", "object", "ref"])
+def test_what_a_document_keeps_is_discarded_where_it_keeps_it(main, kept, kind):
+    result = main("quarantine", "discard", kept[kind])
+
+    assert (result.status, result.stdout, gone(kind)) == (0, "1 discarded\n", True)
+
+
+def test_all_of_a_kind_are_tried_again_and_the_others_wait_on(main, bad, kept):
+    answer = main("quarantine", "retry", "--all", "--kind", "record", "--json").json
+
+    assert (answer, waiting(), tried_again("ref")) == ({"retried": 1}, {"child", "message"}, False)
+
+
+def test_all_are_discarded(main, bad, kept):
+    answer = main("quarantine", "discard", "--all", "--json").json
+
+    assert (answer, Quarantined.select().count()) == ({"discarded": 6}, 0)
+    assert all(map(gone, kept))
+
+
+@pytest.mark.parametrize("member", [b"artifacts:\xff", b"artifacts:a\x1b[31m\nb"])
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_an_entry_that_is_no_text_can_be_listed(forgekeeper, member, options):
+    client.zadd(register.FAILED, {member: 1})
+
+    result = forgekeeper("quarantine", "list", *options)
+
+    assert (result.status, "\x1b" in result.stdout) == (0, False)
+
+
+@pytest.mark.parametrize(
+    ("member", "reason"),
+    [
+        ("artifacts:up/a", "the store refused to delete it: the log says why"),
+        ("artifacts:down/a", "it is outside the folders of FORGEKEEPER_OBJECT_PREFIXES"),
+        ("nowhere:a", "no store is configured for nowhere"),
+        ("artifacts:a//b", "it names no object"),
+    ],
+)
+def test_an_upload_is_listed_with_what_the_settings_say_of_it(main, tmp_path, member, reason):
+    client.zadd(register.FAILED, {member: 1})
+    stores = {
+        "OBJECT_STORES": json.dumps({"artifacts": f"file://{tmp_path}"}),
+        "OBJECT_PREFIXES": '{"artifacts": ["up"]}',
+    }
+
+    answer = main("quarantine", "list", "--kind", "upload", "--json", **stores)
+
+    assert [entry["error"] for entry in answer.json["entries"]] == [reason]
+
+
+def test_an_upload_that_waits_for_its_next_try_is_listed_and_can_be_retried_at_once(main):
+    register.prepare(client, "artifacts", "a")
+    claim = register.claim(client, stale_after=timedelta(hours=-1), visibility=timedelta(minutes=5), limit=1)
+    claimed = main("quarantine", "--json").json["entries"]
+    register.fail(client, claim, claim.entries[0], backoff=timedelta(hours=1))
+
+    (entry,) = main("quarantine", "--json").json["entries"]
+    answer = main("quarantine", "retry", entry["id"], "--json").json
+
+    assert (claimed, bool(entry["retry_at"]), answer) == ([], True, {"retried": 1})
+    assert main("quarantine", "--json").json["entries"] == []
+
+
+@pytest.mark.parametrize(("kind", "said"), [("record", ERROR), ("upload", UPLOAD), ("ref", "ref")])
+def test_who_discards_what_is_in_the_audit(main, bad, kept, kind, said):
+    number = id_of(main, kind)
+
+    main("quarantine", "discard", number)
+
+    act = Act.select().order_by(Act.id.desc()).first()
+    assert (act.act, act.what) == ("quarantine discard", number)
+    assert said in str(act.before)
+
+
+@pytest.mark.parametrize("number", ["4711", "upload:artifacts:no", "object:4711", "ref:x"])
+def test_what_does_not_lie_there_is_named(main, bad, kept, number):
+    result = main("quarantine", "retry", number)
+
+    assert (result.status, result.complaint) == (
+        1,
+        f"{number} does not lie in quarantine; `forgekeeper quarantine` lists what does",
+    )
+    assert Act.select().count() == 0
+
+
+@pytest.mark.parametrize("arguments", [["retry"], ["retry", "1", "--all"], ["discard"], ["list", "--kind", "nothing"]])
+def test_wrong_use_is_refused(main, arguments):
+    assert main("quarantine", *arguments).status == 2
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (["dead", "replay", "--all"], "forgekeeper quarantine list --kind child"),
+        (["records", "retry", "7"], "forgekeeper quarantine list --kind record"),
+        (["uploads", "failed"], "forgekeeper quarantine list --kind upload"),
+        (["objects", "retry", "--all"], "forgekeeper quarantine retry"),
+        (["refs", "rejected"], "forgekeeper quarantine list --kind ref"),
+    ],
+)
+def test_a_command_that_has_been_renamed_names_the_new_one(main, old, new):
+    result = main(*old)
+
+    assert (result.status, f"is now `{new}`" in result.complaint) == (2, True)

@@ -1,0 +1,50 @@
+"""Many statuses and artifacts that are due, and what runs leave of them."""
+
+from datetime import timedelta
+
+from forgekeeper.connections import client
+from forgekeeper.database import database
+from forgekeeper.flags import FeatureFlag
+from forgekeeper.runs.deadline import Deadline
+from models import ProjectStatistics
+from tests.harness.performing import perform
+from tests.harness.settings import settings_with
+from workers import expired_job_artifacts
+from workers.expired_job_artifacts import buckets
+from workers.user_status_cleanup import user_status_cleanup
+
+BUDGET = timedelta(minutes=5)
+ADD_STATUSES = """
+    insert into user_statuses (user_id, clear_status_at)
+    select n, now() - interval '1 day' + n * interval '1 millisecond' from generate_series(1, %s) as n
+"""
+ADD_ARTIFACTS = """
+    insert into ci_job_artifacts (id, project_id, job_id, file_type, file_final_path, size, expire_at, locked)
+    select n, 1, 10 * n - 1, 1, 'due/' || n, 10, now() - interval '1 day' + n * interval '1 millisecond', 0
+    from generate_series(1, %s) as n
+"""
+
+
+def statuses(count):
+    database.execute_sql(ADD_STATUSES, (count,))
+
+
+def artifacts(count, *, size=10):
+    database.execute_sql(ADD_ARTIFACTS, (count,))
+    ProjectStatistics.create(project_id=1, build_artifacts_size=1_000 + size * count)
+
+
+def ids(model):
+    return {row for (row,) in model.select(model._meta.primary_key).tuples()}
+
+
+def clean_statuses(**options):
+    return perform(user_status_cleanup, deadline=Deadline(BUDGET, **options))
+
+
+def destroy_artifacts():
+    FeatureFlag.turn(expired_job_artifacts.FLAG, on=True)
+    buckets.tidy(client, 5)
+    settings = settings_with(object_grace=timedelta(0))
+    outcomes = [perform(expired_job_artifacts.delete_artifact_bucket, settings=settings) for _ in range(5)]
+    return sum(outcome.destroyed for outcome in outcomes)

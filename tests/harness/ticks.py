@@ -1,0 +1,117 @@
+"""A ledger by a clock of the database that the test sets, and what a test does with one batch of it."""
+
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from urllib.parse import quote
+
+import pytest
+from dramatiq import Message
+
+from forgekeeper import database as db
+from forgekeeper.batches import BATCHES
+from forgekeeper.connections import Limits, client, connect
+from forgekeeper.delivery.broker import broker
+from forgekeeper.delivery.sending import deliver
+from forgekeeper.runs import reconcile as runs
+from forgekeeper.runs.batch import Batch
+from forgekeeper.runs.ledger import JobRun
+from tests.harness.ledger import start_run
+from tests.harness.settings import settings_with
+
+NAME = "user_status_cleanup"
+BATCH = BATCHES[NAME]
+QUEUE = f"{broker.namespace}:{BATCH.queue}"
+DAWN = datetime(2026, 3, 1, 11, 59, 30, tzinfo=UTC)
+NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+MICROSECOND = timedelta(microseconds=1)
+SECOND = timedelta(seconds=1)
+MINUTE = timedelta(minutes=1)
+HOUR = timedelta(hours=1)
+DEAD_AFTER = timedelta(seconds=15)
+LIMIT = 60.0
+
+FAKE_CLOCK = """
+    drop schema if exists fake cascade;
+    create schema fake;
+    create unlogged table fake.clock (at timestamptz);
+    insert into fake.clock values ('2026-03-01 11:59:30+00');
+    create function fake.clock_timestamp() returns timestamptz language sql volatile as 'select at from fake.clock';
+"""
+
+
+@pytest.fixture
+def ledger(_migrated, urls):
+    """An empty ledger that has known the batch since dawn, read by the test's clock."""
+    with connected(urls, search_path="public"):
+        db.database.execute_sql("truncate job_runs, batches, holds restart identity")
+        db.database.execute_sql(FAKE_CLOCK)
+        client.flushdb()
+    with connected(urls, search_path="fake,public,pg_catalog") as settings:
+        Batch.insert(name=NAME, registered_at=DAWN).execute()
+        yield settings
+    with connected(urls, search_path="public"):
+        db.database.execute_sql("drop schema fake cascade")
+
+
+@contextmanager
+def connected(urls, search_path):
+    url = urls.database + ("&" if "?" in urls.database else "?") + "options=" + quote(f"-c search_path={search_path}")
+    settings = settings_with(database_url=url, redis_url=urls.redis)
+    connect(settings, Limits.of_worker(settings), name="tests", connections=20)
+    db.database.connect()
+    yield settings
+    db.database.close_all()
+    client.connection_pool.disconnect()
+
+
+def clock_is(instant):
+    db.database.execute_sql("update fake.clock set at = %s", (instant,))
+
+
+def time_passes(duration):
+    clock_is(db.now() + duration)
+
+
+def reconcile(by="A", due_hint=None, **settings):
+    runs.reconcile(NAME, settings_with(**settings), deliver, by=by, due_hint=due_hint)
+
+
+def at(instant, by="A", **settings):
+    clock_is(instant)
+    reconcile(by, **settings)
+
+
+def row(tick=NOON):
+    return JobRun.get(JobRun.tick == tick)
+
+
+def rows(state):
+    return {run.tick for run in JobRun.select().where(JobRun.state == state)}
+
+
+def sent():
+    return [int(name) for name in client.lrange(QUEUE, 0, -1)]
+
+
+def fetch():
+    """Take the next message as Dramatiq does."""
+    (body,) = broker.do_fetch(BATCH.queue, 1)
+    return Message.decode(body)
+
+
+def start(tick=NOON):
+    return start_run(NAME, row(tick).id, by="worker")
+
+
+def executed(tick=NOON):
+    """Run the tick from its message to the acknowledgement."""
+    message = fetch()
+    assert JobRun.succeed(start(tick), {})
+    broker.do_ack(BATCH.queue, message.message_id)
+
+
+def failed(tick=NOON, delay=MINUTE * 30):
+    """Let the tick's first attempt fail; its retry waits."""
+    message = fetch()
+    assert JobRun.fail(start(tick), "Oops", delay=delay) == "enqueued"
+    broker.do_ack(BATCH.queue, message.message_id)

@@ -1,0 +1,330 @@
+"""One bad record stops nobody else, whatever the batch and whatever is bad about it."""
+
+import time
+from contextlib import contextmanager
+from datetime import timedelta
+
+import peewee as pw
+import pytest
+from structlog.testing import capture_logs
+
+from forgekeeper.database import database, now
+from forgekeeper.runs import bad_records, quarantine, retry
+from forgekeeper.runs.bad_records import TooManyBadRecords
+from forgekeeper.runs.quarantine import Quarantined
+from forgekeeper.runs.retry import MAX_RETRIES
+from forgekeeper.storage import sentinel, stores
+from forgekeeper.storage.outbox import DeletedObject
+from models import GitRefDeletion, JobArtifact, Project, ProjectStatistics, UserStatus
+from tests.harness.clocks import Clock
+from tests.harness.git_samples import Bare, put_root
+from tests.harness.installation import INSTALLATION
+from tests.harness.many_rows import BUDGET, artifacts, clean_statuses, destroy_artifacts, ids, statuses
+from tests.harness.performing import perform
+from tests.harness.settings import settings_with
+from workers import delete_objects, git_ref_cleanup
+from workers.prune import prune
+
+MINUTE, DAY = timedelta(minutes=1), timedelta(days=1)
+BAD = 1
+RAISE = "raise exception 'spoilt'"
+pytestmark = pytest.mark.usefixtures("database")
+
+
+@contextmanager
+def bad(table, key="id", *, on="delete", act=RAISE, which=f"= {BAD}", at_commit=False):
+    """Let a change of the bad record end in an error of the forge's."""
+    row = "new" if on == "update" else "old"
+    body = f"begin if old.{key} {which} then {act}; end if; return {row}; end"
+    kind = f"constraint trigger spoil after {on}" if at_commit else f"trigger spoil before {on}"
+    deferred = "deferrable initially deferred" if at_commit else ""
+    database.execute_sql(f"create function spoil() returns trigger language plpgsql as $$ {body} $$")
+    database.execute_sql(f"create {kind} on {table} {deferred} for each row execute function spoil()")
+    try:
+        yield
+    finally:
+        database.execute_sql("drop function spoil cascade")
+
+
+def passed_over():
+    return {(row.batch, row.record, row.key): row.failures for row in Quarantined.select()}
+
+
+def time_passes(duration):
+    Quarantined.update(retry_at=Quarantined.retry_at - duration).execute()
+
+
+# It stops no other, in any batch
+
+
+@pytest.mark.parametrize("at_commit", [False, True])
+def test_a_status_that_cannot_be_deleted_stops_no_other(at_commit):
+    statuses(250)
+
+    with bad("user_statuses", "user_id", at_commit=at_commit):
+        outcome = clean_statuses()
+
+    assert (outcome.deleted, outcome.stopped, ids(UserStatus)) == (249, "drained", {BAD})
+
+
+def test_a_status_that_a_foreign_key_holds_stops_no_other():
+    statuses(10)
+    database.execute_sql("create table holding (user_id bigint references user_statuses)")
+    database.execute_sql("insert into holding values (%s)", (BAD,))
+    try:
+        outcome = clean_statuses()
+    finally:
+        database.execute_sql("drop table holding")
+
+    assert (outcome.deleted, ids(UserStatus)) == (9, {BAD})
+
+
+def test_an_artifact_that_cannot_be_destroyed_stops_no_other_and_the_statistics_are_exact():
+    artifacts(250)
+
+    with bad("ci_job_artifacts"):
+        destroyed = destroy_artifacts()
+
+    assert (destroyed, ids(JobArtifact), DeletedObject.select().count()) == (249, {BAD}, 249)
+    assert ProjectStatistics.get_by_id(1).build_artifacts_size == 1_010
+
+
+@pytest.fixture
+def store(tmp_path):
+    """A store of objects, as its worker is set up."""
+    stores._opened.clear()
+    sentinel.Folder(tmp_path).create_sentinel(INSTALLATION)
+    yield settings_with(object_stores={stores.ARTIFACTS: tmp_path.as_uri()})
+    stores._opened.clear()
+
+
+def outbox(count, folder):
+    for number in range(1, count + 1):
+        (folder / str(number)).write_text("an object")
+    rows = [{"store_dir": "", "file": str(number), "pick_up_at": now() - MINUTE} for number in range(1, count + 1)]
+    DeletedObject.insert_many(rows).execute()
+
+
+@pytest.mark.parametrize(("on", "objects"), [("delete", 10), ("update", 9)], ids=["forgotten", "claimed"])
+def test_a_row_of_the_outbox_that_cannot_be_changed_stops_no_other(store, tmp_path, on, objects):
+    outbox(10, tmp_path)
+
+    with bad("ci_deleted_objects", on=on):
+        outcome = perform(delete_objects.delete_objects, settings=store)
+
+    assert (outcome.deleted, ids(DeletedObject)) == (9, {BAD})
+    assert len([file for file in tmp_path.iterdir() if file.name.isdigit()]) == 10 - objects
+
+
+def test_a_ref_deletion_that_cannot_be_closed_stops_no_other(settings, tmp_path):
+    repository = Bare(put_root(tmp_path / "repositories"))
+    repository.packed(*(f"refs/mr/{number}" for number in range(1, 7)))
+    Project.create(id=7, disk_path=repository.disk_path)
+    for number in range(1, 7):
+        GitRefDeletion.create(project_id=7, ref=f"refs/mr/{number}")
+    settings = settings.model_copy(update={"repositories_root": tmp_path / "repositories"})
+
+    with bad("batched_git_ref_updates_deletions", on="update"):
+        outcome = perform(git_ref_cleanup.clean_project_refs, 7, settings=settings)
+
+    assert (outcome.total_deletes, outcome.stopped) == (5, "drained")
+    assert {row.id for row in GitRefDeletion.pending()} == {BAD}
+
+
+def test_an_old_ref_deletion_that_cannot_be_removed_stops_no_other():
+    for number in range(1, 11):
+        GitRefDeletion.create(id=number, project_id=1, ref="refs/x", status=2, processed_at=now() - 2 * DAY)
+
+    with bad("batched_git_ref_updates_deletions"):
+        outcome = perform(prune)
+
+    assert (outcome.ref_deletions, ids(GitRefDeletion)) == (9, {BAD})
+
+
+# It is logged, counted, and passed over for a growing while
+
+
+def test_a_bad_record_is_logged_with_its_id_and_its_error():
+    statuses(10)
+
+    with bad("user_statuses", "user_id"), capture_logs() as lines:
+        clean_statuses()
+
+    (line,) = [line for line in lines if line["event"] == "record failed"]
+    assert (line["log_level"], line["record"], line["id"]) == ("error", "user_status", BAD)
+    assert "spoilt" in line["error"]
+
+
+def test_a_bad_record_is_passed_over_for_a_growing_while():
+    statuses(1)
+    pauses = []
+
+    with bad("user_statuses", "user_id"):
+        for _ in range(12):
+            clean_statuses()
+            (row,) = Quarantined.select()
+            pauses.append(row.retry_at - row.failed_at)
+            time_passes(pauses[-1])
+
+    assert pauses[:5] == [timedelta(0), 5 * MINUTE, 10 * MINUTE, 20 * MINUTE, 40 * MINUTE]
+    assert pauses[-1] == DAY
+
+
+def test_while_it_is_passed_over_nobody_touches_it():
+    statuses(10)
+
+    with bad("user_statuses", "user_id"):
+        for _ in range(5):
+            clean_statuses()
+
+    assert passed_over() == {("user_status_cleanup", "user_status", str(BAD)): 2}
+
+
+def test_a_bad_record_goes_once_it_can_and_is_forgotten():
+    statuses(10)
+    with bad("user_statuses", "user_id"):
+        clean_statuses()
+
+    outcome = clean_statuses()
+
+    assert (outcome.deleted, passed_over()) == (1, {})
+
+
+def test_a_bad_record_that_went_without_us_is_forgotten():
+    statuses(10)
+    with bad("user_statuses", "user_id"):
+        clean_statuses()
+        clean_statuses()
+    database.execute_sql("delete from user_statuses")
+
+    clean_statuses()
+
+    assert passed_over() == {}
+
+
+def test_after_twenty_five_retries_a_bad_record_waits_for_a_person():
+    for _ in range(MAX_RETRIES):
+        quarantine.fail("user_status_cleanup", "user_status", "7", "spoilt", reason="record_failed")
+    before = Quarantined.get().again
+    quarantine.fail("user_status_cleanup", "user_status", "7", "spoilt", reason="record_failed")
+
+    assert (before is None, Quarantined.get().again) == (False, None)
+
+
+def test_what_has_not_failed_for_a_week_is_forgotten_unless_it_waits_for_a_person():
+    for key, times in (("7", 1), ("8", MAX_RETRIES + 1)):
+        for _ in range(times):
+            quarantine.fail("delete_artifact_bucket", "expired_artifact", key, "-", reason="record_failed")
+    Quarantined.update(failed_at=now() - 8 * DAY).execute()
+
+    perform(prune)
+
+    assert [key for _, _, key in passed_over()] == ["8"]
+
+
+def test_a_child_of_other_artifacts_does_not_forget_a_bad_one():
+    artifacts(10)
+
+    with bad("ci_job_artifacts"):
+        for _ in range(3):
+            destroy_artifacts()
+
+    assert passed_over() == {("delete_artifact_bucket", "expired_artifact", str(BAD)): 2}
+
+
+# What is no bad record
+
+
+def test_where_everything_fails_the_run_fails_and_says_so():
+    statuses(1_000)
+
+    with bad("user_statuses", "user_id", which="> 0"), pytest.raises(TooManyBadRecords, match="spoilt"):
+        clean_statuses()
+
+    assert len(passed_over()) == retry.MOST_IN_RUN + 1
+
+
+def test_no_more_than_so_many_are_remembered(monkeypatch):
+    monkeypatch.setattr(bad_records, "MOST_IN_RUN", 20)
+    monkeypatch.setattr(bad_records, "MOST_KNOWN", 50)
+    statuses(1_000)
+
+    with bad("user_statuses", "user_id", which="> 0"):
+        for _ in range(10):
+            with pytest.raises(TooManyBadRecords):
+                clean_statuses()
+
+    assert len(passed_over()) <= 60
+
+
+@contextmanager
+def without_the_right_to_delete():
+    database.execute_sql("create role reader; grant usage on schema public to reader")
+    database.execute_sql("grant all on all tables in schema public to reader")
+    database.execute_sql("revoke delete on user_statuses from reader; set role reader")
+    try:
+        yield
+    finally:
+        database.execute_sql("reset role; drop owned by reader; drop role reader")
+
+
+def test_a_right_that_is_missing_is_no_bad_record():
+    statuses(10)
+
+    with without_the_right_to_delete(), pytest.raises(pw.ProgrammingError, match="permission denied"):
+        clean_statuses()
+
+    assert (passed_over(), len(ids(UserStatus))) == ({}, 10)
+
+
+def test_a_table_that_somebody_has_locked_is_no_bad_record(other):
+    statuses(10)
+    other.execute("lock table user_statuses in share mode")
+
+    with pytest.raises(pw.OperationalError, match="lock timeout"):
+        clean_statuses()
+
+    assert passed_over() == {}
+
+
+def test_what_a_trigger_says_of_a_record_is_about_it_whatever_its_code():
+    statuses(10)
+
+    with bad("user_statuses", "user_id", act="raise insufficient_privilege using message = 'protected'"):
+        outcome = clean_statuses()
+
+    assert (outcome.deleted, ids(UserStatus)) == (9, {BAD})
+
+
+# What makes a run wait
+
+
+def test_a_status_on_which_a_locked_row_depends_stops_no_other(other):
+    statuses(250)
+    database.execute_sql("create table holding (user_id bigint references user_statuses on delete cascade)")
+    database.execute_sql("insert into holding select user_id from user_statuses")
+    other.execute("select 1 from holding where user_id = %s for update", (BAD,))
+    began = time.monotonic()
+    try:
+        outcome = clean_statuses()
+        seconds = time.monotonic() - began
+    finally:
+        other.connection.rollback()
+        database.execute_sql("drop table holding")
+
+    assert (outcome.deleted, ids(UserStatus)) == (249, {BAD})
+    # A second for the chunk, and one for the record: halving would wait seven times.
+    assert seconds < 5
+
+
+def test_a_run_whose_time_is_up_goes_on_no_longer_than_it_takes_to_find_what_made_it_wait(monkeypatch):
+    monkeypatch.setattr(bad_records, "ALONE", 0.0)
+    statuses(50)
+    database.execute_sql("set statement_timeout = '500ms'")
+    try:
+        with bad("user_statuses", "user_id", act="perform pg_sleep(10)"):
+            outcome = clean_statuses(clock=Clock(step=BUDGET.total_seconds()))
+    finally:
+        database.execute_sql("reset statement_timeout")
+
+    assert (outcome.stopped, outcome.deleted, list(passed_over().values())) == ("deadline", 0, [1])

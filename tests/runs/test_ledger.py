@@ -1,0 +1,240 @@
+"""What becomes of runs: retries, lost workers, runs by hand."""
+
+from datetime import timedelta
+
+import pytest
+
+from forgekeeper.delivery.broker import broker
+from forgekeeper.runs.holds import Hold
+from forgekeeper.runs.ledger import MAX_LOSSES, MAX_RETRIES, JobRun
+from tests.harness.ledger import start_run
+from tests.harness.ticks import (
+    BATCH,
+    DEAD_AFTER,
+    MINUTE,
+    NAME,
+    NOON,
+    SECOND,
+    at,
+    clock_is,
+    executed,
+    failed,
+    fetch,
+    ledger,
+    reconcile,
+    row,
+    rows,
+    sent,
+    start,
+    time_passes,
+)
+
+__all__ = ["ledger"]
+
+pytestmark = pytest.mark.usefixtures("ledger")
+
+
+# Retries
+
+
+def test_a_retry_waits_its_time():
+    at(NOON, cron_user_status_cleanup="0 * * * *")
+    failed(delay=MINUTE)
+
+    at(NOON + MINUTE - SECOND, cron_user_status_cleanup="0 * * * *")
+    assert not sent()
+
+    at(NOON + MINUTE, cron_user_status_cleanup="0 * * * *")
+    assert sent() == [row().id]
+
+
+def test_a_waiting_retry_gives_way_to_a_newer_tick():
+    at(NOON)
+    failed()
+
+    at(NOON + MINUTE)
+
+    assert (row().state, row().reason) == ("failed", "superseded")
+    assert rows("enqueued") == {NOON + MINUTE}
+
+
+def test_a_waiting_retry_of_a_run_by_hand_gives_way_to_a_tick():
+    run = JobRun.start_here(NAME, by="me")
+    JobRun.fail(run, "Oops", delay=MINUTE)
+
+    at(NOON)
+
+    assert JobRun.get_by_id(run.id).reason == "superseded"
+    assert rows("enqueued") == {NOON}
+
+
+def test_a_waiting_retry_does_not_give_way_to_an_older_tick():
+    at(NOON)
+    failed()
+
+    assert JobRun.claim(NAME, NOON - MINUTE, by="B", reason=None) is None
+
+    assert (row().state, row().reason) == ("enqueued", "error")
+
+
+def test_a_waiting_retry_keeps_its_place_when_a_pause_turns_the_newer_tick_away():
+    at(NOON)
+    failed()
+    Hold.add(NAME, "pause", until=None, reason=None, by="me")
+
+    at(NOON + MINUTE)
+
+    assert (row().state, row().reason) == ("enqueued", "error")
+    assert rows("skipped") == {NOON + MINUTE}
+
+
+def test_the_failure_after_the_last_retry_is_final():
+    at(NOON)
+    for _ in range(MAX_RETRIES):
+        assert JobRun.fail(start(), "Oops", delay=timedelta(0)) == "enqueued"
+
+    assert JobRun.fail(start(), "Oops", delay=timedelta(0)) == "failed"
+
+    assert (row().state, row().failures, row().retry_at) == ("failed", MAX_RETRIES + 1, None)
+
+
+# Lost workers
+
+
+def test_a_run_whose_worker_is_silent_for_just_as_long_as_allowed_stays_its_own():
+    at(NOON)
+    start()
+
+    at(NOON + DEAD_AFTER)
+
+    assert row().state == "started"
+
+
+def test_a_run_whose_worker_fell_silent_is_reopened():
+    at(NOON)
+    start()
+
+    at(NOON + DEAD_AFTER + SECOND)
+
+    assert (row().state, row().reason, row().losses) == ("enqueued", "worker_lost", 1)
+
+
+def test_signs_of_life_are_given_for_all_runs_that_the_heart_names():
+    at(NOON)
+    run = start()
+
+    assert JobRun.keep_alive(named for named in [run]) == {run.id}
+
+
+def test_a_run_that_has_taken_three_workers_down_is_poison():
+    at(NOON, cron_user_status_cleanup="0 * * * *")
+    for _ in range(MAX_LOSSES):
+        start()
+        time_passes(DEAD_AFTER + SECOND)
+        reconcile(cron_user_status_cleanup="0 * * * *")
+
+    assert (row().state, row().reason, row().losses) == ("failed", "poison", MAX_LOSSES)
+    assert row().finished_at is not None
+
+
+ACTS = [
+    lambda late: JobRun.succeed(late, {}),
+    lambda late: JobRun.block(late, {}, reason="clocks", sentence="they differ"),
+    lambda late: JobRun.fail(late, "Oops", delay=MINUTE),
+    lambda late: JobRun.keep_alive([late]),
+]
+
+
+@pytest.mark.parametrize("act", ACTS)
+@pytest.mark.parametrize("batch", [NAME, "prune"])
+def test_an_attempt_of_a_lost_time_changes_no_run_that_has_its_number_since(act, batch):
+    at(NOON)
+    late = start()
+    JobRun.delete().execute()
+    JobRun.insert(id=late.id, batch=batch, state="claimed", tick=NOON).execute()
+    assert start_run(batch, late.id).attempt == late.attempt
+    before = JobRun.select().dicts().get()
+
+    assert not act(late)
+
+    assert JobRun.select().dicts().get() == before
+
+
+def test_a_dead_letter_of_a_lost_time_ends_no_run_that_has_its_number_since():
+    at(NOON)
+    lost = row().id
+    broker.do_nack(BATCH.queue, fetch().message_id)
+    JobRun.delete().execute()
+    JobRun.insert(id=lost, batch=NAME, state="claimed", tick=NOON, claimed_at=NOON, claimed_by="A").execute()
+
+    reconcile()
+
+    assert (row().state, sent()) == ("enqueued", [lost])
+
+
+@pytest.mark.parametrize("change", [JobRun.mark_enqueued, lambda seen: JobRun.give_up(seen, reason="dead_lettered")])
+def test_a_scheduler_that_has_looked_before_the_database_came_back_changes_no_run_of_the_number(change):
+    clock_is(NOON)
+    JobRun.claim(NAME, NOON, by="A", reason=None)
+    seen = row()
+    JobRun.delete().execute()
+    JobRun.insert(id=seen.id, batch=NAME, state="claimed", tick=NOON).execute()
+    before = JobRun.select().dicts().get()
+
+    change(seen)
+
+    assert JobRun.select().dicts().get() == before
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("act", ACTS)
+def test_an_attempt_that_comes_back_after_its_run_was_taken_changes_nothing(act, restarted):
+    at(NOON)
+    late = start()
+    at(NOON + DEAD_AFTER + SECOND)
+    if restarted:
+        start()
+    before = JobRun.select().dicts().get()
+
+    assert not act(late)
+
+    assert JobRun.select().dicts().get() == before
+
+
+def test_a_message_that_comes_after_its_run_has_ended_starts_nothing():
+    at(NOON)
+    executed()
+
+    assert start() is None
+
+
+# Runs by hand
+
+
+def test_a_run_by_hand_holds_the_batch():
+    assert JobRun.claim_manual(NAME, by="me") is not None
+
+    at(NOON)
+
+    assert (row().state, row().reason) == ("skipped", "overlap")
+
+
+def test_a_run_here_takes_over_the_tick_that_waits():
+    at(NOON)
+
+    run = JobRun.start_here(NAME, by="me")
+
+    assert run.id == row().id
+    assert row().started_by == "me"
+
+
+def test_a_run_here_is_refused_while_the_batch_runs():
+    JobRun.start_here(NAME, by="me")
+
+    assert JobRun.start_here(NAME, by="you") is None
+
+
+def test_a_run_here_is_refused_while_the_batch_is_paused():
+    Hold.add(NAME, "pause", until=None, reason=None, by="me")
+
+    assert JobRun.start_here(NAME, by="me") is None

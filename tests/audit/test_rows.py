@@ -9,21 +9,18 @@ from hypothesis import given
 from hypothesis import settings as worlds
 from hypothesis import strategies as some
 
-from forgekeeper.audit.deletions import Audit, Deletion, hashed
+from forgekeeper.audit.deletions import Audit, Deletion
 from forgekeeper.connections import client
 from forgekeeper.database import database, now
 from forgekeeper.flags import FeatureFlag
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.processes import Process
-from forgekeeper.runs.quarantine import Quarantined
 from forgekeeper.storage.settled import SettledUpload
 from models import BulkImport, BulkImportEntity, BulkImportTracker, JobArtifact, ProjectStatistics, UserStatus
-from tests.harness.artifacts import chunk_statement, destroy_chunk
 from tests.harness.changing import ENTITIES, IMPORTS, cleanup_stale
 from tests.harness.performing import ended, recorded, runner_of
 from tests.harness.settings import settings_with
 from tests.harness.thorough import examples
-from workers import stale_imports as imports
 from workers.expired_job_artifacts import FLAG, buckets, delete_artifact_bucket
 from workers.prune import prune
 from workers.stale_imports import stale_imports
@@ -74,7 +71,7 @@ def emptied():
     """Empty the tables, for another world."""
 
     def empty():
-        database.execute_sql(f"truncate {', '.join(each._meta.table_name for each in EMPTIED)}, quarantine")
+        database.execute_sql(f"truncate {', '.join(each._meta.table_name for each in EMPTIED)}, passed_over_records")
         client.flushdb()
 
     return empty
@@ -220,21 +217,6 @@ def test_an_artifact_can_be_inserted_back_from_its_line(artifacts, settings):
     assert list(JobArtifact.select().order_by(JobArtifact.id).dicts()) == artifacts
 
 
-def test_an_artifact_is_found_by_the_hash_of_its_path(artifacts, settings):
-    destroy_all(settings)
-
-    for line in lines("expired_artifact"):
-        assert line.hashes == [hashed(path) for path in each_column(line)["path"]]
-
-
-def test_a_line_says_which_run_and_child_it_was(artifacts, settings):
-    destroy_all(settings)
-
-    assert {(line.batch, line.run, line.child[:-1], line.phase) for line in lines("expired_artifact")} == {
-        ("expired_job_artifacts", 41, "delete_artifact_bucket:", "done")
-    }
-
-
 def test_a_row_is_a_chunk_and_not_a_record(settings):
     UserStatus.insert_many([{"user_id": number, "clear_status_at": now() - HOUR} for number in range(1, 251)]).execute()
 
@@ -286,15 +268,7 @@ def test_where_no_line_can_be_written_no_status_goes_and_the_run_says_so(setting
     recorded(user_status_cleanup, settings)
 
     assert (UserStatus.select().count(), lines("user_status")) == (1, [])
-    assert "refusing" in database.execute_sql("select error from quarantine").fetchone()[0]
-
-
-@pytest.mark.usefixtures("refusing")
-def test_where_no_line_can_be_written_no_artifact_goes(artifacts, settings):
-    with pytest.raises(pw.IntegrityError, match="refusing"):
-        destroy_chunk(9, now(), audit=Audit("a", on=True))
-
-    assert JobArtifact.select().count() == len(artifacts)
+    assert "refusing" in database.execute_sql("select error from passed_over_records").fetchone()[0]
 
 
 @pytest.mark.usefixtures("refusing")
@@ -309,24 +283,6 @@ def test_where_no_line_can_be_written_no_import_is_given_up(kind):
     assert kind.model.get_by_id(stale.id).status == 0
 
 
-@pytest.mark.usefixtures("refusing")
-def test_where_no_line_can_be_written_no_old_run_goes():
-    # The newest of each batch stays anyway.
-    old, _newest = (JobRun.create(batch="a", state="failed", finished_at=now() - 40 * DAY) for _ in range(2))
-
-    recorded(prune, settings_with())
-
-    assert "refusing" in Quarantined.get(Quarantined.batch == "prune").error
-    assert JobRun.get_by_id(old.id)
-
-
-def test_where_the_deletion_fails_there_is_no_line(artifacts):
-    with bad("ci_deleted_objects", "true", "insert"), pytest.raises(pw.IntegrityError):
-        destroy_chunk(9, now(), audit=Audit("a", on=True))
-
-    assert lines("expired_artifact") == []
-
-
 # Off
 
 
@@ -337,17 +293,6 @@ def test_where_it_is_off_rows_go_without_a_line(settings, options):
     recorded(user_status_cleanup, settings_with(**settings.model_dump(exclude_unset=True) | options))
 
     assert (UserStatus.select().count(), Deletion.select().count()) == (0, 0)
-
-
-def test_where_it_is_off_no_statement_has_anything_of_it():
-    off = Audit("a", on=False)
-    texts = [
-        off.clause("a", "deleted", id="user_id"),
-        *(chunk_statement(0, now(), totals_first=first)[0] for first in (False, True)),
-        *(text.format(due="", recorded="") for text in (imports.TIME_OUT_IMPORTS, imports.TIME_OUT_ENTITIES)),
-    ]
-
-    assert [text for text in texts if "audit" in text or "{" in text] == []
 
 
 def test_of_what_has_no_ids_prune_says_how_many_went(settings):

@@ -24,8 +24,7 @@ SERVING = {name for name, command in ALL.items() if serves(command)}
 NEED_NO_SERVER = {"demo", "settings", "metrics", "batches", "exporter"}
 WAITING = {"scheduler", "worker", "up"}
 """They do not end over what a server says, but wait until it says something else."""
-NEED_THE_DATABASE = sorted(set(ALL) - NEED_NO_SERVER - WAITING - {"check", "processes", "redis", "psql"})
-MOST = {"status", "ticks", "why", "run", "send", "pause", "resume", "flags", "flags on", "seed"}
+NEED_THE_DATABASE = sorted(set(ALL) - NEED_NO_SERVER - WAITING - {"check", "processes"})
 BATCH = "user_status_cleanup"
 HELD = 3
 """The exit status where a batch is held: an answer, with its reason on standard error."""
@@ -100,18 +99,9 @@ def assert_fit(result):
     assert status == 0 or out or said(result)
 
 
-# Without rights
-
-
 @pytest.fixture(scope="module")
 def without_rights(walked, role):
     return walked(leave_out=WAITING, DATABASE_URL=role())
-
-
-@pytest.fixture(scope="module")
-def with_few_rights(walked, role):
-    # Which migrations were applied can be read, and nothing else.
-    return walked(leave_out=set(ALL) - MOST, DATABASE_URL=role("grant select on forgekeeper_migrations to {name}"))
 
 
 @every_command
@@ -130,15 +120,6 @@ def test_without_rights_a_command_says_what_is_denied_and_what_to_do(without_rig
     )
 
 
-@every("command", sorted(MOST))
-def test_with_few_rights_a_command_names_the_table(with_few_rights, command):
-    assert with_few_rights[command][0] == 1
-    assert "permission denied for table " in said(with_few_rights[command])
-
-
-# A database that gives no more
-
-
 @pytest.fixture(scope="module")
 def read_only(walked, tables):
     return walked(leave_out=SERVING, DATABASE_URL=make_dsn(tables, options="-cdefault_transaction_read_only=on"))
@@ -147,45 +128,6 @@ def read_only(walked, tables):
 @every_command_that_ends
 def test_where_nothing_may_be_written_a_command_shows_no_trace(read_only, command):
     assert_fit(read_only[command])
-
-
-@pytest.mark.parametrize("command", ["pause", "resume", "flags on", "run", "send", "migrate", "seed", "refs retry"])
-def test_where_nothing_may_be_written_a_change_says_where_it_could_be(read_only, command):
-    if read_only[command][0] == 0:
-        pytest.skip("it had nothing to change")
-
-    assert said(read_only[command]).endswith(
-        " in a read-only transaction; point FORGEKEEPER_DATABASE_URL at the primary,"
-        " or turn default_transaction_read_only off for its user"
-    )
-
-
-@pytest.fixture(scope="module")
-def without_time(walked, tables):
-    return walked(leave_out=set(ALL) - MOST - {"check"}, DATABASE_URL=tables, DATABASE_STATEMENT_TIMEOUT="0.001")
-
-
-@every("command", sorted(MOST | {"check"}))
-def test_where_each_statement_takes_too_long_a_command_shows_no_trace(without_time, command):
-    assert_fit(without_time[command])
-
-
-@pytest.fixture(scope="module")
-def without_schema(walked, tables):
-    leave_out = set(ALL) - MOST - {"check", "migrate"}
-    return walked(leave_out=leave_out, DATABASE_URL=make_dsn(tables, options="-csearch_path=elsewhere"))
-
-
-@every("command", sorted(MOST | {"check", "migrate"}))
-def test_where_the_schema_does_not_exist_a_command_shows_no_trace(without_schema, command):
-    assert_fit(without_schema[command])
-
-
-def test_where_the_schema_does_not_exist_migrate_says_how_to_name_one(without_schema):
-    assert said(without_schema["migrate"]).endswith(
-        "create the schema that the user's search_path names, or set search_path in FORGEKEEPER_DATABASE_URL"
-        " (?options=-csearch_path%3DNAME)"
-    )
 
 
 @pytest.mark.parametrize(
@@ -214,44 +156,10 @@ def test_what_the_database_refuses_is_said_with_what_to_do(main, own_database, q
     assert (result.status, result.complaint) == (1, f"cannot use PostgreSQL: refused; {hint}")
 
 
-@pytest.mark.parametrize("command", ["pause", "stop", "resume"])
-def test_what_the_database_refuses_of_every_batch_is_said_once(main, own_database, command):
-    url = make_dsn(own_database, options="-cdefault_transaction_read_only=on")
-
-    result = main(command, "--all", "--reason", "a test", DATABASE_URL=url)
-
-    assert result.status == 1
-    assert result.complaint.endswith(" or turn default_transaction_read_only off for its user")
-
-
-def test_a_run_that_is_refused_says_once_what_to_do(main, own_database, query):
-    query(
-        own_database,
-        "create function refuse() returns trigger language plpgsql as $$ begin raise 'refused' using errcode = '53100';"
-        " end $$; create trigger refuse before delete on user_statuses execute function refuse()",
-    )
-
-    result = main("run", BATCH, DATABASE_URL=own_database)
-
-    assert result.status == 1
-    assert result.sentences[-1].startswith(f"forgekeeper: {BATCH} failed: cannot use PostgreSQL: refused; free space")
-
-
 def test_a_run_without_the_right_root_sends_to_check_once(main, database, tmp_path):
     result = main("run", "git_ref_cleanup", REPOSITORIES_ROOT=str(tmp_path))
 
     assert (result.stdout + "\n".join(result.sentences)).count("`forgekeeper check") <= 1
-
-
-@pytest.mark.parametrize("setting", ["user", "dbname"])
-def test_a_database_or_user_that_does_not_exist_is_named(main, settings, urls, setting):
-    result = main("status", DATABASE_URL=make_dsn(urls.database, **{setting: "nobody"}))
-
-    assert result.status == 1
-    assert result.complaint.endswith('"nobody" does not exist; check FORGEKEEPER_DATABASE_URL')
-
-
-# A Redis that gives no more
 
 
 @contextmanager
@@ -289,19 +197,6 @@ def redis_without_rights(walked, tables, urls):
         server.execute_command("ACL", "DELUSER", "weak")
 
 
-@every_command
-def test_without_rights_on_redis_a_command_shows_no_trace(redis_without_rights, command):
-    assert_fit(redis_without_rights[command])
-
-
-@every("command", ["send", "buckets", "leases"])
-def test_without_rights_on_redis_a_command_says_what_to_grant(redis_without_rights, command):
-    assert redis_without_rights[command][0] == 1
-    assert said(redis_without_rights[command]).endswith(
-        "; grant that to its user with ACL SETUSER, or name another user in FORGEKEEPER_REDIS_URL"
-    )
-
-
 @pytest.fixture(scope="module")
 def redis_of_others(walked, tables, urls):
     """The walk in a database of Redis where another program has our keys' names for texts."""
@@ -317,27 +212,6 @@ def _numbered(url, number):
     return url.replace("db=0", f"db={number}") if "db=" in url else f"{url.rpartition('/')[0]}/{number}"
 
 
-@every_command_that_ends
-def test_where_a_key_holds_something_else_a_command_shows_no_trace(redis_of_others, command):
-    assert_fit(redis_of_others[command])
-
-
-@every("command", ["buckets", "leases"])
-def test_where_a_key_holds_something_else_another_program_is_suspected(redis_of_others, command):
-    assert said(redis_of_others[command]) == (
-        "cannot use Redis: WRONGTYPE Operation against a key holding the wrong kind of value; another program may use"
-        " the same database, and a key of forgekeeper's in it; `forgekeeper check` names it: move it away, or name"
-        " another database in FORGEKEEPER_REDIS_URL"
-    )
-
-
-def test_a_wrong_password_of_redis_is_said(main, database, urls):
-    result = main("leases", REDIS_URL=urls.redis.replace("://", "://nobody:hunter2@", 1))
-
-    assert result.status == 1
-    assert result.complaint.endswith("; check the user and the password in FORGEKEEPER_REDIS_URL")
-
-
 def test_a_redis_that_is_full_is_said(main, database, urls):
     with closing(redis.Redis.from_url(urls.redis)) as server:
         server.config_set("maxmemory", "1")
@@ -348,18 +222,6 @@ def test_a_redis_that_is_full_is_said(main, database, urls):
 
     assert result.status == 1
     assert "give it more memory (maxmemory)" in result.complaint
-
-
-def test_a_redis_that_is_a_replica_is_said(main, database, urls):
-    with closing(redis.Redis.from_url(urls.redis)) as server:
-        server.execute_command("REPLICAOF", "127.0.0.1", "1")
-        try:
-            result = main("leases", "break", "x")
-        finally:
-            server.execute_command("REPLICAOF", "NO", "ONE")
-
-    assert result.status == 1
-    assert result.complaint.endswith("; this is a replica: point FORGEKEEPER_REDIS_URL at its master")
 
 
 @pytest.mark.parametrize(
@@ -387,14 +249,6 @@ def test_what_redis_answers_is_said_with_what_to_do(main, database, answer, hint
     assert result.status == 1
     assert result.complaint.startswith("cannot use Redis: ")
     assert result.complaint.endswith(f"; {hint}")
-
-
-def test_a_port_where_no_postgresql_listens_is_said(main, settings):
-    with answering(b"HTTP/1.1 400 Bad Request\r\n\r\n") as port:
-        result = main("status", DATABASE_URL=f"postgresql://u@127.0.0.1:{port}/d")
-
-    assert result.status == 1
-    assert result.complaint.endswith("; what listens there may not be PostgreSQL: check FORGEKEEPER_DATABASE_URL")
 
 
 def test_no_command_runs_what_lies_in_the_folder_where_it_is_started(

@@ -13,8 +13,8 @@ from forgekeeper.delivery.broker import NAMESPACE
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
+from forgekeeper.runs.passed_over import PassedOver
 from forgekeeper.runs.processes import Process
-from forgekeeper.runs.quarantine import Quarantined
 from forgekeeper.storage.outbox import MAX_ATTEMPTS, DeletedObject
 from metrics.redaction import CONTROL
 from models import GitRefDeletion
@@ -30,7 +30,15 @@ COMMANDS = {
     "processes": "processes",
     "ticks": f"ticks {NAME}",
     "why": f"why {NAME}",
-    "quarantine": "quarantine list",
+    "dead list": "dead list",
+    "dead list, all": "dead list --limit 1000 --oldest",
+    "dead show": "dead show odd",
+    "dead show of a large one": "dead show large",
+    "dead replay": "dead replay --all --dry-run",
+    "records": "records list",
+    "uploads": "uploads failed",
+    "objects": "objects failed",
+    "refs": "refs rejected",
     "leases": "leases list",
     "buckets": "buckets",
 }
@@ -52,9 +60,9 @@ def noise(database):
         blocked_since=instant, blocked_reason=NOISE, blocked_sentence=LONG,
     )  # fmt: skip
     Hold.add(NAME, "pause", reason=LONG, by=LONG, until=instant + timedelta(days=1))
-    Quarantined.create(
-        batch=NOISE, record=NOISE, key=LONG[:2_000], reason="record_failed", since=instant,
-        failed_at=instant, retry_at=instant, error=LONG,
+    PassedOver.create(
+        batch=NOISE, record=NOISE, key=LONG[:2_000], first_failed_at=instant, last_failed_at=instant,
+        retry_at=instant, error=LONG,
     )  # fmt: skip
     Process.create(
         kind="worker", host=NOISE, pid=1, version=LONG, alive_at=instant, silent_from=instant + timedelta(hours=1),
@@ -90,9 +98,9 @@ def test_no_command_hands_over_what_a_terminal_would_obey(main, command):
 
 
 def test_json_has_what_was_written_letter_for_letter(main):
-    entries = main("quarantine", "list", "--kind", "record", "--json").json["entries"]
+    (entry, *_) = [one for one in main("dead", "list", "--json").json["entries"] if one["id"] == "odd"]
 
-    assert [one["record"] for one in entries] == [NOISE]
+    assert entry["args"] == [NOISE]
 
 
 def test_json_of_a_number_that_is_too_large_for_it_is_json(main):

@@ -61,7 +61,7 @@ def test_a_run_by_hand_deletes_the_refs_of_every_project(main, root):
 
     result = main("run", "git_ref_cleanup", "--json", REPOSITORIES_ROOT=str(root))
 
-    assert (result.status, result.json["total_projects"], git_repositories.count(root)) == (0, 2, 4)
+    assert (result.status, result.json["total_projects"], git_repositories.count_refs(root)) == (0, 2, 4)
     assert [child["total_deletes"] for child in result.json["children"]] == [1, 1]
 
 
@@ -97,14 +97,6 @@ def look(main, root):
     return [(one["level"], one["message"]) for one in findings if one["subject"] == "repositories"][1:]
 
 
-def test_check_finds_nothing_where_the_repositories_of_all_projects_are_there(main, root):
-    for number in range(5):
-        (root / f"{number}.git").mkdir()
-        Project.create(id=number, disk_path=f"{number}.git")
-
-    assert look(main, root) == []
-
-
 @pytest.mark.parametrize(("missing", "level"), [(2, "warning"), (3, "error")])
 def test_check_says_how_many_repositories_are_missing(main, root, missing, level):
     for number in range(1, missing + 1):
@@ -114,13 +106,6 @@ def test_check_says_how_many_repositories_are_missing(main, root, missing, level
 
     assert found == level
     assert message.endswith("projects taken at random have none")
-
-
-def test_check_says_that_a_path_lacks_its_git(main, root):
-    (root / "1.git").mkdir()
-    Project.create(id=1, disk_path="1")
-
-    assert look(main, root) == [("error", "there is none at 1, but one at 1.git: correct disk_path")]
 
 
 @pytest.mark.parametrize("others", [0, 2])
@@ -134,18 +119,6 @@ def test_check_names_a_project_whose_repository_leads_git_elsewhere(main, root, 
 
     assert (found, ".git' is deleted: refs is a symbolic link" in message) == ("error", True)
     assert ("3 of 3 projects taken at random are refused" in message) == bool(others)
-
-
-def test_check_says_it_of_a_path_that_no_file_system_takes(main, root):
-    Project.create(id=1, disk_path="x" * 5_000)
-
-    ((found, message),) = look(main, root)
-
-    assert (found, message.endswith("the path of the repository cannot be followed: File name too long")) == (
-        "error",
-        True,
-    )
-    assert len(message) < 400
 
 
 def test_what_a_run_had_sent_before_it_failed_is_worked_on_by_hand_too(main, root):
@@ -163,6 +136,39 @@ def test_what_a_run_had_sent_before_it_failed_is_worked_on_by_hand_too(main, roo
 # refs
 
 
+@pytest.mark.parametrize("command", [["refs"], ["refs", "rejected"]])
+def test_rejected_deletions_are_listed_with_their_reasons(main, refs, command):
+    result = main(*command)
+
+    assert result.status == 0
+    assert "refs/heads/a..b" in result.stdout
+    assert "invalid_name" in result.stdout
+    assert "refs/x" not in result.stdout
+
+
+def test_one_rejected_deletion_is_tried_anew(main, refs):
+    result = main("refs", "retry", str(refs[0]))
+
+    assert (result.status, statuses()) == (0, [1, 3, 1])
+
+
+def test_all_rejected_deletions_are_tried_anew(main, refs):
+    result = main("refs", "retry", "--all")
+
+    assert (result.status, statuses()) == (0, [1, 1, 1])
+
+
+def test_a_deletion_that_was_not_rejected_cannot_be_retried(main, refs):
+    result = main("refs", "retry", str(refs[2]))
+
+    assert (result.status, "not among the rejected deletions" in result.complaint) == (1, True)
+
+
+@pytest.mark.parametrize("arguments", [[], ["1", "--all"]])
+def test_retry_wants_one_or_all(main, arguments):
+    assert main("refs", "retry", *arguments).status == 2
+
+
 # leases
 
 
@@ -175,13 +181,6 @@ def test_leases_are_listed_with_their_holders(main, held, command):
     assert "forge-2:77" in result.stdout
 
 
-def test_leases_as_json(main, held):
-    (entry,) = main("leases", "list", "--json").json["leases"]
-
-    assert (entry["name"], entry["holder"]) == ("clean_project_refs:7", "forge-2:77")
-    assert 50 < entry["left"] <= 60
-
-
 def test_a_broken_lease_is_free_and_its_holder_learns_of_it(main, held):
     result = main("leases", "break", "clean_project_refs:7")
 
@@ -190,33 +189,7 @@ def test_a_broken_lease_is_free_and_its_holder_learns_of_it(main, held):
         held.check()
 
 
-def test_breaking_a_lease_leaves_an_audit_line(main, held):
-    result = main("leases", "break", "clean_project_refs:7", LOG_FORMAT="json")
-
-    assert '"message":"lease broken","lease":"clean_project_refs:7"' in result.stderr.replace(": ", ":")
-
-
-def test_a_lease_that_nobody_holds_cannot_be_broken(main):
-    result = main("leases", "break", "nobody")
-
-    assert (result.status, "nobody holds the lease nobody" in result.complaint) == (1, True)
-
-
 # status and check
-
-
-def test_status_shows_leases_and_buckets(main, held):
-    status = main("status", "--json").json
-
-    assert [one["name"] for one in status["leases"]] == ["clean_project_refs:7"]
-    assert status["buckets"] == {"available": [], "occupied": []}
-
-
-def test_check_says_which_git_there_is(main):
-    findings = main("check", "--json").json["findings"]
-
-    (git,) = [finding for finding in findings if finding["subject"] == "git"]
-    assert (git["level"], git["message"].startswith("version 2")) == ("ok", True)
 
 
 def test_check_warns_where_there_is_no_git(main, monkeypatch, tmp_path):

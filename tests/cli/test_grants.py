@@ -21,11 +21,12 @@ from forgekeeper.database import database, now, privileges, sqlstate, use
 from forgekeeper.delivery.broker import NAMESPACE, broker
 from forgekeeper.delivery.sending import deliver
 from forgekeeper.installation.row import Installation
-from forgekeeper.runs import quarantine
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun, Started
+from forgekeeper.runs.passed_over import PassedOver
 from forgekeeper.runs.processes import Process
+from forgekeeper.runs.quarantine import Quarantined
 from forgekeeper.runs.reconcile import reconcile
 from forgekeeper.runs.totals import RunTotal
 from forgekeeper.storage import sentinel
@@ -33,7 +34,7 @@ from forgekeeper.storage.settled import SettledUpload
 from forgekeeper.tables import OURS
 from models import APPLICATION, GitRefDeletion
 from tests.harness.settings import settings_with
-from workers.git_ref_cleanup.deletions import Closed, settle
+from workers.git_ref_cleanup.deletions import Pending, settle
 from workers.git_ref_cleanup.repositories import paths
 from workers.stale_direct_uploads import register
 
@@ -147,10 +148,11 @@ def test_every_batch_runs_with_these_grants(main, role, query):
 
 COMMANDS = (
     *("status", "flags on bulk_delete_job_artifacts", "pause prune", "resume prune", "send prune", "ticks prune"),
-    *("quarantine", "quarantine retry --all", "quarantine discard --all", "processes", "buckets", "leases"),
+    *("refs retry --all", "objects retry --all", "records", "records retry --all", "processes", "buckets", "leases"),
     *("audit", "audit --run 1", "audit --what artifact:1", "audit --what path:a/b"),
-    *("why prune", "check"),
+    *("uploads", "uploads failed", "uploads retry --all", "why prune", "check"),
     *("uploads reconcile artifacts --prefix a --yes --expect 1", "uploads forget --all"),
+    *("dead list", "dead list --oldest", "dead show 1", "dead replay 1", "dead purge 2 --yes"),
 )
 
 
@@ -176,21 +178,6 @@ def test_every_command_works_with_these_grants(main, role, tmp_path):
     assert {command: result.stderr for command, result in results.items() if result.status != 0} == {}
 
 
-def test_check_says_what_redis_does_not_let_it_see_and_sees_what_it_does(main, role):
-    def redis_is():
-        found = main("check", "--json", **role.settings).json["findings"]
-        return [(f["level"], f["message"].partition(":")[0]) for f in found if f["subject"] == "redis"]
-
-    (version, unseen) = redis_is()
-    with closing(redis.from_url(role.settings["REDIS_URL"].replace(f"{EVERYTHING}:{SECRET}@", ""))) as server:
-        server.execute_command("ACL", "SETUSER", EVERYTHING, "+info")
-    seen = redis_is()
-
-    assert (version[0], unseen) == ("ok", ("warning", "maxmemory-policy and appendonly cannot be seen"))
-    assert version in seen
-    assert unseen not in seen
-
-
 REVOKED = [
     (need.table, need.privilege, f"{need.privilege} ({', '.join(need.columns)})" if need.columns else need.privilege)
     for need in privileges.needs(MODELS)
@@ -206,33 +193,6 @@ def test_check_names_each_grant_that_is_missing(role, errors):
         role.ask(f"grant {grant} on {table} to {role.name}")
 
 
-def test_check_says_that_it_may_not_read_what_was_migrated(role, errors):
-    role.ask(f"revoke select on forgekeeper_migrations from {role.name}")
-
-    assert errors() == [
-        f"{role.name} may not select forgekeeper_migrations: `grant select on forgekeeper_migrations to {role.name}`"
-    ]
-
-
-def test_what_is_missing_of_one_table_is_one_line(role, errors):
-    role.ask(f"revoke all on ci_job_artifacts from {role.name}")
-
-    assert errors() == [
-        (
-            f"{role.name} may not select or update or delete ci_job_artifacts:"
-            f" `grant select, update (id), delete on ci_job_artifacts to {role.name}`"
-        )
-    ]
-
-
-def test_a_schema_that_may_not_be_used_is_named_and_not_its_tables(role, errors):
-    role.ask("create schema forge")
-    role.ask("alter table projects set schema forge")
-    role.ask(f"alter role {role.name} set search_path = public, forge")
-
-    assert errors() == [f"{role.name} may not use schema forge: `grant usage on schema forge to {role.name}`"]
-
-
 def test_rows_that_a_policy_hides_are_an_error_and_block_the_batch(main, role, errors):
     role.ask("alter table ci_job_artifacts enable row level security")
 
@@ -241,9 +201,6 @@ def test_rows_that_a_policy_hides_are_an_error_and_block_the_batch(main, role, e
 
     assert message == "row security hides rows of ci_job_artifacts from this role: grant it bypassrls"
     assert (result.json["skipped"], result.json["blocked"]) == ("schema", message)
-
-
-# Each is needed
 
 
 @contextmanager
@@ -303,15 +260,15 @@ def _read(collect, settings):
 
 def of_worker(settings):
     yield from (pending, Installation.ensure, presence, partial(Batch.move_to, "git_ref_cleanup", 0))
-    yield partial(quarantine.fail, "delete_objects", "deleted_object", "1", "it is bad", reason="record_failed")
-    yield partial(quarantine.forget_old, now())
+    yield partial(PassedOver.fail, "delete_objects", "deleted_object", 1, "it is bad")
+    yield partial(PassedOver.forget_old, now())
     yield partial(Hold.why, "prune")
     yield partial(JobRun.hold, Started(0, str(uuid4()), 1), {}, kind="breaker", sentence="it is too much")
-    yield partial(quarantine.fail, "git_ref_cleanup", "clean_project_refs", "1", "it failed", reason="child_failed")
-    yield partial(quarantine.end, "git_ref_cleanup", "clean_project_refs", "1")
+    yield partial(Quarantined.fail, "git_ref_cleanup", "clean_project_refs", "1", "it failed", run=1)
+    yield partial(Quarantined.end, "git_ref_cleanup", "clean_project_refs", "1")
     yield JobRun.delete().where(JobRun.closed_before(now() - timedelta(days=1))).execute
     yield partial(paths, [1])
-    yield partial(settle, 1, [Closed(0, "refs/mr/1")])
+    yield partial(settle, 1, {Pending(0, 1, "refs/mr/1", None, now(), now()): None})
     yield partial(Audit("prune", on=True).intent, "a", ids=[1])
     yield partial(RunTotal.add, "prune", 1)
     yield partial(RunTotal.delete_old, now(), limit=1)

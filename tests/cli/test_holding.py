@@ -1,14 +1,18 @@
 """`pause`, `stop`, `cancel` and `resume`: what holds batches back, and what these commands say of it."""
 
+import pwd
 import time
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import psycopg2
 import pytest
 
+from forgekeeper import migrations
 from forgekeeper.audit.acts import Act
 from forgekeeper.batches import BATCHES
+from forgekeeper.boot import load
 from forgekeeper.connections import client
 from forgekeeper.database import now
 from forgekeeper.delivery.queues import depth
@@ -17,6 +21,7 @@ from forgekeeper.runs import reconcile
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
+from forgekeeper.runs.processes import Process
 
 NAME = "user_status_cleanup"
 ME = "ops"
@@ -50,6 +55,13 @@ def acts():
 # pause
 
 
+def test_a_pause_that_is_to_last_holds_a_batch_back_until_resumed(forgekeeper, database):
+    result = forgekeeper("pause", NAME, "--forever", "--reason", "moving disks")
+
+    assert (result.status, result.stdout) == (0, f"{NAME} is paused until `forgekeeper resume {NAME}`\n")
+    assert (hold().until, hold().reason) == (None, "moving disks")
+
+
 def test_a_pause_without_an_end_does_not_end_by_itself(main, database):
     result = main("pause", NAME, "--reason", "moving disks")
 
@@ -70,6 +82,18 @@ def test_a_pause_until_a_time_ends_by_itself(main, database):
     assert hold().until == datetime(2100, 1, 1, 8, 30, tzinfo=UTC)
 
 
+def test_a_time_with_a_zone_is_understood(main, database):
+    result = main("pause", NAME, "--until", "2100-01-01T08:30+02:00")
+
+    assert result.stdout == f"{NAME} is paused until 2100-01-01 06:30:00\n"
+
+
+def test_a_pause_may_be_given_as_a_duration(main, database):
+    main("pause", NAME, "--until", "+2h", "--reason", "a move")
+
+    assert abs(hold().until - now() - timedelta(hours=2)) < MINUTE
+
+
 def test_a_pause_has_an_end_or_lasts_for_ever(main, database):
     result = main("pause", NAME, "--until", "+2h", "--forever")
 
@@ -81,6 +105,12 @@ def test_several_batches_are_paused_at_once(main, database):
 
     assert paused() == {NAME, OTHER}
     assert result.stdout.splitlines() == [f"{name} is paused until 2100-01-01 00:00:00" for name in (NAME, OTHER)]
+
+
+def test_all_batches_are_paused_at_once(main, database):
+    main("pause", "--all", "--reason", "a move")
+
+    assert paused() == set(BATCHES)
 
 
 @pytest.mark.parametrize("command", ["pause", "stop", "resume"])
@@ -115,6 +145,16 @@ def test_a_pause_of_one_batch_answers_with_json_as_it_always_has(main, database)
     }
 
 
+def test_a_pause_of_several_batches_answers_with_a_list(main, database):
+    answer = main("pause", NAME, OTHER, "--reason", "a move", "--json").json
+
+    assert [one["batch"] for one in answer["batches"]] == [NAME, OTHER]
+
+
+def test_a_pause_for_ever_has_no_end_in_json(main, database):
+    assert main("pause", NAME, "--forever", "--json").json["until"] is None
+
+
 def test_an_emptied_redis_does_not_resume_a_paused_batch(main, database):
     main("pause", NAME)
     client.flushall()
@@ -144,6 +184,10 @@ def test_a_stop_needs_a_reason(main, database):
     assert result.complaint == "say why: the stop needs a --reason, for whoever finds it"
 
 
+def test_a_blank_reason_is_none(main, database):
+    assert (main("stop", NAME, "--reason", " ").status, stopped()) == (2, set())
+
+
 def test_all_batches_are_stopped_at_once_also_those_that_only_others_have_declared(main, database):
     Batch.register(["an_operators_own"])
 
@@ -164,6 +208,13 @@ def test_a_stop_of_what_does_not_run_says_so_at_once(main, database):
     assert result.stdout.splitlines()[1].startswith("nothing of it is at work")
 
 
+def test_a_stop_with_json_says_how_long_it_took(main, database):
+    answer = main("stop", NAME, "--reason", "wrong rows go", "--json").json
+
+    assert answer.pop("seconds") < 5
+    assert answer == {"batch": NAME, "stopped": True, "reason": "wrong rows go", "at_work": []}
+
+
 def test_a_batch_that_is_stopped_again_has_been_since_the_first_time(main, database):
     main("stop", NAME, "--reason", "first")
     since = hold().since
@@ -171,6 +222,15 @@ def test_a_batch_that_is_stopped_again_has_been_since_the_first_time(main, datab
     main("stop", NAME, "--reason", "second")
 
     assert (hold().since, hold().reason) == (since, "second")
+
+
+def test_a_stop_survives_an_emptied_redis(main, database):
+    main("stop", NAME, "--reason", "wrong rows go")
+    client.flushall()
+
+    reconcile.reconcile(NAME, load(), deliver, by="sched-1:7")
+
+    assert (stopped(), ready()) == ({NAME}, 0)
 
 
 def test_what_waited_when_its_batch_was_stopped_is_sent_after_the_resumption(main, database):
@@ -214,6 +274,12 @@ def test_resume_of_all_ends_every_pause_and_stop_of_ones_own(main, database):
     assert (result.status, stopped(), paused()) == (0, set(), set())
 
 
+def test_resume_says_that_there_was_no_pause(main, database):
+    result = main("resume", NAME)
+
+    assert (result.status, result.stdout) == (0, f"{NAME} was not paused\n")
+
+
 def test_resume_lets_no_held_batch_go_and_names_what_does(main, database):
     Hold.add(NAME, "breaker", by="worker-1:9", reason="90 % would go")
 
@@ -221,6 +287,19 @@ def test_resume_lets_no_held_batch_go_and_names_what_does(main, database):
 
     assert result.stdout == f"{NAME} is held: `forgekeeper release {NAME} --reason ...` lets it go\n"
     assert Hold.why(NAME) == "held"
+
+
+def test_resume_with_json_says_what_there_was(main, database):
+    main("pause", NAME)
+
+    answers = [main("resume", NAME, "--json").json for _ in range(2)]
+
+    ended = [[one.pop(key) for key in ("ended", "left")] for one in answers]
+    assert [(len(mine), others) for mine, others in ended] == [(1, []), (0, [])]
+    assert answers == [
+        {"batch": NAME, "paused": False, "stopped": False, "was_paused": was, "was_stopped": False, "held": False}
+        for was in (True, False)
+    ]
 
 
 # Of different people
@@ -246,6 +325,14 @@ def test_resume_ends_ones_own_and_names_what_stays_and_how_to_end_it(main, datab
         f"{NAME} is still paused: the pause of ann since {stays.since:%Y-%m-%d %H:%M:%S} (legal hold);"
         f" `forgekeeper resume {NAME} --id {stays.id}` ends it\n"
     )
+
+
+def test_resume_of_all_leaves_what_others_hold(main, database):
+    main("stop", "--all", "--reason", "legal hold", "--no-wait", ACTOR="ann")
+
+    result = main("resume", "--all", ACTOR="bob")
+
+    assert (result.status, stopped()) == (3, set(BATCHES))
 
 
 def test_with_json_resume_says_what_has_ended_and_what_stays(main, database):
@@ -312,6 +399,36 @@ def test_a_reason_of_any_bytes_is_kept_escaped(main, database, command):
     assert command == "release" or Hold.standing(batch=NAME)[0].reason == SEEN
 
 
+def test_a_run_is_cancelled_for_a_reason_of_any_bytes(main, database):
+    number = JobRun.claim_manual(NAME, by="ops:1")
+
+    assert main("cancel", str(number), "--reason", ODD).status == 0
+    assert JobRun.get_by_id(number).cancelled_reason == SEEN
+
+
+def test_who_acts_may_have_a_name_of_any_bytes(forgekeeper, database):
+    name = ODD.replace("\x00", "")
+    result = forgekeeper("stop", NAME, "--reason", "wrong rows go", "--no-wait", ACTOR=name)
+    by = hold().by
+    ended = forgekeeper("resume", NAME, ACTOR=name)
+
+    assert (result.status, by) == (0, SEEN.replace(r"\x00", ""))
+    assert (ended.status, stopped()) == (0, set())
+
+
+@pytest.mark.parametrize("variable", ["user", "sudo"])
+def test_the_user_may_have_a_name_of_any_bytes(main, database, monkeypatch, variable):
+    if variable == "user":
+        monkeypatch.setattr(pwd, "getpwuid", lambda _uid: SimpleNamespace(pw_name=ODD))
+    else:
+        monkeypatch.setenv("SUDO_USER", ODD.replace("\x00", ""))
+
+    result = main("stop", NAME, "--reason", "wrong rows go", "--no-wait", ACTOR=None)
+
+    assert (result.status, stopped()) == (0, {NAME})
+    assert r"caf\udce9" in hold().by
+
+
 @pytest.fixture
 def another(urls):
     """Another session, whose transaction is open."""
@@ -361,6 +478,43 @@ def test_a_stop_works_while_migrations_are_pending(main, settings, new_database,
 # Older versions
 
 
+@pytest.fixture
+def older(database):
+    """A worker of a version that does not know holds, and one of this version."""
+    facts = {"kind": "worker", "version": "0.1.0", "alive_at": now() + MINUTE, "silent_from": now() + 2 * MINUTE}
+    Process.create(host="old", pid=1, **facts)
+    Process.create(host="new", pid=2, migration=migrations.newest(), **facts)
+
+
+def test_a_stop_names_the_processes_that_may_not_know_of_it(main, older):
+    result = main("stop", NAME, "--reason", "wrong rows go", "--no-wait")
+
+    assert result.status == 0
+    assert result.sentences == [
+        (
+            "of an older version, and perhaps not to be stopped by this: worker old:1 (version 0.1.0);"
+            " end what must not go on with SIGTERM on its machine"
+        )
+    ]
+
+
+def test_with_json_a_stop_lists_them(main, older):
+    answer = main("stop", NAME, "--reason", "wrong rows go", "--no-wait", "--json").json
+
+    assert answer["older"] == ["worker old:1 (version 0.1.0)"]
+
+
+def test_a_stop_that_older_versions_cannot_see_says_so_and_stands(main, older, another):
+    Batch.register(BATCHES)
+    another.execute("select from batches where name = %s for update", (NAME,))
+
+    result = main("stop", "--all", "--reason", "wrong rows go", "--no-wait", DATABASE_LOCK_TIMEOUT="0.1")
+
+    assert (result.status, stopped()) == (1, set(BATCHES))
+    assert f"{NAME} is stopped, but processes of an older version cannot see it: " in result.stderr
+    assert {row.name for row in Batch.select().where(Batch.stopped_since.is_null(False))} == set(BATCHES) - {NAME}
+
+
 # cancel
 
 
@@ -371,6 +525,14 @@ def test_a_run_that_waits_and_is_cancelled_will_not_run(main, database):
 
     assert result.stdout == f"run {number} of {NAME} waited, and will not run\n"
     assert (JobRun.get_by_id(number).state, JobRun.open(NAME)) == ("skipped", None)
+
+
+def test_a_run_that_is_cancelled_ends_before_its_next_chunk(main, database):
+    run = JobRun.start_here(NAME, by="worker-1:9")
+
+    result = main("cancel", str(run.id), "--reason", "not now")
+
+    assert result.stdout == f"run {run.id} of {NAME} ends before its next chunk, and so do its children\n"
 
 
 @pytest.mark.parametrize(
@@ -411,6 +573,14 @@ def test_a_run_that_the_ledger_does_not_have_cannot_be_cancelled(main, database)
         1,
         "the ledger has no run 17; `forgekeeper ticks BATCH` lists those that it has",
     )
+
+
+def test_cancel_with_json_says_what_the_run_was_and_is(main, database):
+    number = JobRun.claim_manual(NAME, by="ops:1")
+
+    answer = main("cancel", str(number), "--reason", "not now", "--json").json
+
+    assert answer == {"run": number, "batch": NAME, "was": "claimed", "state": "skipped", "reason": "not now"}
 
 
 # the audit

@@ -4,11 +4,9 @@ import pytest
 
 from forgekeeper.batches import BATCHES
 from forgekeeper.boot import load
-from forgekeeper.connections import client
 from forgekeeper.database import now
-from forgekeeper.delivery.broker import broker
-from forgekeeper.delivery.sending import deliver, message_of
-from forgekeeper.runs import clock_ahead, reconcile
+from forgekeeper.delivery.sending import deliver
+from forgekeeper.runs import reconcile
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
@@ -92,22 +90,6 @@ def test_a_tick_that_succeeded_names_scheduler_worker_and_result(story):
     ]
 
 
-def test_why_is_told_by_a_process_too(forgekeeper, database):
-    claimed()
-
-    result = forgekeeper("why", NAME, "--json")
-
-    assert (result.status, result.stderr, result.json["batch"]) == (0, "", NAME)
-    assert result.json["run"]["state"] == "claimed"
-    assert result.json["story"][-1] == "It has not been sent to the workers yet."
-
-
-def test_a_time_is_understood_as_it_is_printed(story):
-    run_id = claimed()
-
-    assert story(written(JobRun.get_by_id(run_id).tick)) == story()
-
-
 def test_a_tick_skipped_because_of_an_open_run_says_so(story):
     registered(1.5 * MINUTE)
     JobRun.start_here(NAME, by="ops:1")
@@ -125,19 +107,6 @@ def test_a_tick_skipped_because_of_a_pause_says_so(story):
     reconciled()
 
     assert "It was skipped, because the batch was paused." in story(only("skipped"))
-
-
-def test_a_run_opened_again_after_a_kill_says_who_was_lost_and_then_that_it_waits(story):
-    run_id = claimed()
-    started(run_id, by="worker-2:9")
-    fell_silent()
-
-    told = story()
-
-    begun = next(n for n, sentence in enumerate(told) if "started by worker worker-2:9" in sentence)
-    lost = next(n for n, sentence in enumerate(told) if "fell silent in the middle of it (once)" in sentence)
-    assert begun < lost
-    assert told[-1] == "It waits for a worker."
 
 
 def test_a_run_that_succeeds_after_a_kill_tells_of_both_attempts(story):
@@ -172,7 +141,7 @@ def test_a_missed_tick_says_that_nobody_was_at_work(story):
     told = story(only("missed"))
 
     assert told[-1] == (
-        "It was missed: no scheduler was at work, and when one came back it was too old to be caught up."
+        "It was missed: no scheduler was running, and when one came back it was too old to be caught up."
     )
 
 
@@ -181,25 +150,6 @@ def test_a_coalesced_tick_says_that_the_newest_one_did_its_work(story):
     reconciled()
 
     assert story(only("coalesced"))[-1] == ("Nobody claimed it in time; the newest tick after the outage did its work.")
-
-
-@pytest.mark.parametrize("state", ["missed", "coalesced"])
-def test_a_tick_that_never_ran_is_not_said_to_have_been_caught_up(story, state):
-    registered(HOUR + 30 * MINUTE)
-    reconciled()
-
-    assert not any("It was caught up" in sentence for sentence in story(only(state)))
-
-
-def test_no_tick_is_said_to_have_done_the_work_where_outages_are_skipped(story, monkeypatch):
-    monkeypatch.setenv("FORGEKEEPER_CATCH_UP_USER_STATUS_CLEANUP", "skip")
-    due = minute() - 10 * MINUTE
-    monkeypatch.setenv("FORGEKEEPER_CRON_USER_STATUS_CLEANUP", f"{due.minute},{(due - 5 * MINUTE).minute} * * * *")
-    registered(20 * MINUTE)
-    reconciled()
-
-    for run in JobRun.of(NAME):
-        assert not any("did its work" in sentence for sentence in story(run.tick))
 
 
 def test_a_tick_claimed_late_says_that_it_was_caught_up(story, monkeypatch):
@@ -238,30 +188,6 @@ def test_a_superseded_retry_says_that_a_newer_tick_took_over(story):
     )
 
 
-def test_a_run_whose_message_is_dead_says_so(story):
-    run_id = claimed()
-    message = message_of(BATCH, JobRun.get_by_id(run_id))
-    client.hset(f"{broker.namespace}:cron.XQ.msgs", str(run_id), message.encode())
-    reconcile.send(NAME, deliver)
-
-    assert story()[-1] == "It was given up, because its message lies in the dead letters of its queue."
-
-
-def test_a_run_that_is_under_way_shows_its_last_sign_of_life(story):
-    started(claimed())
-
-    alive = written(JobRun.of(NAME).first().alive_at)
-    assert story()[-1] == f"It is running; its last sign of life was at {alive}."
-
-
-def test_a_run_that_waits_while_its_batch_is_paused_says_so(story):
-    claimed()
-    reconcile.send(NAME, deliver)
-    Hold.add(NAME, "pause", until=None, reason=None, by="ops:1")
-
-    assert any("paused" in sentence for sentence in story())
-
-
 def test_a_run_sent_by_hand_names_who_asked_for_it(story):
     run_id = JobRun.claim_manual(NAME, by="ops:1")
     reconcile.send(NAME, deliver)
@@ -276,22 +202,6 @@ def test_a_run_sent_by_hand_names_who_asked_for_it(story):
     ]
 
 
-def test_a_run_made_by_hand_tells_who_ran_it_and_what_came_of_it(story, main):
-    main("run", NAME)
-
-    told = story()
-
-    run = JobRun.of(NAME).first()
-    assert told[0] == f"Run {run.id} was asked for by hand, by {run.started_by} at {written(run.claimed_at)}."
-    assert told[-1].endswith("s: batches=0 deleted=0 stopped=drained.")
-
-
-def test_a_run_made_by_hand_was_not_started_by_a_worker(story, main):
-    main("run", NAME)
-
-    assert not any("by worker" in sentence for sentence in story())
-
-
 def test_at_a_time_between_two_ticks_both_are_named(story):
     tick = minute()
     claimed(tick)
@@ -302,27 +212,12 @@ def test_at_a_time_between_two_ticks_both_are_named(story):
     ]
 
 
-def test_before_the_ledger_begins_its_first_tick_is_named(story):
-    tick = minute()
-    claimed(tick)
-
-    assert story(tick - HOUR) == [
-        f"The ledger has nothing of {written(tick - HOUR)}: it begins at {written(tick)}.",
-    ]
-
-
 def test_a_tick_that_nobody_has_looked_at_says_so(story):
     tick = minute()
     claimed(tick - MINUTE)
 
     assert story(tick + HOUR) == [
-        f"No scheduler has looked at {written(tick + HOUR)}: either none was at work, or the time has not come."
-    ]
-
-
-def test_a_batch_without_a_schedule_is_told_to_run_only_when_sent(story):
-    assert story(minute(), CRON_USER_STATUS_CLEANUP="off") == [
-        "The batch has no schedule (its cron is off); it runs only when somebody sends it."
+        f"No scheduler has looked at {written(tick + HOUR)}: either none was running, or the time has not come."
     ]
 
 
@@ -343,24 +238,10 @@ def test_the_schedule_that_a_living_scheduler_keeps_counts_and_not_this_shell_s(
     )
 
 
-def test_a_batch_that_was_never_due_says_so(story):
-    assert story() == ["The batch has not been due yet since it was registered, and nobody has sent it."]
-
-
-def test_a_tick_whose_time_has_not_come_is_told_of(story):
-    tick = now().replace(microsecond=0) + HOUR
-    JobRun.record(NAME, [tick], "skipped", by="sched-1:7", reason="paused")
-
-    assert story()[-1] == (
-        f"The ledger has 1 tick(s) of this batch whose time has not come, up to that of {written(tick)}: "
-        "PostgreSQL's clock was ahead. They hold nothing back, and run again in their time."
-    )
-
-
 def test_a_tick_that_was_set_aside_is_still_found_at_its_time(story):
     tick = now().replace(microsecond=0) + HOUR
     JobRun.record(NAME, [tick], "missed", by="sched-1:7")
-    clock_ahead.set_right(NAME)
+    JobRun.set_right(NAME, longest_retry=HOUR)
 
     assert story(tick)[0] == (
         f"The tick of {written(tick)} was claimed by scheduler sched-1:7 before its time had come, because "

@@ -6,15 +6,15 @@ import pytest
 from peewee import TextField
 from structlog.testing import capture_logs
 
-from forgekeeper import Items, Kept, Table
+from forgekeeper import Items, Kept, Table, batch
 from forgekeeper.audit.intents import Item
-from forgekeeper.batches import BATCHES, batch
+from forgekeeper.batches import BATCHES
 from forgekeeper.database import database as db
 from forgekeeper.declaring.items import Deleted
 from forgekeeper.delivery.broker import broker
 from forgekeeper.failpoints import FailpointReached
 from forgekeeper.process import boot
-from forgekeeper.runs.quarantine import Quarantined
+from forgekeeper.runs.passed_over import PassedOver
 from forgekeeper.runs.totals import RunTotal
 from tests.harness.audited import lines, unclosed
 from tests.harness.performing import recorded
@@ -176,7 +176,7 @@ def test_a_row_that_cannot_be_settled_is_passed_over_and_stops_no_other(leaves):
     finally:
         db.execute_sql("drop table pinned")
 
-    assert (result["deleted"], [one.key for one in Quarantined.select()]) == (FILES - 1, [str(bad.id)])
+    assert (result["deleted"], [one.key for one in PassedOver.select()]) == (FILES - 1, [str(bad.id)])
 
 
 def test_a_batch_of_items_has_limits_of_its_own(leaves):

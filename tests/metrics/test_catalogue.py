@@ -4,20 +4,17 @@ import re
 from datetime import timedelta
 
 import pytest
-from metrics.catalogue.endpoint import SECONDS
 from prometheus_client import generate_latest
 
-from forgekeeper.batches import BATCHES, Record, Threshold, all_declared, child, queues
-from forgekeeper.cli.metrics import PAGES, page
+from forgekeeper.batches import Record, Threshold, all_declared, child, queues
+from forgekeeper.cli.metrics import page
 from forgekeeper.collectors import all_collectors
-from forgekeeper.delivery import queues as delivery_queues
-from forgekeeper.delivery.broker import broker
 from forgekeeper.flags import FLAGS
-from metrics.catalogue import stored, table
-from metrics.catalogue.labels import Labels
-from metrics.catalogue.metric import Counter, Gauge
+from metrics.catalogue import table
+from metrics.catalogue.metric import BUCKETS, Counter, Gauge
 from metrics.instruments import Instruments
-from tests.harness.catalogue import LABELS, METRICS, of
+from models import WAITS
+from tests.harness.catalogue import LABELS, METRICS
 from tests.harness.every import every
 from tests.harness.toys import Outcome, declaring, toy
 
@@ -34,7 +31,7 @@ def toys():
             team="parents",
             records=[
                 Record("toy", examined=("deleted", "left"), processed=("deleted",), objective=timedelta(hours=1)),
-                Record("broken_toy", errors={"database": ()}, refused=True),
+                Record("broken_toy", errors={"database": ()}, given_up=True),
                 Record("new_toy", backlog=True),
             ],
             thresholds=[Threshold("duration", above=60)],
@@ -65,19 +62,9 @@ def toys():
         yield table(all_declared())
 
 
-def test_every_batch_and_every_child_is_an_actor_with_its_queue():
-    actors = {name: actor for name, actor in broker.actors.items() if {"document", "child"} & actor.options.keys()}
-
-    assert {name: actor.queue_name for name, actor in actors.items()} == {one.name: one.queue for one in all_declared()}
-
-
-def test_a_run_s_time_limit_is_no_shorter_than_its_budget():
-    assert [one.name for one in all_declared() if one.time_limit < one.budget] == []
-
-
 def test_queues_flags_and_collectors_are_the_real_ones(settings):
     assert LABELS.queues == queues()
-    assert LABELS.flags == tuple((name,) for name in FLAGS)
+    assert LABELS.series["flags"] == tuple((name,) for name in FLAGS)
     assert LABELS.collectors == tuple(all_collectors(settings))
 
 
@@ -96,39 +83,17 @@ def test_no_label_is_one_that_prometheus_sets_or_that_knows_no_bounds(metric):
 
 
 def test_the_documents_limits_are_edges_of_the_histograms():
-    assert {30, 60, 250, 600} <= set(SECONDS)
+    assert {30, 60, 250, 600} <= set(BUCKETS["runs"])
 
 
 def test_every_backlog_that_is_promised_is_looked_at_and_no_other():
     looked_at = {(one.name, record) for one in all_declared() for record in one.backlogs}
-    refused = {(one.name, refused.record) for one in all_declared() for refused in one.refused}
-    declared = {(one.name, record.name) for one in all_declared() for record in one.records if record.refused}
+    given_up = {(one.name, record) for one in all_declared() for record in one.left_behind}
+    # These a collector of their own counts.
+    given_up |= {("delete_artifact_bucket", f"{reason}_artifact") for reason in WAITS}
 
-    assert looked_at == set(LABELS.backlogs)
-    assert refused == declared
-
-
-@pytest.mark.parametrize("process", ["worker", "scheduler"])
-def test_what_counts_has_every_series_at_zero_but_instants_that_have_not_come(process):
-    text = generate_latest(Instruments(process).know(METRICS).zero().registry).decode()
-
-    for metric in of(process):
-        suffix = "_count" if metric.type == "histogram" else ""
-        found = re.findall(rf"^{metric.name}{suffix}(?:{{.*}})? 0\.0$", text, re.MULTILINE)
-        assert metric.name.endswith("_timestamp_seconds") or len(found) == len(metric.children), metric.name
-
-
-@pytest.mark.parametrize("process", ["worker", "scheduler"])
-def test_promtool_has_nothing_against_what_counts(process, promtool):
-    assert promtool(generate_latest(Instruments(process).know(METRICS).zero().registry).decode()) == ""
-
-
-def test_every_process_has_a_page_in_the_documentation():
-    assert set(PAGES) == {metric.process for metric in METRICS.values()}
-
-
-def test_the_option_of_a_delayed_message_is_no_option_of_dramatiq_s():
-    assert delivery_queues.DUE.startswith("forgekeeper_")
+    assert looked_at == set(LABELS.series["backlogs"])
+    assert given_up == set(LABELS.series["given_up"])
 
 
 # What is declared anew
@@ -152,7 +117,8 @@ def test_a_batch_that_is_declared_is_in_every_label_set_that_it_belongs_to(toys)
     assert children("records_examined_total") == {("toys", "toy")}
     assert children("records_processed_total") == {("toys", "toy")}
     assert children("record_errors_total") == {("toys", "broken_toy", "database")}
-    assert children("quarantine_records") == {("toys", "broken_toy"), ("toys", "sort_toys")}
+    assert children("passed_over_records") == {("toys",)}
+    assert children("given_up_records") == {("toys", "broken_toy")}
     assert children("backlog_records") == {("toys", "toy"), ("toys", "new_toy")}
     assert children("backlog_age_objective_seconds") == {("toys", "toy")}
     assert children("threshold_breaches_total") == {("toys", "duration")}
@@ -178,19 +144,3 @@ def test_a_counter_that_two_batches_bring_is_one_metric_of_both():
         known = table(all_declared())
 
     assert known["forgekeeper_missing_repositories_total"].children == (("git_ref_cleanup",), ("toys",))
-
-
-def test_the_order_is_that_of_declaration_parents_first():
-    assert Labels(all_declared()).names[: len(BATCHES)] == tuple(BATCHES)
-
-
-def test_the_catalogue_is_read_from_its_file_as_it_was_written(tmp_path):
-    stored.write(tmp_path, METRICS)
-
-    assert stored.read(tmp_path) == METRICS
-
-
-def test_where_no_catalogue_could_be_written_the_engine_s_is_known(tmp_path):
-    stored.write(tmp_path / "away", METRICS)
-
-    assert stored.read(tmp_path / "away") == table(())

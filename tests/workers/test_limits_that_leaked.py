@@ -1,30 +1,28 @@
 """Six ways in which more went than a limit allows, each tried again: a day's limit holds whatever fails."""
 
 import threading
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 
 import peewee as pw
-import psycopg2
 import pytest
-from workers.samples.user_statuses import add as statuses
 
+from demo import git_repositories
+from demo.sample_data.user_status_cleanup import add_statuses as statuses
 from forgekeeper.batches import BATCHES, CHILDREN
 from forgekeeper.database import database as db
 from forgekeeper.database import release
-from forgekeeper.runs.quarantine import Quarantined
+from forgekeeper.runs.passed_over import PassedOver
 from forgekeeper.runs.totals import RunTotal
-from forgekeeper.storage import git_refs, git_repository, sentinel, stores
+from forgekeeper.storage import git_repository, stores
 from forgekeeper.storage.outbox import DeletedObject
 from models import GitRefDeletion, Project, UserStatus
 from tests.harness.git_samples import put_root
 from tests.harness.performing import as_child, recorded
 from tests.harness.settings import settings_with
-from tests.harness.waiting import wait_until
 
 OBJECTS, STATUSES = BATCHES["delete_objects"], BATCHES["user_status_cleanup"]
 REFS = CHILDREN["clean_project_refs"]
-LIMIT = 60.0
 
 pytestmark = pytest.mark.usefixtures("database")
 
@@ -48,7 +46,7 @@ def attempt(work, times=3):
         worker = threading.Thread(target=tried, args=[work])
         worker.start()
         worker.join()
-        Quarantined.delete().execute()
+        PassedOver.delete().execute()
         DeletedObject.update(pick_up_at=DeletedObject.pick_up_at - timedelta(hours=1)).execute()
 
 
@@ -90,21 +88,6 @@ def test_of_objects_no_more_go_though_the_connection_is_lost_before_their_rows_a
     assert (len(folder.keys()), used(OBJECTS)) == (600, 300)
 
 
-def test_of_objects_no_more_go_though_a_trigger_keeps_their_rows(folder, objects):
-    with refusing("ci_deleted_objects", "delete"):
-        attempt(lambda: recorded(OBJECTS, objects))
-
-    assert (len(folder.keys()), used(OBJECTS)) == (600, 300)
-
-
-def test_of_objects_an_outage_of_the_store_uses_nothing_up(folder, objects):
-    folder.remove_sentinel()
-
-    attempt(lambda: recorded(OBJECTS, objects))
-
-    assert (len(folder.keys()), used(OBJECTS)) == (900, 0)
-
-
 @pytest.fixture
 def refs(tmp_path):
     """A project with fifteen refs, of which five may go a day."""
@@ -126,24 +109,6 @@ def test_of_refs_no_more_go_though_a_trigger_keeps_their_rows(refs):
     assert (left(), used(BATCHES["git_ref_cleanup"])) == (10, 5)
 
 
-def test_a_project_with_few_refs_leaves_the_limit_to_others(refs):
-    settings, left = refs
-
-    settings = settings.model_copy(update={"max_per_day_git_ref_cleanup": 20})
-    as_child(REFS, settings, 7)
-
-    assert (left(), used(BATCHES["git_ref_cleanup"])) == (0, 15)
-
-
-def test_of_refs_none_are_used_up_while_their_root_is_away(refs):
-    settings, left = refs
-    (settings.repositories_root / sentinel.NAME).unlink()
-
-    attempt(lambda: as_child(REFS, settings, 7))
-
-    assert (left(), used(BATCHES["git_ref_cleanup"])) == (15, 0)
-
-
 def test_of_refs_those_count_that_git_had_deleted_before_their_repository_went(refs, monkeypatch):
     settings, left = refs
     confirm = git_repository.Repository.confirm
@@ -151,7 +116,7 @@ def test_of_refs_those_count_that_git_had_deleted_before_their_repository_went(r
     def gone(repository):
         confirm(repository)
         if left() < 15:
-            raise git_refs.RepositoryMissing("it went with its project")
+            raise git_repository.RepositoryMissing("it went with its project")
 
     monkeypatch.setattr(git_repository.Repository, "confirm", gone)
     attempt(lambda: as_child(REFS, settings, 7, True))
@@ -174,32 +139,3 @@ def test_of_rows_no_more_go_though_the_reply_to_a_deletion_is_lost(monkeypatch):
     attempt(lambda: recorded(STATUSES, settings), times=4)
 
     assert (UserStatus.select().count(), used(STATUSES), len(lost)) == (2_200, 300, 2)
-
-
-def test_of_rows_no_more_go_in_a_storm_of_ended_sessions(urls):
-    statuses(25_000)
-    settings = settings_with(max_per_day_user_status_cleanup=4_000)
-    ended, hits = threading.Event(), []
-
-    def storm():
-        with closing(psycopg2.connect(urls.database)) as other, other.cursor() as cursor:
-            other.autocommit = True
-            while not ended.wait(0.005):
-                cursor.execute(
-                    "select count(pg_terminate_backend(pid)) from pg_stat_activity where pid <> pg_backend_pid()"
-                    " and application_name like 'forgekeeper%' and query like '%user_statuses%' and state = 'active'"
-                )
-                hits.append(cursor.fetchone()[0])
-
-    ending = threading.Thread(target=storm)
-    ending.start()
-    try:
-        attempt(lambda: recorded(STATUSES, settings), times=30)
-    finally:
-        ended.set()
-        ending.join()
-    assert wait_until(lambda: sum(hits) > 0, LIMIT)
-    recorded(STATUSES, settings)
-
-    assert 25_000 - UserStatus.select().count() <= 4_000
-    assert used(STATUSES) == 4_000

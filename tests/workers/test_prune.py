@@ -5,9 +5,8 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
-import peewee as pw
 import psycopg2
 import pytest
 import redis
@@ -15,25 +14,21 @@ from playhouse.postgres_ext import DateTimeTZField
 from structlog.testing import capture_logs
 
 from forgekeeper import Rows
-from forgekeeper.batches import BATCHES, batch, queues
+from forgekeeper.batches import BATCHES, batch
 from forgekeeper.connections import client
 from forgekeeper.database import Base, database, now
 from forgekeeper.delivery.broker import NAMESPACE
 from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.ledger import JobRun
+from forgekeeper.runs.passed_over import PassedOver
 from forgekeeper.runs.processes import Process
-from forgekeeper.runs.quarantine import Quarantined
 from forgekeeper.storage.settled import SettledUpload
 from models import DeletionStatus, GitRefDeletion
-from tests.harness.clocks import Crash, crash
 from tests.harness.performing import perform
-from workers.git_ref_cleanup import KEEP_PROCESSED
-from workers.prune import CHUNK, KEEP_RUNS, MAX_RUNTIME, Outcome, prune
+from workers.prune import CHUNK, MAX_RUNTIME, Outcome, prune
 
 MINUTE, DAY = timedelta(minutes=1), timedelta(days=1)
-MICROSECOND = timedelta(microseconds=1)
-NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 
 PROCESS_MANY = """
     insert into batched_git_ref_updates_deletions (project_id, ref, status, processed_at)
@@ -96,10 +91,6 @@ def run(**options):
     return perform(prune, deadline=Deadline(MAX_RUNTIME, **options))
 
 
-def test_with_nothing_to_do_nothing_is_done():
-    assert run() == Outcome(ref_deletions=0, runs=0, dead_letters=0, stopped="drained")
-
-
 # Ref deletions
 
 
@@ -110,15 +101,6 @@ def test_a_ref_deletion_goes_a_day_after_it_was_processed():
     outcome = run()
 
     assert (outcome, refs()) == (Outcome(ref_deletions=1), {young})
-
-
-@pytest.mark.parametrize(
-    ("processed_at", "deleted"), [(NOON - MICROSECOND, 1), (NOON, 0), (NOON + MICROSECOND, 0), (None, 0)]
-)
-def test_a_ref_deletion_goes_only_if_it_was_processed_before_the_horizon(processed_at, deleted):
-    ref_deletion("refs/heads/one", processed_at=processed_at)
-
-    assert perform(prune, now=NOON + KEEP_PROCESSED).ref_deletions == deleted
 
 
 @pytest.mark.parametrize("status", [DeletionStatus.PENDING, DeletionStatus.REJECTED])
@@ -141,24 +123,6 @@ def test_a_run_goes_thirty_days_after_it_was_closed():
     outcome = run()
 
     assert (outcome, runs()) == (Outcome(runs=1), {young, newest})
-
-
-@pytest.mark.parametrize(("finished_at", "deleted"), [(NOON - MICROSECOND, 1), (NOON, 0), (NOON + MICROSECOND, 0)])
-def test_a_run_goes_only_if_it_was_closed_before_the_horizon(finished_at, deleted):
-    closed_run(finished_at=finished_at)
-    closed_run(finished_at=NOON + DAY)
-
-    assert perform(prune, now=NOON + KEEP_RUNS).runs == deleted
-
-
-@pytest.mark.parametrize("state", ["succeeded", "failed", "skipped", "coalesced", "missed", "blocked"])
-def test_a_run_goes_however_it_was_closed(state):
-    closed_run(state, finished_at=now() - 40 * DAY)
-    newest = closed_run(finished_at=now())
-
-    run()
-
-    assert runs() == {newest}
 
 
 def test_the_newest_run_of_each_batch_stays_however_old():
@@ -192,15 +156,6 @@ def test_a_dead_letter_goes_after_its_time_to_live():
     outcome = run()
 
     assert (outcome, letters()) == (Outcome(dead_letters=1), {young})
-
-
-def test_dead_letters_of_every_queue_go():
-    for queue in queues():
-        dead_letter("old", age=8 * DAY, queue=queue)
-
-    outcome = run()
-
-    assert (outcome.dead_letters, [letters(queue) for queue in queues()]) == (len(queues()), [set()] * len(queues()))
 
 
 # What batches declare
@@ -253,7 +208,7 @@ def test_a_row_of_a_batch_that_cannot_be_removed_stops_no_other():
     finally:
         database.execute_sql("drop table holding")
 
-    assert (left(), [row.key for row in Quarantined.select()]) == ({1, 3}, ["1"])
+    assert (left(), [row.key for row in PassedOver.select()]) == ({1, 3}, ["1"])
 
 
 def test_a_table_whose_old_rows_would_be_misread_blocks_the_run():
@@ -318,22 +273,6 @@ def test_more_than_a_chunk_of_ref_deletions_goes_in_one_run():
     assert (outcome, refs()) == (Outcome(ref_deletions=CHUNK + 1), set())
 
 
-def test_more_than_a_chunk_of_runs_goes_in_one_run():
-    database.execute_sql(CLOSE_MANY, (CHUNK + 2,))
-
-    outcome = run()
-
-    assert (outcome, len(runs())) == (Outcome(runs=CHUNK + 1), 1)
-
-
-def test_more_than_a_chunk_of_dead_letters_goes_in_one_run():
-    dead_letters(CHUNK + 1, age=8 * DAY)
-
-    outcome = run()
-
-    assert (outcome, letters()) == (Outcome(dead_letters=CHUNK + 1), set())
-
-
 def test_a_run_ends_at_its_deadline_after_a_chunk():
     database.execute_sql(PROCESS_MANY, (CHUNK + 1,))
     closed_run(finished_at=now() - 40 * DAY)
@@ -342,33 +281,6 @@ def test_a_run_ends_at_its_deadline_after_a_chunk():
     outcome = run(clock=time_runs_out_after_a_chunk)
 
     assert (outcome, len(refs()), len(runs())) == (Outcome(ref_deletions=CHUNK, stopped="deadline"), 1, 2)
-
-
-def test_what_the_deadline_left_goes_in_the_next_run():
-    database.execute_sql(PROCESS_MANY, (CHUNK + 1,))
-    run(clock=time_runs_out_after_a_chunk)
-
-    outcome = run()
-
-    assert (outcome, refs()) == (Outcome(ref_deletions=1), set())
-
-
-@pytest.mark.parametrize("count", [7, CHUNK, CHUNK + 7])
-def test_the_deadline_is_told_of_all_that_was_removed(count):
-    database.execute_sql(PROCESS_MANY, (count,))
-    deadline = Deadline(MAX_RUNTIME)
-
-    perform(prune, deadline=deadline)
-
-    assert deadline.done == count
-
-
-def test_a_run_whose_time_runs_out_with_the_last_record_has_left_nothing():
-    dead_letter("old", age=8 * DAY, queue=queues()[-1])
-
-    outcome = run(clock=lambda: 0.0 if letters(queues()[-1]) else MAX_RUNTIME.total_seconds())
-
-    assert outcome == Outcome(dead_letters=1, stopped="drained")
 
 
 def test_two_runs_at_once_remove_nothing_twice():
@@ -389,17 +301,6 @@ def test_two_runs_at_once_remove_nothing_twice():
     assert (totals, refs(), len(runs()), letters()) == ([6 * CHUNK] * 3, set(), 1, set())
 
 
-def test_the_run_after_a_crash_removes_what_was_left():
-    database.execute_sql(PROCESS_MANY, (CHUNK + 1,))
-    dead_letter("old", age=8 * DAY)
-    with pytest.raises(Crash):
-        run(safe_point=lambda: len(refs()) == 1 and crash())
-
-    outcome = run()
-
-    assert outcome == Outcome(ref_deletions=1, dead_letters=1)
-
-
 def test_locked_rows_are_passed_over_and_go_in_the_next_run(urls):
     database.execute_sql(PROCESS_MANY, (10,))
     with closing(psycopg2.connect(urls.database)) as other, other.cursor() as cursor:
@@ -410,16 +311,6 @@ def test_locked_rows_are_passed_over_and_go_in_the_next_run(urls):
         second = run()
 
     assert (first, second, refs()) == (Outcome(ref_deletions=6), Outcome(ref_deletions=4), set())
-
-
-def test_a_database_that_goes_down_ends_the_run_with_an_operational_error(urls):
-    server = database.connection().info.backend_pid
-    with (
-        closing(psycopg2.connect(urls.database)) as other,
-        other.cursor() as cursor,
-        pytest.raises(pw.OperationalError),
-    ):
-        run(safe_point=lambda: cursor.execute("select pg_terminate_backend(%s, 10000)", (server,)))
 
 
 def test_a_redis_that_is_down_costs_the_dead_letters_only(monkeypatch, tmp_path):

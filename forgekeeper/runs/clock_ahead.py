@@ -36,7 +36,8 @@ SET_ASIDE = """
 # The open row keeps its tick while it is open: it is at work.  Nobody is waited for beyond what a right clock allows.
 SET_RIGHT = """
     update job_runs set
-        claimed_at = least(claimed_at, clock_timestamp()), enqueued_at = least(enqueued_at, clock_timestamp()),
+        claimed_at = least(claimed_at, clock_timestamp()),
+        enqueued_at = case when enqueued_at is not null then least(enqueued_at, clock_timestamp()) end,
         started_at = least(started_at, clock_timestamp()), alive_at = least(alive_at, clock_timestamp()),
         retry_at = case when retry_at <= clock_timestamp() + %(longest_retry)s then retry_at
             when retry_at is not null then clock_timestamp() end

@@ -359,7 +359,9 @@ class JobRun(Base):
     @classmethod
     def mark_unsent(cls, run: JobRun) -> None:
         """Take that back, so that the run is sent by the next process that looks."""
-        cls.update(enqueued_at=None).where(cls.id == run.id, cls.token == run.token, cls.state == "enqueued").execute()
+        state = pw.Case(None, [(cls.attempt == 0, "claimed")], "enqueued")
+        ours = (cls.id == run.id) & (cls.token == run.token) & (cls.state == "enqueued")
+        cls.update(enqueued_at=None, state=state).where(ours).execute()
 
     @classmethod
     def start(cls, batch: str, run_id: int, *, token: UUID, by: str) -> Started | None:

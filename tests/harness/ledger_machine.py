@@ -14,7 +14,6 @@ from uuid import UUID
 
 from dramatiq import Message
 from dramatiq.brokers.redis import DEFAULT_DEAD_MESSAGE_TTL
-from forgekeeper.delivery.enqueue_unique import TOKEN, is_dead
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -29,7 +28,7 @@ from forgekeeper.batches import BATCHES
 from forgekeeper.connections import client
 from forgekeeper.database import release
 from forgekeeper.delivery.broker import broker
-from forgekeeper.delivery.sending import deliver, message_of
+from forgekeeper.delivery.sending import TOKEN, deliver
 from forgekeeper.runs import reconcile
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.holds import BY_PEOPLE, Hold
@@ -237,12 +236,11 @@ class Machine(RuleBasedStateMachine):
         if run.state == "started":
             assert self.now - run.alive_at <= self.configured.dead_after, "a lost run was overlooked"
             return
-        assert not is_dead(broker, message_of(BATCH, run)), "a dead letter was overlooked"
-        if self.now - (run.enqueued_at or run.claimed_at) < reconcile.PRECEDENCE:
-            return
         if not self.paused and (run.retry_at is None or run.retry_at <= self.now):
             assert run.state == "enqueued"
-            assert client.hexists(f"{broker.namespace}:{BATCH.queue}.msgs", run.id), "a run was not sent"
+            since = run.enqueued_at and self.now - run.enqueued_at
+            assert since is not None, "a run was not sent"
+            assert since < reconcile.SENT_AGAIN, "a run was not sent again"
 
     @precondition(lambda self: len(self.stalled) < 3)
     @rule(drift=drifts, questions=st.integers(0, 11))
@@ -371,7 +369,7 @@ class Machine(RuleBasedStateMachine):
         state = JobRun.fail(worker.run, "Oops", delay=timedelta(seconds=delay), retries=retries)
         if state is not None:
             self.check_ours(worker.run)
-        self.end(worker, "nack" if state == "failed" else "ack")
+        self.end(worker, "ack")
         if acknowledge:
             self.acknowledge(worker)
 
@@ -392,7 +390,7 @@ class Machine(RuleBasedStateMachine):
 
     def acknowledge(self, worker):
         if worker.message is not None:
-            self.dispatch(worker, worker.ending, worker.message.message_id)
+            self.dispatch(worker, worker.ending, worker.message.options["redis_message_id"])
         worker.message = worker.ending = None
 
     @precondition(lambda self: self.running or self.holding or self.ended)
@@ -408,7 +406,7 @@ class Machine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.holding)
     @rule(pick=picks)
-    def a_message_lands_in_the_dead_letters(self, pick):
+    def a_message_is_rejected(self, pick):
         worker = pick(self.holding)
         self.end(worker, "nack")
         self.acknowledge(worker)

@@ -90,13 +90,19 @@ def rows(state):
 
 
 def sent():
-    return [int(name) for name in client.lrange(QUEUE, 0, -1)]
+    """The numbers of the runs whose messages wait."""
+    bodies = [client.hget(f"{QUEUE}.msgs", name) for name in client.lrange(QUEUE, 0, -1)]
+    return [int(Message.decode(body).message_id) for body in bodies]
 
 
 def fetch():
     """Take the next message as Dramatiq does."""
     (body,) = broker.do_fetch(BATCH.queue, 1)
     return Message.decode(body)
+
+
+def acknowledge(message):
+    broker.do_ack(BATCH.queue, message.options["redis_message_id"])
 
 
 def start(tick=NOON):
@@ -107,11 +113,11 @@ def executed(tick=NOON):
     """Run the tick from its message to the acknowledgement."""
     message = fetch()
     assert JobRun.succeed(start(tick), {})
-    broker.do_ack(BATCH.queue, message.message_id)
+    acknowledge(message)
 
 
 def failed(tick=NOON, delay=MINUTE * 30):
     """Let the tick's first attempt fail; its retry waits."""
     message = fetch()
     assert JobRun.fail(start(tick), "Oops", delay=delay) == "enqueued"
-    broker.do_ack(BATCH.queue, message.message_id)
+    acknowledge(message)

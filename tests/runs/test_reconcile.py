@@ -4,9 +4,9 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
-from itertools import count
 
 import pytest
+import redis
 
 from forgekeeper import database as db
 from forgekeeper.connections import client
@@ -17,13 +17,13 @@ from forgekeeper.runs.holds import BY_PEOPLE, Hold
 from forgekeeper.runs.ledger import JobRun
 from tests.harness.ledger import start_run
 from tests.harness.ticks import (
-    BATCH,
     DAWN,
     MICROSECOND,
     MINUTE,
     NAME,
     NOON,
     SECOND,
+    acknowledge,
     at,
     clock_is,
     fetch,
@@ -122,12 +122,12 @@ def test_a_tick_that_comes_during_a_pause_is_skipped():
 def test_a_run_that_was_sent_before_the_pause_runs_after_it():
     at(NOON)
     Hold.add(NAME, "pause", until=None, reason=None, by="me")
-    broker.do_ack(BATCH.queue, fetch().message_id)
+    acknowledge(fetch())
     reconcile()
     assert not sent()
     Hold.lift(NAME, BY_PEOPLE)
 
-    at(NOON + SECOND)
+    at(NOON + 30 * SECOND)
 
     assert sent() == [row().id]
     assert start() is not None
@@ -161,15 +161,6 @@ def test_a_late_tick_is_missed_where_catching_up_is_switched_off():
 # Sending
 
 
-def test_a_message_is_sent_again_after_redis_was_emptied():
-    at(NOON)
-    client.flushall()
-
-    at(NOON + SECOND, by="B")
-
-    assert sent() == [row().id]
-
-
 def test_a_message_that_a_worker_holds_is_not_sent_again():
     at(NOON)
     fetch()
@@ -200,22 +191,6 @@ def test_for_a_second_nobody_sends_again_what_was_sent():
     assert sent() == []
 
 
-def test_a_scheduler_that_was_stopped_does_not_send_what_has_run_meanwhile(monkeypatch):
-    clock_is(NOON)
-    JobRun.claim(NAME, NOON, by="A", reason=None)
-    looks = count()
-
-    def stopped():
-        if (look := next(looks)) == 1:
-            JobRun.succeed(start(), {})
-        return look * 2
-
-    monkeypatch.setattr(runs, "monotonic", stopped)
-    reconcile()
-
-    assert (row().state, sent()) == ("succeeded", [])
-
-
 def test_a_run_claimed_by_a_clock_that_was_set_back_since_is_sent_by_anyone():
     clock_is(NOON)
     JobRun.claim(NAME, NOON, by="A", reason=None)
@@ -225,16 +200,43 @@ def test_a_run_claimed_by_a_clock_that_was_set_back_since_is_sent_by_anyone():
     assert sent() == [row().id]
 
 
-def test_what_a_scheduler_sent_before_it_died_is_not_sent_twice(monkeypatch):
+def test_a_run_that_a_scheduler_has_marked_and_not_sent_when_it_died_is_sent_by_another_within_half_a_minute(
+    monkeypatch,
+):
     clock_is(NOON)
-    with dying_before(monkeypatch, JobRun, "mark_enqueued"):
+    with dying_before(monkeypatch, broker, "enqueue"):
         reconcile()
-    assert row().state == "claimed"
+    assert (row().state, sent()) == ("enqueued", [])
 
-    at(NOON + SECOND, by="B")
+    at(NOON + 29 * SECOND, by="B")
+    assert sent() == []
+    at(NOON + 30 * SECOND, by="B")
 
-    assert row().state == "enqueued"
     assert sent() == [row().id]
+
+
+def test_a_run_whose_message_was_lost_is_sent_again_within_half_a_minute():
+    at(NOON)
+    client.flushdb()
+
+    at(NOON + 30 * SECOND)
+
+    assert sent() == [row().id]
+
+
+def test_a_run_that_cannot_be_sent_is_sent_by_the_next_reconcile(monkeypatch):
+    clock_is(NOON)
+    with monkeypatch.context() as patch, pytest.raises(redis.ConnectionError):  # noqa: PT012, one act
+        patch.setattr(broker, "enqueue", unreachable)
+        reconcile()
+
+    at(NOON + SECOND)
+
+    assert sent() == [row().id]
+
+
+def unreachable(_message):
+    raise redis.ConnectionError
 
 
 @contextmanager
@@ -252,46 +254,8 @@ def dying_before(monkeypatch, where, name):
         yield
 
 
-def test_a_worker_may_start_a_run_that_its_scheduler_has_not_marked_as_sent():
-    clock_is(NOON)
-    JobRun.claim(NAME, NOON, by="A", reason=None)
-    run = start()
-
-    JobRun.mark_enqueued(JobRun.get_by_id(run.id))
-
-    assert row().state == "started"
-
-
 def test_a_message_of_another_batch_starts_no_run():
     at(NOON)
 
     assert start_run("stale_imports", row().id, by="worker") is None
     assert row().state == "enqueued"
-
-
-def test_a_run_whose_message_is_a_dead_letter_is_given_up():
-    at(NOON)
-    broker.do_nack(BATCH.queue, fetch().message_id)
-
-    reconcile()
-
-    assert (row().state, row().reason) == ("failed", "dead_lettered")
-
-
-def test_the_batch_goes_on_after_a_dead_letter():
-    at(NOON)
-    broker.do_nack(BATCH.queue, fetch().message_id)
-    reconcile()
-
-    at(NOON + MINUTE)
-
-    assert rows("enqueued") == {NOON + MINUTE}
-
-
-def test_a_run_that_somebody_started_meanwhile_is_not_given_up_for_its_dead_letter():
-    at(NOON)
-    run = start()
-
-    assert not JobRun.give_up(JobRun.get_by_id(run.id), reason="dead_lettered")
-
-    assert row().state == "started"

@@ -1,8 +1,8 @@
 """What a run has deleted is written down once, however it ends: the breaker and previews go by it."""
 
 import pytest
-from workers.samples.user_statuses import add as sample
 
+from demo.sample_data.user_status_cleanup import add_statuses as sample
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.totals import RunTotal
 from models import UserStatus

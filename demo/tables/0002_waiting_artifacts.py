@@ -1,14 +1,9 @@
 """An index of the artifacts that stay until the forge says more of them, which the exporter counts."""
 
-import peewee as pw
-from playhouse.migrate import SchemaMigrator
+from forgekeeper.migrations.statements import sql
 
-STATEMENT = """
-    create index ci_job_artifacts_waiting on ci_job_artifacts (expire_at)
-        where (file_type <> 3 and locked = 0 and coalesce(file_final_path, '') = '' and coalesce(file, '') <> '')
-            or (file_type <> 3 and coalesce(locked, 2) not in (0, 1))
-"""
-
-
-def up(_migrator: SchemaMigrator, db: pw.Database) -> None:
-    db.execute_sql(STATEMENT)
+up = sql("""
+create index ci_job_artifacts_waiting on ci_job_artifacts (expire_at)
+    where (file_type <> 3 and locked = 0 and coalesce(file_final_path, '') = '' and coalesce(file, '') <> '')
+        or (file_type <> 3 and coalesce(locked, 2) not in (0, 1));
+""")

@@ -1,7 +1,6 @@
-"""One installation: everything that a process has been pointed at has to belong to it.
+"""Whether database, Redis and the places that are deleted from belong to one installation.
 
-The id is made with the database and claimed for Redis; every sentinel carries it.  A wrong
-URL, bucket or mount then is a refusal, and not somebody else's loss.
+So a wrong URL, bucket or mount is refused, and nothing of another installation is deleted.
 """
 
 from __future__ import annotations
@@ -30,10 +29,9 @@ class Disagreement(Exception):
 
 
 def agree() -> str:
-    """Return the id on which database and Redis agree, and claim a Redis that is nobody's.
+    """Return the id on which database and Redis agree, and claim a Redis that is nobody's; raise `Disagreement`.
 
-    From a place that is not the installation's nothing is claimed: the database may be a copy.  Raises `Disagreement`,
-    and what the servers raise when they are away.
+    A database in another place claims nothing: it may be a copy.
     """
     try:
         ours = Installation.ensure()
@@ -48,7 +46,7 @@ def agree() -> str:
 
 
 def conflict(ours: str, theirs: str) -> str:
-    """Say that the Redis is another installation's, and what can be done."""
+    """Write that the Redis is another installation's, and what can be done."""
     return (
         f"the database is of installation {ours}, Redis of installation {theirs}: give each a Redis of its own "
         f"(FORGEKEEPER_REDIS_URL), or delete Redis's key {INSTALLATION} if that installation is no more"
@@ -58,10 +56,10 @@ def conflict(ours: str, theirs: str) -> str:
 def require(deletes_from: Place | None, settings: Settings) -> None:
     """Raise `Disagreement` unless database, Redis and the places that are deleted from are one installation's.
 
-    In a copy of the installation's database, and in one that was moved, they are not until a person says which it is.
-    What does not answer, or has no sentinel, is not this question's: the batch finds out if it needs that.
+    A database that was copied or moved is not, until a person says which it is.  Redis and places that do not answer
+    are left out: the batch fails if it needs them.
     """
-    require_own_place()
+    _require_own_place()
     try:
         ours = agree()
     except redis.RedisError:
@@ -69,18 +67,14 @@ def require(deletes_from: Place | None, settings: Settings) -> None:
     require_places(deletes_from, settings, ours)
 
 
-def require_own_place() -> None:
-    """Raise `Disagreement` unless the database is where the installation was last."""
+def _require_own_place() -> None:
     if said := place.objection():
         raise Disagreement(said)
 
 
 def known() -> str | None:
-    """Return the id of the database, None where it has none; raise `Disagreement` unless all agree as in a run.
-
-    Claims nothing, and makes none.
-    """
-    require_own_place()
+    """Return the database's id, None where it has none, and claim nothing; raise `Disagreement` as `require` does."""
+    _require_own_place()
     ours = Installation.known()
     theirs = owner(client)
     if ours is not None and theirs not in (None, ours):
@@ -89,7 +83,7 @@ def known() -> str | None:
 
 
 def require_places(deletes_from: Place | None, settings: Settings, ours: str) -> None:
-    """Raise `Disagreement` unless the places that are deleted from are installation *ours*; as far as they answer."""
+    """Raise `Disagreement` where a place that is deleted from, and answers, is not of installation *ours*."""
     for where, look in places(deletes_from, settings):
         try:
             found = look()
@@ -102,7 +96,7 @@ def require_places(deletes_from: Place | None, settings: Settings, ours: str) ->
 def places(
     deletes_from: Place | None, settings: Settings
 ) -> Iterator[tuple[str, Callable[[], sentinel.Sentinel | None]]]:
-    """Yield the places that a batch deletes from, as far as they are configured, and how to read their sentinels."""
+    """Yield the configured places that a batch deletes from, and how to read the sentinel of each."""
     root, locations = settings.repositories_root, settings.object_stores
     if deletes_from == "repositories" and root is not None:
         yield str(root), sentinel.Folder(root).sentinel

@@ -1,8 +1,4 @@
-"""Whose Redis this is: the id of the one installation that keeps its messages here.
-
-An emptied Redis is nobody's, and belongs to whoever claims it first.  So two installations
-that share one by mistake find out, at the latest when the second claims it.
-"""
+"""The id of the installation that a Redis belongs to: the first that claims it."""
 
 from __future__ import annotations
 
@@ -12,14 +8,14 @@ from forgekeeper.delivery.queues import INSTALLATION
 
 
 def claim(client: redis.Redis, installation: str) -> str:
-    """Claim this Redis for *installation* unless it is somebody's; return whose it is."""
+    """Claim this Redis for *installation* unless it is claimed; return whose it is."""
     while (found := client.get(INSTALLATION)) is None:
         client.set(INSTALLATION, installation, nx=True)
     return _text(found)
 
 
 def claim_by_writing(client: redis.Redis, installation: str) -> None:
-    """Claim this Redis, and raise what it says where it takes no writes; it is not changed where it is claimed."""
+    """Claim this Redis unless it is claimed; raise what it answers where it takes no writes."""
     client.set(INSTALLATION, installation, nx=True)
 
 

@@ -1,9 +1,7 @@
 """Where the installation's database is: a copy of it has the original's id, and another place.
 
-A dump that was loaded elsewhere, a database made from another as its template, a rename, a major upgrade: all change
-the place.  Which of them it was no program can see, so nothing is deleted until a person says it.  What copies the
-files of the whole cluster (a replica, a base backup) changes nothing of it: docs/promoted_replica.md and
-docs/restored_backup.md say what that means.
+A dump, a template, a rename or a major upgrade changes the place: nothing is deleted until a person says which it is.
+A copy of the whole cluster's files does not: see docs/promoted_replica.md and docs/restored_backup.md.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ CHANGE_ID = "update installation set id = gen_random_uuid() returning id::text"
 
 
 class Place(NamedTuple):
-    """A database among all of all clusters."""
+    """A database of a cluster."""
 
     cluster: int
     database: str
@@ -44,7 +42,7 @@ class Unknown(Exception):
 
 
 class Situation(NamedTuple):
-    """The installation's id, where this database is, and where the installation was last; None if nobody knows."""
+    """The installation's id, where this database is, and where the installation was last, None if not recorded."""
 
     installation: str
     here: Place
@@ -52,15 +50,15 @@ class Situation(NamedTuple):
 
 
 def objection() -> str | None:
-    """Say why nothing may be deleted by what this database says, None where it is in the installation's place."""
+    """Say why nothing may be deleted, None where this database is in the installation's place."""
     try:
         found = look()
     except Unknown as unknown:
         return str(unknown)
     if found is None or found.recorded == found.here:
-        return None  # that there is no installation is said by who asks for its id
+        return None
     if found.recorded is None:
-        return "nobody has recorded where the installation's database is: run `forgekeeper migrate`"
+        return "it is not recorded where the installation's database is: run `forgekeeper migrate`"
     return (
         f"installation {found.installation} was in {found.recorded}, this is {found.here}: say which it is with "
         "`forgekeeper check --init --moved --reason R` (the same installation in a new place, and the old database is "
@@ -69,7 +67,7 @@ def objection() -> str | None:
 
 
 def look() -> Situation | None:
-    """Look where the database is, and where it should be; None where there is no installation.  Raises `Unknown`."""
+    """Return where the database is and should be, None where there is no installation; raise `Unknown`."""
     try:
         row = database.execute_sql(FOUND).fetchone()
     except pw.ProgrammingError as error:
@@ -92,10 +90,9 @@ def record_first() -> None:
 
 
 def settle(*, copied: bool) -> tuple[Situation, Situation] | None:
-    """Record that the installation is here now, and in a copy as one of its own, with another id.
+    """Record that the installation is here now; a copy becomes one of its own, with another id.
 
-    Returns how it was before and how it is after; None where nothing had to change.  The caller, in whose transaction
-    that happens, records who said so.
+    Returns how it was before and is after, None where nothing had to change.  The caller audits it, in one transaction.
     """
     found = look()
     if found is None or (found.recorded == found.here and not copied):

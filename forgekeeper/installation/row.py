@@ -1,4 +1,4 @@
-"""The installation: an id that the database, Redis and every root and store have to agree on."""
+"""The installation: an id that the database, Redis and every root and store agree on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INSERT = """
 
 
 class Installation(Base):
-    """The installation that this database is of, and where that was: one row, which the first `migrate` makes."""
+    """The installation that this database belongs to: one row, which the first `migrate` makes."""
 
     used_by = Use(PROCESSES)
 
@@ -39,10 +39,7 @@ class Installation(Base):
 
     @classmethod
     def ensure(cls) -> str:
-        """Return the installation's id; make a new one where there is none.
-
-        Of two that make one at once both return the same.
-        """
+        """Return the installation's id; make one where there is none, the same for all who do so at once."""
         while (row := database.execute_sql(READ).fetchone()) is None:
             database.execute_sql(INSERT)
         number: str = row[0]

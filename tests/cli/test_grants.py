@@ -1,41 +1,21 @@
-"""The grants that docs/security.md lists are enough for everything, each is needed, and `check` names what is missing.
+"""The grants that docs/security.md lists are enough for everything, and `check` names what is missing.
 
 `python -m tests.system.soak --acl` runs the whole system with them.
 """
 
 import os
-from contextlib import closing, contextmanager
-from datetime import timedelta
-from functools import partial
+from contextlib import closing
 from uuid import uuid4
 
-import peewee as pw
 import pytest
 import redis
 
-from forgekeeper import collectors, migrations
-from forgekeeper.audit.deletions import Audit
 from forgekeeper.batches import BATCHES
-from forgekeeper.connections import Limits, client, connect
-from forgekeeper.database import database, now, privileges, sqlstate, use
+from forgekeeper.database import privileges, use
 from forgekeeper.delivery.broker import NAMESPACE, broker
-from forgekeeper.delivery.sending import deliver
-from forgekeeper.installation.row import Installation
-from forgekeeper.runs.batch import Batch
-from forgekeeper.runs.holds import Hold
-from forgekeeper.runs.ledger import JobRun, Started
-from forgekeeper.runs.passed_over import PassedOver
-from forgekeeper.runs.processes import Process
-from forgekeeper.runs.quarantine import Quarantined
-from forgekeeper.runs.reconcile import reconcile
-from forgekeeper.runs.totals import RunTotal
 from forgekeeper.storage import sentinel
-from forgekeeper.storage.settled import SettledUpload
 from forgekeeper.tables import OURS
-from models import APPLICATION, GitRefDeletion
-from tests.harness.settings import settings_with
-from workers.git_ref_cleanup.deletions import Pending, settle
-from workers.git_ref_cleanup.repositories import paths
+from models import APPLICATION
 from workers.stale_direct_uploads import register
 
 from ..system import rights  # noqa: TID252, pytest puts no folder on the path
@@ -49,10 +29,10 @@ SECRET = "swordfish"
 class Role:
     """A role, and a user of Redis, that have what the page grants, no more."""
 
-    def __init__(self, query, owner_s, name, folder, redis_url, process=None):  # noqa: PLR0917
+    def __init__(self, query, owner_s, name, folder, redis_url):
         self.name, self._query, self._owner_s = name, query, owner_s
-        page = EVERYTHING if process is None else f"{EVERYTHING}_{process}"
-        self.ask(f"create role {name} login password '{name}'; {self._named(rights.grants()[page], page)}")
+        granted = rights.grants()[EVERYTHING].replace(f" to {EVERYTHING};", f" to {name};")
+        self.ask(f"create role {name} login password '{name}'; {granted}")
         for place in ("objects", "repositories"):
             (folder / place).mkdir(exist_ok=True)
             sentinel.Folder(folder / place).create_sentinel(self.ask("select id::text from installation")[0][0])
@@ -63,45 +43,23 @@ class Role:
             "OBJECT_STORES": f'{{"artifacts": "file://{folder}/objects"}}',
         }
 
-    def _named(self, sql, page):
-        return sql.replace(f" to {page};", f" to {self.name};")
-
     def ask(self, sql):
         return self._query(self._owner_s, sql)
 
-    def refuses(self, need, probes):
-        """Say whether one of the *probes* is refused something without that privilege, which is given back then."""
-        privilege = f"{need.privilege} ({', '.join(need.columns)})" if need.columns else need.privilege
-        self.ask(f"revoke {privilege} on {need.table} from {self.name}")
-        found = any(probe() for probe in probes)
-        self.ask(f"grant {privilege} on {need.table} to {self.name}")
-        return found
-
 
 @pytest.fixture
-def make_role(own_database, query, tmp_path, urls):
-    made = []
-
-    def make(process=None):
-        made.append(Role(query, own_database, f"r{uuid4().hex}", tmp_path, urls.redis, process))
-        return made[-1]
-
+def role(own_database, query, tmp_path, urls):
     with closing(redis.from_url(urls.redis)) as server:
         server.flushdb()
         rights.make_users(server, SECRET)
         server.acl_log_reset()
-        yield make
+        role = Role(query, own_database, f"r{uuid4().hex}", tmp_path, urls.redis)
+        yield role
         refused = rights.refused(server)
         for name in rights.users():
             server.acl_deluser(name)
-    for role in made:
-        role.ask(f"drop owned by {role.name}; drop role {role.name}")
+    role.ask(f"drop owned by {role.name}; drop role {role.name}")
     assert refused == []
-
-
-@pytest.fixture
-def role(make_role):
-    return make_role()
 
 
 @pytest.fixture
@@ -178,19 +136,46 @@ def test_every_command_works_with_these_grants(main, role, tmp_path):
     assert {command: result.stderr for command, result in results.items() if result.status != 0} == {}
 
 
-REVOKED = [
-    (need.table, need.privilege, f"{need.privilege} ({', '.join(need.columns)})" if need.columns else need.privilege)
-    for need in privileges.needs(MODELS)
-]
+def test_check_says_what_redis_does_not_let_it_see_and_sees_what_it_does(main, role):
+    def redis_is():
+        found = main("check", "--json", **role.settings).json["findings"]
+        return [(f["level"], f["message"].partition(":")[0]) for f in found if f["subject"] == "redis"]
+
+    (version, unseen) = redis_is()
+    with closing(redis.from_url(role.settings["REDIS_URL"].replace(f"{EVERYTHING}:{SECRET}@", ""))) as server:
+        server.execute_command("ACL", "SETUSER", EVERYTHING, "+info")
+    seen = redis_is()
+
+    assert (version[0], unseen) == ("ok", ("warning", "maxmemory-policy and appendonly cannot be seen"))
+    assert version in seen
+    assert unseen not in seen
 
 
-def test_check_names_each_grant_that_is_missing(role, errors):
-    for table, privilege, grant in REVOKED:
-        role.ask(f"revoke {grant} on {table} from {role.name}")
+def test_check_says_that_it_may_not_read_what_was_migrated(role, errors):
+    role.ask(f"revoke select on forgekeeper_migrations from {role.name}")
 
-        assert f"{role.name} may not {privilege} {table}: `grant {grant} on {table} to {role.name}`" in errors()
+    assert errors() == [
+        f"{role.name} may not select forgekeeper_migrations: `grant select on forgekeeper_migrations to {role.name}`"
+    ]
 
-        role.ask(f"grant {grant} on {table} to {role.name}")
+
+def test_what_is_missing_of_one_table_is_one_line(role, errors):
+    role.ask(f"revoke all on ci_job_artifacts from {role.name}")
+
+    assert errors() == [
+        (
+            f"{role.name} may not select or update or delete ci_job_artifacts:"
+            f" `grant select, update (id), delete on ci_job_artifacts to {role.name}`"
+        )
+    ]
+
+
+def test_a_schema_that_may_not_be_used_is_named_and_not_its_tables(role, errors):
+    role.ask("create schema forge")
+    role.ask("alter table projects set schema forge")
+    role.ask(f"alter role {role.name} set search_path = public, forge")
+
+    assert errors() == [f"{role.name} may not use schema forge: `grant usage on schema forge to {role.name}`"]
 
 
 def test_rows_that_a_policy_hides_are_an_error_and_block_the_batch(main, role, errors):
@@ -201,127 +186,3 @@ def test_rows_that_a_policy_hides_are_an_error_and_block_the_batch(main, role, e
 
     assert message == "row security hides rows of ci_job_artifacts from this role: grant it bypassrls"
     assert (result.json["skipped"], result.json["blocked"]) == ("schema", message)
-
-
-@contextmanager
-def acting(role):
-    """Let this process be the role."""
-    pointed, pool = database.obj, client.connection_pool
-    settings = settings_with(**{name.lower(): value for name, value in role.settings.items()})
-    connect(settings, Limits.of_worker(settings), name="tests", connections=5)
-    try:
-        with database.connection_context():
-            yield settings
-    finally:
-        database.close_all()
-        client.connection_pool.disconnect()
-        if pointed is not None:
-            database.initialize(pointed)
-        client.connection_pool = pool
-
-
-def refused(ask):
-    """Say whether PostgreSQL refuses something that is asked for."""
-    try:
-        ask()
-    except pw.ProgrammingError as error:
-        return sqlstate(error) == DENIED
-    return False
-
-
-def presence():
-    a_second = timedelta(seconds=1)
-    kind = {"kind": "worker", "host": "h", "pid": 1, "version": "1"}
-    entry = Process.enrol(dead_after=a_second, said={}, started_at=now(), **kind)
-    Process.keep_alive(entry, dead_after=a_second, said={})
-    Process.withdraw(entry)
-
-
-def pending():
-    migrations.pending(database.obj)
-
-
-def of_scheduler(settings):
-    yield from (pending, Installation.ensure, presence, partial(Batch.register, BATCHES))
-    yield lambda: JobRun.claim("prune", now(), by="somebody", reason=None)
-    for name, batch in BATCHES.items():
-        yield partial(reconcile, name, settings, deliver, by="somebody")
-
-
-def of_exporter(settings):
-    asked = collectors.all_collectors(settings)
-    yield from (partial(_read, one.look, settings) for name, one in asked.items() if name != "roots")
-    yield Installation.ensure
-
-
-def _read(collect, settings):
-    list(collect(settings))
-
-
-def of_worker(settings):
-    yield from (pending, Installation.ensure, presence, partial(Batch.move_to, "git_ref_cleanup", 0))
-    yield partial(PassedOver.fail, "delete_objects", "deleted_object", 1, "it is bad")
-    yield partial(PassedOver.forget_old, now())
-    yield partial(Hold.why, "prune")
-    yield partial(JobRun.hold, Started(0, str(uuid4()), 1), {}, kind="breaker", sentence="it is too much")
-    yield partial(Quarantined.fail, "git_ref_cleanup", "clean_project_refs", "1", "it failed", run=1)
-    yield partial(Quarantined.end, "git_ref_cleanup", "clean_project_refs", "1")
-    yield JobRun.delete().where(JobRun.closed_before(now() - timedelta(days=1))).execute
-    yield partial(paths, [1])
-    yield partial(settle, 1, {Pending(0, 1, "refs/mr/1", None, now(), now()): None})
-    yield partial(Audit("prune", on=True).intent, "a", ids=[1])
-    yield partial(RunTotal.add, "prune", 1)
-    yield partial(RunTotal.delete_old, now(), limit=1)
-    yield partial(SettledUpload.reap, "artifacts", ["a"], None)
-    yield partial(SettledUpload.delete_old, now() + timedelta(days=1), limit=1)
-    yield GitRefDeletion.delete().where(GitRefDeletion.processed_before(now() - timedelta(days=99))).execute
-    audit = Audit("prune", on=True)
-    yield partial(audit.done, "ref", ids=[1])
-    yield partial(audit.unclosed, "ref")
-
-
-@pytest.mark.parametrize(("process", "probes"), [("scheduler", of_scheduler), ("exporter", of_exporter)])
-def test_each_grant_of_a_process_is_needed(make_role, process, probes):
-    role = make_role(process)
-    needs = [*privileges.needs(MODELS, process)]
-
-    with acting(role) as settings:
-        asks = [partial(refused, ask) for ask in probes(settings)]
-        assert not any(ask() for ask in asks)
-        superfluous = [need for need in needs if not role.refuses(need, asks)]
-
-    assert superfluous == []
-
-
-RUNS = {
-    "feature_flags": ("expired_job_artifacts",),
-    "ci_job_artifacts": ("expired_job_artifacts",),
-    "project_statistics": ("expired_job_artifacts",),
-    "ci_deleted_objects": ("expired_job_artifacts", "delete_objects"),
-    "user_statuses": ("user_status_cleanup",),
-    "bulk_imports": ("stale_imports",),
-    "bulk_import_entities": ("stale_imports",),
-    "bulk_import_trackers": ("stale_imports",),
-}
-"""Which batches' runs do what a worker does to a table; the rest is done beside them."""
-
-
-def test_each_grant_of_a_worker_is_needed(main, make_role):
-    role = make_role("worker")
-    # A person's run opens its own row, and is an act; a worker's was opened by a scheduler.
-    role.ask(f"grant insert on job_runs to {role.name}; grant insert on audit_acts to {role.name}")
-    role.ask("insert into feature_flags values ('bulk_delete_job_artifacts', true)")
-
-    def run(batch):
-        result = main("run", batch, "--json", **role.settings)
-        return "permission denied" in result.stdout + result.stderr
-
-    with acting(role) as settings:
-        asks = [partial(refused, ask) for ask in of_worker(settings)]
-        superfluous = [
-            need
-            for need in privileges.needs(MODELS, "worker")
-            if not role.refuses(need, [*asks, *(partial(run, batch) for batch in RUNS.get(need.table, ()))])
-        ]
-
-    assert superfluous == []

@@ -41,10 +41,14 @@ def findings(result, subject):
     return [(f["level"], f["message"]) for f in result.json["findings"] if f["subject"] == subject]
 
 
-def test_migrate_makes_an_id_and_tells_redis(main, settings, new_database, query, server):
+# the database and Redis
+
+
+def test_migrate_makes_an_id_once_and_puts_it_into_redis(main, settings, new_database, query, server):
     url = new_database()
 
-    main("migrate", DATABASE_URL=url)
+    for _ in range(2):
+        main("migrate", DATABASE_URL=url)
 
     assert query(url, "select id::text from installation") == [(server.get(INSTALLATION),)]
 
@@ -58,9 +62,7 @@ def test_migrate_needs_no_redis(main, settings, new_database, query, url):
     assert (result.status, query(database, "select count(*) from installation")) == (0, [(1,)])
 
 
-@pytest.mark.parametrize(
-    "command", [("worker",), ("scheduler",), ("run", "prune"), ("send", "prune"), ("seed",)], ids=lambda words: words[0]
-)
+@pytest.mark.parametrize("command", [("worker",), ("scheduler",), ("run", "prune")], ids=lambda words: words[0])
 def test_what_would_share_redis_with_another_installation_does_not_start(
     forgekeeper, own_database, database_id, of_another, command
 ):
@@ -73,6 +75,14 @@ def test_what_would_share_redis_with_another_installation_does_not_start(
     )
 
 
+def test_a_redis_that_was_emptied_is_claimed_again(main, own_database, database_id, server):
+    server.delete(INSTALLATION)
+
+    main("run", "prune", DATABASE_URL=own_database)
+
+    assert server.get(INSTALLATION) == database_id
+
+
 def test_check_names_both_ids_when_they_differ(main, own_database, database_id, of_another):
     result = main("check", "--init", "--json", DATABASE_URL=own_database)
 
@@ -80,6 +90,9 @@ def test_check_names_both_ids_when_they_differ(main, own_database, database_id, 
     assert (result.status, level) == (1, "error")
     assert database_id in message
     assert of_another in message
+
+
+# places
 
 
 class Place:
@@ -183,6 +196,19 @@ def test_an_old_sentinel_proves_nothing_by_itself(init, place, old):
     assert place.sentinel == old
 
 
+def test_an_old_sentinel_with_nothing_beside_it_is_refused_where_there_should_be_something(init, place):
+    place.put()
+    for found in (place.folder / "a").iterdir():
+        found.rmdir() if found.is_dir() else found.unlink()
+    (place.folder / "a").rmdir()
+    place.write(b"")
+
+    level, message = init()
+
+    assert (level, place.sentinel) == ("error", b"")
+    assert message.endswith("is the right disk or bucket there?")
+
+
 def test_a_place_of_another_installation_is_refused_whatever_is_in_it(init, place, database_id):
     other = str(uuid4())
     place.put()
@@ -193,6 +219,30 @@ def test_a_place_of_another_installation_is_refused_whatever_is_in_it(init, plac
     assert (level, place.sentinel) == ("error", sentinel.text(other))
     assert other in message
     assert database_id in message
+
+
+def test_a_new_disk_with_its_own_folder_is_empty(init, place):
+    place.forget_everything()
+    if place.subject == "object store":
+        pytest.skip("a store lists no folders")
+    (place.folder / "lost+found").mkdir()
+
+    assert init()[0] == "ok"
+
+
+def test_pending_uploads_prove_a_location_of_which_the_database_knows_nothing(main, own_database, server, tmp_path):
+    server.flushdb()
+    server.zadd("{pending_direct_uploads}:pending", {"uploads:a/b": 1})
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "b").touch()
+    stores = json.dumps({"uploads": tmp_path.as_uri()})
+
+    result = main("check", "--init", "--json", DATABASE_URL=own_database, OBJECT_STORES=stores)
+
+    assert [level for level, _ in findings(result, "object store")] == ["ok"]
+
+
+# runs
 
 
 BATCHES = {"repositories": ["git_ref_cleanup"], "object store": ["delete_objects", "stale_direct_uploads"]}

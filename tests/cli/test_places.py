@@ -111,29 +111,35 @@ def test_a_copy_deletes_nothing_until_a_person_says_what_it_is(main, copy, objec
     assert "--copied" in result.json["blocked"]
 
 
-def test_check_says_that_the_database_is_not_where_it_was(main, copy):
-    result = main("check", "--json", **copy)
+def test_batches_that_delete_rows_alone_are_blocked_in_a_copy_too(main, staging):
+    assert main("run", "user_status_cleanup", "--json", **staging).json["skipped"] == "installation"
+
+
+def test_check_says_that_the_database_is_not_where_it_was(main, staging):
+    result = main("check", "--json", **staging)
 
     level, message = finding(result)
     assert (result.status, level) == (1, "error")
     assert message.count("of cluster ") == 2
 
 
-def test_a_copy_claims_no_redis(main, staging, urls):
+def test_a_copy_claims_neither_a_redis_nor_a_store(main, staging, urls, tmp_path):
+    (tmp_path / "store" / sentinel.NAME).unlink()
     with closing(redis.from_url(urls.redis, decode_responses=True)) as server:
         server.delete(INSTALLATION)
         main("check", "--init", **staging)
         main("run", "delete_objects", **staging)
 
         assert server.get(INSTALLATION) is None
-
-
-def test_a_copy_adopts_no_store(main, staging, tmp_path):
-    (tmp_path / "store" / sentinel.NAME).unlink()
-
-    main("check", "--init", **staging)
-
     assert not (tmp_path / "store" / sentinel.NAME).exists()
+
+
+def test_migrating_a_copy_says_nothing_of_where_it_is(main, staging, query):
+    before = query(staging["DATABASE_URL"], WHERE)
+
+    main("migrate", **staging)
+
+    assert query(staging["DATABASE_URL"], WHERE) == before
 
 
 def test_what_was_moved_goes_on_as_the_same_installation(main, copy, query, objects):
@@ -161,14 +167,29 @@ def test_a_copy_becomes_another_installation_with_no_right_to_the_store(main, co
     assert query(copy["DATABASE_URL"], ACTS) == [("check --init --copied", "for staging", number, ours)]
 
 
+def test_a_copy_that_is_an_installation_of_its_own_may_not_use_production_s_redis(main, staging):
+    main("check", "--init", "--copied", "--reason", "for staging", **staging)
+
+    result = main("send", "prune", **staging)
+
+    assert result.status == 1
+    assert "FORGEKEEPER_REDIS_URL" in result.complaint
+
+
+def test_a_copy_of_a_whole_cluster_can_be_said_to_be_one_though_nothing_shows_it(main, production, query):
+    number = identity(query, production)
+
+    main("check", "--init", "--copied", "--reason", "a base backup beside it", **production)
+
+    assert identity(query, production) != number
+
+
 @pytest.mark.parametrize(
     "words",
     [
         ("--moved", "--reason", "r"),
-        ("--init", "--moved"),
         ("--init", "--moved", "--reason", " "),
         ("--init", "--moved", "--copied", "--reason", "r"),
-        ("--init", "--reason", "r"),
     ],
     ids=" ".join,
 )
@@ -192,6 +213,9 @@ def test_it_is_for_the_owner_of_the_tables_to_say(main, staging, query, urls):
         1,
         ("error", "--moved and --copied are for the owner of the tables, as which you run `forgekeeper migrate`"),
     )
+
+
+# Who may not ask which cluster it is
 
 
 @pytest.fixture

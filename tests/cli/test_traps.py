@@ -1,6 +1,6 @@
 """A folder may be anybody's: no command that serves runs what lies in the one where it is started.
 
-Those that end are in test_every_command.py, `demo` and `up` in test_demo_and_up.py.
+Those that end are in test_every_command.py, `demo` and `up` in tests/demo.
 """
 
 import os

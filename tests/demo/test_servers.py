@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -103,10 +104,16 @@ def test_data_survives_that_everything_is_killed_and_the_process_number_is_used_
 
     os.kill(int(pid_file.read_text().split()[0]), signal.SIGKILL)
     parent.kill()
-    pid_file.write_text(f"{os.getpid()}\n{folder}/postgres\n")
 
-    with servers(folder) as started:
-        assert query(started.database_url, "select id from kept") == [(1,)]
+    other = subprocess.Popen(["sleep", "600"])
+    pid_file.write_text(f"{other.pid}\n{folder}/postgres\n")
+
+    try:
+        with servers(folder) as started:
+            assert query(started.database_url, "select id from kept") == [(1,)]
+    finally:
+        other.kill()
+        other.wait()
 
 
 def test_a_database_whose_making_was_interrupted_is_made_again(folder, host, query):

@@ -1,14 +1,8 @@
-"""Since when a batch is paused: whoever forgot it is reminded a day later."""
+"""Since when a batch is paused."""
 
-import peewee as pw
-from playhouse.migrate import SchemaMigrator
+from forgekeeper.migrations.statements import sql
 
-STATEMENTS = (
-    "alter table batches add column paused_since timestamptz",
-    "update batches set paused_since = clock_timestamp() where paused_until is not null",
-)
-
-
-def up(_migrator: SchemaMigrator, db: pw.Database) -> None:
-    for statement in STATEMENTS:
-        db.execute_sql(statement)
+up = sql("""
+alter table batches add column paused_since timestamptz;
+update batches set paused_since = clock_timestamp() where paused_until is not null;
+""")

@@ -1,10 +1,7 @@
-"""What tells a run, and an attempt at it, from another of the same number in a database that came back older."""
+"""Tokens that distinguish a run, and an attempt, from another of the same number in a restored database."""
 
-import peewee as pw
-from playhouse.migrate import SchemaMigrator
+from forgekeeper.migrations.statements import sql
 
-
-def up(_migrator: SchemaMigrator, db: pw.Database) -> None:
-    db.execute_sql(
-        "alter table job_runs add column token uuid not null default gen_random_uuid(), add column attempt_token uuid"
-    )
+up = sql("""
+alter table job_runs add column token uuid not null default gen_random_uuid(), add column attempt_token uuid;
+""")

@@ -23,7 +23,7 @@ from tests.harness.waiting import wait_until
 
 pytestmark = whole_only
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PRODUCT = {name if (ROOT / name).is_dir() else f"{name}.py" for name in OURS}
 
 

@@ -20,7 +20,7 @@ from forgekeeper.settings import PREFIX
 from tests.harness.ports import free_ports
 from tests.harness.waiting import wait_until
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 NAME = "stale_pipelines"
 EXAMPLE = ROOT / "examples" / NAME / f"{NAME}.py"
 OLD, YOUNG = 250, 3
@@ -119,13 +119,6 @@ def page(world, process):
         return answer.read().decode()
 
 
-def test_one_file_is_touched(world):
-    files = list(world.folder.rglob("*.py"))
-
-    print(f"files touched: {len(files)}")  # noqa: T201, asked for
-    assert [path.name for path in files] == [f"{NAME}.py"]
-
-
 def test_its_ticks_are_claimed_and_what_is_stale_is_deleted(world):
     ticks = told(world, "ticks", NAME)["ticks"]
 
@@ -145,21 +138,12 @@ def test_status_shows_its_schedule_and_its_last_run(world):
     assert (shown["schedule"], shown["last"]["state"], shown["backlog"]) == ("* * * * * *", "succeeded", 0)
 
 
-def test_why_tells_the_story_of_its_run(world):
-    first = world.rows(f"select min(id) from job_runs where batch = '{NAME}' and state = 'succeeded'")
-
-    assert f"deleted={OLD} " in run(world, "why", str(first)).stdout
-
-
-def test_it_is_counted_and_has_its_zeros(world):
+def test_it_is_counted_has_its_zeros_and_is_on_every_page(world):
     counted = page(world, "worker")
 
     assert f'forgekeeper_records_processed_total{{batch="{NAME}",record="pipeline"}} {float(OLD)}' in counted
     assert f'forgekeeper_run_failures_total{{batch="{NAME}",error_kind="redis"}} 0.0' in counted
     assert f'forgekeeper_run_dead_letters_total{{batch="{NAME}"}} 0.0' in counted
-
-
-def test_the_scheduler_s_and_the_exporter_s_pages_have_it(world):
     assert f'forgekeeper_scheduler_misfires_total{{batch="{NAME}"}}' in page(world, "scheduler")
     assert f'forgekeeper_backlog_records{{batch="{NAME}",record="pipeline"}} 0.0' in page(world, "exporter")
 
@@ -180,22 +164,6 @@ def test_it_has_a_page_of_documentation(world):
 def test_the_dashboard_of_a_batch_can_show_it(world):
     # What the dashboard's choice of a batch asks for.
     assert f'forgekeeper_info{{batch="{NAME}",' in page(world, "exporter")
-
-
-def test_it_has_a_failpoint(world):
-    world.rows("insert into pipelines (updated_at) values (now() - interval '2 years')")
-    assert run(world, "pause", NAME).returncode == 0
-
-    unknown = run(world, "check", FAILPOINTS=f"{NAME}.delete=raise")
-
-    assert f"did you mean {NAME}.deleted?" in unknown.stderr
-
-
-def test_a_run_by_hand_answers_with_its_result(world):
-    run(world, "resume", NAME)
-    assert wait_until(lambda: not run(world, "run", NAME, "--json").returncode, LIMIT)
-
-    assert told(world, "run", NAME).keys() >= {"run", "deleted", "stopped"}
 
 
 def test_the_batch_that_contributing_shows_runs(world):
@@ -240,8 +208,8 @@ def test_a_row_that_raises_is_passed_over_and_the_others_go(world):
 
 
 def test_a_stop_ends_its_run_before_the_next_chunk_and_no_other_begins(world):
-    add(world, 900)
-    assert wait_until(lambda: left(world) < YOUNG + 900, LIMIT)
+    add(world, 2_400)
+    assert wait_until(lambda: left(world) < YOUNG + 2_400, LIMIT)
 
     assert run(world, "stop", NAME, "--reason", "wrong").returncode == 0
     stopped = left(world)

@@ -73,7 +73,7 @@ def read() -> Clocks:
 
 
 def require(settings: Settings) -> None:
-    """Raise `Blocked` where PostgreSQL's and Redis's clocks are too far apart to tell what is due.
+    """Raise `Blocked` where PostgreSQL's and Redis's clocks are too far apart to know what is due.
 
     A Redis that is away has no clock to go by: whatever needs it fails of itself.
     """

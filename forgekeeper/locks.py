@@ -145,7 +145,7 @@ def lease(
     """Hold the lease *name* for the body, or raise `LeaseTaken` at once.
 
     It is given back on every way out; where Redis cannot be reached it ends after *ttl*,
-    as does one whose taking nobody learnt of.  Raises `LeaseInTransaction`, without a word
+    as does one whose reply was lost.  Raises `LeaseInTransaction`, without a word
     to Redis, when *forbidden* says that this is no place for a lease.  *holder* is for
     people to read.
     """
@@ -188,7 +188,7 @@ def leases(client: redis.Redis) -> list[Held]:
 
 
 def break_lease(client: redis.Redis, name: str) -> bool:
-    """Free the lease, whoever holds it; return False when nobody does.
+    """Free the lease, whatever holder it has; return False when it has none.
 
     Its holder is not stopped: it learns of it at its next safe point.
     """

@@ -6,11 +6,10 @@ import pytest
 
 from forgekeeper.database import database
 from forgekeeper.embedded.waiting import wait_until
-from forgekeeper.failpoints import FailpointReached, arm
+from forgekeeper.failpoints import FailpointReached, arm, parse
 from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.heartbeat import LostRun
 from forgekeeper.runs.ledger import JobRun
-from forgekeeper.settings.failpoints import parse
 from metrics import logs
 from metrics.counting import WORKER
 from tests.harness.performing import attempt_at, ended, runner_of

@@ -16,10 +16,10 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 from pydantic import SecretStr, ValidationInfo, create_model, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from forgekeeper.failpoints import STEPS, Failpoints
+from forgekeeper.failpoints import parse as parse_failpoints
 from forgekeeper.settings.certificates import Unverified
 from forgekeeper.settings.cron import Cron
-from forgekeeper.settings.failpoints import STEPS, Failpoints
-from forgekeeper.settings.failpoints import parse as parse_failpoints
 from forgekeeper.settings.kinds import (
     Bytes,
     CatchUp,

@@ -14,10 +14,9 @@ from forgekeeper import shutdown
 from forgekeeper.connections import client
 from forgekeeper.database import database
 from forgekeeper.database import now as database_now
-from forgekeeper.failpoints import arm
+from forgekeeper.failpoints import Failpoints, Fault, arm
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.ledger import JobRun
-from forgekeeper.settings.failpoints import Failpoints, Fault
 from forgekeeper.storage import owners, sentinel, settled, stores
 from forgekeeper.storage.objects import OUTSIDE, StoreUnavailable
 from forgekeeper.storage.outbox import DeletedObject

@@ -24,6 +24,7 @@ from forgekeeper import locks, redis_types
 from forgekeeper.batches import BATCHES, queues
 from forgekeeper.connections import client
 from forgekeeper.database import release
+from forgekeeper.delivery import keys as delivery_keys
 from forgekeeper.delivery.deliveries import Deliveries
 from forgekeeper.delivery.enqueue_unique import enqueue_unique
 from forgekeeper.delivery.worker_heartbeat import WorkerHeartbeat
@@ -43,7 +44,7 @@ from .conftest import empty
 
 HEARTBEATS = f"{NAMESPACE}:__heartbeats__"
 PATIENCE = timedelta(seconds=1)
-KEYS = {name: redis_types.type_of(name) for name in redis_types.keys(NAMESPACE, queues())}
+KEYS = redis_types.DECLARED | {name: delivery_keys.type_of(name) for name in delivery_keys.names(NAMESPACE, queues())}
 KEYS |= {f"{NAMESPACE}:__{which}__.dead.{queue}": "set" for queue in queues() for which in ("acks", "started")}
 KEYS["pending_direct_uploads"] = "hash"
 TYPES = ("string", "list", "set", "zset", "hash")

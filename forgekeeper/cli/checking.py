@@ -241,7 +241,7 @@ def _tables() -> tuple[type[Base], ...]:
 def _clocks(settings: Settings) -> Iterator[Finding]:
     """Compare the clocks, where all of them can be asked; who cannot be is named already."""
     try:
-        differences = list(clocks.read().differences())
+        differences = clocks.differences()
     except (pw.PeeweeException, redis.RedisError):
         return
     apart = [difference for difference in differences if difference.exceeds(settings.clock_tolerance)]

@@ -17,7 +17,7 @@ from forgekeeper import collectors, migrations
 from forgekeeper.audit.deletions import Audit
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import Limits, client, connect
-from forgekeeper.database import database, now, privileges, sqlstate, use
+from forgekeeper.database import database, grants, now, privileges, sqlstate
 from forgekeeper.installation.row import Installation
 from forgekeeper.process.broker import NAMESPACE, broker
 from forgekeeper.process.rows import Process
@@ -113,7 +113,7 @@ def errors(main, role):
     return call
 
 
-@pytest.mark.parametrize("process", [None, *use.PROCESSES])
+@pytest.mark.parametrize("process", [None, *grants.PROCESSES])
 def test_the_page_grants_what_the_code_says(process):
     role = EVERYTHING if process is None else f"{EVERYTHING}_{process}"
 

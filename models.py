@@ -96,7 +96,7 @@ class GitRefDeletion(Base):
 
     @classmethod
     def pending(cls) -> pw.ModelSelect[GitRefDeletion]:
-        """Select the deletions that nobody has made yet."""
+        """Select the deletions that are not made yet."""
         return cls.select().where(cls.status == DeletionStatus.PENDING)
 
     @classmethod
@@ -255,7 +255,7 @@ BulkImportEntity.add_index(
 UNLOCKED, TRACE = 0, 3
 
 NO_PATH = "coalesce(file_final_path, '') = '' and coalesce(file, '') <> ''"
-"""There is an object, and nobody but the forge knows where; without path and file there is none."""
+"""There is an object, and only the forge knows where; without path and file there is none."""
 MAY_GO = f"locked = {UNLOCKED} and file_type <> {TRACE} and not ({NO_PATH})"
 """What lets an artifact go once its time is past: unlocked for certain, no trace, no object of unknown place."""
 WAITS = {
@@ -307,7 +307,7 @@ class JobArtifact(Base):
     def is_expired(cls, now: datetime) -> pw.Node:
         """Return the condition of what may be destroyed: past its time (strictly), unlocked for certain, and no trace.
 
-        One whose object is nobody knows where stays, too: without its row nobody would find the object.
+        One whose object's place is unknown stays, too: without its row the object could not be found.
         """
         condition: pw.Node = (cls.expire_at < now) & pw.SQL(MAY_GO)
         return condition

@@ -99,7 +99,7 @@ class Loop(Vital):
         log.critical("process ends itself", reason=f"its loop {self.name!r} has ended", exc_info=error)
 
     def turn(self) -> None:
-        """Reconcile once; a server that is away, or a row that nobody can read, costs this turn alone."""
+        """Reconcile once; a server that is away, or a row that cannot be read, costs this turn alone."""
         if self._unanswered is None:
             self._unanswered = monotonic()
         try:

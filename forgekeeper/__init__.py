@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from forgekeeper.declaring.items import Items as Items
     from forgekeeper.declaring.items import Kept as Kept
     from forgekeeper.declaring.rows import Rows as Rows
-    from forgekeeper.declaring.total import Total as Total
+    from forgekeeper.declaring.rows import Total as Total
     from forgekeeper.deleting.decorators import batch as batch
     from forgekeeper.deleting.decorators import child as child
     from forgekeeper.runs.blocked import Blocked as Blocked
@@ -36,8 +36,7 @@ _HOMES = {
     "forgekeeper.declaring.children": ("Children",),
     "forgekeeper.deleting.decorators": ("batch", "child"),
     "forgekeeper.declaring.items": ("Items", "Kept"),
-    "forgekeeper.declaring.rows": ("Rows",),
-    "forgekeeper.declaring.total": ("Total",),
+    "forgekeeper.declaring.rows": ("Rows", "Total"),
     "forgekeeper.runs.blocked": ("Blocked",),
     "metrics.catalogue.metric": ("Counter",),
 }

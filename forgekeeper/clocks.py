@@ -8,8 +8,9 @@ the middle of it, and half of it is doubt, which never counts against the clock.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
+from itertools import combinations
 from typing import NamedTuple
 
 import redis
@@ -48,32 +49,25 @@ class Difference(NamedTuple):
         return f"{NAMES[self.clock]} is {way} {NAMES[self.reference]}; set right the one that is wrong"
 
 
-class Clocks(NamedTuple):
-    """The clocks as they were read, within a moment."""
-
-    postgresql: Reading
-    redis: Reading
-    host: Reading
-
-    def differences(self) -> Iterator[Difference]:
-        """Yield how far each is from each."""
-        yield self.between("postgresql", "redis")
-        yield self.between("postgresql", "host")
-        yield self.between("redis", "host")
-
-    def between(self, clock: str, reference: str) -> Difference:
-        """Compare two of them."""
-        one, other = getattr(self, clock), getattr(self, reference)
-        return Difference(clock, reference, one.offset - other.offset, one.doubt + other.doubt)
+def read() -> dict[str, Reading]:
+    """Read all clocks, within a moment; raise what PostgreSQL and Redis raise when they are away."""
+    return {"postgresql": _read(now), "redis": _read(_of_redis), "host": _read(_of_host)}
 
 
-def read() -> Clocks:
-    """Read all clocks; raise what PostgreSQL and Redis raise when they are away."""
-    return Clocks(_read(now), _read(_of_redis), _read(_of_host))
+def differences() -> list[Difference]:
+    """Read all clocks, and compare each with each."""
+    clocks = read()
+    return [between(clocks, *pair) for pair in combinations(clocks, 2)]
+
+
+def between(clocks: Mapping[str, Reading], clock: str, reference: str) -> Difference:
+    """Compare two of them."""
+    one, other = clocks[clock], clocks[reference]
+    return Difference(clock, reference, one.offset - other.offset, one.doubt + other.doubt)
 
 
 def require(settings: Settings) -> None:
-    """Raise `Blocked` where PostgreSQL's and Redis's clocks are too far apart to tell what is due.
+    """Raise `Blocked` where PostgreSQL's and Redis's clocks are too far apart to know what is due.
 
     A Redis that is away has no clock to go by: whatever needs it fails of itself.
     """
@@ -81,9 +75,9 @@ def require(settings: Settings) -> None:
         clocks = read()
     except redis.RedisError:
         return
-    difference = clocks.between("postgresql", "redis")
+    difference = between(clocks, "postgresql", "redis")
     if difference.exceeds(settings.clock_tolerance):
-        said = f"PostgreSQL's clock says {_written(clocks.postgresql)} and Redis's {_written(clocks.redis)}"
+        said = f"PostgreSQL's clock says {_written(clocks['postgresql'])} and Redis's {_written(clocks['redis'])}"
         allowed = f"FORGEKEEPER_CLOCK_TOLERANCE allows {settings.clock_tolerance.total_seconds():g} s"
         raise Blocked("clocks", f"{said}, and {allowed}: set right the one that is wrong")
 

@@ -114,7 +114,7 @@ def _runs(_settings: Settings) -> Iterator[Reading]:
 
 
 def _clocks(_settings: Settings) -> Iterator[Reading]:
-    for difference in clocks.read().differences():
+    for difference in clocks.differences():
         yield Reading("clock_offset_seconds", difference.seconds, (difference.clock, difference.reference))
 
 

@@ -78,8 +78,8 @@ def connect(
         # few rights, and Redis notes that.
         driver_info=None,
         maint_notifications_config=MaintNotificationsConfig(enabled=False),
-        # A command sent again after a lost reply may be done twice; whoever can bear
-        # that repeats it itself.  The connection is left after each of these errors: a master
+        # A command sent again after a lost reply may be done twice; a caller that may
+        # repeat it does so.  The connection is left after each of these errors: a master
         # that has become a replica keeps its connections, and would say READONLY for ever.
         retry=Retry(NoBackoff(), 0, (redis.ConnectionError, redis.TimeoutError, redis.ResponseError)),
     )

@@ -1,24 +1,63 @@
-"""Failpoints, for tests only: between two steps a process is killed, fails or waits.
+"""Failpoints, for tests only: places between two steps at which a process is killed, fails or waits.
 
-The setting `failpoints` says where; nothing else arms one.  Unarmed, a failpoint is one look
-into an empty dictionary.
+The setting `failpoints` arms them; nothing else does.  They are written ``name=kill``, ``name=raise`` or
+``name=sleep:SECONDS``, with commas between them; ``*2`` behind one means that it happens the first two times only, in
+each process.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
 
 import structlog
 
-from forgekeeper.settings.failpoints import Failpoints, Fault
+STEPS = ("run.closed", "tick.claimed", "tick.sent")
+"""The engine's own failpoints, named for the step that has just been taken; those of batches are declared."""
+
+WRITTEN = re.compile(r"(?P<name>[\w.]+)=(?P<action>kill|raise|sleep:(?P<seconds>\d+(?:\.\d+)?))(?:\*(?P<times>\d+))?")
+
+log = structlog.get_logger(__name__)
 
 _armed: dict[str, Fault] = {}
 _struck: Counter[str] = Counter()
 
-log = structlog.get_logger(__name__)
+
+@dataclass(frozen=True)
+class Fault:
+    """What happens at a failpoint, and how often; None is every time."""
+
+    action: str
+    seconds: float = 0.0
+    times: int | None = None
+
+
+class Failpoints(dict[str, Fault]):
+    """The faults of a process, by the name of the failpoint."""
+
+
+def parse(text: object, steps: Sequence[str]) -> Failpoints:
+    """Read failpoints as they are written; raise `ValueError` where that makes no sense, or is none of *steps*."""
+    assert isinstance(text, str), "settings are text"
+    found = Failpoints()
+    for part in filter(None, text.split(",")):
+        match = WRITTEN.fullmatch(part.strip())
+        if match is None:
+            raise ValueError(f"{part.strip()!r} is not name=kill, name=raise or name=sleep:SECONDS, with *TIMES or not")
+        if match["name"] not in steps:
+            close = get_close_matches(match["name"], steps, n=1)
+            raise ValueError(
+                f"there is no failpoint {match['name']!r}" + (f" (did you mean {close[0]}?)" if close else "")
+            )
+        times = int(match["times"]) if match["times"] else None
+        found[match["name"]] = Fault(match["action"].partition(":")[0], float(match["seconds"] or 0), times)
+    return found
 
 
 class FailpointReached(Exception):

@@ -26,14 +26,14 @@ class FeatureFlag(Base):
 
     @classmethod
     def is_on(cls, name: str) -> bool:
-        """Say whether the flag is on; one that nobody ever turned is off."""
+        """Say whether the flag is on; one that was never turned is off."""
         return cls.select().where(cls.name == name, cls.enabled).exists()
 
     @classmethod
     def turn(cls, name: str, *, on: bool) -> bool:
         """Turn a flag on or off for every process, from its next look on; return whether it was on."""
         now = pw.fn.clock_timestamp()
-        # Within a transaction nobody turns it between this look and what follows.
+        # Locked, it is not turned between this look and what follows.
         was_on: bool = cls.select(cls.enabled).where(cls.name == name).for_update().scalar() or False
         cls.insert(name=name, enabled=on, updated_at=now).on_conflict(
             conflict_target=[cls.name], update={cls.enabled: on, cls.updated_at: now}

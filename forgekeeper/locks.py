@@ -1,10 +1,9 @@
-"""Leases: the right to work on something alone, held by at most one for each name.
+"""Leases: the right to work on something alone, held by at most one process for each name.
 
-There is no waiting.  A lease lives for *ttl* and is renewed in the background every third
-of it, so that a dead holder's is free after *ttl*; it is never renewed past *at_most*, so
-that one that hangs is rid of it within *at_most* and *ttl*.  No step of a holder is prevented:
-one that was paused for longer than *ttl* has lost the lease while it is still at work.
-`check` tells it so at its next safe point, and the data has to be safe without us until then.
+There is no waiting.  A lease lives for *ttl* and is renewed in the background every third of it, so that the lease of a
+dead holder is free after *ttl*; it is never renewed past *at_most*, so that a holder that hangs loses it within
+*at_most* and *ttl*.  No step of a holder is prevented: one that was paused for longer than *ttl* has lost the lease
+while it still works.  `check` says so at its next safe point, and the data has to be safe without us until then.
 
 Redis's clock alone says what has expired; set back, it makes a dead holder's lease last for
 *at_most* from when another asks for it.  Where Redis does not answer, a holder believes what it said for *ttl*, also
@@ -55,8 +54,8 @@ class Held(NamedTuple):
     left: timedelta
 
 
-class Lease:
-    """A lease that was taken; ask it at every safe point whether it is held."""
+class Lease(Vital):
+    """A lease that was taken, and the thread that renews it; ask it at every safe point whether it is held."""
 
     def __init__(
         self,
@@ -69,8 +68,9 @@ class Lease:
         taken: float,
         clock: Callable[[], float],
     ) -> None:
+        super().__init__(f"lease {name}")
         self._client = client
-        self._name = name
+        self._what = name
         self._owner = owner
         self._ttl = ttl.total_seconds()
         self._at_most = at_most.total_seconds()
@@ -87,7 +87,13 @@ class Lease:
         if not self._doubt():
             self._renew()
         if doubt := self._doubt():
-            raise LeaseLost(f"the lease {self._name} {doubt}")
+            raise LeaseLost(f"the lease {self._what} {doubt}")
+
+    def work(self) -> None:
+        """Renew the lease until stopped, or until it is lost: then its holder learns of it by asking."""
+        while not self.take_turn(lambda: self.keep(self.stopped)):
+            pass
+        self.stopped.set()
 
     def keep(self, done: Event) -> None:
         """Renew the lease every third of its life, until *done* or lost."""
@@ -108,27 +114,13 @@ class Lease:
         # Redis counts from when it was reached, so from here on we count no longer than it does.
         asked = self._clock()
         try:
-            renewed = call(self._client, "lease_renew", keys=[UNTIL, OWNERS], args=[self._name, self._owner, self._ttl])
+            renewed = call(self._client, "lease_renew", keys=[UNTIL, OWNERS], args=[self._what, self._owner, self._ttl])
         except redis.RedisError:
             return  # no proof: enough of that is doubt
         if renewed:
             self._proved = asked
         else:
             self._gone = True
-
-
-class Keeper(Vital):
-    """Renews a lease in the background."""
-
-    def __init__(self, held: Lease, name: str) -> None:
-        super().__init__(name)
-        self._held = held
-
-    def work(self) -> None:
-        """Renew it until stopped, or until it is lost: then its holder learns of it by asking."""
-        while not self.take_turn(lambda: self._held.keep(self.stopped)):
-            pass
-        self.stopped.set()
 
 
 @contextmanager
@@ -145,7 +137,7 @@ def lease(
     """Hold the lease *name* for the body, or raise `LeaseTaken` at once.
 
     It is given back on every way out; where Redis cannot be reached it ends after *ttl*,
-    as does one whose taking nobody learnt of.  Raises `LeaseInTransaction`, without a word
+    as does one whose reply was lost.  Raises `LeaseInTransaction`, without a word
     to Redis, when *forbidden* says that this is no place for a lease.  *holder* is for
     people to read.
     """
@@ -157,17 +149,16 @@ def lease(
     if not _run(client, "lease_acquire", name, owner, ttl.total_seconds(), longest):
         raise LeaseTaken(f"the lease {name} is held by another")
     held = Lease(client, name, owner, ttl=ttl, at_most=at_most, taken=taken, clock=clock)
-    keeper = Keeper(held, f"lease {name}")
     try:
-        keeper.start()
+        held.start()
         yield held
     finally:
-        keeper.stopped.set()
+        held.stopped.set()
         # What the body raised matters more, and a lease that is not given back ends by itself.
         with suppress(redis.RedisError):
             _run(client, "lease_release", name, owner)
-        if keeper.is_alive():
-            keeper.join()
+        if held.is_alive():
+            held.join()
 
 
 def leases(client: redis.Redis) -> list[Held]:
@@ -188,7 +179,7 @@ def leases(client: redis.Redis) -> list[Held]:
 
 
 def break_lease(client: redis.Redis, name: str) -> bool:
-    """Free the lease, whoever holds it; return False when nobody does.
+    """Free the lease, whatever holder it has; return False when it has none.
 
     Its holder is not stopped: it learns of it at its next safe point.
     """

@@ -1,4 +1,4 @@
-"""What a run would do, without doing it: a preview's parts, and what whoever previews a batch may use.
+"""What a run would do, without doing it: a preview's parts, and what the preview of a batch may use.
 
 A preview is counted by the very conditions by which the run chooses, at one instant, and changes nothing.
 """
@@ -30,7 +30,7 @@ class Part:
     """What a run would do to one kind of record; it grows while it is counted.
 
     *estimate* says that the time was up before all were counted; *verb* is what becomes of them.  *kept* says how
-    many look due and stay, and why; None where nobody had the time to count them.
+    many look due and stay, and why; None where there was no time to count them.
     """
 
     batch: str

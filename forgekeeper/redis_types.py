@@ -25,5 +25,5 @@ def misfits(client: redis.Redis, types: Mapping[str, str]) -> Iterator[str]:
         if kind not in {"none", wanted}:
             yield (
                 f"the key {name} is a {kind}, and has to be a {wanted}: another program has written it; "
-                "RENAME it, or DEL it where nobody needs it"
+                "RENAME it, or DEL it where nothing needs it"
             )

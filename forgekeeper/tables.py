@@ -1,4 +1,4 @@
-"""The tables that are forgekeeper's own: it migrates them, and nobody else writes to them."""
+"""The tables that are forgekeeper's own: it migrates them, and no other program writes to them."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 LEAVES = {"database", "settings", "metrics", "identity", "fan_out", "shutdown"}
 """What anybody in the engine may import."""
 ENGINE = {
-    "settings": set(),
+    "settings": {"failpoints"},
     "embedded": set(),
     "identity": set(),
     "shutdown": set(),
@@ -24,7 +24,7 @@ ENGINE = {
     "migrations": set(),
     "flags": {"database"},
     "audit": {"database", "metrics"},
-    "failpoints": {"settings"},
+    "failpoints": set(),
     "probe": {"metrics"},
     "redis_types": set(),
     "redis_values": set(),

@@ -43,7 +43,7 @@ from .conftest import empty
 
 HEARTBEATS = f"{NAMESPACE}:__heartbeats__"
 PATIENCE = timedelta(seconds=1)
-KEYS = {name: redis_types.type_of(name) for name in redis_types.keys(NAMESPACE, queues())}
+KEYS = redis_types.DECLARED | {name: delivery_keys.type_of(name) for name in delivery_keys.names(NAMESPACE, queues())}
 KEYS |= {f"{NAMESPACE}:__{which}__.dead.{queue}": "set" for queue in queues() for which in ("acks", "started")}
 KEYS["pending_direct_uploads"] = "hash"
 TYPES = ("string", "list", "set", "zset", "hash")

@@ -21,7 +21,7 @@ from forgekeeper import Blocked, Record, Rows, batch
 from forgekeeper.audit import upkeep
 from forgekeeper.batches import all_declared
 from forgekeeper.database.schema_guard import misread
-from forgekeeper.declaring.removal import Removal
+from forgekeeper.declaring.answers import Removal
 from forgekeeper.declaring.surroundings import settings
 from forgekeeper.deleting import looking
 from forgekeeper.preview import Look, Part

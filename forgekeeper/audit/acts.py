@@ -35,7 +35,7 @@ class Who(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What rows and sentences call them: nobody finds a person by a process's number."""
+        """What rows and sentences call them: a process's number finds no person."""
         return self.actor or f"{self.user}@{self.host}"
 
 
@@ -71,10 +71,10 @@ _recording: ContextVar[_Recording] = ContextVar("recording", default=_Recording(
 
 @contextmanager
 def begin(*, actor: str | None = None, on: bool, who: Who | None = None) -> Iterator[None]:
-    """Let the acts within be *who*'s, by default those of whoever runs this process; none is recorded unless *on*.
+    """Let the acts within be *who*'s, by default those of who runs this process; none is recorded unless *on*.
 
-    *actor* is the name that the process was given for whoever runs it.  One thread's acts are one person's: a server
-    begins anew for each request.
+    *actor* is the name that the process was given for that person.  One thread's acts are one person's: a server begins
+    again for each request.
     """
     token = _recording.set(_Recording(who or of_process(actor), on))
     try:
@@ -130,7 +130,7 @@ def some(things: Sequence[Any]) -> dict[str, Any]:
 
 
 def _short(text: str) -> str:
-    # Cut afterwards: of half a secret nobody knows that it is one.
+    # Cut afterwards: half a secret is not recognised as one.
     text = one_line(text)
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 

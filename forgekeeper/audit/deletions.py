@@ -152,8 +152,8 @@ class Audit:
     ) -> list[int]:
         """Record what is about to be deleted; return the numbers of the intents, one for each `ITEMS` records.
 
-        *columns* have a value for each record, or one for all.  *scope* is what no other attempt is at: the intents of
-        an attempt that died are looked for by it.
+        *columns* have a value for each record, or one for all.  *scope* is what no other attempt works on: the intents
+        of an attempt that died are looked for by it.
         """
         made = self._write("intent", record, _parts(ids, names or (), columns), scope=scope)
         self._ours += made

@@ -17,10 +17,10 @@ from forgekeeper.database.writes import writing
 Key = TypeVar("Key", bound=Hashable)
 
 MOVED = "moved"
-"""What has become of a record that was said anew since, because it had changed."""
+"""What has become of a record that was recorded again since, because it had changed."""
 
 Look = Callable[[Sequence[Mapping[str, Any]]], Sequence[str | None]]
-"""Says of the details of records what has become of each; None where that cannot be told now."""
+"""Says of the details of records what has become of each; None where that is not known now."""
 
 
 # Of any age: an attempt may have died long ago, and none has looked since.
@@ -42,7 +42,7 @@ class Item(NamedTuple):
 class Intended(Generic[Key]):
     """Records of one kind that an attempt is about to delete, by whatever the caller calls them.
 
-    *scope* is what no other attempt is at; *common* is what is to be known of all of them.  Where the
+    *scope* is what no other attempt works on; *common* is what is to be known of all of them.  Where the
     audit is off nothing is written.
     """
 
@@ -62,7 +62,7 @@ class Intended(Generic[Key]):
     def begin(self, items: Mapping[Key, Item]) -> None:
         """Say, in a transaction of its own or the one at hand, what is about to go.
 
-        It has to be committed before anything goes.  What is said anew has moved since it was said first.
+        It has to be committed before anything goes.  What is recorded again has moved since the first time.
         """
         if not self.on or not items:
             return
@@ -145,15 +145,15 @@ def at_work(record: str) -> set[int]:
 def close_earlier(audit: Audit, record: str, look: Look, *, name: str, scope: str | None = None) -> int:
     """Close what attempts before ours have left open, as *look* finds it; return how many records that were.
 
-    *name* is the column of what a record is looked for by.  What cannot be told now stays open.
+    *name* is the column of what a record is looked for by.  What is not known now stays open.
     """
     count = 0
     while True:
         unclosed = audit.unclosed(record, scope=scope)
         rows = [_rows(intent, name) for intent in unclosed]
         states = iter(look([row for each in rows for row in each]) if unclosed else [])
-        told = [[next(states) for _ in each] for each in rows]
-        closed = [one for one in zip(unclosed, rows, told, strict=True) if None not in one[2]]
+        found = [[next(states) for _ in each] for each in rows]
+        closed = [one for one in zip(unclosed, rows, found, strict=True) if None not in one[2]]
         if not closed:
             return count
         with writing():

@@ -46,7 +46,7 @@ def subject_of(record: str, kinds: Iterable[Subject]) -> Subject | None:
 
 
 def read(text: str, kinds: Iterable[Subject]) -> tuple[Subject, str]:
-    """Read ``CALLED:…``; return the kind and the rest, raise `NoSuchSubject` for what nobody has declared."""
+    """Read ``CALLED:…``; return the kind and the rest, raise `NoSuchSubject` for what is not declared."""
     known = [*kinds, PATH]
     called, _, rest = text.partition(":")
     found = next((one for one in known if one.called == called), None)

@@ -1,4 +1,4 @@
-"""How much is due, and since when: counted up to a bound, for those who ask every few seconds."""
+"""How much is due, and since when: counted up to a bound, as it is asked every few seconds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import peewee as pw
 from forgekeeper.database import database
 
 BOUND = 100_001
-"""Nobody is told more than that there are a hundred thousand and more."""
+"""What is more is shown as a hundred thousand and more."""
 NO_TIME = timedelta(0)
 
 

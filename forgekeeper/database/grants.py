@@ -1,11 +1,11 @@
-"""Who does what with a table: each model says it of its own."""
+"""What each process does with a table: each model says it of its own."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 PROCESSES = ("scheduler", "worker", "exporter")
-"""Who may have a role of its own.  Whoever is at a terminal may do by hand what all of them do, and more."""
+"""The processes that may have roles of their own.  A person at a terminal may do what all of them do, and more."""
 WORK, BOTH = ("worker",), ("scheduler", "worker")
 SEEN = ("worker", "exporter")
 PERSON: tuple[str, ...] = ()
@@ -24,4 +24,4 @@ class Use(NamedTuple):
 
 WRITES = tuple((privilege, (), WORK) for privilege in ("insert", "update", "delete"))
 EVERYTHING = Use(WORK, WRITES)
-"""Of a table that does not say: whoever works may do everything."""
+"""Of a table that does not say: workers may do everything."""

@@ -29,7 +29,7 @@ def execute(name: str, statement: str, values: Mapping[str, Any], *, first: str 
     """Execute *statement*, prepared by that *name* and a part of its hash; *first* stands before it in the request.
 
     Where it cannot be prepared, as within a transaction of the caller's, the statement itself is executed.  A value
-    whose type PostgreSQL cannot tell from where it stands needs a cast.
+    whose type PostgreSQL cannot infer from where it stands needs a cast.
     """
     connection = database.connection()
     full = f"{name}_{md5(statement.encode(), usedforsecurity=False).hexdigest()[:8]}"

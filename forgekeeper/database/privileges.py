@@ -78,7 +78,7 @@ def lacking(models: Sequence[type[Base]]) -> Iterator[str]:
     wanted = [
         (need.table, need.privilege, column)
         for need in (Need(MIGRATIONS, "select"), *needs(models))
-        # Whoever may read all the columns may read the table, as far as we do.
+        # A role that may read all the columns may read the table, as far as we do.
         for column in (need.columns or (columns.get(need.table, [None]) if need.privilege == "select" else [None]))
     ]
     found: dict[str, dict[str, list[str | None]]] = {}

@@ -2,7 +2,7 @@
 
 Views are welcome: where the tables are a forge's, views give them the names and columns that
 the statements want.  So is a table that is partitioned.  But one partition of it alone, also
-behind a view, hides the others: an object that a row there names would be taken for nobody's.
+behind a view, hides the others: an object that a row there names would look as if no row named it.
 """
 
 from __future__ import annotations

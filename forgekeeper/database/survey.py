@@ -38,7 +38,7 @@ FIRST = "select id::text, name, due from ({rows}) as rows where not busy order b
 
 
 class Group(NamedTuple):
-    """The rows of a project, or of none: how many, how many of them nobody holds, and of those how much, since when."""
+    """The rows of a project, or of none: how many, how many are not locked, and of those how much, since when."""
 
     project: str | None
     rows: int
@@ -191,6 +191,6 @@ def expected(rows: Rows | Selected, without: Collection[int] = ()) -> int:
 
 
 def held(table: str, *, alias: str | None = None) -> str:
-    """Return the condition that another session has a row of *table* locked; rows of a view do not tell."""
+    """Return the condition that another session has a row of *table* locked; rows of a view do not show it."""
     row = database.execute_sql(HAS_XMAX, {"table": table}).fetchone()
     return f"{alias or table}.xmax = {RUNNING}" if row and row[0] else "false"

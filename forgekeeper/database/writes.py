@@ -1,4 +1,4 @@
-"""Who writes: while a batch is asked what goes, its session may only read, and the engine's own transactions write."""
+"""What may write: while a batch is asked what goes, its session may only read, and only the engine writes."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _let_only_read() -> None:
 
 
 def _let_write() -> None:
-    """Undo the guard; a connection of which nobody knows whether it is undone must not be used by others."""
+    """Undo the guard; a connection on which that fails must not be used by others."""
     try:
         database.execute_sql("reset default_transaction_read_only")
         database.connection().reads_only = False

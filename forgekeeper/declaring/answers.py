@@ -1,7 +1,9 @@
-"""What a batch may answer besides what goes: that it does nothing, and facts for its result."""
+"""What a batch may answer besides rows, items and children."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 
@@ -31,3 +33,18 @@ class Note(Answer):
 
     def __init__(self, **fields: Any) -> None:
         self.fields = fields
+
+
+@dataclass(frozen=True)
+class Removal(Answer):
+    """What *remove* removes, up to so many at a time: it returns how many went.  For forgekeeper's own records alone.
+
+    Each chunk is a transaction with what the audit says of it: how many, by the name *record*; nothing where that is
+    None.  *counted* is the field of the result.
+    """
+
+    record: str | None
+    remove: Callable[[int], int]
+    _: KW_ONLY
+    counted: str | None = None
+    chunk: int = 1_000

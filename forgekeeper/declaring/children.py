@@ -14,7 +14,7 @@ class Children(Answer):
     """A message to *child* for each of *of*, unless one with its key is on its way already.
 
     *of* are ids, one a child, or tuples of arguments as JSON has them; or a mapping of keys to such tuples, for
-    children whose arguments do not tell them apart.  A child does what is due when it runs: to send it twice is
+    children whose arguments are not unique.  A child does what is due when it runs: to send it twice is
     harmless, and to lose it costs time alone, since the next run sends it again.
 
     *sent* names the field of the result that counts them, *all_of* one that counts those on their way, too; *page* of

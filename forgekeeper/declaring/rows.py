@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import timedelta
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
@@ -14,13 +14,24 @@ from playhouse.postgres_ext import DateTimeTZField
 from forgekeeper.audit.subjects import Subject
 from forgekeeper.database import Base
 from forgekeeper.declaring.answers import Answer, Mistake
-from forgekeeper.declaring.total import Total
 
 Row = TypeVar("Row", bound=Base)
 WHOLE_NUMBERS = (pw.IntegerField, pw.BigIntegerField, pw.AutoField, pw.BigAutoField)
 AT_ONCE = timedelta(0)
 AN_HOUR = timedelta(hours=1)
 WORD = re.compile("(?<=[a-z0-9])(?=[A-Z])")
+
+
+class Total(NamedTuple):
+    """A sum of the rows' sizes that another table keeps in the column *kept*, in a row for each value of *of*.
+
+    The deletion takes its bytes off in the same statement.  A row of the other table that somebody else has locked is
+    not waited for: the rows that count towards it stay for a later run, all others go.  Children lock these rows in
+    one order, so that none waits for another for ever.  Rows without such a row go, too.
+    """
+
+    kept: pw.Field[Any]
+    of: pw.Field[Any]
 
 
 @dataclass(frozen=True)

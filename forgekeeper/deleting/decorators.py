@@ -171,7 +171,7 @@ def _common(function: Callable[..., Any], shape: Shape, budget: timedelta, optio
         "name": name,
         "sentence": (function.__doc__ or "").strip().split("\n")[0],
         "module": function.__module__,
-        "work": lambda run, *ids: work(run, function, *ids),
+        "work": partial(work, function),
         "budget": budget,
         "time_limit": options.get("time_limit") or budget + MARGIN,
         "outcome": options.get("outcome") or shape.outcome(name),

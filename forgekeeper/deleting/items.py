@@ -81,7 +81,7 @@ class _Lot(NamedTuple, Generic[One]):
 
     going: list[One]
     kept: dict[One, State]
-    told: Intended[One]
+    intended: Intended[One]
 
 
 class _Pass(Generic[One]):
@@ -167,9 +167,9 @@ class _Pass(Generic[One]):
             self._settle(lot, {})
             return None
         until = min(self._ours_until, time.monotonic() + self._run.deadline.left())
-        matters = lot.told.on or self._run.brakes.limited
+        matters = lot.intended.on or self._run.brakes.limited
         with engine():
-            found = self._items.delete(lot.going, until, lot.told.begin if matters else None)
+            found = self._items.delete(lot.going, until, lot.intended.begin if matters else None)
         if not found.began:
             self._run.brakes.give_back()
         if found.error is None:
@@ -207,13 +207,13 @@ class _Pass(Generic[One]):
             self._after = min(map(self._items.key, surplus)) - 1
         given = set(surplus)
         ours = [one for one in these if one not in given] if given else these
-        told = Intended[One](self._run.audit, self._items.record, scope=scope, **self._items.common(scope))
-        lot = _Lot[One]([], {}, told)
+        intended = Intended[One](self._run.audit, self._items.record, scope=scope, **self._items.common(scope))
+        lot = _Lot[One]([], {}, intended)
         for start in range(0, len(ours), self._items.marked):
             some = ours[start : start + self._items.marked]
             with writing():
                 marked = self._items.mark(some, kept)
-                told.begin({one: said for one, said in marked.items() if isinstance(said, Item)})
+                intended.begin({one: said for one, said in marked.items() if isinstance(said, Item)})
             for one, said in marked.items():
                 if said is None or isinstance(said, Item):
                     lot.going.append(one)
@@ -236,7 +236,7 @@ class _Pass(Generic[One]):
         self._step(3)
         self._close(lot, known, others)
         # The world is as it is, whatever stands in the way of a row.
-        lot.told.end({one: known[one].state for one in lot.told.open() if one in known})
+        lot.intended.end({one: known[one].state for one in lot.intended.open() if one in known})
         self._put_back([one for one in lot.going if one not in known])
         if items.all_bad and self._bad.error is not None and self._bad.failed - failed == len(sure) + len(others):
             raise self._bad.error  # none at all: not these records, but what their table is in
@@ -247,17 +247,17 @@ class _Pass(Generic[One]):
 
         def close(keys: Sequence[Any]) -> None:
             some = [by_key[key] for key in keys] if by_key else keys
-            self._close_some(lot.told, {one: known[one] for one in some}, going)
+            self._close_some(lot.intended, {one: known[one] for one in some}, going)
 
         if these:
             self._bad.each(close, list(by_key) if by_key else these)
 
-    def _close_some(self, told: Intended[One], states: dict[One, State], going: set[One]) -> None:
+    def _close_some(self, intended: Intended[One], states: dict[One, State], going: set[One]) -> None:
         items, brakes = self._items, self._run.brakes
         ours = {one: became.state for one, became in states.items() if one in going}
         went = Amount(sum(state in items.gone for state in ours.values()))
         of = sum(state in self._understood for state in ours.values())
-        with told.ending(ours):
+        with intended.ending(ours):
             counts = items.settle(states)
             if of:
                 brakes.settle(went, of=of)

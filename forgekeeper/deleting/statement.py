@@ -179,7 +179,7 @@ def audited_columns(rows: Rows[Any]) -> dict[str, str]:
 
 
 def row_of(rows: Rows[Any]) -> str:
-    """Return what tells the rows of a statement apart: ctid in an ordinary table, else the key."""
+    """Return what identifies the rows of a statement: ctid in an ordinary table, else the key."""
     table = rows.model._meta.table_name
     row = database.execute_sql(ORDINARY, (table,)).fetchone()
     return f'"{table}".ctid' if row and row[0] else column(rows.model._meta.primary_key)

@@ -19,7 +19,7 @@ import structlog
 
 from forgekeeper.database import database, sqlstate
 from forgekeeper.database.writes import write_first
-from forgekeeper.declaring.total import Total
+from forgekeeper.declaring.rows import Total
 from forgekeeper.deleting.sql import column
 
 TURNS = 0x6B656570

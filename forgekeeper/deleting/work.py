@@ -1,42 +1,82 @@
-"""What a run does with its batch's answer."""
+"""What a run does with its batch's answer: rows and items have loops of their own, children and removals are here."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict
+from itertools import islice
 from typing import Any
 
 import structlog
 
 from forgekeeper.connections import client
 from forgekeeper.database import database
-from forgekeeper.declaring.answers import Answer, Mistake, Note, Skip
+from forgekeeper.database.writes import engine, writing
+from forgekeeper.declaring.answers import Answer, Mistake, Note, Removal, Skip
 from forgekeeper.declaring.changes import Changes
 from forgekeeper.declaring.children import Children
 from forgekeeper.declaring.deriving import rows_of
 from forgekeeper.declaring.items import Items
-from forgekeeper.declaring.removal import Removal
 from forgekeeper.declaring.rows import Rows
 from forgekeeper.declaring.surroundings import NUMBER, SETTINGS
-from forgekeeper.deleting import changes, children, items, removal, rows
-from forgekeeper.deleting.outcome import note
+from forgekeeper.deleting import changes, items, rows
+from forgekeeper.deleting.outcome import add, note
 from forgekeeper.identity import identity
 from forgekeeper.locks import LeaseTaken, lease
 from forgekeeper.runs.run import Run
 
 WHAT = "return Rows, Items, Children or Skip"
+
+
+def send(run: Run[Any], children: Children) -> str | None:
+    """Send each child, unless it is on its way; return why it ended before all were, None where all are sent."""
+    calls, outcome = iter(children.calls()), run.outcome
+    while page := list(islice(calls, children.page)):
+        with engine():
+            sent = run.fan_out(children.child, page)
+        setattr(outcome, children.sent, getattr(outcome, children.sent) + sent.enqueued)
+        add(outcome, "deduplicated", sent.deduplicated)
+        if children.all_of is not None:
+            add(outcome, children.all_of, sent.enqueued + sent.deduplicated)
+        run.step("enqueued")
+        if sent.queue_full:
+            return "queue_full"
+        if run.deadline.passed():
+            return "deadline"
+    return None
+
+
+def remove(run: Run[Any], removal: Removal) -> str | None:
+    """Remove them; return why it ended before all were gone, None where none is left.
+
+    A budget that has ended leaves the first chunk.
+    """
+    count = removal.chunk
+    while count == removal.chunk:
+        with writing():
+            count = removal.remove(removal.chunk)
+            if count and removal.record is not None:
+                run.audit.done(removal.record, ids=(), count=count)
+        if removal.counted is not None:
+            add(run.outcome, removal.counted, count)
+        run.step("removed")
+        if run.deadline.passed(count) and count == removal.chunk:
+            return "deadline"
+    return None
+
+
 LOOPS: dict[type[Answer], Callable[[Run[Any], Any], str | None]] = {
     Changes: changes.change,
     Rows: rows.delete,
     Items: items.delete,
-    Removal: removal.remove,
-    Children: children.send,
+    Removal: remove,
+    Children: send,
 }
 """What the engine does with each kind of answer; it returns why the run has to end."""
 
 
-def work(run: Run[Any], ask: Callable[..., Any], *ids: Any) -> None:
+def work(ask: Callable[..., Any], run: Run[Any], *ids: Any) -> None:
     """Ask the batch what goes now, and do it; the outcome says what came of it.
 
     A generator is asked step by step, and closed on every way out, so that it releases what it holds.  A child that

@@ -16,10 +16,10 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 from pydantic import SecretStr, ValidationInfo, create_model, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from forgekeeper.failpoints import STEPS, Failpoints
+from forgekeeper.failpoints import parse as parse_failpoints
 from forgekeeper.settings.certificates import Unverified
 from forgekeeper.settings.cron import Cron
-from forgekeeper.settings.failpoints import STEPS, Failpoints
-from forgekeeper.settings.failpoints import parse as parse_failpoints
 from forgekeeper.settings.kinds import (
     Bytes,
     CatchUp,
@@ -106,7 +106,8 @@ class Settings(BaseSettings):
     queue_limit: Count = setting("100000", "A batch starts no more children while so many wait in their queue.")
 
     dead_after: Duration = setting(
-        "15", "A worker, run or lease silent for this long is dead; signs of life come several times as often."
+        "15",
+        "A process, run or lease without a heartbeat for this long has expired; they come several times as often.",
     )
     retry_after: Duration = setting(
         "15",
@@ -129,7 +130,9 @@ class Settings(BaseSettings):
     database_statement_timeout: Duration = setting("30", "PostgreSQL gives a statement up after this long.")
     database_lock_timeout: Duration = setting("1", "PostgreSQL gives up waiting for a lock after this long.")
     database_idle_timeout: Duration = setting("10", "PostgreSQL ends a session that idles in a transaction this long.")
-    database_network_timeout: Duration = setting("15", "A database that does not answer for this long is gone.")
+    database_network_timeout: Duration = setting(
+        "15", "A connection over which the network delivers nothing for this long is given up."
+    )
     store_timeout: Duration = setting("30", "How long a worker waits for an answer of an object store.")
     object_grace: Grace = setting(
         "86400", "How long the object of a deleted artifact is kept: until then the deletion can be undone."
@@ -140,7 +143,9 @@ class Settings(BaseSettings):
     upload_visibility: Visibility = setting(
         "300", "Stale uploads that a run has claimed are given to another this much later; it acts on them for a fifth."
     )
-    bucket_silent_after: Duration = setting("600", "An artifact bucket silent for this long is given to another child.")
+    bucket_silent_after: Duration = setting(
+        "600", "An artifact bucket without a heartbeat for this long is given to another child."
+    )
     missing_repositories: Share = setting(
         "0.05",
         "Where more than this share of a run's projects, and at least three, lack repositories, none is held for gone.",
@@ -148,7 +153,8 @@ class Settings(BaseSettings):
     redis_timeout: Duration = setting("2", "How long a worker waits for an answer of Redis.")
     scheduler_timeout: Duration = setting("2", "How long a scheduler waits for PostgreSQL or Redis before it goes on.")
     shutdown_timeout: Duration = setting(
-        "30", "What a process is at when it is told to end may go on for this long; then it ends, and others take over."
+        "30",
+        "What a process works on when it is asked to end may go on for this long; then it ends, and others take over.",
     )
     place_wait: Grace = setting(
         "60", "A worker whose repositories or stores are not there waits this long before it begins without them."
@@ -161,10 +167,10 @@ class Settings(BaseSettings):
     worker_processes: Count = setting("2", "Processes that `forgekeeper worker` starts.")
     worker_threads: Count = setting("8", "Threads of each worker process.")
 
-    metrics_host: str = setting("127.0.0.1", "Where the pages of metrics are served.")
-    metrics_port_worker: Port = setting("9191", "The page of `forgekeeper worker`; 0: none.")
-    metrics_port_scheduler: Port = setting("9192", "The page of `forgekeeper scheduler`; 0: none.")
-    metrics_port_exporter: Port = setting("9193", "The page of `forgekeeper exporter`; 0: none.")
+    metrics_host: str = setting("127.0.0.1", "Where metrics endpoints listen.")
+    metrics_port_worker: Port = setting("9191", "The metrics endpoint of `forgekeeper worker`; 0: none.")
+    metrics_port_scheduler: Port = setting("9192", "The metrics endpoint of `forgekeeper scheduler`; 0: none.")
+    metrics_port_exporter: Port = setting("9193", "The metrics endpoint of `forgekeeper exporter`; 0: none.")
 
     log_format: Literal["json", "console"] | None = setting(
         None, "How log lines look; by default console on a terminal, json elsewhere."

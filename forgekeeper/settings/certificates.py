@@ -1,7 +1,7 @@
 """Certificates that a setting says are not to be looked at: refused, unless another setting says so in plain words.
 
-Whoever is on the way to a server whose certificate nobody verifies can be that server: it is told the
-password, and tells what to delete.
+Anyone between us and a server whose certificate is not verified can pose as that server: it learns the password, and
+says what to delete.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def _redis_url(value: SecretStr) -> SecretStr:
     if not options.keys() <= REDIS_OPTIONS or not options.get("db", "0").isdigit():
         raise ValueError(f"the options of a Redis URL are {', '.join(sorted(REDIS_OPTIONS))}; db is a number")
     if len(options) < len(pairs):
-        # Of two that contradict each other nobody knows which one counts.
+        # It is not clear which of two counts.
         raise ValueError("an option is given twice")
     if url.scheme != "rediss" and (of_tls := sorted(name for name in options if name.startswith("ssl_"))):
         raise ValueError(f"{of_tls[0]} goes with TLS, which is rediss://")

@@ -72,7 +72,9 @@ def _made(model: type[BaseSettings], env_file: str | None) -> tuple[Any, list[st
         return None, [_bad_value(details) for details in error.errors(include_input=False, include_url=False)]
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise SettingsError(f"cannot read the file {env_file}: {why}; mend it, or run this in another folder") from None
+        raise SettingsError(
+            f"cannot read the file {env_file}: {why}; correct it, or run this in another folder"
+        ) from None
 
 
 def _complain(problems: list[str]) -> None:

@@ -11,7 +11,7 @@ from psycopg2.extensions import make_dsn
 
 from forgekeeper.audit import acts
 from forgekeeper.audit.acts import Act
-from forgekeeper.audit.deletions import ITEMS, TOGETHER, UNCLOSED_FOR, Audit, Deletion, Ended, hashed
+from forgekeeper.audit.deletions import ITEMS, UNCLOSED_FOR, Audit, Deletion, Ended, hashed
 from tests.harness.every import every
 
 NAMES = ["refs/heads/a", "", "ümlaut/日本語", "a b\n", "x" * 5_000, "🦊"]
@@ -111,17 +111,6 @@ def test_so_many_records_are_in_a_row_at_most(audit, number, sizes):
     assert [name for row in rows() for name in row.detail["oid"]] == names
 
 
-def test_outcomes_of_several_intents_are_each_its_own(audit):
-    made = audit.intent("ref", ids=range(ITEMS * TOGETHER + 1))
-
-    audit.outcomes("ref", [Ended(number, [number], [], {"state": str(number)}) for number in made])
-
-    outcomes = [row for row in rows() if row.phase == "outcome"]
-    assert [(row.intent, list(row.ids), row.detail) for row in outcomes] == [
-        (number, [number], {"state": str(number)}) for number in made
-    ]
-
-
 def test_an_intent_without_an_outcome_is_found_by_the_next_attempt(audit):
     (number,) = audit.intent("ref", ids=[1, 2], scope="5", oid=["0a", "0b"], project_id=5)
 
@@ -146,12 +135,6 @@ def test_another_s_intent_is_not_ours_to_close(audit, batch, record, scope):
     audit.intent("ref", ids=[1], scope="5")
 
     assert Audit(batch, on=True).unclosed(record, scope=scope) == []
-
-
-def test_intents_are_found_the_oldest_first_and_no_more_than_asked_for(audit):
-    made = [audit.intent("ref", ids=[id_])[0] for id_ in range(3)]
-
-    assert [intent.id for intent in of_another_attempt().unclosed("ref", limit=2)] == made[:2]
 
 
 def test_an_intent_of_long_ago_is_not_looked_for(audit):

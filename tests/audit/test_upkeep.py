@@ -4,12 +4,11 @@ from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
-import peewee as pw
 import psycopg2
 import pytest
 from structlog.testing import capture_logs
 
-from forgekeeper.audit import acts, upkeep
+from forgekeeper.audit import upkeep
 from forgekeeper.audit.deletions import Audit, Deletion
 from forgekeeper.database import database as db
 from forgekeeper.database import now
@@ -68,11 +67,6 @@ def test_a_month_stays_while_a_day_of_it_may_be_young():
     outcome = perform(prune, settings=settings_with(audit_keep=keep))
 
     assert (outcome.audit_months, Deletion.select().count()) == (0, 1)
-
-
-def test_nobody_drops_the_last_thirty_days():
-    with pytest.raises(pw.ProgrammingError, match="last thirty days"):
-        upkeep.drop_partitions(now() - 29 * DAY)
 
 
 @pytest.fixture
@@ -188,38 +182,7 @@ def test_totals_go_after_sixty_days_but_the_last_hundred_runs(settings):
     assert (outcome.run_totals, kept()) == (11, list(range(12, LAST + 12)))
 
 
-def test_a_batch_with_few_runs_keeps_them_all():
-    Batch.register(["prune", "user_status_cleanup"])
-    for run in range(1, 5):
-        total(run, days=400, batch="user_status_cleanup")
-
-    assert (perform(prune).run_totals, len(kept("user_status_cleanup"))) == (0, 4)
-
-
-# Append-only
-
-
-@pytest.fixture
-def lines(database):
-    acts.record("pause", "prune")
-    Audit("a", on=True).done("b", ids=[1])
-
-
-CHANGES = [
-    "update {table} set batch = 'nobody'",
-    "delete from {table}",
-    "truncate {table}",
-    "truncate {part}",
-    "delete from {part}",
-]
-
-
-@pytest.mark.usefixtures("lines")
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("table", ["audit_acts", "audit_deletions"])
-def test_its_owner_may_not_change_what_is_in_the_audit(table, change):
-    with pytest.raises(pw.ProgrammingError, match="append-only"):
-        db.execute_sql(change.format(table=table, part=f"{table}_{now():%Y_%m}"))
+# The role of a worker
 
 
 @pytest.fixture
@@ -232,28 +195,3 @@ def worker(database, urls):
         session.autocommit = True
         yield cursor
     db.execute_sql(f"drop owned by {name}; drop role {name}")
-
-
-@pytest.mark.usefixtures("lines")
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_worker_may_not_either(worker, change):
-    with pytest.raises(psycopg2.errors.InsufficientPrivilege):
-        worker.execute(change.format(table="audit_deletions", part=f"audit_deletions_{now():%Y_%m}"))
-
-
-@pytest.mark.usefixtures("old_month")
-def test_a_worker_with_its_grants_keeps_the_audit_up(worker, missing_month):
-    worker.execute("select audit_partitions(clock_timestamp() + interval '1 year')")
-    worker.execute("select audit_drop(clock_timestamp() - interval '400 days')")
-
-    assert worker.fetchone() == (2,)
-    assert f"audit_deletions_{missing_month}" in parts()
-
-
-@pytest.mark.usefixtures("old_month")
-@pytest.mark.parametrize("call", ["audit_partitions(now())", "audit_drop('2021-01-01')"])
-def test_who_may_not_write_to_the_audit_may_not_keep_it_up(worker, call):
-    db.execute_sql(f"revoke insert on audit_deletions from {worker.connection.info.user}")
-
-    with pytest.raises(psycopg2.errors.InsufficientPrivilege, match="only who may write"):
-        worker.execute(f"select {call}")

@@ -10,6 +10,7 @@ from unittest.mock import ANY
 from uuid import uuid4
 
 import pytest
+from forgekeeper.runs.passed_over import PassedOver
 from psycopg2.extensions import make_dsn
 
 from forgekeeper import database as db
@@ -20,7 +21,6 @@ from forgekeeper.database import now
 from forgekeeper.delivery.broker import NAMESPACE, broker
 from forgekeeper.delivery.queues import INSTALLATION as OF_REDIS
 from forgekeeper.runs.ledger import JobRun
-from forgekeeper.runs.passed_over import PassedOver
 from forgekeeper.storage import sentinel, stores
 from forgekeeper.storage.outbox import MAX_ATTEMPTS, DeletedObject
 from models import DeletionStatus, GitRefDeletion, JobArtifact

@@ -6,6 +6,7 @@ from datetime import timedelta
 import pytest
 from dramatiq import Message
 from forgekeeper.delivery.sizes import LARGEST_FETCHED
+from forgekeeper.runs.passed_over import PassedOver
 
 from forgekeeper.connections import client
 from forgekeeper.database import now
@@ -13,7 +14,6 @@ from forgekeeper.delivery.broker import NAMESPACE
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
-from forgekeeper.runs.passed_over import PassedOver
 from forgekeeper.runs.processes import Process
 from forgekeeper.storage.outbox import MAX_ATTEMPTS, DeletedObject
 from metrics.redaction import CONTROL

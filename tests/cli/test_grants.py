@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from forgekeeper.batches import BATCHES
-from forgekeeper.database import privileges, use
+from forgekeeper.database import grants, privileges
 from forgekeeper.delivery.broker import NAMESPACE, broker
 from forgekeeper.storage import sentinel
 from forgekeeper.tables import OURS
@@ -71,7 +71,7 @@ def errors(main, role):
     return call
 
 
-@pytest.mark.parametrize("process", [None, *use.PROCESSES])
+@pytest.mark.parametrize("process", [None, *grants.PROCESSES])
 def test_the_page_grants_what_the_code_says(process):
     role = EVERYTHING if process is None else f"{EVERYTHING}_{process}"
 

@@ -267,18 +267,6 @@ def test_a_holder_who_reaches_no_server_is_believed_until_his_ttl_is_over(client
         assert is_lost(held)
 
 
-def test_an_answer_counts_from_its_request(client):
-    client.takes = 10.0
-    with take(client) as held:
-        client.takes = 0.0
-        client.away = True
-
-        client.clock.now += 4.9
-        held.check()
-        client.clock.now += 0.2
-        assert is_lost(held)
-
-
 def test_after_a_flush_it_is_lost(client):
     with take(client) as held:
         client.flushall()
@@ -387,13 +375,6 @@ def test_a_broken_lease_is_free(client, other):
         assert client.keys() == []
         with take(other) as held:
             held.check()
-
-
-def test_there_is_nothing_to_break_where_nobody_holds_one(client):
-    with take(client):
-        pass
-
-    assert break_lease(client, NAME) is False
 
 
 def test_a_server_that_forgot_the_scripts_is_taught_them_again(client):

@@ -42,12 +42,6 @@ def weighed(bound=10**6):
     return Stake.rows(Weighed.select()).of(bound)
 
 
-def test_a_table_of_few_pages_is_counted(table):
-    table(1_234)
-
-    assert weighed() == 1_234
-
-
 def test_rows_that_were_updated_or_deleted_do_not_count_twice(table):
     table(1_000)
     db.execute_sql("analyze weighed; update weighed set id = -id; delete from weighed where id < -900")

@@ -312,14 +312,6 @@ def test_a_child_forgets_no_row_that_failed_in_the_share_of_another(gardens):
 # Mistakes
 
 
-def test_a_function_of_a_run_is_refused_and_named():
-    def pull_weeds(run):
-        """Pull by hand."""
-
-    with pytest.raises(Mistake, match="pull_weeds takes a run: let it take the time, and return Rows"):
-        batch(cron="off", budget=HOUR, records=())(pull_weeds)
-
-
 @pytest.mark.usefixtures("weeds")
 @pytest.mark.parametrize(
     ("answer", "said"),

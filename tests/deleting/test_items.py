@@ -3,6 +3,7 @@
 from datetime import timedelta
 
 import pytest
+from forgekeeper.runs.passed_over import PassedOver
 from peewee import TextField
 from structlog.testing import capture_logs
 
@@ -14,7 +15,6 @@ from forgekeeper.declaring.items import Deleted
 from forgekeeper.delivery.broker import broker
 from forgekeeper.failpoints import FailpointReached
 from forgekeeper.process import boot
-from forgekeeper.runs.passed_over import PassedOver
 from forgekeeper.runs.totals import RunTotal
 from tests.harness.audited import lines, unclosed
 from tests.harness.performing import recorded

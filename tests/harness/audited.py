@@ -6,8 +6,7 @@ import pytest
 
 from forgekeeper.audit.deletions import Deletion
 from forgekeeper.database import database
-from forgekeeper.failpoints import FailpointReached, arm
-from forgekeeper.settings.failpoints import Failpoints, Fault
+from forgekeeper.failpoints import FailpointReached, Failpoints, Fault, arm
 
 UNCLOSED = """
     select count(*) from audit_deletions as intended

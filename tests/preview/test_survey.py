@@ -11,7 +11,7 @@ from forgekeeper.batches import BATCHES, Record
 from forgekeeper.connections import client
 from forgekeeper.database import database as db
 from forgekeeper.database import now
-from forgekeeper.database.survey import Rows, expected, reading, survey
+from forgekeeper.database.survey import Rows, reading, survey
 from forgekeeper.runs import quarantine
 from forgekeeper.runs.previewing import preview
 from forgekeeper.storage import sentinel
@@ -24,7 +24,6 @@ from tests.harness.toys import toy
 from workers import stale_direct_uploads
 from workers.stale_direct_uploads import adoption, register
 
-HOUR = timedelta(hours=1)
 SLOW = "clear_status_at <= clock_timestamp() and pg_sleep(0.05) is not null"
 FAST = "clear_status_at <= clock_timestamp()"
 
@@ -70,15 +69,6 @@ def test_a_preview_that_was_cut_off_says_that_it_is_an_estimate():
 
     assert (part.estimate, part.newest) == (True, None)
     assert part.records == pytest.approx(2_000, rel=0.2)
-
-
-def test_an_estimate_reads_no_row():
-    sample.user_statuses(5_000)
-    began = time.monotonic()
-
-    expected(statuses(SLOW))
-
-    assert time.monotonic() - began < 5
 
 
 # Locks
@@ -146,16 +136,6 @@ def test_a_bad_record_that_is_passed_over_stays():
 
 
 # Names
-
-
-def test_the_first_are_named_in_the_order_in_which_they_became_due():
-    at = now()
-    for key, minutes in ((100, 1), (20, 2), (3, 3)):
-        UserStatus.create(user_id=key, emoji=f"of {key}", clear_status_at=at - minutes * HOUR)
-
-    part = the_part(foreseen("user_status_cleanup", sample=2))
-
-    assert part.sample == [("3", "of 3"), ("20", "of 20")]
 
 
 # Nothing is written

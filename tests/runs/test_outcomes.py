@@ -5,11 +5,10 @@ import json
 import pytest
 
 from forgekeeper.database import database
-from forgekeeper.failpoints import FailpointReached, arm
+from forgekeeper.failpoints import FailpointReached, arm, parse
 from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.processes import LostRun
-from forgekeeper.settings.failpoints import parse
 from metrics import logs
 from metrics.counting import WORKER
 from tests.harness.performing import attempt_at, ended, runner_of

@@ -6,13 +6,13 @@ from datetime import timedelta
 
 import peewee as pw
 import pytest
+from forgekeeper.runs.passed_over import PassedOver
 
 from demo import git_repositories
 from demo.sample_data.user_status_cleanup import add_statuses as statuses
 from forgekeeper.batches import BATCHES, CHILDREN
 from forgekeeper.database import database as db
 from forgekeeper.database import release
-from forgekeeper.runs.passed_over import PassedOver
 from forgekeeper.runs.totals import RunTotal
 from forgekeeper.storage import git_repository, stores
 from forgekeeper.storage.outbox import DeletedObject

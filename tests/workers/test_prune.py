@@ -10,6 +10,7 @@ from datetime import timedelta
 import psycopg2
 import pytest
 import redis
+from forgekeeper.runs.passed_over import PassedOver
 from playhouse.postgres_ext import DateTimeTZField
 from structlog.testing import capture_logs
 
@@ -21,7 +22,6 @@ from forgekeeper.delivery.broker import NAMESPACE
 from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.ledger import JobRun
-from forgekeeper.runs.passed_over import PassedOver
 from forgekeeper.runs.processes import Process
 from forgekeeper.storage.settled import SettledUpload
 from models import DeletionStatus, GitRefDeletion

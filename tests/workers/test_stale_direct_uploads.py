@@ -5,12 +5,12 @@ import time
 from datetime import timedelta
 
 import pytest
+from forgekeeper.settings.failpoints import Failpoints, Fault
 from structlog.testing import capture_logs
 
 from forgekeeper.connections import client
 from forgekeeper.failpoints import arm
 from forgekeeper.runs.deadline import Deadline
-from forgekeeper.settings.failpoints import Failpoints, Fault
 from forgekeeper.storage import sentinel, stores
 from forgekeeper.storage.objects import StoreUnavailable
 from metrics.counting import WORKER

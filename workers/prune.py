@@ -40,16 +40,16 @@ CHUNK = 1_000
 MAX_RUNTIME = timedelta(minutes=5)
 KEEP_RUNS = timedelta(days=30)
 KEEP_BAD_RECORDS = timedelta(days=30)
-"""From their last failure on: they are tried again each day at least."""
+"""Since their last failure: they are tried again each day at least."""
 KEEP_FAILED_CHILDREN = timedelta(days=7)
-"""From their last failure on: by then they were tried for hours, and are dead letters."""
+"""Since their last failure: by then they were tried for hours, and are dead letters."""
 KEEP_PROCESSES = timedelta(days=1)
 KEEP_UPLOADS = timedelta(days=30)
-"""No Redis may come back that is older: what it says of uploads could not be told from the truth."""
+"""A Redis that comes back must not be older: what it says of uploads could not be checked."""
 
 KEEP_TOTALS = timedelta(days=60)
 AHEAD = timedelta(days=365)
-"""For so long there are partitions of the audit."""
+"""How far ahead the audit has partitions."""
 
 log = structlog.get_logger(__name__)
 
@@ -127,7 +127,7 @@ def old_rows(now: datetime) -> Iterator[Rows[Any]]:
 
 
 def _keep_up(now: datetime, _limit: int) -> int:
-    """Make the audit's partitions to come, and drop those that are past; where somebody is in the way, in an hour."""
+    """Create the audit's next partitions and drop the old ones; where it is locked, try again in an hour."""
     keep, months = settings().audit_keep, 0
     try:
         upkeep.make_partitions(now + AHEAD)
@@ -157,7 +157,7 @@ def _forget_totals(now: datetime, limit: int) -> int:
 
 
 def _forget_dead(queue: str, limit: int) -> int:
-    # Whoever only looks at batches needs no broker, which takes a tenth of a second to import.
+    # A process that only looks at batches needs no broker, which takes a tenth of a second to import.
     from forgekeeper.delivery.enqueue_unique import forget_dead
     from forgekeeper.process.broker import broker
 

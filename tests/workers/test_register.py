@@ -328,3 +328,12 @@ def test_completing_what_was_claimed_comes_too_late(client):
 
     assert uploads.complete(client, "artifacts", "a") is False
     assert contents(client) == {"deleting": ["artifacts:a"]}
+
+
+def test_of_an_adopted_entry_that_is_settled_nothing_is_left(client):
+    adopt(client, "a", ago=2 * uploads.ADOPTION)
+    mine = claim(client)
+
+    uploads.forget(client, mine, mine.entries)
+
+    assert client.keys("*") == []

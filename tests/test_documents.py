@@ -38,7 +38,7 @@ from workers import (
     user_status_cleanup,
 )
 from workers.expired_job_artifacts import buckets, destroying
-from workers.stale_direct_uploads import entries, register
+from workers.stale_direct_uploads import register
 
 
 class Number(NamedTuple):
@@ -194,7 +194,9 @@ FURTHER = [
         lambda: stale_direct_uploads.MAX_UPLOAD_DURATION,
     ),
     Number("100: attempts", "five attempts", 5, lambda: register.MAX_ATTEMPTS),
-    Number("100: claims are acted on for", "A claim older than 60 s", MINUTE, lambda: entries.CLAIM_TTL),
+    Number(
+        "100: claims are acted on for", "A claim older than 60 s", MINUTE, lambda: settings_with().upload_visibility / 5
+    ),
     Number(
         "100: claims are ours for", "A claim older than 60 s", 5 * MINUTE, lambda: settings_with().upload_visibility
     ),

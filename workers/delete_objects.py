@@ -1,8 +1,7 @@
 """Delete the objects whose artifacts are gone: the outbox of batch 11.
 
-Runs every minute.  It claims rows of the outbox, deletes their objects in bulk, and
-removes the rows.  An object that a live artifact still names is left alone.  What fails
-comes back later, ten times; then it is dead, and `forgekeeper quarantine` shows it.
+Runs every minute.  It claims rows of the outbox, deletes their objects in bulk, and removes the rows.  An object that a
+live artifact still names stays.  What fails is retried ten times; then it is dead, and `forgekeeper quarantine` shows it.
 """
 
 from __future__ import annotations
@@ -105,7 +104,7 @@ class Outbox(Items[Claimed]):
         return {}
 
     def end(self, ended: Ended) -> dict[str, Any]:
-        """Say why it ended, and how much is due still."""
+        """Return why it ended, and how much is still due."""
         stopped = ended.stopped or ("drained" if ended.error is None else None)
         if isinstance(ended.error, StoreUnavailable):
             log.error("object store unavailable", location=stores.ARTIFACTS, error=str(ended.error))

@@ -39,11 +39,11 @@ KEEP_FAILURES = timedelta(days=7)
 """From their last failure on: in quarantine each is tried again after a day at most, or waits for a person."""
 KEEP_PROCESSES = timedelta(days=1)
 KEEP_UPLOADS = timedelta(days=30)
-"""No Redis may come back that is older: what it says of uploads could not be told from the truth."""
+"""A Redis that comes back must not be older: what it says of uploads could not be checked."""
 
 KEEP_TOTALS = timedelta(days=60)
 AHEAD = timedelta(days=365)
-"""For so long there are partitions of the audit."""
+"""How far ahead the audit has partitions."""
 
 log = structlog.get_logger(__name__)
 
@@ -117,7 +117,7 @@ def old_rows(now: datetime) -> Iterator[Rows[Any]]:
 
 
 def _keep_up(now: datetime, _limit: int) -> int:
-    """Make the audit's partitions to come, and drop those that are past; where somebody is in the way, in an hour."""
+    """Create the audit's next partitions and drop the old ones; where it is locked, try again in an hour."""
     keep, months = settings().audit_keep, 0
     try:
         upkeep.make_partitions(now + AHEAD)

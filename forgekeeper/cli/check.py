@@ -198,7 +198,7 @@ def _schema(tables: Sequence[type[Base]]) -> Iterator[Finding]:
 def _clocks(settings: Settings) -> Iterator[Finding]:
     """Compare the clocks, where all of them can be asked."""
     try:
-        differences = list(clocks.read().differences())
+        differences = list(clocks.differences())
     except (pw.PeeweeException, redis.RedisError):
         return  # reported elsewhere
     apart = [difference for difference in differences if difference.exceeds(settings.clock_tolerance)]

@@ -93,7 +93,7 @@ def _clocks(settings: Settings) -> dict[str, Any]:
             "seconds": round(found.seconds, 3),
             "trouble": found.sentence() if found.exceeds(settings.clock_tolerance) else None,
         }
-        for found in clocks.read().differences()
+        for found in clocks.differences()
     }
 
 

@@ -6,7 +6,7 @@ only reads may lead elsewhere: `HEAD` as a link, as old gits made it, `objects` 
 as pools of forks have them.  A loose ref that is itself a link is deleted as a link.
 
 We look right before git does.  A link that is put in place in between is followed, and a bind
-mount or a hard link cannot be told from what it leads to.
+mount or a hard link looks like what it leads to.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _REFS_ELSEWHERE = re.compile(rb"refstorage\s*=(?:\\\r?\n|[^\n#;])*[:/]", re.IGNO
 
 
 def way_out(git_dir: bytes, refs: Iterable[bytes] = ()) -> str | None:
-    """Say what would lead git out of *git_dir* when it deletes any of *refs*; None if nothing would.
+    """Return what would lead git out of *git_dir* when it deletes any of *refs*; None if nothing would.
 
     May raise OSError.
     """

@@ -34,7 +34,7 @@ LOOKS = 50
 """So many objects are looked at at once."""
 
 PROBE = ".forgekeeper-probe"
-"""A name that no object has: whoever may delete anything may delete this."""
+"""A name that no object has: credentials that may delete anything may delete this."""
 
 RETRIES = 2
 LONGEST = 1_024
@@ -72,13 +72,13 @@ class Outcome:
 DELETED = Outcome("deleted")
 MISSING = Outcome("missing")
 OUTSIDE = "outside the folders of FORGEKEEPER_OBJECT_PREFIXES"
-"""Why an object was left alone that lies where nothing may be deleted."""
+"""Why an object stays that lies where nothing may be deleted."""
 CHANGED = Outcome("changed")
 """Left alone: it was written since it was last looked at."""
 
 
 def failed(reason: str) -> Outcome:
-    """Say that an object may still be there, and why."""
+    """Return that an object may still be there, and why."""
     return Outcome("failed", reason)
 
 
@@ -134,8 +134,8 @@ class Objects:
 
         Those named in *unless_changed_since* are looked at first, just before they go.
         Stops at *until*, an instant of the monotonic clock, whatever the store does; a path
-        that is then not in the answer may have been deleted or not.  S3 cannot tell missing
-        objects from deleted ones and calls them deleted.  Raises `StoreUnavailable` once the
+        that is then not in the answer may have been deleted or not.  S3 reports missing
+        objects as deleted.  Raises `StoreUnavailable` once the
         sentinel cannot be read or is not this installation's, or nothing at all may be deleted,
         and RuntimeError in a forked child.
         """
@@ -203,7 +203,7 @@ class Objects:
             known |= {path: changed is not None for path, changed in there if not isinstance(changed, str)}
 
     async def last_modified(self, path: str) -> datetime | str | None:
-        """Return when the object was written, None where there is none, and why nobody knows."""
+        """Return when the object was written, None where there is none, or why that is unknown."""
         try:
             return (await _asked("head", obstore.head_async(self.store, path)))["last_modified"]
         except FileNotFoundError:
@@ -266,7 +266,7 @@ class _Deletion:
             await self._confirm()
 
     async def _unchanged(self, chunk: list[str]) -> list[str]:
-        """Return those that may go: not those that have changed, nor those of which nobody knows."""
+        """Return those that may go: not those that have changed, nor those of which that is unknown."""
         doubtful = [path for path in chunk if path in self._unless_changed_since]
         spared: dict[str, Outcome] = {}
         for start in range(0, len(doubtful), LOOKS):

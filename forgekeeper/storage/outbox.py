@@ -209,7 +209,7 @@ class DeletedObject(Base):
 
     @classmethod
     def still_ours(cls, claimed: Sequence[Claimed]) -> set[int]:
-        """Return the ids of those that nobody has taken or locked since, locked until the transaction ends."""
+        """Return the ids of those that no other has claimed or locked since, locked until the transaction ends."""
         return {number for (number,) in database.execute_sql(STILL_OURS, _claims(claimed)).fetchall()}
 
     @classmethod

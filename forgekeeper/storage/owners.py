@@ -1,4 +1,4 @@
-"""Who answers for an object: what is asked once more before one is deleted.
+"""What still names an object: asked once more before it is deleted.
 
 A table names the objects of one location.  Another location may lead to the same place, or to a folder
 within it or above it: its objects are looked for under their names there.
@@ -16,7 +16,7 @@ from forgekeeper.storage.settled import SettledUpload
 
 
 class Owner(Protocol):
-    """A table whose rows name objects at *location*; *sentence* says so of one that it names."""
+    """A table whose rows name objects at *location*; *sentence* is the reason why one that it names stays."""
 
     location: str
     sentence: str
@@ -26,7 +26,7 @@ class Owner(Protocol):
 
 
 def answered_for(owner: Owner, location: str, paths: Sequence[str], settings: Settings) -> dict[str, str]:
-    """Return those of *paths* that somebody answers for, and who: the *owner*, the outbox, or a producer."""
+    """Return those of *paths* that the *owner*, the outbox or a producer names, and a sentence that says which."""
     kept: dict[str, str] = {}
     # The owner first: what is deleted there between the two questions is in the outbox by the second.
     for table in (owner, DeletedObject):

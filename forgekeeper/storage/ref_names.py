@@ -15,7 +15,7 @@ _UNFIT = re.compile(r"/\.|\.lock(?:/|\Z)|\.\.|[\x00-\x20\x7f~^:?*\[\\]|//|/\Z|\.
 
 
 def refusal(name: str) -> Literal["not_under_refs", "too_long", "invalid_name"] | None:
-    """Say why git must not see *name*; None if it may.
+    """Return why git must not see *name*; None if it may.
 
     `HEAD` and its like are not under `refs/`: git would delete the file, and with it the repository.
     """

@@ -37,7 +37,7 @@ class Unreadable(Exception):
 
 
 class Sentinel(NamedTuple):
-    """What a sentinel says: the installation that the place belongs to, None while nobody has adopted it."""
+    """What a sentinel says: the installation that the place belongs to, None while it is not adopted."""
 
     installation: str | None
 
@@ -48,7 +48,7 @@ def text(installation: str) -> bytes:
 
 
 def parse(content: bytes) -> Sentinel:
-    """Read a sentinel; an empty one names nobody."""
+    """Read a sentinel; an empty one names no installation."""
     found = _OWNER.search(content[:LONGEST])
     return Sentinel(found[1].decode() if found else None)
 
@@ -103,7 +103,7 @@ class Folder:
             return os.path.lexists(self._root / path)
 
     def create_sentinel(self, installation: str) -> None:
-        """Write the sentinel, over one that names nobody."""
+        """Write the sentinel, over one that names no installation."""
         with _readable(str(self)):
             (self._root / NAME).write_bytes(text(installation))
 
@@ -140,7 +140,7 @@ class Store:
         return False
 
     def create_sentinel(self, installation: str) -> None:
-        """Write the sentinel, over one that names nobody."""
+        """Write the sentinel, over one that names no installation."""
         with _readable(self._location):
             obstore.put(self._store, NAME, text(installation))
 

@@ -79,19 +79,6 @@ def test_a_repository_in_which_git_fails_keeps_no_other_from_its_turn(main, root
     assert statuses() == [DeletionStatus.PENDING, DeletionStatus.PROCESSED]
 
 
-def test_without_a_root_nothing_is_done_and_the_run_says_why(main):
-    result = main("run", "git_ref_cleanup", "--json")
-
-    assert (result.status, result.json["skipped"]) == (3, "no_repositories")
-
-
-def test_a_root_without_sentinel_fails_the_run_and_consumes_nothing(main, tmp_path, refs):
-    result = main("run", "git_ref_cleanup", REPOSITORIES_ROOT=str(tmp_path))
-
-    assert (result.status, statuses()[2]) == (1, DeletionStatus.PENDING)
-    assert ".forgekeeper-root" in result.sentences[-1]
-
-
 def look(main, root):
     findings = main("check", "--json", REPOSITORIES_ROOT=str(root)).json["findings"]
     return [(one["level"], one["message"]) for one in findings if one["subject"] == "repositories"][1:]
@@ -152,18 +139,6 @@ def test_one_rejected_deletion_is_tried_anew(main, refs):
     assert (result.status, statuses()) == (0, [1, 3, 1])
 
 
-def test_all_rejected_deletions_are_tried_anew(main, refs):
-    result = main("refs", "retry", "--all")
-
-    assert (result.status, statuses()) == (0, [1, 1, 1])
-
-
-def test_a_deletion_that_was_not_rejected_cannot_be_retried(main, refs):
-    result = main("refs", "retry", str(refs[2]))
-
-    assert (result.status, "not among the rejected deletions" in result.complaint) == (1, True)
-
-
 @pytest.mark.parametrize("arguments", [[], ["1", "--all"]])
 def test_retry_wants_one_or_all(main, arguments):
     assert main("refs", "retry", *arguments).status == 2
@@ -190,11 +165,3 @@ def test_a_broken_lease_is_free_and_its_holder_learns_of_it(main, held):
 
 
 # status and check
-
-
-def test_check_warns_where_there_is_no_git(main, monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", str(tmp_path))
-
-    findings = main("check", "--json").json["findings"]
-
-    assert [finding["level"] for finding in findings if finding["subject"] == "git"] == ["warning"]

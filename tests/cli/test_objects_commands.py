@@ -14,7 +14,6 @@ from forgekeeper.storage.settled import SettledUpload
 from models import JobArtifact
 from tests.harness.installation import INSTALLATION
 from workers.expired_job_artifacts import buckets
-from workers.stale_direct_uploads import adoption
 from workers.stale_direct_uploads import register as uploads
 from workers.stale_direct_uploads.entries import BeingDeleted
 
@@ -166,16 +165,6 @@ def test_objects_that_nothing_names_are_shown(reconcile, root):
     assert (answer["examined"], answer["named"], answer["registered"], answer["due"]) == (3, 0, 0, None)
 
 
-@pytest.mark.parametrize("options", [[], ["--dry-run"], ["--expect", "1"]])
-def test_unless_it_is_told_to_reconcile_registers_nothing(reconcile, root, options):
-    stock(root, "a")
-
-    result = reconcile(*options)
-
-    assert (result.status, result.stdout.splitlines()[0]) == (0, "a")
-    assert adoption.registered(client, "artifacts", ["a"]) == set()
-
-
 def test_objects_younger_than_a_day_are_left_alone(orphans, root):
     put(root, "young", age=DAY - timedelta(minutes=1))
     put(root, "old", age=DAY + timedelta(minutes=1))
@@ -229,13 +218,6 @@ def test_more_than_a_tenth_of_unnamed_objects_are_refused(reconcile, root):
 
     assert (result.status, client.zcard(uploads.PENDING)) == (1, 0)
     assert result.complaint.startswith("2 of 11 objects are named by nothing, more than 10%")
-
-
-def test_what_the_register_names_does_not_prove_the_database(reconcile, root):
-    put(root, "orphan", *(f"{number}" for number in range(9)))
-    register(*(f"artifacts:{number}" for number in range(9)))
-
-    assert reconcile("--yes").complaint.startswith("nothing in this database names any of the 10 objects")
 
 
 @pytest.mark.parametrize("others", [0, 3])

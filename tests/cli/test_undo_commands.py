@@ -70,14 +70,6 @@ def test_a_restored_ref_is_an_act_of_a_person(main, repository):
     assert act.after == {"refs": {"refs/a": repository.one}}
 
 
-def test_a_dry_run_of_a_restoration_makes_nothing_and_is_no_act(main, repository):
-    result = main("refs", "restore", *numbers(), "--dry-run")
-
-    assert (result.status, "2 of 2 could be restored" in result.stdout) == (0, True)
-    assert set(repository.refs()) == {"refs/heads/main", "refs/keep"}
-    assert Act.select().count() == 0
-
-
 def test_what_cannot_be_restored_is_said_and_keeps_no_other(main, repository):
     repository.loose("refs/a", value=repository.two)
 
@@ -98,11 +90,6 @@ def test_a_ref_that_was_deleted_twice_comes_back_as_it_was_last(main, repository
 
     assert main("refs", "restore", "7:refs/a").status == 0
     assert repository.refs()["refs/a"] == repository.two
-
-
-@pytest.mark.parametrize("words", [[], ["refs/a"], ["x"], ["-1"]])
-def test_what_names_no_deletion_is_refused(main, repository, words):
-    assert main("refs", "restore", *words).status == 2
 
 
 def test_without_the_repositories_disk_nothing_is_restored(main, repository, root):

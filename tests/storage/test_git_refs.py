@@ -7,7 +7,7 @@ import time
 import pytest
 
 from forgekeeper.storage import git_values
-from forgekeeper.storage.git_command import Git, GitUnavailable
+from forgekeeper.storage.git_command import Git
 from forgekeeper.storage.git_refs import DELETED, GONE, MOVED, Doomed, Outcome
 from forgekeeper.storage.git_repository import open_repository
 from tests.harness.git_samples import ALWAYS_IN_TIME, Bare, Held, put_root, stand_in
@@ -51,13 +51,6 @@ def test_loose_and_packed_refs_are_deleted_and_no_others(repository):
     assert set(states.values()) == {"deleted"}
     assert set(repository.refs()) == {"refs/heads/main", "refs/mr/2/head", "refs/keep/2"}
     repository.fsck()
-
-
-def test_a_ref_that_is_gone_is_gone(repository):
-    assert repository.delete("refs/x", Doomed("refs/y", repository.one)) == {
-        Doomed("refs/x"): GONE,
-        Doomed("refs/y", repository.one): GONE,
-    }
 
 
 STRAYS = {"a ref": None, "a link to another ref": "ref: refs/heads/main", "no oid": "junk", "nothing": ""}
@@ -120,12 +113,6 @@ def test_a_ref_that_has_moved_stays(repository):
 
     assert list(outcomes.values()) == [MOVED, DELETED]
     assert repository.refs()["refs/a"] == repository.two
-
-
-def test_the_beginning_of_an_oid_is_not_enough(repository):
-    repository.loose("refs/a")
-
-    assert repository.delete(Doomed("refs/a", repository.one[:20])) == {Doomed("refs/a", repository.one[:20]): MOVED}
 
 
 def test_a_repository_of_longer_oids_is_the_same(root):
@@ -203,18 +190,6 @@ def test_a_symbolic_ref_that_leads_nowhere_goes_and_is_never_what_anybody_expect
     assert set(repository.refs()) == {"refs/heads/main", "refs/sym/2", "refs/broken"}
 
 
-def test_a_ref_that_cannot_be_looked_at_is_not_believed_to_be_gone(repository, tmp_path, monkeypatch):
-    repository.loose("refs/a")
-    loop = f"ln -s loop {repository.path}/refs/loop"  # once the repository has been found to lead nowhere
-    stand_in(tmp_path / "bin", monkeypatch, f'case "$*" in *symbolic-ref*) {loop};; esac; exec $GIT "$@"')
-
-    outcomes = repository.delete("refs/a", "refs/loop/x")
-
-    assert outcomes[Doomed("refs/a")] == DELETED
-    assert outcomes[Doomed("refs/loop/x")].state == "locked"
-    assert "symbolic links" in outcomes[Doomed("refs/loop/x")].reason
-
-
 def test_refs_that_git_refuses_keep_no_other(repository, tmp_path, monkeypatch):
     stuck = [f"refs/b/{number}{'x' * 200}" for number in range(3)]
     repository.packed("refs/a", *stuck, "refs/z")
@@ -289,13 +264,6 @@ def test_whose_repository_it_is_does_not_matter(repository):
         os.chown(path, 65_534, 65_534)
 
     assert repository.states("refs/a") == {"refs/a": "deleted"}
-
-
-def test_without_git_nothing_is_known(repository, monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", str(tmp_path))
-
-    with pytest.raises(GitUnavailable):
-        repository.delete("refs/a")
 
 
 def test_a_complaint_that_names_no_ref_is_tracked_down(repository, monkeypatch, tmp_path):

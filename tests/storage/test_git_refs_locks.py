@@ -131,13 +131,6 @@ def test_pushes_meanwhile_are_neither_lost_nor_undone(root):
     repository.fsck()
 
 
-def test_nothing_is_started_when_the_time_was_up_before(repository):
-    with pytest.raises(GitTimedOut, match="before git was started"):
-        repository.delete("refs/a", within=-1)
-
-    assert "refs/a" in repository.refs()
-
-
 HANGING = """
 case "$*" in *update-ref*)
     cd {path}
@@ -355,22 +348,6 @@ def meanwhile(tmp_path, monkeypatch, command, deed):
         monkeypatch,
         f'case "$*" in *{command}*) test -e {tmp_path}/done || {{ touch {tmp_path}/done; {deed}; }}; esac\nexec $GIT "$@"',
     )
-
-
-@pytest.mark.parametrize("command", ["symbolic-ref", "for-each-ref", "update-ref"])
-def test_a_root_that_goes_away_in_between_is_not_a_repository_that_is_gone(repository, tmp_path, monkeypatch, command):
-    meanwhile(tmp_path, monkeypatch, command, f"mv {repository.root} {tmp_path}/away")
-
-    with pytest.raises(RootUnavailable):
-        repository.delete("refs/c", "refs/gone")
-
-
-@pytest.mark.parametrize("command", ["symbolic-ref", "for-each-ref", "update-ref"])
-def test_a_repository_that_goes_away_in_between_is_missing(repository, tmp_path, monkeypatch, command):
-    meanwhile(tmp_path, monkeypatch, command, f"mv {repository.path} {tmp_path}/away")
-
-    with pytest.raises(RepositoryMissing):
-        repository.delete("refs/c", "refs/gone")
 
 
 def test_refs_are_not_gone_because_the_root_was_when_git_looked(repository, tmp_path, monkeypatch):

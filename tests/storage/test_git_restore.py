@@ -99,14 +99,6 @@ def test_what_git_has_pruned_is_said_to_be_lost(repository):
     assert "git has removed its object" in outcomes["refs/a"].reason
 
 
-def test_a_ref_that_cannot_exist_beside_another_keeps_no_other(repository):
-    repository.loose("refs/a", "refs/z")
-    was = deleted(repository, "refs/a", "refs/z")
-    repository.loose("refs/a/b")
-
-    assert states(repository, was) == {"refs/a": "refused", "refs/z": "restored"}
-
-
 def test_a_branch_is_made_of_a_commit_alone(repository):
     tree = repository.git("rev-parse", "main^{tree}")
 
@@ -114,17 +106,6 @@ def test_a_branch_is_made_of_a_commit_alone(repository):
         "refs/heads/x": "refused",
         "refs/x": "restored",
     }
-
-
-@pytest.mark.parametrize("was", ["", "junk", "main", "0" * 39, "HEAD\ndelete refs/heads/main"])
-def test_without_a_whole_oid_nothing_is_made(repository, was):
-    assert states(repository, {"refs/x": was}) == {"refs/x": "refused"}
-
-
-@pytest.mark.parametrize("ref", ["HEAD", "refs/../HEAD", "refs/x\0delete refs/heads/main", "refs/x\ny"])
-def test_a_name_that_git_must_not_see_is_refused(repository, ref):
-    assert states(repository, {ref: repository.one}) == {ref: "refused"}
-    assert set(repository.refs()) == {"refs/heads/main"}
 
 
 def test_a_dry_run_says_what_could_be_and_makes_nothing(repository):
@@ -175,19 +156,6 @@ def test_without_the_repository_or_the_root_nothing_is_said(repository):
     (repository.root / NAME).unlink()
     with pytest.raises(RootUnavailable):
         restore(repository, {"refs/x": repository.one})
-
-
-def test_what_is_about_to_be_made_is_said_before_git_is_asked(repository):
-    repository.loose("refs/there")
-    seen = []
-
-    restore(
-        repository,
-        {"refs/x": repository.one, "refs/there": repository.one},
-        before=lambda refs: seen.append((refs, set(repository.refs()))),
-    )
-
-    assert seen == [({"refs/x": repository.one}, {"refs/heads/main", "refs/there"})]
 
 
 def test_what_cannot_be_said_before_is_not_made(repository):

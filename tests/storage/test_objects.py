@@ -85,23 +85,6 @@ def test_a_store_that_denies_everything_is_unavailable(s3, objects):
     assert sentinel.NAME in str(error)
 
 
-@pytest.mark.parametrize(("status", "code"), [(403, "AccessDenied"), (503, "SlowDown")])
-def test_a_store_that_lets_us_read_but_not_delete_is_unavailable(s3, objects, status, code):
-    s3.put("a", "b")
-    s3.proxy.answer(status, code, kinds=["bulk", "single"])
-
-    assert unavailable(objects(s3), ["a", "b"]).known == {}
-    assert s3.keys() == {"a", "b"}
-
-
-def test_a_folder_that_may_not_be_deleted_from_does_not_stop_the_store(s3, objects):
-    s3.put("held/a")
-    s3.proxy.refuse_key("held/a", "AccessDenied")
-    s3.proxy.refuse_key("held/.forgekeeper-probe", "AccessDenied")
-
-    assert objects(s3).delete(["held/a"])["held/a"].state == "failed"
-
-
 def test_a_bucket_without_sentinel_is_left_alone(empty_s3, objects):
     empty_s3.put("a", "b")
 
@@ -147,15 +130,6 @@ def test_answers_after_which_the_sentinel_is_gone_are_not_believed(s3, objects):
     assert error.known == dict.fromkeys(paths[:1_000], DELETED)
 
 
-def test_a_server_that_stops_in_between_keeps_what_was_known(s3, objects):
-    paths = numbered(2_500)
-    s3.proxy.before("bulk", 2, s3.proxy.stop)
-
-    error = unavailable(objects(s3), paths)
-
-    assert error.known == dict.fromkeys(paths[:1_000], DELETED)
-
-
 def test_a_silent_server_holds_nobody_longer_than_until(s3, objects):
     s3.proxy.hang("bulk")
     until = time.monotonic() + 1
@@ -173,15 +147,6 @@ def test_what_was_known_when_the_time_is_up_is_told(s3, objects):
     outcomes = objects(s3).delete(paths, until=time.monotonic() + 7)
 
     assert outcomes == dict.fromkeys(paths[:1_000], DELETED)
-
-
-def test_nothing_is_deleted_when_the_time_was_up_before(s3, objects):
-    s3.put("a")
-
-    outcomes = objects(s3).delete(["a"], until=time.monotonic() - 1)
-
-    assert outcomes == {}
-    assert s3.keys() == {"a"}
 
 
 def test_what_an_error_says_is_one_short_line_without_secrets(s3, objects):

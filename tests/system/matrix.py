@@ -68,14 +68,14 @@ FAULTS = {
 """By number as `reliability.md` has them; from 41 on our own."""
 
 ELSEWHERE = {
-    27: "tests/workers/test_user_status_cleanup_large.py::test_with_half_of_the_due_rows_locked_a_run_neither_waits_nor_gets_slow",
+    27: "tests/workers/test_user_status_cleanup.py::test_locked_rows_make_a_run_neither_wait_nor_search_again_and_again",
     28: "tests/workers/test_user_status_cleanup.py, tests/workers/test_stale_imports.py, tests/workers/test_expired_job_artifacts.py",
     31: "tests/workers/test_delete_objects.py, tests/workers/test_stale_direct_uploads.py",
     32: "tests/workers/test_uploads_machine.py",
     34: "tests/storage/test_git_refs.py, tests/storage/test_git_refs_locks.py",
     35: "tests/workers/test_git_ref_crashes.py::test_a_git_that_hangs_is_ended_at_the_deadline_and_costs_no_row",
     38: "tests/storage/test_objects_in_folders.py::test_a_forked_child_is_told_instead_of_left_hanging",
-    40: "tests/workers/test_user_status_cleanup_large.py, tests/system/test_artifact_children_survive.py",
+    40: "tests/system/test_artifact_children_survive.py",
     **dict.fromkeys(range(45, 52), "tests/system/test_soak.py"),
 }
 """Where a fault is tested that no test notes with `outcome`."""

@@ -142,14 +142,6 @@ def test_what_has_a_grace_stays_until_that_is_over(store):
     assert (outcome, store.keys(), outbox()) == (Outcome(1, 0, 0, 0, "drained"), {"kept a while"}, {"kept a while": 0})
 
 
-def test_one_more_than_a_chunk_is_deleted_in_one_run(store):
-    deleted_artifact(store, *numbered(CHUNK + 1))
-
-    outcome = run(store.url)
-
-    assert (outcome, store.keys(), outbox()) == (Outcome(CHUNK + 1, 0, 0, 0, "drained"), set(), {})
-
-
 @pytest.mark.parametrize("final_path", ["a/b/c", "c", "a/c", "x:y/c", "ab/12/2026_11_20/artifacts (1).zip"])
 def test_what_is_deleted_is_the_object_that_the_artifact_named(store, final_path):
     live_artifact(final_path, expire_at=now() - HOUR, locked=0)
@@ -191,15 +183,6 @@ def test_an_object_that_a_live_artifact_names_is_left_alone_and_its_row_removed(
 # What fails
 
 
-def test_an_object_that_cannot_be_deleted_costs_an_attempt_and_keeps_no_other(s3):
-    deleted_artifact(s3, "a", "bad", "c")
-    s3.proxy.refuse_key("bad", "AccessDenied")
-
-    outcome = run(s3.url)
-
-    assert (outcome, s3.keys(), outbox()) == (Outcome(2, 0, 1, 0, "drained"), {"bad"}, {"bad": 1})
-
-
 def test_what_failed_waits_and_then_twice_as_long(s3):
     deleted_artifact(s3, "bad")
     s3.proxy.refuse_key("bad", "AccessDenied")
@@ -211,16 +194,6 @@ def test_what_failed_waits_and_then_twice_as_long(s3):
 
     seconds = FIRST_RETRY.total_seconds()
     assert (first, waits("bad")) == (pytest.approx(seconds, abs=5), pytest.approx(2 * seconds, abs=5))
-
-
-def test_what_failed_once_is_deleted_when_it_can_be(s3):
-    deleted_artifact(s3, "bad")
-    s3.proxy.refuse_key("bad", "AccessDenied")
-    run(s3.url)
-    s3.proxy._refused_keys.clear()
-    time_passes(HOUR)
-
-    assert (run(s3.url), s3.keys(), outbox()) == (Outcome(1, 0, 0, 0, "drained"), set(), {})
 
 
 @pytest.mark.parametrize("settle", [DeletedObject.forget, lambda claimed: DeletedObject.put_back(claimed, now())])
@@ -258,15 +231,6 @@ def test_a_dead_object_that_somebody_revives_has_all_its_attempts_again(store):
 
 
 # Stores that are away
-
-
-def test_a_store_that_is_away_costs_no_attempt(store):
-    deleted_artifact(store, "a", "b")
-
-    outcome = stop(away(store), StoreUnavailable)
-
-    assert (outcome, store.keys()) == (Outcome(0, 0, 0, 2, "store_unavailable"), {"a", "b"})
-    assert outbox() == {"a": 0, "b": 0}
 
 
 def test_a_store_without_its_sentinel_loses_nothing(store):
@@ -314,14 +278,6 @@ def test_a_claim_is_not_acted_on_when_it_may_be_anothers_already(s3):
 # Claims, others and deadlines
 
 
-def test_what_a_crashed_run_had_claimed_belongs_to_nobody_else_for_ten_minutes(store):
-    deleted_artifact(store, "a")
-    DeletedObject.claim_due(now(), visibility=VISIBILITY, limit=CHUNK)
-    time_passes(VISIBILITY - 30 * SECOND)
-
-    assert (run(store.url), store.keys()) == (Outcome(), {"a"})
-
-
 def test_what_a_crashed_run_had_claimed_is_deleted_by_a_later_one(store):
     deleted_artifact(store, "a")
     DeletedObject.claim_due(now(), visibility=VISIBILITY, limit=CHUNK)
@@ -365,3 +321,12 @@ def test_at_the_deadline_a_run_says_so_and_leaves_the_rest(s3):
 
     assert (outcome, len(outbox())) == (Outcome(CHUNK, 0, 0, 1, "deadline"), 1)
     assert run(s3.url) == Outcome(1, 0, 0, 0, "drained")
+
+
+def test_an_object_that_cannot_be_deleted_costs_an_attempt_and_keeps_no_other(s3):
+    deleted_artifact(s3, "a", "bad", "c")
+    s3.proxy.refuse_key("bad", "AccessDenied")
+
+    outcome = run(s3.url)
+
+    assert (outcome, s3.keys(), outbox()) == (Outcome(2, 0, 1, 0, "drained"), {"bad"}, {"bad": 1})

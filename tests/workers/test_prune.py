@@ -1,13 +1,8 @@
 """Prune against real records in PostgreSQL and Redis."""
 
-import functools
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from datetime import timedelta
 
-import psycopg2
 import pytest
 import redis
 from forgekeeper.runs.passed_over import PassedOver
@@ -33,10 +28,6 @@ MINUTE, DAY = timedelta(minutes=1), timedelta(days=1)
 PROCESS_MANY = """
     insert into batched_git_ref_updates_deletions (project_id, ref, status, processed_at)
     select 1, 'refs/old/' || number, 2, now() - interval '2 days' from generate_series(1, %s) as number
-"""
-CLOSE_MANY = """
-    insert into job_runs (batch, state, finished_at)
-    select 'user_status_cleanup', 'succeeded', now() - interval '40 days' from generate_series(1, %s)
 """
 
 pytestmark = pytest.mark.usefixtures("database")
@@ -255,16 +246,6 @@ def test_what_became_of_an_upload_is_known_for_thirty_days():
 # How it works through them
 
 
-def test_the_result_counts_each_kind():
-    for number in range(3):
-        ref_deletion(str(number), processed_at=now() - 2 * DAY)
-    for _ in range(3):
-        closed_run(finished_at=now() - 40 * DAY)
-    dead_letter("old", age=8 * DAY)
-
-    assert run() == Outcome(ref_deletions=3, runs=2, dead_letters=1, stopped="drained")
-
-
 def test_more_than_a_chunk_of_ref_deletions_goes_in_one_run():
     database.execute_sql(PROCESS_MANY, (CHUNK + 1,))
 
@@ -281,36 +262,6 @@ def test_a_run_ends_at_its_deadline_after_a_chunk():
     outcome = run(clock=time_runs_out_after_a_chunk)
 
     assert (outcome, len(refs()), len(runs())) == (Outcome(ref_deletions=CHUNK, stopped="deadline"), 1, 2)
-
-
-def test_two_runs_at_once_remove_nothing_twice():
-    database.execute_sql(PROCESS_MANY, (6 * CHUNK,))
-    database.execute_sql(CLOSE_MANY, (6 * CHUNK + 1,))
-    dead_letters(6 * CHUNK, age=8 * DAY)
-    together = threading.Barrier(2, timeout=30)
-
-    def run_beside_another():
-        meet_once = functools.cache(lambda: together.wait() * 0)
-        with database.connection_context():
-            return run(safe_point=meet_once)
-
-    with ThreadPoolExecutor(2) as pool:
-        outcomes = [each.result() for each in [pool.submit(run_beside_another) for _ in range(2)]]
-
-    totals = [sum(getattr(outcome, name) for outcome in outcomes) for name in ("ref_deletions", "runs", "dead_letters")]
-    assert (totals, refs(), len(runs()), letters()) == ([6 * CHUNK] * 3, set(), 1, set())
-
-
-def test_locked_rows_are_passed_over_and_go_in_the_next_run(urls):
-    database.execute_sql(PROCESS_MANY, (10,))
-    with closing(psycopg2.connect(urls.database)) as other, other.cursor() as cursor:
-        cursor.execute("select from batched_git_ref_updates_deletions order by id limit 4 for update")
-        first = run()
-        other.rollback()
-
-        second = run()
-
-    assert (first, second, refs()) == (Outcome(ref_deletions=6), Outcome(ref_deletions=4), set())
 
 
 def test_a_redis_that_is_down_costs_the_dead_letters_only(monkeypatch, tmp_path):

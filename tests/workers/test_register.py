@@ -76,17 +76,6 @@ def give_up(client, member):
 # Producers
 
 
-def test_an_upload_is_pending_from_its_preparation_until_its_completion(client):
-    uploads.prepare(client, "artifacts", "a/b")
-    assert uploads.pending_only(client, "artifacts", ["a/b"])
-    assert uploads.count(client) == 1
-
-    assert uploads.complete(client, "artifacts", "a/b") is True
-
-    assert not uploads.pending_only(client, "artifacts", ["a/b"])
-    assert uploads.count(client) == 0
-
-
 def test_a_path_may_contain_colons_and_is_not_cut_at_them(client):
     uploads.prepare(client, "artifacts", "a:b:c")
     register(client, "artifacts:a:b:c")
@@ -131,30 +120,6 @@ def test_a_path_that_is_being_deleted_cannot_be_prepared(client):
     assert contents(client) == {"deleting": ["artifacts:a"]}
 
 
-def test_pending_only_keeps_the_pending_ones_in_their_order(client):
-    uploads.prepare(client, "artifacts", "a")
-    uploads.prepare(client, "artifacts", "c:d")
-    uploads.prepare(client, "packages", "b")
-
-    assert uploads.pending_only(client, "artifacts", ["c:d", "b", "a"]) == ["c:d", "a"]
-    assert uploads.pending_only(client, "artifacts", []) == []
-
-
-def test_what_was_completed_can_never_be_claimed(client):
-    register(client, "artifacts:a")
-    assert uploads.complete(client, "artifacts", "a") is True
-
-    assert claimed(client) == []
-
-
-def test_completing_what_was_claimed_comes_too_late(client):
-    register(client, "artifacts:a")
-    claim(client)
-
-    assert uploads.complete(client, "artifacts", "a") is False
-    assert contents(client) == {"deleting": ["artifacts:a"]}
-
-
 def test_the_commands_that_the_page_gives_to_other_languages_are_these(client):
     (command,) = re.findall(r"^EVALSHA <sha> (.+)$", (ROOT / "docs" / "uploads.md").read_text(), re.MULTILINE)
     sha = client.script_load((ROOT / "workers" / "stale_direct_uploads" / "lua" / "upload_prepare.lua").read_bytes())
@@ -195,19 +160,6 @@ def test_fresh_entries_are_not_even_read(client):
 
 
 # Settling
-
-
-@pytest.mark.parametrize("act", [uploads.forget])
-def test_what_is_forgotten_or_kept_leaves_nothing_in_the_register(client, act):
-    register(client, "artifacts:a")
-    mine = claim(client)
-    uploads.fail(client, mine, mine.entries[0], backoff=BACKOFF)
-    let_pass(client, BACKOFF)
-    mine = claim(client)
-
-    assert act(client, mine, mine.entries) == 1
-
-    assert client.keys() == []
 
 
 def test_each_failed_attempt_waits_twice_as_long_and_the_fifth_is_the_last(client):
@@ -301,15 +253,6 @@ def test_what_was_adopted_and_waits_is_counted_nowhere(client, ago):
     assert uploads.census(client, THREE_HOURS) == uploads.Census(1, 0, None, 0)
 
 
-def test_an_upload_that_completes_after_its_object_was_adopted_is_never_claimed(client):
-    adopt(client, "a")
-
-    assert uploads.complete(client, "artifacts", "a") is True
-
-    assert claimed(client) == []
-    assert adoption.withdraw(client, ["artifacts:a"]) == ([], [])
-
-
 def test_a_path_that_was_adopted_cannot_be_prepared(client):
     adopt(client, "a")
 
@@ -368,17 +311,6 @@ def test_what_a_run_is_at_is_not_retried(client):
 # Given up
 
 
-def test_retrying_gives_all_attempts_back_and_is_due_at_once(client):
-    give_up(client, "artifacts:a")
-    give_up(client, "artifacts:b")
-
-    assert failures.retry(client, ["artifacts:a", "artifacts:never"]) == 1
-    assert failures.retry(client, ["artifacts:a"]) == 0
-
-    assert claim(client).entries == [Entry("artifacts:a", 0)]
-    assert contents(client)["failed"] == ["artifacts:b"]
-
-
 # Redis's clock was ahead, and is set right
 
 
@@ -388,3 +320,20 @@ def test_an_upload_that_was_registered_days_ahead_is_stale_three_hours_after_the
     mended = within_one_second(client, lambda second: (uploads.correct_clock(client), second))
 
     assert mended == (1, client.zscore(uploads.PENDING, "artifacts:a"))
+
+
+def test_completing_what_was_claimed_comes_too_late(client):
+    register(client, "artifacts:a")
+    claim(client)
+
+    assert uploads.complete(client, "artifacts", "a") is False
+    assert contents(client) == {"deleting": ["artifacts:a"]}
+
+
+def test_of_an_adopted_entry_that_is_settled_nothing_is_left(client):
+    adopt(client, "a", ago=2 * uploads.ADOPTION)
+    mine = claim(client)
+
+    uploads.forget(client, mine, mine.entries)
+
+    assert client.keys("*") == []

@@ -2,7 +2,6 @@
 
 import sys
 import time
-from datetime import timedelta
 
 import pytest
 from forgekeeper.settings.failpoints import Failpoints, Fault
@@ -12,7 +11,6 @@ from forgekeeper.connections import client
 from forgekeeper.failpoints import arm
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.storage import sentinel, stores
-from forgekeeper.storage.objects import StoreUnavailable
 from metrics.counting import WORKER
 from tests.harness.catalogue import METRICS
 from tests.harness.installation import INSTALLATION
@@ -93,15 +91,6 @@ def test_a_stale_upload_is_deleted_with_its_entry(store):
     assert (outcome, store.keys(), registered(), attempts()) == (Outcome(1, 1, False, 0), set(), set(), {})
 
 
-def test_fresh_uploads_are_counted_and_left_alone(store):
-    begin(store, "old")
-    begin(store, "fresh", age=60)
-
-    outcome = run(artifacts=store.url)
-
-    assert (outcome, store.keys(), registered()) == (Outcome(2, 1, False, 0), {"fresh"}, {"artifacts:fresh"})
-
-
 def test_an_upload_of_exactly_three_hours_is_not_stale(folder):
     while True:
         client.delete(uploads.PENDING)
@@ -178,30 +167,6 @@ def test_an_unknown_location_costs_each_of_its_entries_an_attempt_and_the_others
     assert attempts() == {"unknown:a": 1, "unknown:b": 1}
 
 
-def test_what_failed_waits_for_the_next_run_and_then_twice_as_long(store):
-    register("a", location="unknown")
-    run(artifacts=store.url)
-    first = client.zscore(uploads.DELETING, "unknown:a") - now()
-    time_passes(timedelta(minutes=6))
-
-    run(artifacts=store.url)
-
-    second = client.zscore(uploads.DELETING, "unknown:a") - now()
-    assert (first, second) == (pytest.approx(360, abs=2), pytest.approx(720, abs=2))
-
-
-def test_after_five_attempts_an_entry_is_given_up(store):
-    register("a", location="unknown")
-
-    failures = []
-    for _ in range(5):
-        failures.append(run(artifacts=store.url).failed_entries)
-        time_passes(timedelta(hours=2))
-
-    assert failures == [1, 1, 1, 1, 1]
-    assert (members(uploads.DELETING), members(uploads.FAILED)) == (set(), {"unknown:a"})
-
-
 def test_one_object_that_cannot_be_deleted_costs_an_attempt_and_keeps_no_other(s3):
     paths = numbered(20)
     begin(s3, *paths)
@@ -254,19 +219,6 @@ def test_a_store_that_is_away_costs_no_attempt_and_stops_no_other(store, other):
     assert sentence.startswith("artifacts: ")
     assert (outcome, other.keys(), attempts()) == (Outcome(3, 1, False, 0), set(), {})
     assert (store.keys(), registered()) == ({"a", "b"}, {"artifacts:a", "artifacts:b"})
-
-
-def test_a_store_that_answers_nothing_while_the_claim_lasts_keeps_the_others_waiting_for_one_claim_only(s3, other):
-    begin(s3, "a", age=STALE + 60)
-    begin(other, "b", location=ELSEWHERE)
-    s3.proxy.hang("head", "bulk", "single")
-    outcome = Outcome()
-    settings = settings_with(object_stores={HERE: s3.url, ELSEWHERE: other.url}, upload_visibility=timedelta(seconds=5))
-
-    with pytest.raises(StoreUnavailable, match="artifacts: no answer while the claim lasted"):
-        perform(BATCH, settings=settings, outcome=outcome)
-
-    assert (outcome, other.keys(), registered()) == (Outcome(2, 1, False, 0), set(), {"artifacts:a"})
 
 
 @pytest.fixture

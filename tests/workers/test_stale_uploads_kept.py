@@ -82,6 +82,7 @@ def test_an_upload_that_a_live_artifact_names_is_kept_and_forgotten(store):
 
     assert (outcome, store.keys(), registered()) == (Outcome(2, 1, False, 0), {"kept"}, set())
     assert [line["path"] for line in logs if line["log_level"] == "error"] == ["kept"]
+    assert SettledUpload.named("artifacts", ["kept", "stale"]) == {"stale"}
 
 
 def test_an_upload_that_lies_in_the_outbox_is_left_to_it(store):

@@ -11,7 +11,6 @@ from datetime import UTC, datetime, timedelta
 import psycopg2
 import pytest
 
-from forgekeeper import shutdown
 from forgekeeper.database import database
 from forgekeeper.database import prepared as database_prepared
 from forgekeeper.deleting import statement
@@ -38,11 +37,6 @@ LOCK_OLDEST = """
     select user_id from user_statuses where clear_status_at <= now()
     order by clear_status_at, user_id limit %s for update
 """
-EXTEND = """
-    update user_statuses set clear_status_at = now() + interval '1 day'
-    where user_id = %s and clear_status_at <= now()
-    returning clear_status_at
-"""
 # One that the run will come to next, or is at.
 EXTEND_ANY = """
     update user_statuses set clear_status_at = now() + interval '1 day'
@@ -55,12 +49,6 @@ EXTEND_ANY = """
 NESTED_LOOPS_ONLY = "; ".join(
     f"set local enable_{node} = off" for node in ("material", "hashjoin", "mergejoin", "hashagg", "sort")
 )
-FORBIDDEN = """
-    delete from user_statuses where user_id in (
-        select user_id from user_statuses where clear_status_at <= now()
-        order by clear_status_at, user_id limit %s for update skip locked
-    )
-"""
 
 
 # In no order, and none is due.
@@ -154,17 +142,6 @@ def test_a_run_ends_at_its_deadline_after_a_full_batch():
     assert (outcome, len(statuses())) == (Outcome(BATCH_SIZE, 1, "deadline"), BATCH_SIZE + 50)
 
 
-def test_a_run_that_is_asked_to_stop_ends_after_its_batch():
-    due_statuses(2 * BATCH_SIZE)
-    shutdown.requested.set()
-    try:
-        outcome = run()
-    finally:
-        shutdown.requested.clear()
-
-    assert outcome == Outcome(BATCH_SIZE, 1, "deadline")
-
-
 def test_two_runs_at_once_delete_nothing_twice():
     due_statuses(30 * BATCH_SIZE)
     together = threading.Barrier(2, timeout=30)
@@ -206,13 +183,6 @@ def one_row_statistics_and_nested_loops(count):
         yield
 
 
-def test_the_forbidden_form_deletes_everything_under_such_a_plan():
-    with one_row_statistics_and_nested_loops(110):
-        deleted = database.execute_sql(FORBIDDEN, (1,)).rowcount
-
-    assert deleted == 110
-
-
 @pytest.mark.parametrize("limit", [1, 10, BATCH_SIZE])
 def test_the_claim_never_deletes_more_than_the_limit(limit, monkeypatch):
     monkeypatch.setattr(document, "BATCH_SIZE", limit)
@@ -231,18 +201,6 @@ def session(settings):
         yield
     finally:
         database.execute_sql("reset all; alter table user_statuses reset (autovacuum_enabled)")
-
-
-@pytest.mark.parametrize("plan", ["force_generic_plan", "force_custom_plan"])
-def test_a_prepared_claim_never_deletes_more_than_the_limit_either(plan):
-    due_statuses(1)
-    with session(f"{NESTED_LOOPS_ONLY.replace('set local', 'set')}; set plan_cache_mode = {plan}"):
-        database.execute_sql("analyze user_statuses")
-        due_statuses(2 * BATCH_SIZE, first=2)
-        outcome = run()
-        prepared = planned()
-
-    assert (outcome, sum(prepared)) == (Outcome(2 * BATCH_SIZE + 1, 3, "drained"), 4)
 
 
 # Must not happen: a run reads more than it deletes
@@ -280,18 +238,6 @@ def test_with_stale_statistics_a_run_reads_what_it_deletes_and_no_more(key, most
 
 
 # Must not happen: a status that was extended while the run was at it is deleted
-
-
-def test_a_status_whose_extension_was_committed_survives(other):
-    due_statuses(3)
-    other.execute(EXTEND, (2,))
-    (extended_to,) = other.fetchone()
-    run()
-    other.connection.commit()
-
-    run()
-
-    assert statuses() == {2: extended_to}
 
 
 def test_statuses_extended_in_thousands_of_interleavings_all_survive(urls):

@@ -172,7 +172,7 @@ def _stopped(bucket: Bucket, loops: Iterator[int]) -> Literal["loop_limit", "sca
 
 
 def _max_buckets() -> int:
-    """Read the flags; 0 when artifacts are not to be deleted, `Blocked` when nobody can say whether they are."""
+    """Read the flags; 0 when artifacts are not to be deleted; raise `Blocked` where the flags cannot be read."""
     try:
         if not FeatureFlag.is_on(FLAG):
             return 0

@@ -4,8 +4,8 @@ Each bucket below the maximum is either available or occupied by one owner, know
 waits.  An owner without a heartbeat for ten minutes loses its bucket to the next tidying; if it still works, `renew`
 says so at its next safe point, and row locks keep the rows safe until then.
 
-Every script is atomic, goes by Redis's clock, and is idempotent.  It is repeated when a reply was lost: a claim that
-nobody knows of would keep its bucket for ten minutes.
+Every script is atomic, goes by Redis's clock, and is idempotent.  It is repeated when a reply was lost: an unknown
+claim would keep its bucket for ten minutes.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ RECORD = "expired_artifact"
 # (`models.NO_PATH`).
 OUTBOX = """
     insert into ci_deleted_objects (project_id, file_store, store_dir, file, pick_up_at)
-    -- "/a" must not come out as "a": that would be somebody else's object.
+    -- "/a" must not come out as "a": that would be another object.
     select project_id, file_store, coalesce(folder, ''), case when folder = '' then file_final_path else last end,
         %s::timestamptz
     from deleted,

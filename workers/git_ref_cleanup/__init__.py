@@ -169,7 +169,7 @@ def pending(_now: datetime) -> Backlog:
 
 @git_ref_cleanup.at_stake
 def at_stake(_now: datetime) -> Stake:
-    """Return the pending deletions, of all rows: nobody can count the refs."""
+    """Return the pending deletions, of all rows: refs cannot be counted."""
     return Stake.rows(GitRefDeletion.pending())
 
 

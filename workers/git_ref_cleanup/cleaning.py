@@ -89,7 +89,7 @@ class ProjectRefs(Items[Pending]):
         return [str(self._project)]
 
     def became(self, _scope: str | None, until: float, rows: Sequence[Mapping[str, Any]]) -> list[str | None]:
-        """Look into the repository: a ref that is gone was deleted; where git cannot read it, nobody knows."""
+        """Look into the repository: a ref that is gone was deleted; where git cannot read it, that is unknown."""
         with suppress(GitError):
             there = git_values.standing(*self._where(), [row["ref"] for row in rows], until=until)
             return [_became(row["oid"], there.get(row["ref"])) for row in rows]

@@ -12,7 +12,7 @@ from forgekeeper.storage import git_repository, sentinel
 from forgekeeper.storage.git_repository import RepositoriesMissing, RootUnavailable
 from models import Project
 
-# A look into the key for each; the number of the look makes PostgreSQL draw anew.
+# A look into the key for each; the number of the look makes PostgreSQL draw again.
 SAMPLE = """
     select distinct project.id, project.disk_path
     from (select max(id) as last from projects) as ids, generate_series(1, %(size)s) as look, lateral (

@@ -20,7 +20,7 @@ from forgekeeper.storage.git_restore import Restored
 from workers.git_ref_cleanup import repositories
 from workers.git_ref_cleanup.cleaning import RECORD
 
-PATIENCE = 300.0
+TIMEOUT = 300.0
 """Seconds that git may take for one repository."""
 LOST = Restored("refused", "its project has gone")
 
@@ -54,7 +54,7 @@ class Asked(NamedTuple):
     runs: Sequence[int] = ()
 
     def includes(self, one: Deleted) -> bool:
-        """Say whether the deletion is among it."""
+        """Return whether the deletion is among it."""
         return one.id in self.ids or (one.project_id, one.ref) in self.refs or one.run in self.runs
 
 
@@ -84,7 +84,7 @@ def deleted(asked: Asked) -> list[Deleted]:
 
 
 def restore(found: Sequence[Deleted], settings: Settings, *, dry_run: bool) -> Iterator[tuple[Deleted, Restored]]:
-    """Restore the refs, a project at a time; say of each what became of it.
+    """Restore the refs, a project at a time; yield what became of each.
 
     The act is recorded before git is asked; where it cannot be, nothing is restored.
 
@@ -97,7 +97,7 @@ def restore(found: Sequence[Deleted], settings: Settings, *, dry_run: bool) -> I
         if project not in paths:
             became = dict.fromkeys(refs, LOST)
         else:
-            wanted, until = {ref: one.oid for ref, one in refs.items()}, time.monotonic() + PATIENCE
+            wanted, until = {ref: one.oid for ref, one in refs.items()}, time.monotonic() + TIMEOUT
             try:
                 before = partial(_record, project)
                 became = git_restore.restore(root, paths[project], wanted, until=until, dry_run=dry_run, before=before)

@@ -33,7 +33,7 @@ class Found(NamedTuple):
     outside: int = 0
 
     def refusal(self, expect: int | None) -> str | None:
-        """Say why the orphans must not be registered, None if they may; *expect* is their number, repeated."""
+        """Return why the orphans must not be registered, None if they may; *expect* is their number, repeated."""
         number = len(self.orphans)
         if expect is not None:
             return None if expect == number else f"{expect} objects were expected and {number} are named by nothing"
@@ -46,7 +46,7 @@ class Found(NamedTuple):
 
 
 def look(location: str, prefix: str, settings: Settings) -> Found:
-    """Look below *prefix* for what was left behind; ends the command where the store or its answer will not do."""
+    """Find what was left behind below *prefix*; ends the command where the store cannot be used."""
     if location not in settings.object_stores:
         wrong_use(f"there is no object store {location!r}; there are: {', '.join(settings.object_stores) or 'none'}")
     try:

@@ -16,7 +16,6 @@ from typing import Annotated
 import structlog
 import typer
 
-import scheduler as timetable
 from forgekeeper import migrations, shutdown
 from forgekeeper.batches import BATCHES, all_declared
 from forgekeeper.batches import queues as declared_queues
@@ -31,7 +30,6 @@ from forgekeeper.database import database, unhurried
 from forgekeeper.process.ready import tell_supervisor
 from forgekeeper.runs.reports import COUNT
 from forgekeeper.settings import PREFIX, Settings
-from metrics import exporter as exporting
 from metrics import multiprocess
 from metrics.catalogue import table
 from metrics.endpoint import Endpoint, PortTaken, listen
@@ -49,6 +47,8 @@ def scheduler() -> None:
 
     Any number may run at once.  It waits for its servers.  SIGTERM and Ctrl-C end it.
     """
+    import scheduler as timetable
+
     settings, asked, ready = configured(), shutdown.requests(), threading.Event()
     connect(settings, Limits.of_scheduler(settings), name="scheduler", connections=None)
     Wait(asked, said="scheduler").until_there(lambda: server_missing(settings))
@@ -121,6 +121,8 @@ def exporter() -> None:
 
     PostgreSQL and Redis may be away.  SIGTERM and Ctrl-C end it.
     """
+    from metrics import exporter as exporting
+
     settings = configured()
     connect(settings, exporting.LIMITS, name="exporter", connections=None)
     if not settings.metrics_port_exporter:

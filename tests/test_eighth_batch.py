@@ -252,8 +252,8 @@ def test_a_row_that_raises_is_passed_over_and_the_others_go(world):
 
 
 def test_a_stop_ends_its_run_before_the_next_chunk_and_no_other_begins(world):
-    add(world, 900)
-    assert wait_until(lambda: left(world) < YOUNG + 900, LIMIT)
+    add(world, 2_000)
+    assert wait_until(lambda: left(world) < YOUNG + 2_000, LIMIT)
 
     assert run(world, "stop", NAME, "--reason", "wrong").returncode == 0
     stopped = left(world)

@@ -84,13 +84,6 @@ def test_check_says_how_many_repositories_are_missing(main, root, missing, level
     assert message.endswith("projects taken at random have none")
 
 
-def test_check_says_that_a_path_lacks_its_git(main, root):
-    (root / "1.git").mkdir()
-    Project.create(id=1, disk_path="1")
-
-    assert look(main, root) == [("error", "there is none at 1, but one at 1.git: correct disk_path")]
-
-
 @pytest.mark.parametrize("others", [0, 2])
 def test_check_names_a_project_whose_repository_leads_git_elsewhere(main, root, others):
     for number in range(1, 2 + others):
@@ -148,10 +141,3 @@ def test_a_lease_that_nobody_holds_cannot_be_broken(main):
     result = main("leases", "break", "nobody")
 
     assert (result.status, "nobody holds the lease nobody" in result.complaint) == (1, True)
-
-
-def test_status_shows_leases_and_buckets(main, held):
-    status = main("status", "--json").json
-
-    assert [one["name"] for one in status["leases"]] == ["clean_project_refs:7"]
-    assert status["buckets"] == {"available": [], "occupied": []}

@@ -4,38 +4,19 @@
 """
 
 import os
-from contextlib import closing, contextmanager
-from datetime import timedelta
-from functools import partial
+from contextlib import closing
 from uuid import uuid4
 
 import peewee as pw
 import pytest
 import redis
 
-from forgekeeper import collectors, migrations
-from forgekeeper.audit.deletions import Audit
 from forgekeeper.batches import BATCHES
-from forgekeeper.connections import Limits, client, connect
-from forgekeeper.database import database, now, privileges, sqlstate, use
-from forgekeeper.installation.row import Installation
+from forgekeeper.database import privileges, sqlstate, use
 from forgekeeper.process.broker import NAMESPACE, broker
-from forgekeeper.process.rows import Process
-from forgekeeper.process.run_messages import RunMessages
-from forgekeeper.runs.batch import Batch
-from forgekeeper.runs.holds import Hold
-from forgekeeper.runs.ledger import JobRun, Started
-from forgekeeper.runs.passed_over import PassedOver
-from forgekeeper.runs.quarantine import Quarantined
-from forgekeeper.runs.reconcile import reconcile
-from forgekeeper.runs.totals import RunTotal
 from forgekeeper.storage import sentinel
-from forgekeeper.storage.settled import SettledUpload
 from forgekeeper.tables import OURS
-from models import APPLICATION, GitRefDeletion
-from tests.harness.settings import settings_with
-from workers.git_ref_cleanup.deletions import Closed, settle
-from workers.git_ref_cleanup.repositories import paths
+from models import APPLICATION
 from workers.stale_direct_uploads import register
 
 from ..system import rights  # noqa: TID252, pytest puts no folder on the path
@@ -203,23 +184,6 @@ def test_rows_that_a_policy_hides_are_an_error_and_block_the_batch(main, role, e
     assert (result.json["skipped"], result.json["blocked"]) == ("schema", message)
 
 
-@contextmanager
-def acting(role):
-    """Let this process be the role."""
-    pointed, pool = database.obj, client.connection_pool
-    settings = settings_with(**{name.lower(): value for name, value in role.settings.items()})
-    connect(settings, Limits.of_worker(settings), name="tests", connections=5)
-    try:
-        with database.connection_context():
-            yield settings
-    finally:
-        database.close_all()
-        client.connection_pool.disconnect()
-        if pointed is not None:
-            database.initialize(pointed)
-        client.connection_pool = pool
-
-
 def refused(ask):
     """Say whether PostgreSQL refuses something that is asked for."""
     try:
@@ -227,101 +191,3 @@ def refused(ask):
     except pw.ProgrammingError as error:
         return sqlstate(error) == DENIED
     return False
-
-
-def presence():
-    a_second = timedelta(seconds=1)
-    kind = {"kind": "worker", "host": "h", "pid": 1, "version": "1"}
-    entry = Process.enrol(dead_after=a_second, said={}, started_at=now(), **kind)
-    Process.keep_alive(entry, dead_after=a_second, said={})
-    Process.withdraw(entry)
-
-
-def pending():
-    migrations.pending(database.obj)
-
-
-def of_scheduler(settings):
-    yield from (pending, Installation.ensure, presence, partial(Batch.register, BATCHES))
-    yield lambda: JobRun.claim("prune", now(), by="somebody", reason=None)
-    for name, batch in BATCHES.items():
-        yield partial(reconcile, name, settings, RunMessages(batch), by="somebody")
-
-
-def of_exporter(settings):
-    asked = collectors.all_collectors(settings)
-    yield from (partial(_read, one.look, settings) for name, one in asked.items() if name != "roots")
-    yield Installation.ensure
-
-
-def _read(collect, settings):
-    list(collect(settings))
-
-
-def of_worker(settings):
-    yield from (pending, Installation.ensure, presence, partial(Batch.move_to, "git_ref_cleanup", 0))
-    yield partial(PassedOver.fail, "delete_objects", "deleted_object", 1, "it is bad")
-    yield partial(PassedOver.forget_old, now())
-    yield partial(Hold.why, "prune")
-    yield partial(JobRun.hold, Started(0, str(uuid4()), 1), {}, kind="breaker", sentence="it is too much")
-    yield partial(Quarantined.fail, "git_ref_cleanup", "clean_project_refs", "1", "it failed", run=1)
-    yield partial(Quarantined.end, "git_ref_cleanup", "clean_project_refs", "1")
-    yield JobRun.delete().where(JobRun.closed_before(now() - timedelta(days=1))).execute
-    yield partial(paths, [1])
-    yield partial(settle, 1, [Closed(0, "refs/mr/1")])
-    yield partial(Audit("prune", on=True).intent, "a", ids=[1])
-    yield partial(RunTotal.add, "prune", 1)
-    yield partial(RunTotal.delete_old, now(), limit=1)
-    yield partial(SettledUpload.reap, "artifacts", ["a"], None)
-    yield partial(SettledUpload.delete_old, now() + timedelta(days=1), limit=1)
-    yield GitRefDeletion.delete().where(GitRefDeletion.processed_before(now() - timedelta(days=99))).execute
-    audit = Audit("prune", on=True)
-    yield partial(audit.done, "ref", ids=[1])
-    yield partial(audit.unclosed, "ref")
-
-
-@pytest.mark.parametrize(("process", "probes"), [("scheduler", of_scheduler), ("exporter", of_exporter)])
-def test_each_grant_of_a_process_is_needed(make_role, process, probes):
-    role = make_role(process)
-    needs = [*privileges.needs(MODELS, process)]
-
-    with acting(role) as settings:
-        asks = [partial(refused, ask) for ask in probes(settings)]
-        assert not any(ask() for ask in asks)
-        superfluous = [need for need in needs if not role.refuses(need, asks)]
-
-    assert superfluous == []
-
-
-RUNS = {
-    "feature_flags": ("expired_job_artifacts",),
-    "ci_job_artifacts": ("expired_job_artifacts",),
-    "project_statistics": ("expired_job_artifacts",),
-    "ci_deleted_objects": ("expired_job_artifacts", "delete_objects"),
-    "user_statuses": ("user_status_cleanup",),
-    "bulk_imports": ("stale_imports",),
-    "bulk_import_entities": ("stale_imports",),
-    "bulk_import_trackers": ("stale_imports",),
-}
-"""Which batches' runs do what a worker does to a table; the rest is done beside them."""
-
-
-def test_each_grant_of_a_worker_is_needed(main, make_role):
-    role = make_role("worker")
-    # A person's run opens its own row, and is an act; a worker's was opened by a scheduler.
-    role.ask(f"grant insert on job_runs to {role.name}; grant insert on audit_acts to {role.name}")
-    role.ask("insert into feature_flags values ('bulk_delete_job_artifacts', true)")
-
-    def run(batch):
-        result = main("run", batch, "--json", **role.settings)
-        return "permission denied" in result.stdout + result.stderr
-
-    with acting(role) as settings:
-        asks = [partial(refused, ask) for ask in of_worker(settings)]
-        superfluous = [
-            need
-            for need in privileges.needs(MODELS, "worker")
-            if not role.refuses(need, [*asks, *(partial(run, batch) for batch in RUNS.get(need.table, ()))])
-        ]
-
-    assert superfluous == []

@@ -112,19 +112,6 @@ def members(key):
     return {member.decode() for member in client.zrange(key, 0, -1)}
 
 
-def test_without_an_object_store_a_run_of_stale_uploads_is_blocked(forgekeeper):
-    result = forgekeeper("run", "stale_direct_uploads", "--json")
-
-    nothing = {
-        "total_pending_entries": 0,
-        "total_deleted_stale_entries": 0,
-        "execution_timeout": False,
-        "failed_entries": 0,
-    }
-    assert (result.status, result.json.items() >= nothing.items()) == (3, True)
-    assert (result.json["skipped"], "FORGEKEEPER_OBJECT_STORES" in result.json["blocked"]) == ("no_store", True)
-
-
 @pytest.mark.parametrize("batch", ["stale_direct_uploads", "delete_objects"])
 def test_a_run_whose_store_is_away_fails_and_keeps_what_it_did(main, tmp_path, root, batch):
     put(root, "a")
@@ -143,24 +130,6 @@ def test_a_run_whose_store_is_away_fails_and_keeps_what_it_did(main, tmp_path, r
         assert (row.result["remaining"], row.result["stopped"]) == (1, "store_unavailable")
 
 
-def test_a_run_of_stale_uploads_deletes_them(main, root, object_stores):
-    put(root, "a", "b")
-    register("artifacts:a")
-
-    result = main("run", "stale_direct_uploads", "--json", **object_stores)
-
-    assert (result.json["total_deleted_stale_entries"], objects_in(root)) == (1, {"b"})
-
-
-def test_a_run_of_delete_objects_deletes_them(main, root, object_stores):
-    put(root, "a/b", "b")
-    record("a/b")
-
-    result = main("run", "delete_objects", "--json", **object_stores)
-
-    assert (result.json["deleted"], objects_in(root)) == (1, {"b"})
-
-
 def test_buckets_shows_the_free_ones_and_who_has_the_others(main):
     buckets.tidy(client, 5, silent_for=timedelta(minutes=10))
     bucket = buckets.claim(client, 5)
@@ -172,21 +141,6 @@ def test_buckets_shows_the_free_ones_and_who_has_the_others(main):
     assert sorted([held["number"], *answer["available"]]) == [0, 1, 2, 3, 4]
 
 
-def test_uploads_that_will_be_tried_again_are_listed_behind_those_that_were_given_up(main, object_stores):
-    give_up("no colon")
-    register("nowhere:a", "nowhere:b")
-    counted = main("run", "stale_direct_uploads", "--json", **object_stores).json["failed_entries"]
-
-    answer, shown = main("uploads", "failed", "--json").json, main("uploads", "failed").stdout
-
-    assert (counted, answer["failed"], answer["failing"]) == (2, 1, 2)
-    assert [entry["member"] for entry in answer["entries"]] == ["no colon", "nowhere:a", "nowhere:b"]
-    _, first, _ = answer["entries"]
-    assert (first["attempts"], first["at"]) == (1, None)
-    assert abs(datetime.fromisoformat(first["again"]) - now() - timedelta(minutes=6)) < timedelta(minutes=1)
-    assert shown.endswith("1 in all, and 2 that will be tried again\n")
-
-
 def test_a_failed_upload_that_is_retried_is_deleted_by_the_next_run(main, root, object_stores):
     put(root, "a", "b")
     give_up("artifacts:a", "artifacts:b")
@@ -196,15 +150,6 @@ def test_a_failed_upload_that_is_retried_is_deleted_by_the_next_run(main, root, 
     assert (result.status, result.stdout) == (0, "1 will be tried anew\n")
     main("run", "stale_direct_uploads", **object_stores)
     assert (objects_in(root), members(uploads.FAILED)) == ({"b"}, {"artifacts:b"})
-
-
-def test_an_upload_that_has_not_failed_is_not_retried(main):
-    register("artifacts:a")
-
-    result = main("uploads", "retry", "artifacts:a")
-
-    assert result.status == 1
-    assert result.complaint == ("artifacts:a is not among the failed uploads; `forgekeeper uploads failed` lists them")
 
 
 def test_objects_that_nothing_names_are_shown(reconcile, root):
@@ -379,15 +324,6 @@ def test_what_was_registered_can_be_taken_back(main, reconcile, root):
     assert (result.json, members(uploads.PENDING)) == ({"forgotten": ["artifacts:a"], "too_late": []}, {"artifacts:b"})
 
 
-def test_what_was_registered_can_be_taken_back_below_a_prefix(main, reconcile, root):
-    stock(root, "@final/a", "@finally/a", "a")
-    reconcile("--yes")
-
-    forgotten = main("uploads", "forget", "--all", "--prefix", "@final/", "--json").json["forgotten"]
-
-    assert (forgotten, members(uploads.PENDING)) == (["artifacts:@final/a"], {"artifacts:@finally/a", "artifacts:a"})
-
-
 def test_what_a_producer_registered_is_never_forgotten(main, reconcile, root):
     stock(root, "orphan")
     reconcile("--yes")
@@ -412,25 +348,6 @@ def test_what_is_being_deleted_just_now_is_not_taken_back(main, reconcile, root)
     assert every.json == {"forgotten": [], "too_late": ["artifacts:a"]}
 
 
-@pytest.mark.parametrize("path", ["ümläut ✓", "a:b", "back\\slash", "a#b", "100%", "a?b"])
-def test_an_object_with_an_odd_name_keeps_no_other_from_being_registered(reconcile, root, path):
-    stock(root, path, "good")
-
-    result = reconcile("--yes", "--json")
-
-    assert result.status == 0
-    assert "artifacts:good" in members(uploads.PENDING)
-
-
-def test_reconcile_at_a_store_that_is_away_fails_with_a_sentence(main, tmp_path):
-    away = json.dumps({"artifacts": f"file://{tmp_path}/not/there"})
-
-    result = main("uploads", "reconcile", "artifacts", "--prefix", "", OBJECT_STORES=away)
-
-    assert result.status == 1
-    assert result.complaint.endswith("`forgekeeper check` looks for the cause")
-
-
 def test_a_dead_object_that_is_retried_is_deleted_by_the_next_run(main, root, object_stores):
     put(root, "a", "b")
     number = record("a", attempts=MAX_ATTEMPTS)
@@ -441,44 +358,6 @@ def test_a_dead_object_that_is_retried_is_deleted_by_the_next_run(main, root, ob
     assert (result.status, result.stdout) == (0, "1 will be tried anew\n")
     main("run", "delete_objects", **object_stores)
     assert (objects_in(root), [row.path for row in DeletedObject.dead()]) == ({"b"}, ["b"])
-
-
-def test_an_object_that_is_not_dead_is_not_retried(main):
-    number = record("alive", attempts=3)
-
-    result = main("objects", "retry", str(number))
-
-    assert (result.status, DeletedObject.get().attempts) == (1, 3)
-    assert result.complaint == (f"{number} is not among the dead objects; `forgekeeper objects failed` lists them")
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["uploads", "retry"],
-        ["uploads", "retry", "artifacts:a", "--all"],
-        ["uploads", "failed", "--limit", "0"],
-        ["uploads", "failed", "--limit", "many"],
-        ["uploads", "reconcile"],
-        ["uploads", "reconcile", "artifacts"],
-        ["uploads", "forget"],
-        ["uploads", "forget", "artifacts:a", "--all"],
-        ["uploads", "forget", "artifacts:a", "--prefix", "a"],
-        ["uploads", "nonsense"],
-        ["objects", "retry"],
-        ["objects", "retry", "1", "--all"],
-        ["objects", "retry", "one"],
-        ["objects", "failed", "--limit", "-1"],
-        ["objects", "failed", "--limit", "99999999999999999999"],
-        ["objects", "nonsense"],
-        ["buckets", "1"],
-    ],
-    ids=" ".join,
-)
-def test_wrong_use_is_refused_with_a_sentence(main, arguments):
-    result = main(*arguments)
-
-    assert (result.status, bool(result.complaint)) == (2, True)
 
 
 def test_what_lies_outside_the_folders_is_not_registered(root, main, object_stores):

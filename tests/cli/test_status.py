@@ -20,7 +20,6 @@ from forgekeeper.database import database
 from forgekeeper.process.broker import broker
 from forgekeeper.process.rows import Process
 from forgekeeper.runs.holds import Hold
-from forgekeeper.runs.ledger import JobRun
 from tests.harness import samples as sample
 
 NAME = "user_status_cleanup"
@@ -142,31 +141,12 @@ def test_without_a_living_scheduler_they_are_what_this_shell_says(status, main, 
     assert "what this shell's settings say" in main("status").stdout
 
 
-def test_of_two_timetables_the_tick_that_comes_first_is_next(status):
-    scheduler(1, EVERY_DAY)
-    scheduler(2, EVERY_DAY | {NAME: "* * * * *"})
-
-    assert status()["batches"][NAME]["schedule"] == "* * * * *"
-
-
 def test_with_a_scheduler_and_a_worker_for_each_queue_nothing_is_wrong(status, main):
     scheduler()
     worker()
 
     assert status()["warnings"] == []
     assert "warning" not in main("status").stdout
-
-
-@pytest.mark.parametrize("silent", [False, True])
-def test_it_says_that_no_scheduler_lives(status, main, silent):
-    worker()
-    if silent:
-        scheduler(dead_after=timedelta(0))
-
-    (sentence,) = status()["warnings"]
-
-    assert sentence == "no scheduler lives: nothing is sent when it is due; start `forgekeeper scheduler`"
-    assert f"warning: {sentence}" in main("status").stdout
 
 
 @pytest.mark.parametrize("other", ["none", "silent", "draining"])
@@ -212,14 +192,6 @@ def test_the_state_of_an_open_run_is_not_shown_beside_the_result_of_the_last_one
     assert "succeeded" in last
     assert "deleted=2" in last
     assert "enqueued" not in last
-
-
-def test_a_run_that_was_blocked_is_shown_as_such_with_the_reason(main):
-    JobRun.succeed(
-        JobRun.start_here(NAME, by="forge-1:2"), {"deleted": 0, "skipped": "no_store", "blocked": "no store"}
-    )
-
-    assert line_of(NAME, main("status").stdout, "last run of").split()[-3:] == ["blocked", "no", "store"]
 
 
 def test_a_backlog_is_counted_up_to_a_bound(status, main):
@@ -289,13 +261,3 @@ def test_status_counts_who_lives_and_who_has_fallen_silent(status, main):
 
     assert "Processes: 1 scheduler, 2 workers, 1 silent" in main("status").stdout
     assert [one["pid"] for one in status()["processes"]] == [1, 2, 3, 4]
-
-
-def test_a_worker_that_fell_silent_is_at_nothing(main):
-    work = {"what": NAME, "message_id": "7", "run": 7, "seconds": 3}
-    worker(2, at_work=[work], dead_after=timedelta(0))
-    worker(3, at_work=[work])
-
-    found = main("processes", "--json").json["processes"]
-
-    assert {one["pid"]: len(one["at_work"]) for one in found} == {2: 0, 3: 1}

@@ -14,7 +14,7 @@ from benchmarks.forge import database_of
 from benchmarks.processes import ROOT, environment
 from demo.servers import Servers
 
-WANTED = 0.3
+WANTED = 0.6
 HELP_IMPORTS = "import typer, typer.rich_utils"
 STATUS_IMPORTS = (
     "import orjson, peewee, playhouse.pool, psycopg2, pydantic_settings, redis, rich.table, structlog, typer"

@@ -13,7 +13,7 @@ from tests.harness.waiting import wait_until
 
 LIMIT = 30.0
 STORE = '{"artifacts": "s3://bucket?region=eu&allow_invalid_certificates=true"}'
-SERVING = ["worker", "scheduler", "exporter", "redis"]
+SERVING = ["worker", "scheduler", "exporter"]
 UNVERIFIED_REDIS = ["ssl_cert_reqs=none", "ssl_cert_reqs=optional", "ssl_check_hostname=false", "ssl_check_hostname=No"]
 
 

@@ -30,7 +30,6 @@ HELD = 3
 """The exit status where a batch is held: an answer, with its reason on standard error."""
 
 every_command = every("command", sorted(set(ALL) - {"demo"} - WAITING))
-every_command_that_ends = every("command", sorted(set(ALL) - SERVING))
 
 
 @pytest.fixture(scope="module")
@@ -123,11 +122,6 @@ def test_without_rights_a_command_says_what_is_denied_and_what_to_do(without_rig
 @pytest.fixture(scope="module")
 def read_only(walked, tables):
     return walked(leave_out=SERVING, DATABASE_URL=make_dsn(tables, options="-cdefault_transaction_read_only=on"))
-
-
-@every_command_that_ends
-def test_where_nothing_may_be_written_a_command_shows_no_trace(read_only, command):
-    assert_fit(read_only[command])
 
 
 @pytest.mark.parametrize(

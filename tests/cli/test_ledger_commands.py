@@ -5,7 +5,7 @@ import pytest
 
 from forgekeeper.batches import BATCHES
 from forgekeeper.database import now
-from forgekeeper.flags import FLAGS, FeatureFlag
+from forgekeeper.flags import FeatureFlag
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
 from tests.harness import samples as sample
@@ -39,17 +39,6 @@ def test_status_with_json_prints_one_object_with_every_batch_and_queue(forgekeep
     assert set(result.json["batches"]) == set(BATCHES)
     counted = {"ready": 0, "in_flight": 0, "delayed": 0, "dead": 0}
     assert result.json["queues"]["cron"] == counted | {"oldest": None, "workers": 0}
-
-
-def test_status_of_a_batch_that_never_ran(main, database):
-    status = main("status", "--json", CRON_USER_STATUS_CLEANUP="30 4 * * *").json["batches"][NAME]
-
-    next_tick = datetime.fromisoformat(status.pop("next"))
-    assert (next_tick.hour, next_tick.minute, next_tick.tzinfo) == (4, 30, UTC)
-    backlog = {"backlog": 0, "backlog_is_more": False, "backlog_oldest": None}
-    nothing = {"open": None, "last": None, "paused": None, "stopped": None, "held": None, "holds": [], "blocked": None}
-    nothing["children_failing"] = None
-    assert status == {"schedule": "30 4 * * *"} | nothing | backlog
 
 
 def test_status_shows_the_last_run_and_what_it_came_to(main, database):
@@ -91,13 +80,6 @@ def test_status_names_the_batches_with_ticks_whose_time_has_not_come(main, datab
     assert f"{NAME}: 1 tick(s) were claimed before their time, up to that of {tick:%Y-%m-%d %H:%M:%S}" in shown
 
 
-def test_ticks_lists_as_many_as_asked_for(main, database):
-    for _ in range(3):
-        JobRun.succeed(JobRun.start_here(NAME, by="worker-1:9"), {})
-
-    assert len(main("ticks", NAME, "--limit", "2", "--json").json["ticks"]) == 2
-
-
 def test_ticks_shows_a_person_the_run_and_what_it_came_to(main, database):
     JobRun.succeed(JobRun.start_here(NAME, by="worker-1:9"), {"deleted": 7})
 
@@ -105,14 +87,6 @@ def test_ticks_shows_a_person_the_run_and_what_it_came_to(main, database):
 
     assert row[:4] == ["1", "by", "hand", "succeeded"]
     assert "deleted=7" in row
-
-
-def test_flags_with_json_prints_one_object(main, database):
-    FeatureFlag.turn(FLAG, on=True)
-
-    result = main("flags", "list", "--json")
-
-    assert result.json["flags"] == dict.fromkeys(FLAGS, False) | {FLAG: True}
 
 
 def test_a_flag_is_turned_on_and_off(forgekeeper, main, database):
@@ -174,29 +148,6 @@ def test_check_finds_no_error_after_init(forgekeeper, database, places):
     assert (result.status, result.stderr, result.json["ok"]) == (0, "", True)
     for subject in ("settings", "schedules", "postgresql", "schema", "repositories", "object store"):
         assert [level for level, _ in findings(result, subject)] == ["ok"]
-
-
-def test_check_prints_a_line_for_each_finding(main, database, places):
-    main("check", "--init", **places)
-
-    lines = main("check", **places).stdout.splitlines()
-
-    assert "ok      schema: all tables, columns and indexes are there" in lines
-    assert f"ok      repositories: {places['REPOSITORIES_ROOT']} has its sentinel" in lines
-    assert all(line.split()[0] in {"ok", "warning", "error"} for line in lines)
-
-
-PREFIXES = {"OBJECT_PREFIXES": '{"artifacts": ["@final"]}'}
-
-
-def test_check_warns_of_objects_that_would_stay(main, database, places):
-    database.execute_sql("insert into ci_deleted_objects (store_dir, file) values ('@final', 'a'), ('a', 'b')")
-
-    ((level, message),) = findings(main("check", "--json", **places, **PREFIXES), "object prefixes")
-
-    assert (level, message.startswith("artifacts: 1 of 2 objects looked for, such as a/b, are outside")) == (
-        *("warning", True),
-    )
 
 
 def test_a_missing_sentinel_is_an_error_that_names_its_remedy(main, database, places):
@@ -301,13 +252,6 @@ def test_migrate_refuses_a_database_that_has_such_a_table_already(main, settings
 
     assert result.status == 1
     assert "job_runs" in result.complaint
-
-
-def test_seed_puts_in_so_many_times_the_usual_amount(forgekeeper, database):
-    result = forgekeeper("seed", "--scale", "2", "--json")
-
-    assert (result.status, result.json["user_statuses"]) == (0, {"total": 10_000, "due": 4_000})
-    assert database.execute_sql("select count(*) from user_statuses").fetchone() == (10_000,)
 
 
 def test_seed_refuses_the_database_of_a_forge(main, settings, new_database, query):

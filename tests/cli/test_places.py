@@ -213,34 +213,3 @@ def test_it_is_for_the_owner_of_the_tables_to_say(main, staging, query, urls):
         1,
         ("error", "--moved and --copied are for the owner of the tables, as which you run `forgekeeper migrate`"),
     )
-
-
-# Who may not ask which cluster it is
-
-
-@pytest.fixture
-def unasked(another_cluster, query):
-    """A database in a cluster where nobody but superusers may ask which it is, as its owner reaches it."""
-    name = f"o{uuid4().hex}"
-    query(another_cluster, "revoke execute on function pg_control_system() from public")
-    query(another_cluster, f"create role {name} login")
-    query(another_cluster, f"create database {name} owner {name} template template0")
-    url = urlsplit(another_cluster)._replace(path=f"/{name}").geturl()
-    # The function is each database's own.
-    query(url, "revoke execute on function pg_control_system() from public")
-    url = urlsplit(url)
-    return url._replace(netloc=f"{name}@{url.netloc.rpartition('@')[2]}").geturl(), url.geturl(), name
-
-
-def test_a_role_that_may_not_ask_for_the_cluster_is_said_what_to_grant(main, settings, unasked, query):
-    url, as_superuser, name = unasked
-
-    first = main("migrate", DATABASE_URL=url)
-    checked = main("check", "--json", DATABASE_URL=url)
-    query(as_superuser, f"grant execute on function pg_control_system() to {name}")
-    main("migrate", DATABASE_URL=url)
-
-    assert first.status == 0
-    assert "`grant execute on function pg_control_system() to " in first.stderr
-    assert "`grant execute on function pg_control_system() to " in finding(checked)[1]
-    assert query(url, WHERE)[0][1] == name

@@ -7,7 +7,6 @@ from forgekeeper.database import database as db
 from forgekeeper.delivery.queues import INSTALLATION
 from forgekeeper.flags import FeatureFlag
 from forgekeeper.runs.holds import Hold
-from forgekeeper.runs.ledger import JobRun
 from tests.harness import samples as sample
 from tests.harness.terminal import on_a_terminal
 
@@ -34,12 +33,6 @@ def test_a_preview_says_how_many_would_go(main, database):
 
     assert result.status == 0
     assert f"\n  user_status of {NAME}: 2 would be deleted\n" in result.stdout
-
-
-def test_a_preview_is_no_run(main, database):
-    preview(main)
-
-    assert JobRun.of(NAME).count() == 0
 
 
 def test_a_preview_with_json_prints_one_object(main, database):
@@ -69,12 +62,6 @@ def test_a_preview_says_what_stays_and_why(main, database):
     sample.job_artifacts(10)
 
     assert the_part(preview(main, batch=ARTIFACTS))["kept"] == {"locked": 1, "unknown": 1, "trace": 1}
-
-
-def test_a_parent_previews_its_children(main, database):
-    batches = {part["batch"] for part in preview(main, batch=ARTIFACTS)["parts"]}
-
-    assert batches == {"delete_artifact_bucket"}
 
 
 def test_how_long_it_takes_goes_by_the_last_runs(main, database):
@@ -115,15 +102,6 @@ def test_a_preview_says_of_another_s_redis_that_a_run_would_be_blocked(main, dat
     (note,) = preview(main)["notes"]
 
     assert note.startswith("a run would be blocked: the database is of installation ")
-
-
-def test_turning_a_flag_on_with_json_has_the_preview(main, database):
-    sample.job_artifacts(10)
-
-    result = main("flags", "on", FLAG, "--json").json
-
-    assert result["flags"] == {FLAG: True}
-    assert the_part(result["preview"][0])["records"] == 6
 
 
 def test_turning_a_flag_on_goes_on_where_there_can_be_no_preview(main, database):

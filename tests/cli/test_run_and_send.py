@@ -56,12 +56,6 @@ def test_run_with_json_prints_one_object_and_its_logs_elsewhere(forgekeeper, dat
     assert [json.loads(line)["message"] for line in result.stderr.splitlines()] == ["run started", "run finished"]
 
 
-def test_a_run_by_hand_leaves_a_row_in_the_ledger(main, database):
-    main("run", NAME)
-
-    assert (last_run().tick, last_run().state, last_run().attempt) == (None, "succeeded", 1)
-
-
 def test_a_run_of_a_paused_batch_is_skipped_with_every_field_zero(main, database):
     sample.user_statuses(5)
     Hold.add(NAME, "pause", until=None, reason="the disk is full", by="ops:1")
@@ -161,12 +155,6 @@ def test_send_again_puts_a_lost_message_back(main, database):
     main("send", NAME)
 
     assert (JobRun.select().count(), messages()) == (1, 1)
-
-
-def test_send_with_json_says_that_it_was_skipped(main, database):
-    main("send", NAME)
-
-    assert main("send", NAME, "--json").json == {"batch": NAME, "run": None, "skipped": "overlap"}
 
 
 def test_send_opens_no_run_while_redis_is_away(main, database):

@@ -8,7 +8,6 @@ from forgekeeper.database import now
 from forgekeeper.delivery.sending import deliver
 from forgekeeper.runs import reconcile
 from forgekeeper.runs.batch import Batch
-from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.processes import Process
 from tests.harness.ledger import start_run
@@ -101,14 +100,6 @@ def test_a_tick_skipped_because_of_an_open_run_says_so(story):
     assert told[1:] == ["It was skipped, because an earlier run was still open."]
 
 
-def test_a_tick_skipped_because_of_a_pause_says_so(story):
-    registered(1.5 * MINUTE)
-    Hold.add(NAME, "pause", until=None, reason=None, by="ops:1")
-    reconciled()
-
-    assert "It was skipped, because the batch was paused." in story(only("skipped"))
-
-
 def test_a_run_that_succeeds_after_a_kill_tells_of_both_attempts(story):
     run_id = claimed()
     started(run_id, by="worker-2:9")
@@ -152,14 +143,6 @@ def test_a_coalesced_tick_says_that_the_newest_one_did_its_work(story):
     assert story(only("coalesced"))[-1] == ("Nobody claimed it in time; the newest tick after the outage did its work.")
 
 
-def test_a_tick_claimed_late_says_that_it_was_caught_up(story, monkeypatch):
-    monkeypatch.setenv("FORGEKEEPER_CRON_USER_STATUS_CLEANUP", f"{(minute() - 10 * MINUTE).minute} * * * *")
-    registered(20 * MINUTE)
-    reconciled()
-
-    assert story()[0].endswith("It was caught up after an outage.")
-
-
 def test_a_failure_says_when_it_is_tried_again_and_what_the_error_was(story):
     JobRun.fail(started(claimed()), "OperationalError: [Errno 111] refused [/tmp]", delay=HOUR)
 
@@ -169,22 +152,6 @@ def test_a_failure_says_when_it_is_tried_again_and_what_the_error_was(story):
     assert told[-1] == (
         f"It has failed 1 time(s), and waits for its retry at {retry}."
         " The last error was: OperationalError: [Errno 111] refused [/tmp]."
-    )
-
-
-def test_a_failure_after_the_last_retry_says_that_it_is_final(story):
-    JobRun.fail(started(claimed()), "ValueError: no", delay=HOUR, retries=0)
-
-    assert story()[-1] == "It failed for good after 1 failure(s). The last error was: ValueError: no."
-
-
-def test_a_superseded_retry_says_that_a_newer_tick_took_over(story):
-    old = minute() - 3 * MINUTE
-    JobRun.fail(started(claimed(old)), "ValueError: no", delay=HOUR)
-    reconciled()
-
-    assert story(old)[-1] == (
-        "It waited for a retry when a newer tick came and took over its work. The last error was: ValueError: no."
     )
 
 
@@ -209,15 +176,6 @@ def test_at_a_time_between_two_ticks_both_are_named(story):
     assert story(tick + timedelta(seconds=30)) == [
         f"The batch was not due at {written(tick + timedelta(seconds=30))}.",
         f"Its schedule is * * * * *: it was due at {written(tick)} and again at {written(tick + MINUTE)}.",
-    ]
-
-
-def test_a_tick_that_nobody_has_looked_at_says_so(story):
-    tick = minute()
-    claimed(tick - MINUTE)
-
-    assert story(tick + HOUR) == [
-        f"No scheduler has looked at {written(tick + HOUR)}: either none was running, or the time has not come."
     ]
 
 

@@ -1,11 +1,10 @@
-"""Disks that go away, are full, or take no metrics, while workers are at it."""
+"""Disks that are full, or take no metrics, while workers work."""
 
 import os
 import subprocess
 import sys
 import threading
 import time
-from collections import Counter
 from contextlib import contextmanager, suppress
 from urllib.request import urlopen
 
@@ -18,15 +17,14 @@ from forgekeeper.embedded import servers
 from forgekeeper.embedded.waiting import wait_until
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.storage import sentinel
-from forgekeeper.storage.outbox import DeletedObject
 from metrics.room import ROOM
-from models import GitRefDeletion, UserStatus
+from models import UserStatus
 from tests.harness import samples as sample
 from tests.harness.installation import INSTALLATION
 from tests.harness.ports import free_ports
 
 from .service import ROOT as TREE
-from .worlds import CASES, PATIENT, World, bring_back, take_away
+from .worlds import CASES, PATIENT, World
 
 LIMIT = 60.0
 OFF = {f"cron_{batch}": "off" for batch in BATCHES}
@@ -41,79 +39,6 @@ def pass_time(seconds):
 
 def said(service, message):
     return [line for line in service.lines() if message in str(line)]
-
-
-# Gone
-
-GONE = ("delete_objects", "git_ref_cleanup")
-
-
-def test_while_store_and_repositories_are_away_nothing_counts_as_done_and_then_all_is(
-    database, services, tmp_path, outcome
-):
-    world = World.make(database, tmp_path)
-    cases = [CASES[name](world) for name in GONE]
-    # So many that both are at it at the same time, whichever is given the threads first.
-    refs = cases[1]
-    refs.projects = 24
-    refs.total = refs.projects * refs.doomed
-    expected = [end_of(case, services, name) for case, name in zip(cases, GONE, strict=True)]
-    world.empty()
-    for case in cases:
-        case.seed()
-    # What a run has claimed when the store goes is not due again for so long.
-    options = OFF | world.environment | PATIENT | {"retry_after": "0.5", "object_visibility": "5"}
-    options |= {f"cron_{name}": "* * * * * *" for name in GONE}
-    paces = {"pace_delete_objects": "250", "pace_git_ref_cleanup": "30"}
-    services("scheduler", "scheduler", **options)
-    worker = services("worker", *WORKER, **options, **paces)
-    assert wait_until(lambda: all(0 < case.left() < case.total for case in cases), LIMIT), "nothing was done"
-
-    roots = (world.root, world.repositories)
-    for root in roots:
-        take_away(root)
-    noticed = wait_until(lambda: has_noticed(worker, world.repositories), LIMIT)
-    before = pending()
-    pass_time(1.5)
-    consumed = before - pending()
-    for root in roots:
-        bring_back(root)
-    # Each child waits for half a minute at most; once Redis is emptied, the next run sends them all at once.
-    client.flushdb()
-    back_at = time.monotonic()
-
-    done = wait_until(lambda: [case.state() for case in cases] == expected, LIMIT)
-    recovery = time.monotonic() - back_at
-    outcome(33, injected=2, violations=consumed + (not done), recovery=[recovery])
-    assert noticed
-    assert before > 0, "all was done before"
-    assert consumed == 0
-    assert [case.state() for case in cases] == expected
-
-
-def has_noticed(worker, repositories):
-    """Say whether both batches have found nothing there, and what was under way when that went has ended."""
-    objects = [line for line in worker.lines() if line.get("message") == "object store unavailable"]
-    runs = [line for line in said(worker, str(repositories)) if line.get("message") == "run failed"]
-    children = Counter(line["message"] for line in worker.lines() if line.get("batch") == "clean_project_refs")
-    # Those that begin from now on find nothing.
-    under_way = children["child started"] - children["child finished"] - children["child failed"]
-    return bool(objects and runs and under_way == 0)
-
-
-def end_of(case, services, name):
-    case.seed()
-    options = case.world.environment | PATIENT
-    assert services(f"undisturbed {name}", "run", name, **options).process.wait(LIMIT) == 0
-    assert case.left() == 0
-    return case.state()
-
-
-def pending():
-    return DeletedObject.select().count() + GitRefDeletion.pending().count()
-
-
-# Full
 
 
 @pytest.fixture
@@ -210,9 +135,6 @@ def test_while_postgresqls_disk_is_full_a_command_says_so(disk, services):
     assert ended == 1
     assert "could not write init file" in line
     assert line.endswith("; free space on the database's disk, then try again")
-
-
-# Metrics
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Schedulers that are stopped, replaced or killed in the middle of a tick, and clocks that are wrong or jump."""
+"""Schedulers that are replaced or killed in the middle of a tick, and clocks that are wrong or jump."""
 
 import os
 import shutil
@@ -16,16 +16,10 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from forgekeeper import migrations
 from forgekeeper.batches import BATCHES
-from forgekeeper.boot import load
-from forgekeeper.connections import Limits, connect
-from forgekeeper.database import database, now
-from forgekeeper.embedded import servers
+from forgekeeper.database import now
 from forgekeeper.embedded.waiting import wait_until
-from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.ledger import CLOCK_TOLERANCE, JobRun
-from forgekeeper.settings import PREFIX
 from models import UserStatus
 from tests.harness import samples as sample
 from tests.harness.machine import Held
@@ -143,31 +137,6 @@ def pass_time(seconds):
     threading.Event().wait(seconds)
 
 
-# Stopped, replaced, killed
-
-
-def test_while_one_of_three_schedulers_is_stopped_the_others_keep_every_tick(timetable, services, outcome):
-    schedulers = [timetable.start() for _ in range(3)]
-    services("worker", *WORKER, **EVERY_SECOND)
-    assert timetable.all_started()
-    timetable.wait_for_ticks(2)
-
-    for scheduler in schedulers:
-        # Wherever it is just now: in a transaction, too.
-        scheduler.process.send_signal(signal.SIGSTOP)
-        pass_time(2.5)
-        scheduler.process.send_signal(signal.SIGCONT)
-        timetable.wait_for_ticks(1)
-
-    missed, again, late = timetable.missed(), timetable.sent_again(), timetable.lateness()
-    outcome(8, injected=3, violations=missed, recovery=[late], duplicates=again)
-    assert missed == 0
-    assert timetable.doubled() == 0
-    # It may have been stopped while it held a tick's row; then PostgreSQL ends its session first.
-    assert late < 8 + timetable.held_up()
-    assert all(timetable.at_work(scheduler) for scheduler in schedulers), "one does not go on"
-
-
 def test_schedulers_that_start_together_and_are_replaced_one_by_one_claim_each_tick_once(timetable, services, outcome):
     schedulers = [timetable.start() for _ in range(3)]
     services("worker", *WORKER, **EVERY_SECOND)
@@ -213,8 +182,6 @@ def test_a_tick_whose_scheduler_was_killed_is_sent_once(timetable, services, out
     assert (sent, done, again) == (True, True, 0)
     assert timetable.doubled() == 0
 
-
-# Clocks
 
 CLOCK = r"""
 #include <fcntl.h>
@@ -348,59 +315,3 @@ def test_clocks_that_are_wrong_or_jump_neither_lose_nor_repeat_a_tick_nor_delete
     assert left == 100
     # APScheduler still waits for an hour that has been taken back; the loops do not.
     assert all(timetable.at_work(scheduler) for scheduler in timetable.schedulers), "one has stopped"
-
-
-@pytest.fixture
-def clock_of_servers(clocks, settings, monkeypatch):
-    """Servers of our own, whose clock is given, and the models pointed at them."""
-    clock = clocks()
-    clock.at(datetime(2026, 10, 31, 23, 30, 50, tzinfo=UTC))
-    with clock.worn():
-        running = servers()
-        own = running.__enter__()
-    try:
-        monkeypatch.setenv(PREFIX + "DATABASE_URL", own.database_url)
-        monkeypatch.setenv(PREFIX + "REDIS_URL", own.redis_url)
-        settings = load()
-        connect(settings, Limits.of_worker(settings), name="tests", connections=1)
-        with database.connection_context():
-            migrations.migrate(database.obj)
-            yield clock
-        database.close_all()
-    finally:
-        running.__exit__(None, None, None)
-
-
-def test_summer_time_begins_and_ends_without_a_tick_too_many_or_too_few(
-    clock_of_servers, services, monkeypatch, outcome
-):
-    """Where the local time is New York's; the clock of all is set on by an hour again and again."""
-    clock, hours = clock_of_servers, (0, 4, 5, 6, 7, 8)
-    changes = [datetime(2026, 11, 1, 6, tzinfo=UTC), datetime(2027, 3, 14, 7, tzinfo=UTC)]
-    cron = {f"cron_{BATCH}": "* * * * *", "cron_stale_imports": "0 */4 * * *", "poll_interval": "0.2"}
-    monkeypatch.setenv("TZ", "America/New_York")
-    with clock.worn():
-        services("scheduler", "scheduler", **OFF | cron)
-    # What was due before a batch was known counts for nothing.
-    assert wait_until(lambda: {BATCH, "stale_imports"} <= {row.name for row in Batch.select()}, LIMIT)
-
-    def up_to(moment):
-        """Say whether both have their row of the newest time before that moment."""
-        latest = {BATCH: moment.replace(second=0), "stale_imports": moment.replace(hour=moment.hour // 4 * 4, second=0)}
-        return all(JobRun.at(batch, tick) for batch, tick in latest.items())
-
-    for change in changes:
-        first = change.replace(hour=0, minute=0, second=30)
-        for hour in hours:
-            moment = first.replace(hour=hour)
-            clock.at(moment)
-            assert wait_until(lambda moment=moment: up_to(moment), LIMIT)
-
-    wrong = 0
-    for change in changes:
-        first, last = change.replace(hour=4), change.replace(hour=8)
-        every_minute = {first + timedelta(minutes=number) for number in range(4 * 60 + 1)}
-        for batch, expected in ((BATCH, every_minute), ("stale_imports", {first, last})):
-            wrong += len(expected ^ {tick for tick in ticks(batch) if first <= tick <= last})
-    outcome(12, injected=len(changes), violations=wrong)
-    assert wrong == 0

@@ -34,11 +34,10 @@ from forgekeeper.storage.settled import SettledUpload
 from forgekeeper.tables import OURS
 from models import APPLICATION, GitRefDeletion
 from tests.harness.settings import settings_with
+from tests.system.soak import rights
 from workers.git_ref_cleanup.deletions import Closed, settle
 from workers.git_ref_cleanup.repositories import paths
 from workers.stale_direct_uploads import register
-
-from ..system import rights  # noqa: TID252, pytest puts no folder on the path
 
 MODELS = (*OURS, *APPLICATION)
 DENIED = "42501"

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import threading
 import time
 from contextlib import contextmanager, suppress
 from urllib.request import urlopen
@@ -30,11 +29,6 @@ LIMIT = 60.0
 OFF = {f"cron_{batch}": "off" for batch in BATCHES}
 WORKER = ("worker", "--processes", "1", "--threads", "4")
 MIB = 1024 * 1024
-
-
-def pass_time(seconds):
-    """Let a fault last: its length is what is tested."""
-    threading.Event().wait(seconds)
 
 
 def said(service, message):
@@ -137,27 +131,15 @@ def test_while_postgresqls_disk_is_full_a_command_says_so(disk, services):
     assert line.endswith("; free space on the database's disk, then try again")
 
 
-@pytest.fixture
-def worker_that_counts(services, disk, monkeypatch):
-    """Start a worker that keeps what it counts on a small disk; return both."""
-
-    def start(**options):
-        folder = disk("metrics", MIB)
-        (port,) = free_ports(1)
-        with monkeypatch.context() as patch:
-            patch.setenv("TMPDIR", str(folder))
-            worker = services("worker", *WORKER, **options, metrics_port_worker=str(port))
-        assert wait_until(lambda: said(worker, "is booting up"), LIMIT)
-        assert list(folder.glob("forgekeeper-worker-*")), "it counts elsewhere"
-        return worker, folder, port
-
-    return start
-
-
-def test_batches_go_on_while_the_disk_of_their_metrics_is_full(database, services, worker_that_counts, outcome):
+def test_batches_go_on_while_the_disk_of_their_metrics_is_full(database, services, disk, monkeypatch, outcome):
     sample.user_statuses(1_000)
     options = OFF | {"cron_user_status_cleanup": "* * * * * *", "poll_interval": "0.5", "log_format": "json"}
-    worker, folder, port = worker_that_counts(**options)
+    folder, (port,) = disk("metrics", MIB), free_ports(1)
+    with monkeypatch.context() as patch:
+        patch.setenv("TMPDIR", str(folder))
+        worker = services("worker", *WORKER, **options, metrics_port_worker=str(port))
+    assert wait_until(lambda: said(worker, "is booting up"), LIMIT)
+    assert list(folder.glob("forgekeeper-worker-*")), "it counts elsewhere"
     fill(folder)
     services("scheduler", "scheduler", **options)
 
@@ -169,11 +151,8 @@ def test_batches_go_on_while_the_disk_of_their_metrics_is_full(database, service
     failures = JobRun.select().where(JobRun.failures > 0).count()
     with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=LIMIT) as answer:
         page = answer.status
-    violations = (not done) + (not more) + failures + (status is not None)
-    outcome(39, injected=1, violations=violations, recovery=[recovery])
-    assert status is None, "the worker has ended"
-    assert (done, more) == (True, True)
-    assert (failures, page) == (0, 200)
+    outcome(39, injected=1, violations=(not done) + (not more) + failures + (status is not None), recovery=[recovery])
+    assert (status, done, more, failures, page) == (None, True, True, 0, 200)
 
 
 COUNT_ALL = """
@@ -184,32 +163,11 @@ from metrics.instruments import Instruments
 
 Instruments("worker").know(table(all_declared())).zero()
 """
-BURY = (
-    "import pathlib, sys; from metrics.multiprocess import Multiprocess as M; M(pathlib.Path(sys.argv[1]), {}).bury()"
-)
-
-
-def python(program, *arguments, **environment):
-    """Run a program in a process of its own, for it may be killed."""
-    environment = {**os.environ, "PYTHONPATH": str(TREE), **environment}
-    return subprocess.run([sys.executable, "-c", program, *arguments], env=environment, check=False).returncode
 
 
 def test_there_is_room_for_everything_that_a_worker_counts(tmp_path):
-    status = python(COUNT_ALL, PROMETHEUS_MULTIPROC_DIR=str(tmp_path))
+    environment = {**os.environ, "PYTHONPATH": str(TREE), "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
 
-    assert status == 0
+    subprocess.run([sys.executable, "-c", COUNT_ALL], env=environment, check=True)
+
     assert {file.stat().st_size for file in tmp_path.glob("*.db")} == {ROOM}
-
-
-def test_on_a_full_disk_what_dead_processes_have_counted_is_kept_as_it_is(disk):
-    folder = disk("metrics", MIB)
-    assert python(COUNT_ALL, PROMETHEUS_MULTIPROC_DIR=str(folder)) == 0
-    fill(folder)
-    before = {file.name: file.read_bytes() for file in folder.glob("*_*.db")}
-
-    status = python(BURY, str(folder))
-
-    counted = {name: content for name, content in before.items() if not name.startswith("gauge")}
-    assert status == 0
-    assert {file.name: file.read_bytes() for file in folder.glob("*_*.db")} == counted

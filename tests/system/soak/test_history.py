@@ -167,14 +167,29 @@ def test_an_extension_that_nobody_saw_the_end_of_may_have_come_in_time_or_not(ev
     assert broken(evidence) == []
 
 
+def went_back(evidence, *, kept, returned):
+    """Let PostgreSQL go back, at one moment, to what it knew at another."""
+    evidence.operations["postgres"] = [
+        Operation("postgres", do, {}, at, at + 0.5, "ok") for do, at in (("keep", kept), ("return", returned))
+    ]
+
+
 @pytest.mark.parametrize(("kept", "expected"), [(NOW + 1.5, []), (NOW + 6, ["P2"])])
 def test_what_was_done_between_the_copy_of_a_server_and_its_return_is_undone_and_nothing_else(evidence, kept, expected):
-    evidence.operations["postgres"] = [
-        Operation("postgres", do, {}, at, at + 0.5, "ok") for do, at in (("keep", kept), ("return", NOW + 10))
-    ]
+    went_back(evidence, kept=kept, returned=NOW + 10)
     del evidence.final.statuses["1"]
 
     assert broken(evidence) == expected
+
+
+@pytest.mark.parametrize(("returned", "expected"), [(NOW + 10, []), (NOW - 20, ["P4"])])
+def test_an_artifact_that_a_server_forgot_leaves_its_object_and_one_made_after_its_return_does_not(
+    evidence, returned, expected
+):
+    went_back(evidence, kept=NOW - 50, returned=returned)
+    evidence.final.files.append("d/2")
+
+    assert [name for name in broken(evidence) if name == "P4"] == expected
 
 
 def test_an_intent_without_a_result_is_a_maybe_without_an_end(tmp_path):

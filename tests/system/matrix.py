@@ -78,7 +78,7 @@ ELSEWHERE = {
     35: "tests/test_git_ref_cleanup.py::test_a_git_that_hangs_is_ended_at_the_deadline_and_costs_no_row",
     38: "tests/storage/test_objects_in_folders.py::test_a_forked_child_is_told_instead_of_left_hanging",
     40: "tests/test_user_status_cleanup_large.py",
-    **dict.fromkeys((8, 13, 14, 15, 16, 18, 19, 20, 22, 24, 25, 26, 33, 44, *range(45, 52)), SOAK),
+    **dict.fromkeys((8, 9, 13, 14, 15, 16, 18, 19, 20, 22, 24, 25, 26, 33, 44, *range(45, 52)), SOAK),
 }
 """Where a fault is tested that no test notes with `outcome`."""
 

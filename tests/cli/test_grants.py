@@ -1,6 +1,6 @@
 """The grants that docs/security.md lists are enough for everything, each is needed, and `check` names what is missing.
 
-`python -m tests.system.soak --acl` runs the whole system with them.
+`python -m tests.system.soak` runs the whole system with them.
 """
 
 import os

@@ -17,7 +17,6 @@ def main():
     parser = argparse.ArgumentParser(prog="python -m tests.system.soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=random.randrange(2**32))
-    parser.add_argument("--acl", action="store_true", help="everybody with the rights of docs/security.md, and no more")
     options = parser.parse_args()
     # Whoever ends it ends its services with it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
@@ -28,7 +27,7 @@ def main():
         sys.stdout.write(f"{time.strftime('%H:%M:%S')} {line}\n")
         sys.stdout.flush()
 
-    report = soak(seed=options.seed, seconds=60 * options.minutes, folder=folder, say=say, restricted=options.acl)
+    report = soak(seed=options.seed, seconds=60 * options.minutes, folder=folder, say=say)
     sys.stdout.write("\n".join([*report.lines(), ""]))
     violated = report.outcome.violations
     if not violated:

@@ -340,7 +340,7 @@ def processes_end_when_asked(evidence):
 def nobody_is_refused(evidence):
     """P0: nobody lacks a right: neither PostgreSQL nor Redis refuses what a process or a command asks for.
 
-    With `--acl` each has only what docs/security.md lists.
+    Each has only what docs/security.md lists.
     """
     yield from (seen["sentence"] for seen in evidence.samples.get("refused", ()))
     for log in evidence.logs:

@@ -106,15 +106,12 @@ class Rig:
     armed: bool = True
     restarts: int = 0
     away: set = field(default_factory=set)
-    restricted: bool = False
-    """Whether each service is somebody of its own, with the rights that the documents list."""
 
     @classmethod
-    def make(cls, stack, path, history, seed, *, restricted=False):
+    def make(cls, stack, path, history, seed):
         rig = cls(
             *(Servers(stack), World.make(None, path), [], history, random.Random(seed)),
             seed=seed,
-            restricted=restricted,
         )
         stack.callback(rig.close)
         worker = ("worker", "--threads")
@@ -123,8 +120,7 @@ class Rig:
         rig.add("general1", *worker, "3", "--processes", "2")
         rig.add("general2", *worker, "2", "--processes", "1")
         rig.add("cron", *worker, "2", "--processes", "1", "--queues", "cron")
-        if restricted:
-            rig.add("exporter", "exporter")
+        rig.add("exporter", "exporter")
         rig.client = stack.enter_context(rig.servers.redis())
         return rig
 
@@ -136,12 +132,9 @@ class Rig:
             **self.world.environment,
             **ENVIRONMENT,
             f"metrics_port_{arguments[0]}": str(port),
-            "redis_url": redis_url.replace("redis://", f"redis://:{SECRET}@"),
-            "database_url": database_url.replace("forgekeeper@", f"forgekeeper:{SECRET}@"),
         }
         settings = {f"FORGEKEEPER_{key.upper()}": value for key, value in settings.items()}
-        if self.restricted:
-            settings |= rights.urls(arguments[0], database_url, redis_url, SECRET)
+        settings |= rights.urls(arguments[0], database_url, redis_url, SECRET)
         folder = self.world.root.parent / name
         folder.mkdir()
         consumed = 1 if "cron" in arguments else len(queues())
@@ -158,11 +151,8 @@ class Rig:
 
     def person(self, service):
         """Return the environment of a command that a person types where the service is."""
-        found = dict(service.environment)
-        if self.restricted:
-            there = found["FORGEKEEPER_DATABASE_URL"], found["FORGEKEEPER_REDIS_URL"]
-            found |= rights.urls("a command", *there, SECRET)
-        return found
+        there = service.environment["FORGEKEEPER_DATABASE_URL"], service.environment["FORGEKEEPER_REDIS_URL"]
+        return service.environment | rights.urls("a command", *there, SECRET)
 
     def close(self):
         for service in self.services:

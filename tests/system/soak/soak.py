@@ -127,20 +127,19 @@ def _sentence(name):
 class Soak:
     """One soak in a folder: servers, services, citizens, faults; then the drain and the check."""
 
-    def __init__(self, stack, path, *, seed, seconds, say, restricted=False):
+    def __init__(self, stack, path, *, seed, seconds, say):
         self.dice = random.Random(seed)
         self.report = Report(seed, seconds)
         self.path = path
         self._say = say
-        self._longest_drain = 0.0
         self.history = History(path / "history.jsonl")
         stack.callback(self.history.close)
         # Its own dice: how often it is asked depends on timing, and the faults shall not.
-        self.rig = Rig.make(stack, path, self.history, seed, restricted=restricted)
+        self.rig = Rig.make(stack, path, self.history, seed)
         self.place = Place(self.rig.world, self.rig.servers.database_url, self.rig.servers.redis)
         stack.callback(self.place.close)
         self._migrate()
-        self.visitor = rights.restrict(self.rig) if restricted else None
+        self.visitor = rights.restrict(self.rig)
         self.citizens = [citizen(self._place_of(citizen), self.history, seed) for citizen in CITIZENS]
         self.watcher = watch.Watcher(self.place, self.rig, self.history, SECRET)
         stack.callback(self._still)
@@ -159,14 +158,14 @@ class Soak:
         self.rig.ask(f"update installation set id = '{INSTALLATION}'")
 
     def _place_of(self, citizen):
-        if self.visitor is None or citizen is not Uploader:
+        if citizen is not Uploader:
             return self.place
         mine = copy(self.place)
         mine.make_redis = rights.producer(self.rig.servers)
         return mine
 
     def _still(self):
-        for thread in (*self.citizens, self.watcher, *filter(None, [self.visitor])):
+        for thread in (*self.citizens, self.watcher, self.visitor):
             if thread.is_alive():
                 thread.stop()
 
@@ -179,8 +178,7 @@ class Soak:
                 self.rig.begin(service)
             assert self._succeeded_after(0.0, START) is not None, "nothing ever ran"
         self.watcher.start()
-        if self.visitor:
-            self.visitor.start()
+        self.visitor.start()
         self._torment()
         self._drain()
         self._rest()
@@ -261,9 +259,8 @@ class Soak:
         for citizen in self.citizens:
             citizen.stop()
             assert citizen.broken is None, citizen.broken
-        if self.visitor:
-            self.visitor.stop()
-            self.report.notes.append(f"{self.visitor.visits} commands typed, as many scrapes of the exporter")
+        self.visitor.stop()
+        self.report.notes.append(f"{self.visitor.visits} commands typed, as many scrapes of the exporter")
         self.rig.armed = False
         self._finish_what_is_due()
         stopped = time.monotonic()
@@ -353,9 +350,8 @@ class Soak:
         self.watcher.stop()
         assert self.watcher.broken is None, self.watcher.broken
         self.report.notes.append(f"services asked to end at rest with: {self._stop_services()}")
-        if self.visitor:
-            for sentence in rights.refused(self.rig.client):
-                self.history.sample("refused", sentence=sentence)
+        for sentence in rights.refused(self.rig.client):
+            self.history.sample("refused", sentence=sentence)
 
     def _judge(self, final):
         operations, samples = read(self.history.path)
@@ -388,7 +384,7 @@ class Soak:
         return report
 
 
-def soak(*, seed, seconds, folder, say=lambda _: None, restricted=False):
-    """Run a soak in *folder*; return its report.  *restricted*: with the rights of docs/security.md, and no more."""
+def soak(*, seed, seconds, folder, say=lambda _: None):
+    """Run a soak in *folder*; return its report."""
     with ExitStack() as stack:
-        return Soak(stack, folder, seed=seed, seconds=seconds, say=say, restricted=restricted).run()
+        return Soak(stack, folder, seed=seed, seconds=seconds, say=say).run()

@@ -1,5 +1,6 @@
 """The documents say what the code does."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -64,3 +65,17 @@ def test_every_batch_has_a_page(batch):
     pages = "".join(page.read_text() for page in (ROOT / "docs" / "batches").glob("*.md"))
 
     assert f"`{batch}`" in pages
+
+
+def test_every_test_that_the_page_of_promises_names_exists():
+    lines = re.findall(r"^\| (.+) \| `(\S+)::(\w+)` \|$", (ROOT / "docs" / "promises.md").read_text(), re.MULTILINE)
+
+    missing = [f"{file}::{test}" for _promise, file, test in lines if test not in functions(ROOT / "tests" / file)]
+
+    assert (missing, 40 <= len(lines) <= 60) == ([], True)
+
+
+def functions(file):
+    """Return the names of the functions of a file that exists."""
+    found = ast.parse(file.read_text()).body if file.exists() else []
+    return {one.name for one in found if isinstance(one, ast.FunctionDef)}

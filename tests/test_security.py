@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from .system import rights
+from tests.system.soak import rights
 
 ROOT = Path(__file__).parent.parent
 LUA = {path.stem: path for folder in ("forgekeeper", "workers") for path in (ROOT / folder).rglob("*.lua")}

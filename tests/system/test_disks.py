@@ -1,32 +1,29 @@
-"""Disks that go away, are full, or take no metrics, while workers are at it."""
+"""Disks that are full, or take no metrics, while workers work."""
 
 import os
 import subprocess
 import sys
-import threading
 import time
-from collections import Counter
 from contextlib import contextmanager, suppress
 from urllib.request import urlopen
 
 import pytest
 
-from demo.servers import servers
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import client
 from forgekeeper.database import now
+from demo.servers import servers
+from tests.harness.waiting import wait_until
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.storage import sentinel
-from forgekeeper.storage.outbox import DeletedObject
 from metrics.room import ROOM
-from models import GitRefDeletion, UserStatus
+from models import UserStatus
 from tests.harness import samples as sample
 from tests.harness.installation import INSTALLATION
 from tests.harness.ports import free_ports
-from tests.harness.waiting import wait_until
 
 from .service import ROOT as TREE
-from .worlds import CASES, PATIENT, World, bring_back, take_away
+from .worlds import CASES, PATIENT, World
 
 LIMIT = 60.0
 OFF = {f"cron_{batch}": "off" for batch in BATCHES}
@@ -34,86 +31,8 @@ WORKER = ("worker", "--processes", "1", "--threads", "4")
 MIB = 1024 * 1024
 
 
-def pass_time(seconds):
-    """Let a fault last: its length is what is tested."""
-    threading.Event().wait(seconds)
-
-
 def said(service, message):
     return [line for line in service.lines() if message in str(line)]
-
-
-# Gone
-
-GONE = ("delete_objects", "git_ref_cleanup")
-
-
-def test_while_store_and_repositories_are_away_nothing_counts_as_done_and_then_all_is(
-    database, services, tmp_path, outcome
-):
-    world = World.make(database, tmp_path)
-    cases = [CASES[name](world) for name in GONE]
-    # So many that both are at it at the same time, whichever is given the threads first.
-    refs = cases[1]
-    refs.projects = 24
-    refs.total = refs.projects * refs.doomed
-    expected = [end_of(case, services, name) for case, name in zip(cases, GONE, strict=True)]
-    world.empty()
-    for case in cases:
-        case.seed()
-    # What a run has claimed when the store goes is not due again for so long.
-    options = OFF | world.environment | PATIENT | {"retry_after": "0.5", "object_visibility": "5"}
-    options |= {f"cron_{name}": "* * * * * *" for name in GONE}
-    paces = {"pace_delete_objects": "250", "pace_git_ref_cleanup": "30"}
-    services("scheduler", "scheduler", **options)
-    worker = services("worker", *WORKER, **options, **paces)
-    assert wait_until(lambda: all(0 < case.left() < case.total for case in cases), LIMIT), "nothing was done"
-
-    roots = (world.root, world.repositories)
-    for root in roots:
-        take_away(root)
-    noticed = wait_until(lambda: has_noticed(worker, world.repositories), LIMIT)
-    before = pending()
-    pass_time(1.5)
-    consumed = before - pending()
-    for root in roots:
-        bring_back(root)
-    # Each child waits for half a minute at most; once Redis is emptied, the next run sends them all at once.
-    client.flushdb()
-    back_at = time.monotonic()
-
-    done = wait_until(lambda: [case.state() for case in cases] == expected, LIMIT)
-    recovery = time.monotonic() - back_at
-    outcome(33, injected=2, violations=consumed + (not done), recovery=[recovery])
-    assert noticed
-    assert before > 0, "all was done before"
-    assert consumed == 0
-    assert [case.state() for case in cases] == expected
-
-
-def has_noticed(worker, repositories):
-    """Say whether both batches have found nothing there, and what was under way when that went has ended."""
-    objects = [line for line in worker.lines() if line.get("message") == "object store unavailable"]
-    runs = [line for line in said(worker, str(repositories)) if line.get("message") == "run failed"]
-    children = Counter(line["message"] for line in worker.lines() if line.get("batch") == "clean_project_refs")
-    # Those that begin from now on find nothing.
-    under_way = children["child started"] - children["child finished"] - children["child failed"]
-    return bool(objects and runs and under_way == 0)
-
-
-def end_of(case, services, name):
-    case.seed()
-    options = case.world.environment | PATIENT
-    assert services(f"undisturbed {name}", "run", name, **options).process.wait(LIMIT) == 0
-    assert case.left() == 0
-    return case.state()
-
-
-def pending():
-    return DeletedObject.select().count() + GitRefDeletion.pending().count()
-
-
-# Full
 
 
 @pytest.fixture
@@ -212,30 +131,15 @@ def test_while_postgresqls_disk_is_full_a_command_says_so(disk, services):
     assert line.endswith("; free space on the database's disk, then try again")
 
 
-# Metrics
-
-
-@pytest.fixture
-def worker_that_counts(services, disk, monkeypatch):
-    """Start a worker that keeps what it counts on a small disk; return both."""
-
-    def start(**options):
-        folder = disk("metrics", MIB)
-        (port,) = free_ports(1)
-        with monkeypatch.context() as patch:
-            patch.setenv("TMPDIR", str(folder))
-            worker = services("worker", *WORKER, **options, metrics_port_worker=str(port))
-        assert wait_until(lambda: said(worker, "is booting up"), LIMIT)
-        assert list(folder.glob("forgekeeper-worker-*")), "it counts elsewhere"
-        return worker, folder, port
-
-    return start
-
-
-def test_batches_go_on_while_the_disk_of_their_metrics_is_full(database, services, worker_that_counts, outcome):
+def test_batches_go_on_while_the_disk_of_their_metrics_is_full(database, services, disk, monkeypatch, outcome):
     sample.user_statuses(1_000)
     options = OFF | {"cron_user_status_cleanup": "* * * * * *", "poll_interval": "0.5", "log_format": "json"}
-    worker, folder, port = worker_that_counts(**options)
+    folder, (port,) = disk("metrics", MIB), free_ports(1)
+    with monkeypatch.context() as patch:
+        patch.setenv("TMPDIR", str(folder))
+        worker = services("worker", *WORKER, **options, metrics_port_worker=str(port))
+    assert wait_until(lambda: said(worker, "is booting up"), LIMIT)
+    assert list(folder.glob("forgekeeper-worker-*")), "it counts elsewhere"
     fill(folder)
     services("scheduler", "scheduler", **options)
 
@@ -247,11 +151,8 @@ def test_batches_go_on_while_the_disk_of_their_metrics_is_full(database, service
     failures = JobRun.select().where(JobRun.failures > 0).count()
     with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=LIMIT) as answer:
         page = answer.status
-    violations = (not done) + (not more) + failures + (status is not None)
-    outcome(39, injected=1, violations=violations, recovery=[recovery])
-    assert status is None, "the worker has ended"
-    assert (done, more) == (True, True)
-    assert (failures, page) == (0, 200)
+    outcome(39, injected=1, violations=(not done) + (not more) + failures + (status is not None), recovery=[recovery])
+    assert (status, done, more, failures, page) == (None, True, True, 0, 200)
 
 
 COUNT_ALL = """
@@ -262,30 +163,11 @@ from metrics.instruments import Instruments
 
 Instruments("worker").know(table(all_declared())).zero()
 """
-BURY = "import pathlib, sys; from metrics.multiprocess import Multiprocess as M; M(pathlib.Path(sys.argv[1])).collect()"
-
-
-def python(program, *arguments, **environment):
-    """Run a program in a process of its own, for it may be killed."""
-    environment = {**os.environ, "PYTHONPATH": str(TREE), **environment}
-    return subprocess.run([sys.executable, "-c", program, *arguments], env=environment, check=False).returncode
 
 
 def test_there_is_room_for_everything_that_a_worker_counts(tmp_path):
-    status = python(COUNT_ALL, PROMETHEUS_MULTIPROC_DIR=str(tmp_path))
+    environment = {**os.environ, "PYTHONPATH": str(TREE), "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
 
-    assert status == 0
+    subprocess.run([sys.executable, "-c", COUNT_ALL], env=environment, check=True)
+
     assert {file.stat().st_size for file in tmp_path.glob("*.db")} == {ROOM}
-
-
-def test_on_a_full_disk_what_dead_processes_have_counted_is_kept_as_it_is(disk):
-    folder = disk("metrics", MIB)
-    assert python(COUNT_ALL, PROMETHEUS_MULTIPROC_DIR=str(folder)) == 0
-    fill(folder)
-    before = {file.name: file.read_bytes() for file in folder.glob("*_*.db")}
-
-    status = python(BURY, str(folder))
-
-    counted = {name: content for name, content in before.items() if not name.startswith("gauge")}
-    assert status == 0
-    assert {file.name: file.read_bytes() for file in folder.glob("*_*.db")} == counted

@@ -16,8 +16,8 @@ from tests.harness.ports import free_ports
 from tests.harness.waiting import patient, wait_until
 
 from .proxy import postgres_through, redis_through
-from .stock import NOTHING, Ours, cleaned_up
-from .told_work import QUEUE
+from .soak.actors import QUEUE
+from .soak.stock import Ours, cleaned_up
 
 PROMISED = 5.0
 """Seconds that an idle process may take."""
@@ -149,7 +149,7 @@ def test_a_worker_whose_redis_takes_no_acknowledgement_ends_in_time_and_others_r
     assert master.process.returncode == 1
     ours.proxy.passing()
     ours.start(threads=1, dead_after=3)
-    eventually(lambda: ours.done() == ["a", "a"] and ours.left() == NOTHING)
+    eventually(lambda: ours.done() == ["a", "a"] and ours.nothing_is_left())
 
 
 def test_a_master_kills_a_process_that_hangs_and_ends_within_the_setting(ours, go):

@@ -1,4 +1,4 @@
-"""Schedulers that are stopped, replaced or killed in the middle of a tick, and clocks that are wrong or jump."""
+"""Schedulers that are killed in the middle of a tick, and clocks that are wrong or jump."""
 
 import os
 import shutil
@@ -9,26 +9,18 @@ import threading
 import time
 from collections import Counter
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from itertools import pairwise
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 
-from demo.servers import servers
-from forgekeeper import migrations
 from forgekeeper.batches import BATCHES
-from forgekeeper.boot import load
-from forgekeeper.connections import Limits, connect
-from forgekeeper.database import database, now
-from forgekeeper.runs.batch import Batch
+from forgekeeper.database import now
+from tests.harness.waiting import wait_until
 from forgekeeper.runs.ledger import CLOCK_TOLERANCE, JobRun
-from forgekeeper.settings import PREFIX
 from models import UserStatus
 from tests.harness import samples as sample
 from tests.harness.machine import Held
-from tests.harness.waiting import wait_until
 
 LIMIT = 60.0
 SECOND = timedelta(seconds=1)
@@ -59,23 +51,19 @@ class Timetable:
         """Count the ticks that the present life of the scheduler has given a row."""
         return JobRun.select().where(JobRun.claimed_by.endswith(f":{scheduler.process.pid}")).count()
 
-    def started(self, scheduler):
-        """Wait until as many lives of the scheduler as there were have said that they keep the timetable."""
-
-        def all_said():
-            return sum(line["message"] == "scheduler started" for line in scheduler.lines()) == scheduler.lives
-
-        return wait_until(all_said, LIMIT)
-
     def all_started(self):
-        """Wait until all have started; from then on they are expected to keep every tick."""
-        every = all(self.started(scheduler) for scheduler in self.schedulers)
+        """Wait until all have said that they keep the timetable; from then on they are expected to keep every tick."""
+
+        def said():
+            return all(any(line["message"] == "scheduler started" for line in one.lines()) for one in self.schedulers)
+
+        every = wait_until(said, LIMIT)
         self._held_up = Held(lambda: [scheduler.process.pid for scheduler in self.schedulers])
         return every
 
     def at_work(self, scheduler):
         """Stop the others, and wait until the scheduler has given another tick its row."""
-        others = [other.process for other in self.schedulers if other is not scheduler and other.process.poll() is None]
+        others = [other.process for other in self.schedulers if other is not scheduler]
         for other in others:
             other.send_signal(signal.SIGSTOP)
         before = self.claims(scheduler)
@@ -83,12 +71,6 @@ class Timetable:
         for other in others:
             other.send_signal(signal.SIGCONT)
         return claims
-
-    def wait_for_ticks(self, count):
-        """Wait until so many more ticks have been claimed."""
-        claimed = JobRun.select().where(JobRun.batch == BATCH, JobRun.state != "skipped")
-        before = claimed.count()
-        assert wait_until(lambda: claimed.count() >= before + count, LIMIT), "the ticks stop"
 
     def missed(self):
         """Count the ticks between the first and the last that have no row, or more than one, or were not made up for.
@@ -143,51 +125,6 @@ def pass_time(seconds):
     threading.Event().wait(seconds)
 
 
-# Stopped, replaced, killed
-
-
-def test_while_one_of_three_schedulers_is_stopped_the_others_keep_every_tick(timetable, services, outcome):
-    schedulers = [timetable.start() for _ in range(3)]
-    services("worker", *WORKER, **EVERY_SECOND)
-    assert timetable.all_started()
-    timetable.wait_for_ticks(2)
-
-    for scheduler in schedulers:
-        # Wherever it is just now: in a transaction, too.
-        scheduler.process.send_signal(signal.SIGSTOP)
-        pass_time(2.5)
-        scheduler.process.send_signal(signal.SIGCONT)
-        timetable.wait_for_ticks(1)
-
-    missed, again, late = timetable.missed(), timetable.sent_again(), timetable.lateness()
-    outcome(8, injected=3, violations=missed, recovery=[late], duplicates=again)
-    assert missed == 0
-    assert timetable.doubled() == 0
-    # It may have been stopped while it held a tick's row; then PostgreSQL ends its session first.
-    assert late < 8 + timetable.held_up()
-    assert all(timetable.at_work(scheduler) for scheduler in schedulers), "one does not go on"
-
-
-def test_schedulers_that_start_together_and_are_replaced_one_by_one_claim_each_tick_once(timetable, services, outcome):
-    schedulers = [timetable.start() for _ in range(3)]
-    services("worker", *WORKER, **EVERY_SECOND)
-    assert timetable.all_started()
-
-    statuses = []
-    for scheduler in schedulers:
-        timetable.wait_for_ticks(2)
-        statuses.append(scheduler.stop())
-        scheduler.start()
-        assert timetable.started(scheduler)
-
-    missed, again, late = timetable.missed(), timetable.sent_again(), timetable.lateness()
-    outcome(9, injected=3, violations=missed, recovery=[late], duplicates=again)
-    assert missed == 0
-    assert timetable.doubled() == 0
-    assert statuses == [0, 0, 0]
-    assert all(timetable.at_work(scheduler) for scheduler in schedulers), "a successor does nothing"
-
-
 @pytest.mark.parametrize(("step", "by"), [("tick.claimed", "another"), ("tick.sent", "its successor")])
 def test_a_tick_whose_scheduler_was_killed_is_sent_once(timetable, services, outcome, step, by):
     # One that has no timetable still sends what others have claimed.  The interval is the default.
@@ -213,8 +150,6 @@ def test_a_tick_whose_scheduler_was_killed_is_sent_once(timetable, services, out
     assert (sent, done, again) == (True, True, 0)
     assert timetable.doubled() == 0
 
-
-# Clocks
 
 CLOCK = r"""
 #include <fcntl.h>
@@ -272,9 +207,6 @@ class Clock:
         with os.fdopen(os.open(self._file, os.O_WRONLY | os.O_CREAT, 0o644), "wb") as file:
             file.write(struct.pack("l", round(seconds)))
 
-    def at(self, moment):
-        self.ahead((moment - datetime.now(UTC)).total_seconds())
-
     @contextmanager
     def worn(self):
         """Let what is started meanwhile have this clock."""
@@ -284,33 +216,17 @@ class Clock:
             yield
 
 
-@pytest.fixture(scope="module")
-def clock_library():
-    """Where everybody can read it: the servers may run as somebody else."""
+@pytest.fixture
+def clocks(tmp_path, monkeypatch):
+    """Make clocks, all right at first."""
     compiler = shutil.which("cc")
     if compiler is None:
         assert "CI" not in os.environ, "there is no C compiler: it is needed to make a clock that is wrong"
         pytest.skip("there is no C compiler to make a clock that is wrong")
-    with TemporaryDirectory(prefix="forgekeeper-clock-") as folder:
-        Path(folder).chmod(0o755)
-        library = Path(folder, "clock.so")
-        command = [compiler, "-shared", "-fPIC", "-O1", "-x", "c", "-", "-o", str(library)]
-        subprocess.run(command, input=CLOCK.encode(), check=True)
-        yield library
-
-
-@pytest.fixture
-def clocks(clock_library, monkeypatch):
-    """Make clocks, all right at first."""
-    names = []
-
-    def make():
-        names.append(clock_library.with_name(f"clock{len(names)}"))
-        return Clock(clock_library, names[-1], monkeypatch)
-
-    yield make
-    for name in names:
-        name.unlink()
+    library = tmp_path / "clock.so"
+    command = [compiler, "-shared", "-fPIC", "-O1", "-x", "c", "-", "-o", str(library)]
+    subprocess.run(command, input=CLOCK.encode(), check=True)
+    return lambda name: Clock(library, tmp_path / name, monkeypatch)
 
 
 def test_clocks_that_are_wrong_or_jump_neither_lose_nor_repeat_a_tick_nor_delete_early(
@@ -319,7 +235,7 @@ def test_clocks_that_are_wrong_or_jump_neither_lose_nor_repeat_a_tick_nor_delete
     hour, minutes = 3600, -300
     sample.user_statuses(100)
     UserStatus.update(clear_status_at=now() + timedelta(minutes=30)).execute()
-    fast, slow, worn_by_worker = clocks(), clocks(), clocks()
+    fast, slow, worn_by_worker = map(clocks, ("fast", "slow", "worker"))
     fast.ahead(hour)
     slow.ahead(minutes)
     worn_by_worker.ahead(hour)
@@ -348,59 +264,3 @@ def test_clocks_that_are_wrong_or_jump_neither_lose_nor_repeat_a_tick_nor_delete
     assert left == 100
     # APScheduler still waits for an hour that has been taken back; the loops do not.
     assert all(timetable.at_work(scheduler) for scheduler in timetable.schedulers), "one has stopped"
-
-
-@pytest.fixture
-def clock_of_servers(clocks, settings, monkeypatch):
-    """Servers of our own, whose clock is given, and the models pointed at them."""
-    clock = clocks()
-    clock.at(datetime(2026, 10, 31, 23, 30, 50, tzinfo=UTC))
-    with clock.worn():
-        running = servers()
-        own = running.__enter__()
-    try:
-        monkeypatch.setenv(PREFIX + "DATABASE_URL", own.database_url)
-        monkeypatch.setenv(PREFIX + "REDIS_URL", own.redis_url)
-        settings = load()
-        connect(settings, Limits.of_worker(settings), name="tests", connections=1)
-        with database.connection_context():
-            migrations.migrate(database.obj)
-            yield clock
-        database.close_all()
-    finally:
-        running.__exit__(None, None, None)
-
-
-def test_summer_time_begins_and_ends_without_a_tick_too_many_or_too_few(
-    clock_of_servers, services, monkeypatch, outcome
-):
-    """Where the local time is New York's; the clock of all is set on by an hour again and again."""
-    clock, hours = clock_of_servers, (0, 4, 5, 6, 7, 8)
-    changes = [datetime(2026, 11, 1, 6, tzinfo=UTC), datetime(2027, 3, 14, 7, tzinfo=UTC)]
-    cron = {f"cron_{BATCH}": "* * * * *", "cron_stale_imports": "0 */4 * * *", "poll_interval": "0.2"}
-    monkeypatch.setenv("TZ", "America/New_York")
-    with clock.worn():
-        services("scheduler", "scheduler", **OFF | cron)
-    # What was due before a batch was known counts for nothing.
-    assert wait_until(lambda: {BATCH, "stale_imports"} <= {row.name for row in Batch.select()}, LIMIT)
-
-    def up_to(moment):
-        """Say whether both have their row of the newest time before that moment."""
-        latest = {BATCH: moment.replace(second=0), "stale_imports": moment.replace(hour=moment.hour // 4 * 4, second=0)}
-        return all(JobRun.at(batch, tick) for batch, tick in latest.items())
-
-    for change in changes:
-        first = change.replace(hour=0, minute=0, second=30)
-        for hour in hours:
-            moment = first.replace(hour=hour)
-            clock.at(moment)
-            assert wait_until(lambda moment=moment: up_to(moment), LIMIT)
-
-    wrong = 0
-    for change in changes:
-        first, last = change.replace(hour=4), change.replace(hour=8)
-        every_minute = {first + timedelta(minutes=number) for number in range(4 * 60 + 1)}
-        for batch, expected in ((BATCH, every_minute), ("stale_imports", {first, last})):
-            wrong += len(expected ^ {tick for tick in ticks(batch) if first <= tick <= last})
-    outcome(12, injected=len(changes), violations=wrong)
-    assert wrong == 0

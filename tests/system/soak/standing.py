@@ -1,206 +1,25 @@
-"""Looks at everything during a soak, several times a second, and in the end once more at leisure."""
+"""How things stand: what is due, what is left, and everything once more in the end."""
 
 from __future__ import annotations
 
 import json
-import threading
-import time
-import urllib.request
 from collections import Counter
-from contextlib import suppress
-from http.client import HTTPException
-from itertools import cycle
-from pathlib import Path
 
-import psycopg2
-import redis
-
-from forgekeeper import locks
 from forgekeeper.batches import queues
 from forgekeeper.delivery.broker import NAMESPACE
 from forgekeeper.storage import sentinel
-from tests.metrics.pages import read
 from workers.expired_job_artifacts import buckets
 from workers.stale_direct_uploads import register as uploads
 
-from .history import MOST_LOSSES, OLD_TRANSACTION, Final
-from .service import LIMIT
+from .history import Final
+from .watch import HALF
 
-EVERY = 0.15
-SELDOM = 10
-"""What costs more is done each tenth time."""
-CRIPPLED = 60.0
-SETTLED = 3.0
-"""So long after a worker's start its page may still be its predecessor's."""
-OLD = """
-    select application_name, state, extract(epoch from clock_timestamp() - xact_start)::float8
-    from pg_stat_activity
-    where application_name like 'forgekeeper%%' and clock_timestamp() - xact_start > %s * interval '1 s'
-"""
-HALF = """
-    select array_agg(distinct entity.id) from bulk_import_entities as entity
-    join bulk_import_trackers as tracker on tracker.bulk_import_entity_id = entity.id
-    where (entity.status = 3 and tracker.status in (0, 1, 3)) or (entity.status <> 3 and tracker.status = 4)
-"""
-ARTIFACTS = "select id, file_final_path from ci_job_artifacts order by random() limit 50"
 WRONG_STATISTICS = """
     select project_id from project_statistics
     left join (select project_id, sum(size) as size from ci_job_artifacts group by project_id) as present
         using (project_id)
     where build_artifacts_size <> coalesce(present.size, 0)
 """
-
-
-class Watcher(threading.Thread):
-    """Samples what must never be seen, of the servers themselves, and notes it in the history."""
-
-    def __init__(self, place, rig, history, secret):
-        super().__init__(name="watcher", daemon=True)
-        self._place = place
-        self._rig = rig
-        self._history = history
-        self._secret = secret
-        self._stopped = threading.Event()
-        self._connection = None
-        self._holders = None
-        self._few = {}
-        self._counters = {}
-        self._pages = cycle(rig.workers)
-        self.broken = None
-
-    def stop(self):
-        self._stopped.set()
-        self.join()
-
-    def run(self):
-        looks = 0
-        try:
-            with self._place.make_redis() as self._redis:
-                while not self._stopped.wait(EVERY):
-                    looks += 1
-                    self._look(seldom=looks % SELDOM == 0)
-        except BaseException as error:
-            self.broken = error
-            raise
-        finally:
-            self._disconnect()
-
-    def _look(self, *, seldom):
-        with suppress(redis.RedisError):
-            self._look_at_holders()
-        try:
-            self._look_at_sessions()
-            if seldom:
-                self._look_at_rows()
-        except psycopg2.Error:
-            self._disconnect()
-        self._look_at_threads()
-        if seldom:
-            with suppress(OSError, HTTPException):
-                self._look_at_page()
-
-    def _ask(self, sql, *values):
-        if self._connection is None:
-            self._connection = self._place.connect()
-        with self._connection.cursor() as cursor:
-            cursor.execute(sql, values or None)
-            return cursor.fetchall()
-
-    def _disconnect(self):
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
-    def _look_at_holders(self):
-        with self._redis.pipeline() as pipe:
-            pipe.smembers(buckets.AVAILABLE)
-            pipe.hgetall(buckets.OWNERS)
-            pipe.hgetall(locks.OWNERS)
-            for queue in queues():
-                pipe.hgetall(f"{NAMESPACE}:{queue}.starts")
-            available, owners, leases, *starts = pipe.execute()
-        holders = {f"bucket {number.decode()}": token.decode() for number, token in owners.items()}
-        holders |= {f"lease {name.decode()}": token.decode() for name, token in leases.items()}
-        if holders != self._holders:
-            self._history.sample("holders", holders=holders, available=[number.decode() for number in available])
-            self._holders = holders
-        for message, count in (pair for counts in starts for pair in counts.items()):
-            if int(count) > MOST_LOSSES:
-                self._history.sample("starts", message=message.decode(errors="replace"), count=int(count))
-        self._history.look("holders")
-        self._history.look("starts")
-
-    def _look_at_sessions(self):
-        for application, state, seconds in self._ask(OLD, OLD_TRANSACTION):
-            self._history.sample("transaction", application=application, state=state, seconds=seconds)
-        self._history.look("transaction")
-
-    def _look_at_rows(self):
-        if found := self._ask(HALF)[0][0]:
-            self._history.sample("half entity", entities=found)
-        self._history.look("half entity")
-        gone = {number: path for number, path in self._ask(ARTIFACTS) if not self._place.has(path)}
-        # Its row goes first, so a row that is there now had an object that was gone then.
-        for number, path in self._ask(
-            "select id, file_final_path from ci_job_artifacts where id = any(%s)", list(gone)
-        ):
-            self._history.sample("missing", artifact=number, path=path)
-        self._history.look("missing")
-
-    def _look_at_threads(self):
-        alive = set()
-        for service in self._rig.workers:
-            if service.lives == 0 or service.process.poll() is not None:
-                continue
-            for pid in service.children:
-                alive.add(pid)
-                self._count_threads(service, pid)
-        self._few = {pid: since for pid, since in self._few.items() if pid in alive}
-        self._history.look("threads")
-
-    def _count_threads(self, service, pid):
-        try:
-            count = _threads(pid)
-        except OSError:
-            return
-        if count >= service.threads:
-            self._few.pop(pid, None)
-        elif time.monotonic() - self._few.setdefault(pid, time.monotonic()) > CRIPPLED:
-            self._history.sample("threads", service=service.name, threads=count)
-            self._few[pid] = time.monotonic()
-
-    def _look_at_page(self):
-        service = next(self._pages)
-        life = service.lives
-        if time.monotonic() - service.began < SETTLED:
-            return
-        text = _page(service, timeout=1)
-        if service.lives != life:
-            return
-        if self._secret in text:
-            self._history.sample("page", service=service.name)
-        self._history.look("page")
-        now = {str(key): value for key, value in read(text).samples.items() if key[0].endswith("_total")}
-        for name, was in self._counters.get((service.name, life), {}).items():
-            if now.get(name, 0) < was:
-                self._history.sample("counter", name=f"{name} of {service.name}", was=was, **{"is": now.get(name, 0)})
-        self._counters[service.name, life] = now
-        self._counters.pop((service.name, life - 1), None)
-        self._history.look("counter")
-
-
-def _page(service, *, timeout):
-    with urllib.request.urlopen(f"http://127.0.0.1:{service.port}/metrics", timeout=timeout) as answer:
-        return answer.read().decode()
-
-
-def counted(services):
-    """Add up what the services have counted of each record they have processed."""
-    found = Counter()
-    for service in services:
-        for (_batch, record), value in read(_page(service, timeout=LIMIT)).series("records_processed_total").items():
-            found[record] += value
-    return dict(found)
 
 
 def tally(rig):
@@ -215,19 +34,6 @@ def tally(rig):
         "ref_deletion": "batched_git_ref_updates_deletions where ref = 'refs/old'",
     }
     return {record: rig.ask(f"select count(*) from {where}")[0][0] for record, where in counts.items()}
-
-
-def threads_short(services):
-    """Say which processes of workers lack threads now: for a run that is too short to wait a minute."""
-    counts = [(service, pid, _threads(pid)) for service in services for pid in service.children]
-    return [(service.name, pid, count) for service, pid, count in counts if count < service.threads]
-
-
-def _threads(pid):
-    return sum(1 for _ in Path(f"/proc/{pid}/task").iterdir())
-
-
-# How things stand
 
 
 def left(rig):

@@ -1,14 +1,13 @@
-"""The slow actors for Dramatiq's own command, on a broker with all its defaults unless a test says otherwise."""
+"""The same actors for Dramatiq's own command, on a broker with all its defaults unless a test says otherwise."""
 
 import os
 
 import dramatiq
-import redis
 from dramatiq.brokers.redis import RedisBroker
 
-from .slow_work import declare
+from .actors import declare
 
-URL, NOTES, OPTIONS = "STOCK_REDIS_URL", "stock notes", "STOCK_BROKER_"
+URL, OPTIONS = "STOCK_REDIS_URL", "STOCK_BROKER_"
 """Options such as STOCK_BROKER_HEARTBEAT_TIMEOUT are the broker's, whole numbers."""
 
 if URL in os.environ:
@@ -17,4 +16,4 @@ if URL in os.environ:
     }
     broker = RedisBroker(url=os.environ[URL], **options)
     dramatiq.set_broker(broker)
-    declare(broker, redis.Redis.from_url(os.environ[URL]), NOTES)
+    declare(broker)

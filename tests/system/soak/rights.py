@@ -14,7 +14,7 @@ from http.client import HTTPException
 from itertools import cycle
 from urllib.parse import urlsplit
 
-from .service import LIMIT, ROOT
+from tests.system.service import LIMIT, ROOT
 
 PAGE = ROOT / "docs" / "security.md"
 PREFIX = "limited_"

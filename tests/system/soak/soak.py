@@ -11,13 +11,10 @@ hit depends on timing.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
 import random
-import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -25,26 +22,29 @@ from collections import Counter, defaultdict
 from contextlib import ExitStack
 from copy import copy
 from dataclasses import dataclass, field
-from pathlib import Path
-from tempfile import mkdtemp
 
 import psycopg2
 from dramatiq.common import current_millis
 
 from forgekeeper.batches import BATCHES, queues
+from tests.harness.waiting import wait_until
 from forgekeeper.delivery.broker import NAMESPACE
 from tests.harness.installation import INSTALLATION
 from tests.harness.machine import Held
-from tests.harness.waiting import wait_until
+from tests.system.matrix import Outcome, table
+from tests.system.service import ROOT
 from workers import expired_job_artifacts, git_ref_cleanup
 from workers.stale_direct_uploads import register
 
-from . import rights, trouble, watch
-from .citizens import CITIZENS, Place, Uploader
-from .history import BOUND, PROPERTIES, Evidence, History, check, read
-from .matrix import Outcome, table
-from .service import ROOT
-from .trouble import PERIODS, SECRET, STATEMENT_TIMEOUT, Rig
+from . import rights, standing, watch
+from .citizens import Place
+from .evidence import Evidence
+from .faults import rounds
+from .history import History, read
+from .producers import CITIZENS, Uploader
+from .properties import BOUND, PROPERTIES, check
+from .rig import Rig, nothing_armed
+from .settings import PAUSE, PERIODS, SECRET, STATEMENT_TIMEOUT
 
 EVERYTHING = 43
 START = 120.0
@@ -127,20 +127,19 @@ def _sentence(name):
 class Soak:
     """One soak in a folder: servers, services, citizens, faults; then the drain and the check."""
 
-    def __init__(self, stack, path, *, seed, seconds, say, restricted=False):
+    def __init__(self, stack, path, *, seed, seconds, say):
         self.dice = random.Random(seed)
         self.report = Report(seed, seconds)
         self.path = path
         self._say = say
-        self._longest_drain = 0.0
         self.history = History(path / "history.jsonl")
         stack.callback(self.history.close)
         # Its own dice: how often it is asked depends on timing, and the faults shall not.
-        self.rig = Rig.make(stack, path, self.history, seed, restricted=restricted)
+        self.rig = Rig.make(stack, path, self.history, seed)
         self.place = Place(self.rig.world, self.rig.servers.database_url, self.rig.servers.redis)
         stack.callback(self.place.close)
         self._migrate()
-        self.visitor = rights.restrict(self.rig) if restricted else None
+        self.visitor = rights.restrict(self.rig)
         self.citizens = [citizen(self._place_of(citizen), self.history, seed) for citizen in CITIZENS]
         self.watcher = watch.Watcher(self.place, self.rig, self.history, SECRET)
         stack.callback(self._still)
@@ -159,14 +158,14 @@ class Soak:
         self.rig.ask(f"update installation set id = '{INSTALLATION}'")
 
     def _place_of(self, citizen):
-        if self.visitor is None or citizen is not Uploader:
+        if citizen is not Uploader:
             return self.place
         mine = copy(self.place)
         mine.make_redis = rights.producer(self.rig.servers)
         return mine
 
     def _still(self):
-        for thread in (*self.citizens, self.watcher, *filter(None, [self.visitor])):
+        for thread in (*self.citizens, self.watcher, self.visitor):
             if thread.is_alive():
                 thread.stop()
 
@@ -174,43 +173,42 @@ class Soak:
         """Do it all; return the report."""
         for citizen in self.citizens:
             citizen.start()
-        with trouble.nothing_armed(self.rig):
+        with nothing_armed(self.rig):
             for service in self.rig.services:
                 self.rig.begin(service)
             assert self._succeeded_after(0.0, START) is not None, "nothing ever ran"
         self.watcher.start()
-        if self.visitor:
-            self.visitor.start()
+        self.visitor.start()
         self._torment()
         self._drain()
         self._rest()
-        final = watch.final(self.rig, self.citizens[-1].bares)
+        final = standing.final(self.rig, self.citizens[-1].bares)
         final.changed_at_rest = self.changed
-        final.effects = {record: abs(count - self.due[record]) for record, count in watch.tally(self.rig).items()}
+        final.effects = {record: abs(count - self.due[record]) for record, count in standing.tally(self.rig).items()}
         final.counted = watch.counted(self.rig.workers)
         self._reconcile(final)
         self._end()
-        final.stranded, final.buckets = watch.stranded(self.rig.client), watch.shares(self.rig.client)
-        final.runs = watch.runs(self.rig)
+        final.stranded, final.buckets = standing.stranded(self.rig.client), standing.shares(self.rig.client)
+        final.runs = standing.runs(self.rig)
         return self._judge(final)
 
     def _torment(self):
         ends = time.monotonic() + self.report.seconds
-        for number, faults in enumerate(trouble.rounds(self.dice), 1):
+        for number, faults in enumerate(rounds(self.dice), 1):
             if time.monotonic() > ends:
                 return
             self._say(f"{', '.join(faults)}")
             before = self.rig.faults.copy()
             self.rig.torment(faults)
             done = self.rig.faults - before
-            with trouble.nothing_armed(self.rig):
+            with nothing_armed(self.rig):
                 seconds = self._succeeded_after(time.time(), RECOVERY)
             self.report.recoveries.append(math.inf if seconds is None else seconds)
             for row in {ROWS[fault] for fault in done if fault in ROWS}:
                 self.report.rows[row].add(Outcome(1, 0, self.report.recoveries[-1:]))
             self._say(f"    every batch has succeeded again after {self.report.recoveries[-1]:.1f} s")
             if number % CALM == 0:
-                with trouble.nothing_armed(self.rig):
+                with nothing_armed(self.rig):
                     self._finish_what_is_due()
                 self.rig.servers.shorten_redis_log()
             self.rig.let_pass(self.dice.uniform(0, 2))
@@ -218,12 +216,12 @@ class Soak:
     def _finish_what_is_due(self):
         """Wait until what is due now has been done, of each batch; note what it took, and what was left in the end."""
         began, held = time.monotonic(), Held(self._processes, self.rig.servers.processes)
-        due = watch.due(self.rig)
+        due = standing.due(self.rig)
         left = {batch: work for batch, work in due.items() if work}
         took = dict.fromkeys(due, 0.0)
         while left and not held.over(DONE_IN, time.monotonic() - began):
             self.rig.let_pass(0.2)
-            now = watch.due(self.rig)
+            now = standing.due(self.rig)
             left = {batch: work & now[batch] for batch, work in left.items() if work & now[batch]}
             took |= dict.fromkeys(left, time.monotonic() - began)
         for batch, seconds in took.items():
@@ -261,22 +259,21 @@ class Soak:
         for citizen in self.citizens:
             citizen.stop()
             assert citizen.broken is None, citizen.broken
-        if self.visitor:
-            self.visitor.stop()
-            self.report.notes.append(f"{self.visitor.visits} commands typed, as many scrapes of the exporter")
+        self.visitor.stop()
+        self.report.notes.append(f"{self.visitor.visits} commands typed, as many scrapes of the exporter")
         self.rig.armed = False
         self._finish_what_is_due()
         stopped = time.monotonic()
         self.report.notes.append(f"services asked to end with: {self._stop_services()}")
         self._let_time_come()
-        self.due = watch.tally(self.rig)
+        self.due = standing.tally(self.rig)
         self.rig.be_patient()
         for service in self.rig.services:
             self.rig.begin(service)
         began = time.monotonic()
         self.rig.let_pass(stopped + NEARLY_DUE - time.monotonic())
-        if not wait_until(lambda: self.rig.let_pass(0.2) or not watch.left(self.rig), DRAIN):
-            self.report.notes.append(f"after {DRAIN:.0f} s there is left: {watch.left(self.rig)}")
+        if not wait_until(lambda: self.rig.let_pass(0.2) or not standing.left(self.rig), DRAIN):
+            self.report.notes.append(f"after {DRAIN:.0f} s there is left: {standing.left(self.rig)}")
         self.report.notes.append(f"nothing was left {time.monotonic() - began:.1f} s after the services' start")
         self.rig.let_pass(stopped + NEARLY_DUE + BOUND - time.monotonic())
 
@@ -289,7 +286,7 @@ class Soak:
             while left := service.group():
                 if seconds := service.outlives():
                     self.rig.note_outlived(service, left, seconds)
-                time.sleep(trouble.PAUSE)
+                time.sleep(PAUSE)
             self.history.look("outlived")
             statuses.append(service.process.wait())
             service.asked = None
@@ -310,18 +307,18 @@ class Soak:
 
     def _rest(self):
         """Let every batch run twice more where nothing is left to do."""
-        before = watch.at_rest(self.rig, self.citizens[-1].bares)
+        before = standing.at_rest(self.rig, self.citizens[-1].bares)
         for _ in range(2):
             if (self._succeeded_after(time.time(), RECOVERY) or math.inf) > RECOVERY:
                 self.report.recoveries.append(math.inf)
-        wait_until(lambda: self.rig.let_pass(0.05) or not watch.busy(self.rig.client), RECOVERY)
-        after = watch.at_rest(self.rig, self.citizens[-1].bares)
+        wait_until(lambda: self.rig.let_pass(0.05) or not standing.busy(self.rig.client), RECOVERY)
+        after = standing.at_rest(self.rig, self.citizens[-1].bares)
         self.changed = [f"{name}: {before[name]} {after[name]}"[:500] for name in before if before[name] != after[name]]
 
     def _reconcile(self, final):
         """Let the operator look for orphans two days later, say that they may go, and the batch delete them a day on."""
         then = time.time() - TWO_DAYS
-        for path in watch.files(self.rig.world):
+        for path in standing.files(self.rig.world):
             os.utime(self.rig.world.root / path, (then, then))
         orphans = len(self._look_for_orphans()["orphans"])
         self.report.notes.append(f"reconcile found {orphans} orphans")
@@ -329,8 +326,8 @@ class Soak:
         client = self.rig.client
         for member, due in client.zrange(register.PENDING, 0, -1, withscores=True):
             client.zadd(register.PENDING, {member: due - TWO_DAYS})
-        wait_until(lambda: self.rig.let_pass(0.3) or not watch.left(self.rig), RECONCILED)
-        final.files_then, final.named_then = watch.files(self.rig.world), watch.named(self.rig)
+        wait_until(lambda: self.rig.let_pass(0.3) or not standing.left(self.rig), RECONCILED)
+        final.files_then, final.named_then = standing.files(self.rig.world), standing.named(self.rig)
         self.report.notes.append(f"{client.zcard(register.FAILED)} uploads given up, as planted")
 
     def _look_for_orphans(self, *options):
@@ -353,9 +350,8 @@ class Soak:
         self.watcher.stop()
         assert self.watcher.broken is None, self.watcher.broken
         self.report.notes.append(f"services asked to end at rest with: {self._stop_services()}")
-        if self.visitor:
-            for sentence in rights.refused(self.rig.client):
-                self.history.sample("refused", sentence=sentence)
+        for sentence in rights.refused(self.rig.client):
+            self.history.sample("refused", sentence=sentence)
 
     def _judge(self, final):
         operations, samples = read(self.history.path)
@@ -388,35 +384,7 @@ class Soak:
         return report
 
 
-def soak(*, seed, seconds, folder, say=lambda _: None, restricted=False):
-    """Run a soak in *folder*; return its report.  *restricted*: with the rights of docs/security.md, and no more."""
+def soak(*, seed, seconds, folder, say=lambda _: None):
+    """Run a soak in *folder*; return its report."""
     with ExitStack() as stack:
-        return Soak(stack, folder, seed=seed, seconds=seconds, say=say, restricted=restricted).run()
-
-
-def main():
-    """Run it from the command line; exit 1 if any property does not hold."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--minutes", type=float, default=30.0)
-    parser.add_argument("--seed", type=int, default=random.randrange(2**32))
-    parser.add_argument("--acl", action="store_true", help="everybody with the rights of docs/security.md, and no more")
-    options = parser.parse_args()
-    # Whoever ends it ends its services with it.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    folder = Path(mkdtemp(prefix="forgekeeper-soak-"))
-    sys.stdout.write(f"seed {options.seed}; everything is written down in {folder}\n")
-
-    def say(line):
-        sys.stdout.write(f"{time.strftime('%H:%M:%S')} {line}\n")
-        sys.stdout.flush()
-
-    report = soak(seed=options.seed, seconds=60 * options.minutes, folder=folder, say=say, restricted=options.acl)
-    sys.stdout.write("\n".join([*report.lines(), ""]))
-    violated = report.outcome.violations
-    if not violated:
-        shutil.rmtree(folder)
-    sys.exit(1 if violated else 0)
-
-
-if __name__ == "__main__":
-    main()
+        return Soak(stack, folder, seed=seed, seconds=seconds, say=say).run()

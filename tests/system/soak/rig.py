@@ -1,0 +1,301 @@
+"""Services and proxies of a soak, and the faults that are under way."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections import Counter
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psycopg2
+import redis
+
+from forgekeeper import boot
+from forgekeeper.batches import queues
+from tests.harness.machine import Held
+from tests.harness.ports import free_ports
+from tests.system.proxy import postgres_through, redis_through
+from tests.system.service import LIMIT, Service
+from tests.system.worlds import World
+
+from . import rights
+from .faults import FAULTS
+from .servers import Servers
+from .settings import ENVIRONMENT, ORPHANS, OUTLIVED, PATIENT, PAUSE, SECRET
+
+
+@dataclass
+class Watched(Service):
+    """A service behind proxies of its own."""
+
+    redis_proxy: object = None
+    database_proxy: object = None
+    threads: int = 0
+    """So many threads each of its processes has at least; 0 for a scheduler."""
+    port: int = 0
+    """Where its page is; 0 for a scheduler."""
+    began: float = 0.0
+    died: float | None = None
+    asked: float | None = None
+    """When it was asked to end as a whole, by SIGTERM to its master, and for how long processes have been held up."""
+
+    @property
+    def master(self):
+        return self.process.pid
+
+    @property
+    def children(self):
+        """Return its worker processes; the one that serves its page is none."""
+        found = []
+        for pid in super().children:
+            with suppress(OSError):
+                if b"forgekeeper.process" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+                    found.append(pid)
+        return found
+
+    def group(self):
+        """Return the processes of its group that live, whoever their parent is."""
+        found = []
+        for process in Path("/proc").iterdir():
+            if process.name.isdigit():
+                with suppress(OSError):
+                    state, _, group = (process / "stat").read_text().rpartition(") ")[2].split()[:3]
+                    if int(group) == self.process.pid and state not in "ZX":
+                        found.append(int(process.name))
+        return found
+
+    def signal(self, number, pids):
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def ask_to_end(self, pids, servers):
+        """Send SIGTERM; from now on its seconds are counted."""
+        self.signal(signal.SIGTERM, pids)
+        if self.asked is None:
+            self.asked, self._held = time.monotonic(), Held(self.group, servers)
+
+    def outlives(self):
+        """Say for how many seconds it has outlived its SIGTERM; 0 while it may still live."""
+        if self.asked is None:
+            return 0.0
+        seconds = time.monotonic() - self.asked
+        return seconds if self._held.over(OUTLIVED, seconds) else 0.0
+
+
+class InTheWay(Exception):
+    """Another fault is in the way of this one."""
+
+
+@dataclass
+class Rig:
+    """Everything that a soak has to do with."""
+
+    servers: Servers
+    world: World
+    services: list
+    history: object
+    dice: object
+    faults: Counter = field(default_factory=Counter)
+    seed: int = 0
+    begun: int = 0
+    armed: bool = True
+    restarts: int = 0
+    away: set = field(default_factory=set)
+
+    @classmethod
+    def make(cls, stack, path, history, seed):
+        rig = cls(
+            *(Servers(stack), World.make(None, path), [], history, random.Random(seed)),
+            seed=seed,
+        )
+        stack.callback(rig.close)
+        worker = ("worker", "--threads")
+        rig.add("scheduler1", "scheduler")
+        rig.add("scheduler2", "scheduler")
+        rig.add("general1", *worker, "3", "--processes", "2")
+        rig.add("general2", *worker, "2", "--processes", "1")
+        rig.add("cron", *worker, "2", "--processes", "1", "--queues", "cron")
+        rig.add("exporter", "exporter")
+        rig.client = stack.enter_context(rig.servers.redis())
+        return rig
+
+    def add(self, name, *arguments):
+        port = free_ports(1)[0] if arguments[0] in {"worker", "exporter"} else 0
+        proxies = redis_through(self.servers.redis_url), postgres_through(self.servers.database_url)
+        (redis_proxy, redis_url), (database_proxy, database_url) = proxies
+        settings = {
+            **self.world.environment,
+            **ENVIRONMENT,
+            f"metrics_port_{arguments[0]}": str(port),
+        }
+        settings = {f"FORGEKEEPER_{key.upper()}": value for key, value in settings.items()}
+        settings |= rights.urls(arguments[0], database_url, redis_url, SECRET)
+        folder = self.world.root.parent / name
+        folder.mkdir()
+        consumed = 1 if "cron" in arguments else len(queues())
+        # Its main thread and its heartbeat, and for each queue one that fetches and one for what is delayed.
+        threads = int(arguments[2]) + 2 * consumed + 2 if arguments[0] == "worker" else 0
+        service = Watched(
+            *(name, arguments, folder, settings),
+            redis_proxy=redis_proxy,
+            database_proxy=database_proxy,
+            threads=threads,
+            port=port,
+        )
+        self.services.append(service)
+
+    def person(self, service):
+        """Return the environment of a command that a person types where the service is."""
+        there = service.environment["FORGEKEEPER_DATABASE_URL"], service.environment["FORGEKEEPER_REDIS_URL"]
+        return service.environment | rights.urls("a command", *there, SECRET)
+
+    def close(self):
+        for service in self.services:
+            if service.lives:
+                service.signal(signal.SIGCONT, service.group())
+                service.kill()
+            service.redis_proxy.close()
+            service.database_proxy.close()
+
+    @property
+    def workers(self):
+        return [service for service in self.services if service.threads]
+
+    @property
+    def schedulers(self):
+        return [service for service in self.services if not service.threads]
+
+    def ask(self, sql, *values):
+        """Ask PostgreSQL with a session of one question."""
+        connection = psycopg2.connect(self.servers.database_url, application_name="soak", connect_timeout=int(LIMIT))
+        try:
+            connection.autocommit = True
+            with connection.cursor() as cursor:
+                cursor.execute(sql, values or None)
+                return cursor.fetchall() if cursor.description else None
+        finally:
+            connection.close()
+
+    def supervise(self):
+        """Start again what has died, as soon as nothing of it lives; now and then with a failpoint armed."""
+        for service in self.services:
+            if not service.lives:
+                continue
+            left = service.group()
+            if left and (seconds := service.outlives()):
+                self.note_outlived(service, left, seconds)
+            if service.process.poll() is None:
+                continue
+            service.died = service.died or time.monotonic()
+            if left:
+                if time.monotonic() - service.died < ORPHANS:
+                    continue
+                self.history.sample("orphans", service=service.name, pids=left)
+                service.kill()
+            armed = self.armed and self.dice.random() < 0.2
+            self.faults["started again with a failpoint"] += armed
+            self.begin(service, armed=armed)
+
+    def note_outlived(self, service, pids, seconds):
+        """Write down who has outlived their SIGTERM, and end them."""
+        who = [_command(pid) for pid in pids]
+        self.history.sample("outlived", service=service.name, who=who, seconds=round(seconds, 1))
+        service.asked = None
+        service.kill()
+
+    def begin(self, service, *, armed=False):
+        service.environment["FORGEKEEPER_FAILPOINTS"] = self._failpoint() if armed else ""
+        service.began, service.died, service.asked = time.monotonic(), None, None
+        self.restarts += 1
+        service.start()
+
+    def be_patient(self):
+        """Let what is started from here on take its time."""
+        for service in self.services:
+            service.environment |= {f"FORGEKEEPER_{key.upper()}": value for key, value in PATIENT.items()}
+
+    def _failpoint(self):
+        return (
+            f"{self.dice.choice(boot.model().steps)}={self.dice.choice(['kill', 'raise*2', 'sleep:1*2', 'sleep:4*1'])}"
+        )
+
+    def let_pass(self, seconds):
+        """Wait, and look after the services meanwhile."""
+        ends = time.monotonic() + seconds
+        while (left := ends - time.monotonic()) > 0:
+            self.supervise()
+            time.sleep(min(PAUSE, left))
+
+    def torment(self, names):
+        """Begin the faults one after the other, each before the last is over; return when all is mended."""
+        now = time.monotonic()
+        running = []
+        for name in names:
+            # Its own dice: what else asks for numbers depends on timing.
+            self.begun += 1
+            dice = random.Random(f"{self.seed} {self.begun} {name}")
+            running.append([now + dice.uniform(0, 2), name, FAULTS[name](self), dice])
+        self.faults.update(names)
+        try:
+            while running:
+                self.let_pass(PAUSE)
+                for one in [one for one in running if one[0] <= time.monotonic()]:
+                    seconds = self._go_on(*one[1:])
+                    one[0] = time.monotonic() + (seconds or 0)
+                    if seconds is None:
+                        running.remove(one)
+        finally:
+            for _, _, fault, _ in running:
+                fault.close()
+
+    def _go_on(self, name, fault, dice):
+        mine, self.dice = self.dice, dice
+        try:
+            return next(fault, None)
+        except (redis.RedisError, psycopg2.Error, InTheWay):
+            # Another fault is in the way of this one.
+            self.faults[name] -= 1
+            return None
+        finally:
+            self.dice = mine
+
+    @contextmanager
+    def noted(self, server, do):
+        """Write down when it was done to that server."""
+        number = self.history.intend(server, do, {}, at=None)
+        outcome = "failed"
+        try:
+            yield
+            outcome = "ok"
+        finally:
+            self.history.result(number, server, do, outcome, at=None)
+
+    @contextmanager
+    def alone(self, what):
+        """Let no two faults of that kind be under way at the same time."""
+        if what in self.away:
+            raise InTheWay
+        self.away.add(what)
+        try:
+            yield
+        finally:
+            self.away.discard(what)
+
+
+def _command(pid):
+    with suppress(OSError):
+        return " ".join(Path(f"/proc/{pid}/cmdline").read_text().split("\0")[1:4])
+    return ""
+
+
+@contextmanager
+def nothing_armed(rig):
+    """Let what is started from here on live."""
+    armed, rig.armed = rig.armed, False
+    yield
+    rig.armed = armed

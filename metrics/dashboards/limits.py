@@ -47,7 +47,6 @@ def alert_names() -> list[str]:
 
 
 def runbook(placeholder: str) -> str:
-    """Return where an alert's runbook is, *placeholder* standing for the alert's name."""
-    rule = alerts()[0]
-    url: str = rule["annotations"]["runbook_url"]
-    return url.replace(rule["alert"], placeholder)
+    """Return where the list of alerts links to a runbook; *placeholder* stands for the alert's name."""
+    url: str = alerts()[0]["annotations"]["runbook_url"]
+    return f"{url.partition('/runbooks/')[0]}/alerts.md#{placeholder}"

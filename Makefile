@@ -39,7 +39,7 @@ check: $(VENV)/.test ## Lint, format, types, import directions, generated docume
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(BIN)/python -m pytest -q tests/test_layers.py tests/test_docs.py tests/dashboards/test_dashboards.py
+	@$(BIN)/python -m pytest -q tests/test_layers.py tests/docs tests/dashboards/test_dashboards.py
 
 dashboards: $(VENV)/.test ## Write the files of Grafana's dashboards anew
 	@$(BIN)/python -m metrics.dashboards

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "writing_a_batch.md").read_text()
 (WHOLE,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 MISTAKES = {

@@ -2,8 +2,7 @@
 
 A dump that was loaded elsewhere, a database made from another as its template, a rename, a major upgrade: all change
 the place.  Which of them it was no program can see, so nothing is deleted until a person says it.  What copies the
-files of the whole cluster (a replica, a base backup) changes nothing of it: docs/promoted_replica.md and
-docs/restored_backup.md say what that means.
+files of the whole cluster (a replica, a base backup) changes nothing of it: docs/backup.md says what that means.
 """
 
 from __future__ import annotations

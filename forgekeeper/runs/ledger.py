@@ -4,7 +4,7 @@ A batch's open row (claimed, enqueued or started) is its lock.  A change of stat
 guarded update; who comes second changes nothing and is told so by the return value.
 All times are the database's, so a machine whose clock is wrong claims nothing early and
 repeats nothing.  Where the database's own clock was ahead, what it wrote of times to come
-is set aside and told of.  `docs/architecture.md` draws the states.
+is set aside and told of.  `docs/architecture/ticks.md` draws the states.
 
 A database that is restored, or fails over to a replica that lags, gives the numbers of its
 lost runs out again.  So each run has a token, which is in its message, and each attempt

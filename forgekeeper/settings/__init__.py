@@ -129,7 +129,9 @@ class Settings(BaseSettings):
     database_statement_timeout: Duration = setting("30", "PostgreSQL cancels a statement after this long.")
     database_lock_timeout: Duration = setting("1", "PostgreSQL stops waiting for a lock after this long.")
     database_idle_timeout: Duration = setting("10", "PostgreSQL ends a session that idles in a transaction this long.")
-    database_network_timeout: Duration = setting("15", "A database that does not answer for this long is gone.")
+    database_network_timeout: Duration = setting(
+        "15", "The kernel closes a connection to PostgreSQL that goes unacknowledged for this long."
+    )
     store_timeout: Duration = setting("30", "How long a worker waits for an object store to answer.")
     object_grace: Grace = setting(
         "86400", "How long the object of a deleted artifact is kept; until then you can bring both back."

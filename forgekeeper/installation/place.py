@@ -1,7 +1,7 @@
 """Where the installation's database is: a copy of it has the original's id, and another place.
 
 A dump, a template, a rename or a major upgrade changes the place: nothing is deleted until a person says which it is.
-A copy of the whole cluster's files does not: see docs/promoted_replica.md and docs/restored_backup.md.
+A copy of the whole cluster's files does not: see docs/backup.md.
 """
 
 from __future__ import annotations

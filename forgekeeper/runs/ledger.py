@@ -3,7 +3,7 @@
 A batch's open row (claimed, enqueued or started) is its lock.  A change of state is one
 guarded update; who comes second changes nothing and is told so by the return value.
 All times are the database's, so a machine whose clock is wrong claims nothing early and
-repeats nothing.  `docs/architecture.md` draws the states.
+repeats nothing.  `docs/architecture/ticks.md` draws the states.
 
 A database that is restored, or fails over to a replica that lags, gives the numbers of its
 lost runs out again.  So each run has a token, which is in its message, and each attempt

@@ -106,8 +106,7 @@ class Settings(BaseSettings):
     queue_limit: Count = setting("100000", "A batch starts no more children while so many wait in their queue.")
 
     dead_after: Duration = setting(
-        "15",
-        "A process, run or lease without a heartbeat for this long has expired; they come several times as often.",
+        "15", "A process or lease without a heartbeat for this long is dead; heartbeats come three times as often."
     )
     retry_after: Duration = setting(
         "15",
@@ -121,63 +120,62 @@ class Settings(BaseSettings):
     )
 
     audit: Literal["people", "all", "off"] = setting(
-        "all", "What is in the audit: what people do, and all deletions, too; or nothing."
+        "all", "What the audit has: people's acts, or all deletions too, or nothing."
     )
-    audit_keep: Days = setting("400", "Days that the audit is kept at least; whole months go.")
-    actor: str | None = setting(None, "Who acts, for the audit, where the user and host do not say it.")
+    audit_keep: Days = setting("400", "Days that the audit is kept at least; whole months are dropped.")
+    actor: str | None = setting(None, "Who acts, for the audit, beside user and host.")
 
     database_connect_timeout: Duration = setting("3", "How long a worker waits for a connection to PostgreSQL.")
-    database_statement_timeout: Duration = setting("30", "PostgreSQL gives a statement up after this long.")
-    database_lock_timeout: Duration = setting("1", "PostgreSQL gives up waiting for a lock after this long.")
+    database_statement_timeout: Duration = setting("30", "PostgreSQL cancels a statement after this long.")
+    database_lock_timeout: Duration = setting("1", "PostgreSQL stops waiting for a lock after this long.")
     database_idle_timeout: Duration = setting("10", "PostgreSQL ends a session that idles in a transaction this long.")
     database_network_timeout: Duration = setting(
-        "15", "A connection over which the network delivers nothing for this long is given up."
+        "15", "The kernel closes a connection to PostgreSQL that goes unacknowledged for this long."
     )
-    store_timeout: Duration = setting("30", "How long a worker waits for an answer of an object store.")
+    store_timeout: Duration = setting("30", "How long a worker waits for an object store to answer.")
     object_grace: Grace = setting(
-        "86400", "How long the object of a deleted artifact is kept: until then the deletion can be undone."
+        "86400", "How long the object of a deleted artifact is kept; until then you can bring both back."
     )
     object_visibility: Visibility = setting(
-        "600", "Objects that a run has claimed are given to another this much later, should it have died."
+        "600", "Objects that a dead run has claimed go to another run after this long."
     )
     upload_visibility: Visibility = setting(
-        "300", "Stale uploads that a run has claimed are given to another this much later; it acts on them for a fifth."
+        "300", "Stale uploads that a dead run has claimed go to another run after this long."
     )
     bucket_silent_after: Duration = setting(
-        "600", "An artifact bucket without a heartbeat for this long is given to another child."
+        "600", "An artifact bucket without a heartbeat for this long goes to another child."
     )
     missing_repositories: Share = setting(
         "0.05",
-        "Where more than this share of a run's projects, and at least three, lack repositories, none is held for gone.",
+        "If more than this share of a run's projects, and at least three, lack repositories, none is believed gone.",
     )
-    redis_timeout: Duration = setting("2", "How long a worker waits for an answer of Redis.")
+    redis_timeout: Duration = setting("2", "How long a worker waits for Redis to answer.")
     scheduler_timeout: Duration = setting("2", "How long a scheduler waits for PostgreSQL or Redis before it goes on.")
     shutdown_timeout: Duration = setting(
-        "30",
-        "What a process works on when it is asked to end may go on for this long; then it ends, and others take over.",
+        "30", "How long a process may finish its work after SIGTERM; then it ends, and others take over."
     )
     place_wait: Grace = setting(
-        "60", "A worker whose repositories or stores are not there waits this long before it begins without them."
+        "60", "How long a worker waits for missing repositories or stores before it starts without them."
     )
 
     tls_unverified: Unverified = setting(
-        "nothing", "Whose certificates may go unverified: for tests, and networks with nobody else in them."
+        "nothing", "Whose certificates are not verified: for tests and isolated networks."
     )
 
     worker_processes: Count = setting("2", "Processes that `forgekeeper worker` starts.")
     worker_threads: Count = setting("8", "Threads of each worker process.")
 
-    metrics_host: str = setting("127.0.0.1", "Where metrics endpoints listen.")
+    metrics_host: str = setting("127.0.0.1", "The address of the metrics endpoints.")
     metrics_port_worker: Port = setting("9191", "The metrics endpoint of `forgekeeper worker`; 0: none.")
     metrics_port_scheduler: Port = setting("9192", "The metrics endpoint of `forgekeeper scheduler`; 0: none.")
     metrics_port_exporter: Port = setting("9193", "The metrics endpoint of `forgekeeper exporter`; 0: none.")
 
     log_format: Literal["json", "console"] | None = setting(
-        None, "How log lines look; by default console on a terminal, json elsewhere."
+        None, "The form of log lines; by default console on a terminal, json elsewhere."
     )
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = setting("INFO", "The least level that is logged.")
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = setting("INFO", "The lowest level that is logged.")
     failpoints: Annotated[Failpoints, NoDecode] = setting(
-        "", "For tests only: where a process is to be killed, to fail or to wait."
+        "", "For tests only: where a process is killed, fails or waits."
     )
 
     steps: ClassVar[tuple[str, ...]] = STEPS

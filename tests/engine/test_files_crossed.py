@@ -1,4 +1,4 @@
-"""A tick and a child cross the files that `docs/architecture.md` names, and no others."""
+"""A tick and a child cross the files that `docs/architecture/` names, and no others."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def crossed(database):
 
 def told(what):
     """What the page says of it, in order."""
-    page = (ROOT / "docs" / "architecture.md").read_text()
+    page = "".join(page.read_text() for page in (ROOT / "docs" / "architecture").glob("*.md"))
     _, _, section = page.partition(f"<!-- crossed by a {what} -->\n")
     return re.findall(r"^\d+\. `([^`]+)`", section.partition("<!-- end -->")[0], re.MULTILINE)
 

@@ -124,7 +124,7 @@ def test_a_worker_whose_port_is_busy_does_not_start(start_worker):
 
 
 def test_a_worker_is_called_what_the_runbook_looks_for(start_worker, scrape_when_up):
-    page = (ROOT / "docs" / "runbooks" / "BatchWorkersDown.md").read_text()
+    page = (ROOT / "docs" / "runbooks" / "workers.md").read_text()
     worker = start_worker()
     scrape_when_up(worker.url)
 

@@ -26,7 +26,7 @@ CONTEXT = re.compile(r"(.*?)(?:\|\w+| \(\w+\))?")
 """A test's name, as pytest-cov writes it for its process and `PYTEST_CURRENT_TEST` for the processes that it starts."""
 LEAST = 2
 """Mutants of each room, however small it is."""
-DOCUMENTS = "test_docs.py"
+DOCUMENTS = "docs/test_pages.py"
 MOST = 10
 """More than any name of a test file counts."""
 UNLISTED = 0.01

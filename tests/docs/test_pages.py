@@ -1,0 +1,184 @@
+"""What the pages say is there: links, files, commands, settings, metrics, batches."""
+
+import ast
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from typer import Exit
+from typer._click.exceptions import ClickException, MissingParameter
+from typer.main import get_command
+
+import forgekeeper
+from forgekeeper import boot
+from forgekeeper.batches import BATCHES
+from forgekeeper.cli import metrics
+from forgekeeper.cli.commands import application
+from forgekeeper.cli.upkeep import page as settings_page
+from forgekeeper.settings import PREFIX
+from forgekeeper.settings.reading import describe
+from tests.harness.catalogue import METRICS
+from tests.harness.every import every
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = [
+    *(ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "deploy" / "systemd" / "README.md"),
+    *sorted((ROOT / "examples").rglob("*.md")),
+    *sorted(DOCS.rglob("*.md")),
+]
+PRESENT = [page for page in PAGES if page.parent.name != "adr"]
+"""Pages about what is; decisions also name what was."""
+GIVEN = {
+    "BATCH": "prune",
+    "TIME": "+2h",
+    "REASON": "'a reason'",
+    "ID": "1",
+    "N": "1",
+    "RUN": "1",
+    "FLAG": "a",
+    "...": "x",
+}
+"""What a reader puts in for a word in capitals."""
+
+
+TO_COME = {"quarantine"}
+
+
+def anchors(page):
+    """Name the headings of a page as GitHub does, and what has an id."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    named = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return named | set(re.findall(r'<a id="([^"]+)">', text))
+
+
+def commands(page):
+    """List the page's commands of ours: lines of its blocks, and what stands between backquotes elsewhere."""
+    text = page.read_text()
+    blocks = re.findall(r"^ *```\w*\n(.*?)^ *```$", text, re.MULTILINE | re.DOTALL)
+    lines = [re.sub(r"^(\$ |\S+=\S+ )", "", line.strip()) for block in blocks for line in block.splitlines()]
+    prose = re.sub(r"^ *```\w*\n.*?^ *```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    spans = [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", prose)]
+    found = [re.sub(r"^\S+=\S+ ", "", line) for line in (*lines, *spans)]
+    return [re.split(r"\s+[|>#]|;", line)[0] for line in found if re.match(r"forgekeeper\s+[a-z]", line)]
+
+
+def parse(line):
+    """Have the command line parse what a page says, as it would for a reader; nothing is done."""
+    for word, given in GIVEN.items():
+        line = re.sub(rf"(?<![\w-]){re.escape(word)}…?(?!\w)", given, line)
+    words = shlex.split(line.replace("…", "x"))[1:]
+    command, parent = get_command(application()), None
+    while True:
+        context = command.make_context("forgekeeper", list(words), parent=parent, resilient_parsing=False)
+        rest = [*context._protected_args, *context.args]
+        if not (hasattr(command, "commands") and rest):
+            return
+        parent, (_name, command, words) = context, command.resolve_command(context, rest)
+
+
+def test_the_page_of_settings_is_what_the_declarations_print():
+    assert (DOCS / "settings.md").read_text() == settings_page(describe(boot.load()))
+
+
+def test_the_page_of_metrics_is_what_the_catalogue_prints():
+    assert (DOCS / "metrics.md").read_text() == metrics.page(METRICS)
+
+
+@every("page", PAGES)
+def test_every_link_between_pages_leads_to_a_file_and_a_heading(page):
+    links = re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]+))?\)", page.read_text())
+
+    missing = [
+        (path, anchor)
+        for path, anchor in links
+        if not (target := page.parent / path if path else page).exists() or (anchor and anchor not in anchors(target))
+    ]
+
+    assert missing == []
+
+
+@every("page", PRESENT)
+def test_every_file_that_a_page_names_exists(page):
+    paths = re.findall(r"`((?:[a-z_]+/)+[a-z_0-9]+\.(?:py|lua|md|sql|yml))`", page.read_text())
+
+    missing = [path for path in paths if not (ROOT / path).exists()]
+
+    assert missing == []
+
+
+@every("page", PRESENT)
+def test_every_command_that_a_page_names_is_one(page, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    wrong = []
+    for line in commands(page):
+        if line.split()[1] in TO_COME:
+            continue
+        try:
+            parse(line)
+        except (Exit, MissingParameter):  # it asks for help; a sentence may name a command without what it needs
+            continue
+        except (ClickException, ValueError) as error:
+            wrong.append((line, str(error)))
+
+    assert wrong == []
+
+
+@every("page", PRESENT)
+def test_every_setting_that_a_page_names_is_one(page):
+    settings = {PREFIX + field.upper() for field in boot.model().model_fields}
+
+    named = re.findall(rf"{PREFIX}[A-Z_]+[A-Z](?!_?(?:\.\.\.|…|<|_))\b", page.read_text())
+
+    assert {one for one in named if one not in settings} - {f"{PREFIX}CRON_STALE_PIPELINES"} == set()
+
+
+@every("page", PRESENT)
+def test_every_metric_that_a_page_names_is_one(page):
+    named = re.findall(r"\bforgekeeper_\w+_(?:total|seconds|records|messages)\b", page.read_text())
+
+    assert {one for one in named if one not in METRICS} == set()
+
+
+def functions(file):
+    """Return the names of the functions of a file that exists."""
+    found = ast.parse(file.read_text()).body if file.exists() else []
+    return {one.name for one in found if isinstance(one, ast.FunctionDef)}
+
+
+def test_every_test_that_the_page_of_promises_names_exists():
+    lines = re.findall(r"^\| (.+) \| `(\S+)::(\w+)` \|$", (DOCS / "promises.md").read_text(), re.MULTILINE)
+
+    missing = [f"{file}::{test}" for _promise, file, test in lines if test not in functions(ROOT / "tests" / file)]
+
+    assert (missing, 40 <= len(lines) <= 60) == ([], True)
+
+
+@every("batch", BATCHES)
+def test_every_batch_has_a_page(batch):
+    assert f"`{batch}`" in "".join(page.read_text() for page in (DOCS / "batches").glob("*.md"))
+
+
+def test_the_page_of_writing_a_batch_explains_every_name():
+    page = (DOCS / "writing_a_batch.md").read_text()
+
+    assert [name for name in forgekeeper.__all__ if f"`{name}`" not in page] == []
+
+
+def test_the_index_of_decisions_lists_each_once():
+    listed = re.findall(r"\]\((\w[^)/#]+\.md)", (DOCS / "adr" / "README.md").read_text())
+
+    assert set(listed) == {page.name for page in (DOCS / "adr").glob("[0s]*.md")}
+
+
+def test_every_term_of_the_glossary_stands_once_and_in_order():
+    terms = re.findall(r"^\*\*(.+?)\*\*", (DOCS / "glossary.md").read_text(), re.MULTILINE)
+
+    assert terms == sorted(set(terms), key=str.casefold)
+
+
+@pytest.mark.parametrize(("folder", "most"), [("", 70), ("runbooks", 30)])
+def test_there_are_no_more_pages_than_somebody_reads(folder, most):
+    assert len(list((DOCS / folder).rglob("*.md"))) <= most

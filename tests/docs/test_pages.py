@@ -43,9 +43,6 @@ GIVEN = {
 """What a reader puts in for a word in capitals."""
 
 
-TO_COME = {"quarantine"}
-
-
 def anchors(page):
     """Name the headings of a page as GitHub does, and what has an id."""
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
@@ -114,8 +111,6 @@ def test_every_command_that_a_page_names_is_one(page, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     wrong = []
     for line in commands(page):
-        if line.split()[1] in TO_COME:
-            continue
         try:
             parse(line)
         except (Exit, MissingParameter):  # it asks for help; a sentence may name a command without what it needs

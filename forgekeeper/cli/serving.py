@@ -36,8 +36,6 @@ def scheduler() -> None:
 
     Any number may run at once.  It waits for its servers.  SIGTERM and Ctrl-C end it.
     """
-    import scheduler as timetable
-
     settings, asked, ready = configured(), shutdown.requests(), threading.Event()
     connect(settings, Limits.of_scheduler(settings), name="scheduler", connections=None)
     Wait(asked, said="scheduler").until_there(lambda: server_missing(settings))
@@ -109,8 +107,6 @@ def exporter() -> None:
 
     PostgreSQL and Redis may be away.  SIGTERM and Ctrl-C end it.
     """
-    from metrics import exporter as exporting
-
     settings = configured()
     connect(settings, exporting.LIMITS, name="exporter", connections=None)
     if not settings.metrics_port_exporter:

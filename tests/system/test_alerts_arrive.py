@@ -8,11 +8,11 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 import pytest
+from workers.expired_job_artifacts.sample import artifacts
 
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import Limits, connect
 from forgekeeper.database import database, now
-from tests.harness.waiting import wait_until
 from forgekeeper.flags import FeatureFlag
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.holds import BY_PEOPLE, Hold
@@ -21,7 +21,7 @@ from forgekeeper.settings import PREFIX
 from models import JobArtifact
 from tests.harness.ports import free_ports
 from tests.harness.settings import settings_with
-from workers.expired_job_artifacts.sample import artifacts
+from tests.harness.waiting import wait_until
 
 from .monitoring import monitoring
 from .service import Service

@@ -10,21 +10,20 @@ from pathlib import Path
 
 import psycopg2
 import pytest
+from forgekeeper.embedded.postgres import Postgres
 
+from demo.servers import folder
 from demo.tables import make_tables
 from forgekeeper import migrations
 from forgekeeper.batches import BATCHES
 from forgekeeper.boot import load
 from forgekeeper.connections import Limits, client, connect
 from forgekeeper.database import database, now
-from demo.servers import folder
-from demo.servers.machine import postgres_folder, redis_binary
-from forgekeeper.embedded.postgres import Postgres
-from tests.harness.waiting import wait_until
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.settings import PREFIX
 from tests.harness.performing import perform
+from tests.harness.waiting import wait_until
 from workers.user_status_cleanup import BATCH_SIZE, user_status_cleanup
 
 LIMIT = 60.0

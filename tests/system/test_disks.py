@@ -9,11 +9,10 @@ from urllib.request import urlopen
 
 import pytest
 
+from demo.servers import servers
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import client
 from forgekeeper.database import now
-from demo.servers import servers
-from tests.harness.waiting import wait_until
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.storage import sentinel
 from metrics.room import ROOM
@@ -21,6 +20,7 @@ from models import UserStatus
 from tests.harness import samples as sample
 from tests.harness.installation import INSTALLATION
 from tests.harness.ports import free_ports
+from tests.harness.waiting import wait_until
 
 from .service import ROOT as TREE
 from .worlds import CASES, PATIENT, World

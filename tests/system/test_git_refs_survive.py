@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.waiting import wait_until
 from models import DeletionStatus, GitRefDeletion, Project
 from tests.harness.git_samples import Bare, gits
+from tests.harness.waiting import wait_until
 from workers.git_ref_cleanup.cleaning import MAX_DELETES
 
 DURATION = float(os.environ.get("REFS_CHAOS_SECONDS", "12"))

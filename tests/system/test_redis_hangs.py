@@ -9,9 +9,9 @@ from math import inf
 
 from forgekeeper.batches import BATCHES
 from forgekeeper.database import now
-from tests.harness.waiting import wait_until
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.settings import PREFIX
+from tests.harness.waiting import wait_until
 
 from .proxy import redis_through
 from .service import ROOT

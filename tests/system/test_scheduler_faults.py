@@ -16,11 +16,11 @@ import pytest
 
 from forgekeeper.batches import BATCHES
 from forgekeeper.database import now
-from tests.harness.waiting import wait_until
 from forgekeeper.runs.ledger import CLOCK_TOLERANCE, JobRun
 from models import UserStatus
 from tests.harness import samples as sample
 from tests.harness.machine import Held
+from tests.harness.waiting import wait_until
 
 LIMIT = 60.0
 SECOND = timedelta(seconds=1)

@@ -17,10 +17,10 @@ import pytest
 
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import client
-from tests.harness.waiting import wait_until
 from forgekeeper.settings import PREFIX
 from models import Project
 from tests.harness.git_samples import Bare
+from tests.harness.waiting import wait_until
 
 from .proxy import redis_through
 from .service import ROOT

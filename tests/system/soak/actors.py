@@ -63,8 +63,8 @@ def _wait_for(path):
 
 
 if __name__ == "__main__":
-    from forgekeeper.process.__main__ import run
     from forgekeeper.delivery.broker import broker
+    from forgekeeper.process.__main__ import run
 
     declare(broker, child=True)
     sys.exit(run(sys.argv[1:]))

@@ -10,12 +10,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import redis
+from forgekeeper.embedded.postgres import Postgres
+from forgekeeper.embedded.server import Server, spawn
 
 from demo.servers import folder
 from demo.servers import redis as embedded_redis
-from demo.servers.machine import postgres_folder, redis_binary
-from forgekeeper.embedded.postgres import Postgres
-from forgekeeper.embedded.server import Server, spawn
 from tests.harness.waiting import wait_until
 from tests.system.service import LIMIT
 

@@ -27,10 +27,10 @@ import psycopg2
 from dramatiq.common import current_millis
 
 from forgekeeper.batches import BATCHES, queues
-from tests.harness.waiting import wait_until
 from forgekeeper.delivery.broker import NAMESPACE
 from tests.harness.installation import INSTALLATION
 from tests.harness.machine import Held
+from tests.harness.waiting import wait_until
 from tests.system.matrix import Outcome, table
 from tests.system.service import ROOT
 from workers import expired_job_artifacts, git_ref_cleanup

@@ -13,9 +13,9 @@ from dramatiq import Message
 from dramatiq.brokers.redis import RedisBroker
 
 from forgekeeper.connections import client
-from tests.harness.waiting import wait_until
 from forgekeeper.delivery.broker import broker
 from forgekeeper.settings import PREFIX
+from tests.harness.waiting import wait_until
 from tests.system.proxy import redis_through
 from tests.system.service import Service
 

@@ -40,7 +40,7 @@ LINES = {
         "stop": "End every run and child of these batches before its next chunk, everywhere, and start "
         "none until resumed.",
         "cancel": "End one run before its next chunk, and its children; one that waits will not run.",
-        "resume": "End your own pauses and stops of these batches; somebody else's with --by or --id.",
+        "resume": "End your own pauses and stops of these batches; another person's with --by or --id.",
         "release": "Let batches go that a brake holds, from their next tick on: as many records as are due now.",
         "flags": "Feature flags: list them, or turn one on or off for all processes.",
     },

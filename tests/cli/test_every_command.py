@@ -21,7 +21,7 @@ from .every_command import commands, serves, walk
 ROOT = Path(__file__).parents[2]
 ALL = dict(commands())
 SERVING = {name for name, command in ALL.items() if serves(command)}
-NEED_NO_SERVER = {"demo", "settings", "metrics", "batches", "exporter"}
+NEED_NO_SERVER = {"demo", "settings", "metrics", "batches", "exporter", "uploads", "refs"}
 WAITING = {"scheduler", "worker", "up"}
 """They do not end over what a server says, but wait until it says something else."""
 NEED_THE_DATABASE = sorted(set(ALL) - NEED_NO_SERVER - WAITING - {"check", "processes", "redis", "psql"})
@@ -149,7 +149,9 @@ def test_where_nothing_may_be_written_a_command_shows_no_trace(read_only, comman
     assert_fit(read_only[command])
 
 
-@pytest.mark.parametrize("command", ["pause", "resume", "flags on", "run", "send", "migrate", "seed", "refs retry"])
+@pytest.mark.parametrize(
+    "command", ["pause", "resume", "flags on", "run", "send", "migrate", "seed", "quarantine retry"]
+)
 def test_where_nothing_may_be_written_a_change_says_where_it_could_be(read_only, command):
     if read_only[command][0] == 0:
         pytest.skip("it had nothing to change")
@@ -305,7 +307,7 @@ def test_without_rights_on_redis_a_command_says_what_to_grant(redis_without_righ
 @pytest.fixture(scope="module")
 def redis_of_others(walked, tables, urls):
     """The walk in a database of Redis where another program has our keys' names for texts."""
-    keys = [register.PENDING, register.FAILED, register.DELETING, "forgekeeper:dead"]
+    keys = [register.PENDING, register.FAILED, register.DELETING, register.ADOPTED]
     keys += [f"forgekeeper:{queue}{kind}" for queue in ("cron", "git") for kind in ("", ".DQ", ".XQ", ".msgs")]
     with closing(redis.Redis.from_url(_numbered(urls.redis, 9))) as server:
         server.mset(dict.fromkeys(keys, "a text"))
@@ -322,7 +324,7 @@ def test_where_a_key_holds_something_else_a_command_shows_no_trace(redis_of_othe
     assert_fit(redis_of_others[command])
 
 
-@every("command", ["buckets", "leases"])
+@every("command", ["uploads forget"])
 def test_where_a_key_holds_something_else_another_program_is_suspected(redis_of_others, command):
     assert said(redis_of_others[command]) == (
         "cannot use Redis: WRONGTYPE Operation against a key holding the wrong kind of value; another program may use"

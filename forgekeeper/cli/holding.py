@@ -31,7 +31,7 @@ from metrics.redaction import clean, one_line
 UNDEFINED_TABLE = "42P01"
 
 All = Annotated[bool, typer.Option("--all", help="Every batch.")]
-Reason = Annotated[str | None, typer.Option(help="Why, for whoever looks at it.")]
+Reason = Annotated[str | None, typer.Option(help="Why, for anyone who looks at it.")]
 Until = Annotated[
     str | None,
     typer.Option(metavar="TIME", help=f"When it ends by itself, in UTC: {times.FORMS_TO_COME}; never if absent."),
@@ -75,7 +75,7 @@ def stop(
     batches: Names = None,
     everything: All = False,
     *,
-    reason: Annotated[str | None, typer.Option(help="Why, for whoever looks at it; it must be given.")] = None,
+    reason: Annotated[str | None, typer.Option(help="Why, for anyone who looks at it; it must be given.")] = None,
     until: Until = None,
     no_wait: NoWait = False,
     json: Json = False,
@@ -142,7 +142,7 @@ def resume(
     reason: Reason = None,
     json: Json = False,
 ) -> None:
-    """End your own pauses and stops of these batches; somebody else's with --by or --id.
+    """End your own pauses and stops of these batches; another person's with --by or --id.
 
     What others hold stays, and is named: then the exit status is 3.  A batch that a brake holds is let go with
     `forgekeeper release`.
@@ -266,8 +266,8 @@ def _reason(given: str | None, what: str, *, required: bool = False) -> str | No
     if said.strip():
         return said
     if required:
-        wrong_use(f"say why: {what} needs a --reason, for whoever finds it")
-    err.print(f"no reason was given for {what}; give one with --reason, for whoever finds it")
+        wrong_use(f"say why: {what} needs a --reason, for anyone who finds it")
+    err.print(f"no reason was given for {what}; give one with --reason, for anyone who finds it")
     return None
 
 

@@ -80,7 +80,7 @@ def quarantine_list(
     table("", columns, map(_line, found))
     out.print(f"{total} in all")
     for name, why in unknown.items():
-        err.print(clean(f"nobody can say what lies there of kind {name}: {why}"))
+        err.print(clean(f"what lies there of kind {name} is unknown: {why}"))
 
 
 @quarantine.command("show")
@@ -168,7 +168,7 @@ def _on_kept(act: Act, key: str | None, batch: str, refused: Refused, settings: 
 
 
 def _kept(batch: str | None, kind: str | None) -> Iterator[tuple[str, Refused]]:
-    """Yield what documents declare, with the batch of each; refuse a kind that nobody knows."""
+    """Yield what documents declare, with the batch of each; refuse an unknown kind."""
     every = [(one.name, refused) for one in all_declared() for refused in one.refused]
     known = [*KINDS, *(refused.kind for _, refused in every)]
     if kind is not None and kind not in known:

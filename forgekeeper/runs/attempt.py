@@ -179,7 +179,7 @@ class Attempt:
         pace = self._settings.pace(self.declared.batch.name)
         check = (lambda: None) if self.row is None else self.row.check
         return Deadline(
-            self.declared.budget, safe_point=check, told=self._growth.count, brake=self._brakes.why, pace=pace
+            self.declared.budget, safe_point=check, on_progress=self._growth.count, brake=self._brakes.why, pace=pace
         )
 
     def _audit(self, number: int | None) -> Audit:

@@ -1,4 +1,4 @@
-"""When a batch may not work at all: something is missing or wrong that only a person can mend."""
+"""When a batch may not work at all: something is missing or wrong that only a person can fix."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class Brakes:
         self._asked = -INTERVAL
         self._reserved = NONE
         self._of_row: dict[str, Any] = {}
-        self._told = NONE
+        self._noted = NONE
         self._why: Why | None = None
         self._begun = False
         self._bound = False
@@ -179,7 +179,7 @@ class Brakes:
         """Note that a statement with `settled`, or a transaction with `settle`, is committed: so much went."""
         if self._reserved == NONE:
             return
-        self._told = Amount(self._told.records + did.records, self._told.bytes + did.bytes)
+        self._noted = Amount(self._noted.records + did.records, self._noted.bytes + did.bytes)
         if of is None:
             self._reserved = NONE
         else:
@@ -194,7 +194,7 @@ class Brakes:
             self.went(NONE, of=of)
 
     def leave_used(self) -> None:
-        """Leave what is reserved used up: nobody knows how much of it went, so nothing settles it any more."""
+        """Leave what is reserved used up: it is unknown how much of it went, so nothing settles it any more."""
         self._reserved = NONE
 
     def end(self, *, closed: bool = False) -> None:
@@ -205,14 +205,14 @@ class Brakes:
         if not closed and (grown := self.untold()) != NONE:
             with writing():
                 RunTotal.add(self._batch, self._run, grown)
-            self._told = self._deleted()
+            self._noted = self._deleted()
 
     def untold(self) -> Amount:
         """Return what went and is not written down yet."""
         deleted = self._deleted()
         return Amount(
-            max(0, deleted.records - self._told.records),
-            max(0, deleted.bytes - self._told.bytes),
+            max(0, deleted.records - self._noted.records),
+            max(0, deleted.bytes - self._noted.bytes),
         )
 
     @property
@@ -240,7 +240,7 @@ class Brakes:
     def _until_free(self, look: Callable[[], Found[Room]], least: Room) -> Found[Room]:
         """Look until there is room, for a moment where others hold what they may give back; no longer than `why` lets.
 
-        What nobody has given back while this process waited for it is a dead one's: it is not waited for again.
+        What was not given back while this process waited belongs to a dead one: it is not waited for again.
         """
         ends = time.monotonic() + A_MOMENT
         while True:

@@ -3,9 +3,9 @@
 A run is held where it would delete more than a share of its table, *and* more than ten times what any of the last
 hundred runs has, *and* more than a few records; unless a release lets it go.
 
-After an outage much is due that grew in the ordinary way.  That is told by how long ago the last ordinary run was, and
-by how much is deleted in the ordinary way in so much time: by the busiest hour and the busiest day that the ledger
-knows.  Whatever kept runs away, no run was ordinary meanwhile: a pause, a stop, a hold, a flag, workers that were gone.
+After an outage much is due that grew in the ordinary way.  How much follows from how long ago an ordinary run was last,
+and from how much is deleted in the ordinary way in so much time: by the busiest hour and day that the ledger knows.
+Whatever kept runs away, no run was ordinary meanwhile: a pause, a stop, a hold, a flag, workers that were gone.
 `docs/adr/0022-a-breaker-goes-by-rates.md` has the reasons.
 """
 

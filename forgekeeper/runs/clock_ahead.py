@@ -18,7 +18,7 @@ REMEMBERED = timedelta(hours=1)
 # What has a time that has not come was written while the clock was ahead.  A closed row gives its tick back,
 # for the real one to run, and remembers it in its result; it ended before now, and lasted as long as it did.
 # Compared with a volatile function, or with what the planner does not know, no index would be used: so the rows are
-# looked for by a horizon from outside, and judged by the clock, of which whoever was held up meanwhile knows nothing.
+# looked for by a horizon from outside, and judged by the clock, which a process that was delayed meanwhile cannot know.
 SET_ASIDE = """
     update job_runs set
         result = case when tick > clock_timestamp() + %(tolerance)s
@@ -33,7 +33,7 @@ SET_ASIDE = """
       and greatest(tick, finished_at) > clock_timestamp() + %(tolerance)s
     returning (result ->> 'set_aside')::timestamptz
 """
-# The open row keeps its tick while it is open: it is at work.  Nobody is waited for beyond what a right clock allows.
+# The open row keeps its tick while it is open: it is at work.  It waits no longer than a right clock allows.
 SET_RIGHT = """
     update job_runs set
         claimed_at = least(claimed_at, clock_timestamp()),

@@ -17,7 +17,7 @@ class Deadline:
 
     *safe_point* may raise to end the run at once.  A run that is asked to stop ends as
     if its budget were used up: what is left waits for the next tick.  So does one that a
-    *brake* says why to end.  *done* counts what the run has told of; *told* is called when it
+    *brake* says why to end.  *done* counts what the run has reported; *on_progress* is called when it
     does, before any waiting.
     """
 
@@ -27,7 +27,7 @@ class Deadline:
         *,
         clock: Callable[[], float] = time.monotonic,
         safe_point: Callable[[], None] = lambda: None,
-        told: Callable[[], None] = lambda: None,
+        on_progress: Callable[[], None] = lambda: None,
         brake: Callable[[], str | None] = lambda: None,
         pace: float | None = None,
     ) -> None:
@@ -35,7 +35,7 @@ class Deadline:
         self._clock = clock
         self._ends = clock() + budget.total_seconds()
         self._safe_point = safe_point
-        self._told = told
+        self._on_progress = on_progress
         self._brake = brake
         self._pace = pace
 
@@ -49,7 +49,7 @@ class Deadline:
         Keeps to the pace: waits as long as those may take, but not beyond the budget.
         """
         self.done += done
-        self._told()
+        self._on_progress()
         if self._pace and done:
             self._wait(done / self._pace)
         self._safe_point()

@@ -32,13 +32,13 @@ def idle(settings: Settings) -> set[str]:
 
 
 def off(schedules: Mapping[str, object | None]) -> Iterator[Off]:
-    """Yield what is off: by its flag, or as *schedules* have no entry for it; of batches that nobody knows, nothing."""
+    """Yield what is off: by its flag, or as *schedules* have no entry for it; of unknown batches, nothing."""
     registered = {row.name: row.registered_at for row in Batch.select()}
     for name, batch in BATCHES.items():
         if name not in registered:
             continue
         if schedules.get(name) is None:
-            # Nobody notes when a cron is switched off: its last tick was still on time.
+            # It is not recorded when a cron is switched off: its last tick was still on time.
             yield Off(name, "cron_off", JobRun.newest_tick(name) or registered[name])
         if batch.flag is not None and not FeatureFlag.is_on(batch.flag):
             turned = FeatureFlag.get_or_none(FeatureFlag.name == batch.flag)
@@ -89,4 +89,4 @@ def _paused(hold: Hold) -> str:
 
 
 def _moment(instant: datetime | None) -> str:
-    return instant.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S") if instant else "nobody knows when"
+    return instant.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S") if instant else "an unknown time"

@@ -137,7 +137,7 @@ class Hold(Base):
     def set_right(cls, batch: str) -> None:
         """Correct beginnings that lie in the future, as the clock was ahead; show in `batches` what stands.
 
-        A trigger shows it with each change, unless somebody has the batch's row locked just then.
+        A trigger shows it with each change, unless another session has the batch's row locked just then.
         """
         now = pw.fn.clock_timestamp()
         cls.update(since=now).where(cls.batch == batch, cls.since > now).execute()

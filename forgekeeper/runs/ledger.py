@@ -1,14 +1,14 @@
 """The ledger: every tick of a batch and every run by hand, each in exactly one state.
 
 A batch's open row (claimed, enqueued or started) is its lock.  A change of state is one
-guarded update; who comes second changes nothing and is told so by the return value.
+guarded update; a second one changes nothing, and its return value says so.
 All times are the database's, so a machine whose clock is wrong claims nothing early and
 repeats nothing.  `docs/architecture/ticks.md` draws the states.
 
 A database that is restored, or fails over to a replica that lags, gives the numbers of its
 lost runs out again.  So each run has a token, which is in its message, and each attempt
-another, which is in every change that it makes: whoever comes from the lost time is told
-that the run is not theirs, whatever its number.
+another, which is in every change that it makes: a process that comes from the lost time
+learns that the run is not its own, whatever its number.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ class Health(NamedTuple):
 
 
 class Started(NamedTuple):
-    """A run that is now ours, as long as nobody finds us dead; *token* is of this attempt.
+    """A run that is now ours, as long as we are not found expired; *token* is of this attempt.
 
     *blocked* is why the attempt before it was, if it was.
     """
@@ -220,7 +220,7 @@ class Started(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """A run that was taken from a worker that fell silent."""
+    """A run that was taken from a worker that expired."""
 
     id: int
     state: str
@@ -446,7 +446,7 @@ class JobRun(Base):
 
     @classmethod
     def reopen_lost(cls, batch: str, *, dead_after: timedelta) -> list[Lost]:
-        """Take runs from workers silent for *dead_after*; the third time it is poison."""
+        """Take runs from workers that expired *dead_after* ago; the third time it is poison."""
         values = {"batch": batch, "dead_after": dead_after, "max_losses": MAX_LOSSES}
         return [Lost(*row) for row in database.execute_sql(REOPEN_LOST, values).fetchall()]
 

@@ -21,7 +21,7 @@ LAST_RUNS = """
     where batch = %(batch)s and state = 'succeeded' and started_at is not null and finished_at > started_at
     order by id desc limit %(runs)s
 """
-# Nobody notes how long the children of a run have worked: until their time was up, or else until the next one began.
+# It is not recorded how long the children of a run have worked: until their time was up, or until the next began.
 LAST_WITH_CHILDREN = """
     with last as (
         select id, started_at, lead(started_at, 1, clock_timestamp()) over (order by id) as next from (
@@ -41,7 +41,7 @@ class Pace(NamedTuple):
     """How long it will take: *seconds* of work in so many *runs*, and until the last of them has ended.
 
     *per_second* is by its last runs, *allowed* by its setting.  Without a pace *unknown* says why.  *at_most* says that
-    its last runs had so little to do that they tell only how long it takes at most.
+    its last runs had so little to do that they say only how long it takes at most.
     """
 
     per_second: float | None = None
@@ -78,7 +78,7 @@ def pace(batch: BatchSpec, records: int, settings: Settings) -> Pace:
 def measured_pace(batch: BatchSpec, budget: float) -> Measured | None:
     """Return how many records a second those of its last runs have worked on that had much to do; None where none has.
 
-    What a run takes that has three records is what a run takes that has none: it tells nothing of thousands.
+    What a run takes that has three records is what a run takes that has none: it says nothing of thousands.
     """
     values = {"batch": batch.name, "runs": RUNS, "budget": budget}
     rows = database.execute_sql(LAST_WITH_CHILDREN if batch.children else LAST_RUNS, values).fetchall()

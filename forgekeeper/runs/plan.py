@@ -1,7 +1,7 @@
 """What becomes of a batch's ticks: decided here, carried out by `reconcile`.
 
 Nothing is asked and nothing is changed: the same arguments give the same decisions, so any
-number of schedulers may decide at once, and whoever claims first has the tick.
+number of schedulers may decide at once, and the first to claim it has the tick.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What schedulers have done for a batch, as log lines and as counts: the wording in one place."""
+"""What schedulers have done for a batch, as log lines and as counts."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ log = structlog.get_logger(__name__)
 
 
 def reopened(batch: str, lost: Lost) -> None:
-    """Tell of a run whose worker was lost."""
+    """Report a run whose worker was lost."""
     COUNT.inc("forgekeeper_scheduler_runs_reopened_total", batch)
     log.warning("run taken from a silent worker", batch=batch, **lost._asdict())
 
 
 def set_aside(batch: str, ahead: Ahead) -> None:
-    """Tell of ticks that were claimed while the database's clock was ahead, if there are any."""
+    """Report ticks that were claimed while the database's clock was ahead, if there are any."""
     if ahead.newest is not None:
         newest = ahead.newest.isoformat()
         log.error("ticks set aside, their time has not come", batch=batch, ticks=ahead.ticks, newest=newest)
@@ -44,14 +44,14 @@ def misfired(batch: str, ticks: int) -> None:
 
 
 def missed(batch: str, ticks: int, *, oldest: datetime) -> None:
-    """Tell of ticks that nobody claimed before the newest was due, if there are any."""
+    """Report ticks that nobody claimed before the newest was due, if there are any."""
     misfired(batch, ticks)
     if ticks:
         log.warning("ticks missed", batch=batch, ticks=ticks, oldest=oldest.isoformat())
 
 
 def skipped(batch: str, tick: datetime, *, reason: str, running: bool) -> None:
-    """Tell of a tick that a pause or an open run has turned away.
+    """Report a tick that a pause or an open run has turned away.
 
     A run that waits for a worker is no fault of the timetable, and is not counted; one that is *running* is.
     """

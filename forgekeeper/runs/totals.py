@@ -50,7 +50,7 @@ DELETE_OLD = """
     )
 """
 LAST = 100
-"""So many runs of each batch are remembered: by them a brake tells what is out of proportion."""
+"""So many runs of each batch are remembered: by them the breaker says what is out of proportion."""
 
 
 class Amount(NamedTuple):

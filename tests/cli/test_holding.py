@@ -131,7 +131,7 @@ def test_without_a_terminal_a_pause_says_that_no_reason_was_given(main, database
     result = main("pause", NAME)
 
     assert result.status == 0
-    assert result.sentences == ["no reason was given for the pause; give one with --reason, for whoever finds it"]
+    assert result.sentences == ["no reason was given for the pause; give one with --reason, for anyone who finds it"]
 
 
 def test_a_pause_of_one_batch_answers_with_json_as_it_always_has(main, database):
@@ -181,7 +181,7 @@ def test_a_stop_needs_a_reason(main, database):
     result = main("stop", NAME)
 
     assert (result.status, stopped()) == (2, set())
-    assert result.complaint == "say why: the stop needs a --reason, for whoever finds it"
+    assert result.complaint == "say why: the stop needs a --reason, for anyone who finds it"
 
 
 def test_a_blank_reason_is_none(main, database):

@@ -101,16 +101,21 @@ def _failures(failures: Sequence[Mapping[str, Any]], which: str) -> Iterator[str
     for one in failures[:SHOWN]:
         of_run = f" of run {one['run']}" if which != "of them" and one["run"] else ""
         times = "once" if one["failures"] == 1 else f"{one['failures']} times since {moment(one['since'])}"
-        again = f"; it is tried again at {moment(one['retry_at'])}" if one.get("retry_at") else ""
-        last = f"the last time at {moment(one['failed_at'])}: {one['error']}{again}"
+        last = f"the last time at {moment(one['failed_at'])}: {one['error']}; {_again(one['retry_at'])}"
         yield f"  {one['key']}{of_run} failed {times}, {last}"
     if count > SHOWN:
         yield f"  and {count - SHOWN:,} more: `forgekeeper why RUN --json` has all of a run's"
 
 
+def _again(retry_at: datetime | None) -> str:
+    if retry_at is None:
+        return "it waits for a person: `forgekeeper quarantine`"
+    return f"the first run after {moment(retry_at)} tries it again"
+
+
 def _failure(row: Quarantined) -> dict[str, Any]:
     fields = ("record", "key", "run", "error", "failures", "since", "failed_at")
-    return {field: getattr(row, field) for field in fields}
+    return {field: getattr(row, field) for field in fields} | {"retry_at": row.again}
 
 
 def _children(count: int) -> str:

@@ -6,7 +6,7 @@ import pytest
 
 from demo import git_repositories
 from forgekeeper.connections import client
-from forgekeeper.delivery.queues import depth
+from forgekeeper.database import LAST_INSTANT
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.quarantine import Quarantined
 from forgekeeper.storage import sentinel
@@ -127,8 +127,6 @@ def test_why_says_what_has_become_of_the_children_of_a_run(failed, main):
         "sent": 2,
         "running": 0,
         "queued": 2,
-        "retrying": 0,
-        "dead": 0,
         "ended": 0,
     }
     assert (failure["key"], failure["failures"], failure["run"]) == (CHILD, 1, failed.id)
@@ -173,17 +171,32 @@ def worker(tmp_path, broken, root):
     program.kill()
 
 
-def test_a_child_that_fails_in_a_worker_waits_for_its_retry_and_is_shown(with_root, broken, worker, main):
+def test_a_child_that_fails_in_a_worker_is_left_to_the_next_run_and_is_shown(with_root, broken, worker, main):
     run = recorded(batch, with_root)
-    eventually(lambda: depth(client, "git")["delayed"] == 1)
+    eventually(lambda: Quarantined.select().count() == 1)
     eventually(lambda: GitRefDeletion.pending().count() == 1)
 
-    (children,) = main("why", str(run.id), "--json").json["children"]
+    def children():
+        (found,) = main("why", str(run.id), "--json").json["children"]
+        return [found[name] for name in ("sent", "running", "queued", "ended")], len(found["failing"])
 
-    counts = {name: children[name] for name in ("sent", "queued", "retrying", "dead", "ended")}
-    assert counts == {"sent": 2, "queued": 0, "retrying": 1, "dead": 0, "ended": 1}
-    assert datetime.fromisoformat(children["failing"][0]["retry_at"]) > run.finished_at
-    assert "; it is tried again at 20" in main("why", str(run.id)).stdout
+    eventually(lambda: children() == ([2, 0, 0, 2], 1))
+
+
+def test_why_says_when_a_failing_child_is_tried_again(failed, with_root, main):
+    work_on(with_root, failed.id)
+
+    (children,) = main("why", str(failed.id), "--json").json["children"]
+
+    again = datetime.fromisoformat(children["failing"][0]["retry_at"])
+    assert again > Quarantined.get().failed_at
+    assert f"; the first run after {again:%Y-%m-%d %H:%M:%S} tries it again" in main("why", str(failed.id)).stdout
+
+
+def test_why_says_that_a_child_waits_for_a_person(failed, main):
+    Quarantined.update(retry_at=LAST_INSTANT).execute()
+
+    assert "; it waits for a person: `forgekeeper quarantine`" in main("why", str(failed.id)).stdout
 
 
 def test_a_child_that_a_person_discards_fails_no_longer(failed, main):

@@ -169,7 +169,7 @@ def _on_kept(act: Act, key: str | None, batch: str, refused: Refused, settings: 
 
 def _kept(batch: str | None, kind: str | None) -> Iterator[tuple[str, Refused]]:
     """Yield what documents declare, with the batch of each; refuse an unknown kind."""
-    every = [(one.name, refused) for one in all_declared() for refused in one.refused]
+    every = [(one.parent or one.name, refused) for one in all_declared() for refused in one.refused]
     known = [*KINDS, *(refused.kind for _, refused in every)]
     if kind is not None and kind not in known:
         wrong_use(f"there is no kind {kind!r}; there are: {', '.join(known)}")

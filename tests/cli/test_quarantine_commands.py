@@ -82,9 +82,11 @@ def test_as_json_each_says_when_it_is_tried_again_or_that_it_waits_for_a_person(
 
 def test_those_of_a_batch_or_a_kind_are_listed_alone(main, bad, kept):
     of_batch = main("quarantine", "list", "--batch", "user_status_cleanup", "--json").json
+    of_child = main("quarantine", "list", "--batch", "git_ref_cleanup", "--json").json
     of_kind = main("quarantine", "list", "--kind", "object", "--json").json
 
     assert [one["key"] for one in of_batch["entries"]] == ["815"]
+    assert {one["kind"] for one in of_child["entries"]} == {"child", "ref"}
     assert [one["id"] for one in of_kind["entries"]] == [kept["object"]]
 
 
@@ -226,4 +228,4 @@ def test_wrong_use_is_refused(main, arguments):
 def test_a_command_that_has_been_renamed_names_the_new_one(main, old, new):
     result = main(*old)
 
-    assert (result.status, f"is now `{new}`" in result.complaint) == (2, True)
+    assert (result.status, result.complaint.endswith(f": run `{new}`")) == (2, True)

@@ -21,7 +21,7 @@ from .every_command import commands, serves, walk
 ROOT = Path(__file__).parents[2]
 ALL = dict(commands())
 SERVING = {name for name, command in ALL.items() if serves(command)}
-NEED_NO_SERVER = {"demo", "settings", "metrics", "batches", "exporter"}
+NEED_NO_SERVER = {"demo", "settings", "metrics", "batches", "exporter", "refs", "uploads"}
 WAITING = {"scheduler", "worker", "up"}
 """They do not end over what a server says, but wait until it says something else."""
 NEED_THE_DATABASE = sorted(set(ALL) - NEED_NO_SERVER - WAITING - {"check", "processes"})

@@ -25,7 +25,7 @@ from metrics.redaction import printable
 from workers.git_ref_cleanup import restoring
 from workers.git_ref_cleanup.restoring import Deleted
 
-refs = typer.Typer(help="Git refs that were deleted wrongly.", no_args_is_help=True)
+refs = typer.Typer(help="Git refs that were deleted wrongly.")
 COMMANDS = {"refs": refs}
 
 

@@ -15,7 +15,7 @@ from forgekeeper.storage.objects import OUTSIDE
 from workers.stale_direct_uploads import adoption, register
 from workers.stale_direct_uploads.orphans import adopt, look, pages
 
-uploads = typer.Typer(help="Objects in a store that nobody answers for.", no_args_is_help=True)
+uploads = typer.Typer(help="Objects in a store that nobody answers for.")
 COMMANDS = {"uploads": uploads}
 
 

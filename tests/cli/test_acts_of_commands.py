@@ -10,7 +10,6 @@ from unittest.mock import ANY
 from uuid import uuid4
 
 import pytest
-from forgekeeper.runs.passed_over import PassedOver
 from psycopg2.extensions import make_dsn
 
 from forgekeeper import database as db
@@ -18,8 +17,8 @@ from forgekeeper import locks
 from forgekeeper.audit.acts import Act
 from forgekeeper.connections import client
 from forgekeeper.database import now
-from forgekeeper.delivery.broker import NAMESPACE, broker
 from forgekeeper.delivery.queues import INSTALLATION as OF_REDIS
+from forgekeeper.runs import quarantine
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.storage import sentinel, stores
 from forgekeeper.storage.outbox import MAX_ATTEMPTS, DeletedObject
@@ -52,18 +51,6 @@ class Case(NamedTuple):
 
 def act(command, what, *, batch=None, reason=None, before=None, after=None):
     return {"act": command, "what": what, "batch": batch, "reason": reason, "before": before, "after": after}
-
-
-def letters(*ids):
-    """Let dead letters of a child lie there, by these ids."""
-
-    def arrange(_folder):
-        for number, name in enumerate(ids):
-            message = broker.actors["clean_project_refs"].message(number).copy(message_id=name)
-            client.zadd(f"{NAMESPACE}:git.XQ", {name: number + 1})
-            client.hset(f"{NAMESPACE}:git.XQ.msgs", name, message.encode())
-
-    return arrange
 
 
 def failed_uploads(*members):
@@ -102,7 +89,7 @@ def refused_refs(number):
 
 
 def bad_records(_folder):
-    PassedOver.fail(BATCH, "user_status", 7, "it is bad")
+    quarantine.fail(BATCH, "user_status", "7", "it is bad", reason="record_failed")
 
 
 def a_waiting_run(_folder):
@@ -140,40 +127,35 @@ CASES = [
         a_waiting_run,
     ),
     Case(f"send {BATCH}", act("send", "run 1", batch=BATCH, after={"run": 1})),
-    Case("records retry 7", act("records retry", "7", after={"retried": 1}), bad_records),
+    Case("leases break refs:7", act("leases break", "refs:7", before={"holder": "forge-2:77", "since": ANY}), a_lease),
     Case(
-        f"records retry --all --batch {BATCH}",
-        act("records retry", "all", batch=BATCH, after={"retried": 1}),
+        "quarantine retry 1",
+        act("quarantine retry", "1", batch=BATCH, before=one("record user_status 7: it is bad")),
         bad_records,
     ),
-    Case("leases break refs:7", act("leases break", "refs:7", before={"holder": "forge-2:77", "since": ANY}), a_lease),
-    Case("dead replay l1", act("dead replay", "l1", after=one("l1")), letters("l1", "l2")),
-    Case("dead replay --all", act("dead replay", "all", after=two("l1", "l2")), letters("l1", "l2")),
-    Case("dead purge l1 --yes", act("dead purge", "l1", before=one("l1")), letters("l1", "l2")),
-    Case("dead purge --all --yes", act("dead purge", "all", before=two("l1", "l2")), letters("l1", "l2")),
-    Case("dead purge --older-than 2d --yes", act("dead purge", "older than 2d", before=one("l1")), letters("l1")),
-    Case("objects retry 1", act("objects retry", "object 1", after={"retried": 1}), dead_objects(2)),
-    Case("objects retry --all", act("objects retry", "all", after={"retried": 2}), dead_objects(2)),
     Case(
-        "refs retry 1",
-        act(
-            "refs retry",
-            "deletion 1",
-            batch="git_ref_cleanup",
-            before={"project_id": 7, "ref": "refs/a..0", "reason": "invalid_name"},
-            after={"retried": 1},
-        ),
+        "quarantine discard --all",
+        act("quarantine discard", "all", before=one("record user_status 7: it is bad")),
+        bad_records,
+    ),
+    Case(
+        "quarantine retry object:1",
+        act("quarantine retry", "object:1", batch="delete_objects", before={"kind": "object"} | one("1")),
+        dead_objects(2),
+    ),
+    Case(
+        "quarantine retry --all --kind ref",
+        act("quarantine retry", "all", batch="git_ref_cleanup", before={"kind": "ref"} | two("1", "2")),
         refused_refs(2),
     ),
-    Case("refs retry --all", act("refs retry", "all", batch="git_ref_cleanup", after={"retried": 2}), refused_refs(2)),
     Case(
-        "uploads retry artifacts:a/b",
-        act("uploads retry", "artifacts:a/b", batch=UPLOADS, after=one("artifacts:a/b")),
-        failed_uploads("artifacts:a/b", "artifacts:c"),
-    ),
-    Case(
-        "uploads retry --all",
-        act("uploads retry", "all", batch=UPLOADS, after=two("artifacts:a/b", "artifacts:c")),
+        "quarantine discard upload:artifacts:a/b",
+        act(
+            "quarantine discard",
+            "upload:artifacts:a/b",
+            batch=UPLOADS,
+            before={"kind": "upload"} | one("artifacts:a/b"),
+        ),
         failed_uploads("artifacts:a/b", "artifacts:c"),
     ),
     Case(
@@ -199,17 +181,16 @@ ELSEWHERE = {
 }
 """They leave acts, too: how, is further below or in the tests of their own."""
 LOOKING = {
-    *("settings", "metrics", "batches", "status", "processes", "ticks", "why", "records", "records list", "audit"),
-    *("leases", "leases list", "dead", "dead list", "dead show", "uploads", "uploads failed", "objects"),
-    *("objects failed", "objects held", "refs", "refs rejected", "buckets", "flags", "flags list"),
+    *("settings", "metrics", "batches", "status", "processes", "ticks", "why", "audit"),
+    *("leases", "leases list", "quarantine", "quarantine list", "quarantine show", "uploads", "objects"),
+    *("objects held", "refs", "buckets", "flags", "flags list"),
 }
 NOT_RECORDED = {
     *("scheduler", "worker", "exporter"),  # not a person's act but a process: it has its row, and its runs theirs
     "demo",  # of servers that end with it
 }
 NOTHING_TO_DO = [
-    *("records retry --all", "objects retry --all", "refs retry --all", "uploads retry --all", "uploads forget --all"),
-    *("dead replay --all", "dead purge --all --yes"),
+    *("quarantine retry --all", "quarantine discard --all", "uploads forget --all"),
 ]
 every_case = every("case", CASES, name=lambda case: case.line)
 
@@ -250,7 +231,7 @@ def without_grant(urls, query):
 
 def empty():
     """Let nothing of an earlier row of the table lie about."""
-    tables = "job_runs, passed_over_records, ci_deleted_objects, ci_job_artifacts, feature_flags, batches"
+    tables = "job_runs, quarantine, ci_deleted_objects, ci_job_artifacts, feature_flags, batches"
     db.database.execute_sql("set session_replication_role = replica")
     db.database.execute_sql(f"truncate {tables}, batched_git_ref_updates_deletions, audit_acts restart identity")
     db.database.execute_sql("set session_replication_role = default")

@@ -4,13 +4,10 @@ import json
 from datetime import timedelta
 
 import pytest
-from dramatiq import Message
-from forgekeeper.delivery.sizes import LARGEST_FETCHED
-from forgekeeper.runs.passed_over import PassedOver
 
 from forgekeeper.connections import client
 from forgekeeper.database import now
-from forgekeeper.delivery.broker import NAMESPACE
+from forgekeeper.runs import quarantine
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
@@ -30,15 +27,9 @@ COMMANDS = {
     "processes": "processes",
     "ticks": f"ticks {NAME}",
     "why": f"why {NAME}",
-    "dead list": "dead list",
-    "dead list, all": "dead list --limit 1000 --oldest",
-    "dead show": "dead show odd",
-    "dead show of a large one": "dead show large",
-    "dead replay": "dead replay --all --dry-run",
-    "records": "records list",
-    "uploads": "uploads failed",
-    "objects": "objects failed",
-    "refs": "refs rejected",
+    "quarantine": "quarantine list",
+    "quarantine show": "quarantine show 1",
+    "objects": "objects held",
     "leases": "leases list",
     "buckets": "buckets",
 }
@@ -60,10 +51,7 @@ def noise(database):
         blocked_since=instant, blocked_reason=NOISE, blocked_sentence=LONG,
     )  # fmt: skip
     Hold.add(NAME, "pause", reason=LONG, by=LONG, until=instant + timedelta(days=1))
-    PassedOver.create(
-        batch=NOISE, record=NOISE, key=LONG[:2_000], first_failed_at=instant, last_failed_at=instant,
-        retry_at=instant, error=LONG,
-    )  # fmt: skip
+    quarantine.fail(NOISE, NOISE, LONG[:2_000], LONG, reason="unreadable")
     Process.create(
         kind="worker", host=NOISE, pid=1, version=LONG, alive_at=instant, silent_from=instant + timedelta(hours=1),
         queues=[LONG], timetable={NAME: LONG},
@@ -72,16 +60,6 @@ def noise(database):
     DeletedObject.create(store_dir=NOISE, file=NOISE, pick_up_at=instant, attempts=MAX_ATTEMPTS)
     GitRefDeletion.create(project_id=1, ref=NOISE, rejected_reason=NOISE)
     client.zadd(register.FAILED, {f"artifacts:{LONG}": 1})
-    client.hset(f"{NAMESPACE}:git.XQ.reasons", "odd", LONG)
-    nested = "[" * 900 + "]" * 900
-    for letter, body in {
-        "large": b"{" + b" " * LARGEST_FETCHED,
-        "odd": Message("git", NOISE, (NOISE,), {NOISE: NOISE}, {NOISE: NOISE, "traceback": LONG[:500_000]}, "odd").encode(),
-        "deep": Message("git", "a", (), {}, {}, "deep").encode().replace(b'"args":[]', f'"args":{nested}'.encode()),
-        LONG: Message("git", "a", (), {}, {}, LONG[:100]).encode(),
-    }.items():  # fmt: skip
-        client.zadd(f"{NAMESPACE}:git.XQ", {letter: 1})
-        client.hset(f"{NAMESPACE}:git.XQ.msgs", letter, body)
 
 
 @every("command", COMMANDS.values())
@@ -98,9 +76,9 @@ def test_no_command_hands_over_what_a_terminal_would_obey(main, command):
 
 
 def test_json_has_what_was_written_letter_for_letter(main):
-    (entry, *_) = [one for one in main("dead", "list", "--json").json["entries"] if one["id"] == "odd"]
+    (entry,) = main("quarantine", "list", "--kind", "message", "--json").json["entries"]
 
-    assert entry["args"] == [NOISE]
+    assert (entry["record"], entry["error"]) == (NOISE, LONG)
 
 
 def test_json_of_a_number_that_is_too_large_for_it_is_json(main):

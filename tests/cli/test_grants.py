@@ -1,6 +1,6 @@
 """The grants that docs/security.md lists are enough for everything, and `check` names what is missing.
 
-`python -m tests.system.soak --acl` runs the whole system with them.
+`python -m tests.system.soak` runs the whole system with them.
 """
 
 import os
@@ -12,13 +12,11 @@ import redis
 
 from forgekeeper.batches import BATCHES
 from forgekeeper.database import grants, privileges
-from forgekeeper.delivery.broker import NAMESPACE, broker
 from forgekeeper.storage import sentinel
 from forgekeeper.tables import OURS
 from models import APPLICATION
+from tests.system.soak import rights
 from workers.stale_direct_uploads import register
-
-from ..system import rights  # noqa: TID252, pytest puts no folder on the path
 
 MODELS = (*OURS, *APPLICATION)
 DENIED = "42501"
@@ -106,22 +104,22 @@ def test_every_batch_runs_with_these_grants(main, role, query):
 
 COMMANDS = (
     *("status", "flags on bulk_delete_job_artifacts", "pause prune", "resume prune", "send prune", "ticks prune"),
-    *("refs retry --all", "objects retry --all", "records", "records retry --all", "processes", "buckets", "leases"),
+    *("quarantine", "quarantine show 1", "quarantine retry 1", "quarantine discard 1", "quarantine retry --all"),
+    *("objects", "processes", "buckets", "leases"),
     *("audit", "audit --run 1", "audit --what artifact:1", "audit --what path:a/b"),
-    *("uploads", "uploads failed", "uploads retry --all", "why prune", "check"),
+    *("why prune", "check"),
     *("uploads reconcile artifacts --prefix a --yes --expect 1", "uploads forget --all"),
-    *("dead list", "dead list --oldest", "dead show 1", "dead replay 1", "dead purge 2 --yes"),
 )
 
 
 def plant(role, folder):
-    """Leave something for the commands to work on: dead letters, failed uploads, an object that nobody knows."""
+    """Leave something for the commands to work on: a bad record, a failed upload, an object that nobody knows."""
     with closing(redis.from_url(role.settings["REDIS_URL"], driver_info=None)) as server:
-        message = broker.actors["clean_project_refs"].message(1)
-        for number in ("1", "2"):
-            server.zadd(f"{NAMESPACE}:git.XQ", {number: 1})
-            server.hset(f"{NAMESPACE}:git.XQ.msgs", number, message.copy(message_id=number).encode())
         server.zadd(register.FAILED, {"artifacts:given/up": 1})
+    role.ask(
+        "insert into quarantine (batch, record, key, reason, error, failures, since, failed_at)"
+        " values ('user_status_cleanup', 'user_status', '7', 'record_failed', 'it is bad', 2, now(), now())"
+    )
     file = folder / "objects" / "a" / "b"
     file.parent.mkdir()
     file.write_bytes(b"")

@@ -32,7 +32,7 @@ SENTENCES = {
     "worker --queues cron,crone": "there is no queue 'crone'; there are: cron, git, artifacts, objects",
     f"pause {NAME} --until 2020-01-01": "2020-01-01 00:00:00 has passed; give a time to come, in UTC",
     f"why {NAME} 25:00": "'25:00' is not a time: write it as 08:30, 2h or 2026-11-20T08:30, in UTC",
-    "psql": 'there is no command psql any more: run `psql "$FORGEKEEPER_DATABASE_URL"`',
+    "psql": 'there is no command `psql` any more: run `psql "$FORGEKEEPER_DATABASE_URL"`',
 }
 NAMED = {
     f"runs {NAME}": "runs",

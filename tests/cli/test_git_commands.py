@@ -25,21 +25,6 @@ def root(tmp_path):
 
 
 @pytest.fixture
-def refs():
-    """Two rejected deletions and a pending one."""
-    rows = [("refs/heads/a..b", "invalid_name"), ("HEAD", "not_under_refs"), ("refs/x", None)]
-    return [
-        GitRefDeletion.create(
-            project_id=7,
-            ref=ref,
-            reason=reason,
-            status=DeletionStatus.REJECTED if reason else DeletionStatus.PENDING,
-        ).id
-        for ref, reason in rows
-    ]
-
-
-@pytest.fixture
 def held():
     with lease(client, "clean_project_refs:7", ttl=MINUTE, holder="forge-2:77") as held:
         yield held
@@ -120,30 +105,6 @@ def test_what_a_run_had_sent_before_it_failed_is_worked_on_by_hand_too(main, roo
     assert "3 of 4 projects have no repository" in result.sentences[-1]
 
 
-# refs
-
-
-@pytest.mark.parametrize("command", [["refs"], ["refs", "rejected"]])
-def test_rejected_deletions_are_listed_with_their_reasons(main, refs, command):
-    result = main(*command)
-
-    assert result.status == 0
-    assert "refs/heads/a..b" in result.stdout
-    assert "invalid_name" in result.stdout
-    assert "refs/x" not in result.stdout
-
-
-def test_one_rejected_deletion_is_tried_anew(main, refs):
-    result = main("refs", "retry", str(refs[0]))
-
-    assert (result.status, statuses()) == (0, [1, 3, 1])
-
-
-@pytest.mark.parametrize("arguments", [[], ["1", "--all"]])
-def test_retry_wants_one_or_all(main, arguments):
-    assert main("refs", "retry", *arguments).status == 2
-
-
 # leases
 
 
@@ -162,6 +123,3 @@ def test_a_broken_lease_is_free_and_its_holder_learns_of_it(main, held):
     assert (result.status, main("leases", "list", "--json").json) == (0, {"leases": []})
     with pytest.raises(LeaseLost):
         held.check()
-
-
-# status and check

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import psycopg2
 import pytest
 
-from forgekeeper import migrations
 from forgekeeper.audit.acts import Act
 from forgekeeper.batches import BATCHES
 from forgekeeper.boot import load
@@ -21,7 +20,6 @@ from forgekeeper.runs import reconcile
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
-from forgekeeper.runs.processes import Process
 
 NAME = "user_status_cleanup"
 ME = "ops"
@@ -476,43 +474,6 @@ def test_a_stop_works_while_migrations_are_pending(main, settings, new_database,
 
 
 # Older versions
-
-
-@pytest.fixture
-def older(database):
-    """A worker of a version that does not know holds, and one of this version."""
-    facts = {"kind": "worker", "version": "0.1.0", "alive_at": now() + MINUTE, "silent_from": now() + 2 * MINUTE}
-    Process.create(host="old", pid=1, **facts)
-    Process.create(host="new", pid=2, migration=migrations.newest(), **facts)
-
-
-def test_a_stop_names_the_processes_that_may_not_know_of_it(main, older):
-    result = main("stop", NAME, "--reason", "wrong rows go", "--no-wait")
-
-    assert result.status == 0
-    assert result.sentences == [
-        (
-            "of an older version, and perhaps not to be stopped by this: worker old:1 (version 0.1.0);"
-            " end what must not go on with SIGTERM on its machine"
-        )
-    ]
-
-
-def test_with_json_a_stop_lists_them(main, older):
-    answer = main("stop", NAME, "--reason", "wrong rows go", "--no-wait", "--json").json
-
-    assert answer["older"] == ["worker old:1 (version 0.1.0)"]
-
-
-def test_a_stop_that_older_versions_cannot_see_says_so_and_stands(main, older, another):
-    Batch.register(BATCHES)
-    another.execute("select from batches where name = %s for update", (NAME,))
-
-    result = main("stop", "--all", "--reason", "wrong rows go", "--no-wait", DATABASE_LOCK_TIMEOUT="0.1")
-
-    assert (result.status, stopped()) == (1, set(BATCHES))
-    assert f"{NAME} is stopped, but processes of an older version cannot see it: " in result.stderr
-    assert {row.name for row in Batch.select().where(Batch.stopped_since.is_null(False))} == set(BATCHES) - {NAME}
 
 
 # cancel

@@ -138,5 +138,5 @@ def test_uploads_that_the_forge_registers_elsewhere_are_an_error_and_block_the_b
     (message,) = forge.errors("redis")
     result = forge.run("stale_direct_uploads")
 
-    assert message.startswith("Redis has a hash pending_direct_uploads with 1 uploads, which nobody here reads")
+    assert message.startswith("Redis has a hash pending_direct_uploads with 1 uploads, which this batch does not read")
     assert (result["skipped"], result["blocked"]) == ("schema", message)

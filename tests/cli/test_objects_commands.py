@@ -1,4 +1,4 @@
-"""What is at work or was given up: `buckets`, `uploads`, `objects`, and runs without a store."""
+"""What is at work or was given up: `buckets`, `uploads`, and objects."""
 
 import json
 import os
@@ -7,7 +7,6 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from forgekeeper.connections import client
-from forgekeeper.database import now
 from forgekeeper.storage import sentinel, stores
 from forgekeeper.storage.outbox import MAX_ATTEMPTS, DeletedObject
 from forgekeeper.storage.settled import SettledUpload
@@ -111,9 +110,6 @@ def members(key):
     return {member.decode() for member in client.zrange(key, 0, -1)}
 
 
-# Without a store
-
-
 # Buckets
 
 
@@ -131,23 +127,13 @@ def test_buckets_shows_the_free_ones_and_who_has_the_others(main):
 # Uploads that were given up
 
 
-def test_failed_uploads_are_listed_with_their_attempts(main):
-    give_up("no colon")
-
-    answer = main("uploads", "failed", "--json").json
-
-    (entry,) = answer["entries"]
-    assert (answer["failed"], entry["member"], entry["attempts"]) == (1, "no colon", 1)
-    assert abs(datetime.fromisoformat(entry["at"]) - now()) < timedelta(minutes=1)
-
-
 def test_a_failed_upload_that_is_retried_is_deleted_by_the_next_run(main, root, object_stores):
     put(root, "a", "b")
     give_up("artifacts:a", "artifacts:b")
 
-    result = main("uploads", "retry", "artifacts:a")
+    result = main("quarantine", "retry", "upload:artifacts:a")
 
-    assert (result.status, result.stdout) == (0, "1 will be tried anew\n")
+    assert (result.status, result.stdout) == (0, "1 will be tried again\n")
     main("run", "stale_direct_uploads", **object_stores)
     assert (objects_in(root), members(uploads.FAILED)) == ({"b"}, {"artifacts:b"})
 
@@ -295,20 +281,7 @@ def test_what_is_being_deleted_just_now_is_not_taken_back(main, reconcile, root)
     assert every.json == {"forgotten": [], "too_late": ["artifacts:a"]}
 
 
-# Stores that are odd
-
-
 # Objects that were given up
-
-
-def test_dead_objects_are_listed_with_their_attempts(main):
-    number = record("a/b/c", attempts=MAX_ATTEMPTS)
-
-    answer = main("objects", "failed", "--json").json
-
-    (entry,) = answer["entries"]
-    del entry["created_at"]
-    assert (answer["failed"], entry) == (1, {"id": number, "path": "a/b/c", "attempts": MAX_ATTEMPTS})
 
 
 def test_a_dead_object_that_is_retried_is_deleted_by_the_next_run(main, root, object_stores):
@@ -316,9 +289,9 @@ def test_a_dead_object_that_is_retried_is_deleted_by_the_next_run(main, root, ob
     number = record("a", attempts=MAX_ATTEMPTS)
     record("b", attempts=MAX_ATTEMPTS)
 
-    result = main("objects", "retry", str(number))
+    result = main("quarantine", "retry", f"object:{number}")
 
-    assert (result.status, result.stdout) == (0, "1 will be tried anew\n")
+    assert (result.status, result.stdout) == (0, "1 will be tried again\n")
     main("run", "delete_objects", **object_stores)
     assert (objects_in(root), [row.path for row in DeletedObject.dead()]) == ({"b"}, ["b"])
 
@@ -329,21 +302,12 @@ def test_a_dead_object_that_is_retried_is_deleted_by_the_next_run(main, root, ob
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["uploads", "retry"],
-        ["uploads", "retry", "artifacts:a", "--all"],
-        ["uploads", "failed", "--limit", "0"],
-        ["uploads", "failed", "--limit", "many"],
         ["uploads", "reconcile"],
         ["uploads", "reconcile", "artifacts"],
         ["uploads", "forget"],
         ["uploads", "forget", "artifacts:a", "--all"],
         ["uploads", "forget", "artifacts:a", "--prefix", "a"],
         ["uploads", "nonsense"],
-        ["objects", "retry"],
-        ["objects", "retry", "1", "--all"],
-        ["objects", "retry", "one"],
-        ["objects", "failed", "--limit", "-1"],
-        ["objects", "failed", "--limit", "99999999999999999999"],
         ["objects", "nonsense"],
         ["buckets", "1"],
     ],
@@ -374,6 +338,3 @@ def test_what_a_producer_has_completed_is_no_orphan(root, main, object_stores):
     result = main("uploads", "reconcile", "lfs", "--prefix", "", "--json", **object_stores)
 
     assert (result.json["named"], result.json["orphans"]) == (1, ["orphan"])
-
-
-# Names

@@ -2,6 +2,7 @@ import json
 import signal
 import subprocess
 import sys
+from datetime import timedelta
 
 import pytest
 
@@ -148,9 +149,10 @@ def test_send_twice_queues_once_and_says_since_when(main, database):
     assert (JobRun.select().count(), messages()) == (1, 1)
 
 
-def test_send_again_puts_a_lost_message_back(main, database):
+def test_send_half_a_minute_later_puts_a_lost_message_back(main, database):
     main("send", NAME)
     client.flushall()
+    JobRun.update(enqueued_at=JobRun.enqueued_at - timedelta(minutes=1)).execute()
 
     main("send", NAME)
 

@@ -99,8 +99,8 @@ def status(main):
     return lambda **settings: main("status", "--json", **settings).json
 
 
-def process(kind, pid=1, *, host="forge-1", dead_after=DEAD_AFTER, **said):
-    Process.enrol(kind=kind, host=host, pid=pid, version="1.0", dead_after=dead_after, said=said)
+def process(kind, pid=1, *, host="forge-1", dead_after=DEAD_AFTER, **facts):
+    Process.enrol(kind=kind, host=host, pid=pid, version="1.0", dead_after=dead_after, facts=facts)
 
 
 def scheduler(pid=1, timetable=EVERY_DAY, **options):

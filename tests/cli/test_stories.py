@@ -6,7 +6,7 @@ from forgekeeper.batches import BATCHES
 from forgekeeper.boot import load
 from forgekeeper.database import now
 from forgekeeper.delivery.sending import deliver
-from forgekeeper.runs import reconcile
+from forgekeeper.runs import clock_ahead, reconcile
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.processes import Process
@@ -72,7 +72,7 @@ def story(main, database):
 def test_a_tick_that_succeeded_names_scheduler_worker_and_result(story):
     run_id = claimed(minute() - 2 * MINUTE)
     JobRun.update(claimed_at=JobRun.tick + timedelta(seconds=0.4)).execute()
-    JobRun.mark_enqueued(JobRun.get_by_id(run_id))
+    reconcile.send(NAME, deliver)
     JobRun.succeed(started(run_id), {"deleted": 150, "batches": 2})
     JobRun.update(
         started_at=JobRun.tick + timedelta(seconds=1), finished_at=JobRun.tick + timedelta(seconds=4)
@@ -186,7 +186,7 @@ def test_the_schedule_that_a_living_scheduler_keeps_counts_and_not_this_shell_s(
         pid=1,
         version="1",
         dead_after=HOUR,
-        said={"timetable": {NAME: "30 4 * * *"}},
+        facts={"timetable": {NAME: "30 4 * * *"}},
     )
 
     sentences = story(datetime(2026, 11, 20, 8, 31, tzinfo=UTC))
@@ -199,7 +199,7 @@ def test_the_schedule_that_a_living_scheduler_keeps_counts_and_not_this_shell_s(
 def test_a_tick_that_was_set_aside_is_still_found_at_its_time(story):
     tick = now().replace(microsecond=0) + HOUR
     JobRun.record(NAME, [tick], "missed", by="sched-1:7")
-    JobRun.set_right(NAME, longest_retry=HOUR)
+    clock_ahead.set_right(NAME)
 
     assert story(tick)[0] == (
         f"The tick of {written(tick)} was claimed by scheduler sched-1:7 before its time had come, because "

@@ -210,7 +210,7 @@ def test_a_dead_object_that_is_held_is_not_tried_again(main, root):
     DeletedObject.update(attempts=MAX_ATTEMPTS).execute()
     main("objects", "hold", "--project", "7")
 
-    assert main("objects", "retry", "--all", "--json").json == {"retried": 0}
+    assert main("quarantine", "retry", "--all", "--kind", "object", "--json").json == {"retried": 0}
 
 
 def test_held_objects_are_listed(main, root):

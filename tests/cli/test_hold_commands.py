@@ -220,7 +220,7 @@ def test_held_objects_are_listed(main, root):
 
     assert main("objects", "held", "--json").json["held"] == 1
     assert "a [1]" in main("objects", "held").stdout
-    assert "1 are held back" in main("objects").stdout
+    assert "a [1]" in main("objects").stdout
 
 
 def test_to_hold_and_to_let_go_are_acts_of_a_person(main, root):

@@ -210,7 +210,7 @@ def test_a_dead_object_that_is_held_is_not_tried_again(main, root):
     DeletedObject.update(attempts=MAX_ATTEMPTS).execute()
     main("objects", "hold", "--project", "7")
 
-    assert main("objects", "retry", "--all", "--json").json == {"retried": 0}
+    assert main("quarantine", "retry", "--all", "--kind", "object", "--json").json == {"retried": 0}
 
 
 def test_held_objects_are_listed(main, root):
@@ -220,7 +220,7 @@ def test_held_objects_are_listed(main, root):
 
     assert main("objects", "held", "--json").json["held"] == 1
     assert "a [1]" in main("objects", "held").stdout
-    assert "1 are held back" in main("objects").stdout
+    assert "a [1]" in main("objects").stdout
 
 
 def test_to_hold_and_to_let_go_are_acts_of_a_person(main, root):

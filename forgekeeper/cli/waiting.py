@@ -19,16 +19,18 @@ import structlog
 import typer
 
 from forgekeeper import migrations
-from forgekeeper.batches import BATCHES
+from forgekeeper.batches import BATCHES, queues
 from forgekeeper.cli.connection import require_redis
 from forgekeeper.cli.failures import STATES, sentence
 from forgekeeper.connections import client
 from forgekeeper.database import database, release, takes_no_writes
+from forgekeeper.delivery.queues import types
 from forgekeeper.installation import agreement
 from forgekeeper.installation.in_redis import claim_by_writing
 from forgekeeper.installation.place import objection
 from forgekeeper.installation.row import Installation
 from forgekeeper.process import ready
+from forgekeeper.redis_types import DECLARED, misfits
 from forgekeeper.settings import Settings
 from forgekeeper.settings.addresses import of_database, of_redis
 from forgekeeper.storage.objects import StoreUnavailable
@@ -124,16 +126,17 @@ def server_missing(settings: Settings) -> Missing | None:
         require_redis()
         if objection() is None:
             claim_by_writing(client, Installation.ensure())
+        misfit = next(misfits(client, DECLARED | types(queues())), None)
     except (redis.RedisError, pw.PeeweeException) as error:
         return _refused("Redis", of_redis(settings.require_redis()), error)
-    return None
+    return None if misfit is None else Missing("Redis", of_redis(settings.require_redis()), misfit)
 
 
-def place_missing(settings: Settings, queues: Collection[str]) -> Missing | None:
-    """Look for the repositories and the stores from which the actors of *queues* delete."""
+def place_missing(settings: Settings, served: Collection[str]) -> Missing | None:
+    """Look for the repositories and the stores from which the actors of the queues that are *served* delete."""
     database.connect(reuse_if_open=True)
-    served = [one for one in BATCHES.values() if any(each.queue in queues for each in (one, *one.children))]
-    for batch in sorted(served, key=lambda one: one.name):
+    batches = [one for one in BATCHES.values() if any(each.queue in served for each in (one, *one.children))]
+    for batch in sorted(batches, key=lambda one: one.name):
         for place, look in agreement.places(batch.deletes_from, settings):
             try:
                 look()

@@ -13,7 +13,6 @@ it again (`forgekeeper.runs.attempt`).
 
 from __future__ import annotations
 
-from contextlib import closing
 from typing import Any
 
 import redis
@@ -25,13 +24,15 @@ from dramatiq.middleware import Middleware, SkipMessage
 from forgekeeper import shutdown
 from forgekeeper.batches import CHILDREN, ChildSpec
 from forgekeeper.connections import client
-from forgekeeper.database import database, release
+from forgekeeper.database import database
 from forgekeeper.delivery.encoder import UNREADABLE
 from forgekeeper.delivery.fan_out import ended
 from forgekeeper.delivery.process import Process
 from forgekeeper.delivery.queues import RUN, STARTED, bodies, fetched
 from forgekeeper.runs import quarantine
+from forgekeeper.runs.counting import harmless
 from forgekeeper.runs.retry import MAX_LOSSES
+from metrics.counting import dead_lettered
 from metrics.redaction import clean, describe
 
 log = structlog.get_logger(__name__)
@@ -90,8 +91,7 @@ class ChildMessages(Middleware):
             message.options["redis_message_id"] = number
         error = "its body is no message" if body is not None else f"there is no actor {clean(message.actor_name)}"
         log.error("message rejected", queue=queue, message_id=clean(number), reason=error)
-        database.connect(reuse_if_open=True)
-        with closing(_Release()):
+        with database.connection_context():
             quarantine.fail("unknown", queue, number, error, reason="unreadable")
 
     def _quarantine(self, child: ChildSpec, message: MessageProxy) -> None:
@@ -99,11 +99,8 @@ class ChildMessages(Middleware):
         log.error("child quarantined", child=child.name, message_id=message.message_id, reason="worker_lost")
         run = message.options.get(RUN)
         quarantine.fail(child.batch.name, child.name, message.message_id, error, reason="worker_lost", run=run)
-
-
-class _Release:
-    def close(self) -> None:
-        release()
+        with harmless():
+            dead_lettered(child.name)
 
 
 def _starts(key: str) -> int:

@@ -201,9 +201,9 @@ def test_a_row_that_raises_is_passed_over_and_the_others_go(world):
     world.rows(f"create table pinned (pipeline bigint references pipelines); insert into pinned values ({pinned})")
 
     assert wait_until(lambda: left(world) == YOUNG + 1, LIMIT)
-    assert wait_until(lambda: str(pinned) in run(world, "records", "list").stdout, LIMIT)
+    assert wait_until(lambda: str(pinned) in run(world, "quarantine", "list").stdout, LIMIT)
     world.rows("drop table pinned")
-    assert run(world, "records", "retry", "--all").returncode == 0
+    assert run(world, "quarantine", "retry", "--all").returncode == 0
     assert wait_until(lambda: left(world) == YOUNG, LIMIT)
 
 

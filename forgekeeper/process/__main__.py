@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from datetime import timedelta
 
-from dramatiq.cli import main, make_argument_parser
+from dramatiq.cli import HANDLED_SIGNALS, main, make_argument_parser
 
 from forgekeeper.boot import load
 from forgekeeper.process.master import kill_late_processes
@@ -19,6 +20,8 @@ READY_TIMEOUT = timedelta(seconds=5)
 
 def run(arguments: list[str]) -> int:
     """Run dramatiq's master process with *arguments*; return its exit status."""
+    # Dramatiq blocks them in its thread alone: one of ours would take them before its handlers are there.
+    signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_SIGNALS)
     settings = load()
     logs.configure(settings.log_format, settings.log_level)
     if settings.metrics_port_worker and not WORKER.in_files:

@@ -42,7 +42,8 @@ def _named(unless: str) -> re.Pattern[str]:
         quoted = rf"(?P<{quote}>\\{{0,7}}+[\"'])(?:.*?{unless}(?P={quote})|.*+)"
         return rf"(?:[^\s&,;\"'\\]++|\\++(?![\"'])|\\{{8,}}+[\"']|{quoted})*+"
 
-    scheme = r"(?:(?<=basic)|(?<=bearer)|(?<=token))\s++"
+    # Where what looks like the value is only another name, its value comes behind that.
+    scheme = r"(?:(?<=basic)|(?<=bearer)|(?<=token)|(?<=[=:]))\s++"
     return re.compile(
         rf"(?is){NAME}\\{{0,7}}+[\"']?+\s*+[=:]\s*+(?P<value>{word('first')}(?:{scheme}{word('second')})*+)"
     )

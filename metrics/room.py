@@ -3,7 +3,7 @@
 Those of prometheus_client 0.26.0 are sparse.  Where the disk has no room for a page of a mapped file, the kernel kills
 the process that writes there.  So each file gets its room when it is made, and a process that gets none counts in
 memory: it goes on, and only the endpoint lacks its share.  The patch may go when
-`test_the_clients_files_have_no_room_of_their_own` in `tests/engine/test_patches.py` fails.
+`test_the_clients_files_have_no_room_of_their_own` in `tests/delivery/test_patches.py` fails.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class Thread(threading.Thread):
 
     Without memory a thread may die before it says that it runs, and `threading` (CPython 3.11) waits for that
     for ever, deaf even to time limits.  The patch of its own event may go when
-    `test_a_thread_that_dies_at_once_is_waited_for_for_ever` in `tests/engine/test_patches.py` fails.
+    `test_a_thread_that_dies_at_once_is_waited_for_for_ever` in `tests/delivery/test_patches.py` fails.
     """
 
     def __init__(

@@ -16,7 +16,6 @@ LEAVES = {"database", "settings", "metrics", "identity", "fan_out", "shutdown"}
 """What anybody in the engine may import."""
 ENGINE = {
     "settings": {"failpoints"},
-    "embedded": set(),
     "identity": set(),
     "shutdown": set(),
     "fan_out": set(),
@@ -32,44 +31,34 @@ ENGINE = {
     "redis_client": {"database.writes"},
     "connections": {"database", "redis_client", "settings", "scripts"},
     "locks": {"metrics", "redis_types", "redis_values", "scripts"},
-    "delivery": {"fan_out", "identity", "metrics", "redis_values", "scripts", "shutdown"},
-    "installation": {"connections", "database", "delivery.keys", "settings", "storage"},
+    "installation": {"connections", "database", "delivery.queues", "settings", "storage"},
     "storage": {"database", "installation.row", "metrics", "settings"},
     "clocks": {"connections", "database", "runs.blocked", "settings"},
-    "brought": {"audit.subjects", "settings"},
     "preview": {"database", "settings"},
     "shown": {"database", "declaring.refused", "metrics", "preview", "settings"},
     "declaring": {"audit", "database", "settings"},
-    "deleting": {
-        *(
-            "audit",
-            "batches",
-            "connections",
-            "database",
-            "declaring",
-            "identity",
-            "locks",
-            "metrics",
-            "preview",
-            "runs",
-        ),
-        *("settings", "storage"),
-    },
-    "batches": {"audit.subjects", "brought", "database", "declaring", "flags", "metrics", "settings", "shown"},
-    "runs": LEAVES | {"audit", "batches", "clocks", "failpoints", "flags", "installation", "locks", "preview"},
-    "runs.plan": {"settings"},
+    "batches": {"audit.subjects", "database", "declaring", "flags", "metrics", "settings", "shown"},
     "boot": {"batches", "declaring", "settings"},
-    "worker_metrics": LEAVES | {"batches", "delivery", "locks", "runs"},
-    "process": LEAVES
-    | {"audit.acts", "batches", "boot", "connections", "delivery", "migrations", "runs", "worker_metrics"},
-    "tables": {"audit", "database", "flags", "installation", "process.rows", "runs", "storage"},
+    "runs": LEAVES
+    | {"audit", "batches", "clocks", "failpoints", "flags", "installation", "locks", "migrations", "preview"},
+    "runs.plan": {"settings"},
+    "deleting": {
+        *("audit", "batches", "connections", "database", "declaring", "identity", "locks", "metrics", "preview"),
+        *("runs", "settings", "storage"),
+    },
+    "process": {"boot", "identity", "metrics", "shutdown"},
+    "worker_metrics": {"batches", "metrics", "runs"},
+    "delivery": LEAVES
+    | {"audit.acts", "batches", "boot", "connections", "process", "redis_values", "runs", "worker_metrics"},
+    "delivery.queues": {"redis_values"},
+    "tables": {"audit", "database", "flags", "installation", "runs", "storage"},
     "collectors": LEAVES
     | {
-        *("batches", "clocks", "connections", "delivery", "flags", "installation", "locks", "probe"),
-        *("process.broker", "runs", "shown", "storage"),
+        *("batches", "clocks", "connections", "delivery.queues", "flags", "installation", "locks", "probe"),
+        *("runs", "shown", "storage"),
     },
 }
-"""What each part of the engine may import besides itself; `delivery` and `runs` do not know one another."""
+"""What each part of the engine may import besides itself; `runs` knows nothing of how its messages are delivered."""
 LAYERS = {
     "metrics": set(),
     "metrics.exporter": {"forgekeeper", "metrics"},
@@ -82,23 +71,24 @@ LAYERS = {
     "models": {"forgekeeper.database"},
     "workers": {"forgekeeper", "metrics", "models"},
     "scheduler": {"forgekeeper", "metrics"},
-    "benchmarks": {"forgekeeper", "metrics", "workers"},
+    "benchmarks": {"demo", "forgekeeper", "metrics", "models", "scheduler", "workers"},
+    "demo": {"forgekeeper", "metrics", "models", "workers"},
 }
-"""What each may import besides itself."""
+"""What each may import besides itself; nothing imports the demo but the benchmarks."""
 OURS = {name.partition(".")[0] for name in LAYERS}
 LOADERS = {
-    *("benchmarks", "forgekeeper.boot", "forgekeeper.cli", "forgekeeper.process"),
+    *("benchmarks", "demo", "forgekeeper.boot", "forgekeeper.cli"),
+    *("forgekeeper.delivery.broker", "forgekeeper.delivery.process", "forgekeeper.process"),
 }
 """Who may load the settings."""
 ENVIRONMENT = {
     "benchmarks",
     "forgekeeper.settings",
-    "forgekeeper.embedded",
+    "demo",
     "forgekeeper.audit.acts",  # who is behind sudo
     "metrics.multiprocess",
     "forgekeeper.cli.processes",
     "forgekeeper.cli.serving",
-    "forgekeeper.cli.demo",
     "forgekeeper.process.ready",  # what systemd and the page have put there
 }
 """Who may know the environment: the settings, and whoever prepares it for children."""
@@ -115,7 +105,7 @@ STATEMENTS = {
         "forgekeeper.storage",
         "forgekeeper.flags",
     ),
-    *("forgekeeper.installation", "forgekeeper.process.rows", "forgekeeper.migrations", "forgekeeper.embedded"),
+    *("demo", "forgekeeper.installation", "forgekeeper.migrations"),
 }
 """Where statements stand."""
 QUERIES = {"where", "order_by", "group_by", "on_conflict", "on_conflict_ignore", "execute_sql", "returning"}

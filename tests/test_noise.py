@@ -11,12 +11,7 @@ from queue import SimpleQueue
 import hypothesis
 import peewee as pw
 import pytest
-import redis
-from dramatiq import Message, Worker
 from dramatiq.errors import ConnectionClosed
-from forgekeeper.delivery.deliveries import Deliveries
-from forgekeeper.delivery.enqueue_unique import enqueue_unique
-from forgekeeper.delivery.worker_heartbeat import WorkerHeartbeat
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
@@ -24,10 +19,12 @@ import models
 import scheduler
 from forgekeeper import database as db
 from forgekeeper import locks, redis_types
-from forgekeeper.batches import BATCHES, queues
+from forgekeeper.batches import BATCHES, CHILDREN, queues
 from forgekeeper.connections import client
 from forgekeeper.database import release
-from forgekeeper.delivery.broker import NAMESPACE, broker
+from forgekeeper.delivery import queues as keys
+from forgekeeper.delivery.broker import broker
+from forgekeeper.delivery.fan_out import send_children
 from forgekeeper.installation.row import Installation
 from forgekeeper.redis_values import FIRST, LAST, is_text, moment, second, whole
 from forgekeeper.runs.batch import Batch
@@ -41,18 +38,15 @@ from workers.stale_direct_uploads import register
 from .cli.conftest import environment, main  # noqa: F401, fixtures
 from .conftest import empty
 
-HEARTBEATS = f"{NAMESPACE}:__heartbeats__"
 PATIENCE = timedelta(seconds=1)
-KEYS = redis_types.DECLARED | {name: delivery_keys.type_of(name) for name in delivery_keys.names(NAMESPACE, queues())}
-KEYS |= {f"{NAMESPACE}:__{which}__.dead.{queue}": "set" for queue in queues() for which in ("acks", "started")}
+KEYS = redis_types.DECLARED | keys.types(queues())
 KEYS["pending_direct_uploads"] = "hash"
 TYPES = ("string", "list", "set", "zset", "hash")
 CHILD = "clean_project_refs"
 READING = (
-    *("status", "dead list", "leases", "buckets", "uploads", "uploads failed", "records", "refs", "processes"),
-    *("status --json", "dead list --json", "leases list --json", "buckets --json", "uploads failed --json"),
-    *("ticks prune", "ticks prune --json", "why prune", "why 1", "why 2 --json", "processes --json", "records --json"),
-    *("check", "check --json", "flags", "dead replay --all --dry-run", "objects failed"),
+    *("status", "leases", "buckets", "uploads", "quarantine", "refs", "processes", "objects held", "check", "flags"),
+    *("status --json", "leases list --json", "buckets --json", "quarantine --json", "check --json", "processes --json"),
+    *("ticks prune", "ticks prune --json", "why prune", "why 1", "why 2 --json"),
 )
 
 
@@ -123,23 +117,13 @@ def put_noise(noise):
         client.hset(buckets.STATE, field, value)
 
 
-def beats():
-    """Let a worker's heartbeat turn twice, as soon as it trusts that the silent are dead."""
-    heartbeat = WorkerHeartbeat(
-        broker.deliveries, Worker(broker, worker_threads=1), queues=queues(), dead_after=PATIENCE
-    )
-    heartbeat._trusts_from = 0.0
-    heartbeat._turn()
-    heartbeat._turn()
-
-
 def consumed():
-    """What the consumers of all queues hand out, and acknowledge."""
+    """What the consumers of all queues hand out, and acknowledge or reject."""
     found = []
-    for line in chain.from_iterable((queue, f"{queue}.DQ") for queue in queues()):
+    for queue in chain.from_iterable((queue, f"{queue}.DQ") for queue in queues()):
         # What Redis refuses is a lost connection to Dramatiq, which tries again.
         with suppress(ConnectionClosed):
-            consumer = broker.consume(line, prefetch=50, timeout=1)
+            consumer = broker.consume(queue, prefetch=50, timeout=1)
             while (message := next(consumer)) is not None:
                 found.append(message.message_id)
                 consumer.ack(message)
@@ -179,10 +163,6 @@ def begin_anew(database):
     Batch.update(registered_at=db.now() - timedelta(hours=1)).execute()
 
 
-def push_good(message_id):
-    assert enqueue_unique(broker, Message("git", CHILD, (7,), {}, {}).copy(message_id=message_id))
-
-
 # Redis
 
 
@@ -192,20 +172,14 @@ def test_noise_in_every_key_stops_nothing_but_itself(database, settings, main): 
     def claim(noise, command):
         begin_anew(database)
         put_noise(noise)
-        push_good("good")
-        client.sadd(f"{NAMESPACE}:__acks__.silent.objects", "rescued")
-        client.hset(f"{NAMESPACE}:objects.msgs", "rescued", body(queue_name="objects", message_id="rescued"))
-        client.zadd(HEARTBEATS, {"silent": 1})
+        send_children(broker, None, CHILDREN[CHILD], [("good", (7,))], limit_depth=None)
         register.prepare(client, "artifacts", "good")
 
         assert failed_collectors(settings) == []
         read_by(main, command)
-        beats()
         reconciles(settings)
         run = JobRun.open("git_ref_cleanup")
-        assert {"good", "rescued", str(run.id)} <= set(consumed())
-        silent = {member for member, score in {m: score for m, _, score in noise[HEARTBEATS]}.items() if score <= 1e12}
-        assert silent.isdisjoint(client.zrange(HEARTBEATS, 0, -1))
+        assert {"good", str(run.id)} <= set(consumed())
         assert buckets.claim(client, buckets.tidy(client, 5).max_buckets) is not None
         claimed = register.claim(client, stale_after=-PATIENCE * 5, visibility=timedelta(minutes=5), limit=1_000)
         assert "artifacts:good" in [entry.member for entry in claimed.entries]
@@ -226,17 +200,13 @@ def test_a_key_of_another_type_ends_nothing_and_is_named(database, settings, mai
         hypothesis.assume(kind != KEYS[name])
         begin_anew(database)
         put(name, kind, [(b"member", b"value", 1.0)])
-        if name != HEARTBEATS:
-            client.zadd(HEARTBEATS, {"dead": 1})
 
-        beats()
         reconciles(settings)
         consumed()
         failed_collectors(settings)
         read_by(main, command)
-        if "__.dead." not in name:
-            (said,) = redis_types.misfits(client, {name: KEYS[name]})
-            assert said.startswith(f"the key {name} is a {kind}, and has to be a {KEYS[name]}: ")
+        (said,) = redis_types.misfits(client, {name: KEYS[name]})
+        assert said.startswith(f"the key {name} is a {kind}, and has to be a {KEYS[name]}: ")
 
     claim()
 
@@ -290,7 +260,6 @@ def test_noise_in_every_column_ends_nothing(database, settings, main):  # noqa: 
         reconciles(settings)
         failed_collectors(settings)
         read_by(main, command)
-        beats()
 
     claim()
 
@@ -300,135 +269,6 @@ def insert(table, line):
     marks = ", ".join(["%s"] * len(line))
     with suppress(pw.PeeweeException), db.database.atomic():
         db.database.execute_sql(f"insert into {table} ({', '.join(line)}) values ({marks})", list(line.values()))
-
-
-# One by one
-
-
-@pytest.fixture
-def deliveries(database):
-    def of(worker):
-        made = Deliveries(client, "noise", worker)
-        made.heartbeat()
-        return made
-
-    return of
-
-
-def holding(deliveries, worker, message_id, queue="q"):
-    one = deliveries(worker)
-    one.enqueue(queue, message_id, b"body")
-    one.fetch(queue, limit=1)
-    client.zadd("noise:__heartbeats__", {worker: 1})
-    return one
-
-
-def where(message_id, queue="q"):
-    """Say where the message can be found by whoever works on it next."""
-    places = {
-        "queue": message_id.encode() in client.lrange(f"noise:{queue}", 0, -1),
-        "delayed": message_id.encode() in client.lrange(f"noise:{queue}.DQ", 0, -1),
-        "dead": client.zscore(f"noise:{queue}.XQ", message_id) is not None,
-        "hand": client.sismember(f"noise:__acks__.w.{queue}", message_id),
-    }
-    return [place for place, there in places.items() if there]
-
-
-def test_a_worker_whose_name_is_no_text_loses_its_messages_to_others_and_is_forgotten(deliveries):
-    living = deliveries("living")
-    living.enqueue("q", "1", b"body")
-    client.sadd(b"noise:__acks__.\xff\xfe.q", client.lpop("noise:q"))
-    client.zadd("noise:__heartbeats__", {b"\xff\xfe": 1, b"": 1, b"\0": float("-inf")})
-
-    (reclaimed,) = living.reclaim(["q"], dead_after=PATIENCE)
-
-    assert (reclaimed.taken, where("1")) == (1, ["queue"])
-    assert client.zrange("noise:__heartbeats__", 0, -1) == [b"living"]
-
-
-def test_a_worker_one_of_whose_keys_is_of_another_type_keeps_no_other_s_messages(deliveries):
-    client.set("noise:__acks__.a.q", "x")
-    client.zadd("noise:__heartbeats__", {"a": 1})
-    holding(deliveries, "b", "1")
-    told = []
-
-    reclaimed = deliveries("living").reclaim(["q"], dead_after=PATIENCE, failed=lambda *facts: told.append(facts))
-
-    assert [(one.worker, one.taken) for one in reclaimed] == [("b", 1)]
-    ((worker, error),) = told
-    assert worker == "a"
-    assert "the key noise:__acks__.a.q is a string, and has to be a set" in str(error)
-
-
-def test_a_heartbeat_says_once_a_minute_what_it_cannot_reclaim(database):
-    client.set(f"{NAMESPACE}:__acks__.a.git", "x")
-    client.zadd(HEARTBEATS, {"a": 1})
-
-    with capture_logs() as lines:
-        beats()
-
-    assert [line["silent"] for line in lines if line["event"] == "messages not reclaimed"] == ["a"]
-
-
-@pytest.mark.parametrize("count", ["x", "", "1.5", "nan", "inf", "-5", "9" * 30])
-def test_a_count_of_starts_that_is_none_loses_no_message(deliveries, count):
-    dead = holding(deliveries, "w", "1")
-    client.sadd("noise:__started__.w.q", "1")
-    client.hset("noise:q.starts", "1", count)
-
-    deliveries("living").reclaim(["q"], dead_after=PATIENCE)
-
-    assert where("1") in (["queue"], ["dead"])
-    client.delete("noise:q.XQ")
-    client.hset("noise:q.starts", "2", count)
-    dead.enqueue("q", "2", b"body")
-    dead.fetch("q", limit=5)
-    assert dead.start("q", "2", counted=True)
-    assert client.hget("noise:q.starts", "2") == b"1"
-
-
-ENDS = {
-    "nack": (("q.XQ", "q.XQ.msgs", "q.XQ.reasons", "q.starts"), lambda it, one: it.nack("q", *one, reason="x")),
-    "retry": (("q.DQ", "q.DQ.msgs", "q.starts"), lambda it, one: it.retry("q", one, b"later")),
-    "requeue": (("q", "q.starts"), lambda it, one: it.requeue("q", [one.id])),
-    "requeue lost": (("q",), lambda it, _: it.requeue_lost("q", [])),
-    "requeue unstarted": (("q",), lambda it, _: it.requeue_unstarted("q")),
-    "ack": (("q.starts",), lambda it, one: it.ack("q", *one)),
-    "reclaim": (("q", "q.XQ", "q.starts"), lambda it, _: reclaimed_from(it)),
-}
-
-
-def reclaimed_from(silent):
-    assert silent.worker == "w"
-    return Deliveries(client, "noise", "living").reclaim(["q"], dead_after=PATIENCE)
-
-
-@pytest.mark.parametrize(("end", "key"), [(end, key) for end, (keys, _) in ENDS.items() for key in keys])
-def test_a_message_that_cannot_arrive_where_a_key_is_of_another_type_stays_in_hand(deliveries, end, key):
-    worker = deliveries("w")
-    worker.enqueue("q", "1", b"body")
-    (fetched,) = worker.fetch("q", limit=1)
-    client.zadd("noise:__heartbeats__", {"w": 1})
-    client.delete(f"noise:{key}")
-    client.set(f"noise:{key}", "x")
-
-    with pytest.raises(redis.ResponseError, match=f"the key noise:{key} is a string"):
-        ENDS[end][1](worker, fetched)
-
-    client.delete(f"noise:{key}")
-    assert (where("1"), client.hget("noise:q.msgs", "1")) == (["hand"], b"body")
-
-
-def test_a_message_that_cannot_be_taken_stays_in_its_queue(deliveries):
-    worker = deliveries("w")
-    worker.enqueue("q", "1", b"body")
-    client.set("noise:__acks__.w.q", "x")
-
-    with pytest.raises(redis.ResponseError, match=r"the key noise:__acks__\.w\.q is a string"):
-        worker.fetch("q", limit=1)
-
-    client.delete("noise:__acks__.w.q")
-    assert where("1") == ["queue"]
 
 
 @pytest.mark.parametrize("count", [b"x", b"", b"1.5", b"nan", b"-3", b"9" * 30])
@@ -470,16 +310,6 @@ def test_leases_are_listed_whatever_lies_beside_them(database):
 
     assert {one.name: one.holder for one in found} == {"clean_project_refs:1": "me", "\udcff": "", "for ever": ""}
     assert locks.break_lease(client, "\udcff")
-
-
-@pytest.mark.parametrize("eta", [float("inf"), float("nan"), 10**30, -1])
-def test_a_delayed_message_keeps_its_place_in_nobody_s_hands_for_ever(database, eta):
-    message = Message("git.DQ", CHILD, (7,), {}, {"eta": eta}, "m")
-    broker.do_enqueue("git.DQ", "m", message.encode())
-
-    delivery = next(broker.consume("git.DQ", prefetch=5, timeout=1))
-
-    assert delivery.options["eta"] <= datetime.now(UTC).timestamp() * 1000 + 86_400_000
 
 
 def test_a_turn_survives_a_row_that_no_process_of_ours_has_written(database, settings):

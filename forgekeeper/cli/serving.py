@@ -20,7 +20,9 @@ from forgekeeper.cli.console import FAILED, Problem, wrong_use
 from forgekeeper.cli.processes import python, python_path
 from forgekeeper.cli.waiting import Wait, place_missing, server_missing
 from forgekeeper.connections import Limits, connect
+from forgekeeper.delivery.queues import types
 from forgekeeper.process.ready import tell_supervisor
+from forgekeeper.redis_types import DECLARED
 from forgekeeper.runs.reports import COUNT
 from forgekeeper.settings import PREFIX
 from metrics import exporter as exporting
@@ -38,7 +40,7 @@ def scheduler() -> None:
     """
     settings, asked, ready = configured(), shutdown.requests(), threading.Event()
     connect(settings, Limits.of_scheduler(settings), name="scheduler", connections=None)
-    Wait(asked, said="scheduler").until_there(lambda: server_missing(settings))
+    Wait(asked, said="scheduler").until_there(lambda: server_missing(settings, types(declared_queues())))
     if settings.metrics_port_scheduler:
         # Not while it waits: alerts take an endpoint for a scheduler that works.
         listening = _listen(settings.metrics_host, settings.metrics_port_scheduler)
@@ -72,7 +74,7 @@ def worker(
     settings, asked = configured(), shutdown.requests()
     wait = Wait(asked, said="worker")
     connect(settings, Limits.of_worker(settings), name="worker", connections=3)
-    wait.until_there(lambda: server_missing(settings))
+    wait.until_there(lambda: server_missing(settings, DECLARED | types(declared_queues())))
     if settings.place_wait:
         # Not for ever: other batches need no place, and what deletes from a missing place is blocked.
         timeout = settings.place_wait.total_seconds()

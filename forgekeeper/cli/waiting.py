@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
@@ -19,18 +19,17 @@ import structlog
 import typer
 
 from forgekeeper import migrations
-from forgekeeper.batches import BATCHES, queues
+from forgekeeper.batches import BATCHES
 from forgekeeper.cli.connection import require_redis
 from forgekeeper.cli.failures import STATES, sentence
 from forgekeeper.connections import client
 from forgekeeper.database import database, release, takes_no_writes
-from forgekeeper.delivery.queues import types
 from forgekeeper.installation import agreement
 from forgekeeper.installation.in_redis import claim_by_writing
 from forgekeeper.installation.place import objection
 from forgekeeper.installation.row import Installation
 from forgekeeper.process import ready
-from forgekeeper.redis_types import DECLARED, misfits
+from forgekeeper.redis_types import misfits
 from forgekeeper.settings import Settings
 from forgekeeper.settings.addresses import of_database, of_redis
 from forgekeeper.storage.objects import StoreUnavailable
@@ -110,8 +109,8 @@ def database_missing(settings: Settings) -> Missing | None:
     return Missing("PostgreSQL", where, f"it takes no writes; {STATES['25006']}") if read_only else None
 
 
-def server_missing(settings: Settings) -> Missing | None:
-    """Look for PostgreSQL, its schema, and a Redis that takes writes."""
+def server_missing(settings: Settings, keys: Mapping[str, str]) -> Missing | None:
+    """Look for PostgreSQL, its schema, and a Redis that takes writes and whose *keys* are of the types they must be."""
     if (missing := database_missing(settings)) is not None:
         return missing
     where = of_database(settings.require_database())
@@ -126,7 +125,7 @@ def server_missing(settings: Settings) -> Missing | None:
         require_redis()
         if objection() is None:
             claim_by_writing(client, Installation.ensure())
-        misfit = next(misfits(client, DECLARED | types(queues())), None)
+        misfit = next(misfits(client, keys), None)
     except (redis.RedisError, pw.PeeweeException) as error:
         return _refused("Redis", of_redis(settings.require_redis()), error)
     return None if misfit is None else Missing("Redis", of_redis(settings.require_redis()), misfit)

@@ -101,7 +101,8 @@ def main():
         Loop(batch, settings, broken=threading.Event(), asked=SimpleQueue()).turn()
     Worker(broker, queues={batch.queue, child.queue}, worker_threads=1).start()
     tick = worked_off(batch.queue)
-    send_children(broker, None, child, [(f"{CHILD}:1", ())], limit_depth=None)
+    with database.connection_context():
+        send_children(broker, None, child, [(f"{CHILD}:1", ())], limit_depth=None)
     json.dump({"tick": tick, "child": worked_off(child.queue)}, sys.stdout)
     sys.stdout.flush()
     # A drain would be one more way.

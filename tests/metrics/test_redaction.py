@@ -145,6 +145,7 @@ def test_no_letter_of_a_secret_is_shown_wherever_it_stands_and_however_long_it_i
         "password='" + f"{LETTER} " * SEEN + "'",
         thrice({"token": f'{LETTER} "{LETTER}\\'}),
         f"Password: {LETTER}",
+        f"password: X-Auth-Token: {LETTER}",
         f"pa\u017fsword={LETTER}",
         f"AWS_SECRET_ACCESS_KEY={LETTER}",
         f"DefaultEndpointsProtocol=https;AccountKey={LETTER};EndpointSuffix=h",
@@ -152,7 +153,7 @@ def test_no_letter_of_a_secret_is_shown_wherever_it_stands_and_however_long_it_i
         f"redis://:p/{LETTER}@h:6379/0",
         f"postgresql://h/d?user=u&password={LETTER}&sslmode=require",
     ],
-    ids=range(13),
+    ids=range(14),
 )
 def test_no_letter_of_an_odd_secret_is_shown(text):
     assert LETTER not in clean(text)

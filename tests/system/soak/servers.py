@@ -10,11 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import redis
-from forgekeeper.embedded.postgres import Postgres
-from forgekeeper.embedded.server import Server, spawn
 
-from demo.servers import folder
-from demo.servers import redis as embedded_redis
+from demo.servers import folder, postgres, redis_server
+from demo.servers.machine import Programs
+from demo.servers.server import Server, spawn
 from tests.harness.waiting import wait_until
 from tests.system.service import LIMIT
 
@@ -28,16 +27,19 @@ class Servers:
     def __init__(self, stack):
         # What has been committed must outlive PostgreSQL's sudden end, as it does wherever forgekeeper is used; and
         # a copy of its files is small.
-        options = {"deadlock_timeout": "100ms", "synchronous_commit": "on", "max_wal_size": "64MB"}
-        plan = Plan.on_this_machine(None, options | {"min_wal_size": "32MB"})
+        self._options = {
+            "deadlock_timeout": "100ms",
+            "synchronous_commit": "on",
+            "max_wal_size": "64MB",
+            "min_wal_size": "32MB",
+        }
+        self._programs = Programs.found()
         self.site = stack.enter_context(folder.opened(None))
-        self.redis_url = embedded_redis.url(self.site)
-        self._redis_binary = os.environ.get("SOAK_REDIS", plan.redis_binary)
+        self.redis_url = redis_server.url(self.site)
+        self._redis_binary = os.environ.get("SOAK_REDIS", self._programs.redis)
         self._start_redis()
         stack.callback(self._stop_redis)
-        self._made = Postgres(self.site, Path(plan.postgres_binaries), plan.postgres_prefix, plan.postgres_owner)
-        self._options = plan.postgres_options
-        self.database_url = self._made.url()
+        self.database_url = postgres.url(self.site)
         self._start()
         # Not the methods of the present ones: they may have been followed by others.
         stack.callback(self._stop_postgres)
@@ -68,8 +70,8 @@ class Servers:
         command = ["env", "--ignore-signal=XFSZ", self._redis_binary, *arguments]
         log = self.site.folder / "redis.log"
         process = spawn(command, self.site, log=log, dies_by=signal.SIGTERM)
-        self._redis = Server("Redis", process, log, (signal.SIGTERM, signal.SIGKILL))
-        self._redis.wait_until_ready(self._redis_answers)
+        self._redis = Server("Redis", process, log, (signal.SIGTERM, signal.SIGKILL), self._redis_answers)
+        self._redis.wait_until_ready()
 
     def _redis_answers(self):
         with suppress(redis.RedisError), self.redis(socket_timeout=1) as client:
@@ -124,8 +126,8 @@ class Servers:
                 os.kill(pid, signal.SIGCONT)
 
     def _start(self):
-        self._postgres = self._made.start(self._options)
-        self._postgres.wait_until_ready(self._made.answers(self._postgres))
+        self._postgres = postgres.start(self.site, self._programs, self._options)
+        self._postgres.wait_until_ready()
 
     def restart_postgres(self, number, *, between=lambda: None):
         """End PostgreSQL with that signal (SIGINT: fast, SIGQUIT: immediate) and start it again."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 
 from forgekeeper.batches import queues
-from forgekeeper.delivery.broker import NAMESPACE
+from forgekeeper.delivery.queues import HEARTBEATS, bodies, fetched, ready
 from forgekeeper.storage import sentinel
 from workers.expired_job_artifacts import buckets
 from workers.stale_direct_uploads import register as uploads
@@ -72,8 +71,7 @@ DUE = {
 
 def due(rig):
     """Say, by batch, what is due now: neither in the future nor waiting for its next try."""
-    waiting = _projects_that_wait(rig.client)
-    values = {"git_ref_cleanup": [waiting]}
+    values = {"git_ref_cleanup": [_projects_that_wait(rig)]}
     found = {
         batch: {number for (number,) in rig.ask(f"select {what} from {where}", *values.get(batch, ()))}
         for batch, (what, where) in DUE.items()
@@ -85,16 +83,15 @@ def due(rig):
     return found
 
 
-def _projects_that_wait(client):
+def _projects_that_wait(rig):
     """List the projects whose child has failed and waits for its next try."""
-    bodies = [json.loads(body) for body in client.hvals(f"{NAMESPACE}:git.DQ.msgs")]
-    children = [body for body in bodies if body["actor_name"] == "clean_project_refs"]
-    return [body["kwargs"].get("project_id", *body["args"][:1]) for body in children]
+    waiting = "select key::bigint from quarantine where record = 'clean_project_refs' and retry_at > now()"
+    return [project for (project,) in rig.ask(waiting)]
 
 
 def busy(client):
     """Say whether a message waits for a worker or is in hand: what is done in it may not have been counted yet."""
-    return any(client.hlen(f"{NAMESPACE}:{queue}.msgs") for queue in queues())
+    return any(client.hlen(bodies(queue)) for queue in queues())
 
 
 def _due_uploads(client):
@@ -127,16 +124,16 @@ def _register(client):
 
 
 def stranded(client):
-    """List what lies where no worker would find it: bodies and ids apart, ids twice, and what nobody handed back."""
-    found = [key.decode() for kind in ("acks", "started") for key in client.scan_iter(f"{NAMESPACE}:__{kind}__.*")]
-    for line in (line for queue in queues() for line in (queue, f"{queue}.DQ")):
-        ids, bodies = (Counter(keys) for keys in _waiting(client, f"{NAMESPACE}:{line}"))
-        found += [f"{line} {key.decode(errors='replace')}" for key in (ids - bodies) + (bodies - ids)]
+    """List what no worker would find: bodies that neither wait nor were fetched by a known worker, and ids twice."""
+    known = [worker.decode() for worker in client.zrange(HEARTBEATS, 0, -1)]
+    found = []
+    for queue in queues():
+        waiting, stored = client.lrange(ready(queue), 0, -1), client.hkeys(bodies(queue))
+        given = {number.encode() for worker in known for number in fetched(client, worker, queue)}
+        twice = [number for number, count in Counter(waiting).items() if count > 1]
+        lost = set(stored) - set(waiting) - given
+        found += [f"{queue} {number.decode(errors='replace')}" for number in (*twice, *lost)]
     return found
-
-
-def _waiting(client, key):
-    return client.lrange(key, 0, -1), client.hkeys(f"{key}.msgs")
 
 
 def at_rest(rig, bares):

@@ -133,7 +133,7 @@ PLANTED = [
     ("P11", lambda evidence: evidence.final.imports.update({"import:2": [3, LATER]})),
     ("P12", lambda evidence: evidence.final.counted.update({"user_status": 4})),
     ("P13", seen("threads", service="cron", threads=3)),
-    ("P14", seen("starts", message="clean_project_refs:1", count=4)),
+    ("P14", seen("starts", message="clean_project_refs:1", count=5)),
     ("P15", logged(f"redis://:{SECRET}@host\n")),
     ("P16", seen("late", batch="git_ref_cleanup", due=136, count=136, left=[1, 2], seconds=61.0)),
     ("P17", seen("outlived", service="cron", who=["-m cli worker"], seconds=31.0)),

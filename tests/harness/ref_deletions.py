@@ -3,6 +3,7 @@
 from datetime import timedelta
 
 import pytest
+from dramatiq import Message
 
 from forgekeeper.connections import client
 from forgekeeper.database import database
@@ -67,7 +68,9 @@ QUEUE = f"{broker.namespace}:git"
 
 def on_their_way():
     """The projects whose children wait in the queue, in its order."""
-    return [int(number.rpartition(b":")[2]) for number in client.lrange(QUEUE, 0, -1)]
+    waiting = client.lrange(QUEUE, 0, -1)
+    bodies = client.hmget(f"{QUEUE}.msgs", waiting) if waiting else []
+    return [Message.decode(body).args[0] for body in bodies]
 
 
 @pytest.fixture

@@ -195,7 +195,7 @@ def test_the_audit_has_each_of_them_by_its_id(world):
     assert [(one["batch"], one["record"]) for one in answer["found"]] == [(NAME, "pipeline")]
 
 
-def test_a_row_that_raises_is_passed_over_and_the_others_go(world):
+def test_a_row_that_raises_lies_in_quarantine_and_the_others_go(world):
     run(world, "resume", NAME)
     pinned = add(world, 20)
     world.rows(f"create table pinned (pipeline bigint references pipelines); insert into pinned values ({pinned})")

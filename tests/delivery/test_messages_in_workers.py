@@ -19,6 +19,8 @@ from forgekeeper.delivery import queues
 from forgekeeper.runs.quarantine import Quarantined
 from forgekeeper.runs.retry import MAX_LOSSES
 from tests.harness.programs import LIMIT, ROOT, eventually
+from tests.harness.waiting import patient
+from tests.system.proxy import redis_through
 
 QUEUE = "objects"
 GOOD = Message(QUEUE, "note", ("1",), {}, {"redis_message_id": "good"}).asdict()
@@ -123,6 +125,32 @@ def test_a_worker_whose_thread_hangs_ends_in_time_and_is_no_poison(start_worker,
     assert time.monotonic() - asked_at < 10
     assert worker.said("shutdown timed out")
     assert client.hlen(queues.STARTED) == 0
+    go.touch()
+    start_worker()
+    eventually(lambda: (sent.done(), sent.left()) == (["1"], 0))
+
+
+def test_a_worker_whose_redis_takes_no_acknowledgement_ends_in_time_and_another_rescues_its_message(
+    start_worker, sent, go, urls
+):
+    proxy, through = redis_through(urls.redis)
+    with proxy:
+        worker = start_worker(shutdown_timeout=4, redis_url=through).ready()
+        sent.push("fail_once_there", str(go), key="1")
+        eventually(Path(f"{go}.started").exists)
+        proxy.refuse()
+        proxy.cut()
+        go.touch()
+        eventually(lambda: worker.said("child failed"))
+
+        worker.process.terminate()
+        asked_at = time.monotonic()
+        worker.process.wait(LIMIT)
+
+        assert time.monotonic() - asked_at < patient(5)
+    assert sent.left() == 1
+    start_worker()
+    eventually(lambda: sent.left() == 0)
 
 
 def test_a_process_that_is_stopped_is_killed_with_its_master(start_worker):

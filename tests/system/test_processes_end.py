@@ -1,23 +1,16 @@
-"""Every process that serves ends when it is told to, whatever is away: how long that takes, and what becomes of the rest."""
+"""Every process that serves ends when it is told to, whatever is away: how long that takes."""
 
-import os
 import signal
 import time
-from contextlib import suppress
 from math import inf
-from pathlib import Path
 
 import pytest
 
-from forgekeeper.connections import client
-from forgekeeper.delivery.broker import broker
 from tests.harness.machine import Held
 from tests.harness.ports import free_ports
 from tests.harness.waiting import patient, wait_until
 
 from .proxy import postgres_through, redis_through
-from .soak.actors import QUEUE
-from .soak.stock import Ours, cleaned_up
 
 PROMISED = 5.0
 """Seconds that an idle process may take."""
@@ -104,71 +97,3 @@ def test_what_is_idle_ends_within_seconds_whichever_server_is_away(database, pro
     say(f"{away}, time to end: {told}")
     assert {name: took for name, took in seconds.items() if took > patient(PROMISED)} == {}
     assert {service.name: service.process.returncode for service in running} == dict.fromkeys(kinds, 0)
-
-
-@pytest.fixture
-def ours(database, urls, tmp_path):
-    with cleaned_up(Ours(urls.redis, tmp_path)) as (ours,):
-        yield ours
-
-
-def at_work(ours, *keys, go, **settings):
-    """Start a worker, and let it work at these until the file *go* is there."""
-    master = ours.start(threads=len(keys), **settings)
-    eventually(ours.ready)
-    for key in keys:
-        ours.send("hold", key, str(go))
-    eventually(lambda: len(ours.notes("began")) == len(keys))
-    return master
-
-
-def test_a_worker_that_comes_to_no_safe_point_ends_when_its_time_is_up_and_hands_back(ours, go):
-    master = at_work(ours, "a", "b", go=go, shutdown_timeout=6)
-
-    (seconds,) = seconds_to_end([master]).values()
-
-    assert seconds <= patient(6)
-    assert master.process.returncode == 1
-    (line,) = said(master, "shutdown timed out")
-    assert {work["message_id"] for work in line["at_work"]} == {"a", "b"}
-    # At once, and not after three such ends as poison.
-    assert client.llen(f"{broker.namespace}:{QUEUE}") == 2
-    assert client.hgetall(f"{broker.namespace}:{QUEUE}.starts") == {}
-
-
-def test_a_worker_whose_redis_takes_no_acknowledgement_ends_in_time_and_others_rescue_its_message(ours, go):
-    master = at_work(ours, "a", go=go, shutdown_timeout=4, dead_after=3)
-    ours.proxy.refuse()
-    ours.proxy.cut()
-    go.touch()
-    eventually(lambda: ours.done() == ["a"])
-
-    (seconds,) = seconds_to_end([master]).values()
-
-    assert seconds <= patient(4)
-    assert master.process.returncode == 1
-    ours.proxy.passing()
-    ours.start(threads=1, dead_after=3)
-    eventually(lambda: ours.done() == ["a", "a"] and ours.nothing_is_left())
-
-
-def test_a_master_kills_a_process_that_hangs_and_ends_within_the_setting(ours, go):
-    master = at_work(ours, "a", go=go, shutdown_timeout=6)
-    (child,) = [pid for pid in master.children if is_worker(pid, master)]
-    os.kill(child, signal.SIGSTOP)
-
-    (seconds,) = seconds_to_end([master]).values()
-
-    assert seconds <= patient(6)
-    assert master.process.returncode == 1
-    assert [line["pids"] for line in said(master, "worker killed processes that did not end")] == [[child]]
-    with pytest.raises(ProcessLookupError):
-        os.kill(child, 0)
-
-
-def is_worker(pid, master):
-    """Say whether it is a fork of the master, not the process of its page."""
-    with suppress(OSError):
-        mine, its = (Path(f"/proc/{number}/cmdline").read_text() for number in (master.process.pid, pid))
-        return mine == its
-    return False

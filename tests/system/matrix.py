@@ -70,6 +70,7 @@ FAULTS = {
 SOAK = "tests/system/soak/test_soak.py"
 ELSEWHERE = {
     12: "tests/test_cron.py, tests/test_layers.py: schedules are kept in UTC, by the database's clock",
+    21: "tests/delivery/test_messages_in_workers.py: a child that failed lies in quarantine, in PostgreSQL",
     27: "tests/test_user_status_cleanup_large.py::test_with_half_of_the_due_rows_locked_a_run_neither_waits_nor_gets_slow",
     28: "tests/test_user_status_cleanup.py, tests/test_stale_imports.py, tests/test_expired_job_artifacts.py",
     31: "tests/storage/test_delete_objects.py, tests/storage/test_stale_direct_uploads.py",

@@ -40,7 +40,7 @@ def _of(name: str, ours: Callable[[], float], imports: str) -> Benchmark:
 
 def _help() -> float:
     taken, said = _taken("-m", "forgekeeper.cli", "--help", given=_bare())
-    assert {"status", "uploads", "dead"} <= set(said.split()), said
+    assert {"status", "uploads", "quarantine"} <= set(said.split()), said
     return taken
 
 

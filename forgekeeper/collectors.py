@@ -39,7 +39,7 @@ def all_collectors(settings: Settings) -> dict[str, Collector]:
         "runs": Collector(_runs),
         "flags": Collector(_flags),
         "queues": Collector(_queues, database=False),
-        "dead_letters": Collector(_dead_letters, database=False),
+        "dead_letters": Collector(_dead_letters),
         "leases": Collector(_leases, database=False),
         "roots": Collector(Roots(settings).look, database=False),
         "quarantine": Collector(_quarantine),
@@ -132,9 +132,11 @@ def _queues(_settings: Settings) -> Iterator[Reading]:
 
 
 def _dead_letters(_settings: Settings) -> Iterator[Reading]:
+    """Count the children that wait for a person, and the messages that nothing could read."""
+    found = quarantine.children_for_a_person()
+    for one in all_declared():
+        yield Reading("dead_letter_messages", found.get(one.name, 0), (one.queue, one.name))
     for queue in queues():
-        for name in (one.name for one in all_declared() if one.queue == queue):
-            yield Reading("dead_letter_messages", 0, (queue, name))
         yield Reading("dead_letter_messages", depth(client, queue)["dead"], (queue, NO_BATCH))
 
 

@@ -30,7 +30,9 @@ from forgekeeper.delivery.fan_out import ended
 from forgekeeper.delivery.process import Process
 from forgekeeper.delivery.queues import RUN, STARTED, bodies, fetched
 from forgekeeper.runs import quarantine
+from forgekeeper.runs.counting import harmless
 from forgekeeper.runs.retry import MAX_LOSSES
+from metrics.counting import dead_lettered
 from metrics.redaction import clean, describe
 
 log = structlog.get_logger(__name__)
@@ -97,6 +99,8 @@ class ChildMessages(Middleware):
         log.error("child quarantined", child=child.name, message_id=message.message_id, reason="worker_lost")
         run = message.options.get(RUN)
         quarantine.fail(child.batch.name, child.name, message.message_id, error, reason="worker_lost", run=run)
+        with harmless():
+            dead_lettered(child.name)
 
 
 def _starts(key: str) -> int:

@@ -193,9 +193,8 @@ class Process(Middleware):
         if not shutdown.requested.is_set():
             self._look_after_threads(self._worker)
         try:
-            for queue in self._worker.consumers:
-                # Each command of Dramatiq's is a heartbeat in Redis, and consumers that fetch nothing give none.
-                self._broker.do_qsize(queue)
+            # Any command of Dramatiq's is a heartbeat in Redis, and consumers that fetch nothing give none.
+            self._broker.do_qsize(next(iter(self._worker.consumers)))
             self._give_back(self._worker)
         except redis.RedisError as error:
             log.warning("heartbeat in Redis failed", error=describe(error))

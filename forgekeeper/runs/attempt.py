@@ -71,6 +71,7 @@ class Attempt:
         self.error: BaseException | None = None
         self.state: str | None = None
         self.ordinary: bool | None = None
+        self._for_a_person = False
         self._settings = settings
         self._heartbeat = heartbeat
         self._final = final
@@ -264,7 +265,7 @@ class Attempt:
                 _written(partial(quarantine.end, *child))
             else:
                 fail = partial(quarantine.fail, *child, describe(error), reason="child_failed", run=self.run.number)
-                _written(fail)
+                self._for_a_person = _written(fail)
         except pw.PeeweeException as failure:
             log.warning("quarantine not written", error=describe(failure))
 
@@ -282,7 +283,7 @@ class Attempt:
         if isinstance(self.declared, BatchSpec):
             run_ended(self.declared, *facts, state=self.state, skipped=skipped)
         else:
-            child_ended(self.declared, *facts, skipped=skipped)
+            child_ended(self.declared, *facts, skipped=skipped, for_a_person=self._for_a_person)
 
     def _seconds(self) -> float:
         return round(time.monotonic() - self._began, 3)

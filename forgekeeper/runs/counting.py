@@ -139,15 +139,23 @@ def run_ended(
 
 
 def child_ended(
-    child: Declared, seconds: float, outcome: Any, error: BaseException | None, *, skipped: str | None
+    child: Declared,
+    seconds: float,
+    outcome: Any,
+    error: BaseException | None,
+    *,
+    skipped: str | None,
+    for_a_person: bool = False,
 ) -> None:
-    """Count a child that has ended, and what became of its lease."""
+    """Count a child that has ended, and what became of its lease; after its last retry it waits for a person."""
     with harmless():
         attempt_ended(child.name, seconds, error, outcome)
         if skipped is not None and error is None:
             run_skipped(child.name, skipped)
             return
-        if error is not None:
+        if for_a_person:
+            dead_lettered(child.name)
+        elif error is not None:
             WORKER.inc("forgekeeper_run_retries_total", child.name)
         if child.lease:
             _count_lease(child.name, outcome, error)

@@ -37,6 +37,7 @@ FAIL = f"""
         failures = known.failures + excluded.failures, reason = excluded.reason, error = excluded.error,
         failed_at = excluded.failed_at, run = excluded.run,
         retry_at = {QUARANTINE_UNTIL.format(failures="(known.failures + excluded.failures)", at="excluded.failed_at")}
+    returning retry_at = 'infinity'
 """
 # What was written while the database's clock was ahead holds nothing back for longer than that may by right.
 WAITS = f"""
@@ -45,6 +46,10 @@ WAITS = f"""
 """
 KNOWN = f"select key, {WAITS} from quarantine where batch = %(batch)s and record = %(record)s"
 COUNTS = "select batch, record, count(*) from quarantine where failures > 1 group by batch, record"
+CHILDREN_FOR_A_PERSON = """
+    select record, count(*) from quarantine
+    where retry_at = 'infinity' and reason in ('child_failed', 'worker_lost') group by record
+"""
 
 
 class Known(NamedTuple):
@@ -107,11 +112,15 @@ class Quarantined(Base):
         return self.retry_at if self.retry_at < LAST_INSTANT else None
 
 
-def fail(batch: str, record: str, key: str, error: str, *, reason: Reason, run: int | None = None) -> None:
-    """Note a failure: the first begins the stay, each further one makes it wait longer, and at last for a person."""
+def fail(batch: str, record: str, key: str, error: str, *, reason: Reason, run: int | None = None) -> bool:
+    """Note a failure; return whether it waits for a person now, as it does after the last retry.
+
+    The first begins the stay, each further one makes it wait longer.
+    """
     values = {"batch": batch, "record": record, "key": _text(key), "reason": reason, "error": _text(error)}
     with writing():
-        database.execute_sql(FAIL, values | {"failures": COUNTS_FOR.get(reason, 1), "run": run})
+        row = database.execute_sql(FAIL, values | {"failures": COUNTS_FOR.get(reason, 1), "run": run}).fetchone()
+    return bool(row[0])
 
 
 def end(batch: str, record: str, key: str) -> None:
@@ -145,6 +154,11 @@ def counts() -> dict[tuple[str, str], int]:
     """Count by batch and record what failed more than once: what did so once goes with the next run, as a rule."""
     rows = database.execute_sql(COUNTS).fetchall()
     return {(batch, record): count for batch, record, count in rows}
+
+
+def children_for_a_person() -> dict[str, int]:
+    """Count by the name of its declaration each child that nothing tries again until a person decides."""
+    return dict(database.execute_sql(CHILDREN_FOR_A_PERSON).fetchall())
 
 
 def retry(ids: Collection[int]) -> int:

@@ -15,6 +15,7 @@ from forgekeeper.database import database, now
 from forgekeeper.flags import FeatureFlag
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.processes import Process
+from forgekeeper.runs.quarantine import Quarantined
 from forgekeeper.storage.settled import SettledUpload
 from models import BulkImport, BulkImportEntity, BulkImportTracker, JobArtifact, ProjectStatistics, UserStatus
 from tests.harness.changing import ENTITIES, IMPORTS, cleanup_stale
@@ -29,7 +30,7 @@ from workers.user_status_cleanup import user_status_cleanup
 pytestmark = pytest.mark.usefixtures("database")
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
-EMPTIED = (UserStatus, JobArtifact, ProjectStatistics, BulkImport, BulkImportEntity, BulkImportTracker)
+EMPTIED = (UserStatus, JobArtifact, ProjectStatistics, BulkImport, BulkImportEntity, BulkImportTracker, Quarantined)
 WORLDS = worlds(max_examples=examples(200))
 # Of each: due or not, in which project, locked by somebody or not, bad or not.
 RECORDS = some.lists(
@@ -71,7 +72,7 @@ def emptied():
     """Empty the tables, for another world."""
 
     def empty():
-        database.execute_sql(f"truncate {', '.join(each._meta.table_name for each in EMPTIED)}, passed_over_records")
+        database.execute_sql(f"truncate {', '.join(each._meta.table_name for each in EMPTIED)}")
         client.flushdb()
 
     return empty
@@ -241,7 +242,7 @@ def test_an_entity_is_said_with_its_import_and_how_many_trackers_went(settings):
 
 def test_what_prune_removes_is_said_by_id(settings):
     old = [JobRun.create(batch="a", state="failed", finished_at=now() - 40 * DAY).id for _ in range(3)]
-    Process.enrol(kind="worker", host="h", pid=1, version="1", dead_after=-2 * DAY, said={"queues": ["cron"]})
+    Process.enrol(kind="worker", host="h", pid=1, version="1", dead_after=-2 * DAY, facts={})
     gone = {process.id for process in Process.select()}
 
     recorded(prune, settings)
@@ -268,7 +269,7 @@ def test_where_no_line_can_be_written_no_status_goes_and_the_run_says_so(setting
     recorded(user_status_cleanup, settings)
 
     assert (UserStatus.select().count(), lines("user_status")) == (1, [])
-    assert "refusing" in database.execute_sql("select error from passed_over_records").fetchone()[0]
+    assert "refusing" in Quarantined.get().error
 
 
 @pytest.mark.usefixtures("refusing")

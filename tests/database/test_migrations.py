@@ -12,13 +12,13 @@ import models
 from demo.tables import TABLES, make_tables
 from forgekeeper import database as db
 from forgekeeper import migrations
-from forgekeeper.database import Patience, open_pool
+from forgekeeper.database import Timeouts, open_pool
 from forgekeeper.database.schema import Difference, differences
 from forgekeeper.tables import OURS
 from tests.harness.waiting import wait_until
 
 MODELS = (*OURS, *models.APPLICATION)
-PATIENCE = Patience(
+TIMEOUTS = Timeouts(
     connect=timedelta(seconds=5),
     statement=timedelta(seconds=30),
     lock=timedelta(milliseconds=50),
@@ -56,12 +56,12 @@ INDEX = (
 @pytest.fixture
 def empty(urls):
     """An empty database of its own, which the models use, on the server of the other tests."""
-    open_pool(urls.database, PATIENCE, name="tests", size=1)
+    open_pool(urls.database, TIMEOUTS, name="tests", size=1)
     server = db.database.obj
     with server.connection_context():
         server.execute_sql("drop database if exists migrated with (force)")
         server.execute_sql("create database migrated template template0")
-    open_pool(make_dsn(urls.database, dbname="migrated"), PATIENCE, name="tests", size=5)
+    open_pool(make_dsn(urls.database, dbname="migrated"), TIMEOUTS, name="tests", size=5)
     with db.database.connection_context():
         yield db.database.obj
     db.database.close_all()
@@ -173,7 +173,7 @@ def test_one_that_comes_second_waits_longer_than_for_other_locks(empty):
     empty.execute_sql("select pg_advisory_lock(%s)", (migrations.LOCK,))
     second = Migrating(empty)
 
-    wait_until(lambda: not second.is_alive() or waiting(empty, 2 * PATIENCE.lock.total_seconds()), 30)
+    wait_until(lambda: not second.is_alive() or waiting(empty, 2 * TIMEOUTS.lock.total_seconds()), 30)
     empty.execute_sql("select pg_advisory_unlock(%s)", (migrations.LOCK,))
     second.join()
 
@@ -305,11 +305,11 @@ def test_what_held_batches_back_in_columns_does_so_in_rows(empty, ours, tmp_path
     ]
 
 
-def test_records_that_were_passed_over_move_into_quarantine_and_older_processes_go_on_with_them(folder, empty):
-    latest = folder / "0017_one_quarantine.py"
+def test_records_that_were_passed_over_move_into_quarantine_and_older_processes_go_on_with_them(empty, ours):
+    latest = ours.folder / "0017_one_quarantine.py"
     text = latest.read_text()
     latest.unlink()
-    migrations.migrate(empty)
+    migrations.migrate(empty, ours)
     empty.execute_sql(
         "create role test_older; grant select, insert, update, delete on passed_over_records to test_older"
     )
@@ -318,7 +318,7 @@ def test_records_that_were_passed_over_move_into_quarantine_and_older_processes_
     empty.execute_sql(f"insert into passed_over_records values ({key}, '1', 4, {times}, 'spoilt')")
     latest.write_text(text)
 
-    migrations.migrate(empty)
+    migrations.migrate(empty, ours)
 
     # What the version before asks, and what it writes, as whoever it was granted to.
     values = "insert into passed_over_records as known (batch, record, key, failures, first_failed_at, last_failed_at,"

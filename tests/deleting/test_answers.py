@@ -14,8 +14,7 @@ from forgekeeper.batches import BATCHES, CHILDREN
 from forgekeeper.database import database as db
 from forgekeeper.database import now
 from forgekeeper.declaring.answers import Mistake
-from forgekeeper.delivery.broker import broker
-from forgekeeper.process import boot
+from forgekeeper.delivery.broker import broker, load_batches
 from forgekeeper.runs.brakes import Brakes
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.previewing import preview
@@ -261,7 +260,7 @@ def gardens(weeds):
         """Clear one garden."""
         return Rows(Weed, Weed.garden == garden, since=Weed.grown_at, after=DAY)
 
-    boot.load_batches()
+    load_batches()
     yield spec, clear_garden
     for name in ("pull_weeds", "clear_garden"):
         del broker.actors[name]

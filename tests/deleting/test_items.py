@@ -3,7 +3,6 @@
 from datetime import timedelta
 
 import pytest
-from forgekeeper.runs.passed_over import PassedOver
 from peewee import TextField
 from structlog.testing import capture_logs
 
@@ -12,9 +11,9 @@ from forgekeeper.audit.intents import Item
 from forgekeeper.batches import BATCHES
 from forgekeeper.database import database as db
 from forgekeeper.declaring.items import Deleted
-from forgekeeper.delivery.broker import broker
+from forgekeeper.delivery.broker import broker, load_batches
 from forgekeeper.failpoints import FailpointReached
-from forgekeeper.process import boot
+from forgekeeper.runs.quarantine import Quarantined
 from forgekeeper.runs.totals import RunTotal
 from tests.harness.audited import lines, unclosed
 from tests.harness.performing import recorded
@@ -108,7 +107,7 @@ def left(folder):
 
 
 def run(leaves, **options):
-    boot.declare(broker)
+    load_batches()
     return recorded(leaves, settings_with(**options)).result
 
 
@@ -176,7 +175,7 @@ def test_a_row_that_cannot_be_settled_is_passed_over_and_stops_no_other(leaves):
     finally:
         db.execute_sql("drop table pinned")
 
-    assert (result["deleted"], [one.key for one in PassedOver.select()]) == (FILES - 1, [str(bad.id)])
+    assert (result["deleted"], [one.key for one in Quarantined.select()]) == (FILES - 1, [str(bad.id)])
 
 
 def test_a_batch_of_items_has_limits_of_its_own(leaves):

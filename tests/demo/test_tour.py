@@ -32,7 +32,8 @@ SHOWN = {
     "worker forgekeeper_records_processed_total deleted_object 600 600",
     "worker forgekeeper_record_errors_total git_ref_deletion 6 6",
     "worker forgekeeper_run_failures_total all 0 0",
-    "exporter forgekeeper_given_up_records failed_upload 3 3",
+    "exporter forgekeeper_quarantine_records failed_upload 3 3",
+    "exporter forgekeeper_quarantine_records rejected_ref 6 6",
     "exporter forgekeeper_exporter_collector_success all 18 18",
 }
 DONE = Figure("worker", "things_total", {"kind": "good"}, 3)

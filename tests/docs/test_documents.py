@@ -19,9 +19,8 @@ import pytest
 
 import models
 from forgekeeper.batches import BATCHES, all_declared
-from forgekeeper.delivery.broker import broker
 from forgekeeper.locks import lease
-from forgekeeper.runs import counting, ledger, plan
+from forgekeeper.runs import counting, plan, retry
 from forgekeeper.storage import outbox
 from models import STALE_AFTER, UNFINISHED, ImportStatus, TrackerStatus
 from tests.harness.catalogue import LABELS
@@ -84,13 +83,6 @@ def threshold(batch: str, name: str) -> float:
     return limit.above
 
 
-def retries_of_a_child() -> int:
-    """Return how often the broker lets a child be tried again."""
-    (retries,) = (one for one in broker.middleware if isinstance(one, ChildRetries))
-    number: int = retries.max_retries
-    return number
-
-
 def default(function: Callable[..., Any], name: str) -> Any:
     """Return what the function takes for the argument where it is not given."""
     return signature(function).parameters[name].default
@@ -104,7 +96,7 @@ DOCUMENT_48 = [
     Number("batch size", "BATCH_SIZE = 100", 100, lambda: user_status_cleanup.BATCH_SIZE),
     Number("time", "MAX_RUNTIME = 30.seconds", 30 * SECOND, lambda: user_status_cleanup.MAX_RUNTIME),
     Number("time told", "MAX_RUNTIME = 30.seconds", 30 * SECOND, lambda: BATCHES["user_status_cleanup"].budget),
-    Number("retries", RETRIES, 25, lambda: ledger.MAX_RETRIES),
+    Number("retries", RETRIES, 25, lambda: retry.MAX_RETRIES),
     Number("alert: seconds", "処理時間 60秒", 60, lambda: threshold("user_status_cleanup", "duration")),
     Number("alert: breaches", "処理時間 60秒", "> 0", lambda: condition("UserStatusCleanupDurationHigh")),
     Number("alert: sentence", "処理時間 60秒", "60 s", lambda: said("UserStatusCleanupDurationHigh", r"\d+ s\b")),
@@ -119,7 +111,7 @@ DOCUMENT_58 = [
     Number("lease", "タイムアウト: LOCK_TIMEOUT = 10分", 10 * MINUTE, lambda: default(lease, "at_most")),
     Number("projects", "MAX_PROJECTS = 10,000", 10_000, lambda: git_ref_cleanup.MAX_PROJECTS),
     Number("batch size", "BATCH_SIZE = 100", 100, lambda: git_ref_cleanup.BATCH_SIZE),
-    Number("retries", "リトライ対象エラー すべての例外", 25, retries_of_a_child),
+    Number("retries", "リトライ対象エラー すべての例外", 25, lambda: retry.MAX_RETRIES),
     Number("alert: dead letters", "Sidekiq失敗キュー", "> 0", lambda: condition("GitRefCleanupDeadLetters")),
     Number(
         "alert: batches with dead letters",
@@ -132,7 +124,7 @@ DOCUMENT_100 = [
     Number("cron", "6分ごとに実行されます（cron: `*/6 * * * *`）", "*/6 * * * *", lambda: cron("stale_direct_uploads")),
     Number("time", "MAX_EXEC_DURATION（250秒）", 250 * SECOND, lambda: stale_direct_uploads.MAX_EXEC_DURATION),
     Number("time told", "目標処理時間 250秒以内", 250 * SECOND, lambda: BATCHES["stale_direct_uploads"].budget),
-    Number("retries", RETRIES, 25, lambda: ledger.MAX_RETRIES),
+    Number("retries", RETRIES, 25, lambda: retry.MAX_RETRIES),
     Number("alert: seconds", "250秒超過", 250, lambda: threshold("stale_direct_uploads", "duration")),
     Number("alert: breaches", "250秒超過", "> 0", lambda: condition("StaleDirectUploadCleanupTimeout")),
     Number("alert: sentence", "250秒超過", "250 s", lambda: said("StaleDirectUploadCleanupTimeout", r"\d+ s\b")),
@@ -149,7 +141,7 @@ DOCUMENT_65 = [
     Number("created", "created(0)", 0, lambda: ImportStatus.CREATED),
     Number("started", "started(1)", 1, lambda: ImportStatus.STARTED),
     Number("timeout", "3 (timeout)", 3, lambda: ImportStatus.TIMEOUT),
-    Number("retries", RETRIES, 25, lambda: ledger.MAX_RETRIES),
+    Number("retries", RETRIES, 25, lambda: retry.MAX_RETRIES),
     Number("alert: found", "停滞インポート件数 設定なし", "> 0", lambda: condition("StaleBulkImportsDetected")),
     Number("alert: errors", "エラー件数 設定なし", "> 0", lambda: condition("StaleBulkImportCleanupErrors")),
 ]
@@ -174,7 +166,7 @@ DOCUMENT_11 = [
         "bulk_delete_job_artifacts_high_concurrency",
         lambda: expired_job_artifacts.HIGH_CONCURRENCY_FLAG,
     ),
-    Number("retries", RETRIES, 25, lambda: ledger.MAX_RETRIES),
+    Number("retries", RETRIES, 25, lambda: retry.MAX_RETRIES),
     Number("alert: seconds", "処理時間 60秒", 60, lambda: threshold("expired_job_artifacts", "duration")),
     Number("alert: breaches", "処理時間 60秒", "> 0", lambda: condition("ArtifactBulkDeleteSchedulerDurationHigh")),
     Number(

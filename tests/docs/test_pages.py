@@ -6,7 +6,6 @@ import shlex
 from pathlib import Path
 
 import pytest
-from forgekeeper.cli.upkeep import page as settings_page
 from typer import Exit
 from typer._click.exceptions import ClickException, MissingParameter
 from typer.main import get_command
@@ -16,6 +15,7 @@ from forgekeeper import boot
 from forgekeeper.batches import BATCHES
 from forgekeeper.cli import metrics
 from forgekeeper.cli.commands import application
+from forgekeeper.cli.settings import page as settings_page
 from forgekeeper.settings import PREFIX
 from forgekeeper.settings.reading import describe
 from tests.harness.catalogue import METRICS

@@ -1,4 +1,4 @@
-"""The alert rules: whom they tell, where they lead, what they rest on; promtool and amtool have their say."""
+"""The alert rules: whom they tell, what they rest on; promtool and amtool have their say."""
 
 from __future__ import annotations
 
@@ -12,14 +12,9 @@ import urllib.request
 from pathlib import Path
 from threading import Event
 
-import peewee
 import pytest
-import typer
 import yaml
 
-from forgekeeper import boot
-from forgekeeper.cli.commands import application
-from forgekeeper.settings import PREFIX
 from tests.harness.catalogue import METRICS
 from tests.harness.every import every
 from tests.harness.ports import free_ports
@@ -28,9 +23,6 @@ from tests.harness.rules import RULES, RULES_FILE, UNIT_TESTS, by_alert, cases
 ROOT = Path(__file__).parents[2]
 ALERTS = [rule for rule in RULES if "alert" in rule]
 NAMES = sorted({rule["alert"] for rule in ALERTS})
-RUNBOOKS = ROOT / "docs" / "runbooks"
-RUNBOOK_BASE = "https://forgekeeper.example/docs/runbooks/"
-SECTIONS = ["Meaning", "Impact", "Diagnosis", "Mitigation", "How to tell it is over"]
 
 # 監視・アラート of the five documents: document, row, threshold, and who is told.
 ROWS = [
@@ -94,7 +86,6 @@ def test_every_alert_says_whom_it_tells_and_what(rule):
     assert labels["team"] in {"operations", "system-admins", "log-monitoring", "error-tracking"}
     assert notes["summary"].endswith(".")
     assert "$value" in notes["description"]
-    assert notes["runbook_url"] == f"{RUNBOOK_BASE}{rule['alert']}.md"
     assert rule["alert"] == "Watchdog" or notes["dashboard_url"].startswith("https://grafana.example/d/forgekeeper-")
 
 
@@ -141,80 +132,6 @@ def test_the_rules_ask_for_labels_and_values_that_exist():
                 known = METRICS[name].values[label]
                 for wanted in value.split("|"):
                     assert known is None or wanted in known, f"{rule['alert']}: {name} has no {label}{operator}{wanted}"
-
-
-@every("name", NAMES)
-def test_every_alert_has_a_runbook(name):
-    page = (RUNBOOKS / f"{name}.md").read_text()
-
-    assert page.startswith(f"# {name}\n")
-    assert re.findall(r"^## (.+)$", page, re.MULTILINE) == SECTIONS
-    assert all(part.strip() for part in re.split(r"^## .+$", page, flags=re.MULTILINE)[1:])
-
-
-def test_no_runbook_is_about_an_alert_that_is_gone():
-    assert sorted(page.stem for page in RUNBOOKS.glob("*.md")) == NAMES
-
-
-def commands(group, path=()):
-    """List the names of all commands below a group, and the options of each."""
-    for name, command in group.commands.items():
-        yield (*path, name), {option for parameter in command.params for option in parameter.opts}
-        if hasattr(command, "commands"):
-            yield from commands(command, (*path, name))
-
-
-@every("name", NAMES)
-def test_every_command_of_a_runbook_exists(name):
-    known = dict(commands(typer.main.get_command(application())))
-    page = (RUNBOOKS / f"{name}.md").read_text()
-
-    for line in re.findall(r"(?:^|`)forgekeeper ([^`\n#]+)", page, re.MULTILINE):
-        words = line.split()
-        path = tuple(words[:2]) if tuple(words[:2]) in known else tuple(words[:1])
-        assert path in known, f"forgekeeper {line}"
-        assert {word for word in words if word.startswith("--")} <= known[path], f"forgekeeper {line}"
-
-
-@every("name", NAMES)
-def test_every_setting_of_a_runbook_exists(name):
-    settings = {PREFIX + field.upper() for field in boot.model().model_fields}
-    page = (RUNBOOKS / f"{name}.md").read_text()
-
-    named = re.findall(rf"{PREFIX}[A-Z_]+[A-Z](?!_?\.\.\.)\b", page)
-
-    assert {one for one in named if one not in settings} == set()
-
-
-def test_every_query_of_the_runbooks_is_answered(database):
-    pages = {page.stem: page.read_text() for page in RUNBOOKS.glob("*.md")}
-    queries = [
-        (name, query)
-        for name, page in pages.items()
-        for query in (
-            *re.findall(r'psql "\$FORGEKEEPER_DATABASE_URL" -c "([^"]+)"', page),
-            *re.findall(r"`(select [^`]+ from [^`]+)`", page),
-        )
-    ]
-
-    for name, query in queries:
-        try:
-            database.execute_sql(query.replace("BATCH", "prune").replace("PROJECT", "1").replace("%", "%%"))
-        except peewee.PeeweeException as error:
-            pytest.fail(f"{name}: {query}: {error}")
-    assert len(queries) >= 30
-
-
-def test_the_page_of_alerts_lists_them():
-    rows = [
-        f"| [`{rule['alert']}`](runbooks/{rule['alert']}.md) | {rule['labels']['severity']} | {rule['labels']['team']} "
-        f"| {rule.get('for', 'at once')} | {rule['annotations']['summary']} |"
-        for rule in ALERTS
-    ]
-
-    listed = [line for line in (ROOT / "docs" / "alerts.md").read_text().splitlines() if line.startswith("| [`")]
-
-    assert listed == rows
 
 
 def test_the_configuration_of_prometheus_is_sound():

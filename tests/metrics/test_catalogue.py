@@ -6,14 +6,14 @@ from datetime import timedelta
 import pytest
 from prometheus_client import generate_latest
 
-from forgekeeper.batches import Record, Threshold, all_declared, child, queues
+from forgekeeper import child
+from forgekeeper.batches import Record, Threshold, all_declared, queues
 from forgekeeper.cli.metrics import page
 from forgekeeper.collectors import all_collectors
 from forgekeeper.flags import FLAGS
 from metrics.catalogue import table
 from metrics.catalogue.metric import BUCKETS, Counter, Gauge
 from metrics.instruments import Instruments
-from models import WAITS
 from tests.harness.catalogue import LABELS, METRICS
 from tests.harness.every import every
 from tests.harness.toys import Outcome, declaring, toy
@@ -31,7 +31,7 @@ def toys():
             team="parents",
             records=[
                 Record("toy", examined=("deleted", "left"), processed=("deleted",), objective=timedelta(hours=1)),
-                Record("broken_toy", errors={"database": ()}, given_up=True),
+                Record("broken_toy", errors={"database": ()}),
                 Record("new_toy", backlog=True),
             ],
             thresholds=[Threshold("duration", above=60)],
@@ -88,15 +88,11 @@ def test_the_documents_limits_are_edges_of_the_histograms():
 
 def test_every_backlog_that_is_promised_is_looked_at_and_no_other():
     looked_at = {(one.name, record) for one in all_declared() for record in one.backlogs}
-    given_up = {(one.name, record) for one in all_declared() for record in one.left_behind}
-    # These a collector of their own counts.
-    given_up |= {("delete_artifact_bucket", f"{reason}_artifact") for reason in WAITS}
 
     assert looked_at == set(LABELS.series["backlogs"])
-    assert given_up == set(LABELS.series["given_up"])
 
 
-# What is declared anew
+# What is declared later
 
 
 def test_before_anything_is_declared_the_engine_counts_all_the_same():
@@ -117,8 +113,7 @@ def test_a_batch_that_is_declared_is_in_every_label_set_that_it_belongs_to(toys)
     assert children("records_examined_total") == {("toys", "toy")}
     assert children("records_processed_total") == {("toys", "toy")}
     assert children("record_errors_total") == {("toys", "broken_toy", "database")}
-    assert children("passed_over_records") == {("toys",)}
-    assert children("given_up_records") == {("toys", "broken_toy")}
+    assert children("quarantine_records") == {("toys", "broken_toy"), ("toys", "sort_toys")}
     assert children("backlog_records") == {("toys", "toy"), ("toys", "new_toy")}
     assert children("backlog_age_objective_seconds") == {("toys", "toy")}
     assert children("threshold_breaches_total") == {("toys", "duration")}

@@ -19,7 +19,7 @@ from forgekeeper.locks import LeaseLost
 from forgekeeper.runs import counting
 from forgekeeper.runs.counting import BREACHES, Growth, child_ended, record_failed, rules, run_ended, run_started
 from forgekeeper.runs.ledger import JobRun
-from forgekeeper.storage import git_refs, objects
+from forgekeeper.storage import git_refs, git_repository, objects
 from forgekeeper.worker_metrics import WorkerMetrics
 from metrics.counting import WORKER
 from tests.harness.catalogue import METRICS
@@ -136,7 +136,7 @@ def test_a_failed_attempt_is_a_failure_and_a_retry_if_it_will_be_tried_again(cou
         (redis.TimeoutError(), "redis"),
         (objects.StoreUnavailable("x", {}), "object_storage"),
         (git_refs.RepositoryFailed(), "gitaly"),
-        (git_refs.RootUnavailable(), "gitaly"),
+        (git_repository.RootUnavailable(), "gitaly"),
         (TimeLimitExceeded(), "time_limit"),
         (KeyError(), "other"),
     ],

@@ -6,17 +6,19 @@ import time
 from datetime import timedelta
 
 import pytest
-from forgekeeper.delivery.enqueue_unique import enqueue_unique
 
 from forgekeeper import collectors
 from forgekeeper.connections import client
 from forgekeeper.database import now
-from forgekeeper.delivery.broker import NAMESPACE, broker
+from forgekeeper.delivery import queues
+from forgekeeper.delivery.broker import broker
 from forgekeeper.flags import FeatureFlag
 from forgekeeper.locks import lease
+from forgekeeper.runs import quarantine
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
+from forgekeeper.runs.retry import MAX_RETRIES
 from forgekeeper.storage import sentinel
 from models import GitRefDeletion, Project
 from tests.harness.catalogue import LABELS, METRICS, of
@@ -51,11 +53,6 @@ def near(instant, tolerance=20.0):
 
 
 # The first scrape
-
-
-def bury(queue, letter, body):
-    client.zadd(f"{NAMESPACE}:{queue}.XQ", {letter: 1})
-    client.hset(f"{NAMESPACE}:{queue}.XQ.msgs", letter, body)
 
 
 def test_every_series_that_can_be_zero_is_there_on_the_first_scrape(look):
@@ -226,62 +223,48 @@ def test_a_run_in_progress_says_since_when(look):
     assert page.value("running_since_timestamp_seconds", batch="prune") is None
 
 
-# flags
-
-
 # queues and dead letters
 
 
-def send(batch=NAME, *, message_id="1", **options):
-    message = broker.actors[batch].message().copy(message_id=message_id, options=options)
-    enqueue_unique(broker, message)
-    return message
-
-
-def test_messages_are_counted_by_state_without_asking_the_broker(look):
-    for number in range(3):
-        send(message_id=str(number))
-    client.lpop(f"{NAMESPACE}:cron")  # what a worker does when it fetches
-    client.hset(f"{NAMESPACE}:git.DQ.msgs", "x", b"{}")
+def test_messages_are_counted_by_state_and_nobody_becomes_a_worker(look):
+    for _ in range(3):
+        broker.enqueue(broker.actors[NAME].message())
+    client.lpop(queues.ready("cron"))  # what a worker does when it fetches
+    client.hset(queues.bodies("git.DQ"), "x", b"{}")
+    client.delete(queues.HEARTBEATS)  # of this test, which has sent them
 
     page = look()
 
     assert page.value("queue_messages", queue_name="cron", state="ready") == 2
     assert page.value("queue_messages", queue_name="cron", state="unacked") == 1
     assert page.value("queue_messages", queue_name="git", state="delayed") == 1
-    assert not client.exists(f"{NAMESPACE}:__heartbeats__")
+    assert not client.exists(queues.HEARTBEATS)
 
 
 def test_the_oldest_message_is_the_head_of_the_queue(look):
-    message = send()
-    send(message_id="2")
+    message, _ = (broker.enqueue(broker.actors[NAME].message()) for _ in range(2))
 
     oldest = look().series("queue_oldest_message_timestamp_seconds")
 
     assert oldest == {("cron",): message.message_timestamp / 1000}
 
 
-def test_dead_letters_are_counted_by_queue_and_batch(look):
-    for number in range(1_500):
-        bury("git", str(number), broker.actors["clean_project_refs"].message(number).encode())
-    bury("cron", "1", broker.actors["prune"].message().encode())
+def fail(child, key, times, reason="child_failed"):
+    for _ in range(times):
+        quarantine.fail("git_ref_cleanup", child, key, "x", reason=reason)
+
+
+def test_children_that_wait_for_a_person_and_messages_that_nothing_could_read_are_dead_letters(look):
+    fail("clean_project_refs", "1", MAX_RETRIES + 1)
+    fail("clean_project_refs", "2", MAX_RETRIES)
+    fail("git_ref_deletion", "1", MAX_RETRIES + 1, reason="record_failed")
+    client.zadd(queues.dead("git"), {"a": 1, "b": 1})
 
     page = look()
 
-    assert page.value("dead_letter_messages", queue_name="git", batch="clean_project_refs") == 1_500
-    assert page.value("dead_letter_messages", queue_name="cron", batch="prune") == 1
-    assert page.value("dead_letter_messages", queue_name="cron", batch=NAME) == 0
-
-
-@pytest.mark.parametrize("body", [b"\xff", b"[]", b'{"actor_name": 3}', b'{"actor_name": "of_long_ago"}'])
-def test_a_dead_letter_that_is_of_no_batch_is_counted_as_unknown(look, body):
-    bury("git", "x", body)
-    bury("git", "y", broker.actors["clean_project_refs"].message(1).encode())
-
-    page = look()
-
-    assert page.value("dead_letter_messages", queue_name="git", batch="unknown") == 1
-    assert page.value("dead_letter_messages", queue_name="cron", batch="unknown") == 0
+    assert page.value("dead_letter_messages", queue_name="git", batch="clean_project_refs") == 1
+    assert page.value("dead_letter_messages", queue_name="git", batch="unknown") == 2
+    assert sum(page.series("dead_letter_messages").values()) == 3
 
 
 # leases and buckets

@@ -22,8 +22,8 @@ from tests.harness.ports import free_ports
 from tests.harness.programs import Program
 from tests.harness.waiting import wait_until
 
-IN_REDIS = {"queues", "dead_letters", "leases", "uploads"}
-IN_BOTH = {"buckets", "clocks"}
+IN_REDIS = {"queues", "leases", "uploads"}
+IN_BOTH = {"buckets", "clocks", "dead_letters"}
 WITHOUT_BOTH = {"roots"}
 PROMISED = 2.0
 """Seconds that a scrape takes at most, whatever is away."""

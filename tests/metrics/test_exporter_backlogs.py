@@ -3,10 +3,10 @@
 from datetime import timedelta
 
 import pytest
-from forgekeeper.runs.passed_over import PassedOver
 
 from forgekeeper.connections import client
 from forgekeeper.database import backlog, now
+from forgekeeper.runs import quarantine
 from forgekeeper.storage.outbox import MAX_ATTEMPTS, DeletedObject
 from models import BulkImport, BulkImportEntity, GitRefDeletion, JobArtifact, UserStatus
 from workers.stale_direct_uploads import register
@@ -93,23 +93,25 @@ def test_a_count_goes_up_to_its_bound_and_no_further(look, monkeypatch):
     assert look().value("backlog_records", batch="user_status_cleanup", record="user_status") == 3
 
 
-def test_what_was_given_up_is_counted(look):
+def test_what_failed_more_than_once_or_was_refused_is_in_quarantine(look):
     client.zadd(register.FAILED, {"s:x": 1})
     DeletedObject.create(store_dir="a", file="b", attempts=MAX_ATTEMPTS)
     GitRefDeletion.create(project_id=1, ref="refs/x", status=3)
+    for key in (1, 1, 2):
+        quarantine.fail("user_status_cleanup", "user_status", str(key), "x", reason="record_failed")
+    quarantine.fail("git_ref_cleanup", "clean_project_refs", "7", "x", reason="worker_lost")
+    quarantine.fail("unknown", "cron", "8", "x", reason="unreadable")
 
-    assert look().series("given_up_records") == {
+    counted = look().series("quarantine_records")
+
+    assert {labels: count for labels, count in counted.items() if count} == {
         ("stale_direct_uploads", "failed_upload"): 1,
         ("delete_objects", "dead_object"): 1,
         ("clean_project_refs", "rejected_ref"): 1,
-        ("delete_artifact_bucket", "no_path_artifact"): 0,
-        ("delete_artifact_bucket", "unknown_artifact"): 0,
+        ("user_status_cleanup", "user_status"): 1,
+        ("git_ref_cleanup", "clean_project_refs"): 1,
+        ("unknown", "message"): 1,
     }
-
-
-def waiting(look):
-    counted = look().series("given_up_records")
-    return [counted.get(("delete_artifact_bucket", f"{reason}_artifact")) for reason in ("no_path", "unknown")]
 
 
 def test_expired_artifacts_that_wait_for_the_forge_are_counted(look):
@@ -122,19 +124,4 @@ def test_expired_artifacts_that_wait_for_the_forge_are_counted(look):
     JobArtifact.create(file_final_path="", locked=0, **due)
     JobArtifact.create(file_final_path="", file="x.zip", locked=2, **due | {"file_type": 3})
 
-    assert waiting(look) == [1, 2]
-
-
-PASSING_OVER = (
-    *("user_status_cleanup", "clean_project_refs", "delete_artifact_bucket"),
-    *("delete_objects", "prune", "stale_imports"),
-)
-
-
-def test_bad_records_are_counted_for_each_batch_that_passes_any_over(look):
-    for key in (1, 2):
-        PassedOver.fail("user_status_cleanup", "user_status", key, "InternalError: spoilt")
-
-    counted = look().series("passed_over_records")
-
-    assert counted == {(batch,): 2 * (batch == "user_status_cleanup") for batch in PASSING_OVER}
+    assert look().series("waiting_artifacts") == {("no_path",): 1, ("unknown",): 2}

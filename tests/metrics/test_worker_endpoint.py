@@ -10,12 +10,16 @@ import sys
 import tempfile
 from pathlib import Path
 
-from forgekeeper.delivery.deliveries import MAX_DEATHS, Deliveries
-from forgekeeper.delivery.enqueue_unique import enqueue_unique
+from dramatiq import Message
 
+from forgekeeper.batches import CHILDREN
 from forgekeeper.connections import client
-from forgekeeper.database import database
+from forgekeeper.database import database, now
+from forgekeeper.delivery import queues
 from forgekeeper.delivery.broker import broker
+from forgekeeper.delivery.fan_out import send_children
+from forgekeeper.runs.quarantine import Quarantined
+from forgekeeper.runs.retry import MAX_LOSSES, MAX_RETRIES
 from forgekeeper.settings import PREFIX
 from metrics import multiprocess
 from models import GitRefDeletion
@@ -70,41 +74,54 @@ def test_a_run_that_fails_is_one_failure_and_one_retry(start_worker, send, count
     assert scrape(worker.url).value("run_failures_total", batch=NAME, error_kind="database") == 1
 
 
-def test_a_child_that_fails_is_retried_once_and_its_last_failure_is_a_dead_letter(start_worker, counts):
+CHILD = CHILDREN["clean_project_refs"]
+
+
+def send_child(project):
+    send_children(broker, None, CHILD, [(str(project), (project,))], limit_depth=None)
+
+
+def test_a_child_is_retried_until_its_last_failure_which_is_a_dead_letter_and_a_breach(start_worker, counts):
     worker = start_worker()
     for project in (1, 2):
         GitRefDeletion.create(project_id=project, ref="refs/x")
-    last = broker.actors["clean_project_refs"].message(2).copy(options={"retries": 25})
+    Quarantined.create(
+        batch=CHILD.batch.name,
+        record=CHILD.name,
+        key="2",
+        reason="child_failed",
+        error="x",
+        failures=MAX_RETRIES,
+        since=now(),
+        failed_at=now(),
+    )
 
-    enqueue_unique(broker, broker.actors["clean_project_refs"].message(1))
-    enqueue_unique(broker, last)
+    send_child(1)
+    send_child(2)
 
-    labels = {"batch": "clean_project_refs"}
+    labels = {"batch": CHILD.name}
     assert counts(worker, 2, "run_failures_total", error_kind="gitaly", **labels)
     assert counts(worker, 1, "run_dead_letters_total", **labels)
     assert counts(worker, 1, "run_retries_total", **labels)
     assert counts(worker, 1, "threshold_breaches_total", threshold="dead_letter", **labels)
-    assert counts(worker, 2, "lease_acquisitions_total", lease="clean_project_refs")
+    assert counts(worker, 2, "lease_acquisitions_total", lease=CHILD.name)
 
 
-def test_a_message_that_is_none_is_a_dead_letter_of_an_unknown_batch(start_worker, counts):
-    broker.do_enqueue("git", "bad", b"no message")
+def test_a_message_of_an_unknown_actor_is_a_dead_letter_of_an_unknown_batch(start_worker, counts):
+    broker.client.hset(queues.bodies("git"), "bad", Message("git", "nobody", (), {}, {}).encode())
+    broker.client.rpush(queues.ready("git"), "bad")
 
     assert counts(start_worker(), 1, "run_dead_letters_total", batch="unknown")
 
 
-def test_a_child_that_has_taken_three_workers_down_is_a_dead_letter_and_a_breach(start_worker, counts):
-    dead = Deliveries(client, broker.namespace, "dead")
-    enqueue_unique(broker, broker.actors["clean_project_refs"].message(1))
-    (fetched,) = dead.fetch("git", limit=1)
-    for _ in range(MAX_DEATHS):
-        dead.start("git", fetched.id, counted=True)
-    client.zadd(f"{broker.namespace}:__heartbeats__", {"dead": 1})
+def test_a_child_that_has_taken_three_processes_down_is_a_dead_letter_and_a_breach(start_worker, counts):
+    client.hset(queues.STARTED, "1", MAX_LOSSES)
+    send_child(1)
 
     worker = start_worker()
 
-    assert counts(worker, 1, "run_dead_letters_total", batch="clean_project_refs")
-    assert counts(worker, 1, "threshold_breaches_total", batch="clean_project_refs", threshold="dead_letter")
+    assert counts(worker, 1, "run_dead_letters_total", batch=CHILD.name)
+    assert counts(worker, 1, "threshold_breaches_total", batch=CHILD.name, threshold="dead_letter")
 
 
 def test_a_worker_whose_port_is_busy_does_not_start(start_worker):

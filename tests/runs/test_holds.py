@@ -12,6 +12,8 @@ import pytest
 from forgekeeper.database import database, now
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.holds import BRAKES, BY_PEOPLE, Hold
+from forgekeeper.runs.reconcile import reconcile
+from tests.harness.settings import settings_with
 
 NAME = "user_status_cleanup"
 HOUR = timedelta(hours=1)
@@ -121,12 +123,12 @@ def test_what_holds_a_batch_back_holds_it_back_for_older_versions(kind, why):
     assert (there, older(OLDER_LOOK)) == (why, None)
 
 
-def test_what_could_not_be_shown_as_the_row_was_locked_is_shown_by_the_next_look(urls):
+def test_what_could_not_be_shown_as_the_row_was_locked_is_shown_by_the_next_turn(urls):
     with closing(psycopg2.connect(urls.database)) as connection, connection.cursor() as another:
         another.execute("select from batches for update")
         Hold.add(NAME, "stop", reason="wrong", by="alice")
         before = older(OLDER_LOOK)
-    Hold.set_right(NAME)
+    reconcile(NAME, settings_with(cron_user_status_cleanup="off"), print, by="scheduler")
 
     assert (before, older(OLDER_LOOK)) == (None, "stopped")
 

@@ -104,3 +104,17 @@ def test_a_blocked_run_is_closed_with_its_reason_and_a_sentence(attempt):
 
     expected = {"deleted": 0, "batches": 0, "stopped": "drained", "skipped": "no_store"}
     assert JobRun.get_by_id(blocked.run.number).result == expected | {"blocked": "there is no store; configure one"}
+
+
+def test_a_run_of_which_nothing_can_be_counted_deletes_and_succeeds(attempt, monkeypatch):
+    def disk_full(*_labels, **_amounts):
+        raise OSError("No space left on device")
+
+    for way in ("inc", "dec", "observe"):
+        monkeypatch.setattr(WORKER, way, disk_full)
+    due_statuses(BATCH_SIZE + 1)
+
+    counted_nowhere = ended(attempt())
+
+    row = JobRun.get_by_id(counted_nowhere.run.number)
+    assert (row.state, row.result["deleted"]) == ("succeeded", BATCH_SIZE + 1)

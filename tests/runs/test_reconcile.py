@@ -18,7 +18,6 @@ from forgekeeper.runs.ledger import JobRun
 from tests.harness.ledger import start_run
 from tests.harness.ticks import (
     DAWN,
-    MICROSECOND,
     MINUTE,
     NAME,
     NOON,
@@ -161,15 +160,6 @@ def test_a_late_tick_is_missed_where_catching_up_is_switched_off():
 # Sending
 
 
-def test_a_message_that_a_worker_holds_is_not_sent_again():
-    at(NOON)
-    fetch()
-
-    at(NOON + SECOND, by="B")
-
-    assert not sent()
-
-
 def test_what_a_scheduler_claimed_before_it_died_is_sent_by_the_next(monkeypatch):
     clock_is(NOON)
     with dying_before(monkeypatch, runs, "send"):
@@ -180,15 +170,6 @@ def test_what_a_scheduler_claimed_before_it_died_is_sent_by_the_next(monkeypatch
 
     assert row().state == "enqueued"
     assert sent() == [row().id]
-
-
-def test_for_a_second_nobody_sends_again_what_was_sent():
-    at(NOON)
-    client.flushall()
-
-    at(NOON + SECOND - MICROSECOND)
-
-    assert sent() == []
 
 
 def test_a_run_claimed_by_a_clock_that_was_set_back_since_is_sent_by_anyone():

@@ -8,8 +8,8 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 import pytest
-from workers.expired_job_artifacts.sample import artifacts
 
+from demo.sample_data.expired_job_artifacts import add_artifacts
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import Limits, connect
 from forgekeeper.database import database, now
@@ -134,7 +134,7 @@ def hold_back():
     Hold.add("stale_direct_uploads", "pause", until=None, reason="test", by="test", since=yesterday)
     Batch.update(registered_at=yesterday).where(Batch.name == "stale_direct_uploads").execute()
     FeatureFlag.turn(FLAG, on=False)
-    artifacts(10)
+    add_artifacts(10)
     JobArtifact.update(expire_at=yesterday).where(JobArtifact.expire_at.is_null(False)).execute()
 
 

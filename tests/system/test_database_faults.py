@@ -6,13 +6,11 @@ import time
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from itertools import pairwise
-from pathlib import Path
 
 import psycopg2
 import pytest
-from forgekeeper.embedded.postgres import Postgres
 
-from demo.servers import folder
+from demo.servers import servers
 from demo.tables import make_tables
 from forgekeeper import migrations
 from forgekeeper.batches import BATCHES
@@ -68,22 +66,17 @@ TERMINATE = """
 def few_connections(settings, monkeypatch):
     """A PostgreSQL of our own with twenty connections, migrated and in the settings; its URL."""
     with ExitStack() as stack:
-        site = stack.enter_context(folder.opened(None))
-        plan = Plan.on_this_machine(site.folder, {"max_connections": "20"})
-        postgres = Postgres(site, Path(plan.postgres_binaries), plan.postgres_prefix, plan.postgres_owner)
-        server = postgres.start(plan.postgres_options)
-        stack.callback(server.stop)
-        server.wait_until_ready(postgres.answers(server))
-        monkeypatch.setenv(PREFIX + "DATABASE_URL", postgres.url())
-        own = load()
-        connect(own, Limits.of_worker(own), name="tests", connections=2)
+        own = stack.enter_context(servers(postgres_options={"max_connections": "20"}))
+        monkeypatch.setenv(PREFIX + "DATABASE_URL", own.database_url)
+        loaded = load()
+        connect(loaded, Limits.of_worker(loaded), name="tests", connections=2)
         stack.callback(client.connection_pool.disconnect)
         stack.callback(database.close_all)
         database.connect()
         migrations.migrate(database.obj)
         make_tables(database.obj)
         client.flushdb()
-        yield postgres.url()
+        yield own.database_url
 
 
 def test_without_a_connection_left_everybody_waits_and_goes_on_once_there_is_one(few_connections, services, outcome):

@@ -14,7 +14,6 @@ from demo.sample_data.git_ref_cleanup import add_projects
 from demo.sample_data.git_ref_cleanup import add_ref_deletions as ref_deletions
 from forgekeeper.connections import client
 from forgekeeper.database import now
-from forgekeeper.delivery.broker import NAMESPACE
 from forgekeeper.delivery.queues import depth
 from forgekeeper.flags import FeatureFlag
 from forgekeeper.runs.ledger import JobRun
@@ -265,7 +264,7 @@ class Prune(Case):
     """Of each kind of record more than one chunk is old, and some are young."""
 
     each = 1_200
-    total = 3 * each
+    total = 2 * each
 
     def seed(self):
         old, young = timedelta(days=40), timedelta(hours=1)
@@ -283,22 +282,16 @@ class Prune(Case):
                 for _ in range(count)
             ]
         ).execute()
-        for number in range(self.each + 10):
-            died = (now() - (timedelta(days=6, hours=23) if number >= self.each else timedelta(days=8))).timestamp()
-            client.zadd(f"{NAMESPACE}:git.XQ", {str(number): round(died * 1000)})
-            client.hset(f"{NAMESPACE}:git.XQ.msgs", str(number), b"{}")
 
     def left(self):
         refs = self.world.count("batched_git_ref_updates_deletions where processed_at < now() - interval '1 day'")
         runs = self.world.count("job_runs where batch = 'stale_imports' and finished_at < now() - interval '30 days'")
-        return refs + runs + client.zcard(f"{NAMESPACE}:git.XQ") - 10
+        return refs + runs
 
     def state(self):
-        dead = client.zrange(f"{NAMESPACE}:git.XQ", 0, -1)
         return (
             self.world.ask("select id from batched_git_ref_updates_deletions order by id"),
             self.world.ask("select id from job_runs where batch = 'stale_imports' order by id"),
-            (set(dead), set(client.hkeys(f"{NAMESPACE}:git.XQ.msgs"))),
         )
 
 

@@ -6,13 +6,13 @@ from datetime import timedelta
 
 import peewee as pw
 import pytest
-from forgekeeper.runs.passed_over import PassedOver
 
 from demo import git_repositories
 from demo.sample_data.user_status_cleanup import add_statuses as statuses
 from forgekeeper.batches import BATCHES, CHILDREN
 from forgekeeper.database import database as db
 from forgekeeper.database import release
+from forgekeeper.runs.quarantine import Quarantined
 from forgekeeper.runs.totals import RunTotal
 from forgekeeper.storage import git_repository, stores
 from forgekeeper.storage.outbox import DeletedObject
@@ -41,12 +41,12 @@ def refusing(table, change):
 
 
 def attempt(work, times=3):
-    """Try it so often, whatever fails; what was passed over or claimed may be tried again each time."""
+    """Try it so often, whatever fails; what lies in quarantine or is claimed may be tried again each time."""
     for _ in range(times):
         worker = threading.Thread(target=tried, args=[work])
         worker.start()
         worker.join()
-        PassedOver.delete().execute()
+        Quarantined.delete().execute()
         DeletedObject.update(pick_up_at=DeletedObject.pick_up_at - timedelta(hours=1)).execute()
 
 

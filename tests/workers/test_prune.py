@@ -1,23 +1,19 @@
-"""Prune against real records in PostgreSQL and Redis."""
+"""Prune against real records in PostgreSQL."""
 
-import time
 from datetime import timedelta
 
 import pytest
-import redis
-from forgekeeper.runs.passed_over import PassedOver
 from playhouse.postgres_ext import DateTimeTZField
 from structlog.testing import capture_logs
 
-from forgekeeper import Rows
-from forgekeeper.batches import BATCHES, batch
-from forgekeeper.connections import client
+from forgekeeper import Rows, batch
+from forgekeeper.batches import BATCHES
 from forgekeeper.database import Base, database, now
-from forgekeeper.delivery.broker import NAMESPACE
 from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.processes import Process
+from forgekeeper.runs.quarantine import Quarantined
 from forgekeeper.storage.settled import SettledUpload
 from models import DeletionStatus, GitRefDeletion
 from tests.harness.performing import perform
@@ -42,35 +38,12 @@ def closed_run(state="succeeded", *, finished_at, batch="user_status_cleanup"):
     return JobRun.create(batch=batch, state=state, finished_at=finished_at).id
 
 
-def dead_letter(message_id, *, age, queue="cron"):
-    """Put a message among the dead letters as Dramatiq does."""
-    key = f"{NAMESPACE}:{queue}.XQ"
-    client.zadd(key, {message_id: round((time.time() - age.total_seconds()) * 1000)})
-    client.hset(f"{key}.msgs", message_id, b"{}")
-    return message_id
-
-
-def dead_letters(count, *, age, queue="cron"):
-    key = f"{NAMESPACE}:{queue}.XQ"
-    died = round((time.time() - age.total_seconds()) * 1000)
-    client.zadd(key, {str(number): died for number in range(count)})
-    client.hset(f"{key}.msgs", mapping={str(number): b"{}" for number in range(count)})
-
-
 def refs():
     return {row.ref for row in GitRefDeletion.select()}
 
 
 def runs():
     return {row.id for row in JobRun.select()}
-
-
-def letters(queue="cron"):
-    """The ids of the dead letters, which must be the same in both keys."""
-    key = f"{NAMESPACE}:{queue}.XQ"
-    ids, bodies = set(client.zrange(key, 0, -1)), set(client.hkeys(f"{key}.msgs"))
-    assert ids == bodies
-    return {name.decode() for name in ids}
 
 
 def time_runs_out_after_a_chunk():
@@ -137,18 +110,6 @@ def test_an_open_run_stays_however_old(state, finished):
     assert runs() == {still_open, newest}
 
 
-# Dead letters
-
-
-def test_a_dead_letter_goes_after_its_time_to_live():
-    dead_letter("old", age=7 * DAY + MINUTE)
-    young = dead_letter("young", age=7 * DAY - MINUTE)
-
-    outcome = run()
-
-    assert (outcome, letters()) == (Outcome(dead_letters=1), {young})
-
-
 # What batches declare
 
 
@@ -199,7 +160,7 @@ def test_a_row_of_a_batch_that_cannot_be_removed_stops_no_other():
     finally:
         database.execute_sql("drop table holding")
 
-    assert (left(), [row.key for row in PassedOver.select()]) == ({1, 3}, ["1"])
+    assert (left(), [row.key for row in Quarantined.select()]) == ({1, 3}, ["1"])
 
 
 def test_a_table_whose_old_rows_would_be_misread_blocks_the_run():
@@ -217,8 +178,7 @@ def test_a_table_whose_old_rows_would_be_misread_blocks_the_run():
 
 def process(pid, *, silent_for):
     """A worker that has not been heard of since it counts as silent for that long."""
-    said = {"queues": ["cron"]}
-    Process.enrol(kind="worker", host="forge-1", pid=pid, version="1", dead_after=-silent_for, said=said)
+    Process.enrol(kind="worker", host="forge-1", pid=pid, version="1", dead_after=-silent_for, facts={})
     return pid
 
 
@@ -262,14 +222,3 @@ def test_a_run_ends_at_its_deadline_after_a_chunk():
     outcome = run(clock=time_runs_out_after_a_chunk)
 
     assert (outcome, len(refs()), len(runs())) == (Outcome(ref_deletions=CHUNK, stopped="deadline"), 1, 2)
-
-
-def test_a_redis_that_is_down_costs_the_dead_letters_only(monkeypatch, tmp_path):
-    ref_deletion("old", processed_at=now() - 2 * DAY)
-    nowhere = redis.ConnectionPool.from_url(f"unix://{tmp_path}/nobody")
-    monkeypatch.setattr(client, "connection_pool", nowhere)
-
-    with pytest.raises(redis.ConnectionError):
-        run()
-
-    assert refs() == set()

@@ -260,6 +260,39 @@ def test_a_path_that_was_adopted_cannot_be_prepared(client):
         uploads.prepare(client, "artifacts", "a")
 
 
+def prepare_with_three_keys(client):
+    """Prepare the path `a` as producers do that were written before there were adopted ones."""
+    script = (ROOT / "workers" / "stale_direct_uploads" / "lua" / "upload_prepare.lua").read_text()
+    return client.eval(script, 3, uploads.PENDING, uploads.DELETING, uploads.FAILED, "artifacts:a")
+
+
+def test_a_producer_that_gives_three_keys_registers_its_upload(client):
+    assert prepare_with_three_keys(client) == 1
+
+    assert contents(client) == {"pending": ["artifacts:a"]}
+
+
+@pytest.mark.parametrize("lies_in", ["deleting", "failed"])
+def test_a_producer_that_gives_three_keys_is_refused_what_is_being_deleted(client, lies_in):
+    register(client, "artifacts:a")
+    mine = claim(client)
+    if lies_in == "failed":
+        uploads.reject(client, mine, mine.entries)
+
+    assert prepare_with_three_keys(client) == 0
+
+    assert contents(client) == {lies_in: ["artifacts:a"]}
+
+
+def test_an_adopted_path_that_a_producer_with_three_keys_prepares_is_its_own_upload(client):
+    adopt(client, "a")
+    assert prepare_with_three_keys(client) == 1
+
+    assert (adoption.withdraw(client, ["artifacts:a"]), uploads.count(client)) == (([], []), 1)
+    client.zincrby(uploads.PENDING, -STALE, "artifacts:a")
+    assert claim(client).entries == [Entry("artifacts:a", 0)]
+
+
 @pytest.mark.parametrize("lies_in", ["pending", "deleting", "failed"])
 def test_what_is_withdrawn_leaves_nothing_in_the_register(client, lies_in):
     adopt(client, "a", ago=timedelta() if lies_in == "pending" else 2 * uploads.ADOPTION)

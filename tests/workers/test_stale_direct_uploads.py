@@ -4,11 +4,10 @@ import sys
 import time
 
 import pytest
-from forgekeeper.settings.failpoints import Failpoints, Fault
 from structlog.testing import capture_logs
 
 from forgekeeper.connections import client
-from forgekeeper.failpoints import arm
+from forgekeeper.failpoints import Failpoints, Fault, arm
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.storage import sentinel, stores
 from metrics.counting import WORKER

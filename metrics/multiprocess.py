@@ -137,7 +137,8 @@ class Watch(Vital):
         self._folder = os.environ[FOLDER]
         self._command = [sys.executable, "-P", "-m", "metrics.multiprocess", host, str(port), self._folder]
         self._pause = PAUSE
-        atexit.register(shutil.rmtree, self._folder, ignore_errors=True)
+        self._endpoint: subprocess.Popen[bytes] | None = None
+        atexit.register(self._end)
 
     def start(self) -> None:
         """Start, without the signals that are for the main thread: Dramatiq has its handlers for them only later."""
@@ -153,10 +154,19 @@ class Watch(Vital):
             self._pause = min(2 * self._pause, LONGEST_PAUSE)
 
     def _run(self) -> None:
-        endpoint = subprocess.Popen(
+        self._endpoint = subprocess.Popen(
             [*self._command, str(os.getpid())], stdin=subprocess.DEVNULL, start_new_session=True
         )
-        log.error("metrics endpoint has ended", status=endpoint.wait())
+        status = self._endpoint.wait()
+        if not self.stopped.is_set():
+            log.error("metrics endpoint has ended", status=status)
+
+    def _end(self) -> None:
+        """Remove the folder, and first its page: an empty one would say that counters have fallen."""
+        self.stopped.set()
+        if self._endpoint is not None:
+            self._endpoint.kill()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def locked_folder() -> tuple[Path, int]:

@@ -128,9 +128,11 @@ class Process(Middleware):
         self._drain.ready(worker)
 
     def before_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
-        """Let every run end at its next safe point."""
+        """Let every run end at its next safe point, and fetch no more: Dramatiq would until the last has ended."""
         log.info("worker draining")
         shutdown.requested.set()
+        for consumer in worker.consumers.values():
+            consumer.stop()
         self.heartbeat.wake()
 
     def after_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
@@ -215,7 +217,9 @@ class Process(Middleware):
     def _give_back(self, worker: Worker) -> None:
         """Give back what is this process's by Redis's account alone, two heartbeats in a row."""
         held = {work.sent_as for work in self.in_flight.works()}
-        held |= {item.message.options["redis_message_id"] for item in list(worker.work_queue.queue)}
+        if not shutdown.requested.is_set():
+            # Whoever drains does not begin what it has fetched.
+            held |= {item.message.options["redis_message_id"] for item in list(worker.work_queue.queue)}
         found = {
             (queue, message)
             for queue in worker.consumers

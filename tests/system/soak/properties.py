@@ -177,8 +177,7 @@ def buckets_are_complete(evidence):
 def each_tick_once(evidence):
     """P7: each tick has one row, is claimed when it is due, ends once, and new ones run soon after the faults.
 
-    That a closed row never changes is looked at in test_schedulers_survive.py alone: here
-    there are too many rows to read them all ten times a second.
+    That a closed row never changes is not looked at here: there are too many rows to read them all ten times a second.
     """
     ticks = defaultdict(list)
     for run in evidence.final.runs:

@@ -45,7 +45,7 @@ from .rig import Rig, nothing_armed
 from .settings import PAUSE, PERIODS, SECRET, STATEMENT_TIMEOUT
 
 EVERYTHING = 43
-START = 60.0
+START = 120.0
 DONE_IN = 60.0
 """So long after the last fault what was due then must be done, if the machine holds nobody up."""
 CALM = 8

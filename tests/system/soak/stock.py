@@ -112,7 +112,7 @@ class Side:
 
     def nothing_is_left(self):
         """Say whether each message has come to its end."""
-        return not any(client.exists(f"{self.key}{end}") for end in ("", ".msgs", ".DQ", ".DQ.msgs"))
+        return not any(client.exists(f"{self.key}{end}") for end in ("", ".msgs"))
 
     def clean_up(self):
         for master in self.masters:

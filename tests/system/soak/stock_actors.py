@@ -5,7 +5,7 @@ import os
 import dramatiq
 from dramatiq.brokers.redis import RedisBroker
 
-from .actors import declare
+from .actors import ACTORS, QUEUE
 
 URL, OPTIONS = "STOCK_REDIS_URL", "STOCK_BROKER_"
 """Options such as STOCK_BROKER_HEARTBEAT_TIMEOUT are the broker's, whole numbers."""
@@ -16,4 +16,5 @@ if URL in os.environ:
     }
     broker = RedisBroker(url=os.environ[URL], **options)
     dramatiq.set_broker(broker)
-    declare(broker)
+    for work in ACTORS:
+        dramatiq.actor(work, broker=broker, queue_name=QUEUE)

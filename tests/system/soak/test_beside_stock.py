@@ -10,7 +10,7 @@ import pytest
 
 from tests.harness.waiting import wait_until
 
-from .stock import LIMIT, Ours, Stock, cleaned_up, eventually, fill, lifetimes, start
+from .stock import LIMIT, Ours, Stock, cleaned_up, fill, lifetimes, start
 
 CAP = 27.0
 """What has not begun by then counts as never begun."""
@@ -140,28 +140,3 @@ def unfinished(side, held):
     """Return which messages were not done by the process that worked on them."""
     done = {(note.key, note.pid) for note in side.notes("done")}
     return [key for key, pid in held.items() if (key, pid) not in done]
-
-
-def test_what_fails_while_redis_is_away_is_tried_again_afterwards(sides, go, outcome):
-    keys = [str(number) for number in range(4)]
-    for side in sides:
-        side.start(threads=len(keys), **(SHORT | {"redis_timeout": 1} if side is sides[0] else {}))
-        for key in keys:
-            side.send("fail_first", key, str(go))
-    eventually(lambda: all(len(side.notes("began")) == len(keys) for side in sides))
-
-    for side in sides:
-        side.proxy.refuse()
-        side.proxy.cut()
-    go.touch()
-    eventually(lambda: all(len(side.notes("failed")) == len(keys) for side in sides))
-    for side in sides:
-        side.proxy.passing()
-    ours, back_at = sides[0], time.monotonic()
-    wait_until(lambda: all(side.nothing_is_left() for side in sides), SOON)
-
-    for side in sides:
-        waits = side.waits(keys, back_at, "done")
-        facts = {"duplicates": side.doubled(), "stock": side is not ours}
-        outcome(21, injected=len(keys), violations=waits.count(inf), recovery=waits, **facts)
-    assert ours.done() == keys

@@ -1,7 +1,7 @@
 """Delete the objects whose artifacts are gone: the outbox of batch 11.
 
 Runs every minute.  It claims rows of the outbox, deletes their objects in bulk, and removes the rows.  An object that a
-live artifact still names stays.  What fails is retried ten times; then it is dead, and `forgekeeper quarantine` shows it.
+live artifact still names stays.  What fails is retried ten times; then it is in quarantine for a person.
 """
 
 from __future__ import annotations

@@ -69,20 +69,11 @@ FAULTS = {
 
 SOAK = "tests/system/soak/test_soak.py"
 ELSEWHERE = {
-<<<<<<< HEAD
     12: "tests/settings/test_cron.py, tests/test_layers.py: schedules are kept in UTC, by the database's clock",
     27: "tests/workers/test_user_status_cleanup.py::test_locked_rows_make_a_run_neither_wait_nor_search_again_and_again",
     28: "tests/workers/test_user_status_cleanup.py, test_stale_imports_races.py, test_expired_job_artifacts.py",
     31: "tests/workers/test_delete_objects.py, tests/workers/test_stale_direct_uploads.py",
     32: "tests/workers/test_uploads_machine.py",
-=======
-    12: "tests/test_cron.py, tests/test_layers.py: schedules are kept in UTC, by the database's clock",
-    21: "tests/delivery/test_messages_in_workers.py: a child that failed lies in quarantine, in PostgreSQL",
-    27: "tests/test_user_status_cleanup_large.py::test_with_half_of_the_due_rows_locked_a_run_neither_waits_nor_gets_slow",
-    28: "tests/test_user_status_cleanup.py, tests/test_stale_imports.py, tests/test_expired_job_artifacts.py",
-    31: "tests/storage/test_delete_objects.py, tests/storage/test_stale_direct_uploads.py",
-    32: "tests/coordination/test_uploads_machine.py",
->>>>>>> x6/main
     34: "tests/storage/test_git_refs.py, tests/storage/test_git_refs_locks.py",
     35: "tests/workers/test_git_ref_crashes.py::test_a_git_that_hangs_is_ended_at_the_deadline_and_costs_no_row",
     38: "tests/storage/test_objects_in_folders.py::test_a_forked_child_is_told_instead_of_left_hanging",

@@ -25,8 +25,8 @@ from forgekeeper.batches import BATCHES, BatchSpec, all_declared
 from forgekeeper.database import database, release
 from forgekeeper.delivery.sending import deliver
 from forgekeeper.failpoints import arm
-from forgekeeper.identity import identity
 from forgekeeper.process.ready import tell_supervisor
+from forgekeeper.runs.identity import identity
 from forgekeeper.runs.processes import Heartbeat
 from forgekeeper.runs.reconcile import reconcile
 from forgekeeper.runs.reports import COUNT

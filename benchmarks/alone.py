@@ -6,7 +6,7 @@ from time import monotonic
 from typing import Any
 
 from forgekeeper.batches import BATCHES
-from forgekeeper.identity import identity
+from forgekeeper.runs.identity import identity
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.runner import Runner
 from forgekeeper.settings import Settings

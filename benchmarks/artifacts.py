@@ -30,8 +30,8 @@ from benchmarks.processes import environment, run, until, workers
 from demo.servers import Servers
 from forgekeeper.connections import client
 from forgekeeper.database import database
+from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.delivery import queues
-from forgekeeper.flags import FeatureFlag
 from forgekeeper.settings import Settings
 from workers.expired_job_artifacts import FLAG, HIGH_CONCURRENCY_FLAG, MAX_BUCKETS, MAX_BUCKETS_HIGH_CONCURRENCY
 from workers.expired_job_artifacts import buckets as shares

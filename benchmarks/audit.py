@@ -13,8 +13,8 @@ from benchmarks.forge import database_of
 from demo.servers import Servers
 from forgekeeper.connections import client
 from forgekeeper.database import database
-from forgekeeper.fan_out import Enqueued
-from forgekeeper.flags import FeatureFlag
+from forgekeeper.declaring.fan_out import Enqueued
+from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.runs.runner import Runner
 from forgekeeper.settings import Settings
 from workers.expired_job_artifacts import FLAG, MAX_BUCKETS, buckets, delete_artifact_bucket

@@ -18,8 +18,8 @@ from forgekeeper.boot import model
 from forgekeeper.connections import Limits, client, connect
 from forgekeeper.database import database, now
 from forgekeeper.delivery.broker import load_batches
-from forgekeeper.identity import identity
 from forgekeeper.runs import breaker
+from forgekeeper.runs.identity import identity
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.runner import Runner
 from forgekeeper.runs.totals import RunTotal

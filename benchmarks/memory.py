@@ -25,8 +25,8 @@ from demo.sample_data.user_status_cleanup import add_statuses
 from demo.servers import Servers
 from forgekeeper.connections import client
 from forgekeeper.database import database
-from forgekeeper.flags import FeatureFlag
-from forgekeeper.installation.row import Installation
+from forgekeeper.database.installation import Installation
+from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.storage.sentinel import Folder
 from workers.expired_job_artifacts import FLAG
 from workers.stale_direct_uploads import register

@@ -19,9 +19,9 @@ import dramatiq
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.cli import main, make_argument_parser
 
-from forgekeeper import worker_metrics
 from forgekeeper.boot import load
 from forgekeeper.connections import Limits, connect
+from forgekeeper.delivery import counting as worker_metrics
 from forgekeeper.runs import runner
 from forgekeeper.runs.attempt import Attempt
 from metrics import multiprocess

@@ -19,7 +19,7 @@ from demo.servers.machine import postgres_folder
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import client
 from forgekeeper.database import database
-from forgekeeper.identity import identity
+from forgekeeper.runs.identity import identity
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.runner import Runner
 from forgekeeper.settings import Settings

@@ -13,10 +13,10 @@ from pydantic import SecretStr
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import client
 from forgekeeper.database import database
-from forgekeeper.fan_out import Enqueued
-from forgekeeper.flags import FeatureFlag
-from forgekeeper.identity import identity
-from forgekeeper.installation.row import Installation
+from forgekeeper.database.installation import Installation
+from forgekeeper.declaring.fan_out import Enqueued
+from forgekeeper.declaring.flags import FeatureFlag
+from forgekeeper.runs.identity import identity
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.runner import Runner
 from forgekeeper.settings import Settings

@@ -26,8 +26,8 @@ from forgekeeper.batches import BATCHES
 from forgekeeper.cli.connection import connected
 from forgekeeper.cli.console import Problem, err, out
 from forgekeeper.database import database, now
-from forgekeeper.flags import FeatureFlag
-from forgekeeper.installation.row import Installation
+from forgekeeper.database.installation import Installation
+from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.settings import PREFIX, Settings
 from forgekeeper.storage import stores

@@ -19,10 +19,10 @@ from forgekeeper.database import Base
 from forgekeeper.database.backlog import Backlog
 from forgekeeper.database.stakes import AtStake
 from forgekeeper.declaring.deriving import Due
+from forgekeeper.declaring.flags import FLAGS
 from forgekeeper.declaring.rows import Rows
-from forgekeeper.flags import FLAGS
+from forgekeeper.declaring.shown import Shown
 from forgekeeper.settings import Place
-from forgekeeper.shown import Shown
 from metrics.catalogue.metric import Counter
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from redis.maint_notifications import MaintNotificationsConfig
 from redis.retry import Retry
 
 from forgekeeper import database as db
-from forgekeeper import scripts
+from forgekeeper.coordination import scripts
+from forgekeeper.coordination.client import Client
 from forgekeeper.database import Timeouts
-from forgekeeper.redis_client import Client
 from forgekeeper.settings import Settings
 
 client = Client()

@@ -19,13 +19,13 @@ from prometheus_client.metrics_core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector as Collecting
 
-from forgekeeper import collectors
 from forgekeeper.batches import all_declared
 from forgekeeper.connections import Limits
 from forgekeeper.database import Timeouts, database, release
-from forgekeeper.probe import Probe
+from forgekeeper.declaring.shown import Collector
+from forgekeeper.observing import collectors
+from forgekeeper.observing.probe import Probe
 from forgekeeper.settings import Settings
-from forgekeeper.shown import Collector
 from metrics.catalogue import of, table
 from metrics.catalogue.metric import Metric, Reading
 

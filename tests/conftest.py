@@ -26,11 +26,11 @@ from demo.tables import make_tables
 from forgekeeper import database as db
 from forgekeeper import migrations
 from forgekeeper.boot import load
+from forgekeeper.cli.tables import OURS
 from forgekeeper.connections import Limits, client, connect
+from forgekeeper.database.installation import Installation
 from forgekeeper.delivery.broker import load_batches
-from forgekeeper.installation.row import Installation
 from forgekeeper.settings import PREFIX, Settings
-from forgekeeper.tables import OURS
 from tests.harness import logs
 from tests.harness.forks import FORKS
 from tests.harness.installation import INSTALLATION

@@ -12,70 +12,30 @@ from forgekeeper.batches import BATCHES, all_declared
 from tests.harness.every import every
 
 ROOT = Path(__file__).parent.parent
-LEAVES = {"database", "settings", "metrics", "identity", "fan_out", "shutdown"}
-"""What anybody in the engine may import."""
-ENGINE = {
-    "settings": {"failpoints"},
-    "identity": set(),
-    "shutdown": set(),
-    "fan_out": set(),
-    "database": {"metrics"},
-    "migrations": set(),
-    "flags": {"database"},
-    "audit": {"database", "metrics"},
-    "failpoints": set(),
-    "probe": {"metrics"},
-    "redis_types": set(),
-    "redis_values": set(),
-    "scripts": {"database.writes"},
-    "redis_client": {"database.writes"},
-    "connections": {"database", "redis_client", "settings", "scripts"},
-    "locks": {"metrics", "redis_types", "redis_values", "scripts"},
-    "installation": {"connections", "database", "delivery.queues", "settings", "storage"},
-    "storage": {"database", "installation.row", "metrics", "settings"},
-    "clocks": {"connections", "database", "runs.blocked", "settings"},
-    "preview": {"database", "settings"},
-    "shown": {"database", "declaring.refused", "metrics", "preview", "settings"},
-    "declaring": {"audit", "database", "settings"},
-    "batches": {"audit.subjects", "database", "declaring", "flags", "metrics", "settings", "shown"},
-    "boot": {"batches", "declaring", "settings"},
-    "runs": LEAVES
-    | {"audit", "batches", "clocks", "failpoints", "flags", "installation", "locks", "migrations", "preview"},
-    "runs.plan": {"settings"},
-    "deleting": {
-        *("audit", "batches", "connections", "database", "declaring", "identity", "locks", "metrics", "preview"),
-        *("runs", "settings", "storage"),
-    },
-    "process": {"boot", "identity", "metrics", "shutdown"},
-    "worker_metrics": {"batches", "metrics", "runs"},
-    "delivery": LEAVES
-    | {"audit.acts", "batches", "boot", "connections", "process", "redis_values", "runs", "worker_metrics"},
-    "delivery.queues": {"redis_values"},
-    "tables": {"audit", "database", "flags", "installation", "runs", "storage"},
-    "collectors": LEAVES
-    | {
-        *("batches", "clocks", "connections", "delivery.queues", "flags", "installation", "locks", "probe"),
-        *("runs", "shown", "storage"),
-    },
-}
-"""What each part of the engine may import besides itself; `runs` knows nothing of how its messages are delivered."""
-LAYERS = {
-    "metrics": set(),
-    "metrics.exporter": {"forgekeeper", "metrics"},
-    **{
-        f"forgekeeper.{part}": {name if name == "metrics" else f"forgekeeper.{name}" for name in others}
-        for part, others in ENGINE.items()
-    },
-    "forgekeeper.cli": {"forgekeeper", "metrics", "scheduler"},
-    "forgekeeper": {"metrics"},
-    "models": {"forgekeeper.database"},
-    "workers": {"forgekeeper", "metrics", "models"},
-    "scheduler": {"forgekeeper", "metrics"},
-    "benchmarks": {"demo", "forgekeeper", "metrics", "models", "scheduler", "workers"},
-    "demo": {"forgekeeper", "metrics", "models", "workers"},
-}
-"""What each may import besides itself; nothing imports the demo but the benchmarks."""
-OURS = {name.partition(".")[0] for name in LAYERS}
+ENGINE = (
+    {"database", "failpoints", "migrations", "shutdown"},
+    {"audit", "coordination", "settings"},
+    {"connections", "declaring", "storage"},
+    {"batches", "installation"},
+    {"boot", "runs"},
+    {"deleting", "process"},
+    {"delivery"},
+    {"observing"},
+)
+"""The floors of the engine, the lowest first: each may import what lies below it."""
+FLOORS = (
+    {"metrics"},
+    *({f"forgekeeper.{part}" for part in floor} for floor in ENGINE[:1]),
+    {*(f"forgekeeper.{part}" for part in ENGINE[1]), "models"},
+    *({f"forgekeeper.{part}" for part in floor} for floor in ENGINE[2:]),
+    {"forgekeeper", "scheduler", "metrics.exporter"},
+    {"forgekeeper.cli"},
+    {"workers"},
+    {"demo"},
+    {"benchmarks"},
+)
+"""All floors: what a batch is written with is below it, and nothing but the benchmarks imports the demo."""
+OURS = {name.partition(".")[0] for floor in FLOORS for name in floor}
 LOADERS = {
     *("benchmarks", "demo", "forgekeeper.boot", "forgekeeper.cli"),
     *("forgekeeper.delivery.broker", "forgekeeper.delivery.process", "forgekeeper.process"),
@@ -103,7 +63,7 @@ STATEMENTS = {
         "forgekeeper.deleting",
         "forgekeeper.runs",
         "forgekeeper.storage",
-        "forgekeeper.flags",
+        "forgekeeper.declaring.flags",
     ),
     *("demo", "forgekeeper.installation", "forgekeeper.migrations"),
 }
@@ -195,17 +155,19 @@ def test_every_name_at_the_top_is_in_the_table():
     assert names == OURS
 
 
+def floor_of(module):
+    """Return the number of the floor that the module is on, and what of it is the module's own."""
+    place = within(module, {name for floor in FLOORS for name in floor})
+    return next(number for number, floor in enumerate(FLOORS) if place in floor), place
+
+
 @every_module
 def test_imports_point_downwards(module):
-    layer = within(module, LAYERS)
-    allowed = LAYERS[layer] | {layer, within(layer.rpartition(".")[0] or layer, {layer})}
+    floor, place = floor_of(module)
 
     imported = {name for name in imports(module) if name.split(".")[0] in OURS}
 
-    # A process of its own: nobody but the command that starts it may lean on it.
-    hidden = {"metrics.exporter"} if layer != "forgekeeper.cli" else set()
-
-    wrong = {name for name in imported if not within(name, allowed) or within(name, hidden - {module})}
+    wrong = {name for name in imported if floor_of(name)[1] != place and floor_of(name)[0] >= floor}
     assert wrong == set()
 
 
@@ -270,7 +232,7 @@ def test_queries_are_written_beside_their_tables_and_batches(module):
 @every_module
 def test_no_clock_but_the_database_s_and_the_monotonic_one(module):
     # The one compares them; a benchmark's processes are on one machine.
-    if module == "forgekeeper.clocks" or module.startswith("benchmarks."):
+    if module == "forgekeeper.runs.clocks" or module.startswith("benchmarks."):
         return
     asked = {f"{owner.rpartition('.')[2]}.{name}" for owner, name, _arguments in calls(module)}
 

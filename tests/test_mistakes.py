@@ -10,10 +10,10 @@ import pytest
 from forgekeeper.batches import BATCHES, CHILDREN
 from forgekeeper.database import database as db
 from forgekeeper.database import now
+from forgekeeper.database.installation import Installation
 from forgekeeper.database.writes import writing
-from forgekeeper.flags import FeatureFlag
+from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.installation import agreement
-from forgekeeper.installation.row import Installation
 from forgekeeper.runs import releases
 from forgekeeper.runs.counting import Growth
 from forgekeeper.runs.holds import BRAKES, Hold

@@ -18,18 +18,19 @@ from structlog.testing import capture_logs
 import models
 import scheduler
 from forgekeeper import database as db
-from forgekeeper import locks, redis_types
 from forgekeeper.batches import BATCHES, CHILDREN, queues
+from forgekeeper.cli.tables import OURS
 from forgekeeper.connections import client
+from forgekeeper.coordination import key_types as redis_types
+from forgekeeper.coordination import leases as locks
+from forgekeeper.coordination.values import FIRST, LAST, is_text, moment, second, whole
 from forgekeeper.database import release
+from forgekeeper.database.installation import Installation
 from forgekeeper.delivery import queues as keys
 from forgekeeper.delivery.broker import broker
 from forgekeeper.delivery.fan_out import send_children
-from forgekeeper.installation.row import Installation
-from forgekeeper.redis_values import FIRST, LAST, is_text, moment, second, whole
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.ledger import JobRun
-from forgekeeper.tables import OURS
 from metrics.exporter import Exporter
 from tests.harness.thorough import examples
 from workers.expired_job_artifacts import buckets

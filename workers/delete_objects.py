@@ -22,10 +22,10 @@ from forgekeeper.database.chunks import START
 from forgekeeper.database.stakes import Stake
 from forgekeeper.database.survey import Selected, expected
 from forgekeeper.declaring.items import Deleted, Ended, Page, State
+from forgekeeper.declaring.preview import BUSY, PASSED_OVER, Look, Part
 from forgekeeper.declaring.refused import Entry, Refused, numbers
 from forgekeeper.declaring.surroundings import settings
 from forgekeeper.deleting.objects import deleted_at, stood_at
-from forgekeeper.preview import BUSY, PASSED_OVER, Look, Part
 from forgekeeper.settings import Settings
 from forgekeeper.storage import stores
 from forgekeeper.storage.objects import Objects, StoreUnavailable, is_normal

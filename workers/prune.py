@@ -22,9 +22,9 @@ from forgekeeper.audit import upkeep
 from forgekeeper.batches import all_declared
 from forgekeeper.database.schema_guard import misread
 from forgekeeper.declaring.answers import Removal
+from forgekeeper.declaring.preview import Look, Part
 from forgekeeper.declaring.surroundings import settings
 from forgekeeper.deleting import looking
-from forgekeeper.preview import Look, Part
 from forgekeeper.runs import quarantine
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.processes import Process

@@ -23,8 +23,8 @@ from forgekeeper import Changes, Record, Subject, batch
 from forgekeeper.database import chosen
 from forgekeeper.database.survey import Rows as Found
 from forgekeeper.database.survey import held
+from forgekeeper.declaring.preview import Look, Part
 from forgekeeper.deleting.sql import condition
-from forgekeeper.preview import Look, Part
 from models import STALE_AFTER, BulkImport, BulkImportEntity, BulkImportTracker, EntityType
 
 PAGE_SIZE = 100

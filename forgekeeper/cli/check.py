@@ -12,7 +12,7 @@ import redis
 import typer
 from redis.exceptions import NoPermissionError
 
-from forgekeeper import clocks, migrations
+from forgekeeper import migrations
 from forgekeeper.audit import acts
 from forgekeeper.batches import BATCHES, queues
 from forgekeeper.cli.check_places import FORBIDDEN, Finding, error, ok, repositories, stores, warning
@@ -20,20 +20,21 @@ from forgekeeper.cli.connection import configured, recorded
 from forgekeeper.cli.console import FAILED, Json, emit, out, wrong_use
 from forgekeeper.cli.failures import sentence
 from forgekeeper.cli.releasing import FIRST
+from forgekeeper.cli.tables import OURS
 from forgekeeper.connections import Limits, client, connect
+from forgekeeper.coordination.key_types import DECLARED, misfits
 from forgekeeper.database import Base, database, privileges, release, sqlstate
+from forgekeeper.database.installation import Installation
 from forgekeeper.database.schema import differences
 from forgekeeper.database.schema_guard import misread
 from forgekeeper.delivery.queues import types
 from forgekeeper.installation import place
 from forgekeeper.installation.agreement import UNDEFINED_TABLE, conflict
 from forgekeeper.installation.in_redis import claim, claim_by_writing, owner
-from forgekeeper.installation.row import Installation
-from forgekeeper.redis_types import DECLARED, misfits
+from forgekeeper.runs import clocks
 from forgekeeper.runs.processes import version
 from forgekeeper.settings import Settings
 from forgekeeper.settings.reading import places
-from forgekeeper.tables import OURS
 from metrics.redaction import clean
 
 POSTGRES, REDIS = 150_000, (6, 2)

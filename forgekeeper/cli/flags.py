@@ -11,7 +11,7 @@ from forgekeeper.cli import previews
 from forgekeeper.cli.connection import connected
 from forgekeeper.cli.console import Json, answer, emit, table, wrong_use
 from forgekeeper.database import database
-from forgekeeper.flags import FLAGS, FeatureFlag
+from forgekeeper.declaring.flags import FLAGS, FeatureFlag
 
 flags = typer.Typer(help="Feature flags: list them, or turn one on or off for all processes.")
 Flag = Annotated[str, typer.Argument(metavar="NAME", help="The flag's name; `forgekeeper flags` lists them.")]

@@ -7,12 +7,12 @@ from typing import Annotated, Any
 import structlog
 import typer
 
-from forgekeeper import locks
 from forgekeeper.audit import acts
 from forgekeeper.cli.connection import connected, require_redis
 from forgekeeper.cli.console import Json, Problem, answer, emit, table
 from forgekeeper.connections import client
-from forgekeeper.identity import identity
+from forgekeeper.coordination import leases as locks
+from forgekeeper.runs.identity import identity
 
 leases = typer.Typer(help="Leases: which process works on what alone, and since when.")
 

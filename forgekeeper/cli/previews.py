@@ -14,7 +14,7 @@ from rich.filesize import decimal
 from forgekeeper.batches import BATCHES, BatchSpec
 from forgekeeper.cli.console import Problem, confirmed, emit, err, lasting, moment, progress, say
 from forgekeeper.cli.failures import sentence
-from forgekeeper.preview import Part
+from forgekeeper.declaring.preview import Part
 from forgekeeper.runs.pace import Pace
 from forgekeeper.runs.previewing import SAMPLE, Preview, preview
 from forgekeeper.settings import Settings

@@ -16,9 +16,9 @@ from forgekeeper.cli.run_here import perform
 from forgekeeper.connections import Limits
 from forgekeeper.database import database
 from forgekeeper.delivery.sending import claim, deliver
-from forgekeeper.identity import identity
 from forgekeeper.runs import reconcile
 from forgekeeper.runs.holds import BRAKES, Hold
+from forgekeeper.runs.identity import identity
 from forgekeeper.runs.ledger import JobRun, Started
 from forgekeeper.runs.previewing import SAMPLE
 

@@ -20,9 +20,9 @@ from forgekeeper.cli.console import FAILED, Problem, wrong_use
 from forgekeeper.cli.processes import python, python_path
 from forgekeeper.cli.waiting import Wait, place_missing, server_missing
 from forgekeeper.connections import Limits, connect
+from forgekeeper.coordination.key_types import DECLARED
 from forgekeeper.delivery.queues import types
 from forgekeeper.process.ready import tell_supervisor
-from forgekeeper.redis_types import DECLARED
 from forgekeeper.runs.reports import COUNT
 from forgekeeper.settings import PREFIX
 from metrics import exporter as exporting

@@ -9,7 +9,6 @@ from typing import Any
 
 from rich.text import Text
 
-from forgekeeper import clocks
 from forgekeeper.batches import BATCHES, BatchSpec, all_declared, queues
 from forgekeeper.cli import children, story, warnings, without_redis
 from forgekeeper.cli.connection import connected
@@ -20,14 +19,14 @@ from forgekeeper.cli.timetable import Timetable
 from forgekeeper.connections import client
 from forgekeeper.database import LAST_INSTANT, now
 from forgekeeper.database.backlog import BOUND
+from forgekeeper.declaring.shown import Status
 from forgekeeper.delivery.queues import depth, due_since
-from forgekeeper.runs import clock_ahead, held_back
+from forgekeeper.runs import clock_ahead, clocks, held_back
 from forgekeeper.runs.batch import Batch as BatchRow
 from forgekeeper.runs.holds import BRAKES, Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.processes import Process
 from forgekeeper.settings import Settings
-from forgekeeper.shown import Status
 
 STATES = {"succeeded": "green", "failed": "red", "failing": "red", "blocked": "red"}
 COUNTS = ("ready", "in_flight", "delayed", "dead")

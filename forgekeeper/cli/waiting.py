@@ -23,13 +23,13 @@ from forgekeeper.batches import BATCHES
 from forgekeeper.cli.connection import require_redis
 from forgekeeper.cli.failures import STATES, sentence
 from forgekeeper.connections import client
+from forgekeeper.coordination.key_types import misfits
 from forgekeeper.database import database, release, takes_no_writes
+from forgekeeper.database.installation import Installation
 from forgekeeper.installation import agreement
 from forgekeeper.installation.in_redis import claim_by_writing
 from forgekeeper.installation.place import objection
-from forgekeeper.installation.row import Installation
 from forgekeeper.process import ready
-from forgekeeper.redis_types import misfits
 from forgekeeper.settings import Settings
 from forgekeeper.settings.addresses import of_database, of_redis
 from forgekeeper.storage.objects import StoreUnavailable

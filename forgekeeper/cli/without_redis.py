@@ -12,9 +12,9 @@ import redis
 
 from forgekeeper.cli.failures import sentence
 from forgekeeper.connections import Limits, client
+from forgekeeper.database.installation import Installation
 from forgekeeper.installation.agreement import conflict
 from forgekeeper.installation.in_redis import claim_by_writing, owner
-from forgekeeper.installation.row import Installation
 from forgekeeper.settings import Settings
 
 TIMEOUT = timedelta(seconds=0.7)

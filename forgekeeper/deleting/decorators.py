@@ -17,10 +17,10 @@ from forgekeeper.database.backlog import Backlog
 from forgekeeper.declaring.answers import Answer
 from forgekeeper.declaring.deriving import Due, Shape, rows_of, shape_of
 from forgekeeper.declaring.items import Items
+from forgekeeper.declaring.preview import Look, Part
 from forgekeeper.declaring.rows import Rows
 from forgekeeper.deleting import looking
 from forgekeeper.deleting.work import work
-from forgekeeper.preview import Look, Part
 from forgekeeper.settings import Place
 from metrics.catalogue.metric import Counter
 

@@ -13,9 +13,9 @@ import peewee as pw
 from forgekeeper.database.backlog import Backlog
 from forgekeeper.database.stakes import Stake
 from forgekeeper.database.survey import Rows as Found
+from forgekeeper.declaring.preview import Look, Part
 from forgekeeper.declaring.rows import Rows
 from forgekeeper.deleting.sql import Condition, column, condition
-from forgekeeper.preview import Look, Part
 
 
 def backlog(rows: Rows[Any]) -> Backlog:

@@ -11,6 +11,7 @@ from typing import Any
 import structlog
 
 from forgekeeper.connections import client
+from forgekeeper.coordination.leases import LeaseTaken, lease
 from forgekeeper.database import database
 from forgekeeper.database.writes import engine, writing
 from forgekeeper.declaring.answers import Answer, Mistake, Note, Removal, Skip
@@ -22,8 +23,7 @@ from forgekeeper.declaring.rows import Rows
 from forgekeeper.declaring.surroundings import NUMBER, SETTINGS
 from forgekeeper.deleting import changes, items, rows
 from forgekeeper.deleting.outcome import add, note
-from forgekeeper.identity import identity
-from forgekeeper.locks import LeaseTaken, lease
+from forgekeeper.runs.identity import identity
 from forgekeeper.runs.run import Run
 
 WHAT = "return Rows, Items, Children or Skip"

@@ -10,9 +10,10 @@ import dramatiq
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.middleware import TimeLimit
 
-from forgekeeper import boot, worker_metrics
+from forgekeeper import boot
 from forgekeeper.batches import BATCHES, CHILDREN, all_declared
 from forgekeeper.connections import client
+from forgekeeper.delivery import counting as worker_metrics
 from forgekeeper.delivery.children import ChildMessages
 from forgekeeper.delivery.encoder import Encoder
 from forgekeeper.delivery.ledger import RunMessages

@@ -17,8 +17,8 @@ from dramatiq import Message
 from dramatiq.brokers.redis import RedisBroker
 
 from forgekeeper.batches import ChildSpec
+from forgekeeper.declaring.fan_out import Enqueued, Keyed
 from forgekeeper.delivery.queues import QUEUED, RUN, STARTED, bodies, ready
-from forgekeeper.fan_out import Enqueued, Keyed
 from forgekeeper.runs import quarantine
 
 

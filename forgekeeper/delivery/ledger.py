@@ -19,9 +19,9 @@ from dramatiq.middleware import Middleware, MiddlewareError, SkipMessage
 from forgekeeper.batches import BATCHES, BatchSpec
 from forgekeeper.delivery.process import RUN_ID, NotReady, Process
 from forgekeeper.delivery.sending import TOKEN
-from forgekeeper.identity import identity
 from forgekeeper.runs import counting
 from forgekeeper.runs.holds import Hold
+from forgekeeper.runs.identity import identity
 from forgekeeper.runs.ledger import JobRun, Started
 
 log = structlog.get_logger(__name__)

@@ -14,11 +14,9 @@ from typing import Any
 import orjson
 import redis
 
-from forgekeeper.redis_values import moment
+from forgekeeper.coordination.values import moment
 
 NAMESPACE = "forgekeeper"
-INSTALLATION = "forgekeeper:installation"
-"""String, the id of the one installation that keeps its messages here."""
 QUEUED = "forgekeeper:queued"
 """Hash, a child's key -> Dramatiq's id of the message that was sent to it last."""
 STARTED = "forgekeeper:started"
@@ -30,7 +28,7 @@ LOOKED_AT = 10_000
 """How many messages of a queue are read to find those of a run."""
 LARGEST = 1_000_000
 """Bytes of a body that is read here; the messages of this project have a few hundred."""
-TYPES = {INSTALLATION: "string", QUEUED: "hash", STARTED: "hash", HEARTBEATS: "zset"}
+TYPES = {QUEUED: "hash", STARTED: "hash", HEARTBEATS: "zset"}
 
 
 def ready(queue: str) -> str:

@@ -12,9 +12,9 @@ from dramatiq import Message
 from forgekeeper.audit import acts
 from forgekeeper.batches import BATCHES, BatchSpec, NotSent
 from forgekeeper.database import database
-from forgekeeper.identity import identity
 from forgekeeper.runs import reconcile
 from forgekeeper.runs.holds import Hold
+from forgekeeper.runs.identity import identity
 from forgekeeper.runs.ledger import JobRun
 
 TOKEN = "forgekeeper_token"  # noqa: S105, it is no secret

@@ -13,10 +13,9 @@ import redis
 
 from forgekeeper.connections import client
 from forgekeeper.database import sqlstate
-from forgekeeper.delivery.queues import INSTALLATION
+from forgekeeper.database.installation import Installation
 from forgekeeper.installation import place
-from forgekeeper.installation.in_redis import claim, owner
-from forgekeeper.installation.row import Installation
+from forgekeeper.installation.in_redis import INSTALLATION, claim, owner
 from forgekeeper.settings import Place, Settings
 from forgekeeper.storage import sentinel, stores
 from forgekeeper.storage.objects import StoreUnavailable

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import redis
 
-from forgekeeper.delivery.queues import INSTALLATION
+from forgekeeper.coordination import key_types
+
+INSTALLATION = "forgekeeper:installation"
+"""String, the id of the one installation that keeps its messages here."""
+key_types.declare({INSTALLATION: "string"})
 
 
 def claim(client: redis.Redis, installation: str) -> str:

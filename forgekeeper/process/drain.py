@@ -22,9 +22,9 @@ from dramatiq import Worker
 from dramatiq.common import q_name
 
 from forgekeeper import shutdown
-from forgekeeper.identity import identity
 from forgekeeper.process import signals
 from forgekeeper.process.ready import Mark, tell_supervisor
+from forgekeeper.runs.identity import identity
 from metrics.threads import Thread
 
 SOON = 2.0

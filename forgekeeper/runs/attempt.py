@@ -21,9 +21,8 @@ from forgekeeper.audit.deletions import Audit
 from forgekeeper.batches import BatchSpec, ChildSpec, Declared
 from forgekeeper.database import database, reachable, release
 from forgekeeper.database.writes import reading_only
+from forgekeeper.declaring.fan_out import Enqueued, Keyed
 from forgekeeper.failpoints import failpoint
-from forgekeeper.fan_out import Enqueued, Keyed
-from forgekeeper.identity import identity
 from forgekeeper.runs import breaker, limits, preconditions, quarantine, releases
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.blocked import Blocked
@@ -31,6 +30,7 @@ from forgekeeper.runs.brakes import Brakes
 from forgekeeper.runs.counting import Growth, child_ended, run_ended
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.holds import Held
+from forgekeeper.runs.identity import identity
 from forgekeeper.runs.ledger import JobRun, Started
 from forgekeeper.runs.processes import Heartbeat, LostRun, Row
 from forgekeeper.runs.retry import MAX_RETRIES, backoff

@@ -20,7 +20,7 @@ import peewee as pw
 
 from forgekeeper.batches import BatchSpec
 from forgekeeper.database import database, sqlstate
-from forgekeeper.flags import FeatureFlag
+from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.runs.holds import Held
 from forgekeeper.settings import Settings
 

@@ -19,8 +19,8 @@ from playhouse.pool import MaxConnectionsExceeded
 
 from forgekeeper import shutdown
 from forgekeeper.batches import BatchSpec, Declared, Fields, spec
+from forgekeeper.coordination.leases import LeaseLost
 from forgekeeper.database import now
-from forgekeeper.locks import LeaseLost
 from forgekeeper.runs.ledger import JobRun, Started
 from metrics.counting import BREACHES, WORKER, dead_lettered
 from metrics.redaction import describe

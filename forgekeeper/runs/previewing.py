@@ -12,14 +12,13 @@ from typing import Any
 import peewee as pw
 import redis
 
-from forgekeeper import clocks
 from forgekeeper.batches import BatchSpec, Declared
 from forgekeeper.database import now
 from forgekeeper.database.survey import reading
-from forgekeeper.flags import FeatureFlag
+from forgekeeper.declaring.flags import FeatureFlag
+from forgekeeper.declaring.preview import Look, Part
 from forgekeeper.installation import agreement
-from forgekeeper.preview import Look, Part
-from forgekeeper.runs import breaker, limits, quarantine, releases
+from forgekeeper.runs import breaker, clocks, limits, quarantine, releases
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.holds import BRAKES, Hold

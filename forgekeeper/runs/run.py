@@ -9,10 +9,10 @@ from typing import Generic, Literal
 
 from forgekeeper.audit.deletions import Audit
 from forgekeeper.batches import ChildSpec, Declared, Outcome
+from forgekeeper.coordination.leases import Lease
 from forgekeeper.database import now
+from forgekeeper.declaring.fan_out import Enqueued, Keyed
 from forgekeeper.failpoints import failpoint
-from forgekeeper.fan_out import Enqueued, Keyed
-from forgekeeper.locks import Lease
 from forgekeeper.runs.bad_records import BadRecords, Still
 from forgekeeper.runs.brakes import Brakes
 from forgekeeper.runs.deadline import Deadline

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from forgekeeper.batches import BatchSpec, ChildSpec
+from forgekeeper.declaring.fan_out import Enqueued, Keyed
 from forgekeeper.failpoints import arm
-from forgekeeper.fan_out import Enqueued, Keyed
 from forgekeeper.runs.attempt import Attempt
 from forgekeeper.runs.ledger import Started
 from forgekeeper.runs.processes import Heartbeat, Row

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from threading import Lock
 
-from forgekeeper.installation.row import Installation
+from forgekeeper.database.installation import Installation
 from forgekeeper.settings import Settings
 from forgekeeper.storage.objects import Objects
 

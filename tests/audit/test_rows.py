@@ -12,7 +12,7 @@ from hypothesis import strategies as some
 from forgekeeper.audit.deletions import Audit, Deletion
 from forgekeeper.connections import client
 from forgekeeper.database import database, now
-from forgekeeper.flags import FeatureFlag
+from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.processes import Process
 from forgekeeper.runs.quarantine import Quarantined

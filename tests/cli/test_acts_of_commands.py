@@ -13,11 +13,11 @@ import pytest
 from psycopg2.extensions import make_dsn
 
 from forgekeeper import database as db
-from forgekeeper import locks
 from forgekeeper.audit.acts import Act
 from forgekeeper.connections import client
+from forgekeeper.coordination import leases as locks
 from forgekeeper.database import now
-from forgekeeper.delivery.queues import INSTALLATION as OF_REDIS
+from forgekeeper.installation.in_redis import INSTALLATION as OF_REDIS
 from forgekeeper.runs import quarantine
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.storage import sentinel, stores

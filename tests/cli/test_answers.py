@@ -4,7 +4,7 @@ import pytest
 
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import client
-from forgekeeper.flags import FeatureFlag
+from forgekeeper.declaring.flags import FeatureFlag
 from workers.stale_direct_uploads import register
 
 NAME = "user_status_cleanup"

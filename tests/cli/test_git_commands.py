@@ -6,7 +6,7 @@ import pytest
 
 from demo import git_repositories
 from forgekeeper.connections import client
-from forgekeeper.locks import LeaseLost, lease
+from forgekeeper.coordination.leases import LeaseLost, lease
 from forgekeeper.storage import sentinel
 from models import DeletionStatus, GitRefDeletion, Project
 from tests.harness.installation import INSTALLATION

@@ -11,9 +11,9 @@ import pytest
 import redis
 
 from forgekeeper.batches import BATCHES
+from forgekeeper.cli.tables import OURS
 from forgekeeper.database import grants, privileges
 from forgekeeper.storage import sentinel
-from forgekeeper.tables import OURS
 from models import APPLICATION
 from tests.system.soak import rights
 from workers.stale_direct_uploads import register

@@ -7,7 +7,7 @@ from uuid import uuid4
 import pytest
 import redis
 
-from forgekeeper.delivery.queues import INSTALLATION
+from forgekeeper.installation.in_redis import INSTALLATION
 from forgekeeper.storage import sentinel
 
 AWAY = "redis://127.0.0.1:1/0"

@@ -5,7 +5,7 @@ import pytest
 
 from forgekeeper.batches import BATCHES
 from forgekeeper.database import now
-from forgekeeper.flags import FeatureFlag
+from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
 from tests.harness import samples as sample

@@ -11,7 +11,7 @@ import redis
 
 from demo.servers import servers
 from demo.servers.machine import postgres_folder
-from forgekeeper.delivery.queues import INSTALLATION
+from forgekeeper.installation.in_redis import INSTALLATION
 from forgekeeper.storage import sentinel
 
 WHERE = "select cluster, database_name, database_oid from installation"

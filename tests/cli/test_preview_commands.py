@@ -4,8 +4,8 @@ import pytest
 
 from forgekeeper.connections import client
 from forgekeeper.database import database as db
-from forgekeeper.delivery.queues import INSTALLATION
-from forgekeeper.flags import FeatureFlag
+from forgekeeper.declaring.flags import FeatureFlag
+from forgekeeper.installation.in_redis import INSTALLATION
 from forgekeeper.runs.holds import Hold
 from tests.harness import samples as sample
 from tests.harness.terminal import on_a_terminal

@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from forgekeeper.batches import BATCHES
-from forgekeeper.delivery.queues import INSTALLATION
+from forgekeeper.installation.in_redis import INSTALLATION
 from forgekeeper.runs.ledger import JobRun
 from tests.harness import installation
 

@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from forgekeeper.locks import OWNERS, SINCE, UNTIL, LeaseLost, LeaseTaken, break_lease, lease, leases
+from forgekeeper.coordination.leases import OWNERS, SINCE, UNTIL, LeaseLost, LeaseTaken, break_lease, lease, leases
 from tests.harness.thorough import examples, sequences
 
 NAMES = ["clean_project_refs:7", "clean_project_refs:8"]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from forgekeeper.locks import (
+from forgekeeper.coordination.leases import (
     OWNERS,
     SINCE,
     UNTIL,
@@ -43,8 +43,8 @@ HOLDER = """
 import sys
 from datetime import timedelta
 import redis
-from forgekeeper.locks import LeaseLost
-from forgekeeper.locks import lease
+from forgekeeper.coordination.leases import LeaseLost
+from forgekeeper.coordination.leases import lease
 
 client = redis.Redis.from_url(sys.argv[1])
 with lease(client, sys.argv[2], ttl=timedelta(seconds=float(sys.argv[3])), holder="a process") as held:

@@ -12,9 +12,9 @@ import models
 from demo.tables import TABLES, make_tables
 from forgekeeper import database as db
 from forgekeeper import migrations
+from forgekeeper.cli.tables import OURS
 from forgekeeper.database import Timeouts, open_pool
 from forgekeeper.database.schema import Difference, differences
-from forgekeeper.tables import OURS
 from tests.harness.waiting import wait_until
 
 MODELS = (*OURS, *models.APPLICATION)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from forgekeeper import scripts
 from forgekeeper.connections import client
-from forgekeeper.redis_types import misfits
+from forgekeeper.coordination import scripts
+from forgekeeper.coordination.key_types import misfits
 
 ROOT = Path(__file__).parents[2]
 WITHOUT_FILES = """
@@ -17,7 +17,7 @@ import sys
 from datetime import timedelta
 from forgekeeper.boot import load
 from forgekeeper.connections import Limits, client, connect
-from forgekeeper.locks import lease
+from forgekeeper.coordination.leases import lease
 
 def refuse(event, arguments):
     if event == "open":

@@ -12,7 +12,7 @@ from demo.tables import make_tables
 from forgekeeper import migrations
 from forgekeeper.connections import Limits, client, connect
 from forgekeeper.database import database, now
-from forgekeeper.installation.row import Installation
+from forgekeeper.database.installation import Installation
 from forgekeeper.runs.quarantine import Quarantined
 from forgekeeper.storage import sentinel, stores
 from forgekeeper.storage.outbox import DeletedObject

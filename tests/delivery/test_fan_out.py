@@ -5,10 +5,10 @@ from dramatiq import Message
 
 from forgekeeper.batches import CHILDREN
 from forgekeeper.connections import client
+from forgekeeper.declaring.fan_out import Enqueued
 from forgekeeper.delivery import queues
 from forgekeeper.delivery.broker import broker
 from forgekeeper.delivery.fan_out import ended, send_children
-from forgekeeper.fan_out import Enqueued
 from forgekeeper.runs import quarantine
 
 CHILD = CHILDREN["clean_project_refs"]

@@ -12,9 +12,9 @@ import pytest
 from demo.sample_data.expired_job_artifacts import add_artifacts as artifacts
 from forgekeeper.batches import BATCHES
 from forgekeeper.database import database, now
+from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.delivery.in_flight import LONGEST_NAME, InFlight
 from forgekeeper.delivery.sending import deliver
-from forgekeeper.flags import FeatureFlag
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.processes import Process, version
 from forgekeeper.runs.reconcile import reconcile

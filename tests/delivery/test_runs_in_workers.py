@@ -17,11 +17,11 @@ from dramatiq.middleware import Middleware
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import client
 from forgekeeper.database import database, now, release
+from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.delivery.broker import broker
 from forgekeeper.delivery.process import Process
 from forgekeeper.delivery.queues import depth
 from forgekeeper.delivery.sending import TOKEN, deliver, message_of
-from forgekeeper.flags import FeatureFlag
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.reconcile import reconcile as reconcile_batch
 from tests.harness.performing import runner_of

@@ -19,7 +19,7 @@ import pytest
 
 import models
 from forgekeeper.batches import BATCHES, all_declared
-from forgekeeper.locks import lease
+from forgekeeper.coordination.leases import lease
 from forgekeeper.runs import counting, plan, retry
 from forgekeeper.storage import outbox
 from models import STALE_AFTER, UNFINISHED, ImportStatus, TrackerStatus

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from forgekeeper.connections import client
-from forgekeeper.flags import FeatureFlag
+from forgekeeper.declaring.flags import FeatureFlag
 from workers.expired_job_artifacts import FLAG, MAX_BUCKETS, buckets
 
 ROOT = Path(__file__).parents[2]

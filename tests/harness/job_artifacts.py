@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 from forgekeeper.connections import client
 from forgekeeper.database import database
-from forgekeeper.flags import FeatureFlag
+from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.storage.outbox import DeletedObject
 from models import CLASSES, JobArtifact, ProjectStatistics

@@ -8,7 +8,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from forgekeeper.locks import OWNERS, SINCE, UNTIL, LeaseLost, lease, leases
+from forgekeeper.coordination.leases import OWNERS, SINCE, UNTIL, LeaseLost, lease, leases
 
 TTL = timedelta(seconds=15)
 SECOND = timedelta(seconds=1)

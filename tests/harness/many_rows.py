@@ -4,7 +4,7 @@ from datetime import timedelta
 
 from forgekeeper.connections import client
 from forgekeeper.database import database
-from forgekeeper.flags import FeatureFlag
+from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.runs.deadline import Deadline
 from models import ProjectStatistics
 from tests.harness.performing import perform

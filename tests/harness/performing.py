@@ -5,8 +5,8 @@ from contextlib import contextmanager
 from forgekeeper.batches import spec
 from forgekeeper.delivery.broker import broker
 from forgekeeper.delivery.fan_out import send_children
-from forgekeeper.identity import identity
 from forgekeeper.runs.deadline import Deadline
+from forgekeeper.runs.identity import identity
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.run import Run
 from forgekeeper.runs.runner import Runner

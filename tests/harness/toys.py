@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from forgekeeper import batch
 from forgekeeper.batches import BATCHES, CHILDREN
-from forgekeeper.flags import FLAGS
+from forgekeeper.declaring.flags import FLAGS
 
 
 @dataclass

@@ -9,8 +9,8 @@ from prometheus_client import generate_latest
 from forgekeeper import child
 from forgekeeper.batches import Record, Threshold, all_declared, queues
 from forgekeeper.cli.metrics import page
-from forgekeeper.collectors import all_collectors
-from forgekeeper.flags import FLAGS
+from forgekeeper.declaring.flags import FLAGS
+from forgekeeper.observing.collectors import all_collectors
 from metrics.catalogue import table
 from metrics.catalogue.metric import BUCKETS, Counter, Gauge
 from metrics.instruments import Instruments

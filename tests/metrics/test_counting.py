@@ -12,15 +12,15 @@ from dramatiq.middleware import TimeLimitExceeded
 
 from forgekeeper import shutdown
 from forgekeeper.batches import Record, Threshold, all_declared
+from forgekeeper.coordination.leases import LeaseLost
 from forgekeeper.database import now
 from forgekeeper.database.backlog import Backlog
 from forgekeeper.delivery.broker import broker
-from forgekeeper.locks import LeaseLost
+from forgekeeper.delivery.counting import WorkerMetrics
 from forgekeeper.runs import counting
 from forgekeeper.runs.counting import BREACHES, Growth, child_ended, record_failed, rules, run_ended, run_started
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.storage import git_refs, git_repository, objects
-from forgekeeper.worker_metrics import WorkerMetrics
 from metrics.counting import WORKER
 from tests.harness.catalogue import METRICS
 from tests.harness.every import every

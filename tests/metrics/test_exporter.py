@@ -7,13 +7,13 @@ from datetime import timedelta
 
 import pytest
 
-from forgekeeper import collectors
 from forgekeeper.connections import client
+from forgekeeper.coordination.leases import lease
 from forgekeeper.database import now
+from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.delivery import queues
 from forgekeeper.delivery.broker import broker
-from forgekeeper.flags import FeatureFlag
-from forgekeeper.locks import lease
+from forgekeeper.observing import collectors
 from forgekeeper.runs import quarantine
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.holds import Hold

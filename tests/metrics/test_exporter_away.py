@@ -13,7 +13,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from forgekeeper.database import database
-from forgekeeper.probe import Probe
+from forgekeeper.observing.probe import Probe
 from forgekeeper.storage import sentinel
 from metrics import exporter
 from tests.harness.catalogue import LABELS

@@ -6,11 +6,11 @@ import pytest
 
 from forgekeeper.batches import Record, Threshold
 from forgekeeper.cli.status import gather
-from forgekeeper.collectors import all_collectors
 from forgekeeper.database import now
 from forgekeeper.database.backlog import Backlog
+from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.declaring.refused import Refused
-from forgekeeper.flags import FeatureFlag
+from forgekeeper.observing.collectors import all_collectors
 from metrics.catalogue.metric import Gauge, Reading
 from tests.harness.toys import declaring, toy
 

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from forgekeeper.connections import client
 from forgekeeper.database import database
-from forgekeeper.flags import FeatureFlag
+from forgekeeper.declaring.flags import FeatureFlag
 from tests.harness.git_samples import Bare, put_root
 from tests.harness.performing import perform
 from tests.preview.stored import Objects, Uploads

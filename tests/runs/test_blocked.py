@@ -7,7 +7,7 @@ import pytest
 
 from forgekeeper.batches import BATCHES, CHILDREN
 from forgekeeper.database import now
-from forgekeeper.flags import FeatureFlag
+from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.runs import held_back
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.blocked import REASONS, Blocked

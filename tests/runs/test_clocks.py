@@ -12,10 +12,10 @@ import redis
 
 from forgekeeper import database as db
 from forgekeeper.batches import BATCHES
-from forgekeeper.clocks import Difference
 from forgekeeper.connections import client
 from forgekeeper.runs import preconditions
 from forgekeeper.runs.blocked import Blocked
+from forgekeeper.runs.clocks import Difference
 from forgekeeper.settings import PREFIX
 
 NAME = "user_status_cleanup"

@@ -14,7 +14,7 @@ from forgekeeper.batches import BATCHES, CHILDREN
 from forgekeeper.connections import client
 from forgekeeper.database import database as db
 from forgekeeper.database import now
-from forgekeeper.flags import FeatureFlag
+from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.runs import brakes as brakes_module
 from forgekeeper.runs import releases
 from forgekeeper.runs.batch import Batch

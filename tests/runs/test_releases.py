@@ -8,10 +8,10 @@ import pytest
 from demo.sample_data.user_status_cleanup import add_statuses as sample
 from forgekeeper.batches import BATCHES
 from forgekeeper.database import database as db
-from forgekeeper.identity import identity
 from forgekeeper.runs import releases
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.holds import Hold
+from forgekeeper.runs.identity import identity
 from forgekeeper.runs.ledger import JobRun
 from models import UserStatus
 from tests.harness.performing import recorded

@@ -13,7 +13,7 @@ import pytest
 from forgekeeper import shutdown
 from forgekeeper.connections import client
 from forgekeeper.database import database
-from forgekeeper.flags import FeatureFlag
+from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.runs import bad_records, brakes, breaker, preconditions
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.holds import BY_PEOPLE, Hold

@@ -13,7 +13,7 @@ from demo.sample_data.expired_job_artifacts import add_artifacts
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import Limits, connect
 from forgekeeper.database import database, now
-from forgekeeper.flags import FeatureFlag
+from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.holds import BY_PEOPLE, Hold
 from forgekeeper.runs.ledger import JobRun

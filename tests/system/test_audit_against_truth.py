@@ -18,7 +18,7 @@ from demo.sample_data.git_ref_cleanup import add_ref_deletions as ref_deletions
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import client
 from forgekeeper.database import now
-from forgekeeper.flags import FeatureFlag
+from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.storage import sentinel
 from forgekeeper.storage.outbox import DeletedObject
 from models import GitRefDeletion, JobArtifact, Project, UserStatus

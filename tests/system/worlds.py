@@ -14,8 +14,8 @@ from demo.sample_data.git_ref_cleanup import add_projects
 from demo.sample_data.git_ref_cleanup import add_ref_deletions as ref_deletions
 from forgekeeper.connections import client
 from forgekeeper.database import now
+from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.delivery.queues import depth
-from forgekeeper.flags import FeatureFlag
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.storage import sentinel
 from forgekeeper.storage.outbox import DeletedObject

@@ -11,8 +11,8 @@ from structlog.testing import capture_logs
 
 from forgekeeper.connections import client
 from forgekeeper.database import database
+from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.delivery.queues import depth
-from forgekeeper.flags import FeatureFlag
 from tests.harness.clocks import Clock, Crash, crash
 from tests.harness.job_artifacts import (
     DELETABLE,

@@ -11,9 +11,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from forgekeeper.connections import client
+from forgekeeper.coordination.leases import LeaseLost, break_lease, lease, leases
 from forgekeeper.database import database
-from forgekeeper.identity import identity
-from forgekeeper.locks import LeaseLost, break_lease, lease, leases
+from forgekeeper.runs.identity import identity
 from forgekeeper.storage.git_repository import RepositoryLocked, RootUnavailable
 from models import DeletionStatus, GitRefDeletion, Project
 from tests.harness.clocks import Clock, Crash, crash

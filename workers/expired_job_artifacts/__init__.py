@@ -24,9 +24,9 @@ from forgekeeper.connections import client
 from forgekeeper.database import backlog, database, now, reachable, survey
 from forgekeeper.database.backlog import Backlog
 from forgekeeper.database.stakes import Stake
+from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.declaring.surroundings import settings
 from forgekeeper.failpoints import failpoint
-from forgekeeper.flags import FeatureFlag
 from forgekeeper.runs.held_back import idle
 from forgekeeper.settings import Settings
 from forgekeeper.storage.outbox import DeletedObject

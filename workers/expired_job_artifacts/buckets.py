@@ -20,9 +20,10 @@ from uuid import uuid4
 
 import redis
 
-from forgekeeper import redis_types, scripts
-from forgekeeper.redis_values import is_whole, moment, text
-from forgekeeper.scripts import call
+from forgekeeper.coordination import key_types as redis_types
+from forgekeeper.coordination import scripts
+from forgekeeper.coordination.scripts import call
+from forgekeeper.coordination.values import is_whole, moment, text
 
 scripts.add("workers.expired_job_artifacts")
 

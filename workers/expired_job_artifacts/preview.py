@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from forgekeeper.database import database, survey
 from forgekeeper.database.survey import Rows, held
-from forgekeeper.preview import Look, Part
+from forgekeeper.declaring.preview import Look, Part
 from models import CLASS, CLASSES, MAY_GO, WAITS
 
 PAST = "expire_at < %(now)s"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from forgekeeper.database import database
-from forgekeeper.installation.row import Installation
+from forgekeeper.database.installation import Installation
 from forgekeeper.settings import Settings
 from forgekeeper.storage import git_repository, sentinel
 from forgekeeper.storage.git_repository import RepositoriesMissing, RootUnavailable

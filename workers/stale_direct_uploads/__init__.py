@@ -23,16 +23,16 @@ import structlog
 from forgekeeper import Blocked, Items, Kept, Record, Threshold, batch
 from forgekeeper.audit.intents import Item
 from forgekeeper.connections import client
+from forgekeeper.coordination.values import moment
 from forgekeeper.database import probe
 from forgekeeper.database.backlog import Backlog
 from forgekeeper.database.stakes import Stake
 from forgekeeper.declaring.items import Deleted, Ended, Page, State
 from forgekeeper.declaring.refused import Refused
+from forgekeeper.declaring.shown import backlog_readings
 from forgekeeper.declaring.surroundings import run_number, settings
 from forgekeeper.deleting.objects import deleted_at, stood_at
-from forgekeeper.redis_values import moment
 from forgekeeper.settings import Settings
-from forgekeeper.shown import backlog_readings
 from forgekeeper.storage import owners, stores
 from forgekeeper.storage.objects import OUTSIDE, Objects, StoreUnavailable, is_normal
 from forgekeeper.storage.outbox import DeletedObject

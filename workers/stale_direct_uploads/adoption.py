@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import redis
 
-from forgekeeper.redis_values import moment, raw, text
-from forgekeeper.scripts import call
+from forgekeeper.coordination.scripts import call
+from forgekeeper.coordination.values import moment, raw, text
 from workers.stale_direct_uploads.entries import member
 from workers.stale_direct_uploads.register import ADOPTED, ADOPTION, ATTEMPTS, CLAIMS, DELETING, FAILED, PENDING
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import redis
 
+from forgekeeper.coordination.scripts import call
+from forgekeeper.coordination.values import moment, raw, text, whole
 from forgekeeper.declaring.refused import Entry
-from forgekeeper.redis_values import moment, raw, text, whole
-from forgekeeper.scripts import call
 from forgekeeper.settings import Settings
 from forgekeeper.storage.objects import OUTSIDE, is_below, is_normal
 from workers.stale_direct_uploads.entries import Failure

@@ -7,7 +7,7 @@ from itertools import groupby
 
 from forgekeeper.connections import client
 from forgekeeper.database import LAST_INSTANT
-from forgekeeper.preview import Look, Part
+from forgekeeper.declaring.preview import Look, Part
 from forgekeeper.storage import owners, stores
 from forgekeeper.storage.objects import Objects, StoreUnavailable, is_normal
 from models import JobArtifact

@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 
 import redis
 
-from forgekeeper import redis_types, scripts
-from forgekeeper.redis_values import moment, raw, second, text, whole
-from forgekeeper.scripts import call
+from forgekeeper.coordination import key_types as redis_types
+from forgekeeper.coordination import scripts
+from forgekeeper.coordination.scripts import call
+from forgekeeper.coordination.values import moment, raw, second, text, whole
 from workers.stale_direct_uploads.entries import BeingDeleted, Claim, Entry, member
 
 scripts.add("workers.stale_direct_uploads")

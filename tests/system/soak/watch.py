@@ -14,7 +14,7 @@ from pathlib import Path
 import psycopg2
 import redis
 
-from forgekeeper import locks
+from forgekeeper.coordination import leases as locks
 from forgekeeper.delivery.queues import STARTED
 from tests.metrics.pages import read
 from tests.system.service import LIMIT

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from forgekeeper.database import now
 from forgekeeper.database.backlog import Backlog
+from forgekeeper.declaring.preview import Preview
 from forgekeeper.declaring.refused import Refused
-from forgekeeper.preview import Preview
 from forgekeeper.settings import Settings
 from metrics.catalogue.metric import Gauge, Reading, at
 

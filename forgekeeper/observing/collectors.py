@@ -7,21 +7,21 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 from functools import partial
 
-from forgekeeper import clocks, locks
 from forgekeeper.batches import BATCHES, all_declared, queues, spec
 from forgekeeper.connections import client
+from forgekeeper.coordination import leases as locks
 from forgekeeper.database import database, release
+from forgekeeper.database.installation import Installation
+from forgekeeper.declaring.flags import FLAGS, FeatureFlag
+from forgekeeper.declaring.shown import Collector
 from forgekeeper.delivery import queues as waiting
 from forgekeeper.delivery.queues import depth
-from forgekeeper.flags import FLAGS, FeatureFlag
-from forgekeeper.installation.row import Installation
-from forgekeeper.probe import Probe
-from forgekeeper.runs import clock_ahead, held_back, quarantine
+from forgekeeper.observing.probe import Probe
+from forgekeeper.runs import clock_ahead, clocks, held_back, quarantine
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.settings import Settings
-from forgekeeper.shown import Collector
 from forgekeeper.storage import sentinel
 from metrics.catalogue.labels import NO_BATCH, UNREADABLE
 from metrics.catalogue.metric import Reading, at

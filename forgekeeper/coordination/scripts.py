@@ -14,7 +14,7 @@ from redis.exceptions import NoScriptError
 
 from forgekeeper.database.writes import engine
 
-FOLDERS = [files("forgekeeper") / "lua"]
+FOLDERS = [files("forgekeeper.coordination") / "lua"]
 """Where scripts lie; each is known by its name alone."""
 
 

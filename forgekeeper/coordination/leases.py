@@ -22,9 +22,9 @@ from uuid import uuid4
 
 import redis
 
-from forgekeeper import redis_types
-from forgekeeper.redis_values import moment, raw, text
-from forgekeeper.scripts import call
+from forgekeeper.coordination import key_types as redis_types
+from forgekeeper.coordination.scripts import call
+from forgekeeper.coordination.values import moment, raw, text
 from metrics.threads import Vital
 
 UNTIL = "forgekeeper:{leases}:until"

@@ -1,6 +1,6 @@
 """Redis as a process has it: a batch that is asked what goes may only read by it.
 
-Scripts that a package brings are its claims, and may run: see `forgekeeper.scripts`.
+Scripts that a package brings are its claims, and may run: see `forgekeeper.coordination.scripts`.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ from __future__ import annotations
 from forgekeeper.audit.acts import Act
 from forgekeeper.audit.deletions import Deletion
 from forgekeeper.database import Base
-from forgekeeper.flags import FeatureFlag
-from forgekeeper.installation.row import Installation
+from forgekeeper.database.installation import Installation
+from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun

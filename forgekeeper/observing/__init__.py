@@ -1,0 +1,1 @@
+"""Observing: what of the engine and of the batches becomes a metric."""

@@ -38,8 +38,9 @@ class Instruments:
         """Take these for all there are; call it once batches are declared, before anything is counted of them."""
         self._metrics = {metric.name: metric for metric in of(self._process, metrics)}
         for name, metric in self._metrics.items():
-            if name not in self._instruments:
-                self._instruments[name] = _instrument(metric, self.registry)
+            # A gauge without labels shows a zero at once, and no instant is zero: it is made when it is set.
+            if metric.labels or not _is_instant(name):
+                self._made(name)
         return self
 
     @property
@@ -84,15 +85,24 @@ class Instruments:
     def zero(self) -> Instruments:
         """Create every series: one that first appears as a one never rises.  No instant is zero, so none is created."""
         for name, metric in self._metrics.items():
-            for labels in (metric.children or ()) if not name.endswith("_timestamp_seconds") else ():
+            for labels in (metric.children or ()) if not _is_instant(name) else ():
                 self._of(name, *labels)
         for file in room.lacking:
             log.warning("counting in memory", file=file, error="no room on the disk of the metrics")
         return self
 
     def _of(self, name: str, *labels: str) -> Instrument:
-        instrument = self._instruments[name]
+        instrument = self._made(name)
         return instrument.labels(*labels) if labels else instrument
+
+    def _made(self, name: str) -> Instrument:
+        if name not in self._instruments:
+            self._instruments[name] = _instrument(self._metrics[name], self.registry)
+        return self._instruments[name]
+
+
+def _is_instant(name: str) -> bool:
+    return name.endswith("_timestamp_seconds")
 
 
 Instrument = prometheus.Counter | prometheus.Gauge | prometheus.Histogram

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import peewee as pw
 import redis
 import structlog
 from dramatiq import Broker, MessageProxy
@@ -27,7 +28,7 @@ from forgekeeper.connections import client
 from forgekeeper.database import database
 from forgekeeper.delivery.encoder import UNREADABLE
 from forgekeeper.delivery.fan_out import ended
-from forgekeeper.delivery.process import Process
+from forgekeeper.delivery.process import NotReady, Process
 from forgekeeper.delivery.queues import RUN, STARTED, bodies, fetched
 from forgekeeper.runs import quarantine
 from forgekeeper.runs.counting import harmless
@@ -50,7 +51,10 @@ class ChildMessages(Middleware):
         if child is None:
             return
         if _starts(message.message_id) > MAX_LOSSES:
-            self._quarantine(child, message)
+            try:
+                self._quarantine(child, message)
+            except pw.PeeweeException as error:
+                raise NotReady(f"{message.message_id} cannot be quarantined: {error}") from error
             raise SkipMessage
         attempt = self._process.runner.child(child, message.message_id, run=message.options.get(RUN)).__enter__()
         self._process.in_flight.attempt(attempt)
@@ -73,7 +77,8 @@ class ChildMessages(Middleware):
             attempt.close(exception)
         elif exception is not None:
             log.error("child not started", child=child.name, message_id=message.message_id, exc_info=exception)
-        _forget(message)
+        # Where it was not begun, its earlier starts still count.
+        _forget(message, starts=attempt is not None)
         if attempt is not None and attempt.wants_successor and not shutdown.requested.is_set():
             self._process.fan_out(message.options.get(RUN), child, [(message.message_id, message.args[1:])])
 
@@ -112,9 +117,9 @@ def _starts(key: str) -> int:
         return 1
 
 
-def _forget(message: MessageProxy) -> None:
+def _forget(message: MessageProxy, *, starts: bool = True) -> None:
     try:
-        ended(client, message.message_id)
+        ended(client, message.message_id, starts=starts)
     except redis.RedisError as error:
         # The acknowledgement waits for Redis, and then the entry does not count any more.
         log.warning("child not forgotten", message_id=message.message_id, error=describe(error))

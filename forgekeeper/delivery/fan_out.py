@@ -40,11 +40,12 @@ def send_children(
     return Enqueued(len(messages), len(keyed_args) - len(messages))
 
 
-def ended(client: redis.Redis, key: str) -> None:
-    """Forget the message that was sent to the key, and its starts: the child has ended."""
+def ended(client: redis.Redis, key: str, *, starts: bool = True) -> None:
+    """Forget the message that was sent to the key, and its *starts* where the child has ended."""
     with client.pipeline(transaction=False) as pipe:
         pipe.hdel(QUEUED, key)
-        pipe.hdel(STARTED, key)
+        if starts:
+            pipe.hdel(STARTED, key)
         pipe.execute()
 
 

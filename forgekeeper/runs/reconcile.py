@@ -23,7 +23,7 @@ from forgekeeper.settings.cron import Cron
 TICK_AHEAD = timedelta(minutes=1)
 """A tick that is so near looks again by itself, and finds nothing in its way."""
 SENT_AGAIN = timedelta(seconds=30)
-"""A run that was sent so long ago and has not started is sent again."""
+"""A run that was sent so long ago and has not started is sent again; sooner where a process expires sooner."""
 
 
 Deliver = Callable[[JobRun], None]
@@ -48,15 +48,15 @@ def reconcile(batch: str, settings: Settings, deliver: Deliver, *, by: str, due_
         _carry_out(batch, plan(instant, known, schedule, policy, due_hint=due_hint), by=by)
         if not _ticks_soon(schedule, instant):
             JobRun.reopen_blocked(batch, after=_blocked_again(settings))
-    send(batch, deliver)
+    send(batch, deliver, again_after=min(SENT_AGAIN, 2 * settings.dead_after))
 
 
-def send(batch: str, deliver: Deliver) -> None:
-    """Send the batch's open run, unless it runs, waits for its retry, or was sent less than half a minute ago.
+def send(batch: str, deliver: Deliver, *, again_after: timedelta = SENT_AGAIN) -> None:
+    """Send the batch's open run, unless it runs, waits for its retry, or was sent less than *again_after* ago.
 
-    Of several processes one sends it.  A message that was lost costs that half minute.
+    Of several processes one sends it.  A message that was lost costs that time.
     """
-    run = JobRun.mark_sent(batch, again_after=SENT_AGAIN)
+    run = JobRun.mark_sent(batch, again_after=again_after)
     if run is None:
         return
     try:

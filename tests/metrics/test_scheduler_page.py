@@ -18,6 +18,7 @@ from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.reconcile import reconcile as reconcile_batch
 from forgekeeper.runs.reports import COUNT
 from forgekeeper.settings.cron import Cron
+from metrics.instruments import Instruments
 from tests.harness.catalogue import of
 from tests.harness.ledger import start_run
 from tests.harness.programs import Program
@@ -175,3 +176,9 @@ def test_a_turn_that_raises_is_a_failure_to_send(counted, settings):
         database.execute_sql("alter table elsewhere rename to job_runs")
 
     assert counted("scheduler_enqueue_failures_total") == 1
+
+
+def test_an_endpoint_shows_no_heartbeat_before_the_first():
+    shown = {family.name for family in Instruments("scheduler").registry.collect()}
+
+    assert "forgekeeper_scheduler_heartbeat_timestamp_seconds" not in shown

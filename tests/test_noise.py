@@ -13,6 +13,7 @@ import peewee as pw
 import pytest
 from dramatiq.errors import ConnectionClosed
 from hypothesis import strategies as st
+from redis.exceptions import ResponseError
 from structlog.testing import capture_logs
 
 import models
@@ -28,6 +29,7 @@ from forgekeeper.database import release
 from forgekeeper.database.installation import Installation
 from forgekeeper.delivery import queues as keys
 from forgekeeper.delivery.broker import broker
+from forgekeeper.delivery.encoder import UNREADABLE
 from forgekeeper.delivery.fan_out import send_children
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.ledger import JobRun
@@ -45,7 +47,7 @@ KEYS["pending_direct_uploads"] = "hash"
 TYPES = ("string", "list", "set", "zset", "hash")
 CHILD = "clean_project_refs"
 READING = (
-    *("status", "leases", "buckets", "uploads", "quarantine", "refs", "processes", "objects held", "check", "flags"),
+    *("status", "leases", "buckets", "quarantine", "refs", "processes", "objects held", "check", "flags"),
     *("status --json", "leases list --json", "buckets --json", "quarantine --json", "check --json", "processes --json"),
     *("ticks prune", "ticks prune --json", "why prune", "why 1", "why 2 --json"),
 )
@@ -122,12 +124,16 @@ def consumed():
     """What the consumers of all queues hand out, and acknowledge or reject."""
     found = []
     for queue in chain.from_iterable((queue, f"{queue}.DQ") for queue in queues()):
-        # What Redis refuses is a lost connection to Dramatiq, which tries again.
-        with suppress(ConnectionClosed):
+        # A worker tries again after what Redis refuses.
+        with suppress(ConnectionClosed, ResponseError):
             consumer = broker.consume(queue, prefetch=50, timeout=1)
             while (message := next(consumer)) is not None:
                 found.append(message.message_id)
-                consumer.ack(message)
+                if UNREADABLE in message.options:
+                    broker.emit_before("nack", message)
+                    consumer.nack(message)
+                else:
+                    consumer.ack(message)
     return found
 
 

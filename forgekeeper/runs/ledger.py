@@ -83,7 +83,7 @@ MARK_SENT = f"""
       and (enqueued_at is null or enqueued_at <= clock_timestamp() - %(again_after)s)
       and (retry_at is null or retry_at <= clock_timestamp())
       and not {HELD_BACK.format("%(batch)s")}
-    returning id
+    returning id, batch, token, tick, reason
 """
 # An attempt that was blocked before it did anything leaves nothing behind: there may be hundreds.
 START = f"""
@@ -354,7 +354,7 @@ class JobRun(Base):
         That is so where it runs, waits for its retry, is held back, or was marked less than *again_after* ago.
         """
         row = database.execute_sql(MARK_SENT, {"batch": batch, "again_after": again_after}).fetchone()
-        return None if row is None else cls.get_by_id(row[0])
+        return None if row is None else cls(**dict(zip(("id", "batch", "token", "tick", "reason"), row, strict=True)))
 
     @classmethod
     def mark_unsent(cls, run: JobRun) -> None:

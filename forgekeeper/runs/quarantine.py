@@ -104,7 +104,7 @@ class Quarantined(Base):
     @property
     def kind(self) -> str:
         """What it is."""
-        return next(kind for kind, reasons in KINDS.items() if self.reason in reasons)
+        return next((kind for kind, reasons in KINDS.items() if self.reason in reasons), "record")
 
     @property
     def again(self) -> datetime | None:

@@ -26,6 +26,13 @@ LOCK_FREE = """
     select path from unnest(%(paths)s::text[]) as path
     where pg_try_advisory_xact_lock(hashtextextended(%(location)s || ':' || path, %(seed)s))
 """
+LOCKED = """
+    select path from unnest(%(paths)s::text[]) as path
+    where hashtextextended(%(location)s || ':' || path, %(seed)s) = any(array(
+        select (classid::bigint << 32) | objid::bigint from pg_locks where locktype = 'advisory' and objsubid = 1
+            and database = (select oid from pg_database where datname = current_database())
+    ))
+"""
 # A producer's transaction has begun before.
 ISOLATION = "select current_setting('transaction_isolation')"
 REAP = """
@@ -84,6 +91,11 @@ class SettledUpload(Base):
         It has to be the first statement of its transaction.
         """
         return _paths(LOCK_FREE, location, paths, seed=LOCKS)
+
+    @classmethod
+    def locked(cls, location: str, paths: Sequence[str]) -> set[str]:
+        """Return those that a transaction has locked; lock none."""
+        return set(_paths(LOCKED, location, paths, seed=LOCKS))
 
     @classmethod
     def named(cls, location: str, paths: Sequence[str], *, reaped: bool | None = None) -> set[str]:

@@ -528,7 +528,8 @@ class Machine(RuleBasedStateMachine):
     def teardown(self):
         failing = sys.exc_info()[0] is not None
         for process in getattr(self, "stalled", []):
-            process.die()
+            if not process.ended:
+                process.die()
         if not failing and hasattr(self, "world"):
             self.recover()
 

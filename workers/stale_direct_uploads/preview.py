@@ -7,9 +7,10 @@ from itertools import groupby
 
 from forgekeeper.connections import client
 from forgekeeper.database import LAST_INSTANT
-from forgekeeper.declaring.preview import Look, Part
+from forgekeeper.declaring.preview import BUSY, Look, Part
 from forgekeeper.storage import owners, stores
 from forgekeeper.storage.objects import Objects, StoreUnavailable, is_normal
+from forgekeeper.storage.settled import SettledUpload
 from models import JobArtifact
 from workers.stale_direct_uploads import register
 from workers.stale_direct_uploads.entries import Entry
@@ -49,9 +50,10 @@ def _reasons(location: str, found: list[Due], store: Objects | None, look: Look)
     """Return why each would be kept, None of what would be deleted; all of it before any is counted."""
     paths = [due.entry.path for due in found if unfit(due.entry, store) is None]
     kept = owners.answered_for(JobArtifact, location, paths, look.settings) if paths else {}
+    locked = SettledUpload.locked(location, paths)
     reasons = []
     for entry, _since in found:
-        reason = unfit(entry, store) or ("named" if entry.path in kept else None)
+        reason = unfit(entry, store) or (BUSY if entry.path in locked else "named" if entry.path in kept else None)
         if reason is None and store is not None and _changed(entry, store):
             reason = "changed"
         reasons.append(reason)

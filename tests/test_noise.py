@@ -47,7 +47,7 @@ KEYS["pending_direct_uploads"] = "hash"
 TYPES = ("string", "list", "set", "zset", "hash")
 CHILD = "clean_project_refs"
 READING = (
-    *("status", "leases", "buckets", "quarantine", "refs", "processes", "objects held", "check", "flags"),
+    *("status", "leases", "buckets", "quarantine", "processes", "objects held", "check", "flags"),
     *("status --json", "leases list --json", "buckets --json", "quarantine --json", "check --json", "processes --json"),
     *("ticks prune", "ticks prune --json", "why prune", "why 1", "why 2 --json"),
 )

@@ -138,13 +138,20 @@ class Watch(Vital):
         self._command = [sys.executable, "-P", "-m", "metrics.multiprocess", host, str(port), self._folder]
         self._pause = PAUSE
         self._endpoint: subprocess.Popen[bytes] | None = None
+        self._tried = threading.Event()
         atexit.register(self._end)
 
     def start(self) -> None:
-        """Start, without the signals that are for the main thread: Dramatiq has its handlers for them only later."""
+        """Start, without the signals that are for the main thread: Dramatiq has its handlers for them only later.
+
+        It returns when the endpoint is a process of its own.  `Popen` waits for that on a pipe, and a worker
+        process that Dramatiq forked at this moment would hold that pipe open for as long as it lives: the endpoint
+        would serve, but when it ended nobody would start it again.
+        """
         before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         super().start()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        self._tried.wait()
 
     def work(self) -> None:
         """Start the endpoint whenever it has ended."""
@@ -154,9 +161,12 @@ class Watch(Vital):
             self._pause = min(2 * self._pause, LONGEST_PAUSE)
 
     def _run(self) -> None:
-        self._endpoint = subprocess.Popen(
-            [*self._command, str(os.getpid())], stdin=subprocess.DEVNULL, start_new_session=True
-        )
+        try:
+            self._endpoint = subprocess.Popen(
+                [*self._command, str(os.getpid())], stdin=subprocess.DEVNULL, start_new_session=True
+            )
+        finally:
+            self._tried.set()
         status = self._endpoint.wait()
         if not self.stopped.is_set():
             log.error("metrics endpoint has ended", status=status)

@@ -103,3 +103,26 @@ def test_a_worker_that_starts_removes_no_folder_of_one_that_starts_beside_it(tmp
     assert [folder for folder, _ in made if not folder.is_dir()] == []
     for _, lock in made:
         os.close(lock)
+
+
+WATCH = """
+from pathlib import Path
+from metrics.multiprocess import Watch
+
+Watch("127.0.0.1", 0).start()
+mine = [pid for task in Path("/proc/self/task").glob("*/children") for pid in task.read_text().split()]
+print([Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\\0")[3].decode() for pid in mine])
+"""
+
+
+def test_the_endpoint_is_a_process_before_its_worker_forks(tmp_path):
+    """One that were still being made would be waited for by `Popen` until the worker processes have ended."""
+    said = subprocess.run(
+        [sys.executable, "-c", WATCH],
+        env={"PYTHONPATH": str(ROOT), "PROMETHEUS_MULTIPROC_DIR": str(tmp_path / "counts")},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+
+    assert said.stdout == "['metrics.multiprocess']\n"

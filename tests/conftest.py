@@ -7,6 +7,7 @@ that database is emptied too.
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -38,6 +39,8 @@ from tests.harness.settings import settings_with
 from tests.harness.thorough import SEARCHES
 
 load_batches()
+# A shell that starts the tests in the background lets them, and all that they start, ignore Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TABLES = [model._meta.table_name for model in (*OURS, *models.APPLICATION) if model is not Installation]
 

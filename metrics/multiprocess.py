@@ -32,7 +32,7 @@ from prometheus_client.registry import Collector
 from metrics import logs
 from metrics.endpoint import Endpoint, PortTaken, listen
 from metrics.room import reserve
-from metrics.threads import Vital
+from metrics.threads import START, Vital
 
 PREFIX = "forgekeeper-worker-"
 DEAD = "dead"
@@ -138,20 +138,20 @@ class Watch(Vital):
         self._command = [sys.executable, "-P", "-m", "metrics.multiprocess", host, str(port), self._folder]
         self._pause = PAUSE
         self._endpoint: subprocess.Popen[bytes] | None = None
-        self._tried = threading.Event()
+        self._made = threading.Event()
         atexit.register(self._end)
 
     def start(self) -> None:
         """Start, without the signals that are for the main thread: Dramatiq has its handlers for them only later.
 
-        It returns when the endpoint is a process of its own.  `Popen` waits for that on a pipe, and a worker
-        process that Dramatiq forked at this moment would hold that pipe open for as long as it lives: the endpoint
-        would serve, but when it ended nobody would start it again.
+        It returns when the endpoint is a process of its own, or after `START`.  `Popen` waits for that on a pipe, and
+        a worker process that Dramatiq forked at this moment would hold that pipe open for as long as it lives: the
+        endpoint would serve, but when it ended nothing would start it again.
         """
         before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         super().start()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        self._tried.wait()
+        self._made.wait(START)
 
     def work(self) -> None:
         """Start the endpoint whenever it has ended."""
@@ -161,12 +161,10 @@ class Watch(Vital):
             self._pause = min(2 * self._pause, LONGEST_PAUSE)
 
     def _run(self) -> None:
-        try:
-            self._endpoint = subprocess.Popen(
-                [*self._command, str(os.getpid())], stdin=subprocess.DEVNULL, start_new_session=True
-            )
-        finally:
-            self._tried.set()
+        self._endpoint = subprocess.Popen(
+            [*self._command, str(os.getpid())], stdin=subprocess.DEVNULL, start_new_session=True
+        )
+        self._made.set()
         status = self._endpoint.wait()
         if not self.stopped.is_set():
             log.error("metrics endpoint has ended", status=status)

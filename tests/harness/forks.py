@@ -216,7 +216,6 @@ def be(words: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     for module in MODULES:
         __import__(module)
     assert threading.active_count() == 1

@@ -116,7 +116,7 @@ print([Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\\0")[3].decode() for p
 
 
 def test_the_endpoint_is_a_process_before_its_worker_forks(tmp_path):
-    """One that were still being made would be waited for by `Popen` until the worker processes have ended."""
+    """`Popen` would wait for one that is still being made until the worker processes have ended."""
     said = subprocess.run(
         [sys.executable, "-c", WATCH],
         env={"PYTHONPATH": str(ROOT), "PROMETHEUS_MULTIPROC_DIR": str(tmp_path / "counts")},

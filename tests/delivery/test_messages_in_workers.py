@@ -185,6 +185,12 @@ def test_a_process_that_is_not_whole_ends(start_worker, sent, actor, reason):
 # Messages that Dramatiq loses
 
 
+def stopped(pid):
+    """Have all threads of the process stopped? Their state follows the name, which may hold a parenthesis."""
+    threads = Path(f"/proc/{pid}/task").glob("*/stat")
+    return all(stat.read_text().rpartition(")")[2].split()[0] == "T" for stat in threads)
+
+
 def test_a_message_that_its_process_does_not_know_is_given_back_and_done(start_worker, sent):
     worker = start_worker().ready()
     eventually(lambda: client.zcard(queues.HEARTBEATS) == 1)
@@ -192,13 +198,15 @@ def test_a_message_that_its_process_does_not_know_is_given_back_and_done(start_w
     thief = RedisBroker(client=client, namespace=queues.NAMESPACE)
     (name,) = client.zrange(queues.HEARTBEATS, 0, -1)
     thief.broker_id = name.decode()
-    worker.process.send_signal(signal.SIGSTOP)
-    for pid in worker.children:
+    processes = [worker.process.pid, *worker.children]
+    for pid in processes:
         os.kill(pid, signal.SIGSTOP)
+    # The kernel stops one thread after another: until the last has stopped, a message is fetched.
+    eventually(lambda: all(stopped(pid) for pid in processes))
     sent.push("note", "1")
     assert thief.do_fetch(QUEUE, 1)
 
-    for pid in [worker.pid, *worker.children]:
+    for pid in processes:
         os.kill(pid, signal.SIGCONT)
 
     eventually(lambda: sent.done() == ["1"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from datetime import timedelta
 from typing import Any
 
 import peewee as pw
@@ -12,10 +11,9 @@ import redis
 from rich.filesize import decimal
 
 from forgekeeper.batches import BATCHES, BatchSpec
-from forgekeeper.cli.console import Problem, confirmed, emit, err, lasting, moment, progress, say
+from forgekeeper.cli.console import Problem, confirmed, emit, err, moment, progress, say
 from forgekeeper.cli.failures import sentence
 from forgekeeper.declaring.preview import Part
-from forgekeeper.runs.pace import Pace
 from forgekeeper.runs.previewing import SAMPLE, Preview, preview
 from forgekeeper.settings import Settings
 from metrics.redaction import describe
@@ -72,22 +70,6 @@ def lines(found: Preview) -> Iterator[str]:
         yield from (f"    {line}" for line in _details(part))
     if found.due is not None:
         yield f"  due in all: {found.due:,}"
-    yield f"  it would take: {_duration(found.pace)}"
-
-
-def _duration(pace: Pace) -> str:
-    if pace.unknown is not None or pace.seconds is None:
-        return str(pace.unknown)
-    by = f"{pace.per_second:,.1f} a second in its last runs" if pace.per_second else ""
-    allowed = f"{pace.allowed:,g} a second allowed" if pace.allowed else ""
-    rates = ", ".join(filter(None, (by, allowed)))
-    if not pace.runs:
-        return f"nothing ({rates})"
-    took = f"{'at most' if pace.at_most else 'about'} {lasting(timedelta(seconds=pace.seconds))}"
-    if pace.runs > 1:
-        whole = "" if pace.lasts is None else f", done in {lasting(timedelta(seconds=pace.lasts))}"
-        took += f" of work in {pace.runs:,} runs{whole}"
-    return f"{took} ({rates})"
 
 
 def _headline(part: Part) -> str:

@@ -22,7 +22,6 @@ from forgekeeper.runs import breaker, clocks, limits, quarantine, releases
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.holds import BRAKES, Hold
-from forgekeeper.runs.pace import Pace, pace
 from forgekeeper.runs.preconditions import misreadings
 from forgekeeper.runs.totals import RunTotal
 from forgekeeper.settings import Settings
@@ -34,7 +33,7 @@ SAMPLE = 10
 
 @dataclass(frozen=True)
 class Preview:
-    """What a run of the batch would do, begun at *now*, what stands against that, and how long it would take.
+    """What a run of the batch would do, begun at *now*, and what stands against that.
 
     *due* is how many records that is in all, as the breaker counts them: so many are released.  None: nobody can say.
     """
@@ -43,7 +42,6 @@ class Preview:
     now: datetime
     parts: list[Part]
     notes: list[str]
-    pace: Pace
     due: int | None
 
     def as_json(self) -> dict[str, Any]:
@@ -55,7 +53,6 @@ class Preview:
             "notes": self.notes,
             "due": self.due,
             "parts": [part.as_json() for part in self.parts],
-            "pace": self.pace._asdict(),
         }
 
 
@@ -84,8 +81,7 @@ def preview(
         parts = [part for number, one in enumerate(declared) for part in _parts(one, look, len(declared) - number)]
         if not any(one.previews for one in declared):
             notes.append(f"{batch.name} declares no preview: nobody can say what a run of it would do")
-        records = sum(part.records for part in parts if part.batch == declared[-1].name)
-        return Preview(batch.name, instant, parts, notes, pace(batch, records, settings), due)
+        return Preview(batch.name, instant, parts, notes, due)
 
 
 def amount(batch: BatchSpec, instant: datetime) -> int | None:

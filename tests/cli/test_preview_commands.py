@@ -64,16 +64,6 @@ def test_a_preview_says_what_stays_and_why(main, database):
     assert the_part(preview(main, batch=ARTIFACTS))["kept"] == {"locked": 1, "unknown": 1, "trace": 1}
 
 
-def test_how_long_it_takes_goes_by_the_last_runs(main, database):
-    db.execute_sql(
-        "insert into job_runs (batch, state, started_at, finished_at, result)"
-        f" values ('{NAME}', 'succeeded', now() - interval '10 s', now(), '{{\"deleted\": 20}}')"
-    )
-    sample.user_statuses(100)
-
-    assert preview(main)["pace"]["seconds"] == pytest.approx(20, rel=0.01)
-
-
 def test_a_preview_says_that_the_breaker_would_hold_it(main, database):
     sample.user_statuses(100)
 

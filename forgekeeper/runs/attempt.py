@@ -97,8 +97,7 @@ class Attempt:
             started = self.row.started
             facts |= {"attempt": started.attempt, "tick": started.tick and started.tick.isoformat()}
         structlog.contextvars.bind_contextvars(**facts, message_id=self.message_id, worker=identity())
-        say = log.debug if self.row is not None and self.row.started.blocked else log.info
-        say("child started" if self.row is None else "run started")
+        log.info("child started" if self.row is None else "run started")
         if self.row is not None and self._heartbeat is not None:
             self._heartbeat.watch(self.row, self.result)
         return self
@@ -210,10 +209,8 @@ class Attempt:
             state = self._closed("skipped", hold, log.error, "run held")
         elif self.blocked is not None:
             reason, sentence = self.blocked.reason, clean(str(self.blocked))
-            # A block that lasts is reported with each tick; the attempts between are for those who debug.
-            say = log.debug if reason == started.blocked else log.error
             block = partial(JobRun.block, started, result, deleted, reason=reason, sentence=sentence)
-            state = self._closed("blocked", block, say, "run blocked")
+            state = self._closed("blocked", block, log.error, "run blocked")
         else:
             succeed = partial(JobRun.succeed, started, result, deleted, ordinary=self.ordinary)
             state = self._closed("succeeded", succeed, log.info, "run finished")

@@ -14,7 +14,6 @@ learns that the run is not its own, whatever its number.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -25,7 +24,6 @@ from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.database import Base, BigIdentityField, Document, database, default
 from forgekeeper.database.grants import BOTH, PROCESSES, WORK, Use
-from forgekeeper.runs.blocked import REASONS
 from forgekeeper.runs.holds import HELD_BACK, Kind
 from forgekeeper.runs.retry import MAX_LOSSES, MAX_RETRIES
 from forgekeeper.runs.totals import NONE, Amount
@@ -60,23 +58,6 @@ REOPEN_LOST = """
     where batch = %(batch)s and state = 'started' and alive_at < clock_timestamp() - %(dead_after)s
     returning id, state, started_by, losses
 """
-AFTER_BLOCK = f"(reason in ({', '.join(map(repr, REASONS))}))"
-"""Whether an open run was blocked, and is tried again: it keeps the reason until it ends otherwise."""
-# The newest run of a tick, if it was blocked, nothing has ended the block since, and nothing is open or holds it back.
-BLOCKED_RUN = f"""
-    select id from (
-        select id, state, finished_at, cancelled_at from job_runs
-        where batch = %(batch)s and tick is not null and started_at is not null order by id desc limit 1
-    ) as newest
-    where state = 'blocked' and cancelled_at is null and finished_at <= clock_timestamp() - %(after)s
-      and exists (select from batches where name = %(batch)s and blocked_since is not null)
-      and not {HELD_BACK.format("%(batch)s")}
-      and not exists (select from job_runs where batch = %(batch)s and state in ('claimed', 'enqueued', 'started'))
-"""
-REOPEN_BLOCKED = f"""
-    update job_runs set state = 'enqueued', finished_at = null, enqueued_at = null
-    where id = ({BLOCKED_RUN}) and state = 'blocked' and finished_at <= clock_timestamp() - %(after)s
-"""
 MARK_SENT = f"""
     update job_runs set state = 'enqueued', enqueued_at = clock_timestamp()
     where batch = %(batch)s and state in ('claimed', 'enqueued')
@@ -85,20 +66,17 @@ MARK_SENT = f"""
       and not {HELD_BACK.format("%(batch)s")}
     returning id, batch, token, tick, reason
 """
-# An attempt that was blocked before it did anything leaves nothing behind: there may be hundreds.
 START = f"""
     update job_runs set
         state = 'started', attempt = attempt + 1, retry_at = null,
-        result = case when {AFTER_BLOCK} and not jsonb_path_exists(result, '$.* ? (@ > 0)')
-            then case when result ? 'earlier' then jsonb_build_object('earlier', result -> 'earlier') end
-        when result is not null then jsonb_build_object(
+        result = case when result is not null then jsonb_build_object(
             'earlier', coalesce(result -> 'earlier', '[]') || jsonb_build_array(result - 'earlier')
         ) end,
         attempt_token = gen_random_uuid(),
         started_by = %(by)s, started_at = clock_timestamp(), alive_at = clock_timestamp()
     where id = %(id)s and batch = %(batch)s and token = %(token)s and state in ('claimed', 'enqueued')
       and not {HELD_BACK.format("job_runs.batch")}
-    returning attempt_token::text, attempt, failures, tick, case when {AFTER_BLOCK} then reason end
+    returning attempt_token::text, attempt, failures, tick
 """
 START_MANUAL = f"""
     insert into job_runs
@@ -206,17 +184,13 @@ class Health(NamedTuple):
 
 
 class Started(NamedTuple):
-    """A run that is now ours, as long as we are not found expired; *token* is of this attempt.
-
-    *blocked* is why the attempt before it was, if it was.
-    """
+    """A run that is now ours, as long as we are not found expired; *token* is of this attempt."""
 
     id: int
     token: str
     attempt: int
     failures: int = 0
     tick: datetime | None = None
-    blocked: str | None = None
 
 
 class Lost(NamedTuple):
@@ -321,16 +295,11 @@ class JobRun(Base):
 
     @classmethod
     def supersede(cls, batch: str, tick: datetime) -> None:
-        """Fail the batch's waiting retry of an older tick, or of a run by hand; one that was blocked stays so."""
+        """Fail the batch's waiting retry of an older tick, or of a run by hand."""
         ahead = cls.tick > pw.fn.clock_timestamp() + CLOCK_TOLERANCE
         older = cls.tick.is_null() | (cls.tick < tick) | ahead
-        blocked = cls.reason.in_(REASONS)
-        values = {
-            "state": pw.Case(None, [(blocked, "blocked")], "failed"),
-            "reason": pw.Case(None, [(blocked, cls.reason)], "superseded"),
-            "finished_at": pw.fn.clock_timestamp(),
-        }
-        waits = (cls.batch == batch) & (cls.state == "enqueued") & ((cls.failures > 0) | blocked)
+        waits = (cls.batch == batch) & (cls.state == "enqueued") & (cls.failures > 0)
+        values = {"state": "failed", "reason": "superseded", "finished_at": pw.fn.clock_timestamp()}
         cls.update(values).where(waits, older).execute()
 
     @classmethod
@@ -449,13 +418,6 @@ class JobRun(Base):
         """Take runs from workers that expired *dead_after* ago; the third time it is poison."""
         values = {"batch": batch, "dead_after": dead_after, "max_losses": MAX_LOSSES}
         return [Lost(*row) for row in database.execute_sql(REOPEN_LOST, values).fetchall()]
-
-    @classmethod
-    def reopen_blocked(cls, batch: str, *, after: timedelta) -> None:
-        """Open the batch's newest tick again *after* so long if it was blocked; a run by hand is over when it was."""
-        # Another run that is opened at this moment looks just as well.
-        with suppress(pw.IntegrityError):
-            database.execute_sql(REOPEN_BLOCKED, {"batch": batch, "after": after})
 
     @classmethod
     def closed_before(cls, horizon: datetime) -> pw.Node:

@@ -16,12 +16,8 @@ from forgekeeper.runs.batch import Batch as BatchRow
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import CLOCK_TOLERANCE, JobRun
 from forgekeeper.runs.plan import Claim, Decisions, Policy, Record, plan
-from forgekeeper.runs.retry import BLOCKED_AGAIN
 from forgekeeper.settings import Settings
-from forgekeeper.settings.cron import Cron
 
-TICK_AHEAD = timedelta(minutes=1)
-"""A tick that is so near looks again by itself, and finds nothing in its way."""
 SENT_AGAIN = timedelta(seconds=30)
 """A run that was sent so long ago and has not started is sent again; sooner where a process expires sooner."""
 
@@ -42,12 +38,9 @@ def reconcile(batch: str, settings: Settings, deliver: Deliver, *, by: str, due_
         reports.reopened(batch, lost)
     schedule = settings.cron(batch)
     if schedule is not None:
-        instant = now()
         known = JobRun.newest_tick(batch) or _registered(batch)
         policy = Policy(settings.catch_up(batch), settings.window(batch), CLOCK_TOLERANCE)
-        _carry_out(batch, plan(instant, known, schedule, policy, due_hint=due_hint), by=by)
-        if not _ticks_soon(schedule, instant):
-            JobRun.reopen_blocked(batch, after=_blocked_again(settings))
+        _carry_out(batch, plan(now(), known, schedule, policy, due_hint=due_hint), by=by)
     send(batch, deliver, again_after=min(SENT_AGAIN, 2 * settings.dead_after))
 
 
@@ -66,14 +59,6 @@ def send(batch: str, deliver: Deliver, *, again_after: timedelta = SENT_AGAIN) -
         raise
     reports.enqueued(run)
     failpoint("tick.sent")
-
-
-def _blocked_again(settings: Settings) -> timedelta:
-    return min(settings.retry_after, BLOCKED_AGAIN)
-
-
-def _ticks_soon(schedule: Cron, instant: datetime) -> bool:
-    return schedule.after(instant) - instant <= TICK_AHEAD
 
 
 def _registered(batch: str) -> datetime:

@@ -6,7 +6,6 @@ from datetime import datetime
 
 import structlog
 
-from forgekeeper.runs.blocked import REASONS
 from forgekeeper.runs.clock_ahead import Ahead
 from forgekeeper.runs.ledger import JobRun, Lost
 from metrics.instruments import Instruments
@@ -31,11 +30,10 @@ def set_aside(batch: str, ahead: Ahead) -> None:
 
 
 def enqueued(run: JobRun) -> None:
-    """Report a run whose message was sent, at debug level if it was blocked before."""
+    """Report a run whose message was sent."""
     COUNT.inc("forgekeeper_scheduler_enqueued_total", run.batch)
     COUNT.mark("forgekeeper_scheduler_last_enqueue_timestamp_seconds", run.batch)
-    say = log.debug if run.reason in REASONS else log.info
-    say("run sent", batch=run.batch, run=run.id, tick=run.tick and run.tick.isoformat())
+    log.info("run sent", batch=run.batch, run=run.id, tick=run.tick and run.tick.isoformat())
 
 
 def misfired(batch: str, ticks: int) -> None:

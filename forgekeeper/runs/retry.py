@@ -13,8 +13,6 @@ LONGEST_RETRY = timedelta(hours=1)
 """A run waits no longer: twenty-five retries at this cap take most of a day, longer than an outage that pages."""
 FIRST_WAIT, LONGEST_WAIT = timedelta(minutes=5), timedelta(days=1)
 """So long what lies in quarantine waits after its second failure, and at the longest."""
-BLOCKED_AGAIN = timedelta(seconds=30)
-"""No blocked run waits longer until it is tried again."""
 MOST_IN_RUN = 200
 """A run in which more records fail than that is no run with some bad records: it fails."""
 MOST_KNOWN = 1_000

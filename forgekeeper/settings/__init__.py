@@ -110,8 +110,7 @@ class Settings(BaseSettings):
     )
     retry_after: Duration = setting(
         "15",
-        "The first retry of a failed run waits this long, each further one twice that; a blocked run is tried again "
-        "after as long, half a minute at most.",
+        "The first retry of a failed run waits this long, each further one twice that.",
     )
     poll_interval: Duration = setting("5", "How often a scheduler looks at each batch between ticks to repair it.")
 

@@ -497,11 +497,6 @@ class Machine(RuleBasedStateMachine):
                 assert not self.paused, "a tick was claimed during a pause"
 
     def check_changed(self, before, row):
-        if before["state"] == "blocked":
-            assert (row["state"], row["attempt"]) == ("enqueued", before["attempt"]), "a closed row was changed"
-            assert row["tick"] is not None, "a run by hand that was over is tried again"
-            assert not self.paused, "a paused batch is tried again"
-            return
         assert before["state"] in OPEN, "a closed row was changed"
         assert row["state"] in OPEN or row["state"] in FINAL
         assert row["attempt"] >= before["attempt"]

@@ -17,19 +17,17 @@ from forgekeeper import migrations
 from forgekeeper.batches import BATCHES
 from forgekeeper.cli import (
     audit,
-    batches,
     check,
+    declared,
     flags,
     holding,
     leases,
-    metrics,
     migrate,
     process_list,
     quarantine,
     releasing,
     running,
     serving,
-    settings,
     status,
     streams,
     ticks,
@@ -54,9 +52,9 @@ PANELS: dict[str, dict[str, Callable[..., None] | typer.Typer | str]] = {
     "Prepare": {
         "check": check.check,
         "migrate": migrate.migrate,
-        "settings": settings.settings,
-        "metrics": metrics.metrics,
-        "batches": batches.batches,
+        "settings": declared.settings,
+        "metrics": declared.metrics,
+        "batches": declared.batches,
         "seed": "demo.seed",
     },
     "Run": {

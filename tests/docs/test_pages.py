@@ -13,9 +13,8 @@ from typer.main import get_command
 import forgekeeper
 from forgekeeper import boot
 from forgekeeper.batches import BATCHES
-from forgekeeper.cli import metrics
 from forgekeeper.cli.commands import application
-from forgekeeper.cli.settings import page as settings_page
+from forgekeeper.cli.declared import metrics_page, settings_page
 from forgekeeper.settings import PREFIX
 from forgekeeper.settings.reading import describe
 from tests.harness.catalogue import METRICS
@@ -81,7 +80,7 @@ def test_the_page_of_settings_is_what_the_declarations_print():
 
 
 def test_the_page_of_metrics_is_what_the_catalogue_prints():
-    assert (DOCS / "metrics.md").read_text() == metrics.page(METRICS)
+    assert (DOCS / "metrics.md").read_text() == metrics_page(METRICS)
 
 
 @every("page", PAGES)

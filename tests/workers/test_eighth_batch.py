@@ -155,10 +155,10 @@ def test_its_settings_are_documented(world):
     assert {f"{PREFIX}CATCH_UP_{NAME.upper()}", f"{PREFIX}PACE_{NAME.upper()}"} <= names.keys()
 
 
-def test_it_has_a_page_of_documentation(world):
-    written = run(world, "batches", NAME, "--markdown").stdout
+def test_it_is_described(world):
+    described = told(world, "batches")["batches"][NAME]
 
-    assert "## stale_pipelines\n\nDelete pipelines that nothing has touched for a year.\n" in written
+    assert described["sentence"] == "Delete pipelines that nothing has touched for a year."
 
 
 def test_the_dashboard_of_a_batch_can_show_it(world):

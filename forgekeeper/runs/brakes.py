@@ -17,19 +17,16 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from forgekeeper import shutdown
 from forgekeeper.batches import ChildSpec, Declared
 from forgekeeper.database import database
 from forgekeeper.database.writes import writing
 from forgekeeper.runs.holds import ENDS, WHY
-from forgekeeper.runs.limits import UNLIMITED, Found, Limits, Room, Why
-from forgekeeper.runs.totals import NONE, Amount, RunTotal, Used
+from forgekeeper.runs.limits import Limits, Why
+from forgekeeper.runs.totals import NONE, Amount, RunTotal
 from forgekeeper.settings import Settings
 
 INTERVAL = 1.0
 """Seconds between two questions: a stop is to work within five."""
-A_MOMENT, LOOK = 1.0, 0.05
-"""Seconds for which an attempt waits for what others have reserved and may give back, and between two looks."""
 SETTLED = """
     , settled as (
         update run_totals set records = records + gone.rows, bytes = bytes + gone.size,
@@ -109,7 +106,7 @@ class Brakes:
     @property
     def limited(self) -> bool:
         """Whether there are limits, or a release has an amount: then nothing goes that was not reserved."""
-        return self._limits != UNLIMITED or self._bound
+        return self._limits != Limits() or self._bound
 
     @property
     def of_bytes(self) -> bool:
@@ -126,28 +123,40 @@ class Brakes:
         # Before the first chunk what was heard earlier does not count: there were checks, which take their time.
         self.why(now=not self._begun)
         self._begun = True
-        if self._why is not None or not self._of_records:
+        if self._why is not None or not self.limited:
             return 0 if self._why else wanted
-        found = self._until_free(lambda: self._limits.records(RunTotal.used(self._batch, self._run)), 1)
-        if not found.room:
-            self._why = self._why or found.why
-        return min(wanted, found.room)
+        left = self._limits.records(RunTotal.used(self._batch, self._run))
+        if not left.amount:
+            self._why = left.why
+        return min(wanted, left.amount)
 
     def reserve(self, records: int, size: int = 0, *, least: int = 0) -> Amount:
         """Reserve up to so many records and bytes, at least *least* of these; return what was granted, perhaps nothing.
 
         It is committed before this returns, so this is no part of a transaction.  What an attempt reserves is used up,
         unless the transaction in which something goes settles it: an attempt that is killed, or hears no answer, has
-        used it.
+        used it.  What others have reserved and may give back is not waited for: the next run takes it.
         """
         assert not database.in_transaction(), "what is rolled back was never reserved"
         self._reserved = NONE
         if not self.limited:
             return Amount(records, size)
-        granted = self._until_free(lambda: self._grant(records, size, least), Amount(1, least))
-        if granted.room == NONE:
-            self._why = self._why or granted.why
-        return granted.room
+        # One child after another.
+        with writing():
+            RunTotal.lock(self._batch)
+            if self._child and self.why(now=True) is not None:
+                return NONE
+            used = RunTotal.used(self._batch, self._run)
+            self._bound = self._bound and used.released is not None
+            left, left_bytes = self._limits.records(used), self._limits.bytes(used)
+            if left.amount == 0 or left_bytes.amount < max(least, 1):
+                self._why = self._why or (left.why if left.amount == 0 else left_bytes.why)
+                return NONE
+            granted = Amount(min(records, left.amount), min(size, left_bytes.amount))
+            RunTotal.add(self._batch, self._run, reserved=granted, day=used.today)
+        self._reserved = granted
+        self._of_row = {"limit_batch": self._batch, "limit_run": self._run, "limit_day": used.today}
+        return granted
 
     def settled(self, source: str, *, size: str = "0", part: bool = False) -> str:
         """Return a further part of a statement's ``with``: it counts what the part *source* returns as deleted.
@@ -215,51 +224,9 @@ class Brakes:
             max(0, deleted.bytes - self._noted.bytes),
         )
 
-    @property
-    def _of_records(self) -> bool:
-        return self._limits.of_records or self._bound
-
-    def _grant(self, records: int, size: int, least: int) -> Found[Amount]:
-        """Reserve what there is room for; one child after another."""
-        with writing():
-            RunTotal.lock(self._batch)
-            if self._child and self.why(now=True) is not None:
-                return Found(NONE, None)
-            used = RunTotal.used(self._batch, self._run)
-            self._bound = self._bound and used.released is not None
-            found, bytes_found = self._limits.records(used), self._limits.bytes(used)
-            if found.room == 0 or bytes_found.room < max(least, self._limits.of_bytes):
-                short = found if found.room == 0 else bytes_found
-                return Found(NONE, short.why, short.held)
-            granted = Amount(min(records, found.room), min(size, bytes_found.room))
-            RunTotal.add(self._batch, self._run, reserved=granted, day=used.today)
-        self._reserved = granted
-        self._of_row = {"limit_batch": self._batch, "limit_run": self._run, "limit_day": used.today}
-        return Found(granted, None)
-
-    def _until_free(self, look: Callable[[], Found[Room]], least: Room) -> Found[Room]:
-        """Look until there is room, for a moment where others hold what they may give back; no longer than `why` lets.
-
-        What was not given back while this process waited belongs to a dead one: it is not waited for again.
-        """
-        ends = time.monotonic() + A_MOMENT
-        while True:
-            found = look()
-            if found.held is None or found.room >= least or (self._run, found.held) == _in_vain.get(self._batch):
-                return found
-            if time.monotonic() >= ends:
-                _in_vain[self._batch] = self._run, found.held
-                return found
-            if shutdown.requested.wait(LOOK) or self.why() is not None:
-                return found
-
     def _deleted(self) -> Amount:
         found: Any = vars(self._outcome)
         return Amount(
             sum(found[field] for field in self._declared.counted),
             sum(found[field] for field in self._declared.counted_bytes),
         )
-
-
-_in_vain: dict[str, tuple[int, Used]] = {}
-"""For what of each batch, in which run, this process has waited in vain."""

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Generic, Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple
 
-from forgekeeper.runs.totals import Amount, RunTotal, Used
+from forgekeeper.runs.totals import RunTotal, Used
 from forgekeeper.settings import Settings
 
-Room = TypeVar("Room", int, Amount)
 Why = Literal["stopped", "held", "cancelled", "max_per_run", "max_per_day"]
 MOST = 2**62
 """As much as there is."""
 
 
-class Found(NamedTuple, Generic[Room]):
-    """How much room there is; where there is none, which limit is reached, and what is *held* by others."""
+class Left(NamedTuple):
+    """How much limits leave, and which of them is the nearest; None where nothing is limited."""
 
-    room: Room
+    amount: int
     why: Why | None
-    held: Used | None = None
 
 
 class Limits(NamedTuple):
@@ -30,47 +28,32 @@ class Limits(NamedTuple):
     bytes_per_day: int | None = None
 
     @property
-    def of_records(self) -> bool:
-        """Whether records are limited."""
-        return self.per_run is not None or self.per_day is not None
-
-    @property
     def of_bytes(self) -> bool:
-        """Whether bytes are."""
+        """Whether bytes are limited."""
         return self.bytes_per_run is not None or self.bytes_per_day is not None
 
-    def records(self, used: Used) -> Found[int]:
+    def records(self, used: Used) -> Left:
         """Say how many records are left, of what was released too."""
-        released = None if used.released is None else max(0, used.released)
-        of_run = _least(_left(self.per_run, used.run), released)
-        return _found(of_run, _left(self.per_day, used.day), used if used.reserved > 0 else None)
+        return _nearest(
+            ("max_per_run", self.per_run, used.run),
+            ("max_per_run", used.released, 0),
+            ("max_per_day", self.per_day, used.day),
+        )
 
-    def bytes(self, used: Used) -> Found[int]:
+    def bytes(self, used: Used) -> Left:
         """Say how many bytes are left."""
-        held = used if used.reserved_bytes > 0 else None
-        return _found(_left(self.bytes_per_run, used.run_bytes), _left(self.bytes_per_day, used.day_bytes), held)
-
-
-UNLIMITED = Limits()
+        return _nearest(
+            ("max_per_run", self.bytes_per_run, used.run_bytes), ("max_per_day", self.bytes_per_day, used.day_bytes)
+        )
 
 
 def room(batch: str, settings: Settings, run: int, *, released: bool) -> int | None:
     """Return how many records limits, and what was *released*, leave to the run today; None where there are none."""
     used = RunTotal.used(batch, run)
-    found = Limits(*settings.limits(batch)).records(used if released else used._replace(released=None)).room
-    return None if found == MOST else found
+    left = Limits(*settings.limits(batch)).records(used if released else used._replace(released=None))
+    return None if left.why is None else left.amount
 
 
-def _found(of_run: int | None, of_day: int | None, held: Used | None) -> Found[int]:
-    room = _least(of_run, of_day)
-    if room is None:
-        return Found(MOST, None)
-    return Found(room, "max_per_run" if of_run == room else "max_per_day", held)
-
-
-def _left(limit: int | None, used: int) -> int | None:
-    return None if limit is None else max(0, limit - used)
-
-
-def _least(*amounts: int | None) -> int | None:
-    return min((amount for amount in amounts if amount is not None), default=None)
+def _nearest(*limits: tuple[Why, int | None, int]) -> Left:
+    left = [Left(max(0, limit - used), why) for why, limit, used in limits if limit is not None]
+    return min(left, key=lambda one: one.amount, default=Left(MOST, None))

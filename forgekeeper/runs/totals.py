@@ -29,7 +29,6 @@ USED = f"""
         coalesce(sum(records + reserved) filter (where used.day = today.day), 0)::bigint,
         coalesce(sum(bytes + reserved_bytes) filter (where run = %(run)s), 0)::bigint,
         coalesce(sum(bytes + reserved_bytes) filter (where used.day = today.day), 0)::bigint,
-        coalesce(sum(reserved), 0)::bigint, coalesce(sum(reserved_bytes), 0)::bigint,
         (select released_expect - {releases.USED} from batches where name = %(batch)s and released_at is not null)
     from (select {TODAY} as day) as today
     left join run_totals as used on batch = %(batch)s and (run = %(run)s or used.day = today.day)
@@ -64,7 +63,7 @@ NONE = Amount()
 
 
 class Used(NamedTuple):
-    """What a run, and all runs of this *today* (UTC), have deleted or may delete yet, of which so much is *reserved*.
+    """What a run, and all runs of this *today* (UTC), have deleted or may delete yet.
 
     *released* is what is left of the batch's release; None where there is none, or it has no amount.
     """
@@ -74,8 +73,6 @@ class Used(NamedTuple):
     day: int
     run_bytes: int
     day_bytes: int
-    reserved: int
-    reserved_bytes: int
     released: int | None
 
 

@@ -14,7 +14,6 @@ import pytest
 from forgekeeper import boot
 from forgekeeper.batches import BATCHES
 from forgekeeper.database import database as db
-from forgekeeper.runs import brakes as brakes_module
 from forgekeeper.runs.brakes import Brakes
 from forgekeeper.runs.totals import Amount, RunTotal
 from tests.harness.thorough import examples
@@ -168,14 +167,12 @@ FAULTS = ("none", "none", "none", "nothing was sent", "rolled back", "reply lost
 
 
 @pytest.fixture
-def quick(database, monkeypatch):
-    """Nobody waits for what others have reserved: all take turns in one thread."""
-    monkeypatch.setattr(brakes_module, "A_MOMENT", 0.0)
+def doomed(database):
     yield
     db.execute_sql("drop table if exists doomed")
 
 
-@pytest.mark.usefixtures("quick")
+@pytest.mark.usefixtures("doomed")
 @pytest.mark.parametrize("part", range(20))
 def test_no_history_deletes_more_than_a_limit_and_none_is_stuck(part):
     for seed in range(part * HISTORIES // 20, (part + 1) * HISTORIES // 20):

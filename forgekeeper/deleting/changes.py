@@ -23,9 +23,7 @@ from forgekeeper.runs.totals import Amount
 def change(run: Run[Any], changes: Changes[Any]) -> str | None:
     """Change the rows; return why it ended before all were, None where none is left."""
     position, outcome = START, run.outcome
-    with run.bad_records(
-        changes.record, changes.select_of_all_shares(), error_kind=run.error_kind(changes.record)
-    ) as bad:
+    with run.bad_records(changes.record, changes.select_of_all_shares()) as bad:
         while limit := run.brakes.free(changes.chunk):
             found = page(changes.select(), changes.since, position, limit=limit, without=bad.keys)
             if not found:

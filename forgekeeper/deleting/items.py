@@ -72,7 +72,7 @@ def _bad_records(run: Run[Any], items: Items[Any]) -> Iterator[BadRecords | _NoB
     if not items.keyed:
         yield _NoBadRecords()
         return
-    with run.bad_records(items.record, items.due_of, error_kind=run.error_kind(items.record)) as bad:
+    with run.bad_records(items.record, items.due_of) as bad:
         yield bad
 
 

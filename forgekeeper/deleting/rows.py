@@ -41,7 +41,7 @@ def delete(run: Run[Any], rows: Rows[Any]) -> str | None:
     """
     sweep = Sweep(run, rows)
     of_all = rows.select_of_all_shares()
-    with run.bad_records(rows.record, of_all, error_kind=run.error_kind(rows.record)) as bad:
+    with run.bad_records(rows.record, of_all) as bad:
         while limit := run.brakes.free(rows.chunk):
             before = sweep.deleted
             if sweep.chunk(bad, limit):

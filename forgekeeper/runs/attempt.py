@@ -76,7 +76,7 @@ class Attempt:
         self._heartbeat = heartbeat
         self._final = final
         self._began = time.monotonic()
-        outcome = declared.outcome()
+        outcome, batch, tick = declared.outcome(), declared.batch.name, row.started.tick if row else None
         self._growth = Growth(declared, outcome)
         self._brakes = Brakes(declared, settings, outcome, number)
         self.run = Run(
@@ -85,7 +85,7 @@ class Attempt:
             outcome=outcome,
             deadline=self._deadline(),
             number=number,
-            audit=self._audit(number),
+            audit=Audit(batch, on=settings.audits(batch), run=number, tick=tick, child=None if row else message_id),
             brakes=self._brakes,
             fan_out=fan_out,
         )
@@ -146,7 +146,8 @@ class Attempt:
         """Close it with the *error*, of whatever kind, or with the outcome.  This needs a connection."""
         self.error = error
         try:
-            self._release_brakes()
+            # Where the server is away, the audit alone knows what a child has deleted.
+            _tried("totals not written", partial(self._brakes.end, closed=self.row is not None))
             if self.row is None:
                 self._end_child()
             else:
@@ -182,96 +183,61 @@ class Attempt:
             self.declared.budget, safe_point=check, on_progress=self._growth.count, brake=self._brakes.why, pace=pace
         )
 
-    def _audit(self, number: int | None) -> Audit:
-        """Return the audit of this attempt."""
-        batch = self.declared.batch.name
-        tick, child = (None, self.message_id) if self.row is None else (self.row.started.tick, None)
-        return Audit(batch, on=self._settings.audits(batch), run=number, tick=tick, child=child)
-
     @property
     def _braked(self) -> str | None:
         """Why it ended before its work was done, if it did anything at all."""
         return None if self.run.skipped else self._brakes.reason
 
-    def _release_brakes(self) -> None:
-        """Write down what a child has deleted; where the server is away, the audit alone knows of it."""
-        try:
-            _written(partial(self._brakes.end, closed=self.row is not None))
-        except pw.PeeweeException as error:
-            log.warning("totals not written", error=describe(error))
-
     def _end_run(self, started: Started) -> str | None:
+        """Close the row, and say so; return its state, None where it was taken from us."""
         result, deleted = self.result(), self._brakes.untold()
-        if self.error is not None:
-            state = self._fail(started, self.error)
+        facts = {"seconds": self._seconds()} | result
+        close: Callable[[], str | None]
+        if isinstance(self.error, LostRun):
+            close = lambda: None  # noqa: E731
+        elif self.error is not None:
+            delay = backoff(started.failures, first=self._settings.retry_after)
+            retries = 0 if self._final else MAX_RETRIES
+            close = partial(JobRun.fail, started, describe(self.error), result, deleted, delay=delay, retries=retries)
         elif self.held is not None:
-            hold = partial(JobRun.hold, started, result, kind=self.held.kind, sentence=clean(str(self.held)))
-            state = self._closed("skipped", hold, log.error, "run held")
+            close = partial(JobRun.hold, started, result, kind=self.held.kind, sentence=clean(str(self.held)))
         elif self.blocked is not None:
-            reason, sentence = self.blocked.reason, clean(str(self.blocked))
-            block = partial(JobRun.block, started, result, deleted, reason=reason, sentence=sentence)
-            state = self._closed("blocked", block, log.error, "run blocked")
+            why = {"reason": self.blocked.reason, "sentence": clean(str(self.blocked))}
+            close = partial(JobRun.block, started, result, deleted, **why)
         else:
-            succeed = partial(JobRun.succeed, started, result, deleted, ordinary=self.ordinary)
-            state = self._closed("succeeded", succeed, log.info, "run finished")
+            close = partial(JobRun.succeed, started, result, deleted, ordinary=self.ordinary)
+        state = _written(close)
+        if state is None:
+            log.warning("run lost", **facts)
+        elif self.error is not None:
+            # Where somebody watches, the command says what went wrong; its trace is for those who look for it.
+            trace = self.error if not self._final or log.is_enabled_for(logging.DEBUG) else None
+            log.error("run failed", state=state, exc_info=trace, **facts)
+        elif state == "succeeded":
+            log.info("run finished", **facts)
+        else:
+            log.error("run blocked" if self.held is None else "run held", **facts)
         if self.error is None:
             failpoint("run.closed")
         return state
 
-    def _closed(self, state: str, write: Callable[[], bool], say: Callable[..., None], event: str) -> str | None:
-        """Close the row, and say so; return its state, None where it was taken from us."""
-        ours = _written(write)
-        (say if ours else log.warning)(event if ours else "run lost", seconds=self._seconds(), **self.result())
-        return state if ours else None
-
-    def _fail(self, started: Started, error: BaseException) -> str | None:
-        delay = backoff(started.failures, first=self._settings.retry_after)
-        retries, result = 0 if self._final else MAX_RETRIES, self.result()
-        state = None
-        if not isinstance(error, LostRun):
-            deleted, said = self._brakes.untold(), describe(error)
-            state = _written(lambda: JobRun.fail(started, said, result, deleted, delay=delay, retries=retries))
-        if state is None:
-            log.warning("run lost", seconds=self._seconds(), **result)
-        else:
-            retry_in = round(delay.total_seconds(), 1) if state == "enqueued" else None
-            # Where somebody watches, the command says what went wrong; its trace is for those who look for it.
-            trace = error if not self._final or log.is_enabled_for(logging.DEBUG) else None
-            log.error("run failed", seconds=self._seconds(), state=state, retry_in=retry_in, exc_info=trace, **result)
-        return state
-
     def _end_child(self) -> None:
-        seconds, result = self._seconds(), self.result()
+        """Let a child that failed be seen, until one ends well; what cannot be written now is, the next time."""
+        facts = {"seconds": self._seconds()} | self.result()
+        batch, child = self.declared.batch.name, (self.declared.batch.name, self.declared.name, self.message_id)
         if self.error is not None:
-            log.error("child failed", seconds=seconds, exc_info=self.error, **result)
-            self._quarantine(self.error)
+            log.error("child failed", exc_info=self.error, **facts)
+            fail = partial(quarantine.fail, *child, describe(self.error), reason="child_failed", run=self.run.number)
+            self._for_a_person = bool(_tried("quarantine not written", fail))
         elif self.blocked is not None:
-            log.error("child blocked", seconds=seconds, **result)
-            self._note(self.blocked)
+            log.error("child blocked", **facts)
+            why = {"reason": self.blocked.reason, "sentence": clean(str(self.blocked))}
+            _tried("block not noted", partial(Batch.child_blocked, batch, **why))
         else:
-            log.info("child finished", seconds=seconds, more=self.run.more, **result)
+            log.info("child finished", more=self.run.more, **facts)
             # What ended before its work was done has not shown that it can be done.
             if self._brakes.reason is None:
-                self._quarantine(None)
-
-    def _quarantine(self, error: BaseException | None) -> None:
-        """Let a child that failed be seen, until it ends well; what cannot be written now is written the next time."""
-        child = self.declared.batch.name, self.declared.name, self.message_id
-        try:
-            if error is None:
-                _written(partial(quarantine.end, *child))
-            else:
-                fail = partial(quarantine.fail, *child, describe(error), reason="child_failed", run=self.run.number)
-                self._for_a_person = _written(fail)
-        except pw.PeeweeException as failure:
-            log.warning("quarantine not written", error=describe(failure))
-
-    def _note(self, blocked: Blocked) -> None:
-        """Let the batch be seen to be blocked; what cannot be written now is written by the next child."""
-        try:
-            Batch.child_blocked(self.declared.batch.name, reason=blocked.reason, sentence=clean(str(blocked)))
-        except pw.PeeweeException as error:
-            log.warning("block not noted", error=describe(error))
+                _tried("quarantine not written", partial(quarantine.end, *child))
 
     def _count(self) -> None:
         skipped = self.run.skipped if self.blocked is None else self.blocked.reason
@@ -296,3 +262,12 @@ def _written(write: Callable[[], Answer]) -> Answer:
         release()
         database.connect()
         return write()
+
+
+def _tried(failure: str, write: Callable[[], Answer]) -> Answer | None:
+    """Write something without which the attempt ends as well; where that fails, log the *failure*."""
+    try:
+        return _written(write)
+    except pw.PeeweeException as error:
+        log.warning(failure, error=describe(error))
+        return None

@@ -49,7 +49,7 @@ class BadRecords:
 
     *still* says which of some keys a run would still work on, or selects all that it would: the others are forgotten.
     *failed* counts those that failed in this run, *error* is the last one's.
-    Errors are counted as *error_kind*, unless that is None: then the caller counts them.
+    Only those of a record whose declaration names errors of the database are *counted*.
     """
 
     def __init__(
@@ -59,13 +59,13 @@ class BadRecords:
         deadline: Deadline,
         still: Still,
         *,
-        error_kind: str | None = "database",
+        counted: bool,
     ) -> None:
         self.failed = 0
         self.error: Exception | None = None
         self._batch, self._record = batch, record
         self._deadline = deadline
-        self._error_kind = error_kind
+        self._counted = counted
         self._still = partial(among, still) if isinstance(still, pw.ModelSelect) else still
         known = quarantine.known(batch, record)
         self._known = set(known.all)
@@ -128,8 +128,8 @@ class BadRecords:
         sentence = describe(error)
         log.error("record failed", record=self._record, id=key, error=sentence)
         quarantine.fail(self._batch, self._record, str(key), sentence, reason="record_failed")
-        if self._error_kind is not None:
-            counting.record_failed(self._batch, self._record, self._error_kind)
+        if self._counted:
+            counting.record_failed(self._batch, self._record, "database")
         self.failed += 1
         self.error = error
         self.keys.add(key)

@@ -364,19 +364,24 @@ class JobRun(Base):
     @classmethod
     def succeed(
         cls, run: Started, result: dict[str, Any], deleted: Amount = NONE, *, ordinary: bool | None = None
-    ) -> bool:
-        """Close the run with its result; return False when it was taken from us meanwhile."""
-        return _close(SUCCEED, run, result, deleted, ordinary=ordinary) is not None
+    ) -> str | None:
+        """Close the run with its result.
+
+        Like all that follow it returns the new state, None when the run was taken from us meanwhile.
+        """
+        return _close(SUCCEED, run, result, deleted, ordinary=ordinary)
 
     @classmethod
-    def block(cls, run: Started, result: dict[str, Any], deleted: Amount = NONE, *, reason: str, sentence: str) -> bool:
-        """Close the run as blocked, and note that its batch is; return False when it was taken from us meanwhile."""
-        return _close(BLOCK, run, result, deleted, reason=reason, sentence=sentence) is not None
+    def block(
+        cls, run: Started, result: dict[str, Any], deleted: Amount = NONE, *, reason: str, sentence: str
+    ) -> str | None:
+        """Close the run as blocked, and note that its batch is."""
+        return _close(BLOCK, run, result, deleted, reason=reason, sentence=sentence)
 
     @classmethod
-    def hold(cls, run: Started, result: dict[str, Any], *, kind: Kind, sentence: str) -> bool:
-        """Close the run as skipped, and hold its batch; return False when it was taken from us meanwhile."""
-        return _close(HOLD, run, result, NONE, kind=kind, sentence=sentence) is not None
+    def hold(cls, run: Started, result: dict[str, Any], *, kind: Kind, sentence: str) -> str | None:
+        """Close the run as skipped, and hold its batch."""
+        return _close(HOLD, run, result, NONE, kind=kind, sentence=sentence)
 
     @classmethod
     def cancel(cls, number: int, *, reason: str | None, by: str) -> str | None:
@@ -407,10 +412,7 @@ class JobRun(Base):
         delay: timedelta,
         retries: int = MAX_RETRIES,
     ) -> str | None:
-        """Let the run wait *delay* for its next try, or end it after so many *retries*; keep what it had come to.
-
-        Returns the new state, None when the run was taken from us meanwhile.
-        """
+        """Let the run wait *delay* for its next try, or end it after so many *retries*; keep what it had come to."""
         return _close(FAIL, run, result, deleted, error=error, delay=delay, retries=retries)
 
     @classmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import cached_property
-from typing import Generic, Literal
+from typing import Generic
 
 from forgekeeper.audit.deletions import Audit
 from forgekeeper.batches import ChildSpec, Declared, Outcome
@@ -71,13 +71,9 @@ class Run(Generic[Outcome]):
         assert full in self._steps, f"{full} is not among the declared steps"
         failpoint(full)
 
-    def bad_records(self, record: str, still: Still, *, error_kind: str | None = "database") -> BadRecords:
+    def bad_records(self, record: str, still: Still) -> BadRecords:
         """Return the bad records of a kind, to be passed over; see `BadRecords`."""
-        return BadRecords(self.batch, record, self.deadline, still, error_kind=error_kind)
-
-    def error_kind(self, record: str) -> Literal["database"] | None:
-        """Return as what a bad record is counted: only the kinds that the declaration names have a series."""
-        return "database" if record in self._counted else None
+        return BadRecords(self.batch, record, self.deadline, still, counted=record in self._counted)
 
     def fan_out(self, child: ChildSpec, keyed_args: Sequence[Keyed]) -> Enqueued:
         """Send *child* a message for each pair of id and arguments, unless it is on its way already."""

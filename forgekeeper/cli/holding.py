@@ -34,7 +34,7 @@ All = Annotated[bool, typer.Option("--all", help="Every batch.")]
 Reason = Annotated[str | None, typer.Option(help="Why, for anyone who looks at it.")]
 Until = Annotated[
     str | None,
-    typer.Option(metavar="TIME", help=f"When it ends by itself, in UTC: {times.FORMS_TO_COME}; never if absent."),
+    typer.Option(metavar="TIME", help=f"When it ends by itself, in UTC: {times.FORMS}; never if absent."),
 ]
 NoWait = Annotated[bool, typer.Option("--no-wait", help="Do not wait until the last chunk has ended.")]
 
@@ -236,19 +236,7 @@ def _known(names: list[str] | None) -> list[str]:
 
 
 def _to_come(until: str | None) -> times.FromNow | None:
-    try:
-        when = None if until is None else times.to_come(until)
-    except times.NoTime as error:
-        wrong_use(str(error))
-
-    def checked(instant: datetime) -> datetime:
-        assert when is not None
-        try:
-            return when(instant)
-        except times.NoTime as error:
-            wrong_use(str(error))
-
-    return checked if when else None
+    return None if until is None else times.to_come(until)
 
 
 def _end(when: times.FromNow | None) -> datetime | None:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forgekeeper.cli import times
+from forgekeeper.cli.console import Problem
 from tests.harness.every import every
 
 NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
@@ -17,8 +18,7 @@ TO_COME = {
     "1d12h": NOON + DAY + 12 * HOUR,
     "12:01": NOON + MINUTE,
     "12:00": NOON + DAY,
-    "today 06:00": NOON - 6 * HOUR,
-    " Tomorrow 6:00 ": NOON + 18 * HOUR,
+    " 6:00 ": NOON + 18 * HOUR,
     "2026-11-21T08:30": datetime(2026, 11, 21, 8, 30, tzinfo=UTC),
     "2026-11-21T08:30+02:00": datetime(2026, 11, 21, 6, 30, tzinfo=UTC),
 }
@@ -27,7 +27,6 @@ PAST = {
     "1w": NOON - 7 * DAY,
     "12:00": NOON,
     "12:01": NOON - DAY + MINUTE,
-    "today 12:01": NOON + MINUTE,
     "9:30:15": NOON.replace(hour=9, minute=30, second=15),
     "2026-11-19T18:29": datetime(2026, 11, 19, 18, 29, tzinfo=UTC),
 }
@@ -43,9 +42,9 @@ def test_a_time_of_day_or_an_age_has_passed(text):
     assert times.past(text)(NOON) == PAST[text]
 
 
-@every("text", ["", "+", "h", "25:00", "12:60", "noon", "12", "tomorrow", "0001-01-01", "9999-12-31", "9999999d"])
+@every("text", ["", "+", "h", "25:00", "12:60", "noon", "12", "tomorrow 06:00", "0001-01-01", "9999-12-31", "9999999d"])
 def test_what_is_no_time_is_refused(text):
-    with pytest.raises(times.NoTime):
+    with pytest.raises(Problem):
         times.to_come(text)(NOON)
 
 
@@ -53,6 +52,6 @@ def test_what_is_no_time_is_refused(text):
 def test_any_text_is_a_time_or_refused(text, past):
     try:
         found = (times.past if past else times.to_come)(text)(NOON)
-    except times.NoTime:
+    except Problem:
         return
     assert found.tzinfo is UTC

@@ -13,7 +13,6 @@ import peewee as pw
 import redis
 import typer
 
-from forgekeeper import migrations
 from forgekeeper.batches import BATCHES
 from forgekeeper.cli import (
     audit,
@@ -36,6 +35,7 @@ from forgekeeper.cli.console import FAILED, WRONG_USE, Problem, err, out
 from forgekeeper.cli.failures import sentence
 from forgekeeper.cli.streams import OutputLost
 from forgekeeper.delivery.broker import load_batches
+from forgekeeper.runs.processes import version
 from forgekeeper.settings import SettingsError
 from metrics.redaction import clean
 
@@ -79,26 +79,19 @@ PANELS: dict[str, dict[str, Callable[..., None] | typer.Typer | str]] = {
 }
 """The commands by their panels; those of the demo by their modules, which no process of production imports."""
 DEMO = {name for commands in PANELS.values() for name, command in commands.items() if isinstance(command, str)}
-EXPLAINED = (
-    *(Problem, SettingsError, typer.TyperException, migrations.TableExists),
-    *(pw.PeeweeException, redis.RedisError, OSError),
-)
 GONE = {
-    "psql": 'run `psql "$FORGEKEEPER_DATABASE_URL"`',
-    "redis": 'run `redis-cli -u "$FORGEKEEPER_REDIS_URL"`',
+    "psql": 'psql "$FORGEKEEPER_DATABASE_URL"',
+    "redis": 'redis-cli -u "$FORGEKEEPER_REDIS_URL"',
+    "dead": "forgekeeper quarantine list --kind child",
+    "records": "forgekeeper quarantine list --kind record",
+    "uploads failed": "forgekeeper quarantine list --kind upload",
+    "uploads retry": "forgekeeper quarantine retry",
+    "objects failed": "forgekeeper quarantine list --kind object",
+    "objects retry": "forgekeeper quarantine retry",
+    "refs rejected": "forgekeeper quarantine list --kind ref",
+    "refs retry": "forgekeeper quarantine retry",
 }
-RENAMED = {
-    "dead": "quarantine list --kind child",
-    "records": "quarantine list --kind record",
-    "uploads failed": "quarantine list --kind upload",
-    "uploads retry": "quarantine retry",
-    "objects failed": "quarantine list --kind object",
-    "objects retry": "quarantine retry",
-    "refs rejected": "quarantine list --kind ref",
-    "refs retry": "quarantine retry",
-}
-GONE |= {old: f"run `forgekeeper {new}`" for old, new in RENAMED.items()}
-"""Commands of the last release, and what to do instead."""
+"""Commands of the last release, and what to run instead."""
 
 
 @cache
@@ -131,9 +124,7 @@ def _add(app: typer.Typer, panel: str, commands: Mapping[str, Callable[..., None
 
 def _show_version(asked: bool) -> None:
     if asked:
-        from importlib.metadata import version
-
-        out.print(f"forgekeeper {version('forgekeeper')}")
+        out.print(f"forgekeeper {version()}")
         raise typer.Exit
 
 
@@ -149,7 +140,7 @@ def forgekeeper(
     """
 
 
-def run(arguments: list[str]) -> int:
+def run(arguments: list[str]) -> int:  # noqa: PLR0911, one for each way to end
     """Run the command line; return its exit status, after any error in one sentence on standard error."""
     try:
         status = _called(arguments or ["--help"])
@@ -161,32 +152,24 @@ def run(arguments: list[str]) -> int:
         return ended.code if isinstance(ended.code, int) else FAILED if ended.code else 0
     except KeyboardInterrupt:
         return INTERRUPTED
-    except EXPLAINED as error:
-        problem = _problem(error)
-        if problem is None:
-            raise
+    except Problem as problem:
         return _complain(str(problem), problem.status)
-    return status
-
-
-def _problem(error: Exception) -> Problem | None:
-    """Say an exception in a sentence, with its exit status; None where it is a mistake of ours."""
-    if isinstance(error, Problem):
-        return error
-    if isinstance(error, SettingsError):
-        return Problem(str(error), WRONG_USE)
-    if isinstance(error, typer.TyperException):
-        return Problem(_usage(error), WRONG_USE)
-    if isinstance(error, migrations.TableExists):
-        return Problem(f"{error}: it was not made by forgekeeper; rename it or use another schema")
-    said = sentence(error)
-    return None if said is None else Problem(said)
+    except SettingsError as error:
+        return _complain(str(error), WRONG_USE)
+    except typer.TyperException as error:
+        return _complain(_usage(error), WRONG_USE)
+    except (pw.PeeweeException, redis.RedisError, OSError) as error:
+        if (said := sentence(error)) is None:
+            raise
+        return _complain(said, FAILED)
+    else:
+        return status
 
 
 def _called(arguments: list[str]) -> int:
     for old in (arguments[0], " ".join(arguments[:2])):
         if old in GONE:
-            raise Problem(f"there is no command `{old}` any more: {GONE[old]}", WRONG_USE)
+            raise Problem(f"there is no command `{old}` any more: run `{GONE[old]}`", WRONG_USE)
     try:
         load_batches()
     except SettingsError:

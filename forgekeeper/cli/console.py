@@ -11,14 +11,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, NoReturn
 
-import orjson
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from metrics.redaction import CONTROL, clean, printable, redact, text_of
+from metrics.redaction import clean, printable, text_of
 
 FAILED, WRONG_USE, HELD = 1, 2, 3
 All = Annotated[bool, typer.Option("--all", help="Every one of them.")]
@@ -26,8 +25,6 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and no
 
 WIDE = 10_000
 """Columns of a pipe: each row of a table is one line of it."""
-IN_JSON = {code: f"\\u{code:04x}" for code in CONTROL if code > ord(" ")}
-"""What JSON leaves as it is, and a terminal may obey."""
 
 
 class Terminal(Console):
@@ -80,14 +77,13 @@ def write(line: str) -> None:
 
 
 def _json(value: Any) -> str:
-    try:
-        text = orjson.dumps(value, default=str, option=orjson.OPT_INDENT_2).decode()
-    except TypeError:  # half characters, from names that are not UTF-8
-        try:
-            text = json.dumps(value, default=str, indent=2)
-        except (TypeError, ValueError, RecursionError):  # circular values, huge numbers
-            text = json.dumps(redact(value), indent=2)
-    return text.translate(IN_JSON)
+    # In ASCII alone, as a terminal may obey what is not; JSON leaves but one such character as it is.
+    text = json.dumps(value, default=_simple, indent=2)
+    return text.replace("\x7f", "\\u007f")
+
+
+def _simple(value: Any) -> str:
+    return value.isoformat() if isinstance(value, datetime) else text_of(value)
 
 
 def answer(value: Any, text: str, *, json: bool) -> None:
@@ -122,13 +118,7 @@ def _cell(cell: Any) -> str:
 
 def visible(text: str) -> str:
     """Escape what is not printable, and the backslash, so that no two names look the same."""
-    return "".join(map(_visible, text))
-
-
-def _visible(character: str) -> str:
-    if character.isprintable() and character != "\\":
-        return character
-    return character.encode("unicode_escape").decode()
+    return "".join(one if one.isprintable() and one != "\\" else one.encode("unicode_escape").decode() for one in text)
 
 
 def warning(sentence: str) -> Text:
@@ -145,15 +135,10 @@ def progress(text: str) -> None:
 
 def confirmed(question: str) -> bool:
     """Ask a person at the terminal."""
-    return asked(f"{question} [y/N] ").strip().lower() in ("y", "yes")
-
-
-def asked(question: str) -> str:
-    """Return what a person at the terminal answers."""
     try:
-        return err.input(question, markup=False)
+        return err.input(f"{question} [y/N] ", markup=False).strip().lower() in ("y", "yes")
     except EOFError:
-        return ""
+        return False
 
 
 def moment(instant: datetime | None) -> str:
@@ -184,21 +169,6 @@ def facts(result: Mapping[str, Any] | None) -> str:
 
 def plain(value: Any) -> str:
     """Write a value for people: lists, mappings and booleans as JSON."""
-    if value is None:
-        return "none"
     if isinstance(value, bool | list | tuple | dict):
-        try:
-            return orjson.dumps(value, default=text_of).decode()
-        except TypeError:  # half characters, huge numbers
-            return text_of(value)
-    return text_of(value)
-
-
-def markdown_table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
-    """Write a table for a page of the documentation."""
-    head = [*columns]
-    return "".join([_line(head), "|", "---|" * len(head), "\n", *map(_line, rows)])
-
-
-def _line(cells: Iterable[object]) -> str:
-    return f"| {' | '.join(map(str, cells))} |\n"
+        return json.dumps(value, default=text_of, ensure_ascii=False, separators=(",", ":"))
+    return "none" if value is None else text_of(value)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Annotated
 
 import peewee as pw
@@ -21,6 +19,14 @@ from forgekeeper.installation.agreement import Disagreement, agree
 from metrics.redaction import clean, text_of
 
 FORBIDDEN = "42501"
+OWNER = (
+    "{}: nothing was changed; run `forgekeeper migrate` as the role that owns forgekeeper's tables, or, before there"
+    " are any, `grant usage, create on schema public to ROLE` (docs/security.md)"
+)
+NEW = (
+    "\nheld, as this is a new installation: {}; `forgekeeper run BATCH --dry-run` shows what each will delete,"
+    " `forgekeeper release BATCH --reason REASON` lets it go"
+)
 
 
 def migrate(
@@ -40,44 +46,34 @@ def migrate(
                 raise Problem(f"pending: {', '.join(pending)}; run `forgekeeper migrate`")
             answer({"applied": [], "pending": pending}, "the schema is up to date", json=json)
             raise typer.Exit(FAILED if pending else 0)
-        with _as_owner(), database.atomic():
-            applied = apply_pending()
-            held = hold_new() if FIRST in applied else []
-            _keep_audit(settings.audit_keep)
-        _record_place()
-        if settings.redis_url is not None:
-            _claim_redis()
+        try:
+            with database.atomic():
+                applied = apply_pending()
+                held = hold_new() if FIRST in applied else []
+                _keep_audit(settings.audit_keep)
+        except pw.ProgrammingError as error:
+            if sqlstate(error) != FORBIDDEN:
+                raise
+            raise Problem(OWNER.format(clean(text_of(error).strip().splitlines()[0]))) from error
+        _record_installation(redis_needed=settings.redis_url is not None)
     sentence = f"applied: {', '.join(applied)}" if applied else "the schema is up to date"
-    if held:
-        sentence += (
-            f"\nheld, as this is a new installation: {', '.join(held)}; `forgekeeper run BATCH --dry-run` shows what"
-            " each will delete, `forgekeeper release BATCH --reason REASON` lets it go"
-        )
-    answer({"applied": applied, "pending": [], "held": held}, sentence, json=json)
+    answer(
+        {"applied": applied, "pending": [], "held": held},
+        sentence + (NEW.format(", ".join(held)) if held else ""),
+        json=json,
+    )
 
 
 def apply_pending() -> list[str]:
     """Apply pending migrations in one transaction, and record which; return their names."""
-    with database.atomic():
-        applied = migrations.migrate(database.obj)
-        if applied:
-            acts.record("migrate", "the schema", after={"applied": applied})
-    return applied
-
-
-@contextmanager
-def _as_owner() -> Iterator[None]:
-    """Say which role can migrate where this one may not."""
     try:
-        yield
-    except pw.ProgrammingError as error:
-        if sqlstate(error) != FORBIDDEN:
-            raise
-        said = clean(text_of(error).strip().splitlines()[0])
-        raise Problem(
-            f"{said}: nothing was changed; run `forgekeeper migrate` as the role that owns forgekeeper's tables, or, "
-            "before there are any, `grant usage, create on schema public to ROLE` (docs/security.md)"
-        ) from error
+        with database.atomic():
+            applied = migrations.migrate(database.obj)
+            if applied:
+                acts.record("migrate", "the schema", after={"applied": applied})
+            return applied
+    except migrations.TableExists as error:
+        raise Problem(f"{error}: it was not made by forgekeeper; rename it or use another schema") from error
 
 
 def _keep_audit(days: int) -> None:
@@ -86,17 +82,14 @@ def _keep_audit(days: int) -> None:
         acts.record("migrate", "how long the audit is kept", before={"days": before}, after={"days": days})
 
 
-def _record_place() -> None:
+def _record_installation(*, redis_needed: bool) -> None:
+    """Record where the database is, and claim Redis; a process that starts later claims it where it is away."""
     try:
         place.record_first()
+        if redis_needed:
+            agree()
     except place.Unknown as unknown:
         err.print(f"batches are blocked: {unknown}; then run `forgekeeper migrate` again")
-
-
-def _claim_redis() -> None:
-    """Claim Redis for this installation; a process that starts later does it where Redis is away."""
-    try:
-        agree()
     except redis.RedisError as error:
         err.print(f"Redis does not know the installation yet: {clean(str(error))}; workers and schedulers tell it")
     except Disagreement as disagreement:

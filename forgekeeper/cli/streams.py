@@ -7,7 +7,6 @@ import io
 import os
 import sys
 from contextlib import suppress
-from typing import TextIO
 
 
 class OutputLost(Exception):
@@ -40,18 +39,18 @@ class Output(io.TextIOWrapper):
             raise OutputLost(error) from error
 
 
-class Errors(io.TextIOWrapper):
+class Errors(Output):
     """Standard error; when it takes no more, the work goes on."""
 
     def write(self, text: str, /) -> int:
         """Write *text* if that is possible."""
-        with suppress(OSError):
-            return super().write(text)
+        with suppress(OutputLost):
+            super().write(text)
         return len(text)
 
     def flush(self) -> None:
         """Write what is in the buffer if that is possible."""
-        with suppress(OSError):
+        with suppress(OutputLost):
             super().flush()
 
 
@@ -63,8 +62,13 @@ def prepare() -> None:
         except OSError:
             # Otherwise the next file or connection gets this number, and what is printed goes into it.
             os.open(os.devnull, os.O_RDWR)
-    sys.stdout = _wrapped(sys.stdout, 1, Output)
-    sys.stderr = _wrapped(sys.stderr, 2, Errors)
+    for name, number, kind in (("stdout", 1, Output), ("stderr", 2, Errors)):
+        stream = getattr(sys, name)
+        if stream is None:  # it was closed when Python started
+            setattr(sys, name, open(number, "w", encoding="utf-8", closefd=False))  # noqa: SIM115
+        elif type(stream) is io.TextIOWrapper:  # not a test's
+            errors = "backslashreplace" if stream.errors == "strict" else stream.errors
+            setattr(sys, name, kind(stream.buffer, stream.encoding, errors, line_buffering=stream.line_buffering))
 
 
 def discard() -> None:
@@ -72,12 +76,3 @@ def discard() -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.close(nowhere)
-
-
-def _wrapped(stream: TextIO | None, number: int, kind: type[Output | Errors]) -> TextIO:
-    if stream is None:  # it was closed when Python started
-        return open(number, "w", encoding="utf-8", closefd=False)
-    if type(stream) is not io.TextIOWrapper:  # such as a test's
-        return stream
-    errors = "backslashreplace" if stream.errors == "strict" else stream.errors
-    return kind(stream.buffer, stream.encoding, errors, line_buffering=stream.line_buffering)

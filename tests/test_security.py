@@ -19,19 +19,19 @@ LUA = OURS | DRAMATIQ
 CALLERS = [*ROOT.glob("forgekeeper/**/*.py"), *ROOT.glob("workers/**/*.py"), *ROOT.glob("metrics/*.py")]
 ON_SAMPLES = {"demo", "sample"}
 """Modules that only ever meet a Redis of their own."""
-CONNECTING = {"ping", "select", "script|load"}
-"""What the clients do by themselves: redis-py loads Dramatiq's script."""
+CONNECTING = {"ping", "select", "evalsha", "script|load"}
+"""What the clients do by themselves: redis-py loads the scripts, and runs them."""
 CLIENTS = {"client", "pipe", "broker.client", "self.client", "self._client"}
 OPTIONAL = {"info"}
 NO_COMMANDS = {"execute", "execute_command"}
-AS = {"pipeline": {"multi", "exec"}}
+AS = {"pipeline": {"multi", "exec"}, "delete": {"del"}, "scan_iter": {"scan"}}
 """What the client's methods are on the wire, where that is not their name."""
 ALL = {"allkeys", "allcommands", "allchannels"}
 DANGEROUS = {"keys", "flushall", "flushdb", "config", "debug", "info", "acl", "sort", "restore", "migrate", "script"}
 
 
 SCRIPTS = set(LUA)
-BY_HAND = {"lease_break", "upload_adopt", "upload_withdraw", "upload_retry"}
+BY_HAND = {"upload_adopt", "upload_withdraw", "upload_retry"}
 OF = {"uploads": {"upload_prepare"}, "worker": SCRIPTS - BY_HAND - {"upload_prepare"}}
 """Which scripts each runs; a scheduler runs a part of Dramatiq's."""
 SENDS = ("forgekeeper", "forgekeeper-scheduler", "forgekeeper-worker")

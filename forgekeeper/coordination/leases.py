@@ -1,13 +1,12 @@
 """Leases: the right to work on something alone, held by at most one process for each name.
 
-There is no waiting.  A lease lives for *ttl* and is renewed in the background every third of it, so that the lease of a
-dead holder is free after *ttl*; it is never renewed past *at_most*, so that a holder that hangs loses it within
-*at_most* and *ttl*.  No step of a holder is prevented: one that was paused for longer than *ttl* has lost the lease
-while it still works.  `check` says so at its next safe point, and the data has to be safe without us until then.
+There is no waiting.  A lease is a key that Redis forgets after *ttl*; its holder renews it every third of that, and
+never past *at_most*, so that neither a dead holder nor one that hangs keeps it.  No step of a holder is prevented: one
+that was paused for longer than *ttl* has lost the lease while it still works.  `check` says so at its next safe point,
+and the data has to be safe without us until then.
 
-Redis's clock alone says what has expired; set back, it makes a dead holder's lease last for
-*at_most* from when another asks for it.  Where Redis does not answer, a holder believes what it said for *ttl*, also
-when the lease has been broken or flushed away in the meantime.
+Where Redis does not answer, a holder believes what it said for *ttl*, also when the lease has been broken or flushed
+away in the meantime.
 """
 
 from __future__ import annotations
@@ -16,21 +15,18 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
-from threading import Event
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from uuid import uuid4
 
 import redis
 
-from forgekeeper.coordination import key_types as redis_types
 from forgekeeper.coordination.scripts import call
-from forgekeeper.coordination.values import moment, raw, text
+from forgekeeper.coordination.values import moment, raw, second, text
+from forgekeeper.database.writes import engine
 from metrics.threads import Vital
 
-UNTIL = "forgekeeper:{leases}:until"
-SINCE = "forgekeeper:{leases}:since"
-OWNERS = "forgekeeper:{leases}:owners"
-redis_types.declare({UNTIL: "zset", SINCE: "zset", OWNERS: "hash"})
+KEY = "forgekeeper:lease:"
+"""Before the name: a string that expires, of a token, the second it was taken by Redis's clock, and the holder."""
 
 
 class LeaseTaken(Exception):
@@ -55,28 +51,49 @@ class Held(NamedTuple):
 
 
 class Lease(Vital):
-    """A lease that was taken, and the thread that renews it; ask it at every safe point whether it is held."""
+    """A lease, and the thread that renews it; ask it at every safe point whether it is held."""
 
     def __init__(
         self,
         client: redis.Redis,
         name: str,
-        owner: str,
+        holder: str,
         *,
         ttl: timedelta,
         at_most: timedelta,
-        taken: float,
         clock: Callable[[], float],
     ) -> None:
         super().__init__(f"lease {name}")
         self._client = client
         self._what = name
-        self._owner = owner
+        self._key = KEY + name
+        self._holder = holder
+        self._value = ""
         self._ttl = ttl.total_seconds()
         self._at_most = at_most.total_seconds()
-        self._taken = self._proved = taken
         self._clock = clock
+        # Redis counts from when it was reached, so from here on we count no longer than it does.
+        self._taken = self._proved = clock()
         self._gone = False
+
+    def take(self) -> None:
+        """Take it, or raise `LeaseTaken`; one whose reply was lost is ours."""
+        with engine():
+            try:
+                taken = self._set()
+            except (redis.ConnectionError, redis.TimeoutError):
+                taken = self._set() or self._client.get(self._key) == self._value.encode()
+        if not taken:
+            raise LeaseTaken(f"the lease {self._what} is held by another")
+
+    def _set(self) -> bool:
+        self._value = self._value or f"{uuid4().hex} {self._client.time()[0]} {self._holder}"
+        return bool(self._client.set(self._key, self._value, nx=True, px=self._milliseconds))
+
+    def release(self) -> None:
+        """Give it back, if it is ours; where Redis cannot be reached it ends by itself."""
+        with suppress(redis.RedisError):
+            call(self._client, "lease_release", keys=[self._key], args=[self._value])
 
     def check(self) -> None:
         """Raise `LeaseLost` unless the lease is ours; renew it.
@@ -90,15 +107,10 @@ class Lease(Vital):
             raise LeaseLost(f"the lease {self._what} {doubt}")
 
     def work(self) -> None:
-        """Renew the lease until stopped, or until it is lost: then its holder learns of it by asking."""
-        while not self.take_turn(lambda: self.keep(self.stopped)):
-            pass
+        """Renew the lease every third of its life until stopped, or until it is lost: its holder learns by asking."""
+        while not self.stopped.wait(self._ttl / 3) and not self._doubt():
+            self.take_turn(self._renew)
         self.stopped.set()
-
-    def keep(self, done: Event) -> None:
-        """Renew the lease every third of its life, until *done* or lost."""
-        while not done.wait(self._ttl / 3) and not self._doubt():
-            self._renew()
 
     def _doubt(self) -> str | None:
         now = self._clock()
@@ -111,16 +123,19 @@ class Lease(Vital):
         return None
 
     def _renew(self) -> None:
-        # Redis counts from when it was reached, so from here on we count no longer than it does.
         asked = self._clock()
         try:
-            renewed = call(self._client, "lease_renew", keys=[UNTIL, OWNERS], args=[self._what, self._owner, self._ttl])
+            renewed = call(self._client, "lease_renew", keys=[self._key], args=[self._value, self._milliseconds])
         except redis.RedisError:
             return  # no proof: enough of that is doubt
         if renewed:
             self._proved = asked
         else:
             self._gone = True
+
+    @property
+    def _milliseconds(self) -> int:
+        return round(self._ttl * 1_000)
 
 
 @contextmanager
@@ -136,46 +151,42 @@ def lease(
 ) -> Iterator[Lease]:
     """Hold the lease *name* for the body, or raise `LeaseTaken` at once.
 
-    It is given back on every way out; where Redis cannot be reached it ends after *ttl*,
-    as does one whose reply was lost.  Raises `LeaseInTransaction`, without a word
-    to Redis, when *forbidden* says that this is no place for a lease.  *holder* is for
-    people to read.
+    It is given back on every way out.  Raises `LeaseInTransaction`, without a word to Redis, when *forbidden* says that
+    this is no place for a lease.  *holder* is for people to read.
     """
     if forbidden is not None and forbidden():
         raise LeaseInTransaction(f"the lease {name} was asked for inside a database transaction")
-    owner = f"{uuid4().hex} {holder}"
-    taken = clock()
-    longest = max(ttl, at_most).total_seconds()
-    if not _run(client, "lease_acquire", name, owner, ttl.total_seconds(), longest):
-        raise LeaseTaken(f"the lease {name} is held by another")
-    held = Lease(client, name, owner, ttl=ttl, at_most=at_most, taken=taken, clock=clock)
+    held = Lease(client, name, holder, ttl=ttl, at_most=at_most, clock=clock)
+    held.take()
     try:
         held.start()
         yield held
     finally:
         held.stopped.set()
-        # What the body raised matters more, and a lease that is not given back ends by itself.
-        with suppress(redis.RedisError):
-            _run(client, "lease_release", name, owner)
+        held.release()
         if held.is_alive():
             held.join()
 
 
 def leases(client: redis.Redis) -> list[Held]:
     """List the leases that are held, the one held for longest first."""
-    with client.pipeline() as pipe:
-        pipe.time()
-        pipe.zrange(UNTIL, 0, -1, withscores=True)
-        pipe.zrange(SINCE, 0, -1, withscores=True)
-        pipe.hgetall(OWNERS)
-        (seconds, microseconds), until, since, owners = pipe.execute()
-    instant = moment(seconds + microseconds / 1e6)
-    left = {name: moment(score) - instant for name, score in until}
-    return [
-        Held(text(name), text(owners.get(name, b"")).partition(" ")[2], moment(score), left[name])
-        for name, score in since
-        if left.get(name, timedelta()) > timedelta()
-    ]
+    keys = sorted({*client.scan_iter(f"{KEY}*", count=1_000)})
+    if not keys:
+        return []
+    with client.pipeline(transaction=False) as pipe:
+        pipe.mget(keys)
+        for key in keys:
+            pipe.pttl(key)
+        values, *left = pipe.execute()
+    # One that has just ended has no value, as has a key of another type.
+    found = zip(keys, values, left, strict=True)
+    return sorted((_read(key, value, left) for key, value, left in found if value), key=lambda one: one.since)
+
+
+def _read(key: bytes, value: bytes, left: int) -> Held:
+    _token, since, holder, *_ = [*value.split(b" ", 2), b"", b""]
+    forever = timedelta.max if left < 0 else timedelta(milliseconds=left)
+    return Held(text(key.removeprefix(KEY.encode())), text(holder), moment(second(since)), forever)
 
 
 def break_lease(client: redis.Redis, name: str) -> bool:
@@ -183,11 +194,4 @@ def break_lease(client: redis.Redis, name: str) -> bool:
 
     Its holder is not stopped: it learns of it at its next safe point.
     """
-    return bool(call(client, "lease_break", keys=[UNTIL, SINCE, OWNERS], args=[raw(name)]))
-
-
-def _run(client: redis.Redis, script: str, *args: str | float) -> Any:
-    try:
-        return call(client, script, keys=[UNTIL, SINCE, OWNERS], args=list(args))
-    except (redis.ConnectionError, redis.TimeoutError):
-        return call(client, script, keys=[UNTIL, SINCE, OWNERS], args=list(args))
+    return bool(client.delete(KEY.encode() + raw(name)))

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from errno import EINVAL
 from functools import cache
-from hashlib import sha1
 from importlib.resources import files
 from typing import Any
 
 import redis
-from redis.exceptions import NoScriptError
+from redis.commands.core import Script
 
 from forgekeeper.database.writes import engine
 
@@ -28,7 +26,7 @@ def add(package: str) -> None:
 def load() -> None:
     """Read all scripts, which a process does when it starts: later there may be no descriptor, or another version.
 
-    Raises `OSError` when one cannot be read, or is not whole.
+    Raises `OSError` when one cannot be read.
     """
     for folder in FOLDERS:
         for file in folder.iterdir():
@@ -37,24 +35,12 @@ def load() -> None:
 
 
 def call(client: redis.Redis, name: str, *, keys: Sequence[str | bytes], args: list[Any]) -> Any:
-    """Run the script *name* on *client*, also on a server that has forgotten it.  Raises `redis.RedisError`.
-
-    redis-py's own `register_script` would need the right to SCRIPT LOAD, which goes with SCRIPT FLUSH.
-    """
-    source, digest = _script(name)
+    """Run the script *name* on *client*, also on a server that has forgotten it.  Raises `redis.RedisError`."""
     with engine():
-        try:
-            return client.evalsha(digest, len(keys), *keys, *args)
-        except NoScriptError:
-            return client.eval(source, len(keys), *keys, *args)
+        return _script(name)(keys=keys, args=args, client=client)
 
 
 @cache
-def _script(name: str) -> tuple[str, str]:
-    """Return the script's source and the digest by which a server that knows it finds it."""
+def _script(name: str) -> Script:
     file = next(file for folder in FOLDERS if (file := folder / f"{name}.lua").is_file())
-    source = file.read_text(encoding="utf-8")
-    # Half a script may run, and return nothing.
-    if not source.rstrip().rpartition("\n")[2].startswith("return"):
-        raise OSError(EINVAL, "the script is not whole; install forgekeeper again", str(file))
-    return source, sha1(source.encode(), usedforsecurity=False).hexdigest()
+    return redis.Redis().register_script(file.read_text(encoding="utf-8"))

@@ -97,10 +97,7 @@ def a_waiting_run(_folder):
 
 
 def a_lease(_folder):
-    seconds, _ = client.time()
-    client.zadd(locks.UNTIL, {"refs:7": seconds + 60})
-    client.zadd(locks.SINCE, {"refs:7": seconds})
-    client.hset(locks.OWNERS, "refs:7", "0123 forge-2:77")
+    client.set(f"{locks.KEY}refs:7", "0123 1790000000 forge-2:77", ex=60)
 
 
 def one(name):

@@ -1,7 +1,7 @@
 """Leases in any order of events: several workers, crashes, pauses, lost replies and networks that deliver late.
 
 The scripts, Redis and the leases are real; time is not.  It passes when the machine says
-so, for Redis's entries and the workers' clocks alike, or in a pause for the entries alone:
+so, for Redis's keys and the workers' clocks alike, or in a pause for the keys alone:
 that is what a suspended machine sees.
 """
 
@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from forgekeeper.coordination.leases import OWNERS, SINCE, UNTIL, LeaseLost, LeaseTaken, break_lease, lease, leases
+from forgekeeper.coordination.leases import KEY, LeaseLost, LeaseTaken, break_lease, lease, leases
 from tests.harness.thorough import examples, sequences
 
 NAMES = ["clean_project_refs:7", "clean_project_refs:8"]
@@ -26,19 +26,19 @@ WORKERS = range(3)
 # and none ends on the instant that something expires.
 TTL = timedelta(hours=3.5)
 AT_MOST = timedelta(hours=10.5)
+HALF_AN_HOUR = 1_800_000
+FULL = 7
 
 
 class Entry(NamedTuple):
-    """What Redis has of a lease."""
+    """What Redis has of a lease; *left* is half hours."""
 
-    until: float
-    since: float
     owner: bytes
-    live: bool
+    left: int
 
 
 class Worker(redis.Redis):
-    """A worker's client: no way to the server while *away*, and no reply to its next *lose* scripts."""
+    """A worker's client: no way to the server while *away*, and no reply to its next *lose* writes."""
 
     def __init__(self, **parameters):
         super().__init__(**parameters)
@@ -61,7 +61,7 @@ class Worker(redis.Redis):
         if self.away:
             raise redis.ConnectionError("no way to the server")
         reply = super().execute_command(*args, **options)
-        if args[0] == "EVALSHA":
+        if args[0] in {"SET", "EVALSHA"}:
             self.sent.append(args)
             if self.lose:
                 self.lose -= 1
@@ -78,7 +78,7 @@ class Worker(redis.Redis):
 
     @property
     def owner(self):
-        return self.held._owner.encode()
+        return self.held._value.encode()
 
     def trusts(self):
         try:
@@ -110,7 +110,7 @@ class Sequences(RuleBasedStateMachine):
         if worker is None:
             return
         before = self.look().get(name)
-        free = before is None or not before.live
+        free = before is None
         try:
             with worker.without_replies(lost):
                 worker.held = worker.stack.enter_context(
@@ -142,9 +142,7 @@ class Sequences(RuleBasedStateMachine):
             assert worker.now - worker.held._taken < AT_MOST.total_seconds()
             worker.slept &= bool(lost or worker.away)
         if trusted and not stale and not worker.away:
-            then, now = before[worker.name], self.look()[worker.name]
-            assert now.until > then.until, "it was not renewed"
-            assert now == then._replace(until=now.until)
+            assert self.look()[worker.name] == Entry(worker.owner, FULL), "it was not renewed"
 
     @rule()
     def check_all(self):
@@ -197,7 +195,7 @@ class Sequences(RuleBasedStateMachine):
             before = {}
         else:
             entry = before.pop(name, None)
-            assert break_lease(self.server, name) == (entry is not None and entry.live)
+            assert break_lease(self.server, name) == (entry is not None)
         assert self.look() == before
         for worker in self.workers:
             worker.uninformed |= worker.away and name in {None, worker.name}
@@ -208,10 +206,11 @@ class Sequences(RuleBasedStateMachine):
         worker = self.workers[who]
         if worker.sent and not worker.away:
             command = worker.sent[which % len(worker.sent)]
-            name, owner = command[3 + command[2] :][:2]
+            key, owner = command[1:3] if command[0] == "SET" else command[3:5]
+            name = key.removeprefix(KEY)
             before = self.look().get(name)
             worker.execute_command(*command)
-            if before and before.live and before.owner != owner.encode():
+            if before and before.owner != owner.encode():
                 assert self.look().get(name) == before, "a stale token changed something"
 
     @invariant()
@@ -239,30 +238,23 @@ class Sequences(RuleBasedStateMachine):
 
     def pass_time(self, hours, clocks):
         seconds = hours * 3600
-        with self.server.pipeline(transaction=False) as pipe:
-            for member in self.look():
-                pipe.zincrby(UNTIL, -seconds, member)
-                pipe.zincrby(SINCE, -seconds, member)
-            pipe.execute()
+        for name in self.look():
+            self.server.pexpire(KEY + name, self.server.pttl(KEY + name) - seconds * 1_000)
         for worker in clocks:
             worker.now += seconds
 
     def look(self):
         """Read what Redis has, by name."""
-        with self.server.pipeline(transaction=False) as pipe:
-            pipe.time()
-            pipe.zrange(UNTIL, 0, -1, withscores=True)
-            pipe.zrange(SINCE, 0, -1, withscores=True)
-            pipe.hgetall(OWNERS)
-            (now, _), until, since, owners = pipe.execute()
-        until, since = dict(until), dict(since)
-        assert until.keys() == since.keys() == owners.keys(), "a lease in parts"
-        return {name.decode(): Entry(until[name], since[name], owners[name], until[name] > now) for name in owners}
+        keys = [KEY + name for name in NAMES if self.server.exists(KEY + name)]
+        return {
+            key.removeprefix(KEY): Entry(self.server.get(key), round(self.server.pttl(key) / HALF_AN_HOUR))
+            for key in keys
+        }
 
     def owns(self, worker, seen):
         """Say whether the worker's lease is its own and has not expired."""
         entry = seen.get(worker.name)
-        return entry is not None and entry.live and entry.owner == worker.owner
+        return entry is not None and entry.owner == worker.owner
 
     def pick(self, which, *, holding):
         able = [worker for worker in self.workers if (worker.held is not None) == holding]

@@ -1,6 +1,5 @@
-"""The scripts are read when a process starts, whole or not at all."""
+"""The scripts are read when a process starts."""
 
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from forgekeeper.connections import client
-from forgekeeper.coordination import scripts
 from forgekeeper.coordination.key_types import misfits
 
 ROOT = Path(__file__).parents[2]
@@ -39,21 +37,6 @@ def test_a_process_that_has_connected_opens_no_file_to_take_a_step(database):
     )
 
     assert (ended.stdout.strip(), ended.stderr) == ("held", "")
-
-
-@pytest.mark.parametrize("left", [0, 300])
-def test_a_script_of_which_a_part_is_missing_is_refused(tmp_path, monkeypatch, left):
-    shutil.copytree(str(scripts.FOLDERS[0]), tmp_path / "lua")
-    script = tmp_path / "lua" / "lease_renew.lua"
-    script.write_text(script.read_text()[:left])
-    monkeypatch.setattr(scripts, "FOLDERS", [tmp_path / "lua"])
-    scripts._script.cache_clear()
-
-    with pytest.raises(OSError, match="the script is not whole") as refused:
-        scripts.load()
-
-    scripts._script.cache_clear()
-    assert refused.value.filename == str(script)
 
 
 @pytest.mark.usefixtures("database")

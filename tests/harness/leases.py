@@ -1,6 +1,5 @@
 """Leases as tests take them: a client that loses replies, and a clock that tests move."""
 
-import threading
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -8,7 +7,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from forgekeeper.coordination.leases import OWNERS, SINCE, UNTIL, LeaseLost, lease, leases
+from forgekeeper.coordination.leases import KEY, LeaseLost, lease, leases
 
 TTL = timedelta(seconds=15)
 SECOND = timedelta(seconds=1)
@@ -16,12 +15,11 @@ NAME = "clean_project_refs:7"
 
 
 class Faulty(redis.Redis):
-    """A client with no way to the server while *away*, and no reply to its next *lose* scripts, though they run."""
+    """A client with no way to the server while *away*, and no reply to its next *lose* writes, though they are done."""
 
     away = False
     lose = 0
     loss = redis.TimeoutError
-    takes = 0.0
 
     def __init__(self, **parameters):
         super().__init__(**parameters)
@@ -32,17 +30,12 @@ class Faulty(redis.Redis):
         if self.away:
             raise redis.ConnectionError("no way to the server")
         reply = super().execute_command(*args, **options)
-        if args[0] == "EVALSHA":
+        if args[0] in {"SET", "EVALSHA"}:
             self.sent.append(args)
-            self.clock.now += self.takes
             if self.lose:
                 self.lose -= 1
                 raise self.loss("the reply was lost")
         return reply
-
-    def repeat(self, which):
-        """Run an earlier script again: a network that delivers twice, and late."""
-        return self.execute_command(*self.sent[which])
 
 
 class Clock:
@@ -52,18 +45,6 @@ class Clock:
 
     def __call__(self):
         return self.now
-
-
-class Pauses:
-    """Stands for the event that ends the renewals: set after *count* pauses, none of which takes any time."""
-
-    def __init__(self, count):
-        self.count = count
-        self.seconds = []
-
-    def wait(self, seconds):
-        self.seconds.append(seconds)
-        return len(self.seconds) > self.count
 
 
 @contextmanager
@@ -78,18 +59,9 @@ def take(client, name=NAME, *, ttl=TTL, holder="worker-1", **options):
 
 
 def pass_time(client, duration):
-    """What the scripts see of time is how far the scores lie back."""
-    for key in (UNTIL, SINCE):
-        for member in client.zrange(key, 0, -1):
-            client.zincrby(key, -duration.total_seconds(), member)
-
-
-def state(client):
-    return client.zrange(UNTIL, 0, -1, withscores=True), client.zrange(SINCE, 0, -1, withscores=True), owners(client)
-
-
-def owners(client):
-    return client.hgetall(OWNERS)
+    """Let every lease have so much less time to live."""
+    for key in client.scan_iter(f"{KEY}*"):
+        client.pexpire(key, client.pttl(key) - round(duration.total_seconds() * 1_000))
 
 
 def is_free(client, name=NAME):
@@ -102,7 +74,3 @@ def is_lost(held):
     except LeaseLost:
         return True
     return False
-
-
-def keepers():
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("lease")]

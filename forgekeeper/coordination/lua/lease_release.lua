@@ -1,17 +1,11 @@
--- Release a lease, but only while it is still its owner's.
+-- Release a lease, but only while it is still its holder's.
 --
--- KEYS[1]  forgekeeper:{leases}:until   sorted set, name by the second it expires
--- KEYS[2]  forgekeeper:{leases}:since   sorted set, name by the second it was taken
--- KEYS[3]  forgekeeper:{leases}:owners  hash, name -> token, a space, and the holder for people to read
--- ARGV[1]  name
--- ARGV[2]  owner, as in the hash
+-- KEYS[1]  forgekeeper:lease:<name>  string that expires, the holder's value
+-- ARGV[1]  the value
 --
--- Returns 1 when it was released, 0 when it was not its owner's any more.
+-- Returns 1 when it was released, 0 when it was not its holder's any more.
 
-if redis.call('hget', KEYS[3], ARGV[1]) ~= ARGV[2] then
-  return 0
+if redis.call('get', KEYS[1]) == ARGV[1] then
+  return redis.call('del', KEYS[1])
 end
-redis.call('zrem', KEYS[1], ARGV[1])
-redis.call('zrem', KEYS[2], ARGV[1])
-redis.call('hdel', KEYS[3], ARGV[1])
-return 1
+return 0

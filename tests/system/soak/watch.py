@@ -105,11 +105,12 @@ class Watcher(threading.Thread):
         with self._redis.pipeline() as pipe:
             pipe.smembers(buckets.AVAILABLE)
             pipe.hgetall(buckets.OWNERS)
-            pipe.hgetall(locks.OWNERS)
             pipe.hgetall(STARTED)
-            available, owners, leases, starts = pipe.execute()
+            available, owners, starts = pipe.execute()
         holders = {f"bucket {number.decode()}": token.decode() for number, token in owners.items()}
-        holders |= {f"lease {name.decode()}": token.decode() for name, token in leases.items()}
+        for key in self._redis.scan_iter(f"{locks.KEY}*", count=1_000):
+            if (value := self._redis.get(key)) is not None:
+                holders[f"lease {key.decode().removeprefix(locks.KEY)}"] = value.decode()
         if holders != self._holders:
             self._history.sample("holders", holders=holders, available=[number.decode() for number in available])
             self._holders = holders

@@ -28,8 +28,7 @@ from forgekeeper.failpoints import arm
 from forgekeeper.process.ready import tell_supervisor
 from forgekeeper.runs.identity import identity
 from forgekeeper.runs.processes import Heartbeat
-from forgekeeper.runs.reconcile import reconcile
-from forgekeeper.runs.reports import COUNT
+from forgekeeper.runs.reconcile import COUNT, reconcile
 from forgekeeper.settings import Settings
 from metrics.catalogue import table
 from metrics.redaction import describe

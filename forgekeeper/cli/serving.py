@@ -23,7 +23,7 @@ from forgekeeper.connections import Limits, connect
 from forgekeeper.coordination.key_types import DECLARED
 from forgekeeper.delivery.queues import types
 from forgekeeper.process.ready import tell_supervisor
-from forgekeeper.runs.reports import COUNT
+from forgekeeper.runs.reconcile import COUNT
 from forgekeeper.settings import PREFIX
 from metrics import exporter as exporting
 from metrics import multiprocess

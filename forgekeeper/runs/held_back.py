@@ -48,25 +48,30 @@ def off(schedules: Mapping[str, object | None]) -> Iterator[Off]:
 def warnings(schedules: Mapping[str, object | None]) -> list[str]:
     """Return a sentence for each batch that is stopped, held or blocked, off for long, or paused without an end."""
     instant = now()
+    holds = [hold for hold in Hold.standing() if hold.kind != "pause" or hold.until is None]
     return [
-        *map(_stopped, Hold.standing("stop")),
-        *map(_held, Hold.standing(*BRAKES)),
-        *(_blocked(row) for row in Batch.all_blocked()),
+        *map(_hold, holds),
+        *map(_blocked, Batch.all_blocked()),
         *(_off(one) for one in off(schedules) if instant - one.since >= REMINDER),
-        *(_paused(hold) for hold in Hold.standing("pause") if hold.until is None),
     ]
 
 
-def _stopped(hold: Hold) -> str:
-    since = f"{_moment(hold.since)} ({hold.reason})"
-    return f"{hold.batch} is stopped by {hold.by} since {since}: `forgekeeper resume {hold.batch}` ends that"
+def of(batch: str) -> list[str]:
+    """Return a sentence for all that holds the batch back, and for its block."""
+    return [*map(_hold, Hold.standing(batch=batch)), *map(_blocked, Batch.all_blocked().where(Batch.name == batch))]
 
 
-def _held(hold: Hold) -> str:
-    remedy = f"`forgekeeper release {hold.batch} --reason ...` lets it go"
-    sentence = str(hold.reason).rstrip(". ")
-    remedy = "" if "forgekeeper release" in sentence else f": {remedy}"
-    return f"{hold.batch} is held since {_moment(hold.since)} ({hold.kind}): {sentence}{remedy}"
+def _hold(hold: Hold) -> str:
+    batch, since, because = hold.batch, _moment(hold.since), f" ({hold.reason})" if hold.reason else ""
+    if hold.kind in BRAKES:
+        sentence = str(hold.reason).rstrip(". ")
+        remedy = "" if "forgekeeper release" in sentence else f": `forgekeeper release {batch} --reason ...` lets it go"
+        return f"{batch} is held since {since} ({hold.kind}): {sentence}{remedy}"
+    if hold.kind == "stop":
+        return f"{batch} is stopped by {hold.by} since {since}{because}: `forgekeeper resume {batch}` ends that"
+    end = "without an end" if hold.until is None else f"until {_moment(hold.until)}"
+    remedy = f"`forgekeeper resume {batch}`, or `forgekeeper pause {batch} --until TIME`"
+    return f"{batch} is paused {end} by {hold.by} since {since}{because}: {remedy}"
 
 
 def _blocked(row: Batch) -> str:
@@ -82,11 +87,5 @@ def _off(one: Off) -> str:
     return f"{one.batch} is off since {_moment(one.since)}, as flag {flag} is off: {remedy}"
 
 
-def _paused(hold: Hold) -> str:
-    because = f" ({hold.reason})" if hold.reason else ""
-    remedy = f"`forgekeeper resume {hold.batch}`, or `forgekeeper pause {hold.batch} --until TIME`"
-    return f"{hold.batch} is paused without an end by {hold.by} since {_moment(hold.since)}{because}: {remedy}"
-
-
-def _moment(instant: datetime | None) -> str:
-    return instant.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S") if instant else "an unknown time"
+def _moment(instant: datetime) -> str:
+    return instant.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")

@@ -37,34 +37,18 @@ class Policy:
 
 
 @dataclass(frozen=True)
-class Claim:
-    """Run the tick; where a pause or an open run forbids that, it is skipped."""
-
-    tick: datetime
-    reason: Literal["catch_up"] | None = None
-
-
-@dataclass(frozen=True)
-class Record:
-    """Close the ticks, newest first, without a run."""
+class Decision:
+    """What becomes of ticks, the newest first: one is claimed, unless a hold or an open run forbids that."""
 
     ticks: tuple[datetime, ...]
-    state: Literal["coalesced", "missed"]
-    reason: Literal["skip"] | None = None
-
-
-@dataclass(frozen=True)
-class Decisions:
-    """What becomes of ticks that have no row: of the one that is due, and of those before it, the newest first."""
-
-    newest: Claim | Record | None = None
-    older: tuple[Record, ...] = ()
+    state: Literal["claimed", "coalesced", "missed"]
+    reason: Literal["catch_up", "skip"] | None = None
 
 
 def plan(
     now: datetime, known: datetime, schedule: Cron, policy: Policy, *, due_hint: datetime | None = None
-) -> Decisions:
-    """Decide about every tick later than *known*, the newest that has a row, and due *now*.
+) -> list[Decision]:
+    """Decide about every tick later than *known*, the newest that has a row, and due *now*; the newest comes first.
 
     *due_hint* is the tick that a scheduler's own clock says is due; it is believed up to the policy's tolerance
     before *now* gets there, and no further.  After a long outage the oldest ticks are not decided about at all.
@@ -73,27 +57,19 @@ def plan(
     if due_hint is not None and due < due_hint <= now + policy.tolerance:
         due = due_hint
     if due <= known:
-        return Decisions()
-    late = due < now - policy.misfire_grace
-    skips = late and policy.catch_up == "skip"
-    horizon = now - policy.window
-    older = islice(_before(due, known, schedule), policy.remembered)
-    return Decisions(_of_newest(due, horizon, late=late, skips=skips), _of_older(tuple(older), horizon, skips=skips))
-
-
-def _of_newest(due: datetime, horizon: datetime, *, late: bool, skips: bool) -> Claim | Record:
-    if skips:
-        return Record((due,), "missed", "skip")
-    if late and due <= horizon:
-        return Record((due,), "missed")
-    return Claim(due, "catch_up" if late else None)
-
-
-def _of_older(ticks: tuple[datetime, ...], horizon: datetime, *, skips: bool) -> tuple[Record, ...]:
-    """Let the newest tick do the work of those within the window, unless it is skipped too."""
-    within = tuple(tick for tick in ticks if tick > horizon)
-    recent = Record(within, "missed", "skip") if skips else Record(within, "coalesced")
-    return tuple(record for record in (recent, Record(ticks[len(within) :], "missed")) if record.ticks)
+        return []
+    late, horizon = due < now - policy.misfire_grace, now - policy.window
+    older = list(islice(_before(due, known, schedule), policy.remembered))
+    within = tuple(tick for tick in older if tick > horizon)
+    if late and policy.catch_up == "skip":
+        decisions = [Decision((due,), "missed", "skip"), Decision(within, "missed", "skip")]
+    elif late and due <= horizon:
+        decisions = [Decision((due,), "missed")]
+    else:
+        # The newest tick does the work of those within the window.
+        decisions = [Decision((due,), "claimed", "catch_up" if late else None), Decision(within, "coalesced")]
+    decisions.append(Decision(tuple(older[len(within) :]), "missed"))
+    return [decision for decision in decisions if decision.ticks]
 
 
 def _before(due: datetime, known: datetime, schedule: Cron) -> Iterator[datetime]:

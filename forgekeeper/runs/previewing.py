@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from functools import partial
 from typing import Any
 
 import peewee as pw
@@ -18,10 +17,8 @@ from forgekeeper.database.survey import reading
 from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.declaring.preview import Look, Part
 from forgekeeper.installation import agreement
-from forgekeeper.runs import breaker, clocks, limits, quarantine, releases
-from forgekeeper.runs.batch import Batch
+from forgekeeper.runs import breaker, clocks, held_back, limits, quarantine, releases
 from forgekeeper.runs.blocked import Blocked
-from forgekeeper.runs.holds import BRAKES, Hold
 from forgekeeper.runs.preconditions import misreadings
 from forgekeeper.runs.totals import RunTotal
 from forgekeeper.settings import Settings
@@ -108,14 +105,13 @@ def _brakes(batch: BatchSpec, settings: Settings, instant: datetime) -> Iterator
 
 def _parts(declared: Declared, whole: Look, left: int) -> Iterator[Part]:
     """Ask one of those that are *left*, which gets its share of the time."""
-    passed_over = partial(_passed_over, declared.name)
+
+    def passed_over(record: str) -> Collection[int]:
+        return quarantine.known(declared.name, record).waiting
+
     look = replace(whole, batch=declared.name, until=whole.share(1 / left), passed_over=passed_over)
     for ask in declared.previews:
         yield from ask(look)
-
-
-def _passed_over(batch: str, record: str) -> Collection[int]:
-    return quarantine.known(batch, record).waiting
 
 
 def _disagreement(batch: BatchSpec, settings: Settings) -> str | None:
@@ -141,14 +137,7 @@ def _states(batch: BatchSpec, settings: Settings) -> Iterator[str]:
     name = batch.name
     if batch.flag is not None and not FeatureFlag.is_on(batch.flag):
         yield f"flag {batch.flag} is off: no run does anything until `forgekeeper flags on {batch.flag}`"
-    for hold in Hold.standing("stop", batch=name):
-        yield f"{name} is stopped by {hold.by} ({hold.reason}): `forgekeeper resume {name}` ends that"
-    for hold in Hold.standing(*BRAKES, batch=name):
-        yield f"{name} is held ({hold.kind}): {hold.reason}; `forgekeeper release {name}` lets it go"
-    for hold in Hold.standing("pause", batch=name):
-        yield f"{name} is paused by {hold.by}: `forgekeeper resume {name}` ends that"
-    if (blocked := Batch.blocked(name)) is not None:
-        yield f"its last run was blocked ({blocked.blocked_reason}): {blocked.blocked_sentence}"
+    yield from held_back.of(name)
     if settings.cron(name) is None:
         yield f"{name} is on no timetable: it runs by hand alone"
     per_run, per_day, bytes_per_run, bytes_per_day = settings.limits(name)

@@ -6,24 +6,29 @@ So anyone may reconcile, at any moment, any number of times, beside any number o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
+
+import structlog
 
 from forgekeeper.database import now
 from forgekeeper.failpoints import failpoint
-from forgekeeper.runs import clock_ahead, reports
+from forgekeeper.runs import clock_ahead
 from forgekeeper.runs.batch import Batch as BatchRow
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import CLOCK_TOLERANCE, JobRun
-from forgekeeper.runs.plan import Claim, Decisions, Policy, Record, plan
+from forgekeeper.runs.plan import Decision, Policy, plan
 from forgekeeper.settings import Settings
+from metrics.instruments import Instruments
 
 SENT_AGAIN = timedelta(seconds=30)
 """A run that was sent so long ago and has not started is sent again; sooner where a process expires sooner."""
-
-
+COUNT = Instruments("scheduler")
+"""What this process has sent, and what it could not."""
 Deliver = Callable[[JobRun], None]
 """Sends the message of a run; raises `redis.RedisError`."""
+
+log = structlog.get_logger(__name__)
 
 
 def reconcile(batch: str, settings: Settings, deliver: Deliver, *, by: str, due_hint: datetime | None = None) -> None:
@@ -33,9 +38,13 @@ def reconcile(batch: str, settings: Settings, deliver: Deliver, *, by: str, due_
     Raises `peewee.PeeweeException` and `redis.RedisError` when a server is away: then
     nothing is lost, and the next call goes on from there.
     """
-    reports.set_aside(batch, clock_ahead.set_right(batch))
+    aside = clock_ahead.set_right(batch)
+    if aside.newest is not None:
+        newest = aside.newest.isoformat()
+        log.error("ticks set aside, their time has not come", batch=batch, ticks=aside.ticks, newest=newest)
     for lost in JobRun.reopen_lost(batch, dead_after=settings.dead_after):
-        reports.reopened(batch, lost)
+        COUNT.inc("forgekeeper_scheduler_runs_reopened_total", batch)
+        log.warning("run taken from a silent worker", batch=batch, **lost._asdict())
     schedule = settings.cron(batch)
     if schedule is not None:
         known = JobRun.newest_tick(batch) or _registered(batch)
@@ -57,7 +66,9 @@ def send(batch: str, deliver: Deliver, *, again_after: timedelta = SENT_AGAIN) -
     except Exception:
         JobRun.mark_unsent(run)
         raise
-    reports.enqueued(run)
+    COUNT.inc("forgekeeper_scheduler_enqueued_total", batch)
+    COUNT.mark("forgekeeper_scheduler_last_enqueue_timestamp_seconds", batch)
+    log.info("run sent", batch=batch, run=run.id, tick=run.tick and run.tick.isoformat())
     failpoint("tick.sent")
 
 
@@ -68,25 +79,27 @@ def _registered(batch: str) -> datetime:
     return registered
 
 
-def _carry_out(batch: str, decisions: Decisions, *, by: str) -> None:
-    if decisions.older:
-        recorded = sum(_record(batch, record, by=by) for record in decisions.older)
-        reports.missed(batch, recorded, oldest=decisions.older[-1].ticks[-1])
-    if isinstance(decisions.newest, Record):
-        reports.misfired(batch, _record(batch, decisions.newest, by=by))
-    elif decisions.newest is not None:
-        _claim(batch, decisions.newest, by=by)
+def _carry_out(batch: str, decisions: Sequence[Decision], *, by: str) -> None:
+    records = [decision for decision in decisions if decision.state != "claimed"]
+    if records:
+        ticks = sum(JobRun.record(batch, one.ticks, one.state, by=by, reason=one.reason) for one in records)
+        COUNT.inc("forgekeeper_scheduler_misfires_total", batch, by=ticks)
+        if ticks:
+            log.warning("ticks missed", batch=batch, ticks=ticks, oldest=records[-1].ticks[-1].isoformat())
+    for decision in decisions:
+        if decision.state == "claimed":
+            _claim(batch, decision.ticks[0], decision.reason, by=by)
 
 
-def _record(batch: str, record: Record, *, by: str) -> int:
-    return JobRun.record(batch, record.ticks, record.state, by=by, reason=record.reason)
-
-
-def _claim(batch: str, claim: Claim, *, by: str) -> None:
-    if JobRun.claim(batch, claim.tick, by=by, reason=claim.reason) is not None:
+def _claim(batch: str, tick: datetime, reason: str | None, *, by: str) -> None:
+    """Claim the tick, or record what turns it away: a hold, or an open run."""
+    if JobRun.claim(batch, tick, by=by, reason=reason) is not None:
         failpoint("tick.claimed")
         return
-    reason = Hold.why(batch) or "overlap"
-    if JobRun.record(batch, [claim.tick], "skipped", by=by, reason=reason):
-        run = JobRun.open(batch) if reason == "overlap" else None
-        reports.skipped(batch, claim.tick, reason=reason, running=run is not None and run.state == "started")
+    why = Hold.why(batch) or "overlap"
+    if JobRun.record(batch, [tick], "skipped", by=by, reason=why):
+        run = JobRun.open(batch) if why == "overlap" else None
+        # A run that waits for a worker is no fault of the timetable, and is not counted.
+        if run is not None and run.state == "started":
+            COUNT.inc("forgekeeper_scheduler_max_instances_total", batch)
+        log.info("tick skipped", batch=batch, tick=tick.isoformat(), reason=why)

@@ -15,8 +15,8 @@ from forgekeeper.delivery.sending import deliver
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
+from forgekeeper.runs.reconcile import COUNT
 from forgekeeper.runs.reconcile import reconcile as reconcile_batch
-from forgekeeper.runs.reports import COUNT
 from forgekeeper.settings.cron import Cron
 from metrics.instruments import Instruments
 from tests.harness.catalogue import of

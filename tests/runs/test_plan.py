@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forgekeeper.runs.plan import MISFIRE_GRACE, Claim, Decisions, Policy, Record, plan
+from forgekeeper.runs.plan import MISFIRE_GRACE, Decision, Policy, plan
 from forgekeeper.settings.cron import Cron
 
 MICROSECOND = timedelta(microseconds=1)
@@ -15,7 +15,6 @@ SECOND = timedelta(seconds=1)
 MINUTE = timedelta(minutes=1)
 HOUR = timedelta(hours=1)
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
-NOTHING = Decisions()
 SCHEDULES = [Cron(text) for text in ("* * * * * *", "* * * * *", "*/7 * * * *", "0-2 * * * *", "30 4 * * *")]
 EVERY_MINUTE, ON_THE_HOUR = Cron("* * * * *"), Cron("0 * * * *")
 ONCE = Policy("once", window=HOUR, tolerance=2 * SECOND)
@@ -63,9 +62,11 @@ def cases(draw, schedule=None):
 
 def decided(decisions):
     """List the ticks that are decided about, newest first."""
-    newest = [decisions.newest.tick] if isinstance(decisions.newest, Claim) else []
-    records = (decisions.newest, *decisions.older) if isinstance(decisions.newest, Record) else decisions.older
-    return newest + [tick for record in records for tick in record.ticks]
+    return [tick for decision in decisions for tick in decision.ticks]
+
+
+def claimed(tick, reason=None):
+    return Decision((tick,), "claimed", reason)
 
 
 def due(case):
@@ -93,18 +94,18 @@ def test_no_tick_is_decided_about_before_its_time_but_for_what_the_tolerance_all
 
 @given(cases())
 def test_a_tick_is_claimed_if_it_is_on_time_or_may_be_caught_up(case):
-    policy, newest = case["policy"], plan(**case).newest
+    policy, newest = case["policy"], next(iter(plan(**case)), None)
     age = case["now"] - due(case)
     caught_up = policy.catch_up == "once" and age < policy.window
 
     if due(case) <= case["known"]:
         assert newest is None
     elif age <= policy.misfire_grace:
-        assert newest == Claim(due(case))
+        assert newest == claimed(due(case))
     elif caught_up:
-        assert newest == Claim(due(case), "catch_up")
+        assert newest == claimed(due(case), "catch_up")
     else:
-        assert newest == Record((due(case),), "missed", "skip" if policy.catch_up == "skip" else None)
+        assert newest == Decision((due(case),), "missed", "skip" if policy.catch_up == "skip" else None)
 
 
 @given(cases())
@@ -113,7 +114,7 @@ def test_older_ticks_within_the_window_are_coalesced_unless_late_ones_are_skippe
     late = case["now"] - due(case) > policy.misfire_grace
     within = ("missed", "skip") if late and policy.catch_up == "skip" else ("coalesced", None)
 
-    for record in decisions.older:
+    for record in decisions[1:]:
         for tick in record.ticks:
             assert (record.state, record.reason) == (within if case["now"] - tick < policy.window else ("missed", None))
 
@@ -122,7 +123,7 @@ def test_older_ticks_within_the_window_are_coalesced_unless_late_ones_are_skippe
 def test_what_was_decided_about_is_not_decided_about_again(case):
     ticks = decided(plan(**case))
 
-    assert not ticks or plan(**case | {"known": max(ticks)}) == NOTHING
+    assert not ticks or plan(**case | {"known": max(ticks)}) == []
 
 
 @given(cases())
@@ -147,10 +148,10 @@ def test_of_many_looks_by_clocks_that_jump_no_two_decide_about_one_tick(case, lo
 
 
 def test_a_ledger_that_is_ahead_of_the_clock_is_left_alone():
-    assert plan(NOON, NOON + HOUR, EVERY_MINUTE, ONCE, due_hint=NOON + SECOND) == NOTHING
+    assert plan(NOON, NOON + HOUR, EVERY_MINUTE, ONCE, due_hint=NOON + SECOND) == []
 
 
-@pytest.mark.parametrize(("early", "decisions"), [(timedelta(0), Decisions(Claim(NOON))), (MICROSECOND, NOTHING)])
+@pytest.mark.parametrize(("early", "decisions"), [(timedelta(0), [claimed(NOON)]), (MICROSECOND, [])])
 def test_a_hint_is_believed_up_to_the_tolerance_and_no_further(early, decisions):
     assert plan(NOON - ONCE.tolerance - early, NOON - MINUTE, EVERY_MINUTE, ONCE, due_hint=NOON) == decisions
 
@@ -158,18 +159,18 @@ def test_a_hint_is_believed_up_to_the_tolerance_and_no_further(early, decisions)
 @pytest.mark.parametrize(
     ("policy", "age", "newest"),
     [
-        (ONCE, MISFIRE_GRACE, Claim(NOON)),
-        (ONCE, MISFIRE_GRACE + MICROSECOND, Claim(NOON, "catch_up")),
-        (SKIP, MISFIRE_GRACE, Claim(NOON)),
-        (SKIP, MISFIRE_GRACE + MICROSECOND, Record((NOON,), "missed", "skip")),
-        (replace(ONCE, window=10 * MINUTE), 10 * MINUTE - MICROSECOND, Claim(NOON, "catch_up")),
-        (replace(ONCE, window=10 * MINUTE), 10 * MINUTE, Record((NOON,), "missed")),
-        (replace(SKIP, window=10 * MINUTE), 10 * MINUTE, Record((NOON,), "missed", "skip")),
-        (replace(ONCE, window=SECOND), MISFIRE_GRACE, Claim(NOON)),
+        (ONCE, MISFIRE_GRACE, claimed(NOON)),
+        (ONCE, MISFIRE_GRACE + MICROSECOND, claimed(NOON, "catch_up")),
+        (SKIP, MISFIRE_GRACE, claimed(NOON)),
+        (SKIP, MISFIRE_GRACE + MICROSECOND, Decision((NOON,), "missed", "skip")),
+        (replace(ONCE, window=10 * MINUTE), 10 * MINUTE - MICROSECOND, claimed(NOON, "catch_up")),
+        (replace(ONCE, window=10 * MINUTE), 10 * MINUTE, Decision((NOON,), "missed")),
+        (replace(SKIP, window=10 * MINUTE), 10 * MINUTE, Decision((NOON,), "missed", "skip")),
+        (replace(ONCE, window=SECOND), MISFIRE_GRACE, claimed(NOON)),
     ],
 )
 def test_what_becomes_of_a_tick_depends_on_how_late_it_is_found(policy, age, newest):
-    assert plan(NOON + age, NOON - HOUR, ON_THE_HOUR, policy) == Decisions(newest)
+    assert plan(NOON + age, NOON - HOUR, ON_THE_HOUR, policy) == [newest]
 
 
 def test_an_outage_is_remembered_by_its_hundred_newest_ticks():
@@ -177,4 +178,4 @@ def test_an_outage_is_remembered_by_its_hundred_newest_ticks():
 
     hour = tuple(NOON - number * MINUTE for number in range(1, 60))
     before = tuple(NOON - number * MINUTE for number in range(60, 101))
-    assert decisions == Decisions(Claim(NOON), (Record(hour, "coalesced"), Record(before, "missed")))
+    assert decisions == [claimed(NOON), Decision(hour, "coalesced"), Decision(before, "missed")]

@@ -12,7 +12,7 @@ from pydantic import SecretStr
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import Limits, connect
 from forgekeeper.database import database
-from forgekeeper.runs.reports import COUNT
+from forgekeeper.runs.reconcile import COUNT
 from scheduler import Loop, _keep_heartbeat
 from tests.system.proxy import postgres_through
 

@@ -80,7 +80,7 @@ class Rows:
     """The rows of *table* that meet a condition, and what a look says of each.
 
     *due* is a column, by which they are ordered and since when they count; *key* is another, or what is as good as one.
-    *rough* is another condition, by which PostgreSQL expects their number better.
+    *busy* is a condition of those that a run leaves for later besides the ones that are locked.
     """
 
     table: str
@@ -91,15 +91,15 @@ class Rows:
     name: str = "null::text"
     project: str = "null::text"
     size: str = "null::bigint"
-    rough: str | None = None
+    busy: str = "false"
 
-    def statement(self, without: Collection[int] = (), *, roughly: bool = False) -> str:
+    def statement(self, without: Collection[int] = ()) -> str:
         """Return what selects them, but for those of some keys."""
         columns = (
             f"{self.key} as id, {self.name} as name, {self.due} as due, {self.project}::text as project,"
-            f" {self.size} as bytes, {held(self.table)} as busy"
+            f" {self.size} as bytes, {held(self.table)} or {self.busy} as busy"
         )
-        condition = (self.rough if roughly and self.rough else self.where) + chosen(self.key, without=without)
+        condition = self.where + chosen(self.key, without=without)
         values = {**self.values, "without": list(without)}
         return literal(f"select {columns} from {self.table} where {condition}", values)
 
@@ -126,7 +126,7 @@ class Selected:
     query: pw.ModelSelect[Any]
     due: pw.Field[Any]
 
-    def statement(self, without: Collection[int] = (), *, roughly: bool = False) -> str:  # noqa: ARG002, as of `Rows`
+    def statement(self, without: Collection[int] = ()) -> str:
         """Return what selects them, but for those of some keys."""
         model = self.query.model
         key = model._meta.primary_key
@@ -186,7 +186,7 @@ def within(until: float, ask: Callable[[], Answer]) -> Answer | None:
 
 def expected(rows: Rows | Selected, without: Collection[int] = ()) -> int:
     """Return how many rows PostgreSQL expects there to be, by its statistics; it reads none."""
-    ((plans,),) = _rows("explain (format json) {rows}", rows.statement(without, roughly=True), {})
+    ((plans,),) = _rows("explain (format json) {rows}", rows.statement(without), {})
     return int(plans[0]["Plan"]["Plan Rows"])
 
 

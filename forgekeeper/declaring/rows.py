@@ -33,6 +33,16 @@ class Total(NamedTuple):
     kept: pw.Field[Any]
     of: pw.Field[Any]
 
+    @property
+    def table(self) -> str:
+        """The other table, in SQL."""
+        return f'"{self.kept.model._meta.table_name}"'
+
+    @property
+    def key(self) -> str:
+        """The column of its key, in SQL."""
+        return f'"{self.kept.model._meta.primary_key.column_name}"'
+
 
 @dataclass(frozen=True)
 class Rows(Answer, Generic[Row]):

@@ -13,9 +13,10 @@ import peewee as pw
 from forgekeeper.database.backlog import Backlog
 from forgekeeper.database.stakes import Stake
 from forgekeeper.database.survey import Rows as Found
+from forgekeeper.database.survey import held
 from forgekeeper.declaring.preview import Look, Part
 from forgekeeper.declaring.rows import Rows
-from forgekeeper.deleting.sql import Condition, column, condition
+from forgekeeper.deleting.sql import column, condition
 
 
 def backlog(rows: Rows[Any]) -> Backlog:
@@ -29,23 +30,19 @@ def stake(*rows: Rows[Any]) -> Stake:
 
 
 def preview(rows: Rows[Any], look: Look) -> Iterator[Part]:
-    """Count what a run would delete."""
-    part = look.part(rows.record, verb=rows.verb)
-    yield look.count(part, _found(rows, _due(rows)), after=rows.after)
-
-
-def _due(rows: Rows[Any]) -> Condition:
-    text, values = condition(rows.model, rows.due)
-    return Condition(f"{text} and {column(rows.since)} is not null", values)
-
-
-def _found(rows: Rows[Any], due: Condition) -> Found:
-    columns = {"name": rows.name if rows.shown is None else rows.shown, "project": rows.project, "size": rows.size}
+    """Count what a run would delete; what counts towards a total that another session has locked is busy, too."""
+    due = condition(rows.model, rows.due)
+    columns = {"name": rows.name if rows.shown is None else rows.shown, "project": rows.project}
     named = {name: _text(found) for name, found in columns.items() if found is not None}
     if rows.size is not None:
         named["size"] = f"coalesce({column(rows.size)}, 0)"
-    key = column(rows.model._meta.primary_key)
-    return Found(rows.model._meta.table_name, due.text, due.values, due=column(rows.since), key=key, **named)
+    if rows.total is not None:
+        table, key = rows.total.table, rows.total.key
+        named["busy"] = f"{column(rows.total.of)} in (select {key} from {table} where {held(table)})"
+    since, key = column(rows.since), column(rows.model._meta.primary_key)
+    where = f"{due.text} and {since} is not null"
+    found = Found(rows.model._meta.table_name, where, due.values, due=since, key=key, **named)
+    yield look.count(look.part(rows.record, verb=rows.verb), found, after=rows.after)
 
 
 def _text(found: pw.Field[Any] | pw.SQL) -> str:

@@ -17,7 +17,7 @@ from forgekeeper.database.writes import write_first
 from forgekeeper.declaring.rows import Rows
 from forgekeeper.deleting.outcome import add
 from forgekeeper.deleting.statement import Composed, Shape
-from forgekeeper.deleting.total import NO_ARRAY, HeldUp
+from forgekeeper.deleting.total import NO_ARRAY
 from forgekeeper.runs.bad_records import BadRecords
 from forgekeeper.runs.run import Run
 from forgekeeper.runs.totals import NONE, Amount
@@ -44,19 +44,15 @@ def delete(run: Run[Any], rows: Rows[Any]) -> str | None:
     with run.bad_records(rows.record, of_all) as bad:
         while limit := run.brakes.free(rows.chunk):
             before = sweep.deleted
-            if sweep.chunk(bad, limit):
-                run.step(rows.step)
-                if run.deadline.passed(sweep.deleted - before):
-                    return "deadline"
-                if rows.until is not None and (stopped := rows.until()) is not None:
-                    return stopped
-            elif not sweep.begins_again():
-                break
-        else:
-            return "deadline"
-    if not hasattr(run.outcome, rows.counted) and sweep.deleted:
-        log.info("old records removed", record=rows.record, records=sweep.deleted)
-    return None
+            if not sweep.chunk(bad, limit):
+                sweep.say()
+                return None
+            run.step(rows.step)
+            if run.deadline.passed(sweep.deleted - before):
+                return "deadline"
+            if rows.until is not None and (stopped := rows.until()) is not None:
+                return stopped
+    return "deadline"
 
 
 class Sweep:
@@ -68,7 +64,7 @@ class Sweep:
         self._composed = Composed(rows)
         self._audited = _audited(run.audit, rows)
         self._position = START
-        self._held_up = HeldUp(rows.total)
+        self._held_up = set[int]()
         self.deleted = 0
 
     def chunk(self, bad: BadRecords, limit: int) -> bool:
@@ -85,16 +81,17 @@ class Sweep:
             # What was reserved for went elsewhere, or is locked by now; what comes behind it may be larger.
         return False
 
-    def begins_again(self) -> bool:
-        """Say whether rows that were held up can go by now: then the pass begins again."""
-        if not self._held_up.became_free():
-            return False
-        self._position = START
-        return True
+    def say(self) -> None:
+        """Log what no field of the result says: rows that were removed, and totals whose rows stay for a later run."""
+        if not hasattr(self._run.outcome, self._rows.counted) and self.deleted:
+            log.info("old records removed", record=self._rows.record, records=self.deleted)
+        if self._rows.total is not None and self._held_up:
+            table = self._rows.total.table.strip('"')
+            log.warning("totals locked", table=table, totals=len(self._held_up), first=min(self._held_up))
 
     def _reserve(self, bad: BadRecords, limit: int) -> int:
         """Reserve what the next chunk needs and no more; return how many rows that is."""
-        brakes, held_up = self._run.brakes, bool(self._held_up.owners)
+        brakes, held_up = self._run.brakes, bool(self._held_up)
         if not brakes.limited:
             return limit
         next_ = self._composed.sizes(limit, without=bool(bad.keys), held_up=held_up)
@@ -105,8 +102,8 @@ class Sweep:
     def _following(self, *, limit: int, without: Collection[int]) -> list[Position]:
         """Return the positions of what a chunk would take, locked or not."""
         query, total = self._rows.select(), self._rows.total
-        if total is not None and self._held_up.owners:
-            query = query.where(total.of.not_in(list(self._held_up.owners)))
+        if total is not None and self._held_up:
+            query = query.where(total.of.not_in(list(self._held_up)))
         return page(query, self._rows.since, self._position, limit=limit, without=without)
 
     def _take(self, bad: BadRecords, limit: int, only: Sequence[int] | None) -> Position | None:
@@ -116,7 +113,7 @@ class Sweep:
         looked: a later run sees it as it is then.
         """
         brakes, of = self._run.brakes, None if only is None else len(only)
-        room, held_up = brakes.room, bool(self._held_up.owners)
+        room, held_up = brakes.room, bool(self._held_up)
         size = "_size" if self._rows.size is not None else "0"
         recorded = self._audited + brakes.settled("deleted", size=size, part=of is not None)
         # Where a total is locked, more rows of it may be in the next chunk.
@@ -127,7 +124,7 @@ class Sweep:
         if row is None:
             return None
         self._grow(Chunk(row[0], row[1], Position(*row[2:4])))
-        self._held_up.now.update(row[4])
+        self._held_up.update(row[4])
         return Position(*row[2:4])
 
     def _execute(self, shape: Shape, values: dict[str, Any]) -> tuple[Any, ...] | None:
@@ -141,7 +138,7 @@ class Sweep:
         return row
 
     def _values(self, bad: BadRecords, only: Sequence[int] | None) -> dict[str, Any]:
-        chosen = {"only": only, "without": list(bad.keys), "owners": list(self._held_up.owners)}
+        chosen = {"only": only, "without": list(bad.keys), "owners": list(self._held_up)}
         return self._composed.values | chosen | self._position._asdict()
 
     def _send(self, shape: Shape, values: dict[str, Any]) -> Any:

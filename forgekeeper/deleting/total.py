@@ -14,11 +14,6 @@ repeated with the totals first.
 
 from __future__ import annotations
 
-import peewee as pw
-import structlog
-
-from forgekeeper.database import database, sqlstate
-from forgekeeper.database.writes import write_first
 from forgekeeper.declaring.rows import Total
 from forgekeeper.deleting.sql import column
 
@@ -52,10 +47,6 @@ NONE_HELD_UP = """case when exists (select from held_up)
             else array[]::bigint[] end"""
 NO_ARRAY = "22P02"
 """How a statement fails that comes to a locked total too late."""
-LOCK = "select {key} from {table} where {key} = any(%(owners)s) for no key update"
-LOCK_NOT_AVAILABLE = "55P03"
-
-log = structlog.get_logger(__name__)
 
 
 def owner(total: Total) -> str:
@@ -73,53 +64,5 @@ def reduced(total: Total) -> str:
     return REDUCED.format(**_names(total))
 
 
-class HeldUp:
-    """The rows of a total that somebody else has locked: they stop nobody, and are not looked at again and again.
-
-    Most are locked for a moment: the rows are gone through again for those that have become free.  The others wait for
-    a later run.
-    """
-
-    def __init__(self, total: Total | None) -> None:
-        self.now: set[int] = set()
-        self._left: set[int] = set()
-        self._total = total
-
-    @property
-    def owners(self) -> set[int]:
-        """Those whose rows are to be left out."""
-        return self.now | self._left
-
-    def became_free(self) -> bool:
-        """Wait a little for those that are locked now; say whether one of them is free."""
-        if not self.now or self._total is None:
-            return False
-        left = _wait_for(self._total, self.now)
-        if left:
-            log.warning("totals locked", table=_names(self._total)["table"], totals=len(left), first=min(left))
-        free, self.now = self.now - left, set()
-        self._left |= left
-        return bool(free)
-
-
-def _wait_for(total: Total, owners: set[int]) -> set[int]:
-    """Wait until nobody has the totals of *owners* locked; return those that stay locked.
-
-    Nothing is held meanwhile.  The first that is not freed in time ends the waiting: it may be one of thousands that
-    one session has locked.
-    """
-    left, lock = sorted(owners), write_first() + LOCK.format(**_names(total))
-    try:
-        while left:
-            database.execute_sql(lock, {"owners": left[:1]})
-            del left[0]
-    except pw.OperationalError as error:
-        if sqlstate(error) != LOCK_NOT_AVAILABLE:
-            raise
-    free = database.execute_sql(f"{lock} skip locked", {"owners": left}).fetchall()
-    return set(left).difference(owner for (owner,) in free)
-
-
 def _names(total: Total) -> dict[str, str]:
-    meta = total.kept.model._meta
-    return {"table": f'"{meta.table_name}"', "key": f'"{meta.primary_key.column_name}"', "kept": total.kept.column_name}
+    return {"table": total.table, "key": total.key, "kept": total.kept.column_name}

@@ -32,13 +32,13 @@ def destroy_chunk(number, at, *, after=START, limit=BATCH_SIZE, grace=NO_GRACE, 
     audit = audit or Audit("expired_job_artifacts", on=False)
     outcome, deadline = delete_artifact_bucket.outcome(), Deadline(MAX_RUNTIME)
     run = Run(delete_artifact_bucket, settings_with(), outcome=outcome, deadline=deadline, audit=audit)
-    sweep = Sweep(run, expired(number, at, grace=grace))
+    sweep = Sweep(run, expired(at, number, grace=grace))
     sweep._position = after
     reached = sweep._take(NONE_BAD, limit, None)
-    return Chunk(outcome.destroyed, outcome.bytes, reached, sorted(sweep._held_up.now))
+    return Chunk(outcome.destroyed, outcome.bytes, reached, sorted(sweep._held_up))
 
 
 def chunk_statement(number, at, **shape):
     """Return the statement of a chunk of class *number* without an audit, and its values but for the position's."""
-    composed = Composed(expired(number, at, grace=NO_GRACE))
+    composed = Composed(expired(at, number, grace=NO_GRACE))
     return composed.text(Shape(BATCH_SIZE, **shape)), composed.values

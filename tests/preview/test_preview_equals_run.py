@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from forgekeeper.batches import BATCHES
 from tests.harness.thorough import examples
-from tests.preview.worlds import WORLDS, everything
+from tests.preview.world import everything
+from tests.preview.worlds import WORLDS
 
 WORLDS_EACH = int(os.environ.get("WORLDS", "60"))
 """Two hundred worlds for each batch take twelve minutes: ``WORLDS=200 THOROUGH=1``."""
@@ -26,15 +27,6 @@ pytestmark = pytest.mark.usefixtures("database")
 
 
 @pytest.fixture
-def session(urls):
-    """Make sessions of somebody else's; *held* is one in a transaction, else each statement is committed."""
-    with closing(psycopg2.connect(urls.database)) as connection:
-        connection.autocommit = True
-        with connection.cursor() as cursor:
-            yield cursor
-
-
-@pytest.fixture
 def holder(urls):
     """A session of somebody else's that keeps its transaction open."""
     with closing(psycopg2.connect(urls.database)) as connection, connection.cursor() as cursor:
@@ -45,14 +37,8 @@ def test_there_is_a_world_of_every_batch():
     assert {kind.batch for kind in WORLDS} == set(BATCHES)
 
 
-def fill(world, session, records):
-    world.empty()
-    for key, way in records.items():
-        world.put(session, key, way)
-
-
 @every_world
-def test_a_run_takes_what_the_preview_has_shown_and_that_has_written_nothing(kind, session, holder, tmp_path):
+def test_a_run_takes_what_the_preview_has_shown_and_that_has_written_nothing(kind, holder, tmp_path):
     world = kind(tmp_path)
 
     @random_worlds
@@ -60,12 +46,12 @@ def test_a_run_takes_what_the_preview_has_shown_and_that_has_written_nothing(kin
         records=st.dictionaries(KEYS, st.sampled_from([*kind.ways]), max_size=15), busy=st.sets(KEYS, max_size=4)
     )
     def check(records, busy):
-        fill(world, session, records)
-        locked = {key for key in busy & records.keys() if getattr(world, "lockable", lambda _key: True)(key)}
-        if world.locking and locked:
-            world.lock(holder, locked)
-        else:
-            locked = set()
+        world.empty()
+        for key, way in records.items():
+            world.put(key, way)
+        locked = busy & records.keys() if world.locking else set()
+        if locked:
+            holder.execute(world.locking, {"keys": list(locked)})
         before, present = everything(world.folders()), world.present()
 
         shown = world.previewed()

@@ -1,8 +1,11 @@
 """What the worlds of previews have in common."""
 
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 from forgekeeper.batches import BATCHES
+from forgekeeper.connections import client
 from forgekeeper.database import database
 from forgekeeper.runs.previewing import preview
 from tests.harness.performing import perform
@@ -11,18 +14,24 @@ from tests.harness.settings import settings_with
 NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 MICROSECOND, MINUTE, HOUR, DAY = (timedelta(**{one: 1}) for one in ("microseconds", "minutes", "hours", "days"))
 EVERYTHING = 1_000
+TABLES = """
+    select quote_ident(table_name) from information_schema.tables
+    where table_schema = 'public' and table_type = 'BASE TABLE'
+"""
 
 
 class World:
-    """What the worlds have in common; *ways* says of each whether a run takes it, *locking* selects rows to lock."""
+    """Records of a batch that are due in some way, or stay for some reason; their keys are small numbers.
+
+    *ways* says of each whether a run takes it: it repeats none of the product's conditions.  `put` makes the record of
+    a key, *locking* selects rows to lock.
+    """
 
     batch: str
     tables: tuple[str, ...]
     ways: dict[str, bool]
     locking: str | None = None
     at: datetime | None = NOON
-    stays = False
-    """Whether what a run takes stays, and is only changed."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -50,8 +59,22 @@ class World:
     def run(self):
         perform(BATCHES[self.batch], settings=self.settings, now=self.at)
 
-    def lock(self, other, keys):
-        other.execute(self.locking, {"keys": list(keys)})
-
     def ids(self, statement):
         return {key for (key,) in database.execute_sql(statement).fetchall()}
+
+
+def everything(folders):
+    """Return all there is: each row with its place and its versions, each key of Redis, each file with its times."""
+    versions = "select ctid::text, xmin::text, xmax::text, whole::text from {0} as whole order by ctid"
+    tables = [name for (name,) in database.execute_sql(TABLES).fetchall()]
+    rows = {table: database.execute_sql(versions.format(table)).fetchall() for table in tables}
+    keys = {key: client.dump(key) for key in sorted(client.keys())}
+    files = {str(path): _stamp(path) for folder in folders for path in (folder, *sorted(Path(folder).rglob("*")))}
+    return rows, keys, files
+
+
+def _stamp(path):
+    with suppress(FileNotFoundError):
+        found = path.lstat()
+        return found.st_mode, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    return None

@@ -1,8 +1,6 @@
-"""Batch 11 against a real PostgreSQL and Redis, with users who keep their artifacts meanwhile."""
+"""The parent and the children of batch 11: how they end, and what becomes of their buckets."""
 
-import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
@@ -39,18 +37,17 @@ from workers.expired_job_artifacts import (
 )
 from workers.expired_job_artifacts.destroying import BATCH_SIZE
 
-DUE, FEW = 40_000, 1_500
 BUCKETS, MANY_BUCKETS = 5, 10
-ARTIFACTS, PROJECTS = examples(200_000), 97
+ARTIFACTS = examples(200_000)
 FLIP_EVERY = 0.2
 PATIENCE = 120.0
-UNLOCKED, LOCKED, UNKNOWN = 0, 1, 2
-ARCHIVE, TRACE = 1, 3
 
 SURVIVORS = f"""
     select count(*), bit_xor(hashtextextended(artifact::text, 1)) from ci_job_artifacts as artifact
     where not coalesce({DELETABLE}, false)
 """
+
+COUNTS = ("max_buckets", "available_count", "occupied_count", "stale_count", "missing_count", "children_enqueued")
 
 pytestmark = pytest.mark.usefixtures("database")
 
@@ -63,38 +60,6 @@ def all_free(number=BUCKETS):
 def parent(settings):
     """Run the parent as a worker does; return the row of its run."""
     return lambda: recorded(expired_job_artifacts.expired_job_artifacts, settings)
-
-
-@pytest.fixture
-def say(capfd):
-    """Print figures past pytest's capture."""
-
-    def write(sentence):
-        with capfd.disabled():
-            sys.stdout.write(f"\n{sentence}\n")
-
-    return write
-
-
-# What is destroyed
-
-
-# What is recorded
-
-
-# Must not happen: statistics decremented twice, or not at all
-
-
-# Must not happen: a project whose statistics somebody has locked stops the others
-
-
-# Must not happen: an artifact that its user has just decided to keep is destroyed
-
-
-# Must not happen: the same hundred rows are fetched again and again
-
-
-# Must not happen: batches that slow down with what there is to do
 
 
 # How a child ends, and what becomes of its bucket
@@ -159,16 +124,6 @@ def test_a_late_child_does_not_free_the_bucket_of_the_next_owner():
     assert {held.token for held in buckets.held(client)} == {heir.token for heir in heirs}
 
 
-def test_a_child_that_crashes_frees_its_bucket():
-    turn_on()
-    due_artifacts(2 * BATCH_SIZE)
-
-    with pytest.raises(Crash):
-        run(safe_point=crash)
-
-    assert all_free()
-
-
 def test_the_children_after_a_crash_end_as_if_there_had_been_none():
     mixed_artifacts(5_000)
     turn_on()
@@ -184,22 +139,12 @@ def test_the_children_after_a_crash_end_as_if_there_had_been_none():
     assert len(set(outbox())) == len(outbox()) == deletable
 
 
-# The parent
-
-
 def test_the_parent_counts_the_buckets_as_it_found_them(parent):
     FeatureFlag.turn(FLAG, on=True)
 
     row = parent()
 
-    assert row.result == {
-        "max_buckets": 5,
-        "available_count": 0,
-        "occupied_count": 0,
-        "stale_count": 0,
-        "missing_count": 5,
-        "children_enqueued": 5,
-    }
+    assert tuple(row.result[name] for name in COUNTS) == (5, 0, 0, 0, 5, 5)
 
 
 def test_the_parent_starts_a_child_for_each_free_bucket(parent):
@@ -209,14 +154,7 @@ def test_the_parent_starts_a_child_for_each_free_bucket(parent):
 
     row = parent()
 
-    assert row.result == {
-        "max_buckets": 10,
-        "available_count": 7,
-        "occupied_count": 3,
-        "stale_count": 0,
-        "missing_count": 0,
-        "children_enqueued": 7,
-    }
+    assert tuple(row.result[name] for name in COUNTS) == (10, 7, 3, 0, 0, 7)
     assert depth(client, "artifacts")["ready"] == 7
 
 
@@ -249,26 +187,11 @@ def test_the_parent_says_that_it_cannot_read_the_flag_and_does_nothing(parent):
     assert [line["log_level"] for line in lines if line["event"] == "feature flag unreadable"] == ["error"]
 
 
-# Ten at once
-
-
-def check(deletable, survivors, outcomes):
-    """Each deletable one destroyed once, its object recorded once, and nothing else touched."""
-    assert count(DELETABLE) == 0
-    assert rows(SURVIVORS) == survivors
-    assert sum(outcome.destroyed for outcome in outcomes) == len(deletable)
-    assert rows(WRONG_STATISTICS) == []
-    assert sorted(outbox()) == deletable
-
-
-def deletable_paths():
-    return sorted(path for (path,) in rows(f"select file_final_path from ci_job_artifacts where {DELETABLE}"))
-
-
-def test_ten_children_destroy_each_artifact_once_while_the_flag_flips(say):
+def test_ten_children_destroy_each_artifact_once_while_the_flag_flips():
     mixed_artifacts(ARTIFACTS)
     turn_on(high_concurrency=True)
-    deletable, survivors = deletable_paths(), rows(SURVIVORS)
+    paths = f"select file_final_path from ci_job_artifacts where {DELETABLE}"
+    deletable, survivors = sorted(path for (path,) in rows(paths)), rows(SURVIVORS)
     outcomes, ended, flips = [], threading.Event(), []
 
     def child():
@@ -282,7 +205,6 @@ def test_ten_children_destroy_each_artifact_once_while_the_flag_flips(say):
                 flips.append(len(flips) % 2 == 1)
                 turn_on(high_concurrency=flips[-1])
 
-    began = time.monotonic()
     with ThreadPoolExecutor(MANY_BUCKETS + 1) as pool:
         flipping = pool.submit(flip)
         children = [pool.submit(child) for _ in range(MANY_BUCKETS)]
@@ -292,12 +214,8 @@ def test_ten_children_destroy_each_artifact_once_while_the_flag_flips(say):
         finally:
             ended.set()
         flipping.result()
-    seconds = time.monotonic() - began
 
-    scaled_down = sum(outcome.stopped == "scale_down" for outcome in outcomes)
-    say(
-        f"ten children destroyed {len(deletable):,} of {ARTIFACTS:,} artifacts in {seconds:.1f} s,"
-        f" with {len(flips)} flips of the flag and {scaled_down} buckets scaled away"
-    )
-    assert scaled_down
-    check(deletable, survivors, outcomes)
+    assert any(outcome.stopped == "scale_down" for outcome in outcomes)
+    assert sum(outcome.destroyed for outcome in outcomes) == len(deletable)
+    assert (count(DELETABLE), rows(SURVIVORS), rows(WRONG_STATISTICS)) == (0, survivors, [])
+    assert sorted(outbox()) == deletable

@@ -1,19 +1,26 @@
+"""Buckets on a real Redis, in any order of events."""
+
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
 import redis
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from tests.harness.buckets import MINUTE, Lossy
+from tests.harness.thorough import sequences
 from workers.expired_job_artifacts import buckets
-from workers.expired_job_artifacts.buckets import OCCUPIED, Counts, Hold
+from workers.expired_job_artifacts.buckets import OCCUPIED, OWNERS
+
+MINUTE = timedelta(minutes=1)
 
 
 @pytest.fixture
 def client(urls):
     with redis.BlockingConnectionPool.from_url(urls.redis) as pool:
-        client = Lossy(connection_pool=pool)
+        client = redis.Redis(connection_pool=pool)
         client.flushdb()
         yield client
 
@@ -26,13 +33,12 @@ def pass_time(client, duration):
         pipe.execute()
 
 
-# Tidying
-
-
 def test_the_first_tidying_adds_every_bucket_and_counts_them_as_missing(client):
     counts = buckets.tidy(client, 5)
 
-    assert counts == Counts(max_buckets=5, available_count=0, occupied_count=0, stale_count=0, missing_count=5)
+    assert counts == {
+        "max_buckets": 5, "available_count": 0, "occupied_count": 0, "stale_count": 0, "missing_count": 5,
+    }  # fmt: skip
     assert buckets.available(client) == [0, 1, 2, 3, 4]
 
 
@@ -44,7 +50,7 @@ def test_a_bucket_silent_for_ten_minutes_is_available_again(client, silent, stal
 
     counts = buckets.tidy(client, 5)
 
-    assert counts.stale_count == stale_count
+    assert counts["stale_count"] == stale_count
     assert (bucket.number in buckets.available(client)) == bool(stale_count)
 
 
@@ -60,9 +66,6 @@ def test_an_owner_who_died_before_the_clock_was_set_back_is_not_waited_for_longe
     assert bucket.number in buckets.available(client)
 
 
-# What others left in the keys
-
-
 def test_a_bucket_occupied_without_a_token_has_its_ten_minutes_too(client):
     client.zadd(OCCUPIED, {3: time.time()})
 
@@ -71,20 +74,17 @@ def test_a_bucket_occupied_without_a_token_has_its_ten_minutes_too(client):
     pass_time(client, 11 * MINUTE)
     buckets.tidy(client, 5)
 
-    assert during == [0, 1, 2, 4]
-    assert buckets.available(client) == [0, 1, 2, 3, 4]
+    assert (during, buckets.available(client)) == ([0, 1, 2, 4], [0, 1, 2, 3, 4])
 
 
-# Claiming
-
-
-def test_claimers_at_the_same_moment_get_different_buckets(client):
+def test_a_bucket_has_one_owner_and_when_all_have_one_there_is_none(client):
     buckets.tidy(client, 10)
 
     with ThreadPoolExecutor(16) as threads:
         claims = list(threads.map(lambda _: buckets.claim(client, 10), range(16)))
 
     assert sorted(bucket.number for bucket in claims if bucket) == list(range(10))
+    assert claims.count(None) == 6
 
 
 def test_a_bucket_given_back_is_not_the_next_to_be_claimed(client):
@@ -105,37 +105,8 @@ def test_the_modulus_is_the_maximum_at_the_claim(client):
 
     buckets.tidy(client, 10)
 
-    assert bucket.modulus == 5
-    assert buckets.claim(client, 10).modulus == 10
-    assert buckets.renew(client, bucket) is Hold.OURS
-
-
-def test_a_claim_that_nobody_knows_of_ends_after_ten_minutes(client):
-    buckets.tidy(client, 5)
-    client.lose = 2
-    with pytest.raises(redis.TimeoutError):
-        buckets.claim(client, 5)
-    pass_time(client, 11 * MINUTE)
-
-    buckets.tidy(client, 5)
-
-    assert buckets.available(client) == list(range(5))
-
-
-# Renewing
-
-
-def test_an_owner_learns_that_his_bucket_was_scaled_away(client):
-    buckets.tidy(client, 10)
-    high, low = sorted((buckets.claim(client, 10) for _ in range(10)), key=lambda bucket: -bucket.number)[::9]
-
-    buckets.tidy(client, 5)
-
-    assert buckets.renew(client, high) is Hold.SCALED_DOWN
-    assert buckets.renew(client, low) is Hold.OURS
-
-
-# Releasing
+    assert (bucket.modulus, buckets.claim(client, 10).modulus) == (5, 10)
+    assert buckets.renew(client, bucket) is None
 
 
 def test_a_late_owner_frees_nothing(client):
@@ -147,22 +118,105 @@ def test_a_late_owner_frees_nothing(client):
 
     released = buckets.release(client, late)
 
-    assert not released
-    assert buckets.claim(client, 1) is None
-    assert buckets.renew(client, owner) is Hold.OURS
+    assert (released, buckets.claim(client, 1), buckets.renew(client, owner)) == (False, None, None)
 
 
-# Looking
+# Any order of events
 
 
-# Any order of events.  An implementation's operations are generators: it is suspended at each
-# yield, between two commands, and others act.
+class Buckets(RuleBasedStateMachine):
+    """Workers that claim, renew, release and crash while a parent tidies and scales: whatever they believe is so.
+
+    With few buckets, owners early and late meet at the same one all the time.
+    """
+
+    client = None
+
+    @initialize(limits=st.sampled_from([(2, 1), (4, 2), (10, 5)]))
+    def begin(self, limits):
+        self.client.flushdb()
+        self.limits, self.limit, self.tidied = limits, limits[0], limits[0]
+        self.silent = {}  # minutes since Redis last heard of each owner
+        self.tidy()
+
+    def live(self):
+        return [bucket for bucket, minutes in self.silent.items() if minutes < 10]
+
+    def owner(self, which):
+        return list(self.silent)[which % len(self.silent)] if self.silent else None
+
+    which = st.integers(0, 9)
+
+    @rule()
+    def claim(self):
+        free = [number for number in buckets.available(self.client) if number < self.limit]
+        bucket = buckets.claim(self.client, self.limit)
+        assert (bucket is None) == (not free)
+        if bucket:
+            self.silent[bucket] = 0
+
+    @rule(which=which)
+    def renew(self, which):
+        if bucket := self.owner(which):
+            why, alive = buckets.renew(self.client, bucket), self.silent[bucket] < 10
+            if why == "bucket_lost":
+                assert not alive
+                del self.silent[bucket]
+            else:
+                assert (why == "scale_down") == (bucket.number >= self.tidied)
+                self.silent[bucket] = 0
+
+    @rule(which=which, twice=st.booleans())
+    def release(self, which, twice):
+        if bucket := self.owner(which):
+            alive = self.silent.pop(bucket) < 10
+            assert buckets.release(self.client, bucket) or not alive
+            assert not (twice and buckets.release(self.client, bucket))
+
+    @rule(which=which)
+    def crash(self, which):
+        self.silent.pop(self.owner(which), None)
+
+    @rule()
+    def tidy(self):
+        buckets.tidy(self.client, self.limit)
+        self.tidied = self.limit
+        numbers = {*buckets.available(self.client)} | {one.number for one in buckets.held(self.client)}
+        assert {number for number in numbers if number < self.limit} == set(range(self.limit))
+
+    @rule()
+    def scale(self):
+        self.limit = sum(self.limits) - self.limit
+
+    @rule(minutes=st.sampled_from([4, 8, 12]))
+    def wait(self, minutes):
+        pass_time(self.client, minutes * MINUTE)
+        self.silent = {bucket: silent + minutes for bucket, silent in self.silent.items()}
+
+    @invariant()
+    def each_is_in_one_place_and_has_one_owner(self):
+        if self.client is None:
+            return
+        available, held = (
+            {*buckets.available(self.client)},
+            {one.number: one.token for one in buckets.held(self.client)},
+        )
+        assert not available & held.keys()
+        assert {int(number) for number in self.client.hkeys(OWNERS)} == held.keys()
+        if hasattr(self, "silent"):
+            assert all(number < self.tidied for number in available)
+            assert max(Counter(bucket.number for bucket in self.live()).values(), default=1) == 1
+            assert all(held[bucket.number] == bucket.token for bucket in self.live())
+
+    def teardown(self):
+        if hasattr(self, "silent"):
+            self.silent = {}
+            self.wait(12)
+            self.tidy()
+            assert (buckets.available(self.client), buckets.held(self.client)) == ([*range(self.limit)], [])
 
 
-def test_a_bucket_has_one_owner_and_when_all_have_one_there_is_none(client):
-    buckets.tidy(client, 5)
+def test_no_sequence_of_events_loses_a_bucket_or_gives_it_two_owners(client, monkeypatch):
+    monkeypatch.setattr(Buckets, "client", client)
 
-    claims = [buckets.claim(client, 5) for _ in range(7)]
-
-    assert sorted(bucket.number for bucket in claims[:5]) == [0, 1, 2, 3, 4]
-    assert claims[5:] == [None, None]
+    run_state_machine_as_test(Buckets, settings=sequences(2000, steps=25))

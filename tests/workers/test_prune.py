@@ -55,9 +55,6 @@ def run(**options):
     return perform(prune, deadline=Deadline(MAX_RUNTIME, **options))
 
 
-# Ref deletions
-
-
 def test_a_ref_deletion_goes_a_day_after_it_was_processed():
     ref_deletion("old", processed_at=now() - DAY - MINUTE)
     young = ref_deletion("young", processed_at=now() - DAY + MINUTE)
@@ -74,9 +71,6 @@ def test_a_ref_deletion_that_was_not_processed_stays(status):
     run()
 
     assert refs() == {kept}
-
-
-# Runs
 
 
 def test_a_run_goes_thirty_days_after_it_was_closed():
@@ -108,9 +102,6 @@ def test_an_open_run_stays_however_old(state, finished):
     run()
 
     assert runs() == {still_open, newest}
-
-
-# What batches declare
 
 
 class Visit(Base):
@@ -173,9 +164,6 @@ def test_a_table_whose_old_rows_would_be_misread_blocks_the_run():
         database.execute_sql(f"{column} set not null")
 
 
-# Processes
-
-
 def process(pid, *, silent_for):
     """A worker that has not been heard of since it counts as silent for that long."""
     Process.enrol(kind="worker", host="forge-1", pid=pid, version="1", dead_after=-silent_for, facts={})
@@ -191,9 +179,6 @@ def test_a_process_goes_a_day_after_it_fell_silent():
     assert (outcome, {one.pid for one in Process.known()}) == (Outcome(processes=1), {young, alive})
 
 
-# Uploads
-
-
 def test_what_became_of_an_upload_is_known_for_thirty_days():
     for days in (29, 31):
         SettledUpload.create(location="lfs", path=f"{days}", reaped=True, settled_at=now() - days * DAY)
@@ -201,9 +186,6 @@ def test_what_became_of_an_upload_is_known_for_thirty_days():
     outcome = run()
 
     assert (outcome, SettledUpload.named("lfs", ["29", "31"])) == (Outcome(uploads=1), {"29"})
-
-
-# How it works through them
 
 
 def test_more_than_a_chunk_of_ref_deletions_goes_in_one_run():

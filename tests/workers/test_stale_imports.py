@@ -47,9 +47,6 @@ def make(kind, **options):
     return {"bulk_import": bulk_import, "entity": entity}[kind.record](**options)
 
 
-# What is timed out
-
-
 around_a_day = pytest.mark.parametrize(
     ("idle", "stale"),
     [(DAY + MICROSECOND, True), (DAY, False), (DAY - MICROSECOND, False)],
@@ -124,18 +121,12 @@ def test_an_import_that_is_timed_out_has_the_failures_of_its_entities(status):
     assert has_failures == {failing: True, another: False, failed_before: True, fresh: False}
 
 
-# How it ends
-
-
 def test_a_run_ends_at_its_deadline_after_a_full_page():
     add_stale(ADD_IMPORTS, 2 * PAGE_SIZE)
 
     outcome = run(clock=Clock(step=MAX_RUNTIME.total_seconds()))
 
     assert outcome == Outcome(imports=PAGE_SIZE, stopped="deadline")
-
-
-# Must not happen: an import that finishes between SELECT and UPDATE is timed out
 
 
 # Must not happen: one record that raises blocks every later one
@@ -155,9 +146,6 @@ def test_a_record_that_raises_keeps_no_other(kind, table, seed):
     )
 
 
-# Must not happen: half an entity
-
-
 def test_an_entity_with_a_tracker_that_raises_stays_whole_and_keeps_no_other():
     bad, good = (entity(trackers=[TrackerStatus.ENQUEUED] * 3) for _ in range(2))
 
@@ -167,9 +155,6 @@ def test_an_entity_with_a_tracker_that_raises_stays_whole_and_keeps_no_other():
     assert outcome == Outcome(entities=1, trackers=3, failed=1)
     assert (status_of(BulkImportEntity, bad), tracker_statuses(bad)) == (ImportStatus.STARTED, [3, 3, 3])
     assert (status_of(BulkImportEntity, good), tracker_statuses(good)) == (ImportStatus.TIMEOUT, [4, 4, 4])
-
-
-# What it says
 
 
 def test_a_stale_import_is_said_once_at_error_level():
@@ -199,9 +184,6 @@ def test_a_stale_entity_is_said_once_at_error_level_with_its_source_and_destinat
             "destination_namespace": "elsewhere",
         }
     ]
-
-
-# How long it takes
 
 
 def test_ten_thousand_imports_and_ten_thousand_entities_with_twenty_trackers_each_end_within_the_budget(capfd):

@@ -59,9 +59,6 @@ def run_in_a_thread(**options):
         return run(**options)
 
 
-# What is timed out
-
-
 # How it ends
 
 
@@ -98,9 +95,6 @@ def test_two_runs_at_once_time_nothing_out_twice(kind, table, seed):
     assert sum(outcome.imports + outcome.entities for outcome in outcomes) == 20 * PAGE_SIZE
     assert len(stale_lines(lines)) == 20 * PAGE_SIZE
     assert by_status(table) == {ImportStatus.TIMEOUT: 20 * PAGE_SIZE}
-
-
-# Must not happen: an import that finishes between SELECT and UPDATE is timed out
 
 
 @both_kinds
@@ -178,9 +172,6 @@ def test_records_finished_in_thousands_of_interleavings_all_stay_finished(kind, 
     assert sum(status == ImportStatus.TIMEOUT for status in statuses.values()) == timed_out == added - len(finished)
 
 
-# Must not happen: one record that raises blocks every later one
-
-
 # Must not happen: half an entity
 
 
@@ -207,9 +198,6 @@ def test_a_tracker_that_finishes_while_its_entity_is_waited_for_stays_finished(o
 
     assert (waited, outcome) == (True, Outcome(entities=1, trackers=1))
     assert tracker_statuses(record) == [TrackerStatus.FINISHED, TrackerStatus.TIMEOUT]
-
-
-# What it says
 
 
 # How long it takes

@@ -87,9 +87,6 @@ def run_a_chunk(**options):
     return perform(user_status_cleanup, deadline=Deadline(MAX_RUNTIME, clock=Clock(step=A_RUN)), **options)
 
 
-# What it deletes
-
-
 def test_a_run_deletes_what_is_due_and_nothing_else():
     user_status(1, clear_status_at=datetime.now(UTC) - HOUR)
     tomorrow = user_status(2, clear_status_at=datetime.now(UTC) + HOUR)
@@ -131,9 +128,6 @@ def test_a_run_takes_as_many_batches_as_it_needs(count, batches):
     assert (outcome, statuses()) == (Outcome(count, batches, "drained"), {})
 
 
-# How it ends
-
-
 def test_a_run_ends_at_its_deadline_after_a_full_batch():
     due_statuses(2 * BATCH_SIZE + 50)
 
@@ -168,9 +162,6 @@ def test_the_run_after_a_crash_deletes_what_was_left():
     assert (outcome.deleted, statuses()) == (BATCH_SIZE + 50, {})
 
 
-# Must not happen: the claim deletes more than the limit
-
-
 @contextmanager
 def one_row_statistics_and_nested_loops(count):
     """Let PostgreSQL take a table of *count* due rows for one of a single row, and give it only one way to join."""
@@ -203,9 +194,6 @@ def session(settings):
         database.execute_sql("reset all; alter table user_statuses reset (autovacuum_enabled)")
 
 
-# Must not happen: a run reads more than it deletes
-
-
 def planned():
     """Return how often what this session has prepared was executed by a generic plan, and by one of its own."""
     ((*plans,),) = database.execute_sql(PLANS).fetchall()
@@ -235,9 +223,6 @@ def test_with_stale_statistics_a_run_reads_what_it_deletes_and_no_more(key, most
 
     assert deleted == 4_000
     assert read < 3 * deleted
-
-
-# Must not happen: a status that was extended while the run was at it is deleted
 
 
 def test_statuses_extended_in_thousands_of_interleavings_all_survive(urls):
@@ -279,9 +264,6 @@ def test_statuses_extended_in_thousands_of_interleavings_all_survive(urls):
     assert deleted == added - len(extended)
 
 
-# Must not happen: a run ends early because rows were locked
-
-
 def test_locked_rows_make_a_run_neither_wait_nor_search_again_and_again(other):
     def seconds(*, locked):
         database.execute_sql("truncate user_statuses")
@@ -299,6 +281,3 @@ def test_locked_rows_make_a_run_neither_wait_nor_search_again_and_again(other):
     freely, half_locked = map(min, zip(*both, strict=True))
 
     assert half_locked < 2 * freely
-
-
-# Must not happen: no trace of how much was deleted

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import count
@@ -24,8 +24,11 @@ from forgekeeper.connections import client
 from forgekeeper.database import backlog, database, now, reachable, survey
 from forgekeeper.database.backlog import Backlog
 from forgekeeper.database.stakes import Stake
+from forgekeeper.database.survey import Rows as Found
 from forgekeeper.declaring.flags import FeatureFlag
+from forgekeeper.declaring.preview import Look, Part
 from forgekeeper.declaring.surroundings import settings
+from forgekeeper.deleting import looking
 from forgekeeper.failpoints import failpoint
 from forgekeeper.runs.held_back import idle
 from forgekeeper.settings import Settings
@@ -33,8 +36,8 @@ from forgekeeper.storage.outbox import DeletedObject
 from metrics.catalogue.metric import Counter, Gauge, Reading, at
 from metrics.redaction import describe
 from models import CLASS, CLASSES, MAY_GO, WAITS, JobArtifact, ProjectStatistics
-from workers.expired_job_artifacts import buckets, preview
-from workers.expired_job_artifacts.buckets import Bucket, Hold
+from workers.expired_job_artifacts import buckets
+from workers.expired_job_artifacts.buckets import Bucket, Lost
 from workers.expired_job_artifacts.destroying import RECORD, expired
 
 FLAG = "bulk_delete_job_artifacts"
@@ -43,33 +46,17 @@ MAX_BUCKETS, MAX_BUCKETS_HIGH_CONCURRENCY = 5, 10
 PARENT_BUDGET = timedelta(seconds=60)
 LOOP_LIMIT = 500
 MAX_RUNTIME = timedelta(minutes=5)
-HOLDS: dict[Hold, Literal["scale_down", "bucket_lost"] | None] = {
-    Hold.OURS: None,
-    Hold.SCALED_DOWN: "scale_down",
-    Hold.LOST: "bucket_lost",
-}
-"""Why a child stops that has this left of its bucket."""
+KEPT = {"trace": "file_type = 3", "locked": "file_type <> 3 and locked = 1", **WAITS}
+"""Why an expired artifact stays: it is a trace, it is locked, or the forge says too little of it."""
 
 # One look into the index for each class of artifacts.
-OLDEST = f"""
-    select min(first.expire_at) from generate_series(0, %(classes)s - 1) as class, lateral (
-        select expire_at from ci_job_artifacts
-        where {CLASS} = class and expire_at < %(now)s and {MAY_GO}
-        order by expire_at, id
-        limit 1
-    ) as first
-"""
-
-HOW_MANY = f"""
-    select count(*) from (
-        select from generate_series(0, %(classes)s - 1) as class, lateral (
-            select from ci_job_artifacts
-            where {CLASS} = class and expire_at < %(now)s and {MAY_GO}
-            limit %(bound)s
-        ) as expired
-        limit %(bound)s
-    ) as due
-"""
+OF_EACH_CLASS = f"""
+    from generate_series(0, {CLASSES - 1}) as class, lateral (
+        select expire_at from ci_job_artifacts where {CLASS} = class and expire_at < %(now)s and {MAY_GO}
+        order by expire_at, id limit %(bound)s
+    ) as expired"""
+OLDEST = f"select min(expire_at) {OF_EACH_CLASS}"
+HOW_MANY = f"select count(*) from (select {OF_EACH_CLASS} limit %(bound)s) as due"
 COUNTED_WITHIN = 1.0
 """Seconds: an index of its own counts what waits; a forge that lacks it is not read from end to end."""
 
@@ -127,7 +114,7 @@ def expired_job_artifacts(now: datetime) -> Iterator[Children | Note | Skip]:  #
     if not limit:
         yield Skip("flag_off")
         return
-    yield Note(**asdict(buckets.tidy(client, limit, silent_for=settings().bucket_silent_after)))
+    yield Note(**buckets.tidy(client, limit, silent_for=settings().bucket_silent_after))
     yield Children(delete_artifact_bucket, {str(number): () for number in buckets.available(client)})
 
 
@@ -161,14 +148,14 @@ def delete_artifact_bucket(now: datetime) -> Generator[Rows[JobArtifact] | Note,
         failpoint("delete_artifact_bucket.claimed")
         until = partial(_stopped, bucket, count(1))
         for number in range(bucket.number, CLASSES, bucket.modulus):
-            yield expired(number, now, grace=settings().object_grace, until=until)
+            yield expired(now, number, grace=settings().object_grace, until=until)
         failpoint("delete_artifact_bucket.finished")
     return "drained"
 
 
-def _stopped(bucket: Bucket, loops: Iterator[int]) -> Literal["loop_limit", "scale_down", "bucket_lost"] | None:
+def _stopped(bucket: Bucket, loops: Iterator[int]) -> Literal["loop_limit"] | Lost | None:
     """Renew the bucket; say why the child has to end."""
-    return "loop_limit" if next(loops) >= LOOP_LIMIT else HOLDS[buckets.renew(client, bucket)]
+    return "loop_limit" if next(loops) >= LOOP_LIMIT else buckets.renew(client, bucket)
 
 
 def _max_buckets() -> int:
@@ -199,8 +186,27 @@ expired_job_artifacts.audited(
 @delete_artifact_bucket.backlog("expired_artifact")
 def due(now: datetime) -> Backlog:
     """Count the artifacts that may be destroyed."""
-    (oldest,) = database.execute_sql(OLDEST, {"now": now, "classes": CLASSES}).fetchone()
-    return Backlog(backlog.count(JobArtifact.expired(now)), oldest)
+    (oldest,) = database.execute_sql(OLDEST, {"now": now, "bound": 1}).fetchone()
+    return Backlog(_count(now, backlog.BOUND), oldest)
+
+
+@expired_job_artifacts.at_stake
+def at_stake(now: datetime) -> Stake:
+    """Look at the artifacts that may be destroyed, of all."""
+    return Stake(partial(_count, now), Stake.rows(JobArtifact.select()).of)
+
+
+def _count(now: datetime, bound: int) -> int:
+    return int(database.execute_sql(HOW_MANY, {"now": now, "bound": bound}).fetchone()[0])
+
+
+@delete_artifact_bucket.preview
+def previewed(look: Look) -> Iterator[Part]:
+    """Count the artifacts that would be destroyed, all buckets together, and the expired ones that stay."""
+    (part,) = looking.preview(expired(look.now), look.within_share(0.7))
+    where = f"expire_at < %(now)s and ({MAY_GO}) is not true"
+    look.keep(part, Found("ci_job_artifacts", where, {"now": look.now}, due="expire_at"), KEPT)
+    yield part
 
 
 @expired_job_artifacts.collector(
@@ -222,16 +228,6 @@ def waiting(_settings: Settings) -> Iterator[Reading]:
         records = survey.within(time.monotonic() + COUNTED_WITHIN, found)
         if records is not None:
             yield Reading("waiting_artifacts", records, (reason,))
-
-
-@expired_job_artifacts.at_stake
-def at_stake(now: datetime) -> Stake:
-    """Look at the artifacts that may be destroyed, of all."""
-
-    def count(bound: int) -> int:
-        return int(database.execute_sql(HOW_MANY, {"now": now, "classes": CLASSES, "bound": bound}).fetchone()[0])
-
-    return Stake(count, Stake.rows(JobArtifact.select()).of)
 
 
 @expired_job_artifacts.collector(
@@ -264,6 +260,3 @@ def bucket_states() -> dict[str, list[Any]]:
     """Return the numbers of the available buckets, and of the occupied ones number, since and token."""
     occupied = [one._asdict() for one in buckets.held(client)]
     return {"available": buckets.available(client), "occupied": occupied}
-
-
-delete_artifact_bucket.preview(preview.artifacts)

@@ -4,8 +4,7 @@ Each bucket below the maximum is either available or occupied by one owner, know
 waits.  An owner without a heartbeat for ten minutes loses its bucket to the next tidying; if it still works, `renew`
 says so at its next safe point, and row locks keep the rows safe until then.
 
-Every script is atomic, goes by Redis's clock, and is idempotent.  It is repeated when a reply was lost: an unknown
-claim would keep its bucket for ten minutes.
+Every script is atomic and goes by Redis's clock.  A claim whose reply is lost keeps its bucket for ten minutes.
 """
 
 from __future__ import annotations
@@ -14,8 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from enum import Enum
-from typing import Any, NamedTuple
+from typing import Literal, NamedTuple
 from uuid import uuid4
 
 import redis
@@ -33,6 +31,9 @@ OWNERS = "{bulk_delete_expired_job_artifacts}:bucket_owners"
 STATE = "{bulk_delete_expired_job_artifacts}:bucket_state"
 redis_types.declare({AVAILABLE: "set", OCCUPIED: "zset", OWNERS: "hash", STATE: "hash"})
 
+Lost = Literal["scale_down", "bucket_lost"]
+"""Why an owner has to end: its bucket exists no longer, or is not its own any more."""
+
 
 @dataclass(frozen=True)
 class Bucket:
@@ -43,25 +44,6 @@ class Bucket:
     token: str
 
 
-@dataclass(frozen=True)
-class Counts:
-    """The buckets as a tidying found them, before it changed anything; silent owners count as occupying."""
-
-    max_buckets: int
-    available_count: int
-    occupied_count: int
-    stale_count: int
-    missing_count: int
-
-
-class Hold(Enum):
-    """What an owner still has of its bucket."""
-
-    OURS = "ours"
-    SCALED_DOWN = "scaled_down"  # ours alone, but to be released soon
-    LOST = "lost"  # another's, available, or flushed away
-
-
 class Held(NamedTuple):
     """An occupied bucket, for people; without *token* it was not claimed here."""
 
@@ -70,21 +52,23 @@ class Held(NamedTuple):
     token: str | None
 
 
-def tidy(client: redis.Redis, max_buckets: int, *, silent_for: timedelta = timedelta(minutes=10)) -> Counts:
-    """Make each bucket below *max_buckets* exist exactly once; return what was found.
+def tidy(client: redis.Redis, max_buckets: int, *, silent_for: timedelta = timedelta(minutes=10)) -> dict[str, int]:
+    """Make each bucket below *max_buckets* exist exactly once; return what was found, by the fields of the result.
 
-    Buckets whose owner has been silent for *silent_for* or longer become available,
-    missing ones are added, and available ones that no longer exist are dropped.  One that
-    is occupied stays with its owner until that releases it.  What is no bucket is removed.
+    Buckets whose owner has been silent for *silent_for* or longer become available, missing ones are added, and
+    available ones that no longer exist are dropped.  One that is occupied stays with its owner until that releases it.
+    What is no bucket is removed.  Silent owners count as occupying.
     """
-    found = _run(client, "bucket_tidy", [AVAILABLE, OCCUPIED, OWNERS, STATE], max_buckets, silent_for.total_seconds())
-    return Counts(max_buckets, *found)
+    args = [max_buckets, silent_for.total_seconds()]
+    found = call(client, "bucket_tidy", keys=[AVAILABLE, OCCUPIED, OWNERS, STATE], args=args)
+    counted = ("available_count", "occupied_count", "stale_count", "missing_count")
+    return {"max_buckets": max_buckets, **dict(zip(counted, found, strict=True))}
 
 
 def claim(client: redis.Redis, max_buckets: int) -> Bucket | None:
     """Take an available bucket below *max_buckets*; return None when there is none."""
     token = uuid4().hex
-    number = _run(client, "bucket_claim", [AVAILABLE, OCCUPIED, OWNERS, STATE], max_buckets, token)
+    number = call(client, "bucket_claim", keys=[AVAILABLE, OCCUPIED, OWNERS, STATE], args=[max_buckets, token])
     return None if number is None else Bucket(number, max_buckets, token)
 
 
@@ -99,17 +83,20 @@ def claimed(client: redis.Redis, max_buckets: int) -> Iterator[Bucket | None]:
             release(client, bucket)
 
 
-def renew(client: redis.Redis, bucket: Bucket) -> Hold:
-    """Record a heartbeat; return what is left of the bucket.
+def renew(client: redis.Redis, bucket: Bucket) -> Lost | None:
+    """Record a heartbeat; return why its owner has to end, None where it may go on.
 
-    The maximum of the last tidying says whether it was scaled down.
+    The maximum of the last tidying says whether the bucket was scaled down; it is lost when it is another's, available,
+    or flushed away.
     """
-    return Hold(_run(client, "bucket_renew", [OCCUPIED, OWNERS, STATE], bucket.number, bucket.token).decode())
+    why = call(client, "bucket_renew", keys=[OCCUPIED, OWNERS, STATE], args=[bucket.number, bucket.token])
+    return None if why is None else why.decode()
 
 
 def release(client: redis.Redis, bucket: Bucket) -> bool:
     """Give the bucket back; return False when it was not ours any more, or was given back already."""
-    return bool(_run(client, "bucket_release", [AVAILABLE, OCCUPIED, OWNERS, STATE], bucket.number, bucket.token))
+    keys = [AVAILABLE, OCCUPIED, OWNERS, STATE]
+    return bool(call(client, "bucket_release", keys=keys, args=[bucket.number, bucket.token]))
 
 
 def available(client: redis.Redis) -> list[int]:
@@ -128,10 +115,3 @@ def held(client: redis.Redis) -> list[Held]:
         for member, since in occupied
         if is_whole(member)
     ]
-
-
-def _run(client: redis.Redis, script: str, keys: list[str], *args: str | float) -> Any:
-    try:
-        return call(client, script, keys=keys, args=list(args))
-    except (redis.ConnectionError, redis.TimeoutError):
-        return call(client, script, keys=keys, args=list(args))

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 import peewee as pw
 
 from forgekeeper import Rows, Total
-from models import JobArtifact, ProjectStatistics
+from models import CLASS, CLASSES, JobArtifact, ProjectStatistics
 
 BATCH_SIZE = 100
 RECORD = "expired_artifact"
@@ -36,16 +36,22 @@ AUDITED = {
     "updated_at": "updated_at",
 }
 """What the audit says of an artifact besides its id and when it was due: its row, so that it can be inserted back."""
+EVERY_CLASS = pw.SQL(f"{CLASS} = any(%s)", [list(range(CLASSES))])
+"""Met by all; so PostgreSQL looks into the index that begins with the class."""
 
 
 def expired(
-    number: int, now: datetime, *, grace: timedelta, until: Callable[[], str | None] | None = None
+    now: datetime,
+    number: int | None = None,
+    *,
+    grace: timedelta = timedelta(0),
+    until: Callable[[], str | None] | None = None,
 ) -> Rows[JobArtifact]:
-    """Return the expired artifacts of class *number*; their objects are due after the *grace*."""
+    """Return the expired artifacts of class *number*, or of all; their objects are due after the *grace*."""
     return Rows(
         JobArtifact,
         JobArtifact.is_expired(now),
-        share=JobArtifact.in_class(number),
+        share=EVERY_CLASS if number is None else JobArtifact.in_class(number),
         since=JobArtifact.expire_at,
         chunk=BATCH_SIZE,
         record=RECORD,
@@ -53,6 +59,7 @@ def expired(
         counted_bytes="bytes",
         name=JobArtifact.file_final_path,
         audit=AUDITED,
+        project=JobArtifact.project_id,
         size=JobArtifact.size,
         also=[pw.SQL(OUTBOX, [now + grace])],
         total=Total(ProjectStatistics.build_artifacts_size, of=JobArtifact.project_id),

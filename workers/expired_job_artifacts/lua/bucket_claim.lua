@@ -7,19 +7,11 @@
 -- ARGV[1]  max, the bucket's number will be below it
 -- ARGV[2]  token, the owner's own, new for each claim
 --
--- Returns the number, or nil when none is free.  A token that has a bucket gets that one again.
+-- Returns the number, or nil when none is free.
 -- Buckets are given out in turn: if it were always the lowest, a single worker would take
 -- bucket 0 each time, and never another.
 
 local now = redis.call('time')[1]
-
-local owners = redis.call('hgetall', KEYS[3])
-for i = 1, #owners, 2 do
-  if owners[i + 1] == ARGV[2] and redis.call('zscore', KEYS[2], owners[i]) then
-    return tonumber(owners[i])
-  end
-end
-
 local max = tonumber(ARGV[1])
 local last = tonumber(string.match(redis.call('hget', KEYS[4], 'last_claimed') or '', '^%d%d?%d?$') or -1)
 for step = 1, max do

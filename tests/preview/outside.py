@@ -1,0 +1,188 @@
+"""Worlds whose records lie outside the database: refs, objects, uploads."""
+
+import shutil
+from typing import ClassVar
+
+from forgekeeper.connections import client
+from forgekeeper.database import now
+from forgekeeper.storage import sentinel, stores
+from forgekeeper.storage.outbox import DeletedObject
+from forgekeeper.storage.settled import SettledUpload
+from models import GitRefDeletion, JobArtifact, Project
+from tests.harness.git_samples import Bare, put_root
+from tests.harness.installation import INSTALLATION
+from tests.harness.performing import perform
+from tests.preview.world import DAY, MINUTE, World
+from workers.git_ref_cleanup import clean_project_refs
+from workers.stale_direct_uploads import register
+
+
+class Refs(World):
+    batch = "git_ref_cleanup"
+    tables = ("batched_git_ref_updates_deletions", "projects")
+    ways: ClassVar = {
+        "there": True,
+        "as expected": True,
+        "gone already": False,
+        "moved": False,
+        "its lock held": False,
+        "closed": False,
+        "default branch": False,
+        "no name": False,
+        "another in its way": False,
+    }
+    at = None
+    projects = (1, 2)
+    stray = 1_000
+
+    def options(self):
+        self.root = put_root(self.folder / "repositories")
+        self.repositories = {number: Bare(self.root, f"{number}.git") for number in self.projects}
+        return {"repositories_root": self.root}
+
+    def folders(self):
+        return [self.root]
+
+    def empty(self):
+        super().empty()
+        for number, repository in self.repositories.items():
+            shutil.rmtree(repository.path / "refs" / "mr", ignore_errors=True)
+            # All the time, so that nobody has to write what git may read.
+            strays = [f"refs/stray/{key}" for key in range(1, 41)]
+            repository.packed(*(f"{ref}/head" for ref in strays))
+            repository.loose(*strays)
+            Project.create(id=number, disk_path=repository.disk_path)
+
+    def put(self, key, way):
+        names = {
+            "default branch": "refs/heads/main",
+            "no name": "HEAD",
+            "another in its way": f"refs/stray/{key}/head",
+        }
+        project = self.projects[key % len(self.projects)]
+        repository, ref = self.repositories[project], f"refs/mr/{key}"
+        if way != "gone already":
+            repository.loose(ref)
+        if way == "its lock held":
+            (repository.path / f"{ref}.lock").touch()
+        GitRefDeletion.create(
+            id=key,
+            project_id=project,
+            ref=names.get(way, ref),
+            expected_oid={"as expected": repository.one, "moved": "1" * 40}.get(way),
+            status=2 if way == "closed" else 1,
+        )
+
+    def key(self, part, number, _name):
+        return int(number) if part.record == "git_ref_deletion" else None
+
+    def present(self):
+        refs = {ref for repository in self.repositories.values() for ref in repository.refs()}
+        strays = {self.stray + int(ref.split("/")[2]) for ref in refs if ref.startswith("refs/stray/")}
+        mine = {int(ref.rpartition("/")[2]) for ref in refs if ref.startswith("refs/mr/") and "." not in ref}
+        return mine | strays
+
+    def run(self):
+        for project in self.projects:
+            perform(clean_project_refs, project, settings=self.settings)
+
+
+class Stored(World):
+    """A world with a folder of objects, whose names are those of the records."""
+
+    at = None
+
+    def options(self):
+        self.store = self.folder / "store"
+        self.store.mkdir()
+        stores._opened.clear()
+        sentinel.Store("artifacts", f"file://{self.store}").create_sentinel(INSTALLATION)
+        return {
+            "object_stores": {"artifacts": f"file://{self.store}"},
+            "object_prefixes": {"artifacts": ("objects", "elsewhere")},
+        }
+
+    def folders(self):
+        return [self.store]
+
+    def empty(self):
+        super().empty()
+        shutil.rmtree(self.store / "objects", ignore_errors=True)
+
+    def present(self):
+        return {int(file.name) for file in self.store.glob("objects/*") if "#" not in file.name}
+
+    def put(self, key, way):
+        """Make the object; let a live artifact name it, or none."""
+        file = self.store / "objects" / str(key)
+        file.parent.mkdir(exist_ok=True)
+        file.touch()
+        if way == "named":
+            JobArtifact.create(project_id=1, job_id=1, file_type=1, file_final_path=f"objects/{key}")
+
+
+class Objects(Stored):
+    batch = "delete_objects"
+    tables = ("ci_deleted_objects", "ci_job_artifacts")
+    ways: ClassVar = {"long ago": True, "a minute ago": True, "in a minute": False, "given up": False, "named": False}
+    locking = "select 1 from ci_deleted_objects where id = any(%(keys)s) for update"
+    instants: ClassVar = {"a minute ago": -MINUTE, "in a minute": MINUTE}
+
+    def put(self, key, way):
+        super().put(key, way)
+        DeletedObject.create(
+            id=key,
+            project_id=key % 3,
+            store_dir="objects",
+            file=str(key),
+            pick_up_at=now() + self.instants.get(way, -DAY),
+            attempts=10 if way == "given up" else 0,
+        )
+
+
+class Uploads(Stored):
+    batch = "stale_direct_uploads"
+    tables = ("ci_job_artifacts", "ci_deleted_objects", "settled_uploads")
+    ways: ClassVar = {
+        "stale": True,
+        "due again": True,
+        "ahead": True,
+        "just stale": True,
+        "fresh": False,
+        "nearly stale": False,
+        "being deleted": False,
+        "given up": False,
+        "named": False,
+        "completed": False,
+        "outside": False,
+    }
+    locking = (
+        "select pg_advisory_xact_lock(hashtextextended('artifacts:objects/' || key, 1801807216))"
+        " from unnest(%(keys)s::int[]) as key"
+    )
+    stale = register.MAX_UPLOAD_DURATION.total_seconds()
+    places: ClassVar = {
+        "due again": (register.DELETING, -60),
+        "ahead": (register.DELETING, 2 * 86_400),
+        "being deleted": (register.DELETING, 300),
+        "given up": (register.FAILED, 0),
+        "fresh": (register.PENDING, -60),
+        "nearly stale": (register.PENDING, 60 - stale),
+        "just stale": (register.PENDING, -60 - stale),
+    }
+
+    def empty(self):
+        super().empty()
+        sets = (register.PENDING, register.DELETING, register.FAILED, register.ADOPTED)
+        client.delete(*sets, register.ATTEMPTS, register.CLAIMS)
+
+    def put(self, key, way):
+        super().put(key, way)
+        if way == "completed":
+            SettledUpload.complete("artifacts", f"objects/{key}")
+        place, shift = self.places.get(way, (register.PENDING, -60 - self.stale))
+        path = f"forbidden/{key}" if way == "outside" else f"objects/{key}"
+        client.zadd(place, {f"artifacts:{path}": client.time()[0] + round(shift)})
+
+    def key(self, _part, _number, name):
+        return int(name.rpartition("/")[2])

@@ -26,7 +26,6 @@ def model() -> type[Settings]:
                 batch.schedule.cron,
                 batch.schedule.cron_sentence,
                 batch.schedule.pace_sentence,
-                tuple(step for one in (batch, *batch.children) for step in one.steps),
                 any(one.counted for one in (batch, *batch.children)),
                 any(one.counted_bytes for one in (batch, *batch.children)),
             )

@@ -18,7 +18,7 @@ from forgekeeper.batches import queues as declared_queues
 from forgekeeper.cli.connection import configured
 from forgekeeper.cli.console import FAILED, Problem, wrong_use
 from forgekeeper.cli.processes import python, python_path
-from forgekeeper.cli.waiting import Wait, place_missing, server_missing
+from forgekeeper.cli.waiting import Wait, server_missing
 from forgekeeper.connections import Limits, connect
 from forgekeeper.coordination.key_types import DECLARED
 from forgekeeper.delivery.queues import types
@@ -64,8 +64,7 @@ def worker(
 
     Where children take long, `cron` and `objects` need a worker of their own: a process with no thread free may have
     fetched a run.
-    It waits for its servers, and a while for its disks and stores.  SIGTERM and Ctrl-C let the runs end at their
-    next safe point first.
+    It waits for its servers.  SIGTERM and Ctrl-C let the runs end at their next safe point first.
     """
     queues = [name.strip() for given in queues or () for name in given.split(",")]
     for queue in queues:
@@ -75,10 +74,6 @@ def worker(
     wait = Wait(asked, said="worker")
     connect(settings, Limits.of_worker(settings), name="worker", connections=3)
     wait.until_there(lambda: server_missing(settings, DECLARED | types(declared_queues())))
-    if settings.place_wait:
-        # Not for ever: other batches need no place, and what deletes from a missing place is blocked.
-        timeout = settings.place_wait.total_seconds()
-        wait.until_there(lambda: place_missing(settings, queues or declared_queues()), timeout=timeout)
     threads = threads or settings.worker_threads
     # What a process needs in its environment must be there before its Python starts.
     os.environ["PYTHONPATH"] = python_path()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
@@ -19,21 +19,17 @@ import structlog
 import typer
 
 from forgekeeper import migrations
-from forgekeeper.batches import BATCHES
 from forgekeeper.cli.connection import require_redis
 from forgekeeper.cli.failures import STATES, sentence
 from forgekeeper.connections import client
 from forgekeeper.coordination.key_types import misfits
 from forgekeeper.database import database, release, takes_no_writes
 from forgekeeper.database.installation import Installation
-from forgekeeper.installation import agreement
 from forgekeeper.installation.in_redis import claim_by_writing
 from forgekeeper.installation.place import objection
 from forgekeeper.process import ready
 from forgekeeper.settings import Settings
 from forgekeeper.settings.addresses import of_database, of_redis
-from forgekeeper.storage.objects import StoreUnavailable
-from forgekeeper.storage.sentinel import Unreadable
 
 SHORTEST, LONGEST = 1.0, 30.0
 """Seconds between two looks: at first, and at most."""
@@ -55,8 +51,8 @@ class Wait:
     def __init__(self, asked: SimpleQueue[None], *, said: str) -> None:
         self._asked, self._said = asked, said
 
-    def until_there(self, look: Callable[[], Missing | None], *, timeout: float | None = None) -> bool:
-        """Return True when *look* misses nothing, False if it still does after *timeout* seconds.
+    def until_there(self, look: Callable[[], Missing | None]) -> None:
+        """Return when *look* misses nothing.
 
         Raises `typer.Exit` with status 0 when the process is asked to end meanwhile, and what waiting does not cure.
         """
@@ -64,20 +60,14 @@ class Wait:
         while (missing := self._look(look)) is not None:
             waited = time.monotonic() - began
             facts = {"missing": missing.what, "where": missing.where, "reason": missing.why}
-            if timeout is not None and waited >= timeout:
-                log.error("not ready, beginning without", process=self._said, **facts)
-                return False
             pause = SHORTEST if missing.what != before else min(pause * 2, LONGEST)
             before = missing.what
             # Spread, as many processes may wait for one server.
             seconds = round(pause * random.uniform(0.75, 1.0), 3)  # noqa: S311, no secret
-            if timeout is not None:
-                seconds = min(seconds, timeout - waited)
             log.warning("not ready, waiting", process=self._said, **facts, waited=round(waited, 1), next_try_in=seconds)
             ready.tell_supervisor(f"STATUS=waiting for {missing.what} at {missing.where}: {missing.why}")
             self._sleep(seconds)
         self.end_if_asked()
-        return True
 
     def end_if_asked(self) -> None:
         """Raise `typer.Exit` if a signal has come by now."""
@@ -129,19 +119,6 @@ def server_missing(settings: Settings, keys: Mapping[str, str]) -> Missing | Non
     except (redis.RedisError, pw.PeeweeException) as error:
         return _refused("Redis", of_redis(settings.require_redis()), error)
     return None if misfit is None else Missing("Redis", of_redis(settings.require_redis()), misfit)
-
-
-def place_missing(settings: Settings, served: Collection[str]) -> Missing | None:
-    """Look for the repositories and the stores from which the actors of the queues that are *served* delete."""
-    database.connect(reuse_if_open=True)
-    batches = [one for one in BATCHES.values() if any(each.queue in served for each in (one, *one.children))]
-    for batch in sorted(batches, key=lambda one: one.name):
-        for place, look in agreement.places(batch.deletes_from, settings):
-            try:
-                look()
-            except (Unreadable, StoreUnavailable) as error:
-                return Missing("a place", place, f"{error}; {batch.name} needs it")
-    return None
 
 
 def _refused(what: str, where: str, error: Exception) -> Missing:

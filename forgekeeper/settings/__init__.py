@@ -11,12 +11,12 @@ from __future__ import annotations
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import SecretStr, ValidationInfo, create_model, field_validator
+from pydantic import BeforeValidator, SecretStr, ValidationInfo, create_model, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from forgekeeper.failpoints import STEPS, Failpoints
+from forgekeeper.failpoints import Failpoints
 from forgekeeper.failpoints import parse as parse_failpoints
 from forgekeeper.settings.certificates import Unverified
 from forgekeeper.settings.cron import Cron
@@ -58,7 +58,7 @@ class SettingsError(Exception):
 
 
 class OfBatch(NamedTuple):
-    """What the settings of one batch are made from: its defaults, their sentences, and its failpoints.
+    """What the settings of one batch are made from: its defaults, and their sentences.
 
     It has limits where it *counts* what it deletes, and further ones where it *counts_bytes*.
     """
@@ -67,7 +67,6 @@ class OfBatch(NamedTuple):
     cron: str
     cron_sentence: str
     pace_sentence: str
-    steps: tuple[str, ...] = ()
     counts: bool = True
     counts_bytes: bool = False
 
@@ -153,9 +152,6 @@ class Settings(BaseSettings):
     shutdown_timeout: Duration = setting(
         "30", "How long a process may finish its work after SIGTERM; then it ends, and others take over."
     )
-    place_wait: Grace = setting(
-        "60", "How long a worker waits for missing repositories or stores before it starts without them."
-    )
 
     tls_unverified: Unverified = setting(
         "nothing", "Whose certificates are not verified: for tests and isolated networks."
@@ -173,16 +169,9 @@ class Settings(BaseSettings):
         None, "The form of log lines; by default console on a terminal, json elsewhere."
     )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = setting("INFO", "The lowest level that is logged.")
-    failpoints: Annotated[Failpoints, NoDecode] = setting(
+    failpoints: Annotated[Failpoints, NoDecode, BeforeValidator(parse_failpoints)] = setting(
         "", "For tests only: where a process is killed, fails or waits."
     )
-
-    steps: ClassVar[tuple[str, ...]] = STEPS
-
-    @field_validator("failpoints", mode="plain")
-    @classmethod
-    def _at_known_steps(cls, value: object) -> Failpoints:
-        return parse_failpoints(value, cls.steps)
 
     @field_validator("object_prefixes")
     @classmethod
@@ -238,7 +227,7 @@ class Settings(BaseSettings):
 
 @cache
 def settings_of(batches: tuple[OfBatch, ...]) -> type[Settings]:
-    """Return the settings of a process that has these batches: some more of each, and their failpoints.
+    """Return the settings of a process that has these batches: some more of each.
 
     Raises `SettingsError` where a batch's name would make a setting of another's.
     """
@@ -255,7 +244,6 @@ def settings_of(batches: tuple[OfBatch, ...]) -> type[Settings]:
             raise SettingsError(f"no batch can be called {batch.name}: {PREFIX}{taken[0].upper()} is a setting already")
         fields |= of_batch
     made: type[Settings] = create_model("Settings", __base__=Settings, **fields)
-    made.steps = (*STEPS, *(step for batch in batches for step in batch.steps))
     return made
 
 

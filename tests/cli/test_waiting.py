@@ -92,7 +92,7 @@ def test_a_worker_waits_for_each_thing_that_it_lacks_and_begins_when_all_is_ther
     with proxy, closing(redis.Redis.from_url(urls.redis)) as server:
         proxy.refuse()
         arguments = ("worker", "--processes", "1", "--threads", "1", "--metrics-port", str(port))
-        worker = start(*arguments, DATABASE_URL=through, REPOSITORIES_ROOT=str(root), PLACE_WAIT="60")
+        worker = start(*arguments, DATABASE_URL=through, REPOSITORIES_ROOT=str(root))
 
         eventually(lambda: worker.waits_for("PostgreSQL"))
         line = worker.waits_for("PostgreSQL")
@@ -115,11 +115,6 @@ def test_a_worker_waits_for_each_thing_that_it_lacks_and_begins_when_all_is_ther
         finally:
             server.execute_command("REPLICAOF", "NO", "ONE")
 
-        eventually(lambda: worker.waits_for("a place"))
-        assert worker.waits_for("a place")["where"] == str(root)
-        assert not any("READY=1" in told for told in worker.told())
-
-        root.mkdir()
         eventually(lambda: worker.said("worker ready"))
         eventually(lambda: ready(port) == 200)
         assert any("READY=1" in told for told in worker.told())
@@ -166,29 +161,20 @@ def looks_that_find(*missing):
     return iter([*missing, None]).__next__
 
 
-def pauses(look, **options):
+def pauses(look):
     with structlog.testing.capture_logs() as lines:
-        there = Wait(SimpleQueue(), said="test").until_there(look, **options)
-    return there, [line["next_try_in"] for line in lines if "next_try_in" in line]
+        Wait(SimpleQueue(), said="test").until_there(look)
+    return [line["next_try_in"] for line in lines if "next_try_in" in line]
 
 
 def test_pauses_grow_up_to_the_longest(quick):
     away = Missing("Redis", "here", "it is away")
 
-    there, seconds = pauses(looks_that_find(*[away] * 6))
+    seconds = pauses(looks_that_find(*[away] * 6))
 
-    assert there
     assert all(later > sooner for sooner, later in itertools.pairwise(seconds[:3]))
     assert max(seconds) <= 0.1
     assert seconds[-1] > 0.05
-
-
-def test_what_may_be_done_without_is_waited_for_no_longer_than_that(quick):
-    away = itertools.repeat(Missing("a place", "there", "it is away"))
-
-    there, _seconds = pauses(away.__next__, timeout=0.2)
-
-    assert not there
 
 
 def test_a_worker_is_ready_while_one_of_its_processes_takes_messages(tmp_path):

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("database")
 def runner(settings):
     with runner_of(settings) as runner:
         yield runner
-    arm(parse("", ()))
+    arm(parse(""))
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def counted():
 
 
 def fail_after_a_chunk(attempt):
-    arm(parse(f"{NAME}.deleted=raise*1", user_status_cleanup.steps))
+    arm(parse(f"{NAME}.deleted=raise*1"))
     assert isinstance(ended(attempt).error, FailpointReached)
 
 

@@ -4,9 +4,9 @@ from time import monotonic
 
 import pytest
 
-from forgekeeper import boot
 from forgekeeper.batches import BATCHES, queues
 from forgekeeper.runs.ledger import JobRun
+from tests.harness.failpoints import failpoints
 from tests.harness.waiting import wait_until
 
 from .worlds import CASES, LIMIT, ONCE_A_YEAR, World, undisturbed, unfinished
@@ -25,7 +25,7 @@ FAULTS = {
 }
 """Which fault of the matrix that is; any other failpoint lies somewhere in a batch."""
 WORKER = ("worker", "--processes", "1", "--threads", "2")
-OF_WORKERS = [name for name in boot.model().steps if not name.startswith("tick.")]
+OF_WORKERS = [name for name in failpoints() if not name.startswith("tick.")]
 """A tick's are the schedulers': `test_scheduler_faults.py` has them."""
 
 

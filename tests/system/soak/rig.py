@@ -14,8 +14,8 @@ from pathlib import Path
 import psycopg2
 import redis
 
-from forgekeeper import boot
 from forgekeeper.batches import queues
+from tests.harness.failpoints import failpoints
 from tests.harness.machine import Held
 from tests.harness.ports import free_ports
 from tests.system.proxy import postgres_through, redis_through
@@ -220,9 +220,7 @@ class Rig:
             service.environment |= {f"FORGEKEEPER_{key.upper()}": value for key, value in PATIENT.items()}
 
     def _failpoint(self):
-        return (
-            f"{self.dice.choice(boot.model().steps)}={self.dice.choice(['kill', 'raise*2', 'sleep:1*2', 'sleep:4*1'])}"
-        )
+        return f"{self.dice.choice(failpoints())}={self.dice.choice(['kill', 'raise*2', 'sleep:1*2', 'sleep:4*1'])}"
 
     def let_pass(self, seconds):
         """Wait, and look after the services meanwhile."""

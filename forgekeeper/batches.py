@@ -127,12 +127,7 @@ class Declared(Shown, Actor[..., None]):
     @property
     def parent(self) -> str | None:
         """The name of the batch of which this is a child, None of a batch."""
-        return None
-
-    @property
-    def reads_only(self) -> bool:
-        """Whether its session may only read: the engine deletes what it answers with."""
-        return self.batch.writes is None
+        return None if self.batch is self else self.batch.name
 
     @cached_property
     def counted(self) -> Fields:
@@ -168,7 +163,7 @@ class BatchSpec(Declared):
     misreadings: Callable[[], Sequence[str]]
     writes: str | None = None
     sender: Callable[[BatchSpec], Message[None]] | None = None
-    stakes: list[AtStake] = field(default_factory=list)
+    stake: AtStake | None = None
     children: list[ChildSpec] = field(default_factory=list)
     commands: str | None = None
     known_repositories: list[Repositories] = field(default_factory=list)
@@ -207,36 +202,22 @@ class BatchSpec(Declared):
         self.subjects.append(subject)
 
     @property
-    def nothing(self) -> DataclassInstance:
-        """The outcome of a run that did nothing."""
-        return self.outcome()
-
-    @property
     def deletes(self) -> bool:
         """Whether it deletes what is the forge's, itself or by its children: then brakes are for it."""
         return any(one.counted for one in (self, *self.children))
 
     def at_stake(self, look: AtStake) -> AtStake:
         """Let the breaker ask the function how much is due of how much there is, of the batch and its children."""
-        self.stakes.append(look)
+        self.stake = self.stake or look
         return look
-
-    @property
-    def stake(self) -> AtStake | None:
-        """What the breaker asks, None where nothing says what is at stake."""
-        return self.stakes[0] if self.stakes else None
 
     def due(self, now: datetime) -> Backlog | None:
         """Add up what is due to the batch and its children; None where nothing says so."""
-        looks = [look for one in (self, *self.children) for look in one.backlogs.items()]
-        found = [look(now) for record, look in looks if self._has_objective(record)]
-        if not found:
-            return None
+        every = (self, *self.children)
+        counted = {record.name for one in every for record in one.records if record.objective}
+        found = [look(now) for one in every for record, look in one.backlogs.items() if record in counted]
         oldest = min((one.oldest for one in found if one.oldest), default=None)
-        return Backlog(sum(one.records for one in found), oldest)
-
-    def _has_objective(self, record: str) -> bool:
-        return any(one.name == record and one.objective for spec in (self, *self.children) for one in spec.records)
+        return Backlog(sum(one.records for one in found), oldest) if found else None
 
 
 @dataclass(kw_only=True, eq=False)
@@ -250,11 +231,6 @@ class ChildSpec(Declared):
     def batch(self) -> BatchSpec:
         """The batch of which this is a child."""
         return self.of
-
-    @property
-    def parent(self) -> str | None:
-        """The name of that batch."""
-        return self.of.name
 
 
 BATCHES: dict[str, BatchSpec] = {}
@@ -276,8 +252,7 @@ def spec(name: str) -> Declared | None:
 
 def queues() -> tuple[str, ...]:
     """Name the queues of all batches and children, each once."""
-    declared = (one for batch in BATCHES.values() for one in (batch, *batch.children))
-    return tuple(dict.fromkeys(one.queue for one in declared))
+    return tuple(dict.fromkeys(one.queue for batch in BATCHES.values() for one in (batch, *batch.children)))
 
 
 def register(declared: Declared) -> None:

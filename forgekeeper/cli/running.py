@@ -65,7 +65,7 @@ def run(batch: Name, dry_run: DryRun = False, sample: Sample = None, json: Json 
         else:
             reason, sentence = back or ("overlap", overlapping(chosen))
             say([sentence], err)
-            result, run_id = asdict(chosen.nothing) | {"skipped": reason}, None
+            result, run_id = asdict(chosen.outcome()) | {"skipped": reason}, None
     answer({"run": run_id} | result, f"{batch}: {facts(result)}", json=json)
     if _is_held_or_blocked(result):
         raise typer.Exit(HELD)

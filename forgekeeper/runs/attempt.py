@@ -120,7 +120,7 @@ class Attempt:
             if self.run.skipped is None:
                 # The budget is the work's own.
                 self.run.deadline = self._deadline()
-                with reading_only(self.declared.name) if self.declared.reads_only else nullcontext():
+                with reading_only(self.declared.name) if self.declared.batch.writes is None else nullcontext():
                     self.declared.work(self.run, *args, **kwargs)
         except Blocked as blocked:
             self.blocked = blocked

@@ -8,8 +8,7 @@ the middle of it, and half of it is doubt, which never counts against the clock.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from itertools import combinations
 from typing import NamedTuple
 
@@ -21,14 +20,6 @@ from forgekeeper.runs.blocked import Blocked
 from forgekeeper.settings import Settings
 
 NAMES = {"postgresql": "PostgreSQL's clock", "redis": "Redis's clock", "host": "this machine's clock"}
-
-
-class Reading(NamedTuple):
-    """What a clock said: an instant, how far it is from the monotonic clock, and how wrong that may be, in seconds."""
-
-    said: datetime
-    offset: float
-    doubt: float
 
 
 class Difference(NamedTuple):
@@ -49,21 +40,13 @@ class Difference(NamedTuple):
         return f"{NAMES[self.clock]} is {way} {NAMES[self.reference]}; set right the one that is wrong"
 
 
-def read() -> dict[str, Reading]:
-    """Read all clocks, within a moment; raise what PostgreSQL and Redis raise when they are away."""
-    return {"postgresql": _read(now), "redis": _read(_of_redis), "host": _read(_of_host)}
-
-
-def differences() -> list[Difference]:
-    """Read all clocks, and compare each with each."""
-    clocks = read()
-    return [between(clocks, *pair) for pair in combinations(clocks, 2)]
-
-
-def between(clocks: Mapping[str, Reading], clock: str, reference: str) -> Difference:
-    """Compare two of them."""
-    one, other = clocks[clock], clocks[reference]
-    return Difference(clock, reference, one.offset - other.offset, one.doubt + other.doubt)
+def differences(*clocks: str) -> list[Difference]:
+    """Read these clocks, or all, within a moment, and compare each with each; raises what servers raise."""
+    read = {name: _read(name) for name in clocks or NAMES}
+    return [
+        Difference(one, other, read[one][0] - read[other][0], read[one][1] + read[other][1])
+        for one, other in combinations(read, 2)
+    ]
 
 
 def require(settings: Settings) -> None:
@@ -72,31 +55,23 @@ def require(settings: Settings) -> None:
     A Redis that is away has no clock to go by: whatever needs it fails of itself.
     """
     try:
-        clocks = read()
+        (found,) = differences("postgresql", "redis")
     except redis.RedisError:
         return
-    difference = between(clocks, "postgresql", "redis")
-    if difference.exceeds(settings.clock_tolerance):
-        said = f"PostgreSQL's clock says {_written(clocks['postgresql'])} and Redis's {_written(clocks['redis'])}"
+    if found.exceeds(settings.clock_tolerance):
         allowed = f"FORGEKEEPER_CLOCK_TOLERANCE allows {settings.clock_tolerance.total_seconds():g} s"
-        raise Blocked("clocks", f"{said}, and {allowed}: set right the one that is wrong")
+        raise Blocked("clocks", f"{found.sentence()} ({allowed})")
 
 
-def _written(reading: Reading) -> str:
-    return reading.said.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
-
-
-def _read(ask: Callable[[], datetime]) -> Reading:
+def _read(clock: str) -> tuple[float, float]:
+    """Return how far the clock is from the monotonic one, and how wrong that may be, in seconds."""
     began = time.monotonic()
-    said = ask()
+    if clock == "postgresql":
+        said = now().timestamp()
+    elif clock == "redis":
+        seconds, microseconds = client.time()
+        said = seconds + microseconds / 1e6
+    else:
+        said = time.time()
     ended = time.monotonic()
-    return Reading(said, said.timestamp() - (began + ended) / 2, (ended - began) / 2)
-
-
-def _of_redis() -> datetime:
-    seconds, microseconds = client.time()
-    return datetime.fromtimestamp(seconds + microseconds / 1e6, UTC)
-
-
-def _of_host() -> datetime:
-    return datetime.fromtimestamp(time.time(), UTC)
+    return said - (began + ended) / 2, (ended - began) / 2

@@ -63,7 +63,7 @@ def test_no_batch_runs_while_the_clocks_of_postgresql_and_redis_are_apart(settin
     db.database.execute_sql("reset search_path")
 
     assert blocked.value.reason == "clocks"
-    assert "FORGEKEEPER_CLOCK_TOLERANCE allows 60 s: set right the one that is wrong" in str(blocked.value)
+    assert "set right the one that is wrong (FORGEKEEPER_CLOCK_TOLERANCE allows 60 s)" in str(blocked.value)
 
 
 def test_a_status_lives_that_only_a_wrong_clock_calls_expired(settings, ahead, expired):

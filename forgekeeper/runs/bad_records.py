@@ -68,8 +68,8 @@ class BadRecords:
         self._counted = counted
         self._still = partial(among, still) if isinstance(still, pw.ModelSelect) else still
         known = quarantine.known(batch, record)
-        self._known = set(known.all)
-        self.keys = set(known.waiting)
+        self._known = set(known)
+        self.keys = {key for key, waits in known.items() if waits}
 
     def __enter__(self) -> Self:
         """Begin a run."""
@@ -94,7 +94,8 @@ class BadRecords:
             if not of_a_record(error):
                 raise
             found = places()
-            self._split(work, [_key(place) for place in found], error)
+            keys: list[Any] = [place[-1] if isinstance(place, tuple) else place for place in found]
+            self._split(work, keys, error)
             return found[-1] if found else None
 
     def each(self, work: Callable[[Sequence[int]], object], keys: Sequence[int]) -> None:
@@ -110,7 +111,7 @@ class BadRecords:
         """Do the *work* for parts of *keys*, for all of which it has raised that *error*."""
         if len(keys) == 1:
             self._pass_over(keys[0], error)
-        elif _waited(error):
+        elif isinstance(error, pw.PeeweeException) and sqlstate(error) in WAITED:
             self._one_by_one(work, keys)
         else:
             middle = len(keys) // 2
@@ -141,11 +142,6 @@ class BadRecords:
             ) from error
 
 
-def _key(place: Any) -> int:
-    key: int = place[-1] if isinstance(place, tuple) else place
-    return key
-
-
 def of_a_record(error: Exception) -> bool:
     """Say whether a record may be to blame, and not the statement, the session or the server."""
     if isinstance(error, ValueError):
@@ -154,15 +150,6 @@ def of_a_record(error: Exception) -> bool:
     if state is None or not reachable():
         return False
     if state[:2] in STATEMENT:
-        return bool(_within(error))
+        # Where PostgreSQL was: at which row, in which function.
+        return bool(getattr(getattr(getattr(error, "orig", None), "diag", None), "context", None))
     return state == TOOK_TOO_LONG or state[:2] not in SERVER
-
-
-def _waited(error: Exception) -> bool:
-    return isinstance(error, pw.PeeweeException) and sqlstate(error) in WAITED
-
-
-def _within(error: Exception) -> str | None:
-    """Return where PostgreSQL was: at which row, in which function."""
-    context: str | None = getattr(getattr(getattr(error, "orig", None), "diag", None), "context", None)
-    return context

@@ -128,7 +128,9 @@ def run_ended(
         elif state == "failed":
             dead_lettered(batch.name)
         if error is not None:
-            _count_failures(batch)
+            limit = batch.limit("consecutive_failures")
+            if limit is not None and JobRun.health(batch.name).failures >= limit.above:
+                WORKER.inc(BREACHES, batch.name, limit.name)
         elif skipped is not None:
             run_skipped(batch.name, skipped)
             if skipped == "flag_unreadable" and batch.flag is not None:
@@ -158,7 +160,13 @@ def child_ended(
         elif error is not None:
             WORKER.inc("forgekeeper_run_retries_total", child.name)
         if child.lease:
-            _count_lease(child.name, outcome, error)
+            if error is None and getattr(outcome, "stopped", None) == "lease_held":
+                WORKER.inc("forgekeeper_lease_contentions_total", child.name)
+                run_skipped(child.name, "lease_held")
+            elif not isinstance(error, redis.RedisError):
+                WORKER.inc("forgekeeper_lease_acquisitions_total", child.name)
+            if isinstance(error, LeaseLost):
+                WORKER.inc("forgekeeper_lease_lost_total", child.name)
         if error is None:
             _count_stop(child, outcome)
 
@@ -167,6 +175,7 @@ def attempt_ended(name: str, seconds: float, error: BaseException | None, outcom
     """Count how an attempt of a batch or child has ended, and how long it took."""
     WORKER.inc("forgekeeper_runs_total", name)
     WORKER.observe("forgekeeper_run_duration_seconds", name, seconds=seconds)
+    timed_out = getattr(outcome, "stopped", None) == "deadline" or getattr(outcome, "execution_timeout", False)
     declared = spec(name)
     limit = declared.limit("duration") if declared else None
     if limit is not None and seconds > limit.above:
@@ -174,18 +183,8 @@ def attempt_ended(name: str, seconds: float, error: BaseException | None, outcom
     if error is not None:
         WORKER.inc("forgekeeper_run_failures_total", name, kind(error))
     # A run that drains ends as if its budget were used up, but nobody has to worry.
-    elif _timed_out(outcome) and not shutdown.requested.is_set():
+    elif timed_out and not shutdown.requested.is_set():
         WORKER.inc("forgekeeper_run_timeouts_total", name)
-
-
-def _timed_out(outcome: Any) -> bool:
-    return getattr(outcome, "stopped", None) == "deadline" or getattr(outcome, "execution_timeout", False)
-
-
-def _count_failures(batch: BatchSpec) -> None:
-    limit = batch.limit("consecutive_failures")
-    if limit is not None and JobRun.health(batch.name).failures >= limit.above:
-        WORKER.inc(BREACHES, batch.name, limit.name)
 
 
 def _count_backlog(batch: BatchSpec, outcome: Any) -> None:
@@ -193,7 +192,7 @@ def _count_backlog(batch: BatchSpec, outcome: Any) -> None:
     if limit is None:
         return
     if limit.found:
-        left = _sum(outcome, limit.found) - _sum(outcome, limit.done)
+        left = sum(getattr(outcome, one) for one in limit.found) - sum(getattr(outcome, one) for one in limit.done)
     else:
         due = batch.due(now())
         left = due.records if due else 0
@@ -201,22 +200,7 @@ def _count_backlog(batch: BatchSpec, outcome: Any) -> None:
         WORKER.inc(BREACHES, batch.name, limit.name)
 
 
-def _sum(outcome: Any, fields: Fields) -> int:
-    values: list[int] = [getattr(outcome, field) for field in fields]
-    return sum(values)
-
-
 def _count_stop(declared: Declared, outcome: Any) -> None:
     for own in declared.counters:
         if own.stopped is not None and getattr(outcome, "stopped", None) == own.stopped:
             WORKER.inc(f"forgekeeper_{own.name}_total", *((declared.name,) if own.by_batch else ()))
-
-
-def _count_lease(family: str, outcome: Any, error: BaseException | None) -> None:
-    if error is None and getattr(outcome, "stopped", None) == "lease_held":
-        WORKER.inc("forgekeeper_lease_contentions_total", family)
-        run_skipped(family, "lease_held")
-    elif not isinstance(error, redis.RedisError):
-        WORKER.inc("forgekeeper_lease_acquisitions_total", family)
-    if isinstance(error, LeaseLost):
-        WORKER.inc("forgekeeper_lease_lost_total", family)

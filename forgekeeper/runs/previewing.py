@@ -107,7 +107,7 @@ def _parts(declared: Declared, whole: Look, left: int) -> Iterator[Part]:
     """Ask one of those that are *left*, which gets its share of the time."""
 
     def passed_over(record: str) -> Collection[int]:
-        return quarantine.known(declared.name, record).waiting
+        return [key for key, waits in quarantine.known(declared.name, record).items() if waits]
 
     look = replace(whole, batch=declared.name, until=whole.share(1 / left), passed_over=passed_over)
     for ask in declared.previews:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from datetime import datetime
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
@@ -50,13 +50,6 @@ CHILDREN_FOR_A_PERSON = """
     select record, count(*) from quarantine
     where retry_at = 'infinity' and reason in ('child_failed', 'worker_lost') group by record
 """
-
-
-class Known(NamedTuple):
-    """The bad records of a kind: all of them, and those of them that must be left out now."""
-
-    all: frozenset[int]
-    waiting: frozenset[int]
 
 
 class Quarantined(Base):
@@ -144,10 +137,10 @@ def waiting(batch: str, record: str, keys: Collection[str]) -> set[str]:
     return {key for key in keys if _text(key) in found}
 
 
-def known(batch: str, record: str) -> Known:
-    """Return the keys of the batch's bad records of a kind."""
+def known(batch: str, record: str) -> dict[int, bool]:
+    """Return the keys of the batch's bad records of a kind, and whether each must be left out now."""
     rows = database.execute_sql(KNOWN, {"batch": batch, "record": record}).fetchall()
-    return Known(frozenset(int(key) for key, _ in rows), frozenset(int(key) for key, waits in rows if waits))
+    return {int(key): waits for key, waits in rows}
 
 
 def counts() -> dict[tuple[str, str], int]:

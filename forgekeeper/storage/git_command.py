@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import os
 import re
-import select
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO
+from typing import NamedTuple
 
 # Nothing that a person, the machine or the caller has set reaches git, GIT_* least of all.
 _ENVIRONMENT = {
@@ -41,11 +39,15 @@ _CONFIG = (
 )
 _OPTIONS = [part for setting in _CONFIG for part in ("-c", setting)]
 
-_GLANCE = 0.1
-"""Seconds after which an exception that another thread raised in this one is noticed at the latest."""
-
-_COMPLAINT = 65_536
-"""Bytes of git's standard error that are read."""
+# No name contains ": ".
+_REF = re.compile(rb"cannot lock ref '(?P<ref>.+?)': (?P<why>.+)")
+_LOCK = re.compile(rb"[Uu]nable to create (?:file )?'?(?P<path>.+?)'?: File exists")
+_CHANGED = re.compile(
+    rb"is at \w+ but expected \w+\Z|unable to resolve reference '[^:]+'\Z|'.+' exists; cannot create '"
+)
+_GENERAL = re.compile(
+    rb"No space left on device|Disk quota exceeded|Read-only file system|Input/output error|Too many open files"
+)
 
 
 class GitError(Exception):
@@ -62,22 +64,40 @@ class GitTimedOut(GitError):
     """Git was ended because its time was up; what it has done is unknown."""
 
 
+class Complaint(NamedTuple):
+    """What git wrote, and what is understood of it.
+
+    *ref* is the ref it stopped at; *changed* says that it is not what it was.  *lock* is the lock that is held,
+    relative to the repository; *general* means that no ref would fare better.
+    """
+
+    text: str
+    ref: bytes | None
+    changed: bool
+    lock: bytes | None
+    general: bool
+
+
 @dataclass(frozen=True)
 class Answer:
-    """What git answered; the files last as long as the context."""
+    """What git answered."""
 
     code: int
-    out: IO[bytes]
-    err: IO[bytes]
+    out: bytes
+    err: bytes
+
+    @property
+    def committed(self) -> bool:
+        """Whether a transaction was made; the status alone would also be 0 if git had read no more than half of it."""
+        return self.code == 0 and self.out.endswith(b"commit: ok\n")
 
     def complaint(self) -> bytes:
-        """Return the end of what git wrote to standard error, from its fatal line on if there is one; never nothing."""
+        """Return what git wrote to standard error, from its fatal line on if there is one; never nothing."""
         if self.code < 0:
             return b"git was ended by signal %d" % -self.code
-        self.err.seek(max(0, self.err.seek(0, os.SEEK_END) - _COMPLAINT))
-        said = self.err.read()
-        fatal = re.search(rb"^fatal: ", said, re.MULTILINE)
-        return (said[fatal.end() :] if fatal else said) or b"git ended with status %d and without a word" % self.code
+        fatal = re.search(rb"^fatal: ", self.err, re.MULTILINE)
+        said = self.err[fatal.end() :] if fatal else self.err
+        return said or b"git ended with status %d and without a word" % self.code
 
 
 @dataclass(frozen=True)
@@ -90,8 +110,7 @@ class Git:
     user: tuple[int, int] | None = None
     """The user and group that git runs as; None: ours."""
 
-    @contextmanager
-    def run(self, *arguments: str | bytes, given: bytes = b"") -> Iterator[Answer]:
+    def run(self, *arguments: str | bytes, given: bytes = b"") -> Answer:
         """Run git to its end, with *given* as its standard input.
 
         Raises `GitUnavailable` and `GitTimedOut`.  Any other exception in this thread ends git before it goes on.
@@ -101,45 +120,53 @@ class Git:
             raise GitUnavailable("there is no git on the PATH")
         if time.monotonic() >= self.until:
             raise GitTimedOut("the time was up before git was started")
-        # Never -C: where the directory is missing, git would take the repository around it.
-        command = [program, *_OPTIONS, f"--git-dir={self.git_dir}", *arguments]
         # Files, not pipes: neither side ever waits for the other to read.
         with TemporaryFile() as stdin, TemporaryFile() as out, TemporaryFile() as err:
             stdin.write(given)
             stdin.seek(0)
-            code = self._run(command, stdin, out, err)
+            try:
+                process = subprocess.Popen(
+                    # Never -C: where the directory is missing, git would take the repository around it.
+                    [program, *_OPTIONS, f"--git-dir={self.git_dir}", *arguments],
+                    env=_ENVIRONMENT,
+                    cwd="/",
+                    stdin=stdin,
+                    stdout=out,
+                    stderr=err,
+                    start_new_session=True,  # Ctrl-C at our terminal must not reach git
+                    user=self.user and self.user[0],
+                    group=self.user and self.user[1],
+                    extra_groups=self.user and [],
+                )
+            except OSError as error:
+                raise GitUnavailable(f"git cannot be started: {error.strerror}") from None
+            code = self._end_of(process)
             out.seek(0)
             err.seek(0)
-            yield Answer(code, out, err)
+            return Answer(code, out.read(), err.read())
 
-    def _run(self, command: Sequence[str | bytes], stdin: IO[bytes], out: IO[bytes], err: IO[bytes]) -> int:
+    def _end_of(self, process: subprocess.Popen[bytes]) -> int:
+        said = "its time was up"
         try:
-            process = subprocess.Popen(
-                command,
-                env=_ENVIRONMENT,
-                cwd="/",
-                stdin=stdin,
-                stdout=out,
-                stderr=err,
-                start_new_session=True,  # Ctrl-C at our terminal must not reach git
-                user=self.user and self.user[0],
-                group=self.user and self.user[1],
-                extra_groups=self.user and [],
-            )
-        except OSError as error:
-            raise GitUnavailable(f"git cannot be started: {error.strerror}") from None
-        ended = False
-        try:
-            ended = _wait(process, self.until)
+            return process.wait(max(0.0, self.until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            pass
         finally:
-            killed = not ended and _end(process, self.grace)
-        if not ended:
-            raise GitTimedOut(
-                "git was killed: its time was up and SIGTERM did not end it; its locks may be left in the repository"
-                if killed
-                else "its time was up"
-            )
-        return process.returncode
+            if process.returncode is None and _end(process, self.grace):
+                said = "git was killed: its time was up and SIGTERM did not end it; its locks may be left"
+        raise GitTimedOut(said)
+
+
+def understand(said: bytes, git_dir: Path) -> Complaint:
+    """Read what git wrote against a transaction, in the language of LC_ALL=C."""
+    ref, lock = _REF.search(said), _LOCK.search(said)
+    return Complaint(
+        text=legible(ref["why"] if ref else said),
+        ref=ref["ref"] if ref else None,
+        changed=bool(ref and _CHANGED.match(ref["why"])),
+        lock=os.path.relpath(lock["path"], os.fsencode(git_dir)) if lock else None,
+        general=bool(_GENERAL.search(said)),
+    )
 
 
 def legible(said: bytes, limit: int = 200) -> str:
@@ -154,30 +181,13 @@ def legible(said: bytes, limit: int = 200) -> str:
 
 def _end(process: subprocess.Popen[bytes], grace: float) -> bool:
     """End git and all that it has started; return whether it had to be killed."""
-    _signal(process, signal.SIGTERM)
-    if _wait(process, time.monotonic() + grace):
-        return False
-    _signal(process, signal.SIGKILL)
-    process.wait()
-    return True
-
-
-def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
     # It leads its session, and is not reaped: the number belongs to no other process.
     with suppress(ProcessLookupError):
-        os.killpg(process.pid, number)
-
-
-def _wait(process: subprocess.Popen[bytes], until: float) -> bool:
-    """Return whether *process* has ended by *until*."""
-    # Popen.wait() looks every 50 ms, longer than most commands take.
-    handle = os.pidfd_open(process.pid)
-    try:
-        poll = select.poll()
-        poll.register(handle, select.POLLIN)
-        while (left := until - time.monotonic()) > 0:
-            if poll.poll(1_000 * min(left, _GLANCE)):
-                break
-    finally:
-        os.close(handle)
-    return process.poll() is not None
+        os.killpg(process.pid, signal.SIGTERM)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(grace)
+        return False
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    return True

@@ -1,12 +1,20 @@
-"""Find a repository below the root, and believe that it is gone only while the sentinel can be read.
+"""Find a repository below the root, and keep git inside it.
 
-A disk that is not mounted looks exactly like one from which everything was deleted.
+A disk that is not mounted looks exactly like one from which everything was deleted: a repository is believed to be gone
+only while the sentinel can be read.
+
+Git follows a symbolic link in the path of a ref, of its log and of `packed-refs`, and `commondir` names the folder in
+which the refs are.  A bare repository of a forge has none of these.  What git only reads may lead elsewhere: `HEAD` as
+a link, as old gits made it, `objects` and its alternates, as pools of forks have them.  A loose ref that is itself a
+link is deleted as a link.  We look right before git does: a link that is put in place in between is followed, and a
+bind mount or a hard link looks like what it leads to.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from collections.abc import Iterable
 from contextlib import suppress
@@ -16,13 +24,18 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 from forgekeeper.storage.git_command import GitError
-from forgekeeper.storage.git_enclosure import way_out
 from forgekeeper.storage.sentinel import NAME
 
 _NAME_MAX, _PATH_MAX = 255, 4_096
 """Bytes, Linux's limits for a component of a path and, its end included, for all of it."""
+_NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 FEW = 3
 """Fewer repositories than so many may be gone whatever share of all they are."""
+
+_WRITTEN = {b"packed-refs", b"reftable", b"logs", b"logs/HEAD", b"refs", b"logs/refs"}
+"""What git writes for a deletion, beside the folders of refs and of their logs."""
+# Git 2.53 and later can have the refs in a folder that is named there; includes do not count for it.
+_REFS_ELSEWHERE = re.compile(rb"refstorage\s*=(?:\\\r?\n|[^\n#;])*[:/]", re.IGNORECASE)
 
 
 class RootUnavailable(GitError):
@@ -65,11 +78,29 @@ class Repository:
     def enclose(self, names: Iterable[bytes] = ()) -> None:
         """Raise `RepositoryFailed` where git, deleting refs of these names, would leave the repository's own folder."""
         try:
-            said = way_out(os.fsencode(self.git_dir), names)
+            said = self._way_out(names)
         except OSError as error:
             said = f"what git would write cannot be looked at: {error.strerror}"
         if said is not None:
             raise RepositoryFailed(said)
+
+    def _way_out(self, names: Iterable[bytes]) -> str | None:
+        if self._kind(b"commondir") is not None:
+            return "commondir sends git to another folder: remove it, or correct disk_path"
+        with suppress(FileNotFoundError, NotADirectoryError), (self.git_dir / "config").open("rb") as config:
+            if _REFS_ELSEWHERE.search(config.read(1_000_000)):
+                return "extensions.refStorage in its config names another folder: git must keep the refs here"
+        written = set(_WRITTEN)
+        for name in names:
+            folder = name.rpartition(b"/")[0]
+            while folder and folder not in written:
+                written |= {folder, b"logs/" + folder}
+                folder = folder.rpartition(b"/")[0]
+        for path in sorted(written):
+            if self._kind(path) == stat.S_IFLNK:
+                shown = path.decode(errors="backslashreplace")
+                return f"{shown} is a symbolic link, and git would delete where it leads: put the real thing there"
+        return None
 
     def can_lock(self, name: bytes) -> bool:
         """Return whether there can be a lock for the ref; where refs are no files there always can."""
@@ -83,12 +114,7 @@ class Repository:
 
     def has_file(self, name: bytes) -> bool:
         """Return whether something lies where a loose ref of that name would; may raise OSError."""
-        try:
-            return not stat.S_ISDIR(os.lstat(self._path(name)).st_mode)
-        except OSError as error:
-            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
-                return False
-            raise
+        return self._kind(name) not in (None, stat.S_IFDIR)
 
     def in_the_way(self, name: bytes) -> bytes | None:
         """Return the file that lies where a folder of the ref's name would; git can make no lock behind it."""
@@ -121,6 +147,15 @@ class Repository:
             return timedelta(seconds=max(0, round(seconds)))
         return None
 
+    def _kind(self, path: bytes) -> int | None:
+        """Return what lies at *path*, by the name of `stat`; None where nothing can."""
+        try:
+            return stat.S_IFMT(os.lstat(self._path(path)).st_mode)
+        except OSError as error:
+            if error.errno in _NOTHING_THERE:
+                return None
+            raise
+
     def _path(self, name: bytes) -> bytes:
         return os.fsencode(self.git_dir) + b"/" + name
 
@@ -135,16 +170,13 @@ def open_repository(root: Path, disk_path: str) -> Repository:
     if disk_path.startswith("/") or "\0" in disk_path or ".." in disk_path.split("/"):
         raise RepositoryFailed("the path of the repository is not a plain relative path")
     try:
-        inside, git_dir = root.resolve(), (root / disk_path).resolve()
-        dangling = (root / disk_path).is_symlink() and not git_dir.exists()
-    except OSError as error:
-        raise RepositoryFailed(f"the path of the repository cannot be followed: {error.strerror}") from None
-    except (RuntimeError, UnicodeError):
+        git_dir = (root / disk_path).resolve()
+        if root.resolve() not in git_dir.parents:
+            raise RepositoryFailed("the path of the repository does not lead below the root")
+        if (root / disk_path).is_symlink() and not git_dir.exists():
+            raise RepositoryFailed("the path of the repository is a symbolic link to nothing")
+    except (OSError, RuntimeError, UnicodeError):
         raise RepositoryFailed("the path of the repository cannot be followed") from None
-    if inside not in git_dir.parents:
-        raise RepositoryFailed("the path of the repository does not lead below the root")
-    if dangling:
-        raise RepositoryFailed("the path of the repository is a symbolic link to nothing")
     return Repository(root, git_dir, _identity(git_dir, root))
 
 
@@ -154,14 +186,14 @@ def is_missing(root: Path, disk_path: str) -> bool:
     Raises `RootUnavailable`.
     """
     with suppress(OSError, ValueError):
-        (root / disk_path).stat()
+        (root / disk_path).stat()  # most are there, and need no more than that
         return False
     try:
         open_repository(root, disk_path)
-    except RepositoryMissing:
-        return True
-    except RepositoryFailed:
-        pass
+    except GitError as error:
+        if isinstance(error, RootUnavailable):
+            raise
+        return isinstance(error, RepositoryMissing)
     return False
 
 
@@ -184,23 +216,21 @@ def objection(root: Path, disk_path: str) -> str | None:
 
     Raises `RootUnavailable`; a repository that is missing is none to object to.
     """
-    try:
-        open_repository(root, disk_path).enclose()
-    except RepositoryFailed as error:
-        return str(error)
-    except RepositoryMissing:
-        pass
+    with suppress(RepositoryMissing):
+        try:
+            open_repository(root, disk_path).enclose()
+        except RepositoryFailed as error:
+            return str(error)
     return None
 
 
 def _identity(git_dir: Path, root: Path) -> tuple[int, int]:
     try:
         found = git_dir.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        _read_sentinel(root)
-        raise RepositoryMissing("there is nothing at the path of the repository") from None
     except OSError as error:
         _read_sentinel(root)
+        if isinstance(error, (FileNotFoundError, NotADirectoryError)):
+            raise RepositoryMissing("there is nothing at the path of the repository") from None
         raise RepositoryFailed(f"the repository cannot be looked at: {error.strerror}") from None
     # A file would send git to wherever it says.
     if not stat.S_ISDIR(found.st_mode):

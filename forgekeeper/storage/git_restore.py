@@ -12,11 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from forgekeeper.storage.git_command import Git, legible
-from forgekeeper.storage.git_complaints import understand
+from forgekeeper.storage.git_command import Git, legible, understand
 from forgekeeper.storage.git_repository import Repository, RepositoryFailed, open_repository
-from forgekeeper.storage.git_values import standing_in
-from forgekeeper.storage.ref_names import refusal
+from forgekeeper.storage.git_values import refusal, standing_in
 
 BRANCHES = "refs/heads/"
 
@@ -46,7 +44,6 @@ def restore(
     wanted: Mapping[str, str],
     *,
     until: float,
-    grace: float = 5.0,
     dry_run: bool = False,
     before: Callable[[Mapping[str, str]], None] = lambda _: None,
 ) -> dict[str, Restored]:
@@ -60,24 +57,17 @@ def restore(
     Raises `GitError`.
     """
     repository = open_repository(root, disk_path)
-    git = Git(repository.git_dir, until, grace, _owner(repository))
+    found = repository.git_dir.stat()
+    git = Git(repository.git_dir, until, 5.0, None if os.geteuid() else (found.st_uid, found.st_gid))
     outcomes = {ref: said for ref, was in wanted.items() if (said := _objection(ref, was))}
+    outcomes |= _obstacles(repository, git, {ref: was for ref, was in wanted.items() if ref not in outcomes})
     left = {ref: was for ref, was in wanted.items() if ref not in outcomes}
-    outcomes |= _obstacles(repository, git, left)
-    left = {ref: was for ref, was in left.items() if ref not in outcomes}
     if dry_run:
         outcomes |= dict.fromkeys(left, POSSIBLE)
     elif left:
         before(left)
         outcomes |= _create_all(repository, git, left)
     return {ref: outcomes[ref] for ref in wanted}
-
-
-def _owner(repository: Repository) -> tuple[int, int] | None:
-    if os.geteuid() != 0:
-        return None
-    found = repository.git_dir.stat()
-    return found.st_uid, found.st_gid
 
 
 def _objection(ref: str, was: str) -> Restored | None:
@@ -98,7 +88,7 @@ def _obstacles(repository: Repository, git: Git, refs: Mapping[str, str]) -> dic
     for ref, was in refs.items():
         if ref in there:
             outcomes[ref] = _exists(there[ref])
-        elif was not in kinds:
+        elif kinds[was].endswith("missing"):
             outcomes[ref] = PRUNED
         elif ref.startswith(BRANCHES) and kinds[was] != "commit":
             outcomes[ref] = Restored("refused", f"a branch cannot be a {kinds[was]}")
@@ -106,14 +96,12 @@ def _obstacles(repository: Repository, git: Git, refs: Mapping[str, str]) -> dic
 
 
 def _kinds(repository: Repository, git: Git, refs: Mapping[str, str]) -> dict[str, str]:
-    """Return the kinds of the objects that git still has."""
+    """Return of which kind each object is, or that it is missing."""
     oids = sorted(set(refs.values()))
-    given = "".join(f"{oid}\n" for oid in oids).encode()
-    with git.run("cat-file", "--batch-check=%(objecttype)", given=given) as answer:
-        if answer.code != 0:
-            raise _failure(repository, answer.complaint())
-        kinds = [line.decode(errors="replace").strip() for line in answer.out]
-    return {oid: kind for oid, kind in zip(oids, kinds, strict=True) if not kind.endswith("missing")}
+    answer = git.run("cat-file", "--batch-check=%(objecttype)", given="".join(f"{oid}\n" for oid in oids).encode())
+    if answer.code != 0:
+        raise _failure(repository, answer.complaint())
+    return dict(zip(oids, answer.out.decode(errors="replace").splitlines(), strict=True))
 
 
 def _create_all(repository: Repository, git: Git, refs: Mapping[str, str]) -> dict[str, Restored]:
@@ -125,10 +113,9 @@ def _create_all(repository: Repository, git: Git, refs: Mapping[str, str]) -> di
     outcomes = {}
     for ref, was in refs.items():
         said = _create(repository, git, {ref: was})
-        if said and b"already exists" in said:
+        outcomes[ref] = Restored("refused", legible(said)) if said else RESTORED
+        if b"already exists" in said:
             outcomes[ref] = _exists("")
-        else:
-            outcomes[ref] = Restored("refused", legible(said)) if said else RESTORED
     return outcomes
 
 
@@ -137,12 +124,11 @@ def _create(repository: Repository, git: Git, refs: Mapping[str, str]) -> bytes:
     repository.enclose(ref.encode() for ref in refs)
     commands = [f"create {ref}\0{was}" for ref, was in sorted(refs.items())]
     given = "\0".join(["start", *commands, "prepare", "commit", ""]).encode()
-    with git.run("update-ref", "--stdin", "-z", "--no-deref", given=given) as answer:
-        if answer.code < 0:
-            raise _failure(repository, answer.complaint())
-        done = answer.code == 0 and answer.out.read().endswith(b"commit: ok\n")
-        repository.confirm()
-        return b"" if done else answer.complaint()
+    answer = git.run("update-ref", "--stdin", "-z", "--no-deref", given=given)
+    if answer.code < 0:
+        raise _failure(repository, answer.complaint())
+    repository.confirm()
+    return b"" if answer.committed else answer.complaint()
 
 
 def _failure(repository: Repository, complaint: bytes) -> RepositoryFailed:

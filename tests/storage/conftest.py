@@ -1,3 +1,16 @@
+import pytest
+
+from tests.harness.git_samples import Bare, put_root
 from tests.harness.stores import empty_s3, folder, moto, objects, s3, s3_client, store
 
 __all__ = ["empty_s3", "folder", "moto", "objects", "s3", "s3_client", "store"]
+
+
+@pytest.fixture
+def root(tmp_path):
+    return put_root(tmp_path / "repositories")
+
+
+@pytest.fixture
+def repository(root):
+    return Bare(root)

@@ -12,12 +12,7 @@ from forgekeeper.storage.git_refs import (
     Doomed,
 )
 from forgekeeper.storage.git_repository import RepositoryFailed
-from tests.harness.git_samples import Bare, put_root, stand_in
-
-
-@pytest.fixture
-def root(tmp_path):
-    return put_root(tmp_path / "repositories")
+from tests.harness.git_samples import Bare, stand_in
 
 
 @pytest.fixture
@@ -138,8 +133,9 @@ def test_what_git_only_reads_may_lie_elsewhere(repository, other):
 )
 def test_no_program_that_the_repository_names_is_run(repository, tmp_path, config):
     hooks, trap, included = tmp_path / "hooks", tmp_path / "trap", tmp_path / "included"
-    hooks.mkdir()
-    for program in (trap, hooks / "reference-transaction"):
+    hook = "reference-transaction"
+    for program in (trap, hooks / hook, repository.path / "hooks" / hook):
+        program.parent.mkdir(exist_ok=True)
         program.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\nexit 1\n")
         program.chmod(0o755)
     included.write_text(f"[core]\n\thooksPath = {hooks}\n\tfsmonitor = {trap}\n")
@@ -151,15 +147,11 @@ def test_no_program_that_the_repository_names_is_run(repository, tmp_path, confi
     assert not (tmp_path / "ran").exists()
 
 
-def packed(repository, *names):
-    repository.packed(*names)
-    return [Doomed(name) for name in names]
-
-
-@pytest.mark.parametrize("length", [251, 252, 255, 256, 300])
+@pytest.mark.parametrize("length", [251, 256])
 def test_a_ref_that_is_too_long_for_a_lock_is_rejected_and_keeps_no_other(repository, length):
     names = [f"refs/heads/{'x' * length}", f"refs/heads/{'é' * (length // 2 + 1)}", "refs/heads/" + "y" * 250]
-    long, letters, fits = packed(repository, *names)
+    repository.packed(*names)
+    long, letters, fits = map(Doomed, names)
 
     outcomes = repository.delete(long, letters, fits, "refs/heads/" + "z" * length)
 

@@ -6,25 +6,18 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from forgekeeper.storage.git_command import GitTimedOut
 from forgekeeper.storage.git_refs import DELETED, Doomed, delete
-from forgekeeper.storage.git_repository import RepositoryFailed, RepositoryLocked, RepositoryMissing, RootUnavailable
-from tests.harness.git_samples import ALWAYS_IN_TIME, Bare, Held, put_root, stand_in
+from forgekeeper.storage.git_repository import RepositoryFailed, RepositoryLocked, RepositoryMissing
+from tests.harness.git_samples import ALWAYS_IN_TIME, Bare, Held, stand_in
 from tests.harness.waiting import wait_until
 
 TWO_HOURS = 7_200
-A_BUSY_MACHINE = 8.0
-"""Seconds that it may add."""
-
-
-@pytest.fixture
-def root(tmp_path):
-    return put_root(tmp_path / "repositories")
 
 
 @pytest.fixture
@@ -92,22 +85,6 @@ def test_a_lock_that_is_let_go_in_time_is_waited_for(repository):
     assert set(repository.refs()) == {"refs/heads/main", "refs/b"}
 
 
-def test_two_deletions_at_once_end_as_one_would(root):
-    repository = Bare(root)
-    names = [f"refs/mr/{number}" for number in range(300)]
-    repository.packed(*names)
-
-    both = [Held(lambda: repository.states(*names)) for _ in range(2)]
-    for deletion in both:
-        with suppress(RepositoryLocked):
-            assert set(deletion.result().values()) <= {"deleted", "gone", "locked"}
-    repository.delete(*names)
-
-    assert set(repository.refs()) == {"refs/heads/main"}
-    assert repository.locks() == []
-    repository.fsck()
-
-
 def test_pushes_meanwhile_are_neither_lost_nor_undone(root):
     repository = Bare(root)
     names = [f"refs/mr/{number}" for number in range(300)]
@@ -149,37 +126,15 @@ def hang(repository, folder, monkeypatch, *, at_term):
     stand_in(folder / "bin", monkeypatch, HANGING.format(path=repository.path, at_term=at_term))
 
 
-def test_git_that_hangs_is_asked_to_end_and_leaves_no_locks(repository, tmp_path, monkeypatch):
-    hang(repository, tmp_path, monkeypatch, at_term=CLEAN_UP)
-    started = time.monotonic()
-
-    with pytest.raises(GitTimedOut):
-        repository.delete("refs/a", "refs/c", within=2)
-
-    assert 2 <= time.monotonic() - started < 2 + A_BUSY_MACHINE
-    assert repository.locks() == []
-
-
 def test_git_that_does_not_listen_is_killed(repository, tmp_path, monkeypatch):
     hang(repository, tmp_path, monkeypatch, at_term="")
-    started = time.monotonic()
 
     with pytest.raises(GitTimedOut) as caught:
         repository.delete("refs/a", "refs/c", within=2, grace=0.5)
 
-    assert 2.5 <= time.monotonic() - started < 2.5 + A_BUSY_MACHINE
     assert "was killed" in str(caught.value)
     assert not Path("/proc", (repository.path / "pid").read_text().strip()).exists()
     assert len(repository.locks()) == 2
-
-
-def is_waited_for(repository, waiting="self"):
-    """Say whether the hanging git runs and the process *waiting* has begun to wait for it."""
-    handles = []
-    for handle in Path(f"/proc/{waiting}/fd").iterdir():
-        with suppress(FileNotFoundError):  # closed meanwhile
-            handles.append(str(handle.readlink()))
-    return len(repository.locks()) == 2 and "anon_inode:[pidfd]" in handles
 
 
 class Stop(BaseException):
@@ -189,7 +144,7 @@ class Stop(BaseException):
 def test_an_exception_raised_meanwhile_in_our_thread_ends_git(repository, tmp_path, monkeypatch):
     hang(repository, tmp_path, monkeypatch, at_term=CLEAN_UP)
     deletion = Held(lambda: repository.delete("refs/a", "refs/c"))
-    assert wait_until(lambda: is_waited_for(repository), ALWAYS_IN_TIME)
+    assert wait_until(lambda: len(repository.locks()) == 2, ALWAYS_IN_TIME)
 
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(deletion.ident), ctypes.py_object(Stop))
 
@@ -216,7 +171,7 @@ def test_ctrl_c_reaches_git_through_us_alone(repository, tmp_path, monkeypatch):
         start_new_session=True,
         stderr=subprocess.PIPE,
     )
-    assert wait_until(lambda: is_waited_for(repository, process.pid), ALWAYS_IN_TIME)
+    assert wait_until(lambda: len(repository.locks()) == 2, ALWAYS_IN_TIME)
 
     os.killpg(process.pid, signal.SIGINT)
 
@@ -328,41 +283,10 @@ def test_a_repository_that_is_not_there_is_missing(repository, disk_path):
         delete(repository.root, disk_path, [Doomed("refs/c")], until=time.monotonic() + ALWAYS_IN_TIME)
 
 
-@pytest.mark.parametrize("there", [True, False])
-def test_without_sentinel_nothing_is_believed_or_deleted(repository, there):
-    sentinel = repository.root / ".forgekeeper-root"
-    sentinel.rename(repository.root / "other")
-    if not there:
-        repository.disk_path = "never/there.git"
-
-    with pytest.raises(RootUnavailable):
-        repository.delete("refs/c", "refs/gone")
-
-    assert "refs/c" in repository.refs()
-
-
-def meanwhile(tmp_path, monkeypatch, command, deed):
-    """Let *deed* happen just before the first git *command* runs."""
-    stand_in(
-        tmp_path / "bin",
-        monkeypatch,
-        f'case "$*" in *{command}*) test -e {tmp_path}/done || {{ touch {tmp_path}/done; {deed}; }}; esac\nexec $GIT "$@"',
-    )
-
-
-def test_refs_are_not_gone_because_the_root_was_when_git_looked(repository, tmp_path, monkeypatch):
-    Bare(tmp_path / "empty")
-    deed = f"mv {repository.root} {tmp_path}/away; mv {tmp_path}/empty {repository.root}"
-    meanwhile(tmp_path, monkeypatch, "for-each-ref", deed)
-
-    with pytest.raises(RootUnavailable):
-        repository.delete("refs/a")
-
-
 def test_refs_are_not_gone_because_another_repository_took_the_place(repository, tmp_path, monkeypatch):
     other = Bare(tmp_path / "other")
-    deed = f"mv {repository.path} {tmp_path}/away; mv {other.path} {repository.path}"
-    meanwhile(tmp_path, monkeypatch, "for-each-ref", deed)
+    deed = f"mv {repository.path} {tmp_path}/away && mv {other.path} {repository.path}"
+    stand_in(tmp_path / "bin", monkeypatch, f'case "$*" in *for-each-ref*) {deed};; esac\nexec $GIT "$@"')
 
     with pytest.raises(RepositoryFailed, match="place"):
         repository.delete("refs/a")

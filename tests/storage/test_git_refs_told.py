@@ -3,14 +3,8 @@
 import pytest
 
 from forgekeeper.storage.git_refs import CHANGES, DELETED, Doomed
-from tests.harness.git_samples import Bare, put_root
 
 ELSEWHERE = "1" * 40
-
-
-@pytest.fixture
-def repository(tmp_path):
-    return Bare(put_root(tmp_path / "repositories"))
 
 
 class Told:
@@ -49,15 +43,6 @@ def test_of_a_symbolic_ref_it_is_told_where_it_led(repository, target):
 
     assert repository.states("refs/sym", before=told) == {"refs/sym": "deleted"}
     assert told.each == [{"refs/sym": f"ref: {target}"}]
-
-
-def test_it_is_told_while_everything_is_still_there(repository):
-    repository.loose("refs/a", "refs/b")
-    seen = []
-
-    repository.delete("refs/a", "refs/b", before=lambda _: seen.append(set(repository.refs())))
-
-    assert seen == [{"refs/heads/main", "refs/a", "refs/b"}]
 
 
 def test_nothing_is_told_of_what_is_gone_or_may_not_go(repository):

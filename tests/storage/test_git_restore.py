@@ -15,11 +15,6 @@ from tests.harness.git_samples import ALWAYS_IN_TIME, Bare, put_root, stand_in
 NOBODY = "1" * 40
 
 
-@pytest.fixture
-def repository(tmp_path):
-    return Bare(put_root(tmp_path / "repositories"))
-
-
 def restore(repository, wanted, **options):
     until = time.monotonic() + ALWAYS_IN_TIME
     return git_restore.restore(repository.root, repository.disk_path, wanted, until=until, **options)
@@ -128,16 +123,6 @@ def test_nothing_is_written_where_a_link_leads(repository, tmp_path):
     with pytest.raises(RepositoryFailed, match="symbolic link"):
         restore(repository, {"refs/mr/1": repository.one})
     assert list((tmp_path / "elsewhere").iterdir()) == []
-
-
-def test_no_hook_is_run(repository):
-    hook = repository.path / "hooks/reference-transaction"
-    hook.parent.mkdir(exist_ok=True)
-    hook.write_text(f"#!/bin/sh\ntouch {repository.path}/was-here\nexit 1\n")
-    hook.chmod(0o755)
-
-    assert states(repository, {"refs/x": repository.one}) == {"refs/x": "restored"}
-    assert not (repository.path / "was-here").exists()
 
 
 def test_a_locked_ref_is_refused_and_keeps_no_other(repository):

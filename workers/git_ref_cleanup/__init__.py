@@ -23,7 +23,7 @@ from forgekeeper.declaring.surroundings import settings
 from forgekeeper.runs.batch import Batch
 from metrics.catalogue.metric import Counter
 from models import GitRefDeletion, Project
-from workers.git_ref_cleanup import deletions, preview, repositories, stale_locks
+from workers.git_ref_cleanup import deletions, preview, repositories
 from workers.git_ref_cleanup.cleaning import LOCK_TIMEOUT, ProjectOutcome, ProjectRefs
 from workers.git_ref_cleanup.deletions import LAST, waiting_projects
 from workers.git_ref_cleanup.repositories import believe, missing_of, require_root
@@ -198,7 +198,7 @@ def processed(now: datetime) -> Rows[GitRefDeletion]:
     )
 
 
-git_ref_cleanup.collector("git_locks", gauges=[stale_locks.GAUGE])(stale_locks.readings)
+git_ref_cleanup.collector("git_locks", gauges=[repositories.STALE_LOCKS])(repositories.stale_locks)
 git_ref_cleanup.preview(preview.projects)
 clean_project_refs.preview(preview.refs)
 git_ref_cleanup.repositories(repositories.sample)

@@ -103,22 +103,20 @@ class ProjectRefs(Items[Pending]):
         """Delete the refs in one git transaction, where that can be."""
         doomed, begun = {row: git_refs.Doomed(row.ref, row.expected_oid) for row in items}, False
 
-        def announce(going: Mapping[git_refs.Doomed, str]) -> None:
+        def before(going: Mapping[git_refs.Doomed, str]) -> None:
             nonlocal begun
             begun = True
-            assert tell is not None
-            tell({row: _item(row, going[one]) for row, one in doomed.items() if one in going})
+            if tell is not None:
+                tell({row: _item(row, going[one]) for row, one in doomed.items() if one in going})
 
         try:
-            before = None if tell is None else announce
             outcomes = git_refs.delete(*self._where(), list(doomed.values()), until=until, before=before)
-        except RepositoryMissing as error:
-            if not self._missing and repositories.paths([self._project]):
+        except GitError as error:
+            missing = isinstance(error, RepositoryMissing)
+            if not missing or (not self._missing and repositories.paths([self._project])):
                 return Deleted({}, error=error, began=begun)
             self._repository_gone = True
             return Deleted(dict.fromkeys(items, git_refs.GONE), began=begun)
-        except GitError as error:
-            return Deleted({}, error=error, began=begun)
         if locked := [one for one in doomed.values() if outcomes[one].state == "locked"]:
             reason = outcomes[locked[0]].reason
             log.warning("refs locked", project_id=self._project, refs=len(locked), first=locked[0].ref, reason=reason)

@@ -1,16 +1,29 @@
-"""Where projects' repositories lie, and whether those that are missing may be gone (batch 58)."""
+"""Where projects' repositories lie, whether those that are missing may be gone, and locks left in them (batch 58)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 
 from forgekeeper.database import database
 from forgekeeper.database.installation import Installation
 from forgekeeper.settings import Settings
 from forgekeeper.storage import git_repository, sentinel
+from forgekeeper.storage.git_command import GitError
 from forgekeeper.storage.git_repository import RepositoriesMissing, RootUnavailable
+from metrics.catalogue.metric import Gauge, Reading
 from models import Project
+from workers.git_ref_cleanup.deletions import waiting_projects
+
+LOOKED_AT = 200
+"""How many repositories are looked at for stale locks: of those with pending deletions, the first."""
+STALE_LOCK = timedelta(minutes=20)
+"""A lock this old was left behind by a killed git, and no ref can be deleted: a deletion ends after ten minutes."""
+STALE_LOCKS = Gauge(
+    "git_stale_locks",
+    "Repositories with pending ref deletions whose packed-refs.lock is older than any deletion may last.",
+)
 
 # A look into the key for each; the number of the look makes PostgreSQL draw again.
 SAMPLE = """
@@ -69,3 +82,24 @@ def believe(root: Path, missing: Mapping[int, str], projects: int, share: float)
             " no row of theirs was closed; is a disk not mounted, or the root another? Where they are gone indeed,"
             " FORGEKEEPER_MISSING_REPOSITORIES=1 lets `forgekeeper run git_ref_cleanup` close them"
         )
+
+
+def stale_locks(settings: Settings) -> Iterator[Reading]:
+    """Count stale locks; where the root cannot be read nothing is said of them."""
+    root = settings.repositories_root
+    waiting = paths(waiting_projects(after=0, limit=LOOKED_AT)).values() if root else ()
+    try:
+        stale = sum(_has_stale_lock(root, disk_path) for disk_path in waiting if root)
+    except RootUnavailable:
+        return
+    yield Reading("git_stale_locks", stale)
+
+
+def _has_stale_lock(root: Path, disk_path: str) -> bool:
+    try:
+        age = git_repository.open_repository(root, disk_path).age("packed-refs.lock")
+    except RootUnavailable:
+        raise
+    except GitError:
+        return False
+    return age is not None and age > STALE_LOCK

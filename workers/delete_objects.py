@@ -12,15 +12,17 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
+import peewee as pw
 import structlog
 
 from forgekeeper import Blocked, Items, Kept, Record, batch
 from forgekeeper.audit.intents import Item
 from forgekeeper.database import backlog, now, probe
 from forgekeeper.database.backlog import Backlog
-from forgekeeper.database.chunks import START
+from forgekeeper.database.chunks import START, among
+from forgekeeper.database.chunks import page as chunk
 from forgekeeper.database.stakes import Stake
-from forgekeeper.database.survey import Selected, expected
+from forgekeeper.database.survey import Selected, expected, held
 from forgekeeper.declaring.items import Deleted, Ended, Page, State
 from forgekeeper.declaring.preview import BUSY, PASSED_OVER, Look, Part
 from forgekeeper.declaring.refused import Entry, Refused, numbers
@@ -115,7 +117,7 @@ class Outbox(Items[Claimed]):
 
     def due_of(self, keys: Sequence[int]) -> set[int]:
         """Return those whose rows are there."""
-        return DeletedObject.present(keys)
+        return among(DeletedObject.select(), keys)
 
     def key(self, one: Claimed) -> int:
         """Return the row's id."""
@@ -123,7 +125,8 @@ class Outbox(Items[Claimed]):
 
     def next(self, page: Page) -> list[int]:
         """Return the ids of what is due, locked or not."""
-        return DeletedObject.next_due(now(), limit=page.limit, without=page.without)
+        due = DeletedObject.due(now())
+        return [one.key for one in chunk(due, DeletedObject.pick_up_at, START, limit=page.limit, without=page.without)]
 
     def claim(self, page: Page) -> list[Claimed]:
         """Claim rows; they are due again after the visibility, should we die."""
@@ -188,14 +191,18 @@ def objects_due(look: Look) -> Iterator[Part]:
     bad, position = look.passed_over("deleted_object"), START
     due = Selected(DeletedObject.due(look.now), DeletedObject.pick_up_at)
     part.keep(PASSED_OVER, due.among(bad))
-    while seen := DeletedObject.seen_due(look.now, position, limit=CHUNK, without=bad):
-        named = JobArtifact.named([one.object.path for one in seen])
-        for row, busy, _place in seen:
-            if reason := _stays(row.path, named, store, busy=busy):
+    locked = DeletedObject.select().where(pw.SQL(held("ci_deleted_objects", alias='"t1"')))
+    while places := chunk(due.query, DeletedObject.pick_up_at, position, limit=CHUNK, without=bad):
+        ids = [place.key for place in places]
+        query = DeletedObject.select().where(DeletedObject.id.in_(ids))
+        rows, busy = list(query.order_by(DeletedObject.pick_up_at, DeletedObject.id)), among(locked, ids)
+        named = JobArtifact.named([row.path for row in rows])
+        for row in rows:
+            if reason := _stays(row.path, named, store, busy=row.id in busy):
                 part.keep(reason, 1)
             else:
-                part.one(str(row.id), row.path, row.claim, size=look.size, project=row.project_id)
-        position = seen[-1].place
+                part.one(str(row.id), row.path, row.pick_up_at, size=look.size, project=row.project_id)
+        position = places[-1]
         look.told(part)
         if look.over():
             part.guess(expected(due, bad))

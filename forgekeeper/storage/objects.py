@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 import obstore
-from obstore.store import LocalStore, S3Store
+from obstore.store import LocalStore
 
 from forgekeeper.database.writes import insist
 from forgekeeper.storage.opening import FAILURES, check_process, open_store, reason
@@ -196,14 +196,19 @@ class Objects:
 
     async def _look(self, paths: list[str], known: dict[str, bool]) -> None:
         for start in range(0, len(paths), LOOKS):
-            some = paths[start : start + LOOKS]
-            found = await asyncio.gather(*map(self.last_modified, some))
+            found = await self.last_modified(paths[start : start + LOOKS])
             await self.confirm({})
-            there = zip(some, found, strict=True)
-            known |= {path: changed is not None for path, changed in there if not isinstance(changed, str)}
+            known |= {path: changed is not None for path, changed in found.items() if not isinstance(changed, str)}
 
-    async def last_modified(self, path: str) -> datetime | str | None:
-        """Return when the object was written, None where there is none, or why that is unknown."""
+    async def last_modified(self, paths: Sequence[str]) -> dict[str, datetime | str | None]:
+        """Return when each object was written, None where there is none, or why that is unknown."""
+        found: dict[str, datetime | str | None] = {}
+        for start in range(0, len(paths), LOOKS):
+            some = paths[start : start + LOOKS]
+            found |= zip(some, await asyncio.gather(*map(self._last_modified, some)), strict=True)
+        return found
+
+    async def _last_modified(self, path: str) -> datetime | str | None:
         try:
             return (await _asked("head", obstore.head_async(self.store, path)))["last_modified"]
         except FileNotFoundError:
@@ -249,8 +254,6 @@ class _Deletion:
         self._lets_us_delete = False
         store = objects.store
         self._root = Path(str(store.prefix)).resolve() if isinstance(store, LocalStore) else None
-        # S3 says of a missing object, too, that it has deleted it.
-        self._deleted_is_certain = not isinstance(store, S3Store)
 
     async def run(self, paths: list[str]) -> None:
         try:
@@ -269,15 +272,12 @@ class _Deletion:
         """Return those that may go: not those that have changed, nor those of which that is unknown."""
         doubtful = [path for path in chunk if path in self._unless_changed_since]
         spared: dict[str, Outcome] = {}
-        for start in range(0, len(doubtful), LOOKS):
-            some = doubtful[start : start + LOOKS]
-            found = await asyncio.gather(*map(self._objects.last_modified, some))
-            for path, changed in zip(some, found, strict=True):
-                if isinstance(changed, str):
-                    spared[path] = failed(changed)
-                elif changed is not None and changed >= self._unless_changed_since[path]:
-                    spared[path] = CHANGED
-        if doubtful:
+        for path, changed in (await self._objects.last_modified(doubtful)).items():
+            if isinstance(changed, str):
+                spared[path] = failed(changed)
+            elif changed is not None and changed >= self._unless_changed_since[path]:
+                spared[path] = CHANGED
+        if spared:
             self._unconfirmed |= spared
             await self._confirm()
         return [path for path in chunk if path not in spared]
@@ -308,14 +308,12 @@ class _Deletion:
         except FAILURES:
             await self._confirm()
             return False
-        for path in chunk:
-            self._note(path, DELETED)
+        self._unconfirmed |= dict.fromkeys(chunk, DELETED)
         return True
 
     async def _one_by_one(self, chunk: list[str]) -> None:
         for path in chunk:
-            outcome = await self._one(path)
-            self._note(path, outcome)
+            self._unconfirmed[path] = outcome = await self._one(path)
             # After a failure at once: a store that has gone is not asked a thousand times.
             if outcome.state == "failed" or len(self._unconfirmed) >= UNCONFIRMED:
                 await self._confirm()
@@ -335,10 +333,6 @@ class _Deletion:
             return failed(reason(error))
         return DELETED
 
-    def _note(self, path: str, outcome: Outcome) -> None:
-        certain = outcome == DELETED and self._deleted_is_certain
-        (self.known if certain else self._unconfirmed)[path] = outcome
-
 
 async def _until(until: float | None, work: Awaitable[None]) -> None:
     with suppress(TimeoutError):
@@ -351,10 +345,8 @@ async def _asked(operation: str, answer: Awaitable[Answer]) -> Answer:
     began, failures = time.monotonic(), 0
     try:
         return await answer
-    except FileNotFoundError:
-        raise
-    except FAILURES:
-        failures = 1
+    except FAILURES as error:
+        failures = int(not isinstance(error, FileNotFoundError))
         raise
     finally:
         from metrics.counting import WORKER  # there in a worker; a command that asks no store has no use for it

@@ -10,23 +10,21 @@ import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.database import Base, BigIdentityField, chosen, database, default
-from forgekeeper.database.chunks import Position
 from forgekeeper.database.grants import SEEN, WRITES, Use
-from forgekeeper.database.survey import held
 from forgekeeper.storage.stores import ARTIFACTS
 
 MAX_ATTEMPTS = 10
 """After so many failures an object waits for a person."""
 
 FOR_EVER: Any = pw.SQL("timestamptz 'infinity'")
-DUE = "pick_up_at <= %(now)s and attempts < %(max_attempts)s"
-"""What runs delete, and previews count."""
+OURS = "(id, pick_up_at) in (select * from unnest(%(ids)s::bigint[], %(claims)s::timestamptz[]))"
+"""A claim sets the instant at which the object is due again: while that stands there, the claim is ours."""
 
 CLAIM_DUE = """
     update ci_deleted_objects set pick_up_at = clock_timestamp() + %(visibility)s
     where id = any(array(
         select id from ci_deleted_objects
-        where {due}{chosen}
+        where pick_up_at <= %(now)s and attempts < %(max_attempts)s{chosen}
         order by pick_up_at, id
         limit %(limit)s
         for update skip locked
@@ -40,23 +38,12 @@ NAMED = """
         select from ci_deleted_objects where store_dir = asked.folder and file = asked.file limit 1
     ) as found
 """
-LIST_DUE = """
-    select {columns} from ci_deleted_objects
-    where {due}{chosen}
-    order by pick_up_at, id
-    limit %(limit)s
-"""
 # Locked, so that a person who holds objects back comes before us, or waits until it is known that we delete them.
-STILL_OURS = """
-    select id from ci_deleted_objects
-    where (id, pick_up_at) in (select * from unnest(%(ids)s::bigint[], %(claims)s::timestamptz[]))
-    for no key update skip locked
-"""
-FAIL = """
+STILL_OURS = f"select id from ci_deleted_objects where {OURS} for no key update skip locked"
+FAIL = f"""
     update ci_deleted_objects set attempts = attempts + 1,
         pick_up_at = clock_timestamp() + %(first)s * power(2, least(attempts, 10))
-    where (id, pick_up_at) in (select * from unnest(%(ids)s::bigint[], %(claims)s::timestamptz[]))
-    returning attempts >= %(max_attempts)s
+    where {OURS} returning attempts >= %(max_attempts)s
 """
 FORGET = """
     delete from ci_deleted_objects as object
@@ -77,10 +64,7 @@ UNHOLD = """
     update ci_deleted_objects set pick_up_at = clock_timestamp() + %(grace)s
     where pick_up_at = 'infinity' and id = any(%(ids)s)
 """
-PUT_BACK = """
-    update ci_deleted_objects set pick_up_at = %(now)s
-    where (id, pick_up_at) in (select * from unnest(%(ids)s::bigint[], %(claims)s::timestamptz[]))
-"""
+PUT_BACK = f"update ci_deleted_objects set pick_up_at = %(now)s where {OURS}"
 
 
 class Claimed(NamedTuple):
@@ -96,21 +80,18 @@ class Claimed(NamedTuple):
     @property
     def path(self) -> str:
         """Where the object lies: what was the artifact's ``file_final_path``."""
-        return f"{self.store_dir}/{self.file}" if self.store_dir else self.file
+        return joined(self.store_dir, self.file)
+
+
+def joined(store_dir: str, file: str) -> str:
+    """Return the path of an object, by the folder and the file that it has in the outbox."""
+    return f"{store_dir}/{file}" if store_dir else file
 
 
 def parted(path: str) -> tuple[str, str]:
     """Return the folder and the file that an object at *path* has in the outbox."""
     folder, _, file = path.rpartition("/")
     return (folder, file) if folder else ("", path)
-
-
-class Seen(NamedTuple):
-    """An object that could be claimed, whether another session has its row locked, and its place in the order."""
-
-    object: Claimed
-    busy: bool
-    place: Position
 
 
 class DeletedObject(Base):
@@ -136,7 +117,7 @@ class DeletedObject(Base):
     @property
     def path(self) -> str:
         """Where the object lies."""
-        return f"{self.store_dir}/{self.file}" if self.store_dir else self.file
+        return joined(self.store_dir, self.file)
 
     @classmethod
     def named(cls, paths: Sequence[str]) -> set[str]:
@@ -171,32 +152,10 @@ class DeletedObject(Base):
         without: Collection[int] = (),
     ) -> list[Claimed]:
         """Claim up to *limit* due objects; if we die, others find them due after *visibility*."""
-        values = {"visibility": visibility, "only": only, **_values(now, limit, without)}
-        statement = CLAIM_DUE.format(due=DUE, chosen=chosen("id", only=only, without=without))
+        values: dict[str, Any] = {"visibility": visibility, "only": only, "without": list(without)}
+        values |= {"now": now, "limit": limit, "max_attempts": MAX_ATTEMPTS}
+        statement = CLAIM_DUE.format(chosen=chosen("id", only=only, without=without))
         return [Claimed(*row) for row in database.execute_sql(statement, values).fetchall()]
-
-    @classmethod
-    def next_due(cls, now: datetime, *, limit: int, without: Collection[int] = ()) -> list[int]:
-        """Return the ids of what `claim_due` would claim, locked or not."""
-        statement = LIST_DUE.format(columns="id", due=DUE, chosen=chosen("id", without=without))
-        return [number for (number,) in database.execute_sql(statement, _values(now, limit, without)).fetchall()]
-
-    @classmethod
-    def seen_due(cls, now: datetime, after: Position, *, limit: int, without: Collection[int] = ()) -> list[Seen]:
-        """Return the next of what `claim_due` would claim, beyond *after*; nothing is claimed."""
-        columns = "id, store_dir, file, pick_up_at, project_id, created_at, {busy}, pick_up_at::text as place"
-        beyond = f"{DUE} and (pick_up_at, id) > (%(instant)s, %(key)s)"
-        statement = LIST_DUE.format(
-            columns=columns.format(busy=held("ci_deleted_objects")), due=beyond, chosen=chosen("id", without=without)
-        )
-        values = {**_values(now, limit, without), **after._asdict()}
-        rows = database.execute_sql(statement, values).fetchall()
-        return [Seen(Claimed(*row[:6]), row[6], Position(row[7], row[0])) for row in rows]
-
-    @classmethod
-    def present(cls, ids: Sequence[int]) -> set[int]:
-        """Return those of *ids* that are still there."""
-        return {row.id for row in cls.select(cls.id).where(cls.id.in_(list(ids)))}
 
     @classmethod
     def forget(cls, claimed: Sequence[Claimed]) -> int:
@@ -258,10 +217,6 @@ class DeletedObject(Base):
     def _given_up(cls, ids: Sequence[int] | None) -> pw.Expression:
         which: pw.Expression = (cls.attempts >= MAX_ATTEMPTS) & (cls.pick_up_at < FOR_EVER)
         return which if ids is None else which & cls.id.in_(list(ids))
-
-
-def _values(now: datetime, limit: int, without: Collection[int]) -> dict[str, Any]:
-    return {"now": now, "limit": limit, "max_attempts": MAX_ATTEMPTS, "without": list(without)}
 
 
 def _claims(claimed: Sequence[Claimed]) -> dict[str, Any]:

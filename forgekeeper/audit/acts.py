@@ -8,9 +8,9 @@ import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from json import dumps
 from typing import Any, NamedTuple
 
-import orjson
 import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
@@ -61,22 +61,13 @@ class Act(Base):
         primary_key = pw.CompositeKey("id", "at")
 
 
-class _Recording(NamedTuple):
-    who: Who | None = None
-    on: bool = True
-
-
-_recording: ContextVar[_Recording] = ContextVar("recording", default=_Recording())  # noqa: B039, it cannot be changed
+_recording: ContextVar[tuple[str | None, bool]] = ContextVar("recording", default=(None, True))
 
 
 @contextmanager
-def begin(*, actor: str | None = None, on: bool, who: Who | None = None) -> Iterator[None]:
-    """Let the acts within be *who*'s, by default those of who runs this process; none is recorded unless *on*.
-
-    *actor* is the name that the process was given for that person.  One thread's acts are one person's: a server begins
-    again for each request.
-    """
-    token = _recording.set(_Recording(who or of_process(actor), on))
+def begin(*, on: bool, actor: str | None = None) -> Iterator[None]:
+    """Let the acts within be those of the person that *actor* names; none is recorded unless *on*."""
+    token = _recording.set((actor, on))
     try:
         yield
     finally:
@@ -84,12 +75,8 @@ def begin(*, actor: str | None = None, on: bool, who: Who | None = None) -> Iter
 
 
 def who() -> Who:
-    """Say who acts here."""
-    return _recording.get().who or of_process()
-
-
-def of_process(actor: str | None = None) -> Who:
-    """Say who runs this process: the user that it belongs to, and who has become that user with sudo."""
+    """Say who acts here: the user that the process belongs to, and who has become that user with sudo."""
+    actor, _ = _recording.get()
     return Who(_user(), socket.gethostname(), actor)
 
 
@@ -108,7 +95,8 @@ def record(
     Does nothing where the audit is off.  What is not changed in the same transaction is changed after this, never
     before: an act that cannot be recorded does not happen.
     """
-    if not _recording.get().on:
+    _, on = _recording.get()
+    if not on:
         return
     person = who()
     Act.insert(
@@ -139,7 +127,7 @@ def _bounded(value: Any) -> Any:
     if value is None:
         return None
     document = redact(value)
-    text = orjson.dumps(document, default=str).decode()
+    text = dumps(document, default=str)
     return document if len(text.encode()) <= LARGEST else {"cut": text[: LARGEST // 8]}
 
 

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from functools import cache
+from functools import partial
 from hashlib import md5
-from itertools import islice
+from json import dumps
 from typing import Any, NamedTuple
 
-import orjson
 import peewee as pw
 from playhouse.postgres_ext import ArrayField, DateTimeTZField
 
@@ -30,19 +29,10 @@ TOGETHER = 10
 """So many rows are inserted by a statement at most: a page of ten thousand refs has forty of some thirty kilobytes."""
 UNCLOSED_FOR = timedelta(days=7)
 """For so long an intent is looked for whose outcome is missing."""
-COLUMNS = "batch, record, run, tick, child"
-VALUES = "%(audit_batch)s, {record}, %(audit_run)s, %(audit_tick)s, %(audit_child)s"
 # What is the same for all is there once; to find that out costs less than to write it a hundred times.
 COLUMN = "case when gone.{key}[1] = all(gone.{key}) then to_jsonb(gone.{key}[1]) else to_jsonb(gone.{key}) end"
 HASH = "('x' || left(md5({name}), 8))::bit(32)::integer"
 
-INSERT = f"""
-    insert into audit_deletions ({COLUMNS}, phase, scope, intent, ids, hashes, detail)
-    values {{rows}}
-    returning id
-"""
-ROW = f"""({VALUES.format(record="%(record)s")}, %(phase)s, %(scope)s, %(intent{{0}})s::bigint,
-    %(ids{{0}})s::bigint[], %(hashes{{0}})s::integer[], %(detail{{0}})s::jsonb)"""
 UNCLOSED = """
     select id, ids, detail from audit_deletions as intended
     where phase = 'intent' and batch = %(batch)s and record = %(record)s and scope {is_it}
@@ -61,11 +51,6 @@ class Intent(NamedTuple):
     id: int
     ids: Sequence[int]
     detail: Mapping[str, Any]
-
-    def column(self, name: str) -> list[Any]:
-        """Return that column of the detail, a value for each record."""
-        value = self.detail.get(name)
-        return value if isinstance(value, list) else [value] * len(self.ids)
 
 
 class Ended(NamedTuple):
@@ -97,7 +82,7 @@ class Deletion(Base):
     scope = pw.TextField(null=True)
     ids = ArrayField(pw.BigIntegerField, index=False)
     hashes = ArrayField(pw.IntegerField, index=False)
-    detail = Document(lambda found: found)
+    detail = Document(lambda found: found, dumps=partial(dumps, default=datetime.isoformat))
 
     class Meta:
         table_name = "audit_deletions"
@@ -120,8 +105,7 @@ class Audit:
         child: str | None = None,
     ) -> None:
         self.on = on
-        self._batch = batch
-        self._facts = {"audit_batch": batch, "audit_run": run, "audit_tick": tick, "audit_child": child}
+        self._facts = {"batch": batch, "run": run, "tick": tick, "child": child}
         self._ours: list[int] = []
 
     def clause(self, record: str, source: str, *, id: str, name: str | None = None, **columns: str) -> str:  # noqa: A002
@@ -130,12 +114,24 @@ class Audit:
         *id*, *name* and *columns* are expressions of SQL over *source*; the name is what a record is looked for by
         besides its id.  The statement needs `values`.  Empty where the audit is off.
         """
-        return _clause(record, source, id, name, tuple(columns.items())) if self.on else ""
+        if not self.on:
+            return ""
+        hashes = f"array_agg({HASH.format(name=name)})" if name else "'{}'::integer[]"
+        arrays = "".join(f", array_agg({value}) as {column}" for column, value in columns.items())
+        detail = ", ".join(f"'{column}', {COLUMN.format(key=column)}" for column in columns)
+        return f"""
+    , audited as (
+        insert into audit_deletions (batch, record, run, tick, child, phase, ids, hashes, detail)
+        select %(audit_batch)s, '{record}', %(audit_run)s, %(audit_tick)s, %(audit_child)s, 'done', ids, hashes,
+            jsonb_build_object({detail})
+        from (select array_agg({id}) as ids, {hashes} as hashes{arrays} from {source}) as gone where ids is not null
+        returning 1
+    )"""
 
     @property
     def values(self) -> dict[str, Any]:
         """What a statement with a `clause` needs."""
-        return self._facts if self.on else {}
+        return {f"audit_{name}": value for name, value in self._facts.items()} if self.on else {}
 
     def done(self, record: str, *, ids: Sequence[int], names: Sequence[str] | None = None, **columns: Any) -> None:
         """Record what this transaction has deleted."""
@@ -170,7 +166,7 @@ class Audit:
         """
         if not self.on:
             return []
-        values = {"batch": self._batch, "record": record, "scope": scope, "limit": limit, "ours": self._ours}
+        values = {"batch": self._facts["batch"], "record": record, "scope": scope, "limit": limit, "ours": self._ours}
         # In so many words: "is not distinct from" is looked for in no index.
         statement = UNCLOSED.format(is_it="is null" if scope is None else "= %(scope)s")
         # A constant: of months before it PostgreSQL then locks none, not even to plan.
@@ -181,28 +177,10 @@ class Audit:
         self, phase: str, record: str, parts: Iterator[dict[str, Any]], *, scope: str | None = None
     ) -> list[int]:
         """Insert a row for each part; return their numbers, in the order of the parts."""
-        facts = {**self._facts, "record": record, "phase": phase, "scope": scope}
-        numbers: list[int] = []
-        while self.on and (some := list(islice(parts, TOGETHER))):
-            rows = ", ".join(ROW.format(number) for number in range(len(some)))
-            values = {f"{key}{number}": value for number, part in enumerate(some) for key, value in part.items()}
-            numbers += [row[0] for row in database.execute_sql(INSERT.format(rows=rows), facts | values).fetchall()]
+        facts, numbers = {**self._facts, "record": record, "phase": phase, "scope": scope}, list[int]()
+        for some in pw.chunked(parts, TOGETHER) if self.on else ():
+            numbers += [row.id for row in Deletion.insert_many([facts | part for part in some]).returning(Deletion.id)]
         return numbers
-
-
-# Asked for with each chunk.
-@cache
-def _clause(record: str, source: str, key: str, name: str | None, columns: tuple[tuple[str, str], ...]) -> str:
-    hashes = f"array_agg({HASH.format(name=name)})" if name else "'{}'::integer[]"
-    arrays = "".join(f", array_agg({value}) as {column}" for column, value in columns)
-    detail = ", ".join(f"'{column}', {COLUMN.format(key=column)}" for column, _ in columns)
-    return f"""
-    , audited as (
-        insert into audit_deletions ({COLUMNS}, phase, ids, hashes, detail)
-        select {VALUES.format(record=f"'{record}'")}, 'done', ids, hashes, jsonb_build_object({detail})
-        from (select array_agg({key}) as ids, {hashes} as hashes{arrays} from {source}) as gone where ids is not null
-        returning 1
-    )"""
 
 
 def hashed(name: str) -> int:
@@ -220,5 +198,5 @@ def _parts(
             "intent": intent,
             "ids": list(ids[part]),
             "hashes": [hashed(name) for name in names[part]],
-            "detail": orjson.dumps(detail).decode(),
+            "detail": detail,
         }

@@ -1,7 +1,6 @@
 """What has no transaction, a ref or an object: what is about to go is said before, what has become of it after.
 
-A crash between the two leaves intents without an outcome; the next attempt closes them by looking
-at what is there.
+A crash between the two leaves intents without an outcome; the next attempt closes them by looking at what is there.
 """
 
 from __future__ import annotations
@@ -64,13 +63,10 @@ class Intended(Generic[Key]):
 
         It has to be committed before anything goes.  What is recorded again has moved since the first time.
         """
-        if not self.on or not items:
-            return
-        with nullcontext() if database.in_transaction() else writing():
-            begun = self._begin(items)
-        for number, part in begun.items():
-            self._open[number] = part
-            self._latest |= dict.fromkeys(part, number)
+        if self.on and items:
+            with nullcontext() if database.in_transaction() else writing():
+                begun = self._begin(items)
+            self._keep(begun)
 
     @contextmanager
     def ending(self, states: Mapping[Key, str]) -> Iterator[None]:
@@ -83,9 +79,7 @@ class Intended(Generic[Key]):
             closed, begun = self._end(states) if self.on else ([], {})
         for number in closed:
             del self._open[number]
-        for number, part in begun.items():
-            self._open[number] = part
-            self._latest |= dict.fromkeys(part, number)
+        self._keep(begun)
 
     def end(self, states: Mapping[Key, str]) -> None:
         """Say what has become of those records."""
@@ -96,6 +90,11 @@ class Intended(Generic[Key]):
     def open(self) -> list[Key]:
         """List the records of which it is still to be said what has become of them."""
         return list(dict.fromkeys(key for part in self._open.values() for key in part))
+
+    def _keep(self, begun: Mapping[int, dict[Key, Item]]) -> None:
+        self._open |= begun
+        for number, part in begun.items():
+            self._latest |= dict.fromkeys(part, number)
 
     def _begin(self, items: Mapping[Key, Item]) -> dict[int, dict[Key, Item]]:
         said = items.values()
@@ -112,23 +111,17 @@ class Intended(Generic[Key]):
 
     def _end(self, states: Mapping[Key, str]) -> tuple[list[int], dict[int, dict[Key, Item]]]:
         """Close the intents of which anything is known; what is not known of them is said in new ones."""
-        closed, left = list[int](), dict[Key, Item]()
-
-        def each() -> Iterator[Ended]:
-            for number, part in self._open.items():
-                ended = {key: item for key, item in part.items() if key in states}
-                if not ended:
-                    continue
-                closed.append(number)
-                left.update(
-                    {key: item for key, item in part.items() if key not in ended and self._latest[key] == number}
-                )
-                become = [states[key] if self._latest[key] == number else MOVED for key in ended]
-                said = ended.values()
-                columns = {**self._columns(said), "state": _once(become)}
-                yield Ended(number, _ids(said), [item.name for item in said], columns)
-
-        self._audit.outcomes(self._record, each())
+        closed, outcomes, left = list[int](), list[Ended](), dict[Key, Item]()
+        for number, part in self._open.items():
+            said = [item for key, item in part.items() if key in states]
+            if not said:
+                continue
+            closed.append(number)
+            become = [states[key] if self._latest[key] == number else MOVED for key in part if key in states]
+            columns = {**self._columns(said), "state": _once(become)}
+            outcomes.append(Ended(number, _ids(said), [item.name for item in said], columns))
+            left |= {key: item for key, item in part.items() if key not in states and self._latest[key] == number}
+        self._audit.outcomes(self._record, outcomes)
         return closed, self._begin(left) if left else {}
 
     def _columns(self, items: Iterable[Item]) -> dict[str, Any]:
@@ -142,28 +135,24 @@ def at_work(record: str) -> set[int]:
     return {number for (number,) in database.execute_sql(AT_WORK, {"record": record}).fetchall()}
 
 
-def close_earlier(audit: Audit, record: str, look: Look, *, name: str, scope: str | None = None) -> int:
-    """Close what attempts before ours have left open, as *look* finds it; return how many records that were.
+def close_earlier(audit: Audit, record: str, look: Look, *, name: str, scope: str | None = None) -> None:
+    """Close what attempts before ours have left open, as *look* finds it; what is not known now stays open.
 
-    *name* is the column of what a record is looked for by.  What is not known now stays open.
+    *name* is the column of what a record is looked for by.
     """
-    count = 0
-    while True:
-        unclosed = audit.unclosed(record, scope=scope)
+    while unclosed := audit.unclosed(record, scope=scope):
         rows = [_rows(intent, name) for intent in unclosed]
-        states = iter(look([row for each in rows for row in each]) if unclosed else [])
-        found = [[next(states) for _ in each] for each in rows]
-        closed = [one for one in zip(unclosed, rows, found, strict=True) if None not in one[2]]
-        if not closed:
-            return count
+        states = iter(look([row for each in rows for row in each]))
+        outcomes = []
+        for intent, each in zip(unclosed, rows, strict=True):
+            become = [next(states) for _ in each]
+            if None not in become:
+                columns = {**intent.detail, "state": _once(become)}
+                outcomes.append(Ended(intent.id, intent.ids, [str(row[name]) for row in each], columns))
+        if not outcomes:
+            return
         with writing():
-            audit.outcomes(record, (_ended(*one, name=name) for one in closed))
-        count += sum(len(each) for _intent, each, _become in closed)
-
-
-def _ended(intent: Intent, rows: Sequence[Mapping[str, Any]], become: Sequence[str | None], *, name: str) -> Ended:
-    state = _once([str(one) for one in become])
-    return Ended(intent.id, intent.ids, [str(row[name]) for row in rows], {**intent.detail, "state": state})
+            audit.outcomes(record, outcomes)
 
 
 def _ids(items: Iterable[Item]) -> list[int]:

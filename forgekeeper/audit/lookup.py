@@ -24,11 +24,12 @@ PLAN = """
     set local parallel_setup_cost = 0; set local parallel_tuple_cost = 0; set local jit = off;
 """
 FOUND = f"""
-    select {SHOWN} from audit_deletions where {SIZE} < {FEW} and {{few}}{{where}}
+    select {SHOWN} from audit_deletions where {SIZE} < {FEW} and {{column}} @> array[%(key)s]::{{kind}}[]{{where}}
     union all
-    select {SHOWN} from audit_deletions where {SIZE} >= {FEW} and {{many}}{{where}}
+    select {SHOWN} from audit_deletions where {SIZE} >= {FEW} and %(key)s = any({{column}}){{where}}
     order by 1 desc limit %(limit)s
 """
+KINDS = {"ids": "bigint", "hashes": "integer"}
 CLOCKS_APART = timedelta(days=1)
 """So far a clock may have been set back between an intent and its outcome."""
 CLOSED = "select distinct intent from audit_deletions where intent = any(%s::bigint[]) and at >= %s"
@@ -110,15 +111,9 @@ class Period(NamedTuple):
 def find(subject: Subject, asked: str, period: Period, *, limit: int) -> list[Found]:
     """Return what the audit has of what was *asked* for, by its id or by its name, the latest first."""
     if subject.name is None:
-        number = int(asked)
-        lines = _lines(
-            "ids @> array[%(key)s]::bigint[]", "%(key)s = any(ids)", number, subject.record, period, limit=limit
-        )
-        return _became(lines, {"id": number})
+        return _became(_lines("ids", int(asked), subject.record, period, limit), {"id": int(asked)})
     within, name = _parted(subject, asked)
-    key = hashed(name)
-    lines = _lines("hashes @> array[%(key)s]", "%(key)s = any(hashes)", key, subject.record, period, limit=limit)
-    found = _became(lines, {subject.name: name})
+    found = _became(_lines("hashes", hashed(name), subject.record, period, limit), {subject.name: name})
     return [one for one in found if within is None or str(one.facts.get(subject.within or "")) == within]
 
 
@@ -131,20 +126,19 @@ def _parted(subject: Subject, asked: str) -> tuple[str | None, str]:
     return within, name
 
 
-def _lines(few: str, many: str, key: int, record: str | None, period: Period, *, limit: int) -> list[Line]:
+def _lines(column: str, key: int, record: str | None, period: Period, limit: int) -> list[Line]:
     where = f"{' and record = %(record)s' if record else ''}{period.where()}"
     values = {"key": key, "record": record, "limit": limit, **period._asdict()}
     with database.atomic():
         database.execute_sql(PLAN)
-        rows = database.execute_sql(FOUND.format(few=few, many=many, where=where), values).fetchall()
+        rows = database.execute_sql(FOUND.format(column=column, kind=KINDS[column], where=where), values).fetchall()
     return [Line(*row) for row in rows]
 
 
 def _became(lines: Sequence[Line], wanted: Mapping[str, Any]) -> list[Found]:
     """Return the records in *lines* that are *wanted*, but intents whose outcome says what has become of the record."""
     found = [(line, facts) for line in lines for facts in line.records() if wanted.items() <= facts.items()]
-    intents = {line.id: line.at for line, _ in found if line.phase == "intent"}
-    closed = {number for (number,) in _closed(intents)} if intents else set()
+    closed = _closed({line.id: line.at for line, _ in found if line.phase == "intent"})
     said = {line.intent for line, _ in found if line.phase == "outcome"}
     states = {"done": "deleted", "intent": None}
     return [
@@ -154,11 +148,12 @@ def _became(lines: Sequence[Line], wanted: Mapping[str, Any]) -> list[Found]:
     ]
 
 
-def _closed(intents: Mapping[int, datetime]) -> list[tuple[int]]:
+def _closed(intents: Mapping[int, datetime]) -> set[int]:
     """Return which of the intents have an outcome, of the months since the first of them alone."""
+    if not intents:
+        return set()
     since = min(intents.values()) - CLOCKS_APART
-    found: list[tuple[int]] = database.execute_sql(CLOSED, (list(intents), since)).fetchall()
-    return found
+    return {number for (number,) in database.execute_sql(CLOSED, (list(intents), since)).fetchall()}
 
 
 def newest(period: Period, *, limit: int, run: int | None = None, batch: str | None = None) -> list[Line]:

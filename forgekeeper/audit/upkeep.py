@@ -41,8 +41,7 @@ def drop_partitions(horizon: datetime) -> int:
 
 def kept() -> int:
     """Return how many days the installation keeps the audit, whatever this process's setting says."""
-    (days,) = database.execute_sql(KEPT).fetchone()
-    return int(days)
+    return int(database.execute_sql(KEPT).fetchone()[0])
 
 
 def keep(days: int) -> int:

@@ -4,8 +4,6 @@ from datetime import timedelta
 
 import pytest
 
-from forgekeeper.audit.deletions import Audit
-from forgekeeper.audit.intents import Intended, Item
 from forgekeeper.database import database, now
 from forgekeeper.storage.git_repository import RepositoryFailed
 from models import GitRefDeletion, Project
@@ -42,11 +40,6 @@ def clean(root):
     )
 
 
-def intended(audit, *, project):
-    told = Intended(audit, RECORD, scope=str(project), project_id=project)
-    told.begin({1: Item(1, "refs/mr/1", {"ref": "refs/mr/1", "oid": "1" * 40, "due": now()})})
-
-
 def row(ref, **facts):
     return GitRefDeletion.create(project_id=PROJECT, ref=ref, **facts).id
 
@@ -68,16 +61,6 @@ def test_each_deleted_ref_has_its_line(clean, repository):
         facts | {"id": numbers[0], "ref": "refs/mr/1", "oid": repository.one},
         facts | {"id": numbers[1], "ref": "refs/mr/2", "oid": repository.two},
     ]
-
-
-def test_what_was_gone_or_may_not_go_has_no_line(clean, repository):
-    row("refs/gone")
-    row("refs/mr/1", expected_oid=repository.two)
-    row("refs/heads/main")
-
-    clean()
-
-    assert lines(RECORD) == []
 
 
 def test_a_ref_that_stays_after_all_is_not_said_to_be_deleted(clean, repository):
@@ -123,15 +106,6 @@ def test_of_refs_that_a_crash_left_standing_it_is_said_that_they_were_kept(clean
         ("refs/mr/2", repository.two, "deleted"),
     ]
     assert unclosed() == 0
-
-
-def test_what_another_project_has_left_open_is_not_ours_to_close(clean, repository):
-    intended(Audit("git_ref_cleanup", on=True), project=PROJECT + 1)
-    row("refs/mr/1")
-
-    clean()
-
-    assert unclosed() == 1
 
 
 def test_a_ref_pushed_to_after_it_was_told_has_one_line_of_what_it_was_in_the_end(

@@ -9,11 +9,13 @@ from structlog.testing import capture_logs
 from forgekeeper import Rows, batch
 from forgekeeper.batches import BATCHES
 from forgekeeper.database import Base, database, now
+from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.processes import Process
 from forgekeeper.runs.quarantine import Quarantined
+from forgekeeper.runs.totals import LAST, RunTotal
 from forgekeeper.storage.settled import SettledUpload
 from models import DeletionStatus, GitRefDeletion
 from tests.harness.performing import perform
@@ -204,3 +206,14 @@ def test_a_run_ends_at_its_deadline_after_a_chunk():
     outcome = run(clock=time_runs_out_after_a_chunk)
 
     assert (outcome, len(refs()), len(runs())) == (Outcome(ref_deletions=CHUNK, stopped="deadline"), 1, 2)
+
+
+def test_totals_go_after_sixty_days_but_the_last_hundred_runs():
+    Batch.register(["prune"])
+    days = dict.fromkeys(range(1, LAST + 11), 61) | {LAST + 11: 1}
+    rows = [{"batch": "prune", "run": run, "day": now() - age * DAY, "records": 5} for run, age in days.items()]
+    RunTotal.insert_many(rows).execute()
+
+    outcome = run()
+
+    assert (outcome.run_totals, {row.run for row in RunTotal.select()}) == (11, set(range(12, LAST + 12)))

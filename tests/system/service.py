@@ -4,12 +4,11 @@ import json
 import os
 import signal
 import subprocess
-import sys
-import time
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
+from tests.harness import forks
 from tests.harness.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -25,21 +24,14 @@ class Service:
     folder: Path
     environment: dict[str, str]
     module: str = "forgekeeper.cli"
-    deaths: list[tuple[int, float]] = field(default_factory=list)
     lives: int = 0
 
     def start(self):
         self.lives += 1
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), **self.environment}
         with self._log(self.lives).open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", self.module, *self.arguments],
-                cwd=self.folder,
-                env={**os.environ, "PYTHONPATH": str(ROOT), **self.environment},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+            words = ("-m", self.module, *self.arguments)
+            self.process = forks.start(words, env=environment, cwd=self.folder, stdout=log, stderr=log)
 
     def restart_if_dead(self):
         if self.process.poll() is not None:
@@ -56,34 +48,24 @@ class Service:
 
     def kill(self):
         """Kill the command and all its processes; they are a process group of their own."""
-        self.note_deaths([self.process.pid, *self.children])
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
+        # One that has just begun may not have its group yet.
+        self.process.kill()
         self.process.wait()
 
     def kill_a_child(self, dice):
-        """Kill one child; return False when there is none yet."""
-        children = self.children
-        if not children:
-            return False
-        child = dice.choice(children)
-        self.note_deaths([child])
-        try:
-            os.kill(child, signal.SIGKILL)
-        except ProcessLookupError:
-            return False
-        return True
-
-    def note_deaths(self, pids):
-        self.deaths += [(pid, time.time()) for pid in pids]
+        """Kill one child, if there is any yet."""
+        if children := self.children:
+            with suppress(ProcessLookupError):
+                os.kill(dice.choice(children), signal.SIGKILL)
 
     def stop(self):
         """Ask it to end; return its status.  One that has just begun to start would not hear it, but die of it."""
         wait_until(lambda: self.process.poll() is not None or self._hears_sigterm(), LIMIT)
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-            with suppress(subprocess.TimeoutExpired):
-                self.process.wait(LIMIT)
+        self.process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(LIMIT)
         self.kill()
         return self.process.returncode
 
@@ -100,10 +82,12 @@ class Service:
         """Yield the facts of the log lines of all lives; a killed process's last one may be cut."""
         for life in range(1, self.lives + 1):
             for line in self._log(life).read_text(errors="replace").splitlines():
-                try:
+                with suppress(ValueError):
                     yield json.loads(line)
-                except ValueError:
-                    continue
+
+    def said(self, message):
+        """List the lines with that message."""
+        return [line for line in self.lines() if line.get("message") == message]
 
     def last_lines(self, count):
         """Return the last lines of the last life's log."""

@@ -1,6 +1,6 @@
-"""What messages do, for our workers and for bare Dramatiq's alike; as a program, `forgekeeper worker` with it.
+"""What messages do, for our workers and for bare Dramatiq's alike: they write into a file what they do.
 
-They write into a file what they do: it is there when Redis is not.
+As a program it is `forgekeeper worker` with them; as a module it is what Dramatiq's own command loads.
 """
 
 import os
@@ -12,8 +12,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-QUEUE = "objects"
-NOTES = "NOTES"
+import dramatiq
+from dramatiq.brokers.redis import RedisBroker
+
+QUEUE, NOTES = "objects", "NOTES"
+URL = "STOCK_REDIS_URL"
+"""Where bare Dramatiq's Redis is."""
 
 
 def note(key):
@@ -43,12 +47,12 @@ ACTORS = (note, hold, kill)
 def _note_down(what, key):
     # One write of one line: no other process's comes in between.
     with Path(os.environ[NOTES]).open("a") as file:
-        file.write(f"{what} {key} {os.getpid()} {time.monotonic()}\n")
+        file.write(f"{what} {key} {time.monotonic()}\n")
 
 
 @dataclass
 class Outcome:
-    """Nothing to tell."""
+    """Nothing to report."""
 
     enqueued: int = 0
 
@@ -63,25 +67,14 @@ def declare():
         return []
 
     for actor in ACTORS:
-        child(
-            soaked,
-            queue=QUEUE,
-            budget=timedelta(minutes=5),
-            time_limit=timedelta(minutes=10),
-            outcome=Outcome,
-            records=[],
-            enqueued_as="enqueued",
-        )(_work(actor))
 
+        def work(_now, *args, actor=actor):
+            actor(*args)
+            return []
 
-def _work(actor):
-    def work(_now, *args):
-        actor(*args)
-        return []
-
-    work.__name__, work.__doc__ = actor.__name__, actor.__doc__
-    work.__annotations__ = {}
-    return work
+        work.__name__, work.__doc__ = actor.__name__, actor.__doc__
+        times = {"budget": timedelta(minutes=5), "time_limit": timedelta(minutes=10)}
+        child(soaked, queue=QUEUE, outcome=Outcome, records=[], enqueued_as="enqueued", **times)(work)
 
 
 if __name__ == "__main__":
@@ -89,3 +82,9 @@ if __name__ == "__main__":
 
     declare()
     sys.exit(run(sys.argv[1:]))
+elif URL in os.environ:
+    # By default it would take minutes to die three times.
+    broker = RedisBroker(url=os.environ[URL], heartbeat_timeout=1000, maintenance_chance=1_000_000)
+    dramatiq.set_broker(broker)
+    for work in ACTORS:
+        dramatiq.actor(work, broker=broker, queue_name=QUEUE)

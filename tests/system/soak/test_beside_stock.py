@@ -1,142 +1,157 @@
-"""Workers that are killed, asked to end, killed by their messages or lose their Redis, beside bare Dramatiq's."""
+"""Workers that are killed, by somebody or by their messages, beside bare Dramatiq's on the same Redis."""
 
 import os
 import signal
 import time
+from collections import Counter
 from functools import partial
 from math import inf
 
 import pytest
+from dramatiq import Message
+from dramatiq.brokers.redis import RedisBroker
 
+from forgekeeper.connections import client
+from forgekeeper.delivery.broker import broker
+from forgekeeper.settings import PREFIX
 from tests.harness.waiting import wait_until
+from tests.system.service import Service
 
-from .stock import LIMIT, Ours, Stock, cleaned_up, fill, lifetimes, start
+from .actors import NOTES, QUEUE, URL
 
+LIMIT = 60.0
 CAP = 27.0
 """What has not begun by then counts as never begun."""
-SOON = 15.0
-"""More than enough for everything that ends well, on a busy machine too."""
 DEATHS = 3
-SHORT = {"dead_after": 1}
-STOCK_SHORT = {"heartbeat_timeout": 1000, "maintenance_chance": 1_000_000}
-"""As short for bare Dramatiq, which by default would take minutes to die three times."""
+READY = "Worker process is ready for action."
+
+
+class Side:
+    """Workers of one kind, the messages they get and what comes of these."""
+
+    def __init__(self, name, broker, folder):
+        self.name, self.masters = name, []
+        self.key = f"{broker.namespace}:{QUEUE}"
+        self._broker, self._folder, self._file = broker, folder, folder / f"{name}.notes"
+
+    def start(self, *, threads, prefetch=None):
+        """Start a master of one process, which counts as dead after a second."""
+        arguments = ("--processes", "1", "--threads", str(threads), "--queues", QUEUE)
+        environment = {NOTES: str(self._file), **self.environment(threads)}
+        environment |= {"dramatiq_queue_prefetch": str(prefetch)} if prefetch else {}
+        name = f"{self.name}{len(self.masters)}"
+        self.masters.append(Service(name, (*self.arguments, *arguments), self._folder, environment, self.module))
+        self.masters[-1].start()
+
+    def ready(self):
+        return all(any(READY in line for line in master.last_lines(1000)) for master in self.masters)
+
+    def send(self, actor, key, *args):
+        """Put a message in that has *key* for its id."""
+        self._broker.enqueue(Message(QUEUE, actor, (key, *args), {}, {}, key))
+
+    def notes(self, what, since=0.0):
+        """List the keys that were written down from that moment on, each with when, in their order."""
+        # The last line may be half written.
+        whole = self._file.read_text().rpartition("\n")[0] if self._file.exists() else ""
+        found = [(key, float(at)) for kind, key, at in map(str.split, whole.splitlines()) if kind == what]
+        return [(key, at) for key, at in found if at >= since]
+
+    def done(self):
+        """List what was done, each as often as it was."""
+        return sorted(key for key, _ in self.notes("done"))
+
+    def waits(self, keys, since):
+        """Say of each message how long after that moment it began; `inf` if it did not."""
+        first = {key: at - since for key, at in reversed(self.notes("began", since))}
+        return [first.get(key, inf) for key in keys]
+
+    def runs(self, key):
+        """Count how often it was begun."""
+        return Counter(began for began, _ in self.notes("began"))[key]
+
+    def nothing_is_left(self):
+        """Say whether each message has come to its end."""
+        return not any(client.exists(f"{self.key}{end}") for end in ("", ".msgs"))
+
+
+class Ours(Side):
+    """Forgekeeper's workers."""
+
+    arguments, module = (), "tests.system.soak.actors"
+
+    def environment(self, threads):
+        options = {"worker_threads": threads, "log_format": "json", "dead_after": 1}
+        return {PREFIX + name.upper(): str(value) for name, value in options.items()}
+
+
+class Stock(Side):
+    """Bare Dramatiq's workers."""
+
+    arguments, module = ("tests.system.soak.actors",), "dramatiq"
+
+    def environment(self, _threads):
+        return {URL: os.environ[f"{PREFIX}REDIS_URL"]}
 
 
 @pytest.fixture
 def sides(database, urls, tmp_path):
-    with cleaned_up(Ours(urls.redis, tmp_path), Stock(urls.redis, tmp_path)) as sides:
-        yield sides
+    bare = RedisBroker(url=urls.redis)
+    bare.declare_queue(QUEUE)
+    sides = Ours("ours", broker, tmp_path), Stock("stock", bare, tmp_path)
+    yield sides
+    for side in sides:
+        for master in side.masters:
+            master.kill()
+    bare.client.connection_pool.disconnect()
 
 
-def test_messages_of_killed_processes_run_again_at_the_default_settings(sides, go, outcome):
-    keys = [str(number) for number in range(8)]
-    start(sides, masters=2, threads=2)
-    fill(sides, keys, go, at_work=4)
-    victims = [child for side in sides for master in side.masters for child in master.children]
-    start(sides, masters=1, threads=len(keys))
+def test_messages_of_killed_processes_run_again(sides, go, outcome):
+    keys = [str(number) for number in range(4)]
+    for side in sides:
+        side.start(threads=2)
+        for key in keys:
+            side.send("hold", key, str(go))
+    assert wait_until(lambda: all(len(side.notes("began")) == 2 and not client.llen(side.key) for side in sides), LIMIT)
+    victims = [child for side in sides for child in side.masters[0].children]
+    for side in sides:
+        side.start(threads=len(keys))
+    assert wait_until(lambda: all(side.ready() for side in sides), LIMIT)
 
     killed_at = time.monotonic()
     for process in victims:
         os.kill(process, signal.SIGKILL)
-    ours = sides[0]
     wait_until(lambda: all(inf not in side.waits(keys, killed_at) for side in sides), CAP)
-    again = wait_until(lambda: inf not in ours.waits(keys, killed_at), LIMIT)
+    again = wait_until(lambda: inf not in sides[0].waits(keys, killed_at), LIMIT)
     waits = [side.waits(keys, killed_at) for side in sides]
     go.touch()
-    done = wait_until(lambda: ours.done() == keys, LIMIT)
+    done = wait_until(lambda: sides[0].done() == keys, LIMIT)
 
     for side, seconds in zip(sides, waits, strict=True):
-        facts = {"duplicates": side.doubled(), "stock": side is not ours}
+        facts = {"duplicates": len(side.done()) - len(set(side.done())), "stock": side is not sides[0]}
         outcome(1, injected=len(keys), violations=sum(wait > CAP for wait in seconds), recovery=seconds, **facts)
     assert (again, done) == (True, True)
 
 
 def test_a_message_that_kills_its_process_runs_three_times_and_its_neighbours_are_done(sides, outcome):
-    ours, stock = sides
-    poison, neighbours = ["bad"], [str(number) for number in range(5)]
+    neighbours = [str(number) for number in range(5)]
 
     def ended(side):
         for master in side.masters:
             master.restart_if_dead()
-        over = side.nothing_is_left() or max(side.runs(poison).values(), default=0) > DEATHS
-        return over and set(side.done()) == set(neighbours)
+        return (side.nothing_is_left() or side.runs("bad") > DEATHS) and set(side.done()) == set(neighbours)
 
     # One after the other: both are busy with dying.
-    for side, short, limit in ((ours, SHORT, 2 * LIMIT), (stock, STOCK_SHORT, CAP / 2)):
-        side.send("kill", *poison)
+    for side, limit in zip(sides, (2 * LIMIT, CAP / 2), strict=True):
+        side.send("kill", "bad")
         for key in neighbours:
             side.send("note", key)
         # One thread: all neighbours lie prefetched behind the one that kills.
-        side.start(threads=1, prefetch=len(poison + neighbours), **short)
+        side.start(threads=1, prefetch=1 + len(neighbours))
         wait_until(partial(ended, side), limit)
 
     for side in sides:
-        waits = side.waits(neighbours, side.notes("began")[0].at)
-        violations = sum(max(0, count - DEATHS) for count in side.runs(poison).values()) + waits.count(inf)
-        facts = {"duplicates": side.doubled(), "stock": side is stock}
-        outcome(23, injected=1, violations=violations, recovery=waits, **facts)
-    assert (ours.runs(poison)["bad"], ours.done()) == (DEATHS, neighbours)
-
-
-def test_a_master_that_is_killed_leaves_no_process_and_its_messages_are_done(sides, go, outcome):
-    keys = [str(number) for number in range(8)]
-    start(sides, masters=1, processes=2, threads=2)
-    fill(sides, keys, go, at_work=4)
-    children = [side.masters[0].children for side in sides]
-    victims = [side.masters[0].process for side in sides]
-    start(sides, masters=1, threads=len(keys))
-
-    killed_at = time.monotonic()
-    for process in victims:
-        process.kill()
-    ours = sides[0]
-    # What runs lasts until the other worker has had its chance.
-    wait_until(lambda: len(ours.notes("began", killed_at)) == len(keys), SOON)
-    go.touch()
-    lived = lifetimes([child for pids in children for child in pids], time.monotonic(), SOON)
-    done = wait_until(lambda: set(ours.done()) == set(keys), LIMIT)
-
-    for side, pids in zip(sides, children, strict=True):
-        seconds = [lived[pid] for pid in pids]
-        facts = {"duplicates": side.doubled(), "stock": side is not ours}
-        outcome(5, injected=1, violations=seconds.count(inf), recovery=seconds, **facts)
-    assert [pid for pid in children[0] if lived[pid] == inf] == []
-    assert done
-
-
-@pytest.mark.parametrize("group", [False, True], ids=["the master", "all its processes too"])
-def test_what_runs_is_finished_and_what_does_not_starts_elsewhere_when_a_worker_is_asked_to_end(
-    sides, go, outcome, group
-):
-    threads = 4
-    keys = [str(number) for number in range(2 * threads)]
-    start(sides, masters=1, threads=threads)
-    fill(sides, keys, go, at_work=threads)
-    running = [{note.key: note.pid for note in side.notes("began")} for side in sides]
-    start(sides, masters=1, threads=threads)
-
-    ours, asked_at = sides[0], time.monotonic()
-    prefetched = [key for key in keys if key not in running[0]]
-    for side in sides:
-        side.masters[0].ask_to_end(group=group)
-    # What runs lasts until what was prefetched has had its chance.
-    wait_until(lambda: inf not in ours.waits(prefetched, asked_at), SOON)
-    go.touch()
-    ended = lifetimes([side.masters[0].process.pid for side in sides], time.monotonic(), SOON)
-    wait_until(lambda: all(len(side.done()) >= len(keys) for side in sides), SOON)
-
-    for side, held in zip(sides, running, strict=True):
-        facts = {"injected": threads, "duplicates": side.doubled(), "stock": side is not ours}
-        recovery = [ended[side.masters[0].process.pid]]
-        outcome(6, violations=len(unfinished(side, held)), recovery=recovery, **facts)
-        late = side.waits([key for key in keys if key not in held], asked_at)
-        outcome(41, violations=late.count(inf), recovery=late, **facts)
-    assert unfinished(ours, running[0]) == []
-    assert ours.masters[0].process.poll() == 0
-    assert ours.done() == keys
-
-
-def unfinished(side, held):
-    """Return which messages were not done by the process that worked on them."""
-    done = {(note.key, note.pid) for note in side.notes("done")}
-    return [key for key, pid in held.items() if (key, pid) not in done]
+        waits = side.waits(neighbours, side.notes("began")[0][1])
+        violations = max(0, side.runs("bad") - DEATHS) + waits.count(inf)
+        outcome(23, injected=1, violations=violations, recovery=waits, stock=side is not sides[0])
+    assert (sides[0].runs("bad"), sides[0].done()) == (DEATHS, neighbours)

@@ -21,13 +21,11 @@ import psycopg2
 import pytest
 from hypothesis.configuration import set_hypothesis_home_dir
 
-import models
 from demo.servers import servers
 from demo.tables import make_tables
 from forgekeeper import database as db
 from forgekeeper import migrations
 from forgekeeper.boot import load
-from forgekeeper.cli.tables import OURS
 from forgekeeper.connections import Limits, client, connect
 from forgekeeper.database.installation import Installation
 from forgekeeper.delivery.broker import load_batches
@@ -36,28 +34,12 @@ from tests.harness import logs
 from tests.harness.forks import FORKS
 from tests.harness.installation import INSTALLATION
 from tests.harness.settings import settings_with
+from tests.harness.tables import empty
 from tests.harness.thorough import SEARCHES
 
 load_batches()
 # A shell that starts the tests in the background lets them, and all that they start, ignore Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-
-TABLES = [model._meta.table_name for model in (*OURS, *models.APPLICATION) if model is not Installation]
-
-# Truncating the audit's partitions with all their indexes takes 35 ms of the machine: those that a test has not touched
-# have neither rows, dead ones included, nor figures for the planner.
-TOUCHED = """
-    select oid::regclass::text
-    from unnest(%s) as name left join pg_partition_tree(name::regclass) on true
-    join pg_class on oid = coalesce(relid, name::regclass)
-    where relkind = 'r' and (pg_relation_size(oid) > 0 or reltuples <> -1)
-"""
-# Of sequences alone, in every plan: asked of a table, `pg_sequence_last_value` is an error.
-NUMBERED = """
-    select setval(seqrelid, seqstart, false)
-    from unnest(%s) as name join pg_depend on refobjid = name::regclass join pg_sequence on seqrelid = objid
-    where pg_sequence_last_value(seqrelid) is not null
-"""
 
 # Autovacuum gives way to whoever waits for its table, but only after this long, and by default
 # that is no sooner than our lock timeout: emptying a table that it is at would fail.
@@ -77,15 +59,6 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     hypothesis.settings.register_profile("patient", patient)
     hypothesis.settings.load_profile("patient")
-
-
-def empty() -> None:
-    """Empty all tables, and number from 1.  The audit lets nobody do that, but whoever owns the server."""
-    if touched := [name for (name,) in db.database.execute_sql(TOUCHED, [TABLES])]:
-        db.database.execute_sql("set session_replication_role = replica")
-        db.database.execute_sql(f"truncate {', '.join(touched)}")
-        db.database.execute_sql("set session_replication_role = default")
-    db.database.execute_sql(NUMBERED, [TABLES])
 
 
 @dataclass(frozen=True)

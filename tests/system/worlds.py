@@ -6,7 +6,7 @@ import shutil
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, ClassVar
+from typing import Any
 
 from demo import git_repositories
 from demo.sample_data.expired_job_artifacts import add_artifacts as artifacts
@@ -22,27 +22,13 @@ from forgekeeper.storage.outbox import DeletedObject
 from models import GitRefDeletion
 from tests.harness import samples as sample
 from tests.harness.installation import INSTALLATION
+from tests.harness.tables import empty
 from workers.stale_direct_uploads import register as uploads
 
 LIMIT = 60.0
 DEAD_AFTER = "1"
 EVERY_SECOND = "* * * * * *"
 ONCE_A_YEAR = "0 0 1 1 *"
-TABLES = (
-    "user_statuses",
-    "bulk_imports",
-    "bulk_import_entities",
-    "bulk_import_trackers",
-    "ci_job_artifacts",
-    "project_statistics",
-    "ci_deleted_objects",
-    "settled_uploads",
-    "projects",
-    "batched_git_ref_updates_deletions",
-    "feature_flags",
-    "job_runs",
-    "batches",
-)
 
 
 @dataclass
@@ -95,7 +81,7 @@ class World:
             file.write_bytes(b"")
 
     def empty(self):
-        self.database.execute_sql(f"truncate {', '.join(TABLES)} restart identity")
+        empty()
         client.flushdb()
         for path in self.files():
             (self.root / path).unlink()
@@ -134,7 +120,6 @@ class Case:
 
 class UserStatusCleanup(Case):
     total = 1_000
-    pace: ClassVar = {"pace_user_status_cleanup": "200"}
 
     def seed(self):
         sample.user_statuses(2_500)
@@ -148,7 +133,6 @@ class UserStatusCleanup(Case):
 
 class StaleImports(Case):
     total = 600
-    pace: ClassVar = {"pace_stale_imports": "120"}
 
     def seed(self):
         sample.imports(1_000)
@@ -163,8 +147,7 @@ class StaleImports(Case):
 
 
 class StaleDirectUploads(Case):
-    total = 3_000
-    pace: ClassVar = {"pace_stale_direct_uploads": "600"}
+    total = 1_200
 
     def seed(self):
         stale = [f"stale/{number:04}" for number in range(self.total)]
@@ -188,8 +171,7 @@ class StaleDirectUploads(Case):
 
 
 class DeleteObjects(Case):
-    total = 3_000
-    pace: ClassVar = {"pace_delete_objects": "600"}
+    total = 1_200
 
     def seed(self):
         gone = [f"gone/{number:04}" for number in range(self.total)]
@@ -212,7 +194,6 @@ class DeleteObjects(Case):
 
 class ExpiredJobArtifacts(Case):
     total = 1_200
-    pace: ClassVar = {"pace_expired_job_artifacts": "240"}
     cron = EVERY_SECOND
     """The run itself ends at once, its children's buckets are taken from them by a later one."""
 

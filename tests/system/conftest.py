@@ -20,9 +20,9 @@ def services(request, settings, tmp_path):
     """Start commands; in the end kill what is left of them."""
     started = request.node.services = []
 
-    def start(name, *arguments, **environment):
-        environment = {f"FORGEKEEPER_{key.upper()}": value for key, value in environment.items()}
-        started.append(Service(name, arguments, tmp_path, environment))
+    def start(name, *arguments, module="forgekeeper.cli", **settings):
+        environment = {f"FORGEKEEPER_{key.upper()}": value for key, value in settings.items()}
+        started.append(Service(name, arguments, tmp_path, environment, module))
         started[-1].start()
         return started[-1]
 
@@ -87,7 +87,6 @@ def pytest_terminal_summary(terminalreporter):
         for sentences in (value for name, value in report.user_properties if name == "said"):
             terminalreporter.section(report.nodeid.rpartition("::")[2], "-")
             terminalreporter.write("\n".join([*sentences, ""]))
-    found = gathered(pair for report in noted for pair in report.user_properties)
-    if found:
+    if found := gathered(pair for report in noted for pair in report.user_properties):
         terminalreporter.section("fault matrix")
         terminalreporter.write("\n".join([*table(found, ELSEWHERE), ""]))

@@ -1,15 +1,14 @@
-"""Disks that are full, or take no metrics, while workers work."""
+"""Disks that are full while workers work: that of the repositories, and that of their metrics."""
 
 import os
 import subprocess
 import sys
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from urllib.request import urlopen
 
 import pytest
 
-from demo.servers import servers
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import client
 from forgekeeper.database import now
@@ -22,45 +21,34 @@ from tests.harness.installation import INSTALLATION
 from tests.harness.ports import free_ports
 from tests.harness.waiting import wait_until
 
-from .service import ROOT as TREE
+from .service import ROOT
 from .worlds import CASES, PATIENT, World
 
 LIMIT = 60.0
-OFF = {f"cron_{batch}": "off" for batch in BATCHES}
+OFF = {f"cron_{batch}": "off" for batch in BATCHES} | {"poll_interval": "0.5", "log_format": "json"}
 WORKER = ("worker", "--processes", "1", "--threads", "4")
 MIB = 1024 * 1024
 
 
-def said(service, message):
-    return [line for line in service.lines() if message in str(line)]
-
-
 @pytest.fixture
 def disk(tmp_path, capsys):
-    """Mount small disks."""
-    mounted = []
+    """Mount a small disk; where that cannot be done, say so and skip the test."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
 
-    @contextmanager
-    def none_if_impossible():
+    def mount(size):
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size},mode=1777", "none", str(folder)]
         try:
-            yield
+            subprocess.run(command, check=True, capture_output=True)
         except (OSError, subprocess.CalledProcessError) as error:
             reason = f"full disks were not tested, a small one cannot be mounted: {error}"
             with capsys.disabled():
                 sys.stdout.write(f"\n{reason}\n")
             pytest.skip(reason)
-
-    def mount(name, size):
-        folder = tmp_path / name
-        folder.mkdir()
-        with none_if_impossible():
-            command = ["mount", "-t", "tmpfs", "-o", f"size={size},mode=1777", "none", str(folder)]
-            subprocess.run(command, check=True, capture_output=True)
-        mounted.append(folder)
         return folder
 
     yield mount
-    for folder in mounted:
+    if folder.is_mount():
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
@@ -73,11 +61,19 @@ def fill(folder):
     return filler
 
 
+def mentions(service, words):
+    """Count the lines with these words in them."""
+    return sum(words in str(line) for line in service.lines())
+
+
+def succeeded():
+    return JobRun.select().where(JobRun.state == "succeeded").count()
+
+
 def test_on_a_full_disk_no_ref_counts_as_deleted_and_all_go_once_there_is_room(database, services, disk, outcome):
-    repositories = disk("repositories", 8 * MIB)
+    repositories = disk(8 * MIB)
     world = World(database, repositories.with_name("objects"), repositories)
     sentinel.Folder(repositories).create_sentinel(INSTALLATION)
-    world.root.mkdir()
     case = CASES["git_ref_cleanup"](world)
     case.seed()
     filler = fill(repositories)
@@ -85,9 +81,9 @@ def test_on_a_full_disk_no_ref_counts_as_deleted_and_all_go_once_there_is_room(d
     services("scheduler", "scheduler", **options)
     worker = services("worker", *WORKER, **options)
 
-    noticed = wait_until(lambda: len(said(worker, "No space left on device")) >= case.projects, LIMIT)
+    noticed = wait_until(lambda: mentions(worker, "No space left on device") >= case.projects, LIMIT)
     consumed = case.total - case.left()
-    others = wait_until(lambda: JobRun.select().where(JobRun.state == "succeeded").exists(), LIMIT)
+    others = wait_until(lambda: succeeded() > 0, LIMIT)
     filler.unlink()
     # Each child waits for half a minute at most; once Redis is emptied, the next run sends them all at once.
     client.flushdb()
@@ -96,13 +92,10 @@ def test_on_a_full_disk_no_ref_counts_as_deleted_and_all_go_once_there_is_room(d
     recovery = time.monotonic() - room_at
 
     left = refs_left(case)
-    wrong = consumed + (not done) + len(left)
-    outcome(37, injected=1, violations=wrong, recovery=[recovery])
-    assert noticed
-    assert consumed == 0
+    outcome(37, injected=1, violations=consumed + (not done) + len(left), recovery=[recovery])
+    assert (noticed, consumed) == (True, 0)
     assert others, "its children's trouble must not hold up the batch"
-    assert done
-    assert left == []
+    assert (done, left) == (True, [])
 
 
 def refs_left(case):
@@ -112,33 +105,14 @@ def refs_left(case):
     return [line for text in packed for line in text.splitlines() if line.partition(" ")[2] in doomed]
 
 
-def test_while_postgresqls_disk_is_full_a_command_says_so(disk, services):
-    folder = disk("servers", 160 * MIB)
-    with servers(folder / "data") as own:
-        settings = {"database_url": own.database_url, "redis_url": own.redis_url}
-        assert services("migrate", "migrate", **settings).process.wait(LIMIT) == 0
-        # The first session after a catalog has changed writes this file.
-        for file in folder.rglob("pg_internal.init"):
-            file.unlink()
-        fill(folder)
-
-        status = services("status", "status", **settings)
-        ended = status.process.wait(LIMIT)
-        (line,) = status.last_lines(1)
-
-    assert ended == 1
-    assert "could not write init file" in line
-    assert line.endswith("; free space on the database's disk, then try again")
-
-
 def test_batches_go_on_while_the_disk_of_their_metrics_is_full(database, services, disk, monkeypatch, outcome):
     sample.user_statuses(1_000)
-    options = OFF | {"cron_user_status_cleanup": "* * * * * *", "poll_interval": "0.5", "log_format": "json"}
-    folder, (port,) = disk("metrics", MIB), free_ports(1)
+    folder, (port,) = disk(MIB), free_ports(1)
+    options = OFF | {"cron_user_status_cleanup": "* * * * * *", "metrics_port_worker": str(port)}
     with monkeypatch.context() as patch:
         patch.setenv("TMPDIR", str(folder))
-        worker = services("worker", *WORKER, **options, metrics_port_worker=str(port))
-    assert wait_until(lambda: said(worker, "is booting up"), LIMIT)
+        worker = services("worker", *WORKER, **options)
+    assert wait_until(lambda: mentions(worker, "is booting up"), LIMIT)
     assert list(folder.glob("forgekeeper-worker-*")), "it counts elsewhere"
     fill(folder)
     services("scheduler", "scheduler", **options)
@@ -146,7 +120,7 @@ def test_batches_go_on_while_the_disk_of_their_metrics_is_full(database, service
     began = time.monotonic()
     done = wait_until(lambda: UserStatus.due(now()).count() == 0, LIMIT)
     recovery = time.monotonic() - began
-    more = wait_until(lambda: JobRun.select().where(JobRun.state == "succeeded").count() > 2, LIMIT)
+    more = wait_until(lambda: succeeded() > 2, LIMIT)
     status = worker.process.poll()
     failures = JobRun.select().where(JobRun.failures > 0).count()
     with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=LIMIT) as answer:
@@ -166,7 +140,7 @@ Instruments("worker").know(table(all_declared())).zero()
 
 
 def test_there_is_room_for_everything_that_a_worker_counts(tmp_path):
-    environment = {**os.environ, "PYTHONPATH": str(TREE), "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
 
     subprocess.run([sys.executable, "-c", COUNT_ALL], env=environment, check=True)
 

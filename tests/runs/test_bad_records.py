@@ -50,10 +50,6 @@ def passed_over():
     return {(row.batch, row.record, row.key): row.failures for row in Quarantined.select()}
 
 
-def time_passes(duration):
-    Quarantined.update(retry_at=Quarantined.retry_at - duration).execute()
-
-
 # It stops no other, in any batch
 
 
@@ -65,18 +61,6 @@ def test_a_status_that_cannot_be_deleted_stops_no_other(at_commit):
         outcome = clean_statuses()
 
     assert (outcome.deleted, outcome.stopped, ids(UserStatus)) == (249, "drained", {BAD})
-
-
-def test_a_status_that_a_foreign_key_holds_stops_no_other():
-    statuses(10)
-    database.execute_sql("create table holding (user_id bigint references user_statuses)")
-    database.execute_sql("insert into holding values (%s)", (BAD,))
-    try:
-        outcome = clean_statuses()
-    finally:
-        database.execute_sql("drop table holding")
-
-    assert (outcome.deleted, ids(UserStatus)) == (9, {BAD})
 
 
 def test_an_artifact_that_cannot_be_destroyed_stops_no_other_and_the_statistics_are_exact():
@@ -131,16 +115,6 @@ def test_a_ref_deletion_that_cannot_be_closed_stops_no_other(settings, tmp_path)
     assert {row.id for row in GitRefDeletion.pending()} == {BAD}
 
 
-def test_an_old_ref_deletion_that_cannot_be_removed_stops_no_other():
-    for number in range(1, 11):
-        GitRefDeletion.create(id=number, project_id=1, ref="refs/x", status=2, processed_at=now() - 2 * DAY)
-
-    with bad("batched_git_ref_updates_deletions"):
-        outcome = perform(prune)
-
-    assert (outcome.ref_deletions, ids(GitRefDeletion)) == (9, {BAD})
-
-
 # It is logged, counted, and passed over for a growing while
 
 
@@ -153,21 +127,6 @@ def test_a_bad_record_is_logged_with_its_id_and_its_error():
     (line,) = [line for line in lines if line["event"] == "record failed"]
     assert (line["log_level"], line["record"], line["id"]) == ("error", "user_status", BAD)
     assert "spoilt" in line["error"]
-
-
-def test_a_bad_record_is_passed_over_for_a_growing_while():
-    statuses(1)
-    pauses = []
-
-    with bad("user_statuses", "user_id"):
-        for _ in range(12):
-            clean_statuses()
-            (row,) = Quarantined.select()
-            pauses.append(row.retry_at - row.failed_at)
-            time_passes(pauses[-1])
-
-    assert pauses[:5] == [timedelta(0), 5 * MINUTE, 10 * MINUTE, 20 * MINUTE, 40 * MINUTE]
-    assert pauses[-1] == DAY
 
 
 def test_while_it_is_passed_over_nobody_touches_it():
@@ -202,15 +161,6 @@ def test_a_bad_record_that_went_without_us_is_forgotten():
     assert passed_over() == {}
 
 
-def test_after_twenty_five_retries_a_bad_record_waits_for_a_person():
-    for _ in range(MAX_RETRIES):
-        quarantine.fail("user_status_cleanup", "user_status", "7", "spoilt", reason="record_failed")
-    before = Quarantined.get().again
-    quarantine.fail("user_status_cleanup", "user_status", "7", "spoilt", reason="record_failed")
-
-    assert (before is None, Quarantined.get().again) == (False, None)
-
-
 def test_what_has_not_failed_for_a_week_is_forgotten_unless_it_waits_for_a_person():
     for key, times in (("7", 1), ("8", MAX_RETRIES + 1)):
         for _ in range(times):
@@ -220,16 +170,6 @@ def test_what_has_not_failed_for_a_week_is_forgotten_unless_it_waits_for_a_perso
     perform(prune)
 
     assert [key for _, _, key in passed_over()] == ["8"]
-
-
-def test_a_child_of_other_artifacts_does_not_forget_a_bad_one():
-    artifacts(10)
-
-    with bad("ci_job_artifacts"):
-        for _ in range(3):
-            destroy_artifacts()
-
-    assert passed_over() == {("delete_artifact_bucket", "expired_artifact", str(BAD)): 2}
 
 
 # What is no bad record

@@ -8,7 +8,6 @@ from forgekeeper.batches import BATCHES
 from forgekeeper.database import database as db
 from forgekeeper.database import now
 from forgekeeper.runs import breaker, releases
-from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.holds import Held, Hold
 from forgekeeper.runs.releases import NEXT
 from models import UserStatus
@@ -135,14 +134,6 @@ def deleted_by(*runs):
     return [run.result.get("deleted") for run in runs]
 
 
-def test_without_runs_that_deleted_anything_a_release_is_what_counts(database, settings):
-    statuses(due=400, total=500)
-
-    released(expect=400)
-
-    assert recorded(STATUSES, settings).result["deleted"] == 400
-
-
 def test_a_release_lets_no_more_go_than_its_amount(database, settings):
     statuses(due=400, total=500)
     released(expect=150)
@@ -192,43 +183,6 @@ def test_a_retry_of_the_run_that_a_release_has_let_go_has_what_is_left_of_it(dat
 
     assert (attempt.run.outcome.deleted, again.run.outcome.deleted) == (150, 0)
     assert again.run.number == attempt.run.number
-
-
-def test_a_release_has_no_time_that_a_clock_could_make_longer(database, settings):
-    statuses(due=400, total=500)
-    released(expect=400)
-    Batch.update(released_at=Batch.released_at + timedelta(days=9)).execute()
-    UserStatus.delete().execute()
-    recorded(STATUSES, settings)
-    statuses(due=400, total=500)
-
-    assert recorded(STATUSES, settings).reason == "held"
-
-
-# In the ordinary way
-
-
-@pytest.mark.parametrize("away", [timedelta(minutes=30), timedelta(hours=9), timedelta(days=3), timedelta(weeks=2)])
-def test_what_grew_in_an_outage_may_go(database, settings, away):
-    every_minute(48, until=away)
-    grown = round(away / MINUTE) * 10
-    statuses(due=grown, total=grown + 10)
-
-    assert recorded(STATUSES, settings).state == "succeeded"
-
-
-def test_beyond_three_times_the_usual_time_a_busy_hour_may_lie_in_it(database, settings):
-    history(*(timedelta(seconds=195) + n * MINUTE for n in range(300)), records=100)
-    statuses(due=5_000, total=5_010)
-
-    assert judged(settings).sentence is None
-
-
-def test_more_than_can_have_grown_in_an_outage_is_held(database, settings):
-    every_minute(48, until=timedelta(minutes=90))
-    statuses(due=60_000, total=60_010)
-
-    assert recorded(STATUSES, settings).reason == "held"
 
 
 # What cannot be had in time

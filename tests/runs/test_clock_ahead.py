@@ -149,12 +149,6 @@ def test_the_ledger_itself_turns_a_claim_away_that_comes_too_early(early, claime
     assert (claimed_id is not None) is claimed
 
 
-def test_a_batch_that_is_off_claims_nothing():
-    at(NOON, cron_user_status_cleanup="off")
-
-    assert not JobRun.select().exists()
-
-
 def test_a_tick_that_comes_while_the_batch_runs_is_skipped_as_an_overlap():
     at(NOON)
     run = start()

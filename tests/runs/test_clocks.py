@@ -32,17 +32,6 @@ def test_what_the_way_to_the_servers_may_have_cost_does_not_count_against_a_cloc
     assert not Difference("postgresql", "redis", seconds, 1.0).exceeds(MINUTE)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "sentence"),
-    [
-        (86400.2, "PostgreSQL's clock is 86400 s ahead of Redis's clock; set right the one that is wrong"),
-        (-120.0, "PostgreSQL's clock is 120 s behind Redis's clock; set right the one that is wrong"),
-    ],
-)
-def test_the_sentence_names_both_clocks_and_which_is_later(seconds, sentence):
-    assert Difference("postgresql", "redis", seconds, 0.1).sentence() == sentence
-
-
 # Batches that delete
 
 

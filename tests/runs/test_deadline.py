@@ -61,26 +61,6 @@ def test_a_run_that_is_asked_to_stop_has_reached_its_deadline(clock):
     assert deadline.passed()
 
 
-def test_each_question_is_a_safe_point(clock):
-    safe_points = []
-    deadline = Deadline(BUDGET, clock=clock, safe_point=lambda: safe_points.append(clock.seconds))
-
-    deadline.passed(1)
-    deadline.passed()
-
-    assert len(safe_points) == 2
-
-
-def test_done_counts_what_the_run_has_told_of(clock):
-    deadline = Deadline(BUDGET, clock=clock)
-
-    deadline.passed(100)
-    deadline.passed()
-    deadline.passed(7)
-
-    assert deadline.done == 107
-
-
 def test_pace_waits_as_long_as_the_rows_may_take(clock):
     deadline = Deadline(BUDGET, clock=clock, pace=100)
 

@@ -4,12 +4,10 @@ from datetime import timedelta
 
 import pytest
 
-from forgekeeper.delivery.broker import broker
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import MAX_LOSSES, MAX_RETRIES, JobRun
 from tests.harness.ledger import start_run
 from tests.harness.ticks import (
-    BATCH,
     DEAD_AFTER,
     MINUTE,
     NAME,
@@ -17,9 +15,7 @@ from tests.harness.ticks import (
     SECOND,
     at,
     clock_is,
-    executed,
     failed,
-    fetch,
     ledger,
     reconcile,
     row,
@@ -68,15 +64,6 @@ def test_a_waiting_retry_of_a_run_by_hand_gives_way_to_a_tick():
     assert rows("enqueued") == {NOON}
 
 
-def test_a_waiting_retry_does_not_give_way_to_an_older_tick():
-    at(NOON)
-    failed()
-
-    assert JobRun.claim(NAME, NOON - MINUTE, by="B", reason=None) is None
-
-    assert (row().state, row().reason) == ("enqueued", "error")
-
-
 def test_a_waiting_retry_keeps_its_place_when_a_pause_turns_the_newer_tick_away():
     at(NOON)
     failed()
@@ -101,15 +88,6 @@ def test_the_failure_after_the_last_retry_is_final():
 # Lost workers
 
 
-def test_a_run_whose_worker_is_silent_for_just_as_long_as_allowed_stays_its_own():
-    at(NOON)
-    start()
-
-    at(NOON + DEAD_AFTER)
-
-    assert row().state == "started"
-
-
 def test_a_run_whose_worker_fell_silent_is_reopened():
     at(NOON)
     start()
@@ -117,13 +95,6 @@ def test_a_run_whose_worker_fell_silent_is_reopened():
     at(NOON + DEAD_AFTER + SECOND)
 
     assert (row().state, row().reason, row().losses) == ("enqueued", "worker_lost", 1)
-
-
-def test_signs_of_life_are_given_for_all_runs_that_the_heart_names():
-    at(NOON)
-    run = start()
-
-    assert JobRun.keep_alive(named for named in [run]) == {run.id}
 
 
 def test_a_run_that_has_taken_three_workers_down_is_poison():
@@ -160,18 +131,6 @@ def test_an_attempt_of_a_lost_time_changes_no_run_that_has_its_number_since(act,
     assert JobRun.select().dicts().get() == before
 
 
-def test_a_dead_letter_of_a_lost_time_ends_no_run_that_has_its_number_since():
-    at(NOON)
-    lost = row().id
-    broker.do_nack(BATCH.queue, fetch().message_id)
-    JobRun.delete().execute()
-    JobRun.insert(id=lost, batch=NAME, state="claimed", tick=NOON, claimed_at=NOON, claimed_by="A").execute()
-
-    reconcile()
-
-    assert (row().state, sent()) == ("enqueued", [lost])
-
-
 def test_a_scheduler_that_has_looked_before_the_database_came_back_changes_no_run_of_the_number():
     clock_is(NOON)
     JobRun.claim(NAME, NOON, by="A", reason=None)
@@ -200,13 +159,6 @@ def test_an_attempt_that_comes_back_after_its_run_was_taken_changes_nothing(act,
     assert JobRun.select().dicts().get() == before
 
 
-def test_a_message_that_comes_after_its_run_has_ended_starts_nothing():
-    at(NOON)
-    executed()
-
-    assert start() is None
-
-
 # Runs by hand
 
 
@@ -231,9 +183,3 @@ def test_a_run_here_is_refused_while_the_batch_runs():
     JobRun.start_here(NAME, by="me")
 
     assert JobRun.start_here(NAME, by="you") is None
-
-
-def test_a_run_here_is_refused_while_the_batch_is_paused():
-    Hold.add(NAME, "pause", until=None, reason=None, by="me")
-
-    assert JobRun.start_here(NAME, by="me") is None

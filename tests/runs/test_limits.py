@@ -101,19 +101,6 @@ def test_nothing_is_reserved_within_a_transaction_which_might_be_rolled_back(dat
         brakes_of(STATUSES, STATUSES.outcome(), max_per_run=100).reserve(10)
 
 
-def test_what_was_reserved_on_one_day_is_settled_on_that_day(database):
-    brakes = brakes_of(STATUSES, STATUSES.outcome(), max_per_day=10_000)
-    brakes.reserve(100)
-    yesterday = now().date() - timedelta(days=1)
-
-    RunTotal.update(day=yesterday).execute()  # midnight passes
-    brakes._of_row["limit_day"] = yesterday
-    with db.atomic():
-        brakes.settle(Amount(60))
-
-    assert [(row.day, row.records, row.reserved) for row in RunTotal.select()] == [(yesterday, 60, 0)]
-
-
 @pytest.mark.parametrize(
     ("limits", "reason"),
     [
@@ -130,18 +117,6 @@ def test_a_run_that_reaches_a_limit_says_which(database, limits, reason):
         pass
 
     assert brakes.reason == reason
-
-
-def test_a_stop_is_asked_for_once_a_second(database):
-    at = [0.0]
-    brakes = brakes_of(STATUSES, STATUSES.outcome(), clock=lambda: at[0])
-    brakes.why()
-    Hold.add(STATUSES.name, "stop", reason="wrong", by="me")
-
-    at[0] = 0.9
-    assert brakes.why() is None
-    at[0] = 1.0
-    assert brakes.why() == "stopped"
 
 
 # Children, of whichever run

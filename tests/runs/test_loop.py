@@ -4,11 +4,8 @@ import threading
 from queue import SimpleQueue
 
 import pytest
-import redis
 
 import scheduler
-from forgekeeper import database as db
-from forgekeeper.connections import client
 from scheduler import Loop
 from tests.harness.ticks import (
     BATCH,
@@ -17,9 +14,7 @@ from tests.harness.ticks import (
     NOON,
     clock_is,
     ledger,
-    row,
     rows,
-    sent,
 )
 from tests.harness.waiting import wait_until
 
@@ -70,20 +65,6 @@ def test_a_loop_reconciles_when_it_is_woken(loops, patient, monkeypatch):
     loop.wake()
 
     assert wait_until(lambda: rows("enqueued") == {NOON}, LIMIT)
-
-
-def test_a_turn_without_redis_claims_the_tick_and_the_next_turn_sends_it(loops, patient):
-    loop, pool = loops(BATCH, patient), client.connection_pool
-    clock_is(NOON)
-    client.connection_pool = redis.ConnectionPool.from_url("redis://127.0.0.1:1")
-    loop.turn()
-    client.connection_pool = pool
-    db.database.connect(reuse_if_open=True)
-    assert row().state == "claimed"
-
-    loop.turn()
-
-    assert sent() == [row().id]
 
 
 def test_a_loop_one_of_whose_turns_fails_for_any_reason_turns_again(loops, patient, monkeypatch):

@@ -1,15 +1,11 @@
 """What a run has done is in its row, its line and the counters, whatever becomes of the run."""
 
-import json
-
 import pytest
 
 from forgekeeper.database import database
 from forgekeeper.failpoints import FailpointReached, arm, parse
-from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.processes import LostRun
-from metrics import logs
 from metrics.counting import WORKER
 from tests.harness.performing import attempt_at, ended, runner_of
 from tests.harness.waiting import wait_until
@@ -57,16 +53,6 @@ def test_a_run_that_raises_keeps_what_it_did_in_its_row(attempt):
     assert (row.state, row.result) == ("enqueued", {"deleted": BATCH_SIZE, "batches": 1, "stopped": "drained"})
 
 
-def test_the_line_of_a_run_that_raises_says_what_it_did(attempt, capsys):
-    due_statuses(BATCH_SIZE + 1)
-    logs.configure("json", "INFO")
-
-    fail_after_a_chunk(attempt())
-
-    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
-    assert [line["deleted"] for line in lines if line["message"] == "run failed"] == [BATCH_SIZE]
-
-
 def test_a_run_that_was_taken_has_counted_what_it_did(attempt):
     due_statuses(BATCH_SIZE + 1)
     before, taken = counted(), attempt()
@@ -96,14 +82,6 @@ def test_what_an_earlier_attempt_did_stays_beside_what_the_last_one_did(attempt)
     earlier = {"deleted": BATCH_SIZE, "batches": 1, "stopped": "drained"}
     expected = {"deleted": 1, "batches": 1, "stopped": "drained", "earlier": [earlier]}
     assert JobRun.get_by_id(second.run.number).result == expected
-
-
-def test_a_blocked_run_is_closed_with_its_reason_and_a_sentence(attempt):
-    with attempt() as blocked:
-        blocked.blocked = Blocked("no_store", "there is no store; configure one")
-
-    expected = {"deleted": 0, "batches": 0, "stopped": "drained", "skipped": "no_store"}
-    assert JobRun.get_by_id(blocked.run.number).result == expected | {"blocked": "there is no store; configure one"}
 
 
 def test_a_run_of_which_nothing_can_be_counted_deletes_and_succeeds(attempt, monkeypatch):

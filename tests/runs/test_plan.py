@@ -3,7 +3,6 @@
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,7 +17,6 @@ NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 SCHEDULES = [Cron(text) for text in ("* * * * * *", "* * * * *", "*/7 * * * *", "0-2 * * * *", "30 4 * * *")]
 EVERY_MINUTE, ON_THE_HOUR = Cron("* * * * *"), Cron("0 * * * *")
 ONCE = Policy("once", window=HOUR, tolerance=2 * SECOND)
-SKIP = replace(ONCE, catch_up="skip")
 
 
 def spans(longest):
@@ -126,12 +124,6 @@ def test_what_was_decided_about_is_not_decided_about_again(case):
     assert not ticks or plan(**case | {"known": max(ticks)}) == []
 
 
-@given(cases())
-def test_a_hint_that_is_of_the_past_or_of_a_clock_that_is_too_fast_changes_nothing(case):
-    if case["due_hint"] is not None and due(case) != case["due_hint"]:
-        assert plan(**case) == plan(**case | {"due_hint": None})
-
-
 @given(cases(EVERY_MINUTE), st.lists(st.tuples(st.timedeltas(-HOUR, HOUR), st.booleans()), max_size=8))
 def test_of_many_looks_by_clocks_that_jump_no_two_decide_about_one_tick(case, looks):
     seen, now = [], case["now"]
@@ -145,32 +137,6 @@ def test_of_many_looks_by_clocks_that_jump_no_two_decide_about_one_tick(case, lo
 
 
 # At the limits
-
-
-def test_a_ledger_that_is_ahead_of_the_clock_is_left_alone():
-    assert plan(NOON, NOON + HOUR, EVERY_MINUTE, ONCE, due_hint=NOON + SECOND) == []
-
-
-@pytest.mark.parametrize(("early", "decisions"), [(timedelta(0), [claimed(NOON)]), (MICROSECOND, [])])
-def test_a_hint_is_believed_up_to_the_tolerance_and_no_further(early, decisions):
-    assert plan(NOON - ONCE.tolerance - early, NOON - MINUTE, EVERY_MINUTE, ONCE, due_hint=NOON) == decisions
-
-
-@pytest.mark.parametrize(
-    ("policy", "age", "newest"),
-    [
-        (ONCE, MISFIRE_GRACE, claimed(NOON)),
-        (ONCE, MISFIRE_GRACE + MICROSECOND, claimed(NOON, "catch_up")),
-        (SKIP, MISFIRE_GRACE, claimed(NOON)),
-        (SKIP, MISFIRE_GRACE + MICROSECOND, Decision((NOON,), "missed", "skip")),
-        (replace(ONCE, window=10 * MINUTE), 10 * MINUTE - MICROSECOND, claimed(NOON, "catch_up")),
-        (replace(ONCE, window=10 * MINUTE), 10 * MINUTE, Decision((NOON,), "missed")),
-        (replace(SKIP, window=10 * MINUTE), 10 * MINUTE, Decision((NOON,), "missed", "skip")),
-        (replace(ONCE, window=SECOND), MISFIRE_GRACE, claimed(NOON)),
-    ],
-)
-def test_what_becomes_of_a_tick_depends_on_how_late_it_is_found(policy, age, newest):
-    assert plan(NOON + age, NOON - HOUR, ON_THE_HOUR, policy) == [newest]
 
 
 def test_an_outage_is_remembered_by_its_hundred_newest_ticks():

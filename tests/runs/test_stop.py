@@ -6,34 +6,24 @@ A trigger stops the batch in the transaction of its first chunk: whoever asks be
 import threading
 import time
 from contextlib import contextmanager
-from datetime import timedelta
 
 import pytest
 
-from forgekeeper import shutdown
 from forgekeeper.connections import client
 from forgekeeper.database import database
 from forgekeeper.declaring.flags import FeatureFlag
-from forgekeeper.runs import bad_records, brakes, breaker, preconditions
-from forgekeeper.runs.deadline import Deadline
-from forgekeeper.runs.holds import BY_PEOPLE, Hold
-from forgekeeper.runs.ledger import JobRun
-from forgekeeper.runs.quarantine import Quarantined
-from tests.harness.performing import attempt_at, ended, perform, runner_of
+from forgekeeper.runs import brakes, breaker, preconditions
+from forgekeeper.runs.holds import Hold
+from tests.harness.performing import attempt_at, ended, runner_of
 from tests.harness.settings import settings_with
 from tests.harness.waiting import wait_until
 from workers import prune as prunes
 from workers.expired_job_artifacts import FLAG, buckets, delete_artifact_bucket, expired_job_artifacts
 from workers.expired_job_artifacts.destroying import BATCH_SIZE
 from workers.prune import prune
-from workers.stale_imports import PAGE_SIZE, stale_imports
 from workers.user_status_cleanup import user_status_cleanup
 
 CHUNK = 100
-ADD_IMPORTS = """
-    insert into bulk_imports (user_id, status, updated_at)
-    select id, 1, now() - interval '2 days' from generate_series(1, %s) as id
-"""
 ADD_OLD_REFS = """
     insert into batched_git_ref_updates_deletions (project_id, ref, status, processed_at)
     select 1, 'refs/old/' || id, 2, now() - interval '2 days' from generate_series(1, %s) as id
@@ -118,15 +108,6 @@ def test_a_run_that_is_stopped_ends_before_its_next_chunk():
     assert attempt.result() == {"deleted": CHUNK, "batches": 1, "stopped": "stopped", "braked": "stopped"}
 
 
-def test_imports_that_are_stopped_leave_the_entities_alone():
-    database.execute_sql(ADD_IMPORTS, (2 * PAGE_SIZE,))
-
-    with stopped_by_the_first("update", "bulk_imports", stale_imports):
-        attempted(stale_imports)
-
-    assert count("bulk_imports", "status = 3") == PAGE_SIZE
-
-
 def test_the_removal_of_old_records_that_is_stopped_begins_no_other_kind(monkeypatch):
     monkeypatch.setattr(prunes, "CHUNK", CHUNK)
     database.execute_sql(ADD_OLD_REFS, (1,))
@@ -151,51 +132,6 @@ def test_a_child_that_is_stopped_ends_before_its_next_chunk_and_has_no_successor
     assert not attempt.wants_successor
 
 
-def test_a_child_that_is_stopped_does_not_begin_its_second_class():
-    turn_on()
-    for number in range(10):
-        database.execute_sql(ADD_ARTIFACTS.format(number=number, count=1))
-    asked = []
-
-    def brake():
-        # At the first class's chunk all is well; then there is nothing more of it.
-        asked.append(1)
-        return "stopped" if len(asked) > 1 else None
-
-    perform(delete_artifact_bucket, deadline=Deadline(timedelta(minutes=1), brake=brake))
-
-    assert count("ci_job_artifacts") == 9
-
-
-def test_a_cancelled_run_ends_and_its_batch_goes_on():
-    statuses(2 * CHUNK)
-    with runner_of(settings_with()) as runner:
-        attempt = attempt_at(runner, user_status_cleanup)
-        # Between the start and the first chunk.
-        JobRun.cancel(attempt.run.number, reason="test", by="test")
-        first = ended(attempt)
-        second = ended(attempt_at(runner, user_status_cleanup))
-
-    assert (first.result()["skipped"], first.run.outcome.deleted) == ("cancelled", 0)
-    assert second.run.outcome.deleted == 2 * CHUNK
-
-
-def test_a_child_of_a_cancelled_run_ends_and_one_of_another_run_does_not():
-    turn_on()
-    database.execute_sql(ADD_ARTIFACTS.format(number=0, count=1))
-    run = JobRun.start_here(expired_job_artifacts.name, by="test")
-    JobRun.cancel(run.id, reason="test", by="test")
-
-    JobRun.succeed(run, {})
-    other_run = JobRun.start_here(expired_job_artifacts.name, by="test")
-
-    cancelled = as_child(delete_artifact_bucket, run=run.id)
-    other = as_child(delete_artifact_bucket, run=other_run.id)
-
-    assert (cancelled.result()["skipped"], cancelled.run.outcome.destroyed) == ("cancelled", 0)
-    assert other.run.skipped is None
-
-
 def test_a_run_that_waits_for_its_pace_ends_when_it_is_stopped(monkeypatch):
     monkeypatch.setattr(brakes, "INTERVAL", 1.0)
     statuses(2 * CHUNK)
@@ -216,36 +152,6 @@ def test_a_run_that_waits_for_its_pace_ends_when_it_is_stopped(monkeypatch):
     assert took
     assert took[0] - since < SOON
     assert count("user_statuses") == CHUNK
-
-
-def test_a_run_that_was_taken_from_its_worker_is_lost_and_not_stopped():
-    statuses(2 * CHUNK)
-    with runner_of(settings_with()) as runner:
-        attempt = attempt_at(runner, user_status_cleanup)
-        with attempt:
-            Hold.add(user_status_cleanup.name, "stop", reason="test", by="test")
-            JobRun.update(attempt_token=None).where(JobRun.id == attempt.run.number).execute()
-            attempt.work()
-
-    assert attempt.state is None
-    assert JobRun.get_by_id(attempt.run.number).state == "started"
-
-
-def test_records_that_are_gone_through_one_by_one_are_not_when_it_is_stopped(monkeypatch):
-    monkeypatch.setattr(bad_records, "ALONE", 1_000.0)
-    statuses(3)
-    database.execute_sql("""
-        create function wait() returns trigger language plpgsql as $$ begin perform pg_sleep(10); return old; end $$;
-        create trigger wait before delete on user_statuses for each row execute function wait();
-    """)
-    database.execute_sql("set statement_timeout = '200ms'")
-    try:
-        outcome = perform(user_status_cleanup, deadline=Deadline(timedelta(minutes=1), brake=lambda: "stopped"))
-    finally:
-        database.execute_sql("reset statement_timeout")
-        database.execute_sql("drop function wait cascade")
-
-    assert (outcome.deleted, Quarantined.select().count()) == (0, 1)
 
 
 # Not begun
@@ -283,16 +189,6 @@ def test_a_stop_that_comes_after_the_checks_and_before_the_first_chunk_lets_none
     assert count("user_statuses") == 1
 
 
-def test_a_run_that_is_stopped_between_its_start_and_its_work_does_nothing():
-    statuses(1)
-    with runner_of(settings_with()) as runner:
-        attempt = attempt_at(runner, user_status_cleanup)
-        Hold.add(user_status_cleanup.name, "stop", reason="test", by="test")
-        ended(attempt)
-
-    assert (attempt.result()["skipped"], count("user_statuses")) == ("stopped", 1)
-
-
 def test_a_child_that_begins_after_the_stop_is_skipped_and_has_not_failed():
     turn_on()
     database.execute_sql(ADD_ARTIFACTS.format(number=0, count=1))
@@ -302,30 +198,3 @@ def test_a_child_that_begins_after_the_stop_is_skipped_and_has_not_failed():
 
     assert (attempt.result()["skipped"], attempt.error, attempt.wants_successor) == ("stopped", None, False)
     assert count("ci_job_artifacts") == 1
-
-
-def test_what_was_stopped_goes_on_after_the_resumption():
-    statuses(2 * CHUNK)
-    with stopped_by_the_first("delete", "user_statuses", user_status_cleanup):
-        attempted(user_status_cleanup)
-    Hold.lift(user_status_cleanup.name, BY_PEOPLE)
-
-    attempt = attempted(user_status_cleanup)
-
-    assert (attempt.result()["stopped"], count("user_statuses")) == ("drained", 0)
-
-
-# The deadline
-
-
-@pytest.mark.parametrize(
-    ("brake", "asked", "halted"), [(None, False, False), ("stopped", False, True), (None, True, True)]
-)
-def test_a_brake_or_a_wish_to_end_halts_a_run_whose_budget_is_not_used_up(brake, asked, halted):
-    deadline = Deadline(timedelta(minutes=1), brake=lambda: brake)
-    if asked:
-        shutdown.requested.set()
-    try:
-        assert deadline.halted() is halted
-    finally:
-        shutdown.requested.clear()

@@ -78,15 +78,6 @@ START = f"""
       and not {HELD_BACK.format("job_runs.batch")}
     returning attempt_token::text, attempt, failures, tick
 """
-START_MANUAL = f"""
-    insert into job_runs
-        (batch, state, attempt, attempt_token, claimed_by, claimed_at, started_by, started_at, alive_at)
-    select %(batch)s, 'started', 1, gen_random_uuid(),
-        %(by)s, clock_timestamp(), %(by)s, clock_timestamp(), clock_timestamp()
-    where not {HELD_BACK.format("%(batch)s")}
-    on conflict do nothing
-    returning id, attempt_token::text, attempt, failures
-"""
 # What earlier attempts came to stays beside what the present one has come to.
 RESULT = "{} || case when result ? 'earlier' then jsonb_build_object('earlier', result -> 'earlier') else '{{}}' end"
 KEEP_ALIVE = f"""
@@ -344,11 +335,14 @@ class JobRun(Base):
     @classmethod
     def start_here(cls, batch: str, *, by: str) -> Started | None:
         """Take over the batch's waiting row, or start a new one; None when one runs or the batch is paused."""
-        waiting = cls.open(batch)
-        if waiting is not None:
-            return cls.start(batch, waiting.id, token=waiting.token, by=by)
-        row = database.execute_sql(START_MANUAL, {"batch": batch, "by": by}).fetchone()
-        return Started(*row) if row else None
+        with database.atomic() as transaction:
+            if cls.open(batch) is None:
+                cls.claim_manual(batch, by=by)
+            waiting = cls.open(batch)
+            started = None if waiting is None else cls.start(batch, waiting.id, token=waiting.token, by=by)
+            if started is None:
+                transaction.rollback()
+        return started
 
     @classmethod
     def keep_alive(cls, runs: Iterable[Started], results: Sequence[dict[str, Any]] | None = None) -> set[int]:

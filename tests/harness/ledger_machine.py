@@ -6,17 +6,12 @@ questions to a server, go on much later, or never.
 """
 
 import sys
-import threading
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from uuid import UUID
 
-from dramatiq import Message
-from dramatiq.brokers.redis import DEFAULT_DEAD_MESSAGE_TTL
 from hypothesis import strategies as st
 from hypothesis.stateful import (
-    RuleBasedStateMachine,
     initialize,
     invariant,
     precondition,
@@ -24,19 +19,16 @@ from hypothesis.stateful import (
 )
 
 from forgekeeper import database as db
-from forgekeeper.batches import BATCHES
 from forgekeeper.connections import client
-from forgekeeper.database import release
-from forgekeeper.delivery.broker import broker
-from forgekeeper.delivery.sending import TOKEN, deliver
+from forgekeeper.delivery.sending import deliver
 from forgekeeper.runs import reconcile
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.holds import BY_PEOPLE, Hold
-from forgekeeper.runs.ledger import CLOCK_TOLERANCE, OPEN, JobRun, Started
+from forgekeeper.runs.ledger import CLOCK_TOLERANCE, OPEN, JobRun
+from tests.harness.ledger_workers import NAME, Worker, Workers, picks
 from tests.harness.settings import settings_with
+from tests.harness.stalling import Process
 
-NAME = "user_status_cleanup"
-BATCH = BATCHES[NAME]
 SCHEDULES = ("* * * * * *", "* * * * *", "*/10 * * * *")
 FINAL = {"succeeded", "failed", "skipped", "coalesced", "missed", "blocked"}
 DAWN = datetime(2026, 3, 1, 11, 58, 30, tzinfo=UTC)
@@ -63,92 +55,6 @@ RESTORE = """
 ROWS = "select id, tick, state, reason, attempt, failures, finished_at, xmin::text from job_runs order by id"
 
 
-class Killed(BaseException):
-    """The process is no more."""
-
-
-class Process(threading.Thread):
-    """Does its deed, but stalls before its n-th question to a server until it is told what then."""
-
-    def __init__(self, deed, questions):
-        super().__init__(daemon=True)
-        self.deed = deed
-        self.ended = False
-        self.error = None
-        self._left = questions
-        self._dies = False
-        self._stalled = threading.Event()
-        self._told = threading.Event()
-        self.start()
-        self._stalled.wait()
-
-    def run(self):
-        try:
-            db.database.connect()
-            self.deed()
-        except Killed:
-            pass
-        except Exception as error:  # noqa: BLE001, raised in the machine's thread
-            self.error = error
-        finally:
-            release()
-            self.ended = True
-            self._stalled.set()
-
-    def question(self):
-        # While it holds row locks the others would wait for it in vain: races inside the
-        # claiming transaction are PostgreSQL's business.
-        if db.database.in_transaction():
-            return
-        if self._left == 0:
-            self._stalled.set()
-            self._told.wait()
-            self._told.clear()
-            if self._dies:
-                raise Killed
-        self._left -= 1
-
-    def go_on(self, questions):
-        self._left = questions
-        self._resume()
-
-    def die(self):
-        self._dies = True
-        self._resume()
-
-    def _resume(self):
-        self._stalled.clear()
-        self._told.set()
-        self._stalled.wait()
-        if self.error is not None:
-            raise self.error
-
-
-def stall_at_every_question(patch):
-    def stalling(ask):
-        def asked(*arguments, **options):
-            process = threading.current_thread()
-            if isinstance(process, Process):
-                process.question()
-            return ask(*arguments, **options)
-
-        return asked
-
-    patch.setattr(db.database.obj, "_execute_cursor", stalling(db.database.obj._execute_cursor))
-    patch.setattr(client, "execute_command", stalling(client.execute_command))
-
-
-@dataclass
-class Worker:
-    """One thread of a worker process, or the terminal that `forgekeeper run` runs in."""
-
-    name: str
-    message: Message | None = None
-    run: Started | None = None
-    ending: str | None = None
-    sign: datetime | None = None
-
-
 @dataclass
 class World:
     """What the machine remembers, to compare the ledger with."""
@@ -158,11 +64,10 @@ class World:
     successes: Counter = field(default_factory=Counter)
 
 
-picks = st.integers(0, 5).map(lambda number: lambda candidates: candidates[number % len(candidates)])
 drifts = st.sampled_from([None, *(timedelta(seconds=seconds) for seconds in (-3_600, -5, 0, 0.7, 1.9, 3, 3_600))])
 
 
-class Machine(RuleBasedStateMachine):
+class Machine(Workers):
     @initialize(schedule=st.sampled_from(SCHEDULES), catch_up=st.sampled_from(["once", "skip"]))
     def begin(self, schedule, catch_up):
         db.database.execute_sql("delete from job_runs; delete from batches; delete from holds")
@@ -178,22 +83,9 @@ class Machine(RuleBasedStateMachine):
         self.set_clock(DAWN)
         Batch.insert(name=NAME, registered_at=DAWN).execute()
 
-    def hired(self):
-        self.names = getattr(self, "names", 0) + 1
-        return Worker(f"worker-{self.names}")
-
     def set_clock(self, instant):
         self.now = instant
         db.database.execute_sql("update fake.clock set at = %s", (instant,))
-
-    def dispatch(self, worker, command, *arguments, maintenance=False):
-        """Run Dramatiq's own script, at our time."""
-        milliseconds = round(self.now.timestamp() * 1000)
-        dead_after = round(self.configured.dead_after.total_seconds() * 1000)
-        limits = (dead_after, DEFAULT_DEAD_MESSAGE_TTL, int(maintenance), 7_000)
-        return broker.scripts["dispatch"](
-            args=[command, milliseconds, BATCH.queue, worker.name, *limits, *arguments], keys=[broker.namespace]
-        )
 
     # The clock
 
@@ -266,157 +158,6 @@ class Machine(RuleBasedStateMachine):
         process = pick(self.stalled)
         process.die()
         self.stalled.remove(process)
-
-    # Workers
-
-    @property
-    def idle(self):
-        return [worker for worker in self.workers if worker.message is None]
-
-    @property
-    def holding(self):
-        return [worker for worker in self.workers if worker.message and not worker.run and not worker.ending]
-
-    @property
-    def running(self):
-        return [worker for worker in [*self.workers, self.terminal] if worker.run is not None]
-
-    @property
-    def ended(self):
-        return [worker for worker in self.workers if worker.ending is not None]
-
-    @precondition(lambda self: self.idle)
-    @rule(pick=picks, rescue=st.booleans())
-    def a_worker_takes_a_message(self, pick, rescue):
-        self.take(pick(self.idle), rescue=rescue)
-
-    def take(self, worker, *, rescue):
-        self.fetch(worker, rescue=rescue)
-        if worker.message is not None:
-            self.start(worker)
-
-    @precondition(lambda self: self.idle)
-    @rule(pick=picks, rescue=st.booleans())
-    def a_worker_prefetches_a_message(self, pick, rescue):
-        self.fetch(pick(self.idle), rescue=rescue)
-
-    def fetch(self, worker, *, rescue):
-        for body in self.dispatch(worker, "fetch", 1, maintenance=rescue):
-            if body is not None:
-                worker.message = Message.decode(body)
-
-    @precondition(lambda self: self.holding)
-    @rule(pick=picks)
-    def a_worker_starts_its_message(self, pick):
-        self.start(pick(self.holding))
-
-    def start(self, worker):
-        number, token = int(worker.message.message_id), UUID(worker.message.options[TOKEN])
-        run = JobRun.start(NAME, number, token=token, by=worker.name)
-        if run is None:
-            self.end(worker, "ack")
-            self.acknowledge(worker)
-        else:
-            assert not self.paused, "a run of a paused batch was started"
-            self.begin_attempt(worker, run)
-
-    def begin_attempt(self, worker, run):
-        assert run.token not in self.tokens, "an attempt's token was given twice"
-        self.tokens.add(run.token)
-        self.world.owners[run.id] = run.token
-        worker.run, worker.sign = run, self.now
-
-    def end(self, worker, ending):
-        worker.run, worker.sign = None, None
-        worker.ending = ending if worker.message else None
-
-    def check_ours(self, run):
-        assert self.world.owners.get(run.id) == run.token, "a lost attempt was told that it owns its run"
-
-    @precondition(lambda self: self.running)
-    @rule(pick=picks)
-    def a_heart_beats(self, pick):
-        worker = pick(self.running)
-        if JobRun.keep_alive(iter([worker.run])) == {worker.run.id}:
-            self.check_ours(worker.run)
-            worker.sign = self.now
-        else:
-            self.end(worker, "ack")
-
-    @precondition(lambda self: self.running)
-    @rule(pick=picks, acknowledge=st.booleans())
-    def a_run_succeeds(self, pick, acknowledge):
-        worker = pick(self.running)
-        self.succeed(worker)
-        if acknowledge:
-            self.acknowledge(worker)
-
-    def succeed(self, worker):
-        if JobRun.succeed(worker.run, {"deleted": 1}):
-            self.check_ours(worker.run)
-            self.world.successes[worker.run.id] += 1
-        self.end(worker, "ack")
-
-    @precondition(lambda self: self.running)
-    @rule(
-        pick=picks,
-        delay=st.sampled_from([0, 15, 3_600]),
-        retries=st.sampled_from([25, 25, 0]),
-        acknowledge=st.booleans(),
-    )
-    def a_run_fails(self, pick, delay, retries, acknowledge):
-        worker = pick(self.running)
-        state = JobRun.fail(worker.run, "Oops", delay=timedelta(seconds=delay), retries=retries)
-        if state is not None:
-            self.check_ours(worker.run)
-        self.end(worker, "ack")
-        if acknowledge:
-            self.acknowledge(worker)
-
-    @precondition(lambda self: self.running)
-    @rule(pick=picks, acknowledge=st.booleans())
-    def a_run_is_blocked(self, pick, acknowledge):
-        worker = pick(self.running)
-        if JobRun.block(worker.run, {"deleted": 0}, reason="clocks", sentence="the clocks are apart"):
-            self.check_ours(worker.run)
-        self.end(worker, "ack")
-        if acknowledge:
-            self.acknowledge(worker)
-
-    @precondition(lambda self: self.ended)
-    @rule(pick=picks)
-    def a_worker_acknowledges(self, pick):
-        self.acknowledge(pick(self.ended))
-
-    def acknowledge(self, worker):
-        if worker.message is not None:
-            self.dispatch(worker, worker.ending, worker.message.options["redis_message_id"])
-        worker.message = worker.ending = None
-
-    @precondition(lambda self: self.running or self.holding or self.ended)
-    @rule(pick=picks)
-    def a_worker_is_killed(self, pick):
-        self.kill(pick([*self.running, *self.holding, *self.ended]))
-
-    def kill(self, worker):
-        if worker is self.terminal:
-            self.terminal = Worker("terminal")
-        else:
-            self.workers[self.workers.index(worker)] = self.hired()
-
-    @precondition(lambda self: self.holding)
-    @rule(pick=picks)
-    def a_message_is_rejected(self, pick):
-        worker = pick(self.holding)
-        self.end(worker, "nack")
-        self.acknowledge(worker)
-
-    @precondition(lambda self: self.running and self.idle)
-    @rule(pick=picks)
-    def a_silent_worker_is_replaced(self, pick):
-        self.set_clock(self.now + self.configured.dead_after + timedelta(seconds=1))
-        self.a_scheduler_fires(None)
-        self.take(pick(self.idle), rescue=True)
 
     # Redis and people
 

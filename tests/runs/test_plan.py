@@ -1,6 +1,5 @@
 """What is decided about ticks, whatever the clock says, the ledger knows and the timetable wants: no server is asked."""
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from hypothesis import given

@@ -14,8 +14,9 @@ from hypothesis.stateful import (
 from forgekeeper import database as db
 from forgekeeper.connections import Limits, client, connect
 from tests.harness import logs
-from tests.harness.ledger_machine import Machine, stall_at_every_question
+from tests.harness.ledger_machine import Machine
 from tests.harness.settings import settings_with
+from tests.harness.stalling import stall_at_every_question
 from tests.harness.thorough import sequences
 
 FAKE_CLOCK = """

@@ -13,7 +13,6 @@ from time import monotonic, sleep
 from typing import IO, Any
 
 from forgekeeper.batches import BATCHES
-from forgekeeper.cli.running import send_by_hand
 from forgekeeper.database import database
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.settings import Settings
@@ -88,8 +87,7 @@ def run(batch: str) -> tuple[float, dict[str, Any]]:
 
     Its children, if it has any, may still be at work.  Raises `AssertionError` for a run that has not succeeded.
     """
-    number = send_by_hand(BATCHES[batch]).run
-    assert number is not None, f"a run of {batch} is open already"
+    number = int(BATCHES[batch].send().message_id)
     until(lambda: JobRun.get_by_id(number).finished_at is not None)
     row = JobRun.get_by_id(number)
     assert row.state == "succeeded", f"{row.state}: {row.error or row.result}"

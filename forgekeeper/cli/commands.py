@@ -62,7 +62,7 @@ PANELS: dict[str, dict[str, Callable[..., None] | typer.Typer | str]] = {
         "send": running.send,
         "pause": holding.pause,
         "stop": holding.stop,
-        "cancel": holding.cancel,
+        "cancel": running.cancel,
         "resume": holding.resume,
         "release": releasing.release,
         "flags": flags.flags,

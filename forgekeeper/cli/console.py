@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, NoReturn
 
@@ -92,6 +92,19 @@ def answer(value: Any, text: str, *, json: bool) -> None:
         emit(value)
     else:
         out.print(text)
+
+
+def group(help_text: str, listing: Callable[..., None], name: str = "list") -> typer.Typer:
+    """Make a group of commands with the command *listing*, which is also called when no command is given."""
+    made = typer.Typer(help=help_text)
+
+    @made.callback(invoke_without_command=True)
+    def without_command(context: typer.Context, json: Json = False) -> None:
+        if context.invoked_subcommand is None:
+            listing(json=json)
+
+    made.command(name)(listing)
+    return made
 
 
 def say(sentences: Iterable[str], console: Console = out) -> None:

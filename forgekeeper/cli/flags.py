@@ -7,24 +7,14 @@ from typing import Annotated
 import typer
 
 from forgekeeper.audit import acts
-from forgekeeper.cli import previews
 from forgekeeper.cli.connection import connected
-from forgekeeper.cli.console import Json, answer, emit, table, wrong_use
+from forgekeeper.cli.console import Json, answer, emit, group, table, wrong_use
 from forgekeeper.database import database
 from forgekeeper.declaring.flags import FLAGS, FeatureFlag
 
-flags = typer.Typer(help="Feature flags: list them, or turn one on or off for all processes.")
 Flag = Annotated[str, typer.Argument(metavar="NAME", help="The flag's name; `forgekeeper flags` lists them.")]
 
 
-@flags.callback(invoke_without_command=True)
-def flags_default(context: typer.Context, json: Json = False) -> None:
-    """List the flags when no command is given."""
-    if context.invoked_subcommand is None:
-        flags_list(json=json)
-
-
-@flags.command("list")
 def flags_list(json: Json = False) -> None:
     """List the flags."""
     with connected("flags"):
@@ -36,37 +26,26 @@ def flags_list(json: Json = False) -> None:
     table("", ("flag", "state", "what it switches"), rows)
 
 
-@flags.command("on")
-def flags_on(
-    name: Flag, yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False, json: Json = False
-) -> None:
-    """Turn a flag on.
+flags = group("Feature flags: list them, or turn one on or off for all processes.", flags_list)
 
-    First shows on standard error what the batch would do that it switches on, as `run --dry-run` does, and asks
-    where there is a terminal.
-    """
-    _known(name)
-    with connected("flags") as settings:
-        shown = previews.before_switching_on(name, settings, ask=not yes)
-        _turn(name, on=True)
-    answer({"flags": {name: True}} | ({"preview": shown} if shown else {}), f"{name} is on", json=json)
+
+@flags.command("on")
+def flags_on(name: Flag, json: Json = False) -> None:
+    """Turn a flag on; `forgekeeper run BATCH --dry-run` shows before what its batch would do."""
+    _turn(name, on=True, json=json)
 
 
 @flags.command("off")
 def flags_off(name: Flag, json: Json = False) -> None:
     """Turn a flag off."""
-    _known(name)
-    with connected("flags"):
-        _turn(name, on=False)
-    answer({"flags": {name: False}}, f"{name} is off", json=json)
+    _turn(name, on=False, json=json)
 
 
-def _known(name: str) -> None:
+def _turn(name: str, *, on: bool, json: bool) -> None:
     if name not in FLAGS:
         wrong_use(f"there is no flag {name!r}; there are: {', '.join(FLAGS)}")
-
-
-def _turn(name: str, *, on: bool) -> None:
-    with database.atomic():
+    word = "on" if on else "off"
+    with connected("flags"), database.atomic():
         was_on = FeatureFlag.turn(name, on=on)
-        acts.record(f"flags {'on' if on else 'off'}", name, before={"on": was_on}, after={"on": on})
+        acts.record(f"flags {word}", name, before={"on": was_on}, after={"on": on})
+    answer({"flags": {name: on}}, f"{name} is {word}", json=json)

@@ -1,22 +1,16 @@
-"""What a run would do, in lines: for `run --dry-run`, and before a flag is switched on."""
+"""What `run --dry-run` shows: what a run would do, in lines."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from typing import Any
 
-import peewee as pw
-import redis
 from rich.filesize import decimal
 
-from forgekeeper.batches import BATCHES, BatchSpec
-from forgekeeper.cli.console import Problem, confirmed, emit, err, moment, progress, say
-from forgekeeper.cli.failures import sentence
+from forgekeeper.batches import BatchSpec
+from forgekeeper.cli.console import moment, progress
 from forgekeeper.declaring.preview import Part
-from forgekeeper.runs.previewing import SAMPLE, Preview, preview
+from forgekeeper.runs.previewing import Preview, preview
 from forgekeeper.settings import Settings
-from metrics.redaction import describe
 
 STAYS = {
     "busy": "another session has them locked at this moment, and they are left for later",
@@ -25,35 +19,8 @@ STAYS = {
 """What the reasons mean that every batch may have."""
 
 
-def answer_with(batch: BatchSpec, settings: Settings, *, sample: int, json: bool) -> None:
-    """Preview the batch, and print that."""
-    found = _made(batch, settings, sample=sample)
-    if json:
-        emit(found.as_json())
-    else:
-        say(lines(found))
-
-
-def before_switching_on(flag: str, settings: Settings, *, ask: bool) -> list[dict[str, Any]]:
-    """Show on standard error what the batch of the flag would do; *ask* whether to go on where there is a terminal.
-
-    Raises `Problem` when the answer is no.  Where no preview is possible that is said, and the flag is turned on.
-    """
-    previews = []
-    for batch in (one for one in BATCHES.values() if one.flag == flag):
-        try:
-            found = _made(batch, settings, sample=SAMPLE)
-        except (pw.PeeweeException, redis.RedisError, OSError) as error:
-            say([f"{batch.name} cannot be previewed: {sentence(error) or describe(error)}"], err)
-            continue
-        say(lines(found), err)
-        previews.append(found.as_json())
-    if ask and sys.stdin.isatty() and not confirmed(f"Turn {flag} on?"):
-        raise Problem(f"{flag} was not turned on")
-    return previews
-
-
-def _made(batch: BatchSpec, settings: Settings, *, sample: int) -> Preview:
+def of(batch: BatchSpec, settings: Settings, *, sample: int) -> Preview:
+    """Preview the batch; a terminal shows how far that has got."""
     try:
         told = lambda part: progress(f"{batch.name}: {part.records:,} counted, {part.record}")  # noqa: E731
         return preview(batch, settings, sample=sample, told=told)

@@ -1,9 +1,9 @@
-"""`run` a batch here and now, or `send` it to the workers."""
+"""`run` a batch here and now, `send` it to the workers, or `cancel` a run."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
 
@@ -11,7 +11,7 @@ from forgekeeper.audit import acts
 from forgekeeper.batches import BatchSpec
 from forgekeeper.cli import previews
 from forgekeeper.cli.connection import batch_named, connected, require_installation, require_redis
-from forgekeeper.cli.console import HELD, Json, answer, emit, err, facts, moment, out, say, wrong_use
+from forgekeeper.cli.console import HELD, Json, Problem, answer, err, facts, moment, say, wrong_use
 from forgekeeper.cli.run_here import perform
 from forgekeeper.connections import Limits
 from forgekeeper.database import database
@@ -21,16 +21,17 @@ from forgekeeper.runs.holds import BRAKES, Hold
 from forgekeeper.runs.identity import identity
 from forgekeeper.runs.ledger import JobRun, Started
 from forgekeeper.runs.previewing import SAMPLE
+from metrics.redaction import clean
 
 BATCH = "The batch's name; `forgekeeper status` lists them."
 Name = Annotated[str, typer.Argument(metavar="BATCH", help=BATCH)]
 Names = Annotated[list[str] | None, typer.Argument(metavar="[BATCH...]", help=BATCH)]
+Reason = Annotated[str | None, typer.Option(help="Why, for anyone who looks at it.")]
 DryRun = Annotated[
     bool,
     typer.Option(
         "--dry-run",
-        help="Change nothing: show how many records would go, how much, whose and since when, what stays and why, and"
-        " how long it would take.",
+        help="Change nothing: show how many records would go, how much, whose and since when, what stays and why.",
     ),
 ]
 Sample = Annotated[
@@ -52,13 +53,14 @@ def run(batch: Name, dry_run: DryRun = False, sample: Sample = None, json: Json 
     chosen = batch_named(batch)
     if dry_run:
         with connected(f"preview {batch}") as settings:
-            previews.answer_with(chosen, settings, sample=SAMPLE if sample is None else sample, json=json)
+            found = previews.of(chosen, settings, sample=SAMPLE if sample is None else sample)
+        answer(found.as_json(), "\n".join(map(clean, previews.lines(found))), json=json)
         return
     if sample is not None:
         wrong_use("--sample is for --dry-run: a run names no records")
     with connected(f"run {batch}") as settings:
         require_installation()
-        back = held_back(chosen)
+        back = held_back(batch)
         started = None if back else _started(chosen)
         if started is not None:
             result, run_id = perform(chosen, started, settings), started.id
@@ -100,52 +102,73 @@ def send(batch: Name, json: Json = False) -> None:
     # A server that hangs must not delay the answer.
     with connected("send", limits=Limits.of_scheduler):
         require_redis()
-        sent = send_by_hand(chosen)
-    if sent.run is None:
-        say([sent.sentence], err)
-    if json:
-        emit({"batch": batch, "run": sent.run, "skipped": sent.skipped})
-    elif sent.run is not None:
-        out.print(sent.sentence)
-    if sent.skipped == "held":
+        back = held_back(batch)
+        number = None if back else claim(chosen)
+        if number is None and back is None:
+            back = "overlap", overlapping(chosen)
+        reconcile.send(batch, deliver)
+    skipped, sentence = back or (None, f"{batch} is queued as run {number}; `forgekeeper why {batch}` follows it")
+    if json or back is None:
+        answer({"batch": batch, "run": number, "skipped": skipped}, sentence, json=json)
+    if back is not None:
+        say([sentence], err)
+    if skipped == "held":
         raise typer.Exit(HELD)
 
 
-class Sent(NamedTuple):
-    """What became of a request to send a run by hand, and the sentence about it."""
+def cancel(
+    number: Annotated[int, typer.Argument(metavar="RUN", min=1, help="The run's number; `forgekeeper ticks` has it.")],
+    reason: Reason = None,
+    json: Json = False,
+) -> None:
+    """End one run before its next chunk, and its children; one that waits will not run.
 
-    run: int | None
-    skipped: str | None
-    sentence: str
-
-
-def send_by_hand(batch: BatchSpec, *, recorded: bool = False) -> Sent:
-    """Send a run by hand to the workers, unless the batch is held back or has a run open.
-
-    The audit records it, unless it is *recorded* already as part of another act.
+    What it has left is for the next run of its batch.
     """
-    back = held_back(batch)
-    run_id = None if back else claim(batch, recorded=recorded)
-    if run_id is None and back is None:
-        back = "overlap", overlapping(batch)
-    reconcile.send(batch.name, deliver)
-    if back:
-        return Sent(None, *back)
-    hint = f"`forgekeeper why {batch.name}` shows what becomes of it"
-    return Sent(run_id, None, f"{batch.name} is queued as run {run_id}; {hint}")
+    with connected("cancel", redis_needed=False):
+        run = numbered(number)
+        with database.atomic():
+            state = JobRun.cancel(number, reason=reason, by=acts.who().name)
+            before = {"state": run.state, "cancelled_at": run.cancelled_at}
+            acts.record(
+                "cancel", f"run:{number}", batch=run.batch, reason=reason, before=before, after={"state": state}
+            )
+    facts = {"run": number, "batch": run.batch, "was": run.state, "state": state or run.state, "reason": reason}
+    answer(facts, f"run {number} of {run.batch} {_cancelled(run, state)}", json=json)
 
 
-def held_back(batch: BatchSpec) -> tuple[str, str] | None:
+def _cancelled(run: JobRun, state: str | None) -> str:
+    """Say what becomes of the run, which is in that *state* then; None: it had ended."""
+    if state == "skipped":
+        return "waited, and will not run"
+    if state == "started":
+        return "ends before its next chunk, and so do its children"
+    if run.cancelled_at is not None:
+        return f"was cancelled already, at {moment(run.cancelled_at)}"
+    return f"had ended already ({run.state}); any child of it that has not ends before its next chunk"
+
+
+def numbered(number: int) -> JobRun:
+    """Return the run of that number; refuse one that the ledger does not have."""
+    run: JobRun | None = JobRun.get_or_none(id=number)
+    if run is None:
+        raise Problem(f"the ledger has no run {number}; `forgekeeper ticks BATCH` lists those that it has")
+    return run
+
+
+def held_back(batch: str) -> tuple[str, str] | None:
     """Say why no run of the batch may start, by a word and in a sentence; None when one may."""
-    reason = Hold.why(batch.name)
+    reason = Hold.why(batch)
     kinds = {"stopped": ("stop",), "held": BRAKES, "paused": ("pause",)}
-    hold = next(iter(Hold.standing(*kinds[reason], batch=batch.name)), None) if reason else None
+    hold = next(iter(Hold.standing(*kinds[reason], batch=batch)), None) if reason else None
     if reason is None or hold is None:
         return None
+    since = f"since {moment(hold.since)}"
     if reason == "held":
-        return reason, f"{batch.name} is held since {moment(hold.since)}: {hold.reason}"
+        return reason, f"{batch} is held {since}: {hold.reason}"
+    until = f"until {moment(hold.until)}, or " if hold.until else ""
     because = f" ({hold.reason})" if hold.reason else ""
-    return reason, f"{batch.name} is {reason} by {hold.by}{because}; `forgekeeper resume {batch.name}` ends that"
+    return reason, f"{batch} is {reason} by {hold.by} {since}{because} {until}until `forgekeeper resume {batch}`"
 
 
 def overlapping(batch: BatchSpec) -> str:

@@ -39,11 +39,11 @@ def deliver(run: JobRun) -> None:
     batch.broker.enqueue(message_of(batch, run))
 
 
-def claim(batch: BatchSpec, *, recorded: bool = False) -> int | None:
-    """Make a run by hand, and say so in the audit unless that is *recorded*; return None while another is open."""
+def claim(batch: BatchSpec) -> int | None:
+    """Make a run by hand, and say so in the audit; return None while another is open."""
     with database.atomic():
         run = JobRun.claim_manual(batch.name, by=identity())
-        if run is not None and not recorded:
+        if run is not None:
             acts.record("send", f"run {run}", batch=batch.name, after={"run": run})
     return run
 

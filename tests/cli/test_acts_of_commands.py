@@ -280,7 +280,6 @@ def test_what_cannot_be_recorded_is_not_done(call, folder, without_grant, case):
     result = call(case.line, DATABASE_URL=without_grant)
 
     assert result.status == 1
-    # A flag that is turned on is previewed first.
     assert "permission denied for table audit_acts; grant that to the user of the database" in result.sentences[-1]
     assert everything() == before
 

@@ -135,7 +135,7 @@ def test_send_queues_a_run_and_says_how_to_follow_it(forgekeeper, database):
 
     run_id = last_run().id
     assert result.status == 0
-    assert result.stdout == f"{NAME} is queued as run {run_id}; `forgekeeper why {NAME}` shows what becomes of it\n"
+    assert result.stdout == f"{NAME} is queued as run {run_id}; `forgekeeper why {NAME}` follows it\n"
     assert (last_run().state, messages()) == ("enqueued", 1)
 
 

@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from forgekeeper.audit import acts
-from forgekeeper.batches import BATCHES, BatchSpec
+from forgekeeper.batches import BATCHES
 from forgekeeper.cli.connection import batch_named, connected
-from forgekeeper.cli.console import HELD, All, Json, answer, err, moment, wrong_use
+from forgekeeper.cli.console import HELD, All, Json, answer, err, moment, say, wrong_use
 from forgekeeper.cli.running import Names
 from forgekeeper.database import database, now
 from forgekeeper.runs import releases
@@ -19,18 +19,15 @@ from forgekeeper.runs.previewing import amount
 
 FIRST = "0001_ledger"
 """Whoever applies this migration makes a new installation."""
-Reason = Annotated[str, typer.Option(help="Why it may go on; the audit keeps it.")]
-Expect = Annotated[
-    int | None,
-    typer.Option(metavar="N", min=1, help="Let so many records go, not as many as are due."),
-]
 
 
 def release(
-    reason: Reason,
+    reason: Annotated[str, typer.Option(help="Why it may go on; the audit keeps it.")],
     batches: Names = None,
     everything: All = False,
-    expect: Expect = None,
+    expect: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Let so many records go, not as many as are due.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Let batches go that a brake holds, from their next tick on: as many records as are due now.
@@ -39,22 +36,31 @@ def release(
     number.  It ends with the first run that is an ordinary one again.  A batch that no brake holds stays as it is, and
     so does one whose records cannot be counted now: then the status is 3.
     """
-    chosen = _chosen(batches or [], everything=everything)
+    if bool(batches) == everything:
+        wrong_use("name the batches, or say --all")
     if not reason.strip():
         wrong_use("say why with --reason: the audit keeps it")
+    deleting = [batch for batch in BATCHES.values() if batch.deletes]
+    chosen = deleting if everything else [*map(batch_named, batches or ())]
+    said, stay, released = list[str](), list[str](), dict[str, int | None]()
     with connected("release", redis_needed=False):
-        held = [batch for batch in chosen if Hold.standing(*BRAKES, batch=batch.name)]
-        amounts = {batch.name: amount(batch, now()) if expect is None else expect for batch in held}
-        stay = [batch.name for batch in held if amounts[batch.name] is None and batch.stake is not None]
-        given = {name: number for name, number in amounts.items() if name not in stay}
-        released = {name: number for name, number in given.items() if _let_go(name, number, reason=reason)}
-    said = "\n".join(_sentence(batch.name, released) for batch in chosen if batch.name not in stay)
-    answer({"released": [*released], "expect": released, "still_held": stay, "reason": reason}, said, json=json)
-    for name in stay:
-        err.print(
-            f"{name} is still held: what is due cannot be counted now; `forgekeeper run {name} --dry-run` says why,"
-            " --expect says how many records may go"
-        )
+        for batch in chosen:
+            held = Hold.standing(*BRAKES, batch=batch.name)
+            number = amount(batch, now()) if held and expect is None else expect
+            if held and number is None and batch.stake is not None:
+                stay.append(batch.name)
+            elif held and _let_go(batch.name, number, reason=reason):
+                released[batch.name] = number
+                limit = "" if number is None else f"; {number:,} records may go, and no more"
+                said.append(f"{batch.name} runs again from its next tick{limit}")
+            else:
+                said.append(f"{batch.name} is held by no brake: there is nothing to release")
+    facts = {"released": [*released], "expect": released, "still_held": stay, "reason": reason}
+    answer(facts, "\n".join(said), json=json)
+    say(
+        (f"{name} is still held: what is due cannot be counted now; say with --expect how many go" for name in stay),
+        err,
+    )
     if stay:
         raise typer.Exit(HELD)
 
@@ -71,31 +77,14 @@ def _let_go(name: str, expect: int | None, *, reason: str) -> bool:
     return bool(lifted)
 
 
-def _sentence(name: str, released: dict[str, int | None]) -> str:
-    if name not in released:
-        return f"{name} is held by no brake: there is nothing to release"
-    number = released[name]
-    limit = "" if number is None else f"; {number:,} records may go, and what is due beyond waits for the run after"
-    return f"{name} runs again from its next tick{limit}"
-
-
 def hold_new() -> list[str]:
     """Hold each batch that deletes, as nobody has seen what it will delete; return their names."""
     names = [batch.name for batch in BATCHES.values() if batch.deletes]
     BatchRow.register(names)
     for name in names:
-        Hold.add(name, "new", reason=_never_seen(name), by=acts.who().name)
+        sentence = (
+            f"nobody has looked at what it will delete: `forgekeeper run {name} --dry-run` shows it,"
+            f" `forgekeeper release {name} --reason REASON` lets it go"
+        )
+        Hold.add(name, "new", reason=sentence, by=acts.who().name)
     return names
-
-
-def _never_seen(name: str) -> str:
-    return (
-        f"nobody has looked at what it will delete: `forgekeeper run {name} --dry-run` shows it,"
-        f" `forgekeeper release {name} --reason REASON` lets it go"
-    )
-
-
-def _chosen(names: list[str], *, everything: bool) -> list[BatchSpec]:
-    if bool(names) == everything:
-        wrong_use("name batches, or say --all")
-    return [batch for batch in BATCHES.values() if batch.deletes] if everything else [*map(batch_named, names)]

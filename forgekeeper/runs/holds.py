@@ -110,13 +110,11 @@ class Hold(Base):
         database.execute_sql(ADD, values)
 
     @classmethod
-    def lift(cls, batch: str, kinds: Sequence[Kind], *, by: str | None = None, number: int | None = None) -> list[Hold]:
-        """End what holds the batch back, of those kinds: *by* one person, of that *number*, or all; return it."""
+    def lift(cls, batch: str, kinds: Sequence[Kind], *, by: str | None = None) -> list[Hold]:
+        """End what holds the batch back, of those kinds: *by* one person, or all; return it."""
         query = cls.delete().where(cls.batch == batch, cls.kind.in_(kinds), pw.SQL(STANDS))
         if by is not None:
             query = query.where(cls.by == one_line(by))
-        if number is not None:
-            query = query.where(cls.id == number)
         return list(query.returning(cls).execute())
 
     @classmethod

@@ -11,7 +11,6 @@ from benchmarks.contest import Benchmark, Peer
 from benchmarks.forge import database_of
 from demo.servers import Servers
 from forgekeeper.audit import lookup
-from forgekeeper.audit.lookup import Period
 from forgekeeper.audit.subjects import PATH, Subject
 from forgekeeper.database import database
 
@@ -77,12 +76,12 @@ def _seconds(question: Callable[[], None]) -> float:
 
 
 def _found(subject: Subject, asked: str, number: int | None) -> None:
-    found = lookup.find(subject, asked, Period(), limit=20)
+    found = lookup.find(subject, asked, None, limit=20)
     assert [one.facts["id"] for one in found] == ([] if number is None else [number]), found
 
 
 def _of_run(run: int, records: int) -> None:
-    lookup.newest(Period(), limit=20, run=run)
+    lookup.newest(None, limit=20, run=run)
     assert sum(one.records for one in lookup.totals(run)) <= records
 
 

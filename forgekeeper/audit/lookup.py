@@ -34,7 +34,7 @@ CLOCKS_APART = timedelta(days=1)
 """So far a clock may have been set back between an intent and its outcome."""
 CLOSED = "select distinct intent from audit_deletions where intent = any(%s::bigint[]) and at >= %s"
 OLDEST = "select min(at) from (select at from audit_deletions order by id limit 1) as first"
-NEWEST = f"select {SHOWN} from audit_deletions where true{{where}} order by {{order}} desc limit %(limit)s"
+NEWEST = f"select {SHOWN} from audit_deletions where true{{where}} order by id desc limit %(limit)s"
 # What a run has is few: without the step in between all is read backwards until enough of it has come.
 OF_RUN = f"""
     with chosen as materialized (select {SHOWN} from audit_deletions where run = %(run)s{{where}})
@@ -81,6 +81,10 @@ class Line(NamedTuple):
         """How many records it is about."""
         return max(len(self.ids), self.names) or self.detail.get("count") or 0
 
+    def as_json(self) -> dict[str, Any]:
+        """Return it as `--json` shows it."""
+        return self._asdict() | {"records": self.size}
+
     def records(self) -> Iterator[dict[str, Any]]:
         """Yield what is known of each record, its id included."""
         for place in range(max(len(self.ids), self.names)):
@@ -96,24 +100,12 @@ class Found(NamedTuple):
     state: str | None
 
 
-class Period(NamedTuple):
-    """From when to when; None: without an end."""
-
-    since: datetime | None = None
-    until: datetime | None = None
-
-    def where(self) -> str:
-        """Write the condition; PostgreSQL looks into those months alone."""
-        since = " and at >= %(since)s" if self.since else ""
-        return since + (" and at < %(until)s" if self.until else "")
-
-
-def find(subject: Subject, asked: str, period: Period, *, limit: int) -> list[Found]:
+def find(subject: Subject, asked: str, since: datetime | None, *, limit: int) -> list[Found]:
     """Return what the audit has of what was *asked* for, by its id or by its name, the latest first."""
     if subject.name is None:
-        return _became(_lines("ids", int(asked), subject.record, period, limit), {"id": int(asked)})
+        return _became(_lines("ids", int(asked), subject.record, since, limit), {"id": int(asked)})
     within, name = _parted(subject, asked)
-    found = _became(_lines("hashes", hashed(name), subject.record, period, limit), {subject.name: name})
+    found = _became(_lines("hashes", hashed(name), subject.record, since, limit), {subject.name: name})
     return [one for one in found if within is None or str(one.facts.get(subject.within or "")) == within]
 
 
@@ -126,9 +118,9 @@ def _parted(subject: Subject, asked: str) -> tuple[str | None, str]:
     return within, name
 
 
-def _lines(column: str, key: int, record: str | None, period: Period, limit: int) -> list[Line]:
-    where = f"{' and record = %(record)s' if record else ''}{period.where()}"
-    values = {"key": key, "record": record, "limit": limit, **period._asdict()}
+def _lines(column: str, key: int, record: str | None, since: datetime | None, limit: int) -> list[Line]:
+    where = f"{' and record = %(record)s' if record else ''}{_since(since)}"
+    values = {"key": key, "record": record, "limit": limit, "since": since}
     with database.atomic():
         database.execute_sql(PLAN)
         rows = database.execute_sql(FOUND.format(column=column, kind=KINDS[column], where=where), values).fetchall()
@@ -156,28 +148,24 @@ def _closed(intents: Mapping[int, datetime]) -> set[int]:
     return {number for (number,) in database.execute_sql(CLOSED, (list(intents), since)).fetchall()}
 
 
-def newest(period: Period, *, limit: int, run: int | None = None, batch: str | None = None) -> list[Line]:
-    """Return the newest rows, of a run or of a batch if it is named."""
-    values = {"run": run, "batch": batch, "limit": limit, **period._asdict()}
-    if run is not None:
-        statement = OF_RUN.format(where=period.where())
-    elif batch is not None:
-        statement = NEWEST.format(where=f" and batch = %(batch)s{period.where()}", order="at")
-    else:
-        statement = NEWEST.format(where=period.where(), order="id")
+def newest(since: datetime | None, *, limit: int, run: int | None = None) -> list[Line]:
+    """Return the newest rows since then, or of all times; of one run if it is named."""
+    values = {"run": run, "since": since, "limit": limit}
+    statement = (NEWEST if run is None else OF_RUN).format(where=_since(since))
     return [Line(*row) for row in database.execute_sql(statement, values).fetchall()]
 
 
-def acts(period: Period, *, limit: int, who: str | None = None, batch: str | None = None) -> list[Act]:
-    """Return the newest acts of people: of that user, host or actor, and of that batch, if they are named."""
+def acts(since: datetime | None, *, limit: int, who: str | None = None) -> list[Act]:
+    """Return the newest acts of people since then, or of all times: of that user, host or actor if one is named."""
     query = Act.select().order_by(Act.id.desc()).limit(limit)
     if who:
         query = query.where((Act.by_user == who) | (Act.by_host == who) | (Act.actor == who))
-    if batch:
-        query = query.where(Act.batch == batch)
-    if period.since:
-        query = query.where(Act.at >= period.since)
-    return list(query.where(Act.at < period.until) if period.until else query)
+    return list(query if since is None else query.where(Act.at >= since))
+
+
+def _since(since: datetime | None) -> str:
+    """Write the condition; PostgreSQL looks into those months alone."""
+    return "" if since is None else " and at >= %(since)s"
 
 
 class Total(NamedTuple):
@@ -194,12 +182,6 @@ class Total(NamedTuple):
 def totals(run: int) -> list[Total]:
     """Add up what a run has deleted, its children included."""
     return [Total(*row) for row in database.execute_sql(TOTALS, {"run": run}).fetchall()]
-
-
-def has_run(run: int) -> bool:
-    """Say whether the audit has anything of that run."""
-    statement = "select exists (select from audit_deletions where run = %s)"
-    return bool(database.execute_sql(statement, (run,)).fetchone()[0])
 
 
 def reaches_back() -> datetime | None:

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from datetime import datetime
 from typing import Annotated, Any
 
 import typer
 
 from forgekeeper.audit import lookup, subjects
-from forgekeeper.audit.lookup import Found, Line, Period
+from forgekeeper.audit.lookup import Found
 from forgekeeper.audit.subjects import PATH, Subject
 from forgekeeper.batches import BATCHES
 from forgekeeper.cli import evidence, times
-from forgekeeper.cli.connection import batch_named, connected
+from forgekeeper.cli.connection import connected
 from forgekeeper.cli.console import Json, emit, moment, say, table, wrong_use
 from forgekeeper.database import now
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.settings import Settings
 
-Time = typer.Option(metavar="TIME|AGE", help="A time in UTC, or an age: 2026-11-20T08:30, 90m, 2h, 3d, 1w.")
+Answer = dict[str, Any]
 
 
-def audit(  # noqa: PLR0917, options
+def audit(
+    *,
     what: Annotated[
         str | None,
         typer.Option(
@@ -31,43 +33,44 @@ def audit(  # noqa: PLR0917, options
         ),
     ] = None,
     run: Annotated[int | None, typer.Option(min=0, help="What that run and its children have deleted.")] = None,
-    batch: Annotated[str | None, typer.Option(metavar="BATCH", help="Only of this batch.")] = None,
     who: Annotated[
         str | None, typer.Option(metavar="NAME", help="Only acts of this user, host, or FORGEKEEPER_ACTOR.")
     ] = None,
-    since: Annotated[str | None, Time] = None,
-    until: Annotated[str | None, Time] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(metavar="TIME|AGE", help="A time in UTC, or an age: 2026-11-20T08:30, 90m, 2h, 3d, 1w."),
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, max=1_000_000, help="How many, newest first.")] = 20,
     json: Json = False,
 ) -> None:
     """Show what people did and what was deleted, newest first; or answer who deleted one thing, when and why."""
-    if batch is not None:
-        batch_named(batch)
-    if what is not None and (run is not None or batch is not None or who is not None):
-        wrong_use("--what asks for one thing: leave --run, --batch and --who out")
-    if run is not None and (batch is not None or who is not None):
-        wrong_use("--run asks for one run: leave --batch and --who out")
-    asked = None if what is None else _subject(what)
+    rows: list[Any] = []
+    if sum(option is not None for option in (what, run, who)) > 1:
+        wrong_use("say one of --what, --run and --who")
+    known = [Subject(**{**one._asdict(), "batch": batch.name}) for batch in BATCHES.values() for one in batch.subjects]
+    asked = None if what is None else _subject(what, known)
+    time = None if since is None else times.past(since)
     with connected("audit", redis_needed=False) as settings:
-        period = _period(since, until)
+        begins = time and time(now())
         if asked is not None:
-            answer = _about(*asked, period, settings, limit)
+            answer = _about(*asked, known, begins, settings, limit=limit)
         elif run is not None:
-            answer = _of_run(run, period, limit)
+            answer, rows = _of_run(run, known, begins, limit)
         else:
-            answer = _newest(period, batch, who, limit)
+            answer, rows = _newest(known, begins, who, limit)
+        answer["reaches_back"] = lookup.reaches_back()
     if json:
-        emit({name: value for name, value in answer.items() if name != "rows"})
+        emit(answer)
         return
     say(answer["sentences"])
-    if answer.get("rows"):
-        table("", ("at", "by", "what was done", "to what", "why"), answer["rows"])
+    if rows:
+        table("", ("at", "by", "what was done", "to what", "why"), rows)
 
 
-def _subject(text: str) -> tuple[Subject, str]:
+def _subject(text: str, known: Sequence[Subject]) -> tuple[Subject, str]:
     """Read what is asked for; one without a name of its own is asked for by a number."""
     try:
-        subject, rest = subjects.read(text, _subjects())
+        subject, rest = subjects.read(text, known)
     except subjects.NoSuchSubject as error:
         wrong_use(str(error))
     if subject.name is None and not (rest.isascii() and rest.isdigit() and len(rest) < 19):
@@ -77,27 +80,21 @@ def _subject(text: str) -> tuple[Subject, str]:
     return subject, rest
 
 
-def _subjects() -> list[Subject]:
-    return [Subject(**{**one._asdict(), "batch": batch.name}) for batch in BATCHES.values() for one in batch.subjects]
-
-
-def _about(subject: Subject, rest: str, period: Period, settings: Settings, limit: int) -> dict[str, Any]:
+def _about(
+    subject: Subject, rest: str, known: Sequence[Subject], since: datetime | None, settings: Settings, *, limit: int
+) -> Answer:
     """Answer who deleted one thing; of what had an object, what has become of that."""
-    found = lookup.find(subject, rest, period, limit=limit)
-    known = _subjects()
+    found = lookup.find(subject, rest, since, limit=limit)
     sentences = [sentence for one in found for sentence in evidence.tell(one, subject, rest, known)]
     objects: list[Found] = []
     if subject is not PATH and found and (path := found[0].facts.get("path")):
-        objects = [one for one in lookup.find(PATH, path, period, limit=limit) if one.line.record != subject.record]
+        objects = [one for one in lookup.find(PATH, path, since, limit=limit) if one.line.record != subject.record]
         sentences += evidence.of_object(path, objects)
-    if not found:
-        sentences = list(_nothing(subject, rest, settings))
     return {
         "what": f"{subject.called}:{rest}",
-        "found": [_fact(one) for one in found],
-        "object": [_fact(one) for one in objects],
-        "sentences": sentences,
-        **_reach(),
+        "found": list(map(_fact, found)),
+        "object": list(map(_fact, objects)),
+        "sentences": sentences or list(_nothing(subject, rest, settings)),
     }
 
 
@@ -118,9 +115,8 @@ def _written_by(name: str) -> Iterator[str]:
         yield f"What {name} writes by itself is not in it: its declaration says {batch.writes!r}."
 
 
-def _of_run(run: int, period: Period, limit: int) -> dict[str, Any]:
-    totals, known = lookup.totals(run), _subjects()
-    lines = lookup.newest(period, limit=limit, run=run)
+def _of_run(run: int, known: Sequence[Subject], since: datetime | None, limit: int) -> tuple[Answer, list[Any]]:
+    totals, lines = lookup.totals(run), lookup.newest(since, limit=limit, run=run)
     sentences = [
         f"Run {run} of {one.batch}: {one.records:,} {one.record}"
         f" {evidence.done_to(one.record, known) if one.state == 'deleted' else one.state},"
@@ -129,57 +125,23 @@ def _of_run(run: int, period: Period, limit: int) -> dict[str, Any]:
     ] or [f"The audit has nothing that run {run} has deleted."]
     if (row := JobRun.get_or_none(JobRun.id == run)) is not None:
         sentences += _written_by(row.batch)
-    return {
-        "run": run,
-        "totals": [one._asdict() for one in totals],
-        "deletions": [_row(one) for one in lines],
-        "sentences": sentences,
-        "rows": [evidence.shown(one, known) for one in lines],
-        **_reach(),
-    }
+    deletions = [line.as_json() for line in lines]
+    answer = {"run": run, "totals": [one._asdict() for one in totals], "deletions": deletions, "sentences": sentences}
+    return answer, [evidence.shown(one, known) for one in lines]
 
 
-def _newest(period: Period, batch: str | None, who: str | None, limit: int) -> dict[str, Any]:
-    people = lookup.acts(period, limit=limit, who=who, batch=batch)
-    known, lines = _subjects(), [] if who else lookup.newest(period, limit=limit, batch=batch)
-    rows = sorted(
-        [
-            *((act.at, evidence.act(act)) for act in people),
-            *((line.at, evidence.shown(line, known)) for line in lines),
-        ],
-        key=lambda row: row[0],
-        reverse=True,
-    )[:limit]
-    return {
+def _newest(known: Sequence[Subject], since: datetime | None, who: str | None, limit: int) -> tuple[Answer, list[Any]]:
+    people = lookup.acts(since, limit=limit, who=who)
+    lines = [] if who else lookup.newest(since, limit=limit)
+    rows = [*map(evidence.act, people), *(evidence.shown(line, known) for line in lines)]
+    answer = {
         "acts": [act.__data__ for act in people],
-        "deletions": [_row(line) for line in lines],
+        "deletions": [line.as_json() for line in lines],
         "sentences": [] if rows else ["The audit has nothing of that."],
-        "rows": [row for _, row in rows],
-        **_reach(),
     }
+    return answer, sorted(rows, key=lambda row: row[0], reverse=True)[:limit]
 
 
-def _reach() -> dict[str, Any]:
-    return {"reaches_back": lookup.reaches_back()}
-
-
-def _row(line: Line) -> dict[str, Any]:
-    return {**line._asdict(), "records": line.size}
-
-
-def _fact(found: Found) -> dict[str, Any]:
+def _fact(found: Found) -> Answer:
     line = {name: getattr(found.line, name) for name in ("at", "batch", "record", "run", "tick", "child", "phase")}
     return {**line, "state": found.state, **found.facts}
-
-
-def _period(since: str | None, until: str | None) -> Period:
-    instant = now()
-    begins, ends = (None if text is None else times.past(text)(instant) for text in (since, until))
-    return Period(begins, ends)
-
-
-def hint(run: int) -> list[str]:
-    """Say in a run's story where to ask what it has deleted, if the audit has anything of it."""
-    if not lookup.has_run(run):
-        return []
-    return [f"`forgekeeper audit --run {run}` shows what it has deleted."]

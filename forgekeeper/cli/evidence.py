@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -13,52 +14,45 @@ from forgekeeper.cli.console import facts as pairs
 from forgekeeper.cli.console import moment, plain
 
 STATES = {
+    None: "was about to be deleted (what became of it is not known yet: its run is at it, or has died)",
     "missing": "was not there any more when it was to be deleted",
     "kept": "was about to be deleted, and was kept",
     "moved": "was about to be deleted, and had been changed",
     "failed": "was about to be deleted, and could not be",
 }
 """What has become of something that was said to be about to go; else it has gone."""
-GONE = {"deleted", "missing"}
 
 
 def tell(found: Found, asked: Subject, rest: str, known: Sequence[Subject]) -> Iterator[str]:
     """Tell what was deleted, when, by whom, why, what it was, and how it is brought back."""
-    line, subject = found.line, subject_of(found.line.record, known) or asked
-    name = f"{asked.called.capitalize()} {rest}"
-    if found.state is None:
-        yield f"{name} was about to be deleted at {moment(line.at)}, {_by(line)}."
-        yield "What became of it is not known yet: that run is at it, or has died; then the next run says."
-    elif found.state == "deleted":
-        yield f"{name} {subject.gone} at {moment(line.at)}, {_by(line)}{_why(subject, found.facts)}."
-    else:
-        yield f"{name} {STATES.get(found.state, f'was {found.state}')} at {moment(line.at)}, {_by(line)}."
-    if known_of_it := _known(found.facts):
-        yield f"It was: {pairs(known_of_it)}."
-    if subject.restore and found.state == "deleted":
+    subject = subject_of(found.line.record, known) or asked
+    gone = found.state == "deleted"
+    because = f", because {_filled(subject.because, found.facts)}" if gone and subject.because else ""
+    became = subject.gone if gone else STATES.get(found.state, f"was {found.state}")
+    yield f"{asked.called.capitalize()} {rest} {became}{_when(found.line)}{because}."
+    facts = {name: _written(value) for name, value in found.facts.items() if value is not None}
+    if said := pairs({name: fact for name, fact in facts.items() if name not in {"state", "due"}}):
+        yield f"It was: {said}."
+    if subject.restore and gone:
         yield f"`{_filled(subject.restore, found.facts)}` may bring it back."
 
 
 def of_object(path: str, found: Sequence[Found]) -> Iterator[str]:
     """Tell what has become of an object that went with something; the latest first."""
     for one in found:
-        when = f"at {moment(one.line.at)}, {_by(one.line)}"
-        if one.state is None:
-            yield f"Its object {path} was about to be deleted {when}; what became of it is not known yet."
-        else:
-            yield f"Its object {path} {STATES.get(one.state, 'was deleted')} {when}."
+        yield f"Its object {path} {STATES.get(one.state, 'was deleted')}{_when(one.line)}."
     if not found:
         yield f"Of its object {path} the audit has nothing: it waits to be deleted, or was there no more."
 
 
 def shown(line: Line, kinds: Iterable[Subject]) -> tuple[Any, ...]:
     """Return a row of the table for a chunk, in the words of those *kinds*."""
-    how = {"done": done_to(line.record, kinds), "intent": "about to delete"}.get(line.phase) or _states(
-        line.detail.get("state")
-    )
+    states = line.detail.get("state") or "deleted"
+    became = ", ".join(sorted(set(map(str, states if isinstance(states, list) else [states]))))
+    how = {"done": done_to(line.record, kinds), "intent": "about to delete"}.get(line.phase, became)
     of = "" if line.child is None else f", {line.child}"
     run = "no run" if line.run is None else f"run {line.run}"
-    return moment(line.at), f"{line.batch} ({run}{of})", how, f"{line.size:,} {line.record}", ""
+    return line.at, f"{line.batch} ({run}{of})", how, f"{line.size:,} {line.record}", ""
 
 
 def done_to(record: str, kinds: Iterable[Subject]) -> str:
@@ -70,22 +64,14 @@ def done_to(record: str, kinds: Iterable[Subject]) -> str:
 def act(done: Act) -> tuple[Any, ...]:
     """Return a row of the table for what a person did."""
     actor = f" ({done.actor})" if done.actor else ""
-    return moment(done.at), f"{done.by_user}@{done.by_host}{actor}", done.act, done.what, done.reason
+    return done.at, f"{done.by_user}@{done.by_host}{actor}", done.act, done.what, done.reason
 
 
-def _states(state: Any) -> str:
-    return ", ".join(sorted({str(one) for one in (state if isinstance(state, list) else [state or "deleted"])}))
-
-
-def _by(line: Line) -> str:
+def _when(line: Line) -> str:
     run = f"by run {line.run} of {line.batch}" if line.run is not None else f"by {line.batch}, outside a run"
     details = [f"the tick of {moment(line.tick)}"] if line.tick else []
     details += [f"child {line.child}"] if line.child else []
-    return f"{run} ({', '.join(details)})" if details else run
-
-
-def _why(subject: Subject, facts: Mapping[str, Any]) -> str:
-    return f", because {_filled(subject.because, facts)}" if subject.because else ""
+    return f" at {moment(line.at)}, {run}" + (f" ({', '.join(details)})" if details else "")
 
 
 def _filled(template: str, facts: Mapping[str, Any]) -> str:
@@ -97,15 +83,8 @@ class _Facts(dict[str, str]):
         return "unknown"
 
 
-def _known(facts: Mapping[str, Any]) -> dict[str, str]:
-    unsaid = {"state", "due"}
-    return {name: _written(value) for name, value in facts.items() if name not in unsaid and value is not None}
-
-
 def _written(value: Any) -> str:
     if isinstance(value, str) and len(value) > 18 and value[4:5] == "-" and value[10:11] == "T":
-        try:
+        with suppress(ValueError):
             return moment(datetime.fromisoformat(value))
-        except ValueError:
-            pass
     return plain(value)

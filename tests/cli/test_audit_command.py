@@ -161,4 +161,3 @@ def test_since_takes_times_and_ages(main, objects, since, found):
     objects.done("deleted_object", ids=[1])
 
     assert len(main("audit", "--since", since, "--json").json["deletions"]) == found
-    assert len(main("audit", "--until", since, "--json").json["deletions"]) == (since.startswith("2100"))

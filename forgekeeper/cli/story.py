@@ -2,47 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
 from forgekeeper.cli.console import facts, lasting, moment
-from forgekeeper.runs.clock_ahead import Ahead
-from forgekeeper.runs.holds import BRAKES, Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.settings.cron import Cron
 
+WHY = {
+    "overlap": "an earlier run was still open",
+    "paused": "the batch was paused",
+    "stopped": "the batch was stopped",
+    "held": "the batch was held",
+    "cancelled": "the run was cancelled",
+    "flag_off": "the batch is switched off by its flag",
+    "max_per_run": "it had deleted as much as one run may (MAX_PER_RUN)",
+    "max_per_day": "the runs of the day had deleted as much as they may (MAX_PER_DAY)",
+}
+"""Why a tick was skipped, or a run did nothing or ended before its work was done."""
 UNRUN = {
-    ("skipped", "overlap"): "It was skipped, because an earlier run was still open.",
-    ("skipped", "paused"): "It was skipped, because the batch was paused.",
-    ("skipped", "stopped"): "It was skipped, because the batch was stopped.",
-    ("skipped", "held"): "It was skipped, because the batch was held.",
     ("skipped", "cancelled"): "It was cancelled while it waited, and did not run.",
-    ("skipped", "lease_held"): "It was skipped, because another process held the lease.",
     ("coalesced", None): "Nobody claimed it in time; the newest tick after the outage did its work.",
     ("missed", "skip"): "It was missed: no scheduler was running, and the settings say not to catch this batch up.",
     ("missed", None): "It was missed: no scheduler was running, and when one came back it was too old to be caught up.",
 }
 ENDED = ("succeeded", "blocked", "skipped")
 """States of runs whose last attempt came to its end."""
-SKIPPED = {
-    "flag_off": "It did nothing, because the batch is switched off by its flag.",
-    "stopped": "It did nothing, because the batch was stopped meanwhile.",
-    "held": "It did nothing, because the batch was held meanwhile.",
-    "cancelled": "It did nothing, because the run was cancelled.",
-}
-BRAKED = {
-    "stopped": "because the batch was stopped",
-    "held": "because the batch was held",
-    "cancelled": "because the run was cancelled",
-    "max_per_run": "because it had deleted as much as one run may (MAX_PER_RUN)",
-    "max_per_day": "because the runs of the day had deleted as much as they may (MAX_PER_DAY)",
-}
 
 
-def tell(run: JobRun, holds: Sequence[Hold] = ()) -> list[str]:
-    """Say what became of the row; *holds* are what holds its batch back at this moment."""
-    return [sentence for sentence in (*_sentences(run), _cancelled(run), *_holds(run, holds)) if sentence]
+def tell(run: JobRun) -> Iterator[str]:
+    """Say what became of the row."""
+    yield _claim(run)
+    if unrun := UNRUN.get((run.state, run.reason)):
+        yield unrun
+    elif run.state == "skipped" and run.reason in WHY:
+        yield f"It was skipped, because {WHY[run.reason]}."
+    if run.enqueued_at:
+        yield f"It was sent to the workers at {moment(run.enqueued_at)}."
+    if run.losses:
+        times = "once" if run.losses == 1 else f"{run.losses} times"
+        yield f"Its worker fell silent in the middle of it ({times}), and the run was taken from it and opened again."
+    if run.started_at:
+        who = f"Attempt {run.attempt}" if run.attempt > 1 else "It"
+        since = f", {lasting(run.started_at - run.tick)} after it was due" if run.tick else ""
+        yield f"{who} was started by worker {run.started_by} at {moment(run.started_at)}{since}."
+    if ending := _ending(run):
+        yield ending
+    if run.cancelled_at is not None:
+        because = f" ({run.cancelled_reason})" if run.cancelled_reason else ""
+        yield f"It was cancelled by {run.cancelled_by} at {moment(run.cancelled_at)}{because}."
+    if held := (run.result or {}).get("held"):
+        yield f"A brake has held it back: {str(held).rstrip('. ')}."
 
 
 def result_of(run: JobRun) -> dict[str, Any] | None:
@@ -82,16 +93,6 @@ def set_aside(run: JobRun) -> datetime | None:
         return None
 
 
-def untimely(run: JobRun, ahead: Ahead) -> list[str]:
-    """Mention the ticks of the batch whose time has not come, unless the row's own is the only one."""
-    if not ahead.ticks or (ahead.ticks == 1 and ahead.newest == set_aside(run)):
-        return []
-    ticks = f"{ahead.ticks} tick(s) of this batch whose time has not come, up to that of {moment(ahead.newest)}"
-    return [
-        f"The ledger has {ticks}: PostgreSQL's clock was ahead. They hold nothing back, and run again in their time."
-    ]
-
-
 def tell_absent(tick: datetime, schedule: Cron | None, first: datetime | None) -> list[str]:
     """Say why there is no row for *tick*: the batch's oldest row is of *first*."""
     if schedule is None:
@@ -102,21 +103,11 @@ def tell_absent(tick: datetime, schedule: Cron | None, first: datetime | None) -
             f"The batch was not due at {moment(tick)}.",
             f"Its schedule is {schedule}: it was due at {moment(near)} and again at {moment(schedule.after(tick))}.",
         ]
-    if first is None:
-        return [f"The ledger has nothing of {moment(tick)}: it is empty."]
-    if tick < first:
-        return [f"The ledger has nothing of {moment(tick)}: it begins at {moment(first)}."]
+    if first is None or tick < first:
+        return [
+            f"The ledger has nothing of {moment(tick)}: it {f'begins at {moment(first)}' if first else 'is empty'}."
+        ]
     return [f"No scheduler has looked at {moment(tick)}: either none was running, or the time has not come."]
-
-
-def _sentences(run: JobRun) -> Iterator[str]:
-    yield _claim(run)
-    yield UNRUN.get((run.state, run.reason), "")
-    yield _sending(run)
-    # While it waits again, the attempt that was lost is the last one there was.
-    lost_last = run.state in ("enqueued", "failed") and run.reason in ("worker_lost", "poison")
-    yield from (_attempt(run), _losses(run)) if lost_last else (_losses(run), _attempt(run))
-    yield _ending(run)
 
 
 def _claim(run: JobRun) -> str:
@@ -136,85 +127,30 @@ def _claim(run: JobRun) -> str:
     return f"The tick of {moment(run.tick)} was {by}.{caught_up}"
 
 
-def _sending(run: JobRun) -> str:
-    if run.enqueued_at:
-        return f"It was sent to the workers at {moment(run.enqueued_at)}."
-    return "It has not been sent to the workers yet." if run.state == "claimed" else ""
-
-
-def _losses(run: JobRun) -> str:
-    if not run.losses:
-        return ""
-    times = "once" if run.losses == 1 else f"{run.losses} times"
-    return f"Its worker fell silent in the middle of it ({times}), and the run was taken from it and opened again."
-
-
-def _attempt(run: JobRun) -> str:
-    if not run.started_at:
-        return ""
-    who = f"Attempt {run.attempt}" if run.attempt > 1 else "It"
-    if run.tick is None and run.enqueued_at is None:
-        return f"{who} was started there and then, at {moment(run.started_at)}."
-    asked = "due" if run.tick else "claimed" if set_aside(run) else "asked for"
-    since = f"{lasting(run.started_at - (run.tick or run.claimed_at or run.started_at))} after it was {asked}"
-    return f"{who} was started by worker {run.started_by} at {moment(run.started_at)}, {since}."
-
-
 def _ending(run: JobRun) -> str:  # noqa: PLR0911, a table of endings
     error = f" The last error was: {run.error.rstrip('. ')}." if run.error else ""
-    match run.state, run.reason:
-        case "succeeded" | "blocked", _:
-            return _ended(run)
-        case "failed", "superseded":
-            return f"It waited for a retry when a newer tick came and took over its work.{error}"
-        case "failed", "poison":
-            return f"It was given up as poison: it has taken {run.losses} workers down with it.{error}"
-        case "failed", "dead_lettered":
-            return f"It was given up, because its message lies in the dead letters of its queue.{error}"
-        case "failed", _:
-            return f"It failed for good after {run.failures} failure(s).{error}"
-        case "enqueued", _ if run.retry_at:
-            return f"It has failed {run.failures} time(s), and waits for its retry at {moment(run.retry_at)}.{error}"
-        case "enqueued", _:
-            return "It waits for a worker."
-        case "started", _:
-            return f"It is running; its last heartbeat was at {moment(run.alive_at)}."
-    return ""
+    if run.state in ("succeeded", "blocked"):
+        return _ended(run)
+    if run.reason == "superseded":
+        return f"It waited for a retry when a newer tick came and took over its work.{error}"
+    if run.reason == "poison":
+        return f"It was given up as poison: it has taken {run.losses} workers down with it.{error}"
+    if run.state == "failed":
+        return f"It failed for good after {run.failures} failure(s).{error}"
+    if run.state == "enqueued" and run.retry_at:
+        return f"It has failed {run.failures} time(s), and waits for its retry at {moment(run.retry_at)}.{error}"
+    if run.state in ("claimed", "enqueued"):
+        return "It waits for a worker."
+    return f"It is running; its last heartbeat was at {moment(run.alive_at)}." if run.state == "started" else ""
 
 
 def _ended(run: JobRun) -> str:
     result = run.result or {}
     if run.state == "blocked":
         return f"It was blocked ({run.reason}): {result.get('blocked')}."
-    if result.get("skipped") in SKIPPED:
-        return SKIPPED[result["skipped"]]
+    if result.get("skipped") in WHY:
+        return f"It did nothing, because {WHY[result['skipped']]}."
     after = f" after {lasting(run.finished_at - run.started_at)}" if run.finished_at and run.started_at else ""
-    if result.get("braked") in BRAKED:
-        return f"It ended before its work was done{after}, {BRAKED[result['braked']]}: {facts(result_of(run))}."
+    if result.get("braked") in WHY:
+        return f"It ended before its work was done{after}, because {WHY[result['braked']]}: {facts(result_of(run))}."
     return f"It ended well{after}: {facts(result_of(run))}."
-
-
-def _cancelled(run: JobRun) -> str:
-    if run.cancelled_at is None:
-        return ""
-    because = f" ({run.cancelled_reason})" if run.cancelled_reason else ""
-    return f"It was cancelled by {run.cancelled_by} at {moment(run.cancelled_at)}{because}."
-
-
-def _holds(run: JobRun, holds: Sequence[Hold]) -> Iterator[str]:
-    """Say what keeps a run that waits from starting, or still stands where one was in the way of it."""
-    result = run.result or {}
-    waits = run.state in ("claimed", "enqueued")
-    ways = (run.reason, result.get("skipped"), result.get("braked"))
-    if result.get("held"):
-        yield f"A brake has held it back: {str(result['held']).rstrip('. ')}."
-    for hold in sorted(holds, key=lambda hold: (hold.kind != "stop", hold.kind == "pause")):
-        since = f"since {moment(hold.since)} ({hold.kind if hold.kind in BRAKES else hold.reason})"
-        if hold.kind == "stop" and (waits or "stopped" in ways):
-            yield f"The batch is stopped by {hold.by} {since}: nothing starts until `forgekeeper resume {hold.batch}`."
-        if hold.kind in BRAKES and (waits or "held" in ways):
-            release = f"`forgekeeper release {hold.batch} --reason ...`"
-            yield f"The batch is held {since}: nothing starts until {release}."
-        if hold.kind == "pause" and waits:
-            until = moment(hold.until) if hold.until else "somebody resumes it"
-            yield f"The batch is paused by {hold.by}: nothing starts until {until}."

@@ -7,15 +7,13 @@ from typing import Annotated, Any
 
 import typer
 
-from forgekeeper.batches import BATCHES
-from forgekeeper.cli import audit, children, story, times, without_redis
+from forgekeeper.cli import children, story, times
 from forgekeeper.cli.connection import batch_named, connected
-from forgekeeper.cli.console import Json, Problem, emit, moment, say, table, wrong_use
-from forgekeeper.cli.running import Name
+from forgekeeper.cli.console import Json, emit, moment, say, table, wrong_use
+from forgekeeper.cli.running import Name, held_back, numbered
 from forgekeeper.cli.timetable import Timetable
 from forgekeeper.database import now
 from forgekeeper.runs import clock_ahead
-from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.processes import Process
 from forgekeeper.settings import Settings
@@ -29,7 +27,7 @@ def ticks(
     with connected("ticks"):
         runs = list(JobRun.of(name).limit(limit))
     if json:
-        emit({"batch": name, "ticks": [_facts(run) for run in runs]})
+        emit({"batch": name, "ticks": list(map(_facts, runs))})
         return
     columns = ("run", "tick", "state", "reason", "attempt", "started by", "ended", "error or result")
     table("", columns, map(_row, runs))
@@ -47,38 +45,27 @@ def why(
 ) -> None:
     """Say what became of one tick: which worker ran it and with what result, or why it never ran.
 
-    That includes the children that it sent: how many run, wait, have ended, and which fail.  A time of day is the last
+    It also says what holds the batch back at this moment, and how many of its children fail.  A time of day is the last
     one that has passed.
     """
     number = int(batch) if batch.isascii() and batch.isdigit() and len(batch) < 19 else None
     if number is not None and time is not None:
         wrong_use(f"run {number} has one tick only: leave the time out, or name a batch")
-    name = None if number is not None else batch_named(batch).name
     when = None if time is None else times.past(time)
-    with connected("why", limits=without_redis.limits) as settings, without_redis.looks() as redis:
+    name = "" if number is not None else batch_named(batch).name
+    with connected("why", redis_needed=False) as settings:
         tick = when and when(now())
-        run = _by_number(number) if number is not None else _of_batch(str(name), tick)
-        name = name or (run and run.batch) or ""
-        sent: list[dict[str, Any]] = []
-        if run is not None:
-            sentences = story.tell(run, Hold.standing(batch=name)) + story.untimely(run, clock_ahead.ahead(name))
-            sent = children.of(run, Process.known(), now(), redis)
-            sentences += [*children.sentences(sent), *redis.warnings(), *audit.hint(run.id)]
-        else:
-            sentences = _absent(name, tick, settings)
-        if number is None and tick is None:
-            sentences += children.others(BATCHES[name], run)
+        run = numbered(number) if number is not None else _of_batch(name, tick)
+        name = name or (run.batch if run else "")
+        sentences = _absent(name, tick, settings) if run is None else list(story.tell(run))
+        back, failing = held_back(name), children.failing(name)
+    sentences += [f"Now {back[1]}."] if back else []
+    sentences += [f"{children.warning(name, failing)}."] if failing else []
     if json:
-        emit({"batch": name, "run": run and _facts(run), "children": sent, "story": sentences})
+        failed = failing["count"] if failing else 0
+        emit({"batch": name, "run": run and _facts(run), "children_failing": failed, "story": sentences})
     else:
         say(sentences)
-
-
-def _by_number(number: int) -> JobRun:
-    run: JobRun | None = JobRun.get_or_none(id=number)
-    if run is None:
-        raise Problem(f"the ledger has no run {number}; `forgekeeper ticks BATCH` lists those that it has")
-    return run
 
 
 def _of_batch(name: str, tick: datetime | None) -> JobRun | None:

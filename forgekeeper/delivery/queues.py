@@ -7,7 +7,6 @@ Nothing is asked of the broker here: it would count the asking process as a work
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
@@ -24,8 +23,6 @@ STARTED = "forgekeeper:started"
 HEARTBEATS = f"{NAMESPACE}:__heartbeats__"
 RUN = "forgekeeper_run"
 """The option in which a child's message says which run has sent it."""
-LOOKED_AT = 10_000
-"""How many messages of a queue are read to find those of a run."""
 LARGEST = 1_000_000
 """Bytes of a body that is read here; the messages of this project have a few hundred."""
 TYPES = {QUEUED: "hash", STARTED: "hash", HEARTBEATS: "zset"}
@@ -79,23 +76,11 @@ def depth(client: redis.Redis, queue: str) -> dict[str, int]:
     return {"ready": waiting, "in_flight": max(0, stored - waiting), "delayed": delayed, "dead": unread}
 
 
-def of_run(client: redis.Redis, queue: str, actor: str, run: int) -> list[str] | None:
-    """Return the keys of the run's messages that are not acknowledged; None where the queue has too many to look."""
-    if client.hlen(bodies(queue)) > LOOKED_AT:
-        return None
-    return [str(one.get("message_id")) for one in _messages(client, queue) if _is_of(one, actor, run)]
-
-
 def due_since(client: redis.Redis, queue: str) -> datetime | None:
     """Return when the message at the head of the queue was sent; None when the queue is empty or it cannot be read."""
     head: Any = client.lindex(ready(queue), 0)
     sent = _message(_body(client, queue, head)).get("message_timestamp") if head is not None else None
     return moment(sent / 1000) if isinstance(sent, int | float) else None
-
-
-def _messages(client: redis.Redis, queue: str) -> Iterator[dict[str, Any]]:
-    ids: Any = client.hkeys(bodies(queue))
-    return (_message(_body(client, queue, one)) for one in ids)
 
 
 def _body(client: redis.Redis, queue: str, message: bytes) -> Any:
@@ -108,8 +93,3 @@ def _message(body: Any) -> dict[str, Any]:
     except orjson.JSONDecodeError:
         return {}
     return message if isinstance(message, dict) else {}
-
-
-def _is_of(message: dict[str, Any], actor: str, run: int) -> bool:
-    options = message.get("options")
-    return message.get("actor_name") == actor and isinstance(options, dict) and str(options.get(RUN)) == str(run)

@@ -1,69 +1,84 @@
-"""What commands say of a batch that is blocked, off, or paused without an end."""
+"""What commands say of a batch that is blocked, stopped, held or off."""
 
 import pytest
 
+from forgekeeper.runs import held_back
+from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
 
-NAME = "git_ref_cleanup"
+BLOCKED, NAME, OFF = "git_ref_cleanup", "user_status_cleanup", "expired_job_artifacts"
 SENTENCE = "no repositories are configured; set FORGEKEEPER_REPOSITORIES_ROOT"
 pytestmark = pytest.mark.usefixtures("database")
 
 
+def stop():
+    Hold.add(NAME, "stop", reason="wrong rows go", by="alice@host")
+
+
+def brake():
+    Hold.add(NAME, "breaker", by="worker-1:9", reason="90 % of the table would go")
+
+
+def rows_of(main, name):
+    return [line for line in main("status").stdout.splitlines() if line.strip().startswith(name)]
+
+
 def test_a_run_that_is_blocked_says_why_and_exits_3(main):
-    result = main("run", NAME)
-
-    assert (result.status, JobRun.of(NAME).first().state) == (3, "blocked")
-    assert f"{NAME} is blocked: {SENTENCE}" in result.stderr
-
-
-def test_the_result_of_a_run_that_is_blocked_says_so(main):
-    result = main("run", NAME, "--json")
+    result = main("run", BLOCKED, "--json")
 
     answer = result.json
     assert (answer["skipped"], answer["blocked"], answer["enqueued"]) == ("no_repositories", SENTENCE, 0)
-    assert (result.status, result.sentences) == (3, [f"{NAME} is blocked: {SENTENCE}"])
+    assert (result.status, result.sentences) == (3, [f"{BLOCKED} is blocked: {SENTENCE}"])
+    assert JobRun.of(BLOCKED).first().state == "blocked"
+    assert main("run", BLOCKED, "--dry-run").status == 0
 
 
-def test_a_preview_of_a_batch_whose_run_would_be_blocked_answers_what_was_asked(main):
-    main("run", NAME)
+def test_status_and_why_say_that_a_batch_is_blocked_and_why(main):
+    main("run", BLOCKED)
 
-    assert main("run", NAME, "--dry-run").status == 0
-
-
-def test_status_shows_that_a_batch_is_blocked_and_why(main):
-    main("run", NAME)
-
-    shown = main("status").stdout
     facts = main("status", "--json").json
 
-    assert any(line.split()[0] == NAME and " blocked " in line for line in shown.splitlines() if line.strip())
-    assert f"(no_repositories): {SENTENCE}" in shown
-    assert (facts["batches"][NAME]["blocked"]["reason"], facts["batches"][NAME]["blocked"]["sentence"]) == (
-        "no_repositories",
-        SENTENCE,
-    )
+    blocked = facts["batches"][BLOCKED]["blocked"]
+    assert any(" blocked " in row for row in rows_of(main, BLOCKED))
+    assert (blocked["reason"], blocked["sentence"]) == ("no_repositories", SENTENCE)
     assert sum("no_repositories" in warning for warning in facts["warnings"]) == 1
+    assert f"It was blocked (no_repositories): {SENTENCE}." in main("why", BLOCKED).stdout
 
 
-def test_status_shows_that_a_batch_is_off_by_its_flag(main):
-    main("run", "expired_job_artifacts")
+def test_status_and_why_say_that_a_batch_is_off_by_its_flag(main):
+    main("run", OFF)
 
-    lines = main("status").stdout.splitlines()
-
-    line, _last_run = [line for line in lines if line.startswith("expired_job_artifacts ")]
-    assert " off " in line
-    assert "succeeded" not in line
+    line, _last_run = rows_of(main, OFF)
+    assert (" off " in line, "succeeded" in line) == (True, False)
+    assert "It did nothing, because the batch is switched off by its flag." in main("why", OFF).stdout
 
 
-def test_the_story_of_a_blocked_run_says_why(main):
-    main("run", NAME)
+def test_status_lists_all_that_holds_a_batch_back(main):
+    stop()
+    Hold.add(NAME, "pause", reason="legal hold", by="bob")
 
-    assert f"It was blocked (no_repositories): {SENTENCE}." in main("why", NAME).stdout
+    found = main("status", "--json").json["batches"][NAME]
+
+    assert found["stopped"].pop("since")
+    assert found["stopped"] == {"reason": "wrong rows go", "by": "alice@host"}
+    assert [(one["kind"], one["by"], one["until"]) for one in found["holds"]] == [
+        ("stop", "alice@host", None),
+        ("pause", "bob", None),
+    ]
 
 
-def test_the_story_of_a_run_whose_flag_was_off_says_so(main):
-    main("run", "expired_job_artifacts")
+@pytest.mark.parametrize(("hold_back", "word"), [(stop, "stopped"), (brake, "held")], ids=["stopped", "held"])
+def test_of_a_batch_that_is_held_back_status_says_so_and_nothing_is_expected(main, settings, hold_back, word):
+    hold_back()
 
-    assert (
-        "It did nothing, because the batch is switched off by its flag." in main("why", "expired_job_artifacts").stdout
-    )
+    assert [row for row in rows_of(main, NAME) if word in row.split()]
+    assert NAME in held_back.idle(settings)
+
+
+def test_status_begins_with_what_is_stopped_and_how_to_end_that(main):
+    stop()
+
+    warning = main("status").stdout
+
+    assert f"warning: {NAME} is stopped by alice@host since " in warning
+    assert f"(wrong rows go): `forgekeeper resume {NAME}` ends that" in warning

@@ -1,21 +1,21 @@
+"""`why`: what became of one tick."""
+
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from forgekeeper.batches import BATCHES
 from forgekeeper.boot import load
 from forgekeeper.database import now
 from forgekeeper.delivery.sending import deliver
 from forgekeeper.runs import clock_ahead, reconcile
 from forgekeeper.runs.batch import Batch
+from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.processes import Process
 from tests.harness.ledger import start_run
 
 NAME = "user_status_cleanup"
-BATCH = BATCHES[NAME]
-HOUR = timedelta(hours=1)
-MINUTE = timedelta(minutes=1)
+HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)
 
 
 def written(instant):
@@ -34,8 +34,12 @@ def started(run_id, by="worker-2:9"):
     return start_run(NAME, run_id, by=by)
 
 
-def reconciled(by="sched-1:7"):
-    reconcile.reconcile(NAME, load(), deliver, by=by)
+def ended(**result):
+    JobRun.succeed(JobRun.start_here(NAME, by="worker-1:9"), result)
+
+
+def reconciled():
+    reconcile.reconcile(NAME, load(), deliver, by="sched-1:7")
 
 
 def registered(ago):
@@ -44,8 +48,16 @@ def registered(ago):
     Batch.update(registered_at=now() - ago).execute()
 
 
+def stop():
+    Hold.add(NAME, "stop", reason="wrong rows go", by="alice@host")
+
+
+def brake():
+    Hold.add(NAME, "breaker", by="worker-1:9", reason="90 % of the table would go")
+
+
 def fell_silent():
-    """Let a minute pass since the last sign of life, and a scheduler take note of it."""
+    """Let a minute pass since the last heartbeat, and a scheduler take note of it."""
     JobRun.update(alive_at=JobRun.alive_at - MINUTE).where(JobRun.state == "started").execute()
     JobRun.reopen_lost(NAME, dead_after=timedelta(seconds=15))
     reconcile.send(NAME, deliver)
@@ -60,9 +72,8 @@ def only(state):
 def story(main, database):
     """Ask why, at a tick if one is given, and return the answer's lines."""
 
-    def ask(tick=None, **settings):
-        times = [] if tick is None else [tick if isinstance(tick, str) else written(tick)]
-        result = main("why", NAME, *times, **settings)
+    def ask(tick=None):
+        result = main("why", NAME, *([] if tick is None else [written(tick)]))
         assert (result.status, result.stderr) == (0, "")
         return result.stdout.splitlines()
 
@@ -74,9 +85,8 @@ def test_a_tick_that_succeeded_names_scheduler_worker_and_result(story):
     JobRun.update(claimed_at=JobRun.tick + timedelta(seconds=0.4)).execute()
     reconcile.send(NAME, deliver)
     JobRun.succeed(started(run_id), {"deleted": 150, "batches": 2})
-    JobRun.update(
-        started_at=JobRun.tick + timedelta(seconds=1), finished_at=JobRun.tick + timedelta(seconds=4)
-    ).execute()
+    at = {"started_at": JobRun.tick + timedelta(seconds=1), "finished_at": JobRun.tick + timedelta(seconds=4)}
+    JobRun.update(**at).execute()
 
     told = story()
 
@@ -89,15 +99,52 @@ def test_a_tick_that_succeeded_names_scheduler_worker_and_result(story):
     ]
 
 
-def test_a_tick_skipped_because_of_an_open_run_says_so(story):
+def test_a_run_sent_by_hand_names_who_asked_for_it(story):
+    run_id = JobRun.claim_manual(NAME, by="ops:1")
+    reconcile.send(NAME, deliver)
+
+    told = story()
+
+    run = JobRun.get_by_id(run_id)
+    assert told == [
+        f"Run {run_id} was asked for by hand, by ops:1 at {written(run.claimed_at)}.",
+        f"It was sent to the workers at {written(run.enqueued_at)}.",
+        "It waits for a worker.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("in_the_way", "why"),
+    [
+        (lambda: JobRun.start_here(NAME, by="ops:1"), "an earlier run was still open"),
+        (stop, "the batch was stopped"),
+        (brake, "the batch was held"),
+    ],
+    ids=["overlap", "stopped", "held"],
+)
+def test_a_tick_that_was_skipped_says_why(story, in_the_way, why):
     registered(1.5 * MINUTE)
-    JobRun.start_here(NAME, by="ops:1")
+    in_the_way()
     reconciled()
 
     told = story(only("skipped"))
 
     assert "was found by scheduler sched-1:7" in told[0]
-    assert told[1:] == ["It was skipped, because an earlier run was still open."]
+    assert told[1] == f"It was skipped, because {why}."
+
+
+@pytest.mark.parametrize(
+    ("away", "state", "said"),
+    [
+        (1.5 * HOUR, "missed", "It was missed: no scheduler was running, and when one came back it was too old to be"),
+        (5 * MINUTE, "coalesced", "Nobody claimed it in time; the newest tick after the outage did its work."),
+    ],
+)
+def test_a_tick_of_an_outage_says_what_became_of_it(story, away, state, said):
+    registered(away)
+    reconciled()
+
+    assert story(only(state))[-1].startswith(said)
 
 
 def test_a_run_that_succeeds_after_a_kill_tells_of_both_attempts(story):
@@ -125,48 +172,65 @@ def test_a_run_that_kills_its_workers_is_told_as_poison(story):
     )
 
 
-def test_a_missed_tick_says_that_nobody_was_at_work(story):
-    registered(HOUR + 30 * MINUTE)
-    reconciled()
-
-    told = story(only("missed"))
-
-    assert told[-1] == (
-        "It was missed: no scheduler was running, and when one came back it was too old to be caught up."
-    )
-
-
-def test_a_coalesced_tick_says_that_the_newest_one_did_its_work(story):
-    registered(5 * MINUTE)
-    reconciled()
-
-    assert story(only("coalesced"))[-1] == ("Nobody claimed it in time; the newest tick after the outage did its work.")
-
-
 def test_a_failure_says_when_it_is_tried_again_and_what_the_error_was(story):
     JobRun.fail(started(claimed()), "OperationalError: [Errno 111] refused [/tmp]", delay=HOUR)
 
-    told = story()
-
-    retry = written(JobRun.of(NAME).first().retry_at)
-    assert told[-1] == (
-        f"It has failed 1 time(s), and waits for its retry at {retry}."
+    assert story()[-1] == (
+        f"It has failed 1 time(s), and waits for its retry at {written(JobRun.of(NAME).first().retry_at)}."
         " The last error was: OperationalError: [Errno 111] refused [/tmp]."
     )
 
 
-def test_a_run_sent_by_hand_names_who_asked_for_it(story):
-    run_id = JobRun.claim_manual(NAME, by="ops:1")
-    reconcile.send(NAME, deliver)
+@pytest.mark.parametrize(
+    ("braked", "because"),
+    [
+        ("stopped", "because the batch was stopped"),
+        ("cancelled", "because the run was cancelled"),
+        ("max_per_run", "because it had deleted as much as one run may (MAX_PER_RUN)"),
+    ],
+)
+def test_a_run_that_was_cut_short_says_why(story, braked, because):
+    ended(deleted=100, stopped=braked, braked=braked)
 
-    told = story()
+    (told,) = [line for line in story() if "before its work was done" in line]
+    assert (because in told, "deleted=100" in told) == (True, True)
 
-    run = JobRun.get_by_id(run_id)
-    assert told == [
-        f"Run {run_id} was asked for by hand, by ops:1 at {written(run.claimed_at)}.",
-        f"It was sent to the workers at {written(run.enqueued_at)}.",
-        "It waits for a worker.",
-    ]
+
+def test_a_run_that_came_too_late_says_that_it_did_nothing(story):
+    ended(deleted=0, skipped="held")
+
+    assert story()[-1] == "It did nothing, because the batch was held."
+
+
+def test_a_run_that_held_its_batch_has_the_sentence_with_the_numbers_and_what_holds_it(story):
+    run = JobRun.start_here(NAME, by="worker-1:9")
+    sentence = "900 of 1,000 statuses would go"
+    JobRun.hold(run, {"skipped": "held", "held": sentence}, kind="breaker", sentence=sentence)
+
+    *_, of_the_run, of_now = story()
+
+    assert of_the_run == f"A brake has held it back: {sentence}."
+    assert of_now.startswith(f"Now {NAME} is held since ")
+
+
+def test_a_run_that_waits_while_its_batch_is_stopped_says_so(story):
+    JobRun.claim_manual(NAME, by="ops:1")
+    stop()
+
+    told = story()[-1]
+
+    assert told.startswith(f"Now {NAME} is stopped by alice@host since ")
+    assert told.endswith(f"(wrong rows go) until `forgekeeper resume {NAME}`.")
+
+
+def test_a_cancelled_run_says_by_whom_and_why(story):
+    JobRun.cancel(JobRun.claim_manual(NAME, by="ops:1"), reason="not now", by="alice@host")
+
+    *_, skipped, cancelled = story()
+
+    assert skipped == "It was cancelled while it waited, and did not run."
+    assert cancelled.startswith("It was cancelled by alice@host at ")
+    assert cancelled.endswith(" (not now).")
 
 
 def test_at_a_time_between_two_ticks_both_are_named(story):
@@ -180,18 +244,10 @@ def test_at_a_time_between_two_ticks_both_are_named(story):
 
 
 def test_the_schedule_that_a_living_scheduler_keeps_counts_and_not_this_shell_s(story):
-    Process.enrol(
-        kind="scheduler",
-        host="forge-1",
-        pid=1,
-        version="1",
-        dead_after=HOUR,
-        facts={"timetable": {NAME: "30 4 * * *"}},
-    )
+    facts = {"timetable": {NAME: "30 4 * * *"}}
+    Process.enrol(kind="scheduler", host="forge-1", pid=1, version="1", dead_after=HOUR, facts=facts)
 
-    sentences = story(datetime(2026, 11, 20, 8, 31, tzinfo=UTC))
-
-    assert sentences[1] == (
+    assert story(datetime(2026, 11, 20, 8, 31, tzinfo=UTC))[1] == (
         "Its schedule is 30 4 * * *: it was due at 2026-11-20 04:30:00 and again at 2026-11-21 04:30:00."
     )
 
@@ -205,3 +261,12 @@ def test_a_tick_that_was_set_aside_is_still_found_at_its_time(story):
         f"The tick of {written(tick)} was claimed by scheduler sched-1:7 before its time had come, because "
         "PostgreSQL's clock was ahead. It was set aside, and runs again in its time."
     )
+
+
+def test_why_understands_a_time_of_day(main, database):
+    tick = minute()
+    claimed(tick)
+
+    found = main("why", NAME, tick.strftime("%H:%M"), "--json").json["run"]["tick"]
+
+    assert datetime.fromisoformat(found) == tick

@@ -78,7 +78,6 @@ class Outcome:
     ],
     collector="objects",
     steps=["claimed", "deleted", "forgotten"],
-    commands="forgekeeper.cli.objects",
 )
 def delete_objects(now: datetime) -> Items[Claimed]:  # noqa: ARG001, what is due is asked of each claim
     """Delete the objects of destroyed artifacts.

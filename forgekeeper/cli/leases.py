@@ -9,24 +9,14 @@ import typer
 
 from forgekeeper.audit import acts
 from forgekeeper.cli.connection import connected, require_redis
-from forgekeeper.cli.console import Json, Problem, answer, emit, table
+from forgekeeper.cli.console import Json, Problem, answer, emit, group, table
 from forgekeeper.connections import client
 from forgekeeper.coordination import leases as locks
 from forgekeeper.runs.identity import identity
 
-leases = typer.Typer(help="Leases: which process works on what alone, and since when.")
-
 log = structlog.get_logger(__name__)
 
 
-@leases.callback(invoke_without_command=True)
-def leases_default(context: typer.Context, json: Json = False) -> None:
-    """List the leases when no command is given."""
-    if context.invoked_subcommand is None:
-        leases_list(json=json)
-
-
-@leases.command("list")
 def leases_list(json: Json = False) -> None:
     """List the leases that are held, the one held for longest first."""
     with connected("leases"):
@@ -34,9 +24,11 @@ def leases_list(json: Json = False) -> None:
         found = held()
     if json:
         emit({"leases": found})
-        return
-    columns = ("lease", "holder", "since", "seconds left")
-    table("", columns, ((one["name"], one["holder"], one["since"], one["left"]) for one in found))
+    else:
+        table("", ("lease", "holder", "since", "seconds left"), (one.values() for one in found))
+
+
+leases = group("Leases: which process works on what alone, and since when.", leases_list)
 
 
 @leases.command("break")

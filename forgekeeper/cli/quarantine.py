@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Iterator
 from datetime import datetime
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import redis
 import typer
@@ -12,23 +12,20 @@ import typer
 from forgekeeper.audit import acts
 from forgekeeper.batches import all_declared
 from forgekeeper.cli.connection import connected, require_redis
-from forgekeeper.cli.console import All, Json, Problem, answer, emit, err, moment, out, table, visible, wrong_use
+from forgekeeper.cli.console import All, Json, Problem, answer, emit, err, group, out, say, table, wrong_use
 from forgekeeper.cli.failures import sentence
 from forgekeeper.database import database
 from forgekeeper.declaring.refused import Refused
 from forgekeeper.runs import quarantine as rows
 from forgekeeper.runs.quarantine import KINDS, Quarantined
 from forgekeeper.settings import Settings
-from metrics.redaction import clean
 
-quarantine = typer.Typer(
-    help="What failed by itself: it is left out until its next try, or until a person decides, and stops nothing else."
-)
 Batch = Annotated[str | None, typer.Option("--batch", metavar="BATCH", help="Only of this batch.")]
 Kind = Annotated[
     str | None, typer.Option("--kind", metavar="KIND", help="Only of this kind: record, child, message, upload, …")
 ]
 Id = Annotated[str | None, typer.Argument(metavar="[ID]", help="Its id, as `list` shows it.")]
+Act = Literal["retry", "discard"]
 PERSON = "when a person says so"
 MOST = 1_000_000
 """So many of a kind are looked at."""
@@ -48,14 +45,6 @@ class Found(NamedTuple):
     retry_at: datetime | None
 
 
-@quarantine.callback(invoke_without_command=True)
-def quarantine_default(context: typer.Context, json: Json = False) -> None:
-    """List what lies in quarantine when no command is given."""
-    if context.invoked_subcommand is None:
-        quarantine_list(json=json)
-
-
-@quarantine.command("list")
 def quarantine_list(
     batch: Batch = None,
     kind: Kind = None,
@@ -72,15 +61,19 @@ def quarantine_list(
                 found += _entries(name, refused, settings, limit)
                 total += refused.count()
             except (redis.RedisError, Problem) as error:
-                unknown[refused.kind] = str(error) if isinstance(error, Problem) else str(sentence(error))
+                unknown[refused.kind] = sentence(error) or str(error)
     if json:
         emit({"total": total, "entries": [one._asdict() for one in found], "unknown": unknown})
         return
-    columns = ("id", "kind", "batch", "what", "failures", "since", "tried again", "error")
-    table("", columns, map(_line, found))
+    table("", ("id", "kind", "batch", "what", "failures", "since", "tried again", "error"), map(_line, found))
     out.print(f"{total} in all")
-    for name, why in unknown.items():
-        err.print(clean(f"what lies there of kind {name} is unknown: {why}"))
+    say((f"what lies there of kind {name} is unknown: {why}" for name, why in unknown.items()), err)
+
+
+quarantine = group(
+    "What failed by itself: it is left out until its next try, or until a person decides, and stops nothing else.",
+    quarantine_list,
+)
 
 
 @quarantine.command("show")
@@ -92,11 +85,8 @@ def quarantine_show(number: Annotated[str, typer.Argument(metavar="ID")], json: 
         raise _nothing(number)
     if json:
         emit(found._asdict())
-        return
-    again = moment(found.retry_at) if found.retry_at else PERSON
-    shown = found._asdict() | {"since": moment(found.since), "retry_at": again}
-    for name, value in shown.items():
-        out.print(clean(f"{name:>9}: {visible(str(value))}"))
+    else:
+        table("", ("", ""), (found._asdict() | {"retry_at": found.retry_at or PERSON}).items())
 
 
 @quarantine.command("retry")
@@ -104,7 +94,7 @@ def quarantine_retry(
     number: Id = None, everything: All = False, batch: Batch = None, kind: Kind = None, json: Json = False
 ) -> None:
     """Try one, or all, once more: by the next run, or by the next fan-out.  What fails again waits on as before."""
-    retried = _act(Act("retry", rows.retry, lambda refused: refused.retry), number, everything, batch, kind)
+    retried = _act("retry", number, everything, batch, kind)
     answer({"retried": retried}, f"{retried} will be tried again", json=json)
 
 
@@ -117,25 +107,18 @@ def quarantine_discard(
     A record or child that is due all the same is tried as if it had never failed; a ref, an upload or an object that
     was refused stays for good.
     """
-    discarded = _act(Act("discard", rows.discard, lambda refused: refused.discard), number, everything, batch, kind)
+    discarded = _act("discard", number, everything, batch, kind)
     answer({"discarded": discarded}, f"{discarded} discarded", json=json)
 
 
-class Act(NamedTuple):
-    """What is done: its name, and how to rows of ours and to what documents keep."""
-
-    name: str
-    of_rows: Callable[[Collection[int]], int]
-    of_kept: Callable[[Refused], Callable[[Sequence[str] | None], int]]
-
-
 def _act(act: Act, number: str | None, everything: bool, batch: str | None, kind: str | None) -> int:
+    """Do it to one, or to all of a batch or kind, and record it; return how many there were."""
     if (number is None) != everything:
         wrong_use("name one by its id, or say --all")
     with connected("quarantine") as settings:
         done = _on_rows(act, number, batch, kind)
         if number is None or not number.isdecimal():
-            kind, key = (kind, None) if number is None else number.split(":", 1) if ":" in number else (number, "")
+            kind, _, key = (kind, "", None) if number is None else number.partition(":")
             done += sum(_on_kept(act, key, name, one, settings) for name, one in _kept(batch, kind))
     if number is not None and not done:
         raise _nothing(number)
@@ -149,22 +132,23 @@ def _on_rows(act: Act, number: str | None, batch: str | None, kind: str | None) 
         chosen = Quarantined.numbered(int(number) if number.isdecimal() else 0)
     with database.atomic():
         found = list(chosen)
-        done = act.of_rows([row.id for row in found]) if found else 0
+        done = getattr(rows, act)([row.id for row in found]) if found else 0
         if done:
-            facts = acts.some([f"{row.kind} {row.record} {row.key}: {row.error}" for row in found])
-            _record(act, number, batch if number is None else found[0].batch, facts)
-    return done
+            before = acts.some([f"{row.kind} {row.record} {row.key}: {row.error}" for row in found])
+            acts.record(
+                f"quarantine {act}", number or "all", batch=batch if number is None else found[0].batch, before=before
+            )
+    return int(done)
 
 
 def _on_kept(act: Act, key: str | None, batch: str, refused: Refused, settings: Settings) -> int:
     """Do it to what a document keeps; it is recorded before: what cannot be recorded does not happen."""
-    if refused.redis:
-        require_redis()
-    keys = [one.key for one in refused.entries(settings, MOST) if key in (None, one.key)]
+    keys = [one.key for one in _entries(batch, refused, settings, MOST) if key in (None, one.key)]
     if not keys:
         return 0
-    _record(act, None if key is None else f"{refused.kind}:{key}", batch, {"kind": refused.kind} | acts.some(keys))
-    return act.of_kept(refused)(None if key is None else keys)
+    what = "all" if key is None else f"{refused.kind}:{key}"
+    acts.record(f"quarantine {act}", what, batch=batch, before={"kind": refused.kind} | acts.some(keys))
+    return (refused.retry if act == "retry" else refused.discard)(None if key is None else keys)
 
 
 def _kept(batch: str | None, kind: str | None) -> Iterator[tuple[str, Refused]]:
@@ -192,18 +176,12 @@ def _named(number: str, settings: Settings) -> Iterator[Found]:
 
 
 def _row(row: Quarantined) -> Found:
-    facts = row.batch, row.record, row.key, row.error, row.failures, row.since, row.again
-    return Found(str(row.id), row.kind, *facts)
+    return Found(str(row.id), row.kind, row.batch, row.record, row.key, row.error, row.failures, row.since, row.again)
 
 
 def _line(one: Found) -> tuple[Any, ...]:
     what = f"{one.record} {one.key}" if one.id.isdecimal() else one.key
-    again = moment(one.retry_at) if one.retry_at else PERSON
-    return one.id, one.kind, one.batch, what, one.failures, one.since and moment(one.since), again, one.error
-
-
-def _record(act: Act, number: str | None, batch: str | None, before: dict[str, Any]) -> None:
-    acts.record(f"quarantine {act.name}", number or "all", batch=batch, before=before)
+    return one.id, one.kind, one.batch, what, one.failures, one.since, one.retry_at or PERSON, one.error
 
 
 def _nothing(number: str) -> Problem:

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from types import FrameType
 from typing import Any, NamedTuple
 
 from forgekeeper import shutdown
@@ -106,7 +105,7 @@ def _stopping_politely(within: timedelta) -> Iterator[None]:
     """
     reading, writing = socket.socketpair()
     writing.setblocking(False)
-    before = {number: signal.signal(number, _ignored) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
     wakeup = signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
     listener = threading.Thread(target=_listen, args=(reading, within.total_seconds()), daemon=True)
     listener.start()
@@ -119,10 +118,6 @@ def _stopping_politely(within: timedelta) -> Iterator[None]:
         writing.close()  # ends the listener
         listener.join()
         reading.close()
-
-
-def _ignored(_number: int, _frame: FrameType | None) -> None:
-    pass
 
 
 def _listen(reading: socket.socket, within: float) -> None:

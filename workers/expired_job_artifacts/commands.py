@@ -9,9 +9,9 @@ import typer
 
 from forgekeeper.audit import acts
 from forgekeeper.cli.connection import connected
-from forgekeeper.cli.console import All, Json, answer, emit, emit_long, moment, table, write, wrong_use
-from forgekeeper.cli.objects import objects
+from forgekeeper.cli.console import All, Json, answer, emit, emit_long, group, moment, out, table, write, wrong_use
 from forgekeeper.database.paged import Paged
+from forgekeeper.storage.outbox import DeletedObject
 from workers.expired_job_artifacts import bucket_states, holding
 from workers.expired_job_artifacts.holding import Held, Which
 from workers.expired_job_artifacts.script import statements
@@ -35,7 +35,23 @@ def buckets(json: Json = False) -> None:
     table("", ("bucket", "state", "last sign of life", "owner"), sorted(rows))
 
 
-COMMANDS = {"buckets": buckets}
+def objects_held(
+    limit: Annotated[int, typer.Option(min=1, max=1_000_000, help="How many, oldest first.")] = 100, json: Json = False
+) -> None:
+    """List the objects that are held back: no run deletes them until `unhold`."""
+    with connected("objects"):
+        total = DeletedObject.held().count()
+        fields = ("id", "path", "project_id", "created_at")
+        held = [{name: getattr(row, name) for name in fields} for row in DeletedObject.held().limit(limit)]
+    if json:
+        emit({"held": total, "entries": held})
+        return
+    table("", ("id", "path", "project", "deleted"), (row.values() for row in held))
+    out.print(f"{total} in all")
+
+
+objects = group("Objects of deleted artifacts that must not be deleted.", objects_held, "held")
+COMMANDS = {"buckets": buckets, "objects": objects}
 
 
 @objects.command("hold")

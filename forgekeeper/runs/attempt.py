@@ -232,7 +232,7 @@ class Attempt:
         elif self.blocked is not None:
             log.error("child blocked", **facts)
             why = {"reason": self.blocked.reason, "sentence": clean(str(self.blocked))}
-            _tried("block not noted", partial(Batch.child_blocked, batch, **why))
+            _tried("block not noted", partial(Batch.block, batch, child=True, **why))
         else:
             log.info("child finished", more=self.run.more, **facts)
             # What ended before its work was done has not shown that it can be done.

@@ -52,15 +52,7 @@ class BadRecords:
     Only those of a record whose declaration names errors of the database are *counted*.
     """
 
-    def __init__(
-        self,
-        batch: str,
-        record: str,
-        deadline: Deadline,
-        still: Still,
-        *,
-        counted: bool,
-    ) -> None:
+    def __init__(self, batch: str, record: str, deadline: Deadline, still: Still, *, counted: bool) -> None:
         self.failed = 0
         self.error: Exception | None = None
         self._batch, self._record = batch, record

@@ -12,13 +12,25 @@ from forgekeeper.database.grants import BOTH, PROCESSES, Use
 from forgekeeper.database.writes import writing
 
 # Since when stays as it is while one blocked run follows another, whatever the reason.
-CHILD_BLOCKED = """
+BLOCK = """
     insert into batches (name, blocked_since, blocked_reason, blocked_sentence, child_blocked_at)
-    values (%(name)s, clock_timestamp(), %(reason)s, %(sentence)s, clock_timestamp())
+    values (%(name)s, clock_timestamp(), %(reason)s, %(sentence)s, case when %(child)s then clock_timestamp() end)
     on conflict (name) do update set
         blocked_since = coalesce(batches.blocked_since, excluded.blocked_since),
         blocked_reason = excluded.blocked_reason, blocked_sentence = excluded.blocked_sentence,
         child_blocked_at = excluded.child_blocked_at
+"""
+# A run that was not blocked ends a block, unless one of its children was since the run before it ended: theirs have
+# not been worked on yet.
+UNBLOCK = """
+    update batches set blocked_since = null, blocked_reason = null, blocked_sentence = null, child_blocked_at = null
+    where name = %(name)s and blocked_since is not null and (
+        child_blocked_at is null or child_blocked_at < (
+            select finished_at from job_runs
+            where batch = %(name)s and id < %(run)s and started_at is not null and finished_at is not null
+            order by id desc limit 1
+        )
+    )
 """
 
 
@@ -79,9 +91,14 @@ class Batch(Base):
         return row
 
     @classmethod
-    def child_blocked(cls, name: str, *, reason: str, sentence: str) -> None:
-        """Note that a child of the batch was blocked; it stays so until the children of a whole run were not."""
-        database.execute_sql(CHILD_BLOCKED, {"name": name, "reason": reason, "sentence": sentence})
+    def block(cls, name: str, *, reason: str, sentence: str, child: bool = False) -> None:
+        """Note that a run was blocked; or a *child*: it stays so until the children of a whole run were not."""
+        database.execute_sql(BLOCK, {"name": name, "reason": reason, "sentence": sentence, "child": child})
+
+    @classmethod
+    def unblock(cls, name: str, run: int) -> None:
+        """Note that the run was not blocked."""
+        database.execute_sql(UNBLOCK, {"name": name, "run": run})
 
     @classmethod
     def position(cls, name: str) -> int:

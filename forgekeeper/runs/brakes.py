@@ -219,10 +219,7 @@ class Brakes:
     def untold(self) -> Amount:
         """Return what went and is not written down yet."""
         deleted = self._deleted()
-        return Amount(
-            max(0, deleted.records - self._noted.records),
-            max(0, deleted.bytes - self._noted.bytes),
-        )
+        return Amount(max(0, deleted.records - self._noted.records), max(0, deleted.bytes - self._noted.bytes))
 
     def _deleted(self) -> Amount:
         found: Any = vars(self._outcome)

@@ -13,8 +13,9 @@ learns that the run is not its own, whatever its number.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -24,9 +25,11 @@ from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.database import Base, BigIdentityField, Document, database, default
 from forgekeeper.database.grants import BOTH, PROCESSES, WORK, Use
-from forgekeeper.runs.holds import HELD_BACK, Kind
+from forgekeeper.runs.batch import Batch
+from forgekeeper.runs.holds import HELD_BACK, Hold, Kind
+from forgekeeper.runs.identity import identity
 from forgekeeper.runs.retry import MAX_LOSSES, MAX_RETRIES
-from forgekeeper.runs.totals import NONE, Amount
+from forgekeeper.runs.totals import NONE, Amount, RunTotal
 from metrics.redaction import one_line
 
 WAITING = ("claimed", "enqueued")
@@ -76,7 +79,7 @@ START = f"""
         started_by = %(by)s, started_at = clock_timestamp(), alive_at = clock_timestamp()
     where id = %(id)s and batch = %(batch)s and token = %(token)s and state in ('claimed', 'enqueued')
       and not {HELD_BACK.format("job_runs.batch")}
-    returning attempt_token::text, attempt, failures, tick
+    returning id, batch, attempt_token::text, attempt, failures, tick
 """
 # What earlier attempts came to stays beside what the present one has come to.
 RESULT = "{} || case when result ? 'earlier' then jsonb_build_object('earlier', result -> 'earlier') else '{{}}' end"
@@ -86,56 +89,15 @@ KEEP_ALIVE = f"""
     where job_runs.id = said.run and job_runs.attempt_token = said.token and state = 'started'
     returning job_runs.id
 """
-# A run that was not blocked ends a block, unless one of its children was since the run before it ended: theirs have
-# not been worked on yet.
-UNBLOCK = """
-    update batches set blocked_since = null, blocked_reason = null, blocked_sentence = null, child_blocked_at = null
-    from closed where name = batch and blocked_since is not null and (
-        child_blocked_at is null or child_blocked_at < (
-            select before.finished_at from job_runs as before
-            where before.batch = closed.batch and before.id < closed.id and before.started_at is not null
-              and before.finished_at is not null
-            order by before.id desc limit 1
-        )
-    )
-"""
-# What the run itself has deleted is added up with its end, once.
 CLOSE = """
-    with closed as (
-        update job_runs set {changes}
-        where id = %(id)s and attempt_token = %(token)s and state = 'started'
-        returning id, batch, state, started_by
-    ), noted as ({noting}), totalled as (
-        insert into run_totals (batch, run, day, records, bytes)
-        select batch, id, (clock_timestamp() at time zone 'UTC')::date, %(records)s, %(bytes)s
-        from closed where %(records)s + %(bytes)s > 0
-        on conflict (batch, run, day) do update set
-            records = run_totals.records + excluded.records, bytes = run_totals.bytes + excluded.bytes
-    )
-    select state from closed
+    update job_runs set {changes} where id = %(id)s and attempt_token = %(token)s and state = 'started'
+    returning state
 """
 ENDED = f"result = {RESULT.format('%(result)s::jsonb')}, finished_at = clock_timestamp(), error = null"
-SUCCEED = CLOSE.format(changes=f"state = 'succeeded', ordinary = %(ordinary)s, {ENDED}", noting=UNBLOCK)
-BLOCK = CLOSE.format(
-    changes=f"state = 'blocked', reason = %(reason)s, {ENDED}",
-    noting="""
-        insert into batches (name, blocked_since, blocked_reason, blocked_sentence)
-        select batch, clock_timestamp(), %(reason)s, %(sentence)s from closed
-        on conflict (name) do update set
-            blocked_since = coalesce(batches.blocked_since, excluded.blocked_since),
-            blocked_reason = excluded.blocked_reason, blocked_sentence = excluded.blocked_sentence,
-            child_blocked_at = null
-    """,
-)
-# Nothing was done: it is a skip, and the batch is held from here on.
-HOLD = CLOSE.format(
-    changes=f"state = 'skipped', reason = 'held', {ENDED}",
-    noting="""
-        insert into holds (batch, kind, reason, by)
-        select batch, %(kind)s, %(sentence)s, coalesce(started_by, 'unknown') from closed
-        where not exists (select from holds where holds.batch = closed.batch and kind = %(kind)s)
-    """,
-)
+SUCCEED = CLOSE.format(changes=f"state = 'succeeded', ordinary = %(ordinary)s, {ENDED}")
+BLOCK = CLOSE.format(changes=f"state = 'blocked', reason = %(reason)s, {ENDED}")
+# Nothing was done: it is a skip.
+HOLD = CLOSE.format(changes=f"state = 'skipped', reason = 'held', {ENDED}")
 FAIL = CLOSE.format(
     changes=f"""
         state = case when failures < %(retries)s then 'enqueued' else 'failed' end,
@@ -143,8 +105,7 @@ FAIL = CLOSE.format(
         finished_at = case when failures < %(retries)s then null else clock_timestamp() end,
         failures = failures + 1, reason = 'error', error = %(error)s, enqueued_at = null,
         result = coalesce({RESULT.format("%(result)s::jsonb")}, result)
-    """,
-    noting=UNBLOCK,
+    """
 )
 # A success sets the count back: what failed on the way to it is not counted.  One batch in
 # each statement: for a batch that it does not know PostgreSQL reads the table from its end.
@@ -178,10 +139,11 @@ class Started(NamedTuple):
     """A run that is now ours, as long as we are not found expired; *token* is of this attempt."""
 
     id: int
+    batch: str
     token: str
     attempt: int
-    failures: int = 0
-    tick: datetime | None = None
+    failures: int
+    tick: datetime | None
 
 
 class Lost(NamedTuple):
@@ -330,7 +292,7 @@ class JobRun(Base):
         Another run has the number, and another *token*, if the database is older than the message: it was restored.
         """
         row = database.execute_sql(START, {"id": run_id, "batch": batch, "token": str(token), "by": by}).fetchone()
-        return Started(run_id, *row) if row else None
+        return Started(*row) if row else None
 
     @classmethod
     def start_here(cls, batch: str, *, by: str) -> Started | None:
@@ -363,19 +325,21 @@ class JobRun(Base):
 
         Like all that follow it returns the new state, None when the run was taken from us meanwhile.
         """
-        return _close(SUCCEED, run, result, deleted, ordinary=ordinary)
+        return _close(SUCCEED, run, result, deleted, partial(Batch.unblock, run.batch, run.id), ordinary=ordinary)
 
     @classmethod
     def block(
         cls, run: Started, result: dict[str, Any], deleted: Amount = NONE, *, reason: str, sentence: str
     ) -> str | None:
         """Close the run as blocked, and note that its batch is."""
-        return _close(BLOCK, run, result, deleted, reason=reason, sentence=sentence)
+        note = partial(Batch.block, run.batch, reason=reason, sentence=sentence)
+        return _close(BLOCK, run, result, deleted, note, reason=reason)
 
     @classmethod
     def hold(cls, run: Started, result: dict[str, Any], *, kind: Kind, sentence: str) -> str | None:
         """Close the run as skipped, and hold its batch."""
-        return _close(HOLD, run, result, NONE, kind=kind, sentence=sentence)
+        hold = Hold.insert(batch=run.batch, kind=kind, reason=sentence, by=identity())
+        return _close(HOLD, run, result, NONE, hold.execute)
 
     @classmethod
     def cancel(cls, number: int, *, reason: str | None, by: str) -> str | None:
@@ -407,7 +371,8 @@ class JobRun(Base):
         retries: int = MAX_RETRIES,
     ) -> str | None:
         """Let the run wait *delay* for its next try, or end it after so many *retries*; keep what it had come to."""
-        return _close(FAIL, run, result, deleted, error=error, delay=delay, retries=retries)
+        unblock = partial(Batch.unblock, run.batch, run.id)
+        return _close(FAIL, run, result, deleted, unblock, error=error, delay=delay, retries=retries)
 
     @classmethod
     def reopen_lost(cls, batch: str, *, dead_after: timedelta) -> list[Lost]:
@@ -432,12 +397,25 @@ JobRun.add_index(pw.SQL("create index job_runs_batch_id on job_runs (batch, id)"
 JobRun.add_index(pw.SQL("create index job_runs_finished_at on job_runs (finished_at)"))
 
 
-def _close(statement: str, run: Started, result: dict[str, Any] | None, deleted: Amount, **facts: Any) -> str | None:
-    """Close the run if it is still ours, in one guarded statement; return its new state."""
-    kept = None if result is None else _json(result)
-    values = {"id": run.id, "token": run.token, "result": kept, **deleted._asdict(), **facts}
-    row = database.execute_sql(statement, values).fetchone()
-    return row[0] if row else None
+def _close(
+    statement: str,
+    run: Started,
+    result: dict[str, Any] | None,
+    deleted: Amount,
+    note: Callable[[], object],
+    **facts: Any,
+) -> str | None:
+    """Close the run if it is still ours, *note* that of its batch, and add up what it has deleted; return its state."""
+    values = {"id": run.id, "token": run.token, "result": None if result is None else _json(result), **facts}
+    with database.atomic():
+        row = database.execute_sql(statement, values).fetchone()
+        if row is None:
+            return None
+        note()
+        if deleted != NONE:
+            RunTotal.add(run.batch, run.id, deleted)
+    state: str = row[0]
+    return state
 
 
 def _json(result: dict[str, Any]) -> str:

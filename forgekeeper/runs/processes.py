@@ -43,8 +43,7 @@ class LostRun(Exception):
 class Row:
     """The row of a started run: ours until a heartbeat finds it taken, or none has succeeded for *dead_after*."""
 
-    def __init__(self, batch: str, started: Started, *, dead_after: timedelta) -> None:
-        self.batch = batch
+    def __init__(self, started: Started, *, dead_after: timedelta) -> None:
         self.started = started
         self._dead_after = dead_after.total_seconds()
         self._alive = time.monotonic()
@@ -58,7 +57,8 @@ class Row:
     def check(self) -> None:
         """Raise `LostRun` when the run was taken from us, or must be assumed to be."""
         if self._taken or time.monotonic() - self._alive > self._dead_after:
-            raise LostRun(f"run {self.started.id} of {self.batch} was taken from attempt {self.started.attempt}")
+            run = self.started
+            raise LostRun(f"run {run.id} of {run.batch} was taken from attempt {run.attempt}")
 
 
 def _those(found: Any, kind: type) -> list[Any]:

@@ -39,7 +39,7 @@ class Runner:
             self._settings,
             message_id=str(started.id),
             number=started.id,
-            row=Row(batch.name, started, dead_after=self._settings.dead_after),
+            row=Row(started, dead_after=self._settings.dead_after),
             heartbeat=self._heartbeat,
             fan_out=partial(self._fan_out, started.id),
             final=final,

@@ -7,15 +7,7 @@ import pytest
 
 import scheduler
 from scheduler import Loop
-from tests.harness.ticks import (
-    BATCH,
-    HOUR,
-    LIMIT,
-    NOON,
-    clock_is,
-    ledger,
-    rows,
-)
+from tests.harness.ticks import BATCH, HOUR, LIMIT, NOON, clock_is, ledger, rows
 from tests.harness.waiting import wait_until
 
 __all__ = ["ledger"]

@@ -7,9 +7,7 @@ from urllib.parse import quote
 import pytest
 import structlog
 from hypothesis import configuration
-from hypothesis.stateful import (
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import run_state_machine_as_test
 
 from forgekeeper import database as db
 from forgekeeper.connections import Limits, client, connect

@@ -64,7 +64,7 @@ def _ours(servers: Servers, seconds: float) -> Cost:
 
 
 def _bare(servers: Servers, seconds: float) -> Cost:
-    timetable = {name: spec.schedule.cron for name, spec in BATCHES.items()}
+    timetable = {name: spec.cron for name, spec in BATCHES.items()}
     with _emptied(servers) as client, bare(servers.redis_url, timetable) as started:
         return _cost(servers, client, started, seconds)
 

@@ -81,14 +81,6 @@ class Record:
         return self.refused or bool({"database", "state_transition"} & self.errors.keys())
 
 
-class Schedule(NamedTuple):
-    """The defaults of a batch's own settings, and the sentences that document them."""
-
-    cron: str
-    cron_sentence: str
-    pace_sentence: str
-
-
 @dataclass(kw_only=True, eq=False)
 class Declared(Shown, Actor[..., None]):
     """What batches and children have in common: each is an actor, once the process has a broker."""
@@ -156,7 +148,7 @@ class BatchSpec(Declared):
     *commands* is a module of the command line's.
     """
 
-    schedule: Schedule
+    cron: str
     flag: str | None
     tables: tuple[type[Base], ...]
     deletes_from: Place | None

@@ -23,9 +23,7 @@ def model() -> type[Settings]:
         tuple(
             OfBatch(
                 batch.name,
-                batch.schedule.cron,
-                batch.schedule.cron_sentence,
-                batch.schedule.pace_sentence,
+                batch.cron,
                 any(one.counted for one in (batch, *batch.children)),
                 any(one.counted_bytes for one in (batch, *batch.children)),
             )

@@ -57,8 +57,6 @@ class Outcome:
 
 @batch(
     cron="* * * * *",
-    cron_sentence="When the objects of deleted artifacts are deleted.",
-    pace_sentence="Objects deleted per second; unset: no limit.",
     queue="objects",
     budget=MAX_RUNTIME,
     time_limit=timedelta(minutes=6),

@@ -1,10 +1,9 @@
 """Remove old records: forgekeeper's own, and those that batches have declared.
 
 Runs hourly, in bounded chunks: what batches are done with after as long as they say, closed runs after thirty days (the
-newest of each batch stays), processes that expired a day ago, what has become of
-uploads thirty days ago, what runs have deleted sixty days ago (the last hundred runs of each batch stay), what lies in
-quarantine and has not failed for a week, and whole months of the audit after AUDIT_KEEP.  What it removes is
-in the audit itself.
+newest of each batch stays), processes that expired a day ago, what has become of uploads thirty days ago, what runs
+have deleted sixty days ago (the last hundred runs of each batch stay), what lies in quarantine and has not failed for a
+week, and whole months of the audit after AUDIT_KEEP.  What it removes is in the audit itself.
 """
 
 from __future__ import annotations
@@ -12,15 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from functools import partial
 from typing import Any, Literal
 
 import structlog
 
-from forgekeeper import Blocked, Record, Rows, batch
+from forgekeeper import Record, Rows, batch
 from forgekeeper.audit import upkeep
 from forgekeeper.batches import all_declared
-from forgekeeper.database.schema_guard import misread
 from forgekeeper.declaring.answers import Removal
 from forgekeeper.declaring.preview import Look, Part
 from forgekeeper.declaring.surroundings import settings
@@ -63,8 +60,6 @@ class Outcome:
 
 @batch(
     cron="0 * * * *",
-    cron_sentence="When forgekeeper's own old records are removed.",
-    pace_sentence="Records removed per second at most; unset: no limit.",
     budget=MAX_RUNTIME,
     time_limit=timedelta(minutes=7),
     outcome=Outcome,
@@ -81,42 +76,26 @@ class Outcome:
 )
 def prune(now: datetime) -> Iterator[Rows[Any] | Removal]:
     """Remove forgekeeper's own old records."""
-    rows = list(old_rows(now))
-    for sentence in misread([one.model for one in rows]):
-        raise Blocked("schema", sentence)
-    yield Removal(None, partial(_keep_up, now), counted="audit_months")
-    yield Removal(None, partial(_forget_failures, now))
-    yield from rows
-    yield Removal("settled_upload", partial(_forget_uploads, now), counted="uploads")
-    yield Removal("run_total", partial(_forget_totals, now), counted="run_totals")
+    yield Removal(None, lambda _limit: _keep_up(now), counted="audit_months")
+    yield Removal(None, lambda _limit: quarantine.forget_old(now - KEEP_FAILURES))
+    yield from old_rows(now)
+    uploads, totals = now - KEEP_UPLOADS, now - KEEP_TOTALS
+    yield Removal("settled_upload", lambda limit: SettledUpload.delete_old(uploads, limit=limit), counted="uploads")
+    yield Removal("run_total", lambda limit: RunTotal.delete_old(totals, limit=limit), counted="run_totals")
 
 
 def old_rows(now: datetime) -> Iterator[Rows[Any]]:
     """Yield the rows that are old: what batches have declared, closed runs, processes that have expired."""
-    runs, processes = now - KEEP_RUNS, now - KEEP_PROCESSES
+    closed, expired = JobRun.closed_before(now - KEEP_RUNS), Process.silent_from < now - KEEP_PROCESSES
     kinds = [
         *(old(now) for one in all_declared() for old in one.old),
-        Rows(
-            JobRun,
-            JobRun.closed_before(runs),
-            since=JobRun.finished_at,
-            after=KEEP_RUNS,
-            record="job_run",
-            counted="runs",
-        ),
-        Rows(
-            Process,
-            Process.silent_from < processes,
-            since=Process.silent_from,
-            after=KEEP_PROCESSES,
-            record="process",
-            counted="processes",
-        ),
+        Rows(JobRun, closed, since=JobRun.finished_at, after=KEEP_RUNS, counted="runs"),
+        Rows(Process, expired, since=Process.silent_from, after=KEEP_PROCESSES, counted="processes"),
     ]
     return (replace(kind, chunk=CHUNK, objective=None, step="removed") for kind in kinds)
 
 
-def _keep_up(now: datetime, _limit: int) -> int:
+def _keep_up(now: datetime) -> int:
     """Create the audit's next partitions and drop the old ones; where it is locked, try again in an hour."""
     keep, months = settings().audit_keep, 0
     try:
@@ -131,24 +110,9 @@ def _keep_up(now: datetime, _limit: int) -> int:
     return months
 
 
-def _forget_failures(now: datetime, _limit: int) -> int:
-    """Forget what lay in quarantine and has gone: few, and in no result."""
-    quarantine.forget_old(now - KEEP_FAILURES)
-    return 0
-
-
-def _forget_uploads(now: datetime, limit: int) -> int:
-    return SettledUpload.delete_old(now - KEEP_UPLOADS, limit=limit)
-
-
-def _forget_totals(now: datetime, limit: int) -> int:
-    return RunTotal.delete_old(now - KEEP_TOTALS, limit=limit)
-
-
 @prune.preview
-def old(look: Look) -> Iterator[Part]:
+def previewed(look: Look) -> Iterator[Part]:
     """Count what is old, kind by kind."""
-    rows = list(old_rows(look.now))
-    for number, one in enumerate(rows):
-        yield from looking.preview(one, look.within_share(1 / (len(rows) + 1 - number)))
+    for one in old_rows(look.now):
+        yield from looking.preview(one, look.within_share(0.5))
     yield look.count(look.part("settled_upload"), SettledUpload.old(look.now - KEEP_UPLOADS), after=KEEP_UPLOADS)

@@ -17,7 +17,6 @@ from datetime import datetime, timedelta
 from typing import Any, Literal
 
 import structlog
-from peewee import SQL
 
 from forgekeeper import Changes, Record, Subject, batch
 from forgekeeper.database import chosen
@@ -52,9 +51,8 @@ TIME_OUT_IMPORTS = """
     select id from changed
 """
 # The trackers are locked in the order of their ids before any is changed: an importer that changes several would
-# otherwise meet us half-way.  Nothing is half: it is one statement.  They are counted for all entities at once: counted
-# for each, those of the whole page were read for each, a third of the statement's time (14 ms of 21:
-# `python -m benchmarks imports`).
+# otherwise meet us half-way.  Nothing is half: it is one statement.  They are counted for all entities at once: for
+# each, those of the whole page would be read again.
 TIME_OUT_ENTITIES = f"""
     with claimed as materialized (
         select id from bulk_import_entities
@@ -82,6 +80,13 @@ TIME_OUT_ENTITIES = f"""
     ){{recorded}}
     select * from changed
 """
+COMMON: dict[str, Any] = {
+    "after": STALE_AFTER,
+    "chunk": PAGE_SIZE,
+    "objective": timedelta(hours=8),
+    "verb": "given up",
+    "step": "timed_out",
+}
 ENTITY_TYPES = {each.value: each.name.lower() for each in EntityType}
 
 log = structlog.get_logger(__name__)
@@ -131,47 +136,35 @@ def imports(now: datetime) -> Changes[BulkImport]:
         BulkImport,
         BulkImport.is_stale(now),
         since=BulkImport.updated_at,
-        after=STALE_AFTER,
-        chunk=PAGE_SIZE,
-        objective=timedelta(hours=8),
         counted="imports",
         statement=TIME_OUT_IMPORTS,
         each=_import_stale,
-        verb="given up",
-        step="timed_out",
-        shown=SQL("'of user ' || user_id"),
         called=Subject("import", "ID", "bulk_import", gone="was given up", done="given up", because=UNTOUCHED),
+        **COMMON,
     )
 
 
 def entities(now: datetime) -> Changes[BulkImportEntity]:
     """Return the entities, which go with their trackers."""
+    gone = "was given up with its trackers"
     return Changes(
         BulkImportEntity,
         BulkImportEntity.is_stale(now),
         since=BulkImportEntity.updated_at,
-        after=STALE_AFTER,
-        chunk=PAGE_SIZE,
-        objective=timedelta(hours=8),
         record="entity",
         counted="entities",
         statement=TIME_OUT_ENTITIES,
         each=_entity_stale,
-        verb="given up",
-        step="timed_out",
-        shown=BulkImportEntity.source_full_path,
+        name=BulkImportEntity.source_full_path,
         audit={name: name for name in ("bulk_import_id", "source_full_path", "trackers")},
-        called=Subject(
-            "entity", "ID", "entity", gone="was given up with its trackers", done="given up", because=UNTOUCHED
-        ),
+        called=Subject("entity", "ID", "entity", gone=gone, done="given up", because=UNTOUCHED),
+        **COMMON,
     )
 
 
 @batch(
     document=65,
     cron="0 */4 * * *",
-    cron_sentence="When stalled bulk imports are given up.",
-    pace_sentence="Imports and entities given up per second; unset: no limit.",
     budget=MAX_RUNTIME,
     time_limit=timedelta(minutes=12),
     team="log-monitoring",

@@ -18,8 +18,6 @@ MAX_RUNTIME = timedelta(seconds=30)
 @batch(
     document=48,
     cron="* * * * *",
-    cron_sentence="When expired user statuses are deleted.",
-    pace_sentence="Statuses deleted per second at most; unset: no limit.",
     budget=MAX_RUNTIME,
     team="system-admins",
     thresholds=[Threshold("duration", above=60), Threshold("backlog", above=10_000)],
@@ -33,7 +31,6 @@ def user_status_cleanup(now: datetime) -> Rows[UserStatus]:
         since=UserStatus.clear_status_at,
         chunk=BATCH_SIZE,
         objective=timedelta(minutes=5),
-        shown=UserStatus.emoji,
         called=Subject(
             "status", "USER", "user_status", because="it was to be cleared at {due}", gone="of that user was deleted"
         ),

@@ -19,8 +19,6 @@ class Outcome:
 
 @batch(
     cron="* * * * * *",
-    cron_sentence="When the time is noted.",
-    pace_sentence="Notes per second at most; unset: no limit.",
     budget=timedelta(seconds=10),
     time_limit=timedelta(seconds=30),
     outcome=Outcome,

@@ -56,10 +56,10 @@ class Rows(Answer, Generic[Row]):
     due row may wait; None is for records of forgekeeper's own, which limits and brakes do not count.
 
     *record* is what such a row is called in metrics, audit and previews: the model's name in small letters.  *counted*
-    is the field of the result that counts them.  *name* is what people look for in the audit besides the id, *audit*
-    what else it keeps of each row: names, each with an expression of SQL; *called* says how people ask for it there.
-    The preview shows *shown*, or else the *name*.  *project* and *size* (bytes) let the preview group and add up; with
-    *size*, *counted_bytes* names the field of the result, and bytes have limits, too.
+    is the field of the result that counts them.  *name* is what the preview shows and people look for in the audit
+    besides the id, *audit* what else that keeps of each row: names, each with an expression of SQL; *called* says how
+    people ask for it there.  *project* and *size* (bytes) let the preview group and add up; with *size*,
+    *counted_bytes* names the field of the result, and bytes have limits, too.
 
     *share* narrows them down to a child's part; the others go by another child.  *also* are statements, without
     ``returning``, that go with each chunk: all or nothing.  They read its part ``deleted``, which has the columns of
@@ -82,7 +82,6 @@ class Rows(Answer, Generic[Row]):
     record: str = ""
     counted: str = "deleted"
     name: pw.Field[Any] | None = None
-    shown: pw.Field[Any] | pw.SQL | None = None
     called: Subject | None = None
     audit: Mapping[str, str] = field(default_factory=dict)
     project: pw.Field[Any] | None = None

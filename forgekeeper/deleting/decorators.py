@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypedDict, Unpack
 
 from forgekeeper.audit.subjects import Subject
-from forgekeeper.batches import BatchSpec, ChildSpec, Declared, Record, Schedule, Threshold, register
+from forgekeeper.batches import BatchSpec, ChildSpec, Declared, Record, Threshold, register
 from forgekeeper.database import Base
 from forgekeeper.database.backlog import Backlog
 from forgekeeper.declaring.answers import Answer
@@ -53,8 +53,6 @@ def batch(
     cron: str,
     budget: timedelta,
     document: int | None = None,
-    cron_sentence: str = "",
-    pace_sentence: str = "",
     team: str = "operations",
     queue: str = "cron",
     writes: str | None = None,
@@ -91,17 +89,12 @@ def batch(
 
     def declare(function: Asked) -> BatchSpec:
         shape, due = _shape(function, options, asked=writes is None), options.get("due") or function
-        name = function.__name__
         declared = BatchSpec(
             **_common(function, shape, budget, options),
             document=document,
             queue=queue,
             team=team,
-            schedule=Schedule(
-                cron,
-                cron_sentence or f"When {name} runs.",
-                pace_sentence or f"Records that {name} deletes per second at most; unset: no limit.",
-            ),
+            cron=cron,
             flag=flag,
             flags=flags or {},
             tables=(*tables, *(one for one in shape.tables if one not in tables)),

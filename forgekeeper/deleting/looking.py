@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import peewee as pw
-
 from forgekeeper.database.backlog import Backlog
 from forgekeeper.database.stakes import Stake
 from forgekeeper.database.survey import Rows as Found
@@ -32,8 +30,8 @@ def stake(*rows: Rows[Any]) -> Stake:
 def preview(rows: Rows[Any], look: Look) -> Iterator[Part]:
     """Count what a run would delete; what counts towards a total that another session has locked is busy, too."""
     due = condition(rows.model, rows.due)
-    columns = {"name": rows.name if rows.shown is None else rows.shown, "project": rows.project}
-    named = {name: _text(found) for name, found in columns.items() if found is not None}
+    columns = {"name": rows.name, "project": rows.project}
+    named = {name: column(found) for name, found in columns.items() if found is not None}
     if rows.size is not None:
         named["size"] = f"coalesce({column(rows.size)}, 0)"
     if rows.total is not None:
@@ -43,8 +41,3 @@ def preview(rows: Rows[Any], look: Look) -> Iterator[Part]:
     where = f"{due.text} and {since} is not null"
     found = Found(rows.model._meta.table_name, where, due.values, due=since, key=key, **named)
     yield look.count(look.part(rows.record, verb=rows.verb), found, after=rows.after)
-
-
-def _text(found: pw.Field[Any] | pw.SQL) -> str:
-    """Return a column, or the SQL that stands for one."""
-    return found.sql if isinstance(found, pw.SQL) else column(found)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from datetime import timedelta
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import peewee as pw
 import structlog
@@ -16,21 +15,13 @@ from forgekeeper.database.chunks import IN_ORDER, START, Position, page
 from forgekeeper.database.writes import write_first
 from forgekeeper.declaring.rows import Rows
 from forgekeeper.deleting.outcome import add
-from forgekeeper.deleting.statement import Composed, Shape
+from forgekeeper.deleting.statement import Composed
 from forgekeeper.deleting.total import NO_ARRAY
 from forgekeeper.runs.bad_records import BadRecords
 from forgekeeper.runs.run import Run
 from forgekeeper.runs.totals import NONE, Amount
 
 log = structlog.get_logger(__name__)
-
-
-class Chunk(NamedTuple):
-    """What a chunk came to: how many rows and bytes went, and how far that reaches."""
-
-    rows: int
-    bytes: int
-    reached: Position
 
 
 def delete(run: Run[Any], rows: Rows[Any]) -> str | None:
@@ -115,53 +106,59 @@ class Sweep:
         brakes, of = self._run.brakes, None if only is None else len(only)
         room, held_up = brakes.room, bool(self._held_up)
         size = "_size" if self._rows.size is not None else "0"
-        recorded = self._audited + brakes.settled("deleted", size=size, part=of is not None)
-        # Where a total is locked, more rows of it may be in the next chunk.
-        shape = Shape(limit, only is not None, bool(bad.keys), room is not None, recorded, held_up, held_up)
+        text = partial(
+            self._composed.text,
+            limit,
+            audited=self._run.audit.on,
+            recorded=self._audited + brakes.settled("deleted", size=size, part=of is not None),
+            only=only is not None,
+            without=bool(bad.keys),
+            room=room is not None,
+            held_up=held_up,
+        )
         values = self._values(bad, only) | {"room": room} | brakes.values(of) | self._run.audit.values
-        row = self._execute(shape, values)
+        by_itself = only is not None or limit != self._rows.chunk
+        try:
+            # Where a total is locked, more rows of it may be in the next chunk.
+            row = self._send(text(totals_first=held_up), values, by_itself=by_itself)
+        except pw.DataError as error:
+            if self._rows.total is None or held_up or sqlstate(error) != NO_ARRAY:
+                raise
+            # Whatever else of that kind it may have been, this statement says it again.
+            row = self._send(text(totals_first=True), values, by_itself=by_itself)
         brakes.went(Amount(*row[:2]) if row else NONE, of=of)
         if row is None:
             return None
-        self._grow(Chunk(row[0], row[1], Position(*row[2:4])))
+        self._grow(*row[:2])
         self._held_up.update(row[4])
         return Position(*row[2:4])
-
-    def _execute(self, shape: Shape, values: dict[str, Any]) -> tuple[Any, ...] | None:
-        try:
-            row: tuple[Any, ...] | None = self._send(shape, values).fetchone()
-        except pw.DataError as error:
-            if self._rows.total is None or shape.totals_first or sqlstate(error) != NO_ARRAY:
-                raise
-            # Whatever else of that kind it may have been, this statement says it again.
-            return self._execute(shape._replace(totals_first=True), values)
-        return row
 
     def _values(self, bad: BadRecords, only: Sequence[int] | None) -> dict[str, Any]:
         chosen = {"only": only, "without": list(bad.keys), "owners": list(self._held_up)}
         return self._composed.values | chosen | self._position._asdict()
 
-    def _send(self, shape: Shape, values: dict[str, Any]) -> Any:
-        text, first = self._composed.text(shape), write_first() + IN_ORDER
-        if shape.only or shape.limit != self._rows.chunk:
-            return database.execute_sql(first + text, values)
-        return prepared.execute(f"delete_{self._rows.record}", text, values, first=first)
+    def _send(self, text: str, values: dict[str, Any], *, by_itself: bool) -> tuple[Any, ...] | None:
+        """Execute the statement: prepared, unless it is one by itself."""
+        first = write_first() + IN_ORDER
+        sent = (
+            database.execute_sql(first + text, values)
+            if by_itself
+            else prepared.execute(f"delete_{self._rows.record}", text, values, first=first)
+        )
+        row: tuple[Any, ...] | None = sent.fetchone()
+        return row
 
-    def _grow(self, chunk: Chunk) -> None:
-        outcome, rows = self._run.outcome, self._rows
-        self.deleted += chunk.rows
-        add(outcome, rows.counted, chunk.rows)
-        add(outcome, "batches", chunk.rows > 0)
-        if rows.counted_bytes is not None:
-            add(outcome, rows.counted_bytes, chunk.bytes)
+    def _grow(self, rows: int, size: int) -> None:
+        self.deleted += rows
+        add(self._run.outcome, self._rows.counted, rows)
+        add(self._run.outcome, "batches", rows > 0)
+        if self._rows.counted_bytes is not None:
+            add(self._run.outcome, self._rows.counted_bytes, size)
 
 
 def _audited(audit: Audit, rows: Rows[Any]) -> str:
+    """Return the part that writes the audit; a row became due so much *after* its *since*."""
     name = None if rows.name is None else "_named"
+    due = f"_since + interval '{rows.after.total_seconds():.6f} s'" if rows.after else "_since"
     columns = {name: f"_audit_{name}" for name in rows.audit}
-    return audit.clause(rows.record, "deleted", id="_key", name=name, due=due(rows.after), **columns)
-
-
-def due(after: timedelta) -> str:
-    """Return when a row became due, in SQL over its *since*."""
-    return f"_since + interval '{after.total_seconds():.6f} s'" if after else "_since"
+    return audit.clause(rows.record, "deleted", id="_key", name=name, due=due, **columns)

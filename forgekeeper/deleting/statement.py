@@ -17,13 +17,12 @@ its order (`IN_ORDER`), and the repeated condition is of a form that no index an
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from forgekeeper.database import chosen, database
 from forgekeeper.declaring.rows import Rows
 from forgekeeper.deleting.sql import column, condition, named
-from forgekeeper.deleting.total import FREE, HELD_UP, NONE_HELD_UP, locked, owner, reduced
+from forgekeeper.deleting.total import owner, parts
 
 AUDITED = "audited"
 """The part that writes the audit; it is there where the audit is on."""
@@ -69,23 +68,6 @@ ORDINARY = """
 """
 
 
-class Shape(NamedTuple):
-    """What a chunk's statement depends on besides the rows: it is put together once for each."""
-
-    limit: int
-    only: bool = False
-    without: bool = False
-    room: bool = False
-    recorded: str = ""
-    held_up: bool = False
-    totals_first: bool = False
-
-    @property
-    def audited(self) -> bool:
-        """Whether it writes the audit."""
-        return f"{AUDITED} as" in self.recorded
-
-
 class Composed:
     """The statements of the rows that a run deletes, and the *values* that they name."""
 
@@ -94,78 +76,69 @@ class Composed:
         due = condition(rows.model, rows.due)
         also = [named(each.sql, each.params or (), name=f"also_{number}") for number, each in enumerate(rows.also)]
         self.values = due.values | {name: value for each in also for name, value in each.values.items()}
-        self._due = due.text
         self._also = {f"also_{number}": each.text for number, each in enumerate(also)}
-        self._row = row_of(rows)
         self._key = column(rows.model._meta.primary_key)
-        self._text = cache(self._compose)
-
-    def text(self, shape: Shape) -> str:
-        """Return the statement of a chunk."""
-        return self._text(shape)
-
-    def sizes(self, limit: int, *, without: bool, held_up: bool) -> str:
-        """Return the statement that says how large the next rows are."""
-        rows = self.rows
-        return SIZES.format(
-            size="0" if rows.size is None else f"greatest(coalesce({column(rows.size)}, 0), 0)::bigint",
-            limit=limit,
-            chosen=self._chosen(without=without, held_up=held_up),
-            **self._names(),
-        )
-
-    def _names(self) -> dict[str, str]:
-        rows = self.rows
-        return {
+        self._names = {
             "since": column(rows.since),
             "key": self._key,
             "table": rows.model._meta.table_name,
-            "due": self._due,
+            "due": due.text,
+            "row": row_of(rows),
         }
+
+    def text(
+        self,
+        limit: int,
+        *,
+        audited: bool = False,
+        recorded: str = "",
+        only: bool = False,
+        without: bool = False,
+        room: bool = False,
+        held_up: bool = False,
+        totals_first: bool = False,
+    ) -> str:
+        """Return the statement of a chunk of *limit* rows.
+
+        *recorded* are the parts that write the audit, if it is *audited*, and count.  *only* says that keys are named,
+        *without* that some are left out, *room* that bytes are limited, *held_up* that totals are known to be locked.
+        """
+        rows = self.rows
+        measured = {} if rows.size is None else {"size": f"coalesce({column(rows.size)}, 0)"}
+        measured |= {} if rows.total is None else {"owner": owner(rows.total)}
+        columns = {f"_{name}": value for name, value in measured.items()}
+        columns |= {f'"{one.column_name}"': column(one) for one in rows.model._meta.sorted_fields if self._also}
+        columns |= audited_columns(rows) if audited else {}
+        written = [*self._also, *([AUDITED] if audited else [])]
+        return CHUNK.format(
+            first="candidates" if room else "claimed",
+            within=WITHIN if room else "",
+            more=_as(measured),
+            chosen=self._chosen(only=only, without=without, held_up=held_up),
+            limit=limit,
+            columns=_as(columns),
+            also="".join(f", {name} as ({text}\n        returning 1)" for name, text in self._also.items()),
+            recorded=recorded,
+            bytes="0" if rows.size is None else "(select coalesce(sum(_size), 0)::bigint from deleted)",
+            **parts(rows.total, first=totals_first, behind=written),
+            **self._names,
+        )
+
+    def sizes(self, limit: int, *, without: bool, held_up: bool) -> str:
+        """Return the statement that says how large the next rows are."""
+        size = self.rows.size
+        return SIZES.format(
+            size="0" if size is None else f"greatest(coalesce({column(size)}, 0), 0)::bigint",
+            limit=limit,
+            chosen=self._chosen(without=without, held_up=held_up),
+            **self._names,
+        )
 
     def _chosen(self, *, only: bool = False, without: bool, held_up: bool) -> str:
         of = chosen(self._key, only=[] if only else None, without=[0] if without else ())
         if held_up and self.rows.total is not None:
             of += f" and ({owner(self.rows.total)} <> all(%(owners)s)) is not false"
         return of
-
-    def _compose(self, shape: Shape) -> str:
-        rows = self.rows
-        measured = {} if rows.size is None else {"size": f"coalesce({column(rows.size)}, 0)"}
-        measured |= {} if rows.total is None else {"owner": owner(rows.total)}
-        return CHUNK.format(
-            first="candidates" if shape.room else "claimed",
-            within=WITHIN if shape.room else "",
-            row=self._row,
-            more=_as(measured),
-            chosen=self._chosen(only=shape.only, without=shape.without, held_up=shape.held_up),
-            limit=shape.limit,
-            columns=_as({f"_{name}": value for name, value in measured.items()} | self._returned(shape)),
-            also="".join(f", {name} as ({text}\n        returning 1)" for name, text in self._also.items()),
-            recorded=shape.recorded,
-            bytes="0" if rows.size is None else "(select coalesce(sum(_size), 0)::bigint from deleted)",
-            **self._totals(shape),
-            **self._names(),
-        )
-
-    def _returned(self, shape: Shape) -> dict[str, str]:
-        """Return what is asked of the deleted rows, for the audit and for what goes with them."""
-        own = self.rows.model._meta.sorted_fields if self._also else ()
-        return {f'"{field.column_name}"': column(field) for field in own} | (
-            audited_columns(self.rows) if shape.audited else {}
-        )
-
-    def _totals(self, shape: Shape) -> dict[str, str]:
-        """Return where the totals are locked, in that order, and how a total that others hold shows."""
-        if self.rows.total is None:
-            return {"locked_first": "", "free": "", "locked_last": "", "held_up": "array[]::bigint[]"}
-        reduces = reduced(self.rows.total)
-        if shape.totals_first:
-            first = locked(self.rows.total, after="")
-            return {"locked_first": first, "free": FREE, "locked_last": reduces, "held_up": HELD_UP}
-        written = [*self._also, *([AUDITED] if shape.audited else [])]
-        last = locked(self.rows.total, after="".join(f" and (select count(*) from {one}) >= 0" for one in written))
-        return {"locked_first": "", "free": "", "locked_last": last + reduces, "held_up": NONE_HELD_UP}
 
 
 def _as(columns: Mapping[str, str]) -> str:

@@ -14,6 +14,8 @@ repeated with the totals first.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from forgekeeper.declaring.rows import Total
 from forgekeeper.deleting.sql import column
 
@@ -54,15 +56,18 @@ def owner(total: Total) -> str:
     return f"{column(total.of)}::bigint"
 
 
-def locked(total: Total, *, after: str) -> str:
-    """Return the parts of a statement that lock the totals of what is claimed, *after* a condition."""
-    return LOCKED.format(turns=TURNS, after=after, **_names(total))
+def parts(total: Total | None, *, first: bool, behind: Sequence[str]) -> dict[str, str]:
+    """Return the parts of a chunk's statement that lock the totals and take the bytes off.
 
-
-def reduced(total: Total) -> str:
-    """Return the part that takes the bytes off."""
-    return REDUCED.format(**_names(total))
-
-
-def _names(total: Total) -> dict[str, str]:
-    return {"table": total.table, "key": total.key, "kept": total.kept.column_name}
+    They are locked *first*, or *behind* the parts of those names, which write; ``held_up`` says which others have.
+    """
+    if total is None:
+        return {"locked_first": "", "free": "", "locked_last": "", "held_up": "array[]::bigint[]"}
+    names = {"table": total.table, "key": total.key, "kept": total.kept.column_name}
+    reduced = REDUCED.format(**names)
+    if first:
+        locked = LOCKED.format(turns=TURNS, after="", **names)
+        return {"locked_first": locked, "free": FREE, "locked_last": reduced, "held_up": HELD_UP}
+    after = "".join(f" and (select count(*) from {one}) >= 0" for one in behind)
+    locked = LOCKED.format(turns=TURNS, after=after, **names)
+    return {"locked_first": "", "free": "", "locked_last": locked + reduced, "held_up": NONE_HELD_UP}

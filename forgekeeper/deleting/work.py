@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict
 from itertools import islice
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import structlog
 
 from forgekeeper.connections import client
-from forgekeeper.coordination.leases import LeaseTaken, lease
+from forgekeeper.coordination.leases import Lease, LeaseTaken, lease
 from forgekeeper.database import database
 from forgekeeper.database.writes import engine, writing
 from forgekeeper.declaring.answers import Answer, Mistake, Note, Removal, Skip
@@ -25,8 +25,6 @@ from forgekeeper.deleting import changes, items, rows
 from forgekeeper.deleting.outcome import add, note
 from forgekeeper.runs.identity import identity
 from forgekeeper.runs.run import Run
-
-WHAT = "return Rows, Items, Children or Skip"
 
 
 def send(run: Run[Any], children: Children) -> str | None:
@@ -66,16 +64,6 @@ def remove(run: Run[Any], removal: Removal) -> str | None:
     return None
 
 
-LOOPS: dict[type[Answer], Callable[[Run[Any], Any], str | None]] = {
-    Changes: changes.change,
-    Rows: rows.delete,
-    Items: items.delete,
-    Removal: remove,
-    Children: send,
-}
-"""What the engine does with each kind of answer; it returns why the run has to end."""
-
-
 def work(ask: Callable[..., Any], run: Run[Any], *ids: Any) -> None:
     """Ask the batch what goes now, and do it; the outcome says what came of it.
 
@@ -96,36 +84,27 @@ def work(ask: Callable[..., Any], run: Run[Any], *ids: Any) -> None:
 
 def _worked(run: Run[Any], ask: Callable[..., Any], *ids: Any) -> str | None:
     try:
-        with _leased(run, *ids):
+        with _lease(run, *ids) as run.lease:
             answer = ask(run.now, *ids)
             with closing(answer) if isinstance(answer, Generator) else nullcontext():
-                return _all(run, _each(answer))
+                several = isinstance(answer, Iterable) and not isinstance(answer, (Answer, str))
+                return _all(run, iter(answer if several else [answer]))
     except LeaseTaken:
         return "lease_held"
 
 
-@contextmanager
-def _leased(run: Run[Any], *ids: Any) -> Iterator[None]:
-    """Hold the lease of what the child works on alone: the first of its ids says what that is."""
+def _lease(run: Run[Any], *ids: Any) -> AbstractContextManager[Lease | None]:
+    """Hold the lease of what a child works on alone: the first of its ids says what that is."""
     if not run.alone:
-        yield
-        return
-    with lease(
+        return nullcontext()
+    return lease(
         client,
         f"{run.batch}:{ids[0]}",
         ttl=run.settings.dead_after,
         at_most=run.budget,
         holder=identity(),
         forbidden=database.in_transaction,
-    ) as run.lease:
-        yield
-
-
-def _each(answer: object) -> Iterator[object]:
-    """Return the answers one after another; a single one, or none at all, is the only one."""
-    if isinstance(answer, Iterable) and not isinstance(answer, (Answer, str)):
-        return iter(answer)
-    return iter([answer])
+    )
 
 
 def _all(run: Run[Any], answers: Iterator[object]) -> str | None:
@@ -145,19 +124,23 @@ def _all(run: Run[Any], answers: Iterator[object]) -> str | None:
 
 def _one(run: Run[Any], answer: object) -> str | None:
     """Do what one answer says; return why the run has to end, None where it may go on."""
-    if isinstance(answer, Rows) and not isinstance(answer, Changes):
-        answer = _within(run, answer)
-    for kind, loop in LOOPS.items():
-        if isinstance(answer, kind):
-            stopped: str | None = loop(run, answer)
-            return stopped
     match answer:
-        case Skip(reason=reason):
-            run.skipped = reason
-        case Note(fields=fields):
-            note(run, fields)
+        case Changes():
+            return changes.change(run, answer)
+        case Rows():
+            return rows.delete(run, _within(run, answer))
+        case Items():
+            return items.delete(run, answer)
+        case Removal():
+            return remove(run, answer)
+        case Children():
+            return send(run, answer)
+        case Skip():
+            run.skipped = answer.reason
+        case Note():
+            note(run, answer.fields)
         case _:
-            raise Mistake(f"{run.batch} answers with {answer!r}: {WHAT}")
+            raise Mistake(f"{run.batch} answers with {answer!r}: return Rows, Items, Children or Skip")
     return None
 
 

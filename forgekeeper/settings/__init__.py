@@ -42,6 +42,7 @@ from forgekeeper.settings.kinds import (
 
 PREFIX = "FORGEKEEPER_"
 CATCH_UP = "A missed tick of this batch: run the newest once, or skip."
+PACED = "Records that a run or child of {} deletes per second at most; unset: no limit."
 AUDITED = "What this batch deletes is in the audit: all, or off; unset: as FORGEKEEPER_AUDIT says."
 OF_RECORDS = {
     "max_per_run": "A run of this batch deletes no more records, its children included; unset: no limit.",
@@ -61,15 +62,13 @@ class SettingsError(Exception):
 
 
 class OfBatch(NamedTuple):
-    """What the settings of one batch are made from: its defaults, and their sentences.
+    """What the settings of one batch are made from.
 
     It has limits where it *counts* what it deletes, and further ones where it *counts_bytes*.
     """
 
     name: str
     cron: str
-    cron_sentence: str
-    pace_sentence: str
     counts: bool = True
     counts_bytes: bool = False
 
@@ -215,9 +214,9 @@ def settings_of(batches: tuple[OfBatch, ...]) -> type[Settings]:
     fields: dict[str, Any] = {}
     for batch in batches:
         of_batch = {
-            "cron": (Schedule, setting(batch.cron, batch.cron_sentence)),
+            "cron": (Schedule, setting(batch.cron, f"When {batch.name} runs.")),
             "catch_up": (CatchUp, setting("once", CATCH_UP)),
-            "pace": (Pace | None, setting(None, batch.pace_sentence)),
+            "pace": (Pace | None, setting(None, PACED.format(batch.name))),
             "audit": (Literal["all", "off"] | None, setting(None, AUDITED)),
         }
         if batch.counts:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from forgekeeper.audit.deletions import Audit
 from forgekeeper.database.chunks import START
 from forgekeeper.deleting.rows import Sweep
-from forgekeeper.deleting.statement import Composed, Shape
+from forgekeeper.deleting.statement import Composed
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.run import Run
 from tests.harness.settings import settings_with
@@ -41,4 +41,4 @@ def destroy_chunk(number, at, *, after=START, limit=BATCH_SIZE, grace=NO_GRACE, 
 def chunk_statement(number, at, **shape):
     """Return the statement of a chunk of class *number* without an audit, and its values but for the position's."""
     composed = Composed(expired(at, number, grace=NO_GRACE))
-    return composed.text(Shape(BATCH_SIZE, **shape)), composed.values
+    return composed.text(BATCH_SIZE, **shape), composed.values

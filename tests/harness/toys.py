@@ -41,8 +41,6 @@ def toy(**facts):
 
     about = {
         "cron": "* * * * *",
-        "cron_sentence": "When toys are put away.",
-        "pace_sentence": "Toys put away per second; unset: no limit.",
         "budget": timedelta(minutes=1),
         "time_limit": timedelta(minutes=2),
         "outcome": Outcome,

@@ -310,7 +310,7 @@ def test_a_missed_tick_is_caught_up_within_a_period_at_least_an_hour_or_as_set(c
 
 
 def test_a_batch_has_settings_of_its_own():
-    made = settings_of((OfBatch("weed", "5 * * * *", "When weeds are pulled.", "Weeds pulled per second."),))
+    made = settings_of((OfBatch("weed", "5 * * * *"),))
 
     fields = made.model_fields.keys() - Settings.model_fields.keys()
 
@@ -322,7 +322,7 @@ def test_a_batch_has_settings_of_its_own():
 
 def test_a_batch_whose_setting_would_be_another_s_is_refused():
     with pytest.raises(SettingsError, match=r"no batch can be called window: FORGEKEEPER_CATCH_UP_WINDOW is a setting"):
-        settings_of((OfBatch("window", "* * * * *", "", ""),))
+        settings_of((OfBatch("window", "* * * * *"),))
 
 
 def test_a_module_that_cannot_be_imported_stops_the_start(monkeypatch):
@@ -342,7 +342,7 @@ def test_a_module_that_declares_nothing_stops_the_start(monkeypatch):
 def test_a_module_that_declares_a_known_name_stops_the_start_and_both_are_named(monkeypatch, tmp_path):
     again = (
         "from datetime import timedelta\nfrom forgekeeper import batch\nTIME = timedelta(1)\n"
-        "@batch(cron='off', cron_sentence='', pace_sentence='', budget=TIME, time_limit=TIME, outcome=dict)\n"
+        "@batch(cron='off', budget=TIME, time_limit=TIME, outcome=dict)\n"
         "def prune(now): return []\n"
     )
     (tmp_path / "again.py").write_text(again)

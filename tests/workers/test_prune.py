@@ -10,7 +10,6 @@ from forgekeeper import Rows, batch
 from forgekeeper.batches import BATCHES
 from forgekeeper.database import Base, database, now
 from forgekeeper.runs.batch import Batch
-from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.processes import Process
@@ -116,7 +115,7 @@ class Visit(Base):
 def visits(database):
     """Declare a batch whose rows go after a day, and keep some of them."""
 
-    @batch(cron="off", cron_sentence="", pace_sentence="", budget=DAY, time_limit=DAY, outcome=Outcome)
+    @batch(cron="off", budget=DAY, time_limit=DAY, outcome=Outcome)
     def count_visits(now):
         """Count visits."""
         return []
@@ -156,16 +155,6 @@ def test_a_row_of_a_batch_that_cannot_be_removed_stops_no_other():
     assert (left(), [row.key for row in Quarantined.select()]) == ({1, 3}, ["1"])
 
 
-def test_a_table_whose_old_rows_would_be_misread_blocks_the_run():
-    column = "alter table batched_git_ref_updates_deletions alter project_id"
-    database.execute_sql(f"{column} drop not null")
-    try:
-        with pytest.raises(Blocked, match="project_id may be NULL"):
-            run()
-    finally:
-        database.execute_sql(f"{column} set not null")
-
-
 def process(pid, *, silent_for):
     """A worker that has not been heard of since it counts as silent for that long."""
     Process.enrol(kind="worker", host="forge-1", pid=pid, version="1", dead_after=-silent_for, facts={})
@@ -188,14 +177,6 @@ def test_what_became_of_an_upload_is_known_for_thirty_days():
     outcome = run()
 
     assert (outcome, SettledUpload.named("lfs", ["29", "31"])) == (Outcome(uploads=1), {"29"})
-
-
-def test_more_than_a_chunk_of_ref_deletions_goes_in_one_run():
-    database.execute_sql(PROCESS_MANY, (CHUNK + 1,))
-
-    outcome = run()
-
-    assert (outcome, refs()) == (Outcome(ref_deletions=CHUNK + 1), set())
 
 
 def test_a_run_ends_at_its_deadline_after_a_chunk():

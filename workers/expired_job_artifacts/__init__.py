@@ -88,8 +88,6 @@ class BucketOutcome:
 @batch(
     document=11,
     cron="*/5 * * * *",
-    cron_sentence="When the buckets of expired artifacts are worked on.",
-    pace_sentence="Artifacts that each child destroys per second at most; unset: no limit.",
     budget=PARENT_BUDGET,
     time_limit=timedelta(minutes=2),
     outcome=Outcome,

@@ -49,8 +49,6 @@ class Outcome:
 @batch(
     document=58,
     cron="* * * * *",
-    cron_sentence="When projects' pending ref deletions are looked for.",
-    pace_sentence="Refs that each child deletes per second at most; unset: no limit.",
     budget=LOCK_TIMEOUT,
     time_limit=timedelta(minutes=12),
     outcome=Outcome,

@@ -70,8 +70,6 @@ class Outcome:
 @batch(
     document=100,
     cron="*/6 * * * *",
-    cron_sentence="When uploads that never completed are deleted.",
-    pace_sentence="Uploads deleted per second; unset: no limit.",
     budget=MAX_EXEC_DURATION,
     time_limit=timedelta(minutes=6),
     outcome=Outcome,

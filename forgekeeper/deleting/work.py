@@ -76,10 +76,10 @@ def work(ask: Callable[..., Any], run: Run[Any], *ids: Any) -> None:
         stopped = _worked(run, ask, *ids)
         if stopped is not None and hasattr(run.outcome, "stopped"):
             run.outcome.stopped = stopped
-        run.more = stopped in run.continues
+        run.more = stopped in run.declared.continues
     finally:
-        if run.logged_as is not None:
-            structlog.contextvars.bind_contextvars(**{run.logged_as: asdict(run.outcome)})
+        if run.declared.logged_as is not None:
+            structlog.contextvars.bind_contextvars(**{run.declared.logged_as: asdict(run.outcome)})
 
 
 def _worked(run: Run[Any], ask: Callable[..., Any], *ids: Any) -> str | None:
@@ -95,13 +95,13 @@ def _worked(run: Run[Any], ask: Callable[..., Any], *ids: Any) -> str | None:
 
 def _lease(run: Run[Any], *ids: Any) -> AbstractContextManager[Lease | None]:
     """Hold the lease of what a child works on alone: the first of its ids says what that is."""
-    if not run.alone:
+    if not run.declared.lease:
         return nullcontext()
     return lease(
         client,
         f"{run.batch}:{ids[0]}",
         ttl=run.settings.dead_after,
-        at_most=run.budget,
+        at_most=run.declared.budget,
         holder=identity(),
         forbidden=database.in_transaction,
     )
@@ -146,9 +146,9 @@ def _one(run: Run[Any], answer: object) -> str | None:
 
 def _within(run: Run[Any], rows: Rows[Any]) -> Rows[Any]:
     """Return of a child's rows those that are due to all children together: no other was counted or previewed."""
-    if run.whole is None:
+    if run.declared.whole is None:
         return rows
-    for whole in rows_of(run.batch, run.whole, run.now):
+    for whole in rows_of(run.batch, run.declared.whole, run.now):
         if (whole.record, whole.model) == (rows.record, rows.model):
             return rows.within(whole)
     raise Mistake(f"{run.batch} answers with {rows.record}, of which its due= says nothing")

@@ -23,7 +23,7 @@ from forgekeeper.database import database, reachable, release
 from forgekeeper.database.writes import reading_only
 from forgekeeper.declaring.fan_out import Enqueued, Keyed
 from forgekeeper.failpoints import failpoint
-from forgekeeper.runs import breaker, limits, preconditions, quarantine, releases
+from forgekeeper.runs import breaker, preconditions, quarantine, releases
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.brakes import Brakes
@@ -35,6 +35,7 @@ from forgekeeper.runs.ledger import JobRun, Started
 from forgekeeper.runs.processes import Heartbeat, LostRun, Row
 from forgekeeper.runs.retry import MAX_RETRIES, backoff
 from forgekeeper.runs.run import Run
+from forgekeeper.runs.totals import room_of
 from forgekeeper.settings import Settings
 from metrics.redaction import clean, describe
 
@@ -135,7 +136,7 @@ class Attempt:
         if self._brakes.released:
             releases.take(batch.name, number)
         released = self._brakes.released and releases.stands(batch.name, number)
-        room = limits.room(batch.name, self._settings, number, released=released)
+        room = room_of(batch.name, self._settings, number, released=released)
         self.ordinary = breaker.ask(batch, self._settings, number, self.run.now, room=room, released=released)
         # Only now: while the breaker has not answered, children of earlier runs have no more than was released.
         if self._brakes.released and not released:
@@ -146,9 +147,9 @@ class Attempt:
         """Close it with the *error*, of whatever kind, or with the outcome.  This needs a connection."""
         self.error = error
         try:
-            # Where the server is away, the audit alone knows what a child has deleted.
-            _tried("totals not written", partial(self._brakes.end, closed=self.row is not None))
             if self.row is None:
+                # Where the server is away, the audit alone knows what a child has deleted.
+                _tried("totals not written", self._brakes.end)
                 self._end_child()
             else:
                 self.state = self._end_run(self.row.started)

@@ -21,22 +21,16 @@ from forgekeeper.batches import ChildSpec, Declared
 from forgekeeper.database import database
 from forgekeeper.database.writes import writing
 from forgekeeper.runs.holds import ENDS, WHY
-from forgekeeper.runs.limits import Limits, Why
-from forgekeeper.runs.totals import NONE, Amount, RunTotal
+from forgekeeper.runs.totals import NONE, Amount, Limits, RunTotal, Why
 from forgekeeper.settings import Settings
 
 INTERVAL = 1.0
 """Seconds between two questions: a stop is to work within five."""
-SETTLED = """
-    , settled as (
-        update run_totals set records = records + gone.rows, bytes = bytes + gone.size,
-            reserved = reserved - %(limit_records)s, reserved_bytes = reserved_bytes - {reserved_bytes}
-        from (select count(*) as rows, coalesce(sum({size}), 0)::bigint as size from {source}) as gone
-        where batch = %(limit_batch)s and run = %(limit_run)s and day = %(limit_day)s
-    )"""
+# *gone* has how many rows went, and their size.
 SETTLE = """
-    update run_totals set records = records + %(did_records)s, bytes = bytes + %(did_bytes)s,
-        reserved = reserved - %(limit_records)s, reserved_bytes = reserved_bytes - %(limit_bytes)s
+    update run_totals set records = records + gone.rows, bytes = bytes + gone.size,
+        reserved = reserved - %(limit_records)s, reserved_bytes = reserved_bytes - {reserved_bytes}
+    from ({gone}) as gone (rows, size)
     where batch = %(limit_batch)s and run = %(limit_run)s and day = %(limit_day)s
 """
 # Until a run has begun after a release, children of earlier ones stay held.
@@ -166,7 +160,9 @@ class Brakes:
         """
         if self._reserved == NONE:
             return ""
-        return SETTLED.format(source=source, size=size, reserved_bytes="gone.size" if part else "%(limit_bytes)s")
+        gone = f"select count(*), coalesce(sum({size}), 0)::bigint from {source}"
+        settle = SETTLE.format(gone=gone, reserved_bytes="gone.size" if part else "%(limit_bytes)s")
+        return f", settled as ({settle})"
 
     def values(self, of: int | None = None) -> dict[str, Any]:
         """Return what a statement with `settled` needs, which settles *of* the reserved records, or all."""
@@ -180,20 +176,18 @@ class Brakes:
         committed.
         """
         if self._reserved != NONE:
-            did_bytes = {} if of is None else {"limit_bytes": did.bytes}
-            values = self.values(of) | did_bytes | {"did_records": did.records, "did_bytes": did.bytes}
-            database.execute_sql(SETTLE, values)
+            values = self.values(of) | {"records": did.records, "bytes": did.bytes}
+            gone = "select %(records)s::bigint, %(bytes)s::bigint"
+            given_back = "%(limit_bytes)s" if of is None else "gone.size"
+            database.execute_sql(SETTLE.format(gone=gone, reserved_bytes=given_back), values)
 
     def went(self, did: Amount, *, of: int | None = None) -> None:
         """Note that a statement with `settled`, or a transaction with `settle`, is committed: so much went."""
         if self._reserved == NONE:
             return
         self._noted = Amount(self._noted.records + did.records, self._noted.bytes + did.bytes)
-        if of is None:
-            self._reserved = NONE
-        else:
-            left = self._reserved
-            self._reserved = Amount(max(0, left.records - of), max(0, left.bytes - did.bytes))
+        left = self._reserved
+        self._reserved = NONE if of is None else Amount(max(0, left.records - of), max(0, left.bytes - did.bytes))
 
     def give_back(self, of: int | None = None) -> None:
         """Give back what is left of a reservation, or so many records *of* it, of which for certain nothing went."""
@@ -206,12 +200,9 @@ class Brakes:
         """Leave what is reserved used up: it is unknown how much of it went, so nothing settles it any more."""
         self._reserved = NONE
 
-    def end(self, *, closed: bool = False) -> None:
-        """Write down what went while nothing was limited.
-
-        What is *closed* afterwards, a run, has that written down in the same statement.
-        """
-        if not closed and (grown := self.untold()) != NONE:
+    def end(self) -> None:
+        """Write down what went while nothing was limited."""
+        if (grown := self.untold()) != NONE:
             with writing():
                 RunTotal.add(self._batch, self._run, grown)
             self._noted = self._deleted()

@@ -99,15 +99,8 @@ class Hold(Base):
 
         It stands from now on; *since* is the moment that is shown where several batches are held back by one act.
         """
-        values = {
-            "batch": batch,
-            "kind": kind,
-            "reason": reason and one_line(reason),
-            "by": one_line(by),
-            "since": since,
-            "until": until,
-        }
-        database.execute_sql(ADD, values)
+        facts = {"reason": reason and one_line(reason), "by": one_line(by), "since": since, "until": until}
+        database.execute_sql(ADD, {"batch": batch, "kind": kind, **facts})
 
     @classmethod
     def lift(cls, batch: str, kinds: Sequence[Kind], *, by: str | None = None) -> list[Hold]:

@@ -17,10 +17,10 @@ from forgekeeper.database.survey import reading
 from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.declaring.preview import Look, Part
 from forgekeeper.installation import agreement
-from forgekeeper.runs import breaker, clocks, held_back, limits, quarantine, releases
+from forgekeeper.runs import breaker, clocks, held_back, quarantine, releases
 from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.preconditions import misreadings
-from forgekeeper.runs.totals import RunTotal
+from forgekeeper.runs.totals import RunTotal, room_of
 from forgekeeper.settings import Settings
 
 WITHIN = timedelta(seconds=10)
@@ -94,7 +94,7 @@ def _brakes(batch: BatchSpec, settings: Settings, instant: datetime) -> Iterator
     released = releases.stands(batch.name)
     if released and (left := RunTotal.used(batch.name, releases.NEXT).released) is not None:
         yield f"{left:,} records of it are released, for the next run and those that follow until one is ordinary"
-    room = limits.room(batch.name, settings, releases.NEXT, released=released)
+    room = room_of(batch.name, settings, releases.NEXT, released=released)
     try:
         verdict = breaker.judge(batch, settings, releases.NEXT, instant, room=room)
     except redis.RedisError:

@@ -41,6 +41,7 @@ class Run(Generic[Outcome]):
         brakes: Brakes | None = None,
         fan_out: Callable[[ChildSpec, Sequence[Keyed]], Enqueued] | None = None,
     ) -> None:
+        self.declared = declared
         self.batch = declared.name
         self.settings = settings
         self.outcome = outcome
@@ -50,13 +51,6 @@ class Run(Generic[Outcome]):
         self.more = False
         self.skipped: str | None = None
         self.lease: Lease | None = None
-        self.continues = declared.continues
-        self.whole = declared.whole
-        self.alone = declared.lease
-        self.budget = declared.budget
-        self.logged_as = declared.logged_as
-        self._counted = {one.name for one in declared.records if "database" in one.errors}
-        self._steps = declared.steps
         self.brakes = brakes or Brakes(declared, settings, outcome, number)
         self._fan_out = fan_out
 
@@ -68,12 +62,13 @@ class Run(Generic[Outcome]):
     def step(self, name: str) -> None:
         """Say that the step *name* of the declaration has been taken: there is a failpoint."""
         full = f"{self.batch}.{name}"
-        assert full in self._steps, f"{full} is not among the declared steps"
+        assert full in self.declared.steps, f"{full} is not among the declared steps"
         failpoint(full)
 
     def bad_records(self, record: str, still: Still) -> BadRecords:
         """Return the bad records of a kind, to be passed over; see `BadRecords`."""
-        return BadRecords(self.batch, record, self.deadline, still, counted=record in self._counted)
+        counted = any(one.name == record and "database" in one.errors for one in self.declared.records)
+        return BadRecords(self.batch, record, self.deadline, still, counted=counted)
 
     def fan_out(self, child: ChildSpec, keyed_args: Sequence[Keyed]) -> Enqueued:
         """Send *child* a message for each pair of id and arguments, unless it is on its way already."""

@@ -95,14 +95,8 @@ def standing(root: Path, disk_path: str, refs: Iterable[str], *, until: float) -
     Git is ended at *until*, an instant of the monotonic clock.  Raises `GitError`.
     """
     repository = open_repository(root, disk_path)
-    git = Git(repository.git_dir, until, grace=5.0)
-    return standing_in(repository, git, [ref for ref in refs if refusal(ref) is None])
-
-
-def standing_in(repository: Repository, git: Git, refs: Iterable[str]) -> dict[str, str]:
-    """Return those of *refs*, of names that git may see, that are in the repository, as `standing` does."""
-    names = sorted({ref.encode() for ref in refs})
-    values = look(git, repository, names)
+    names = sorted({ref.encode() for ref in refs if refusal(ref) is None})
+    values = look(Git(repository.git_dir, until, grace=5.0), repository, names)
     try:
         there = {name for name in names if name in values.oids or repository.has_file(name)}
     except OSError as error:

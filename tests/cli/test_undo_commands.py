@@ -116,7 +116,7 @@ def test_what_was_restored_before_the_disk_went_is_said(main, repository, root, 
     Project.create(id=8, disk_path=other.disk_path)
     delete(8, "refs/c")
     gone = f'$GIT "$@"; status=$?; rm {root}/{NAME}; exit $status'
-    stand_in(tmp_path / "bin", monkeypatch, f'case "$*" in *{other.path}*cat-file*) {gone};; esac; exec $GIT "$@"')
+    stand_in(tmp_path / "bin", monkeypatch, f'case "$*" in *{other.path}*update-ref*) {gone};; esac; exec $GIT "$@"')
 
     result = main("refs", "restore", *numbers())
 

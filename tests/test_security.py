@@ -31,7 +31,7 @@ DANGEROUS = {"keys", "flushall", "flushdb", "config", "debug", "info", "acl", "s
 
 
 SCRIPTS = set(LUA)
-BY_HAND = {"upload_adopt", "upload_withdraw", "upload_retry"}
+BY_HAND = {"upload_adopt"}
 OF = {"uploads": {"upload_prepare"}, "worker": SCRIPTS - BY_HAND - {"upload_prepare"}}
 """Which scripts each runs; a scheduler runs a part of Dramatiq's."""
 SENDS = ("forgekeeper", "forgekeeper-scheduler", "forgekeeper-worker")

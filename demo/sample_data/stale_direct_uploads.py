@@ -11,7 +11,7 @@ from forgekeeper.connections import client
 from forgekeeper.settings import Settings
 from forgekeeper.storage import stores
 from models import JobArtifact
-from workers.stale_direct_uploads import failures, register
+from workers.stale_direct_uploads import register
 
 MALFORMED = ("no location at all", "artifacts:", "artifacts:../../etc/passwd")
 """They end as failed, and stop no other."""
@@ -45,7 +45,7 @@ def count(_settings: Settings) -> Sample:
 
 def left() -> int:
     """Count what is left; an entry of an unknown location is not, once it was tried."""
-    tried = len(UNKNOWN) * bool(failures.failed(client, 1))
+    tried = len(UNKNOWN) * bool(client.zcard(register.FAILED))
     return _stale() + int(client.zcard(register.DELETING)) - tried
 
 

@@ -4,7 +4,6 @@ import json
 import os
 import pwd
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any, NamedTuple
 from unittest.mock import ANY
 from uuid import uuid4
@@ -58,7 +57,7 @@ def failed_uploads(*members):
 
 
 def adopted_uploads(*paths):
-    return lambda _folder: adoption.adopt(client, "artifacts", paths, stale_after=timedelta(hours=3))
+    return lambda _folder: adoption.adopt(client, "artifacts", paths)
 
 
 def an_orphan(folder):

@@ -104,7 +104,7 @@ def complete(location, path):
 
 def adopt(*paths, ago=uploads.ADOPTION + 5 * SECOND):
     """Adopt objects, that long ago."""
-    adoption.adopt(client, HERE, paths, stale_after=MAX_UPLOAD_DURATION)
+    adoption.adopt(client, HERE, paths)
     for key in (uploads.PENDING, uploads.ADOPTED):
         for path in paths:
             client.zincrby(key, -ago.total_seconds(), f"{HERE}:{path}")

@@ -20,7 +20,6 @@ from tests.harness.git_samples import Bare, put_root
 from tests.harness.installation import INSTALLATION
 from tests.harness.settings import settings_with
 from tests.harness.toys import toy
-from workers import stale_direct_uploads
 from workers.stale_direct_uploads import adoption, register
 
 SLOW = "clear_status_at <= clock_timestamp() and pg_sleep(0.05) is not null"
@@ -188,7 +187,7 @@ def test_the_rows_of_a_repository_that_is_gone_would_be_closed(repositories):
 def test_what_was_adopted_and_waits_for_its_day_is_not_due(tmp_path):
     (tmp_path / "a").write_bytes(b"")
     sentinel.Store("artifacts", f"file://{tmp_path}").create_sentinel(INSTALLATION)
-    adoption.adopt(client, "artifacts", ["a"], stale_after=stale_direct_uploads.MAX_UPLOAD_DURATION)
+    adoption.adopt(client, "artifacts", ["a"])
 
     found = foreseen("stale_direct_uploads", settings_with(object_stores={"artifacts": f"file://{tmp_path}"}))
 

@@ -7,9 +7,6 @@ import pytest
 from forgekeeper.storage import sentinel
 from forgekeeper.storage.objects import DELETED, OUTSIDE, StoreUnavailable, failed
 
-A_BUSY_MACHINE = 8.0
-"""Seconds that it may add."""
-
 
 def numbered(count):
     return [f"@final/{number:05}" for number in range(count)]
@@ -30,16 +27,6 @@ def test_thousands_of_objects_take_one_request_per_thousand(s3, objects):
     assert s3.keys() == {"bystander"}
     assert outcomes == dict.fromkeys(paths, DELETED)
     assert (s3.proxy.counts["bulk"], s3.proxy.counts["single"]) == (3, 0)
-
-
-def test_the_sentinel_is_read_before_the_first_and_after_every_request(s3, objects):
-    objects(s3).delete(numbered(2_500))
-
-    assert s3.proxy.counts["head"] == 4
-
-
-def test_a_missing_object_is_called_deleted_because_s3_cannot_tell(s3, objects):
-    assert objects(s3).delete(["never/there"]) == {"never/there": DELETED}
 
 
 @pytest.mark.parametrize("code", ["AccessDenied", "InternalError"])
@@ -85,12 +72,14 @@ def test_a_store_that_denies_everything_is_unavailable(s3, objects):
     assert sentinel.NAME in str(error)
 
 
-def test_a_bucket_without_sentinel_is_left_alone(empty_s3, objects):
-    empty_s3.put("a", "b")
+def test_a_store_without_sentinel_is_left_alone(store, objects):
+    store.put("a", "b")
+    store.remove_sentinel()
 
-    unavailable(objects(empty_s3), ["a", "b"])
+    error = unavailable(objects(store), ["a", "b"])
 
-    assert empty_s3.keys() == {"a", "b"}
+    assert "cannot read .forgekeeper-root" in str(error)
+    assert store.keys() == {"a", "b"}
 
 
 @pytest.mark.parametrize(
@@ -128,16 +117,6 @@ def test_answers_after_which_the_sentinel_is_gone_are_not_believed(s3, objects):
     error = unavailable(objects(s3), paths)
 
     assert error.known == dict.fromkeys(paths[:1_000], DELETED)
-
-
-def test_a_silent_server_holds_nobody_longer_than_until(s3, objects):
-    s3.proxy.hang("bulk")
-    until = time.monotonic() + 1
-
-    outcomes = objects(s3).delete(["a", "b"], until=until)
-
-    assert outcomes == {}
-    assert until <= time.monotonic() < until + A_BUSY_MACHINE
 
 
 def test_what_was_known_when_the_time_is_up_is_told(s3, objects):

@@ -1,3 +1,6 @@
+import pytest
+
+from forgekeeper.storage import stores
 from tests.harness.ref_deletions import child, clean, configured, parent, repository, root
 from tests.harness.stores import empty_s3, folder, moto, objects, s3, s3_client, store
 
@@ -16,3 +19,11 @@ __all__ = [
     "s3_client",
     "store",
 ]
+
+
+@pytest.fixture(autouse=True)
+def restarted():
+    """Every test is a process that has just started: it has opened no store."""
+    stores._opened.clear()
+    yield
+    stores._opened.clear()

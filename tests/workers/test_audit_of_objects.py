@@ -11,9 +11,7 @@ import pytest
 from forgekeeper.audit.deletions import Deletion
 from forgekeeper.connections import client
 from forgekeeper.database import database, now
-from forgekeeper.storage import stores
 from forgekeeper.storage.outbox import DeletedObject, parted
-from models import JobArtifact
 from tests.harness.audited import gone, interrupted_at, lines, unclosed
 from tests.harness.performing import perform
 from tests.harness.settings import settings_with
@@ -27,14 +25,6 @@ HOUR = timedelta(hours=1)
 STEPS = ["delete_objects.deleted", "delete_objects.forgotten"]
 
 pytestmark = pytest.mark.usefixtures("database")
-
-
-@pytest.fixture(autouse=True)
-def restarted():
-    """Every test is a process that has just started."""
-    stores._opened.clear()
-    yield
-    stores._opened.clear()
 
 
 def on(store, declared, **options):
@@ -95,15 +85,6 @@ def test_it_is_said_before_the_object_goes(run, store):
 
     assert [line["path"] for line in lines(OBJECT, "intent")] == ["a"]
     assert lines(OBJECT) == []
-
-
-def test_an_object_that_an_artifact_names_is_not_said_to_go(run, store):
-    record(store, "a")
-    JobArtifact.create(project_id=7, job_id=1, file_type=1, file_final_path="a")
-
-    run(delete_objects)
-
-    assert Deletion.select().count() == 0
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -172,6 +153,3 @@ def test_it_is_said_in_the_transaction_that_remembers_an_upload_as_reaped(run, s
 
     assert Deletion.select().count() == 0
     assert store.keys() == {"a"}
-
-
-# Both

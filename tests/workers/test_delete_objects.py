@@ -19,12 +19,11 @@ from tests.harness.artifacts import destroy_chunk
 from tests.harness.performing import perform
 from tests.harness.settings import settings_with
 from workers import delete_objects
-from workers.delete_objects import CHUNK, FIRST_RETRY, MAX_RUNTIME, Outcome
+from workers.delete_objects import CHUNK, MAX_RUNTIME, Outcome
 
 SECOND = timedelta(seconds=1)
 HOUR = timedelta(hours=1)
 VISIBILITY = timedelta(minutes=10)
-CLOSED_PORT = "http://127.0.0.1:1"
 
 pytestmark = pytest.mark.usefixtures("database")
 
@@ -40,14 +39,6 @@ class Clock:
 
     def go_past_the_budget(self):
         self._seconds += MAX_RUNTIME.total_seconds()
-
-
-@pytest.fixture(autouse=True)
-def restarted():
-    """The stores of a process that has just started; call it to start anew."""
-    stores._opened.clear()
-    yield stores._opened.clear
-    stores._opened.clear()
 
 
 def run(url, deadline=None, **options):
@@ -103,18 +94,6 @@ def time_passes(duration):
 
 def outbox():
     return {row.path: row.attempts for row in DeletedObject.select()}
-
-
-def waits(path):
-    """How long until the object is due, in seconds."""
-    (row,) = [row for row in DeletedObject.select() if row.path == path]
-    return (row.pick_up_at - now()).total_seconds()
-
-
-def away(store):
-    """The URL of the same store where nobody listens."""
-    proxy = getattr(store, "proxy", None)
-    return store.url.replace(proxy.url, CLOSED_PORT) if proxy else f"{store.url}/not/there"
 
 
 def numbered(count):
@@ -183,19 +162,6 @@ def test_an_object_that_a_live_artifact_names_is_left_alone_and_its_row_removed(
 # What fails
 
 
-def test_what_failed_waits_and_then_twice_as_long(s3):
-    deleted_artifact(s3, "bad")
-    s3.proxy.refuse_key("bad", "AccessDenied")
-    run(s3.url)
-    first = waits("bad")
-    time_passes(HOUR)
-
-    run(s3.url)
-
-    seconds = FIRST_RETRY.total_seconds()
-    assert (first, waits("bad")) == (pytest.approx(seconds, abs=5), pytest.approx(2 * seconds, abs=5))
-
-
 @pytest.mark.parametrize("settle", [DeletedObject.forget, lambda claimed: DeletedObject.put_back(claimed, now())])
 def test_a_row_that_has_its_number_since_the_database_came_back_older_is_left_as_it_is(settle):
     record("a/b")
@@ -218,16 +184,6 @@ def test_after_ten_attempts_an_object_is_dead(s3):
 
     assert (outcome.failed, [row.path for row in DeletedObject.dead()]) == (1, ["bad"])
     assert [line["objects"] for line in logs if line["event"] == "objects given up"] == [1]
-
-
-def test_a_dead_object_that_somebody_revives_has_all_its_attempts_again(store):
-    deleted_artifact(store, "dead", attempts=MAX_ATTEMPTS)
-    DeletedObject.retry(None)
-
-    attempts = outbox()
-    outcome = run(store.url)
-
-    assert (attempts, outcome.deleted, store.keys(), outbox()) == ({"dead": 0}, 1, set(), {})
 
 
 # Stores that are away
@@ -301,16 +257,6 @@ def test_two_at_once_delete_every_object_once(folder):
     assert sum(outcome.deleted for outcome in outcomes) == 3 * CHUNK
     assert sum(outcome.missing + outcome.failed for outcome in outcomes) == 0
     assert (folder.keys(), outbox()) == (set(), {})
-
-
-def test_rows_that_stay_locked_are_left_out_and_hold_up_no_others(other):
-    record(*numbered(10))
-    claimed = DeletedObject.claim_due(now(), visibility=timedelta(minutes=5), limit=10)
-    first, *rest = sorted(row.id for row in claimed)
-    other.execute("select from ci_deleted_objects where id = %s for update", (first,))
-
-    with database.atomic():
-        assert DeletedObject.still_ours(claimed) == set(rest)
 
 
 def test_at_the_deadline_a_run_says_so_and_leaves_the_rest(s3):

@@ -1,16 +1,12 @@
 """Batch 58 against a real PostgreSQL and Redis, and bare repositories on this machine's disk."""
 
-from contextlib import closing
-
-import psycopg2
 import pytest
 from structlog.testing import capture_logs
 
-from forgekeeper import shutdown
 from forgekeeper.database import database, now
 from models import DeletionStatus, GitRefDeletion, Project
 from tests.harness.git_samples import Bare
-from tests.harness.ref_deletions import PROJECT, counted, pending, projects, row, rows
+from tests.harness.ref_deletions import PROJECT, counted, pending, row, rows
 from workers.git_ref_cleanup import cleaning
 from workers.git_ref_cleanup.cleaning import MAX_DELETES, ProjectOutcome
 
@@ -35,14 +31,6 @@ def statuses():
 
 
 @pytest.fixture
-def other(urls):
-    """A session of somebody else's."""
-    with closing(psycopg2.connect(urls.database)) as connection, connection.cursor() as cursor:
-        connection.autocommit = True
-        yield cursor
-
-
-@pytest.fixture
 def small(monkeypatch):
     """Make the limits small enough for a few rows to reach them."""
     monkeypatch.setattr(cleaning, "MAX_DELETES", 3)
@@ -54,12 +42,6 @@ def lock(repository, *names):
         file = repository.path / f"{name}.lock"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()
-
-
-# The rows
-
-
-# The parent
 
 
 # A child
@@ -92,14 +74,6 @@ def test_a_child_touches_no_other_project(child, root, repository):
     child()
 
     assert ("refs/mr/1" in other.refs(), "refs/mr/1" in repository.refs(), pending()) == (True, True, {"refs/mr/1"})
-
-
-def test_refs_that_are_gone_already_are_processed(child, repository):
-    rows("refs/mr/1", "refs/gone")
-
-    outcome = child().outcome
-
-    assert (outcome, pending()) == (ProjectOutcome(2, 0, "drained"), set())
 
 
 def test_the_same_ref_twice_goes_once_and_both_rows_are_processed(child, repository):
@@ -190,24 +164,3 @@ def test_ten_thousand_rows_go_in_one_transaction_and_the_next_is_the_successors(
     assert (first.outcome, first.more, transactions) == (ProjectOutcome(MAX_DELETES, 0, "max_deletes"), True, 1)
     assert (second.outcome, second.more) == (ProjectOutcome(1, 0, "drained"), False)
     assert [name for name in repository.refs() if name.startswith("refs/mr/")] == [f"refs/mr/{MAX_DELETES + 2}"]
-
-
-def repositories(root, count, *, missing):
-    """Let so many projects have pending rows, and all but the first *missing* of them a repository."""
-    projects(count)
-    for number in range(1, count + 1):
-        Project.create(id=number, disk_path=f"{number}.git")
-        if number > missing:
-            (root / f"{number}.git").mkdir()
-
-
-@pytest.mark.usefixtures("small")
-def test_a_child_that_is_asked_to_stop_ends_after_its_page_and_leaves_no_successor(child, repository):
-    rows(*(f"refs/mr/{number}" for number in range(1, 6)))
-    shutdown.requested.set()
-    try:
-        done = child()
-    finally:
-        shutdown.requested.clear()
-
-    assert (done.outcome, done.more) == (ProjectOutcome(3, 0, "deadline"), False)

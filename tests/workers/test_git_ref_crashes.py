@@ -15,10 +15,10 @@ from forgekeeper.coordination.leases import LeaseLost, break_lease, lease, lease
 from forgekeeper.database import database
 from forgekeeper.runs.identity import identity
 from forgekeeper.storage.git_repository import RepositoryLocked, RootUnavailable
-from models import DeletionStatus, GitRefDeletion, Project
+from models import DeletionStatus, GitRefDeletion
 from tests.harness.clocks import Clock, Crash, crash
 from tests.harness.git_samples import Held, stand_in
-from tests.harness.ref_deletions import PROJECT, pending, projects, row, rows
+from tests.harness.ref_deletions import PROJECT, pending, row, rows
 from tests.harness.waiting import wait_until
 from workers.git_ref_cleanup import cleaning
 from workers.git_ref_cleanup.cleaning import ProjectOutcome
@@ -118,12 +118,6 @@ def nobody_has_a_lease():
     return leases(client) == []
 
 
-# The rows
-
-
-# The parent
-
-
 # A child
 
 
@@ -164,27 +158,6 @@ def test_a_child_that_has_lost_its_lease_consumes_nothing_more(clean, repository
 
     assert pending() == {"refs/mr/1", "refs/mr/4"}
     assert "refs/mr/4" in repository.refs()
-
-
-def repositories(root, count, *, missing):
-    """Let so many projects have pending rows, and all but the first *missing* of them a repository."""
-    projects(count)
-    for number in range(1, count + 1):
-        Project.create(id=number, disk_path=f"{number}.git")
-        if number > missing:
-            (root / f"{number}.git").mkdir()
-
-
-def test_a_git_that_hangs_is_ended_at_the_deadline_and_costs_no_row(clean, repository, tmp_path, monkeypatch):
-    row("refs/mr/1")
-    hang(tmp_path, monkeypatch, repository)
-
-    with capture_logs() as lines:
-        outcome = clean(within=timedelta(seconds=2))
-
-    assert (outcome, pending(), repository.locks()) == (ProjectOutcome(0, 0, "deadline"), {"refs/mr/1"}, [])
-    (line,) = [line for line in lines if line["event"] == "git ended, it took too long"]
-    assert (line["log_level"], line["project_id"]) == ("warning", PROJECT)
 
 
 def test_a_crash_between_git_and_table_repeats_a_harmless_deletion(child, repository):

@@ -13,7 +13,7 @@ from forgekeeper.delivery.broker import broker
 from forgekeeper.delivery.queues import depth
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.deadline import Deadline
-from models import DeletionStatus, GitRefDeletion, Project
+from models import DeletionStatus, GitRefDeletion
 from tests.harness.clocks import Clock, Crash, crash
 from tests.harness.performing import perform
 from tests.harness.ref_deletions import (
@@ -27,7 +27,7 @@ from tests.harness.ref_deletions import (
     rows,
 )
 from workers import git_ref_cleanup
-from workers.git_ref_cleanup import BATCH_SIZE, MAX_PROJECTS, Outcome, cleaning
+from workers.git_ref_cleanup import BATCH_SIZE, MAX_PROJECTS, Outcome
 from workers.git_ref_cleanup.cleaning import LOCK_TIMEOUT
 
 PENDING, PROCESSED, REJECTED = DeletionStatus
@@ -63,23 +63,6 @@ def walk(configured):
     return lambda **options: perform(BATCH, deadline=Deadline(LOCK_TIMEOUT, **options), settings=configured)
 
 
-@pytest.fixture
-def small(monkeypatch):
-    """Make the limits small enough for a few rows to reach them."""
-    monkeypatch.setattr(cleaning, "MAX_DELETES", 3)
-
-
-def lock(repository, *names):
-    """Leave locks behind as a killed git does."""
-    for name in names:
-        file = repository.path / f"{name}.lock"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.touch()
-
-
-# The rows
-
-
 # The parent
 
 
@@ -108,15 +91,6 @@ def test_beyond_ten_thousand_projects_the_next_run_goes_on_and_counts_those_whos
         total | {"enqueued": 0, "deduplicated": MAX_PROJECTS},
     ]
     assert sorted(on_their_way()) == list(range(1, MAX_PROJECTS + 51))
-
-
-def test_a_project_whose_child_still_waits_is_not_enqueued_again(parent):
-    projects(3)
-    parent()
-
-    run = parent()
-
-    assert (run.result["enqueued"], run.result["deduplicated"], len(on_their_way())) == (0, 3, 3)
 
 
 def test_nobody_starves_beyond_the_maximum_while_low_ids_keep_getting_new_rows(parent, monkeypatch):
@@ -205,15 +179,6 @@ def test_the_last_line_of_a_run_carries_its_figures_as_stats(parent):
 
 
 # A child
-
-
-def repositories(root, count, *, missing):
-    """Let so many projects have pending rows, and all but the first *missing* of them a repository."""
-    projects(count)
-    for number in range(1, count + 1):
-        Project.create(id=number, disk_path=f"{number}.git")
-        if number > missing:
-            (root / f"{number}.git").mkdir()
 
 
 def test_what_the_parent_sends_is_what_a_child_drains(parent, child, repository):

@@ -21,27 +21,12 @@ from tests.harness.ref_deletions import (
     row,
     rows,
 )
-from workers.git_ref_cleanup import cleaning
 from workers.git_ref_cleanup.cleaning import ProjectOutcome
 
 PENDING, PROCESSED, REJECTED = DeletionStatus
 
 
 pytestmark = pytest.mark.usefixtures("database")
-
-
-@pytest.fixture
-def small(monkeypatch):
-    """Make the limits small enough for a few rows to reach them."""
-    monkeypatch.setattr(cleaning, "MAX_DELETES", 3)
-
-
-def lock(repository, *names):
-    """Leave locks behind as a killed git does."""
-    for name in names:
-        file = repository.path / f"{name}.lock"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.touch()
 
 
 def take_away(root, what):
@@ -63,9 +48,6 @@ GONE = [
     "its sentinel",
     "the reading of its sentinel",
 ]
-
-
-# The rows
 
 
 # The parent

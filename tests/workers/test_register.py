@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 import redis
 
-from tests.harness.upload_register import FIVE_MINUTES, THREE_HOURS
 from workers.stale_direct_uploads import adoption, failures
 from workers.stale_direct_uploads import register as uploads
-from workers.stale_direct_uploads.entries import BeingDeleted, Entry, MalformedUpload
+from workers.stale_direct_uploads.entries import BeingDeleted, Entry
 
 ROOT = Path(__file__).parents[2]
-BACKOFF = timedelta(minutes=1)
+BACKOFF, FIVE_MINUTES = timedelta(minutes=1), timedelta(minutes=5)
 STALE = 3 * 3600 + 60
 
 
@@ -32,22 +31,13 @@ def now(client):
     return client.time()[0]
 
 
-def within_one_second(client, act):
-    """Give what *act* answers to a second that did not end while it was at it."""
-    while True:
-        second = now(client)
-        answer = act(second)
-        if now(client) == second:
-            return answer
-
-
 def register(client, *members, age=STALE):
     second = now(client)
     client.zadd(uploads.PENDING, dict.fromkeys(members, second - age))
 
 
 def claim(client, *, limit=100, skip=()):
-    return uploads.claim(client, stale_after=THREE_HOURS, visibility=FIVE_MINUTES, limit=limit, skip_locations=skip)
+    return uploads.claim(client, visibility=FIVE_MINUTES, limit=limit, skip_locations=skip)
 
 
 def claimed(client, *, limit=100, skip=()):
@@ -86,40 +76,6 @@ def test_a_path_may_contain_colons_and_is_not_cut_at_them(client):
     assert not uploads.pending_only(client, "artifacts", ["a"])
 
 
-@pytest.mark.parametrize(
-    ("location", "path"),
-    [
-        ("", "a"),
-        ("arti:facts", "a"),
-        ("artifacts", ""),
-        ("artifacts", "/a"),
-        ("artifacts", "a/"),
-        ("artifacts", "a//b"),
-        ("artifacts", "a/../b"),
-        ("artifacts", "./a"),
-        ("artifacts", "a\nb"),
-        ("artifacts", "a\0b"),
-        ("artifacts", "a\udcff"),
-    ],
-)
-@pytest.mark.parametrize("act", [uploads.prepare, uploads.complete])
-def test_what_no_object_can_be_called_is_refused(client, act, location, path):
-    with pytest.raises(MalformedUpload):
-        act(client, location, path)
-
-    assert contents(client) == {}
-
-
-def test_a_path_that_is_being_deleted_cannot_be_prepared(client):
-    register(client, "artifacts:a")
-    claim(client)
-
-    with pytest.raises(BeingDeleted):
-        uploads.prepare(client, "artifacts", "a")
-
-    assert contents(client) == {"deleting": ["artifacts:a"]}
-
-
 def test_the_commands_that_the_page_gives_to_other_languages_are_these(client):
     (command,) = re.findall(r"^EVALSHA <sha> (.+)$", (ROOT / "docs" / "uploads.md").read_text(), re.MULTILINE)
     sha = client.script_load((ROOT / "workers" / "stale_direct_uploads" / "lua" / "upload_prepare.lua").read_bytes())
@@ -132,33 +88,6 @@ def test_the_commands_that_the_page_gives_to_other_languages_are_these(client):
     assert client.execute_command("EVALSHA", sha, *command.split()) == 0
 
 
-# Claiming
-
-
-def test_fresh_entries_are_not_even_read(client):
-    def fastest_claim():
-        times = []
-        for n in range(30):
-            register(client, f"artifacts:stale{n}")
-            client.slowlog_reset()
-            assert claimed(client) == [f"artifacts:stale{n}"]
-            scripts = [entry["duration"] for entry in client.slowlog_get(128) if b"EVALSHA" in entry["command"]]
-            times.append(sum(scripts))
-        return min(times)
-
-    threshold = client.config_get("slowlog-log-slower-than")["slowlog-log-slower-than"]
-    client.config_set("slowlog-log-slower-than", 0)
-    try:
-        among_none = fastest_claim()
-        register(client, *(f"artifacts:fresh{n}" for n in range(200_000)), age=0)
-        among_many = fastest_claim()
-    finally:
-        client.config_set("slowlog-log-slower-than", threshold)
-
-    # Looking at each of them takes more than ten milliseconds; these are some tens of microseconds.
-    assert among_many < among_none + 1000
-
-
 # Settling
 
 
@@ -169,12 +98,9 @@ def test_each_failed_attempt_waits_twice_as_long_and_the_fifth_is_the_last(clien
         mine = claim(client)
         assert mine.entries == [Entry("artifacts:a", attempt - 1)]
 
-        def fail(second, mine=mine):
-            given_up = uploads.fail(client, mine, mine.entries[0], backoff=BACKOFF)
-            return given_up, client.zscore(uploads.DELETING, "artifacts:a") - second
-
-        given_up, wait = fail(now(client))
-        assert given_up is False
+        second = now(client)
+        assert not uploads.fail(client, mine, mine.entries[0], backoff=BACKOFF)
+        wait = client.zscore(uploads.DELETING, "artifacts:a") - second
         waits.append(wait)
         assert claimed(client) == []
         let_pass(client, timedelta(seconds=wait))
@@ -215,7 +141,7 @@ def test_a_late_owner_disturbs_nothing(client, act):
 
 
 def adopt(client, *paths, ago=timedelta()):
-    adoption.adopt(client, "artifacts", paths, stale_after=THREE_HOURS)
+    adoption.adopt(client, "artifacts", paths)
     for key in (uploads.PENDING, uploads.ADOPTED):
         for path in paths:
             client.zincrby(key, -ago.total_seconds(), f"artifacts:{path}")
@@ -240,7 +166,7 @@ def test_what_the_register_names_already_is_not_adopted(client, lies_in):
     if lies_in == "failed":
         give_up(client, "artifacts:a")
 
-    assert adoption.adopt(client, "artifacts", ["a"], stale_after=THREE_HOURS) == 0
+    assert adoption.adopt(client, "artifacts", ["a"]) == 0
     assert contents(client) == {lies_in: ["artifacts:a"]}
 
 
@@ -249,8 +175,8 @@ def test_what_was_adopted_and_waits_is_counted_nowhere(client, ago):
     adopt(client, "a", "b", ago=ago)
     uploads.prepare(client, "artifacts", "upload")
 
-    assert (uploads.count(client), uploads.unsettled(client)) == (1, 1)
-    assert uploads.census(client, THREE_HOURS) == uploads.Census(1, 0, None, 0)
+    assert uploads.count(client) == 1
+    assert uploads.census(client) == uploads.Census(1, 0, None, 0)
 
 
 def test_a_path_that_was_adopted_cannot_be_prepared(client):
@@ -264,12 +190,6 @@ def prepare_with_three_keys(client):
     """Prepare the path `a` as producers do that were written before there were adopted ones."""
     script = (ROOT / "workers" / "stale_direct_uploads" / "lua" / "upload_prepare.lua").read_text()
     return client.eval(script, 3, uploads.PENDING, uploads.DELETING, uploads.FAILED, "artifacts:a")
-
-
-def test_a_producer_that_gives_three_keys_registers_its_upload(client):
-    assert prepare_with_three_keys(client) == 1
-
-    assert contents(client) == {"pending": ["artifacts:a"]}
 
 
 @pytest.mark.parametrize("lies_in", ["deleting", "failed"])
@@ -341,18 +261,15 @@ def test_what_a_run_is_at_is_not_retried(client):
     assert failures.retry(client, ["artifacts:a"]) == 0
 
 
-# Given up
-
-
 # Redis's clock was ahead, and is set right
 
 
 def test_an_upload_that_was_registered_days_ahead_is_stale_three_hours_after_the_clock_was_set_right(client):
     register(client, "artifacts:a", age=-2 * 86400)
 
-    mended = within_one_second(client, lambda second: (uploads.correct_clock(client), second))
+    corrected, afterwards = uploads.correct_clock(client), now(client)
 
-    assert mended == (1, client.zscore(uploads.PENDING, "artifacts:a"))
+    assert (corrected, client.zscore(uploads.PENDING, "artifacts:a") <= afterwards) == (1, True)
 
 
 def test_completing_what_was_claimed_comes_too_late(client):
@@ -361,12 +278,3 @@ def test_completing_what_was_claimed_comes_too_late(client):
 
     assert uploads.complete(client, "artifacts", "a") is False
     assert contents(client) == {"deleting": ["artifacts:a"]}
-
-
-def test_of_an_adopted_entry_that_is_settled_nothing_is_left(client):
-    adopt(client, "a", ago=2 * uploads.ADOPTION)
-    mine = claim(client)
-
-    uploads.forget(client, mine, mine.entries)
-
-    assert client.keys("*") == []

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 from forgekeeper.connections import client
 from forgekeeper.failpoints import Failpoints, Fault, arm
 from forgekeeper.runs.deadline import Deadline
-from forgekeeper.storage import sentinel, stores
+from forgekeeper.storage import sentinel
 from metrics.counting import WORKER
 from tests.harness.catalogue import METRICS
 from tests.harness.installation import INSTALLATION
@@ -35,6 +35,7 @@ from tests.harness.stale_uploads import (
     run,
     time_passes,
 )
+from tests.harness.stores import Folder
 from tests.harness.thorough import examples
 from workers.stale_direct_uploads import (
     CHUNK,
@@ -60,22 +61,11 @@ class Clock:
         self._seconds += MAX_EXEC_DURATION.total_seconds()
 
 
-@pytest.fixture(autouse=True)
-def restarted():
-    """The stores of a process that has just started; call it to start anew."""
-    stores._opened.clear()
-    yield stores._opened.clear
-    stores._opened.clear()
-
-
 @pytest.fixture
-def other(tmp_path, store):
+def other(tmp_path):
     """A second store, a folder, for the location `lfs`."""
-    (tmp_path / "other").mkdir()
-    other = type("Other", (), {"root": tmp_path / "other", "url": f"file://{tmp_path / 'other'}"})()
+    other = Folder(tmp_path / "other")
     sentinel.Store(ELSEWHERE, other.url).create_sentinel(INSTALLATION)
-    other.put = lambda *paths: [(other.root / path).write_bytes(b"") for path in paths]
-    other.keys = lambda: {file.name for file in other.root.iterdir()} - {sentinel.NAME}
     return other
 
 
@@ -177,35 +167,6 @@ def test_one_object_that_cannot_be_deleted_costs_an_attempt_and_keeps_no_other(s
     assert attempts() == {f"artifacts:{paths[3]}": 1}
 
 
-# Artifacts that are alive
-
-
-# Redis goes back
-
-
-@pytest.fixture
-def back():
-    """Call it to note the register as it is; call what that returns to let it be so again."""
-
-    def note():
-        then = {key: client.dump(key) for key in client.keys("{pending_direct_uploads}:*")}
-
-        def restore():
-            client.delete(*client.keys("{pending_direct_uploads}:*") or ["none"])
-            for key, value in then.items():
-                client.restore(key, 0, value)
-
-        return restore
-
-    return note
-
-
-# Where objects may be deleted
-
-
-# Objects that were adopted
-
-
 # Stores that are away
 
 
@@ -254,20 +215,6 @@ def test_without_its_sentinel_a_store_loses_nothing(store):
     assert (outcome, store.keys(), attempts()) == (Outcome(2, 0, False, 0), {"a", "b"}, {})
     assert registered() == {"artifacts:a", "artifacts:b"}
     assert [line["event"] for line in logs] == ["object store unavailable"]
-
-
-def test_an_entry_whose_store_vanished_is_not_taken_for_missing(folder):
-    begin(folder, *numbered(CHUNK + 1))
-    gone = folder.root.with_name("unmounted")
-
-    outcome, _ = fail(
-        Deadline(MAX_EXEC_DURATION, safe_point=lambda: folder.root.exists() and folder.root.rename(gone)),
-        artifacts=folder.url,
-    )
-
-    gone.rename(folder.root)
-    (left,) = folder.keys()
-    assert (outcome, registered()) == (Outcome(CHUNK + 1, CHUNK, False, 0), {f"artifacts:{left}"})
 
 
 # Claims and deadlines

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from forgekeeper.connections import client
 from forgekeeper.database import database
 from forgekeeper.database import now as database_now
-from forgekeeper.storage import owners, sentinel, settled, stores
+from forgekeeper.storage import owners, sentinel, settled
 from forgekeeper.storage.objects import OUTSIDE
 from forgekeeper.storage.outbox import DeletedObject
 from forgekeeper.storage.settled import SettledUpload
@@ -34,6 +34,7 @@ from tests.harness.stale_uploads import (
     run,
     time_passes,
 )
+from tests.harness.stores import Folder
 from workers.stale_direct_uploads import (
     Outcome,
     producer,
@@ -45,29 +46,12 @@ INSERT_ARTIFACT = "insert into ci_job_artifacts (project_id, job_id, file_type, 
 pytestmark = pytest.mark.usefixtures("database")
 
 
-@pytest.fixture(autouse=True)
-def restarted():
-    """The stores of a process that has just started; call it to start anew."""
-    stores._opened.clear()
-    yield stores._opened.clear
-    stores._opened.clear()
-
-
 @pytest.fixture
-def other(tmp_path, store):
+def other(tmp_path):
     """A second store, a folder, for the location `lfs`."""
-    (tmp_path / "other").mkdir()
-    other = type("Other", (), {"root": tmp_path / "other", "url": f"file://{tmp_path / 'other'}"})()
+    other = Folder(tmp_path / "other")
     sentinel.Store(ELSEWHERE, other.url).create_sentinel(INSTALLATION)
-    other.put = lambda *paths: [(other.root / path).write_bytes(b"") for path in paths]
-    other.keys = lambda: {file.name for file in other.root.iterdir()} - {sentinel.NAME}
     return other
-
-
-# What it deletes
-
-
-# Bad entries
 
 
 # Artifacts that are alive
@@ -117,17 +101,11 @@ def test_an_artifact_keeps_its_object_under_every_location_that_leads_to_it(fold
 
 @pytest.fixture
 def back():
-    """Call it to note the register as it is; call what that returns to let it be so again."""
+    """Call it to note what is pending; call what that returns to let it be so again."""
 
     def note():
-        then = {key: client.dump(key) for key in client.keys("{pending_direct_uploads}:*")}
-
-        def restore():
-            client.delete(*client.keys("{pending_direct_uploads}:*") or ["none"])
-            for key, value in then.items():
-                client.restore(key, 0, value)
-
-        return restore
+        then = client.dump(uploads.PENDING)
+        return lambda: client.restore(uploads.PENDING, 0, then, replace=True)
 
     return note
 
@@ -157,7 +135,7 @@ def test_what_has_completed_stays_though_redis_goes_back(folder, other, back, lo
     assert (outcome, folder.keys() | other.keys(), registered()) == (Outcome(1, 0, False, 0), {"kept"}, set())
 
 
-def test_what_is_to_go_is_remembered_before_it_goes(folder, restarted):
+def test_what_is_to_go_is_remembered_before_it_goes(folder):
     begin(folder, "a", "b")
     folder.remove_sentinel()
 
@@ -231,12 +209,6 @@ def test_the_adopted_that_were_not_written_since_are_deleted(folder):
     outcome = run(artifacts=folder.url)
 
     assert (outcome, folder.keys(), registered()) == (Outcome(120, 120, False, 0), {"bystander"}, set())
-
-
-# Stores that are away
-
-
-# Claims and deadlines
 
 
 # Many

@@ -4,36 +4,18 @@ The scripts and Redis are real; the object store and the table of rows are the m
 """
 
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import NamedTuple
 
 import pytest
 import redis
 
-from tests.harness.thorough import examples
-from tests.harness.upload_register import (
-    DONE,
-    MEMBER,
-    THREE_HOURS,
-    VISIBILITY,
-    WITHOUT_REDIS,
-    ask,
-    check,
-    commit,
-    delete,
-    held_by,
-    insert,
-    insert_then_ask,
-    look,
-    put,
-    refuse,
-    remember,
-    roll_back,
-    stop_location,
-)
 from workers.stale_direct_uploads import register as uploads
-from workers.stale_direct_uploads.entries import BeingDeleted, Entry
+from workers.stale_direct_uploads.entries import BeingDeleted, Claim, Entry
 
-LOCATION, PATH = "artifacts", "a/b"
+LOCATION, PATH, DONE = "artifacts", "a/b", "done"
+MEMBER = f"{LOCATION}:{PATH}"
+VISIBILITY = timedelta(hours=2)
 
 
 @pytest.fixture(scope="module")
@@ -64,15 +46,10 @@ class World:
     register: Register
     stored: bool = False
     row: bool = False
-    came_late: bool = False
     told: bool | None = None
     late: frozenset[str] = frozenset()
     pauses_left: int = 2
     lost: bool = False
-    reaped: bool = False
-    locked: bool = False
-    earlier: Register | None = None
-    gone_back: bool = False
 
 
 class Tally(NamedTuple):
@@ -80,6 +57,31 @@ class Tally(NamedTuple):
 
     orders: int
     losing: int
+
+
+def modelled(then, **changes):
+    """Make a step that the model takes alone, without Redis."""
+    return lambda _client, _world, _me: {"then": then, **changes}
+
+
+put, insert = modelled("insert", stored=True), modelled("complete")
+commit, roll_back = modelled(DONE, row=True), modelled(DONE)
+delete, refuse, stop_location = modelled("forget", stored=False), modelled("fail"), modelled("put back")
+
+
+def look(client, world, me):
+    return {"then": "forget" if world.row else "check"}
+
+
+def check(client, world, me):
+    return {"then": DONE if me in world.late else "delete"}
+
+
+WITHOUT_REDIS = {put, insert, commit, roll_back, look, check, delete, refuse, stop_location}
+
+
+def held_by(me):
+    return Claim(me, [Entry(MEMBER, 0)])
 
 
 def prepare(client, world, me):
@@ -106,7 +108,7 @@ PRODUCER = {
 
 
 def claim(client, world, me):
-    mine = uploads.claim(client, stale_after=THREE_HOURS, visibility=VISIBILITY, limit=10)
+    mine = uploads.claim(client, visibility=VISIBILITY, limit=10)
     if not mine.entries:
         return {"then": DONE}
     client.hset(uploads.CLAIMS, MEMBER, me)
@@ -243,54 +245,3 @@ def ours(client):
 
 def test_no_order_of_completing_reaping_crashing_and_freezing_loses_an_object(ours):
     assert ours.explore() == Tally(orders=57_677_114, losing=0)
-
-
-# Redis goes back
-
-
-class GoingBack(Explorer):
-    """Lets Redis go back once, from anywhere to anything it was before.  The producer's transaction holds the lock."""
-
-    def following(self, world):
-        yield from super().following(world)
-        if world.earlier is None:
-            yield replace(world, earlier=world.register)
-        elif not world.gone_back:
-            yield replace(world, register=world.earlier, gone_back=True)
-
-    def moved(self, world, process, then):
-        after = super().moved(world, process, then)
-        return replace(after, locked=False) if (process, then) == (0, DONE) else after
-
-    def broken(self, world):
-        # What was told True and never committed names nothing, once its transaction is over.
-        return not world.stored and (world.row or (world.locked and world.told is True))
-
-
-def ask_without_lock(client, world, me):
-    return {**ask(client, world, me), "locked": False}
-
-
-WITHOUT_REDIS |= {insert_then_ask, ask, ask_without_lock, remember}
-ASKING = {**PRODUCER, "insert": [insert_then_ask], "ask": [ask]}
-REMEMBERING = {**REAPER, "look": [remember], "delete": [delete]}
-
-
-@pytest.fixture(scope="module")
-def going_back(client):
-    return GoingBack(client, producer=ASKING, reaper=REMEMBERING)
-
-
-def test_no_order_loses_an_object_that_a_row_names_though_redis_goes_back(going_back):
-    assert going_back.explore() == Tally(orders=658_336, losing=0)
-
-
-def test_without_what_is_remembered_an_upload_completes_whose_object_is_gone(client):
-    reaper = {**REAPER, "delete": [delete]}
-
-    assert GoingBack(client, producer=PRODUCER, reaper=reaper).explore() == Tally(612_768, 14_220)
-
-
-# Ten thousand at once
-
-UPLOADS, PRODUCERS, REAPERS = examples(10_000), 4, 3

@@ -11,6 +11,7 @@ after.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ from forgekeeper.declaring.surroundings import run_number, settings
 from forgekeeper.deleting.objects import deleted_at, stood_at
 from forgekeeper.settings import Settings
 from forgekeeper.storage import owners, stores
-from forgekeeper.storage.objects import OUTSIDE, Objects, StoreUnavailable, is_normal
+from forgekeeper.storage.objects import OUTSIDE, Objects, StoreUnavailable
 from forgekeeper.storage.outbox import DeletedObject
 from forgekeeper.storage.settled import SettledUpload
 from metrics.catalogue.metric import Reading
@@ -49,6 +50,10 @@ LOCKED = 250
 """How many locks of uploads are held at once: PostgreSQL has room for some thousands by default."""
 BACKOFF = timedelta(minutes=6)
 """The next run."""
+
+KEPT = ("kept", "changed")
+UNFIT = {"malformed": "it names no object", "outside": OUTSIDE, "no_store": "no store is configured for its location"}
+"""Why nothing of an entry may be deleted, by what becomes of it."""
 
 SEARCHED = 1_000
 """How many pending uploads are searched for some at a location; its share may be small."""
@@ -74,7 +79,7 @@ class Outcome:
     time_limit=timedelta(minutes=6),
     outcome=Outcome,
     tables=[JobArtifact, DeletedObject, SettledUpload],
-    misreadings=lambda: [said] if (said := unread_register()) else [],
+    misreadings=lambda: register.unread(client),
     deletes_from="stores",
     records=[
         Record("pending_upload", examined=("total_pending_entries",), backlog=True),
@@ -122,23 +127,21 @@ class StaleUploads(Items[Entry]):
         if corrected := register.correct_clock(client):
             log.warning("uploads registered in the future corrected", entries=corrected)
         self.visibility = settings().upload_visibility / 5
-        return {"total_pending_entries": register.unsettled(client)}
+        return {"total_pending_entries": register.census(client).pending}
 
     def end(self, ended: Ended) -> dict[str, Any]:
         """Return whether the time was up."""
         return {"execution_timeout": ended.timed_out}
 
     def failure(self) -> StoreUnavailable | None:
-        """Name each location that had to be stopped."""
-        if not self._unavailable:
-            return None
-        # A ledger cuts long sentences: where there are several, their names come first.
-        several = f"{', '.join(sorted(self._unavailable))}: " if len(self._unavailable) > 1 else ""
-        return StoreUnavailable(several + "; ".join(self._unavailable.values()), {})
+        """Name each location that had to be stopped: first all names, as a ledger cuts long sentences."""
+        names, reasons = self._unavailable.keys(), "; ".join(self._unavailable.values())
+        said = reasons if len(names) == 1 else f"{', '.join(sorted(names))}: {reasons}"
+        return StoreUnavailable(said, {}) if names else None
 
     def scope(self, one: Entry) -> str | None:
         """Return the location, None of what cannot be at any."""
-        return None if _malformed(one) else one.location
+        return None if preview.is_malformed(one) else one.location
 
     def common(self, scope: str | None) -> dict[str, Any]:
         """Let the audit name the location."""
@@ -159,7 +162,6 @@ class StaleUploads(Items[Entry]):
         """Claim the next entries, of locations that answer."""
         self._claim = register.claim(
             client,
-            stale_after=MAX_UPLOAD_DURATION,
             visibility=settings().upload_visibility,
             limit=page.limit,
             skip_locations=self._unavailable,
@@ -174,16 +176,17 @@ class StaleUploads(Items[Entry]):
         except StoreUnavailable as error:
             self.interrupted(location, error)
             return dict.fromkeys(items, Kept(str(error), "unavailable"))
-        return {entry: Kept(None, unfit) for entry in items if (unfit := preview.unfit(entry, store)) is not None}
+        unfit = {entry: preview.unfit(entry, store) for entry in items}
+        return {entry: Kept(UNFIT[state], state) for entry, state in unfit.items() if state is not None}
 
     def mark(self, items: Sequence[Entry], kept: Mapping[Entry, State]) -> dict[Entry, Item | State]:
         """Record as reaped what nothing names.
 
         An upload whose producer is completing it stays: its claim runs out, and a later run looks again.
         """
-        some, location = {entry.path: entry for entry in items if entry not in kept}, self.scope(items[0])
         marked: dict[Entry, Item | State] = {entry: kept[entry] for entry in items if entry in kept}
-        if some and location is not None:
+        some, location = {entry.path: entry for entry in items if entry not in kept}, items[0].location
+        if some:
             free = SettledUpload.lock_free(location, list(some))
             answered = owners.answered_for(JobArtifact, location, free, settings())
             going = [path for path in free if path not in answered]
@@ -201,15 +204,12 @@ class StaleUploads(Items[Entry]):
 
     def unanswered(self, scope: str | None) -> None:
         """Stop a location that has taken all the time of a claim."""
-        self._stop(str(scope), f"{scope}: no answer while the claim lasted")
+        self.interrupted(scope, TimeoutError(f"{scope}: no answer while the claim lasted"))
 
     def interrupted(self, scope: str | None, error: Exception) -> None:
         """Stop the location, and go on with the others."""
-        self._stop(str(scope), str(error))
-
-    def _stop(self, location: str, reason: str) -> None:
-        log.error("object store unavailable", location=location, error=reason)
-        self._unavailable[location] = reason
+        log.error("object store unavailable", location=scope, error=str(error))
+        self._unavailable[str(scope)] = str(error)
 
     def settle(self, states: Mapping[Entry, State]) -> dict[str, int]:
         """Remove the record that what has changed was reaped."""
@@ -220,48 +220,34 @@ class StaleUploads(Items[Entry]):
 
     def forget(self, states: Mapping[Entry, State]) -> dict[str, int]:
         """Forget what is gone, count an attempt of what failed, reject what cannot be tried."""
-        of = partial(_in_state, states)
-        for entry in of("kept", "changed"):
-            reason = states[entry].reason or "its object was written since it was registered"
-            log.error("upload kept", location=entry.location, path=entry.path, reason=reason)
-        register.forget(client, self._claim, of("kept", "changed"))
-        register.put_back(client, self._claim, of("unavailable"))
-        failed = self._reject(of("malformed"), "upload entries malformed")
-        failed += self._reject(of("outside"), "uploads rejected", reason=OUTSIDE)
-        unknown, refused = of("no_store"), of("failed")
-        if unknown:
-            first = unknown[0]
-            log.error("no store is configured", location=first.location, entries=len(unknown), first=first.member)
-        for entry in unknown:
-            register.fail(client, self._claim, entry, backoff=BACKOFF)
-        for entry in refused:
+        by = defaultdict[str, list[Entry]](list)
+        for entry, became in states.items():
+            by[became.state].append(entry)
+            if became.state in KEPT:
+                reason = became.reason or "its object was written since it was registered"
+                log.error("upload kept", location=entry.location, path=entry.path, reason=reason)
+        for state, reason in UNFIT.items():
+            if unfit := by[state]:
+                first = min(entry.member for entry in unfit)
+                log.error("uploads rejected", reason=reason, entries=len(unfit), first=first)
+        register.forget(client, self._claim, [entry for state in KEPT for entry in by[state]])
+        register.put_back(client, self._claim, by["unavailable"])
+        rejected = register.reject(client, self._claim, by["malformed"] + by["outside"])
+        failed = by["no_store"] + by["failed"]
+        for entry in failed:
             last = register.fail(client, self._claim, entry, backoff=BACKOFF)
             why = {"location": entry.location, "path": entry.path, "reason": states[entry].reason}
             log.warning("upload not deleted", **why, given_up=last)
-        gone = register.forget(client, self._claim, of("deleted", "missing"))
-        return {"total_deleted_stale_entries": gone, "failed_entries": failed + len(unknown) + len(refused)}
-
-    def _reject(self, entries: list[Entry], event: str, **why: str) -> int:
-        if not entries:
-            return 0
-        log.error(event, **why, entries=len(entries), first=min(entry.member for entry in entries))
-        return register.reject(client, self._claim, entries)
+        gone = register.forget(client, self._claim, by["deleted"] + by["missing"])
+        return {"total_deleted_stale_entries": gone, "failed_entries": rejected + len(failed)}
 
     def put_back(self, items: Sequence[Entry]) -> None:
         """Give entries back untried."""
         register.put_back(client, self._claim, items)
 
 
-def _malformed(entry: Entry) -> bool:
-    return entry.malformed or not is_normal(entry.path)
-
-
 def _store(location: str | None) -> Objects | None:
     return None if location is None else stores.at(location, settings())
-
-
-def _in_state(states: Mapping[Entry, State], *which: str) -> list[Entry]:
-    return [entry for entry, became in states.items() if became.state in which]
 
 
 def _item(entry: Entry) -> Item:
@@ -269,34 +255,23 @@ def _item(entry: Entry) -> Item:
     return Item(None, entry.path, {"path": entry.path, "due": due})
 
 
-def unread_register() -> str | None:
-    """Return a sentence where uploads are registered in the forge's own register, which this batch does not read."""
-    count = register.unread(client)
-    if not count:
-        return None
-    return (
-        f"Redis has a hash {register.REFERENCE} with {count} uploads, which this batch does not read: let the forge "
-        f"register them as docs/uploads.md says, or give forgekeeper a Redis of its own"
-    )
-
-
 @stale_direct_uploads.backlog("pending_upload")
 def pending(_now: datetime) -> Backlog:
     """Count the uploads that are on their way."""
-    return Backlog(register.census(client, MAX_UPLOAD_DURATION).pending)
+    return Backlog(register.census(client).pending)
 
 
 @stale_direct_uploads.backlog("stale_upload")
 def stale(_now: datetime) -> Backlog:
     """Count the uploads that are due, and since when the oldest is."""
-    found = register.census(client, MAX_UPLOAD_DURATION)
+    found = register.census(client)
     return Backlog(found.due, found.due_since)
 
 
 @stale_direct_uploads.at_stake
 def at_stake(_now: datetime) -> Stake:
     """Look at the uploads that are due, of all in the register."""
-    found = register.census(client, MAX_UPLOAD_DURATION)
+    found = register.census(client)
     return Stake(due=lambda _bound: found.due, of=lambda _bound: found.pending)
 
 
@@ -304,8 +279,8 @@ stale_direct_uploads.quarantines(
     Refused(
         kind="upload",
         record="failed_upload",
-        count=lambda: register.census(client, MAX_UPLOAD_DURATION).failed,
-        entries=partial(failures.refused, client),
+        count=lambda: register.census(client).failed,
+        entries=partial(failures.entries, client),
         retry=partial(failures.retry, client),
         discard=partial(failures.discard, client),
         redis=True,
@@ -316,7 +291,7 @@ stale_direct_uploads.quarantines(
 @stale_direct_uploads.collector("uploads", database=False)
 def readings(_settings: Settings) -> Iterator[Reading]:
     """Read all of it in one look, which needs no database."""
-    batch, found = stale_direct_uploads.name, register.census(client, MAX_UPLOAD_DURATION)
+    batch, found = stale_direct_uploads.name, register.census(client)
     yield Reading("backlog_records", found.pending, (batch, "pending_upload"))
     yield from backlog_readings(batch, "stale_upload", Backlog(found.due, found.due_since))
     yield Reading("quarantine_records", found.failed, (batch, "failed_upload"))

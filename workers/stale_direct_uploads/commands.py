@@ -13,7 +13,6 @@ from forgekeeper.connections import client
 from forgekeeper.database import now
 from forgekeeper.storage.objects import OUTSIDE
 from workers.stale_direct_uploads import adoption, register
-from workers.stale_direct_uploads.orphans import adopt, look, pages
 
 uploads = typer.Typer(help="Objects in a store that nobody answers for.")
 COMMANDS = {"uploads": uploads}
@@ -38,14 +37,14 @@ def uploads_reconcile(
         wrong_use("say --yes or --dry-run, not both")
     with connected("uploads") as settings:
         require_redis()
-        found = look(location, prefix, settings)
+        found = adoption.look(client, location, prefix, settings)
         refusal = found.refusal(expect)
         if yes and refusal:
             raise Problem(refusal)
         if yes and found.orphans:
             after = {"expected": expect} | acts.some(found.orphans)
             acts.record("uploads reconcile", f"{location}:{prefix}", batch="stale_direct_uploads", after=after)
-        registered = sum(adopt(location, page) for page in pages(found.orphans)) if yes else 0
+        registered = sum(adoption.adopt(client, location, page) for page in register.pages(found.orphans)) if yes else 0
         due = now() + register.ADOPTION if registered else None
     if json:
         counts = {"location": location, "prefix": prefix, "examined": found.examined, "named": found.named}
@@ -86,7 +85,7 @@ def uploads_forget(
         if chosen:
             what = path or (f"all below {prefix}" if prefix else "all")
             acts.record("uploads forget", what, batch="stale_direct_uploads", before=acts.some(chosen))
-        answers = [adoption.withdraw(client, page) for page in pages(chosen)]
+        answers = [adoption.withdraw(client, page) for page in register.pages(chosen)]
     forgotten = [member for answer in answers for member in answer.members]
     too_late = [member for answer in answers for member in answer.too_late]
     if path is not None and not forgotten:

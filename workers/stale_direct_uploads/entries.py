@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import NamedTuple
 
 _NO_TEXT = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")  # control characters, and what is left of bytes that are no UTF-8
@@ -50,14 +49,6 @@ class Entry:
         """Whether no object can be meant; any program may write to the register."""
         parts = self.path.split("/")
         return not self.location or bool({"", ".", ".."}.intersection(parts) or _NO_TEXT.search(self.member))
-
-
-@dataclass(frozen=True)
-class Failure(Entry):
-    """An entry whose object could not be deleted: when it has failed for good, or else when it is tried again."""
-
-    at: datetime | None = field(kw_only=True, default=None)
-    again: datetime | None = field(kw_only=True, default=None)
 
 
 class Claim(NamedTuple):

@@ -1,58 +1,47 @@
-"""Direct uploads that could not be deleted: listed for a person, and retried (batch 100)."""
+"""Direct uploads that could not be deleted: listed for a person, retried and discarded (batch 100)."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from itertools import count
+from itertools import count, islice
 from typing import Any
 
 import redis
 
-from forgekeeper.coordination.scripts import call
 from forgekeeper.coordination.values import moment, raw, text, whole
-from forgekeeper.declaring.refused import Entry
+from forgekeeper.declaring import refused
 from forgekeeper.settings import Settings
 from forgekeeper.storage.objects import OUTSIDE, is_below, is_normal
-from workers.stale_direct_uploads.entries import Failure
-from workers.stale_direct_uploads.register import ADOPTED, ATTEMPTS, CLAIMS, DELETING, FAILED
-
-PAGE = 1_000
-"""Entries in one command, which takes about a millisecond of the server."""
+from workers.stale_direct_uploads import register
+from workers.stale_direct_uploads.entries import Entry
+from workers.stale_direct_uploads.register import ADOPTED, ATTEMPTS, DELETING, FAILED, PAGE
 
 
-def failed(client: redis.Redis, limit: int) -> list[Failure]:
-    """Return the entries that have failed for good, the oldest first."""
-    found: Any = client.zrange(FAILED, 0, limit - 1, withscores=True)
-    return [Failure(text(member), whole(client.hget(ATTEMPTS, member)), at=moment(score)) for member, score in found]
+def entries(client: redis.Redis, settings: Settings, limit: int) -> Iterator[refused.Entry]:
+    """Yield up to *limit* entries that have failed for good, the oldest first, and as many that are tried again."""
+    for member, score in _scored(client, FAILED, 0, limit):
+        entry = Entry(text(member), whole(client.hget(ATTEMPTS, member)))
+        yield refused.Entry(entry.member, why(entry, settings), entry.attempts, moment(score))
+    for entry, score in islice(_failing(client), limit):
+        yield refused.Entry(entry.member, why(entry, settings), entry.attempts, None, moment(score))
 
 
-def failing(client: redis.Redis) -> list[Failure]:
-    """Return the entries that have failed and are tried again, those due first at the head."""
-    found = []
-    for page in _pages(client, DELETING):
-        attempts = client.hmget(ATTEMPTS, [member for member, _ in page])
-        found += [
-            Failure(text(member), whole(tried), again=moment(score))
-            for (member, score), tried in zip(page, attempts, strict=True)
-            if tried
-        ]
-    return found
-
-
-def all_failed(client: redis.Redis) -> list[str]:
-    """Return all entries that have failed, for good or not."""
-    for_good: Any = client.zrange(FAILED, 0, -1)
-    return [*map(text, for_good), *(failure.member for failure in failing(client))]
+def why(entry: Entry, settings: Settings) -> str:
+    """Say why the entry could not be deleted, by these settings; what a store has said is in the log."""
+    if entry.malformed or not is_normal(entry.path):
+        return "it names no object"
+    if entry.location not in settings.object_stores:
+        return f"no store is configured for {entry.location}"
+    within = is_below(settings.object_prefixes.get(entry.location, ()), entry.path)
+    return "the store refused to delete it: the log says why" if within else f"it is {OUTSIDE}"
 
 
 def retry(client: redis.Redis, members: Collection[str] | None = None) -> int:
-    """Retry *members* that have failed, or all that have; return how many there were.
-
-    An entry that a run has claimed is left to that run.
-    """
-    chosen = [raw(member) for member in (all_failed(client) if members is None else members)]
-    keys = [DELETING, FAILED, ATTEMPTS, CLAIMS]
-    return sum(call(client, "upload_retry", keys=keys, args=chosen[n : n + PAGE]) for n in range(0, len(chosen), PAGE))
+    """Retry *members* that have failed, or all that have; return how many.  What a run has claimed is left to it."""
+    if members is None:
+        for_good: Any = client.zrange(FAILED, 0, -1)
+        members = [*map(text, for_good), *(entry.member for entry, _ in _failing(client))]
+    return register.retry(client, members)
 
 
 def discard(client: redis.Redis, members: Collection[str] | None = None) -> int:
@@ -66,26 +55,20 @@ def discard(client: redis.Redis, members: Collection[str] | None = None) -> int:
     return len(forgotten)
 
 
-def refused(client: redis.Redis, settings: Settings, limit: int) -> Iterator[Entry]:
-    """Yield up to *limit* entries that have failed for good, and as many that are tried again."""
-    for one in [*failed(client, limit), *failing(client)[:limit]]:
-        yield Entry(one.member, why(one, settings), one.attempts, one.at, one.again)
-
-
-def why(failure: Failure, settings: Settings) -> str:
-    """Say why the entry could not be deleted, by these settings; what a store has said is in the log."""
-    if failure.malformed or not is_normal(failure.path):
-        return "it names no object"
-    if failure.location not in settings.object_stores:
-        return f"no store is configured for {failure.location}"
-    within = is_below(settings.object_prefixes.get(failure.location, ()), failure.path)
-    return "the store refused to delete it: the log says why" if within else f"it is {OUTSIDE}"
-
-
-def _pages(client: redis.Redis, key: str) -> Iterator[list[tuple[bytes, float]]]:
-    """Yield the members and scores of a sorted set, a thousand at a time."""
+def _failing(client: redis.Redis) -> Iterator[tuple[Entry, float]]:
+    """Yield the entries that have failed and are tried again, and when, those due first at the head."""
     for start in count(0, PAGE):
-        page: Any = client.zrange(key, start, start + PAGE - 1, withscores=True)
+        page = _scored(client, DELETING, start, PAGE)
         if not page:
             return
-        yield page
+        attempts = client.hmget(ATTEMPTS, [member for member, _ in page])
+        yield from (
+            (Entry(text(member), whole(tried)), score)
+            for (member, score), tried in zip(page, attempts, strict=True)
+            if tried
+        )
+
+
+def _scored(client: redis.Redis, key: str, start: int, size: int) -> list[tuple[Any, float]]:
+    found: Any = client.zrange(key, start, start + size - 1, withscores=True)
+    return list(found)

@@ -18,51 +18,54 @@ from workers.stale_direct_uploads.register import Due
 
 
 def uploads(look: Look) -> Iterator[Part]:
-    """Count the uploads whose objects would be deleted."""
+    """Count the uploads whose objects would be deleted; what is kept is kept for the reasons of a run."""
     part, read = look.part("stale_upload"), 0
-    for page in register.due(client, stale_after=register.MAX_UPLOAD_DURATION):
+    for page in register.due(client):
         read += len(page)
-        ordered = sorted(page, key=lambda due: due.entry.location)
-        for location, found in groupby(ordered, key=lambda due: due.entry.location):
-            _at(location, list(found), part, look)
+        for location, found in groupby(sorted(page, key=_location), key=_location):
+            some = list(found)
+            try:
+                reasons = _reasons(location, some, look)
+            except StoreUnavailable:
+                reasons = ["store_unavailable"] * len(some)
+            for due, reason in zip(some, reasons, strict=True):
+                if reason is not None:
+                    part.keep(reason, 1)
+                else:
+                    part.one(due.entry.member, due.entry.path, due.since, size=look.size)
         look.told(part)
         if look.over():
-            due = register.census(client, register.MAX_UPLOAD_DURATION).due
-            part.guess(round(part.records * due / read) if read else due)
+            due_in_all = register.census(client).due
+            part.guess(round(part.records * due_in_all / read) if read else due_in_all)
             break
     yield part
 
 
-def _at(location: str, found: list[Due], part: Part, look: Look) -> None:
-    """Count those of a location; what is kept is kept for the reasons of a run."""
-    try:
-        store = stores.at(location, look.settings)
-        for due, reason in zip(found, _reasons(location, found, store, look), strict=True):
-            if reason is not None:
-                part.keep(reason, 1)
-            else:
-                part.one(due.entry.member, due.entry.path, due.since, size=look.size)
-    except StoreUnavailable:
-        part.keep("store_unavailable", len(found))
+def _location(due: Due) -> str:
+    return due.entry.location
 
 
-def _reasons(location: str, found: list[Due], store: Objects | None, look: Look) -> list[str | None]:
+def _reasons(location: str, found: list[Due], look: Look) -> list[str | None]:
     """Return why each would be kept, None of what would be deleted; all of it before any is counted."""
-    paths = [due.entry.path for due in found if unfit(due.entry, store) is None]
+    store = stores.at(location, look.settings)
+    unfits = [unfit(due.entry, store) for due in found]
+    paths = [due.entry.path for due, reason in zip(found, unfits, strict=True) if reason is None]
     kept = owners.answered_for(JobArtifact, location, paths, look.settings) if paths else {}
-    locked = SettledUpload.locked(location, paths)
-    reasons = []
-    for entry, _since in found:
-        reason = unfit(entry, store) or (BUSY if entry.path in locked else "named" if entry.path in kept else None)
-        if reason is None and store is not None and _changed(entry, store):
-            reason = "changed"
-        reasons.append(reason)
-    return reasons
+    stays = dict.fromkeys(kept, "named") | dict.fromkeys(SettledUpload.locked(location, paths), BUSY)
+    return [
+        reason or stays.get(entry.path) or ("changed" if store is not None and _changed(entry, store) else None)
+        for (entry, _since), reason in zip(found, unfits, strict=True)
+    ]
+
+
+def is_malformed(entry: Entry) -> bool:
+    """Return whether the entry can name no object at any store."""
+    return entry.malformed or not is_normal(entry.path)
 
 
 def unfit(entry: Entry, store: Objects | None) -> str | None:
     """Return why nothing of the entry may be deleted, None where it may."""
-    if entry.malformed or not is_normal(entry.path):
+    if is_malformed(entry):
         return "malformed"
     if store is None:
         return "no_store"

@@ -47,6 +47,8 @@ REFERENCE = "pending_direct_uploads"
 LONGEST_AHEAD = timedelta(days=1)
 """No entry waits longer for its next attempt, or to be withdrawn."""
 MAX_ATTEMPTS = 5
+PAGE = 1_000
+"""Entries in one command, which takes about a millisecond of the server."""
 
 
 class Due(NamedTuple):
@@ -57,7 +59,7 @@ class Due(NamedTuple):
 
 
 class Census(NamedTuple):
-    """How many entries are pending (`unsettled`), due to be deleted and since when, and how many have failed."""
+    """How many entries have neither completed nor been settled, are due and since when, and how many have failed."""
 
     pending: int
     due: int
@@ -95,14 +97,14 @@ def count(client: redis.Redis) -> int:
     return max(0, int(pending) - int(waiting))
 
 
-def unsettled(client: redis.Redis) -> int:
-    """Count what has neither completed nor been settled: `count`, and the claimed whose object is not gone yet."""
-    return count(client) + int(client.zcard(DELETING))
-
-
-def unread(client: redis.Redis) -> int:
-    """Count the uploads in the forge's own register, which this one does not know; 0 where there is none."""
-    return int(client.hlen(REFERENCE)) if client.type(REFERENCE) == b"hash" else 0
+def unread(client: redis.Redis) -> list[str]:
+    """Return a sentence where uploads are registered in the forge's own register, which this batch does not read."""
+    count = client.hlen(REFERENCE) if client.type(REFERENCE) == b"hash" else 0
+    said = (
+        f"Redis has a hash {REFERENCE} with {count} uploads, which this batch does not read: let the forge register "
+        f"them as docs/uploads.md says, or give forgekeeper a Redis of its own"
+    )
+    return [said] if count else []
 
 
 def sampled(client: redis.Redis, location: str, size: int) -> list[str]:
@@ -114,10 +116,10 @@ def sampled(client: redis.Redis, location: str, size: int) -> list[str]:
     return [path for place, _, path in parts if place == location]
 
 
-def census(client: redis.Redis, stale_after: timedelta) -> Census:
+def census(client: redis.Redis) -> Census:
     """Count the entries; due is what a run would claim now."""
     seconds, _microseconds = client.time()
-    stale = stale_after.total_seconds()
+    stale = MAX_UPLOAD_DURATION.total_seconds()
     with client.pipeline(transaction=False) as pipe:
         pipe.zcard(PENDING)
         pipe.zcount(PENDING, "-inf", f"({seconds - stale}")
@@ -145,9 +147,9 @@ def pending_only(client: redis.Redis, location: str, paths: Sequence[str]) -> li
 def claim(
     client: redis.Redis,
     *,
-    stale_after: timedelta,
     visibility: timedelta,
     limit: int,
+    stale_after: timedelta = MAX_UPLOAD_DURATION,
     skip_locations: Collection[str] = (),
 ) -> Claim:
     """Claim up to *limit* entries: first those whose deletion is due again, then stale ones, oldest first.
@@ -159,37 +161,26 @@ def claim(
     for source, due_at_age in _sources(stale_after):
         rank = 0
         while rank >= 0 and (left := limit - len(result.entries)) > 0:
-            rank, *found = call(
-                client,
-                "upload_claim",
-                keys=[source, PENDING, DELETING, ATTEMPTS, CLAIMS, ADOPTED],
-                args=[result.token, due_at_age, math.floor(visibility.total_seconds()), left, rank, *skip_locations],
-            )
-            result.entries.extend(_entry(*one) for one in found)
+            keys = [source, PENDING, DELETING, ATTEMPTS, CLAIMS, ADOPTED]
+            args = [result.token, due_at_age, math.floor(visibility.total_seconds()), left, rank, *skip_locations]
+            rank, *found = call(client, "upload_claim", keys=keys, args=args)
+            for name, attempts, *seconds in found:
+                adopted, registered = (second(one) if one else None for one in seconds)
+                result.entries.append(Entry(text(name), whole(attempts), adopted, registered))
     return result
 
 
-def _entry(member: bytes, attempts: bytes, adopted: bytes, registered: bytes) -> Entry:
-    return Entry(
-        text(member),
-        whole(attempts),
-        second(adopted) if adopted else None,
-        second(registered) if registered else None,
-    )
-
-
-def due(client: redis.Redis, *, stale_after: timedelta, page: int = 1_000) -> Iterator[list[Due]]:
+def due(client: redis.Redis) -> Iterator[list[Due]]:
     """Yield what `claim` would claim, in its order, after `correct_clock`; nothing is claimed."""
     seconds, _microseconds = client.time()
-    for source, due_at_age in _sources(stale_after):
-        start = 0
-        last = seconds - due_at_age
-        while found := _scored(client.zrangebyscore(source, "-inf", last, start, page, withscores=True)):
+    for source, due_at_age in _sources(MAX_UPLOAD_DURATION):
+        last, start = seconds - due_at_age, 0
+        while found := _scored(client.zrangebyscore(source, "-inf", last, start, PAGE, withscores=True)):
             yield _due(client, found, due_at_age)
-            start += page
-    ahead = f"({seconds + LONGEST_AHEAD.total_seconds()}"
-    if found := _scored(client.zrangebyscore(DELETING, ahead, "+inf", 0, page, withscores=True)):
-        yield _due(client, [(member, seconds) for member, _ in found], 0)
+            start += PAGE
+    ahead: Any = client.zrangebyscore(DELETING, _ahead(seconds), "+inf", 0, PAGE)
+    if ahead:
+        yield _due(client, [(member, seconds) for member in ahead], 0)
 
 
 def correct_clock(client: redis.Redis) -> int:
@@ -197,13 +188,19 @@ def correct_clock(client: redis.Redis) -> int:
 
     They count as registered, or due again, now: their time begins again.
     """
-    keys = [PENDING, DELETING]
-    return int(call(client, "upload_correct_clock", keys=keys, args=[LONGEST_AHEAD.total_seconds()]))
+    seconds, _microseconds = client.time()
+    corrected = 0
+    for key in (PENDING, DELETING):
+        ahead: Any = client.zrangebyscore(key, _ahead(seconds), "+inf", 0, PAGE)
+        if ahead:
+            # Only what is there still, and later than now: others may settle it meanwhile.
+            corrected += int(client.zadd(key, dict.fromkeys(ahead, seconds), xx=True, lt=True, ch=True) or 0)
+    return corrected
 
 
 def forget(client: redis.Redis, claim: Claim, entries: Collection[Entry]) -> int:
     """Drop entries whose object is gone, or must stay because something names it; return how many were still ours."""
-    return _settle(client, claim, entries, "forget")
+    return sum(_settle(client, claim, entries, "forget"))
 
 
 def put_back(client: redis.Redis, claim: Claim, entries: Collection[Entry]) -> int:
@@ -211,7 +208,7 @@ def put_back(client: redis.Redis, claim: Claim, entries: Collection[Entry]) -> i
 
     They are due at once: a run that goes on claiming names their location in *skip_locations*.
     """
-    return _settle(client, claim, entries, "put_back")
+    return sum(_settle(client, claim, entries, "put_back"))
 
 
 def fail(client: redis.Redis, claim: Claim, entry: Entry, *, backoff: timedelta) -> bool:
@@ -219,20 +216,51 @@ def fail(client: redis.Redis, claim: Claim, entry: Entry, *, backoff: timedelta)
 
     Otherwise it is due again after *backoff*, twice as long after each further attempt.
     """
-    return _settle(client, claim, [entry], "fail", MAX_ATTEMPTS, math.ceil(backoff.total_seconds())) > 0
+    return sum(_settle(client, claim, [entry], "fail", (MAX_ATTEMPTS, math.ceil(backoff.total_seconds())))) > 0
 
 
 def reject(client: redis.Redis, claim: Claim, entries: Collection[Entry]) -> int:
     """Move entries that cannot be tried to `failed` at once; return how many are there."""
-    return _settle(client, claim, entries, "fail", 1, 0)
+    return sum(_settle(client, claim, entries, "fail", (1, 0)))
 
 
-def _settle(client: redis.Redis, claim: Claim, entries: Collection[Entry], what: str, *numbers: int) -> int:
-    if not entries:
-        return 0
-    attempts, backoff = numbers or (0, 0)
-    args = [claim.token, what, attempts, backoff, *(raw(entry.member) for entry in entries)]
-    return int(call(client, "upload_settle", keys=[DELETING, FAILED, ATTEMPTS, CLAIMS, ADOPTED], args=args))
+def retry(client: redis.Redis, members: Collection[str]) -> int:
+    """Retry *members* that have failed, for good or not; return how many.  What a run has claimed is left to it."""
+    return sum(answer for page in pages(list(members)) for answer in settle(client, "retry", page))
+
+
+def _settle(
+    client: redis.Redis, claim: Claim, entries: Collection[Entry], what: str, numbers: tuple[int, int] = (0, 0)
+) -> list[int]:
+    return settle(client, what, [entry.member for entry in entries], claim.token, numbers)
+
+
+def settle(
+    client: redis.Redis, what: str, members: Collection[str], token: str = "", numbers: tuple[int, int] = (0, 0)
+) -> list[int]:
+    """Settle entries as the script says; return for each whether that was done."""
+    if not members:
+        return []
+    keys, args = [PENDING, DELETING, FAILED, ATTEMPTS, CLAIMS, ADOPTED], [what, token, *numbers]
+    answers: list[int] = call(client, "upload_settle", keys=keys, args=[*args, *map(raw, members)])
+    return answers
+
+
+def pages(members: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Cut *members* into pages, each as much as goes into one command."""
+    return (members[start : start + PAGE] for start in range(0, len(members), PAGE))
+
+
+def last_seen(adopted: int) -> datetime:
+    """Return an instant by which an adopted object had been written: it was older than a day by the store's clock.
+
+    Half of that day is left for clocks that differ.
+    """
+    return moment(adopted) - ADOPTION / 2
+
+
+def _ahead(seconds: int) -> str:
+    return f"({seconds + LONGEST_AHEAD.total_seconds()}"
 
 
 def _sources(stale_after: timedelta) -> tuple[tuple[str, int], ...]:
@@ -253,14 +281,6 @@ def _due(client: redis.Redis, found: Sequence[tuple[bytes, float]], due_at_age: 
         Due(Entry(text(member), whole(tries), None if since is None else int(since)), moment(score + due_at_age))
         for (member, score), tries, since in zip(found, attempts, adopted, strict=True)
     ]
-
-
-def last_seen(adopted: int) -> datetime:
-    """Return an instant by which an adopted object had been written: it was older than a day by the store's clock.
-
-    Half of that day is left for clocks that differ.
-    """
-    return moment(adopted) - ADOPTION / 2
 
 
 def _count_waiting(pipe: redis.Redis, seconds: int) -> None:

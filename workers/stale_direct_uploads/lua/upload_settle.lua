@@ -1,58 +1,86 @@
--- Settle entries, but only those that the claim still holds.
+-- Settle entries: those that a claim still holds, or, by a person, those that have failed or were adopted.
 --
--- KEYS[1]    {pending_direct_uploads}:deleting  sorted set, member by the epoch second of its next try
--- KEYS[2]    {pending_direct_uploads}:failed    sorted set, member by the epoch second of its last failure
--- KEYS[3]    {pending_direct_uploads}:attempts  hash, member -> how often its deletion has failed
--- KEYS[4]    {pending_direct_uploads}:claims    hash, member -> token of the claim that holds it
--- KEYS[5]    {pending_direct_uploads}:adopted   sorted set, member by the epoch second of its adoption
--- ARGV[1]    token of the claim
--- ARGV[2]    'forget': drop the entry; 'put_back': it is due at once; 'fail': count a failed attempt
+-- KEYS[1]    {pending_direct_uploads}:pending   sorted set, <location>:<path> by the epoch second of its registration
+-- KEYS[2]    {pending_direct_uploads}:deleting  sorted set, member by the epoch second of its next try
+-- KEYS[3]    {pending_direct_uploads}:failed    sorted set, member by the epoch second of its last failure
+-- KEYS[4]    {pending_direct_uploads}:attempts  hash, member -> how often its deletion has failed
+-- KEYS[5]    {pending_direct_uploads}:claims    hash, member -> token of the claim that holds it
+-- KEYS[6]    {pending_direct_uploads}:adopted   sorted set, member by the epoch second of its adoption
+-- ARGV[1]    'forget': drop the entry; 'put_back': it is due at once; 'fail': count a failed attempt;
+--            'retry': one that has failed is due at once, with all its attempts; 'withdraw': drop an adopted one
+-- ARGV[2]    token of the claim; '' for 'retry' and 'withdraw', which leave to a claim what it holds
 -- ARGV[3]    of 'fail': after how many attempts the entry moves to failed
 -- ARGV[4]    of 'fail': how long to wait after the first attempt, in seconds; doubled after each further one
 -- ARGV[5..]  members
 --
--- Returns how many were settled; of 'fail', how many are in failed now.  A call that is repeated after a lost reply
--- changes nothing more.
+-- Returns for each member 1 when that was done, of 'fail' when it is in failed now; else 0, and -1 when a claim holds
+-- what was to be withdrawn.  A call that is repeated after a lost reply changes nothing more.
 
-local now = redis.call('time')[1]
+local pending, deleting, failed, attempts, claims, adopted = unpack(KEYS)
+local what, token = ARGV[1], ARGV[2]
+local now = tonumber(redis.call('time')[1])
 
-local function fail(member)
-  if not string.match(redis.call('hget', KEYS[3], member) or '0', '^%d%d?%d?%d?$') then
-    redis.call('hdel', KEYS[3], member) -- no count, and one that could not be raised
+local function drop(member)
+  for _, key in ipairs({deleting, failed, adopted}) do
+    redis.call('zrem', key, member)
   end
-  local attempts = redis.call('hincrby', KEYS[3], member, 1)
-  if attempts >= tonumber(ARGV[3]) then
-    redis.call('zrem', KEYS[1], member)
-    redis.call('zadd', KEYS[2], now, member)
-  else
-    redis.call('zadd', KEYS[1], now + ARGV[4] * 2 ^ (attempts - 1), member)
-  end
+  redis.call('hdel', attempts, member)
+  redis.call('hdel', claims, member)
+  return 1
 end
 
-local settled = 0
+local of_claim = {
+  forget = drop,
+  put_back = function(member)
+    redis.call('zadd', deleting, now, member)
+    return 1
+  end,
+  fail = function(member)
+    if not string.match(redis.call('hget', attempts, member) or '0', '^%d%d?%d?%d?$') then
+      redis.call('hdel', attempts, member) -- no count, and one that could not be raised
+    end
+    local count = redis.call('hincrby', attempts, member, 1)
+    if count < tonumber(ARGV[3]) then
+      redis.call('zadd', deleting, now + ARGV[4] * 2 ^ (count - 1), member)
+      return 0
+    end
+    redis.call('zrem', deleting, member)
+    redis.call('zadd', failed, now, member)
+    return 1
+  end,
+}
+local of_person = {
+  retry = function(member, held)
+    local waits = not held and redis.call('hexists', attempts, member) == 1 and redis.call('zscore', deleting, member)
+    if redis.call('zrem', failed, member) == 0 and not waits then
+      return 0
+    end
+    redis.call('zadd', deleting, now, member)
+    redis.call('hdel', attempts, member)
+    return 1
+  end,
+  withdraw = function(member, held)
+    if not redis.call('zscore', adopted, member) then
+      return 0
+    elseif held and tonumber(redis.call('zscore', deleting, member) or 0) > now then
+      return -1
+    end
+    redis.call('zrem', pending, member)
+    return drop(member)
+  end,
+}
+
+local answers = {}
 for i = 5, #ARGV do
   local member = ARGV[i]
-  if redis.call('hget', KEYS[4], member) == ARGV[1] then
-    redis.call('hdel', KEYS[4], member)
-    settled = settled + 1
-    if ARGV[2] == 'fail' then
-      fail(member)
-    elseif ARGV[2] == 'put_back' then
-      redis.call('zadd', KEYS[1], now, member)
-    else
-      redis.call('zrem', KEYS[1], member)
-      redis.call('hdel', KEYS[3], member)
-      redis.call('zrem', KEYS[5], member)
-    end
+  local holder = redis.call('hget', claims, member)
+  if of_person[what] then
+    table.insert(answers, of_person[what](member, holder))
+  elseif holder == token then
+    redis.call('hdel', claims, member)
+    table.insert(answers, of_claim[what](member))
+  else
+    table.insert(answers, what == 'fail' and redis.call('zscore', failed, member) and 1 or 0)
   end
 end
-if ARGV[2] ~= 'fail' then
-  return settled
-end
-local failed = 0
-for i = 5, #ARGV do
-  if redis.call('zscore', KEYS[2], ARGV[i]) then
-    failed = failed + 1
-  end
-end
-return failed
+return answers

@@ -12,7 +12,7 @@ from dramatiq.brokers.redis import RedisBroker
 
 from tests.system.soak import rights
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 DRAMATIQ = {"dispatch": Path(dramatiq.__file__).parent / "brokers" / "redis" / "dispatch.lua"}
 OURS = {path.stem: path for folder in ("forgekeeper", "workers") for path in (ROOT / folder).rglob("*.lua")}
 LUA = OURS | DRAMATIQ

@@ -1,13 +1,6 @@
 """Benchmarks compare like with like; how fast anything is, is none of a test's business."""
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 from benchmarks.contest import Benchmark, Missing, Peer, compare
-
-ROOT = Path(__file__).parent.parent
 
 
 def in_turn(order, name, figures):
@@ -40,13 +33,3 @@ def test_a_missing_peer_is_named_and_the_others_go_on():
 
     assert figures.missing == {"absent": "there is no sidekiq; install ruby-sidekiq"}
     assert figures.peers == {"present": [2.0, 2.0]}
-
-
-def test_the_command_writes_its_figures(tmp_path):
-    file = tmp_path / "figures.json"
-    command = ("breaker-small", "--scale", "0.02", "--rounds", "1", "--json", str(file))
-
-    subprocess.run([sys.executable, "-m", "benchmarks", *command], cwd=ROOT, capture_output=True, check=True)
-
-    facts = json.loads(file.read_text())
-    assert (facts["scale"], facts["rounds"], len(facts["benchmarks"]["breaker-small"]["ours"])) == (0.02, 1, 1)

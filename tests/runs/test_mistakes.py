@@ -1,0 +1,118 @@
+"""Mistakes of people: what each would have deleted, and what it deletes until the brake holds."""
+
+from datetime import timedelta
+
+import peewee as pw
+import pytest
+
+from forgekeeper.batches import BATCHES, CHILDREN
+from forgekeeper.database import database as db
+from forgekeeper.database import now
+from forgekeeper.database.writes import writing
+from forgekeeper.declaring.flags import FeatureFlag
+from forgekeeper.installation import agreement
+from forgekeeper.runs.counting import Growth
+from forgekeeper.runs.holds import BRAKES, Hold
+from models import JobArtifact, UserStatus
+from tests.harness.performing import as_child, recorded
+from tests.harness.settings import settings_with
+from workers.expired_job_artifacts import FLAG
+
+STATUSES, ARTIFACTS = BATCHES["user_status_cleanup"], BATCHES["expired_job_artifacts"]
+CHILD = CHILDREN["delete_artifact_bucket"]
+MANY, FEW, CAP = 10_000, 2_000, 1_000
+DAY = timedelta(days=1)
+
+STATUS_ROWS = """
+    insert into user_statuses (user_id, clear_status_at)
+    select n, clock_timestamp() + interval '1 hour' + n * interval '1 ms' from generate_series(1, %(total)s) as n
+"""
+ARTIFACT_ROWS = """
+    insert into ci_job_artifacts (project_id, job_id, file_type, file, file_final_path, size, created_at, expire_at, locked)
+    select 1 + n %% 7, n, 1, 'a.zip', 'a/' || n, 100, made, made + interval '90 days', 0
+    from generate_series(1, %(total)s) as n,
+        lateral (select clock_timestamp() - n * interval '89 days' / %(total)s as made) as times
+"""
+LIVED = """
+    with runs as (
+        insert into job_runs (batch, state, started_at, finished_at, claimed_at, ordinary, result)
+        select %(batch)s, 'succeeded', at, at, at, true, '{}' from generate_series(
+            clock_timestamp() - interval '3 days', clock_timestamp() - interval '5 minutes', interval '5 minutes') as at
+        returning id, started_at
+    )
+    insert into run_totals (batch, run, day, records) select %(batch)s, id, started_at::date, 3 from runs
+"""
+
+
+@pytest.fixture(autouse=True)
+def at_work(database, monkeypatch):
+    """The settings that an operator has who set none of the brakes."""
+    monkeypatch.delenv("FORGEKEEPER_BREAKER_SHARE")
+    agreement.agree()
+
+
+def fill(batch, sql, total):
+    """Add rows to a batch that has run for days."""
+    db.execute_sql(sql, {"total": total})
+    db.execute_sql("analyze user_statuses, ci_job_artifacts")
+    db.execute_sql(LIVED, {"batch": batch.name})
+
+
+def run(batch, given):
+    """Run the batch with its children, until it has nothing to do or is held back."""
+    row = recorded(batch, given)
+    for number in range((row.result or {}).get("children_enqueued", 0)):
+        while as_child(CHILD, given, message_id=str(number)).more:
+            pass
+    return row
+
+
+def held(batch, count):
+    """Let the mistake meet the brake, then nothing; return why it was held, how many went, and how many would have."""
+    there = count()
+    row = run(batch, settings_with())
+    assert Hold.why(batch.name)
+    after = there - count()
+    Hold.lift(batch.name, BRAKES)
+    run(batch, settings_with(breaker_share=1))
+    return row.reason, after, there - count()
+
+
+def test_a_bad_import_makes_all_statuses_expire(database):
+    fill(STATUSES, STATUS_ROWS, MANY)
+    UserStatus.update(clear_status_at=now() - DAY).where(pw.fn.mod(UserStatus.user_id, 10) != 0).execute()
+
+    reason, after, before = held(STATUSES, lambda: UserStatus.select().count())
+
+    assert (reason, after) == ("held", 0)
+    assert before > MANY // 2
+
+
+def test_a_retention_is_changed_from_ninety_days_to_nine(database):
+    fill(ARTIFACTS, ARTIFACT_ROWS, FEW)
+    FeatureFlag.turn(FLAG, on=True)
+    db.execute_sql("update ci_job_artifacts set expire_at = created_at + interval '9 days'")
+
+    reason, after, before = held(ARTIFACTS, lambda: JobArtifact.select().count())
+
+    assert (reason, after) == ("held", 0)
+    assert before > FEW * 8 // 10
+
+
+def test_a_bad_import_while_a_run_is_at_work_costs_one_cap(database, monkeypatch):
+    fill(STATUSES, STATUS_ROWS, MANY)
+    UserStatus.update(clear_status_at=now() - DAY).where(UserStatus.user_id <= 100).execute()
+    given = settings_with(max_per_run_user_status_cleanup=CAP, max_per_day_user_status_cleanup=CAP)
+    expired = []
+
+    def count(growth, real=Growth.count):
+        real(growth)
+        if UserStatus.select().count() < MANY and not expired:
+            with writing():
+                expired.append(UserStatus.update(clear_status_at=now() - DAY / 2).execute())
+
+    monkeypatch.setattr(Growth, "count", count)
+    recorded(STATUSES, given)
+
+    assert expired == [MANY - 100]
+    assert MANY - UserStatus.select().count() <= CAP

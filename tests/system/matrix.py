@@ -70,6 +70,7 @@ FAULTS = {
 SOAK = "tests/system/soak/test_soak.py"
 MESSAGES = "tests/delivery/test_messages_in_workers.py"
 ELSEWHERE = {
+    11: "tests/runs/test_clock_ahead.py, test_reconcile.py, test_clocks.py",
     12: "tests/settings/test_cron.py: schedules are kept in UTC, by the database's clock",
     27: "tests/workers/test_user_status_cleanup.py",
     28: "tests/workers/test_user_status_cleanup.py, test_stale_imports_races.py, test_expired_job_artifacts.py",

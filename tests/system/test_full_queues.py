@@ -43,16 +43,10 @@ def world(database, tmp_path):
 @pytest.fixture
 def up(world, services):
     """Run everything; each other batch and each child is at it until the test is over."""
-    steps = (*HELD.values(), *CHILDREN)
-    service = services(
-        "up",
-        "up",
-        **world.environment | {"dead_after": "10"},
-        **{f"cron_{batch}": EVERY_SECOND for batch in BATCHES},
-        worker_processes="1",
-        worker_threads=str(THREADS),
-        failpoints=",".join(f"{step}={FOREVER}" for step in steps),
-    )
+    crons = {f"cron_{batch}": EVERY_SECOND for batch in BATCHES}
+    sizes = {"dead_after": "10", "worker_processes": "1", "worker_threads": str(THREADS)}
+    held = ",".join(f"{step}={FOREVER}" for step in (*HELD.values(), *CHILDREN))
+    service = services("up", "up", **world.environment | sizes | crons, failpoints=held)
     yield service
     for group in service.children:
         # Each of its commands has a group of its own.

@@ -6,6 +6,7 @@ import shutil
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from demo import git_repositories
@@ -68,11 +69,9 @@ class World:
         return self.ask(f"select count(*) from {sql}")[0][0]
 
     def files(self):
-        found = set()
-        # A folder may vanish while it is looked at.
-        with suppress(FileNotFoundError):
-            found = {str(file.relative_to(self.root)) for file in self.root.rglob("*") if file.is_file()}
-        return found - {sentinel.NAME}
+        """List the objects; a folder may vanish while it is looked at."""
+        found = {Path(folder, name) for folder, _, names in os.walk(self.root) for name in names}
+        return {str(path.relative_to(self.root)) for path in found} - {sentinel.NAME}
 
     def put(self, *paths):
         for path in paths:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import resource
 import signal
 import threading
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
+
+import psycopg2
 
 from tests.system.worlds import bring_back, take_away
 
@@ -202,11 +204,25 @@ def _on_the_way(kind, name, *args, longest=6.0, **options):
 
 def _terminate_sessions(rig):
     yield 0
+    _terminate(rig, rig.dice.choice([0.3, 1.0]))
+
+
+def _terminate(rig, share):
     rig.ask(
         "select pg_terminate_backend(pid) from pg_stat_activity"
         " where application_name like 'forgekeeper%%' and random() < %s",
-        rig.dice.choice([0.3, 1.0]),
+        share,
     )
+
+
+def _use_up_connections(rig):
+    """End a part of the sessions and take all connections that there are; whoever wants one waits."""
+    with ExitStack() as taken:
+        _terminate(rig, 0.5)
+        with suppress(psycopg2.OperationalError):
+            while True:
+                taken.enter_context(closing(psycopg2.connect(rig.servers.database_url, application_name="hoarder")))
+        yield rig.dice.uniform(1, 5)
 
 
 def _restart_postgres(rig):
@@ -272,6 +288,7 @@ FAULTS = {
     "PostgreSQL rolled back": _rolled_back("postgres"),
     "disk of Redis full": _fill_redis_disk,
     "sessions terminated": _terminate_sessions,
+    "no connections left": _use_up_connections,
     "connections to PostgreSQL cut": _on_the_way("database_proxy", "cut", longest=0.6),
     "PostgreSQL refuses": _on_the_way("database_proxy", "refuse"),
     "PostgreSQL a black hole": _on_the_way("database_proxy", "black_hole"),
@@ -283,6 +300,7 @@ FAULTS = {
 OFTEN = ("worker process killed", "master killed", "process stopped for a while", "worker started with a failpoint")
 """These meet a run only if they come at the right moment."""
 HARD = (
+    "no connections left",
     "descriptors used up",
     "memory used up",
     "data memory used up",

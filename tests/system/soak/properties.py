@@ -332,7 +332,7 @@ def processes_end_when_asked(evidence):
     yield from _unless_seen(
         evidence,
         "outlived",
-        lambda seen: f"{seen['service']} lived {seen['seconds']:.0f} s after its SIGTERM: {'; '.join(seen['who'])}",
+        lambda seen: f"{seen['service']} lived {seen['seconds']:.0f} s after its SIGTERM: {seen['who']}",
     )
 
 

@@ -7,8 +7,8 @@ import random
 import signal
 import time
 from collections import Counter
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import psycopg2
@@ -91,48 +91,29 @@ class InTheWay(Exception):
     """Another fault is in the way of this one."""
 
 
-@dataclass
 class Rig:
     """Everything that a soak has to do with."""
 
-    servers: Servers
-    world: World
-    services: list
-    history: object
-    dice: object
-    faults: Counter = field(default_factory=Counter)
-    seed: int = 0
-    begun: int = 0
-    armed: bool = True
-    restarts: int = 0
-    away: set = field(default_factory=set)
-
-    @classmethod
-    def make(cls, stack, path, history, seed):
-        rig = cls(
-            *(Servers(stack), World.make(None, path), [], history, random.Random(seed)),
-            seed=seed,
-        )
-        stack.callback(rig.close)
+    def __init__(self, stack, path, history, seed):
+        self.history, self.seed, self.dice = history, seed, random.Random(seed)
+        self.servers, self.world, self.services = Servers(stack), World.make(None, path), []
+        self.faults, self.begun, self.restarts = Counter(), 0, 0
+        self.armed, self.away = True, set()
+        stack.callback(self.close)
         worker = ("worker", "--threads")
-        rig.add("scheduler1", "scheduler")
-        rig.add("scheduler2", "scheduler")
-        rig.add("general1", *worker, "3", "--processes", "2")
-        rig.add("general2", *worker, "2", "--processes", "1")
-        rig.add("cron", *worker, "2", "--processes", "1", "--queues", "cron")
-        rig.add("exporter", "exporter")
-        rig.client = stack.enter_context(rig.servers.redis())
-        return rig
+        self.add("scheduler1", "scheduler")
+        self.add("scheduler2", "scheduler")
+        self.add("general1", *worker, "3", "--processes", "2")
+        self.add("general2", *worker, "2", "--processes", "1")
+        self.add("cron", *worker, "2", "--processes", "1", "--queues", "cron")
+        self.add("exporter", "exporter")
+        self.client = stack.enter_context(self.servers.redis())
 
     def add(self, name, *arguments):
         port = free_ports(1)[0] if arguments[0] in {"worker", "exporter"} else 0
-        proxies = redis_through(self.servers.redis_url), postgres_through(self.servers.database_url)
-        (redis_proxy, redis_url), (database_proxy, database_url) = proxies
-        settings = {
-            **self.world.environment,
-            **ENVIRONMENT,
-            f"metrics_port_{arguments[0]}": str(port),
-        }
+        redis_proxy, redis_url = redis_through(self.servers.redis_url)
+        database_proxy, database_url = postgres_through(self.servers.database_url)
+        settings = {**self.world.environment, **ENVIRONMENT, f"metrics_port_{arguments[0]}": str(port)}
         settings = {f"FORGEKEEPER_{key.upper()}": value for key, value in settings.items()}
         settings |= rights.urls(arguments[0], database_url, redis_url, SECRET)
         folder = self.world.root.parent / name
@@ -140,19 +121,14 @@ class Rig:
         consumed = 1 if "cron" in arguments else len(queues())
         # Its main thread and its heartbeat, and for each queue one that fetches and one for what is delayed.
         threads = int(arguments[2]) + 2 * consumed + 2 if arguments[0] == "worker" else 0
-        service = Watched(
-            *(name, arguments, folder, settings),
-            redis_proxy=redis_proxy,
-            database_proxy=database_proxy,
-            threads=threads,
-            port=port,
-        )
-        self.services.append(service)
+        proxies = {"redis_proxy": redis_proxy, "database_proxy": database_proxy}
+        self.services.append(Watched(name, arguments, folder, settings, **proxies, threads=threads, port=port))
 
-    def person(self, service):
-        """Return the environment of a command that a person types where the service is."""
-        there = service.environment["FORGEKEEPER_DATABASE_URL"], service.environment["FORGEKEEPER_REDIS_URL"]
-        return service.environment | rights.urls("a command", *there, SECRET)
+    def person(self):
+        """Return the environment of a command that a person types where the first service is."""
+        there = self.services[0].environment
+        urls = there["FORGEKEEPER_DATABASE_URL"], there["FORGEKEEPER_REDIS_URL"]
+        return there | rights.urls("a command", *urls, SECRET)
 
     def close(self):
         for service in self.services:
@@ -172,14 +148,12 @@ class Rig:
 
     def ask(self, sql, *values):
         """Ask PostgreSQL with a session of one question."""
-        connection = psycopg2.connect(self.servers.database_url, application_name="soak", connect_timeout=int(LIMIT))
-        try:
+        options = {"application_name": "soak", "connect_timeout": int(LIMIT)}
+        with closing(psycopg2.connect(self.servers.database_url, **options)) as connection:
             connection.autocommit = True
             with connection.cursor() as cursor:
                 cursor.execute(sql, values or None)
                 return cursor.fetchall() if cursor.description else None
-        finally:
-            connection.close()
 
     def supervise(self):
         """Start again what has died, as soon as nothing of it lives; now and then with a failpoint armed."""
@@ -203,8 +177,7 @@ class Rig:
 
     def note_outlived(self, service, pids, seconds):
         """Write down who has outlived their SIGTERM, and end them."""
-        who = [_command(pid) for pid in pids]
-        self.history.sample("outlived", service=service.name, who=who, seconds=round(seconds, 1))
+        self.history.sample("outlived", service=service.name, who=pids, seconds=round(seconds, 1))
         service.asked = None
         service.kill()
 
@@ -283,12 +256,6 @@ class Rig:
             yield
         finally:
             self.away.discard(what)
-
-
-def _command(pid):
-    with suppress(OSError):
-        return " ".join(Path(f"/proc/{pid}/cmdline").read_text().split("\0")[1:4])
-    return ""
 
 
 @contextmanager

@@ -1,32 +1,18 @@
-"""Everybody with the rights that docs/security.md lists, and no more: roles, users, and who looks for refusals."""
+"""Everybody with the rights that docs/security.md lists, and no more: roles, users, and what they were refused."""
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
-import threading
-import urllib.request
-from contextlib import suppress
 from functools import partial
-from http.client import HTTPException
-from itertools import cycle
 from urllib.parse import urlsplit
 
-from tests.system.service import LIMIT, ROOT
+from tests.system.service import ROOT
 
 PAGE = ROOT / "docs" / "security.md"
 PREFIX = "limited_"
 PERSON = "forgekeeper"
 """The role and the user of whoever types commands."""
-COMMANDS = (
-    *("status", "check", "leases", "buckets", "processes", "quarantine"),
-    *("objects held", "ticks prune", "why prune", "flags", "send stale_imports"),
-)
-"""What a person types while everything goes wrong; what changes more would have to be in the history."""
 REFUSALS = re.compile(r"NOPERM|no permissions|permission denied for (?:table|schema|sequence)")
-EVERY = 1.0
 
 
 def grants():
@@ -85,53 +71,6 @@ def refused(client):
         for entry in client.acl_log()
         if entry["username"] in users() and entry["object"] != "info"
     ]
-
-
-class Visitor(threading.Thread):
-    """A person who types commands, and a Prometheus that scrapes the exporter, until stopped; notes what is refused."""
-
-    def __init__(self, rig, exporter):
-        super().__init__(name="visitor", daemon=True)
-        self._rig = rig
-        self._exporter = exporter
-        self._stopped = threading.Event()
-        self.visits = 0
-
-    def stop(self):
-        self._stopped.set()
-        self.join()
-
-    def run(self):
-        for words in cycle(COMMANDS):
-            if self._stopped.wait(EVERY):
-                return
-            with suppress(OSError, HTTPException):
-                urllib.request.urlopen(f"http://127.0.0.1:{self._exporter.port}/metrics", timeout=5).close()
-            said = self._type(words)
-            if REFUSALS.search(said):
-                self._rig.history.sample("refused", sentence=f"`forgekeeper {words}` said: {said[-500:]}")
-            self.visits += 1
-
-    def _type(self, words):
-        service = self._exporter
-        ended = subprocess.run(
-            [sys.executable, "-m", "forgekeeper.cli", *words.split()],
-            env={**os.environ, "PYTHONPATH": str(ROOT), **self._rig.person(service)},
-            cwd=service.folder,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=4 * LIMIT,
-        )
-        return ended.stdout + ended.stderr
-
-
-def restrict(rig):
-    """Make all roles; return who will look for refusals."""
-    make_roles(rig.ask)
-    (exporter,) = (service for service in rig.services if service.arguments == ("exporter",))
-    return Visitor(rig, exporter)
 
 
 def producer(servers):

@@ -18,7 +18,7 @@ import random
 import subprocess
 import sys
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from contextlib import ExitStack
 from copy import copy
 from dataclasses import dataclass, field
@@ -26,10 +26,11 @@ from dataclasses import dataclass, field
 import psycopg2
 
 from forgekeeper.batches import BATCHES
+from tests.harness import forks
 from tests.harness.installation import INSTALLATION
 from tests.harness.machine import Held
 from tests.harness.waiting import wait_until
-from tests.system.matrix import Outcome, table
+from tests.system.matrix import Outcome
 from tests.system.service import ROOT
 from workers import expired_job_artifacts, git_ref_cleanup
 from workers.stale_direct_uploads import register
@@ -50,17 +51,6 @@ DONE_IN = 60.0
 """So long after the last fault what was due then must be done, if the machine holds nobody up."""
 CALM = 8
 """After each so many rounds that is asked as well, and not only in the end."""
-ROWS = {
-    "PostgreSQL frozen": 45,
-    "Redis frozen": 46,
-    "Redis rolled back": 47,
-    "PostgreSQL rolled back": 48,
-    "descriptors used up": 49,
-    "memory used up": 50,
-    "data memory used up": 50,
-    "disk of Redis full": 51,
-}
-"""Faults that have a row of their own in the table: for the recovery from the rounds that they were in."""
 RECOVERY = 60.0
 """So long after the last fault every batch must have succeeded again."""
 NEARLY_DUE = 8.0
@@ -73,6 +63,18 @@ BUDGETS = {name: batch.budget.total_seconds() for name, batch in BATCHES.items()
     "delete_artifact_bucket": expired_job_artifacts.MAX_RUNTIME.total_seconds(),
     "clean_project_refs": git_ref_cleanup.LOCK_TIMEOUT.total_seconds(),
 }
+MIGRATE = """
+import sys
+import peewee
+from demo.tables import make_tables
+from forgekeeper import migrations
+from forgekeeper.database import database
+
+database.initialize(peewee.PostgresqlDatabase(sys.argv[1]))
+database.connect()
+migrations.migrate(database.obj)
+make_tables(database.obj)
+"""
 NEWEST = "select batch, extract(epoch from max(started_at))::float8 from job_runs where state = 'succeeded' group by 1"
 
 
@@ -90,8 +92,6 @@ class Report:
     operations: Counter = field(default_factory=Counter)
     done_in: dict = field(default_factory=dict)
     """Batch -> seconds that it took to do what was due, each time it was asked."""
-    rows: dict = field(default_factory=lambda: defaultdict(Outcome))
-    """Number of a fault -> the rounds it was in; what went wrong counts against everything at once."""
 
     @property
     def outcome(self):
@@ -107,19 +107,11 @@ class Report:
             yield from (f"    {count:6} {name}" for name, count in sorted(counts.items()))
         yield from (f"  {note}" for note in self.notes)
         for batch, seconds in self.done_in.items():
-            _, _, *points, _ = Outcome(recovery=seconds).cells()
-            yield f"  due work of {batch} was done in: p50 {points[0]} s, p95 {points[1]} s, max {points[2]} s"
+            yield f"  due work of {batch} was done in: {'/'.join(Outcome(recovery=seconds).points())} s (p50/p95/max)"
         for name, sentences in self.violations.items():
-            yield f"  {name} {len(sentences):4}  {_sentence(name)}"
+            yield f"  {name} {len(sentences):4}  {PROPERTIES[name].__doc__.splitlines()[0].partition(': ')[2]}"
             yield from (f"        {sentence}" for sentence in sentences[:20])
-        found = {EVERYTHING: self.outcome} | self.rows
-        header, *rows = table({(number, ""): outcome for number, outcome in found.items()}, {})
-        yield header
-        yield from (row for row in rows if row.startswith(tuple(f"{number} " for number in found)))
-
-
-def _sentence(name):
-    return PROPERTIES[name].__doc__.partition("\n")[0].partition(": ")[2]
+        yield f"  every batch succeeded again after: {'/'.join(self.outcome.points())} s (p50/p95/max)"
 
 
 class Soak:
@@ -133,26 +125,17 @@ class Soak:
         self.history = History(path / "history.jsonl")
         stack.callback(self.history.close)
         # Its own dice: how often it is asked depends on timing, and the faults shall not.
-        self.rig = Rig.make(stack, path, self.history, seed)
+        self.rig = Rig(stack, path, self.history, seed)
         self.place = Place(self.rig.world, self.rig.servers.database_url, self.rig.servers.redis)
         stack.callback(self.place.close)
         self._migrate()
-        self.visitor = rights.restrict(self.rig)
+        rights.make_roles(self.rig.ask)
         self.citizens = [citizen(self._place_of(citizen), self.history, seed) for citizen in CITIZENS]
         self.watcher = watch.Watcher(self.place, self.rig, self.history, SECRET)
         stack.callback(self._still)
 
     def _migrate(self):
-        statements = (
-            "import sys, peewee as pw; from demo.tables import make_tables; from forgekeeper import migrations;"
-            " from forgekeeper.database import database"
-        )
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        script = (
-            f"{statements}; db = pw.PostgresqlDatabase(sys.argv[1]); database.initialize(db); db.connect();"
-            " migrations.migrate(db); make_tables(db)"
-        )
-        subprocess.run([sys.executable, "-c", script, self.rig.servers.database_url], env=environment, check=True)
+        subprocess.run([sys.executable, "-c", MIGRATE, self.rig.servers.database_url], cwd=ROOT, check=True)
         self.rig.ask("insert into feature_flags (name, enabled) values ('bulk_delete_job_artifacts', true)")
         self.rig.ask(f"update installation set id = '{INSTALLATION}'")
 
@@ -164,7 +147,7 @@ class Soak:
         return mine
 
     def _still(self):
-        for thread in (*self.citizens, self.watcher, self.visitor):
+        for thread in (*self.citizens, self.watcher):
             if thread.is_alive():
                 thread.stop()
 
@@ -177,7 +160,6 @@ class Soak:
                 self.rig.begin(service)
             assert self._succeeded_after(0.0, START) is not None, "nothing ever ran"
         self.watcher.start()
-        self.visitor.start()
         self._torment()
         self._drain()
         self._rest()
@@ -197,14 +179,10 @@ class Soak:
             if time.monotonic() > ends:
                 return
             self._say(f"{', '.join(faults)}")
-            before = self.rig.faults.copy()
             self.rig.torment(faults)
-            done = self.rig.faults - before
             with nothing_armed(self.rig):
                 seconds = self._succeeded_after(time.time(), RECOVERY)
             self.report.recoveries.append(math.inf if seconds is None else seconds)
-            for row in {ROWS[fault] for fault in done if fault in ROWS}:
-                self.report.rows[row].add(Outcome(1, 0, self.report.recoveries[-1:]))
             self._say(f"    every batch has succeeded again after {self.report.recoveries[-1]:.1f} s")
             if number % CALM == 0:
                 with nothing_armed(self.rig):
@@ -258,8 +236,6 @@ class Soak:
         for citizen in self.citizens:
             citizen.stop()
             assert citizen.broken is None, citizen.broken
-        self.visitor.stop()
-        self.report.notes.append(f"{self.visitor.visits} commands typed, as many scrapes of the exporter")
         self.rig.armed = False
         self._finish_what_is_due()
         stopped = time.monotonic()
@@ -312,7 +288,7 @@ class Soak:
     def _reconcile(self, final):
         """Let the operator look for orphans two days later, say that they may go, and the batch delete them a day on."""
         then = time.time() - TWO_DAYS
-        for path in standing.files(self.rig.world):
+        for path in sorted(self.rig.world.files()):
             os.utime(self.rig.world.root / path, (then, then))
         orphans = len(self._look_for_orphans()["orphans"])
         self.report.notes.append(f"reconcile found {orphans} orphans")
@@ -321,20 +297,13 @@ class Soak:
         for member, due in client.zrange(register.PENDING, 0, -1, withscores=True):
             client.zadd(register.PENDING, {member: due - TWO_DAYS})
         wait_until(lambda: self.rig.let_pass(0.3) or not standing.left(self.rig), RECONCILED)
-        final.files_then, final.named_then = standing.files(self.rig.world), standing.named(self.rig)
+        final.files_then, final.named_then = sorted(self.rig.world.files()), standing.named(self.rig)
         self.report.notes.append(f"{client.zcard(register.FAILED)} uploads given up, as planted")
 
     def _look_for_orphans(self, *options):
-        service = self.rig.services[0]
-        command = ("uploads", "reconcile", "artifacts", "--prefix", "", "--json", *options)
-        found = subprocess.run(
-            [sys.executable, "-m", "forgekeeper.cli", *command],
-            env={**os.environ, "PYTHONPATH": str(ROOT), **self.rig.person(service)},
-            cwd=service.folder,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        command = ("-m", "forgekeeper.cli", "uploads", "reconcile", "artifacts", "--prefix", "", "--json", *options)
+        found = forks.run(command, env={**os.environ, "PYTHONPATH": str(ROOT), **self.rig.person()}, cwd=self.path)
+        assert found.returncode == 0, found.stderr
         return json.loads(found.stdout)
 
     def _end(self):
@@ -370,10 +339,6 @@ class Soak:
         states = Counter(f"{run['state']} {run['reason'] or ''}".strip() for run in final.runs)
         report.notes.append(f"runs: {dict(sorted(states.items()))}; services started {self.rig.restarts} times")
         report.notes.append(f"looked: {dict(self.history.looked)}; Redis emptied {len(evidence.emptied)} times")
-        escaped = sum(
-            "planted" in line for log in evidence.logs for line in log.read_text(errors="replace").splitlines()
-        )
-        report.notes.append(f"{escaped} log lines repeat what was planted")
         (self.path / "final.json").write_text(json.dumps(vars(final)))
         return report
 

@@ -6,7 +6,6 @@ from collections import Counter
 
 from forgekeeper.batches import queues
 from forgekeeper.delivery.queues import HEARTBEATS, bodies, fetched, ready
-from forgekeeper.storage import sentinel
 from workers.expired_job_artifacts import buckets
 from workers.stale_direct_uploads import register as uploads
 
@@ -35,76 +34,53 @@ def tally(rig):
     return {record: rig.ask(f"select count(*) from {where}")[0][0] for record, where in counts.items()}
 
 
-def left(rig):
-    """Say what is still to be done, by what it is; nothing when everything is."""
-    counts = {
-        "statuses": "user_statuses where clear_status_at <= now()",
-        "imports": "bulk_imports where status in (0, 1) and updated_at < now() - interval '1 day'",
-        "entities": "bulk_import_entities where status in (0, 1) and updated_at < now() - interval '1 day'",
-        "artifacts": "ci_job_artifacts where expire_at < now() and locked = 0 and file_type <> 3",
-        "objects": "ci_deleted_objects",
-        "ref deletions": "batched_git_ref_updates_deletions where status = 1",
-        "old records": "batched_git_ref_updates_deletions where status = 2 and processed_at < now() - interval '1 day'",
-    }
-    found = {what: rig.ask(f"select count(*) from {where}")[0][0] for what, where in counts.items()}
-    found["uploads"] = len(_due_uploads(rig.client))
-    return {what: count for what, count in found.items() if count}
-
-
-DUE = {
+STALE = "status in (0, 1) and updated_at < now() - interval '1 day'"
+ALL = {
     "user_status_cleanup": ("user_id", "user_statuses where clear_status_at <= now()"),
     "stale_imports": (
         "id",
-        """bulk_imports where status in (0, 1) and updated_at < now() - interval '1 day' union all
-        select -id from bulk_import_entities where status in (0, 1) and updated_at < now() - interval '1 day'""",
+        f"bulk_imports where {STALE} union all select -id from bulk_import_entities where {STALE}",
     ),
     "expired_job_artifacts": ("id", "ci_job_artifacts where expire_at < now() and locked = 0 and file_type <> 3"),
-    "delete_objects": ("id", "ci_deleted_objects where pick_up_at <= now()"),
+    "delete_objects": ("id", "ci_deleted_objects where true"),
     "prune": (
         "id",
         "batched_git_ref_updates_deletions where status = 2 and processed_at < now() - interval '1 day'",
     ),
-    "git_ref_cleanup": ("id", "batched_git_ref_updates_deletions where status = 1 and project_id <> all(%s)"),
+    "git_ref_cleanup": ("id", "batched_git_ref_updates_deletions where status = 1"),
 }
-"""Batch -> what names its work, and where the work is that is due."""
+"""Batch -> what names its work, and where it is."""
+WAITING = "select key::bigint from quarantine where record = 'clean_project_refs' and retry_at > now()"
+DUE = {"delete_objects": "and pick_up_at <= now()", "git_ref_cleanup": f"and project_id not in ({WAITING})"}
+"""Batch -> which of it is due: the rest waits for its next try."""
+
+
+def left(rig):
+    """Say what is still to be done, by batch; nothing when everything is."""
+    found = {batch: _numbers(rig, *work) for batch, work in ALL.items()}
+    found["stale_direct_uploads"] = {*_stale_uploads(rig.client), *rig.client.zrange(uploads.DELETING, 0, -1)}
+    return {batch: len(work) for batch, work in found.items() if work}
 
 
 def due(rig):
     """Say, by batch, what is due now: neither in the future nor waiting for its next try."""
-    values = {"git_ref_cleanup": [_projects_that_wait(rig)]}
-    found = {
-        batch: {number for (number,) in rig.ask(f"select {what} from {where}", *values.get(batch, ()))}
-        for batch, (what, where) in DUE.items()
-    }
-    now = int(rig.client.time()[0])
-    claimed = rig.client.zrangebyscore(uploads.DELETING, "-inf", now)
-    stale = rig.client.zrangebyscore(uploads.PENDING, "-inf", now - 3 * 3600)
-    found["stale_direct_uploads"] = {member.decode(errors="replace") for member in (*stale, *claimed)}
+    found = {batch: _numbers(rig, what, where, DUE.get(batch, "")) for batch, (what, where) in ALL.items()}
+    claimed = rig.client.zrangebyscore(uploads.DELETING, "-inf", int(rig.client.time()[0]))
+    found["stale_direct_uploads"] = {one.decode(errors="replace") for one in (*_stale_uploads(rig.client), *claimed)}
     return found
 
 
-def _projects_that_wait(rig):
-    """List the projects whose child has failed and waits for its next try."""
-    waiting = "select key::bigint from quarantine where record = 'clean_project_refs' and retry_at > now()"
-    return [project for (project,) in rig.ask(waiting)]
+def _numbers(rig, what, where, more=""):
+    return {number for (number,) in rig.ask(f"select {what} from {where} {more}")}
+
+
+def _stale_uploads(client):
+    return client.zrangebyscore(uploads.PENDING, "-inf", int(client.time()[0]) - 3 * 3600)
 
 
 def busy(client):
     """Say whether a message waits for a worker or is in hand: what is done in it may not have been counted yet."""
     return any(client.hlen(bodies(queue)) for queue in queues())
-
-
-def _due_uploads(client):
-    stale = int(client.time()[0]) - 3 * 3600
-    return [*client.zrangebyscore(uploads.PENDING, "-inf", stale), *client.zrange(uploads.DELETING, 0, -1)]
-
-
-def files(world):
-    return sorted(
-        str(file.relative_to(world.root))
-        for file in world.root.rglob("*")
-        if file.is_file() and file.name != sentinel.NAME
-    )
 
 
 def named(rig):
@@ -150,7 +126,7 @@ def at_rest(rig, bares):
     }
     found = {name: rig.ask(f"select {what} order by 1") for name, what in tables.items()}
     found["refs"] = {number: bare.refs() for number, (bare, _) in bares.items()}
-    found["files"], found["register"] = files(rig.world), _register(rig.client)
+    found["files"], found["register"] = sorted(rig.world.files()), _register(rig.client)
     return found
 
 
@@ -192,7 +168,7 @@ def final(rig, bares):
             "select count(*) from batched_git_ref_updates_deletions where processed_at < now() - interval '1 day'"
         )[0][0],
         refs={f"ref:{number}:{ref}": oid for number, (bare, _) in bares.items() for ref, oid in bare.refs().items()},
-        files=files(rig.world),
+        files=sorted(rig.world.files()),
     )
 
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from .evidence import Evidence
-from .history import Final, History, Operation, read
+from .history import Final, Operation
 from .models import DAY, UPLOAD
 from .properties import PROPERTIES, check
 
@@ -158,15 +158,6 @@ def test_a_property_that_nobody_looked_at_does_not_hold(evidence, kind):
     assert broken(evidence) != []
 
 
-@pytest.mark.parametrize("clear", [NOW + HOUR, None])
-def test_an_extension_that_nobody_saw_the_end_of_may_have_come_in_time_or_not(evidence, clear):
-    evidence.operations["status:2"].append(done("status:2", "extend", "maybe", at=NOW + 3, clear=NOW + HOUR))
-    if clear:
-        evidence.final.statuses["2"] = clear
-
-    assert broken(evidence) == []
-
-
 def went_back(evidence, *, kept, returned):
     """Let PostgreSQL go back, at one moment, to what it knew at another."""
     evidence.operations["postgres"] = [
@@ -180,23 +171,3 @@ def test_what_was_done_between_the_copy_of_a_server_and_its_return_is_undone_and
     del evidence.final.statuses["1"]
 
     assert broken(evidence) == expected
-
-
-@pytest.mark.parametrize(("returned", "expected"), [(NOW + 10, []), (NOW - 20, ["P4"])])
-def test_an_artifact_that_a_server_forgot_leaves_its_object_and_one_made_after_its_return_does_not(
-    evidence, returned, expected
-):
-    went_back(evidence, kept=NOW - 50, returned=returned)
-    evidence.final.files.append("d/2")
-
-    assert [name for name in broken(evidence) if name == "P4"] == expected
-
-
-def test_an_intent_without_a_result_is_a_maybe_without_an_end(tmp_path):
-    history = History(tmp_path / "history")
-    history.intend("status:1", "set", {"clear": NOW}, at=NOW)
-    history.close()
-
-    (operation,) = read(history.path)[0]["status:1"]
-
-    assert (operation.do, operation.outcome, operation.ended) == ("set", "maybe", float("inf"))

@@ -55,7 +55,7 @@ class Watcher(threading.Thread):
         self._holders = None
         self._few = {}
         self._counters = {}
-        self._pages = cycle(rig.workers)
+        self._pages = cycle([service for service in rig.services if service.port])
         self.broken = None
 
     def stop(self):
@@ -171,6 +171,8 @@ class Watcher(threading.Thread):
         if self._secret in text:
             self._history.sample("page", service=service.name)
         self._history.look("page")
+        if not service.threads:
+            return  # an exporter asks anew each time
         now = {str(key): value for key, value in read(text).samples.items() if key[0].endswith("_total")}
         for name, was in self._counters.get((service.name, life), {}).items():
             if now.get(name, 0) < was:

@@ -1,4 +1,4 @@
-"""`processes`: the schedulers and workers, and what each works on."""
+"""`processes`: the schedulers and workers, what each works on, and what is wrong with them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 from rich.text import Text
 
-from forgekeeper.cli import warnings
+from forgekeeper.batches import BATCHES, queues
 from forgekeeper.cli.connection import connected
 from forgekeeper.cli.console import Json, emit, lasting, out, relative, table, warning
 from forgekeeper.database import now
 from forgekeeper.runs.processes import Process
 
-Row = tuple[object, ...]
+FIELDS = ("kind", "host", "pid", "version", "started_at", "alive_at", "draining", "queues", "timetable")
 
 
 def processes(json: Json = False) -> None:
@@ -25,18 +25,14 @@ def processes(json: Json = False) -> None:
     """
     with connected("processes"):
         instant, known = now(), Process.known()
-        found = facts_of(known, instant)
-        wrong = list(warnings.of_processes(known, instant))
+        found, wrong = facts_of(known, instant), list(warnings(known, instant))
     if json:
         emit({"at": instant, "processes": found, "warnings": wrong})
         return
     for sentence in wrong:
         out.print(warning(sentence))
-    table(
-        "",
-        ("process", "kind", "version", "up for", "heard of", "queues"),
-        [_row(one, instant) for one in found] or [(Text("none", style="dim"), *[""] * 5)],
-    )
+    rows = [_row(one, instant) for one in found] or [(Text("none", style="dim"), *[""] * 5)]
+    table("", ("process", "kind", "version", "up for", "heard of", "queues"), rows)
     if work := [row for one in found for row in _at_work(one, instant)]:
         out.print()
         table("", ("at work on", "for", "run", "process", "message"), work)
@@ -44,9 +40,8 @@ def processes(json: Json = False) -> None:
 
 def facts_of(known: Sequence[Process], instant: datetime) -> list[dict[str, Any]]:
     """Return what is known of each process; since when it works on something by the database's clock."""
-    fields = ("kind", "host", "pid", "version", "started_at", "alive_at", "draining", "queues", "timetable")
     return [
-        {name: getattr(one, name) for name in fields}
+        {name: getattr(one, name) for name in FIELDS}
         | {
             "silent": one.is_silent(instant),
             # What a silent process worked on belongs to another by now.
@@ -56,18 +51,37 @@ def facts_of(known: Sequence[Process], instant: datetime) -> list[dict[str, Any]
     ]
 
 
-def _row(one: dict[str, Any], instant: datetime) -> Row:
+def warnings(known: Sequence[Process], instant: datetime) -> Iterator[str]:
+    """Yield what is wrong with the processes; they are all that are known."""
+    living = [one for one in known if not one.is_silent(instant)]
+    schedulers = [one for one in living if one.kind == "scheduler"]
+    if not schedulers:
+        yield "no scheduler lives: nothing is sent when it is due; start `forgekeeper scheduler`"
+    for batch in BATCHES:
+        kept: dict[str, list[str]] = {}
+        for one in schedulers:
+            kept.setdefault((one.timetable or {}).get(batch, "off"), []).append(one.name)
+        if len(kept) > 1:
+            each = " and ".join(f"{schedule} ({', '.join(names)})" for schedule, names in sorted(kept.items()))
+            yield f"schedulers keep different timetables: {batch} is due at {each}; give them the same settings"
+    workers = [one for one in living if one.kind == "worker"]
+    served = {queue for one in workers if not one.draining for queue in one.queues or ()}
+    if lacking := sorted({*queues()} - served):
+        which = f"queue{'s' if len(lacking) > 1 else ''} {', '.join(lacking)}"
+        yield f"no worker for {which}: start `forgekeeper worker --queues {','.join(lacking)}`"
+
+
+def _row(one: dict[str, Any], instant: datetime) -> tuple[object, ...]:
+    heard = Text(relative(one["alive_at"], instant))
     if one["silent"]:
         heard = Text(f"silent since {lasting(instant - one['alive_at'])}", style="red")
     elif one["draining"]:
-        heard = Text(f"{relative(one['alive_at'], instant)}, draining", style="yellow")
-    else:
-        heard = Text(relative(one["alive_at"], instant))
+        heard = Text(f"{heard}, draining", style="yellow")
     up_for = lasting(instant - one["started_at"])
     return f"{one['host']}:{one['pid']}", one["kind"], one["version"], up_for, heard, " ".join(one["queues"] or ())
 
 
-def _at_work(one: dict[str, Any], instant: datetime) -> Iterator[Row]:
+def _at_work(one: dict[str, Any], instant: datetime) -> Iterator[tuple[object, ...]]:
     for work in one["at_work"]:
         # A run's message is named as the run.
         message = work["message_id"] if work["message_id"] != str(work["run"]) else ""
@@ -75,8 +89,5 @@ def _at_work(one: dict[str, Any], instant: datetime) -> Iterator[Row]:
 
 
 def _since(work: dict[str, Any], heard: datetime) -> dict[str, Any]:
-    try:
-        since = heard - timedelta(seconds=work["seconds"])
-    except OverflowError:
-        since = heard
+    since = heard - timedelta(seconds=work["seconds"])
     return {name: work.get(name) for name in ("what", "run", "message_id")} | {"since": since}

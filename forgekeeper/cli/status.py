@@ -10,16 +10,14 @@ from typing import Any
 from rich.text import Text
 
 from forgekeeper.batches import BATCHES, BatchSpec, all_declared, queues
-from forgekeeper.cli import children, story, warnings, without_redis
+from forgekeeper.cli import children, process_list, story, without_redis
 from forgekeeper.cli.connection import connected
 from forgekeeper.cli.console import Json, emit, facts, lasting, moment, out, relative, say, table, warning
 from forgekeeper.cli.leases import held
-from forgekeeper.cli.process_list import facts_of
 from forgekeeper.cli.timetable import Timetable
 from forgekeeper.connections import client
 from forgekeeper.database import LAST_INSTANT, now
 from forgekeeper.database.backlog import BOUND
-from forgekeeper.declaring.shown import Status
 from forgekeeper.delivery.queues import depth, due_since
 from forgekeeper.runs import clock_ahead, clocks, held_back
 from forgekeeper.runs.batch import Batch as BatchRow
@@ -30,6 +28,8 @@ from forgekeeper.settings import Settings
 
 STATES = {"succeeded": "green", "failed": "red", "failing": "red", "blocked": "red"}
 COUNTS = ("ready", "in_flight", "delayed", "dead")
+RUN = ("id", "tick", "state", "reason", "attempt", "started_by", "started_at", "finished_at", "result", "error")
+HOLD = ("id", "kind", "reason", "by", "since", "until")
 
 
 def status(json: Json = False) -> None:
@@ -48,42 +48,38 @@ def status(json: Json = False) -> None:
 
 def gather(settings: Settings) -> dict[str, Any]:
     """Return all that `status` shows; what only Redis knows is None where it cannot be asked."""
-    with without_redis.looks() as redis:
-        redis.begin()
-        return _gathered(settings, redis)
-
-
-def _gathered(settings: Settings, redis: without_redis.Looks) -> dict[str, Any]:
+    redis = without_redis.Looks()
+    redis.begin()
     instant, known = now(), Process.known()
     timetable = Timetable.of(known, instant, settings)
-    ahead = {name: found._asdict() for name in BATCHES if (found := clock_ahead.ahead(name)).ticks}
     batches = {name: _batch(batch, timetable, instant, redis) for name, batch in BATCHES.items()}
-    failing = {name: one["children_failing"] for name, one in batches.items() if one["children_failing"]}
-    compared = redis.ask("the clocks", partial(_clocks, settings)) or {}
-    return {
+    shown = {name: part.look for one in all_declared() for name, part in one.statuses.items()}
+    found: dict[str, Any] = {
         "at": instant,
         "batches": batches,
         "timetable_of": timetable.source,
+        "clocks": redis.ask("the clocks", partial(_clocks, settings)) or {},
         "queues": {queue: _queue(queue, known, instant, redis) for queue in queues()},
-        **{name: redis.ask(f"the {name}", part.look) for name, part in _statuses().items()},
+        **{name: redis.ask(f"the {name}", look) for name, look in shown.items()},
         "leases": redis.ask("the leases", held),
-        "processes": facts_of(known, instant),
-        "clocks": compared,
-        "ahead": ahead,
+        "processes": process_list.facts_of(known, instant),
+        "ahead": {name: ahead._asdict() for name in BATCHES if (ahead := clock_ahead.ahead(name)).ticks},
         "redis": {"trouble": redis.trouble, "unasked": redis.unasked},
-        "warnings": [
-            *redis.warnings(),
-            *(children.warning(name, found) for name, found in failing.items()),
-            *warnings.of_processes(known, instant),
-            *warnings.of_clocks(compared, ahead),
-            *held_back.warnings({name: timetable.cron(name, instant) for name in BATCHES}),
-        ],
     }
-
-
-def _statuses() -> dict[str, Status]:
-    """Return the parts that batches declare, by their names."""
-    return {name: part for one in all_declared() for name, part in one.statuses.items()}
+    failing = {name: one["children_failing"] for name, one in batches.items() if one["children_failing"]}
+    warnings = [
+        *redis.warnings(),
+        *(children.warning(name, one) for name, one in failing.items()),
+        *process_list.warnings(known, instant),
+        *(one["trouble"] for one in found["clocks"].values() if one["trouble"]),
+        *(
+            f"{name}: {ahead['ticks']} tick(s) were claimed before their time, up to that of {moment(ahead['newest'])}:"
+            " PostgreSQL's clock was ahead; they hold nothing back and run again"
+            for name, ahead in found["ahead"].items()
+        ),
+        *held_back.warnings({name: timetable.cron(name, instant) for name in BATCHES}),
+    ]
+    return found | {"warnings": warnings}
 
 
 def _clocks(settings: Settings) -> dict[str, Any]:
@@ -102,6 +98,9 @@ def _batch(batch: BatchSpec, timetable: Timetable, instant: datetime, redis: wit
     last, running = JobRun.last_ended(batch.name), JobRun.open(batch.name)
     due = redis.ask(f"the backlog of {batch.name}", partial(batch.due, instant))
     blocked = BatchRow.blocked(batch.name)
+    pause = max((one for one in holds if one.kind == "pause"), key=lambda one: one.until or LAST_INSTANT, default=None)
+    stop = next((one for one in holds if one.kind == "stop"), None)
+    brake = next((one for one in holds if one.kind in BRAKES), None)
     schedule, following = timetable.next(batch.name, instant)
     return {
         "schedule": schedule,
@@ -112,27 +111,16 @@ def _batch(batch: BatchSpec, timetable: Timetable, instant: datetime, redis: wit
         "backlog": due and min(due.records, BOUND - 1),
         "backlog_is_more": bool(due and due.records >= BOUND),
         "backlog_oldest": due and due.oldest,
-        "paused": _longest([hold for hold in holds if hold.kind == "pause"]),
-        "stopped": next((_fields(hold, "since", "reason", "by") for hold in holds if hold.kind == "stop"), None),
-        "held": next((_brake(hold) for hold in holds if hold.kind in BRAKES), None),
-        "holds": [_fields(hold, "id", "kind", "reason", "by", "since", "until") for hold in holds],
-        "blocked": blocked
-        and {
-            "since": blocked.blocked_since,
-            "reason": blocked.blocked_reason,
-            "sentence": blocked.blocked_sentence,
-        },
+        "paused": pause and _fields(pause, "until", "reason", "by"),
+        "stopped": stop and _fields(stop, "since", "reason", "by"),
+        "held": brake and _reported(brake.since, brake.kind, brake.reason),
+        "holds": [_fields(hold, *HOLD) for hold in holds],
+        "blocked": blocked and _reported(blocked.blocked_since, blocked.blocked_reason, blocked.blocked_sentence),
     }
 
 
-def _longest(pauses: list[Hold]) -> dict[str, Any] | None:
-    """Return the pause that ends last, None where there is none."""
-    hold = max(pauses, key=lambda hold: hold.until or LAST_INSTANT, default=None)
-    return None if hold is None else _fields(hold, "until", "reason", "by")
-
-
-def _brake(hold: Hold) -> dict[str, Any]:
-    return {"since": hold.since, "reason": hold.kind, "sentence": hold.reason}
+def _reported(since: datetime | None, reason: str | None, sentence: str | None) -> dict[str, Any]:
+    return {"since": since, "reason": reason, "sentence": sentence}
 
 
 def _fields(row: Hold | JobRun, *names: str) -> dict[str, Any]:
@@ -140,16 +128,14 @@ def _fields(row: Hold | JobRun, *names: str) -> dict[str, Any]:
 
 
 def _run(run: JobRun, *more: str) -> dict[str, Any]:
-    wanted = ("id", "tick", "state", "reason", "attempt", "started_by", "started_at", "finished_at", "result", "error")
-    return _fields(run, *wanted, *more) | {"result": story.result_of(run)}
+    return _fields(run, *RUN, *more) | {"result": story.result_of(run)}
 
 
 def _queue(queue: str, known: list[Process], instant: datetime, redis: without_redis.Looks) -> dict[str, Any]:
-    living = [one for one in known if not one.is_silent(instant) and not one.draining]
-    counts = redis.ask("the queues", partial(depth, client, queue))
-    oldest = redis.ask("the queues", partial(due_since, client, queue)) if counts else None
-    workers = sum(queue in (one.queues or ()) for one in living)
-    return (counts or dict.fromkeys(COUNTS)) | {"oldest": oldest, "workers": workers}
+    counts = redis.ask("the queues", partial(depth, client, queue)) or dict.fromkeys(COUNTS)
+    oldest = redis.ask("the queues", partial(due_since, client, queue))
+    serving = [one for one in known if not one.draining and not one.is_silent(instant) and queue in (one.queues or ())]
+    return counts | {"oldest": oldest, "workers": len(serving)}
 
 
 def _show(found: Mapping[str, Any]) -> None:
@@ -169,14 +155,19 @@ def _show(found: Mapping[str, Any]) -> None:
     rows = (_queue_row(name, one, instant) for name, one in found["queues"].items())
     table("", ("queue", "ready", "in flight", "delayed", "dead", "oldest", "workers"), rows)
     out.print()
-    say(_summary(found))
+    kinds = ["silent" if one["silent"] else one["kind"] for one in found["processes"]]
+    lives = f"Schedulers: {kinds.count('scheduler')}. Workers: {kinds.count('worker')}."
+    silent = f" Silent: {kinds.count('silent')}, see `forgekeeper processes`." if "silent" in kinds else ""
+    declared = {name: part.sentence for one in all_declared() for name, part in one.statuses.items()}
+    parts = [sentence(found[name]) for name, sentence in declared.items() if found[name] is not None]
+    leases = None if found["leases"] is None else len(found["leases"])
+    say([lives + silent, " ".join([*parts, f"Leases held: {_figure(leases)}."])])
 
 
 def _batch_row(name: str, one: dict[str, Any], instant: datetime) -> tuple[object, ...]:
     backlog = "" if one["backlog"] is None else f"{one['backlog']:,}{'+' if one['backlog_is_more'] else ''}"
     following = relative(one["next"], instant) if one["next"] else ""
-    oldest = lasting(instant - one["backlog_oldest"]) if one["backlog_oldest"] else ""
-    return name, one["schedule"], following, _now(one, instant), backlog, oldest
+    return name, one["schedule"], following, _now(one, instant), backlog, _age(one["backlog_oldest"], instant)
 
 
 def _last_run_row(name: str, one: dict[str, Any], instant: datetime) -> tuple[object, ...]:
@@ -197,51 +188,33 @@ def _last_run_row(name: str, one: dict[str, Any], instant: datetime) -> tuple[ob
 
 def _queue_row(name: str, one: dict[str, Any], instant: datetime) -> tuple[object, ...]:
     ready, in_flight, delayed, dead = (_figure(one[count]) for count in COUNTS)
-    oldest = lasting(instant - one["oldest"]) if one["oldest"] else ""
     workers = Text(str(one["workers"]), "" if one["workers"] else "red")
-    return name, ready, in_flight, delayed, Text(dead, "red" if one["dead"] else ""), oldest, workers
+    dead_shown = Text(dead, "red" if one["dead"] else "")
+    return name, ready, in_flight, delayed, dead_shown, _age(one["oldest"], instant), workers
 
 
 def _figure(count: int | None) -> str:
     return "?" if count is None else f"{count:,}"
 
 
-def _summary(found: Mapping[str, Any]) -> list[str]:
-    kinds = ["silent" if one["silent"] else one["kind"] for one in found["processes"]]
-    silent = f", {kinds.count('silent')} silent: see `forgekeeper processes`" if "silent" in kinds else ""
-    leases = None if found["leases"] is None else len(found["leases"])
-    parts = [part.sentence(found[name]) for name, part in _statuses().items() if found[name] is not None]
-    return [
-        f"Processes: {_count(kinds, 'scheduler')}, {_count(kinds, 'worker')}{silent}.",
-        " ".join([*parts, f"Leases held: {_figure(leases)}."]),
-    ]
-
-
-def _count(kinds: list[str], kind: str) -> str:
-    number = kinds.count(kind)
-    return f"{number} {kind}{'' if number == 1 else 's'}"
+def _age(since: datetime | None, instant: datetime) -> str:
+    return lasting(instant - since) if since else ""
 
 
 def _now(one: dict[str, Any], instant: datetime) -> Text:
-    """Say what the batch does: its open run, which is not the one whose result is shown below."""
-    run = one["open"]
+    """Say what the batch does, which is not the run whose result is shown below, or what keeps it from its next run."""
+    run, last = one["open"], one["last"] or {}
+    why = next((why for why in ("stopped", "held", "paused", "blocked") if one[why]), "")
+    colour = "yellow" if why == "paused" else "red"
     if run is None:
-        return _idle(one)
+        off = (last.get("result") or {}).get("skipped") == "flag_off"
+        return Text(why, colour) if why else Text("off" if off else "", "dim")
     if run["state"] == "started":
-        return Text(f"runs {lasting(instant - (run['started_at'] or instant))}", "cyan")
+        return Text(f"runs {_age(run['started_at'], instant)}", "cyan")
     if run["retry_at"]:
         return Text(f"retry {relative(run['retry_at'], instant)}", "yellow")
-    waits = f"{run['state']} {lasting(instant - (run['enqueued_at'] or run['claimed_at'] or instant))}"
-    return Text(waits, "yellow" if one["paused"] or one["stopped"] or one["held"] else "")
-
-
-def _idle(one: dict[str, Any]) -> Text:
-    """Say what keeps a batch from its next run, if anything does."""
-    for why, colour in (("stopped", "red"), ("held", "red"), ("paused", "yellow"), ("blocked", "red")):
-        if one[why]:
-            return Text(why, colour)
-    off = ((one["last"] or {}).get("result") or {}).get("skipped") == "flag_off"
-    return Text("off" if off else "", "dim")
+    waits = f"{run['state']} {_age(run['enqueued_at'] or run['claimed_at'], instant)}"
+    return Text(waits, "yellow" if why in ("stopped", "held", "paused") else "")
 
 
 def _pause(paused: dict[str, Any]) -> str:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, NoReturn, TypeVar
 
@@ -37,20 +36,23 @@ class Refusing(redis.ConnectionPool):
         raise redis.ConnectionError("it is not asked any more")
 
 
-@dataclass
 class Looks:
-    """What is wrong with Redis, None as long as nothing is, and what could not be asked because of that."""
+    """What is wrong with Redis, None as long as nothing is, and what could not be asked because of that.
 
-    trouble: str | None = None
-    unasked: list[str] = field(default_factory=list)
+    Once Redis does not answer, or is another installation's, this process asks it nothing more.
+    """
+
+    def __init__(self) -> None:
+        self.trouble: str | None = None
+        self.unasked: list[str] = []
 
     def begin(self) -> None:
         """Ask whether Redis answers, is this installation's, and takes writes."""
         ours = Installation.known()
         try:
             theirs = owner(client)
-            if ours is not None and theirs is not None and theirs != ours:
-                self.trouble = conflict(ours, theirs)
+            if theirs not in (None, ours):
+                self.trouble = conflict(str(ours), str(theirs))
                 client.connection_pool = Refusing()
             elif theirs is not None:
                 claim_by_writing(client, theirs)
@@ -67,22 +69,12 @@ class Looks:
                 self.unasked.append(what)
             return None
 
-    def _fail(self, error: redis.RedisError) -> None:
-        self.trouble = self.trouble or sentence(error)
-        if isinstance(error, redis.ConnectionError | redis.TimeoutError):
-            client.connection_pool = Refusing()
-
     def warnings(self) -> Iterator[str]:
         """Yield a sentence if anything is wrong."""
         if self.trouble is not None:
             yield f"{self.trouble} (not asked: {', '.join(self.unasked)})" if self.unasked else self.trouble
 
-
-@contextmanager
-def looks() -> Iterator[Looks]:
-    """Give the process its connections back in the end."""
-    pool = client.connection_pool
-    try:
-        yield Looks()
-    finally:
-        client.connection_pool = pool
+    def _fail(self, error: redis.RedisError) -> None:
+        self.trouble = self.trouble or sentence(error)
+        if isinstance(error, redis.ConnectionError | redis.TimeoutError):
+            client.connection_pool = Refusing()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 import peewee as pw
@@ -15,15 +15,16 @@ from redis.exceptions import NoPermissionError
 from forgekeeper import migrations
 from forgekeeper.audit import acts
 from forgekeeper.batches import BATCHES, queues
-from forgekeeper.cli.check_places import FORBIDDEN, Finding, error, ok, repositories, stores, warning
+from forgekeeper.cli.check_places import Finding, error, ok, repositories, stores, warning
 from forgekeeper.cli.connection import configured, recorded
 from forgekeeper.cli.console import FAILED, Json, emit, out, wrong_use
 from forgekeeper.cli.failures import sentence
+from forgekeeper.cli.migrate import FORBIDDEN
 from forgekeeper.cli.releasing import FIRST
 from forgekeeper.cli.tables import OURS
 from forgekeeper.connections import Limits, client, connect
 from forgekeeper.coordination.key_types import DECLARED, misfits
-from forgekeeper.database import Base, database, privileges, release, sqlstate
+from forgekeeper.database import database, privileges, release, sqlstate
 from forgekeeper.database.installation import Installation
 from forgekeeper.database.schema import differences
 from forgekeeper.database.schema_guard import misread
@@ -39,10 +40,7 @@ from metrics.redaction import clean
 
 POSTGRES, REDIS = 150_000, (6, 2)
 """The oldest servers that the tests run against."""
-UNSEEN = (
-    "maxmemory-policy and appendonly cannot be seen: its user may not run INFO; grant it +info, or see to it as another"
-    " user that `redis-cli INFO` says maxmemory_policy:noeviction and aof_enabled:1"
-)
+COLORS = {"ok": "green", "warning": "yellow", "error": "red"}
 
 
 def check(
@@ -67,14 +65,8 @@ def check(
     A database that was moved, or is a copy of another installation's, blocks all batches until you say which it is,
     as the owner of the tables: --init --moved or --init --copied.
     """
-    if moved and copied:
-        wrong_use("--moved or --copied: it cannot be both")
-    if (moved or copied) and not init:
-        wrong_use("--moved and --copied need --init")
-    if (moved or copied) and not (reason or "").strip():
-        wrong_use("say with --reason how it came about: the audit keeps it")
-    if reason is not None and not (moved or copied):
-        wrong_use("--reason is for --moved and --copied")
+    if (moved and copied) or (moved or copied) != bool((reason or "").strip()) or ((moved or copied) and not init):
+        wrong_use("--moved or --copied, not both, needs --init, and --reason to say how it came about")
     settings = configured()
     with recorded(settings):
         findings = list(_findings(settings, init=init, copied=copied, reason=reason))
@@ -82,9 +74,8 @@ def check(
     if json:
         emit({"ok": not errors, "findings": [finding._asdict() for finding in findings]})
     else:
-        colors = {"ok": "green", "warning": "yellow", "error": "red"}
-        for subject, level, message in findings:
-            out.print(f"{level:8}", style=colors[level], end="")
+        for level, subject, message in findings:
+            out.print(f"{level:8}", style=COLORS[level], end="")
             out.print(f"{subject}: {clean(message)}")
     if errors:
         raise typer.Exit(FAILED)
@@ -132,12 +123,11 @@ def _schedules(settings: Settings) -> Iterator[Finding]:
 
 def _redis() -> Iterator[Finding]:
     try:
-        version = _redis_version()
-        yield _new_enough("redis", version, tuple(int(part) for part in version.split(".")[:2]) >= REDIS, "6.2")
         try:
-            yield from _redis_settings()
+            yield from _redis_server(client.info())
         except NoPermissionError:
-            yield warning("redis", UNSEEN)
+            seen = "version 6.2 or newer, maxmemory_policy:noeviction and aof_enabled:1"
+            yield warning("redis", f"its user may not run INFO: grant it +info, or see to it that INFO says {seen}")
         if (whose := owner(client)) is not None:
             claim_by_writing(client, whose)
         yield from (error("redis", said) for batch in BATCHES.values() for said in batch.misreadings())
@@ -146,24 +136,18 @@ def _redis() -> Iterator[Finding]:
         yield error("redis", sentence(refused) or clean(str(refused)))
 
 
+def _redis_server(info: Mapping[str, Any]) -> Iterator[Finding]:
+    version = str(info["redis_version"])
+    yield _new_enough("redis", version, tuple(int(part) for part in version.split(".")[:2]) >= REDIS, "6.2")
+    if (policy := info.get("maxmemory_policy")) != "noeviction":
+        yield warning("redis", f"maxmemory-policy is {policy}: messages may be evicted; set noeviction")
+    if not info.get("aof_enabled"):
+        yield warning("redis", "append-only file is off: a restart forgets pending uploads; set appendonly yes")
+
+
 def _new_enough(subject: str, version: str, new: bool, needed: str) -> Finding:
     said = f"version {version}"
     return ok(subject, said) if new else error(subject, f"{said}, needs {needed} or newer")
-
-
-def _redis_version() -> str:
-    """Ask for the version by HELLO, which no user can be refused."""
-    answer: Any = client.execute_command("HELLO")
-    said = answer if isinstance(answer, dict) else dict(zip(answer[::2], answer[1::2], strict=True))
-    return str(next(value.decode() for name, value in said.items() if name in {b"version", "version"}))
-
-
-def _redis_settings() -> Iterator[Finding]:
-    policy = client.info("memory").get("maxmemory_policy", "unknown")
-    if policy != "noeviction":
-        yield warning("redis", f"maxmemory-policy is {policy}: messages may be evicted; set noeviction")
-    if not client.info("persistence").get("aof_enabled"):
-        yield warning("redis", "append-only file is off: a restart forgets pending uploads; set appendonly yes")
 
 
 def _postgresql() -> Iterator[Finding]:
@@ -175,22 +159,18 @@ def _postgresql() -> Iterator[Finding]:
         return
     lacking = list(privileges.lacking(tables))
     yield from (error("privileges", said) for said in lacking)
-    readable = not any(privileges.MIGRATIONS in said for said in lacking)
-    if pending := migrations.pending(database.obj) if readable else []:
+    if any(privileges.MIGRATIONS in said for said in lacking):
+        return
+    if pending := migrations.pending(database.obj):
         none = "there are no tables of forgekeeper's yet"
         said = none if FIRST in pending else f"pending: {', '.join(pending)}"
         yield error("schema", f"{said}; run `forgekeeper migrate`, as the owner of the tables")
         return
     if not lacking:
         yield ok("privileges", "everything that the batches do is granted")
-    yield from _schema(tables)
-
-
-def _schema(tables: Sequence[type[Base]]) -> Iterator[Finding]:
-    """Report what the tables lack, and what the batches would misread in them."""
     found, misreadings = list(differences(tables)), list(misread(tables))
-    for difference in found:
-        yield Finding("schema", "warning" if difference.harmless else "error", difference.sentence)
+    for one in found:
+        yield (warning if one.harmless else error)("schema", one.sentence)
     yield from (error("schema", said) for said in misreadings)
     if not found and not misreadings:
         yield ok("schema", "all tables, columns and indexes are there")
@@ -204,8 +184,7 @@ def _clocks(settings: Settings) -> Iterator[Finding]:
         return  # reported elsewhere
     apart = [difference for difference in differences if difference.exceeds(settings.clock_tolerance)]
     for difference in apart:
-        blocks = difference.reference == "redis"
-        yield Finding("clocks", "error" if blocks else "warning", difference.sentence())
+        yield (error if difference.reference == "redis" else warning)("clocks", difference.sentence())
     if not apart:
         most = max(abs(difference.seconds) for difference in differences)
         yield ok("clocks", f"PostgreSQL's, Redis's and this machine's are {most:.1f} s apart at most")
@@ -215,7 +194,8 @@ def _place(*, copied: bool, reason: str | None) -> Finding | None:
     """Report a database that is not where the installation was last; with a *reason* record where it is now."""
     try:
         if reason is not None:
-            _settle(copied=copied, reason=reason)
+            with database.atomic():
+                _settle(copied=copied, reason=reason)
         said = place.objection()
     except pw.PeeweeException as refused:
         if reason is None or sqlstate(refused) != FORBIDDEN:
@@ -227,12 +207,10 @@ def _place(*, copied: bool, reason: str | None) -> Finding | None:
 
 
 def _settle(*, copied: bool, reason: str) -> None:
-    with database.atomic():
-        found = place.settle(copied=copied)
-        if found is not None:
-            before, after = ({"installation": one.installation, "place": str(one.recorded)} for one in found)
-            act = f"check --init {'--copied' if copied else '--moved'}"
-            acts.record(act, "the installation", reason=reason, before=before, after=after)
+    if (found := place.settle(copied=copied)) is not None:
+        before, after = ({"installation": one.installation, "place": str(one.recorded)} for one in found)
+        act = f"check --init {'--copied' if copied else '--moved'}"
+        acts.record(act, "the installation", reason=reason, before=before, after=after)
 
 
 def _installation(*, init: bool) -> tuple[str | None, Finding]:

@@ -17,12 +17,11 @@ from forgekeeper.settings import Settings
 from forgekeeper.storage import sentinel
 from forgekeeper.storage.git_command import legible
 from forgekeeper.storage.git_repository import RootUnavailable, is_missing, misnamed, objection, too_many_missing
-from forgekeeper.storage.objects import OUTSIDE, is_below, is_normal
+from forgekeeper.storage.objects import is_normal
 from metrics.redaction import clean
 
 Named = Callable[[], list[tuple[str, ...]]]
 """Names some things that should be at a place, each by the paths at which it may lie."""
-FORBIDDEN = "42501"
 SAMPLE = 50
 """So many projects are looked for."""
 
@@ -30,24 +29,12 @@ SAMPLE = 50
 class Finding(NamedTuple):
     """One line of the report."""
 
-    subject: str
     level: Literal["ok", "warning", "error"]
+    subject: str
     message: str
 
 
-def ok(subject: str, message: str) -> Finding:
-    """Report what is as it should be."""
-    return Finding(subject, "ok", message)
-
-
-def warning(subject: str, message: str) -> Finding:
-    """Report what may be wrong."""
-    return Finding(subject, "warning", message)
-
-
-def error(subject: str, message: str) -> Finding:
-    """Report what is wrong."""
-    return Finding(subject, "error", message)
+ok, warning, error = partial(Finding, "ok"), partial(Finding, "warning"), partial(Finding, "error")
 
 
 def repositories(settings: Settings, ours: str | None, *, init: bool) -> Iterator[Finding]:
@@ -70,13 +57,17 @@ def stores(settings: Settings, ours: str | None, *, init: bool) -> Iterator[Find
     if not settings.object_stores:
         yield warning("object stores", "FORGEKEEPER_OBJECT_STORES is not set: no objects can be deleted")
     for location, url in settings.object_stores.items():
-        named = partial(_objects_named, location)
         try:
             store = sentinel.Store(location, url.get_secret_value())
-            yield _sentinel("object store", store, ours, init=init, named=named)
-            yield from _prefixes(location, settings.object_prefixes.get(location, ()), named)
+            yield _sentinel("object store", store, ours, init=init, named=partial(_objects_named, location))
         except sentinel.Unreadable as unreadable:
             yield error("object store", clean(str(unreadable)))
+            continue
+        if prefixes := settings.object_prefixes.get(location, ()):
+            yield ok("object prefixes", f"{location}: objects are deleted below {', '.join(prefixes)} alone")
+        else:
+            hint = "FORGEKEEPER_OBJECT_PREFIXES names the folders outside which nothing is, if you know them"
+            yield ok("object prefixes", f"{location}: objects are deleted anywhere in the store; {hint}")
 
 
 def _sample(root: Path, share: float) -> Iterator[Finding]:
@@ -85,76 +76,50 @@ def _sample(root: Path, share: float) -> Iterator[Finding]:
         projects = _projects()
     except pw.PeeweeException:
         return  # reported elsewhere
+    taken = f"of {len(projects)} projects taken at random"
     missing = [path for path in projects.values() if is_missing(root, path)]
     others = {path: other for path in missing if (other := misnamed(root, path))}
-    if others:
-        path = next(iter(others))
-        yield error("repositories", f"there is none at {path}, but one at {others[path]}: correct disk_path")
+    for path, other in list(others.items())[:1]:
+        yield error("repositories", f"there is none at {path}, but one at {other}: correct disk_path")
     if len(missing) > len(others):
-        level: Literal["warning", "error"] = "warning"
-        if too_many_missing(len(missing), len(projects), share):
-            level = "error"
-        said = f"{len(missing)} of {len(projects)} projects taken at random have none"
-        yield Finding("repositories", level, said)
+        report = error if too_many_missing(len(missing), len(projects), share) else warning
+        yield report("repositories", f"{len(missing)} {taken} have none")
     refused = {number: why for number, path in projects.items() if (why := objection(root, path))}
-    if refused:
-        number = next(iter(refused))
-        most = "" if len(refused) == 1 else f" ({len(refused)} of {len(projects)} projects taken at random are refused)"
+    for number, why in list(refused.items())[:1]:
         where = legible(projects[number].encode(errors="backslashreplace"))
-        yield error("repositories", f"no ref of project {number} at {where!r} is deleted: {refused[number]}{most}")
+        most = "" if len(refused) == 1 else f" ({len(refused)} {taken} are refused)"
+        yield error("repositories", f"no ref of project {number} at {where!r} is deleted: {why}{most}")
 
 
-def _prefixes(location: str, prefixes: tuple[str, ...], named: Named) -> Iterator[Finding]:
-    """Report where in the store objects may be deleted, and whether the database names some that may not."""
-    if not prefixes:
-        hint = "FORGEKEEPER_OBJECT_PREFIXES names the folders outside which nothing is, if you know them"
-        yield ok("object prefixes", f"{location}: objects are deleted anywhere in the store; {hint}")
-        return
-    try:
-        names = [paths[0] for paths in named()]
-    except (pw.PeeweeException, redis.RedisError):
-        return  # reported elsewhere
-    outside = [path for path in names if not is_below(prefixes, path)]
-    if outside:
-        count = f"{len(outside)} of {len(names)} objects looked for, such as {outside[0]}"
-        yield warning("object prefixes", f"{location}: {count}, are {OUTSIDE}: they will not be deleted")
-    else:
-        yield ok("object prefixes", f"{location}: objects are deleted below {', '.join(prefixes)} alone")
-
-
-def _sentinel(  # noqa: PLR0911, a table of cases
-    subject: str, place: sentinel.Place, ours: str | None, *, init: bool, named: Named
-) -> Finding:
-    """Report on a place's sentinel; with *init* create a missing one or adopt one that names nobody.
-
-    Only once the place is proved to be the right one, by a sample of what the database has *named*.
-    """
+def _sentinel(subject: str, place: sentinel.Place, ours: str | None, *, init: bool, named: Named) -> Finding:
+    """Report on a place's sentinel; with *init* create a missing one or adopt one that names nobody."""
     found = place.sentinel()
-    if found is not None and ours is None:
-        return warning(subject, f"{place} has its sentinel, but nobody can say whether it is the right one")
+    if ours is None:
+        return warning(subject, f"{place} may be another installation's: the database does not say which it is of")
     if found is not None and found.installation == ours:
         return ok(subject, f"{place} has its sentinel")
-    if ours is None:
-        said = "it gets none while the database does not say which installation it is of: see the lines above"
-        return error(subject, f"{place} has no {sentinel.NAME}; {said}")
-    if found is None and not init:
+    if init and (found is None or found.installation is None):
+        return _claimed(subject, place, ours, adopted=found is not None, named=named)
+    if found is None:
         return error(subject, f"{place} has no {sentinel.NAME}; `forgekeeper check --init` creates it")
-    if found is not None and (found.installation is not None or not init):
-        return error(subject, sentinel.objection(place, found, ours) or "")
-    doubt = _doubt(place, ours, named) or _unrecorded(subject, place, ours, adopted=found is not None)
-    if doubt is not None:
-        return error(subject, f"{place} {doubt}")
+    return error(subject, sentinel.objection(place, found, ours) or "")
+
+
+def _claimed(subject: str, place: sentinel.Place, ours: str, *, adopted: bool, named: Named) -> Finding:
+    """Write the sentinel of a place that a sample of what the database has *named* proves to be the right one."""
+    try:
+        if doubt := _doubt(place, ours, named()):
+            return error(subject, f"{place} {doubt}")
+        acts.record("check --init", f"{subject} {place}", after={"installation": ours, "adopted": adopted})
+    except (pw.PeeweeException, redis.RedisError) as refused:
+        return error(subject, f"{place} gets no {sentinel.NAME}: {sentence(refused)}")
     place.create_sentinel(ours)
-    done = f"had no {sentinel.NAME}; created it" if found is None else f"had a {sentinel.NAME} of nobody's; adopted it"
+    done = f"had a {sentinel.NAME} of nobody's; adopted it" if adopted else f"had no {sentinel.NAME}; created it"
     return ok(subject, f"{place} {done}")
 
 
-def _doubt(place: sentinel.Place, ours: str, named: Named) -> str | None:
+def _doubt(place: sentinel.Place, ours: str, names: list[tuple[str, ...]]) -> str | None:
     """Say why a place may be the wrong one, None when it is empty as it should be or has what it should have."""
-    try:
-        names = named()
-    except (pw.PeeweeException, redis.RedisError) as refused:
-        return f"may be the wrong place: what should be in it is unknown: {clean(str(refused).splitlines()[0])}"
     if place.is_empty():
         said = "is empty, but the database knows what should be in it: is the right disk or bucket there?"
         return said if names else None
@@ -165,15 +130,6 @@ def _doubt(place: sentinel.Place, ours: str, named: Named) -> str | None:
         return None
     tried = f"has none of the {len(names)} things looked for that should be in it"
     return f"{tried}: is it the right disk or bucket, and the right database?"
-
-
-def _unrecorded(subject: str, place: sentinel.Place, ours: str, *, adopted: bool) -> str | None:
-    """Record that the place gets its sentinel; say why that cannot be."""
-    try:
-        acts.record("check --init", f"{subject} {place}", after={"installation": ours, "adopted": adopted})
-    except pw.PeeweeException as refused:
-        return f"gets no {sentinel.NAME}, for that cannot be recorded: {sentence(refused)}"
-    return None
 
 
 def _repositories_named() -> list[tuple[str, ...]]:

@@ -134,19 +134,11 @@ def test_every_command_works_with_these_grants(main, role, tmp_path):
     assert {command: result.stderr for command, result in results.items() if result.status != 0} == {}
 
 
-def test_check_says_what_redis_does_not_let_it_see_and_sees_what_it_does(main, role):
-    def redis_is():
-        found = main("check", "--json", **role.settings).json["findings"]
-        return [(f["level"], f["message"].partition(":")[0]) for f in found if f["subject"] == "redis"]
+def test_check_says_what_redis_does_not_let_it_see(main, role):
+    found = main("check", "--json", **role.settings).json["findings"]
 
-    (version, unseen) = redis_is()
-    with closing(redis.from_url(role.settings["REDIS_URL"].replace(f"{EVERYTHING}:{SECRET}@", ""))) as server:
-        server.execute_command("ACL", "SETUSER", EVERYTHING, "+info")
-    seen = redis_is()
-
-    assert (version[0], unseen) == ("ok", ("warning", "maxmemory-policy and appendonly cannot be seen"))
-    assert version in seen
-    assert unseen not in seen
+    ((level, message),) = [(one["level"], one["message"]) for one in found if one["subject"] == "redis"]
+    assert (level, "grant it +info, or see to it" in message) == ("warning", True)
 
 
 def test_check_says_that_it_may_not_read_what_was_migrated(role, errors):

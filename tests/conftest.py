@@ -88,8 +88,7 @@ def no_settings_of_the_machine(monkeypatch: pytest.MonkeyPatch, tmp_path_factory
         monkeypatch.setenv(f"{PREFIX}METRICS_PORT_{process}", "0")
     # Worlds of tests are small and young, and much in them is due: few tests are about the breaker.
     monkeypatch.setenv(f"{PREFIX}BREAKER_SHARE", "1")
-    # Where a test takes a disk away, it is not about who waits for one.
-    # And where one destroys artifacts, their objects go in the same test.
+    # Where a test destroys artifacts, their objects go in the same test.
     monkeypatch.setenv(f"{PREFIX}OBJECT_GRACE", "0")
     monkeypatch.chdir(tmp_path_factory.mktemp("cwd"))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 import peewee as pw
@@ -15,8 +14,6 @@ from forgekeeper.batches import BATCHES
 from forgekeeper.cli.failures import sentence
 from forgekeeper.settings import Settings
 from forgekeeper.storage import sentinel
-from forgekeeper.storage.git_command import legible
-from forgekeeper.storage.git_repository import RootUnavailable, is_missing, misnamed, objection, too_many_missing
 from forgekeeper.storage.objects import is_normal
 from metrics.redaction import clean
 
@@ -38,17 +35,14 @@ ok, warning, error = partial(Finding, "ok"), partial(Finding, "warning"), partia
 
 
 def repositories(settings: Settings, ours: str | None, *, init: bool) -> Iterator[Finding]:
-    """Look at the repositories' root, and for some repositories below it."""
+    """Look at the repositories' root."""
     root = settings.repositories_root
     if root is None:
         yield warning("repositories", "FORGEKEEPER_REPOSITORIES_ROOT is not set: no refs can be deleted")
         return
     try:
-        found = _sentinel("repositories", sentinel.Folder(root), ours, init=init, named=_repositories_named)
-        yield found
-        if found.level != "error":
-            yield from _sample(root, settings.missing_repositories)
-    except (sentinel.Unreadable, RootUnavailable) as unreadable:
+        yield _sentinel("repositories", sentinel.Folder(root), ours, init=init, named=_repositories_named)
+    except sentinel.Unreadable as unreadable:
         yield error("repositories", str(unreadable))
 
 
@@ -68,27 +62,6 @@ def stores(settings: Settings, ours: str | None, *, init: bool) -> Iterator[Find
         else:
             hint = "FORGEKEEPER_OBJECT_PREFIXES names the folders outside which nothing is, if you know them"
             yield ok("object prefixes", f"{location}: objects are deleted anywhere in the store; {hint}")
-
-
-def _sample(root: Path, share: float) -> Iterator[Finding]:
-    """Look for the repositories of projects taken at random; report what is wrong with where they should be."""
-    try:
-        projects = _projects()
-    except pw.PeeweeException:
-        return  # reported elsewhere
-    taken = f"of {len(projects)} projects taken at random"
-    missing = [path for path in projects.values() if is_missing(root, path)]
-    others = {path: other for path in missing if (other := misnamed(root, path))}
-    for path, other in list(others.items())[:1]:
-        yield error("repositories", f"there is none at {path}, but one at {other}: correct disk_path")
-    if len(missing) > len(others):
-        report = error if too_many_missing(len(missing), len(projects), share) else warning
-        yield report("repositories", f"{len(missing)} {taken} have none")
-    refused = {number: why for number, path in projects.items() if (why := objection(root, path))}
-    for number, why in list(refused.items())[:1]:
-        where = legible(projects[number].encode(errors="backslashreplace"))
-        most = "" if len(refused) == 1 else f" ({len(refused)} {taken} are refused)"
-        yield error("repositories", f"no ref of project {number} at {where!r} is deleted: {why}{most}")
 
 
 def _sentinel(subject: str, place: sentinel.Place, ours: str | None, *, init: bool, named: Named) -> Finding:
@@ -134,13 +107,9 @@ def _doubt(place: sentinel.Place, ours: str, names: list[tuple[str, ...]]) -> st
 
 def _repositories_named() -> list[tuple[str, ...]]:
     """Name repositories that should be below the root; whether their paths are spelled rightly is another question."""
-    return [(path.removesuffix(".git"), f"{path.removesuffix('.git')}.git") for path in _projects().values()]
-
-
-def _projects() -> dict[int, str]:
-    """Return some projects, and where their repositories should be."""
     looks = [look for batch in BATCHES.values() for look in batch.known_repositories]
-    return {number: path for look in looks for number, path in look(SAMPLE).items()}
+    paths = [path.removesuffix(".git") for look in looks for path in look(SAMPLE).values()]
+    return [(path, f"{path}.git") for path in paths]
 
 
 def _objects_named(location: str) -> list[tuple[str, ...]]:

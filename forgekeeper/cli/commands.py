@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from typing import Annotated
@@ -41,44 +41,22 @@ from metrics.redaction import clean
 
 INTERRUPTED, UNREAD = 128 + signal.SIGINT, 128 + signal.SIGPIPE
 HELP = {"-h", "--help", "--version"}
-PANELS: dict[str, dict[str, Callable[..., None] | typer.Typer | str]] = {
-    "Serve": {
-        "demo": "demo.tour",
-        "up": "demo.up",
-        "scheduler": serving.scheduler,
-        "worker": serving.worker,
-        "exporter": serving.exporter,
-    },
-    "Prepare": {
-        "check": check.check,
-        "migrate": migrate.migrate,
-        "settings": declared.settings,
-        "metrics": declared.metrics,
-        "batches": declared.batches,
-        "seed": "demo.seed",
-    },
-    "Run": {
-        "run": running.run,
-        "send": running.send,
-        "pause": holding.pause,
-        "stop": holding.stop,
-        "cancel": running.cancel,
-        "resume": holding.resume,
-        "release": releasing.release,
-        "flags": flags.flags,
-    },
-    "Look": {
-        "status": status.status,
-        "processes": process_list.processes,
-        "ticks": ticks.ticks,
-        "why": ticks.why,
-        "audit": audit.audit,
-        "quarantine": quarantine.quarantine,
-        "leases": leases.leases,
-    },
+DEMO = {"demo": "demo.tour", "up": "demo.up", "seed": "demo.seed"}
+"""Commands of the demo by their modules, which no process of production imports."""
+PANELS: dict[str, tuple[Callable[..., None] | typer.Typer | str, ...]] = {
+    "Serve": ("demo", "up", serving.scheduler, serving.worker, serving.exporter),
+    "Prepare": (check.check, migrate.migrate, declared.settings, declared.metrics, declared.batches, "seed"),
+    "Run": (
+        *(running.run, running.send, holding.pause, holding.stop, running.cancel, holding.resume),
+        *(releasing.release, flags.flags),
+    ),
+    "Look": (
+        *(status.status, process_list.processes, ticks.ticks, ticks.why, audit.audit),
+        *(quarantine.quarantine, leases.leases),
+    ),
 }
-"""The commands by their panels; those of the demo by their modules, which no process of production imports."""
-DEMO = {name for commands in PANELS.values() for name, command in commands.items() if isinstance(command, str)}
+"""The commands by their panels."""
+SERVING = {"scheduler", "worker", "exporter"}
 GONE = {
     "psql": 'psql "$FORGEKEEPER_DATABASE_URL"',
     "redis": 'redis-cli -u "$FORGEKEEPER_REDIS_URL"',
@@ -106,20 +84,23 @@ def application(*, demo: bool = True) -> typer.Typer:
         rich_markup_mode="rich",
     )
     for panel, commands in PANELS.items():
-        _add(app, panel, {name: command for name, command in commands.items() if demo or name not in DEMO})
+        for command in commands:
+            if not isinstance(command, str):
+                _add(app, panel, command)
+            elif demo:
+                _add(app, panel, getattr(import_module(DEMO[command]), command))
     for batch in BATCHES.values():
         if batch.commands:
-            _add(app, "Look", import_module(batch.commands).COMMANDS)
+            for name, command in import_module(batch.commands).COMMANDS.items():
+                _add(app, "Look", command, name)
     return app
 
 
-def _add(app: typer.Typer, panel: str, commands: Mapping[str, Callable[..., None] | typer.Typer | str]) -> None:
-    for name, found in commands.items():
-        command = getattr(import_module(found), name) if isinstance(found, str) else found
-        if isinstance(command, typer.Typer):
-            app.add_typer(command, name=name, rich_help_panel=panel)
-        else:
-            app.command(name, rich_help_panel=panel)(command)
+def _add(app: typer.Typer, panel: str, command: Callable[..., None] | typer.Typer, name: str | None = None) -> None:
+    if isinstance(command, typer.Typer):
+        app.add_typer(command, name=name or command.info.name, rich_help_panel=panel)
+    else:
+        app.command(name, rich_help_panel=panel)(command)
 
 
 def _show_version(asked: bool) -> None:
@@ -175,9 +156,8 @@ def _called(arguments: list[str]) -> int:
     except SettingsError:
         if HELP.isdisjoint(arguments):
             raise
-    known = {name for commands in PANELS.values() for name in commands} - DEMO
     # Typer returns the status of `typer.Exit`.
-    return application(demo=arguments[0] not in known)(arguments, prog_name="forgekeeper", standalone_mode=False) or 0
+    return application(demo=arguments[0] not in SERVING)(arguments, prog_name="forgekeeper", standalone_mode=False) or 0
 
 
 def _complain(sentence: str, status: int) -> int:

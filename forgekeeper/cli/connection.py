@@ -44,17 +44,11 @@ def connected(
     with recorded(settings):
         database.connect()
         try:
-            if migrated:
-                require_migrated()
+            if migrated and (pending := migrations.pending(database.obj)):
+                raise Problem(f"the database lacks {len(pending)} migration(s): run `forgekeeper migrate`")
             yield settings
         finally:
             release()
-
-
-def require_migrated() -> None:
-    """Refuse a database whose schema is not up to date."""
-    if pending := migrations.pending(database.obj):
-        raise Problem(f"the database lacks {len(pending)} migration(s): run `forgekeeper migrate`")
 
 
 def recorded(settings: Settings) -> AbstractContextManager[None]:

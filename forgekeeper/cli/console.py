@@ -94,16 +94,16 @@ def answer(value: Any, text: str, *, json: bool) -> None:
         out.print(text)
 
 
-def group(help_text: str, listing: Callable[..., None], name: str = "list") -> typer.Typer:
+def group(name: str, help_text: str, listing: Callable[..., None], called: str = "list") -> typer.Typer:
     """Make a group of commands with the command *listing*, which is also called when no command is given."""
-    made = typer.Typer(help=help_text)
+    made = typer.Typer(name=name, help=help_text)
 
     @made.callback(invoke_without_command=True)
     def without_command(context: typer.Context, json: Json = False) -> None:
         if context.invoked_subcommand is None:
             listing(json=json)
 
-    made.command(name)(listing)
+    made.command(called)(listing)
     return made
 
 

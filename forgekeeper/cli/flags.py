@@ -26,7 +26,7 @@ def flags_list(json: Json = False) -> None:
     table("", ("flag", "state", "what it switches"), rows)
 
 
-flags = group("Feature flags: list them, or turn one on or off for all processes.", flags_list)
+flags = group("flags", "Feature flags: list them, or turn one on or off for all processes.", flags_list)
 
 
 @flags.command("on")

@@ -28,7 +28,7 @@ def leases_list(json: Json = False) -> None:
         table("", ("lease", "holder", "since", "seconds left"), (one.values() for one in found))
 
 
-leases = group("Leases: which process works on what alone, and since when.", leases_list)
+leases = group("leases", "Leases: which process works on what alone, and since when.", leases_list)
 
 
 @leases.command("break")

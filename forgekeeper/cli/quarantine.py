@@ -71,6 +71,7 @@ def quarantine_list(
 
 
 quarantine = group(
+    "quarantine",
     "What failed by itself: it is left out until its next try, or until a person decides, and stops nothing else.",
     quarantine_list,
 )

@@ -57,7 +57,7 @@ def gather(settings: Settings) -> dict[str, Any]:
     found: dict[str, Any] = {
         "at": instant,
         "batches": batches,
-        "timetable_of": timetable.source,
+        "timetable_of": "settings" if timetable.kept is None else "schedulers",
         "clocks": redis.ask("the clocks", partial(_clocks, settings)) or {},
         "queues": {queue: _queue(queue, known, instant, redis) for queue in queues()},
         **{name: redis.ask(f"the {name}", look) for name, look in shown.items()},
@@ -77,7 +77,7 @@ def gather(settings: Settings) -> dict[str, Any]:
             " PostgreSQL's clock was ahead; they hold nothing back and run again"
             for name, ahead in found["ahead"].items()
         ),
-        *held_back.warnings({name: timetable.cron(name, instant) for name in BATCHES}),
+        *held_back.warnings({name: timetable.cron(name) for name in BATCHES}),
     ]
     return found | {"warnings": warnings}
 
@@ -101,10 +101,10 @@ def _batch(batch: BatchSpec, timetable: Timetable, instant: datetime, redis: wit
     pause = max((one for one in holds if one.kind == "pause"), key=lambda one: one.until or LAST_INSTANT, default=None)
     stop = next((one for one in holds if one.kind == "stop"), None)
     brake = next((one for one in holds if one.kind in BRAKES), None)
-    schedule, following = timetable.next(batch.name, instant)
+    cron = timetable.cron(batch.name)
     return {
-        "schedule": schedule,
-        "next": following,
+        "schedule": timetable.schedule(batch.name),
+        "next": cron and cron.after(instant),
         "open": running and _run(running, "retry_at", "claimed_at", "enqueued_at", "alive_at"),
         "last": last and _run(last),
         "children_failing": children.failing(batch.name) if batch.children else None,

@@ -79,7 +79,7 @@ def _absent(name: str, tick: datetime | None, settings: Settings) -> list[str]:
     if tick is None:
         return ["The batch has not been due yet since it was registered, and nobody has sent it."]
     timetable = Timetable.of(Process.known(), now(), settings)
-    return story.tell_absent(tick, timetable.cron(name, tick), JobRun.oldest_tick(name))
+    return story.tell_absent(tick, timetable.cron(name), JobRun.oldest_tick(name))
 
 
 def _facts(run: JobRun) -> dict[str, Any]:

@@ -3,52 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
+from typing import NamedTuple
 
 from forgekeeper.runs.processes import Process
 from forgekeeper.settings import Settings
 from forgekeeper.settings.cron import BadCron, Cron, parse
 
 
-@dataclass(frozen=True)
-class Timetable:
-    """What each living scheduler keeps; where none lives, what one would keep by these settings."""
+class Timetable(NamedTuple):
+    """What a living scheduler keeps, None where none lives; then it is what one would keep by these settings."""
 
-    kept: Sequence[dict[str, str]]
+    kept: dict[str, str] | None
     settings: Settings
 
     @classmethod
     def of(cls, known: Sequence[Process], instant: datetime, settings: Settings) -> Timetable:
-        """Take the timetables of the living schedulers among the *known* processes."""
-        return cls([one.timetable for one in known if one.timetable and not one.is_silent(instant)], settings)
+        """Take the timetable of the first living scheduler; where they disagree `process_list.warnings` says so."""
+        kept = (one.timetable for one in known if one.timetable and not one.is_silent(instant))
+        return cls(next(kept, None), settings)
 
-    @property
-    def source(self) -> Literal["schedulers", "settings"]:
-        """Say where it comes from."""
-        return "schedulers" if self.kept else "settings"
+    def schedule(self, batch: str) -> str:
+        """Return the batch's schedule as it is written."""
+        return str(self.settings.cron(batch) or "off") if self.kept is None else self.kept.get(batch, "off")
 
-    def next(self, batch: str, instant: datetime) -> tuple[str, datetime | None]:
-        """Return the schedule by which the batch is due next, and when."""
-        crons = [(schedule, _cron(schedule)) for schedule in self._schedules(batch)]
-        due = [(schedule, cron.after(instant) if cron else None) for schedule, cron in crons]
-        return min(due, key=lambda one: (one[1] is None, one[1]))
-
-    def cron(self, batch: str, tick: datetime) -> Cron | None:
-        """Return the schedule by which the batch is due at *tick*, else any that it has."""
-        crons = [cron for cron in map(_cron, self._schedules(batch)) if cron]
-        return next((cron for cron in crons if cron.newest(tick) == tick), crons[0] if crons else None)
-
-    def _schedules(self, batch: str) -> list[str]:
-        """Return the batch's schedules: one, unless schedulers disagree."""
-        if not self.kept:
-            return [str(self.settings.cron(batch) or "off")]
-        return sorted({timetable.get(batch, "off") for timetable in self.kept})
-
-
-def _cron(schedule: str) -> Cron | None:
-    try:
-        return parse(schedule)
-    except BadCron:  # of a scheduler whose version knows more
-        return None
+    def cron(self, batch: str) -> Cron | None:
+        """Return the batch's schedule, None where it is off or that of a scheduler whose version knows more."""
+        try:
+            return parse(self.schedule(batch))
+        except BadCron:
+            return None

@@ -1,4 +1,4 @@
-"""What a process that serves waits for before it begins: its servers, their schema, a worker's places.
+"""What a process that serves waits for before it begins: its servers and their schema.
 
 If it ended instead, a supervisor would start it again and again and give up in the end.  So it waits, with growing
 pauses and a log line after each look.  What only a person can correct, such as a Redis of another installation,
@@ -8,7 +8,6 @@ still ends it at once.
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable, Mapping
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
@@ -56,15 +55,14 @@ class Wait:
 
         Raises `typer.Exit` with status 0 when the process is asked to end meanwhile, and what waiting does not cure.
         """
-        began, pause, before = time.monotonic(), SHORTEST, ""
+        pause, before = SHORTEST, ""
         while (missing := self._look(look)) is not None:
-            waited = time.monotonic() - began
-            facts = {"missing": missing.what, "where": missing.where, "reason": missing.why}
             pause = SHORTEST if missing.what != before else min(pause * 2, LONGEST)
             before = missing.what
             # Spread, as many processes may wait for one server.
             seconds = round(pause * random.uniform(0.75, 1.0), 3)  # noqa: S311, no secret
-            log.warning("not ready, waiting", process=self._said, **facts, waited=round(waited, 1), next_try_in=seconds)
+            facts = {"missing": missing.what, "where": missing.where, "reason": missing.why, "next_try_in": seconds}
+            log.warning("not ready, waiting", process=self._said, **facts)
             ready.tell_supervisor(f"STATUS=waiting for {missing.what} at {missing.where}: {missing.why}")
             self._sleep(seconds)
         self.end_if_asked()
@@ -103,22 +101,18 @@ def server_missing(settings: Settings, keys: Mapping[str, str]) -> Missing | Non
     """Look for PostgreSQL, its schema, and a Redis that takes writes and whose *keys* are of the types they must be."""
     if (missing := database_missing(settings)) is not None:
         return missing
-    where = of_database(settings.require_database())
+    what, where = "the schema", of_database(settings.require_database())
     try:
-        pending = migrations.pending(database.obj)
-    except pw.PeeweeException as error:
-        return _refused("the schema", where, error)
-    if pending:
-        why = f"the database lacks {len(pending)} migration(s): run `forgekeeper migrate`"
-        return Missing("the schema", where, why)
-    try:
+        if pending := migrations.pending(database.obj):
+            return Missing(what, where, f"the database lacks {len(pending)} migration(s): run `forgekeeper migrate`")
+        what, where = "Redis", of_redis(settings.require_redis())
         require_redis()
         if objection() is None:
             claim_by_writing(client, Installation.ensure())
         misfit = next(misfits(client, keys), None)
     except (redis.RedisError, pw.PeeweeException) as error:
-        return _refused("Redis", of_redis(settings.require_redis()), error)
-    return None if misfit is None else Missing("Redis", of_redis(settings.require_redis()), misfit)
+        return _refused(what, where, error)
+    return None if misfit is None else Missing(what, where, misfit)
 
 
 def _refused(what: str, where: str, error: Exception) -> Missing:

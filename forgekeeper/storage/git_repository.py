@@ -211,19 +211,6 @@ def misnamed(root: Path, disk_path: str) -> str | None:
     return None
 
 
-def objection(root: Path, disk_path: str) -> str | None:
-    """Return why no ref of the repository at *disk_path* would be deleted, as far as its folder shows.
-
-    Raises `RootUnavailable`; a repository that is missing is none to object to.
-    """
-    with suppress(RepositoryMissing):
-        try:
-            open_repository(root, disk_path).enclose()
-        except RepositoryFailed as error:
-            return str(error)
-    return None
-
-
 def _identity(git_dir: Path, root: Path) -> tuple[int, int]:
     try:
         found = git_dir.stat()

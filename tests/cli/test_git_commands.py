@@ -64,35 +64,6 @@ def test_a_repository_in_which_git_fails_keeps_no_other_from_its_turn(main, root
     assert statuses() == [DeletionStatus.PENDING, DeletionStatus.PROCESSED]
 
 
-def look(main, root):
-    findings = main("check", "--json", REPOSITORIES_ROOT=str(root)).json["findings"]
-    return [(one["level"], one["message"]) for one in findings if one["subject"] == "repositories"][1:]
-
-
-@pytest.mark.parametrize(("missing", "level"), [(2, "warning"), (3, "error")])
-def test_check_says_how_many_repositories_are_missing(main, root, missing, level):
-    for number in range(1, missing + 1):
-        Project.create(id=number, disk_path=f"{number}.git")
-
-    ((found, message),) = look(main, root)
-
-    assert found == level
-    assert message.endswith("projects taken at random have none")
-
-
-@pytest.mark.parametrize("others", [0, 2])
-def test_check_names_a_project_whose_repository_leads_git_elsewhere(main, root, others):
-    for number in range(1, 2 + others):
-        (root / f"{number}.git").mkdir()
-        (root / f"{number}.git/refs").symlink_to(root / "9.git/refs")
-        Project.create(id=number, disk_path=f"{number}.git")
-
-    ((found, message),) = look(main, root)
-
-    assert (found, ".git' is deleted: refs is a symbolic link" in message) == ("error", True)
-    assert ("3 of 3 projects taken at random are refused" in message) == bool(others)
-
-
 def test_what_a_run_had_sent_before_it_failed_is_worked_on_by_hand_too(main, root):
     git_repositories.create(root, "1.git", ["refs/go"])
     for number in range(1, 5):

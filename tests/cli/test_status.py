@@ -76,13 +76,6 @@ def test_without_a_living_scheduler_they_are_what_this_shell_says(status, main):
     assert "what this shell's settings say" in main("status").stdout
 
 
-def test_of_two_timetables_the_tick_that_comes_first_is_next(status):
-    scheduler(1, EVERY_DAY)
-    scheduler(2, EVERY_DAY | {NAME: "* * * * *"})
-
-    assert status()["batches"][NAME]["schedule"] == "* * * * *"
-
-
 def test_with_a_scheduler_and_a_worker_for_each_queue_nothing_is_wrong(status):
     scheduler()
     worker()

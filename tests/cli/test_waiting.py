@@ -84,15 +84,13 @@ def ready(port):
         return None
 
 
-def test_a_worker_waits_for_each_thing_that_it_lacks_and_begins_when_all_is_there(
-    start, main, new_database, urls, tmp_path
-):
-    url, root, (port,) = new_database(), tmp_path / "repositories", free_ports(1)
+def test_a_worker_waits_for_each_thing_that_it_lacks_and_begins_when_all_is_there(start, main, new_database, urls):
+    url, (port,) = new_database(), free_ports(1)
     proxy, through = postgres_through(url)
     with proxy, closing(redis.Redis.from_url(urls.redis)) as server:
         proxy.refuse()
         arguments = ("worker", "--processes", "1", "--threads", "1", "--metrics-port", str(port))
-        worker = start(*arguments, DATABASE_URL=through, REPOSITORIES_ROOT=str(root))
+        worker = start(*arguments, DATABASE_URL=through)
 
         eventually(lambda: worker.waits_for("PostgreSQL"))
         line = worker.waits_for("PostgreSQL")
@@ -112,6 +110,7 @@ def test_a_worker_waits_for_each_thing_that_it_lacks_and_begins_when_all_is_ther
             main("migrate", DATABASE_URL=url)
             eventually(lambda: worker.waits_for("Redis"))
             assert "replica" in worker.waits_for("Redis")["reason"]
+            assert not any("READY=1" in told for told in worker.told())
         finally:
             server.execute_command("REPLICAOF", "NO", "ONE")
 
@@ -150,31 +149,17 @@ def test_a_scheduler_waits_for_a_redis_that_is_full_and_says_when_it_is_ready(st
     assert scheduler.end() == 0
 
 
-@pytest.fixture
-def quick(monkeypatch):
+def test_pauses_grow_up_to_the_longest(monkeypatch):
     monkeypatch.setattr(waiting, "SHORTEST", 0.02)
     monkeypatch.setattr(waiting, "LONGEST", 0.1)
+    look = iter([*[Missing("Redis", "here", "it is away")] * 6, None]).__next__
 
-
-def looks_that_find(*missing):
-    """A look that misses each of these in turn, and nothing in the end."""
-    return iter([*missing, None]).__next__
-
-
-def pauses(look):
     with structlog.testing.capture_logs() as lines:
         Wait(SimpleQueue(), said="test").until_there(look)
-    return [line["next_try_in"] for line in lines if "next_try_in" in line]
 
-
-def test_pauses_grow_up_to_the_longest(quick):
-    away = Missing("Redis", "here", "it is away")
-
-    seconds = pauses(looks_that_find(*[away] * 6))
-
+    seconds = [line["next_try_in"] for line in lines]
     assert all(later > sooner for sooner, later in itertools.pairwise(seconds[:3]))
-    assert max(seconds) <= 0.1
-    assert seconds[-1] > 0.05
+    assert 0.05 < seconds[-1] <= max(seconds) <= 0.1
 
 
 def test_a_worker_is_ready_while_one_of_its_processes_takes_messages(tmp_path):

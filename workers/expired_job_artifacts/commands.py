@@ -50,7 +50,7 @@ def objects_held(
     out.print(f"{total} in all")
 
 
-objects = group("Objects of deleted artifacts that must not be deleted.", objects_held, "held")
+objects = group("objects", "Objects of deleted artifacts that must not be deleted.", objects_held, "held")
 COMMANDS = {"buckets": buckets, "objects": objects}
 
 

@@ -74,7 +74,7 @@ def believe(root: Path, missing: Mapping[int, str], projects: int, share: float)
         if other := git_repository.misnamed(root, path):
             raise RepositoriesMissing(
                 f"project {project_id} has no repository at {path}, but there is one at {other}: no row of a missing"
-                " repository was closed; correct disk_path, `forgekeeper check` looks for more"
+                " repository was closed; correct disk_path"
             )
     if git_repository.too_many_missing(len(missing), projects, share):
         raise RepositoriesMissing(

@@ -3,9 +3,8 @@
 import pytest
 
 from forgekeeper.batches import BATCHES
-from forgekeeper.connections import client
 from forgekeeper.declaring.flags import FeatureFlag
-from workers.stale_direct_uploads import register
+from tests.harness.catalogue import LABELS, METRICS
 
 NAME = "user_status_cleanup"
 FLAG = "bulk_delete_job_artifacts"
@@ -55,16 +54,9 @@ def test_why_tells_the_story_of_a_run_by_its_number(main, database):
     assert told["story"][0].startswith(f"Run {number} was asked for by hand")
 
 
-def test_without_an_amount_seed_makes_the_tables_alone(main, settings, new_database, query):
-    url = new_database()
-    main("migrate", DATABASE_URL=url)
-    client.flushdb()
+def test_metrics_prints_the_catalogue(main):
+    found, shown = main("metrics", "--json").json["metrics"], main("metrics").stdout
 
-    result = main("seed", "--scale", "0", DATABASE_URL=url)
-
-    assert (result.status, result.stdout) == (
-        0,
-        "the tables of the example forge are there; no sample data was put in\n",
-    )
-    assert query(url, "select count(*) from user_statuses") == [(0,)]
-    assert client.zcard(register.PENDING) == 0
+    assert [metric["name"] for metric in found] == list(METRICS)
+    assert found[0]["labels"] == {"batch": list(LABELS.names)}
+    assert [name for name in METRICS if name not in shown] == []

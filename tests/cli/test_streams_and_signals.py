@@ -17,7 +17,7 @@ from .every_command import commands, serves
 
 ALL = dict(commands())
 NAME = "user_status_cleanup"
-ANSWERS = ["--help", "--version", "settings", "metrics --json", "status", "status --json", f"run {NAME}"]
+ANSWERS = ["--help", "metrics --json", "status", f"run {NAME}"]
 INTERRUPTED = {-signal.SIGINT, 128 + signal.SIGINT}
 
 

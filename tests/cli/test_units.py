@@ -14,12 +14,11 @@ from forgekeeper import boot
 from forgekeeper.batches import queues
 from forgekeeper.boot import load
 from forgekeeper.cli.commands import application
+from tests.harness.every import every
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "systemd"
 SERVICES = sorted(FOLDER.glob("*.service"))
 EXAMPLE = FOLDER / "forgekeeper.env"
-
-every_service = pytest.mark.parametrize("service", SERVICES, ids=lambda path: path.stem)
 
 
 def parsed(unit):
@@ -36,7 +35,7 @@ def started(service):
     return words
 
 
-@every_service
+@every("service", SERVICES)
 def test_a_service_starts_a_command_with_options_that_it_knows(service):
     name, *rest = started(service)
     command = typer.main.get_command(application()).commands[name]
@@ -53,63 +52,39 @@ def test_the_services_together_are_every_process_and_every_queue():
 
     assert {one[0] for one in words} == {"scheduler", "worker", "exporter"}
     assert sorted(consumed) == sorted(queues())
+    assert sorted(parsed(FOLDER / "forgekeeper.target")["Unit"]["Wants"].split()) == [one.name for one in SERVICES]
 
 
-def test_the_target_wants_every_service():
-    wanted = parsed(FOLDER / "forgekeeper.target")["Unit"]["Wants"].split()
-
-    assert sorted(wanted) == [service.name for service in SERVICES]
-
-
-@every_service
-def test_a_service_comes_back_and_has_no_rights_that_it_does_not_need(service):
-    section = parsed(service)["Service"]
+@every("service", SERVICES)
+def test_a_service_comes_back_says_when_it_is_ready_and_has_the_time_to_end_and_no_rights_that_it_does_not_need(
+    service,
+):
+    section, worker = parsed(service)["Service"], "worker" in service.name
+    needs = load().shutdown_timeout.total_seconds() if worker else 5
 
     assert section["Restart"] == "always"
     assert (section["User"], section["NoNewPrivileges"], section["ProtectSystem"]) == ("forgekeeper", "yes", "strict")
-
-
-@every_service
-def test_a_service_is_given_the_time_to_end_that_it_promises_to_need(service):
-    section = parsed(service)["Service"]
-    needs = load().shutdown_timeout.total_seconds() if "worker" in service.name else 5
-
     assert float(section["TimeoutStopSec"]) >= needs + 10
-
-
-@every_service
-def test_a_service_says_when_it_is_ready_and_may_wait_for_its_servers(service):
-    section = parsed(service)["Service"]
-
     assert (section["Type"], section["TimeoutStartSec"]) == ("notify", "infinity")
     # A worker's processes say it, the children of the one that was started.
-    assert section["NotifyAccess"] == ("all" if "worker" in service.name else "main")
+    assert section["NotifyAccess"] == ("all" if worker else "main")
 
 
-def test_two_workers_on_one_machine_have_two_pages():
+def test_two_workers_on_one_machine_have_two_endpoints():
     ports = [dict(itertools.pairwise(one)).get("--metrics-port") for one in map(started, SERVICES)]
 
     assert sorted(filter(None, ports)) == ["9194"]
     assert load().metrics_port_exporter != 9194
 
 
-def test_the_example_of_an_environment_can_be_loaded(monkeypatch):
+def test_the_example_of_an_environment_can_be_loaded_and_a_shell_reads_it_as_systemd_does():
     names = re.findall(r"^FORGEKEEPER_(\w+)=", EXAMPLE.read_text(), re.MULTILINE)
+    script = f'set -a; . {EXAMPLE}; printf %s "$FORGEKEEPER_OBJECT_STORES"'
 
-    settings = load(str(EXAMPLE))
+    said = subprocess.run(["/bin/sh", "-ec", script], capture_output=True, text=True, check=True)
 
     assert {name.lower() for name in names} <= set(boot.model().model_fields)
-    assert settings.object_stores.keys() == {"artifacts"}
-
-
-def test_a_shell_reads_the_example_as_systemd_does():
-    said = subprocess.run(
-        ["/bin/sh", "-ec", f'set -a; . {EXAMPLE}; printf %s "$FORGEKEEPER_OBJECT_STORES"'],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-
+    assert load(str(EXAMPLE)).object_stores.keys() == {"artifacts"}
     assert said.stdout == '{"artifacts": "file:///srv/artifacts"}'
 
 

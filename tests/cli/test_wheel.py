@@ -8,12 +8,9 @@ import zipfile
 from functools import partial
 from pathlib import Path
 
-import psycopg2
 import pytest
-import redis
 from build.util import project_wheel_metadata
 from packaging.version import Version
-from psycopg2.extensions import make_dsn
 
 from forgekeeper.settings import PREFIX
 from tests.harness.ports import free_ports
@@ -57,27 +54,10 @@ def traps(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def forgekeeper(installed, urls, traps):
+def forgekeeper(installed, urls, new_database, traps):
     """Run the installed command on a database of its own, in a folder full of traps; return what it prints."""
-    server = psycopg2.connect(urls.database)
-    server.autocommit = True
-    with server.cursor() as cursor:
-        cursor.execute("drop database if exists installed with (force)")
-        cursor.execute("create database installed template template0")
-    environment = {
-        "PATH": str(installed),
-        PREFIX + "DATABASE_URL": make_dsn(urls.database, dbname="installed"),
-        PREFIX + "REDIS_URL": urls.redis,
-    }
-    # Redis may still be that of an earlier test's database.
-    with redis.Redis.from_url(urls.redis) as client:
-        client.flushdb()
-    yield partial(run, "forgekeeper", cwd=traps.folder, env=environment)
-    with server.cursor() as cursor:
-        cursor.execute("drop database installed with (force)")
-    server.close()
-    with redis.Redis.from_url(urls.redis) as client:
-        client.flushdb()
+    settings = {PREFIX + "DATABASE_URL": new_database(), PREFIX + "REDIS_URL": urls.redis}
+    return partial(run, "forgekeeper", cwd=traps.folder, env={"PATH": str(installed), **settings})
 
 
 @pytest.fixture(scope="session")
@@ -93,23 +73,14 @@ def run(*command, **options):
     return done.stdout
 
 
-def names(wheel):
-    with zipfile.ZipFile(wheel) as archive:
-        return set(archive.namelist())
-
-
-def test_the_wheel_holds_the_product_and_nothing_else(wheel):
-    tops = {name.split("/")[0] for name in names(wheel)}
-
-    assert {top for top in tops if not top.endswith(".dist-info")} == PRODUCT
-
-
-def test_the_wheel_holds_every_file_of_the_product(wheel):
+def test_the_wheel_holds_every_file_of_the_product_and_nothing_else(wheel):
     paths = {path for top in PRODUCT for path in (ROOT / top, *(ROOT / top).rglob("*"))}
-
     files = {str(path.relative_to(ROOT)) for path in paths if path.is_file() and path.suffix != ".pyc"}
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
 
-    assert files - names(wheel) == set()
+    assert {top for name in names if not (top := name.split("/")[0]).endswith(".dist-info")} == PRODUCT
+    assert files - names == set()
 
 
 @pytest.fixture
@@ -127,47 +98,28 @@ def version_of(tree):
     return Version(project_wheel_metadata(tree)["version"])
 
 
-def test_each_commit_makes_a_newer_version_though_there_is_no_tag(clone):
-    first = version_of(clone)
+def test_each_commit_makes_a_newer_version_a_tag_is_the_version_and_building_writes_none(clone):
+    versions = [version_of(clone)]
     commit(clone)
-
-    assert Version("0.2.0") < first < version_of(clone)
-
-
-def test_a_tag_is_the_version_and_what_follows_is_newer(clone):
+    versions.append(version_of(clone))
     run("git", "tag", "v7.0.0", cwd=clone)
-    tagged = version_of(clone)
+    versions.append(version_of(clone))
     commit(clone)
+    versions.append(version_of(clone))
 
-    assert tagged == Version("7.0.0") < version_of(clone)
-
-
-def test_building_writes_no_version_into_the_repository(clone):
-    version_of(clone)
-
+    assert Version("0.2.0") < versions[0] < versions[1] < versions[2] == Version("7.0.0") < versions[3]
     assert run("git", "status", "--porcelain", cwd=clone) == ""
 
 
-def test_the_command_explains_itself(forgekeeper):
-    assert "Usage: forgekeeper" in forgekeeper("--help")
-
-
-def test_the_command_brings_its_migrations(applied):
-    assert "0001_ledger" in applied
-
-
-def test_a_batch_runs(applied, forgekeeper):
+def test_a_batch_runs_and_is_sent(applied, forgekeeper):
     seeded = json.loads(forgekeeper("seed", "--json"))
     forgekeeper("release", "user_status_cleanup", "--reason", "I looked")
 
     result = json.loads(forgekeeper("run", "user_status_cleanup", "--json"))
-
-    assert result["deleted"] == seeded["user_statuses"]["due"] > 0
-
-
-def test_the_command_brings_its_scripts(applied, forgekeeper):
     sent = json.loads(forgekeeper("send", "user_status_cleanup", "--json"))
 
+    assert "0001_ledger" in applied
+    assert result["deleted"] == seeded["user_statuses"]["due"] > 0
     assert sent["skipped"] is None
 
 

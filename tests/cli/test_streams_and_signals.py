@@ -77,34 +77,39 @@ def test_ctrl_c_ends_a_command_though_the_database_hangs(start, urls, command, s
     assert "Traceback" not in err
 
 
+@pytest.fixture
+def unread():
+    """A pipe that nobody reads."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    yield writing
+    os.close(writing)
+
+
 @every("command", ANSWERS)
 def test_where_standard_output_is_full_one_sentence_says_so(start, database, command):
     with Path("/dev/full").open("w") as full:
         process = start(*command.split(), stdout=full)
         _out, err = process.communicate(timeout=30)
 
-    said = [line for line in err.splitlines() if not line.startswith("{")]
-    assert said == ["forgekeeper: cannot write to standard output: No space left on device"]
+    assert sentences(err) == ["forgekeeper: cannot write to standard output: No space left on device"]
     assert process.returncode == 1
 
 
 @every("command", ANSWERS)
-def test_where_nobody_reads_on_it_ends_as_by_sigpipe_and_without_a_word(start, database, command):
-    reading, writing = os.pipe()
-    os.close(reading)
-    process = start(*command.split(), stdout=writing)
-    os.close(writing)
+def test_where_nobody_reads_on_it_ends_as_by_sigpipe_and_without_a_word(start, database, unread, command):
+    process = start(*command.split(), stdout=unread)
     _out, err = process.communicate(timeout=30)
 
-    assert [line for line in err.splitlines() if not line.startswith("{")] == []
-    assert process.returncode == 128 + signal.SIGPIPE
+    assert (process.returncode, sentences(err)) == (128 + signal.SIGPIPE, [])
 
 
-def test_a_run_whose_standard_error_nobody_reads_is_done_and_answered(start, database):
-    reading, writing = os.pipe()
-    os.close(reading)
-    process = start("run", NAME, stderr=writing)
-    os.close(writing)
+def sentences(err):
+    return [line for line in err.splitlines() if not line.startswith("{")]
+
+
+def test_a_run_whose_standard_error_nobody_reads_is_done_and_answered(start, database, unread):
+    process = start("run", NAME, stderr=unread)
     out, _err = process.communicate(timeout=30)
 
     assert (out, process.returncode) == (f"{NAME}: deleted=0 batches=0 stopped=drained\n", 0)
@@ -118,16 +123,13 @@ def test_a_stream_that_is_closed_is_no_failure(start, database, number):
     assert (process.returncode, out == "", err) == (0, number == 1, "")
 
 
-def test_a_character_that_the_output_does_not_know_is_no_failure(environment, tmp_path):
-    ended = subprocess.run(
-        [sys.executable, "-m", "forgekeeper.cli", "why", NAME, "--help"],
-        env=environment() | {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"},
-        cwd=tmp_path,
-        capture_output=True,
-        check=False,
-    )
+def test_a_character_that_the_output_does_not_know_is_no_failure(start, monkeypatch):
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    monkeypatch.setenv("PYTHONUTF8", "0")
+    process = start("why", "--help")
+    _out, err = process.communicate(timeout=30)
 
-    assert (ended.returncode, ended.stderr) == (0, b"")
+    assert (process.returncode, err) == (0, "")
 
 
 @every("command", ["", *sorted(ALL)])

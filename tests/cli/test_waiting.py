@@ -132,23 +132,6 @@ def test_a_process_that_waits_for_a_server_that_hangs_ends_when_it_is_told_to(st
         assert process.said("asked to end before it was ready")
 
 
-def test_a_scheduler_waits_for_a_redis_that_is_full_and_says_when_it_is_ready(start, database, urls):
-    (port,) = free_ports(1)
-    with closing(redis.Redis.from_url(urls.redis)) as server:
-        server.config_set("maxmemory", "1")
-        try:
-            scheduler = start("scheduler", METRICS_PORT_SCHEDULER=str(port))
-            eventually(lambda: scheduler.waits_for("Redis"))
-            assert "give it more memory (maxmemory)" in scheduler.waits_for("Redis")["reason"]
-        finally:
-            server.config_set("maxmemory", "0")
-        eventually(lambda: scheduler.said("scheduler ready"))
-
-    assert ready(port) == 200
-    assert any("READY=1" in told for told in scheduler.told())
-    assert scheduler.end() == 0
-
-
 def test_pauses_grow_up_to_the_longest(monkeypatch):
     monkeypatch.setattr(waiting, "SHORTEST", 0.02)
     monkeypatch.setattr(waiting, "LONGEST", 0.1)

@@ -65,7 +65,8 @@ def check(
     A database that was moved, or is a copy of another installation's, blocks all batches until you say which it is,
     as the owner of the tables: --init --moved or --init --copied.
     """
-    if (moved and copied) or (moved or copied) != bool((reason or "").strip()) or ((moved or copied) and not init):
+    reason = (reason or "").strip() or None
+    if (moved and copied) or (moved or copied) != bool(reason) or ((moved or copied) and not init):
         wrong_use("--moved or --copied, not both, needs --init, and --reason to say how it came about")
     settings = configured()
     with recorded(settings):

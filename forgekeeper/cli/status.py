@@ -19,7 +19,7 @@ from forgekeeper.connections import client
 from forgekeeper.database import LAST_INSTANT, now
 from forgekeeper.database.backlog import BOUND
 from forgekeeper.delivery.queues import depth, due_since
-from forgekeeper.runs import clock_ahead, clocks, held_back
+from forgekeeper.runs import held_back
 from forgekeeper.runs.batch import Batch as BatchRow
 from forgekeeper.runs.holds import BRAKES, Hold
 from forgekeeper.runs.ledger import JobRun
@@ -58,12 +58,10 @@ def gather(settings: Settings) -> dict[str, Any]:
         "at": instant,
         "batches": batches,
         "timetable_of": "settings" if timetable.kept is None else "schedulers",
-        "clocks": redis.ask("the clocks", partial(_clocks, settings)) or {},
         "queues": {queue: _queue(queue, known, instant, redis) for queue in queues()},
         **{name: redis.ask(f"the {name}", look) for name, look in shown.items()},
         "leases": redis.ask("the leases", held),
         "processes": process_list.facts_of(known, instant),
-        "ahead": {name: ahead._asdict() for name in BATCHES if (ahead := clock_ahead.ahead(name)).ticks},
         "redis": {"trouble": redis.trouble, "unasked": redis.unasked},
     }
     failing = {name: one["children_failing"] for name, one in batches.items() if one["children_failing"]}
@@ -71,25 +69,9 @@ def gather(settings: Settings) -> dict[str, Any]:
         *redis.warnings(),
         *(children.warning(name, one) for name, one in failing.items()),
         *process_list.warnings(known, instant),
-        *(one["trouble"] for one in found["clocks"].values() if one["trouble"]),
-        *(
-            f"{name}: {ahead['ticks']} tick(s) were claimed before their time, up to that of {moment(ahead['newest'])}:"
-            " PostgreSQL's clock was ahead; they hold nothing back and run again"
-            for name, ahead in found["ahead"].items()
-        ),
         *held_back.warnings({name: timetable.cron(name) for name in BATCHES}),
     ]
     return found | {"warnings": warnings}
-
-
-def _clocks(settings: Settings) -> dict[str, Any]:
-    return {
-        f"{found.clock}_to_{found.reference}": {
-            "seconds": round(found.seconds, 3),
-            "trouble": found.sentence() if found.exceeds(settings.clock_tolerance) else None,
-        }
-        for found in clocks.differences()
-    }
 
 
 def _batch(batch: BatchSpec, timetable: Timetable, instant: datetime, redis: without_redis.Looks) -> dict[str, Any]:

@@ -17,16 +17,6 @@ from forgekeeper.storage.outbox import DeletedObject
 from forgekeeper.storage.settled import SettledUpload
 
 OURS: tuple[type[Base], ...] = (
-    FeatureFlag,
-    Batch,
-    Hold,
-    JobRun,
-    DeletedObject,
-    Process,
-    Installation,
-    Quarantined,
-    SettledUpload,
-    RunTotal,
-    Act,
-    Deletion,
+    *(FeatureFlag, Batch, Hold, JobRun, DeletedObject, Process, Installation),
+    *(Quarantined, SettledUpload, RunTotal, Act, Deletion),
 )

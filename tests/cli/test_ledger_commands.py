@@ -4,7 +4,6 @@ from pathlib import Path
 import pytest
 
 from forgekeeper.batches import BATCHES
-from forgekeeper.database import now
 from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
@@ -58,26 +57,6 @@ def test_status_shows_who_paused_a_batch_until_when_and_why(main, database):
 
     assert datetime.fromisoformat(paused.pop("until")) == until
     assert paused == {"reason": "moving disks", "by": "ops:1"}
-
-
-def test_status_warns_of_a_clock_of_the_database_that_is_a_day_ahead(forgekeeper, ahead):
-    url = ahead(timedelta(days=1))
-
-    told, shown = forgekeeper("status", "--json", DATABASE_URL=url), forgekeeper("status", DATABASE_URL=url)
-
-    assert told.json["clocks"]["postgresql_to_redis"]["seconds"] == pytest.approx(86400, abs=5)
-    assert told.json["clocks"]["redis_to_host"]["trouble"] is None
-    assert "PostgreSQL's clock is 86400 s ahead of Redis's clock; set right the one that is wrong" in shown.stdout
-
-
-def test_status_names_the_batches_with_ticks_whose_time_has_not_come(main, database):
-    tick = now().replace(microsecond=0) + timedelta(days=1)
-    JobRun.record(NAME, [tick], "skipped", by="test")
-
-    told, shown = main("status", "--json").json["ahead"], main("status").stdout
-
-    assert told == {NAME: {"ticks": 1, "newest": tick.isoformat()}}
-    assert f"{NAME}: 1 tick(s) were claimed before their time, up to that of {tick:%Y-%m-%d %H:%M:%S}" in shown
 
 
 def test_ticks_shows_a_person_the_run_and_what_it_came_to(main, database):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, NoReturn
 
@@ -17,7 +18,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from metrics.redaction import clean, printable, text_of
+from metrics.redaction import clean, printable, redact, text_of
 
 FAILED, WRONG_USE, HELD = 1, 2, 3
 All = Annotated[bool, typer.Option("--all", help="Every one of them.")]
@@ -78,7 +79,10 @@ def write(line: str) -> None:
 
 def _json(value: Any) -> str:
     # In ASCII alone, as a terminal may obey what is not; JSON leaves but one such character as it is.
-    text = json.dumps(value, default=_simple, indent=2)
+    try:
+        text = json.dumps(value, default=_simple, indent=2)
+    except RecursionError:
+        text = json.dumps(redact(value), indent=2)
     return text.replace("\x7f", "\\u007f")
 
 
@@ -183,5 +187,7 @@ def facts(result: Mapping[str, Any] | None) -> str:
 def plain(value: Any) -> str:
     """Write a value for people: lists, mappings and booleans as JSON."""
     if isinstance(value, bool | list | tuple | dict):
-        return json.dumps(value, default=text_of, ensure_ascii=False, separators=(",", ":"))
+        # What is nested too deeply for JSON has no text either.
+        with suppress(RecursionError):
+            return json.dumps(value, default=text_of, ensure_ascii=False, separators=(",", ":"))
     return "none" if value is None else text_of(value)

@@ -1,12 +1,11 @@
 """What servers refuse ends in one sentence that says what to do: asked of every command there is."""
 
-import socket
+import socketserver
 import threading
-from contextlib import closing, contextmanager
+from contextlib import contextmanager, suppress
 from uuid import uuid4
 
 import pytest
-import redis
 from psycopg2.extensions import make_dsn
 
 from tests.harness.every import every
@@ -79,39 +78,18 @@ def test_what_the_database_refuses_is_said_with_what_to_do(main, own_database, q
 @contextmanager
 def answering(answer):
     """Something that is no Redis of ours: it answers whatever is sent with the same; yield its port."""
-    with closing(socket.create_server(("127.0.0.1", 0))) as server:
 
-        def serve():
-            while True:
-                try:
-                    connection, _address = server.accept()
-                except OSError:
-                    return
-                threading.Thread(target=reply, args=(connection,), daemon=True).start()
+    class Answering(socketserver.BaseRequestHandler):
+        def handle(self):
+            with suppress(OSError):
+                while self.request.recv(4096):
+                    self.request.sendall(answer)
 
-        def reply(connection):
-            with closing(connection):
-                try:
-                    while connection.recv(4096):
-                        connection.sendall(answer)
-                except OSError:
-                    return
-
-        threading.Thread(target=serve, daemon=True).start()
-        yield server.getsockname()[1]
-        server.shutdown(socket.SHUT_RDWR)
-
-
-def test_a_redis_that_is_full_is_said(main, database, urls):
-    with closing(redis.Redis.from_url(urls.redis)) as server:
-        server.config_set("maxmemory", "1")
-        try:
-            result = main("send", BATCH)
-        finally:
-            server.config_set("maxmemory", "0")
-
-    assert result.status == 1
-    assert "give it more memory (maxmemory)" in result.complaint
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Answering) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever).start()
+        yield server.server_address[1]
+        server.shutdown()
 
 
 @every("answer", ANSWERS)

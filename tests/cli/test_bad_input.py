@@ -148,16 +148,16 @@ def test_help_is_there_whatever_the_settings_say(main):
     assert main("--help", BATCHES="no.such.module").status == 0
 
 
-def test_an_exporter_without_an_endpoint_is_wrong_use(main, settings):
-    result = main("exporter", METRICS_PORT_EXPORTER="0")
+def test_an_exporter_without_an_endpoint_is_wrong_use(forgekeeper, settings):
+    result = forgekeeper("exporter", METRICS_PORT_EXPORTER="0")
 
     assert (result.status, "nothing to do" in result.complaint) == (2, True)
 
 
-def test_an_exporter_whose_port_is_busy_does_not_start(main, settings):
+def test_an_exporter_whose_port_is_busy_does_not_start(forgekeeper, settings):
     with closing(socket.create_server(("127.0.0.1", 0))) as somebody:
         port = somebody.getsockname()[1]
-        result = main("exporter", METRICS_PORT_EXPORTER=str(port))
+        result = forgekeeper("exporter", METRICS_PORT_EXPORTER=str(port))
 
     assert result.status == 1
     assert result.complaint == (

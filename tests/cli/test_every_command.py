@@ -10,12 +10,11 @@ from psycopg2.extensions import make_dsn
 
 from tests.harness.every import every
 
-from .every_command import arguments, commands
+from .every_command import arguments, commands, serves
 
 ALL = dict(commands())
-WAITING = {"demo", "scheduler", "worker", "up"}
-"""They do not end over what a server says, but wait until it says something else, or have servers of their own."""
-NEED_NO_TABLE = {"settings", "metrics", "batches", "exporter", "refs", "uploads", "check", "migrate"}
+SERVING = {name for name, command in ALL.items() if serves(command)}
+NEED_NO_TABLE = {"settings", "metrics", "batches", "refs", "uploads", "check", "migrate"}
 BATCH = "user_status_cleanup"
 DENIED = (
     "forgekeeper: cannot use PostgreSQL: permission denied for table forgekeeper_migrations; grant that to the user of the"
@@ -51,7 +50,7 @@ def without_rights(own_database, query):
     query(own_database, f"drop owned by {name}; drop role {name}")
 
 
-@every("command", sorted(set(ALL) - WAITING))
+@every("command", sorted(set(ALL) - SERVING))
 def test_without_rights_a_command_says_what_is_denied_and_what_to_do(main, without_rights, command):
     result = main(*command.split(), *arguments(command, ALL[command]), DATABASE_URL=without_rights)
 

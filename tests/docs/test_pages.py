@@ -3,6 +3,7 @@
 import ast
 import re
 import shlex
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -61,12 +62,17 @@ def commands(page):
     return [re.split(r"\s+[|>#]|;", line)[0] for line in found if re.match(r"forgekeeper\s+[a-z]", line)]
 
 
+@cache
+def whole():
+    return get_command(application())
+
+
 def parse(line):
     """Have the command line parse what a page says, as it would for a reader; nothing is done."""
     for word, given in GIVEN.items():
         line = re.sub(rf"(?<![\w-]){re.escape(word)}…?(?!\w)", given, line)
     words = shlex.split(line.replace("…", "x"))[1:]
-    command, parent = get_command(application()), None
+    command, parent = whole(), None
     while True:
         context = command.make_context("forgekeeper", list(words), parent=parent, resilient_parsing=False)
         rest = [*context._protected_args, *context.args]

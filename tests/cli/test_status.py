@@ -4,6 +4,7 @@ import re
 from datetime import datetime, timedelta
 
 import pytest
+from tests.harness.terminal import on_a_terminal
 
 from forgekeeper.batches import BATCHES
 from forgekeeper.database import database
@@ -12,7 +13,6 @@ from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.processes import Process
 from tests.harness import samples as sample
-from tests.harness.terminal import on_a_terminal
 
 NAME = "user_status_cleanup"
 DEAD_AFTER = timedelta(minutes=5)

@@ -1,10 +1,14 @@
 """`status` and `processes`: what schedulers keep, who serves, what is at work, what ended how, and what is wrong."""
 
+import os
+import pty
 import re
+import subprocess
+import sys
+from contextlib import suppress
 from datetime import datetime, timedelta
 
 import pytest
-from tests.harness.terminal import on_a_terminal
 
 from forgekeeper.batches import BATCHES
 from forgekeeper.database import database
@@ -25,10 +29,24 @@ pytestmark = pytest.mark.usefixtures("database")
 
 
 @pytest.fixture
-def terminal(environment, monkeypatch):
-    """Show `status` on a terminal of eighty columns."""
+def on_a_terminal(environment, monkeypatch):
+    """Run a command on a terminal of eighty columns; return its exit status and what is on the screen."""
     monkeypatch.delenv("NO_COLOR", raising=False)
-    return lambda: on_a_terminal(environment() | {"TERM": "xterm-256color", "COLUMNS": "80"}, "", "status")
+
+    def run(*arguments):
+        ours, its = pty.openpty()
+        variables = environment() | {"TERM": "xterm-256color", "COLUMNS": "80"}
+        line = [sys.executable, "-m", "forgekeeper.cli", *arguments]
+        with subprocess.Popen(line, env=variables, stdin=its, stdout=its, stderr=its) as process:
+            os.close(its)
+            screen = b""
+            with suppress(OSError):  # of a terminal whose other end is closed
+                while read := os.read(ours, 4096):
+                    screen += read
+            os.close(ours)
+        return process.returncode, screen.decode()
+
+    return run
 
 
 @pytest.fixture
@@ -152,12 +170,12 @@ def test_a_backlog_is_counted_up_to_a_bound(status, main):
     assert "100,000+" in line_of(NAME, main("status").stdout, "batch")
 
 
-def test_in_eighty_columns_names_are_whole_and_what_is_wrong_is_red(terminal, main):
+def test_in_eighty_columns_names_are_whole_and_what_is_wrong_is_red(on_a_terminal, main):
     main("run", "expired_job_artifacts")
     main("send", NAME)
     Hold.add("stale_direct_uploads", "pause", until=None, reason="moving " * 20, by="ops:1")
 
-    ended, shown = terminal()
+    ended, shown = on_a_terminal("status")
 
     lines = STYLES.sub("", shown).splitlines()
     assert ended == 0

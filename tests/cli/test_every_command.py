@@ -16,10 +16,7 @@ ALL = dict(commands())
 SERVING = {name for name, command in ALL.items() if serves(command)}
 NEED_NO_TABLE = {"settings", "metrics", "batches", "refs", "uploads", "check", "migrate"}
 BATCH = "user_status_cleanup"
-DENIED = (
-    "forgekeeper: cannot use PostgreSQL: permission denied for table forgekeeper_migrations; grant that to the user of the"
-    " database, or let another run this; `forgekeeper check` lists what is missing"
-)
+DENIED = "; grant that to the user of the database, or let another run this; `forgekeeper check` lists what is missing"
 REFUSED = {
     "53100": "free space on the database's disk, then try again",
     "53200": "give the server more of what it lacks, then try again",
@@ -57,7 +54,9 @@ def test_without_rights_a_command_says_what_is_denied_and_what_to_do(main, witho
     assert "Traceback" not in result.stdout + result.stderr
     assert result.status in {0, 1, 2}
     if command not in NEED_NO_TABLE:
-        assert (result.status, result.stdout, result.stderr.splitlines()[-1]) == (1, "", DENIED)
+        assert (result.status, result.stdout) == (1, "")
+        assert result.stderr.startswith("forgekeeper: cannot use PostgreSQL: permission denied for table ")
+        assert result.stderr.rstrip().endswith(DENIED)
 
 
 @every("state", REFUSED)

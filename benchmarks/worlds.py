@@ -14,7 +14,7 @@ from forgekeeper.batches import BATCHES
 from forgekeeper.connections import client
 from forgekeeper.database import database
 from forgekeeper.database.installation import Installation
-from forgekeeper.declaring.fan_out import Enqueued
+from forgekeeper.declaring.children import Enqueued
 from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.runs.identity import identity
 from forgekeeper.runs.ledger import JobRun

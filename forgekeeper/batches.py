@@ -96,7 +96,6 @@ class Declared(Shown, Actor[..., None]):
     work: Callable[..., None]
     records: tuple[Record, ...]
     thresholds: tuple[Threshold, ...]
-    steps: tuple[str, ...]
     counters: tuple[Counter, ...]
     whole: Due | None = None
     continues: Fields = ()

@@ -75,7 +75,6 @@ class Outcome:
         Record("dead_object", refused=True),
     ],
     collector="objects",
-    steps=["claimed", "deleted", "forgotten"],
 )
 def delete_objects(now: datetime) -> Items[Claimed]:  # noqa: ARG001, what is due is asked of each claim
     """Delete the objects of destroyed artifacts.
@@ -90,7 +89,6 @@ class Outbox(Items[Claimed]):
 
     record = RECORD
     chunk = CHUNK
-    steps = ("claimed", "", "deleted", "forgotten")
     _store: Objects
 
     def begin(self) -> dict[str, Any]:

@@ -72,7 +72,6 @@ class Outcome:
         Record("run_total", processed=("run_totals",)),
         Record("audit_month", processed=("audit_months",)),
     ],
-    steps=["removed"],
 )
 def prune(now: datetime) -> Iterator[Rows[Any] | Removal]:
     """Remove forgekeeper's own old records."""
@@ -92,7 +91,7 @@ def old_rows(now: datetime) -> Iterator[Rows[Any]]:
         Rows(JobRun, closed, since=JobRun.finished_at, after=KEEP_RUNS, counted="runs"),
         Rows(Process, expired, since=Process.silent_from, after=KEEP_PROCESSES, counted="processes"),
     ]
-    return (replace(kind, chunk=CHUNK, objective=None, step="removed") for kind in kinds)
+    return (replace(kind, chunk=CHUNK, objective=None) for kind in kinds)
 
 
 def _keep_up(now: datetime) -> int:

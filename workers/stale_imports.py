@@ -85,7 +85,6 @@ COMMON: dict[str, Any] = {
     "chunk": PAGE_SIZE,
     "objective": timedelta(hours=8),
     "verb": "given up",
-    "step": "timed_out",
 }
 ENTITY_TYPES = {each.value: each.name.lower() for each in EntityType}
 

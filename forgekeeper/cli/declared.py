@@ -114,7 +114,6 @@ def _declared(declared: Declared) -> dict[str, Any]:
         "time_limit": declared.time_limit.total_seconds(),
         "records": [_record(record) for record in declared.records],
         "thresholds": {threshold.name: threshold.above for threshold in declared.thresholds},
-        "failpoints": list(declared.steps),
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -15,14 +15,14 @@ class Answer:
     """What a batch may return or yield."""
 
 
+@dataclass(frozen=True)
 class Skip(Answer):
     """The run does nothing, for a *reason* that its result, the log and the metrics show: one of the closed set.
 
     The reasons are listed in `metrics.catalogue.labels.SKIPS`; a flag that is off is `flag_off`.
     """
 
-    def __init__(self, reason: str) -> None:
-        self.reason = reason
+    reason: str
 
 
 class Note(Answer):
@@ -45,6 +45,5 @@ class Removal(Answer):
 
     record: str | None
     remove: Callable[[int], int]
-    _: KW_ONLY
     counted: str | None = None
     chunk: int = 1_000

@@ -1,15 +1,27 @@
-"""Children that a batch sends: each takes a share of what is due."""
+"""Children that a batch sends, each with a share of what is due; how that is done is the delivery's."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from forgekeeper.declaring.answers import Answer, Mistake
 
-Calls = Mapping[str, tuple[Any, ...]]
+Keyed = tuple[str, tuple[Any, ...]]
+"""A message's key and the child's arguments: ids, as JSON has them."""
 
 
+@dataclass(frozen=True)
+class Enqueued:
+    """How many were put in, how many were on their way already or skipped by a hook, and whether we stopped early."""
+
+    enqueued: int = 0
+    deduplicated: int = 0
+    queue_full: bool = False
+
+
+@dataclass(frozen=True)
 class Children(Answer):
     """A message to *child* for each of *of*, unless one with its key is on its way already.
 
@@ -21,28 +33,24 @@ class Children(Answer):
     them go at a time.
     """
 
-    def __init__(
-        self,
-        child: Any,
-        of: Iterable[Any] | Calls,
-        *,
-        sent: str = "children_enqueued",
-        all_of: str | None = None,
-        page: int = 100,
-    ) -> None:
-        if page < 1:
-            raise Mistake(f"Children: a page has one child at least, not {page}")
-        self.child = child
-        self.of = of
-        self.sent = sent
-        self.all_of = all_of
-        self.page = page
+    child: Any
+    of: Iterable[Any] | Mapping[str, tuple[Any, ...]]
+    _: KW_ONLY
+    sent: str = "children_enqueued"
+    all_of: str | None = None
+    page: int = 100
 
-    def calls(self) -> Iterable[tuple[str, tuple[Any, ...]]]:
+    def __post_init__(self) -> None:
+        """Refuse a page without children."""
+        if self.page < 1:
+            raise Mistake(f"Children: a page has one child at least, not {self.page}")
+
+    def calls(self) -> Iterator[Keyed]:
         """Yield the key and the arguments of each."""
-        pairs = self.of.items() if isinstance(self.of, Mapping) else ((self._key(one), one) for one in self.of)
+        if isinstance(self.of, Mapping):
+            pairs: Iterable[Keyed] = self.of.items()
+        else:
+            tuples = (one if isinstance(one, tuple) else (one,) for one in self.of)
+            pairs = ((":".join(map(str, arguments)), arguments) for arguments in tuples)
         for key, arguments in pairs:
-            yield f"{self.child.name}:{key}", arguments if isinstance(arguments, tuple) else (arguments,)
-
-    def _key(self, arguments: Any) -> str:
-        return ":".join(map(str, arguments)) if isinstance(arguments, tuple) else str(arguments)
+            yield f"{self.child.name}:{key}", arguments

@@ -32,12 +32,6 @@ class Shape(NamedTuple):
         """The models of the rows, each once."""
         return tuple(dict.fromkeys(rows.model for rows in self.rows))
 
-    @property
-    def steps(self) -> tuple[str, ...]:
-        """The failpoints after chunks."""
-        of_items = [step for items in self.items for step in items.steps if step]
-        return tuple(dict.fromkeys([*(rows.step for rows in self.rows), *of_items]))
-
     def outcome(self, name: str) -> type[DataclassInstance]:
         """Make what a run comes to: a field for what each counts, the chunks, and why it stopped."""
         counted = [one for rows in self.rows for one in (rows.counted, rows.counted_bytes) if one]

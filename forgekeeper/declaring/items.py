@@ -78,11 +78,10 @@ class Items(Answer, ABC, Generic[One]):
     ends after *most*, which its result calls *at_most*.
 
     *gone* are the states that limits count, *stays* those in which nothing went, *waits* those that leave an item as
-    it was.  Any other, as ``failed`` is, has used what was reserved for it.  *steps* are the failpoints after claim,
-    mark, delete and settle.  Items that are not *keyed* are in no table: none of them is passed over as a bad record.
-    *objective* is how long a due item may wait, *processed* the fields of the result that limits go by, *failed* those
-    that count what failed: `settle` returns them.  Backlog and preview are the document's own: `backlog`, `preview`.
-    Where *all_bad* and none of a chunk can be settled, the run fails: it is not the records then.
+    it was.  Any other, as ``failed`` is, has used what was reserved for it.  Items that are not *keyed* are in no
+    table: none is passed over as a bad record.  *objective* is how long a due item may wait, *processed* the fields of
+    the result that limits go by, *failed* those that count what failed: `settle` returns them.  Backlog and preview are
+    the document's own.  Where *all_bad* and none of a chunk can be settled, the run fails: it is not the records then.
     """
 
     record: str
@@ -95,7 +94,6 @@ class Items(Answer, ABC, Generic[One]):
     gone = frozenset({"deleted", "missing"})
     stays = frozenset({"kept", "changed"})
     waits = frozenset({"locked"})
-    steps: tuple[str, str, str, str] = ("claimed", "", "deleted", "settled")
     objective = timedelta(hours=1)
     processed: tuple[str, ...] = ("deleted", "missing")
     failed: tuple[str, ...] = ("failed",)

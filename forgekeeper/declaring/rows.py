@@ -66,7 +66,7 @@ class Rows(Answer, Generic[Row]):
     the model.  *total* is a sum that another table keeps of the sizes: each chunk takes its bytes off.  *until* is
     asked after each chunk; what it returns is why the run has to end.
 
-    *step* is the failpoint after each chunk, *verb* what the preview says that becomes of them.
+    *verb* is what the preview says that becomes of them.
 
     Raises `Mistake` where the model's key is not one column of whole numbers, *since* no instant of the model's, or a
     *total* is kept of rows without a *size*.
@@ -91,7 +91,6 @@ class Rows(Answer, Generic[Row]):
     also: Sequence[pw.SQL] = ()
     total: Total | None = None
     until: Callable[[], str | None] | None = None
-    step: str = "deleted"
     verb: str = "deleted"
 
     def __post_init__(self) -> None:

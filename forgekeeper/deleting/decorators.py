@@ -43,7 +43,6 @@ class Options(TypedDict, total=False):
     due: Due
     records: Sequence[Record]
     thresholds: Sequence[Threshold]
-    steps: Sequence[str]
     counters: Sequence[Counter]
     collector: str
 
@@ -81,7 +80,7 @@ def batch(
     Batches and children both take further options.  After *time_limit*, a minute more than its budget, a run is killed.
     *due* says what is due where the function cannot be asked before a run.  *outcome* is a dataclass for the result,
     *records* say which of its fields count what: both follow from `Rows` and `Items`.  *thresholds* are numbers beyond
-    which alerts fire, *counters* are of its own, *steps* are failpoints for tests.  *collector* is the exporter's label
+    which alerts fire, *counters* are of its own.  *collector* is the exporter's label
     for what reads its backlogs, if it is not the name.
 
     Raises `Mistake` for an answer that cannot be worked on, `DeclaredTwice`.
@@ -158,8 +157,6 @@ def _shape(function: Callable[..., Any], options: Options, *, asked: bool = True
 
 def _common(function: Callable[..., Any], shape: Shape, budget: timedelta, options: Options) -> dict[str, Any]:
     name, records = function.__name__, options.get("records")
-    # What deletes no rows may send children.
-    own = options.get("steps") or (() if shape.rows or shape.items else ["enqueued"])
     return {
         "name": name,
         "sentence": (function.__doc__ or "").strip().split("\n")[0],
@@ -170,7 +167,6 @@ def _common(function: Callable[..., Any], shape: Shape, budget: timedelta, optio
         "outcome": options.get("outcome") or shape.outcome(name),
         "records": (*map(_record, shape.rows), *map(_items, shape.items)) if records is None else tuple(records),
         "thresholds": tuple(options.get("thresholds", ())),
-        "steps": tuple(f"{name}.{step}" for step in dict.fromkeys((*shape.steps, *own))),
         "counters": tuple(options.get("counters", ())),
         "collected_as": options.get("collector") or name,
     }

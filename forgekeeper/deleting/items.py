@@ -106,17 +106,13 @@ class _Pass(Generic[One]):
                 return None
             if not claimed:
                 break
-            self._step(0)
+            run.step("claimed")
             stopped = self._chunk(claimed)
             if stopped is not None or run.deadline.passed(len(claimed)):
                 return stopped or "deadline"
         else:
             return items.at_most if items.next(self._page(1)) else None
         return "deadline"
-
-    def _step(self, number: int) -> None:
-        if step := self._items.steps[number]:
-            self._run.step(step)
 
     def _page(self, limit: int, only: Sequence[int] | None = None) -> Page:
         return Page(limit, self._after, only, self._bad.keys)
@@ -162,7 +158,7 @@ class _Pass(Generic[One]):
             self._run.lease.check()
         kept = dict(self._items.look(these))
         lot = self._marked(scope, these, kept)
-        self._step(1)
+        self._run.step("marked")
         if not lot.going:
             self._settle(lot, {})
             return None
@@ -173,7 +169,7 @@ class _Pass(Generic[One]):
         if not found.began:
             self._run.brakes.give_back()
         if found.error is None:
-            self._step(2)
+            self._run.step("deleted")
         self._settle(lot, found.states)
         if found.error is not None:
             return self._items.interrupted(scope, found.error)
@@ -206,7 +202,7 @@ class _Pass(Generic[One]):
         if surplus and self._items.keyed:
             self._after = min(map(self._items.key, surplus)) - 1
         given = set(surplus)
-        ours = [one for one in these if one not in given] if given else these
+        ours = [one for one in these if one not in given]
         intended = Intended[One](self._run.audit, self._items.record, scope=scope, **self._items.common(scope))
         lot = _Lot[One]([], {}, intended)
         for start in range(0, len(ours), self._items.marked):
@@ -225,20 +221,17 @@ class _Pass(Generic[One]):
     def _settle(self, lot: _Lot[One], states: Mapping[One, State]) -> None:
         """Close what is known; what is not, goes back."""
         items, known, failed = self._items, {**lot.kept, **states}, self._bad.failed
-        waits, sure, others = list[One](), list[One](), list[One]()
-        for one, became in known.items():
-            if became.state in items.waits:
-                waits.append(one)
-            else:
-                (sure if became.state in self._understood else others).append(one)
-        self._run.brakes.give_back(len(waits))
+        settled = [one for one, became in known.items() if became.state not in items.waits]
+        sure = [one for one in settled if known[one].state in self._understood]
+        others = [one for one in settled if known[one].state not in self._understood]
+        self._run.brakes.give_back(len(known) - len(settled))
         self._close(lot, known, sure)
-        self._step(3)
+        self._run.step("settled")
         self._close(lot, known, others)
         # The world is as it is, whatever stands in the way of a row.
         lot.intended.end({one: known[one].state for one in lot.intended.open() if one in known})
         self._put_back([one for one in lot.going if one not in known])
-        if items.all_bad and self._bad.error is not None and self._bad.failed - failed == len(sure) + len(others):
+        if items.all_bad and self._bad.error is not None and self._bad.failed - failed == len(settled):
             raise self._bad.error  # none at all: not these records, but what their table is in
 
     def _close(self, lot: _Lot[One], known: Mapping[One, State], these: Sequence[One]) -> None:

@@ -38,7 +38,7 @@ def delete(run: Run[Any], rows: Rows[Any]) -> str | None:
             if not sweep.chunk(bad, limit):
                 sweep.say()
                 return None
-            run.step(rows.step)
+            run.step("deleted")
             if run.deadline.passed(sweep.deleted - before):
                 return "deadline"
             if rows.until is not None and (stopped := rows.until()) is not None:

@@ -17,7 +17,7 @@ from dramatiq import Message
 from dramatiq.brokers.redis import RedisBroker
 
 from forgekeeper.batches import ChildSpec
-from forgekeeper.declaring.fan_out import Enqueued, Keyed
+from forgekeeper.declaring.children import Enqueued, Keyed
 from forgekeeper.delivery.queues import QUEUED, RUN, STARTED, bodies, ready
 from forgekeeper.runs import quarantine
 

@@ -32,7 +32,7 @@ from forgekeeper.batches import BATCHES, ChildSpec, Declared
 from forgekeeper.boot import load
 from forgekeeper.connections import Limits, client, connect
 from forgekeeper.database import database, release
-from forgekeeper.declaring.fan_out import Enqueued, Keyed
+from forgekeeper.declaring.children import Enqueued, Keyed
 from forgekeeper.delivery import queues
 from forgekeeper.delivery.fan_out import send_children
 from forgekeeper.delivery.in_flight import InFlight

@@ -21,7 +21,7 @@ from forgekeeper.audit.deletions import Audit
 from forgekeeper.batches import BatchSpec, ChildSpec, Declared
 from forgekeeper.database import database, reachable, release
 from forgekeeper.database.writes import reading_only
-from forgekeeper.declaring.fan_out import Enqueued, Keyed
+from forgekeeper.declaring.children import Enqueued, Keyed
 from forgekeeper.failpoints import failpoint
 from forgekeeper.runs import breaker, preconditions, quarantine, releases
 from forgekeeper.runs.batch import Batch

@@ -1,8 +1,20 @@
-"""The failpoints there are."""
+"""The failpoints of the engine and of the documents, one for each step."""
 
-from forgekeeper.batches import all_declared
+STEPS = {
+    "run": ("closed",),
+    "tick": ("claimed", "sent"),
+    "user_status_cleanup": ("deleted",),
+    "git_ref_cleanup": ("enqueued",),
+    "clean_project_refs": ("deleted", "settled"),
+    "stale_direct_uploads": ("claimed", "marked", "deleted", "settled"),
+    "stale_imports": ("changed",),
+    "expired_job_artifacts": ("enqueued",),
+    "delete_artifact_bucket": ("claimed", "deleted", "finished"),
+    "delete_objects": ("claimed", "deleted", "settled"),
+    "prune": ("deleted",),
+}
 
 
 def failpoints():
-    """Name the engine's failpoints and those that the batches of this process declare."""
-    return ["run.closed", "tick.claimed", "tick.sent", *(step for one in all_declared() for step in one.steps)]
+    """Name them all."""
+    return [f"{name}.{step}" for name, steps in STEPS.items() for step in steps]

@@ -12,7 +12,7 @@ from forgekeeper.failpoints import FailpointReached, Fault, arm, failpoint, pars
 from forgekeeper.settings import PREFIX, SettingsError
 
 ROOT = Path(__file__).parents[2]
-NAME, OTHER = "user_status_cleanup.deleted", "prune.removed"
+NAME, OTHER = "user_status_cleanup.deleted", "prune.deleted"
 
 
 @pytest.fixture(autouse=True)

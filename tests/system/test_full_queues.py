@@ -28,8 +28,8 @@ HELD = {
     "expired_job_artifacts": "expired_job_artifacts.enqueued",
     "delete_objects": "delete_objects.claimed",
     "stale_direct_uploads": "stale_direct_uploads.claimed",
-    "stale_imports": "stale_imports.timed_out",
-    "prune": "prune.removed",
+    "stale_imports": "stale_imports.changed",
+    "prune": "prune.deleted",
 }
 """Where each of the other batches stays for as long as it likes."""
 CHILDREN = ("clean_project_refs.deleted", "delete_artifact_bucket.claimed")

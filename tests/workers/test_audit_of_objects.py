@@ -22,7 +22,7 @@ OBJECT, UPLOAD = "deleted_object", "stale_upload"
 HERE = "artifacts"
 FOUR_HOURS = 4 * 3_600
 HOUR = timedelta(hours=1)
-STEPS = ["delete_objects.deleted", "delete_objects.forgotten"]
+STEPS = ["delete_objects.deleted", "delete_objects.settled"]
 
 pytestmark = pytest.mark.usefixtures("database")
 
@@ -129,7 +129,7 @@ def test_each_stale_upload_has_its_line(run, store):
     assert due == {began + timedelta(hours=3).total_seconds()}
 
 
-@pytest.mark.parametrize("step", ["remembered", "deleted", "forgotten"])
+@pytest.mark.parametrize("step", ["marked", "deleted", "settled"])
 def test_what_a_crash_left_of_uploads_the_next_run_closes(run, store, step):
     upload(store, "a", "b")
     with interrupted_at(f"stale_direct_uploads.{step}"):

@@ -103,7 +103,6 @@ class BucketOutcome:
         Counter("buckets_refilled", "Missing buckets added (missing_count).", ("missing_count",), by_batch=False),
     ],
     thresholds=[Threshold("duration", above=60), Threshold("consecutive_failures", above=3)],
-    steps=["enqueued"],
     commands="workers.expired_job_artifacts.commands",
 )
 def expired_job_artifacts(now: datetime) -> Iterator[Children | Note | Skip]:  # noqa: ARG001, children look for it
@@ -134,7 +133,6 @@ def expired_job_artifacts(now: datetime) -> Iterator[Children | Note | Skip]:  #
         ),
     ],
     collector="artifacts",
-    steps=["claimed", "destroyed", "finished"],
     continues=["deadline", "loop_limit"],
 )
 def delete_artifact_bucket(now: datetime) -> Generator[Rows[JobArtifact] | Note, None, str]:

@@ -64,5 +64,4 @@ def expired(
         also=[pw.SQL(OUTBOX, [now + grace])],
         total=Total(ProjectStatistics.build_artifacts_size, of=JobArtifact.project_id),
         until=until,
-        step="destroyed",
     )

@@ -64,7 +64,6 @@ class Outcome:
         ),
     ],
     thresholds=[Threshold("dead_letter")],
-    steps=["enqueued"],
     logged_as="stats",
     commands="workers.git_ref_cleanup.commands",
 )
@@ -147,7 +146,6 @@ git_ref_cleanup.audited(
     ],
     thresholds=[Threshold("dead_letter")],
     collector="git_refs",
-    steps=["deleted", "settled"],
     continues=["max_deletes"],
     lease=True,
 )

@@ -50,7 +50,6 @@ class ProjectRefs(Items[Pending]):
     at_most = "max_deletes"
     gone = frozenset({"deleted", "gone"})
     stays = frozenset({"moved", "rejected"})
-    steps = ("", "", "deleted", "settled")
     all_bad = True
 
     def __init__(self, project_id: int, *, missing: bool) -> None:

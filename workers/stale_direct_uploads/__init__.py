@@ -97,7 +97,6 @@ class Outcome:
         Threshold("backlog", above=10_000, found=("total_pending_entries",), done=("total_deleted_stale_entries",)),
     ],
     collector="uploads",
-    steps=["claimed", "remembered", "deleted", "forgotten"],
     commands="workers.stale_direct_uploads.commands",
 )
 def stale_direct_uploads(now: datetime) -> Items[Entry]:  # noqa: ARG001, the register has a clock of its own
@@ -115,7 +114,6 @@ class StaleUploads(Items[Entry]):
     chunk = CHUNK
     marked = LOCKED
     keyed = False
-    steps = ("claimed", "remembered", "deleted", "forgotten")
 
     def __init__(self) -> None:
         self._unavailable: dict[str, str] = {}

@@ -225,11 +225,11 @@ class Attempt:
     def _end_child(self) -> None:
         """Let a child that failed be seen, until one ends well; what cannot be written now is, the next time."""
         facts = {"seconds": self._seconds()} | self.result()
-        batch, child = self.declared.batch.name, (self.declared.batch.name, self.declared.name, self.message_id)
+        batch, name, key = self.declared.batch.name, self.declared.name, self.message_id
         if self.error is not None:
             log.error("child failed", exc_info=self.error, **facts)
-            fail = partial(quarantine.fail, *child, describe(self.error), reason="child_failed", run=self.run.number)
-            self._for_a_person = bool(_tried("quarantine not written", fail))
+            fail = partial(quarantine.fail, batch, name, key, describe(self.error), reason="child_failed")
+            self._for_a_person = bool(_tried("quarantine not written", partial(fail, run=self.run.number)))
         elif self.blocked is not None:
             log.error("child blocked", **facts)
             why = {"reason": self.blocked.reason, "sentence": clean(str(self.blocked))}
@@ -238,7 +238,7 @@ class Attempt:
             log.info("child finished", more=self.run.more, **facts)
             # What ended before its work was done has not shown that it can be done.
             if self._brakes.reason is None:
-                _tried("quarantine not written", partial(quarantine.end, *child))
+                _tried("quarantine not written", partial(quarantine.forget, batch, name, [key]))
 
     def _count(self) -> None:
         skipped = self.run.skipped if self.blocked is None else self.blocked.reason

@@ -86,11 +86,8 @@ def ask(
         return verdict and verdict.ordinary
     if released or (batch.flag is not None and not FeatureFlag.is_on(batch.flag)):
         return False
-    remedy = (
-        f"`forgekeeper run {batch.name} --dry-run` shows what,"
-        f" `forgekeeper release {batch.name} --reason REASON` lets it go"
-    )
-    raise Held("breaker", f"{verdict.sentence}: {remedy}")
+    shown, let_go = f"forgekeeper run {batch.name} --dry-run", f"forgekeeper release {batch.name} --reason REASON"
+    raise Held("breaker", f"{verdict.sentence}: `{shown}` shows what, `{let_go}` lets it go")
 
 
 def judge(batch: BatchSpec, settings: Settings, run: int, instant: datetime, *, room: int | None) -> Verdict | None:

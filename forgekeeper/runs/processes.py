@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from functools import partial
 from importlib import metadata
 from typing import Any, NamedTuple
 
@@ -209,7 +210,8 @@ class Heartbeat(Vital):
             well = self.take_turn(self._turn)
             self._woken.wait(self._interval if well else self._interval / 3)
             self._woken.clear()
-        self._reach(self._withdraw)
+        if self._entry is not None:
+            self._reach(partial(Process.withdraw, self._entry))
 
     def _turn(self) -> None:
         self._reach(self._keep_runs_alive)
@@ -231,10 +233,6 @@ class Heartbeat(Vital):
         # The first time, or the row is gone: pruned while we were frozen, or not in the backup that was restored.
         started = entry and entry.started_at
         self._entry = Process.enrol(dead_after=self._dead_after, facts=facts, started_at=started, **self._identity)
-
-    def _withdraw(self) -> None:
-        if self._entry is not None:
-            Process.withdraw(self._entry)
 
     def _reach(self, change: Callable[[], None]) -> None:
         try:

@@ -89,10 +89,9 @@ class Quarantined(Base):
         return cls.select().where(cls.id == number)
 
     @classmethod
-    def of(cls, batch: str, *, run: int | None = None) -> pw.ModelSelect[Quarantined]:
-        """Select the batch's children that failed, or those that one *run* has sent; the one that failed last first."""
-        which = [cls.batch == batch, cls.reason.in_(KINDS["child"])]
-        return cls.select().where(*which, *([] if run is None else [cls.run == run])).order_by(cls.failed_at.desc())
+    def of(cls, batch: str) -> pw.ModelSelect[Quarantined]:
+        """Select the batch's children that failed, the one that failed last first."""
+        return cls.select().where(cls.batch == batch, cls.reason.in_(KINDS["child"])).order_by(cls.failed_at.desc())
 
     @property
     def kind(self) -> str:
@@ -116,18 +115,13 @@ def fail(batch: str, record: str, key: str, error: str, *, reason: Reason, run: 
     return bool(row[0])
 
 
-def end(batch: str, record: str, key: str) -> None:
-    """Forget what has ended well."""
-    found = _which(batch, record, [key])
+def forget(batch: str, record: str, keys: Iterable[str]) -> None:
+    """Forget what has ended well, or is gone."""
+    found = _which(batch, record, keys)
     # Most have never failed: then a child only looks, and does not lock the table for writing.
     if Quarantined.select().where(*found).exists():
-        Quarantined.delete().where(*found).execute()
-
-
-def forget(batch: str, record: str, keys: Iterable[str]) -> None:
-    """Forget all of these, in the engine's own transaction."""
-    with writing():
-        Quarantined.delete().where(*_which(batch, record, keys)).execute()
+        with writing():
+            Quarantined.delete().where(*found).execute()
 
 
 def waiting(batch: str, record: str, keys: Collection[str]) -> set[str]:

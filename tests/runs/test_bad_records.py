@@ -15,14 +15,13 @@ from forgekeeper.runs.quarantine import Quarantined
 from forgekeeper.runs.retry import MAX_RETRIES
 from forgekeeper.storage import sentinel, stores
 from forgekeeper.storage.outbox import DeletedObject
-from models import GitRefDeletion, JobArtifact, Project, ProjectStatistics, UserStatus
+from models import JobArtifact, ProjectStatistics, UserStatus
 from tests.harness.clocks import Clock
-from tests.harness.git_samples import Bare, put_root
 from tests.harness.installation import INSTALLATION
 from tests.harness.many_rows import BUDGET, artifacts, clean_statuses, destroy_artifacts, ids, statuses
 from tests.harness.performing import perform
 from tests.harness.settings import settings_with
-from workers import delete_objects, git_ref_cleanup
+from workers import delete_objects
 from workers.prune import prune
 
 MINUTE, DAY = timedelta(minutes=1), timedelta(days=1)
@@ -98,21 +97,6 @@ def test_a_row_of_the_outbox_that_cannot_be_changed_stops_no_other(store, tmp_pa
 
     assert (outcome.deleted, ids(DeletedObject)) == (9, {BAD})
     assert len([file for file in tmp_path.iterdir() if file.name.isdigit()]) == 10 - objects
-
-
-def test_a_ref_deletion_that_cannot_be_closed_stops_no_other(settings, tmp_path):
-    repository = Bare(put_root(tmp_path / "repositories"))
-    repository.packed(*(f"refs/mr/{number}" for number in range(1, 7)))
-    Project.create(id=7, disk_path=repository.disk_path)
-    for number in range(1, 7):
-        GitRefDeletion.create(project_id=7, ref=f"refs/mr/{number}")
-    settings = settings.model_copy(update={"repositories_root": tmp_path / "repositories"})
-
-    with bad("batched_git_ref_updates_deletions", on="update"):
-        outcome = perform(git_ref_cleanup.clean_project_refs, 7, settings=settings)
-
-    assert (outcome.total_deletes, outcome.stopped) == (5, "drained")
-    assert {row.id for row in GitRefDeletion.pending()} == {BAD}
 
 
 # It is logged, counted, and passed over for a growing while

@@ -48,17 +48,6 @@ def test_a_clock_that_was_ahead_holds_no_tick_back_once_it_is_right():
     assert sent() == [row(NOON).id]
 
 
-def test_a_tick_that_was_run_too_early_runs_again_when_its_time_comes():
-    at(TOMORROW)
-    executed(TOMORROW)
-    at(NOON)
-    executed(NOON)
-
-    at(TOMORROW)
-
-    assert row(TOMORROW).state == "enqueued"
-
-
 def test_a_row_whose_tick_was_set_aside_remembers_it_and_ended_before_now():
     at(TOMORROW)
     early = row(TOMORROW).id
@@ -126,18 +115,6 @@ def test_a_batch_registered_and_paused_while_the_clock_was_ahead_is_not_new_for_
 
     assert (Batch.get().registered_at, Hold.get().since) == (NOON, NOON)
     assert rows("enqueued") == {NOON + MINUTE}
-
-
-def test_a_ledger_whose_times_are_right_is_left_as_it_is():
-    at(NOON)
-    executed(NOON)
-    start_run(NAME, JobRun.claim_manual(NAME, by="A"), by="worker")
-    before = list(JobRun.select().dicts())
-
-    aside = clock_ahead.set_right(NAME)
-
-    assert aside.ticks == 0
-    assert list(JobRun.select().dicts()) == before
 
 
 @pytest.mark.parametrize(("early", "claimed"), [(SECOND, True), (2 * SECOND, True), (3 * SECOND, False)])

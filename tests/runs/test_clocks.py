@@ -63,14 +63,6 @@ def test_a_status_lives_that_only_a_wrong_clock_calls_expired(settings, ahead, e
     assert (result.returncode, json.loads(result.stdout)["skipped"], expired()) == (3, "clocks", 1)
 
 
-def test_a_difference_that_the_setting_allows_is_none(settings, ahead, expired):
-    url = ahead(timedelta(hours=1))
-
-    result = forgekeeper("run", NAME, "--json", url=url, tolerance="3700")
-
-    assert (result.returncode, json.loads(result.stdout)["deleted"], expired()) == (0, 1, 0)
-
-
 def test_a_redis_that_is_away_has_no_clock_to_be_compared_with(database, settings, monkeypatch):
     monkeypatch.setattr(client, "connection_pool", redis.ConnectionPool(port=1))
 

@@ -53,14 +53,6 @@ def test_a_deadline_has_passed_at_its_exact_end(clock):
     assert deadline.passed()
 
 
-def test_a_run_that_is_asked_to_stop_has_reached_its_deadline(clock):
-    deadline = Deadline(BUDGET, clock=clock)
-
-    shutdown.requested.set()
-
-    assert deadline.passed()
-
-
 def test_pace_waits_as_long_as_the_rows_may_take(clock):
     deadline = Deadline(BUDGET, clock=clock, pace=100)
 
@@ -90,13 +82,3 @@ def test_a_request_to_stop_ends_the_wait_for_the_pace():
 
     stopper.join()
     assert waited < TOO_LONG
-
-
-def test_the_safe_point_comes_after_the_wait_for_the_pace(clock):
-    safe_points = []
-    deadline = Deadline(BUDGET, clock=clock, pace=100, safe_point=lambda: safe_points.append(time.monotonic()))
-    began = time.monotonic()
-
-    deadline.passed(5)
-
-    assert safe_points[0] - began >= A_MOMENT

@@ -64,13 +64,6 @@ def standing():
 # Beside one another
 
 
-def test_holds_of_two_people_stand_beside_one_another():
-    Hold.add(NAME, "pause", reason="legal hold", by="alice")
-    Hold.add(NAME, "pause", reason="a move", by="bob", until=now() + HOUR)
-
-    assert standing() == [("pause", "alice"), ("pause", "bob")]
-
-
 def test_the_newer_hold_of_one_person_takes_the_place_of_the_older():
     Hold.add(NAME, "pause", reason="a move", by="bob")
     since = Hold.get().since
@@ -98,15 +91,6 @@ def test_a_stop_comes_before_a_brake_and_a_brake_before_a_pause(kinds, why):
         Hold.add(NAME, kind, reason="test", by="test")
 
     assert Hold.why(NAME) == why
-
-
-def test_what_is_lifted_is_of_these_kinds_and_by_this_person():
-    for by in ("alice", "bob"):
-        for kind in ("pause", "breaker"):
-            Hold.add(NAME, kind, reason="test", by=by)
-
-    assert [(hold.kind, hold.by) for hold in Hold.lift(NAME, BY_PEOPLE, by="bob")] == [("pause", "bob")]
-    assert standing() == [("pause", "alice"), ("breaker", "alice"), ("breaker", "bob")]
 
 
 # Older versions

@@ -1,29 +1,22 @@
 """What limits let go: never one record or byte more, however many delete at once and whoever is killed."""
 
 import threading
-from datetime import timedelta
 from random import Random
 
 import pytest
 
-from demo.sample_data.expired_job_artifacts import add_artifacts as artifacts
 from demo.sample_data.user_status_cleanup import add_statuses as sample
 from forgekeeper.batches import BATCHES, CHILDREN
-from forgekeeper.connections import client
 from forgekeeper.database import database as db
-from forgekeeper.database import now
-from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.runs import releases
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.brakes import Brakes
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.totals import Amount, RunTotal
-from models import JobArtifact
-from tests.harness.performing import as_child, recorded
+from tests.harness.performing import recorded
 from tests.harness.settings import settings_with
 from tests.harness.thorough import examples
-from workers.expired_job_artifacts import FLAG, buckets
 
 STATUSES, CHILD = BATCHES["user_status_cleanup"], CHILDREN["delete_artifact_bucket"]
 CHILDREN_AT_ONCE = 10
@@ -224,41 +217,3 @@ def test_to_cancel_the_newest_run_ends_the_children_that_earlier_ones_have_left(
     began()
     brakes, _outcome = child_of(earlier)
     assert brakes.reason is None
-
-
-# Bytes
-
-
-@pytest.fixture
-def expired(database):
-    FeatureFlag.turn(FLAG, on=True)
-    artifacts(1_000)
-    buckets.tidy(client, 5, silent_for=timedelta(minutes=10))
-    return 600
-
-
-def left():
-    return JobArtifact.expired(now()).count()
-
-
-def destroyed(*, at_once=5, **limits):
-    outcomes, given = [], settings_with(**{f"{name}_{ALL}": value for name, value in limits.items()})
-
-    def child(_number):
-        with db.connection_context():
-            outcomes.append(as_child(CHILD, given).outcome)
-
-    for _ in range(5 // at_once):
-        together(at_once, child)
-    return outcomes
-
-
-@pytest.mark.parametrize("limit", [1, 5_000, 50_000])
-def test_children_never_destroy_a_byte_beyond_the_limit(expired, limit):
-    outcomes = destroyed(max_bytes_per_day=limit)
-
-    gone = sum(outcome.bytes for outcome in outcomes)
-    assert gone <= limit
-    # No artifact is larger than 149 bytes: where one more does not fit, no more than that is missing for each child.
-    assert gone > limit - 5 * 150 or left() == 0
-    assert (sum(outcome.destroyed for outcome in outcomes)) == expired - left()

@@ -196,21 +196,12 @@ def test_no_history_deletes_more_than_a_limit_and_none_is_stuck(part):
                 dice.choice(world.children).step(dice.choice(FAULTS))
         world.midnight()
         world.next_run()
-        assert all_of_a_new_limit(world) == min(limit_of(world), left_of(world)), f"seed {seed}"
-
-
-def limit_of(world):
-    return min(world.limits.values())
-
-
-def left_of(world):
-    world.left = getattr(world, "left", ROWS)
-    return world.left
+        (left,) = db.execute_sql("select count(*) from doomed").fetchone()
+        assert all_of_a_new_limit(world) == min(*world.limits.values(), left), f"seed {seed}"
 
 
 def all_of_a_new_limit(world):
     """Delete in a run of a new day until a limit is reached or no row is left; return how many went."""
-    (world.left,) = db.execute_sql("select count(*) from doomed").fetchone()
     child, before = world.children[0], world.gone["run", world.run]
     while True:
         child.granted = child.brakes.reserve(CHUNK).records

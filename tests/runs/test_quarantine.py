@@ -59,7 +59,7 @@ def test_what_ends_well_is_forgotten_and_begins_anew():
     for _ in range(2):
         fail()
 
-    quarantine.end(*CHILD, "1")
+    quarantine.forget(*CHILD, ["1"])
 
     assert (waiting("1"), fail()) == (set(), timedelta(0))
 

@@ -17,21 +17,11 @@ from forgekeeper.runs.holds import Hold
 from tests.harness.performing import attempt_at, ended, runner_of
 from tests.harness.settings import settings_with
 from tests.harness.waiting import wait_until
-from workers import prune as prunes
 from workers.expired_job_artifacts import FLAG, buckets, delete_artifact_bucket, expired_job_artifacts
 from workers.expired_job_artifacts.destroying import BATCH_SIZE
-from workers.prune import prune
 from workers.user_status_cleanup import user_status_cleanup
 
 CHUNK = 100
-ADD_OLD_REFS = """
-    insert into batched_git_ref_updates_deletions (project_id, ref, status, processed_at)
-    select 1, 'refs/old/' || id, 2, now() - interval '2 days' from generate_series(1, %s) as id
-"""
-ADD_OLD_RUNS = """
-    insert into job_runs (batch, state, finished_at)
-    select 'toys', 'succeeded', now() - interval '40 days' from generate_series(1, %s)
-"""
 SOON = 5.0
 """Seconds in which a stop has to work."""
 ADD_STATUSES = """
@@ -106,17 +96,6 @@ def test_a_run_that_is_stopped_ends_before_its_next_chunk():
 
     assert count("user_statuses") == CHUNK
     assert attempt.result() == {"deleted": CHUNK, "batches": 1, "stopped": "stopped", "braked": "stopped"}
-
-
-def test_the_removal_of_old_records_that_is_stopped_begins_no_other_kind(monkeypatch):
-    monkeypatch.setattr(prunes, "CHUNK", CHUNK)
-    database.execute_sql(ADD_OLD_REFS, (1,))
-    database.execute_sql(ADD_OLD_RUNS, (3,))
-
-    with stopped_by_the_first("delete", "batched_git_ref_updates_deletions", prune):
-        attempt = attempted(prune)
-
-    assert (attempt.run.outcome.ref_deletions, attempt.run.outcome.runs) == (1, 0)
 
 
 def test_a_child_that_is_stopped_ends_before_its_next_chunk_and_has_no_successor():

@@ -16,8 +16,8 @@ from forgekeeper.cli.run_here import perform
 from forgekeeper.connections import Limits
 from forgekeeper.database import database
 from forgekeeper.delivery.sending import claim, deliver
-from forgekeeper.runs import reconcile
-from forgekeeper.runs.holds import BRAKES, Hold
+from forgekeeper.runs import held_back, reconcile
+from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.identity import identity
 from forgekeeper.runs.ledger import JobRun, Started
 from forgekeeper.runs.previewing import SAMPLE
@@ -60,14 +60,13 @@ def run(batch: Name, dry_run: DryRun = False, sample: Sample = None, json: Json 
         wrong_use("--sample is for --dry-run: a run names no records")
     with connected(f"run {batch}") as settings:
         require_installation()
-        back = held_back(batch)
+        back = Hold.why(batch)
         started = None if back else _started(chosen)
         if started is not None:
             result, run_id = perform(chosen, started, settings), started.id
         else:
-            reason, sentence = back or ("overlap", overlapping(chosen))
-            say([sentence], err)
-            result, run_id = asdict(chosen.outcome()) | {"skipped": reason}, None
+            say(held_back.of(batch) if back else [_overlapping(batch)], err)
+            result, run_id = asdict(chosen.outcome()) | {"skipped": back or "overlap"}, None
     answer({"run": run_id} | result, f"{batch}: {facts(result)}", json=json)
     if _is_held_or_blocked(result):
         raise typer.Exit(HELD)
@@ -102,17 +101,15 @@ def send(batch: Name, json: Json = False) -> None:
     # A server that hangs must not delay the answer.
     with connected("send", limits=Limits.of_scheduler):
         require_redis()
-        back = held_back(batch)
+        back = Hold.why(batch)
         number = None if back else claim(chosen)
-        if number is None and back is None:
-            back = "overlap", overlapping(chosen)
+        if number is None:
+            say(held_back.of(batch) if back else [_overlapping(batch)], err)
         reconcile.send(batch, deliver)
-    skipped, sentence = back or (None, f"{batch} is queued as run {number}; `forgekeeper why {batch}` follows it")
-    if json or back is None:
-        answer({"batch": batch, "run": number, "skipped": skipped}, sentence, json=json)
-    if back is not None:
-        say([sentence], err)
-    if skipped == "held":
+    facts = {"batch": batch, "run": number, "skipped": None if number else back or "overlap"}
+    if json or number is not None:
+        answer(facts, f"{batch} is queued as run {number}; `forgekeeper why {batch}` follows it", json=json)
+    if back == "held":
         raise typer.Exit(HELD)
 
 
@@ -156,26 +153,11 @@ def numbered(number: int) -> JobRun:
     return run
 
 
-def held_back(batch: str) -> tuple[str, str] | None:
-    """Say why no run of the batch may start, by a word and in a sentence; None when one may."""
-    reason = Hold.why(batch)
-    kinds = {"stopped": ("stop",), "held": BRAKES, "paused": ("pause",)}
-    hold = next(iter(Hold.standing(*kinds[reason], batch=batch)), None) if reason else None
-    if reason is None or hold is None:
-        return None
-    since = f"since {moment(hold.since)}"
-    if reason == "held":
-        return reason, f"{batch} is held {since}: {hold.reason}"
-    until = f"until {moment(hold.until)}, or " if hold.until else ""
-    because = f" ({hold.reason})" if hold.reason else ""
-    return reason, f"{batch} is {reason} by {hold.by} {since}{because} {until}until `forgekeeper resume {batch}`"
-
-
-def overlapping(batch: BatchSpec) -> str:
+def _overlapping(batch: str) -> str:
     """Say which open run of the batch is in the way."""
-    row = JobRun.open(batch.name)
+    row = JobRun.open(batch)
     if row is None:
-        return f"{batch.name} was busy a moment ago; try again"
+        return f"{batch} was busy a moment ago; try again"
     if row.state == "started":
-        return f"{batch.name} is running on {row.started_by} since {moment(row.started_at)}; wait until it ends"
-    return f"{batch.name} is queued already, since {moment(row.claimed_at)}"
+        return f"{batch} is running on {row.started_by} since {moment(row.started_at)}; wait until it ends"
+    return f"{batch} is queued already, since {moment(row.claimed_at)}"

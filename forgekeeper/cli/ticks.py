@@ -10,10 +10,10 @@ import typer
 from forgekeeper.cli import children, story, times
 from forgekeeper.cli.connection import batch_named, connected
 from forgekeeper.cli.console import Json, emit, moment, say, table, wrong_use
-from forgekeeper.cli.running import Name, held_back, numbered
+from forgekeeper.cli.running import Name, numbered
 from forgekeeper.cli.timetable import Timetable
 from forgekeeper.database import now
-from forgekeeper.runs import clock_ahead
+from forgekeeper.runs import clock_ahead, held_back
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.processes import Process
 from forgekeeper.settings import Settings
@@ -58,9 +58,8 @@ def why(
         run = numbered(number) if number is not None else _of_batch(name, tick)
         name = name or (run.batch if run else "")
         sentences = _absent(name, tick, settings) if run is None else list(story.tell(run))
-        back, failing = held_back(name), children.failing(name)
-    sentences += [f"Now {back[1]}."] if back else []
-    sentences += [f"{children.warning(name, failing)}."] if failing else []
+        failing = children.failing(name)
+        sentences += [*held_back.of(name), *([children.warning(name, failing)] if failing else [])]
     if json:
         failed = failing["count"] if failing else 0
         emit({"batch": name, "run": run and _facts(run), "children_failing": failed, "story": sentences})

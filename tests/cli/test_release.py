@@ -26,7 +26,7 @@ def test_a_batch_that_is_held_is_not_run_or_sent_by_hand(main, database, command
     result = main(command, NAME, "--json")
 
     assert (result.status, result.json["run"], result.json["skipped"]) == (3, None, "held")
-    assert result.stderr.endswith(": it would delete all of them\n")
+    assert f"(breaker): it would delete all of them: `forgekeeper release {NAME} " in result.stderr
 
 
 def test_release_lets_as_many_go_as_are_due_and_says_and_records_it(main, database):

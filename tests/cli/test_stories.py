@@ -210,7 +210,7 @@ def test_a_run_that_held_its_batch_has_the_sentence_with_the_numbers_and_what_ho
     *_, of_the_run, of_now = story()
 
     assert of_the_run == f"A brake has held it back: {sentence}."
-    assert of_now.startswith(f"Now {NAME} is held since ")
+    assert of_now.startswith(f"{NAME} is held since ")
 
 
 def test_a_run_that_waits_while_its_batch_is_stopped_says_so(story):
@@ -219,8 +219,8 @@ def test_a_run_that_waits_while_its_batch_is_stopped_says_so(story):
 
     told = story()[-1]
 
-    assert told.startswith(f"Now {NAME} is stopped by alice@host since ")
-    assert told.endswith(f"(wrong rows go) until `forgekeeper resume {NAME}`.")
+    assert told.startswith(f"{NAME} is stopped by alice@host since ")
+    assert told.endswith(f"(wrong rows go): `forgekeeper resume {NAME}` ends that")
 
 
 def test_a_cancelled_run_says_by_whom_and_why(story):

@@ -9,7 +9,7 @@ from forgekeeper.audit.acts import Act
 from forgekeeper.audit.deletions import Audit
 from forgekeeper.database import database, now
 from forgekeeper.storage import sentinel, stores
-from forgekeeper.storage.outbox import MAX_ATTEMPTS, DeletedObject, parted
+from forgekeeper.storage.outbox import MAX_ATTEMPTS, DeletedObject
 from models import CLASSES, JobArtifact, ProjectStatistics
 from tests.harness.artifacts import destroy_chunk
 from tests.harness.audited import interrupted_at
@@ -82,37 +82,52 @@ def test_rows_that_are_inserted_back_are_the_old_ones(main, root, words):
     destroy()
     assert rows() == []
 
-    insert_back(main("objects", "hold", *words, "--json"))
+    result = main("objects", "hold", *words, "--json")
+    for _twice in range(2):
+        insert_back(result)
+        assert rows() == before
+        assert ProjectStatistics.get().build_artifacts_size == 100
 
-    assert rows() == before
-    assert ProjectStatistics.get().build_artifacts_size == 100
 
-
-def test_what_is_printed_is_sql_that_inserts_the_rows_back(main, root):
-    artifact(root, "a")
-    before = rows()
+def test_only_what_the_run_has_destroyed_is_held_and_what_is_gone_is_said_to_be_lost(main, root):
+    artifact(root, "earlier")
+    destroy(run=RUN - 1)
+    artifact(root, "gone")
+    destroy(grace=timedelta(0))
+    perform(delete_objects, settings=settings_with())
+    artifact(root, "a/b [1]")
     destroy()
 
-    result = main("objects", "hold", "--run", str(RUN))
+    found = main("objects", "hold", "--run", str(RUN), "--json").json
 
-    assert result.status == 0
-    assert result.stdout.startswith("-- 1 objects are held back until `forgekeeper objects unhold --run 17`\n")
-    database.execute_sql(result.stdout)
-    assert rows() == before
+    assert [one["file_final_path"] for one in found["artifacts"]] == ["a/b [1]"]
+    assert (found["held"], found["lost"], main("objects", "held", "--json").json["held"]) == (1, 1, 1)
+    assert "a/b [1]" in main("objects").stdout
 
 
-def test_to_insert_back_twice_changes_nothing(main, root):
+@pytest.mark.parametrize("words", [["--project", "7"], ["--run", str(RUN)], ["--all"]])
+def test_what_is_let_go_is_deleted_a_grace_later(main, root, words):
     artifact(root, "a")
-    ProjectStatistics.create(project_id=7, build_artifacts_size=10)
     destroy()
-    result = main("objects", "hold", "--run", str(RUN), "--json")
-    insert_back(result)
-    before = rows()
+    main("objects", "hold", "--project", "7")
 
-    insert_back(result)
+    result = main("objects", "unhold", *words, OBJECT_GRACE="86400")
 
-    assert rows() == before
-    assert ProjectStatistics.get().build_artifacts_size == 10
+    assert result.stdout == "1 are held back no longer\n"
+    assert perform(delete_objects, settings=settings_with()).deleted == 0
+    assert a_day_later().deleted == 1
+
+
+@pytest.mark.parametrize(("failpoint", "too_late"), [("claimed", 0), ("deleted", 1)])
+def test_an_object_held_after_it_was_claimed_stays_unless_a_run_is_at_it(main, root, failpoint, too_late):
+    artifact(root, "a")
+    destroy(grace=timedelta(0))
+    with interrupted_at(f"delete_objects.{failpoint}"):
+        perform(delete_objects, settings=settings_with())
+
+    assert main("objects", "hold", "--project", "7", "--json").json["too_late"] == too_late
+    assert a_day_later().deleted == 0
+    assert (root / "a").exists() != bool(too_late)
 
 
 def test_held_objects_stay_and_all_others_go(main, root):
@@ -127,51 +142,6 @@ def test_held_objects_stay_and_all_others_go(main, root):
     assert not (root / "others").exists()
 
 
-def test_only_what_the_run_has_destroyed_is_held(main, root):
-    artifact(root, "earlier")
-    destroy(run=RUN - 1)
-    artifact(root, "a/b/c")
-    destroy()
-
-    result = main("objects", "hold", "--run", str(RUN), "--json")
-
-    assert [one["file_final_path"] for one in result.json["artifacts"]] == ["a/b/c"]
-    assert [row.path for row in DeletedObject.held()] == ["a/b/c"]
-
-
-def test_of_artifacts_whose_objects_are_gone_it_is_said_that_they_are_lost(main, root):
-    artifact(root, "gone")
-    destroy(grace=timedelta(0))
-    perform(delete_objects, settings=settings_with())
-    artifact(root, "kept")
-    destroy()
-
-    result = main("objects", "hold", "--run", str(RUN), "--json")
-
-    assert (result.json["held"], result.json["lost"], len(result.json["artifacts"])) == (1, 1, 1)
-
-
-def test_what_is_let_go_is_deleted_a_grace_later(main, root):
-    artifact(root, "a")
-    destroy()
-    main("objects", "hold", "--project", "7")
-
-    result = main("objects", "unhold", "--project", "7", OBJECT_GRACE="86400")
-
-    assert result.stdout == "1 are held back no longer\n"
-    assert perform(delete_objects, settings=settings_with()).deleted == 0
-    assert a_day_later().deleted == 1
-
-
-@pytest.mark.parametrize("words", [["--run", str(RUN)], ["--all"]])
-def test_what_is_held_is_let_go_by_its_run_or_altogether(main, root, words):
-    artifact(root, "a")
-    destroy()
-    main("objects", "hold", "--run", str(RUN))
-
-    assert main("objects", "unhold", *words, "--json").json == {"let_go": 1}
-
-
 def test_an_object_whose_artifact_is_back_stays_once_it_is_let_go(main, root):
     artifact(root, "a")
     destroy()
@@ -183,27 +153,6 @@ def test_an_object_whose_artifact_is_back_stays_once_it_is_let_go(main, root):
     assert (outcome.deleted, (root / "a").exists(), DeletedObject.select().count()) == (0, True, 0)
 
 
-def test_an_object_held_after_it_was_claimed_stays(main, root):
-    artifact(root, "a")
-    destroy(grace=timedelta(0))
-    with interrupted_at("delete_objects.claimed"):
-        perform(delete_objects, settings=settings_with())
-
-    main("objects", "hold", "--project", "7")
-
-    assert a_day_later().deleted == 0
-    assert (root / "a").exists()
-
-
-def test_an_object_that_a_run_is_at_just_now_is_said_to_be_too_late(main, root):
-    artifact(root, "a")
-    destroy(grace=timedelta(0))
-    with interrupted_at("delete_objects.deleted"):
-        perform(delete_objects, settings=settings_with())
-
-    assert main("objects", "hold", "--project", "7", "--json").json["too_late"] == 1
-
-
 def test_a_dead_object_that_is_held_is_not_tried_again(main, root):
     artifact(root, "a")
     destroy()
@@ -211,16 +160,6 @@ def test_a_dead_object_that_is_held_is_not_tried_again(main, root):
     main("objects", "hold", "--project", "7")
 
     assert main("quarantine", "retry", "--all", "--kind", "object", "--json").json == {"retried": 0}
-
-
-def test_held_objects_are_listed(main, root):
-    artifact(root, "a [1]")
-    destroy()
-    main("objects", "hold", "--project", "7")
-
-    assert main("objects", "held", "--json").json["held"] == 1
-    assert "a [1]" in main("objects", "held").stdout
-    assert "a [1]" in main("objects").stdout
 
 
 def test_to_hold_and_to_let_go_are_acts_of_a_person(main, root):
@@ -240,11 +179,3 @@ def test_to_hold_and_to_let_go_are_acts_of_a_person(main, root):
 @pytest.mark.parametrize("words", [["hold"], ["unhold"], ["hold", "--project", "7", "--run", "1"]])
 def test_whoever_does_not_say_whose_objects_is_refused(main, words):
     assert main("objects", *words).status == 2
-
-
-def test_paths_are_parted_as_the_batch_parts_them(root):
-    for path in ("a", "b/c", "d/e/f"):
-        artifact(root, path)
-    destroy()
-
-    assert {(row.store_dir, row.file) for row in DeletedObject.select()} == set(map(parted, ("a", "b/c", "d/e/f")))

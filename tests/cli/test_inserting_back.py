@@ -16,7 +16,7 @@ from forgekeeper.audit.deletions import Audit, Deletion
 from forgekeeper.database import database, now
 from forgekeeper.storage.objects import is_normal
 from forgekeeper.storage.outbox import DeletedObject
-from models import CLASSES, JobArtifact, ProjectStatistics
+from models import CLASSES, JobArtifact
 from tests.harness.artifacts import destroy_chunk
 from tests.harness.thorough import WHOLE, examples
 from workers.expired_job_artifacts import script
@@ -136,23 +136,6 @@ def test_of_a_script_that_is_cut_nothing_comes_back(main, psql, monkeypatch):
         psql(text[:end])
         assert rows() == [], text[:end]
     psql(text)
-    assert len(rows()) == 5
-
-
-@pytest.mark.parametrize("lost", ["begin;", "set local forgekeeper", "with back", "do $$"])
-@pytest.mark.parametrize("statistics", [[], [7]])
-def test_of_a_script_of_which_a_part_is_lost_nothing_comes_back(main, psql, monkeypatch, lost, statistics):
-    monkeypatch.setattr(script, "STATEMENT", 2)
-    destroyed(*"abcde")
-    for project in statistics:
-        ProjectStatistics.create(project_id=project, build_artifacts_size=0)
-    parts = main("objects", "hold", "--run", str(RUN), "--json").json["statements"]
-
-    for place, part in enumerate(parts):
-        if part.startswith(lost):
-            psql("\n".join([*parts[:place], *parts[place + 1 :]]))
-            assert rows() == [], part
-    psql("\n".join(parts))
     assert len(rows()) == 5
 
 

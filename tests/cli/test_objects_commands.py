@@ -1,4 +1,4 @@
-"""What is at work or was given up: `buckets`, `uploads`, and objects."""
+"""`buckets`, and objects that nobody answers for: `uploads`."""
 
 import json
 import os
@@ -8,7 +8,7 @@ import pytest
 
 from forgekeeper.connections import client
 from forgekeeper.storage import sentinel, stores
-from forgekeeper.storage.outbox import MAX_ATTEMPTS, DeletedObject
+from forgekeeper.storage.outbox import DeletedObject
 from forgekeeper.storage.settled import SettledUpload
 from models import JobArtifact
 from tests.harness.installation import INSTALLATION
@@ -75,15 +75,9 @@ def register(*members, age=STALE):
     client.zadd(uploads.PENDING, dict.fromkeys(members, client.time()[0] - age.total_seconds()))
 
 
-def give_up(*members):
-    register(*members)
-    claim = uploads.claim(client, stale_after=timedelta(hours=3), visibility=timedelta(minutes=5), limit=100)
-    uploads.reject(client, claim, claim.entries)
-
-
-def record(path, *, attempts=0):
+def record(path):
     store_dir, _, file = path.rpartition("/")
-    return DeletedObject.create(store_dir=store_dir, file=file, attempts=attempts).id
+    DeletedObject.create(store_dir=store_dir, file=file)
 
 
 def own(*paths):
@@ -110,9 +104,6 @@ def members(key):
     return {member.decode() for member in client.zrange(key, 0, -1)}
 
 
-# Buckets
-
-
 def test_buckets_shows_the_free_ones_and_who_has_the_others(main):
     buckets.tidy(client, 5, silent_for=timedelta(minutes=10))
     bucket = buckets.claim(client, 5)
@@ -124,66 +115,46 @@ def test_buckets_shows_the_free_ones_and_who_has_the_others(main):
     assert sorted([held["number"], *answer["available"]]) == [0, 1, 2, 3, 4]
 
 
-# Uploads that were given up
+# What is an orphan
 
 
-def test_a_failed_upload_that_is_retried_is_deleted_by_the_next_run(main, root, object_stores):
-    put(root, "a", "b")
-    give_up("artifacts:a", "artifacts:b")
-
-    result = main("quarantine", "retry", "upload:artifacts:a")
-
-    assert (result.status, result.stdout) == (0, "1 will be tried again\n")
-    main("run", "stale_direct_uploads", **object_stores)
-    assert (objects_in(root), members(uploads.FAILED)) == ({"b"}, {"artifacts:b"})
-
-
-# Objects that nobody answers for
-
-
-def test_objects_that_nothing_names_are_shown(reconcile, root):
+def test_objects_that_nothing_names_are_shown_and_nothing_is_changed(reconcile, root):
     put(root, "a/1", "a/2", "b")
 
     answer = reconcile("--json").json
 
-    answer["orphans"].sort()
-    assert answer["orphans"] == ["a/1", "a/2", "b"]
+    assert sorted(answer["orphans"]) == ["a/1", "a/2", "b"]
     assert (answer["examined"], answer["named"], answer["registered"], answer["due"]) == (3, 0, 0, None)
+    assert members(uploads.PENDING) == set()
 
 
-def test_objects_younger_than_a_day_are_left_alone(orphans, root):
+def test_objects_younger_than_a_day_and_the_sentinel_are_none(orphans, root):
     put(root, "young", age=DAY - timedelta(minutes=1))
     put(root, "old", age=DAY + timedelta(minutes=1))
+    os.utime(root / sentinel.NAME, (0, 0))
 
     assert orphans() == ["old"]
 
 
-def test_an_object_that_an_artifact_names_is_left_alone(orphans, root):
-    put(root, "a/named", "a/orphan")
-    JobArtifact.create(project_id=1, job_id=1, file_type=1, file_final_path="a/named")
-
-    assert orphans() == ["a/orphan"]
-
-
+@pytest.mark.parametrize(
+    "name",
+    [
+        own,
+        record,
+        lambda path: register(f"artifacts:{path}"),
+        lambda path: SettledUpload.create(location="artifacts", path=path, reaped=False),
+    ],
+    ids=["an artifact", "the outbox", "a pending upload", "a completed upload"],
+)
 @pytest.mark.parametrize("path", ["a/named", "named"])
-def test_an_object_in_the_outbox_is_left_alone(orphans, root, path):
-    put(root, path, "other/named")
-    record(path)
+def test_what_something_names_is_none(orphans, root, path, name):
+    put(root, path, "other/orphan")
+    name(path)
 
-    assert orphans() == ["other/named"]
-
-
-def test_an_object_whose_upload_is_pending_is_left_alone(orphans, root):
-    put(root, "a")
-    register("artifacts:a")
-
-    assert orphans() == []
+    assert orphans() == ["other/orphan"]
 
 
-def test_the_sentinel_is_no_orphan(orphans, root):
-    os.utime(root / sentinel.NAME, (0, 0))
-
-    assert orphans() == []
+# What is registered
 
 
 def test_pointed_at_another_installations_store_it_registers_nothing(reconcile, root):
@@ -214,9 +185,11 @@ def test_whoever_repeats_the_number_of_objects_may_register_them(reconcile, root
     assert reconcile("--yes", "--expect", "3", "--json").json["registered"] == 3
 
 
-def test_what_is_registered_waits_a_day(main, reconcile, root, object_stores):
+def test_what_is_registered_waits_a_day_and_no_upload_may_use_its_path(main, reconcile, root, object_stores):
     stock(root, "orphan")
     reconcile("--yes")
+    with pytest.raises(BeingDeleted):
+        uploads.prepare(client, "artifacts", "orphan")
     time_passes(DAY - timedelta(minutes=1))
 
     early = main("run", "stale_direct_uploads", "--json", **object_stores).json
@@ -228,33 +201,28 @@ def test_what_is_registered_waits_a_day(main, reconcile, root, object_stores):
     assert client.keys("{pending_direct_uploads}:*") == []
 
 
-def test_an_upload_to_the_path_of_a_waiting_object_is_refused(reconcile, root):
-    stock(root, "orphan")
-    reconcile("--yes")
+def test_what_lies_outside_the_folders_is_not_registered(root, main, object_stores):
+    stock(root, "up/orphan", "down/orphan")
+    prefixes = {"OBJECT_PREFIXES": '{"artifacts": ["up"]}'}
 
-    with pytest.raises(BeingDeleted):
-        uploads.prepare(client, "artifacts", "orphan")
+    answer = main("uploads", "reconcile", "artifacts", "--prefix", "", "--yes", "--json", **object_stores, **prefixes)
+
+    assert (answer.json["outside"], answer.json["orphans"]) == (1, ["up/orphan"])
+    assert members(uploads.PENDING) == {"artifacts:up/orphan"}
 
 
 # What was registered is taken back
 
 
-def test_what_was_registered_can_be_taken_back(main, reconcile, root):
-    stock(root, "a", "b")
-    reconcile("--yes")
-
-    result = main("uploads", "forget", "artifacts:a", "--json")
-
-    assert (result.json, members(uploads.PENDING)) == ({"forgotten": ["artifacts:a"], "too_late": []}, {"artifacts:b"})
-
-
-def test_what_was_registered_can_be_taken_back_below_a_prefix(main, reconcile, root):
+def test_what_was_registered_can_be_taken_back_by_its_name_or_below_a_prefix(main, reconcile, root):
     stock(root, "@final/a", "@finally/a", "a")
     reconcile("--yes")
 
-    forgotten = main("uploads", "forget", "--all", "--prefix", "@final/", "--json").json["forgotten"]
+    one = main("uploads", "forget", "artifacts:a", "--json").json
+    below = main("uploads", "forget", "--all", "--prefix", "@final/", "--json").json
 
-    assert (forgotten, members(uploads.PENDING)) == (["artifacts:@final/a"], {"artifacts:@finally/a", "artifacts:a"})
+    assert one == {"forgotten": ["artifacts:a"], "too_late": []}
+    assert (below["forgotten"], members(uploads.PENDING)) == (["artifacts:@final/a"], {"artifacts:@finally/a"})
 
 
 def test_what_a_producer_registered_is_never_forgotten(main, reconcile, root):
@@ -281,60 +249,18 @@ def test_what_is_being_deleted_just_now_is_not_taken_back(main, reconcile, root)
     assert every.json == {"forgotten": [], "too_late": ["artifacts:a"]}
 
 
-# Objects that were given up
-
-
-def test_a_dead_object_that_is_retried_is_deleted_by_the_next_run(main, root, object_stores):
-    put(root, "a", "b")
-    number = record("a", attempts=MAX_ATTEMPTS)
-    record("b", attempts=MAX_ATTEMPTS)
-
-    result = main("quarantine", "retry", f"object:{number}")
-
-    assert (result.status, result.stdout) == (0, "1 will be tried again\n")
-    main("run", "delete_objects", **object_stores)
-    assert (objects_in(root), [row.path for row in DeletedObject.dead()]) == ({"b"}, ["b"])
-
-
-# Wrong use
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["uploads", "reconcile"],
-        ["uploads", "reconcile", "artifacts"],
-        ["uploads", "forget"],
-        ["uploads", "forget", "artifacts:a", "--all"],
-        ["uploads", "forget", "artifacts:a", "--prefix", "a"],
-        ["uploads", "nonsense"],
-        ["objects", "nonsense"],
-        ["buckets", "1"],
+        ["reconcile"],
+        ["reconcile", "artifacts"],
+        ["forget"],
+        ["forget", "artifacts:a", "--all"],
+        ["forget", "artifacts:a", "--prefix", "a"],
     ],
     ids=" ".join,
 )
 def test_wrong_use_is_refused_with_a_sentence(main, arguments):
-    result = main(*arguments)
+    result = main("uploads", *arguments)
 
     assert (result.status, bool(result.complaint)) == (2, True)
-
-
-def test_what_lies_outside_the_folders_is_not_registered(root, main, object_stores):
-    stock(root, "up/orphan", "down/orphan")
-    prefixes = {"OBJECT_PREFIXES": '{"artifacts": ["up"]}'}
-
-    result = main("uploads", "reconcile", "artifacts", "--prefix", "", "--yes", "--json", **object_stores, **prefixes)
-
-    assert (result.json["outside"], result.json["orphans"], members(uploads.PENDING)) == (
-        *(1, ["up/orphan"]),
-        {"artifacts:up/orphan"},
-    )
-
-
-def test_what_a_producer_has_completed_is_no_orphan(root, main, object_stores):
-    put(root, "kept", "orphan")
-    SettledUpload.create(location="lfs", path="kept", reaped=False)
-
-    result = main("uploads", "reconcile", "lfs", "--prefix", "", "--json", **object_stores)
-
-    assert (result.json["named"], result.json["orphans"]) == (1, ["orphan"])

@@ -1,11 +1,10 @@
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from forgekeeper.batches import BATCHES
 from forgekeeper.declaring.flags import FeatureFlag
-from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
 from tests.harness import samples as sample
 
@@ -49,14 +48,6 @@ def test_status_shows_the_last_run_and_what_it_came_to(main, database):
     assert (last["state"], last["attempt"], last["result"]["deleted"]) == ("succeeded", 1, 2)
 
 
-def test_status_shows_who_paused_a_batch_until_when_and_why(main, database):
-    until = datetime(2100, 1, 1, tzinfo=UTC)
-    Hold.add(NAME, "pause", until=until, reason="moving disks", by="ops:1")
-
-    paused = main("status", "--json").json["batches"][NAME]["paused"]
-
-    assert datetime.fromisoformat(paused.pop("until")) == until
-    assert paused == {"reason": "moving disks", "by": "ops:1"}
 
 
 def test_ticks_shows_a_person_the_run_and_what_it_came_to(main, database):
@@ -119,33 +110,21 @@ def test_check_names_the_servers_that_the_settings_lead_to_and_where_they_were_s
     )
 
 
-def test_check_finds_no_error_after_init(forgekeeper, database, places):
-    forgekeeper("check", "--init", **places)
+def test_a_missing_sentinel_is_an_error_until_init_has_made_it(forgekeeper, main, database, places):
+    missing = main("check", "--json", **places)
+    made = main("check", "--init", "--json", **places)
+    found = forgekeeper("check", "--json", **places)
 
-    result = forgekeeper("check", "--json", **places)
-
-    assert (result.status, result.stderr, result.json["ok"]) == (0, "", True)
-    for subject in ("settings", "schedules", "postgresql", "schema", "repositories", "object store"):
-        assert [level for level, _ in findings(result, subject)] == ["ok"]
-
-
-def test_a_missing_sentinel_is_an_error_that_names_its_remedy(main, database, places):
-    result = main("check", "--json", **places)
-
-    assert (result.status, result.json["ok"]) == (1, False)
-    for subject in ("repositories", "object store"):
-        ((level, message),) = findings(result, subject)
-        assert level == "error"
-        assert message.endswith("has no .forgekeeper-root; `forgekeeper check --init` creates it")
-
-
-def test_init_creates_missing_sentinels_and_says_so(main, database, places):
-    result = main("check", "--init", "--json", **places)
-
-    assert result.status == 0
-    for subject in ("repositories", "object store"):
-        ((level, message),) = findings(result, subject)
-        assert (level, message.endswith("had no .forgekeeper-root; created it")) == ("ok", True)
+    for result, levels, end in (
+        (missing, ["error"], "has no .forgekeeper-root; `forgekeeper check --init` creates it"),
+        (made, ["ok"], "had no .forgekeeper-root; created it"),
+        (found, ["ok"], ""),
+    ):
+        for subject in ("repositories", "object store"):
+            assert [(level, message.endswith(end)) for level, message in findings(result, subject)] == [(*levels, True)]
+    assert (missing.status, made.status, found.status, found.stderr, found.json["ok"]) == (1, 0, 0, "", True)
+    for subject in ("settings", "schedules", "postgresql", "schema"):
+        assert [level for level, _ in findings(found, subject)] == ["ok"]
 
 
 def test_init_refuses_an_empty_folder_where_the_database_knows_projects(main, database, places, tmp_path):
@@ -159,23 +138,22 @@ def test_init_refuses_an_empty_folder_where_the_database_knows_projects(main, da
     assert not any((tmp_path / "repositories").iterdir())
 
 
-def test_a_missing_index_is_a_warning(main, own_database, query):
-    query(own_database, "drop index user_statuses_clear_status_at")
+@pytest.mark.parametrize(
+    ("spoil", "level", "named", "status"),
+    [
+        ("drop index user_statuses_clear_status_at", "warning", "user_statuses_clear_status_at", 0),
+        ("alter table user_statuses drop column availability", "error", "column user_statuses.availability", 1),
+    ],
+)
+def test_a_missing_index_is_a_warning_and_a_missing_column_an_error(
+    *, main, own_database, query, spoil, level, named, status
+):
+    query(own_database, spoil)
 
     result = main("check", "--json", DATABASE_URL=own_database)
 
-    assert (result.status, result.json["ok"]) == (0, True)
-    ((level, message),) = findings(result, "schema")
-    assert (level, "user_statuses_clear_status_at" in message) == ("warning", True)
-
-
-def test_a_missing_column_is_an_error(main, own_database, query):
-    query(own_database, "alter table user_statuses drop column availability")
-
-    result = main("check", "--json", DATABASE_URL=own_database)
-
-    assert result.status == 1
-    assert findings(result, "schema") == [("error", "column user_statuses.availability is missing")]
+    ((found, message),) = findings(result, "schema")
+    assert (result.status, found, named in message) == (status, level, True)
 
 
 def test_a_database_without_our_tables_is_an_error_that_names_its_remedy(main, settings, new_database):

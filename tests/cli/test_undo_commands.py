@@ -46,13 +46,14 @@ def numbers():
     return [str(row.id) for row in GitRefDeletion.select().order_by(GitRefDeletion.id)]
 
 
-def test_refs_are_restored_by_the_ids_of_their_deletions(main, repository):
+def test_refs_are_restored_by_the_ids_of_their_deletions_as_an_act_of_a_person(main, repository):
     result = main("refs", "restore", *numbers())
 
-    assert result.status == 0
-    assert "2 of 2 were restored" in result.stdout
-    assert repository.refs()["refs/a"] == repository.one
-    assert repository.refs()["refs/b"] == repository.two
+    (act,) = Act.select()
+    assert (result.status, "2 of 2 were restored" in result.stdout) == (0, True)
+    assert (repository.refs()["refs/a"], repository.refs()["refs/b"]) == (repository.one, repository.two)
+    assert (act.act, act.what, act.batch) == ("refs restore", "project:7", "git_ref_cleanup")
+    assert act.after == {"refs": {"refs/a": repository.one, "refs/b": repository.two}}
 
 
 @pytest.mark.parametrize("words", [["7:refs/b"], ["--run", "17", "7:refs/b"]])
@@ -60,14 +61,6 @@ def test_refs_are_restored_by_their_names_and_by_the_run_that_deleted_them(main,
     assert main("refs", "restore", *words).status == 0
     assert "refs/b" in repository.refs()
     assert ("refs/a" in repository.refs()) == ("--run" in words)
-
-
-def test_a_restored_ref_is_an_act_of_a_person(main, repository):
-    main("refs", "restore", numbers()[0])
-
-    (act,) = Act.select()
-    assert (act.act, act.what, act.batch) == ("refs restore", "project:7", "git_ref_cleanup")
-    assert act.after == {"refs": {"refs/a": repository.one}}
 
 
 def test_what_cannot_be_restored_is_said_and_keeps_no_other(main, repository):
@@ -92,10 +85,17 @@ def test_a_ref_that_was_deleted_twice_comes_back_as_it_was_last(main, repository
     assert repository.refs()["refs/a"] == repository.two
 
 
-def test_without_the_repositories_disk_nothing_is_restored(main, repository, root):
-    root.rename(root.with_suffix(".away"))
+def test_what_was_restored_before_the_disk_went_is_said(main, repository, root, tmp_path, monkeypatch):
+    other = Bare(root, "group/other.git")
+    other.loose("refs/c")
+    Project.create(id=8, disk_path=other.disk_path)
+    delete(8, "refs/c")
+    gone = f'$GIT "$@"; status=$?; rm {root}/{NAME}; exit $status'
+    stand_in(tmp_path / "bin", monkeypatch, f'case "$*" in *{other.path}*update-ref*) {gone};; esac; exec $GIT "$@"')
 
-    assert "is not a folder" in main("refs", "restore", *numbers()).complaint
+    result = main("refs", "restore", *numbers())
+
+    assert (result.status, "refs/a at" in result.stdout, NAME in result.stderr) == (1, True, True)
 
 
 def test_nothing_is_restored_unless_the_act_can_be_written(main, repository):
@@ -108,19 +108,6 @@ def test_nothing_is_restored_unless_the_act_can_be_written(main, repository):
         database.execute_sql("drop trigger unwritten on audit_acts")
 
     assert (result.status, set(repository.refs())) == (1, {"refs/heads/main", "refs/keep"})
-
-
-def test_what_was_restored_before_the_disk_went_is_said(main, repository, root, tmp_path, monkeypatch):
-    other = Bare(root, "group/other.git")
-    other.loose("refs/c")
-    Project.create(id=8, disk_path=other.disk_path)
-    delete(8, "refs/c")
-    gone = f'$GIT "$@"; status=$?; rm {root}/{NAME}; exit $status'
-    stand_in(tmp_path / "bin", monkeypatch, f'case "$*" in *{other.path}*update-ref*) {gone};; esac; exec $GIT "$@"')
-
-    result = main("refs", "restore", *numbers())
-
-    assert (result.status, "refs/a at" in result.stdout, NAME in result.stderr) == (1, True, True)
 
 
 LONG = "refs/" + "/".join(["long" * 20] * 10)

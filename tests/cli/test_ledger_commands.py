@@ -48,8 +48,6 @@ def test_status_shows_the_last_run_and_what_it_came_to(main, database):
     assert (last["state"], last["attempt"], last["result"]["deleted"]) == ("succeeded", 1, 2)
 
 
-
-
 def test_ticks_shows_a_person_the_run_and_what_it_came_to(main, database):
     JobRun.succeed(JobRun.start_here(NAME, by="worker-1:9"), {"deleted": 7})
 
@@ -76,7 +74,7 @@ def test_settings_with_json_lists_them_all(main, settings):
         "type": "cron",
         "default": "0 * * * *",
         "value": "off",
-        "sentence": "When forgekeeper's own old records are removed.",
+        "sentence": "When prune runs.",
         "source": "environment",
     }
 

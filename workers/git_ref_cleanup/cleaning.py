@@ -13,12 +13,13 @@ import structlog
 
 from forgekeeper import Items
 from forgekeeper.audit.intents import Item
+from forgekeeper.database.chunks import among
 from forgekeeper.declaring.items import Deleted, Page, State, Tell
 from forgekeeper.declaring.surroundings import settings
 from forgekeeper.storage import git_refs, git_values
 from forgekeeper.storage.git_command import GitError, GitTimedOut
 from forgekeeper.storage.git_repository import RepositoryMissing
-from models import Project
+from models import GitRefDeletion, Project
 from workers.git_ref_cleanup import deletions, repositories
 from workers.git_ref_cleanup.deletions import Pending
 
@@ -61,7 +62,7 @@ class ProjectRefs(Items[Pending]):
 
     def due_of(self, keys: Sequence[int]) -> set[int]:
         """Return those that are pending."""
-        return deletions.still_pending(keys)
+        return among(GitRefDeletion.pending(), keys)
 
     def key(self, one: Pending) -> int:
         """Return the row's id."""
@@ -91,7 +92,8 @@ class ProjectRefs(Items[Pending]):
         """Look into the repository: a ref that is gone was deleted; where git cannot read it, that is unknown."""
         with suppress(GitError):
             there = git_values.standing(*self._where(), [row["ref"] for row in rows], until=until)
-            return [_became(row["oid"], there.get(row["ref"])) for row in rows]
+            now = [(row["oid"], there.get(row["ref"])) for row in rows]
+            return ["deleted" if value is None else "kept" if value == was else "moved" for was, value in now]
         return [None] * len(rows)
 
     def mark(self, items: Sequence[Pending], kept: Mapping[Pending, State]) -> dict[Pending, State | None]:
@@ -129,10 +131,8 @@ class ProjectRefs(Items[Pending]):
 
     def settle(self, states: Mapping[Pending, State]) -> dict[str, int]:
         """Close the rows."""
-        closed = deletions.settle(self._project, {row: one.reason for row, one in states.items()})
-        if self._repository_gone:
-            return {"gone": closed.processed}
-        return {"total_deletes": closed.processed, "rejected": closed.rejected}
+        processed, rejected = deletions.settle(self._project, {row: one.reason for row, one in states.items()})
+        return {"gone": processed} if self._repository_gone else {"total_deletes": processed, "rejected": rejected}
 
     def interrupted(self, _scope: str | None, error: Exception) -> Literal["deadline", "missing"]:
         """End where git took too long or the repository is missing; else let the child fail."""
@@ -147,9 +147,3 @@ class ProjectRefs(Items[Pending]):
 
 def _item(row: Pending, was: str) -> Item:
     return Item(row.id, row.ref, {"ref": row.ref, "oid": was, "due": row.created_at})
-
-
-def _became(was: str, now: str | None) -> str:
-    if now is None:
-        return "deleted"
-    return "kept" if now == was else "moved"

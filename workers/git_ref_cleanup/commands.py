@@ -32,8 +32,8 @@ COMMANDS = {"refs": refs}
 @refs.command("restore")
 def refs_restore(
     which: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[ID]...", help="Deletions, by the ids that `audit` shows, or as PROJECT:REF."),
+        list[int] | None,
+        typer.Argument(metavar="[ID]...", min=1, max=2**63 - 1, help="Deletions, by the ids that `audit` shows."),
     ] = None,
     run: Annotated[int | None, typer.Option(metavar="N", help="All refs that the run has deleted.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what could be restored, and make nothing.")] = False,
@@ -45,17 +45,13 @@ def refs_restore(
     A ref that is there again is left as it is.  Exit status 0 only if every one was restored.
     """
     if not which and run is None:
-        wrong_use("name deletions by their ids, or as PROJECT:REF, or say --run N")
-    try:
-        asked = restoring.read(which or (), [] if run is None else [run])
-    except ValueError as error:
-        wrong_use(f"{error} is neither the id of a deletion nor PROJECT:REF")
+        wrong_use("name deletions by their ids, or say --run N")
     with connected("refs") as settings:
-        found = restoring.deleted(asked)
+        found = restoring.deleted(which or (), run)
         if not found:
             raise Problem("the audit knows of no such ref that was deleted; `forgekeeper audit` shows what it knows")
         became = list[tuple[Deleted, Restored]]()
-        unknown = [number for number in asked.ids if number not in {one.id for one in found}]
+        unknown = [number for number in which or () if number not in {one.id for one in found}]
         try:
             became.extend(restoring.restore(found, settings, dry_run=dry_run))
         except (RootUnavailable, PeeweeException) as error:

@@ -55,13 +55,6 @@ class Pending(NamedTuple):
     updated_at: datetime
 
 
-class Settled(NamedTuple):
-    """How many deletions were closed, by how."""
-
-    processed: int
-    rejected: int
-
-
 def waiting_projects(*, after: int, until: int = LAST, limit: int) -> list[int]:
     """Return up to *limit* ids of projects with pending deletions, above *after* and not above *until*."""
     values = {"after": after, "until": until, "limit": limit}
@@ -81,22 +74,15 @@ def next_pending_of(project_id: int, page: Page) -> list[int]:
     return [row.id for row in _pending_of(project_id, page).select(GitRefDeletion.id)]
 
 
-def still_pending(ids: Sequence[int]) -> set[int]:
-    """Return those of *ids* that are pending."""
-    pending = GitRefDeletion.pending().select(GitRefDeletion.id)
-    return {row.id for row in pending.where(GitRefDeletion.id.in_(list(ids)))}
-
-
-def settle(project_id: int, reasons: Mapping[Pending, str | None]) -> Settled:
-    """Close the project's deletions: rejected where there is a reason, else processed.
+def settle(project_id: int, reasons: Mapping[Pending, str | None]) -> tuple[int, int]:
+    """Close the project's deletions: processed, or rejected where there is a reason; return how many of either.
 
     One that was closed meanwhile stays as it is, and is not counted; nor is one of another project or ref.
     """
     ids, refs = [row.id for row in reasons], [row.ref for row in reasons]
     values = {"project": project_id, "ids": ids, "refs": refs, "reasons": list(reasons.values())}
     statuses = [status for (status,) in database.execute_sql(SETTLE, values).fetchall()]
-    rejected = statuses.count(DeletionStatus.REJECTED)
-    return Settled(processed=len(statuses) - rejected, rejected=rejected)
+    return statuses.count(DeletionStatus.PROCESSED), statuses.count(DeletionStatus.REJECTED)
 
 
 def retry(ids: Sequence[int] | None) -> int:

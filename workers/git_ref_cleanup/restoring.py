@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from functools import partial
 from typing import Any, NamedTuple
 
 from forgekeeper.audit import acts
-from forgekeeper.audit.deletions import hashed
 from forgekeeper.database import database
 from forgekeeper.settings import Settings
 from forgekeeper.storage import git_restore
@@ -24,15 +21,13 @@ TIMEOUT = 300.0
 """Seconds that git may take for one repository."""
 LOST = Restored("refused", "its project has gone")
 
-# The latest first: an id, or a name, may have been given out again.
+# The latest first: an id may have been given out again.
 DELETED = """
     select at, run, ids, detail from audit_deletions
     where record = %(record)s and phase = 'outcome'
-      and (ids && %(ids)s::bigint[] or hashes && %(hashes)s::integer[] or run = any(%(runs)s::bigint[]))
+      and (ids && %(ids)s::bigint[] or run = %(run)s)
     order by id desc
 """
-NAMED = re.compile(r"(?P<project>[0-9]{1,18}):(?P<ref>.+)", re.DOTALL)
-NUMBER = re.compile(r"[0-9]{1,18}\Z")
 
 
 class Deleted(NamedTuple):
@@ -46,39 +41,12 @@ class Deleted(NamedTuple):
     oid: str
 
 
-class Asked(NamedTuple):
-    """What is to be restored: the ids of deletions, projects with refs of theirs, and all refs of runs."""
-
-    ids: Sequence[int]
-    refs: Sequence[tuple[int, str]] = ()
-    runs: Sequence[int] = ()
-
-    def includes(self, one: Deleted) -> bool:
-        """Return whether the deletion is among it."""
-        return one.id in self.ids or (one.project_id, one.ref) in self.refs or one.run in self.runs
-
-
-def read(words: Sequence[str], runs: Sequence[int]) -> Asked:
-    """Read what a person asks for: ids, and refs as ``PROJECT:REF``; raise ValueError for what is neither."""
-    ids, refs = [], []
-    for word in words:
-        if NUMBER.match(word):
-            ids.append(int(word))
-        elif named := NAMED.fullmatch(word):
-            refs.append((int(named["project"]), named["ref"]))
-        else:
-            raise ValueError(word)
-    return Asked(ids, refs, runs)
-
-
-def deleted(asked: Asked) -> list[Deleted]:
-    """Return what was asked for of what the audit knows to be deleted: of each ref the latest deletion."""
-    values = {"record": RECORD, "ids": list(asked.ids), "runs": list(asked.runs)}
-    values["hashes"] = [hashed(ref) for _, ref in asked.refs]
-    rows = database.execute_sql(DELETED, values).fetchall()
+def deleted(ids: Sequence[int], run: int | None = None) -> list[Deleted]:
+    """Return what the audit knows to be deleted for these rows, or by that run: of each ref the latest deletion."""
+    rows = database.execute_sql(DELETED, {"record": RECORD, "ids": list(ids), "run": run}).fetchall()
     found: dict[tuple[int, str], Deleted] = {}
     for one in (one for row in rows for one in _each(*row)):
-        if asked.includes(one):
+        if one.id in ids or (run is not None and one.run == run):
             found.setdefault((one.project_id, one.ref), one)
     return sorted(found.values())
 
@@ -94,22 +62,20 @@ def restore(found: Sequence[Deleted], settings: Settings, *, dry_run: bool) -> I
     paths = repositories.paths(projects)
     for project in projects:
         refs = {one.ref: one for one in found if one.project_id == project}
-        if project not in paths:
-            became = dict.fromkeys(refs, LOST)
-        else:
-            wanted, until = {ref: one.oid for ref, one in refs.items()}, time.monotonic() + TIMEOUT
-            try:
-                before = partial(_record, project)
-                became = git_restore.restore(root, paths[project], wanted, until=until, dry_run=dry_run, before=before)
-            except RootUnavailable:
-                raise
-            except GitError as error:
-                became = dict.fromkeys(refs, Restored("refused", str(error)))
+        wanted, until = {ref: one.oid for ref, one in refs.items()}, time.monotonic() + TIMEOUT
+
+        def record(refs: Mapping[str, str], project: int = project) -> None:
+            acts.record("refs restore", f"project:{project}", batch="git_ref_cleanup", after={"refs": dict(refs)})
+
+        became = dict.fromkeys(refs, LOST)
+        try:
+            if project in paths:
+                became = git_restore.restore(root, paths[project], wanted, until=until, dry_run=dry_run, before=record)
+        except RootUnavailable:
+            raise
+        except GitError as error:
+            became = dict.fromkeys(refs, Restored("refused", str(error)))
         yield from ((one, became[ref]) for ref, one in refs.items())
-
-
-def _record(project: int, refs: Mapping[str, str]) -> None:
-    acts.record("refs restore", f"project:{project}", batch="git_ref_cleanup", after={"refs": dict(refs)})
 
 
 def _each(at: datetime, run: int | None, ids: Sequence[int], detail: dict[str, Any]) -> Iterator[Deleted]:

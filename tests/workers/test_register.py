@@ -36,12 +36,12 @@ def register(client, *members, age=STALE):
     client.zadd(uploads.PENDING, dict.fromkeys(members, second - age))
 
 
-def claim(client, *, limit=100, skip=()):
-    return uploads.claim(client, visibility=FIVE_MINUTES, limit=limit, skip_locations=skip)
+def claim(client, *, limit=100):
+    return uploads.claim(client, visibility=FIVE_MINUTES, limit=limit)
 
 
-def claimed(client, *, limit=100, skip=()):
-    return [entry.member for entry in claim(client, limit=limit, skip=skip).entries]
+def claimed(client, *, limit=100):
+    return [entry.member for entry in claim(client, limit=limit).entries]
 
 
 def let_pass(client, time):

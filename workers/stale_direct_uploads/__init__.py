@@ -157,23 +157,21 @@ class StaleUploads(Items[Entry]):
         return [None] * len(rows)
 
     def claim(self, page: Page) -> list[Entry]:
-        """Claim the next entries, of locations that answer."""
-        self._claim = register.claim(
-            client,
-            visibility=settings().upload_visibility,
-            limit=page.limit,
-            skip_locations=self._unavailable,
-        )
+        """Claim the next entries."""
+        self._claim = register.claim(client, visibility=settings().upload_visibility, limit=page.limit)
         return self._claim.entries
 
     def look(self, items: Sequence[Entry]) -> dict[Entry, Kept]:
         """Keep what can be no object, is at no store, or is outside the folders of `OBJECT_PREFIXES`."""
-        location = self.scope(items[0])
-        try:
-            store = _store(location)
-        except StoreUnavailable as error:
-            self.interrupted(location, error)
-            return dict.fromkeys(items, Kept(str(error), "unavailable"))
+        location, store = self.scope(items[0]), None
+        if location not in self._unavailable:
+            try:
+                store = _store(location)
+            except StoreUnavailable as error:
+                self.interrupted(location, error)
+        if location in self._unavailable:
+            # Their claim runs out: this run does not get them again, and the next one does.
+            return dict.fromkeys(items, Kept(None, "unavailable"))
         unfit = {entry: preview.unfit(entry, store) for entry in items}
         return {entry: Kept(UNFIT[state], state) for entry, state in unfit.items() if state is not None}
 
@@ -229,7 +227,6 @@ class StaleUploads(Items[Entry]):
                 first = min(entry.member for entry in unfit)
                 log.error("uploads rejected", reason=reason, entries=len(unfit), first=first)
         register.forget(client, self._claim, [entry for state in KEPT for entry in by[state]])
-        register.put_back(client, self._claim, by["unavailable"])
         rejected = register.reject(client, self._claim, by["malformed"] + by["outside"])
         failed = by["no_store"] + by["failed"]
         for entry in failed:

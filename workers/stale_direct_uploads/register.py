@@ -150,7 +150,6 @@ def claim(
     visibility: timedelta,
     limit: int,
     stale_after: timedelta = MAX_UPLOAD_DURATION,
-    skip_locations: Collection[str] = (),
 ) -> Claim:
     """Claim up to *limit* entries: first those whose deletion is due again, then stale ones, oldest first.
 
@@ -159,14 +158,11 @@ def claim(
     """
     result = Claim(secrets.token_hex(8), [])
     for source, due_at_age in _sources(stale_after):
-        rank = 0
-        while rank >= 0 and (left := limit - len(result.entries)) > 0:
-            keys = [source, PENDING, DELETING, ATTEMPTS, CLAIMS, ADOPTED]
-            args = [result.token, due_at_age, math.floor(visibility.total_seconds()), left, rank, *skip_locations]
-            rank, *found = call(client, "upload_claim", keys=keys, args=args)
-            for name, attempts, *seconds in found:
-                adopted, registered = (second(one) if one else None for one in seconds)
-                result.entries.append(Entry(text(name), whole(attempts), adopted, registered))
+        keys = [source, PENDING, DELETING, ATTEMPTS, CLAIMS, ADOPTED]
+        args = [result.token, due_at_age, math.floor(visibility.total_seconds()), limit - len(result.entries)]
+        for name, attempts, *seconds in call(client, "upload_claim", keys=keys, args=args):
+            adopted, registered = (second(one) if one else None for one in seconds)
+            result.entries.append(Entry(text(name), whole(attempts), adopted, registered))
     return result
 
 
@@ -204,10 +200,7 @@ def forget(client: redis.Redis, claim: Claim, entries: Collection[Entry]) -> int
 
 
 def put_back(client: redis.Redis, claim: Claim, entries: Collection[Entry]) -> int:
-    """Give entries back untried, at no attempt; return how many were still ours.
-
-    They are due at once: a run that goes on claiming names their location in *skip_locations*.
-    """
+    """Give entries back untried, at no attempt, due at once; return how many were still ours."""
     return sum(_settle(client, claim, entries, "put_back"))
 
 

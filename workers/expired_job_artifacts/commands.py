@@ -10,11 +10,9 @@ import typer
 from forgekeeper.audit import acts
 from forgekeeper.cli.connection import connected
 from forgekeeper.cli.console import All, Json, answer, emit, emit_long, group, moment, out, table, write, wrong_use
-from forgekeeper.database.paged import Paged
 from forgekeeper.storage.outbox import DeletedObject
 from workers.expired_job_artifacts import bucket_states, holding
-from workers.expired_job_artifacts.holding import Held, Which
-from workers.expired_job_artifacts.script import statements
+from workers.expired_job_artifacts.holding import Held, Which, artifacts, statements
 
 Project = Annotated[int | None, typer.Option(metavar="P", help="Of the artifacts of this project.")]
 Run = Annotated[int | None, typer.Option(metavar="N", help="Of the artifacts that this run has destroyed.")]
@@ -64,18 +62,19 @@ def objects_hold(project: Project = None, run: Run = None, json: Json = False) -
     if (project is None) == (run is None):
         wrong_use("say --project P or --run N")
     which = Which(project, run)
-    with connected("objects") as settings, holding.chosen(which) as chosen:
+    with connected("objects") as settings:
+        chosen = holding.chosen(which)
         # Before anything is held: what cannot be recorded does not happen.
         acts.record("objects hold", _what(which), batch=BATCH, after={"held": len(chosen), **_ids(chosen)})
         audited = settings.audits(BATCH)
-        with holding.hold(which, chosen, settings.object_visibility, audited=audited) as held:
-            if json:
-                counts = {"held": held.objects, "lost": held.lost, "too_late": held.too_late}
-                artifacts = (one for page in held.rows() for one in page)
-                emit_long(counts, artifacts=artifacts, statements=statements(held.rows()))
-                return
-            for line in chain(_comments(held), statements(held.rows()) if held.artifacts else ()):
-                write(line)
+        held = holding.hold(which, chosen, settings.object_visibility, audited=audited)
+        script = statements(artifacts(which))
+        if json:
+            counts = {"held": held.objects, "lost": held.lost, "too_late": held.too_late}
+            emit_long(counts, artifacts=artifacts(which), statements=script)
+            return
+        for line in chain(_comments(which, held), script if held.artifacts else ()):
+            write(line)
 
 
 @objects.command("unhold")
@@ -84,7 +83,8 @@ def objects_unhold(project: Project = None, run: Run = None, everything: All = F
     if [project is not None, run is not None, everything].count(True) != 1:
         wrong_use("say --project P, --run N or --all")
     which = Which(project, run)
-    with connected("objects") as settings, holding.held(which) as held:
+    with connected("objects") as settings:
+        held = holding.chosen(which, held=True)
         acts.record("objects unhold", _what(which), batch=BATCH, after={"let_go": len(held)})
         count = holding.unhold(held, settings.object_grace)
     answer({"let_go": count}, f"{count} are held back no longer", json=json)
@@ -96,14 +96,14 @@ def _what(which: Which) -> str:
     return "all" if which.project is None else f"project:{which.project}"
 
 
-def _ids(chosen: Paged) -> dict[str, Any]:
+def _ids(chosen: list[int]) -> dict[str, Any]:
     """Return the ids of the objects, unless they are too many for an act."""
-    return {"objects": [number for (number,) in next(chosen.pages(MOST), [])]} if len(chosen) <= MOST else {}
+    return {"objects": chosen} if len(chosen) <= MOST else {}
 
 
-def _comments(held: Held) -> list[str]:
+def _comments(which: Which, held: Held) -> list[str]:
     """Say in SQL's comments what was held, and what to think of before the rows go back."""
-    project, run, *_ = held.which
+    project, run = which
     option = f"--run {run}" if run is not None else f"--project {project}"
     said = [f"{held.objects} objects are held back until `forgekeeper objects unhold {option}`"]
     if held.too_late:

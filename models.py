@@ -15,14 +15,13 @@ import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.database import Base, BigIdentityField, database, default
-from forgekeeper.database.grants import SEEN, WORK, Use
 
 
 class UserStatus(Base):
     """What users say of themselves, until *clear_status_at*."""
 
     found_by = ("user_id",)
-    used_by = Use(SEEN, (("update", ("user_id",), WORK), ("delete", (), WORK)))
+    grants = "worker: select, update (user_id), delete; exporter: select"
 
     user_id = pw.BigIntegerField(primary_key=True)
     emoji = pw.TextField(constraints=default("'speech_balloon'"))
@@ -66,7 +65,7 @@ class Project(Base):
     """A project and where its bare repository lies below the repositories' root."""
 
     found_by = ("id",)
-    used_by = Use(SEEN)
+    grants = "worker: select; exporter: select"
 
     id = pw.BigIntegerField(primary_key=True)
     disk_path = pw.TextField(unique=True)
@@ -79,7 +78,7 @@ class GitRefDeletion(Base):
     """A ref that its project wants deleted.  No foreign key: the project may go first."""
 
     found_by = ("id", "project_id")
-    used_by = Use(SEEN, (("update", ("status", "reason", "updated_at", "processed_at"), WORK), ("delete", (), WORK)))
+    grants = "worker: select, update (status, reason, updated_at, processed_at), delete; exporter: select"
 
     id = BigIdentityField()
     project_id = pw.BigIntegerField()
@@ -166,7 +165,7 @@ class BulkImport(Base):
     """One import of groups and projects from another forge."""
 
     found_by = ("id",)
-    used_by = Use(SEEN, (("update", ("status", "has_failures", "updated_at"), WORK),))
+    grants = "worker: select, update (status, has_failures, updated_at); exporter: select"
 
     id = BigIdentityField()
     user_id = pw.BigIntegerField()
@@ -195,7 +194,7 @@ class BulkImportEntity(Base):
     """A group or project within an import."""
 
     found_by = ("id",)
-    used_by = Use(SEEN, (("update", ("status", "updated_at"), WORK),))
+    grants = "worker: select, update (status, updated_at); exporter: select"
 
     id = BigIdentityField()
     bulk_import_id = pw.BigIntegerField()
@@ -228,7 +227,7 @@ class BulkImportTracker(Base):
     """One relation of an entity on its way through the pipelines."""
 
     found_by = ("id", "bulk_import_entity_id")
-    used_by = Use(WORK, (("update", ("status", "updated_at"), WORK),))
+    grants = "worker: select, update (status, updated_at)"
 
     id = BigIdentityField()
     bulk_import_entity_id = pw.BigIntegerField(index=True)
@@ -284,7 +283,7 @@ class JobArtifact(Base):
     sentence = "an artifact names it"
 
     found_by = ("id", "project_id", "job_id")
-    used_by = Use(SEEN, (("update", ("id",), WORK), ("delete", (), WORK)))
+    grants = "worker: select, update (id), delete; exporter: select"
 
     id = BigIdentityField()
     project_id = pw.BigIntegerField()
@@ -349,7 +348,7 @@ class ProjectStatistics(Base):
     """How many bytes a project's artifacts take up."""
 
     found_by = ("project_id",)
-    used_by = Use(WORK, (("update", ("build_artifacts_size",), WORK),))
+    grants = "worker: select, update (build_artifacts_size)"
 
     project_id = pw.BigIntegerField(primary_key=True)
     build_artifacts_size = pw.BigIntegerField(constraints=default("0"))

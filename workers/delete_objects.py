@@ -22,7 +22,7 @@ from forgekeeper.database.backlog import Backlog
 from forgekeeper.database.chunks import START, among
 from forgekeeper.database.chunks import page as chunk
 from forgekeeper.database.stakes import Stake
-from forgekeeper.database.survey import Selected, expected, held
+from forgekeeper.database.survey import expected, held, selected
 from forgekeeper.declaring.items import Deleted, Ended, Page, State
 from forgekeeper.declaring.preview import BUSY, PASSED_OVER, Look, Part
 from forgekeeper.declaring.refused import Entry, Refused, numbers
@@ -184,13 +184,14 @@ def objects_due(look: Look) -> Iterator[Part]:
     """Count the objects that would be deleted, by the outbox alone: the store is not asked."""
     part, store = look.part("deleted_object"), stores.at(stores.ARTIFACTS, look.settings)
     bad, position = look.passed_over("deleted_object"), START
-    due = Selected(DeletedObject.due(look.now), DeletedObject.pick_up_at)
+    query = DeletedObject.due(look.now)
+    due = selected(query, DeletedObject.pick_up_at)
     part.keep(PASSED_OVER, due.among(bad))
     locked = DeletedObject.select().where(pw.SQL(held("ci_deleted_objects", alias='"t1"')))
-    while places := chunk(due.query, DeletedObject.pick_up_at, position, limit=CHUNK, without=bad):
+    while places := chunk(query, DeletedObject.pick_up_at, position, limit=CHUNK, without=bad):
         ids = [place.key for place in places]
-        query = DeletedObject.select().where(DeletedObject.id.in_(ids))
-        rows, busy = list(query.order_by(DeletedObject.pick_up_at, DeletedObject.id)), among(locked, ids)
+        those = DeletedObject.select().where(DeletedObject.id.in_(ids))
+        rows, busy = list(those.order_by(DeletedObject.pick_up_at, DeletedObject.id)), among(locked, ids)
         named = JobArtifact.named([row.path for row in rows])
         for row in rows:
             if reason := _stays(row.path, named, store, busy=row.id in busy):

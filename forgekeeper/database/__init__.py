@@ -14,7 +14,6 @@ import peewee as pw
 from psycopg2.extensions import TRANSACTION_STATUS_IDLE
 
 from forgekeeper.database import sessions
-from forgekeeper.database.grants import EVERYTHING, Use
 from forgekeeper.database.sessions import FIRST_INSTANT, LAST_INSTANT, Timeouts
 
 __all__ = ["FIRST_INSTANT", "LAST_INSTANT", "Timeouts"]
@@ -29,11 +28,11 @@ class Base(pw.Model):
     """What every table here shares: the database.
 
     *found_by* names the columns by which its rows are found: one that is NULL in any of them is never found.
-    *used_by* says which processes do what with it.
+    *grants* says what each process, or a person, needs to be granted on it; to lock a row it has to be updated.
     """
 
     found_by: ClassVar[tuple[str, ...]] = ()
-    used_by: ClassVar[Use] = EVERYTHING
+    grants: ClassVar[str] = "worker: select, insert, update, delete"
 
     class Meta:
         database = database
@@ -92,9 +91,9 @@ def release() -> None:
     database.manual_close()
 
 
-def sqlstate(error: pw.PeeweeException) -> str | None:
+def sqlstate(error: BaseException) -> str | None:
     """Return PostgreSQL's five-letter code of what went wrong, None if it was not PostgreSQL."""
-    return getattr(getattr(error, "orig", None), "pgcode", None)
+    return getattr(getattr(error, "orig", error), "pgcode", None)
 
 
 def reachable() -> bool:

@@ -6,7 +6,6 @@ import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.database import Base, database, default
-from forgekeeper.database.grants import PROCESSES, Use
 
 READ = "select id::text from installation"
 INSERT = """
@@ -19,7 +18,7 @@ INSERT = """
 class Installation(Base):
     """The installation that this database belongs to: one row, which the first `migrate` makes."""
 
-    used_by = Use(PROCESSES)
+    grants = "scheduler: select; worker: select; exporter: select"
 
     id = pw.UUIDField(primary_key=True, constraints=default("gen_random_uuid()"))
     made_at = DateTimeTZField(constraints=default("clock_timestamp()"))

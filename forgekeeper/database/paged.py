@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
-import peewee as pw
+import psycopg2
 
 from forgekeeper.database import database
 
@@ -22,32 +22,32 @@ PLAN = "set local statement_timeout = '1h'; set local enable_nestloop = off; set
 class Paged:
     """The rows of a statement, as they were when it was executed."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, cursor: Any) -> None:
+        self._cursor = cursor
 
     def __len__(self) -> int:
         """Return how many there are."""
-        self._rewind()
-        count: int = database.execute_sql(f"move forward all in {self._name}").rowcount
+        count: int = database.execute_sql(
+            f"move absolute 0 in {self._cursor.name}; move all in {self._cursor.name}"
+        ).rowcount
         return count
 
     def pages(self, size: int) -> Iterator[list[tuple[Any, ...]]]:
         """Yield all rows from the first on, up to *size* at a time."""
-        self._rewind()
-        while page := database.execute_sql(f"fetch forward {size:d} from {self._name}").fetchall():
+        self._cursor.scroll(0, mode="absolute")
+        while page := self._cursor.fetchmany(size):
             yield page
-
-    def _rewind(self) -> None:
-        database.execute_sql(f"move absolute 0 in {self._name}")
 
 
 @contextmanager
 def paged(name: str, statement: str, values: Mapping[str, Any]) -> Iterator[Paged]:
     """Execute *statement*, and let its rows be read; *name* is unique in the session."""
-    # In one request, which is a transaction of its own.
-    database.execute_sql(f"{PLAN}; declare {name} scroll cursor with hold for {statement}", values)
+    cursor = database.connection().cursor(name, withhold=True, scrollable=True)
+    with database.atomic():
+        database.execute_sql(PLAN)
+        cursor.execute(statement, values)
     try:
-        yield Paged(name)
+        yield Paged(cursor)
     finally:
-        with suppress(pw.PeeweeException):
-            database.execute_sql(f"close {name}")
+        with suppress(psycopg2.Error):
+            cursor.close()

@@ -16,7 +16,6 @@ import peewee as pw
 from psycopg2.extensions import TRANSACTION_STATUS_IDLE
 
 from forgekeeper.database import database, sqlstate
-from forgekeeper.database.sessions import Connection
 
 MOST = 50
 """So many statements are prepared on a connection."""
@@ -32,36 +31,20 @@ def execute(name: str, statement: str, values: Mapping[str, Any], *, first: str 
     whose type PostgreSQL cannot infer from where it stands needs a cast.
     """
     connection = database.connection()
+    known, idle = connection.prepared, connection.get_transaction_status() == TRANSACTION_STATUS_IDLE
     full = f"{name}_{md5(statement.encode(), usedforsecurity=False).hexdigest()[:8]}"
-    if not _is_prepared(connection, full, statement):
-        return database.execute_sql(first + statement, values)
-    try:
-        return database.execute_sql(f"{first}execute {full}{_numbered(statement)[1]}", values)
-    except pw.PeeweeException as error:
-        if sqlstate(error) not in GONE or connection.closed:
-            raise
-        connection.prepared = None
-        return database.execute_sql(first + statement, values)
-
-
-def _is_prepared(connection: Connection, full: str, statement: str) -> bool:
-    """Say whether the statement is, or could be now, prepared on that connection."""
-    if connection.prepared is None or connection.get_transaction_status() != TRANSACTION_STATUS_IDLE:
-        return False
-    if full in connection.prepared:
-        return True
-    if len(connection.prepared) >= MOST:
-        return False
-    try:
-        database.execute_sql(f"prepare {full} as {_numbered(statement)[0]}", {})
-    except pw.PeeweeException:
-        if connection.closed:
-            raise
-        # The statement itself will say what is wrong.
-        connection.prepared = None
-        return False
-    connection.prepared.add(full)
-    return True
+    if known is not None and idle and (full in known or len(known) < MOST):
+        numbered, given = _numbered(statement)
+        try:
+            if full not in known:
+                database.execute_sql(f"prepare {full} as {numbered}", {})
+                known.add(full)
+            return database.execute_sql(f"{first}execute {full}{given}", values)
+        except pw.PeeweeException as error:
+            if connection.closed or (full in known and sqlstate(error) not in GONE):
+                raise
+            connection.prepared = None
+    return database.execute_sql(first + statement, values)
 
 
 @cache

@@ -6,14 +6,12 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from json import loads
-from select import POLLIN, poll
 from typing import Any
 
 import peewee as pw
 from playhouse.pool import PooledPostgresqlDatabase
 from psycopg2.extensions import (
     PYDATETIMETZ,
-    TRANSACTION_STATUS_IDLE,
     connection,
     cursor,
     new_type,
@@ -79,19 +77,7 @@ class Database(pw.PostgresqlDatabase):
 
 
 class Pool(PooledPostgresqlDatabase, Database):  # type: ignore[misc]  # playhouse has no types
-    """A pool that asks the server whether a connection works only where the server has said something meanwhile.
-
-    Peewee asks each time a connection is taken; a server that ends one says so.
-    """
-
-    def _is_closed(self, connection: Any) -> bool:
-        if not connection.closed and connection.get_transaction_status() == TRANSACTION_STATUS_IDLE:
-            said = poll()
-            said.register(connection, POLLIN)
-            if not said.poll(0):
-                return False
-        closed: bool = super()._is_closed(connection)
-        return closed
+    """A pool of such a database's connections."""
 
 
 def pool(url: str, timeouts: Timeouts, *, name: str, size: int) -> Database:

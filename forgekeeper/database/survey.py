@@ -119,34 +119,12 @@ class Rows:
         return count
 
 
-@dataclass(frozen=True)
-class Selected:
-    """The same of what a *query* selects."""
-
-    query: pw.ModelSelect[Any]
-    due: pw.Field[Any]
-
-    def statement(self, without: Collection[int] = ()) -> str:
-        """Return what selects them, but for those of some keys."""
-        model = self.query.model
-        key = model._meta.primary_key
-        query = self.query.where(key.not_in(list(without))) if without else self.query
-        busy = pw.SQL(held(model._meta.table_name, alias='"t1"'))
-        none = pw.SQL("null::text")
-        selected = query.select(
-            key.alias("id"),
-            none.alias("name"),
-            self.due.alias("due"),
-            none.alias("project"),
-            pw.SQL("null::bigint").alias("bytes"),
-            busy.alias("busy"),
-        )
-        return literal(*selected.sql())
-
-    def among(self, keys: Collection[int]) -> int:
-        """Count those of these keys."""
-        key = self.query.model._meta.primary_key
-        return int(self.query.where(key.in_(list(keys))).count())
+def selected(query: pw.ModelSelect[Any], due: pw.Field[Any]) -> Rows:
+    """Return the rows that *query* selects."""
+    model = query.model
+    key = model._meta.primary_key
+    where = f"{key.column_name} in ({literal(*query.select(key).sql())})"
+    return Rows(model._meta.table_name, where, {}, due=due.column_name, key=key.column_name)
 
 
 def literal(statement: str, values: Mapping[str, Any] | Sequence[Any]) -> str:
@@ -156,7 +134,7 @@ def literal(statement: str, values: Mapping[str, Any] | Sequence[Any]) -> str:
     return text.replace("%", "%%")
 
 
-def survey(rows: Rows | Selected, *, without: Collection[int] = (), size: int, until: float) -> Survey:
+def survey(rows: Rows, *, without: Collection[int] = (), size: int, until: float) -> Survey:
     """Look at these rows, without some; name the first *size*.  *until* is an instant of the monotonic clock."""
     statement = rows.statement(without)
     now = time.monotonic()
@@ -184,7 +162,7 @@ def within(until: float, ask: Callable[[], Answer]) -> Answer | None:
         return None
 
 
-def expected(rows: Rows | Selected, without: Collection[int] = ()) -> int:
+def expected(rows: Rows, without: Collection[int] = ()) -> int:
     """Return how many rows PostgreSQL expects there to be, by its statistics; it reads none."""
     ((plans,),) = _rows("explain (format json) {rows}", rows.statement(without), {})
     return int(plans[0]["Plan"]["Plan Rows"])

@@ -9,7 +9,7 @@ from typing import Any
 
 import peewee as pw
 
-from forgekeeper.database import database
+from forgekeeper.database import database, sqlstate
 
 READ_ONLY = "25006"
 """PostgreSQL's refusal to write in a transaction that may only read."""
@@ -47,7 +47,7 @@ def reading_only(batch: str) -> Iterator[None]:
         _let_only_read()
         yield
     except Exception as error:
-        if code_of(error) != READ_ONLY:
+        if sqlstate(error) != READ_ONLY:
             raise
         raise WritesByItself(f"{batch} writes by itself{_statement(error)}: {INSTEAD}") from error
     finally:
@@ -81,11 +81,6 @@ def insist(how: str) -> None:
 def write_first() -> str:
     """Return what stands before a statement of the engine's that writes, in the same request."""
     return "set transaction read write; " if _guarded.get() else ""
-
-
-def code_of(error: BaseException) -> str | None:
-    """Return PostgreSQL's code of what went wrong, whether peewee has wrapped it or not."""
-    return getattr(error, "pgcode", None) or getattr(getattr(error, "orig", None), "pgcode", None)
 
 
 def _let_only_read() -> None:

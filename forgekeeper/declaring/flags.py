@@ -6,7 +6,6 @@ import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.database import Base, default
-from forgekeeper.database.grants import PERSON, SEEN, Use
 
 FLAGS: dict[str, str] = {}
 """Every flag that a batch declares, and what it switches; one that has no row is off."""
@@ -15,7 +14,7 @@ FLAGS: dict[str, str] = {}
 class FeatureFlag(Base):
     """A flag that somebody has turned at least once."""
 
-    used_by = Use(SEEN, (("insert", (), PERSON), ("update", (), PERSON)))
+    grants = "person: insert, update; worker: select; exporter: select"
 
     name = pw.TextField(primary_key=True)
     enabled = pw.BooleanField(constraints=default("false"))

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from forgekeeper.database import survey
-from forgekeeper.database.survey import Rows, Selected
+from forgekeeper.database.survey import Rows
 from forgekeeper.settings import Settings
 
 PROJECTS = 10
@@ -132,7 +132,7 @@ class Look:
         """Return a look that has that share of the time."""
         return replace(self, until=self.share(share))
 
-    def count(self, part: Part, rows: Rows | Selected, *, after: timedelta = NOTHING, share: float = 1.0) -> Part:
+    def count(self, part: Part, rows: Rows, *, after: timedelta = NOTHING, share: float = 1.0) -> Part:
         """Count these rows, but bad ones, within that share of the time; what is cut off becomes an estimate.
 
         Each is due so much *after* its instant.

@@ -8,7 +8,6 @@ import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.database import Base, database, default
-from forgekeeper.database.grants import BOTH, PROCESSES, Use
 from forgekeeper.database.writes import writing
 
 # Since when stays as it is while one blocked run follows another, whatever the reason.
@@ -40,7 +39,7 @@ class Batch(Base):
     It is blocked from the first of an unbroken row of runs that were; `JobRun` notes that as it closes them.
     """
 
-    used_by = Use(PROCESSES, (("insert", (), BOTH), ("update", (), BOTH)))
+    grants = "scheduler: select, insert, update; worker: select, insert, update; exporter: select"
 
     name = pw.TextField(primary_key=True)
     registered_at = DateTimeTZField(constraints=default("clock_timestamp()"))

@@ -15,7 +15,6 @@ import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.database import Base, BigIdentityField, database, default
-from forgekeeper.database.grants import PROCESSES, WORK, Use
 from metrics.redaction import one_line
 
 Kind = Literal["pause", "stop", "breaker", "new"]
@@ -71,7 +70,7 @@ class Hold(Base):
     a brake (`breaker`, `new`), one that has started ends before its next chunk, and so does each child.
     """
 
-    used_by = Use(PROCESSES, (("insert", (), WORK), ("update", ("since",), ("scheduler",)), ("delete", (), ())))
+    grants = "person: delete; scheduler: select, update (since); worker: select, insert; exporter: select"
 
     id = BigIdentityField()
     batch = pw.TextField()

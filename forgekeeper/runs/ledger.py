@@ -24,7 +24,6 @@ import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.database import Base, BigIdentityField, Document, database, default
-from forgekeeper.database.grants import BOTH, PROCESSES, WORK, Use
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.holds import HELD_BACK, Hold, Kind
 from forgekeeper.runs.identity import identity
@@ -158,7 +157,7 @@ class Lost(NamedTuple):
 class JobRun(Base):
     """One tick of a batch, or one run by hand (no tick)."""
 
-    used_by = Use(PROCESSES, (("insert", (), ("scheduler",)), ("update", (), BOTH), ("delete", (), WORK)))
+    grants = "scheduler: select, insert, update; worker: select, update, delete; exporter: select"
 
     id = BigIdentityField()
     batch = pw.TextField()

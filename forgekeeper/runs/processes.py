@@ -24,7 +24,6 @@ from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper import migrations
 from forgekeeper.database import Base, BigIdentityField, Document, database, default, release
-from forgekeeper.database.grants import BOTH, Use
 from forgekeeper.runs.ledger import JobRun, Started
 from metrics.redaction import describe
 from metrics.threads import Vital
@@ -89,7 +88,7 @@ class Process(Base):
     `migration` is the newest that its version knows: what it heeds and what it does not goes by that.
     """
 
-    used_by = Use(BOTH, (("insert", (), BOTH), ("update", (), BOTH), ("delete", (), BOTH)))
+    grants = "scheduler: select, insert, update, delete; worker: select, insert, update, delete"
 
     id = BigIdentityField()
     kind = pw.TextField()

@@ -15,7 +15,6 @@ import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.database import LAST_INSTANT, Base, BigIdentityField, database, default
-from forgekeeper.database.grants import SEEN, WRITES, Use
 from forgekeeper.database.writes import writing
 from forgekeeper.runs.retry import LONGEST_WAIT, MAX_LOSSES, MAX_RETRIES, QUARANTINE_UNTIL
 
@@ -58,7 +57,7 @@ class Quarantined(Base):
     It is left out until *retry_at*, which is infinity where it waits for a person.
     """
 
-    used_by = Use(SEEN, WRITES)
+    grants = "worker: select, insert, update, delete; exporter: select"
 
     id = BigIdentityField()
     batch = pw.TextField()

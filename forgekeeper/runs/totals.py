@@ -8,7 +8,6 @@ from typing import Literal, NamedTuple
 import peewee as pw
 
 from forgekeeper.database import Base, database, default
-from forgekeeper.database.grants import WORK, Use
 from forgekeeper.runs import releases
 from forgekeeper.settings import Settings
 
@@ -87,7 +86,7 @@ class RunTotal(Base):
     A record counts on the day on which its chunk was allowed.  *expect* is for processes of older versions.
     """
 
-    used_by = Use(WORK, (("insert", (), WORK), ("update", (), WORK), ("delete", (), WORK)))
+    grants = "worker: select, insert, update, delete"
 
     batch = pw.TextField()
     run = pw.BigIntegerField()

@@ -10,7 +10,6 @@ import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.database import Base, BigIdentityField, chosen, database, default
-from forgekeeper.database.grants import SEEN, WRITES, Use
 from forgekeeper.storage.stores import ARTIFACTS
 
 MAX_ATTEMPTS = 10
@@ -97,7 +96,7 @@ def parted(path: str) -> tuple[str, str]:
 class DeletedObject(Base):
     """An object to delete."""
 
-    used_by = Use(SEEN, WRITES)
+    grants = "worker: select, insert, update, delete; exporter: select"
     location = ARTIFACTS
     sentence = "the outbox names it"
 

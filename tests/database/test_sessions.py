@@ -35,16 +35,6 @@ def opened(urls):
     database.close_all()
 
 
-def test_a_connection_is_taken_without_a_question(opened, other):
-    pid = opened()
-    release()
-
-    database.connect()
-
-    other.execute("select query from pg_stat_activity where pid = %s", (pid,))
-    assert other.fetchone() == (ME,)
-
-
 def test_a_connection_that_the_server_has_ended_is_not_taken(opened, other):
     pid = opened()
     release()

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from forgekeeper.database.survey import Selected, expected
+from forgekeeper.database.survey import expected, selected
 from forgekeeper.declaring.items import Page
 from forgekeeper.declaring.preview import PASSED_OVER, Look, Part
 from forgekeeper.storage import git_refs
@@ -38,7 +38,7 @@ def projects(look: Look) -> Iterator[Part]:
 def refs(look: Look) -> Iterator[Part]:
     """Look into the repositories for what would be deleted, and what is gone, refused, moved or locked."""
     part, gone = look.part("git_ref_deletion"), look.part("gone_ref_deletion", verb="closed, as there is no repository")
-    bad, pending = look.passed_over(part.record), Selected(GitRefDeletion.pending(), GitRefDeletion.updated_at)
+    bad, pending = look.passed_over(part.record), selected(GitRefDeletion.pending(), GitRefDeletion.updated_at)
     try:
         if not _look_into_all(require_root(look.settings), look, bad, part, gone):
             part.guess(expected(pending, bad))

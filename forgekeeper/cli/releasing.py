@@ -14,8 +14,8 @@ from forgekeeper.cli.running import Names
 from forgekeeper.database import database, now
 from forgekeeper.runs import releases
 from forgekeeper.runs.batch import Batch as BatchRow
+from forgekeeper.runs.breaker import amount
 from forgekeeper.runs.holds import BRAKES, Hold
-from forgekeeper.runs.previewing import amount
 
 FIRST = "0001_ledger"
 """Whoever applies this migration makes a new installation."""

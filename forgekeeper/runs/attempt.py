@@ -59,14 +59,14 @@ class Attempt:
         *,
         message_id: str,
         number: int | None,
-        row: Row | None = None,
+        started: Started | None = None,
         heartbeat: Heartbeat | None = None,
         fan_out: Callable[[ChildSpec, Sequence[Keyed]], Enqueued] | None = None,
         final: bool = False,
     ) -> None:
         self.declared = declared
         self.message_id = message_id
-        self.row = row
+        self.row = Row(started, self.result, dead_after=settings.dead_after) if started else None
         self.blocked: Blocked | None = None
         self.held: Held | None = None
         self.error: BaseException | None = None
@@ -77,7 +77,7 @@ class Attempt:
         self._heartbeat = heartbeat
         self._final = final
         self._began = time.monotonic()
-        outcome, batch, tick = declared.outcome(), declared.batch.name, row.started.tick if row else None
+        outcome, batch, tick = declared.outcome(), declared.batch.name, started and started.tick
         self._growth = Growth(declared, outcome)
         self._brakes = Brakes(declared, settings, outcome, number)
         self.run = Run(
@@ -86,7 +86,7 @@ class Attempt:
             outcome=outcome,
             deadline=self._deadline(),
             number=number,
-            audit=Audit(batch, on=settings.audits(batch), run=number, tick=tick, child=None if row else message_id),
+            audit=Audit(batch, on=settings.audits(batch), run=number, tick=tick, child=None if started else message_id),
             brakes=self._brakes,
             fan_out=fan_out,
         )
@@ -100,7 +100,7 @@ class Attempt:
         structlog.contextvars.bind_contextvars(**facts, message_id=self.message_id, worker=identity())
         log.info("child started" if self.row is None else "run started")
         if self.row is not None and self._heartbeat is not None:
-            self._heartbeat.watch(self.row, self.result)
+            self._heartbeat.watch(self.row)
         return self
 
     def __exit__(self, _kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> bool:

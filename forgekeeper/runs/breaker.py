@@ -17,6 +17,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 import peewee as pw
+import redis
 
 from forgekeeper.batches import BatchSpec
 from forgekeeper.database import database, sqlstate
@@ -117,10 +118,11 @@ def judge(batch: BatchSpec, settings: Settings, run: int, instant: datetime, *, 
 
 def amount(batch: BatchSpec, instant: datetime) -> int | None:
     """Count what a run would delete that nothing limits; None where that takes too long, or nobody can say."""
-    if batch.stake is None:
+    try:
+        stake = batch.stake(instant) if batch.stake else None
+        return _in_time(lambda: stake.due(MOST)) if stake else None
+    except (redis.RedisError, pw.ProgrammingError):
         return None
-    stake = batch.stake(instant)
-    return _in_time(lambda: stake.due(MOST))
 
 
 def _grown(values: dict[str, Any]) -> float:

@@ -66,7 +66,7 @@ MARK_SENT = f"""
       and (enqueued_at is null or enqueued_at <= clock_timestamp() - %(again_after)s)
       and (retry_at is null or retry_at <= clock_timestamp())
       and not {HELD_BACK.format("%(batch)s")}
-    returning id, batch, token, tick, reason
+    returning id, batch, token, tick
 """
 START = f"""
     update job_runs set
@@ -275,14 +275,7 @@ class JobRun(Base):
         That is so where it runs, waits for its retry, is held back, or was marked less than *again_after* ago.
         """
         row = database.execute_sql(MARK_SENT, {"batch": batch, "again_after": again_after}).fetchone()
-        return None if row is None else cls(**dict(zip(("id", "batch", "token", "tick", "reason"), row, strict=True)))
-
-    @classmethod
-    def mark_unsent(cls, run: JobRun) -> None:
-        """Take that back, so that the run is sent by the next process that looks."""
-        state = pw.Case(None, [(cls.attempt == 0, "claimed")], "enqueued")
-        ours = (cls.id == run.id) & (cls.token == run.token) & (cls.state == "enqueued")
-        cls.update(enqueued_at=None, state=state).where(ours).execute()
+        return None if row is None else cls(**dict(zip(("id", "batch", "token", "tick"), row, strict=True)))
 
     @classmethod
     def start(cls, batch: str, run_id: int, *, token: UUID, by: str) -> Started | None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-import peewee as pw
 import redis
 
 from forgekeeper.batches import BatchSpec, Declared
@@ -71,7 +70,7 @@ def preview(
     with reading():
         instant = at or now()
         notes += _states(batch, settings)
-        due = amount(batch, instant)
+        due = breaker.amount(batch, instant)
         notes += _brakes(batch, settings, instant)
         look = Look(batch.name, instant, settings, time.monotonic() + within.total_seconds(), sample, told=told)
         declared = (batch, *batch.children)
@@ -79,14 +78,6 @@ def preview(
         if not any(one.previews for one in declared):
             notes.append(f"{batch.name} declares no preview: nobody can say what a run of it would do")
         return Preview(batch.name, instant, parts, notes, due)
-
-
-def amount(batch: BatchSpec, instant: datetime) -> int | None:
-    """Count what a release of the batch lets go; None where that takes too long, or nobody can say."""
-    try:
-        return breaker.amount(batch, instant)
-    except (redis.RedisError, pw.ProgrammingError):
-        return None
 
 
 def _brakes(batch: BatchSpec, settings: Settings, instant: datetime) -> Iterator[str]:

@@ -41,10 +41,14 @@ class LostRun(Exception):
 
 
 class Row:
-    """The row of a started run: ours until a heartbeat finds it taken, or none has succeeded for *dead_after*."""
+    """The row of a started run: ours until a heartbeat finds it taken, or none has succeeded for *dead_after*.
 
-    def __init__(self, started: Started, *, dead_after: timedelta) -> None:
+    *so_far* says what the run has come to.
+    """
+
+    def __init__(self, started: Started, so_far: Callable[[], dict[str, Any]], *, dead_after: timedelta) -> None:
         self.started = started
+        self.so_far = so_far
         self._dead_after = dead_after.total_seconds()
         self._alive = time.monotonic()
         self._taken = False
@@ -176,20 +180,19 @@ class Heartbeat(Vital):
         self._facts = facts
         self._then = then
         self._entry: Entry | None = None
-        self._watched: dict[int, tuple[Row, Callable[[], dict[str, Any]]]] = {}
+        self._watched: dict[int, Row] = {}
         self._woken = threading.Event()
 
-    def watch(self, row: Row, so_far: Callable[[], dict[str, Any]]) -> None:
+    def watch(self, row: Row) -> None:
         """Keep the row alive from now on; an earlier attempt of ours at the same run is lost."""
         earlier = self._watched.get(row.started.id)
-        self._watched[row.started.id] = row, so_far
+        self._watched[row.started.id] = row
         if earlier is not None:
-            earlier[0].heard(ours=False)
+            earlier.heard(ours=False)
 
     def forget(self, row: Row) -> None:
         """Leave the row; it is closed or lost."""
-        watched = self._watched.get(row.started.id)
-        if watched is not None and watched[0] is row:
+        if self._watched.get(row.started.id) is row:
             del self._watched[row.started.id]
 
     def wake(self) -> None:
@@ -218,11 +221,9 @@ class Heartbeat(Vital):
         self._then()
 
     def _keep_runs_alive(self) -> None:
-        watched = list(self._watched.values())
-        if not watched:
-            return
-        alive = JobRun.keep_alive([row.started for row, _ in watched], [so_far() for _, so_far in watched])
-        for row, _ in watched:
+        rows = list(self._watched.values())
+        alive = JobRun.keep_alive([row.started for row in rows], [row.so_far() for row in rows]) if rows else ()
+        for row in rows:
             row.heard(ours=row.started.id in alive)
 
     def _keep_alive(self) -> None:

@@ -56,16 +56,12 @@ def reconcile(batch: str, settings: Settings, deliver: Deliver, *, by: str, due_
 def send(batch: str, deliver: Deliver, *, again_after: timedelta = SENT_AGAIN) -> None:
     """Send the batch's open run, unless it runs, waits for its retry, or was sent less than *again_after* ago.
 
-    Of several processes one sends it.  A message that was lost costs that time.
+    Of several processes one sends it.  A message that was lost, or could not be sent, costs that time.
     """
     run = JobRun.mark_sent(batch, again_after=again_after)
     if run is None:
         return
-    try:
-        deliver(run)
-    except Exception:
-        JobRun.mark_unsent(run)
-        raise
+    deliver(run)
     COUNT.inc("forgekeeper_scheduler_enqueued_total", batch)
     COUNT.mark("forgekeeper_scheduler_last_enqueue_timestamp_seconds", batch)
     log.info("run sent", batch=batch, run=run.id, tick=run.tick and run.tick.isoformat())

@@ -10,7 +10,7 @@ from forgekeeper.declaring.children import Enqueued, Keyed
 from forgekeeper.failpoints import arm
 from forgekeeper.runs.attempt import Attempt
 from forgekeeper.runs.ledger import Started
-from forgekeeper.runs.processes import Heartbeat, Row
+from forgekeeper.runs.processes import Heartbeat
 from forgekeeper.settings import Settings
 
 FanOut = Callable[[int, ChildSpec, Sequence[Keyed]], Enqueued]
@@ -39,7 +39,7 @@ class Runner:
             self._settings,
             message_id=str(started.id),
             number=started.id,
-            row=Row(started, dead_after=self._settings.dead_after),
+            started=started,
             heartbeat=self._heartbeat,
             fan_out=partial(self._fan_out, started.id),
             final=final,

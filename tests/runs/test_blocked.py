@@ -145,16 +145,6 @@ def age(days):
     Batch.update(registered_at=now() - days * DAY).execute()
 
 
-def test_a_block_is_said_at_once_with_its_sentence(run):
-    FeatureFlag.turn(FLAG, on=True)
-    run(MISSING)
-
-    (said,) = held_back.warnings(ON)
-
-    assert said.startswith(f"{NAME} is blocked since ")
-    assert said.endswith("(no_repositories): no repositories are configured")
-
-
 @pytest.mark.parametrize("days", [6.9, 7.1])
 def test_a_flag_or_a_timetable_that_has_been_off_for_a_week_is_said(days):
     age(days)

@@ -11,7 +11,7 @@ from forgekeeper.runs import breaker, releases
 from forgekeeper.runs.holds import Held, Hold
 from forgekeeper.runs.releases import NEXT
 from models import UserStatus
-from tests.harness.performing import attempt_at, ended, recorded, runner_of
+from tests.harness.performing import recorded
 from tests.harness.settings import settings_with
 
 STATUSES = BATCHES["user_status_cleanup"]
@@ -170,19 +170,6 @@ def test_a_release_ends_with_the_first_ordinary_run_that_had_no_need_of_it(datab
     statuses(due=9_000, total=9_100)
 
     assert recorded(STATUSES, settings).reason == "held"
-
-
-def test_a_retry_of_the_run_that_a_release_has_let_go_has_what_is_left_of_it(database, settings):
-    statuses(due=400, total=500)
-    released(expect=150)
-    with runner_of(settings) as runner:
-        with attempt_at(runner, STATUSES) as attempt:
-            attempt.work()
-            raise ValueError
-        again = ended(attempt_at(runner, STATUSES))
-
-    assert (attempt.run.outcome.deleted, again.run.outcome.deleted) == (150, 0)
-    assert again.run.number == attempt.run.number
 
 
 # What cannot be had in time

@@ -14,7 +14,6 @@ from tests.harness.ticks import (
     NOON,
     SECOND,
     at,
-    clock_is,
     failed,
     ledger,
     reconcile,
@@ -127,19 +126,6 @@ def test_an_attempt_of_a_lost_time_changes_no_run_that_has_its_number_since(act,
     before = JobRun.select().dicts().get()
 
     assert not act(late)
-
-    assert JobRun.select().dicts().get() == before
-
-
-def test_a_scheduler_that_has_looked_before_the_database_came_back_changes_no_run_of_the_number():
-    clock_is(NOON)
-    JobRun.claim(NAME, NOON, by="A", reason=None)
-    seen = row()
-    JobRun.delete().execute()
-    JobRun.insert(id=seen.id, batch=NAME, state="claimed", tick=NOON).execute()
-    before = JobRun.select().dicts().get()
-
-    JobRun.mark_unsent(seen)
 
     assert JobRun.select().dicts().get() == before
 

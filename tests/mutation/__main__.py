@@ -1,8 +1,8 @@
 """Spoil lines of the product, one at a time, and see which the tests let through.
 
 `python -m tests.mutation --coverage .coverage --durations LOG [TREE]` makes a sample of mutants of the last commit of
-TREE in a clone of its own, runs the tests that could notice each, and prints how many were killed, room by room, and
-those that survived.  Coverage and log are of a run of the whole suite:
+TREE in a clone of its own, runs the tests that could notice each, and prints how many were killed, and those that
+survived.  Coverage and log are of a run of the whole suite:
 
     pytest --cov --cov-context=test --cov-config=RC --cov-report= --durations=0 --durations-min=0.05 > LOG
 
@@ -31,30 +31,14 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any
 
-from .choosing import Map, Mutant, Product, Tests, sample
+from .choosing import Mutant, Tests, mutants, sample
 
 ENOUGH = 0.4
 """The part of a mutant's time that its tests take while all is well: the rest is for starting servers, and for noise."""
-MOST = 2.0
-"""So many times its time a mutant has where the machine is crowded."""
 SUBREAPER = 36
 """PR_SET_CHILD_SUBREAPER of prctl(2): processes whose parents have died become ours."""
-OUTCOMES = ("killed", "timed out", "survived", "no test")
-
-
-class Ended(NamedTuple):
-    """How a run of pytest ended: None where its time was up; which tests failed."""
-
-    status: int | None
-    output: str
-
-    def failed(self, tests: list[str]) -> str | None:
-        """Name the test that failed, None where not even collecting worked."""
-        words = [line.partition(" ") for line in self.output.splitlines()]
-        ends = [rest for word, _, rest in words if word in {"FAILED", "ERROR"}]
-        return max((test for test in tests for end in ends if end.startswith(test)), key=len, default=None)
 
 
 class Clone:
@@ -72,19 +56,17 @@ class Clone:
 
     def present(self) -> set[str]:
         """Name all tests there are."""
-        ended = self.run(["tests"], "--collect-only", limit=300)
-        return {line for line in ended.output.splitlines() if "::" in line}
+        _status, said = self.run(["tests"], "--collect-only", limit=300)
+        return {line for line in said.splitlines() if "::" in line}
 
-    def run(self, tests: list[str], *options: str, limit: float) -> Ended:
-        """Run *tests* up to the first failure, for longer than *limit* where the machine is crowded.
+    def run(self, tests: list[str], *options: str, limit: float) -> tuple[int | None, str]:
+        """Run *tests* up to the first failure; return pytest's status, None where its time was up, and what it said.
 
         No process of theirs is left behind.
         """
-        named, said = self._scratch / "named", self._scratch / "said"
+        named, said, temporary = (self._scratch / name for name in ("named", "said", "tmp"))
         named.write_text("\n".join(tests))
-        temporary = self._scratch / "tmp"
         temporary.mkdir(exist_ok=True)
-        limit *= min(max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0))), MOST)
         # A test that hangs fails, and can be tried on the sound tree.
         options = ("-x", "-q", "--tb=no", "-rfE", f"--timeout={limit / 2}", *options)
         with said.open("w") as output:
@@ -96,14 +78,14 @@ class Clone:
                 stderr=output,
                 start_new_session=True,
             )
+        status = None
         try:
-            status = running.wait(limit)
-        except subprocess.TimeoutExpired:
-            status = None
+            with suppress(subprocess.TimeoutExpired):
+                status = running.wait(limit)
         finally:
             _end_descendants()
             subprocess.run(["rm", "-rf", temporary], check=False)
-        return Ended(status, said.read_text(errors="replace"))
+        return status, said.read_text(errors="replace")
 
 
 def _end_descendants() -> None:
@@ -112,9 +94,8 @@ def _end_descendants() -> None:
         ends = time.monotonic() + patience
         while children := Path("/proc/self/task", str(os.getpid()), "children").read_text().split():
             for child in map(int, children):
-                with suppress(ProcessLookupError):
+                with suppress(ProcessLookupError, ChildProcessError):
                     os.kill(child, number)
-                with suppress(ChildProcessError):
                     os.waitpid(child, os.WNOHANG)
             if time.monotonic() > ends:
                 break
@@ -123,49 +104,43 @@ def _end_descendants() -> None:
 
 def judged(clone: Clone, mutant: Mutant, tests: list[str], limit: float) -> dict[str, Any]:
     """Spoil, test and mend; a test that fails on the sound tree, too, has said nothing and is left out."""
-    began, left_out = time.monotonic(), []
+    began = time.monotonic()
     while True:
         clone.write(mutant.path, mutant.after)
-        ended = clone.run(tests, limit=limit) if tests else Ended(5, "")
+        status, said = clone.run(tests, limit=limit) if tests else (5, "")
         clone.write(mutant.path, mutant.before)
-        killer = ended.failed(tests) if ended.status == 1 else None
-        if killer is None or clone.run([killer], limit=limit).status == 0:
+        killer = _failed(said, tests) if status == 1 else None
+        if killer is None or clone.run([killer], limit=limit)[0] == 0:
             break
-        left_out.append(killer)
         tests = [test for test in tests if test != killer]
-    outcome = {None: "timed out", 0: "survived", 5: "no test"}.get(ended.status, "killed")
     return {
-        "room": mutant.room,
         "path": mutant.path,
         "line": mutant.line,
         "kind": mutant.spoilt.kind,
-        "outcome": outcome,
-        "killer": killer or ended.output[-300:] * (outcome == "killed"),
-        "left_out": left_out,
+        "outcome": {None: "timed out", 0: "survived", 5: "no test"}.get(status, "killed"),
+        "killer": killer,
         "tests": len(tests),
         "seconds": round(time.monotonic() - began, 1),
         "diff": mutant.diff(),
     }
 
 
+def _failed(said: str, tests: list[str]) -> str | None:
+    """Name the test that failed, None where not even collecting worked."""
+    words = [line.partition(" ") for line in said.splitlines()]
+    ends = [rest for word, _, rest in words if word in {"FAILED", "ERROR"}]
+    return max((test for test in tests for end in ends if end.startswith(test)), key=len, default=None)
+
+
 def report(found: list[dict[str, Any]]) -> str:
-    """Draw the table of rooms, below those that survived."""
-    counts: dict[str, Counter[str]] = {}
-    for one in found:
-        for room in (one["room"], "all"):
-            counts.setdefault(room, Counter())[one["outcome"]] += 1
-    rows = [f"{'room':<28}{''.join(f'{name:>11}' for name in OUTCOMES)}{'killed':>9}"]
-    for room in sorted(counts, key=lambda room: (room == "all", room)):
-        count = counts[room]
-        rows.append(
-            f"{room:<28}{''.join(f'{count[name]:>11}' for name in OUTCOMES)}{count['killed'] / count.total():>9.0%}"
-        )
+    """Say how many came to what, and which were not killed."""
+    counts = Counter(one["outcome"] for one in found)
     survivors = [
         f"\n{one['outcome']}: {one['path']}:{one['line']} ({one['kind']}; {one['tests']} tests)\n{one['diff']}"
         for one in found
         if one["outcome"] != "killed"
     ]
-    return "\n".join(rows + survivors) + "\n"
+    return "\n".join([", ".join(f"{count} {outcome}" for outcome, count in counts.items()), *survivors, ""])
 
 
 def main() -> None:
@@ -178,7 +153,6 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=120, help="how many mutants")
     parser.add_argument("--under", action="append", default=[], help="only files whose paths begin so; may be repeated")
     parser.add_argument("--limit", type=float, default=90, help="seconds for each")
-    parser.add_argument("--again", type=Path, help="only what was not killed in these results; with a longer limit")
     parser.add_argument("--json", type=Path, help="write the results here, too")
     given = parser.parse_args()
     # What runs in a shell's background has Ctrl-C ignored, and tests are about it.
@@ -188,14 +162,9 @@ def main() -> None:
     found: list[dict[str, Any]] = []
     with TemporaryDirectory(prefix="mutation-") as folder, suppress(KeyboardInterrupt):
         clone = Clone(given.tree.resolve(), Path(folder))
-        product = Product(clone.folder)
-        tests = Tests(clone.folder, product, Map(given.coverage, given.durations.read_text()), clone.present())
-        known = json.loads(given.again.read_text()) if given.again else []
-        alive = {(one["path"], one["line"], one["diff"]) for one in known if one["outcome"] != "killed"}
-        mutants = (one for one in product.mutants() if one.path.startswith(tuple(given.under) or ""))
-        for mutant in sample(mutants, given.count, given.seed):
-            if given.again and (mutant.path, mutant.line, mutant.diff()) not in alive:
-                continue
+        tests = Tests(clone.folder, given.coverage, given.durations.read_text(), clone.present())
+        wanted = (one for one in mutants(clone.folder) if one.path.startswith(tuple(given.under) or ""))
+        for mutant in sample(wanted, given.count, given.seed):
             found.append(judged(clone, mutant, tests.of(mutant, within=ENOUGH * given.limit), given.limit))
             sys.stdout.write("{outcome:<9} {seconds:>6} s  {path}:{line} ({kind})\n".format(**found[-1]))
             sys.stdout.flush()

@@ -89,16 +89,6 @@ def test_what_is_due_goes_and_nothing_else():
 
 
 @pytest.mark.usefixtures("weeds")
-def test_the_preview_counts_what_a_run_deletes_to_the_number():
-    spec = declared(lambda _now: Rows(Weed, Weed.garden < 9, since=Weed.grown_at, project=Weed.garden, size=Weed.size))
-    shown = preview(spec, settings_with())
-
-    (part,) = shown.parts
-    assert (part.record, part.records, part.bytes, len(part.projects)) == ("weed", ROWS, 10 * ROWS, 5)
-    assert (shown.due, perform(spec).deleted) == (ROWS, ROWS)
-
-
-@pytest.mark.usefixtures("weeds")
 def test_a_row_that_has_no_time_is_due_to_nobody():
     spec = declared(lambda _now: Rows(Weed, Weed.garden == 9, since=Weed.grown_at))
 
@@ -182,14 +172,6 @@ def test_what_goes_with_rows_goes_in_their_statement_or_nothing_does():
 
     assert (outcome.deleted, Weed.select().where(Weed.garden == 7).count()) == (ROWS - 1, ROWS - 1)
     assert [row.name for row in Weed.select().where(Weed.garden < 7)] == ["weed-200"]
-
-
-@pytest.mark.usefixtures("weeds")
-def test_a_new_batch_is_weighed_by_the_breaker():
-    Hold.lift("pull_weeds", ("new",))
-    row = recorded(declared(), settings_with(breaker_least=10, breaker_share=0.3))
-
-    assert (row.result["skipped"], left()) == ("held", ROWS + 5)
 
 
 @pytest.mark.usefixtures("weeds")

@@ -176,8 +176,3 @@ def test_a_row_that_cannot_be_settled_is_passed_over_and_stops_no_other(leaves):
         db.execute_sql("drop table pinned")
 
     assert (result["deleted"], [one.key for one in Quarantined.select()]) == (FILES - 1, [str(bad.id)])
-
-
-def test_a_batch_of_items_has_limits_of_its_own(leaves):
-    assert leaves.deletes
-    assert [(one.name, one.processed) for one in leaves.records] == [("leaf", ("deleted", "missing"))]

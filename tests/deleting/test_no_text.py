@@ -1,7 +1,6 @@
 """Text that is none, in a database that takes any bytes for text: each such record is a bad one, and stops no other."""
 
 from contextlib import closing
-from datetime import timedelta
 from urllib.parse import urlsplit
 
 import psycopg2
@@ -11,17 +10,16 @@ from structlog.testing import capture_logs
 from demo.tables import make_tables
 from forgekeeper import migrations
 from forgekeeper.connections import Limits, client, connect
-from forgekeeper.database import database, now
+from forgekeeper.database import database
 from forgekeeper.database.installation import Installation
 from forgekeeper.runs.quarantine import Quarantined
-from forgekeeper.storage import sentinel, stores
-from forgekeeper.storage.outbox import DeletedObject
+from forgekeeper.storage import stores
 from models import BulkImportEntity, Project
 from tests.harness.git_samples import Bare, put_root
 from tests.harness.installation import INSTALLATION
 from tests.harness.performing import perform
 from tests.harness.settings import settings_with
-from workers import delete_objects, git_ref_cleanup, stale_imports
+from workers import git_ref_cleanup, stale_imports
 
 NO_TEXT = r"convert_from('\xff66', 'SQL_ASCII')"
 
@@ -86,16 +84,3 @@ def test_a_ref_that_is_no_text_stops_no_other(settings, tmp_path):
 
     assert (outcome.total_deletes, outcome.stopped) == (2, "drained")
     assert (set(repository.refs()) & {"refs/mr/1", "refs/mr/ü"}, list(passed_over().values())) == (set(), [1])
-
-
-def test_an_object_whose_path_is_no_text_stops_no_other(tmp_path):
-    for number in "123":
-        (tmp_path / number).write_text("an object")
-        DeletedObject.create(store_dir="", file=number, pick_up_at=now() - timedelta(minutes=1))
-    database.execute_sql(f"update ci_deleted_objects set file = {NO_TEXT} where id = 1")
-    sentinel.Folder(tmp_path).create_sentinel(INSTALLATION)
-    settings = settings_with(object_stores={stores.ARTIFACTS: tmp_path.as_uri()})
-
-    outcome = perform(delete_objects.delete_objects, settings=settings)
-
-    assert (outcome.deleted, [row.id for row in DeletedObject.select(DeletedObject.id)]) == (2, [1])

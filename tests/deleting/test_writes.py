@@ -13,7 +13,6 @@ from forgekeeper.database import database as db
 from forgekeeper.database import release, writes
 from forgekeeper.database.writes import TakesNoWrites, WritesByItself, reading_only, writing
 from forgekeeper.runs.ledger import JobRun
-from forgekeeper.runs.quarantine import Quarantined
 from tests.harness.performing import recorded
 from tests.harness.settings import settings_with
 
@@ -104,29 +103,6 @@ def test_a_batch_that_deletes_by_itself_deletes_nothing_and_is_named(work):
 @pytest.mark.usefixtures("weeds")
 def test_one_that_declares_why_it_writes_may():
     recorded(declared(delete_raw, writes="it empties a table"), settings_with())
-
-    assert Weed.select().count() == 0
-
-
-@pytest.mark.usefixtures("weeds")
-def test_the_engine_deletes_what_a_batch_answers_with_and_what_fails_is_passed_over():
-    db.execute_sql("create table pinned (weed bigint references weed); insert into pinned values (7)")
-    spec = declared(lambda now: Rows(Weed, Weed.grown_at < now, since=Weed.grown_at), records=None)
-    try:
-        row = recorded(spec, settings_with())
-    finally:
-        db.execute_sql("drop table pinned")
-
-    assert (row.result["deleted"], [one.key for one in Quarantined.select()]) == (ROWS - 1, ["7"])
-
-
-@pytest.mark.usefixtures("weeds")
-@pytest.mark.parametrize("work", [delete_raw, delete_in_transaction])
-def test_what_comes_after_such_a_run_may_write_on_the_same_connection(work):
-    with pytest.raises(WritesByItself):
-        recorded(declared(work), settings_with())
-
-    db.execute_sql("delete from weed")
 
     assert Weed.select().count() == 0
 

@@ -20,7 +20,7 @@ from tests.harness.git_samples import Bare, put_root
 from tests.harness.installation import INSTALLATION
 from tests.harness.settings import settings_with
 from tests.harness.toys import toy
-from workers.stale_direct_uploads import adoption, register
+from workers.stale_direct_uploads import register
 
 SLOW = "clear_status_at <= clock_timestamp() and pg_sleep(0.05) is not null"
 FAST = "clear_status_at <= clock_timestamp()"
@@ -182,16 +182,6 @@ def test_the_rows_of_a_repository_that_is_gone_would_be_closed(repositories):
 
 
 # Uploads
-
-
-def test_what_was_adopted_and_waits_for_its_day_is_not_due(tmp_path):
-    (tmp_path / "a").write_bytes(b"")
-    sentinel.Store("artifacts", f"file://{tmp_path}").create_sentinel(INSTALLATION)
-    adoption.adopt(client, "artifacts", ["a"])
-
-    found = foreseen("stale_direct_uploads", settings_with(object_stores={"artifacts": f"file://{tmp_path}"}))
-
-    assert the_part(found).records == 0
 
 
 def test_what_was_adopted_and_has_been_written_since_stays(tmp_path):

@@ -73,7 +73,7 @@ ELSEWHERE = {
     11: "tests/runs/test_clock_ahead.py, test_reconcile.py, test_clocks.py",
     12: "tests/settings/test_cron.py: schedules are kept in UTC, by the database's clock",
     27: "tests/workers/test_user_status_cleanup.py",
-    28: "tests/workers/test_user_status_cleanup.py, test_stale_imports_races.py, test_expired_job_artifacts.py",
+    28: "tests/workers/test_user_status_cleanup.py, test_stale_imports.py, test_expired_job_artifacts.py",
     29: "tests/workers/test_user_status_cleanup.py: each chunk is looked for behind the last one",
     31: "tests/workers/test_delete_objects.py, test_stale_direct_uploads.py",
     32: "tests/workers/test_uploads_machine.py",

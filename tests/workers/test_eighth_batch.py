@@ -161,11 +161,6 @@ def test_it_is_described(world):
     assert described["sentence"] == "Delete pipelines that nothing has touched for a year."
 
 
-def test_the_dashboard_of_a_batch_can_show_it(world):
-    # What the dashboard's choice of a batch asks for.
-    assert f'forgekeeper_info{{batch="{NAME}",' in page(world, "exporter")
-
-
 def test_the_batch_that_contributing_shows_runs(world):
     (shown,) = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
     (world.folder / "pull_weeds.py").write_text(shown)

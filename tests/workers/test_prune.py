@@ -94,17 +94,6 @@ def test_the_newest_run_of_each_batch_stays_however_old():
     assert (outcome.runs, runs()) == (2, kept)
 
 
-@pytest.mark.parametrize("state", ["claimed", "enqueued", "started"])
-@pytest.mark.parametrize("finished", [None, 40 * DAY])
-def test_an_open_run_stays_however_old(state, finished):
-    still_open = closed_run(state, finished_at=finished and now() - finished)
-    newest = closed_run("skipped", finished_at=now())
-
-    run()
-
-    assert runs() == {still_open, newest}
-
-
 class Visit(Base):
     """A row of an operator's own batch."""
 

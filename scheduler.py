@@ -23,7 +23,7 @@ from dramatiq.common import current_millis
 from forgekeeper import shutdown
 from forgekeeper.batches import BATCHES, BatchSpec, all_declared
 from forgekeeper.database import database, release
-from forgekeeper.delivery.sending import deliver
+from forgekeeper.delivery.ledger import deliver
 from forgekeeper.failpoints import arm
 from forgekeeper.process.ready import tell_supervisor
 from forgekeeper.runs.identity import identity

@@ -60,7 +60,7 @@ def _ours(servers: Servers, projects: int, *, again: bool) -> float:
 def _sender(servers: Servers, projects: int) -> Callable[[], Enqueued]:
     """Return what a run calls to send its children."""
     from forgekeeper.delivery.broker import broker
-    from forgekeeper.delivery.fan_out import send_children
+    from forgekeeper.delivery.children import send_children
 
     load_batches()
     gc.freeze()  # as a worker's process does

@@ -21,7 +21,6 @@ from dramatiq.cli import main, make_argument_parser
 
 from forgekeeper.boot import load
 from forgekeeper.connections import Limits, connect
-from forgekeeper.delivery import counting as worker_metrics
 from forgekeeper.runs import runner
 from forgekeeper.runs.attempt import Attempt
 from metrics import multiprocess
@@ -68,8 +67,7 @@ def _child(kind: str) -> dramatiq.Actor[[], None]:
 
     load_batches()
     if kind not in COUNTED:
-        broker.middleware[:] = [one for one in broker.middleware if not isinstance(one, worker_metrics.WorkerMetrics)]
-        for name in ("inc", "observe"):
+        for name in ("inc", "dec", "observe"):
             setattr(WORKER, name, lambda *_labels, **_amount: None)
     if kind not in LOGGED:
         runner.Attempt = Silent  # type: ignore[attr-defined]

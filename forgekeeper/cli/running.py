@@ -15,8 +15,9 @@ from forgekeeper.cli.console import HELD, Json, Problem, answer, err, facts, mom
 from forgekeeper.cli.run_here import perform
 from forgekeeper.connections import Limits
 from forgekeeper.database import database
-from forgekeeper.delivery.sending import claim, deliver
+from forgekeeper.delivery.ledger import deliver
 from forgekeeper.runs import held_back, reconcile
+from forgekeeper.runs.by_hand import claim
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.identity import identity
 from forgekeeper.runs.ledger import JobRun, Started

@@ -11,23 +11,19 @@ from dramatiq.brokers.redis import RedisBroker
 from dramatiq.middleware import TimeLimit
 
 from forgekeeper import boot
-from forgekeeper.batches import BATCHES, CHILDREN, all_declared
+from forgekeeper.batches import BATCHES, all_declared
 from forgekeeper.connections import client
-from forgekeeper.delivery import counting as worker_metrics
-from forgekeeper.delivery.children import ChildMessages
-from forgekeeper.delivery.encoder import Encoder
-from forgekeeper.delivery.ledger import RunMessages
+from forgekeeper.delivery.children import ChildMessages, send_children
+from forgekeeper.delivery.ledger import RunMessages, send
 from forgekeeper.delivery.process import Process
-from forgekeeper.delivery.queues import NAMESPACE
-from forgekeeper.delivery.sending import send
-from forgekeeper.delivery.tracing import tracing
+from forgekeeper.delivery.queues import NAMESPACE, Encoder
 from forgekeeper.runs.attempt import Attempt
 from forgekeeper.settings import reading
 from metrics.catalogue import table
 from metrics.counting import WORKER
 
 dramatiq.set_encoder(Encoder())
-process = Process()
+process = Process(send_children)
 broker = RedisBroker(
     client=client,
     namespace=NAMESPACE,
@@ -35,31 +31,19 @@ broker = RedisBroker(
     maintenance_chance=0,
     # Outermost first.  The time limit comes last, so that it is disarmed first: raised while a run is being closed
     # it would end the thread.
-    middleware=[
-        *tracing(),
-        worker_metrics.WorkerMetrics(),
-        process,
-        ChildMessages(process),
-        RunMessages(process),
-        TimeLimit(),
-    ],
+    middleware=[process, ChildMessages(process), RunMessages(process), TimeLimit()],
 )
 dramatiq.set_broker(broker)
 
 
 def load_batches() -> None:
-    """Import the modules of batches; make actors of what they declare, and count it; idempotent.
-
-    Raises `SettingsError`.
-    """
+    """Import the batches, make actors of what they declare, and count it; idempotent; raise `SettingsError`."""
     boot.declare(reading.modules())
+    for one in all_declared():
+        if one.name not in broker.actors:
+            one.bind(broker, Attempt.work)
     for batch in BATCHES.values():
-        if batch.name not in broker.actors:
-            batch.bind(broker, Attempt.work)
         batch.sender = send
-    for child in CHILDREN.values():
-        if child.name not in broker.actors:
-            child.bind(broker, Attempt.work)
     WORKER.know(table(all_declared()))
     if WORKER.in_files:
         WORKER.zero()

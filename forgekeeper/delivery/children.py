@@ -1,24 +1,24 @@
-"""Children middleware: what Dramatiq does not know of a message that works on a share of what is due.
+"""Children: what Dramatiq does not know of a message that works on a share of what is due.
 
-* A child is sent once until it has ended (`fan_out`); its end removes the entry, and sends a successor where it has
-  left something.
+* A child is known by its key.  `forgekeeper:queued` has Dramatiq's id of the message that was sent to it last; that
+  counts until the acknowledgement, as long as Dramatiq keeps the body: a message that vanished frees its key.
 * Dramatiq gives the message of a dead process to another one, however often (its issue 213).  Here each start is
   counted until it ends; a child that has taken three processes down with it goes into quarantine.
-* A message that Dramatiq rejects, since its actor is unknown or its body cannot be read, goes into quarantine with
-  what is known of it.
+* What Dramatiq rejects, of an unknown actor or unreadable, goes into quarantine with what is known of it.
 
-Nothing is retried inside Redis: a child that failed is in quarantine until its time has come, and the next run sends
-it again (`forgekeeper.runs.attempt`).
+Nothing is retried inside Redis: a child that fails waits in quarantine, and the next run sends it again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
+from uuid import uuid4
 
 import peewee as pw
 import redis
 import structlog
-from dramatiq import Broker, MessageProxy
+from dramatiq import Broker, Message, MessageProxy
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.middleware import Middleware, SkipMessage
 
@@ -26,15 +26,14 @@ from forgekeeper import shutdown
 from forgekeeper.batches import CHILDREN, ChildSpec
 from forgekeeper.connections import client
 from forgekeeper.database import database
-from forgekeeper.delivery.encoder import UNREADABLE
-from forgekeeper.delivery.fan_out import ended
+from forgekeeper.declaring.children import Enqueued, Keyed
 from forgekeeper.delivery.process import NotReady, Process
-from forgekeeper.delivery.queues import RUN, STARTED, bodies, fetched
+from forgekeeper.delivery.queues import QUEUED, RUN, STARTED, UNREADABLE, bodies, fetched, ready
 from forgekeeper.runs import quarantine
 from forgekeeper.runs.counting import harmless
 from forgekeeper.runs.retry import MAX_LOSSES
 from metrics.counting import dead_lettered
-from metrics.redaction import clean, describe
+from metrics.redaction import clean
 
 log = structlog.get_logger(__name__)
 
@@ -47,88 +46,87 @@ class ChildMessages(Middleware):
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
         """Begin the attempt; skip a child that has taken too many processes down with it."""
-        child = CHILDREN.get(message.actor_name)
+        child, key, said = CHILDREN.get(message.actor_name), message.message_id, message.options.get(RUN)
         if child is None:
             return
-        if _starts(message.message_id) > MAX_LOSSES:
-            try:
-                self._quarantine(child, message)
-            except pw.PeeweeException as error:
-                raise NotReady(f"{message.message_id} cannot be quarantined: {error}") from error
-            raise SkipMessage
-        attempt = self._process.runner.child(child, message.message_id, run=message.options.get(RUN)).__enter__()
-        self._process.in_flight.attempt(attempt)
-        message.args = (attempt, *message.args)
+        run = said if isinstance(said, int) else None
+        try:
+            starts: Any = client.hincrby(STARTED, key, 1)
+            if starts > MAX_LOSSES:
+                error = f"{MAX_LOSSES} processes died while they worked on it"
+                quarantine.fail(child.batch.name, child.name, key, error, reason="worker_lost", run=run)
+                log.error("child quarantined", child=child.name, message_id=key, reason="worker_lost")
+                with harmless():
+                    dead_lettered(child.name)
+                raise SkipMessage
+        except (redis.RedisError, pw.PeeweeException) as error:
+            raise NotReady(f"{key} is not begun: {error}") from error
+        message.args = (self._process.begin(self._process.runner.child(child, key, run=run)), *message.args)
 
     def after_process_message(
-        self,
-        broker: Broker,
-        message: MessageProxy,
-        *,
-        result: Any | None = None,
-        exception: BaseException | None = None,
+        self, broker: Broker, message: MessageProxy, *, result: Any = None, exception: BaseException | None = None
     ) -> None:
         """Close the attempt, forget the message, and send a successor where something is left."""
-        child = CHILDREN.get(message.actor_name)
+        child, key = CHILDREN.get(message.actor_name), message.message_id
         if child is None:
             return
-        attempt = self._process.in_flight.begun()
+        attempt = self._process.close(message, exception)
+        client.hdel(QUEUED, key)
         if attempt is not None:
-            attempt.close(exception)
-        elif exception is not None:
-            log.error("child not started", child=child.name, message_id=message.message_id, exc_info=exception)
-        # Where it was not begun, its earlier starts still count.
-        _forget(message, starts=attempt is not None)
-        if attempt is not None and attempt.wants_successor and not shutdown.requested.is_set():
-            self._process.fan_out(message.options.get(RUN), child, [(message.message_id, message.args[1:])])
+            # Of one that was not begun the earlier starts still count.
+            client.hdel(STARTED, key)
+            if attempt.wants_successor and not shutdown.requested.is_set():
+                self._process.fan_out(attempt.run.number, child, [(key, message.args[1:])])
 
     def after_skip_message(self, broker: Broker, message: MessageProxy) -> None:
-        """Forget the message."""
-        if message.actor_name in CHILDREN:
-            _forget(message)
+        """Forget the message, and its starts."""
+        for entries in (QUEUED, STARTED) if message.actor_name in CHILDREN else ():
+            client.hdel(entries, message.message_id)
 
     def before_nack(self, broker: Broker, message: MessageProxy) -> None:
         """Put a message that nothing can read into quarantine; Dramatiq keeps it for some days, for eyes alone."""
         assert isinstance(broker, RedisBroker)
-        body = message.options.get(UNREADABLE)
-        queue, number = _whereabouts(broker, body) if body is not None else (message.queue_name, message.message_id)
-        if body is not None:
-            message.options["redis_message_id"] = number
-        error = "its body is no message" if body is not None else f"there is no actor {clean(message.actor_name)}"
-        log.error("message rejected", queue=queue, message_id=clean(number), reason=error)
+        queue, number, error = message.queue_name, message.message_id, f"there is no actor {clean(message.actor_name)}"
+        if UNREADABLE in message.options:
+            # Dramatiq says neither its queue nor its id: it is one of those that this process has fetched.
+            mine = [(name, one) for name in broker.queues for one in fetched(client, broker.broker_id, name)]
+            bad = (one for one in mine if client.hget(bodies(one[0]), one[1]) == message.options[UNREADABLE])
+            queue, number = next(bad, ("", ""))
+            message.options["redis_message_id"], error = number, "its body is no message"
+        log.error("message rejected", queue=queue, message_id=number, reason=error)
         with database.connection_context():
             quarantine.fail("unknown", queue, number, error, reason="unreadable")
-
-    def _quarantine(self, child: ChildSpec, message: MessageProxy) -> None:
-        error = f"{MAX_LOSSES} processes died while they worked on it"
-        log.error("child quarantined", child=child.name, message_id=message.message_id, reason="worker_lost")
-        run = message.options.get(RUN)
-        quarantine.fail(child.batch.name, child.name, message.message_id, error, reason="worker_lost", run=run)
         with harmless():
-            dead_lettered(child.name)
+            dead_lettered(message.actor_name)
 
 
-def _starts(key: str) -> int:
-    """Count a start of the child; return how many have not ended.  Where Redis is away, it is the first."""
-    try:
-        return int(client.hincrby(STARTED, key, 1))
-    except redis.RedisError as error:
-        log.warning("start not counted", message_id=key, error=describe(error))
-        return 1
+def send_children(
+    broker: RedisBroker, run: int | None, child: ChildSpec, keyed_args: Sequence[Keyed], *, limit_depth: int | None
+) -> Enqueued:
+    """Send *child* a message of the *run* for each pair of key and arguments, all in one transaction.
 
-
-def _forget(message: MessageProxy, *, starts: bool = True) -> None:
-    try:
-        ended(client, message.message_id, starts=starts)
-    except redis.RedisError as error:
-        # The acknowledgement waits for Redis, and then the entry does not count any more.
-        log.warning("child not forgotten", message_id=message.message_id, error=describe(error))
-
-
-def _whereabouts(broker: RedisBroker, body: bytes) -> tuple[str, str]:
-    """Find the queue and Dramatiq's id of a body that this process has fetched: it does not say them itself."""
-    for queue in broker.get_declared_queues():
-        for number in fetched(client, broker.broker_id, queue):
-            if client.hget(bodies(queue), number) == body:
-                return queue, number
-    return "", ""
+    A key whose message is under way, or that waits in quarantine, gets none; of two that send at once both may send.
+    Nothing is sent once *limit_depth* messages wait in the queue.  Raises `redis.RedisError`, having sent nothing, or
+    all of it where the reply was lost.
+    """
+    client, queue, wanted = broker.client, child.queue, dict(keyed_args)
+    if limit_depth is not None and client.llen(ready(queue)) >= limit_depth:
+        return Enqueued(queue_full=True)
+    if not wanted:
+        return Enqueued()
+    sent: Any = [found or "" for found in client.hmget(QUEUED, list(wanted))]
+    kept: Any = client.hmget(bodies(queue), sent)
+    left_out = {key for key, body in zip(wanted, kept, strict=True) if body is not None}
+    left_out |= quarantine.waiting(child.batch.name, child.name, wanted)
+    ids: dict[Any, str] = {key: str(uuid4()) for key in wanted if key not in left_out}
+    if ids:
+        # What Dramatiq's own `enqueue` writes, one message at a time.
+        with client.pipeline(transaction=True) as pipe:
+            for key, sent_as in ids.items():
+                options = {"redis_message_id": sent_as, RUN: run}
+                message = Message[None](queue, child.name, wanted[key], {}, options, key)
+                pipe.hset(bodies(queue), sent_as, message.encode())
+            pipe.rpush(ready(queue), *ids.values())
+            pipe.hset(QUEUED, mapping=ids)
+            pipe.execute()
+    return Enqueued(len(ids), len(keyed_args) - len(ids))

@@ -1,9 +1,8 @@
-"""Ledger middleware: a message of a batch starts the run that its row describes, and closes it.
+"""Ledger: the message of a run, which only says that there is something to start; the run's row decides.
 
-Dramatiq knows messages, and loses them: a message that fails while Redis is away is acknowledged, and one whose worker
-dies comes back by chance.  Here the row of `job_runs` is the truth.  The message has the row's number and token; a
-message whose row cannot be started is a duplicate, and is acknowledged.  A run that was sent and has not started is
-sent again by the schedulers (`forgekeeper.runs.reconcile`), and so is one that waits for its retry.
+Dramatiq loses messages: one that fails while Redis is away is acknowledged, one whose worker dies comes back by chance.
+So a message has the number and token of a row of `job_runs`; when that cannot be started it is a duplicate, and is
+acknowledged.  A run that was sent and has not started is sent again by the schedulers (`forgekeeper.runs.reconcile`).
 """
 
 from __future__ import annotations
@@ -13,22 +12,20 @@ from uuid import UUID
 
 import peewee as pw
 import structlog
-from dramatiq import Broker, MessageProxy
-from dramatiq.middleware import Middleware, MiddlewareError, SkipMessage
+from dramatiq import Broker, Message, MessageProxy
+from dramatiq.middleware import Middleware, SkipMessage
 
 from forgekeeper.batches import BATCHES, BatchSpec
-from forgekeeper.delivery.process import RUN_ID, NotReady, Process
-from forgekeeper.delivery.sending import TOKEN
-from forgekeeper.runs import counting
+from forgekeeper.delivery.process import NotReady, Process
+from forgekeeper.runs import by_hand, counting
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.identity import identity
-from forgekeeper.runs.ledger import JobRun, Started
+from forgekeeper.runs.ledger import JobRun
+
+TOKEN = "forgekeeper_token"  # noqa: S105, it is no secret
+"""The option in which a run's message says which run of its number it is for."""
 
 log = structlog.get_logger(__name__)
-
-
-class NoRun(MiddlewareError):
-    """The message is of a batch and names no run."""
 
 
 class RunMessages(Middleware):
@@ -42,54 +39,39 @@ class RunMessages(Middleware):
         batch = BATCHES.get(message.actor_name)
         if batch is None:
             return
-        started = _started(batch, message)
+        number, token = message.message_id, message.options.get(TOKEN)
+        try:
+            started = JobRun.start(batch.name, int(number), token=UUID(token), by=identity())
+            reason = Hold.why(batch.name) if started is None else None
+        except (pw.PeeweeException, AttributeError, TypeError, ValueError) as error:
+            raise NotReady(f"run {number} cannot be started: {error}") from error
         if started is None:
+            # The row of a batch that is held back stays open; its message is sent again afterwards.
+            counting.run_skipped(batch.name, reason or "duplicate")
+            log.info("run skipped", batch=batch.name, run=int(number), reason=reason or "duplicate")
             raise SkipMessage
-        attempt = self._process.runner.attempt(batch, started).__enter__()
-        self._process.in_flight.attempt(attempt)
-        message.args = (attempt,)
+        counting.run_started(batch.name, started)
+        message.args = (self._process.begin(self._process.runner.attempt(batch, started)),)
 
     def after_process_message(
-        self,
-        broker: Broker,
-        message: MessageProxy,
-        *,
-        result: Any | None = None,
-        exception: BaseException | None = None,
+        self, broker: Broker, message: MessageProxy, *, result: Any = None, exception: BaseException | None = None
     ) -> None:
-        """Close the attempt; one that could not begin is said, and its row is sent again."""
-        if message.actor_name not in BATCHES:
-            return
-        attempt = self._process.in_flight.begun()
-        if attempt is not None:
-            attempt.close(exception)
-        elif exception is not None:
-            log.error("run not started", batch=message.actor_name, message_id=message.message_id, exc_info=exception)
+        """Close the attempt; the row of one that could not begin is sent again."""
+        if message.actor_name in BATCHES:
+            self._process.close(message, exception)
 
 
-def _started(batch: BatchSpec, message: MessageProxy) -> Started | None:
-    """Start the run of the message; None when there is none to start, or the batch is held back."""
-    if not RUN_ID.fullmatch(message.message_id):
-        raise NoRun(f"{message.message_id!r} is no run's number")
-    number = int(message.message_id)
-    try:
-        started = JobRun.start(batch.name, number, token=_token(message), by=identity())
-        reason = None if started else Hold.why(batch.name) or "duplicate"
-    except pw.PeeweeException as error:
-        raise NotReady(f"run {number} cannot be started: {error}") from error
-    if started is None:
-        # The row of a batch that is held back stays open; its message is sent again afterwards.
-        counting.run_skipped(batch.name, reason or "duplicate")
-        log.info("run skipped", batch=batch.name, run=number, reason=reason)
-    else:
-        counting.run_started(batch.name, started)
-    return started
+def message_of(batch: BatchSpec, run: JobRun) -> Message[Any]:
+    """Return the message by which a worker starts *run*, and no other run that had its number before a restore."""
+    return Message(batch.queue, batch.name, (), {}, {TOKEN: str(run.token)}, str(run.id))
 
 
-def _token(message: MessageProxy) -> UUID:
-    """Return the token of the run that the message is for; one that no run has where the message names none."""
-    try:
-        return UUID(message.options.get(TOKEN))
-    except (TypeError, ValueError, AttributeError):
-        log.warning("message without its run's token", actor=message.actor_name, message_id=message.message_id)
-        return UUID(int=0)
+def deliver(run: JobRun) -> None:
+    """Send the run's message; raise `redis.RedisError`."""
+    batch = BATCHES[run.batch]
+    batch.broker.enqueue(message_of(batch, run))
+
+
+def send(batch: BatchSpec) -> Message[Any]:
+    """Send a run of the batch, or again the one that is open; return its message, or raise `NotSent`."""
+    return message_of(batch, by_hand.send(batch, deliver))

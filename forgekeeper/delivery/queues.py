@@ -1,4 +1,4 @@
-"""The queues in Redis, as Dramatiq keeps them, and what lies in them.
+"""The queues in Redis, as Dramatiq keeps them, and the messages that lie in them.
 
 Dramatiq's keys: the list `<namespace>:<queue>` has the ids of the messages that no worker has fetched; the hash
 `<queue>.msgs` has the body of each until it is acknowledged; `<queue>.XQ` has those that no worker could read.
@@ -10,8 +10,10 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-import orjson
 import redis
+from dramatiq import Message
+from dramatiq.encoder import JSONEncoder
+from dramatiq.errors import DecodeError
 
 from forgekeeper.coordination.values import moment
 
@@ -23,9 +25,29 @@ STARTED = "forgekeeper:started"
 HEARTBEATS = f"{NAMESPACE}:__heartbeats__"
 RUN = "forgekeeper_run"
 """The option in which a child's message says which run has sent it."""
-LARGEST = 1_000_000
-"""Bytes of a body that is read here; the messages of this project have a few hundred."""
-TYPES = {QUEUED: "hash", STARTED: "hash", HEARTBEATS: "zset"}
+UNREADABLE = "unreadable"
+"""The actor of a body that is no message, and the option that has the body."""
+TEXTS = dict.fromkeys(("queue_name", "actor_name", "message_id"), str)
+FIELDS = TEXTS | {"args": list, "kwargs": dict, "options": dict, "message_timestamp": int}
+
+
+class Encoder(JSONEncoder):
+    """Dramatiq's JSON, which reads every body: one that is no message becomes one of an actor that does not exist.
+
+    Dramatiq rejects that.  Its consumer would start again at a body that cannot be decoded, and forget what it has
+    fetched beside it.
+    """
+
+    def decode(self, data: bytes) -> dict[str, Any]:
+        """Return the fields of a message."""
+        try:
+            found: dict[str, Any] = super().decode(data)
+            types = {name: type(value) for name, value in found.items()}
+        except (DecodeError, ValueError, RecursionError, AttributeError):
+            types = {}
+        if types == FIELDS and isinstance(found["options"].get("redis_message_id"), str):
+            return found
+        return Message(UNREADABLE, UNREADABLE, (), {}, {UNREADABLE: data}, UNREADABLE, 0).asdict()
 
 
 def ready(queue: str) -> str:
@@ -43,20 +65,15 @@ def dead(queue: str) -> str:
     return f"{NAMESPACE}:{queue}.XQ"
 
 
-def in_flight(worker: str, queue: str) -> str:
-    """Name the set of ids that the worker has fetched and not acknowledged."""
-    return f"{NAMESPACE}:__acks__.{worker}.{queue}"
-
-
 def fetched(client: redis.Redis, worker: str, queue: str) -> list[str]:
     """List Dramatiq's ids of the messages that the worker has fetched and not acknowledged."""
-    ids: Any = client.smembers(in_flight(worker, queue))
+    ids: Any = client.smembers(f"{NAMESPACE}:__acks__.{worker}.{queue}")
     return [one.decode(errors="replace") for one in ids]
 
 
 def types(queues: tuple[str, ...]) -> dict[str, str]:
     """Return every key that does not belong to one worker, and the type that Redis has to have for it."""
-    found = dict(TYPES)
+    found = {QUEUED: "hash", STARTED: "hash", HEARTBEATS: "zset"}
     for queue in queues:
         found |= {ready(queue): "list", bodies(queue): "hash", dead(queue): "zset"}
     return found
@@ -79,17 +96,6 @@ def depth(client: redis.Redis, queue: str) -> dict[str, int]:
 def due_since(client: redis.Redis, queue: str) -> datetime | None:
     """Return when the message at the head of the queue was sent; None when the queue is empty or it cannot be read."""
     head: Any = client.lindex(ready(queue), 0)
-    sent = _message(_body(client, queue, head)).get("message_timestamp") if head is not None else None
-    return moment(sent / 1000) if isinstance(sent, int | float) else None
-
-
-def _body(client: redis.Redis, queue: str, message: bytes) -> Any:
-    return client.hget(bodies(queue), message) if client.hstrlen(bodies(queue), message) <= LARGEST else None
-
-
-def _message(body: Any) -> dict[str, Any]:
-    try:
-        message = orjson.loads(body or b"{}")
-    except orjson.JSONDecodeError:
-        return {}
-    return message if isinstance(message, dict) else {}
+    body: Any = client.hget(bodies(queue), head or "")
+    sent = Encoder().decode(body)["message_timestamp"] if body else 0
+    return moment(sent / 1000) if sent else None

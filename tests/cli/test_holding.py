@@ -14,8 +14,8 @@ from forgekeeper.batches import BATCHES
 from forgekeeper.boot import load
 from forgekeeper.connections import client
 from forgekeeper.database import now
+from forgekeeper.delivery.ledger import deliver
 from forgekeeper.delivery.queues import depth
-from forgekeeper.delivery.sending import deliver
 from forgekeeper.runs import reconcile
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.holds import Hold

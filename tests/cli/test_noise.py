@@ -25,8 +25,8 @@ from forgekeeper.coordination import leases as locks
 from forgekeeper.database import release
 from forgekeeper.delivery import queues as keys
 from forgekeeper.delivery.broker import broker
-from forgekeeper.delivery.encoder import UNREADABLE
-from forgekeeper.delivery.fan_out import send_children
+from forgekeeper.delivery.children import send_children
+from forgekeeper.delivery.queues import UNREADABLE
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.ledger import JobRun
 from metrics.exporter import Exporter

@@ -8,8 +8,8 @@ import pytest
 
 from forgekeeper.connections import client
 from forgekeeper.database import now
+from forgekeeper.delivery.ledger import deliver
 from forgekeeper.delivery.queues import depth
-from forgekeeper.delivery.sending import deliver
 from forgekeeper.runs import reconcile
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun

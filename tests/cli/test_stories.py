@@ -6,7 +6,7 @@ import pytest
 
 from forgekeeper.boot import load
 from forgekeeper.database import now
-from forgekeeper.delivery.sending import deliver
+from forgekeeper.delivery.ledger import deliver
 from forgekeeper.runs import clock_ahead, reconcile
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.holds import Hold

@@ -1,7 +1,5 @@
 """Workers with odd children, and messages for them."""
 
-import os
-
 import pytest
 from dramatiq import Message
 
@@ -78,8 +76,3 @@ def start_worker(database, tmp_path):
 def go(tmp_path):
     """The file that those who wait are waiting for."""
     return tmp_path / "go"
-
-
-@pytest.fixture
-def environment():
-    return {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -8,7 +8,7 @@ from forgekeeper.connections import client
 from forgekeeper.declaring.children import Enqueued
 from forgekeeper.delivery import queues
 from forgekeeper.delivery.broker import broker
-from forgekeeper.delivery.fan_out import ended, send_children
+from forgekeeper.delivery.children import send_children
 from forgekeeper.runs import quarantine
 
 CHILD = CHILDREN["clean_project_refs"]
@@ -29,20 +29,17 @@ def acknowledge(message):
     broker.do_ack(QUEUE, message.options["redis_message_id"])
 
 
-def test_it_leaves_what_a_dramatiq_worker_works_on():
-    send(7)
-
-    (message,) = fetch()
-    assert (message.actor_name, message.args, message.message_id) == (CHILD.name, (7,), "c:7")
-    assert message.options[queues.RUN] == 1
-    acknowledge(message)
-    assert queues.depth(client, QUEUE) == {"ready": 0, "in_flight": 0, "delayed": 0, "dead": 0}
-
-
-def test_children_are_sent_in_the_order_given():
+def test_children_are_messages_of_dramatiq_in_the_order_given():
     send(3, 1, 2)
 
-    assert [message.args for message in fetch()] == [(3,), (1,), (2,)]
+    messages = fetch()
+    assert [(one.actor_name, one.args, one.message_id) for one in messages] == [
+        (CHILD.name, (number,), f"c:{number}") for number in (3, 1, 2)
+    ]
+    assert {one.options[queues.RUN] for one in messages} == {1}
+    for message in messages:
+        acknowledge(message)
+    assert queues.depth(client, QUEUE) == {"ready": 0, "in_flight": 0, "delayed": 0, "dead": 0}
 
 
 def test_a_child_whose_message_waits_gets_no_other():
@@ -64,14 +61,6 @@ def test_a_child_whose_message_was_acknowledged_is_sent_again():
     acknowledge(*fetch())
 
     assert send(1) == Enqueued(1, 0)
-
-
-def test_a_child_that_has_ended_leaves_no_entry():
-    send(1)
-
-    ended(client, "c:1")
-
-    assert client.hlen(queues.QUEUED) == 0
 
 
 def test_an_emptied_redis_forgets_children_and_their_entries_together():

@@ -1,20 +1,14 @@
 """Schedulers and workers, as processes, say in the ledger's database that they live and what they are at."""
 
-import os
-import signal
 import socket
-from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from demo.sample_data.expired_job_artifacts import add_artifacts as artifacts
 from forgekeeper.batches import BATCHES
 from forgekeeper.database import database, now
-from forgekeeper.declaring.flags import FeatureFlag
-from forgekeeper.delivery.in_flight import LONGEST_NAME, InFlight
-from forgekeeper.delivery.sending import deliver
+from forgekeeper.delivery.ledger import deliver
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.processes import Process, version
 from forgekeeper.runs.reconcile import reconcile
@@ -84,19 +78,10 @@ def work():
     return [{name: value for name, value in each.items() if name != "seconds"} for each in the_process().at_work]
 
 
-@contextmanager
-def no_table():
-    database.execute_sql("alter table processes rename to away")
-    try:
-        yield
-    finally:
-        database.execute_sql("alter table away rename to processes")
-
-
 # Workers
 
 
-def test_a_worker_says_who_it_is_and_which_queues_it_has(start_worker):
+def test_a_worker_says_who_it_is_and_which_queues_it_has_until_it_ends(start_worker):
     began = now()
     worker = start_worker("--queues", "cron", "git")
 
@@ -109,16 +94,8 @@ def test_a_worker_says_who_it_is_and_which_queues_it_has(start_worker):
     assert (one.queues, one.draining, one.at_work) == (["cron", "git"], False, [])
     assert began < one.started_at <= now()
 
-
-def test_a_worker_keeps_saying_that_it_lives(start_worker):
-    start_worker()
-    first = the_process()
-
-    eventually(lambda: the_process().alive_at > first.alive_at)
-
-    # Read once: between two looks it may say so again.  The clock goes on between the two columns.
-    later = the_process()
-    assert (later.id, round((later.silent_from - later.alive_at) / DEAD_AFTER, 3)) == (first.id, 1)
+    assert worker.end() == 0
+    assert Process.known() == []
 
 
 def test_a_worker_says_which_run_it_is_at_since_when(start_worker, send, other):
@@ -127,27 +104,13 @@ def test_a_worker_says_which_run_it_is_at_since_when(start_worker, send, other):
 
     run_id = send(NAME)
 
-    eventually(lambda: the_process().at_work)
+    eventually(lambda: work() == [{"what": NAME, "run": run_id, "message_id": str(run_id)}])
     one = the_process()
-    assert work() == [{"what": NAME, "run": run_id, "message_id": str(run_id)}]
     began = one.alive_at - timedelta(seconds=one.at_work[0]["seconds"])
     assert abs(began - JobRun.get_by_id(run_id).started_at) < timedelta(seconds=2)
 
     other.connection.rollback()
     eventually(lambda: the_process().at_work == [])
-
-
-def test_a_worker_says_which_child_it_is_at_and_whose(start_worker, send, other):
-    artifacts(10)
-    FeatureFlag.turn("bulk_delete_job_artifacts", on=True)
-    start_worker(**PATIENT)
-    other.execute("lock table ci_job_artifacts in access exclusive mode")
-
-    run_id = send("expired_job_artifacts")
-
-    eventually(lambda: "delete_artifact_bucket" in {one["what"] for one in work()})
-    assert {one["run"] for one in work() if one["what"] == "delete_artifact_bucket"} == {run_id}
-    other.connection.rollback()
 
 
 def test_a_worker_that_drains_says_so_at_once_while_it_finishes(start_worker, send, other):
@@ -164,30 +127,13 @@ def test_a_worker_that_drains_says_so_at_once_while_it_finishes(start_worker, se
     other.connection.rollback()
 
 
-def test_a_worker_that_has_ended_in_an_orderly_way_is_not_known_any_more(start_worker):
-    worker = start_worker()
-
-    assert worker.end() == 0
-
-    assert Process.known() == []
-
-
-def test_a_worker_that_was_killed_falls_silent(start_worker):
-    worker = start_worker()
-    killed = the_process()
-
-    os.killpg(worker.process.pid, signal.SIGKILL)
-
-    eventually(lambda: the_process().is_silent(now()))
-    assert the_process().id == killed.id
-
-
 def test_a_worker_that_cannot_say_that_it_lives_works_on_and_says_it_later(start_worker, send):
     worker = start_worker()
-    with no_table():
-        eventually(lambda: worker.said("heartbeat failed"))
-        run_id = send(NAME)
-        eventually(lambda: JobRun.get_by_id(run_id).state == "succeeded")
+    database.execute_sql("alter table processes rename to away")
+    eventually(lambda: worker.said("heartbeat failed"))
+    run_id = send(NAME)
+    eventually(lambda: JobRun.get_by_id(run_id).state == "succeeded")
+    database.execute_sql("alter table away rename to processes")
     again = now()
 
     eventually(lambda: the_process().alive_at > again)
@@ -222,12 +168,13 @@ def enrol(**changes):
     return Process.enrol(dead_after=DEAD_AFTER, facts={"queues": ["cron"]}, **(IDENTITY | changes))
 
 
-def test_a_process_takes_the_place_of_an_older_one_of_its_name(database):
+def test_a_process_takes_the_place_of_an_older_one_of_its_name_and_of_no_other(database):
     enrol()
+    others = [enrol(**changes) for changes in ({"pid": 8}, {"host": "forge-2"}, {"kind": "scheduler"})]
 
     second = enrol()
 
-    assert the_process().id == second.number
+    assert {one.id for one in Process.known()} == {second.number, *(other.number for other in others)}
 
 
 def test_of_two_living_processes_of_one_name_both_are_known(database):
@@ -238,22 +185,3 @@ def test_of_two_living_processes_of_one_name_both_are_known(database):
     again = enrol(started_at=first.started_at)
 
     assert {one.id for one in Process.known()} == {again.number, second.number}
-
-
-@pytest.mark.parametrize("changes", [{"pid": 8}, {"host": "forge-2"}, {"kind": "scheduler"}])
-def test_a_process_leaves_those_of_other_names_alone(database, changes):
-    first, second = enrol(), enrol(**changes)
-
-    assert {one.id for one in Process.known()} == {first.number, second.number}
-
-
-def test_a_message_s_id_is_one_that_a_row_can_keep_whoever_has_made_it_up(database):
-    work = InFlight()
-    work.begin("actor", "\0\udc80" + "x" * 1_000_000, run=None, sent_as="1")
-
-    row = Process.create(
-        kind="worker", host="h", pid=1, version="1", alive_at=now(), silent_from=now(), at_work=work.facts()
-    )
-
-    kept = Process.get_by_id(row.id).at_work[0]["message_id"]
-    assert (kept[:12], len(kept)) == (r"\x00\udc80xx", LONGEST_NAME)

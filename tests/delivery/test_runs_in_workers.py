@@ -2,29 +2,21 @@
 
 import os
 import signal
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from uuid import uuid4
 
-import dramatiq
 import pytest
-from dramatiq import Worker
-from dramatiq.brokers.redis import RedisBroker
-from dramatiq.middleware import Middleware
 
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import client
-from forgekeeper.database import database, now, release
-from forgekeeper.declaring.flags import FeatureFlag
+from forgekeeper.database import database, now
 from forgekeeper.delivery.broker import broker
-from forgekeeper.delivery.process import Process
+from forgekeeper.delivery.ledger import TOKEN, deliver, message_of
 from forgekeeper.delivery.queues import depth
-from forgekeeper.delivery.sending import TOKEN, deliver, message_of
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.reconcile import reconcile as reconcile_batch
-from tests.harness.performing import runner_of
 from tests.harness.programs import LIMIT, Program, eventually
 
 ROOT = Path(__file__).parents[2]
@@ -167,95 +159,61 @@ def process_of(run_id):
 # A run that goes well
 
 
-def test_a_sent_run_is_executed_and_succeeds_with_its_result(start_worker, reconcile):
+def test_a_run_succeeds_with_its_result_and_its_lines_carry_its_facts(start_worker, reconcile):
     due_statuses(250)
-    start_worker()
-
-    run_id = send(reconcile)
-
-    eventually(in_state(run_id, "succeeded"))
-    assert row(run_id).result == {"deleted": 250, "batches": 3, "stopped": "drained"}
-    assert (row(run_id).attempt, row(run_id).failures, statuses_left()) == (1, 0, 0)
-
-
-def test_the_first_and_the_last_line_of_a_run_carry_its_facts(start_worker, reconcile):
-    due_statuses(1)
     tick = now()
     run_id = JobRun.claim(NAME, tick, by="test", reason=None)
     worker = start_worker()
 
     reconcile()
 
+    eventually(in_state(run_id, "succeeded"))
+    result = {"deleted": 250, "batches": 3, "stopped": "drained"}
+    assert row(run_id).result == result
+    assert (row(run_id).attempt, row(run_id).failures, statuses_left()) == (1, 0, 0)
     eventually(lambda: worker.said("run finished"))
     (started,), (finished,) = worker.said("run started"), worker.said("run finished")
-    facts = {
-        "batch": NAME,
-        "tick": tick.isoformat(),
-        "run": run_id,
-        "attempt": 1,
-        "message_id": str(run_id),
-        "worker": row(run_id).started_by,
-    }
+    facts = {"batch": NAME, "tick": tick.isoformat(), "run": run_id, "attempt": 1, "message_id": str(run_id)}
+    facts["worker"] = row(run_id).started_by
     assert facts.items() <= started.items()
-    assert (facts | {"level": "info", "deleted": 1, "batches": 1, "stopped": "drained"}).items() <= finished.items()
-
-
-def test_a_line_after_a_run_carries_none_of_its_facts(start_worker, reconcile):
-    worker = start_worker(threads=1)
-    send(reconcile)
-    eventually(acknowledged)
-
-    send_closed_run()
-
-    eventually(lambda: worker.said("run skipped"))
-    (line,) = worker.said("run skipped")
-    assert not {"tick", "attempt", "message_id", "worker"} & set(line)
+    assert (facts | {"level": "info"} | result).items() <= finished.items()
 
 
 # A run that does not begin
 
 
-def test_a_message_whose_row_is_closed_is_acknowledged_without_running(start_worker):
+def test_a_message_whose_row_is_closed_is_acknowledged_without_running(start_worker, reconcile):
+    worker = start_worker(threads=1)
+    send(reconcile)
+    eventually(acknowledged)
     due_statuses(1)
+
     run_id = send_closed_run()
     closed = row(run_id).__data__
-
-    worker = start_worker()
 
     eventually(lambda: worker.said("run skipped"))
     eventually(acknowledged)
     (line,) = worker.said("run skipped")
     assert (line["run"], line["reason"]) == (run_id, "duplicate")
     assert (statuses_left(), row(run_id).__data__) == (1, closed)
-    assert worker.said("message failed") == []
+    # Of the run before it there is nothing on the line.
+    assert not {"tick", "attempt", "message_id", "worker"} & set(line)
 
 
 # A run that fails
 
 
-def test_a_failed_run_waits_for_its_retry_with_its_error(start_worker, reconcile):
-    worker = start_worker(retry_after=600)
+def test_a_failed_run_waits_with_its_error_and_succeeds_once_its_table_is_back(start_worker, reconcile):
+    due_statuses(1)
+    worker = start_worker()
     with without_the_table():
         run_id = send(reconcile)
-
-        eventually(acknowledged)
-        reconcile()
-
-    waiting = row(run_id)
-    assert (waiting.state, waiting.reason, waiting.failures) == ("enqueued", "error", 1)
-    assert timedelta(minutes=9) < waiting.retry_at - now() <= timedelta(minutes=15)
+        eventually(lambda: row(run_id).failures == 1 and worker.said("run failed"))
+        waiting = row(run_id)
+    assert (waiting.state, waiting.reason, waiting.attempt) == ("enqueued", "error", 1)
     assert waiting.error == 'ProgrammingError: relation "user_statuses" does not exist'
     (line,) = worker.said("run failed")
     assert (line["level"], line["run"], line["state"]) == ("error", run_id, "enqueued")
-    assert (waiting.attempt, queue()) == (1, NOTHING)
-
-
-def test_a_failed_run_succeeds_once_its_table_is_back(start_worker, reconcile):
-    due_statuses(1)
-    start_worker()
-    with without_the_table():
-        run_id = send(reconcile)
-        eventually(lambda: row(run_id).failures == 1)
 
     eventually(finished(reconcile, run_id))
 
@@ -296,17 +254,6 @@ def test_a_run_whose_process_was_killed_is_finished_by_another_worker(start_work
     assert process_of(run_id) != killed
 
 
-def test_a_heartbeat_that_lacks_memory_once_goes_on(start_worker, reconcile):
-    due_statuses(500)
-    # Five seconds: longer than a silent run is left alone.
-    worker = start_worker(program=(SHORT_OF_MEMORY, "beat", "2"), pace_user_status_cleanup=100)
-    run_id = send(reconcile)
-
-    eventually(finished(reconcile, run_id))
-
-    assert (len(worker.said("turn failed")), row(run_id).attempt, row(run_id).losses) == (2, 1, 0)
-
-
 def test_a_process_whose_heartbeat_has_ended_ends_with_its_run(start_worker, reconcile):
     due_statuses(700)
     worker = start_worker(program=(SHORT_OF_MEMORY, "beat", "1000000"), pace_user_status_cleanup=100)
@@ -341,34 +288,19 @@ def test_a_run_that_is_not_silent_for_long_enough_is_not_taken(start_worker, rec
     assert (run.attempt, run.losses, run.failures) == (1, 0, 0)
 
 
-def test_a_run_that_was_taken_meanwhile_ends_at_its_next_safe_point_and_changes_nothing(start_worker, reconcile):
+@pytest.mark.parametrize("lose", [take, come_back_older])
+def test_a_run_that_is_lost_ends_at_its_next_safe_point_and_changes_nothing(start_worker, reconcile, lose):
     due_statuses(10_000)
     worker = start_worker(pace_user_status_cleanup=100)
     run_id = send(reconcile)
     eventually(lambda: statuses_left() < 10_000)
-    taken = take(run_id)
-
-    eventually(acknowledged)
+    lost = lose(run_id)
 
     eventually(lambda: worker.said("run lost"))
+
     (line,) = worker.said("run lost")
     assert (line["level"], line["run"], line["attempt"]) == ("warning", run_id, 1)
-    assert row(run_id).__data__ == taken
-    assert statuses_left() > 9_000
-
-
-def test_a_run_of_a_lost_time_ends_and_neither_keeps_alive_nor_closes_the_run_that_has_its_number(
-    start_worker, reconcile
-):
-    due_statuses(10_000)
-    worker = start_worker(pace_user_status_cleanup=100)
-    run_id = send(reconcile)
-    eventually(lambda: statuses_left() < 10_000)
-    another = come_back_older(run_id)
-
-    eventually(lambda: worker.said("run lost"))
-
-    assert row(run_id).__data__ == another
+    assert row(run_id).__data__ == lost
     assert statuses_left() > 9_000
 
 
@@ -381,22 +313,6 @@ def test_a_message_of_a_lost_time_starts_no_run_and_keeps_none_of_its_number_fro
     eventually(finished(reconcile, run_id))
 
     assert (worker.said("run skipped")[0]["reason"], row(run_id).attempt) == ("duplicate", 1)
-
-
-def test_a_run_that_ends_before_it_hears_that_it_was_taken_changes_nothing(start_worker, reconcile, other):
-    # So patient that no sign of life is due before the end.
-    worker = start_worker(dead_after=300, **PATIENT)
-    other.execute("lock table user_statuses in access exclusive mode")
-    run_id = send(reconcile)
-    eventually(someone_waits_for_a_lock)
-    taken = take(run_id)
-
-    other.connection.rollback()
-
-    eventually(acknowledged)
-    eventually(lambda: worker.said("run lost"))
-    (line,) = worker.said("run lost")
-    assert (line["run"], line["attempt"], row(run_id).__data__) == (run_id, 1, taken)
 
 
 def test_a_run_that_comes_back_to_a_process_still_at_it_is_kept_alive_and_closed_by_its_second_attempt(
@@ -434,18 +350,6 @@ def test_a_run_ends_at_its_next_safe_point_when_its_worker_is_asked_to_end(start
     assert (statuses_left(), queue()) == (9_900, NOTHING)
 
 
-def test_a_worker_that_is_asked_to_end_again_and_again_still_drains(start_worker, reconcile):
-    due_statuses(10_000)
-    worker = start_worker(pace_user_status_cleanup=10)
-    run_id = send(reconcile)
-    eventually(lambda: statuses_left() < 10_000)
-
-    os.killpg(worker.process.pid, signal.SIGTERM)
-    os.killpg(worker.process.pid, signal.SIGTERM)
-
-    assert (worker.process.wait(LIMIT), row(run_id).state, statuses_left()) == (0, "succeeded", 9_900)
-
-
 def test_a_killed_master_takes_its_children_with_it(start_worker, reconcile):
     due_statuses(10_000)
     worker = start_worker(pace_user_status_cleanup=10)
@@ -457,88 +361,6 @@ def test_a_killed_master_takes_its_children_with_it(start_worker, reconcile):
 
     eventually(lambda: not Path(f"/proc/{child}").exists())
     assert (row(run_id).state, statuses_left()) == ("succeeded", 9_900)
-
-
-# The connection between two messages
-
-
-class Connections(Process):
-    """A worker process's, for actors of a test."""
-
-    def before_declare_actor(self, broker, actor):
-        """Take any actor."""
-
-    after_process_boot = after_worker_boot = before_worker_shutdown = after_worker_shutdown = Middleware.after_ack
-
-
-def leave_a_transaction_open():
-    # What an interrupt between a block's last statement and its end leaves.
-    database.atomic().__enter__()
-    FeatureFlag.create(name="first")
-
-
-def leave_an_unknown_transaction_open():
-    database.execute_sql("begin")
-    FeatureFlag.create(name="first")
-
-
-def fail_in_a_transaction():
-    leave_a_transaction_open()
-    database.execute_sql("select 1 / 0")
-
-
-def fail_in_a_block():
-    with database.atomic():
-        FeatureFlag.create(name="first")
-        database.execute_sql("select 1 / 0")
-
-
-@pytest.mark.parametrize(
-    "first", [leave_a_transaction_open, leave_an_unknown_transaction_open, fail_in_a_transaction, fail_in_a_block]
-)
-@pytest.mark.usefixtures("database")
-def test_a_message_finds_a_clean_connection_whatever_the_one_before_left(first):
-    own = RedisBroker(client=client, namespace="tests", middleware=[Connections()])
-    messy = dramatiq.actor(first, broker=own, queue_name="q")
-    tidy = dramatiq.actor(
-        lambda: FeatureFlag.create(name="second") and None, broker=own, actor_name="tidy", queue_name="q"
-    )
-    worker = Worker(own, worker_threads=1, worker_timeout=50)
-    messy.send()
-    tidy.send()
-
-    worker.start()
-    own.join("q", timeout=round(LIMIT * 1000))
-    worker.stop()
-
-    assert {flag.name for flag in FeatureFlag.select()} == {"second"}
-
-
-@pytest.mark.usefixtures("database")
-@pytest.mark.parametrize(
-    ("error", "state"), [(None, "succeeded"), (ValueError("no"), "enqueued")], ids=["ends well", "fails"]
-)
-def test_a_run_whose_session_has_ended_while_it_did_not_need_it_says_all_the_same_how_it_ended(
-    settings, other, error, state
-):
-    run_id = JobRun.claim_manual(NAME, by="test")
-
-    def run():
-        database.connect()
-        with runner_of(settings) as runner:
-            attempt = runner.attempt(BATCH, JobRun.start(NAME, run_id, token=row(run_id).token, by="test")).__enter__()
-        session = database.execute_sql("select pg_backend_pid()").fetchone()
-        other.execute("select pg_terminate_backend(%s, 10000)", session)
-        try:
-            attempt.close(error)
-        finally:
-            release()
-        return attempt.state
-
-    with ThreadPoolExecutor(1) as thread:
-        closed = thread.submit(run).result()
-
-    assert (closed, row(run_id).state) == (state, state)
 
 
 def test_the_message_after_a_broken_connection_is_worked_on(start_worker, reconcile, other):

@@ -23,7 +23,7 @@ from forgekeeper.coordination.leases import lease
 from forgekeeper.runs import counting, plan, retry
 from forgekeeper.storage import outbox
 from models import STALE_AFTER, UNFINISHED, ImportStatus, TrackerStatus
-from tests.harness.catalogue import LABELS
+from tests.harness.catalogue import SERIES
 from tests.harness.every import every
 from tests.harness.performing import attempting
 from tests.harness.rules import RULES
@@ -227,7 +227,7 @@ def test_each_number_of_the_documents_is_the_one_in_use(document, number):
 def test_each_document_has_its_batch(document):
     (parent,) = [batch for batch in BATCHES.values() if batch.document == int(document)]
 
-    assert (parent.name, document, parent.queue, parent.team) in LABELS.series["info"]
+    assert (parent.name, document, parent.queue, parent.team) in SERIES["info"]
 
 
 @pytest.mark.usefixtures("database")

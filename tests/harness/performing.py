@@ -4,7 +4,7 @@ from contextlib import contextmanager
 
 from forgekeeper.batches import spec
 from forgekeeper.delivery.broker import broker
-from forgekeeper.delivery.fan_out import send_children
+from forgekeeper.delivery.children import send_children
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.identity import identity
 from forgekeeper.runs.ledger import JobRun

@@ -9,16 +9,10 @@ from datetime import timedelta
 from pathlib import Path
 
 import dramatiq.worker
-from dramatiq.middleware import TimeLimit
-from dramatiq.middleware.threading import raise_thread_exception
-from opentelemetry import trace
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
 
 from forgekeeper import batch, child
 from forgekeeper.connections import client
 from forgekeeper.delivery import process
-from forgekeeper.delivery.broker import broker
 from forgekeeper.process.__main__ import run
 
 QUEUE = "objects"
@@ -70,12 +64,6 @@ def kill(_now, key):
 
 
 @declared
-def fail(_now, key):
-    """Fail for good."""
-    raise ValueError(key)
-
-
-@declared
 def fail_once_there(_now, path):
     """Fail as soon as the file *path* is there, without a word to Redis."""
     Path(f"{path}.started").touch()
@@ -100,14 +88,6 @@ def end_the_thread(_now):
 
 
 @declared
-def end_the_time_limit(_now):
-    """Let the thread end that ends what takes too long."""
-    (manager,) = [one.manager for one in broker.middleware if isinstance(one, TimeLimit)]
-    raise_thread_exception(manager.ident, SystemExit)
-    return []
-
-
-@declared
 def be_deaf(_now):
     """Wait in C, where no time limit is heard of."""
     nobody = threading.Lock()
@@ -121,15 +101,5 @@ def _wait_for(path):
         nobody.wait(0.01)
 
 
-def _write_spans(file):
-    """Do what an operator's configuration of OpenTelemetry does: say where spans go."""
-    provider = TracerProvider()
-    exporter = ConsoleSpanExporter(out=file, formatter=lambda span: span.to_json(indent=None) + "\n")
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    trace.set_tracer_provider(provider)
-
-
 if __name__ == "__main__":
-    with Path(os.environ.get("SPANS", os.devnull)).open("a") as spans:
-        _write_spans(spans)
-        sys.exit(run(sys.argv[1:]))
+    sys.exit(run(sys.argv[1:]))

@@ -8,13 +8,13 @@ from contextlib import suppress
 from urllib.request import urlopen
 
 import pytest
+from metrics.room import ROOM
 
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import client
 from forgekeeper.database import now
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.storage import sentinel
-from metrics.room import ROOM
 from models import UserStatus
 from tests.harness import samples as sample
 from tests.harness.installation import INSTALLATION
@@ -133,7 +133,7 @@ COUNT_ALL = """
 import workers
 from forgekeeper.batches import all_declared
 from metrics.catalogue import table
-from metrics.instruments import Instruments
+from metrics.counting import Instruments
 
 Instruments("worker").know(table(all_declared())).zero()
 """

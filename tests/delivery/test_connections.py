@@ -1,0 +1,101 @@
+"""The connection that a message finds, whatever was done to it before."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import dramatiq
+import pytest
+from dramatiq import Worker
+from dramatiq.brokers.redis import RedisBroker
+from dramatiq.middleware import Middleware
+
+from forgekeeper.batches import BATCHES
+from forgekeeper.connections import client
+from forgekeeper.database import database, release
+from forgekeeper.declaring.flags import FeatureFlag
+from forgekeeper.delivery.process import Process
+from forgekeeper.runs.ledger import JobRun
+from tests.harness.performing import runner_of
+from tests.harness.programs import LIMIT
+
+NAME = "user_status_cleanup"
+
+
+class Connections(Process):
+    """A worker process's, for actors of a test."""
+
+    def before_declare_actor(self, broker, actor):
+        """Take any actor."""
+
+    after_process_boot = after_worker_boot = before_worker_shutdown = after_worker_shutdown = Middleware.after_ack
+
+
+def leave_a_transaction_open():
+    # What an interrupt between a block's last statement and its end leaves.
+    database.atomic().__enter__()
+    FeatureFlag.create(name="first")
+
+
+def leave_an_unknown_transaction_open():
+    database.execute_sql("begin")
+    FeatureFlag.create(name="first")
+
+
+def fail_in_a_transaction():
+    leave_a_transaction_open()
+    database.execute_sql("select 1 / 0")
+
+
+def fail_in_a_block():
+    with database.atomic():
+        FeatureFlag.create(name="first")
+        database.execute_sql("select 1 / 0")
+
+
+@pytest.mark.parametrize(
+    "first", [leave_a_transaction_open, leave_an_unknown_transaction_open, fail_in_a_transaction, fail_in_a_block]
+)
+@pytest.mark.usefixtures("database")
+def test_a_message_finds_a_clean_connection_whatever_the_one_before_left(first):
+    own = RedisBroker(client=client, namespace="tests", middleware=[Connections(None)])
+    messy = dramatiq.actor(first, broker=own, queue_name="q")
+    tidy = dramatiq.actor(
+        lambda: FeatureFlag.create(name="second") and None, broker=own, actor_name="tidy", queue_name="q"
+    )
+    worker = Worker(own, worker_threads=1, worker_timeout=50)
+    messy.send()
+    tidy.send()
+
+    worker.start()
+    own.join("q", timeout=round(LIMIT * 1000))
+    worker.stop()
+
+    assert {flag.name for flag in FeatureFlag.select()} == {"second"}
+
+
+@pytest.mark.usefixtures("database")
+@pytest.mark.parametrize(
+    ("error", "state"), [(None, "succeeded"), (ValueError("no"), "enqueued")], ids=["ends well", "fails"]
+)
+def test_a_run_whose_session_has_ended_while_it_did_not_need_it_says_all_the_same_how_it_ended(
+    settings, other, error, state
+):
+    run_id = JobRun.claim_manual(NAME, by="test")
+
+    def run():
+        database.connect()
+        with runner_of(settings) as runner:
+            attempt = runner.attempt(
+                BATCHES[NAME], JobRun.start(NAME, run_id, token=JobRun.get_by_id(run_id).token, by="test")
+            ).__enter__()
+        session = database.execute_sql("select pg_backend_pid()").fetchone()
+        other.execute("select pg_terminate_backend(%s, 10000)", session)
+        try:
+            attempt.close(error)
+        finally:
+            release()
+        return attempt.state
+
+    with ThreadPoolExecutor(1) as thread:
+        closed = thread.submit(run).result()
+
+    assert (closed, JobRun.get_by_id(run_id).state) == (state, state)

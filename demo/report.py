@@ -17,7 +17,7 @@ from forgekeeper.runs.ledger import JobRun
 from forgekeeper.settings import Settings
 from forgekeeper.storage.outbox import DeletedObject
 from forgekeeper.storage.sentinel import NAME
-from metrics.catalogue.labels import Labels
+from metrics.catalogue.labels import series
 
 PAGES = ("worker", "scheduler", "exporter")
 
@@ -67,7 +67,7 @@ def figures(samples: Samples, pages: Pages) -> Iterator[Figure]:
     yield Figure("worker", "run_failures_total", {}, failures)
     yield Figure("worker", "run_retries_total", {}, failures)
     yield Figure("worker", "run_dead_letters_total", {}, 0)
-    yield Figure("exporter", "exporter_collector_success", {}, len(Labels(all_declared()).collectors))
+    yield Figure("exporter", "exporter_collector_success", {}, len(series(all_declared())["collectors"] or ()))
 
 
 def show(before: Counts, after: Counts, compared: Compared) -> None:

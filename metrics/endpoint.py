@@ -19,9 +19,6 @@ from metrics.threads import Vital
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
-PAUSE = 1.0
-"""Seconds after which an endpoint that has failed is served again."""
-
 log = structlog.get_logger(__name__)
 
 
@@ -84,9 +81,8 @@ class Server(Vital):
         self._endpoint = endpoint
 
     def work(self) -> None:
-        """Serve until the process ends; what ends that is one turn's failure."""
-        while not self.take_turn(self._endpoint.serve_forever):
-            self.stopped.wait(PAUSE)
+        """Serve until the process ends."""
+        self._endpoint.serve_forever()
         self.stopped.set()
 
 

@@ -2,7 +2,7 @@
 
 Each collector asks in a thread of its own, for at most so long: one that fails, or does not
 come back, is missing from the answer and named there, and the others are none the worse.
-Nothing is kept but the last answer, for a few seconds; any number of exporters agree.
+Nothing is kept: any number of exporters agree.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from functools import partial
 
@@ -27,15 +27,13 @@ from forgekeeper.observing import collectors
 from forgekeeper.observing.probe import Probe
 from forgekeeper.settings import Settings
 from metrics.catalogue import of, table
-from metrics.catalogue.metric import Metric, Reading
+from metrics.catalogue.metric import Reading
 
 BRIEF = timedelta(seconds=2)
 LIMITS = Limits(Timeouts(BRIEF, BRIEF, BRIEF, BRIEF, BRIEF), BRIEF)
 """How long an exporter waits for an answer; none is asked for twice."""
 PATIENCE = 1.7
 """Seconds that all collectors have together, so that a scrape is answered within two."""
-CACHE = 3.0
-"""Seconds that an answer serves all who ask."""
 
 
 class Exporter(Collecting):
@@ -47,20 +45,18 @@ class Exporter(Collecting):
         found = collectors.all_collectors(settings)
         self._probes = [Probe(name, partial(_ask, collector, settings)) for name, collector in found.items()]
         self._lock = threading.Lock()
-        self._families: list[Family] = []
-        self._fresh_until = 0.0
 
-    def describe(self) -> list[Family]:
-        """Name nothing: to be asked what there is would be a scrape."""
-        return []
-
-    def collect(self) -> list[Family]:
-        """Ask everything, unless it was asked a moment ago."""
+    def collect(self) -> Iterator[Family]:
+        """Ask everything, once at a time."""
+        found: dict[str, list[Reading]] = defaultdict(list)
         with self._lock:
-            if time.monotonic() >= self._fresh_until:
-                self._families = list(_families(self._metrics, [*self._constants, *self._readings()]))
-                self._fresh_until = time.monotonic() + CACHE
-            return self._families
+            for reading in (*self._constants, *self._readings()):
+                found[f"forgekeeper_{reading.metric}"].append(reading)
+        for metric in self._metrics:
+            family = GaugeMetricFamily(metric.name, metric.help, labels=metric.labels)
+            for reading in found[metric.name]:
+                family.add_metric(reading.labels, reading.value)
+            yield family
 
     def _readings(self) -> Iterator[Reading]:
         until = time.monotonic() + PATIENCE
@@ -78,21 +74,6 @@ def registry(settings: Settings) -> CollectorRegistry:
     shown = CollectorRegistry()
     shown.register(Exporter(settings))
     return shown
-
-
-def _families(metrics: Iterable[Metric], readings: Iterable[Reading]) -> Iterator[Family]:
-    found: dict[str, list[Reading]] = defaultdict(list)
-    for reading in readings:
-        found[f"forgekeeper_{reading.metric}"].append(reading)
-    for metric in metrics:
-        yield _family(metric, found[metric.name])
-
-
-def _family(metric: Metric, readings: list[Reading]) -> Family:
-    family = GaugeMetricFamily(metric.name, metric.help, labels=metric.labels)
-    for reading in readings:
-        family.add_metric(reading.labels, reading.value)
-    return family
 
 
 def _ask(collector: Collector, settings: Settings) -> list[Reading]:

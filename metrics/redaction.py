@@ -1,13 +1,13 @@
 """What must not be seen as it is, in log lines, tables and rows: secrets, control characters, endless text.
 
-Foreign text may be of any shape and size: each step takes a time that grows with the text's length and no faster, and
-no step but the first looks at more than `SEEN` characters.
+Foreign text may be of any shape and size: each step takes a time that grows with the text's length and no faster.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 MASK = "********"
@@ -15,8 +15,8 @@ LONGEST = 4_000
 """Characters of one fact: an error's trace fits, a dumped payload does not."""
 SEEN = 32_000
 """Characters of a text that are looked at: of a longer one only the beginning is shown."""
-WIDEST, DEEPEST, LEAST = 4 * SEEN, 20, 128
-"""Characters and levels of all facts of a line together, and the least that a part of them counts as."""
+MOST, DEEPEST = 50, 4
+"""Parts that are shown of what has parts, and levels of them."""
 MORE = "…"
 
 WORDS = (
@@ -55,24 +55,23 @@ NAMED = _named(r"(?<!\\)"), _named("")
 
 def printable(text: str) -> str:
     """Escape control characters, and the halves of characters by which Python writes bytes that are no text."""
-    if text.isprintable():
-        return text
     return text.translate(CONTROL).encode("utf-8", "backslashreplace").decode()
 
 
-def escaped(text: str, *, torn: bool = False) -> str:
-    """Mask secrets, escape control characters; a secret may go on where a text is *torn* off."""
-    return printable(_masked(text, torn=torn))
+def escaped(text: str) -> str:
+    """Mask secrets, escape control characters."""
+    return printable(_masked(text))
 
 
-def clean(text: str, seen: int = SEEN) -> str:
+def clean(text: str) -> str:
     """Mask secrets, escape control characters, cut the middle out of what is too long.
 
-    Of what is longer than *seen* the end is cut off: nobody has looked whether it is that of a secret.
+    Of what is longer than `SEEN` the end is cut off, and the word before it: it may be half of a secret.
     """
-    if len(text) > seen:
+    if len(text) > SEEN:
         rest = f"{MORE} ({len(text):,} characters)"
-        return escaped(text[:seen], torn=True)[: LONGEST - len(rest)] + rest
+        words = text[: text.rfind(" ", 0, SEEN) + 1]
+        return escaped(words)[: LONGEST - len(rest)] + rest
     text = escaped(text)
     half = (LONGEST - 1) // 2
     return text if len(text) <= LONGEST else f"{text[:half]}{MORE}{text[-half:]}"
@@ -99,66 +98,42 @@ def text_of(value: object) -> str:
         return f"<{type(value).__name__}>"
 
 
-def redact(value: Any, name: str = "") -> Any:
+def redact(value: Any, name: str = "", depth: int = 0) -> Any:
     """Return *value* fit for a log line, at any depth; what is *name*d as a secret is masked whole.
 
     It never fails: what has no text, no end or no bottom is shown as far as it can be.
     """
-    return _Line().redact(value, name)
+    # A name that long is none: what it stands for is not shown.
+    if len(name) > LONGEST or SECRET.search(name):
+        return MASK
+    if value is None or isinstance(value, bool | float) or (isinstance(value, int) and value.bit_length() < 64):
+        return value
+    if not isinstance(value, Mapping | list | tuple | set | frozenset):
+        return clean(text_of(value))
+    try:
+        rest = f"{MORE} {len(value):,} in all"
+        most = MOST if depth < DEEPEST else 0
+        if isinstance(value, Mapping):
+            parts = ((text_of(key), part) for key, part in islice(value.items(), most))
+            found = {clean(key): redact(part, key, depth + 1) for key, part in parts}
+            return found | ({MORE: rest} if len(value) > most else {})
+        return [redact(part, "", depth + 1) for part in islice(value, most)] + ([rest] if len(value) > most else [])
+    except Exception:  # noqa: BLE001, such as one that another thread is changing
+        return f"<{type(value).__name__}>"
 
 
-class _Line:
-    """How much room there is left on a line."""
-
-    def __init__(self) -> None:
-        self._room = WIDEST
-
-    def redact(self, value: Any, name: str, depth: int = 0) -> Any:
-        # A name that long is none: what it stands for is not shown.
-        if len(name) > LONGEST or SECRET.search(name):
-            return MASK
-        if value is None or isinstance(value, bool | float) or (isinstance(value, int) and value.bit_length() < 64):
-            return value
-        try:
-            if isinstance(value, Mapping):
-                parts = self._parts(value.items(), len(value), depth)
-                return {self._text(text_of(key)): self.redact(part, text_of(key), depth + 1) for key, part in parts}
-            if isinstance(value, list | tuple | set | frozenset):
-                parts = self._parts(((None, part) for part in value), len(value), depth)
-                return [self.redact(part, "", depth + 1) for _, part in parts]
-        except Exception:  # noqa: BLE001, such as one that another thread is changing
-            return f"<{type(value).__name__}>"
-        return self._text(text_of(value))
-
-    def _parts(self, parts: Iterable[tuple[Any, Any]], count: int, depth: int) -> Iterator[tuple[Any, Any]]:
-        for part in parts:
-            self._room -= LEAST
-            if self._room <= 0 or depth >= DEEPEST:
-                yield MORE, f"{MORE} {count:,} in all"
-                return
-            yield part
-
-    def _text(self, text: str) -> str:
-        room = max(LEAST, min(SEEN, self._room))
-        self._room -= min(len(text), room)
-        return clean(text, room)
-
-
-def _masked(text: str, *, torn: bool) -> str:
-    # Most texts are words: a secret stands behind one of two characters.
-    if ":" not in text and "=" not in text:
-        return text
+def _masked(text: str) -> str:
     named = [match.span("value") for pattern in NAMED for match in pattern.finditer(text)]
     shown, parts = 0, list[str]()
-    for begin, end in sorted((*named, *_passwords(text, torn=torn))):
+    for begin, end in sorted((*named, *_passwords(text))):
         if end > max(begin, shown):
             parts += [text[shown:begin], MASK] if begin >= shown else []
             shown = end
     return "".join((*parts, text[shown:]))
 
 
-def _passwords(text: str, *, torn: bool) -> Iterator[tuple[int, int]]:
+def _passwords(text: str) -> Iterator[tuple[int, int]]:
     """Yield where the passwords in URLs begin and end: at the last @ before a space, as they may have one."""
     for match in URL.finditer(text):
         begin, end = match.span("value")
-        yield begin, end if torn and end == len(text) else text.rfind("@", begin, end)
+        yield begin, text.rfind("@", begin, end)

@@ -1,9 +1,8 @@
 """Threads that a process cannot do without: when one ends, for whatever reason, so does its process.
 
-A thread that has died leaves no trace: its process looks alive, and something that it should do
-is not done any more.  So whatever goes wrong in one turn costs that turn, and a line; what goes
-wrong three turns in a row, or outside of any, ends the thread, and the thread the process.  Its
-supervisor starts it anew.
+A thread that has died leaves no trace: its process looks alive, and something that it should do is not done any more.
+So what goes wrong in one turn costs that turn, and a line; what goes wrong three turns in a row, or outside of any,
+ends the thread, and the thread the process.  Its supervisor starts it again.
 """
 
 from __future__ import annotations
@@ -11,16 +10,12 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable
-from functools import partial
 
 import structlog
 
 FAILURES = 3
 """So many turns in a row that fail are not chance: whatever the thread is for, it does not do it."""
-GOOD_TURN = 60.0
-"""Seconds; a turn that fails only after them is the first to fail."""
 START = 10.0
 """Seconds in which a thread that was started runs, also on a machine that is very busy."""
 LAST_RESORT = 60
@@ -46,33 +41,11 @@ def ended_itself() -> bool:
     return bool(_why)
 
 
-class Thread(threading.Thread):
-    """A daemon whose start ends: `start` raises `RuntimeError` where it does not run after *timeout* seconds.
-
-    Without memory a thread may die before it says that it runs, and `threading` (CPython 3.11) waits for that
-    for ever, deaf even to time limits.  The patch of its own event may go when
-    `test_a_thread_that_dies_at_once_is_waited_for_for_ever` in `tests/delivery/test_patches.py` fails.
-    """
-
-    def __init__(
-        self, target: Callable[[], object] | None = None, name: str | None = None, *, timeout: float = START
-    ) -> None:
-        super().__init__(target=target, name=name, daemon=True)
-        self._said: threading.Event = self._started  # type: ignore[attr-defined]
-        self._said.wait = partial(self._said.wait, timeout)
-
-    def start(self) -> None:
-        """Start it."""
-        super().start()
-        if not self._said.is_set():
-            raise RuntimeError(f"can't start new thread: {self.name} does not say that it runs")
-
-
-class Vital(Thread):
+class Vital(threading.Thread):
     """A thread that its process cannot do without, at `work` until `stopped` is set."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(name=name)
+        super().__init__(name=name, daemon=True)
         self.stopped = threading.Event()
         self._failures = 0
 
@@ -92,12 +65,9 @@ class Vital(Thread):
 
     def take_turn(self, turn: Callable[[], None]) -> bool:
         """Take a turn; one that fails is said and returns False, but too many in a row end the thread."""
-        began = time.monotonic()
         try:
             turn()
         except Exception as error:
-            if time.monotonic() - began > GOOD_TURN:
-                self._failures = 0
             self._failures += 1
             if self._failures >= FAILURES:
                 raise

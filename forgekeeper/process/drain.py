@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
+from threading import Thread
 from typing import NoReturn
 
 import structlog
@@ -25,7 +26,6 @@ from forgekeeper import shutdown
 from forgekeeper.process import signals
 from forgekeeper.process.ready import Mark, tell_supervisor
 from forgekeeper.runs.identity import identity
-from metrics.threads import Thread
 
 SOON = 2.0
 """Seconds in which an idle process ends by itself; one whose servers are away does not."""
@@ -50,7 +50,7 @@ class Drain:
         self._allowed = allowed
         self._mark = Mark()
         self._worker: Worker | None = None
-        Thread(self._watch, "drain").start()
+        Thread(target=self._watch, name="drain", daemon=True).start()
 
     def ready(self, worker: Worker) -> None:
         """Say that the process takes messages."""
@@ -97,7 +97,7 @@ def _end(*, status: int, tell: Callable[[], None] = lambda: None) -> NoReturn:
         _attempt(*signals.at_last)
 
     with suppress(RuntimeError, MemoryError):  # no thread can be had: the end is not put off for that
-        thread = Thread(last_words, "last words", timeout=LAST_WORDS)
+        thread = Thread(target=last_words, name="last words", daemon=True)
         thread.start()
         thread.join(LAST_WORDS)
     with suppress(OSError, ValueError):
@@ -107,7 +107,7 @@ def _end(*, status: int, tell: Callable[[], None] = lambda: None) -> NoReturn:
 
 def _attempt(*steps: Callable[[], None]) -> None:
     """Take the steps beside one another: each may wait for a server of its own, and hang."""
-    threads = [Thread(step, timeout=LAST_WORDS) for step in steps]
+    threads = [Thread(target=step, daemon=True) for step in steps]
     for thread in threads:
         with suppress(RuntimeError, MemoryError):
             thread.start()

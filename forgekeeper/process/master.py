@@ -11,11 +11,11 @@ import os
 import signal
 import time
 from datetime import timedelta
+from threading import Thread
 
 import structlog
 
 from forgekeeper.process import drain
-from metrics.threads import Thread
 
 LOOK = 0.5
 
@@ -32,7 +32,8 @@ def kill_late_processes(allowed: timedelta) -> None:
     os.set_blocking(signals, False)
     os.set_blocking(waking, False)
     signal.set_wakeup_fd(waking, warn_on_full_buffer=False)
-    Thread(lambda: _watch(signals, allowed.total_seconds() - drain.reserve(allowed) / 2), "master").start()
+    until_killed = allowed.total_seconds() - drain.reserve(allowed) / 2
+    Thread(target=_watch, args=(signals, until_killed), name="master", daemon=True).start()
 
 
 def _watch(signals: int, allowed: float) -> None:

@@ -19,7 +19,7 @@ from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import CLOCK_TOLERANCE, JobRun
 from forgekeeper.runs.plan import Decision, Policy, plan
 from forgekeeper.settings import Settings
-from metrics.instruments import Instruments
+from metrics.counting import Instruments
 
 SENT_AGAIN = timedelta(seconds=30)
 """A run that was sent so long ago and has not started is sent again; sooner where a process expires sooner."""

@@ -35,58 +35,46 @@ def each(*values: Iterable[str]) -> Children:
     return tuple(product(*values))
 
 
-class Labels:
-    """The label sets of the batches and children that are *declared*, each in the order of declaration."""
+def series(declared: Iterable[Any]) -> dict[str, Children | None]:
+    """Return the label sets of the batches and children that are *declared*, each in the order of declaration."""
+    declared = tuple(declared)
+    parents = [one for one in declared if one.parent is None]
+    names, of_parents = [one.name for one in declared], [one.name for one in parents]
+    in_families = [one for parent in parents for one in declared if parent.name in (one.name, one.parent)]
+    queues = list(dict.fromkeys(one.queue for one in in_families))
+    fan_outs = tuple((one.parent, one.name) for one in declared if one.parent is not None)
+    records = [(one.name, record) for one in declared for record in one.records]
 
-    def __init__(self, declared: Iterable[Any]) -> None:
-        self.declared = tuple(declared)
-        parents = [one for one in self.declared if one.parent is None]
-        families = [(one, *(child for child in self.declared if child.parent == one.name)) for one in parents]
-        self.names = tuple(one.name for one in self.declared)
-        self.parents = tuple(one.name for one in parents)
-        self.queues = tuple(dict.fromkeys(one.queue for family in families for one in family))
-        self.collectors = (*COLLECTORS, *(name for one in self.declared for name in one.collectors))
-        fan_outs = tuple((one.parent, one.name) for one in self.declared if one.parent is not None)
-        self.series: dict[str, Children | None] = {
-            # Root names are as configured.
-            "unbounded": None,
-            "each": each(self.names),
-            "parents": each(self.parents),
-            "queues": each(self.queues),
-            "collectors": each(self.collectors),
-            "levels": each(LEVELS),
-            "operations": each(OPERATIONS),
-            "clocks": CLOCKS,
-            "info": tuple((one.name, str(one.document or "none"), one.queue, one.team) for one in self.declared),
-            "failures": each(self.names, ERROR_KINDS),
-            "skips": each(self.names, SKIPS),
-            "holds": each(self.parents, HOLDS),
-            "blocks": each(self.parents, BLOCKS),
-            "offs": each(self.parents, OFFS),
-            "depths": each(self.queues, ("ready", "unacked", "delayed")),
-            "dead": each((*self.names, NO_BATCH)),
-            "dead_letters": tuple((one.queue, one.name) for one in self.declared) + each(self.queues, [NO_BATCH]),
-            "flags": each(flag for one in parents for flag in one.flags),
-            "leases": each(one.name for one in self.declared if one.lease),
-            "children": fan_outs,
-            "quarantined": (*self._records(lambda record: record.quarantined), *fan_outs, UNREADABLE),
-            "thresholds": tuple((one.name, limit.name) for one in self.declared for limit in one.thresholds),
-            **self._of_records(),
-        }
+    def of(wanted: Callable[[Any], object]) -> Children:
+        return tuple((name, record.name) for name, record in records if wanted(record))
 
-    def _of_records(self) -> dict[str, Children]:
-        return {
-            "examined": self._records(lambda record: bool(record.examined)),
-            "processed": self._records(lambda record: bool(record.processed)),
-            "objectives": self._records(lambda record: record.objective is not None),
-            "backlogs": self._records(lambda record: record.objective is not None or record.backlog),
-            "errors": tuple(
-                (one.name, record.name, kind)
-                for one in self.declared
-                for record in one.records
-                for kind in record.errors
-            ),
-        }
-
-    def _records(self, wanted: Callable[[Any], bool]) -> Children:
-        return tuple((one.name, record.name) for one in self.declared for record in one.records if wanted(record))
+    return {
+        # Root names are as configured.
+        "unbounded": None,
+        "each": each(names),
+        "parents": each(of_parents),
+        "queues": each(queues),
+        "collectors": each((*COLLECTORS, *(name for one in declared for name in one.collectors))),
+        "levels": each(LEVELS),
+        "operations": each(OPERATIONS),
+        "clocks": CLOCKS,
+        "info": tuple((one.name, str(one.document or "none"), one.queue, one.team) for one in declared),
+        "failures": each(names, ERROR_KINDS),
+        "skips": each(names, SKIPS),
+        "holds": each(of_parents, HOLDS),
+        "blocks": each(of_parents, BLOCKS),
+        "offs": each(of_parents, OFFS),
+        "depths": each(queues, ("ready", "unacked", "delayed")),
+        "dead": each((*names, NO_BATCH)),
+        "dead_letters": tuple((one.queue, one.name) for one in declared) + each(queues, [NO_BATCH]),
+        "flags": each(flag for one in parents for flag in one.flags),
+        "leases": each(one.name for one in declared if one.lease),
+        "children": fan_outs,
+        "quarantined": (*of(lambda record: record.quarantined), *fan_outs, UNREADABLE),
+        "thresholds": tuple((one.name, limit.name) for one in declared for limit in one.thresholds),
+        "examined": of(lambda record: record.examined),
+        "processed": of(lambda record: record.processed),
+        "objectives": of(lambda record: record.objective is not None),
+        "backlogs": of(lambda record: record.objective is not None or record.backlog),
+        "errors": tuple((name, record.name, kind) for name, record in records for kind in record.errors),
+    }

@@ -9,8 +9,6 @@ from typing import Literal, NamedTuple
 
 Process = Literal["worker", "scheduler", "exporter"]
 Children = tuple[tuple[str, ...], ...]
-
-
 Type = Literal["counter", "gauge", "histogram"]
 BUCKETS: dict[str, tuple[float, ...]] = {
     "none": (),
@@ -38,6 +36,11 @@ class Metric:
         if self.buckets:
             return "histogram"
         return "counter" if self.name.endswith("_total") else "gauge"
+
+    @property
+    def is_instant(self) -> bool:
+        """Say whether its values are moments."""
+        return self.name.endswith("_timestamp_seconds")
 
     @property
     def unit(self) -> str:

@@ -2,9 +2,9 @@
 
 from forgekeeper.batches import all_declared
 from metrics import catalogue
-from metrics.catalogue.labels import Labels
+from metrics.catalogue.labels import series
 
-LABELS = Labels(all_declared())
+SERIES = series(all_declared())
 METRICS = catalogue.table(all_declared())
 
 

@@ -10,7 +10,7 @@ import psycopg2
 import pytest
 from prometheus_client import generate_latest
 
-from forgekeeper.delivery.sending import deliver
+from forgekeeper.delivery.ledger import deliver
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.reconcile import reconcile
 from metrics import exporter

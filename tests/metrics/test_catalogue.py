@@ -12,9 +12,9 @@ from forgekeeper.cli.declared import metrics_page
 from forgekeeper.declaring.flags import FLAGS
 from forgekeeper.observing.collectors import all_collectors
 from metrics.catalogue import table
-from metrics.catalogue.metric import BUCKETS, Counter, Gauge
-from metrics.instruments import Instruments
-from tests.harness.catalogue import LABELS, METRICS
+from metrics.catalogue.metric import Counter, Gauge
+from metrics.counting import Instruments
+from tests.harness.catalogue import METRICS, SERIES
 from tests.harness.every import every
 from tests.harness.toys import Outcome, declaring, toy
 
@@ -63,44 +63,28 @@ def toys():
 
 
 def test_queues_flags_and_collectors_are_the_real_ones(settings):
-    assert LABELS.queues == queues()
-    assert LABELS.series["flags"] == tuple((name,) for name in FLAGS)
-    assert LABELS.collectors == tuple(all_collectors(settings))
+    for name, real in (("queues", queues()), ("flags", FLAGS), ("collectors", all_collectors(settings))):
+        assert SERIES[name] == tuple((one,) for one in real)
 
 
 @every_metric
-def test_a_metric_is_named_as_prometheus_wants_it(metric):
+def test_a_metric_and_its_labels_are_named_as_prometheus_wants_them(metric):
     assert re.fullmatch(r"forgekeeper(_[a-z]+)+", metric.name)
     assert metric.name.endswith("_total") == (metric.type == "counter")
     assert metric.name.endswith("_seconds") == (metric.unit == "seconds")
     assert metric.help.endswith(".")
-
-
-@every_metric
-def test_no_label_is_one_that_prometheus_sets_or_that_knows_no_bounds(metric):
+    # Prometheus sets some labels itself; the values of others know no bounds.
     assert not {"job", "instance", "type", "id", "project", "user", "message", "le"} & set(metric.labels)
     assert metric.children is None or {len(child) for child in metric.children} == {len(metric.labels)}
-
-
-def test_the_documents_limits_are_edges_of_the_histograms():
-    assert {30, 60, 250, 600} <= set(BUCKETS["runs"])
 
 
 def test_every_backlog_that_is_promised_is_looked_at_and_no_other():
     looked_at = {(one.name, record) for one in all_declared() for record in one.backlogs}
 
-    assert looked_at == set(LABELS.series["backlogs"])
+    assert looked_at == set(SERIES["backlogs"])
 
 
 # What is declared later
-
-
-def test_before_anything_is_declared_the_engine_counts_all_the_same():
-    counting = Instruments("worker")
-
-    counting.inc("forgekeeper_log_messages_total", "info")
-
-    assert counting.registry.get_sample_value("forgekeeper_log_messages_total", {"level": "info"}) == 1
 
 
 def test_a_batch_that_is_declared_is_in_every_label_set_that_it_belongs_to(toys):

@@ -112,7 +112,7 @@ class Broken(Collector):
     """Metrics that cannot be told."""
 
     def collect(self):
-        raise ArithmeticError("\x1b" + "x" * 1_000_000)
+        raise ArithmeticError("\x1bxxx " + "x " * 1_000_000)
 
 
 def test_a_page_that_cannot_be_made_is_a_line_with_the_trace(serve, output, capfd):

@@ -2,7 +2,6 @@
 
 import json
 import socket
-import threading
 import time
 from contextlib import closing, suppress
 from datetime import timedelta
@@ -10,13 +9,11 @@ from urllib.parse import urlsplit
 
 import psycopg2
 import pytest
-from prometheus_client import generate_latest
 
 from forgekeeper.database import database
-from forgekeeper.observing.probe import Probe
 from forgekeeper.storage import sentinel
 from metrics import exporter
-from tests.harness.catalogue import LABELS
+from tests.harness.catalogue import SERIES
 from tests.harness.installation import INSTALLATION
 from tests.harness.ports import free_ports
 from tests.harness.programs import Program
@@ -94,28 +91,26 @@ def first_scrape(start, scrape):
     return ask
 
 
-@pytest.mark.parametrize("how", ["closed", "silent"])
-def test_with_the_database_away_a_scrape_takes_two_seconds_and_says_what_is_missing(first_scrape, black_hole, how):
-    port = black_hole if how == "silent" else 1
-    missing = set(LABELS.collectors) - IN_REDIS - WITHOUT_BOTH
-
-    page, seconds = first_scrape(missing, DATABASE_URL=f"postgresql://forge:hunter2@127.0.0.1:{port}/x")
-
-    assert seconds < PROMISED
-    assert away(page) == missing
-    assert page.value("queue_messages", queue_name="cron", state="ready") == 0
+DATABASE = {name for (name,) in SERIES["collectors"]} - IN_REDIS - WITHOUT_BOTH
+AWAY = {
+    "the database": (DATABASE, {"DATABASE_URL": "postgresql://forge:hunter2@127.0.0.1:{port}/x"}),
+    "Redis": (IN_REDIS | IN_BOTH, {"REDIS_URL": "redis://127.0.0.1:{port}/0"}),
+}
 
 
 @pytest.mark.parametrize("how", ["closed", "silent"])
-def test_with_redis_away_a_scrape_takes_two_seconds_and_says_what_is_missing(first_scrape, black_hole, how):
+@pytest.mark.parametrize(("missing", "urls"), AWAY.values(), ids=AWAY)
+def test_with_a_server_away_a_scrape_takes_two_seconds_and_says_what_is_missing(
+    first_scrape, black_hole, missing, urls, how
+):
     port = black_hole if how == "silent" else 1
-    missing = IN_REDIS | IN_BOTH
 
-    page, seconds = first_scrape(missing, REDIS_URL=f"redis://127.0.0.1:{port}/0")
+    page, seconds = first_scrape(missing, **{name: url.format(port=port) for name, url in urls.items()})
 
     assert seconds < PROMISED
     assert away(page) == missing
-    assert page.value("backlog_records", batch="user_status_cleanup", record="user_status") == 0
+    there = ("queue_messages", "backlog_records")["REDIS_URL" in urls]
+    assert set(page.series(there).values()) == {0}
 
 
 def listening(url):
@@ -155,47 +150,14 @@ def test_a_table_that_is_missing_takes_one_collector_away(look):
     assert away(page) == {"imports"}
 
 
-def test_many_scrapes_at_once_ask_the_servers_once(database, settings, monkeypatch):
-    monkeypatch.setattr(exporter, "CACHE", LIMIT)
-    shown = exporter.registry(settings)
-    pages = []
-    threads = [threading.Thread(target=lambda: pages.append(generate_latest(shown))) for _ in range(8)]
-
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    assert len(set(pages)) == 1
-
-
-def test_an_exporter_ends_when_told_to(start, scrape_when_up):
-    program, url = start()
-    scrape_when_up(url)
-
-    assert program.end() == 0
-
-
-def test_a_clock_of_the_database_that_is_ahead_is_measured_against_redis_and_the_host(start, scrape_when_up, ahead):
-    _, url = start(DATABASE_URL=ahead(timedelta(days=1)))
+def test_a_clock_of_the_database_that_is_ahead_is_measured_and_the_exporter_ends_when_asked(
+    start, scrape_when_up, ahead
+):
+    program, url = start(DATABASE_URL=ahead(timedelta(days=1)))
 
     offsets = scrape_when_up(url).series("clock_offset_seconds")
 
     assert offsets["postgresql", "host"] == pytest.approx(86400, abs=5)
     assert offsets["postgresql", "redis"] == pytest.approx(86400, abs=5)
     assert offsets["redis", "host"] == pytest.approx(0, abs=5)
-
-
-def test_a_probe_for_which_no_thread_can_be_had_has_no_answer_and_is_asked_the_next_time():
-    probe = Probe("queues", lambda: "answer")
-    ordinary = threading.stack_size(1 << 46)  # more memory than there is
-    try:
-        probe.begin()
-    finally:
-        threading.stack_size(ordinary)
-    until = time.monotonic() + PROMISED
-    without = probe.wait(until)
-
-    probe.begin()
-
-    assert (without, probe.wait(until)) == (None, "answer")
+    assert program.end() == 0

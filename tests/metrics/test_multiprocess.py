@@ -3,13 +3,11 @@
 import os
 import subprocess
 import sys
-import tempfile
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.mmap_dict import MmapedDict
 
 from metrics import multiprocess
 
@@ -22,7 +20,7 @@ import os, sys
 import workers
 from forgekeeper.batches import all_declared
 from metrics.catalogue import of, table
-from metrics.instruments import Instruments
+from metrics.counting import Instruments
 
 known = table(all_declared())
 count = Instruments("worker").know(known)
@@ -55,54 +53,30 @@ def scraped(tmp_path):
     return lambda: read(generate_latest(registry).decode())
 
 
-def test_the_dead_are_added_up_once_and_their_files_go(tmp_path, scraped):
-    for rounds in (1, 2):
-        count_everything(tmp_path, 2)
-        for _ in range(2):
-            page = scraped()
+def test_what_the_dead_have_counted_stays_and_their_gauges_go(tmp_path, scraped):
+    count_everything(tmp_path, 2)
 
-            assert page.value("runs_total", batch=NAME) == 2 * rounds
-            assert page.value("run_duration_seconds_count", batch=NAME) == 2 * rounds
-            assert not page.value("runs_in_progress", batch=NAME)
-    assert {file.name for file in tmp_path.iterdir()} == {"counter_dead.db", "histogram_dead.db"}
+    page = scraped()
+
+    assert page.value("runs_total", batch=NAME) == 2
+    assert page.value("run_duration_seconds_count", batch=NAME) == 2
+    assert not page.value("runs_in_progress", batch=NAME)
 
 
 def test_a_file_that_a_process_is_making_or_died_making_spoils_nothing(tmp_path, scraped):
     count_everything(tmp_path, 1)
     (tmp_path / f"counter_{os.getpid()}.db").touch()
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    (tmp_path / f"counter_{ended.pid}.db").touch()
 
     assert scraped().value("runs_total", batch=NAME) == 1
 
 
-def test_a_folder_that_is_gone_is_an_empty_answer_and_no_zeros(tmp_path):
-    registry = CollectorRegistry()
-    registry.register(multiprocess.Multiprocess(tmp_path / "gone"))
+def test_the_clients_files_have_no_room_of_their_own(tmp_path):
+    """Where this fails, the patch in `metrics/counting.py` may go."""
+    MmapedDict(str(tmp_path / "counter.db")).close()
 
-    assert generate_latest(registry) == b""
+    made = (tmp_path / "counter.db").stat()
 
-
-def test_a_worker_that_starts_removes_no_folder_of_one_that_starts_beside_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    over = threading.Event()
-
-    def others():
-        while not over.is_set():
-            multiprocess.remove_abandoned()
-
-    with ThreadPoolExecutor(1) as pool:
-        ended = pool.submit(others)
-        try:
-            made = [multiprocess.locked_folder() for _ in range(300)]
-        finally:
-            over.set()
-        ended.result()
-
-    assert [folder for folder, _ in made if not folder.is_dir()] == []
-    for _, lock in made:
-        os.close(lock)
+    assert made.st_blocks * 512 < made.st_size
 
 
 WATCH = """

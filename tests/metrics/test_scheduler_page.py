@@ -11,14 +11,13 @@ from prometheus_client import generate_latest
 import scheduler
 from forgekeeper.batches import BATCHES
 from forgekeeper.database import database, now
-from forgekeeper.delivery.sending import deliver
+from forgekeeper.delivery.ledger import deliver
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.reconcile import COUNT
 from forgekeeper.runs.reconcile import reconcile as reconcile_batch
 from forgekeeper.settings.cron import Cron
-from metrics.instruments import Instruments
 from tests.harness.catalogue import of
 from tests.harness.ledger import start_run
 from tests.harness.programs import Program
@@ -125,33 +124,28 @@ def test_ticks_that_nobody_claimed_in_time_are_misfires(counted, reconcile):
     assert counted("scheduler_misfires_total") in {4, 5}
 
 
-def test_a_tick_during_an_open_run_is_suppressed(counted, reconcile, one_tick):
+def running():
     start_run(NAME, JobRun.claim_manual(NAME, by="test"), by="test")
 
-    reconcile(one_tick)
 
-    assert counted("scheduler_max_instances_total") == 1
-
-
-def test_a_tick_while_a_run_waits_for_workers_that_are_down_is_neither_missed_nor_suppressed(
-    counted, reconcile, one_tick
-):
+def queued():
     JobRun.claim_manual(NAME, by="test")
 
-    reconcile(one_tick)
 
-    assert JobRun.of(NAME).where(JobRun.reason == "overlap").exists()
-    assert counted("scheduler_max_instances_total") == 0
-    assert counted("scheduler_misfires_total") == 0
-
-
-def test_a_tick_during_a_pause_is_neither_missed_nor_suppressed(counted, reconcile, one_tick):
+def paused():
     Hold.add(NAME, "pause", until=None, reason=None, by="test")
+
+
+@pytest.mark.parametrize(("begin", "suppressed"), [(running, 1), (queued, 0), (paused, 0)])
+def test_a_tick_that_does_not_run_is_suppressed_while_another_runs_and_never_missed(
+    counted, reconcile, one_tick, begin, suppressed
+):
+    begin()
 
     reconcile(one_tick)
 
     assert JobRun.newest_tick(NAME)
-    assert counted("scheduler_max_instances_total") == 0
+    assert counted("scheduler_max_instances_total") == suppressed
     assert counted("scheduler_misfires_total") == 0
 
 
@@ -176,9 +170,3 @@ def test_a_turn_that_raises_is_a_failure_to_send(counted, settings):
         database.execute_sql("alter table elsewhere rename to job_runs")
 
     assert counted("scheduler_enqueue_failures_total") == 1
-
-
-def test_an_endpoint_shows_no_heartbeat_before_the_first():
-    shown = {family.name for family in Instruments("scheduler").registry.collect()}
-
-    assert "forgekeeper_scheduler_heartbeat_timestamp_seconds" not in shown

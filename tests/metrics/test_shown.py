@@ -10,7 +10,6 @@ from forgekeeper.database import now
 from forgekeeper.database.backlog import Backlog
 from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.declaring.refused import Refused
-from forgekeeper.observing.collectors import all_collectors
 from metrics.catalogue.metric import Gauge, Reading
 from tests.harness.toys import declaring, toy
 
@@ -65,34 +64,20 @@ def test_records_of_a_batch_whose_flag_is_off_may_wait(shelf, look):
     assert on.value("feature_flag_enabled", flag="tidy") == 1
 
 
-def test_the_exporter_asks_what_a_batch_brings(shelf, look):
+def test_the_exporter_asks_what_a_batch_brings_and_one_that_fails_takes_no_other_away(shelf, look):
     shelf.collector("shelf", gauges=[BOXES], database=False)(lambda _settings: iter([Reading("boxes", 4, ("full",))]))
 
-    page = look()
-
-    assert page.value("boxes", state="full") == 4
-    assert page.value("exporter_collector_success", collector="shelf") == 1
-
-
-def test_a_collector_that_fails_takes_no_other_away(shelf, look):
-    @shelf.collector("shelf", gauges=[BOXES])
+    @shelf.collector("cellar", gauges=[BOXES])
     def fail(_settings):
-        yield Reading("boxes", 4, ("full",))
-        raise KeyError("no shelf")
+        yield Reading("boxes", 4, ("empty",))
+        raise KeyError("no cellar")
 
     page = look()
 
-    assert page.value("exporter_collector_success", collector="shelf") == 0
-    assert page.value("boxes", state="full") is None
+    assert page.series("boxes") == {("full",): 4}
+    assert page.value("exporter_collector_success", collector="shelf") == 1
+    assert page.value("exporter_collector_success", collector="cellar") == 0
     assert page.value("backlog_records", batch="toys", record="toy") == 3
-
-
-def test_a_collector_by_the_name_of_the_backlogs_is_asked_instead_of_them(shelf, settings):
-    shelf.collector("toys", database=False)(lambda _settings: iter([]))
-
-    collector = all_collectors(settings)["toys"]
-
-    assert (list(collector.look(settings)), collector.database) == ([], False)
 
 
 def test_status_has_the_batch_and_the_part_that_it_brings(shelf, database, settings):

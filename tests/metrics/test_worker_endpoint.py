@@ -1,6 +1,5 @@
 """The endpoint of all processes of a worker: it counts, through a drain, a death and a reload."""
 
-import fcntl
 import os
 import re
 import signal
@@ -17,11 +16,10 @@ from forgekeeper.connections import client
 from forgekeeper.database import database, now
 from forgekeeper.delivery import queues
 from forgekeeper.delivery.broker import broker
-from forgekeeper.delivery.fan_out import send_children
+from forgekeeper.delivery.children import send_children
 from forgekeeper.runs.quarantine import Quarantined
 from forgekeeper.runs.retry import MAX_LOSSES, MAX_RETRIES
 from forgekeeper.settings import PREFIX
-from metrics import multiprocess
 from models import GitRefDeletion
 from tests.harness.catalogue import of
 from tests.harness.programs import LIMIT
@@ -50,14 +48,13 @@ def test_a_run_is_counted_with_what_it_did(start_worker, send, counts, scrape, p
 
     send()
 
-    # The last of its figures.
-    assert counts(worker, 1, "run_wait_seconds_count", batch=NAME)
+    assert counts(worker, 1, "runs_total", batch=NAME)
+    assert counts(worker, 0, "runs_in_progress", batch=NAME)
     page = scrape(worker.url)
     assert promtool(page.text) == ""
-    assert page.value("runs_total", batch=NAME) == 1
-    assert page.value("runs_in_progress", batch=NAME) == 0
     assert page.value("records_processed_total", batch=NAME, record="user_status") == 3
     assert page.value("run_duration_seconds_count", batch=NAME) == 1
+    assert page.value("run_wait_seconds_count", batch=NAME) == 1
     assert page.value("log_messages_total", level="info") > 0
 
 
@@ -150,29 +147,20 @@ def test_a_worker_is_called_what_the_runbook_looks_for(start_worker, scrape_when
     assert re.search(r"^pgrep -af -- '(.+)'$", page, re.MULTILINE)[1] in called
 
 
-def test_a_worker_without_an_endpoint_keeps_no_files(start_worker, send):
-    worker = start_worker(METRICS_PORT_WORKER=0)
-    send()
-    assert wait_until(lambda: "run finished" in worker.log.read_text(), LIMIT)
-
-    assert worker.folders == []
-
-
-def test_the_folder_is_private_and_replaces_those_that_nobody_holds(start_worker, scrape_when_up, tmp_path):
-    abandoned, held = tmp_path / f"{multiprocess.PREFIX}a", tmp_path / f"{multiprocess.PREFIX}b"
-    for folder in (abandoned, held):
-        folder.mkdir()
-    lock = os.open(held, os.O_RDONLY)
-    fcntl.flock(lock, fcntl.LOCK_EX)
+def test_the_folder_is_private_and_replaces_those_of_workers_that_have_ended(start_worker, scrape_when_up, tmp_path):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    abandoned, alive = (
+        Path(tempfile.mkdtemp(prefix=f"forgekeeper-worker-{socket.gethostname()}-{pid}-", dir=tmp_path))
+        for pid in (ended.pid, os.getpid())
+    )
 
     worker = start_worker()
     scrape_when_up(worker.url)
-    (own,) = set(worker.folders) - {held}
-    os.close(lock)
 
+    (own,) = set(worker.folders) - {alive}
     assert own.stat().st_mode & 0o777 == 0o700
-    assert not abandoned.exists()
-    assert held.exists()
+    assert (abandoned.exists(), alive.exists()) == (False, True)
 
 
 def test_workers_that_forgekeeper_has_not_prepared_do_not_start(settings, monkeypatch):
@@ -210,8 +198,7 @@ def test_what_a_killed_process_has_counted_stays(start_worker, send, counts, scr
     due(3)
     worker = start_worker(processes=2, **PATIENT)
     send()
-    # The last of its figures.
-    assert counts(worker, 1, "run_wait_seconds_count", batch=NAME)
+    assert counts(worker, 1, "runs_total", batch=NAME)
     assert wait_until(worker.is_up, LIMIT)
 
     (one, other) = worker.children
@@ -252,11 +239,8 @@ def test_a_worker_that_reloads_goes_on_counting(start_worker, send, counts):
     assert worker.process.poll() is None
 
 
-def test_a_killed_master_frees_the_port_at_once_and_the_folder_to_the_next(
-    start_worker, send, counts, table_lock, monkeypatch
-):
+def test_a_killed_master_frees_the_port_at_once(start_worker, send, counts, table_lock):
     worker = start_worker(**PATIENT)
-    monkeypatch.setattr(tempfile, "tempdir", str(worker.temporary))
     send()
     assert counts(worker, 1, "runs_in_progress", batch=NAME)
     assert wait_until(worker.is_up, LIMIT)
@@ -264,8 +248,4 @@ def test_a_killed_master_frees_the_port_at_once_and_the_folder_to_the_next(
     worker.process.kill()
 
     assert wait_until(lambda: not worker.listens(), LIMIT)
-    multiprocess.remove_abandoned()
-    held = worker.folders  # its workers still count there
     table_lock.close()
-    assert len(held) == 1
-    assert wait_until(lambda: multiprocess.remove_abandoned() or not worker.folders, LIMIT)

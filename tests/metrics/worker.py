@@ -6,7 +6,6 @@ from datetime import timedelta
 from pathlib import Path
 
 from forgekeeper.database import now
-from metrics import multiprocess
 from models import UserStatus
 from tests.harness.programs import READY, Program
 
@@ -33,7 +32,7 @@ class WorkerWithPage(Program):
 
     @property
     def folders(self):
-        return list(self.temporary.glob(f"{multiprocess.PREFIX}*"))
+        return list(self.temporary.glob("forgekeeper-worker-*"))
 
     def is_up(self):
         """Say whether all its processes have told their master so; one that has not hangs once its master is killed."""

@@ -10,12 +10,9 @@ from functools import partial
 from forgekeeper.batches import BATCHES, all_declared, queues, spec
 from forgekeeper.connections import client
 from forgekeeper.coordination import leases as locks
-from forgekeeper.database import database, release
-from forgekeeper.database.installation import Installation
 from forgekeeper.declaring.flags import FLAGS, FeatureFlag
 from forgekeeper.declaring.shown import Collector
-from forgekeeper.delivery import queues as waiting
-from forgekeeper.delivery.queues import depth
+from forgekeeper.delivery.queues import depth, due_since
 from forgekeeper.observing.probe import Probe
 from forgekeeper.runs import clock_ahead, clocks, held_back, quarantine
 from forgekeeper.runs.batch import Batch
@@ -23,13 +20,11 @@ from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.settings import Settings
 from forgekeeper.storage import sentinel
-from metrics.catalogue.labels import NO_BATCH, UNREADABLE
+from metrics.catalogue.labels import NO_BATCH, UNREADABLE, series
 from metrics.catalogue.metric import Reading, at
-from metrics.redaction import clean
 
 ROOT_PATIENCE = 1.2
-LABEL = 100
-"""Characters of a label that is read from a table, whoever has written it."""
+"""Seconds that all roots have together."""
 
 
 def all_collectors(settings: Settings) -> dict[str, Collector]:
@@ -41,7 +36,7 @@ def all_collectors(settings: Settings) -> dict[str, Collector]:
         "queues": Collector(_queues, database=False),
         "dead_letters": Collector(_dead_letters),
         "leases": Collector(_leases, database=False),
-        "roots": Collector(Roots(settings).look, database=False),
+        "roots": Collector(_roots(settings), database=False),
         "quarantine": Collector(_quarantine),
         "clocks": Collector(_clocks),
     } | {name: collector for one in all_declared() for name, collector in one.collectors.items()}
@@ -61,44 +56,34 @@ def _batches(settings: Settings) -> Iterator[Reading]:
     for row in Batch.select():
         if spec(row.name):
             yield from at("registered_timestamp_seconds", row.registered_at, row.name)
-    yield from _kept_back()
+    yield from _holds()
     idle = held_back.idle(settings)
     blocked = {row.name: row for row in Batch.all_blocked() if spec(row.name) and row.name not in idle}
     for name, row in blocked.items():
-        yield from at("batch_blocked_since_timestamp_seconds", row.blocked_since, name, _label(row.blocked_reason))
-    for off in held_back.off({name: settings.cron(name) for name in BATCHES}):
+        yield from at("batch_blocked_since_timestamp_seconds", row.blocked_since, name, str(row.blocked_reason))
+    schedules = {name: settings.cron(name) for name in BATCHES}
+    for off in held_back.off(schedules):
         yield from at("batch_off_since_timestamp_seconds", off.since, off.batch, off.reason)
-    for name in BATCHES:
-        schedule = settings.cron(name) if name not in idle else None
-        if schedule is not None:
+    for name, schedule in schedules.items():
+        if schedule is not None and name not in idle:
             yield Reading("schedule_interval_seconds", schedule.period.total_seconds(), (name,))
     switched_off = {one.name for one in BATCHES.values() if one.flag and not FeatureFlag.is_on(one.flag)}
-    yield from _objectives(idle | blocked.keys() | switched_off)
-
-
-def _kept_back() -> Iterator[Reading]:
-    """Say what somebody has paused or stopped, and what a brake holds."""
-    first: dict[tuple[str, ...], datetime] = {}
-    for hold in Hold.standing():
-        if spec(hold.batch):
-            word = {"pause": "paused", "stop": "stopped"}.get(hold.kind)
-            key = (word, hold.batch) if word else ("held", hold.batch, _label(hold.kind))
-            first[key] = min(first.get(key, hold.since), hold.since)
-    for (how, *labels), since in first.items():
-        yield from at(f"batch_{how}_since_timestamp_seconds", since, *labels)
-
-
-def _label(found: str | None) -> str:
-    return clean(str(found))[:LABEL]
-
-
-def _objectives(excused: set[str]) -> Iterator[Reading]:
-    """Say how long records may wait, but those of the *excused* batches and of their children."""
+    excused = idle | blocked.keys() | switched_off
     for one in all_declared():
         for record in one.records if (one.parent or one.name) not in excused else ():
             if record.objective is not None:
-                labels = one.name, record.name
-                yield Reading("backlog_age_objective_seconds", record.objective.total_seconds(), labels)
+                seconds = record.objective.total_seconds()
+                yield Reading("backlog_age_objective_seconds", seconds, (one.name, record.name))
+
+
+def _holds() -> Iterator[Reading]:
+    first: dict[tuple[str, ...], datetime] = {}
+    for hold in sorted(Hold.standing(), key=lambda hold: hold.since, reverse=True):
+        word = {"pause": "paused", "stop": "stopped"}.get(hold.kind)
+        if spec(hold.batch):
+            first[(word, hold.batch) if word else ("held", hold.batch, hold.kind)] = hold.since
+    for (how, *labels), since in first.items():
+        yield from at(f"batch_{how}_since_timestamp_seconds", since, *labels)
 
 
 def _runs(_settings: Settings) -> Iterator[Reading]:
@@ -128,7 +113,7 @@ def _queues(_settings: Settings) -> Iterator[Reading]:
         counts = depth(client, queue)
         for state, count in (("ready", "ready"), ("unacked", "in_flight"), ("delayed", "delayed")):
             yield Reading("queue_messages", counts[count], (queue, state))
-        yield from at("queue_oldest_message_timestamp_seconds", waiting.due_since(client, queue), queue)
+        yield from at("queue_oldest_message_timestamp_seconds", due_since(client, queue), queue)
 
 
 def _dead_letters(_settings: Settings) -> Iterator[Reading]:
@@ -152,53 +137,32 @@ def _leases(_settings: Settings) -> Iterator[Reading]:
 
 def _quarantine(_settings: Settings) -> Iterator[Reading]:
     """Count what lies there; what documents keep themselves they count themselves."""
-    found, declared = quarantine.counts(), list(all_declared())
-    kept = {(one.name, refused.record) for one in declared for refused in one.refused}
-    records = [(one.name, record.name) for one in declared for record in one.records if record.quarantined]
-    children = [(one.parent, one.name) for one in declared if one.parent is not None]
-    for labels in (*records, *children):
-        if labels not in kept:
-            yield Reading("quarantine_records", found.pop(labels, 0), labels)
+    found: dict[tuple[str, ...], int] = dict(quarantine.counts().items())
+    kept = {(one.name, refused.record) for one in all_declared() for refused in one.refused}
+    for labels in {*(series(all_declared())["quarantined"] or ())} - kept - {UNREADABLE}:
+        yield Reading("quarantine_records", found.pop(labels, 0), labels)
     yield Reading("quarantine_records", sum(found.values()), UNREADABLE)
 
 
-class Roots:
-    """The repositories' root and the object stores; a disk that hangs must hide none of the others."""
+def _roots(settings: Settings) -> Callable[[Settings], Iterator[Reading]]:
+    """Return what looks at the repositories' root and the stores at once; one that hangs hides none of the others."""
+    asks: dict[str, Callable[[], object]] = {
+        location: partial(_of_store, location, url.get_secret_value())
+        for location, url in settings.object_stores.items()
+    }
+    if settings.repositories_root is not None:
+        asks["repositories"] = sentinel.Folder(settings.repositories_root).sentinel
+    probes = [Probe(root, ask) for root, ask in asks.items()]
 
-    def __init__(self, settings: Settings) -> None:
-        asks: dict[str, Callable[[], sentinel.Sentinel | None]] = {
-            location: partial(_of_store, location, url.get_secret_value())
-            for location, url in settings.object_stores.items()
-        }
-        if settings.repositories_root is not None:
-            asks["repositories"] = sentinel.Folder(settings.repositories_root).sentinel
-        self._probes = [Probe(root, ask) for root, ask in asks.items()]
-        self._whose = Probe("installation", _installation)
-        self._ours: str | None = None
-
-    def look(self, _settings: Settings) -> Iterator[Reading]:
-        """Look at every root at once; one that is another installation's, or nobody's, is none of ours."""
+    def look(_settings: Settings) -> Iterator[Reading]:
         until = time.monotonic() + ROOT_PATIENCE
-        for probe in self._probes:
+        for probe in probes:
             probe.begin()
-        if self._probes:
-            self._whose.begin()
-            # While the database is away, what it said last holds; it is another collector that tells of it.
-            self._ours = self._whose.wait(until) or self._ours
-        for probe in self._probes:
-            yield Reading("root_readable", float(self._is_ours(probe.wait(until))), (probe.name,))
+        for probe in probes:
+            yield Reading("root_readable", float(probe.wait(until) is not None), (probe.name,))
 
-    def _is_ours(self, found: sentinel.Sentinel | None) -> bool:
-        return found is not None and (self._ours is None or found.installation == self._ours)
+    return look
 
 
 def _of_store(location: str, url: str) -> sentinel.Sentinel | None:
     return sentinel.Store(location, url).sentinel()
-
-
-def _installation() -> str:
-    try:
-        database.connect()
-        return Installation.ensure()
-    finally:
-        release()

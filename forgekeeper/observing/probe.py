@@ -10,7 +10,6 @@ from typing import Generic, TypeVar
 import structlog
 
 from metrics.redaction import describe
-from metrics.threads import Thread
 
 log = structlog.get_logger(__name__)
 Answer = TypeVar("Answer")
@@ -22,41 +21,35 @@ class Probe(Generic[Answer]):
     def __init__(self, name: str, ask: Callable[[], Answer]) -> None:
         self.name = name
         self.seconds = 0.0
-        self.answer: Answer | None = None
+        self._answer: Answer | None = None
         self._ask = ask
         self._began = 0.0
         self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
-        """Ask, unless an earlier asking has not come back."""
+        """Ask, unless an earlier asking has not come back, or no thread can be had now."""
         if self._thread is not None and self._thread.is_alive():
             return
-        self.answer, self._began = None, time.monotonic()
-        thread = Thread(self._run, self.name, timeout=1)
+        self._answer, self._began, self.seconds, self._thread = None, time.monotonic(), 0.0, None
+        thread = threading.Thread(target=self._run, name=self.name, daemon=True)
         try:
             thread.start()
-        except RuntimeError as error:
-            # No thread can be had for this one now, for the next perhaps.
-            self._thread, self.seconds = None, 0.0
-            log.warning("collector failed", collector=self.name, error=describe(error))
-        else:
             self._thread = thread
+        except RuntimeError as error:
+            log.warning("collector failed", collector=self.name, error=describe(error))
 
     def wait(self, until: float) -> Answer | None:
         """Return the answer, None when there is none by *until*, an instant of the monotonic clock."""
-        if self._thread is None:
-            return None
-        self._thread.join(max(0.0, until - time.monotonic()))
-        if self._thread.is_alive():
-            self.seconds = time.monotonic() - self._began
-            log.warning("collector not back", collector=self.name, seconds=round(self.seconds, 3))
-            return None
-        return self.answer
+        if self._thread is not None:
+            self._thread.join(max(0.0, until - time.monotonic()))
+            if self._thread.is_alive():
+                self.seconds = time.monotonic() - self._began
+                log.warning("collector not back", collector=self.name, seconds=round(self.seconds, 3))
+        return self._answer
 
     def _run(self) -> None:
         try:
-            self.answer = self._ask()
+            self._answer = self._ask()
         except Exception as error:  # noqa: BLE001, whatever is wrong here, the other collectors go on
             log.warning("collector failed", collector=self.name, error=describe(error))
-        finally:
-            self.seconds = time.monotonic() - self._began
+        self.seconds = time.monotonic() - self._began

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from demo.figures import Figure, Pages, Sample
-from demo.pages import Compared
+from demo.figures import Compared, Figure, Pages, Sample
 from demo.sample_data import SAMPLE_DATA
 from forgekeeper.batches import BATCHES, CHILDREN, all_declared
 from forgekeeper.cli.console import Problem, facts, out, table

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import NoReturn
 
 from demo import report
-from demo.pages import Compared, compare, free_ports
+from demo.figures import Compared, compare, free_ports
 from demo.processes import Processes
 from demo.sample_data import SAMPLE_DATA
 from demo.seed import add_samples

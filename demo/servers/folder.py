@@ -6,8 +6,6 @@ import fcntl
 import os
 import secrets
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -40,19 +38,16 @@ def opened(given: Path | None) -> Iterator[Site]:
     folder = given.absolute() if given else _temporary(tempfile.gettempdir())
     sockets = folder / "sockets" if _fits(folder / "sockets") else _temporary("/tmp")  # noqa: S108, as short as can be
     temporary = [*([] if given else [folder]), *([sockets] if sockets.parent != folder else [])]
-    with _removed(temporary):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=given is not None)
+    owner = os.getpid()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=given is not None)
+    try:
         with _locked(folder) as lock:
             shutil.rmtree(sockets, ignore_errors=True)
             sockets.mkdir(mode=0o700)
             yield Site(folder, sockets, given is None, lock)
-
-
-def remove_when_unused(folder: Path) -> None:
-    """Remove *folder*, if it exists, when no server writes to it any more."""
-    with suppress(EmbeddedError, FileNotFoundError), _locked(folder):
-        pass
-    shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        for one in temporary if os.getpid() == owner else []:
+            shutil.rmtree(one, ignore_errors=True)
 
 
 def _temporary(parent: str) -> Path:
@@ -66,45 +61,14 @@ def _fits(sockets: Path) -> bool:
 
 
 @contextmanager
-def _removed(folders: list[Path]) -> Iterator[None]:
-    """Remove *folders* in the end, also when this process is killed: then another one does it."""
-    if not folders:
-        yield
-        return
-    owner = os.getpid()
-    janitor = subprocess.Popen(
-        # It needs the standard library and this package, from wherever it was imported.
-        [sys.executable, "-S", "-P", "-m", "demo.servers.janitor", str(os.getpid()), *map(str, folders)],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-        cwd="/",
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        yield
-    finally:
-        if os.getpid() == owner:
-            for folder in folders:
-                remove_when_unused(folder)
-            janitor.kill()
-            janitor.wait()
-
-
-@contextmanager
 def _locked(folder: Path) -> Iterator[BinaryIO]:
     ends = time.monotonic() + LOCK_TIMEOUT
     with (folder / "lock").open("ab") as lock:
-        while not _acquired(lock):
+        while True:
+            with suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
             if time.monotonic() > ends:
                 raise EmbeddedError(f"{folder} is in use by other embedded servers; stop those, or use another folder.")
             time.sleep(0.01)
         yield lock
-
-
-def _acquired(lock: BinaryIO) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

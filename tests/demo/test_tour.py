@@ -5,8 +5,7 @@ import signal
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
-from demo.figures import Figure
-from demo.pages import compare
+from demo.figures import Figure, compare
 from demo.report import Count, check
 from forgekeeper.cli.console import Problem
 from metrics.endpoint import Endpoint, listen
@@ -70,14 +69,9 @@ def test_it_leaves_nothing_behind_and_runs_nothing_that_lies_in_the_folder(tour)
 
 
 @pytest.mark.parametrize(
-    ("deadly", "status"),
-    [
-        pytest.param(signal.SIGINT, 130, marks=whole_only),
-        pytest.param(signal.SIGTERM, 143, marks=whole_only),
-        (signal.SIGKILL, -9),
-    ],
+    ("deadly", "status"), [pytest.param(signal.SIGINT, 130, marks=whole_only), (signal.SIGTERM, 143)]
 )
-def test_one_that_is_killed_in_the_middle_leaves_nothing_behind(start, deadly, status):
+def test_one_that_is_ended_in_the_middle_leaves_nothing_behind(start, deadly, status):
     tour = start("demo")
     assert tour.says("A scheduler, a worker and an exporter start")
     logs = list(tour.temporary.glob("*/forgekeeper.log"))

@@ -5,8 +5,7 @@ from functools import partial
 
 import pytest
 
-from demo.figures import Figure
-from demo.pages import scrape
+from demo.figures import Figure, scrape
 from tests.harness.ports import free_ports
 from tests.harness.traps import Traps
 from tests.harness.waiting import wait_until
@@ -110,15 +109,6 @@ def test_one_url_of_two_is_refused_with_one_sentence(start, given):
     assert refused.said == (
         "forgekeeper: set both FORGEKEEPER_DATABASE_URL and FORGEKEEPER_REDIS_URL, or neither to use embedded servers\n"
     )
-
-
-def test_on_servers_that_are_not_there_it_waits_for_them_and_says_so(start):
-    up = start("up", DATABASE_URL="postgresql://forge:hunter2@127.0.0.1:1/x", REDIS_URL="redis://127.0.0.1:1/0")
-
-    assert up.says("cannot use PostgreSQL: ")
-
-    assert up.ends(signal.SIGTERM) == 0
-    assert "hunter2" not in up.said
 
 
 def test_one_that_is_killed_leaves_no_process_and_has_run_nothing_that_lies_in_the_folder(second, traps):

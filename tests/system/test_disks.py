@@ -8,13 +8,13 @@ from contextlib import suppress
 from urllib.request import urlopen
 
 import pytest
-from metrics.room import ROOM
 
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import client
 from forgekeeper.database import now
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.storage import sentinel
+from metrics.counting import ROOM
 from models import UserStatus
 from tests.harness import samples as sample
 from tests.harness.installation import INSTALLATION

@@ -49,7 +49,6 @@ def status(json: Json = False) -> None:
 def gather(settings: Settings) -> dict[str, Any]:
     """Return all that `status` shows; what only Redis knows is None where it cannot be asked."""
     redis = without_redis.Looks()
-    redis.begin()
     instant, known = now(), Process.known()
     timetable = Timetable.of(known, instant, settings)
     batches = {name: _batch(batch, timetable, instant, redis) for name, batch in BATCHES.items()}

@@ -43,11 +43,9 @@ class Looks:
     """
 
     def __init__(self) -> None:
+        """Ask whether Redis answers, is this installation's, and takes writes."""
         self.trouble: str | None = None
         self.unasked: list[str] = []
-
-    def begin(self) -> None:
-        """Ask whether Redis answers, is this installation's, and takes writes."""
         ours = Installation.known()
         try:
             theirs = owner(client)

@@ -60,23 +60,18 @@ def another_cluster():
         yield running.database_url
 
 
-@pytest.fixture(params=["same cluster", "another cluster", "template", "renamed"])
+@pytest.fixture(params=["same cluster", "another cluster", "renamed"])
 def copy(request, production, load, query, urls):
     """The settings of a copy that leads to production's store, as staging's do that were copied with it."""
     url = production["DATABASE_URL"]
-    name = urlsplit(url).path[1:]
     if request.param == "same cluster":
         there = load(url)
     elif request.param == "another cluster":
         there = load(url, request.getfixturevalue("another_cluster"))
     else:
-        other = f"other_{uuid4().hex}"
-        sql = f"create database {other} template {name}"
-        if request.param == "renamed":
-            sql = f"alter database {name} rename to {other}"
-        ended = "select pg_terminate_backend(pid) from pg_stat_activity where datname = '{}'"
-        query(urls.database, ended.format(name))
-        query(urls.database, sql)
+        name, other = urlsplit(url).path[1:], f"other_{uuid4().hex}"
+        query(urls.database, f"select pg_terminate_backend(pid) from pg_stat_activity where datname = '{name}'")
+        query(urls.database, f"alter database {name} rename to {other}")
         there = urlsplit(url)._replace(path=f"/{other}").geturl()
     return production | {"DATABASE_URL": there}
 
@@ -123,29 +118,29 @@ def test_a_copy_claims_neither_a_redis_nor_a_store(main, staging, urls, tmp_path
     assert not (tmp_path / "store" / sentinel.NAME).exists()
 
 
-def test_what_was_moved_goes_on_as_the_same_installation(main, copy, query, objects):
-    number = identity(query, copy)
+def test_what_was_moved_goes_on_as_the_same_installation(main, staging, query, objects):
+    number = identity(query, staging)
 
-    result = main("check", "--init", "--moved", "--reason", "new server", "--json", **copy)
+    result = main("check", "--init", "--moved", "--reason", "new server", "--json", **staging)
 
     assert finding(result)[0] == "ok", result.stdout
-    assert main("run", "delete_objects", "--json", **copy).json["deleted"] == 1
-    assert (identity(query, copy), objects()) == (number, [])
-    assert query(copy["DATABASE_URL"], ACTS) == [("check --init --moved", "new server", number, number)]
+    assert main("run", "delete_objects", "--json", **staging).json["deleted"] == 1
+    assert (identity(query, staging), objects()) == (number, [])
+    assert query(staging["DATABASE_URL"], ACTS) == [("check --init --moved", "new server", number, number)]
 
 
-def test_a_copy_becomes_another_installation_with_no_right_to_the_store(main, copy, query, objects, urls):
-    number = identity(query, copy)
+def test_a_copy_becomes_another_installation_with_no_right_to_the_store(main, staging, query, objects, urls):
+    number = identity(query, staging)
 
-    main("check", "--init", "--copied", "--reason", "for staging", **copy)
+    main("check", "--init", "--copied", "--reason", "for staging", **staging)
 
-    ours = identity(query, copy)
+    ours = identity(query, staging)
     with closing(redis.from_url(urls.redis)) as server:
         server.delete(INSTALLATION)  # as if it had a Redis of its own
-    result = main("run", "delete_objects", "--json", **copy)
+    result = main("run", "delete_objects", "--json", **staging)
     assert (ours != number, result.json["skipped"], objects()) == (True, "installation", ["b"])
     assert f"belongs to installation {number}, this one is {ours}" in result.json["blocked"]
-    assert query(copy["DATABASE_URL"], ACTS) == [("check --init --copied", "for staging", number, ours)]
+    assert query(staging["DATABASE_URL"], ACTS) == [("check --init --copied", "for staging", number, ours)]
 
 
 def test_a_copy_that_is_an_installation_of_its_own_may_not_use_production_s_redis(main, staging):

@@ -13,10 +13,8 @@ from build.util import project_wheel_metadata
 from packaging.version import Version
 
 from forgekeeper.settings import PREFIX
-from tests.harness.ports import free_ports
 from tests.harness.thorough import whole_only
-from tests.harness.traps import OURS, Traps
-from tests.harness.waiting import wait_until
+from tests.harness.traps import OURS
 
 pytestmark = whole_only
 
@@ -49,15 +47,12 @@ def installed(wheel, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def traps(tmp_path_factory):
-    return Traps(tmp_path_factory.mktemp("elsewhere"))
-
-
-@pytest.fixture(scope="session")
-def forgekeeper(installed, urls, new_database, traps):
-    """Run the installed command on a database of its own, in a folder full of traps; return what it prints."""
+def forgekeeper(installed, urls, new_database, tmp_path_factory):
+    """Run the installed command on a database of its own, far from the checkout; return what it prints."""
     settings = {PREFIX + "DATABASE_URL": new_database(), PREFIX + "REDIS_URL": urls.redis}
-    return partial(run, "forgekeeper", cwd=traps.folder, env={"PATH": str(installed), **settings})
+    return partial(
+        run, "forgekeeper", cwd=tmp_path_factory.mktemp("elsewhere"), env={"PATH": str(installed), **settings}
+    )
 
 
 @pytest.fixture(scope="session")
@@ -121,19 +116,3 @@ def test_a_batch_runs_and_is_sent(applied, forgekeeper):
     assert "0001_ledger" in applied
     assert result["deleted"] == seeded["user_statuses"]["due"] > 0
     assert sent["skipped"] is None
-
-
-def test_a_worker_starts_among_traps_and_springs_none(applied, forgekeeper, traps, tmp_path):
-    ports = {f"{PREFIX}METRICS_PORT_WORKER": str(free_ports(1)[0])}
-    with (log := tmp_path / "log").open("wb") as output:
-        worker = subprocess.Popen(
-            ["forgekeeper", "worker", "--processes", "1"],
-            cwd=traps.folder,
-            env=forgekeeper.keywords["env"] | ports,
-            stdout=output,
-            stderr=output,
-        )
-    started = wait_until(lambda: "ready for action" in log.read_text(), 60)
-    worker.terminate()
-
-    assert (started, worker.wait(60), traps.sprung()) == (True, 0, []), log.read_text()

@@ -10,6 +10,7 @@ import redis
 
 from forgekeeper.installation.in_redis import INSTALLATION
 from forgekeeper.storage import sentinel
+from tests.harness.every import every
 
 OLD = (b"", sentinel.TEXT)
 """What sentinels said before they had ids."""
@@ -81,43 +82,36 @@ def test_a_redis_that_was_emptied_is_claimed_again(main, own_database, database_
 
 
 class Place:
-    """A root of repositories or a store, as a setting, and something that the database says is in it."""
+    """A root of repositories or a store, as a setting, of which the database may know what should be in it."""
 
     def __init__(self, subject, folder, url, query):
-        self.subject, self.folder, self._url, self._query = subject, folder, url, query
-        folder.mkdir()
-        self.settings = {"DATABASE_URL": url}
-        if subject == "repositories":
-            self.settings["REPOSITORIES_ROOT"] = str(folder)
-        else:
-            self.settings["OBJECT_STORES"] = json.dumps({"artifacts": folder.as_uri()})
+        self.subject, self.folder = subject, folder
+        self.ask = lambda sql: query(url, sql)
+        named = {"REPOSITORIES_ROOT": str(folder)}
+        if subject == "object store":
+            named = {"OBJECT_STORES": json.dumps({"artifacts": folder.as_uri()})}
+        self.settings = {"DATABASE_URL": url} | named
+
+    def make(self, there, *, known, old):
+        """Put there what is known, something unrelated or nothing, and *old* into the sentinel."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir()
+        self.ask("truncate projects, ci_job_artifacts, ci_deleted_objects")
+        if known:
+            self.ask("insert into projects values (1, 'a/1.git'), (2, 'a/2.git')")
+            self.ask("insert into ci_deleted_objects (store_dir, file) values ('a', 'b'), ('a', 'gone')")
+        if there == "known":
+            (self.folder / "a" / "1.git").mkdir(parents=True)
+            (self.folder / "a" / "b").touch()
+        elif there == "unrelated":
+            (self.folder / "holiday.jpg").touch()
+        if old is not None:
+            (self.folder / sentinel.NAME).write_bytes(old)
 
     @property
     def sentinel(self):
         file = self.folder / sentinel.NAME
         return file.read_bytes() if file.exists() else None
-
-    def write(self, content):
-        (self.folder / sentinel.NAME).write_bytes(content)
-
-    def forget_everything(self):
-        """Let the database know nothing of what could be in it."""
-        self._query(self._url, "truncate projects, ci_job_artifacts, ci_deleted_objects")
-
-    def put(self):
-        """Put there what the database knows of."""
-        self.forget_everything()
-        if self.subject == "repositories":
-            self._query(self._url, "insert into projects select n, 'a/' || n || '.git' from generate_series(1, 3) n")
-            for number in (1, 2, 3):
-                (self.folder / "a" / f"{number}.git").mkdir(parents=True)
-        else:
-            self._query(self._url, "insert into ci_deleted_objects (store_dir, file) values ('a', 'b'), ('a', 'gone')")
-            (self.folder / "a").mkdir()
-            (self.folder / "a" / "b").touch()
-
-    def put_something_unrelated(self):
-        (self.folder / "holiday.jpg").touch()
 
 
 @pytest.fixture(params=["repositories", "object store"])
@@ -127,65 +121,29 @@ def place(request, tmp_path, own_database, query, server):
     return Place(request.param, tmp_path / "place", own_database, query)
 
 
-@pytest.fixture
-def init(main, place):
-    return lambda: findings(main("check", "--init", "--json", **place.settings), place.subject)[0]
+OTHER = str(uuid4())
+PLACES = [
+    ("nothing", False, None, None),
+    *(("known", True, old, None) for old in (None, *OLD)),
+    ("known", True, sentinel.text(OTHER), f"belongs to installation {OTHER}"),
+    ("nothing", True, b"", "is the right disk or bucket there?"),
+    ("unrelated", False, None, "is not empty, and the database knows of nothing in it"),
+    *(("unrelated", True, old, "things looked for that should be in it: is it the right") for old in (None, *OLD)),
+]
+"""What is there, whether the database knows anything of it, the sentinel, and why the place is refused, if it is."""
 
 
-def test_an_unrelated_place_is_refused_while_the_database_knows_nothing(init, place):
-    place.forget_everything()
-    place.put_something_unrelated()
+@every("case", PLACES)
+def test_a_place_is_taken_only_where_it_is_proved_to_be_the_right_one(main, place, database_id, case):
+    there, known, old, refusal = case
+    place.make(there, known=known, old=old)
 
-    level, message = init()
+    level, message = findings(main("check", "--init", "--json", **place.settings), place.subject)[0]
 
-    assert (level, place.sentinel) == ("error", None)
-    assert "is not empty, and the database knows of nothing in it" in message
-
-
-@pytest.mark.parametrize("old", [None, *OLD], ids=["none", "empty", "text"])
-def test_an_unrelated_place_is_refused_while_the_database_knows_other_things(init, place, query, old):
-    query(place.settings["DATABASE_URL"], "insert into projects values (1, 'a/1.git')")
-    place.put_something_unrelated()
-    if old is not None:
-        place.write(old)
-
-    level, message = init()
-
-    assert (level, place.sentinel) == ("error", old)
-    assert "things looked for that should be in it: is it the right disk or bucket" in message
-
-
-@pytest.mark.parametrize("old", [None, *OLD], ids=["none", "empty", "text"])
-def test_a_place_in_which_there_is_what_the_database_knows_is_taken(init, place, database_id, old):
-    place.put()
-    if old is not None:
-        place.write(old)
-
-    assert init()[0] == "ok"
-    assert place.sentinel == sentinel.text(database_id)
-
-
-def test_an_empty_place_is_refused_where_there_should_be_something(init, place):
-    place.put()
-    shutil.rmtree(place.folder / "a")
-    place.write(b"")
-
-    level, message = init()
-
-    assert (level, place.sentinel) == ("error", b"")
-    assert message.endswith("is the right disk or bucket there?")
-
-
-def test_a_place_of_another_installation_is_refused_whatever_is_in_it(init, place, database_id):
-    other = str(uuid4())
-    place.put()
-    place.write(sentinel.text(other))
-
-    level, message = init()
-
-    assert (level, place.sentinel) == ("error", sentinel.text(other))
-    assert other in message
-    assert database_id in message
+    if refusal is None:
+        assert (level, place.sentinel) == ("ok", sentinel.text(database_id))
+    else:
+        assert (level, place.sentinel, refusal in message) == ("error", old, True)
 
 
 def test_pending_uploads_prove_a_location_of_which_the_database_knows_nothing(main, own_database, server, tmp_path):
@@ -203,24 +161,15 @@ def test_pending_uploads_prove_a_location_of_which_the_database_knows_nothing(ma
 BATCHES = {"repositories": ["git_ref_cleanup"], "object store": ["delete_objects", "stale_direct_uploads"]}
 
 
-@pytest.mark.parametrize("content", ["another's", "nobody's"])
-def test_no_run_deletes_from_a_place_that_is_not_its_installation_s(main, place, query, database_id, content):
-    place.put()
-    other = str(uuid4())
-    place.write(sentinel.text(other) if content == "another's" else b"")
-    query(
-        place.settings["DATABASE_URL"],
-        "insert into batched_git_ref_updates_deletions (project_id, ref) values (2, 'refs/x')",
-    )
+@pytest.mark.parametrize(("content", "said"), [(sentinel.text(OTHER), OTHER), (b"", "`forgekeeper check --init`")])
+def test_no_run_deletes_from_a_place_that_is_not_its_installation_s(main, place, content, said):
+    place.make("known", known=True, old=content)
+    place.ask("insert into batched_git_ref_updates_deletions (project_id, ref) values (2, 'refs/x')")
 
     for batch in BATCHES[place.subject]:
         result = main("run", batch, "--json", **place.settings)
 
         assert (result.status, result.json["skipped"]) == (3, "installation")
-        if content == "another's":
-            assert other in result.json["blocked"]
-            assert database_id in result.json["blocked"]
-        else:
-            assert "`forgekeeper check --init`" in result.json["blocked"]
-    assert query(place.settings["DATABASE_URL"], "select count(*) from ci_deleted_objects where attempts > 0") == [(0,)]
-    assert place.subject == "repositories" or (place.folder / "a" / "b").exists()
+        assert said in result.json["blocked"]
+    assert place.ask("select count(*) from ci_deleted_objects where attempts > 0") == [(0,)]
+    assert (place.folder / "a" / "b").exists()

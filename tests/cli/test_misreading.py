@@ -7,8 +7,8 @@ import pytest
 import redis
 
 from forgekeeper.storage import sentinel
+from tests.harness.every import every
 
-ARTIFACTS = ["expired_job_artifacts", "delete_objects", "stale_direct_uploads"]
 PARTITIONED = """
     alter table {0} rename to plain;
     create table whole (like plain including defaults) partition by list ({1});
@@ -67,17 +67,16 @@ def make_a_partition(forge):
     )
 
 
-@pytest.mark.parametrize("batch", ARTIFACTS)
+@every("batch", ["expired_job_artifacts", "delete_objects", "stale_direct_uploads"])
 def test_no_batch_runs_on_one_partition_of_a_larger_table(forge, batch):
-    make_a_partition(forge)
+    if forge.ask("select to_regclass('whole')") == [(None,)]:
+        make_a_partition(forge)
     before = forge.ask("select count(*) from whole")
 
     result = forge.run(batch)
 
-    assert result["skipped"] == "schema"
-    assert result["blocked"] == forge.errors()[0]
-    assert forge.ask("select count(*) from whole") == before
-    assert forge.object.exists()
+    assert (result["skipped"], result["blocked"]) == ("schema", forge.errors()[0])
+    assert (forge.ask("select count(*) from whole"), forge.object.exists()) == (before, True)
 
 
 def test_a_partitioned_table_is_worked_on_whole(forge):

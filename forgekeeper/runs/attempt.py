@@ -23,11 +23,10 @@ from forgekeeper.database import database, reachable, release
 from forgekeeper.database.writes import reading_only
 from forgekeeper.declaring.children import Enqueued, Keyed
 from forgekeeper.failpoints import failpoint
-from forgekeeper.runs import breaker, preconditions, quarantine, releases
+from forgekeeper.runs import breaker, counting, preconditions, quarantine, releases
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.brakes import Brakes
-from forgekeeper.runs.counting import Growth, child_ended, run_ended
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.holds import Held
 from forgekeeper.runs.identity import identity
@@ -48,7 +47,8 @@ class Attempt:
     """A context manager: it starts the heartbeat and the lines, and closes, counts and ends both.
 
     An `Exception` within is what the attempt comes to, its *error*, and goes no further.  What ends the process does,
-    and leaves the row to be found expired.  *state* is what the row has become, None when it was taken from us.
+    and leaves the row to be found expired.  *state* is what the row has become, None when it was taken from us;
+    of a child that failed, whether it waits for a person (`failed`).
     A *final* attempt at a run is not retried.
     """
 
@@ -72,13 +72,12 @@ class Attempt:
         self.error: BaseException | None = None
         self.state: str | None = None
         self.ordinary: bool | None = None
-        self._for_a_person = False
         self._settings = settings
         self._heartbeat = heartbeat
         self._final = final
         self._began = time.monotonic()
         outcome, batch, tick = declared.outcome(), declared.batch.name, started and started.tick
-        self._growth = Growth(declared, outcome)
+        self._growth = counting.Growth(declared, outcome)
         self._brakes = Brakes(declared, settings, outcome, number)
         self.run = Run(
             declared,
@@ -229,7 +228,8 @@ class Attempt:
         if self.error is not None:
             log.error("child failed", exc_info=self.error, **facts)
             fail = partial(quarantine.fail, batch, name, key, describe(self.error), reason="child_failed")
-            self._for_a_person = bool(_tried("quarantine not written", partial(fail, run=self.run.number)))
+            waits = _tried("quarantine not written", partial(fail, run=self.run.number))
+            self.state = "failed" if waits else "enqueued"
         elif self.blocked is not None:
             log.error("child blocked", **facts)
             why = {"reason": self.blocked.reason, "sentence": clean(str(self.blocked))}
@@ -244,10 +244,7 @@ class Attempt:
         skipped = self.run.skipped if self.blocked is None else self.blocked.reason
         skipped = skipped if self.held is None else "held"
         facts = self._seconds(), self.run.outcome, self.error
-        if isinstance(self.declared, BatchSpec):
-            run_ended(self.declared, *facts, state=self.state, skipped=skipped)
-        else:
-            child_ended(self.declared, *facts, skipped=skipped, for_a_person=self._for_a_person)
+        counting.ended(self.declared, *facts, state=self.state, skipped=skipped)
 
     def _seconds(self) -> float:
         return round(time.monotonic() - self._began, 3)

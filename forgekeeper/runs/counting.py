@@ -111,8 +111,8 @@ def run_started(batch: str, started: Started) -> None:
             WORKER.inc("forgekeeper_run_late_starts_total", batch)
 
 
-def run_ended(
-    batch: BatchSpec,
+def ended(
+    declared: Declared,
     seconds: float,
     outcome: Any,
     error: BaseException | None,
@@ -120,55 +120,26 @@ def run_ended(
     state: str | None,
     skipped: str | None,
 ) -> None:
-    """Count an attempt that has ended; *state* is what its row has become."""
+    """Count an attempt that has ended; *state* is what its row has become; a failed child waits for a person."""
+    name = declared.name
     with harmless():
-        attempt_ended(batch.name, seconds, error, outcome)
+        attempt_ended(name, seconds, error, outcome)
         if state == "enqueued":
-            WORKER.inc("forgekeeper_run_retries_total", batch.name)
+            WORKER.inc("forgekeeper_run_retries_total", name)
         elif state == "failed":
-            dead_lettered(batch.name)
+            dead_lettered(name)
+        if declared.lease and (error is not None or skipped is None):
+            _count_lease(name, outcome, error)
         if error is not None:
-            limit = batch.limit("consecutive_failures")
-            if limit is not None and JobRun.health(batch.name).failures >= limit.above:
-                WORKER.inc(BREACHES, batch.name, limit.name)
+            limit = declared.limit("consecutive_failures")
+            if limit is not None and JobRun.health(name).failures >= limit.above:
+                WORKER.inc(BREACHES, name, limit.name)
         elif skipped is not None:
-            run_skipped(batch.name, skipped)
-            if skipped == "flag_unreadable" and batch.flag is not None:
-                WORKER.inc("forgekeeper_feature_flag_errors_total", batch.flag)
+            run_skipped(name, skipped)
+            if skipped == "flag_unreadable" and declared.batch.flag is not None:
+                WORKER.inc("forgekeeper_feature_flag_errors_total", declared.batch.flag)
         else:
-            _count_stop(batch, outcome)
-            _count_backlog(batch, outcome)
-
-
-def child_ended(
-    child: Declared,
-    seconds: float,
-    outcome: Any,
-    error: BaseException | None,
-    *,
-    skipped: str | None,
-    for_a_person: bool = False,
-) -> None:
-    """Count a child that has ended, and what became of its lease; after its last retry it waits for a person."""
-    with harmless():
-        attempt_ended(child.name, seconds, error, outcome)
-        if skipped is not None and error is None:
-            run_skipped(child.name, skipped)
-            return
-        if for_a_person:
-            dead_lettered(child.name)
-        elif error is not None:
-            WORKER.inc("forgekeeper_run_retries_total", child.name)
-        if child.lease:
-            if error is None and getattr(outcome, "stopped", None) == "lease_held":
-                WORKER.inc("forgekeeper_lease_contentions_total", child.name)
-                run_skipped(child.name, "lease_held")
-            elif not isinstance(error, redis.RedisError):
-                WORKER.inc("forgekeeper_lease_acquisitions_total", child.name)
-            if isinstance(error, LeaseLost):
-                WORKER.inc("forgekeeper_lease_lost_total", child.name)
-        if error is None:
-            _count_stop(child, outcome)
+            _count_what_is_left(declared, outcome)
 
 
 def attempt_ended(name: str, seconds: float, error: BaseException | None, outcome: Any = None) -> None:
@@ -187,20 +158,28 @@ def attempt_ended(name: str, seconds: float, error: BaseException | None, outcom
         WORKER.inc("forgekeeper_run_timeouts_total", name)
 
 
-def _count_backlog(batch: BatchSpec, outcome: Any) -> None:
-    limit = batch.limit("backlog")
+def _count_what_is_left(declared: Declared, outcome: Any) -> None:
+    """Count why it stopped, if the declaration counts that, and a backlog that is too long."""
+    for own in declared.counters:
+        if own.stopped is not None and getattr(outcome, "stopped", None) == own.stopped:
+            WORKER.inc(f"forgekeeper_{own.name}_total", *((declared.name,) if own.by_batch else ()))
+    limit = declared.limit("backlog")
     if limit is None:
         return
     if limit.found:
         left = sum(getattr(outcome, one) for one in limit.found) - sum(getattr(outcome, one) for one in limit.done)
     else:
-        due = batch.due(now())
+        due = declared.batch.due(now())
         left = due.records if due else 0
     if left > limit.above:
-        WORKER.inc(BREACHES, batch.name, limit.name)
+        WORKER.inc(BREACHES, declared.name, limit.name)
 
 
-def _count_stop(declared: Declared, outcome: Any) -> None:
-    for own in declared.counters:
-        if own.stopped is not None and getattr(outcome, "stopped", None) == own.stopped:
-            WORKER.inc(f"forgekeeper_{own.name}_total", *((declared.name,) if own.by_batch else ()))
+def _count_lease(name: str, outcome: Any, error: BaseException | None) -> None:
+    if error is None and getattr(outcome, "stopped", None) == "lease_held":
+        WORKER.inc("forgekeeper_lease_contentions_total", name)
+        run_skipped(name, "lease_held")
+    elif not isinstance(error, redis.RedisError):
+        WORKER.inc("forgekeeper_lease_acquisitions_total", name)
+    if isinstance(error, LeaseLost):
+        WORKER.inc("forgekeeper_lease_lost_total", name)

@@ -15,7 +15,7 @@ from forgekeeper.coordination.leases import LeaseLost
 from forgekeeper.database import now
 from forgekeeper.database.backlog import Backlog
 from forgekeeper.runs import counting
-from forgekeeper.runs.counting import BREACHES, Growth, child_ended, rules, run_ended, run_started
+from forgekeeper.runs.counting import BREACHES, Growth, ended, rules, run_started
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.storage import git_refs, git_repository, objects
 from metrics.counting import WORKER
@@ -62,7 +62,7 @@ def counted():
 def end(batch, seconds=1.0, outcome=None, error=None, *, state="succeeded", skipped=None):
     if outcome is not None:
         Growth(DECLARED[batch], outcome).count()
-    run_ended(DECLARED[batch], seconds, outcome, error, state=state, skipped=skipped)
+    ended(DECLARED[batch], seconds, outcome, error, state=state, skipped=skipped)
 
 
 @every("declared", DECLARED.values(), name=lambda one: one.name)
@@ -187,7 +187,7 @@ def test_a_backlog_is_compared_after_a_run_that_ended_well_and_after_no_other(da
         breaches = []
 
         for error, skipped in ((None, "paused"), (ValueError(), None), (None, None)):
-            run_ended(batch, 1.0, Outcome(), error, state="failed", skipped=skipped)
+            ended(batch, 1.0, Outcome(), error, state="failed", skipped=skipped)
             breaches.append(counted_breaches())
 
     assert breaches == [0, 0, 1]
@@ -241,7 +241,7 @@ def test_a_flag_that_could_not_be_read_is_counted(counted):
 def test_a_child_counts_what_became_of_its_lease(counted, stopped, error, expected):
     outcome = stopped and git_ref_cleanup.ProjectOutcome(stopped=stopped)
 
-    child_ended(DECLARED["clean_project_refs"], 1.0, outcome, error, skipped=None)
+    ended(DECLARED["clean_project_refs"], 1.0, outcome, error, state=None, skipped=None)
 
     names = ("lease_acquisitions_total", "lease_contentions_total", "lease_lost_total")
     assert tuple(counted(name, "clean_project_refs") for name in names) == expected

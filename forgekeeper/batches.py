@@ -87,9 +87,9 @@ class Declared(Shown, Actor[..., None]):
 
     sentence: str
     module: str
-    document: int | None
-    queue: str
-    team: str
+    document: int | None = None
+    queue: str = "cron"
+    team: str = "operations"
     budget: timedelta
     time_limit: timedelta
     outcome: type[DataclassInstance]
@@ -98,7 +98,7 @@ class Declared(Shown, Actor[..., None]):
     thresholds: tuple[Threshold, ...]
     counters: tuple[Counter, ...]
     whole: Due | None = None
-    continues: Fields = ()
+    continues: Sequence[str] = ()
     flags: Mapping[str, str] = field(default_factory=dict)
     lease: bool = False
     logged_as: str | None = None
@@ -148,10 +148,10 @@ class BatchSpec(Declared):
     """
 
     cron: str
-    flag: str | None
-    tables: tuple[type[Base], ...]
-    deletes_from: Place | None
-    misreadings: Callable[[], Sequence[str]]
+    flag: str | None = None
+    tables: Sequence[type[Base]] = ()
+    deletes_from: Place | None = None
+    misreadings: Callable[[], Sequence[str]] = tuple
     writes: str | None = None
     sender: Callable[[BatchSpec], Message[None]] | None = None
     stake: AtStake | None = None
@@ -216,7 +216,8 @@ class ChildSpec(Declared):
     """The declaration of a child; *enqueued_as* is the field of its parent's outcome that counts those sent."""
 
     of: BatchSpec
-    enqueued_as: str
+    enqueued_as: str = "children_enqueued"
+    continues: Sequence[str] = ("deadline",)
 
     @property
     def batch(self) -> BatchSpec:

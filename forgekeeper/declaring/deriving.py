@@ -7,7 +7,6 @@ from dataclasses import field, make_dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from forgekeeper.database import Base
 from forgekeeper.declaring.answers import Answer, Mistake
 from forgekeeper.declaring.items import Items
 from forgekeeper.declaring.rows import Rows
@@ -26,11 +25,6 @@ class Shape(NamedTuple):
 
     rows: tuple[Rows[Any], ...] = ()
     items: tuple[Items[Any], ...] = ()
-
-    @property
-    def tables(self) -> tuple[type[Base], ...]:
-        """The models of the rows, each once."""
-        return tuple(dict.fromkeys(rows.model for rows in self.rows))
 
     def outcome(self, name: str) -> type[DataclassInstance]:
         """Make what a run comes to: a field for what each counts, the chunks, and why it stopped."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypedDict, TypeVar, Unpack
 
 from forgekeeper.audit.subjects import Subject
 from forgekeeper.batches import BatchSpec, ChildSpec, Declared, Record, Threshold, register
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 Ids = ParamSpec("Ids")
 Asked: TypeAlias = "Callable[[datetime], Answer | Iterable[Answer]]"
 """What a batch is: it says what goes at an instant."""
+Spec = TypeVar("Spec", bound=Declared)
 ChildAsked: TypeAlias = "Callable[Concatenate[datetime, Ids], Answer | Iterable[Answer]]"
 MARGIN = timedelta(minutes=1)
 """So long after its budget a run is killed, unless its declaration says another time."""
@@ -47,23 +48,31 @@ class Options(TypedDict, total=False):
     collector: str
 
 
-def batch(
-    *,
-    cron: str,
-    budget: timedelta,
-    document: int | None = None,
-    team: str = "operations",
-    queue: str = "cron",
-    writes: str | None = None,
-    flag: str | None = None,
-    flags: Mapping[str, str] | None = None,
-    tables: Sequence[type[Base]] = (),
-    deletes_from: Place | None = None,
-    misreadings: Callable[[], Sequence[str]] = tuple,
-    logged_as: str | None = None,
-    commands: str | None = None,
-    **options: Unpack[Options],
-) -> Callable[[Asked], BatchSpec]:
+class OfBatch(Options, total=False):
+    """What a batch may declare."""
+
+    document: int
+    team: str
+    queue: str
+    writes: str
+    flag: str
+    flags: Mapping[str, str]
+    tables: Sequence[type[Base]]
+    deletes_from: Place
+    misreadings: Callable[[], Sequence[str]]
+    logged_as: str
+    commands: str
+
+
+class OfChild(Options, total=False):
+    """What a child may declare."""
+
+    enqueued_as: str
+    continues: Sequence[str]
+    lease: bool
+
+
+def batch(*, cron: str, budget: timedelta, **facts: Unpack[OfBatch]) -> Callable[[Asked], BatchSpec]:
     """Declare a batch: a function of the time that returns what goes now; its first sentence says what it does.
 
     It returns `Rows`, `Items`, `Children` or `Skip`, several `Rows` as a list, or yields them.  PostgreSQL's time is
@@ -80,96 +89,55 @@ def batch(
     Batches and children both take further options.  After *time_limit*, a minute more than its budget, a run is killed.
     *due* says what is due where the function cannot be asked before a run.  *outcome* is a dataclass for the result,
     *records* say which of its fields count what: both follow from `Rows` and `Items`.  *thresholds* are numbers beyond
-    which alerts fire, *counters* are of its own.  *collector* is the exporter's label
-    for what reads its backlogs, if it is not the name.
+    which alerts fire, *counters* are of its own.  *collector* is the exporter's label for what reads its backlogs, if
+    it is not the name.
 
     Raises `Mistake` for an answer that cannot be worked on, `DeclaredTwice`.
     """
-
-    def declare(function: Asked) -> BatchSpec:
-        shape, due = _shape(function, options, asked=writes is None), options.get("due") or function
-        declared = BatchSpec(
-            **_common(function, shape, budget, options),
-            document=document,
-            queue=queue,
-            team=team,
-            cron=cron,
-            flag=flag,
-            flags=flags or {},
-            tables=(*tables, *(one for one in shape.tables if one not in tables)),
-            deletes_from=deletes_from,
-            misreadings=misreadings,
-            commands=commands,
-            logged_as=logged_as,
-            writes=writes,
-        )
-        register(declared)
-        _derive(declared, shape, due)
-        return declared
-
-    return declare
+    return lambda function: _declared(BatchSpec, function, budget, facts, cron=cron)
 
 
 def child(
-    of: BatchSpec,
-    *,
-    queue: str,
-    budget: timedelta,
-    enqueued_as: str = "children_enqueued",
-    continues: Sequence[str] = ("deadline",),
-    lease: bool = False,
-    **options: Unpack[Options],
+    of: BatchSpec, *, queue: str, budget: timedelta, **facts: Unpack[OfChild]
 ) -> Callable[[ChildAsked[Ids]], ChildSpec]:
     """Declare the child of a batch's fan-out: a function of the time and of ids that returns what goes now.
 
     It answers as a batch does, and running it twice is harmless.  *due* says what is due to all children together:
     of what a child answers with, only what is among that goes.  It starts its successor when it has stopped for a
-    reason among *continues*.  *enqueued_as* is the field of its parent's result that counts those sent.
+    reason among *continues*.  *enqueued_as* is the field of its parent's result that counts those sent.  With *lease*
+    it does nothing while another works on what its first id names.
     """
-
-    def declare(function: ChildAsked[Ids]) -> ChildSpec:
-        shape, due = _shape(function, options), options.get("due")
-        declared = ChildSpec(
-            **_common(function, shape, budget, options),
-            document=of.document,
-            queue=queue,
-            team=of.team,
-            of=of,
-            enqueued_as=enqueued_as,
-            lease=lease,
-            whole=due,
-            continues=tuple(continues),
-        )
-        register(declared)
-        _derive(declared, shape, due or function)
-        return declared
-
-    return declare
+    parent = {"of": of, "document": of.document, "team": of.team, "whole": facts.get("due")}
+    return lambda function: _declared(ChildSpec, function, budget, facts, queue=queue, **parent)
 
 
-def _shape(function: Callable[..., Any], options: Options, *, asked: bool = True) -> Shape:
-    """Ask for the shape of what goes, unless the document has declared its records."""
-    due = options.get("due")
-    if due is not None or (asked and options.get("records") is None):
-        return shape_of(function.__name__, due or function)
-    return Shape()
-
-
-def _common(function: Callable[..., Any], shape: Shape, budget: timedelta, options: Options) -> dict[str, Any]:
-    name, records = function.__name__, options.get("records")
-    return {
-        "name": name,
-        "sentence": (function.__doc__ or "").strip().split("\n")[0],
-        "module": function.__module__,
-        "work": partial(work, function),
-        "budget": budget,
-        "time_limit": options.get("time_limit") or budget + MARGIN,
-        "outcome": options.get("outcome") or shape.outcome(name),
-        "records": (*map(_record, shape.rows), *map(_items, shape.items)) if records is None else tuple(records),
-        "thresholds": tuple(options.get("thresholds", ())),
-        "counters": tuple(options.get("counters", ())),
-        "collected_as": options.get("collector") or name,
-    }
+def _declared(
+    kind: type[Spec], function: Callable[..., Any], budget: timedelta, facts: Mapping[str, Any], **more: Any
+) -> Spec:
+    """Make the declaration, and derive from what the function answers with what its facts do not say."""
+    name, due, records = function.__name__, facts.get("due"), facts.get("records")
+    asked = due is not None or (records is None and facts.get("writes") is None)
+    shape = shape_of(name, due or function) if asked else Shape()
+    declared = kind(
+        name=name,
+        sentence=(function.__doc__ or "").strip().split("\n")[0],
+        module=function.__module__,
+        work=partial(work, function),
+        budget=budget,
+        time_limit=facts.get("time_limit") or budget + MARGIN,
+        outcome=facts.get("outcome") or shape.outcome(name),
+        records=(*map(_record, shape.rows), *map(_items, shape.items)) if records is None else tuple(records),
+        thresholds=tuple(facts.get("thresholds", ())),
+        counters=tuple(facts.get("counters", ())),
+        collected_as=facts.get("collector") or name,
+        **{key: value for key, value in facts.items() if key not in Options.__annotations__},
+        **more,
+    )
+    if isinstance(declared, BatchSpec):
+        declared.tables = tuple(dict.fromkeys((*declared.tables, *(rows.model for rows in shape.rows))))
+    register(declared)
+    _derive(declared, shape, due or function)
+    return declared
 
 
 def _record(rows: Rows[Any]) -> Record:

@@ -18,20 +18,19 @@ DATABASE = "FORGEKEEPER_DATABASE_URL"
 REDIS = "FORGEKEEPER_REDIS_URL"
 OURS = frozenset({"42601"})
 """States that only a mistake in our own statements can cause: a syntax error."""
+LOOK = "run `forgekeeper check`, and look whether the search_path leads to its schema"
 STATES = {
     "42501": "grant that to the user of the database, or let another run this; "
     "`forgekeeper check` lists what is missing",
     "25006": f"point {DATABASE} at the primary, or turn default_transaction_read_only off for its user",
     "3F000": f"create the schema that the user's search_path names, or set search_path in {DATABASE} "
     "(?options=-csearch_path%3DNAME)",
-    "42P01": "run `forgekeeper check`, and look whether the search_path leads to its schema",
-    "42703": "run `forgekeeper check`, and look whether the search_path leads to its schema",
+    "42P01": LOOK,
+    "42703": LOOK,
     "57014": "try again when the server is less busy, or raise FORGEKEEPER_DATABASE_STATEMENT_TIMEOUT",
     "55P03": "another session holds what this needs: try again, or raise FORGEKEEPER_DATABASE_LOCK_TIMEOUT",
     "53100": "free space on the database's disk, then try again",
     "53300": "wait until others have left, or raise its max_connections",
-    "57P01": "somebody has stopped the server or ended this session: try again",
-    "57P03": "try again when the server is up",
 }
 """What to do, by PostgreSQL's code."""
 CLASSES = {
@@ -42,55 +41,33 @@ CLASSES = {
     "57": "try again",
 }
 """The same by the code's first two letters."""
-CONNECTING = (
-    (("password",), f"check the user and the password in {DATABASE}"),
-    (("too many", "remaining connection slots"), "wait until others have left, or raise its max_connections"),
-    (("starting up", "shutting down", "recovery mode"), "try again when the server is up"),
+CONNECTING = {
+    "password": f"check the user and the password in {DATABASE}",
+    "too many|remaining connection slots": "wait until others have left, or raise its max_connections",
+    "starting up|shutting down|recovery mode": "try again when the server is up",
     # What a new session of a server whose disk is full says, before it can give a code.
-    (("could not write init file", "no space left"), "free space on the database's disk, then try again"),
-    (
-        ("ssl negotiation", "server closed the connection"),
-        f"what listens there may not be PostgreSQL: check {DATABASE}",
-    ),
-)
+    "could not write init file|no space left": "free space on the database's disk, then try again",
+    "ssl negotiation|server closed the connection": f"what listens there may not be PostgreSQL: check {DATABASE}",
+}
 """Where no connection came about there is no code: what to do, by words that the message has."""
-AWAY = f"`forgekeeper check` names it: move it away, or name another database in {REDIS}"
-REDIS_WORDS = (
-    (("noauth", "authentication required"), f"give its password in {REDIS}, before the host"),
-    (
-        ("wrongpass", "invalid username-password", "invalid password", "without any password"),
-        f"check the user and the password in {REDIS}",
-    ),
-    (
-        ("noperm", "no permissions"),
-        f"grant that to its user with ACL SETUSER, or name another user in {REDIS}",
-    ),
-    (("readonly", "read only replica"), f"this is a replica: point {REDIS} at its master"),
-    (
-        ("maxmemory",),
-        "it is full: give it more memory (maxmemory); nothing may be evicted from it (maxmemory-policy noeviction)",
-    ),
-    (
-        ("timeout connecting", "wrong version number", "record layer failure"),
-        f"nothing answers there, or it speaks no TLS though {REDIS} begins with rediss://: check host, port and scheme",
-    ),
-    (("loading",), "try again when it has read its data"),
-    (("misconf",), "free space on the disk of Redis, or mend what its log says"),
-    (
-        ("wrongtype",),
-        f"another program may use the same database, and a key of forgekeeper's in it; {AWAY}",
-    ),
-    (("protocol error", "invalid response"), f"what listens there is not Redis: check {REDIS}"),
-    (("max number of clients",), "wait until others have left, or raise its maxclients"),
-    (
-        ("moved ", "crossslot", "clusterdown", "hash slot"),
-        f"a Redis Cluster does not do: point {REDIS} at a single Redis",
-    ),
-    (("unknown command",), "forgekeeper needs Redis 6.2 or newer, with none of its commands renamed"),
-    (("db index",), f"check the number of the database in {REDIS}"),
-    (("masterdown", "master is down"), "try again when its master is there"),
-    (("busy",), "a script holds it up: try again, or end it with SCRIPT KILL"),
-)
+REDIS_WORDS = {
+    "noauth|authentication required": f"give its password in {REDIS}, before the host",
+    "wrongpass|invalid (username-)?password|without any password": f"check the user and the password in {REDIS}",
+    "noperm|no permissions": f"grant that to its user with ACL SETUSER, or name another user in {REDIS}",
+    "readonly|read only replica": f"this is a replica: point {REDIS} at its master",
+    "maxmemory": "it is full: give it more memory (maxmemory); evict nothing (maxmemory-policy noeviction)",
+    "timeout connecting|wrong version number|record layer failure": "nothing answers there, or it speaks no TLS though"
+    f" {REDIS} begins with rediss://: check host, port and scheme",
+    "misconf": "free space on the disk of Redis, or mend what its log says",
+    "wrongtype": "another program may use the same database, and a key of ours; `forgekeeper check` names"
+    f" it: move it away, or name another database in {REDIS}",
+    "protocol error|invalid response": f"what listens there is not Redis: check {REDIS}",
+    "max number of clients": "wait until others have left, or raise its maxclients",
+    "moved |crossslot|clusterdown|hash slot": f"a Redis Cluster does not do: point {REDIS} at a single Redis",
+    "unknown command": "forgekeeper needs Redis 6.2 or newer, with none of its commands renamed",
+    "loading|master ?(is )?down": "try again when it is ready",
+    "busy": "a script holds it up: try again, or end it with SCRIPT KILL",
+}
 """What to do, by words that the message of Redis has."""
 # What redis-py and Redis put before what is wrong: which command of a pipeline, which line of a script.
 PREAMBLE = re.compile(
@@ -121,9 +98,8 @@ def _postgresql(error: pw.PeeweeException) -> str | None:
     return f"cannot use PostgreSQL: {line}; {hint}"
 
 
-def _by_words(line: str, table: tuple[tuple[tuple[str, ...], str], ...]) -> str | None:
-    said = line.lower()
-    return next((hint for words, hint in table if any(word in said for word in words)), None)
+def _by_words(line: str, table: dict[str, str]) -> str | None:
+    return next((hint for words, hint in table.items() if re.search(words, line, re.IGNORECASE)), None)
 
 
 def _line(error: Exception) -> str:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 from forgekeeper import shutdown
 from forgekeeper.batches import BatchSpec, ChildSpec
@@ -25,20 +25,12 @@ from metrics.redaction import describe
 CHECK = "`forgekeeper check"
 
 
-class Call(NamedTuple):
-    """A child that a run has sent, to be worked on here."""
-
-    child: ChildSpec
-    message_id: str
-    args: tuple[Any, ...]
-
-
 def perform(batch: BatchSpec, started: Started, settings: Settings) -> dict[str, Any]:
     """Make the attempt in this process; return its result, raise `Problem` when it failed."""
-    children: list[Call] = []
+    children: list[tuple[ChildSpec, Keyed]] = []
 
     def collect(_run: int, child: ChildSpec, keyed_args: Sequence[Keyed]) -> Enqueued:
-        children.extend(Call(child, message_id, args) for message_id, args in keyed_args)
+        children.extend((child, one) for one in keyed_args)
         return Enqueued(len(keyed_args))
 
     runner = Runner(settings, collect)
@@ -69,26 +61,24 @@ def _cause(error: BaseException | None) -> str:
     """Say why a run failed, and what to do about it."""
     if error is None:
         return "unknown"
-    if said := sentence(error):
-        return said
     said = describe(error)
-    return said if CHECK in said else f"{said}; {CHECK}` looks for the cause"
+    return sentence(error) or (said if CHECK in said else f"{said}; {CHECK}` looks for the cause")
 
 
-def _work_on(calls: list[Call], runner: Runner, *, run: int) -> dict[str, Any]:
+def _work_on(calls: list[tuple[ChildSpec, Keyed]], runner: Runner, *, run: int) -> dict[str, Any]:
     """Work on the children of a run here, each until it is drained; return their results."""
     outcomes: list[dict[str, Any]] = []
     failures: list[str] = []
-    for call in calls:
+    for child, (key, args) in calls:
         more = not shutdown.requested.is_set()
         while more:
-            with runner.child(call.child, call.message_id, run=run) as attempt:
-                attempt.work(*call.args)
+            with runner.child(child, key, run=run) as attempt:
+                attempt.work(*args)
             if attempt.error is not None:
-                failures.append(f"{call.message_id}: {_cause(attempt.error)}")
+                failures.append(f"{key}: {_cause(attempt.error)}")
                 break
             if attempt.blocked is not None:
-                say([f"{call.message_id} is blocked: {attempt.blocked}"], err)
+                say([f"{key} is blocked: {attempt.blocked}"], err)
             outcomes.append(attempt.result())
             more = attempt.wants_successor and not shutdown.requested.is_set()
     if failures:
@@ -107,8 +97,7 @@ def _stopping_politely(within: timedelta) -> Iterator[None]:
     writing.setblocking(False)
     before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
     wakeup = signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
-    listener = threading.Thread(target=_listen, args=(reading, within.total_seconds()), daemon=True)
-    listener.start()
+    threading.Thread(target=_listen, args=(reading, within.total_seconds()), daemon=True).start()
     try:
         yield
     finally:
@@ -116,19 +105,18 @@ def _stopping_politely(within: timedelta) -> Iterator[None]:
         for number, handler in before.items():
             signal.signal(number, handler)
         writing.close()  # ends the listener
-        listener.join()
-        reading.close()
 
 
 def _listen(reading: socket.socket, within: float) -> None:
-    first = reading.recv(1)
-    if not first:
-        return
-    shutdown.requested.set()
-    reading.settimeout(within)
-    with suppress(TimeoutError):
-        if not reading.recv(1):
+    with reading:
+        first = reading.recv(1)
+        if not first:
             return
+        shutdown.requested.set()
+        reading.settimeout(within)
+        with suppress(TimeoutError):
+            if not reading.recv(1):
+                return
     err.print("forgekeeper: interrupted before the run came to a safe point", style="red")
     os._exit(128 + first[0])
 

@@ -23,16 +23,16 @@ REFUSED = {
     "53300": "wait until others have left, or raise its max_connections",
     "55P03": "another session holds what this needs: try again, or raise FORGEKEEPER_DATABASE_LOCK_TIMEOUT",
     "40001": "another session was in the way: try again",
-    "57P01": "somebody has stopped the server or ended this session: try again",
+    "57P01": "try again",
     "42883": "run `forgekeeper check`",
     "P0001": "`forgekeeper check` looks for the cause",
 }
 ANSWERS = {
     "-NOAUTH Authentication required.": "give its password in FORGEKEEPER_REDIS_URL, before the host",
-    "-LOADING Redis is loading the dataset in memory": "try again when it has read its data",
+    "-LOADING Redis is loading the dataset in memory": "try again when it is ready",
     "-MISCONF Redis is configured to save RDB snapshots": "free space on the disk of Redis, or mend what its log says",
     "-ERR max number of clients reached": "wait until others have left, or raise its maxclients",
-    "-MASTERDOWN Link with MASTER is down": "try again when its master is there",
+    "-MASTERDOWN Link with MASTER is down": "try again when it is ready",
     "-CLUSTERDOWN Hash slot not served": "a Redis Cluster does not do: point FORGEKEEPER_REDIS_URL at a single Redis",
     "HTTP/1.1 400 Bad Request\r\n": "what listens there is not Redis: check FORGEKEEPER_REDIS_URL",
 }

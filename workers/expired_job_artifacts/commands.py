@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import chain
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -30,7 +30,7 @@ def buckets(json: Json = False) -> None:
         return
     rows = [(number, "available", "", "") for number in found["available"]]
     rows += [(one["number"], "occupied", moment(one["since"]), one["token"] or "unknown") for one in found["occupied"]]
-    table("", ("bucket", "state", "last sign of life", "owner"), sorted(rows))
+    table("", ("bucket", "state", "last heartbeat", "owner"), sorted(rows))
 
 
 def objects_held(
@@ -65,7 +65,8 @@ def objects_hold(project: Project = None, run: Run = None, json: Json = False) -
     with connected("objects") as settings:
         chosen = holding.chosen(which)
         # Before anything is held: what cannot be recorded does not happen.
-        acts.record("objects hold", _what(which), batch=BATCH, after={"held": len(chosen), **_ids(chosen)})
+        after = {"held": len(chosen), "objects": chosen if len(chosen) <= MOST else []}
+        acts.record("objects hold", _what(which), batch=BATCH, after=after)
         audited = settings.audits(BATCH)
         held = holding.hold(which, chosen, settings.object_visibility, audited=audited)
         script = statements(artifacts(which))
@@ -91,21 +92,13 @@ def objects_unhold(project: Project = None, run: Run = None, everything: All = F
 
 
 def _what(which: Which) -> str:
-    if which.run is not None:
-        return f"run:{which.run}"
-    return "all" if which.project is None else f"project:{which.project}"
-
-
-def _ids(chosen: list[int]) -> dict[str, Any]:
-    """Return the ids of the objects, unless they are too many for an act."""
-    return {"objects": chosen} if len(chosen) <= MOST else {}
+    return next((f"{name}:{number}" for name, number in which._asdict().items() if number is not None), "all")
 
 
 def _comments(which: Which, held: Held) -> list[str]:
     """Say in SQL's comments what was held, and what to think of before the rows go back."""
-    project, run = which
-    option = f"--run {run}" if run is not None else f"--project {project}"
-    said = [f"{held.objects} objects are held back until `forgekeeper objects unhold {option}`"]
+    option = _what(which).replace(":", " ")
+    said = [f"{held.objects} objects are held back until `forgekeeper objects unhold --{option}`"]
     if held.too_late:
         said.append(f"{held.too_late} of them a run may be deleting: ask again when it has ended, they may be lost")
     if held.lost:

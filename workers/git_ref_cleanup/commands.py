@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from shlex import quote
-from typing import Annotated
+from shlex import join
+from typing import Annotated, Any
 
 import typer
-from peewee import PeeweeException
 
 from forgekeeper.cli.connection import connected
-from forgekeeper.cli.console import (
-    FAILED,
-    Json,
-    Problem,
-    emit,
-    visible,
-    write,
-    wrong_use,
-)
+from forgekeeper.cli.console import FAILED, Json, Problem, emit, visible, write, wrong_use
 from forgekeeper.storage.git_repository import RootUnavailable
 from forgekeeper.storage.git_restore import POSSIBLE, RESTORED, Restored
-from metrics.redaction import printable
 from workers.git_ref_cleanup import restoring
 from workers.git_ref_cleanup.restoring import Deleted
 
@@ -46,53 +35,36 @@ def refs_restore(
     """
     if not which and run is None:
         wrong_use("name deletions by their ids, or say --run N")
+    entries = list[dict[str, Any]]()
     with connected("refs") as settings:
         found = restoring.deleted(which or (), run)
         if not found:
             raise Problem("the audit knows of no such ref that was deleted; `forgekeeper audit` shows what it knows")
-        became = list[tuple[Deleted, Restored]]()
         unknown = [number for number in which or () if number not in {one.id for one in found}]
         try:
-            became.extend(restoring.restore(found, settings, dry_run=dry_run))
-        except (RootUnavailable, PeeweeException) as error:
-            # What was restored before is on standard output all the same.
-            if became:
-                _say(became, unknown, dry_run=dry_run, json=json)
-            if isinstance(error, RootUnavailable):
-                raise Problem(str(error)) from None
-            raise
-    if _say(became, unknown, dry_run=dry_run, json=json) < len(became) + len(unknown):
+            for one, became in restoring.restore(found, settings, dry_run=dry_run):
+                entries.append(one._asdict() | vars(became))
+                if not json:
+                    _say(one, became)
+        except RootUnavailable as error:
+            raise Problem(str(error)) from None
+    done = sum(entry["state"] in (RESTORED.state, POSSIBLE.state) for entry in entries)
+    every = len(entries) + len(unknown)
+    if json:
+        emit({"restored": 0 if dry_run else done, "dry_run": dry_run, "entries": entries, "unknown": unknown})
+    else:
+        for number in unknown:
+            write(f"the audit knows of no ref that was deleted for {number}")
+        write(f"{done} of {every} {'could be' if dry_run else 'were'} restored")
+    if done < every:
         raise typer.Exit(FAILED)
 
 
-def _say(became: Sequence[tuple[Deleted, Restored]], unknown: Sequence[int], *, dry_run: bool, json: bool) -> int:
-    """Say what became of each, in lines that no terminal cuts; return how many were restored, or could be."""
-    done = sum(outcome in (RESTORED, POSSIBLE) for _, outcome in became)
-    if json:
-        entries = [
-            one._asdict() | {"state": outcome.state, "reason": outcome.reason, "command": outcome.command}
-            for one, outcome in became
-        ]
-        emit({"restored": 0 if dry_run else done, "dry_run": dry_run, "entries": entries, "unknown": unknown})
-        return done
-    for one, outcome in became:
-        write(f"deletion {one.id}, project {one.project_id}, {visible(one.ref)} at {visible(one.oid)}: {outcome.state}")
-        if outcome.reason:
-            write(f"    {printable(outcome.reason)}")
-        if outcome.command:
-            write(f"    {_shell(outcome.command)}")
-    for number in unknown:
-        write(f"the audit knows of no ref that was deleted for {number}")
-    write(f"{done} of {len(became) + len(unknown)} {'could be' if dry_run else 'were'} restored")
-    return done
-
-
-def _shell(words: Iterable[str]) -> str:
-    """Write a command that can be copied: what is not printable is in bash's escapes."""
-    return " ".join(quote(word) if word.isprintable() else f"$'{''.join(map(_octal, word))}'" for word in words)
-
-
-def _octal(character: str) -> str:
-    if character.isprintable() and character not in "\\'":
-        return character
-    return "".join(f"\\{byte:03o}" for byte in character.encode("utf-8", "surrogateescape"))
+def _say(one: Deleted, became: Restored) -> None:
+    """Say what became of a ref, in lines that no terminal cuts."""
+    write(f"deletion {one.id}, project {one.project_id}, {visible(one.ref)} at {visible(one.oid)}: {became.state}")
+    if became.reason:
+        write(f"    {visible(became.reason)}")
+    if became.command:
+        command = join(became.command)
+        write(f"    {command if command.isprintable() else 'its name cannot be printed: --json has the command'}")

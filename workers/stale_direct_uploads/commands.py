@@ -8,7 +8,7 @@ import typer
 
 from forgekeeper.audit import acts
 from forgekeeper.cli.connection import connected, require_redis
-from forgekeeper.cli.console import All, Json, Problem, emit, moment, out, visible, write, wrong_use
+from forgekeeper.cli.console import All, Json, Problem, emit, moment, visible, write, wrong_use
 from forgekeeper.connections import client
 from forgekeeper.database import now
 from forgekeeper.storage.objects import OUTSIDE
@@ -25,7 +25,6 @@ def uploads_reconcile(
     prefix: Annotated[str, typer.Option(help="The folder of the store in which uploads lie; '' is the whole store.")],
     yes: Annotated[bool, typer.Option("--yes", help="Register them, to be deleted a day later.")] = False,
     expect: Annotated[int | None, typer.Option(min=0, metavar="N", help="Only if there are exactly so many.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", hidden=True)] = False,
     json: Json = False,
 ) -> None:
     """Show objects older than a day that neither an artifact, the outbox nor the register names.
@@ -33,8 +32,6 @@ def uploads_reconcile(
     With --yes they are put into the register, where they wait another day before the batch
     `stale_direct_uploads` deletes them; `uploads forget` takes them back until then.
     """
-    if yes and dry_run:
-        wrong_use("say --yes or --dry-run, not both")
     with connected("uploads") as settings:
         require_redis()
         found = adoption.look(client, location, prefix, settings)
@@ -47,22 +44,18 @@ def uploads_reconcile(
         registered = sum(adoption.adopt(client, location, page) for page in register.pages(found.orphans)) if yes else 0
         due = now() + register.ADOPTION if registered else None
     if json:
-        counts = {"location": location, "prefix": prefix, "examined": found.examined, "named": found.named}
-        counts |= {"outside": found.outside}
-        emit({**counts, "orphans": found.orphans, "registered": registered, "due": due, "refused": refusal})
+        counts = {"location": location, "prefix": prefix, **found._asdict()}
+        emit(counts | {"registered": registered, "due": due, "refused": refusal})
         return
     for path in found.orphans:
         write(visible(path))
-    out.print(
-        f"{found.examined} objects older than a day, {len(found.orphans)} named by nothing, "
-        f"{registered} put into the register"
-    )
+    write(f"{found.examined} objects older than a day, {len(found.orphans)} named by nothing, {registered} registered")
     if found.outside:
-        out.print(f"{found.outside} more named by nothing, but {OUTSIDE}: they stay")
+        write(f"{found.outside} more named by nothing, but {OUTSIDE}: they stay")
     if registered:
-        out.print(f"they will be deleted from {moment(due)} UTC on; `forgekeeper uploads forget` takes that back")
-    elif found.orphans and not yes:
-        out.print(f"--yes would be refused: {refusal}" if refusal else "say --yes to register them")
+        write(f"they will be deleted from {moment(due)} UTC on; `forgekeeper uploads forget` takes that back")
+    elif found.orphans:
+        write(f"--yes would be refused: {refusal}" if refusal else "say --yes to register them")
 
 
 @uploads.command("forget")
@@ -97,7 +90,7 @@ def uploads_forget(
         return
     for member in forgotten:
         write(visible(member))
-    out.print(f"{len(forgotten)} forgotten" + (f", too late for {len(too_late)}" if too_late else ""))
+    write(f"{len(forgotten)} forgotten" + (f", too late for {len(too_late)}" if too_late else ""))
 
 
 def _is_below(prefix: str, member: str) -> bool:

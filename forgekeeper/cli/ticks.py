@@ -13,7 +13,7 @@ from forgekeeper.cli.console import Json, emit, moment, say, table, wrong_use
 from forgekeeper.cli.running import Name, numbered
 from forgekeeper.cli.timetable import Timetable
 from forgekeeper.database import now
-from forgekeeper.runs import clock_ahead, held_back
+from forgekeeper.runs import clocks, held_back
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.processes import Process
 from forgekeeper.settings import Settings
@@ -71,7 +71,7 @@ def _of_batch(name: str, tick: datetime | None) -> JobRun | None:
     if tick is None:
         newest: JobRun | None = JobRun.of(name).first()
         return newest
-    return JobRun.at(name, tick) or clock_ahead.set_aside(name, tick)
+    return JobRun.at(name, tick) or clocks.set_aside(name, tick)
 
 
 def _absent(name: str, tick: datetime | None, settings: Settings) -> list[str]:

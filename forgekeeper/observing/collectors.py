@@ -14,7 +14,7 @@ from forgekeeper.declaring.flags import FLAGS, FeatureFlag
 from forgekeeper.declaring.shown import Collector
 from forgekeeper.delivery.queues import depth, due_since
 from forgekeeper.observing.probe import Probe
-from forgekeeper.runs import clock_ahead, clocks, held_back, quarantine
+from forgekeeper.runs import clocks, held_back, quarantine
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
@@ -95,7 +95,7 @@ def _runs(_settings: Settings) -> Iterator[Reading]:
         yield from at("running_since_timestamp_seconds", health.running_since, batch)
         if health.duration is not None:
             yield Reading("last_run_duration_seconds", health.duration.total_seconds(), (batch,))
-        yield Reading("ticks_ahead", clock_ahead.ahead(batch).ticks, (batch,))
+        yield Reading("ticks_ahead", clocks.ahead(batch), (batch,))
 
 
 def _clocks(_settings: Settings) -> Iterator[Reading]:

@@ -13,7 +13,7 @@ import structlog
 
 from forgekeeper.database import now
 from forgekeeper.failpoints import failpoint
-from forgekeeper.runs import clock_ahead
+from forgekeeper.runs import clocks
 from forgekeeper.runs.batch import Batch as BatchRow
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import CLOCK_TOLERANCE, JobRun
@@ -38,10 +38,9 @@ def reconcile(batch: str, settings: Settings, deliver: Deliver, *, by: str, due_
     Raises `peewee.PeeweeException` and `redis.RedisError` when a server is away: then
     nothing is lost, and the next call goes on from there.
     """
-    aside = clock_ahead.set_right(batch)
-    if aside.newest is not None:
-        newest = aside.newest.isoformat()
-        log.error("ticks set aside, their time has not come", batch=batch, ticks=aside.ticks, newest=newest)
+    if aside := clocks.set_right(batch):
+        newest = max(aside).isoformat()
+        log.error("ticks set aside, their time has not come", batch=batch, ticks=len(aside), newest=newest)
     for lost in JobRun.reopen_lost(batch, dead_after=settings.dead_after):
         COUNT.inc("forgekeeper_scheduler_runs_reopened_total", batch)
         log.warning("run taken from a silent worker", batch=batch, **lost._asdict())

@@ -7,7 +7,7 @@ import pytest
 from forgekeeper.boot import load
 from forgekeeper.database import now
 from forgekeeper.delivery.ledger import deliver
-from forgekeeper.runs import clock_ahead, reconcile
+from forgekeeper.runs import clocks, reconcile
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
@@ -255,7 +255,7 @@ def test_the_schedule_that_a_living_scheduler_keeps_counts_and_not_this_shell_s(
 def test_a_tick_that_was_set_aside_is_still_found_at_its_time(story):
     tick = now().replace(microsecond=0) + HOUR
     JobRun.record(NAME, [tick], "missed", by="sched-1:7")
-    clock_ahead.set_right(NAME)
+    clocks.set_right(NAME)
 
     assert story(tick)[0] == (
         f"The tick of {written(tick)} was claimed by scheduler sched-1:7 before its time had come, because "

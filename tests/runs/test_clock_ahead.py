@@ -2,7 +2,7 @@
 
 import pytest
 
-from forgekeeper.runs import clock_ahead
+from forgekeeper.runs import clocks
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
@@ -68,7 +68,7 @@ def test_a_clock_set_back_by_no_more_than_the_tolerance_sets_nothing_aside(early
 
     at(NOON - early)
 
-    assert clock_ahead.ahead(NAME).ticks == ticks
+    assert clocks.ahead(NAME) == ticks
 
 
 def test_the_run_of_a_worker_that_died_while_the_clock_was_ahead_is_taken_as_soon_as_any():

@@ -45,11 +45,8 @@ class UserStatus(Base):
         return cls.select().where(cls.is_due(now))
 
 
-UserStatus.add_index(
-    pw.SQL(
-        "create index user_statuses_clear_status_at on user_statuses (clear_status_at, user_id)"
-        " where clear_status_at is not null"
-    )
+UserStatus.indexed(
+    "user_statuses_clear_status_at on user_statuses (clear_status_at, user_id) where clear_status_at is not null"
 )
 
 
@@ -110,17 +107,11 @@ class GitRefDeletion(Base):
         return condition
 
 
-GitRefDeletion.add_index(
-    pw.SQL(
-        "create index batched_git_ref_updates_deletions_pending"
-        " on batched_git_ref_updates_deletions (project_id, id) where status = 1"
-    )
+GitRefDeletion.indexed(
+    "batched_git_ref_updates_deletions_pending on batched_git_ref_updates_deletions (project_id, id) where status = 1"
 )
-GitRefDeletion.add_index(
-    pw.SQL(
-        "create index batched_git_ref_updates_deletions_processed"
-        " on batched_git_ref_updates_deletions (processed_at) where status = 2"
-    )
+GitRefDeletion.indexed(
+    "batched_git_ref_updates_deletions_processed on batched_git_ref_updates_deletions (processed_at) where status = 2"
 )
 
 
@@ -241,13 +232,9 @@ class BulkImportTracker(Base):
         table_name = "bulk_import_trackers"
 
 
-BulkImport.add_index(
-    pw.SQL("create index bulk_imports_unfinished on bulk_imports (updated_at, id) where status in (0, 1)")
-)
-BulkImportEntity.add_index(
-    pw.SQL(
-        "create index bulk_import_entities_unfinished on bulk_import_entities (updated_at, id) where status in (0, 1)"
-    )
+BulkImport.indexed("bulk_imports_unfinished on bulk_imports (updated_at, id) where status in (0, 1)")
+BulkImportEntity.indexed(
+    "bulk_import_entities_unfinished on bulk_import_entities (updated_at, id) where status in (0, 1)"
 )
 
 
@@ -357,17 +344,13 @@ class ProjectStatistics(Base):
         table_name = "project_statistics"
 
 
-JobArtifact.add_index(
-    pw.SQL(
-        "create index ci_job_artifacts_expired on ci_job_artifacts"
-        f" ({CLASS}, expire_at, id) where locked = {UNLOCKED} and file_type <> {TRACE}"
-    )
+JobArtifact.indexed(
+    "ci_job_artifacts_expired on ci_job_artifacts"
+    f" ({CLASS}, expire_at, id) where locked = {UNLOCKED} and file_type <> {TRACE}"
 )
-JobArtifact.add_index(
-    pw.SQL(
-        "create index ci_job_artifacts_waiting on ci_job_artifacts (expire_at)"
-        f" where {' or '.join(f'({condition})' for condition in WAITS.values())}"
-    )
+JobArtifact.indexed(
+    "ci_job_artifacts_waiting on ci_job_artifacts (expire_at)"
+    f" where {' or '.join(f'({condition})' for condition in WAITS.values())}"
 )
 
 

@@ -142,7 +142,13 @@ def serve(
             clock.add_job(loop.wake, schedule.trigger, id=loop.name)
         loop.start()
     _keep_heartbeat(clock, loops)
-    _stop_when(asked, clock)
+
+    def stop() -> None:
+        asked.get()
+        clock.shutdown(wait=False)
+
+    # Once it runs: before, it could not be shut down.
+    clock.add_listener(lambda _event: threading.Thread(target=stop, daemon=True).start(), EVENT_SCHEDULER_STARTED)
     timetable = {name: str(settings.cron(name) or "off") for name in BATCHES}
     heartbeat = Heartbeat("scheduler", dead_after=settings.dead_after, facts=lambda: {"timetable": timetable})
     heartbeat.start()
@@ -188,25 +194,3 @@ def _keep_heartbeat(clock: BlockingScheduler, loops: list[Loop]) -> None:
 
     clock.add_job(heartbeat, "interval", seconds=HEARTBEAT.total_seconds(), id="heartbeat")
     clock.add_listener(lambda _event: heartbeat(), EVENT_SCHEDULER_STARTED)
-
-
-class Stopper(Vital):
-    """Shuts the clock down when that is asked for; without it no signal would end the process."""
-
-    def __init__(self, asked: SimpleQueue[None], clock: BlockingScheduler) -> None:
-        super().__init__("stopper")
-        self._asked = asked
-        self._clock = clock
-
-    def work(self) -> None:
-        """Wait until asked; shut the clock down."""
-        self._asked.get()
-        while not self.take_turn(lambda: self._clock.shutdown(wait=False)):
-            pass
-        self.stopped.set()
-
-
-def _stop_when(asked: SimpleQueue[None], clock: BlockingScheduler) -> None:
-    """Shut the clock down once it runs and is *asked* to, by a signal or a broken loop."""
-    stopper = Stopper(asked, clock)
-    clock.add_listener(lambda _event: stopper.start(), EVENT_SCHEDULER_STARTED)

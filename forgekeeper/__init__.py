@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from forgekeeper.audit.subjects import Subject as Subject
     from forgekeeper.batches import Record as Record
     from forgekeeper.batches import Threshold as Threshold
-    from forgekeeper.database import Base as Table
+    from forgekeeper.database import Base
     from forgekeeper.declaring.answers import Note as Note
     from forgekeeper.declaring.answers import Skip as Skip
     from forgekeeper.declaring.changes import Changes as Changes
@@ -27,49 +27,34 @@ if TYPE_CHECKING:
     from forgekeeper.runs.blocked import Blocked as Blocked
     from metrics.catalogue.metric import Counter as Counter
 
-_HOMES = {
-    "forgekeeper.audit.subjects": ("Subject",),
-    "forgekeeper.batches": ("Record", "Threshold"),
-    "forgekeeper.database": ("Base",),
-    "forgekeeper.declaring.answers": ("Note", "Skip"),
-    "forgekeeper.declaring.changes": ("Changes",),
-    "forgekeeper.declaring.children": ("Children",),
-    "forgekeeper.deleting.decorators": ("batch", "child"),
-    "forgekeeper.declaring.items": ("Items", "Kept"),
-    "forgekeeper.declaring.rows": ("Rows", "Total"),
-    "forgekeeper.runs.blocked": ("Blocked",),
-    "metrics.catalogue.metric": ("Counter",),
-}
-_NAMES = {name: (home, name) for home, names in _HOMES.items() for name in names}
-_NAMES["Table"] = _NAMES.pop("Base")
+    Table = Base
 
-__all__ = [
-    "Blocked",
-    "Changes",
-    "Children",
-    "Counter",
-    "Items",
-    "Kept",
-    "Note",
-    "Record",
-    "Rows",
-    "Skip",
-    "Subject",
-    "Table",
-    "Threshold",
-    "Total",
-    "batch",
-    "child",
-]
+_HOMES = {
+    "Blocked": "forgekeeper.runs.blocked",
+    "Changes": "forgekeeper.declaring.changes",
+    "Children": "forgekeeper.declaring.children",
+    "Counter": "metrics.catalogue.metric",
+    "Items": "forgekeeper.declaring.items",
+    "Kept": "forgekeeper.declaring.items",
+    "Note": "forgekeeper.declaring.answers",
+    "Record": "forgekeeper.batches",
+    "Rows": "forgekeeper.declaring.rows",
+    "Skip": "forgekeeper.declaring.answers",
+    "Subject": "forgekeeper.audit.subjects",
+    "Table": "forgekeeper.database",
+    "Threshold": "forgekeeper.batches",
+    "Total": "forgekeeper.declaring.rows",
+    "batch": "forgekeeper.deleting.decorators",
+    "child": "forgekeeper.deleting.decorators",
+}
 
 
 def __getattr__(name: str) -> Any:
     """Load what a batch is written with, when it is used first."""
-    if name not in _NAMES:
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home, found = _NAMES[name]
-    return getattr(import_module(home), found)
+    return getattr(import_module(_HOMES[name]), "Base" if name == "Table" else name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_HOMES})

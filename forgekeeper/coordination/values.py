@@ -13,7 +13,6 @@ FIRST = datetime(1, 1, 2, tzinfo=UTC)
 LAST = datetime(9999, 12, 30, tzinfo=UTC)
 """The instants that every time zone can write."""
 
-_HALVES = re.compile("[\ud800-\udfff]")
 _WHOLE = re.compile(rb"[0-9]{1,15}")
 
 
@@ -25,11 +24,6 @@ def text(value: bytes) -> str:
 def raw(value: str) -> bytes:
     """Return the bytes of what `text` has read."""
     return value.encode(errors="surrogateescape")
-
-
-def is_text(value: str) -> bool:
-    """Say whether this can be written as UTF-8: what was read from JSON may hold halves of characters."""
-    return value.isascii() or not _HALVES.search(value)
 
 
 def whole(value: str | bytes | None) -> int:

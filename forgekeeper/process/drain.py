@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -24,7 +24,7 @@ from dramatiq.common import q_name
 
 from forgekeeper import shutdown
 from forgekeeper.process import signals
-from forgekeeper.process.ready import Mark, tell_supervisor
+from forgekeeper.process.ready import mark, tell_supervisor
 from forgekeeper.runs.identity import identity
 
 SOON = 2.0
@@ -48,7 +48,6 @@ class Drain:
     def __init__(self, working: Callable[[], list[dict[str, object]]], allowed: timedelta) -> None:
         self._working = working
         self._allowed = allowed
-        self._mark = Mark()
         self._worker: Worker | None = None
         Thread(target=self._watch, name="drain", daemon=True).start()
 
@@ -57,7 +56,7 @@ class Drain:
         self._worker = worker
         if shutdown.requested.is_set():
             return
-        self._mark.set()
+        mark(ready=True)
         queues = sorted({q_name(queue) for queue in worker.consumers})
         tell_supervisor("READY=1", f"STATUS=working on {', '.join(queues)}")
         log.info("worker ready", worker=identity(), queues=queues, threads=len(worker.workers))
@@ -69,7 +68,7 @@ class Drain:
         # Dramatiq's main thread does this up to a second later.
         for thread in self._worker.workers if self._worker else ():
             thread.stop()
-        self._mark.clear()
+        mark(ready=False)
         idle_since = time.monotonic()
         while time.monotonic() < time_up:
             if self._working():
@@ -90,41 +89,23 @@ def _end(*, status: int, tell: Callable[[], None] = lambda: None) -> NoReturn:
     say, hears of neither.  What is skipped is what a fork of Dramatiq's master skips anyway: no exit handler runs in
     one.
     """
-
-    def last_words() -> None:
-        tell()
-        _end_programs()
-        _attempt(*signals.at_last)
-
-    with suppress(RuntimeError, MemoryError):  # no thread can be had: the end is not put off for that
-        thread = Thread(target=last_words, name="last words", daemon=True)
-        thread.start()
-        thread.join(LAST_WORDS)
+    # Beside one another: each may wait for a server of its own, and hang.
+    threads = [Thread(target=step, daemon=True) for step in (tell, _end_programs, *signals.at_last)]
+    ends = time.monotonic() + LAST_WORDS
+    for thread in threads:
+        with suppress(RuntimeError, MemoryError):  # no thread can be had: the end is not put off for that
+            thread.start()
+    for thread in filter(Thread.is_alive, threads):
+        thread.join(max(0.0, ends - time.monotonic()))
     with suppress(OSError, ValueError):
         sys.stdout.flush()
     os._exit(status)
 
 
-def _attempt(*steps: Callable[[], None]) -> None:
-    """Take the steps beside one another: each may wait for a server of its own, and hang."""
-    threads = [Thread(target=step, daemon=True) for step in steps]
-    for thread in threads:
-        with suppress(RuntimeError, MemoryError):
-            thread.start()
-    ends = time.monotonic() + LAST_WORDS
-    for thread in filter(Thread.is_alive, threads):
-        thread.join(max(0.0, ends - time.monotonic()))
-
-
 def _end_programs() -> None:
     """Let every git that this process has started end, and clean up after itself."""
-    for pid in _children():
-        with suppress(ProcessLookupError, PermissionError):
-            # Each leads a session of its own.
-            os.killpg(pid, signal.SIGTERM)
-
-
-def _children() -> Iterable[int]:
     for listed in Path("/proc/self/task").glob("*/children"):
         with suppress(OSError):
-            yield from map(int, listed.read_text().split())
+            for pid in map(int, listed.read_text().split()):
+                # Each leads a session of its own.
+                os.killpg(pid, signal.SIGTERM)

@@ -11,6 +11,7 @@ import os
 import signal
 import time
 from datetime import timedelta
+from select import select
 from threading import Thread
 
 import structlog
@@ -29,7 +30,6 @@ def kill_late_processes(allowed: timedelta) -> None:
     """
     # Dramatiq has handlers of its own; here each signal leaves a byte.
     signals, waking = os.pipe()
-    os.set_blocking(signals, False)
     os.set_blocking(waking, False)
     signal.set_wakeup_fd(waking, warn_on_full_buffer=False)
     until_killed = allowed.total_seconds() - drain.reserve(allowed) / 2
@@ -41,19 +41,10 @@ def _watch(signals: int, allowed: float) -> None:
     while True:
         alive = len(multiprocessing.active_children())
         most = max(most, alive)
-        if alive < most or _told(signals):
+        if alive < most or select([signals], [], [], LOOK)[0]:
             break
-        time.sleep(LOOK)
     time.sleep(allowed)
-    late = multiprocessing.active_children()
-    if late:
+    if late := multiprocessing.active_children():
         log.critical("worker killed processes that did not end", pids=[process.pid for process in late])
     for process in late:
         process.kill()
-
-
-def _told(signals: int) -> bool:
-    try:
-        return bool(os.read(signals, 1))
-    except BlockingIOError:
-        return False

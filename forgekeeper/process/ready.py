@@ -22,21 +22,13 @@ def tell_supervisor(*facts: str) -> None:
         supervisor.sendto("\n".join(facts).encode(), address.replace("@", "\0", 1) if address[0] == "@" else address)
 
 
-class Mark:
-    """What says to the page of all processes of this worker that this one takes messages."""
-
-    def __init__(self) -> None:
-        folder = os.environ.get(FOLDER)
-        self._file = Path(folder) / f"{os.getpid()}{READY}" if folder else None
-
-    def set(self) -> None:
-        """Be ready from now on."""
-        if self._file is not None:
-            with suppress(OSError):
-                self._file.touch()
-
-    def clear(self) -> None:
-        """Be ready no more."""
-        if self._file is not None:
-            with suppress(OSError):
-                self._file.unlink(missing_ok=True)
+def mark(*, ready: bool) -> None:
+    """Say to the page of all processes of this worker whether this one takes messages."""
+    folder = os.environ.get(FOLDER)
+    if folder:
+        file = Path(folder) / f"{os.getpid()}{READY}"
+        with suppress(OSError):
+            if ready:
+                file.touch()
+            else:
+                file.unlink(missing_ok=True)

@@ -164,7 +164,7 @@ def test_every_batch_has_a_page(batch):
 def test_the_page_of_writing_a_batch_explains_every_name():
     page = (DOCS / "writing_a_batch.md").read_text()
 
-    assert [name for name in forgekeeper.__all__ if f"`{name}`" not in page] == []
+    assert [name for name in forgekeeper._HOMES if f"`{name}`" not in page] == []
 
 
 def test_the_index_of_decisions_lists_each_once():

@@ -123,29 +123,22 @@ class Look:
         """Say whether the time is up."""
         return time.monotonic() >= self.until
 
-    def share(self, share: float) -> float:
-        """Return when that share of the time that is left will be up."""
-        now = time.monotonic()
-        return now + max(0.0, self.until - now) * share
-
     def within_share(self, share: float) -> Look:
-        """Return a look that has that share of the time."""
-        return replace(self, until=self.share(share))
+        """Return a look that has that share of the time that is left."""
+        now = time.monotonic()
+        return replace(self, until=now + max(0.0, self.until - now) * share)
 
-    def count(self, part: Part, rows: Rows, *, after: timedelta = NOTHING, share: float = 1.0) -> Part:
-        """Count these rows, but bad ones, within that share of the time; what is cut off becomes an estimate.
-
-        Each is due so much *after* its instant.
-        """
-        bad, until = self.passed_over(part.record), self.share(share)
+    def count(self, part: Part, rows: Rows, *, after: timedelta = NOTHING) -> Part:
+        """Count these rows, but bad ones, each due so much *after* its instant; what is cut off becomes an estimate."""
+        bad = self.passed_over(part.record)
         part.keep(PASSED_OVER, rows.among(bad) if bad else 0)
-        part.add(survey.survey(rows, without=bad, size=self.size, until=until), after=after)
+        part.add(survey.survey(rows, without=bad, size=self.size, until=self.until), after=after)
         self.told(part)
         return part
 
-    def keep(self, part: Part, due: Rows, reasons: Mapping[str, str], *, share: float = 1.0) -> None:
+    def keep(self, part: Part, due: Rows, reasons: Mapping[str, str]) -> None:
         """Count what looks due, and stays by one of these conditions, each for a reason."""
-        found = survey.within(self.share(share), lambda: due.counts(reasons))
+        found = survey.within(self.until, lambda: due.counts(reasons))
         if found is None:
             part.kept |= dict.fromkeys(reasons, None)
             return

@@ -100,7 +100,7 @@ def _parts(declared: Declared, whole: Look, left: int) -> Iterator[Part]:
     def passed_over(record: str) -> Collection[int]:
         return [key for key, waits in quarantine.known(declared.name, record).items() if waits]
 
-    look = replace(whole, batch=declared.name, until=whole.share(1 / left), passed_over=passed_over)
+    look = replace(whole.within_share(1 / left), batch=declared.name, passed_over=passed_over)
     for ask in declared.previews:
         yield from ask(look)
 

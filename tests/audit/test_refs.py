@@ -63,17 +63,6 @@ def test_each_deleted_ref_has_its_line(clean, repository):
     ]
 
 
-def test_a_ref_that_stays_after_all_is_not_said_to_be_deleted(clean, repository):
-    row("refs/mr/1")
-    (repository.path / "refs/mr").mkdir()
-    (repository.path / "refs/mr/1.lock").touch()
-
-    clean()
-
-    assert [line["state"] for line in lines(RECORD)] == ["locked"]
-    assert unclosed() == 0
-
-
 @pytest.mark.parametrize("step", ["deleted", "settled"])
 def test_what_a_crash_left_open_the_next_child_closes(clean, repository, step):
     row("refs/mr/1")

@@ -17,7 +17,6 @@ from forgekeeper.declaring.answers import Mistake
 from forgekeeper.delivery.broker import broker, load_batches
 from forgekeeper.runs.brakes import Brakes
 from forgekeeper.runs.holds import Hold
-from forgekeeper.runs.previewing import preview
 from forgekeeper.runs.quarantine import Quarantined
 from forgekeeper.runs.totals import RunTotal
 from tests.harness.performing import as_child, perform, recorded
@@ -256,12 +255,6 @@ def test_children_are_sent_and_delete_what_is_due_to_them_and_no_more(gardens):
 
     # Of the ninth garden nothing is due, though its child answers with all of it.
     assert (row.result["children_enqueued"], left()) == (5, 5)
-
-
-def test_the_preview_of_children_is_of_all_that_is_due_to_them(gardens):
-    shown = preview(gardens[0], settings_with())
-
-    assert [(part.batch, part.records) for part in shown.parts] == [("clear_garden", ROWS)]
 
 
 def test_a_limit_holds_across_children_one_of_which_is_killed(gardens):

@@ -6,8 +6,8 @@ from forgekeeper.database import database, now
 from forgekeeper.runs.previewing import preview
 from forgekeeper.runs.quarantine import Quarantined
 from forgekeeper.storage.outbox import DeletedObject
-from models import BulkImport, JobArtifact, ProjectStatistics, UserStatus
-from tests.harness.many_rows import artifacts, clean_statuses, destroy_artifacts, ids, statuses
+from models import BulkImport, JobArtifact, ProjectStatistics
+from tests.harness.many_rows import artifacts, destroy_artifacts, ids, statuses
 from tests.harness.settings import settings_with
 from workers import delete_objects, expired_job_artifacts
 from workers.stale_imports import stale_imports
@@ -25,17 +25,6 @@ def passed_over():
 
 
 # Values that Python cannot hold
-
-
-@every_instant
-def test_a_status_that_was_due_before_python_s_time_goes(instant):
-    rows = "insert into user_statuses (user_id, clear_status_at) select n, {} from generate_series({}, {}) as n"
-    database.execute_sql(rows.format("%s", -1, 148), (instant,))
-    database.execute_sql(rows.format("now()", 149, 200))
-
-    outcome = clean_statuses()
-
-    assert (outcome.deleted, ids(UserStatus)) == (202, set())
 
 
 @every_instant

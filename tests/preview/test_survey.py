@@ -72,17 +72,6 @@ def test_rows_that_another_session_has_locked_are_busy(other):
     assert (part.records, part.kept) == (1, {"busy": 3})
 
 
-def test_a_view_is_previewed_though_its_rows_tell_nothing_of_locks():
-    db.execute_sql("create view due_statuses as select * from user_statuses")
-    sample.user_statuses(5)
-    try:
-        found = look(Rows("due_statuses", FAST, {}, key="user_id", due="clear_status_at"))
-    finally:
-        db.execute_sql("drop view due_statuses")
-
-    assert found.groups[0].free == 2
-
-
 def test_artifacts_whose_statistics_another_session_has_locked_stay(other):
     sample.job_artifacts(70)
     other.execute("select from project_statistics where project_id = 3 for update")
@@ -162,15 +151,6 @@ def repositories(tmp_path):
 
 def of_refs(root, **options):
     return foreseen("git_ref_cleanup", settings_with(repositories_root=root), **options)
-
-
-def test_while_packed_refs_are_locked_no_ref_would_be_deleted(repositories):
-    root, repository = repositories
-    (repository.path / "packed-refs.lock").touch()
-
-    part = the_part(of_refs(root), "git_ref_deletion")
-
-    assert (part.records, part.kept) == (0, {"locked": 2})
 
 
 def test_the_rows_of_a_repository_that_is_gone_would_be_closed(repositories):

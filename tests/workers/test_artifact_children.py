@@ -158,16 +158,6 @@ def test_the_parent_starts_a_child_for_each_free_bucket(parent):
     assert depth(client, "artifacts")["ready"] == 7
 
 
-def test_the_parent_sends_no_child_that_is_on_its_way_already(parent):
-    FeatureFlag.turn(FLAG, on=True)
-    parent()
-
-    row = parent()
-
-    assert row.result["children_enqueued"] == 0
-    assert depth(client, "artifacts")["ready"] == 5
-
-
 def test_the_parent_does_nothing_while_the_flag_is_off(parent):
     due_artifacts(3)
 

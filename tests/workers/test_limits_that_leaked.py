@@ -14,7 +14,7 @@ from forgekeeper.database import database as db
 from forgekeeper.database import release
 from forgekeeper.runs.quarantine import Quarantined
 from forgekeeper.runs.totals import RunTotal
-from forgekeeper.storage import git_repository, stores
+from forgekeeper.storage import stores
 from forgekeeper.storage.outbox import DeletedObject
 from models import GitRefDeletion, Project, UserStatus
 from tests.harness.git_samples import put_root
@@ -105,21 +105,6 @@ def test_of_refs_no_more_go_though_a_trigger_keeps_their_rows(refs):
 
     with refusing("batched_git_ref_updates_deletions", "update"):
         attempt(lambda: as_child(REFS, settings, 7))
-
-    assert (left(), used(BATCHES["git_ref_cleanup"])) == (10, 5)
-
-
-def test_of_refs_those_count_that_git_had_deleted_before_their_repository_went(refs, monkeypatch):
-    settings, left = refs
-    confirm = git_repository.Repository.confirm
-
-    def gone(repository):
-        confirm(repository)
-        if left() < 15:
-            raise git_repository.RepositoryMissing("it went with its project")
-
-    monkeypatch.setattr(git_repository.Repository, "confirm", gone)
-    attempt(lambda: as_child(REFS, settings, 7, True))
 
     assert (left(), used(BATCHES["git_ref_cleanup"])) == (10, 5)
 

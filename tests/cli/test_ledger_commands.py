@@ -5,7 +5,6 @@ import pytest
 
 from forgekeeper.batches import BATCHES
 from forgekeeper.declaring.flags import FeatureFlag
-from forgekeeper.runs.ledger import JobRun
 from tests.harness import samples as sample
 
 ROOT = Path(__file__).parents[2]
@@ -46,15 +45,6 @@ def test_status_shows_the_last_run_and_what_it_came_to(main, database):
     last = main("status", "--json").json["batches"][NAME]["last"]
 
     assert (last["state"], last["attempt"], last["result"]["deleted"]) == ("succeeded", 1, 2)
-
-
-def test_ticks_shows_a_person_the_run_and_what_it_came_to(main, database):
-    JobRun.succeed(JobRun.start_here(NAME, by="worker-1:9"), {"deleted": 7})
-
-    row = main("ticks", NAME).stdout.splitlines()[-1].split()
-
-    assert row[:4] == ["1", "by", "hand", "succeeded"]
-    assert "deleted=7" in row
 
 
 def test_a_flag_is_turned_on_and_off(forgekeeper, main, database):

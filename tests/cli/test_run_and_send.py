@@ -2,7 +2,6 @@ import json
 import signal
 import subprocess
 import sys
-from datetime import timedelta
 
 import pytest
 
@@ -146,16 +145,6 @@ def test_send_twice_queues_once_and_says_since_when(main, database):
 
     since = last_run().claimed_at.strftime("%Y-%m-%d %H:%M:%S")
     assert (second.status, second.sentences) == (0, [f"{NAME} is queued already, since {since}"])
-    assert (JobRun.select().count(), messages()) == (1, 1)
-
-
-def test_send_half_a_minute_later_puts_a_lost_message_back(main, database):
-    main("send", NAME)
-    client.flushall()
-    JobRun.update(enqueued_at=JobRun.enqueued_at - timedelta(minutes=1)).execute()
-
-    main("send", NAME)
-
     assert (JobRun.select().count(), messages()) == (1, 1)
 
 

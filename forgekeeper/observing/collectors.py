@@ -10,6 +10,8 @@ from functools import partial
 from forgekeeper.batches import BATCHES, all_declared, queues, spec
 from forgekeeper.connections import client
 from forgekeeper.coordination import leases as locks
+from forgekeeper.database import database, release
+from forgekeeper.database.installation import Installation
 from forgekeeper.declaring.flags import FLAGS, FeatureFlag
 from forgekeeper.declaring.shown import Collector
 from forgekeeper.delivery.queues import depth, due_since
@@ -145,24 +147,39 @@ def _quarantine(_settings: Settings) -> Iterator[Reading]:
 
 
 def _roots(settings: Settings) -> Callable[[Settings], Iterator[Reading]]:
-    """Return what looks at the repositories' root and the stores at once; one that hangs hides none of the others."""
-    asks: dict[str, Callable[[], object]] = {
+    """Return what looks at the repositories' root and the stores at once; one that hangs hides none of the others.
+
+    One of another installation, or of nobody, is none of ours; while the database is away nobody knows that.
+    """
+    asks: dict[str, Callable[[], sentinel.Sentinel | None]] = {
         location: partial(_of_store, location, url.get_secret_value())
         for location, url in settings.object_stores.items()
     }
     if settings.repositories_root is not None:
         asks["repositories"] = sentinel.Folder(settings.repositories_root).sentinel
-    probes = [Probe(root, ask) for root, ask in asks.items()]
+    probes, whose = [Probe(root, ask) for root, ask in asks.items()], Probe("installation", _installation)
 
     def look(_settings: Settings) -> Iterator[Reading]:
         until = time.monotonic() + ROOT_PATIENCE
+        whose.begin()
         for probe in probes:
             probe.begin()
+        ours = whose.wait(until)
         for probe in probes:
-            yield Reading("root_readable", float(probe.wait(until) is not None), (probe.name,))
+            found = probe.wait(until)
+            readable = found is not None and ours in (None, found.installation)
+            yield Reading("root_readable", float(readable), (probe.name,))
 
     return look
 
 
 def _of_store(location: str, url: str) -> sentinel.Sentinel | None:
     return sentinel.Store(location, url).sentinel()
+
+
+def _installation() -> str:
+    try:
+        database.connect()
+        return Installation.ensure()
+    finally:
+        release()

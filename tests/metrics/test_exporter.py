@@ -276,16 +276,17 @@ def test_a_batch_that_is_held_back_needs_no_buckets(look, hold_back, limit):
 # roots and locks
 
 
-def test_a_root_is_readable_while_its_sentinel_is_there(look, tmp_path, settings):
-    (tmp_path / "bare").mkdir()
-    (tmp_path / "good").mkdir()
-    sentinel.Folder(tmp_path / "good").create_sentinel(INSTALLATION)
-    stores = {name: (tmp_path / name).as_uri() for name in ("good", "bare", "gone")}
-    configured = type(settings)(object_stores=json.dumps(stores)).object_stores
+def test_a_root_is_readable_while_its_sentinel_is_there_and_is_ours(look, tmp_path, settings):
+    for name, content in (("ours", INSTALLATION), ("another's", "d15c0"), ("nobody's", ""), ("bare", None)):
+        (tmp_path / name).mkdir()
+        if content is not None:
+            (tmp_path / name / sentinel.NAME).write_bytes(sentinel.text(content))
+    names = ("ours", "another's", "nobody's", "bare", "gone")
+    stores = json.dumps({name: (tmp_path / name).as_uri() for name in names})
 
-    page = look(object_stores=configured, repositories_root=tmp_path / "unmounted")
+    page = look(object_stores=type(settings)(object_stores=stores).object_stores, repositories_root=tmp_path / "away")
 
-    assert page.series("root_readable") == {("good",): 1, ("bare",): 0, ("gone",): 0, ("repositories",): 0}
+    assert page.series("root_readable") == {("repositories",): 0, **{(name,): float(name == "ours") for name in names}}
     assert page.value("exporter_collector_success", collector="roots") == 1
 
 

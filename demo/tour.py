@@ -17,7 +17,6 @@ from typing import NoReturn
 from demo import report
 from demo.figures import Compared, compare, free_ports
 from demo.processes import Processes
-from demo.sample_data import SAMPLE_DATA
 from demo.seed import add_samples
 from demo.servers import EmbeddedError, servers
 from demo.tables import make_tables
@@ -131,10 +130,8 @@ def _wait_until_done(running: Processes, log: Path) -> None:
 
 def _left() -> int:
     """Add up what is still to be done."""
-    counted = {name: data.left for name, data in SAMPLE_DATA.items() if data.left}
     instant = now()
-    due = [batch.due(instant) for name, batch in BATCHES.items() if name not in counted]
-    return sum(count() for count in counted.values()) + sum(backlog.records for backlog in due if backlog)
+    return sum(backlog.records for batch in BATCHES.values() if (backlog := batch.due(instant)))
 
 
 def _leave(_signal: int, _frame: FrameType | None) -> NoReturn:

@@ -15,8 +15,6 @@ from workers.stale_direct_uploads import register
 
 MALFORMED = ("no location at all", "artifacts:", "artifacts:../../etc/passwd")
 """They end as failed, and stop no other."""
-UNKNOWN = ("nowhere:uploads/a:b",)
-"""Its location is not configured: it is tried again later, and stops no other."""
 
 
 def add(scale: int, settings: Settings) -> Sample:
@@ -29,33 +27,23 @@ def add(scale: int, settings: Settings) -> Sample:
         client.zadd(register.PENDING, {f"{location}:{name}": yesterday for name in stale})
     for name in fresh:
         register.prepare(client, location, name)
-    client.zadd(register.PENDING, dict.fromkeys(MALFORMED + UNKNOWN, 0))
+    client.zadd(register.PENDING, dict.fromkeys(MALFORMED, 0))
     store = stores.at(location, settings)
     if store is not None:
         store.put(names[1:])
-    odd = len(MALFORMED + UNKNOWN)
+    odd = len(MALFORMED)
     return Sample("direct uploads", total + odd, len(stale) + odd)
 
 
 def count(_settings: Settings) -> Sample:
-    due = _stale()
-    objects = max(0, due - len(MALFORMED + UNKNOWN) - 1)
+    due = int(client.zcount(register.PENDING, "-inf", int(client.time()[0]) - 3 * 3600))
+    objects = max(0, due - len(MALFORMED) - 1)
     return Sample("direct uploads", register.count(client), due, objects)
 
 
-def left() -> int:
-    """Count what is left; an entry of an unknown location is not, once it was tried."""
-    tried = len(UNKNOWN) * bool(client.zcard(register.FAILED))
-    return _stale() + int(client.zcard(register.DELETING)) - tried
-
-
 def figures(before: Sample, _results: Results) -> Iterator[Figure]:
-    yield processed("stale_direct_uploads", "stale_upload", before.due - len(MALFORMED + UNKNOWN))
+    yield processed("stale_direct_uploads", "stale_upload", before.due - len(MALFORMED))
     yield Figure("exporter", "quarantine_records", {"record": "failed_upload"}, len(MALFORMED))
 
 
-def _stale() -> int:
-    return int(client.zcount(register.PENDING, "-inf", int(client.time()[0]) - 3 * 3600))
-
-
-SAMPLE_DATA = SampleData(add, count, figures, left)
+SAMPLE_DATA = SampleData(add, count, figures)

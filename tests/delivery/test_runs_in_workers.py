@@ -34,10 +34,6 @@ ADD_DUE = """
     select id, now() - interval '1 day' from generate_series(1, %s) as id
 """
 WAITING_FOR_A_LOCK = "select 1 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
-TERMINATE_WORKERS = """
-    select pg_terminate_backend(pid, 10000) from pg_stat_activity
-    where application_name = 'forgekeeper worker' and datname = current_database()
-"""
 
 
 class WorkerProcesses(Program):
@@ -361,21 +357,3 @@ def test_a_killed_master_takes_its_children_with_it(start_worker, reconcile):
 
     eventually(lambda: not Path(f"/proc/{child}").exists())
     assert (row(run_id).state, statuses_left()) == ("succeeded", 9_900)
-
-
-def test_the_message_after_a_broken_connection_is_worked_on(start_worker, reconcile, other):
-    due_statuses(1)
-    worker = start_worker()
-    send(reconcile)
-    eventually(acknowledged)
-    other.execute(TERMINATE_WORKERS)
-    terminated = other.fetchall()
-    database.execute_sql(ADD_DUE, (10,))
-
-    run_id = send(reconcile)
-
-    eventually(in_state(run_id, "succeeded"))
-    assert terminated
-    assert set(terminated) == {(True,)}
-    assert (row(run_id).attempt, row(run_id).failures, statuses_left()) == (1, 0, 0)
-    assert worker.said("message failed") == []

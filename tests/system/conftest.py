@@ -41,12 +41,6 @@ def root(fast_folder):
 
 
 @pytest.fixture
-def go(tmp_path):
-    """The file that those who hold are waiting for."""
-    return tmp_path / "go"
-
-
-@pytest.fixture
 def outcome(record_property):
     """Note what was seen of a fault, for the table; *recovery* in seconds each, `inf` for never."""
 

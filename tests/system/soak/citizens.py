@@ -76,13 +76,10 @@ class Citizen(threading.Thread):
 
     def __init__(self, place, history, seed):
         super().__init__(name=type(self).__name__, daemon=True)
-        self.place = place
-        self.history = history
+        self.place, self.history = place, history
         self.dice = random.Random(f"{seed} {type(self).__name__}")
-        self.broken = None
-        self.made = 0
-        self.known = []
-        self._stopped = threading.Event()
+        self.made, self.known = 0, []
+        self._stopped, self.broken = threading.Event(), None
         self._connection = None
 
     def stop(self):
@@ -148,6 +145,14 @@ class Citizen(threading.Thread):
             )
         return outcome
 
+    def alter(self, subject, do, sql, *values, **args):
+        """Attempt to change rows."""
+        self.attempt(subject, do, lambda: self.change(sql, *values), **args)
+
+    def look(self, subject, sql, *values):
+        """Attempt to read a row."""
+        self.attempt(subject, "read", lambda: next(map(list, self.ask(sql, *values)), None))
+
     def remember(self, one):
         self.known.append(one)
         if len(self.known) > REMEMBERED:
@@ -179,16 +184,16 @@ class StatusUser(Citizen):
             user = self.made
             self.remember(user)
             sql = "insert into user_statuses (user_id, message, clear_status_at) values (%s, 'away', to_timestamp(%s))"
-            self.attempt(f"status:{user}", "set", lambda: self.change(sql, user, _instant(clear)), clear=clear)
+            self.alter(f"status:{user}", "set", sql, user, _instant(clear), clear=clear)
             return
         user = self.dice.choice(self.known)
         subject = f"status:{user}"
         do = self.dice.choice(["extend", "extend", "clear", "read"])
         if do == "extend":
             sql = "update user_statuses set clear_status_at = to_timestamp(%s) where user_id = %s"
-            self.attempt(subject, do, lambda: self.change(sql, _instant(clear), user), clear=clear)
+            self.alter(subject, do, sql, _instant(clear), user, clear=clear)
         elif do == "clear":
-            self.attempt(subject, do, lambda: self.change("delete from user_statuses where user_id = %s", user))
+            self.alter(subject, do, "delete from user_statuses where user_id = %s", user)
         else:
             self.attempt(subject, do, lambda: self._look(user))
 
@@ -218,13 +223,13 @@ class Importer(Citizen):
         if do == "resume":
             touched = self._touched(now)
             sql = f"update {table} set status = 1, updated_at = to_timestamp(%s) where id = %s and status in (0, 1)"
-            self.attempt(subject, do, lambda: self.change(sql, touched, number), touched=touched)
+            self.alter(subject, do, sql, touched, number, touched=touched)
         elif do == "finish":
-            sql = f"update {table} set status = 2 where id = %s and status in (0, 1)"
-            self.attempt(subject, do, lambda: self.change(sql, number))
+            self.alter(subject, do, f"update {table} set status = 2 where id = %s and status in (0, 1)", number)
         else:
-            sql = f"select status, extract(epoch from updated_at)::float8 from {table} where id = %s"
-            self.attempt(subject, do, lambda: next(map(list, self.ask(sql, number)), None))
+            self.look(
+                subject, f"select status, extract(epoch from updated_at)::float8 from {table} where id = %s", number
+            )
 
     def _touched(self, now):
         return now - self.dice.choice([60, DAY - 3, DAY - 6, DAY + 3600])
@@ -234,13 +239,7 @@ class Importer(Citizen):
         self.made += 1
         number, status, touched = self.made, self.dice.randint(0, 1), self._touched(now)
         sql = "insert into bulk_imports (id, user_id, status, updated_at) values (%s, 1, %s, to_timestamp(%s))"
-        self.attempt(
-            f"import:{number}",
-            "create",
-            lambda: self.change(sql, number, status, touched),
-            status=status,
-            touched=touched,
-        )
+        self.alter(f"import:{number}", "create", sql, number, status, touched, status=status, touched=touched)
         self.remember(f"import:{number}")
         for entity in range(2 * number, 2 * number + self.dice.randint(1, 2)):
             self._entity(number, entity, self._touched(now))

@@ -187,8 +187,8 @@ def _on_the_way(kind, name, *args, longest=6.0, **options):
     """Make a fault of the ways of some services to a server; it ends with the way free again."""
 
     def fault(rig):
-        some = [getattr(service, kind) for service in rig.services if rig.dice.random() < 0.5]
-        proxies = some or [getattr(service, kind) for service in rig.services]
+        some = [service for service in rig.services if rig.dice.random() < 0.5]
+        proxies = [getattr(service, kind) for service in some or rig.services]
         for proxy in proxies:
             getattr(proxy, name)(*args, **options)
             if name == "refuse":

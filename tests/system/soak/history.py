@@ -55,7 +55,7 @@ class History:
 
 
 def _times(at):
-    return {"mono": round(time.monotonic(), 6), "db": time.time() if at is None else at}
+    return {"db": time.time() if at is None else at}
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import time
 from collections import Counter
+from functools import partial
 
 import psycopg2
 
@@ -16,6 +17,7 @@ from .models import UPLOAD
 
 COMMITS = 3_000
 """More than one ref is ever pushed, so that none comes back to a commit at which it was listed."""
+LISTED = "batched_git_ref_updates_deletions"
 HISTORY = "commit refs/heads/line\ncommitter A <a@example.org> {} +0000\ndata 1\nx"
 
 
@@ -36,15 +38,16 @@ class Artisan(Citizen):
         do = self.dice.choice(["lock", "unlock", "extend", "extend", "read"])
         if do == "read":
             sql = "select extract(epoch from expire_at)::float8, locked, file_type from ci_job_artifacts where id = %s"
-            self.attempt(subject, do, lambda: next(map(list, self.ask(sql, number)), None))
+            self.look(subject, sql, number)
         elif do == "extend":
             expires = self._expires(now)
             sql = "update ci_job_artifacts set expire_at = to_timestamp(%s) where id = %s"
-            self.attempt(subject, do, lambda: self.change(sql, expires, number), expires=expires)
+            self.alter(subject, do, sql, expires, number, expires=expires)
         else:
             locked = int(do == "lock")
-            sql = "update ci_job_artifacts set locked = %s where id = %s"
-            self.attempt(subject, do, lambda: self.change(sql, locked, number), locked=locked)
+            self.alter(
+                subject, do, "update ci_job_artifacts set locked = %s where id = %s", locked, number, locked=locked
+            )
 
     def _expires(self, now):
         return self.dice.choice([now - 60, *(now + self.dice.randint(1, 5) for _ in range(3)), now + 3600, None])
@@ -54,11 +57,8 @@ class Artisan(Citizen):
         number = self.first + self.step * self.made
         path = f"d{number % 16}/{number}"
         self.place.put(path)
-        row = {
-            "expires": self._expires(now),
-            "locked": self.dice.choice([0, 0, 0, 1]),
-            "type": self.dice.choice([1, 1, 1, 3]),
-        }
+        locked, kind = self.dice.choice([0, 0, 0, 1]), self.dice.choice([1, 1, 1, 3])
+        row = {"expires": self._expires(now), "locked": locked, "type": kind}
 
         def make():
             with self.transaction():
@@ -113,9 +113,9 @@ class Uploader(Citizen):
         self.place.put(path)
         if self.dice.random() < 0.9:
             since = now - UPLOAD + self.dice.randint(-1, 5)
-            args = {"xx": True, "ch": True}
             member = {f"artifacts:{path}": since}
-            self.attempt(subject, "age", lambda: self.redis.zadd(register.PENDING, member, **args), since=since)
+            age = partial(self.redis.zadd, register.PENDING, member, xx=True, ch=True)
+            self.attempt(subject, "age", age, since=since)
         if self.dice.random() < 0.6:
             self.known.append((self.made, now + self.dice.randint(0, 6)))
 
@@ -125,7 +125,7 @@ class Uploader(Citizen):
         with self.transaction():
             insert_artifact(self, number, path, row)
             session = self._connection
-            answer = self._ask_to_complete(f"upload:artifacts:{path}", path)
+            answer = self.attempt(f"upload:artifacts:{path}", "complete", lambda: self._complete_under_lock(path))
             if answer == "ok":
                 self.attempt(f"artifact:{number}", "create", lambda: self._commit(session), path=path, **row)
             else:
@@ -137,9 +137,6 @@ class Uploader(Citizen):
             # While we waited for an answer the session ended; on another one a commit commits nothing, and says nothing.
             raise psycopg2.OperationalError("the session has ended, and the transaction with it")
         return self.ask("commit") is not None
-
-    def _ask_to_complete(self, subject, path):
-        return self.attempt(subject, "complete", lambda: self._complete_under_lock(path))
 
     def _complete_under_lock(self, path):
         self.ask("select pg_advisory_xact_lock(hashtextextended(%s, 1801807216))", f"artifacts:{path}")
@@ -156,12 +153,9 @@ class Developer(Citizen):
     """Refs of each project that come back again and again; all others are made once."""
 
     def begin(self):
-        self.bares = {}
-        self.later = []
-        self.busy = set()
-        self.values = {}
-        self.turns = Counter()
-        self.requests = 0
+        self.bares, self.values = {}, {}
+        self.later, self.busy = [], set()
+        self.turns, self.requests = Counter(), 0
         for number in range(1, self.projects + 1):
             bare = Bare(self.place.world.repositories, f"{number}.git")
             bare.git("config", "core.packedRefsTimeout", "5000")
@@ -229,29 +223,17 @@ class Developer(Citizen):
 
     def _list(self, project, ref, expected):
         self.requests += 1
-        number = self.requests
-        sql = (
-            "insert into batched_git_ref_updates_deletions (id, project_id, ref, expected_oid) values (%s, %s, %s, %s)"
-        )
-        self.attempt(
-            *(f"ref:{project}:{ref}", "list", lambda: self.change(sql, number, project, ref, expected)),
-            id=number,
-            expected=expected,
-        )
+        values = (self.requests, project, ref, expected)
+        sql = f"insert into {LISTED} (id, project_id, ref, expected_oid) values (%s, %s, %s, %s)"
+        self.alter(f"ref:{project}:{ref}", "list", sql, *values, id=self.requests, expected=expected)
 
     def _odd(self, project):
         """List what must be refused, and leave an old record to be pruned."""
-        self.requests += 1
-        self.ask(
-            "insert into batched_git_ref_updates_deletions (id, project_id, ref) values (%s, %s, %s)",
-            *(self.requests, project, f"refs/heads/{PLANTED}"),
-        )
-        self.requests += 1
-        self.ask(
-            "insert into batched_git_ref_updates_deletions (id, project_id, ref, status, processed_at)"
-            " values (%s, %s, 'refs/old', 2, now() - interval '2 days')",
-            *(self.requests, project),
-        )
+        self.requests += 2
+        sql = f"insert into {LISTED} (id, project_id, ref) values (%s, %s, %s)"
+        self.ask(sql, self.requests - 1, project, f"refs/heads/{PLANTED}")
+        old = "(id, project_id, ref, status, processed_at) values (%s, %s, 'refs/old', 2, now() - interval '2 days')"
+        self.ask(f"insert into {LISTED} {old}", self.requests, project)
 
 
 def _commits():

@@ -55,10 +55,9 @@ def _uploads_left(evidence, horizon):
         if since + UPLOAD < horizon:
             yield f"the upload {member} is stale, and pending"
     for name in ("deleting", "failed"):
-        for member in register[name]:
-            # Planted without an object; given up at once, for a person to look at.
-            if not _malformed(member):
-                yield f"the upload {member} lies in {name}"
+        # What is malformed was planted without an object; it is given up at once, for a person to look at.
+        whole = (member for member in register[name] if not any(ord(character) < 32 for character in member))
+        yield from (f"the upload {member} lies in {name}" for member in whole)
     model = Upload(evidence.emptied)
     named = {path for _, _, _, path in evidence.final.artifacts.values()}
     for subject, operations in evidence.of("upload"):
@@ -71,10 +70,6 @@ def _uploads_left(evidence, horizon):
         forgotten += [one for one in operations if one.do == "prepare" and evidence.undone("redis", one)]
         if pending and certain and not completed and not forgotten:
             yield f"the upload {path} was reaped, and its object is there"
-
-
-def _malformed(member):
-    return any(ord(character) < 32 for character in member)
 
 
 def _refs_left(evidence):

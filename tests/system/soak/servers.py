@@ -37,18 +37,16 @@ class Servers:
         self.site = stack.enter_context(folder.opened(None))
         self.redis_url = redis_server.url(self.site)
         self._redis_binary = os.environ.get("SOAK_REDIS", self._programs.redis)
+        self._redis = self._postgres = None
+        stack.callback(self._stop)
         self._start_redis()
-        stack.callback(self._stop_redis)
         self.database_url = postgres.url(self.site)
         self._start()
-        # Not the methods of the present ones: they may have been followed by others.
-        stack.callback(self._stop_postgres)
 
-    def _stop_redis(self):
-        self._redis.stop()
-
-    def _stop_postgres(self):
-        self._postgres.stop()
+    def _stop(self):
+        for server in (self._postgres, self._redis):
+            if server is not None:
+                server.stop()
 
     def _start_redis(self):
         """Start Redis with a log of its own, written to disk at every turn, that nobody shortens unasked."""

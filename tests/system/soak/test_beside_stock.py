@@ -106,8 +106,8 @@ def sides(database, urls, tmp_path):
     bare.client.connection_pool.disconnect()
 
 
-def test_messages_of_killed_processes_run_again(sides, go, outcome):
-    keys = [str(number) for number in range(4)]
+def test_messages_of_killed_processes_run_again(sides, tmp_path, outcome):
+    keys, go = [str(number) for number in range(4)], tmp_path / "go"
     for side in sides:
         side.start(threads=2)
         for key in keys:

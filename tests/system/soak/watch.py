@@ -46,17 +46,11 @@ class Watcher(threading.Thread):
 
     def __init__(self, place, rig, history, secret):
         super().__init__(name="watcher", daemon=True)
-        self._place = place
-        self._rig = rig
-        self._history = history
-        self._secret = secret
-        self._stopped = threading.Event()
-        self._connection = None
-        self._holders = None
-        self._few = {}
-        self._counters = {}
+        self._place, self._rig, self._history, self._secret = place, rig, history, secret
+        self._stopped, self.broken = threading.Event(), None
+        self._connection = self._holders = None
+        self._few, self._counters = {}, {}
         self._pages = cycle([service for service in rig.services if service.port])
-        self.broken = None
 
     def stop(self):
         self._stopped.set()

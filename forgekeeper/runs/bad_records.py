@@ -122,7 +122,7 @@ class BadRecords:
         log.error("record failed", record=self._record, id=key, error=sentence)
         quarantine.fail(self._batch, self._record, str(key), sentence, reason="record_failed")
         if self._counted:
-            counting.record_failed(self._batch, self._record, "database")
+            counting.record_failed(self._batch, self._record)
         self.failed += 1
         self.error = error
         self.keys.add(key)

@@ -73,12 +73,6 @@ class Batch(Base):
         cls.insert_many([{"name": name} for name in names]).on_conflict_ignore().execute()
 
     @classmethod
-    def set_right(cls, name: str) -> None:
-        """Correct a registration that lies in the future: the clock was ahead when it was written."""
-        now = pw.fn.clock_timestamp()
-        cls.update(registered_at=now).where(cls.name == name, cls.registered_at > now).execute()
-
-    @classmethod
     def all_blocked(cls) -> pw.ModelSelect[Batch]:
         """Select the batches whose last run, or a child of it, was blocked."""
         return cls.select().where(cls.blocked_since.is_null(False))

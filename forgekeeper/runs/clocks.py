@@ -146,8 +146,10 @@ def set_right(batch: str) -> list[datetime]:
 
     Idempotent; what is right stays as it is.
     """
-    Batch.set_right(batch)
-    Hold.set_right(batch)
+    moment = pw.fn.clock_timestamp()
+    Batch.update(registered_at=moment).where(Batch.name == batch, Batch.registered_at > moment).execute()
+    Hold.update(since=moment).where(Hold.batch == batch, Hold.since > moment).execute()
+    Hold.show(batch)
     values = {"batch": batch, "tolerance": CLOCK_TOLERANCE, "longest_retry": LONGEST_RETRY + CLOCK_TOLERANCE}
     rows = database.execute_sql(SET_ASIDE, values | {"horizon": now() + CLOCK_TOLERANCE}).fetchall()
     database.execute_sql(SET_RIGHT, values)

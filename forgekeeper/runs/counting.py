@@ -91,10 +91,10 @@ def rules(declared: Declared) -> Iterator[tuple[str, tuple[str, ...], Fields]]:
             yield CHILDREN, (name, child.name), (child.enqueued_as,)
 
 
-def record_failed(batch: str, record: str, error_kind: str) -> None:
+def record_failed(batch: str, record: str) -> None:
     """Count a record that failed alone."""
     with harmless():
-        WORKER.inc(ERRORS, batch, record, error_kind)
+        WORKER.inc(ERRORS, batch, record, "database")
 
 
 def run_skipped(batch: str, reason: str) -> None:

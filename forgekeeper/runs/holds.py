@@ -124,13 +124,8 @@ class Hold(Base):
         return reason
 
     @classmethod
-    def set_right(cls, batch: str) -> None:
-        """Correct beginnings that lie in the future, as the clock was ahead; show in `batches` what stands.
-
-        A trigger shows it with each change, unless another session has the batch's row locked just then.
-        """
-        now = pw.fn.clock_timestamp()
-        cls.update(since=now).where(cls.batch == batch, cls.since > now).execute()
+    def show(cls, batch: str) -> None:
+        """Show in `batches` what stands: a trigger does so unless another session has the row locked just then."""
         database.execute_sql("select project_holds(%s)", (batch,))
 
 

@@ -163,9 +163,3 @@ def test_a_run_here_takes_over_the_tick_that_waits():
 
     assert run.id == row().id
     assert row().started_by == "me"
-
-
-def test_a_run_here_is_refused_while_the_batch_runs():
-    JobRun.start_here(NAME, by="me")
-
-    assert JobRun.start_here(NAME, by="you") is None

@@ -5,7 +5,6 @@ from random import Random
 
 import pytest
 
-from demo.sample_data.user_status_cleanup import add_statuses as sample
 from forgekeeper.batches import BATCHES, CHILDREN
 from forgekeeper.database import database as db
 from forgekeeper.runs import releases
@@ -14,7 +13,6 @@ from forgekeeper.runs.brakes import Brakes
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.totals import Amount, RunTotal
-from tests.harness.performing import recorded
 from tests.harness.settings import settings_with
 from tests.harness.thorough import examples
 
@@ -38,15 +36,6 @@ def chunk_of(brakes, outcome, wanted, *, went=None, field="deleted", size=0):
         brakes.went(Amount(done, done * size))
         setattr(outcome, field, getattr(outcome, field) + done)
     return granted
-
-
-def test_the_runs_of_a_day_delete_as_much_as_its_limit(database):
-    sample(5_000)
-
-    runs = [recorded(STATUSES, settings_with(max_per_day_user_status_cleanup=1_500)) for _ in range(3)]
-
-    assert sum(run.result["deleted"] for run in runs) == 1_500
-    assert runs[-1].result["stopped"] == "max_per_day"
 
 
 def together(count, work):

@@ -116,13 +116,6 @@ def test_older_ticks_within_the_window_are_coalesced_unless_late_ones_are_skippe
             assert (record.state, record.reason) == (within if case["now"] - tick < policy.window else ("missed", None))
 
 
-@given(cases())
-def test_what_was_decided_about_is_not_decided_about_again(case):
-    ticks = decided(plan(**case))
-
-    assert not ticks or plan(**case | {"known": max(ticks)}) == []
-
-
 @given(cases(EVERY_MINUTE), st.lists(st.tuples(st.timedeltas(-HOUR, HOUR), st.booleans()), max_size=8))
 def test_of_many_looks_by_clocks_that_jump_no_two_decide_about_one_tick(case, looks):
     seen, now = [], case["now"]

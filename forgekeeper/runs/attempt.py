@@ -32,7 +32,7 @@ from forgekeeper.runs.holds import Held
 from forgekeeper.runs.identity import identity
 from forgekeeper.runs.ledger import JobRun, Started
 from forgekeeper.runs.processes import Heartbeat, LostRun, Row
-from forgekeeper.runs.retry import MAX_RETRIES, backoff
+from forgekeeper.runs.retry import backoff
 from forgekeeper.runs.run import Run
 from forgekeeper.runs.totals import room_of
 from forgekeeper.settings import Settings
@@ -190,23 +190,9 @@ class Attempt:
 
     def _end_run(self, started: Started) -> str | None:
         """Close the row, and say so; return its state, None where it was taken from us."""
-        result, deleted = self.result(), self._brakes.untold()
+        result = self.result()
+        state = None if isinstance(self.error, LostRun) else _written(self._closing(started, result))
         facts = {"seconds": self._seconds()} | result
-        close: Callable[[], str | None]
-        if isinstance(self.error, LostRun):
-            close = lambda: None  # noqa: E731
-        elif self.error is not None:
-            delay = backoff(started.failures, first=self._settings.retry_after)
-            retries = 0 if self._final else MAX_RETRIES
-            close = partial(JobRun.fail, started, describe(self.error), result, deleted, delay=delay, retries=retries)
-        elif self.held is not None:
-            close = partial(JobRun.hold, started, result, kind=self.held.kind, sentence=clean(str(self.held)))
-        elif self.blocked is not None:
-            why = {"reason": self.blocked.reason, "sentence": clean(str(self.blocked))}
-            close = partial(JobRun.block, started, result, deleted, **why)
-        else:
-            close = partial(JobRun.succeed, started, result, deleted, ordinary=self.ordinary)
-        state = _written(close)
         if state is None:
             log.warning("run lost", **facts)
         elif self.error is not None:
@@ -220,6 +206,20 @@ class Attempt:
         if self.error is None:
             failpoint("run.closed")
         return state
+
+    def _closing(self, started: Started, result: dict[str, Any]) -> Callable[[], str | None]:
+        """Return what closes the row."""
+        deleted = self._brakes.untold()
+        if self.error is not None:
+            delay = backoff(started.failures, first=self._settings.retry_after)
+            fail = partial(JobRun.fail, started, describe(self.error), result, deleted, delay=delay)
+            return partial(fail, retries=0) if self._final else fail
+        if self.held is not None:
+            return partial(JobRun.hold, started, result, kind=self.held.kind, sentence=clean(str(self.held)))
+        if self.blocked is not None:
+            why = {"reason": self.blocked.reason, "sentence": clean(str(self.blocked))}
+            return partial(JobRun.block, started, result, deleted, **why)
+        return partial(JobRun.succeed, started, result, deleted, ordinary=self.ordinary)
 
     def _end_child(self) -> None:
         """Let a child that failed be seen, until one ends well; what cannot be written now is, the next time."""

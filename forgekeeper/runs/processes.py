@@ -15,7 +15,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from functools import partial
 from importlib import metadata
-from typing import Any, NamedTuple
+from typing import Any
 
 import peewee as pw
 import structlog
@@ -79,13 +79,6 @@ def _is_work(work: dict[str, Any]) -> bool:
     return texts and isinstance(seconds, int | float) and 0 <= seconds < LONGEST
 
 
-class Entry(NamedTuple):
-    """A process's own row: its number, and when it was entered first."""
-
-    number: int
-    started_at: datetime
-
-
 class Process(Base):
     """A process; `silent_from` is when it counts as expired unless it gives a heartbeat before.
 
@@ -129,7 +122,7 @@ class Process(Base):
     @classmethod
     def enrol(
         cls, *, dead_after: timedelta, facts: dict[str, Any], started_at: datetime | None = None, **identity: Any
-    ) -> Entry:
+    ) -> Process:
         """Enter a process, or enter it again as of when it had *started_at*.
 
         An older one of its name has ended: process ids are used again.  Where that lives after all, as in two
@@ -139,18 +132,18 @@ class Process(Base):
         same = [getattr(cls, name) == identity[name] for name in ("kind", "host", "pid")]
         cls.delete().where(*same, cls.started_at < started).execute()
         row = cls.insert(**identity, **cls._alive(dead_after), **facts, started_at=started)
-        (entered,) = row.returning(cls.id, cls.started_at).tuples().execute()
-        return Entry(*entered)
+        entered: Process = next(iter(row.returning(cls.id, cls.started_at).execute()))
+        return entered
 
     @classmethod
-    def keep_alive(cls, entry: Entry, *, dead_after: timedelta, facts: dict[str, Any]) -> bool:
+    def keep_alive(cls, entry: Process, *, dead_after: timedelta, facts: dict[str, Any]) -> bool:
         """Give a heartbeat; return False when the row is gone, and the process has to enter itself again."""
-        return bool(cls.update(**cls._alive(dead_after), **facts).where(cls.id == entry.number).execute())
+        return bool(cls.update(**cls._alive(dead_after), **facts).where(cls.id == entry.id).execute())
 
     @classmethod
-    def withdraw(cls, entry: Entry) -> None:
+    def withdraw(cls, entry: Process) -> None:
         """Remove a process that ends in an orderly way."""
-        cls.delete().where(cls.id == entry.number).execute()
+        cls.delete().where(cls.id == entry.id).execute()
 
     @classmethod
     def _alive(cls, dead_after: timedelta) -> dict[str, Any]:
@@ -179,7 +172,7 @@ class Heartbeat(Vital):
         self._interval = dead_after.total_seconds() / 3
         self._facts = facts
         self._then = then
-        self._entry: Entry | None = None
+        self._entry: Process | None = None
         self._watched: dict[int, Row] = {}
         self._woken = threading.Event()
 
@@ -231,7 +224,7 @@ class Heartbeat(Vital):
         if entry is not None and Process.keep_alive(entry, dead_after=self._dead_after, facts=facts):
             return
         # The first time, or the row is gone: pruned while we were frozen, or not in the backup that was restored.
-        started = entry and entry.started_at
+        started = None if entry is None else entry.started_at
         self._entry = Process.enrol(dead_after=self._dead_after, facts=facts, started_at=started, **self._identity)
 
     def _reach(self, change: Callable[[], None]) -> None:

@@ -168,12 +168,12 @@ class Objects:
         with self._answering():
             return read(self.store)
 
-    def put(self, paths: Sequence[str], content: bytes = b"a sample\n") -> None:
+    def put(self, paths: Sequence[str]) -> None:
         """Put an object at each of *paths*: sample data.  Raises `StoreUnavailable`."""
         insist(f"at the store {self.location}")
         with self._answering():
             for path in paths:
-                obstore.put(self.store, path, content)
+                obstore.put(self.store, path, b"a sample\n")
 
     def listed(self, prefix: str, *, before: datetime) -> Iterator[str]:
         """Yield the path of every object under *prefix* last changed earlier than *before*.
@@ -186,13 +186,11 @@ class Objects:
                     if found["last_modified"] < before and found["path"].rpartition("/")[2] != NAME:
                         yield found["path"]
 
-    def has(self, path: str, *, before: datetime) -> bool:
-        """Return whether an object of exactly that name was last changed earlier than *before*."""
-        with self._answering():
-            try:
-                return obstore.head(self.store, path)["last_modified"] < before
-            except FileNotFoundError:
-                return False
+    def written(self, path: str) -> datetime | None:
+        """Return when the object of exactly that name was last changed, None where there is none."""
+        with self._answering(), suppress(FileNotFoundError):
+            return obstore.head(self.store, path)["last_modified"]
+        return None
 
     async def _look(self, paths: list[str], known: dict[str, bool]) -> None:
         for start in range(0, len(paths), LOOKS):

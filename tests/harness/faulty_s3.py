@@ -14,6 +14,13 @@ ERROR = '<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>{0}</Code><Message
 OBJECT = re.compile(r"<Object>\s*<Key>(.*?)</Key>.*?</Object>", re.DOTALL)
 
 
+class Server(ThreadingHTTPServer):
+    """One whose queue takes all that are asked at once: by default five wait, and others are lost for a second."""
+
+    request_queue_size = 128
+    daemon_threads = True
+
+
 class FaultyS3:
     """Counts requests by kind: `head` (a look at one, or at the sentinel), `bulk` (deletes many), `single` (deletes one), `other`."""
 
@@ -39,8 +46,7 @@ class FaultyS3:
                     proxy._serve(self)
                     self.wfile.flush()
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
+        self._server = Server(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02})
         self._thread.start()

@@ -13,7 +13,7 @@ from models import GitRefDeletion, Project
 from tests.harness.git_samples import Bare, put_root, stand_in
 from tests.harness.performing import as_child, perform, recorded
 from workers import git_ref_cleanup
-from workers.git_ref_cleanup import clean_project_refs
+from workers.git_ref_cleanup import clean_project_refs, cleaning
 from workers.git_ref_cleanup.cleaning import LOCK_TIMEOUT
 
 BATCH = git_ref_cleanup.git_ref_cleanup
@@ -44,6 +44,22 @@ def projects(count, *, first=1, each=1):
     database.execute_sql(ADD_PROJECTS.format(first=first, last=first + count - 1, each=each))
 
 
+def statuses():
+    """The status of every row, by its ref; of duplicates in order."""
+    found = {}
+    for one in GitRefDeletion.select().order_by(GitRefDeletion.id):
+        found.setdefault(one.ref, []).append(one.status)
+    return {ref: those[0] if len(those) == 1 else those for ref, those in found.items()}
+
+
+def lock(repository, *names):
+    """Leave locks behind as a killed git does."""
+    for name in names:
+        file = repository.path / f"{name}.lock"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+
+
 def counted(folder, monkeypatch):
     """Count git's commands from here on: call what is returned for their names."""
     stand_in(folder / "bin", monkeypatch, f'echo "$*" >> {folder}/calls\nexec $GIT "$@"')
@@ -53,12 +69,6 @@ def counted(folder, monkeypatch):
         return sum(command in line for line in file.read_text().splitlines()) if file.exists() else 0
 
     return calls
-
-
-def nodes(plan):
-    yield plan
-    for below in plan.get("Plans", ()):
-        yield from nodes(below)
 
 
 NAME = "git_ref_cleanup"
@@ -71,6 +81,12 @@ def on_their_way():
     waiting = client.lrange(QUEUE, 0, -1)
     bodies = client.hmget(f"{QUEUE}.msgs", waiting) if waiting else []
     return [Message.decode(body).args[0] for body in bodies]
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Make the limits small enough for a few rows to reach them."""
+    monkeypatch.setattr(cleaning, "MAX_DELETES", 3)
 
 
 @pytest.fixture

@@ -8,8 +8,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from forgekeeper.storage import git_restore
-from forgekeeper.storage.git_repository import RepositoryFailed, RepositoryMissing, RootUnavailable
-from forgekeeper.storage.sentinel import NAME
+from forgekeeper.storage.git_repository import RepositoryFailed
 from tests.harness.git_samples import ALWAYS_IN_TIME, Bare, put_root, stand_in
 
 NOBODY = "1" * 40
@@ -131,21 +130,6 @@ def test_a_locked_ref_is_refused_and_keeps_no_other(repository):
         "refs/a": "refused",
         "refs/z": "restored",
     }
-
-
-def test_without_the_repository_or_the_root_nothing_is_said(repository):
-    missing = type("Missing", (), {"root": repository.root, "disk_path": "no.git"})
-    with pytest.raises(RepositoryMissing):
-        restore(missing, {"refs/x": repository.one})
-    (repository.root / NAME).unlink()
-    with pytest.raises(RootUnavailable):
-        restore(repository, {"refs/x": repository.one})
-
-
-def test_what_cannot_be_said_before_is_not_made(repository):
-    with pytest.raises(ZeroDivisionError):
-        restore(repository, {"refs/x": repository.one}, before=lambda _: 1 / 0)
-    assert "refs/x" not in repository.refs()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a repository away")

@@ -48,17 +48,6 @@ def test_a_prefix_keeps_to_itself(s3):
     assert s3.keys() == {"a", "inside/.forgekeeper-root"}
 
 
-def test_an_unreadable_place_is_told_in_one_line_without_secrets(s3):
-    s3.proxy.answer(403, "AccessDenied")
-
-    with pytest.raises(sentinel.Unreadable) as caught:
-        sentinel.Store("artifacts", s3.url).sentinel()
-
-    assert "403" in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert s3.secret not in str(caught.value)
-
-
 def test_a_reason_leaves_out_what_an_address_carries_behind_its_question_mark():
     said = reason(ValueError("Error performing DELETE https://host/c/b?sv=1&sig=hush in 3.1ms - denied\nDebug source"))
 

@@ -1,7 +1,7 @@
 import pytest
 
 from forgekeeper.storage import stores
-from tests.harness.ref_deletions import child, clean, configured, parent, repository, root
+from tests.harness.ref_deletions import child, clean, configured, parent, repository, root, small
 from tests.harness.stores import empty_s3, folder, moto, objects, s3, s3_client, store
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "root",
     "s3",
     "s3_client",
+    "small",
     "store",
 ]
 

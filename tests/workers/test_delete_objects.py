@@ -1,6 +1,5 @@
 """The outbox of batch 11 against real stores: what is deleted, what stays, what comes back."""
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from threading import Barrier
@@ -220,26 +219,7 @@ def test_without_a_store_nothing_is_claimed():
     assert (outcome, DeletedObject.get().pick_up_at) == (Outcome(0, 0, 0, 1, "no_store"), due)
 
 
-def test_a_claim_is_not_acted_on_when_it_may_be_anothers_already(s3):
-    deleted_artifact(s3, "a")
-    s3.proxy.hang("bulk", "single")
-    began = time.monotonic()
-
-    with pytest.raises(ZeroDivisionError):
-        run(s3.url, Deadline(MAX_RUNTIME, safe_point=lambda: 1 / 0), object_visibility=2 * SECOND)
-
-    assert time.monotonic() - began < 15
-
-
 # Claims, others and deadlines
-
-
-def test_what_a_crashed_run_had_claimed_is_deleted_by_a_later_one(store):
-    deleted_artifact(store, "a")
-    DeletedObject.claim_due(now(), visibility=VISIBILITY, limit=CHUNK)
-    time_passes(VISIBILITY)
-
-    assert (run(store.url), store.keys(), outbox()) == (Outcome(1, 0, 0, 0, "drained"), set(), {})
 
 
 def test_two_at_once_delete_every_object_once(folder):

@@ -3,48 +3,17 @@
 import pytest
 from structlog.testing import capture_logs
 
-from forgekeeper.database import database, now
+from forgekeeper.database import now
 from models import DeletionStatus, GitRefDeletion, Project
 from tests.harness.git_samples import Bare
-from tests.harness.ref_deletions import PROJECT, counted, pending, row, rows
-from workers.git_ref_cleanup import cleaning
-from workers.git_ref_cleanup.cleaning import MAX_DELETES, ProjectOutcome
+from tests.harness.ref_deletions import PROJECT, counted, lock, pending, row, rows, statuses
+from workers.git_ref_cleanup.cleaning import ProjectOutcome
 
 PENDING, PROCESSED, REJECTED = DeletionStatus
 ELSEWHERE = "1" * 40
 LONG = "refs/" + "x" * 1_020
 
-ADD_REFS = """
-    insert into batched_git_ref_updates_deletions (project_id, ref)
-    select 7, 'refs/mr/' || number from generate_series(1, %s) as number
-"""
-
 pytestmark = pytest.mark.usefixtures("database")
-
-
-def statuses():
-    """The status of every row, by its ref; of duplicates in order."""
-    found = {}
-    for one in GitRefDeletion.select().order_by(GitRefDeletion.id):
-        found.setdefault(one.ref, []).append(one.status)
-    return {ref: those[0] if len(those) == 1 else those for ref, those in found.items()}
-
-
-@pytest.fixture
-def small(monkeypatch):
-    """Make the limits small enough for a few rows to reach them."""
-    monkeypatch.setattr(cleaning, "MAX_DELETES", 3)
-
-
-def lock(repository, *names):
-    """Leave locks behind as a killed git does."""
-    for name in names:
-        file = repository.path / f"{name}.lock"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.touch()
-
-
-# A child
 
 
 def test_a_child_deletes_the_refs_and_marks_the_rows_processed(child, repository):
@@ -148,19 +117,3 @@ def test_a_child_that_comes_to_its_maximum_leaves_a_successor_who_finishes(child
     assert (first.outcome, first.more) == (ProjectOutcome(3, 0, "max_deletes"), True)
     assert (second.outcome, second.more) == (ProjectOutcome(2, 0, "drained"), False)
     assert pending() == set()
-
-
-def test_ten_thousand_rows_go_in_one_transaction_and_the_next_is_the_successors(
-    child, repository, tmp_path, monkeypatch
-):
-    repository.packed(*(f"refs/mr/{number}" for number in range(1, MAX_DELETES + 3)))
-    database.execute_sql(ADD_REFS, (MAX_DELETES + 1,))
-    calls = counted(tmp_path, monkeypatch)
-
-    first = child()
-    transactions = calls("update-ref")
-    second = child()
-
-    assert (first.outcome, first.more, transactions) == (ProjectOutcome(MAX_DELETES, 0, "max_deletes"), True, 1)
-    assert (second.outcome, second.more) == (ProjectOutcome(1, 0, "drained"), False)
-    assert [name for name in repository.refs() if name.startswith("refs/mr/")] == [f"refs/mr/{MAX_DELETES + 2}"]

@@ -12,12 +12,8 @@ from forgekeeper.database import now
 from forgekeeper.delivery.broker import broker
 from forgekeeper.delivery.queues import depth
 from forgekeeper.runs.batch import Batch
-from forgekeeper.runs.deadline import Deadline
 from models import DeletionStatus, GitRefDeletion
-from tests.harness.clocks import Clock, Crash, crash
-from tests.harness.performing import perform
 from tests.harness.ref_deletions import (
-    BATCH,
     NAME,
     QUEUE,
     on_their_way,
@@ -28,7 +24,6 @@ from tests.harness.ref_deletions import (
 )
 from workers import git_ref_cleanup
 from workers.git_ref_cleanup import BATCH_SIZE, MAX_PROJECTS, Outcome
-from workers.git_ref_cleanup.cleaning import LOCK_TIMEOUT
 
 PENDING, PROCESSED, REJECTED = DeletionStatus
 NO_REPOSITORIES = "no repositories are configured; set FORGEKEEPER_REPOSITORIES_ROOT"
@@ -55,15 +50,6 @@ def taken():
         yield message
     finally:
         consumer.ack(message)
-
-
-@pytest.fixture
-def walk(configured):
-    """Do the parent's work with a deadline of the test's; return its outcome."""
-    return lambda **options: perform(BATCH, deadline=Deadline(LOCK_TIMEOUT, **options), settings=configured)
-
-
-# The parent
 
 
 def test_each_project_with_pending_rows_gets_one_child_that_is_told_which(parent):
@@ -135,27 +121,6 @@ def test_a_full_queue_gets_no_more_and_the_next_run_goes_on_with_the_first_that_
     assert on_their_way() == everyone[:full]
 
 
-def test_a_run_ends_at_its_deadline_and_the_next_goes_on(walk, parent):
-    projects(3 * BATCH_SIZE)
-
-    outcome = walk(clock=Clock(step=LOCK_TIMEOUT.total_seconds()))
-    let_children_finish()
-    parent()
-
-    assert outcome == Outcome(BATCH_SIZE, BATCH_SIZE, 0, "deadline")
-    assert on_their_way()[0] == BATCH_SIZE + 1
-
-
-def test_a_run_that_crashes_between_two_pages_is_made_up_for_by_the_next(walk, parent):
-    projects(2 * BATCH_SIZE)
-    with pytest.raises(Crash):
-        walk(safe_point=crash)
-
-    run = parent()
-
-    assert (run.result["enqueued"], run.result["deduplicated"]) == (BATCH_SIZE, BATCH_SIZE)
-
-
 def test_without_a_folder_of_repositories_a_run_is_blocked_and_says_why(parent):
     projects(1)
 
@@ -176,9 +141,6 @@ def test_the_last_line_of_a_run_carries_its_figures_as_stats(parent):
 
     (finished,) = [line for line in lines if line["event"] == "run finished"]
     assert finished["stats"] == asdict(Outcome(3, 3))
-
-
-# A child
 
 
 def test_what_the_parent_sends_is_what_a_child_drains(parent, child, repository):

@@ -50,9 +50,6 @@ GONE = [
 ]
 
 
-# The parent
-
-
 @pytest.mark.parametrize("gone", GONE)
 def test_without_its_disk_a_run_fails_and_nothing_is_enqueued(parent, root, gone):
     projects(1)
@@ -62,9 +59,6 @@ def test_without_its_disk_a_run_fails_and_nothing_is_enqueued(parent, root, gone
         parent()
 
     assert (JobRun.get().failures, on_their_way(), len(pending()), Batch.position(NAME)) == (1, [], 1, 0)
-
-
-# A child
 
 
 def test_of_a_project_that_is_gone_the_rows_are_processed_without_git(child, root, tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ import redis
 
 from workers.stale_direct_uploads import adoption, failures
 from workers.stale_direct_uploads import register as uploads
-from workers.stale_direct_uploads.entries import BeingDeleted, Entry
+from workers.stale_direct_uploads.entries import Entry
 
 ROOT = Path(__file__).parents[2]
 BACKOFF, FIVE_MINUTES = timedelta(minutes=1), timedelta(minutes=5)
@@ -64,16 +64,6 @@ def give_up(client, member):
 
 
 # Producers
-
-
-def test_a_path_may_contain_colons_and_is_not_cut_at_them(client):
-    uploads.prepare(client, "artifacts", "a:b:c")
-    register(client, "artifacts:a:b:c")
-
-    (entry,) = claim(client).entries
-
-    assert (entry.location, entry.path, entry.malformed) == ("artifacts", "a:b:c", False)
-    assert not uploads.pending_only(client, "artifacts", ["a"])
 
 
 def test_the_commands_that_the_page_gives_to_other_languages_are_these(client):
@@ -177,13 +167,6 @@ def test_what_was_adopted_and_waits_is_counted_nowhere(client, ago):
 
     assert uploads.count(client) == 1
     assert uploads.census(client) == uploads.Census(1, 0, None, 0)
-
-
-def test_a_path_that_was_adopted_cannot_be_prepared(client):
-    adopt(client, "a")
-
-    with pytest.raises(BeingDeleted):
-        uploads.prepare(client, "artifacts", "a")
 
 
 def prepare_with_three_keys(client):

@@ -1,8 +1,5 @@
 """Batch 100 against real stores: a folder and S3, with entries, stores and runs that fail."""
 
-import sys
-import time
-
 import pytest
 from structlog.testing import capture_logs
 
@@ -10,8 +7,6 @@ from forgekeeper.connections import client
 from forgekeeper.failpoints import Failpoints, Fault, arm
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.storage import sentinel
-from metrics.counting import WORKER
-from tests.harness.catalogue import METRICS
 from tests.harness.installation import INSTALLATION
 from tests.harness.performing import perform
 from tests.harness.settings import settings_with
@@ -21,7 +16,6 @@ from tests.harness.stale_uploads import (
     HERE,
     SECOND,
     STALE,
-    attempt,
     attempts,
     away,
     begin,
@@ -36,7 +30,6 @@ from tests.harness.stale_uploads import (
     time_passes,
 )
 from tests.harness.stores import Folder
-from tests.harness.thorough import examples
 from workers.stale_direct_uploads import (
     CHUNK,
     MAX_EXEC_DURATION,
@@ -181,28 +174,10 @@ def test_a_store_that_is_away_costs_no_attempt_and_stops_no_other(store, other):
     assert (store.keys(), registered()) == ({"a", "b"}, {"artifacts:a", "artifacts:b"})
 
 
-@pytest.fixture
-def away_here(settings, folder, other):
-    """The settings of a process whose store `artifacts` is away."""
-    places = settings_with(object_stores={HERE: away(folder), ELSEWHERE: other.url}).object_stores
-    return settings.model_copy(update={"object_stores": places})
+def test_while_a_store_is_away_each_attempt_fails(store):
+    begin(store, "a", "b")
 
-
-def counted(metric, *labels):
-    names = dict(zip(METRICS[f"forgekeeper_{metric}"].labels, ("stale_direct_uploads", *labels), strict=True))
-    return WORKER.registry.get_sample_value(f"forgekeeper_{metric}", names) or 0
-
-
-def test_a_run_whose_store_is_away_waits_for_a_retry_with_what_it_did_in_its_row(away_here, folder, other):
-    begin(folder, "a")
-    begin(other, "b", location=ELSEWHERE)
-    before = counted("records_processed_total", "stale_upload")
-
-    row = attempt(away_here)
-
-    assert (row.state, row.retry_at is not None, row.failures) == ("enqueued", True, 1)
-    assert (row.result["total_pending_entries"], row.result["total_deleted_stale_entries"]) == (2, 1)
-    assert counted("records_processed_total", "stale_upload") - before == 1
+    assert [fail(artifacts=away(store))[0] for _ in range(2)] == [Outcome(2, 0, False, 0)] * 2
 
 
 def test_without_its_sentinel_a_store_loses_nothing(store):
@@ -251,25 +226,3 @@ def test_at_the_deadline_a_run_says_so_and_leaves_the_rest(s3):
 
     assert run(deadline, artifacts=s3.url) == Outcome(CHUNK + 1, CHUNK, True, 0)
     assert run(artifacts=s3.url) == Outcome(1, 1, False, 0)
-
-
-# Many
-
-
-def test_twenty_thousand_stale_among_two_hundred_thousand_take_twenty_requests(s3, capsys):
-    count, real = examples(20_000), examples(300)
-    stale = [f"stale/{number:06}" for number in range(count)]
-    s3.put(*stale[:: len(stale) // real], "fresh/000000")
-    moment = now()
-    client.zadd(uploads.PENDING, {f"artifacts:{path}": moment - STALE - 60 for path in stale})
-    client.zadd(uploads.PENDING, {f"artifacts:fresh/{number:06}": moment - 60 for number in range(9 * count)})
-
-    began = time.monotonic()
-    outcome = run(artifacts=s3.url)
-    seconds = time.monotonic() - began
-
-    with capsys.disabled():
-        sys.stdout.write(f"\n{count:,} stale of {10 * count:,} uploads: {seconds:.1f} s, {dict(s3.proxy.counts)}\n")
-    assert outcome == Outcome(10 * count, count, False, 0)
-    assert (s3.proxy.counts["bulk"], s3.proxy.counts["single"]) == (count // 1_000, 0)
-    assert (s3.keys(), client.zcard(uploads.PENDING)) == ({"fresh/000000"}, 9 * count)

@@ -209,6 +209,3 @@ def test_the_adopted_that_were_not_written_since_are_deleted(folder):
     outcome = run(artifacts=folder.url)
 
     assert (outcome, folder.keys(), registered()) == (Outcome(120, 120, False, 0), {"bystander"}, set())
-
-
-# Many

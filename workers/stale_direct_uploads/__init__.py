@@ -41,7 +41,7 @@ from forgekeeper.storage.settled import SettledUpload
 from metrics.catalogue.metric import Reading
 from models import JobArtifact
 from workers.stale_direct_uploads import failures, preview, register
-from workers.stale_direct_uploads.entries import Entry
+from workers.stale_direct_uploads.entries import Claim, Entry
 
 MAX_UPLOAD_DURATION = register.MAX_UPLOAD_DURATION
 MAX_EXEC_DURATION = timedelta(seconds=250)
@@ -117,6 +117,7 @@ class StaleUploads(Items[Entry]):
 
     def __init__(self) -> None:
         self._unavailable: dict[str, str] = {}
+        self._untried: list[tuple[Claim, list[Entry]]] = []
 
     def begin(self) -> dict[str, Any]:
         """Correct the register after a wrong clock, and count what it has."""
@@ -128,7 +129,9 @@ class StaleUploads(Items[Entry]):
         return {"total_pending_entries": register.census(client).pending}
 
     def end(self, ended: Ended) -> dict[str, Any]:
-        """Return whether the time was up."""
+        """Give back what was claimed of locations that do not answer, for the next attempt; say if the time was up."""
+        for claim, entries in self._untried:
+            register.put_back(client, claim, entries)
         return {"execution_timeout": ended.timed_out}
 
     def failure(self) -> StoreUnavailable | None:
@@ -170,7 +173,7 @@ class StaleUploads(Items[Entry]):
             except StoreUnavailable as error:
                 self.interrupted(location, error)
         if location in self._unavailable:
-            # Their claim runs out: this run does not get them again, and the next one does.
+            # Until the run's end they stay claimed: it does not get them again.
             return dict.fromkeys(items, Kept(None, "unavailable"))
         unfit = {entry: preview.unfit(entry, store) for entry in items}
         return {entry: Kept(UNFIT[state], state) for entry, state in unfit.items() if state is not None}
@@ -227,6 +230,7 @@ class StaleUploads(Items[Entry]):
                 first = min(entry.member for entry in unfit)
                 log.error("uploads rejected", reason=reason, entries=len(unfit), first=first)
         register.forget(client, self._claim, [entry for state in KEPT for entry in by[state]])
+        self._untried.append((self._claim, by["unavailable"]))
         rejected = register.reject(client, self._claim, by["malformed"] + by["outside"])
         failed = by["no_store"] + by["failed"]
         for entry in failed:

@@ -77,7 +77,7 @@ def look(client: redis.Redis, location: str, prefix: str, settings: Settings) ->
             unnamed += [path for path in page if path not in known]
         allowed = [path for path in unnamed if store.may_delete(path)]
         # A listing may spell a name otherwise than its object does, and so mean another.
-        orphans = [path for path in allowed if store.has(path, before=horizon)]
+        orphans = [path for path in allowed if (written := store.written(path)) is not None and written < horizon]
         return Found(len(found), named, orphans, len(unnamed) - len(allowed))
     except StoreUnavailable as error:
         hint = "leave a name that cannot be listed out with --prefix; else `forgekeeper check` looks for the cause"

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from forgekeeper.connections import client
-from forgekeeper.database import LAST_INSTANT
 from forgekeeper.declaring.preview import BUSY, Look, Part
 from forgekeeper.storage import owners, stores
 from forgekeeper.storage.objects import Objects, StoreUnavailable, is_normal
@@ -74,6 +73,7 @@ def unfit(entry: Entry, store: Objects | None) -> str | None:
 
 def _changed(entry: Entry, store: Objects) -> bool:
     """Return whether an adopted object was written since; one that does not exist was not."""
-    if entry.adopted is None or store.has(entry.path, before=register.last_seen(entry.adopted)):
+    if entry.adopted is None:
         return False
-    return store.has(entry.path, before=LAST_INSTANT)
+    written = store.written(entry.path)
+    return written is not None and written >= register.last_seen(entry.adopted)

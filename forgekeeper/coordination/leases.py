@@ -67,9 +67,9 @@ class Lease(Vital):
         self._client = client
         self._what = name
         self._key = KEY + name
-        self._holder = holder
-        self._value = ""
+        self._holder, self._value = holder, ""
         self._ttl = ttl.total_seconds()
+        self._milliseconds = round(self._ttl * 1_000)
         self._at_most = at_most.total_seconds()
         self._clock = clock
         # Redis counts from when it was reached, so from here on we count no longer than it does.
@@ -132,10 +132,6 @@ class Lease(Vital):
             self._proved = asked
         else:
             self._gone = True
-
-    @property
-    def _milliseconds(self) -> int:
-        return round(self._ttl * 1_000)
 
 
 @contextmanager

@@ -5,7 +5,8 @@ So a wrong URL, bucket or mount is refused, and nothing of another installation 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 import peewee as pw
@@ -18,7 +19,7 @@ from forgekeeper.installation import place
 from forgekeeper.installation.in_redis import INSTALLATION, claim, owner
 from forgekeeper.settings import Place, Settings
 from forgekeeper.storage import sentinel, stores
-from forgekeeper.storage.objects import StoreUnavailable
+from forgekeeper.storage.objects import Objects, StoreUnavailable
 
 UNDEFINED_TABLE = "42P01"
 
@@ -83,28 +84,17 @@ def known() -> str | None:
 
 def require_places(deletes_from: Place | None, settings: Settings, ours: str) -> None:
     """Raise `Disagreement` where a place that is deleted from, and answers, is not of installation *ours*."""
-    for where, look in places(deletes_from, settings):
-        try:
-            found = look()
-        except (sentinel.Unreadable, StoreUnavailable):
-            continue
-        if found is not None and (said := sentinel.objection(where, found, ours)):
-            raise Disagreement(said)
-
-
-def places(
-    deletes_from: Place | None, settings: Settings
-) -> Iterator[tuple[str, Callable[[], sentinel.Sentinel | None]]]:
-    """Yield the configured places that a batch deletes from, and how to read the sentinel of each."""
-    root, locations = settings.repositories_root, settings.object_stores
+    root = settings.repositories_root
     if deletes_from == "repositories" and root is not None:
-        yield str(root), sentinel.Folder(root).sentinel
-    for location in locations:
+        _require_place(str(root), lambda: sentinel.Folder(root), ours)
+    for location in settings.object_stores:
         if deletes_from == "stores" or (deletes_from == "artifacts" and location == stores.ARTIFACTS):
-            yield location, partial(_of_store, location, settings)
+            _require_place(location, partial(stores.at, location, settings), ours)
 
 
-def _of_store(location: str, settings: Settings) -> sentinel.Sentinel | None:
-    store = stores.at(location, settings)
-    assert store is not None
-    return store.sentinel()
+def _require_place(name: str, place_of: Callable[[], Objects | sentinel.Folder | None], ours: str) -> None:
+    with suppress(sentinel.Unreadable, StoreUnavailable):
+        found = place_of()
+        mark = None if found is None else found.sentinel()
+        if mark is not None and (said := sentinel.objection(name, mark, ours)):
+            raise Disagreement(said)

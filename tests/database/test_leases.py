@@ -84,14 +84,6 @@ def test_a_lease_of_any_name_that_another_holds_is_refused_and_stays_its_holder_
         assert [held.name for held in leases(client)] == [name]
 
 
-def test_an_expired_lease_is_to_be_had_without_a_release(client, other):
-    with take(client):
-        pass_time(client, 16 * SECOND)
-
-        with take(other) as held:
-            held.check()
-
-
 def test_inside_a_transaction_it_is_refused_before_redis_hears_of_it(client, database):
     with database.atomic(), pytest.raises(LeaseInTransaction), take(client, forbidden=database.in_transaction):
         pytest.fail("a lease in a transaction")
@@ -167,23 +159,6 @@ def test_where_no_thread_can_be_had_there_is_no_lease(client, monkeypatch):
     assert client.keys() == []
 
 
-def test_a_late_holder_does_not_renew_the_lease_of_the_next(client, other):
-    with take(client) as late:
-        pass_time(client, 16 * SECOND)
-        with take(other, ttl=60 * SECOND):
-            assert is_lost(late)
-            assert leases(client)[0].left > 50 * SECOND
-
-
-def test_checking_renews(client):
-    with take(client) as held:
-        for _ in range(3):
-            pass_time(client, 14 * SECOND)
-            held.check()
-
-        assert leases(client)[0].left > 14 * SECOND
-
-
 # Without proof
 
 
@@ -195,14 +170,6 @@ def test_a_holder_who_reaches_no_server_is_believed_until_his_ttl_is_over(client
         held.check()
         client.clock.now += 0.1
         assert is_lost(held)
-
-
-def test_after_a_flush_it_is_lost(client):
-    with take(client) as held:
-        client.flushall()
-
-        assert is_lost(held)
-        assert client.keys() == []
 
 
 # A hard bound
@@ -221,20 +188,6 @@ def test_nobody_holds_it_for_longer_than_at_most(client):
 
 
 # Processes
-
-
-def test_a_killed_holder_s_lease_is_free_after_its_ttl(client, started):
-    process = started(HOLDER, ttl=5)
-    assert process.stdout.readline() == "held\n"
-
-    process.kill()
-    process.wait(LIMIT)
-
-    [held] = leases(client)
-    assert held.left <= 5 * SECOND
-    assert wait_until(lambda: is_free(client), LIMIT)
-    with take(client) as held:
-        held.check()
 
 
 def test_a_stopped_holder_learns_that_he_was_replaced(client, started):

@@ -41,19 +41,6 @@ def test_a_statement_that_a_pooler_has_taken_away_is_executed_all_the_same():
     assert (added(5, 6), names()) == ((11, "100 %"), [])
 
 
-def test_a_table_that_has_changed_costs_no_more_than_the_preparation():
-    database.execute_sql("create temp table changed (value integer)")
-    prepared.execute("all", "select * from changed", {})
-    database.execute_sql("alter table changed add column another text; insert into changed values (1, 'a')")
-
-    assert prepared.execute("all", "select * from changed", {}).fetchall() == [(1, "a")]
-
-
-def test_a_statement_that_cannot_be_prepared_says_itself_what_is_wrong():
-    with pytest.raises(Exception, match="no_such_table"):
-        prepared.execute("wrong", "select from no_such_table", {})
-
-
 def test_in_a_transaction_nothing_is_prepared():
     with database.atomic():
         assert added(1, 2) == (3, "100 %")

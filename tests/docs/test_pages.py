@@ -6,7 +6,6 @@ import shlex
 from functools import cache
 from pathlib import Path
 
-import pytest
 from typer import Exit
 from typer._click.exceptions import ClickException, MissingParameter
 from typer.main import get_command
@@ -171,14 +170,3 @@ def test_the_index_of_decisions_lists_each_once():
     listed = re.findall(r"\]\((\w[^)/#]+\.md)", (DOCS / "adr" / "README.md").read_text())
 
     assert set(listed) == {page.name for page in (DOCS / "adr").glob("[0s]*.md")}
-
-
-def test_every_term_of_the_glossary_stands_once_and_in_order():
-    terms = re.findall(r"^\*\*(.+?)\*\*", (DOCS / "glossary.md").read_text(), re.MULTILINE)
-
-    assert terms == sorted(set(terms), key=str.casefold)
-
-
-@pytest.mark.parametrize(("folder", "most"), [("", 70), ("runbooks", 30)])
-def test_there_are_no_more_pages_than_somebody_reads(folder, most):
-    assert len(list((DOCS / folder).rglob("*.md"))) <= most

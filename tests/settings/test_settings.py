@@ -91,14 +91,6 @@ def test_an_unknown_name_is_refused_with_the_name_it_resembles(refused):
     assert "unknown setting FORGEKEEPER_REDISURL (did you mean FORGEKEEPER_REDIS_URL?)" in message
 
 
-def test_an_unknown_name_in_the_file_is_refused(refused):
-    Path(".env").write_text("FORGEKEEPER_CRON_PRUNES=off\n")
-
-    message = refused()
-
-    assert "unknown setting FORGEKEEPER_CRON_PRUNES (did you mean FORGEKEEPER_CRON_PRUNE?)" in message
-
-
 def test_names_without_the_prefix_are_not_ours(monkeypatch):
     monkeypatch.setenv("REDIS_URL", "nonsense")
     Path(".env").write_text("DATABASE_URL=nonsense\n")
@@ -137,12 +129,6 @@ def test_every_problem_is_in_the_one_message(refused):
 PLACES = {"OBJECT_STORES": '{"artifacts": "file:///srv/a", "lfs": "file:///srv/b"}'}
 
 
-def test_folders_in_which_objects_may_be_deleted_are_read_without_their_last_slash(given):
-    given(**PLACES, OBJECT_PREFIXES='{"artifacts": ["up/ci/", "@final"]}')
-
-    assert load().object_prefixes == {"artifacts": ("up/ci", "@final")}
-
-
 @pytest.mark.parametrize("folder", ["", "/", "/up", "up//ci", "..", "up/../ci", "./up", "up\u0000", "up\n"])
 def test_a_folder_that_no_object_lies_in_is_refused(refused, folder):
     message = refused(**PLACES, OBJECT_PREFIXES=json.dumps({"artifacts": [folder]}))
@@ -176,13 +162,6 @@ def test_an_empty_value_is_an_unset_one(given):
     given(DATABASE_URL="", CRON_PRUNE="", WORKER_THREADS="", CATCH_UP_WINDOW="", OBJECT_STORES="")
 
     assert load() == settings_with()
-
-
-@pytest.mark.parametrize(("name", "url"), URLS)
-def test_a_good_url_is_taken_as_it_is(given, name, url):
-    given(**{name: url})
-
-    assert getattr(load(), name.lower()).get_secret_value() == url
 
 
 @pytest.mark.parametrize(("name", "value"), MALFORMED_URLS + [("OBJECT_STORES", value) for value in STORES])
@@ -267,22 +246,6 @@ def test_an_env_file_that_is_no_text_is_refused_in_a_sentence(tmp_path, monkeypa
 
     with pytest.raises(SettingsError, match=r"^cannot read the file \.env: it is not UTF-8; "):
         load()
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "as_given"),
-    [
-        ("CRON_PRUNE", "off", "off"),
-        ("CRON_PRUNE", "0 1  * * *", "0 1 * * *"),
-        ("DEAD_AFTER", "0.50", "0.5"),
-        ("PACE_PRUNE", "", ""),
-        ("REPOSITORIES_ROOT", "/srv/repositories", "/srv/repositories"),
-    ],
-)
-def test_a_value_is_described_as_an_operator_would_write_it(given, name, value, as_given):
-    given(**{name: value})
-
-    assert shown(name).value == as_given
 
 
 @pytest.mark.parametrize(

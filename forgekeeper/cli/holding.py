@@ -86,11 +86,11 @@ def resume(
         done = _each(known, "resumed", lift)
         left = {name: Hold.standing(batch=name) for name in done}
     if json:
-        facts = [[list(map(_facts, holds)) for holds in (ended[name], left[name])] for name in done]
-        _emit([{"batch": name, "ended": mine, "left": stay} for name, (mine, stay) in zip(done, facts, strict=True)])
+        _emit([{"batch": name, "ended": _facts(ended[name]), "left": _facts(left[name])} for name in done])
     else:
         say(said for name in done for said in _resumed(name, ended[name], left[name]))
-    _exit_unless_all(known, done)
+    if len(done) < len(known):
+        raise typer.Exit(FAILED)
     if any(hold.kind in BY_PEOPLE for holds in left.values() for hold in holds):
         raise typer.Exit(HELD)
 
@@ -124,7 +124,8 @@ def _hold(
         _emit([{"batch": name, word: True, "until": end, "reason": reason} for name in done])
     else:
         say(f"{name} is {word} until {moment(end) if end else f'`forgekeeper resume {name}`'}" for name in done)
-    _exit_unless_all(known, done)
+    if len(done) < len(known):
+        raise typer.Exit(FAILED)
 
 
 def _each(names: Sequence[str], word: str, do: Callable[[str], None]) -> list[str]:
@@ -141,11 +142,6 @@ def _each(names: Sequence[str], word: str, do: Callable[[str], None]) -> list[st
         else:
             done.append(name)
     return done
-
-
-def _exit_unless_all(names: Sequence[str], done: Sequence[str]) -> None:
-    if len(done) < len(names):
-        raise typer.Exit(FAILED)
 
 
 def _named(batches: Sequence[str] | None, everything: bool) -> list[str] | None:
@@ -165,11 +161,12 @@ def _known(names: list[str] | None) -> list[str]:
 
 def _state(name: str) -> dict[str, Any]:
     """Return what holds the batch back, as the audit writes it down."""
-    return {"holds": list(map(_facts, Hold.standing(batch=name)))}
+    return {"holds": _facts(Hold.standing(batch=name))}
 
 
-def _facts(hold: Hold) -> dict[str, Any]:
-    return {field: getattr(hold, field) for field in ("id", "kind", "reason", "by", "since", "until")}
+def _facts(holds: Sequence[Hold]) -> list[dict[str, Any]]:
+    fields = ("id", "kind", "reason", "by", "since", "until")
+    return [{field: getattr(hold, field) for field in fields} for hold in holds]
 
 
 def _resumed(name: str, ended: list[Hold], left: list[Hold]) -> Iterator[str]:

@@ -12,12 +12,6 @@ from forgekeeper.declaring.preview import Part
 from forgekeeper.runs.previewing import Preview, preview
 from forgekeeper.settings import Settings
 
-STAYS = {
-    "busy": "another session has them locked at this moment, and they are left for later",
-    "passed_over": "they failed, and are tried again later: `forgekeeper quarantine`",
-}
-"""What the reasons mean that every batch may have."""
-
 
 def of(batch: BatchSpec, settings: Settings, *, sample: int) -> Preview:
     """Preview the batch; a terminal shows how far that has got."""
@@ -57,6 +51,6 @@ def _details(part: Part) -> Iterator[str]:
         yield "by project: " + ", ".join(f"{name} {count:,}" for name, count in shown["projects"].items()) + rest
     for reason, count in part.kept.items():
         number = "not counted in time" if count is None else f"{count:,} stay"
-        yield f"{reason}: {number}" + (f" ({STAYS[reason]})" if reason in STAYS else "")
+        yield f"{reason}: {number}"
     if part.sample:
         yield "such as " + ", ".join(f"{key} ({name})" if name else key for key, name in part.sample)

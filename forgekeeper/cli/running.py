@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -69,15 +69,12 @@ def run(batch: Name, dry_run: DryRun = False, sample: Sample = None, json: Json 
             say(held_back.of(batch) if back else [_overlapping(batch)], err)
             result, run_id = asdict(chosen.outcome()) | {"skipped": back or "overlap"}, None
     answer({"run": run_id} | result, f"{batch}: {facts(result)}", json=json)
-    if _is_held_or_blocked(result):
-        raise typer.Exit(HELD)
-
-
-def _is_held_or_blocked(result: dict[str, Any]) -> bool:
-    """Say whether the batch is held, or the run or a child of it was blocked."""
     children = result.get("children")
-    every = [result, *children] if isinstance(children, list) else [result]
-    return any("blocked" in one or one.get("skipped") == "held" for one in every)
+    if any(
+        "blocked" in one or one.get("skipped") == "held"
+        for one in [result, *(children if isinstance(children, list) else [])]
+    ):
+        raise typer.Exit(HELD)
 
 
 def _started(batch: BatchSpec) -> Started | None:

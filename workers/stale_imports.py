@@ -11,7 +11,6 @@ and are passed over.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
@@ -19,11 +18,6 @@ from typing import Any, Literal
 import structlog
 
 from forgekeeper import Changes, Record, Subject, batch
-from forgekeeper.database import chosen
-from forgekeeper.database.survey import Rows as Found
-from forgekeeper.database.survey import held
-from forgekeeper.declaring.preview import Look, Part
-from forgekeeper.deleting.sql import condition
 from models import STALE_AFTER, BulkImport, BulkImportEntity, BulkImportTracker, EntityType
 
 PAGE_SIZE = 100
@@ -31,7 +25,7 @@ MAX_RUNTIME = timedelta(minutes=10)
 UNTOUCHED = "nothing had touched it for a day"
 
 UNFINISHED = "status in (0, 1, 3)"
-"""Which trackers go with an entity; what `run --dry-run` counts, too."""
+"""Which trackers go with an entity."""
 
 # As the forge does, an import has failures where one of its entities has any; those are asked for once a page.
 TIME_OUT_IMPORTS = """
@@ -186,17 +180,3 @@ def entities(now: datetime) -> Changes[BulkImportEntity]:
 def stale_imports(now: datetime) -> list[Changes[Any]]:
     """Give up bulk imports that nothing has touched for a day."""
     return stale(now)
-
-
-@stale_imports.preview
-def trackers(look: Look) -> Iterator[Part]:
-    """Count the trackers that would go with their entities, whenever they were touched."""
-    part, bad = look.part("tracker", verb="given up"), list(look.passed_over("entity"))
-    table = BulkImportEntity._meta.table_name
-    due = condition(BulkImportEntity, BulkImportEntity.is_stale(look.now))
-    going = f"select id from {table} where {due.text} and not {held(table)}{chosen('id', without=bad)}"
-    of_those = f"{UNFINISHED} and bulk_import_entity_id in ({going})"
-    values = due.values | {"without": bad}
-    look.count(part, Found("bulk_import_trackers", of_those, values, due="updated_at", name="relation"))
-    part.oldest = part.newest = None
-    yield part

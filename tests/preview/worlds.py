@@ -109,9 +109,6 @@ class Imports(World):
                 id=number, bulk_import_entity_id=key, relation="r", status=tracker, updated_at=NOON
             )
 
-    def key(self, part, number, _name):
-        return int(number) if part.record != "tracker" else None
-
     def present(self):
         either = "select id, status from bulk_imports union all select id, status from bulk_import_entities"
         return self.ids(f"select id from ({either}) as records where status <> 3")

@@ -80,22 +80,6 @@ def test_a_place_of_refs_that_only_a_later_git_knows_is_refused(repository, valu
         repository.delete("refs/heads/a")
 
 
-def test_a_link_into_the_repository_itself_is_no_way_around_the_default_branch(repository):
-    put_link(repository.path / "refs/alias", repository.path / "refs/heads")
-
-    with pytest.raises(RepositoryFailed, match="refs/alias"):
-        repository.delete("refs/alias/main")
-
-    assert "refs/heads/main" in repository.refs()
-
-
-def test_refs_behind_a_link_are_not_taken_for_gone(repository, tmp_path):
-    put_link(repository.path / "refs/heads", tmp_path / "not mounted")
-
-    with pytest.raises(RepositoryFailed, match="refs/heads"):
-        repository.delete("refs/heads/a")
-
-
 def test_a_link_that_comes_between_look_and_deletion_is_refused(repository, other, tmp_path, monkeypatch):
     heads = repository.path / "refs/heads"
     swap = f"rm -rf {heads}; ln -s {other.path}/refs/heads {heads}"

@@ -76,15 +76,6 @@ def test_a_lock_of_all_refs_is_reported_with_its_age_and_left(repository, lock):
     assert repository.refs() == before
 
 
-def test_a_lock_that_is_let_go_in_time_is_waited_for(repository):
-    with prepared(repository, "refs/b"):
-        deletion = Held(lambda: repository.states("refs/a", "refs/c"))
-        assert wait_until((repository.path / "refs/c.lock").exists, ALWAYS_IN_TIME)
-
-    assert deletion.result() == {"refs/a": "deleted", "refs/c": "deleted"}
-    assert set(repository.refs()) == {"refs/heads/main", "refs/b"}
-
-
 def test_pushes_meanwhile_are_neither_lost_nor_undone(root):
     repository = Bare(root)
     names = [f"refs/mr/{number}" for number in range(300)]

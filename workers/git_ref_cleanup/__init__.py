@@ -195,6 +195,5 @@ def processed(now: datetime) -> Rows[GitRefDeletion]:
 
 
 git_ref_cleanup.collector("git_locks", gauges=[repositories.STALE_LOCKS])(repositories.stale_locks)
-git_ref_cleanup.preview(preview.projects)
 clean_project_refs.preview(preview.refs)
 git_ref_cleanup.repositories(repositories.sample)

@@ -21,20 +21,6 @@ PROJECTS, REFS = 100, 10_000
 MISSING, FAILED, UNSEEN = "repository_missing", "repository_failed", "repositories_unseen"
 
 
-def projects(look: Look) -> Iterator[Part]:
-    """Count the projects that have pending rows: each gets a child."""
-    part = look.part("project", verb="looked after by a child each")
-    for found in _pages():
-        where = paths(found)
-        for number in found:
-            part.one(str(number), where.get(number), None, size=look.size)
-        look.told(part)
-        if look.over():
-            part.guess(part.records)
-            break
-    yield part
-
-
 def refs(look: Look) -> Iterator[Part]:
     """Look into the repositories for what would be deleted, and what is gone, refused, moved or locked."""
     part, gone = look.part("git_ref_deletion"), look.part("gone_ref_deletion", verb="closed, as there is no repository")

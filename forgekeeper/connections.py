@@ -60,10 +60,7 @@ def connect(
     """
     url = settings.require_database()
     redis_url = settings.require_redis() if redis_needed or settings.redis_url else None
-    if connections is None:
-        db.open_per_thread(url, limits.database, name=name)
-    else:
-        db.open_pool(url, limits.database, name=name, size=connections)
+    db.open_pool(url, limits.database, name=name, size=connections)
     if redis_url is None:
         return
     scripts.load()

@@ -67,14 +67,9 @@ def default(sql: str) -> list[pw.Node]:
     return [pw.SQL(f"default {sql}")]
 
 
-def open_pool(url: str, timeouts: Timeouts, *, name: str, size: int) -> None:
-    """Let the models use a pool of at most *size* connections, each made when first needed."""
-    database.initialize(sessions.pool(url, timeouts, name=name, size=size))
-
-
-def open_per_thread(url: str, timeouts: Timeouts, *, name: str) -> None:
-    """Let the models use a connection of each thread's own, kept until it is closed."""
-    database.initialize(sessions.per_thread(url, timeouts, name=name))
+def open_pool(url: str, timeouts: Timeouts, *, name: str, size: int | None) -> None:
+    """Let the models use a pool of at most *size* connections, or where that is None one of each thread's own."""
+    database.initialize(sessions.opened(url, timeouts, name=name, size=size))
 
 
 def release() -> None:

@@ -21,7 +21,7 @@ from psycopg2.extensions import (
 from psycopg2.extras import register_default_jsonb
 
 TIMESTAMPTZ = 1184
-OF_ALL = " -c timezone=UTC -c datestyle=ISO"
+OF_ALL = "-c timezone=UTC -c datestyle=ISO"
 """Of every session: psycopg2 would ask for this date style with a statement of its own."""
 FIRST_INSTANT, LAST_INSTANT = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 
@@ -80,40 +80,27 @@ class Pool(PooledPostgresqlDatabase, Database):  # type: ignore[misc]  # playhou
     """A pool of such a database's connections."""
 
 
-def pool(url: str, timeouts: Timeouts, *, name: str, size: int) -> Database:
-    """Make a pool of at most *size* connections, each made when first needed."""
-    wait = timeouts.connect.total_seconds()
-    made: Database = _point_at(Pool(None, max_connections=size, timeout=wait, autoconnect=False), url, timeouts, name)
-    return made
-
-
-def per_thread(url: str, timeouts: Timeouts, *, name: str) -> Database:
-    """Make a database of which each thread keeps a connection until it is closed."""
-    made: Database = _point_at(Database(None, autoconnect=False), url, timeouts, name)
-    return made
-
-
-def _point_at(made: Any, url: str, timeouts: Timeouts, name: str) -> Any:
+def opened(url: str, timeouts: Timeouts, *, name: str, size: int | None) -> Any:
+    """Make a pool of at most *size* connections, or where that is None, of one for each thread."""
+    made: Any = Database(None, autoconnect=False)
+    if size is not None:
+        made = Pool(None, max_connections=size, timeout=timeouts.connect.total_seconds(), autoconnect=False)
     parameters = parse_dsn(url)
-    options = parameters.pop("options", "")
+    limits = {
+        "statement_timeout": timeouts.statement,
+        "lock_timeout": timeouts.lock,
+        "idle_in_transaction_session_timeout": timeouts.idle_in_transaction,
+    }
+    options = [parameters.pop("options", ""), *(f"-c {key}={_milliseconds(of)}" for key, of in limits.items()), OF_ALL]
     made.init(
         parameters.pop("dbname", None) or parameters.get("user") or "postgres",
         # In UTF-8 it is PostgreSQL that refuses what is no text, within the statement: nothing is done by then.
         **{"application_name": f"forgekeeper {name}", **parameters, "client_encoding": "UTF8"},
         **_socket_options(timeouts),
         connection_factory=Connection,
-        options=f"{options} {_session_options(timeouts)}".strip(),
+        options=" ".join(options).strip(),
     )
     return made
-
-
-def _session_options(timeouts: Timeouts) -> str:
-    limits = {
-        "statement_timeout": timeouts.statement,
-        "lock_timeout": timeouts.lock,
-        "idle_in_transaction_session_timeout": timeouts.idle_in_transaction,
-    }
-    return " ".join(f"-c {name}={_milliseconds(limit)}" for name, limit in limits.items()) + OF_ALL
 
 
 def _socket_options(timeouts: Timeouts) -> dict[str, int]:

@@ -36,7 +36,7 @@ def status(json: Json = False) -> None:
     """Show every batch: what it does, when it is due, its backlog, how its last run ended; and every queue.
 
     When a batch is due is what the living schedulers say.  What is wrong comes first.  Where Redis does not answer,
-    is full or is another installation's, PostgreSQL alone is asked, and what could not be asked is named.
+    is full or is another installation's, PostgreSQL alone is asked.
     """
     with connected("status", limits=without_redis.limits) as settings:
         found = gather(settings)
@@ -58,14 +58,14 @@ def gather(settings: Settings) -> dict[str, Any]:
         "batches": batches,
         "timetable_of": "settings" if timetable.kept is None else "schedulers",
         "queues": {queue: _queue(queue, known, instant, redis) for queue in queues()},
-        **{name: redis.ask(f"the {name}", look) for name, look in shown.items()},
-        "leases": redis.ask("the leases", held),
+        **{name: redis.ask(look) for name, look in shown.items()},
+        "leases": redis.ask(held),
         "processes": process_list.facts_of(known, instant),
-        "redis": {"trouble": redis.trouble, "unasked": redis.unasked},
+        "redis": {"trouble": redis.trouble},
     }
     failing = {name: one["children_failing"] for name, one in batches.items() if one["children_failing"]}
     warnings = [
-        *redis.warnings(),
+        *([redis.trouble] if redis.trouble else []),
         *(children.warning(name, one) for name, one in failing.items()),
         *process_list.warnings(known, instant),
         *held_back.warnings({name: timetable.cron(name) for name in BATCHES}),
@@ -77,7 +77,7 @@ def _batch(batch: BatchSpec, timetable: Timetable, instant: datetime, redis: wit
     holds = Hold.standing(batch=batch.name)
     # In this order a run that ends meanwhile is not shown as both.
     last, running = JobRun.last_ended(batch.name), JobRun.open(batch.name)
-    due = redis.ask(f"the backlog of {batch.name}", partial(batch.due, instant))
+    due = redis.ask(partial(batch.due, instant))
     blocked = BatchRow.blocked(batch.name)
     pause = max((one for one in holds if one.kind == "pause"), key=lambda one: one.until or LAST_INSTANT, default=None)
     stop = next((one for one in holds if one.kind == "stop"), None)
@@ -113,8 +113,8 @@ def _run(run: JobRun, *more: str) -> dict[str, Any]:
 
 
 def _queue(queue: str, known: list[Process], instant: datetime, redis: without_redis.Looks) -> dict[str, Any]:
-    counts = redis.ask("the queues", partial(depth, client, queue)) or dict.fromkeys(COUNTS)
-    oldest = redis.ask("the queues", partial(due_since, client, queue))
+    counts = redis.ask(partial(depth, client, queue)) or dict.fromkeys(COUNTS)
+    oldest = redis.ask(partial(due_since, client, queue))
     serving = [one for one in known if not one.draining and not one.is_silent(instant) and queue in (one.queues or ())]
     return counts | {"oldest": oldest, "workers": len(serving)}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, NoReturn, TypeVar
@@ -37,7 +37,7 @@ class Refusing(redis.ConnectionPool):
 
 
 class Looks:
-    """What is wrong with Redis, None as long as nothing is, and what could not be asked because of that.
+    """Looks into Redis; *trouble* says what is wrong with it, None as long as nothing is.
 
     Once Redis does not answer, or is another installation's, this process asks it nothing more.
     """
@@ -45,7 +45,6 @@ class Looks:
     def __init__(self) -> None:
         """Ask whether Redis answers, is this installation's, and takes writes."""
         self.trouble: str | None = None
-        self.unasked: list[str] = []
         ours = Installation.known()
         try:
             theirs = owner(client)
@@ -57,20 +56,13 @@ class Looks:
         except redis.RedisError as error:
             self._fail(error)
 
-    def ask(self, what: str, look: Callable[[], Answer]) -> Answer | None:
-        """Return what *look* finds; None, and note *what* it was for, where that needs Redis and Redis fails."""
+    def ask(self, look: Callable[[], Answer]) -> Answer | None:
+        """Return what *look* finds; None where that needs Redis, and Redis fails."""
         try:
             return look()
         except redis.RedisError as error:
             self._fail(error)
-            if what not in self.unasked:
-                self.unasked.append(what)
             return None
-
-    def warnings(self) -> Iterator[str]:
-        """Yield a sentence if anything is wrong."""
-        if self.trouble is not None:
-            yield f"{self.trouble} (not asked: {', '.join(self.unasked)})" if self.unasked else self.trouble
 
     def _fail(self, error: redis.RedisError) -> None:
         self.trouble = self.trouble or sentence(error)

@@ -4,7 +4,7 @@ import pytest
 
 from forgekeeper.batches import BATCHES
 from forgekeeper.declaring.flags import FeatureFlag
-from tests.harness.catalogue import LABELS, METRICS
+from tests.harness.catalogue import METRICS
 
 NAME = "user_status_cleanup"
 FLAG = "bulk_delete_job_artifacts"
@@ -58,5 +58,4 @@ def test_metrics_prints_the_catalogue(main):
     found, shown = main("metrics", "--json").json["metrics"], main("metrics").stdout
 
     assert [metric["name"] for metric in found] == list(METRICS)
-    assert found[0]["labels"] == {"batch": list(LABELS.names)}
     assert [name for name in METRICS if name not in shown] == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from functools import partial
 from time import monotonic
@@ -63,7 +62,6 @@ def _sender(servers: Servers, projects: int) -> Callable[[], Enqueued]:
     from forgekeeper.delivery.children import send_children
 
     load_batches()
-    gc.freeze()  # as a worker's process does
     settings = model()(database_url=SecretStr(servers.database_url), redis_url=SecretStr(servers.redis_url))
     connect(settings, Limits.of_worker(settings), name="benchmark", connections=1)
     child = CHILDREN["clean_project_refs"]

@@ -16,7 +16,7 @@ from forgekeeper.runs.ledger import JobRun
 from forgekeeper.settings import Settings
 from forgekeeper.storage.outbox import DeletedObject
 from forgekeeper.storage.sentinel import NAME
-from metrics.catalogue.labels import series
+from metrics.catalogue import series
 
 PAGES = ("worker", "scheduler", "exporter")
 

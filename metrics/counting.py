@@ -18,8 +18,7 @@ from prometheus_client import CollectorRegistry, values
 from prometheus_client.mmap_dict import MmapedDict
 from prometheus_client.values import MutexValue
 
-from metrics.catalogue import of, table
-from metrics.catalogue.labels import LEVELS, NO_BATCH
+from metrics.catalogue import LEVELS, NO_BATCH, of, table
 from metrics.catalogue.metric import Metric, Process
 
 ROOM = 1 << 18

@@ -24,7 +24,6 @@ from forgekeeper.connections import Limits
 from forgekeeper.database import Timeouts, database, release
 from forgekeeper.declaring.shown import Collector
 from forgekeeper.observing import collectors
-from forgekeeper.observing.probe import Probe
 from forgekeeper.settings import Settings
 from metrics.catalogue import of, table
 from metrics.catalogue.metric import Reading
@@ -43,7 +42,7 @@ class Exporter(Collecting):
         self._metrics = of("exporter", table(all_declared()))
         self._constants = list(collectors.constants())
         found = collectors.all_collectors(settings)
-        self._probes = [Probe(name, partial(_ask, collector, settings)) for name, collector in found.items()]
+        self._probes = [collectors.Probe(name, partial(_ask, collector, settings)) for name, collector in found.items()]
         self._lock = threading.Lock()
 
     def collect(self) -> Iterator[Family]:

@@ -60,13 +60,7 @@ def _counts(file: Path) -> bool:
 
 
 def _is_dead(process: str) -> bool:
-    try:
-        os.kill(int(process), 0)
-    except ProcessLookupError:
-        return True
-    except (ValueError, PermissionError):
-        return False
-    return False
+    return process.isdigit() and not Path("/proc", process).exists()
 
 
 def unready(folder: Path) -> str | None:

@@ -19,7 +19,7 @@ class Answer:
 class Skip(Answer):
     """The run does nothing, for a *reason* that its result, the log and the metrics show: one of the closed set.
 
-    The reasons are listed in `metrics.catalogue.labels.SKIPS`; a flag that is off is `flag_off`.
+    The reasons are listed in `metrics.catalogue.SKIPS`; a flag that is off is `flag_off`.
     """
 
     reason: str

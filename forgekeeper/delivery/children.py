@@ -121,12 +121,13 @@ def send_children(
     ids: dict[Any, str] = {key: str(uuid4()) for key in wanted if key not in left_out}
     if ids:
         # What Dramatiq's own `enqueue` writes, one message at a time.
+        encoded: Any = {}
+        for key, sent_as in ids.items():
+            options = {"redis_message_id": sent_as, RUN: run}
+            encoded[sent_as] = Message[None](queue, child.name, wanted[key], {}, options, key).encode()
         with client.pipeline(transaction=True) as pipe:
-            for key, sent_as in ids.items():
-                options = {"redis_message_id": sent_as, RUN: run}
-                message = Message[None](queue, child.name, wanted[key], {}, options, key)
-                pipe.hset(bodies(queue), sent_as, message.encode())
-            pipe.rpush(ready(queue), *ids.values())
+            pipe.hset(bodies(queue), mapping=encoded)
+            pipe.rpush(ready(queue), *encoded)
             pipe.hset(QUEUED, mapping=ids)
             pipe.execute()
     return Enqueued(len(ids), len(keyed_args) - len(ids))

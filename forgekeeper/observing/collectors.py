@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from functools import partial
+from typing import Generic, TypeVar
+
+import structlog
 
 from forgekeeper.batches import BATCHES, all_declared, queues, spec
 from forgekeeper.connections import client
@@ -15,18 +19,61 @@ from forgekeeper.database.installation import Installation
 from forgekeeper.declaring.flags import FLAGS, FeatureFlag
 from forgekeeper.declaring.shown import Collector
 from forgekeeper.delivery.queues import depth, due_since
-from forgekeeper.observing.probe import Probe
 from forgekeeper.runs import clocks, held_back, quarantine
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.settings import Settings
 from forgekeeper.storage import sentinel
-from metrics.catalogue.labels import NO_BATCH, UNREADABLE, series
+from metrics.catalogue import NO_BATCH, UNREADABLE, series
 from metrics.catalogue.metric import Reading, at
+from metrics.redaction import describe
 
+Answer = TypeVar("Answer")
 ROOT_PATIENCE = 1.2
 """Seconds that all roots have together."""
+
+log = structlog.get_logger(__name__)
+
+
+class Probe(Generic[Answer]):
+    """Something that is asked in a thread of its own, which may never come back; it is asked once at a time."""
+
+    def __init__(self, name: str, ask: Callable[[], Answer]) -> None:
+        self.name = name
+        self.seconds = 0.0
+        self._answer: Answer | None = None
+        self._ask = ask
+        self._began = 0.0
+        self._thread: threading.Thread | None = None
+
+    def begin(self) -> None:
+        """Ask, unless an earlier asking has not come back, or no thread can be had now."""
+        if self._thread is not None and self._thread.is_alive():
+            return
+        self._answer, self._began, self.seconds, self._thread = None, time.monotonic(), 0.0, None
+        thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+        try:
+            thread.start()
+            self._thread = thread
+        except RuntimeError as error:
+            log.warning("collector failed", collector=self.name, error=describe(error))
+
+    def wait(self, until: float) -> Answer | None:
+        """Return the answer, None when there is none by *until*, an instant of the monotonic clock."""
+        if self._thread is not None:
+            self._thread.join(max(0.0, until - time.monotonic()))
+            if self._thread.is_alive():
+                self.seconds = time.monotonic() - self._began
+                log.warning("collector not back", collector=self.name, seconds=round(self.seconds, 3))
+        return self._answer
+
+    def _run(self) -> None:
+        try:
+            self._answer = self._ask()
+        except Exception as error:  # noqa: BLE001, whatever is wrong here, the other collectors go on
+            log.warning("collector failed", collector=self.name, error=describe(error))
+        self.seconds = time.monotonic() - self._began
 
 
 def all_collectors(settings: Settings) -> dict[str, Collector]:

@@ -2,7 +2,7 @@
 
 from forgekeeper.batches import all_declared
 from metrics import catalogue
-from metrics.catalogue.labels import series
+from metrics.catalogue import series
 
 SERIES = series(all_declared())
 METRICS = catalogue.table(all_declared())

@@ -10,19 +10,17 @@ import redis
 from dramatiq.middleware import TimeLimitExceeded
 
 from forgekeeper import shutdown
-from forgekeeper.batches import Record, Threshold, all_declared
+from forgekeeper.batches import all_declared
 from forgekeeper.coordination.leases import LeaseLost
 from forgekeeper.database import now
-from forgekeeper.database.backlog import Backlog
 from forgekeeper.runs import counting
-from forgekeeper.runs.counting import BREACHES, Growth, ended, rules, run_started
+from forgekeeper.runs.counting import Growth, ended, rules, run_started
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.storage import git_refs, git_repository, objects
 from metrics.counting import WORKER
 from tests.harness.catalogue import METRICS
 from tests.harness.every import every
 from tests.harness.ledger import start_run
-from tests.harness.toys import Outcome, declaring, toy
 from workers import expired_job_artifacts as artifacts
 from workers import git_ref_cleanup
 from workers import stale_direct_uploads as direct
@@ -178,23 +176,6 @@ def test_more_statuses_left_than_the_limit_are_a_breach(database, counted, left,
     end("user_status_cleanup", outcome=statuses.user_status_cleanup.outcome(1, 1, "drained"))
 
     assert counted("threshold_breaches_total", "user_status_cleanup", "backlog") == breaches
-
-
-def test_a_backlog_is_compared_after_a_run_that_ended_well_and_after_no_other(database, counted):
-    with declaring():
-        batch = toy(records=[Record("toy", objective=timedelta(hours=1))], thresholds=[Threshold("backlog", above=3)])
-        batch.backlog("toy")(lambda _now: Backlog(4))
-        breaches = []
-
-        for error, skipped in ((None, "paused"), (ValueError(), None), (None, None)):
-            ended(batch, 1.0, Outcome(), error, state="failed", skipped=skipped)
-            breaches.append(counted_breaches())
-
-    assert breaches == [0, 0, 1]
-
-
-def counted_breaches():
-    return WORKER.registry.get_sample_value(BREACHES, {"batch": "toys", "threshold": "backlog"}) or 0
 
 
 @pytest.mark.parametrize(("drains", "timeouts"), [(False, 1), (True, 0)])

@@ -167,21 +167,15 @@ def test_a_run_that_has_ended_well_is_the_last_run_and_the_last_success(look):
     assert page.value("running_since_timestamp_seconds", batch=NAME) is None
 
 
-def test_failures_are_counted_over_runs_and_retries_since_the_last_success(look):
+def test_failures_are_counted_since_the_last_success_and_a_run_in_progress_says_since_when(look):
     ended_run(failures=7)
     ended_run("failed", failures=1)
     ended_run("open", failures=3)
 
-    assert look().value("consecutive_failures", batch=NAME) == 5
-
-
-def test_a_run_in_progress_says_since_when(look):
-    ended_run("open")
-
     page = look()
 
+    assert page.value("consecutive_failures", batch=NAME) == 5
     assert page.value("running_since_timestamp_seconds", batch=NAME) == near(now())
-    assert page.value("running_since_timestamp_seconds", batch="prune") is None
 
 
 # queues and dead letters

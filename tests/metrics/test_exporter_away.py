@@ -99,17 +99,17 @@ AWAY = {
 
 
 @pytest.mark.parametrize("how", ["closed", "silent"])
-@pytest.mark.parametrize(("missing", "urls"), AWAY.values(), ids=AWAY)
+@pytest.mark.parametrize(("missing", "leads"), AWAY.values(), ids=AWAY)
 def test_with_a_server_away_a_scrape_takes_two_seconds_and_says_what_is_missing(
-    first_scrape, black_hole, missing, urls, how
+    first_scrape, black_hole, missing, leads, how
 ):
     port = black_hole if how == "silent" else 1
 
-    page, seconds = first_scrape(missing, **{name: url.format(port=port) for name, url in urls.items()})
+    page, seconds = first_scrape(missing, **{name: url.format(port=port) for name, url in leads.items()})
 
     assert seconds < PROMISED
     assert away(page) == missing
-    there = ("queue_messages", "backlog_records")["REDIS_URL" in urls]
+    there = ("queue_messages", "backlog_records")["REDIS_URL" in leads]
     assert set(page.series(there).values()) == {0}
 
 

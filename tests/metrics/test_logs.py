@@ -4,7 +4,6 @@ import io
 import json
 import logging
 import os
-import socket
 from pathlib import Path
 
 import pytest
@@ -93,14 +92,6 @@ def test_a_person_gets_lines_to_read(stream):
     assert "deleted=3" in stream.getvalue()
 
 
-def test_a_pipe_gets_json_unless_asked_otherwise(stream, line):
-    logs.configure(None, "INFO", stream)
-
-    log.info("run finished")
-
-    assert line()["message"] == "run finished"
-
-
 URL = "redis://:hunter2@h/0"
 FACTS = [[URL], {"urls": {"redis": URL}}, (1, URL), Tripped(URL), URL.encode(), {"password": SECRET}]
 
@@ -153,12 +144,6 @@ def test_control_characters_are_escaped(stream, style, code):
     assert (json.loads(stream.getvalue())["name"] if style == "json" else stream.getvalue()).count(escaped) == 1
 
 
-def test_a_message_with_a_line_break_is_one_line(line):
-    log.info('first\n{"message": "forged"}')
-
-    assert line()["message"] == 'first\n{"message": "forged"}'
-
-
 class Speechless:
     """Something that has no text."""
 
@@ -182,20 +167,6 @@ def test_a_line_that_cannot_be_written_fails_nobody(stream, logger):
 
         # What it holds would be written once more when it is closed.
         os.dup2(os.open(os.devnull, os.O_WRONLY), full.fileno())
-
-
-@pytest.mark.parametrize("logger", LOGGERS)
-def test_each_line_is_written_at_once(stream, logger):
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    theirs.settimeout(LIMIT)
-    with ours, theirs, ours.makefile("w") as file:
-        logs.configure("json", "INFO", file)
-
-        logger.warning("run started")
-        logger.warning("run finished")
-
-        lines = [json.loads(theirs.recv(10_000)) for _ in range(2)]
-    assert [line["message"] for line in lines] == ["run started", "run finished"]
 
 
 def test_the_level_of_each_line_is_counted(stream):

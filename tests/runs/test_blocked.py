@@ -12,7 +12,7 @@ from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.blocked import REASONS, Blocked
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
-from metrics.catalogue.labels import BLOCKS
+from metrics.catalogue import BLOCKS
 from metrics.counting import WORKER
 from tests.harness.performing import attempt_at, runner_of
 from workers.expired_job_artifacts import FLAG

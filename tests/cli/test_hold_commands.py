@@ -9,7 +9,7 @@ from forgekeeper.audit.acts import Act
 from forgekeeper.audit.deletions import Audit
 from forgekeeper.database import database, now
 from forgekeeper.storage import sentinel, stores
-from forgekeeper.storage.outbox import MAX_ATTEMPTS, DeletedObject
+from forgekeeper.storage.outbox import DeletedObject
 from models import CLASSES, JobArtifact, ProjectStatistics
 from tests.harness.artifacts import destroy_chunk
 from tests.harness.audited import interrupted_at
@@ -140,26 +140,6 @@ def test_held_objects_stay_and_all_others_go(main, root):
     assert a_day_later().deleted == 1
     assert (root / "mine").exists()
     assert not (root / "others").exists()
-
-
-def test_an_object_whose_artifact_is_back_stays_once_it_is_let_go(main, root):
-    artifact(root, "a")
-    destroy()
-    insert_back(main("objects", "hold", "--project", "7", "--json"))
-    main("objects", "unhold", "--project", "7")
-
-    outcome = a_day_later()
-
-    assert (outcome.deleted, (root / "a").exists(), DeletedObject.select().count()) == (0, True, 0)
-
-
-def test_a_dead_object_that_is_held_is_not_tried_again(main, root):
-    artifact(root, "a")
-    destroy()
-    DeletedObject.update(attempts=MAX_ATTEMPTS).execute()
-    main("objects", "hold", "--project", "7")
-
-    assert main("quarantine", "retry", "--all", "--kind", "object", "--json").json == {"retried": 0}
 
 
 def test_to_hold_and_to_let_go_are_acts_of_a_person(main, root):

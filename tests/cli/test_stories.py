@@ -115,6 +115,16 @@ def test_a_tick_that_was_skipped_says_why(story, in_the_way, why):
     assert told[1] == f"It was skipped, because {why}."
 
 
+def test_a_run_that_kills_its_workers_is_told_as_poison(story):
+    run_id = claimed()
+    for _ in range(3):
+        started(run_id)
+        fell_silent()
+
+    given_up = "It was given up as poison: it has taken 3 workers down with it."
+    assert story()[-1] == f"{given_up} The last error was: the worker was lost: worker-2:9."
+
+
 @pytest.mark.parametrize(
     ("away", "state", "said"),
     [
@@ -140,18 +150,6 @@ def test_a_run_that_succeeds_after_a_kill_tells_of_both_attempts(story):
     assert "fell silent in the middle of it (once), and the run was taken from it and opened again." in told
     assert "Attempt 2 was started by worker worker-3:4" in told
     assert told.endswith("s: deleted=1.")
-
-
-def test_a_run_that_kills_its_workers_is_told_as_poison(story):
-    run_id = claimed()
-    for _ in range(3):
-        started(run_id)
-        fell_silent()
-
-    assert story()[-1] == (
-        "It was given up as poison: it has taken 3 workers down with it."
-        " The last error was: the worker was lost: worker-2:9."
-    )
 
 
 def test_a_failure_says_when_it_is_tried_again_and_what_the_error_was(story):

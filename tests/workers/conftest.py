@@ -1,8 +1,9 @@
 import pytest
 
-from forgekeeper.storage import stores
+from forgekeeper.storage import sentinel, stores
+from tests.harness.installation import INSTALLATION
 from tests.harness.ref_deletions import child, clean, configured, parent, repository, root, small
-from tests.harness.stores import empty_s3, folder, moto, objects, s3, s3_client, store
+from tests.harness.stores import Folder, empty_s3, folder, moto, objects, s3, s3_client, store
 
 __all__ = [
     "child",
@@ -20,6 +21,14 @@ __all__ = [
     "small",
     "store",
 ]
+
+
+@pytest.fixture
+def elsewhere(tmp_path):
+    """A second store, a folder, for the location `lfs`."""
+    elsewhere = Folder(tmp_path / "other")
+    sentinel.Store("lfs", elsewhere.url).create_sentinel(INSTALLATION)
+    return elsewhere
 
 
 @pytest.fixture(autouse=True)

@@ -15,6 +15,7 @@ from forgekeeper.storage.objects import OUTSIDE, StoreUnavailable
 from forgekeeper.storage.outbox import MAX_ATTEMPTS, DeletedObject
 from models import CLASSES, JobArtifact
 from tests.harness.artifacts import destroy_chunk
+from tests.harness.clocks import StandingClock
 from tests.harness.performing import perform
 from tests.harness.settings import settings_with
 from workers import delete_objects
@@ -25,19 +26,6 @@ HOUR = timedelta(hours=1)
 VISIBILITY = timedelta(minutes=10)
 
 pytestmark = pytest.mark.usefixtures("database")
-
-
-class Clock:
-    """A monotonic clock that stands still until it is told to go on."""
-
-    def __init__(self):
-        self._seconds = 0.0
-
-    def __call__(self):
-        return self._seconds
-
-    def go_past_the_budget(self):
-        self._seconds += MAX_RUNTIME.total_seconds()
 
 
 def run(url, deadline=None, **options):
@@ -241,9 +229,9 @@ def test_two_at_once_delete_every_object_once(folder):
 
 def test_at_the_deadline_a_run_says_so_and_leaves_the_rest(s3):
     record(*numbered(CHUNK + 1))
-    clock = Clock()
+    clock = StandingClock(MAX_RUNTIME)
 
-    outcome = run(s3.url, Deadline(MAX_RUNTIME, clock=clock, safe_point=clock.go_past_the_budget))
+    outcome = run(s3.url, Deadline(MAX_RUNTIME, clock=clock, safe_point=clock.go_on))
 
     assert (outcome, len(outbox())) == (Outcome(CHUNK, 0, 0, 1, "deadline"), 1)
     assert run(s3.url) == Outcome(1, 0, 0, 0, "drained")

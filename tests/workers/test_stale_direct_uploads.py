@@ -7,7 +7,7 @@ from forgekeeper.connections import client
 from forgekeeper.failpoints import Failpoints, Fault, arm
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.storage import sentinel
-from tests.harness.installation import INSTALLATION
+from tests.harness.clocks import StandingClock
 from tests.harness.performing import perform
 from tests.harness.settings import settings_with
 from tests.harness.stale_uploads import (
@@ -29,7 +29,6 @@ from tests.harness.stale_uploads import (
     run,
     time_passes,
 )
-from tests.harness.stores import Folder
 from workers.stale_direct_uploads import (
     CHUNK,
     MAX_EXEC_DURATION,
@@ -39,27 +38,6 @@ from workers.stale_direct_uploads import (
 from workers.stale_direct_uploads import register as uploads
 
 pytestmark = pytest.mark.usefixtures("database")
-
-
-class Clock:
-    """A monotonic clock that stands still until it is told to go on."""
-
-    def __init__(self):
-        self._seconds = 0.0
-
-    def __call__(self):
-        return self._seconds
-
-    def go_past_the_budget(self):
-        self._seconds += MAX_EXEC_DURATION.total_seconds()
-
-
-@pytest.fixture
-def other(tmp_path):
-    """A second store, a folder, for the location `lfs`."""
-    other = Folder(tmp_path / "other")
-    sentinel.Store(ELSEWHERE, other.url).create_sentinel(INSTALLATION)
-    return other
 
 
 # What it deletes
@@ -94,15 +72,15 @@ def test_a_path_is_not_cut_at_its_second_colon(store):
     assert (outcome.total_deleted_stale_entries, store.keys()) == (1, {"a", "a:b", "b:c", "c"})
 
 
-def test_each_location_deletes_in_its_own_store(store, other):
+def test_each_location_deletes_in_its_own_store(store, elsewhere):
     begin(store, "a")
-    begin(other, "a", location=ELSEWHERE)
+    begin(elsewhere, "a", location=ELSEWHERE)
     store.put("b")
-    begin(other, "b", location=ELSEWHERE)
+    begin(elsewhere, "b", location=ELSEWHERE)
 
-    run(artifacts=store.url, lfs=other.url)
+    run(artifacts=store.url, lfs=elsewhere.url)
 
-    assert (store.keys(), other.keys()) == ({"b"}, set())
+    assert (store.keys(), elsewhere.keys()) == ({"b"}, set())
 
 
 # Bad entries
@@ -163,14 +141,14 @@ def test_one_object_that_cannot_be_deleted_costs_an_attempt_and_keeps_no_other(s
 # Stores that are away
 
 
-def test_a_store_that_is_away_costs_no_attempt_and_stops_no_other(store, other):
+def test_a_store_that_is_away_costs_no_attempt_and_stops_no_other(store, elsewhere):
     begin(store, "a", "b", age=STALE + 60)
-    begin(other, "c", location=ELSEWHERE)
+    begin(elsewhere, "c", location=ELSEWHERE)
 
-    outcome, sentence = fail(artifacts=away(store), lfs=other.url)
+    outcome, sentence = fail(artifacts=away(store), lfs=elsewhere.url)
 
     assert sentence.startswith("artifacts: ")
-    assert (outcome, other.keys(), attempts()) == (Outcome(3, 1, False, 0), set(), {})
+    assert (outcome, elsewhere.keys(), attempts()) == (Outcome(3, 1, False, 0), set(), {})
     assert (store.keys(), registered()) == ({"a", "b"}, {"artifacts:a", "artifacts:b"})
 
 
@@ -207,8 +185,8 @@ def test_what_a_crashed_run_had_claimed_is_deleted_by_a_later_one(store):
 
 def test_a_worker_that_was_paused_for_longer_than_its_claim_deletes_nothing(store):
     begin(store, "a")
-    clock = Clock()
-    deadline = Deadline(MAX_EXEC_DURATION, clock=clock, safe_point=clock.go_past_the_budget)
+    clock = StandingClock(MAX_EXEC_DURATION)
+    deadline = Deadline(MAX_EXEC_DURATION, clock=clock, safe_point=clock.go_on)
     settings = settings_with(object_stores={HERE: store.url}, upload_visibility=5 * SECOND)
     arm(Failpoints({"stale_direct_uploads.claimed": Fault("sleep", seconds=1.1)}))
     try:
@@ -221,8 +199,8 @@ def test_a_worker_that_was_paused_for_longer_than_its_claim_deletes_nothing(stor
 
 def test_at_the_deadline_a_run_says_so_and_leaves_the_rest(s3):
     register(*numbered(CHUNK + 1))
-    clock = Clock()
-    deadline = Deadline(MAX_EXEC_DURATION, clock=clock, safe_point=clock.go_past_the_budget)
+    clock = StandingClock(MAX_EXEC_DURATION)
+    deadline = Deadline(MAX_EXEC_DURATION, clock=clock, safe_point=clock.go_on)
 
     assert run(deadline, artifacts=s3.url) == Outcome(CHUNK + 1, CHUNK, True, 0)
     assert run(artifacts=s3.url) == Outcome(1, 1, False, 0)

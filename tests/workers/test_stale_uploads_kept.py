@@ -34,7 +34,6 @@ from tests.harness.stale_uploads import (
     run,
     time_passes,
 )
-from tests.harness.stores import Folder
 from workers.stale_direct_uploads import (
     Outcome,
     producer,
@@ -44,14 +43,6 @@ from workers.stale_direct_uploads import register as uploads
 INSERT_ARTIFACT = "insert into ci_job_artifacts (project_id, job_id, file_type, file_final_path) values (1, 1, 1, %s)"
 
 pytestmark = pytest.mark.usefixtures("database")
-
-
-@pytest.fixture
-def other(tmp_path):
-    """A second store, a folder, for the location `lfs`."""
-    other = Folder(tmp_path / "other")
-    sentinel.Store(ELSEWHERE, other.url).create_sentinel(INSTALLATION)
-    return other
 
 
 # Artifacts that are alive
@@ -121,8 +112,8 @@ def test_an_upload_that_was_reaped_never_completes_though_redis_goes_back(store,
 
 
 @pytest.mark.parametrize("location", [HERE, ELSEWHERE])
-def test_what_has_completed_stays_though_redis_goes_back(folder, other, back, location):
-    begin(folder if location == HERE else other, "kept", location=location)
+def test_what_has_completed_stays_though_redis_goes_back(folder, elsewhere, back, location):
+    begin(folder if location == HERE else elsewhere, "kept", location=location)
     go_back = back()
     with database.atomic():
         assert producer.complete(client, location, "kept")
@@ -130,9 +121,9 @@ def test_what_has_completed_stays_though_redis_goes_back(folder, other, back, lo
             JobArtifact.create(project_id=1, job_id=1, file_type=1, file_final_path="kept")
     go_back()
 
-    outcome = run(artifacts=folder.url, lfs=other.url)
+    outcome = run(artifacts=folder.url, lfs=elsewhere.url)
 
-    assert (outcome, folder.keys() | other.keys(), registered()) == (Outcome(1, 0, False, 0), {"kept"}, set())
+    assert (outcome, folder.keys() | elsewhere.keys(), registered()) == (Outcome(1, 0, False, 0), {"kept"}, set())
 
 
 def test_what_is_to_go_is_remembered_before_it_goes(folder):

@@ -1,12 +1,10 @@
 """Bulk imports: what tests of them share."""
 
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 
-import psycopg2
 import pytest
 
-from forgekeeper.boot import load
 from forgekeeper.database import database
 from forgekeeper.runs.deadline import Deadline
 from models import BulkImportEntity, BulkImportTracker, ImportStatus
@@ -36,7 +34,7 @@ ADD_TRACKERS = """
 FUNCTION = """
     create function spoil() returns trigger language plpgsql as $$
     begin
-        if new.id between {first} and {last} then {act}; end if;
+        if new.id = {record} then raise exception 'spoilt'; end if;
         return new;
     end $$
 """
@@ -88,24 +86,12 @@ def run(**options):
     return perform(stale_imports, deadline=Deadline(MAX_RUNTIME, **options))
 
 
-def stale_lines(lines):
-    return [line for line in lines if line["event"] in ("BulkImport stale", "BulkImports::Entity stale")]
-
-
 @contextmanager
-def spoilt(table, record, act="raise exception 'spoilt'", *, last=None, at_commit=False):
-    """Let every change of the record, or of all up to the *last*, end in an error."""
-    when = "constraint trigger spoil after" if at_commit else "trigger spoil before"
-    deferred = "deferrable initially deferred" if at_commit else ""
-    database.execute_sql(FUNCTION.format(first=record, last=last or record, act=act))
-    database.execute_sql(f"create {when} update on {table} {deferred} for each row execute function spoil()")
+def spoilt(table, record):
+    """Let every change of the record end in an error."""
+    database.execute_sql(FUNCTION.format(record=record))
+    database.execute_sql(f"create trigger spoil before update on {table} for each row execute function spoil()")
     try:
         yield
     finally:
-        # On a connection of its own: the record may have cost us ours.
-        with (
-            closing(psycopg2.connect(load().require_database())) as connection,
-            connection,
-            connection.cursor() as cursor,
-        ):
-            cursor.execute("drop function spoil cascade")
+        database.execute_sql("drop function spoil cascade")

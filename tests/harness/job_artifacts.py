@@ -1,7 +1,5 @@
 """Job artifacts: what tests of them share."""
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 
@@ -134,16 +132,3 @@ def without(table):
         yield
     finally:
         database.execute_sql(f"alter table away rename to {table}")
-
-
-def children(number):
-    """Let so many children work at once; return their outcomes."""
-    together = threading.Barrier(number, timeout=30)
-
-    def child():
-        with database.connection_context():
-            together.wait()
-            return run()
-
-    with ThreadPoolExecutor(number) as pool:
-        return [each.result() for each in [pool.submit(child) for _ in range(number)]]

@@ -126,16 +126,11 @@ def test_its_ticks_are_claimed_and_what_is_stale_is_deleted(world):
     assert any(tick["state"] == "succeeded" and tick["result"]["deleted"] == OLD for tick in ticks)
 
 
-def test_a_preview_of_it_counts_what_a_run_would_delete(world):
-    shown = told(world, "run", NAME, "--dry-run")
+def test_its_preview_and_status_show_what_is_due_its_schedule_and_its_last_run(world):
+    shown, status = told(world, "run", NAME, "--dry-run"), told(world, "status")["batches"][NAME]
 
     assert [(part["record"], part["records"]) for part in shown["parts"]] == [("pipeline", 0)]
-
-
-def test_status_shows_its_schedule_and_its_last_run(world):
-    shown = told(world, "status")["batches"][NAME]
-
-    assert (shown["schedule"], shown["last"]["state"], shown["backlog"]) == ("* * * * * *", "succeeded", 0)
+    assert (status["schedule"], status["last"]["state"], status["backlog"]) == ("* * * * * *", "succeeded", 0)
 
 
 def test_it_is_counted_has_its_zeros_and_is_on_every_page(world):
@@ -148,17 +143,13 @@ def test_it_is_counted_has_its_zeros_and_is_on_every_page(world):
     assert f'forgekeeper_backlog_records{{batch="{NAME}",record="pipeline"}} 0.0' in page(world, "exporter")
 
 
-def test_its_settings_are_documented(world):
+def test_it_and_its_settings_are_described(world):
     names = {setting["name"]: setting for setting in told(world, "settings")}
 
     assert names[f"{PREFIX}CRON_{NAME.upper()}"]["sentence"] == f"When {NAME} runs."
     assert {f"{PREFIX}CATCH_UP_{NAME.upper()}", f"{PREFIX}PACE_{NAME.upper()}"} <= names.keys()
-
-
-def test_it_is_described(world):
-    described = told(world, "batches")["batches"][NAME]
-
-    assert described["sentence"] == "Delete pipelines that nothing has touched for a year."
+    said = told(world, "batches")["batches"][NAME]["sentence"]
+    assert said == "Delete pipelines that nothing has touched for a year."
 
 
 def test_the_batch_that_contributing_shows_runs(world):

@@ -56,7 +56,6 @@ ADD_LATER = """
     from generate_series(1, %s) as id
 """
 TURN_DUE = "update user_statuses set clear_status_at = clear_status_at - interval '10 days' where user_id %% 5 = 0"
-PLANS = "select generic_plans, custom_plans from pg_prepared_statements"
 ROWS_READ = "select seq_tup_read + idx_tup_fetch from pg_stat_user_tables where relname = 'user_statuses'"
 
 pytestmark = pytest.mark.usefixtures("database")
@@ -174,12 +173,6 @@ def session(settings):
         yield
     finally:
         database.execute_sql("reset all; alter table user_statuses reset (autovacuum_enabled)")
-
-
-def planned():
-    """Return how often what this session has prepared was executed by a generic plan, and by one of its own."""
-    ((*plans,),) = database.execute_sql(PLANS).fetchall()
-    return plans
 
 
 def rows_read():

@@ -16,9 +16,8 @@ from forgekeeper.runs.retry import MAX_RETRIES
 from forgekeeper.storage import sentinel, stores
 from forgekeeper.storage.outbox import DeletedObject
 from models import JobArtifact, ProjectStatistics, UserStatus
-from tests.harness.clocks import Clock
 from tests.harness.installation import INSTALLATION
-from tests.harness.many_rows import BUDGET, artifacts, clean_statuses, destroy_artifacts, ids, statuses
+from tests.harness.many_rows import artifacts, clean_statuses, destroy_artifacts, ids, statuses
 from tests.harness.performing import perform
 from tests.harness.settings import settings_with
 from workers import delete_objects
@@ -239,16 +238,3 @@ def test_a_status_on_which_a_locked_row_depends_stops_no_other(other):
     assert (outcome.deleted, ids(UserStatus)) == (249, {BAD})
     # A second for the chunk, and one for the record: halving would wait seven times.
     assert seconds < 5
-
-
-def test_a_run_whose_time_is_up_goes_on_no_longer_than_it_takes_to_find_what_made_it_wait(monkeypatch):
-    monkeypatch.setattr(bad_records, "ALONE", 0.0)
-    statuses(50)
-    database.execute_sql("set statement_timeout = '500ms'")
-    try:
-        with bad("user_statuses", "user_id", act="perform pg_sleep(10)"):
-            outcome = clean_statuses(clock=Clock(step=BUDGET.total_seconds()))
-    finally:
-        database.execute_sql("reset statement_timeout")
-
-    assert (outcome.stopped, outcome.deleted, list(passed_over().values())) == ("deadline", 0, [1])

@@ -148,14 +148,6 @@ def test_an_attempt_that_comes_back_after_its_run_was_taken_changes_nothing(act,
 # Runs by hand
 
 
-def test_a_run_by_hand_holds_the_batch():
-    assert JobRun.claim_manual(NAME, by="me") is not None
-
-    at(NOON)
-
-    assert (row().state, row().reason) == ("skipped", "overlap")
-
-
 def test_a_run_here_takes_over_the_tick_that_waits():
     at(NOON)
 

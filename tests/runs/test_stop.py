@@ -166,14 +166,3 @@ def test_a_stop_that_comes_after_the_checks_and_before_the_first_chunk_lets_none
     attempted(user_status_cleanup)
 
     assert count("user_statuses") == 1
-
-
-def test_a_child_that_begins_after_the_stop_is_skipped_and_has_not_failed():
-    turn_on()
-    database.execute_sql(ADD_ARTIFACTS.format(number=0, count=1))
-    Hold.add(expired_job_artifacts.name, "stop", reason="test", by="test")
-
-    attempt = as_child(delete_artifact_bucket)
-
-    assert (attempt.result()["skipped"], attempt.error, attempt.wants_successor) == ("stopped", None, False)
-    assert count("ci_job_artifacts") == 1

@@ -27,7 +27,7 @@ test-all: $(VENV)/.test ## Run the test suite, whole
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 test-system: $(VENV)/.test ## Run the slow tests: processes killed, servers emptied, minutes long
-	@$(BIN)/python -m pytest tests/system -n $(WORKERS) --dist loadfile --timeout 900
+	@$(BIN)/python -m pytest tests/system -n $(WORKERS) --dist loadfile --no-loadscope-reorder --timeout 900
 
 bench: $(VENV)/.bench ## Measure our speed beside that of our peers, in small; five minutes
 	@$(BIN)/python -m benchmarks --scale 0.01 --rounds 1

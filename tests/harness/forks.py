@@ -44,13 +44,11 @@ class Fork:
         self.pid = int(os.read(told, 20))
 
     def poll(self) -> int | None:
-        """Return its status; None while it runs."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.wait(0)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end; return its status, as Popen does."""
         if self.returncode is None:
             if not select.select([self._told], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(self.args, timeout or 0)
@@ -59,16 +57,13 @@ class Fork:
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        """Send a signal, unless it has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
     def terminate(self) -> None:
-        """Ask it to end."""
         self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it at once."""
         self.send_signal(signal.SIGKILL)
 
 
@@ -135,15 +130,8 @@ def start(
     """Start `python <words>` in a session of its own, nothing on its standard input; the others are open files."""
     said = [str(word) for word in words]
     if "NO_FORKS" in os.environ:
-        return subprocess.Popen(
-            [sys.executable, *said],
-            env=env,
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            stdout=stdout,
-            stderr=stderr,
-            start_new_session=True,
-        )
+        streams = {"stdin": subprocess.DEVNULL, "stdout": stdout, "stderr": stderr}
+        return subprocess.Popen([sys.executable, *said], env=env, cwd=cwd, **streams, start_new_session=True)
     with Path(os.devnull).open("r+b") as nothing:
         files = [nothing if file == subprocess.DEVNULL else file for file in (nothing, stdout, stderr)]
         return FORKS.start(said, env=env, cwd=cwd or Path.cwd(), streams=[file.fileno() for file in files])

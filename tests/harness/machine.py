@@ -8,14 +8,11 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from forgekeeper.connections import client
-from forgekeeper.database import database
 from tests.harness.waiting import patient
 
 GONE = (FileNotFoundError, ProcessLookupError)
 RUN_DELAY = 1
 """The field of a thread's schedstat that says for how many nanoseconds it could have run and had to wait."""
-PPID = 1
 STEAL = 8
 
 
@@ -27,12 +24,9 @@ class Held:
     took the processors away is added, too.  What is idle or asleep does not wait.
     """
 
-    def __init__(self, pids: Callable[[], Iterable[int]], servers: list[int] | None = None) -> None:
-        """Begin; *pids* names the processes, also those that have been started since.
-
-        Needs a connection, unless the *servers* are named.
-        """
-        self._pids, self._servers = pids, _servers() if servers is None else servers
+    def __init__(self, pids: Callable[[], Iterable[int]], servers: list[int]) -> None:
+        """Begin; *pids* names the processes, also those that have been started since."""
+        self._pids, self._servers = pids, servers
         self._before, self._stolen = self._waits(), _stolen()
 
     def seconds(self) -> float:
@@ -48,15 +42,6 @@ class Held:
 
     def _waits(self) -> dict[tuple[int, int], int]:
         return dict(_waits([*self._pids(), *self._servers]))
-
-
-def _servers() -> list[int]:
-    """Name the servers' processes; only these wait where those of the tests do."""
-    backend = database.execute_sql("select pg_backend_pid()").fetchone()[0]
-    found = [int(client.info("server")["process_id"])]
-    with suppress(*GONE):
-        found.append(int(Path(f"/proc/{backend}/stat").read_text().rpartition(")")[2].split()[PPID]))
-    return found
 
 
 def _waits(pids: Iterable[int]) -> Iterator[tuple[tuple[int, int], int]]:

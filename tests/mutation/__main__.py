@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import json
 import os
 import signal
 import subprocess
@@ -31,7 +30,7 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import NamedTuple
 
 from .choosing import Mutant, Tests, mutants, sample
 
@@ -102,7 +101,20 @@ def _end_descendants() -> None:
             time.sleep(0.1)
 
 
-def judged(clone: Clone, mutant: Mutant, tests: list[str], limit: float) -> dict[str, Any]:
+class Judged(NamedTuple):
+    """What became of a mutant, by how many tests and in how many seconds."""
+
+    mutant: Mutant
+    outcome: str
+    tests: int
+    seconds: float
+
+    def __str__(self) -> str:
+        where = f"{self.mutant.path}:{self.mutant.line} ({self.mutant.spoilt.kind}; {self.tests} tests)"
+        return f"{self.outcome:<9} {self.seconds:>6.1f} s  {where}"
+
+
+def judged(clone: Clone, mutant: Mutant, tests: list[str], limit: float) -> Judged:
     """Spoil, test and mend; a test that fails on the sound tree, too, has said nothing and is left out."""
     began = time.monotonic()
     while True:
@@ -113,16 +125,8 @@ def judged(clone: Clone, mutant: Mutant, tests: list[str], limit: float) -> dict
         if killer is None or clone.run([killer], limit=limit)[0] == 0:
             break
         tests = [test for test in tests if test != killer]
-    return {
-        "path": mutant.path,
-        "line": mutant.line,
-        "kind": mutant.spoilt.kind,
-        "outcome": {None: "timed out", 0: "survived", 5: "no test"}.get(status, "killed"),
-        "killer": killer,
-        "tests": len(tests),
-        "seconds": round(time.monotonic() - began, 1),
-        "diff": mutant.diff(),
-    }
+    outcome = {None: "timed out", 0: "survived", 5: "no test"}.get(status, "killed")
+    return Judged(mutant, outcome, len(tests), time.monotonic() - began)
 
 
 def _failed(said: str, tests: list[str]) -> str | None:
@@ -132,14 +136,10 @@ def _failed(said: str, tests: list[str]) -> str | None:
     return max((test for test in tests for end in ends if end.startswith(test)), key=len, default=None)
 
 
-def report(found: list[dict[str, Any]]) -> str:
+def report(found: list[Judged]) -> str:
     """Say how many came to what, and which were not killed."""
-    counts = Counter(one["outcome"] for one in found)
-    survivors = [
-        f"\n{one['outcome']}: {one['path']}:{one['line']} ({one['kind']}; {one['tests']} tests)\n{one['diff']}"
-        for one in found
-        if one["outcome"] != "killed"
-    ]
+    counts = Counter(one.outcome for one in found)
+    survivors = [f"\n{one}\n{one.mutant.diff()}" for one in found if one.outcome != "killed"]
     return "\n".join([", ".join(f"{count} {outcome}" for outcome, count in counts.items()), *survivors, ""])
 
 
@@ -153,23 +153,20 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=120, help="how many mutants")
     parser.add_argument("--under", action="append", default=[], help="only files whose paths begin so; may be repeated")
     parser.add_argument("--limit", type=float, default=90, help="seconds for each")
-    parser.add_argument("--json", type=Path, help="write the results here, too")
     given = parser.parse_args()
     # What runs in a shell's background has Ctrl-C ignored, and tests are about it.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     ctypes.CDLL(None).prctl(SUBREAPER, 1)
-    found: list[dict[str, Any]] = []
+    found: list[Judged] = []
     with TemporaryDirectory(prefix="mutation-") as folder, suppress(KeyboardInterrupt):
         clone = Clone(given.tree.resolve(), Path(folder))
         tests = Tests(clone.folder, given.coverage, given.durations.read_text(), clone.present())
         wanted = (one for one in mutants(clone.folder) if one.path.startswith(tuple(given.under) or ""))
         for mutant in sample(wanted, given.count, given.seed):
             found.append(judged(clone, mutant, tests.of(mutant, within=ENOUGH * given.limit), given.limit))
-            sys.stdout.write("{outcome:<9} {seconds:>6} s  {path}:{line} ({kind})\n".format(**found[-1]))
+            sys.stdout.write(f"{found[-1]}\n")
             sys.stdout.flush()
-            if given.json is not None:
-                given.json.write_text(json.dumps(found, indent=1))
     sys.stdout.write("\n" + report(found))
 
 

@@ -1,4 +1,4 @@
-"""`python -m cli` is `forgekeeper`."""
+"""`python -m forgekeeper.cli` is `forgekeeper`."""
 
 from forgekeeper.cli import main
 

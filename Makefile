@@ -39,7 +39,7 @@ check: $(VENV)/.test ## Lint, format, types, import directions, generated docume
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(BIN)/python -m pytest -q tests/test_layers.py tests/docs tests/metrics/test_dashboards.py
+	@$(BIN)/python -m pytest -q tests/docs tests/metrics/test_dashboards.py
 
 lock: ## Resolve the dependencies anew into requirements/
 	@uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \

@@ -39,11 +39,6 @@ class UserStatus(Base):
         condition: pw.Node = cls.clear_status_at <= now
         return condition
 
-    @classmethod
-    def due(cls, now: datetime) -> pw.ModelSelect[UserStatus]:
-        """Select the statuses whose time has come, *now* included."""
-        return cls.select().where(cls.is_due(now))
-
 
 UserStatus.indexed(
     "user_statuses_clear_status_at on user_statuses (clear_status_at, user_id) where clear_status_at is not null"
@@ -169,17 +164,6 @@ class BulkImport(Base):
     class Meta:
         table_name = "bulk_imports"
 
-    @classmethod
-    def is_stale(cls, now: datetime) -> pw.Node:
-        """Return the condition of unfinished imports that nothing has touched for a day."""
-        condition: pw.Node = cls.status.in_(UNFINISHED) & (cls.updated_at < now - STALE_AFTER)
-        return condition
-
-    @classmethod
-    def stale(cls, now: datetime) -> pw.ModelSelect[BulkImport]:
-        """Select the unfinished imports that nothing has touched for a day."""
-        return cls.select().where(cls.is_stale(now))
-
 
 class BulkImportEntity(Base):
     """A group or project within an import."""
@@ -202,16 +186,11 @@ class BulkImportEntity(Base):
     class Meta:
         table_name = "bulk_import_entities"
 
-    @classmethod
-    def is_stale(cls, now: datetime) -> pw.Node:
-        """Return the condition of unfinished entities that nothing has touched for a day."""
-        condition: pw.Node = cls.status.in_(UNFINISHED) & (cls.updated_at < now - STALE_AFTER)
-        return condition
 
-    @classmethod
-    def stale(cls, now: datetime) -> pw.ModelSelect[BulkImportEntity]:
-        """Select the unfinished entities that nothing has touched for a day."""
-        return cls.select().where(cls.is_stale(now))
+def is_stale(model: type[BulkImport | BulkImportEntity], now: datetime) -> pw.Node:
+    """Return the condition of unfinished imports or entities that nothing has touched for a day."""
+    condition: pw.Node = model.status.in_(UNFINISHED) & (model.updated_at < now - STALE_AFTER)
+    return condition
 
 
 class BulkImportTracker(Base):
@@ -302,11 +281,6 @@ class JobArtifact(Base):
     def in_class(cls, number: int) -> pw.SQL:
         """Return the condition of the artifacts of a class."""
         return pw.SQL(f"{CLASS} = %s", [number])
-
-    @classmethod
-    def expired(cls, now: datetime) -> pw.ModelSelect[JobArtifact]:
-        """Select what may be destroyed."""
-        return cls.select().where(cls.is_expired(now))
 
     @classmethod
     def waiting(cls, reason: str, now: datetime) -> pw.ModelSelect[JobArtifact]:

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import structlog
 
 from forgekeeper import Changes, Record, Subject, batch
-from models import STALE_AFTER, BulkImport, BulkImportEntity, BulkImportTracker, EntityType
+from models import STALE_AFTER, BulkImport, BulkImportEntity, BulkImportTracker, EntityType, is_stale
 
 PAGE_SIZE = 100
 MAX_RUNTIME = timedelta(minutes=10)
@@ -127,7 +127,7 @@ def imports(now: datetime) -> Changes[BulkImport]:
     """Return the imports."""
     return Changes(
         BulkImport,
-        BulkImport.is_stale(now),
+        is_stale(BulkImport, now),
         since=BulkImport.updated_at,
         counted="imports",
         statement=TIME_OUT_IMPORTS,
@@ -142,7 +142,7 @@ def entities(now: datetime) -> Changes[BulkImportEntity]:
     gone = "was given up with its trackers"
     return Changes(
         BulkImportEntity,
-        BulkImportEntity.is_stale(now),
+        is_stale(BulkImportEntity, now),
         since=BulkImportEntity.updated_at,
         record="entity",
         counted="entities",

@@ -42,7 +42,7 @@ def add(scale: int, settings: Settings) -> Sample:
 
 
 def count(_settings: Settings) -> Sample:
-    due = JobArtifact.expired(now()).count()
+    due = JobArtifact.select().where(JobArtifact.is_expired(now())).count()
     return Sample("job artifacts", JobArtifact.select().count(), due, objects=max(0, due - 1))
 
 

@@ -27,7 +27,7 @@ def last_run():
 
 
 def due():
-    return UserStatus.due(now()).count()
+    return UserStatus.select().where(UserStatus.is_due(now())).count()
 
 
 def messages():

@@ -79,7 +79,10 @@ def test_artifacts_whose_statistics_another_session_has_locked_stay(other):
     part = the_part(foreseen("expired_job_artifacts"))
 
     assert "3" not in part.projects
-    assert part.kept["busy"] == JobArtifact.expired(now()).where(JobArtifact.project_id == 3).count()
+    assert (
+        part.kept["busy"]
+        == JobArtifact.select().where(JobArtifact.is_expired(now()), JobArtifact.project_id == 3).count()
+    )
 
 
 # Bad records
@@ -87,7 +90,7 @@ def test_artifacts_whose_statistics_another_session_has_locked_stay(other):
 
 def test_a_bad_record_that_is_passed_over_stays():
     sample.user_statuses(5)
-    bad = UserStatus.due(now()).first().user_id
+    bad = UserStatus.select().where(UserStatus.is_due(now())).first().user_id
     for _ in range(2):
         quarantine.fail("user_status_cleanup", "user_status", str(bad), "it is bad", reason="record_failed")
 

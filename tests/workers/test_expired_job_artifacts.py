@@ -78,7 +78,7 @@ def on_deletion(act):
 def test_an_artifact_is_destroyed_after_its_moment_and_not_at_it(expire_at, expired):
     artifact(expire_at=expire_at)
 
-    counted = JobArtifact.expired(NOON).count()
+    counted = JobArtifact.select().where(JobArtifact.is_expired(NOON)).count()
     batch = destroy()
 
     assert (counted, batch.artifacts, len(ids())) == ((1, 1, 0) if expired else (0, 0, 1))

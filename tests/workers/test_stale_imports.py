@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from forgekeeper.database import database
-from models import BulkImport, BulkImportEntity, ImportStatus, TrackerStatus
+from models import BulkImport, BulkImportEntity, ImportStatus, TrackerStatus, is_stale
 from tests.harness.bulk_imports import (
     ADD_ENTITIES,
     ADD_IMPORTS,
@@ -78,7 +78,7 @@ def run_in_a_thread():
 def test_a_record_is_stale_after_more_than_a_day(kind, table, seed, idle, stale):
     make(kind, updated_at=NOON - idle)
 
-    counted = kind.model.stale(NOON).count()
+    counted = kind.model.select().where(is_stale(kind.model, NOON)).count()
     outcome = perform(stale_imports, now=NOON)
 
     assert (counted, outcome.imports + outcome.entities) == (stale, stale)

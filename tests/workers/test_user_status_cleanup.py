@@ -108,7 +108,7 @@ def test_a_run_deletes_what_is_due_and_nothing_else():
 def test_a_status_is_due_from_the_exact_moment_on(clear_status_at, due):
     user_status(1, clear_status_at=clear_status_at)
 
-    counted = UserStatus.due(NOON).count()
+    counted = UserStatus.select().where(UserStatus.is_due(NOON)).count()
     deleted = perform(user_status_cleanup, now=NOON).deleted
 
     assert (counted, deleted, len(statuses())) == ((1, 1, 0) if due else (0, 0, 1))

@@ -5,6 +5,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from itertools import chain
 from queue import SimpleQueue
 
@@ -114,7 +115,13 @@ def put_noise(noise):
         client.hset(buckets.STATE, field, value)
 
 
-def consumed():
+def in_a_thread(work):
+    """Do the work in a thread with a connection of its own, as schedulers and workers do."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(work).result()
+
+
+def consume():
     """What the consumers of all queues hand out, and acknowledge or reject."""
     found = []
     for queue in chain.from_iterable((queue, f"{queue}.DQ") for queue in queues()):
@@ -131,16 +138,11 @@ def consumed():
     return found
 
 
-def reconciles(settings):
-    """Let each batch's loop turn once, in a thread as it does in a scheduler."""
-
-    def turns():
-        for batch in BATCHES.values():
-            scheduler.Loop(batch, settings, broken=threading.Event(), asked=SimpleQueue()).turn()
-        release()
-
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(turns).result()
+def reconcile(settings):
+    """Let each batch's loop turn once."""
+    for batch in BATCHES.values():
+        scheduler.Loop(batch, settings, broken=threading.Event(), asked=SimpleQueue()).turn()
+    release()
 
 
 def read_by(call, command):
@@ -178,9 +180,9 @@ def test_noise_in_every_key_stops_nothing_but_itself(database, settings, main):
 
         assert failed_collectors(settings) == []
         read_by(main, command)
-        reconciles(settings)
+        in_a_thread(partial(reconcile, settings))
         run = JobRun.open("git_ref_cleanup")
-        assert {"good", str(run.id)} <= set(consumed())
+        assert {"good", str(run.id)} <= set(in_a_thread(consume))
         buckets.tidy(client, 5)
         assert buckets.claim(client, 5) is not None
         claimed = register.claim(client, stale_after=-PATIENCE * 5, visibility=timedelta(minutes=5), limit=1_000)
@@ -203,8 +205,8 @@ def test_a_key_of_another_type_ends_nothing_and_is_named(database, settings, mai
         begin_anew(database)
         put(name, kind, [(b"member", b"value", 1.0)])
 
-        reconciles(settings)
-        consumed()
+        in_a_thread(partial(reconcile, settings))
+        in_a_thread(consume)
         failed_collectors(settings)
         read_by(main, command)
         (said,) = redis_types.misfits(client, {name: KEYS[name]})
@@ -258,7 +260,7 @@ def test_noise_in_every_column_ends_nothing(database, settings, main):
             for line in lines:
                 insert(table, line)
 
-        reconciles(settings)
+        in_a_thread(partial(reconcile, settings))
         failed_collectors(settings)
         read_by(main, command)
 

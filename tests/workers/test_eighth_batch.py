@@ -48,7 +48,7 @@ def world(urls, tmp_path_factory):
             PREFIX + "DATABASE_URL": make_dsn(urls.database, dbname="eighth"),
             PREFIX + "REDIS_URL": urls.redis,
             PREFIX + f"CRON_{NAME.upper()}": "* * * * * *",
-            PREFIX + f"PACE_{NAME.upper()}": "400",
+            PREFIX + f"PACE_{NAME.upper()}": "200",
             **{f"{PREFIX}METRICS_PORT_{process.upper()}": str(port) for process, port in ports.items()},
         }
         made = SimpleNamespace(folder=folder, rows=rows, environment=environment, ports=ports)
@@ -198,6 +198,7 @@ def test_a_stop_ends_its_run_before_the_next_chunk_and_no_other_begins(world):
     assert wait_until(lambda: left(world) < YOUNG + 2_400, LIMIT)
 
     assert run(world, "stop", NAME, "--reason", "wrong").returncode == 0
+    assert wait_until(lambda: not world.rows("select count(*) from job_runs where state = 'started'"), LIMIT)
     stopped = left(world)
     skips = f"select count(*) from job_runs where batch = '{NAME}' and reason = 'stopped'"
     assert wait_until(lambda: world.rows(skips) > 1, LIMIT)

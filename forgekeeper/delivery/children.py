@@ -114,9 +114,10 @@ def send_children(
         return Enqueued(queue_full=True)
     if not wanted:
         return Enqueued()
-    sent: Any = [found or "" for found in client.hmget(QUEUED, list(wanted))]
-    kept: Any = client.hmget(bodies(queue), sent)
-    left_out = {key for key, body in zip(wanted, kept, strict=True) if body is not None}
+    found: Any = client.hmget(QUEUED, list(wanted))
+    sent = {key: sent_as for key, sent_as in zip(wanted, found, strict=True) if sent_as is not None}
+    kept: Any = client.hmget(bodies(queue), list(sent.values())) if sent else []
+    left_out = {key for key, body in zip(sent, kept, strict=True) if body is not None}
     left_out |= quarantine.waiting(child.batch.name, child.name, wanted)
     ids: dict[Any, str] = {key: str(uuid4()) for key in wanted if key not in left_out}
     if ids:

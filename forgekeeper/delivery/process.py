@@ -165,7 +165,7 @@ class Process(Middleware):
         if self._works.pop(get_ident(), None) is not None:
             with harmless():
                 WORKER.dec("forgekeeper_runs_in_progress", message.actor_name)
-        release()
+            release()
 
     before_nack = before_ack
 

@@ -193,12 +193,16 @@ def test_a_row_that_raises_lies_in_quarantine_and_the_others_go(world):
     assert wait_until(lambda: left(world) == YOUNG, LIMIT)
 
 
+def idle(world):
+    return not world.rows("select count(*) from job_runs where state = 'started'")
+
+
 def test_a_stop_ends_its_run_before_the_next_chunk_and_no_other_begins(world):
     add(world, 2_400)
     assert wait_until(lambda: left(world) < YOUNG + 2_400, LIMIT)
 
     assert run(world, "stop", NAME, "--reason", "wrong").returncode == 0
-    assert wait_until(lambda: not world.rows("select count(*) from job_runs where state = 'started'"), LIMIT)
+    assert wait_until(lambda: idle(world), LIMIT)
     stopped = left(world)
     skips = f"select count(*) from job_runs where batch = '{NAME}' and reason = 'stopped'"
     assert wait_until(lambda: world.rows(skips) > 1, LIMIT)
@@ -211,7 +215,7 @@ def test_a_stop_ends_its_run_before_the_next_chunk_and_no_other_begins(world):
 def test_a_mistake_is_held_by_the_breaker_and_a_release_lets_exactly_so_many_go(world):
     # A run is weighed as it begins.
     run(world, "pause", NAME)
-    assert wait_until(lambda: not world.rows("select count(*) from job_runs where state = 'started'"), LIMIT)
+    assert wait_until(lambda: idle(world), LIMIT)
     add(world, 60_000)
     run(world, "resume", NAME)
     assert wait_until(lambda: told(world, "status")["batches"][NAME]["held"], LIMIT)

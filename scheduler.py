@@ -139,7 +139,7 @@ def serve(
     for loop in loops:
         schedule = settings.cron(loop.name)
         if schedule is not None:
-            clock.add_job(loop.wake, schedule.trigger, id=loop.name)
+            clock.add_job(loop.wake, schedule, id=loop.name)
         loop.start()
     _keep_heartbeat(clock, loops)
 

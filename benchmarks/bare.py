@@ -45,7 +45,7 @@ def schedule(url: str, timetable: dict[str, str]) -> None:
     actor, clock = declare(url), BlockingScheduler(timezone="UTC")
     for name, cron in timetable.items():
         # A job is not told when it was due: to the second, as it is started within one.
-        clock.add_job(partial(_send, actor), Cron(cron).trigger, id=name)
+        clock.add_job(partial(_send, actor), Cron(cron), id=name)
     clock.start()
 
 

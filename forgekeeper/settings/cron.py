@@ -1,55 +1,51 @@
 """Read cron expressions the way crontab(5) does, in UTC.
 
-Five fields, or six with the seconds first, or ``off``.  APScheduler computes the
-times; its weekdays count from Monday, so ours are spelt out as names for it.
+Five fields, or six with the seconds first, or ``off``.  CronSim computes the times.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
+from itertools import islice, pairwise
 
-from apscheduler.triggers.cron import CronTrigger
+from apscheduler.triggers.base import BaseTrigger
+from cronsim import CronSim, CronSimError
 
-MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
-WEEKDAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
 EPOCH = datetime(2024, 1, 1, tzinfo=UTC)
 """Where a schedule is looked at: a leap year that begins on a Monday."""
+MICROSECOND = timedelta(microseconds=1)
 
 
 class BadCron(ValueError):
     """The expression is not a schedule that can be kept."""
 
 
-class Cron:
-    """A schedule: the times at which a batch is due."""
+class Cron(BaseTrigger):  # type: ignore[misc]  # APScheduler has no types
+    """A schedule: the times at which a batch is due; APScheduler takes it for a trigger."""
 
     def __init__(self, expression: str) -> None:
         """Take five or six fields; raise `BadCron` with a sentence that says what is wrong."""
         self.expression = " ".join(expression.split())
-        second, minute, hour, day, month, weekday = _fields(self.expression)
-        if day != "*" and weekday != "*":
+        # A question mark is a star elsewhere, and CronSim knows Sunday at the end of a range by its number alone.
+        self._fields = self.expression.lower().replace("?", "*").replace("-sun", "-7")
+        fields = self._fields.split()
+        if len(fields) not in (5, 6):
+            raise BadCron(
+                f"{self.expression!r} has {len(fields)} fields; a schedule has five "
+                "(minute hour day month weekday), or six with the second first, or is 'off'"
+            )
+        if fields[-3] != "*" and fields[-1] != "*":
             raise BadCron(
                 f"{self.expression!r} restricts both the day of the month and the day of the week; "
                 "crontab joins them with 'or' and others with 'and': leave one of them '*'"
             )
-        self._every_day = day == month == weekday == "*"
+        self._every_day = fields[-3:] == ["*", "*", "*"]
         try:
-            self.trigger = CronTrigger(
-                second=second,
-                minute=minute,
-                hour=hour,
-                day=day,
-                month=_month_numbers(month),
-                day_of_week=_weekday_names(weekday),
-                timezone=UTC,
-            )
-        except ValueError as error:
+            self.after(EPOCH)
+        except (CronSimError, ValueError) as error:
             raise BadCron(f"{self.expression!r} is not a cron expression: {error}") from None
-        if self._first_from(EPOCH) is None:
-            raise BadCron(f"{self.expression!r} never fires")
 
     def __str__(self) -> str:
         return self.expression
@@ -63,33 +59,24 @@ class Cron:
     def __hash__(self) -> int:
         return hash(self.expression)
 
+    def get_next_fire_time(self, previous_fire_time: datetime | None, now: datetime) -> datetime:
+        """Return the first time that is later than the previous one, and not before *now* where there was none."""
+        return self.after(previous_fire_time or now - MICROSECOND)
+
     def after(self, instant: datetime) -> datetime:
         """Return the first time later than *instant*."""
-        found = self._first_from(instant + timedelta(microseconds=1))
-        assert found is not None, "the constructor refuses schedules that never fire"
-        return found
+        return next(CronSim(self._fields, instant))
 
     def newest(self, until: datetime) -> datetime:
         """Return the last time that is not later than *until*."""
-        back = timedelta(seconds=2)
-        while (found := self._first_from(until - back)) is None or found > until:
-            back *= 4
-        # Halving the step keeps a sparse schedule with dense hours cheap: two weekdays
-        # of minutes ago is seventeen questions, not three thousand.
-        while back > timedelta(seconds=1):
-            back /= 2
-            if (later := self.after(found + back - timedelta(seconds=1))) <= until:
-                found = later
-        while (later := self.after(found)) <= until:
-            found = later
-        return found
+        return next(CronSim(self._fields, until + MICROSECOND, reverse=True))
 
     def between(self, start: datetime, end: datetime) -> Iterator[datetime]:
         """Yield the times later than *start* and not later than *end*, oldest first."""
-        tick = self.after(start)
-        while tick <= end:
+        for tick in CronSim(self._fields, start):
+            if tick > end:
+                return
             yield tick
-            tick = self.after(tick)
 
     @cached_property
     def period(self) -> timedelta:
@@ -98,80 +85,13 @@ class Cron:
         Gaps repeat within a day, and from day to day only where days are restricted:
         a hundred neighbours and the nights of a year show the longest.
         """
-        longest, tick = timedelta(0), self.after(EPOCH)
-        for _ in range(100):
-            tick, before = self.after(tick), tick
-            longest = max(longest, tick - before)
+        gaps = [later - sooner for sooner, later in pairwise(islice(CronSim(self._fields, EPOCH), 101))]
         for night in range(1 if self._every_day else 366):
-            midnight = EPOCH + timedelta(days=night + 1, microseconds=-1)
-            longest = max(longest, self.after(midnight) - self.newest(midnight))
-        return longest
-
-    def _first_from(self, instant: datetime) -> datetime | None:
-        found: datetime | None = self.trigger.get_next_fire_time(None, instant)
-        return found
+            midnight = EPOCH + timedelta(days=night + 1) - MICROSECOND
+            gaps.append(self.after(midnight) - self.newest(midnight))
+        return max(gaps)
 
 
 def parse(text: str) -> Cron | None:
     """Return the schedule that *text* names, None for ``off``; raise `BadCron`."""
     return None if text.strip().lower() == "off" else Cron(text)
-
-
-def _fields(expression: str) -> list[str]:
-    fields = expression.lower().split()
-    if len(fields) == 5:
-        fields.insert(0, "0")
-    if len(fields) != 6:
-        raise BadCron(
-            f"{expression!r} has {len(fields)} fields; a schedule has five "
-            "(minute hour day month weekday), or six with the second first, or is 'off'"
-        )
-    fields = ["*" if field == "?" else field for field in fields]
-    for field in fields[:4]:
-        if not re.fullmatch(r"[\d*/,-]+", field):
-            raise BadCron(f"{expression!r} is not a cron expression: {field!r} is neither a number, a range nor a list")
-    return fields
-
-
-def _weekday_names(field: str) -> str:
-    """Spell crontab's weekdays out: 0 and 7 are Sunday, a step counts from Sunday."""
-    if field == "*":
-        return field
-    days = {day % 7 for day in _listed(field, WEEKDAYS, first=0, last=7, what="a weekday")}
-    return ",".join(WEEKDAYS[day] for day in sorted(days))
-
-
-def _month_numbers(field: str) -> str:
-    """Spell the months out: APScheduler takes names, but drops a step after them."""
-    if field == "*":
-        return field
-    months = _listed(field, MONTHS, first=1, last=12, what="a month")
-    return ",".join(str(month) for month in sorted(months))
-
-
-def _listed(field: str, names: tuple[str, ...], *, first: int, last: int, what: str) -> set[int]:
-    """Return the numbers that a field of names and numbers stands for; names count from *first*."""
-
-    def number(text: str) -> int:
-        if text in names:
-            return names.index(text) + first
-        if text.isdigit() and first <= int(text) <= last:
-            return int(text)
-        raise BadCron(f"{text!r} is not {what}: use {first} to {last}, or {names[0]} to {names[-1]}")
-
-    def part_of(part: str) -> range:
-        match = re.fullmatch(r"(\*|(\w+)(?:-(\w+))?)(?:/(\d+))?", part)
-        if match is None:
-            raise BadCron(f"{part!r} is not {what}")
-        everything, start_text, end_text, step = match.groups()
-        highest = first + len(names) - 1
-        start = first if everything == "*" else number(start_text)
-        # "5/2" means "from the fifth on, every second", as everywhere else in a crontab.
-        end = number(end_text) if end_text else (highest if everything == "*" or step else start)
-        if end == 0 and start > 0:  # only a Sunday is 0
-            end = 7
-        if end < start or int(step or 1) < 1:
-            raise BadCron(f"{part!r} is an empty range")
-        return range(start, end + 1, int(step or 1))
-
-    return {value for part in field.split(",") for value in part_of(part)}

@@ -10,8 +10,6 @@ from forgekeeper.settings.cron import BadCron, Cron, parse
 
 MONDAY = datetime(2026, 6, 1, tzinfo=UTC)
 EVERY_DAY = "sun mon tue wed thu fri sat"
-NAMES = EVERY_DAY.split()
-NUMBERS = st.integers(0, 7)
 
 DAYS = st.sampled_from(["*", "1", "31", "29", "*/9", "10-12,20"])
 MONTHS = st.sampled_from(["*", "2", "*/5", "jan,dec", "3-7/2"])
@@ -30,23 +28,6 @@ def schedules(draw):
     return Cron(f"{draw(SECONDS)} {draw(TIMES)} {day} {month} {weekday}")
 
 
-@st.composite
-def weekday_parts(draw):
-    """A part of a weekday field, and the numbers it stands for."""
-    first, last = sorted((draw(NUMBERS), draw(NUMBERS)))
-    step = draw(st.integers(1, 7))
-    spelt = [draw(st.sampled_from([str(first), NAMES[first % 7]])), draw(st.sampled_from([str(last), NAMES[last % 7]]))]
-    if first == 7 or (last == 7 and first == 0):
-        spelt = [str(first), str(last)]  # as a name, Sunday at the start is 0, and so is "sun-sun"
-    shapes = [
-        (spelt[0], range(first, first + 1)),
-        ("-".join(spelt), range(first, last + 1)),
-        ("-".join(spelt) + f"/{step}", range(first, last + 1, step)),
-        (f"*/{step}", range(0, 7, step)),
-    ]
-    return draw(st.sampled_from(shapes))
-
-
 @pytest.mark.parametrize(
     ("expression", "after", "expected"),
     [
@@ -54,10 +35,7 @@ def weekday_parts(draw):
         ("* * * * * *", "06-01 00:00:00", "06-01 00:00:01"),
         ("30 * * * * *", "06-01 00:00:30", "06-01 00:01:30"),
         ("59 59 23 31 12 *", "06-01 00:00:00", "12-31 23:59:59"),
-        ("0 0 * * *", "06-01 00:00:00", "06-02 00:00:00"),
-        ("*/20 * * * *", "06-01 00:40:00", "06-01 01:00:00"),
         ("5/20 * * * *", "06-01 00:05:00", "06-01 00:25:00"),
-        ("1-5/2 * * * *", "06-01 00:03:00", "06-01 00:05:00"),
         ("7,3,40-41 * * * *", "06-01 00:07:00", "06-01 00:40:00"),
         ("0 6 * * ?", "06-01 06:00:00", "06-02 06:00:00"),
         ("0 0 1 JAN,Jul *", "06-01 00:00:00", "07-01 00:00:00"),
@@ -78,9 +56,9 @@ def test_the_next_time_is_what_crontab_says(expression, after, expected):
         ("*", EVERY_DAY),
         ("0", "sun"),
         ("7", "sun"),
-        ("1", "mon"),
         ("5-7", "sun fri sat"),
         ("fri-sun", "sun fri sat"),
+        ("*/3", "sun wed sat"),
         ("4/2", "thu sat"),
         ("1,wed,5-6", "mon wed fri sat"),
     ],
@@ -91,38 +69,23 @@ def test_weekdays_count_from_sunday_which_is_0_and_7(field, days):
     assert [f"{day:%a}".lower() for day in week] == days.split()
 
 
-@given(st.lists(weekday_parts(), min_size=1, max_size=4))
-@example([("5-7", range(5, 8))])
-def test_weekdays_agree_with_the_calendar(parts):
-    wanted = {number % 7 for _text, numbers in parts for number in numbers}
-    midnights = [MONDAY + timedelta(days=day) for day in range(14)]
-
-    found = Cron("0 0 * * " + ",".join(text for text, _numbers in parts))
-
-    assert list(found.between(MONDAY - timedelta(seconds=1), midnights[-1])) == [
-        midnight for midnight in midnights if midnight.isoweekday() % 7 in wanted
-    ]
-
-
 @pytest.mark.parametrize(
     ("expression", "complaint"),
     [
         ("* * * *", "has 4 fields"),
         ("@daily", "has 1 fields"),
-        ("60 * * * *", "60"),
-        ("* * 0 * *", "lower than the minimum value"),
-        ("* * * 0 *", "'0' is not a month"),
-        ("* * * * 8", "'8' is not a weekday"),
-        ("* * * * sunday", "'sunday' is not a weekday"),
-        ("* * * * 5-1", "'5-1' is an empty range"),
-        ("* * * * */0", "'*/0' is an empty range"),
-        ("*/0 * * * *", "Increment must be higher than 0"),
-        ("30-10 * * * *", "minimum value in a range"),
-        ("* * * smarch *", "smarch"),
-        ("* * last * *", "last"),
+        ("60 * * * *", "Bad minute"),
+        ("* * 0 * *", "Bad day-of-month"),
+        ("* * * 0 *", "Bad month"),
+        ("* * * * 8", "Bad day-of-week"),
+        ("* * * * 5-1", "Bad day-of-week"),
+        ("*/0 * * * *", "Bad minute"),
+        ("* * * smarch *", "Bad month"),
+        ("9" * 5_000 + " * * * *", "is not a cron expression"),
         ("* * 1 * 1", "both the day of the month and the day of the week"),
-        ("0 0 30 2 *", "never fires"),
+        ("0 0 30 2 *", "Bad day-of-month"),
     ],
+    ids=lambda value: value[:20],
 )
 def test_a_wrong_schedule_is_refused_with_what_is_wrong(expression, complaint):
     with pytest.raises(BadCron) as refusal:
@@ -132,42 +95,34 @@ def test_a_wrong_schedule_is_refused_with_what_is_wrong(expression, complaint):
     assert complaint in str(refusal.value)
 
 
-@pytest.mark.parametrize("text", ["off", "OFF", " off "])
+@pytest.mark.parametrize("text", ["off", " OFF "])
 def test_off_is_no_schedule(text):
     assert parse(text) is None
 
 
 @given(schedules(), INSTANTS)
 @example(Cron("0 0 29 2 *"), datetime(2104, 2, 28, 23, 59, 59, tzinfo=UTC))
-@example(Cron("59 23 31 12 *"), datetime(2026, 12, 31, 23, 59, tzinfo=UTC))
-@example(Cron("* * * * *"), MONDAY)
 @example(Cron("* * * * * *"), MONDAY)
 def test_an_instant_lies_between_its_newest_time_and_the_next(schedule, instant):
     newest = schedule.newest(instant)
 
     assert newest <= instant < schedule.after(newest)
-
-
-def test_between_leaves_out_its_start_and_includes_its_end():
-    times = Cron("0 * * * *").between(MONDAY, MONDAY + timedelta(hours=2))
-
-    assert list(times) == [MONDAY + timedelta(hours=1), MONDAY + timedelta(hours=2)]
+    assert list(schedule.between(newest - timedelta(microseconds=1), instant)) == [newest]
+    assert schedule.get_next_fire_time(None, newest) == newest
+    assert schedule.get_next_fire_time(newest, instant) == schedule.after(newest)
 
 
 @pytest.mark.parametrize(
     ("expression", "period"),
     [
         ("* * * * * *", timedelta(seconds=1)),
-        ("* * * * *", timedelta(minutes=1)),
         ("5/15 * * * *", timedelta(minutes=15)),
         ("0,10 * * * *", timedelta(minutes=50)),
-        ("0 */6 * * *", timedelta(hours=6)),
         ("* 9-17 * * *", timedelta(hours=15, minutes=1)),
         ("0 0 * * *", timedelta(days=1)),
         ("0 0 * * mon-fri", timedelta(days=3)),
         ("* * * * sun", timedelta(days=6, minutes=1)),
         ("* * 1,10 * *", timedelta(days=21, minutes=1)),
-        ("0 0 1 * *", timedelta(days=31)),
         ("0 0 31 * *", timedelta(days=61)),
         ("0 12 * 6 *", timedelta(days=337)),
         ("0 0 29 2 *", timedelta(days=8 * 365 + 1)),  # 2100 is no leap year

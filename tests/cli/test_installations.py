@@ -121,7 +121,7 @@ def place(request, tmp_path, own_database, query, server):
     return Place(request.param, tmp_path / "place", own_database, query)
 
 
-OTHER = str(uuid4())
+OTHER = "0a2b4c6d-0000-4000-8000-000000000001"
 PLACES = [
     ("nothing", False, None, None),
     *(("known", True, old, None) for old in (None, *OLD)),

@@ -19,8 +19,8 @@ from typing import NamedTuple
 from uuid import uuid4
 
 import redis
+from redis.lock import Lock
 
-from forgekeeper.coordination.scripts import call
 from forgekeeper.coordination.values import moment, raw, second, text
 from forgekeeper.database.writes import engine
 from metrics.threads import Vital
@@ -93,7 +93,7 @@ class Lease(Vital):
     def release(self) -> None:
         """Give it back, if it is ours; where Redis cannot be reached it ends by itself."""
         with suppress(redis.RedisError):
-            call(self._client, "lease_release", keys=[self._key], args=[self._value])
+            self._if_ours(Lock.LUA_RELEASE_SCRIPT)
 
     def check(self) -> None:
         """Raise `LeaseLost` unless the lease is ours; renew it.
@@ -125,13 +125,18 @@ class Lease(Vital):
     def _renew(self) -> None:
         asked = self._clock()
         try:
-            renewed = call(self._client, "lease_renew", keys=[self._key], args=[self._value, self._milliseconds])
+            renewed = self._if_ours(Lock.LUA_REACQUIRE_SCRIPT, self._milliseconds)
         except redis.RedisError:
             return  # no proof: enough of that is doubt
         if renewed:
             self._proved = asked
         else:
             self._gone = True
+
+    def _if_ours(self, script: str, *values: int) -> bool:
+        """Run a script of redis-py's locks, which changes nothing where the lease is not ours; say whether it was."""
+        with engine():
+            return bool(self._client.register_script(script)(keys=[self._key], args=[self._value, *values]))
 
 
 @contextmanager

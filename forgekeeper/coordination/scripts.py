@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from typing import Any
 
 import redis
@@ -12,7 +13,7 @@ from redis.commands.core import Script
 
 from forgekeeper.database.writes import engine
 
-FOLDERS = [files("forgekeeper.coordination") / "lua"]
+FOLDERS: list[Traversable] = []
 """Where scripts lie; each is known by its name alone."""
 
 

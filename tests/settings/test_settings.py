@@ -106,6 +106,7 @@ def test_names_without_the_prefix_are_not_ours(monkeypatch):
         *(("PACE_PRUNE", value) for value in ("0", "-1", "nan", "slow")),
         ("CRON_PRUNE", "hourly"),
         ("CATCH_UP_PRUNE", "twice"),
+        *(("FAILPOINTS", f"prune.deleted{fault}") for fault in ("", "=", "=die", "=kill*", "=kill*-1")),
         ("LOG_LEVEL", "info"),
         ("LOG_FORMAT", "xml"),
         *MALFORMED_URLS,

@@ -277,31 +277,3 @@ def test_what_held_batches_back_in_columns_does_so_in_rows(empty, ours, tmp_path
         ("d", "stop", "wrong", "ann", True),
         ("d", "new", "nobody has looked", "forgekeeper", True),
     ]
-
-
-def test_records_that_were_passed_over_move_into_quarantine_and_older_processes_go_on_with_them(empty, ours):
-    latest = ours.folder / "0017_one_quarantine.py"
-    text = latest.read_text()
-    latest.unlink()
-    migrations.migrate(empty, ours)
-    empty.execute_sql(
-        "create role test_older; grant select, insert, update, delete on passed_over_records to test_older"
-    )
-    key = "'user_status_cleanup', 'user_status'"
-    times = "now() - interval '1 d', now(), now() + interval '1 h'"
-    empty.execute_sql(f"insert into passed_over_records values ({key}, '1', 4, {times}, 'spoilt')")
-    latest.write_text(text)
-
-    migrations.migrate(empty, ours)
-
-    # What the version before asks, and what it writes, as whoever it was granted to.
-    values = "insert into passed_over_records as known (batch, record, key, failures, first_failed_at, last_failed_at,"
-    values += f" retry_at, error) values ({key}, %s, 1, {times}, %s)"
-    again = "on conflict (batch, record, key) do update set failures = known.failures + 1, error = excluded.error"
-    empty.execute_sql("set role test_older")
-    empty.execute_sql(f"{values} {again}", ("1", "again"))
-    empty.execute_sql(values, ("2", "new"))
-    empty.execute_sql("reset role")
-    rows = empty.execute_sql("select key, reason, failures, error from quarantine order by key").fetchall()
-    empty.execute_sql("drop owned by test_older; drop role test_older")
-    assert rows == [("1", "record_failed", 5, "again"), ("2", "record_failed", 1, "new")]

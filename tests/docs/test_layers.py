@@ -51,19 +51,7 @@ ENVIRONMENT = {
     "forgekeeper.process.ready",  # what systemd and the page have put there
 }
 """Who may know the environment: the settings, and whoever prepares it for children."""
-STATEMENTS = {
-    *("benchmarks", "demo", "models", "workers"),
-    *("forgekeeper.audit", "forgekeeper.database", "forgekeeper.declaring", "forgekeeper.deleting"),
-    *("forgekeeper.installation", "forgekeeper.migrations", "forgekeeper.runs", "forgekeeper.storage"),
-}
-"""Where statements stand."""
-QUERIES = {"where", "order_by", "group_by", "on_conflict", "on_conflict_ignore", "execute_sql", "returning"}
-SQL = re.compile(
-    r"\b(select\b.*\bfrom|insert\s+into|update\s+\w+\s+set|delete\s+from|(create|alter|drop)\s+(table|index)|truncate)\b",
-    re.IGNORECASE | re.DOTALL,
-)
 CLOCKS = {"datetime.now", "datetime.utcnow", "datetime.today", "date.today", "time.time"}
-BANNED = {"utils", "util", "common", "helpers", "helper", "manager", "service", "handler"}
 IMPORT_EVERYTHING = """
 import os, sys
 import wsgiref.handlers  # of prometheus_client's: it copies the environment for the programs it serves
@@ -92,8 +80,6 @@ def module_name(path):
 
 FILES = [path for name in sorted(OURS) for path in (*ROOT.glob(f"{name}.py"), *(ROOT / name).rglob("*.py"))]
 TREES = {module_name(path): ast.parse(path.read_text()) for path in FILES}
-LUA = sorted(path for folder in ("forgekeeper", "workers") for path in (ROOT / folder).rglob("*.lua"))
-
 every_module = every("module", TREES)
 
 
@@ -118,18 +104,6 @@ def calls(module):
     for node in ast.walk(TREES[module]):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             yield ast.unparse(node.func.value), node.func.attr, node.args
-
-
-def texts(module):
-    """List the module's strings, without its docstrings."""
-    documentation = {
-        id(node.value)
-        for node in ast.walk(TREES[module])
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-    }
-    for node in ast.walk(TREES[module]):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documentation:
-            yield node.value
 
 
 def test_every_name_at_the_top_is_in_the_table():
@@ -198,17 +172,6 @@ def test_the_environment_is_the_settings_affair(module):
 
 
 @every_module
-def test_queries_are_written_beside_their_tables_and_batches(module):
-    if within(module, STATEMENTS):
-        return
-    queries = {
-        name for _object, name, arguments in calls(module) if name in QUERIES or (name == "select" and arguments)
-    }
-
-    assert queries | {text for text in texts(module) if SQL.search(text)} == set()
-
-
-@every_module
 def test_no_clock_but_the_database_s_and_the_monotonic_one(module):
     # The one compares them; a benchmark's processes are on one machine.
     if module == "forgekeeper.runs.clocks" or module.startswith("benchmarks."):
@@ -216,11 +179,6 @@ def test_no_clock_but_the_database_s_and_the_monotonic_one(module):
     asked = {f"{owner.rpartition('.')[2]}.{name}" for owner, name, _arguments in calls(module)}
 
     assert asked & CLOCKS == set()
-
-
-@every_module
-def test_a_module_is_named_for_its_subject(module):
-    assert set(re.split(r"[._]", module)) & BANNED == set()
 
 
 def test_importing_does_nothing():
@@ -238,14 +196,3 @@ def test_importing_does_nothing():
     )
 
     assert (imported.returncode, imported.stdout + imported.stderr) == (0, "")
-
-
-@every("script", LUA)
-def test_a_script_opens_with_its_keys_its_arguments_and_its_result(script):
-    header, body = re.match(r"((?:--.*\n)*)((?s:.*))", script.read_text()).groups()
-    uses = set(re.findall(r"(?:KEYS|ARGV)\[\d\]", body))
-    documented = {f"{name}]" for name in re.findall(r"^-- (\w+\[\d)(?:\.\.)?\]  +\S", header, re.MULTILINE)}
-
-    assert uses - documented == set()
-    assert re.search(r"^-- Returns \S", header, re.MULTILINE)
-    assert re.match(r"-- [A-Z].*[.,:]\n", header)

@@ -164,9 +164,3 @@ def test_the_page_of_writing_a_batch_explains_every_name():
     page = (DOCS / "writing_a_batch.md").read_text()
 
     assert [name for name in forgekeeper._HOMES if f"`{name}`" not in page] == []
-
-
-def test_the_index_of_decisions_lists_each_once():
-    listed = re.findall(r"\]\((\w[^)/#]+\.md)", (DOCS / "adr" / "README.md").read_text())
-
-    assert set(listed) == {page.name for page in (DOCS / "adr").glob("[0s]*.md")}

@@ -1,8 +1,7 @@
 """Bad records: one that raises is found, said, counted and passed over, and stops no other.
 
-A chunk is worked on as one.  If a record of it raises, the chunk is split until the bad one
-stands alone.  That one is passed over: to the end of the run, and if it fails again for a
-while that grows.  `forgekeeper quarantine` shows what is left out.
+A chunk is worked on as one.  If a record of it raises, each is worked on alone.  The bad one is passed over: to the end
+of the run, and if it fails again for a while that grows.  `forgekeeper quarantine` shows what is left out.
 """
 
 from __future__ import annotations
@@ -29,8 +28,6 @@ SERVER = {"08", "25", "26", "28", "3D", "53", "57", "58", "F0", "XX"}
 """Errors of the server, of the session, or of the whole database."""
 STATEMENT = {"0A", "42", "55"}
 """Errors of a statement, unless PostgreSQL says within what they came: at a locked row, in a trigger of the forge's."""
-WAITED = {"55P03", "57014", "40P01", "40001"}
-"""What comes of waiting: for a lock, or too long.  Each half of a chunk would wait as long as the whole."""
 TOOK_TOO_LONG = "57014"
 
 Place = TypeVar("Place")
@@ -77,7 +74,7 @@ class BadRecords:
         """Do the *work* of a chunk; return what it returns: how far it came.
 
         *work* is done for whichever records come next, or for those of the keys that it is
-        given, in a transaction of its own.  If a record raises it is done for parts of
+        given, in a transaction of its own.  If a record raises it is done for one after another of
         *places*, which end with the records' keys; then the last of them is returned.
         """
         try:
@@ -87,30 +84,23 @@ class BadRecords:
                 raise
             found = places()
             keys: list[Any] = [place[-1] if isinstance(place, tuple) else place for place in found]
-            self._split(work, keys, error)
+            self._one_by_one(work, keys)
             return found[-1] if found else None
 
     def each(self, work: Callable[[Sequence[int]], object], keys: Sequence[int]) -> None:
-        """Do the *work* for records of these keys: for all at once, or for parts of them if one raises."""
+        """Do the *work* for records of these keys: for all at once, or for one after another if one raises."""
         try:
             work(keys)
         except (pw.PeeweeException, ValueError) as error:
             if not of_a_record(error):
                 raise
-            self._split(work, keys, error)
-
-    def _split(self, work: Callable[[Sequence[int]], object], keys: Sequence[int], error: Exception) -> None:
-        """Do the *work* for parts of *keys*, for all of which it has raised that *error*."""
-        if len(keys) == 1:
-            self._pass_over(keys[0], error)
-        elif isinstance(error, pw.PeeweeException) and sqlstate(error) in WAITED:
-            self._one_by_one(work, keys)
-        else:
-            middle = len(keys) // 2
-            self.each(work, keys[:middle])
-            self.each(work, keys[middle:])
+            if len(keys) == 1:
+                self._pass_over(keys[0], error)
+            else:
+                self._one_by_one(work, keys)
 
     def _one_by_one(self, work: Callable[[Sequence[int]], object], keys: Sequence[int]) -> None:
+        """Do the *work* for each of the keys; of what waits for a lock, each waits as long as the whole has."""
         ends = time.monotonic() + ALONE
         for key in keys:
             self.each(work, [key])

@@ -68,7 +68,7 @@ def gather(settings: Settings) -> dict[str, Any]:
         *([redis.trouble] if redis.trouble else []),
         *(children.warning(name, one) for name, one in failing.items()),
         *process_list.warnings(known, instant),
-        *held_back.warnings({name: timetable.cron(name) for name in BATCHES}),
+        *held_back.warnings(),
     ]
     return found | {"warnings": warnings}
 

@@ -1,21 +1,17 @@
-"""What is held back: stopped, held, blocked, off by its flag or its timetable, or paused; and who is reminded when."""
+"""What is held back: stopped, held, blocked, off by its flag or its timetable, or paused."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Literal, NamedTuple
 
 from forgekeeper.batches import BATCHES
-from forgekeeper.database import now
 from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.holds import BRAKES, Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.settings import Settings
-
-REMINDER = timedelta(days=7)
-"""For so long something may be off, or paused without an end, before it may be one that was forgotten."""
 
 
 class Off(NamedTuple):
@@ -45,15 +41,10 @@ def off(schedules: Mapping[str, object | None]) -> Iterator[Off]:
             yield Off(name, "flag_off", turned.updated_at if turned else registered[name])
 
 
-def warnings(schedules: Mapping[str, object | None]) -> list[str]:
-    """Return a sentence for each batch that is stopped, held or blocked, off for long, or paused without an end."""
-    instant = now()
+def warnings() -> list[str]:
+    """Return a sentence for each batch that is stopped, held, blocked, or paused without an end."""
     holds = [hold for hold in Hold.standing() if hold.kind != "pause" or hold.until is None]
-    return [
-        *map(_hold, holds),
-        *map(_blocked, Batch.all_blocked()),
-        *(_off(one) for one in off(schedules) if instant - one.since >= REMINDER),
-    ]
+    return [*map(_hold, holds), *map(_blocked, Batch.all_blocked())]
 
 
 def of(batch: str) -> list[str]:
@@ -76,15 +67,6 @@ def _hold(hold: Hold) -> str:
 
 def _blocked(row: Batch) -> str:
     return f"{row.name} is blocked since {_moment(row.blocked_since)} ({row.blocked_reason}): {row.blocked_sentence}"
-
-
-def _off(one: Off) -> str:
-    if one.reason == "cron_off":
-        remedy = f"set FORGEKEEPER_CRON_{one.batch.upper()} if that was forgotten"
-        return f"{one.batch} is on no timetable, and has had no tick since {_moment(one.since)}: {remedy}"
-    flag = BATCHES[one.batch].flag
-    remedy = f"`forgekeeper flags on {flag}` if that was forgotten"
-    return f"{one.batch} is off since {_moment(one.since)}, as flag {flag} is off: {remedy}"
 
 
 def _moment(instant: datetime) -> str:

@@ -6,7 +6,6 @@ import pytest
 
 from forgekeeper.batches import BATCHES, CHILDREN
 from forgekeeper.database import now
-from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.runs import held_back
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.blocked import REASONS, Blocked
@@ -15,13 +14,11 @@ from forgekeeper.runs.ledger import JobRun
 from metrics.catalogue import BLOCKS
 from metrics.counting import WORKER
 from tests.harness.performing import attempt_at, runner_of
-from workers.expired_job_artifacts import FLAG
 
 NAME, CHILD = "git_ref_cleanup", "clean_project_refs"
 MISSING = Blocked("no_repositories", "no repositories are configured")
 APART = Blocked("clocks", "the clocks are apart")
 DAY = timedelta(days=1)
-ON = dict.fromkeys(BATCHES, "* * * * *")
 pytestmark = pytest.mark.usefixtures("database")
 
 
@@ -138,29 +135,11 @@ def test_metrics_know_every_reason():
 # What operators are reminded of
 
 
-def age(days):
-    FeatureFlag.turn(FLAG, on=False)
-    FeatureFlag.update(updated_at=now() - days * DAY).execute()
-    Batch.register([*ON])
-    Batch.update(registered_at=now() - days * DAY).execute()
-
-
-@pytest.mark.parametrize("days", [6.9, 7.1])
-def test_a_flag_or_a_timetable_that_has_been_off_for_a_week_is_said(days):
-    age(days)
-
-    said = " ".join(held_back.warnings(ON | {"prune": None}))
-
-    assert (f"as flag {FLAG} is off: `forgekeeper flags on {FLAG}`" in said) is (days > 7)
-    assert ("set FORGEKEEPER_CRON_PRUNE" in said) is (days > 7)
-
-
 def test_a_pause_without_an_end_is_said_and_one_with_an_end_is_not():
-    FeatureFlag.turn(FLAG, on=True)
     Hold.add(NAME, "pause", until=None, reason="a move", by="me")
     Hold.add("prune", "pause", until=now() + DAY, reason=None, by="me")
 
-    (said,) = held_back.warnings(ON)
+    (said,) = held_back.warnings()
 
     assert said.startswith(f"{NAME} is paused without an end by me since ")
     assert "(a move): `forgekeeper resume git_ref_cleanup`" in said

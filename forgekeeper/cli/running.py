@@ -16,8 +16,7 @@ from forgekeeper.cli.run_here import perform
 from forgekeeper.connections import Limits
 from forgekeeper.database import database
 from forgekeeper.delivery.ledger import deliver
-from forgekeeper.runs import held_back, reconcile
-from forgekeeper.runs.by_hand import claim
+from forgekeeper.runs import by_hand, held_back, reconcile
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.identity import identity
 from forgekeeper.runs.ledger import JobRun, Started
@@ -100,7 +99,7 @@ def send(batch: Name, json: Json = False) -> None:
     with connected("send", limits=Limits.of_scheduler):
         require_redis()
         back = Hold.why(batch)
-        number = None if back else claim(chosen)
+        number = None if back else by_hand.claim(chosen)
         if number is None:
             say(held_back.of(batch) if back else [_overlapping(batch)], err)
         reconcile.send(batch, deliver)
@@ -123,7 +122,7 @@ def cancel(
     with connected("cancel", redis_needed=False):
         run = numbered(number)
         with database.atomic():
-            state = JobRun.cancel(number, reason=reason, by=acts.who().name)
+            state = by_hand.cancel(number, reason=reason, by=acts.who().name)
             before = {"state": run.state, "cancelled_at": run.cancelled_at}
             acts.record(
                 "cancel", f"run:{number}", batch=run.batch, reason=reason, before=before, after={"state": state}

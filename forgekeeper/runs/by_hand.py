@@ -1,6 +1,8 @@
-"""Runs that a person sends: through the ledger, so that each is one run, seen and retried."""
+"""Runs that a person sends or cancels: through the ledger, so that each is one run, seen and retried."""
 
 from __future__ import annotations
+
+import peewee as pw
 
 from forgekeeper.audit import acts
 from forgekeeper.batches import BatchSpec, NotSent
@@ -8,7 +10,8 @@ from forgekeeper.database import database
 from forgekeeper.runs import reconcile
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.identity import identity
-from forgekeeper.runs.ledger import JobRun
+from forgekeeper.runs.ledger import OPEN, JobRun
+from metrics.redaction import one_line
 
 
 def claim(batch: BatchSpec) -> int | None:
@@ -33,3 +36,23 @@ def send(batch: BatchSpec, deliver: reconcile.Deliver) -> JobRun:
         raise NotSent(f"{batch.name} was busy a moment ago; try again")
     reconcile.send(batch.name, deliver)
     return run
+
+
+def cancel(number: int, *, reason: str | None, by: str) -> str | None:
+    """Cancel a run: one that waits is closed, one that has started ends before its next chunk, and so its children.
+
+    Returns the state in which it is then, None when it had ended, and then its children end as they are.
+    """
+    now, started = pw.fn.clock_timestamp(), JobRun.state == "started"
+    values = {"cancelled_at": now, "cancelled_reason": reason and one_line(reason), "cancelled_by": one_line(by)}
+    closed = {
+        "state": pw.Case(None, [(started, JobRun.state)], "skipped"),
+        "reason": pw.Case(None, [(started, JobRun.reason)], "cancelled"),
+        "finished_at": pw.Case(None, [(started, None)], now),
+    }
+    query = JobRun.update(values | closed).where(JobRun.id == number, JobRun.state.in_(OPEN))
+    for row in query.returning(JobRun.state).execute():
+        state: str = row.state
+        return state
+    JobRun.update(values).where(JobRun.id == number, JobRun.cancelled_at.is_null()).execute()
+    return None

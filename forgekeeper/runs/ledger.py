@@ -1,14 +1,12 @@
 """The ledger: every tick of a batch and every run by hand, each in exactly one state.
 
-A batch's open row (claimed, enqueued or started) is its lock.  A change of state is one
-guarded update; a second one changes nothing, and its return value says so.
-All times are the database's, so a machine whose clock is wrong claims nothing early and
-repeats nothing.  `docs/architecture/ticks.md` draws the states.
+A batch's open row (claimed, enqueued or started) is its lock.  A change of state is one guarded update; a second one
+changes nothing, and its return value says so.  All times are the database's, so a machine whose clock is wrong claims
+nothing early and repeats nothing.  `docs/architecture/ticks.md` draws the states.
 
-A database that is restored, or fails over to a replica that lags, gives the numbers of its
-lost runs out again.  So each run has a token, which is in its message, and each attempt
-another, which is in every change that it makes: a process that comes from the lost time
-learns that the run is not its own, whatever its number.
+A database that is restored gives the numbers of its lost runs out again.  So each run has a token, which is in its
+message, and each attempt another, which is in every change that it makes: a process that comes from the lost time
+learns that the run is not its own.
 """
 
 from __future__ import annotations
@@ -24,104 +22,17 @@ import peewee as pw
 from playhouse.postgres_ext import DateTimeTZField
 
 from forgekeeper.database import Base, BigIdentityField, Document, database, default
+from forgekeeper.runs import transitions
 from forgekeeper.runs.batch import Batch
-from forgekeeper.runs.holds import HELD_BACK, Hold, Kind
+from forgekeeper.runs.holds import Hold, Kind
 from forgekeeper.runs.identity import identity
 from forgekeeper.runs.retry import MAX_LOSSES, MAX_RETRIES
 from forgekeeper.runs.totals import NONE, Amount, RunTotal
-from metrics.redaction import one_line
 
 WAITING = ("claimed", "enqueued")
 OPEN = (*WAITING, "started")
 CLOCK_TOLERANCE = timedelta(seconds=2)
 """How far a scheduler's clock may be ahead without its tick being turned away."""
-
-CLAIM = f"""
-    insert into job_runs (batch, tick, state, reason, claimed_by, claimed_at)
-    select %(batch)s, %(tick)s, 'claimed', %(reason)s, %(by)s, clock_timestamp()
-    where %(tick)s <= clock_timestamp() + %(tolerance)s
-      and not {HELD_BACK.format("%(batch)s")}
-    on conflict do nothing
-    returning id
-"""
-RECORD = """
-    insert into job_runs (batch, tick, state, reason, claimed_by, claimed_at, finished_at)
-    select %(batch)s, tick, %(state)s, %(reason)s, %(by)s, clock_timestamp(), clock_timestamp()
-    from unnest(%(ticks)s::timestamptz[]) as tick
-    on conflict (batch, tick) do nothing
-"""
-REOPEN_LOST = """
-    update job_runs set
-        state = case when losses + 1 >= %(max_losses)s then 'failed' else 'enqueued' end,
-        reason = case when losses + 1 >= %(max_losses)s then 'poison' else 'worker_lost' end,
-        finished_at = case when losses + 1 >= %(max_losses)s then clock_timestamp() end,
-        error = 'the worker was lost: ' || coalesce(started_by, 'unknown'),
-        losses = losses + 1, failures = failures + 1, retry_at = null, enqueued_at = null
-    where batch = %(batch)s and state = 'started' and alive_at < clock_timestamp() - %(dead_after)s
-    returning id, state, started_by, losses
-"""
-MARK_SENT = f"""
-    update job_runs set state = 'enqueued', enqueued_at = clock_timestamp()
-    where batch = %(batch)s and state in ('claimed', 'enqueued')
-      and (enqueued_at is null or enqueued_at <= clock_timestamp() - %(again_after)s)
-      and (retry_at is null or retry_at <= clock_timestamp())
-      and not {HELD_BACK.format("%(batch)s")}
-    returning id, batch, token, tick
-"""
-START = f"""
-    update job_runs set
-        state = 'started', attempt = attempt + 1, retry_at = null,
-        result = case when result is not null then jsonb_build_object(
-            'earlier', coalesce(result -> 'earlier', '[]') || jsonb_build_array(result - 'earlier')
-        ) end,
-        attempt_token = gen_random_uuid(),
-        started_by = %(by)s, started_at = clock_timestamp(), alive_at = clock_timestamp()
-    where id = %(id)s and batch = %(batch)s and token = %(token)s and state in ('claimed', 'enqueued')
-      and not {HELD_BACK.format("job_runs.batch")}
-    returning id, batch, attempt_token::text, attempt, failures, tick
-"""
-# What earlier attempts came to stays beside what the present one has come to.
-RESULT = "{} || case when result ? 'earlier' then jsonb_build_object('earlier', result -> 'earlier') else '{{}}' end"
-KEEP_ALIVE = f"""
-    update job_runs set alive_at = clock_timestamp(), result = coalesce({RESULT.format("said.so_far")}, result)
-    from unnest(%(ids)s::bigint[], %(tokens)s::uuid[], %(results)s::jsonb[]) as said (run, token, so_far)
-    where job_runs.id = said.run and job_runs.attempt_token = said.token and state = 'started'
-    returning job_runs.id
-"""
-CLOSE = """
-    update job_runs set {changes} where id = %(id)s and attempt_token = %(token)s and state = 'started'
-    returning state
-"""
-ENDED = f"result = {RESULT.format('%(result)s::jsonb')}, finished_at = clock_timestamp(), error = null"
-SUCCEED = CLOSE.format(changes=f"state = 'succeeded', ordinary = %(ordinary)s, {ENDED}")
-BLOCK = CLOSE.format(changes=f"state = 'blocked', reason = %(reason)s, {ENDED}")
-# Nothing was done: it is a skip.
-HOLD = CLOSE.format(changes=f"state = 'skipped', reason = 'held', {ENDED}")
-FAIL = CLOSE.format(
-    changes=f"""
-        state = case when failures < %(retries)s then 'enqueued' else 'failed' end,
-        retry_at = case when failures < %(retries)s then clock_timestamp() + %(delay)s end,
-        finished_at = case when failures < %(retries)s then null else clock_timestamp() end,
-        failures = failures + 1, reason = 'error', error = %(error)s, enqueued_at = null,
-        result = coalesce({RESULT.format("%(result)s::jsonb")}, result)
-    """
-)
-# A success sets the count back: what failed on the way to it is not counted.  One batch in
-# each statement: for a batch that it does not know PostgreSQL reads the table from its end.
-HEALTH = """
-    with good as (
-        select id, finished_at from job_runs where batch = %(batch)s and state = 'succeeded' order by id desc limit 1
-    ), last as (
-        select started_at, finished_at from job_runs
-        where batch = %(batch)s and started_at is not null and finished_at is not null
-        order by id desc limit 1
-    )
-    select (select finished_at from last), (select finished_at - started_at from last),
-        (select finished_at from good),
-        (select coalesce(sum(failures), 0) from job_runs
-         where batch = %(batch)s and id > coalesce((select id from good), 0)),
-        (select min(started_at) from job_runs where batch = %(batch)s and state = 'started')
-"""
 
 
 class Health(NamedTuple):
@@ -214,7 +125,7 @@ class JobRun(Base):
     @classmethod
     def health(cls, batch: str) -> Health:
         """Sum up what has become of the batch's runs."""
-        return Health(*database.execute_sql(HEALTH, {"batch": batch}).fetchone())
+        return Health(*database.execute_sql(transitions.HEALTH, {"batch": batch}).fetchone())
 
     @classmethod
     def oldest_tick(cls, batch: str) -> datetime | None:
@@ -233,32 +144,27 @@ class JobRun(Base):
     def claim(cls, batch: str, tick: datetime, *, by: str, reason: str | None) -> int | None:
         """Claim the tick if it is due, the batch neither paused nor open; return the row's id.
 
-        A retry that still waits gives way to the newer tick, which does the same work.
+        A retry that still waits, of an older tick or a run by hand, gives way to the newer tick, which does the same.
         Of several schedulers one gets the id, the others None.
         """
         with database.atomic() as transaction:
-            cls.supersede(batch, tick)
+            ahead = cls.tick > pw.fn.clock_timestamp() + CLOCK_TOLERANCE
+            gives_way = cls.tick.is_null() | (cls.tick < tick) | ahead
+            waits = (cls.batch == batch) & (cls.state == "enqueued") & (cls.failures > 0)
+            superseded = {"state": "failed", "reason": "superseded", "finished_at": pw.fn.clock_timestamp()}
+            cls.update(superseded).where(waits, gives_way).execute()
             values = {"batch": batch, "tick": tick, "by": by, "reason": reason, "tolerance": CLOCK_TOLERANCE}
-            row = database.execute_sql(CLAIM, values).fetchone()
+            row = database.execute_sql(transitions.CLAIM, values).fetchone()
             if row is None:
                 # Another scheduler's tick, a pause or an open run: the retry keeps its place.
                 transaction.rollback()
         return row[0] if row else None
 
     @classmethod
-    def supersede(cls, batch: str, tick: datetime) -> None:
-        """Fail the batch's waiting retry of an older tick, or of a run by hand."""
-        ahead = cls.tick > pw.fn.clock_timestamp() + CLOCK_TOLERANCE
-        older = cls.tick.is_null() | (cls.tick < tick) | ahead
-        waits = (cls.batch == batch) & (cls.state == "enqueued") & (cls.failures > 0)
-        values = {"state": "failed", "reason": "superseded", "finished_at": pw.fn.clock_timestamp()}
-        cls.update(values).where(waits, older).execute()
-
-    @classmethod
     def record(cls, batch: str, ticks: Sequence[datetime], state: str, *, by: str, reason: str | None = None) -> int:
         """Record ticks that will not run; return how many had no row yet."""
         values = {"batch": batch, "ticks": list(ticks), "state": state, "reason": reason, "by": by}
-        count: int = database.execute_sql(RECORD, values).rowcount
+        count: int = database.execute_sql(transitions.RECORD, values).rowcount
         return count
 
     @classmethod
@@ -274,7 +180,7 @@ class JobRun(Base):
 
         That is so where it runs, waits for its retry, is held back, or was marked less than *again_after* ago.
         """
-        row = database.execute_sql(MARK_SENT, {"batch": batch, "again_after": again_after}).fetchone()
+        row = database.execute_sql(transitions.MARK_SENT, {"batch": batch, "again_after": again_after}).fetchone()
         return None if row is None else cls(**dict(zip(("id", "batch", "token", "tick"), row, strict=True)))
 
     @classmethod
@@ -283,7 +189,9 @@ class JobRun(Base):
 
         Another run has the number, and another *token*, if the database is older than the message: it was restored.
         """
-        row = database.execute_sql(START, {"id": run_id, "batch": batch, "token": str(token), "by": by}).fetchone()
+        row = database.execute_sql(
+            transitions.START, {"id": run_id, "batch": batch, "token": str(token), "by": by}
+        ).fetchone()
         return Started(*row) if row else None
 
     @classmethod
@@ -305,9 +213,9 @@ class JobRun(Base):
         values = {
             "ids": [run.id for run in runs],
             "tokens": [run.token for run in runs],
-            "results": [None] * len(runs) if results is None else [_json(result) for result in results],
+            "results": list(map(_json, results)) if results else [None] * len(runs),
         }
-        return {row[0] for row in database.execute_sql(KEEP_ALIVE, values).fetchall()}
+        return {row[0] for row in database.execute_sql(transitions.KEEP_ALIVE, values).fetchall()}
 
     @classmethod
     def succeed(
@@ -317,7 +225,8 @@ class JobRun(Base):
 
         Like all that follow it returns the new state, None when the run was taken from us meanwhile.
         """
-        return _close(SUCCEED, run, result, deleted, partial(Batch.unblock, run.batch, run.id), ordinary=ordinary)
+        unblock = partial(Batch.unblock, run.batch, run.id)
+        return _close(transitions.SUCCEED, run, result, deleted, unblock, ordinary=ordinary)
 
     @classmethod
     def block(
@@ -325,31 +234,13 @@ class JobRun(Base):
     ) -> str | None:
         """Close the run as blocked, and note that its batch is."""
         note = partial(Batch.block, run.batch, reason=reason, sentence=sentence)
-        return _close(BLOCK, run, result, deleted, note, reason=reason)
+        return _close(transitions.BLOCK, run, result, deleted, note, reason=reason)
 
     @classmethod
     def hold(cls, run: Started, result: dict[str, Any], *, kind: Kind, sentence: str) -> str | None:
         """Close the run as skipped, and hold its batch."""
         hold = Hold.insert(batch=run.batch, kind=kind, reason=sentence, by=identity())
-        return _close(HOLD, run, result, NONE, hold.execute)
-
-    @classmethod
-    def cancel(cls, number: int, *, reason: str | None, by: str) -> str | None:
-        """Cancel a run: one that waits is closed, one that has started ends before its next chunk, and so its children.
-
-        Returns the state in which it is then, None when it had ended, and then its children end as they are.
-        """
-        now, cancelled = pw.fn.clock_timestamp(), pw.Case(None, [(cls.state == "started", "started")], "skipped")
-        ended = pw.Case(None, [(cls.state != "started", now)], None)
-        why = pw.Case(None, [(cls.state == "started", cls.reason)], "cancelled")
-        values = {"cancelled_at": now, "cancelled_reason": reason and one_line(reason), "cancelled_by": one_line(by)}
-        query = cls.update(values | {"state": cancelled, "reason": why, "finished_at": ended})
-        rows = list(query.where(cls.id == number, cls.state.in_(OPEN)).returning(cls.state).tuples().execute())
-        if rows:
-            state: str = rows[0][0]
-            return state
-        cls.update(values).where(cls.id == number, cls.cancelled_at.is_null()).execute()
-        return None
+        return _close(transitions.HOLD, run, result, NONE, hold.execute)
 
     @classmethod
     def fail(
@@ -364,13 +255,13 @@ class JobRun(Base):
     ) -> str | None:
         """Let the run wait *delay* for its next try, or end it after so many *retries*; keep what it had come to."""
         unblock = partial(Batch.unblock, run.batch, run.id)
-        return _close(FAIL, run, result, deleted, unblock, error=error, delay=delay, retries=retries)
+        return _close(transitions.FAIL, run, result, deleted, unblock, error=error, delay=delay, retries=retries)
 
     @classmethod
     def reopen_lost(cls, batch: str, *, dead_after: timedelta) -> list[Lost]:
         """Take runs from workers that expired *dead_after* ago; the third time it is poison."""
         values = {"batch": batch, "dead_after": dead_after, "max_losses": MAX_LOSSES}
-        return [Lost(*row) for row in database.execute_sql(REOPEN_LOST, values).fetchall()]
+        return [Lost(*row) for row in database.execute_sql(transitions.REOPEN_LOST, values).fetchall()]
 
     @classmethod
     def closed_before(cls, horizon: datetime) -> pw.Node:

@@ -7,7 +7,7 @@ import pytest
 from forgekeeper.boot import load
 from forgekeeper.database import now
 from forgekeeper.delivery.ledger import deliver
-from forgekeeper.runs import clocks, reconcile
+from forgekeeper.runs import by_hand, clocks, reconcile
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
@@ -194,7 +194,7 @@ def test_a_run_that_waits_while_its_batch_is_stopped_says_so(story):
 
 
 def test_a_cancelled_run_says_by_whom_and_why(story):
-    JobRun.cancel(JobRun.claim_manual(NAME, by="ops:1"), reason="not now", by="alice@host")
+    by_hand.cancel(JobRun.claim_manual(NAME, by="ops:1"), reason="not now", by="alice@host")
 
     *_, skipped, cancelled = story()
 

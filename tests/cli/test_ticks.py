@@ -5,6 +5,7 @@ from datetime import timedelta
 
 import pytest
 
+from forgekeeper.runs import by_hand
 from forgekeeper.runs.ledger import JobRun
 
 NAME = "user_status_cleanup"
@@ -32,7 +33,7 @@ def kill():
 
 def cancel():
     run = started()
-    JobRun.cancel(run.id, reason="a test", by="test")
+    by_hand.cancel(run.id, reason="a test", by="test")
     JobRun.fail(run, ERROR, BEGUN, delay=timedelta(0), retries=0)
 
 

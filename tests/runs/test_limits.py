@@ -7,11 +7,10 @@ import pytest
 
 from forgekeeper.batches import BATCHES, CHILDREN
 from forgekeeper.database import database as db
-from forgekeeper.runs import releases
+from forgekeeper.runs import by_hand, releases
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.brakes import Brakes
 from forgekeeper.runs.holds import Hold
-from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.totals import Amount, RunTotal
 from tests.harness.settings import settings_with
 from tests.harness.thorough import examples
@@ -189,7 +188,7 @@ def test_children_at_once_of_any_runs_never_have_more_than_was_released(database
 
 def test_a_child_from_a_queue_ends_if_the_run_that_has_sent_it_was_cancelled(database):
     cancelled = began()
-    JobRun.cancel(cancelled, reason="wrong", by="me")
+    by_hand.cancel(cancelled, reason="wrong", by="me")
     began()
 
     brakes, _outcome = child_of(cancelled)
@@ -199,7 +198,7 @@ def test_a_child_from_a_queue_ends_if_the_run_that_has_sent_it_was_cancelled(dat
 
 def test_to_cancel_the_newest_run_ends_the_children_that_earlier_ones_have_left(database):
     earlier, newest = began(), began()
-    JobRun.cancel(newest, reason="wrong", by="me")
+    by_hand.cancel(newest, reason="wrong", by="me")
     brakes, _outcome = child_of(earlier)
     assert brakes.reason == "cancelled"
 

@@ -49,9 +49,8 @@ def audit(
         wrong_use("say one of --what, --run and --who")
     known = [Subject(**{**one._asdict(), "batch": batch.name}) for batch in BATCHES.values() for one in batch.subjects]
     asked = None if what is None else _subject(what, known)
-    time = None if since is None else times.past(since)
     with connected("audit", redis_needed=False) as settings:
-        begins = time and time(now())
+        begins = None if since is None else times.past(since, now())
         if asked is not None:
             answer = _about(*asked, known, begins, settings, limit=limit)
         elif run is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
@@ -19,9 +18,8 @@ from forgekeeper.cli.check_places import Finding, error, ok, repositories, store
 from forgekeeper.cli.connection import configured, recorded
 from forgekeeper.cli.console import FAILED, Json, emit, out, wrong_use
 from forgekeeper.cli.failures import sentence
-from forgekeeper.cli.migrate import FORBIDDEN
-from forgekeeper.cli.releasing import FIRST
-from forgekeeper.cli.tables import OURS
+from forgekeeper.cli.holding import FIRST
+from forgekeeper.cli.migrate import FORBIDDEN, OURS
 from forgekeeper.connections import Limits, client, connect
 from forgekeeper.coordination.key_types import DECLARED, misfits
 from forgekeeper.database import database, privileges, release, sqlstate
@@ -85,9 +83,8 @@ def check(
 def _findings(settings: Settings, *, init: bool, copied: bool, reason: str | None) -> Iterator[Finding]:
     yield ok("settings", f"all names are known and all values fit: {places(settings)}")
     yield ok("forgekeeper", f"version {version()}")
-    if settings.tls_unverified != "nothing":
-        said = f"FORGEKEEPER_TLS_UNVERIFIED is {settings.tls_unverified}"
-        yield warning("tls", f"{said}: what answers there may be another server")
+    if (what := settings.tls_unverified) != "nothing":
+        yield warning("tls", f"FORGEKEEPER_TLS_UNVERIFIED is {what}: what answers there may be another server")
     yield from _schedules(settings)
     connect(settings, Limits.of_worker(settings), name="check", connections=1)
     yield from _redis()
@@ -163,8 +160,7 @@ def _postgresql() -> Iterator[Finding]:
     if any(privileges.MIGRATIONS in said for said in lacking):
         return
     if pending := migrations.pending(database.obj):
-        none = "there are no tables of forgekeeper's yet"
-        said = none if FIRST in pending else f"pending: {', '.join(pending)}"
+        said = "there are no tables of forgekeeper's yet" if FIRST in pending else f"pending: {', '.join(pending)}"
         yield error("schema", f"{said}; run `forgekeeper migrate`, as the owner of the tables")
         return
     if not lacking:
@@ -180,15 +176,13 @@ def _postgresql() -> Iterator[Finding]:
 def _clocks(settings: Settings) -> Iterator[Finding]:
     """Compare the clocks, where all of them can be asked."""
     try:
-        differences = list(clocks.differences())
+        apart = [one for one in clocks.differences() if one.exceeds(settings.clock_tolerance)]
     except (pw.PeeweeException, redis.RedisError):
         return  # reported elsewhere
-    apart = [difference for difference in differences if difference.exceeds(settings.clock_tolerance)]
     for difference in apart:
         yield (error if difference.reference == "redis" else warning)("clocks", difference.sentence())
     if not apart:
-        most = max(abs(difference.seconds) for difference in differences)
-        yield ok("clocks", f"PostgreSQL's, Redis's and this machine's are {most:.1f} s apart at most")
+        yield ok("clocks", "PostgreSQL's, Redis's and this machine's agree")
 
 
 def _place(*, copied: bool, reason: str | None) -> Finding | None:
@@ -239,7 +233,4 @@ def _installation(*, init: bool) -> tuple[str | None, Finding]:
 
 def _git() -> Finding:
     program = shutil.which("git")
-    if program is None:
-        return warning("git", "there is no git on the PATH: no refs can be deleted")
-    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
-    return ok("git", said.stdout.strip().removeprefix("git "))
+    return ok("git", program) if program else warning("git", "there is no git on the PATH: no refs can be deleted")

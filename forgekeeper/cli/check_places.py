@@ -56,12 +56,6 @@ def stores(settings: Settings, ours: str | None, *, init: bool) -> Iterator[Find
             yield _sentinel("object store", store, ours, init=init, named=partial(_objects_named, location))
         except sentinel.Unreadable as unreadable:
             yield error("object store", clean(str(unreadable)))
-            continue
-        if prefixes := settings.object_prefixes.get(location, ()):
-            yield ok("object prefixes", f"{location}: objects are deleted below {', '.join(prefixes)} alone")
-        else:
-            hint = "FORGEKEEPER_OBJECT_PREFIXES names the folders outside which nothing is, if you know them"
-            yield ok("object prefixes", f"{location}: objects are deleted anywhere in the store; {hint}")
 
 
 def _sentinel(subject: str, place: sentinel.Place, ours: str | None, *, init: bool, named: Named) -> Finding:

@@ -24,7 +24,6 @@ from forgekeeper.cli import (
     migrate,
     process_list,
     quarantine,
-    releasing,
     running,
     serving,
     status,
@@ -48,7 +47,7 @@ PANELS: dict[str, tuple[Callable[..., None] | typer.Typer | str, ...]] = {
     "Prepare": (check.check, migrate.migrate, declared.settings, declared.metrics, declared.batches, "seed"),
     "Run": (
         *(running.run, running.send, holding.pause, holding.stop, running.cancel, holding.resume),
-        *(releasing.release, flags.flags),
+        *(holding.release, flags.flags),
     ),
     "Look": (
         *(status.status, process_list.processes, ticks.ticks, ticks.why, audit.audit),

@@ -150,14 +150,6 @@ def progress(text: str) -> None:
         sys.stderr.flush()
 
 
-def confirmed(question: str) -> bool:
-    """Ask a person at the terminal."""
-    try:
-        return err.input(f"{question} [y/N] ", markup=False).strip().lower() in ("y", "yes")
-    except EOFError:
-        return False
-
-
 def moment(instant: datetime | None) -> str:
     """Write an instant for people: to the second, in UTC."""
     return instant.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S") if instant else "never"

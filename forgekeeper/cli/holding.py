@@ -1,4 +1,4 @@
-"""Hold batches back, and let them go again: `pause`, `stop`, `resume`.
+"""Hold batches back, and let them go again: `pause`, `stop`, `resume`, `release`.
 
 What holds a batch back is in PostgreSQL, where each run and child asks for it: Redis is not needed.
 """
@@ -16,13 +16,18 @@ from forgekeeper.audit import acts
 from forgekeeper.batches import BATCHES
 from forgekeeper.cli import times
 from forgekeeper.cli.connection import batch_named, connected
-from forgekeeper.cli.console import FAILED, HELD, All, Json, emit, err, moment, say, wrong_use
+from forgekeeper.cli.console import FAILED, HELD, All, Json, answer, emit, err, moment, say, wrong_use
 from forgekeeper.cli.failures import sentence
 from forgekeeper.cli.running import Names, Reason
 from forgekeeper.database import database, now
+from forgekeeper.runs import releases
 from forgekeeper.runs.batch import Batch as BatchRow
+from forgekeeper.runs.breaker import amount
 from forgekeeper.runs.holds import BRAKES, BY_PEOPLE, Hold, Kind
 from metrics.redaction import clean, one_line
+
+FIRST = "0001_ledger"
+"""A command that applies this migration makes a new installation."""
 
 Until = Annotated[
     str | None,
@@ -43,7 +48,7 @@ def pause(
     if at_once:
         stop(batches, everything, reason=reason, until=until, json=json)
     else:
-        _hold("pause", "paused", _named(batches, everything), until, reason, json=json)
+        _hold("pause", "paused", _named(batches, everything), until, reason, json=json, migrated=True)
 
 
 def stop(
@@ -95,18 +100,52 @@ def resume(
         raise typer.Exit(HELD)
 
 
+def release(
+    reason: Annotated[str, typer.Option(help="Why it may go on; the audit keeps it.")],
+    batches: Names = None,
+    everything: All = False,
+    expect: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Let so many records go, not as many as are due.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Let batches go that a brake holds, from their next tick on: as many records as are due now.
+
+    So many a preview shows, and no more go by the release, whatever becomes due meanwhile; --expect says another
+    number.  It ends with the first run that is an ordinary one again.  A batch that no brake holds stays as it is, and
+    so does one whose records cannot be counted now: then the status is 3.
+    """
+    names = _named(batches, everything)
+    if not reason.strip():
+        wrong_use("say why with --reason: the audit keeps it")
+    chosen = [one for one in BATCHES.values() if (one.deletes if names is None else one.name in names)]
+    said, stay, released = list[str](), list[str](), dict[str, int | None]()
+    with connected("release", redis_needed=False):
+        for batch in chosen:
+            held = Hold.standing(*BRAKES, batch=batch.name)
+            number = amount(batch, now()) if held and expect is None else expect
+            if held and number is None and batch.stake is not None:
+                stay.append(batch.name)
+            elif held and _let_go(batch.name, number, reason=reason):
+                released[batch.name] = number
+                limit = "" if number is None else f"; {number:,} records may go, and no more"
+                said.append(f"{batch.name} runs again from its next tick{limit}")
+            else:
+                said.append(f"{batch.name} is held by no brake: there is nothing to release")
+    facts = {"released": [*released], "expect": released, "still_held": stay, "reason": reason}
+    answer(facts, "\n".join(said), json=json)
+    say(
+        (f"{name} is still held: what is due cannot be counted now; say with --expect how many go" for name in stay),
+        err,
+    )
+    if stay:
+        raise typer.Exit(HELD)
+
+
 def _hold(
-    kind: Kind,
-    word: str,
-    names: list[str] | None,
-    until: str | None,
-    reason: str | None,
-    *,
-    json: bool,
-    migrated: bool = True,
+    kind: Kind, word: str, names: list[str] | None, until: str | None, reason: str | None, *, json: bool, migrated: bool
 ) -> None:
     """Hold the batches back, record it, and say it."""
-    time = None if until is None else times.to_come(until)
 
     def add(name: str) -> None:
         before = _state(name)
@@ -115,7 +154,7 @@ def _hold(
 
     with connected(kind, migrated=migrated, redis_needed=False):
         since = now()
-        end = time and time(since)
+        end = None if until is None else times.to_come(until, since)
         if end is not None and end <= since:
             wrong_use(f"{moment(end)} has passed; give a time to come, in UTC")
         known = _known(names)
@@ -189,3 +228,28 @@ def _whose(hold: Hold) -> str:
 def _emit(answers: list[dict[str, Any]]) -> None:
     """Print one object for one batch, a list for several."""
     emit(answers[0] if len(answers) == 1 else {"batches": answers})
+
+
+def _let_go(name: str, expect: int | None, *, reason: str) -> bool:
+    """Release the batch, and record it; return False when nothing holds it any more."""
+    with database.atomic():
+        lifted = releases.give(name, reason=reason, by=acts.who().name, expect=expect)
+        if lifted:
+            (hold, *_) = lifted
+            before = {"held": moment(hold.since), "reason": hold.kind, "sentence": hold.reason}
+            after = {"held": None, "expect": expect}
+            acts.record("release", name, batch=name, reason=reason, before=before, after=after)
+    return bool(lifted)
+
+
+def hold_new() -> list[str]:
+    """Hold each batch that deletes, as nobody has seen what it will delete; return their names."""
+    names = [batch.name for batch in BATCHES.values() if batch.deletes]
+    BatchRow.register(names)
+    for name in names:
+        sentence = (
+            f"nobody has looked at what it will delete: `forgekeeper run {name} --dry-run` shows it,"
+            f" `forgekeeper release {name} --reason REASON` lets it go"
+        )
+        Hold.add(name, "new", reason=sentence, by=acts.who().name)
+    return names

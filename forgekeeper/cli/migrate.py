@@ -10,14 +10,31 @@ import typer
 
 from forgekeeper import migrations
 from forgekeeper.audit import acts, upkeep
+from forgekeeper.audit.acts import Act
+from forgekeeper.audit.deletions import Deletion
 from forgekeeper.cli.connection import connected
 from forgekeeper.cli.console import FAILED, Json, Problem, answer, err
-from forgekeeper.cli.releasing import FIRST, hold_new
-from forgekeeper.database import database, sqlstate
+from forgekeeper.cli.holding import FIRST, hold_new
+from forgekeeper.database import Base, database, sqlstate
+from forgekeeper.database.installation import Installation
+from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.installation import place
 from forgekeeper.installation.agreement import Disagreement, agree
+from forgekeeper.runs.batch import Batch
+from forgekeeper.runs.holds import Hold
+from forgekeeper.runs.ledger import JobRun
+from forgekeeper.runs.processes import Process
+from forgekeeper.runs.quarantine import Quarantined
+from forgekeeper.runs.totals import RunTotal
+from forgekeeper.storage.outbox import DeletedObject
+from forgekeeper.storage.settled import SettledUpload
 from metrics.redaction import clean, text_of
 
+OURS: tuple[type[Base], ...] = (
+    *(FeatureFlag, Batch, Hold, JobRun, DeletedObject, Process, Installation),
+    *(Quarantined, SettledUpload, RunTotal, Act, Deletion),
+)
+"""The tables that are forgekeeper's own: it migrates them, and no other program writes to them."""
 FORBIDDEN = "42501"
 OWNER = (
     "{}: nothing was changed; run `forgekeeper migrate` as the role that owns forgekeeper's tables, or, before there"

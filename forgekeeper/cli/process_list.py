@@ -1,10 +1,10 @@
-"""`processes`: the schedulers and workers, what each works on, and what is wrong with them."""
+"""`processes`: the schedulers and workers, what each works on, when batches are due by them, and what is wrong."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.text import Text
 
@@ -13,8 +13,34 @@ from forgekeeper.cli.connection import connected
 from forgekeeper.cli.console import Json, emit, lasting, out, relative, table, warning
 from forgekeeper.database import now
 from forgekeeper.runs.processes import Process
+from forgekeeper.settings import Settings
+from forgekeeper.settings.cron import BadCron, Cron, parse
 
 FIELDS = ("kind", "host", "pid", "version", "started_at", "alive_at", "draining", "queues", "timetable")
+
+
+class Timetable(NamedTuple):
+    """What a living scheduler keeps, None where none lives; then it is what one would keep by these settings."""
+
+    kept: dict[str, str] | None
+    settings: Settings
+
+    @classmethod
+    def of(cls, known: Sequence[Process], instant: datetime, settings: Settings) -> Timetable:
+        """Take the timetable of the first living scheduler; where they disagree `warnings` says so."""
+        kept = (one.timetable for one in known if one.timetable and not one.is_silent(instant))
+        return cls(next(kept, None), settings)
+
+    def schedule(self, batch: str) -> str:
+        """Return the batch's schedule as it is written."""
+        return str(self.settings.cron(batch) or "off") if self.kept is None else self.kept.get(batch, "off")
+
+    def cron(self, batch: str) -> Cron | None:
+        """Return the batch's schedule, None where it is off or that of a scheduler whose version knows more."""
+        try:
+            return parse(self.schedule(batch))
+        except BadCron:
+            return None
 
 
 def processes(json: Json = False) -> None:

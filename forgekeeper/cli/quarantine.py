@@ -81,7 +81,7 @@ quarantine = group(
 def quarantine_show(number: Annotated[str, typer.Argument(metavar="ID")], json: Json = False) -> None:
     """Show all that is known of one of them."""
     with connected("quarantine") as settings:
-        found = next(_named(number, settings), None)
+        found = _named(number, settings)
     if found is None:
         raise _nothing(number)
     if json:
@@ -133,13 +133,12 @@ def _on_rows(act: Act, number: str | None, batch: str | None, kind: str | None) 
         chosen = Quarantined.numbered(int(number) if number.isdecimal() else 0)
     with database.atomic():
         found = list(chosen)
-        done = getattr(rows, act)([row.id for row in found]) if found else 0
+        done: int = getattr(rows, act)([row.id for row in found]) if found else 0
         if done:
+            of = batch if number is None else found[0].batch
             before = acts.some([f"{row.kind} {row.record} {row.key}: {row.error}" for row in found])
-            acts.record(
-                f"quarantine {act}", number or "all", batch=batch if number is None else found[0].batch, before=before
-            )
-    return int(done)
+            acts.record(f"quarantine {act}", number or "all", batch=of, before=before)
+    return done
 
 
 def _on_kept(act: Act, key: str | None, batch: str, refused: Refused, settings: Settings) -> int:
@@ -168,12 +167,12 @@ def _entries(name: str, refused: Refused, settings: Settings, limit: int) -> Ite
         yield Found(f"{refused.kind}:{one.key}", refused.kind, name, refused.record, *one)
 
 
-def _named(number: str, settings: Settings) -> Iterator[Found]:
+def _named(number: str, settings: Settings) -> Found | None:
     if number.isdecimal():
-        yield from map(_row, Quarantined.numbered(int(number)))
-        return
-    for name, refused in _kept(None, number.partition(":")[0]):
-        yield from (one for one in _entries(name, refused, settings, MOST) if one.id == number)
+        return next(map(_row, Quarantined.numbered(int(number))), None)
+    kept = _kept(None, number.partition(":")[0])
+    every = (one for name, refused in kept for one in _entries(name, refused, settings, MOST))
+    return next((one for one in every if one.id == number), None)
 
 
 def _row(row: Quarantined) -> Found:

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
+from rich.filesize import decimal
 
 from forgekeeper.audit import acts
 from forgekeeper.batches import BatchSpec
-from forgekeeper.cli import previews
 from forgekeeper.cli.connection import batch_named, connected, require_installation, require_redis
-from forgekeeper.cli.console import HELD, Json, Problem, answer, err, facts, moment, say, wrong_use
+from forgekeeper.cli.console import HELD, Json, Problem, answer, err, facts, moment, progress, say, wrong_use
 from forgekeeper.cli.run_here import perform
 from forgekeeper.connections import Limits
 from forgekeeper.database import database
+from forgekeeper.declaring.preview import Part
 from forgekeeper.delivery.ledger import deliver
 from forgekeeper.runs import by_hand, held_back, reconcile
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.identity import identity
 from forgekeeper.runs.ledger import JobRun, Started
-from forgekeeper.runs.previewing import SAMPLE
+from forgekeeper.runs.previewing import SAMPLE, Preview, preview
 from metrics.redaction import clean
 
 BATCH = "The batch's name; `forgekeeper status` lists them."
@@ -53,8 +55,11 @@ def run(batch: Name, dry_run: DryRun = False, sample: Sample = None, json: Json 
     chosen = batch_named(batch)
     if dry_run:
         with connected(f"preview {batch}") as settings:
-            found = previews.of(chosen, settings, sample=SAMPLE if sample is None else sample)
-        answer(found.as_json(), "\n".join(map(clean, previews.lines(found))), json=json)
+            try:
+                found = preview(chosen, settings, sample=SAMPLE if sample is None else sample, told=_show_progress)
+            finally:
+                progress("")
+        answer(found.as_json(), "\n".join(map(clean, _lines(found))), json=json)
         return
     if sample is not None:
         wrong_use("--sample is for --dry-run: a run names no records")
@@ -158,3 +163,41 @@ def _overlapping(batch: str) -> str:
     if row.state == "started":
         return f"{batch} is running on {row.started_by} since {moment(row.started_at)}; wait until it ends"
     return f"{batch} is queued already, since {moment(row.claimed_at)}"
+
+
+def _show_progress(part: Part) -> None:
+    progress(f"{part.batch}: {part.records:,} counted, {part.record}")
+
+
+def _lines(found: Preview) -> Iterator[str]:
+    """Say a preview in lines."""
+    yield f"{found.batch}, if it ran at {moment(found.now)} UTC; nothing has been changed:"
+    yield from (f"  note: {note}" for note in found.notes)
+    for part in found.parts:
+        yield f"  {_headline(part)}"
+        yield from (f"    {line}" for line in _details(part))
+    if found.due is not None:
+        yield f"  due in all: {found.due:,}"
+
+
+def _headline(part: Part) -> str:
+    about = "about " if part.estimate else ""
+    said = f"{part.record} of {part.batch}: {about}{part.records:,} would be {part.verb}"
+    return said + (f", {about}{decimal(part.bytes)}" if part.bytes is not None else "")
+
+
+def _details(part: Part) -> Iterator[str]:
+    if part.estimate:
+        yield "an estimate: the time was up before all were counted"
+    if part.oldest is not None:
+        yield f"due since {moment(part.oldest)}" + (f", the newest since {moment(part.newest)}" if part.newest else "")
+    shown = part.as_json()
+    if shown["projects"]:
+        others = shown["other_projects"]
+        rest = f", {others['projects']:,} others {others['records']:,}" if others["projects"] else ""
+        yield "by project: " + ", ".join(f"{name} {count:,}" for name, count in shown["projects"].items()) + rest
+    for reason, count in part.kept.items():
+        number = "not counted in time" if count is None else f"{count:,} stay"
+        yield f"{reason}: {number}"
+    if part.sample:
+        yield "such as " + ", ".join(f"{key} ({name})" if name else key for key, name in part.sample)

@@ -10,11 +10,11 @@ from typing import Any
 from rich.text import Text
 
 from forgekeeper.batches import BATCHES, BatchSpec, all_declared, queues
-from forgekeeper.cli import children, process_list, story, without_redis
+from forgekeeper.cli import process_list, story, without_redis
 from forgekeeper.cli.connection import connected
 from forgekeeper.cli.console import Json, emit, facts, lasting, moment, out, relative, say, table, warning
 from forgekeeper.cli.leases import held
-from forgekeeper.cli.timetable import Timetable
+from forgekeeper.cli.process_list import Timetable
 from forgekeeper.connections import client
 from forgekeeper.database import LAST_INSTANT, now
 from forgekeeper.database.backlog import BOUND
@@ -66,7 +66,7 @@ def gather(settings: Settings) -> dict[str, Any]:
     failing = {name: one["children_failing"] for name, one in batches.items() if one["children_failing"]}
     warnings = [
         *([redis.trouble] if redis.trouble else []),
-        *(children.warning(name, one) for name, one in failing.items()),
+        *(story.warning_of_children(name, one) for name, one in failing.items()),
         *process_list.warnings(known, instant),
         *held_back.warnings(),
     ]
@@ -88,7 +88,7 @@ def _batch(batch: BatchSpec, timetable: Timetable, instant: datetime, redis: wit
         "next": cron and cron.after(instant),
         "open": running and _run(running, "retry_at", "claimed_at", "enqueued_at", "alive_at"),
         "last": last and _run(last),
-        "children_failing": children.failing(batch.name) if batch.children else None,
+        "children_failing": story.failing_children(batch.name) if batch.children else None,
         "backlog": due and min(due.records, BOUND - 1),
         "backlog_is_more": bool(due and due.records >= BOUND),
         "backlog_oldest": due and due.oldest,
@@ -158,7 +158,7 @@ def _last_run_row(name: str, one: dict[str, Any], instant: datetime) -> tuple[ob
     result = last["result"] or {}
     blocked = result.get("blocked")
     state = "blocked" if blocked else last["state"]
-    failing = one["children_failing"] and children.said(one["children_failing"])
+    failing = one["children_failing"] and story.said_of_children(one["children_failing"])
     if failing and state == "succeeded":
         state = "failing"
     # What is zero or false is in `ticks` and `why`.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from datetime import datetime, timedelta
+from collections.abc import Iterator, Mapping
+from datetime import datetime
 from typing import Any
 
 from forgekeeper.cli.console import facts, lasting, moment
 from forgekeeper.runs.ledger import JobRun
+from forgekeeper.runs.quarantine import Quarantined
 from forgekeeper.settings.cron import Cron
 
 WHY = {
@@ -84,17 +85,13 @@ def outcome(run: JobRun) -> str:
     return "; ".join(str(part) for part in (ended, run.error, facts(result_of(run))) if part)
 
 
-def set_aside(run: JobRun) -> datetime | None:
+def set_aside(run: JobRun) -> str | None:
     """Return the tick that was taken from the row, because its time had not come."""
-    tick = (run.result or {}).get("set_aside")
-    try:
-        return datetime.fromisoformat(tick) if isinstance(tick, str) else None
-    except ValueError:
-        return None
+    return (run.result or {}).get("set_aside")
 
 
-def tell_absent(tick: datetime, schedule: Cron | None, first: datetime | None) -> list[str]:
-    """Say why there is no row for *tick*: the batch's oldest row is of *first*."""
+def tell_absent(tick: datetime, schedule: Cron | None) -> list[str]:
+    """Say why there is no row for *tick*."""
     if schedule is None:
         return ["The batch has no schedule (its cron is off); it runs only when somebody sends it."]
     near = schedule.newest(tick)
@@ -103,28 +100,23 @@ def tell_absent(tick: datetime, schedule: Cron | None, first: datetime | None) -
             f"The batch was not due at {moment(tick)}.",
             f"Its schedule is {schedule}: it was due at {moment(near)} and again at {moment(schedule.after(tick))}.",
         ]
-    if first is None or tick < first:
-        return [
-            f"The ledger has nothing of {moment(tick)}: it {f'begins at {moment(first)}' if first else 'is empty'}."
-        ]
-    return [f"No scheduler has looked at {moment(tick)}: either none was running, or the time has not come."]
+    why = "no scheduler has looked at it yet, or its row was so old that it has been removed"
+    return [f"The ledger has nothing of {moment(tick)}: {why}."]
 
 
 def _claim(run: JobRun) -> str:
     aside = set_aside(run)
     if aside is not None:
         return (
-            f"The tick of {moment(aside)} was claimed by scheduler {run.claimed_by} before its time had come, because "
+            f"The tick of {aside} was claimed by scheduler {run.claimed_by} before its time had come, because "
             "PostgreSQL's clock was ahead. It was set aside, and runs again in its time."
         )
     if run.tick is None:
         return f"Run {run.id} was asked for by hand, by {run.claimed_by} at {moment(run.claimed_at)}."
     late = (run.claimed_at or run.tick) - run.tick
     claimed = run.state not in ("skipped", "coalesced", "missed")
-    caught_up = " It was caught up after an outage." if claimed and late > timedelta(minutes=1) else ""
-    verb = "claimed" if claimed else "found"
-    by = f"{verb} by scheduler {run.claimed_by}, {lasting(late)} after it was due"
-    return f"The tick of {moment(run.tick)} was {by}.{caught_up}"
+    by = f"{'claimed' if claimed else 'found'} by scheduler {run.claimed_by}, {lasting(late)} after it was due"
+    return f"The tick of {moment(run.tick)} was {by}."
 
 
 def _ending(run: JobRun) -> str:  # noqa: PLR0911, a table of endings
@@ -154,3 +146,22 @@ def _ended(run: JobRun) -> str:
     if result.get("braked") in WHY:
         return f"It ended before its work was done{after}, because {WHY[result['braked']]}: {facts(result_of(run))}."
     return f"It ended well{after}: {facts(result_of(run))}."
+
+
+def failing_children(batch: str) -> dict[str, Any] | None:
+    """Sum up the batch's children that failed and have not ended well since, None where there are none."""
+    found = Quarantined.of(batch)
+    last = found.first()
+    fields = ("record", "key", "run", "error", "failures", "since", "failed_at")
+    return last and {"count": found.count(), "last": {field: getattr(last, field) for field in fields}}
+
+
+def said_of_children(found: Mapping[str, Any]) -> str:
+    """Say what `failing_children` has found, for a line of a table."""
+    last, count = found["last"], found["count"]
+    return f"{count:,} {'child' if count == 1 else 'children'} failing, the last {last['key']}: {last['error']}"
+
+
+def warning_of_children(batch: str, found: Mapping[str, Any]) -> str:
+    """Say what `failing_children` has found, and where more is said."""
+    return f"{batch}: {said_of_children(found)}; `forgekeeper quarantine list --kind child --batch {batch}` lists them"

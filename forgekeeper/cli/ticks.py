@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from forgekeeper.cli import children, story, times
+from forgekeeper.cli import story, times
 from forgekeeper.cli.connection import batch_named, connected
 from forgekeeper.cli.console import Json, emit, moment, say, table, wrong_use
+from forgekeeper.cli.process_list import Timetable
 from forgekeeper.cli.running import Name, numbered
-from forgekeeper.cli.timetable import Timetable
 from forgekeeper.database import now
 from forgekeeper.runs import clocks, held_back
 from forgekeeper.runs.ledger import JobRun
@@ -51,15 +51,14 @@ def why(
     number = int(batch) if batch.isascii() and batch.isdigit() and len(batch) < 19 else None
     if number is not None and time is not None:
         wrong_use(f"run {number} has one tick only: leave the time out, or name a batch")
-    when = None if time is None else times.past(time)
     name = "" if number is not None else batch_named(batch).name
     with connected("why", redis_needed=False) as settings:
-        tick = when and when(now())
+        tick = None if time is None else times.past(time, now())
         run = numbered(number) if number is not None else _of_batch(name, tick)
         name = name or (run.batch if run else "")
         sentences = _absent(name, tick, settings) if run is None else list(story.tell(run))
-        failing = children.failing(name)
-        sentences += [*held_back.of(name), *([children.warning(name, failing)] if failing else [])]
+        failing = story.failing_children(name)
+        sentences += [*held_back.of(name), *([story.warning_of_children(name, failing)] if failing else [])]
     if json:
         failed = failing["count"] if failing else 0
         emit({"batch": name, "run": run and _facts(run), "children_failing": failed, "story": sentences})
@@ -78,7 +77,7 @@ def _absent(name: str, tick: datetime | None, settings: Settings) -> list[str]:
     if tick is None:
         return ["The batch has not been due yet since it was registered, and nobody has sent it."]
     timetable = Timetable.of(Process.known(), now(), settings)
-    return story.tell_absent(tick, timetable.cron(name), JobRun.oldest_tick(name))
+    return story.tell_absent(tick, timetable.cron(name))
 
 
 def _facts(run: JobRun) -> dict[str, Any]:
@@ -87,5 +86,5 @@ def _facts(run: JobRun) -> dict[str, Any]:
 
 def _row(run: JobRun) -> tuple[object, ...]:
     aside = story.set_aside(run)
-    tick = moment(run.tick) if run.tick else "by hand" if aside is None else f"{moment(aside)} (set aside)"
+    tick = moment(run.tick) if run.tick else "by hand" if aside is None else f"{aside} (set aside)"
     return run.id, tick, run.state, run.reason, run.attempt, run.started_by, run.finished_at, story.outcome(run)

@@ -56,7 +56,8 @@ class Wait:
         Raises `typer.Exit` with status 0 when the process is asked to end meanwhile, and what waiting does not cure.
         """
         pause, before = SHORTEST, ""
-        while (missing := self._look(look)) is not None:
+        while (missing := look()) is not None:
+            release()
             pause = SHORTEST if missing.what != before else min(pause * 2, LONGEST)
             before = missing.what
             # Spread, as many processes may wait for one server.
@@ -65,17 +66,12 @@ class Wait:
             log.warning("not ready, waiting", process=self._said, **facts)
             ready.tell_supervisor(f"STATUS=waiting for {missing.what} at {missing.where}: {missing.why}")
             self._sleep(seconds)
+        release()
         self.end_if_asked()
 
     def end_if_asked(self) -> None:
         """Raise `typer.Exit` if a signal has come by now."""
         self._sleep(0)
-
-    def _look(self, look: Callable[[], Missing | None]) -> Missing | None:
-        try:
-            return look()
-        finally:
-            release()
 
     def _sleep(self, seconds: float) -> None:
         try:

@@ -128,12 +128,6 @@ class JobRun(Base):
         return Health(*database.execute_sql(transitions.HEALTH, {"batch": batch}).fetchone())
 
     @classmethod
-    def oldest_tick(cls, batch: str) -> datetime | None:
-        """Return the oldest tick that has a row."""
-        tick: datetime | None = cls.select(pw.fn.min(cls.tick)).where(cls.batch == batch).scalar()
-        return tick
-
-    @classmethod
     def newest_tick(cls, batch: str) -> datetime | None:
         """Return the newest tick that has a row, of those whose time has come."""
         come = cls.tick <= pw.fn.clock_timestamp() + CLOCK_TOLERANCE

@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from forgekeeper.batches import BATCHES
-from forgekeeper.cli.tables import OURS
+from forgekeeper.cli.migrate import OURS
 from forgekeeper.database import privileges
 from forgekeeper.storage import sentinel
 from models import APPLICATION

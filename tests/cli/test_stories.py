@@ -228,6 +228,6 @@ def test_a_tick_that_was_set_aside_is_still_found_at_its_time(story):
     clocks.set_right(NAME)
 
     assert story(tick)[0] == (
-        f"The tick of {written(tick)} was claimed by scheduler sched-1:7 before its time had come, because "
+        f"The tick of {tick.isoformat()} was claimed by scheduler sched-1:7 before its time had come, because "
         "PostgreSQL's clock was ahead. It was set aside, and runs again in its time."
     )

@@ -12,7 +12,7 @@ import models
 from demo.tables import TABLES, make_tables
 from forgekeeper import database as db
 from forgekeeper import migrations
-from forgekeeper.cli.tables import OURS
+from forgekeeper.cli.migrate import OURS
 from forgekeeper.database import Timeouts, open_pool
 from forgekeeper.database.schema import Difference, differences
 from tests.harness.waiting import wait_until

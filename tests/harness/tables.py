@@ -2,7 +2,7 @@
 
 import models
 from forgekeeper import database as db
-from forgekeeper.cli.tables import OURS
+from forgekeeper.cli.migrate import OURS
 from forgekeeper.database.installation import Installation
 
 TABLES = [model._meta.table_name for model in (*OURS, *models.APPLICATION) if model is not Installation]

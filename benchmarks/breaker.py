@@ -9,7 +9,7 @@ from time import monotonic
 from pydantic import SecretStr
 
 from benchmarks.contest import Benchmark, Peer
-from demo.sample_data.user_status_cleanup import add_statuses as sample
+from demo.sample_data import add_statuses as sample
 from demo.servers import Servers
 from demo.tables import make_tables
 from forgekeeper import migrations

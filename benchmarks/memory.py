@@ -19,9 +19,7 @@ from benchmarks.contest import Benchmark, Peer
 from benchmarks.forge import database_of
 from benchmarks.processes import environment, run, until, workers
 from demo import git_repositories
-from demo.sample_data.git_ref_cleanup import add_projects, add_ref_deletions
-from demo.sample_data.stale_imports import add_imports
-from demo.sample_data.user_status_cleanup import add_statuses
+from demo.sample_data import add_imports, add_projects, add_ref_deletions, add_statuses
 from demo.servers import Servers
 from forgekeeper.connections import client
 from forgekeeper.database import database

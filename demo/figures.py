@@ -1,41 +1,20 @@
-"""What the demo knows of a batch: its sample data, and what the metrics must show when that was worked off.
-
-Metrics endpoints are read as Prometheus reads them.
-"""
+"""What the metrics must show when the sample data was worked off; their endpoints are read as Prometheus reads them."""
 
 from __future__ import annotations
 
 import socket
 import time
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from http.client import HTTPException
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample as Series
 
-from forgekeeper.settings import Settings
-
 Pages = Mapping[str, list[Series]]
 """What each process's metrics endpoint shows, by the name of its command."""
-Results = Sequence[Mapping[str, Any]]
-"""Those of the runs that succeeded."""
-
-
-class Sample(NamedTuple):
-    """Sample data: what it is, how many in all, how many of them are due, and how many objects go with these.
-
-    Due ones that *stay* are changed, and not removed.
-    """
-
-    what: str
-    total: int
-    due: int
-    objects: int = 0
-    stay: bool = False
 
 
 class Figure(NamedTuple):
@@ -59,18 +38,6 @@ class Figure(NamedTuple):
 def processed(batch: str, record: str, count: int) -> Figure:
     """Return the figure that so many records of a kind were processed."""
     return Figure("worker", "records_processed_total", {"batch": batch, "record": record}, count)
-
-
-@dataclass(frozen=True)
-class SampleData:
-    """A batch's sample data: *add* it so many times the usual amount, *count* what there is now.
-
-    *figures* says what the metrics must show, of what was counted before and the runs' results.
-    """
-
-    add: Callable[[int, Settings], Sample]
-    count: Callable[[Settings], Sample]
-    figures: Callable[[Sample, Results], Iterator[Figure]]
 
 
 Compared = list[tuple[Figure, float | None]]

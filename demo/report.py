@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
-from demo.figures import Compared, Figure, Sample
-from demo.sample_data import SAMPLE_DATA
+from demo.figures import Compared, Figure
+from demo.sample_data import SAMPLE_DATA, Sample
 from forgekeeper.batches import BATCHES, all_declared
 from forgekeeper.cli.console import Problem, facts, out, table
 from forgekeeper.cli.story import tell
@@ -19,37 +18,22 @@ from forgekeeper.storage.sentinel import NAME
 from metrics.catalogue import series
 
 PAGES = ("worker", "scheduler", "exporter")
-
-
-class Count(NamedTuple):
-    """How many there are, and how many of them are to go."""
-
-    total: int
-    due: int
-
-
-Counts = dict[str, Count]
-Samples = dict[str, Sample]
+Counts = dict[str, Sample]
 """What there is of each batch that has sample data, by its name."""
 
 
-def count_samples(settings: Settings) -> Samples:
-    """Count what there is of the sample data."""
-    return {name: data.count(settings) for name, data in SAMPLE_DATA.items()}
-
-
-def counts(folder: Path, samples: Samples) -> Counts:
-    """Say what there is, by the words for it; objects too."""
+def count(settings: Settings, folder: Path) -> Counts:
+    """Count what there is of the sample data, and the objects below *folder*."""
+    samples = {name: data.count(settings) for name, data in SAMPLE_DATA.items()}
     objects = sum(path.is_file() and path.name != NAME for path in (folder / "objects").rglob("*"))
     due = sum(sample.objects for sample in samples.values()) + DeletedObject.due(now()).count()
-    found = {sample.what: Count(sample.total, sample.due) for sample in samples.values()}
-    return found | {"objects": Count(objects, due)}
+    return samples | {"delete_objects": Sample("objects", objects, due)}
 
 
-def figures(samples: Samples) -> Iterator[Figure]:
+def figures(before: Counts) -> Iterator[Figure]:
     """Yield what the metrics must show of the sample data, and that nothing failed."""
-    for batch, sample in samples.items():
-        yield from SAMPLE_DATA[batch].figures(sample, [run.result for run in _succeeded(JobRun.of(batch))])
+    for batch, data in SAMPLE_DATA.items():
+        yield from data.figures(before[batch])
     for failed in ("run_failures_total", "run_retries_total", "run_dead_letters_total"):
         yield Figure("worker", failed, {}, 0)
     yield Figure("exporter", "exporter_collector_success", {}, len(series(all_declared())["collectors"] or ()))
@@ -58,27 +42,32 @@ def figures(samples: Samples) -> Iterator[Figure]:
 def show(before: Counts, after: Counts, compared: Compared) -> None:
     """Print what was there and is left, what the batches and the metrics say, and the story of a tick."""
     out.print("4. This is what they did:\n")
-    rows = ((what, *(f"{n:,}" for n in (*before[what], *after[what]))) for what in before)
+    pairs = ((was, after[name]) for name, was in before.items())
+    rows = ((was.what, *(f"{n:,}" for n in (was.total, was.due, now.total, now.due))) for was, now in pairs)
     table("", ("what", "there were", "to go", "are left", "to go"), rows)
     out.print()
-    runs = {batch: _succeeded(JobRun.of(batch)) for batch in BATCHES}
+    runs = {batch: [run for run in JobRun.of(batch) if run.state == "succeeded"] for batch in BATCHES}
     results = ((batch, len(of_batch), facts(_busiest(of_batch).result)) for batch, of_batch in runs.items())
     table("", ("batch", "runs", "the busiest one's result"), results)
     ports = ", ".join(f":{Settings.model_fields[f'metrics_port_{page}'].default} ({page})" for page in PAGES)
     out.print(f"\n5. Their pages of metrics say the same; elsewhere they are at {ports}:\n")
-    table("", ("page", "metric", "of", "it says", "was done"), _metrics(compared))
+    said = (
+        (of.page, f"forgekeeper_{of.metric}", of.labels.get("record", "all"), f"{shown or 0:,.0f}", f"{of.done:,.0f}")
+        for of, shown in compared
+    )
+    table("", ("page", "metric", "of", "it says", "was done"), said)
     first = next(iter(BATCHES))
     out.print(f"\n6. The story of a tick, as `forgekeeper why {first}` tells it:\n")
     for sentence in tell(_busiest(runs[first])):
         out.print(f"   {sentence}")
 
 
-def check(samples: Samples, before: Counts, after: Counts, compared: Compared) -> None:
+def check(before: Counts, after: Counts, compared: Compared) -> None:
     """Raise `Problem` unless what was due, and nothing else, has gone, and the metrics say so."""
-    staying = {sample.what for sample in samples.values() if sample.stay}
-    expected = {what: Count(count.total - (0 if what in staying else count.due), 0) for what, count in before.items()}
-    if after != expected:
-        raise Problem(f"a figure is wrong: expected {expected}, found {after}")
+    expected = {one.what: (one.total - (0 if one.stay else one.due), 0) for one in before.values()}
+    found = {one.what: (one.total, one.due) for one in after.values()}
+    if found != expected:
+        raise Problem(f"a figure is wrong: expected {expected}, found {found}")
     wrong = [
         f"{figure.metric}({figure.labels}) of the {figure.page} is {shown}, not {figure.done}"
         for figure, shown in compared
@@ -86,21 +75,6 @@ def check(samples: Samples, before: Counts, after: Counts, compared: Compared) -
     ]
     if wrong:
         raise Problem("a page of metrics is wrong: " + "; ".join(wrong))
-
-
-def _metrics(compared: Compared) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each metric and kind of record; figures of several batches are added up."""
-    sums: dict[tuple[str, str, str], tuple[float, float]] = {}
-    for figure, shown in compared:
-        of = figure.page, figure.metric, figure.labels.get("record", "all")
-        known, done = sums.get(of, (0, 0))
-        sums[of] = known + (shown or 0), done + figure.done
-    for (page, metric, record), figures in sums.items():
-        yield page, f"forgekeeper_{metric}", record, *(f"{figure:,.0f}" for figure in figures)
-
-
-def _succeeded(runs: Iterable[JobRun]) -> list[JobRun]:
-    return [run for run in runs if run.state == "succeeded"]
 
 
 def _busiest(runs: list[JobRun]) -> JobRun:

@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 from rich.progress import track
 
-from demo.figures import Sample
-from demo.sample_data import SAMPLE_DATA
+from demo.sample_data import SAMPLE_DATA, Sample
 from demo.tables import make_tables
 from forgekeeper import migrations
 from forgekeeper.audit import acts

@@ -50,14 +50,13 @@ def demo() -> None:
     with _environment() as folder, connected("demo", migrated=False) as settings:
         out.print("1. PostgreSQL and Redis run on sockets in a temporary folder, beside git repositories and objects.")
         _prepare(folder, settings)
-        samples = report.count_samples(settings)
-        before = report.counts(folder, samples)
-        out.print("2. There is sample data: " + ", ".join(f"{count.total:,} {what}" for what, count in before.items()))
+        before = report.count(settings, folder)
+        out.print("2. There is sample data: " + ", ".join(f"{one.total:,} {one.what}" for one in before.values()))
         out.print("3. A scheduler, a worker and an exporter start, each a process of its own.")
-        compared = _work(folder / "forgekeeper.log", settings, samples)
-        after = report.counts(folder, report.count_samples(settings))
+        compared = _work(folder / "forgekeeper.log", settings, before)
+        after = report.count(settings, folder)
         report.show(before, after, compared)
-        report.check(samples, before, after, compared)
+        report.check(before, after, compared)
         out.print("\nEvery figure is as expected. Servers and data are being removed.")
 
 
@@ -101,7 +100,7 @@ def _prepare(folder: Path, settings: Settings) -> None:
             FeatureFlag.turn(batch.flag, on=True)
 
 
-def _work(log: Path, settings: Settings, samples: report.Samples) -> Compared:
+def _work(log: Path, settings: Settings, before: report.Counts) -> Compared:
     """Run the processes until everything is done and counted; return what their metrics show of it."""
     ports = {page: os.environ[f"{PREFIX}METRICS_PORT_{page.upper()}"] for page in report.PAGES}
     urls = {page: f"http://127.0.0.1:{port}/metrics" for page, port in ports.items()}
@@ -111,7 +110,7 @@ def _work(log: Path, settings: Settings, samples: report.Samples) -> Compared:
         running.start("worker", "--processes", "1", "--threads", "8")
         running.start("exporter")
         _wait_until_done(running, log)
-        return compare(urls, partial(report.figures, samples), timeout=COUNTED_WITHIN)
+        return compare(urls, partial(report.figures, before), timeout=COUNTED_WITHIN)
 
 
 def _wait_until_done(running: Processes, log: Path) -> None:

@@ -6,7 +6,8 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter
 
 from demo.figures import Figure, compare
-from demo.report import Count, check
+from demo.report import check
+from demo.sample_data import Sample
 from forgekeeper.cli.console import Problem
 from metrics.endpoint import Endpoint, listen
 from tests.harness.thorough import whole_only
@@ -84,13 +85,13 @@ def test_one_that_is_ended_in_the_middle_leaves_nothing_behind(start, deadly, st
 
 def test_a_figure_that_is_not_as_expected_is_a_problem():
     with pytest.raises(Problem, match="a figure is wrong"):
-        check({}, {"things": Count(5, 2)}, {"things": Count(4, 1)}, [])
+        check({"batch": Sample("things", 5, 2)}, {"batch": Sample("things", 4, 1)}, [])
 
 
 @pytest.mark.parametrize("shown", [4, None])
 def test_a_metric_that_shows_something_else_or_nothing_is_a_problem(shown):
     with pytest.raises(Problem, match=f"things_total.* is {shown}, not 3"):
-        check({}, {}, {}, [(DONE, shown)])
+        check({}, {}, [(DONE, shown)])
 
 
 @pytest.fixture

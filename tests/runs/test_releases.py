@@ -5,7 +5,7 @@ import threading
 import peewee as pw
 import pytest
 
-from demo.sample_data.user_status_cleanup import add_statuses as sample
+from demo.sample_data import add_statuses as sample
 from forgekeeper.batches import BATCHES
 from forgekeeper.database import database as db
 from forgekeeper.runs import releases

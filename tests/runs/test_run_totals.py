@@ -2,7 +2,7 @@
 
 import pytest
 
-from demo.sample_data.user_status_cleanup import add_statuses as sample
+from demo.sample_data import add_statuses as sample
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.totals import RunTotal
 from models import UserStatus

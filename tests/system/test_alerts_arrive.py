@@ -9,7 +9,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from demo.sample_data.expired_job_artifacts import add_artifacts
+from demo.sample_data import add_artifacts
 from forgekeeper.batches import BATCHES
 from forgekeeper.connections import Limits, connect
 from forgekeeper.database import database, now

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from demo import git_repositories
-from demo.sample_data.expired_job_artifacts import add_artifacts as artifacts
-from demo.sample_data.git_ref_cleanup import add_projects
-from demo.sample_data.git_ref_cleanup import add_ref_deletions as ref_deletions
+from demo.sample_data import add_artifacts as artifacts
+from demo.sample_data import add_projects
+from demo.sample_data import add_ref_deletions as ref_deletions
 from forgekeeper.connections import client
 from forgekeeper.database import now
 from forgekeeper.declaring.flags import FeatureFlag

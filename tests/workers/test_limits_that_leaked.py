@@ -8,7 +8,7 @@ import peewee as pw
 import pytest
 
 from demo import git_repositories
-from demo.sample_data.user_status_cleanup import add_statuses as statuses
+from demo.sample_data import add_statuses as statuses
 from forgekeeper.batches import BATCHES, CHILDREN
 from forgekeeper.database import database as db
 from forgekeeper.database import release

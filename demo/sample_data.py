@@ -1,0 +1,266 @@
+"""Sample data of the example forge, and what the metrics must show when the batches have worked it off."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import NamedTuple
+
+from demo import git_repositories
+from demo.figures import Figure, processed
+from forgekeeper.connections import client
+from forgekeeper.database import database, now
+from forgekeeper.settings import Settings
+from forgekeeper.storage import stores
+from models import BulkImport, GitRefDeletion, JobArtifact, UserStatus, is_stale
+from workers.git_ref_cleanup.deletions import waiting_projects
+from workers.git_ref_cleanup.repositories import paths
+from workers.stale_direct_uploads import register
+
+PROJECTS, REFS = 10, 100
+REFUSED = ("HEAD", "main", "refs/heads/main", "refs/heads/a..b", "refs/heads/two\nlines", "refs/" + 1_020 * "x")
+"""Refs that may not be deleted this way: they end as rejected, and stop no other."""
+MALFORMED = ("no location at all", "artifacts:", "artifacts:../../etc/passwd")
+"""Entries of the register that only a bug could write: they end as failed, and stop no other."""
+
+ADD_STATUSES = """
+    insert into user_statuses (user_id, emoji, message, clear_status_at)
+    select first + n, 'palm_tree', 'Away, sample ' || n,
+        case when n %% 5 < 2 then clock_timestamp() - n * interval '1 second'
+             when n %% 5 < 4 then clock_timestamp() + interval '1 day' end
+    from (select coalesce(max(user_id), 0) + 1 as first from user_statuses) as present,
+        generate_series(0, %(total)s - 1) as n
+"""
+ADD_PROJECTS = """
+    insert into projects (id, disk_path)
+    select first + n, format('sample/%%s.git', first + n)
+    from (select coalesce(max(id), 0) + 1 as first from projects) as present, generate_series(0, %(total)s - 1) as n
+    returning id, disk_path
+"""
+ADD_REF_DELETIONS = """
+    insert into batched_git_ref_updates_deletions (project_id, ref)
+    select project_id, ref from unnest(%(projects)s::bigint[]) as project_id, unnest(%(refs)s::text[]) as ref
+"""
+ADD_IMPORTS = """
+    with made as (
+        insert into bulk_imports (user_id, status, updated_at)
+        select n, case when n %% 5 = 4 then 2 else n %% 2 end,
+            clock_timestamp() - case when n %% 5 in (0, 4) then interval '2 days' else interval '1 hour' end
+        from generate_series(0, %(total)s - 1) as n
+        returning id, status, updated_at
+    ), entities as (
+        insert into bulk_import_entities
+            (bulk_import_id, source_full_path, destination_name, destination_namespace, status, updated_at)
+        select id, 'group/sample-' || id, 'sample-' || which, 'imported', status, updated_at
+        from made, generate_series(1, 2) as which
+        returning id, status, updated_at
+    )
+    insert into bulk_import_trackers (bulk_import_entity_id, relation, status, updated_at)
+    select id, 'relation-' || stage, case when status = 2 then 2 else (array[0, 1, 3, 2])[stage] end, updated_at
+    from entities, generate_series(1, 4) as stage
+"""
+ADD_ARTIFACTS = """
+    insert into ci_job_artifacts
+        (project_id, job_id, file_type, file, file_final_path, size, expire_at, locked)
+    select 1 + n %% 7, n, case when n %% 10 = 8 then 3 else 1 end, 'artifacts.zip',
+        format('%%s/%%s/sample-%%s-artifacts.zip', left(md5(n::text), 2), 1 + n %% 7, first + n), 100 + n %% 50,
+        case when n %% 10 < 9 then clock_timestamp() - interval '1 hour' - n * interval '1 second' end,
+        case n %% 10 when 6 then 1 when 7 then 2 else 0 end
+    from (select coalesce(max(id), 0) + 1 as first from ci_job_artifacts) as present,
+        generate_series(0, %(total)s - 1) as n
+    returning file_final_path
+"""
+ADD_STATISTICS = """
+    insert into project_statistics (project_id, build_artifacts_size)
+    select project_id, sum(size) from ci_job_artifacts group by project_id
+    on conflict (project_id) do update set build_artifacts_size = excluded.build_artifacts_size
+"""
+
+
+class Sample(NamedTuple):
+    """Sample data: what it is, how many in all, how many of them are due, and how many objects go with these.
+
+    Due ones that *stay* are changed, and not removed.
+    """
+
+    what: str
+    total: int
+    due: int
+    objects: int = 0
+    stay: bool = False
+
+
+@dataclass(frozen=True)
+class SampleData:
+    """A batch's sample data: *add* it so many times the usual amount, *count* what there is now.
+
+    *figures* says what the metrics must show, of what was counted before.
+    """
+
+    add: Callable[[int, Settings], Sample]
+    count: Callable[[Settings], Sample]
+    figures: Callable[[Sample], Iterator[Figure]]
+
+
+def add_statuses(total: int) -> int:
+    """Add *total* statuses, of five two expired, two with time left, one for ever; return how many are due."""
+    database.execute_sql(ADD_STATUSES, {"total": total})
+    return sum(n % 5 < 2 for n in range(total))
+
+
+def _add_statuses(scale: int, _settings: Settings) -> Sample:
+    total = 5_000 * scale
+    return Sample("user statuses", total, add_statuses(total))
+
+
+def _count_statuses(_settings: Settings) -> Sample:
+    due = UserStatus.select().where(UserStatus.is_due(now())).count()
+    return Sample("user statuses", UserStatus.select().count(), due)
+
+
+def _figures_of_statuses(before: Sample) -> Iterator[Figure]:
+    yield processed("user_status_cleanup", "user_status", before.due)
+    yield Figure("exporter", "backlog_records", {"batch": "user_status_cleanup", "record": "user_status"}, 0)
+
+
+def add_projects(total: int) -> dict[int, str]:
+    """Add *total* projects; return where the repository of each belongs, by its id."""
+    return dict(database.execute_sql(ADD_PROJECTS, {"total": total}).fetchall())
+
+
+def add_ref_deletions(projects: Sequence[int], refs: Sequence[str]) -> int:
+    """Ask for the deletion of *refs* in each of *projects*; return how many rows there are."""
+    count: int = database.execute_sql(ADD_REF_DELETIONS, {"projects": list(projects), "refs": list(refs)}).rowcount
+    return count
+
+
+def _add_refs(scale: int, settings: Settings) -> Sample:
+    """Add projects with repositories, one of which was never created, and deletions, some of no project."""
+    root = settings.repositories_root
+    if root is None:
+        return Sample("git refs", 0, 0)
+    made = add_projects(PROJECTS * scale)
+    refs = [f"refs/merge-requests/{n}/head" for n in range(REFS)]
+    doomed = refs[: REFS // 2]
+    _never_created, *existing = made
+    for number in existing:
+        git_repositories.create(root, made[number], refs)
+    nobody = max(made) + 1_000_000
+    add_ref_deletions([*made, nobody], doomed)
+    add_ref_deletions(existing[:1], REFUSED)
+    return Sample("git refs", len(existing) * (REFS + 1), len(existing) * len(doomed))
+
+
+def _count_refs(settings: Settings) -> Sample:
+    root = settings.repositories_root
+    if root is None:
+        return Sample("git refs", 0, 0)
+    due = 0
+    for number, path in paths(waiting_projects(after=0, limit=PROJECTS)).items():
+        pending = {row.ref for row in GitRefDeletion.pending().where(GitRefDeletion.project_id == number)}
+        due += len(git_repositories.refs(root / path) & pending - {*REFUSED})
+    return Sample("git refs", git_repositories.count_refs(root), due)
+
+
+def _figures_of_refs(before: Sample) -> Iterator[Figure]:
+    closed = GitRefDeletion.select().count() - GitRefDeletion.pending().count()
+    refused = {"batch": "clean_project_refs", "record": "git_ref_deletion"}
+    yield processed("clean_project_refs", "git_ref_deletion", before.due)
+    yield processed("clean_project_refs", "gone_ref_deletion", closed - len(REFUSED) - before.due)
+    yield Figure("worker", "record_errors_total", refused, len(REFUSED))
+    yield Figure("exporter", "backlog_records", refused, 0)
+    yield Figure("exporter", "quarantine_records", {"record": "rejected_ref"}, len(REFUSED))
+
+
+def add_imports(total: int) -> int:
+    """Add *total* bulk imports, each with two entities of four trackers; return how many have stalled: one of five."""
+    database.execute_sql(ADD_IMPORTS, {"total": total})
+    return sum(n % 5 == 0 for n in range(total))
+
+
+def _add_imports(scale: int, _settings: Settings) -> Sample:
+    total = 200 * scale
+    return Sample("bulk imports", total, add_imports(total))
+
+
+def _count_imports(_settings: Settings) -> Sample:
+    due = BulkImport.select().where(is_stale(BulkImport, now())).count()
+    return Sample("bulk imports", BulkImport.select().count(), due, stay=True)
+
+
+def _figures_of_imports(before: Sample) -> Iterator[Figure]:
+    # Of an entity's four trackers three are unfinished.
+    for record, each in (("bulk_import", 1), ("entity", 2), ("tracker", 6)):
+        yield processed("stale_imports", record, each * before.due)
+
+
+def add_artifacts(total: int) -> tuple[list[str], int]:
+    """Add *total* job artifacts; return the paths of their objects, and how many may be destroyed.
+
+    Of ten six have expired; of the rest one is locked, one unknown, one a trace, one kept by its user.
+    """
+    objects = [path for (path,) in database.execute_sql(ADD_ARTIFACTS, {"total": total}).fetchall()]
+    database.execute_sql(ADD_STATISTICS)
+    return objects, sum(n % 10 < 6 for n in range(total))
+
+
+def _add_artifacts(scale: int, settings: Settings) -> Sample:
+    total = 1_000 * scale
+    objects, due = add_artifacts(total)
+    _put_all_but_one(objects, settings)
+    return Sample("job artifacts", total, due)
+
+
+def _count_artifacts(_settings: Settings) -> Sample:
+    due = JobArtifact.select().where(JobArtifact.is_expired(now())).count()
+    return Sample("job artifacts", JobArtifact.select().count(), due, objects=max(0, due - 1))
+
+
+def _figures_of_artifacts(before: Sample) -> Iterator[Figure]:
+    yield processed("delete_artifact_bucket", "expired_artifact", before.due)
+    # Also the object that never arrived.
+    yield processed("delete_objects", "deleted_object", before.due)
+
+
+def _add_uploads(scale: int, settings: Settings) -> Sample:
+    """Register uploads of yesterday and of just now, and malformed ones."""
+    total, location = 200 * scale, JobArtifact.location
+    names = [f"uploads/{secrets.token_hex(4)}:{n}" for n in range(total)]
+    stale, fresh = names[: total // 2], names[total // 2 :]
+    yesterday = client.time()[0] - timedelta(days=1).total_seconds()
+    client.zadd(register.PENDING, {f"{location}:{name}": yesterday for name in stale} | dict.fromkeys(MALFORMED, 0))
+    for name in fresh:
+        register.prepare(client, location, name)
+    _put_all_but_one(names, settings)
+    odd = len(MALFORMED)
+    return Sample("direct uploads", total + odd, len(stale) + odd)
+
+
+def _count_uploads(_settings: Settings) -> Sample:
+    due = int(client.zcount(register.PENDING, "-inf", int(client.time()[0]) - 3 * 3600))
+    objects = max(0, due - len(MALFORMED) - 1)
+    return Sample("direct uploads", register.count(client), due, objects)
+
+
+def _figures_of_uploads(before: Sample) -> Iterator[Figure]:
+    yield processed("stale_direct_uploads", "stale_upload", before.due - len(MALFORMED))
+    yield Figure("exporter", "quarantine_records", {"record": "failed_upload"}, len(MALFORMED))
+
+
+def _put_all_but_one(names: Sequence[str], settings: Settings) -> None:
+    """Store the objects of artifacts or uploads; that of the first never arrived."""
+    store = stores.at(JobArtifact.location, settings)
+    if store is not None:
+        store.put(names[1:])
+
+
+SAMPLE_DATA = {
+    "user_status_cleanup": SampleData(_add_statuses, _count_statuses, _figures_of_statuses),
+    "git_ref_cleanup": SampleData(_add_refs, _count_refs, _figures_of_refs),
+    "expired_job_artifacts": SampleData(_add_artifacts, _count_artifacts, _figures_of_artifacts),
+    "stale_direct_uploads": SampleData(_add_uploads, _count_uploads, _figures_of_uploads),
+    "stale_imports": SampleData(_add_imports, _count_imports, _figures_of_imports),
+}
+"""By batch; one that has none is shown without figures."""

@@ -5,7 +5,6 @@ Both come from wheels, listen on unix sockets only, and end with the process tha
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -35,15 +34,11 @@ def servers(folder: Path | None = None, *, postgres_options: Mapping[str, str] |
 
     Without *folder* everything is in a temporary one that is removed in the end, and durability is traded for speed.
     With *folder* the data stays for the next start; a folder that is in use is refused.  *postgres_options* are server
-    settings such as `fsync`.  A forked child that leaves the context does not stop the servers.
+    settings such as `fsync`.
     """
-    programs, owner = Programs.found(), os.getpid()
+    programs = Programs.found()
     with ExitStack() as stack:
-        try:
-            yield _started(stack, folder, programs, postgres_options or {})
-        finally:
-            if os.getpid() != owner:
-                stack.pop_all()
+        yield _started(stack, folder, programs, postgres_options or {})
 
 
 def _started(stack: ExitStack, folder: Path | None, programs: Programs, options: Mapping[str, str]) -> Servers:

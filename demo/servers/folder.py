@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import os
-import secrets
 import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -35,23 +34,23 @@ class Site:
 @contextmanager
 def opened(given: Path | None) -> Iterator[Site]:
     """Make and lock the folder, a temporary one where none is given; remove in the end what is temporary."""
-    folder = given.absolute() if given else _temporary(tempfile.gettempdir())
-    sockets = folder / "sockets" if _fits(folder / "sockets") else _temporary("/tmp")  # noqa: S108, as short as can be
-    temporary = [*([] if given else [folder]), *([sockets] if sockets.parent != folder else [])]
-    owner = os.getpid()
-    folder.mkdir(mode=0o700, parents=True, exist_ok=given is not None)
-    try:
-        with _locked(folder) as lock:
+    with ExitStack() as stack:
+        folder = given.absolute() if given else _temporary(stack)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = stack.enter_context(_locked(folder))
+        sockets = folder / "sockets"
+        if _fits(sockets):
             shutil.rmtree(sockets, ignore_errors=True)
             sockets.mkdir(mode=0o700)
-            yield Site(folder, sockets, given is None, lock)
-    finally:
-        for one in temporary if os.getpid() == owner else []:
-            shutil.rmtree(one, ignore_errors=True)
+        else:
+            sockets = _temporary(stack, "/tmp")  # noqa: S108, as short as can be
+        yield Site(folder, sockets, given is None, lock)
 
 
-def _temporary(parent: str) -> Path:
-    return Path(parent, f"forgekeeper-{secrets.token_hex(6)}")
+def _temporary(stack: ExitStack, parent: str | None = None) -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="forgekeeper-", dir=parent))
+    stack.callback(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def _fits(sockets: Path) -> bool:

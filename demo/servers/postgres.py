@@ -42,31 +42,20 @@ TEMPORARY_SETTINGS = {"fsync": "off", "synchronous_commit": "off", "full_page_wr
 def start(site: Site, programs: Programs, options: Mapping[str, str]) -> Server:
     """Start PostgreSQL, without waiting for it; make the database first where there is none."""
     data, log = site.folder / "postgres", site.folder / "postgres.log"
-    log.unlink(missing_ok=True)
     if not data.exists():
         _create(data, site, programs, log)
     # We hold the folder's lock, so no server runs here: this file is a killed one's, and would prevent the start
     # where another process has its number now.
-    pid_file = data / "postmaster.pid"
-    pid_file.unlink(missing_ok=True)
+    (data / "postmaster.pid").unlink(missing_ok=True)
     flags = _flags(_settings(site) | dict(options) | _listening(site))
     command = [f"{programs.postgres}/postgres", "-D", str(data), *flags]
     process = spawn(command, site, log=log, prefix=programs.prefix, dies_by=signal.SIGINT)
-    signals = (signal.SIGINT, signal.SIGQUIT, signal.SIGKILL)
-    return Server(NAME, process, log, signals, lambda: _is_ready(pid_file))
+    return Server(NAME, process, log, signal.SIGINT)
 
 
 def url(site: Site) -> str:
     """Return the URI that libpq accepts; with the port, as libpq would take the one in PGPORT."""
     return f"postgresql://forgekeeper@/forgekeeper?host={quote(os.fsencode(site.sockets))}&port={PORT}"
-
-
-def _is_ready(pid_file: Path) -> bool:
-    """Say whether the server takes connections: the eighth line of its file has its status."""
-    try:
-        return [line.strip() for line in pid_file.read_text().splitlines()[7:8]] == ["ready"]
-    except FileNotFoundError:
-        return False
 
 
 def _settings(site: Site) -> dict[str, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 from pathlib import Path
 from urllib.parse import quote
 
@@ -16,7 +15,6 @@ def start(site: Site, binary: str) -> Server:
     """Start Redis, without waiting for it; a lasting one loses at most the last second when it is killed."""
     data, log = site.folder / "redis", site.folder / "redis.log"
     data.mkdir(mode=0o700, exist_ok=True)
-    log.unlink(missing_ok=True)
     settings = {
         "port": "0",
         "unixsocket": str(_socket(site)),
@@ -27,7 +25,7 @@ def start(site: Site, binary: str) -> Server:
     }
     arguments = [word for name, value in settings.items() for word in (f"--{name}", value)]
     process = spawn([binary, *arguments], site, log=log, dies_by=signal.SIGTERM)
-    return Server("Redis", process, log, (signal.SIGTERM, signal.SIGKILL), lambda: _answers(_socket(site)))
+    return Server("Redis", process, log, signal.SIGTERM)
 
 
 def url(site: Site) -> str:
@@ -37,15 +35,3 @@ def url(site: Site) -> str:
 
 def _socket(site: Site) -> Path:
     return site.sockets / "redis.sock"
-
-
-def _answers(path: Path) -> bool:
-    """Say whether the server has loaded its data and takes commands."""
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(1)
-        try:
-            connection.connect(str(path))
-            connection.sendall(b"PING\r\n")
-            return connection.recv(16).startswith(b"+PONG")
-        except OSError:
-            return False

@@ -68,13 +68,8 @@ class Servers:
         command = ["env", "--ignore-signal=XFSZ", self._redis_binary, *arguments]
         log = self.site.folder / "redis.log"
         process = spawn(command, self.site, log=log, dies_by=signal.SIGTERM)
-        self._redis = Server("Redis", process, log, (signal.SIGTERM, signal.SIGKILL), self._redis_answers)
+        self._redis = Server("Redis", process, log, signal.SIGTERM)
         self._redis.wait_until_ready()
-
-    def _redis_answers(self):
-        with suppress(redis.RedisError), self.redis(socket_timeout=1) as client:
-            return client.ping()
-        return False
 
     @property
     def _redis_folder(self):

@@ -7,9 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from datetime import timedelta
-from types import TracebackType
 from typing import IO, Self
 
 from forgekeeper.cli.processes import python, python_path
@@ -54,18 +52,14 @@ class Processes:
         """Name a command that has ended by itself, None while all run."""
         return next((name for name, child in self._children.items() if child.poll() is not None), None)
 
-    def __exit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         for child in reversed(self._children.values()):
-            if child.poll() is None:
-                child.send_signal(signal.SIGTERM)
+            child.send_signal(signal.SIGTERM)
         ends = time.monotonic() + self._timeout
         for child in reversed(self._children.values()):
-            with suppress(subprocess.TimeoutExpired):
+            try:
                 child.wait(max(0.0, ends - time.monotonic()))
-                continue
-            # It and its processes: each command leads a session of its own.
-            os.killpg(child.pid, signal.SIGKILL)
-            with suppress(subprocess.TimeoutExpired):
-                child.wait(MARGIN)
+            except subprocess.TimeoutExpired:
+                # It and its processes: each command leads a session of its own.
+                os.killpg(child.pid, signal.SIGKILL)
+                child.wait()

@@ -8,9 +8,9 @@ Nothing is kept: any number of exporters agree.
 from __future__ import annotations
 
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
 
@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector as Collecting
 
 from forgekeeper.batches import all_declared
 from forgekeeper.connections import Limits
-from forgekeeper.database import Timeouts, database, release
+from forgekeeper.database import Timeouts
 from forgekeeper.declaring.shown import Collector
 from forgekeeper.observing import collectors
 from forgekeeper.settings import Settings
@@ -58,13 +58,9 @@ class Exporter(Collecting):
             yield family
 
     def _readings(self) -> Iterator[Reading]:
-        until = time.monotonic() + PATIENCE
-        for probe in self._probes:
-            probe.begin()
-        for probe in self._probes:
-            answer, labels = probe.wait(until), (probe.name,)
-            yield Reading("exporter_collector_success", float(answer is not None), labels)
-            yield Reading("exporter_collector_duration_seconds", probe.seconds, labels)
+        for probe, answer in zip(self._probes, collectors.asked(self._probes, PATIENCE), strict=True):
+            yield Reading("exporter_collector_success", float(answer is not None), (probe.name,))
+            yield Reading("exporter_collector_duration_seconds", probe.seconds, (probe.name,))
             yield from answer or ()
 
 
@@ -76,11 +72,5 @@ def registry(settings: Settings) -> CollectorRegistry:
 
 
 def _ask(collector: Collector, settings: Settings) -> list[Reading]:
-    if not collector.database:
+    with collectors.connected() if collector.database else nullcontext():
         return list(collector.look(settings))
-    try:
-        database.connect()
-        return list(collector.look(settings))
-    finally:
-        # No connection is kept: there would be one for each collector, idle between two scrapes.
-        release()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any
 
 import structlog
 
@@ -29,43 +30,35 @@ from metrics.catalogue import NO_BATCH, UNREADABLE, series
 from metrics.catalogue.metric import Reading, at
 from metrics.redaction import describe
 
-Answer = TypeVar("Answer")
 ROOT_PATIENCE = 1.2
 """Seconds that all roots have together."""
 
 log = structlog.get_logger(__name__)
 
 
-class Probe(Generic[Answer]):
+class Probe:
     """Something that is asked in a thread of its own, which may never come back; it is asked once at a time."""
 
-    def __init__(self, name: str, ask: Callable[[], Answer]) -> None:
+    def __init__(self, name: str, ask: Callable[[], Any]) -> None:
         self.name = name
-        self.seconds = 0.0
-        self._answer: Answer | None = None
+        self.seconds = self._began = 0.0
+        self._answer: Any = None
         self._ask = ask
-        self._began = 0.0
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread()
 
     def begin(self) -> None:
-        """Ask, unless an earlier asking has not come back, or no thread can be had now."""
-        if self._thread is not None and self._thread.is_alive():
-            return
-        self._answer, self._began, self.seconds, self._thread = None, time.monotonic(), 0.0, None
-        thread = threading.Thread(target=self._run, name=self.name, daemon=True)
-        try:
-            thread.start()
-            self._thread = thread
-        except RuntimeError as error:
-            log.warning("collector failed", collector=self.name, error=describe(error))
+        """Ask, unless an earlier asking has not come back."""
+        if not self._thread.is_alive():
+            self._answer, self._began = None, time.monotonic()
+            self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+            self._thread.start()
 
-    def wait(self, until: float) -> Answer | None:
+    def wait(self, until: float) -> Any:
         """Return the answer, None when there is none by *until*, an instant of the monotonic clock."""
-        if self._thread is not None:
-            self._thread.join(max(0.0, until - time.monotonic()))
-            if self._thread.is_alive():
-                self.seconds = time.monotonic() - self._began
-                log.warning("collector not back", collector=self.name, seconds=round(self.seconds, 3))
+        self._thread.join(max(0.0, until - time.monotonic()))
+        if self._thread.is_alive():
+            self.seconds = time.monotonic() - self._began
+            log.warning("collector not back", collector=self.name, seconds=round(self.seconds, 3))
         return self._answer
 
     def _run(self) -> None:
@@ -74,6 +67,24 @@ class Probe(Generic[Answer]):
         except Exception as error:  # noqa: BLE001, whatever is wrong here, the other collectors go on
             log.warning("collector failed", collector=self.name, error=describe(error))
         self.seconds = time.monotonic() - self._began
+
+
+def asked(probes: Sequence[Probe], seconds: float) -> list[Any]:
+    """Ask them all at once; return the answer of each, None of one that has none in so many seconds."""
+    until = time.monotonic() + seconds
+    for probe in probes:
+        probe.begin()
+    return [probe.wait(until) for probe in probes]
+
+
+@contextmanager
+def connected() -> Iterator[None]:
+    """Connect this thread to the database; no connection is kept idle between two scrapes."""
+    try:
+        database.connect()
+        yield
+    finally:
+        release()
 
 
 def all_collectors(settings: Settings) -> dict[str, Collector]:
@@ -198,22 +209,15 @@ def _roots(settings: Settings) -> Callable[[Settings], Iterator[Reading]]:
 
     One of another installation, or of nobody, is none of ours; while the database is away nobody knows that.
     """
-    asks: dict[str, Callable[[], sentinel.Sentinel | None]] = {
-        location: partial(_of_store, location, url.get_secret_value())
-        for location, url in settings.object_stores.items()
-    }
+    stores = {location: url.get_secret_value() for location, url in settings.object_stores.items()}
+    probes = [Probe(location, partial(_of_store, location, url)) for location, url in stores.items()]
     if settings.repositories_root is not None:
-        asks["repositories"] = sentinel.Folder(settings.repositories_root).sentinel
-    probes, whose = [Probe(root, ask) for root, ask in asks.items()], Probe("installation", _installation)
+        probes.append(Probe("repositories", sentinel.Folder(settings.repositories_root).sentinel))
+    whose = Probe("installation", _installation)
 
     def look(_settings: Settings) -> Iterator[Reading]:
-        until = time.monotonic() + ROOT_PATIENCE
-        whose.begin()
-        for probe in probes:
-            probe.begin()
-        ours = whose.wait(until)
-        for probe in probes:
-            found = probe.wait(until)
+        ours, *answers = asked((whose, *probes), ROOT_PATIENCE)
+        for probe, found in zip(probes, answers, strict=True):
             readable = found is not None and ours in (None, found.installation)
             yield Reading("root_readable", float(readable), (probe.name,))
 
@@ -225,8 +229,5 @@ def _of_store(location: str, url: str) -> sentinel.Sentinel | None:
 
 
 def _installation() -> str:
-    try:
-        database.connect()
+    with connected():
         return Installation.ensure()
-    finally:
-        release()

@@ -17,11 +17,10 @@ import structlog
 
 from forgekeeper import Blocked, Items, Kept, Record, batch
 from forgekeeper.audit.intents import Item
-from forgekeeper.database import backlog, now, probe
-from forgekeeper.database.backlog import Backlog
+from forgekeeper.database import backlog, now, survey
+from forgekeeper.database.backlog import Backlog, Stake
 from forgekeeper.database.chunks import START, among
 from forgekeeper.database.chunks import page as chunk
-from forgekeeper.database.stakes import Stake
 from forgekeeper.database.survey import expected, held, selected
 from forgekeeper.declaring.items import Deleted, Ended, Page, State
 from forgekeeper.declaring.preview import BUSY, PASSED_OVER, Look, Part
@@ -243,5 +242,5 @@ def known(location: str) -> list[str]:
     """Return where some objects should lie: of live artifacts, and of those that wait to be deleted."""
     if location != stores.ARTIFACTS:
         return []
-    outbox = probe.sample("ci_deleted_objects", "id", "concat_ws('/', nullif(store_dir, ''), file)")
-    return [*probe.sample("ci_job_artifacts", "id", "file_final_path"), *outbox]
+    outbox = survey.sample("ci_deleted_objects", "id", "concat_ws('/', nullif(store_dir, ''), file)")
+    return [*survey.sample("ci_job_artifacts", "id", "file_final_path"), *outbox]

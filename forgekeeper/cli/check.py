@@ -24,8 +24,7 @@ from forgekeeper.connections import Limits, client, connect
 from forgekeeper.coordination.key_types import DECLARED, misfits
 from forgekeeper.database import database, privileges, release, sqlstate
 from forgekeeper.database.installation import Installation
-from forgekeeper.database.schema import differences
-from forgekeeper.database.schema_guard import misread
+from forgekeeper.database.schema import differences, misread
 from forgekeeper.delivery.queues import types
 from forgekeeper.installation import place
 from forgekeeper.installation.agreement import UNDEFINED_TABLE, conflict

@@ -20,9 +20,6 @@ __all__ = ["FIRST_INSTANT", "LAST_INSTANT", "Timeouts"]
 
 database = pw.DatabaseProxy()
 
-LOWEST = -(2**63) + 1
-"""Below every key; one less would be no bigint to PostgreSQL when it reads it."""
-
 
 class Base(pw.Model):
     """What every table here shares: the database.

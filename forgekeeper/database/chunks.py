@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 
 import peewee as pw
 
-from forgekeeper.database import LOWEST
-
 
 class Position(NamedTuple):
     """Where a run has got to, by an instant and a key; the instant as PostgreSQL writes it: Python holds not all."""
@@ -17,7 +15,8 @@ class Position(NamedTuple):
     key: int
 
 
-START = Position("-infinity", LOWEST)
+START = Position("-infinity", -(2**63) + 1)
+"""Before every row; a number less would be no bigint to PostgreSQL when it reads it."""
 IN_ORDER = "set local enable_bitmapscan = off; set local enable_seqscan = off; "
 """Stands before a statement that claims a chunk: it takes the index in its order, whatever the statistics say."""
 
@@ -31,16 +30,13 @@ def page(
     """
     key = query.model._meta.primary_key
     beyond = pw.Tuple(by, key) > pw.Tuple(pw.SQL("%s", [after.instant]), after.key)
-    rows = _without(query, without).select(by.cast("text"), key).where(beyond).order_by(by, key).limit(limit).tuples()
-    return [Position(*row) for row in rows]
+    rows = query.select(by.cast("text"), key).where(beyond).order_by(by, key).limit(limit)
+    if without:
+        rows = rows.where(key.not_in(list(without)))
+    return [Position(*row) for row in rows.tuples()]
 
 
 def among(query: pw.ModelSelect[Any], keys: Sequence[int]) -> set[int]:
     """Return those of *keys* that *query* selects."""
     key = query.model._meta.primary_key
     return {found for (found,) in query.select(key).where(key.in_(list(keys))).tuples()}
-
-
-def _without(query: pw.ModelSelect[Any], without: Collection[int]) -> pw.ModelSelect[Any]:
-    key = query.model._meta.primary_key
-    return query.select(key).where(key.not_in(list(without))) if without else query.select(key)

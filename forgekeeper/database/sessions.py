@@ -10,14 +10,7 @@ from typing import Any
 
 import peewee as pw
 from playhouse.pool import PooledPostgresqlDatabase
-from psycopg2.extensions import (
-    PYDATETIMETZ,
-    connection,
-    cursor,
-    new_type,
-    parse_dsn,
-    register_type,
-)
+from psycopg2.extensions import PYDATETIMETZ, connection, cursor, new_type, parse_dsn, register_type
 from psycopg2.extras import register_default_jsonb
 
 TIMESTAMPTZ = 1184
@@ -64,13 +57,6 @@ class Database(pw.PostgresqlDatabase):
         register_default_jsonb(made, loads=_document)
         return made
 
-    def begin(self, isolation_level: Any = None) -> None:
-        """Begin a transaction; ``read write`` is one that may write whatever the session's default is."""
-        if isolation_level == "read write":
-            self.execute_sql("begin read write")  # type: ignore[no-untyped-call]
-        else:
-            super().begin(isolation_level)
-
     def manual_close(self) -> None:
         """Throw the connection away."""
         self.close()
@@ -91,27 +77,21 @@ def opened(url: str, timeouts: Timeouts, *, name: str, size: int | None) -> Any:
         "lock_timeout": timeouts.lock,
         "idle_in_transaction_session_timeout": timeouts.idle_in_transaction,
     }
+    quarter = max(1, round(timeouts.network.total_seconds() / 4))
     options = [parameters.pop("options", ""), *(f"-c {key}={_milliseconds(of)}" for key, of in limits.items()), OF_ALL]
     made.init(
         parameters.pop("dbname", None) or parameters.get("user") or "postgres",
         # In UTF-8 it is PostgreSQL that refuses what is no text, within the statement: nothing is done by then.
         **{"application_name": f"forgekeeper {name}", **parameters, "client_encoding": "UTF8"},
-        **_socket_options(timeouts),
+        connect_timeout=max(2, round(timeouts.connect.total_seconds())),  # libpq takes 1 for 2
+        tcp_user_timeout=_milliseconds(timeouts.network),
+        keepalives_idle=quarter,
+        keepalives_interval=quarter,
+        keepalives_count=3,
         connection_factory=Connection,
         options=" ".join(options).strip(),
     )
     return made
-
-
-def _socket_options(timeouts: Timeouts) -> dict[str, int]:
-    quarter = max(1, round(timeouts.network.total_seconds() / 4))
-    return {
-        "connect_timeout": max(2, round(timeouts.connect.total_seconds())),  # libpq takes 1 for 2
-        "tcp_user_timeout": _milliseconds(timeouts.network),
-        "keepalives_idle": quarter,
-        "keepalives_interval": quarter,
-        "keepalives_count": 3,
-    }
 
 
 def _milliseconds(duration: timedelta) -> int:

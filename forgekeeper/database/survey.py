@@ -7,8 +7,8 @@ time to count all, it asks what PostgreSQL expects.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
@@ -22,7 +22,6 @@ SHORTEST = 0.05
 """Seconds that a statement gets at least: there may be little to count, even where there is no time left."""
 Answer = TypeVar("Answer")
 
-READ_ONLY = "set transaction isolation level repeatable read, read only"
 # Every transaction that has changed or locked anything holds a lock on its own number.  So a row is held by another
 # where its xmax is such a number; asking for the row's lock instead would write, and is refused here.
 RUNNING = """any(array(
@@ -35,6 +34,21 @@ TOTALS = """
     from ({rows}) as rows group by project
 """
 FIRST = "select id::text, name, due from ({rows}) as rows where not busy order by rows.due, rows.id limit %(size)s"
+
+SAMPLED = 20
+# Points all over the keys, and the row behind each: a large table is not read through.
+SAMPLE = """
+    with span as (
+        select min({key}) as low, max({key}) as high from {table}
+    ), points as materialized (
+        select floor(low + random()::numeric * (high::numeric - low + 1))::bigint as point
+        from span, generate_series(1, %(size)s)
+    )
+    select distinct path from points, lateral (
+        select {path} as path from {table} where {key} >= point order by {key} limit 1
+    ) as found
+    where path <> ''
+"""
 
 
 class Group(NamedTuple):
@@ -67,12 +81,10 @@ class Survey(NamedTuple):
     expected: int | None = None
 
 
-@contextmanager
-def reading() -> Iterator[None]:
+def reading() -> AbstractContextManager[Any]:
     """Let everything within see one snapshot, and PostgreSQL refuse whatever would write."""
-    with database.atomic():
-        database.execute_sql(READ_ONLY)
-        yield
+    snapshot: AbstractContextManager[Any] = database.atomic("repeatable read, read only")
+    return snapshot
 
 
 @dataclass(frozen=True)
@@ -172,3 +184,9 @@ def held(table: str, *, alias: str | None = None) -> str:
     """Return the condition that another session has a row of *table* locked; rows of a view do not show it."""
     row = database.execute_sql(HAS_XMAX, {"table": table}).fetchone()
     return f"{alias or table}.xmax = {RUNNING}" if row and row[0] else "false"
+
+
+def sample(table: str, key: str, path: str) -> list[str]:
+    """Return what the expression *path* is in some rows of *table*, which has the numeric *key*."""
+    statement = SAMPLE.format(table=table, key=key, path=path)
+    return [row[0] for row in database.execute_sql(statement, {"size": SAMPLED}).fetchall()]

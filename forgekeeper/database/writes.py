@@ -68,7 +68,7 @@ def engine() -> Iterator[None]:
 @contextmanager
 def writing() -> Iterator[None]:
     """Open a transaction of the engine's that may write; within another one a savepoint."""
-    with engine(), database.atomic("read write") if _guarded.get() else database.atomic():
+    with engine(), database.atomic("read committed, read write") if _guarded.get() else database.atomic():
         yield
 
 

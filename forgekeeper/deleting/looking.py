@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from forgekeeper.database.backlog import Backlog
-from forgekeeper.database.stakes import Stake
+from forgekeeper.database.backlog import Backlog, Stake
 from forgekeeper.database.survey import Rows as Found
 from forgekeeper.database.survey import held
 from forgekeeper.declaring.preview import Look, Part

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from forgekeeper.batches import BatchSpec
-from forgekeeper.database.schema_guard import misread
+from forgekeeper.database.schema import misread
 from forgekeeper.installation import agreement
 from forgekeeper.runs import clocks
 from forgekeeper.runs.blocked import Blocked

@@ -91,7 +91,7 @@ def test_a_partitioned_table_is_worked_on_whole(forge):
 
 
 CHANGES = {
-    "create table larger (like ci_job_artifacts); alter table ci_job_artifacts inherit larger": "inherits from larger",
+    "create table larger (like ci_job_artifacts); alter table ci_job_artifacts inherit larger": "is a part of larger",
     "alter table ci_job_artifacts rename to t; create materialized view ci_job_artifacts as select * from t": (
         "is a materialized view"
     ),

@@ -22,8 +22,7 @@ import structlog
 from forgekeeper import Blocked, Children, Note, Record, Rows, Skip, Subject, Threshold, batch, child
 from forgekeeper.connections import client
 from forgekeeper.database import backlog, database, now, reachable, survey
-from forgekeeper.database.backlog import Backlog
-from forgekeeper.database.stakes import Stake
+from forgekeeper.database.backlog import Backlog, Stake
 from forgekeeper.database.survey import Rows as Found
 from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.declaring.preview import Look, Part

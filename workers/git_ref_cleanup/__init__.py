@@ -16,8 +16,7 @@ from typing import Literal
 
 from forgekeeper import Blocked, Children, Note, Record, Rows, Subject, Threshold, batch, child
 from forgekeeper.database import backlog
-from forgekeeper.database.backlog import Backlog
-from forgekeeper.database.stakes import Stake
+from forgekeeper.database.backlog import Backlog, Stake
 from forgekeeper.declaring.refused import Refused, numbers
 from forgekeeper.declaring.surroundings import settings
 from forgekeeper.runs.batch import Batch

@@ -25,9 +25,8 @@ from forgekeeper import Blocked, Items, Kept, Record, Threshold, batch
 from forgekeeper.audit.intents import Item
 from forgekeeper.connections import client
 from forgekeeper.coordination.values import moment
-from forgekeeper.database import probe
-from forgekeeper.database.backlog import Backlog
-from forgekeeper.database.stakes import Stake
+from forgekeeper.database import survey
+from forgekeeper.database.backlog import Backlog, Stake
 from forgekeeper.declaring.items import Deleted, Ended, Page, State
 from forgekeeper.declaring.refused import Refused
 from forgekeeper.declaring.shown import backlog_readings
@@ -299,7 +298,7 @@ def readings(_settings: Settings) -> Iterator[Reading]:
 @stale_direct_uploads.objects
 def known(location: str) -> list[str]:
     """Return some pending uploads, of which the objects should lie at the location."""
-    return register.sampled(client, location, SEARCHED)[: probe.SIZE]
+    return register.sampled(client, location, SEARCHED)[: survey.SAMPLED]
 
 
 stale_direct_uploads.preview(preview.uploads)

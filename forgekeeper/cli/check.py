@@ -27,8 +27,7 @@ from forgekeeper.database.installation import Installation
 from forgekeeper.database.schema import differences, misread
 from forgekeeper.delivery.queues import types
 from forgekeeper.installation import place
-from forgekeeper.installation.agreement import UNDEFINED_TABLE, conflict
-from forgekeeper.installation.in_redis import claim, claim_by_writing, owner
+from forgekeeper.installation.agreement import UNDEFINED_TABLE, claim, claim_by_writing, conflict, owner
 from forgekeeper.runs import clocks
 from forgekeeper.runs.processes import version
 from forgekeeper.settings import Settings

@@ -24,7 +24,7 @@ from forgekeeper.connections import client
 from forgekeeper.coordination.key_types import misfits
 from forgekeeper.database import database, release, takes_no_writes
 from forgekeeper.database.installation import Installation
-from forgekeeper.installation.in_redis import claim_by_writing
+from forgekeeper.installation.agreement import claim_by_writing
 from forgekeeper.installation.place import objection
 from forgekeeper.process import ready
 from forgekeeper.settings import Settings

@@ -12,8 +12,7 @@ import redis
 from forgekeeper.cli.failures import sentence
 from forgekeeper.connections import Limits, client
 from forgekeeper.database.installation import Installation
-from forgekeeper.installation.agreement import conflict
-from forgekeeper.installation.in_redis import claim_by_writing, owner
+from forgekeeper.installation.agreement import claim_by_writing, conflict, owner
 from forgekeeper.settings import Settings
 
 TIMEOUT = timedelta(seconds=0.7)

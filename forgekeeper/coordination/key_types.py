@@ -7,12 +7,7 @@ from collections.abc import Iterator, Mapping
 import redis
 
 DECLARED: dict[str, str] = {}
-"""The type of each key that is declared."""
-
-
-def declare(types: Mapping[str, str]) -> None:
-    """Declare keys and their types."""
-    DECLARED.update(types)
+"""The type of each key, which the module that uses it adds."""
 
 
 def misfits(client: redis.Redis, types: Mapping[str, str]) -> Iterator[str]:

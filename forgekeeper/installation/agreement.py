@@ -13,19 +13,45 @@ import peewee as pw
 import redis
 
 from forgekeeper.connections import client
+from forgekeeper.coordination.key_types import DECLARED
 from forgekeeper.database import sqlstate
 from forgekeeper.database.installation import Installation
 from forgekeeper.installation import place
-from forgekeeper.installation.in_redis import INSTALLATION, claim, owner
 from forgekeeper.settings import Place, Settings
 from forgekeeper.storage import sentinel, stores
 from forgekeeper.storage.objects import Objects, StoreUnavailable
+
+INSTALLATION = "forgekeeper:installation"
+"""String, the id of the one installation that keeps its messages here."""
+DECLARED.update({INSTALLATION: "string"})
 
 UNDEFINED_TABLE = "42P01"
 
 
 class Disagreement(Exception):
     """The database and Redis, or a place, belong to different installations; the message says what to do."""
+
+
+def claim(client: redis.Redis, installation: str) -> str:
+    """Claim this Redis for *installation* unless it is claimed; return whose it is."""
+    while (found := client.get(INSTALLATION)) is None:
+        client.set(INSTALLATION, installation, nx=True)
+    return _text(found)
+
+
+def claim_by_writing(client: redis.Redis, installation: str) -> None:
+    """Claim this Redis unless it is claimed; raise what it answers where it takes no writes."""
+    client.set(INSTALLATION, installation, nx=True)
+
+
+def owner(client: redis.Redis) -> str | None:
+    """Return whose Redis this is, None while it is nobody's."""
+    found = client.get(INSTALLATION)
+    return None if found is None else _text(found)
+
+
+def _text(found: object) -> str:
+    return found.decode(errors="replace") if isinstance(found, bytes) else str(found)
 
 
 def agree() -> str:

@@ -1,21 +1,35 @@
-"""`python -m forgekeeper.process`: dramatiq's own command line, with our log lines from the first one on."""
+"""`python -m forgekeeper.process`: dramatiq's own command line, with our log lines from the first one on.
+
+Its master waits for its processes for ever, and this one does not.  A process that is stopped, that the kernel holds,
+or that hangs in a call into C ends neither by SIGTERM nor by itself (dramatiq 2.2.1, `dramatiq/cli.py`, joins it again
+and again).  What it worked on is found lost, as after any death.
+"""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import signal
 import sys
+import time
 from datetime import timedelta
+from select import select
+from threading import Thread
 
+import structlog
 from dramatiq.cli import HANDLED_SIGNALS, main, make_argument_parser
 
 from forgekeeper.boot import load
-from forgekeeper.process.master import kill_late_processes
+from forgekeeper.process.drain import reserve
 from metrics import logs
 from metrics.counting import WORKER
 from metrics.multiprocess import Watch
 
 READY_TIMEOUT = timedelta(seconds=5)
 """How long the master waits for a process to say that it is ready, and hears nothing else: not that it has died."""
+LOOK = 0.5
+
+log = structlog.get_logger("forgekeeper.process")
 
 
 def run(arguments: list[str]) -> int:
@@ -44,6 +58,33 @@ def run(arguments: list[str]) -> int:
     ]
     status: int = main(make_argument_parser().parse_args([*ours, *arguments]))
     return status
+
+
+def kill_late_processes(allowed: timedelta) -> None:
+    """Kill the processes of this master that live shortly before the *allowed* time is up.
+
+    The time begins with the first signal, or with the first end of a process: then all are asked to end.
+    """
+    # Dramatiq has handlers of its own; here each signal leaves a byte.
+    signals, waking = os.pipe()
+    os.set_blocking(waking, False)
+    signal.set_wakeup_fd(waking, warn_on_full_buffer=False)
+    until_killed = allowed.total_seconds() - reserve(allowed) / 2
+    Thread(target=_watch, args=(signals, until_killed), name="master", daemon=True).start()
+
+
+def _watch(signals: int, allowed: float) -> None:
+    most = 0
+    while True:
+        alive = len(multiprocessing.active_children())
+        most = max(most, alive)
+        if alive < most or select([signals], [], [], LOOK)[0]:
+            break
+    time.sleep(allowed)
+    if late := multiprocessing.active_children():
+        log.critical("worker killed processes that did not end", pids=[process.pid for process in late])
+    for process in late:
+        process.kill()
 
 
 if __name__ == "__main__":

@@ -50,9 +50,6 @@ class Cron(BaseTrigger):  # type: ignore[misc]  # APScheduler has no types
     def __str__(self) -> str:
         return self.expression
 
-    def __repr__(self) -> str:
-        return f"Cron({self.expression!r})"
-
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Cron) and other.expression == self.expression
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, SecretStr
+from pydantic import AfterValidator, BeforeValidator, Field, Json, PlainValidator, SecretStr
 from pydantic_settings import NoDecode
 
 from forgekeeper.settings.addresses import database_url, redis_url
@@ -20,13 +19,6 @@ def _duration(value: object) -> object:
         return float(value) if isinstance(value, str) else value
     except ValueError:
         raise ValueError("not a number of seconds") from None
-
-
-def _stores(value: object) -> object:
-    try:
-        return json.loads(value) if isinstance(value, str) else value
-    except ValueError:
-        raise ValueError("not valid JSON") from None
 
 
 def _folders(value: tuple[str, ...]) -> tuple[str, ...]:
@@ -69,10 +61,8 @@ Bytes = Annotated[int, Field(ge=1), Kind("bytes")]
 Days = Annotated[int, Field(ge=31, le=36_500), Kind("days")]
 Port = Annotated[int, Field(ge=0, le=65535), Kind("port")]
 Grace = Annotated[timedelta, BeforeValidator(_duration), Field(ge=timedelta(0))]
-ObjectStores = Annotated[dict[str, SecretStr], NoDecode, BeforeValidator(_stores)]
-ObjectPrefixes = Annotated[
-    dict[str, Annotated[tuple[str, ...], AfterValidator(_folders)]], NoDecode, BeforeValidator(_stores)
-]
+ObjectStores = Annotated[Json[dict[str, SecretStr]], NoDecode]
+ObjectPrefixes = Annotated[Json[dict[str, Annotated[tuple[str, ...], AfterValidator(_folders)]]], NoDecode]
 Modules = Annotated[tuple[str, ...], PlainValidator(_modules), NoDecode]
 CatchUp = Literal["once", "skip"]
 

@@ -36,7 +36,8 @@ class Described:
     default: str
     value: str
     sentence: str
-    source: Literal["environment", ".env", "default"]
+    source: str
+    """``environment``, ``.env`` or ``default``."""
 
 
 class _Declaring(BaseSettings):
@@ -83,7 +84,8 @@ def _complain(problems: list[str]) -> None:
 
 def describe(settings: Settings, env_file: str | None = ENV_FILE) -> list[Described]:
     """List every setting with its present value, secrets masked, and where that comes from."""
-    environment, file = _names(os.environ), _names(dotenv_values(env_file) if env_file else {})
+    sources: dict[str, str] = dict.fromkeys(_names(dotenv_values(env_file) if env_file else {}), ".env")
+    sources |= dict.fromkeys(_names(os.environ), "environment")
     return [
         Described(
             name=PREFIX + name.upper(),
@@ -91,11 +93,7 @@ def describe(settings: Settings, env_file: str | None = ENV_FILE) -> list[Descri
             default=_shown(field.default, name),
             value=_shown(getattr(settings, name), name, none="off" if name.startswith("cron_") else ""),
             sentence=field.description or "",
-            source="environment"
-            if PREFIX + name.upper() in environment
-            else ".env"
-            if PREFIX + name.upper() in file
-            else "default",
+            source=sources.get(PREFIX + name.upper(), "default"),
         )
         for name, field in type(settings).model_fields.items()
     ]

@@ -18,8 +18,8 @@ from uuid import uuid4
 
 import redis
 
-from forgekeeper.coordination import key_types as redis_types
 from forgekeeper.coordination import scripts
+from forgekeeper.coordination.key_types import DECLARED
 from forgekeeper.coordination.scripts import call
 from forgekeeper.coordination.values import is_whole, moment, text
 
@@ -29,7 +29,7 @@ AVAILABLE = "{bulk_delete_expired_job_artifacts}:available_buckets"
 OCCUPIED = "{bulk_delete_expired_job_artifacts}:occupied_buckets"
 OWNERS = "{bulk_delete_expired_job_artifacts}:bucket_owners"
 STATE = "{bulk_delete_expired_job_artifacts}:bucket_state"
-redis_types.declare({AVAILABLE: "set", OCCUPIED: "zset", OWNERS: "hash", STATE: "hash"})
+DECLARED.update({AVAILABLE: "set", OCCUPIED: "zset", OWNERS: "hash", STATE: "hash"})
 
 Lost = Literal["scale_down", "bucket_lost"]
 """Why an owner has to end: its bucket exists no longer, or is not its own any more."""

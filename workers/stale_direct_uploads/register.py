@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 import redis
 
-from forgekeeper.coordination import key_types as redis_types
 from forgekeeper.coordination import scripts
+from forgekeeper.coordination.key_types import DECLARED
 from forgekeeper.coordination.scripts import call
 from forgekeeper.coordination.values import moment, raw, second, text, whole
 from workers.stale_direct_uploads.entries import BeingDeleted, Claim, Entry, member
@@ -33,9 +33,7 @@ ATTEMPTS = "{pending_direct_uploads}:attempts"
 CLAIMS = "{pending_direct_uploads}:claims"
 ADOPTED = "{pending_direct_uploads}:adopted"
 """What `uploads reconcile` has registered, not a producer; an entry stays in it until it is settled."""
-redis_types.declare(
-    dict.fromkeys((PENDING, DELETING, FAILED, ADOPTED), "zset") | dict.fromkeys((ATTEMPTS, CLAIMS), "hash")
-)
+DECLARED.update(dict.fromkeys((PENDING, DELETING, FAILED, ADOPTED), "zset") | dict.fromkeys((ATTEMPTS, CLAIMS), "hash"))
 
 MAX_UPLOAD_DURATION = timedelta(hours=3)
 ADOPTION = timedelta(days=1)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 Outcome = TypeVar("Outcome", bound="DataclassInstance")
 Old = TypeVar("Old", bound="Callable[[datetime], Rows[Any]]")
-Repositories = Callable[[int], dict[int, str]]
+Repositories = Callable[[], list[str]]
 Objects = Callable[[str], Sequence[str]]
 Fields = tuple[str, ...]
 """Fields of an outcome, added up."""
@@ -178,7 +178,7 @@ class BatchSpec(Declared):
         return self.sender(self)
 
     def repositories(self, look: Repositories) -> Repositories:
-        """Let `check` ask the function for some projects, and where their repositories should be."""
+        """Let `check` ask the function where some repositories should be, below the root."""
         self.known_repositories.append(look)
         return look
 

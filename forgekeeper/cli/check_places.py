@@ -19,8 +19,6 @@ from metrics.redaction import clean
 
 Named = Callable[[], list[tuple[str, ...]]]
 """Names some things that should be at a place, each by the paths at which it may lie."""
-SAMPLE = 50
-"""So many projects are looked for."""
 
 
 class Finding(NamedTuple):
@@ -63,9 +61,9 @@ def _sentinel(subject: str, place: sentinel.Place, ours: str | None, *, init: bo
     found = place.sentinel()
     if ours is None:
         return warning(subject, f"{place} may be another installation's: the database does not say which it is of")
-    if found is not None and found.installation == ours:
+    if found == ours:
         return ok(subject, f"{place} has its sentinel")
-    if init and (found is None or found.installation is None):
+    if init and not found:
         return _claimed(subject, place, ours, adopted=found is not None, named=named)
     if found is None:
         return error(subject, f"{place} has no {sentinel.NAME}; `forgekeeper check --init` creates it")
@@ -102,7 +100,7 @@ def _doubt(place: sentinel.Place, ours: str, names: list[tuple[str, ...]]) -> st
 def _repositories_named() -> list[tuple[str, ...]]:
     """Name repositories that should be below the root; whether their paths are spelled rightly is another question."""
     looks = [look for batch in BATCHES.values() for look in batch.known_repositories]
-    paths = [path.removesuffix(".git") for look in looks for path in look(SAMPLE).values()]
+    paths = [path.removesuffix(".git") for look in looks for path in look()]
     return [(path, f"{path}.git") for path in paths]
 
 

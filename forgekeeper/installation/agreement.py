@@ -19,7 +19,6 @@ from forgekeeper.database.installation import Installation
 from forgekeeper.installation import place
 from forgekeeper.settings import Place, Settings
 from forgekeeper.storage import sentinel, stores
-from forgekeeper.storage.objects import Objects, StoreUnavailable
 
 INSTALLATION = "forgekeeper:installation"
 """String, the id of the one installation that keeps its messages here."""
@@ -112,15 +111,15 @@ def require_places(deletes_from: Place | None, settings: Settings, ours: str) ->
     """Raise `Disagreement` where a place that is deleted from, and answers, is not of installation *ours*."""
     root = settings.repositories_root
     if deletes_from == "repositories" and root is not None:
-        _require_place(str(root), lambda: sentinel.Folder(root), ours)
-    for location in settings.object_stores:
+        _require_place(lambda: sentinel.Folder(root), ours)
+    for location, url in settings.object_stores.items():
         if deletes_from == "stores" or (deletes_from == "artifacts" and location == stores.ARTIFACTS):
-            _require_place(location, partial(stores.at, location, settings), ours)
+            _require_place(partial(sentinel.Store, location, url.get_secret_value()), ours)
 
 
-def _require_place(name: str, place_of: Callable[[], Objects | sentinel.Folder | None], ours: str) -> None:
-    with suppress(sentinel.Unreadable, StoreUnavailable):
-        found = place_of()
-        mark = None if found is None else found.sentinel()
-        if mark is not None and (said := sentinel.objection(name, mark, ours)):
+def _require_place(opened: Callable[[], sentinel.Place], ours: str) -> None:
+    with suppress(sentinel.Unreadable):
+        at = opened()
+        found = at.sentinel()
+        if found is not None and (said := sentinel.objection(at, found, ours)):
             raise Disagreement(said)

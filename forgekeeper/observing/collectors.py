@@ -218,13 +218,13 @@ def _roots(settings: Settings) -> Callable[[Settings], Iterator[Reading]]:
     def look(_settings: Settings) -> Iterator[Reading]:
         ours, *answers = asked((whose, *probes), ROOT_PATIENCE)
         for probe, found in zip(probes, answers, strict=True):
-            readable = found is not None and ours in (None, found.installation)
+            readable = found is not None and ours in (None, found)
             yield Reading("root_readable", float(readable), (probe.name,))
 
     return look
 
 
-def _of_store(location: str, url: str) -> sentinel.Sentinel | None:
+def _of_store(location: str, url: str) -> str | None:
     return sentinel.Store(location, url).sentinel()
 
 

@@ -22,7 +22,7 @@ from obstore.store import LocalStore
 
 from forgekeeper.database.writes import insist
 from forgekeeper.storage.opening import FAILURES, check_process, open_store, reason
-from forgekeeper.storage.sentinel import NAME, Sentinel, objection, parse, read
+from forgekeeper.storage.sentinel import NAME, objection, parse
 
 BULK = 1_000
 """As many as one request to S3 may name."""
@@ -162,18 +162,6 @@ class Objects:
     def may_delete(self, path: str) -> bool:
         """Return whether *path*, a normal one, lies where objects may be deleted."""
         return is_below(self.prefixes, path)
-
-    def sentinel(self) -> Sentinel | None:
-        """Return what the sentinel says, None when there is none; raise `StoreUnavailable`."""
-        with self._answering():
-            return read(self.store)
-
-    def put(self, paths: Sequence[str]) -> None:
-        """Put an object at each of *paths*: sample data.  Raises `StoreUnavailable`."""
-        insist(f"at the store {self.location}")
-        with self._answering():
-            for path in paths:
-                obstore.put(self.store, path, b"a sample\n")
 
     def listed(self, prefix: str, *, before: datetime) -> Iterator[str]:
         """Yield the path of every object under *prefix* last changed earlier than *before*.

@@ -12,14 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
 
 import obstore
 
 from forgekeeper.storage.opening import FAILURES, open_store, reason
-
-if TYPE_CHECKING:
-    from obstore.store import ObjectStore
 
 NAME = ".forgekeeper-root"
 TEXT = b"forgekeeper believes that something is gone from here only while it can read this file.\n"
@@ -36,33 +32,27 @@ class Unreadable(Exception):
     """The place cannot be looked at; the message says why."""
 
 
-class Sentinel(NamedTuple):
-    """What a sentinel says: the installation that the place belongs to, None while it is not adopted."""
-
-    installation: str | None
-
-
 def text(installation: str) -> bytes:
     """Write the sentinel of *installation*."""
     return TEXT + b"installation: " + installation.encode() + b"\n"
 
 
-def parse(content: bytes) -> Sentinel:
-    """Read a sentinel; an empty one names no installation."""
+def parse(content: bytes) -> str:
+    """Return whose place it is, "" where the sentinel names no installation: it is not adopted."""
     found = _OWNER.search(content[:LONGEST])
-    return Sentinel(found[1].decode() if found else None)
+    return found[1].decode() if found else ""
 
 
-def objection(place: object, found: Sentinel, installation: str) -> str | None:
-    """Return why nothing may be deleted from a place with that sentinel, None when it is *installation*'s."""
-    if found.installation == installation:
-        return None
-    if found.installation is None:
+def objection(place: object, found: str, installation: str) -> str | None:
+    """Return why nothing may be deleted from a place that a sentinel says is *found*'s, None if *installation*'s."""
+    if not found:
         return (
             f"{place}: {NAME} names no installation; `forgekeeper check --init` adopts the place if it is the right one"
         )
+    if found == installation:
+        return None
     return (
-        f"{place} belongs to installation {found.installation}, this one is {installation}: set the right place or "
+        f"{place} belongs to installation {found}, this one is {installation}: set the right place or "
         f"database; if that installation is no more, remove {NAME} there and run `forgekeeper check --init`"
     )
 
@@ -76,8 +66,8 @@ class Folder:
     def __str__(self) -> str:
         return str(self._root)
 
-    def sentinel(self) -> Sentinel | None:
-        """Return what the sentinel says, None when there is none."""
+    def sentinel(self) -> str | None:
+        """Return whose the place is, as `parse` does, None when there is no sentinel."""
         with _readable(str(self)):
             if not self._root.is_dir():
                 raise NotADirectoryError("is not a folder")
@@ -120,10 +110,11 @@ class Store:
     def __str__(self) -> str:
         return self._location
 
-    def sentinel(self) -> Sentinel | None:
-        """Return what the sentinel says, None when there is none."""
-        with _readable(self._location):
-            return read(self._store)
+    def sentinel(self) -> str | None:
+        """Return whose the place is, as `parse` does, None when there is no sentinel."""
+        with _readable(self._location), suppress(FileNotFoundError):
+            return parse(bytes(obstore.get(self._store, NAME).bytes()))
+        return None
 
     def is_empty(self) -> bool:
         """Return whether there is nothing beside the sentinel."""
@@ -146,14 +137,6 @@ class Store:
 
 
 Place = Folder | Store
-
-
-def read(store: ObjectStore) -> Sentinel | None:
-    """Return what a store's sentinel says, None when there is none; raise one of `FAILURES`."""
-    try:
-        return parse(bytes(obstore.get(store, NAME).bytes()))
-    except FileNotFoundError:
-        return None
 
 
 @contextmanager

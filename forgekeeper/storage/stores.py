@@ -5,7 +5,7 @@ They are made after the fork: obstore hangs for ever in a child of a process tha
 
 from __future__ import annotations
 
-from threading import Lock
+from functools import cache
 
 from forgekeeper.database.installation import Installation
 from forgekeeper.settings import Settings
@@ -13,9 +13,6 @@ from forgekeeper.storage.objects import Objects
 
 ARTIFACTS = "artifacts"
 """The location of job artifacts' objects."""
-
-_opened: dict[tuple[str, str, tuple[str, ...]], Objects] = {}
-_opening = Lock()
 
 
 def at(location: str, settings: Settings) -> Objects | None:
@@ -27,16 +24,13 @@ def at(location: str, settings: Settings) -> Objects | None:
     url = settings.object_stores.get(location)
     if url is None:
         return None
-    installation = Installation.ensure()
-    with _opening:
-        prefixes = settings.object_prefixes.get(location, ())
-        key = location, installation, prefixes
-        if key not in _opened:
-            _opened[key] = Objects(
-                location,
-                url.get_secret_value(),
-                installation=installation,
-                prefixes=prefixes,
-                request_timeout=settings.store_timeout,
-            )
-        return _opened[key]
+    return opened(
+        location,
+        url.get_secret_value(),
+        installation=Installation.ensure(),
+        prefixes=settings.object_prefixes.get(location, ()),
+        request_timeout=settings.store_timeout,
+    )
+
+
+opened = cache(Objects)

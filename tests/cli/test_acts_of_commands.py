@@ -121,10 +121,10 @@ every_case = every("case", CASES, name=lambda case: case.line)
 def folder(tmp_path):
     """The folder of an object store."""
     (tmp_path / "objects").mkdir()
-    stores._opened.clear()
+    stores.opened.cache_clear()
     sentinel.Store("artifacts", f"file://{tmp_path}/objects").create_sentinel(INSTALLATION)
     yield tmp_path
-    stores._opened.clear()
+    stores.opened.cache_clear()
 
 
 @pytest.fixture

@@ -27,13 +27,13 @@ pytestmark = pytest.mark.usefixtures("database")
 
 @pytest.fixture(autouse=True)
 def root(tmp_path, monkeypatch):
-    stores._opened.clear()
+    stores.opened.cache_clear()
     root = tmp_path / "objects"
     root.mkdir()
     sentinel.Store("artifacts", root.as_uri()).create_sentinel(INSTALLATION)
     monkeypatch.setenv("FORGEKEEPER_OBJECT_STORES", json.dumps({"artifacts": root.as_uri()}))
     yield root
-    stores._opened.clear()
+    stores.opened.cache_clear()
 
 
 def artifact(root, path, *, project=7, **facts):

@@ -24,9 +24,9 @@ pytestmark = pytest.mark.usefixtures("database")
 
 @pytest.fixture(autouse=True)
 def restarted():
-    stores._opened.clear()
+    stores.opened.cache_clear()
     yield
-    stores._opened.clear()
+    stores.opened.cache_clear()
 
 
 @pytest.fixture

@@ -27,9 +27,9 @@ def places(tmp_path):
     (folder / "kept").touch()
     root = put_root(tmp_path / "repositories")
     Bare(root).packed("refs/mr/1")
-    stores._opened.clear()
+    stores.opened.cache_clear()
     yield {"object_stores": {"artifacts": f"file://{folder}"}, "repositories_root": root}
-    stores._opened.clear()
+    stores.opened.cache_clear()
     BATCHES.pop("pull_weeds", None)
 
 

@@ -49,11 +49,11 @@ def any_bytes(urls, settings):
         make_tables(database.obj)
         Installation.update(id=INSTALLATION).execute()
         client.flushdb()
-        stores._opened.clear()
+        stores.opened.cache_clear()
         yield
     database.close_all()
     client.connection_pool.disconnect()
-    stores._opened.clear()
+    stores.opened.cache_clear()
     on_the_server(urls, "drop database any_bytes")
 
 

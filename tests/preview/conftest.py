@@ -30,6 +30,6 @@ def example(database, monkeypatch):
 @pytest.fixture(autouse=True)
 def restarted():
     """Open no store of an earlier test's."""
-    stores._opened.clear()
+    stores.opened.cache_clear()
     yield
-    stores._opened.clear()
+    stores.opened.cache_clear()

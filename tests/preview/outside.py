@@ -95,7 +95,7 @@ class Stored(World):
     def options(self):
         self.store = self.folder / "store"
         self.store.mkdir()
-        stores._opened.clear()
+        stores.opened.cache_clear()
         sentinel.Store("artifacts", f"file://{self.store}").create_sentinel(INSTALLATION)
         return {
             "object_stores": {"artifacts": f"file://{self.store}"},

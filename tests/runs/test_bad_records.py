@@ -74,10 +74,10 @@ def test_an_artifact_that_cannot_be_destroyed_stops_no_other_and_the_statistics_
 @pytest.fixture
 def store(tmp_path):
     """A store of objects, as its worker is set up."""
-    stores._opened.clear()
+    stores.opened.cache_clear()
     sentinel.Folder(tmp_path).create_sentinel(INSTALLATION)
     yield settings_with(object_stores={stores.ARTIFACTS: tmp_path.as_uri()})
-    stores._opened.clear()
+    stores.opened.cache_clear()
 
 
 def outbox(count, folder):

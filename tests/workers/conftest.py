@@ -34,6 +34,6 @@ def elsewhere(tmp_path):
 @pytest.fixture(autouse=True)
 def restarted():
     """Every test is a process that has just started: it has opened no store."""
-    stores._opened.clear()
+    stores.opened.cache_clear()
     yield
-    stores._opened.clear()
+    stores.opened.cache_clear()

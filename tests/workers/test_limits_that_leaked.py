@@ -71,9 +71,9 @@ def objects(folder):
     folder.put(*paths)
     rows = [{"project_id": 1, "store_dir": "sample", "file": path.partition("/")[2]} for path in paths]
     DeletedObject.insert_many(rows).execute()
-    stores._opened.clear()
+    stores.opened.cache_clear()
     yield settings_with(object_stores={stores.ARTIFACTS: folder.url}, max_per_day_delete_objects=300)
-    stores._opened.clear()
+    stores.opened.cache_clear()
 
 
 def test_of_objects_no_more_go_though_the_connection_is_lost_before_their_rows_are_forgotten(

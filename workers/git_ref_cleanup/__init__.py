@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from forgekeeper import Blocked, Children, Note, Record, Rows, Subject, Threshold, batch, child
-from forgekeeper.database import backlog
+from forgekeeper.database import backlog, survey
 from forgekeeper.database.backlog import Backlog, Stake
 from forgekeeper.declaring.refused import Refused, numbers
 from forgekeeper.declaring.surroundings import settings
@@ -195,4 +195,9 @@ def processed(now: datetime) -> Rows[GitRefDeletion]:
 
 git_ref_cleanup.collector("git_locks", gauges=[repositories.STALE_LOCKS])(repositories.stale_locks)
 clean_project_refs.preview(preview.refs)
-git_ref_cleanup.repositories(repositories.sample)
+
+
+@git_ref_cleanup.repositories
+def known() -> list[str]:
+    """Return where some projects' repositories should lie."""
+    return survey.sample("projects", "id", "disk_path")

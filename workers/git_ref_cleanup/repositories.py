@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 
-from forgekeeper.database import database
 from forgekeeper.database.installation import Installation
 from forgekeeper.settings import Settings
 from forgekeeper.storage import git_repository, sentinel
@@ -24,17 +23,6 @@ STALE_LOCKS = Gauge(
     "git_stale_locks",
     "Repositories with pending ref deletions whose packed-refs.lock is older than any deletion may last.",
 )
-
-# A look into the key for each; the number of the look makes PostgreSQL draw again.
-SAMPLE = """
-    select distinct project.id, project.disk_path
-    from (select max(id) as last from projects) as ids, generate_series(1, %(size)s) as look, lateral (
-        select id, disk_path from projects
-        where id >= ceil(random() * ids.last) + 0 * look
-        order by id
-        limit 1
-    ) as project
-"""
 
 
 def require_root(settings: Settings) -> Path:
@@ -56,11 +44,6 @@ def require_root(settings: Settings) -> Path:
 def paths(projects: Sequence[int]) -> dict[int, str]:
     """Return where the repositories of those of *projects* lie that there are, below the root."""
     return {project.id: project.disk_path for project in Project.select().where(Project.id.in_(list(projects)))}
-
-
-def sample(size: int) -> dict[int, str]:
-    """Return up to *size* projects, taken at random from all over the table, and where their repositories should be."""
-    return dict(database.execute_sql(SAMPLE, {"size": size}).fetchall())
 
 
 def missing_of(root: Path, projects: Sequence[int]) -> dict[int, str]:

@@ -37,6 +37,8 @@ PROBE = ".forgekeeper-probe"
 """A name that no object has: credentials that may delete anything may delete this."""
 
 RETRIES = 2
+RETRY_TIMEOUT = timedelta(seconds=10)
+"""After that long no request is repeated."""
 LONGEST = 1_024
 """Bytes, S3's limit for a key."""
 
@@ -101,8 +103,7 @@ class Objects:
 
     Belongs to the process that made it; threads may share it.  Raises `StoreUnavailable`
     when the URL is wrong or the folder is not there.  A request without an answer within
-    *request_timeout* has failed, and none is repeated later than *retry_timeout*.  Where there are
-    *prefixes*, folders, nothing is deleted that lies in none of them.
+    *request_timeout* has failed.  Where there are *prefixes*, folders, nothing is deleted that lies in none of them.
     """
 
     def __init__(
@@ -113,13 +114,12 @@ class Objects:
         installation: str,
         prefixes: Sequence[str] = (),
         request_timeout: timedelta = timedelta(seconds=30),
-        retry_timeout: timedelta = timedelta(seconds=10),
     ) -> None:
         self.location = location
         self.installation = installation
         self.prefixes = tuple(prefixes)
         try:
-            self.store = open_store(url, request_timeout=request_timeout, retries=RETRIES, retry_timeout=retry_timeout)
+            self.store = open_store(url, request_timeout=request_timeout, retries=RETRIES, retry_timeout=RETRY_TIMEOUT)
         except FAILURES as error:
             raise StoreUnavailable(f"{location}: {reason(error)}", {}) from None
 

@@ -231,7 +231,7 @@ def test_what_is_being_deleted_just_now_is_not_taken_back(main, reconcile, root)
     stock(root, "a")
     reconcile("--yes")
     time_passes(DAY + timedelta(minutes=1))
-    uploads.claim(client, stale_after=timedelta(hours=3), visibility=timedelta(minutes=5), limit=100)
+    uploads.claim(client, visibility=timedelta(minutes=5), limit=100)
 
     one, every = main("uploads", "forget", "artifacts:a"), main("uploads", "forget", "--all", "--json")
 

@@ -137,8 +137,8 @@ def test_an_entry_that_is_no_text_can_be_listed(forgekeeper, member, options):
     ("member", "reason"),
     [
         ("artifacts:up/a", "the store refused to delete it: the log says why"),
-        ("artifacts:down/a", "it is outside the folders of FORGEKEEPER_OBJECT_PREFIXES"),
-        ("nowhere:a", "no store is configured for nowhere"),
+        ("artifacts:down/a", "outside the folders of FORGEKEEPER_OBJECT_PREFIXES"),
+        ("nowhere:a", "no store is configured for its location"),
         ("artifacts:a//b", "it names no object"),
     ],
 )

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from forgekeeper.storage.git_command import GitTimedOut
-from forgekeeper.storage.git_refs import DELETED, Doomed, delete
+from forgekeeper.storage.git_refs import Doomed, delete
 from forgekeeper.storage.git_repository import RepositoryFailed, RepositoryLocked, RepositoryMissing
 from tests.harness.git_samples import ALWAYS_IN_TIME, Bare, Held, stand_in
 from tests.harness.waiting import wait_until
@@ -47,20 +47,6 @@ def prepared(repository, *names):
         assert other.stdout.readline() == b"prepare: ok\n"
         yield
         other.communicate()
-
-
-def test_a_locked_ref_stays_and_keeps_no_other(repository):
-    repository.loose("refs/d")
-    two_hours_ago(repository.path / "refs/c.lock")
-
-    outcomes = repository.delete("refs/a", "refs/b", "refs/c", "refs/d")
-
-    locked = outcomes.pop(Doomed("refs/c"))
-    assert set(outcomes.values()) == {DELETED}
-    assert locked.state == "locked"
-    assert locked.reason == "another process holds its lock"
-    assert (repository.path / "refs/c.lock").exists()
-    assert "refs/c" in repository.refs()
 
 
 @pytest.mark.parametrize("lock", ["packed-refs.lock", "packed-refs.new"])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from forgekeeper.storage.git_refs import CHANGES, DELETED, Doomed
+from forgekeeper.storage.git_refs import CHANGES, Doomed
 
 ELSEWHERE = "1" * 40
 
@@ -17,22 +17,6 @@ class Told:
     def __call__(self, going):
         self.each.append({row.ref: was for row, was in going.items()})
         self._then(going)
-
-    @property
-    def last(self):
-        """The last that was said of each ref."""
-        return {ref: was for going in self.each for ref, was in going.items()}
-
-
-def test_what_stands_to_go_is_told_with_what_it_was(repository):
-    repository.packed("refs/packed")
-    repository.loose("refs/loose", value=repository.two)
-    repository.loose("refs/no/object", value=ELSEWHERE)
-    told = Told()
-
-    repository.delete("refs/packed", "refs/loose", "refs/no/object", before=told)
-
-    assert told.each == [{"refs/loose": repository.two, "refs/no/object": ELSEWHERE, "refs/packed": repository.one}]
 
 
 @pytest.mark.parametrize("target", ["refs/target", "refs/nowhere"])
@@ -63,17 +47,6 @@ def test_whoever_cannot_be_told_keeps_all_refs(repository):
     with pytest.raises(ConnectionError):
         repository.delete("refs/a", before=away)
     assert "refs/a" in repository.refs()
-
-
-def test_a_ref_pushed_to_after_it_was_told_goes_as_what_it_is_then(repository):
-    repository.loose("refs/a", "refs/b")
-    told = Told(lambda _: repository.loose("refs/b", value=repository.two))
-
-    outcomes = repository.delete("refs/a", "refs/b", before=told)
-
-    assert outcomes == {Doomed("refs/a"): DELETED, Doomed("refs/b"): DELETED}
-    assert told.each == [{"refs/a": repository.one, "refs/b": repository.one}, {"refs/b": repository.two}]
-    assert set(repository.refs()) == {"refs/heads/main"}
 
 
 def test_a_ref_that_moves_all_the_time_stays_and_keeps_no_other(repository):

@@ -43,16 +43,6 @@ def test_a_deleted_ref_is_made_anew_as_it_was(repository, store):
     repository.fsck()
 
 
-def test_of_a_symbolic_ref_it_is_said_how_it_is_made_anew(repository):
-    repository.loose("refs/target")
-    repository.loose("refs/it's", value="ref: refs/target")
-
-    (outcome,) = restore(repository, deleted(repository, "refs/it's")).values()
-
-    assert outcome.state == "symbolic"
-    assert outcome.command == ("git", "symbolic-ref", "refs/it's", "refs/target")
-
-
 def test_a_ref_that_exists_again_is_left(repository):
     repository.loose("refs/a", "refs/b", "refs/c")
     was = deleted(repository, "refs/a", "refs/b", "refs/c")

@@ -29,19 +29,6 @@ def test_thousands_of_objects_take_one_request_per_thousand(s3, objects):
     assert (s3.proxy.counts["bulk"], s3.proxy.counts["single"]) == (3, 0)
 
 
-@pytest.mark.parametrize("code", ["AccessDenied", "InternalError"])
-def test_one_object_that_cannot_be_deleted_keeps_no_other(s3, objects, code):
-    paths = numbered(20)
-    s3.put(*paths)
-    s3.proxy.refuse_key(paths[3], code)
-
-    outcomes = objects(s3).delete(paths)
-
-    assert s3.keys() == {paths[3]}
-    assert outcomes.pop(paths[3]).state == "failed"
-    assert outcomes == dict.fromkeys(paths[:3] + paths[4:], DELETED)
-
-
 def test_a_failed_bulk_deletion_is_repeated_object_by_object(s3, objects):
     s3.put("a", "b")
     s3.proxy.answer(501, "NotImplemented", kinds=["bulk"])
@@ -72,16 +59,6 @@ def test_a_store_that_denies_everything_is_unavailable(s3, objects):
     assert sentinel.NAME in str(error)
 
 
-def test_a_store_without_sentinel_is_left_alone(store, objects):
-    store.put("a", "b")
-    store.remove_sentinel()
-
-    error = unavailable(objects(store), ["a", "b"])
-
-    assert "cannot read .forgekeeper-root" in str(error)
-    assert store.keys() == {"a", "b"}
-
-
 @pytest.mark.parametrize(
     "content",
     [sentinel.text("d15c0"), sentinel.TEXT, b"", b"installation:\n"],
@@ -97,26 +74,17 @@ def test_a_store_that_is_not_this_installation_s_is_left_alone(store, objects, c
     assert (caught.value.known, store.keys()) == ({}, {"a", "b"})
 
 
-def test_a_bucket_that_another_installation_s_takes_the_place_of_meanwhile_loses_no_more(s3, objects):
+@pytest.mark.parametrize("content", [None, sentinel.text("d15c0")], ids=["no sentinel", "another's"])
+def test_a_bucket_in_whose_place_another_comes_meanwhile_loses_no_more(s3, objects, content):
     paths = numbered(2_500)
     s3.put(*paths[::50])
-    s3.proxy.before("bulk", 2, lambda: s3.write_sentinel(sentinel.text("d15c0")))
-
-    with pytest.raises(StoreUnavailable, match="belongs to installation d15c0") as caught:
-        objects(s3).delete(paths)
-
-    # What the second request said is not believed, and there was no third.
-    assert caught.value.known == dict.fromkeys(paths[:1_000], DELETED)
-    assert s3.keys() == set(paths[2_000::50])
-
-
-def test_answers_after_which_the_sentinel_is_gone_are_not_believed(s3, objects):
-    paths = numbered(2_500)
-    s3.proxy.before("bulk", 2, s3.remove_sentinel)
+    s3.proxy.before("bulk", 2, lambda: s3.remove_sentinel() if content is None else s3.write_sentinel(content))
 
     error = unavailable(objects(s3), paths)
 
+    # What the second request said is not believed, and there was no third.
     assert error.known == dict.fromkeys(paths[:1_000], DELETED)
+    assert s3.keys() == set(paths[2_000::50])
 
 
 def test_what_was_known_when_the_time_is_up_is_told(s3, objects):

@@ -13,8 +13,7 @@ from forgekeeper.runs.deadline import Deadline
 from forgekeeper.storage import stores
 from forgekeeper.storage.objects import OUTSIDE, StoreUnavailable
 from forgekeeper.storage.outbox import MAX_ATTEMPTS, DeletedObject
-from models import CLASSES, JobArtifact
-from tests.harness.artifacts import destroy_chunk
+from models import JobArtifact
 from tests.harness.clocks import StandingClock
 from tests.harness.performing import perform
 from tests.harness.settings import settings_with
@@ -106,30 +105,6 @@ def test_what_has_a_grace_stays_until_that_is_over(store):
     outcome = run(store.url)
 
     assert (outcome, store.keys(), outbox()) == (Outcome(1, 0, 0, 0, "drained"), {"kept a while"}, {"kept a while": 0})
-
-
-@pytest.mark.parametrize("final_path", ["a/b/c", "c", "a/c", "x:y/c", "ab/12/2026_11_20/artifacts (1).zip"])
-def test_what_is_deleted_is_the_object_that_the_artifact_named(store, final_path):
-    live_artifact(final_path, expire_at=now() - HOUR, locked=0)
-    store.put(final_path, "a/c.zip", "b", "y")
-    destroy_what_has_expired()
-
-    outcome = run(store.url)
-
-    assert (outcome.deleted, store.keys()) == (1, {"a/c.zip", "b", "y"})
-
-
-def test_a_slash_in_front_does_not_delete_the_object_without_it(store):
-    live_artifact("/a", expire_at=now() - HOUR, locked=0)
-    store.put("a")
-    destroy_what_has_expired()
-
-    assert (run(store.url).failed, store.keys()) == (1, {"a"})
-
-
-def destroy_what_has_expired():
-    for number in range(CLASSES):
-        destroy_chunk(number, now())
 
 
 # Artifacts that are alive

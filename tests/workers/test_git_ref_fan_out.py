@@ -10,7 +10,6 @@ from structlog.testing import capture_logs
 from forgekeeper.connections import client
 from forgekeeper.database import now
 from forgekeeper.delivery.broker import broker
-from forgekeeper.delivery.queues import depth
 from forgekeeper.runs.batch import Batch
 from models import DeletionStatus, GitRefDeletion
 from tests.harness.ref_deletions import (
@@ -20,7 +19,6 @@ from tests.harness.ref_deletions import (
     pending,
     projects,
     row,
-    rows,
 )
 from workers import git_ref_cleanup
 from workers.git_ref_cleanup import BATCH_SIZE, MAX_PROJECTS, Outcome
@@ -141,19 +139,6 @@ def test_the_last_line_of_a_run_carries_its_figures_as_stats(parent):
 
     (finished,) = [line for line in lines if line["event"] == "run finished"]
     assert finished["stats"] == asdict(Outcome(3, 3))
-
-
-def test_what_the_parent_sends_is_what_a_child_drains(parent, child, repository):
-    rows("refs/mr/1", "refs/mr/2")
-    parent()
-
-    with taken() as message:
-        child(*message.args)
-
-    assert (pending(), depth(client, "git")) == (
-        set(),
-        {"ready": 0, "in_flight": 0, "delayed": 0, "dead": 0},
-    )
 
 
 def test_a_project_whose_child_is_running_is_not_enqueued_again(parent):

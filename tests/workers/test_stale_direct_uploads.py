@@ -175,7 +175,7 @@ def test_without_its_sentinel_a_store_loses_nothing(store):
 
 def test_what_a_crashed_run_had_claimed_is_deleted_by_a_later_one(store):
     begin(store, "a", "b")
-    uploads.claim(client, stale_after=MAX_UPLOAD_DURATION, visibility=settings_with().upload_visibility, limit=CHUNK)
+    uploads.claim(client, visibility=settings_with().upload_visibility, limit=CHUNK)
     time_passes(settings_with().upload_visibility + SECOND)
 
     outcome = run(artifacts=store.url)

@@ -34,13 +34,13 @@ from forgekeeper.declaring.surroundings import run_number, settings
 from forgekeeper.deleting.objects import deleted_at, stood_at
 from forgekeeper.settings import Settings
 from forgekeeper.storage import owners, stores
-from forgekeeper.storage.objects import OUTSIDE, Objects, StoreUnavailable
+from forgekeeper.storage.objects import Objects, StoreUnavailable
 from forgekeeper.storage.outbox import DeletedObject
 from forgekeeper.storage.settled import SettledUpload
 from metrics.catalogue.metric import Reading
 from models import JobArtifact
 from workers.stale_direct_uploads import failures, preview, register
-from workers.stale_direct_uploads.entries import Claim, Entry
+from workers.stale_direct_uploads.entries import UNFIT, Claim, Entry, is_malformed, unfit
 
 MAX_UPLOAD_DURATION = register.MAX_UPLOAD_DURATION
 MAX_EXEC_DURATION = timedelta(seconds=250)
@@ -51,8 +51,6 @@ BACKOFF = timedelta(minutes=6)
 """The next run."""
 
 KEPT = ("kept", "changed")
-UNFIT = {"malformed": "it names no object", "outside": OUTSIDE, "no_store": "no store is configured for its location"}
-"""Why nothing of an entry may be deleted, by what becomes of it."""
 
 SEARCHED = 1_000
 """How many pending uploads are searched for some at a location; its share may be small."""
@@ -141,7 +139,7 @@ class StaleUploads(Items[Entry]):
 
     def scope(self, one: Entry) -> str | None:
         """Return the location, None of what cannot be at any."""
-        return None if preview.is_malformed(one) else one.location
+        return None if is_malformed(one) else one.location
 
     def common(self, scope: str | None) -> dict[str, Any]:
         """Let the audit name the location."""
@@ -165,17 +163,17 @@ class StaleUploads(Items[Entry]):
 
     def look(self, items: Sequence[Entry]) -> dict[Entry, Kept]:
         """Keep what can be no object, is at no store, or is outside the folders of `OBJECT_PREFIXES`."""
-        location, store = self.scope(items[0]), None
+        location = self.scope(items[0])
         if location not in self._unavailable:
             try:
-                store = _store(location)
+                _store(location)
             except StoreUnavailable as error:
                 self.interrupted(location, error)
         if location in self._unavailable:
             # Until the run's end they stay claimed: it does not get them again.
             return dict.fromkeys(items, Kept(None, "unavailable"))
-        unfit = {entry: preview.unfit(entry, store) for entry in items}
-        return {entry: Kept(UNFIT[state], state) for entry, state in unfit.items() if state is not None}
+        states = {entry: unfit(entry, settings()) for entry in items}
+        return {entry: Kept(UNFIT[state], state) for entry, state in states.items() if state is not None}
 
     def mark(self, items: Sequence[Entry], kept: Mapping[Entry, State]) -> dict[Entry, Item | State]:
         """Record as reaped what nothing names.
@@ -225,19 +223,19 @@ class StaleUploads(Items[Entry]):
                 reason = became.reason or "its object was written since it was registered"
                 log.error("upload kept", location=entry.location, path=entry.path, reason=reason)
         for state, reason in UNFIT.items():
-            if unfit := by[state]:
-                first = min(entry.member for entry in unfit)
-                log.error("uploads rejected", reason=reason, entries=len(unfit), first=first)
+            if rejected := by[state]:
+                first = min(entry.member for entry in rejected)
+                log.error("uploads rejected", reason=reason, entries=len(rejected), first=first)
         register.forget(client, self._claim, [entry for state in KEPT for entry in by[state]])
         self._untried.append((self._claim, by["unavailable"]))
-        rejected = register.reject(client, self._claim, by["malformed"] + by["outside"])
+        put_aside = register.reject(client, self._claim, by["malformed"] + by["outside"])
         failed = by["no_store"] + by["failed"]
         for entry in failed:
             last = register.fail(client, self._claim, entry, backoff=BACKOFF)
             why = {"location": entry.location, "path": entry.path, "reason": states[entry].reason}
             log.warning("upload not deleted", **why, given_up=last)
         gone = register.forget(client, self._claim, by["deleted"] + by["missing"])
-        return {"total_deleted_stale_entries": gone, "failed_entries": rejected + len(failed)}
+        return {"total_deleted_stale_entries": gone, "failed_entries": put_aside + len(failed)}
 
     def put_back(self, items: Sequence[Entry]) -> None:
         """Give entries back untried."""

@@ -6,6 +6,9 @@ import re
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from forgekeeper.settings import Settings
+from forgekeeper.storage.objects import OUTSIDE, is_below, is_normal
+
 _NO_TEXT = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")  # control characters, and what is left of bytes that are no UTF-8
 
 
@@ -49,6 +52,24 @@ class Entry:
         """Whether no object can be meant; any program may write to the register."""
         parts = self.path.split("/")
         return not self.location or bool({"", ".", ".."}.intersection(parts) or _NO_TEXT.search(self.member))
+
+
+UNFIT = {"malformed": "it names no object", "outside": OUTSIDE, "no_store": "no store is configured for its location"}
+"""Why nothing of an entry may be deleted, by what becomes of it."""
+
+
+def is_malformed(entry: Entry) -> bool:
+    """Return whether the entry can name no object at any store."""
+    return entry.malformed or not is_normal(entry.path)
+
+
+def unfit(entry: Entry, settings: Settings) -> str | None:
+    """Return why nothing of the entry may be deleted, a key of `UNFIT`; None where it may."""
+    if is_malformed(entry):
+        return "malformed"
+    if entry.location not in settings.object_stores:
+        return "no_store"
+    return None if is_below(settings.object_prefixes.get(entry.location, ()), entry.path) else "outside"
 
 
 class Claim(NamedTuple):

@@ -11,29 +11,22 @@ import redis
 from forgekeeper.coordination.values import moment, raw, text, whole
 from forgekeeper.declaring import refused
 from forgekeeper.settings import Settings
-from forgekeeper.storage.objects import OUTSIDE, is_below, is_normal
 from workers.stale_direct_uploads import register
-from workers.stale_direct_uploads.entries import Entry
+from workers.stale_direct_uploads.entries import UNFIT, Entry, unfit
 from workers.stale_direct_uploads.register import ADOPTED, ATTEMPTS, DELETING, FAILED, PAGE
 
 
 def entries(client: redis.Redis, settings: Settings, limit: int) -> Iterator[refused.Entry]:
     """Yield up to *limit* entries that have failed for good, the oldest first, and as many that are tried again."""
+
+    def why(entry: Entry) -> str:
+        return UNFIT.get(unfit(entry, settings) or "", "the store refused to delete it: the log says why")
+
     for member, score in _scored(client, FAILED, 0, limit):
         entry = Entry(text(member), whole(client.hget(ATTEMPTS, member)))
-        yield refused.Entry(entry.member, why(entry, settings), entry.attempts, moment(score))
+        yield refused.Entry(entry.member, why(entry), entry.attempts, moment(score))
     for entry, score in islice(_failing(client), limit):
-        yield refused.Entry(entry.member, why(entry, settings), entry.attempts, None, moment(score))
-
-
-def why(entry: Entry, settings: Settings) -> str:
-    """Say why the entry could not be deleted, by these settings; what a store has said is in the log."""
-    if entry.malformed or not is_normal(entry.path):
-        return "it names no object"
-    if entry.location not in settings.object_stores:
-        return f"no store is configured for {entry.location}"
-    within = is_below(settings.object_prefixes.get(entry.location, ()), entry.path)
-    return "the store refused to delete it: the log says why" if within else f"it is {OUTSIDE}"
+        yield refused.Entry(entry.member, why(entry), entry.attempts, None, moment(score))
 
 
 def retry(client: redis.Redis, members: Collection[str] | None = None) -> int:

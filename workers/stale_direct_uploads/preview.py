@@ -8,11 +8,11 @@ from itertools import groupby
 from forgekeeper.connections import client
 from forgekeeper.declaring.preview import BUSY, Look, Part
 from forgekeeper.storage import owners, stores
-from forgekeeper.storage.objects import Objects, StoreUnavailable, is_normal
+from forgekeeper.storage.objects import Objects, StoreUnavailable
 from forgekeeper.storage.settled import SettledUpload
 from models import JobArtifact
 from workers.stale_direct_uploads import register
-from workers.stale_direct_uploads.entries import Entry
+from workers.stale_direct_uploads.entries import Entry, unfit
 from workers.stale_direct_uploads.register import Due
 
 
@@ -47,7 +47,7 @@ def _location(due: Due) -> str:
 def _reasons(location: str, found: list[Due], look: Look) -> list[str | None]:
     """Return why each would be kept, None of what would be deleted; all of it before any is counted."""
     store = stores.at(location, look.settings)
-    unfits = [unfit(due.entry, store) for due in found]
+    unfits = [unfit(due.entry, look.settings) for due in found]
     paths = [due.entry.path for due, reason in zip(found, unfits, strict=True) if reason is None]
     kept = owners.answered_for(JobArtifact, location, paths, look.settings) if paths else {}
     stays = dict.fromkeys(kept, "named") | dict.fromkeys(SettledUpload.locked(location, paths), BUSY)
@@ -55,20 +55,6 @@ def _reasons(location: str, found: list[Due], look: Look) -> list[str | None]:
         reason or stays.get(entry.path) or ("changed" if store is not None and _changed(entry, store) else None)
         for (entry, _since), reason in zip(found, unfits, strict=True)
     ]
-
-
-def is_malformed(entry: Entry) -> bool:
-    """Return whether the entry can name no object at any store."""
-    return entry.malformed or not is_normal(entry.path)
-
-
-def unfit(entry: Entry, store: Objects | None) -> str | None:
-    """Return why nothing of the entry may be deleted, None where it may."""
-    if is_malformed(entry):
-        return "malformed"
-    if store is None:
-        return "no_store"
-    return None if store.may_delete(entry.path) else "outside"
 
 
 def _changed(entry: Entry, store: Objects) -> bool:

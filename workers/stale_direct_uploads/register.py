@@ -44,6 +44,9 @@ REFERENCE = "pending_direct_uploads"
 
 LONGEST_AHEAD = timedelta(days=1)
 """No entry waits longer for its next attempt, or to be withdrawn."""
+# Redis compares whole seconds: only from one more on is it surely longer than three hours.
+SOURCES = ((DELETING, 0), (PENDING, int(MAX_UPLOAD_DURATION.total_seconds()) + 1))
+"""The sets that entries are claimed from, and how many seconds past its score one is due there."""
 MAX_ATTEMPTS = 5
 PAGE = 1_000
 """Entries in one command, which takes about a millisecond of the server."""
@@ -142,20 +145,13 @@ def pending_only(client: redis.Redis, location: str, paths: Sequence[str]) -> li
     return [path for path, score in zip(paths, scores, strict=True) if score is not None]
 
 
-def claim(
-    client: redis.Redis,
-    *,
-    visibility: timedelta,
-    limit: int,
-    stale_after: timedelta = MAX_UPLOAD_DURATION,
-) -> Claim:
+def claim(client: redis.Redis, *, visibility: timedelta, limit: int) -> Claim:
     """Claim up to *limit* entries: first those whose deletion is due again, then stale ones, oldest first.
 
-    Stale is what was registered more than *stale_after* ago.  Each entry is claimed in one atomic step, and no other
-    claim gets it for *visibility*; fresh entries are not even read.
+    Each entry is claimed in one atomic step, and no other claim gets it for *visibility*; fresh entries are not read.
     """
     result = Claim(secrets.token_hex(8), [])
-    for source, due_at_age in _sources(stale_after):
+    for source, due_at_age in SOURCES:
         keys = [source, PENDING, DELETING, ATTEMPTS, CLAIMS, ADOPTED]
         args = [result.token, due_at_age, math.floor(visibility.total_seconds()), limit - len(result.entries)]
         for name, attempts, *seconds in call(client, "upload_claim", keys=keys, args=args):
@@ -167,7 +163,7 @@ def claim(
 def due(client: redis.Redis) -> Iterator[list[Due]]:
     """Yield what `claim` would claim, in its order, after `correct_clock`; nothing is claimed."""
     seconds, _microseconds = client.time()
-    for source, due_at_age in _sources(MAX_UPLOAD_DURATION):
+    for source, due_at_age in SOURCES:
         last, start = seconds - due_at_age, 0
         while found := _scored(client.zrangebyscore(source, "-inf", last, start, PAGE, withscores=True)):
             yield _due(client, found, due_at_age)
@@ -252,12 +248,6 @@ def last_seen(adopted: int) -> datetime:
 
 def _ahead(seconds: int) -> str:
     return f"({seconds + LONGEST_AHEAD.total_seconds()}"
-
-
-def _sources(stale_after: timedelta) -> tuple[tuple[str, int], ...]:
-    """Return the sets that entries are claimed from, and how many seconds past its score one is due there."""
-    # Redis compares whole seconds: only from one more on is it surely longer than *stale_after*.
-    return (DELETING, 0), (PENDING, math.ceil(stale_after.total_seconds()) + 1)
 
 
 def _scored(found: Any) -> list[tuple[bytes, float]]:

@@ -136,7 +136,7 @@ from pathlib import Path
 from forgekeeper.storage.git_refs import Doomed, delete
 # A shell lets what runs in the background ignore it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-delete(Path(sys.argv[1]), sys.argv[2], [Doomed("refs/c")], until=time.monotonic() + 60)
+delete(Path(sys.argv[1]), sys.argv[2], [Doomed("refs/c")], until=time.monotonic() + 60, grace=60)
 """
 
 

@@ -22,7 +22,6 @@ OBJECT, UPLOAD = "deleted_object", "stale_upload"
 HERE = "artifacts"
 FOUR_HOURS = 4 * 3_600
 HOUR = timedelta(hours=1)
-STEPS = ["delete_objects.deleted", "delete_objects.settled"]
 
 pytestmark = pytest.mark.usefixtures("database")
 
@@ -87,18 +86,6 @@ def test_it_is_said_before_the_object_goes(run, store):
     assert lines(OBJECT) == []
 
 
-@pytest.mark.parametrize("step", STEPS)
-def test_what_a_crash_left_open_the_next_run_closes(run, store, step):
-    record(store, "a", "b")
-    with interrupted_at(step):
-        run(delete_objects)
-
-    run(delete_objects)
-
-    assert gone(OBJECT, "path") == {"a", "b"}
-    assert unclosed() == 0
-
-
 def test_an_object_held_back_between_claim_and_deletion_is_left_alone(folder):
     record(folder, "a")
     # As if somebody held it back right after the claim.
@@ -129,19 +116,6 @@ def test_each_stale_upload_has_its_line(run, store):
     assert due == {began + timedelta(hours=3).total_seconds()}
 
 
-@pytest.mark.parametrize("step", ["marked", "deleted", "settled"])
-def test_what_a_crash_left_of_uploads_the_next_run_closes(run, store, step):
-    upload(store, "a", "b")
-    with interrupted_at(f"stale_direct_uploads.{step}"):
-        run(stale_direct_uploads)
-
-    claims_run_out()
-    run(stale_direct_uploads)
-
-    assert gone(UPLOAD, "path") == {"a", "b"}
-    assert unclosed() == 0
-
-
 def test_it_is_said_in_the_transaction_that_remembers_an_upload_as_reaped(run, store):
     upload(store, "a")
     database.execute_sql("alter table settled_uploads add constraint refused check (path <> 'a')")
@@ -153,3 +127,21 @@ def test_it_is_said_in_the_transaction_that_remembers_an_upload_as_reaped(run, s
 
     assert Deletion.select().count() == 0
     assert store.keys() == {"a"}
+
+
+# Both
+
+
+@pytest.mark.parametrize("step", ["marked", "deleted", "settled"])
+@pytest.mark.parametrize("kind", [OBJECT, UPLOAD])
+def test_what_a_crash_left_open_the_next_run_closes(run, store, kind, step):
+    batch, put = {OBJECT: (delete_objects, record), UPLOAD: (stale_direct_uploads, upload)}[kind]
+    put(store, "a", "b")
+    with interrupted_at(f"{batch.name}.{step}"):
+        run(batch)
+
+    claims_run_out()
+    run(batch)
+
+    assert gone(kind, "path") == {"a", "b"}
+    assert unclosed() == 0

@@ -1,11 +1,10 @@
 """Batch 58 against a real PostgreSQL and Redis, and bare repositories on this machine's disk."""
 
-import os
-from contextlib import closing, contextmanager, suppress
+import sys
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 
 import peewee as pw
-import psycopg2
 import pytest
 from structlog.testing import capture_logs
 
@@ -14,9 +13,8 @@ from forgekeeper.coordination.leases import LeaseLost, break_lease, lease, lease
 from forgekeeper.database import database
 from models import DeletionStatus, GitRefDeletion
 from tests.harness.clocks import Clock, Crash, crash
-from tests.harness.git_samples import Held, stand_in
+from tests.harness.git_samples import stand_in
 from tests.harness.ref_deletions import PROJECT, lock, pending, row, rows, statuses
-from tests.harness.waiting import wait_until
 from workers.git_ref_cleanup.cleaning import ProjectOutcome
 
 PENDING, PROCESSED, REJECTED = DeletionStatus
@@ -25,38 +23,6 @@ ELSEWHERE = "1" * 40
 
 
 pytestmark = pytest.mark.usefixtures("database")
-
-
-@pytest.fixture
-def other(urls):
-    """A session of somebody else's."""
-    with closing(psycopg2.connect(urls.database)) as connection, connection.cursor() as cursor:
-        connection.autocommit = True
-        yield cursor
-
-
-@pytest.fixture
-def in_the_middle(clean, repository, tmp_path, monkeypatch):
-    """Begin a child's work in a thread, and hold its git before the deletion; return both, and what lets it go on."""
-    gate, reached = tmp_path / "gate", tmp_path / "reached"
-
-    def begin(**options):
-        os.mkfifo(gate)
-        # It waits here until somebody opens the other end.
-        waiting = f'case "$*" in *update-ref*) touch {reached}; cat {gate};; esac'
-        stand_in(tmp_path / "bin", monkeypatch, f'{waiting}\nexec $GIT "$@"')
-
-        def work():
-            with database.connection_context():
-                return clean(**options)
-
-        working = Held(work)
-        assert wait_until(reached.exists, LIMIT)
-        return working, lambda: gate.write_bytes(b"")
-
-    yield begin
-    with suppress(OSError):
-        os.close(os.open(gate, os.O_WRONLY | os.O_NONBLOCK))
 
 
 @contextmanager
@@ -132,15 +98,22 @@ def test_a_ref_that_was_made_anew_after_a_crash_survives_where_its_row_says_what
     assert (outcome, repository.refs()["refs/mr/1"]) == (ProjectOutcome(0, 1, "drained"), repository.two)
 
 
-def test_a_row_that_somebody_closes_while_git_is_at_work_stays_as_it_is_and_is_not_counted(in_the_middle, other):
-    mine, theirs = rows("refs/mr/1", "refs/mr/2")
-    working, go = in_the_middle()
-    other.execute(
-        "update batched_git_ref_updates_deletions set status = 3, reason = 'by hand' where id = %s", (theirs,)
-    )
-    go()
+CLOSE = """
+import sys, psycopg2
+with psycopg2.connect(sys.argv[1]) as somebody, somebody.cursor() as cursor:
+    cursor.execute("update batched_git_ref_updates_deletions set status = 3, reason = 'by hand' where ref = 'refs/mr/2'")
+"""
 
-    assert working.result() == ProjectOutcome(1, 0, "drained")
+
+def test_a_row_that_somebody_closes_while_git_is_at_work_stays_as_it_is_and_is_not_counted(
+    clean, repository, urls, tmp_path, monkeypatch
+):
+    mine, theirs = rows("refs/mr/1", "refs/mr/2")
+    (tmp_path / "close.py").write_text(CLOSE)
+    close = f"{sys.executable} {tmp_path}/close.py '{urls.database}'"
+    stand_in(tmp_path / "bin", monkeypatch, f'case "$*" in *update-ref*) {close};; esac\nexec $GIT "$@"')
+
+    assert clean() == ProjectOutcome(1, 0, "drained")
     assert (GitRefDeletion.get_by_id(mine).status, GitRefDeletion.get_by_id(theirs).reason) == (PROCESSED, "by hand")
 
 

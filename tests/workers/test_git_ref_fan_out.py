@@ -12,14 +12,7 @@ from forgekeeper.database import now
 from forgekeeper.delivery.broker import broker
 from forgekeeper.runs.batch import Batch
 from models import DeletionStatus, GitRefDeletion
-from tests.harness.ref_deletions import (
-    NAME,
-    QUEUE,
-    on_their_way,
-    pending,
-    projects,
-    row,
-)
+from tests.harness.ref_deletions import NAME, QUEUE, on_their_way, pending, projects, row
 from workers import git_ref_cleanup
 from workers.git_ref_cleanup import BATCH_SIZE, MAX_PROJECTS, Outcome
 

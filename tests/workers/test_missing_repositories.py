@@ -8,19 +8,9 @@ from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.storage import sentinel
 from forgekeeper.storage.git_repository import RepositoriesMissing, RootUnavailable
-from models import DeletionStatus, GitRefDeletion, Project
-from tests.harness.git_samples import put_root, stand_in
-from tests.harness.ref_deletions import (
-    NAME,
-    PROJECT,
-    QUEUE,
-    counted,
-    on_their_way,
-    pending,
-    projects,
-    row,
-    rows,
-)
+from models import DeletionStatus, Project
+from tests.harness.git_samples import stand_in
+from tests.harness.ref_deletions import NAME, PROJECT, QUEUE, counted, on_their_way, pending, projects, row, rows
 from workers.git_ref_cleanup.cleaning import ProjectOutcome
 
 PENDING, PROCESSED, REJECTED = DeletionStatus
@@ -61,21 +51,14 @@ def test_without_its_disk_a_run_fails_and_nothing_is_enqueued(parent, root, gone
     assert (JobRun.get().failures, on_their_way(), len(pending()), Batch.position(NAME)) == (1, [], 1, 0)
 
 
-def test_of_a_project_that_is_gone_the_rows_are_processed_without_git(child, root, tmp_path, monkeypatch):
+@pytest.mark.parametrize("gone", ["the repository", "the project"])
+def test_of_what_is_gone_the_rows_are_processed_without_git(child, root, tmp_path, monkeypatch, gone):
+    if gone == "the repository":
+        Project.create(id=PROJECT, disk_path="gone.git")
     rows("refs/mr/1", "HEAD")
     calls = counted(tmp_path, monkeypatch)
 
-    outcome = child().outcome
-
-    assert (outcome, pending(), calls()) == (ProjectOutcome(0, 0, "drained", gone=2), set(), 0)
-
-
-def test_of_a_repository_that_is_gone_the_rows_are_processed_without_git(child, root, tmp_path, monkeypatch):
-    Project.create(id=PROJECT, disk_path="gone.git")
-    rows("refs/mr/1", "refs/mr/2")
-    calls = counted(tmp_path, monkeypatch)
-
-    outcome = child(missing=True).outcome
+    outcome = child(missing=gone == "the repository").outcome
 
     assert (outcome, pending(), calls()) == (ProjectOutcome(0, 0, "drained", gone=2), set(), 0)
 
@@ -144,25 +127,6 @@ def test_a_path_that_is_spelt_otherwise_than_its_folder_is_not_believed_to_be_mi
         parent()
 
     assert on_their_way() == [1, 3]
-
-
-def test_another_root_with_any_sentinel_costs_no_row(parent, root, tmp_path):
-    repositories(root, 3, missing=0)
-    elsewhere = put_root(tmp_path / "elsewhere")
-
-    with pytest.raises(RepositoriesMissing):
-        parent(repositories_root=elsewhere)
-
-    assert (on_their_way(), GitRefDeletion.pending().count()) == ([], 3)
-
-
-def test_of_a_repository_that_is_inside_another_and_gone_the_outer_one_keeps_its_refs(child, repository):
-    Project.create(id=8, disk_path=f"{repository.disk_path}/inner.git")
-    row("refs/mr/1", project=8)
-
-    child(8)
-
-    assert "refs/mr/1" in repository.refs()
 
 
 @pytest.mark.parametrize("project", ["there", "gone"])

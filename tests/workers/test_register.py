@@ -137,17 +137,6 @@ def adopt(client, *paths, ago=timedelta()):
             client.zincrby(key, -ago.total_seconds(), f"artifacts:{path}")
 
 
-def test_what_is_adopted_waits_a_day_and_is_then_claimed_with_the_second_of_its_adoption(client):
-    adopt(client, "a", ago=uploads.ADOPTION - timedelta(seconds=5))
-    early = claimed(client)
-    for key in (uploads.PENDING, uploads.ADOPTED):
-        client.zincrby(key, -10, "artifacts:a")
-
-    (entry,) = claim(client).entries
-
-    assert (early, entry) == ([], Entry("artifacts:a", 0, int(client.zscore(uploads.ADOPTED, "artifacts:a"))))
-
-
 @pytest.mark.parametrize("lies_in", ["pending", "deleting", "failed"])
 def test_what_the_register_names_already_is_not_adopted(client, lies_in):
     register(client, "artifacts:a")

@@ -7,6 +7,7 @@ from forgekeeper.connections import client
 from forgekeeper.failpoints import Failpoints, Fault, arm
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.storage import sentinel
+from forgekeeper.storage.settled import SettledUpload
 from tests.harness.clocks import StandingClock
 from tests.harness.performing import perform
 from tests.harness.settings import settings_with
@@ -27,14 +28,8 @@ from tests.harness.stale_uploads import (
     register_members,
     registered,
     run,
-    time_passes,
 )
-from workers.stale_direct_uploads import (
-    CHUNK,
-    MAX_EXEC_DURATION,
-    MAX_UPLOAD_DURATION,
-    Outcome,
-)
+from workers.stale_direct_uploads import CHUNK, MAX_EXEC_DURATION, MAX_UPLOAD_DURATION, Outcome
 from workers.stale_direct_uploads import register as uploads
 
 pytestmark = pytest.mark.usefixtures("database")
@@ -168,19 +163,11 @@ def test_without_its_sentinel_a_store_loses_nothing(store):
     assert (outcome, store.keys(), attempts()) == (Outcome(2, 0, False, 0), {"a", "b"}, {})
     assert registered() == {"artifacts:a", "artifacts:b"}
     assert [line["event"] for line in logs] == ["object store unavailable"]
+    # What is to go is remembered before it goes.
+    assert SettledUpload.named(HERE, ["a", "b"], reaped=True) == {"a", "b"}
 
 
 # Claims and deadlines
-
-
-def test_what_a_crashed_run_had_claimed_is_deleted_by_a_later_one(store):
-    begin(store, "a", "b")
-    uploads.claim(client, visibility=settings_with().upload_visibility, limit=CHUNK)
-    time_passes(settings_with().upload_visibility + SECOND)
-
-    outcome = run(artifacts=store.url)
-
-    assert (outcome, store.keys(), registered()) == (Outcome(2, 2, False, 0), set(), set())
 
 
 def test_a_worker_that_was_paused_for_longer_than_its_claim_deletes_nothing(store):

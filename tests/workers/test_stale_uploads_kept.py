@@ -26,7 +26,6 @@ from tests.harness.stale_uploads import (
     attempts,
     begin,
     complete,
-    fail,
     members,
     numbered,
     register_members,
@@ -34,10 +33,7 @@ from tests.harness.stale_uploads import (
     run,
     time_passes,
 )
-from workers.stale_direct_uploads import (
-    Outcome,
-    producer,
-)
+from workers.stale_direct_uploads import Outcome, producer
 from workers.stale_direct_uploads import register as uploads
 
 INSERT_ARTIFACT = "insert into ci_job_artifacts (project_id, job_id, file_type, file_final_path) values (1, 1, 1, %s)"
@@ -124,15 +120,6 @@ def test_what_has_completed_stays_though_redis_goes_back(folder, elsewhere, back
     outcome = run(artifacts=folder.url, lfs=elsewhere.url)
 
     assert (outcome, folder.keys() | elsewhere.keys(), registered()) == (Outcome(1, 0, False, 0), {"kept"}, set())
-
-
-def test_what_is_to_go_is_remembered_before_it_goes(folder):
-    begin(folder, "a", "b")
-    folder.remove_sentinel()
-
-    fail(artifacts=folder.url)
-
-    assert (folder.keys(), SettledUpload.named(HERE, ["a", "b"], reaped=True)) == ({"a", "b"}, {"a", "b"})
 
 
 def test_what_a_producer_is_just_completing_waits_for_a_later_run(folder, urls):

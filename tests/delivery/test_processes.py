@@ -175,13 +175,3 @@ def test_a_process_takes_the_place_of_an_older_one_of_its_name_and_of_no_other(d
     second = enrol()
 
     assert {one.id for one in Process.known()} == {second.id, *(other.id for other in others)}
-
-
-def test_of_two_living_processes_of_one_name_both_are_known(database):
-    first, second = enrol(), enrol()
-
-    # The first finds its row gone.
-    assert not Process.keep_alive(first, dead_after=DEAD_AFTER, facts={})
-    again = enrol(started_at=first.started_at)
-
-    assert {one.id for one in Process.known()} == {again.id, second.id}

@@ -106,14 +106,12 @@ class Loop(Vital):
             due_hint, self._due_hint = self._due_hint, None
             reconcile(self.name, self._settings, deliver, by=identity(), due_hint=due_hint)
             self._unanswered = None
-        except (pw.PeeweeException, redis.RedisError, *NONSENSE) as error:
+        except BaseException as error:
             COUNT.inc("forgekeeper_scheduler_enqueue_failures_total", self.name)
+            release()
+            if not isinstance(error, (pw.PeeweeException, redis.RedisError, *NONSENSE)):
+                raise
             log.warning("reconcile failed", batch=self.name, error=describe(error))
-            release()
-        except BaseException:
-            COUNT.inc("forgekeeper_scheduler_enqueue_failures_total", self.name)
-            release()
-            raise
 
 
 def serve(

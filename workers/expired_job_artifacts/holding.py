@@ -13,7 +13,7 @@ from peewee import chunked
 
 from forgekeeper.audit.intents import at_work
 from forgekeeper.database import database
-from forgekeeper.database.paged import paged
+from forgekeeper.database.paged import pages
 from forgekeeper.storage.outbox import DeletedObject, parted
 from models import UNLOCKED, JobArtifact, ProjectStatistics
 from workers.expired_job_artifacts.destroying import RECORD
@@ -149,17 +149,16 @@ def _destroyed(which: Which) -> Iterator[list[Row]]:
     """Yield pages of the artifacts as they were, the latest first: of one that was destroyed twice, the last row."""
     seen = set[int]()
     statement = DESTROYED.format(which=OF_PROJECT if which.run is None else OF_RUN)
-    with paged("forgekeeper_lines", statement, which._asdict()) as lines:
-        for page in lines.pages(LINES):
-            rows = list[Row]()
-            for ids, detail in page:
-                facts = {"locked": UNLOCKED, **detail, "id": list(ids)}
-                for place, number in enumerate(ids):
-                    row = {column: _value(facts[name], place) for column, name in COLUMNS.items()}
-                    if number not in seen and which.project in {None, row["project_id"]}:
-                        seen.add(number)
-                        rows.append(row)
-            yield rows
+    for page in pages("forgekeeper_lines", statement, which._asdict(), size=LINES):
+        rows = list[Row]()
+        for ids, detail in page:
+            facts = {"locked": UNLOCKED, **detail, "id": list(ids)}
+            for place, number in enumerate(ids):
+                row = {column: _value(facts[name], place) for column, name in COLUMNS.items()}
+                if number not in seen and which.project in {None, row["project_id"]}:
+                    seen.add(number)
+                    rows.append(row)
+        yield rows
 
 
 def _back(which: Which) -> Iterator[tuple[list[Row], int]]:

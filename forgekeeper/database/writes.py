@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from typing import Any
 
 import peewee as pw
 
@@ -13,8 +12,6 @@ from forgekeeper.database import database, sqlstate
 
 READ_ONLY = "25006"
 """PostgreSQL's refusal to write in a transaction that may only read."""
-SHOWN = 60
-"""So much of a statement is shown."""
 GUARD = """
     select current_setting('default_transaction_read_only'), set_config('default_transaction_read_only', 'on', false)
 """
@@ -49,7 +46,7 @@ def reading_only(batch: str) -> Iterator[None]:
     except Exception as error:
         if sqlstate(error) != READ_ONLY:
             raise
-        raise WritesByItself(f"{batch} writes by itself{_statement(error)}: {INSTEAD}") from error
+        raise WritesByItself(f"{batch} writes by itself: {INSTEAD}") from error
     finally:
         _guarded.reset(token)
         _let_write()
@@ -97,12 +94,3 @@ def _let_write() -> None:
     except pw.PeeweeException:
         with suppress(pw.PeeweeException):
             database.connection().close()
-
-
-def _statement(error: BaseException) -> str:
-    found: Any = getattr(error, "orig", None) or error
-    query = getattr(getattr(found, "cursor", None), "query", None)
-    if not isinstance(query, bytes):
-        return ""
-    text = " ".join(query.decode(errors="replace").split())
-    return f" ({text[:SHOWN]}{'…' if len(text) > SHOWN else ''})"

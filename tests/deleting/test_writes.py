@@ -93,7 +93,7 @@ def declared(work, **options):
     ],
 )
 def test_a_batch_that_deletes_by_itself_deletes_nothing_and_is_named(work):
-    with pytest.raises(WritesByItself, match=r"^pull_weeds writes by itself .*return Rows, Items or Children"):
+    with pytest.raises(WritesByItself, match=r"^pull_weeds writes by itself: return Rows, Items or Children"):
         recorded(declared(work), settings_with())
 
     assert Weed.select().count() == ROWS

@@ -93,14 +93,6 @@ def send(reconcile):
     return run_id
 
 
-def send_closed_run():
-    """Send the message of a run that has been closed meanwhile; return its row's id."""
-    run_id = JobRun.claim_manual(NAME, by="test")
-    JobRun.update(state="failed", reason="superseded", finished_at=now()).where(JobRun.id == run_id).execute()
-    broker.enqueue(message_of(BATCH, JobRun.get_by_id(run_id)))
-    return run_id
-
-
 def finished(reconcile, run_id):
     """Whether the run has succeeded after another look of the scheduler."""
 
@@ -165,27 +157,6 @@ def test_a_run_succeeds_with_its_result_and_its_lines_carry_its_facts(start_work
     facts["worker"] = row(run_id).started_by
     assert facts.items() <= started.items()
     assert (facts | {"level": "info"} | result).items() <= finished.items()
-
-
-# A run that does not begin
-
-
-def test_a_message_whose_row_is_closed_is_acknowledged_without_running(start_worker, reconcile):
-    worker = start_worker(threads=1)
-    send(reconcile)
-    eventually(acknowledged)
-    due_statuses(1)
-
-    run_id = send_closed_run()
-    closed = row(run_id).__data__
-
-    eventually(lambda: worker.said("run skipped"))
-    eventually(acknowledged)
-    (line,) = worker.said("run skipped")
-    assert (line["run"], line["reason"]) == (run_id, "duplicate")
-    assert (statuses_left(), row(run_id).__data__) == (1, closed)
-    # Of the run before it there is nothing on the line.
-    assert not {"tick", "attempt", "message_id", "worker"} & set(line)
 
 
 # A run that fails

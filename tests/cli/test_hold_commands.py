@@ -151,7 +151,7 @@ def test_to_hold_and_to_let_go_are_acts_of_a_person(main, root):
     acts = [(act.act, act.what, act.after) for act in Act.select().order_by(Act.id)]
     (number,) = [row.id for row in DeletedObject.select()]
     assert acts == [
-        ("objects hold", "project:7", {"held": 1, "objects": [number]}),
+        ("objects hold", "project:7", {"count": 1, "first": [number]}),
         ("objects unhold", f"run:{RUN}", {"let_go": 1}),
     ]
 

@@ -64,15 +64,23 @@ def test_refs_are_restored_by_the_run_that_deleted_them(main, repository):
 def test_what_cannot_be_restored_is_said_and_keeps_no_other(main, repository):
     repository.loose("refs/a", value=repository.two)
 
-    result = main("refs", "restore", *numbers(), "999", "--json")
+    result = main("refs", "restore", *numbers(), "--json")
 
     assert result.status == 1
     assert [(entry["ref"], entry["state"]) for entry in result.json["entries"]] == [
         ("refs/a", "exists"),
         ("refs/b", "restored"),
     ]
-    assert (result.json["restored"], result.json["unknown"]) == (1, [999])
     assert repository.refs()["refs/a"] == repository.two
+
+
+def test_ids_that_the_audit_does_not_know_are_named_and_nothing_is_restored(main, repository):
+    before = repository.refs()
+
+    result = main("refs", "restore", *numbers(), "999", "998")
+
+    assert (result.status, repository.refs()) == (1, before)
+    assert result.complaint.startswith("the audit knows of no ref that was deleted for 998, 999; ")
 
 
 def test_a_ref_that_was_deleted_twice_comes_back_as_it_was_last(main, repository):

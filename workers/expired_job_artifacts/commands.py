@@ -9,7 +9,7 @@ import typer
 
 from forgekeeper.audit import acts
 from forgekeeper.cli.connection import connected
-from forgekeeper.cli.console import All, Json, answer, emit, emit_long, group, moment, out, table, write, wrong_use
+from forgekeeper.cli.console import All, Json, answer, emit, group, moment, out, table, write, wrong_use
 from forgekeeper.storage.outbox import DeletedObject
 from workers.expired_job_artifacts import bucket_states, holding
 from workers.expired_job_artifacts.holding import Held, Which, artifacts, statements
@@ -17,8 +17,6 @@ from workers.expired_job_artifacts.holding import Held, Which, artifacts, statem
 Project = Annotated[int | None, typer.Option(metavar="P", help="Of the artifacts of this project.")]
 Run = Annotated[int | None, typer.Option(metavar="N", help="Of the artifacts that this run has destroyed.")]
 BATCH = "delete_objects"
-MOST = 10_000
-"""So many objects are named in an act at most."""
 
 
 def buckets(json: Json = False) -> None:
@@ -28,9 +26,8 @@ def buckets(json: Json = False) -> None:
     if json:
         emit(found)
         return
-    rows = [(number, "available", "", "") for number in found["available"]]
-    rows += [(one["number"], "occupied", moment(one["since"]), one["token"] or "unknown") for one in found["occupied"]]
-    table("", ("bucket", "state", "last heartbeat", "owner"), sorted(rows))
+    rows = [(one["number"], moment(one["since"]), one["token"] or "unknown") for one in found["occupied"]]
+    table("", ("bucket", "last heartbeat", "owner"), sorted([*rows, *((free, "", "") for free in found["available"])]))
 
 
 def objects_held(
@@ -39,8 +36,8 @@ def objects_held(
     """List the objects that are held back: no run deletes them until `unhold`."""
     with connected("objects"):
         total = DeletedObject.held().count()
-        fields = ("id", "path", "project_id", "created_at")
-        held = [{name: getattr(row, name) for name in fields} for row in DeletedObject.held().limit(limit)]
+        found = DeletedObject.held().limit(limit)
+        held = [{name: getattr(row, name) for name in ("id", "path", "project_id", "created_at")} for row in found]
     if json:
         emit({"held": total, "entries": held})
         return
@@ -65,14 +62,13 @@ def objects_hold(project: Project = None, run: Run = None, json: Json = False) -
     with connected("objects") as settings:
         chosen = holding.chosen(which)
         # Before anything is held: what cannot be recorded does not happen.
-        after = {"held": len(chosen), "objects": chosen if len(chosen) <= MOST else []}
-        acts.record("objects hold", _what(which), batch=BATCH, after=after)
+        acts.record("objects hold", _what(which), batch=BATCH, after=acts.some(chosen))
         audited = settings.audits(BATCH)
         held = holding.hold(which, chosen, settings.object_visibility, audited=audited)
         script = statements(artifacts(which))
         if json:
             counts = {"held": held.objects, "lost": held.lost, "too_late": held.too_late}
-            emit_long(counts, artifacts=artifacts(which), statements=script)
+            emit(counts | {"artifacts": list(artifacts(which)), "statements": list(script)})
             return
         for line in chain(_comments(which, held), script if held.artifacts else ()):
             write(line)
@@ -97,16 +93,12 @@ def _what(which: Which) -> str:
 
 def _comments(which: Which, held: Held) -> list[str]:
     """Say in SQL's comments what was held, and what to think of before the rows go back."""
-    option = _what(which).replace(":", " ")
-    said = [f"{held.objects} objects are held back until `forgekeeper objects unhold --{option}`"]
-    if held.too_late:
-        said.append(f"{held.too_late} of them a run may be deleting: ask again when it has ended, they may be lost")
-    if held.lost:
-        said.append(f"{held.lost} more artifacts were destroyed whose objects are gone, or not in the outbox any more")
-    if held.artifacts:
-        said.append(f"{held.artifacts} artifacts as they were: expired, so that the next run destroys them again")
-        said.append("`forgekeeper stop expired_job_artifacts` before, and give them another expire_at")
-        said.append("all or nothing: `psql -X -v ON_ERROR_STOP=1 -f FILE`, as who owns the tables")
-    else:
-        said.append("the audit knows of no artifacts that belong to them: there is nothing to insert")
-    return [f"-- {line}" for line in said]
+    lines = [
+        f"{held.objects} objects are held back until `forgekeeper objects unhold --{_what(which).replace(':', ' ')}`",
+        f"{held.too_late} of them a run may be deleting: ask again when it has ended, they may be lost",
+        f"{held.lost} more artifacts were destroyed whose objects are gone, or not in the outbox any more",
+        f"{held.artifacts} artifacts as they were: expired, so that the next run destroys them again",
+        "`forgekeeper stop expired_job_artifacts` before, and give them another expire_at",
+        "all or nothing: `psql -X -v ON_ERROR_STOP=1 -f FILE`, as who owns the tables",
+    ]
+    return [f"-- {line}" for line in lines]

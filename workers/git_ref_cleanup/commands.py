@@ -38,9 +38,9 @@ def refs_restore(
     entries = list[dict[str, Any]]()
     with connected("refs") as settings:
         found = restoring.deleted(which or (), run)
-        if not found:
-            raise Problem("the audit knows of no such ref that was deleted; `forgekeeper audit` shows what it knows")
-        unknown = [number for number in which or () if number not in {one.id for one in found}]
+        if not found or (unknown := {*(which or ())} - {one.id for one in found}):
+            of = ", ".join(map(str, sorted(unknown))) if found else "that"
+            raise Problem(f"the audit knows of no ref that was deleted for {of}; `forgekeeper audit` shows which")
         try:
             for one, became in restoring.restore(found, settings, dry_run=dry_run):
                 entries.append(one._asdict() | vars(became))
@@ -49,14 +49,11 @@ def refs_restore(
         except RootUnavailable as error:
             raise Problem(str(error)) from None
     done = sum(entry["state"] in (RESTORED.state, POSSIBLE.state) for entry in entries)
-    every = len(entries) + len(unknown)
     if json:
-        emit({"restored": 0 if dry_run else done, "dry_run": dry_run, "entries": entries, "unknown": unknown})
+        emit({"restored": 0 if dry_run else done, "dry_run": dry_run, "entries": entries})
     else:
-        for number in unknown:
-            write(f"the audit knows of no ref that was deleted for {number}")
-        write(f"{done} of {every} {'could be' if dry_run else 'were'} restored")
-    if done < every:
+        write(f"{done} of {len(entries)} {'could be' if dry_run else 'were'} restored")
+    if done < len(entries):
         raise typer.Exit(FAILED)
 
 

@@ -62,37 +62,28 @@ def uploads_reconcile(
 def uploads_forget(
     path: Annotated[str | None, typer.Argument(help="An entry that `reconcile` registered: location:path.")] = None,
     everything: All = False,
-    prefix: Annotated[str, typer.Option(help="With --all: only those below this folder of their store.")] = "",
     json: Json = False,
 ) -> None:
     """Take back what `uploads reconcile` has registered: the objects stay.
 
     What a producer has registered is never forgotten.
     """
-    if (path is None) != everything or (prefix and not everything):
-        wrong_use("name one entry, or say --all, with or without --prefix")
+    if (path is None) != everything:
+        wrong_use("name one entry, or say --all")
     with connected("uploads"):
         require_redis()
-        adopted = adoption.adopted(client)
-        chosen = [member for member in adopted if (_is_below(prefix, member) if path is None else member == path)]
+        chosen = [member for member in adoption.adopted(client) if path in (None, member)]
         if chosen:
-            what = path or (f"all below {prefix}" if prefix else "all")
-            acts.record("uploads forget", what, batch="stale_direct_uploads", before=acts.some(chosen))
+            acts.record("uploads forget", path or "all", batch="stale_direct_uploads", before=acts.some(chosen))
         answers = [adoption.withdraw(client, page) for page in register.pages(chosen)]
     forgotten = [member for answer in answers for member in answer.members]
     too_late = [member for answer in answers for member in answer.too_late]
     if path is not None and not forgotten:
-        raise Problem(
-            f"{path} is being deleted just now" if too_late else f"{path} is not among what `reconcile` has registered"
-        )
+        why = "being deleted just now" if too_late else "not among what `reconcile` has registered"
+        raise Problem(f"{path} is {why}")
     if json:
         emit({"forgotten": forgotten, "too_late": too_late})
         return
     for member in forgotten:
         write(visible(member))
     write(f"{len(forgotten)} forgotten" + (f", too late for {len(too_late)}" if too_late else ""))
-
-
-def _is_below(prefix: str, member: str) -> bool:
-    path = member.partition(":")[2]
-    return not prefix.strip("/") or path.startswith(f"{prefix.strip('/')}/")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import IO, Self
 
-from forgekeeper.cli.processes import python, python_path
+from forgekeeper.cli.serving import python, python_path
 from forgekeeper.process import signals
 
 MARGIN = 5.0

@@ -50,7 +50,7 @@ def audit(
     known = [Subject(**{**one._asdict(), "batch": batch.name}) for batch in BATCHES.values() for one in batch.subjects]
     asked = None if what is None else _subject(what, known)
     with connected("audit", redis_needed=False) as settings:
-        begins = None if since is None else times.past(since, now())
+        begins = None if since is None else times.read(since, now(), ahead=False)
         if asked is not None:
             answer = _about(*asked, known, begins, settings, limit=limit)
         elif run is not None:

@@ -188,7 +188,10 @@ def _place(*, copied: bool, reason: str | None) -> Finding | None:
     try:
         if reason is not None:
             with database.atomic():
-                _settle(copied=copied, reason=reason)
+                if (found := place.settle(copied=copied)) is not None:
+                    before, after = ({"installation": one.installation, "place": str(one.recorded)} for one in found)
+                    act = f"check --init {'--copied' if copied else '--moved'}"
+                    acts.record(act, "the installation", reason=reason, before=before, after=after)
         said = place.objection()
     except pw.PeeweeException as refused:
         if reason is None or sqlstate(refused) != FORBIDDEN:
@@ -197,13 +200,6 @@ def _place(*, copied: bool, reason: str | None) -> Finding | None:
     except place.Unknown as unknown:
         said = str(unknown)
     return error("installation", said) if said else None
-
-
-def _settle(*, copied: bool, reason: str) -> None:
-    if (found := place.settle(copied=copied)) is not None:
-        before, after = ({"installation": one.installation, "place": str(one.recorded)} for one in found)
-        act = f"check --init {'--copied' if copied else '--moved'}"
-        acts.record(act, "the installation", reason=reason, before=before, after=after)
 
 
 def _installation(*, init: bool) -> tuple[str | None, Finding]:

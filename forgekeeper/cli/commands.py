@@ -36,6 +36,7 @@ from forgekeeper.cli.streams import OutputLost
 from forgekeeper.delivery.broker import load_batches
 from forgekeeper.runs.processes import version
 from forgekeeper.settings import SettingsError
+from metrics.endpoint import PortTaken
 from metrics.redaction import clean
 
 INTERRUPTED, UNREAD = 128 + signal.SIGINT, 128 + signal.SIGPIPE
@@ -138,7 +139,7 @@ def run(arguments: list[str]) -> int:  # noqa: PLR0911, one for each way to end
         return _complain(str(error), WRONG_USE)
     except typer.TyperException as error:
         return _complain(_usage(error), WRONG_USE)
-    except (pw.PeeweeException, redis.RedisError, OSError) as error:
+    except (pw.PeeweeException, redis.RedisError, PortTaken, OSError) as error:
         if (said := sentence(error)) is None:
             raise
         return _complain(said, FAILED)

@@ -61,17 +61,6 @@ def emit(value: Any) -> None:
     write(_json(value))
 
 
-def emit_long(facts: Mapping[str, Any], **lists: Iterable[Any]) -> None:
-    """Print *facts* and *lists* as one JSON object, item by item: the lists may not fit into memory."""
-    sys.stdout.write(_json(facts).removesuffix("\n}"))
-    for name, items in lists.items():
-        sys.stdout.write(f',\n  "{name}": [')
-        for place, item in enumerate(items):
-            sys.stdout.write(f"{',' if place else ''}\n{_json(item)}")
-        sys.stdout.write("]")
-    write("\n}")
-
-
 def write(line: str) -> None:
     """Print a line without any formatting, for a program or to be copied."""
     sys.stdout.write(line + "\n")

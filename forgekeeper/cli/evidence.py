@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -75,12 +76,7 @@ def _when(line: Line) -> str:
 
 
 def _filled(template: str, facts: Mapping[str, Any]) -> str:
-    return template.format_map(_Facts({name: _written(value) for name, value in facts.items()}))
-
-
-class _Facts(dict[str, str]):
-    def __missing__(self, _name: str) -> str:
-        return "unknown"
+    return template.format_map(defaultdict(lambda: "unknown", {name: _written(fact) for name, fact in facts.items()}))
 
 
 def _written(value: Any) -> str:

@@ -12,6 +12,7 @@ import peewee as pw
 import redis
 
 from forgekeeper.database import sqlstate
+from metrics.endpoint import PortTaken
 from metrics.redaction import clean, text_of
 
 DATABASE = "FORGEKEEPER_DATABASE_URL"
@@ -82,6 +83,8 @@ def sentence(error: BaseException) -> str | None:
     if isinstance(error, redis.RedisError):
         line = PREAMBLE.sub("", _line(error))
         return f"cannot use Redis: {line}; {_by_words(line, REDIS_WORDS) or f'check {REDIS}'}"
+    if isinstance(error, PortTaken):
+        return f"{error}; stop what is there, or choose another port"
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         return f"{where}{error.strerror or error}; mend that on this machine, then try again"

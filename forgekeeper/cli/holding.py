@@ -154,7 +154,7 @@ def _hold(
 
     with connected(kind, migrated=migrated, redis_needed=False):
         since = now()
-        end = None if until is None else times.to_come(until, since)
+        end = None if until is None else times.read(until, since, ahead=True)
         if end is not None and end <= since:
             wrong_use(f"{moment(end)} has passed; give a time to come, in UTC")
         known = _known(names)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich.text import Text
 
@@ -19,28 +19,24 @@ from forgekeeper.settings.cron import BadCron, Cron, parse
 FIELDS = ("kind", "host", "pid", "version", "started_at", "alive_at", "draining", "queues", "timetable")
 
 
-class Timetable(NamedTuple):
-    """What a living scheduler keeps, None where none lives; then it is what one would keep by these settings."""
+def timetable(known: Sequence[Process], instant: datetime) -> dict[str, str] | None:
+    """Return the schedules that the first living scheduler keeps; where others disagree `warnings` says so."""
+    return next((one.timetable for one in known if one.timetable and not one.is_silent(instant)), None)
 
-    kept: dict[str, str] | None
-    settings: Settings
 
-    @classmethod
-    def of(cls, known: Sequence[Process], instant: datetime, settings: Settings) -> Timetable:
-        """Take the timetable of the first living scheduler; where they disagree `warnings` says so."""
-        kept = (one.timetable for one in known if one.timetable and not one.is_silent(instant))
-        return cls(next(kept, None), settings)
+def schedules(kept: dict[str, str] | None, settings: Settings) -> dict[str, str]:
+    """Return each batch's schedule, as it is written: that which is *kept*, else what these settings say."""
+    if kept is None:
+        return {name: str(settings.cron(name) or "off") for name in BATCHES}
+    return {name: kept.get(name, "off") for name in BATCHES}
 
-    def schedule(self, batch: str) -> str:
-        """Return the batch's schedule as it is written."""
-        return str(self.settings.cron(batch) or "off") if self.kept is None else self.kept.get(batch, "off")
 
-    def cron(self, batch: str) -> Cron | None:
-        """Return the batch's schedule, None where it is off or that of a scheduler whose version knows more."""
-        try:
-            return parse(self.schedule(batch))
-        except BadCron:
-            return None
+def cron(schedule: str) -> Cron | None:
+    """Read a schedule; None where it is off, or that of a scheduler whose version knows more."""
+    try:
+        return parse(schedule)
+    except BadCron:
+        return None
 
 
 def processes(json: Json = False) -> None:
@@ -61,7 +57,7 @@ def processes(json: Json = False) -> None:
     table("", ("process", "kind", "version", "up for", "heard of", "queues"), rows)
     if work := [row for one in found for row in _at_work(one, instant)]:
         out.print()
-        table("", ("at work on", "for", "run", "process", "message"), work)
+        table("", ("at work on", "for", "run", "process"), work)
 
 
 def facts_of(known: Sequence[Process], instant: datetime) -> list[dict[str, Any]]:
@@ -109,9 +105,7 @@ def _row(one: dict[str, Any], instant: datetime) -> tuple[object, ...]:
 
 def _at_work(one: dict[str, Any], instant: datetime) -> Iterator[tuple[object, ...]]:
     for work in one["at_work"]:
-        # A run's message is named as the run.
-        message = work["message_id"] if work["message_id"] != str(work["run"]) else ""
-        yield work["what"], lasting(instant - work["since"]), work["run"] or "", f"{one['host']}:{one['pid']}", message
+        yield work["what"], lasting(instant - work["since"]), work["run"] or "", f"{one['host']}:{one['pid']}"
 
 
 def _since(work: dict[str, Any], heard: datetime) -> dict[str, Any]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 import threading
+from pathlib import Path
+from sysconfig import get_path
 from typing import Annotated
 
 import structlog
@@ -16,8 +17,7 @@ import scheduler as timetable
 from forgekeeper import shutdown
 from forgekeeper.batches import queues as declared_queues
 from forgekeeper.cli.connection import configured
-from forgekeeper.cli.console import FAILED, Problem, wrong_use
-from forgekeeper.cli.processes import python, python_path
+from forgekeeper.cli.console import FAILED, wrong_use
 from forgekeeper.cli.waiting import Wait, server_missing
 from forgekeeper.connections import Limits, connect
 from forgekeeper.coordination.key_types import DECLARED
@@ -27,7 +27,7 @@ from forgekeeper.runs.reconcile import COUNT
 from forgekeeper.settings import PREFIX
 from metrics import exporter as exporting
 from metrics import multiprocess
-from metrics.endpoint import Endpoint, PortTaken, listen
+from metrics.endpoint import Endpoint, listen
 from metrics.threads import ended_itself
 
 log = structlog.get_logger(__name__)
@@ -43,9 +43,9 @@ def scheduler() -> None:
     Wait(asked, said="scheduler").until_there(lambda: server_missing(settings, types(declared_queues())))
     if settings.metrics_port_scheduler:
         # Not while it waits: alerts take an endpoint for a scheduler that works.
-        listening = _listen(settings.metrics_host, settings.metrics_port_scheduler)
-        why_not = "the timetable is not kept yet"
-        Endpoint(listening, COUNT.registry, unready=lambda: None if ready.is_set() else why_not).start()
+        listening = listen(settings.metrics_host, settings.metrics_port_scheduler)
+        unready = lambda: None if ready.is_set() else "the timetable is not kept yet"  # noqa: E731
+        Endpoint(listening, COUNT.registry, unready=unready).start()
     raise typer.Exit(timetable.serve(settings, asked=asked, ready=ready.set))
 
 
@@ -90,12 +90,30 @@ def worker(
     os.execv(sys.executable, python("forgekeeper.process", *arguments))  # noqa: S606, our own program
 
 
+def python(module: str, *arguments: str) -> list[str]:
+    """Return the command line that runs a module of ours, and nothing of the current folder's.
+
+    Without `-P` that folder would come first of all: what lies there under the name of any module would be
+    run, with every password that we have.
+    """
+    return [sys.executable, "-P", "-m", module, *arguments]
+
+
+def python_path() -> str:
+    """Return the PYTHONPATH with which children find us: no part of it may depend on the current folder."""
+    root = str(Path(__file__).resolve().parent.parent.parent)
+    given = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if Path(part).is_absolute()]
+    # Where packages are installed children look anyway, and after the standard library.
+    installed = {get_path("purelib"), get_path("platlib")}
+    return os.pathsep.join([*([] if root in installed else [root]), *given])
+
+
 def _count_in_files(host: str, port: int) -> None:
     """Serve the page of all processes of this worker, and let them count in its files; none if *port* is 0."""
     os.environ.pop(multiprocess.FOLDER, None)
     os.environ[PREFIX + "METRICS_PORT_WORKER"] = str(port)
     if port:
-        _listen(host, port).close()  # a busy port ends the start, not only the endpoint
+        listen(host, port).close()  # a busy port ends the start, not only the endpoint
         os.environ[multiprocess.FOLDER] = str(multiprocess.begin())
 
 
@@ -108,7 +126,7 @@ def exporter() -> None:
     connect(settings, exporting.LIMITS, name="exporter", connections=None)
     if not settings.metrics_port_exporter:
         wrong_use(f"{PREFIX}METRICS_PORT_EXPORTER is 0: an exporter without a metrics endpoint has nothing to do")
-    page = Endpoint(_listen(settings.metrics_host, settings.metrics_port_exporter), exporting.registry(settings))
+    page = Endpoint(listen(settings.metrics_host, settings.metrics_port_exporter), exporting.registry(settings))
     asked = shutdown.requests()
     page.start()
     tell_supervisor("READY=1", f"STATUS=serves {page.url}")
@@ -117,10 +135,3 @@ def exporter() -> None:
     log.info("exporter stopped")
     if ended_itself():
         raise typer.Exit(FAILED)
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        return listen(host, port)
-    except PortTaken as taken:
-        raise Problem(f"{taken}; stop what is there, or choose another port") from None

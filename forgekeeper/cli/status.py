@@ -2,34 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from datetime import datetime
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn, TypeVar
 
+import redis
 from rich.text import Text
 
 from forgekeeper.batches import BATCHES, BatchSpec, all_declared, queues
-from forgekeeper.cli import process_list, story, without_redis
+from forgekeeper.cli import process_list, story
 from forgekeeper.cli.connection import connected
-from forgekeeper.cli.console import Json, emit, facts, lasting, moment, out, relative, say, table, warning
+from forgekeeper.cli.console import Json, emit, facts, lasting, out, relative, say, table, warning
+from forgekeeper.cli.failures import sentence
 from forgekeeper.cli.leases import held
-from forgekeeper.cli.process_list import Timetable
-from forgekeeper.connections import client
+from forgekeeper.connections import Limits, client
 from forgekeeper.database import LAST_INSTANT, now
 from forgekeeper.database.backlog import BOUND
+from forgekeeper.database.installation import Installation
 from forgekeeper.delivery.queues import depth, due_since
+from forgekeeper.installation.agreement import claim_by_writing, conflict, owner
 from forgekeeper.runs import held_back
 from forgekeeper.runs.batch import Batch as BatchRow
 from forgekeeper.runs.holds import BRAKES, Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.processes import Process
+from forgekeeper.runs.quarantine import Quarantined
 from forgekeeper.settings import Settings
 
+TIMEOUT = timedelta(seconds=0.7)
+"""How long one question waits for Redis: a command has to answer within two seconds."""
 STATES = {"succeeded": "green", "failed": "red", "failing": "red", "blocked": "red"}
 COUNTS = ("ready", "in_flight", "delayed", "dead")
 RUN = ("id", "tick", "state", "reason", "attempt", "started_by", "started_at", "finished_at", "result", "error")
 HOLD = ("id", "kind", "reason", "by", "since", "until")
+
+Answer = TypeVar("Answer")
 
 
 def status(json: Json = False) -> None:
@@ -38,7 +47,7 @@ def status(json: Json = False) -> None:
     When a batch is due is what the living schedulers say.  What is wrong comes first.  Where Redis does not answer,
     is full or is another installation's, PostgreSQL alone is asked.
     """
-    with connected("status", limits=without_redis.limits) as settings:
+    with connected("status", limits=_limits) as settings:
         found = gather(settings)
     if json:
         emit(found)
@@ -46,62 +55,106 @@ def status(json: Json = False) -> None:
         _show(found)
 
 
+def _limits(settings: Settings) -> Limits:
+    usual = Limits.of_worker(settings)
+    return replace(usual, redis=min(usual.redis, TIMEOUT))
+
+
+class Refusing(redis.ConnectionPool):
+    """A pool without connections: what asks Redis fails at once."""
+
+    def get_connection(self, *_args: Any, **_options: Any) -> NoReturn:
+        """Raise `redis.ConnectionError`."""
+        raise redis.ConnectionError("it is not asked any more")
+
+
+class Looks:
+    """Looks into Redis; *trouble* says what is wrong with it, None as long as nothing is.
+
+    Once Redis does not answer, or is another installation's, this process asks it nothing more.
+    """
+
+    def __init__(self) -> None:
+        """Ask whether Redis answers, is this installation's, and takes writes."""
+        self.trouble: str | None = None
+        ours = Installation.known()
+        try:
+            theirs = owner(client)
+            if theirs not in (None, ours):
+                self.trouble = conflict(str(ours), str(theirs))
+                client.connection_pool = Refusing()
+            elif theirs is not None:
+                claim_by_writing(client, theirs)
+        except redis.RedisError as error:
+            self._fail(error)
+
+    def ask(self, look: Callable[[], Answer]) -> Answer | None:
+        """Return what *look* finds; None where that needs Redis, and Redis fails."""
+        try:
+            return look()
+        except redis.RedisError as error:
+            self._fail(error)
+            return None
+
+    def _fail(self, error: redis.RedisError) -> None:
+        self.trouble = self.trouble or sentence(error)
+        if isinstance(error, redis.ConnectionError | redis.TimeoutError):
+            client.connection_pool = Refusing()
+
+
 def gather(settings: Settings) -> dict[str, Any]:
     """Return all that `status` shows; what only Redis knows is None where it cannot be asked."""
-    redis = without_redis.Looks()
+    looks = Looks()
     instant, known = now(), Process.known()
-    timetable = Timetable.of(known, instant, settings)
-    batches = {name: _batch(batch, timetable, instant, redis) for name, batch in BATCHES.items()}
+    kept = process_list.timetable(known, instant)
+    schedules = process_list.schedules(kept, settings)
+    batches = {name: _batch(batch, schedules[name], instant, looks) for name, batch in BATCHES.items()}
     shown = {name: part.look for one in all_declared() for name, part in one.statuses.items()}
     found: dict[str, Any] = {
         "at": instant,
         "batches": batches,
-        "timetable_of": "settings" if timetable.kept is None else "schedulers",
-        "queues": {queue: _queue(queue, known, instant, redis) for queue in queues()},
-        **{name: redis.ask(look) for name, look in shown.items()},
-        "leases": redis.ask(held),
+        "timetable_of": "settings" if kept is None else "schedulers",
+        "queues": {queue: _queue(queue, known, instant, looks) for queue in queues()},
+        **{name: looks.ask(look) for name, look in shown.items()},
+        "leases": looks.ask(held),
         "processes": process_list.facts_of(known, instant),
-        "redis": {"trouble": redis.trouble},
+        "redis": {"trouble": looks.trouble},
     }
-    failing = {name: one["children_failing"] for name, one in batches.items() if one["children_failing"]}
     warnings = [
-        *([redis.trouble] if redis.trouble else []),
-        *(story.warning_of_children(name, one) for name, one in failing.items()),
+        *([looks.trouble] if looks.trouble else []),
+        *(said for name, one in batches.items() for said in story.of_children(name, one["children_failing"])),
         *process_list.warnings(known, instant),
         *held_back.warnings(),
     ]
     return found | {"warnings": warnings}
 
 
-def _batch(batch: BatchSpec, timetable: Timetable, instant: datetime, redis: without_redis.Looks) -> dict[str, Any]:
+def _batch(batch: BatchSpec, schedule: str, instant: datetime, looks: Looks) -> dict[str, Any]:
     holds = Hold.standing(batch=batch.name)
     # In this order a run that ends meanwhile is not shown as both.
     last, running = JobRun.last_ended(batch.name), JobRun.open(batch.name)
-    due = redis.ask(partial(batch.due, instant))
-    blocked = BatchRow.blocked(batch.name)
+    due = looks.ask(partial(batch.due, instant))
+    row = BatchRow.blocked(batch.name)
+    blocked = row and {name: getattr(row, f"blocked_{name}") for name in ("since", "reason", "sentence")}
     pause = max((one for one in holds if one.kind == "pause"), key=lambda one: one.until or LAST_INSTANT, default=None)
     stop = next((one for one in holds if one.kind == "stop"), None)
     brake = next((one for one in holds if one.kind in BRAKES), None)
-    cron = timetable.cron(batch.name)
+    cron = process_list.cron(schedule)
     return {
-        "schedule": timetable.schedule(batch.name),
+        "schedule": schedule,
         "next": cron and cron.after(instant),
         "open": running and _run(running, "retry_at", "claimed_at", "enqueued_at", "alive_at"),
         "last": last and _run(last),
-        "children_failing": story.failing_children(batch.name) if batch.children else None,
+        "children_failing": Quarantined.of(batch.name).count(),
         "backlog": due and min(due.records, BOUND - 1),
         "backlog_is_more": bool(due and due.records >= BOUND),
         "backlog_oldest": due and due.oldest,
         "paused": pause and _fields(pause, "until", "reason", "by"),
         "stopped": stop and _fields(stop, "since", "reason", "by"),
-        "held": brake and _reported(brake.since, brake.kind, brake.reason),
+        "held": brake and {"since": brake.since, "reason": brake.kind, "sentence": brake.reason},
         "holds": [_fields(hold, *HOLD) for hold in holds],
-        "blocked": blocked and _reported(blocked.blocked_since, blocked.blocked_reason, blocked.blocked_sentence),
+        "blocked": blocked,
     }
-
-
-def _reported(since: datetime | None, reason: str | None, sentence: str | None) -> dict[str, Any]:
-    return {"since": since, "reason": reason, "sentence": sentence}
 
 
 def _fields(row: Hold | JobRun, *names: str) -> dict[str, Any]:
@@ -112,9 +165,9 @@ def _run(run: JobRun, *more: str) -> dict[str, Any]:
     return _fields(run, *RUN, *more) | {"result": story.result_of(run)}
 
 
-def _queue(queue: str, known: list[Process], instant: datetime, redis: without_redis.Looks) -> dict[str, Any]:
-    counts = redis.ask(partial(depth, client, queue)) or dict.fromkeys(COUNTS)
-    oldest = redis.ask(partial(due_since, client, queue))
+def _queue(queue: str, known: list[Process], instant: datetime, looks: Looks) -> dict[str, Any]:
+    counts = looks.ask(partial(depth, client, queue)) or dict.fromkeys(COUNTS)
+    oldest = looks.ask(partial(due_since, client, queue))
     serving = [one for one in known if not one.draining and not one.is_silent(instant) and queue in (one.queues or ())]
     return counts | {"oldest": oldest, "workers": len(serving)}
 
@@ -122,11 +175,10 @@ def _queue(queue: str, known: list[Process], instant: datetime, redis: without_r
 def _show(found: Mapping[str, Any]) -> None:
     """Print what was found for people."""
     batches, instant = found["batches"], found["at"]
-    for sentence in found["warnings"]:
-        out.print(warning(sentence))
+    for wrong in found["warnings"]:
+        out.print(warning(wrong))
     rows = (_batch_row(name, one, instant) for name, one in batches.items())
     table("", ("batch", "schedule", "next", "now", "backlog", "oldest"), rows)
-    say(f"{name} is paused {_pause(one['paused'])}" for name, one in batches.items() if one["paused"])
     if found["timetable_of"] == "settings":
         out.print("Schedule and next are what this shell's settings say.", style="dim")
     out.print()
@@ -140,7 +192,7 @@ def _show(found: Mapping[str, Any]) -> None:
     lives = f"Schedulers: {kinds.count('scheduler')}. Workers: {kinds.count('worker')}."
     silent = f" Silent: {kinds.count('silent')}, see `forgekeeper processes`." if "silent" in kinds else ""
     declared = {name: part.sentence for one in all_declared() for name, part in one.statuses.items()}
-    parts = [sentence(found[name]) for name, sentence in declared.items() if found[name] is not None]
+    parts = [write(found[name]) for name, write in declared.items() if found[name] is not None]
     leases = None if found["leases"] is None else len(found["leases"])
     say([lives + silent, " ".join([*parts, f"Leases held: {_figure(leases)}."])])
 
@@ -158,12 +210,11 @@ def _last_run_row(name: str, one: dict[str, Any], instant: datetime) -> tuple[ob
     result = last["result"] or {}
     blocked = result.get("blocked")
     state = "blocked" if blocked else last["state"]
-    failing = one["children_failing"] and story.said_of_children(one["children_failing"])
-    if failing and state == "succeeded":
+    if one["children_failing"] and state == "succeeded":
         state = "failing"
     # What is zero or false is in `ticks` and `why`.
     done = facts({name: value for name, value in result.items() if value})
-    said = "; ".join(part for part in (failing, last["error"], blocked or done) if part)
+    said = "; ".join(part for part in (last["error"], blocked or done) if part)
     return name, relative(last["finished_at"], instant), Text(state, STATES.get(state, "")), said
 
 
@@ -196,8 +247,3 @@ def _now(one: dict[str, Any], instant: datetime) -> Text:
         return Text(f"retry {relative(run['retry_at'], instant)}", "yellow")
     waits = f"{run['state']} {_age(run['enqueued_at'] or run['claimed_at'], instant)}"
     return Text(waits, "yellow" if why in ("stopped", "held", "paused") else "")
-
-
-def _pause(paused: dict[str, Any]) -> str:
-    until = f"until {moment(paused['until'])}" if paused["until"] else "until resumed"
-    return until + (f" ({paused['reason']})" if paused["reason"] else "")

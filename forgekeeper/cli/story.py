@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
 from forgekeeper.cli.console import facts, lasting, moment
 from forgekeeper.runs.ledger import JobRun
-from forgekeeper.runs.quarantine import Quarantined
 from forgekeeper.settings.cron import Cron
 
 WHY = {
@@ -148,20 +147,8 @@ def _ended(run: JobRun) -> str:
     return f"It ended well{after}: {facts(result_of(run))}."
 
 
-def failing_children(batch: str) -> dict[str, Any] | None:
-    """Sum up the batch's children that failed and have not ended well since, None where there are none."""
-    found = Quarantined.of(batch)
-    last = found.first()
-    fields = ("record", "key", "run", "error", "failures", "since", "failed_at")
-    return last and {"count": found.count(), "last": {field: getattr(last, field) for field in fields}}
-
-
-def said_of_children(found: Mapping[str, Any]) -> str:
-    """Say what `failing_children` has found, for a line of a table."""
-    last, count = found["last"], found["count"]
-    return f"{count:,} {'child' if count == 1 else 'children'} failing, the last {last['key']}: {last['error']}"
-
-
-def warning_of_children(batch: str, found: Mapping[str, Any]) -> str:
-    """Say what `failing_children` has found, and where more is said."""
-    return f"{batch}: {said_of_children(found)}; `forgekeeper quarantine list --kind child --batch {batch}` lists them"
+def of_children(batch: str, failing: int) -> list[str]:
+    """Say how many of the batch's children are failing, where there are any."""
+    which = "child is" if failing == 1 else "children are"
+    hint = f"`forgekeeper quarantine list --kind child --batch {batch}` lists them"
+    return [f"{batch}: {failing:,} {which} failing; {hint}"] if failing else []

@@ -10,12 +10,13 @@ import typer
 from forgekeeper.cli import story, times
 from forgekeeper.cli.connection import batch_named, connected
 from forgekeeper.cli.console import Json, emit, moment, say, table, wrong_use
-from forgekeeper.cli.process_list import Timetable
+from forgekeeper.cli.process_list import cron, schedules, timetable
 from forgekeeper.cli.running import Name, numbered
 from forgekeeper.database import now
 from forgekeeper.runs import clocks, held_back
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.processes import Process
+from forgekeeper.runs.quarantine import Quarantined
 from forgekeeper.settings import Settings
 
 
@@ -53,31 +54,28 @@ def why(
         wrong_use(f"run {number} has one tick only: leave the time out, or name a batch")
     name = "" if number is not None else batch_named(batch).name
     with connected("why", redis_needed=False) as settings:
-        tick = None if time is None else times.past(time, now())
-        run = numbered(number) if number is not None else _of_batch(name, tick)
+        tick = None if time is None else times.read(time, now(), ahead=False)
+        if number is not None:
+            run: JobRun | None = numbered(number)
+        elif tick is None:
+            run = JobRun.of(name).first()
+        else:
+            run = JobRun.at(name, tick) or clocks.set_aside(name, tick)
         name = name or (run.batch if run else "")
         sentences = _absent(name, tick, settings) if run is None else list(story.tell(run))
-        failing = story.failing_children(name)
-        sentences += [*held_back.of(name), *([story.warning_of_children(name, failing)] if failing else [])]
+        failing = Quarantined.of(name).count()
+        sentences += [*held_back.of(name), *story.of_children(name, failing)]
     if json:
-        failed = failing["count"] if failing else 0
-        emit({"batch": name, "run": run and _facts(run), "children_failing": failed, "story": sentences})
+        emit({"batch": name, "run": run and _facts(run), "children_failing": failing, "story": sentences})
     else:
         say(sentences)
-
-
-def _of_batch(name: str, tick: datetime | None) -> JobRun | None:
-    if tick is None:
-        newest: JobRun | None = JobRun.of(name).first()
-        return newest
-    return JobRun.at(name, tick) or clocks.set_aside(name, tick)
 
 
 def _absent(name: str, tick: datetime | None, settings: Settings) -> list[str]:
     if tick is None:
         return ["The batch has not been due yet since it was registered, and nobody has sent it."]
-    timetable = Timetable.of(Process.known(), now(), settings)
-    return story.tell_absent(tick, timetable.cron(name))
+    kept = timetable(Process.known(), now())
+    return story.tell_absent(tick, cron(schedules(kept, settings)[name]))
 
 
 def _facts(run: JobRun) -> dict[str, Any]:

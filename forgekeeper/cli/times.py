@@ -16,17 +16,9 @@ FORMS = "08:30, 2h or 2026-11-20T08:30"
 DAY = timedelta(days=1)
 
 
-def past(text: str, now: datetime) -> datetime:
-    """Read a time that has passed, such as the last 08:30.  Raises `Problem`."""
-    return _read(text.strip(), now, ahead=False)
-
-
-def to_come(text: str, now: datetime) -> datetime:
-    """Read a time to come, such as the next 08:30.  Raises `Problem`."""
-    return _read(text.strip(), now, ahead=True)
-
-
-def _read(text: str, now: datetime, *, ahead: bool) -> datetime:
+def read(text: str, now: datetime, *, ahead: bool) -> datetime:
+    """Read a time to come, such as the next 08:30, or one that has passed if not *ahead*.  Raises `Problem`."""
+    text = text.strip()
     if (match := DURATION.fullmatch(text.lower())) and any(match.groups()):
         duration = timedelta(**{unit: int(count or 0) for unit, count in zip(UNITS, match.groups(), strict=True)})
         return now + (duration if ahead else -duration)

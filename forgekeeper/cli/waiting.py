@@ -1,8 +1,6 @@
 """What a process that serves waits for before it begins: its servers and their schema.
 
-If it ended instead, a supervisor would start it again and again and give up in the end.  So it waits, with growing
-pauses and a log line after each look.  What only a person can correct, such as a Redis of another installation,
-still ends it at once.
+If it ended, a supervisor would start it again and give up in the end.  What only a person can correct still ends it.
 """
 
 from __future__ import annotations

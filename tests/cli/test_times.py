@@ -34,24 +34,24 @@ PAST = {
 
 @every("text", TO_COME)
 def test_a_time_to_come_is_read_as_it_is_meant(text):
-    assert times.to_come(text, NOON) == TO_COME[text]
+    assert times.read(text, NOON, ahead=True) == TO_COME[text]
 
 
 @every("text", PAST)
 def test_a_time_of_day_or_an_age_has_passed(text):
-    assert times.past(text, NOON) == PAST[text]
+    assert times.read(text, NOON, ahead=False) == PAST[text]
 
 
 @every("text", ["", "+", "h", "25:00", "12:60", "noon", "12", "tomorrow 06:00", "0001-01-01", "9999-12-31", "9999999d"])
 def test_what_is_no_time_is_refused(text):
     with pytest.raises(Problem):
-        times.to_come(text, NOON)
+        times.read(text, NOON, ahead=True)
 
 
 @given(st.text(), st.booleans())
-def test_any_text_is_a_time_or_refused(text, past):
+def test_any_text_is_a_time_or_refused(text, ahead):
     try:
-        found = (times.past if past else times.to_come)(text, NOON)
+        found = times.read(text, NOON, ahead=ahead)
     except Problem:
         return
     assert found.tzinfo is UTC

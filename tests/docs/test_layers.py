@@ -46,7 +46,6 @@ ENVIRONMENT = {
     "demo",
     "forgekeeper.audit.acts",  # who is behind sudo
     "metrics.multiprocess",
-    "forgekeeper.cli.processes",
     "forgekeeper.cli.serving",
     "forgekeeper.process.ready",  # what systemd and the page have put there
 }

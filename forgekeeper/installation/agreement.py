@@ -78,43 +78,38 @@ def conflict(ours: str, theirs: str) -> str:
     )
 
 
-def require(deletes_from: Place | None, settings: Settings) -> None:
+def require(deletes_from: Place | None, settings: Settings, *, claims: bool = True) -> None:
     """Raise `Disagreement` unless database, Redis and the places that are deleted from are one installation's.
 
     A database that was copied or moved is not, until a person says which it is.  Redis and places that do not answer
-    are left out: the batch fails if it needs them.
+    are left out: the batch fails if it needs them.  Where nothing *claims*, nothing is written, and a Redis that is
+    away raises.
     """
-    _require_own_place()
-    try:
-        ours = agree()
-    except redis.RedisError:
-        ours = Installation.ensure()
-    require_places(deletes_from, settings, ours)
-
-
-def _require_own_place() -> None:
     if said := place.objection():
         raise Disagreement(said)
-
-
-def known() -> str | None:
-    """Return the database's id, None where it has none, and claim nothing; raise `Disagreement` as `require` does."""
-    _require_own_place()
-    ours = Installation.known()
-    theirs = owner(client)
-    if ours is not None and theirs not in (None, ours):
-        raise Disagreement(conflict(ours, theirs))
-    return ours
-
-
-def require_places(deletes_from: Place | None, settings: Settings, ours: str) -> None:
-    """Raise `Disagreement` where a place that is deleted from, and answers, is not of installation *ours*."""
+    ours = _claimed() if claims else _known()
+    if ours is None:
+        return  # a worker will make one
     root = settings.repositories_root
     if deletes_from == "repositories" and root is not None:
         _require_place(lambda: sentinel.Folder(root), ours)
     for location, url in settings.object_stores.items():
         if deletes_from == "stores" or (deletes_from == "artifacts" and location == stores.ARTIFACTS):
             _require_place(partial(sentinel.Store, location, url.get_secret_value()), ours)
+
+
+def _claimed() -> str:
+    try:
+        return agree()
+    except redis.RedisError:
+        return Installation.ensure()
+
+
+def _known() -> str | None:
+    ours, theirs = Installation.known(), owner(client)
+    if ours is not None and theirs not in (None, ours):
+        raise Disagreement(conflict(ours, theirs))
+    return ours
 
 
 def _require_place(opened: Callable[[], sentinel.Place], ours: str) -> None:

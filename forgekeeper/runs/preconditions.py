@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from forgekeeper.batches import BatchSpec
 from forgekeeper.database.schema import misread
 from forgekeeper.installation import agreement
@@ -12,18 +10,15 @@ from forgekeeper.runs.blocked import Blocked
 from forgekeeper.settings import Settings
 
 
-def require(batch: BatchSpec, settings: Settings) -> None:
-    """Raise `Blocked` where *batch*, or a child of it, must not work; asked once, before it begins."""
+def require(batch: BatchSpec, settings: Settings, *, claims: bool = True) -> None:
+    """Raise `Blocked` where *batch*, or a child of it, must not work; asked once, before it begins.
+
+    A run claims a Redis that is nobody's; a preview does not, and raises `redis.RedisError` where Redis is away.
+    """
     clocks.require(settings)
     try:
-        agreement.require(batch.deletes_from, settings)
+        agreement.require(batch.deletes_from, settings, claims=claims)
     except agreement.Disagreement as disagreement:
         raise Blocked("installation", str(disagreement)) from None
-    for sentence in misreadings(batch):
+    for sentence in (*misread(batch.tables), *batch.misreadings()):
         raise Blocked("schema", sentence)
-
-
-def misreadings(batch: BatchSpec) -> Iterator[str]:
-    """Say what the batch would take for all there is, though it is not; nothing when it may run."""
-    yield from misread(batch.tables)
-    yield from batch.misreadings()

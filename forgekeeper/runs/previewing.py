@@ -15,10 +15,8 @@ from forgekeeper.database import now
 from forgekeeper.database.survey import reading
 from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.declaring.preview import Look, Part
-from forgekeeper.installation import agreement
-from forgekeeper.runs import breaker, clocks, held_back, quarantine, releases
+from forgekeeper.runs import breaker, held_back, preconditions, quarantine, releases
 from forgekeeper.runs.blocked import Blocked
-from forgekeeper.runs.preconditions import misreadings
 from forgekeeper.runs.totals import RunTotal, room_of
 from forgekeeper.settings import Settings
 
@@ -106,19 +104,13 @@ def _parts(declared: Declared, whole: Look, left: int) -> Iterator[Part]:
 
 
 def _disagreement(batch: BatchSpec, settings: Settings) -> str | None:
-    """Say for which reason a run would be blocked before it began; claims no Redis, as a run would."""
+    """Say for which reason a run would be blocked before it began."""
     try:
         with reading():
-            clocks.require(settings)
-            for sentence in misreadings(batch):
-                return f"a run would be blocked: {sentence}"
-            ours = agreement.known()
-            if ours is None:
-                return "the database has no installation's id: a worker will make one"
-            agreement.require_places(batch.deletes_from, settings, ours)
+            preconditions.require(batch, settings, claims=False)
     except redis.RedisError as error:
         return f"Redis is away, and a run may need it: {error}"
-    except (Blocked, agreement.Disagreement) as error:
+    except Blocked as error:
         return f"a run would be blocked: {error}"
     return None
 

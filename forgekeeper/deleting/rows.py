@@ -67,7 +67,7 @@ class Sweep:
             if reached is not None:
                 self._position = reached
                 return True
-            if not self._run.brakes.of_bytes:
+            if self._run.brakes.room is None:
                 return False
             # What was reserved for went elsewhere, or is locked by now; what comes behind it may be larger.
         return False

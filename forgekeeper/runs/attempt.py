@@ -146,9 +146,9 @@ class Attempt:
         """Close it with the *error*, of whatever kind, or with the outcome.  This needs a connection."""
         self.error = error
         try:
+            # Where the server is away, the audit alone knows what has gone.
+            _tried("totals not written", self._brakes.end)
             if self.row is None:
-                # Where the server is away, the audit alone knows what a child has deleted.
-                _tried("totals not written", self._brakes.end)
                 self._end_child()
             else:
                 self.state = self._end_run(self.row.started)
@@ -209,17 +209,16 @@ class Attempt:
 
     def _closing(self, started: Started, result: dict[str, Any]) -> Callable[[], str | None]:
         """Return what closes the row."""
-        deleted = self._brakes.untold()
         if self.error is not None:
             delay = backoff(started.failures, first=self._settings.retry_after)
-            fail = partial(JobRun.fail, started, describe(self.error), result, deleted, delay=delay)
+            fail = partial(JobRun.fail, started, describe(self.error), result, delay=delay)
             return partial(fail, retries=0) if self._final else fail
         if self.held is not None:
             return partial(JobRun.hold, started, result, kind=self.held.kind, sentence=clean(str(self.held)))
         if self.blocked is not None:
             why = {"reason": self.blocked.reason, "sentence": clean(str(self.blocked))}
-            return partial(JobRun.block, started, result, deleted, **why)
-        return partial(JobRun.succeed, started, result, deleted, ordinary=self.ordinary)
+            return partial(JobRun.block, started, result, **why)
+        return partial(JobRun.succeed, started, result, ordinary=self.ordinary)
 
     def _end_child(self) -> None:
         """Let a child that failed be seen, until one ends well; what cannot be written now is, the next time."""

@@ -74,7 +74,8 @@ class Brakes:
         self._reserved = NONE
         self._of_row: dict[str, Any] = {}
         self._noted = NONE
-        self._why: Why | None = None
+        self.reason: Why | None = None
+        """Why the attempt has to end, as far as that was found."""
         self._begun = False
         self._bound = False
         self.released = False
@@ -82,30 +83,20 @@ class Brakes:
 
     def why(self, *, now: bool = False) -> Why | None:
         """Say why the attempt has to end; once it has to, it has.  Asked of PostgreSQL once a second, or *now*."""
-        if self._why is None and (now or self._clock() - self._asked >= INTERVAL):
+        if self.reason is None and (now or self._clock() - self._asked >= INTERVAL):
             values = {"batch": self._batch, "run": self._sender, "child": self._child}
-            self._why, run, self.released, bound = database.execute_sql(ASK, values).fetchone()
+            self.reason, run, self.released, bound = database.execute_sql(ASK, values).fetchone()
             self._asked = self._clock()
             self._bound = bound and self._declared.batch.deletes
             if run != self._run:
                 self.end()
                 self._run = run
-        return self._why
-
-    @property
-    def reason(self) -> Why | None:
-        """What was found so far."""
-        return self._why
+        return self.reason
 
     @property
     def limited(self) -> bool:
         """Whether there are limits, or a release has an amount: then nothing goes that was not reserved."""
         return self._limits != Limits() or self._bound
-
-    @property
-    def of_bytes(self) -> bool:
-        """Whether bytes are limited."""
-        return self._limits.of_bytes
 
     @property
     def room(self) -> int | None:
@@ -117,11 +108,11 @@ class Brakes:
         # Before the first chunk what was heard earlier does not count: there were checks, which take their time.
         self.why(now=not self._begun)
         self._begun = True
-        if self._why is not None or not self.limited:
-            return 0 if self._why else wanted
+        if self.reason is not None or not self.limited:
+            return 0 if self.reason else wanted
         left = self._limits.records(RunTotal.used(self._batch, self._run))
         if not left.amount:
-            self._why = left.why
+            self.reason = left.why
         return min(wanted, left.amount)
 
     def reserve(self, records: int, size: int = 0, *, least: int = 0) -> Amount:
@@ -144,7 +135,7 @@ class Brakes:
             self._bound = self._bound and used.released is not None
             left, left_bytes = self._limits.records(used), self._limits.bytes(used)
             if left.amount == 0 or left_bytes.amount < max(least, 1):
-                self._why = self._why or (left.why if left.amount == 0 else left_bytes.why)
+                self.reason = self.reason or (left.why if left.amount == 0 else left_bytes.why)
                 return NONE
             granted = Amount(min(records, left.amount), min(size, left_bytes.amount))
             RunTotal.add(self._batch, self._run, reserved=granted, day=used.today)
@@ -202,19 +193,11 @@ class Brakes:
 
     def end(self) -> None:
         """Write down what went while nothing was limited."""
-        if (grown := self.untold()) != NONE:
+        found, noted = vars(self._outcome), self._noted
+        records = sum(found[field] for field in self._declared.counted)
+        size = sum(found[field] for field in self._declared.counted_bytes)
+        grown = Amount(max(0, records - noted.records), max(0, size - noted.bytes))
+        if grown != NONE:
             with writing():
                 RunTotal.add(self._batch, self._run, grown)
-            self._noted = self._deleted()
-
-    def untold(self) -> Amount:
-        """Return what went and is not written down yet."""
-        deleted = self._deleted()
-        return Amount(max(0, deleted.records - self._noted.records), max(0, deleted.bytes - self._noted.bytes))
-
-    def _deleted(self) -> Amount:
-        found: Any = vars(self._outcome)
-        return Amount(
-            sum(found[field] for field in self._declared.counted),
-            sum(found[field] for field in self._declared.counted_bytes),
-        )
+            self._noted = Amount(records, size)

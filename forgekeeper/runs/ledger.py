@@ -27,7 +27,6 @@ from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.holds import Hold, Kind
 from forgekeeper.runs.identity import identity
 from forgekeeper.runs.retry import MAX_LOSSES, MAX_RETRIES
-from forgekeeper.runs.totals import NONE, Amount, RunTotal
 
 WAITING = ("claimed", "enqueued")
 OPEN = (*WAITING, "started")
@@ -212,29 +211,24 @@ class JobRun(Base):
         return {row[0] for row in database.execute_sql(transitions.KEEP_ALIVE, values).fetchall()}
 
     @classmethod
-    def succeed(
-        cls, run: Started, result: dict[str, Any], deleted: Amount = NONE, *, ordinary: bool | None = None
-    ) -> str | None:
+    def succeed(cls, run: Started, result: dict[str, Any], *, ordinary: bool | None = None) -> str | None:
         """Close the run with its result.
 
         Like all that follow it returns the new state, None when the run was taken from us meanwhile.
         """
-        unblock = partial(Batch.unblock, run.batch, run.id)
-        return _close(transitions.SUCCEED, run, result, deleted, unblock, ordinary=ordinary)
+        return _close(transitions.SUCCEED, run, result, partial(Batch.unblock, run.batch, run.id), ordinary=ordinary)
 
     @classmethod
-    def block(
-        cls, run: Started, result: dict[str, Any], deleted: Amount = NONE, *, reason: str, sentence: str
-    ) -> str | None:
+    def block(cls, run: Started, result: dict[str, Any], *, reason: str, sentence: str) -> str | None:
         """Close the run as blocked, and note that its batch is."""
         note = partial(Batch.block, run.batch, reason=reason, sentence=sentence)
-        return _close(transitions.BLOCK, run, result, deleted, note, reason=reason)
+        return _close(transitions.BLOCK, run, result, note, reason=reason)
 
     @classmethod
     def hold(cls, run: Started, result: dict[str, Any], *, kind: Kind, sentence: str) -> str | None:
         """Close the run as skipped, and hold its batch."""
         hold = Hold.insert(batch=run.batch, kind=kind, reason=sentence, by=identity())
-        return _close(transitions.HOLD, run, result, NONE, hold.execute)
+        return _close(transitions.HOLD, run, result, hold.execute)
 
     @classmethod
     def fail(
@@ -242,14 +236,13 @@ class JobRun(Base):
         run: Started,
         error: str,
         result: dict[str, Any] | None = None,
-        deleted: Amount = NONE,
         *,
         delay: timedelta,
         retries: int = MAX_RETRIES,
     ) -> str | None:
         """Let the run wait *delay* for its next try, or end it after so many *retries*; keep what it had come to."""
         unblock = partial(Batch.unblock, run.batch, run.id)
-        return _close(transitions.FAIL, run, result, deleted, unblock, error=error, delay=delay, retries=retries)
+        return _close(transitions.FAIL, run, result, unblock, error=error, delay=delay, retries=retries)
 
     @classmethod
     def reopen_lost(cls, batch: str, *, dead_after: timedelta) -> list[Lost]:
@@ -275,22 +268,15 @@ JobRun.add_index(pw.SQL("create index job_runs_finished_at on job_runs (finished
 
 
 def _close(
-    statement: str,
-    run: Started,
-    result: dict[str, Any] | None,
-    deleted: Amount,
-    note: Callable[[], object],
-    **facts: Any,
+    statement: str, run: Started, result: dict[str, Any] | None, note: Callable[[], object], **facts: Any
 ) -> str | None:
-    """Close the run if it is still ours, *note* that of its batch, and add up what it has deleted; return its state."""
+    """Close the run if it is still ours, and *note* that of its batch; return its state."""
     values = {"id": run.id, "token": run.token, "result": None if result is None else _json(result), **facts}
     with database.atomic():
         row = database.execute_sql(statement, values).fetchone()
         if row is None:
             return None
         note()
-        if deleted != NONE:
-            RunTotal.add(run.batch, run.id, deleted)
     state: str = row[0]
     return state
 

@@ -127,7 +127,7 @@ class Child:
 
     def step(self, fault):
         if self.granted == 0:
-            self.brakes._why = None
+            self.brakes.reason = None
             self.granted = self.brakes.reserve(self.world.dice.randint(1, CHUNK)).records
             self.of_run, self.of_day = self.world.run, self.world.today
         else:

@@ -130,7 +130,7 @@ def _on_rows(act: Act, number: str | None, batch: str | None, kind: str | None) 
     """Do it to rows of ours, and record it."""
     chosen = Quarantined.oldest_first(batch=batch, kind=kind)
     if number is not None:
-        chosen = Quarantined.numbered(int(number) if number.isdecimal() else 0)
+        chosen = Quarantined.select().where(Quarantined.id == (int(number) if number.isdecimal() else 0))
     with database.atomic():
         found = list(chosen)
         done: int = getattr(rows, act)([row.id for row in found]) if found else 0
@@ -169,7 +169,7 @@ def _entries(name: str, refused: Refused, settings: Settings, limit: int) -> Ite
 
 def _named(number: str, settings: Settings) -> Found | None:
     if number.isdecimal():
-        return next(map(_row, Quarantined.numbered(int(number))), None)
+        return next(map(_row, Quarantined.select().where(Quarantined.id == int(number))), None)
     kept = _kept(None, number.partition(":")[0])
     every = (one for name, refused in kept for one in _entries(name, refused, settings, MOST))
     return next((one for one in every if one.id == number), None)

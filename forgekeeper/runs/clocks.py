@@ -21,7 +21,8 @@ from forgekeeper.database import database, now
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.blocked import Blocked
 from forgekeeper.runs.holds import Hold
-from forgekeeper.runs.ledger import CLOCK_TOLERANCE, JobRun
+from forgekeeper.runs.ledger import JobRun
+from forgekeeper.runs.plan import CLOCK_TOLERANCE
 from forgekeeper.runs.retry import LONGEST_RETRY
 from forgekeeper.settings import Settings
 

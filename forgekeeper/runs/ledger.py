@@ -26,12 +26,11 @@ from forgekeeper.runs import transitions
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.holds import Hold, Kind
 from forgekeeper.runs.identity import identity
+from forgekeeper.runs.plan import CLOCK_TOLERANCE
 from forgekeeper.runs.retry import MAX_LOSSES, MAX_RETRIES
 
 WAITING = ("claimed", "enqueued")
 OPEN = (*WAITING, "started")
-CLOCK_TOLERANCE = timedelta(seconds=2)
-"""How far a scheduler's clock may be ahead without its tick being turned away."""
 
 
 class Health(NamedTuple):
@@ -53,15 +52,6 @@ class Started(NamedTuple):
     attempt: int
     failures: int
     tick: datetime | None
-
-
-class Lost(NamedTuple):
-    """A run that was taken from a worker that expired."""
-
-    id: int
-    state: str
-    worker: str | None
-    losses: int
 
 
 class JobRun(Base):
@@ -245,10 +235,11 @@ class JobRun(Base):
         return _close(transitions.FAIL, run, result, unblock, error=error, delay=delay, retries=retries)
 
     @classmethod
-    def reopen_lost(cls, batch: str, *, dead_after: timedelta) -> list[Lost]:
-        """Take runs from workers that expired *dead_after* ago; the third time it is poison."""
+    def reopen_lost(cls, batch: str, *, dead_after: timedelta) -> list[dict[str, Any]]:
+        """Take runs from workers that expired *dead_after* ago; the third time it is poison; return their facts."""
         values = {"batch": batch, "dead_after": dead_after, "max_losses": MAX_LOSSES}
-        return [Lost(*row) for row in database.execute_sql(transitions.REOPEN_LOST, values).fetchall()]
+        taken = database.execute_sql(transitions.REOPEN_LOST, values).fetchall()
+        return [dict(zip(("id", "state", "worker", "losses"), row, strict=True)) for row in taken]
 
     @classmethod
     def closed_before(cls, horizon: datetime) -> pw.Node:

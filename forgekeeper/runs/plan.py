@@ -14,6 +14,8 @@ from typing import Literal
 
 from forgekeeper.settings.cron import Cron
 
+CLOCK_TOLERANCE = timedelta(seconds=2)
+"""How far a scheduler's clock may be ahead without its tick being turned away."""
 MISFIRE_GRACE = timedelta(minutes=1)
 """A tick found later than this was missed; the documents promise a minute at most."""
 REMEMBERED = 100
@@ -26,14 +28,10 @@ class Policy:
     """What a batch wants done about ticks that nobody claimed in time.
 
     With *catch_up* ``once`` the newest runs late, unless it is older than *window*; with ``skip`` it does not.
-    *tolerance* is how far a scheduler's clock may be ahead without its hint being turned away.
     """
 
     catch_up: Literal["once", "skip"]
     window: timedelta
-    tolerance: timedelta
-    misfire_grace: timedelta = MISFIRE_GRACE
-    remembered: int = REMEMBERED
 
 
 @dataclass(frozen=True)
@@ -50,16 +48,16 @@ def plan(
 ) -> list[Decision]:
     """Decide about every tick later than *known*, the newest that has a row, and due *now*; the newest comes first.
 
-    *due_hint* is the tick that a scheduler's own clock says is due; it is believed up to the policy's tolerance
+    *due_hint* is the tick that a scheduler's own clock says is due; it is believed up to `CLOCK_TOLERANCE`
     before *now* gets there, and no further.  After a long outage the oldest ticks are not decided about at all.
     """
     due = schedule.newest(now)
-    if due_hint is not None and due < due_hint <= now + policy.tolerance:
+    if due_hint is not None and due < due_hint <= now + CLOCK_TOLERANCE:
         due = due_hint
     if due <= known:
         return []
-    late, horizon = due < now - policy.misfire_grace, now - policy.window
-    older = list(islice(_before(due, known, schedule), policy.remembered))
+    late, horizon = due < now - MISFIRE_GRACE, now - policy.window
+    older = list(islice(_before(due, known, schedule), REMEMBERED))
     within = tuple(tick for tick in older if tick > horizon)
     if late and policy.catch_up == "skip":
         decisions = [Decision((due,), "missed", "skip"), Decision(within, "missed", "skip")]

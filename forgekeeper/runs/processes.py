@@ -12,15 +12,18 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
 from importlib import metadata
-from typing import Any
+from typing import Annotated, Any, NotRequired
 
 import peewee as pw
 import structlog
 from playhouse.pool import MaxConnectionsExceeded
 from playhouse.postgres_ext import DateTimeTZField
+from pydantic import Field, TypeAdapter, ValidationError
+from typing_extensions import TypedDict
 
 from forgekeeper import migrations
 from forgekeeper.database import Base, BigIdentityField, Document, database, default, release
@@ -30,8 +33,6 @@ from metrics.threads import Vital
 
 STOP_WITHIN = 2.0
 """Seconds that a process waits at its end until its row is gone; a row that stays expires."""
-LONGEST = 1e9
-"""Seconds that a message may have been worked on for."""
 
 log = structlog.get_logger(__name__)
 
@@ -65,18 +66,25 @@ class Row:
             raise LostRun(f"run {run.id} of {run.batch} was taken from attempt {run.attempt}")
 
 
-def _those(found: Any, kind: type) -> list[Any]:
-    return [one for one in found if isinstance(one, kind)] if isinstance(found, list) else []
+class Work(TypedDict):
+    """A message that a process has worked on for so many *seconds*."""
+
+    what: str
+    message_id: str
+    run: NotRequired[int | None]
+    seconds: Annotated[float, Field(ge=0, lt=1e9)]
 
 
-def _timetable(found: Any) -> dict[str, str]:
-    return {name: each for name, each in found.items() if isinstance(each, str)} if isinstance(found, dict) else {}
+def _of(kind: Any) -> Callable[[Any], Any]:
+    """Return what keeps a document if it is of that kind; other programs may write others."""
+    adapter = TypeAdapter(kind)
 
+    def shaped(found: Any) -> Any:
+        with suppress(ValidationError):
+            return adapter.validate_python(found, strict=True)
+        return None
 
-def _is_work(work: dict[str, Any]) -> bool:
-    seconds = work.get("seconds")
-    texts = isinstance(work.get("what"), str) and isinstance(work.get("message_id"), str)
-    return texts and isinstance(seconds, int | float) and 0 <= seconds < LONGEST
+    return shaped
 
 
 class Process(Base):
@@ -97,9 +105,9 @@ class Process(Base):
     alive_at = DateTimeTZField()
     silent_from = DateTimeTZField()
     draining = pw.BooleanField(constraints=default("false"))
-    queues = Document(lambda found: _those(found, str), null=True)
-    timetable = Document(_timetable, null=True)
-    at_work = Document(lambda found: [work for work in _those(found, dict) if _is_work(work)], null=True)
+    queues = Document(_of(list[str]), null=True)
+    timetable = Document(_of(dict[str, str]), null=True)
+    at_work = Document(_of(list[Work]), null=True)
 
     class Meta:
         table_name = "processes"

@@ -83,11 +83,6 @@ class Quarantined(Base):
         return query if kind is None else query.where(cls.reason.in_(KINDS.get(kind, ())))
 
     @classmethod
-    def numbered(cls, number: int) -> pw.ModelSelect[Quarantined]:
-        """Select the one of that number."""
-        return cls.select().where(cls.id == number)
-
-    @classmethod
     def of(cls, batch: str) -> pw.ModelSelect[Quarantined]:
         """Select the batch's children that failed, the one that failed last first."""
         return cls.select().where(cls.batch == batch, cls.reason.in_(KINDS["child"])).order_by(cls.failed_at.desc())

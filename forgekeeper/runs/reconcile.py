@@ -16,7 +16,7 @@ from forgekeeper.failpoints import failpoint
 from forgekeeper.runs import clocks
 from forgekeeper.runs.batch import Batch as BatchRow
 from forgekeeper.runs.holds import Hold
-from forgekeeper.runs.ledger import CLOCK_TOLERANCE, JobRun
+from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.plan import Decision, Policy, plan
 from forgekeeper.settings import Settings
 from metrics.counting import Instruments
@@ -43,11 +43,11 @@ def reconcile(batch: str, settings: Settings, deliver: Deliver, *, by: str, due_
         log.error("ticks set aside, their time has not come", batch=batch, ticks=len(aside), newest=newest)
     for lost in JobRun.reopen_lost(batch, dead_after=settings.dead_after):
         COUNT.inc("forgekeeper_scheduler_runs_reopened_total", batch)
-        log.warning("run taken from a silent worker", batch=batch, **lost._asdict())
+        log.warning("run taken from a silent worker", batch=batch, **lost)
     schedule = settings.cron(batch)
     if schedule is not None:
         known = JobRun.newest_tick(batch) or _registered(batch)
-        policy = Policy(settings.catch_up(batch), settings.window(batch), CLOCK_TOLERANCE)
+        policy = Policy(settings.catch_up(batch), settings.window(batch))
         _carry_out(batch, plan(now(), known, schedule, policy, due_hint=due_hint), by=by)
     send(batch, deliver, again_after=min(SENT_AGAIN, 2 * settings.dead_after))
 

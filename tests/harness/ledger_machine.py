@@ -19,7 +19,8 @@ from forgekeeper.delivery.ledger import deliver
 from forgekeeper.runs import reconcile
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.holds import BY_PEOPLE, Hold
-from forgekeeper.runs.ledger import CLOCK_TOLERANCE, OPEN, JobRun
+from forgekeeper.runs.ledger import OPEN, JobRun
+from forgekeeper.runs.plan import CLOCK_TOLERANCE
 from tests.harness.ledger_workers import NAME, Worker, Workers, picks
 from tests.harness.settings import settings_with
 from tests.harness.stalling import Process

@@ -55,10 +55,13 @@ def passed_over():
 def test_a_status_that_cannot_be_deleted_stops_no_other(at_commit):
     statuses(250)
 
-    with bad("user_statuses", "user_id", at_commit=at_commit):
+    with bad("user_statuses", "user_id", at_commit=at_commit), capture_logs() as lines:
         outcome = clean_statuses()
 
     assert (outcome.deleted, outcome.stopped, ids(UserStatus)) == (249, "drained", {BAD})
+    (line,) = [line for line in lines if line["event"] == "record failed"]
+    assert (line["log_level"], line["record"], line["id"]) == ("error", "user_status", BAD)
+    assert "spoilt" in line["error"]
 
 
 def test_an_artifact_that_cannot_be_destroyed_stops_no_other_and_the_statistics_are_exact():
@@ -98,18 +101,7 @@ def test_a_row_of_the_outbox_that_cannot_be_changed_stops_no_other(store, tmp_pa
     assert len([file for file in tmp_path.iterdir() if file.name.isdigit()]) == 10 - objects
 
 
-# It is logged, counted, and passed over for a growing while
-
-
-def test_a_bad_record_is_logged_with_its_id_and_its_error():
-    statuses(10)
-
-    with bad("user_statuses", "user_id"), capture_logs() as lines:
-        clean_statuses()
-
-    (line,) = [line for line in lines if line["event"] == "record failed"]
-    assert (line["log_level"], line["record"], line["id"]) == ("error", "user_status", BAD)
-    assert "spoilt" in line["error"]
+# It is passed over for a growing while
 
 
 def test_while_it_is_passed_over_nobody_touches_it():
@@ -122,26 +114,15 @@ def test_while_it_is_passed_over_nobody_touches_it():
     assert passed_over() == {("user_status_cleanup", "user_status", str(BAD)): 2}
 
 
-def test_a_bad_record_goes_once_it_can_and_is_forgotten():
+@pytest.mark.parametrize("gone", [False, True], ids=["can be deleted", "went without us"])
+def test_a_bad_record_is_forgotten_once_it_can_go_or_is_gone(gone):
     statuses(10)
     with bad("user_statuses", "user_id"):
         clean_statuses()
+    if gone:
+        UserStatus.delete().execute()
 
-    outcome = clean_statuses()
-
-    assert (outcome.deleted, passed_over()) == (1, {})
-
-
-def test_a_bad_record_that_went_without_us_is_forgotten():
-    statuses(10)
-    with bad("user_statuses", "user_id"):
-        clean_statuses()
-        clean_statuses()
-    database.execute_sql("delete from user_statuses")
-
-    clean_statuses()
-
-    assert passed_over() == {}
+    assert (clean_statuses().deleted, passed_over()) == (int(not gone), {})
 
 
 def test_what_has_not_failed_for_a_week_is_forgotten_unless_it_waits_for_a_person():
@@ -236,5 +217,5 @@ def test_a_status_on_which_a_locked_row_depends_stops_no_other(other):
         database.execute_sql("drop table holding")
 
     assert (outcome.deleted, ids(UserStatus)) == (249, {BAD})
-    # A second for the chunk, and one for the record: halving would wait seven times.
+    # A second for the chunk, and one for the record.
     assert seconds < 5

@@ -68,12 +68,6 @@ def counted(batch, reason):
     return WORKER.registry.get_sample_value("forgekeeper_runs_skipped_total", labels) or 0
 
 
-def test_a_blocked_run_makes_its_batch_blocked(run):
-    run(MISSING)
-
-    assert block() == (NAME, "no_repositories", "no repositories are configured")
-
-
 def test_a_block_counts_from_its_first_run_whatever_the_later_ones_say(run):
     run(MISSING)
     first = since()
@@ -90,12 +84,6 @@ def test_a_run_that_ends_well_ends_the_block(run):
     run()
 
     assert block() is None
-
-
-def test_a_blocked_child_makes_its_batch_blocked(work):
-    work(MISSING)
-
-    assert block() == (NAME, "no_repositories", "no repositories are configured")
 
 
 def test_a_child_that_is_blocked_after_a_run_keeps_its_batch_blocked_through_the_next(run, work):

@@ -98,15 +98,6 @@ def test_an_update_of_all_rows_does_not_hide_what_share_of_them_is_due(database,
     assert "4,500 of about 10,000 records (45%)" in Hold.get().reason
 
 
-def test_what_a_limit_leaves_is_what_counts(database, settings):
-    every_minute()
-    statuses(due=400, total=500)
-
-    run = recorded(STATUSES, settings_with(max_per_run_user_status_cleanup=100))
-
-    assert run.result["deleted"] == 100
-
-
 def test_ten_times_the_largest_run_is_an_ordinary_one_and_one_more_is_held(database, settings):
     every_minute()
     statuses(due=100, total=100)

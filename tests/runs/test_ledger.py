@@ -87,15 +87,6 @@ def test_the_failure_after_the_last_retry_is_final():
 # Lost workers
 
 
-def test_a_run_whose_worker_fell_silent_is_reopened():
-    at(NOON)
-    start()
-
-    at(NOON + DEAD_AFTER + SECOND)
-
-    assert (row().state, row().reason, row().losses) == ("enqueued", "worker_lost", 1)
-
-
 def test_a_run_that_has_taken_three_workers_down_is_poison():
     at(NOON, cron_user_status_cleanup="0 * * * *")
     for _ in range(MAX_LOSSES):

@@ -77,11 +77,6 @@ def test_children_at_once_never_have_more_than_the_limit_and_together_all_of_it(
     assert (row.records, row.reserved) == (limit, 0)
 
 
-def test_nothing_is_reserved_within_a_transaction_which_might_be_rolled_back(database):
-    with db.atomic(), pytest.raises(AssertionError):
-        brakes_of(STATUSES, STATUSES.outcome(), max_per_run=100).reserve(10)
-
-
 @pytest.mark.parametrize(
     ("limits", "reason"),
     [

@@ -37,10 +37,6 @@ def test_a_child_that_took_three_workers_down_waits_from_the_first_time_on():
     assert waiting("1", "2") == {"1"}
 
 
-def test_a_message_that_nothing_can_read_waits_for_a_person_at_once():
-    assert fail(reason="unreadable") is None
-
-
 def test_fan_out_leaves_out_what_waits_and_nothing_else():
     fail("once")
     for _ in range(2):

@@ -5,11 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
-import redis
 
 from forgekeeper import database as db
 from forgekeeper.connections import client
-from forgekeeper.delivery.broker import broker
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.holds import BY_PEOPLE, Hold
 from forgekeeper.runs.ledger import JobRun
@@ -109,18 +107,3 @@ def test_a_run_whose_message_was_lost_is_sent_again_within_half_a_minute():
     at(NOON + 30 * SECOND)
 
     assert sent() == [row().id]
-
-
-def test_a_run_that_cannot_be_sent_is_sent_again_within_half_a_minute(monkeypatch):
-    clock_is(NOON)
-    with monkeypatch.context() as patch, pytest.raises(redis.ConnectionError):  # noqa: PT012, one act
-        patch.setattr(broker, "enqueue", unreachable)
-        reconcile()
-
-    at(NOON + 30 * SECOND)
-
-    assert sent() == [row().id]
-
-
-def unreachable(_message):
-    raise redis.ConnectionError

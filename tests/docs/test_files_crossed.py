@@ -15,7 +15,7 @@ from workers.expired_job_artifacts import FLAG, MAX_BUCKETS, buckets
 
 ROOT = Path(__file__).parents[2]
 LIMIT = 120
-MOST = {"tick": 13, "child": 12}
+MOST = {"tick": 14, "child": 12}
 
 ADD_DUE = """
     insert into user_statuses (user_id, clear_status_at) values (1, now() - interval '1 day');

@@ -126,7 +126,7 @@ def test_a_process_that_waits_for_a_server_that_hangs_ends_when_it_is_told_to(st
     with proxy:
         proxy.black_hole()
         process = start(command, DATABASE_URL=through)
-        eventually(proxy.unread)
+        eventually(lambda: proxy.unread)
 
         assert process.end() == 0
         assert process.said("asked to end before it was ready")

@@ -1,13 +1,13 @@
 """Real processes, started as an operator starts them, and stopped whatever happens."""
 
-from dataclasses import asdict
+from collections import defaultdict
 
 import pytest
 
 from tests.harness.git_samples import gits, put_root
 from tests.harness.waiting import wait_until
 
-from .matrix import ELSEWHERE, STOCK, Outcome, gathered, table
+from .matrix import Outcome, table
 from .service import Service
 
 LAST_LINES = 6
@@ -44,9 +44,8 @@ def root(fast_folder):
 def outcome(record_property):
     """Note what was seen of a fault, for the table; *recovery* in seconds each, `inf` for never."""
 
-    def note(fault, *, injected, violations=0, recovery=(), duplicates=0, stock=False):
-        seen = Outcome(injected, violations, list(recovery), duplicates)
-        record_property("outcome", (fault, STOCK if stock else "", asdict(seen)))
+    def note(fault, *, injected, violations=0, recovery=(), duplicates=0):
+        record_property("outcome", (fault, injected, violations, list(recovery), duplicates))
 
     return note
 
@@ -76,11 +75,16 @@ def pytest_terminal_summary(terminalreporter):
     """Print what tests have noted; their processes hand it on with their reports."""
     reports = [report for reports in terminalreporter.stats.values() for report in reports]
     # The report of a test's end carries them once more.
-    noted = [report for report in reports if getattr(report, "when", None) == "call"]
-    for report in noted:
-        for sentences in (value for name, value in report.user_properties if name == "said"):
+    noted = [
+        (report, *one) for report in reports if getattr(report, "when", "") == "call" for one in report.user_properties
+    ]
+    outcomes = defaultdict(Outcome)
+    for report, name, value in noted:
+        if name == "said":
             terminalreporter.section(report.nodeid.rpartition("::")[2], "-")
-            terminalreporter.write("\n".join([*sentences, ""]))
-    if found := gathered(pair for report in noted for pair in report.user_properties):
+            terminalreporter.write("\n".join([*value, ""]))
+        elif name == "outcome":
+            outcomes[value[0]].add(*value[1:])
+    if outcomes:
         terminalreporter.section("fault matrix")
-        terminalreporter.write("\n".join([*table(found, ELSEWHERE), ""]))
+        terminalreporter.write("\n".join([*table(outcomes), ""]))

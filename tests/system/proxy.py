@@ -5,87 +5,52 @@ moment, for new connections and for those that are open; each method returns whe
 """
 
 import asyncio
-import fcntl
 import socket
 import struct
-import termios
 import threading
 from contextlib import suppress
+from dataclasses import dataclass
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from tests.harness.ports import free_ports
 
 LIMIT = 10.0
+CHUNK = 64 * 1024
 NO_LINGER = struct.pack("ii", 1, 0)
-TICK = 1e-6
-"""What is to follow something in order is due so many seconds later at least."""
 
 
-class End(asyncio.Protocol):
-    """One end of a connection: what it reads goes to the *other*."""
+@dataclass(eq=False)
+class Connection:
+    """The two ends of a connection, and what the client has asked last."""
 
-    def __init__(self, proxy, other=None):
-        self.proxy, self.other = proxy, other
-        self.transport, self.last = None, b""
-        self.due, self.delayed = 0.0, 0
-
-    def connection_made(self, transport):
-        self.transport = transport
-        if self.other is None:
-            self.proxy.accepted(self)
-
-    def data_received(self, data):
-        if self not in self.proxy.clients and self.proxy.drops(self.other):
-            return
-        self.last = data
-        self.later(self.other.transport.write, data)
-
-    def connection_lost(self, _error):
-        self.proxy.clients.discard(self)
-        if self.other is not None and self.other.transport is not None:
-            self.later(self.other.transport.close)
-
-    def later(self, what, *given):
-        """Do it after what is under way already, and after the latency."""
-        loop = self.proxy.loop
-        if self.proxy.latency or self.delayed:
-            self.due = max(self.due + TICK, loop.time() + self.proxy.latency)
-            self.delayed += 1
-            loop.call_at(self.due, self._do, what, given)
-        else:
-            what(*given)
-
-    def _do(self, what, given):
-        self.delayed -= 1
-        what(*given)
-
-    def waiting(self):
-        """Count the bytes that have arrived and were not read."""
-        with suppress(OSError):
-            number = self.transport.get_extra_info("socket").fileno()
-            return struct.unpack("i", fcntl.ioctl(number, termios.FIONREAD, b"\0" * 4))[0]
-        return 0
+    client: asyncio.StreamWriter
+    server: asyncio.StreamWriter
+    last: bytes = b""
 
     def cut(self):
-        """Close it as a network does that has lost it: with a reset."""
-        connection = self.transport.get_extra_info("socket")
-        if connection is not None and connection.family == socket.AF_INET:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
-        self.transport.abort()
+        """Close both as a network does that has lost them: the client's with a reset."""
+        with suppress(OSError):
+            sock = self.client.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
+        self.client.transport.abort()
+        self.server.transport.abort()
 
 
 class Proxy:
-    """A proxy in a thread of its own; *target* is a host and port, or the path of a Unix socket."""
+    """A proxy in a thread of its own; *target* is a host and port, or the path of a Unix socket.
+
+    `connections` have come so far, `dropped` replies were swallowed, and `unread` requests lie in a black hole.
+    """
 
     def __init__(self, target):
-        self.connections, self.dropped, self.latency = 0, 0, 0.0
-        self.clients = set()
+        self.connections = self.dropped = self.unread = 0
         self._target = target
-        self._swallows, self._to, self._then_cut, self._silent, self._listener = 0, b"", False, False, None
+        self._open, self._listener = set(), None
         # Its own while it refuses, too.
         (self.port,) = free_ports(1)
-        self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever, name=f"proxy:{self.port}", daemon=True)
+        self._loop = asyncio.new_event_loop()
+        self._passes = asyncio.Event()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=f"proxy:{self.port}", daemon=True)
         self._thread.start()
         self.passing()
 
@@ -100,9 +65,9 @@ class Proxy:
         if self._thread.is_alive():
             self.refuse()
             self.cut()
-            self.loop.call_soon_threadsafe(self.loop.stop)
+            self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(LIMIT)
-            self.loop.close()
+            self._loop.close()
 
     def passing(self, *, latency=0.0):
         """Forward everything, *latency* seconds late in each direction."""
@@ -110,7 +75,7 @@ class Proxy:
 
     def refuse(self):
         """Refuse new connections; those that are open go on."""
-        self._order(self._set(listens=False, latency=self.latency))
+        self._order(self._set(listens=False))
 
     def black_hole(self):
         """Accept connections, and forward nothing, of old ones and new ones."""
@@ -121,76 +86,81 @@ class Proxy:
         self._order(self._cut())
 
     def drop_replies(self, replies=1, *, to=b"", then_cut=False):
-        """Forward requests, and swallow the next replies to those that contain *to*; with *then_cut* the rest too."""
+        """Forward requests, and swallow the next replies to those that contain *to*; with *then_cut* cut these, too."""
         self._order(self._set(swallows=replies, to=to, then_cut=then_cut))
-
-    def unread(self):
-        """How many connections have sent something that nobody has read: theirs is to wait for an answer."""
-        return sum(client.waiting() > 0 for client in list(self.clients))
 
     # The thread's own.
 
     def _order(self, what):
-        asyncio.run_coroutine_threadsafe(what, self.loop).result(LIMIT)
+        asyncio.run_coroutine_threadsafe(what, self._loop).result(LIMIT)
 
     async def _set(self, *, latency=0.0, listens=True, silent=False, swallows=0, to=b"", then_cut=False):
-        self.latency, self._silent = latency, silent
-        self._swallows, self._to, self._then_cut = swallows, to, then_cut
-        for client in self.clients:
-            self._let_read(client)
+        self._latency, self._swallows, self._to, self._then_cut = latency, swallows, to, then_cut
+        (self._passes.clear if silent else self._passes.set)()
         if listens and self._listener is None:
-            make = self.loop.create_server
-            self._listener = await make(lambda: End(self), "127.0.0.1", self.port, reuse_address=True, backlog=128)
+            options = {"reuse_address": True, "backlog": 128}
+            self._listener = await asyncio.start_server(self._accept, "127.0.0.1", self.port, **options)
         elif not listens and self._listener is not None:
             self._listener.close()
             self._listener = None
 
     async def _cut(self):
-        for client in list(self.clients):
-            self._cut_both(client)
+        for connection in self._open:
+            connection.cut()
         # What is lost is so once the loop has turned.
         await asyncio.sleep(0)
 
-    def _cut_both(self, client):
-        for end in (client, client.other):
-            if end.transport is not None:
-                end.cut()
-
-    def _let_read(self, client):
-        for end in (client, client.other):
-            if end.transport is not None and not end.transport.is_closing():
-                (end.transport.pause_reading if self._silent else end.transport.resume_reading)()
-
-    def accepted(self, client):
-        """Connect a client's end with the server; until then nothing of it is read."""
+    async def _accept(self, from_client, client):
         self.connections += 1
-        client.other = End(self, client)
-        self.clients.add(client)
-        client.transport.pause_reading()
-        self.loop.create_task(self._connect(client))
-
-    async def _connect(self, client):
-        make, there = self.loop.create_connection, {"host": self._target[0], "port": self._target[1]}
-        if isinstance(self._target, str):
-            make, there = self.loop.create_unix_connection, {"path": self._target}
         try:
-            await make(lambda: client.other, **there)
+            if isinstance(self._target, str):
+                from_server, server = await asyncio.open_unix_connection(self._target)
+            else:
+                from_server, server = await asyncio.open_connection(*self._target)
         except OSError:
             client.transport.abort()
-        else:
-            if client.transport.is_closing():
-                client.other.transport.abort()
-            self._let_read(client)
+            return
+        connection = Connection(client, server)
+        self._open.add(connection)
+        await asyncio.gather(self._requests(from_client, connection), self._replies(from_server, connection))
+        self._open.discard(connection)
 
-    def drops(self, client):
-        """Say whether a reply to the client is to be swallowed, and count it."""
-        if not self._swallows or self._to not in client.last:
-            return False
-        self._swallows -= 1
-        self.dropped += 1
-        if self._then_cut:
-            self._cut_both(client)
-        return True
+    async def _requests(self, reader, connection):
+        while data := await _read(reader):
+            self.unread += 1
+            await self._passes.wait()
+            self.unread -= 1
+            connection.last = data
+            await self._forward(data, connection.server)
+        await self._end(connection.server)
+
+    async def _replies(self, reader, connection):
+        while data := await _read(reader):
+            await self._passes.wait()
+            if self._swallows and self._to in connection.last:
+                self._swallows -= 1
+                self.dropped += 1
+                if self._then_cut:
+                    connection.cut()
+            else:
+                await self._forward(data, connection.client)
+        await self._end(connection.client)
+
+    async def _forward(self, data, writer):
+        await asyncio.sleep(self._latency)
+        with suppress(OSError):
+            writer.write(data)
+            await writer.drain()
+
+    async def _end(self, writer):
+        await self._passes.wait()
+        writer.close()
+
+
+async def _read(reader):
+    with suppress(OSError):
+        return await reader.read(CHUNK)
+    return b""
 
 
 def redis_through(url):

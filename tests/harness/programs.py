@@ -24,9 +24,19 @@ class Program:
 
     def __init__(self, log: Path, *words: Any, cwd: Path | None = None, **settings: Any) -> None:
         self.log = log
-        given = {PREFIX + name.upper(): str(value) for name, value in settings.items()}
-        with log.open("ab") as output:
-            self.process = start(words, env=self.environment() | given, cwd=cwd, stdout=output, stderr=output)
+        self.prepare(*words, cwd=cwd, **settings)
+        self.start()
+
+    def prepare(self, *words: Any, cwd: Path | None = None, **settings: Any) -> None:
+        """Say what is to be started."""
+        self._words, self._cwd = words, cwd
+        self.settings = {PREFIX + name.upper(): str(value) for name, value in settings.items()}
+
+    def start(self) -> None:
+        """Start it."""
+        environment = self.environment() | self.settings
+        with self.log.open("ab") as output:
+            self.process = start(self._words, env=environment, cwd=self._cwd, stdout=output, stderr=output)
 
     def environment(self) -> dict[str, str]:
         """Return what it has besides its settings."""
@@ -41,17 +51,20 @@ class Program:
     @property
     def children(self) -> list[int]:
         """The ids of its children, whichever thread has started them."""
-        tasks = Path(f"/proc/{self.pid}/task").glob("*/children")
-        return [int(child) for task in tasks for child in task.read_text().split()]
+        found: list[int] = []
+        for task in Path(f"/proc/{self.pid}/task").glob("*/children"):
+            with suppress(OSError):
+                found += map(int, task.read_text().split())
+        return found
 
     def text(self) -> str:
         """Read its log."""
-        return self.log.read_text()
+        return self.log.read_text(errors="replace")
 
     def lines(self) -> list[dict[str, Any]]:
         """Read the whole lines of its log that are JSON; one may stand behind a part of a trace of Python's."""
         whole, _, _ = self.text().rpartition("\n")
-        return [orjson.loads(line[line.index(LINE) :]) for line in whole.splitlines() if LINE in line]
+        return [orjson.loads(line[line.rindex(LINE) :]) for line in whole.splitlines() if LINE in line]
 
     def said(self, message: str) -> list[dict[str, Any]]:
         """Find the lines with that sentence, so far."""
@@ -67,6 +80,8 @@ class Program:
         """End all of its session at once."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
+        # One that has just begun may not have its session yet.
+        self.process.kill()
         self.process.wait()
 
 

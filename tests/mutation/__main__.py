@@ -89,34 +89,31 @@ class Clone:
 
 def _end_descendants() -> None:
     """End all that tests have left running: first politely, so that servers remove what is theirs."""
-    for number, patience in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 60.0)):
-        ends = time.monotonic() + patience
-        while children := Path("/proc/self/task", str(os.getpid()), "children").read_text().split():
-            for child in map(int, children):
-                with suppress(ProcessLookupError, ChildProcessError):
-                    os.kill(child, number)
-                    os.waitpid(child, os.WNOHANG)
-            if time.monotonic() > ends:
-                break
-            time.sleep(0.1)
+    for number in [signal.SIGTERM] * 100 + [signal.SIGKILL] * 600:
+        children = Path("/proc/self/task", str(os.getpid()), "children").read_text().split()
+        if not children:
+            return
+        for child in map(int, children):
+            with suppress(ProcessLookupError, ChildProcessError):
+                os.kill(child, number)
+                os.waitpid(child, os.WNOHANG)
+        time.sleep(0.1)
 
 
 class Judged(NamedTuple):
-    """What became of a mutant, by how many tests and in how many seconds."""
+    """What became of a mutant, by how many tests."""
 
     mutant: Mutant
     outcome: str
     tests: int
-    seconds: float
 
     def __str__(self) -> str:
         where = f"{self.mutant.path}:{self.mutant.line} ({self.mutant.spoilt.kind}; {self.tests} tests)"
-        return f"{self.outcome:<9} {self.seconds:>6.1f} s  {where}"
+        return f"{self.outcome:<9}  {where}"
 
 
 def judged(clone: Clone, mutant: Mutant, tests: list[str], limit: float) -> Judged:
     """Spoil, test and mend; a test that fails on the sound tree, too, has said nothing and is left out."""
-    began = time.monotonic()
     while True:
         clone.write(mutant.path, mutant.after)
         status, said = clone.run(tests, limit=limit) if tests else (5, "")
@@ -126,7 +123,7 @@ def judged(clone: Clone, mutant: Mutant, tests: list[str], limit: float) -> Judg
             break
         tests = [test for test in tests if test != killer]
     outcome = {None: "timed out", 0: "survived", 5: "no test"}.get(status, "killed")
-    return Judged(mutant, outcome, len(tests), time.monotonic() - began)
+    return Judged(mutant, outcome, len(tests))
 
 
 def _failed(said: str, tests: list[str]) -> str | None:
@@ -134,13 +131,6 @@ def _failed(said: str, tests: list[str]) -> str | None:
     words = [line.partition(" ") for line in said.splitlines()]
     ends = [rest for word, _, rest in words if word in {"FAILED", "ERROR"}]
     return max((test for test in tests for end in ends if end.startswith(test)), key=len, default=None)
-
-
-def report(found: list[Judged]) -> str:
-    """Say how many came to what, and which were not killed."""
-    counts = Counter(one.outcome for one in found)
-    survivors = [f"\n{one}\n{one.mutant.diff()}" for one in found if one.outcome != "killed"]
-    return "\n".join([", ".join(f"{count} {outcome}" for outcome, count in counts.items()), *survivors, ""])
 
 
 def main() -> None:
@@ -167,7 +157,9 @@ def main() -> None:
             found.append(judged(clone, mutant, tests.of(mutant, within=ENOUGH * given.limit), given.limit))
             sys.stdout.write(f"{found[-1]}\n")
             sys.stdout.flush()
-    sys.stdout.write("\n" + report(found))
+    counts = Counter(one.outcome for one in found)
+    survivors = [f"\n{one}\n{one.mutant.diff()}" for one in found if one.outcome != "killed"]
+    sys.stdout.write("\n".join(["", ", ".join(f"{count} {what}" for what, count in counts.items()), *survivors, ""]))
 
 
 if __name__ == "__main__":

@@ -1,20 +1,17 @@
-"""Which mutants are made, and which tests could notice each.
-
-The sample depends on the seed and on the lines themselves, not on the files they stand in: after a move most of what was
-chosen before is chosen again.
-"""
+"""Which mutants are made, and which tests could notice each."""
 
 from __future__ import annotations
 
 import ast
 import difflib
+import random
 import re
 import sqlite3
 import subprocess
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import closing
-from hashlib import sha256
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,14 +38,6 @@ class Mutant(NamedTuple):
         """The file as it is spoilt."""
         source = self.before.encode()
         return (source[: self.spoilt.start] + self.spoilt.text.encode() + source[self.spoilt.end :]).decode()
-
-    @property
-    def words(self) -> tuple[str, ...]:
-        """What is spoilt and how, wherever the file and the line may have gone."""
-        start, end = self.spoilt.start, self.spoilt.end
-        source = self.before.encode()
-        within = source[source.rfind(b"\n", 0, start) + 1 : start].decode().strip()
-        return within, source[start:end].decode(), self.spoilt.text
 
     def diff(self) -> str:
         """Show what is spoilt."""
@@ -78,17 +67,13 @@ def mutants(tree: Path) -> Iterator[Mutant]:
 
 def sample(found: Iterable[Mutant], count: int, seed: int) -> list[Mutant]:
     """Choose *count* mutants, each of another line, by chance: a sample that is cut short is one, too."""
-
-    def rank(mutant: Mutant) -> str:
-        return sha256(repr((seed, mutant.words)).encode()).hexdigest()
-
     lines: dict[tuple[str, int], list[Mutant]] = defaultdict(list)
     for mutant in found:
         lines[mutant.path, mutant.line].append(mutant)
-    # A line with many places counts no more than another: its first place is as good as any.
-    ways = sorted(lines.values(), key=lambda ways: rank(ways[0]))
-    one_each = (next((one for one in sorted(line, key=rank) if one.is_one()), None) for line in ways)
-    return [mutant for mutant, _ in zip(filter(None, one_each), range(count), strict=False)]
+    dice = random.Random(seed)
+    # A line with many places counts no more than another.
+    one_each = map(dice.choice, dice.sample(list(lines.values()), len(lines)))
+    return list(islice((mutant for mutant in one_each if mutant.is_one()), count))
 
 
 class Tests:
@@ -97,7 +82,7 @@ class Tests:
     def __init__(self, tree: Path, coverage: Path, durations: str, present: set[str]) -> None:
         self._present = present
         self._texts = {file: (tree / file).read_text() for file in {_file(test) for test in present}}
-        self._seconds: dict[str, float] = defaultdict(float)
+        self._seconds: dict[str, float] = defaultdict(lambda: UNLISTED)
         for seconds, test in re.findall(r"^([\d.]+)s (?:setup|call|teardown) +(\S.*)$", durations, re.MULTILINE):
             self._seconds[test] += float(seconds)
         query = """
@@ -121,26 +106,21 @@ class Tests:
         scores = {file: _score(file, text, module) for file, text in self._texts.items()}
         touching = self._touching(mutant) & self._present
         naming = {test for test in self._present if scores[_file(test)]} - touching
-        chosen: list[str] = []
+        chosen: dict[str, list[str]] = defaultdict(list)
         for tests in (touching, naming):
-            for test in sorted(tests, key=lambda test: (-scores[_file(test)], self._length(test), test)):
-                if within > self._length(test):
-                    chosen.append(test)
-                    within -= self._length(test)
-        lengths: dict[str, float] = defaultdict(float)
-        for test in chosen:
-            lengths[_file(test)] += self._length(test)
+            for test in sorted(tests, key=lambda test: (-scores[_file(test)], self._seconds[test], test)):
+                if within > self._seconds[test]:
+                    chosen[_file(test)].append(test)
+                    within -= self._seconds[test]
         # Those of a file together, for what they share.
-        return sorted(chosen, key=lambda test: (lengths[_file(test)], _file(test), self._length(test), test))
+        files = sorted(chosen.values(), key=lambda tests: sum(self._seconds[test] for test in tests))
+        return [test for tests in files for test in tests]
 
     def _touching(self, mutant: Mutant) -> set[str]:
         # The tree may have been elsewhere when it was measured.
         measured = min((name for name in self._touched if name.endswith(f"/{mutant.path}")), key=len, default="")
         found = self._touched.get(measured, ())
         return {test for test, lines in found if lines >> mutant.line & 1} or {test for test, _ in found}
-
-    def _length(self, test: str) -> float:
-        return self._seconds.get(test, UNLISTED)
 
 
 def _file(test: str) -> str:

@@ -21,8 +21,7 @@ def services(request, settings, tmp_path):
     started = request.node.services = []
 
     def start(name, *arguments, module="forgekeeper.cli", **settings):
-        environment = {f"FORGEKEEPER_{key.upper()}": value for key, value in settings.items()}
-        started.append(Service(name, arguments, tmp_path, environment, module))
+        started.append(Service(name, arguments, tmp_path, settings, module))
         started[-1].start()
         return started[-1]
 
@@ -67,7 +66,9 @@ def pytest_runtest_makereport(item, call):
     if report.failed:
         for service in getattr(item, "services", ()):
             title = f"{service.name}, life {service.lives}, status {service.process.poll()}"
-            report.sections.append((title, "\n".join(line[:LINE] for line in service.last_lines(LAST_LINES))))
+            report.sections.append(
+                (title, "\n".join(line[:LINE] for line in service.text().splitlines()[-LAST_LINES:]))
+            )
     return report
 
 

@@ -17,7 +17,6 @@ from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.holds import BY_PEOPLE, Hold
 from forgekeeper.runs.ledger import JobRun
-from forgekeeper.settings import PREFIX
 from models import JobArtifact
 from tests.harness.ports import free_ports
 from tests.harness.settings import settings_with
@@ -101,12 +100,11 @@ def town(urls, world, tmp_path_factory):
     urls = {"database_url": urls.database, "redis_url": urls.redis}
     ports = {"metrics_port_scheduler": str(scheduler), "metrics_port_exporter": str(exporter)}
     settings = world.environment | urls | ports | SCHEDULES | PATIENT
-    environment = {f"{PREFIX}{name.upper()}": value for name, value in settings.items()}
     working = ("worker", "--processes", "1", "--threads", "2", "--metrics-port", str(worker))
     services = [
-        Service("scheduler", ("scheduler",), folder, environment),
-        Service("worker", working, folder, environment),
-        Service("exporter", ("exporter",), folder, environment),
+        Service("scheduler", ("scheduler",), folder, settings),
+        Service("worker", working, folder, settings),
+        Service("exporter", ("exporter",), folder, settings),
     ]
     hold_back()
     pages = {

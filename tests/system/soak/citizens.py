@@ -35,18 +35,17 @@ class NotDone(Exception):
 class Place:
     """Where citizens find everything: the servers themselves, the store's folder wherever it is, repositories."""
 
-    def __init__(self, world, database_url, make_redis):
-        self.world = world
-        self.database_url = database_url
-        self.make_redis = make_redis
+    def __init__(self, rig):
+        self.rig, self.world, self.make_redis = rig, rig.world, rig.servers.redis
         # They know the folder itself: to them it is not away when its name is.
-        self.store = os.open(world.root, os.O_DIRECTORY)
+        self.store = os.open(self.world.root, os.O_DIRECTORY)
 
     def close(self):
         os.close(self.store)
 
     def connect(self):
-        connection = psycopg2.connect(self.database_url, application_name="citizen", connect_timeout=int(LIMIT))
+        url = self.rig.servers.database_url
+        connection = psycopg2.connect(url, application_name="citizen", connect_timeout=int(LIMIT))
         connection.autocommit = True
         return connection
 
@@ -94,12 +93,12 @@ class Citizen(threading.Thread):
                     try:
                         self.act()
                     except (*UNSEEN, psycopg2.Error, redis.RedisError):
-                        self._disconnect()
+                        self.disconnect()
         except BaseException as error:
             self.broken = error
             raise
         finally:
-            self._disconnect()
+            self.disconnect()
 
     def begin(self):
         """Make what is needed once."""
@@ -125,12 +124,12 @@ class Citizen(threading.Thread):
             yield
         except BaseException:
             # Whatever it was, the session ends here, and the transaction with it.
-            self._disconnect()
+            self.disconnect()
             raise
 
     def attempt(self, subject, do, work, **args):
         """Do *work* and note it: its answer, or that nobody knows; return the outcome."""
-        number = self.history.intend(subject, do, args, at=self.now())
+        operation = self.history.begin(subject, do, args, at=self.now())
         outcome, value = "maybe", None
         try:
             value = work()
@@ -138,11 +137,9 @@ class Citizen(threading.Thread):
         except (redis.ResponseError, NotDone):
             outcome = "failed"
         except UNSEEN:
-            self._disconnect()
+            self.disconnect()
         finally:
-            self.history.result(
-                number, subject, do, outcome, at=self._now_or_none(), value=value if do == "read" else None
-            )
+            operation.end(outcome, at=self._now_or_none(), value=value if do == "read" else None)
         return outcome
 
     def alter(self, subject, do, sql, *values, **args):
@@ -163,10 +160,10 @@ class Citizen(threading.Thread):
         try:
             return self.now()
         except UNSEEN:
-            self._disconnect()
+            self.disconnect()
             return None
 
-    def _disconnect(self):
+    def disconnect(self):
         if self._connection is not None:
             with suppress(psycopg2.Error):
                 self._connection.close()

@@ -28,7 +28,7 @@ def _kill_worker_process(rig):
 def _kill_master(rig):
     yield 0
     service = rig.dice.choice(rig.workers)
-    service.signal(signal.SIGKILL, [service.master])
+    service.signal(signal.SIGKILL, [service.pid])
 
 
 def _kill_group(rig):
@@ -58,7 +58,7 @@ def _stop_and_continue(rig):
 
 def _ask_to_end(rig):
     service = rig.dice.choice(rig.services)
-    whom = [service.master] if rig.dice.random() < 0.5 else service.group()
+    whom = [service.pid] if rig.dice.random() < 0.5 else service.group()
     service.ask_to_end(whom, rig.servers.processes)
     yield rig.dice.uniform(0, 2)
 
@@ -260,7 +260,20 @@ def _arm(rig):
     yield rig.dice.uniform(2, 5)
 
 
-FAULTS = {
+HARD = {
+    "scripts flushed": _forget_scripts,
+    "descriptors used up": _limited(resource.RLIMIT_NOFILE, _descriptors),
+    "memory used up": _limited(resource.RLIMIT_AS, _memory("VmSize")),
+    "data memory used up": _limited(resource.RLIMIT_DATA, _memory("VmData")),
+    "Redis frozen": _frozen("redis"),
+    "PostgreSQL frozen": _frozen("postgres"),
+    "Redis rolled back": _rolled_back("redis"),
+    "PostgreSQL rolled back": _rolled_back("postgres"),
+    "disk of Redis full": _fill_redis_disk,
+    "no connections left": _use_up_connections,
+}
+"""One of these is in every round, and each in one of so many."""
+FAULTS = HARD | {
     "worker process killed": _kill_worker_process,
     "master killed": _kill_master,
     "worker killed as a whole": _kill_group,
@@ -277,18 +290,8 @@ FAULTS = {
     "reply of Redis swallowed": _on_the_way("redis_proxy", "drop_replies", 1, longest=3),
     "Redis paused": _pause_redis,
     "Redis full": _fill_redis,
-    "scripts flushed": _forget_scripts,
     "Redis read-only": _make_redis_read_only,
-    "descriptors used up": _limited(resource.RLIMIT_NOFILE, _descriptors),
-    "memory used up": _limited(resource.RLIMIT_AS, _memory("VmSize")),
-    "data memory used up": _limited(resource.RLIMIT_DATA, _memory("VmData")),
-    "Redis frozen": _frozen("redis"),
-    "PostgreSQL frozen": _frozen("postgres"),
-    "Redis rolled back": _rolled_back("redis"),
-    "PostgreSQL rolled back": _rolled_back("postgres"),
-    "disk of Redis full": _fill_redis_disk,
     "sessions terminated": _terminate_sessions,
-    "no connections left": _use_up_connections,
     "connections to PostgreSQL cut": _on_the_way("database_proxy", "cut", longest=0.6),
     "PostgreSQL refuses": _on_the_way("database_proxy", "refuse"),
     "PostgreSQL a black hole": _on_the_way("database_proxy", "black_hole"),
@@ -299,24 +302,11 @@ FAULTS = {
 }
 OFTEN = ("worker process killed", "master killed", "process stopped for a while", "worker started with a failpoint")
 """These meet a run only if they come at the right moment."""
-HARD = (
-    "no connections left",
-    "descriptors used up",
-    "memory used up",
-    "data memory used up",
-    "Redis frozen",
-    "PostgreSQL frozen",
-    "Redis rolled back",
-    "PostgreSQL rolled back",
-    "disk of Redis full",
-    "scripts flushed",
-)
-"""One of these is in every round, and each in one of so many."""
 
 
 def rounds(dice):
     """Choose the faults of each round."""
     while True:
-        for first in dice.sample(HARD, len(HARD)):
+        for first in dice.sample(sorted(HARD), len(HARD)):
             rest = dice.sample([*sorted(FAULTS), *OFTEN, *OFTEN], dice.choice([1, 2, 2, 3, 4]))
             yield [first, *rest]

@@ -8,13 +8,13 @@ import signal
 import time
 from collections import Counter
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import psycopg2
 import redis
 
 from forgekeeper.batches import queues
+from forgekeeper.settings import PREFIX
 from tests.harness.failpoints import failpoints
 from tests.harness.machine import Held
 from tests.harness.ports import free_ports
@@ -28,24 +28,20 @@ from .servers import Servers
 from .settings import ENVIRONMENT, ORPHANS, OUTLIVED, PATIENT, PAUSE, SECRET
 
 
-@dataclass
 class Watched(Service):
     """A service behind proxies of its own."""
 
-    redis_proxy: object = None
-    database_proxy: object = None
-    threads: int = 0
-    """So many threads each of its processes has at least; 0 for a scheduler."""
-    port: int = 0
-    """Where its page is; 0 for a scheduler."""
-    began: float = 0.0
-    died: float | None = None
-    asked: float | None = None
+    began, died = 0.0, None
+    asked = None
     """When it was asked to end as a whole, by SIGTERM to its master, and for how long processes have been held up."""
 
-    @property
-    def master(self):
-        return self.process.pid
+    def __init__(self, name, arguments, folder, settings, *, redis_proxy, database_proxy, threads, port):
+        super().__init__(name, arguments, folder, settings)
+        self.redis_proxy, self.database_proxy = redis_proxy, database_proxy
+        self.threads = threads
+        """So many threads each of its processes has at least; 0 for a scheduler."""
+        self.port = port
+        """Where its page is; 0 for a scheduler."""
 
     @property
     def children(self):
@@ -64,7 +60,7 @@ class Watched(Service):
             if process.name.isdigit():
                 with suppress(OSError):
                     state, _, group = (process / "stat").read_text().rpartition(") ")[2].split()[:3]
-                    if int(group) == self.process.pid and state not in "ZX":
+                    if int(group) == self.pid and state not in "ZX":
                         found.append(int(process.name))
         return found
 
@@ -113,8 +109,7 @@ class Rig:
         port = free_ports(1)[0] if arguments[0] in {"worker", "exporter"} else 0
         redis_proxy, redis_url = redis_through(self.servers.redis_url)
         database_proxy, database_url = postgres_through(self.servers.database_url)
-        settings = {**self.world.environment, **ENVIRONMENT, f"metrics_port_{arguments[0]}": str(port)}
-        settings = {f"FORGEKEEPER_{key.upper()}": value for key, value in settings.items()}
+        settings = {**self.world.environment, **ENVIRONMENT, f"metrics_port_{arguments[0]}": port}
         settings |= rights.urls(arguments[0], database_url, redis_url, SECRET)
         folder = self.world.root.parent / name
         folder.mkdir()
@@ -126,9 +121,9 @@ class Rig:
 
     def person(self):
         """Return the environment of a command that a person types where the first service is."""
-        there = self.services[0].environment
-        urls = there["FORGEKEEPER_DATABASE_URL"], there["FORGEKEEPER_REDIS_URL"]
-        return there | rights.urls("a command", *urls, SECRET)
+        there = self.services[0].settings
+        urls = rights.urls("a command", there[f"{PREFIX}DATABASE_URL"], there[f"{PREFIX}REDIS_URL"], SECRET)
+        return there | {PREFIX + name.upper(): url for name, url in urls.items()}
 
     def close(self):
         for service in self.services:
@@ -182,7 +177,7 @@ class Rig:
         service.kill()
 
     def begin(self, service, *, armed=False):
-        service.environment["FORGEKEEPER_FAILPOINTS"] = self._failpoint() if armed else ""
+        service.settings[f"{PREFIX}FAILPOINTS"] = self._failpoint() if armed else ""
         service.began, service.died, service.asked = time.monotonic(), None, None
         self.restarts += 1
         service.start()
@@ -190,7 +185,7 @@ class Rig:
     def be_patient(self):
         """Let what is started from here on take its time."""
         for service in self.services:
-            service.environment |= {f"FORGEKEEPER_{key.upper()}": value for key, value in PATIENT.items()}
+            service.settings |= {PREFIX + name.upper(): value for name, value in PATIENT.items()}
 
     def _failpoint(self):
         return f"{self.dice.choice(failpoints())}={self.dice.choice(['kill', 'raise*2', 'sleep:1*2', 'sleep:4*1'])}"
@@ -238,13 +233,12 @@ class Rig:
     @contextmanager
     def noted(self, server, do):
         """Write down when it was done to that server."""
-        number = self.history.intend(server, do, {}, at=None)
-        outcome = "failed"
+        operation, outcome = self.history.begin(server, do), "failed"
         try:
             yield
             outcome = "ok"
         finally:
-            self.history.result(number, server, do, outcome, at=None)
+            operation.end(outcome)
 
     @contextmanager
     def alone(self, what):

@@ -56,11 +56,10 @@ def urls(command, database_url, redis_url, secret):
     role, user = names(command)
     database, server = urlsplit(database_url), urlsplit(redis_url)
     host = server.netloc.rpartition("@")[2]
+    there = f"{role}:{secret}@{database.netloc.rpartition('@')[2]}"
     return {
-        "FORGEKEEPER_DATABASE_URL": database._replace(
-            netloc=f"{role}:{secret}@{database.netloc.rpartition('@')[2]}"
-        ).geturl(),
-        "FORGEKEEPER_REDIS_URL": server._replace(netloc=f"{user}:{secret}@{host}").geturl(),
+        "database_url": database._replace(netloc=there).geturl(),
+        "redis_url": server._replace(netloc=f"{user}:{secret}@{host}").geturl(),
     }
 
 

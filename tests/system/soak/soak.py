@@ -39,7 +39,7 @@ from . import rights, standing, watch
 from .citizens import Place
 from .evidence import Evidence
 from .faults import rounds
-from .history import History, read
+from .history import History
 from .producers import CITIZENS, Uploader
 from .properties import BOUND, PROPERTIES, check
 from .rig import Rig, nothing_armed
@@ -126,12 +126,12 @@ class Soak:
         stack.callback(self.history.close)
         # Its own dice: how often it is asked depends on timing, and the faults shall not.
         self.rig = Rig(stack, path, self.history, seed)
-        self.place = Place(self.rig.world, self.rig.servers.database_url, self.rig.servers.redis)
+        self.place = Place(self.rig)
         stack.callback(self.place.close)
         self._migrate()
         rights.make_roles(self.rig.ask)
         self.citizens = [citizen(self._place_of(citizen), self.history, seed) for citizen in CITIZENS]
-        self.watcher = watch.Watcher(self.place, self.rig, self.history, SECRET)
+        self.watcher = watch.Watcher(self.place, self.history, seed)
         stack.callback(self._still)
 
     def _migrate(self):
@@ -255,7 +255,7 @@ class Soak:
     def _stop_services(self):
         """Ask all to end, and see to it that they do; return their statuses."""
         for service in self.rig.services:
-            service.ask_to_end([service.master], self.rig.servers.processes)
+            service.ask_to_end([service.pid], self.rig.servers.processes)
         statuses = []
         for service in self.rig.services:
             while left := service.group():
@@ -317,10 +317,9 @@ class Soak:
             self.history.sample("refused", sentence=sentence)
 
     def _judge(self, final):
-        operations, samples = read(self.history.path)
         evidence = Evidence(
-            operations,
-            samples,
+            self.history.operations,
+            self.history.samples,
             self.history.looked,
             final,
             logs=sorted(self.path.glob("*/*.log")),
@@ -334,8 +333,8 @@ class Soak:
         report.violations = check(evidence)
         report.faults = self.rig.faults
         report.duplicates = sum(max(0, run["attempt"] - 1) for run in final.runs)
-        for (do, outcome), count in self.history.done.items():
-            report.operations[f"{do}: {outcome}"] += count
+        operations = (one for done in self.history.operations.values() for one in done)
+        report.operations = Counter(f"{one.subject.partition(':')[0]} {one.do}: {one.outcome}" for one in operations)
         states = Counter(f"{run['state']} {run['reason'] or ''}".strip() for run in final.runs)
         report.notes.append(f"runs: {dict(sorted(states.items()))}; services started {self.rig.restarts} times")
         report.notes.append(f"looked: {dict(self.history.looked)}; Redis emptied {len(evidence.emptied)} times")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 import urllib.request
 from collections import Counter
@@ -20,9 +19,10 @@ from tests.metrics.pages import read
 from tests.system.service import LIMIT
 from workers.expired_job_artifacts import buckets
 
+from .citizens import Citizen
 from .properties import MOST_LOSSES, OLD_TRANSACTION
+from .settings import SECRET
 
-EVERY = 0.15
 SELDOM = 10
 """What costs more is done each tenth time."""
 CRIPPLED = 60.0
@@ -41,35 +41,18 @@ HALF = """
 ARTIFACTS = "select id, file_final_path from ci_job_artifacts order by random() limit 50"
 
 
-class Watcher(threading.Thread):
+class Watcher(Citizen):
     """Samples what must never be seen, of the servers themselves, and notes it in the history."""
 
-    def __init__(self, place, rig, history, secret):
-        super().__init__(name="watcher", daemon=True)
-        self._place, self._rig, self._history, self._secret = place, rig, history, secret
-        self._stopped, self.broken = threading.Event(), None
-        self._connection = self._holders = None
-        self._few, self._counters = {}, {}
-        self._pages = cycle([service for service in rig.services if service.port])
+    pause = 0.15
 
-    def stop(self):
-        self._stopped.set()
-        self.join()
+    def begin(self):
+        self._holders, self._few, self._counters, self._looks = None, {}, {}, 0
+        self._pages = cycle([service for service in self.place.rig.services if service.port])
 
-    def run(self):
-        looks = 0
-        try:
-            with self._place.make_redis() as self._redis:
-                while not self._stopped.wait(EVERY):
-                    looks += 1
-                    self._look(seldom=looks % SELDOM == 0)
-        except BaseException as error:
-            self.broken = error
-            raise
-        finally:
-            self._disconnect()
-
-    def _look(self, *, seldom):
+    def act(self):
+        self._looks += 1
+        seldom = self._looks % SELDOM == 0
         with suppress(redis.RedisError):
             self._look_at_holders()
         try:
@@ -77,71 +60,57 @@ class Watcher(threading.Thread):
             if seldom:
                 self._look_at_rows()
         except psycopg2.Error:
-            self._disconnect()
+            self.disconnect()
         self._look_at_threads()
         if seldom:
             with suppress(OSError, HTTPException):
                 self._look_at_page()
 
-    def _ask(self, sql, *values):
-        if self._connection is None:
-            self._connection = self._place.connect()
-        with self._connection.cursor() as cursor:
-            cursor.execute(sql, values or None)
-            return cursor.fetchall()
-
-    def _disconnect(self):
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
     def _look_at_holders(self):
-        with self._redis.pipeline() as pipe:
+        with self.redis.pipeline() as pipe:
             pipe.smembers(buckets.AVAILABLE)
             pipe.hgetall(buckets.OWNERS)
             pipe.hgetall(STARTED)
             available, owners, starts = pipe.execute()
         holders = {f"bucket {number.decode()}": token.decode() for number, token in owners.items()}
-        for key in self._redis.scan_iter(f"{locks.KEY}*", count=1_000):
-            if (value := self._redis.get(key)) is not None:
+        for key in self.redis.scan_iter(f"{locks.KEY}*", count=1_000):
+            if (value := self.redis.get(key)) is not None:
                 holders[f"lease {key.decode().removeprefix(locks.KEY)}"] = value.decode()
         if holders != self._holders:
-            self._history.sample("holders", holders=holders, available=[number.decode() for number in available])
+            self.history.sample("holders", holders=holders, available=[number.decode() for number in available])
             self._holders = holders
         for message, count in starts.items():
             # One more is counted than is let start.
             if int(count) > MOST_LOSSES + 1:
-                self._history.sample("starts", message=message.decode(errors="replace"), count=int(count))
-        self._history.look("holders")
-        self._history.look("starts")
+                self.history.sample("starts", message=message.decode(errors="replace"), count=int(count))
+        self.history.look("holders")
+        self.history.look("starts")
 
     def _look_at_sessions(self):
-        for application, state, seconds in self._ask(OLD, OLD_TRANSACTION):
-            self._history.sample("transaction", application=application, state=state, seconds=seconds)
-        self._history.look("transaction")
+        for application, state, seconds in self.ask(OLD, OLD_TRANSACTION):
+            self.history.sample("transaction", application=application, state=state, seconds=seconds)
+        self.history.look("transaction")
 
     def _look_at_rows(self):
-        if found := self._ask(HALF)[0][0]:
-            self._history.sample("half entity", entities=found)
-        self._history.look("half entity")
-        gone = {number: path for number, path in self._ask(ARTIFACTS) if not self._place.has(path)}
+        if found := self.ask(HALF)[0][0]:
+            self.history.sample("half entity", entities=found)
+        self.history.look("half entity")
+        gone = {number: path for number, path in self.ask(ARTIFACTS) if not self.place.has(path)}
         # Its row goes first, so a row that is there now had an object that was gone then.
-        for number, path in self._ask(
-            "select id, file_final_path from ci_job_artifacts where id = any(%s)", list(gone)
-        ):
-            self._history.sample("missing", artifact=number, path=path)
-        self._history.look("missing")
+        for number, path in self.ask("select id, file_final_path from ci_job_artifacts where id = any(%s)", list(gone)):
+            self.history.sample("missing", artifact=number, path=path)
+        self.history.look("missing")
 
     def _look_at_threads(self):
         alive = set()
-        for service in self._rig.workers:
+        for service in self.place.rig.workers:
             if service.lives == 0 or service.process.poll() is not None:
                 continue
             for pid in service.children:
                 alive.add(pid)
                 self._count_threads(service, pid)
         self._few = {pid: since for pid, since in self._few.items() if pid in alive}
-        self._history.look("threads")
+        self.history.look("threads")
 
     def _count_threads(self, service, pid):
         try:
@@ -151,7 +120,7 @@ class Watcher(threading.Thread):
         if count >= service.threads:
             self._few.pop(pid, None)
         elif time.monotonic() - self._few.setdefault(pid, time.monotonic()) > CRIPPLED:
-            self._history.sample("threads", service=service.name, threads=count)
+            self.history.sample("threads", service=service.name, threads=count)
             self._few[pid] = time.monotonic()
 
     def _look_at_page(self):
@@ -162,18 +131,18 @@ class Watcher(threading.Thread):
         text = _page(service, timeout=1)
         if service.lives != life:
             return
-        if self._secret in text:
-            self._history.sample("page", service=service.name)
-        self._history.look("page")
+        if SECRET in text:
+            self.history.sample("page", service=service.name)
+        self.history.look("page")
         if not service.threads:
             return  # an exporter asks anew each time
         now = {str(key): value for key, value in read(text).samples.items() if key[0].endswith("_total")}
         for name, was in self._counters.get((service.name, life), {}).items():
             if now.get(name, 0) < was:
-                self._history.sample("counter", name=f"{name} of {service.name}", was=was, **{"is": now.get(name, 0)})
+                self.history.sample("counter", name=f"{name} of {service.name}", was=was, **{"is": now.get(name, 0)})
         self._counters[service.name, life] = now
         self._counters.pop((service.name, life - 1), None)
-        self._history.look("counter")
+        self.history.look("counter")
 
 
 def _page(service, *, timeout):

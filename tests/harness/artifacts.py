@@ -1,21 +1,139 @@
-"""Expired artifacts, destroyed a class at a time and without buckets, as a child of batch 11 destroys them."""
+"""Job artifacts: how tests make them, destroy them a class at a time and without buckets, and run a child of batch 11."""
 
-from datetime import timedelta
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from forgekeeper.audit.deletions import Audit
+from forgekeeper.connections import client
+from forgekeeper.database import database
 from forgekeeper.database.chunks import START
+from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.deleting.rows import Sweep
 from forgekeeper.deleting.statement import Composed
 from forgekeeper.runs.deadline import Deadline
 from forgekeeper.runs.run import Run
+from forgekeeper.storage.outbox import DeletedObject
+from models import CLASSES, JobArtifact, ProjectStatistics
+from tests.harness.performing import perform
 from tests.harness.settings import settings_with
-from workers.expired_job_artifacts import MAX_RUNTIME, delete_artifact_bucket
+from workers.expired_job_artifacts import FLAG, HIGH_CONCURRENCY_FLAG, MAX_RUNTIME, buckets, delete_artifact_bucket
 from workers.expired_job_artifacts.destroying import BATCH_SIZE, expired
 
 NO_GRACE = timedelta(0)
 NONE_BAD = SimpleNamespace(keys=frozenset())
+BUCKETS, MANY_BUCKETS = 5, 10
+PROJECTS = 97
+UNLOCKED, ARCHIVE = 0, 1
+
+NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
+
+HOUR = timedelta(hours=1)
+
+# Deletable ones only, of class 0 unless *step* is 1; the higher the id, the later they expired.
+ADD_DUE = """
+    insert into ci_job_artifacts (id, project_id, job_id, file_type, file_final_path, size, expire_at, locked)
+    select id, 1 + mod(id, 7), {step} * id - 1 - mod(id, 7), 1, 'due/' || id, id,
+        now() - interval '30 days' + id * interval '1 millisecond', 0
+    from generate_series({first}, {last}) as id
+"""
+
+# Something of everything: traces, locked and unknown ones, fresh ones and those that are never due.
+ADD_MIXED = """
+    insert into ci_job_artifacts (id, project_id, job_id, file_type, file_store, file_final_path, size, expire_at, locked)
+    select id, 1 + mod(id, {projects}), id / 3, case when mod(id, 11) = 0 then 3 else 1 end, 1 + mod(id, 2),
+        'ab/' || mod(id, 256) || '/' || id,
+        case when mod(id, 13) = 0 then null else mod(id * 7919, 1000003) end,
+        case mod(id, 5) when 0 then now() + interval '1 day' when 1 then null
+            else now() - interval '30 days' + id * interval '1 millisecond' end,
+        case mod(id, 17) when 0 then 1 when 1 then 2 else 0 end
+    from generate_series(1, {count}) as id
+"""
+
+ADD_STATISTICS = """
+    insert into project_statistics (project_id, build_artifacts_size)
+    select project_id, 1000 + coalesce(sum(size), 0) from ci_job_artifacts group by project_id
+"""
+
+DELETABLE = "expire_at < now() and locked = 0 and file_type <> 3"
+
+# Statistics that differ from the sum of the artifacts that are left, to the byte.
+WRONG_STATISTICS = """
+    select project_id, build_artifacts_size, left_over from project_statistics
+    left join (select project_id, sum(size) as left_over from ci_job_artifacts group by project_id) as artifacts
+        using (project_id)
+    where build_artifacts_size <> 1000 + coalesce(left_over, 0)
+"""
+
+
+def artifact(*, number=0, size=10, path="ab/cd/artifact", project=1, expire_at=NOON - HOUR, **facts):
+    """Add an artifact of class *number*."""
+    return JobArtifact.create(
+        project_id=project,
+        job_id=10 * project + number - project,
+        file_final_path=path,
+        size=size,
+        expire_at=expire_at,
+        **{"locked": UNLOCKED, "file_type": ARCHIVE} | facts,
+    ).id
+
+
+def due_artifacts(count, *, first=1, step=CLASSES):
+    database.execute_sql(ADD_DUE.format(first=first, last=first + count - 1, step=step))
+
+
+def mixed_artifacts(count):
+    database.execute_sql(ADD_MIXED.format(count=count, projects=PROJECTS))
+    database.execute_sql(ADD_STATISTICS)
+    database.execute_sql("analyze ci_job_artifacts, project_statistics")
+
+
+def ids():
+    return {row.id for row in JobArtifact.select(JobArtifact.id)}
+
+
+def outbox():
+    return sorted(row.path for row in DeletedObject.select())
+
+
+def statistics(project=1):
+    return ProjectStatistics.get_by_id(project).build_artifacts_size
+
+
+def rows(sql):
+    return database.execute_sql(sql).fetchall()
+
+
+def count(condition):
+    return rows(f"select count(*) from ci_job_artifacts where {condition}")[0][0]
+
+
+def nodes(plan):
+    yield plan
+    for child in plan.get("Plans", ()):
+        yield from nodes(child)
+
+
+def turn_on(*, high_concurrency=False):
+    """Turn the flags on and make the buckets, as the parent does."""
+    FeatureFlag.turn(FLAG, on=True)
+    FeatureFlag.turn(HIGH_CONCURRENCY_FLAG, on=high_concurrency)
+    buckets.tidy(client, MANY_BUCKETS if high_concurrency else BUCKETS)
+
+
+def run(**options):
+    deadline, settings = Deadline(MAX_RUNTIME, **options), settings_with(object_grace=NO_GRACE)
+    return perform(delete_artifact_bucket, deadline=deadline, settings=settings)
+
+
+@contextmanager
+def without(table):
+    database.execute_sql(f"alter table {table} rename to away")
+    try:
+        yield
+    finally:
+        database.execute_sql(f"alter table away rename to {table}")
 
 
 class Chunk(NamedTuple):

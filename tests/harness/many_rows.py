@@ -2,15 +2,11 @@
 
 from datetime import timedelta
 
-from forgekeeper.connections import client
 from forgekeeper.database import database
-from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.runs.deadline import Deadline
 from models import ProjectStatistics
+from tests.harness.artifacts import BUCKETS, run, turn_on
 from tests.harness.performing import perform
-from tests.harness.settings import settings_with
-from workers import expired_job_artifacts
-from workers.expired_job_artifacts import buckets
 from workers.user_status_cleanup import user_status_cleanup
 
 BUDGET = timedelta(minutes=5)
@@ -43,8 +39,5 @@ def clean_statuses(**options):
 
 
 def destroy_artifacts():
-    FeatureFlag.turn(expired_job_artifacts.FLAG, on=True)
-    buckets.tidy(client, 5)
-    settings = settings_with(object_grace=timedelta(0))
-    outcomes = [perform(expired_job_artifacts.delete_artifact_bucket, settings=settings) for _ in range(5)]
-    return sum(outcome.destroyed for outcome in outcomes)
+    turn_on()
+    return sum(run().destroyed for _ in range(BUCKETS))

@@ -1,8 +1,6 @@
 """A state machine tries to break the ledger: no order of faults doubles a run or stops a batch."""
 
 import logging
-from contextlib import contextmanager
-from urllib.parse import quote
 
 import pytest
 import structlog
@@ -10,47 +8,26 @@ from hypothesis import configuration
 from hypothesis.stateful import run_state_machine_as_test
 
 from forgekeeper import database as db
-from forgekeeper.connections import Limits, client, connect
 from tests.harness import logs
 from tests.harness.ledger_machine import Machine
-from tests.harness.settings import settings_with
 from tests.harness.stalling import stall_at_every_question
 from tests.harness.thorough import sequences
-
-FAKE_CLOCK = """
-    drop schema if exists fake cascade;
-    create schema fake;
-    create unlogged table fake.clock (at timestamptz);
-    insert into fake.clock values ('2026-03-01');
-    create function fake.clock_timestamp() returns timestamptz language sql volatile as 'select at from fake.clock';
-"""
+from tests.harness.ticks import FAKE_CLOCK, connected
 
 
 @pytest.fixture
 def ledger(_migrated, urls, tmp_path):
     """The models' connections, all of which see the machine's clock before the real one."""
-    own = quote("-c search_path=fake,public,pg_catalog")
-    url = urls.database + ("&" if "?" in urls.database else "?") + f"options={own}"
-    with connected(urls.database, urls.redis):
+    with connected(urls, search_path="public"):
         db.database.execute_sql(FAKE_CLOCK)
     configuration.set_hypothesis_home_dir(tmp_path)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    with connected(url, urls.redis), pytest.MonkeyPatch.context() as patch:
+    with connected(urls, search_path="fake,public,pg_catalog"), pytest.MonkeyPatch.context() as patch:
         stall_at_every_question(patch)
         yield
     logs.plain()
-    with connected(urls.database, urls.redis):
+    with connected(urls, search_path="public"):
         db.database.execute_sql("drop schema fake cascade")
-
-
-@contextmanager
-def connected(url, redis_url):
-    settings = settings_with(database_url=url, redis_url=redis_url)
-    connect(settings, Limits.of_worker(settings), name="machine", connections=10)
-    with db.database.connection_context():
-        yield
-    db.database.close_all()
-    client.connection_pool.disconnect()
 
 
 @pytest.mark.timeout(900)

@@ -11,8 +11,7 @@ from forgekeeper.connections import client
 from forgekeeper.database import database
 from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.delivery.queues import depth
-from tests.harness.clocks import Clock, Crash, crash
-from tests.harness.job_artifacts import (
+from tests.harness.artifacts import (
     DELETABLE,
     WRONG_STATISTICS,
     count,
@@ -25,6 +24,7 @@ from tests.harness.job_artifacts import (
     turn_on,
     without,
 )
+from tests.harness.clocks import Clock, Crash, crash
 from tests.harness.performing import recorded
 from tests.harness.thorough import examples
 from workers import expired_job_artifacts

@@ -11,11 +11,13 @@ from forgekeeper.database import database, now
 from forgekeeper.database.chunks import IN_ORDER, START
 from forgekeeper.deleting.total import TURNS
 from models import CLASSES, JobArtifact, ProjectStatistics
-from tests.harness.artifacts import NO_GRACE, chunk_statement, destroy_chunk
-from tests.harness.job_artifacts import (
+from tests.harness.artifacts import (
+    NO_GRACE,
     NOON,
     WRONG_STATISTICS,
     artifact,
+    chunk_statement,
+    destroy_chunk,
     due_artifacts,
     ids,
     mixed_artifacts,

@@ -19,7 +19,7 @@ import tempfile
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 MODULES = (
@@ -65,14 +65,6 @@ class Fork:
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
-
-
-class Ended(NamedTuple):
-    """What a process came to."""
-
-    returncode: int
-    stdout: str
-    stderr: str
 
 
 class Forks:
@@ -137,7 +129,9 @@ def start(
         return FORKS.start(said, env=env, cwd=cwd or Path.cwd(), streams=[file.fileno() for file in files])
 
 
-def run(words: Sequence[Any], *, env: dict[str, str], cwd: Path | str | None = None, timeout: float = 60) -> Ended:
+def run(
+    words: Sequence[Any], *, env: dict[str, str], cwd: Path | str | None = None, timeout: float = 60
+) -> subprocess.CompletedProcess[str]:
     """Run `python <words>` to its end; return its status and what it wrote."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         process = start(words, env=env, cwd=cwd, stdout=out, stderr=err)
@@ -147,7 +141,7 @@ def run(words: Sequence[Any], *, env: dict[str, str], cwd: Path | str | None = N
             process.kill()
         out.seek(0)
         err.seek(0)
-        return Ended(status, out.read().decode(), err.read().decode())
+        return subprocess.CompletedProcess(list(words), status, out.read().decode(), err.read().decode())
 
 
 def serve(asked: socket.socket) -> list[str] | None:

@@ -106,14 +106,9 @@ class Machine(Workers):
         self.the_ledger_is_sound()
         self.check_reconciled()
 
-    @property
-    def name(self):
-        """The scheduler that fires now: another one each time."""
-        return f"fires at {self.now}"
-
     def reconcile(self, drift):
         due_hint = None if drift is None else self.configured.cron(NAME).newest(self.now + drift)
-        reconcile.reconcile(NAME, self.configured, deliver, by=self.name, due_hint=due_hint)
+        reconcile.reconcile(NAME, self.configured, deliver, by=f"fires at {self.now}", due_hint=due_hint)
 
     def check_reconciled(self):
         due = self.configured.cron(NAME).newest(self.now)

@@ -29,7 +29,7 @@ class Worker:
     name: str
     message: Message | None = None
     run: Started | None = None
-    ending: str | None = None
+    ended: bool = False
     sign: datetime | None = None
 
 
@@ -55,7 +55,7 @@ class Workers(RuleBasedStateMachine):
 
     @property
     def holding(self):
-        return [worker for worker in self.workers if worker.message and not worker.run and not worker.ending]
+        return [worker for worker in self.workers if worker.message and not worker.run and not worker.ended]
 
     @property
     def running(self):
@@ -63,7 +63,7 @@ class Workers(RuleBasedStateMachine):
 
     @property
     def ended(self):
-        return [worker for worker in self.workers if worker.ending is not None]
+        return [worker for worker in self.workers if worker.ended]
 
     @precondition(lambda self: self.idle)
     @rule(pick=picks, rescue=st.booleans())
@@ -94,7 +94,7 @@ class Workers(RuleBasedStateMachine):
         number, token = int(worker.message.message_id), UUID(worker.message.options[TOKEN])
         run = JobRun.start(NAME, number, token=token, by=worker.name)
         if run is None:
-            self.end(worker, "ack")
+            self.end(worker)
             self.acknowledge(worker)
         else:
             assert not self.paused, "a run of a paused batch was started"
@@ -106,9 +106,8 @@ class Workers(RuleBasedStateMachine):
         self.world.owners[run.id] = run.token
         worker.run, worker.sign = run, self.now
 
-    def end(self, worker, ending):
-        worker.run, worker.sign = None, None
-        worker.ending = ending if worker.message else None
+    def end(self, worker):
+        worker.run, worker.sign, worker.ended = None, None, worker.message is not None
 
     def check_ours(self, run):
         assert self.world.owners.get(run.id) == run.token, "a lost attempt was told that it owns its run"
@@ -121,7 +120,7 @@ class Workers(RuleBasedStateMachine):
             self.check_ours(worker.run)
             worker.sign = self.now
         else:
-            self.end(worker, "ack")
+            self.end(worker)
 
     @precondition(lambda self: self.running)
     @rule(
@@ -150,7 +149,7 @@ class Workers(RuleBasedStateMachine):
             self.check_ours(worker.run)
         if state == "succeeded":
             self.world.successes[worker.run.id] += 1
-        self.end(worker, "ack")
+        self.end(worker)
 
     @precondition(lambda self: self.ended)
     @rule(pick=picks)
@@ -159,8 +158,8 @@ class Workers(RuleBasedStateMachine):
 
     def acknowledge(self, worker):
         if worker.message is not None:
-            self.dispatch(worker, worker.ending, worker.message.options["redis_message_id"])
-        worker.message = worker.ending = None
+            self.dispatch(worker, "ack", worker.message.options["redis_message_id"])
+        worker.message, worker.ended = None, False
 
     @precondition(lambda self: self.running or self.holding or self.ended)
     @rule(pick=picks)
@@ -172,13 +171,6 @@ class Workers(RuleBasedStateMachine):
             self.terminal = Worker("terminal")
         else:
             self.workers[self.workers.index(worker)] = self.hired()
-
-    @precondition(lambda self: self.holding)
-    @rule(pick=picks)
-    def a_message_is_rejected(self, pick):
-        worker = pick(self.holding)
-        self.end(worker, "nack")
-        self.acknowledge(worker)
 
     @precondition(lambda self: self.running and self.idle)
     @rule(pick=picks)

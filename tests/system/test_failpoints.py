@@ -1,4 +1,4 @@
-"""A worker that is killed between two steps of a batch, and then started again, ends as an undisturbed one."""
+"""A worker that is killed between two steps of a batch, and then started again, ends as an undisturbed one, and the audit says so."""
 
 from functools import partial
 from time import monotonic
@@ -7,6 +7,7 @@ import pytest
 
 from forgekeeper.batches import BATCHES, queues
 from forgekeeper.runs.ledger import JobRun
+from tests.harness.audited import unclosed
 from tests.harness.failpoints import failpoints
 from tests.harness.waiting import wait_until
 
@@ -72,14 +73,14 @@ def test_a_worker_killed_there_and_started_again_ends_as_an_undisturbed_one(worl
     case.claims_run_out()
     worker = worker_of("worker", *WORKER)
     began = monotonic()
-    wait_until(lambda: ended(run, case) and case.state() == want, LIMIT)
-    outcome(FAULTS.get(name, 1), injected=1, violations=case.state() != want, recovery=[monotonic() - began])
+    wait_until(lambda: ended(run, case) and case.standing() == want, LIMIT)
+    outcome(FAULTS.get(name, 1), injected=1, violations=case.standing() != want, recovery=[monotonic() - began])
     quiet = wait_until(lambda: not messages(case), LIMIT)
     worker.kill()
 
     assert {line["name"] for line in killed.said("failpoint reached")} == {name}
-    assert case.state() == want
-    assert (ended(run, case), quiet) == (True, True)
+    assert case.standing() == want
+    assert (ended(run, case), quiet, unclosed()) == (True, True, 0)
 
 
 def ended(run, case):

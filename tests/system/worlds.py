@@ -22,6 +22,7 @@ from forgekeeper.storage import sentinel
 from forgekeeper.storage.outbox import DeletedObject
 from models import GitRefDeletion
 from tests.harness import samples as sample
+from tests.harness.audited import gone, unclosed
 from tests.harness.installation import INSTALLATION
 from tests.harness.tables import empty
 from workers.stale_direct_uploads import register as uploads
@@ -109,9 +110,16 @@ class Case:
 
     cron = ONCE_A_YEAR
     """Rare: it is the killed run itself that must be taken up, not a later tick's."""
+    record = None
+    """Whose lines the audit has, if the batch deletes what has such."""
+    key = "id"
 
     def __init__(self, world):
         self.world = world
+
+    def standing(self):
+        """Say how things stand, and of what the audit says that it is gone."""
+        return self.state(), gone(self.record, self.key)
 
     def claims_run_out(self):
         """Let the time pass for which what a dead run claimed is nobody else's."""
@@ -119,6 +127,7 @@ class Case:
 
 class UserStatusCleanup(Case):
     total = 1_000
+    record = "user_status"
 
     def seed(self):
         sample.user_statuses(2_500)
@@ -147,6 +156,7 @@ class StaleImports(Case):
 
 class StaleDirectUploads(Case):
     total = 1_200
+    record, key = "stale_upload", "path"
 
     def seed(self):
         stale = [f"stale/{number:04}" for number in range(self.total)]
@@ -171,6 +181,7 @@ class StaleDirectUploads(Case):
 
 class DeleteObjects(Case):
     total = 1_200
+    record, key = "deleted_object", "path"
 
     def seed(self):
         gone = [f"gone/{number:04}" for number in range(self.total)]
@@ -193,6 +204,7 @@ class DeleteObjects(Case):
 
 class ExpiredJobArtifacts(Case):
     total = 1_200
+    record = "expired_artifact"
     cron = EVERY_SECOND
     """The run itself ends at once, its children's buckets are taken from them by a later one."""
 
@@ -214,6 +226,7 @@ class ExpiredJobArtifacts(Case):
 class GitRefCleanup(Case):
     projects, doomed = 8, 30
     total = projects * doomed
+    record = "git_ref_deletion"
     cron = EVERY_SECOND
 
     def seed(self):
@@ -297,7 +310,9 @@ def undisturbed(case, batch, services):
     service = services("undisturbed", "run", batch, **case.world.environment | PATIENT)
     assert service.process.wait(LIMIT) == 0
     assert case.left() == 0
-    return case.state()
+    state, audited = case.standing()
+    assert (len(audited), unclosed()) == (case.total if case.record else 0, 0)
+    return state, audited
 
 
 def unfinished(*queues):

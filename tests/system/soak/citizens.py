@@ -36,7 +36,7 @@ class Place:
     """Where citizens find everything: the servers themselves, the store's folder wherever it is, repositories."""
 
     def __init__(self, rig):
-        self.rig, self.world, self.make_redis = rig, rig.world, rig.servers.redis
+        self.rig, self.world = rig, rig.world
         # They know the folder itself: to them it is not away when its name is.
         self.store = os.open(self.world.root, os.O_DIRECTORY)
 
@@ -87,7 +87,7 @@ class Citizen(threading.Thread):
 
     def run(self):
         try:
-            with closing(self.place.make_redis(retry=Retry(NoBackoff(), 0))) as self.redis:
+            with closing(self.connect_redis(retry=Retry(NoBackoff(), 0))) as self.redis:
                 self.begin()
                 while not self._stopped.wait(self.dice.expovariate(1 / self.pause)):
                     try:
@@ -99,6 +99,9 @@ class Citizen(threading.Thread):
             raise
         finally:
             self.disconnect()
+
+    def connect_redis(self, **options):
+        return self.place.rig.servers.redis(**options)
 
     def begin(self):
         """Make what is needed once."""

@@ -91,6 +91,10 @@ class Uploader(Citizen):
     before it is stale.
     """
 
+    def connect_redis(self, **options):
+        """Connect as the forge does to the register of uploads."""
+        return super().connect_redis(username="forgekeeper-uploads", driver_info=None, **options)
+
     def act(self):
         now = int(self.now())
         if self.dice.random() < 0.01:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from functools import partial
 from urllib.parse import urlsplit
 
 from tests.system.service import ROOT
@@ -70,8 +69,3 @@ def refused(client):
         for entry in client.acl_log()
         if entry["username"] in users() and entry["object"] != "info"
     ]
-
-
-def producer(servers):
-    """Return how the forge connects to the register of uploads."""
-    return partial(servers.redis, username="forgekeeper-uploads", driver_info=None)

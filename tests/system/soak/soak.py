@@ -15,17 +15,18 @@ import json
 import math
 import os
 import random
-import subprocess
-import sys
 import time
 from collections import Counter
 from contextlib import ExitStack
-from copy import copy
 from dataclasses import dataclass, field
 
 import psycopg2
+from peewee import PostgresqlDatabase
 
+from demo.tables import make_tables
+from forgekeeper import migrations
 from forgekeeper.batches import BATCHES
+from forgekeeper.database import database
 from tests.harness import forks
 from tests.harness.installation import INSTALLATION
 from tests.harness.machine import Held
@@ -40,7 +41,7 @@ from .citizens import Place
 from .evidence import Evidence
 from .faults import rounds
 from .history import History
-from .producers import CITIZENS, Uploader
+from .producers import CITIZENS
 from .properties import BOUND, PROPERTIES, check
 from .rig import Rig, nothing_armed
 from .settings import PAUSE, PERIODS, SECRET, STATEMENT_TIMEOUT
@@ -63,18 +64,6 @@ BUDGETS = {name: batch.budget.total_seconds() for name, batch in BATCHES.items()
     "delete_artifact_bucket": expired_job_artifacts.MAX_RUNTIME.total_seconds(),
     "clean_project_refs": git_ref_cleanup.LOCK_TIMEOUT.total_seconds(),
 }
-MIGRATE = """
-import sys
-import peewee
-from demo.tables import make_tables
-from forgekeeper import migrations
-from forgekeeper.database import database
-
-database.initialize(peewee.PostgresqlDatabase(sys.argv[1]))
-database.connect()
-migrations.migrate(database.obj)
-make_tables(database.obj)
-"""
 NEWEST = "select batch, extract(epoch from max(started_at))::float8 from job_runs where state = 'succeeded' group by 1"
 
 
@@ -89,7 +78,6 @@ class Report:
     recoveries: list = field(default_factory=list)
     duplicates: int = 0
     notes: list = field(default_factory=list)
-    operations: Counter = field(default_factory=Counter)
     done_in: dict = field(default_factory=dict)
     """Batch -> seconds that it took to do what was due, each time it was asked."""
 
@@ -102,9 +90,8 @@ class Report:
     def lines(self):
         """Yield the report for people to read."""
         yield f"seed {self.seed}, {self.seconds:.0f} s of faults"
-        for title, counts in (("faults", self.faults), ("operations", self.operations)):
-            yield f"  {title} ({counts.total()})"
-            yield from (f"    {count:6} {name}" for name, count in sorted(counts.items()))
+        yield f"  faults ({self.faults.total()})"
+        yield from (f"    {count:6} {name}" for name, count in sorted(self.faults.items()))
         yield from (f"  {note}" for note in self.notes)
         for batch, seconds in self.done_in.items():
             yield f"  due work of {batch} was done in: {'/'.join(Outcome(recovery=seconds).points())} s (p50/p95/max)"
@@ -130,21 +117,17 @@ class Soak:
         stack.callback(self.place.close)
         self._migrate()
         rights.make_roles(self.rig.ask)
-        self.citizens = [citizen(self._place_of(citizen), self.history, seed) for citizen in CITIZENS]
+        self.citizens = [citizen(self.place, self.history, seed) for citizen in CITIZENS]
         self.watcher = watch.Watcher(self.place, self.history, seed)
         stack.callback(self._still)
 
     def _migrate(self):
-        subprocess.run([sys.executable, "-c", MIGRATE, self.rig.servers.database_url], cwd=ROOT, check=True)
+        database.initialize(PostgresqlDatabase(self.rig.servers.database_url))
+        with database.connection_context():
+            migrations.migrate(database.obj)
+            make_tables(database.obj)
         self.rig.ask("insert into feature_flags (name, enabled) values ('bulk_delete_job_artifacts', true)")
         self.rig.ask(f"update installation set id = '{INSTALLATION}'")
-
-    def _place_of(self, citizen):
-        if citizen is not Uploader:
-            return self.place
-        mine = copy(self.place)
-        mine.make_redis = rights.producer(self.rig.servers)
-        return mine
 
     def _still(self):
         for thread in (*self.citizens, self.watcher):
@@ -334,7 +317,8 @@ class Soak:
         report.faults = self.rig.faults
         report.duplicates = sum(max(0, run["attempt"] - 1) for run in final.runs)
         operations = (one for done in self.history.operations.values() for one in done)
-        report.operations = Counter(f"{one.subject.partition(':')[0]} {one.do}: {one.outcome}" for one in operations)
+        did = Counter(f"{one.subject.partition(':')[0]} {one.do} {one.outcome}" for one in operations)
+        report.notes.append(f"operations: {dict(sorted(did.items()))}")
         states = Counter(f"{run['state']} {run['reason'] or ''}".strip() for run in final.runs)
         report.notes.append(f"runs: {dict(sorted(states.items()))}; services started {self.rig.restarts} times")
         report.notes.append(f"looked: {dict(self.history.looked)}; Redis emptied {len(evidence.emptied)} times")

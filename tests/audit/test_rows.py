@@ -13,7 +13,7 @@ from forgekeeper.database import database, now
 from forgekeeper.runs.quarantine import Quarantined
 from forgekeeper.storage.settled import SettledUpload
 from models import BulkImportEntity, BulkImportTracker, UserStatus
-from tests.harness.changing import ENTITIES, IMPORTS, cleanup_stale
+from tests.harness.bulk_imports import ENTITIES, IMPORTS, cleanup_stale
 from tests.harness.performing import recorded
 from tests.harness.settings import settings_with
 from tests.harness.thorough import examples

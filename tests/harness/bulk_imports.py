@@ -1,16 +1,20 @@
-"""Bulk imports: what tests of them share."""
+"""Bulk imports and their entities, the two kinds of batch 65: what tests of them share."""
 
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
 
 import pytest
 
+from forgekeeper.audit.deletions import Audit
 from forgekeeper.database import database
+from forgekeeper.deleting.changes import execute
+from forgekeeper.runs.brakes import Brakes
 from forgekeeper.runs.deadline import Deadline
-from models import BulkImportEntity, BulkImportTracker, ImportStatus
-from tests.harness.changing import ENTITIES, IMPORTS
+from models import BulkImport, BulkImportEntity, BulkImportTracker, ImportStatus
 from tests.harness.performing import perform
-from workers.stale_imports import MAX_RUNTIME, stale_imports
+from tests.harness.settings import settings_with
+from workers.stale_imports import MAX_RUNTIME, entities, imports, stale_imports
 
 ADD_IMPORTS = """
     insert into bulk_imports (id, user_id, status, updated_at)
@@ -38,6 +42,18 @@ FUNCTION = """
         return new;
     end $$
 """
+
+
+class Kind(NamedTuple):
+    """What is given up, and what answers for it."""
+
+    record: str
+    model: type
+    answer: object
+
+
+IMPORTS = Kind("bulk_import", BulkImport, imports)
+ENTITIES = Kind("entity", BulkImportEntity, entities)
 
 KINDS = [(IMPORTS, "bulk_imports", ADD_IMPORTS), (ENTITIES, "bulk_import_entities", ADD_ENTITIES)]
 
@@ -95,3 +111,9 @@ def spoilt(table, record):
         yield
     finally:
         database.execute_sql("drop function spoil cascade")
+
+
+def cleanup_stale(kind, now, ids, *, audit=None):
+    """Time those records out, unless somebody moved them on first; return the rows of the ones we did."""
+    brakes = Brakes(stale_imports, settings_with(), stale_imports.outcome(), None)
+    return execute(kind.answer(now), now, ids, audit or Audit("a", on=False), brakes)

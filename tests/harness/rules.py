@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,31 +45,16 @@ def rests_on(user: Rule, rule: Rule) -> bool:
     return user is not rule and "record" in rule and rule["record"] in user["expr"]
 
 
-def cut(alerts: set[str], original: Rule | None = None, spoilt: Rule | None = None) -> dict[str, Any]:
-    """Keep the rules that have a part in these alerts, in their groups and order; exchange one for another."""
-    groups = [
-        {
-            **group,
-            "rules": [spoilt if rule is original else rule for rule in group["rules"] if alerts_of(rule) & alerts],
-        }
-        for group in GROUPS
-    ]
-    return {"groups": [group for group in groups if group["rules"]]}
-
-
-def write(folder: Path, rules: dict[str, Any], tests: Iterable[Case]) -> Path:
-    """Write rules and the tests of them; return the file for promtool."""
-    folder.mkdir()
-    (folder / "rules.yml").write_text(json.dumps(rules))
-    file = {"rule_files": ["rules.yml"], "evaluation_interval": "1m", "tests": list(tests)}
-    (folder / "tests.yml").write_text(json.dumps(file))
-    return folder / "tests.yml"
-
-
 def by_alert(folder: Path, file: Path) -> Iterator[Path]:
-    """Write the cases of a file anew, each beside the rules that it is about and no others."""
+    """Write the cases of a file anew for promtool, each beside the rules that have a part in it and no others."""
     together: dict[frozenset[str], list[Case]] = {}
     for case in cases(file):
         together.setdefault(frozenset(asked(case)), []).append(case)
     for alerts, those in together.items():
-        yield write(folder / "-".join(sorted(alerts))[:200], cut(set(alerts)), those)
+        groups = [{**group, "rules": [rule for rule in group["rules"] if alerts_of(rule) & alerts]} for group in GROUPS]
+        place = folder / "-".join(sorted(alerts))[:200]
+        place.mkdir()
+        (place / "rules.yml").write_text(json.dumps({"groups": [group for group in groups if group["rules"]]}))
+        tests = {"rule_files": ["rules.yml"], "evaluation_interval": "1m", "tests": those}
+        (place / "tests.yml").write_text(json.dumps(tests))
+        yield place / "tests.yml"

@@ -16,17 +16,18 @@ from tests.harness.bulk_imports import (
     ADD_ENTITIES,
     ADD_IMPORTS,
     ADD_TRACKERS,
+    ENTITIES,
     add_stale,
     ago,
     both_kinds,
     by_status,
+    cleanup_stale,
     entity,
     run,
     spoilt,
     status_of,
     tracker_statuses,
 )
-from tests.harness.changing import ENTITIES, cleanup_stale
 from tests.harness.clocks import Clock, Crash, crash
 from tests.harness.performing import perform
 from tests.harness.thorough import examples

@@ -38,8 +38,6 @@ CHUNK = 1_000
 FIRST_RETRY = timedelta(minutes=1)
 MAX_RUNTIME = timedelta(minutes=4)
 
-Stopped = Literal["drained", "deadline", "store_unavailable", "no_store"]
-
 log = structlog.get_logger(__name__)
 
 
@@ -51,7 +49,7 @@ class Outcome:
     missing: int = 0
     failed: int = 0
     remaining: int = 0
-    stopped: Stopped = "drained"
+    stopped: Literal["drained", "deadline", "store_unavailable", "no_store"] = "drained"
 
 
 @batch(

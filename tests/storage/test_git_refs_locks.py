@@ -1,6 +1,5 @@
 """Locks of others, a git that hangs, and repositories and disks that are not there."""
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -112,22 +111,6 @@ def test_git_that_does_not_listen_is_killed(repository, tmp_path, monkeypatch):
     assert "was killed" in str(caught.value)
     assert not Path("/proc", (repository.path / "pid").read_text().strip()).exists()
     assert len(repository.locks()) == 2
-
-
-class Stop(BaseException):
-    pass
-
-
-def test_an_exception_raised_meanwhile_in_our_thread_ends_git(repository, tmp_path, monkeypatch):
-    hang(repository, tmp_path, monkeypatch, at_term=CLEAN_UP)
-    deletion = Held(lambda: repository.delete("refs/a", "refs/c"))
-    assert wait_until(lambda: len(repository.locks()) == 2, ALWAYS_IN_TIME)
-
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(deletion.ident), ctypes.py_object(Stop))
-
-    with pytest.raises(Stop):
-        deletion.result()
-    assert repository.locks() == []
 
 
 INTERRUPTED = """

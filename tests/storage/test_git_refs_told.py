@@ -4,8 +4,6 @@ import pytest
 
 from forgekeeper.storage.git_refs import CHANGES, Doomed
 
-ELSEWHERE = "1" * 40
-
 
 class Told:
     """What was said before each transaction; *then* is done when it has been."""

@@ -50,15 +50,6 @@ def test_a_store_that_is_busy_for_a_moment_is_asked_again(s3, objects, kinds):
     assert outcomes == {"a": DELETED, "b": DELETED}
 
 
-def test_a_store_that_denies_everything_is_unavailable(s3, objects):
-    s3.proxy.answer(403, "AccessDenied")
-
-    error = unavailable(objects(s3), ["a", "b"])
-
-    assert error.known == {}
-    assert sentinel.NAME in str(error)
-
-
 @pytest.mark.parametrize(
     "content",
     [sentinel.text("d15c0"), sentinel.TEXT, b"", b"installation:\n"],

@@ -74,10 +74,6 @@ def live_artifact(path, **options):
     JobArtifact.create(project_id=1, job_id=1, file_type=1, file_final_path=path, **options)
 
 
-def time_passes(duration):
-    DeletedObject.update(pick_up_at=DeletedObject.pick_up_at - duration).execute()
-
-
 def outbox():
     return {row.path: row.attempts for row in DeletedObject.select()}
 

@@ -18,7 +18,6 @@ from tests.harness.ref_deletions import PROJECT, lock, pending, row, rows, statu
 from workers.git_ref_cleanup.cleaning import ProjectOutcome
 
 PENDING, PROCESSED, REJECTED = DeletionStatus
-LIMIT = 60.0
 ELSEWHERE = "1" * 40
 
 

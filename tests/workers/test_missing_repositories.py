@@ -8,13 +8,10 @@ from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.storage import sentinel
 from forgekeeper.storage.git_repository import RepositoriesMissing, RootUnavailable
-from models import DeletionStatus, Project
+from models import Project
 from tests.harness.git_samples import stand_in
 from tests.harness.ref_deletions import NAME, PROJECT, QUEUE, counted, on_their_way, pending, projects, row, rows
 from workers.git_ref_cleanup.cleaning import ProjectOutcome
-
-PENDING, PROCESSED, REJECTED = DeletionStatus
-
 
 pytestmark = pytest.mark.usefixtures("database")
 

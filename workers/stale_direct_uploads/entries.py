@@ -33,10 +33,6 @@ class Entry:
     adopted: int | None = None
     registered: int | None = field(default=None, compare=False)
 
-    def __hash__(self) -> int:
-        """Go by the member alone: a run looks each entry up a dozen times."""
-        return hash(self.member)
-
     @property
     def location(self) -> str:
         """What stands before the first colon."""

@@ -70,10 +70,6 @@ def test_outside_the_folders_an_object_of_the_outbox_stays_and_its_row_waits(sto
     assert [(line["objects"], line["reason"]) for line in logs] == [(2, OUTSIDE)]
 
 
-def live_artifact(path, **options):
-    JobArtifact.create(project_id=1, job_id=1, file_type=1, file_final_path=path, **options)
-
-
 def outbox():
     return {row.path: row.attempts for row in DeletedObject.select()}
 
@@ -108,7 +104,7 @@ def test_what_has_a_grace_stays_until_that_is_over(store):
 
 def test_an_object_that_a_live_artifact_names_is_left_alone_and_its_row_removed(store):
     deleted_artifact(store, "a/kept", "a/gone")
-    live_artifact("a/kept")
+    JobArtifact.create(project_id=1, job_id=1, file_type=1, file_final_path="a/kept")
 
     with capture_logs() as logs:
         outcome = run(store.url)

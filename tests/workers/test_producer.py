@@ -11,7 +11,6 @@ from forgekeeper.storage.settled import NoTransaction, SettledUpload
 from models import JobArtifact
 from workers.stale_direct_uploads import producer as uploads
 from workers.stale_direct_uploads.entries import BeingDeleted, MalformedUpload
-from workers.stale_direct_uploads.register import PENDING
 
 PATH = "ab/sample:1.zip"
 
@@ -26,14 +25,6 @@ def transaction(database):
     """The transaction in which a producer inserts its row."""
     with database.atomic() as transaction:
         yield transaction
-
-
-@pytest.fixture
-def back():
-    """Call it to let the register be as it was when the fixture was asked for: one upload has begun."""
-    uploads.prepare(client, "artifacts", PATH)
-    then = client.dump(PENDING)
-    return lambda: client.restore(PENDING, 0, then, replace=True)
 
 
 def test_a_path_that_a_live_artifact_names_is_refused():
@@ -86,16 +77,6 @@ def test_an_upload_completes_once(transaction):
     uploads.prepare(client, "artifacts", PATH)
 
     assert [uploads.complete(client, "artifacts", PATH) for _ in range(2)] == [True, False]
-
-
-@pytest.mark.parametrize("path", [PATH, "other"])
-def test_what_was_reaped_neither_completes_nor_is_pending_though_redis_went_back(transaction, back, path):
-    SettledUpload.reap("artifacts", [path], run=1)
-    back()
-
-    pending = uploads.exists(client, "artifacts", PATH)
-
-    assert (pending, uploads.complete(client, "artifacts", PATH)) == (path != PATH, path != PATH)
 
 
 def test_what_has_completed_where_no_table_names_it_is_remembered_with_the_row(database):

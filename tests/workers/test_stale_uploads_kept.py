@@ -104,7 +104,7 @@ def test_an_upload_that_was_reaped_never_completes_though_redis_goes_back(store,
 
     go_back()
 
-    assert (complete(HERE, "a/b"), uploads.count(client)) == (False, 1)
+    assert (producer.exists(client, HERE, "a/b"), complete(HERE, "a/b"), uploads.count(client)) == (False, False, 1)
 
 
 @pytest.mark.parametrize("location", [HERE, ELSEWHERE])

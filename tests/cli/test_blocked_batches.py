@@ -73,12 +73,3 @@ def test_of_a_batch_that_is_held_back_status_says_so_and_nothing_is_expected(mai
 
     assert [row for row in rows_of(main, NAME) if word in row.split()]
     assert NAME in held_back.idle(settings)
-
-
-def test_status_begins_with_what_is_stopped_and_how_to_end_that(main):
-    stop()
-
-    warning = main("status").stdout
-
-    assert f"warning: {NAME} is stopped by alice@host since " in warning
-    assert f"(wrong rows go): `forgekeeper resume {NAME}` ends that" in warning

@@ -91,8 +91,3 @@ def test_status_and_why_say_at_once_that_a_child_fails_also_when_redis_was_empti
     assert f"\n{said}" in story
     line = next(line for line in shown.partition("last run of")[2].splitlines() if line.startswith(NAME))
     assert (" failing " in line, " succeeded " in line) == (True, False)
-
-
-def test_a_child_that_a_person_discards_fails_no_longer(failed, main):
-    assert main("quarantine", "discard", str(Quarantined.get().id)).status == 0
-    assert Quarantined.select().count() == 0

@@ -75,20 +75,6 @@ def test_a_pause_that_begins_now_is_a_stop(main, database):
     assert abs(hold().until - now() - timedelta(hours=2)) < timedelta(minutes=1)
 
 
-def test_a_pause_cannot_end_before_it_begins(main, database):
-    result = main("pause", NAME, "--until", "2020-01-01T08:30")
-
-    assert (result.status, paused()) == (2, set())
-    assert result.complaint == "2020-01-01 08:30:00 has passed; give a time to come, in UTC"
-
-
-@pytest.mark.parametrize(("words", "names"), [([NAME, OTHER], {NAME, OTHER}), (["--all"], set(BATCHES))])
-def test_several_batches_are_paused_at_once(main, database, words, names):
-    answer = main("pause", *words, "--reason", "a move", "--json").json
-
-    assert paused() == {one["batch"] for one in answer["batches"]} == names
-
-
 @pytest.mark.parametrize("command", ["pause", "stop", "resume"])
 @pytest.mark.parametrize("given", [(), (NAME, "--all")])
 def test_batches_are_named_or_all_are_meant(main, database, command, given):
@@ -107,13 +93,6 @@ def test_an_emptied_redis_does_not_resume_a_paused_batch(main, database):
 
 
 # stop
-
-
-def test_a_stop_is_remembered_with_who_and_why(main, database):
-    result = main("stop", NAME, *WHY, ACTOR=None)
-
-    assert (result.status, result.stdout) == (0, f"{NAME} is stopped until `forgekeeper resume {NAME}`\n")
-    assert (hold().reason, "@" in hold().by) == ("wrong rows go", True)
 
 
 @pytest.mark.parametrize("words", [[NAME], [NAME, "--reason", " "], [NAME, "nonsense", *WHY]])

@@ -3,13 +3,11 @@
 import os
 import shutil
 import subprocess
-from contextlib import closing
 from datetime import timedelta
 from itertools import count
 
 import hypothesis
 import hypothesis.strategies as st
-import psycopg2
 import pytest
 
 from forgekeeper.audit.deletions import Audit, Deletion
@@ -23,7 +21,6 @@ from workers.expired_job_artifacts import holding
 
 RUN = 17
 DAY = timedelta(days=1)
-MANY = examples(200_000)
 HOSTILE = [
     *("a/com.acme:key:1.0.jar", "a/\u200f\u061c/b", "line\u2028break", "no\u00a0break", "spa  ces ", "a\\", "e'", "?"),
     *("\\'; drop table canary; --", "'; drop table canary; --", "\\! touch canary", "*/ /* --", "%s %(a)s %"),
@@ -47,17 +44,6 @@ def psql(urls):
         command = [program, "-X", *options, "-d", urls.database]
         given = text if isinstance(text, bytes) else text.encode()
         return subprocess.run(command, input=given, env=os.environ | environment, capture_output=True, check=False)
-
-    return feed
-
-
-@pytest.fixture
-def driver(urls):
-    """Have a script executed by a driver, in a session with these options."""
-
-    def feed(text, options):
-        with closing(psycopg2.connect(urls.database, options=options)) as connection:
-            connection.cursor().execute(text)
 
     return feed
 
@@ -189,37 +175,3 @@ def test_nothing_is_held_unless_the_act_can_be_written(main):
         database.execute_sql("drop trigger unwritten on audit_acts")
 
     assert (result.status, result.stdout, DeletedObject.held().count()) == (1, "", 0)
-
-
-# Many
-
-CHUNK = 1_000
-FILL = """
-    insert into audit_deletions (batch, record, run, phase, ids, hashes, detail)
-    select 'expired_job_artifacts', 'expired_artifact', %(run)s, 'done', array_agg(id order by id), '{}',
-        jsonb_build_object(
-            'project_id', 7, 'job_id', 3, 'partition_id', 100, 'file_type', 2, 'file_store', 1, 'file', null,
-            'bytes', 10, 'path', jsonb_agg('a/' || md5(id::text) || '/' || id order by id),
-            'due', now(), 'created_at', now(), 'updated_at', now()
-        )
-    from generate_series(1, %(many)s) as id group by (id - 1) / %(chunk)s;
-    insert into ci_deleted_objects (project_id, store_dir, file, pick_up_at)
-    select 7, 'a/' || md5(id::text), id::text, now() + interval '1 day' from generate_series(1, %(many)s) as id;
-    analyze ci_deleted_objects;
-"""
-
-
-def fill(many):
-    database.execute_sql(FILL, {"run": RUN, "many": many, "chunk": CHUNK})
-
-
-@pytest.mark.parametrize("words", [["--run", str(RUN)], ["--project", "7"]])
-def test_many_are_held_without_a_transaction_that_waits_for_us(main, psql, words):
-    fill(MANY)
-
-    result = main("objects", "hold", *words, DATABASE_IDLE_TIMEOUT="0.1")
-    assert (result.status, DeletedObject.held().count()) == (0, MANY), result.stderr
-    done = psql(result.stdout, "-v", "ON_ERROR_STOP=1")
-
-    assert (done.returncode, JobArtifact.select().count()) == (0, MANY), done.stderr
-    assert main("objects", "unhold", *words, "--json", DATABASE_IDLE_TIMEOUT="0.1").json == {"let_go": MANY}

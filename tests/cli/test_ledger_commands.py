@@ -3,18 +3,6 @@ from pathlib import Path
 
 import pytest
 
-from forgekeeper.batches import BATCHES
-from forgekeeper.declaring.flags import FeatureFlag
-from tests.harness import samples as sample
-
-ROOT = Path(__file__).parents[2]
-
-NAME = "user_status_cleanup"
-FLAG = "bulk_delete_job_artifacts"
-MIGRATIONS = ", ".join(
-    sorted(path.stem for path in (ROOT / "forgekeeper" / "migrations" / "forgekeeper").glob("[0-9]*.py"))
-)
-
 
 def findings(result, subject):
     return [(found["level"], found["message"]) for found in result.json["findings"] if found["subject"] == subject]
@@ -27,32 +15,6 @@ def places(tmp_path):
     for folder in (repositories, objects):
         folder.mkdir()
     return {"REPOSITORIES_ROOT": str(repositories), "OBJECT_STORES": f'{{"artifacts": "file://{objects}"}}'}
-
-
-def test_status_with_json_prints_one_object_with_every_batch_and_queue(forgekeeper, database):
-    result = forgekeeper("status", "--json")
-
-    assert (result.status, result.stderr) == (0, "")
-    assert set(result.json["batches"]) == set(BATCHES)
-    counted = {"ready": 0, "in_flight": 0, "delayed": 0, "dead": 0}
-    assert result.json["queues"]["cron"] == counted | {"oldest": None, "workers": 0}
-
-
-def test_status_shows_the_last_run_and_what_it_came_to(main, database):
-    sample.user_statuses(5)
-    main("run", NAME)
-
-    last = main("status", "--json").json["batches"][NAME]["last"]
-
-    assert (last["state"], last["attempt"], last["result"]["deleted"]) == ("succeeded", 1, 2)
-
-
-def test_a_flag_is_turned_on_and_off(forgekeeper, main, database):
-    assert forgekeeper("flags", "on", FLAG).stdout == f"{FLAG} is on\n"
-    assert FeatureFlag.is_on(FLAG)
-
-    assert main("flags", "off", FLAG).stdout == f"{FLAG} is off\n"
-    assert not FeatureFlag.is_on(FLAG)
 
 
 def test_settings_with_json_lists_them_all(main, settings):
@@ -115,17 +77,6 @@ def test_a_missing_sentinel_is_an_error_until_init_has_made_it(forgekeeper, main
         assert [level for level, _ in findings(found, subject)] == ["ok"]
 
 
-def test_init_refuses_an_empty_folder_where_the_database_knows_projects(main, database, places, tmp_path):
-    database.execute_sql("insert into projects (id, disk_path) values (1, '@hashed/1.git')")
-
-    result = main("check", "--init", "--json", **places)
-
-    assert result.status == 1
-    (level, message), *_ = findings(result, "repositories")
-    assert (level, message.endswith("is the right disk or bucket there?")) == ("error", True)
-    assert not any((tmp_path / "repositories").iterdir())
-
-
 @pytest.mark.parametrize(
     ("spoil", "level", "named", "status"),
     [
@@ -178,15 +129,6 @@ def test_check_names_a_clock_that_is_ahead(forgekeeper, ahead):
         ("error", "PostgreSQL's clock is 3600 s ahead of Redis's clock; set right the one that is wrong"),
         ("warning", "PostgreSQL's clock is 3600 s ahead of this machine's clock; set right the one that is wrong"),
     ]
-
-
-def test_migrate_names_what_it_applied_and_then_finds_nothing_to_do(forgekeeper, main, settings, new_database):
-    url = new_database()
-
-    first, second = forgekeeper("migrate", DATABASE_URL=url), main("migrate", DATABASE_URL=url)
-
-    assert (first.status, first.stdout.splitlines()[0]) == (0, f"applied: {MIGRATIONS}")
-    assert (second.status, second.stdout) == (0, "the schema is up to date\n")
 
 
 def test_migrate_refuses_a_database_that_has_such_a_table_already(main, settings, new_database, query):

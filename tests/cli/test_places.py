@@ -143,15 +143,6 @@ def test_a_copy_becomes_another_installation_with_no_right_to_the_store(main, st
     assert query(staging["DATABASE_URL"], ACTS) == [("check --init --copied", "for staging", number, ours)]
 
 
-def test_a_copy_that_is_an_installation_of_its_own_may_not_use_production_s_redis(main, staging):
-    main("check", "--init", "--copied", "--reason", "for staging", **staging)
-
-    result = main("send", "prune", **staging)
-
-    assert result.status == 1
-    assert "FORGEKEEPER_REDIS_URL" in result.complaint
-
-
 def test_a_copy_of_a_whole_cluster_can_be_said_to_be_one_though_nothing_shows_it(main, production, query):
     number = identity(query, production)
 

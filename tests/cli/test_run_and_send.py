@@ -39,14 +39,6 @@ def claim_this_minute():
     return JobRun.claim(NAME, tick, by="scheduler-1:7", reason=None)
 
 
-def test_run_prints_the_result(forgekeeper, database):
-    sample.user_statuses(5)
-
-    result = forgekeeper("run", NAME)
-
-    assert (result.status, result.stdout) == (0, f"{NAME}: deleted=2 batches=1 stopped=drained\n")
-
-
 def test_run_with_json_prints_one_object_and_its_logs_elsewhere(forgekeeper, database):
     sample.user_statuses(5)
 

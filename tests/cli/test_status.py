@@ -14,7 +14,6 @@ from forgekeeper.batches import BATCHES
 from forgekeeper.database import database
 from forgekeeper.delivery.broker import broker
 from forgekeeper.runs.holds import Hold
-from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.processes import Process
 from tests.harness import samples as sample
 
@@ -138,14 +137,6 @@ def test_the_state_of_an_open_run_is_not_shown_beside_the_result_of_the_last_one
     assert "succeeded" in last
     assert "deleted=2" in last
     assert "enqueued" not in last
-
-
-def test_a_run_that_was_blocked_is_shown_as_such_with_the_reason(main):
-    JobRun.succeed(
-        JobRun.start_here(NAME, by="forge-1:2"), {"deleted": 0, "skipped": "no_store", "blocked": "no store"}
-    )
-
-    assert line_of(NAME, main("status").stdout, "last run of").split()[-3:] == ["blocked", "no", "store"]
 
 
 def test_a_backlog_is_counted_up_to_a_bound(status, main):

@@ -1,6 +1,6 @@
 """`why`: what became of one tick."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import pytest
 
@@ -11,7 +11,6 @@ from forgekeeper.runs import by_hand, clocks, reconcile
 from forgekeeper.runs.batch import Batch
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
-from forgekeeper.runs.processes import Process
 from tests.harness.ledger import start_run
 
 NAME = "user_status_cleanup"
@@ -211,15 +210,6 @@ def test_at_a_time_between_two_ticks_both_are_named(story):
         f"The batch was not due at {written(tick + timedelta(seconds=30))}.",
         f"Its schedule is * * * * *: it was due at {written(tick)} and again at {written(tick + MINUTE)}.",
     ]
-
-
-def test_the_schedule_that_a_living_scheduler_keeps_counts_and_not_this_shell_s(story):
-    facts = {"timetable": {NAME: "30 4 * * *"}}
-    Process.enrol(kind="scheduler", host="forge-1", pid=1, version="1", dead_after=HOUR, facts=facts)
-
-    assert story(datetime(2026, 11, 20, 8, 31, tzinfo=UTC))[1] == (
-        "Its schedule is 30 4 * * *: it was due at 2026-11-20 04:30:00 and again at 2026-11-21 04:30:00."
-    )
 
 
 def test_a_tick_that_was_set_aside_is_still_found_at_its_time(story):

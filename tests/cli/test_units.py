@@ -70,13 +70,6 @@ def test_a_service_comes_back_says_when_it_is_ready_and_has_the_time_to_end_and_
     assert section["NotifyAccess"] == ("all" if worker else "main")
 
 
-def test_two_workers_on_one_machine_have_two_endpoints():
-    ports = [dict(itertools.pairwise(one)).get("--metrics-port") for one in map(started, SERVICES)]
-
-    assert sorted(filter(None, ports)) == ["9194"]
-    assert load().metrics_port_exporter != 9194
-
-
 def test_the_example_of_an_environment_can_be_loaded_and_a_shell_reads_it_as_systemd_does():
     names = re.findall(r"^FORGEKEEPER_(\w+)=", EXAMPLE.read_text(), re.MULTILINE)
     script = f'set -a; . {EXAMPLE}; printf %s "$FORGEKEEPER_OBJECT_STORES"'

@@ -1,20 +1,13 @@
 """What a process that serves says while its servers are not there, and that it begins when they are."""
 
-import itertools
-import os
 import socket
 import urllib.error
 import urllib.request
 from contextlib import closing
-from queue import SimpleQueue
 
 import pytest
 import redis
-import structlog
 
-from forgekeeper.cli import waiting
-from forgekeeper.cli.waiting import Missing, Wait
-from metrics.multiprocess import READY, unready
 from tests.harness.ports import free_ports
 from tests.harness.programs import Program
 from tests.harness.waiting import wait_until
@@ -130,26 +123,3 @@ def test_a_process_that_waits_for_a_server_that_hangs_ends_when_it_is_told_to(st
 
         assert process.end() == 0
         assert process.said("asked to end before it was ready")
-
-
-def test_pauses_grow_up_to_the_longest(monkeypatch):
-    monkeypatch.setattr(waiting, "SHORTEST", 0.02)
-    monkeypatch.setattr(waiting, "LONGEST", 0.1)
-    look = iter([*[Missing("Redis", "here", "it is away")] * 6, None]).__next__
-
-    with structlog.testing.capture_logs() as lines:
-        Wait(SimpleQueue(), said="test").until_there(look)
-
-    seconds = [line["next_try_in"] for line in lines]
-    assert all(later > sooner for sooner, later in itertools.pairwise(seconds[:3]))
-    assert 0.05 < seconds[-1] <= max(seconds) <= 0.1
-
-
-def test_a_worker_is_ready_while_one_of_its_processes_takes_messages(tmp_path):
-    assert unready(tmp_path) == "no process of this worker takes messages"
-
-    (tmp_path / f"{os.getpid()}{READY}").touch()
-    assert unready(tmp_path) is None
-
-    (tmp_path / f"{os.getpid()}{READY}").rename(tmp_path / f"{2**22 + 1}{READY}")
-    assert unready(tmp_path) is not None

@@ -11,22 +11,12 @@ from forgekeeper.runs import breaker, releases
 from forgekeeper.runs.holds import Held, Hold
 from forgekeeper.runs.releases import NEXT
 from models import UserStatus
+from tests.harness.lived import lived
 from tests.harness.performing import recorded
 from tests.harness.settings import settings_with
 
 STATUSES = BATCHES["user_status_cleanup"]
-MINUTE = timedelta(minutes=1)
 
-RUNS = """
-    with runs as (
-        insert into job_runs (batch, state, started_at, finished_at, claimed_at, ordinary, result)
-        select %(batch)s, 'succeeded', at, at, at, true, '{}'
-        from unnest(%(ago)s::interval[]) as ago, lateral (select clock_timestamp() - ago as at) as times order by at
-        returning id, started_at
-    )
-    insert into run_totals (batch, run, day, records)
-    select %(batch)s, id, started_at::date, %(records)s from runs
-"""
 STATUS_ROWS = """
     insert into user_statuses (user_id, clear_status_at)
     select first + n, clock_timestamp() + case when n < %(due)s then interval '-1 s' else interval '1 day' end
@@ -46,12 +36,8 @@ def statuses(*, due, total):
     db.execute_sql(STATUS_ROWS, {"due": due, "total": total})
 
 
-def history(*ago, records=10):
-    db.execute_sql(RUNS, {"batch": STATUSES.name, "ago": [str(one) for one in ago], "records": records})
-
-
-def every_minute(hours=3, *, until=MINUTE, records=10):
-    history(*(until + n * MINUTE for n in range(hours * 60)), records=records)
+def every_minute():
+    lived(STATUSES, range(60, 3 * 3600, 60), 10)
 
 
 def left():

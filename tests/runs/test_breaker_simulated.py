@@ -8,30 +8,18 @@ from random import Random
 import pytest
 
 from forgekeeper.batches import BATCHES
-from forgekeeper.database import database as db
 from forgekeeper.database import now
 from forgekeeper.database.backlog import Stake
 from forgekeeper.runs import breaker
 from forgekeeper.runs.holds import Held
 from forgekeeper.runs.totals import RunTotal
+from tests.harness.lived import lived
 from tests.harness.settings import settings_with
 from tests.harness.thorough import examples
 
 STATUSES = BATCHES["user_status_cleanup"]
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 OUTAGES = [timedelta(minutes=20), HOUR, 9 * HOUR, DAY, 3 * DAY, timedelta(weeks=1), timedelta(weeks=3)]
-RUNS = """
-    with drawn as (
-        select at, records from unnest(%(ago)s::float[], %(records)s::bigint[]) as run (ago, records),
-            lateral (select clock_timestamp() - ago * interval '1 second' as at) as times
-    ), runs as (
-        insert into job_runs (batch, state, started_at, finished_at, claimed_at, ordinary, result)
-        select %(batch)s, 'succeeded', at, at, at, true, '{}' from drawn order by at
-        returning id, started_at
-    )
-    insert into run_totals (batch, run, day, records)
-    select %(batch)s, id, started_at::date, records from runs join drawn on at = started_at where records > 0
-"""
 
 
 class World:
@@ -63,7 +51,7 @@ class World:
         away = self.away.total_seconds()
         moments = [away + n * self.every for n in range(int(self.known.total_seconds() / self.every))]
         records = [self.due(-ago - self.every, -ago) for ago in moments]
-        db.execute_sql(RUNS, {"batch": STATUSES.name, "ago": moments, "records": records})
+        lived(STATUSES, moments, records)
         hours = range(0, int(away), 600)
         return sum(self.due(-away + n, -away + min(n + 600, away)) for n in hours), max(records)
 

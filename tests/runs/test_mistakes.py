@@ -15,6 +15,7 @@ from forgekeeper.runs.counting import Growth
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
 from models import UserStatus
+from tests.harness.lived import lived
 from tests.harness.performing import recorded
 from tests.harness.settings import settings_with
 from workers.expired_job_artifacts import FLAG
@@ -33,15 +34,6 @@ ARTIFACT_ROWS = """
     from generate_series(1, %(total)s) as n,
         lateral (select clock_timestamp() - n * interval '89 days' / %(total)s as made) as times
 """
-LIVED = """
-    with runs as (
-        insert into job_runs (batch, state, started_at, finished_at, claimed_at, ordinary, result)
-        select %(batch)s, 'succeeded', at, at, at, true, '{}' from generate_series(
-            clock_timestamp() - interval '3 days', clock_timestamp() - interval '5 minutes', interval '5 minutes') as at
-        returning id, started_at
-    )
-    insert into run_totals (batch, run, day, records) select %(batch)s, id, started_at::date, 3 from runs
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +47,7 @@ def fill(batch, sql, total):
     """Add rows to a batch that has run for days."""
     db.execute_sql(sql, {"total": total})
     db.execute_sql("analyze user_statuses, ci_job_artifacts")
-    db.execute_sql(LIVED, {"batch": batch.name})
+    lived(batch, range(300, 3 * 86_400, 300), 3)
 
 
 def test_a_bad_import_makes_all_statuses_expire(database):

@@ -32,7 +32,7 @@ from forgekeeper.runs.holds import Held
 from forgekeeper.runs.identity import identity
 from forgekeeper.runs.ledger import JobRun, Started
 from forgekeeper.runs.processes import Heartbeat, LostRun, Row
-from forgekeeper.runs.retry import backoff
+from forgekeeper.runs.retry import MAX_RETRIES, backoff
 from forgekeeper.runs.run import Run
 from forgekeeper.runs.totals import room_of
 from forgekeeper.settings import Settings
@@ -191,7 +191,7 @@ class Attempt:
     def _end_run(self, started: Started) -> str | None:
         """Close the row, and say so; return its state, None where it was taken from us."""
         result = self.result()
-        state = None if isinstance(self.error, LostRun) else _written(self._closing(started, result))
+        state = None if isinstance(self.error, LostRun) else _written(partial(self._close_row, started, result))
         facts = {"seconds": self._seconds()} | result
         if state is None:
             log.warning("run lost", **facts)
@@ -207,18 +207,16 @@ class Attempt:
             failpoint("run.closed")
         return state
 
-    def _closing(self, started: Started, result: dict[str, Any]) -> Callable[[], str | None]:
-        """Return what closes the row."""
+    def _close_row(self, started: Started, result: dict[str, Any]) -> str | None:
         if self.error is not None:
             delay = backoff(started.failures, first=self._settings.retry_after)
-            fail = partial(JobRun.fail, started, describe(self.error), result, delay=delay)
-            return partial(fail, retries=0) if self._final else fail
+            retries = 0 if self._final else MAX_RETRIES
+            return JobRun.fail(started, describe(self.error), result, delay=delay, retries=retries)
         if self.held is not None:
-            return partial(JobRun.hold, started, result, kind=self.held.kind, sentence=clean(str(self.held)))
+            return JobRun.hold(started, result, kind=self.held.kind, sentence=clean(str(self.held)))
         if self.blocked is not None:
-            why = {"reason": self.blocked.reason, "sentence": clean(str(self.blocked))}
-            return partial(JobRun.block, started, result, **why)
-        return partial(JobRun.succeed, started, result, ordinary=self.ordinary)
+            return JobRun.block(started, result, reason=self.blocked.reason, sentence=clean(str(self.blocked)))
+        return JobRun.succeed(started, result, ordinary=self.ordinary)
 
     def _end_child(self) -> None:
         """Let a child that failed be seen, until one ends well; what cannot be written now is, the next time."""

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime, timedelta
-from functools import partial
 from importlib import metadata
 from typing import Annotated, Any, NotRequired
 
@@ -149,11 +148,6 @@ class Process(Base):
         return bool(cls.update(**cls._alive(dead_after), **facts).where(cls.id == entry.id).execute())
 
     @classmethod
-    def withdraw(cls, entry: Process) -> None:
-        """Remove a process that ends in an orderly way."""
-        cls.delete().where(cls.id == entry.id).execute()
-
-    @classmethod
     def _alive(cls, dead_after: timedelta) -> dict[str, Any]:
         instant = pw.fn.clock_timestamp()
         return {"alive_at": instant, "silent_from": instant + dead_after}
@@ -214,7 +208,7 @@ class Heartbeat(Vital):
             self._woken.wait(self._interval if well else self._interval / 3)
             self._woken.clear()
         if self._entry is not None:
-            self._reach(partial(Process.withdraw, self._entry))
+            self._reach(Process.delete().where(Process.id == self._entry.id).execute)
 
     def _turn(self) -> None:
         self._reach(self._keep_runs_alive)
@@ -235,7 +229,7 @@ class Heartbeat(Vital):
         started = None if entry is None else entry.started_at
         self._entry = Process.enrol(dead_after=self._dead_after, facts=facts, started_at=started, **self._identity)
 
-    def _reach(self, change: Callable[[], None]) -> None:
+    def _reach(self, change: Callable[[], object]) -> None:
         try:
             database.connect(reuse_if_open=True)
             change()

@@ -43,16 +43,6 @@ def fail_after_a_chunk(attempt):
     assert isinstance(ended(attempt).error, FailpointReached)
 
 
-def test_a_run_that_raises_keeps_what_it_did_in_its_row(attempt):
-    due_statuses(BATCH_SIZE + 1)
-    failed = attempt()
-
-    fail_after_a_chunk(failed)
-
-    row = JobRun.get_by_id(failed.run.number)
-    assert (row.state, row.result) == ("enqueued", {"deleted": BATCH_SIZE, "batches": 1, "stopped": "drained"})
-
-
 def test_a_run_that_was_taken_has_counted_what_it_did(attempt):
     due_statuses(BATCH_SIZE + 1)
     before, taken = counted(), attempt()

@@ -18,6 +18,7 @@ FOUND = """
 """
 RECORD = "update installation set cluster = %s, database_name = %s, database_oid = %s"
 CHANGE_ID = "update installation set id = gen_random_uuid() returning id::text"
+ASK = "this role may not ask which cluster it is in: `grant execute on function pg_control_system() to ROLE`"
 
 
 class Place(NamedTuple):
@@ -32,13 +33,7 @@ class Place(NamedTuple):
 
 
 class Unknown(Exception):
-    """The role may not ask which cluster this is; the message says what to grant."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "this role may not ask which cluster the database is in: "
-            "`grant execute on function pg_control_system() to ROLE`"
-        )
+    """The role may not ask which cluster the database is in; the message says what to grant."""
 
 
 class Situation(NamedTuple):
@@ -73,7 +68,7 @@ def look() -> Situation | None:
     except pw.ProgrammingError as error:
         match sqlstate(error):
             case "42501" if "pg_control_system" in str(error):
-                raise Unknown from error
+                raise Unknown(ASK) from error
             case "42P01":
                 return None
         raise
@@ -84,8 +79,7 @@ def look() -> Situation | None:
 
 def record_first() -> None:
     """Record the place of an installation that has none recorded; raise `Unknown` where that cannot be asked."""
-    found = look()
-    if found is not None and found.recorded is None:
+    if (found := look()) is not None and found.recorded is None:
         database.execute_sql(RECORD, found.here)
 
 

@@ -41,7 +41,6 @@ from forgekeeper.settings.kinds import (
 )
 
 PREFIX = "FORGEKEEPER_"
-CATCH_UP = "A missed tick of this batch: run the newest once, or skip."
 PACED = "Records that a run or child of {} deletes per second at most; unset: no limit."
 AUDITED = "What this batch deletes is in the audit: all, or off; unset: as FORGEKEEPER_AUDIT says."
 OF_RECORDS = {
@@ -215,7 +214,7 @@ def settings_of(batches: tuple[OfBatch, ...]) -> type[Settings]:
     for batch in batches:
         of_batch = {
             "cron": (Schedule, setting(batch.cron, f"When {batch.name} runs.")),
-            "catch_up": (CatchUp, setting("once", CATCH_UP)),
+            "catch_up": (CatchUp, setting("once", "A missed tick of this batch: run the newest once, or skip.")),
             "pace": (Pace | None, setting(None, PACED.format(batch.name))),
             "audit": (Literal["all", "off"] | None, setting(None, AUDITED)),
         }

@@ -41,13 +41,6 @@ def test_a_statement_that_a_pooler_has_taken_away_is_executed_all_the_same():
     assert (added(5, 6), names()) == ((11, "100 %"), [])
 
 
-def test_in_a_transaction_nothing_is_prepared():
-    with database.atomic():
-        assert added(1, 2) == (3, "100 %")
-
-    assert names() == []
-
-
 def test_a_statement_that_fails_for_another_reason_is_not_executed_twice():
     database.execute_sql("create temp sequence counted")
     statement = "select nextval('counted') / %(by)s::bigint"

@@ -33,8 +33,8 @@ FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 """The client looks at it once, when it is first imported: setting it later would lose every count."""
 READY = ".ready"
 """How the name of the file ends, after a process's id, by which that process says that it takes messages."""
-PAUSE, LONGEST_PAUSE = 1.0, 60.0
-"""Seconds before an endpoint that has ended is started again, each time twice as many."""
+PAUSE = 5.0
+"""Seconds before an endpoint that has ended is started again."""
 SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 PR_SET_PDEATHSIG = 1
 
@@ -48,15 +48,10 @@ class Multiprocess(Collector):
         self._folder = folder
 
     def collect(self) -> list[Family]:
-        """Read the files."""
-        files = [file for file in self._folder.glob("*_*.db") if _counts(file)]
-        return list(MultiProcessCollector.merge(map(str, files)))  # type: ignore[no-untyped-call]
-
-
-def _counts(file: Path) -> bool:
-    """Say whether the file counts: one that a process is just making, or died making, is empty."""
-    is_over = file.name.startswith("gauge") and _is_dead(file.stem.rpartition("_")[2])
-    return not is_over and file.stat().st_size > 0
+        """Read the files; one that a process is just making, or died making, is empty."""
+        files = [file for file in self._folder.glob("*_*.db") if file.stat().st_size > 0]
+        over = [file for file in self._folder.glob("gauge*.db") if _is_dead(file.stem.rpartition("_")[2])]
+        return list(MultiProcessCollector.merge(map(str, {*files} - {*over})))  # type: ignore[no-untyped-call]
 
 
 def _is_dead(process: str) -> bool:
@@ -89,7 +84,6 @@ class Watch(Vital):
         super().__init__("endpoint")
         self._folder = os.environ[FOLDER]
         self._command = [sys.executable, "-P", "-m", "metrics.multiprocess", host, str(port), self._folder]
-        self._pause = PAUSE
         self._endpoint: subprocess.Popen[bytes] | None = None
         self._made = threading.Event()
         atexit.register(self._end)
@@ -110,8 +104,7 @@ class Watch(Vital):
         """Start the endpoint whenever it has ended."""
         while not self.stopped.is_set():
             self.take_turn(self._run)
-            self.stopped.wait(self._pause)
-            self._pause = min(2 * self._pause, LONGEST_PAUSE)
+            self.stopped.wait(PAUSE)
 
     def _run(self) -> None:
         self._endpoint = subprocess.Popen(

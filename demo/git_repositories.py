@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from forgekeeper.storage.git_command import Git, legible
+
+TIMEOUT = 60.0
 HISTORY = b"""\
 commit refs/heads/main
 committer Sample <sample@example.org> 1700000000 +0000
@@ -36,11 +38,7 @@ def refs(path: Path) -> set[str]:
 
 
 def _git(path: Path, *arguments: str, given: bytes = b"") -> str:
-    # Nothing of a person's settings for git.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    environment |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
-    command = ["git", f"--git-dir={path}", *arguments]
-    done = subprocess.run(command, env=environment, input=given, capture_output=True, check=False)
-    if done.returncode != 0:
-        raise OSError(f"git {arguments[0]}: {done.stderr.decode(errors='replace')}")
-    return done.stdout.decode()
+    answer = Git(path, until=time.monotonic() + TIMEOUT, grace=1.0).run(*arguments, given=given)
+    if answer.code != 0:
+        raise OSError(f"git {arguments[0]}: {legible(answer.complaint())}")
+    return answer.out.decode()

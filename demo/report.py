@@ -2,52 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
-from demo.figures import Compared, Figure
+from demo.figures import Compared
 from demo.sample_data import SAMPLE_DATA, Sample
-from forgekeeper.batches import BATCHES, all_declared
+from forgekeeper.batches import BATCHES
 from forgekeeper.cli.console import Problem, facts, out, table
-from forgekeeper.cli.story import tell
 from forgekeeper.database import now
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.settings import Settings
 from forgekeeper.storage.outbox import DeletedObject
 from forgekeeper.storage.sentinel import NAME
-from metrics.catalogue import series
 
 PAGES = ("worker", "scheduler", "exporter")
 Counts = dict[str, Sample]
 """What there is of each batch that has sample data, by its name."""
 
 
-def count(settings: Settings, folder: Path) -> Counts:
+def count_all(settings: Settings, folder: Path) -> Counts:
     """Count what there is of the sample data, and the objects below *folder*."""
-    samples = {name: data.count(settings) for name, data in SAMPLE_DATA.items()}
+    samples = {name: count(settings) for name, (_, count) in SAMPLE_DATA.items()}
     objects = sum(path.is_file() and path.name != NAME for path in (folder / "objects").rglob("*"))
     due = sum(sample.objects for sample in samples.values()) + DeletedObject.due(now()).count()
     return samples | {"delete_objects": Sample("objects", objects, due)}
 
 
-def figures(before: Counts) -> Iterator[Figure]:
-    """Yield what the metrics must show of the sample data, and that nothing failed."""
-    for batch, data in SAMPLE_DATA.items():
-        yield from data.figures(before[batch])
-    for failed in ("run_failures_total", "run_retries_total", "run_dead_letters_total"):
-        yield Figure("worker", failed, {}, 0)
-    yield Figure("exporter", "exporter_collector_success", {}, len(series(all_declared())["collectors"] or ()))
-
-
 def show(before: Counts, after: Counts, compared: Compared) -> None:
-    """Print what was there and is left, what the batches and the metrics say, and the story of a tick."""
+    """Print what was there and is left, and what the batches and the metrics say."""
     out.print("4. This is what they did:\n")
     pairs = ((was, after[name]) for name, was in before.items())
-    rows = ((was.what, *(f"{n:,}" for n in (was.total, was.due, now.total, now.due))) for was, now in pairs)
+    rows = ((was.what, *(f"{n:,}" for n in (was.total, was.due, left.total, left.due))) for was, left in pairs)
     table("", ("what", "there were", "to go", "are left", "to go"), rows)
     out.print()
     runs = {batch: [run for run in JobRun.of(batch) if run.state == "succeeded"] for batch in BATCHES}
-    results = ((batch, len(of_batch), facts(_busiest(of_batch).result)) for batch, of_batch in runs.items())
+    results = ((batch, len(of_batch), facts(max(of_batch, key=_amount).result)) for batch, of_batch in runs.items())
     table("", ("batch", "runs", "the busiest one's result"), results)
     ports = ", ".join(f":{Settings.model_fields[f'metrics_port_{page}'].default} ({page})" for page in PAGES)
     out.print(f"\n5. Their pages of metrics say the same; elsewhere they are at {ports}:\n")
@@ -56,10 +44,6 @@ def show(before: Counts, after: Counts, compared: Compared) -> None:
         for of, shown in compared
     )
     table("", ("page", "metric", "of", "it says", "was done"), said)
-    first = next(iter(BATCHES))
-    out.print(f"\n6. The story of a tick, as `forgekeeper why {first}` tells it:\n")
-    for sentence in tell(_busiest(runs[first])):
-        out.print(f"   {sentence}")
 
 
 def check(before: Counts, after: Counts, compared: Compared) -> None:
@@ -77,6 +61,6 @@ def check(before: Counts, after: Counts, compared: Compared) -> None:
         raise Problem("a page of metrics is wrong: " + "; ".join(wrong))
 
 
-def _busiest(runs: list[JobRun]) -> JobRun:
-    """Return the run that did most, by the sum of its figures."""
-    return max(runs, key=lambda run: sum(value for value in run.result.values() if isinstance(value, int)))
+def _amount(run: JobRun) -> int:
+    """Say how much a run did: the sum of its figures."""
+    return sum(value for value in run.result.values() if isinstance(value, int))

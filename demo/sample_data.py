@@ -1,17 +1,15 @@
-"""Sample data of the example forge, and what the metrics must show when the batches have worked it off."""
+"""Sample data of the example forge, for each batch that has any."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import NamedTuple
 
 import obstore
 
 from demo import git_repositories
-from demo.figures import Figure, processed
 from forgekeeper.connections import client
 from forgekeeper.database import database, now
 from forgekeeper.settings import Settings
@@ -94,18 +92,6 @@ class Sample(NamedTuple):
     stay: bool = False
 
 
-@dataclass(frozen=True)
-class SampleData:
-    """A batch's sample data: *add* it so many times the usual amount, *count* what there is now.
-
-    *figures* says what the metrics must show, of what was counted before.
-    """
-
-    add: Callable[[int, Settings], Sample]
-    count: Callable[[Settings], Sample]
-    figures: Callable[[Sample], Iterator[Figure]]
-
-
 def add_statuses(total: int) -> int:
     """Add *total* statuses, of five two expired, two with time left, one for ever; return how many are due."""
     database.execute_sql(ADD_STATUSES, {"total": total})
@@ -120,11 +106,6 @@ def _add_statuses(scale: int, _settings: Settings) -> Sample:
 def _count_statuses(_settings: Settings) -> Sample:
     due = UserStatus.select().where(UserStatus.is_due(now())).count()
     return Sample("user statuses", UserStatus.select().count(), due)
-
-
-def _figures_of_statuses(before: Sample) -> Iterator[Figure]:
-    yield processed("user_status_cleanup", "user_status", before.due)
-    yield Figure("exporter", "backlog_records", {"batch": "user_status_cleanup", "record": "user_status"}, 0)
 
 
 def add_projects(total: int) -> dict[int, str]:
@@ -166,16 +147,6 @@ def _count_refs(settings: Settings) -> Sample:
     return Sample("git refs", git_repositories.count_refs(root), due)
 
 
-def _figures_of_refs(before: Sample) -> Iterator[Figure]:
-    closed = GitRefDeletion.select().count() - GitRefDeletion.pending().count()
-    refused = {"batch": "clean_project_refs", "record": "git_ref_deletion"}
-    yield processed("clean_project_refs", "git_ref_deletion", before.due)
-    yield processed("clean_project_refs", "gone_ref_deletion", closed - len(REFUSED) - before.due)
-    yield Figure("worker", "record_errors_total", refused, len(REFUSED))
-    yield Figure("exporter", "backlog_records", refused, 0)
-    yield Figure("exporter", "quarantine_records", {"record": "rejected_ref"}, len(REFUSED))
-
-
 def add_imports(total: int) -> int:
     """Add *total* bulk imports, each with two entities of four trackers; return how many have stalled: one of five."""
     database.execute_sql(ADD_IMPORTS, {"total": total})
@@ -190,12 +161,6 @@ def _add_imports(scale: int, _settings: Settings) -> Sample:
 def _count_imports(_settings: Settings) -> Sample:
     due = BulkImport.select().where(is_stale(BulkImport, now())).count()
     return Sample("bulk imports", BulkImport.select().count(), due, stay=True)
-
-
-def _figures_of_imports(before: Sample) -> Iterator[Figure]:
-    # Of an entity's four trackers three are unfinished.
-    for record, each in (("bulk_import", 1), ("entity", 2), ("tracker", 6)):
-        yield processed("stale_imports", record, each * before.due)
 
 
 def add_artifacts(total: int) -> tuple[list[str], int]:
@@ -220,12 +185,6 @@ def _count_artifacts(_settings: Settings) -> Sample:
     return Sample("job artifacts", JobArtifact.select().count(), due, objects=max(0, due - 1))
 
 
-def _figures_of_artifacts(before: Sample) -> Iterator[Figure]:
-    yield processed("delete_artifact_bucket", "expired_artifact", before.due)
-    # Also the object that never arrived.
-    yield processed("delete_objects", "deleted_object", before.due)
-
-
 def _add_uploads(scale: int, settings: Settings) -> Sample:
     """Register uploads of yesterday and of just now, and malformed ones."""
     total, location = 200 * scale, JobArtifact.location
@@ -246,11 +205,6 @@ def _count_uploads(_settings: Settings) -> Sample:
     return Sample("direct uploads", register.count(client), due, objects)
 
 
-def _figures_of_uploads(before: Sample) -> Iterator[Figure]:
-    yield processed("stale_direct_uploads", "stale_upload", before.due - len(MALFORMED))
-    yield Figure("exporter", "quarantine_records", {"record": "failed_upload"}, len(MALFORMED))
-
-
 def _put_all_but_one(names: Sequence[str], settings: Settings) -> None:
     """Store the objects of artifacts or uploads; that of the first never arrived."""
     store = stores.at(JobArtifact.location, settings)
@@ -259,11 +213,11 @@ def _put_all_but_one(names: Sequence[str], settings: Settings) -> None:
             obstore.put(store.store, name, b"a sample\n")
 
 
-SAMPLE_DATA = {
-    "user_status_cleanup": SampleData(_add_statuses, _count_statuses, _figures_of_statuses),
-    "git_ref_cleanup": SampleData(_add_refs, _count_refs, _figures_of_refs),
-    "expired_job_artifacts": SampleData(_add_artifacts, _count_artifacts, _figures_of_artifacts),
-    "stale_direct_uploads": SampleData(_add_uploads, _count_uploads, _figures_of_uploads),
-    "stale_imports": SampleData(_add_imports, _count_imports, _figures_of_imports),
+SAMPLE_DATA: dict[str, tuple[Callable[[int, Settings], Sample], Callable[[Settings], Sample]]] = {
+    "user_status_cleanup": (_add_statuses, _count_statuses),
+    "git_ref_cleanup": (_add_refs, _count_refs),
+    "expired_job_artifacts": (_add_artifacts, _count_artifacts),
+    "stale_direct_uploads": (_add_uploads, _count_uploads),
+    "stale_imports": (_add_imports, _count_imports),
 }
-"""By batch; one that has none is shown without figures."""
+"""By batch: what adds it so many times the usual amount, and what counts that there is now."""

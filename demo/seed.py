@@ -44,7 +44,7 @@ def add_samples(scale: int, settings: Settings) -> list[Sample]:
     samples = SAMPLE_DATA.values()
     hidden = not err.is_terminal
     return [
-        one.add(scale, settings) for one in track(samples, "sample data", console=err, transient=True, disable=hidden)
+        add(scale, settings) for add, _ in track(samples, "sample data", console=err, transient=True, disable=hidden)
     ]
 
 

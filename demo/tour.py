@@ -9,16 +9,13 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
 
 from demo import report
-from demo.figures import Compared, compare, free_ports
+from demo.figures import Compared, compare, figures, free_ports
 from demo.processes import Processes
 from demo.seed import add_samples
-from demo.servers import EmbeddedError, servers
+from demo.servers import servers
 from demo.tables import make_tables
 from forgekeeper import migrations
 from forgekeeper.batches import BATCHES
@@ -35,7 +32,7 @@ from forgekeeper.storage.sentinel import Folder
 TIMEOUT = 90.0
 """Seconds; on two slow cores the tour takes about fifteen."""
 COUNTED_WITHIN = 15.0
-"""Seconds until metrics show what was done; an exporter's answer is kept for three."""
+"""Seconds until metrics show what was done."""
 SCHEDULE = "*/3 * * * * *"
 
 
@@ -45,16 +42,16 @@ def demo() -> None:
     Exit status 0 only if every figure is as expected.
     """
     # Unwinds the contexts below, so that everything that was started has ended when we have.
-    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     with _environment() as folder, connected("demo", migrated=False) as settings:
         out.print("1. PostgreSQL and Redis run on sockets in a temporary folder, beside git repositories and objects.")
         _prepare(folder, settings)
-        before = report.count(settings, folder)
+        before = report.count_all(settings, folder)
         out.print("2. There is sample data: " + ", ".join(f"{one.total:,} {one.what}" for one in before.values()))
         out.print("3. A scheduler, a worker and an exporter start, each a process of its own.")
         compared = _work(folder / "forgekeeper.log", settings, before)
-        after = report.count(settings, folder)
+        after = report.count_all(settings, folder)
         report.show(before, after, compared)
         report.check(before, after, compared)
         out.print("\nEvery figure is as expected. Servers and data are being removed.")
@@ -65,26 +62,23 @@ def _environment() -> Iterator[Path]:
     """Run servers, and make an environment that leads to them and has no setting of this machine; yield the folder."""
     for name in [name for name in os.environ if name.startswith(PREFIX)]:
         del os.environ[name]
-    try:
-        with servers() as own:
-            os.chdir(own.folder)  # where there is no .env file
-            addresses = {
-                "DATABASE_URL": own.database_url,
-                "REDIS_URL": own.redis_url,
-                "REPOSITORIES_ROOT": str(own.folder / "repositories"),
-                "OBJECT_STORES": json.dumps({stores.ARTIFACTS: (own.folder / "objects").as_uri()}),
-                "OBJECT_GRACE": "0",
-                "BREAKER_SHARE": "1",  # there is no history yet, and two fifths of everything is due
-            }
-            # Other processes of this machine may have the usual ports.
-            ports = zip(report.PAGES, free_ports(len(report.PAGES)), strict=True)
-            addresses |= {f"METRICS_PORT_{page.upper()}": str(port) for page, port in ports}
-            schedules = {f"CRON_{name.upper()}": SCHEDULE for name in BATCHES}
-            os.environ.update({PREFIX + name: value for name, value in (addresses | schedules).items()})
-            yield own.folder
-            os.chdir("/")
-    except EmbeddedError as error:
-        raise Problem(str(error)) from error
+    with servers() as own:
+        os.chdir(own.folder)  # where there is no .env file
+        addresses = {
+            "DATABASE_URL": own.database_url,
+            "REDIS_URL": own.redis_url,
+            "REPOSITORIES_ROOT": str(own.folder / "repositories"),
+            "OBJECT_STORES": json.dumps({stores.ARTIFACTS: (own.folder / "objects").as_uri()}),
+            "OBJECT_GRACE": "0",
+            "BREAKER_SHARE": "1",  # there is no history yet, and two fifths of everything is due
+        }
+        # Other processes of this machine may have the usual ports.
+        ports = zip(report.PAGES, free_ports(len(report.PAGES)), strict=True)
+        addresses |= {f"METRICS_PORT_{page.upper()}": str(port) for page, port in ports}
+        schedules = {f"CRON_{name.upper()}": SCHEDULE for name in BATCHES}
+        os.environ.update({PREFIX + name: value for name, value in (addresses | schedules).items()})
+        yield own.folder
+        os.chdir("/")
 
 
 def _prepare(folder: Path, settings: Settings) -> None:
@@ -110,7 +104,7 @@ def _work(log: Path, settings: Settings, before: report.Counts) -> Compared:
         running.start("worker", "--processes", "1", "--threads", "8")
         running.start("exporter")
         _wait_until_done(running, log)
-        return compare(urls, partial(report.figures, before), timeout=COUNTED_WITHIN)
+        return compare(urls, list(figures(before)), timeout=COUNTED_WITHIN)
 
 
 def _wait_until_done(running: Processes, log: Path) -> None:
@@ -131,7 +125,3 @@ def _left() -> int:
     """Add up what is still to be done."""
     instant = now()
     return sum(backlog.records for batch in BATCHES.values() if (backlog := batch.due(instant)))
-
-
-def _leave(_signal: int, _frame: FrameType | None) -> NoReturn:
-    sys.exit(128 + signal.SIGTERM)

@@ -10,7 +10,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from demo.processes import Processes
-from demo.servers import EmbeddedError, servers
+from demo.servers import servers
 from demo.tables import make_tables
 from forgekeeper import shutdown
 from forgekeeper.batches import BATCHES, queues
@@ -59,13 +59,10 @@ def _servers(settings: Settings) -> Iterator[dict[str, str]]:
         return
     if any(given):
         wrong_use(f"set both {PREFIX}DATABASE_URL and {PREFIX}REDIS_URL, or neither to use embedded servers")
-    try:
-        with servers(folder=FOLDER) as own:
-            err.print(f"no URLs are set: using embedded PostgreSQL and Redis in {FOLDER}/; for other terminals:")
-            err.print(f"export {PREFIX}DATABASE_URL='{own.database_url}' {PREFIX}REDIS_URL='{own.redis_url}'")
-            yield {PREFIX + "DATABASE_URL": own.database_url, PREFIX + "REDIS_URL": own.redis_url}
-    except EmbeddedError as error:
-        raise Problem(str(error)) from error
+    with servers(folder=FOLDER) as own:
+        err.print(f"no URLs are set: using embedded PostgreSQL and Redis in {FOLDER}/; for other terminals:")
+        err.print(f"export {PREFIX}DATABASE_URL='{own.database_url}' {PREFIX}REDIS_URL='{own.redis_url}'")
+        yield {PREFIX + "DATABASE_URL": own.database_url, PREFIX + "REDIS_URL": own.redis_url}
 
 
 def _migrate(settings: Settings, asked: SimpleQueue[None], *, example: bool) -> None:
@@ -81,13 +78,8 @@ def _start_all(running: Processes, settings: Settings) -> None:
     running.start("scheduler")
     # A batch that is due each minute waits neither for a child nor for other batches: each has a thread.
     of_batches = {batch.queue for batch in BATCHES.values()}
-    running.start("worker", *_from(of_batches), "--processes", "1", "--threads", str(len(BATCHES)))
+    running.start("worker", "--queues", ",".join(of_batches), "--processes", "1", "--threads", str(len(BATCHES)))
     port = settings.metrics_port_worker and settings.metrics_port_worker + SECOND_WORKER
-    running.start("worker", *_from(set(queues()) - of_batches), "--metrics-port", str(port))
+    running.start("worker", "--queues", ",".join(set(queues()) - of_batches), "--metrics-port", str(port))
     if settings.metrics_port_exporter:
         running.start("exporter")
-
-
-def _from(names: set[str]) -> Iterator[str]:
-    for name in sorted(names):
-        yield from ("--queues", name)

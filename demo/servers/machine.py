@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from forgekeeper.cli.console import Problem
+
 INSTALL = "install it with: pip install forgekeeper[embedded]"
 EVERYWHERE = (
     "--inh-caps=-all,+dac_override",
@@ -20,7 +22,7 @@ EVERYWHERE = (
 """What lets a process that is not root's keep root's access to folders, and nothing else of root's."""
 
 
-class EmbeddedError(Exception):
+class EmbeddedError(Problem):
     """The servers could not be started; nothing of them is left running."""
 
 
@@ -86,13 +88,11 @@ def _identity(postgres: Path) -> tuple[list[str], int | None]:
         return [], None
     other = next((user for uid, user in users.items() if uid != 0), None)
     if other is not None:
-        initdb = [str(postgres / "initdb"), "--version"]
         namespace = ["unshare", "--user", f"--map-user={other.pw_uid}", f"--map-group={other.pw_gid}", "--"]
-        if _works([*namespace, *initdb]):
-            return namespace, None
         switch = ["setpriv", f"--reuid={other.pw_uid}", f"--regid={other.pw_gid}", "--clear-groups", *EVERYWHERE, "--"]
-        if _works([*switch, *initdb]):
-            return switch, other.pw_uid
+        for prefix, owner in ((namespace, None), (switch, other.pw_uid)):
+            if _works([*prefix, str(postgres / "initdb"), "--version"]):
+                return prefix, owner
     raise EmbeddedUnavailable(
         "PostgreSQL runs neither as root nor as a user without a name, and becoming another user is not "
         "permitted here; run as an ordinary user, or give the URLs of servers of your own."

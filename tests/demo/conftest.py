@@ -75,9 +75,8 @@ class Program:
         return [int(process.name) for process in Path("/proc").glob("[0-9]*") if self._is_ours(process)]
 
     def process_table(self):
-        """Say which processes of ours there are, and what they last logged."""
-        logs = [log.read_text()[-2000:] for log in self.temporary.glob("*/*.log")]
-        return [Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ") for pid in self.pids()], logs
+        """List the command lines of our processes."""
+        return [Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ") for pid in self.pids()]
 
     def _is_ours(self, process):
         with suppress(OSError):  # it has ended
@@ -90,11 +89,8 @@ class Program:
     def leaves_no_process(self):
         return wait_until(lambda: not self.pids(), LIMIT)
 
-    def leaves_no_folder(self):
-        return wait_until(lambda: not any(self.temporary.iterdir()), LIMIT)
-
     def leaves_nothing(self):
-        return self.leaves_no_process() and self.leaves_no_folder()
+        return self.leaves_no_process() and wait_until(lambda: not any(self.temporary.iterdir()), LIMIT)
 
     def kill(self):
         self.process.kill()
@@ -141,27 +137,22 @@ def query():
     """Ask the database at a URL; return its rows, where there are any."""
 
     def ask(url, sql):
-        with closing(psycopg2.connect(url)) as connection:
-            connection.autocommit = True
-            with connection.cursor() as cursor:
-                cursor.execute(sql)
-                return cursor.fetchall() if cursor.description else []
+        with closing(psycopg2.connect(url)) as connection, connection, connection.cursor() as cursor:
+            cursor.execute(sql)
+            return cursor.fetchall() if cursor.description else []
 
     return ask
 
 
 @pytest.fixture
-def redis_client():
-    """Open Redis clients that are closed in the end."""
-    clients = []
+def redis():
+    """Ask the Redis at a URL."""
 
-    def connect(url):
-        clients.append(Redis.from_url(url))
-        return clients[-1]
+    def ask(url, *command):
+        with Redis.from_url(url) as client:
+            return client.execute_command(*command)
 
-    yield connect
-    for client in clients:
-        client.close()
+    return ask
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The embedded servers: what they are like, and the folder that they keep their data in."""
+"""The embedded servers: what they are like, the folder of their data, and that they end with who started them."""
 
 import os
 import signal
@@ -10,6 +10,19 @@ from demo.servers import EmbeddedError, servers
 from tests.harness.waiting import wait_until
 
 LIMIT = 60.0
+LONG_LIVED_FORK = """
+if os.fork() == 0:
+    time.sleep(60)
+    os._exit(0)
+print("forked", flush=True)
+"""
+SURVIVE_AN_INTERRUPT = """
+try:
+    print("waiting", flush=True)
+    time.sleep(60)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -19,10 +32,10 @@ def running():
     context.__exit__(None, None, None)
 
 
-def test_the_database_is_a_new_one_by_code_point_in_utc_on_a_socket(running, query, redis_client):
+def test_the_database_is_a_new_one_by_code_point_in_utc_on_a_socket(running, query, redis):
     settings = ("current_database()", "'z' < 'ä'", "current_setting('TimeZone')", "current_setting('listen_addresses')")
     assert query(running.database_url, f"select {', '.join(settings)}") == [("forgekeeper", True, "UTC", "")]
-    assert redis_client(running.redis_url).config_get("port") == {"port": "0"}
+    assert redis(running.redis_url, "config", "get", "port") == {b"port": b"0"}
     # Nobody else may enter.
     assert running.folder.stat().st_mode & 0o077 == 0
 
@@ -45,15 +58,15 @@ def folder(temporary_root):
     return temporary_root / ".forgekeeper"
 
 
-def test_data_in_a_folder_is_durable_and_there_at_the_next_start(folder, query, redis_client):
+def test_data_in_a_folder_is_durable_and_there_at_the_next_start(folder, query, redis):
     with servers(folder) as first:
         assert query(first.database_url, "select current_setting('fsync')") == [("on",)]
         query(first.database_url, "create table kept as select 1 as id")
-        redis_client(first.redis_url).set("kept", "1")
+        redis(first.redis_url, "set", "kept", "1")
 
     with servers(folder) as second:
         assert query(second.database_url, "select id from kept") == [(1,)]
-        assert redis_client(second.redis_url).get("kept") == b"1"
+        assert redis(second.redis_url, "get", "kept") == b"1"
 
 
 def test_a_folder_in_use_is_refused_in_one_sentence_and_its_servers_go_on(folder, query):
@@ -98,10 +111,10 @@ def test_a_database_whose_making_was_interrupted_is_made_again(folder, host, que
 
 
 @pytest.mark.parametrize("name", ['it\'s "grün" %20?x=1&y#z', "a,b", "d" * 150])
-def test_any_folder_name_works(tmp_path, name, query, redis_client):
+def test_any_folder_name_works(tmp_path, name, query, redis):
     with servers(tmp_path / name) as started:
         assert query(started.database_url, "select current_database()") == [("forgekeeper",)]
-        assert redis_client(started.redis_url).ping()
+        assert redis(started.redis_url, "ping")
 
 
 def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):
@@ -109,3 +122,65 @@ def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):
 
     with pytest.raises(EmbeddedError, match="Not a directory"), servers(tmp_path / "file/x"):
         pass
+
+
+def servers_of(program):
+    """Name the processes below the program whose titles are a server's."""
+    return [line for line in program.process_table() if "redis-server" in line or "postgres" in line]
+
+
+@pytest.mark.parametrize("deadly", [signal.SIGTERM, signal.SIGKILL])
+def test_no_server_outlives_its_killed_parent(host, deadly):
+    parent = host()
+    assert servers_of(parent)
+
+    parent.ends(deadly)
+
+    assert parent.leaves_no_process(), parent.process_table()
+
+
+def test_no_server_outlives_a_parent_that_is_killed_during_the_start(host):
+    parent = host(ready=False)
+    assert wait_until(lambda: any(parent.temporary.glob("*/postgres.unfinished")), LIMIT)
+
+    parent.ends(signal.SIGKILL)
+
+    assert parent.leaves_no_process(), parent.process_table()
+
+
+def test_a_fork_that_outlives_the_parent_does_not_keep_the_folder(host, temporary_root):
+    parent = host(temporary_root / "folder", then=LONG_LIVED_FORK)
+    assert parent.says("forked")
+
+    parent.ends(signal.SIGKILL)
+
+    with servers(temporary_root / "folder"):
+        pass
+
+
+def test_an_interrupt_at_the_terminal_does_not_reach_the_servers(host, query):
+    parent = host(then=SURVIVE_AN_INTERRUPT)
+    assert parent.says("waiting")
+
+    os.killpg(parent.process.pid, signal.SIGINT)
+
+    assert parent.says("interrupted")
+    assert query(parent.said.splitlines()[0], "select 1") == [(1,)]
+
+
+@pytest.mark.parametrize("sudden", [signal.SIGKILL, signal.SIGSTOP])
+def test_leaving_works_after_the_servers_were_killed_or_paused(sudden, temporary_root):
+    with servers() as started:
+        os.kill(started.postgres_pid, sudden)
+        os.kill(started.redis_pid, sudden)
+
+    assert list(temporary_root.iterdir()) == []
+
+
+def test_a_server_that_does_not_start_is_an_error_with_the_end_of_its_log_and_leaves_nothing(temporary_root):
+    with pytest.raises(EmbeddedError) as raised, servers(postgres_options={"work_mem": "much"}):
+        pass
+
+    assert str(raised.value).startswith("The embedded PostgreSQL did not start; the end of its log:\n")
+    assert 'invalid value for parameter "work_mem": "much"' in str(raised.value)
+    assert list(temporary_root.iterdir()) == []

@@ -3,13 +3,11 @@
 import signal
 
 import pytest
-from prometheus_client import CollectorRegistry, Counter
 
-from demo.figures import Figure, compare
+from demo.figures import Figure
 from demo.report import check
 from demo.sample_data import Sample
 from forgekeeper.cli.console import Problem
-from metrics.endpoint import Endpoint, listen
 from tests.harness.thorough import whole_only
 from tests.harness.traps import Traps
 from tests.harness.waiting import wait_until
@@ -59,8 +57,7 @@ def test_it_shows_what_there_was_and_is_left_and_that_the_metrics_say_so(tour):
     assert {" ".join(line.split()) for line in tour.said.splitlines()} >= FIGURES | SHOWN
 
 
-def test_it_shows_the_story_of_a_tick_and_no_log_lines(tour):
-    assert "was claimed by scheduler" in tour.said
+def test_it_shows_no_log_lines(tour):
     assert not [line for line in tour.said.splitlines() if line.startswith("{")]
 
 
@@ -92,30 +89,3 @@ def test_a_figure_that_is_not_as_expected_is_a_problem():
 def test_a_metric_that_shows_something_else_or_nothing_is_a_problem(shown):
     with pytest.raises(Problem, match=f"things_total.* is {shown}, not 3"):
         check({}, {}, [(DONE, shown)])
-
-
-@pytest.fixture
-def things():
-    return Counter("forgekeeper_things", "x", ["kind", "size"], registry=CollectorRegistry())
-
-
-@pytest.fixture
-def urls_of_pages(things):
-    registry = CollectorRegistry()
-    registry.register(things)
-    page = Endpoint(listen("127.0.0.1", 0), registry)
-    page.start()
-    yield {"worker": page.url}
-    page.shutdown()
-    page.server_close()
-
-
-def test_what_is_counted_a_moment_later_is_waited_for(urls_of_pages, things):
-    things.labels("good", "large").inc(1)
-    things.labels("bad", "small").inc(7)
-
-    def count_one_more():
-        things.labels("good", "small").inc()
-        return [DONE]
-
-    assert compare(urls_of_pages, count_one_more, timeout=LIMIT) == [(DONE, 3)]

@@ -1,24 +1,24 @@
 """Pages of metrics: fetched, and looked at by promtool."""
 
-import os
-import shutil
-import subprocess
+import io
+import logging
 import urllib.request
 from contextlib import closing, suppress
 
 import psycopg2
 import pytest
+import structlog
 from prometheus_client import generate_latest
 
 from forgekeeper.delivery.ledger import deliver
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.reconcile import reconcile
-from metrics import exporter
+from metrics import exporter, logs
 from tests.harness.ports import free_ports
-from tests.harness.programs import LIMIT
+from tests.harness.programs import LIMIT, Program
 from tests.harness.waiting import wait_until
 
-from .pages import read
+from .pages import ran, read
 from .worker import NAME, WorkerWithPage
 
 
@@ -37,16 +37,16 @@ def scrape():
 def scrape_when_up(scrape):
     """Read the page at a URL as soon as it is there."""
 
-    def get(url, limit=LIMIT):
-        def try_it():
-            try:
-                return scrape(url)
-            except OSError:
-                return None
-
+    def get(url):
         found = []
-        assert wait_until(lambda: found.append(try_it()) or found[-1] is not None, limit), f"nothing at {url}"
-        return found[-1]
+
+        def there():
+            with suppress(OSError):
+                found.append(scrape(url))
+            return found
+
+        assert wait_until(there, LIMIT), f"nothing at {url}"
+        return found[0]
 
     return get
 
@@ -54,16 +54,34 @@ def scrape_when_up(scrape):
 @pytest.fixture
 def promtool():
     """Check a page as promtool does; return what it has against it."""
-    program = shutil.which("promtool")
-    if program is None:
-        assert "CI" not in os.environ, "promtool is missing: .ci/run installs it from Debian's package prometheus"
-        pytest.skip("promtool is not installed; in CI it is")
+    return lambda text: ran("promtool", "check", "metrics", text=text)[1]
 
-    def check(text):
-        checked = subprocess.run([program, "check", "metrics"], input=text, capture_output=True, text=True, check=False)
-        return checked.stdout + checked.stderr
 
-    return check
+@pytest.fixture
+def start(settings, free_port, tmp_path):
+    """Start `forgekeeper scheduler` or `exporter` with an endpoint; return its process and its URL."""
+    running = []
+
+    def begin(command, **changed):
+        environment = {f"METRICS_PORT_{command}": free_port, **changed}
+        running.append(Program(tmp_path / f"{command}.log", "-m", "forgekeeper.cli", command, **environment))
+        return running[-1], f"http://127.0.0.1:{free_port}/metrics"
+
+    yield begin
+    for program in running:
+        program.kill()
+
+
+@pytest.fixture
+def stream():
+    """What is logged as JSON, from DEBUG on; the logging of the test run is put back afterwards."""
+    root, output = logging.getLogger(), io.StringIO()
+    before = root.handlers[:], root.level, structlog.get_config()
+    logs.configure("json", "DEBUG", output)
+    yield output
+    structlog.contextvars.clear_contextvars()
+    root.handlers[:], root.level = before[0], before[1]
+    structlog.configure(**before[2])
 
 
 @pytest.fixture

@@ -1,7 +1,11 @@
-"""Pages of metrics as Prometheus reads them."""
+"""Pages of metrics as Prometheus reads them, and what its own programs say of our files."""
 
+import os
+import shutil
+import subprocess
 from typing import NamedTuple
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 
@@ -23,6 +27,10 @@ class Scrape(NamedTuple):
             if found == f"forgekeeper_{name}"
         }
 
+    def labels(self, name):
+        """The labels of a metric's series."""
+        return [dict(labels) for found, labels in self.samples if found == name]
+
     @property
     def names(self):
         return {name for name, _ in self.samples}
@@ -31,3 +39,13 @@ class Scrape(NamedTuple):
 def read(text):
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     return Scrape(text, {(sample.name, frozenset(sample.labels.items())): sample.value for sample in samples})
+
+
+def ran(program, *arguments, text=None):
+    """Run Debian's program, which .ci/run installs; return its status and what it said."""
+    if shutil.which(program) is None:
+        assert "CI" not in os.environ, f"{program} is missing, and .ci/run should have installed it"
+        pytest.skip(f"{program} is not installed (Debian: prometheus, prometheus-alertmanager)")
+    command = [program, *map(str, arguments)]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr

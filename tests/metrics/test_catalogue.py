@@ -3,62 +3,17 @@
 import re
 from datetime import timedelta
 
-import pytest
-from prometheus_client import generate_latest
-
 from forgekeeper import child
 from forgekeeper.batches import Record, Threshold, all_declared, queues
 from forgekeeper.declaring.flags import FLAGS
 from forgekeeper.observing.collectors import all_collectors
 from metrics.catalogue import table
 from metrics.catalogue.metric import Counter, Gauge
-from metrics.counting import Instruments
 from tests.harness.catalogue import METRICS, SERIES
 from tests.harness.every import every
 from tests.harness.toys import Outcome, declaring, toy
 
 every_metric = every("metric", METRICS.values())
-
-
-@pytest.fixture
-def toys():
-    """Declare a batch that has everything, and a child of it."""
-    with declaring():
-        declared = toy(
-            document=7,
-            queue="toys",
-            team="parents",
-            records=[
-                Record("toy", examined=("deleted", "left"), processed=("deleted",), objective=timedelta(hours=1)),
-                Record("broken_toy", errors={"database": ()}),
-                Record("new_toy", backlog=True),
-            ],
-            thresholds=[Threshold("duration", above=60)],
-            counters=[Counter("toys_lost", "Toys that were not found.", ("left",))],
-            collector="boxes",
-            flag="tidy",
-            flags={"tidy": "Put toys away at all."},
-        )
-        declared.collector("boxes", gauges=[Gauge("boxes", "Boxes for toys.", ("state",), (("full",), ("empty",)))])(
-            lambda _settings: iter(())
-        )
-        sorting = child(
-            declared,
-            queue="box",
-            budget=timedelta(minutes=1),
-            time_limit=timedelta(minutes=2),
-            outcome=Outcome,
-            enqueued_as="left",
-            lease=True,
-            records=[],
-        )
-
-        def sort_toys(now, box):
-            """Sort a box."""
-            return []
-
-        sorting(sort_toys)
-        yield table(all_declared())
 
 
 def test_queues_flags_and_collectors_are_the_real_ones(settings):
@@ -83,12 +38,31 @@ def test_every_backlog_that_is_promised_is_looked_at_and_no_other():
     assert looked_at == set(SERIES["backlogs"])
 
 
-# What is declared later
+def test_a_batch_that_is_declared_is_in_every_label_set_that_it_belongs_to_with_what_it_brings():
+    with declaring():
+        declared = toy(
+            document=7,
+            queue="toys",
+            team="parents",
+            records=[
+                Record("toy", examined=("deleted", "left"), processed=("deleted",), objective=timedelta(hours=1)),
+                Record("broken_toy", errors={"database": ()}),
+                Record("new_toy", backlog=True),
+            ],
+            thresholds=[Threshold("duration", above=60)],
+            counters=[Counter("toys_lost", "Toys that were not found.", ("left",))],
+            flag="tidy",
+            flags={"tidy": "Put toys away at all."},
+        )
+        declared.collector("boxes", gauges=[Gauge("boxes", "Boxes for toys.", ("state",), (("full",), ("empty",)))])(
+            lambda _settings: iter(())
+        )
+        limits = {"budget": timedelta(minutes=1), "time_limit": timedelta(minutes=2)}
+        child(declared, queue="box", outcome=Outcome, enqueued_as="left", lease=True, records=[], **limits)(sort_toys)
+        known = table(all_declared())
 
-
-def test_a_batch_that_is_declared_is_in_every_label_set_that_it_belongs_to(toys):
     def children(name):
-        return {one for one in toys[f"forgekeeper_{name}"].children if "toys" in one or "sort_toys" in one}
+        return {one for one in known[f"forgekeeper_{name}"].children if "toys" in one or "sort_toys" in one}
 
     assert children("runs_total") == {("toys",), ("sort_toys",)}
     assert children("scheduler_enqueued_total") == {("toys",)}
@@ -103,16 +77,15 @@ def test_a_batch_that_is_declared_is_in_every_label_set_that_it_belongs_to(toys)
     assert children("children_enqueued_total") == {("toys", "sort_toys")}
     assert children("lease_held") == {("sort_toys",)}
     assert children("dead_letter_messages") >= {("toys", "toys"), ("box", "sort_toys"), ("toys", "unknown")}
+    assert known["forgekeeper_boxes"].children == (("full",), ("empty",))
+    assert ("boxes",) in known["forgekeeper_exporter_collector_success"].children
+    assert ("tidy",) in known["forgekeeper_feature_flag_enabled"].children
+    assert known["forgekeeper_toys_lost_total"].children == (("toys",),)
 
 
-def test_what_a_batch_brings_has_zero_series_collectors_and_documentation(toys):
-    text = generate_latest(Instruments("worker").know(toys).zero().registry).decode()
-
-    assert 'forgekeeper_toys_lost_total{batch="toys"} 0.0' in text
-    assert toys["forgekeeper_boxes"].children == (("full",), ("empty",))
-    assert ("boxes",) in toys["forgekeeper_exporter_collector_success"].children
-    assert ("tidy",) in toys["forgekeeper_feature_flag_enabled"].children
-    assert toys["forgekeeper_toys_lost_total"].help == "Toys that were not found."
+def sort_toys(now, box):
+    """Sort a box."""
+    return []
 
 
 def test_a_counter_that_two_batches_bring_is_one_metric_of_both():

@@ -1,37 +1,20 @@
 """Whoever asks for a page and does it badly: a line about it, and everybody else is served."""
 
-import io
 import json
-import logging
 import socket
 import struct
 import urllib.error
 import urllib.request
-from pathlib import Path
 
 import pytest
-import structlog
 from prometheus_client import CollectorRegistry
 from prometheus_client.registry import Collector
 
 from metrics import endpoint as pages
-from metrics import logs
 from metrics.endpoint import Endpoint, listen
 from tests.harness.waiting import wait_until
 
-ROOT = Path(__file__).parents[2]
 LIMIT = 60.0
-
-
-@pytest.fixture
-def output():
-    """What is logged; the logging of the test run is put back afterwards."""
-    root, stream = logging.getLogger(), io.StringIO()
-    before = root.handlers[:], root.level, structlog.get_config()
-    logs.configure("json", "INFO", stream)
-    yield stream
-    root.handlers[:], root.level = before[0], before[1]
-    structlog.configure(**before[2])
 
 
 @pytest.fixture
@@ -75,12 +58,12 @@ def resetting(page):
 
 
 @pytest.mark.parametrize("client", [silent, resetting])
-def test_a_client_that_does_it_badly_is_a_line_and_no_trace(page, output, capfd, client, monkeypatch):
+def test_a_client_that_does_it_badly_is_a_line_and_no_trace(page, stream, capfd, client, monkeypatch):
     monkeypatch.setattr(pages._Request, "timeout", 0.5)
     kept = client(page)
 
-    assert wait_until(lambda: output.getvalue().endswith("\n"), LIMIT)
-    line = json.loads(output.getvalue())
+    assert wait_until(lambda: stream.getvalue().endswith("\n"), LIMIT)
+    line = json.loads(stream.getvalue())
     assert (line["level"], line["message"], line["client"]) == ("info", "scrape broken off", "127.0.0.1")
     assert capfd.readouterr().err == ""
     if kept:
@@ -94,7 +77,7 @@ class Broken(Collector):
         raise ArithmeticError("\x1bxxx " + "x " * 1_000_000)
 
 
-def test_a_page_that_cannot_be_made_is_a_line_with_the_trace(serve, output, capfd):
+def test_a_page_that_cannot_be_made_is_a_line_with_the_trace(serve, stream, capfd):
     registry = CollectorRegistry()
     registry.register(Broken())
     page = serve(registry)
@@ -102,8 +85,8 @@ def test_a_page_that_cannot_be_made_is_a_line_with_the_trace(serve, output, capf
     with pytest.raises(urllib.error.HTTPError, match="500"):
         urllib.request.urlopen(page.url, timeout=LIMIT)
 
-    line = json.loads(output.getvalue())
+    line = json.loads(stream.getvalue())
     assert (line["level"], line["message"]) == ("error", "scrape failed")
     assert "ArithmeticError: \\x1bxxx" in line["exception"]
-    assert len(output.getvalue()) < 10_000
+    assert len(stream.getvalue()) < 10_000
     assert capfd.readouterr().err == ""

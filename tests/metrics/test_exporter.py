@@ -1,4 +1,4 @@
-"""What the exporter says of rows, keys and disks."""
+"""What the exporter says of rows, keys and disks: what is due, what is held back, what waits for a person."""
 
 import json
 import os
@@ -9,7 +9,7 @@ import pytest
 
 from forgekeeper.connections import client
 from forgekeeper.coordination.leases import lease
-from forgekeeper.database import now
+from forgekeeper.database import backlog, now
 from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.delivery import queues
 from forgekeeper.delivery.broker import broker
@@ -19,11 +19,13 @@ from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.retry import MAX_RETRIES
 from forgekeeper.storage import sentinel
-from models import GitRefDeletion, Project
+from forgekeeper.storage.outbox import MAX_ATTEMPTS, DeletedObject
+from models import BulkImport, BulkImportEntity, GitRefDeletion, JobArtifact, Project, UserStatus
 from tests.harness.catalogue import METRICS, SERIES, of
 from tests.harness.installation import INSTALLATION
 from tests.harness.ledger import start_run
 from workers.expired_job_artifacts import buckets
+from workers.stale_direct_uploads import register
 
 FOREVER = timedelta(days=1)
 NAME = "user_status_cleanup"
@@ -51,35 +53,19 @@ def near(instant, tolerance=20.0):
     return pytest.approx(instant.timestamp(), abs=tolerance)
 
 
-# The first scrape
-
-
-def test_every_series_that_can_be_zero_is_there_on_the_first_scrape(look):
+def test_every_series_that_can_be_zero_is_there_on_the_first_scrape_and_only_what_is_in_the_catalogue(look, promtool):
     page = look()
 
-    assert {name: set(page.series(name.removeprefix("forgekeeper_"))) for name in ALWAYS_THERE} == {
-        name: {
-            tuple(value for _, value in sorted(zip(METRICS[name].labels, child, strict=True)))
-            for child in METRICS[name].children
-        }
-        for name in ALWAYS_THERE
-        if name != "forgekeeper_backlog_age_objective_seconds"
-    } | {
-        "forgekeeper_backlog_age_objective_seconds": set(SERIES["objectives"])
-        - {("delete_artifact_bucket", "expired_artifact")}
+    expected = {name: set(METRICS[name].children) for name in ALWAYS_THERE}
+    # A batch whose flag is off may wait.
+    expected["forgekeeper_backlog_age_objective_seconds"] -= {("delete_artifact_bucket", "expired_artifact")}
+    shown = {
+        metric.name: {tuple(labels[name] for name in metric.labels) for labels in page.labels(metric.name)}
+        for metric in of("exporter")
     }
-
-
-def test_the_page_has_only_what_is_in_the_catalogue_and_promtool_has_nothing_against_it(look, promtool):
-    ended_run()
-
-    page = look()
-
-    assert page.names <= {metric.name for metric in of("exporter")}
+    assert {name: shown[name] for name in ALWAYS_THERE} == expected
+    assert page.names <= shown.keys()
     assert promtool(page.text) == ""
-
-
-# batches
 
 
 def test_the_interval_is_the_longest_gap_of_the_configured_schedule(look, settings):
@@ -90,40 +76,29 @@ def test_the_interval_is_the_longest_gap_of_the_configured_schedule(look, settin
     assert page.value("schedule_interval_seconds", batch="expired_job_artifacts") == 300
 
 
-@pytest.mark.parametrize(
-    ("hold_back", "name", "labels"),
-    [
-        (lambda: Hold.add("git_ref_cleanup", "pause", until=None, reason=None, by="test"), "paused", {}),
-        (lambda: Hold.add("git_ref_cleanup", "stop", reason="test", by="test"), "stopped", {}),
-        (lambda: Hold.add("git_ref_cleanup", "breaker", by="worker-1:9", reason="test"), "held", {"reason": "breaker"}),
-    ],
-    ids=["paused", "stopped", "held"],
-)
-def test_of_a_batch_that_is_held_back_nothing_is_expected(look, hold_back, name, labels):
-    hold_back()
-    FeatureFlag.turn("bulk_delete_job_artifacts", on=True)
-
-    page = look()
-
-    assert page.value("schedule_interval_seconds", batch="git_ref_cleanup") is None
-    assert ("clean_project_refs", "git_ref_deletion") not in page.series("backlog_age_objective_seconds")
-    assert page.value(f"batch_{name}_since_timestamp_seconds", batch="git_ref_cleanup", **labels) == near(now())
-
-
-def blocked_run(batch):
+def blocked(batch):
     started = start_run(batch, JobRun.claim_manual(batch, by="test"), by="test")
     JobRun.block(started, {}, reason="no_repositories", sentence="there are none")
 
 
-def test_a_blocked_batch_says_since_when_and_why_and_its_records_may_wait(look):
-    blocked_run("git_ref_cleanup")
+@pytest.mark.parametrize(
+    ("hold_back", "name", "labels", "interval"),
+    [
+        (lambda batch: Hold.add(batch, "pause", until=None, reason=None, by="test"), "paused", {}, False),
+        (lambda batch: Hold.add(batch, "stop", reason="test", by="test"), "stopped", {}, False),
+        (lambda batch: Hold.add(batch, "breaker", by="w", reason="test"), "held", {"reason": "breaker"}, False),
+        (blocked, "blocked", {"reason": "no_repositories"}, True),
+    ],
+    ids=["paused", "stopped", "held", "blocked"],
+)
+def test_a_batch_that_is_held_back_says_since_when_and_its_records_may_wait(look, hold_back, name, labels, interval):
+    hold_back("git_ref_cleanup")
     FeatureFlag.turn("bulk_delete_job_artifacts", on=True)
 
     page = look()
 
-    since = page.value("batch_blocked_since_timestamp_seconds", batch="git_ref_cleanup", reason="no_repositories")
-    assert since == near(now())
-    assert page.value("schedule_interval_seconds", batch="git_ref_cleanup") is not None
+    assert page.value(f"batch_{name}_since_timestamp_seconds", batch="git_ref_cleanup", **labels) == near(now())
+    assert (page.value("schedule_interval_seconds", batch="git_ref_cleanup") is not None) == interval
     assert set(page.series("backlog_age_objective_seconds")) == set(SERIES["objectives"]) - {
         ("clean_project_refs", "git_ref_deletion")
     }
@@ -151,9 +126,6 @@ def test_a_batch_whose_flag_is_off_says_since_when(look):
     assert page.series("batch_off_since_timestamp_seconds") == {("expired_job_artifacts", "flag_off"): near(since)}
 
 
-# runs
-
-
 def test_a_run_that_has_ended_well_is_the_last_run_and_the_last_success(look):
     ended_run()
     ended = now() - timedelta(seconds=10)
@@ -176,9 +148,6 @@ def test_failures_are_counted_since_the_last_success_and_a_run_in_progress_says_
 
     assert page.value("consecutive_failures", batch=NAME) == 5
     assert page.value("running_since_timestamp_seconds", batch=NAME) == near(now())
-
-
-# queues and dead letters
 
 
 def test_messages_are_counted_by_state_and_nobody_becomes_a_worker(look):
@@ -220,9 +189,6 @@ def test_children_that_wait_for_a_person_and_messages_that_nothing_could_read_ar
     assert page.value("dead_letter_messages", queue_name="git", batch="clean_project_refs") == 1
     assert page.value("dead_letter_messages", queue_name="git", batch="unknown") == 2
     assert sum(page.series("dead_letter_messages").values()) == 3
-
-
-# leases and buckets
 
 
 def test_a_held_lease_is_known_by_its_family_and_says_when_it_ends(look):
@@ -267,9 +233,6 @@ def test_a_batch_that_is_held_back_needs_no_buckets(look, hold_back, limit):
     assert look().value("buckets_limit") == limit
 
 
-# roots and locks
-
-
 def test_a_root_is_readable_while_its_sentinel_is_there_and_is_ours(look, tmp_path, settings):
     for name, content in (("ours", INSTALLATION), ("another's", "d15c0"), ("nobody's", ""), ("bare", None)):
         (tmp_path / name).mkdir()
@@ -299,10 +262,108 @@ def test_a_lock_that_outlives_every_deletion_is_stale(look, tmp_path, age, stale
     assert look(repositories_root=tmp_path).value("git_stale_locks") == stale
 
 
-# Clocks
-
-
 def test_ticks_whose_time_has_not_come_are_counted(look):
     JobRun.record(NAME, [now() + timedelta(hours=1), now() - timedelta(hours=1)], "skipped", by="test")
 
     assert look().value("ticks_ahead", batch=NAME) == 1
+
+
+def ago(**duration):
+    return now() - timedelta(**duration)
+
+
+def a_status(**duration):
+    UserStatus.create(user_id=UserStatus.select().count() + 1, clear_status_at=ago(**duration))
+
+
+def an_artifact(**duration):
+    JobArtifact.create(
+        project_id=1,
+        job_id=JobArtifact.select().count(),
+        file_type=1,
+        file_final_path="x",
+        locked=0,
+        expire_at=ago(**duration),
+    )
+
+
+BACKLOGS = {
+    ("user_status_cleanup", "user_status"): a_status,
+    ("delete_artifact_bucket", "expired_artifact"): an_artifact,
+    ("clean_project_refs", "git_ref_deletion"): lambda **duration: GitRefDeletion.create(
+        project_id=1, ref="refs/x", updated_at=ago(**duration)
+    ),
+    ("delete_objects", "deleted_object"): lambda **duration: DeletedObject.create(
+        store_dir="a", file="b", pick_up_at=ago(**duration)
+    ),
+    ("stale_imports", "bulk_import"): lambda **duration: BulkImport.create(
+        user_id=1, updated_at=ago(days=1, **duration)
+    ),
+    ("stale_imports", "entity"): lambda **duration: BulkImportEntity.create(
+        bulk_import_id=1,
+        source_full_path="a",
+        destination_name="b",
+        destination_namespace="c",
+        updated_at=ago(days=1, **duration),
+    ),
+    ("stale_direct_uploads", "stale_upload"): lambda **duration: client.zadd(
+        register.PENDING, {f"s:{duration}": int(ago(hours=3, **duration).timestamp())}
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BACKLOGS, ids=lambda kind: kind[1])
+def test_a_backlog_is_counted_and_as_old_as_its_oldest_record(look, kind):
+    add = BACKLOGS[kind]
+    add(minutes=10)
+    add(minutes=30)
+    if kind[1] != "git_ref_deletion":
+        add(minutes=-10)  # not due yet
+
+    page = look()
+
+    labels = dict(zip(("batch", "record"), kind, strict=True))
+    assert page.value("backlog_records", **labels) == 2
+    assert page.value("backlog_oldest_timestamp_seconds", **labels) == near(ago(minutes=30))
+
+
+def test_a_count_goes_up_to_its_bound_and_no_further(look, monkeypatch):
+    monkeypatch.setattr(backlog, "BOUND", 3)
+    for _ in range(5):
+        a_status(minutes=1)
+
+    assert look().value("backlog_records", batch="user_status_cleanup", record="user_status") == 3
+
+
+def test_what_failed_more_than_once_or_was_refused_is_in_quarantine(look):
+    client.zadd(register.FAILED, {"s:x": 1})
+    DeletedObject.create(store_dir="a", file="b", attempts=MAX_ATTEMPTS)
+    GitRefDeletion.create(project_id=1, ref="refs/x", status=3)
+    for key in (1, 1, 2):
+        quarantine.fail("user_status_cleanup", "user_status", str(key), "x", reason="record_failed")
+    quarantine.fail("git_ref_cleanup", "clean_project_refs", "7", "x", reason="worker_lost")
+    quarantine.fail("unknown", "cron", "8", "x", reason="unreadable")
+
+    counted = look().series("quarantine_records")
+
+    assert {labels: count for labels, count in counted.items() if count} == {
+        ("stale_direct_uploads", "failed_upload"): 1,
+        ("delete_objects", "dead_object"): 1,
+        ("clean_project_refs", "rejected_ref"): 1,
+        ("user_status_cleanup", "user_status"): 1,
+        ("git_ref_cleanup", "clean_project_refs"): 1,
+        ("unknown", "message"): 1,
+    }
+
+
+def test_expired_artifacts_that_wait_for_the_forge_are_counted(look):
+    due = {"project_id": 1, "job_id": 1, "file_type": 1, "expire_at": ago(hours=1)}
+    JobArtifact.create(file_final_path="", file="x.zip", locked=0, **due)
+    for _ in range(2):
+        JobArtifact.create(file_final_path="x", locked=2, **due)
+    JobArtifact.create(file_final_path="x", locked=2, **due | {"expire_at": ago(hours=-1)})
+    JobArtifact.create(file_final_path="", file="x.zip", locked=1, **due)
+    JobArtifact.create(file_final_path="", locked=0, **due)
+    JobArtifact.create(file_final_path="", file="x.zip", locked=2, **due | {"file_type": 3})
+
+    assert look().series("waiting_artifacts") == {("no_path",): 1, ("unknown",): 2}

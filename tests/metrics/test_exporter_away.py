@@ -5,18 +5,14 @@ import socket
 import time
 from contextlib import closing, suppress
 from datetime import timedelta
-from urllib.parse import urlsplit
 
 import psycopg2
 import pytest
 
 from forgekeeper.database import database
 from forgekeeper.storage import sentinel
-from metrics import exporter
 from tests.harness.catalogue import SERIES
 from tests.harness.installation import INSTALLATION
-from tests.harness.ports import free_ports
-from tests.harness.programs import Program
 from tests.harness.waiting import wait_until
 
 IN_REDIS = {"queues", "leases", "uploads"}
@@ -24,27 +20,7 @@ IN_BOTH = {"buckets", "clocks", "dead_letters"}
 WITHOUT_BOTH = {"roots"}
 PROMISED = 2.0
 """Seconds that a scrape takes at most, whatever is away."""
-TRIES = 4
-"""So often may the machine be busy elsewhere for some of them."""
 LIMIT = 30.0
-
-
-@pytest.fixture
-def start(database, settings, tmp_path):
-    """Start `forgekeeper exporter` as a process; return it and its URL."""
-    running = []
-
-    def begin(**changed):
-        (port,) = free_ports(1)
-        environment = {"METRICS_PORT_EXPORTER": port, **changed}
-        running.append(
-            Program(tmp_path / f"exporter-{len(running)}.log", "-m", "forgekeeper.cli", "exporter", **environment)
-        )
-        return running[-1], f"http://127.0.0.1:{port}/metrics"
-
-    yield begin
-    for program in running:
-        program.kill()
 
 
 @pytest.fixture
@@ -69,91 +45,49 @@ def away(page):
     return {name for (name,), worked in page.series("exporter_collector_success").items() if not worked}
 
 
-def timed(scrape, url):
-    began = time.monotonic()
-    page = scrape(url)
-    return page, time.monotonic() - began
-
-
-@pytest.fixture
-def first_scrape(start, scrape):
-    """Ask an exporter for the first time; another, where the machine did not let it *miss* just that in time."""
-
-    def ask(miss, **changed):
-        for _ in range(TRIES):
-            _, url = start(**changed)
-            assert listening(url)
-            page, seconds = timed(scrape, url)
-            if (away(page), seconds < PROMISED) == (miss, True):
-                break
-        return page, seconds
-
-    return ask
-
-
 DATABASE = {name for (name,) in SERIES["collectors"]} - IN_REDIS - WITHOUT_BOTH
 AWAY = {
-    "the database": (DATABASE, {"DATABASE_URL": "postgresql://forge:hunter2@127.0.0.1:{port}/x"}),
-    "Redis": (IN_REDIS | IN_BOTH, {"REDIS_URL": "redis://127.0.0.1:{port}/0"}),
+    "the database": (DATABASE, "queue_messages", {"DATABASE_URL": "postgresql://forge:hunter2@127.0.0.1:{port}/x"}),
+    "Redis": (IN_REDIS | IN_BOTH, "backlog_records", {"REDIS_URL": "redis://127.0.0.1:{port}/0"}),
 }
 
 
 @pytest.mark.parametrize("how", ["closed", "silent"])
-@pytest.mark.parametrize(("missing", "leads"), AWAY.values(), ids=AWAY)
-def test_with_a_server_away_a_scrape_takes_two_seconds_and_says_what_is_missing(
-    first_scrape, black_hole, missing, leads, how
-):
+@pytest.mark.parametrize("server", AWAY)
+def test_with_a_server_away_a_scrape_takes_two_seconds_and_says_what_is_missing(start, scrape, black_hole, server, how):
+    missing, there, leads = AWAY[server]
     port = black_hole if how == "silent" else 1
+    _, url = start("exporter", **{name: url.format(port=port) for name, url in leads.items()})
 
-    page, seconds = first_scrape(missing, **{name: url.format(port=port) for name, url in leads.items()})
-
-    assert seconds < PROMISED
-    assert away(page) == missing
-    there = ("queue_messages", "backlog_records")["REDIS_URL" in leads]
-    assert set(page.series(there).values()) == {0}
-
-
-def listening(url):
-    """Wait for somebody to listen there; nothing is asked of him yet."""
-
-    def connects():
-        with suppress(OSError), socket.create_connection(("127.0.0.1", urlsplit(url).port)):
-            return True
-        return False
-
-    return wait_until(connects, LIMIT)
-
-
-def test_a_table_that_is_locked_takes_one_collector_away(urls, look):
-    patience = exporter.PATIENCE
-    with closing(psycopg2.connect(urls.database)) as other, other.cursor() as cursor:
-        cursor.execute("lock table user_statuses in access exclusive mode")
-
-        for _ in range(TRIES):
+    def in_time():
+        with suppress(OSError):  # it has not started yet
             began = time.monotonic()
-            page = look(patience=patience)
+            page = scrape(url)
             seconds = time.monotonic() - began
-            if (away(page), seconds < PROMISED) == ({"user_statuses"}, True):
-                break
+            return seconds < PROMISED and away(page) == missing and set(page.series(there).values()) == {0}
 
-    assert seconds < PROMISED
-    assert away(page) == {"user_statuses"}
+    # The machine may be busy elsewhere for some scrapes.
+    assert wait_until(in_time, LIMIT)
 
 
-def test_a_table_that_is_missing_takes_one_collector_away(look):
+def test_a_table_that_is_locked_or_missing_takes_one_collector_away(urls, look):
     database.execute_sql("alter table bulk_imports rename to elsewhere")
     try:
-        page = look()
+        with closing(psycopg2.connect(urls.database)) as other, other.cursor() as cursor:
+            cursor.execute("lock table user_statuses in access exclusive mode")
+
+            # The statement is given up after two seconds.
+            page = look()
     finally:
         database.execute_sql("alter table elsewhere rename to bulk_imports")
 
-    assert away(page) == {"imports"}
+    assert away(page) == {"user_statuses", "imports"}
 
 
 def test_a_clock_of_the_database_that_is_ahead_is_measured_and_the_exporter_ends_when_asked(
     start, scrape_when_up, ahead
 ):
-    program, url = start(DATABASE_URL=ahead(timedelta(days=1)))
+    program, url = start("exporter", DATABASE_URL=ahead(timedelta(days=1)))
 
     offsets = scrape_when_up(url).series("clock_offset_seconds")
 

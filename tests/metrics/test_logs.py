@@ -1,6 +1,5 @@
 """Log lines: what is on them, what is masked, and that each is one line."""
 
-import io
 import json
 import logging
 import os
@@ -18,19 +17,6 @@ LIMIT = 60.0
 
 class Tripped(Exception):
     """Something to log."""
-
-
-@pytest.fixture
-def stream():
-    """What is logged as JSON, from DEBUG on; the logging of the test run is put back afterwards."""
-    root = logging.getLogger()
-    before = root.handlers[:], root.level, structlog.get_config()
-    output = io.StringIO()
-    logs.configure("json", "DEBUG", output)
-    yield output
-    structlog.contextvars.clear_contextvars()
-    root.handlers[:], root.level = before[0], before[1]
-    structlog.configure(**before[2])
 
 
 @pytest.fixture
@@ -105,18 +91,10 @@ def test_a_secret_is_masked_in_message_fact_trace_and_a_library_s_line(stream, s
     except Tripped:
         log.exception(text, fact=text)
     logging.getLogger("library").warning("failed: %s", text, extra={"url": text})
-
-    assert SECRET not in stream.getvalue()
-    assert "********" in stream.getvalue()
-
-
-@pytest.mark.parametrize("style", ["json", "console"])
-def test_a_secret_inside_a_fact_is_masked(stream, style):
-    logs.configure(style, "INFO", stream)
-
     log.info("connected", facts=FACTS, **{"a URL": URL, "an exception": Tripped(URL)})
 
     assert SECRET not in stream.getvalue()
+    assert "********" in stream.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -194,18 +172,6 @@ def test_a_trace_keeps_its_end_however_long_the_errors_are(stream, style, logger
     assert "Tripped: the reason" in stream.getvalue()
     assert "Tripped: \\" in stream.getvalue()
     assert SECRET not in stream.getvalue()
-
-
-@pytest.mark.parametrize("style", ["json", "console"])
-@pytest.mark.parametrize("fact", [[1] * 1_000_000, "password=" * 1_000_000, {1: "x" * 1_000_000}, 10**10_000], ids=type)
-@pytest.mark.parametrize("logger", LOGGERS)
-def test_a_line_is_bounded_whatever_is_on_it(stream, style, logger, fact):
-    logs.configure(style, "INFO", stream)
-
-    logger.warning("odd", **({"fact": fact} if logger is log else {"extra": {"fact": fact}}))
-
-    assert 0 < len(stream.getvalue()) < 10 * LONGEST
-    assert len(stream.getvalue().splitlines()) == 1
 
 
 def trip(text, cause=None):

@@ -5,7 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.mmap_dict import MmapedDict
 
@@ -14,60 +13,40 @@ from metrics import multiprocess
 from .pages import read
 
 ROOT = Path(__file__).parents[2]
-NAME = "user_status_cleanup"
-COUNT_EVERYTHING = """
-import os, sys
-import workers
-from forgekeeper.batches import all_declared
-from metrics.catalogue import of, table
-from metrics.counting import Instruments
+COUNT = """
+import os
+from metrics.counting import WORKER
 
-known = table(all_declared())
-count = Instruments("worker").know(known)
-for _ in range(int(sys.argv[1])):
+for _ in range(2):
     if os.fork() == 0:
-        for metric in of("worker", known):
-            for labels in metric.children:
-                if metric.type == "histogram":
-                    count.observe(metric.name, *labels, seconds=1.0)
-                else:
-                    count.inc(metric.name, *labels)
+        WORKER.inc("forgekeeper_runs_total", "prune")
+        WORKER.inc("forgekeeper_runs_in_progress", "prune")
         os._exit(0)
     os.wait()
 """
 
 
-def count_everything(folder, processes):
-    """Let processes count everything once, and die."""
-    subprocess.run(
-        [sys.executable, "-c", COUNT_EVERYTHING, str(processes)],
+def run(program, folder):
+    """Run it, and let it count in the folder; return what it says."""
+    return subprocess.run(
+        [sys.executable, "-c", program],
         env={"PYTHONPATH": str(ROOT), "PROMETHEUS_MULTIPROC_DIR": str(folder)},
+        stdout=subprocess.PIPE,
+        text=True,
         check=True,
-    )
+    ).stdout
 
 
-@pytest.fixture
-def scraped(tmp_path):
+def test_what_the_dead_have_counted_stays_their_gauges_go_and_a_file_that_is_just_made_spoils_nothing(tmp_path):
+    run(COUNT, tmp_path)
+    (tmp_path / f"counter_{os.getpid()}.db").touch()
     registry = CollectorRegistry()
     registry.register(multiprocess.Multiprocess(tmp_path))
-    return lambda: read(generate_latest(registry).decode())
 
+    page = read(generate_latest(registry).decode())
 
-def test_what_the_dead_have_counted_stays_and_their_gauges_go(tmp_path, scraped):
-    count_everything(tmp_path, 2)
-
-    page = scraped()
-
-    assert page.value("runs_total", batch=NAME) == 2
-    assert page.value("run_duration_seconds_count", batch=NAME) == 2
-    assert not page.value("runs_in_progress", batch=NAME)
-
-
-def test_a_file_that_a_process_is_making_or_died_making_spoils_nothing(tmp_path, scraped):
-    count_everything(tmp_path, 1)
-    (tmp_path / f"counter_{os.getpid()}.db").touch()
-
-    assert scraped().value("runs_total", batch=NAME) == 1
+    assert page.value("runs_total", batch="prune") == 2
+    assert not page.value("runs_in_progress", batch="prune")
 
 
 def test_the_clients_files_have_no_room_of_their_own(tmp_path):
@@ -84,23 +63,12 @@ from pathlib import Path
 from metrics.multiprocess import Watch
 
 Watch("127.0.0.1", 0).start()
-mine = [pid for task in Path("/proc/self/task").glob("*/children") for pid in task.read_text().split()]
-for pid in mine:
-    # The kernel says so a moment after it has made the process.
-    while not (line := Path(f"/proc/{pid}/cmdline").read_bytes()):
-        pass
-    print(line.split(b"\\0")[3].decode())
+children = [pid for task in Path("/proc/self/task").glob("*/children") for pid in task.read_text().split()]
+# That of a program which the kernel has just begun is empty for a moment.
+print([Path(f"/proc/{pid}/cmdline").read_bytes() == Path("/proc/self/cmdline").read_bytes() for pid in children])
 """
 
 
 def test_the_endpoint_is_a_process_before_its_worker_forks(tmp_path):
     """`Popen` would wait for one that is still being made until the worker processes have ended."""
-    said = subprocess.run(
-        [sys.executable, "-c", WATCH],
-        env={"PYTHONPATH": str(ROOT), "PROMETHEUS_MULTIPROC_DIR": str(tmp_path / "counts")},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-
-    assert said.stdout == "metrics.multiprocess\n"
+    assert run(WATCH, tmp_path / "counts") == "[False]\n"

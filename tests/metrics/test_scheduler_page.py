@@ -2,7 +2,6 @@
 
 import threading
 from datetime import timedelta
-from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
@@ -20,31 +19,12 @@ from forgekeeper.runs.reconcile import reconcile as reconcile_batch
 from forgekeeper.settings.cron import Cron
 from tests.harness.catalogue import of
 from tests.harness.ledger import start_run
-from tests.harness.programs import Program
 from tests.harness.waiting import wait_until
 
 from .pages import read
 
-ROOT = Path(__file__).parents[2]
 NAME = "user_status_cleanup"
 LIMIT = 60.0
-
-
-@pytest.fixture
-def start(settings, free_port, tmp_path):
-    """Start `forgekeeper scheduler` with a page; return its process and its URL."""
-    running = []
-
-    def begin(port=free_port, **changed):
-        environment = {"METRICS_PORT_SCHEDULER": port, **changed}
-        running.append(
-            Program(tmp_path / f"scheduler-{len(running)}.log", "-m", "forgekeeper.cli", "scheduler", **environment)
-        )
-        return running[-1], f"http://127.0.0.1:{port}/metrics"
-
-    yield begin
-    for program in running:
-        program.kill()
 
 
 @pytest.fixture
@@ -83,7 +63,7 @@ def test_a_scheduler_says_that_it_lives_what_it_sends_and_what_comes_next(
 ):
     due = (now() + timedelta(hours=2)).replace(second=0, microsecond=0)
     schedules = {"CRON_USER_STATUS_CLEANUP": "* * * * * *", "CRON_STALE_IMPORTS": f"{due.minute} {due.hour} * * *"}
-    _, url = start(**schedules, CRON_PRUNE="off", POLL_INTERVAL="0.5")
+    _, url = start("scheduler", **schedules, CRON_PRUNE="off", POLL_INTERVAL="0.5")
     scrape_when_up(url)
 
     def all_there():

@@ -1,7 +1,6 @@
 """The endpoint of all processes of a worker: it counts, through a drain, a death and a reload."""
 
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -111,16 +110,6 @@ def test_a_worker_whose_port_is_busy_does_not_start(start_worker):
         " stop what is there, or choose another port"
     )
     assert worker.folders == []
-
-
-def test_a_worker_is_called_what_the_runbook_looks_for(start_worker, scrape_when_up):
-    page = (ROOT / "docs" / "runbooks" / "workers.md").read_text()
-    worker = start_worker()
-    scrape_when_up(worker.url)
-
-    called = Path(f"/proc/{worker.process.pid}/cmdline").read_text().replace("\0", " ")
-
-    assert re.search(r"^pgrep -af -- '(.+)'$", page, re.MULTILINE)[1] in called
 
 
 def test_the_folder_is_private_and_replaces_those_of_workers_that_have_ended(start_worker, scrape_when_up, tmp_path):

@@ -41,19 +41,12 @@ class WorkerWithPage(Program):
     @property
     def children(self):
         """The ids of the worker processes: those that listen to Redis, not the page."""
-        found = []
-        for pid in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split():
-            with suppress(OSError):  # it has ended
-                if b"metrics.multiprocess" not in Path(f"/proc/{pid}/cmdline").read_bytes():
-                    found.append(int(pid))
-        return found
+        return [pid for pid in super().children if not serves(pid)]
 
     @property
     def endpoint(self):
         """The id of the process that serves the metrics."""
-        tasks = Path(f"/proc/{self.pid}/task").glob("*/children")
-        children = [int(pid) for task in tasks for pid in task.read_text().split()]
-        (found,) = [pid for pid in children if b"metrics.multiprocess" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        (found,) = filter(serves, super().children)
         return found
 
     def listens(self):
@@ -61,6 +54,12 @@ class WorkerWithPage(Program):
         with suppress(OSError), socket.create_connection(("127.0.0.1", self._port)):
             return True
         return False
+
+
+def serves(pid):
+    with suppress(OSError):  # it has ended
+        return b"metrics.multiprocess" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return True
 
 
 def due(count):

@@ -16,6 +16,7 @@ from .pages import ran
 
 ROOT = Path(__file__).parents[2]
 ALERTS = [rule for rule in RULES if "alert" in rule]
+ALERTMANAGER = ROOT / "deploy" / "alertmanager.yml"
 NAMES = sorted({rule["alert"] for rule in ALERTS})
 
 # 監視・アラート of the five documents: document, row, threshold, and who is told.
@@ -33,8 +34,16 @@ ROWS = [
 ]
 
 
-def test_the_rules_are_sound():
-    status, said = ran("promtool", "check", "rules", "--lint=all", "--lint-fatal", RULES_FILE)
+CHECKS = {
+    "rules": ("promtool", "check", "rules", "--lint=all", "--lint-fatal", RULES_FILE),
+    "prometheus": ("promtool", "check", "config", "--lint=all", "--lint-fatal", ROOT / "deploy" / "prometheus.yml"),
+    "alertmanager": ("amtool", "check-config", ALERTMANAGER),
+}
+
+
+@pytest.mark.parametrize("command", CHECKS.values(), ids=CHECKS)
+def test_the_rules_and_the_configurations_are_sound(command):
+    status, said = ran(*command)
 
     assert status == 0, said
 
@@ -97,12 +106,6 @@ def test_the_rules_ask_for_metrics_labels_and_values_that_exist():
                     assert exists, f"{rule['alert']}: {name} has no {label}{operator}{wanted}"
 
 
-def test_the_configuration_of_prometheus_is_sound():
-    status, said = ran("promtool", "check", "config", "--lint=all", "--lint-fatal", ROOT / "deploy" / "prometheus.yml")
-
-    assert status == 0, said
-
-
 def test_prometheus_scrapes_the_jobs_that_the_rules_ask_for_with_their_installation():
     config = yaml.safe_load((ROOT / "deploy" / "prometheus.yml").read_text())
 
@@ -115,9 +118,6 @@ def test_prometheus_scrapes_the_jobs_that_the_rules_ask_for_with_their_installat
     }
 
 
-ALERTMANAGER = ROOT / "deploy" / "alertmanager.yml"
-
-
 def receivers(labels):
     """Name who is told of an alert with these labels, after the routes of the example."""
     team, severity = labels["team"], labels["severity"]
@@ -125,12 +125,6 @@ def receivers(labels):
         return "watchdog"
     named = "operations" if team == "operations" else team
     return f"pager,{named}" if severity == "critical" else named
-
-
-def test_the_configuration_of_alertmanager_is_sound():
-    status, said = ran("amtool", "check-config", ALERTMANAGER)
-
-    assert status == 0, said
 
 
 @every("rule", ALERTS, name=lambda rule: rule["alert"])

@@ -46,17 +46,6 @@ def ended(database, audit, gone, values, **columns):
 # The clause
 
 
-def test_a_statement_s_clause_writes_one_row_of_all_it_deletes(database, audit):
-    gone, values = "select * from unnest(%(ids)s, %(paths)s)", {"ids": [30, 10, 20], "paths": ["c", "a", "b"]}
-
-    assert ended(database, audit, gone, values, path="path", twice="id * 2") == 3
-
-    row = only()
-    assert (row.batch, row.run, row.tick, row.child) == ("prune", 7, TICK, "clean:1")
-    assert (row.phase, row.record, row.intent, row.scope) == ("done", "object", None, None)
-    assert (list(row.ids), row.detail) == ([30, 10, 20], {"path": ["c", "a", "b"], "twice": [60, 20, 40]})
-
-
 def test_names_have_the_same_hash_in_python_and_in_postgresql(database, audit):
     gone = "select * from unnest(%(ids)s, %(paths)s)"
 
@@ -88,14 +77,6 @@ def test_so_many_records_are_in_a_row_at_most(audit, number, sizes):
     assert [row.id for row in rows()] == made
     assert [len(row.ids) for row in rows()] == [len(row.hashes) for row in rows()] == sizes
     assert [name for row in rows() for name in row.detail["oid"]] == names
-
-
-def test_an_intent_without_an_outcome_is_found_by_the_next_attempt(audit):
-    (number,) = audit.intent("ref", ids=[1, 2], scope="5", oid=["0a", "0b"], project_id=5)
-
-    (found,) = of_another_attempt().unclosed("ref", scope="5")
-
-    assert (found.id, list(found.ids), found.detail) == (number, [1, 2], {"oid": ["0a", "0b"], "project_id": 5})
 
 
 @every(

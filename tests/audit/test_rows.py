@@ -84,14 +84,6 @@ def test_in_any_world_the_statuses_that_are_gone_are_those_in_the_audit(settings
 # What is said of each
 
 
-def test_a_row_is_a_chunk_and_not_a_record(settings):
-    UserStatus.insert_many([{"user_id": number, "clear_status_at": now() - HOUR} for number in range(1, 251)]).execute()
-
-    recorded(user_status_cleanup, settings)
-
-    assert [len(line.ids) for line in lines("user_status")] == [100, 100, 50]
-
-
 def test_an_entity_is_said_with_its_import_and_how_many_trackers_went(settings):
     entity = BulkImportEntity.create(**FACTS | {"bulk_import_id": 9}, updated_at=now() - 2 * DAY)
     for status in (0, 1, 2, 3):

@@ -7,7 +7,6 @@ from forgekeeper.batches import NotSent, all_declared
 from forgekeeper.delivery.broker import broker
 from forgekeeper.runs.holds import Hold
 from forgekeeper.runs.ledger import JobRun
-from workers.git_ref_cleanup import clean_project_refs
 from workers.prune import prune
 
 pytestmark = pytest.mark.usefixtures("database")
@@ -45,7 +44,3 @@ def test_a_batch_that_is_paused_is_not_sent():
 def test_a_batch_takes_no_arguments():
     with pytest.raises(TypeError, match="send\\(\\) takes nothing"):
         prune.send(7)
-
-
-def test_a_child_is_sent_as_any_message():
-    assert clean_project_refs.message(7).args == (7,)

@@ -1,7 +1,6 @@
 """Nothing of a batch deletes beside the engine: PostgreSQL refuses it, and one sentence says what to return instead."""
 
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from datetime import timedelta
 
 import pytest
@@ -10,7 +9,6 @@ from playhouse.postgres_ext import DateTimeTZField
 from forgekeeper import Rows, Table, batch
 from forgekeeper.batches import BATCHES
 from forgekeeper.database import database as db
-from forgekeeper.database import release, writes
 from forgekeeper.database.writes import TakesNoWrites, WritesByItself, reading_only, writing
 from forgekeeper.runs.ledger import JobRun
 from tests.harness.performing import recorded
@@ -44,19 +42,8 @@ def delete_raw(_now):
     return []
 
 
-def delete_by_cursor(_now):
-    db.connection().cursor().execute("delete from weed")
-    return []
-
-
 def delete_by_peewee(_now):
     Weed.delete().execute()
-    return []
-
-
-def delete_in_transaction(_now):
-    with db.atomic():
-        db.execute_sql("delete from weed")
     return []
 
 
@@ -85,9 +72,7 @@ def declared(work, **options):
     "work",
     [
         delete_raw,
-        delete_by_cursor,
         delete_by_peewee,
-        delete_in_transaction,
         delete_by_function,
         delete_between_chunks,
     ],
@@ -111,24 +96,6 @@ def in_a_thread(work):
     """Do the *work* with connections of a thread's own."""
     with ThreadPoolExecutor(1) as pool:
         pool.submit(work).result()
-
-
-@pytest.mark.usefixtures("weeds")
-def test_a_session_that_an_interrupt_has_left_reading_only_is_nobody_else_s(monkeypatch):
-    monkeypatch.setattr(writes, "_let_write", lambda: None)
-
-    def be_interrupted():
-        db.connect()
-        with suppress(KeyboardInterrupt), reading_only("pull_weeds"):
-            raise KeyboardInterrupt
-        release()
-        db.connect()
-        db.execute_sql("delete from weed")
-        release()
-
-    in_a_thread(be_interrupted)
-
-    assert Weed.select().count() == 0
 
 
 @pytest.fixture

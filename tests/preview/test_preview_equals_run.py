@@ -40,8 +40,10 @@ def test_there_is_a_world_of_every_batch():
 @every_world
 def test_a_run_takes_what_the_preview_has_shown_and_that_has_written_nothing(kind, holder, tmp_path):
     world = kind(tmp_path)
+    each_way_by_each_kind_of_key = dict(enumerate([way for way in kind.ways for _ in range(3)], 1))
 
     @random_worlds
+    @hypothesis.example(records=each_way_by_each_kind_of_key, busy={1, 2, 3})
     @hypothesis.given(
         records=st.dictionaries(KEYS, st.sampled_from([*kind.ways]), max_size=15), busy=st.sets(KEYS, max_size=4)
     )

@@ -10,11 +10,11 @@ from forgekeeper.batches import BATCHES, Record
 from forgekeeper.connections import client
 from forgekeeper.database import database as db
 from forgekeeper.database import now
-from forgekeeper.database.survey import Rows, reading, survey
+from forgekeeper.database.survey import Rows, survey
 from forgekeeper.runs import quarantine
 from forgekeeper.runs.previewing import preview
 from forgekeeper.storage import sentinel
-from models import GitRefDeletion, JobArtifact, Project, ProjectStatistics, UserStatus
+from models import GitRefDeletion, JobArtifact, Project, UserStatus
 from tests.harness import samples as sample
 from tests.harness.git_samples import Bare, put_root
 from tests.harness.installation import INSTALLATION
@@ -102,32 +102,12 @@ def test_a_bad_record_that_is_passed_over_stays():
 # Nothing is written
 
 
-def test_postgresql_refuses_whatever_would_write():
-    with pytest.raises(pw.PeeweeException, match="read-only transaction"), reading():
-        ProjectStatistics.create(project_id=1)
-
-
 def test_a_preview_that_would_write_is_refused():
     writing = toy()
     writing.preview(lambda _look: [UserStatus.create(user_id=1)])
 
     with pytest.raises(pw.PeeweeException, match="read-only transaction"):
         preview(writing, settings_with())
-
-
-@pytest.mark.parametrize("name", BATCHES)
-def test_redis_is_asked_by_commands_that_only_read(name, tmp_path):
-    sentinel.Store("artifacts", f"file://{tmp_path}").create_sentinel(INSTALLATION)
-    settings = settings_with(object_stores={"artifacts": f"file://{tmp_path}"})
-    client.zadd(register.PENDING, {"artifacts:a": 1})
-    known = client.command()
-    client.config_resetstat()
-
-    foreseen(name, settings)
-
-    asked = {command.removeprefix("cmdstat_").partition("|")[0] for command in client.info("commandstats")}
-    writing = {command for command in asked if "write" in known[command]["flags"] or command.startswith("eval")}
-    assert writing == set()
 
 
 # Declarations

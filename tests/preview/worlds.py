@@ -3,7 +3,6 @@
 from typing import ClassVar
 
 from forgekeeper.connections import client
-from forgekeeper.database import database
 from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.runs.ledger import JobRun
 from forgekeeper.storage.settled import SettledUpload
@@ -154,21 +153,4 @@ class Old(World):
         return self.ids(rows) - {self.newest}
 
 
-class Pipelines(World):
-    """Of the example, which is not among the documents."""
-
-    batch = "stale_pipelines"
-    tables = ("pipelines",)
-    ways: ClassVar = {"long ago": True, "just over a year": True, "a year": False, "young": False}
-    locking = "select 1 from pipelines where id = any(%(keys)s) for update"
-    shifts: ClassVar = {"just over a year": -365 * DAY - MICROSECOND, "a year": -365 * DAY, "young": -DAY}
-
-    def put(self, key, way):
-        since = NOON + self.shifts.get(way, -800 * DAY)
-        database.execute_sql("insert into pipelines values (%s, %s)", (key, since))
-
-    def present(self):
-        return self.ids("select id from pipelines")
-
-
-WORLDS = (Statuses, Refs, Artifacts, Objects, Uploads, Imports, Old, Pipelines)
+WORLDS = (Statuses, Refs, Artifacts, Objects, Uploads, Imports, Old)

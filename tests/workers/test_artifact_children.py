@@ -9,7 +9,6 @@ from structlog.testing import capture_logs
 
 from forgekeeper.connections import client
 from forgekeeper.database import database
-from forgekeeper.declaring.flags import FeatureFlag
 from forgekeeper.delivery.queues import depth
 from tests.harness.artifacts import (
     DELETABLE,
@@ -29,7 +28,6 @@ from tests.harness.performing import recorded
 from tests.harness.thorough import examples
 from workers import expired_job_artifacts
 from workers.expired_job_artifacts import (
-    FLAG,
     LOOP_LIMIT,
     MAX_RUNTIME,
     BucketOutcome,
@@ -137,14 +135,6 @@ def test_the_children_after_a_crash_end_as_if_there_had_been_none():
 
     assert (rows(SURVIVORS), count(DELETABLE), rows(WRONG_STATISTICS)) == (survivors, 0, [])
     assert len(set(outbox())) == len(outbox()) == deletable
-
-
-def test_the_parent_counts_the_buckets_as_it_found_them(parent):
-    FeatureFlag.turn(FLAG, on=True)
-
-    row = parent()
-
-    assert tuple(row.result[name] for name in COUNTS) == (5, 0, 0, 0, 5, 5)
 
 
 def test_the_parent_starts_a_child_for_each_free_bucket(parent):

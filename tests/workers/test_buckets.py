@@ -33,15 +33,6 @@ def pass_time(client, duration):
         pipe.execute()
 
 
-def test_the_first_tidying_adds_every_bucket_and_counts_them_as_missing(client):
-    counts = buckets.tidy(client, 5)
-
-    assert counts == {
-        "max_buckets": 5, "available_count": 0, "occupied_count": 0, "stale_count": 0, "missing_count": 5,
-    }  # fmt: skip
-    assert buckets.available(client) == [0, 1, 2, 3, 4]
-
-
 @pytest.mark.parametrize(("silent", "stale_count"), [(598, 0), (600, 1)])
 def test_a_bucket_silent_for_ten_minutes_is_available_again(client, silent, stale_count):
     buckets.tidy(client, 5)
@@ -87,18 +78,6 @@ def test_a_bucket_has_one_owner_and_when_all_have_one_there_is_none(client):
     assert claims.count(None) == 6
 
 
-def test_a_bucket_given_back_is_not_the_next_to_be_claimed(client):
-    buckets.tidy(client, 5)
-    numbers = []
-
-    for _ in range(5):
-        bucket = buckets.claim(client, 5)
-        numbers.append(bucket.number)
-        buckets.release(client, bucket)
-
-    assert sorted(numbers) == [0, 1, 2, 3, 4]
-
-
 def test_the_modulus_is_the_maximum_at_the_claim(client):
     buckets.tidy(client, 5)
     bucket = buckets.claim(client, 5)
@@ -107,18 +86,6 @@ def test_the_modulus_is_the_maximum_at_the_claim(client):
 
     assert (bucket.modulus, buckets.claim(client, 10).modulus) == (5, 10)
     assert buckets.renew(client, bucket) is None
-
-
-def test_a_late_owner_frees_nothing(client):
-    buckets.tidy(client, 1)
-    late = buckets.claim(client, 1)
-    pass_time(client, 11 * MINUTE)
-    buckets.tidy(client, 1)
-    owner = buckets.claim(client, 1)
-
-    released = buckets.release(client, late)
-
-    assert (released, buckets.claim(client, 1), buckets.renew(client, owner)) == (False, None, None)
 
 
 # Any order of events

@@ -2,7 +2,6 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from datetime import timedelta
 
 import peewee as pw
 import pytest
@@ -10,17 +9,15 @@ import pytest
 from forgekeeper.database import database, now
 from forgekeeper.database.chunks import IN_ORDER, START
 from forgekeeper.deleting.total import TURNS
-from models import CLASSES, JobArtifact, ProjectStatistics
+from models import CLASSES, ProjectStatistics
 from tests.harness.artifacts import (
     NO_GRACE,
     NOON,
-    WRONG_STATISTICS,
     artifact,
     chunk_statement,
     destroy_chunk,
     due_artifacts,
     ids,
-    mixed_artifacts,
     nodes,
     outbox,
     rows,
@@ -32,7 +29,6 @@ from tests.harness.artifacts import (
 from tests.harness.waiting import wait_until
 from workers.expired_job_artifacts.destroying import BATCH_SIZE
 
-MICROSECOND = timedelta(microseconds=1)
 DUE, FEW = 40_000, 1_500
 BUCKETS, MANY_BUCKETS = 5, 10
 LOCKED, UNKNOWN, TRACE = 1, 2, 3
@@ -72,20 +68,6 @@ def on_deletion(act):
         database.execute_sql("drop function spoil cascade")
 
 
-@pytest.mark.parametrize(
-    ("expire_at", "expired"),
-    [(NOON - MICROSECOND, True), (NOON, False), (NOON + MICROSECOND, False), (None, False)],
-    ids=["a microsecond ago", "exactly now", "a microsecond later", "never"],
-)
-def test_an_artifact_is_destroyed_after_its_moment_and_not_at_it(expire_at, expired):
-    artifact(expire_at=expire_at)
-
-    counted = JobArtifact.select().where(JobArtifact.is_expired(NOON)).count()
-    batch = destroy()
-
-    assert (counted, batch.artifacts, len(ids())) == ((1, 1, 0) if expired else (0, 0, 1))
-
-
 @pytest.mark.parametrize("facts", [{"locked": LOCKED}, {"locked": UNKNOWN}, {"file_type": TRACE}])
 def test_a_locked_an_unknown_and_a_trace_are_never_destroyed(facts):
     kept = artifact(**facts)
@@ -120,18 +102,6 @@ def test_the_outbox_names_exactly_the_path_of_the_artifact(path):
     destroy()
 
     assert outbox() == [path]
-
-
-def test_the_statistics_lose_exactly_the_bytes_that_are_gone():
-    mixed_artifacts(5_000)
-    turn_on()
-    bytes_before = rows("select sum(build_artifacts_size) from project_statistics")[0][0]
-
-    outcomes = [run() for _ in range(BUCKETS)]
-
-    bytes_after = rows("select sum(build_artifacts_size) from project_statistics")[0][0]
-    assert rows(WRONG_STATISTICS) == []
-    assert sum(outcome.bytes for outcome in outcomes) == bytes_before - bytes_after > 0
 
 
 def test_a_batch_whose_objects_cannot_be_recorded_destroys_nothing():

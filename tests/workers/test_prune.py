@@ -15,8 +15,7 @@ from forgekeeper.runs.ledger import JobRun
 from forgekeeper.runs.processes import Process
 from forgekeeper.runs.quarantine import Quarantined
 from forgekeeper.runs.totals import LAST, RunTotal
-from forgekeeper.storage.settled import SettledUpload
-from models import DeletionStatus, GitRefDeletion
+from models import GitRefDeletion
 from tests.harness.performing import perform
 from workers.prune import CHUNK, MAX_RUNTIME, Outcome, prune
 
@@ -28,11 +27,6 @@ PROCESS_MANY = """
 """
 
 pytestmark = pytest.mark.usefixtures("database")
-
-
-def ref_deletion(name, status=DeletionStatus.PROCESSED, *, processed_at):
-    GitRefDeletion.create(project_id=1, ref=name, status=status, processed_at=processed_at)
-    return name
 
 
 def closed_run(state="succeeded", *, finished_at, batch="user_status_cleanup"):
@@ -54,34 +48,6 @@ def time_runs_out_after_a_chunk():
 
 def run(**options):
     return perform(prune, deadline=Deadline(MAX_RUNTIME, **options))
-
-
-def test_a_ref_deletion_goes_a_day_after_it_was_processed():
-    ref_deletion("old", processed_at=now() - DAY - MINUTE)
-    young = ref_deletion("young", processed_at=now() - DAY + MINUTE)
-
-    outcome = run()
-
-    assert (outcome, refs()) == (Outcome(ref_deletions=1), {young})
-
-
-@pytest.mark.parametrize("status", [DeletionStatus.PENDING, DeletionStatus.REJECTED])
-def test_a_ref_deletion_that_was_not_processed_stays(status):
-    kept = ref_deletion("refs/heads/one", status, processed_at=now() - 40 * DAY)
-
-    run()
-
-    assert refs() == {kept}
-
-
-def test_a_run_goes_thirty_days_after_it_was_closed():
-    closed_run(finished_at=now() - 30 * DAY - MINUTE)
-    young = closed_run(finished_at=now() - 30 * DAY + MINUTE)
-    newest = closed_run(finished_at=now())
-
-    outcome = run()
-
-    assert (outcome, runs()) == (Outcome(runs=1), {young, newest})
 
 
 def test_the_newest_run_of_each_batch_stays_however_old():
@@ -150,15 +116,6 @@ def test_a_process_goes_a_day_after_it_fell_silent():
     outcome = run()
 
     assert (outcome, {one.pid for one in Process.known()}) == (Outcome(processes=1), {young, alive})
-
-
-def test_what_became_of_an_upload_is_known_for_thirty_days():
-    for days in (29, 31):
-        SettledUpload.create(location="lfs", path=f"{days}", reaped=True, settled_at=now() - days * DAY)
-
-    outcome = run()
-
-    assert (outcome, SettledUpload.named("lfs", ["29", "31"])) == (Outcome(uploads=1), {"29"})
 
 
 def test_a_run_ends_at_its_deadline_after_a_chunk():

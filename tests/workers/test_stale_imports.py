@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from forgekeeper.database import database
-from models import BulkImport, BulkImportEntity, ImportStatus, TrackerStatus, is_stale
+from models import BulkImport, BulkImportEntity, ImportStatus, TrackerStatus
 from tests.harness.bulk_imports import (
     ADD_ENTITIES,
     ADD_IMPORTS,
@@ -29,14 +29,11 @@ from tests.harness.bulk_imports import (
     tracker_statuses,
 )
 from tests.harness.clocks import Clock, Crash, crash
-from tests.harness.performing import perform
 from tests.harness.thorough import examples
 from tests.harness.waiting import wait_until
-from workers.stale_imports import MAX_RUNTIME, PAGE_SIZE, Outcome, stale_imports
+from workers.stale_imports import MAX_RUNTIME, PAGE_SIZE, Outcome
 
-NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 DAY = timedelta(hours=24)
-MICROSECOND = timedelta(microseconds=1)
 UNFINISHED = {ImportStatus.CREATED, ImportStatus.STARTED}
 UNFINISHED_TRACKERS = {TrackerStatus.CREATED, TrackerStatus.STARTED, TrackerStatus.ENQUEUED}
 FINISHES = examples(2_000)
@@ -70,19 +67,6 @@ def run_in_a_thread():
 
 
 # What is timed out
-
-
-@both_kinds
-@pytest.mark.parametrize(
-    ("idle", "stale"), [(DAY + MICROSECOND, True), (DAY, False)], ids=["more than a day", "exactly a day"]
-)
-def test_a_record_is_stale_after_more_than_a_day(kind, table, seed, idle, stale):
-    make(kind, updated_at=NOON - idle)
-
-    counted = kind.model.select().where(is_stale(kind.model, NOON)).count()
-    outcome = perform(stale_imports, now=NOON)
-
-    assert (counted, outcome.imports + outcome.entities) == (stale, stale)
 
 
 @both_kinds

@@ -21,9 +21,7 @@ from workers.user_status_cleanup import BATCH_SIZE, MAX_RUNTIME, user_status_cle
 
 Outcome = user_status_cleanup.outcome
 
-NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 HOUR = timedelta(hours=1)
-MICROSECOND = timedelta(microseconds=1)
 EXTENSIONS = 2_000
 A_RUN = MAX_RUNTIME.total_seconds()
 
@@ -92,26 +90,6 @@ def test_a_run_deletes_what_is_due_and_nothing_else():
     outcome = run()
 
     assert (outcome, set(statuses())) == (Outcome(1, 1, "drained"), {tomorrow, never})
-
-
-@pytest.mark.parametrize(
-    ("clear_status_at", "due"),
-    [
-        (NOON - MICROSECOND, True),
-        (NOON, True),
-        (NOON + MICROSECOND, False),
-        (None, False),
-        (datetime.min.replace(tzinfo=UTC), True),
-    ],
-    ids=["a microsecond ago", "exactly now", "a microsecond later", "never", "at the beginning of time"],
-)
-def test_a_status_is_due_from_the_exact_moment_on(clear_status_at, due):
-    user_status(1, clear_status_at=clear_status_at)
-
-    counted = UserStatus.select().where(UserStatus.is_due(NOON)).count()
-    deleted = perform(user_status_cleanup, now=NOON).deleted
-
-    assert (counted, deleted, len(statuses())) == ((1, 1, 0) if due else (0, 0, 1))
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from forgekeeper.database import Base
     from forgekeeper.declaring.answers import Note as Note
     from forgekeeper.declaring.answers import Skip as Skip
-    from forgekeeper.declaring.changes import Changes as Changes
     from forgekeeper.declaring.children import Children as Children
     from forgekeeper.declaring.items import Items as Items
     from forgekeeper.declaring.items import Kept as Kept
+    from forgekeeper.declaring.rows import Changes as Changes
     from forgekeeper.declaring.rows import Rows as Rows
     from forgekeeper.declaring.rows import Total as Total
     from forgekeeper.deleting.decorators import batch as batch
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Blocked": "forgekeeper.runs.blocked",
-    "Changes": "forgekeeper.declaring.changes",
+    "Changes": "forgekeeper.declaring.rows",
     "Children": "forgekeeper.declaring.children",
     "Counter": "metrics.catalogue.metric",
     "Items": "forgekeeper.declaring.items",

@@ -24,7 +24,7 @@ from forgekeeper.database.chunks import page as chunk
 from forgekeeper.database.survey import expected, held, selected
 from forgekeeper.declaring.items import Deleted, Ended, Page, State
 from forgekeeper.declaring.preview import BUSY, PASSED_OVER, Look, Part
-from forgekeeper.declaring.refused import Entry, Refused, numbers
+from forgekeeper.declaring.shown import Entry, Refused, numbers
 from forgekeeper.declaring.surroundings import settings
 from forgekeeper.deleting.objects import deleted_at, stood_at
 from forgekeeper.settings import Settings

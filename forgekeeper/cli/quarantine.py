@@ -15,7 +15,7 @@ from forgekeeper.cli.connection import connected, require_redis
 from forgekeeper.cli.console import All, Json, Problem, answer, emit, err, group, out, say, table, wrong_use
 from forgekeeper.cli.failures import sentence
 from forgekeeper.database import database
-from forgekeeper.declaring.refused import Refused
+from forgekeeper.declaring.shown import Refused
 from forgekeeper.runs import quarantine as rows
 from forgekeeper.runs.quarantine import KINDS, Quarantined
 from forgekeeper.settings import Settings

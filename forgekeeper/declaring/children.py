@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
-from forgekeeper.declaring.answers import Answer, Mistake
+from forgekeeper.declaring.answers import Answer
 
 Keyed = tuple[str, tuple[Any, ...]]
 """A message's key and the child's arguments: ids, as JSON has them."""
@@ -29,8 +29,7 @@ class Children(Answer):
     children whose arguments are not unique.  A child does what is due when it runs: to send it twice is
     harmless, and to lose it costs time alone, since the next run sends it again.
 
-    *sent* names the field of the result that counts them, *all_of* one that counts those on their way, too; *page* of
-    them go at a time.
+    *sent* names the field of the result that counts them, *all_of* one that counts those on their way, too.
     """
 
     child: Any
@@ -38,12 +37,6 @@ class Children(Answer):
     _: KW_ONLY
     sent: str = "children_enqueued"
     all_of: str | None = None
-    page: int = 100
-
-    def __post_init__(self) -> None:
-        """Refuse a page without children."""
-        if self.page < 1:
-            raise Mistake(f"Children: a page has one child at least, not {self.page}")
 
     def calls(self) -> Iterator[Keyed]:
         """Yield the key and the arguments of each."""

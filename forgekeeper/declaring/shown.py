@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
@@ -10,12 +10,37 @@ from typing import Any, NamedTuple, TypeVar
 from forgekeeper.database import now
 from forgekeeper.database.backlog import Backlog
 from forgekeeper.declaring.preview import Preview
-from forgekeeper.declaring.refused import Refused
 from forgekeeper.settings import Settings
 from metrics.catalogue.metric import Gauge, Reading, at
 
 Look = Callable[[Settings], Iterator[Reading]]
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Entry(NamedTuple):
+    """One of what was refused or given up; without *retry_at* it waits for a person."""
+
+    key: str
+    error: str
+    failures: int
+    since: datetime | None
+    retry_at: datetime | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refused:
+    """What a document itself keeps of that: counted, listed oldest first, tried again, discarded; None stands for all.
+
+    *record* names what the gauge counts, *redis* says that it lies in Redis.  Both acts return how many there were.
+    """
+
+    kind: str
+    record: str
+    count: Callable[[], int]
+    entries: Callable[[Settings, int], Iterable[Entry]]
+    retry: Callable[[Sequence[str] | None], int]
+    discard: Callable[[Sequence[str] | None], int]
+    redis: bool = False
 
 
 class Collector(NamedTuple):
@@ -95,3 +120,8 @@ def backlog_readings(batch: str, record: str, found: Backlog) -> Iterator[Readin
     """Yield how much is due, and since when if anything is."""
     yield Reading("backlog_records", found.records, (batch, record))
     yield from at("backlog_oldest_timestamp_seconds", found.oldest, batch, record)
+
+
+def numbers(keys: Sequence[str] | None) -> list[int] | None:
+    """Return the keys as the ids that they are; None for all."""
+    return None if keys is None else [int(key) for key in keys if key.isdecimal()]

@@ -11,8 +11,7 @@ from forgekeeper.audit.deletions import Audit
 from forgekeeper.database import database
 from forgekeeper.database.chunks import START, page
 from forgekeeper.database.writes import write_first
-from forgekeeper.declaring.changes import Changes
-from forgekeeper.deleting.outcome import add
+from forgekeeper.declaring.rows import Changes
 from forgekeeper.deleting.sql import condition
 from forgekeeper.runs.bad_records import BadRecords
 from forgekeeper.runs.brakes import Brakes
@@ -22,7 +21,7 @@ from forgekeeper.runs.totals import Amount
 
 def change(run: Run[Any], changes: Changes[Any]) -> str | None:
     """Change the rows; return why it ended before all were, None where none is left."""
-    position, outcome = START, run.outcome
+    position = START
     with run.bad_records(changes.record, changes.select_of_all_shares()) as bad:
         while limit := run.brakes.free(changes.chunk):
             found = page(changes.select(), changes.since, position, limit=limit, without=bad.keys)
@@ -31,9 +30,8 @@ def change(run: Run[Any], changes: Changes[Any]) -> str | None:
             found = found[: run.brakes.reserve(len(found)).records]
             if not found:
                 break
-            position, failed = found[-1], bad.failed
+            position = found[-1]
             done = _page(run, changes, bad, [each.key for each in found])
-            add(outcome, "skipped", len(found) - done - (bad.failed - failed))
             run.step("changed")
             if run.deadline.passed(done):
                 break
@@ -47,8 +45,9 @@ def _page(run: Run[Any], changes: Changes[Any], bad: BadRecords, keys: Sequence[
         bad.each(partial(_change, run, changes, len(keys)), keys)
         run.brakes.give_back()
     finally:
-        add(run.outcome, "failed", bad.failed - failed)
+        run.add("failed", bad.failed - failed)
     done: int = getattr(run.outcome, changes.counted) - before
+    run.add("skipped", len(keys) - done - (bad.failed - failed))
     return done
 
 
@@ -57,10 +56,10 @@ def _change(run: Run[Any], changes: Changes[Any], whole: int, ids: Sequence[int]
     of = None if len(ids) == whole else len(ids)
     rows = execute(changes, run.now, ids, run.audit, run.brakes, of=of)
     run.brakes.went(Amount(len(rows)), of=of)
-    add(run.outcome, changes.counted, len(rows))
+    run.add(changes.counted, len(rows))
     for row in rows:
         for field, count in changes.each(row).items():
-            add(run.outcome, field, count)
+            run.add(field, count)
 
 
 def execute(

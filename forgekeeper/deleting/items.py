@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Generic, NamedTuple
 
@@ -14,7 +14,6 @@ import structlog
 from forgekeeper.audit.intents import Intended, Item, close_earlier
 from forgekeeper.database.writes import engine, writing
 from forgekeeper.declaring.items import Ended, Items, One, Page, State
-from forgekeeper.deleting.outcome import add, note
 from forgekeeper.runs.bad_records import BadRecords
 from forgekeeper.runs.run import Run
 from forgekeeper.runs.totals import Amount
@@ -30,14 +29,15 @@ def delete(run: Run[Any], items: Items[Any]) -> str | None:
     """
     try:
         with engine():
-            note(run, items.begin())
+            run.note(items.begin())
         _close_earlier(run, items)
-        with _bad_records(run, items) as bad:
+        # Where items are in no table, none is passed over: what fails, fails the run.
+        with run.bad_records(items.record, items.due_of) if items.keyed else nullcontext() as bad:
             stopped = _Pass(run, items, bad).whole()
     except Exception as error:
-        note(run, items.end(Ended(error=error)))
+        run.note(items.end(Ended(error=error)))
         raise
-    note(run, items.end(Ended(stopped, timed_out=stopped == "deadline" and run.deadline.left() == 0)))
+    run.note(items.end(Ended(stopped, timed_out=stopped == "deadline" and run.deadline.left() == 0)))
     if failure := items.failure():
         raise failure
     return stopped
@@ -51,31 +51,6 @@ def _close_earlier(run: Run[Any], items: Items[Any]) -> None:
         close_earlier(run.audit, items.record, became, name=items.name, scope=scope)
 
 
-class _NoBadRecords:
-    """Where items are in no table, none is passed over: what fails, fails the run."""
-
-    keys: frozenset[int] = frozenset()
-    failed = 0
-    error: Exception | None = None
-
-    def chunk(self, work: Callable[[None], int | None], _places: object) -> int | None:
-        """Do the work of all."""
-        return work(None)
-
-    def each(self, work: Callable[[Sequence[Any]], object], these: Sequence[Any]) -> None:
-        """Do the work for all."""
-        work(these)
-
-
-@contextmanager
-def _bad_records(run: Run[Any], items: Items[Any]) -> Iterator[BadRecords | _NoBadRecords]:
-    if not items.keyed:
-        yield _NoBadRecords()
-        return
-    with run.bad_records(items.record, items.due_of) as bad:
-        yield bad
-
-
 class _Lot(NamedTuple, Generic[One]):
     """Items of a scope that are ours: those that are *going*, and why others stay."""
 
@@ -87,11 +62,11 @@ class _Lot(NamedTuple, Generic[One]):
 class _Pass(Generic[One]):
     """One pass over the items."""
 
-    def __init__(self, run: Run[Any], items: Items[One], bad: BadRecords | _NoBadRecords) -> None:
+    def __init__(self, run: Run[Any], items: Items[One], bad: BadRecords | None) -> None:
         self._run = run
         self._items = items
         self._understood = items.gone | items.stays
-        self._bad: Any = bad
+        self._bad = bad
         self._after = 0
         self._ours_until = 0.0
         self._settled = 0
@@ -115,7 +90,7 @@ class _Pass(Generic[One]):
         return "deadline"
 
     def _page(self, limit: int, only: Sequence[int] | None = None) -> Page:
-        return Page(limit, self._after, only, self._bad.keys)
+        return Page(limit, self._after, only, self._bad.keys if self._bad else ())
 
     def _claim(self, limit: int) -> tuple[list[One], bool]:
         """Claim what comes next, bad records aside; return it, and whether there was anything at all."""
@@ -127,17 +102,17 @@ class _Pass(Generic[One]):
         claimed: list[One] = []
 
         def claim(only: Sequence[int] | None) -> int | None:
-            with writing() if self._items.keyed else engine():
+            with writing() if self._bad else engine():
                 found = self._items.claim(self._page(limit, only))
             claimed.extend(found)
-            return self._key(found[-1]) if found else None
+            return self._items.key(found[-1]) if found and self._bad else None
 
+        if self._bad is None:
+            claim(None)
+            return claimed, bool(claimed)
         reached = self._bad.chunk(claim, lambda: self._items.next(self._page(limit)))
         self._after = self._after if reached is None else reached
         return claimed, reached is not None
-
-    def _key(self, one: One) -> int:
-        return self._items.key(one) if self._items.keyed else 0
 
     def _chunk(self, claimed: Sequence[One]) -> str | None:
         """Delete what was claimed, scope by scope; return why the run has to end."""
@@ -199,7 +174,7 @@ class _Pass(Generic[One]):
         free = [one for one in these if one not in kept]
         surplus = free[self._run.brakes.reserve(len(free)).records :] if free else []
         self._put_back(surplus)
-        if surplus and self._items.keyed:
+        if surplus and self._bad:
             self._after = min(map(self._items.key, surplus)) - 1
         given = set(surplus)
         ours = [one for one in these if one not in given]
@@ -220,8 +195,9 @@ class _Pass(Generic[One]):
 
     def _settle(self, lot: _Lot[One], states: Mapping[One, State]) -> None:
         """Close what is known; what is not, goes back."""
-        items, known, failed = self._items, {**lot.kept, **states}, self._bad.failed
-        settled = [one for one, became in known.items() if became.state not in items.waits]
+        bad, known = self._bad, {**lot.kept, **states}
+        failed = bad.failed if bad else 0
+        settled = [one for one, became in known.items() if became.state not in self._items.waits]
         sure = [one for one in settled if known[one].state in self._understood]
         others = [one for one in settled if known[one].state not in self._understood]
         self._run.brakes.give_back(len(known) - len(settled))
@@ -229,21 +205,22 @@ class _Pass(Generic[One]):
         self._run.step("settled")
         self._close(lot, known, others)
         # The world is as it is, whatever stands in the way of a row.
-        lot.intended.end({one: known[one].state for one in lot.intended.open() if one in known})
+        if left := {one: known[one].state for one in lot.intended.open() if one in known}:
+            with lot.intended.ending(left):
+                pass
         self._put_back([one for one in lot.going if one not in known])
-        if items.all_bad and self._bad.error is not None and self._bad.failed - failed == len(settled):
-            raise self._bad.error  # none at all: not these records, but what their table is in
+        if bad and self._items.all_bad and bad.error is not None and bad.failed - failed == len(settled):
+            raise bad.error  # none at all: not these records, but what their table is in
 
     def _close(self, lot: _Lot[One], known: Mapping[One, State], these: Sequence[One]) -> None:
-        by_key = {self._items.key(one): one for one in these} if self._items.keyed else {}
-        going = set(lot.going)
+        def close(some: Sequence[One]) -> None:
+            self._close_some(lot.intended, {one: known[one] for one in some}, set(lot.going))
 
-        def close(keys: Sequence[Any]) -> None:
-            some = [by_key[key] for key in keys] if by_key else keys
-            self._close_some(lot.intended, {one: known[one] for one in some}, going)
-
-        if these:
-            self._bad.each(close, list(by_key) if by_key else these)
+        if these and self._bad:
+            by_key = {self._items.key(one): one for one in these}
+            self._bad.each(lambda keys: close([by_key[key] for key in keys]), list(by_key))
+        elif these:
+            close(these)
 
     def _close_some(self, intended: Intended[One], states: dict[One, State], going: set[One]) -> None:
         items, brakes = self._items, self._run.brakes
@@ -259,5 +236,5 @@ class _Pass(Generic[One]):
         with engine():
             counts = Counter(counts) + Counter(items.forget(states))
         for field, count in counts.items():
-            add(self._run.outcome, field, count)
+            self._run.add(field, count)
             self._settled += count

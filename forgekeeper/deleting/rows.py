@@ -14,7 +14,6 @@ from forgekeeper.database import database, prepared, sqlstate
 from forgekeeper.database.chunks import IN_ORDER, START, Position, page
 from forgekeeper.database.writes import write_first
 from forgekeeper.declaring.rows import Rows
-from forgekeeper.deleting.outcome import add
 from forgekeeper.deleting.statement import Composed
 from forgekeeper.deleting.total import NO_ARRAY
 from forgekeeper.runs.bad_records import BadRecords
@@ -150,10 +149,10 @@ class Sweep:
 
     def _grow(self, rows: int, size: int) -> None:
         self.deleted += rows
-        add(self._run.outcome, self._rows.counted, rows)
-        add(self._run.outcome, "batches", rows > 0)
+        self._run.add(self._rows.counted, rows)
+        self._run.add("batches", rows > 0)
         if self._rows.counted_bytes is not None:
-            add(self._run.outcome, self._rows.counted_bytes, size)
+            self._run.add(self._rows.counted_bytes, size)
 
 
 def _audited(audit: Audit, rows: Rows[Any]) -> str:

@@ -15,28 +15,29 @@ from forgekeeper.coordination.leases import Lease, LeaseTaken, lease
 from forgekeeper.database import database
 from forgekeeper.database.writes import engine, writing
 from forgekeeper.declaring.answers import Answer, Mistake, Note, Removal, Skip
-from forgekeeper.declaring.changes import Changes
 from forgekeeper.declaring.children import Children
 from forgekeeper.declaring.deriving import rows_of
 from forgekeeper.declaring.items import Items
-from forgekeeper.declaring.rows import Rows
+from forgekeeper.declaring.rows import Changes, Rows
 from forgekeeper.declaring.surroundings import NUMBER, SETTINGS
 from forgekeeper.deleting import changes, items, rows
-from forgekeeper.deleting.outcome import add, note
 from forgekeeper.runs.identity import identity
 from forgekeeper.runs.run import Run
+
+PAGE = 100
+"""So many children are sent at a time."""
 
 
 def send(run: Run[Any], children: Children) -> str | None:
     """Send each child, unless it is on its way; return why it ended before all were, None where all are sent."""
-    calls, outcome = iter(children.calls()), run.outcome
-    while page := list(islice(calls, children.page)):
+    calls = iter(children.calls())
+    while page := list(islice(calls, PAGE)):
         with engine():
             sent = run.fan_out(children.child, page)
-        setattr(outcome, children.sent, getattr(outcome, children.sent) + sent.enqueued)
-        add(outcome, "deduplicated", sent.deduplicated)
+        run.add(children.sent, sent.enqueued)
+        run.add("deduplicated", sent.deduplicated)
         if children.all_of is not None:
-            add(outcome, children.all_of, sent.enqueued + sent.deduplicated)
+            run.add(children.all_of, sent.enqueued + sent.deduplicated)
         run.step("enqueued")
         if sent.queue_full:
             return "queue_full"
@@ -57,7 +58,7 @@ def remove(run: Run[Any], removal: Removal) -> str | None:
             if count and removal.record is not None:
                 run.audit.done(removal.record, ids=(), count=count)
         if removal.counted is not None:
-            add(run.outcome, removal.counted, count)
+            run.add(removal.counted, count)
         run.step("removed")
         if run.deadline.passed(count) and count == removal.chunk:
             return "deadline"
@@ -138,7 +139,7 @@ def _one(run: Run[Any], answer: object) -> str | None:
         case Skip():
             run.skipped = answer.reason
         case Note():
-            note(run, answer.fields)
+            run.note(answer.fields)
         case _:
             raise Mistake(f"{run.batch} answers with {answer!r}: return Rows, Items, Children or Skip")
     return None

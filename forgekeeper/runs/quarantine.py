@@ -2,7 +2,7 @@
 
 A record that fails alone, a child that fails or kills its worker, a message that nothing can read: one row each, in
 PostgreSQL, so that a Redis that was emptied, or that does not answer, hides no failure.  What documents keep in tables
-and keys of their own is no second row here: they declare it (`forgekeeper.declaring.refused`).
+and keys of their own is no second row here: they declare it (`forgekeeper.declaring.shown`).
 """
 
 from __future__ import annotations

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
-from typing import Generic
+from typing import Any, Generic
 
 from forgekeeper.audit.deletions import Audit
 from forgekeeper.batches import ChildSpec, Declared, Outcome
 from forgekeeper.coordination.leases import Lease
 from forgekeeper.database import now
+from forgekeeper.declaring.answers import Mistake
 from forgekeeper.declaring.children import Enqueued, Keyed
 from forgekeeper.failpoints import failpoint
 from forgekeeper.runs.bad_records import BadRecords, Still
@@ -58,6 +59,18 @@ class Run(Generic[Outcome]):
     def now(self) -> datetime:
         """PostgreSQL's time, asked once a run: what is due then is due throughout."""
         return now()
+
+    def add(self, field: str, number: int) -> None:
+        """Let a field of the outcome grow, if it has that."""
+        if hasattr(self.outcome, field):
+            setattr(self.outcome, field, getattr(self.outcome, field) + number)
+
+    def note(self, fields: Mapping[str, Any]) -> None:
+        """Set fields of the outcome; raise `Mistake` for one that it has not."""
+        for name, value in fields.items():
+            if not hasattr(self.outcome, name):
+                raise Mistake(f"{self.batch} notes {name}, which is no field of {type(self.outcome).__name__}")
+            setattr(self.outcome, name, value)
 
     def step(self, name: str) -> None:
         """Say that the step *name* has been taken: there is a failpoint."""

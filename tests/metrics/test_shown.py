@@ -9,7 +9,7 @@ from forgekeeper.cli.status import gather
 from forgekeeper.database import now
 from forgekeeper.database.backlog import Backlog
 from forgekeeper.declaring.flags import FeatureFlag
-from forgekeeper.declaring.refused import Refused
+from forgekeeper.declaring.shown import Refused
 from metrics.catalogue.metric import Gauge, Reading
 from tests.harness.toys import declaring, toy
 

@@ -17,7 +17,7 @@ from typing import Literal
 from forgekeeper import Blocked, Children, Note, Record, Rows, Subject, Threshold, batch, child
 from forgekeeper.database import backlog, survey
 from forgekeeper.database.backlog import Backlog, Stake
-from forgekeeper.declaring.refused import Refused, numbers
+from forgekeeper.declaring.shown import Refused, numbers
 from forgekeeper.declaring.surroundings import settings
 from forgekeeper.runs.batch import Batch
 from metrics.catalogue.metric import Counter
@@ -109,7 +109,7 @@ def pages(most: int) -> Iterator[list[int]]:
 
 def _children(calls: Sequence[tuple[int] | tuple[int, bool]]) -> Children:
     keyed = {str(call[0]): call for call in calls}
-    return Children(clean_project_refs, keyed, sent="enqueued", all_of="total_projects", page=BATCH_SIZE)
+    return Children(clean_project_refs, keyed, sent="enqueued", all_of="total_projects")
 
 
 git_ref_cleanup.audited(

@@ -10,7 +10,7 @@ import peewee as pw
 
 from forgekeeper.database import database
 from forgekeeper.declaring.items import Page
-from forgekeeper.declaring.refused import Entry
+from forgekeeper.declaring.shown import Entry
 from forgekeeper.settings import Settings
 from models import DeletionStatus, GitRefDeletion
 

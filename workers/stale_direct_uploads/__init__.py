@@ -28,8 +28,7 @@ from forgekeeper.coordination.values import moment
 from forgekeeper.database import survey
 from forgekeeper.database.backlog import Backlog, Stake
 from forgekeeper.declaring.items import Deleted, Ended, Page, State
-from forgekeeper.declaring.refused import Refused
-from forgekeeper.declaring.shown import backlog_readings
+from forgekeeper.declaring.shown import Refused, backlog_readings
 from forgekeeper.declaring.surroundings import run_number, settings
 from forgekeeper.deleting.objects import deleted_at, stood_at
 from forgekeeper.settings import Settings

@@ -9,14 +9,14 @@ from typing import Any
 import redis
 
 from forgekeeper.coordination.values import moment, raw, text, whole
-from forgekeeper.declaring import refused
+from forgekeeper.declaring import shown
 from forgekeeper.settings import Settings
 from workers.stale_direct_uploads import register
 from workers.stale_direct_uploads.entries import UNFIT, Entry, unfit
 from workers.stale_direct_uploads.register import ADOPTED, ATTEMPTS, DELETING, FAILED, PAGE
 
 
-def entries(client: redis.Redis, settings: Settings, limit: int) -> Iterator[refused.Entry]:
+def entries(client: redis.Redis, settings: Settings, limit: int) -> Iterator[shown.Entry]:
     """Yield up to *limit* entries that have failed for good, the oldest first, and as many that are tried again."""
 
     def why(entry: Entry) -> str:
@@ -24,9 +24,9 @@ def entries(client: redis.Redis, settings: Settings, limit: int) -> Iterator[ref
 
     for member, score in _scored(client, FAILED, 0, limit):
         entry = Entry(text(member), whole(client.hget(ATTEMPTS, member)))
-        yield refused.Entry(entry.member, why(entry), entry.attempts, moment(score))
+        yield shown.Entry(entry.member, why(entry), entry.attempts, moment(score))
     for entry, score in islice(_failing(client), limit):
-        yield refused.Entry(entry.member, why(entry), entry.attempts, None, moment(score))
+        yield shown.Entry(entry.member, why(entry), entry.attempts, None, moment(score))
 
 
 def retry(client: redis.Redis, members: Collection[str] | None = None) -> int:
